@@ -1,0 +1,179 @@
+"""A cohort: the clients of one round, their rows ragged, their parameters a matrix [C, d].
+
+Rows of all clients lie one after another in a pool; a cohort is only where each client starts and how many rows it
+has. Minibatches are gathered by index, so no client is padded to the largest one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+PADDED_BYTES = 64_000_000  # features that one padded block of clients may hold: bounds memory
+
+
+class Batch(NamedTuple):
+    """Rows of each client of a cohort, padded to the longest, with weights that sum to 1 over a client's rows."""
+
+    x: Tensor  # [C, B, ...]
+    y: Tensor  # [C, B]
+    weight: Tensor  # [C, B], 0 on padding
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The rows of a cohort inside a shared pool: client c owns `start[c] : start[c] + size[c]`."""
+
+    x: Tensor  # [N, ...], the pool
+    y: Tensor  # [N]
+    start: Tensor  # [C]
+    size: Tensor  # [C]
+    parent: Rows | None = None  # the whole federation's rows, where per-client summaries are kept
+    position: Tensor | None = None  # [C], this cohort's places in the parent
+    cache: dict[Any, Any] = field(default_factory=dict, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @staticmethod
+    def stack(xs: list[Tensor], ys: list[Tensor]) -> Rows:
+        """One pool from each client's arrays."""
+        size = torch.tensor([len(y) for y in ys])
+        return Rows(torch.cat(xs), torch.cat(ys), torch.cumsum(size, 0) - size, size)
+
+    def select(self, position: Tensor) -> Rows:
+        """The rows of some of the clients, in that order; nothing is copied."""
+        root = self.parent if self.parent is not None else self
+        place = position if self.position is None else self.position[position]
+        return Rows(self.x, self.y, self.start[position], self.size[position], root, place)
+
+    def of(self, c: int) -> tuple[Tensor, Tensor]:
+        """The rows (x, y) of the c-th client of this cohort."""
+        part = slice(int(self.start[c]), int(self.start[c] + self.size[c]))
+        return self.x[part], self.y[part]
+
+    def take(self, index: Tensor, valid: Tensor) -> Batch:
+        """The rows at `index` [C, B] of the pool; `valid` [C, B] tells rows from padding."""
+        weight = valid.to(self.weight_dtype)
+        weight = weight / weight.sum(1, keepdim=True).clamp(min=1)
+        return Batch(self.x[index], self.y[index], weight)
+
+    @property
+    def weight_dtype(self) -> torch.dtype:
+        return self.x.dtype if self.x.dtype.is_floating_point else torch.float32
+
+    def padded(self) -> Batch:
+        """All rows of every client as one batch; a lone client's rows are a view."""
+        longest = max(int(self.size.max()), 1)
+        if len(self) == 1 and int(self.size[0]) > 0:
+            x, y = self.of(0)
+            return Batch(x[None], y[None], torch.full((1, longest), 1 / longest, dtype=self.weight_dtype))
+        offset = torch.arange(longest)
+        valid = offset < self.size[:, None]
+        last = len(self.y) - 1
+        return self.take((self.start[:, None] + torch.where(valid, offset, 0)).clamp(max=last), valid)
+
+    def full(self, task: Any) -> Any:
+        """All rows in the form that makes the task's full passes cheap: its summary of each client, or one batch.
+
+        Summaries are computed once per client for the whole federation and looked up afterwards.
+        """
+        if task.condense is None:
+            if "padded" not in self.cache:
+                self.cache["padded"] = self.padded()
+            return self.cache["padded"]
+        root = self.parent if self.parent is not None else self
+        if task not in root.cache:
+            blocks = [task.condense(root.select(block).padded()) for block in root.blocks()]
+            order = torch.argsort(torch.cat(root.blocks()))
+            root.cache[task] = type(blocks[0])(*(torch.cat(parts)[order] for parts in zip(*blocks)))
+        whole = root.cache[task]
+        return whole if self.position is None else type(whole)(*(part[self.position] for part in whole))
+
+    def blocks(self, most: int | None = None) -> list[Tensor]:
+        """Positions of all clients in blocks of similar size, so that padding a block wastes little.
+
+        A block holds at most `most` clients and PADDED_BYTES of padded rows, and nobody in it has less than half of the
+        longest client's rows (beyond a floor of 16 rows). A formula of the sizes alone: equal data, equal blocks.
+        """
+        room = PADDED_BYTES // max(self.x[:1].numel() * self.x.element_size(), 1)
+        order = torch.argsort(self.size, stable=True)
+        sizes = self.size[order].tolist()
+        blocks, begin = [], 0
+        for end in range(1, len(sizes) + 1):
+            full = (
+                end == len(sizes)
+                or (most is not None and end - begin >= most)
+                or sizes[end] * (end + 1 - begin) > room
+                or sizes[end] > max(2 * sizes[begin], 16)
+            )
+            if full:
+                blocks.append(order[begin:end])
+                begin = end
+        return blocks
+
+
+@dataclass(frozen=True, eq=False)
+class CohortData:
+    """What a visit may see of its clients: training and validation rows, never test rows."""
+
+    keys: np.ndarray  # [C] uint64, each client's number in its random draws
+    index: Tensor  # [C], places in the federation, for hyper-parameters that differ by client
+    p: Tensor  # [C], client weights
+    train: Rows
+    validation: Rows
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def select(self, position: Tensor) -> CohortData:
+        return CohortData(
+            self.keys[position.numpy()],
+            self.index[position],
+            self.p[position],
+            self.train.select(position),
+            self.validation.select(position),
+        )
+
+
+class Round(NamedTuple):
+    """Where the run is: round t (from 1) of `rounds`, and who takes part."""
+
+    t: int
+    rounds: int
+    clients: int  # m, the whole federation
+    cohort: int  # how many take part (in `merge`: whose replies were accepted)
+    weight: float  # the sum of their p_i
+    seed: int
+
+
+def per_client(values: Any, like: Tensor) -> Tensor:
+    """A number, [C] or [C, d] as something that multiplies a [C, d] matrix."""
+    tensor = torch.as_tensor(values, dtype=like.dtype)
+    return tensor[:, None] if tensor.ndim == 1 else tensor
+
+
+def weighted_mean(message: Any, p: Tensor) -> Any:
+    """The mean of stacked messages with weights p_i / sum p, added up one client after another in cohort order.
+
+    The sum runs over clients in a fixed order and one at a time, so arrival order and chunking cannot change a bit.
+    """
+    if message is None:
+        return None
+    weight = (p.double() / p.double().sum()).tolist()
+
+    def mean(part: Tensor | None) -> Tensor | None:
+        if part is None:
+            return None
+        total = weight[0] * part[0]
+        for w, row in zip(weight[1:], part[1:]):
+            total += w * row
+        return total
+
+    if isinstance(message, Tensor):
+        return mean(message)
+    return type(message)(*(mean(part) for part in message))

@@ -1,0 +1,85 @@
+"""Newton's method on a cohort: C smooth convex problems at once, each with its own damping and stop."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+ARMIJO = 1e-4  # share of the predicted decrease that a step must bring
+SHRINK = 0.5
+HALVINGS = 40
+
+
+def newton(
+    value: Callable[[Tensor], Tensor],
+    grad: Callable[[Tensor], Tensor],
+    direction: Callable[[Tensor, Tensor], Tensor],
+    w: Tensor,
+    *,
+    tol: float = 1e-10,
+    most: int = 100,
+) -> Tensor:
+    """Minimise each of C convex functions from the rows of `w` [C, d].
+
+    `direction(w, g)` solves (approximately) Hessian(w) s = g. A client stops once |gradient| <= tol * (1 + its first
+    gradient's norm), or when no step lowers its value any more (the limit of the floating-point grid).
+    """
+    w = w.clone()
+    g = grad(w)
+    f = value(w)
+    goal = tol * (1 + g.norm(dim=1))
+    live = g.norm(dim=1) > goal
+    for _ in range(most):
+        if not bool(live.any()):
+            break
+        s = direction(w, g)
+        slope = (s * g).sum(1)
+        uphill = ~(slope > 0) | ~torch.isfinite(slope)
+        s = torch.where(uphill[:, None], g, s)
+        slope = torch.where(uphill, (g * g).sum(1), slope)
+        rate = torch.ones_like(f)
+        trial_w, trial_f = w, f
+        searching = live.clone()
+        for _ in range(HALVINGS):
+            candidate = torch.where(searching[:, None], w - rate[:, None] * s, trial_w)
+            value_at = value(candidate)
+            # At the end of a run the decrease drowns in rounding: allow for it, and let the gradient decide.
+            rounding = 8 * torch.finfo(w.dtype).eps * (1 + f.abs())
+            good = searching & (value_at <= f - ARMIJO * rate * slope + rounding)
+            trial_w = torch.where(good[:, None], candidate, trial_w)
+            trial_f = torch.where(good, value_at, trial_f)
+            searching = searching & ~good
+            if not bool(searching.any()):
+                break
+            rate = torch.where(searching, rate * SHRINK, rate)
+        moved = live & ~searching
+        new_g = grad(trial_w)
+        stuck = moved & (trial_f >= f) & (new_g.norm(dim=1) >= g.norm(dim=1))
+        keep = moved & ~stuck
+        w = torch.where(keep[:, None], trial_w, w)
+        f = torch.where(keep, trial_f, f)
+        g = torch.where(keep[:, None], new_g, g)
+        live = live & keep & (g.norm(dim=1) > goal)
+    return w
+
+
+def conjugate_gradient(product: Callable[[Tensor], Tensor], b: Tensor, *, tol: float, most: int) -> Tensor:
+    """Solve C symmetric positive definite systems A_c s_c = b_c, given the products with [C, d] matrices."""
+    s = torch.zeros_like(b)
+    r = b.clone()
+    q = r.clone()
+    rr = (r * r).sum(1)
+    goal = tol**2 * rr
+    for _ in range(most):
+        live = rr > goal
+        if not bool(live.any()):
+            break
+        aq = product(q)
+        curvature = (q * aq).sum(1)
+        step = torch.where(live & (curvature > 0), rr / curvature.clamp(min=1e-300), torch.zeros_like(rr))
+        s = s + step[:, None] * q
+        r = r - step[:, None] * aq
+        new = (r * r).sum(1)
+        q = r + (new / rr.clamp(min=1e-300))[:, None] * q
+        rr = torch.where(step > 0, new, torch.zeros_like(rr))
+    return s

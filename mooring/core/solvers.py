@@ -1,0 +1,100 @@
+"""Local solvers on a cohort: stochastic gradient descent and the proximal step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mooring.core.batches import minibatches
+from mooring.core.cohort import CohortData, Round, per_client
+
+StepSize = float | Tensor | Callable[[int], Any]
+
+
+class Ball(NamedTuple):
+    """All w with |w - center| <= radius (center 0 when None)."""
+
+    radius: float
+    center: Tensor | None = None
+
+
+class Box(NamedTuple):
+    """All w with low <= w <= high in every coordinate."""
+
+    low: float
+    high: float
+
+
+def project(w: Tensor, region: Ball | Box | None) -> Tensor:
+    """The point of the region nearest to each row of w; None is all of space."""
+    if region is None:
+        return w
+    if isinstance(region, Box):
+        return w.clamp(region.low, region.high)
+    center = torch.zeros_like(w) if region.center is None else region.center
+    gap = w - center
+    norm = gap.norm(dim=-1, keepdim=True)
+    return center + gap * (region.radius / norm.clamp(min=region.radius))
+
+
+def decayed(eta: float, decay: float, before: Any = 0) -> Callable[[int], Any]:
+    """The step size eta / (1 + decay * k), k counted on from `before` (a number or [C]); decay 0 is constant."""
+    return lambda k: eta / (1 + decay * (before + k))
+
+
+def inverse(scale: float, shift: float = 1.0) -> Callable[[int], float]:
+    """The step size scale / (k + shift) of strongly convex theory."""
+    return lambda k: scale / (k + shift)
+
+
+def sgd(
+    task: Any,
+    w: Tensor,
+    data: CohortData,
+    round: Round,
+    eta: StepSize,
+    *,
+    batch: int | None = None,
+    steps: int | Tensor | None = None,
+    epochs: int | None = None,
+    pull: tuple[Any, Tensor] | None = None,
+    shift: Tensor | None = None,
+    region: Ball | Box | None = None,
+    slot: int = 0,
+    replace: bool = False,
+) -> Tensor:
+    """Each client's rows of `w` [C, d] (or one start [d] for all) after its local steps
+
+        v <- project( v - eta ( grad L_batch(v) + lam (v - center) + shift ) ),   pull = (lam, center).
+
+    lam may be a number, [C], [C, 1] or [C, d]. The full gradient is used when batch is None.
+    """
+    v = w.expand(len(data), -1).clone() if w.ndim == 1 else w
+    for step in minibatches(task, data, round, batch=batch, steps=steps, epochs=epochs, slot=slot, replace=replace):
+        g = task.grad(v, step.batch)
+        if pull is not None:
+            g = g + per_client(pull[0], v) * (v - pull[1])
+        if shift is not None:
+            g = g + shift
+        rate = per_client(eta(step.k) if callable(eta) else eta, v)
+        moved = project(v - rate * g, region)
+        v = moved if step.active is None else torch.where(step.active[:, None], moved, v)
+    return v
+
+
+def descend(task: Any, v: Tensor, rows: Any, lam: Any, center: Tensor, eta: Any, *, tol: float, most: int) -> Tensor:
+    """Full-gradient steps on h_i(v) = L_i(v) + lam/2 |v - center|^2 until each client certifies |grad h_i| <= tol.
+
+    At most `most` steps; a client that is done rests while the others go on.
+    """
+    pull, rate = per_client(lam, v), per_client(eta, v)
+    for _ in range(most):
+        g = task.grad(v, rows) + pull * (v - center)
+        live = g.norm(dim=1) > tol
+        if not bool(live.any()):
+            break
+        v = torch.where(live[:, None], v - rate * g, v)
+    return v
