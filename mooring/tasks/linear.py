@@ -1,0 +1,137 @@
+"""Linear regression: half the squared loss, with an optional ridge.
+
+    L_i(w) = 1/(2 n_i) sum_j (x_ij'w - y_ij)^2 + ridge/2 |w|^2
+
+The rows of a client enter only through X'X/n, X'y/n and y'y/n. They are kept as one symmetric eigendecomposition,
+which serves every step and every scalar lam; a diagonal lam takes a Cholesky factorisation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mooring.core.cohort import Batch, per_client
+from mooring.tasks.base import Constants, Task
+
+
+class Quadratic(NamedTuple):
+    """L_i up to the ridge: 1/2 w' V diag(values) V' w - moment'w + square/2."""
+
+    n: Tensor  # [C] rows
+    values: Tensor  # [C, d] eigenvalues of X'X/n
+    vectors: Tensor  # [C, d, d] eigenvectors, in columns
+    moment: Tensor  # [C, d]
+    square: Tensor  # [C]
+
+
+@dataclass(frozen=True)
+class Linear(Task):
+    """Linear regression on `features` columns; the intercept, if any, is the last coefficient."""
+
+    features: int
+    intercept: bool = True
+    ridge: float = 0.0
+    dtype: torch.dtype = torch.float64
+
+    name: ClassVar[str] = "linear"
+    metric: ClassVar[str] = "mse"
+    kinds: ClassVar[tuple[str, ...]] = ("regression",)
+
+    @property
+    def dim(self) -> int:  # type: ignore[override]
+        return self.features + self.intercept
+
+    def design(self, x: Tensor) -> Tensor:
+        """x with a column of ones, if there is an intercept."""
+        return torch.cat([x, torch.ones_like(x[..., :1])], -1) if self.intercept else x
+
+    def predict(self, w: Tensor, x: Tensor) -> Tensor:
+        value = torch.einsum("cbq,cq->cb", x, w[:, : self.features])
+        return value + w[:, -1:] if self.intercept else value
+
+    def condense(self, batch: Batch) -> Quadratic:
+        x = self.design(batch.x)
+        weighted = batch.weight[..., None] * x
+        values, vectors = torch.linalg.eigh(torch.einsum("cbi,cbj->cij", weighted, x))
+        return Quadratic(
+            (batch.weight > 0).sum(1),
+            values.clamp(min=0),
+            vectors,
+            torch.einsum("cbi,cb->ci", weighted, batch.y),
+            (batch.weight * batch.y**2).sum(1),
+        )
+
+    def loss(self, w: Tensor, batch: Batch | Quadratic) -> Tensor:
+        penalty = self.ridge / 2 * (w**2).sum(1)
+        if isinstance(batch, Batch):
+            return 0.5 * (batch.weight * (self.predict(w, batch.x) - batch.y) ** 2).sum(1) + penalty
+        z = torch.einsum("cji,cj->ci", batch.vectors, w)
+        return 0.5 * (batch.values * z**2).sum(1) - (batch.moment * w).sum(1) + 0.5 * batch.square + penalty
+
+    def grad(self, w: Tensor, batch: Batch | Quadratic) -> Tensor:
+        if isinstance(batch, Quadratic):
+            return _spectral(batch, batch.values, w) - batch.moment + self.ridge * w
+        residual = batch.weight * (self.predict(w, batch.x) - batch.y)
+        slope = torch.einsum("cbq,cb->cq", batch.x, residual)
+        data = torch.cat([slope, residual.sum(1, keepdim=True)], 1) if self.intercept else slope
+        return data + self.ridge * w
+
+    def solve(self, batch: Batch | Quadratic) -> Tensor:
+        """The minimiser; the one of least norm where a client's rows do not determine it."""
+        q = self._condensed(batch)
+        curvature = q.values + self.ridge
+        scale = curvature.amax(1, keepdim=True).clamp(min=torch.finfo(self.dtype).tiny)
+        inverse = torch.where(curvature > 1e-12 * scale, 1 / curvature, torch.zeros_like(curvature))
+        return _spectral(q, inverse, q.moment)
+
+    def prox(
+        self, center: Tensor, lam: Tensor | float, batch: Batch | Quadratic, start: Tensor | None = None
+    ) -> Tensor:
+        """arg min L_i(v) + lam/2 |v - center|^2 = (H_i + lam)^-1 (moment_i + lam center)."""
+        q = self._condensed(batch)
+        pull = per_client(lam, q.moment)
+        target = q.moment + pull * center
+        if pull.ndim < 2 or pull.shape[1] == 1:
+            return _spectral(q, 1 / (q.values + self.ridge + pull), target)
+        factor = torch.linalg.cholesky(self.hessian(target, q) + torch.diag_embed(pull))
+        return torch.cholesky_solve(target[..., None], factor)[..., 0]
+
+    def hessian(self, w: Tensor, batch: Batch | Quadratic) -> Tensor:
+        """[C, d, d], the same everywhere."""
+        q = self._condensed(batch)
+        gram = torch.einsum("cik,ck,cjk->cij", q.vectors, q.values, q.vectors)
+        return gram + self.ridge * torch.eye(self.dim, dtype=gram.dtype)
+
+    def row_risk(self, w: Tensor, batch: Batch) -> Tensor:
+        return (self.predict(w, batch.x) - batch.y) ** 2
+
+    def score(self, w: Tensor, batch: Batch) -> dict[str, Tensor]:
+        error = self.risk(w, batch)
+        mean = (batch.weight * batch.y).sum(1, keepdim=True)
+        variance = (batch.weight * (batch.y - mean) ** 2).sum(1)
+        undefined = torch.full_like(error, torch.nan)
+        return {"rmse": error.sqrt(), "r2": torch.where(variance > 0, 1 - error / variance, undefined)}
+
+    def constants(self, batch: Batch | Quadratic, w: Tensor | None = None) -> Constants:
+        """rho^2 = sigma^2 tr(X'X/n), with sigma^2 the residual variance of each client's own fit."""
+        q = self._condensed(batch)
+        fit = self.solve(q)
+        residual = 2 * (self.loss(fit, q) - self.ridge / 2 * (fit**2).sum(1))
+        rank = (q.values > 1e-12 * q.values.amax(1, keepdim=True)).sum(1)
+        freedom = q.n / (q.n - rank).clamp(min=1)
+        dispersion = residual.clamp(min=0) * freedom
+        trace = q.values.sum(1)
+        noise = (dispersion * trace).sqrt()
+        return Constants(q.values[:, -1] + self.ridge, q.values[:, 0] + self.ridge, noise, trace, dispersion)
+
+    def _condensed(self, batch: Batch | Quadratic) -> Quadratic:
+        return self.condense(batch) if isinstance(batch, Batch) else batch
+
+
+def _spectral(q: Quadratic, values: Tensor, w: Tensor) -> Tensor:
+    """V diag(values) V' w for every client."""
+    return torch.einsum("cij,cj->ci", q.vectors, values * torch.einsum("cji,cj->ci", q.vectors, w))

@@ -1,0 +1,189 @@
+"""Logistic regression: two classes (one score) or more (softmax), with an optional ridge.
+
+    two classes   ell(w; x, y) = log(1 + exp(-s x'w)),   s = +1 for y = 1, -1 for y = 0
+    c classes     ell(w; x, y) = log sum_k exp(x'w_k) - x'w_y
+    L_i(w) = 1/n_i sum_j ell(w; x_ij, y_ij) + ridge/2 |w|^2
+
+Minimiser and prox are found by Newton's method, with conjugate gradients above DENSE parameters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mooring.core.cohort import Batch, per_client
+from mooring.core.newton import conjugate_gradient, newton
+from mooring.tasks.base import Constants, Task
+
+DENSE = 300  # up to so many parameters Newton's method factorises each client's Hessian
+FLOOR = 1e-10  # curvature added where neither ridge nor pull makes the Hessian invertible
+
+
+@dataclass(frozen=True)
+class Logistic(Task):
+    """Logistic regression on `features` columns for `classes` classes; w is [features, scores] then intercepts."""
+
+    features: int
+    classes: int = 2
+    intercept: bool = True
+    ridge: float = 1e-4
+    dtype: torch.dtype = torch.float64
+
+    name: ClassVar[str] = "logistic"
+    metric: ClassVar[str] = "log-loss"
+    kinds: ClassVar[tuple[str, ...]] = ("binary", "classes")
+
+    @property
+    def scores(self) -> int:
+        """How many linear scores a row has: one for two classes."""
+        return 1 if self.classes == 2 else self.classes
+
+    @property
+    def dim(self) -> int:  # type: ignore[override]
+        return (self.features + self.intercept) * self.scores
+
+    def logits(self, w: Tensor, x: Tensor) -> Tensor:
+        """[C, B, scores]."""
+        slopes = w[:, : self.features * self.scores].view(-1, self.features, self.scores)
+        z = torch.bmm(x, slopes)
+        return z + w[:, None, -self.scores :] if self.intercept else z
+
+    def probabilities(self, z: Tensor) -> Tensor:
+        """[..., classes] from [..., scores]."""
+        if self.scores == 1:
+            return torch.cat([torch.sigmoid(-z), torch.sigmoid(z)], -1)
+        return torch.softmax(z, -1)
+
+    def predict(self, w: Tensor, x: Tensor) -> Tensor:
+        return self.probabilities(self.logits(w, x))
+
+    def row_risk(self, w: Tensor, batch: Batch) -> Tensor:
+        z = self.logits(w, batch.x)
+        if self.scores == 1:
+            return F.softplus(torch.where(batch.y == 1, -z[..., 0], z[..., 0]))
+        return torch.logsumexp(z, -1) - z.gather(-1, batch.y[..., None])[..., 0]
+
+    def loss(self, w: Tensor, batch: Batch) -> Tensor:
+        return (batch.weight * self.row_risk(w, batch)).sum(1) + self.ridge / 2 * (w**2).sum(1)
+
+    def _residual(self, z: Tensor, y: Tensor) -> Tensor:
+        """d ell / d scores."""
+        if self.scores == 1:
+            return torch.sigmoid(z) - y[..., None].to(z.dtype)
+        return torch.softmax(z, -1) - F.one_hot(y, self.classes).to(z.dtype)
+
+    def _pull_back(self, x: Tensor, scored: Tensor) -> Tensor:
+        """Sum over rows of the outer products of x (and 1) with `scored` [C, B, scores], as [C, d]."""
+        slopes = torch.bmm(x.transpose(1, 2), scored).flatten(1)
+        return torch.cat([slopes, scored.sum(1)], 1) if self.intercept else slopes
+
+    def grad(self, w: Tensor, batch: Batch) -> Tensor:
+        scored = batch.weight[..., None] * self._residual(self.logits(w, batch.x), batch.y)
+        return self._pull_back(batch.x, scored) + self.ridge * w
+
+    def curve(self, w: Tensor, batch: Batch, direction: Tensor) -> Tensor:
+        """[C, d]: the Hessian of L_i at w times `direction`."""
+        prob = self.predict(w, batch.x)
+        change = self.logits(direction, batch.x)
+        if self.scores == 1:
+            scored = prob[..., :1] * prob[..., 1:] * change
+        else:
+            scored = prob * (change - (prob * change).sum(-1, keepdim=True))
+        return self._pull_back(batch.x, batch.weight[..., None] * scored) + self.ridge * direction
+
+    def hessian(self, w: Tensor, batch: Batch) -> Tensor:
+        """[C, d, d]."""
+        x = torch.cat([batch.x, torch.ones_like(batch.x[..., :1])], -1) if self.intercept else batch.x
+        prob = self.predict(w, batch.x)
+        if self.scores == 1:
+            curvature = batch.weight * prob[..., 0] * prob[..., 1]
+            h = torch.einsum("cbi,cb,cbj->cij", x, curvature, x)
+        else:
+            mixed = torch.diag_embed(prob) - prob[..., :, None] * prob[..., None, :]
+            mixed = batch.weight[..., None, None] * mixed
+            # Rows of w run over features first and scores second, then the intercepts: the same order here.
+            h = torch.einsum("cbi,cbkl,cbj->cikjl", x, mixed, x).reshape(len(w), self.dim, self.dim)
+        return h + self.ridge * torch.eye(self.dim, dtype=w.dtype)
+
+    def solve(self, batch: Batch) -> Tensor:
+        """The minimiser; without ridge it need not exist, and Newton's method stops where its steps end."""
+        start = torch.zeros(len(batch.y), self.dim, dtype=self.dtype)
+        return self._newton(torch.zeros_like(start), start, batch, start)
+
+    def prox(self, center: Tensor, lam: Tensor | float, batch: Batch, start: Tensor | None = None) -> Tensor:
+        pull = per_client(lam, batch.weight) * torch.ones(len(batch.y), self.dim, dtype=self.dtype)
+        center = center.expand(len(batch.y), -1)
+        return self._newton(pull, center, batch, center if start is None else start)
+
+    def _newton(self, pull: Tensor, center: Tensor, batch: Batch, start: Tensor) -> Tensor:
+        """Minimise L_i(v) + 1/2 sum_j pull_ij (v_j - center_ij)^2."""
+
+        def value(v: Tensor) -> Tensor:
+            return self.loss(v, batch) + 0.5 * (pull * (v - center) ** 2).sum(1)
+
+        def slope(v: Tensor) -> Tensor:
+            return self.grad(v, batch) + pull * (v - center)
+
+        def dense(v: Tensor, g: Tensor) -> Tensor:
+            h = self.hessian(v, batch) + torch.diag_embed(pull + FLOOR)
+            return torch.cholesky_solve(g[..., None], torch.linalg.cholesky_ex(h)[0])[..., 0]
+
+        def iterated(v: Tensor, g: Tensor) -> Tensor:
+            tol = min(0.1, float(g.norm(dim=1).max()) ** 0.5)
+            return conjugate_gradient(
+                lambda s: self.curve(v, batch, s) + (pull + FLOOR) * s, g, tol=tol, most=min(200, self.dim)
+            )
+
+        tol = 1e-10 if self.dtype == torch.float64 else 1e-5
+        return newton(value, slope, dense if self.dim <= DENSE else iterated, start, tol=tol)
+
+    def score(self, w: Tensor, batch: Batch) -> dict[str, Tensor]:
+        prob = self.predict(w, batch.x)
+        hit = (batch.weight * (prob.argmax(-1) == batch.y)).sum(1)
+        out = {"accuracy": torch.where(batch.weight.sum(1) > 0, hit, torch.full_like(hit, torch.nan))}
+        if self.classes == 2:
+            out["auc"] = torch.stack([_auc(p, y, k > 0) for p, y, k in zip(prob[..., 1], batch.y, batch.weight)])
+        return out
+
+    def constants(self, batch: Batch, w: Tensor | None = None) -> Constants:
+        """smooth: the uniform bound lambda_max(X'X/n)/4 (softmax: /2) plus ridge; convex: at each client's own fit."""
+        fit = self.prox(torch.zeros(1, self.dim, dtype=self.dtype), 1e-6, batch) if w is None else w
+        top = _largest_square(batch, self.intercept)
+        bend = 4 if self.scores == 1 else 2
+        smooth = top / bend + self.ridge
+        if self.dim <= DENSE:
+            convex = torch.linalg.eigvalsh(self.hessian(fit, batch))[:, 0].clamp(min=self.ridge)
+        else:
+            convex = torch.full_like(smooth, self.ridge)
+        residual = self._residual(self.logits(fit, batch.x), batch.y)
+        length = (batch.x**2).sum(-1) + float(self.intercept)
+        rho2 = (batch.weight * length * (residual**2).sum(-1)).sum(1)
+        n = (batch.weight > 0).sum(1)
+        freedom = n / (n - self.dim).clamp(min=1)
+        noise = (rho2 * freedom.clamp(max=n.clamp(min=1))).sqrt()
+        return Constants(smooth, convex, noise, (batch.weight * length).sum(1) / bend, torch.ones_like(noise))
+
+
+def _largest_square(batch: Batch, intercept: bool, rounds: int = 50) -> Tensor:
+    """[C]: the largest eigenvalue of each client's X'X/n, intercept column included, by power iteration."""
+    x = torch.cat([batch.x, torch.ones_like(batch.x[..., :1])], -1) if intercept else batch.x
+    v = torch.ones(len(x), x.shape[-1], 1, dtype=x.dtype)
+    for _ in range(rounds):
+        v = v / v.norm(dim=1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
+        v = torch.bmm(x.transpose(1, 2), batch.weight[..., None] * torch.bmm(x, v))
+    return v.norm(dim=1)[:, 0]
+
+
+def _auc(prob: Tensor, y: Tensor, real: Tensor) -> Tensor:
+    """The share of (positive, negative) pairs in the right order; nan without both classes."""
+    from sklearn.metrics import roc_auc_score
+
+    y, prob = y[real], prob[real]
+    if len(y) == 0 or y.min() == y.max():
+        return torch.tensor(torch.nan, dtype=prob.dtype)
+    return torch.tensor(roc_auc_score(y.numpy(), prob.detach().numpy()), dtype=prob.dtype)
