@@ -1,0 +1,73 @@
+"""FedAvg: the common model is the average of what clients make of it.
+
+000, Algorithm 1 (elastic); 002, Section 3 and 001, Section 1.1 (plain average); 004, Section 4 (weighted by size).
+
+    w_i = w after `steps` local SGD steps on L_i
+    w  <- w + server_step * sum_i a_i (w_i - w)       over the cohort, with
+
+    aggregation = "average"   a_i = p_i / sum of the cohort's p       (p uniform: 001, 002; p = size: 004)
+    aggregation = "elastic"   a_i = (m / cohort) p_i                  (000: unbiased, but need not sum to 1)
+
+Symbols  w: Server.w    eta, steps, server_step: fields    p: the run's weights
+Limits   one full-batch step is gradient descent on sum_i p_i L_i; server_step = 0 freezes the model
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor
+
+from mooring.algorithms.base import Algorithm
+from mooring.algorithms.settings import check, local_sgd, settled
+
+LARGE_WEIGHT = 2.0  # an elastic step whose weights sum to more than this overshoots visibly
+
+
+class Server(NamedTuple):
+    w: Tensor  # [d]
+
+
+class Client(NamedTuple):
+    pass
+
+
+@dataclass(frozen=True)
+class FedAvg(Algorithm):
+    eta: float | str = "auto"
+    decay: float = 0.0
+    steps: int = 10
+    epochs: int = 0  # passes over the data instead of steps, when > 0
+    batch: int | str = "auto"  # 0: all rows
+    aggregation: str = "average"
+    server_step: float = 1.0
+
+    paper: ClassVar[str] = "000, Algorithm 1; 002, Section 3; 004, Section 4"
+    reveals: ClassVar[str] = "each client's change of the common model"
+
+    def __post_init__(self) -> None:
+        check(self, eta=(0, None, "auto"), decay=(0, None), steps=(1, None), epochs=(0, None), batch=(0, None, "auto"))
+        check(self, aggregation=("average", "elastic"), server_step=(0, None))
+
+    def settle(self, task, facts):
+        return settled(self, task, facts)
+
+    def start(self, task, w0):
+        return Server(w0), Client()
+
+    def visit(self, server, client, task, data, round):
+        return client, local_sgd(self, task, server.w, data, round) - server.w
+
+    def merge(self, server, mean, round):
+        step = self.server_step
+        if self.aggregation == "elastic":
+            total = round.clients / round.cohort * round.weight
+            if total > LARGE_WEIGHT:
+                warnings.warn(f"round {round.t}: elastic weights sum to {total:.1f}; the step may overshoot.")
+            step = step * total
+        return Server(server.w + step * mean)
+
+    def deploy(self, server, client):
+        return server.w

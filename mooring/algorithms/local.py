@@ -1,0 +1,81 @@
+"""Local: every client trains alone.
+
+000, Eq. 1.3 (PureLocalTraining); 003, Eq. 2 (LocalTrain).
+
+    v_i = arg min_v L_i(v) + ridge/2 |v|^2         inner = "exact"
+    v_i after `steps` more local SGD steps a round  inner = "sgd"
+
+Symbols  v_i: Client.v    ridge, eta, steps: fields
+Limits   FedProx at lam = 0 and APFL at alpha = 1 are Local
+Departs  ridge = "auto" is one number for all clients, chosen on their validation rows
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mooring.algorithms.base import Algorithm
+from mooring.algorithms.settings import check, local_sgd, settled
+from mooring.tasks.facts import RIDGES
+
+
+class Server(NamedTuple):
+    w: Tensor  # [d], never trained
+
+
+class Client(NamedTuple):
+    v: Tensor  # [C, d]
+
+
+@dataclass(frozen=True)
+class Local(Algorithm):
+    ridge: float | str = "auto"
+    inner: str = "auto"  # "exact" where the task has a prox, "sgd" elsewhere
+    eta: float | str = "auto"
+    decay: float = 0.0
+    steps: int = 10
+    epochs: int = 0  # passes over the data instead of steps, when > 0
+    batch: int | str = "auto"  # 0: all rows
+
+    paper: ClassVar[str] = "000, Eq. 1.3; 003, Eq. 2"
+    reveals: ClassVar[str] = "nothing: no message is sent"
+
+    def __post_init__(self) -> None:
+        check(self, ridge=(0, None, "auto"), inner=("auto", "exact", "sgd"), eta=(0, None, "auto"), decay=(0, None))
+        check(self, steps=(1, None), epochs=(0, None), batch=(0, None, "auto"))
+
+    @property
+    def one_shot(self) -> bool:
+        return self.inner == "exact"
+
+    @property
+    def asks(self) -> tuple[str, ...]:
+        return ("alone",) if self.ridge == "auto" else ()
+
+    def settle(self, task, facts):
+        inner = ("exact" if task.prox else "sgd") if self.inner == "auto" else self.inner
+        ridge = self.ridge
+        if ridge == "auto":
+            ridge = 0.0
+            if facts.alone is not None and float(facts.validation.sum()) > 0:
+                ridge = float(RIDGES[(facts.validation[:, None] * facts.alone).nansum(0).argmin()])
+        return settled(replace(self, ridge=ridge, inner=inner), task, facts)
+
+    def start(self, task, w0):
+        return Server(w0), Client(w0)
+
+    def visit(self, server, client, task, data, round):
+        pull = (self.ridge, torch.zeros_like(client.v))
+        if self.inner == "exact":
+            return Client(task.prox(pull[1], self.ridge, data.train.full(task))), None
+        return Client(local_sgd(self, task, client.v, data, round, pull=pull)), None
+
+    def merge(self, server, mean, round):
+        return server
+
+    def deploy(self, server, client):
+        return client.v

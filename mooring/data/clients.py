@@ -1,0 +1,93 @@
+"""`Clients`: federated data, ragged, with train, validation and test parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mooring.core.cohort import CohortData, Rows
+from mooring.core.errors import RequestError
+from mooring.core.seeds import client_key
+
+PARTS = ("train", "validation", "test")
+REGRESSION, BINARY, CLASSES, COUNT = "regression", "binary", "classes", "count"
+
+
+@dataclass(frozen=True, eq=False)
+class Clients:
+    """A federation's data. Client i's rows of each part are `train.of(i)`, `validation.of(i)`, `test.of(i)`.
+
+    A regression target is stored as (y - target_mean) / target_scale; reports turn losses back into its own units.
+    """
+
+    names: tuple[str, ...]
+    train: Rows
+    validation: Rows
+    test: Rows
+    kind: str  # "regression", "binary", "classes" or "count": what the target is
+    classes: tuple[str, ...] = ()  # the target's values in the order of their codes
+    features: tuple[str, ...] = ()
+    target_mean: float = 0.0
+    target_scale: float = 1.0
+    schema: Any = None  # how a table became these arrays; None for arrays
+    placement: Any = None  # data frame (client, row, part): which source row is in which part
+    truth: Any = None  # planted parameters, for generators
+    title: str = ""
+    notes: list[str] = field(default_factory=list)  # sentences on what was dropped, imputed, moved
+
+    def __post_init__(self) -> None:
+        if len(set(self.names)) != len(self.names):
+            twice = next(name for name in self.names if self.names.count(name) > 1)
+            raise RequestError(f"client '{twice}' appears twice; client names must differ.")
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @property
+    def keys(self) -> np.ndarray:
+        return np.array([client_key(name) for name in self.names], dtype=np.uint64)
+
+    def weights(self, kind: str = "size") -> Tensor:
+        """p_i: proportional to the training rows ("size") or all equal ("uniform")."""
+        if kind == "size":
+            return self.train.size.double() / self.train.size.sum()
+        if kind == "uniform":
+            return torch.full((len(self),), 1 / len(self), dtype=torch.float64)
+        raise RequestError(f"weights must be 'size' or 'uniform', got {kind!r}.")
+
+    def cohort(self, p: Tensor | None = None, position: Tensor | None = None) -> CohortData:
+        """What a visit sees of the clients at `position` (default: all)."""
+        everyone = torch.arange(len(self))
+        p = self.weights() if p is None else p
+        whole = CohortData(self.keys, everyone, p, self.train, self.validation)
+        return whole if position is None else whole.select(position)
+
+
+def from_arrays(
+    xs: Sequence[Any],
+    ys: Sequence[Any],
+    *,
+    names: Sequence[str] | None = None,
+    parts: Sequence[Any] | None = None,
+    kind: str = REGRESSION,
+    dtype: torch.dtype = torch.float64,
+    **facts: Any,
+) -> Clients:
+    """Clients from each client's arrays as they are; `parts[i]` names the part of every row (default: all train)."""
+    names = [str(i) for i in range(len(xs))] if names is None else list(names)
+    parts = [np.full(len(y), "train") for y in ys] if parts is None else [np.asarray(part) for part in parts]
+    label = torch.int64 if kind in (BINARY, CLASSES) else dtype
+
+    def rows(part: str) -> Rows:
+        mine = [np.asarray(p) == part for p in parts]
+        return Rows.stack(
+            [torch.as_tensor(np.asarray(x)[keep]).to(dtype) for x, keep in zip(xs, mine)],
+            [torch.as_tensor(np.asarray(y)[keep]).to(label) for y, keep in zip(ys, mine)],
+        )
+
+    return Clients(tuple(names), *(rows(part) for part in PARTS), kind=kind, **facts)
