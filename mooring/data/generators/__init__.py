@@ -1,0 +1,34 @@
+"""Generators: federations with planted truths. Frozen dataclasses; `make(seed)` gives `Clients` with a `truth`."""
+
+from mooring.data.generators.bag_of_words import BagOfWords
+from mooring.data.generators.chebyshev import Chebyshev
+from mooring.data.generators.classes import SyntheticClasses
+from mooring.data.generators.hard_logistic import HardLogistic
+from mooring.data.generators.linear_federation import LinearFederation
+from mooring.data.generators.linear_kernel import (
+    LinearKernel,
+    covariate_heterogeneity,
+    model_heterogeneity,
+    stationarity_setup,
+)
+from mooring.data.generators.logit import SyntheticLogit
+from mooring.data.generators.prototypes import Prototypes
+from mooring.data.generators.truth import ClassTruth, LinearTruth, LogisticTruth, Truth
+
+__all__ = [
+    "BagOfWords",
+    "Chebyshev",
+    "ClassTruth",
+    "HardLogistic",
+    "LinearFederation",
+    "LinearKernel",
+    "LinearTruth",
+    "LogisticTruth",
+    "Prototypes",
+    "SyntheticClasses",
+    "SyntheticLogit",
+    "Truth",
+    "covariate_heterogeneity",
+    "model_heterogeneity",
+    "stationarity_setup",
+]

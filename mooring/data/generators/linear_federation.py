@@ -1,0 +1,69 @@
+"""Gaussian random effects: linear clients whose coefficients scatter around a common vector.
+
+    w ~ centre_scale N(0, I),  w_i ~ N(w, diag(spread^2)),  y = x'w_i + noise N(0, 1),  x ~ N(0, I)
+
+The prior is known, so the Bayes oracle is: `truth.centre`, `truth.spread` and `truth.noise` are all it needs.
+With `intercept` there is one more coefficient, the last, that multiplies the constant 1; x has no column for it.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from mooring.core.errors import RequestError
+from mooring.data.clients import REGRESSION, Clients
+from mooring.data.generators.draws import INPUTS, assemble, known, nonnegative, own, part_sizes, shared, weights
+from mooring.data.generators.truth import LinearTruth
+from mooring.data.partitions import powerlaw_counts
+
+
+@dataclass(frozen=True)
+class LinearFederation:
+    clients: int = 50
+    samples: int | tuple[int, ...] = 40  # under a power law: the mean
+    dim: int = 10
+    spread: float | tuple[float, ...] = 0.5  # one for all coefficients, or one each
+    noise: float = 1.0
+    sizes: str = "equal"  # or "powerlaw"
+    exponent: float = 1.0  # of the power law
+    least: int = 4  # samples that everyone has under the power law
+    intercept: bool = False
+    centre_scale: float = 1.0
+    validation: float = 0
+    test: float = 0
+
+    def make(self, seed: int = 0) -> Clients:
+        known("LinearFederation", "sizes", self.sizes, ("equal", "powerlaw"))
+        nonnegative("LinearFederation", noise=self.noise, centre_scale=self.centre_scale)
+        d = self.dim + self.intercept
+        if np.ndim(self.spread) and len(self.spread) != d:
+            raise RequestError(f"LinearFederation: spread lists {len(self.spread)} numbers for {d} coefficients.")
+        spread = np.broadcast_to(np.asarray(self.spread, dtype=float), d)
+        nonnegative("LinearFederation", **{f"spread[{k}]": s for k, s in enumerate(spread)})
+        sizes = part_sizes(self._samples(seed), self.clients, self.validation, self.test)
+        centre = self.centre_scale * shared(seed).standard_normal(d)
+        w = np.stack([centre + spread * own(seed, i).standard_normal(d) for i in range(self.clients)])
+
+        def draw(i, part, rng, n):
+            x = rng.standard_normal((n, self.dim))
+            constant = w[i, self.dim] if self.intercept else 0.0
+            return x, x @ w[i, : self.dim] + constant + self.noise * rng.standard_normal(n)
+
+        truth = LinearTruth(
+            torch.from_numpy(w),
+            weights(sizes),
+            second_moment=torch.eye(d, dtype=torch.float64).expand(self.clients, d, d),
+            noise=self.noise,
+            centre=torch.from_numpy(centre),
+            spread=torch.from_numpy(spread.copy()),
+        )
+        return assemble(seed, sizes, draw, kind=REGRESSION, truth=truth, title="Gaussian random effects")
+
+    def _samples(self, seed: int):
+        if self.sizes == "equal":
+            return self.samples
+        if np.ndim(self.samples):
+            raise RequestError("LinearFederation: under a power law samples is one number, the mean.")
+        total = self.clients * self.samples
+        return powerlaw_counts(total, self.clients, self.exponent, shared(seed, INPUTS), least=self.least)
