@@ -1,0 +1,265 @@
+"""What is wrong with my data? All findings, not only the first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from pandas.api import types
+
+from mooring.core.errors import RequestError
+from mooring.data import roles as rules
+from mooring.data.clients import BINARY, CLASSES, PARTS
+from mooring.data.columns import NUMBER, Values, infinities, kind_of, missing, parse_values, why_useless
+from mooring.data.gather import gather
+from mooring.data.roles import Roles
+from mooring.data.scaling import by_client
+from mooring.data.splits import TRAIN
+from mooring.data.tables import Table, counted, listing, need_column
+from mooring.data.target import Target, read_target
+
+ERROR, WARNING, NOTE = "error", "warning", "note"
+LOPSIDED = 100  # largest client against the median one
+MOSTLY_MISSING = 0.5
+EXPECTED_REPEATS, FEW_REPEATS = 20, 0.05
+
+
+class Finding(NamedTuple):
+    severity: str  # "error": load refuses; "warning": results may mislead; "note": worth knowing
+    client: str | None
+    column: str | None
+    sentence: str
+
+
+class Facts(NamedTuple):
+    """What the checks share."""
+
+    table: Table
+    roles: Roles
+    code: np.ndarray
+    names: list[str]
+    columns: dict[str, tuple[str, Values]]  # kind and values of every feature
+    target: Target | None
+    seed: int
+
+
+def check(
+    source: Any,
+    *,
+    client: str | None = None,
+    target: str | None = None,
+    kind: str = "auto",
+    features: Sequence[str] | None = None,
+    drop: Sequence[str] | None = None,
+    unit: str | None = None,
+    time: str | None = None,
+    split: str | None = None,
+    min_rows: int = 5,
+    drop_small: bool = False,
+    seed: int = 0,
+) -> list[Finding]:
+    """Everything that is or may be wrong with a source, worst first; the arguments are those of `load`."""
+    found: list[Finding] = []
+
+    def attempt(work: Callable[[], Any], column: str | None = None) -> Any:
+        try:
+            return work()
+        except RequestError as error:
+            found.append(Finding(ERROR, None, column, str(error)))
+            return None
+
+    def all_found() -> list[Finding]:
+        return sorted(found, key=lambda finding: (ERROR, WARNING, NOTE).index(finding.severity))
+
+    table = attempt(lambda: gather(source, {client or "client", "client"}))
+    if table is None:
+        return all_found()
+    drop = drop if drop is not None or features is not None else table.drop
+    wanted = {"client": client or table.client or "client", "target": target or table.target or "target"}
+    wanted |= {role: name for role, name in {"unit": unit, "time": time, "split": split}.items() if name is not None}
+    for role, name in wanted.items():
+        attempt(lambda name=name, role=role: need_column(table.frame, name, role, table.title), name)
+    if found:
+        columns = [c for c in table.frame.columns if c not in wanted.values()]
+        found += column_findings(table, {c: parsed(table.frame[c]) for c in columns})
+        return all_found()
+
+    roles = attempt(lambda: rules.find_roles(table, client, target, unit, time, split, drop or ()))
+    members = attempt(lambda: rules.client_codes(table, wanted["client"]), wanted["client"])
+    names = (
+        []
+        if roles is None or table.x is not None
+        else attempt(lambda: rules.feature_names(table, roles, features, drop))
+    )
+    columns = {name: parsed(table.frame[name]) for name in names or []}
+    found += column_findings(table, columns)
+    asked = table.kind if kind == "auto" and table.kind else kind
+    answer = attempt(
+        lambda: read_target(table.frame[wanted["target"]], asked, table.place, table.title), wanted["target"]
+    )
+    if roles is not None and members is not None:
+        code, clients = members
+        small = attempt(lambda: rules.why_small(table, roles, code, len(clients), min_rows))
+        left_out = drop_small or table.drop_small
+        for i, reason in sorted((small or {}).items()):
+            end = "; it is left out." if left_out else "."
+            sentence = f"Client '{clients[i]}' has {reason}{end}"
+            found.append(Finding(WARNING if left_out else ERROR, clients[i], None, sentence))
+        facts = Facts(table, roles, code, clients, columns, answer, seed)
+        for about in (name_findings, size_findings, class_findings, client_column_findings, copy_findings):
+            found += about(facts)
+        if answer is not None:
+            found += attempt(lambda: list(part_findings(facts, small or {}))) or []
+    return all_found()
+
+
+def parsed(series: pd.Series) -> tuple[str, Values]:
+    kind = kind_of(series)
+    return kind, parse_values(series, kind)[0]
+
+
+def column_findings(table: Table, columns: dict[str, tuple[str, Values]]) -> Iterator[Finding]:
+    """Cells that cannot be read, missing values, keys, constants."""
+    for name, (kind, values) in columns.items():
+        series = table.frame[name]
+        slips, infinite = parse_values(series, kind)[1], infinities(values)
+        if len(slips):
+            what = f"{counted(len(slips), 'value')} of a column of {kind}s cannot be read"
+            sentence = f"Column '{name}': {what}; the first is '{series.iloc[slips[0]]}' in {table.place(slips[0])}."
+            yield Finding(ERROR, None, name, sentence)
+        if len(infinite):
+            where = f"the first in {table.place(infinite[0])}"
+            yield Finding(ERROR, None, name, f"Column '{name}': {counted(len(infinite), 'infinite value')}, {where}.")
+        reason = why_useless(series, values)
+        if reason is not None:
+            yield Finding(NOTE, None, name, f"Column '{name}' {reason}; it is left out unless it is asked for.")
+            continue
+        share = missing(values).mean()
+        if share > 0:
+            severity = WARNING if share > MOSTLY_MISSING else NOTE
+            yield Finding(severity, None, name, f"Column '{name}': {share:.1%} of the values are missing.")
+
+
+def name_findings(facts: Facts) -> Iterator[Finding]:
+    """Clients that may be one client, spelt twice."""
+    seen: dict[str, str] = {}
+    for name in facts.names:
+        plain = "".join(name.split()).casefold()
+        if plain in seen:
+            sentence = f"Clients '{seen[plain]}' and '{name}' differ in case or spaces only; are they the same?"
+            yield Finding(WARNING, name, facts.roles.client, sentence)
+        seen.setdefault(plain, name)
+
+
+def size_findings(facts: Facts) -> Iterator[Finding]:
+    size = np.bincount(facts.code, minlength=len(facts.names))
+    if len(size) == 1:
+        yield Finding(WARNING, None, facts.roles.client, f"There is one client only, '{facts.names[0]}'.")
+    largest, middle = int(size.argmax()), float(np.median(size))
+    if size[largest] > LOPSIDED * middle:
+        name = facts.names[largest]
+        sentence = f"Client '{name}' has {size[largest]} rows, {size[largest] / middle:.0f} times the median client."
+        yield Finding(WARNING, name, None, sentence + " Weights by size make it the whole federation.")
+
+
+def class_findings(facts: Facts) -> Iterator[Finding]:
+    """Clients with one class, and a feature that gives the target away."""
+    if facts.target is None:
+        return
+    y, roles = facts.target.y, facts.roles
+    for name, (kind, values) in facts.columns.items():
+        same = values.codes if isinstance(values, pd.Categorical) else values
+        if (kind == NUMBER or facts.target.classes) and np.array_equal(same, y):
+            yield Finding(WARNING, None, name, f"Column '{name}' equals the target '{roles.target}'.")
+    if facts.target.kind in (BINARY, CLASSES):
+        cells = np.unique(np.stack([facts.code, y]), axis=1)
+        lone = np.flatnonzero(np.bincount(cells[0], minlength=len(facts.names)) == 1)
+        first = {int(c): int(k) for c, k in cells.T[::-1]}
+        for i in lone:
+            level = facts.target.classes[first[int(i)]]
+            sentence = f"Client '{facts.names[i]}' has one class only, '{level}'; it cannot learn the others alone."
+            yield Finding(WARNING, facts.names[i], roles.target, sentence)
+
+
+def client_column_findings(facts: Facts) -> Iterator[Finding]:
+    """Columns that some clients lack altogether, that do not vary within clients, or that number a client's rows."""
+    clients, size = len(facts.names), np.bincount(facts.code, minlength=len(facts.names))
+    for name, (_, values) in facts.columns.items():
+        if why_useless(facts.table.frame[name], values) is not None:
+            continue
+        absent = missing(values)
+        lacking = np.flatnonzero(by_client(absent[:, None], facts.code, clients)[:, 0] == size)
+        yield from per_client(facts, lacking, name, WARNING, f"has no value of column '{name}'")
+        codes = np.asarray(values.codes if isinstance(values, pd.Categorical) else values, dtype=float)
+        cells = pd.DataFrame({"client": facts.code, "value": codes})[~absent].value_counts()
+        distinct = np.bincount(cells.index.get_level_values("client"), minlength=clients)
+        yield from per_client(
+            facts, np.flatnonzero(distinct == 1), name, NOTE, f"has one value only of column '{name}'"
+        )
+        if types.is_integer_dtype(facts.table.frame[name]) and numbers_rows(cells, size):
+            sentence = f"Column '{name}' hardly repeats within a client; if it numbers the rows, drop it."
+            yield Finding(NOTE, None, name, sentence)
+
+
+def numbers_rows(cells: pd.Series, size: np.ndarray) -> bool:
+    """Whether a value repeats within clients far less often than if clients drew from the common values."""
+    share = cells.groupby(level="value").sum().to_numpy() / cells.sum()
+    pairs = (size * (size - 1) / 2).sum()
+    repeats = (cells * (cells - 1) / 2).sum()
+    return bool(pairs * (share**2).sum() >= EXPECTED_REPEATS and repeats <= FEW_REPEATS * pairs * (share**2).sum())
+
+
+def per_client(
+    facts: Facts, hit: np.ndarray, column: str | None, severity: str, what: str, most: int = 5
+) -> Iterator[Finding]:
+    """A finding for each client, or one for all of them when they are many."""
+    if len(hit) <= most:
+        for i in hit:
+            yield Finding(severity, facts.names[i], column, f"Client '{facts.names[i]}' {what}.")
+    else:
+        who = f"{len(hit)} of {len(facts.names)} clients ({listing((facts.names[i] for i in hit), 3)})"
+        yield Finding(severity, None, column, f"{who}: each {what}.")
+
+
+def copy_findings(facts: Facts) -> Iterator[Finding]:
+    """Rows, and whole clients, that are copies of others."""
+    content = facts.table.frame.drop(columns=facts.roles.client)
+    if facts.table.x is not None or content.shape[1] < 2:
+        return
+    text = [c for c in content.columns if not types.is_numeric_dtype(content[c])]
+    row = pd.util.hash_pandas_object(content.astype(dict.fromkeys(text, str)), index=False).to_numpy()
+    twice = pd.DataFrame({"client": facts.code, "row": row}).duplicated().to_numpy()
+    copies = np.bincount(facts.code[twice], minlength=len(facts.names))
+    yield from per_client(
+        facts, np.flatnonzero(copies), None, NOTE, "has rows that repeat; train and test may share them"
+    )
+    order = np.lexsort((row, facts.code))
+    start = np.searchsorted(facts.code[order], np.arange(1, len(facts.names)))
+    seen: dict[bytes, str] = {}
+    for name, rows in zip(facts.names, np.split(row[order], start)):
+        other = seen.setdefault(rows.tobytes(), name)
+        if other != name:
+            yield Finding(WARNING, name, None, f"Clients '{other}' and '{name}' hold exactly the same rows.")
+
+
+def part_findings(facts: Facts, small: dict[int, str]) -> Iterator[Finding]:
+    """Parts that lack rows or classes, once small clients are left out."""
+    keep = ~np.isin(facts.code, list(small))
+    if not keep.any():
+        return
+    target = facts.target._replace(y=facts.target.y[keep])
+    code, names = rules.in_order(facts.code[keep], facts.names)
+    part, notes = rules.split_rows(rules.subset(facts.table, keep), facts.roles, code, names, target, facts.seed)
+    for note in notes:
+        yield Finding(WARNING, None, None, note)
+    if target.kind not in (BINARY, CLASSES):
+        return
+    trained = set(target.y[part == TRAIN])
+    for which in (1, 2):
+        unseen = sorted(set(target.y[part == which]) - trained)
+        if unseen:
+            levels = listing(target.classes[k] for k in unseen)
+            sentence = f"Classes {levels} are in the {PARTS[which]} rows, but in no client's training rows."
+            yield Finding(WARNING, None, facts.roles.target, sentence)

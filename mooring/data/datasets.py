@@ -1,0 +1,87 @@
+"""Data sets by name: three classic tables that come with the package, and the image and text data of `images.py`."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mooring.core.errors import RequestError
+from mooring.data.clients import Clients
+from mooring.data.tables import listing, near
+
+
+class Embedded(NamedTuple):
+    """A table of the package, its client and target columns, and the columns that are no features."""
+
+    file: str
+    client: str
+    target: str
+    drop: tuple[str, ...]
+    summary: str
+
+
+TABLES = {
+    # a pupil's number within the school; `type` repeats `schgend`
+    "exam": Embedded("exam.csv", "school", "normexam", ("student", "type"), "exam scores of pupils in 65 schools"),
+    "contraception": Embedded("contraception.csv", "district", "use", ("woman",), "contraceptive use in 60 districts"),
+    # cses = ses - meanses
+    "hsb82": Embedded("hsb82.csv", "school", "mAch", ("cses",), "mathematics achievement in 160 schools"),
+}
+IMAGES = "mooring.data.images"  # its `named_images(name, data_dir=..., **options)` loads all that is no table
+SUMMARIES = {
+    "digits": "1,797 handwritten digits, 8 x 8",
+    "mnist": "70,000 handwritten digits, 28 x 28",
+    "mnist_writers": "MNIST's training digits, a client per writer",
+    "fashion_mnist": "70,000 pieces of clothing, 28 x 28",
+    "emnist_balanced": "handwritten characters, 47 classes",
+    "emnist_digits": "handwritten digits, 10 classes",
+    "emnist_letters": "handwritten letters, 26 classes",
+    "femnist": "handwritten characters, a client per writer (LEAF)",
+    "cifar10": "colour photographs, 10 classes, 32 x 32",
+    "tweets": "sentiment of tweets on airlines, a client per user",
+    "sent140": "sentiment of tweets, a client per user (LEAF)",
+    "shakespeare": "the next character, a client per role",
+}
+LOADERS = dict.fromkeys(SUMMARIES, IMAGES)  # name -> module, imported when it is needed
+WITH_DEPENDENCIES = ("digits",)  # scikit-learn brings it
+
+
+def known() -> list[str]:
+    return [*TABLES, *LOADERS]
+
+
+def describe(name: str) -> dict[str, str]:
+    """Name, summary, and what the user must have for it."""
+    refuse_unknown(name)
+    summary = TABLES[name].summary if name in TABLES else SUMMARIES[name]
+    free = name in TABLES or name in WITH_DEPENDENCIES
+    return {"name": name, "summary": summary, "needs": "nothing" if free else "its files in --data-dir"}
+
+
+def is_name(source: Any) -> bool:
+    """Whether a source is the name of a data set rather than a path; a file of that name comes first."""
+    return isinstance(source, str) and source in known() and not Path(source).exists()
+
+
+def refuse_unknown(name: str) -> None:
+    if name not in known():
+        raise RequestError(
+            f"there is no file or data set '{name}'; the known data sets are {listing(known(), len(known()))}."
+            f"{near(name, known())}"
+        )
+
+
+def table_path(name: str) -> Path:
+    return Path(str(files("mooring.data").joinpath("embedded", TABLES[name].file)))
+
+
+def named(name: str, data_dir: str | Path | None = None, **options: Any) -> Clients:
+    """The data set `name`; `options` are those of `sources.load` for a table, of `named_images` for the others."""
+    refuse_unknown(name)
+    if name in LOADERS:
+        return import_module(LOADERS[name]).named_images(name, data_dir=data_dir, **options)
+    from mooring.data.sources import load  # sources looks names up here
+
+    return load(name, **options)

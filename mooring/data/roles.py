@@ -1,0 +1,215 @@
+"""Which column plays which part, whose row is whose, and which rows are held out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from mooring.core.errors import RequestError
+from mooring.core.seeds import client_key
+from mooring.data.clients import BINARY, CLASSES, PARTS
+from mooring.data.columns import CATEGORY, as_text, kind_of, missing, read_values
+from mooring.data.splits import TRAIN, random_split, time_split, unit_split, units
+from mooring.data.tables import Table, counted, listing, need_column
+from mooring.data.target import Target
+
+LEAST_ROWS = 3  # one to train, one to validate, one to test
+
+
+class Roles(NamedTuple):
+    """Names of the columns that are no features."""
+
+    client: str
+    target: str
+    unit: str | None = None
+    time: str | None = None
+    split: str | None = None
+
+
+def find_roles(
+    table: Table,
+    client: str | None = None,
+    target: str | None = None,
+    unit: str | None = None,
+    time: str | None = None,
+    split: str | None = None,
+    drop: Sequence[str] = (),
+) -> Roles:
+    """The columns asked for, else those that the source fixes, else columns called `client`, `target`, `split`."""
+    given = {"unit": unit, "time": time, "split": split}
+    ways = [f"{role} = '{name}'" for role, name in given.items() if name is not None]
+    if len(ways) > 1:
+        raise RequestError(f"{table.title}: rows are held out in one way, got {' and '.join(ways)}.")
+    for role, name in (("client", client or table.client), ("target", target or table.target)):
+        if name is None and role not in table.frame.columns:
+            raise RequestError(
+                f"{table.title}: which column is the {role}? Name it with --{role}; "
+                f"the columns are {listing(table.frame.columns)}."
+            )
+    client, target = client or table.client or "client", target or table.target or "target"
+    if split is None and not ways and "split" in table.frame.columns and "split" not in {client, target, *drop}:
+        levels = set(as_text(table.frame["split"]).categories)
+        split = "split" if "train" in levels and levels <= set(PARTS) else None
+    roles = Roles(client, target, unit, time, split)
+    for role, name in roles._asdict().items():
+        if name is not None:
+            need_column(table.frame, name, role, table.title)
+    if client == target:
+        raise RequestError(f"{table.title}: column '{client}' cannot be both the client and the target.")
+    return roles
+
+
+def feature_names(
+    table: Table, roles: Roles, features: Sequence[str] | None = None, drop: Sequence[str] | None = None
+) -> list[str]:
+    """The columns to learn from: all without a role and not dropped, or exactly those that `features` names."""
+    for name in (*(features or ()), *(drop or ())):
+        need_column(table.frame, name, "feature", table.title)
+    if features is None:
+        names = [c for c in table.frame.columns if c not in {*roles, *(drop or ())}]
+    else:
+        names = [name for name in dict.fromkeys(features) if name not in (drop or ())]
+        taken = next((name for name in names if name in (roles.client, roles.target, roles.split)), None)
+        if taken is not None:
+            role = roles._fields[roles.index(taken)]
+            raise RequestError(f"{table.title}: column '{taken}' is the {role} column and cannot be a feature.")
+    if not names:
+        raise RequestError(f"{table.title}: no feature column is left; the columns are {listing(table.frame.columns)}.")
+    return names
+
+
+def client_codes(table: Table, client: str) -> tuple[np.ndarray, list[str]]:
+    """Each row's client as a number, and the clients' names in order of appearance."""
+    text = as_text(table.frame[client])
+    absent = np.flatnonzero(text.codes < 0)
+    if len(absent):
+        raise RequestError(
+            f"{table.place(absent[0])}, client column '{client}': the name is missing, as in {len(absent)} rows."
+        )
+    return in_order(np.asarray(text.codes), list(text.categories))
+
+
+def in_order(codes: np.ndarray, names: list[str]) -> tuple[np.ndarray, list[str]]:
+    """Codes numbered by first appearance, and the names that remain, in that order."""
+    present, first = np.unique(codes, return_index=True)
+    order = present[np.argsort(first)]
+    rank = np.full(len(names), -1)
+    rank[order] = np.arange(len(order))
+    return rank[codes], [names[i] for i in order]
+
+
+def given_parts(table: Table, split: str) -> np.ndarray:
+    """The parts that a column fixes."""
+    text = as_text(table.frame[split])
+    parts = np.array([PARTS.index(level) if level in PARTS else -1 for level in text.categories] + [-1])[text.codes]
+    wrong = np.flatnonzero(parts < 0)
+    if len(wrong):
+        found = "nothing" if text.codes[wrong[0]] < 0 else f"'{text[wrong[0]]}'"
+        raise RequestError(f"{table.place(wrong[0])}, column '{split}': found {found}, not {listing(PARTS)}.")
+    return parts
+
+
+def drop_small_clients(
+    table: Table, roles: Roles, code: np.ndarray, names: list[str], min_rows: int, drop: bool
+) -> tuple[Table, np.ndarray, list[str], list[str]]:
+    """Refuse, or leave out, clients too small to be split: the table, codes and names that remain, and notes."""
+    reasons = why_small(table, roles, code, len(names), min_rows)
+    if not reasons:
+        return table, code, names, []
+    if not (drop or table.drop_small):
+        first = min(reasons)
+        others = f" (too small as well: {counted(len(reasons) - 1, 'other client')})" if len(reasons) > 1 else ""
+        raise RequestError(
+            f"{table.title}: client '{names[first]}' has {reasons[first]}{others}. Use --min-rows or --drop-small."
+        )
+    if len(reasons) == len(names):
+        raise RequestError(f"{table.title}: every client is too small; '{names[0]}' has {reasons[0]}.")
+    keep = ~np.isin(code, list(reasons))
+    left = listing(names[i] for i in sorted(reasons))
+    note = f"{counted(len(reasons), 'client')} too small to split (fewer than {min_rows} rows) left out: {left}."
+    code, names = in_order(code[keep], names)
+    return subset(table, keep), code, names, [note]
+
+
+def why_small(table: Table, roles: Roles, code: np.ndarray, clients: int, min_rows: int) -> dict[int, str]:
+    """For each client that cannot be split: what it has, and what is needed."""
+    if min_rows < LEAST_ROWS:
+        raise RequestError(f"min_rows must be at least {LEAST_ROWS} (train, validate, test), got {min_rows}.")
+
+    def few(count: np.ndarray, least: int, what: str, purpose: str = "to train, validate and test") -> dict[int, str]:
+        return {
+            int(i): f"{counted(count[i], what)}; at least {least} {'is' if least == 1 else 'are'} needed {purpose}"
+            for i in np.flatnonzero(count < least)
+        }
+
+    reasons = few(np.bincount(code, minlength=clients), min_rows, "row")
+    if roles.unit is not None:
+        first = units(code, unit_codes(table, roles.unit))[1]
+        reasons = few(np.bincount(code[first], minlength=clients), LEAST_ROWS, "unit") | reasons
+    if roles.split is not None:
+        train = code[given_parts(table, roles.split) == TRAIN]
+        reasons = few(np.bincount(train, minlength=clients), 1, "training row", "to train") | reasons
+    return reasons
+
+
+def unit_codes(table: Table, unit: str) -> np.ndarray:
+    text = as_text(table.frame[unit])
+    absent = np.flatnonzero(text.codes < 0)
+    if len(absent):
+        raise RequestError(f"{table.place(absent[0])}, unit column '{unit}': the value is missing.")
+    return np.asarray(text.codes, dtype=np.int64)
+
+
+def subset(table: Table, keep: np.ndarray) -> Table:
+    """The table with some of its rows, which keep their places in the source."""
+    return replace(
+        table,
+        frame=table.frame.loc[keep].reset_index(drop=True),
+        origin=None if table.origin is None else table.origin[keep],
+        row=table.rows()[keep],
+        x=None if table.x is None else table.x[keep],
+    )
+
+
+def split_rows(
+    table: Table, roles: Roles, code: np.ndarray, names: list[str], target: Target, seed: int
+) -> tuple[np.ndarray, list[str]]:
+    """The part of every row, and notes."""
+    if roles.split is not None:
+        parts = given_parts(table, roles.split)
+        held = [np.bincount(code[parts == part], minlength=len(names)) for part in range(len(PARTS))]
+        notes = [
+            f"{(held[part] == 0).sum()} of {len(names)} clients have no {PARTS[part]} rows."
+            for part in range(1, len(PARTS))
+            if (held[part] == 0).any()
+        ]
+        return parts, notes
+    if roles.time is not None:
+        return time_split(code, times(table, roles.time)), []
+    keys = np.array([client_key(name) for name in names], dtype=np.uint64)
+    strata = target.y if target.kind in (BINARY, CLASSES) else None
+    if roles.unit is None:
+        return random_split(code, keys, seed, strata), []
+    unit = unit_codes(table, roles.unit)
+    pairs = len(units(code, unit)[1])
+    shared = pairs - len(np.unique(unit))
+    note = f"{shared} values of '{roles.unit}' appear under several clients; they count as different units there."
+    return unit_split(code, keys, seed, unit, strata), [note] if shared else []
+
+
+def times(table: Table, time: str) -> np.ndarray:
+    series = table.frame[time]
+    kind = kind_of(series)
+    if kind == CATEGORY:
+        raise RequestError(
+            f"{table.title}: time column '{time}' is text such as '{series.dropna().iloc[0]}'; "
+            "it should hold numbers or dates (YYYY-MM-DD)."
+        )
+    values = read_values(series, kind, table.place)
+    absent = np.flatnonzero(missing(values))
+    if len(absent):
+        raise RequestError(f"{table.place(absent[0])}, time column '{time}': the value is missing.")
+    return values

@@ -1,0 +1,240 @@
+"""`load`: any source of rows as `Clients`; `newcomer`: rows that come later, in the same numbers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from pandas.api import types
+
+from mooring.core.cohort import Rows
+from mooring.core.errors import RequestError
+from mooring.data import datasets
+from mooring.data.clients import BINARY, CLASSES, PARTS, REGRESSION, Clients
+from mooring.data.columns import CATEGORY
+from mooring.data.gather import gather
+from mooring.data.roles import Roles, client_codes, drop_small_clients, feature_names, find_roles, split_rows
+from mooring.data.scaling import moments
+from mooring.data.schema import Schema, describe, encode, fit_columns, select_useful, to_numbers, typed
+from mooring.data.splits import HELD_OUT, TRAIN
+from mooring.data.tables import Table
+from mooring.data.target import Target, known_target, read_target
+
+
+def load(
+    source: Any,
+    *,
+    client: str | None = None,
+    target: str | None = None,
+    kind: str = "auto",
+    features: Sequence[str] | None = None,
+    drop: Sequence[str] | None = None,
+    unit: str | None = None,
+    time: str | None = None,
+    split: str | None = None,
+    min_rows: int = 5,
+    drop_small: bool = False,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+    schema: Schema | None = None,
+    data_dir: str | Path | None = None,
+) -> Clients:
+    """Clients from a path or a known name, a data frame, (X, y, groups), or a dict with each client's own data.
+
+    A dict holds a data frame, (x, y) or a torch Dataset for every client. Tables are encoded, imputed and scaled by
+    the training rows of all clients (`Clients.schema`); inputs that are no table are taken as they are.
+
+    kind      what the target is: "regression", "binary", "classes", "count", or "auto"
+    features  the columns to learn from (default: all but useless ones); drop: columns to leave out
+    unit      rows of a unit stay in one part;  time: the earliest rows train, the latest test
+    split     a column that says train, validation or test (default: a column `split`, if it says that)
+    min_rows  smaller clients are an error, or are left out (`drop_small`)
+    schema    encode by the schema of an earlier run instead of learning one; a table without the client column is
+              then one client, called by its title
+    """
+    if datasets.is_name(source) and source in datasets.LOADERS:
+        columns = next((name for name in (client, target, unit, time, split, features, drop) if name), None)
+        if columns is not None:
+            raise RequestError(f"data set '{source}' is no table; it has no column {columns!r}.")
+        return datasets.named(source, data_dir, validation=HELD_OUT, test=HELD_OUT, seed=seed)
+    table = gather(source, text=text_columns(client, schema))
+    if schema is not None:
+        table = fit_in(table, schema)
+    digest = "" if table.x is not None else digest_of(table.frame)
+    drop = drop if drop is not None or features is not None else table.drop
+    roles = find_roles(table, client, target, unit, time, split, drop or ())
+    names = [] if table.x is not None or schema is not None else feature_names(table, roles, features, drop)
+
+    code, clients = client_codes(table, roles.client)
+    table, code, clients, notes = drop_small_clients(table, roles, code, clients, min_rows, drop_small)
+    answer = find_target(table, roles, kind, schema)
+    part, said = split_rows(table, roles, code, clients, answer, seed)
+    notes = [*table.notes, *notes, *answer.notes, *said]
+    if len(clients) == 1 and schema is None:
+        notes.append(f"There is one client only, '{clients[0]}'; a federation needs more.")
+
+    train = part == TRAIN
+    if schema is None and np.ptp(answer.y[train]) == 0:
+        raise RequestError(
+            f"{table.title}: target column '{roles.target}' has the same value in every training row; "
+            "there is nothing to learn."
+        )
+    mean, scale = target_scaling(answer, train, code, len(clients), schema)
+    y = (answer.y - mean) / scale if answer.kind == REGRESSION else answer.y
+    if table.x is not None:
+        x = table.x
+    elif schema is not None:
+        x, said = encode(table.frame, schema, table.place)
+        notes += said
+    else:
+        x, schema, said = learn(table, roles, names, features is not None, answer, train, code, len(clients))
+        schema = schema.model_copy(update={"target_mean": mean, "target_scale": scale, "digest": digest})
+        notes += said
+    if table.x is None:
+        notes += constant_within(x[train], code[train], len(clients), schema.features)
+    placement = pd.DataFrame(
+        {"client": np.array(clients, dtype=object)[code], "row": table.rows(), "part": np.array(PARTS)[part]}
+    )
+    label = torch.int64 if answer.kind in (BINARY, CLASSES) else dtype
+    return Clients(
+        tuple(clients),
+        *(rows_of(x, y, code, part == which, len(clients), dtype, label) for which in range(len(PARTS))),
+        kind=answer.kind,
+        classes=answer.classes,
+        features=() if table.x is not None else schema.features,
+        target_mean=mean,
+        target_scale=scale,
+        schema=schema,
+        placement=placement,
+        title=table.title,
+        notes=notes,
+    )
+
+
+def newcomer(source: Any, schema: Schema) -> tuple[np.ndarray, np.ndarray | None, list[str]]:
+    """A later table's inputs and, if it has the target column, its targets, in the numbers of `Clients`; and notes."""
+    table = gather(source, text=text_columns(None, schema))
+    x, notes = encode(table.frame, schema, table.place)
+    if schema.target not in table.frame.columns:
+        return x, None, notes
+    y = known_target(table.frame[schema.target], schema.kind, schema.classes, table.place)
+    return x, (y - schema.target_mean) / schema.target_scale if schema.kind == REGRESSION else y, notes
+
+
+def text_columns(client: str | None, schema: Schema | None) -> set[str]:
+    """The columns of a file to read as they are written."""
+    known = [] if schema is None else [c.name for c in schema.columns if c.kind == CATEGORY] + [schema.client]
+    return {name for name in (client, "client", *known) if name is not None}
+
+
+def fit_in(table: Table, schema: Schema) -> Table:
+    """A table in the roles of a schema; without the schema's client column it is one client."""
+    if table.client is None and schema.client is not None and schema.client not in table.frame.columns:
+        table = replace(table, frame=table.frame.assign(**{schema.client: Path(table.title).stem}))
+    return replace(table, client=table.client or schema.client, target=table.target or schema.target)
+
+
+def find_target(table: Table, roles: Roles, kind: str, schema: Schema | None) -> Target:
+    series = table.frame[roles.target]
+    if schema is not None:
+        return Target(schema.kind, known_target(series, schema.kind, schema.classes, table.place), schema.classes, [])
+    return read_target(series, table.kind if kind == "auto" and table.kind else kind, table.place, table.title)
+
+
+def target_scaling(
+    target: Target, train: np.ndarray, code: np.ndarray, clients: int, schema: Schema | None
+) -> tuple[float, float]:
+    """Mean and scale of a regression target over all clients' training rows; 0 and 1 for other targets."""
+    if schema is not None:
+        return schema.target_mean, schema.target_scale
+    if target.kind != REGRESSION:
+        return 0.0, 1.0
+    found = moments(target.y[train][:, None], code[train], clients)
+    return float(found.mean[0]), float(found.scale[0])
+
+
+def learn(
+    table: Table,
+    roles: Roles,
+    names: list[str],
+    asked: bool,
+    target: Target,
+    train: np.ndarray,
+    code: np.ndarray,
+    clients: int,
+) -> tuple[np.ndarray, Schema, list[str]]:
+    """The scaled inputs and the schema learnt from the training rows; columns that were `asked` for all stay."""
+    columns = typed(table.frame, names, table.place)
+    dropped: dict[str, str] = {}
+    if not asked:
+        kept, dropped = select_useful(table.frame, columns, train)
+        columns = {name: columns[name] for name in kept}
+    specs = fit_columns(columns, train, code, clients)
+    if not any(spec.encoded for spec in specs):
+        reasons = "; ".join(f"'{name}' {reason}" for name, reason in list(dropped.items())[:5])
+        raise RequestError(f"{table.title}: no useful feature column is left ({reasons or 'all are constant'}).")
+    x, notes = to_numbers(columns, specs)
+    found = moments(x[train], code[train], clients)
+    schema = Schema(
+        target=roles.target,
+        client=roles.client,
+        kind=target.kind,
+        classes=target.classes,
+        columns=tuple(specs),
+        mean=tuple(found.mean.tolist()),
+        scale=tuple(found.scale.tolist()),
+        dropped=dropped,
+    )
+    return (x - found.mean) / found.scale, schema, describe(specs, dropped) + notes
+
+
+def constant_within(x: np.ndarray, code: np.ndarray, clients: int, features: Sequence[str]) -> list[str]:
+    """A note on columns that do not vary within a client: training alone cannot learn their coefficients."""
+    order = np.argsort(code, kind="stable")
+    start = np.searchsorted(code[order], np.arange(clients))
+    flat = np.minimum.reduceat(x[order], start) == np.maximum.reduceat(x[order], start)
+    hit = flat.sum(0)
+    worst = sorted(np.flatnonzero(hit), key=lambda j: (-hit[j], j))
+    if not worst:
+        return []
+    shown = ", ".join(f"'{features[j]}' ({hit[j]} of {clients})" for j in worst[:6])
+    more = f" and {len(worst) - 6} more" if len(worst) > 6 else ""
+    return [
+        f"Columns that do not vary within the training rows of some clients: {shown}{more}; "
+        "training alone cannot learn their coefficients there without a ridge."
+    ]
+
+
+def rows_of(
+    x: Any, y: np.ndarray, code: np.ndarray, mine: np.ndarray, clients: int, dtype: torch.dtype, label: torch.dtype
+) -> Rows:
+    """One part's rows, client after client; inputs that are whole numbers (images, tokens) keep their type."""
+    index = np.flatnonzero(mine)
+    index = index[np.argsort(code[index], kind="stable")]
+    size = torch.from_numpy(np.bincount(code[index], minlength=clients))
+    inputs = torch.as_tensor(x[index])
+    return Rows(
+        inputs.to(dtype) if inputs.dtype.is_floating_point else inputs,
+        torch.as_tensor(y[index]).to(label),
+        torch.cumsum(size, 0) - size,
+        size,
+    )
+
+
+def digest_of(frame: pd.DataFrame) -> str:
+    """sha256 of a table's column names and values."""
+    digest = hashlib.sha256()
+    for name in frame.columns:
+        column = frame[name]
+        digest.update(str(name).encode() + b"\0")
+        if types.is_numeric_dtype(column):
+            digest.update(column.to_numpy(float, na_value=np.nan).tobytes())
+        else:
+            digest.update(pd.util.hash_array(column.astype(str).to_numpy(object)).tobytes())
+    return digest.hexdigest()
