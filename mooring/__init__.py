@@ -1,0 +1,28 @@
+"""Mooring: personalized federated learning. How tightly should each client be moored to the others?"""
+
+from importlib import import_module
+from typing import Any
+
+# What `import mooring` offers; each name is imported when it is first used, so that the package stays quick to load.
+_PUBLIC = {
+    "fit": "mooring.engines.fit",
+    "compare": "mooring.engines.compare",
+    "load": "mooring.data.sources",
+    "predict": "mooring.engines.predict",
+    "RequestError": "mooring.core.errors",
+    "WorkError": "mooring.core.errors",
+    "PersonalizedRegressor": "mooring.estimators",
+    "PersonalizedClassifier": "mooring.estimators",
+}
+
+__all__ = sorted(_PUBLIC)  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"mooring has no attribute {name!r}; it offers {', '.join(__all__)}.")
+    return getattr(import_module(_PUBLIC[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -42,8 +42,8 @@ class Plan:
     rounds: int = 100
     participation: float = 1.0  # a share of the clients (up to 1), or their number (above 1)
     seed: int = 0
-    evaluate_every: int = 0  # 0: about twenty times a run
-    patience: int = 0  # evaluations without a better validation loss before the run stops; 0: never stops early
+    evaluate_every: int | None = None  # None: about twenty times a run
+    patience: int | None = None  # evaluations without a better validation loss before the run stops; None: never
     keep: str = "chosen"  # the models of the round with the best validation loss, or of the "last" round
     checkpoint_every: int = 10
 
@@ -211,7 +211,7 @@ def _remember(progress: Progress, plan: Plan, exchange: Any, now: Evaluation) ->
             progress.chosen_states = exchange.states.copy()
         return
     progress.waited += 1
-    progress.stopped = plan.patience > 0 and progress.waited >= plan.patience
+    progress.stopped = plan.patience is not None and progress.waited >= plan.patience
 
 
 class at_chosen:

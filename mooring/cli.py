@@ -1,0 +1,382 @@
+"""The commands: parse, call one function, print. Heavy imports wait until a command needs them."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mooring.core.errors import RequestError, WorkError
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Personalized federated learning: how tightly should each client be moored to the others?",
+)
+
+DEBUG = {"on": False}
+
+Source = Annotated[str, typer.Argument(help="A table (CSV, Parquet, npz), a folder of client tables, or a data set's name.")]
+Client = Annotated[str | None, typer.Option("--client", help="The column that says whose row it is.")]
+Target = Annotated[str | None, typer.Option("--target", help="The column to predict.")]
+Kind = Annotated[str, typer.Option("--kind", help="What the target is: auto, regression, binary, classes, count.")]
+TaskName = Annotated[str, typer.Option("--task", help="auto, linear, logistic, ...: see `mooring list tasks`.")]
+Model = Annotated[str | None, typer.Option("--model", help="A network of your own: my_model.py:make.")]
+Features = Annotated[str | None, typer.Option("--features", help="Columns to learn from, separated by commas.")]
+Drop = Annotated[str | None, typer.Option("--drop", help="Columns to leave out, separated by commas.")]
+Unit = Annotated[str | None, typer.Option("--unit", help="Column whose equal values stay in one part.")]
+Time = Annotated[str | None, typer.Option("--time", help="Column to split by time: the latest rows test.")]
+Split = Annotated[str | None, typer.Option("--split", help="Column that says train, validation or test.")]
+MinRows = Annotated[int | None, typer.Option("--min-rows", help="Fewest rows a client may have.")]
+DropSmall = Annotated[bool, typer.Option("--drop-small", help="Leave clients with fewer rows out.")]
+Set = Annotated[list[str] | None, typer.Option("--set", help="A field of the algorithm: lam=0.1. Repeat for more.")]
+Deal = Annotated[list[str] | None, typer.Option("--deal", help="How a pooled data set is dealt out: clients=100.")]
+Rounds = Annotated[int | None, typer.Option("--rounds", help="Communication rounds (default 100).")]
+Participation = Annotated[float | None, typer.Option("--participation", help="Share of clients a round, or their number.")]
+Weights = Annotated[str | None, typer.Option("--weights", help="Client weights p: size or uniform.")]
+Seed = Annotated[int | None, typer.Option("--seed", help="The same seed gives the same bytes.")]
+Patience = Annotated[int | None, typer.Option("--patience", help="Evaluations without improvement before stopping.")]
+Threads = Annotated[int | None, typer.Option("--threads", help="Threads; kept in the run file.")]
+Out = Annotated[Path | None, typer.Option("--out", help="The run directory (default: runs/NAME-1, -2, ...).")]
+DataDir = Annotated[str | None, typer.Option("--data-dir", help="Folder of large data sets (or MOORING_DATA).")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, and nothing else there.")]
+
+
+@app.callback()
+def options(debug: Annotated[bool, typer.Option("--debug", help="Show the stack trace of an error.")] = False) -> None:
+    DEBUG["on"] = debug
+
+
+@app.command()
+def fit(
+    source: Source,
+    client: Client = None,
+    target: Target = None,
+    kind: Kind = "auto",
+    task: TaskName = "auto",
+    algorithm: Annotated[str, typer.Option("--algorithm", help="See `mooring list algorithms`.")] = "fedprox_one_stage",
+    set_: Set = None,
+    model: Model = None,
+    features: Features = None,
+    drop: Drop = None,
+    unit: Unit = None,
+    time: Time = None,
+    split: Split = None,
+    min_rows: MinRows = None,
+    drop_small: DropSmall = False,
+    deal: Deal = None,
+    rounds: Rounds = None,
+    participation: Participation = None,
+    weights: Weights = None,
+    seed: Seed = None,
+    patience: Patience = None,
+    threads: Threads = None,
+    out: Out = None,
+    data_dir: DataDir = None,
+    json_: Json = False,
+) -> None:
+    """Train one method on a federation, with training alone and one common model beside it.
+
+    SOURCE may be a run.toml, which then says everything.
+    """
+    from mooring.display import Display, show_fit
+    from mooring.engines.fit import fit as train
+    from mooring.engines.fit import start
+    from mooring.engines.prepare import prepare
+    from mooring.runs.directory import default_out
+    from mooring.runs.runfile import read_run
+
+    display = Display(json_)
+    with display.progress() as tell:
+        if source.endswith(".toml"):
+            given = read_run(source)
+            if given.mooring.kind != "fit":
+                raise RequestError(f"{source} describes a run of kind '{given.mooring.kind}', not 'fit'.")
+            result = start(prepare(given), out or default_out(Path(source).stem), tell)
+        else:
+            result = train(
+                source,
+                algorithm=algorithm,
+                settings=assignments(set_),
+                out=out or default_out(f"{Path(source).stem}-{algorithm}"),
+                tell=tell,
+                task=task,
+                model=model,
+                **data_options(locals()),
+                **training_options(locals()),
+            )
+    if json_:
+        emit({"summary": result.summary, "clients": result.clients.to_dict("records"), "run": str(result.run)})
+    display.notes(result.job.clients.notes)
+    if not json_:
+        show_fit(display, result)
+
+
+@app.command()
+def compare(
+    source: Source,
+    methods: Annotated[str, typer.Option("--methods", help="Names separated by commas.")] = (
+        "local,global,fedavg,fedprox_shared,fedprox_one_stage"
+    ),
+    client: Client = None,
+    target: Target = None,
+    kind: Kind = "auto",
+    task: TaskName = "auto",
+    set_: Set = None,
+    model: Model = None,
+    features: Features = None,
+    drop: Drop = None,
+    unit: Unit = None,
+    time: Time = None,
+    split: Split = None,
+    min_rows: MinRows = None,
+    drop_small: DropSmall = False,
+    deal: Deal = None,
+    rounds: Rounds = None,
+    participation: Participation = None,
+    weights: Weights = None,
+    seed: Seed = None,
+    patience: Patience = None,
+    threads: Threads = None,
+    out: Out = None,
+    data_dir: DataDir = None,
+    json_: Json = False,
+) -> None:
+    """Train several methods on the same data, splits and cohorts. Fields: --set fedavg.steps=5."""
+    from mooring.display import Display, show_comparison
+    from mooring.engines.compare import as_json
+    from mooring.engines.compare import compare as run
+    from mooring.runs.directory import default_out
+
+    display = Display(json_)
+    with display.progress() as tell:
+        result = run(
+            source,
+            [name.strip() for name in methods.split(",") if name.strip()],
+            settings=assignments_by_method(set_),
+            out=out or default_out(f"{Path(source).stem}-compare"),
+            tell=tell,
+            task=task,
+            model=model,
+            **data_options(locals()),
+            **training_options(locals()),
+        )
+    if json_:
+        emit(as_json(result))
+    display.notes(result.notes)
+    if not json_:
+        show_comparison(display, result)
+
+
+@app.command()
+def resume(
+    run: Annotated[Path, typer.Argument(help="A run directory.")],
+    json_: Json = False,
+) -> None:
+    """Continue an interrupted run to the very result it would have had."""
+    from mooring.display import Display, show_comparison, show_fit
+    from mooring.engines import compare as comparing
+    from mooring.engines import fit as fitting
+    from mooring.runs.directory import open_run
+
+    display = Display(json_)
+    kind = open_run(run).run.mooring.kind
+    with display.progress() as tell:
+        if kind == "compare":
+            result = comparing.resume(run, tell)
+            notes = result.notes
+        elif kind == "fit":
+            fitted, note = fitting.resume(run, tell)
+            notes = [note] if note else []
+        else:
+            raise RequestError(f"{run} is a run of kind '{kind}'; start it again with `mooring {kind}`.")
+    display.notes(notes)
+    if json_:
+        if kind == "compare":
+            emit(comparing.as_json(result))
+        else:
+            emit({"summary": fitted.summary, "clients": fitted.clients.to_dict("records"), "run": str(run)})
+    elif kind == "compare":
+        show_comparison(display, result)
+    else:
+        show_fit(display, fitted)
+
+
+@app.command()
+def predict(
+    run: Annotated[Path, typer.Argument(help="A finished run.")],
+    source: Annotated[str, typer.Argument(help="A table with the same columns (the target may be missing).")],
+    client: Annotated[str | None, typer.Option("--client", help="Whose model answers (default: each row's own).")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Write a CSV file instead of printing.")] = None,
+    json_: Json = False,
+) -> None:
+    """Predict rows with a finished run's models."""
+    from mooring.display import Display
+    from mooring.engines.predict import predict as answer
+    from mooring.runs.files import write_whole
+
+    display = Display(json_)
+    frame, notes = answer(run, source, client)
+    display.notes(notes)
+    if json_:
+        emit({"predictions": frame.to_dict("records"), "run": str(run)})
+    elif out is not None:
+        if out.exists():
+            raise RequestError(f"{out} already exists; choose another --out.")
+        write_whole(out, frame.to_csv(index=False).encode())
+        display.say(f"{len(frame)} predictions in {out}")
+    else:
+        sys.stdout.write(frame.to_csv(index=False))
+
+
+@app.command()
+def check(
+    source: Source,
+    client: Client = None,
+    target: Target = None,
+    kind: Kind = "auto",
+    features: Features = None,
+    drop: Drop = None,
+    unit: Unit = None,
+    time: Time = None,
+    split: Split = None,
+    min_rows: MinRows = None,
+    json_: Json = False,
+) -> None:
+    """What is wrong with my data, per client? Exit code 2 when something must be put right first."""
+    from mooring.data.checks import check as inspect
+    from mooring.display import Display
+
+    display = Display(json_)
+    chosen = {k: v for k, v in data_options(locals()).items() if k not in ("data_dir", "drop_small", "partition")}
+    findings = [finding._asdict() for finding in inspect(source, **chosen)]
+    if json_:
+        emit({"findings": findings})
+    elif not findings:
+        display.say(f"{source}: nothing to complain about.")
+    else:
+        columns = {"severity": "severity", "client": "client", "column": "column", "sentence": "what"}
+        display.table(f"{source}: {len(findings)} finding(s)", findings, columns)
+    if any(finding["severity"] == "error" for finding in findings):
+        raise typer.Exit(2)
+
+
+@app.command("list")
+def list_(
+    what: Annotated[str, typer.Argument(help="algorithms, tasks or datasets.")],
+    json_: Json = False,
+) -> None:
+    """What there is to choose from."""
+    from mooring.display import Display
+
+    listing = {"algorithms": algorithms, "tasks": tasks, "datasets": datasets}
+    if what not in listing:
+        raise RequestError(f"mooring list knows {', '.join(listing)}, got {what!r}.")
+    rows, columns = listing[what]()
+    if json_:
+        emit({what: rows})
+    else:
+        Display().table(what, rows, columns)
+
+
+def algorithms() -> tuple[list[dict[str, Any]], dict[str, str]]:
+    from mooring.algorithms.base import describe, names
+
+    columns = {"name": "algorithm", "summary": "what", "paper": "source", "limits": "limits", "reveals": "reveals"}
+    return [describe(name) for name in names()], columns
+
+
+def tasks() -> tuple[list[dict[str, Any]], dict[str, str]]:
+    from mooring.tasks.catalog import describe, names
+
+    return [describe(name) for name in names()], {"name": "task", "summary": "what", "targets": "targets", "exact": "exact prox"}
+
+
+def datasets() -> tuple[list[dict[str, Any]], dict[str, str]]:
+    from mooring.data.datasets import describe, known
+
+    return [describe(name) for name in known()], {"name": "data set", "summary": "what", "needs": "needs"}
+
+
+def data_options(given: dict[str, Any]) -> dict[str, Any]:
+    """The options of the run file's section [data], as the commands take them."""
+    columns = {k: [c.strip() for c in given[k].split(",")] if given.get(k) else None for k in ("features", "drop")}
+    plain = {k: given.get(k) for k in ("client", "target", "kind", "unit", "time", "split", "min_rows", "data_dir")}
+    dealt = assignments(given.get("deal"))
+    return plain | columns | {"drop_small": given.get("drop_small") or None, "partition": dealt or None}
+
+
+def training_options(given: dict[str, Any]) -> dict[str, Any]:
+    out = {k: given.get(k) for k in ("rounds", "weights", "seed", "patience", "threads")}
+    part = given.get("participation")
+    return out | {"participation": int(part) if part is not None and part > 1 else part}
+
+
+def assignments(texts: list[str] | None) -> dict[str, Any]:
+    """`lam=0.1` as {"lam": 0.1}: numbers, true/false, lists and tables as JSON writes them, anything else as text."""
+    out = {}
+    for text in texts or []:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise RequestError(f"--set takes NAME=VALUE, got {text!r}.")
+        try:
+            out[name.strip()] = json.loads(value)
+        except json.JSONDecodeError:
+            out[name.strip()] = value.strip()
+    return out
+
+
+def assignments_by_method(texts: list[str] | None) -> dict[str, dict[str, Any]]:
+    """`fedavg.steps=5` as {"fedavg": {"steps": 5}}."""
+    out: dict[str, dict[str, Any]] = {}
+    for name, value in assignments(texts).items():
+        method, dot, field = name.partition(".")
+        if not dot:
+            raise RequestError(f"--set takes METHOD.FIELD=VALUE here, got {name!r}.")
+        out.setdefault(method, {})[field] = value
+    return out
+
+
+def emit(value: Any) -> None:
+    """One JSON object on stdout."""
+    from mooring.runs.files import to_json
+
+    sys.stdout.write(to_json(value) + "\n")
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run a command. Exit codes: 0 done, 1 the work failed, 2 the request was wrong."""
+    warnings.showwarning = lambda message, *rest, **more: print(f"note: {message}", file=sys.stderr)  # noqa: T201
+    try:
+        code = app(argv, standalone_mode=False)
+    except Exception as error:
+        if DEBUG["on"]:
+            raise
+        code = told(error)
+    except KeyboardInterrupt:
+        print("interrupted; a run that had begun goes on with `mooring resume`.", file=sys.stderr)  # noqa: T201
+        code = 130
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def told(error: Exception) -> int:
+    """Say an error in one sentence; its exit code."""
+    import click
+
+    if isinstance(error, click.exceptions.Exit):
+        return error.exit_code
+    if isinstance(error, click.ClickException):
+        error.show()
+        return 2
+    if isinstance(error, click.Abort):
+        return 130
+    known = isinstance(error, RequestError | WorkError)
+    text = str(error) if known else f"unexpected {type(error).__name__}: {error} (run with --debug for the details)"
+    print(f"error: {text}", file=sys.stderr)  # noqa: T201
+    return 2 if isinstance(error, RequestError) else 1

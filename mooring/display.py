@@ -1,0 +1,138 @@
+"""What a person sees in the terminal: progress, tables, notes. Everything goes to stderr when stdout is for JSON."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+MOST_ROWS = 20  # clients that a terminal's table shows
+
+
+class Display:
+    """One console for everything; `json` mode keeps stdout free."""
+
+    def __init__(self, json: bool = False):
+        self.json = json
+        self.out = Console(file=sys.stderr if json else sys.stdout, highlight=False, soft_wrap=False)
+        self.err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+    def say(self, text: str) -> None:
+        self.out.print(text, markup=False, soft_wrap=True)
+
+    def notes(self, notes: Sequence[str]) -> None:
+        for note in notes:
+            self.err.print(f"note: {note}", style="dim", markup=False)
+
+    def table(self, title: str, rows: Sequence[dict[str, Any]], columns: dict[str, str], caption: str = "") -> None:
+        """Rows as a table; `columns` maps a key to its heading."""
+        table = Table(title=title, caption=caption or None, title_justify="left", caption_justify="left")
+        for i, heading in enumerate(columns.values()):
+            table.add_column(heading, justify="left" if i == 0 else "right", overflow="fold")
+        for row in rows:
+            table.add_row(*(shown(row.get(key)) for key in columns))
+        self.out.print(table)
+
+    @contextmanager
+    def progress(self) -> Iterator[Any]:
+        """A bar per job; yields `tell(what, done, all)`."""
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=self.err, transient=True) as bar:
+            jobs: dict[str, Any] = {}
+
+            def tell(what: str, done: int, rounds: int) -> None:
+                if what not in jobs:
+                    jobs[what] = bar.add_task(what, total=rounds)
+                bar.update(jobs[what], completed=done, total=rounds)
+
+            yield tell
+
+
+def shown(value: Any) -> str:
+    """A cell: four significant digits for numbers, a dash for nothing."""
+    if value is None or (isinstance(value, float) and value != value):
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < 1e5 else f"{value:.3e}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return str(value)
+
+
+def show_fit(display: Display, result: Any) -> None:
+    """The summary and the clients of a fit."""
+    told = result.summary
+    name = result.trained.algorithm.name
+    frame = result.clients
+    display.table(
+        f"{result.job.clients.title}: test {told['metric']} over {len(frame)} clients",
+        [
+            {"who": "alone: every client by itself", "loss": told["alone"]},
+            {"who": "common: one model from all rows", "loss": told["common"]},
+            {"who": f"personal: {name}", "loss": told["personal"]},
+        ],
+        {"who": "model", "loss": told["metric"]},
+    )
+    show_clients(display, frame, told["metric"])
+    last, chosen = result.trained.outcome.last, result.trained.outcome.chosen
+    if last.t != chosen.t:
+        display.say(f"The models are those of round {chosen.t} (best validation loss); the last round was {last.t}.")
+    display.say(gains(frame))
+    if result.run is not None:
+        display.say(f"Run: {result.run}")
+
+
+def show_clients(display: Display, frame: Any, metric: str) -> None:
+    """The clients by how much their own model saves; the middle of a long list is left out."""
+    order = frame.sort_values("gain", ascending=False)
+    if len(order) > MOST_ROWS:
+        order = order.iloc[[*range(MOST_ROWS // 2), *range(len(order) - MOST_ROWS // 2, len(order))]]
+    columns = {k: k for k in ("client", "rows", "alone", "common", "personal", "gain")}
+    caption = "gain: what the personal model saves over training alone"
+    if len(frame) > MOST_ROWS:
+        caption = f"The {MOST_ROWS // 2} best and worst of {len(frame)} clients. {caption}"
+    display.table(f"Clients, test {metric}", order.to_dict("records"), columns, caption)
+
+
+def gains(frame: Any) -> str:
+    """Who gains from what, in one sentence."""
+    seen = frame.dropna(subset=["alone", "common", "personal"])
+    common = int((seen["common"] < seen["alone"]).sum())
+    personal = int((seen["personal"] < seen["alone"]).sum())
+    both = int((seen["personal"] < seen[["alone", "common"]].min(axis=1)).sum())
+    return (
+        f"Of {len(seen)} clients, {common} do better with the common model than alone, {personal} with their personal "
+        f"model than alone, and {both} with their personal model than with either."
+    )
+
+
+def show_comparison(display: Display, result: Any) -> None:
+    """A row a method, best first, and who gains."""
+    rows = result.methods.sort_values("test_loss").to_dict("records")
+    columns = {
+        "method": "method",
+        "test_loss": f"test {result.metric}",
+        "validation_loss": "validation",
+        "last_test_loss": "last round",
+        "chosen_round": "chosen",
+        "rounds": "rounds",
+        "bytes": "bytes",
+        "seconds": "seconds",
+    }
+    caption = "test: models of the chosen round (best validation loss), averaged over test rows"
+    display.table(f"{len(result.clients)} clients", rows, columns, caption)
+    methods = [m for m in result.methods["method"] if m != "local"]
+    if "local" in result.clients:
+        for method in methods:
+            better = int((result.clients[method] < result.clients["local"]).sum())
+            display.say(f"{better} of {len(result.clients)} clients do better with {method} than alone.")
+    if result.run is not None:
+        display.say(f"Run: {result.run}")

@@ -1,0 +1,157 @@
+"""`compare`: several methods on the same data, splits and cohorts; each is a run of its own inside one directory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from mooring.algorithms.base import build
+from mooring.core.errors import RequestError
+from mooring.engines import saving
+from mooring.engines.fit import (
+    Tell,
+    Trained,
+    check_same_data,
+    mean_over_rows,
+    opening,
+    rounds_frame,
+    silent,
+    task_facts,
+    train,
+    with_settled,
+)
+from mooring.engines.loop import Progress
+from mooring.engines.prepare import Job, fields_of, prepare, request, settle
+from mooring.runs.directory import ROUNDS_FILE, Models, RunDir, create, open_run
+from mooring.runs.files import write_json, write_parquet
+from mooring.runs.records import rounds_table
+from mooring.runs.runfile import RunFile
+
+TABLE = "compare.json"
+METHODS = "methods"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What `compare` returns: a row a method, and each client's test loss by method, in the target's own units."""
+
+    metric: str
+    methods: pd.DataFrame  # method, test_loss, validation_loss, seconds, rounds, bytes, ...
+    clients: pd.DataFrame  # client, rows, then a column a method
+    run: Path | None
+    notes: list[str]  # what was dropped, imputed or moved in the data
+
+
+def compare(
+    source: Any,
+    methods: Sequence[Any] = ("local", "global", "fedavg", "fedprox_one_stage"),
+    *,
+    out: str | Path | None = None,
+    model: Any = None,
+    settings: dict[str, dict[str, Any]] | None = None,
+    tell: Tell = silent,
+    **options: Any,
+) -> Comparison:
+    """Train every method on the same federation; `methods` are names or algorithms, `settings` fields by name."""
+    named = []
+    for method in methods:
+        name = method if isinstance(method, str) else method.name
+        given = dict((settings or {}).get(name, {})) if isinstance(method, str) else fields_of(method)
+        build(name, given)
+        named.append({"name": name, **given})
+    unused = set(settings or {}) - {m["name"] for m in named}
+    if unused:
+        raise RequestError(f"settings for {sorted(unused)[0]!r}, which is not among the methods.")
+    asked = request(source, purpose="compare", algorithms=named, model=model, **options)
+    job = prepare(asked, None if isinstance(source, str | Path) else source, model)
+    directory = None if out is None else create(out, opening(job))
+    return run_methods(job, directory, tell)
+
+
+def resume(path: str | Path, tell: Tell = silent, source: Any = None, model: Any = None) -> Comparison:
+    """Finish an interrupted comparison: methods that are done are kept, the current one goes on from its checkpoint."""
+    directory = open_run(path)
+    job = prepare(directory.run, source, model)
+    check_same_data(directory, job)
+    return run_methods(job, directory, tell)
+
+
+def run_methods(job: Job, directory: RunDir | None, tell: Tell) -> Comparison:
+    rows, columns = [], {}
+    for label, algorithm in labelled(job):
+        begin = time.perf_counter()
+        trained, records = run_one(job, label, algorithm, directory, tell)
+        frame = rounds_frame(job, records)
+        rows.append(
+            {
+                "method": label,
+                "test_loss": mean_over_rows(trained.test, job.clients.test.size.double()),
+                "validation_loss": mean_over_rows(trained.validation, job.clients.validation.size.double()),
+                "seconds": max(time.perf_counter() - begin, float(frame["seconds"].sum())),
+                "rounds": int(frame["t"].max()),
+                "chosen_round": trained.outcome.chosen.t,
+                "last_test_loss": float(frame["test_loss"].dropna().iloc[-1]),
+                "bytes": int(frame["bytes_up"].sum() + frame["bytes_down"].sum()),
+            }
+        )
+        columns[label] = trained.test.numpy()
+    clients = pd.DataFrame({"client": job.clients.names, "rows": total_rows(job), **columns})
+    where = directory.path if directory else None
+    result = Comparison(job.task.metric, pd.DataFrame(rows), clients, where, job.clients.notes)
+    if directory is not None:
+        write_json(directory.path / TABLE, as_json(result))
+    return result
+
+
+def labelled(job: Job) -> list[tuple[str, Any]]:
+    """Each method under its name, numbered where a name comes twice."""
+    algorithms = job.algorithms()
+    names = [a.name for a in algorithms]
+    labels = [n if names.count(n) == 1 else f"{n}-{names[: i + 1].count(n)}" for i, n in enumerate(names)]
+    return list(zip(labels, algorithms))
+
+
+def run_one(job: Job, label: str, algorithm: Any, directory: RunDir | None, tell: Tell) -> tuple[Trained, list[dict]]:
+    """One method, fresh or from where its own run directory stands."""
+    one = job.run.model_copy(
+        update={
+            "mooring": job.run.mooring.model_copy(update={"kind": "fit"}),
+            "algorithm": next(a for (other, _), a in zip(labelled(job), job.run.algorithms or []) if other == label),
+            "algorithms": None,
+        }
+    )
+    inner = None
+    if directory is not None and (directory.path / METHODS / label).exists():
+        inner = open_run(directory.path / METHODS / label)
+        one = inner.run
+    beside = Job(RunFile.model_validate(one), job.clients, job.task)
+    ready, exchange, server = settle(beside.algorithms()[0], beside)
+    progress: Progress = Progress(server)
+    if inner is not None:
+        progress, _ = saving.restore(inner, server, exchange.states)
+    elif directory is not None:
+        inner = create(directory.path / METHODS / label, opening(Job(with_settled(one, ready), job.clients, job.task)))
+    trained = train(beside, ready, exchange, progress, inner, lambda _, done, rounds: tell(label, done, rounds))
+    if inner is not None and not inner.finished:
+        write_parquet(inner.path / ROUNDS_FILE, rounds_table(rounds_frame(job, progress.records).to_dict("records")))
+        inner.write_models(Models(trained.common, trained.models, job.clients.names, *task_facts(job)))
+    return trained, progress.records
+
+
+def total_rows(job: Job) -> Any:
+    return sum(getattr(job.clients, part).size for part in ("train", "validation", "test")).numpy()
+
+
+def as_json(result: Comparison) -> dict[str, Any]:
+    """The object that `mooring compare --json` prints."""
+    return {
+        "metric": result.metric,
+        "methods": result.methods.to_dict("records"),
+        "clients": result.clients.to_dict("records"),
+        "run": str(result.run) if result.run else None,
+    }

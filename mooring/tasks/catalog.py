@@ -1,0 +1,67 @@
+"""Tasks by name: what a run file and the command line may ask for."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import pkgutil
+from typing import Any
+
+from mooring.core.errors import RequestError
+from mooring.tasks.base import Task
+
+NOT_TASKS = ("base", "facts", "catalog")
+AUTOMATIC = {"regression": "linear", "binary": "logistic", "classes": "logistic", "count": "poisson"}
+
+
+def classes_by_name() -> dict[str, type[Task]]:
+    """Every task class by its name, found by folder."""
+    folder = importlib.import_module("mooring.tasks")
+    found = {}
+    for module in pkgutil.iter_modules(folder.__path__):
+        if module.name not in NOT_TASKS:
+            for thing in vars(importlib.import_module(f"mooring.tasks.{module.name}")).values():
+                if isinstance(thing, type) and issubclass(thing, Task) and "name" in vars(thing):
+                    found[thing.name] = thing
+    return dict(sorted(found.items()))
+
+
+def names() -> list[str]:
+    return list(classes_by_name())
+
+
+def find(name: str) -> type[Task]:
+    known = classes_by_name()
+    if name not in known:
+        raise RequestError(f"unknown task {name!r}; known: auto, {', '.join(known)}.")
+    return known[name]
+
+
+def describe(name: str) -> dict[str, Any]:
+    """What `mooring list tasks` tells."""
+    cls = find(name)
+    text = importlib.import_module(cls.__module__).__doc__ or ""
+    return {
+        "name": name,
+        "summary": text.split("\n", 1)[0].split(": ", 1)[-1],
+        "targets": list(cls.kinds),
+        "exact": cls.prox is not None,
+    }
+
+
+def build(name: str, kind: str, features: int, classes: int, fields: dict[str, Any] | None = None) -> Task:
+    """A task for a target of this kind; `auto` picks the usual one."""
+    cls = find(AUTOMATIC[kind] if name == "auto" else name)
+    if kind not in cls.kinds:
+        raise RequestError(
+            f"task '{cls.name}' fits a target that is {' or '.join(cls.kinds)}, but this one is {kind}; "
+            f"use task '{AUTOMATIC[kind]}' or give kind = {cls.kinds[0]!r}."
+        )
+    known = [f.name for f in dataclasses.fields(cls) if f.name not in ("features", "classes")]  # type: ignore[arg-type]
+    for field in fields or {}:
+        if field not in known:
+            raise RequestError(f"task '{cls.name}': unknown field {field!r}; known: {', '.join(known)}.")
+    given = dict(fields or {}) | {"features": features}
+    if any(f.name == "classes" for f in dataclasses.fields(cls)):  # type: ignore[arg-type]
+        given["classes"] = max(classes, 2)
+    return cls(**given)
