@@ -1,0 +1,35 @@
+# Everything from nothing: `make demo` shows the main job, `make test` runs the tests. Both set up `.venv` first.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: setup demo test slow lint bench clean
+
+setup: .venv/ready
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+demo: setup
+	rm -rf demo
+	$(BIN)/mooring compare exam --methods local,global,fedprox_one_stage --out demo/compare
+	$(BIN)/mooring fit exam --algorithm fedprox_one_stage --out demo/fit
+
+test: setup lint
+	$(BIN)/python -m pytest
+
+slow: setup
+	$(BIN)/python -m pytest -m slow
+
+lint: setup
+	$(BIN)/ruff check mooring tests benchmarks
+	$(BIN)/ruff format --check mooring tests benchmarks
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: setup
+	$(BIN)/python -m benchmarks.speed
+
+clean:
+	rm -rf .venv demo
