@@ -22,7 +22,9 @@ app = typer.Typer(
 
 DEBUG = {"on": False}
 
-Source = Annotated[str, typer.Argument(help="A table (CSV, Parquet, npz), a folder of client tables, or a data set's name.")]
+Source = Annotated[
+    str, typer.Argument(help="A table (CSV, Parquet, npz), a folder of client tables, or a data set's name.")
+]
 Client = Annotated[str | None, typer.Option("--client", help="The column that says whose row it is.")]
 Target = Annotated[str | None, typer.Option("--target", help="The column to predict.")]
 Kind = Annotated[str, typer.Option("--kind", help="What the target is: auto, regression, binary, classes, count.")]
@@ -38,7 +40,9 @@ DropSmall = Annotated[bool, typer.Option("--drop-small", help="Leave clients wit
 Set = Annotated[list[str] | None, typer.Option("--set", help="A field of the algorithm: lam=0.1. Repeat for more.")]
 Deal = Annotated[list[str] | None, typer.Option("--deal", help="How a pooled data set is dealt out: clients=100.")]
 Rounds = Annotated[int | None, typer.Option("--rounds", help="Communication rounds (default 100).")]
-Participation = Annotated[float | None, typer.Option("--participation", help="Share of clients a round, or their number.")]
+Participation = Annotated[
+    float | None, typer.Option("--participation", help="Share of clients a round, or their number.")
+]
 Weights = Annotated[str | None, typer.Option("--weights", help="Client weights p: size or uniform.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="The same seed gives the same bytes.")]
 Patience = Annotated[int | None, typer.Option("--patience", help="Evaluations without improvement before stopping.")]
@@ -212,7 +216,9 @@ def resume(
 def predict(
     run: Annotated[Path, typer.Argument(help="A finished run.")],
     source: Annotated[str, typer.Argument(help="A table with the same columns (the target may be missing).")],
-    client: Annotated[str | None, typer.Option("--client", help="Whose model answers (default: each row's own).")] = None,
+    client: Annotated[
+        str | None, typer.Option("--client", help="Whose model answers (default: each row's own).")
+    ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Write a CSV file instead of printing.")] = None,
     json_: Json = False,
 ) -> None:
@@ -295,7 +301,12 @@ def algorithms() -> tuple[list[dict[str, Any]], dict[str, str]]:
 def tasks() -> tuple[list[dict[str, Any]], dict[str, str]]:
     from mooring.tasks.catalog import describe, names
 
-    return [describe(name) for name in names()], {"name": "task", "summary": "what", "targets": "targets", "exact": "exact prox"}
+    return [describe(name) for name in names()], {
+        "name": "task",
+        "summary": "what",
+        "targets": "targets",
+        "exact": "exact prox",
+    }
 
 
 def datasets() -> tuple[list[dict[str, Any]], dict[str, str]]:

@@ -6,7 +6,7 @@ import torch
 from mooring.core.cohort import Round
 from mooring.data.clients import Clients, from_arrays
 from mooring.engines.loop import Plan, Progress, run
-from mooring.engines.simulator import Simulator
+from mooring.engines.simulator import settle
 from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic
 
@@ -48,15 +48,9 @@ PROBLEMS = {
 }
 
 
-def settled_simulator(algorithm, task, clients, *, weights="size", seed=0, chunk=0):
+def settled_simulator(algorithm, task, clients, **how):
     """A simulator whose algorithm has its settings settled, and the server's first state."""
-    w0 = task.start(seed)
-    exchange = Simulator(algorithm, task, clients, clients.weights(weights), w0, chunk)
-    algorithm = algorithm.settle(task, exchange.facts(w0))
-    exchange.algorithm = algorithm
-    server, first = algorithm.start(task, w0)
-    exchange.states.first = first
-    return algorithm, exchange, server
+    return settle(algorithm, task, clients, **how)
 
 
 def simulate(algorithm, task, clients, rounds=3, *, participation=1.0, weights="size", seed=0, chunk=0):

@@ -16,10 +16,10 @@ from mooring.core.cohort import Round
 from mooring.core.errors import RequestError
 from mooring.data.clients import REGRESSION
 from mooring.engines import saving
-from mooring.engines.loop import Outcome, Progress, at_chosen, run
+from mooring.engines.loop import Evaluation, Outcome, Plan, Progress, at_chosen, run
 from mooring.engines.prepare import Job, fields_of, prepare, request, settle
-from mooring.engines.simulator import Simulator, mean_risk
-from mooring.runs.directory import MODELS, ROUNDS_FILE, RUN, CLIENTS_FILE, SCHEMA, SPLIT, Models, RunDir, create, open_run
+from mooring.engines.simulator import Simulator
+from mooring.runs.directory import CLIENTS_FILE, ROUNDS_FILE, RUN, SCHEMA, SPLIT, Models, RunDir, create, open_run
 from mooring.runs.files import json_bytes, parquet_bytes, write_parquet
 from mooring.runs.records import clients_table, rounds_table
 from mooring.runs.runfile import RunFile, run_bytes
@@ -175,24 +175,19 @@ def train(
         tell=lambda now, rounds: tell(ready.name, now.t, rounds),
     )
     unit = job.clients.target_scale**2 if job.task.metric == "mse" else 1.0
-    use_chosen = job.plan.keep == "chosen" and progress.chosen_server is not None
-    shown = outcome.chosen if use_chosen else outcome.last
-    server = progress.chosen_server if use_chosen else progress.server
-    everyone = torch.arange(len(job.clients))
-    turn = Round(shown.t, job.plan.rounds, len(everyone), len(everyone), 1.0, job.plan.seed)
-    if use_chosen:
-        with at_chosen(progress, exchange):
-            models = all_models(exchange, server, turn)
-    else:
-        models = all_models(exchange, server, turn)
+    shown, server, models = deployed(outcome, exchange, job.plan)
     return Trained(ready, outcome, server.w, models, shown.validation * unit, shown.test * unit)
 
 
-def all_models(exchange: Simulator, server: Any, turn: Round) -> Tensor:
-    """[m, d]: what every client deploys."""
-    blocks = exchange.blocks()
-    found = torch.cat([exchange.models(server, block, turn) for block in blocks])
-    return found[torch.argsort(torch.cat(blocks))]
+def deployed(outcome: Outcome, exchange: Simulator, plan: Plan) -> tuple[Evaluation, Any, Tensor]:
+    """What the plan keeps, the chosen round or the last: its evaluation, the server's state, every client's model."""
+    progress, m = outcome.progress, len(exchange.clients)
+    if plan.keep == "last" or progress.chosen_server is None:
+        turn = Round(outcome.last.t, plan.rounds, m, m, 1.0, plan.seed)
+        return outcome.last, progress.server, exchange.all_models(progress.server, turn)
+    turn = Round(outcome.chosen.t, plan.rounds, m, m, 1.0, plan.seed)
+    with at_chosen(progress, exchange):
+        return outcome.chosen, progress.chosen_server, exchange.all_models(progress.chosen_server, turn)
 
 
 def referee(name: str, job: Job, tell: Tell = silent) -> Trained:
@@ -265,5 +260,3 @@ def task_facts(job: Job) -> tuple[dict[str, Any], Any]:
     about = {"name": task.name, "metric": task.metric, "kind": job.clients.kind, "classes": list(job.clients.classes)}
     layout = task.describe() if hasattr(task, "describe") else {"features": list(job.clients.features)}
     return about, layout
-
-

@@ -61,11 +61,15 @@ def predict(path: str | Path, source: Any, client: str | None = None) -> tuple[p
     return answers(output, owners, schema), notes
 
 
-def owners_of(frame: pd.DataFrame, schema: Schema, client: str | None, known: tuple[str, ...], where: Path) -> np.ndarray:
+def owners_of(
+    frame: pd.DataFrame, schema: Schema, client: str | None, known: tuple[str, ...], where: Path
+) -> np.ndarray:
     """Whose model answers each row."""
     if client is not None:
         if client not in known:
-            raise RequestError(f"{where}: unknown client {client!r}; it has {len(known)}, such as {', '.join(known[:5])}.")
+            raise RequestError(
+                f"{where}: unknown client {client!r}; it has {len(known)}, such as {', '.join(known[:5])}."
+            )
         return np.full(len(frame), client, dtype=object)
     if schema.client in frame.columns:
         return frame[schema.client].astype(str).to_numpy(object)

@@ -17,14 +17,15 @@ from mooring.core.errors import RequestError
 from mooring.data.clients import REGRESSION, Clients
 from mooring.data.datasets import LOADERS, is_name, named
 from mooring.data.sources import load
+from mooring.engines import simulator
 from mooring.engines.loop import Plan
 from mooring.engines.simulator import Simulator
-from mooring.runs.runfile import RunFile, make_run
+from mooring.runs.runfile import RunFile, Training, make_run
 from mooring.tasks import catalog
 from mooring.tasks.module import Module
 
 IN_MEMORY = "(in memory)"
-TRAINING = ("rounds", "participation", "weights", "seed", "evaluate_every", "patience", "keep", "checkpoint_every", "chunk")
+TRAINING = tuple(name for name in Training.model_fields if name != "threads")
 DATA = ("client", "target", "kind", "features", "drop", "unit", "time", "split", "min_rows", "drop_small", "data_dir")
 
 
@@ -47,7 +48,9 @@ class Job:
         return [build(a.name, a.fields | (a.settled or {})) for a in asked]
 
 
-def request(source: Any, *, purpose: str, where: str = "request", task: Any = "auto", model: Any = None, **options: Any):
+def request(
+    source: Any, *, purpose: str, where: str = "request", task: Any = "auto", model: Any = None, **options: Any
+):
     """The run file of a call: options of the data, the task, the training and the algorithm, each in its section."""
     data = {"source": source_name(source)} | {k: options.pop(k) for k in DATA if options.get(k) is not None}
     if data.get("kind") == "auto":
@@ -101,7 +104,9 @@ def read_clients(run: RunFile, source: Any = None) -> Clients:
     if isinstance(source, str) and is_name(source) and source in LOADERS:
         return named(source, data.data_dir, seed=run.training.seed, **(data.partition or {}))
     if data.partition:
-        raise RequestError(f"a partition deals out a pooled data set such as digits; {data.source} has clients already.")
+        raise RequestError(
+            f"a partition deals out a pooled data set such as digits; {data.source} has clients already."
+        )
     options = data.model_dump(exclude_none=True, exclude={"source", "partition", "kind", "split"})
     if isinstance(data.split, str):
         options["split"] = data.split
@@ -169,17 +174,8 @@ def maker(model: Any, clients: Clients) -> Callable[[], nn.Module]:
 
 def settle(algorithm: Algorithm, job: Job) -> tuple[Algorithm, Simulator, Any]:
     """The algorithm in numbers, the clients ready to be asked, and the server's first state."""
-    task, clients = job.task, job.clients
-    for need in algorithm.needs:
-        if not getattr(task, need):
-            raise RequestError(f"{algorithm.name} needs a task with {need!r}, and task '{task.name}' has none.")
-    w0 = task.start(job.run.training.seed)
-    p = clients.weights(job.run.training.weights)
-    exchange = Simulator(algorithm, task, clients, p, w0, job.run.training.chunk or 0)
-    ready = algorithm.settle(task, exchange.facts(w0))
-    server, first = ready.start(task, w0)
-    exchange.algorithm, exchange.states.first = ready, first
-    return ready, exchange, server
+    how = job.run.training
+    return simulator.settle(algorithm, job.task, job.clients, weights=how.weights, seed=how.seed, chunk=how.chunk or 0)
 
 
 def fields_of(algorithm: Algorithm) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mooring.core.cohort import Round
 from mooring.core.costs import Meter, Metered
+from mooring.core.errors import RequestError
 from mooring.data.clients import PARTS, Clients
 from mooring.tasks.facts import Facts, gather
 
@@ -85,8 +86,26 @@ class Simulator:
                 columns[part].append(mean_risk(self.task, w, rows))
         return {part: torch.cat(values)[order] for part, values in columns.items()}
 
+    def all_models(self, server: Any, round: Round) -> Tensor:
+        """[m, d]: what every client deploys."""
+        found = torch.cat([self.models(server, block, round) for block in self.blocks()])
+        return found[torch.argsort(torch.cat(self.blocks()))]
+
     def blocks(self) -> list[Tensor]:
         return self.data.train.blocks(self.chunk)
+
+
+def settle(algorithm: Any, task: Any, clients: Clients, *, weights: str = "size", seed: int = 0, chunk: int = 0):
+    """The algorithm in numbers, its clients ready to be asked, and the server's first state."""
+    for need in algorithm.needs:
+        if not getattr(task, need):
+            raise RequestError(f"{algorithm.name} needs a task with {need!r}, and task '{task.name}' has none.")
+    w0 = task.start(seed)
+    exchange = Simulator(algorithm, task, clients, clients.weights(weights), w0, chunk)
+    ready = algorithm.settle(task, exchange.facts(w0))
+    server, first = ready.start(task, w0)
+    exchange.algorithm, exchange.states.first = ready, first
+    return ready, exchange, server
 
 
 def mean_risk(task: Any, w: Tensor, rows: Any) -> Tensor:
