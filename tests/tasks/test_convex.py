@@ -1,0 +1,131 @@
+"""Linear and logistic tasks against scikit-learn, numpy, finite differences and the optimality conditions."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.metrics import log_loss, r2_score, roc_auc_score
+
+from mooring.core.cohort import Batch
+from mooring.tasks.linear import Linear
+from mooring.tasks.logistic import Logistic
+from tests.problems import PROBLEMS, linear_clients, logistic_clients
+
+TASKS = sorted(PROBLEMS)
+
+
+def at(task, clients, seed=0):
+    rng = torch.Generator().manual_seed(seed)
+    return torch.randn(len(clients), task.dim, dtype=torch.float64, generator=rng)
+
+
+@pytest.mark.parametrize("problem", TASKS)
+def test_gradient_and_hessian_equal_finite_differences(problem):
+    task, clients = PROBLEMS[problem]()
+    rows, w, step = clients.train.padded(), at(*PROBLEMS[problem]()), 1e-6
+    grad, hessian = task.grad(w, rows), task.hessian(w, rows)
+    for j in range(task.dim):
+        shift = torch.zeros_like(w)
+        shift[:, j] = step
+        slope = (task.loss(w + shift, rows) - task.loss(w - shift, rows)) / (2 * step)
+        torch.testing.assert_close(slope, grad[:, j], rtol=1e-6, atol=1e-8)
+        bend = (task.grad(w + shift, rows) - task.grad(w - shift, rows)) / (2 * step)
+        torch.testing.assert_close(bend, hessian[:, :, j], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("problem", TASKS)
+@pytest.mark.parametrize("shape", ["number", "per client", "diagonal"])
+def test_prox_satisfies_its_optimality_condition(problem, shape):
+    task, clients = PROBLEMS[problem]()
+    rows, center = clients.train.full(task), at(task, clients)
+    lam = {
+        "number": torch.tensor(0.7, dtype=torch.float64),
+        "per client": torch.linspace(0.1, 2, len(clients), dtype=torch.float64),
+        "diagonal": torch.linspace(0.1, 3, len(clients) * task.dim, dtype=torch.float64).view(len(clients), -1),
+    }[shape]
+    v = task.prox(center, lam, rows)
+    pull = lam[:, None] if lam.ndim == 1 else lam
+    assert float((task.grad(v, rows) + pull * (v - center)).abs().max()) < 1e-8
+
+
+@pytest.mark.parametrize("problem", TASKS)
+def test_solve_has_no_gradient(problem):
+    task, clients = PROBLEMS[problem]()
+    rows = clients.train.full(task)
+    assert float(task.grad(task.solve(rows), rows).abs().max()) < 1e-8
+
+
+def test_summary_stands_for_the_rows():
+    task, clients = Linear(3, ridge=0.1), linear_clients()
+    rows, summary, w = clients.train.padded(), clients.train.full(Linear(3, ridge=0.1)), at(task, clients)
+    torch.testing.assert_close(task.loss(w, rows), task.loss(w, summary))
+    torch.testing.assert_close(task.grad(w, rows), task.grad(w, summary))
+    assert task.count(rows) == task.count(summary) == int(clients.train.size.sum())
+
+
+def test_linear_agrees_with_scikit_learn():
+    clients = linear_clients()
+    task = Linear(3, intercept=False, ridge=0.3)
+    found = task.solve(clients.train.full(task))
+    for i in range(len(clients)):
+        x, y = clients.train.of(i)
+        reference = Ridge(alpha=0.3 * len(y), fit_intercept=False).fit(x, y)
+        np.testing.assert_allclose(found[i], reference.coef_, rtol=1e-8)
+    score = task.score(found, clients.train.padded())
+    assert float(score["r2"][2]) == pytest.approx(r2_score(clients.train.of(2)[1], clients.train.of(2)[0] @ found[2]))
+
+
+def test_least_norm_where_rows_do_not_determine_the_fit():
+    clients = linear_clients(m=2, d=6, sizes=[6, 8])
+    task = Linear(6, intercept=False)
+    found = task.solve(clients.train.full(task))
+    for i in range(2):
+        x, y = (part.numpy() for part in clients.train.of(i))
+        np.testing.assert_allclose(found[i], np.linalg.pinv(x) @ y, atol=1e-8)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_logistic_agrees_with_scikit_learn(classes):
+    clients = logistic_clients(classes=classes)
+    task = Logistic(3, classes=classes, intercept=False, ridge=0.2)
+    found = task.solve(clients.train.full(task))
+    batch = clients.train.padded()
+    for i in range(len(clients)):
+        x, y = clients.train.of(i)
+        if len(torch.unique(y)) < classes:
+            continue
+        reference = LogisticRegression(C=1 / (0.2 * len(y)), fit_intercept=False, tol=1e-10, max_iter=5000).fit(x, y)
+        mine = task.predict(found, batch.x)[i, : len(y)].numpy()
+        np.testing.assert_allclose(mine, reference.predict_proba(x), atol=1e-5)
+        assert float(task.risk(found, batch)[i]) == pytest.approx(log_loss(y, mine, labels=range(classes)), rel=1e-9)
+        if classes == 2:
+            assert float(task.score(found, batch)["auc"][i]) == pytest.approx(roc_auc_score(y, mine[:, 1]))
+
+
+def test_newton_cg_agrees_with_newton(monkeypatch):
+    clients = logistic_clients(classes=3)
+    task = Logistic(3, classes=3, ridge=0.1)
+    rows = clients.train.full(task)
+    dense = task.solve(rows)
+    monkeypatch.setattr("mooring.tasks.scored.DENSE", 0, raising=False)
+    monkeypatch.setattr("mooring.tasks.logistic.DENSE", 0, raising=False)
+    torch.testing.assert_close(task.solve(rows), dense, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("problem", TASKS)
+def test_constants_bound_the_curvature(problem):
+    task, clients = PROBLEMS[problem]()
+    rows = clients.train.full(task)
+    known = task.constants(rows)
+    for seed in range(5):
+        values = torch.linalg.eigvalsh(task.hessian(at(task, clients, seed), rows))
+        assert bool((values[:, -1] <= known.smooth * (1 + 1e-6)).all())
+    at_fit = torch.linalg.eigvalsh(task.hessian(task.solve(rows), rows))[:, 0]
+    assert bool((known.convex <= at_fit * 1.01 + 1e-6).all())
+
+
+def test_separable_data_do_not_break_the_prox():
+    x = torch.linspace(-1, 1, 10, dtype=torch.float64)[None, :, None] + 0.05
+    batch = Batch(x, (x[..., 0] > 0).long(), torch.full((1, 10), 0.1, dtype=torch.float64))
+    v = Logistic(1, ridge=0.0).prox(torch.zeros(1, 2, dtype=torch.float64), 1e-4, batch)
+    assert bool(torch.isfinite(v).all()) and float(v[0, 0]) > 5

@@ -1,0 +1,83 @@
+"""Networks as tasks: stacked gradients equal each network's own, and what cannot work is said."""
+
+import pytest
+import torch
+from torch import nn
+
+from mooring.core.cohort import Batch
+from mooring.core.errors import RequestError
+from mooring.tasks.logistic import Logistic
+from mooring.tasks.module import Module
+
+
+def net():
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+
+
+def batch(c=3, b=6, classes=3):
+    rng = torch.Generator().manual_seed(0)
+    weight = torch.full((c, b), 1 / b)
+    weight[0, 4:] = 0
+    weight[0] = weight[0] / weight[0].sum()
+    return Batch(torch.randn(c, b, 4, generator=rng), torch.randint(0, classes, (c, b), generator=rng), weight)
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "half_square"])
+def test_gradients_equal_each_networks_own(loss):
+    task, rows = Module(net if loss == "cross_entropy" else lambda: nn.Linear(4, 1), loss), batch()
+    rows = rows if loss == "cross_entropy" else rows._replace(y=rows.y.float())
+    w = torch.stack([task.start(seed) for seed in range(3)])
+    found, losses = task.grad(w, rows), task.loss(w, rows)
+    for i in range(3):
+        model = task.make()
+        with torch.no_grad():
+            for part, value in zip(model.parameters(), task.layers(w[i : i + 1]).values()):
+                part.copy_(value[0])
+        real = rows.weight[i] > 0
+        output = model(rows.x[i, real])
+        if loss == "cross_entropy":
+            expected = nn.functional.cross_entropy(output, rows.y[i, real])
+        else:
+            expected = 0.5 * nn.functional.mse_loss(output[:, 0], rows.y[i, real])
+        expected.backward()
+        torch.testing.assert_close(losses[i], expected.detach())
+        torch.testing.assert_close(found[i], torch.cat([p.grad.flatten() for p in model.parameters()]))
+
+
+def test_a_linear_network_is_softmax_regression():
+    """The same model as `Logistic`, up to the order of its parameters."""
+    network, exact, rows = Module(lambda: nn.Linear(4, 3)), Logistic(4, 3, ridge=0.0, dtype=torch.float32), batch()
+    w = torch.stack([network.start(seed) for seed in range(3)])
+    layers = network.layers(w)
+    same = torch.cat([layers["weight"].transpose(1, 2).flatten(1), layers["bias"]], 1)
+    torch.testing.assert_close(network.loss(w, rows), exact.loss(same, rows))
+    torch.testing.assert_close(network.predict(w, rows.x), exact.predict(same, rows.x))
+
+
+def test_starts_follow_the_seed():
+    task = Module(net)
+    assert torch.equal(task.start(1), task.start(1)) and not torch.equal(task.start(1), task.start(2))
+
+
+def test_curvature_equals_the_hessian():
+    task, rows = Module(net), batch(c=1)
+    w = task.start()[None].double()
+    task64 = Module(lambda: net().double())
+    rows = rows._replace(x=rows.x.double(), weight=rows.weight.double())
+    full = torch.autograd.functional.hessian(
+        lambda v: (rows.weight * task64._row_losses(task64.layers(v[None]), rows)).sum(), w[0]
+    )
+    found = task64.constants(rows, w, rounds=200).smooth[0]
+    torch.testing.assert_close(found, torch.linalg.eigvalsh(full).abs().max(), rtol=1e-3, atol=1e-6)
+
+
+def test_batch_norm_is_refused():
+    with pytest.raises(RequestError, match=r"layer '1' is a BatchNorm1d.*GroupNorm or nn.LayerNorm"):
+        Module(lambda: nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5)))
+
+
+def test_what_is_no_network_is_refused():
+    with pytest.raises(RequestError, match="no parameters"):
+        Module(lambda: nn.ReLU())
+    with pytest.raises(RequestError, match="loss must be one of"):
+        Module(net, "hinge")
