@@ -260,7 +260,7 @@ def check(
     from mooring.display import Display
 
     display = Display(json_)
-    chosen = {k: v for k, v in data_options(locals()).items() if k not in ("data_dir", "drop_small", "partition")}
+    chosen = {k: v for k, v in data_options(locals()).items() if v is not None}
     findings = [finding._asdict() for finding in inspect(source, **chosen)]
     if json_:
         emit({"findings": findings})

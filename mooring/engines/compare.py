@@ -25,7 +25,7 @@ from mooring.engines.fit import (
     train,
     with_settled,
 )
-from mooring.engines.loop import Progress
+from mooring.engines.loop import Progress, check_participation
 from mooring.engines.prepare import Job, fields_of, prepare, request, settle
 from mooring.runs.directory import ROUNDS_FILE, Models, RunDir, create, open_run
 from mooring.runs.files import write_json, write_parquet
@@ -69,6 +69,8 @@ def compare(
         raise RequestError(f"settings for {sorted(unused)[0]!r}, which is not among the methods.")
     asked = request(source, purpose="compare", algorithms=named, model=model, **options)
     job = prepare(asked, None if isinstance(source, str | Path) else source, model)
+    for algorithm in job.algorithms():
+        check_participation(algorithm, job.plan, len(job.clients))
     directory = None if out is None else create(out, opening(job))
     return run_methods(job, directory, tell)
 

@@ -16,7 +16,7 @@ from mooring.core.cohort import Round
 from mooring.core.errors import RequestError
 from mooring.data.clients import REGRESSION
 from mooring.engines import saving
-from mooring.engines.loop import Evaluation, Outcome, Plan, Progress, at_chosen, run
+from mooring.engines.loop import Evaluation, Outcome, Plan, Progress, at_chosen, check_participation, run
 from mooring.engines.prepare import Job, fields_of, prepare, request, settle
 from mooring.engines.simulator import Simulator
 from mooring.runs.directory import CLIENTS_FILE, ROUNDS_FILE, RUN, SCHEMA, SPLIT, Models, RunDir, create, open_run
@@ -117,7 +117,9 @@ def fit(
 
 def start(job: Job, out: str | Path | None, tell: Tell = silent) -> Result:
     """Settle and run a new fit."""
-    ready, exchange, server = settle(job.algorithms()[0], job)
+    asked = job.algorithms()[0]
+    check_participation(asked, job.plan, len(job.clients))
+    ready, exchange, server = settle(asked, job)
     job = Job(with_settled(job.run, ready), job.clients, job.task)
     directory = None if out is None else create(out, opening(job))
     return finish(job, ready, exchange, Progress(server), directory, tell)

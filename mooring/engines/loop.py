@@ -93,12 +93,22 @@ class Outcome(NamedTuple):
 
 def sample_cohort(plan: Plan, keys: np.ndarray, t: int) -> Tensor:
     """Who takes part in round t: uniform, without replacement, the same for every method under one seed."""
-    m = len(keys)
+    lottery = words(plan.seed, "participation", t, keys)
+    return torch.from_numpy(np.sort(np.argsort(lottery, kind="stable")[: cohort_size(plan, len(keys))]))
+
+
+def cohort_size(plan: Plan, m: int) -> int:
+    """How many of m clients take part in a round."""
     count = round(plan.participation * m) if plan.participation <= 1 else int(plan.participation)
     if count > m:
         raise RequestError(f"participation asks for {count} clients, but there are {m}.")
-    lottery = words(plan.seed, "participation", t, keys)
-    return torch.from_numpy(np.sort(np.argsort(lottery, kind="stable")[: max(count, 1)]))
+    return max(count, 1)
+
+
+def check_participation(algorithm: Any, plan: Plan, m: int) -> None:
+    """Refuse what cannot run before anything is written."""
+    if cohort_size(plan, m) < m and (algorithm.full_participation or algorithm.pooled):
+        raise RequestError(f"{algorithm.name} needs every client in every round; set participation = 1.")
 
 
 def guard(message: Any, present: Tensor, cohort: Tensor) -> tuple[Tensor, dict[int, str]]:
@@ -124,8 +134,7 @@ def run(
     data = exchange.data
     m = len(data)
     rounds = 1 if algorithm.one_shot else plan.rounds
-    if (algorithm.full_participation or algorithm.pooled) and not takes_everyone(plan, m):
-        raise RequestError(f"{algorithm.name} needs every client in every round; set participation = 1.")
+    check_participation(algorithm, plan, m)
     every = plan.evaluate_every or max(1, rounds // EVALUATIONS)
     everyone = torch.arange(m)
     last: Evaluation | None = None
@@ -180,10 +189,6 @@ def run(
         with at_chosen(progress, exchange):
             chosen = evaluate(exchange, progress.chosen_server, turn._replace(t=progress.best_round))
     return Outcome(progress, last, chosen)
-
-
-def takes_everyone(plan: Plan, m: int) -> bool:
-    return plan.participation == 1 or plan.participation >= m
 
 
 def evaluate(exchange: Any, server: Any, round: Round) -> Evaluation:

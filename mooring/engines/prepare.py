@@ -118,7 +118,7 @@ def read_clients(run: RunFile, source: Any = None) -> Clients:
 def make_task(run: RunFile, clients: Clients, model: Any = None) -> Any:
     """The task that the run file names, with the dtype of the data."""
     about = run.task
-    if model is None and about.model is not None:
+    if about.model is not None:
         model = read_model(about.model)
     if model is not None:
         loss = about.loss or ("half_square" if clients.kind == REGRESSION else "cross_entropy")

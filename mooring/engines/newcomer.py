@@ -1,0 +1,100 @@
+"""A client that comes after the training: a personal model from the common one, without another round.
+
+    mixture   v <- v - eta alpha grad L_k(alpha v + (1 - alpha) w) from v = w;  alpha v + (1 - alpha) w    APFL
+    prox      arg min_v L_k(v) + lam/2 |v - w|^2                                  methods that moor by lam
+    finish    the method's own last stage                                         methods that fine-tune before use
+    alone     the method's own visits                                             Local, whose w is not trained
+    tune      w after local SGD steps                                             all others
+
+Source   002, Eq. 7 (mixture).
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mooring.algorithms.apfl import APFL, Stay, mixture
+from mooring.algorithms.fedavg import FedAvg
+from mooring.algorithms.settings import auto_eta, local_sgd
+from mooring.core.cohort import CohortData, Round
+from mooring.core.errors import RequestError
+from mooring.core.moor import Moor, stiffness
+from mooring.tasks.facts import gather
+
+WAYS = ("mixture", "prox", "finish", "alone", "tune")
+STAYS = 5  # a newcomer's local work, in rounds' worth of the method's: 5 passes where a round is one (002, Figure 6)
+
+
+def way_of(algorithm: Any) -> str:
+    """How newcomers of a run with this (settled) algorithm get their models."""
+    if algorithm.name in ("apfl", "local"):
+        return {"apfl": "mixture", "local": "alone"}[algorithm.name]
+    if hasattr(algorithm, "tune_steps"):
+        return "finish"
+    return "prox" if hasattr(algorithm, "lam") else "tune"
+
+
+def personalize(
+    algorithm: Any, server: Any, task: Any, data: CohortData, round: Round, *, how: str = "auto", stays: int = STAYS
+) -> Tensor:
+    """[C, d]: what newcomers with these data deploy, given a finished run's settled algorithm and server state.
+
+    Step sizes are the run's, on convex tasks at most what the newcomer's own curvature allows; an exact prox is used
+    where the task has one. A lam per client has no value for a newcomer: the median stands in.
+    """
+    how = way_of(algorithm) if how == "auto" else how
+    if how not in WAYS:
+        raise RequestError(f"how must be one of {', '.join(WAYS)} or auto, got {how!r}.")
+    if how == "prox" and not hasattr(algorithm, "lam"):
+        raise RequestError(f"{algorithm.name} has no lam to moor a newcomer by; use how = 'tune'.")
+    w = server.w.expand(len(data), -1)
+    turns = [round._replace(t=t) for t in range(1, stays + 1)]
+    if how in ("finish", "alone"):
+        first = algorithm.start(task, server.w)[1]
+        client = type(first)(*(part.expand(len(data), *part.shape) for part in first))
+        for turn in turns if how == "alone" else []:
+            client = algorithm.visit(server, client, task, data, turn)[0]
+        client = algorithm.finish(server, client, task, data, round)
+        return algorithm.deploy(server, client).expand(len(data), -1)
+    if how == "mixture":
+        mixer = worker(APFL, algorithm, task, data, w)
+        stay = Stay(w, w, torch.full((len(data),), float(mixer.alpha), dtype=w.dtype))
+        for turn in turns:
+            stay = deque(mixer.local_steps(stay, task, data, turn, moves_w=False), maxlen=1).pop()
+        return mixture(stay.alpha, stay.v, w)
+    lam = newcomers_stiffness(algorithm.lam, w) if how == "prox" else 0.0
+    if how == "prox" and task.prox is not None:
+        return task.prox(w, lam, data.train.full(task), w)
+    v, tuner = w, worker(FedAvg, algorithm, task, data, w, float(torch.as_tensor(lam).max()))
+    for turn in turns:
+        v = local_sgd(tuner, task, v, data, turn, pull=(lam, w))
+    return v
+
+
+def worker(kind: Any, algorithm: Any, task: Any, data: CohortData, w: Tensor, pull: float = 0.0) -> Any:
+    """An algorithm of that kind, for its local steps, with the run's fields where it has the same."""
+    shared = {f.name: getattr(algorithm, f.name) for f in fields(kind) if hasattr(algorithm, f.name)}
+    if shared.get("adapt_on") == "validation":
+        shared["adapt_on"] = "auto"  # the newcomer may have no validation rows
+    facts = gather(task, data, w[0], ())
+    ready = kind(**(shared | {"eta": "auto"})).settle(task, facts)
+    # The step of the personal model, where the method has two.
+    known = [getattr(algorithm, name, "auto") for name in ("personal_eta", "inner_eta", "eta")]
+    given = next((eta for eta in known if not isinstance(eta, str)), None)
+    safe = auto_eta(task, facts, ready.batch, pull)
+    if given is None or task.solve is not None:
+        given = safe if given is None else min(given, safe)
+    return replace(ready, eta=given)
+
+
+def newcomers_stiffness(lam: Any, w: Tensor) -> Tensor:
+    """lam as [C, 1] or [C, d]."""
+    if isinstance(lam, Moor) and lam.per_client is not None:
+        lam = replace(lam, per_client=(statistics.median(lam.per_client),))
+    return stiffness(lam, torch.zeros(len(w), dtype=torch.long), w)

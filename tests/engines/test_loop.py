@@ -1,0 +1,165 @@
+"""The round loop: cohorts, guards, costs, evaluation, early stop, chunks."""
+
+import numpy as np
+import pytest
+import torch
+
+from mooring.algorithms.base import build
+from mooring.core.cohort import Round
+from mooring.core.errors import RequestError, WorkError
+from mooring.engines.loop import Plan, Progress, guard, run, sample_cohort
+from mooring.engines.simulator import Replies, Simulator, settle
+from mooring.tasks.linear import Linear
+from tests.problems import PROBLEMS, linear_clients, simulate
+
+
+def start(name="fedavg", fields=None, **how):
+    task, clients = PROBLEMS["linear"]()
+    return settle(build(name, fields or {}), task, clients, **how)
+
+
+def test_cohorts_are_the_same_for_every_method_and_uniform():
+    keys = linear_clients(m=10).keys
+    plan = Plan(participation=0.3, seed=5)
+    assert [sample_cohort(plan, keys, t).tolist() for t in range(20)] == [
+        sample_cohort(Plan(participation=3, seed=5, rounds=7), keys, t).tolist() for t in range(20)
+    ]
+    counts = np.zeros(10)
+    for t in range(2000):
+        cohort = sample_cohort(plan, keys, t)
+        assert len(set(cohort.tolist())) == 3
+        counts[cohort] += 1
+    assert np.all(np.abs(counts / 2000 - 0.3) < 0.05)
+
+
+def test_more_clients_than_there_are_is_refused():
+    with pytest.raises(RequestError, match="asks for 9 clients, but there are 5"):
+        sample_cohort(Plan(participation=9), linear_clients().keys, 1)
+
+
+def test_the_referee_refuses_partial_participation():
+    algorithm, exchange, server = start("global")
+    with pytest.raises(RequestError, match="global needs every client"):
+        run(algorithm, exchange, Plan(participation=0.5), Progress(server))
+
+
+class Sick(Simulator):
+    """An exchange in which some clients answer with nan."""
+
+    sick: tuple[int, ...] = ()
+
+    def ask(self, server, cohort, round):
+        replies = super().ask(server, cohort, round)
+        message = replies.message.clone()
+        for place, client in enumerate(cohort.tolist()):
+            if client in self.sick:
+                message[place] = torch.nan
+        return replies._replace(message=message)
+
+
+def sick_run(sick, rounds=3):
+    task, clients = PROBLEMS["linear"]()
+    algorithm, _, server = settle(build("fedavg", {"eta": 0.1}), task, clients)
+    exchange = Sick(algorithm, task, clients, clients.weights(), task.start())
+    exchange.sick = sick
+    return run(algorithm, exchange, Plan(rounds=rounds, evaluate_every=rounds, keep="last"), Progress(server)), exchange
+
+
+@pytest.mark.parametrize("k", [1, 2, 4])
+def test_bad_replies_are_left_out_and_named(k):
+    """The model is what the healthy ones alone would have made, and the offenders' states do not move."""
+    outcome, exchange = sick_run(tuple(range(k)))
+    assert sorted(outcome.progress.offenders) == list(range(k))
+    assert exchange.states.merged.tolist() == [0] * k + [3] * (5 - k)
+    task, clients = PROBLEMS["linear"]()
+    algorithm, healthy, server = settle(build("fedavg", {"eta": 0.1}), task, clients)
+    everyone, p = torch.arange(k, 5), healthy.data.p
+    for t in range(1, 4):
+        replies = healthy.ask(server, everyone, Round(t, 3, 5, 5 - k, 1.0, 0))
+        mean = (p[k:, None] * replies.message).sum(0) / p[k:].sum()
+        server = algorithm.merge(server, mean, Round(t, 3, 5, 5 - k, float(p[k:].sum()), 0))
+    torch.testing.assert_close(outcome.progress.server.w, server.w, rtol=1e-12, atol=1e-14)
+
+
+def test_a_diverged_run_is_one_sentence():
+    with pytest.raises(WorkError, match="fedavg diverged in round 1: no client's reply is finite"):
+        sick_run(tuple(range(5)))
+
+
+def test_missing_replies_are_not_merged():
+    message = torch.ones(3, 2)
+    good, refused = guard(message, torch.tensor([True, False, True]), torch.tensor([4, 5, 6]))
+    assert good.tolist() == [True, False, True] and refused == {}
+    assert Replies(message, good, {5: "late"}, 0, 0).missing[5] == "late"
+
+
+def test_costs_are_counted():
+    """Three rounds, two of five clients: bytes of the models that travel, rows and gradients of local steps."""
+    algorithm, exchange, server = start("fedavg", {"steps": 4, "batch": 2})
+    plan = Plan(rounds=3, participation=2, evaluate_every=3)
+    records = run(algorithm, exchange, plan, Progress(server)).progress.records
+    for record in records:
+        assert record["bytes_up"] == record["bytes_down"] == 2 * 4 * 8
+        assert 2 * 4 <= record["samples"] == record["gradients"] <= 2 * 4 * 2
+    algorithm, exchange, server = start("local")
+    records = run(algorithm, exchange, Plan(rounds=3), Progress(server)).progress.records
+    assert len(records) == 1 and records[0]["bytes_up"] == records[0]["bytes_down"] == 0
+    assert records[0]["gradients"] == int(exchange.data.train.size.sum())
+
+
+def test_evaluation_changes_nothing():
+    often = simulate(build("fedprox_one_stage", {"inner": "sgd", "batch": 3}), *PROBLEMS["linear"](), rounds=6)
+    algorithm, exchange, server = start("fedprox_one_stage", {"inner": "sgd", "batch": 3})
+    rare = run(algorithm, exchange, Plan(rounds=6, evaluate_every=1), Progress(server))
+    assert torch.equal(often[0].w, rare.progress.server.w)
+
+
+def test_losses_are_means_over_rows_of_deployed_models():
+    task, clients = PROBLEMS["linear"]()
+    algorithm, exchange, server = settle(build("local", {"ridge": 0.1}), task, clients)
+    outcome = run(algorithm, exchange, Plan(rounds=1), Progress(server))
+    total = count = 0.0
+    for i in range(len(clients)):
+        x, y = clients.test.of(i)
+        w = exchange.states.take(torch.tensor([i])).v[0]
+        total += float(((x @ w[:3] + w[3] - y) ** 2).sum())
+        count += len(y)
+    assert outcome.last.test_loss == pytest.approx(total / count, rel=1e-12)
+
+
+def test_who_was_never_asked_deploys_the_common_model():
+    task, clients = PROBLEMS["linear"]()
+    server, models, exchange = simulate(build("fedprox_one_stage", {}), task, clients, rounds=1, participation=2)
+    never = exchange.states.merged == 0
+    assert int(never.sum()) == 3
+    assert torch.equal(models[never], server.w.expand(3, -1))
+    assert not torch.equal(models[~never], server.w.expand(2, -1))
+
+
+def test_early_stop_keeps_the_best_round():
+    """On pure noise the validation loss gets worse: the run stops, and the chosen round is the best evaluated one."""
+    clients = linear_clients(m=4, d=30, sizes=[40] * 4, seed=3)
+    noise = torch.randn(len(clients.train.y), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    object.__setattr__(clients.train, "y", noise)
+    algorithm, exchange, server = settle(build("local", {"inner": "sgd", "eta": 0.05}), Linear(30), clients)
+    outcome = run(algorithm, exchange, Plan(rounds=200, evaluate_every=1, patience=5), Progress(server))
+    losses = [record["validation_loss"] for record in outcome.progress.records]
+    assert len(losses) < 200
+    assert outcome.chosen.t == int(np.argmin(losses)) + 1 == len(losses) - 5
+    assert outcome.chosen.validation_loss == pytest.approx(min(losses), rel=1e-12)
+
+
+@pytest.mark.parametrize("problem", ["linear", "softmax"])
+def test_chunks_do_not_matter(problem):
+    task, clients = PROBLEMS[problem]()
+    fields = {"inner": "sgd", "batch": 3, "lam": 0.3, "eta": 0.05}
+    one = simulate(build("fedprox_one_stage", fields), task, clients, rounds=4, chunk=1)
+    all_ = simulate(build("fedprox_one_stage", fields), task, clients, rounds=4, chunk=99)
+    torch.testing.assert_close(one[1], all_[1], rtol=1e-12, atol=1e-12)
+
+
+def test_wrong_plans_are_one_sentence():
+    with pytest.raises(RequestError, match="rounds must be at least 1, got 0"):
+        Plan(rounds=0)
+    with pytest.raises(RequestError, match="participation must be"):
+        Plan(participation=-0.5)

@@ -1,0 +1,216 @@
+"""The commands as a person uses them: what they print, what they write, how they refuse."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from mooring.cli import main
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty folder with one small table in it."""
+    rng = np.random.default_rng(0)
+    n = 200
+    frame = pd.DataFrame(rng.normal(size=(n, 2)), columns=["size", "age"])
+    frame["town"] = [f"town {i % 5}" for i in range(n)]
+    frame["price"] = 3 * frame["size"] - frame["age"] + (np.arange(n) % 5) + rng.normal(size=n)
+    frame["sold"] = np.where(frame["price"] + rng.normal(size=n) > 2, "yes", "no")
+    frame.to_csv(tmp_path / "homes.csv", index=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+HOMES = ["homes.csv", "--client", "town", "--target", "price", "--threads", "1"]
+
+
+def call(capsys, *argv):
+    """Run a command; (exit code, stdout, stderr)."""
+    with pytest.raises(SystemExit) as left:
+        main([str(a) for a in argv])
+    out, err = capsys.readouterr()
+    return left.value.code, out, err
+
+
+def test_fit_writes_a_run_and_tells_who_gains(here, capsys):
+    code, out, _ = call(capsys, "fit", *HOMES, "--rounds", 5, "--out", "run")
+    assert code == 0
+    assert "alone" in out and "common" in out and "personal" in out and "Of 5 clients" in out
+    assert {p.name for p in (here / "run").iterdir()} == {
+        "run.toml", "schema.json", "split.parquet", "rounds.parquet", "clients.parquet", "models.safetensors",
+        "checkpoint",
+    }  # fmt: skip
+
+
+def test_fit_json_is_one_object_and_nothing_else(here, capsys):
+    code, out, _ = call(capsys, "fit", *HOMES, "--rounds", 5, "--json")
+    told = json.loads(out)
+    assert code == 0 and set(told) == {"summary", "clients", "run"}
+    assert set(told["summary"]) == {"metric", "alone", "common", "personal"}
+    assert told["summary"]["metric"] == "mse" and len(told["clients"]) == 5
+    assert (here / told["run"] / "models.safetensors").exists()
+
+
+def test_losses_are_in_the_targets_own_units(here, capsys):
+    frame = pd.read_csv("homes.csv")
+    frame["price"] *= 1000
+    frame.to_csv("dear.csv", index=False)
+    small = json.loads(call(capsys, "fit", *HOMES, "--rounds", 5, "--json")[1])["summary"]
+    large = json.loads(call(capsys, "fit", "dear.csv", *HOMES[1:], "--rounds", 5, "--json")[1])["summary"]
+    for who in ("alone", "common", "personal"):
+        assert large[who] == pytest.approx(1e6 * small[who], rel=1e-6)
+
+
+def test_compare(here, capsys):
+    code, out, _ = call(capsys, "compare", *HOMES, "--rounds", 5, "--methods", "local,global,fedavg", "--json")
+    told = json.loads(out)
+    assert code == 0 and set(told) == {"metric", "methods", "clients", "run"}
+    assert [row["method"] for row in told["methods"]] == ["local", "global", "fedavg"]
+    for key in ("test_loss", "validation_loss", "seconds", "rounds", "bytes"):
+        assert key in told["methods"][0]
+    assert set(told["clients"][0]) == {"client", "rows", "local", "global", "fedavg"}
+
+
+def test_a_run_file_runs_again(here, capsys):
+    first = json.loads(call(capsys, "fit", *HOMES, "--rounds", 5, "--set", "lam=0.5", "--json")[1])
+    again = json.loads(call(capsys, "fit", f"{first['run']}/run.toml", "--out", "again", "--json")[1])
+    assert again["summary"] == first["summary"]
+    assert (here / "again" / "models.safetensors").read_bytes() == (
+        here / first["run"] / "models.safetensors"
+    ).read_bytes()
+
+
+def test_resume_of_a_finished_run_shows_it(here, capsys):
+    first = json.loads(call(capsys, "fit", *HOMES, "--rounds", 5, "--json")[1])
+    code, out, _ = call(capsys, "resume", first["run"], "--json")
+    assert code == 0 and json.loads(out)["summary"] == first["summary"]
+
+
+def test_predict(here, capsys):
+    run = json.loads(call(capsys, "fit", *HOMES, "--rounds", 5, "--json")[1])["run"]
+    code, out, _ = call(capsys, "predict", run, "homes.csv", "--json")
+    rows = json.loads(out)["predictions"]
+    truth = pd.read_csv("homes.csv")["price"].to_numpy()
+    assert code == 0 and len(rows) == 200
+    assert np.mean((np.array([row["price"] for row in rows]) - truth) ** 2) < 0.5 * truth.var()
+    code, out, _ = call(capsys, "predict", run, "homes.csv", "--client", "town 3")
+    assert code == 0 and out.startswith("client,price")
+    code, _, err = call(capsys, "predict", run, "homes.csv", "--client", "town 9")
+    assert code == 2 and "unknown client 'town 9'" in err
+
+
+def test_predict_names_classes(here, capsys):
+    argv = ["homes.csv", "--client", "town", "--target", "sold", "--drop", "price", "--rounds", 5, "--json"]
+    told = json.loads(call(capsys, "fit", *argv)[1])
+    assert told["summary"]["metric"] == "log-loss"
+    rows = json.loads(call(capsys, "predict", told["run"], "homes.csv", "--json")[1])["predictions"]
+    assert {row["sold"] for row in rows} == {"yes", "no"}
+    assert all(abs(row["p(no)"] + row["p(yes)"] - 1) < 1e-9 for row in rows)
+
+
+def test_a_network_of_ones_own(here, capsys):
+    (here / "net.py").write_text(
+        "from torch import nn\n\ndef make(features):\n"
+        "    return nn.Sequential(nn.Linear(features, 8), nn.Tanh(), nn.Linear(8, 1))\n"
+    )
+    code, out, _ = call(capsys, "fit", *HOMES, "--rounds", 3, "--model", "net.py:make", "--json")
+    assert code == 0 and json.loads(out)["summary"]["metric"] == "mse"
+    run = json.loads(out)["run"]
+    assert call(capsys, "predict", run, "homes.csv", "--json")[0] == 0
+
+
+@pytest.mark.parametrize("what", ["algorithms", "tasks", "datasets"])
+def test_list(here, capsys, what):
+    code, out, _ = call(capsys, "list", what, "--json")
+    rows = json.loads(out)[what]
+    assert code == 0 and len(rows) > 3 and all(row["name"] and row["summary"] for row in rows)
+
+
+def test_list_algorithms_has_the_promised_keys(here, capsys):
+    rows = json.loads(call(capsys, "list", "algorithms", "--json")[1])["algorithms"]
+    assert all({"name", "summary", "paper", "fields"} <= set(row) for row in rows)
+
+
+def test_check(here, capsys):
+    frame = pd.read_csv("homes.csv")
+    frame.loc[frame["town"] == "town 2", "age"] = np.nan
+    pd.concat([frame, frame.iloc[:1].assign(town="hamlet")]).to_csv("odd.csv", index=False)
+    code, out, _ = call(capsys, "check", "odd.csv", "--client", "town", "--target", "price", "--json")
+    sentences = " ".join(finding["sentence"] for finding in json.loads(out)["findings"])
+    assert code == 2 and "hamlet" in sentences and "age" in sentences
+    code, *_ = call(capsys, "check", "homes.csv", "--client", "town", "--target", "price")
+    assert code == 0
+
+
+BAD = [
+    (["fit", "homes.csv", "--client", "twon", "--target", "price"], "column 'twon'"),
+    (["fit", "homes.csv", "--client", "town", "--target", "prise"], "no target column 'prise'"),
+    (["fit", "nowhere.csv", "--client", "town", "--target", "price"], "nowhere.csv"),
+    (["fit", *HOMES, "--algorithm", "fedavgg"], "unknown algorithm 'fedavgg'; known: "),
+    (["fit", *HOMES, "--set", "lamb=1"], "unknown field 'lamb'; known: lam, "),
+    (["fit", *HOMES, "--set", "lam=-1"], "lam must be >= 0, got -1"),
+    (["fit", *HOMES, "--set", "lam"], "--set takes NAME=VALUE, got 'lam'"),
+    (["fit", *HOMES, "--rounds", "0"], "rounds must be"),
+    (["fit", *HOMES, "--participation", "50"], "asks for 50 clients, but there are 5"),
+    (["fit", *HOMES, "--task", "logistic"], "task 'logistic' fits a target that is"),
+    (["fit", *HOMES, "--task", "nonsense"], "unknown task 'nonsense'"),
+    (["fit", *HOMES, "--model", "gone.py:make"], "there is no file gone.py"),
+    (["fit", "one.csv", "--client", "town", "--target", "price"], "one client only"),
+    (["fit", "text.csv", "--client", "town", "--target", "price"], "'age'"),
+    (["fit", "holes.csv", "--client", "town", "--target", "price"], "'price'"),
+    (["fit", "infinite.csv", "--client", "town", "--target", "price"], "'age'"),
+    (["fit", "same.csv", "--client", "town", "--target", "sold"], "'sold'"),
+    (["fit", "small.csv", "--client", "town", "--target", "price"], "'hamlet'"),
+    (["fit", "garbage.parquet", "--client", "town", "--target", "price"], "garbage.parquet"),
+    (["compare", *HOMES, "--methods", "local,nothing"], "unknown algorithm 'nothing'"),
+    (["compare", *HOMES, "--set", "steps=3"], "--set takes METHOD.FIELD=VALUE here"),
+    (["resume", "nowhere"], "nowhere does not exist"),
+    (["resume", "plain"], "is not a run"),
+    (["predict", "plain", "homes.csv"], "is not a run"),
+    (["list", "nothing"], "mooring list knows"),
+]
+
+
+@pytest.mark.parametrize("argv,words", BAD, ids=[" ".join(map(str, a[:1] + a[-2:])) for a, _ in BAD])
+def test_bad_requests_are_one_sentence_and_leave_nothing(here, capsys, argv, words):
+    frame = pd.read_csv("homes.csv")
+    frame[frame["town"] == "town 1"].to_csv("one.csv", index=False)
+    frame.astype({"age": object}).assign(age=lambda f: f["age"].where(f.index != 7, "old")).to_csv("text.csv")
+    frame.assign(price=frame["price"].where(frame.index != 7)).to_csv("holes.csv", index=False)
+    frame.assign(age=frame["age"].where(frame.index != 7, np.inf)).to_csv("infinite.csv", index=False)
+    frame.assign(sold="yes").to_csv("same.csv", index=False)
+    pd.concat([frame, frame.iloc[:1].assign(town="hamlet")]).to_csv("small.csv", index=False)
+    (here / "garbage.parquet").write_bytes(b"PAR1 and then nothing")
+    (here / "plain").mkdir()
+    before = sorted(here.rglob("*"))
+    code, out, err = call(capsys, *argv)
+    assert code == 2 and out == ""
+    assert words in err and "Traceback" not in err
+    errors = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert sorted(here.rglob("*")) == before
+
+
+def test_another_versions_run_is_refused(here, capsys):
+    run = json.loads(call(capsys, "fit", *HOMES, "--rounds", 2, "--json")[1])["run"]
+    text = (here / run / "run.toml").read_text().replace("format = 1", "format = 7")
+    (here / "newer.toml").write_text(text)
+    code, _, err = call(capsys, "fit", "newer.toml")
+    assert code == 2 and "format 7" in err
+
+
+def test_debug_shows_the_trace(here):
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    argv = [sys.executable, "-c", "from mooring.cli import main; main()", "--debug", "fit", "nowhere.csv"]
+    done = subprocess.run(argv, capture_output=True, text=True, env=env, check=False)
+    assert "Traceback" in done.stderr and done.returncode != 0
+
+
+def test_help_imports_nothing_heavy():
+    code = "import sys; from mooring.cli import app; sys.exit('torch' in sys.modules or 'pandas' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
