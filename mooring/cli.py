@@ -242,6 +242,31 @@ def predict(
 
 
 @app.command()
+def personalize(
+    run: Annotated[Path, typer.Argument(help="A finished run.")],
+    source: Annotated[str, typer.Argument(help="The newcomer's table; with the run's client column, several.")],
+    how: Annotated[str, typer.Option("--how", help="auto, mixture, prox, finish, alone or tune.")] = "auto",
+    seed: Seed = None,
+    min_rows: MinRows = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Write the models to this safetensors file.")] = None,
+    json_: Json = False,
+) -> None:
+    """A personal model for a client that comes later, and whether joining pays."""
+    from mooring.display import Display, show_joined
+    from mooring.engines.join import join
+
+    display = Display(json_)
+    joined = join(run, source, how=how, out=out, seed=seed or 0, min_rows=min_rows or 5)
+    display.notes(joined.notes)
+    if json_:
+        emit(
+            {"metric": joined.metric, "way": joined.way, "clients": joined.clients.to_dict("records"), "run": str(run)}
+        )
+    else:
+        show_joined(display, joined, out)
+
+
+@app.command()
 def check(
     source: Source,
     client: Client = None,

@@ -124,6 +124,19 @@ def test_a_network_of_ones_own(here, capsys):
     assert call(capsys, "predict", run, "homes.csv", "--json")[0] == 0
 
 
+def test_personalize_a_newcomer(here, capsys):
+    run = json.loads(call(capsys, "fit", *HOMES, "--rounds", 5, "--json")[1])["run"]
+    frame = pd.read_csv("homes.csv").iloc[:60].drop(columns="town")
+    frame.assign(price=frame["price"] + 5).to_csv("newtown.csv", index=False)
+    code, out, _ = call(capsys, "personalize", run, "newtown.csv", "--out", "new.safetensors", "--json")
+    told = json.loads(out)
+    (row,) = told["clients"]
+    assert code == 0 and told["way"] == "prox" and (here / "new.safetensors").exists()
+    assert row["personal"] < row["common"] and row["pays"] in ("yes", "no", "undecided")
+    code, _, err = call(capsys, "personalize", run, "newtown.csv", "--out", "new.safetensors")
+    assert code == 2 and "already exists" in err
+
+
 @pytest.mark.parametrize("what", ["algorithms", "tasks", "datasets"])
 def test_list(here, capsys, what):
     code, out, _ = call(capsys, "list", what, "--json")

@@ -25,6 +25,7 @@ from mooring.tasks import catalog
 from mooring.tasks.module import Module
 
 IN_MEMORY = "(in memory)"
+VALIDATION = 0.2  # share of each client's rows, where a pooled data set is dealt out
 TRAINING = tuple(name for name in Training.model_fields if name != "threads")
 DATA = ("client", "target", "kind", "features", "drop", "unit", "time", "split", "min_rows", "drop_small", "data_dir")
 
@@ -102,7 +103,8 @@ def read_clients(run: RunFile, source: Any = None) -> Clients:
             raise RequestError("this run's data were in memory; pass the same data again from Python.")
         source = data.source
     if isinstance(source, str) and is_name(source) and source in LOADERS:
-        return named(source, data.data_dir, seed=run.training.seed, **(data.partition or {}))
+        dealt = {"validation": VALIDATION} | (data.partition or {})
+        return named(source, data.data_dir, seed=run.training.seed, **dealt)
     if data.partition:
         raise RequestError(
             f"a partition deals out a pooled data set such as digits; {data.source} has clients already."
