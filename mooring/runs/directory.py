@@ -1,0 +1,182 @@
+"""A run's directory, which a person can read. It appears whole; `models.safetensors` comes last and marks the end."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+import pyarrow as pa
+from torch import Tensor
+
+from mooring.core.errors import RequestError
+from mooring.runs import checkpoint
+from mooring.runs.files import (
+    DamagedFile,
+    clean,
+    lock,
+    make_folder,
+    put,
+    read_json,
+    read_parquet,
+    read_sealed,
+    sync_directory,
+    temporary,
+    unwritten,
+)
+from mooring.runs.records import CLIENTS, ROUNDS, read_records
+from mooring.runs.runfile import RunFile, parse_run
+from mooring.runs.tensors import read_tensors, write_tensors
+
+RUN, SCHEMA, SPLIT = "run.toml", "schema.json", "split.parquet"
+ROUNDS_FILE, CLIENTS_FILE, MODELS = "rounds.parquet", "clients.parquet", "models.safetensors"
+
+
+class Models(NamedTuple):
+    """What a finished run is for: the common model and every client's own."""
+
+    common: Tensor  # [d]
+    personal: Tensor | None  # [m, d], in the order of `clients`; None where each client keeps its own
+    clients: tuple[str, ...]
+    task: dict[str, Any]  # what the task is, enough to build it again
+    layout: Any  # how the d parameters split into the task's parts
+
+
+def default_out(name: str, root: str | Path = "runs") -> Path:
+    """`runs/NAME-1`, or the first of `-2`, `-3`, ... that is free."""
+    name = re.sub(r"[^\w.-]+", "-", name).strip(".-") or "run"
+    number = 1
+    while os.path.lexists(Path(root) / f"{name}-{number}"):
+        number += 1
+    return Path(root) / f"{name}-{number}"
+
+
+def create(path: str | Path, files: Mapping[str, bytes]) -> RunDir:
+    """A new run directory with these files, run.toml among them; it appears by one rename, or not at all."""
+    path = Path(path)
+    if RUN not in files:
+        raise ValueError(f"a run directory begins with {RUN}")
+    taken = RequestError(f"{path} already exists; choose another --out, or resume it.")
+    if os.path.lexists(path):
+        raise taken
+    hidden, handle = temporary(path.parent), None
+    try:
+        make_folder(path.parent)
+        clean(path.parent)
+        while handle is None:
+            os.mkdir(hidden)
+            handle = _locked(hidden)
+        try:
+            for name, data in files.items():
+                put(hidden / name, data)
+            os.rename(hidden, path)
+        finally:
+            os.close(handle)
+        sync_directory(path.parent)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):  # another run took the name meanwhile
+            raise taken from error
+        raise unwritten(path, error) from error
+    finally:
+        with suppress(OSError):
+            shutil.rmtree(hidden)
+    return RunDir(path)
+
+
+def _locked(hidden: Path) -> int | None:
+    """A lock on a new directory; None when another run's `clean` came first and took it for a leftover."""
+    with suppress(FileNotFoundError):
+        handle = os.open(hidden, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        lock(handle)
+        if hidden.exists():
+            return handle
+        os.close(handle)
+    return None
+
+
+def open_run(path: str | Path) -> RunDir:
+    """An existing run; what a killed process left half-written is removed."""
+    path = Path(path)
+    if not path.is_dir():
+        state = "is a file" if path.exists() else "does not exist"
+        raise RequestError(f"{path} {state}; give the directory of a run.")
+    if not (path / RUN).is_file():
+        raise RequestError(f"{path} is not a run: it has no {RUN}.")
+    clean(path)
+    clean(path / checkpoint.FOLDER)
+    return RunDir(path)
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """The files of a run by what they hold; each is checked when it is read."""
+
+    path: Path
+
+    @property
+    def finished(self) -> bool:
+        return (self.path / MODELS).is_file()
+
+    @property
+    def run(self) -> RunFile:
+        path = self.path / RUN
+        try:
+            return parse_run(read_sealed(path), str(path))
+        except DamagedFile as error:
+            raise DamagedFile(f"{error} To run an edited copy, start a new run with it.") from None
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """Columns, kinds, scaling, vocabularies: what predict needs."""
+        return read_json(self._at(SCHEMA, "the run was not made from a table"))
+
+    @property
+    def split(self) -> pd.DataFrame:
+        """Which row is in which part."""
+        return read_parquet(self._at(SPLIT, "the run was not made from a table"))
+
+    @property
+    def rounds(self) -> pd.DataFrame:
+        return self._records(ROUNDS_FILE, ROUNDS)
+
+    @property
+    def clients(self) -> pd.DataFrame:
+        return self._records(CLIENTS_FILE, CLIENTS)
+
+    @property
+    def models(self) -> Models:
+        tensors, meta = read_tensors(self._at(MODELS, self._unfinished))
+        return Models(tensors["common"], tensors.get("personal"), tuple(meta["clients"]), meta["task"], meta["layout"])
+
+    def write_models(self, models: Models) -> None:
+        """Mark the run finished. The order of the files in time is what makes the mark true: write this one last."""
+        write_models(self.path / MODELS, models)
+
+    @property
+    def _unfinished(self) -> str:
+        return f"the run has not finished; resume it with `mooring resume {self.path}`"
+
+    def _records(self, name: str, columns: pa.Schema) -> pd.DataFrame:
+        why = "it is missing from a finished run" if self.finished else self._unfinished
+        return read_records(self._at(name, why), columns)
+
+    def _at(self, name: str, why: str) -> Path:
+        if not (self.path / name).exists():
+            raise RequestError(f"{self.path} has no {name}: {why}.")
+        return self.path / name
+
+
+def write_models(path: str | Path, models: Models) -> None:
+    """A models file, for a run or for one client of a deployment."""
+    shape = (len(models.clients), *models.common.shape)
+    if models.personal is not None and models.personal.shape != shape:
+        raise ValueError(f"personal models must have the shape {shape}, got {tuple(models.personal.shape)}")
+    tensors = {"common": models.common} | ({} if models.personal is None else {"personal": models.personal})
+    write_tensors(path, tensors, {"clients": models.clients, "task": models.task, "layout": models.layout})

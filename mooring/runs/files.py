@@ -1,0 +1,256 @@
+"""Files that are whole or absent, and that tell when they are damaged.
+
+A file is written under a temporary name in its own directory, synced, renamed, and the directory is synced. It carries
+a seal: the sha256 of the whole file with the seal's own digits set to 0. The seal is checked before any parser sees a
+byte, so a flipped bit or a cut is noticed wherever it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import hashlib
+import io
+import json
+import math
+import os
+import secrets
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+from torch import Tensor
+
+from mooring.core.errors import RequestError, WorkError
+
+SEAL = b"mooring-sha256:"
+_BLANK = b"0" * 64
+UNSEALED = (SEAL + _BLANK).decode()  # what a file holds where `sealed` then puts its digest
+_PARQUET_KEY = "mooring"
+
+
+class DamagedFile(RequestError):
+    """A file is not what was written: cut, changed, or never one of ours."""
+
+
+def write_whole(path: str | Path, data: bytes) -> None:
+    """Put `data` at `path` so that, whatever happens meanwhile, the old file or the new one is there, whole."""
+    path = Path(path)
+    try:
+        put(path, data)
+    except OSError as error:
+        raise unwritten(path, error) from error
+
+
+def put(path: Path, data: bytes) -> None:
+    """`write_whole` for callers that have their own name for what fails with OSError."""
+    temp = None
+    try:
+        temp, handle = _claim(path.parent)
+        try:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(handle, rest) :]
+            os.fsync(handle)
+            os.rename(temp, path)
+        finally:
+            os.close(handle)
+        temp = None
+        sync_directory(path.parent)
+    finally:
+        if temp is not None:
+            with suppress(OSError):
+                os.unlink(temp)
+
+
+def unwritten(path: Path, error: OSError) -> WorkError:
+    """The sentence for a disk that is full, broken or not ours."""
+    return WorkError(
+        f"{path} could not be written ({error.strerror or error}); nothing that was saved before is lost: "
+        "put that right, then resume or start again."
+    )
+
+
+def sync_directory(path: Path) -> None:
+    """Make renames and new names in a directory survive a power cut."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def make_folder(path: Path) -> None:
+    """A folder and the folders above it, so that they survive a power cut; OSError when that fails."""
+    for folder in reversed([place for place in (path, *path.parents) if not place.is_dir()]):
+        with suppress(FileExistsError):  # another process was first
+            os.mkdir(folder)
+        sync_directory(folder.parent)
+
+
+def temporary(directory: Path) -> Path:
+    """A name that `clean` recognises; nobody else has it."""
+    return directory / f".mooring-{secrets.token_hex(8)}.tmp"
+
+
+def lock(handle: int) -> None:
+    """Tell `clean` that the owner of a temporary lives; where a file system has no locks, `clean` removes nothing."""
+    with suppress(OSError):
+        fcntl.flock(handle, fcntl.LOCK_EX)
+
+
+def _claim(directory: Path) -> tuple[Path, int]:
+    while True:
+        temp = temporary(directory)
+        handle = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        lock(handle)
+        if os.fstat(handle).st_nlink:
+            return temp, handle
+        os.close(handle)  # `clean` of another process came between creation and lock
+
+
+def clean(directory: Path) -> list[Path]:
+    """Remove what killed processes left under temporary names; a living writer holds a lock and keeps its own."""
+    removed = []
+    for temp in sorted(directory.glob(".mooring-*.tmp")):
+        try:
+            handle = os.open(temp, os.O_RDONLY)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if temp.is_dir():
+                shutil.rmtree(temp)
+            else:
+                os.unlink(temp)
+            removed.append(temp)
+        except OSError:
+            continue
+        finally:
+            os.close(handle)
+    return removed
+
+
+def sealed(data: bytes) -> bytes:
+    """`data`, which holds UNSEALED once, with its digest in that place."""
+    if data.count(SEAL) != 1 or UNSEALED.encode() not in data:
+        raise RequestError(f"a name or a value contains {SEAL.decode()!r}, which marks the seal of a file; rename it.")
+    place = data.index(SEAL) + len(SEAL)
+    digest = hashlib.sha256(data).hexdigest().encode()
+    return b"".join((memoryview(data)[:place], digest, memoryview(data)[place + 64 :]))
+
+
+def read_bytes(path: str | Path) -> bytes:
+    """The bytes of a file, or one sentence why not."""
+    try:
+        return Path(path).read_bytes()
+    except FileNotFoundError:
+        raise RequestError(f"{path} does not exist.") from None
+    except OSError as error:
+        raise RequestError(f"{path} could not be read: {error.strerror or error}.") from error
+
+
+def read_sealed(path: str | Path) -> bytes:
+    """The bytes of a file whose seal holds; DamagedFile otherwise."""
+    data = read_bytes(path)
+    if data.count(SEAL) != 1:
+        raise DamagedFile(f"{path} is damaged or was not written by Mooring: its {len(data)} bytes carry no seal.")
+    place = data.index(SEAL) + len(SEAL)
+    view = memoryview(data)
+    digest = hashlib.sha256(view[:place])
+    digest.update(_BLANK)
+    digest.update(view[place + 64 :])
+    if digest.hexdigest().encode() != data[place : place + 64]:
+        raise DamagedFile(f"{path} is damaged: it was cut or changed after it was saved.")
+    return data
+
+
+def plain(value: Any, real: Callable[[float], Any] = float) -> Any:
+    """Numbers, text, lists and tables for what arrays, tuples and dataclasses hold; a dataclass drops its Nones."""
+    if isinstance(value, np.generic | np.ndarray | Tensor):
+        value = value.tolist()
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return real(value)
+    if isinstance(value, list | tuple):
+        return [plain(item, real) for item in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        pairs = ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
+        value = {name: item for name, item in pairs if item is not None}
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {key: plain(item, real) for key, item in value.items()}
+    raise TypeError(f"{type(value).__name__} cannot be stored: {value!r}")
+
+
+def _json_number(value: float) -> float | str | None:
+    if math.isnan(value):
+        return None
+    return value if math.isfinite(value) else ("Infinity" if value > 0 else "-Infinity")
+
+
+def to_json(value: Any) -> str:
+    """Strict JSON on one line, for other programs to read; NaN and infinities as in `json_bytes`."""
+    return json.dumps(plain(value, _json_number), allow_nan=False, ensure_ascii=False)
+
+
+def json_bytes(value: dict[str, Any]) -> bytes:
+    """A sealed file of sorted, strict JSON; the seal is its key "seal".
+
+    NaN is null (no value), an infinity is the text "Infinity" or "-Infinity".
+    """
+    if "seal" in value:
+        raise ValueError("the key 'seal' belongs to the file")
+    content = plain({**value, "seal": UNSEALED}, _json_number)
+    return sealed((json.dumps(content, sort_keys=True, indent=1, allow_nan=False, ensure_ascii=False) + "\n").encode())
+
+
+def write_json(path: str | Path, value: dict[str, Any]) -> None:
+    write_whole(path, json_bytes(value))
+
+
+def read_json(path: str | Path) -> dict[str, Any]:
+    """What `write_json` wrote, with the policy of `json_bytes` for numbers that are not finite."""
+    data = read_sealed(path)
+    try:
+        value = json.loads(data)
+        del value["seal"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise DamagedFile(f"{path} is not a JSON file of Mooring's: {error}.") from error
+    return value
+
+
+def parquet_bytes(frame: pd.DataFrame | pa.Table) -> bytes:
+    """A sealed Parquet file: equal contents, equal bytes. Categories become plain values, the index is left out."""
+    if isinstance(frame, pd.DataFrame):
+        coded = frame.select_dtypes("category").columns
+        frame = frame.astype({name: frame[name].cat.categories.dtype for name in coded})
+        frame = pa.Table.from_pandas(frame, preserve_index=False)
+    sink = io.BytesIO()
+    pq.write_table(frame.replace_schema_metadata({_PARQUET_KEY: UNSEALED}), sink)
+    return sealed(sink.getvalue())
+
+
+def write_parquet(path: str | Path, frame: pd.DataFrame | pa.Table) -> None:
+    write_whole(path, parquet_bytes(frame))
+
+
+def read_table(path: str | Path) -> pa.Table:
+    """The Arrow table that `write_parquet` wrote."""
+    data = read_sealed(path)
+    try:
+        return pq.read_table(pa.BufferReader(data)).replace_schema_metadata(None)
+    except (pa.ArrowException, OSError) as error:
+        raise DamagedFile(f"{path} is not a Parquet file of Mooring's: {error}.") from error
+
+
+def read_parquet(path: str | Path) -> pd.DataFrame:
+    return read_table(path).to_pandas()

@@ -1,0 +1,95 @@
+"""The two tables of a run: a row a round, a row a client. Their columns are fixed here and nowhere else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+
+from mooring.core.errors import RequestError
+from mooring.runs.files import read_table
+
+
+def _count(name: str) -> pa.Field:
+    return pa.field(name, pa.int64(), nullable=False)
+
+
+def _number(name: str) -> pa.Field:
+    return pa.field(name, pa.float64())  # NaN and missing are the same: no value
+
+
+ROUNDS = pa.schema(
+    [
+        _count("t"),
+        _number("train_loss"),
+        _number("validation_loss"),
+        _number("test_loss"),
+        _count("bytes_up"),
+        _count("bytes_down"),
+        _count("samples"),
+        _count("gradients"),
+        _number("seconds"),
+        _count("asked"),
+        _count("accepted"),
+    ]
+)
+
+CLIENTS = pa.schema(
+    [
+        pa.field("client", pa.string(), nullable=False),
+        _count("rows"),
+        _count("train"),
+        _count("validation"),
+        _count("test"),
+        _number("alone"),
+        _number("common"),
+        _number("personal"),
+        _number("gain"),
+        _number("gain_low"),
+        _number("gain_high"),
+        _number("lam"),
+        _number("alpha"),
+        pa.field("verdict", pa.string()),
+    ]
+)
+
+
+def rounds_table(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
+    """`rounds.parquet` from a mapping a round, such as the records of a checkpoint; losses may be left out."""
+    return _table("rounds.parquet", rows, ROUNDS)
+
+
+def clients_table(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
+    """`clients.parquet` from a mapping a client; scores, lam, alpha and verdict may be left out."""
+    return _table("clients.parquet", rows, CLIENTS)
+
+
+def read_records(path: str | Path, columns: pa.Schema) -> pd.DataFrame:
+    """A table of the run, its columns as declared above."""
+    table = read_table(path)
+    if not table.schema.equals(columns):
+        found, known = ", ".join(table.column_names), ", ".join(columns.names)
+        raise RequestError(f"{path} has the columns {found}; this version of Mooring reads {known}.")
+    return table.to_pandas()
+
+
+def _table(file: str, rows: Iterable[Mapping[str, Any]], columns: pa.Schema) -> pa.Table:
+    rows = list(rows)
+    unknown = sorted({name for row in rows for name in row} - set(columns.names))
+    if unknown:
+        raise RequestError(f"{file} has no column '{unknown[0]}'; it knows {', '.join(columns.names)}.")
+    values = [[_value(file, row.get(field.name), field) for row in rows] for field in columns]
+    return pa.Table.from_arrays([pa.array(v, field.type) for v, field in zip(values, columns)], schema=columns)
+
+
+def _value(file: str, value: Any, field: pa.Field) -> Any:
+    if pa.types.is_float64(field.type) and value is not None:
+        value = float(value)
+        value = None if math.isnan(value) else value
+    if value is None and not field.nullable:
+        raise RequestError(f"{file}: every row needs a value of '{field.name}', got none.")
+    return value
