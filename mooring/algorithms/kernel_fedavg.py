@@ -1,0 +1,219 @@
+"""Kernel FedAvg: any number of FedAvg rounds on squared loss at once, with the theory's early stop.
+
+004, Section 4, Propositions 1 and 3, Eq. 23.
+
+    w_t = w_{t-1} - sum_i p_i matrix_i w_{t-1} + sum_i p_i push_i,    H_i = X_i'X_i/n_i + ridge
+    matrix_i = eta G_i H_i,  push_i = eta G_i X_i'y_i/n_i,            G_i = sum_{tau < steps} (I - eta H_i)^tau
+
+    rounds_exact = t         w_t, by eigendecomposition of the mean matrix: a million rounds cost what one costs
+    rounds_exact = "limit"   w_inf; directions that no row sees stay as they were at the start
+    rounds_exact = "stop"    w_T, T = max{ t : Rad(1/sqrt(eta t steps)) <= norm/(sqrt(2e) sigma eta t steps) }
+
+The task must be linear in w: linear, or kernel, whose random features stand for the kernel. Clients tell their matrices
+once and the run is over. Kernels without features, where all points must be in one place, are in theory/kernel_machine.
+With batch > 0 a pass over consecutive minibatches takes the place of a step.
+
+Symbols  w: Server.w, the paper's theta    T: Server.rounds    steps: the paper's s    eta: below 1/max_i |H_i|
+Limits   FedAvg with full batches and as many rounds; steps = 1 at the limit is Global
+Departs  p_i may differ from n_i/N and the task may have a ridge, which the stop does not see; sigma = "residuals" and
+         norm = "path" are estimates of what Eq. 23 takes as known (norm = 1 is the paper's own)
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mooring.algorithms.base import Algorithm
+from mooring.algorithms.settings import check
+from mooring.core.cohort import CohortData
+from mooring.core.errors import RequestError
+from mooring.tasks.linear import Linear
+from mooring.theory import kernel_operator as op
+from mooring.theory import kernel_rounds as exact
+from mooring.theory.kernel_stopping import stopping_time
+
+GAMMA = 0.5  # eta = "auto" takes this share of the largest step that Lemma 4 allows
+
+
+class Server(NamedTuple):
+    w: Tensor  # [d]
+    rounds: Tensor  # [], how many rounds w stands for; infinity at the limit
+
+
+class Client(NamedTuple):
+    pass
+
+
+class Message(NamedTuple):
+    matrix: Tensor  # [C, d, d]
+    push: Tensor  # [C, d]
+    moment: Tensor | None  # [C, d, d] X_i'X_i/n_i, for the stop alone, like `sums`
+    sums: Tensor | None  # [C, 3] (n_i, n_i sigma_i^2, y_i'y_i)/p_i: their weighted means are sums over clients
+
+
+@dataclass(frozen=True)
+class KernelFedAvg(Algorithm):
+    eta: float | str = "auto"
+    steps: int = 10
+    rounds_exact: int | str = "stop"  # or "limit"
+    batch: int = 0  # 0: all rows
+    per: str = "client"  # a batch's loss is divided by 2 n_i; "batch": by 2 batch
+    sigma: float | str = "residuals"  # standard deviation of the noise in y, for the stop
+    norm: float | str = "path"  # |w_0 - truth|, for the stop
+
+    paper: ClassVar[str] = "004, Propositions 1 and 3, Eq. 23"
+    reveals: ClassVar[str] = (
+        "each client's X'X/n and X'y/n (d x d and d numbers, sent once); only their weighted means are used, so secure "
+        "aggregation hides a client's own"
+    )
+    full_participation: ClassVar[bool] = True
+    kept: ClassVar[tuple[str, ...]] = ("rounds",)
+
+    def __post_init__(self) -> None:
+        check(self, eta=(0, None, "auto"), steps=(1, None))
+        check_path(self)
+        if self.eta != "auto":
+            self.update  # noqa: B018  # refuses eta = 0
+
+    @property
+    def one_shot(self) -> bool:
+        return True
+
+    @property
+    def update(self) -> op.LocalUpdate:
+        return op.fedavg(float(self.eta), self.steps)
+
+    def settle(self, task, facts):
+        return replace(self, eta=GAMMA / float(facts.smooth.max())) if self.eta == "auto" else self
+
+    def start(self, task, w0):
+        return first_states(self, task, w0)
+
+    def visit(self, server, client, task, data, round):
+        return client, tell(self, task, data)
+
+    def merge(self, server, mean, round):
+        return arrive(self, server, mean)
+
+    def deploy(self, server, client):
+        return server.w
+
+
+def check_path(algorithm: Any) -> None:
+    """The fields that kernel FedAvg and kernel FedProx share."""
+    check(algorithm, rounds_exact=(0, None, "stop", "limit"), batch=(0, None), per=exact.PER)
+    check(algorithm, sigma=(0, None, "residuals"), norm=(0, None, "path"))
+    if algorithm.rounds_exact == "stop" and algorithm.batch and algorithm.per == "batch":
+        owner = type(algorithm).__name__
+        raise RequestError(f"{owner}: Eq. 23 knows no steps of size 1/batch; with per = 'batch' set rounds_exact.")
+
+
+def first_states(algorithm: Any, task: Any, w0: Tensor) -> tuple[Server, Client]:
+    if not isinstance(task, Linear):
+        raise RequestError(
+            f"{algorithm.name} needs squared loss and a task that is linear in its parameters, 'linear' or 'kernel'; "
+            f"task '{task.name}' is not."
+        )
+    return Server(w0, torch.tensor(0.0, dtype=torch.float64)), Client()
+
+
+def tell(algorithm: Any, task: Any, data: CohortData) -> Message:
+    """What a cohort's clients do in any round, and what the stop asks of them."""
+    update, rows = algorithm.update, data.train.full(task)
+    push = -task.grad(torch.zeros(len(data), task.dim, dtype=task.dtype), rows).double()
+    values, vectors = rows.values.double(), rows.vectors.double()
+    curvature = values + task.ridge
+    op.require_contraction(update.eta * float(curvature.max()), update)
+    if algorithm.batch:
+        stays = [minibatch_stay(algorithm, task, *data.train.of(c)) for c in range(len(data))]
+        matrix, push = (torch.from_numpy(np.stack(parts)) for parts in zip(*stays))
+    else:
+        gain = update.eta * torch.from_numpy(op.local_gain(curvature.numpy(), update))
+        matrix = _spectral(vectors, gain * curvature)
+        push = (_spectral(vectors, gain) @ push[..., None])[..., 0]
+    if algorithm.rounds_exact != "stop":
+        return Message(matrix, push, None, None)
+    n, noise = data.train.size.double(), torch.zeros(len(data), dtype=torch.float64)
+    if algorithm.sigma == "residuals":
+        clients = (rows_of(task, *data.train.of(c)) for c in range(len(data)))
+        noise = torch.tensor([exact.residual_variance(x, y) for x, y in clients], dtype=torch.float64)
+    sums = torch.stack([n, n * noise, n * rows.square.double()], 1) / data.p.clamp(min=exact.TINY)[:, None]
+    return Message(matrix, push, _spectral(vectors, values), sums)
+
+
+def arrive(algorithm: Any, server: Server, mean: Message) -> Server:
+    """The common model after all its rounds, from the weighted means of the clients' messages."""
+    update, matrix, push = algorithm.update, mean.matrix.numpy(), mean.push.numpy()
+    flow, start = exact.flow_of(matrix, push, update), server.w.double().numpy()
+    rounds = algorithm.rounds_exact
+    if mean.moment is not None and mean.sums is not None:
+        rounds = stop(algorithm, flow, start, np.linalg.eigvalsh(mean.moment.numpy()), *mean.sums.tolist())
+    count = np.inf if rounds == "limit" else float(rounds)
+    if algorithm.batch:
+        w = exact.propagate(matrix, push, count, start)
+    else:
+        w = op.limit_point(flow, ONE, start) if rounds == "limit" else op.theta_at(flow, ONE, int(count), start)
+    return Server(torch.from_numpy(w).to(server.w.dtype), torch.tensor(count, dtype=torch.float64))
+
+
+ONE = np.ones(1)  # the only response of an averaged flow
+
+
+def stop(
+    algorithm: Any,
+    flow: op.ThetaFlow,
+    start: np.ndarray,
+    spectrum: np.ndarray,
+    rows: float,
+    noise: float,
+    square: float,
+) -> int:
+    """T of Eq. 23 from the spectrum of X'X/N and the sums of n_i, n_i sigma_i^2 and y_i'y_i.
+
+    Minibatch rounds count as their symmetric part here.
+    """
+
+    def moved(rounds: int) -> float:
+        return float(((op.theta_at(flow, ONE, rounds, start) - start) ** 2).sum())
+
+    sigma = (noise / rows) ** 0.5 if algorithm.sigma == "residuals" else algorithm.sigma
+    norm = algorithm.norm
+    if norm == "path":
+        first = (square / rows / max(spectrum.sum(), exact.TINY)) ** 0.5
+        norm = exact.norm_from_path(moved, flow.eigenvalues, spectrum, round(rows), flow.update, sigma, first)
+    rounds = stopping_time(spectrum, round(rows), flow.update, sigma, norm) if norm > 0 else 0
+    if rounds == 0:
+        warnings.warn(
+            f"{algorithm.name}: Eq. 23 allows not one round (sigma = {sigma:.3g}, norm = {norm:.3g}, {rows:.0f} rows), "
+            "so the model stays at its start. Set rounds_exact to a number or to 'limit' to train all the same."
+        )
+    return rounds
+
+
+def minibatch_stay(algorithm: Any, task: Any, x: Tensor, y: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """(matrix, push) of one client; batches are consecutive rows, the same in every round."""
+    design, target = rows_of(task, x, y)
+    update, batch = algorithm.update, algorithm.batch
+    if algorithm.per == "batch" and not update.prox and len(y):
+        cuts = np.split(design, range(batch, len(design), batch))
+        steepest = update.eta * max(np.linalg.norm(part, 2) ** 2 for part in cuts) / min(batch, len(y))
+        if steepest >= 1:
+            warnings.warn(
+                f"{algorithm.name}: a batch's step is {steepest:.3g}, outside the theory, which asks for < 1."
+            )
+    return exact.minibatch_round(design, target, update, batch, algorithm.per, task.ridge)
+
+
+def rows_of(task: Any, x: Tensor, y: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """A client's design [n, d] and targets [n]."""
+    return task.design(x[None])[0].double().numpy(), y.double().numpy()
+
+
+def _spectral(vectors: Tensor, values: Tensor) -> Tensor:
+    return (vectors * values[:, None]) @ vectors.mT

@@ -1,0 +1,79 @@
+"""Kernel FedProx: any number of shared-model FedProx rounds on squared loss at once, with the theory's early stop.
+
+004, Section 4 (Eq. 6), Propositions 1 and 3, Eq. 23; there eta = 1/lam.
+
+    w_t = w_{t-1} - sum_i p_i matrix_i w_{t-1} + sum_i p_i push_i,    H_i = X_i'X_i/n_i + ridge
+    matrix_i = (lam + H_i)^(-1) H_i,  push_i = (lam + H_i)^(-1) X_i'y_i/n_i
+
+    rounds_exact = t         w_t, by eigendecomposition of the mean matrix: a million rounds cost what one costs
+    rounds_exact = "limit"   w_inf, the minimiser of sum_i p_i F_i, F_i the Moreau envelope of L_i
+    rounds_exact = "stop"    w_T, T of Eq. 23 with eta = 1/lam and s = 1
+
+The task must be linear in w: linear, or kernel, whose random features stand for the kernel. Clients tell their matrices
+once and the run is over. With batch > 0 a round is one pass of proximal solves over consecutive minibatches, each
+centred at the last one's solution.
+
+Symbols  w: Server.w, the paper's theta    T: Server.rounds    lam: the paper's 1/eta
+Limits   fedprox_shared with exact solves and as many rounds; lam -> infinity at the limit is Global, lam -> 0 averages
+         the local fits
+Departs  as kernel_fedavg: p_i, the ridge, sigma = "residuals" and norm = "path"
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from mooring.algorithms.base import Algorithm
+from mooring.algorithms.kernel_fedavg import GAMMA, KernelFedAvg, arrive, check_path, first_states, tell
+from mooring.algorithms.settings import check
+from mooring.core.errors import RequestError
+from mooring.theory import kernel_operator as op
+
+
+@dataclass(frozen=True)
+class KernelFedProx(Algorithm):
+    lam: float | str = "auto"  # twice the largest curvature: no client runs far from the common model in a round
+    rounds_exact: int | str = "stop"  # or "limit"
+    batch: int = 0  # 0: all rows
+    per: str = "client"  # a batch's loss is divided by 2 n_i; "batch": by 2 batch
+    sigma: float | str = "residuals"  # standard deviation of the noise in y, for the stop
+    norm: float | str = "path"  # |w_0 - truth|, for the stop
+
+    paper: ClassVar[str] = "004, Eq. 6, Propositions 1 and 3, Eq. 23"
+    reveals: ClassVar[str] = KernelFedAvg.reveals
+    full_participation: ClassVar[bool] = True
+    kept: ClassVar[tuple[str, ...]] = ("rounds",)
+
+    def __post_init__(self) -> None:
+        check(self, lam=(0, None, "auto"))
+        if self.lam == 0:
+            raise RequestError("KernelFedProx: lam must be > 0, got 0; without a pull use Local.")
+        check_path(self)
+
+    @property
+    def one_shot(self) -> bool:
+        return True
+
+    @property
+    def update(self) -> op.LocalUpdate:
+        return op.fedprox(1 / float(self.lam))
+
+    @property
+    def asks(self) -> tuple[str, ...]:
+        return ()
+
+    def settle(self, task, facts):
+        return replace(self, lam=float(facts.smooth.max()) / GAMMA) if self.lam == "auto" else self
+
+    def start(self, task, w0):
+        return first_states(self, task, w0)
+
+    def visit(self, server, client, task, data, round):
+        return client, tell(self, task, data)
+
+    def merge(self, server, mean, round):
+        return arrive(self, server, mean)
+
+    def deploy(self, server, client):
+        return server.w

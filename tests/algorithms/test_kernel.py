@@ -1,0 +1,242 @@
+"""Kernel FedAvg and FedProx: the methods they jump ahead in, and what 004 prints about them."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from mooring.algorithms.base import build
+from mooring.core.cohort import weighted_mean
+from mooring.core.errors import RequestError
+from mooring.data.clients import from_arrays
+from mooring.data.generators import Chebyshev, LinearKernel, stationarity_setup
+from mooring.data.generators.chebyshev import squared_distance
+from mooring.tasks.features import KernelRegression
+from mooring.tasks.linear import Linear
+from mooring.tasks.logistic import Logistic
+from mooring.theory import kernel_machine, kernel_operator, kernel_stopping
+from tests.problems import PROBLEMS, logistic_clients, settled_simulator, simulate
+
+TASKS = pytest.mark.parametrize("problem", ["linear", "kernel"])
+WEIGHTS = pytest.mark.parametrize("weights", ["size", "uniform"])
+
+
+def common(name, fields, task, clients, rounds=1, **how):
+    return simulate(build(name, fields), task, clients, rounds=rounds, **how)[0].w
+
+
+@TASKS
+@WEIGHTS
+@pytest.mark.parametrize("steps", [1, 6])
+def test_kernel_fedavg_is_fedavg_on_full_batches(problem, weights, steps):
+    task, clients = PROBLEMS[problem]()
+    fields = {"eta": 0.1, "steps": steps}
+    one_by_one = common("fedavg", {**fields, "batch": 0}, task, clients, rounds=9, weights=weights)
+    at_once = common("kernel_fedavg", {**fields, "rounds_exact": 9}, task, clients, weights=weights)
+    torch.testing.assert_close(at_once, one_by_one, rtol=1e-10, atol=1e-10)
+
+
+@TASKS
+@WEIGHTS
+def test_kernel_fedprox_is_shared_fedprox_with_exact_solves(problem, weights):
+    task, clients = PROBLEMS[problem]()
+    one_by_one = common("fedprox_shared", {"lam": 0.7, "inner": "exact"}, task, clients, rounds=9, weights=weights)
+    at_once = common("kernel_fedprox", {"lam": 0.7, "rounds_exact": 9}, task, clients, weights=weights)
+    torch.testing.assert_close(at_once, one_by_one, rtol=1e-10, atol=1e-10)
+
+
+@TASKS
+@WEIGHTS
+def test_limits_at_the_limit(problem, weights):
+    task, clients = PROBLEMS[problem]()
+    pooled = common("global", {}, task, clients, weights=weights)
+    one_step = common("kernel_fedavg", {"steps": 1, "rounds_exact": "limit"}, task, clients, weights=weights)
+    torch.testing.assert_close(one_step, pooled, rtol=1e-8, atol=1e-8)
+    stiff = common("kernel_fedprox", {"lam": 1e7, "rounds_exact": "limit"}, task, clients, weights=weights)
+    torch.testing.assert_close(stiff, pooled, rtol=1e-4, atol=1e-4)
+    loose = common("kernel_fedprox", {"lam": 1e-8, "rounds_exact": "limit"}, task, clients, weights=weights)
+    fits = clients.weights(weights) @ task.solve(clients.train.full(task))
+    torch.testing.assert_close(loose, fits, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["kernel_fedavg", "kernel_fedprox"])
+def test_a_million_rounds_reach_the_limit_where_rows_are_fewer_than_coefficients(name):
+    rng = np.random.default_rng(0)
+    clients = from_arrays([rng.standard_normal((3, 12)) for _ in range(3)], [rng.standard_normal(3) for _ in range(3)])
+    task = Linear(12, intercept=False)
+    limit = common(name, {"rounds_exact": "limit"}, task, clients)
+    torch.testing.assert_close(common(name, {"rounds_exact": 10**6}, task, clients), limit, rtol=1e-8, atol=1e-8)
+    design, y = clients.train.x, clients.train.y
+    torch.testing.assert_close(design @ limit, y, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(limit, torch.linalg.pinv(design) @ y, rtol=1e-8, atol=1e-8)
+
+
+class Section71:
+    """004, Section 7.1: messages are told once, then any round is asked for."""
+
+    def __init__(self):
+        self.clients = stationarity_setup().make(0)
+        self.task = Linear(100, intercept=False)
+
+    def told(self, name, **fields):
+        fields = {"eta": 0.1} | fields if name == "kernel_fedavg" else {"lam": 10.0} | fields
+        ready, exchange, server = settled_simulator(
+            build(name, {"rounds_exact": "limit"} | fields), self.task, self.clients
+        )
+        mean = weighted_mean(ready.visit(server, None, self.task, exchange.data, None)[1], exchange.data.p)
+        return lambda rounds="limit": replace(ready, rounds_exact=rounds).merge(server, mean, None).w
+
+    def error(self, w):
+        return float((w - self.clients.truth.w[0]).norm())
+
+    def gradient(self, w):
+        rows = self.clients.train.full(self.task)
+        return float((self.clients.weights() @ self.task.grad(w.expand(25, -1), rows)).norm())
+
+    def rounds_to_limit(self, at):
+        goal = 1.05 * self.error(at())
+        return next(t for t in range(1, 200) if self.error(at(t)) <= goal)
+
+
+@pytest.fixture(scope="module")
+def section_7_1():
+    return Section71()
+
+
+FULL = [
+    ("kernel_fedavg", {"steps": 1}, 0.0467, 0.0, 57),
+    ("kernel_fedavg", {"steps": 5}, 0.0470, 4.1e-3, 12),
+    ("kernel_fedavg", {"steps": 10}, 0.0476, 8.0e-3, 7),
+    ("kernel_fedprox", {}, 0.0468, 1.8e-3, 64),
+]
+SMALL = [
+    ("kernel_fedavg", {"steps": 1, "batch": 20}, 0.0467, 2.1e-3, 60),
+    ("kernel_fedavg", {"steps": 5, "batch": 50}, 0.0470, 5.1e-3, 13),
+    ("kernel_fedavg", {"steps": 10, "batch": 100}, 0.0476, 8.6e-3, 7),
+    ("kernel_fedprox", {"batch": 20}, 0.0467, 2.1e-3, 61),
+]
+ERROR_SD = 0.0467 / math.sqrt(2 * 100)  # of the length of a Gaussian vector with 100 coordinates
+
+
+@pytest.mark.parametrize(("name", "fields", "error", "gradient", "rounds"), FULL + SMALL)
+def test_figures_1_to_3_low_errors_without_stationarity(section_7_1, name, fields, error, gradient, rounds):
+    at = section_7_1.told(name, **fields)
+    assert section_7_1.error(at()) == pytest.approx(error, abs=3 * ERROR_SD)
+    assert section_7_1.gradient(at()) == pytest.approx(gradient, rel=0.15, abs=1e-12)
+    assert section_7_1.rounds_to_limit(at) == pytest.approx(rounds, rel=0.2, abs=1)  # of one draw, here another
+
+
+def test_figures_2_and_3_what_minibatches_change(section_7_1):
+    """Errors do not move; one local step no longer reaches stationarity and then coincides with FedProx."""
+    s = section_7_1
+    full, small = (s.told("kernel_fedavg", steps=1, batch=b)() for b in (0, 20))
+    assert s.error(small) == pytest.approx(s.error(full), rel=0.02)
+    assert s.gradient(full) < 1e-12 < 1e-3 < s.gradient(small)
+    assert s.gradient(small) == pytest.approx(s.gradient(s.told("kernel_fedprox", batch=20)()), rel=0.05)
+
+
+def test_batches_divided_by_their_own_size_contradict_the_figures(section_7_1):
+    """The other reading, 1/(2 B): a few rounds, but a larger error, and five steps end ten times further from rest."""
+    s = section_7_1
+    full = s.told("kernel_fedavg", steps=1)()
+    with pytest.warns(UserWarning, match="outside the theory"):
+        at = s.told("kernel_fedavg", steps=1, batch=20, per="batch")
+    assert s.rounds_to_limit(at) <= 5
+    assert s.error(at()) > 1.25 * s.error(full)
+    with pytest.warns(UserWarning, match="outside the theory"):
+        five = s.told("kernel_fedavg", steps=5, batch=20, per="batch")()
+    assert s.gradient(five) > 8 * s.gradient(s.told("kernel_fedavg", steps=5)())
+
+
+def test_section_7_4_the_chebyshev_polynomial_in_expectation():
+    draws = [Chebyshev().make(seed) for seed in range(25)]
+    for steps, mse in ((1, 0.0142), (10, 0.0166)):
+        fields = {"eta": 0.1, "steps": steps, "rounds_exact": "limit"}
+        gaps = [squared_distance(common("kernel_fedavg", fields, Linear(6, intercept=False), c)) for c in draws]
+        assert np.mean(gaps) == pytest.approx(mse, abs=4 * np.std(gaps) / 5)
+
+
+def test_the_stop_equals_that_of_the_pooled_points():
+    """The clients' second moments and residuals give what all rows in one place give."""
+    clients = LinearKernel(clients=4, samples=(30, 40, 50, 60), dim=5, noise=0.7).make(1)
+    task = Linear(5, intercept=False)
+    xs, ys = zip(*[(x.numpy(), y.numpy()) for x, y in (clients.train.of(i) for i in range(4))])
+    for name, fields, update in (
+        ("kernel_fedavg", {"eta": 0.02, "steps": 3}, kernel_operator.fedavg(0.02, 3)),
+        ("kernel_fedprox", {"lam": 20.0}, kernel_operator.fedprox(0.05)),
+    ):
+        server, _, _ = simulate(build(name, {**fields, "norm": 2.0}), task, clients)
+        sizes, x = [len(y) for y in ys], np.concatenate(xs)
+        sigma2 = [kernel_stopping.sigma_from_residuals([a @ a.T], [b]) ** 2 for a, b in zip(xs, ys)]
+        sigma = math.sqrt(np.average(sigma2, weights=sizes))
+        assert sigma == pytest.approx(0.7, rel=0.15)
+        stop = kernel_machine.stop(x @ x.T, sizes, np.concatenate(ys), update, sigma, 2.0)
+        assert float(server.rounds) == stop > 5
+        fit = kernel_machine.fit("linear", xs, ys, update, stop)
+        np.testing.assert_allclose(fit.predict(np.eye(5)), server.w, atol=1e-10)
+        told = simulate(build(name, {**fields, "sigma": sigma}), task, clients)[0]
+        assert float(told.rounds) == kernel_machine.stop(x @ x.T, sizes, np.concatenate(ys), update, sigma)
+
+
+def test_the_stop_is_near_the_best_round_on_random_features():
+    rng = np.random.default_rng(0)
+    xs = [rng.uniform(-1.7, 1.7, (15, 1)) for _ in range(8)]
+    ys = [np.sin(3 * x[:, 0]) + 0.5 * rng.standard_normal(15) for x in xs]
+    clients = from_arrays(xs, ys)
+    task = KernelRegression(1, kernel="laplace", bandwidth=1.0, width=200, ridge=0.0)
+    z = torch.linspace(-1.7, 1.7, 200, dtype=torch.float64)[:, None]
+
+    def error(rounds):
+        server, _, _ = simulate(build("kernel_fedavg", {"steps": 5, "rounds_exact": rounds}), task, clients)
+        return float(((task.predict(server.w[None], z[None])[0] - torch.sin(3 * z[:, 0])) ** 2).mean())
+
+    best = min(error(t) for t in (3, 10, 30, 100, 300, 1000, 3000))
+    assert error("stop") <= 2 * best
+    assert error("limit") > 3 * error("stop")
+
+
+def test_noise_alone_is_not_fitted():
+    rng = np.random.default_rng(0)
+    clients = from_arrays([rng.standard_normal((10, 3)) for _ in range(5)], [rng.standard_normal(10) for _ in range(5)])
+    with pytest.warns(UserWarning, match="not one round"):
+        server, _, _ = simulate(build("kernel_fedavg", {}), Linear(3), clients)
+    assert not bool(server.w.any()) and float(server.rounds) == 0
+
+
+def test_a_client_without_training_rows_changes_nothing():
+    rng = np.random.default_rng(0)
+    xs, ys = [rng.standard_normal((n, 2)) for n in (20, 0, 30)], [rng.standard_normal(n) for n in (20, 0, 30)]
+    for fields in ({"rounds_exact": 5}, {"rounds_exact": 5, "batch": 3}, {"sigma": 0.1}, {"norm": 5.0}):
+        with_it = common("kernel_fedavg", fields, Linear(2), from_arrays(xs, ys))
+        without = common("kernel_fedavg", fields, Linear(2), from_arrays(xs[::2], ys[::2]))
+        torch.testing.assert_close(with_it, without, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "message"),
+    [
+        ("kernel_fedavg", {"eta": 0.0}, "eta must be a finite number > 0"),
+        ("kernel_fedavg", {"rounds_exact": "soon"}, "rounds_exact must be a number or 'stop' or 'limit'"),
+        ("kernel_fedavg", {"rounds_exact": -1}, "rounds_exact must be >= 0"),
+        ("kernel_fedavg", {"per": "epoch"}, "per must be one of 'client', 'batch'"),
+        ("kernel_fedprox", {"lam": 0.0}, "lam must be > 0"),
+        ("kernel_fedprox", {"batch": 5, "per": "batch"}, "set rounds_exact"),
+    ],
+)
+def test_wrong_fields_are_refused(name, fields, message):
+    with pytest.raises(RequestError, match=message):
+        build(name, fields)
+
+
+@pytest.mark.parametrize("name", ["kernel_fedavg", "kernel_fedprox"])
+def test_wrong_tasks_and_steps_are_refused(name):
+    with pytest.raises(RequestError, match="linear in its parameters"):
+        simulate(build(name, {"rounds_exact": 3}), Logistic(3), logistic_clients())
+    task, clients = PROBLEMS["linear"]()
+    if name == "kernel_fedavg":
+        with pytest.raises(RequestError, match="below 1"):
+            simulate(build(name, {"rounds_exact": 3, "eta": 5.0}), task, clients)
+    with pytest.raises(RequestError, match="every client"):
+        simulate(build(name, {"rounds_exact": 3}), task, clients, participation=0.5)
