@@ -24,7 +24,7 @@ class Algorithm:
     reveals: ClassVar[str]  # what a curious server could reconstruct from the messages
     pooled: ClassVar[bool] = False  # an exact referee that sees all rows; simulator only
     full_participation: ClassVar[bool] = False  # the engine refuses anything else
-    kept: ClassVar[tuple[str, ...]] = ()  # parts of the server's state that are never sent; None during a visit
+    kept: ClassVar[tuple[str, ...]] = ()  # parts of the server's state that visits do without: not sent, None there
     needs: ClassVar[tuple[str, ...]] = ()  # what the task must have: "prox", "solve", "smooth_loss"
 
     @property

@@ -12,9 +12,13 @@ from mooring.core.batches import steps_of
 from mooring.core.cohort import CohortData, Round
 from mooring.core.errors import RequestError
 from mooring.core.moor import Moor, parse_stiffness
-from mooring.core.solvers import decayed, sgd
+from mooring.core.solvers import StepSize, decayed, sgd
+from mooring.tasks.facts import RIDGES
+from mooring.tasks.proximal import DENSE
 
 SMALL_BATCH = 32  # minibatch of tasks whose full passes are dear
+KINKED_STEP = 0.1  # of losses without curvature: the largest move of a score, targets being about 1 in size
+ROUNDING = 1e-10  # a residual variance up to this, of fits that may pass through all their rows, tells nothing
 PULL_OF_NETWORKS = 0.1  # lam = "auto" for a network, as a share of its curvature
 
 
@@ -58,55 +62,106 @@ def settled(algorithm: Any, task: Any, facts: Any) -> Any:
     if "eta" in have and algorithm.eta == "auto":
         batch = changes.get("batch", getattr(algorithm, "batch", 0))
         changes["eta"] = auto_eta(task, facts, batch, changes.get("lam", getattr(algorithm, "lam", 0.0)))
-    return dataclasses.replace(algorithm, **changes)
+    ready = dataclasses.replace(algorithm, **changes)
+    check_moor(ready, task, len(facts.n))
+    return ready
+
+
+def check_moor(algorithm: Any, task: Any, clients: int) -> None:
+    """A lam with one number per client or per coefficient must have as many as there are."""
+    lam, owner = getattr(algorithm, "lam", None), type(algorithm).__name__
+    if isinstance(lam, Moor):
+        for found, right, what in ((lam.per_client, clients, "client"), (lam.per_coefficient, task.dim, "coefficient")):
+            if found is not None and len(found) != right:
+                raise RequestError(f"{owner}: lam has {len(found)} numbers, one per {what}, but there are {right}.")
+
+
+def choose_inner(algorithm: Any, task: Any, otherwise: str = "sgd") -> str:
+    """The field `inner`, "auto" being "exact" where the task has a prox that is not too dear to take every round;
+    refuses "exact" where it has none."""
+    if algorithm.inner == "exact" and task.prox is None:
+        owner = type(algorithm).__name__
+        raise RequestError(f"{owner}: task '{task.name}' has no exact prox; set inner = '{otherwise}'.")
+    if algorithm.inner != "auto":
+        return algorithm.inner
+    return "exact" if task.prox is not None and task.dim <= DENSE else otherwise
 
 
 def auto_batch(task: Any) -> int:
-    """All rows (0) where the task has an exact solver, small batches elsewhere."""
-    return 0 if task.solve is not None else SMALL_BATCH
+    """All rows (0) where the task has an exact solver and few parameters, small batches elsewhere."""
+    return 0 if task.solve is not None and task.dim <= DENSE else SMALL_BATCH
 
 
 def auto_eta(task: Any, facts: Any, batch: int, lam: Any = 0.0) -> float:
     """1 / (largest curvature that a step can meet): the steepest client, small batches, and the pull."""
-    pull = 0.0 if isinstance(lam, str) else _largest(lam)
+    pull = 0.0 if isinstance(lam, str) else largest(lam)
     if not task.smooth_loss:
-        # No curvature to go by: a unit step shrunk by the pull, to be decayed by the schedule.
-        return 1.0 / (1.0 + pull)
+        # No curvature to go by: a step along one record's sub-gradient moves its score by KINKED_STEP at most.
+        return KINKED_STEP / (float(facts.noise.max()) ** 2 + pull)
     curvature = facts.smooth + (facts.trace / batch if batch else 0.0)
     return 1.0 / (float(curvature.max()) + pull)
+
+
+def auto_ridge(facts: Any) -> float:
+    """The ridge of RIDGES with which the clients' own fits do best on all validation rows; 0 without any."""
+    if facts.alone is None or float(facts.validation.sum()) == 0:
+        return 0.0
+    return float(RIDGES[(facts.validation[:, None] * facts.alone).nansum(0).argmin()])
 
 
 def auto_lam(task: Any, facts: Any) -> float:
     """The stiffness that a Bayesian with Gaussian spread would take: dispersion / (n * spread of a coefficient).
 
-    Spread is what the clients' own fits vary beyond their sampling error, bounded away from zero by a tenth of that
-    error. Clients whose rows cannot determine a fit (fewer than twice the parameters) are left out, if others remain.
+    Spread is what the clients' shrunk fits vary beyond their sampling error, per free coefficient, bounded away from
+    zero by a tenth of that error. Where there is nothing to compare, the pull is a share of the curvature.
     """
-    if facts.fit is None:
-        curvature = facts.smooth[torch.isfinite(facts.smooth)]
-        return PULL_OF_NETWORKS * float(curvature.mean()) if len(curvature) else PULL_OF_NETWORKS
-    solid = facts.n >= 2 * task.dim
-    keep = solid if int(solid.sum()) >= 2 else torch.ones_like(solid)
-    p = facts.p[keep] / facts.p[keep].sum()
-    fit, variance = facts.fit[keep].double(), facts.variance[keep]
-    center = (p[:, None] * fit).sum(0)
-    between = float((p * ((fit - center) ** 2).sum(1)).sum())
-    sampling = float((p * (1 - p) * variance).sum())
-    spread = max(between - sampling, 0.1 * sampling, torch.finfo(torch.float64).tiny)
-    noise = float((p * facts.dispersion[keep] / facts.n[keep]).sum())
-    return task.dim * noise / spread
+    known = facts.smooth[torch.isfinite(facts.smooth)]
+    guess = PULL_OF_NETWORKS * (float(known.mean()) if len(known) else 1.0)
+    if facts.shrunk is None or len(facts.n) == 1:
+        return guess
+    p, n, fit = facts.p, facts.n.clamp(min=1), facts.shrunk.double()
+    left = (n - task.dim).clamp(min=0)  # rows beyond the parameters: they tell the dispersion best
+    told = bool(left.any())
+    left = left if told else torch.ones_like(n)
+    dispersion = float((left * facts.dispersion).sum() / left.sum())
+    if dispersion <= (0 if told else ROUNDING):
+        return guess
+    others = p * (1 - p)
+    between = float((p * ((fit - p @ fit) ** 2).sum(1)).sum())
+    sampling = float((others * facts.shrunk_variance).sum())
+    spread = max(between - sampling, 0.1 * sampling) / float((others * facts.freedom).sum())
+    return dispersion * float((p / n).sum()) / spread
 
 
-def _largest(lam: Any) -> float:
+def largest(lam: Any) -> float:
     if not isinstance(lam, Moor):
         return float(lam)
     return max(lam.per_client or (1.0,)) * max(lam.per_coefficient or (1.0,))
 
 
-def local_sgd(algorithm: Any, task: Any, w: Tensor, data: CohortData, round: Round, **more: Any) -> Tensor:
-    """SGD as the fields eta, decay, steps, epochs and batch (0: all rows) say; decay runs on over the rounds."""
+def schedule(algorithm: Any, data: CohortData, round: Round) -> tuple[int | None, Tensor, StepSize]:
+    """(rows per batch, each client's number of steps [C], step size), as the fields batch (0: all rows), steps, epochs,
+    eta and decay say; decay runs on over the rounds."""
     batch = algorithm.batch or None
-    work = {"epochs": algorithm.epochs} if algorithm.epochs else {"steps": algorithm.steps}
-    count = steps_of(data.train.size, batch, work.get("steps"), work.get("epochs"))
-    eta = decayed(algorithm.eta, algorithm.decay, (round.t - 1) * count) if algorithm.decay else algorithm.eta
-    return sgd(task, w, data, round, eta, batch=batch, **work, **more)
+    work = (None, algorithm.epochs) if algorithm.epochs else (algorithm.steps, None)
+    count = steps_of(data.train.size, batch, *work)
+    before = (round.t - 1) * count.double()
+    eta = decayed(algorithm.eta, algorithm.decay, before) if algorithm.decay else algorithm.eta
+    return batch, count, eta
+
+
+def local_sgd(algorithm: Any, task: Any, w: Tensor, data: CohortData, round: Round, **more: Any) -> Tensor:
+    """SGD as the algorithm's fields say: see `schedule`."""
+    batch, count, eta = schedule(algorithm, data, round)
+    return sgd(task, w, data, round, eta, batch=batch, steps=count, **more)
+
+
+def tuned(algorithm: Any, task: Any, w: Tensor, data: CohortData, round: Round) -> Tensor:
+    """The common model after each client's `tune_steps` (or `tune_epochs`), with the draws and rates of the next round.
+
+    With as many steps as a stay takes, this is what FedAvg's next stay would send back.
+    """
+    ahead = round._replace(t=round.t + 1)
+    batch, _, eta = schedule(algorithm, data, ahead)
+    work = {"epochs": algorithm.tune_epochs} if algorithm.tune_epochs else {"steps": algorithm.tune_steps}
+    return sgd(task, w, data, ahead, eta, batch=batch, **work)

@@ -40,11 +40,11 @@ def newton(
         rate = torch.ones_like(f)
         trial_w, trial_f = w, f
         searching = live.clone()
+        # At the end of a run the decrease drowns in rounding: allow for it, and let the gradient decide.
+        rounding = 8 * torch.finfo(w.dtype).eps * (1 + f.abs())
         for _ in range(HALVINGS):
             candidate = torch.where(searching[:, None], w - rate[:, None] * s, trial_w)
             value_at = value(candidate)
-            # At the end of a run the decrease drowns in rounding: allow for it, and let the gradient decide.
-            rounding = 8 * torch.finfo(w.dtype).eps * (1 + f.abs())
             good = searching & (value_at <= f - ARMIJO * rate * slope + rounding)
             trial_w = torch.where(good[:, None], candidate, trial_w)
             trial_f = torch.where(good, value_at, trial_f)
@@ -54,32 +54,34 @@ def newton(
             rate = torch.where(searching, rate * SHRINK, rate)
         moved = live & ~searching
         new_g = grad(trial_w)
-        stuck = moved & (trial_f >= f) & (new_g.norm(dim=1) >= g.norm(dim=1))
-        keep = moved & ~stuck
+        # Within rounding of the minimum: the value no longer falls, and the gradient is down to its own rounding.
+        rounded = (f - trial_f <= rounding) & (new_g.norm(dim=1) > 0.5 * g.norm(dim=1))
+        keep = moved & ~((trial_f >= f) & (new_g.norm(dim=1) >= g.norm(dim=1)))
         w = torch.where(keep[:, None], trial_w, w)
         f = torch.where(keep, trial_f, f)
         g = torch.where(keep[:, None], new_g, g)
-        live = live & keep & (g.norm(dim=1) > goal)
+        live = live & keep & ~rounded & (g.norm(dim=1) > goal)
     return w
 
 
 def conjugate_gradient(product: Callable[[Tensor], Tensor], b: Tensor, *, tol: float, most: int) -> Tensor:
     """Solve C symmetric positive definite systems A_c s_c = b_c, given the products with [C, d] matrices."""
+    least = torch.finfo(b.dtype).tiny
     s = torch.zeros_like(b)
     r = b.clone()
     q = r.clone()
     rr = (r * r).sum(1)
     goal = tol**2 * rr
     for _ in range(most):
-        live = rr > goal
+        live = (rr > goal) & (rr > least)
         if not bool(live.any()):
             break
         aq = product(q)
         curvature = (q * aq).sum(1)
-        step = torch.where(live & (curvature > 0), rr / curvature.clamp(min=1e-300), torch.zeros_like(rr))
+        step = torch.where(live & (curvature > 0), rr / curvature.clamp(min=least), torch.zeros_like(rr))
         s = s + step[:, None] * q
         r = r - step[:, None] * aq
         new = (r * r).sum(1)
-        q = r + (new / rr.clamp(min=1e-300))[:, None] * q
+        q = r + (new / rr.clamp(min=least))[:, None] * q
         rr = torch.where(step > 0, new, torch.zeros_like(rr))
     return s

@@ -28,6 +28,7 @@ from mooring.core.moor import Moor, stiffness
 from mooring.tasks.facts import gather
 
 WAYS = ("mixture", "prox", "finish", "alone", "tune")
+WORK = ("decay", "steps", "epochs", "batch", "alpha", "adapt", "adapt_on", "alpha_pull", "radius")
 STAYS = 5  # a newcomer's local work, in rounds' worth of the method's: 5 passes where a round is one (002, Figure 6)
 
 
@@ -53,18 +54,24 @@ def personalize(
         raise RequestError(f"how must be one of {', '.join(WAYS)} or auto, got {how!r}.")
     if how == "prox" and not hasattr(algorithm, "lam"):
         raise RequestError(f"{algorithm.name} has no lam to moor a newcomer by; use how = 'tune'.")
-    w = server.w.expand(len(data), -1)
+    alone = [data.select(torch.tensor([i])) for i in range(len(data))]
+    return torch.cat([_one(algorithm, server, task, mine, round, how, stays) for mine in alone])
+
+
+def _one(algorithm: Any, server: Any, task: Any, data: CohortData, round: Round, how: str, stays: int) -> Tensor:
+    """[1, d]: the model of a single newcomer, which depends on no other."""
+    w = server.w[None]
     turns = [round._replace(t=t) for t in range(1, stays + 1)]
     if how in ("finish", "alone"):
         first = algorithm.start(task, server.w)[1]
-        client = type(first)(*(part.expand(len(data), *part.shape) for part in first))
+        client = type(first)(*(part[None] for part in first))
         for turn in turns if how == "alone" else []:
             client = algorithm.visit(server, client, task, data, turn)[0]
         client = algorithm.finish(server, client, task, data, round)
-        return algorithm.deploy(server, client).expand(len(data), -1)
+        return algorithm.deploy(server, client).expand(1, -1)
     if how == "mixture":
         mixer = worker(APFL, algorithm, task, data, w)
-        stay = Stay(w, w, torch.full((len(data),), float(mixer.alpha), dtype=w.dtype))
+        stay = Stay(w, w, torch.full((1,), float(mixer.alpha), dtype=w.dtype))
         for turn in turns:
             stay = deque(mixer.local_steps(stay, task, data, turn, moves_w=False), maxlen=1).pop()
         return mixture(stay.alpha, stay.v, w)
@@ -79,22 +86,23 @@ def personalize(
 
 def worker(kind: Any, algorithm: Any, task: Any, data: CohortData, w: Tensor, pull: float = 0.0) -> Any:
     """An algorithm of that kind, for its local steps, with the run's fields where it has the same."""
-    shared = {f.name: getattr(algorithm, f.name) for f in fields(kind) if hasattr(algorithm, f.name)}
+    same = [f.name for f in fields(kind) if f.name in WORK and hasattr(algorithm, f.name)]
+    shared = {name: getattr(algorithm, name) for name in same}
     if shared.get("adapt_on") == "validation":
         shared["adapt_on"] = "auto"  # the newcomer may have no validation rows
     facts = gather(task, data, w[0], ())
-    ready = kind(**(shared | {"eta": "auto"})).settle(task, facts)
+    ready = kind(**shared).settle(task, facts)
     # The step of the personal model, where the method has two.
     known = [getattr(algorithm, name, "auto") for name in ("personal_eta", "inner_eta", "eta")]
     given = next((eta for eta in known if not isinstance(eta, str)), None)
     safe = auto_eta(task, facts, ready.batch, pull)
-    if given is None or task.solve is not None:
-        given = safe if given is None else min(given, safe)
-    return replace(ready, eta=given)
+    if given is not None and task.solve is not None:
+        given = min(given, safe)
+    return replace(ready, eta=safe if given is None else given)
 
 
 def newcomers_stiffness(lam: Any, w: Tensor) -> Tensor:
-    """lam as [C, 1] or [C, d]."""
+    """lam as [1, 1] or [1, d]."""
     if isinstance(lam, Moor) and lam.per_client is not None:
         lam = replace(lam, per_client=(statistics.median(lam.per_client),))
     return stiffness(lam, torch.zeros(len(w), dtype=torch.long), w)

@@ -1,0 +1,203 @@
+"""APFL: each client mixes a model of its own with the common one, and may learn how much of each.
+
+002, Section 3, Eqs. 3-6 (Local Descent APFL), Theorem 2; the mixture's weight on held-out rows is an addition.
+
+    u = alpha_i v_i + (1 - alpha_i) w_i                          before the step; one minibatch xi for all three
+    w_i     <- project( w_i - eta_t grad L_i(w_i; xi) )          from the common w, `steps` times
+    v_i     <- project( v_i - eta_t alpha_i grad L_i(u; xi) )    kept from round to round
+    alpha_i <- clip( alpha_i - eta_t (<v_i - w_i, grad L_i(u; xi)> + alpha_pull alpha_i), 0, 1 )    (Eq. 6)
+    w       <- sum_i p_i w_i / sum_i p_i                         over the cohort
+
+    output = "last"       client i deploys alpha_i v_i + (1 - alpha_i) w
+    output = "average"    both averaged over the iterations t = 1..T with weights (t + shift)^2   (Theorem 2)
+
+Symbols  w: Server.w    v_i, alpha_i: Client    T: rounds * steps    W: the ball |.| <= radius (0: all of space)
+Limits   alpha = 0 is FedAvg, alpha = 1 is Local, with adapt = "no"; w does not depend on alpha; without a ball and for
+         alpha > 0 the mixture tends to the client's own fit (Remark 2), so finite rounds are what regularises
+Departs  alpha_i times the gradient in the step of v_i: the chain rule that Eq. 5 leaves out and Appendix E uses; alpha
+         clipped to [0, 1]; the average over clients weighs by p; adapt = "round" takes Eq. 6 at the first local step;
+         decay by 1 % a step is read as eta/(1 + 0.01 k)
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mooring.algorithms.base import Algorithm
+from mooring.algorithms.settings import check, schedule, settled
+from mooring.core.batches import minibatches
+from mooring.core.cohort import per_client
+from mooring.core.errors import RequestError
+from mooring.core.solvers import Ball, project
+from mooring.theory import apfl_schedule
+from mooring.theory.from_facts import curvature
+
+
+class Server(NamedTuple):
+    w: Tensor  # [d]
+    average: Tensor | None  # [d], the iterations' average; None for output = "last"
+    done: Tensor | None  # how many iterations it covers
+
+
+class Client(NamedTuple):
+    v: Tensor  # [C, d]
+    alpha: Tensor  # [C]
+    average: Tensor  # [C, d], of v; [C, 0] for output = "last"
+    done: Tensor  # [C], how many iterations it covers
+
+
+class Stay(NamedTuple):
+    w: Tensor  # [C, d], each client's copy of the common model
+    v: Tensor  # [C, d]
+    alpha: Tensor  # [C]
+
+
+class Message(NamedTuple):
+    change: Tensor  # [C, d]  w_i - w
+    path: Tensor | None  # [C, d]  this round's iterations of w_i, averaged, less w
+
+
+@dataclass(frozen=True)
+class APFL(Algorithm):
+    alpha: float = 0.5  # the mixture, or where it starts
+    adapt: str = "round"  # "no", once a "round", or every "step"
+    adapt_on: str = "auto"  # "validation" where there are such rows, as on "train" alpha drifts to 1 by overfitting
+    alpha_pull: float = 0.0  # draws alpha to 0, the common model
+    eta: float | str = "auto"  # "theory": eta, decay and shift of Theorem 2, or of Theorem 7 for a smaller alpha
+    decay: float = 0.01
+    steps: int = 10
+    epochs: int = 0  # passes over the data instead of steps, when > 0
+    batch: int | str = "auto"  # 0: all rows
+    radius: float = 0.0
+    output: str = "last"
+    shift: float = 0.0
+
+    paper: ClassVar[str] = "002, Section 3"
+    reveals: ClassVar[str] = "each client's change of the common model; its own model and mixture stay with it"
+    kept: ClassVar[tuple[str, ...]] = ("average", "done")
+
+    def __post_init__(self) -> None:
+        check(self, alpha=(0, 1), adapt=("no", "round", "step"), adapt_on=("auto", "train", "validation"))
+        check(self, alpha_pull=(0, None), eta=(0, None, "auto", "theory"), decay=(0, None), steps=(1, None))
+        check(self, epochs=(0, None), batch=(0, None, "auto"), radius=(0, None), output=("last", "average"))
+        check(self, shift=(0, None))
+        if self.output == "average" and (self.adapt != "no" or self.epochs):
+            raise RequestError(
+                "APFL: output = 'average' is for a fixed mixture and equal numbers of steps; "
+                f"set adapt = 'no' and epochs = 0, got adapt = {self.adapt!r} and epochs = {self.epochs}."
+            )
+
+    def settle(self, task, facts):
+        held_out = float(facts.validation.sum()) > 0
+        if self.adapt != "no" and self.adapt_on == "validation" and not held_out:
+            raise RequestError("APFL: adapt_on = 'validation' needs validation rows, but no client has any.")
+        ready = in_theory(self, task, facts) if self.eta == "theory" else self
+        if self.adapt_on == "auto":
+            ready = replace(ready, adapt_on="validation" if held_out else "train")
+        return settled(ready, task, facts)
+
+    def start(self, task, w0):
+        alpha = torch.tensor(float(self.alpha), dtype=w0.dtype)
+        zero = torch.tensor(0)
+        if self.output == "last":
+            return Server(w0, None, None), Client(w0, alpha, w0[:0], zero)
+        return Server(w0, w0, zero), Client(w0, alpha, w0, zero)
+
+    def visit(self, server, client, task, data, round):
+        begin = Stay(server.w.expand(len(data), -1), client.v, client.alpha)
+        before, average, path = (round.t - 1) * self.steps, self.caught_up(client, round.t - 1).average, begin.w
+        for k, stay in enumerate(self.local_steps(begin, task, data, round)):
+            if self.output == "average":
+                now = before + k + 1
+                average = towards(average, stay.v, share(self.shift, now - 1, now))
+                path = towards(path, stay.w, share(self.shift, now - 1, now, begin=before))
+        after = Client(stay.v, stay.alpha, average, torch.full_like(client.done, round.t * self.steps))
+        return after, Message(stay.w - server.w, path - server.w if self.output == "average" else None)
+
+    def local_steps(self, stay: Stay, task, data, round, moves_w: bool = True):
+        """The stay after each local step; w stands still for clients that join after the training (Eq. 7)."""
+        w, v, alpha = stay
+        batch, count, eta = schedule(self, data, round)
+        region = Ball(self.radius) if self.radius else None
+        held_out = minibatches(task, data, round, batch=batch, steps=count, slot=1, part="validation")
+        on_validation = self.adapt_on == "validation"
+        adapts = data.validation.size > 0 if on_validation else torch.ones(len(data), dtype=torch.bool)
+        for step in minibatches(task, data, round, batch=batch, steps=count):
+            busy = torch.ones(len(data), dtype=torch.bool) if step.active is None else step.active
+            rate = per_client(eta(step.k) if callable(eta) else eta, v)
+            u = mixture(alpha, v, w)
+            slope = task.grad(u, step.batch)
+            new_v = project(v - rate * alpha[:, None] * slope, region)
+            new_w = project(w - rate * task.grad(w, step.batch), region) if moves_w else w
+            if (self.adapt == "step" or (self.adapt == "round" and step.k == 0)) and bool(adapts.any()):
+                felt = task.grad(u, next(held_out).batch) if on_validation else slope
+                new_alpha = alpha - rate.flatten() * (alpha_slope(v, w, felt) + self.alpha_pull * alpha)
+                alpha = torch.where(adapts & busy, new_alpha.clamp(0, 1), alpha)
+            v, w = torch.where(busy[:, None], new_v, v), torch.where(busy[:, None], new_w, w)
+            yield Stay(w, v, alpha)
+
+    def merge(self, server, mean, round):
+        w = server.w + mean.change
+        if self.output == "last":
+            return Server(w, None, None)
+        before, now = (round.t - 1) * self.steps, round.t * self.steps
+        average = towards(server.average, server.w, share(self.shift, server.done, before))  # rounds without a reply
+        average = towards(average, server.w + mean.path, share(self.shift, before, now))
+        return Server(w, average, torch.full_like(server.done, now))
+
+    def finish(self, server, client, task, data, round):
+        return self.caught_up(client, round.t)
+
+    def deploy(self, server, client):
+        if self.output == "last":
+            return mixture(client.alpha, client.v, server.w)
+        return mixture(client.alpha, client.average, server.average)
+
+    def caught_up(self, client, rounds):
+        """The client after so many rounds, with v standing still in those that it missed."""
+        if self.output == "last":
+            return client
+        now = torch.full_like(client.done, rounds * self.steps)
+        return client._replace(average=towards(client.average, client.v, share(self.shift, client.done, now)), done=now)
+
+
+def share(shift: float, before, now, begin: int = 0) -> Tensor:
+    """The weight of the iterations before+1..now among begin+1..now."""
+    counts: Any = (torch.as_tensor(t, dtype=torch.float64) for t in (begin, before, now))
+    start, middle, end = (torch.as_tensor(apfl_schedule.weight_sum(t, shift)) for t in counts)
+    return (end - middle) / (end - start).clamp(min=1)
+
+
+def towards(mean: Tensor, value: Tensor, part: Tensor) -> Tensor:
+    """The running mean after `value` has come in with the weight `part` (one number, or one per client)."""
+    return mean + per_client(part, mean) * (value - mean)
+
+
+def mixture(alpha: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    """alpha_i v_i + (1 - alpha_i) w, for every client."""
+    return alpha[:, None] * v + (1 - alpha)[:, None] * w
+
+
+def alpha_slope(v: Tensor, w: Tensor, slope: Tensor) -> Tensor:
+    """[C]: d/d alpha of L_i(alpha v + (1 - alpha) w), given the gradient of L_i at the mixture (Eq. 6)."""
+    return ((v - w) * slope).sum(1)
+
+
+def in_theory(algorithm: APFL, task, facts) -> APFL:
+    """Step sizes 16/(mu (t + a)) of Theorem 2, or 8/(mu (t + a)) of Theorem 7, as eta/(1 + decay k) with k = t - 1."""
+    mu, smooth, _ = curvature("APFL: eta = 'theory'", task, facts)
+    least = apfl_schedule.least_alpha(mu, smooth)
+    any_alpha = algorithm.adapt != "no" or algorithm.alpha < least
+    if any_alpha and not algorithm.radius:
+        warnings.warn(
+            f"APFL: Theorem 2 covers fixed mixtures alpha >= {least:.4f}; the schedule of Theorem 7 is used, "
+            "which assumes a bounded domain: set radius."
+        )
+    a = apfl_schedule.shift(mu, smooth, algorithm.steps, any_alpha)
+    eta = float(apfl_schedule.step_size(1, mu, a, any_alpha))
+    return replace(algorithm, eta=eta, decay=1 / (a + 1), shift=a)

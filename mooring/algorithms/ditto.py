@@ -1,0 +1,72 @@
+"""Ditto: a personal model pulled towards the FedAvg model.
+
+Li, Hu, Beirami, Smith. Ditto: fair and robust federated learning through personalization. ICML 2021, Algorithm 1.
+
+    w_i  = w after `steps` local SGD steps on L_i
+    v_i <- v_i - personal_eta (grad L_i(v_i) + lam (v_i - w))        `steps` times, w as it was sent
+    w   <- sum_i p_i w_i / sum_i p_i                                 over the cohort
+
+Symbols  w: Server.w    v_i: Client.v    lam, eta, personal_eta, steps: fields
+Limits   lam = 0 is Local; lam -> infinity deploys the common model; at convergence v_i = prox_i(w)
+Departs  w_i and v_i see the same minibatches and take equally many steps
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor
+
+from mooring.algorithms.base import Algorithm
+from mooring.algorithms.settings import auto_eta, check, local_sgd, read_lam, settled
+from mooring.core.moor import Moor, stiffness
+
+
+class Server(NamedTuple):
+    w: Tensor  # [d]
+
+
+class Client(NamedTuple):
+    v: Tensor  # [C, d]
+
+
+@dataclass(frozen=True)
+class Ditto(Algorithm):
+    lam: float | str | Moor = "auto"
+    eta: float | str = "auto"
+    personal_eta: float | str = "auto"
+    decay: float = 0.0
+    steps: int = 10
+    epochs: int = 0  # passes over the data instead of steps, when > 0
+    batch: int | str = "auto"  # 0: all rows
+
+    paper: ClassVar[str] = "Li et al. 2021, Algorithm 1"
+    reveals: ClassVar[str] = "each client's change of the common model; its personal model stays with it"
+
+    def __post_init__(self) -> None:
+        read_lam(self, ("auto",))
+        check(self, eta=(0, None, "auto"), personal_eta=(0, None, "auto"), decay=(0, None), steps=(1, None))
+        check(self, epochs=(0, None), batch=(0, None, "auto"))
+
+    def settle(self, task, facts):
+        ready = settled(self, task, facts)
+        eta = auto_eta(task, facts, ready.batch) if self.eta == "auto" else self.eta
+        personal = auto_eta(task, facts, ready.batch, ready.lam) if self.personal_eta == "auto" else self.personal_eta
+        return replace(ready, eta=eta, personal_eta=personal)
+
+    def start(self, task, w0):
+        return Server(w0), Client(w0)
+
+    def visit(self, server, client, task, data, round):
+        lam = stiffness(self.lam, data.index, client.v)
+        personal = replace(self, eta=self.personal_eta)
+        w = local_sgd(self, task, server.w, data, round)
+        v = local_sgd(personal, task, client.v, data, round, pull=(lam, server.w))
+        return Client(v), w - server.w
+
+    def merge(self, server, mean, round):
+        return Server(server.w + mean)
+
+    def deploy(self, server, client):
+        return client.v

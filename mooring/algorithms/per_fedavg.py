@@ -1,0 +1,106 @@
+"""Per-FedAvg: a common model from which one gradient step makes a good personal one.
+
+Fallah, Mokhtari, Ozdaglar. Personalized federated learning with theoretical guarantees: a model-agnostic
+meta-learning approach. NeurIPS 2020, Algorithm 1; variants FO and HF of its Section 5.
+
+    u   = w_i - inner_eta grad L_i(w_i; xi)
+    w_i <- w_i - eta (I - inner_eta Hessian L_i(w_i; xi'')) grad L_i(u; xi')       `steps` times from w
+    w   <- sum_i p_i w_i / sum_i p_i
+    v_i = w after `tune_steps` steps of size inner_eta                              what client i deploys
+
+Symbols  w: Server.w    eta: the paper's beta    inner_eta: its alpha    xi, xi', xi'': three independent minibatches
+         variant = "first-order" drops the Hessian; "hessian-free" takes its product with g as a difference of gradients
+         at w +- h g/|g|
+Limits   inner_eta = 0 is FedAvg; on quadratics the Hessian-free product is exact
+Departs  h follows the number format (eps^(1/4)) and the size of w's coefficients, so that rounding does not show
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mooring.algorithms.base import Algorithm
+from mooring.algorithms.settings import auto_eta, check, schedule, settled
+from mooring.core.batches import minibatches
+from mooring.core.cohort import per_client
+from mooring.core.solvers import sgd
+
+
+class Server(NamedTuple):
+    w: Tensor  # [d]
+
+
+class Client(NamedTuple):
+    pass
+
+
+class Tuned(NamedTuple):
+    v: Tensor  # [C, d]
+
+
+@dataclass(frozen=True)
+class PerFedAvg(Algorithm):
+    inner_eta: float | str = "auto"
+    eta: float | str = "auto"
+    decay: float = 0.0
+    steps: int = 10
+    epochs: int = 0  # passes over the data instead of steps, when > 0
+    batch: int | str = "auto"  # 0: all rows
+    variant: str = "hessian-free"
+    tune_steps: int = 1
+
+    paper: ClassVar[str] = "Fallah et al. 2020, Algorithm 1"
+    reveals: ClassVar[str] = "each client's change of the common model; its personal model stays with it"
+
+    def __post_init__(self) -> None:
+        check(self, inner_eta=(0, None, "auto"), eta=(0, None, "auto"), decay=(0, None), steps=(1, None))
+        check(self, epochs=(0, None), batch=(0, None, "auto"), variant=("first-order", "hessian-free"))
+        check(self, tune_steps=(0, None))
+
+    def settle(self, task, facts):
+        ready = settled(self, task, facts)
+        inner = auto_eta(task, facts, ready.batch) if self.inner_eta == "auto" else self.inner_eta
+        return replace(ready, inner_eta=inner)
+
+    def start(self, task, w0):
+        return Server(w0), Client()
+
+    def visit(self, server, client, task, data, round):
+        batch, count, eta = schedule(self, data, round)
+        w = server.w.expand(len(data), -1)
+        slots = [minibatches(task, data, round, batch=batch, steps=count, slot=slot) for slot in range(self.slots)]
+        for inner, outer, *third in zip(*slots):
+            rate = per_client(eta(inner.k) if callable(eta) else eta, w)
+            g = task.grad(w - self.inner_eta * task.grad(w, inner.batch), outer.batch)
+            if third:
+                g = g - self.inner_eta * hessian_product(task, w, third[0].batch, g)
+            moved = w - rate * g
+            w = moved if inner.active is None else torch.where(inner.active[:, None], moved, w)
+        return client, w - server.w
+
+    def merge(self, server, mean, round):
+        return Server(server.w + mean)
+
+    def finish(self, server, client, task, data, round):
+        ahead = round._replace(t=round.t + 1)
+        return Tuned(sgd(task, server.w, data, ahead, self.inner_eta, batch=self.batch or None, steps=self.tune_steps))
+
+    def deploy(self, server, client):
+        return client.v
+
+    @property
+    def slots(self) -> int:
+        """Minibatches a step takes."""
+        return 3 if self.variant == "hessian-free" else 2
+
+
+def hessian_product(task, w: Tensor, batch, g: Tensor) -> Tensor:
+    """[C, d]: the Hessian of L_i at w times g, by a central difference along g."""
+    length = g.norm(dim=1, keepdim=True)
+    unit = g / length.clamp(min=torch.finfo(g.dtype).tiny)
+    h = torch.finfo(g.dtype).eps ** 0.25 * (1 + w.square().mean(1, keepdim=True).sqrt())
+    return length * (task.grad(w + h * unit, batch) - task.grad(w - h * unit, batch)) / (2 * h)

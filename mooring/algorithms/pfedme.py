@@ -1,0 +1,99 @@
+"""pFedMe: personal models as proximal points, the common model by local steps on the Moreau envelopes.
+
+Dinh, Tran, Nguyen. Personalized federated learning with Moreau envelopes. NeurIPS 2020, Algorithm 1.
+
+    v_i ~ arg min_v  L_i(v; xi) + lam/2 |v - w_i|^2            `inner_steps` gradient steps on one minibatch, or exact
+    w_i <- w_i - eta lam (w_i - v_i)                            both `steps` times, w_i from the common w
+    w   <- (1 - server_step) w + server_step sum_i p_i w_i / sum_i p_i
+
+Symbols  w: Server.w    v_i: Client.v, the paper's theta_i    w_i: only during a stay    eta: the paper's    steps: R
+         inner_steps: K    server_step: beta
+Limits   lam -> infinity is FedAvg with step size eta; lam -> 0 is Local for the v_i, and w stands still; steps = 1 with
+         full batches and exact inner solves is one-stage FedProx with gamma = eta
+Departs  the inner loop starts from the client's last v_i; only the cohort works, the paper lets all work and averages
+         some; eta = "auto" is 1/(lam steps), a full proximal step a round
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mooring.algorithms.base import Algorithm
+from mooring.algorithms.settings import auto_eta, check, choose_inner, largest, read_lam, schedule, settled
+from mooring.core.batches import minibatches
+from mooring.core.cohort import per_client
+from mooring.core.moor import Moor, stiffness
+from mooring.core.solvers import descend
+
+
+class Server(NamedTuple):
+    w: Tensor  # [d]
+
+
+class Client(NamedTuple):
+    v: Tensor  # [C, d]
+
+
+@dataclass(frozen=True)
+class PFedMe(Algorithm):
+    lam: float | str | Moor = "auto"
+    eta: float | str = "auto"
+    decay: float = 0.0
+    steps: int = 10
+    epochs: int = 0  # passes over the data instead of steps, when > 0
+    batch: int | str = "auto"  # 0: all rows
+    inner: str = "descent"  # or "exact", where the task has a prox
+    inner_eta: float | str = "auto"
+    inner_steps: int = 5
+    server_step: float = 1.0
+
+    paper: ClassVar[str] = "Dinh et al. 2020, Algorithm 1"
+    reveals: ClassVar[str] = (
+        "each client's change of the common model, from which its personal model follows if steps = 1"
+    )
+
+    def __post_init__(self) -> None:
+        read_lam(self, ("auto",))
+        check(self, eta=(0, None, "auto"), decay=(0, None), steps=(1, None), epochs=(0, None), batch=(0, None, "auto"))
+        check(self, inner=("descent", "exact"), inner_eta=(0, None, "auto"), inner_steps=(1, None))
+        check(self, server_step=(0, None))
+
+    def settle(self, task, facts):
+        choose_inner(self, task, "descent")
+        ready = settled(self, task, facts)
+        if self.eta == "auto":
+            pull = ready.steps * largest(ready.lam)
+            ready = replace(ready, eta=1 / pull if pull else 0.0)
+        if self.inner_eta == "auto":
+            ready = replace(ready, inner_eta=auto_eta(task, facts, ready.batch, ready.lam))
+        return ready
+
+    def start(self, task, w0):
+        return Server(w0), Client(w0)
+
+    def visit(self, server, client, task, data, round):
+        batch, count, eta = schedule(self, data, round)
+        lam = stiffness(self.lam, data.index, client.v)
+        w, v = server.w.expand(len(data), -1), client.v
+        for step in minibatches(task, data, round, batch=batch, steps=count):
+            rate = per_client(eta(step.k) if callable(eta) else eta, v)
+            if self.inner == "exact":
+                new_v = task.prox(w, lam, step.batch, v)
+            else:
+                new_v = descend(task, v, step.batch, lam, w, self.inner_eta, tol=0.0, most=self.inner_steps)
+            new_w = w - rate * lam * (w - new_v)
+            if step.active is not None:
+                new_w = torch.where(step.active[:, None], new_w, w)
+                new_v = torch.where(step.active[:, None], new_v, v)
+            w, v = new_w, new_v
+        return Client(v), w - server.w
+
+    def merge(self, server, mean, round):
+        return Server(server.w + self.server_step * mean)
+
+    def deploy(self, server, client):
+        return client.v

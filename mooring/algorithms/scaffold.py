@@ -1,0 +1,84 @@
+"""SCAFFOLD: FedAvg whose local steps are corrected for each client's drift by control variates.
+
+Karimireddy, Kale, Mohri, Reddi, Stich, Suresh. SCAFFOLD: stochastic controlled averaging for federated learning. ICML
+2020, Algorithm 1, option II.
+
+    y_i <- y_i - eta (grad L_i(y_i) - c_i + c)            `steps` times from w
+    c_i <- c_i - c + (w - y_i) / (steps eta)              kept from round to round
+    w   <- w + server_step * sum_i p_i (y_i - w) / sum_i p_i
+    c   <- c + sum_i p_i (change of c_i)                  so that c = sum_i p_i c_i over all clients
+
+Symbols  w, c: Server    c_i: Client.c
+Limits   the first round, with zero variates, is FedAvg's; with full gradients the fixed point is the minimiser of
+         sum_i p_i L_i, whatever `steps` is
+Departs  sums weigh by p (uniform p: |S|/m and the mean over the cohort S); steps eta is the sum of the step sizes
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mooring.algorithms.base import Algorithm
+from mooring.algorithms.settings import check, schedule, settled
+from mooring.core.cohort import per_client
+from mooring.core.solvers import sgd
+
+
+class Server(NamedTuple):
+    w: Tensor  # [d]
+    c: Tensor  # [d]
+
+
+class Client(NamedTuple):
+    c: Tensor  # [C, d]
+
+
+class Message(NamedTuple):
+    w: Tensor  # [C, d]  y_i - w
+    c: Tensor  # [C, d]  the change of c_i
+
+
+@dataclass(frozen=True)
+class Scaffold(Algorithm):
+    eta: float | str = "auto"
+    decay: float = 0.0
+    steps: int = 10
+    epochs: int = 0  # passes over the data instead of steps, when > 0
+    batch: int | str = "auto"  # 0: all rows
+    server_step: float = 1.0
+
+    paper: ClassVar[str] = "Karimireddy et al. 2020, Algorithm 1"
+    reveals: ClassVar[str] = "each client's change of the common model and its mean gradient on the way"
+
+    def __post_init__(self) -> None:
+        check(self, eta=(0, None, "auto"), decay=(0, None), steps=(1, None), epochs=(0, None), batch=(0, None, "auto"))
+        check(self, server_step=(0, None))
+
+    def settle(self, task, facts):
+        return settled(self, task, facts)
+
+    def start(self, task, w0):
+        return Server(w0, torch.zeros_like(w0)), Client(torch.zeros_like(w0))
+
+    def visit(self, server, client, task, data, round):
+        batch, count, eta = schedule(self, data, round)
+        y = sgd(task, server.w, data, round, eta, batch=batch, steps=count, shift=server.c - client.c)
+        c = client.c - server.c + (server.w - y) / per_client(travelled(eta, count), y)
+        return Client(c), Message(y - server.w, c - client.c)
+
+    def merge(self, server, mean, round):
+        return Server(server.w + self.server_step * mean.w, server.c + round.weight * mean.c)
+
+    def deploy(self, server, client):
+        return server.w
+
+
+def travelled(eta, count: Tensor) -> Tensor:
+    """[C]: the sum of each client's step sizes."""
+    if not callable(eta):
+        return eta * count.double()
+    return torch.stack([eta(k) * (count > k) for k in range(int(count.max()))]).sum(0)
