@@ -267,6 +267,43 @@ def personalize(
 
 
 @app.command()
+def theory(
+    source: Source,
+    client: Client = None,
+    target: Target = None,
+    kind: Kind = "auto",
+    task: TaskName = "auto",
+    features: Features = None,
+    drop: Drop = None,
+    unit: Unit = None,
+    time: Time = None,
+    split: Split = None,
+    min_rows: MinRows = None,
+    drop_small: DropSmall = False,
+    deal: Deal = None,
+    weights: Weights = None,
+    seed: Seed = None,
+    threads: Threads = None,
+    data_dir: DataDir = None,
+    json_: Json = False,
+) -> None:
+    """What the theorems say about a federation: constants, heterogeneity, thresholds, lambda by every rule."""
+    from mooring.advice.survey import survey
+    from mooring.display import Display, show_survey
+    from mooring.engines.prepare import prepare, request
+
+    display = Display(json_)
+    how = {"algorithm": {"name": "local"}, **data_options(locals()), **training_options(locals())}
+    job = prepare(request(source, purpose="fit", task=task, **how))
+    found = survey(job.task, job.clients, weights or "size")
+    display.notes(job.clients.notes)
+    if json_:
+        emit({("lambda" if name == "lam" else name): part for name, part in found._asdict().items()})
+    else:
+        show_survey(display, found)
+
+
+@app.command()
 def check(
     source: Source,
     client: Client = None,
@@ -300,13 +337,13 @@ def check(
 
 @app.command("list")
 def list_(
-    what: Annotated[str, typer.Argument(help="algorithms, tasks or datasets.")],
+    what: Annotated[str, typer.Argument(help="algorithms, tasks, datasets or experiments.")],
     json_: Json = False,
 ) -> None:
     """What there is to choose from."""
     from mooring.display import Display
 
-    listing = {"algorithms": algorithms, "tasks": tasks, "datasets": datasets}
+    listing = {"algorithms": algorithms, "tasks": tasks, "datasets": datasets, "experiments": experiments}
     if what not in listing:
         raise RequestError(f"mooring list knows {', '.join(listing)}, got {what!r}.")
     rows, columns = listing[what]()
@@ -338,6 +375,12 @@ def datasets() -> tuple[list[dict[str, Any]], dict[str, str]]:
     from mooring.data.datasets import describe, known
 
     return [describe(name) for name in known()], {"name": "data set", "summary": "what", "needs": "needs"}
+
+
+def experiments() -> tuple[list[dict[str, Any]], dict[str, str]]:
+    from mooring.experiments.base.catalog import describe, ids
+
+    return [describe(one) for one in ids()], {"id": "experiment", "title": "what", "claims": "claims"}
 
 
 def data_options(given: dict[str, Any]) -> dict[str, Any]:
@@ -416,3 +459,40 @@ def told(error: Exception) -> int:
     text = str(error) if known else f"unexpected {type(error).__name__}: {error} (run with --debug for the details)"
     print(f"error: {text}", file=sys.stderr)  # noqa: T201
     return 2 if isinstance(error, RequestError) else 1
+
+
+@app.command()
+def reproduce(
+    what: Annotated[str, typer.Argument(help="An experiment's id, a paper such as 004, or all.")],
+    preset: Annotated[
+        str, typer.Option("--preset", help="quick (about a minute each) or paper (its own sizes).")
+    ] = "quick",
+    out: Annotated[Path, typer.Option("--out", help="Where figures, tables and records go.")] = Path("reproduction"),
+    data_dir: DataDir = None,
+    page: Annotated[Path | None, typer.Option("--page", help="Write a page on all records in --out.")] = None,
+    json_: Json = False,
+) -> None:
+    """Run figures and tables of the papers; every claim is held or failed. Exit code 3 when one failed."""
+    from mooring.display import Display
+    from mooring.experiments.base.page import write_page
+    from mooring.experiments.base.reproduce import claims
+    from mooring.experiments.base.reproduce import reproduce as run
+    from mooring.experiments.base.tables import brief
+
+    display = Display(json_)
+    with display.progress() as tell:
+        records = run(what, preset, out, data_dir=data_dir, tell=tell)
+    found = claims(records)
+    if page is not None:
+        write_page(out, page)
+    if json_:
+        emit({"claims": found})
+    else:
+        shown = [row | {"held": "held" if row["held"] else "FAILED", "numbers": brief(row["numbers"])} for row in found]
+        columns = {"experiment": "experiment", "says": "claim", "held": "", "numbers": "numbers"}
+        held = sum(row["held"] for row in found)
+        display.table(
+            f"{held} of {len(found)} claims held, preset {preset}", shown, columns, f"Figures and tables: {out}"
+        )
+    if not all(row["held"] for row in found):
+        raise typer.Exit(3)

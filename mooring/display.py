@@ -147,3 +147,32 @@ def show_joined(display: Display, joined: Any, out: Any) -> None:
     display.say(", ".join(f"joining pays: {word} for {told.get(word, 0)}" for word in ("yes", "no", "undecided")) + ".")
     if out is not None:
         display.say(f"Models: {out}")
+
+
+def show_survey(display: Display, found: Any) -> None:
+    """The theory of a federation as tables, and in words."""
+
+    def rows(table: dict[str, Any], value: str = "value") -> list[dict[str, Any]]:
+        return [{"name": name.replace("_", " "), **part, "value": part.get(value)} for name, part in table.items()]
+
+    spread = found.heterogeneity
+    wide = {"name": "", "value": "value", "low": "low", "high": "high", "method": "from"}
+    display.table("Constants", rows(found.constants), wide)
+    radii = {"R": {**spread, "value": spread["R"]}, "R_max": spread["R_max"]}
+    display.table("Heterogeneity", rows(radii), wide)
+    borders = {name: {**part, "value": part.get("R", part.get("Gamma"))} for name, part in found.thresholds.items()}
+    display.table("Thresholds of R", rows(borders), {"name": "", "value": "at", "side": "speaks for", "source": "from"})
+    display.table(
+        "Lambda by rule",
+        rows(found.lam),
+        {"name": "", "value": "lambda", "low": "low", "high": "high", "source": "from"},
+    )
+    promised = [{"name": name.replace("_", " "), "value": value} for name, value in found.promises.items()]
+    display.table("Promises (orders of the average excess risk; rounds to 1e-3)", promised, {"name": "", "value": ""})
+    if spread["by_feature"]:
+        top = ", ".join(f"{name} {tau:.2g}" for name, tau in list(spread["by_feature"].items())[:6])
+        display.say(f"Coefficients that differ most between clients (standard deviation): {top}.")
+    for sentence in found.words:
+        display.say(sentence)
+    for doubt in found.assumptions:
+        display.say(f"Doubt: {doubt}")

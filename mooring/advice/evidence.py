@@ -1,0 +1,143 @@
+"""What test rows say about each client: losses alone, common and personal, the gain with an interval, a verdict.
+
+Test rows took no part in any choice. The gain of client i is its mean loss alone less its mean loss with the advised
+model; positive means that the federation helps it. Rows are paired: both models answer the same rows.
+
+    interval      a paired bootstrap of the client's own rows; with fewer than LEAST rows, normal with a variance
+                  steadied by all clients' differences
+    many clients  differences d_i with errors s_i are taken as draws from N(g, t^2) over the clients, g and t
+                  estimated; each client's posterior borrows from the others, and a sign is called only while the mean
+                  posterior chance of the other sign, over all calls, is at most 5 %
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from scipy.stats import norm
+from torch import Tensor
+
+from mooring.core.cohort import Rows
+from mooring.core.seeds import uniforms
+
+LEAST = 10  # test rows below which a client's own bootstrap says nothing
+DRAWS = 1_000
+LEVEL = 0.95
+ERROR = 0.05  # of the calls, at most this share may be wrong
+CELLS = 5_000_000  # bootstrap draws held at a time
+
+
+class Difference(NamedTuple):
+    """How much lower the second model's loss is than the first's, per client [m]."""
+
+    mean: np.ndarray  # nan without test rows
+    low: np.ndarray
+    high: np.ndarray
+    better: np.ndarray  # bool: the second model is better, the calls being right in 95 % of cases on average
+    worse: np.ndarray
+
+
+def row_losses(task: Any, models: Tensor, rows: Rows, unit: float = 1.0) -> Tensor:
+    """[N]: the reported loss of every row under its own client's model, client after client."""
+    out: list[Tensor] = [torch.empty(0, dtype=torch.float64)] * len(rows)
+    for block in rows.blocks():
+        part = rows.select(block)
+        if int(part.size.max()) == 0:
+            continue
+        risk = task.row_risk(models[block], part.padded()).double() * unit
+        for place, i in enumerate(block.tolist()):
+            out[i] = risk[place, : int(part.size[place])]
+    return torch.cat(out)
+
+
+def compare(first: Tensor, second: Tensor, size: Tensor, keys: np.ndarray, seed: int = 0) -> Difference:
+    """The paired difference of row losses [N] (first minus second) of clients with `size` rows each."""
+    difference, n = (first - second).numpy(), size.numpy()
+    owner = np.repeat(np.arange(len(n)), n)
+    count = np.maximum(n, 1)
+    mean = np.bincount(owner, difference, len(n)) / count
+    square = np.bincount(owner, (difference - mean[owner]) ** 2, len(n))
+    pooled = square.sum() / max((n - 1).clip(min=0).sum(), 1)
+    own = square / np.maximum(n - 1, 1)
+    # A client's own variance, steadied by ten rows' worth of everyone's.
+    error = np.sqrt((own * np.maximum(n - 1, 0) + LEAST * pooled) / (np.maximum(n - 1, 0) + LEAST) / count)
+    low, high = bootstrap(difference, n, keys, seed)
+    few = n < LEAST
+    reach = norm.ppf((1 + LEVEL) / 2) * error
+    low, high = np.where(few, mean - reach, low), np.where(few, mean + reach, high)
+    empty = n == 0
+    mean, low, high = (np.where(empty, np.nan, part) for part in (mean, low, high))
+    better, worse = calls(mean, error)
+    return Difference(mean, low, high, better & ~empty, worse & ~empty)
+
+
+def bootstrap(difference: np.ndarray, n: np.ndarray, keys: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """The percentile interval of each client's mean, resampling its rows; a client's draws depend on nobody else."""
+    start = np.cumsum(n) - n
+    low, high = np.zeros(len(n)), np.zeros(len(n))
+    ends = [100 * (1 - LEVEL) / 2, 100 * (1 + LEVEL) / 2]
+    for i in np.flatnonzero(n >= LEAST):
+        mine = difference[start[i] : start[i] + n[i]]
+        draws = max(1, min(DRAWS, CELLS // n[i]))
+        picks = np.floor(uniforms(seed, "bootstrap", keys[i], np.arange(draws)[:, None], np.arange(n[i])) * n[i])
+        low[i], high[i] = np.percentile(mine[picks.astype(int)].mean(1), ends)
+    return low, high
+
+
+def calls(mean: np.ndarray, error: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Which clients' differences are positive, and which negative, as far as can be said."""
+    known = np.isfinite(mean) & (error > 0)
+    better, worse = np.zeros(len(mean), bool), np.zeros(len(mean), bool)
+    if not known.any():
+        return better, worse
+    center, spread = population(mean[known], error[known])
+    weight = spread**2 / (spread**2 + error**2)
+    middle = center + weight * (np.where(known, mean, center) - center)
+    # The centre is itself estimated: its error enters where a client leans on it.
+    slack = 1 / np.sum(1 / (spread**2 + error[known] ** 2))
+    sd = np.sqrt(weight * error**2 + (1 - weight) ** 2 * slack)
+    chance = norm.cdf(-middle / np.maximum(sd, np.finfo(float).tiny))  # of a difference below 0
+    return known & _admit(chance, known), known & _admit(1 - chance, known)
+
+
+def population(mean: np.ndarray, error: np.ndarray) -> tuple[float, float]:
+    """Mean and spread of the clients' true differences: DerSimonian and Laird's moments."""
+    weight = 1 / error**2
+    center = np.sum(weight * mean) / weight.sum()
+    excess = np.sum(weight * (mean - center) ** 2) - (len(mean) - 1)
+    scale = weight.sum() - np.sum(weight**2) / weight.sum()
+    spread2 = max(excess / scale, 0.0) if scale > 0 else 0.0
+    weight = 1 / (error**2 + spread2)
+    return float(np.sum(weight * mean) / weight.sum()), float(spread2**0.5)
+
+
+def _admit(wrong: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """The largest set of clients whose mean chance of a wrong call is at most ERROR."""
+    order = np.argsort(np.where(known, wrong, np.inf), kind="stable")
+    running = np.cumsum(wrong[order]) / np.arange(1, len(wrong) + 1)
+    admitted = np.zeros(len(wrong), bool)
+    admitted[order[: int(np.sum(np.logical_and.accumulate(running <= ERROR)))]] = True
+    return admitted & (wrong < 0.5)
+
+
+def verdicts(alone_personal: Difference, common_personal: Difference, alone_common: Difference) -> list[str]:
+    """`personal`, `common`, `alone` or `undecided` for each client: the best model, if it can be told from the others.
+
+    personal  better than alone and than the common model
+    common    better than alone, and the personal model is not better still
+    alone     better than the common model, and the personal model is not better still
+    """
+    out = []
+    for i in range(len(alone_personal.mean)):
+        over_alone, over_common = alone_personal.better[i], common_personal.better[i]
+        if over_alone and over_common:
+            out.append("personal")
+        elif alone_common.better[i] and not over_common:
+            out.append("common")
+        elif alone_common.worse[i] and not over_alone:
+            out.append("alone")
+        else:
+            out.append("undecided")
+    return out

@@ -1,0 +1,90 @@
+"""Cross-validation inside clients: every client's rows are dealt into folds, and each fold is held out once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mooring.core.cohort import Rows
+from mooring.core.seeds import uniforms
+
+FOLDS = 5
+MORE_FOLDS = 10  # where rows are few, and fits are quick
+FEW_ROWS = 2_000
+
+
+class Held(NamedTuple):
+    """One way to hold rows out: what is trained on, and what is judged."""
+
+    train: Rows
+    held: Rows
+    place: Tensor  # [rows of held], places among all rows, client after client
+
+
+def joined(first: Rows, second: Rows) -> Rows:
+    """The rows of two parts of the same clients, client after client."""
+    owner = torch.cat([owners(first), owners(second)])
+    order = torch.argsort(owner, stable=True)
+    x, y = (torch.cat([getattr(compact(part), name) for part in (first, second)])[order] for name in ("x", "y"))
+    size = first.size + second.size
+    return Rows(x, y, torch.cumsum(size, 0) - size, size)
+
+
+def owners(rows: Rows) -> Tensor:
+    """[N]: each row's client, client after client."""
+    return torch.repeat_interleave(torch.arange(len(rows)), rows.size)
+
+
+def compact(rows: Rows) -> Rows:
+    """The same rows in a pool of their own, client after client."""
+    begin = torch.cumsum(rows.size, 0) - rows.size
+    if len(rows.y) == int(rows.size.sum()) and torch.equal(begin, rows.start):
+        return Rows(rows.x, rows.y, rows.start, rows.size)
+    index = torch.repeat_interleave(rows.start - begin, rows.size) + torch.arange(int(rows.size.sum()))
+    return Rows(rows.x[index], rows.y[index], begin, rows.size)
+
+
+def subset(rows: Rows, keep: Tensor) -> Rows:
+    """The rows of a compact pool that `keep` [N] marks."""
+    size = torch.bincount(owners(rows)[keep], minlength=len(rows))
+    return Rows(rows.x[keep], rows.y[keep], torch.cumsum(size, 0) - size, size)
+
+
+def deal(rows: Rows, keys: np.ndarray, folds: int, seed: int) -> Tensor:
+    """[N]: each row's fold. A client's rows are shuffled and dealt in turn from a random fold on: sizes differ by 1."""
+    owner = owners(rows).numpy()
+    place = np.arange(len(owner)) - np.repeat(np.cumsum(rows.size.numpy()) - rows.size.numpy(), rows.size.numpy())
+    lottery = uniforms(seed, "split", keys[owner], place, 2)
+    rank = np.empty(len(owner), dtype=np.int64)
+    rank[np.lexsort((lottery, owner))] = place
+    first = np.floor(uniforms(seed, "split", keys, 3) * folds).astype(np.int64)
+    return torch.from_numpy((rank + first[owner]) % folds)
+
+
+def cross(rows: Rows, keys: np.ndarray, seed: int = 0, folds: int | None = None) -> Iterator[Held]:
+    """The folds of a compact pool, one after another."""
+    count = folds or (MORE_FOLDS if len(rows.y) <= FEW_ROWS else FOLDS)
+    fold = deal(rows, keys, count, seed)
+    for k in range(count):
+        out = fold == k
+        if bool(out.any()):
+            yield Held(subset(rows, ~out), subset(rows, out), torch.nonzero(out)[:, 0])
+
+
+def row_losses(task: Any, v: Tensor, rows: Rows) -> Tensor:
+    """[N] in float64: what the models v [m, d] (or one [d]) lose on each row of a compact pool, client after client."""
+    out = torch.empty(int(rows.size.sum()), dtype=torch.float64)
+    v = v.expand(len(rows), -1) if v.ndim == 1 else v
+    for block in rows.blocks():
+        part = rows.select(block)
+        if int(part.size.max()) == 0:
+            continue
+        batch = part.padded()
+        real = torch.arange(batch.y.shape[1]) < part.size[:, None]
+        index = part.start[:, None] + torch.arange(batch.y.shape[1])
+        out[index[real]] = task.row_risk(v[block], batch)[real].double()
+    return out

@@ -1,0 +1,208 @@
+"""The personalization path: the FedProx objective solved for every stiffness between "all as one" and "each alone".
+
+    min  sum_i p_i [ L_i(v_i) + 1/2 sum_j lam_ij (v_ij - w_j)^2 ] + ridge/2 |w|^2,    lam_ij = scale tight_i / slack_j
+
+One `Path` has fixed tight [m] and slack [d] (1 unless given: one lam for all) and is solved for any number of scales,
+infinity (v_i = w: one common model) among them. A slack of 0 makes a coefficient common to all clients.
+
+    linear tasks      exact: one eigendecomposition per client serves every scale
+    smooth convex     Newton's method on w and all v_i at once, warm started from the scale before
+    other tasks       see `path_iterated.py`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mooring.advice.path_iterated import envelope_path, large_path
+from mooring.core.cohort import Batch, Rows
+from mooring.core.errors import RequestError
+from mooring.tasks.linear import Linear
+from mooring.tasks.proximal import DENSE
+
+SCALES = torch.logspace(3, -3, 25, dtype=torch.float64)  # lambdas of a whole path, in units of the clients' curvature
+SINGULAR = 1e-12  # share of the largest eigenvalue below which a direction counts as undetermined
+TOLERANCE = 1e-8  # Newton's method: the gradient, relative to the first one
+ITERATIONS = 50
+HALVINGS = 30
+
+
+class Point(NamedTuple):
+    """The solution at one scale."""
+
+    scale: float
+    w: Tensor  # [d]
+    v: Tensor  # [m, d]
+
+
+class Shape(NamedTuple):
+    """What a path's lam_ij = scale tight_i / slack_j has besides its scale; None is 1."""
+
+    tight: Tensor | None = None  # [m]
+    slack: Tensor | None = None  # [d]
+
+
+def path(
+    task: Any,
+    rows: Rows,
+    p: Tensor,
+    scales: Sequence[float] | Tensor,
+    shape: Shape | None = None,
+    ridge: float = 0.0,
+) -> Iterator[Point]:
+    """The path at `scales`, in that order; from tight to slack is the quickest."""
+    shape = shape or Shape()
+    scales = [float(s) for s in scales]
+    if min(scales, default=1.0) <= 0:
+        raise RequestError(f"path: scales must be above 0, got {min(scales)}; training alone has its own ridge.")
+    tight = torch.ones(len(rows), dtype=torch.float64) if shape.tight is None else shape.tight.double()
+    p = p.double() / p.double().sum()
+    if isinstance(task, Linear):
+        return _linear(task, rows, p, scales, tight, shape.slack, ridge)
+    if is_dense(task):
+        return _newton(task, rows, p, scales, tight, shape.slack, ridge)
+    if shape.slack is not None:
+        raise RequestError(f"path: task '{task.name}' has no Hessian to give each coefficient its own stiffness.")
+    solver = large_path if task.smooth_loss and hasattr(task, "curve") else envelope_path
+    return (Point(*found) for found in solver(task, rows, p, scales, tight, ridge))
+
+
+def is_dense(task: Any) -> bool:
+    """Whether Newton's method with each client's Hessian is affordable."""
+    return task.prox is not None and task.smooth_loss and hasattr(task, "hessian") and task.dim <= DENSE
+
+
+def curvature(task: Any, rows: Rows, p: Tensor) -> float:
+    """The mean curvature of a coefficient at the start: the unit in which SCALES are lambdas."""
+    w = torch.zeros(1, task.dim, dtype=task.dtype)
+    if is_dense(task):
+        per_client = _gather(rows, lambda c, b: task.hessian(w.expand(len(c), -1), b).diagonal(dim1=1, dim2=2).mean(1))
+    else:
+        per_client = _gather(rows, lambda c, b: task.constants(b, w.expand(len(c), -1)).trace / task.dim)
+    mean = float((p.double() / p.double().sum()) @ per_client.double())
+    return mean if 0 < mean < float("inf") else 1.0
+
+
+def _gather(rows: Rows, build: Callable[[Tensor, Batch], Tensor]) -> Tensor:
+    """`build(clients, batch)` block by block, in client order."""
+    blocks = rows.blocks()
+    parts = [build(block, rows.select(block).padded()) for block in blocks]
+    return torch.cat(parts)[torch.argsort(torch.cat(blocks))]
+
+
+def _linear(task, rows, p, scales, tight, slack, ridge) -> Iterator[Point]:
+    """v_i = w + S U (e + scale tight_i)^-1 U'S (m_i - H_i w),  S = slack^1/2,  S H_i S = U diag(e) U'.
+
+    w makes sum_i p_i (H_i v_i - m_i) + ridge w = 0: a d x d system per scale.
+    """
+    eye = torch.eye(task.dim, dtype=torch.float64)
+
+    def hessian_of(batch: Batch) -> tuple[Tensor, Tensor]:
+        x = task.design(batch.x).double()
+        weighted = batch.weight.double()[..., None] * x
+        return weighted.mT @ x + task.ridge * eye, (weighted.mT @ batch.y.double()[..., None])[..., 0]
+
+    blocks = rows.blocks()
+    parts = [hessian_of(rows.select(block).padded()) for block in blocks]
+    order = torch.argsort(torch.cat(blocks))
+    h, moment = (torch.cat(column)[order] for column in zip(*parts))
+    s = torch.ones(task.dim, dtype=torch.float64) if slack is None else slack.double().sqrt()
+    e, u = torch.linalg.eigh(s[:, None] * h * s)
+    e = e.clamp(min=0)
+    su = s[:, None] * u
+    k, k0 = su.mT @ h, (su.mT @ moment[..., None])[..., 0]
+    whole = torch.einsum("c,cij->ij", p, h) + ridge * eye
+    target = p @ moment
+    flat = k.reshape(-1, task.dim)
+    for scale in scales:
+        inverse = torch.where(torch.isinf(tight * scale)[:, None], 0.0, 1 / (e + (scale * tight)[:, None]))
+        weight = p[:, None] * inverse
+        a = whole - (weight.reshape(-1, 1) * flat).T @ flat
+        b = target - torch.einsum("ck,cki->i", weight * k0, k)
+        w = solve_symmetric(a, b, whole)
+        v = w + torch.einsum("cij,cj->ci", su, inverse * (k0 - k @ w))
+        yield Point(scale, w.to(task.dtype), v.to(task.dtype))
+
+
+def solve_symmetric(a: Tensor, b: Tensor, like: Tensor | None = None) -> Tensor:
+    """a^-1 b for a positive semi-definite a, the least-norm solution where a direction is undetermined.
+
+    A direction is undetermined when `like`, which a was made from, does not see it, or when a itself is rounding.
+    """
+    values, vectors = torch.linalg.eigh((a + a.T) / 2)
+    top = values[-1].clamp(min=torch.finfo(a.dtype).tiny)
+    keep = values > SINGULAR * top
+    if like is not None:
+        floor = 100 * torch.finfo(a.dtype).eps * torch.linalg.matrix_norm(like, 2)
+        keep &= values > torch.minimum(floor, top / 2)
+    return vectors[:, keep] @ ((vectors[:, keep].T @ b) / values[keep])
+
+
+def _newton(task, rows, p, scales, tight, slack, ridge) -> Iterator[Point]:
+    """Newton's method on (w, z_1..z_m), v_i = w + S z_i, with pull scale tight_i |z_i|^2 / 2; w by a Schur complement."""
+    s = torch.ones(task.dim, dtype=task.dtype) if slack is None else slack.sqrt().to(task.dtype)
+    batches = [(block, rows.select(block).padded()) for block in rows.blocks()]
+    w = torch.zeros(task.dim, dtype=task.dtype)
+    z = torch.zeros(len(rows), task.dim, dtype=task.dtype)
+    first = None
+    for scale in scales:
+        pull = (scale * tight).to(task.dtype)
+        frozen = torch.isinf(pull)
+        z = torch.where(frozen[:, None], 0.0, z)
+        value = _objective(task, batches, p, s, pull, ridge, w, z)
+        for _ in range(ITERATIONS):
+            dw, dz, size = _newton_step(task, batches, p, s, pull, ridge, w, z)
+            first = size if first is None else max(first, size)
+            if size <= TOLERANCE * (1 + first):
+                break
+            rate, moved = 1.0, False
+            for _ in range(HALVINGS):
+                new = _objective(task, batches, p, s, pull, ridge, w - rate * dw, z - rate * dz)
+                if new <= value + 1e-14 * (1 + abs(value)):
+                    moved = new < value
+                    break
+                rate /= 2
+            if not moved:
+                break
+            w, z, value = w - rate * dw, z - rate * dz, new
+        yield Point(scale, w, w + s * z)
+
+
+def _objective(task, batches, p, s, pull, ridge, w, z) -> float:
+    total = ridge / 2 * float(w @ w)
+    finite = torch.where(torch.isinf(pull), 0.0, pull)
+    for block, batch in batches:
+        own = task.loss(w + s * z[block], batch) + 0.5 * finite[block] * (z[block] ** 2).sum(1)
+        total += float(p[block].to(own.dtype) @ own)
+    return total
+
+
+def _newton_step(task, batches, p, s, pull, ridge, w, z) -> tuple[Tensor, Tensor, float]:
+    """The steps of w and z, and the size of the gradient in w and, per client, in z."""
+    eye = torch.eye(task.dim, dtype=task.dtype)
+    schur, slope, square = ridge * eye, ridge * w, 0.0
+    kept = []
+    for block, batch in batches:
+        share = p[block].to(task.dtype)
+        v = w + s * z[block]
+        g, h = task.grad(v, batch), task.hessian(v, batch)
+        stiff = torch.where(torch.isinf(pull[block]), 1.0, pull[block])
+        moored = (~torch.isinf(pull[block])).to(task.dtype)[:, None]
+        factor = torch.linalg.cholesky_ex(s[:, None] * h * s + stiff[:, None, None] * eye)[0]
+        sh = moored[..., None] * s[:, None] * h
+        gz = moored * (s * g + stiff[:, None] * z[block])
+        both = torch.cholesky_solve(torch.cat([sh, gz[..., None]], 2), factor)
+        schur = schur + torch.einsum("c,cij->ij", share, h - sh.mT @ both[..., :-1])
+        slope = slope + share @ (g - (sh.mT @ both[..., -1:])[..., 0])
+        square += float(share @ (gz**2).sum(1)) + float((share @ g) @ (share @ g))
+        kept.append((block, both))
+    square += float((ridge * w) @ (ridge * w))
+    dw = solve_symmetric(schur, slope)
+    dz = torch.zeros_like(z)
+    for block, both in kept:
+        dz[block] = both[..., -1] - (both[..., :-1] @ dw)
+    return dw, dz, (square + float(slope @ slope)) ** 0.5

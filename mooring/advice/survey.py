@@ -1,0 +1,261 @@
+"""What theory says about a federation: constants, heterogeneity, thresholds, lambda by every rule, promises, doubts.
+
+Everything comes from what clients could send: a fit, its covariance, a few sums. Where an assumption of a theorem does
+not hold, its line says so instead of a number.
+"""
+
+from __future__ import annotations
+
+from math import isfinite, sqrt
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mooring.advice.prior import Prior, preferred, priors
+from mooring.core.errors import RequestError
+from mooring.data.clients import Clients
+from mooring.tasks.linear import Linear
+from mooring.tasks.logistic import Logistic
+from mooring.theory import alternative, minimax, upper_bounds
+from mooring.theory.constants import ConstantEstimates, assumption_warnings, estimate_constants
+from mooring.theory.estimate import Estimate
+from mooring.theory.federation_gain import break_even_spread
+from mooring.theory.heterogeneity import radius, radius_max
+from mooring.theory.heterogeneity_likelihood import radius_likelihood
+from mooring.theory.lambda_aer import lambda_aer
+from mooring.theory.lambda_one_stage import lambda_shrinkage
+from mooring.theory.lambda_rules import Rule, lambda_rules
+from mooring.theory.one_stage_rate import preset, rounds_bound
+from mooring.theory.summaries import LinearStats, LocalFits, convex_fits, linear_stats, logistic_fits
+from mooring.theory.weights import s1
+
+ACCURACY = 1e-3  # relative accuracy that the predicted rounds are for
+FLAT = 1e-8  # a curvature below this share of the largest is a direction that no row looks along
+
+
+class Survey(NamedTuple):
+    """All of it, as `mooring theory --json` prints it."""
+
+    constants: dict[str, dict[str, Any]]
+    heterogeneity: dict[str, Any]
+    thresholds: dict[str, Any]
+    lam: dict[str, dict[str, Any]]
+    promises: dict[str, Any]
+    assumptions: list[str]
+    words: list[str]
+
+
+def survey(task: Any, clients: Clients, weights: str = "size") -> Survey:
+    """The theory of one federation, from its training rows."""
+    if task.solve is None or not task.smooth_loss:
+        raise RequestError(f"task '{task.name}' is not smooth and convex with an exact solver; the theorems need that.")
+    rows, p = clients.train, clients.weights(weights)
+    summary = summarise(task, rows)
+    found = priors(task, rows)
+    if not found:
+        raise RequestError(f"{clients.title}: {len(clients)} clients with too few rows for {task.dim} parameters.")
+    losses = own_losses(task, rows)
+    constants = estimate_constants(summary, losses=losses)
+    rms, most = radii(summary, found, p)
+    mu, flat = curvature(task, rows, p, constants)
+    n, smooth, noise, ell_max = (
+        rows.size.double(),
+        constants.smooth.value,
+        constants.noise.value,
+        constants.ell_max.value,
+    )
+    trace = float(mean_hessian(task, rows, p).trace())
+    if not isfinite(noise):
+        noise = sqrt(float(found[0].noise.mean()) * trace)
+    lines = thresholds(task, rms, mu, noise, ell_max, n, found, trace / task.dim)
+    rules = {name: _plain(rule) for name, rule in rule_table(summary, found, p).items()}
+    if flat:
+        rules |= stand_ins(rms.value, mu, noise, p, n)
+    lam = rules["one"]["value"]
+    promised = promises(rms.value, mu, smooth, ell_max, lam, p, n)
+    doubts = [*flat, *assumption_warnings(mu, smooth, n, p, lam if isfinite(lam) else None, bounded_domain=False)]
+    doubts += [w for e in (*constants, rms) for w in e.warnings if w not in doubts and w != "Not asked for."]
+    kept = {k: v for k, v in constants._asdict().items() if v.warnings != ("Not asked for.",)}
+    return Survey(
+        {name: _told(e) for name, e in kept.items()} | {"mu_pooled": {"value": mu, "method": "averaged Hessian"}},
+        {"R": rms.value, "low": rms.low, "high": rms.high, "method": rms.method, "R_max": _told(most)}
+        | {"by_feature": spread_by_feature(found, clients)},
+        lines,
+        rules,
+        promised,
+        doubts,
+        in_words(rms, lines, rules, found),
+    )
+
+
+def summarise(task: Any, rows: Any) -> LinearStats | LocalFits:
+    """What the clients send: sums for a linear task, fits with their covariances for others."""
+    if isinstance(task, Linear):
+        return linear_stats(rows, task.intercept)
+    if isinstance(task, Logistic) and task.classes == 2:
+        return logistic_fits(rows, task.intercept)
+    return convex_fits(task, rows)
+
+
+def radii(summary: LinearStats | LocalFits, found: list[Prior], p: Tensor) -> tuple[Estimate, Estimate]:
+    """R and R_max: from the fits, or R under the estimated spread where some rows do not determine a fit."""
+    rms = radius(summary, p)
+    if not isfinite(rms.value):
+        best = preferred(found)
+        rms = radius_likelihood(best.spread, summary.n[best.clients], p[best.clients] / p[best.clients].sum())
+    return rms, radius_max(summary, p)
+
+
+def own_losses(task: Any, rows: Any) -> Tensor:
+    """Every record's loss at its client's own fit, with a small ridge so that the fit exists."""
+    out = []
+    for block in rows.blocks():
+        batch = rows.select(block).padded()
+        risk = task.row_risk(task.prox(torch.zeros(1, task.dim, dtype=task.dtype), 1e-3, batch), batch)
+        out.append(risk[batch.weight > 0].double())
+    return torch.cat(out) / (2 if task.metric == "mse" else 1)
+
+
+def mean_hessian(task: Any, rows: Any, p: Tensor) -> Tensor:
+    """The Hessian of sum_i p_i L_i at the common model."""
+    batch = rows.pooled(p)
+    return task.hessian(task.solve(batch), batch)[0].double()
+
+
+def curvature(task: Any, rows: Any, p: Tensor, constants: ConstantEstimates) -> tuple[float, list[str]]:
+    """mu for the theorems: the smallest client's, or that of the averaged risk where rows leave directions open."""
+    if constants.mu.value > FLAT * constants.smooth.value and constants.mu.value > task.ridge:
+        return constants.mu.value, []
+    values = torch.linalg.eigvalsh(mean_hessian(task, rows, p))
+    seen = values[values > FLAT * values[-1]]
+    said = "Some clients' rows leave directions open (mu_i = 0); mu of the averaged risk stands in for theirs."
+    if len(seen) < len(values):
+        said += f" {len(values) - len(seen)} direction(s) that no row looks along are left out."
+    return float(seen[0]), [said]
+
+
+def thresholds(
+    task: Any, rms: Estimate, mu: float, noise: float, ell_max: float, n: Tensor, found: list[Prior], bend: float
+) -> dict[str, Any]:
+    """Where the theorems change their advice, and on which side the estimate lies."""
+    typical = float(n.median())
+    border = sqrt(alternative.threshold_squared(mu, ell_max, n.numpy()))
+    crossing = float(alternative.crossing_radius(mu, noise, typical))
+    best = preferred(found).spread
+    # Spread and sampling error of a fit are equal at d tau^2 = d sigma^2 / (n h), h the mean curvature.
+    shrunk = sqrt(task.dim * float(best.noise.mean()) / (typical * bend))
+    out: dict[str, Any] = {
+        "alternative": {"R": border, "source": "000, Corollary 3.1", "side": side(rms, border)},
+        "crossing": {"R": crossing, "source": "noise / (mu sqrt(n)) at the median client", "side": side(rms, crossing)},
+        "one_stage": {
+            "R": 1 / sqrt(typical),
+            "source": "003, Theorem 1: 1/sqrt(n)",
+            "side": side(rms, 1 / sqrt(typical)),
+        },
+        "bayes": {
+            "R": shrunk,
+            "source": "spread equal to the noise of a median client's fit",
+            "side": side(rms, shrunk),
+        },
+    }
+    if isinstance(task, Linear):
+        even = break_even_spread(
+            int(typical), task.dim, float(best.noise.mean()) ** 0.5, float(best.center.norm()) or 1.0
+        )
+        out["break_even"] = {"Gamma": even, "source": "004, Theorem 16, at the median client"}
+    return out
+
+
+def side(rms: Estimate, border: float) -> str:
+    """Which model a threshold speaks for; undecided where the interval straddles it."""
+    if rms.high <= border:
+        return "common"
+    return "alone" if rms.low >= border else "undecided"
+
+
+def rule_table(summary: LinearStats | LocalFits, found: list[Prior], p: Tensor) -> dict[str, Rule]:
+    """Every rule's lambda; spreads come from the priors, which also serve clients without a fit of their own."""
+    if len(found[0].clients) == len(p):
+        return lambda_rules(summary, p, found[0].spread, found[-1].spread)
+    part = found[0].clients
+    some = type(summary)(*(field[part] for field in summary))
+    return lambda_rules(some, p[part] / p[part].sum(), found[0].spread, found[-1].spread)
+
+
+def stand_ins(r: float, mu: float, noise: float, p: Tensor, n: Tensor) -> dict[str, dict[str, Any]]:
+    """The papers' rules that need R alone, with mu of the averaged risk where the clients have none of their own."""
+    if not r > 0:
+        return {}
+    said = " with mu of the averaged risk"
+    aer = float(lambda_aer(r, mu, p.numpy(), n.numpy()).lam)
+    shrunk = float(lambda_shrinkage(r, mu, noise, 1 / s1(p.numpy(), n.numpy())))
+    return {
+        "aer": {"value": aer, "source": "000, Theorem 4.4," + said},
+        "shrinkage": {"value": shrunk, "source": "noise^2 S1 / (mu R^2)," + said},
+    }
+
+
+def promises(r: float, mu: float, smooth: float, ell_max: float, lam: float, p: Tensor, n: Tensor) -> dict[str, Any]:
+    """Orders of the average excess risk, and rounds and local steps at the proposed lambda."""
+    sizes, weight = n.numpy(), p.numpy()
+    out: dict[str, Any] = {
+        "minimax_aer": minimax.aer_lower(r, mu, smooth, sizes),
+        "common_aer": upper_bounds.fedavg_aer(r, mu, smooth, ell_max, weight, sizes),
+        "alone_aer": upper_bounds.local_aer(mu, smooth, ell_max, weight, sizes),
+        "fedprox_aer": upper_bounds.fedprox_aer(r, mu, smooth, ell_max, weight, sizes),
+    }
+    if isfinite(lam) and lam > 0:
+        plan = preset(mu, smooth, lam)
+        out |= {"lam": lam, "rounds": rounds_bound(mu, smooth, lam, ACCURACY), "local_steps": plan.steps}
+    return out
+
+
+def spread_by_feature(found: list[Prior], clients: Clients) -> dict[str, float]:
+    """The standard deviation of each coefficient over the clients, largest first; only for one score per row."""
+    tau = found[-1].variance.sqrt().tolist()
+    names = [*clients.features, "(intercept)"]
+    if len(names) != len(tau):
+        return {}
+    return dict(sorted(zip(names, tau), key=lambda pair: -pair[1]))
+
+
+def in_words(rms: Estimate, lines: dict[str, Any], rules: dict[str, Any], found: list[Prior]) -> list[str]:
+    """What was found, in sentences."""
+    said = [f"The clients' models differ by R = {rms.value:.3g} (95 % interval {rms.low:.3g} to {rms.high:.3g})."]
+    sides = {
+        "common": "one common model is the safer choice",
+        "alone": "clients are better off with models of their own",
+    }
+    verdict = lines["bayes"]["side"]
+    if verdict in sides:
+        said.append(f"Against the noise of a typical client's own fit ({lines['bayes']['R']:.3g}), {sides[verdict]}.")
+    else:
+        said.append(
+            f"That straddles the noise of a typical client's own fit ({lines['bayes']['R']:.3g}): neither training "
+            "alone nor one common model wins for sure, and a moor in between is worth most."
+        )
+    theory = lines["alternative"]
+    said.append(
+        f"The theorem of the alternative puts its border at R = {theory['R']:.3g} and says: {theory['side']}"
+        + (", unlike the data's own yardstick." if theory["side"] != verdict else ".")
+    )
+    lam = rules["one"]["value"]
+    if isfinite(lam):
+        said.append(f"Empirical Bayes proposes lambda = {lam:.3g} for all, tighter for clients with few rows.")
+    else:
+        said.append("The estimated spread is zero: empirical Bayes proposes one common model.")
+    return [*said, *found[0].spread.warnings]
+
+
+def _told(e: Estimate) -> dict[str, Any]:
+    return {"value": e.value, "low": e.low, "high": e.high, "method": e.method}
+
+
+def _plain(rule: Rule) -> dict[str, Any]:
+    """A rule's value; several numbers are told by their median and range."""
+    if not isinstance(rule.lam, Tensor):
+        return {"value": float(rule.lam), "source": rule.source}
+    flat = rule.lam.flatten()
+    middle = {"value": float(flat.median()), "low": float(flat.min()), "high": float(flat.max())}
+    return middle | {"source": rule.source, "numbers": flat.numel()}

@@ -1,0 +1,21 @@
+"""A number that was estimated: its value, an interval, how it was found and what to doubt about it."""
+
+from __future__ import annotations
+
+from math import nan
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class Estimate(NamedTuple):
+    value: float | Tensor  # a tensor holds one entry per client
+    low: float | Tensor
+    high: float | Tensor
+    method: str  # where it came from
+    warnings: tuple[str, ...] = ()
+
+
+def not_identified(reason: str) -> Estimate:
+    """The data cannot tell: no value and no interval, but the reason."""
+    return Estimate(nan, nan, nan, "not identified", (reason,))

@@ -1,0 +1,210 @@
+"""How much the clients' true models differ, from their noisy fits, with intervals.
+
+    R^2   = sum_i p_i |w*_i - w*_avg|^2        R_i = |w*_i - w*_avg|,   R_max = max R_i
+    Gamma = max_ij |w*_i - w*_j|               Delta_i = |w*_i - w*_F|^2,  w*_F the minimiser of sum_i p_i f_i
+
+for the clients at hand (they are not a sample of others; only their records are random). Fits scatter even if all
+w*_i are equal: E sum_i p_i |w_i - wbar|^2 = R^2 + sum_i p_i (1 - p_i) tr Cov(w_i). Each client estimates its part of
+the second term (`summaries.py`), which is taken off; `quadratic_form.py` makes the interval. Per client that takes a
+model and its covariance.
+
+Norms are those of the coefficients, so R changes with the units of the features: standardise them first.
+
+Source   000, Section 1.1 and Assumptions B, C (R); 002, Definitions 2, 3 (diversity, Delta_i); 004, Section 6 (Gamma).
+         The estimates are ours; 000 names estimating R as open.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mooring.core.errors import RequestError
+from mooring.theory.estimate import Estimate, not_identified
+from mooring.theory.quadratic_form import Form, interval, noise_quantile
+from mooring.theory.summaries import LinearStats, LocalFits, fit_covariance, fits_from_stats, shaped_covariance, trace
+from mooring.theory.weights import check_weights
+
+SELECTION = "The largest of many noisy distances tends to be too large; only the interval allows for that."
+PAIR_BLOCK = 1_000  # clients whose distances to all others are held at a time
+
+
+def radius(summary: LinearStats | LocalFits, p: Tensor | None = None, level: float = 0.95) -> Estimate:
+    """R: plug-in minus the fits' variance. Clients with n <= d make it unidentified: see `radius_likelihood`."""
+    fits = fits_from_stats(summary) if isinstance(summary, LinearStats) else summary
+    p = client_weights(p, fits.n)
+    if problem := _undetermined(fits):
+        return problem
+    form = _between(fits.fit, shaped_covariance(fits), trace(fit_covariance(fits)), fits.freedom, p)
+    return _rooted(form, level, "debiased fits", _warnings(fits))
+
+
+def client_radii(summary: LinearStats | LocalFits, p: Tensor | None = None, level: float = 0.95) -> Estimate:
+    """R_i [m], each client's distance from the average model; each interval holds for its client alone."""
+    fits = fits_from_stats(summary) if isinstance(summary, LinearStats) else summary
+    p = client_weights(p, fits.n)
+    if problem := _undetermined(fits):
+        return problem
+    _, form = _from_average(fits, p)
+    return _rooted(form, level, "debiased fits", _warnings(fits))
+
+
+def radius_max(summary: LinearStats | LocalFits, p: Tensor | None = None, level: float = 0.95) -> Estimate:
+    """R_max; the interval holds for the largest because it holds for all clients at once."""
+    fits = fits_from_stats(summary) if isinstance(summary, LinearStats) else summary
+    p = client_weights(p, fits.n)
+    if problem := _undetermined(fits):
+        return problem
+    away, form = _from_average(fits, p)
+    distance = away.norm(dim=1).numpy()
+    reach = np.sqrt(noise_quantile(form, level ** (1 / len(p))))
+    value = np.sqrt(np.maximum(form.square - form.bias, 0).max())
+    low, high = np.maximum(distance - reach, 0).max(), (distance + reach).max()
+    return Estimate(float(value), float(low), float(high), "largest debiased distance", (*_warnings(fits), SELECTION))
+
+
+def diameter(summary: LinearStats | LocalFits, level: float = 0.95) -> Estimate:
+    """Gamma; the interval comes from balls that hold all true models at once."""
+    fits = fits_from_stats(summary) if isinstance(summary, LinearStats) else summary
+    if problem := _undetermined(fits):
+        return problem
+    v = trace(fit_covariance(fits))
+    form = _each(fits.fit - fits.fit.mean(0), shaped_covariance(fits), v, 2 * v**2 / fits.freedom)
+    reach = torch.from_numpy(np.sqrt(noise_quantile(form, level ** (1 / len(v)))))
+    best = torch.zeros(3, dtype=torch.float64)
+    for rows in torch.arange(len(v)).split(PAIR_BLOCK):
+        distance = torch.cdist(fits.fit[rows], fits.fit, compute_mode="donot_use_mm_for_euclid_dist")
+        slack = reach[rows, None] + reach
+        off = torch.arange(len(v)) != rows[:, None]
+        debiased = distance**2 - v[rows, None] - v
+        for k, candidate in enumerate((debiased, distance - slack, distance + slack)):
+            best[k] = torch.maximum(best[k], torch.where(off, candidate, 0.0).max())
+    value, low, high = best.tolist()
+    return Estimate(value**0.5, low, high, "largest debiased distance", (*_warnings(fits), SELECTION))
+
+
+def distance_to_pooled(summary: LinearStats | LocalFits, p: Tensor | None = None, level: float = 0.95) -> Estimate:
+    """Delta_i [m], squared distances from the minimiser of the averaged risk.
+
+    w_F = (sum p_i H_i)^-1 sum p_i H_i w_i: exact for linear tasks, one Newton step from the fits for others.
+    """
+    fits = fits_from_stats(summary) if isinstance(summary, LinearStats) else summary
+    p = client_weights(p, fits.n)
+    if problem := _undetermined(fits):
+        return problem
+    weighted = p[:, None, None] * fits.hessian
+    share = torch.linalg.solve(weighted.sum(0), weighted)
+    pooled = (share @ fits.fit[..., None])[..., 0].sum(0)
+    full, shaped = fit_covariance(fits), shaped_covariance(fits)
+    rest = torch.eye(len(pooled), dtype=pooled.dtype) - share
+
+    def contrast(cov: Tensor) -> Tensor:
+        common = share @ cov @ share.mT
+        return rest @ cov @ rest.mT + common.sum(0) - common
+
+    bias = trace(contrast(full))
+    form = _each(fits.fit - pooled, contrast(shaped), bias, 2 * bias**2 / fits.freedom)
+    low, high = interval(form, level)
+    value = (torch.from_numpy(form.square) - bias).clamp(min=0)
+    return Estimate(value, torch.from_numpy(low), torch.from_numpy(high), "debiased fits", _warnings(fits))
+
+
+def gradient_diversity(
+    gradients: Tensor, gradient_cov: Tensor, n: Tensor, p: Tensor | None = None, level: float = 0.95
+) -> Estimate:
+    """sum_i p_i |grad f_i(w) - grad f(w)|^2 at one w, from the clients' mean gradients there.
+
+    002 takes the supremum over w of each client's term, and the sum instead of the p-weighted mean: this is a lower
+    bound on sum_i p_i zeta_i. Covariances of a record's gradient [m, d, d] take the noise off.
+    """
+    p = client_weights(p, n)
+    cov = gradient_cov / n[:, None, None]
+    v = trace(cov)
+    pooled = (p[:, None, None] * cov).sum(0)
+    shaped = (v / trace(pooled).clamp(min=torch.finfo(v.dtype).tiny))[:, None, None] * pooled
+    form = _between(gradients, shaped, v, (n - 1).clamp(min=1), p)
+    low, high = interval(form, level)
+    value = max(0.0, float(form.square - form.bias))
+    return Estimate(value, float(low), float(high), "debiased gradients at one model", ())
+
+
+def client_weights(p: Tensor | None, n: Tensor) -> Tensor:
+    """p as given, or n/N."""
+    checked, _ = check_weights(n / n.sum() if p is None else p, n)
+    if len(checked) < 2:
+        raise RequestError(f"heterogeneity: at least 2 clients are needed, got {len(checked)}.")
+    return torch.from_numpy(checked)
+
+
+def _between(points: Tensor, cov: Tensor, v: Tensor, freedom: Tensor, p: Tensor) -> Form:
+    """Q = sum_i p_i |x_i - xbar|^2: A = diag(p) - pp' over clients, so AV is block diagonal less a matrix of rank d."""
+    away = points - p @ points
+    square = (p * away.square().sum(1)).sum()
+    one = p[:, None, None] * cov
+    two = one @ one
+    three = two @ one
+    u1, u2, u3 = ((p[:, None, None] * power).sum(0) for power in (one, two, three))
+    second = trace(two).sum() - 2 * trace(u2) + trace(u1 @ u1)
+    third = trace(three).sum() - 3 * trace(u3) + 3 * trace(u2 @ u1) - trace(u1 @ u1 @ u1)
+    weight = p * (1 - p)
+    bias = (weight * v).sum()
+    along = p[:, None] * away
+    directed = torch.einsum("mi,mij,mj->", along, cov, along)
+    even = (p**2 * (1 - 2 * p + p.square().sum()) * v).sum() / (points.shape[1] * weight.sum())
+    parts = (weight**2 * 2 * v**2 / freedom).sum(), (weight**3 * 8 * v**3 / freedom**2).sum()
+    return _form(square, bias, second, third, directed, even, *parts)
+
+
+def _from_average(fits: LocalFits, p: Tensor) -> tuple[Tensor, Form]:
+    """w_i - wbar, and the squares |w_i - wbar|^2."""
+    v, cov = trace(fit_covariance(fits)), shaped_covariance(fits)
+    own = 1 - 2 * p
+    contrast = own[:, None, None] * cov + (p**2 @ cov.flatten(1)).view(cov.shape[1:])
+    bias = own * v + (p**2 * v).sum()
+    bias2 = own**2 * 2 * v**2 / fits.freedom + (p**4 * 2 * v**2 / fits.freedom).sum()
+    away = fits.fit - p @ fits.fit
+    return away, _each(away, contrast, bias, bias2)
+
+
+def _each(away: Tensor, cov: Tensor, bias: Tensor, bias2: Tensor) -> Form:
+    """One square |away_i|^2 per client, with noise of covariance cov_i and an estimated bias of variance bias2."""
+    two = cov @ cov
+    directed = torch.einsum("mi,mij,mj->m", away, cov, away)
+    second, third = trace(two), (two * cov).sum((1, 2))
+    bias3 = (2 * bias2**2 / bias).nan_to_num()  # as for a multiple of a chi-square variable
+    return _form(away.square().sum(1), bias, second, third, directed, bias / away.shape[1], bias2, bias3)
+
+
+def _form(square, bias, second, third, directed, even, bias2, bias3) -> Form:
+    """eta is the noise along the true differences. It is estimated along the observed ones (`directed`), less their own
+    noise, and drawn towards the noise along a random direction (`even`) while the square is not far above its noise.
+    That is also its least value: chance pulls square and eta down together, and an interval must not shrink then."""
+    signal, along = (square - bias).clamp(min=0), (directed - second).clamp(min=0)
+    eta = torch.maximum((along + bias * even) / (signal + bias), even).nan_to_num()
+    eta2 = (eta * third / second).nan_to_num()
+    return Form(*(part.numpy() for part in (square, bias, second, third, eta, eta2, bias2, bias3)))
+
+
+def _rooted(form: Form, level: float, method: str, warnings: tuple[str, ...]) -> Estimate:
+    value = np.sqrt(np.maximum(form.square - form.bias, 0))
+    ends = tuple(np.sqrt(end) for end in interval(form, level))
+    if value.ndim == 0:
+        return Estimate(float(value), float(ends[0]), float(ends[1]), method, warnings)
+    return Estimate(*(torch.from_numpy(part) for part in (value, *ends)), method, warnings)
+
+
+def _undetermined(fits: LocalFits) -> Estimate | None:
+    few = int((fits.freedom <= 0).sum())
+    if not few:
+        return None
+    d = fits.fit.shape[1]
+    return not_identified(
+        f"{few} of {len(fits.n)} clients have rows that do not determine their d = {d} coefficients; "
+        "leave them out, or state a spread and use radius_likelihood."
+    )
+
+
+def _warnings(fits: LocalFits) -> tuple[str, ...]:
+    thin = int((fits.n < 3 * fits.fit.shape[1]).sum())
+    return (f"{thin} clients have fewer than 3 rows per coefficient.",) if thin else ()

@@ -1,0 +1,98 @@
+"""R under a stated spread w_i ~ N(w, diag(tau^2)): for clients whose own rows do not determine their coefficients.
+
+Given tau, the data leave a Gaussian posterior for the clients at hand, hence for R^2 = sum_i p_i |w_i - w_avg|^2 a mean
+and a variance (matched by a gamma variable). tau itself, scaled along its estimate, is weighed by its restricted
+likelihood with a flat prior on the scale (Gelman 2006) and on log sigma. The lower end is 0 where the likelihood does
+not rule out tau = 0.
+
+What the rows do not show is filled in by the assumption of a common spread: R is then as good as that assumption.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from scipy.special import gammainc
+from scipy.stats import chi2
+from torch import Tensor
+
+from mooring.theory.estimate import Estimate
+from mooring.theory.heterogeneity import client_weights, radius
+from mooring.theory.reml import Normal, evaluate, typical_spread
+from mooring.theory.spread import Kind, Spread, spread_likelihood
+from mooring.theory.summaries import LinearStats, fits_from_stats, trace
+
+SCALES = 64
+SMALLEST = 0.01  # smallest multiple of the estimated spread
+LARGEST = 1e2  # largest multiple of the estimated spread
+NEGLIGIBLE = 30.0  # a scale whose deviance is so much above the least does not count
+
+
+def estimate_radius(
+    stats: LinearStats, p: Tensor | None = None, kind: Kind = "scalar", level: float = 0.95
+) -> Estimate:
+    """R of a linear federation: from debiased fits if all clients have one, else by likelihood."""
+    if bool((fits_from_stats(stats).freedom > 0).all()):
+        return radius(stats, p, level)
+    return radius_likelihood(spread_likelihood(stats, kind), stats.n, p, level)
+
+
+def radius_likelihood(spread: Spread, n: Tensor, p: Tensor | None = None, level: float = 0.95) -> Estimate:
+    """R from a spread that was estimated by likelihood, whichever the task."""
+    p = client_weights(p, n)
+    tau2 = spread.variance / (1.0 if spread.data.rows is None else spread.noise[0])
+    unit = tau2 if bool((tau2 > 0).any()) else torch.full_like(tau2, typical_spread(spread.data))
+    scales = _scales(spread.data, unit)
+    posteriors = [_posterior(spread.data, s**2 * unit, p) for s in scales]
+    deviance, noise, mean, variance = (np.array(part) for part in zip(*posteriors))
+    # Flat in tau = scale * sigma, on scales that are evenly spaced in their logarithm.
+    weight = scales * np.sqrt(noise) * np.exp((deviance.min() - deviance) / 2)
+    weight = weight / weight.sum()
+    shape, rate = mean**2 / variance, mean / variance
+
+    def below(r: float) -> float:
+        return float(weight @ gammainc(shape, rate * r**2))
+
+    tail = (1 - level) / 2
+    at_zero = evaluate(spread.data, torch.zeros_like(unit)).deviance
+    ruled_out = at_zero - deviance.min() > chi2.ppf(1 - 2 * tail, 1)
+    top = 4 * np.sqrt((mean + 6 * np.sqrt(variance)).max())
+    value = _posterior(spread.data, tau2, p)[2] ** 0.5
+    low = _quantile(below, tail, top) if ruled_out else 0.0
+    warnings = (*spread.warnings, "R rests on the assumed spread for what the clients' own rows do not show.")
+    return Estimate(value, min(low, value), max(_quantile(below, 1 - tail, top), value), spread.method, warnings)
+
+
+def _posterior(data: Normal, t: Tensor, p: Tensor) -> tuple[float, float, float, float]:
+    """Deviance and noise at t, posterior mean and variance of R^2."""
+    at = evaluate(data, t)
+    pull = torch.eye(len(t), dtype=t.dtype) - t[:, None] * at.p  # how w_i follows w
+    cov = at.covs
+    away = at.models - p @ at.models
+    follow = pull - (p @ pull.flatten(1)).view(pull.shape[1:])
+    common = at.noise * (p[:, None, None] * (follow @ at.w_cov @ follow.mT)).sum(0)
+    shown, hidden = (p * away.square().sum(1)).sum(), (p * (1 - p) * trace(cov)).sum() + trace(common)
+    mean = shown + hidden
+    own = p[:, None, None] * cov
+    along = p[:, None] * away
+    variance = 2 * trace(own @ own).sum() + 4 * torch.einsum("mi,mij,mj->", along, cov, along)
+    if data.rows is not None:  # the posterior covariances scale with a noise that is known to so many rows only
+        variance = variance + 2 * hidden**2 / (data.rows - len(t))
+    return at.deviance, at.noise, float(mean), float(variance)
+
+
+def _scales(data: Normal, unit: Tensor) -> np.ndarray:
+    """Multiples of sqrt(unit), each the same share above the last, from near 0 to where the likelihood has vanished."""
+    best = evaluate(data, unit).deviance
+    top = 2.0
+    while top < LARGEST and evaluate(data, top**2 * unit).deviance < best + NEGLIGIBLE:
+        top *= 1.5
+    return np.geomspace(SMALLEST, top, SCALES)
+
+
+def _quantile(below, chance: float, top: float) -> float:
+    low, high = 0.0, float(top)
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if below(middle) < chance else (low, middle)
+    return (low + high) / 2

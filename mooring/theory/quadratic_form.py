@@ -1,0 +1,100 @@
+"""An interval for a squared length r^2 >= 0 from a noisy, biased square Q and an estimate C^ of its bias.
+
+    Q = |theta + noise|^2 in the norm A, Cov(noise) = V:   E Q = r^2 + C,   r^2 = theta'A theta,   C = tr(A V)
+    cumulants of Q:  2 tr((AV)^2) + 4 r^2 eta,   8 tr((AV)^3) + 24 r^2 eta_2,   r^2 eta = theta'AVA theta
+    C^ is independent of Q and has cumulants C, c2, c3
+
+Each r^2 is tested by T = (Q - r^2)/C^. As P(T <= t) = P(Q - r^2 - t C^ <= 0), the ratio's distribution is that of a sum
+of independent parts, matched by a shifted gamma variable with the same three cumulants. At r = 0 and V proportional to
+the identity T is Fisher's F; for large r the interval tends to Student's t. The r^2 that two one-sided tests at level
+alpha/2 do not reject are the interval. Its lower end is 0 unless r = 0 is rejected. The upper test's level is divided
+by the chance at r = 0 of a square so small, so that a Q below its noise does not yield an empty interval.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import gammainc, gammaincc, ndtr
+
+NORMAL = 1e-4  # skewness below which the gamma variable is normal for all purposes
+BISECTIONS = 60
+NOISELESS = 1e-12  # noise below this share of the square counts as this share
+
+
+class Form(NamedTuple):
+    """What is known about Q; arrays of any one shape."""
+
+    square: ArrayLike  # Q as observed
+    bias: ArrayLike  # C^
+    second: ArrayLike  # tr((AV)^2)
+    third: ArrayLike  # tr((AV)^3)
+    slope: ArrayLike  # eta
+    slope2: ArrayLike  # eta_2
+    bias2: ArrayLike  # variance of C^
+    bias3: ArrayLike  # third cumulant of C^
+
+
+def interval(form: Form, level: float = 0.95) -> tuple[NDArray, NDArray]:
+    """The ends (low, high) of the interval for r^2."""
+    form = _regular(form)
+    tail = (1 - level) / 2
+    none = chance_below(form, np.zeros(form.square.shape))
+    far = form.square + form.bias + 20 * np.sqrt(form.second) + 40 * form.slope
+    for _ in range(60):
+        short = chance_below(form, far) > tail * none
+        if not short.any():
+            break
+        far = np.where(short, 2 * far, far)
+    low = _solve(form, far, 1 - tail)
+    return np.where(none <= 1 - tail, 0.0, low), _solve(form, far, tail * none)
+
+
+def chance_below(form: Form, r2: ArrayLike) -> NDArray:
+    """P(T <= its observed value) if the squared length is r2; it falls as r2 grows."""
+    t = (form.square - r2) / form.bias
+    mean = form.bias * (1 - t)
+    variance = 2 * form.second + 4 * r2 * form.slope + t**2 * form.bias2
+    third = 8 * form.third + 24 * r2 * form.slope2 - t**3 * form.bias3
+    return _gamma_below(-mean / np.sqrt(variance), third / variance**1.5)
+
+
+def _regular(form: Form) -> Form:
+    """Arrays of one shape, with a trace of noise where there is none, so that nothing is divided by 0."""
+    form = Form(*np.broadcast_arrays(*(np.asarray(part, float) for part in form)))
+    least = NOISELESS * np.maximum(form.square + form.bias, np.finfo(float).tiny ** 0.25)
+    return form._replace(bias=np.maximum(form.bias, least), second=np.maximum(form.second, least**2))
+
+
+def _gamma_below(z: NDArray, skew: NDArray) -> NDArray:
+    """P(Z <= z) for a standardised gamma variable Z, reflected where its skewness is negative."""
+    size = np.maximum(np.abs(skew), NORMAL)
+    shape = 4 / size**2
+    at = np.maximum(shape + np.sqrt(shape) * np.sign(skew) * z, 0.0)
+    below = np.where(skew > 0, gammainc(shape, at), gammaincc(shape, at))
+    return np.where(np.abs(skew) > NORMAL, below, ndtr(z))
+
+
+def _solve(form: Form, far: NDArray, chance: ArrayLike) -> NDArray:
+    """The r2 in [0, far] with chance_below(r2) = chance, by bisection in r."""
+    low, high = np.zeros(far.shape), np.sqrt(far)
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        above = chance_below(form, middle**2) > chance
+        low, high = np.where(above, middle, low), np.where(above, high, middle)
+    return ((low + high) / 2) ** 2
+
+
+def noise_quantile(form: Form, chance: float) -> NDArray:
+    """The square that pure noise (r = 0) stays below with this chance, allowing for the error of C^."""
+    form = _regular(form)
+    low, high = np.zeros(form.bias.shape), form.bias + 20 * np.sqrt(form.second)
+    while (short := chance_below(form._replace(square=high), 0.0) < chance).any():
+        high = np.where(short, 2 * high, high)
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        below = chance_below(form._replace(square=middle), 0.0) < chance
+        low, high = np.where(below, middle, low), np.where(below, high, middle)
+    return (low + high) / 2

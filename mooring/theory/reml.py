@@ -1,0 +1,158 @@
+"""Restricted maximum likelihood for coefficients that vary over clients, from sums that clients may send.
+
+    y_i = X_i w_i + noise,   w_i ~ N(w, sigma^2 T),   T = diag(t),   noise ~ N(0, sigma^2)
+
+Client i enters through K_i = X_i'X_i = C_i'C_i, b_i = X_i'y_i = C_i'c_i, q_i = y_i'y_i and its number of rows. With
+
+    G_i = 1 + C_i T C_i'
+    P_i = C_i'G_i^-1 C_i = (K_i^-1 + T)^-1,   r_i = C_i'G_i^-1 c_i
+    A = sum_i P_i,   w = A^-1 sum_i r_i,   u_i = r_i - P_i w
+    rss = sum_i (q_i - |c_i|^2 + c_i'G_i^-1 c_i) - w'A w,   sigma^2 = rss / (N - d)
+
+    deviance(t)      = (N - d) log sigma^2 + sum_i log|G_i| + log|A|       (-2 log-likelihood, sigma profiled)
+    d deviance/d t_j = sum_i [ P_i - P_i A^-1 P_i ]_jj - sum_i u_ij^2 / sigma^2
+
+and the posterior of w_i given w has mean w + T u_i and covariance sigma^2 (T - T P_i T). Nothing is divided by t and no
+K_i is inverted, so t = 0, singular K_i and clients with fewer rows than coefficients need no special case.
+
+A server needs only the sums over clients of P_i, r_i, log|G_i|, c_i'G_i^-1 c_i and, once it has sent w and A, of the
+two terms of the derivative: a round trip per iteration, and secure aggregation suffices.
+
+Where the noise is known (rows already divided by it, or a Gaussian approximation of a log-likelihood), sigma = 1, the
+deviance is rss + sum_i log|G_i| + log|A|, and q_i does not matter.
+
+Steps are Fisher scoring on t >= 0 with halving; where no scoring step helps, the multiplicative step
+t_j sqrt(sum_i u_ij^2/sigma^2 / sum_i [P_i - P_i A^-1 P_i]_jj), which never raises the deviance (Zhou, Hu, Zhou, Lange,
+MM algorithms for variance components models, 2019).
+"""
+
+from __future__ import annotations
+
+from math import log
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+ITERATIONS = 200
+HALVINGS = 6
+TOLERANCE = 1e-11  # on the deviance's last decrease, relative to the number of clients and rows
+NULL = 1e-12  # share of the largest eigenvalue below which a direction counts as seen by no row
+LARGEST = 1e8  # largest spread over noise, relative to 1/K: beyond it the noise is 0 for all purposes
+
+
+class Normal(NamedTuple):
+    """Every client's log-likelihood, a quadratic in its coefficients."""
+
+    c: Tensor  # [m, d, d], C
+    z: Tensor  # [m, d], c
+    rss: float  # sum_i q_i - |c_i|^2: what remains of the squares after everyone's own fit
+    rows: float | None  # N; None where the noise is known to be 1
+
+
+class State(NamedTuple):
+    t: Tensor  # [d], spread over noise
+    deviance: float
+    noise: float  # sigma^2
+    w: Tensor  # [d]
+    w_cov: Tensor  # [d, d], A^-1 (times sigma^2: the covariance of w)
+    p: Tensor  # [m, d, d]
+    u: Tensor  # [m, d]
+
+    @property
+    def models(self) -> Tensor:
+        """[m, d]: posterior means of the clients' coefficients."""
+        return self.w + self.t * self.u
+
+    @property
+    def covs(self) -> Tensor:
+        """[m, d, d]: their posterior covariances given w."""
+        return self.noise * (torch.diag(self.t) - self.t[:, None] * self.p * self.t)
+
+
+def normal(k: Tensor, b: Tensor, q: Tensor, rows: float | None) -> Normal:
+    """The factors of K_i [m, d, d], b_i [m, d], q_i [m]."""
+    values, vectors = torch.linalg.eigh(k)
+    seen = values > NULL * values[:, -1:].clamp(min=torch.finfo(k.dtype).tiny)
+    root = torch.where(seen, values, 0.0).sqrt()
+    z = torch.where(seen, (vectors.mT @ b[..., None])[..., 0] / torch.where(seen, root, 1.0), 0.0)
+    return Normal(root[..., None] * vectors.mT, z, float((q - z.square().sum(1)).clamp(min=0).sum()), rows)
+
+
+def typical_spread(data: Normal) -> float:
+    """The t at which a client's own rows and the others weigh the same, on average over clients and coefficients."""
+    return 1 / max(float(data.c.square().sum(1).mean()), torch.finfo(torch.float64).tiny)
+
+
+def evaluate(data: Normal, t: Tensor) -> State:
+    """All of the above at t."""
+    factor = torch.linalg.cholesky(torch.eye(len(t), dtype=t.dtype) + (data.c * t) @ data.c.mT)
+    half = torch.linalg.solve_triangular(factor, torch.cat([data.c, data.z[..., None]], -1), upper=False)
+    half, hz = half[..., :-1], half[..., -1]
+    p = half.mT @ half
+    r = (half.mT @ hz[..., None])[..., 0]
+    values, vectors = torch.linalg.eigh(p.sum(0))
+    seen = values > NULL * values[-1].clamp(min=torch.finfo(values.dtype).tiny)
+    w_cov = vectors[:, seen] / values[seen] @ vectors[:, seen].T
+    w = w_cov @ r.sum(0)
+    rss = data.rss + float((hz - (half @ w)).square().sum())
+    logs = 2 * float(factor.diagonal(dim1=1, dim2=2).log().sum()) + float(values[seen].log().sum())
+    if data.rows is None:
+        noise, deviance = 1.0, rss + logs
+    else:
+        freedom = data.rows - int(seen.sum())
+        noise = max(rss / freedom, torch.finfo(t.dtype).tiny)
+        deviance = freedom * log(noise) + logs
+    return State(t, deviance, noise, w, w_cov, p, r - p @ w)
+
+
+def slope_terms(data: Normal, at: State) -> tuple[Tensor, Tensor, Tensor]:
+    """Per coefficient: sum_i [P - P A^-1 P]_jj, sum_i u^2/sigma^2, and the deviance's expected Hessian [d, d]."""
+    expected = (at.p.diagonal(dim1=1, dim2=2) - ((at.p @ at.w_cov) * at.p).sum(-1)).sum(0)
+    observed = at.u.square().sum(0) / at.noise
+    hessian = at.p.square().sum(0)
+    if data.rows is not None:
+        diagonal = at.p.diagonal(dim1=1, dim2=2).sum(0)
+        hessian = hessian - torch.outer(diagonal, diagonal) / data.rows
+    return expected, observed, hessian
+
+
+def maximise(
+    data: Normal, common: bool, start: Tensor | None = None, iterations: int = ITERATIONS
+) -> tuple[State, bool]:
+    """The restricted maximum likelihood estimate of t, all its entries equal if `common`, and whether it converged."""
+    unit = typical_spread(data)
+    at = evaluate(data, torch.full_like(data.z[0], unit) if start is None else start)
+    least_gain = TOLERANCE * (len(data.z) + (data.rows or 0))
+    for _ in range(iterations):
+        expected, observed, hessian = slope_terms(data, at)
+        new = _scoring(data, at, expected - observed, hessian, common, LARGEST * unit)
+        if new is None:
+            if common:
+                expected, observed = expected.sum(), observed.sum()
+            ratio = observed / expected.clamp(min=torch.finfo(at.t.dtype).tiny)
+            new = evaluate(data, (at.t * ratio.sqrt()).clamp(max=LARGEST * unit))
+            if not new.deviance < at.deviance:
+                return at, True
+        gain, at = at.deviance - new.deviance, new
+        if gain < least_gain:
+            return at, True
+    return at, False
+
+
+def _scoring(data: Normal, at: State, slope: Tensor, hessian: Tensor, common: bool, largest: float) -> State | None:
+    """The first halved Fisher scoring step that lowers the deviance, on the coefficients not held at 0."""
+    t = at.t
+    if common:
+        t, slope, hessian = t[:1], slope.sum()[None], hessian.sum()[None, None]
+    free = (t > 0) | (slope < 0)
+    if not bool(free.any()):
+        return None
+    block = hessian[free][:, free]
+    step = torch.zeros_like(t)
+    step[free] = torch.linalg.pinv(block, hermitian=True) @ slope[free]
+    for halving in range(HALVINGS):
+        new = evaluate(data, (t - step * 0.5**halving).clamp(0, largest).expand_as(at.t).clone())
+        if new.deviance < at.deviance:
+            return new
+    return None

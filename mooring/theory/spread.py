@@ -1,0 +1,249 @@
+"""How the clients' coefficients are spread: w_i ~ N(w, diag(tau^2)), with tau and w estimated from all clients.
+
+With half the squared loss and noise sigma^2 this spread makes the moor's stiffness lam_ij = sigma^2/(n_i tau_j^2), and
+the models v_i = arg min L_i(v) + 1/2 sum_j lam_ij (v_j - w_j)^2 are the posterior means: empirical Bayes.
+
+    spread_moments      from local fits and their covariances (DerSimonian and Laird 1986, per coefficient, reweighted)
+    spread_likelihood   from sufficient statistics of a linear task, by restricted maximum likelihood (`reml.py`)
+    spread_fits         the same with each local fit as one observation with known covariance, for any convex task
+    spread_laplace      the same with a Gaussian approximation at penalised fits, renewed until it stays put
+
+`kind` is "scalar" (one tau), "diagonal" (one per coefficient) or "auto": diagonal where its likelihood is better by
+more than its number of further parameters (Akaike). Shrinking to exactly 0 is possible and means: one common model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mooring.core.errors import RequestError
+from mooring.theory.reml import ITERATIONS, Normal, State, evaluate, maximise, normal, slope_terms
+from mooring.theory.summaries import LinearStats, LocalFits, fit_covariance, fits_from_stats, inverse
+
+Kind = Literal["scalar", "diagonal", "auto"]
+Refit = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+LOOSEST = 1e-8  # smallest tau^2 handed to a refit, as a share of its start, so that lam stays finite
+ROUNDS = 100
+STEPS = 4  # of the likelihood's maximisation between two refits: more would chase an approximation that moves
+SETTLED = 1e-4  # relative change of spread and centre at which Laplace's approximation stays put
+NEGLIGIBLE = 1e-3  # a spread below this share of the largest is as good as 0
+
+
+class Spread(NamedTuple):
+    center: Tensor  # [d], w
+    center_cov: Tensor  # [d, d]
+    variance: Tensor  # [d], tau^2
+    variance_cov: Tensor  # [d, d], sampling covariance of tau^2, from the expected information
+    noise: Tensor  # [m], sigma^2: the factor between n_i L_i and a log-likelihood
+    models: Tensor  # [m, d], posterior means v_i
+    covs: Tensor  # [m, d, d], posterior covariances given w
+    data: Normal  # the clients' log-likelihoods that this was estimated from
+    deviance: float  # -2 restricted log-likelihood up to a constant; nan for moments
+    kind: str
+    method: str
+    warnings: tuple[str, ...]
+
+
+def spread_moments(fits: LocalFits, kind: Kind = "scalar") -> Spread:
+    """Method of moments; clients whose rows do not determine their fit only borrow."""
+    _check_kind(kind, ("scalar", "diagonal"))
+    known = fits.freedom > 0
+    if int(known.sum()) < 2:
+        raise RequestError(
+            f"spread_moments: at least 2 clients need n > d = {fits.fit.shape[1]} rows, got {int(known.sum())}."
+        )
+    fit, cov = fits.fit[known], fit_covariance(fits)[known]
+    own = cov.diagonal(dim1=1, dim2=2)
+    variance = torch.full_like(fit[0], torch.inf)  # equal weights first, then those of the estimate before
+    for _ in range(3):
+        weight = torch.ones_like(own) if bool(variance.isinf().any()) else 1 / (variance + own)
+        total = weight.sum(0)
+        center = (weight * fit).sum(0) / total
+        excess = (weight * (fit - center) ** 2).sum(0) - (weight * own * (1 - weight / total)).sum(0)
+        scale = total - weight.square().sum(0) / total
+        ratio = excess.sum() / scale.sum() if kind == "scalar" else excess / scale
+        variance = ratio.clamp(min=0).expand_as(center).clone()
+    warnings = (
+        () if bool(known.all()) else (f"{int((~known).sum())} clients without a fit of their own did not enter.",)
+    )
+    at = evaluate(_normal_of(fits), variance)
+    found = _spread(at, _normal_of(fits), torch.ones_like(fits.n), kind, "moments")
+    return found._replace(deviance=torch.nan, warnings=warnings)
+
+
+def spread_likelihood(
+    stats: LinearStats, kind: Kind = "scalar", noise: Literal["common", "client"] = "common"
+) -> Spread:
+    """Restricted maximum likelihood for a linear task; any n_i >= 1, also below d."""
+    _check_kind(kind, ("scalar", "diagonal", "auto"))
+    if noise not in ("common", "client"):
+        raise RequestError(f"spread_likelihood: noise must be 'common' or 'client', got {noise!r}.")
+    d, total = stats.moment.shape[1], float(stats.n.sum())
+    if len(stats.n) < 2 or total <= d:
+        raise RequestError(
+            f"spread_likelihood: at least 2 clients and more than d = {d} rows in all are needed, "
+            f"got {len(stats.n)} clients with {total:g} rows."
+        )
+    if noise == "client":
+        return _client_noise(stats, kind)
+    data = _normal(stats, torch.ones_like(stats.n), total)
+    at, used, warnings = _best(data, kind)
+    if not bool((stats.n > 1).any()):
+        warnings += ("Every client has one row: spread and noise are told apart by the rows' lengths only.",)
+    return _spread(at, data, torch.full_like(stats.n, at.noise), used, "restricted likelihood", warnings)
+
+
+def spread_fits(fits: LocalFits, kind: Kind = "scalar") -> Spread:
+    """Restricted maximum likelihood where each local fit is Gaussian with the covariance it was sent with."""
+    _check_kind(kind, ("scalar", "diagonal", "auto"))
+    if int((fits.freedom > 0).sum()) < 2:
+        raise RequestError("spread_fits: at least 2 clients need rows that determine their fit; use spread_laplace.")
+    data = _normal_of(fits)
+    at, used, warnings = _best(data, kind)
+    return _spread(at, data, dispersion(fits), used, "restricted likelihood of local fits", warnings)
+
+
+def spread_laplace(n: Tensor, refit: Refit, center: Tensor, kind: Kind = "scalar", variance: float = 1.0) -> Spread:
+    """Laplace's approximation, for losses that are negative log-likelihoods; separable or tiny clients included.
+
+    `refit(center [d], lam [m, d])` returns each client's minimiser of L_i(v) + 1/2 sum_j lam_ij (v_j - center_j)^2 and
+    the Hessian of L_i there. Each round replaces n_i L_i by its quadratic at the penalised fit and estimates w and
+    tau^2 as for a linear task with noise 1 (penalised quasi-likelihood). tau^2 comes out low for binary targets with
+    few rows.
+    """
+    _check_kind(kind, ("scalar", "diagonal", "auto"))
+    n, center = n.double(), center.double()
+    t = torch.full_like(center, float(variance))
+    floor, at, used, warnings = LOOSEST * t, None, kind, ()
+    for _ in range(ROUNDS):
+        lam = 1 / (n[:, None] * torch.maximum(t, floor))
+        modes, hessians = refit(center, lam)
+        data = _quadratic(n, modes.double(), hessians.double(), lam, center)
+        at, used, warnings = _best(data, used, start=torch.maximum(t, floor), iterations=STEPS)
+        # A coefficient whose spread is on its way to 0 need not be followed to the end.
+        moved = (at.t - t).abs() / (at.t + t + 2 * floor + NEGLIGIBLE * at.t.max())
+        shift = (at.w - center).abs() / (at.t + floor + NEGLIGIBLE * at.t.max()).sqrt()
+        t, center = at.t, at.w
+        if float(moved.max()) < SETTLED and float(shift.max()) < SETTLED:
+            break
+    else:
+        warnings += (f"Laplace's approximation still moved after {ROUNDS} rounds.",)
+    return _spread(at, data, torch.ones_like(n), used, "Laplace approximation", warnings)
+
+
+def dispersion(fits: LocalFits) -> Tensor:
+    """[m]: tr(H^-1 G)/d over the clients with a fit: sigma^2 for half the squared loss, 1 for a log-likelihood."""
+    known = fits.freedom > 0
+    ratio = (inverse(fits.hessian, known) * fits.gradient_cov).sum((1, 2)) / fits.fit.shape[1]
+    weight = fits.freedom / fits.freedom.sum()
+    return (weight[known] * ratio[known]).sum().expand(len(fits.n)).clone()
+
+
+def _check_kind(kind: str, known: tuple[str, ...]) -> None:
+    if kind not in known:
+        raise RequestError(f"spread: kind must be one of {', '.join(map(repr, known))}, got {kind!r}.")
+
+
+def _normal(stats: LinearStats, noise: Tensor, rows: float | None) -> Normal:
+    scale = stats.n / noise
+    return normal(scale[:, None, None] * stats.gram, scale[:, None] * stats.moment, scale * stats.yy, rows)
+
+
+def _normal_of(fits: LocalFits) -> Normal:
+    """The local fits as Gaussian observations; a client without a fit has precision 0."""
+    known = fits.freedom > 0
+    cov = torch.where(known[:, None, None], fit_covariance(fits), torch.eye(fits.fit.shape[1], dtype=fits.fit.dtype))
+    k = torch.where(known[:, None, None], torch.linalg.inv(cov), 0.0)
+    b = (k @ fits.fit[..., None])[..., 0]
+    return normal(k, b, (b * fits.fit).sum(1), None)
+
+
+def _quadratic(n: Tensor, modes: Tensor, hessians: Tensor, lam: Tensor, center: Tensor) -> Normal:
+    """n_i L_i to second order at the mode, where grad L_i = lam (center - mode)."""
+    k = n[:, None, None] * hessians
+    b = (k @ modes[..., None])[..., 0] - n[:, None] * lam * (center - modes)
+    return normal(k, b, torch.zeros_like(n), None)
+
+
+def _best(
+    data: Normal, kind: str, start: Tensor | None = None, iterations: int = ITERATIONS
+) -> tuple[State, str, tuple[str, ...]]:
+    """The estimate of the wanted kind, the kind (where "auto" chose it) and warnings."""
+    options = {}
+    for name in ("scalar", "diagonal") if kind == "auto" else (kind,):
+        first = start.mean().expand_as(start).clone() if start is not None and name == "scalar" else start
+        options[name] = maximise(data, name == "scalar", first, iterations)
+    if kind == "auto":
+        gain = options["scalar"][0].deviance - options["diagonal"][0].deviance
+        kind = "diagonal" if gain > 2 * (data.z.shape[1] - 1) else "scalar"
+    at, converged = options[kind]
+    warnings = () if converged or iterations < ITERATIONS else ("The likelihood's maximum was not reached.",)
+    if not bool((at.t > 0).any()):
+        warnings += ("The estimated spread is 0: one common model fits as well.",)
+    return at, kind, warnings
+
+
+def _spread(at: State, data: Normal, noise: Tensor, kind: str, method: str, warnings: tuple[str, ...] = ()) -> Spread:
+    information = slope_terms(data, at)[2] / 2
+    if kind == "scalar":
+        covariance = (1 / information.sum()).expand_as(information).clone()
+    else:
+        covariance = torch.linalg.pinv(information, hermitian=True)
+    scale = at.noise
+    return Spread(
+        at.w, scale * at.w_cov, scale * at.t, scale**2 * covariance, noise, at.models, at.covs, data, at.deviance,
+        kind, method, warnings,
+    )  # fmt: skip
+
+
+def _client_noise(stats: LinearStats, kind: Kind) -> Spread:
+    """Noise that differs by client: tau by likelihood given the noise, the noise by its posterior mean given tau.
+
+    Each sigma_i^2 is shrunk to a common scaled inverse chi-square prior, fitted to the residual variances of the
+    clients that have one (Smyth 2004), so that clients of few rows need not estimate their own.
+    """
+    fits = fits_from_stats(stats)
+    known = fits.freedom > 0
+    warnings: tuple[str, ...] = ()
+    if int(known.sum()) < 3:
+        found = spread_likelihood(stats, kind)
+        return found._replace(
+            warnings=(*found.warnings, "Too few clients with n > d for noise per client: common noise.")
+        )
+    residual = (stats.yy - (fits.fit * stats.moment).sum(1)) * stats.n / fits.freedom.clamp(min=1)
+    strength, typical = _variance_prior(residual[known], fits.freedom[known])
+    noise = (strength * typical + fits.freedom * residual) / (strength + fits.freedom)
+    noise = torch.where(known, noise, typical)
+    for _ in range(ROUNDS):
+        data = _normal(stats, noise, None)
+        at, used, warnings = _best(data, kind)
+        v = at.models
+        square = stats.yy - 2 * (v * stats.moment).sum(1) + (v * (stats.gram @ v[..., None])[..., 0]).sum(1)
+        left = stats.n * (square.clamp(min=0) + (stats.gram * at.covs).sum((1, 2)))
+        new = (strength * typical + left) / (strength + stats.n)
+        done = float((new / noise).log().abs().max()) < 1e-4
+        noise = new
+        if done:
+            break
+    return _spread(at, data, noise, used, "restricted likelihood, noise per client", warnings)
+
+
+def _variance_prior(variance: Tensor, freedom: Tensor) -> tuple[Tensor, Tensor]:
+    """Degrees of freedom and scale of the prior from the mean and variance of log s^2 (method of moments)."""
+    half = freedom / 2
+    e = variance.clamp(min=torch.finfo(variance.dtype).tiny).log() - torch.digamma(half) + half.log()
+    extra = (e.var() - torch.polygamma(1, half).mean()).clamp(min=1e-6)
+    strength = 2 * _inverse_trigamma(extra)
+    return strength, (e.mean() + torch.digamma(strength / 2) - (strength / 2).log()).exp()
+
+
+def _inverse_trigamma(value: Tensor) -> Tensor:
+    """x with trigamma(x) = value, by Newton's method on 1/trigamma, which is convex and nearly linear."""
+    x = 0.5 + 1 / value
+    for _ in range(50):
+        x = x + torch.polygamma(1, x) * (1 - torch.polygamma(1, x) / value) / torch.polygamma(2, x)
+    return x
