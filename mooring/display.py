@@ -7,10 +7,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 MOST_ROWS = 20  # clients that a terminal's table shows
+SHORT = 22  # a column whose cells are no longer than this is never folded
 
 
 class Display:
@@ -30,9 +32,19 @@ class Display:
 
     def table(self, title: str, rows: Sequence[dict[str, Any]], columns: dict[str, str], caption: str = "") -> None:
         """Rows as a table; `columns` maps a key to its heading."""
-        table = Table(title=title, caption=caption or None, title_justify="left", caption_justify="left")
-        for i, heading in enumerate(columns.values()):
-            table.add_column(heading, justify="left" if i == 0 else "right", overflow="fold")
+        table = Table(
+            title=title,
+            caption=caption or None,
+            title_justify="left",
+            caption_justify="left",
+            box=SIMPLE_HEAD,
+            pad_edge=False,
+        )
+        for i, (key, heading) in enumerate(columns.items()):
+            text = any(isinstance(row.get(key), str) for row in rows)
+            short = max((len(str(row.get(key, ""))) for row in rows), default=0) <= SHORT
+            justify = "left" if text or i == 0 else "right"
+            table.add_column(heading, justify=justify, overflow="fold", no_wrap=short)
         for row in rows:
             table.add_row(*(shown(row.get(key)) for key in columns))
         self.out.print(table)
@@ -65,6 +77,16 @@ def shown(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     return str(value)
+
+
+def size(bytes_: int) -> str:
+    """Bytes as a person reads them."""
+    value = float(bytes_)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000 or unit == "GB":
+            break
+        value /= 1000
+    return f"{value:.3g} {unit}"
 
 
 def show_fit(display: Display, result: Any) -> None:
@@ -117,14 +139,15 @@ def gains(frame: Any) -> str:
 def show_comparison(display: Display, result: Any) -> None:
     """A row a method, best first, and who gains."""
     rows = result.methods.sort_values("test_loss").to_dict("records")
+    for row in rows:
+        row["sent"] = size(row["bytes"])
+        row["round"] = f"{row['chosen_round']}/{row['rounds']}"
     columns = {
         "method": "method",
         "test_loss": f"test {result.metric}",
-        "validation_loss": "validation",
         "last_test_loss": "last round",
-        "chosen_round": "chosen",
-        "rounds": "rounds",
-        "bytes": "bytes",
+        "round": "round",
+        "sent": "sent",
         "seconds": "seconds",
     }
     caption = "test: models of the chosen round (best validation loss), averaged over test rows"
