@@ -7,6 +7,9 @@ from mooring.core.cohort import Round
 from mooring.data.clients import Clients, from_arrays
 from mooring.engines.loop import Plan, Progress, run
 from mooring.engines.simulator import settle
+from mooring.tasks.absolute import Absolute
+from mooring.tasks.features import KernelRegression
+from mooring.tasks.hinge import Hinge
 from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic
 
@@ -44,7 +47,10 @@ def parts(n: int) -> np.ndarray:
 PROBLEMS = {
     "linear": lambda: (Linear(3, ridge=0.1), linear_clients()),
     "logistic": lambda: (Logistic(3, ridge=0.1), logistic_clients()),
+    "kernel": lambda: (KernelRegression(3, width=10, ridge=0.01), linear_clients()),
     "softmax": lambda: (Logistic(3, classes=3, ridge=0.1), logistic_clients(classes=3)),
+    "absolute": lambda: (Absolute(3, ridge=0.1), linear_clients()),
+    "hinge": lambda: (Hinge(3, ridge=0.1), logistic_clients()),
 }
 
 

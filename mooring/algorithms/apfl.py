@@ -28,7 +28,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from mooring.algorithms.base import Algorithm
+from mooring.algorithms.base import Algorithm, Setting
 from mooring.algorithms.settings import check, schedule, settled
 from mooring.core.batches import minibatches
 from mooring.core.cohort import per_client
@@ -68,11 +68,11 @@ class APFL(Algorithm):
     adapt: str = "round"  # "no", once a "round", or every "step"
     adapt_on: str = "auto"  # "validation" where there are such rows, as on "train" alpha drifts to 1 by overfitting
     alpha_pull: float = 0.0  # draws alpha to 0, the common model
-    eta: float | str = "auto"  # "theory": eta, decay and shift of Theorem 2, or of Theorem 7 for a smaller alpha
+    eta: Setting = "auto"  # "theory": eta, decay and shift of Theorem 2, or of Theorem 7 for a smaller alpha
     decay: float = 0.01
     steps: int = 10
     epochs: int = 0  # passes over the data instead of steps, when > 0
-    batch: int | str = "auto"  # 0: all rows
+    batch: Setting = "auto"  # 0: all rows
     radius: float = 0.0
     output: str = "last"
     shift: float = 0.0

@@ -16,6 +16,8 @@ from torch import Tensor
 from mooring.core.cohort import CohortData, Round
 from mooring.core.errors import RequestError
 
+Setting = Any  # of a field: a number (lam: or a moor), or a word such as "auto" that `settle` turns into one
+
 
 class Algorithm:
     """The contract. A subclass is a frozen dataclass in a file of its own; the file's name is the algorithm's."""

@@ -18,7 +18,7 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from mooring.algorithms.base import Algorithm
+from mooring.algorithms.base import Algorithm, Setting
 from mooring.algorithms.settings import auto_eta, check, local_sgd, read_lam, settled
 from mooring.core.moor import Moor, stiffness
 
@@ -33,13 +33,13 @@ class Client(NamedTuple):
 
 @dataclass(frozen=True)
 class Ditto(Algorithm):
-    lam: float | str | Moor = "auto"
-    eta: float | str = "auto"
-    personal_eta: float | str = "auto"
+    lam: Setting = "auto"
+    eta: Setting = "auto"
+    personal_eta: Setting = "auto"
     decay: float = 0.0
     steps: int = 10
     epochs: int = 0  # passes over the data instead of steps, when > 0
-    batch: int | str = "auto"  # 0: all rows
+    batch: Setting = "auto"  # 0: all rows
 
     paper: ClassVar[str] = "Li et al. 2021, Algorithm 1"
     reveals: ClassVar[str] = "each client's change of the common model; its personal model stays with it"

@@ -20,7 +20,7 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from mooring.algorithms.base import Algorithm
+from mooring.algorithms.base import Algorithm, Setting
 from mooring.algorithms.settings import check, local_sgd, settled
 
 LARGE_WEIGHT = 2.0  # an elastic step whose weights sum to more than this overshoots visibly
@@ -36,11 +36,11 @@ class Client(NamedTuple):
 
 @dataclass(frozen=True)
 class FedAvg(Algorithm):
-    eta: float | str = "auto"
+    eta: Setting = "auto"
     decay: float = 0.0
     steps: int = 10
     epochs: int = 0  # passes over the data instead of steps, when > 0
-    batch: int | str = "auto"  # 0: all rows
+    batch: Setting = "auto"  # 0: all rows
     aggregation: str = "average"
     server_step: float = 1.0
 

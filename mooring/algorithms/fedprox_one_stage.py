@@ -8,12 +8,17 @@
 
     lam per client or per coefficient:  w <- w - gamma (sum_i p_i lam_i)^-1 sum_i p_i lam_i (w - v_i)
 
+    preset = "theory"   inner = "descent" with eta, gamma and steps of 003, Corollary 1
+    lam = "theory" (003, Theorem 1), "aer", "ier" (000, Theorems 4.4, 4.5): from the clients' fits
+    lam = "shrinkage"   noise_i^2 / (n_i mu R_i^2), one per client (003, Eq. 18, leaves it open)
+
 Symbols  w: Server.w    v_i: Client.v    K: steps    gamma: server step (with lam per client, relative to plain
          averaging)
 Limits   lam = 0 is Local; lam -> infinity is Global; gamma = 1/lam averages the personal models; exact prox is
          gradient descent on sum_i p_i F_i
 Departs  the printed 1/m is p_i; w_{T+1} is returned, not w_T; gamma = "auto" is 1/L_g = 1/lam + 1/L with exact
-         inner solves, half of it otherwise
+         inner solves, half of it otherwise. inner = "sgd" is stochastic; inner = "descent" takes at most K full
+         gradients and stops once |grad h_i| <= tol, which puts v_i within tol / (mu + lam) of prox_i(w)
 """
 
 from __future__ import annotations
@@ -24,10 +29,13 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from mooring.algorithms.base import Algorithm
-from mooring.algorithms.settings import check, local_sgd, read_lam, settled
+from mooring.algorithms.base import Algorithm, Setting
+from mooring.algorithms.settings import check, choose_inner, local_sgd, read_lam, settled
+from mooring.core.errors import RequestError
 from mooring.core.moor import Moor, is_uniform, stiffness
 from mooring.core.solvers import descend
+from mooring.theory.from_facts import RULES, curvature, lam_by_rule
+from mooring.theory.one_stage_rate import preset
 
 
 class Server(NamedTuple):
@@ -45,30 +53,46 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True)
 class FedProxOneStage(Algorithm):
-    lam: float | str | Moor = "auto"
-    gamma: float | str = "auto"
+    lam: Setting = "auto"
+    gamma: Setting = "auto"
     inner: str = "auto"  # "exact", "descent" or "sgd"; auto: exact where the task has a prox, sgd elsewhere
-    eta: float | str = "auto"
+    eta: Setting = "auto"
     decay: float = 0.0
     steps: int = 10
     epochs: int = 0  # passes over the data instead of steps, when > 0
-    batch: int | str = "auto"  # 0: all rows
+    batch: Setting = "auto"  # 0: all rows
     tol: float = 1e-8
     warm: bool = True  # start from the client's last model; False: from the common one
     aggregation: str = "average"  # "elastic": unbiased under partial participation
+    preset: str = "none"  # "theory": Corollary 1
 
     paper: ClassVar[str] = "003, Algorithm 1"
     reveals: ClassVar[str] = "each client's personal model: w - message / lam; use secure aggregation"
 
     def __post_init__(self) -> None:
-        read_lam(self, ("auto",))
+        read_lam(self, ("auto", *RULES))
         check(self, gamma=(0, None, "auto"), inner=("auto", "exact", "descent", "sgd"), eta=(0, None, "auto"))
         check(self, decay=(0, None), steps=(1, None), epochs=(0, None), batch=(0, None, "auto"), tol=(0, None))
-        check(self, aggregation=("average", "elastic"))
+        check(self, aggregation=("average", "elastic"), preset=("none", "theory"))
+        if self.preset == "theory":
+            for field, free in (("gamma", "auto"), ("eta", "auto"), ("inner", "auto")):
+                if getattr(self, field) != free:
+                    found = getattr(self, field)
+                    raise RequestError(f"FedProxOneStage: preset = 'theory' sets {field}; leave it out, got {found!r}.")
+
+    @property
+    def asks(self):
+        return ("fit",) if isinstance(self.lam, str) else ()
 
     def settle(self, task, facts):
-        inner = ("exact" if task.prox else "sgd") if self.inner == "auto" else self.inner
-        ready = settled(replace(self, inner=inner), task, facts)
+        ready = self
+        if ready.lam in RULES:
+            owner = f"FedProxOneStage: lam = '{ready.lam}'"
+            ready = replace(ready, lam=lam_by_rule(owner, ready.lam, task, facts))
+        if ready.preset == "theory":
+            ready = replace(ready, batch=0, inner="descent", eta=0.0, gamma=0.0, preset="none")
+            return by_corollary(settled(ready, task, facts), task, facts)
+        ready = settled(replace(ready, inner=choose_inner(ready, task)), task, facts)
         return ready if ready.gamma != "auto" else replace(ready, gamma=auto_gamma(ready, task, facts))
 
     def start(self, task, w0):
@@ -90,26 +114,42 @@ class FedProxOneStage(Algorithm):
         return local_sgd(self, task, v, data, round, pull=(lam, w))
 
     def merge(self, server, mean, round):
-        step = mean.pull
-        if mean.lam is not None:
-            step = step / mean.lam.clamp(min=torch.finfo(step.dtype).tiny)
-        if self.aggregation == "elastic":
-            step = step * (round.clients / round.cohort * round.weight)
-        return Server(server.w - self.gamma * step)
+        return Server(server.w - self.gamma * mean_pull(mean, round, self.aggregation))
 
     def deploy(self, server, client):
         return client.v
 
 
+def mean_pull(mean, round, aggregation):
+    """The server's direction: sum_i p_i lam (w - v_i), or with lam_i its ratio to sum_i p_i lam_i, over the cohort."""
+    step = mean.pull
+    if mean.lam is not None:
+        step = step / mean.lam.clamp(min=torch.finfo(step.dtype).tiny)
+    return step * (round.clients / round.cohort * round.weight) if aggregation == "elastic" else step
+
+
 def auto_gamma(algorithm, task, facts) -> float:
-    """1/L_g with exact inner solves, half of that (003, Corollary 1) otherwise; 1/lam where L is unknown."""
-    lam = algorithm.lam
+    """1/L_g with exact inner solves, half of that (003, Corollary 1) otherwise; plain averaging where L is unknown.
+
+    With lam_ij, sum_i p_i lam_ij L / (lam_ij + L) bounds the curvature of sum_i p_i F_i along coefficient j.
+    """
     smooth = float(facts.smooth.max())
     known = smooth > 0 and task.smooth_loss and task.solve is not None
     share = 1.0 if algorithm.inner == "exact" else 0.5
-    if isinstance(lam, Moor):
-        least = min(lam.per_client or (1.0,)) * min(lam.per_coefficient or (1.0,))
-        return share * (1 + least / smooth) if known else 1.0
-    if lam == 0:
-        return 0.0
-    return share * (1 / lam + 1 / smooth) if known else 1 / lam
+    if not isinstance(algorithm.lam, Moor):
+        lam = algorithm.lam
+        return 0.0 if lam == 0 else share * (1 / lam + 1 / smooth) if known else 1 / lam
+    lam = stiffness(algorithm.lam, torch.arange(len(facts.n)), facts.p)
+    bend = (facts.p[:, None] * lam * smooth / (lam + smooth)).sum(0)
+    pull = (facts.p[:, None] * lam).sum(0)
+    used = bend > 0
+    return share * float((pull[used] / bend[used]).min()) if known and bool(used.any()) else 1.0
+
+
+def by_corollary(algorithm, task, facts):
+    """eta, gamma and steps of 003, Corollary 1."""
+    known = curvature("FedProxOneStage: preset = 'theory'", task, facts)
+    if isinstance(algorithm.lam, Moor) or algorithm.lam == 0:
+        raise RequestError(f"FedProxOneStage: preset = 'theory' needs lam as one number > 0, got {algorithm.lam}.")
+    found = preset(known.mu, known.smooth, algorithm.lam)
+    return replace(algorithm, eta=found.eta, gamma=found.gamma, steps=found.steps)

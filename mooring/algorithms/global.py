@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mooring.algorithms.base import Algorithm
+from mooring.algorithms.base import Algorithm, Setting
 from mooring.algorithms.settings import check, local_sgd, settled
-from mooring.core.cohort import Batch, CohortData, Rows
+from mooring.core.cohort import CohortData, Rows
 
 
 class Server(NamedTuple):
@@ -34,11 +34,11 @@ class Client(NamedTuple):
 @dataclass(frozen=True)
 class Global(Algorithm):
     inner: str = "auto"  # "exact" where the task has a solver, "sgd" elsewhere
-    eta: float | str = "auto"
+    eta: Setting = "auto"
     decay: float = 0.0
     steps: int = 100
     epochs: int = 0  # passes over the data instead of steps, when > 0
-    batch: int | str = "auto"  # 0: all rows
+    batch: Setting = "auto"  # 0: all rows
 
     paper: ClassVar[str] = "003, Eq. 2"
     reveals: ClassVar[str] = "everything: all rows are pooled; a referee for simulations"
@@ -62,7 +62,7 @@ class Global(Algorithm):
 
     def visit(self, server, client, task, data, round):
         if self.inner == "exact":
-            w = task.solve(pooled(data.train, data.p))[0]
+            w = task.solve(data.train.pooled(data.p))[0]
         else:
             w = local_sgd(self, task, server.w, in_one_place(data), round)[0]
         return client, (w - server.w).expand(len(data), -1)
@@ -74,20 +74,11 @@ class Global(Algorithm):
         return server.w
 
 
-def pooled(rows: Rows, p: Tensor) -> Batch:
-    """All rows as those of a single client, a row of client i weighing p_i / n_i."""
-    owner = torch.repeat_interleave(torch.arange(len(rows)), rows.size)
-    place = torch.arange(len(owner)) - torch.repeat_interleave(torch.cumsum(rows.size, 0) - rows.size, rows.size)
-    index = rows.start[owner] + place
-    weight = (p / rows.size.clamp(min=1))[owner].to(rows.weight_dtype)
-    return Batch(rows.x[index][None], rows.y[index][None], weight[None] / weight.sum())
-
-
 def in_one_place(data: CohortData) -> CohortData:
     """The whole federation as a cohort of one, for SGD on the pooled rows (weights p = size)."""
 
     def merged(rows: Rows) -> Rows:
-        batch = pooled(rows, rows.size.double())
+        batch = rows.pooled(rows.size.double())
         return Rows(batch.x[0], batch.y[0], torch.zeros(1, dtype=torch.long), rows.size.sum()[None])
 
     one = torch.zeros(1, dtype=torch.long)

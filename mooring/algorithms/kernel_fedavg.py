@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mooring.algorithms.base import Algorithm
+from mooring.algorithms.base import Algorithm, Setting
 from mooring.algorithms.settings import check
 from mooring.core.cohort import CohortData
 from mooring.core.errors import RequestError
@@ -59,13 +59,13 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True)
 class KernelFedAvg(Algorithm):
-    eta: float | str = "auto"
+    eta: Setting = "auto"
     steps: int = 10
-    rounds_exact: int | str = "stop"  # or "limit"
+    rounds_exact: Setting = "stop"  # or "limit"
     batch: int = 0  # 0: all rows
     per: str = "client"  # a batch's loss is divided by 2 n_i; "batch": by 2 batch
-    sigma: float | str = "residuals"  # standard deviation of the noise in y, for the stop
-    norm: float | str = "path"  # |w_0 - truth|, for the stop
+    sigma: Setting = "residuals"  # standard deviation of the noise in y, for the stop
+    norm: Setting = "path"  # |w_0 - truth|, for the stop
 
     paper: ClassVar[str] = "004, Propositions 1 and 3, Eq. 23"
     reveals: ClassVar[str] = (

@@ -24,7 +24,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from mooring.algorithms.base import Algorithm
+from mooring.algorithms.base import Algorithm, Setting
 from mooring.algorithms.kernel_fedavg import GAMMA, KernelFedAvg, arrive, check_path, first_states, tell
 from mooring.algorithms.settings import check
 from mooring.core.errors import RequestError
@@ -33,12 +33,12 @@ from mooring.theory import kernel_operator as op
 
 @dataclass(frozen=True)
 class KernelFedProx(Algorithm):
-    lam: float | str = "auto"  # twice the largest curvature: no client runs far from the common model in a round
-    rounds_exact: int | str = "stop"  # or "limit"
+    lam: Setting = "auto"  # twice the largest curvature: no client runs far from the common model in a round
+    rounds_exact: Setting = "stop"  # or "limit"
     batch: int = 0  # 0: all rows
     per: str = "client"  # a batch's loss is divided by 2 n_i; "batch": by 2 batch
-    sigma: float | str = "residuals"  # standard deviation of the noise in y, for the stop
-    norm: float | str = "path"  # |w_0 - truth|, for the stop
+    sigma: Setting = "residuals"  # standard deviation of the noise in y, for the stop
+    norm: Setting = "path"  # |w_0 - truth|, for the stop
 
     paper: ClassVar[str] = "004, Eq. 6, Propositions 1 and 3, Eq. 23"
     reveals: ClassVar[str] = KernelFedAvg.reveals

@@ -22,7 +22,7 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from mooring.algorithms.base import Algorithm
+from mooring.algorithms.base import Algorithm, Setting
 from mooring.algorithms.settings import auto_eta, check, read_lam, settled
 from mooring.core.cohort import Round
 from mooring.core.errors import RequestError
@@ -44,10 +44,10 @@ class Client(NamedTuple):
 
 @dataclass(frozen=True)
 class L2GD(Algorithm):
-    lam: float | str = "auto"
-    q: float | str = "auto"
-    eta: float | str = "auto"
-    batch: int | str = "auto"  # 0: all rows
+    lam: Setting = "auto"
+    q: Setting = "auto"
+    eta: Setting = "auto"
+    batch: Setting = "auto"  # 0: all rows
 
     paper: ClassVar[str] = "Hanzely and Richtarik 2020, Algorithm 1"
     reveals: ClassVar[str] = "each client's change of its personal model: all changes together are that model"

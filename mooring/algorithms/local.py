@@ -18,9 +18,8 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from mooring.algorithms.base import Algorithm
-from mooring.algorithms.settings import check, local_sgd, settled
-from mooring.tasks.facts import RIDGES
+from mooring.algorithms.base import Algorithm, Setting
+from mooring.algorithms.settings import auto_ridge, check, local_sgd, settled
 
 
 class Server(NamedTuple):
@@ -33,13 +32,13 @@ class Client(NamedTuple):
 
 @dataclass(frozen=True)
 class Local(Algorithm):
-    ridge: float | str = "auto"
+    ridge: Setting = "auto"
     inner: str = "auto"  # "exact" where the task has a prox, "sgd" elsewhere
-    eta: float | str = "auto"
+    eta: Setting = "auto"
     decay: float = 0.0
     steps: int = 10
     epochs: int = 0  # passes over the data instead of steps, when > 0
-    batch: int | str = "auto"  # 0: all rows
+    batch: Setting = "auto"  # 0: all rows
 
     paper: ClassVar[str] = "000, Eq. 1.3; 003, Eq. 2"
     reveals: ClassVar[str] = "nothing: no message is sent"
@@ -58,11 +57,7 @@ class Local(Algorithm):
 
     def settle(self, task, facts):
         inner = ("exact" if task.prox else "sgd") if self.inner == "auto" else self.inner
-        ridge = self.ridge
-        if ridge == "auto":
-            ridge = 0.0
-            if facts.alone is not None and float(facts.validation.sum()) > 0:
-                ridge = float(RIDGES[(facts.validation[:, None] * facts.alone).nansum(0).argmin()])
+        ridge = auto_ridge(facts) if self.ridge == "auto" else self.ridge
         return settled(replace(self, ridge=ridge, inner=inner), task, facts)
 
     def start(self, task, w0):

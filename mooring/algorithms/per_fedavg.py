@@ -23,7 +23,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from mooring.algorithms.base import Algorithm
+from mooring.algorithms.base import Algorithm, Setting
 from mooring.algorithms.settings import auto_eta, check, schedule, settled
 from mooring.core.batches import minibatches
 from mooring.core.cohort import per_client
@@ -44,12 +44,12 @@ class Tuned(NamedTuple):
 
 @dataclass(frozen=True)
 class PerFedAvg(Algorithm):
-    inner_eta: float | str = "auto"
-    eta: float | str = "auto"
+    inner_eta: Setting = "auto"
+    eta: Setting = "auto"
     decay: float = 0.0
     steps: int = 10
     epochs: int = 0  # passes over the data instead of steps, when > 0
-    batch: int | str = "auto"  # 0: all rows
+    batch: Setting = "auto"  # 0: all rows
     variant: str = "hessian-free"
     tune_steps: int = 1
 

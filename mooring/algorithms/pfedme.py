@@ -22,7 +22,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from mooring.algorithms.base import Algorithm
+from mooring.algorithms.base import Algorithm, Setting
 from mooring.algorithms.settings import auto_eta, check, choose_inner, largest, read_lam, schedule, settled
 from mooring.core.batches import minibatches
 from mooring.core.cohort import per_client
@@ -40,14 +40,14 @@ class Client(NamedTuple):
 
 @dataclass(frozen=True)
 class PFedMe(Algorithm):
-    lam: float | str | Moor = "auto"
-    eta: float | str = "auto"
+    lam: Setting = "auto"
+    eta: Setting = "auto"
     decay: float = 0.0
     steps: int = 10
     epochs: int = 0  # passes over the data instead of steps, when > 0
-    batch: int | str = "auto"  # 0: all rows
+    batch: Setting = "auto"  # 0: all rows
     inner: str = "descent"  # or "exact", where the task has a prox
-    inner_eta: float | str = "auto"
+    inner_eta: Setting = "auto"
     inner_steps: int = 5
     server_step: float = 1.0
 

@@ -22,7 +22,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from mooring.algorithms.base import Algorithm
+from mooring.algorithms.base import Algorithm, Setting
 from mooring.algorithms.settings import check, schedule, settled
 from mooring.core.cohort import per_client
 from mooring.core.solvers import sgd
@@ -44,11 +44,11 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True)
 class Scaffold(Algorithm):
-    eta: float | str = "auto"
+    eta: Setting = "auto"
     decay: float = 0.0
     steps: int = 10
     epochs: int = 0  # passes over the data instead of steps, when > 0
-    batch: int | str = "auto"  # 0: all rows
+    batch: Setting = "auto"  # 0: all rows
     server_step: float = 1.0
 
     paper: ClassVar[str] = "Karimireddy et al. 2020, Algorithm 1"

@@ -77,6 +77,14 @@ class Rows:
         last = len(self.y) - 1
         return self.take((self.start[:, None] + torch.where(valid, offset, 0)).clamp(max=last), valid)
 
+    def pooled(self, p: Tensor) -> Batch:
+        """All rows as those of a single client, a row of client i weighing p_i / n_i."""
+        owner = torch.repeat_interleave(torch.arange(len(self)), self.size)
+        place = torch.arange(len(owner)) - torch.repeat_interleave(torch.cumsum(self.size, 0) - self.size, self.size)
+        index = self.start[owner] + place
+        weight = (p / self.size.clamp(min=1))[owner].to(self.weight_dtype)
+        return Batch(self.x[index][None], self.y[index][None], weight[None] / weight.sum())
+
     def full(self, task: Any) -> Any:
         """All rows in the form that makes the task's full passes cheap: its summary of each client, or one batch.
 

@@ -176,7 +176,7 @@ def train(
         save=lambda now: saving.save(directory, now, exchange.states) if directory else None,
         tell=lambda now, rounds: tell(ready.name, now.t, rounds),
     )
-    unit = job.clients.target_scale**2 if job.task.metric == "mse" else 1.0
+    unit = job.clients.target_scale**job.task.unit_power
     shown, server, models = deployed(outcome, exchange, job.plan)
     return Trained(ready, outcome, server.w, models, shown.validation * unit, shown.test * unit)
 
@@ -232,10 +232,8 @@ def per_client_lam(algorithm: Any, m: int) -> list[float]:
 def rounds_frame(job: Job, records: list[dict[str, Any]]) -> pd.DataFrame:
     """The records in the target's own units."""
     frame = pd.DataFrame(records).rename(columns={"round": "t"})
-    if job.task.metric == "mse":
-        scale = job.clients.target_scale**2
-        for column in ("validation_loss", "test_loss"):
-            frame[column] = frame[column].astype(float) * scale
+    for column in ("validation_loss", "test_loss"):
+        frame[column] = frame[column].astype(float) * job.clients.target_scale**job.task.unit_power
     return frame
 
 

@@ -70,7 +70,7 @@ def train_alone(task: Any, clients: Clients, seed: int) -> Tensor:
 
 def judged(task: Any, clients: Clients, alone: Tensor, common: Tensor, personal: Tensor) -> pd.DataFrame:
     """A row a newcomer; `pays` is "yes", "no" or "undecided"."""
-    unit = clients.target_scale**2 if task.metric == "mse" else 1.0
+    unit = clients.target_scale**task.unit_power
     rows = []
     for i, name in enumerate(clients.names):
         mine = clients.test.select(torch.tensor([i]))

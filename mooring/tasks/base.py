@@ -16,9 +16,9 @@ from mooring.core.cohort import Batch
 class Constants(NamedTuple):
     """What theory asks of a client's risk L_i, each [C]."""
 
-    smooth: Tensor  # largest curvature
+    smooth: Tensor  # largest curvature; nan where the loss has kinks
     convex: Tensor  # smallest curvature: mu; 0 or below where L_i is not strongly convex
-    noise: Tensor  # rho: root mean square of a record's gradient at the client's own fit
+    noise: Tensor  # rho: root mean square of a record's gradient at the client's own fit (kinks: a bound on it)
     trace: Tensor  # mean curvature of single rows summed over coordinates: what small batches add to `smooth`
     dispersion: Tensor  # phi in "gradient covariance = phi * Hessian": residual variance, or 1 for a likelihood
 
@@ -28,6 +28,7 @@ class Task:
 
     name: ClassVar[str]
     metric: ClassVar[str]  # what `row_risk` measures, as a user calls it
+    unit_power: ClassVar[int] = 0  # how the metric grows with the unit of a regression target: 2 for squares, 1 for sizes
     kinds: ClassVar[tuple[str, ...]]  # the targets it fits: "regression", "binary", "classes", "count"
     smooth_loss: ClassVar[bool] = True
     condense: Any = None  # condense(batch) -> a summary that stands for the batch in full passes

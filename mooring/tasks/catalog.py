@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import inspect
 import pkgutil
 from typing import Any
 
@@ -45,23 +46,42 @@ def describe(name: str) -> dict[str, Any]:
         "name": name,
         "summary": text.split("\n", 1)[0].split(": ", 1)[-1],
         "targets": list(cls.kinds),
-        "exact": cls.prox is not None,
+        "exact": cls.solve is not None,
+        "smooth": cls.smooth_loss,
+        "fields": {f: default for f, default in _fields(cls).items() if f != "dtype"},
     }
+
+
+def _fields(cls: type[Task]) -> dict[str, Any]:
+    """The settings of a task with their defaults; what the data decide (features, classes) is left out."""
+    if not dataclasses.is_dataclass(cls):
+        given = inspect.signature(cls).parameters.values()
+        return {p.name: None if p.default is p.empty else p.default for p in given}
+    return {f.name: f.default for f in dataclasses.fields(cls) if f.name not in ("features", "classes")}
 
 
 def build(name: str, kind: str, features: int, classes: int, fields: dict[str, Any] | None = None) -> Task:
     """A task for a target of this kind; `auto` picks the usual one."""
+    fields = dict(fields or {})
     cls = find(AUTOMATIC[kind] if name == "auto" else name)
     if kind not in cls.kinds:
         raise RequestError(
             f"task '{cls.name}' fits a target that is {' or '.join(cls.kinds)}, but this one is {kind}; "
             f"use task '{AUTOMATIC[kind]}' or give kind = {cls.kinds[0]!r}."
         )
-    known = [f.name for f in dataclasses.fields(cls) if f.name not in ("features", "classes")]  # type: ignore[arg-type]
-    for field in fields or {}:
+    known = _fields(cls)
+    for field, value in fields.items():
         if field not in known:
-            raise RequestError(f"task '{cls.name}': unknown field {field!r}; known: {', '.join(known)}.")
-    given = dict(fields or {}) | {"features": features}
-    if any(f.name == "classes" for f in dataclasses.fields(cls)):  # type: ignore[arg-type]
-        given["classes"] = max(classes, 2)
-    return cls(**given)
+            listed = ", ".join(name for name in known if name != "dtype")
+            raise RequestError(f"task '{cls.name}': unknown field {field!r}; known: {listed}.")
+        if isinstance(known[field], float) and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise RequestError(f"task '{cls.name}': {field} must be a number, got {value!r}.")
+    if not fields.get("ridge", 0.0) >= 0:
+        raise RequestError(f"task '{cls.name}': ridge must be >= 0, got {fields['ridge']}.")
+    if not dataclasses.is_dataclass(cls):
+        if "make" not in fields:
+            raise RequestError(f"task '{cls.name}' needs a model; give one as model = \"my_model.py:make\".")
+        return cls(**fields)
+    if any(f.name == "classes" for f in dataclasses.fields(cls)):
+        fields["classes"] = max(classes, 2)
+    return cls(features=features, **fields)

@@ -61,7 +61,8 @@ def _of_block(task: Any, data: CohortData, w0: Tensor, asks: tuple[str, ...]) ->
         variance = per_row * (1 / curvature).sum(1)
         ridge = (SHRINKAGE * constants[3] / task.dim)[:, None]
         shrunk = task.prox(zero, ridge.to(task.dtype), rows)
-        curvature = torch.linalg.eigvalsh(task.hessian(shrunk, rows)).double().clamp(min=0)
+        curvature = (torch.linalg.eigvalsh(task.hessian(shrunk, rows)).double() - task.ridge).clamp(min=0)
+        ridge = ridge + task.ridge
         passed = curvature / (curvature + ridge)  # the share of the truth that reaches the fit, by direction
         freedom = (passed**2).sum(1)
         # The same sandwich with a ridge r: dispersion * tr((H + r)^-1 H (H + r)^-1) / n.

@@ -39,6 +39,7 @@ class Linear(Task):
 
     name: ClassVar[str] = "linear"
     metric: ClassVar[str] = "mse"
+    unit_power: ClassVar[int] = 2
     kinds: ClassVar[tuple[str, ...]] = ("regression",)
 
     @property

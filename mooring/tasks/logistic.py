@@ -17,11 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mooring.core.cohort import Batch, per_client
-from mooring.core.newton import conjugate_gradient, newton
 from mooring.tasks.base import Constants, Task
-
-DENSE = 300  # up to so many parameters Newton's method factorises each client's Hessian
-FLOOR = 1e-10  # curvature added where neither ridge nor pull makes the Hessian invertible
+from mooring.tasks.proximal import DENSE, proximal_newton
 
 
 @dataclass(frozen=True)
@@ -113,34 +110,12 @@ class Logistic(Task):
     def solve(self, batch: Batch) -> Tensor:
         """The minimiser; without ridge it need not exist, and Newton's method stops where its steps end."""
         start = torch.zeros(len(batch.y), self.dim, dtype=self.dtype)
-        return self._newton(torch.zeros_like(start), start, batch, start)
+        return proximal_newton(self, torch.zeros_like(start), start, batch, start)
 
     def prox(self, center: Tensor, lam: Tensor | float, batch: Batch, start: Tensor | None = None) -> Tensor:
         pull = per_client(lam, batch.weight) * torch.ones(len(batch.y), self.dim, dtype=self.dtype)
         center = center.expand(len(batch.y), -1)
-        return self._newton(pull, center, batch, center if start is None else start)
-
-    def _newton(self, pull: Tensor, center: Tensor, batch: Batch, start: Tensor) -> Tensor:
-        """Minimise L_i(v) + 1/2 sum_j pull_ij (v_j - center_ij)^2."""
-
-        def value(v: Tensor) -> Tensor:
-            return self.loss(v, batch) + 0.5 * (pull * (v - center) ** 2).sum(1)
-
-        def slope(v: Tensor) -> Tensor:
-            return self.grad(v, batch) + pull * (v - center)
-
-        def dense(v: Tensor, g: Tensor) -> Tensor:
-            h = self.hessian(v, batch) + torch.diag_embed(pull + FLOOR)
-            return torch.cholesky_solve(g[..., None], torch.linalg.cholesky_ex(h)[0])[..., 0]
-
-        def iterated(v: Tensor, g: Tensor) -> Tensor:
-            tol = min(0.1, float(g.norm(dim=1).max()) ** 0.5)
-            return conjugate_gradient(
-                lambda s: self.curve(v, batch, s) + (pull + FLOOR) * s, g, tol=tol, most=min(200, self.dim)
-            )
-
-        tol = 1e-10 if self.dtype == torch.float64 else 1e-5
-        return newton(value, slope, dense if self.dim <= DENSE else iterated, start, tol=tol)
+        return proximal_newton(self, pull, center, batch, center if start is None else start)
 
     def score(self, w: Tensor, batch: Batch) -> dict[str, Tensor]:
         prob = self.predict(w, batch.x)

@@ -67,6 +67,10 @@ class Module(Task):
     def metric(self) -> str:  # type: ignore[override]
         return "log-loss" if self.classifies else "mse" if self.row_loss is half_square else "loss"
 
+    @property
+    def unit_power(self) -> int:  # type: ignore[override]
+        return 2 if self.row_loss is half_square else 0
+
     def start(self, seed: int = 0) -> Tensor:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(words(seed, "model")[0] >> 1))

@@ -1,4 +1,4 @@
-"""The exact proximal step of a smooth convex task, by Newton's method on a cohort."""
+"""Proximal steps on a cohort: the exact one of a smooth convex task by Newton's method, and the score of a step."""
 
 from __future__ import annotations
 
@@ -38,3 +38,12 @@ def proximal_newton(task: Any, pull: Tensor, center: Tensor, batch: Any, start: 
 
     tol = 1e-10 if task.dtype == torch.float64 else 1e-4
     return newton(value, slope, dense if task.dim <= DENSE else iterated, start, tol=tol)
+
+
+def moreau_gradient(task: Any, w: Tensor, rho: float, batch: Any) -> Tensor:
+    """[C]: |w_i - prox_{rho L_i}(w_i)| / rho, the size of the Moreau envelope's gradient (001, Remark 5).
+
+    A score of stationarity where the loss has kinks and gradients do not vanish; for smooth losses it tends to the
+    gradient's norm as rho -> 0.
+    """
+    return (w - task.prox(w, 1 / rho, batch)).norm(dim=1) / rho

@@ -27,7 +27,7 @@ def visit(name, fields, problem, position=None):
     position = torch.arange(len(clients)) if position is None else position
     data = exchange.data.select(position)
     client = exchange.states.take(position)
-    turn = Round(1, 3, len(clients), len(position), float(data.p.sum()), 0)
+    turn = Round(1, 3, len(clients), len(clients), 1.0, 0)  # everyone's round, whoever of it is visited here
     return algorithm, server, client, data, turn, algorithm.visit(server, client, task, data, turn), task
 
 

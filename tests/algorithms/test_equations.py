@@ -9,6 +9,9 @@ import pytest
 import torch
 
 from mooring.algorithms.base import build, names
+from tests.algorithms import naive_fedprox as fedprox
+from tests.algorithms import naive_kernel as kernel
+from tests.algorithms import naive_personal as personal
 from tests.algorithms.naive import ETA, LAM, RIDGE, ROUNDS, STEPS, problem
 from tests.problems import simulate
 
@@ -87,6 +90,41 @@ EQUATIONS = [
     ("fedprox_shared", {"lam": LAM}, naive_fedprox_shared),
     ("fedprox_one_stage", {"lam": LAM, "gamma": 2.0, "inner": "sgd", "eta": ETA, "steps": STEPS}, naive_one_stage),
     ("fedprox_one_stage", {"lam": MOOR, "gamma": 0.8}, naive_one_stage_moor),
+    ("apfl", {"eta": ETA, "steps": STEPS, **personal.APFL_ADAPTIVE}, personal.naive_apfl),
+    ("apfl", {"eta": ETA, "steps": STEPS, **personal.APFL_AVERAGE}, personal.naive_apfl_average),
+    ("scaffold", {"eta": ETA, "steps": STEPS, "server_step": 0.9}, personal.naive_scaffold),
+    (
+        "fedavg_localized",
+        {"eta": ETA, "steps": STEPS, "server_step": 0.9, "tune_steps": 2},
+        personal.tuned(naive_fedavg, 2),
+    ),
+    (
+        "scaffold_localized",
+        {"eta": ETA, "steps": STEPS, "server_step": 0.9, "tune_epochs": 5},
+        personal.tuned(personal.naive_scaffold, 5),
+    ),
+    ("ditto", {"lam": LAM, "eta": ETA, "personal_eta": 0.04, "steps": STEPS}, personal.naive_ditto),
+    ("pfedme", personal.PFEDME, personal.naive_pfedme),
+    ("pfedme", {**personal.PFEDME, "inner": "exact"}, personal.naive_pfedme_exact),
+    ("per_fedavg", {"inner_eta": 0.03, "eta": ETA, "steps": STEPS, "tune_steps": 2}, personal.naive_per_fedavg),
+    (
+        "per_fedavg",
+        {"inner_eta": 0.03, "eta": ETA, "steps": STEPS, "tune_steps": 2, "variant": "first-order"},
+        personal.naive_per_fedavg_first_order,
+    ),
+    ("l2gd", {"lam": LAM, "q": personal.Q, "eta": ETA}, personal.naive_l2gd),
+    ("fedprox_two_stage", fedprox.TWO_STAGE, fedprox.naive_two_stage),
+    ("fedprox_two_stage", fedprox.INVERSE, fedprox.naive_two_stage_inverse),
+    ("fedprox_shared", fedprox.SHARED_THEORY | {"eta": ETA}, fedprox.naive_shared_theory),
+    ("fedmspp", {"lam": LAM, "batch": 0}, naive_fedprox_shared),
+    (
+        "fedmspp",
+        {"lam": LAM, "batch": 0, "inner": "descent", "eta": ETA, "steps": STEPS, "tol": 0.4},
+        fedprox.naive_mspp,
+    ),
+    ("dichotomous", {**fedprox.KNOWN_R, "radius": 0.5}, fedprox.naive_common),
+    ("dichotomous", {**fedprox.KNOWN_R, "radius": 2.0}, fedprox.naive_alone),
+    *kernel.EQUATIONS,
 ]
 
 

@@ -11,7 +11,7 @@ from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic
 from tests.problems import PROBLEMS, linear_clients, logistic_clients
 
-TASKS = sorted(PROBLEMS)
+TASKS = ("linear", "logistic", "softmax")
 
 
 def at(task, clients, seed=0):

@@ -1,0 +1,107 @@
+"""FedMSPP: shared-model FedProx on a fresh minibatch a round; clients and records both speed it up.
+
+001, Algorithm 1 (minibatch stochastic proximal points).
+
+    B_i  `batch` fresh records of client i
+    w_i ~ arg min_v  1/b sum_{z in B_i} l(v; z) + lam/2 |v - w|^2
+    w  <- sum_i p_i w_i                                over the cohort
+
+    growth = "smooth"   lam max{T^(1/3), (T/(bI))^(1/2)} is used, I clients a round for T rounds (001, Theorem 3: 8L)
+    growth = "kinked"   lam sqrt(T)                       (001, Theorem 4: exact solves, lam > 2 x weak convexity)
+    lam = "theory"      sets growth and lam as those theorems do, and certifies each solve
+
+Symbols  w: Server.w    lam: the paper's 1/eta_t    eta: the inner step size    b: batch    lipschitz: G
+Limits   batch = 0 (all records) is shared-model FedProx; lam -> infinity stands still
+Departs  a batch is drawn without replacement; replacement = true draws with, as the theorems for given data ask.
+         inner = "descent" takes gradient steps on the minibatch until |grad| <= tol, at most `steps`; with growth =
+         "smooth" tol is 001's, in gradient units. batch = "auto" is half the median client's rows, at most 32;
+         lam = "auto" is scaled up by the median client's rows over the batch
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import sqrt
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor
+
+from mooring.algorithms.base import Algorithm, Setting
+from mooring.algorithms.fedprox_shared import at_horizon, by_theorem, check_growth
+from mooring.algorithms.settings import SMALL_BATCH, auto_lam, check, choose_inner, read_lam, settled
+from mooring.core.batches import minibatches
+from mooring.core.errors import RequestError
+from mooring.core.moor import stiffness
+from mooring.core.solvers import descend
+from mooring.theory.fedmspp_rate import gradient_tolerance, step_size
+
+
+class Server(NamedTuple):
+    w: Tensor  # [d]
+
+
+class Client(NamedTuple):
+    pass
+
+
+@dataclass(frozen=True)
+class FedMSPP(Algorithm):
+    lam: Setting = "auto"
+    growth: str = "none"
+    batch: Setting = "auto"  # records a round; 0: all
+    replacement: bool = False
+    inner: str = "auto"  # "exact" or "descent"; auto: exact where the task has a prox
+    eta: Setting = "auto"
+    steps: int = 10
+    tol: float = 1e-6
+    lipschitz: float = 0.0  # 0: unknown
+
+    paper: ClassVar[str] = "001, Algorithm 1"
+    reveals: ClassVar[str] = "each client's proximal step on its minibatch"
+
+    def __post_init__(self) -> None:
+        read_lam(self, ("auto", "theory"))
+        check(self, growth=("none", "smooth", "kinked"), batch=(0, None, "auto"), inner=("auto", "exact", "descent"))
+        check(self, eta=(0, None, "auto"), steps=(1, None), tol=(0, None), lipschitz=(0, None))
+        check_growth(self)
+        if self.batch == 0 and (self.growth == "smooth" or self.lam == "theory"):
+            raise RequestError("FedMSPP: theory's lam needs batch > 0; with all records use fedprox_shared.")
+
+    def settle(self, task, facts):
+        batch = max(1, min(SMALL_BATCH, int(facts.n.median()) // 2)) if self.batch == "auto" else self.batch
+        ready = by_theorem(self, task, facts, factor=8, batch=batch) if self.lam == "theory" else self
+        if self.lam == "auto" and batch:
+            # The stiffness that fits n rows is n/b times too loose for b of them.
+            ready = replace(self, lam=auto_lam(task, facts) * max(1.0, float(facts.n.median()) / batch))
+        return settled(replace(ready, batch=batch, inner=choose_inner(ready, task, "descent")), task, facts)
+
+    def start(self, task, w0):
+        return Server(w0), Client()
+
+    def visit(self, server, client, task, data, round):
+        w = server.w.expand(len(data), -1)
+        now = self.at(round)
+        lam = stiffness(now.lam, data.index, w)
+        draws = minibatches(task, data, round, batch=self.batch or None, steps=1, replace=self.replacement)
+        rows = next(draws).batch
+        if self.inner == "exact":
+            v = task.prox(w, lam, rows)
+        else:
+            v = descend(task, w, rows, lam, w, now.eta, tol=now.tol, most=self.steps)
+        return client, v - w
+
+    def at(self, round):
+        """The settings for this horizon and cohort."""
+        if self.growth == "none":
+            return self
+        if self.growth == "kinked":
+            return at_horizon(self, self.lam * sqrt(round.rounds), self.tol)
+        smooth, sampled = self.lam / 8, round.cohort
+        step = step_size(smooth, round.rounds, sampled, self.batch)
+        return at_horizon(self, 1 / step, gradient_tolerance(self.lipschitz, smooth, step, sampled, self.batch))
+
+    def merge(self, server, mean, round):
+        return Server(server.w + mean)
+
+    def deploy(self, server, client):
+        return server.w

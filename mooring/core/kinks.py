@@ -1,0 +1,122 @@
+"""Minimise sums of kinked losses plus a quadratic, exactly: C problems at once, by a primal-dual interior point.
+
+    min_v  sum_j max_{low <= a_j <= high} a_j u_j(v)  +  linear'v + 1/2 v' diag(quad) v
+
+u_j is a row's weighted residual: y - x'v gives quantile losses (low = tau - 1, high = tau), 1 - s x'v the hinge (0, 1),
+(x'v)^2 - y robust phase retrieval (-1, 1), the last one as long as the whole stays convex. The conditions
+
+    quad v + linear + J'a = 0      u + z - y = 0      z (a - low) = y (high - a) = mu      J = du/dv
+
+with the box's multipliers z, y >= 0 are followed to mu = 0 by Mehrotra's predictor and corrector; each iteration
+factorises one d x d matrix per problem.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+Residuals = Callable[[Tensor], tuple[Tensor, Tensor]]  # v [C, d] -> u [C, B], J [C, B, d]
+Curvature = Callable[[Tensor], Tensor]  # a [C, B] -> sum_j a_j grad^2 u_j, [C, d, d]
+
+BOUNDARY = 0.995  # share of the way to the nearest bound that a step may go
+PATIENCE = 3  # iterations near the end that do not halve the error: rounding has been reached
+
+
+class Point(NamedTuple):
+    """Where the iteration stands, or a step from there."""
+
+    v: Tensor  # [C, d]
+    low: Tensor  # [C, B], a - low
+    high: Tensor  # high - a
+    z: Tensor
+    y: Tensor
+
+
+def minimise_kinks(
+    residuals: Residuals,
+    low: float,
+    high: float,
+    quad: Tensor,
+    linear: Tensor,
+    v: Tensor,
+    real: Tensor,
+    *,
+    curvature: Curvature | None = None,
+    most: int = 100,
+) -> Tensor:
+    """The minimisers [C, d] from the start v; quad [C, d] > 0; `real` [C, B] tells rows from padding (u = 0, J = 0).
+
+    A problem stops when its duality gap and the residuals of the conditions are down to rounding.
+    """
+    u, j = residuals(v)
+    tol, tiny = 4 * torch.finfo(u.dtype).eps, torch.finfo(u.dtype).tiny
+    rows = real.sum(1, keepdim=True).clamp(min=1)
+    first = u.abs().sum(1) + tiny
+    spread = first[:, None] / rows
+    half = torch.full_like(u, (high - low) / 2)
+    at = Point(v, half, half, (-u).clamp(min=0) + spread, u.clamp(min=0) + spread)
+    best, best_error, waited = v, torch.full_like(first, torch.inf), torch.zeros_like(first)
+    for _ in range(most):
+        a = low + at.low
+        mu = (_gap(at, real) / rows).clamp(min=tiny)
+        force = _back(j, a)
+        slope = quad * at.v + linear + force
+        forces = (quad * at.v).norm(dim=1) + linear.norm(dim=1) + force.norm(dim=1) + tiny
+        miss = (real * (u + at.z - at.y)).abs().sum(1)
+        error = ((rows * mu)[:, 0] + miss) / first + slope.norm(dim=1) / forces
+        waited = torch.where((error < best_error / 2) | (best_error > tol**0.5), 0, waited + 1)
+        better = error < best_error
+        best, best_error = torch.where(better[:, None], at.v, best), torch.where(better, error, best_error)
+        live = (best_error > tol) & (waited < PATIENCE) & torch.isfinite(error)
+        if not bool(live.any()):
+            break
+        stiff = at.z / at.low + at.y / at.high
+        h = torch.bmm((j / stiff[..., None]).mT, j) + torch.diag_embed(quad)
+        if curvature is not None:
+            h = h + curvature(a)
+        factor = torch.linalg.cholesky_ex(h)[0]
+        zero = torch.zeros_like(u)
+        ahead = _newton(at, u, j, slope, stiff, factor, zero, zero)
+        reached = _gap(_moved(at, ahead, _room(at, ahead, real)), real) / rows
+        goal = mu / 2 * (reached / mu).clamp(max=1) ** 3
+        step = _newton(at, u, j, slope, stiff, factor, goal - ahead.low * ahead.z, goal - ahead.high * ahead.y)
+        at = _moved(at, step, (BOUNDARY * _room(at, step, real)).clamp(max=1) * live[:, None])
+        u, j = residuals(at.v)
+    return best
+
+
+def _newton(
+    at: Point, u: Tensor, j: Tensor, slope: Tensor, stiff: Tensor, factor: Tensor, z_goal: Tensor, y_goal: Tensor
+) -> Point:
+    """The step towards z (a - low) = z_goal and y (high - a) = y_goal."""
+    pull = u + z_goal / at.low - y_goal / at.high
+    right = -slope - _back(j, pull / stiff)
+    dv = torch.cholesky_solve(right[..., None], factor)[..., 0]
+    da = (pull + torch.bmm(j, dv[..., None])[..., 0]) / stiff
+    return Point(dv, da, -da, (z_goal - at.z * da) / at.low - at.z, (y_goal + at.y * da) / at.high - at.y)
+
+
+def _back(j: Tensor, rows: Tensor) -> Tensor:
+    """J' rows, [C, d]."""
+    return torch.bmm(rows[:, None], j)[:, 0]
+
+
+def _gap(at: Point, real: Tensor) -> Tensor:
+    """[C, 1]: the complementarity that is left."""
+    return (real * (at.z * at.low + at.y * at.high)).sum(1, keepdim=True)
+
+
+def _moved(at: Point, step: Point, share: Tensor) -> Point:
+    return Point(*(value + share * change for value, change in zip(at, step)))
+
+
+def _room(at: Point, step: Point, real: Tensor) -> Tensor:
+    """[C, 1]: how far all that must stay positive may move until the first is 0, at most 1/BOUNDARY."""
+    far = torch.full_like(at.z, 1 / BOUNDARY)
+    for value, change in zip(at[1:], step[1:]):
+        far = torch.minimum(far, torch.where(real & (change < 0), -value / change, far))
+    return far.amin(1, keepdim=True)

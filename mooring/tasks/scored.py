@@ -1,0 +1,211 @@
+"""Tasks on one linear score per row, z = x'w (plus an intercept): what they share.
+
+    L_i(w) = 1/n_i sum_j ell(z_ij, y_ij) + ridge/2 |w|^2
+
+`Smooth` ones find their minimiser and prox by Newton's method, `Kinked` ones by an interior point.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from mooring.core.cohort import Batch, per_client
+from mooring.core.kinks import minimise_kinks
+from mooring.tasks.base import Constants, Task
+from mooring.tasks.proximal import DENSE, FLOOR, proximal_newton
+
+
+@dataclass(frozen=True)
+class Scored(Task):
+    """One linear score on `features` columns; the intercept, if any, is the last coefficient."""
+
+    features: int
+    intercept: bool = True
+    ridge: float = 1e-4
+    dtype: torch.dtype = torch.float64
+
+    @property
+    def dim(self) -> int:  # type: ignore[override]
+        return self.features + self.intercept
+
+    def design(self, x: Tensor) -> Tensor:
+        """x with a column of ones, if there is an intercept."""
+        return torch.cat([x, torch.ones_like(x[..., :1])], -1) if self.intercept else x
+
+    def scores(self, w: Tensor, x: Tensor) -> Tensor:
+        """z [C, B]."""
+        z = torch.bmm(x, w[:, : self.features, None])[..., 0]
+        return z + w[:, -1:] if self.intercept else z
+
+    def row_loss(self, z: Tensor, y: Tensor) -> Tensor:
+        """ell, elementwise."""
+        raise NotImplementedError
+
+    def row_slope(self, z: Tensor, y: Tensor) -> Tensor:
+        """d ell / d z, or a sub-gradient."""
+        raise NotImplementedError
+
+    def predict(self, w: Tensor, x: Tensor) -> Tensor:
+        return self.scores(w, x)
+
+    def row_risk(self, w: Tensor, batch: Batch) -> Tensor:
+        return self.row_loss(self.scores(w, batch.x), batch.y)
+
+    def loss(self, w: Tensor, batch: Batch) -> Tensor:
+        data = self.row_loss(self.scores(w, batch.x), batch.y)
+        return (batch.weight * data).sum(1) + self.ridge / 2 * (w**2).sum(1)
+
+    def grad(self, w: Tensor, batch: Batch) -> Tensor:
+        slope = batch.weight * self.row_slope(self.scores(w, batch.x), batch.y)
+        return self._pull_back(batch.x, slope) + self.ridge * w
+
+    def _pull_back(self, x: Tensor, rows: Tensor) -> Tensor:
+        """Sum over rows of x (and 1) times `rows` [C, B], as [C, d]."""
+        slopes = torch.bmm(rows[:, None], x)[:, 0]
+        return torch.cat([slopes, rows.sum(1, keepdim=True)], 1) if self.intercept else slopes
+
+    def lengths(self, batch: Batch) -> Tensor:
+        """[C, B]: each row's squared length, the intercept's 1 included."""
+        return (batch.x**2).sum(-1) + float(self.intercept)
+
+    def top(self, batch: Batch) -> Tensor:
+        """[C]: the largest eigenvalue of X'X/n."""
+        x = self.design(batch.x)
+        return torch.linalg.matrix_norm(x * batch.weight.sqrt()[..., None], 2) ** 2
+
+
+@dataclass(frozen=True)
+class Smooth(Scored):
+    """A loss with a second derivative in z."""
+
+    bend: ClassVar[float | None]  # its largest size; None where there is none
+    convex_loss: ClassVar[bool] = True
+
+    def row_bend(self, z: Tensor, y: Tensor) -> Tensor:
+        """d^2 ell / d z^2."""
+        raise NotImplementedError
+
+    def solve(self, batch: Batch) -> Tensor:
+        """The minimiser; without ridge it need not exist, and Newton's method stops where its steps end."""
+        zero = torch.zeros(len(batch.y), self.dim, dtype=self.dtype)
+        return proximal_newton(self, zero, zero, batch, zero)
+
+    def prox(self, center: Tensor, lam: Tensor | float, batch: Batch, start: Tensor | None = None) -> Tensor:
+        pull = per_client(lam, batch.weight) * torch.ones(len(batch.y), self.dim, dtype=self.dtype)
+        center = center.expand(len(batch.y), -1)
+        return proximal_newton(self, pull, center, batch, center if start is None else start)
+
+    def curve(self, w: Tensor, batch: Batch, direction: Tensor) -> Tensor:
+        """[C, d]: the Hessian of L_i at w times `direction`."""
+        bend = batch.weight * self.row_bend(self.scores(w, batch.x), batch.y)
+        return self._pull_back(batch.x, bend * self.scores(direction, batch.x)) + self.ridge * direction
+
+    def hessian(self, w: Tensor, batch: Batch) -> Tensor:
+        """[C, d, d]."""
+        x = self.design(batch.x)
+        bend = batch.weight * self.row_bend(self.scores(w, batch.x), batch.y)
+        return (bend[..., None] * x).mT @ x + self.ridge * torch.eye(self.dim, dtype=w.dtype)
+
+    def constants(self, batch: Batch, w: Tensor | None = None) -> Constants:
+        """smooth: a bound for all w, or the larger of the curvatures at 0 and at the fit where there is none."""
+        fit = self.prox(torch.zeros(1, self.dim, dtype=self.dtype), 1e-6, batch) if self.prox and w is None else w
+        lengths, top = self.lengths(batch), self.top(batch)
+        bends = [self.row_bend(self.scores(v, batch.x), batch.y) for v in (torch.zeros_like(fit), fit)]
+        if self.bend is None:
+            smooth = torch.stack([self._steepest(batch, b) for b in bends]).amax(0) + self.ridge
+            trace = torch.stack([(batch.weight * b * lengths).sum(1) for b in bends]).amax(0)
+        else:
+            smooth, trace = self.bend * top + self.ridge, self.bend * (batch.weight * lengths).sum(1)
+        if not self.convex_loss:
+            convex = 2 * self.ridge - smooth  # the curvature of ell is as negative as it is positive
+        elif self.dim <= DENSE:
+            convex = torch.linalg.eigvalsh(self.hessian(fit, batch))[:, 0].clamp(min=self.ridge)
+        else:
+            convex = torch.full_like(smooth, self.ridge)
+        slope = self.row_slope(self.scores(fit, batch.x), batch.y)
+        n = (batch.weight > 0).sum(1)
+        freedom = (n / (n - self.dim).clamp(min=1)).clamp(max=n.clamp(min=1))
+        rho2 = (batch.weight * lengths * slope**2).sum(1) * freedom
+        mean_bend = (batch.weight * lengths * bends[1]).sum(1)
+        dispersion = rho2 / mean_bend.clamp(min=torch.finfo(rho2.dtype).tiny)
+        return Constants(smooth, convex, rho2.sqrt(), trace, dispersion)
+
+    def _steepest(self, batch: Batch, bend: Tensor) -> Tensor:
+        return self.top(batch._replace(weight=batch.weight * bend))
+
+
+@dataclass(frozen=True)
+class Kinked(Scored):
+    """ell = max of low r and high r, r(z, y) a residual: minimiser and prox by an interior point."""
+
+    smooth_loss: ClassVar[bool] = False
+
+    @property
+    def box(self) -> tuple[float, float]:
+        """(low, high)."""
+        raise NotImplementedError
+
+    def residual(self, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """r and dr/dz."""
+        raise NotImplementedError
+
+    def row_loss(self, z: Tensor, y: Tensor) -> Tensor:
+        low, high = self.box
+        r = self.residual(z, y)[0]
+        return torch.maximum(low * r, high * r)
+
+    def row_slope(self, z: Tensor, y: Tensor) -> Tensor:
+        """The middle of the sub-gradients at a kink."""
+        low, high = self.box
+        r, turn = self.residual(z, y)
+        return ((high + low) / 2 + (high - low) / 2 * torch.sign(r)) * turn
+
+    def solve(self, batch: Batch) -> Tensor:
+        return self.prox(torch.zeros(1, self.dim, dtype=self.dtype), 0.0, batch)
+
+    def prox(self, center: Tensor, lam: Tensor | float, batch: Batch, start: Tensor | None = None) -> Tensor:
+        """Exact to about nine digits; the interior point needs no start."""
+        pull = per_client(lam, batch.weight) * torch.ones(len(batch.y), self.dim, dtype=self.dtype)
+        center = center.expand(len(batch.y), -1)
+        return center + self._step(center, (pull + self.ridge).clamp(min=FLOOR), batch)
+
+    def _step(self, center: Tensor, quad: Tensor, batch: Batch) -> Tensor:
+        """arg min_s of the data's loss at center + s, plus ridge center's + 1/2 s' diag(quad) s."""
+        r, turn = self.residual(self.scores(center, batch.x), batch.y)
+        u = batch.weight * r
+        j = (batch.weight * turn)[..., None] * self.design(batch.x)
+
+        def residuals(s: Tensor) -> tuple[Tensor, Tensor]:
+            return u + torch.bmm(j, s[..., None])[..., 0], j
+
+        return minimise_kinks(
+            residuals, *self.box, quad, self.ridge * center, torch.zeros_like(center), batch.weight > 0
+        )
+
+    def constants(self, batch: Batch, w: Tensor | None = None) -> Constants:
+        """convex is the ridge; noise bounds a record's sub-gradient; a kink has no curvature (nan)."""
+        steepest = max(abs(bound) for bound in self.box)
+        noise = steepest * (batch.weight * self.lengths(batch)).sum(1).sqrt()
+        nan = torch.full_like(noise, torch.nan)
+        return Constants(nan, torch.full_like(noise, self.ridge), noise, nan, nan)
+
+
+def signs(y: Tensor, like: Tensor) -> Tensor:
+    """-1 and +1 from the classes 0 and 1."""
+    return 2 * y.to(like.dtype) - 1
+
+
+def by_margin(z: Tensor) -> Tensor:
+    """[..., 2]: the score as a share of the margin, (1 + z)/2 cut to [0, 1], and its complement."""
+    share = ((1 + z) / 2).clamp(0, 1)
+    return torch.stack([1 - share, share], -1)
+
+
+def accuracy(z: Tensor, batch: Batch) -> dict[str, Tensor]:
+    """The share of rows on the right side of z = 0; nan for a client without rows."""
+    hit = (batch.weight * ((z > 0) == (batch.y == 1))).sum(1)
+    return {"accuracy": torch.where(batch.weight.sum(1) > 0, hit, torch.full_like(hit, torch.nan))}

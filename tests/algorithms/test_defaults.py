@@ -1,0 +1,36 @@
+"""Defaults work on tables they have never seen: after 100 rounds no method is much worse than its two referees."""
+
+from functools import cache
+
+import pytest
+
+from mooring.algorithms.base import build, names
+from mooring.data.sources import load
+from mooring.engines.loop import Plan, Progress, run
+from mooring.tasks import catalog
+from tests.problems import settled_simulator
+
+TABLES = ("exam", "contraception")
+
+
+@cache
+def problem(table):
+    clients = load(table, seed=0)
+    return catalog.build("auto", clients.kind, clients.train.x.shape[1], len(clients.classes)), clients
+
+
+@cache
+def loss_of(name, table):
+    ready, exchange, server = settled_simulator(build(name, {}), *problem(table))
+    return run(ready, exchange, Plan(rounds=100, evaluate_every=100, keep="last"), Progress(server)).last.test_loss
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("name", names())
+def test_defaults_stay_near_the_referees(name, table):
+    task, _ = problem(table)
+    if name.startswith("kernel"):
+        pytest.skip("held to its own referees in test_kernel.py")
+    assert all(getattr(task, need) for need in build(name, {}).needs)
+    assert loss_of(name, table) <= 1.2 * max(loss_of("local", table), loss_of("global", table))

@@ -1,0 +1,121 @@
+"""The dichotomous strategy in its three variants."""
+
+import numpy as np
+import pytest
+import torch
+
+from mooring.algorithms.base import build
+from mooring.algorithms.dichotomous import split
+from mooring.core.errors import RequestError
+from mooring.data.clients import from_arrays
+from mooring.tasks.linear import Linear
+from mooring.tasks.sigmoid import Sigmoid
+from tests.problems import PROBLEMS, linear_clients, logistic_clients, settled_simulator, simulate
+
+
+def run(fields, problem="linear", seed=0):
+    task, clients = problem if isinstance(problem, tuple) else PROBLEMS[problem]()
+    server, models, exchange = simulate(build("dichotomous", fields), task, clients, seed=seed)
+    return task, clients, server, models, exchange
+
+
+def risks(task, clients, models):
+    return task.risk(models, clients.validation.padded())
+
+
+def test_known_r_switches_once_and_exactly_at_the_threshold():
+    """Matrix 18: at R^2 = ell_max m / (mu N) everyone still shares, just above everyone is alone."""
+    task, clients = PROBLEMS["linear"]()
+    border = np.sqrt(2.0 * 5 / (0.5 * int(clients.train.size.sum())))
+    decisions = []
+    for radius in border * np.array([0, 0.5, 1 - 1e-9, 1 + 1e-9, 2, 100]):
+        fields = {"variant": "known_r", "radius": float(radius), "mu": 0.5, "ell_max": 2.0, "ridge": 0.0}
+        *_, exchange = run(fields)
+        decisions.append(exchange.states.fields.alone.tolist())
+    assert decisions == [[False] * 5] * 3 + [[True] * 5] * 3
+    _, alone, _ = simulate(build("local", {"ridge": 0.0}), task, clients)
+    torch.testing.assert_close(run(fields)[3], alone)
+
+
+def test_known_r_estimates_what_it_is_not_told():
+    """Close truths share and distant ones part; the client's unit takes the largest distance."""
+    for spread, verdict in ((0.0, False), (5.0, True)):
+        rng = np.random.default_rng(1)
+        xs = [rng.normal(size=(80, 2)) for _ in range(6)]
+        ys = [x @ (1 + spread * rng.normal(size=2)) + rng.normal(size=80) for x in xs]
+        problem = (Linear(2, intercept=False), from_arrays(xs, ys))
+        radius = {}
+        for unit in ("system", "client"):
+            *_, exchange = run({"variant": "known_r", "unit": unit, "ridge": 0.0}, problem)
+            assert bool((exchange.states.fields.alone == verdict).all())
+            radius[unit] = exchange.algorithm.radius
+        assert 0 <= radius["system"] <= radius["client"]
+
+
+@pytest.mark.parametrize("problem", ["linear", "logistic", "hinge"])
+def test_full_data_takes_the_smaller_validation_risk(problem):
+    task, clients, server, models, _ = run({"unit": "system", "ridge": 0.1}, problem)
+    _, alone, _ = simulate(build("local", {"ridge": 0.1}), task, clients)
+    common = simulate(build("global", {}), task, clients)[0].w.expand_as(alone)
+    torch.testing.assert_close(server.w, common[0])
+    p = clients.weights()
+    best = min(float(p @ risks(task, clients, alone)), float(p @ risks(task, clients, common)))
+    assert float(p @ risks(task, clients, models)) == pytest.approx(best, rel=1e-9)
+    each = run({"unit": "client", "ridge": 0.1}, problem)[3]
+    torch.testing.assert_close(
+        risks(task, clients, each), torch.minimum(risks(task, clients, alone), risks(task, clients, common))
+    )
+
+
+def test_sample_splitting_uses_separate_rows():
+    """Each side is fit to its own part, and the two parts together are all rows."""
+    task, clients = PROBLEMS["linear"]()
+    own, shared = split(clients.train, clients.keys, 0.4, seed=3)
+    assert own.size.tolist() == [round(0.4 * n) for n in clients.train.size.tolist()]
+    for i in range(5):
+        both = torch.cat([own.of(i)[1], shared.of(i)[1]]).sort().values
+        assert torch.equal(both, clients.train.of(i)[1].sort().values)
+    fields = {"variant": "sample_split", "unit": "client", "fraction": 0.4, "ridge": 0.0}
+    _, _, server, models, exchange = run(fields, seed=3)
+    torch.testing.assert_close(server.w, task.solve(shared.pooled(clients.weights()))[0])
+    fits = task.prox(torch.zeros(1, 4, dtype=torch.float64), 0.0, own.full(task))
+    expected = torch.where(exchange.states.fields.alone[:, None], fits, server.w)
+    torch.testing.assert_close(models, expected)
+
+
+@pytest.mark.parametrize("unit", ["system", "client"])
+def test_extreme_splits_are_the_two_baselines(unit):
+    task, clients = PROBLEMS["linear"]()
+    fields = {"variant": "sample_split", "unit": unit, "ridge": 0.1}
+    _, alone, _ = simulate(build("local", {"ridge": 0.1}), task, clients)
+    common = simulate(build("global", {}), task, clients)[0].w
+    torch.testing.assert_close(run({**fields, "fraction": 1.0})[3], alone)
+    torch.testing.assert_close(run({**fields, "fraction": 0.0})[3], common.expand_as(alone))
+
+
+@pytest.mark.parametrize("variant", ["full_data", "sample_split"])
+def test_test_rows_take_no_part(variant):
+    task, clients = PROBLEMS["linear"]()
+    before = run({"variant": variant, "unit": "client"}, (task, clients))[3]
+    clients.test.y.mul_(-100)
+    assert torch.equal(before, run({"variant": variant, "unit": "client"}, (task, clients))[3])
+
+
+def test_clients_without_validation_rows_follow_the_system():
+    rng = np.random.default_rng(0)
+    xs = [rng.normal(size=(12, 2)) for _ in range(4)]
+    ys = [x @ rng.normal(size=2) * 5 for x in xs]
+    parts = [np.array(["train"] * 8 + ["validation"] * 4)] * 3 + [np.full(12, "train")]
+    problem = (Linear(2), from_arrays(xs, ys, parts=parts))
+    *_, exchange = run({"unit": "client", "ridge": 0.0}, problem)
+    assert exchange.states.fields.alone.tolist() == [True] * 4
+    with pytest.raises(RequestError, match="variant = 'full_data' chooses on validation rows, but there are none"):
+        run({"ridge": 0.0}, (Linear(2), from_arrays(xs, ys)))
+
+
+def test_needs_exact_solvers():
+    with pytest.raises(RequestError, match="dichotomous needs a task with 'prox', and task 'sigmoid' has none"):
+        settled_simulator(build("dichotomous", {}), Sigmoid(3), logistic_clients())
+    with pytest.raises(RequestError, match="Dichotomous: variant = 'known_r' needs every client's loss to be strongly"):
+        fields = {"variant": "known_r", "radius": 1.0}
+        settled_simulator(build("dichotomous", fields), Linear(3), linear_clients(sizes=[4, 5, 6, 7, 8]))

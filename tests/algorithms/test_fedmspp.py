@@ -1,0 +1,102 @@
+"""FedMSPP: fresh minibatches, what sets it apart from shared-model FedProx, and its rate on a loss with kinks."""
+
+import numpy as np
+import pytest
+import torch
+
+from mooring.algorithms.base import build
+from mooring.core.batches import one_batch
+from mooring.core.cohort import Round, weighted_mean
+from mooring.engines.measures import moreau_stationarity
+from mooring.tasks.absolute import Absolute
+from mooring.tasks.facts import gather
+from mooring.tasks.sigmoid import Sigmoid
+from mooring.theory.fedmspp_rate import weakly_convex_bound
+from tests.problems import PROBLEMS, linear_clients, logistic_clients, settled_simulator, simulate
+
+
+class Spy:
+    """A task that remembers the batches of its prox."""
+
+    def __init__(self, task):
+        self.task, self.seen = task, []
+
+    def __getattr__(self, name):
+        return getattr(self.task, name)
+
+    def prox(self, center, lam, batch, start=None):
+        self.seen.append(batch)
+        return self.task.prox(center, lam, batch, start)
+
+
+@pytest.mark.parametrize("replacement", [False, True])
+def test_every_round_draws_fresh_records(replacement):
+    task, clients = PROBLEMS["logistic"]()
+    fields = {"lam": 1.0, "batch": 4, "replacement": replacement}
+    ready, exchange, server = settled_simulator(build("fedmspp", fields), task, clients)
+    spy = Spy(task)
+    for t in (1, 2, 1):
+        ready.visit(server, None, spy, exchange.data, Round(t, 2, 5, 5, 1.0, 0))
+    first, second, again = spy.seen
+    assert first.x.shape == (5, 4, 3) and bool((first.weight == 0.25).all())
+    assert torch.equal(first.x, again.x) and not torch.equal(first.x, second.x)
+    for i in range(5):
+        own = clients.train.of(i)[0]
+        assert all(bool((own == row).all(1).any()) for row in first.x[i])
+        if not replacement:
+            assert len(torch.unique(first.x[i], dim=0)) == 4
+
+
+def test_drawing_all_records_with_replacement_is_another_method():
+    task, clients = PROBLEMS["linear"]()
+    every = simulate(build("fedmspp", {"lam": 1.0, "batch": 0}), task, clients)[0].w
+    drawn = simulate(build("fedmspp", {"lam": 1.0, "batch": 13, "replacement": True}), task, clients)[0].w
+    shared = simulate(build("fedprox_shared", {"lam": 1.0}), task, clients)[0].w
+    assert torch.equal(every, shared) and float((drawn - shared).norm()) > 1e-3
+
+
+def test_the_default_is_no_other_method():
+    ready, *_ = settled_simulator(build("fedmspp", {}), *PROBLEMS["linear"]())
+    assert 0 < ready.batch < 13
+
+
+def test_theory_certifies_minibatch_solves_of_a_non_convex_loss():
+    task, clients = Sigmoid(3, ridge=0.01), logistic_clients()
+    ready, exchange, server = settled_simulator(build("fedmspp", {"lam": "theory", "batch": 4}), task, clients)
+    assert ready.inner == "descent" and ready.growth == "smooth"
+    turn = Round(1, 64, 5, 3, 0.5, 0)
+    now = ready.at(turn)
+    facts = gather(task, exchange.data, server.w)
+    smooth = float((facts.smooth + facts.trace / 4).max())
+    assert now.lam == pytest.approx(8 * smooth * max(64 ** (1 / 3), (64 / 12) ** 0.5))
+    lipschitz, step = float(facts.noise.max()), 1 / now.lam
+    terms = (lipschitz, smooth * lipschitz * step / 12, lipschitz / 8 * (1 - step * smooth) ** 0.5)
+    assert now.tol == pytest.approx(min(terms))
+    w = torch.full((5, 4), 0.5, dtype=torch.float64)
+    change = ready.visit(server._replace(w=w[0]), None, task, exchange.data, turn)[1]
+    batch = one_batch(task, exchange.data, turn, batch=4, slot=0)
+    certificate = (task.grad(w + change, batch) + now.lam * change).norm(dim=1)
+    assert bool((certificate <= now.tol).all()) and float(change.norm()) > 0
+
+
+def test_on_absolute_regression_the_envelopes_gradient_decays_like_one_over_root_t():
+    """001, Theorem 4: the mean over rounds of |grad F_rho(w_t)|^2 is below its bound and falls about as T^-1/2."""
+    task, clients = Absolute(3, ridge=0.0), linear_clients(m=4, sizes=[30] * 4, spread=2.0)
+    p, means = clients.weights("uniform"), []
+    horizons = (9, 36, 144)
+    for rounds in horizons:
+        fields = {"lam": 1.0, "growth": "kinked", "batch": 6, "replacement": True}
+        ready, exchange, server = settled_simulator(build("fedmspp", fields), task, clients, weights="uniform")
+        rho, squares = 1 / ready.lam, []
+        start = float(p @ task.loss(server.w.expand(4, -1), clients.train.full(task)))
+        for t in range(1, rounds + 1):
+            if t % max(1, rounds // 18) == 0:
+                squares.append(moreau_stationarity(task, server.w, p, clients.train, rho) ** 2)
+            turn = Round(t, rounds, 4, 4, 1.0, 0)
+            message = exchange.ask(server, torch.arange(4), turn).message
+            server = ready.merge(server, weighted_mean(message, p), turn)
+        lipschitz = float(torch.cat([clients.train.of(i)[0] for i in range(4)]).square().sum(1).add(1).sqrt().max())
+        means.append(np.mean(squares))
+        assert means[-1] <= weakly_convex_bound(start, lipschitz, rho, rounds, 0.0)
+    slope = np.polyfit(np.log(horizons), np.log(means), 1)[0]
+    assert -0.9 < slope <= -0.45
