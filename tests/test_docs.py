@@ -23,14 +23,14 @@ def test_the_example_algorithm_runs():
         exec(compile(source, "anchor.py", "exec"), module.__dict__)
         task, clients = PROBLEMS["linear"]()
         server, models, _ = simulate(module.Anchor(keep=0.0), task, clients, rounds=5)
-        plain, _, exchange = simulate(FedAvg(), task, clients, rounds=5)
+        plain, _, _ = simulate(FedAvg(), task, clients, rounds=5)
         torch.testing.assert_close(server.w, plain.w)
         assert models.shape == (5, 4) and not torch.equal(models[0], models[1])
     finally:
         del sys.modules["anchor"]
 
 
-@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/*.md")) + [ROOT / "README.md"], ids=lambda p: p.name)
+@pytest.mark.parametrize("page", [*sorted(ROOT.glob("docs/*.md")), ROOT / "README.md"], ids=lambda p: p.name)
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
         assert (page.parent / target).exists(), target

@@ -8,7 +8,8 @@ Each r^2 is tested by T = (Q - r^2)/C^. As P(T <= t) = P(Q - r^2 - t C^ <= 0), t
 of independent parts, matched by a shifted gamma variable with the same three cumulants. At r = 0 and V proportional to
 the identity T is Fisher's F; for large r the interval tends to Student's t. The r^2 that two one-sided tests at level
 alpha/2 do not reject are the interval. Its lower end is 0 unless r = 0 is rejected. The upper test's level is divided
-by the chance at r = 0 of a square so small, so that a Q below its noise does not yield an empty interval.
+by the chance at r = 0 of a square so small, and a Q in the lowest LUCK of its range at r = 0 counts as at that border,
+so that a Q below its noise does not yield an empty interval.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from scipy.special import gammainc, gammaincc, ndtr
 
 NORMAL = 1e-4  # skewness below which the gamma variable is normal for all purposes
 BISECTIONS = 60
+LUCK = 0.05
 NOISELESS = 1e-12  # noise below this share of the square counts as this share
 
 
@@ -41,15 +43,14 @@ def interval(form: Form, level: float = 0.95) -> tuple[NDArray, NDArray]:
     """The ends (low, high) of the interval for r^2."""
     form = _regular(form)
     tail = (1 - level) / 2
-    none = chance_below(form, np.zeros(form.square.shape))
-    far = form.square + form.bias + 20 * np.sqrt(form.second) + 40 * form.slope
-    for _ in range(60):
-        short = chance_below(form, far) > tail * none
-        if not short.any():
-            break
+    none = chance_below(form, 0.0)
+    low = np.where(none <= 1 - tail, 0.0, _solve(form, form.square, 1 - tail))
+    raised = form._replace(square=np.maximum(form.square, noise_quantile(form, LUCK)))
+    chance = tail * chance_below(raised, 0.0)
+    far = raised.square + form.bias + 20 * np.sqrt(form.second) + 40 * form.slope
+    while (short := chance_below(raised, far) > chance).any():
         far = np.where(short, 2 * far, far)
-    low = _solve(form, far, 1 - tail)
-    return np.where(none <= 1 - tail, 0.0, low), _solve(form, far, tail * none)
+    return low, _solve(raised, far, chance)
 
 
 def chance_below(form: Form, r2: ArrayLike) -> NDArray:

@@ -221,3 +221,21 @@ def test_constants_by_hand():
     assert c == pytest.approx((128.0, 128.0, 768.0, (2 * (1 + sqrt(517))) ** 2))
     quiet = theory.error_constants(0.5, 1.0, 0.0)
     assert quiet == pytest.approx((0.0, 128.0, 0.0, 792.0))
+
+
+def test_bounds_equal_a_transcription():
+    n, p = np.array([20, 50, 400]), np.array([0.2, 0.5, 0.3])
+    mu, smooth, noise, lam = 0.6, 1.7, 1.3, 0.9
+    alone, together = sum(w / k for w, k in zip(p, n)), sum(w * w / k for w, k in zip(p, n))
+    c = theory.error_constants(mu, smooth, noise)
+    for radius in (0.01, 0.1, 3.0):
+        spread = min(alone, radius * radius)
+        args = radius, mu, smooth, noise, p, n
+        assert theory.global_error_bound(*args) == pytest.approx(c.c1 * together + c.c2 * spread)
+        assert theory.local_error_bound(*args) == pytest.approx(c.c3 * together + c.c4 * spread)
+        expected = (noise * together**0.5 + smooth * radius) / (mu / 2)
+        assert theory.common_error(mu, smooth, noise, radius, p, n) == pytest.approx(expected)
+    norms = [0.3, 1.1, 2.0]
+    expected = 4 * (1 + smooth / mu) / mu / (mu + lam) * sum(w * g * g for w, g in zip(p, norms))
+    assert theory.distance_to_common(mu, smooth, lam, p, norms) == pytest.approx(expected)
+    assert theory.distance_to_personal(mu, lam, norms) == pytest.approx([2 * g / (mu + lam) for g in norms])

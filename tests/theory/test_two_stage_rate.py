@@ -43,21 +43,23 @@ def test_global_guarantee_follows_from_the_recursion_of_the_proof():
 
 
 def test_guarantees_by_hand():
-    mu, smooth, lam, ell_max, diameter = 0.5, 1.0, 2.0, 0.3, 2.0
+    mu, smooth, lam, ell_max, diameter = 0.5, 1.0, 3.0, 0.3, 2.0
     p = [0.5, 0.25, 0.25]
-    g2 = min(4.0, 2 * 2 * 0.3, 16.0)
+    g2 = 2 * 3 * 0.3
     assert theory.gradient_bound(smooth, lam, ell_max, diameter) == pytest.approx(g2)
+    assert theory.gradient_bound(1.5, 9.0, 8.0, 3.0) == pytest.approx(4.5**2)
+    assert theory.gradient_bound(9.0, 1.5, 8.0, 3.0) == pytest.approx(4.5**2)
     assert theory.local_guarantee(9, mu, smooth, diameter) == pytest.approx(8 * 4 / 0.25 / 10)
-    global_9 = 12 * 2.5**2 * 3 * 0.375 * g2 / (4 * 0.25 * 10)
+    global_9 = 12 * 3.5**2 * 3 * 0.375 * g2 / (9 * 0.25 * 10)
     assert theory.global_guarantee(9, mu, smooth, lam, ell_max, diameter, p) == pytest.approx(global_9)
-    expected = 4 * 3 * 4 / (0.25 * 21) + 6 * 2.5**2 * 3 * 0.375 * g2 / (2 * 0.25 * 10)
+    expected = 4 * 4 * 4 / (0.25 * 21) + 6 * 3.5**2 * 3 * 0.375 * g2 / (3 * 0.25 * 10)
     assert theory.objective_guarantee(9, 20, mu, smooth, lam, ell_max, diameter, p) == pytest.approx(expected)
 
 
 def test_schedules():
     n = np.array([50, 100, 350])
     p = size_weights(n)
-    for lam in (0.2, 3.0):
+    for lam in (1e-3, 0.2, 3.0):
         reach, m_p2 = lam * max(lam, 1), 3 * np.sum(p**2)
         assert theory.rounds_aer(lam, p, n) == pytest.approx(reach * m_p2 * max(500 / 3, reach * 350**2))
         assert theory.final_steps_aer(lam, p, n) == pytest.approx((lam + 1) ** 2 * max(500 / 3, (lam * 350 * 0.7) ** 2))

@@ -8,6 +8,7 @@ from mooring.theory.alternative import fedprox_aer_regime
 from mooring.theory.diversity import radius_max, radius_rms
 from mooring.theory.lambda_aer import lambda_aer
 from mooring.theory.lambda_ier import lambda_ier
+from mooring.theory.stability import aer_from_stability, fedavg_stability, fedprox_stability
 from mooring.theory.weights import imbalance, s1, s2, size_weights, uniform_weights
 
 RNG = np.random.default_rng(7)
@@ -118,36 +119,95 @@ def test_dichotomy_is_the_better_of_the_two_up_to_a_factor_two():
 
 
 def test_fedprox_rate_is_that_of_its_regime():
-    for _ in range(50):
+    for _ in range(15):
         m = int(RNG.integers(2, 30))
         p, n = RNG.dirichlet(np.ones(m)), RNG.integers(10, 1000, m)
         scale = MU + imbalance(p, n) * SMOOTH * ELL_MAX / MU
-        for radius in np.geomspace(1e-4, 10, 40):
+        for radius in np.geomspace(1e-4, 10, 20):
             rate = theory.fedprox_aer(radius, MU, SMOOTH, ELL_MAX, p, n) / scale
             order = fedprox_aer_regime(radius, p, n).order
             assert order * (1 - 1e-12) <= rate <= 2 * order * (1 + 1e-12)
 
 
-def test_values_by_hand():
-    n, p = np.array([50, 150]), np.array([0.25, 0.75])  # S1 = .01, S2 = .005, C_p = 1.5
-    mu, smooth, ell_max, noise, radius = 0.5, 2.0, 3.0, 1.5, 0.2
-    assert theory.fedavg_aer(radius, mu, smooth, ell_max, p, n) == pytest.approx(12 * 0.005 + 2 * 0.04)
-    assert theory.fedavg_ier(radius, mu, smooth, noise, p, n) == pytest.approx(2 * 9 * 0.005 + 32 * 0.04)
-    assert theory.local_ier(mu, smooth, ell_max, n) == pytest.approx([12 / 50, 12 / 150])
-    assert theory.better_aer(radius, mu, smooth, ell_max, p, n) == pytest.approx(2 * 0.04 + 12 * 0.005)
-    assert theory.better_ier(radius, mu, smooth, ell_max, noise, p, n) == pytest.approx(
-        [32 * min(6 / 50, 0.04) + 0.09, 32 * min(6 / 150, 0.04) + 0.09]
+def test_fedprox_bounds_equal_a_transcription():
+    for _ in range(100):
+        mu, ell_max, noise, diameter, lam = RNG.uniform(0.1, 3, 5)
+        smooth, n, p = mu * RNG.uniform(1, 5), RNG.integers(2, 50, 3), RNG.dirichlet(np.ones(3))
+        radius = 10 ** RNG.uniform(-2, 0.5)
+        alone, together = sum(w / k for w, k in zip(p, n)), sum(w * w / k for w, k in zip(p, n))
+        c_p, total = max(p) * alone / together, sum(n)
+        found = theory.fedprox_aer(radius, mu, smooth, ell_max, p, n, constant=2.0)
+        rate = min(radius * sqrt(alone), alone) + together
+        assert found == pytest.approx(2 * (mu + c_p * smooth * ell_max / mu) * rate)
+        found = theory.fedprox_aer_at(lam, radius, mu, smooth, ell_max, p, n, constant=2.0)
+        assert found == pytest.approx(2 * smooth * ell_max * alone / (mu + lam) + lam * radius * radius / 2)
+        mean = sum(w / sqrt(k) for w, k in zip(p, n)) ** 2
+        found = theory.fedprox_global_error(lam, radius, mu, smooth, noise, p, n)
+        terms = (
+            smooth**2 * noise**2 / lam**2 * mean,
+            smooth**2 * radius**2,
+            (mu + lam) ** 2 * noise**2 / lam**2 * together,
+        )
+        assert found == pytest.approx((48 * terms[0] + 48 * terms[1] + 12 * terms[2]) / mu**2)
+        at_rule = theory.fedprox_ier(radius, mu, smooth, ell_max, noise, diameter, n, constant=2.0)
+        at_lam = theory.fedprox_ier_at(lam, radius, mu, smooth, ell_max, noise, diameter, p, n, constant=2.0)
+        for i, k in enumerate(n):
+            inner = smooth * ell_max + (noise**2 * smooth**2 + smooth**2 + noise**2) / (mu * mu)
+            scale = (mu + 1 / mu) * inner + mu * diameter * diameter
+            rate = min(radius / sqrt(k), 1 / k) + sqrt(3) / total
+            assert at_rule[i] == pytest.approx(2 * scale * rate)
+            bracket = smooth * ell_max + noise**2 * smooth**2 * k / (mu * mu) * mean + noise**2 * k * together
+            spread = (1 + smooth**2 / (mu * mu)) * radius**2 + noise**2 / (mu * mu) * together
+            one, two = bracket / (lam * k) + lam * spread, smooth * ell_max / (mu * k) + lam * diameter * diameter
+            assert at_lam[i] == pytest.approx(2 * min(one, two))
+
+
+def test_baselines_equal_a_transcription():
+    for _ in range(50):
+        mu, ell_max, noise, radius = RNG.uniform(0.1, 3, 4)
+        smooth, n, p = mu * RNG.uniform(1, 5), RNG.integers(2, 50, 3), RNG.dirichlet(np.ones(3))
+        s_2, total = sum(w * w / k for w, k in zip(p, n)), sum(n)
+        args = radius, mu, smooth
+        found = theory.fedavg_aer(*args, ell_max, p, n, constants=(2.0, 3.0))
+        assert found == pytest.approx(2 * smooth * ell_max * s_2 / mu + 3 * smooth * radius * radius)
+        found = theory.fedavg_ier(*args, noise, p, n, constants=(2.0, 3.0))
+        assert found == pytest.approx(2 * smooth * noise**2 * s_2 / mu**2 + 3 * smooth**3 * radius**2 / mu**2)
+        found = theory.local_aer(mu, smooth, ell_max, p, n, constant=2.0)
+        assert found == pytest.approx(2 * smooth * ell_max / mu * sum(w / k for w, k in zip(p, n)))
+        found = theory.better_aer(*args, ell_max, p, n)
+        choice = min(ell_max * 3 / mu / total, radius**2)
+        assert found == pytest.approx(smooth * choice + smooth * ell_max * s_2 / mu)
+        for i, k in enumerate(n):
+            choice = min(ell_max / mu / k, radius**2)
+            expected = smooth**3 * choice / mu**2 + smooth * noise**2 * s_2 / mu**2
+            assert theory.better_ier(*args, ell_max, noise, p, n)[i] == pytest.approx(expected)
+
+
+def test_orders_have_no_constant_by_default():
+    args = 0.3, MU, SMOOTH, ELL_MAX
+    assert theory.fedavg_aer(*args, P, N) == theory.fedavg_aer(*args, P, N, constants=(1.0, 1.0))
+    assert theory.fedavg_ier(*args, P, N) == theory.fedavg_ier(*args, P, N, constants=(1.0, 1.0))
+    assert theory.local_aer(*args[1:], P, N) == theory.local_aer(*args[1:], P, N, constant=1.0)
+    assert theory.fedprox_aer(*args, P, N) == theory.fedprox_aer(*args, P, N, constant=1.0)
+    assert theory.fedprox_aer_at(0.1, *args, P, N) == theory.fedprox_aer_at(0.1, *args, P, N, constant=1.0)
+    rest = (*args, 1.5, 2.0)
+    assert np.array_equal(theory.fedprox_ier(*rest, N), theory.fedprox_ier(*rest, N, constant=1.0))
+    assert np.array_equal(
+        theory.fedprox_ier_at(0.1, *rest, P, N), theory.fedprox_ier_at(0.1, *rest, P, N, constant=1.0)
     )
-    assert theory.fedprox_aer(radius, mu, smooth, ell_max, p, n) == pytest.approx((0.5 + 1.5 * 12) * (0.01 + 0.005))
-    assert theory.fedprox_aer_at(0.3, radius, mu, smooth, ell_max, p, n) == pytest.approx(6 * 0.01 / 0.8 + 0.15 * 0.04)
-    scale = 2.5 * (6 + (2.25 * 4 + 4 + 2.25) / 0.25) + 0.5 * 16
-    expected = [scale * (min(0.2 / sqrt(k), 1 / k) + sqrt(2) / 200) for k in n]
-    assert theory.fedprox_ier(radius, mu, smooth, ell_max, noise, 4.0, n) == pytest.approx(expected)
-    mean = (0.25 / sqrt(50) + 0.75 / sqrt(150)) ** 2
-    expected = 48 * 4 * 2.25 / (0.25 * 0.09) * mean + 48 * 16 * 0.04 + 12 * 0.64 * 2.25 / (0.25 * 0.09) * 0.005
-    assert theory.fedprox_global_error(0.3, radius, mu, smooth, noise, p, n) == pytest.approx(expected)
-    for i, k in enumerate(n):
-        one = (6 + 2.25 * 16 * k * mean + 2.25 * k * 0.005) / (0.3 * k) + 0.3 * (17 * 0.04 + 9 * 0.005)
-        two = 12 / k + 0.3 * 16
-        found = theory.fedprox_ier_at(0.3, radius, mu, smooth, ell_max, noise, 4.0, p, n)[i]
-        assert found == pytest.approx(min(one, two))
+
+
+def test_constants_of_the_proofs_follow_from_stability():
+    """Eq. C.1: 4 smooth R^2 + sum p_i gamma_i. Eq. 4.9: 2 sum p_i gamma_i + lam/2 R^2. Eq. C.4: 8 and 8 + 1."""
+    gamma = fedavg_stability(SMOOTH, ELL_MAX, MU, P, N)
+    found = theory.fedavg_aer(0.3, MU, SMOOTH, ELL_MAX, P, N, constants=theory.FEDAVG_AER_PROOF)
+    assert found == pytest.approx(4 * SMOOTH * 0.09 + P @ gamma)
+    alone = fedavg_stability(SMOOTH, ELL_MAX, MU, [1.0], [25])
+    assert theory.local_ier(MU, SMOOTH, ELL_MAX, [25], constant=theory.LOCAL_PROOF) == pytest.approx(alone)
+    gamma = fedprox_stability(SMOOTH, ELL_MAX, MU, 0.04, P, N)
+    found = theory.fedprox_aer_at(0.04, 0.3, MU, SMOOTH, ELL_MAX, P, N, constant=theory.FEDPROX_PROOF)
+    assert found == pytest.approx(aer_from_stability(0.0, gamma, 0.04, 0.3, P))
+    distance2 = 8 / MU**2 * (1.7**2 * s2(P, N) + (SMOOTH * 0.3) ** 2)  # bound on E|w - w*_avg|^2
+    found = theory.fedavg_ier(0.3, MU, SMOOTH, 1.7, P, N, constants=theory.FEDAVG_IER_PROOF)
+    slack = (SMOOTH**3 / MU**2 - SMOOTH) * 0.09  # smooth R^2 <= smooth^3/mu^2 R^2
+    assert found == pytest.approx(SMOOTH * (distance2 + 0.09) + slack)

@@ -1,0 +1,265 @@
+import numpy as np
+import pytest
+import torch
+from scipy.stats import f as fisher
+from scipy.stats import ncf
+
+from mooring.core.errors import RequestError
+from mooring.theory import diversity
+from mooring.theory.heterogeneity import (
+    _between,
+    client_radii,
+    diameter,
+    distance_to_pooled,
+    gradient_diversity,
+    radius,
+    radius_max,
+)
+from mooring.theory.heterogeneity_likelihood import estimate_radius, radius_likelihood
+from mooring.theory.heterogeneity_resampling import function_distance, radius_bootstrap, radius_split, resampled
+from mooring.theory.quadratic_form import Form, chance_below, interval, noise_quantile
+from mooring.theory.spread import spread_likelihood
+from mooring.theory.summaries import (
+    LocalFits,
+    fit_covariance,
+    fits_from_stats,
+    linear_fits,
+    linear_stats,
+    logistic_fits,
+    trace,
+)
+
+from .planted import linear_rows, logistic_rows, truths
+
+D, FREEDOM, M = 4, 30, 6
+
+
+def isotropic(square, clients=M, dim=D, freedom=FREEDOM):
+    """sum over m clients with unit noise: k = d (m - 1) directions, noise estimated with m * freedom degrees."""
+    k = dim * (clients - 1)
+    total = clients * freedom
+    return Form(square, k, k, k, 1.0, 1.0, 2 * k**2 / total, 8 * k**3 / total**2), k, total
+
+
+def test_chance_is_fishers_f_at_zero_and_nearly_noncentral_beyond():
+    for square in (8.0, 20.0, 35.0, 60.0):
+        form, k, total = isotropic(square)
+        assert chance_below(form, 0.0) == pytest.approx(fisher.cdf(square / k, k, total), abs=0.004)
+    # With the noise known, Q is noncentral chi-square with noncentrality r^2.
+    form, k, _ = isotropic(80.0, freedom=1e9)
+    for r2 in (5.0, 40.0, 100.0):
+        assert chance_below(form, r2) == pytest.approx(ncf.cdf(80.0 / k, k, 1e9, r2), abs=0.004)
+
+
+def test_interval_ends_are_where_the_chances_are():
+    form, _, _ = isotropic(np.array([70.0, 20.0, 11.0, 1.0]))
+    low, high = interval(form)
+    assert chance_below(form, low)[0] == pytest.approx(0.975, abs=1e-6)
+    assert chance_below(form, high)[0] == pytest.approx(0.025, abs=1e-4)
+    assert low[1] == low[2] == low[3] == 0
+    assert np.all(np.diff(high[:3]) < 0)
+    assert 0 < high[3] <= high[2]  # a square far below its noise does not give an empty interval
+
+
+def test_noise_quantile_is_fishers():
+    form, k, total = isotropic(0.0)
+    assert noise_quantile(form, 0.99) / k == pytest.approx(fisher.ppf(0.99, k, total), rel=0.02)
+
+
+def test_no_noise_gives_a_point():
+    points = torch.tensor([[0.0, 1.0], [2.0, 1.0], [1.0, 4.0]], dtype=torch.float64)
+    still = torch.zeros(3, 2, 2, dtype=torch.float64)
+    fits = LocalFits(
+        torch.full((3,), 9.0).double(), points, torch.eye(2).double().expand(3, 2, 2), still, torch.ones(3).double()
+    )
+    p = np.array([0.2, 0.3, 0.5])
+    found = radius(fits, torch.from_numpy(p))
+    expected = diversity.radius_rms(points.numpy(), p)
+    assert found.value == pytest.approx(expected)
+    assert found.low == pytest.approx(expected, rel=1e-4) and found.high == pytest.approx(expected, rel=1e-4)
+    assert radius_max(fits, torch.from_numpy(p)).value == pytest.approx(diversity.radius_max(points.numpy(), p))
+    assert diameter(fits).value == pytest.approx(diversity.pairwise_spread(points.numpy()))
+
+
+def test_cumulants_equal_those_of_the_full_matrix():
+    rng = np.random.default_rng(0)
+    m, d = 4, 3
+    root = rng.normal(size=(m, d, d))
+    cov = torch.from_numpy(root @ root.transpose(0, 2, 1))
+    p = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
+    form = _between(torch.from_numpy(rng.normal(size=(m, d))), cov, trace(cov), torch.full((m,), 5.0).double(), p)
+    a = np.kron(np.diag(p) - np.outer(p, p), np.eye(d))
+    av = a @ np.asarray(torch.block_diag(*cov))
+    assert form.bias == pytest.approx(np.trace(av))
+    assert form.second == pytest.approx(np.trace(av @ av))
+    assert form.third == pytest.approx(np.trace(av @ av @ av))
+
+
+def covered(estimate, truth):
+    return (estimate.low <= truth) & (truth <= estimate.high)
+
+
+@pytest.mark.parametrize("build", [lambda rows: fits_from_stats(linear_stats(rows)), linear_fits])
+@pytest.mark.parametrize("r", [0.0, 1.0])
+def test_linear_intervals_cover_at_three_rows_per_coefficient(build, r):
+    rng = np.random.default_rng(int(r) + 1)
+    n, hits, errors = np.array([15, 15, 15, 20, 40, 15, 15, 15, 60, 15]), 0, []
+    p = torch.from_numpy(n / n.sum())
+    for _ in range(80):
+        rows, _, _ = linear_rows(n, truths(10, 5, r, p.numpy(), rng), rng)
+        found = radius(build(rows))
+        hits += covered(found, r)
+        errors.append(abs(found.value - r))
+    assert hits >= 70
+    assert r == 0 or np.median(errors) < 0.15
+
+
+@pytest.mark.parametrize("r", [0.0, 2.0])
+def test_logistic_intervals_cover_at_ten_rows_per_coefficient(r):
+    rng = np.random.default_rng(int(r) + 3)
+    p, hits, errors = np.full(15, 1 / 15), 0, []
+    for _ in range(40):
+        rows, _, _ = logistic_rows([50] * 15, truths(15, 5, r, p, rng), rng)
+        found = radius(logistic_fits(rows))
+        hits += covered(found, r)
+        errors.append(abs(found.value - r))
+    assert hits >= 34
+    assert r == 0 or np.median(errors) < 0.15 * r
+
+
+def test_client_radii_maximum_and_diameter_cover():
+    rng = np.random.default_rng(5)
+    n = np.array([20, 40, 30, 60, 25, 20])
+    p = torch.from_numpy(n / n.sum())
+    each, largest, widest = [], [], []
+    for _ in range(40):
+        w = truths(6, 3, 0.7, p.numpy(), rng)
+        stats = linear_stats(linear_rows(n, w, rng)[0])
+        each.append(covered(client_radii(stats), torch.from_numpy(diversity.distances(w, p))).double().mean())
+        largest.append(covered(radius_max(stats), diversity.radius_max(w, p)))
+        widest.append(covered(diameter(stats), diversity.pairwise_spread(w)))
+    assert 0.9 <= np.mean(each) <= 0.99
+    assert np.mean(largest) >= 0.93 and np.mean(widest) >= 0.93
+
+
+def test_distance_to_pooled_is_exact_without_noise_and_covers_with_it():
+    rng = np.random.default_rng(6)
+    n, w = np.array([30, 50, 40, 80]), rng.normal(size=(4, 3))
+    rows, xs, _ = linear_rows(n, w, rng, noise=0.0)
+    p = n / n.sum()
+    grams = [x.T @ x / len(x) for x in xs]
+    pooled = np.linalg.solve(sum(q * g for q, g in zip(p, grams)), sum(q * g @ v for q, g, v in zip(p, grams, w)))
+    found = distance_to_pooled(linear_stats(rows))
+    np.testing.assert_allclose(found.value, diversity.minimiser_gaps(w, pooled), rtol=1e-6)
+    hits = []
+    for _ in range(60):
+        ys = [x @ v + rng.normal(size=len(x)) for x, v in zip(xs, w)]
+        stats = linear_stats(type(rows).stack([torch.from_numpy(x) for x in xs], [torch.from_numpy(y) for y in ys]))
+        hits.append(covered(distance_to_pooled(stats), torch.from_numpy(diversity.minimiser_gaps(w, pooled))))
+    assert 0.88 <= float(torch.stack(hits).double().mean()) <= 1
+
+
+def test_gradient_diversity_takes_the_noise_off():
+    rng = np.random.default_rng(7)
+    m, d, n = 8, 3, 20
+    p, mean = np.full(m, 1 / m), truths(8, 3, 0.4, np.full(8, 1 / 8), rng)
+    values, hits = [], 0
+    for _ in range(100):
+        records = mean[:, None] + rng.normal(size=(m, n, d))
+        cov = np.stack([np.cov(r.T) for r in records])
+        found = gradient_diversity(
+            torch.from_numpy(records.mean(1)),
+            torch.from_numpy(cov),
+            torch.full((m,), float(n)).double(),
+            torch.from_numpy(p),
+        )
+        values.append(found.value)
+        hits += covered(found, 0.16)
+    assert np.mean(values) == pytest.approx(0.16, abs=0.02)
+    assert hits >= 90
+
+
+def test_few_rows_are_not_identified_and_the_likelihood_steps_in():
+    rng = np.random.default_rng(8)
+    n = [3] * 20 + [30] * 5
+    p = np.array(n) / np.sum(n)
+    w = truths(25, 5, 1.0, p, rng)
+    stats = linear_stats(linear_rows(n, w, rng)[0])
+    assert np.isnan(radius(stats).value) and "20 of 25 clients" in radius(stats).warnings[0]
+    found = estimate_radius(stats)
+    assert covered(found, 1.0) and found.method == "restricted likelihood"
+    assert any("assumed spread" in warning for warning in found.warnings)
+
+
+def test_likelihood_agrees_with_debiased_fits_where_both_apply():
+    rng = np.random.default_rng(9)
+    p = np.full(40, 1 / 40)
+    for r, low in ((1.0, True), (0.0, False)):
+        stats = linear_stats(linear_rows([60] * 40, truths(40, 4, r, p, rng), rng)[0])
+        likely, plain = radius_likelihood(spread_likelihood(stats), stats.n), radius(stats)
+        assert likely.value == pytest.approx(plain.value, abs=0.06)
+        assert likely.high == pytest.approx(plain.high, abs=0.06)
+        assert (likely.low > 0) == low == (plain.low > 0)
+
+
+def test_split_halves_have_no_noise_in_the_mean():
+    rng = np.random.default_rng(10)
+    p, hits, values = np.full(12, 1 / 12), 0, []
+    for _ in range(150):
+        w = truths(12, 4, 0.5, p, rng)
+        a, b = (torch.from_numpy(w + 0.4 * rng.normal(size=w.shape)) for _ in range(2))
+        found = radius_split(a, b, torch.from_numpy(p))
+        hits += covered(found, 0.5)
+        values.append(found.value**2)
+    assert np.mean(values) == pytest.approx(0.25, abs=0.03)
+    assert hits >= 135
+
+
+def test_function_distance():
+    rng = np.random.default_rng(11)
+    answers = rng.normal(size=(3, 7, 2))
+    p = np.array([0.5, 0.3, 0.2])
+    middle = np.tensordot(p, answers, 1)
+    naive = np.sqrt(sum(q * np.mean(np.sum((f - middle) ** 2, 1)) for q, f in zip(p, answers)))
+    plain = function_distance(torch.from_numpy(answers), torch.from_numpy(p))
+    assert plain.value == pytest.approx(naive) and np.isnan(plain.low) and plain.warnings
+    # Equal functions seen through noise: the halves show no distance.
+    noisy = [torch.from_numpy(rng.normal(size=(30, 50, 1))) for _ in range(2)]
+    found = function_distance((noisy[0] + noisy[1]) / 2, halves=(noisy[0], noisy[1]))
+    assert found.low == 0 and found.value < 0.3
+    with pytest.raises(RequestError, match="halves need the shape"):
+        function_distance(noisy[0], halves=(noisy[0][:2], noisy[1]))
+
+
+def test_bootstrap_resembles_the_default_and_stays_within_clients():
+    rng = np.random.default_rng(12)
+    n = [40, 60, 50, 80, 45]
+    p = np.array(n) / np.sum(n)
+    rows, xs, _ = linear_rows(n, truths(5, 3, 1.0, p, rng), rng)
+    again = resampled(rows, torch.Generator().manual_seed(0))
+    for i, x in enumerate(xs):
+        drawn = again.of(i)[0].numpy()
+        assert len(drawn) == len(x) and all((x == row).all(1).any() for row in drawn)
+    found, plain = radius_bootstrap(rows, linear_fits, repeats=200), radius(linear_fits(rows))
+    assert found.value == plain.value
+    assert found.low == pytest.approx(plain.low, abs=0.12) and found.high == pytest.approx(plain.high, abs=0.12)
+
+
+def test_radius_does_not_depend_on_the_axes_or_the_order_of_clients():
+    rng = np.random.default_rng(13)
+    n = [20, 40, 30]
+    rows, _, _ = linear_rows(n, rng.normal(size=(3, 3)), rng)
+    fits = linear_fits(rows)
+    turn = torch.from_numpy(np.linalg.qr(rng.normal(size=(3, 3)))[0])
+    order = torch.tensor([2, 0, 1])
+    turned = LocalFits(
+        fits.n, fits.fit @ turn, turn.T @ fits.hessian @ turn, turn.T @ fits.gradient_cov @ turn, fits.freedom
+    )
+    for other in (turned, LocalFits(*(part[order] for part in fits))):
+        assert radius(other)[:3] == pytest.approx(radius(fits)[:3])
+    assert float(trace(fit_covariance(turned)).sum()) == pytest.approx(float(trace(fit_covariance(fits)).sum()))
+
+
+def test_one_client_is_refused():
+    with pytest.raises(RequestError, match="at least 2 clients"):
+        radius(linear_stats(linear_rows([9], np.ones((1, 2)), np.random.default_rng(0))[0]))
