@@ -6,6 +6,7 @@ from typing import Any
 # What `import mooring` offers; each name is imported when it is first used, so that the package stays quick to load.
 _PUBLIC = {
     "fit": "mooring.engines.fit",
+    "advise": "mooring.advice.advise",
     "compare": "mooring.engines.compare",
     "load": "mooring.data.sources",
     "predict": "mooring.engines.predict",

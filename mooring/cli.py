@@ -267,6 +267,55 @@ def personalize(
 
 
 @app.command()
+def advise(
+    source: Source,
+    client: Client = None,
+    target: Target = None,
+    kind: Kind = "auto",
+    task: TaskName = "auto",
+    model: Model = None,
+    features: Features = None,
+    drop: Drop = None,
+    unit: Unit = None,
+    time: Time = None,
+    split: Split = None,
+    min_rows: MinRows = None,
+    drop_small: DropSmall = False,
+    deal: Deal = None,
+    rounds: Rounds = None,
+    weights: Weights = None,
+    seed: Seed = None,
+    threads: Threads = None,
+    out: Out = None,
+    data_dir: DataDir = None,
+    json_: Json = False,
+) -> None:
+    """Who should be moored how tightly? A verdict per client (alone, common, personal), with evidence."""
+    from mooring.advice.advise import advise as run
+    from mooring.advice.advise import as_json
+    from mooring.advice.show import show_advice
+    from mooring.display import Display
+    from mooring.runs.directory import default_out
+
+    display = Display(json_)
+    with display.progress() as tell:
+        advice = run(
+            source,
+            out=out or default_out(f"{Path(source).stem}-advice"),
+            tell=tell,
+            task=task,
+            model=model,
+            **data_options(locals()),
+            **training_options(locals()),
+        )
+    display.notes(advice.job.clients.notes)
+    if json_:
+        emit(as_json(advice))
+    else:
+        show_advice(display, advice)
+
+
+@app.command()
 def theory(
     source: Source,
     client: Client = None,

@@ -39,9 +39,10 @@ class Display:
             caption_justify="left",
             box=SIMPLE_HEAD,
             pad_edge=False,
+            padding=(0, 1, 0, 0),
         )
         for i, (key, heading) in enumerate(columns.items()):
-            text = any(isinstance(row.get(key), str) for row in rows)
+            text = any(isinstance(row.get(key), str) and not is_number(row[key]) for row in rows)
             short = max((len(str(row.get(key, ""))) for row in rows), default=0) <= SHORT
             justify = "left" if text or i == 0 else "right"
             table.add_column(heading, justify=justify, overflow="fold", no_wrap=short)
@@ -76,7 +77,15 @@ def shown(value: Any) -> str:
         return f"{value:.4g}" if abs(value) < 1e5 else f"{value:.3e}"
     if isinstance(value, int):
         return f"{value:,}"
-    return str(value)
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return text == "-"
+    return True
 
 
 def size(bytes_: int) -> str:

@@ -12,14 +12,12 @@ model; positive means that the federation helps it. Rows are paired: both models
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import torch
 from scipy.stats import norm
 from torch import Tensor
 
-from mooring.core.cohort import Rows
 from mooring.core.seeds import uniforms
 
 LEAST = 10  # test rows below which a client's own bootstrap says nothing
@@ -37,19 +35,6 @@ class Difference(NamedTuple):
     high: np.ndarray
     better: np.ndarray  # bool: the second model is better, the calls being right in 95 % of cases on average
     worse: np.ndarray
-
-
-def row_losses(task: Any, models: Tensor, rows: Rows, unit: float = 1.0) -> Tensor:
-    """[N]: the reported loss of every row under its own client's model, client after client."""
-    out: list[Tensor] = [torch.empty(0, dtype=torch.float64)] * len(rows)
-    for block in rows.blocks():
-        part = rows.select(block)
-        if int(part.size.max()) == 0:
-            continue
-        risk = task.row_risk(models[block], part.padded()).double() * unit
-        for place, i in enumerate(block.tolist()):
-            out[i] = risk[place, : int(part.size[place])]
-    return torch.cat(out)
 
 
 def compare(first: Tensor, second: Tensor, size: Tensor, keys: np.ndarray, seed: int = 0) -> Difference:

@@ -7,22 +7,23 @@
     diagonal   moored with lam_ij = noise_i / (n_i tau_j^2)    value: a factor on that stiffness
     mixture    alpha v_alone + (1 - alpha) w_common            value: alpha (APFL's, with both ends exact)
 
-tau and the noise come from the prior (`prior.py`). The common model inside moored families and mixtures has the ridge of
-the best common one.
+tau and the noise come from the prior (`prior.py`), and so does the ridge of the common model inside moored families.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import cache
 from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from mooring.advice.path import path
+from mooring.advice.path import batches_of, is_dense, path, penalised
 from mooring.advice.prior import Prior
 from mooring.core.cohort import Rows
+from mooring.tasks.linear import Linear
 
 COMMON, ALONE, LAMBDA, SIZE, DIAGONAL, MIXTURE = "common", "alone", "lambda", "size", "diagonal", "mixture"
 OF_PRIOR = {"scalar": SIZE, "diagonal": DIAGONAL}
@@ -43,42 +44,46 @@ class Models(NamedTuple):
     v: Tensor  # [m, d], what each client gets
 
 
-def fitted(task: Any, rows: Rows, p: Tensor, settings: Iterable[Setting], found: Iterable[Prior] = ()) -> Iterator[Models]:
-    """Every setting's models on these rows; settings that lie on one path are solved together."""
+def fitted(
+    task: Any, rows: Rows, p: Tensor, settings: Iterable[Setting], found: Iterable[Prior] = ()
+) -> Iterator[Models]:
+    """Every setting's models on these rows, in order; neighbours that lie on one path are solved together."""
     by_family = {OF_PRIOR[prior.kind]: prior for prior in found}
-    key = lambda s: (s.family, s.ridge, s.own_ridge)  # noqa: E731
-    for (family, ridge, own), group in groupby(settings, key):
-        members = list(group)
-        values = [s.value for s in members]
-        if family == COMMON:
-            for setting in members:
-                w = common_model(task, rows, p, setting.value)
-                yield Models(setting, w, w.expand(len(rows), -1))
-        elif family == ALONE:
-            for setting in members:
-                v = alone_models(task, rows, setting.value)
-                yield Models(setting, (p.to(v.dtype) / p.sum()) @ v, v)
-        elif family == MIXTURE:
-            w, v = common_model(task, rows, p, ridge), alone_models(task, rows, own)
-            for setting in members:
-                yield Models(setting, w, setting.value * v + (1 - setting.value) * w)
-        else:
+    common = cache(lambda ridge: common_model(task, rows, p, ridge))
+    alone = cache(lambda ridge: alone_models(task, rows, ridge))
+    for (family, ridge, own), group in groupby(settings, lambda s: (s.family, s.ridge, s.own_ridge)):
+        if family in MOORED:
+            members = list(group)
             shape = by_family[family].shape(rows.size) if family in by_family else None
-            for setting, point in zip(members, path(task, rows, p, values, shape, ridge)):
+            for setting, point in zip(members, path(task, rows, p, [s.value for s in members], shape, ridge)):
                 yield Models(setting, point.w, point.v)
+            continue
+        for setting in group:
+            if family == COMMON:
+                yield Models(setting, common(setting.value), common(setting.value).expand(len(rows), -1))
+            elif family == ALONE:
+                v = alone(setting.value)
+                yield Models(setting, (p.to(v.dtype) / p.sum()) @ v, v)
+            else:
+                yield Models(setting, common(ridge), torch.lerp(common(ridge), alone(own), setting.value))
 
 
 def common_model(task: Any, rows: Rows, p: Tensor, ridge: float) -> Tensor:
     """[d]: one model for all rows, client i's rows weighing p_i."""
-    return next(path(task, rows, p, [torch.inf], ridge=ridge)).w
+    if isinstance(task, Linear) or not is_dense(task):
+        return next(path(task, rows, p, [torch.inf], ridge=ridge)).w
+    start = torch.zeros(1, task.dim, dtype=task.dtype)
+    return task.prox(start, (ridge * penalised(task))[None], rows.pooled(p.to(task.dtype)))[0]
 
 
 def alone_models(task: Any, rows: Rows, ridge: float) -> Tensor:
     """[m, d]: everyone's own model with a ridge; a client without rows gets 0."""
     zero = torch.zeros(1, task.dim, dtype=task.dtype)
     out = torch.zeros(len(rows), task.dim, dtype=task.dtype)
-    for block in rows.blocks(CHUNK):
-        part = rows.select(block)
-        if int(part.size.max()) > 0:
-            out[block] = task.prox(zero, ridge, part.full(task))
+    if task.condense is not None:
+        for block in torch.arange(len(rows)).split(CHUNK):
+            out[block] = task.prox(zero, ridge, rows.select(block).full(task))
+        return out
+    for block, batch in batches_of(rows):
+        out[block] = task.prox(zero, ridge, batch)
     return out

@@ -9,12 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mooring.advice.path import batches_of
 from mooring.core.cohort import Rows
 from mooring.core.seeds import uniforms
 
 FOLDS = 5
-MORE_FOLDS = 10  # where rows are few, and fits are quick
-FEW_ROWS = 2_000
+MORE_FOLDS = 10  # where rows are few
+FEW_ROWS = 1_000
 
 
 class Held(NamedTuple):
@@ -75,16 +76,16 @@ def cross(rows: Rows, keys: np.ndarray, seed: int = 0, folds: int | None = None)
             yield Held(subset(rows, ~out), subset(rows, out), torch.nonzero(out)[:, 0])
 
 
-def row_losses(task: Any, v: Tensor, rows: Rows) -> Tensor:
-    """[N] in float64: what the models v [m, d] (or one [d]) lose on each row of a compact pool, client after client."""
+def row_losses(task: Any, models: Tensor, rows: Rows, unit: float = 1.0) -> Tensor:
+    """[N] in float64: the reported loss of every row under its own client's model, client after client.
+
+    models is [m, d], or one [d] for all.
+    """
     out = torch.empty(int(rows.size.sum()), dtype=torch.float64)
-    v = v.expand(len(rows), -1) if v.ndim == 1 else v
-    for block in rows.blocks():
-        part = rows.select(block)
-        if int(part.size.max()) == 0:
-            continue
-        batch = part.padded()
-        real = torch.arange(batch.y.shape[1]) < part.size[:, None]
-        index = part.start[:, None] + torch.arange(batch.y.shape[1])
-        out[index[real]] = task.row_risk(v[block], batch)[real].double()
-    return out
+    first = torch.cumsum(rows.size, 0) - rows.size
+    models = models.expand(len(rows), -1) if models.ndim == 1 else models
+    for block, batch in batches_of(rows) if len(out) else ():
+        column = torch.arange(batch.y.shape[1])
+        real = column < rows.size[block][:, None]
+        out[(first[block][:, None] + column)[real]] = task.row_risk(models[block], batch)[real].double()
+    return unit * out

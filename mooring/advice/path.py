@@ -2,8 +2,9 @@
 
     min  sum_i p_i [ L_i(v_i) + 1/2 sum_j lam_ij (v_ij - w_j)^2 ] + ridge/2 |w|^2,    lam_ij = scale tight_i / slack_j
 
-One `Path` has fixed tight [m] and slack [d] (1 unless given: one lam for all) and is solved for any number of scales,
-infinity (v_i = w: one common model) among them. A slack of 0 makes a coefficient common to all clients.
+A path has fixed tight [m] and slack [d] (1 unless given: one lam for all) and is solved for any number of scales,
+infinity (v_i = w: one common model) among them. A slack of 0 makes a coefficient common to all clients. The ridge
+leaves intercepts alone.
 
     linear tasks      exact: one eigendecomposition per client serves every scale
     smooth convex     Newton's method on w and all v_i at once, warm started from the scale before
@@ -26,9 +27,10 @@ from mooring.tasks.proximal import DENSE
 
 SCALES = torch.logspace(3, -3, 25, dtype=torch.float64)  # lambdas of a whole path, in units of the clients' curvature
 SINGULAR = 1e-12  # share of the largest eigenvalue below which a direction counts as undetermined
-TOLERANCE = 1e-8  # Newton's method: the gradient, relative to the first one
+TOLERANCE = 1e-7  # Newton's method: the gradient, relative to the first one
 ITERATIONS = 50
 HALVINGS = 30
+SMALL = 1_000_000  # numbers up to which all clients are padded into one batch, whatever their sizes
 
 
 class Point(NamedTuple):
@@ -61,14 +63,23 @@ def path(
         raise RequestError(f"path: scales must be above 0, got {min(scales)}; training alone has its own ridge.")
     tight = torch.ones(len(rows), dtype=torch.float64) if shape.tight is None else shape.tight.double()
     p = p.double() / p.double().sum()
+    penalty = ridge * penalised(task)
     if isinstance(task, Linear):
-        return _linear(task, rows, p, scales, tight, shape.slack, ridge)
+        return _linear(task, rows, p, scales, tight, shape.slack, penalty.double())
     if is_dense(task):
-        return _newton(task, rows, p, scales, tight, shape.slack, ridge)
+        return _newton(task, rows, p, scales, tight, shape.slack, penalty)
     if shape.slack is not None:
         raise RequestError(f"path: task '{task.name}' has no Hessian to give each coefficient its own stiffness.")
     solver = large_path if task.smooth_loss and hasattr(task, "curve") else envelope_path
-    return (Point(*found) for found in solver(task, rows, p, scales, tight, ridge))
+    return (Point(*found) for found in solver(task, rows, p, scales, tight, penalty))
+
+
+def penalised(task: Any) -> Tensor:
+    """[d]: 1 where a ridge on the common model applies, 0 at intercepts, which come last."""
+    out = torch.ones(task.dim, dtype=task.dtype)
+    if getattr(task, "intercept", False):
+        out[-(task.dim // (task.features + 1)) :] = 0
+    return out
 
 
 def is_dense(task: Any) -> bool:
@@ -87,11 +98,17 @@ def curvature(task: Any, rows: Rows, p: Tensor) -> float:
     return mean if 0 < mean < float("inf") else 1.0
 
 
+def batches_of(rows: Rows) -> list[tuple[Tensor, Batch]]:
+    """All rows in padded blocks of clients: one where that is small: there overhead counts, not padding."""
+    if len(rows) * int(rows.size.max()) * rows.x[:1].numel() <= SMALL:
+        return [(torch.arange(len(rows)), rows.padded())]
+    return [(block, rows.select(block).padded()) for block in rows.blocks()]
+
+
 def _gather(rows: Rows, build: Callable[[Tensor, Batch], Tensor]) -> Tensor:
     """`build(clients, batch)` block by block, in client order."""
-    blocks = rows.blocks()
-    parts = [build(block, rows.select(block).padded()) for block in blocks]
-    return torch.cat(parts)[torch.argsort(torch.cat(blocks))]
+    found = [(block, build(block, batch)) for block, batch in batches_of(rows)]
+    return torch.cat([part for _, part in found])[torch.argsort(torch.cat([block for block, _ in found]))]
 
 
 def _linear(task, rows, p, scales, tight, slack, ridge) -> Iterator[Point]:
@@ -115,7 +132,7 @@ def _linear(task, rows, p, scales, tight, slack, ridge) -> Iterator[Point]:
     e = e.clamp(min=0)
     su = s[:, None] * u
     k, k0 = su.mT @ h, (su.mT @ moment[..., None])[..., 0]
-    whole = torch.einsum("c,cij->ij", p, h) + ridge * eye
+    whole = torch.einsum("c,cij->ij", p, h) + torch.diag(ridge)
     target = p @ moment
     flat = k.reshape(-1, task.dim)
     for scale in scales:
@@ -143,9 +160,9 @@ def solve_symmetric(a: Tensor, b: Tensor, like: Tensor | None = None) -> Tensor:
 
 
 def _newton(task, rows, p, scales, tight, slack, ridge) -> Iterator[Point]:
-    """Newton's method on (w, z_1..z_m), v_i = w + S z_i, with pull scale tight_i |z_i|^2 / 2; w by a Schur complement."""
+    """Newton's method on (w, z_1..z_m), v_i = w + S z_i, pull scale tight_i |z_i|^2 / 2; w by a Schur complement."""
     s = torch.ones(task.dim, dtype=task.dtype) if slack is None else slack.sqrt().to(task.dtype)
-    batches = [(block, rows.select(block).padded()) for block in rows.blocks()]
+    batches = batches_of(rows)
     w = torch.zeros(task.dim, dtype=task.dtype)
     z = torch.zeros(len(rows), task.dim, dtype=task.dtype)
     first = None
@@ -173,7 +190,7 @@ def _newton(task, rows, p, scales, tight, slack, ridge) -> Iterator[Point]:
 
 
 def _objective(task, batches, p, s, pull, ridge, w, z) -> float:
-    total = ridge / 2 * float(w @ w)
+    total = 0.5 * float(ridge @ w**2)
     finite = torch.where(torch.isinf(pull), 0.0, pull)
     for block, batch in batches:
         own = task.loss(w + s * z[block], batch) + 0.5 * finite[block] * (z[block] ** 2).sum(1)
@@ -184,7 +201,7 @@ def _objective(task, batches, p, s, pull, ridge, w, z) -> float:
 def _newton_step(task, batches, p, s, pull, ridge, w, z) -> tuple[Tensor, Tensor, float]:
     """The steps of w and z, and the size of the gradient in w and, per client, in z."""
     eye = torch.eye(task.dim, dtype=task.dtype)
-    schur, slope, square = ridge * eye, ridge * w, 0.0
+    schur, slope, square = torch.diag(ridge), ridge * w, 0.0
     kept = []
     for block, batch in batches:
         share = p[block].to(task.dtype)

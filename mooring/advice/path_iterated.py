@@ -28,7 +28,7 @@ HALVINGS = 20
 Found = tuple[float, Tensor, Tensor]
 
 
-def large_path(task: Any, rows: Rows, p: Tensor, scales: list[float], tight: Tensor, ridge: float) -> Iterator[Found]:
+def large_path(task: Any, rows: Rows, p: Tensor, scales: list[float], tight: Tensor, ridge: Tensor) -> Iterator[Found]:
     """Each point to a gradient of RELATIVE times that at the start, in the norm that weighs client i by p_i.
 
     The inputs are rotated to the eigenvectors of their pooled second moments: there the Hessian is nearly diagonal, so
@@ -51,7 +51,7 @@ def large_path(task: Any, rows: Rows, p: Tensor, scales: list[float], tight: Ten
         yield scale, _centre(back, p, lam, ridge), back
 
 
-def _together(task: Any, rows: Rows, ridge: float, goal: float, moments: Tensor) -> Tensor:
+def _together(task: Any, rows: Rows, ridge: Tensor, goal: float, moments: Tensor) -> Tensor:
     """[d]: roughly the common model, from all rows as those of one client: where a path begins."""
     first, last = int(rows.start.min()), int((rows.start + rows.size).max())
     batch = Rows(
@@ -84,7 +84,7 @@ def _turn(task: Any, v: Tensor, basis: Tensor) -> Tensor:
     return torch.cat([slopes.flatten(1), v[:, task.features * outputs :]], 1)
 
 
-def _centre(v: Tensor, p: Tensor, lam: Tensor, ridge: float) -> Tensor:
+def _centre(v: Tensor, p: Tensor, lam: Tensor, ridge: Tensor) -> Tensor:
     """The w that minimises sum_i p_i lam_i/2 |v_i - w|^2 + ridge/2 |w|^2."""
     if bool(torch.isinf(lam).all()):
         return p @ v
@@ -111,7 +111,7 @@ def _norm(g: Tensor, p: Tensor) -> float:
 
 
 def _solve(
-    task: Any, batches: Any, v: Tensor, p: Tensor, lam: Tensor, ridge: float, goal: float, moments: Tensor
+    task: Any, batches: Any, v: Tensor, p: Tensor, lam: Tensor, ridge: Tensor, goal: float, moments: Tensor
 ) -> Tensor:
     common = bool(torch.isinf(lam).all())
     if common:
@@ -190,7 +190,7 @@ def _conjugate(product: Any, g: Tensor, p: Tensor, lam: Tensor, common: bool, mo
 
 
 def envelope_path(
-    task: Any, rows: Rows, p: Tensor, scales: list[float], tight: Tensor, ridge: float
+    task: Any, rows: Rows, p: Tensor, scales: list[float], tight: Tensor, ridge: Tensor
 ) -> Iterator[Found]:
     """Infinity stands for a stiffness so large that nobody leaves w noticeably."""
     batches = [(block, rows.select(block).padded()) for block in rows.blocks()]
@@ -203,7 +203,7 @@ def envelope_path(
 
         def envelope(flat: np.ndarray, lam: Tensor = lam) -> tuple[float, np.ndarray]:
             at = torch.from_numpy(flat).to(task.dtype)
-            total, slope = ridge / 2 * float(at @ at), ridge * at
+            total, slope = 0.5 * float(ridge @ at**2), ridge * at
             for block, batch in batches:
                 share, stiff = p[block].to(task.dtype), lam[block][:, None]
                 v[block] = task.prox(at, stiff, batch, v[block])

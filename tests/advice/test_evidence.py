@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from mooring.advice.evidence import Difference, calls, compare, row_losses, verdicts
+from mooring.advice.evidence import Difference, calls, compare, verdicts
+from mooring.advice.folds import row_losses
 from mooring.core.seeds import client_key
 from mooring.tasks.linear import Linear
 from tests.problems import linear_clients

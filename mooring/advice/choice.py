@@ -1,0 +1,189 @@
+"""Which plan: chosen by cross-validation inside the clients, over their training and validation rows.
+
+1. The prior proposes: lam_i (or lam_ij) of empirical Bayes is the plan unless held-out rows speak against it. Without a
+   prior (kinked losses, very many parameters) the best single lam takes its place.
+2. Another setting becomes the plan only if its held-out loss is lower by more than 1.5 standard errors of the paired
+   difference: noise does not unseat the prior.
+3. A client leaves the shared plan (looser, tighter, alone, common) only where its own held-out rows make that more
+   likely than not, all clients' choices together being the prior of each one's (empirical Bayes again), and only if
+   such choices, made on some folds, pay on the others by more than two standard errors.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from mooring.advice.families import ALONE, COMMON, LAMBDA, MIXTURE, OF_PRIOR, Setting, fitted
+from mooring.advice.folds import compact, cross, owners, row_losses
+from mooring.advice.path import SCALES, curvature
+from mooring.advice.prior import Prior, centre_ridge, preferred, priors
+from mooring.core.cohort import Rows
+from mooring.tasks.facts import RIDGES
+
+FACTORS = (16.0, 4.0, 2.0, 1.0, 0.5, 0.25, 0.0625)  # on the stiffness that the prior proposes
+NEAR = (2.0, 1.0, 0.5)
+RIDGE_FACTORS = {0.0: NEAR, 1.0: FACTORS, 4.0: NEAR, 16.0: NEAR}  # on the common model's ridge that the prior proposes
+ALPHAS = (0.25, 0.5, 0.75)  # 0 and 1 are `common` and `alone`
+LAMBDAS = SCALES[::2]
+OWN_RIDGES = RIDGES[::2].tolist()
+MIXED_RIDGES = OWN_RIDGES[4:9:2]
+COMMON_RIDGES = [0.0, *RIDGES[4:18:4].tolist()]
+MOST_CLIENTS = 5_000  # clients that choose the plan; the others follow
+TO_SWITCH, TO_LEAVE = 1.5, 2.0  # standard errors that another plan, and choices of clients' own, must win by
+SURE = 0.5  # a client leaves the plan only for what is more likely than this
+
+
+class Choice(NamedTuple):
+    plan: Setting
+    default: Setting  # what the prior, or the best single lam, proposed
+    alone: Setting  # the best of its family, as the plan's referees
+    common: Setting
+    shared: Setting  # the best single lam
+    own: dict[int, Setting]  # client -> where it leaves the plan
+    table: pd.DataFrame  # every candidate: family, value, ridge, held-out loss, difference to the plan and its error
+    prior: Prior | None
+    held: Tensor  # [rows] the plan's held-out loss, client after client, of the clients that chose
+    clients: Tensor  # who chose
+
+
+def choose(task: Any, rows: Rows, keys: np.ndarray, weights: str = "size", seed: int = 0) -> Choice:
+    """The plan for clients with these rows (train and validation); `weights` are the client weights p."""
+    asked = torch.arange(len(rows))
+    if len(asked) > MOST_CLIENTS:
+        asked = torch.linspace(0, len(rows) - 1, MOST_CLIENTS).long()
+    found = priors(task, rows)
+    prior = preferred(found) if found else None
+    some = compact(rows.select(asked))
+    settings, default = candidates(task, some, prior, weights)
+    loss, fold = held_out(task, some, keys[asked.numpy()], settings, prior_of(prior, asked), weights, seed)
+    mean = loss.mean(1)
+
+    def best(*families: str) -> int:
+        inside = [k for k, s in enumerate(settings) if s.family in families]
+        return min(inside, key=lambda k: float(mean[k]))
+
+    first = best(LAMBDA) if default is None else settings.index(default)
+    plan, least = first, int(mean.argmin())
+    if float(mean[first] - mean[least]) > TO_SWITCH * error(loss[first] - loss[least]):
+        plan = least
+    alone, common = best(ALONE), best(COMMON)
+    own = leavers(task, loss, fold, owners(some), len(some), plan, family_of(settings, plan), alone, common)
+    table = pd.DataFrame([{"family": s.family, "value": s.value, "ridge": s.ridge} for s in settings])
+    table["loss"] = mean.numpy()
+    table["worse"] = [float((row - loss[plan]).mean()) for row in loss]
+    table["error"] = [error(row - loss[plan]) for row in loss]
+    table["plan"] = np.arange(len(settings)) == plan
+    return Choice(
+        settings[plan],
+        settings[first],
+        settings[alone],
+        settings[common],
+        settings[best(LAMBDA)],
+        {int(asked[i]): settings[k] for i, k in own.items()},
+        table,
+        prior,
+        loss[plan],
+        asked,
+    )
+
+
+def prior_of(prior: Prior | None, asked: Tensor) -> list[Prior]:
+    """The prior for some of the clients."""
+    return [] if prior is None else [prior._replace(noise=prior.noise[asked])]
+
+
+def weights_of(rows: Rows, weights: str) -> Tensor:
+    return rows.size.double() if weights == "size" else (rows.size > 0).double()
+
+
+def candidates(task: Any, rows: Rows, prior: Prior | None, weights: str) -> tuple[list[Setting], Setting | None]:
+    """All settings to compare, and the prior's own."""
+    unit = curvature(task, rows, weights_of(rows, weights))
+    ridge = 0.0 if prior is None else centre_ridge(task, prior, int(rows.size.sum()))
+    settings = [Setting(COMMON, r) for r in COMMON_RIDGES] + [Setting(ALONE, r) for r in OWN_RIDGES]
+    settings += [Setting(LAMBDA, float(s) * unit, ridge) for s in LAMBDAS]
+    default = None
+    if prior is not None:
+        family = OF_PRIOR[prior.kind]
+        settings += [Setting(family, f, r * ridge) for r, factors in RIDGE_FACTORS.items() for f in factors]
+        default = Setting(family, 1.0, ridge)
+    settings += [Setting(MIXTURE, a, ridge, r) for r in MIXED_RIDGES for a in ALPHAS]
+    return settings, default
+
+
+def held_out(
+    task: Any, rows: Rows, keys: np.ndarray, settings: list[Setting], found: list[Prior], weights: str, seed: int
+) -> tuple[Tensor, Tensor]:
+    """[settings, N] what each setting loses on every row when that row's fold is held out, and [N] the folds."""
+    loss = torch.full((len(settings), len(rows.y)), torch.nan, dtype=torch.float32)
+    fold = torch.zeros(len(rows.y), dtype=torch.long)
+    for k, part in enumerate(cross(rows, keys, seed)):
+        fold[part.place] = k
+        for j, models in enumerate(fitted(task, part.train, weights_of(part.train, weights), settings, found)):
+            loss[j, part.place] = row_losses(task, models.v, part.held).float()
+    return loss, fold
+
+
+def error(difference: Tensor) -> float:
+    """The standard error of a mean over rows."""
+    return float(difference.double().std() / max(len(difference), 1) ** 0.5)
+
+
+def family_of(settings: list[Setting], plan: int) -> list[int]:
+    """The settings that differ from the plan in their value only."""
+    mine = settings[plan]
+    if mine.family in (COMMON, ALONE):
+        return [plan]
+    return [k for k, s in enumerate(settings) if s._replace(value=0.0) == mine._replace(value=0.0)]
+
+
+def leavers(task, loss, fold, owner, clients, plan, family, alone, common) -> dict[int, int]:
+    """Who leaves the plan, and for which setting."""
+    options = list(dict.fromkeys([plan, *family, alone, common]))
+    heat = temperature(task, loss[plan])
+    folds = int(fold.max()) + 1
+    sums = torch.stack([_by_client(loss[options][:, fold == k], owner[fold == k], clients) for k in range(folds)])
+    total = sums.sum(0)
+    tried = torch.empty(len(owner))
+    for k in range(folds):
+        pick = _likely(-(total - sums[k]) / heat)
+        here = fold == k
+        tried[here] = loss[options][:, here].gather(0, pick[owner[here]][None])[0]
+    saved = loss[plan] - tried
+    if not float(saved.mean()) > TO_LEAVE * error(saved):
+        return {}
+    pick = _likely(-total / heat)
+    return {i: options[int(c)] for i, c in enumerate(pick) if int(c) != 0}
+
+
+def temperature(task: Any, loss: Tensor) -> float:
+    """What turns a sum of losses into a negative log-likelihood."""
+    known = {"log-loss": 1.0, "deviance": 2.0, "mse": 2 * float(loss.mean())}
+    return max(known.get(task.metric, float(loss.mean())), 1e-12)
+
+
+def _by_client(loss: Tensor, owner: Tensor, clients: int) -> Tensor:
+    """[clients, options]: sums over rows."""
+    return torch.zeros(clients, len(loss), dtype=torch.float64).index_add_(0, owner, loss.T.double())
+
+
+def _likely(score: Tensor, rounds: int = 50) -> Tensor:
+    """[clients]: the option of each client, 0 (the plan) unless another is more likely than SURE.
+
+    score is [clients, options], log-likelihoods. The options' shares over all clients are fitted by EM, from a
+    start and with a prior at which half of the clients keep the plan.
+    """
+    options = score.shape[1]
+    start = torch.full((options,), 0.5 / max(options - 1, 1), dtype=score.dtype)
+    start[0] = 0.5 if options > 1 else 1.0
+    share = start
+    for _ in range(rounds):
+        post = torch.softmax(score + share.log(), 1)
+        share = (post.sum(0) + options * start) / (len(score) + options)
+    top = post.max(1)
+    return torch.where(top.values > SURE, top.indices, 0)

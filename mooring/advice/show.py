@@ -1,0 +1,68 @@
+"""An advice in the terminal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mooring.advice.advise import Advice
+
+MOST_ROWS = 20
+NUMBERS = ("alone", "common", "personal", "gain", "gain_low", "gain_high", "lambda")
+COLUMNS = {
+    "client": "client",
+    "rows": "rows",
+    "alone": "alone",
+    "common": "common",
+    "personal": "advised",
+    "gain": "gain",
+    "gain_low": "low",
+    "gain_high": "high",
+    "plan": "plan",
+    "lambda": "lambda",
+    "verdict": "verdict",
+}
+
+
+def show_advice(display: Any, advice: Advice) -> None:
+    """The summary, the clients by gain, and why."""
+    told = advice.summary
+    rows = [
+        {"who": "alone: every client by itself", "loss": told["alone"]},
+        {"who": "common: one model for all", "loss": told["common"]},
+        {"who": "one lambda for all", "loss": told["shared_lambda"]},
+        {"who": "advised", "loss": told["advised"]},
+    ]
+    title = f"{advice.job.clients.title}: test {told['metric']} over {len(advice.clients)} clients"
+    display.table(title, rows, {"who": "model", "loss": told["metric"]})
+    order = advice.clients.sort_values("gain", ascending=False)
+    caption = "gain: loss saved over training alone, with its 95 % interval; every client has the model of its plan"
+    if len(order) > MOST_ROWS:
+        half = MOST_ROWS // 2
+        order = order.iloc[[*range(half), *range(len(order) - half, len(order))]]
+        caption = f"The {half} that gain most and least of {len(advice.clients)}. {caption}"
+    records = order.to_dict("records")
+    for row in records:
+        row |= {key: f"{row[key]:.2g}" for key in NUMBERS if row[key] == row[key]}
+    display.table("Clients", records, COLUMNS, caption)
+    for sentence in in_words(advice):
+        display.say(sentence)
+    if advice.run is not None:
+        display.say(f"Run: {advice.run} (figures: path.png, gains.png)")
+
+
+def in_words(advice: Advice) -> list[str]:
+    """What to make of it."""
+    told, count = advice.summary, advice.clients["verdict"].value_counts()
+    verdicts = ", ".join(f"{word} for {count.get(word, 0)}" for word in ("personal", "common", "alone", "undecided"))
+    said = [
+        f"Verdicts: {verdicts}.",
+        f"Against training alone {told['helped']} clients are helped, {told['harmed']} harmed, {told['undecided']} "
+        "cannot be told; of the calls made, about one in twenty may be wrong. Whatever the verdict, every client has "
+        "the model of its plan.",
+    ]
+    if advice.theory is not None:
+        said += advice.theory.words
+        top = [(name, tau) for name, tau in advice.theory.heterogeneity["by_feature"].items() if tau > 0][:4]
+        if top:
+            said.append("What differs most between clients: " + ", ".join(f"{n} ({tau:.2g})" for n, tau in top) + ".")
+    return said
