@@ -15,6 +15,7 @@ demo: setup
 	rm -rf demo
 	$(BIN)/mooring compare exam --methods local,global,fedprox_one_stage --out demo/compare
 	$(BIN)/mooring fit exam --algorithm fedprox_one_stage --out demo/fit
+	$(BIN)/mooring advise exam --out demo/advice
 
 test: setup lint
 	$(BIN)/python -m pytest
