@@ -16,7 +16,7 @@ _PUBLIC = {
     "PersonalizedClassifier": "mooring.estimators",
 }
 
-__all__ = sorted(_PUBLIC)  # noqa: PLE0605
+__all__ = sorted(_PUBLIC)
 
 
 def __getattr__(name: str) -> Any:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from mooring.algorithms.base import Algorithm, Setting
 from mooring.algorithms.settings import auto_eta, check, local_sgd, read_lam, settled
-from mooring.core.moor import Moor, stiffness
+from mooring.core.moor import stiffness
 
 
 class Server(NamedTuple):

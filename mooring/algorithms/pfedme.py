@@ -26,7 +26,7 @@ from mooring.algorithms.base import Algorithm, Setting
 from mooring.algorithms.settings import auto_eta, check, choose_inner, largest, read_lam, schedule, settled
 from mooring.core.batches import minibatches
 from mooring.core.cohort import per_client
-from mooring.core.moor import Moor, stiffness
+from mooring.core.moor import stiffness
 from mooring.core.solvers import descend
 
 

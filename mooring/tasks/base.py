@@ -28,7 +28,7 @@ class Task:
 
     name: ClassVar[str]
     metric: ClassVar[str]  # what `row_risk` measures, as a user calls it
-    unit_power: ClassVar[int] = 0  # how the metric grows with the unit of a regression target: 2 for squares, 1 for sizes
+    unit_power: ClassVar[int] = 0  # how the metric grows with the unit of a regression target: squared, or as it is
     kinds: ClassVar[tuple[str, ...]]  # the targets it fits: "regression", "binary", "classes", "count"
     smooth_loss: ClassVar[bool] = True
     condense: Any = None  # condense(batch) -> a summary that stands for the batch in full passes
