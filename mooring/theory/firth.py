@@ -24,7 +24,8 @@ from torch.nn.functional import softplus
 
 from mooring.core.newton import newton
 
-PAIRS = 2_000  # up to so many rows a client's curvature includes its term over pairs, which costs n^2 d
+PAIRS = 2_000  # up to so many rows a client's curvature includes its term over pairs, which costs n^2 d,
+PLENTY = 100  # and up to so many rows per coefficient: its share is of order d/n
 FLOOR = 1e-10  # relative ridge that keeps the algebra finite for clients with too few rows
 LEAST = 0.25  # J counts only where it is at least this share of the Fisher information
 PHI = 3.0  # phi is 1 up to sampling error: anything further off is a client of few rows close to separation
@@ -74,7 +75,7 @@ def firth(x: Tensor, success: Tensor, valid: Tensor) -> Firth:
     h, tilt = _leverage(x, curve, factor), 1 - 2 * prob
     bent = curve * (1 + h) - h * tilt**2 / 2
     curvature = (bent[..., None] * x).mT @ x
-    if x.shape[1] <= PAIRS:
+    if x.shape[1] <= min(PAIRS, PLENTY * d):
         half = torch.linalg.solve_triangular(factor, x.mT, upper=False)
         slant = tilt * curve
         curvature = curvature + x.mT @ (slant[:, :, None] * (half.mT @ half) ** 2 @ (slant[..., None] * x)) / 2

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mooring.theory.estimate import Estimate
 from mooring.theory.heterogeneity import client_weights, radius
-from mooring.theory.reml import Normal, evaluate, typical_spread
+from mooring.theory.reml import Normal, evaluate, maximise, typical_spread
 from mooring.theory.spread import Kind, Spread, spread_likelihood
 from mooring.theory.summaries import LinearStats, fits_from_stats, trace
 
@@ -54,8 +54,9 @@ def radius_likelihood(spread: Spread, n: Tensor, p: Tensor | None = None, level:
         return float(weight @ gammainc(shape, rate * r**2))
 
     tail = (1 - level) / 2
-    at_zero = evaluate(spread.data, torch.zeros_like(unit)).deviance
-    ruled_out = at_zero - deviance.min() > chi2.ppf(1 - 2 * tail, 1)
+    plain = spread.data._replace(tilt=None)
+    likeliest = maximise(plain, spread.kind == "scalar")[0].deviance
+    ruled_out = evaluate(plain, torch.zeros_like(unit)).deviance - likeliest > chi2.ppf(1 - 2 * tail, 1)
     top = 4 * np.sqrt((mean + 6 * np.sqrt(variance)).max())
     value = _posterior(spread.data, tau2, p)[2] ** 0.5
     low = _quantile(below, tail, top) if ruled_out else 0.0

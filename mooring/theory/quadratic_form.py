@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import gammainc, gammaincc, ndtr
 
 NORMAL = 1e-4  # skewness below which the gamma variable is normal for all purposes
-BISECTIONS = 60
+BISECTIONS = 40
 LUCK = 0.05
 NOISELESS = 1e-12  # noise below this share of the square counts as this share
 

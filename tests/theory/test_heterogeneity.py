@@ -5,6 +5,7 @@ from scipy.stats import f as fisher
 from scipy.stats import ncf
 
 from mooring.core.errors import RequestError
+from mooring.tasks.logistic import Logistic
 from mooring.theory import diversity
 from mooring.theory.heterogeneity import (
     _between,
@@ -18,7 +19,7 @@ from mooring.theory.heterogeneity import (
 from mooring.theory.heterogeneity_likelihood import estimate_radius, radius_likelihood
 from mooring.theory.heterogeneity_resampling import function_distance, radius_bootstrap, radius_split, resampled
 from mooring.theory.quadratic_form import Form, chance_below, interval, noise_quantile
-from mooring.theory.spread import spread_likelihood
+from mooring.theory.spread import spread_laplace, spread_likelihood
 from mooring.theory.summaries import (
     LocalFits,
     fit_covariance,
@@ -200,6 +201,22 @@ def test_likelihood_agrees_with_debiased_fits_where_both_apply():
         assert likely.value == pytest.approx(plain.value, abs=0.06)
         assert likely.high == pytest.approx(plain.high, abs=0.06)
         assert (likely.low > 0) == low == (plain.low > 0)
+
+
+def test_likelihood_works_for_logistic_clients_with_few_rows():
+    rng = np.random.default_rng(14)
+    task, p = Logistic(3, intercept=False, ridge=0.0), np.full(60, 1 / 60)
+    for r, low in ((1.2, True), (0.0, False)):
+        rows, _, _ = logistic_rows([3] * 20 + [40] * 40, truths(60, 3, r, p, rng), rng)
+        batch = rows.padded()
+
+        def refit(center, lam, batch=batch):
+            modes = task.prox(center[None], lam, batch)
+            return modes, task.hessian(modes, batch)
+
+        spread = spread_laplace(rows.size, refit, torch.zeros(3).double())
+        found = radius_likelihood(spread, rows.size.double(), torch.from_numpy(p))
+        assert covered(found, r) and (found.low > 0) == low
 
 
 def test_split_halves_have_no_noise_in_the_mean():

