@@ -1,0 +1,84 @@
+"""What an experiment file declares: trials over points and seeds, the claims on them, and what is drawn.
+
+    trial(seed=..., **point, **settings) -> {name: a number, or a list for a curve}
+
+A trial makes its own data from its seed, so that methods at equal seeds see equal data, and is a pure function of its
+arguments: results are kept under them. Everything that changes a number is a coordinate of the point, a setting or
+code; never the name of a preset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+from mooring.experiments.base.claims import Claim
+from mooring.experiments.base.results import Ref
+
+PRESETS = ("smoke", "quick", "paper")
+
+
+def grid(**coordinates: Sequence[Any]) -> list[dict[str, Any]]:
+    """All combinations, as points."""
+    return [dict(zip(coordinates, values)) for values in product(*coordinates.values())]
+
+
+@dataclass(frozen=True)
+class Preset:
+    """How large an experiment is."""
+
+    points: Sequence[Mapping[str, Any]] = ({},)
+    repeats: int = 1
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    data: str = ""  # named in titles where the data are not the paper's own
+    needs: tuple[str, ...] = ()  # data sets, by the beginnings of their file names in the data folder
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One plot: curves by label along x, each the mean over repeats with its interval."""
+
+    x: str  # a coordinate of the points, or a series that lists the places
+    curves: Mapping[str, Ref | str]
+    xlabel: str
+    ylabel: str
+    title: str = ""
+    log: str = ""  # "x", "y" or "xy"
+    dashed: tuple[str, ...] = ()  # labels drawn as plain dashed lines: theory, bounds
+    across: Mapping[str, float] = field(default_factory=dict)  # labelled horizontal lines
+    upright: Mapping[str, float] = field(default_factory=dict)  # labelled vertical lines
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Our number, and the paper's (None where it prints none)."""
+
+    ours: Ref | str | Callable[[Any], float]  # a quantity, or a function of the results
+    printed: float | str | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    title: str
+    columns: Sequence[str]
+    rows: Mapping[str, Sequence[Cell]]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    title: str
+    trial: Callable[..., dict[str, Any]]
+    presets: Mapping[str, Preset]
+    claims: Sequence[Claim]
+    panels: Sequence[Panel] = ()
+    tables: Sequence[Table] = ()
+    reads: str = ""  # what was tested where the paper is silent or wrong: told on the page
+
+    def __post_init__(self) -> None:
+        if tuple(self.presets) != PRESETS:
+            raise ValueError(f"{self.title}: presets must be {', '.join(PRESETS)}, got {', '.join(self.presets)}")
+        ids = [claim.id for claim in self.claims]
+        if not ids or len(set(ids)) != len(ids):
+            raise ValueError(f"{self.title}: needs claims with different ids, got {ids}")

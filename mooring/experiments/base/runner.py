@@ -1,0 +1,123 @@
+"""Run the trials of experiments on all cores, each trial once: finished ones are kept, an interrupted run goes on."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from mooring.core.errors import RequestError, WorkError
+from mooring.experiments.base import cache, catalog
+from mooring.experiments.base.experiment import Preset
+from mooring.experiments.base.results import Results, Trial
+
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")  # one each: the trials share the cores
+
+Tell = Callable[[str, int, int], None]
+
+
+class Unit(NamedTuple):
+    """One trial to be run."""
+
+    experiment: str
+    point: dict[str, Any]
+    settings: dict[str, Any]
+    seed: int
+    key: str
+
+
+class Finished(NamedTuple):
+    results: Results
+    seconds: float  # of work on one core, whenever it was done
+
+
+def units(entry: catalog.Entry, preset: Preset) -> list[Unit]:
+    trial, settings = entry.experiment.trial, dict(preset.settings)
+    return [
+        Unit(entry.id, dict(point), settings, seed, cache.key(trial, {**point, **settings}, seed, preset.needs))
+        for point in preset.points
+        for seed in range(preset.repeats)
+    ]
+
+
+def run(
+    entries: Sequence[catalog.Entry],
+    preset: str,
+    folder: Path,
+    *,
+    workers: int | None = None,
+    tell: Tell = lambda what, done, all: None,
+) -> dict[str, Finished]:
+    """Results by experiment; `folder` keeps the trials, `workers` is the number of processes (default: the cores)."""
+    wanted = {entry.id: units(entry, catalog.preset(entry, preset)) for entry in entries}
+    everything = [unit for mine in wanted.values() for unit in mine]
+    kept = {name: trial for name in {unit.key for unit in everything} if (trial := cache.load(folder, name))}
+    missing = list({unit.key: unit for unit in everything if unit.key not in kept}.values())
+    total = len(kept) + len(missing)
+    tell(f"{preset} trials", len(kept), total)
+    for unit in _finished(missing, folder, workers):
+        kept[unit.key] = cache.load(folder, unit.key)
+        tell(f"{preset} trials", len(kept), total)
+    return {one: _gather(mine, kept) for one, mine in wanted.items()}
+
+
+def _finished(missing: list[Unit], folder: Path, workers: int | None) -> Iterator[Unit]:
+    """The units in the order in which they get done."""
+    workers = min(workers or os.cpu_count() or 1, len(missing))
+    if workers <= 1:
+        for unit in missing:
+            work(unit, folder)
+            yield unit
+        return
+    with one_thread_each(), ProcessPoolExecutor(workers, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+        futures = {pool.submit(work, unit, folder): unit for unit in missing}
+        try:
+            for future in as_completed(futures):
+                future.result()
+                yield futures[future]
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def work(unit: Unit, folder: Path) -> None:
+    """Run one trial and keep what it gave."""
+    trial = catalog.load(unit.experiment).experiment.trial
+    begin = time.perf_counter()
+    try:
+        values = trial(seed=unit.seed, **unit.point, **unit.settings)
+    except (RequestError, WorkError):
+        raise
+    except Exception as error:
+        where = ", ".join(f"{name} = {value}" for name, value in unit.point.items())
+        raise WorkError(
+            f"{unit.experiment} failed at {where or 'its point'}, seed {unit.seed}: {type(error).__name__}: {error}"
+        ) from error
+    what = {"experiment": unit.experiment, "point": unit.point, "settings": unit.settings, "seed": unit.seed}
+    cache.save(folder, unit.key, values, time.perf_counter() - begin, what)
+
+
+@contextmanager
+def one_thread_each() -> Iterator[None]:
+    """Processes that start within this block use one thread."""
+    before = {name: os.environ.get(name) for name in THREADS}
+    os.environ.update(dict.fromkeys(THREADS, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _gather(mine: Sequence[Unit], kept: Mapping[str, Any]) -> Finished:
+    trials = [Trial(unit.point, unit.seed, kept[unit.key]["values"]) for unit in mine]
+    return Finished(Results(trials), sum(kept[unit.key]["seconds"] for unit in mine))

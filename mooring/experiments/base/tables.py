@@ -1,0 +1,46 @@
+"""Tables in Markdown, the paper's numbers beside ours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mooring.experiments.base.experiment import Cell, Table
+from mooring.experiments.base.results import Results, interval
+
+
+def table(given: Table, results: Results) -> str:
+    """Ours as mean ± half of its interval; in brackets what the paper prints."""
+    rows = [[label, *(_cell(cell, results) for cell in cells)] for label, cells in given.rows.items()]
+    return f"**{given.title}** (ours ± 95 % interval; in brackets: printed)\n\n{markdown(['', *given.columns], rows)}"
+
+
+def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
+
+
+def number(value: Any) -> str:
+    """Four significant digits; lists, tables of numbers and words as they are."""
+    if isinstance(value, dict):
+        return "; ".join(f"{name}: {number(item)}" for name, item in value.items())
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(number(item) for item in value) + "]"
+    if isinstance(value, bool | str) or value is None:
+        return str(value)
+    return f"{value:.4g}"
+
+
+def brief(numbers: dict[str, Any], most: int = 90) -> str:
+    """Numbers for one line of a terminal; records and the page hold all of them."""
+    text = number(numbers)
+    return text if len(text) <= most else text[: most - 4].rstrip() + " ..."
+
+
+def _cell(cell: Cell, results: Results) -> str:
+    if callable(cell.ours):
+        ours = number(cell.ours(results))
+    else:
+        mean, low, high = (float(part) for part in interval(results.one(cell.ours)))
+        ours = number(mean) if low == high else f"{number(mean)} ± {number((high - low) / 2)}"
+    return ours if cell.printed is None else f"{ours} ({number(cell.printed)})"

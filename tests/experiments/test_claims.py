@@ -1,0 +1,178 @@
+"""Every kind of claim holds on results made for it and fails when the results say otherwise or change their sign."""
+
+import inspect
+
+import numpy as np
+import pytest
+
+from mooring.experiments.base import claims
+from mooring.experiments.base.results import Results, Trial, bootstrap, interval, of, ratio_interval
+
+X = np.array([0.1, 0.3, 1.0, 3.0, 10.0])
+
+
+def made(**series) -> Results:
+    """20 repeats at two points; numbers and curves vary by some per cent from seed to seed, the same for all series."""
+    rng = np.random.default_rng(0)
+    trials = []
+    for seed in range(20):
+        wobble = 1 + 0.05 * rng.standard_normal()
+        for gap in (1, 2):
+            own = {
+                name: (np.asarray(value, float) * wobble * (1 + 0.01 * rng.standard_normal())).tolist()
+                for name, value in series.items()
+            }
+            trials.append(Trial({"gap": gap, "method": "fedavg"}, seed, own | {"x": X.tolist()}))
+    return Results(trials)
+
+
+def negated(results: Results) -> Results:
+    def flip(value):
+        return (-np.asarray(value)).tolist()
+
+    return Results(
+        [Trial(t.point, t.seed, {k: v if k == "x" else flip(v) for k, v in t.values.items()}) for t in results.trials]
+    )
+
+
+AT = {"gap": 1}
+KINDS = {
+    "lower": (claims.lower("a", "b"), {"a": 1, "b": 2}, {"a": 2, "b": 1}),
+    "lower than a number": (claims.lower("a", 1.5), {"a": 1}, {"a": 2}),
+    "lower by a factor": (claims.lower("a", "b", 0.6), {"a": 1, "b": 2}, {"a": 1.4, "b": 2}),
+    "lower along a curve": (claims.lower("a", "b"), {"a": X, "b": 2 * X}, {"a": X, "b": 2 * X[::-1]}),
+    "higher": (claims.higher("a", "b", 1.5), {"a": 2, "b": 1}, {"a": 1.2, "b": 1}),
+    "higher than a number": (claims.higher("a", 1.5), {"a": 2}, {"a": 1}),
+    "close": (claims.close("a", "b", 0.1), {"a": 1.05, "b": 1}, {"a": 1.2, "b": 1}),
+    "close from below": (claims.close("a", "b", 0.1), {"a": 0.95, "b": 1}, {"a": 0.8, "b": 1}),
+    "ratio": (claims.ratio("a", "b", 1.5, 2.5), {"a": 2, "b": 1}, {"a": 3, "b": 1}),
+    "ratio from below": (claims.ratio("a", "b", 1.5, 2.5), {"a": 2, "b": 1}, {"a": 1, "b": 1}),
+    "alike": (claims.alike(["a", "b", "c"], 0.1), {"a": 1, "b": 1.04, "c": 1.07}, {"a": 1, "b": 1.07, "c": 1.14}),
+    "ordered": (claims.ordered(["a", "b", "c"]), {"a": 1, "b": 2, "c": 3}, {"a": 1, "b": 3, "c": 2}),
+    "within": (claims.within("a", 0.9, 1.1), {"a": 1}, {"a": 1.2}),
+    "falling": (claims.falling(of("a", **AT), "x"), {"a": 1 / X}, {"a": X}),
+    "falling but for a step": (claims.falling(of("a", **AT), "x"), {"a": [5, 4, 3, 2, 1]}, {"a": [5, 4, 4.5, 2, 1]}),
+    "rising": (claims.rising(of("a", **AT), "x"), {"a": X}, {"a": 1 / X}),
+    "flat": (claims.flat(of("a", **AT), "x", 0.2), {"a": [1, 1.1, 1, 1.05, 1]}, {"a": [1, 1.3, 1, 1, 1]}),
+    "flat on a span": (
+        claims.flat(of("a", **AT), "x", 0.2, span=(0, 2)),
+        {"a": [1, 1, 1, 9, 9]},
+        {"a": [1, 1, 2, 2, 2]},
+    ),
+    "slope": (claims.slope(of("a", **AT), "x", 1.8, 2.2), {"a": X**2}, {"a": X}),
+    "slope down": (claims.slope(of("a", **AT), "x", -1.2, -0.8), {"a": 1 / X}, {"a": X}),
+    "straight": (claims.straight(of("a", **AT), "x", 0.99), {"a": 2 + X}, {"a": [2, 12, 2, 12, 12]}),
+    "straight up": (claims.straight(of("a", **AT), "x", 0.99), {"a": 2 + X}, {"a": 20 - X}),
+    "crosses": (
+        claims.crosses(of("a", **AT), of("b", **AT), "x", 0.9, 1.1),
+        {"a": 1 / X, "b": X},
+        {"a": X, "b": 1 / X},
+    ),
+    "crosses a level elsewhere": (
+        claims.crosses(of("a", **AT), 1.0, "x", 0.9, 1.1),
+        {"a": 1 / X},
+        {"a": 3 / X},
+    ),
+    "crosses never": (claims.crosses(of("a", **AT), 1.0, "x", 0.9, 1.1), {"a": 1 / X}, {"a": 20 / X}),
+    "every": (
+        claims.every(one=claims.lower("a", 2.0), two=claims.higher("a", 0.5)),
+        {"a": 1},
+        {"a": 0.4},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_claim_can_fail(kind):
+    check, good, bad = KINDS[kind]
+    assert check(made(**good)).held
+    assert not check(made(**bad)).held
+    assert not check(negated(made(**good))).held
+
+
+def test_every_kind_is_tested():
+    functions = [f for name, f in vars(claims).items() if inspect.isfunction(f) and not name.startswith("_")]
+    kinds = {f.__name__ for f in functions if f.__annotations__.get("return") == "Check"}
+    assert len(kinds) > 10
+    assert kinds == {name.split()[0] for name in KINDS}
+
+
+def test_differences_within_the_interval_do_not_count():
+    rng = np.random.default_rng(1)
+    noisy = [Trial({}, seed, {"a": rng.normal(10, 3), "b": rng.normal(10.5, 3)}) for seed in range(10)]
+    assert np.mean([t.values["a"] for t in noisy]) < np.mean([t.values["b"] for t in noisy])
+    assert not claims.lower("a", "b")(Results(noisy)).held
+    paired = [Trial({}, t.seed, {"a": t.values["a"], "b": t.values["a"] + 0.5}) for t in noisy]
+    assert claims.lower("a", "b")(Results(paired)).held  # the same difference, at every seed
+
+
+def test_nan_and_infinity_hold_nothing():
+    for value in (np.nan, np.inf):
+        for check in (claims.lower("a", 1e9), claims.higher("a", 1e-9), claims.within("a", 0, 1e300)):
+            assert not check(Results([Trial({}, 0, {"a": value})])).held
+
+
+def test_references():
+    results = Results(
+        [
+            Trial({"gap": gap, "method": method}, seed, {"error": [gap, 10 * gap + seed], "rounds": [1, 2]})
+            for seed in (1, 0)
+            for gap in (1, 2)
+            for method in ("x", "y")
+        ]
+    )
+    taken = results.take(of("error", at=-1, method="x"))
+    assert list(taken) == [(("gap", 1),), (("gap", 2),)]
+    assert taken[(("gap", 2),)].tolist() == [20, 21]  # in the order of seeds
+    assert results.one(of("error", at=np.max, method="x", gap=2)).tolist() == [20, 21]
+    assert list(results.take(of("error", method="x", gap=lambda g: g > 1))) == [(("gap", 2),)]
+    assert results.one(of(lambda values: values["error"][0] * 3, method="y", gap=2)).tolist() == [6, 6]
+    curve = results.curve(of("error", at=0, method="x"), "gap")
+    assert curve.x.tolist() == [1, 2] and curve.y.tolist() == [[1, 2], [1, 2]]
+    inside = results.curve(of("error", method="x", gap=2), "rounds", span=(2, 9))
+    assert inside.x.tolist() == [2] and inside.y.tolist() == [[20], [21]]
+    with pytest.raises(KeyError, match="no series 'eror'"):
+        results.take("eror")
+    with pytest.raises(KeyError, match="no trial"):
+        results.take(of("error", method="z"))
+    with pytest.raises(KeyError, match="leaves"):
+        results.curve(of("error", at=0), "gap")
+
+
+def test_a_quantity_with_fewer_coordinates_is_repeated():
+    results = Results(
+        [Trial({"batch": b, "gap": g}, 0, {"a": 1.0 + b * g}) for b in (0, 20) for g in (1, 2)],
+    )
+    verdict = claims.lower(of("a", batch=0), of("a", batch=lambda b: b > 0))(results)
+    assert verdict.held
+    full = of("a", batch=0, gap=2)
+    assert claims.higher(of("a", batch=20), full)(results).numbers["points"] == 2
+    with pytest.raises(KeyError, match="points to compare"):
+        claims.lower(of("a", gap=1), of("a", batch=0))(results)
+
+
+def test_intervals_cover_as_often_as_they_say():
+    rng = np.random.default_rng(2)
+    draws = rng.normal(6, 1, size=(12, 5000))
+    _, low, high = interval(draws)
+    assert np.mean((low <= 6) & (high >= 6)) == pytest.approx(0.95, abs=0.01)
+    pairs = rng.normal(10, 1, size=draws.shape)
+    _, low, high = ratio_interval(2 * pairs + rng.normal(0, 1, draws.shape), pairs)
+    assert np.mean((low <= 2) & (high >= 2)) == pytest.approx(0.95, abs=0.015)
+    assert interval(np.array([3.0])) == (3, 3, 3)
+    assert ratio_interval(pairs[:, 0], pairs[:, 0]) == (1, 1, 1)
+
+
+def test_bootstrap_of_an_undefined_statistic_is_undefined():
+    values = np.array([1.0, 2.0, np.nan, 4.0])
+    assert np.isnan(bootstrap(lambda draw: float(values[draw].mean()), 4)[1])
+    assert bootstrap(lambda draw: 7.0, 4) == (7, 7, 7)
+
+
+MEETINGS = [([1, -1], 0.5), ([1, 0.5, -0.5, -1], 1.5), ([1, -1, 1], np.nan), ([1, 1], np.nan), ([-1, 1], np.nan)]
+
+
+@pytest.mark.parametrize(("gap", "where"), [*MEETINGS, ([1, -1, 1, -1], np.nan)])
+def test_meeting(gap, where):
+    found = claims.meeting(np.arange(len(gap), dtype=float), np.array(gap))
+    assert found == pytest.approx(where, nan_ok=True)

@@ -1,0 +1,138 @@
+"""`mooring reproduce` and `mooring list experiments`: what they print, write and answer with."""
+
+import json
+
+import numpy as np
+import pytest
+
+from mooring.cli import main
+from mooring.experiments.base import catalog, runner
+from mooring.experiments.base.claims import Claim, lower
+from mooring.experiments.base.draw import draw
+from mooring.experiments.base.experiment import Cell, Experiment, Panel, Preset, Table
+from mooring.experiments.base.page import write_page
+from mooring.experiments.base.results import Results, Trial, of
+from mooring.experiments.base.tables import brief, table
+
+PANEL = Panel("x", {"a": "curve", "theory": "curve"}, "x", "y", log="xy", dashed=("theory",), across={"one": 1.0})
+NOTE = "The paper's number is for another scale."
+
+
+def trial(seed: int) -> dict:
+    return {"x": [1, 10, 100], "curve": [3, 2, 1], "error": 2.0}
+
+
+def toy(limit: float, data: str = "") -> catalog.Entry:
+    claims = [
+        Claim("small", "the error is small | tiny", lower("error", limit), NOTE),
+        Claim("positive", "ok", lower("error", 9)),
+    ]
+    tables = [Table("Errors", ("ours",), {"a": [Cell("error", 1.5)], "b": [Cell(lambda results: 3.14159)]})]
+    presets = dict.fromkeys(("smoke", "quick", "paper"), Preset(data=data))
+    experiment = Experiment("A toy", trial, presets, claims, [PANEL], tables, reads="Read so.")
+    return catalog.Entry("009-fig1", "009", experiment)
+
+
+@pytest.fixture
+def use(monkeypatch, session_cache):
+    def choose(entry):
+        monkeypatch.setattr(catalog, "select", lambda what: [entry])
+        monkeypatch.setattr(catalog, "load", lambda one: entry)
+        monkeypatch.setattr(catalog, "ids", lambda: [entry.id])
+
+    return choose
+
+
+def run(*words: str) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main(list(words))
+    return caught.value.code
+
+
+def test_json_and_exit_codes(use, tmp_path, capsys):
+    for limit, code in ((3.0, 0), (1.0, 3)):
+        use(toy(limit))
+        assert run("reproduce", "009-fig1", "--json", "--out", str(tmp_path)) == code
+        claims = json.loads(capsys.readouterr().out)["claims"]
+        assert [(c["experiment"], c["claim"], c["held"]) for c in claims] == [
+            ("009-fig1", "small", code == 0),
+            ("009-fig1", "positive", True),
+        ]
+        assert claims[0]["numbers"]["value"] == 2
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        f"009-fig1-quick.{end}" for end in ("json", "md", "png", "svg")
+    ]
+
+
+def test_terminal_table(use, tmp_path, capsys):
+    use(toy(1.0))
+    assert run("reproduce", "009-fig1", "--out", str(tmp_path)) == 3
+    shown = capsys.readouterr().out
+    assert "1 of 2 claims held, preset quick" in shown and "FAILED" in shown and "held" in shown
+
+
+def test_wrong_requests(capsys, tmp_path):
+    assert run("reproduce", "004-fig99", "--out", str(tmp_path)) == 2
+    assert "unknown experiment '004-fig99'" in capsys.readouterr().err
+    assert run("reproduce", "004-fig1", "--preset", "huge", "--out", str(tmp_path)) == 2
+    assert "--preset must be one of" in capsys.readouterr().err
+
+
+def test_list_experiments(capsys):
+    assert run("list", "experiments", "--json") == 0
+    listed = json.loads(capsys.readouterr().out)["experiments"]
+    assert [one["id"] for one in listed] == catalog.ids()
+    first = next(one for one in listed if one["id"] == "004-fig1")
+    assert first["paper"] == "004" and "s1-is-stationary" in first["claims"] and first["title"]
+
+
+def test_a_kept_result_needs_no_second_run(session_cache, tmp_path, capsys):
+    entry = catalog.load("000-weights")
+    runner.run([entry], "smoke", session_cache, workers=1)
+    assert run("reproduce", "000-weights", "--preset", "smoke", "--json", "--out", str(tmp_path)) in (0, 3)
+    assert {c["experiment"] for c in json.loads(capsys.readouterr().out)["claims"]} == {"000-weights"}
+
+
+def test_the_page_tells_every_claim_and_why_one_failed(use, tmp_path):
+    use(toy(1.0, data="stand-ins"))
+    page = tmp_path / "docs" / "page.md"
+    page.parent.mkdir()
+    assert run("reproduce", "009-fig1", "--out", str(tmp_path / "records"), "--page", str(page)) == 3
+    text = page.read_text()
+    for part in (
+        "A toy. Data: stand-ins.",
+        "**failed**",
+        NOTE,
+        "Read so.",
+        "![009-fig1](../records/009-fig1-quick.png)",
+    ):
+        assert part in text
+    assert "the error is small \\| tiny" in text and "1 of 2" in text and "3.142" in text
+    write_page(tmp_path / "records", page)
+    assert page.read_text() == text
+    assert run("reproduce", "009-fig1", "--preset", "smoke", "--out", str(tmp_path / "records")) == 3
+    write_page(tmp_path / "records", page)
+    assert page.read_text() == text  # smoke runs are no results
+
+
+def test_titles_name_data_that_are_not_the_papers(use, tmp_path):
+    use(toy(3.0, data="stand-ins"))
+    assert run("reproduce", "009-fig1", "--out", str(tmp_path)) == 0
+    assert "# 009-fig1: A toy (data: stand-ins)" in (tmp_path / "009-fig1-quick.md").read_text()
+    assert "data: stand-ins" in (tmp_path / "009-fig1-quick.svg").read_text()
+
+
+def test_figures_are_the_same_bytes_and_survive_intervals_that_reach_0():
+    wide = [Trial({}, seed, {"x": [1, 2, 3], "curve": [1 + seed, 1 + seed, 9 * seed + 0.1]}) for seed in range(3)]
+    first, second = (draw("A", [PANEL], Results(wide)) for _ in range(2))
+    assert first == second and first.keys() == {"png", "svg"}
+
+
+def test_tables_show_intervals_and_printed_numbers():
+    results = Results([Trial({"m": m}, seed, {"error": m + seed}) for m in (1, 2) for seed in (-1, 0, 1)])
+    given = Table("T", ("one", "two"), {"row": [Cell(of("error", m=1), 0.9), Cell(of("error", m=2), "n/a")]})
+    text = table(given, results)
+    half = 4.303 / np.sqrt(3)
+    assert f"1 ± {half:.4g} (0.9)" in text and "(n/a)" in text
+    assert brief({"a": 1.23456, "b": {"c": [1, 2.5]}}) == "a: 1.235; b: c: [1, 2.5]"
+    assert len(brief({f"n{k}": k for k in range(99)})) <= 90
