@@ -1,0 +1,92 @@
+"""Every experiment under its smoke preset: it runs, is drawn and judged, and no claim survives a change of sign."""
+
+import re
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from mooring.core.errors import RequestError
+from mooring.experiments.base import cache, catalog, claims, runner
+from mooring.experiments.base.experiment import Experiment, Preset
+from mooring.experiments.base.reproduce import reproduce
+from mooring.experiments.base.results import Results, Trial
+from mooring.runs.files import read_json
+
+
+@pytest.mark.parametrize("one", catalog.ids())
+def test_smoke(one, session_cache, tmp_path):
+    (record,) = reproduce(one, "smoke", tmp_path, workers=1)
+    experiment = catalog.load(one).experiment
+    assert [claim["claim"] for claim in record["claims"]] == [claim.id for claim in experiment.claims]
+    assert all(isinstance(claim["held"], bool) and claim["numbers"] for claim in record["claims"])
+    assert read_json(tmp_path / f"{one}-smoke.json")["experiment"] == one
+    assert experiment.panels or experiment.tables
+    if experiment.panels:
+        assert (tmp_path / f"{one}-smoke.png").read_bytes().startswith(b"\x89PNG")
+        ET.parse(tmp_path / f"{one}-smoke.svg")
+    for text in record["tables"]:
+        rows = [line.count("|") for line in text.splitlines() if line.startswith("|")]
+        assert len(rows) > 2 and len(set(rows)) == 1
+
+
+@pytest.mark.parametrize("one", catalog.ids())
+def test_no_claim_survives_a_change_of_sign(one, session_cache):
+    """Places along an axis stay; every measured number is negated."""
+    entry = catalog.load(one)
+    results = runner.run([entry], "smoke", session_cache, workers=1)[one].results
+    axes = {panel.x for panel in entry.experiment.panels}
+
+    def flipped(values):
+        return {name: value if name in axes else (-np.asarray(value)).tolist() for name, value in values.items()}
+
+    turned = Results([Trial(t.point, t.seed, flipped(t.values)) for t in results.trials])
+    held = [claim.id for claim in entry.experiment.claims if claim.check(turned).held]
+    assert held == []
+
+
+def test_catalogue():
+    ids = catalog.ids()
+    assert len(ids) == len(set(ids))
+    assert [one for one in ids if one.startswith("004")] == [*(f"004-fig{k}" for k in range(1, 7)), "004-stopping"]
+    assert [entry.id for entry in catalog.select("004-fig1")] == ["004-fig1"]
+    assert {entry.paper for entry in catalog.select("004")} == {"004"}
+    assert [entry.id for entry in catalog.select("all")] == ids
+    with pytest.raises(RequestError, match=r"unknown experiment '004-fig9'; known: 000-alternative"):
+        catalog.select("004-fig9")
+    with pytest.raises(RequestError, match="--preset must be one of smoke, quick, paper, got 'big'"):
+        reproduce("004-fig1", "big")
+    described = catalog.describe("004-fig1")
+    assert described.keys() == {"id", "paper", "title", "claims"}
+    assert described["claims"][0] == "s1-is-stationary"
+
+
+def test_declarations_are_checked():
+    with pytest.raises(ValueError, match="presets must be smoke, quick, paper"):
+        Experiment("A", lambda seed: {}, {"quick": Preset()}, [])
+    with pytest.raises(ValueError, match="needs claims"):
+        Experiment("A", lambda seed: {}, dict.fromkeys(("smoke", "quick", "paper"), Preset()), [])
+
+
+def test_the_example_of_the_guide_runs(monkeypatch, tmp_path):
+    text = (Path(__file__).parents[2] / "docs" / "experiments.md").read_text()
+    module = ModuleType("example")
+    exec(re.search(r"```python\n(.*?)```", text, re.S).group(1), module.__dict__)
+    monkeypatch.setitem(sys.modules, "example", module)
+    entry = catalog.Entry("009-fig9", "009", module.EXPERIMENT)
+    monkeypatch.setattr(cache, "code", lambda name: "")
+    monkeypatch.setattr(catalog, "load", lambda one: entry)
+    results = runner.run([entry], "quick", tmp_path, workers=1)["009-fig9"].results
+    assert [claim.check(results).held for claim in module.EXPERIMENT.claims] == [True, True]
+    kinds = {f for f in vars(claims) if f"`{f}(" in text}
+    assert {"lower", "every", "crosses", "straight", "ratio", "within"} <= kinds
+
+
+def test_both_cores_give_the_same_numbers(session_cache, tmp_path):
+    entry = catalog.load("000-lambda")
+    alone = runner.run([entry], "smoke", session_cache, workers=1)["000-lambda"].results
+    two = runner.run([entry], "smoke", tmp_path, workers=2)["000-lambda"].results
+    assert [(t.point, t.seed, t.values) for t in alone.trials] == [(t.point, t.seed, t.values) for t in two.trials]
