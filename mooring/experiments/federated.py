@@ -1,0 +1,91 @@
+"""Train a federation and follow what its models are worth, on training rows and on held-out ones.
+
+Series of `follow`, all at the rounds in "round": loss and accuracy of the models that clients deploy ("train loss",
+"test accuracy", ...) and, with the word "common", of the server's model. Numbers are means over clients, each counting
+once; losses are without penalties.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mooring.core.cohort import Round, Rows
+from mooring.data.clients import Clients
+from mooring.engines.loop import Plan, Progress, run
+from mooring.engines.simulator import Simulator
+
+PARTS = ("train", "test")
+
+
+def follow(
+    algorithm: Any,
+    task: Any,
+    clients: Clients,
+    *,
+    rounds: int,
+    every: int,
+    seed: int,
+    participation: float = 1.0,
+    common: bool = False,
+) -> dict[str, list[float]]:
+    """Curves of a run, evaluated at round 1 and at every `every`-th; `common` asks for the server's model as well.
+
+    The algorithm's settings must be numbers. Clients weigh alike in averages, and cohorts depend on the seed alone.
+    Where a method has mixtures, "alpha" is their mean.
+    """
+    w0 = task.start(seed)
+    exchange = Simulator(algorithm, task, clients, clients.weights("uniform"), w0)
+    curves: dict[str, list[float]] = {"round": []}
+
+    def note(name: str, value: float) -> None:
+        curves.setdefault(name, []).append(value)
+
+    def tell(progress: Progress, _: int) -> None:
+        if progress.t % every and progress.t not in (1, rounds):
+            return
+        note("round", progress.t)
+        turn = Round(progress.t, rounds, len(clients), len(clients), 1.0, seed)
+        models = exchange.all_models(progress.server, turn)
+        for part in PARTS:
+            loss, accuracy = worth(task, models, getattr(clients, part))
+            note(f"{part} loss", loss)
+            note(f"{part} accuracy", accuracy)
+            if common:
+                loss, accuracy = worth(task, progress.server.w.expand_as(models), getattr(clients, part))
+                note(f"common {part} loss", loss)
+                note(f"common {part} accuracy", accuracy)
+        note("alpha", mean_alpha(exchange))
+
+    first = Progress(algorithm.start(task, w0)[0])
+    run(algorithm, exchange, Plan(rounds, participation, seed, rounds, keep="last"), first, tell=tell)
+    return curves
+
+
+def worth(task: Any, models: Tensor, rows: Rows) -> tuple[float, float]:
+    """Mean over clients of the loss and of the accuracy of models [m, d] on their own rows."""
+    loss = torch.full((len(rows),), torch.nan, dtype=torch.float64)
+    accuracy = loss.clone()
+    for block in rows.blocks():
+        batch = rows.select(block).padded()
+        loss[block] = task.risk(models[block], batch).double()
+        accuracy[block] = task.score(models[block], batch)["accuracy"].double()
+    return float(loss.nanmean()), float(accuracy.nanmean())
+
+
+def mean_alpha(exchange: Simulator) -> float:
+    """The mean mixture of a method that has one, else nan."""
+    alpha = getattr(exchange.states.fields, "alpha", None)
+    return float("nan") if alpha is None else float(alpha.double().mean())
+
+
+def single(clients: Clients) -> Clients:
+    """The same federation with features in single precision, as networks want them."""
+
+    def rows(part: Rows) -> Rows:
+        return Rows(part.x.float(), part.y, part.start, part.size)
+
+    return replace(clients, train=rows(clients.train), validation=rows(clients.validation), test=rows(clients.test))

@@ -1,0 +1,59 @@
+"""Sizes, points and series that the experiments with images share."""
+
+from mooring.experiments.base.experiment import Preset, grid
+from mooring.experiments.base.results import of
+
+NAMES = ("small", "medium", "large")
+SOFTMAX = (0.5, 1.5, 2.5)  # lambda, as printed
+NETWORK = (0.2, 0.5, 2.5)
+DIGITS = {"data": "digits", "clients": 20, "samples": 90, "tested": 360, "eta": 0.1}
+MNIST = {"data": "mnist", "clients": 100, "samples": 600, "tested": 1000, "eta": 0.01}
+START = 2.302585  # log 10: the loss of a model that knows nothing
+STAND_IN = "digits of scikit-learn, 8x8, instead of MNIST; P1 and P2"
+
+
+def methods(lams, classes, **more):
+    """Points: both baselines, and FedProx with each lambda."""
+    alone = grid(method=["LocalTrain", "GlobalTrain"], classes=classes, **more)
+    return alone + grid(method=["FedProx"], classes=classes, lam=list(lams), **more)
+
+
+def fedprox(series, lam: float, at=None, **fixed):
+    return of(series, at, method="FedProx", lam=lam, **fixed)
+
+
+def line(series, lams, at=None, **fixed) -> dict:
+    """References to a series of every method, from LocalTrain over growing lambda to GlobalTrain."""
+    found = {"LocalTrain": of(series, at, method="LocalTrain", **fixed)}
+    found |= {name: fedprox(series, lam, at, **fixed) for name, lam in zip(NAMES, lams)}
+    return found | {"GlobalTrain": of(series, at, method="GlobalTrain", **fixed)}
+
+
+def labels(refs: dict, lams) -> dict:
+    named = {name: rf"FedProx, $\lambda$ = {lam:g}" for name, lam in zip(NAMES, lams)}
+    return {named.get(name, name): ref for name, ref in refs.items()}
+
+
+def presets(
+    lams, model: str, quick_model: str, batch: int, quick: dict, paper: dict, more: str = ""
+) -> dict[str, Preset]:
+    """Figures 1b, c, e, f and 4: methods against classes per client; `quick` and `paper` hold their sizes."""
+    work = {"epochs": 5, "batch": batch}
+
+    def sized(base: dict, size: dict, model: str) -> dict:
+        return base | work | {"model": model} | {name: value for name, value in size.items() if name != "repeats"}
+
+    smoke = sized(DIGITS, {"clients": 5, "rounds": 2, "tested": 100}, quick_model)
+    return {
+        "smoke": Preset(methods(lams, [2, 10]), 1, smoke, data=STAND_IN + more),
+        "quick": Preset(
+            methods(lams, [2, 6, 10]), quick["repeats"], sized(DIGITS, quick, quick_model), STAND_IN + more
+        ),
+        "paper": Preset(
+            methods(lams, [2, 4, 6, 8, 10]),
+            paper["repeats"],
+            sized(MNIST, paper, model),
+            "MNIST; P1 and P2",
+            ("mnist",),
+        ),
+    }

@@ -1,0 +1,56 @@
+"""How many rounds curves take, as functions of what trials gave."""
+
+import numpy as np
+
+from mooring.experiments.base.claims import Check, Verdict
+from mooring.experiments.base.results import Ref, Results, interval, of
+
+
+def sound(*values: np.ndarray) -> bool:
+    """Errors, losses and accuracies are finite and not negative; a claim on others fails."""
+    return all(bool(np.all(np.isfinite(array) & (array >= 0))) for array in values)
+
+
+def rounds_to(series: str, share: float, start: float | None = None):
+    """The first round at which a curve has come within `share` of its way from its start to its end."""
+
+    def measure(values: dict) -> float:
+        curve = np.asarray(values[series])
+        first = curve[0] if start is None else start
+        return float(values["t"][int(np.argmax(curve - curve[-1] <= share * (first - curve[-1])))])
+
+    return measure
+
+
+def speed_up(results: Results, series: str, few: dict, many: dict) -> np.ndarray:
+    """[repeats]: how many times fewer rounds the curve of `many` takes to where that of `few` ends."""
+    slow, fast = (results.one(of(series, **point)) for point in (few, many))
+    if not sound(slow, fast):
+        return np.full(len(slow), np.nan)
+    t = results.one(of("t", **few))[0]
+    arrival = np.argmax(fast <= slow[:, -1:], axis=1)
+    return np.where((fast <= slow[:, -1:]).any(1), t[-1] / np.maximum(t[arrival], 1), 0.0)
+
+
+def gains_more(series: str, few: dict, many: dict, small: dict, large: dict, least: float, most: float) -> Check:
+    """The speed-up from more local work: at least `least` for `small`, at most `most` for `large`, all of it."""
+
+    def check(results: Results) -> Verdict:
+        much = speed_up(results, series, few | small, many | small)
+        little = speed_up(results, series, few | large, many | large)
+        ends = {"small": interval(much)[1], "large": interval(little)[2], "difference": interval(much - little)[1]}
+        held = ends["small"] >= least and ends["large"] <= most and ends["difference"] > 0
+        numbers = {
+            "small lam": float(much.mean()),
+            "large lam": float(little.mean()),
+            "at least": least,
+            "at most": most,
+        }
+        return Verdict(bool(held), numbers)
+
+    return check
+
+
+def at_round(series: str, t: int, **fixed) -> Ref:
+    """A curve's value at round t."""
+    return of(lambda values: values[series][list(values["t"]).index(t)], **fixed)

@@ -1,0 +1,50 @@
+"""Figure 1 (c, f) of 003: FedProx between LocalTrain and GlobalTrain, a network on images."""
+
+from mooring.experiments.base.claims import Claim, every, higher, ordered
+from mooring.experiments.base.experiment import Experiment
+from mooring.experiments.base.results import of
+from mooring.experiments.paper003._images import trial
+from mooring.experiments.paper003._points import NAMES, NETWORK, START, line, presets
+from mooring.experiments.paper003._rounds import rounds_to
+from mooring.experiments.paper003.fig1_softmax import panels
+
+ACCURACY = line("P2", NETWORK)
+
+
+def arrival(lam: float):
+    return of(rounds_to("loss", 0.05, START), method="FedProx", lam=lam)
+
+
+EXPERIMENT = Experiment(
+    title="Test accuracy and training loss of a network between LocalTrain and GlobalTrain",
+    trial=trial,
+    presets=presets(
+        NETWORK,
+        "cnn2",
+        "mlp",
+        16,
+        {"repeats": 3, "rounds": 30, "clients": 10},
+        {"repeats": 2, "rounds": 20, "clients": 20},
+        "; a perceptron with 50 hidden units instead of CNN2",
+    ),
+    claims=[
+        Claim(
+            "c-global-best",
+            "GlobalTrain performs best (P2, at every number of classes)",
+            every(**{name: higher(ACCURACY["GlobalTrain"], ACCURACY[name]) for name in ("LocalTrain", *NAMES)}),
+        ),
+        Claim(
+            "c-moves-towards-global",
+            "with increasing lambda FedProx moves from LocalTrain closer to GlobalTrain's accuracy (P2, every number "
+            "of classes)",
+            ordered([ACCURACY[name] for name in ("LocalTrain", *NAMES)]),
+        ),
+        Claim(
+            "f-larger-lambda-more-rounds",
+            "larger lambda converges in more rounds (training loss within 5 % of its way, at every number of classes)",
+            ordered([arrival(lam) for lam in NETWORK]),
+        ),
+    ],
+    panels=panels(NETWORK, "cf"),
+    reads="As 003-fig1-softmax, with batches of 16. Widths of the two convolutions are ours: 16 and 32.",
+)

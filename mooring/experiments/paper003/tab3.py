@@ -1,0 +1,60 @@
+"""Table 3 of 003: accuracy of FedProx, GlobalTrain, LocalTrain and pFedMe by data set, classes and lambda."""
+
+from mooring.experiments.base.claims import Claim, every, ordered
+from mooring.experiments.base.experiment import Experiment, Table
+from mooring.experiments.paper003._points import NAMES
+from mooring.experiments.paper003._tables import ROWS, approaches, cell, each_row, presets, ref, trial
+
+LOCAL, COMMON = ("LocalTrain", ""), ("GlobalTrain", "")
+FEDPROX = [("FedProx", size) for size in NAMES]
+PFEDME = [("pFedMe", size) for size in NAMES]
+COLUMNS = [*FEDPROX, COMMON, LOCAL, *PFEDME]
+
+
+def homogeneity(row: str, classes: list[int]):
+    return every(**{" ".join(m).strip(): ordered([ref("P2", m, row=row, classes=c) for c in classes]) for m in COLUMNS})
+
+
+EXPERIMENT = Experiment(
+    title="Accuracy of FedProx, GlobalTrain, LocalTrain and pFedMe by classes per client and lambda",
+    trial=trial,
+    presets=presets(COLUMNS, list(ROWS)),
+    claims=[
+        Claim(
+            "fedprox-interpolates",
+            "as lambda decreases FedProx's accuracy approaches LocalTrain's, as it increases GlobalTrain's, "
+            "consistently (P2)",
+            approaches("P2", FEDPROX[0], FEDPROX[-1], LOCAL, COMMON),
+        ),
+        Claim(
+            "homogeneity-helps",
+            "as homogeneity increases (more classes per client) the accuracy of all methods improves (P2)",
+            each_row(homogeneity),
+        ),
+        Claim(
+            "pfedme-interpolates",
+            "pFedMe also interpolates between local and global learning: as for FedProx (P2)",
+            approaches("P2", PFEDME[0], PFEDME[-1], LOCAL, COMMON),
+        ),
+    ],
+    tables=[
+        Table(
+            f"Test accuracy, {protocol}: {what}",
+            [" ".join(method).strip() for method in COLUMNS],
+            {
+                f"{name}, {c} classes": [
+                    cell(protocol, method, name, c, printed if protocol == "P2" else None)
+                    for method, printed in zip(COLUMNS, row.table3[c])
+                ]
+                for name, row in ROWS.items()
+                for c in row.classes
+            },
+        )
+        for protocol, what in (("P2", "common test rows with all classes"), ("P1", "rows like the client's own"))
+    ],
+    reads="The paper's protocol is unclear: accuracy that rises with the number of classes means a test on all "
+    "classes (P2), but LocalTrain's .30 and .65 at 2 classes lie above the .20 that is possible there. P2 is tested, "
+    "both are shown, and the printed numbers stand beside P2. lambda = .2, .5, 2.5 for both MNIST networks and .1, "
+    ".5, 1 for the others. Clients, rows per client and repeats are not printed. pFedMe takes as many gradients a "
+    "round as the others.",
+)
