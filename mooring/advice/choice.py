@@ -1,12 +1,13 @@
-"""Which plan: chosen by cross-validation inside the clients, over their training and validation rows.
+"""Which plan: chosen on rows that were held out inside the clients, of their training and validation parts.
 
 1. The prior proposes: lam_i (or lam_ij) of empirical Bayes is the plan unless held-out rows speak against it. Without a
-   prior (kinked losses, very many parameters) the best single lam takes its place.
+   prior (kinked losses, very many parameters, networks) the best single lam takes its place.
 2. Another setting becomes the plan only if its held-out loss is lower by more than 1.5 standard errors of the paired
    difference: noise does not unseat the prior.
-3. A client leaves the shared plan (looser, tighter, alone, common) only where its own held-out rows make that more
-   likely than not, all clients' choices together being the prior of each one's (empirical Bayes again), and only if
-   such choices, made on some folds, pay on the others by more than two standard errors.
+3. A client leaves the shared plan (looser, tighter, alone, common) only where its own held-out rows make that nearly
+   sure, all clients' choices together being the prior of each one's (empirical Bayes again), and only if such choices,
+   made on some folds, pay on the others by more than two standard errors. A client of few rows cannot: for it the prior
+   decides.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from mooring.advice.families import ALONE, COMMON, LAMBDA, MIXTURE, OF_PRIOR, Setting, fitted
 from mooring.advice.folds import compact, cross, owners, row_losses
-from mooring.advice.path import SCALES, curvature
+from mooring.advice.path import SCALES, curvature, is_dense
 from mooring.advice.prior import Prior, centre_ridge, preferred, priors
 from mooring.core.cohort import Rows
 from mooring.tasks.facts import RIDGES
@@ -29,13 +30,12 @@ FACTORS = (16.0, 4.0, 2.0, 1.0, 0.5, 0.25, 0.0625)  # on the stiffness that the 
 NEAR = (2.0, 1.0, 0.5)
 RIDGE_FACTORS = {0.0: NEAR, 1.0: FACTORS, 4.0: NEAR, 16.0: NEAR}  # on the common model's ridge that the prior proposes
 ALPHAS = (0.25, 0.5, 0.75)  # 0 and 1 are `common` and `alone`
-LAMBDAS = SCALES[::2]
 OWN_RIDGES = RIDGES[::2].tolist()
 MIXED_RIDGES = OWN_RIDGES[4:9:2]
 COMMON_RIDGES = [0.0, *RIDGES[4:18:4].tolist()]
 MOST_CLIENTS = 5_000  # clients that choose the plan; the others follow
 TO_SWITCH, TO_LEAVE = 1.5, 2.0  # standard errors that another plan, and choices of clients' own, must win by
-SURE = 0.5  # a client leaves the plan only for what is more likely than this
+SURE = 0.8  # a client leaves the plan only for what is likelier than this
 
 
 class Choice(NamedTuple):
@@ -45,10 +45,8 @@ class Choice(NamedTuple):
     common: Setting
     shared: Setting  # the best single lam
     own: dict[int, Setting]  # client -> where it leaves the plan
-    table: pd.DataFrame  # every candidate: family, value, ridge, held-out loss, difference to the plan and its error
+    table: pd.DataFrame  # every candidate: family, value, ridge, held-out loss, how much worse than the plan, its error
     prior: Prior | None
-    held: Tensor  # [rows] the plan's held-out loss, client after client, of the clients that chose
-    clients: Tensor  # who chose
 
 
 def choose(task: Any, rows: Rows, keys: np.ndarray, weights: str = "size", seed: int = 0) -> Choice:
@@ -59,37 +57,29 @@ def choose(task: Any, rows: Rows, keys: np.ndarray, weights: str = "size", seed:
     found = priors(task, rows)
     prior = preferred(found) if found else None
     some = compact(rows.select(asked))
-    settings, default = candidates(task, some, prior, weights)
+    settings, default = candidates(task, some, prior, weights, int(rows.size.sum()))
     loss, fold = held_out(task, some, keys[asked.numpy()], settings, prior_of(prior, asked), weights, seed)
-    mean = loss.mean(1)
+    choice = decide(task, settings, loss, fold, owners(some), default)
+    return choice._replace(own={int(asked[i]): s for i, s in choice.own.items()}, prior=prior)
 
-    def best(*families: str) -> int:
-        inside = [k for k, s in enumerate(settings) if s.family in families]
-        return min(inside, key=lambda k: float(mean[k]))
 
-    first = best(LAMBDA) if default is None else settings.index(default)
-    plan, least = first, int(mean.argmin())
-    if float(mean[first] - mean[least]) > TO_SWITCH * error(loss[first] - loss[least]):
-        plan = least
-    alone, common = best(ALONE), best(COMMON)
-    own = leavers(task, loss, fold, owners(some), len(some), plan, family_of(settings, plan), alone, common)
-    table = pd.DataFrame([{"family": s.family, "value": s.value, "ridge": s.ridge} for s in settings])
-    table["loss"] = mean.numpy()
-    table["worse"] = [float((row - loss[plan]).mean()) for row in loss]
-    table["error"] = [error(row - loss[plan]) for row in loss]
-    table["plan"] = np.arange(len(settings)) == plan
-    return Choice(
-        settings[plan],
-        settings[first],
-        settings[alone],
-        settings[common],
-        settings[best(LAMBDA)],
-        {int(asked[i]): settings[k] for i, k in own.items()},
-        table,
-        prior,
-        loss[plan],
-        asked,
-    )
+def candidates(
+    task: Any, rows: Rows, prior: Prior | None, weights: str, total: int
+) -> tuple[list[Setting], Setting | None]:
+    """All settings to compare, and the prior's own."""
+    unit = curvature(task, rows, weights_of(rows, weights))
+    ridge = 0.0 if prior is None else centre_ridge(task, prior, total)
+    dense = is_dense(task)
+    settings = [Setting(COMMON, r) for r in (COMMON_RIDGES if dense else COMMON_RIDGES[:1])]
+    settings += [Setting(ALONE, r) for r in OWN_RIDGES]
+    settings += [Setting(LAMBDA, float(s) * unit, ridge) for s in SCALES[::2]]
+    default = None
+    if prior is not None:
+        family = OF_PRIOR[prior.kind]
+        settings += [Setting(family, f, r * ridge) for r, factors in RIDGE_FACTORS.items() for f in factors]
+        default = Setting(family, 1.0, ridge)
+    settings += [Setting(MIXTURE, a, ridge, r) for r in MIXED_RIDGES for a in ALPHAS]
+    return settings, default
 
 
 def prior_of(prior: Prior | None, asked: Tensor) -> list[Prior]:
@@ -99,21 +89,6 @@ def prior_of(prior: Prior | None, asked: Tensor) -> list[Prior]:
 
 def weights_of(rows: Rows, weights: str) -> Tensor:
     return rows.size.double() if weights == "size" else (rows.size > 0).double()
-
-
-def candidates(task: Any, rows: Rows, prior: Prior | None, weights: str) -> tuple[list[Setting], Setting | None]:
-    """All settings to compare, and the prior's own."""
-    unit = curvature(task, rows, weights_of(rows, weights))
-    ridge = 0.0 if prior is None else centre_ridge(task, prior, int(rows.size.sum()))
-    settings = [Setting(COMMON, r) for r in COMMON_RIDGES] + [Setting(ALONE, r) for r in OWN_RIDGES]
-    settings += [Setting(LAMBDA, float(s) * unit, ridge) for s in LAMBDAS]
-    default = None
-    if prior is not None:
-        family = OF_PRIOR[prior.kind]
-        settings += [Setting(family, f, r * ridge) for r, factors in RIDGE_FACTORS.items() for f in factors]
-        default = Setting(family, 1.0, ridge)
-    settings += [Setting(MIXTURE, a, ridge, r) for r in MIXED_RIDGES for a in ALPHAS]
-    return settings, default
 
 
 def held_out(
@@ -129,9 +104,34 @@ def held_out(
     return loss, fold
 
 
+def decide(
+    task: Any, settings: list[Setting], loss: Tensor, fold: Tensor, owner: Tensor, default: Setting | None
+) -> Choice:
+    """The choice from held-out losses [settings, N]; `fold` splits the rows for the clients' own choices."""
+    mean = loss.double().mean(1)
+
+    def best(*families: str) -> int:
+        return min((k for k, s in enumerate(settings) if s.family in families), key=lambda k: float(mean[k]))
+
+    first = best(LAMBDA) if default is None else settings.index(default)
+    plan, least = first, int(mean.argmin())
+    if float(mean[first] - mean[least]) > TO_SWITCH * error(loss[first] - loss[least]):
+        plan = least
+    alone, common = best(ALONE), best(COMMON)
+    options = list(dict.fromkeys([plan, *family_of(settings, plan), alone, common]))
+    own = leavers(loss[options], fold, owner, temperature(task, loss[plan]))
+    table = pd.DataFrame([{"family": s.family, "value": s.value, "ridge": s.ridge} for s in settings])
+    table["loss"] = mean.numpy()
+    table["worse"] = (mean - mean[plan]).numpy()
+    table["error"] = [error(row - loss[plan]) for row in loss]
+    table["plan"] = np.arange(len(settings)) == plan
+    chosen = [settings[k] for k in (plan, first, alone, common, best(LAMBDA))]
+    return Choice(*chosen, {i: settings[options[k]] for i, k in own.items()}, table, None)
+
+
 def error(difference: Tensor) -> float:
     """The standard error of a mean over rows."""
-    return float(difference.double().std() / max(len(difference), 1) ** 0.5)
+    return float(difference.double().std() / max(len(difference), 1) ** 0.5) if len(difference) > 1 else float("inf")
 
 
 def family_of(settings: list[Setting], plan: int) -> list[int]:
@@ -142,41 +142,37 @@ def family_of(settings: list[Setting], plan: int) -> list[int]:
     return [k for k, s in enumerate(settings) if s._replace(value=0.0) == mine._replace(value=0.0)]
 
 
-def leavers(task, loss, fold, owner, clients, plan, family, alone, common) -> dict[int, int]:
-    """Who leaves the plan, and for which setting."""
-    options = list(dict.fromkeys([plan, *family, alone, common]))
-    heat = temperature(task, loss[plan])
-    folds = int(fold.max()) + 1
-    sums = torch.stack([_by_client(loss[options][:, fold == k], owner[fold == k], clients) for k in range(folds)])
-    total = sums.sum(0)
-    tried = torch.empty(len(owner))
-    for k in range(folds):
-        pick = _likely(-(total - sums[k]) / heat)
-        here = fold == k
-        tried[here] = loss[options][:, here].gather(0, pick[owner[here]][None])[0]
-    saved = loss[plan] - tried
-    if not float(saved.mean()) > TO_LEAVE * error(saved):
-        return {}
-    pick = _likely(-total / heat)
-    return {i: options[int(c)] for i, c in enumerate(pick) if int(c) != 0}
-
-
 def temperature(task: Any, loss: Tensor) -> float:
-    """What turns a sum of losses into a negative log-likelihood."""
+    """What a sum of losses is divided by to be a negative log-likelihood."""
     known = {"log-loss": 1.0, "deviance": 2.0, "mse": 2 * float(loss.mean())}
     return max(known.get(task.metric, float(loss.mean())), 1e-12)
 
 
-def _by_client(loss: Tensor, owner: Tensor, clients: int) -> Tensor:
+def leavers(loss: Tensor, fold: Tensor, owner: Tensor, heat: float) -> dict[int, int]:
+    """Which clients leave option 0, the plan, and for which one; loss is [options, N]."""
+    clients, folds = int(owner.max()) + 1, int(fold.max()) + 1
+    sums = torch.stack([by_client(loss[:, fold == k], owner[fold == k], clients) for k in range(folds)])
+    total = sums.sum(0)
+    tried = loss[0].clone()
+    for k in range(folds):
+        pick, here = likely(-(total - sums[k]) / heat), fold == k
+        tried[here] = loss[:, here].gather(0, pick[owner[here]][None])[0]
+    saved = loss[0] - tried
+    if not float(saved.mean()) > TO_LEAVE * error(saved):
+        return {}
+    return {i: int(k) for i, k in enumerate(likely(-total / heat)) if int(k) != 0}
+
+
+def by_client(loss: Tensor, owner: Tensor, clients: int) -> Tensor:
     """[clients, options]: sums over rows."""
     return torch.zeros(clients, len(loss), dtype=torch.float64).index_add_(0, owner, loss.T.double())
 
 
-def _likely(score: Tensor, rounds: int = 50) -> Tensor:
-    """[clients]: the option of each client, 0 (the plan) unless another is more likely than SURE.
+def likely(score: Tensor, rounds: int = 50) -> Tensor:
+    """[clients]: the option of each client, 0 (the plan) unless another is likelier than SURE.
 
-    score is [clients, options], log-likelihoods. The options' shares over all clients are fitted by EM, from a
-    start and with a prior at which half of the clients keep the plan.
+    score is [clients, options], log-likelihoods. The options' shares over all clients are fitted by EM, from a start
+    and with a prior at which half of the clients keep the plan.
     """
     options = score.shape[1]
     start = torch.full((options,), 0.5 / max(options - 1, 1), dtype=score.dtype)
