@@ -72,15 +72,18 @@ def sgd(
 
     lam may be a number, [C], [C, 1] or [C, d]. The full gradient is used when batch is None.
     """
-    v = w.expand(len(data), -1).clone() if w.ndim == 1 else w
+    v = w.expand(len(data), -1).clone()
     for step in minibatches(task, data, round, batch=batch, steps=steps, epochs=epochs, slot=slot, replace=replace):
         g = task.grad(v, step.batch)
         if pull is not None:
             g = g + per_client(pull[0], v) * (v - pull[1])
         if shift is not None:
             g = g + shift
-        rate = per_client(eta(step.k) if callable(eta) else eta, v)
-        moved = project(v - rate * g, region)
+        size = eta(step.k) if callable(eta) else eta
+        if isinstance(size, float) and region is None and step.active is None:
+            v.sub_(g.mul_(size))  # both are our own: a large cohort is not allocated anew at every step
+            continue
+        moved = project(v - per_client(size, v) * g, region)
         v = moved if step.active is None else torch.where(step.active[:, None], moved, v)
     return v
 
