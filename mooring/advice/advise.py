@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,21 +13,24 @@ import torch
 from torch import Tensor, nn
 
 from mooring.advice import figures
-from mooring.advice.choice import MOST_CLIENTS, Choice, choose, prior_of, weights_of
+from mooring.advice.choice import Choice, choose, prior_of, weights_of
 from mooring.advice.evidence import compare, verdicts
-from mooring.advice.families import ALONE, COMMON, DIAGONAL, LAMBDA, MIXTURE, SIZE, Models, Setting, fitted
+from mooring.advice.explain import explained, in_words, theory_of
+from mooring.advice.families import ALONE, COMMON, LAMBDA, Models, Setting, fitted
 from mooring.advice.folds import joined, row_losses
 from mooring.advice.networks import choose_network
-from mooring.advice.survey import Survey, survey
+from mooring.advice.plans import alpha_of, as_algorithm, kind_of, stiffness_of
+from mooring.advice.survey import Survey
 from mooring.core.cohort import Rows
 from mooring.core.errors import RequestError
 from mooring.data.clients import PARTS
 from mooring.engines.fit import Tell, opening, silent, task_facts
 from mooring.engines.prepare import Job, prepare, request
-from mooring.runs.directory import CLIENTS_FILE, RunDir, create
+from mooring.runs.directory import CLIENTS_FILE, create
 from mooring.runs.directory import Models as Saved
 from mooring.runs.files import write_json, write_parquet, write_whole
-from mooring.runs.records import clients_table
+from mooring.runs.records import CLIENTS, clients_table
+from mooring.runs.runfile import RunFile
 
 ADVICE_FILE = "advice.json"
 
@@ -39,9 +43,8 @@ class Deployed:
     common: Tensor  # [d]
     shared: Tensor  # [m, d]
     personal: Tensor  # [m, d]
-    plan: list[str]  # each client's plan in a word
-    lam: list[float]  # each client's stiffness: inf common, 0 alone, nan a mixture
-    alpha: list[float]
+    centre: Tensor  # [d], the common model inside the plan: what newcomers are moored to
+    plan: list[Setting]  # each client's
 
 
 @dataclass(frozen=True)
@@ -50,11 +53,14 @@ class Advice:
 
     job: Job
     summary: dict[str, Any]
-    clients: pd.DataFrame  # client, rows, verdict, plan, lambda, alone, common, personal, gain, gain_low, gain_high
+    clients: (
+        pd.DataFrame
+    )  # client, rows, verdict, plan, lambda, alone, common, personal, gain, gain_low, gain_high, ...
     models: Deployed
-    choice: Choice | None  # None for networks
-    path: pd.DataFrame  # lambda and validation loss of the path, with its two ends
+    choice: Choice
+    path: pd.DataFrame  # family, lambda and held-out loss of the path, with its two ends
     theory: Survey | None
+    words: list[str]  # what to make of it
     run: Path | None
 
     def plot(self, what: str = "gains") -> Any:
@@ -86,74 +92,63 @@ def advise(
     """
     if isinstance(source, nn.Module) or (second is not None and callable(source)):
         source, model = second, source
+    if out is not None and os.path.lexists(out):
+        raise RequestError(f"{out} already exists; choose another --out.")
     asked = request(source, purpose="advise", model=model, **options)
     job = prepare(asked, None if isinstance(source, str | Path) else source, model)
     if int(job.clients.test.size.sum()) == 0:
         raise RequestError(f"{job.clients.title}: there are no test rows to judge any advice by.")
-    directory = None if out is None else create(out, opening(job))
-    return finish(job, directory, tell)
+    advice = advised(job, tell)
+    return advice if out is None else replace(advice, run=written(out, advice))
 
 
-def finish(job: Job, directory: RunDir | None, tell: Tell = silent) -> Advice:
-    """Choose, refit, judge, explain, write."""
+def advised(job: Job, tell: Tell = silent) -> Advice:
+    """Choose, refit, judge, explain."""
     task, clients, how = job.task, job.clients, job.run.training
-    choice, theory = None, None
+    rows = joined(clients.train, clients.validation)
+    theory = None
     if task.prox is None:
-        deployed, path = choose_network(job, tell)
+        choice, models = choose_network(job, tell)
     else:
-        rows = joined(clients.train, clients.validation)
-        tell("choosing a plan", 0, 3)
-        choice = choose(task, rows, clients.keys, how.weights, how.seed)
-        tell("fitting it", 1, 3)
-        deployed = deploy(task, rows, choice, how.weights)
-        path = path_table(choice, clients.target_scale**task.unit_power)
-        tell("asking the theory", 2, 3)
+        tell("choosing a plan", 0, 4)
+        choice = choose(task, clients, how.weights, how.seed)
+        tell("fitting it", 1, 4)
+        models = refitted(task, rows, choice, how.weights)
+        tell("asking the theory", 2, 4)
         theory = theory_of(job)
-        tell("judging", 3, 3)
-    frame, losses = judged(job, deployed)
+    deployed = deploy(choice, models, len(clients))
+    frame, losses = judged(job, deployed, choice, rows)
+    if task.prox is not None:
+        tell("asking why", 3, 4)
+        frame = explained(job, frame, choice)
+        tell("asking why", 4, 4)
     summary = summarise(job, frame, losses, theory)
-    advice = Advice(job, summary, frame, deployed, choice, path, theory, directory.path if directory else None)
-    if directory is not None:
-        write(directory, advice)
-    return advice
+    words = in_words(frame, summary, choice, theory)
+    table = path_table(choice, clients.target_scale**task.unit_power)
+    return Advice(job, summary, frame, deployed, choice, table, theory, words, None)
 
 
-def deploy(task: Any, rows: Rows, choice: Choice, weights: str) -> Deployed:
-    """Every chosen setting fitted on train and validation rows together, and each client's own of them."""
-    wanted = list(dict.fromkeys([choice.alone, choice.common, choice.shared, choice.plan, *choice.own.values()]))
-    everyone = torch.arange(len(rows))
-    found = prior_of(choice.prior, everyone)
-    models: dict[Setting, Models] = {}
-    for setting in sorted(wanted):
-        models |= {m.setting: m for m in fitted(task, rows, weights_of(rows, weights), [setting], found)}
+def refitted(task: Any, rows: Rows, choice: Choice, weights: str) -> dict[Setting, Models]:
+    """Every chosen setting fitted on train and validation rows together."""
+    wanted = {choice.alone, choice.common, choice.shared, choice.plan, *choice.own.values()}
+    found = prior_of(choice.prior, torch.arange(len(rows)))
+    return {m.setting: m for m in fitted(task, rows, weights_of(rows, weights), sorted(wanted), found)}
+
+
+def deploy(choice: Choice, models: dict[Setting, Models], m: int) -> Deployed:
+    """Each client's model of the plan, or of its own choice where it leaves the plan."""
     personal = models[choice.plan].v.clone()
-    taken = [choice.own.get(i, choice.plan) for i in range(len(rows))]
     for i, setting in choice.own.items():
         personal[i] = models[setting].v[i]
+    common = models[choice.common].w
     return Deployed(
         models[choice.alone].v,
-        models[choice.common].w,
+        common,
         models[choice.shared].v,
         personal,
-        [setting.family for setting in taken],
-        [stiffness_of(setting, choice, rows, i) for i, setting in enumerate(taken)],
-        [setting.value if setting.family == MIXTURE else float("nan") for setting in taken],
+        common if choice.plan.family == ALONE else models[choice.plan].w,
+        [choice.own.get(i, choice.plan) for i in range(m)],
     )
-
-
-def stiffness_of(setting: Setting, choice: Choice, rows: Rows, i: int) -> float:
-    """lambda of client i: one number also where each coefficient has its own (their geometric mean)."""
-    if setting.family in (COMMON, ALONE):
-        return float("inf") if setting.family == COMMON else 0.0
-    if setting.family == LAMBDA:
-        return setting.value
-    if setting.family in (SIZE, DIAGONAL) and choice.prior is not None:
-        free = choice.prior.variance[choice.prior.variance > 0]
-        if len(free) == 0:
-            return float("inf")
-        own = float(choice.prior.noise[i]) / max(int(rows.size[i]), 1)
-        return setting.value * own * float((-free.log()).mean().exp())
-    return float("nan")
 
 
 def path_table(choice: Choice, unit: float) -> pd.DataFrame:
@@ -168,20 +163,17 @@ def path_table(choice: Choice, unit: float) -> pd.DataFrame:
     return out.assign(loss=out["loss"] * unit)
 
 
-def judged(job: Job, deployed: Deployed) -> tuple[pd.DataFrame, dict[str, float]]:
+def judged(job: Job, deployed: Deployed, choice: Choice, rows: Rows) -> tuple[pd.DataFrame, dict[str, float]]:
     """Test losses of the three models for every client, gains with intervals, verdicts."""
     clients, task = job.clients, job.task
     unit, test, m = clients.target_scale**task.unit_power, clients.test, len(clients)
-    losses = {
-        name: row_losses(task, models, test, unit)
-        for name, models in vars(deployed).items()
-        if isinstance(models, Tensor)
-    }
+    models = {name: getattr(deployed, name) for name in ("alone", "common", "shared", "personal")}
+    losses = {name: row_losses(task, v, test, unit) for name, v in models.items()}
     seed, keys = job.run.training.seed, clients.keys
     gain = compare(losses["alone"], losses["personal"], test.size, keys, seed)
     over_common = compare(losses["common"], losses["personal"], test.size, keys, seed)
     ends = compare(losses["alone"], losses["common"], test.size, keys, seed)
-    owner = np.repeat(np.arange(m), test.size.numpy())
+    owner, sizes = np.repeat(np.arange(m), test.size.numpy()), rows.size.tolist()
 
     def mean(name: str) -> np.ndarray:
         total = np.bincount(owner, losses[name].numpy(), m)
@@ -191,10 +183,11 @@ def judged(job: Job, deployed: Deployed) -> tuple[pd.DataFrame, dict[str, float]
         {
             "client": clients.names,
             "rows": (clients.train.size + clients.validation.size + test.size).numpy(),
+            **{part: getattr(clients, part).size.numpy() for part in PARTS},
             "verdict": verdicts(gain, over_common, ends),
-            "plan": deployed.plan,
-            "lambda": deployed.lam,
-            "alpha": deployed.alpha,
+            "plan": [kind_of(setting, choice.prior) for setting in deployed.plan],
+            "lambda": [stiffness_of(s, choice.prior, n, i) for i, (s, n) in enumerate(zip(deployed.plan, sizes))],
+            "alpha": [alpha_of(setting) for setting in deployed.plan],
             **{name: mean(name) for name in ("alone", "common", "personal")},
             "gain": gain.mean,
             "gain_low": gain.low,
@@ -204,19 +197,6 @@ def judged(job: Job, deployed: Deployed) -> tuple[pd.DataFrame, dict[str, float]
         }
     )
     return frame, {name: float(values.mean()) for name, values in losses.items()}
-
-
-def theory_of(job: Job) -> Survey | None:
-    """What the theorems say, of a part of very many clients; None where they do not apply."""
-    clients = job.clients
-    if len(clients) > MOST_CLIENTS:
-        some = torch.linspace(0, len(clients) - 1, MOST_CLIENTS).long()
-        parts = {part: getattr(clients, part).select(some) for part in PARTS}
-        clients = replace(clients, names=tuple(clients.names[i] for i in some.tolist()), **parts)
-    try:
-        return survey(job.task, clients, job.run.training.weights)
-    except RequestError:
-        return None
 
 
 def summarise(job: Job, frame: pd.DataFrame, losses: dict[str, float], theory: Survey | None) -> dict[str, Any]:
@@ -246,15 +226,21 @@ def as_json(advice: Advice) -> dict[str, Any]:
     }
 
 
-def write(directory: RunDir, advice: Advice) -> None:
-    """Figures, tables, and last the models."""
+def written(out: str | Path, advice: Advice) -> Path:
+    """The run directory: the plan as an algorithm in run.toml, tables, figures, and last the models."""
+    job, frame = advice.job, advice.clients
+    table = as_algorithm(advice.choice, joined(job.clients.train, job.clients.validation))
+    plan = job.run.model_dump(exclude_none=True) | {"algorithm": table}
+    directory = create(out, opening(Job(RunFile.model_validate(plan), job.clients, job.task)))
     for what in ("path", "gains"):
         figure = advice.plot(what)
         for form in ("png", "svg"):
             write_whole(directory.path / f"{what}.{form}", figures.image(figure, form))
-    write_json(directory.path / ADVICE_FILE, as_json(advice) | {"run": None})
-    sizes = {part: getattr(advice.job.clients, part).size.numpy() for part in ("train", "validation", "test")}
-    frame = advice.clients.rename(columns={"lambda": "lam"}).drop(columns=["plan", "helped", "harmed"]).assign(**sizes)
-    write_parquet(directory.path / CLIENTS_FILE, clients_table(frame.to_dict("records")))
-    names = advice.job.clients.names
-    directory.write_models(Saved(advice.models.common, advice.models.personal, names, *task_facts(advice.job)))
+    more = {"words": advice.words, "candidates": advice.choice.table.to_dict("records")}
+    more["clients"] = frame.drop(columns=["helped", "harmed"]).to_dict("records")
+    write_json(directory.path / ADVICE_FILE, as_json(advice) | more | {"run": None})
+    frame = frame.rename(columns={"lambda": "lam"})
+    kept = frame[[name for name in CLIENTS.names if name in frame]]
+    write_parquet(directory.path / CLIENTS_FILE, clients_table(kept.to_dict("records")))
+    directory.write_models(Saved(advice.models.centre, advice.models.personal, job.clients.names, *task_facts(job)))
+    return directory.path

@@ -1,7 +1,8 @@
 """Which plan: chosen on rows that were held out inside the clients, of their training and validation parts.
 
-1. The prior proposes: lam_i (or lam_ij) of empirical Bayes is the plan unless held-out rows speak against it. Without a
-   prior (kinked losses, very many parameters, networks) the best single lam takes its place.
+1. The prior proposes: lam_i (or lam_ij) of empirical Bayes, with the ridge on the common model that does best, is the
+   plan unless held-out rows speak against it. Without a prior (kinked losses, very many parameters, networks) the best
+   single lam takes its place.
 2. Another setting becomes the plan only if its held-out loss is lower by more than 1.5 standard errors of the paired
    difference: noise does not unseat the prior.
 3. A client leaves the shared plan (looser, tighter, alone, common) only where its own held-out rows make that nearly
@@ -12,6 +13,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,10 +22,11 @@ import torch
 from torch import Tensor
 
 from mooring.advice.families import ALONE, COMMON, LAMBDA, MIXTURE, OF_PRIOR, Setting, fitted
-from mooring.advice.folds import compact, cross, owners, row_losses
+from mooring.advice.folds import FOLDS, Held, compact, cross, deal, joined, owners, row_losses
 from mooring.advice.path import SCALES, curvature, is_dense
 from mooring.advice.prior import Prior, centre_ridge, preferred, priors
 from mooring.core.cohort import Rows
+from mooring.data.clients import Clients
 from mooring.tasks.facts import RIDGES
 
 FACTORS = (16.0, 4.0, 2.0, 1.0, 0.5, 0.25, 0.0625)  # on the stiffness that the prior proposes
@@ -49,17 +52,27 @@ class Choice(NamedTuple):
     prior: Prior | None
 
 
-def choose(task: Any, rows: Rows, keys: np.ndarray, weights: str = "size", seed: int = 0) -> Choice:
-    """The plan for clients with these rows (train and validation); `weights` are the client weights p."""
-    asked = torch.arange(len(rows))
+def choose(task: Any, clients: Clients, weights: str = "size", seed: int = 0) -> Choice:
+    """The plan for these clients; `weights` are the client weights p.
+
+    Every train and validation row is held out once. Where fits are dear (very many parameters), validation rows alone
+    are. Of very many clients a part chooses, and the others follow.
+    """
+    asked = torch.arange(len(clients))
     if len(asked) > MOST_CLIENTS:
-        asked = torch.linspace(0, len(rows) - 1, MOST_CLIENTS).long()
+        asked = torch.linspace(0, len(clients) - 1, MOST_CLIENTS).long()
+    rows = joined(clients.train, clients.validation)
     found = priors(task, rows)
     prior = preferred(found) if found else None
-    some = compact(rows.select(asked))
+    some, keys = compact(rows.select(asked)), clients.keys[asked.numpy()]
+    everything = is_dense(task) or int(clients.validation.size.sum()) == 0
+    held = some if everything else compact(clients.validation.select(asked))
+    lone = Held(compact(clients.train.select(asked)), held, torch.arange(len(held.y)))
     settings, default = candidates(task, some, prior, weights, int(rows.size.sum()))
-    loss, fold = held_out(task, some, keys[asked.numpy()], settings, prior_of(prior, asked), weights, seed)
-    choice = decide(task, settings, loss, fold, owners(some), default)
+    parts = cross(some, keys, seed) if everything else [lone]
+    loss, fold = held_out(task, parts, len(held.y), settings, prior_of(prior, asked), weights)
+    fold = fold if everything else deal(held, keys, FOLDS, seed)
+    choice = decide(task, settings, loss, fold, owners(held), default)
     return choice._replace(own={int(asked[i]): s for i, s in choice.own.items()}, prior=prior)
 
 
@@ -69,9 +82,9 @@ def candidates(
     """All settings to compare, and the prior's own."""
     unit = curvature(task, rows, weights_of(rows, weights))
     ridge = 0.0 if prior is None else centre_ridge(task, prior, total)
-    dense = is_dense(task)
-    settings = [Setting(COMMON, r) for r in (COMMON_RIDGES if dense else COMMON_RIDGES[:1])]
-    settings += [Setting(ALONE, r) for r in OWN_RIDGES]
+    cheap = is_dense(task)
+    settings = [Setting(COMMON, r) for r in (COMMON_RIDGES if cheap else COMMON_RIDGES[:1])]
+    settings += [Setting(ALONE, r) for r in (OWN_RIDGES if cheap else MIXED_RIDGES)]
     settings += [Setting(LAMBDA, float(s) * unit, ridge) for s in SCALES[::2]]
     default = None
     if prior is not None:
@@ -92,12 +105,12 @@ def weights_of(rows: Rows, weights: str) -> Tensor:
 
 
 def held_out(
-    task: Any, rows: Rows, keys: np.ndarray, settings: list[Setting], found: list[Prior], weights: str, seed: int
+    task: Any, parts: Iterable[Held], rows: int, settings: list[Setting], found: list[Prior], weights: str
 ) -> tuple[Tensor, Tensor]:
-    """[settings, N] what each setting loses on every row when that row's fold is held out, and [N] the folds."""
-    loss = torch.full((len(settings), len(rows.y)), torch.nan, dtype=torch.float32)
-    fold = torch.zeros(len(rows.y), dtype=torch.long)
-    for k, part in enumerate(cross(rows, keys, seed)):
+    """[settings, rows] what each setting loses on every row when that row's part is held out, and [rows] the parts."""
+    loss = torch.full((len(settings), rows), torch.nan, dtype=torch.float32)
+    fold = torch.zeros(rows, dtype=torch.long)
+    for k, part in enumerate(parts):
         fold[part.place] = k
         for j, models in enumerate(fitted(task, part.train, weights_of(part.train, weights), settings, found)):
             loss[j, part.place] = row_losses(task, models.v, part.held).float()
@@ -113,7 +126,11 @@ def decide(
     def best(*families: str) -> int:
         return min((k for k, s in enumerate(settings) if s.family in families), key=lambda k: float(mean[k]))
 
-    first = best(LAMBDA) if default is None else settings.index(default)
+    if default is None:
+        first = best(LAMBDA)
+    else:  # its ridge on the common model is the data's choice; with many rows all of them are next to nothing
+        same = [k for k, s in enumerate(settings) if s[:2] == default[:2]]
+        first = min(same, key=lambda k: float(mean[k]))
     plan, least = first, int(mean.argmin())
     if float(mean[first] - mean[least]) > TO_SWITCH * error(loss[first] - loss[least]):
         plan = least

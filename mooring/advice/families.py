@@ -26,6 +26,7 @@ from mooring.core.cohort import Rows
 from mooring.tasks.linear import Linear
 
 COMMON, ALONE, LAMBDA, SIZE, DIAGONAL, MIXTURE = "common", "alone", "lambda", "size", "diagonal", "mixture"
+TUNED = "tuned"  # networks: the common model after local steps
 OF_PRIOR = {"scalar": SIZE, "diagonal": DIAGONAL}
 MOORED = (LAMBDA, SIZE, DIAGONAL)
 CHUNK = 20_000  # clients whose own fits are solved at once

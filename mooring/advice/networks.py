@@ -1,76 +1,125 @@
-"""Advice for networks: no exact path, so the candidates are trained, and validation rows choose.
+"""Advice for networks: no exact path, so candidates are trained, each from where the one before ended.
 
-common      FedAvg                               alone       Local
-localized   FedAvg, fine-tuned by each client    lambda      one-stage FedProx at a few lambdas
+    common   FedAvg
+    tuned    FedAvg, then local steps of each client: `value` times as many as a round has
+    lambda   one-stage FedProx from FedAvg's model on, a few rounds per lambda, from taut to slack
+    alone    Local
+
+Validation rows choose. The plan and its two referees are then trained again on train and validation rows together, for
+as many rounds as validation found best.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor
 
+from mooring.advice.choice import Choice, decide
+from mooring.advice.families import ALONE, COMMON, LAMBDA, TUNED, Models, Setting
+from mooring.advice.folds import FOLDS, compact, deal, joined, owners, row_losses
 from mooring.algorithms.base import build
+from mooring.core.cohort import Round, Rows
 from mooring.core.errors import RequestError
-from mooring.engines.fit import Tell, Trained, train
+from mooring.engines.fit import Tell, train
 from mooring.engines.loop import Progress
 from mooring.engines.prepare import Job, settle
 
-if TYPE_CHECKING:
-    from mooring.advice.advise import Deployed
+FACTORS = (10.0, 3.0, 1.0, 0.3, 0.1)  # lambdas, as multiples of what "auto" proposes
+TUNES = (1, 5, 20)  # rounds' worth of local steps
+SHARE = 10  # a lambda gets so many times fewer rounds than FedAvg, since it begins where another ended
+LEAST_ROUNDS = 3
 
-FACTORS = (10.0, 1.0, 0.1)  # on the pull that "auto" proposes
-CLOSE = 1.0  # standard errors within which the simpler plan is taken
+
+@dataclass
+class Work:
+    """What the first training found out and the second one repeats."""
+
+    rounds: dict[str, int] = field(default_factory=dict)  # of FedAvg and Local
+    lams: list[float] = field(default_factory=list)
 
 
-def choose_network(job: Job, tell: Tell) -> tuple[Deployed, pd.DataFrame]:
-    """The candidate with the lowest validation loss over all clients; ties within an error go to the simpler one."""
-    from mooring.advice.advise import Deployed
+def choose_network(job: Job, tell: Tell) -> tuple[Choice, dict[Setting, Models]]:
+    """The choice, and the models of every setting in it, trained on train and validation rows."""
+    clients = job.clients
+    if int(clients.validation.size.sum()) == 0:
+        raise RequestError(f"{clients.title}: there are no validation rows to choose a plan by.")
+    held, work, settings, losses = compact(clients.validation), Work(), [], []
+    for models in candidates(job, work, tell):
+        settings.append(models.setting)
+        losses.append(row_losses(job.task, models.v, held))
+    loss = torch.stack(losses).float()
+    fold = deal(held, clients.keys, FOLDS, job.run.training.seed)
+    best = settings[int(loss.mean(1).argmin())]
+    choice = decide(job.task, settings, loss, fold, owners(held), best)
+    wanted = {choice.plan, choice.alone, choice.common, choice.shared, *choice.own.values()}
+    again = candidates(with_all_rows(job), work, lambda what, *done: tell(f"{what}, all rows", *done), wanted)
+    return choice, {models.setting: models for models in again if models.setting in wanted}
 
-    if int(job.clients.validation.size.sum()) == 0:
-        raise RequestError(f"{job.clients.title}: there are no validation rows to choose a plan by.")
-    auto = settle(build("fedprox_one_stage", {}), job)[0].lam
-    candidates: list[tuple[str, float, str, dict[str, Any]]] = [
-        ("common", np.inf, "fedavg", {}),
-        ("localized", np.nan, "fedavg_localized", {}),
-        *[("lambda", f * auto, "fedprox_one_stage", {"lam": f * auto}) for f in FACTORS],
-        ("alone", 0.0, "local", {}),
-    ]
-    trained = [trial(job, label, name, fields, tell) for label, _, name, fields in candidates]
-    size = job.clients.validation.size.double()
-    losses = [float((t.validation * size).nansum() / size.sum()) for t in trained]
-    pick = simplest(trained, losses, size)
-    shared = min((k for k, c in enumerate(candidates) if c[0] == "lambda"), key=lambda k: losses[k])
+
+def with_all_rows(job: Job) -> Job:
+    """The same job with validation rows among the training rows; it keeps its last round."""
+    clients = job.clients
+    none = torch.zeros(len(clients), dtype=torch.long)
+    empty = Rows(clients.train.x[:0], clients.train.y[:0], none, none)
+    merged = replace(clients, train=joined(clients.train, clients.validation), validation=empty)
+    return with_training(Job(job.run, merged, job.task), keep="last")
+
+
+def with_training(job: Job, **changes: Any) -> Job:
+    training = job.run.training.model_copy(update=changes)
+    return Job(job.run.model_copy(update={"training": training}), job.clients, job.task)
+
+
+def candidates(job: Job, work: Work, tell: Tell, wanted: set[Setting] | None = None) -> Iterator[Models]:
+    """Every setting's models; with `wanted`, only families that it asks for (and FedAvg, where the others begin).
+
+    An empty `work` is filled in; a filled one is repeated.
+    """
+    families = {s.family for s in wanted} if wanted else {TUNED, LAMBDA, ALONE}
+    w = trained(job, "fedavg", work, tell)[0]
+    yield Models(Setting(COMMON, 0.0), w, w.expand(len(job.clients), -1))
+    if TUNED in families:
+        for times in TUNES:
+            yield Models(Setting(TUNED, float(times)), w, tuned(job, w, times))
+    if LAMBDA in families:
+        yield from slackened(job, w, work, tell)
+    if ALONE in families:
+        yield Models(Setting(ALONE, 0.0), w, trained(job, "local", work, tell)[1])
+
+
+def trained(job: Job, name: str, work: Work, tell: Tell) -> tuple[Tensor, Tensor]:
+    """The common model and everyone's, of the chosen round or after as many rounds as `work` says."""
+    job = with_training(job, rounds=work.rounds.get(name, job.run.training.rounds))
+    ready, exchange, server = settle(build(name, {}), job)
+    found = train(job, ready, exchange, Progress(server), None, tell)
+    work.rounds.setdefault(name, max(found.outcome.chosen.t, 1))
+    return found.common, found.models
+
+
+def tuned(job: Job, w: Tensor, times: int) -> Tensor:
+    """[m, d]: w after each client's own local steps."""
+    plain = build("fedavg_localized", {})
+    _, exchange, server = settle(replace(plain, tune_steps=times * plain.steps), job)
     m = len(job.clients)
-    label, lam, *_ = candidates[pick]
-    path = pd.DataFrame([{"family": c[0], "lambda": c[1], "loss": loss} for c, loss in zip(candidates, losses)])
-    deployed = Deployed(
-        trained[-1].models,
-        trained[0].common,
-        trained[shared].models,
-        trained[pick].models,
-        [label] * m,
-        [float(lam)] * m,
-        [float("nan")] * m,
-    )
-    return deployed, path
+    exchange.states.merged += 1  # as if everyone had been asked
+    return exchange.all_models(server._replace(w=w), Round(1, 1, m, m, 1.0, job.run.training.seed))
 
 
-def trial(job: Job, label: str, name: str, fields: dict[str, Any], tell: Tell) -> Trained:
-    ready, exchange, server = settle(build(name, fields), job)
-    return train(job, ready, exchange, Progress(server), None, lambda _, done, rounds: tell(label, done, rounds))
-
-
-def simplest(trained: list[Trained], losses: list[float], size: Tensor) -> int:
-    """The first candidate whose loss is within CLOSE standard errors of the best one's, clients being the units."""
-    best = int(np.argmin(losses))
-    weight = size / size.sum()
-    for k, one in enumerate(trained):
-        difference = torch.nan_to_num(one.validation - trained[best].validation)
-        spread = float(((weight * (difference - (weight * difference).sum())) ** 2).sum().sqrt())
-        if losses[k] - losses[best] <= CLOSE * spread:
-            return k
-    return best
+def slackened(job: Job, w: Tensor, work: Work, tell: Tell) -> Iterator[Models]:
+    """The path of networks: each lambda goes on from the models of the tauter one."""
+    if not work.lams:
+        auto = settle(build("fedprox_one_stage", {}), job)[0].lam
+        work.lams = [factor * auto for factor in FACTORS]
+    job = with_training(job, rounds=max(LEAST_ROUNDS, work.rounds["fedavg"] // SHARE), keep="last")
+    everyone = torch.arange(len(job.clients))
+    v = w.expand(len(everyone), -1)
+    for lam in work.lams:
+        ready, exchange, server = settle(build("fedprox_one_stage", {"lam": lam}), job)
+        exchange.states.put(everyone, type(exchange.states.first)(v), 1)
+        found = train(job, ready, exchange, Progress(server._replace(w=w)), None, tell)
+        w, v = found.common, found.models
+        yield Models(Setting(LAMBDA, lam), w, v)

@@ -8,6 +8,7 @@ other smooth ones. Where clients are very many, a part of them says how all vary
 
 from __future__ import annotations
 
+from math import exp
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +22,8 @@ from mooring.theory.summaries import linear_stats
 
 MOST_CLIENTS = 4_000  # clients that the spread is estimated from; the others' rows would change little
 KINDS = ("scalar", "diagonal")
-PRICE = 3.0  # Akaike's 2, and 1 more because the data also pick which spreads are above 0
+ENTRY = 4.0  # deviance
+NEGLIGIBLE = 0.05  # weight below which the richer kind is left out
 
 
 class Prior(NamedTuple):
@@ -54,15 +56,23 @@ def priors(task: Any, rows: Rows) -> list[Prior]:
 
 
 def preferred(found: list[Prior]) -> Prior:
-    """The kind that the clients' data ask for: each further spread above 0 must lower the deviance by PRICE.
+    """One spread for all coefficients, one each, or in between: both weighed by how much better the richer one fits.
 
-    Spreads estimated as 0 are at their border and cost nothing.
+    The weight of "diagonal" is that of the two likelihoods, each further spread above 0 costing Akaike's 2 of the
+    deviance, and ENTRY for having picked which ones are above 0. Spreads estimated as 0 are at their border and free.
     """
-    if len(found) == 1:
-        return found[0]
     simple, rich = found
     further = int((rich.variance > 0).sum()) - int((simple.variance > 0).any())
-    return rich if simple.spread.deviance - rich.spread.deviance > PRICE * max(further, 1) else simple
+    gain = simple.spread.deviance - rich.spread.deviance - 2 * max(further, 0) - ENTRY
+    weight = 1 / (1 + exp(-min(max(gain, -60.0), 60.0) / 2))
+    if weight < NEGLIGIBLE:
+        return simple
+    heavier = rich if weight > 0.5 else simple
+    return heavier._replace(
+        kind=rich.kind,
+        variance=(1 - weight) * simple.variance + weight * rich.variance,
+        noise=(1 - weight) * simple.noise + weight * rich.noise,
+    )
 
 
 def centre_ridge(task: Any, prior: Prior, rows: int) -> float:

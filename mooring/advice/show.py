@@ -43,26 +43,12 @@ def show_advice(display: Any, advice: Advice) -> None:
     records = order.to_dict("records")
     for row in records:
         row |= {key: f"{row[key]:.2g}" for key in NUMBERS if row[key] == row[key]}
-    display.table("Clients", records, COLUMNS, caption)
-    for sentence in in_words(advice):
+    plans = advice.clients["plan"].unique()
+    columns = {k: v for k, v in COLUMNS.items() if k != "plan" or len(plans) > 1}
+    display.table("Clients", records, columns, caption)
+    if len(plans) == 1:
+        display.say(f"The plan of all clients: {plans[0]}.")
+    for sentence in advice.words:
         display.say(sentence)
     if advice.run is not None:
         display.say(f"Run: {advice.run} (figures: path.png, gains.png)")
-
-
-def in_words(advice: Advice) -> list[str]:
-    """What to make of it."""
-    told, count = advice.summary, advice.clients["verdict"].value_counts()
-    verdicts = ", ".join(f"{word} for {count.get(word, 0)}" for word in ("personal", "common", "alone", "undecided"))
-    said = [
-        f"Verdicts: {verdicts}.",
-        f"Against training alone {told['helped']} clients are helped, {told['harmed']} harmed, {told['undecided']} "
-        "cannot be told; of the calls made, about one in twenty may be wrong. Whatever the verdict, every client has "
-        "the model of its plan.",
-    ]
-    if advice.theory is not None:
-        said += advice.theory.words
-        top = [(name, tau) for name, tau in advice.theory.heterogeneity["by_feature"].items() if tau > 0][:4]
-        if top:
-            said.append("What differs most between clients: " + ", ".join(f"{n} ({tau:.2g})" for n, tau in top) + ".")
-    return said

@@ -224,8 +224,8 @@ def in_words(rms: Estimate, lines: dict[str, Any], rules: dict[str, Any], found:
     """What was found, in sentences."""
     said = [f"The clients' models differ by R = {rms.value:.3g} (95 % interval {rms.low:.3g} to {rms.high:.3g})."]
     sides = {
-        "common": "one common model is the safer choice",
-        "alone": "clients are better off with models of their own",
+        "common": "one common model is the safer of the two extremes",
+        "alone": "models of their own are the better of the two extremes",
     }
     verdict = lines["bayes"]["side"]
     if verdict in sides:

@@ -1,0 +1,83 @@
+"""What to make of an advice: theory beside evidence, who is unlike the rest, what it would take, in words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from mooring.advice import why
+from mooring.advice.choice import MOST_CLIENTS, Choice, weights_of
+from mooring.advice.path import penalised
+from mooring.advice.survey import Survey, survey
+from mooring.core.errors import RequestError
+from mooring.data.clients import PARTS, Clients
+from mooring.engines.prepare import Job
+
+
+def some_of(clients: Clients) -> Clients:
+    """A part of very many clients, evenly taken."""
+    if len(clients) <= MOST_CLIENTS:
+        return clients
+    some = torch.linspace(0, len(clients) - 1, MOST_CLIENTS).long()
+    parts = {part: getattr(clients, part).select(some) for part in PARTS}
+    return replace(clients, names=tuple(clients.names[i] for i in some.tolist()), **parts)
+
+
+def theory_of(job: Job) -> Survey | None:
+    """What the theorems say; None where they do not apply."""
+    try:
+        return survey(job.task, some_of(job.clients), job.run.training.weights)
+    except RequestError:
+        return None
+
+
+def explained(job: Job, frame: pd.DataFrame, choice: Choice) -> pd.DataFrame:
+    """The clients' table with who is unlike the rest, the rows that training alone would need, what each one brings."""
+    task, clients, m = job.task, job.clients, len(job.clients)
+    needs, gives = np.full(m, np.nan), np.full(m, np.nan)
+    if m <= MOST_CLIENTS and int(clients.train.size.min()) > 0:
+        p = weights_of(clients.train, job.run.training.weights)
+        fit = why.moored_fit(task, clients.train, p, choice.plan, choice.prior)
+        if fit is not None:
+            unit = clients.target_scale**task.unit_power
+            needs = why.rows_to_match(fit, clients.train) * (frame["rows"] / frame["train"]).to_numpy()
+            gives = unit * why.brings(task, fit, p, clients.validation, choice.plan.ridge * penalised(task))
+    strange = why.unlike(choice.prior, m) if choice.prior is not None else np.zeros(m, bool)
+    return frame.assign(unlike=strange, rows_to_match=needs, brings=gives)
+
+
+def in_words(frame: pd.DataFrame, summary: dict[str, Any], choice: Choice, theory: Survey | None) -> list[str]:
+    """What to make of it."""
+    count = frame["verdict"].value_counts()
+    kinds = ", ".join(f"{word} for {count.get(word, 0)}" for word in ("personal", "common", "alone", "undecided"))
+    said = [
+        f"Verdicts: {kinds}.",
+        f"Against training alone {summary['helped']} clients are helped, {summary['harmed']} harmed, "
+        f"{summary['undecided']} cannot be told; of the calls made, about one in twenty may be wrong. Whatever the "
+        "verdict, every client has the model of its plan.",
+    ]
+    if choice.own:
+        said.append(f"{len(choice.own)} clients leave the shared plan: their own held-out rows speak against it.")
+    if theory is not None:
+        said += theory.words
+        said.append(why.agreement(theory.thresholds["bayes"]["side"], choice.plan, summary))
+        top = [(name, tau) for name, tau in theory.heterogeneity["by_feature"].items() if tau > 0][:4]
+        if top:
+            said.append("What differs most between clients: " + ", ".join(f"{n} ({tau:.2g})" for n, tau in top) + ".")
+    if "unlike" in frame and frame["unlike"].any():
+        names = frame.loc[frame["unlike"], "client"].astype(str).tolist()
+        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+        said.append(f"Unlike the rest: {', '.join(names[:5])}{more}.")
+    if "brings" in frame and frame["brings"].notna().any():
+        most = frame.loc[frame["brings"].idxmax()]
+        said.append(
+            f"The others would lose most without {most['client']} ({most['brings']:+.2g} of their validation loss)."
+        )
+        factor = float((frame["rows_to_match"] / frame["rows"]).median())
+        if np.isfinite(factor) and factor > 1:
+            said.append(f"Alone, the typical client would need {factor:.1f} times its rows to do as well.")
+    return said

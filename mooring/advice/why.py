@@ -1,0 +1,137 @@
+"""Why the advice is what it is, and what it would take to change it; all of it from training and validation rows.
+
+unlike    clients whose coefficients lie further from the rest than the estimated spread explains: the square of
+          v_i - w in units of its covariance tau^2 - Cov(v_i | rows) is chi-square if they do not
+rows      how many rows client i would need for training alone to match its moored model now: n_i d_i / df_i, with
+          d_i directions that its rows see and df_i = tr (H_i + Lam_i)^-1 H_i of them left free by the moor; both
+          models then have the sampling variance noise df_i / n_i
+brings    what the others' validation loss would be without client i, less what it is. Without i the common model
+          moves by one Newton step, (A - p_i P_i)^-1 p_i grad L_i(v_i), P_i = (H_i^-1 + Lam_i^-1)^-1, A = sum_i p_i P_i,
+          and each other client's model by (H_k + Lam_k)^-1 Lam_k times that: exact for linear tasks
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from scipy.stats import chi2
+from torch import Tensor
+
+from mooring.advice.families import ALONE, COMMON, MOORED, OF_PRIOR, Setting, fitted
+from mooring.advice.path import Shape, batches_of, is_dense
+from mooring.advice.prior import Prior
+from mooring.core.cohort import Rows
+
+WRONG = 0.05  # expected share of clients wrongly called unlike
+FLAT = 1e-8  # a direction counts as unseen below this share of a client's largest curvature
+
+
+class Moored(NamedTuple):
+    """A moored fit and its curvature, client by client."""
+
+    v: Tensor  # [m, d]
+    free: Tensor  # [m, d, d], (H + Lam)^-1 H: how far a client's model follows its own rows
+    bound: Tensor  # [m, d, d], (H + Lam)^-1 Lam: how far it follows the common model
+    shared: Tensor  # [m, d, d], P = (H^-1 + Lam^-1)^-1
+    slope: Tensor  # [m, d], grad L_i(v_i)
+    seen: Tensor  # [m], directions that the rows see
+
+
+def shape_of(setting: Setting, prior: Prior | None, rows: Rows) -> Shape | None:
+    """The stiffness of a moored setting at scale 1; None where each client does not have one."""
+    if setting.family == COMMON or setting.family == MOORED[0]:
+        return Shape()
+    if prior is not None and setting.family == OF_PRIOR[prior.kind]:
+        return prior.shape(rows.size)
+    return None
+
+
+def moored_fit(task: Any, rows: Rows, p: Tensor, setting: Setting, prior: Prior | None) -> Moored | None:
+    """The fit of a common or moored setting with its curvature; None for other families and large models."""
+    shape = shape_of(setting, prior, rows)
+    if shape is None or not is_dense(task):
+        return None
+    v = next(fitted(task, rows, p, [setting], [] if prior is None else [prior])).v
+    d, m = task.dim, len(rows)
+    tight = torch.ones(m, dtype=v.dtype) if shape.tight is None else shape.tight.to(v.dtype)
+    slack = torch.ones(d, dtype=v.dtype) if shape.slack is None else shape.slack.to(v.dtype)
+    s = slack.sqrt() if setting.family != COMMON else torch.zeros(d, dtype=v.dtype)
+    scale = setting.value if setting.family != COMMON else 1.0
+    out = [torch.empty(m, d, d, dtype=v.dtype) for _ in range(3)]
+    slope, seen = torch.empty(m, d, dtype=v.dtype), torch.empty(m, dtype=v.dtype)
+    eye = torch.eye(d, dtype=v.dtype)
+    for block, batch in batches_of(rows):
+        h = task.hessian(v[block], batch)
+        sh = s[:, None] * h
+        inner = torch.linalg.solve(sh * s + (scale * tight[block])[:, None, None] * eye, sh)
+        free = s[:, None] * inner
+        out[0][block], out[1][block], out[2][block] = free, eye - free, h - h @ free
+        slope[block] = task.grad(v[block], batch)
+        values = torch.linalg.eigvalsh(h)
+        seen[block] = (values > FLAT * values[:, -1:]).sum(1).to(v.dtype)
+    return Moored(v, *out, slope, seen)
+
+
+def rows_to_match(fit: Moored, rows: Rows) -> np.ndarray:
+    """[m]: rows at which training alone would match; infinite where the moored model takes nothing from the rows."""
+    free = fit.free.diagonal(dim1=1, dim2=2).sum(1).clamp(min=0)
+    return (rows.size * fit.seen / free).double().numpy()
+
+
+def brings(task: Any, fit: Moored, p: Tensor, held: Rows, ridge: Tensor) -> np.ndarray:
+    """[m]: the others' mean loss on their held-out rows without each client, less with it, in the unit of the risk."""
+    p = (p / p.sum()).to(fit.v.dtype)
+    rows = held.size.to(fit.v.dtype)
+    slope, bend = torch.zeros_like(fit.slope), torch.zeros_like(fit.free)
+    for block, batch in batches_of(held):
+        slope[block] = task.grad(fit.v[block], batch)
+        bend[block] = task.hessian(fit.v[block], batch)
+    felt = rows[:, None] * (fit.bound.mT @ slope[..., None])[..., 0]
+    curved = rows[:, None, None] * (fit.bound.mT @ bend @ fit.bound)
+    a = torch.einsum("c,cij->ij", p, fit.shared) + torch.diag(ridge.to(fit.v.dtype))
+    left = a - p[:, None, None] * fit.shared
+    move = (torch.linalg.pinv(left, hermitian=True, rtol=1e-10) @ (p[:, None] * fit.slope)[..., None])[..., 0]
+    change = (move * (felt.sum(0) - felt)).sum(1)
+    change = change + 0.5 * torch.einsum("ci,cij,cj->c", move, curved.sum(0) - curved, move)
+    others = (rows.sum() - rows).clamp(min=1)
+    return (per_loss(task) * change / others).double().numpy()
+
+
+def per_loss(task: Any) -> float:
+    """How much of the reported risk one unit of the training loss is."""
+    return {"mse": 2.0, "deviance": 2.0}.get(task.metric, 1.0)
+
+
+def unlike(prior: Prior, m: int) -> np.ndarray:
+    """[m] bool: clients unlike the rest, at most WRONG of the calls being wrong on average (Benjamini, Hochberg)."""
+    spread, chance = prior.spread, np.full(m, 1.0)
+    kept = spread.variance > 0
+    if bool(kept.any()):
+        away = (spread.models - spread.center)[:, kept]
+        cov = torch.diag(spread.variance[kept]) - spread.covs[:, kept][:, :, kept]
+        values, vectors = torch.linalg.eigh((cov + cov.mT) / 2)
+        told = values > 1e-6 * values[:, -1:].clamp(min=torch.finfo(values.dtype).tiny)
+        along = (vectors.mT @ away[..., None])[..., 0] ** 2
+        square = torch.where(told, along / values, 0.0).sum(1)
+        chance[prior.clients.numpy()] = chi2.sf(square.numpy(), told.sum(1).numpy())
+    order = np.argsort(chance)
+    passed = np.flatnonzero(chance[order] <= WRONG * np.arange(1, m + 1) / m)
+    out = np.zeros(m, bool)
+    out[order[: passed[-1] + 1 if len(passed) else 0]] = True
+    return out
+
+
+def agreement(side: str | None, plan: Setting, summary: dict[str, Any]) -> str | None:
+    """Theory and evidence in one sentence; None where theory has nothing to say."""
+    if side is None:
+        return None
+    kind = plan.family if plan.family in (COMMON, ALONE) else "personal"
+    winner = min(("alone", "common"), key=lambda name: summary[name])
+    theory = {"common": "one common model", "alone": "training alone"}.get(side, "neither end")
+    if side == "undecided":
+        return f"Theory leaves it open; of the two ends {winner} has the lower test loss, and the plan is {kind}."
+    if side == winner:
+        return f"Theory and test rows agree: of the two ends, {theory} is better; the plan is {kind}."
+    return f"Theory and test rows disagree: theory speaks for {theory}, but {winner} has the lower test loss."
