@@ -32,7 +32,7 @@ PAIR_BLOCK = 1_000  # clients whose distances to all others are held at a time
 
 def radius(summary: LinearStats | LocalFits, p: Tensor | None = None, level: float = 0.95) -> Estimate:
     """R: plug-in minus the fits' variance. Clients with n <= d make it unidentified: see `radius_likelihood`."""
-    fits = fits_from_stats(summary) if isinstance(summary, LinearStats) else summary
+    fits = _fits(summary)
     p = client_weights(p, fits.n)
     if problem := _undetermined(fits):
         return problem
@@ -42,7 +42,7 @@ def radius(summary: LinearStats | LocalFits, p: Tensor | None = None, level: flo
 
 def client_radii(summary: LinearStats | LocalFits, p: Tensor | None = None, level: float = 0.95) -> Estimate:
     """R_i [m], each client's distance from the average model; each interval holds for its client alone."""
-    fits = fits_from_stats(summary) if isinstance(summary, LinearStats) else summary
+    fits = _fits(summary)
     p = client_weights(p, fits.n)
     if problem := _undetermined(fits):
         return problem
@@ -52,7 +52,7 @@ def client_radii(summary: LinearStats | LocalFits, p: Tensor | None = None, leve
 
 def radius_max(summary: LinearStats | LocalFits, p: Tensor | None = None, level: float = 0.95) -> Estimate:
     """R_max; the interval holds for the largest because it holds for all clients at once."""
-    fits = fits_from_stats(summary) if isinstance(summary, LinearStats) else summary
+    fits = _fits(summary)
     p = client_weights(p, fits.n)
     if problem := _undetermined(fits):
         return problem
@@ -66,7 +66,7 @@ def radius_max(summary: LinearStats | LocalFits, p: Tensor | None = None, level:
 
 def diameter(summary: LinearStats | LocalFits, level: float = 0.95) -> Estimate:
     """Gamma; the interval comes from balls that hold all true models at once."""
-    fits = fits_from_stats(summary) if isinstance(summary, LinearStats) else summary
+    fits = _fits(summary)
     if problem := _undetermined(fits):
         return problem
     v = trace(fit_covariance(fits))
@@ -89,7 +89,7 @@ def distance_to_pooled(summary: LinearStats | LocalFits, p: Tensor | None = None
 
     w_F = (sum p_i H_i)^-1 sum p_i H_i w_i: exact for linear tasks, one Newton step from the fits for others.
     """
-    fits = fits_from_stats(summary) if isinstance(summary, LinearStats) else summary
+    fits = _fits(summary)
     p = client_weights(p, fits.n)
     if problem := _undetermined(fits):
         return problem
@@ -135,6 +135,10 @@ def client_weights(p: Tensor | None, n: Tensor) -> Tensor:
     if len(checked) < 2:
         raise RequestError(f"heterogeneity: at least 2 clients are needed, got {len(checked)}.")
     return torch.from_numpy(checked)
+
+
+def _fits(summary: LinearStats | LocalFits) -> LocalFits:
+    return fits_from_stats(summary) if isinstance(summary, LinearStats) else summary
 
 
 def _between(points: Tensor, cov: Tensor, v: Tensor, freedom: Tensor, p: Tensor) -> Form:

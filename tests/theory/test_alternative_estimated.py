@@ -52,9 +52,7 @@ def test_the_estimated_radius_picks_the_better_of_the_two(draws):
         for made, common, alone in draws[r]:
             stats = linear_stats(made.train)
             known = estimate_constants(stats)
-            mu = float(
-                np.mean(np.linalg.eigvalsh(stats.gram.numpy()))
-            )  # typical: a single client's is noisy
+            mu = float(np.mean(np.linalg.eigvalsh(stats.gram.numpy())))  # typical: a single client's is noisy
             picks_common = radius(stats).value <= crossing_radius(mu, known.noise.value, ROWS)
             right.append(picks_common == (common < alone))
     assert len(right) >= 80 and np.mean(right) >= 0.9

@@ -18,6 +18,7 @@ FULL = Dichotomous("full_data", unit="system", ridge=0.0)
 SPLIT = Dichotomous("sample_split", unit="client", ridge=0.0)
 LEAST, MOST = 0.01, 10.0
 MANY, FEW = 1000, 100  # validation rows of a client
+SPLITS = 4  # random splits of each data set
 
 
 def trial(seed: int, task: str, clients: int, per_decade: int, samples: int = 100) -> dict:
@@ -35,10 +36,13 @@ def risks(given: Problem, seed: int) -> dict:
         "alone": task.solve(data.train.full(task)),
         "known R": deployed(replace(KNOWN, radius=given.radius), given, seed),
         "full data": deployed(FULL, given, seed),
-        "sample split": deployed(SPLIT, given, seed),
-        "sample split, few rows": deployed(SPLIT, given._replace(clients=fewer(data)), seed),
     }
-    return {name: given.risk(v) for name, v in models.items()}
+    few = given._replace(clients=fewer(data))
+    splits = range(SPLITS * seed, SPLITS * (seed + 1))
+    return {name: given.risk(v) for name, v in models.items()} | {
+        "sample split": float(np.mean([given.risk(deployed(SPLIT, given, one)) for one in splits])),
+        "sample split, few rows": float(np.mean([given.risk(deployed(SPLIT, few, one)) for one in splits])),
+    }
 
 
 def fewer(data: Clients) -> Clients:

@@ -20,7 +20,7 @@ from mooring.data.generators import BagOfWords
 from mooring.data.images import named_images
 from mooring.engines.loop import Plan, Progress, run
 from mooring.engines.simulator import Simulator
-from mooring.experiments.federated import single, worth
+from mooring.experiments.federated import single
 from mooring.experiments.nets import Make, cnn, lstm, mlp
 from mooring.tasks.module import Module
 
@@ -107,7 +107,8 @@ def track(algorithm: Any, task: Module, clients: Clients, problem: Problem, seed
     accuracy: list[float] = []
 
     def tell(progress: Progress, _: int) -> None:
-        hits = [worth(task, progress.server.w[None], piece)[1] * len(piece.y) for piece in test]
+        w = progress.server.w[None]
+        hits = [float(task.score(w, piece.padded())["accuracy"]) * len(piece.y) for piece in test]
         accuracy.append(sum(hits) / len(clients.test.y))
         progress.stopped = accuracy[-1] >= enough
 

@@ -31,6 +31,9 @@ EXPERIMENT = Experiment(
             "global-losses-grow",
             "training and generalisation losses of the global models of FedAvg and SCAFFOLD grow with the diversity",
             every(**{f"{m}, {k}": rising(final(m, LOSSES[k]), "missing") for m in GLOBAL for k in LOSSES}),
+            note="FedAvg's losses are higher on the most diverse data than on IID ones, by 31 and 20 %, but do not "
+            "rise beyond chance at every step on the way. SCAFFOLD's do not rise at all after 80 rounds: its control "
+            "variates take away the drift, and one linear rule fits all ten digits of the stand-in.",
         ),
         Claim(
             "apfl-losses-do-not",

@@ -24,6 +24,11 @@ SPREADS = (0.0, 0.5, 1.0)
 ROUND, STEP = f"{ADAPTIVE}, once a round", f"{ADAPTIVE}, every step"
 METHODS = (STEP, ROUND, FEDAVG_LOCAL, FEDAVG)
 POINTS = grid(spread=SPREADS, run=runs(*METHODS))
+FREED = (
+    "The order of the means is the paper's on every set: APFL has the lower training loss and 3 to 4 points more "
+    "accuracy. On 30 clients neither the gap of 10 points nor accuracies within 5 % of each other show: localized "
+    "FedAvg personalises too, and some clients' mixtures are caught at 0 (see the other reading)."
+)
 STUCK = (
     "From alpha = 0.01 one update a round hardly moves the mixtures: the client's own model is driven by alpha times "
     "the gradient, stays near its start, and Eq. 6 then sends alpha to 0, which it never leaves. With an update at "
@@ -73,7 +78,7 @@ EXPERIMENT = Experiment(
         "quick": Preset(POINTS, 4, {"clients": 30, "most": 300, "rounds": 60, "every": 15}),
         "paper": Preset(POINTS, 10, {"clients": 100, "most": 1000, "rounds": 100, "every": 5}),
     },
-    claims=[*claims("every-step", STEP, ""), *claims("once-a-round", ROUND, STUCK)],
+    claims=[*claims("every-step", STEP, FREED), *claims("once-a-round", ROUND, STUCK)],
     panels=[
         *(
             Panel(

@@ -50,6 +50,8 @@ EXPERIMENT = Experiment(
                 loss=falling(final(FEDAVG_LOCAL, LOSS), "participation"),
                 accuracy=rising(final(FEDAVG_LOCAL, ACCURACY), "participation"),
             ),
+            note="On the stand-in 100 rounds suffice at every share: the last losses and accuracies are equal within "
+            "the interval. Fewer clients a round make the curves rougher and the first rounds slower.",
         ),
         Claim(
             "apfl-better-at-every-rate",

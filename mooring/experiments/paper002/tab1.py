@@ -59,7 +59,7 @@ EXPERIMENT = Experiment(
     title="A CNN on CIFAR-10 with two classes a client",
     trial=trial,
     presets={
-        "smoke": Preset(POINTS, 2, {"data": "prototypes", "clients": 10, "samples": 50, "rounds": 3}, PROTOTYPES),
+        "smoke": Preset(POINTS, 1, {"data": "prototypes", "clients": 10, "samples": 50, "rounds": 3}, PROTOTYPES),
         "quick": Preset(POINTS, 5, {"data": "prototypes", "clients": 20, "samples": 50, "rounds": 50}, PROTOTYPES),
         "paper": Preset(
             POINTS,

@@ -21,11 +21,16 @@ def trial(seed: int, run: str, data: str, clients: int, hidden: list[int], round
     return perceptron_run(seed, run, data, clients, hidden, rounds, {"partition": "dirichlet", "alpha": 1.0}, epochs=1)
 
 
+SCARCE = (
+    "The stand-in leaves a client 72 training rows of most classes, where MNIST has 560: the common model is at 95 %, "
+    "and the more a mixture has of the client's own model, the lower its training loss and the lower its accuracy."
+)
+
 EXPERIMENT = Experiment(
     title="An MLP on MNIST dealt out by Dirichlet(1)",
     trial=trial,
     presets={
-        "smoke": Preset(POINTS, 2, {"data": "digits", "clients": 10, "hidden": [16], "rounds": 2}, DIGITS),
+        "smoke": Preset(POINTS, 1, {"data": "digits", "clients": 10, "hidden": [16], "rounds": 2}, DIGITS),
         "quick": Preset(POINTS, 5, {"data": "digits", "clients": 20, "hidden": [32], "rounds": 100}, DIGITS),
         "paper": Preset(
             POINTS, 2, {"data": "mnist", "clients": 100, "hidden": [200, 200], "rounds": 100}, MNIST, ("mnist",)
@@ -36,14 +41,19 @@ EXPERIMENT = Experiment(
             "apfl-better-than-localized",
             "every APFL model is better than localized FedAvg in training loss and validation accuracy",
             all_better(FIXED, (FEDAVG_LOCAL,)),
+            note=SCARCE,
         ),
         Claim(
             "localized-better-than-global",
             "localized FedAvg is better than its global model",
             better(FEDAVG_LOCAL, FEDAVG),
+            note="Its loss is lower beyond the interval, its accuracy higher by half a point, which is within it.",
         ),
         Claim(
-            "apfl-better-than-global", "every APFL model is better than the global one", all_better(FIXED, (FEDAVG,))
+            "apfl-better-than-global",
+            "every APFL model is better than the global one",
+            all_better(FIXED, (FEDAVG,)),
+            note=SCARCE,
         ),
     ],
     tables=[result_table("Table 3", PRINTED)],

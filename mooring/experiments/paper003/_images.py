@@ -174,16 +174,16 @@ def accuracies(task: Any, w: Tensor, v: Tensor, given: Federation) -> dict[str, 
 
 def trial(
     seed: int, data: str, model: str, method: str, classes: int, clients: int, samples: int, tested: int, rounds: int,
-    epochs: int, batch: int, eta: float, lam: float = 0.0,
+    epochs: int, batch: int, eta: float, lam: float = 0.0, follow: bool = True,
 ) -> dict:  # fmt: skip
-    """One method on one federation."""
+    """One method on one federation; `follow` asks for the curves."""
     given = federation(seed, data, classes, clients, samples, tested, not model.startswith("cnn"))
     task = task_of(model, given)
     work: dict[str, Any] = {"eta": eta, "epochs": epochs, "batch": batch}
     if method.startswith("dichotomous"):
         return dichotomous(task, given, rounds, seed, method == "dichotomous", work)
-    found = train(algorithm(method, lam, given.clients, **work), task, given, rounds, seed)
-    return accuracies(task, found.w, found.v, given) | found.curves
+    found = train(algorithm(method, lam, given.clients, **work), task, given, rounds, seed, follow)
+    return accuracies(task, found.w, found.v, given) | (found.curves if follow else {})
 
 
 def dichotomous(task: Any, given: Federation, rounds: int, seed: int, halves: bool, work: dict) -> dict:

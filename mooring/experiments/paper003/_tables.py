@@ -77,7 +77,7 @@ STAND_IN = (
     "with 50 hidden units for the CNNs; P1 and P2"
 )
 REAL = "MNIST, Fashion-MNIST with 6, 8 or 10 classes for EMNIST, CIFAR-10 with 25,000 images; P1 and P2"
-SMOKE, QUICK, PAPER = {"rounds": 1}, {"rounds": 25}, {"rounds": 0}  # 0: the row's own
+SMOKE, QUICK, PAPER = {"rounds": 1}, {"rounds": 20}, {"rounds": 0}  # 0: the row's own
 
 Method = tuple[str, str]  # method and size of lambda ("" where it has none)
 
@@ -90,7 +90,7 @@ def trial(seed: int, row: str, classes: int, method: str, rounds: int, size: str
         {"epochs": one.epochs, "rounds": rounds or one.rounds} if real else {"epochs": 5, "rounds": rounds}
     )
     data, model, sizes = (one.data, one.model, LARGE) if real else (one.stand_in, "mlp", SMALL)
-    return _images.trial(seed, data, model, method, one.classes[classes], lam=lam, **work, **sizes)
+    return _images.trial(seed, data, model, method, one.classes[classes], lam=lam, follow=False, **work, **sizes)
 
 
 def points(rows: Sequence[str], methods: Sequence[Method], most: int | None = None) -> list[dict]:

@@ -1,5 +1,7 @@
 """Figure 2 of 003: more local work saves rounds for small lambda, hardly any for large lambda."""
 
+from typing import Any
+
 from mooring.experiments.base.claims import Claim
 from mooring.experiments.base.experiment import Experiment, Panel, Preset, grid
 from mooring.experiments.base.results import of
@@ -13,7 +15,7 @@ SHARES = [0.01, 1.0, 100.0]  # lambda / L
 NAMES = ("small", "medium", "large")
 
 
-def trial(seed: int, lam: float, relative: bool, steps: int, rounds: int, **sizes: int) -> dict:
+def trial(seed: int, lam: float, relative: bool, steps: int, rounds: int, **sizes: Any) -> dict:
     """Curves of Algorithm 1 with `steps` full gradient steps a round."""
     return setup.iterated(seed, SPREAD, lam, rounds, relative, steps, **sizes)
 

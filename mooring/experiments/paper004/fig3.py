@@ -17,7 +17,7 @@ EXPERIMENT = Experiment(
     trial=setup.trial,
     presets={
         "smoke": Preset(POINTS, repeats=4, settings={"rounds": 200, "clients": 10, "samples": 100, "dim": 20}),
-        "quick": Preset(POINTS, repeats=5, settings={"rounds": 200}),
+        "quick": Preset(POINTS, repeats=10, settings={"rounds": 200}),
         "paper": Preset(POINTS, repeats=10, settings={"rounds": 200}),
     },
     claims=[
