@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from mooring.algorithms.base import Algorithm, Setting
-from mooring.algorithms.settings import auto_ridge, check, local_sgd, settled
+from mooring.algorithms.settings import auto_ridge, check, choose_inner, local_sgd, settled
 
 
 class Server(NamedTuple):
@@ -33,7 +33,7 @@ class Client(NamedTuple):
 @dataclass(frozen=True)
 class Local(Algorithm):
     ridge: Setting = "auto"
-    inner: str = "auto"  # "exact" where the task has a prox, "sgd" elsewhere
+    inner: str = "auto"  # "exact" where the task has a prox and few parameters, "sgd" elsewhere
     eta: Setting = "auto"
     decay: float = 0.0
     steps: int = 10
@@ -56,9 +56,8 @@ class Local(Algorithm):
         return ("alone",) if self.ridge == "auto" else ()
 
     def settle(self, task, facts):
-        inner = ("exact" if task.prox else "sgd") if self.inner == "auto" else self.inner
         ridge = auto_ridge(facts) if self.ridge == "auto" else self.ridge
-        return settled(replace(self, ridge=ridge, inner=inner), task, facts)
+        return settled(replace(self, ridge=ridge, inner=choose_inner(self, task)), task, facts)
 
     def start(self, task, w0):
         return Server(w0), Client(w0)

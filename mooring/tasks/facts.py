@@ -16,7 +16,6 @@ from mooring.tasks.proximal import DENSE
 RIDGES = torch.logspace(-4, 2, 25, dtype=torch.float64)  # what "a ridge chosen on validation" chooses from
 PROBE_ROWS = 256  # rows of a client that a network's curvature is measured on
 FIT_RIDGE = 1e-6  # makes every client's own fit exist, also where its rows do not determine it
-COARSE = 4  # of the ridges, every so many are tried where a fit is dear
 SHRINKAGE = 0.1  # ridge of the shrunk fits, as a share of the mean curvature: mutes what a client's rows leave open
 
 
@@ -67,21 +66,18 @@ def _of_block(task: Any, data: CohortData, w0: Tensor, asks: tuple[str, ...]) ->
         freedom = (passed**2).sum(1)
         # The same sandwich with a ridge r: dispersion * tr((H + r)^-1 H (H + r)^-1) / n.
         shrunk_variance = per_row * (passed / (curvature + ridge)).sum(1)
-    if task.prox is not None and "alone" in asks:
+    if task.prox is not None and task.dim <= DENSE and "alone" in asks:
         alone = _ridge_path(task, rows, data.validation.padded())
     sizes = data.train.size.double(), data.validation.size.double()
     return Facts(sizes[0], data.p, *constants, fit, variance, shrunk, shrunk_variance, freedom, alone, sizes[1])
 
 
 def _ridge_path(task: Any, rows: Any, held_out: Batch) -> Tensor:
-    """[C, len(RIDGES)]: validation risk of each ridge fit, from stiff to loose, each from the one before.
-
-    Tasks with many parameters try every COARSE-th ridge only; the others are infinite, and so never chosen.
-    """
+    """[C, len(RIDGES)]: validation risk of each ridge fit, from stiff to loose, each from the one before."""
     zero = torch.zeros(1, task.dim, dtype=task.dtype)
     risk = torch.full((len(held_out.y), len(RIDGES)), torch.inf, dtype=torch.float64)
     fit = None
-    for k in range(len(RIDGES) - 1, -1, -1 if task.dim <= DENSE else -COARSE):
+    for k in range(len(RIDGES) - 1, -1, -1):
         fit = task.prox(zero, float(RIDGES[k]), rows, fit)
         risk[:, k] = task.risk(fit, held_out)
     return risk
