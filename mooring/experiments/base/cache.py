@@ -123,22 +123,16 @@ def _imports(tree: ast.Module, name: str, path: Path) -> Iterator[str]:
 
 def _bare(tree: ast.Module) -> ast.Module:
     """The code without docstrings and without the declaration of the experiment."""
-    declared = [ast.Name("EXPERIMENT", ast.Store())]
-    tree.body = [node for node in tree.body if not (isinstance(node, ast.Assign) and _same(node.targets, declared))]
+    tree.body = [
+        node
+        for node in tree.body
+        if not (isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "EXPERIMENT")
+    ]
     for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.body:
-            first = node.body[0]
-            if (
-                isinstance(first, ast.Expr)
-                and isinstance(first.value, ast.Constant)
-                and isinstance(first.value.value, str)
-            ):
-                node.body = node.body[1:]
+        documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        if documented and ast.get_docstring(node, clean=False) is not None:
+            node.body = node.body[1:]
     return tree
-
-
-def _same(left: list[ast.expr], right: list[ast.expr]) -> bool:
-    return [ast.dump(node) for node in left] == [ast.dump(node) for node in right]
 
 
 def _place(folder: Path, name: str) -> Path:

@@ -26,7 +26,7 @@ from mooring.tasks.module import Module
 
 METHODS = (ADAPTIVE, FEDAVG_LOCAL, FEDAVG)
 POINTS = grid(run=runs(*METHODS))
-STYLE = 0.35  # of the generated authors, against noise of 1: classes are 5 apart
+STYLE = 0.7  # of the generated authors, against noise of 1: classes are 5 apart
 
 
 def authors(seed: int, data: str, clients: int) -> Clients:
@@ -46,6 +46,11 @@ def trial(seed: int, run: str, data: str, clients: int, hidden: list[int], round
 
 
 GENERATED = "generated authors (class prototypes with a style each) instead of EMNIST digits by author; P1"
+SHRINKS = (
+    "On the stand-in alpha shrinks from 0.5 to below 0.1: a client is visited 25 times, one epoch of three batches "
+    "each, and its own model, which moves by alpha times the gradient, stays behind the common one, so that Eq. 6 "
+    "turns to the latter. What is left is FedAvg's global model, without the fine-tuning of the localized one."
+)
 
 EXPERIMENT = Experiment(
     title="APFL with adaptive mixtures against localized FedAvg on digits by author, MLP",
@@ -55,7 +60,7 @@ EXPERIMENT = Experiment(
             POINTS, 2, {"data": "prototypes", "clients": 20, "hidden": [16], "rounds": 4, "every": 2}, GENERATED
         ),
         "quick": Preset(
-            POINTS, 5, {"data": "prototypes", "clients": 100, "hidden": [32, 32], "rounds": 100, "every": 20}, GENERATED
+            POINTS, 5, {"data": "prototypes", "clients": 100, "hidden": [32, 32], "rounds": 250, "every": 50}, GENERATED
         ),
         "paper": Preset(
             POINTS,
@@ -70,11 +75,13 @@ EXPERIMENT = Experiment(
             "same-training-loss",
             "APFL with adaptive alpha reaches the training loss of localized FedAvg (at most 10 % above)",
             lower(final(ADAPTIVE, LOSS), final(FEDAVG_LOCAL, LOSS), 1.1),
+            note=SHRINKS,
         ),
         Claim(
             "clearly-better-validation",
             "APFL generalises clearly better than localized FedAvg (by at least a point of validation accuracy)",
             higher(final(ADAPTIVE, ACCURACY), points_above(FEDAVG_LOCAL, 1)),
+            note=SHRINKS,
         ),
     ],
     panels=[
