@@ -189,7 +189,8 @@ def likely(score: Tensor, rounds: int = 50) -> Tensor:
     """[clients]: the option of each client, 0 (the plan) unless another is likelier than SURE.
 
     score is [clients, options], log-likelihoods. The options' shares over all clients are fitted by EM, from a start
-    and with a prior at which half of the clients keep the plan.
+    and with a prior at which half of the clients keep the plan; less than half is never assumed, so that a client whose
+    own rows cannot tell keeps it, whatever the others do.
     """
     options = score.shape[1]
     start = torch.full((options,), 0.5 / max(options - 1, 1), dtype=score.dtype)
@@ -198,5 +199,7 @@ def likely(score: Tensor, rounds: int = 50) -> Tensor:
     for _ in range(rounds):
         post = torch.softmax(score + share.log(), 1)
         share = (post.sum(0) + options * start) / (len(score) + options)
+        if float(share[0]) < float(start[0]):
+            share = torch.cat([start[:1], 0.5 * share[1:] / share[1:].sum()])
     top = post.max(1)
     return torch.where(top.values > SURE, top.indices, 0)

@@ -54,7 +54,7 @@ class Message(NamedTuple):
 @dataclass(frozen=True)
 class FedProxOneStage(Algorithm):
     lam: Setting = "auto"
-    gamma: Setting = "auto"
+    gamma: Setting | tuple[float, ...] = "auto"  # a tuple, one step per coefficient, is what "auto" gives for many lam
     inner: str = "auto"  # "exact", "descent" or "sgd"; auto: exact where the task has a prox, sgd elsewhere
     eta: Setting = "auto"
     decay: float = 0.0
@@ -71,7 +71,9 @@ class FedProxOneStage(Algorithm):
 
     def __post_init__(self) -> None:
         read_lam(self, ("auto", *RULES))
-        check(self, gamma=(0, None, "auto"), inner=("auto", "exact", "descent", "sgd"), eta=(0, None, "auto"))
+        check(self, inner=("auto", "exact", "descent", "sgd"), eta=(0, None, "auto"))
+        if not isinstance(self.gamma, tuple):
+            check(self, gamma=(0, None, "auto"))
         check(self, decay=(0, None), steps=(1, None), epochs=(0, None), batch=(0, None, "auto"), tol=(0, None))
         check(self, aggregation=("average", "elastic"), preset=("none", "theory"))
         if self.preset == "theory":
@@ -114,7 +116,8 @@ class FedProxOneStage(Algorithm):
         return local_sgd(self, task, v, data, round, pull=(lam, w))
 
     def merge(self, server, mean, round):
-        return Server(server.w - self.gamma * mean_pull(mean, round, self.aggregation))
+        gamma = torch.as_tensor(self.gamma, dtype=server.w.dtype)
+        return Server(server.w - gamma * mean_pull(mean, round, self.aggregation))
 
     def deploy(self, server, client):
         return client.v
@@ -128,10 +131,11 @@ def mean_pull(mean, round, aggregation):
     return step * (round.clients / round.cohort * round.weight) if aggregation == "elastic" else step
 
 
-def auto_gamma(algorithm, task, facts) -> float:
+def auto_gamma(algorithm, task, facts) -> float | tuple[float, ...]:
     """1/L_g with exact inner solves, half of that (003, Corollary 1) otherwise; plain averaging where L is unknown.
 
-    With lam_ij, sum_i p_i lam_ij L / (lam_ij + L) bounds the curvature of sum_i p_i F_i along coefficient j.
+    With lam_ij, the diagonal matrix of sum_i p_i lam_ij L / (lam_ij + L) is above the Hessian of sum_i p_i F_i, so each
+    coefficient j has a step of its own: taut ones would crawl at the step of slack ones.
     """
     smooth = float(facts.smooth.max())
     known = smooth > 0 and task.smooth_loss and task.solve is not None
@@ -142,8 +146,7 @@ def auto_gamma(algorithm, task, facts) -> float:
     lam = stiffness(algorithm.lam, torch.arange(len(facts.n)), facts.p)
     bend = (facts.p[:, None] * lam * smooth / (lam + smooth)).sum(0)
     pull = (facts.p[:, None] * lam).sum(0)
-    used = bend > 0
-    return share * float((pull[used] / bend[used]).min()) if known and bool(used.any()) else 1.0
+    return tuple((share * pull / bend).where(bend > 0, 1.0).tolist()) if known else 1.0
 
 
 def by_corollary(algorithm, task, facts):

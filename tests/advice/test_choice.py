@@ -1,0 +1,130 @@
+"""The choice: folds, the prior's proposal, what unseats it, and clients that leave the plan."""
+
+import numpy as np
+import pytest
+import torch
+
+from mooring.advice.advise import deploy, refitted
+from mooring.advice.choice import choose, decide, leavers, likely
+from mooring.advice.families import ALONE, COMMON, DIAGONAL, LAMBDA, SIZE, Setting
+from mooring.advice.folds import compact, cross, deal, joined, owners
+from mooring.advice.plans import as_algorithm, kind_of, stiffness_of
+from mooring.advice.prior import centre_ridge, preferred, priors
+from mooring.algorithms.base import build
+from mooring.data.generators import LinearFederation
+from mooring.tasks.linear import Linear
+from tests.problems import linear_clients, simulate
+
+
+def test_joined_rows_are_each_clients_own():
+    clients = linear_clients()
+    rows = joined(clients.train, clients.validation)
+    for i in range(len(clients)):
+        expected = [torch.cat(pair) for pair in zip(clients.train.of(i), clients.validation.of(i))]
+        for found, wanted in zip(rows.of(i), expected):
+            torch.testing.assert_close(found, wanted)
+    some = compact(rows.select(torch.tensor([3, 1])))
+    torch.testing.assert_close(some.of(0)[0], rows.of(3)[0])
+
+
+def test_every_row_is_held_out_once_and_small_clients_are_spread_over_the_folds():
+    clients = linear_clients(sizes=[3, 11, 40])
+    rows = joined(clients.train, clients.validation)
+    seen = torch.zeros(len(rows.y))
+    for part in cross(rows, clients.keys, folds=4):
+        seen[part.place] += 1
+        assert torch.equal(part.train.size + part.held.size, rows.size)
+        torch.testing.assert_close(rows.y[part.place], part.held.y)
+    assert bool((seen == 1).all())
+    fold = deal(rows, clients.keys, 4, 0)
+    for i in range(3):
+        counts = torch.bincount(fold[owners(rows) == i], minlength=4)
+        assert int(counts.max() - counts.min()) <= 1
+
+
+def planted(spread, clients=60, samples=30, dim=4, seed=0, **more):
+    return LinearFederation(clients=clients, samples=samples, dim=dim, spread=spread, **more).make(seed)
+
+
+def advised_risk(made, dim):
+    task = Linear(dim, intercept=False)
+    choice = choose(task, made)
+    rows = joined(made.train, made.validation)
+    found = deploy(choice, refitted(task, rows, choice, "size"), len(made))
+    risk = {
+        name: float(made.truth.excess_risk(getattr(found, name)).mean()) for name in ("alone", "common", "personal")
+    }
+    return choice, risk
+
+
+def test_moored_plans_beat_both_ends_on_planted_data():
+    choice, risk = advised_risk(planted(0.2), 4)
+    assert choice.plan.family in (SIZE, DIAGONAL) and choice.plan.value == 1.0 and not choice.own
+    assert risk["personal"] < 0.9 * min(risk["alone"], risk["common"])
+
+
+def test_coefficients_that_differ_differently_get_their_own_stiffness():
+    made = planted((0.0, 0.0, 1.0, 1.0))
+    prior = preferred(priors(Linear(4, intercept=False), made.train))
+    assert prior.kind == "diagonal" and float(prior.variance[:2].max()) < 0.1 < float(prior.variance[2:].min())
+    even = [preferred(priors(Linear(4, intercept=False), planted(0.5, seed=s).train)).kind for s in range(8)]
+    assert even.count("scalar") >= 6
+
+
+def test_a_common_model_with_many_rows_has_next_to_no_ridge():
+    made = planted(0.2)
+    task = Linear(4, intercept=False)
+    assert 0 < centre_ridge(task, priors(task, made.train)[0], len(made.train.y)) < 0.02
+
+
+def test_noise_does_not_unseat_the_prior_and_evidence_does():
+    rng = torch.Generator().manual_seed(0)
+    settings = [Setting(COMMON, 0.0), Setting(ALONE, 0.1), Setting(LAMBDA, 1.0), Setting(SIZE, 1.0)]
+    owner, fold = torch.arange(400) // 20, torch.arange(400) % 5
+    loss = 1 + 0.5 * torch.rand(4, 400, generator=rng)
+    assert decide(Linear(1), settings, loss, fold, owner, settings[3]).plan == settings[3]
+    loss[1] -= 0.2
+    assert decide(Linear(1), settings, loss, fold, owner, settings[3]).plan == settings[1]
+
+
+def test_clients_leave_only_where_their_own_rows_are_sure():
+    rng = torch.Generator().manual_seed(0)
+    owner, fold = torch.arange(900) // 30, torch.arange(900) % 5
+    loss = torch.rand(1, 900, generator=rng) + 0.02 * torch.rand(2, 900, generator=rng)
+    assert leavers(loss, fold, owner, 0.5) == {}
+    loss[0, owner < 6] += 1.0  # six clients lose much with the plan
+    assert leavers(loss, fold, owner, 0.5) == dict.fromkeys(range(6), 1)
+
+
+def test_who_cannot_tell_keeps_the_plan():
+    assert likely(torch.zeros(5, 3, dtype=torch.float64)).tolist() == [0] * 5
+
+
+@pytest.mark.parametrize("family", [COMMON, LAMBDA, SIZE, DIAGONAL])
+def test_a_plan_as_an_algorithm_gives_the_plans_models(family):
+    made = planted(0.3, clients=8, samples=12, dim=3)
+    task = Linear(3, intercept=False)
+    rows = joined(made.train, made.validation)
+    choice = choose(task, made)
+    found = {q.kind: q for q in priors(task, rows)}
+    prior = found["diagonal" if family == DIAGONAL else "scalar"]
+    setting = Setting(family, 0.0 if family == COMMON else 0.7)
+    choice = choice._replace(plan=setting, prior=prior, own={})
+    table = as_algorithm(choice, rows)
+    algorithm = build(table.pop("name"), table)
+    _, models, _ = simulate(algorithm, task, made, rounds=400)
+    torch.testing.assert_close(models, refitted(task, rows, choice, "size")[setting].v, atol=1e-3, rtol=1e-2)
+
+
+def test_a_plan_in_numbers():
+    made = planted(0.5)
+    prior = priors(Linear(4, intercept=False), made.train)[0]
+    n = int(made.train.size[3])
+    assert stiffness_of(Setting(SIZE, 2.0), prior, n, 3) == pytest.approx(
+        2 * float(prior.noise[3]) / (n * float(prior.variance[0]))
+    )
+    assert stiffness_of(Setting(ALONE, 0.1), prior, n, 3) == 0 and np.isinf(
+        stiffness_of(Setting(COMMON, 0.0), None, n, 3)
+    )
+    none = prior._replace(variance=torch.zeros_like(prior.variance))
+    assert kind_of(Setting(SIZE, 1.0), none) == COMMON and np.isinf(stiffness_of(Setting(SIZE, 1.0), none, n, 3))

@@ -1,0 +1,121 @@
+"""The path: fixed points of one-stage FedProx, its limits, its stationarity for every solver."""
+
+import pytest
+import torch
+
+from mooring.advice.families import alone_models, common_model
+from mooring.advice.path import SCALES, Shape, curvature, path, penalised
+from mooring.advice.path_iterated import RELATIVE, envelope_path, large_path
+from mooring.algorithms.fedprox_one_stage import FedProxOneStage
+from mooring.core.errors import RequestError
+from mooring.tasks.linear import Linear
+from mooring.tasks.logistic import Logistic
+from mooring.tasks.poisson import Poisson
+from mooring.tasks.quantile import Quantile
+from tests.problems import PROBLEMS, linear_clients, logistic_clients, simulate
+
+TASKS = {
+    "linear": lambda: (Linear(3), linear_clients()),
+    "linear, few rows": lambda: (Linear(3), linear_clients(sizes=[3, 5, 12, 30])),
+    "logistic": lambda: (Logistic(3), logistic_clients()),
+    "softmax": lambda: (Logistic(3, classes=3), logistic_clients(classes=3)),
+    "poisson": lambda: (Poisson(3), counts()),
+}
+
+
+def counts():
+    clients = linear_clients()
+    for part in (clients.train, clients.validation, clients.test):
+        part.y.copy_(part.y.abs().round())
+    return clients
+
+
+def slopes(task, rows, v):
+    """[m, d]: the gradient of each client's own loss."""
+    return torch.cat([task.grad(v[i : i + 1], rows.select(torch.tensor([i])).padded()) for i in range(len(rows))])
+
+
+@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("shaped", [False, True])
+def test_every_point_is_stationary(name, shaped):
+    task, clients = TASKS[name]()
+    rows, p, ridge = clients.train, clients.weights(), 0.05
+    slack = torch.linspace(0, 2, task.dim, dtype=torch.float64)
+    shape = Shape(1 / rows.size.double(), slack) if shaped else Shape()
+    tight = torch.ones(len(rows)).double() if not shaped else shape.tight
+    slack = torch.ones(task.dim).double() if not shaped else slack
+    for point in path(task, rows, p, [50.0, 1.0, 0.05], shape, ridge):
+        g, gap = slopes(task, rows, point.v), point.v - point.w
+        assert float((p @ g + ridge * penalised(task) * point.w).norm()) < 1e-6
+        assert float(gap[:, slack == 0].abs().sum()) == 0
+        free = slack > 0
+        pull = point.scale * tight[:, None] / slack[free] * gap[:, free]
+        assert float((g[:, free] + pull).norm()) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["linear", "logistic", "softmax"])
+def test_a_point_is_the_fixed_point_of_one_stage_fedprox(name):
+    task, clients = PROBLEMS[name]()
+    lam = 0.3
+    point = next(path(task, clients.train, clients.weights(), [lam]))
+    server, models, _ = simulate(FedProxOneStage(lam=lam), task, clients, rounds=300)
+    torch.testing.assert_close(point.w, server.w, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(point.v, models, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["linear", "logistic"])
+def test_the_ends_are_one_common_model_and_everyone_alone(name):
+    task, clients = PROBLEMS[name]()
+    rows, p = clients.train, clients.weights()
+    first, taut, slack = path(task, rows, p, [torch.inf, 1e7, 1e-9])
+    pooled = task.solve(rows.pooled(p))[0]
+    torch.testing.assert_close(first.w, pooled, atol=1e-6, rtol=1e-5)
+    assert torch.equal(first.v, first.w.expand_as(first.v))
+    torch.testing.assert_close(taut.v, first.v, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(slack.v, alone_models(task, rows, 0.0), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(common_model(task, rows, p, 0.0), pooled, atol=1e-6, rtol=1e-5)
+
+
+def test_collinear_columns_and_clients_without_rows():
+    clients = linear_clients(sizes=[20, 20, 20])
+    x = torch.cat([clients.train.x, clients.train.x[:, :1]], 1)
+    rows = type(clients.train)(x, clients.train.y, clients.train.start, torch.tensor([12, 12, 0]))
+    for point in path(Linear(4), rows, torch.tensor([1.0, 1.0, 0.0]), [torch.inf, 1.0, 1e-3]):
+        assert bool(torch.isfinite(point.v).all()) and float(point.v.abs().max()) < 100
+        torch.testing.assert_close(point.v[2], point.w)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_the_large_solver_finds_the_exact_path_to_its_accuracy(classes):
+    task, clients = Logistic(3, classes=classes, ridge=1e-2), logistic_clients(classes=classes)
+    rows, p = clients.train, clients.weights()
+    start = float((p @ (slopes(task, rows, torch.zeros(5, task.dim).double()) ** 2).sum(1)).sqrt())
+    scales, one, none = [3.0, 0.3, 0.03], torch.ones(5).double(), torch.zeros(task.dim).double()
+    for (scale, w, v), exact in zip(large_path(task, rows, p, scales, one, none), path(task, rows, p, scales)):
+        residual = slopes(task, rows, v) + scale * (v - w)
+        assert float((p @ (residual**2).sum(1)).sqrt()) <= RELATIVE * start * 1.01
+        assert float((v - exact.v).norm()) < 0.05 * float(exact.v.norm())
+
+
+def test_kinked_losses_by_their_envelopes():
+    task, clients = Quantile(3, tau=0.5, ridge=0.01), linear_clients()
+    rows, p = clients.train, clients.weights()
+    one, none = torch.ones(5).double(), torch.zeros(task.dim).double()
+    for scale, w, v in envelope_path(task, rows, p, [10.0, 0.5], one, none):
+        assert float((p @ (scale * (w - v))).norm()) < 1e-3
+        expected = task.prox(w, scale, rows.padded())
+        torch.testing.assert_close(v, expected, atol=1e-4, rtol=1e-3)
+
+
+def test_scales_are_lambdas_in_units_of_the_curvature():
+    clients = linear_clients(sizes=[4000, 4000])
+    assert curvature(Linear(3), clients.train, clients.weights()) == pytest.approx(1.0, rel=0.05)
+    assert len(SCALES) == 25 and float(SCALES[0]) > float(SCALES[-1])
+
+
+def test_wrong_requests():
+    clients = linear_clients()
+    with pytest.raises(RequestError, match="scales must be above 0"):
+        path(Linear(3), clients.train, clients.weights(), [0.0])
+    with pytest.raises(RequestError, match="has no Hessian"):
+        path(Quantile(3), clients.train, clients.weights(), [1.0], Shape(slack=torch.ones(4)))

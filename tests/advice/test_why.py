@@ -1,0 +1,77 @@
+"""Reasons: influence against refitting, rows to match against a simulation, strangers found."""
+
+import numpy as np
+import pytest
+import torch
+
+from mooring.advice.families import COMMON, DIAGONAL, LAMBDA, SIZE, Setting, fitted
+from mooring.advice.folds import row_losses
+from mooring.advice.path import penalised
+from mooring.advice.prior import priors
+from mooring.advice.why import agreement, brings, moored_fit, rows_to_match, unlike
+from mooring.data.generators import LinearFederation
+from mooring.tasks.linear import Linear
+from mooring.tasks.logistic import Logistic
+from tests.problems import linear_clients, logistic_clients
+
+
+@pytest.mark.parametrize(
+    "setting", [Setting(LAMBDA, 0.5), Setting(COMMON, 0.0), Setting(SIZE, 1.0), Setting(DIAGONAL, 2.0)]
+)
+@pytest.mark.parametrize("kind", ["linear", "logistic"])
+def test_what_a_client_brings_is_what_refitting_without_it_costs(kind, setting):
+    if kind == "linear":
+        task, clients = Linear(3), linear_clients(m=8, sizes=[30] * 8)
+    else:
+        task, clients = Logistic(3), logistic_clients(m=8, sizes=[80] * 8)
+    rows, held, p = clients.train, clients.validation, clients.weights()
+    prior = next(
+        (q for q in priors(task, rows) if {SIZE: "scalar", DIAGONAL: "diagonal"}.get(setting.family) == q.kind), None
+    )
+    fit = moored_fit(task, rows, p, setting, prior)
+    found = brings(task, fit, p, held, 0.0 * penalised(task))
+    with_all = row_losses(task, fit.v, held)
+    owner = torch.repeat_interleave(torch.arange(8), held.size)
+    for i in (0, 5):
+        rest = torch.tensor([k for k in range(8) if k != i])
+        part = [] if prior is None else [prior._replace(noise=prior.noise[rest])]
+        v = fit.v.clone()
+        v[rest] = next(fitted(task, rows.select(rest), p[rest], [setting], part)).v
+        change = (row_losses(task, v, held) - with_all)[owner != i].mean()
+        assert found[i] == pytest.approx(
+            float(change), rel=1e-6 if kind == "linear" else 0.25, abs=1e-9 if kind == "linear" else 2e-4
+        )
+
+
+def test_rows_to_match_are_those_at_which_least_squares_alone_is_as_good():
+    task, ratios = Linear(5, intercept=False), []
+    for seed in range(5):
+        made = LinearFederation(clients=60, samples=30, dim=5, spread=0.15, noise=1.0).make(seed)
+        prior = priors(task, made.train)[0]
+        fit = moored_fit(task, made.train, made.weights(), Setting(SIZE, 1.0), prior)
+        risk = float(made.truth.excess_risk(fit.v).mean())
+        needed = float(np.mean(rows_to_match(fit, made.train)))
+        ratios.append(risk / (0.5 * 5 / needed))  # least squares with n rows: noise^2 d / (2 n)
+    assert 0.8 < np.mean(ratios) < 1.3
+
+
+def test_a_common_plan_would_never_be_matched():
+    clients = linear_clients()
+    fit = moored_fit(Linear(3), clients.train, clients.weights(), Setting(COMMON, 0.0), None)
+    assert np.isinf(rows_to_match(fit, clients.train)).all()
+
+
+def test_strangers_are_found_and_others_are_not():
+    made = LinearFederation(clients=60, samples=60, dim=4, spread=0.3, noise=0.5).make(0)
+    task = Linear(4, intercept=False)
+    assert unlike(priors(task, made.train)[0], 60).sum() <= 3
+    x, y = made.train.of(7)
+    y += x @ torch.full((4,), 2.5, dtype=torch.float64)
+    assert unlike(priors(task, made.train)[0], 60)[7]
+
+
+def test_theory_and_evidence_in_words():
+    losses = {"alone": 1.0, "common": 0.8}
+    assert "agree" in agreement("common", Setting(SIZE, 1.0), losses)
+    assert "disagree" in agreement("alone", Setting(SIZE, 1.0), losses)
+    assert "leaves it open" in agreement("undecided", Setting(COMMON, 0.0), losses)
