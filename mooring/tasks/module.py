@@ -14,6 +14,7 @@ from mooring.core.cohort import Batch
 from mooring.core.errors import RequestError
 from mooring.core.seeds import words
 from mooring.tasks.base import Constants, Task
+from mooring.tasks.perceptron import is_perceptron, perceptron_grad
 
 RowLoss = Callable[[Tensor, Tensor], Tensor]  # (predictions [B, ...], y [B]) -> [B]
 
@@ -61,6 +62,7 @@ class Module(Task):
         if not self.sizes:
             raise RequestError("the model has no parameters to train.")
         self.dim = sum(self.sizes)
+        self.is_perceptron = is_perceptron(self.module)
         self.dtype = next(self.module.parameters()).dtype
 
     @property
@@ -91,9 +93,10 @@ class Module(Task):
         return vmap(lambda params, rows: functional_call(self.module, params, (rows,)))(layers, x)
 
     def _row_losses(self, layers: dict[str, Tensor], batch: Batch) -> Tensor:
-        output = self._forward(layers, batch.x)
-        flat = self.row_loss(output.flatten(0, 1), batch.y.flatten())
-        return flat.view(batch.y.shape[0], batch.y.shape[1])
+        return self._each_loss(self._forward(layers, batch.x), batch.y)
+
+    def _each_loss(self, output: Tensor, y: Tensor) -> Tensor:
+        return self.row_loss(output.flatten(0, 1), y.flatten()).view(y.shape[0], y.shape[1])
 
     def loss(self, w: Tensor, batch: Batch) -> Tensor:
         with torch.no_grad():
@@ -101,14 +104,25 @@ class Module(Task):
         return data + self.ridge / 2 * (w**2).sum(1)
 
     def grad(self, w: Tensor, batch: Batch) -> Tensor:
+        out = torch.empty_like(w, memory_format=torch.contiguous_format)
+        places = self.layers(out)
+        if self.is_perceptron:
+
+            def total(output: Tensor) -> Tensor:
+                return (batch.weight * self._each_loss(output, batch.y)).sum()
+
+            perceptron_grad(self.module, self.layers(w.detach()), batch.x, total, places)
+        else:
+            self._grad_by_vmap(w, batch, places)
+        return out.add_(w, alpha=self.ridge) if self.ridge else out
+
+    def _grad_by_vmap(self, w: Tensor, batch: Batch, places: dict[str, Tensor]) -> None:
         leaves = {name: part.detach().requires_grad_() for name, part in self.layers(w).items()}
         with torch.enable_grad():
             total = (batch.weight * self._row_losses(leaves, batch)).sum()
             parts = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
-        out = torch.empty_like(w, memory_format=torch.contiguous_format)
-        for place, part in zip(self.layers(out).values(), parts):  # straight into place: half the copying of a cat
+        for place, part in zip(places.values(), parts):  # straight into place: half the copying of a cat
             place.copy_(part) if part is not None else place.zero_()
-        return out.add_(w, alpha=self.ridge) if self.ridge else out
 
     def predict(self, w: Tensor, x: Tensor) -> Tensor:
         with torch.no_grad():

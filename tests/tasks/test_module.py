@@ -1,5 +1,7 @@
 """Networks as tasks: stacked gradients equal each network's own, and what cannot work is said."""
 
+from collections import OrderedDict
+
 import pytest
 import torch
 from torch import nn
@@ -8,6 +10,7 @@ from mooring.core.cohort import Batch
 from mooring.core.errors import RequestError
 from mooring.tasks.logistic import Logistic
 from mooring.tasks.module import Module
+from mooring.tasks.perceptron import is_perceptron
 
 
 def net():
@@ -42,6 +45,35 @@ def test_gradients_equal_each_networks_own(loss):
         expected.backward()
         torch.testing.assert_close(losses[i], expected.detach())
         torch.testing.assert_close(found[i], torch.cat([p.grad.flatten() for p in model.parameters()]))
+
+
+RELU = nn.ReLU()
+PERCEPTRONS = {
+    "flattened": lambda: nn.Sequential(nn.Flatten(), nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)),
+    "without biases": lambda: nn.Sequential(nn.Linear(4, 5, bias=False), RELU, nn.Linear(5, 5), RELU, nn.Linear(5, 3)),
+    "named": lambda: nn.Sequential(OrderedDict(a=nn.Linear(4, 5), b=nn.Dropout(), c=nn.Linear(5, 3), d=nn.Softplus())),
+    "one layer": lambda: nn.Sequential(nn.Linear(4, 3)),
+}
+
+
+@pytest.mark.parametrize("make", PERCEPTRONS.values(), ids=PERCEPTRONS)
+@pytest.mark.parametrize("clients", [1, 3])
+def test_gradients_written_out_equal_autograds(make, clients):
+    task, rows = Module(make, ridge=0.1), batch(clients)
+    assert task.is_perceptron
+    rows = rows._replace(x=rows.x.unflatten(2, (2, 2))) if make is PERCEPTRONS["flattened"] else rows
+    w = torch.stack([task.start(seed) for seed in range(clients)])
+    found = task.grad(w, rows)
+    task.is_perceptron = False
+    torch.testing.assert_close(found, task.grad(w, rows))
+
+
+def test_only_plain_rows_of_linear_layers_are_perceptrons():
+    twice = nn.Linear(4, 4)
+    assert not is_perceptron(nn.Sequential(twice, nn.ReLU(), twice))
+    assert not is_perceptron(nn.Sequential(nn.Conv1d(1, 2, 3), nn.Flatten(), nn.Linear(4, 3)))
+    assert not is_perceptron(nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 3))))
+    assert not is_perceptron(nn.Linear(4, 3))
 
 
 def test_a_linear_network_is_softmax_regression():
