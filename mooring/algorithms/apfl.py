@@ -128,17 +128,20 @@ class APFL(Algorithm):
         on_validation = self.adapt_on == "validation"
         adapts = data.validation.size > 0 if on_validation else torch.ones(len(data), dtype=torch.bool)
         for step in minibatches(task, data, round, batch=batch, steps=count):
-            busy = torch.ones(len(data), dtype=torch.bool) if step.active is None else step.active
             rate = per_client(eta(step.k) if callable(eta) else eta, v)
             u = mixture(alpha, v, w)
             slope = task.grad(u, step.batch)
-            new_v = project(v - rate * alpha[:, None] * slope, region)
-            new_w = project(w - rate * task.grad(w, step.batch), region) if moves_w else w
+            new_v = project(torch.addcmul(v, slope, -rate * alpha[:, None]), region)
+            new_w = project(torch.addcmul(w, task.grad(w, step.batch), -rate), region) if moves_w else w
             if (self.adapt == "step" or (self.adapt == "round" and step.k == 0)) and bool(adapts.any()):
                 felt = task.grad(u, next(held_out).batch) if on_validation else slope
                 new_alpha = alpha - rate.flatten() * (alpha_slope(v, w, felt) + self.alpha_pull * alpha)
-                alpha = torch.where(adapts & busy, new_alpha.clamp(0, 1), alpha)
-            v, w = torch.where(busy[:, None], new_v, v), torch.where(busy[:, None], new_w, w)
+                moving = adapts if step.active is None else adapts & step.active
+                alpha = torch.where(moving, new_alpha.clamp(0, 1), alpha)
+            if step.active is not None:
+                new_v = torch.where(step.active[:, None], new_v, v)
+                new_w = torch.where(step.active[:, None], new_w, w)
+            w, v = new_w, new_v
             yield Stay(w, v, alpha)
 
     def merge(self, server, mean, round):
@@ -180,7 +183,7 @@ def towards(mean: Tensor, value: Tensor, part: Tensor) -> Tensor:
 
 def mixture(alpha: Tensor, v: Tensor, w: Tensor) -> Tensor:
     """alpha_i v_i + (1 - alpha_i) w, for every client."""
-    return alpha[:, None] * v + (1 - alpha)[:, None] * w
+    return torch.lerp(w.expand_as(v), v, alpha[:, None])
 
 
 def alpha_slope(v: Tensor, w: Tensor, slope: Tensor) -> Tensor:

@@ -76,14 +76,14 @@ def sgd(
     for step in minibatches(task, data, round, batch=batch, steps=steps, epochs=epochs, slot=slot, replace=replace):
         g = task.grad(v, step.batch)
         if pull is not None:
-            g = g + per_client(pull[0], v) * (v - pull[1])
+            g = torch.addcmul(g, v - pull[1], per_client(pull[0], v))
         if shift is not None:
             g = g + shift
         size = eta(step.k) if callable(eta) else eta
-        if isinstance(size, float) and region is None and step.active is None:
-            v.sub_(g.mul_(size))  # both are our own: a large cohort is not allocated anew at every step
+        if region is None and step.active is None:
+            v.addcmul_(g, -per_client(size, v))  # v is our own: a large cohort is not allocated anew at every step
             continue
-        moved = project(v - per_client(size, v) * g, region)
+        moved = project(torch.addcmul(v, g, -per_client(size, v)), region)
         v = moved if step.active is None else torch.where(step.active[:, None], moved, v)
     return v
 
@@ -95,9 +95,10 @@ def descend(task: Any, v: Tensor, rows: Any, lam: Any, center: Tensor, eta: Any,
     """
     pull, rate = per_client(lam, v), per_client(eta, v)
     for _ in range(most):
-        g = task.grad(v, rows) + pull * (v - center)
+        g = task.grad(v, rows).addcmul_(v - center, pull)
         live = g.norm(dim=1) > tol
         if not bool(live.any()):
             break
-        v = torch.where(live[:, None], v - rate * g, v)
+        moved = torch.addcmul(v, g, -rate)
+        v = moved if bool(live.all()) else torch.where(live[:, None], moved, v)
     return v
