@@ -16,7 +16,7 @@ REAL = "MNIST; Fashion-MNIST instead of FEMNIST; airline tweets by user instead 
 PRESETS = {
     "smoke": Preset(POINTS, 1, {"size": "tiny"}, STAND_INS),
     "quick": Preset(POINTS, 10, {"size": "small"}, STAND_INS),
-    "paper": Preset(POINTS, 2, {"size": "large"}, REAL, ("mnist", "fashion", "airline")),
+    "paper": Preset(POINTS, 1, {"size": "large"}, REAL, ("mnist", "fashion", "airline")),
 }
 
 
