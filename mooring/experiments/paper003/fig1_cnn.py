@@ -32,16 +32,16 @@ EXPERIMENT = Experiment(
             "c-global-best",
             "GlobalTrain performs best (P2, at every number of classes)",
             every(**{name: higher(ACCURACY["GlobalTrain"], ACCURACY[name]) for name in ("LocalTrain", *NAMES)}),
-            note="On the stand-in GlobalTrain has the highest mean everywhere; with 10 classes its lead over FedProx, 1 "
-            "to 3 points, is within the interval of three repeats.",
+            note="On the stand-in GlobalTrain has the highest mean everywhere; with 10 classes its lead over FedProx, "
+            "1 to 3 points, is within the interval of three repeats.",
         ),
         Claim(
             "c-moves-towards-global",
             "with increasing lambda FedProx moves from LocalTrain closer to GlobalTrain's accuracy (P2, every number "
             "of classes)",
             ordered([ACCURACY[name] for name in ("LocalTrain", *NAMES)]),
-            note="On the stand-in it does with 2 classes. With 10 classes lambda = 2.5 is below the smaller ones after 30 "
-            "rounds, since it converges more slowly (see the last claim), not because it personalises less.",
+            note="On the stand-in it does with 2 classes. With 10 classes lambda = 2.5 is below the smaller ones after "
+            "30 rounds, since it converges more slowly (see the last claim), not because it personalises less.",
         ),
         Claim(
             "f-larger-lambda-more-rounds",

@@ -25,17 +25,17 @@ EXPERIMENT = Experiment(
             "as lambda decreases FedProx's accuracy approaches LocalTrain's, as it increases GlobalTrain's, "
             "consistently (P2)",
             approaches("P2", FEDPROX[0], FEDPROX[-1], LOCAL, COMMON),
-            note="On the stand-ins it does with 2 classes and for the prototypes. With 6 and 10 classes of digits lambda "
-            "= 2.5 has not converged after 20 rounds and is less accurate than lambda = 0.2; the printed table is not "
-            "monotone either (EMNIST, 30 classes).",
+            note="On the stand-ins it does with 2 classes and for the prototypes. With 6 and 10 classes of digits "
+            "lambda = 2.5 has not converged after 20 rounds and is less accurate than lambda = 0.2; the printed table is "
+            "not monotone either (EMNIST, 30 classes).",
         ),
         Claim(
             "homogeneity-helps",
             "as homogeneity increases (more classes per client) the accuracy of all methods improves (P2)",
             each_row(homogeneity),
             note="The means of LocalTrain, FedProx and pFedMe rise. GlobalTrain does not depend on the classes of a "
-            "client where these are many (prototypes: .79, .79, .80), and three repeats do not separate 8 of 10 classes "
-            "from all 10.",
+            "client where these are many (prototypes: .79, .79, .80), and three repeats do not separate 8 of 10 "
+            "classes from all 10.",
         ),
         Claim(
             "pfedme-interpolates",
