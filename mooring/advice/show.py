@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from math import floor, isfinite, log10
 from typing import Any
 
 from mooring.advice.advise import Advice
 
 MOST_ROWS = 20
-NUMBERS = ("alone", "common", "personal", "gain", "gain_low", "gain_high", "lambda")
+LOSSES = ("alone", "common", "personal", "gain", "gain_low", "gain_high")
 COLUMNS = {
     "client": "client",
     "rows": "rows",
@@ -18,7 +19,7 @@ COLUMNS = {
     "gain_low": "low",
     "gain_high": "high",
     "plan": "plan",
-    "lambda": "lambda",
+    "lambda": "lam",
     "verdict": "verdict",
 }
 
@@ -41,8 +42,10 @@ def show_advice(display: Any, advice: Advice) -> None:
         order = order.iloc[[*range(half), *range(len(order) - half, len(order))]]
         caption = f"The {half} that gain most and least of {len(advice.clients)}. {caption}"
     records = order.to_dict("records")
+    places = decimals(float(order["alone"].median()))
     for row in records:
-        row |= {key: f"{row[key]:.2g}" for key in NUMBERS if row[key] == row[key]}
+        row |= {key: f"{row[key]:.{places}f}" for key in LOSSES if row[key] == row[key]}
+        row["lambda"] = f"{row['lambda']:.2g}"
     plans = advice.clients["plan"].unique()
     columns = {k: v for k, v in COLUMNS.items() if k != "plan" or len(plans) > 1}
     display.table("Clients", records, columns, caption)
@@ -52,3 +55,8 @@ def show_advice(display: Any, advice: Advice) -> None:
         display.say(sentence)
     if advice.run is not None:
         display.say(f"Run: {advice.run} (figures: path.png, gains.png)")
+
+
+def decimals(typical: float) -> int:
+    """Places after the point that show a number of this size with three digits, and those of its column alike."""
+    return min(max(2 - floor(log10(abs(typical))), 0), 6) if typical and isfinite(typical) else 3

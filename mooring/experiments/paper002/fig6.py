@@ -63,7 +63,7 @@ EXPERIMENT = Experiment(
     presets={
         "smoke": Preset(grid(spread=SPREADS), 1, {"clients": 7, "most": 100, "rounds": 3}),
         "quick": Preset(grid(spread=SPREADS), 20, {"clients": 27, "most": 300, "rounds": 40}),
-        "paper": Preset(grid(spread=SPREADS), 12, {"clients": 97, "most": 1000, "rounds": 100}),
+        "paper": Preset(grid(spread=SPREADS), 8, {"clients": 97, "most": 1000, "rounds": 100}),
     },
     claims=[
         Claim(

@@ -50,7 +50,7 @@ def presets(
             methods(lams, [2, 6, 10]), quick["repeats"], sized(DIGITS, quick, quick_model), STAND_IN + more
         ),
         "paper": Preset(
-            methods(lams, [2, 4, 6, 8, 10]),
+            methods(lams, [2, 6, 10]),
             paper["repeats"],
             sized(MNIST, paper, model),
             "MNIST; P1 and P2",

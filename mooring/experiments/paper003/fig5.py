@@ -49,7 +49,7 @@ EXPERIMENT = Experiment(
             points([100, 120]), repeats=1, settings={"rounds": 5, "samples": 20}, data="120 instead of 1,000 clients"
         ),
         "quick": Preset(points([100, 300]), repeats=8, settings={"rounds": 100}, data="300 instead of 1,000 clients"),
-        "paper": Preset(points([100, 1000]), repeats=8, settings={"rounds": 300}),
+        "paper": Preset(points([100, 1000]), repeats=4, settings={"rounds": 300}),
     },
     claims=[
         Claim(

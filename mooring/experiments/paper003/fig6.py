@@ -16,7 +16,7 @@ EXPERIMENT = Experiment(
         ),
         "quick": Preset(points(SOFTMAX), repeats=4, settings=DIGITS | WORK | {"rounds": 30}, data=STAND_IN),
         "paper": Preset(
-            points(SOFTMAX), repeats=3, settings=MNIST | WORK | {"rounds": 20}, data="MNIST", needs=("mnist",)
+            points(SOFTMAX), repeats=2, settings=MNIST | WORK | {"rounds": 20}, data="MNIST", needs=("mnist",)
         ),
     },
     claims=[

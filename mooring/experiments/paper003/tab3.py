@@ -26,8 +26,8 @@ EXPERIMENT = Experiment(
             "consistently (P2)",
             approaches("P2", FEDPROX[0], FEDPROX[-1], LOCAL, COMMON),
             note="On the stand-ins it does with 2 classes and for the prototypes. With 6 and 10 classes of digits "
-            "lambda = 2.5 has not converged after 20 rounds and is less accurate than lambda = 0.2; the printed table is "
-            "not monotone either (EMNIST, 30 classes).",
+            "lambda = 2.5 has not converged after 20 rounds and is less accurate than lambda = 0.2; the printed table "
+            "is not monotone either (EMNIST, 30 classes).",
         ),
         Claim(
             "homogeneity-helps",
