@@ -3,12 +3,12 @@
 1. The prior proposes: lam_i (or lam_ij) of empirical Bayes, with the ridge on the common model that does best, is the
    plan unless held-out rows speak against it. Without a prior (kinked losses, very many parameters, networks) the best
    single lam takes its place.
-2. Another setting becomes the plan only if its held-out loss is lower by more than 1.5 standard errors of the paired
+2. Another setting becomes the plan only if its held-out loss is lower by more than 2.5 standard errors of the paired
    difference: noise does not unseat the prior.
 3. A client leaves the shared plan (looser, tighter, alone, common) only where its own held-out rows make that nearly
    sure, all clients' choices together being the prior of each one's (empirical Bayes again), and only if such choices,
-   made on some folds, pay on the others by more than two standard errors. A client of few rows cannot: for it the prior
-   decides.
+   made on some folds, pay on the others by more than three standard errors. A client of few rows cannot: for it the
+   prior decides.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ OWN_RIDGES = RIDGES[::2].tolist()
 MIXED_RIDGES = OWN_RIDGES[4:9:2]
 COMMON_RIDGES = [0.0, *RIDGES[4:18:4].tolist()]
 MOST_CLIENTS = 5_000  # clients that choose the plan; the others follow
-TO_SWITCH, TO_LEAVE = 1.5, 2.0  # standard errors that another plan, and choices of clients' own, must win by
+TO_SWITCH, TO_LEAVE = 2.5, 3.0  # standard errors that another plan, and choices of clients' own, must win by
 SURE = 0.8  # a client leaves the plan only for what is likelier than this
 
 

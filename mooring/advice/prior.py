@@ -8,7 +8,7 @@ other smooth ones. Where clients are very many, a part of them says how all vary
 
 from __future__ import annotations
 
-from math import exp
+from math import log
 from typing import Any, NamedTuple
 
 import torch
@@ -17,12 +17,12 @@ from torch import Tensor
 from mooring.advice.path import Shape, batches_of, is_dense, path, penalised
 from mooring.core.cohort import Rows
 from mooring.tasks.linear import Linear
-from mooring.theory.spread import Spread, spread_laplace, spread_likelihood
+from mooring.theory.spread import Spread, above_none, spread_laplace, spread_likelihood
 from mooring.theory.summaries import linear_stats
 
 MOST_CLIENTS = 4_000  # clients that the spread is estimated from; the others' rows would change little
 KINDS = ("scalar", "diagonal")
-ENTRY = 4.0  # deviance
+ENTRY = 4.0  # deviance that a spread, and then one per coefficient, must win
 NEGLIGIBLE = 0.05  # weight below which the richer kind is left out
 
 
@@ -56,22 +56,26 @@ def priors(task: Any, rows: Rows) -> list[Prior]:
 
 
 def preferred(found: list[Prior]) -> Prior:
-    """One spread for all coefficients, one each, or in between: both weighed by how much better the richer one fits.
+    """No spread, one for all coefficients, or one each: their mean, weighed by how well each fits.
 
-    The weight of "diagonal" is that of the two likelihoods, each further spread above 0 costing Akaike's 2 of the
-    deviance, and ENTRY for having picked which ones are above 0. Spreads estimated as 0 are at their border and free.
+    The weights are those of the likelihoods. To have a spread at all costs ENTRY of the deviance; to have one each as
+    much again, 2 log d for picking which, and Akaike's 2 for every further spread above 0 (at 0 they are free).
+    Estimates of a spread are above 0 half of the time when there is none; their weight then keeps the harm small.
     """
     simple, rich = found
     further = int((rich.variance > 0).sum()) - int((simple.variance > 0).any())
-    gain = simple.spread.deviance - rich.spread.deviance - 2 * max(further, 0) - ENTRY
-    weight = 1 / (1 + exp(-min(max(gain, -60.0), 60.0) / 2))
-    if weight < NEGLIGIBLE:
-        return simple
-    heavier = rich if weight > 0.5 else simple
+    gain = above_none(simple.spread) - ENTRY
+    cost = ENTRY + 2 * log(len(rich.variance)) + 2 * max(further, 0)
+    more = simple.spread.deviance - rich.spread.deviance - cost
+    weight = torch.softmax(torch.tensor([0.0, gain / 2, (gain + more) / 2], dtype=torch.float64), 0).tolist()
+    share = weight[2] / max(weight[1] + weight[2], 1e-300)
+    if share < NEGLIGIBLE:
+        return simple._replace(variance=(weight[1] + weight[2]) * simple.variance)
+    heavier = rich if share > 0.5 else simple
     return heavier._replace(
         kind=rich.kind,
-        variance=(1 - weight) * simple.variance + weight * rich.variance,
-        noise=(1 - weight) * simple.noise + weight * rich.noise,
+        variance=weight[1] * simple.variance + weight[2] * rich.variance,
+        noise=(1 - share) * simple.noise + share * rich.noise,
     )
 
 

@@ -152,6 +152,13 @@ def _laplace(n: Tensor, refit: Refit, center: Tensor, kind: str, t: Tensor) -> S
     return found._replace(deviance=at.deviance - maximise(data, True)[0].deviance if kind == "diagonal" else 0.0)
 
 
+def above_none(spread: Spread) -> float:
+    """By how much the deviance at this spread is below that at none, as the clients' log-likelihoods have it."""
+    data = spread.data._replace(tilt=None)
+    at = evaluate(data, spread.variance / spread.noise.mean())
+    return evaluate(data, torch.zeros_like(spread.variance)).deviance - at.deviance
+
+
 def dispersion(fits: LocalFits) -> Tensor:
     """[m]: tr(H^-1 G)/d over the clients with a fit: sigma^2 for half the squared loss, 1 for a log-likelihood."""
     known = fits.freedom > 0
