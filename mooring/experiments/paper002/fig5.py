@@ -65,8 +65,8 @@ EXPERIMENT = Experiment(
         "paper": Preset(
             POINTS,
             3,
-            {"data": "mnist_writers", "clients": 0, "hidden": [200, 200], "rounds": 40, "every": 10},
-            "MNIST by its 539 true writers instead of EMNIST digits by 1000 authors; P1; 40 rounds",
+            {"data": "mnist_writers", "clients": 0, "hidden": [200, 200], "rounds": 30, "every": 10},
+            "MNIST by its 539 true writers instead of EMNIST digits by 1000 authors; P1; 30 rounds",
             ("mnist",),
         ),
     },
