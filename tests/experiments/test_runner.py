@@ -1,6 +1,10 @@
 """Trials are run once, kept under what they depend on, and an interrupted run goes on where it stopped."""
 
 import json
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -160,3 +164,27 @@ def test_the_default_folder(monkeypatch, tmp_path):
     monkeypatch.delenv("MOORING_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache.default_folder() == tmp_path / "mooring" / "trials"
+
+
+ORPHANS = """
+import os, signal
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from mooring.experiments.base.runner import begin_worker
+
+if __name__ == "__main__":
+    pool = ProcessPoolExecutor(1, get_context("spawn"), begin_worker)
+    print(pool.submit(os.getpid).result(), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_workers_do_not_outlive_a_killed_parent(tmp_path):
+    script = tmp_path / "orphans.py"
+    script.write_text(ORPHANS)
+    worker = int(subprocess.run([sys.executable, script], capture_output=True, text=True).stdout)
+    for _ in range(100):
+        if not Path(f"/proc/{worker}").exists():
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"worker {worker} is still alive")

@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
+from threading import Thread
 from typing import Any, NamedTuple
 
 import torch
@@ -76,7 +77,7 @@ def _finished(missing: list[Unit], folder: Path, workers: int | None) -> Iterato
             work(unit, folder)
             yield unit
         return
-    with one_thread_each(), ProcessPoolExecutor(workers, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+    with one_thread_each(), ProcessPoolExecutor(workers, get_context("spawn"), begin_worker) as pool:
         futures = {pool.submit(work, unit, folder): unit for unit in missing}
         try:
             for future in as_completed(futures):
@@ -84,6 +85,19 @@ def _finished(missing: list[Unit], folder: Path, workers: int | None) -> Iterato
                 yield futures[future]
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def begin_worker() -> None:
+    """One thread, and no life without the process that hands out the work: killed, it would leave workers behind."""
+    torch.set_num_threads(1)
+    parent = parent_process()
+    assert parent is not None
+
+    def follow() -> None:
+        parent.join()
+        os._exit(1)
+
+    Thread(target=follow, daemon=True).start()
 
 
 def work(unit: Unit, folder: Path) -> None:
