@@ -112,7 +112,7 @@ def verdicts(alone_personal: Difference, common_personal: Difference, alone_comm
 
     personal  better than alone and than the common model
     common    better than alone, and the personal model is not better still
-    alone     better than the common model, and the personal model is not better still
+    alone     better than the common model, and the personal model not even seemingly better still
     """
     out = []
     for i in range(len(alone_personal.mean)):
@@ -121,7 +121,7 @@ def verdicts(alone_personal: Difference, common_personal: Difference, alone_comm
             out.append("personal")
         elif alone_common.better[i] and not over_common:
             out.append("common")
-        elif alone_common.worse[i] and not over_alone:
+        elif alone_common.worse[i] and alone_personal.mean[i] <= 0:
             out.append("alone")
         else:
             out.append("undecided")

@@ -43,6 +43,7 @@ def gains_figure(frame: Any, metric: str):
             axes.errorbar(part["gain"], place[mine], xerr=width, fmt="o", markersize=3, color=colour, label=verdict)
     axes.axvline(0, color="0.6", linewidth=1)
     axes.set_yticks(place, shown["client"].astype(str), fontsize=6)
+    axes.set_ylim(-1, len(shown))
     axes.set_xlabel(f"gain over training alone (test {metric}; right: the federation helps)")
     axes.legend(frameon=False, loc="lower right")
     return figure

@@ -103,3 +103,8 @@ def difference(sign):
 )
 def test_verdicts(alone_personal, common_personal, alone_common, verdict):
     assert verdicts(difference(alone_personal), difference(common_personal), difference(alone_common)) == [verdict]
+
+
+def test_who_seems_to_gain_is_not_told_to_train_alone():
+    seeming = difference(0)._replace(mean=np.array([0.1]))
+    assert verdicts(seeming, difference(1), difference(-1)) == ["undecided"]
