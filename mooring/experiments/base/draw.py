@@ -16,10 +16,10 @@ from matplotlib.ticker import LogLocator, NullLocator
 from mooring.experiments.base.experiment import Panel
 from mooring.experiments.base.results import Results, interval
 
+COLUMNS = {4: 2, 6: 3, 9: 3}  # panels side by side that fill their rows; else up to four
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8c6d31")  # colour-blind safe
 MARKERS = "osD^v<>P"
 MARKED = 30  # curves with fewer places show them
-COLUMNS = 4  # panels side by side
 STYLE = {
     "axes.grid": True,
     "axes.spines.right": False,
@@ -35,7 +35,7 @@ STYLE = {
 def draw(title: str, panels: Sequence[Panel], results: Results) -> dict[str, bytes]:
     """The figure by file ending: png and svg."""
     with mpl.rc_context(STYLE):
-        columns = 2 if len(panels) == 4 else min(len(panels), COLUMNS)
+        columns = COLUMNS.get(len(panels), min(len(panels), 4))
         rows = -(-len(panels) // columns)
         figure = Figure(figsize=(4.6 * columns, 3.6 * rows + 0.4), layout="constrained")
         FigureCanvasAgg(figure)
