@@ -6,6 +6,7 @@ from math import floor, isfinite, log10
 from typing import Any
 
 from mooring.advice.advise import Advice
+from mooring.advice.families import ALONE, COMMON, DIAGONAL, LAMBDA, MIXTURE, SIZE, TUNED
 
 MOST_ROWS = 20
 LOSSES = ("alone", "common", "personal", "gain", "gain_low", "gain_high")
@@ -21,6 +22,16 @@ COLUMNS = {
     "plan": "plan",
     "lambda": "lam",
     "verdict": "verdict",
+}
+
+PLANS = {
+    COMMON: "one model for all",
+    ALONE: "everyone's own model, with a ridge",
+    LAMBDA: "one stiffness for all",
+    SIZE: "a stiffness by the client's rows, the fewer the tauter",
+    DIAGONAL: "a stiffness by the client's rows and the coefficient (lam: their geometric mean)",
+    MIXTURE: "own and common model mixed, a being the own one's share",
+    TUNED: "the common model after local steps",
 }
 
 
@@ -45,12 +56,12 @@ def show_advice(display: Any, advice: Advice) -> None:
     places = decimals(float(order["alone"].median()))
     for row in records:
         row |= {key: f"{row[key]:.{places}f}" for key in LOSSES if row[key] == row[key]}
-        row["lambda"] = f"{row['lambda']:.2g}"
+        row["lambda"] = f"a {row['alpha']:.2g}" if row["alpha"] == row["alpha"] else f"{row['lambda']:.2g}"
     plans = advice.clients["plan"].unique()
     columns = {k: v for k, v in COLUMNS.items() if k != "plan" or len(plans) > 1}
     display.table("Clients", records, columns, caption)
     if len(plans) == 1:
-        display.say(f"The plan of all clients: {plans[0]}.")
+        display.say(f"The plan of all clients: {plans[0]}, {PLANS[plans[0]]}.")
     for sentence in advice.words:
         display.say(sentence)
     if advice.run is not None:
