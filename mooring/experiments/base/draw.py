@@ -86,5 +86,5 @@ def _log_ticks(axis: Axis) -> None:
 
 def _bytes(figure: Figure, ending: str) -> bytes:
     sink = io.BytesIO()
-    figure.savefig(sink, format=ending, dpi=130, metadata={"Date": None} if ending == "svg" else {"Software": None})
+    figure.savefig(sink, format=ending, dpi=90, metadata={"Date": None} if ending == "svg" else {"Software": None})
     return sink.getvalue()
