@@ -118,6 +118,5 @@ EXPERIMENT = Experiment(
     ],
     reads="The sources compare the two models on a test set; here rows that serve for nothing else choose, and the "
     "planted truth judges. With 1,000 rows a client the choice itself costs little, and what splitting costs is seen; "
-    "with 100 rows clients that choose one by one err more often, and a split costs up to seven times the better "
-    "risk.",
+    "with 100 rows clients that choose one by one err more often, and a split costs up to seven times the better risk.",
 )

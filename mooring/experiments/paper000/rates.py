@@ -156,7 +156,7 @@ EXPERIMENT = Experiment(
             dashed=("Lemma B.1",),
         ),
     ],
-    reads="A ridge of 1 keeps every record's minimiser in W, as the lemmas' proofs need. Sampled clients train and "
-    "the others wait (the listing has it the other way round); w is projected onto W after the server's step, which "
-    "is not printed. Where all clients take part nothing is sampled, and the error falls faster than the lemma's 1/t.",
+    reads="A ridge of 1 keeps every record's minimiser in W, as the lemmas' proofs need. Sampled clients train and the "
+    "others wait (the listing has it the other way round); w is projected onto W after the server's step, which is not "
+    "printed. Where all clients take part nothing is sampled, and the error falls faster than the lemma's 1/t.",
 )

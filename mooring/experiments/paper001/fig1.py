@@ -42,8 +42,8 @@ EXPERIMENT = Experiment(
             median_below({m: over("points", m, FEDPROX) for m in MINIBATCHES}, 0.6),
             note="It holds for every minibatch on (a) and (b), at ratios of 0.03 to 0.15, which are about the "
             "minibatch's share of a device's rows. On (c) the larger minibatches exceed the rows of most devices, as "
-            "the paper's 75 and 50 do against a mean of 66, so that FedMSPP is FedProx there: 0.69 to 0.76 and 0.52 "
-            "to 0.59.",
+            "the paper's 75 and 50 do against a mean of 66, so that FedMSPP is FedProx there: 0.69 to 0.76 and 0.52 to "
+            "0.59.",
         ),
         Claim(
             "fewer-samples-than-fedavg",
@@ -52,8 +52,8 @@ EXPERIMENT = Experiment(
             median_below({m: over("points", m, FEDAVG) for m in MINIBATCHES}, 0.6),
             note="It holds for every minibatch on (a) and (b), at ratios of 0.03 to 0.15, which are about the "
             "minibatch's share of a device's rows. On (c) the larger minibatches exceed the rows of most devices, as "
-            "the paper's 75 and 50 do against a mean of 66, so that FedMSPP is FedProx there: 0.69 to 0.76 and 0.52 "
-            "to 0.59.",
+            "the paper's 75 and 50 do against a mean of 66, so that FedMSPP is FedProx there: 0.69 to 0.76 and 0.52 to "
+            "0.59.",
         ),
         Claim(
             "smaller-minibatch-fewer-samples",

@@ -218,6 +218,6 @@ EXPERIMENT = Experiment(
             },
         ),
     ],
-    reads="Theorems 1 and 3 bound means over rounds, not the last iterate. Solves are certified by their gradient. "
-    "The table of orders is evaluated, not measured.",
+    reads="Theorems 1 and 3 bound means over rounds, not the last iterate. Solves are certified by their gradient. The "
+    "table of orders is evaluated, not measured.",
 )

@@ -137,6 +137,6 @@ EXPERIMENT = Experiment(
         )
     ],
     reads="Accuracies are P1: every client is tested on its own classes. Without projection and after finitely many "
-    "rounds (without either, every mixture tends to the client's own fit). Batches of 20 rows and ridge 1e-4 are "
-    "ours; the step size falls as 0.1/(1 + 0.01 k).",
+    "rounds (without either, every mixture tends to the client's own fit). Batches of 20 rows and ridge 1e-4 are ours; "
+    "the step size falls as 0.1/(1 + 0.01 k).",
 )

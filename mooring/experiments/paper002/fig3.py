@@ -25,14 +25,16 @@ ROUND, STEP = f"{ADAPTIVE}, once a round", f"{ADAPTIVE}, every step"
 METHODS = (STEP, ROUND, FEDAVG_LOCAL, FEDAVG)
 POINTS = grid(spread=SPREADS, run=runs(*METHODS))
 FREED = (
-    "The order of the means is the paper's on every set: APFL has the lower training loss and 3 to 4 points more "
-    "accuracy. On 30 clients neither the gap of 10 points nor accuracies within 5 % of each other show: localized "
-    "FedAvg personalises too, and some clients' mixtures are caught at 0 (see the other reading)."
+    "With 30 clients the order of the means is the paper's on every set: APFL has the lower training loss and 3 to 4 "
+    "points more accuracy; accuracies within 5 % of each other are not shown beyond the interval. With 100 clients it "
+    "has 2 to 3 points more accuracy, but no lower training loss on (0, 0). A gap of 10 points does not show against "
+    "localized FedAvg, which personalises too; against FedAvg's global model it does with 100 clients (by 14 to 19)."
 )
 STUCK = (
-    "From alpha = 0.01 one update a round hardly moves the mixtures: the client's own model is driven by alpha times "
-    "the gradient, stays near its start, and Eq. 6 then sends alpha to 0, which it never leaves. With an update at "
-    "every step, as the superscripts of Eq. 6 have it, about half of the clients get away."
+    "From alpha = 0.01 one update a round hardly moves the mixtures of 30 clients in 60 rounds: the own model is "
+    "driven by alpha times the gradient, stays near its start, and Eq. 6 then sends alpha to 0, which it never leaves. "
+    "With 100 clients of up to 1,000 rows mixtures reach 0.5, accuracies are alike and 1 to 4 points above those of "
+    "localized FedAvg, not 10; the training loss is not lower beyond the interval on (1, 1)."
 )
 
 
@@ -116,6 +118,6 @@ EXPERIMENT = Experiment(
     ],
     reads="The text updates alpha every communication round, the superscripts of Eq. 6 at every iteration: both are "
     "run, each with claims of its own, from alpha = 0.01. Synthetic(0, 0) is not IID as the paper calls it: its "
-    "clients' models and inputs still differ by unit variances. Dimensions (60 inputs, 10 classes) and sizes are "
-    "those in wide use.",
+    "clients' models and inputs still differ by unit variances. Dimensions (60 inputs, 10 classes) and sizes are those "
+    "in wide use.",
 )

@@ -50,8 +50,8 @@ EXPERIMENT = Experiment(
                 loss=falling(final(FEDAVG_LOCAL, LOSS), "participation"),
                 accuracy=rising(final(FEDAVG_LOCAL, ACCURACY), "participation"),
             ),
-            note="On the stand-in 100 rounds suffice at every share: the last losses and accuracies are equal within "
-            "the interval. Fewer clients a round make the curves rougher and the first rounds slower.",
+            note="On MNIST and on the stand-in 100 rounds suffice at every share: the last losses and accuracies are "
+            "equal within the interval. Fewer clients a round make the curves rougher and the first rounds slower.",
         ),
         Claim(
             "apfl-better-at-every-rate",
@@ -75,8 +75,9 @@ EXPERIMENT = Experiment(
             "larger alpha diminishes the harm of sampling in generalisation: less accuracy is lost by 30 % instead of "
             "70 %",
             damped(ACCURACY),
-            note="Accuracies of the mixtures hardly depend on the share at all: what is lost is within the interval "
-            "for every alpha, so there is nothing to diminish.",
+            note="On the stand-in accuracies hardly depend on the share at all. On MNIST 30 instead of 70 % cost half "
+            "a point at alpha = 0.25 and less than a twentieth at 0.5 and 0.75, which do not differ beyond the "
+            "interval.",
         ),
     ],
     panels=[

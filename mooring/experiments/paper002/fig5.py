@@ -89,6 +89,6 @@ EXPERIMENT = Experiment(
         Panel("round", {m: curve(m, ACCURACY) for m in METHODS}, "rounds", "validation accuracy"),
     ],
     tables=[result_table("Last round", dict.fromkeys(METHODS, (None, None)))],
-    reads="Step sizes and batches are not printed: 0.1/(1 + 0.01 k) and 20 rows, as elsewhere. alpha starts at 0.5 "
-    "and is updated once a round (Eq. 6 on training rows). All clients are tested, on rows of their own (P1).",
+    reads="Step sizes and batches are not printed: 0.1/(1 + 0.01 k) and 20 rows, as elsewhere. alpha starts at 0.5 and "
+    "is updated once a round (Eq. 6 on training rows). All clients are tested, on rows of their own (P1).",
 )

@@ -112,6 +112,5 @@ EXPERIMENT = Experiment(
         )
     ],
     reads="alpha is not printed: it starts at 0.5 and adapts once an epoch; fixed values are shown beside. The common "
-    "model stays fixed while a newcomer trains (Eq. 7). Step sizes are at most what a newcomer's own curvature "
-    "allows.",
+    "model stays fixed while a newcomer trains (Eq. 7). Step sizes are at most what a newcomer's own curvature allows.",
 )

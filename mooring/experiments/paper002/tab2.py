@@ -96,6 +96,6 @@ EXPERIMENT = Experiment(
     tables=[result_table("Table 2", PRINTED)],
     reads="perFedAvg has the printed step sizes 0.01 and 0.001 and deploys its model after 20 inner steps; its "
     "meta-update draws from all training rows instead of a tenth. pFedMe has lam = 15 and eta = 0.01 as printed, 5 "
-    "inner steps of a size that follows the curvature, and deploys its personal models. The adaptive mixture starts "
-    "at 0.5 and is updated once a round. P1.",
+    "inner steps of a size that follows the curvature, and deploys its personal models. The adaptive mixture starts at "
+    "0.5 and is updated once a round. P1.",
 )

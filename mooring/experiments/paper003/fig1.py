@@ -84,8 +84,7 @@ EXPERIMENT = Experiment(
     "R_max, rho = 2 as printed (which the authors tuned on the outcome: an oracle) and the mean eigenvalue of "
     "X'X/(4n), whose largest is L, as mu. With the smallest curvature, the ridge, it asks for a lambda thousands of "
     "times larger and FedProx is GlobalTrain almost throughout: that curve is drawn as well, and one with lambda "
-    "estimated from the data. These settings were chosen after trying others. With n = 100, a ridge of 1e-2 and "
-    "truths that minimise the penalised risk, truths differ by 0.6 to 1.6 even at R = 0, GlobalTrain is not the best "
-    "there, LocalTrain's error falls with R, and the rule's error is several times LocalTrain's at large R (2 or 3 "
-    "draws).",
+    "estimated from the data. These settings were chosen after trying others. With n = 100, a ridge of 1e-2 and truths "
+    "that minimise the penalised risk, truths differ by 0.6 to 1.6 even at R = 0, GlobalTrain is not the best there, "
+    "LocalTrain's error falls with R, and the rule's error is several times LocalTrain's at large R (2 or 3 draws).",
 )

@@ -44,10 +44,10 @@ EXPERIMENT = Experiment(
             "local steps lambda = 0.02 gets in 5 times fewer rounds to where one step gets it, lambda = 0.5 in at "
             "most 2 times fewer",
             saves(False, list(LAMS.values()), 5, 2),
-            note="Small lambda gains more, as claimed, but the printed large lambda = 0.5 gains several times as "
-            "well: it is only a tenth of L, so that one local step is far from solving the inner problem (it leaves a "
-            "share of about 1 - lambda/(lambda + L) of the distance). The statement holds for lambda well above L: "
-            "see the next claim.",
+            note="Small lambda gains more, as claimed, but the printed large lambda = 0.5 gains several times as well: "
+            "it is only a tenth of L, so that one local step is far from solving the inner problem (it leaves a share "
+            "of about 1 - lambda/(lambda + L) of the distance). The statement holds for lambda well above L: see the "
+            "next claim.",
         ),
         Claim(
             "small-lambda-gains-relative-to-smoothness",
@@ -72,8 +72,8 @@ EXPERIMENT = Experiment(
         for name, lam in zip(NAMES, lams)
         if series == "gap" or not relative
     ],
-    reads="Data as in 003-fig1 with R = 0.6; eta = 1/(lambda + L) and gamma = 1/L_g as printed, K = 1, 2, 5, 10, 20 "
-    "as the paper prints no grid. Gains are counted on the distance from the exact minimiser: how many times fewer "
-    "rounds take it as far as one local step a round gets at the end. The printed lambda = 0.5 is a tenth of L; in "
-    "the theory only lambda above L is large, so that lambda = L/100, L, 100 L are shown as well.",
+    reads="Data as in 003-fig1 with R = 0.6; eta = 1/(lambda + L) and gamma = 1/L_g as printed, K = 1, 2, 5, 10, 20 as "
+    "the paper prints no grid. Gains are counted on the distance from the exact minimiser: how many times fewer rounds "
+    "take it as far as one local step a round gets at the end. The printed lambda = 0.5 is a tenth of L; in the theory "
+    "only lambda above L is large, so that lambda = L/100, L, 100 L are shown as well.",
 )

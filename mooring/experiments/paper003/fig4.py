@@ -26,19 +26,19 @@ EXPERIMENT = Experiment(
             "a-fewer-classes-easier",
             "the accuracy of all methods improves as the number of classes falls (P1)",
             every(**{name: falling(ref, "classes") for name, ref in ACCURACY.items()}),
-            note="LocalTrain and FedProx improve at every lambda; GlobalTrain does not. Under P1 a client is tested "
-            "on its own classes, but the common model still chooses among all ten: its task does not become simpler, "
-            "and training on two classes per client makes it slightly worse.",
+            note="LocalTrain and FedProx improve at every lambda; GlobalTrain does not. Under P1 a client is tested on "
+            "its own classes, but the common model still chooses among all ten: its task does not become simpler, and "
+            "training on two classes per client makes it slightly worse.",
         ),
         Claim(
             "a-global-and-large-lambda-at-low-heterogeneity",
             "GlobalTrain and FedProx with larger lambda perform better at low heterogeneity (10 classes): GlobalTrain "
             "best, accuracy rising with lambda from LocalTrain's",
             ordered([LAST[ALL][name] for name in ("LocalTrain", *NAMES, "GlobalTrain")]),
-            note="On the stand-in: GlobalTrain is best and LocalTrain worst, but with 10 classes the three lambda "
-            "differ by less than a point. There a lambda of 0.5 already ties the models together, and larger ones "
-            "only converge more slowly (after 200 instead of 40 rounds accuracies are .96 for lambda = 0.5 and for "
-            "2.5, 2 draws).",
+            note="On MNIST (.861, then .904, .907, .906, and .915) and on the stand-in: GlobalTrain is best and "
+            "LocalTrain worst, but with 10 classes the three lambda differ by less than a point. There a lambda of 0.5 "
+            "already ties the models together, and larger ones only converge more slowly (after 200 instead of 40 "
+            "rounds accuracies are .96 for lambda = 0.5 and for 2.5, 2 draws).",
         ),
         Claim(
             "a-local-and-small-lambda-at-high-heterogeneity",
@@ -49,6 +49,8 @@ EXPERIMENT = Experiment(
                 small=higher(LAST[FEW]["small"], LAST[FEW]["GlobalTrain"]),
                 smallest=higher(LAST[FEW]["small"], LAST[FEW]["large"]),
             ),
+            note="On MNIST both are 9 points above GlobalTrain, beyond the interval; the smallest lambda's lead over "
+            "the largest, .981 against .976, is within that of three repeats.",
         ),
         Claim(
             "b-small-lambda-faster-early",

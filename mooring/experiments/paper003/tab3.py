@@ -60,9 +60,9 @@ EXPERIMENT = Experiment(
         )
         for protocol, what in (("P2", "common test rows with all classes"), ("P1", "rows like the client's own"))
     ],
-    reads="The paper's protocol is unclear: accuracy that rises with the number of classes means a test on all "
-    "classes (P2), but LocalTrain's .30 and .65 at 2 classes lie above the .20 that is possible there. P2 is tested, "
-    "both are shown, and the printed numbers stand beside P2. lambda = .2, .5, 2.5 for both MNIST networks and .1, "
-    ".5, 1 for the others. Clients, rows per client and repeats are not printed. pFedMe takes as many gradients a "
-    "round as the others.",
+    reads="The paper's protocol is unclear: accuracy that rises with the number of classes means a test on all classes "
+    "(P2), but LocalTrain's .30 and .65 at 2 classes lie above the .20 that is possible there. P2 is tested, both are "
+    "shown, and the printed numbers stand beside P2. lambda = .2, .5, 2.5 for both MNIST networks and .1, .5, 1 for "
+    "the others. Clients, rows per client and repeats are not printed. pFedMe takes as many gradients a round as the "
+    "others.",
 )

@@ -68,6 +68,6 @@ EXPERIMENT = Experiment(
         for name, batch in zip("abcd", (FULL, *BATCHES))
     ],
     reads="Neither the scale of a batch's loss nor the centre of its proximal step is printed. A batch's loss is the "
-    "sum over its rows divided by 2 n_i, and each proximal step is centred at the current local model: of the "
-    "readings tried, only this one agrees with what the paper says about Figures 2 and 3.",
+    "sum over its rows divided by 2 n_i, and each proximal step is centred at the current local model: of the readings "
+    "tried, only this one agrees with what the paper says about Figures 2 and 3.",
 )

@@ -107,7 +107,7 @@ EXPERIMENT = Experiment(
             },
         )
     ],
-    reads="How the truths follow from their largest distance is not printed. Here the evaluated client keeps its "
-    "truth and all others share one at that distance, which keeps |theta*|, on which the prediction rests. The gain "
-    "shown is the ratio of norms; Definition 15 has its square, which crosses 1 at the same place.",
+    reads="How the truths follow from their largest distance is not printed. Here the evaluated client keeps its truth "
+    "and all others share one at that distance, which keeps |theta*|, on which the prediction rests. The gain shown is "
+    "the ratio of norms; Definition 15 has its square, which crosses 1 at the same place.",
 )

@@ -94,6 +94,6 @@ EXPERIMENT = Experiment(
         )
     ],
     reads="At s = 1 the error settles only after some 100,000 rounds, so the limits are computed in closed form. The "
-    "integral is exact and, as printed, not divided by the interval's length. Points start at each strip's left end. "
-    "A repeat is the mean of 25 of the 500 trials.",
+    "integral is exact and, as printed, not divided by the interval's length. Points start at each strip's left end. A "
+    "repeat is the mean of 25 of the 500 trials.",
 )
