@@ -71,6 +71,20 @@ def test_coefficients_that_differ_differently_get_their_own_stiffness():
     assert even.count("scalar") >= 6
 
 
+def test_clients_that_are_alike_are_hardly_sent_apart_by_chance():
+    task, harm = Linear(4, intercept=False), []
+    for seed in range(10):
+        made = planted(0.0, samples=20, seed=seed)
+        found = priors(task, made.train)
+        weighed, plain = preferred(found).variance.mean(), found[0].variance.mean()
+        assert float(weighed) <= float(found[1].variance.max()) + 1e-12
+        harm.append([float(weighed) ** 2, float(plain) ** 2])
+    ours, plain = np.mean(harm, 0)
+    assert 0 < ours < 0.3 * plain
+    sure = priors(task, planted(0.5).train)
+    assert float(preferred(sure).variance.mean()) > 0.99 * min(float(q.variance.mean()) for q in sure)
+
+
 def test_a_common_model_with_many_rows_has_next_to_no_ridge():
     made = planted(0.2)
     task = Linear(4, intercept=False)

@@ -13,6 +13,7 @@ from mooring.theory.spread import (
     _inverse_trigamma,
     _quadratic,
     _tilt,
+    above_none,
     dispersion,
     spread_fits,
     spread_laplace,
@@ -93,6 +94,18 @@ def test_likelihood_estimate_is_scipys(kind):
     assert ours <= best.fun + 1e-6
     np.testing.assert_allclose(found.variance[:many], np.exp(best.x[:-1]), rtol=0.01, atol=1e-3)
     assert float(found.noise[0]) == pytest.approx(np.exp(best.x[-1]), rel=0.01)
+
+
+@pytest.mark.parametrize("tau", [0.0, 0.8])
+def test_above_none_is_the_likelihood_ratio_of_the_rows(tau):
+    stats, xs, ys, _ = federation(m=12, n=[4, 5, 9, 30, 14, 6] * 2, tau=tau, seed=5)
+    found = spread_likelihood(stats, "scalar")
+    none = minimize_scalar(
+        lambda s: dense_deviance(np.zeros(3), np.exp(s), xs, ys)[0], bounds=(-3, 3), method="bounded"
+    )
+    ours = dense_deviance(found.variance.numpy(), float(found.noise[0]), xs, ys)[0]
+    assert above_none(found) == pytest.approx(none.fun - ours, abs=1e-6)
+    assert above_none(found) > 20 if tau else 0 <= above_none(found) < 4
 
 
 def test_diagonal_estimate_is_that_of_statsmodels():
