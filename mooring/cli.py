@@ -54,7 +54,7 @@ DEBUG = {"on": False}
 
 @app.callback()
 def options(debug: Annotated[bool, typer.Option("--debug", help="Show the stack trace of an error.")] = False) -> None:
-    DEBUG["on"] = debug
+    DEBUG["on"] = DEBUG["on"] or debug
 
 
 @app.command()
@@ -443,7 +443,9 @@ def main(argv: list[str] | None = None) -> None:
     """Run a command. Exit codes: 0 done, 1 the work failed, 2 the request was wrong."""
     warnings.showwarning = lambda message, *rest, **more: print(f"note: {message}", file=sys.stderr)  # noqa: T201
     try:
-        code = app(argv, standalone_mode=False)
+        given = sys.argv[1:] if argv is None else argv
+        DEBUG["on"] = "--debug" in given  # wherever it stands
+        code = app([word for word in given if word != "--debug"], standalone_mode=False)
     except Exception as error:
         if DEBUG["on"]:
             raise

@@ -219,7 +219,7 @@ def test_another_versions_run_is_refused(here, capsys):
 
 def test_debug_shows_the_trace(here):
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    argv = [sys.executable, "-c", "from mooring.cli import main; main()", "--debug", "fit", "nowhere.csv"]
+    argv = [sys.executable, "-c", "from mooring.cli import main; main()", "fit", "nowhere.csv", "--debug"]
     done = subprocess.run(argv, capture_output=True, text=True, env=env, check=False)
     assert "Traceback" in done.stderr and done.returncode != 0
 

@@ -24,6 +24,7 @@ LEAST = 10  # test rows below which a client's own bootstrap says nothing
 DRAWS = 1_000
 LEVEL = 0.95
 ERROR = 0.05  # of the calls, at most this share may be wrong
+SEEMING = 0.1
 CELLS = 5_000_000  # bootstrap draws held at a time
 
 
@@ -112,7 +113,8 @@ def verdicts(alone_personal: Difference, common_personal: Difference, alone_comm
 
     personal  better than alone and than the common model
     common    better than alone, and the personal model is not better still
-    alone     better than the common model, and the personal model not even seemingly better still
+    alone     better than the common model, and the personal model not better still, nor seemingly so by more than a
+              little: SEEMING of what separates alone from common
     """
     out = []
     for i in range(len(alone_personal.mean)):
@@ -121,7 +123,7 @@ def verdicts(alone_personal: Difference, common_personal: Difference, alone_comm
             out.append("personal")
         elif alone_common.better[i] and not over_common:
             out.append("common")
-        elif alone_common.worse[i] and alone_personal.mean[i] <= 0:
+        elif alone_common.worse[i] and not over_alone and alone_personal.mean[i] <= -SEEMING * alone_common.mean[i]:
             out.append("alone")
         else:
             out.append("undecided")

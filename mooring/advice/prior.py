@@ -23,6 +23,7 @@ from mooring.theory.summaries import linear_stats
 MOST_CLIENTS = 4_000  # clients that the spread is estimated from; the others' rows would change little
 KINDS = ("scalar", "diagonal")
 ENTRY = 4.0  # deviance that a spread, and then one per coefficient, must win
+MOST_SPREADS = 60  # coefficients up to which each may have a spread of its own
 NEGLIGIBLE = 0.05  # weight below which the richer kind is left out
 
 
@@ -39,7 +40,10 @@ class Prior(NamedTuple):
 
 
 def priors(task: Any, rows: Rows) -> list[Prior]:
-    """Both kinds, the simpler first; none where the task has no Hessian or the rows are too few."""
+    """Both kinds, the simpler first; none where the task has no Hessian or the rows are too few.
+
+    Above MOST_SPREADS coefficients (features of a kernel) only the simpler one.
+    """
     asked = torch.nonzero(rows.size > 0)[:, 0]
     if not is_dense(task) or len(asked) < 2 or int(rows.size.sum()) <= task.dim + 1:
         return []
@@ -62,11 +66,12 @@ def preferred(found: list[Prior]) -> Prior:
     much again, 2 log d for picking which, and Akaike's 2 for every further spread above 0 (at 0 they are free).
     Estimates of a spread are above 0 half of the time when there is none; their weight then keeps the harm small.
     """
-    simple, rich = found
-    further = int((rich.variance > 0).sum()) - int((simple.variance > 0).any())
-    gain = above_none(simple.spread) - ENTRY
-    cost = ENTRY + 2 * log(len(rich.variance)) + 2 * max(further, 0)
-    more = simple.spread.deviance - rich.spread.deviance - cost
+    simple, rich = found[0], found[-1]
+    gain, more = above_none(simple.spread) - ENTRY, -torch.inf
+    if rich is not simple:
+        further = int((rich.variance > 0).sum()) - int((simple.variance > 0).any())
+        cost = ENTRY + 2 * log(len(rich.variance)) + 2 * max(further, 0)
+        more = simple.spread.deviance - rich.spread.deviance - cost
     weight = torch.softmax(torch.tensor([0.0, gain / 2, (gain + more) / 2], dtype=torch.float64), 0).tolist()
     share = weight[2] / max(weight[1] + weight[2], 1e-300)
     if share < NEGLIGIBLE:
@@ -97,9 +102,13 @@ def centre_ridge(task: Any, prior: Prior, rows: int) -> float:
     return float(prior.noise.mean() / (rows * kappa2[deviance.argmin()]))
 
 
+def kinds_of(task: Any) -> tuple[str, ...]:
+    return KINDS if task.dim <= MOST_SPREADS else KINDS[:1]
+
+
 def _linear(task: Linear, rows: Rows):
-    stats = linear_stats(rows, task.intercept)
-    for kind in KINDS:
+    stats = linear_stats(rows, task.intercept, getattr(task, "lift", None))
+    for kind in kinds_of(task):
         yield kind, spread_likelihood(stats, kind)
 
 
@@ -108,7 +117,7 @@ def _laplace(task: Any, rows: Rows):
     batches = batches_of(rows)
     common = next(path(task, rows, rows.size.double(), [torch.inf], ridge=1e-4)).w
     hessians = torch.empty(len(rows), task.dim, task.dim, dtype=torch.float64)
-    for kind in KINDS:
+    for kind in kinds_of(task):
         modes = common.expand(len(rows), -1).clone()
 
         def refit(center: Tensor, lam: Tensor, modes: Tensor = modes) -> tuple[Tensor, Tensor]:

@@ -92,7 +92,7 @@ def survey(task: Any, clients: Clients, weights: str = "size") -> Survey:
 def summarise(task: Any, rows: Any) -> LinearStats | LocalFits:
     """What the clients send: sums for a linear task, fits with their covariances for others."""
     if isinstance(task, Linear):
-        return linear_stats(rows, task.intercept)
+        return linear_stats(rows, task.intercept, getattr(task, "lift", None))
     if isinstance(task, Logistic) and task.classes == 2:
         return logistic_fits(rows, task.intercept)
     return convex_fits(task, rows)

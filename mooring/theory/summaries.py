@@ -40,9 +40,17 @@ class LocalFits(NamedTuple):
     freedom: Tensor  # [m], degrees of freedom behind the covariance; 0 where the rows do not determine the fit
 
 
-def linear_stats(rows: Rows, intercept: bool = False) -> LinearStats:
-    """The sufficient statistics of every client's linear regression; an intercept becomes the last coefficient."""
-    return _by_blocks(rows, lambda batch: _stats(_design(batch, intercept), batch))
+def linear_stats(rows: Rows, intercept: bool = False, lift: Callable[[Tensor], Tensor] | None = None) -> LinearStats:
+    """The sufficient statistics of every client's linear regression on x, or on lift(x).
+
+    An intercept becomes the last coefficient.
+    """
+
+    def block(batch: Batch) -> LinearStats:
+        lifted = batch if lift is None else batch._replace(x=lift(batch.x))
+        return _stats(_design(lifted, intercept), batch)
+
+    return _by_blocks(rows, block)
 
 
 def fits_from_stats(stats: LinearStats) -> LocalFits:

@@ -115,3 +115,12 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     out = capsys.readouterr().out
     assert left.value.code == 0 and "Verdicts:" in out and "advised" in out
     assert max(len(line) for line in out.splitlines() if "Verdicts" not in line and " " * 2 in line) <= 80
+
+
+@pytest.mark.parametrize("width", [8, 70])
+def test_kernel_tasks_are_advised_on_their_features(width):
+    frame = planted(0.3, clients=6)
+    frame["y"] = np.sin(2 * frame["x0"]) + 0.1 * frame["y"]
+    advice = told(frame, task={"name": "kernel", "width": width})
+    assert advice.models.personal.shape == (6, width + 1) and np.isfinite(advice.summary["advised"])
+    assert advice.choice.prior is not None and len(advice.choice.prior.variance) == width + 1

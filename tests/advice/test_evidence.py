@@ -106,5 +106,6 @@ def test_verdicts(alone_personal, common_personal, alone_common, verdict):
 
 
 def test_who_seems_to_gain_is_not_told_to_train_alone():
-    seeming = difference(0)._replace(mean=np.array([0.1]))
-    assert verdicts(seeming, difference(1), difference(-1)) == ["undecided"]
+    for gain, verdict in ((0.2, "undecided"), (0.05, "alone")):  # alone is better than common by 1
+        seeming = difference(0)._replace(mean=np.array([gain]))
+        assert verdicts(seeming, difference(1), difference(-1)) == [verdict]
