@@ -136,3 +136,8 @@ def test_tables_show_intervals_and_printed_numbers():
     assert f"1 ± {half:.4g} (0.9)" in text and "(n/a)" in text
     assert brief({"a": 1.23456, "b": {"c": [1, 2.5]}}) == "a: 1.235; b: c: [1, 2.5]"
     assert len(brief({f"n{k}": k for k in range(99)})) <= 90
+    lower = {"value": 1.0, "reference": 2.0, "ratio": 0.5, "low": 0.4, "high": 0.6, "limit": 1.0, "worst n": 3}
+    assert brief(lower) == "1 / 2 = 0.5 [0.4, 0.6], limit 1 (worst: n 3)"
+    assert (
+        brief({"slope": -1.0, "low": -1.1, "high": -0.9, "range": [-2, 0]}) == "slope -1 [-1.1, -0.9], within [-2, 0]"
+    )

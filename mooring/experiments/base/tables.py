@@ -21,14 +21,29 @@ def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def number(value: Any) -> str:
-    """Four significant digits; lists, tables of numbers and words as they are."""
+    """Four significant digits; a comparison or an estimate as a phrase; lists, tables and words as they are."""
     if isinstance(value, dict):
-        return "; ".join(f"{name}: {number(item)}" for name, item in value.items())
+        return _phrase(value) or "; ".join(f"{name}: {number(item)}" for name, item in value.items())
     if isinstance(value, list | tuple):
         return "[" + ", ".join(number(item) for item in value) + "]"
     if isinstance(value, bool | str) or value is None:
         return str(value)
     return f"{value:.4g}"
+
+
+def _phrase(found: dict[str, Any]) -> str:
+    """What a comparison (`ratio`, with its limit) or an estimate (in a `range`) found, the interval in brackets."""
+    shown = {name: number(item) for name, item in found.items()}
+    worst = ", ".join(f"{name.removeprefix('worst ')} {item}" for name, item in shown.items() if name[:5] == "worst")
+    where = f" (worst: {worst})" if worst else ""
+    if {"value", "reference", "ratio", "low", "high", "limit"} <= found.keys():
+        span = f"[{shown['low']}, {shown['high']}]"
+        return f"{shown['value']} / {shown['reference']} = {shown['ratio']} {span}, limit {shown['limit']}{where}"
+    if {"low", "high", "range"} <= found.keys():
+        name = next((key for key in ("slope", "crossing", "value") if key in found), None)
+        if name:
+            return f"{name} {shown[name]} [{shown['low']}, {shown['high']}], within {shown['range']}{where}"
+    return ""
 
 
 def brief(numbers: dict[str, Any], most: int = 90) -> str:
