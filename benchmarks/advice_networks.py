@@ -49,7 +49,9 @@ def losses(clients: Clients, seed: int, rounds: int) -> tuple[dict[str, np.ndarr
     }
     owner, n = owners(clients.test).numpy(), clients.test.size.numpy()
     each = {k: row_losses(job.task, v, clients.test).numpy() for k, v in by_name.items()}
-    plan = f"{choice.plan.family} {choice.plan.value:.3g}" + (" steps" if choice.plan.family == TUNED else "")
+    plan = f"{choice.plan.family} {choice.plan.value:.3g}" + (
+        " rounds' worth of steps" if choice.plan.family == TUNED else ""
+    )
     told = f"{plan}, {len(choice.own)} clients leave it"
     return {k: np.bincount(owner, v, len(n))[n > 0] / n[n > 0] for k, v in each.items()}, told
 
