@@ -20,6 +20,7 @@ from mooring.advice.families import ALONE, COMMON, LAMBDA, Models, Setting, fitt
 from mooring.advice.folds import joined, row_losses
 from mooring.advice.networks import choose_network
 from mooring.advice.plans import alpha_of, as_algorithm, kind_of, stiffness_of
+from mooring.advice.prior import may_be_alike
 from mooring.advice.survey import Survey
 from mooring.core.cohort import Rows
 from mooring.core.errors import RequestError
@@ -184,7 +185,7 @@ def judged(job: Job, deployed: Deployed, choice: Choice, rows: Rows) -> tuple[pd
             "client": clients.names,
             "rows": (clients.train.size + clients.validation.size + test.size).numpy(),
             **{part: getattr(clients, part).size.numpy() for part in PARTS},
-            "verdict": verdicts(gain, over_common, ends),
+            "verdict": verdicts(gain, over_common, ends, may_be_alike(choice.prior)),
             "plan": [kind_of(setting, choice.prior) for setting in deployed.plan],
             "lambda": [stiffness_of(s, choice.prior, n, i) for i, (s, n) in enumerate(zip(deployed.plan, sizes))],
             "alpha": [alpha_of(setting) for setting in deployed.plan],

@@ -7,7 +7,7 @@ model; positive means that the federation helps it. Rows are paired: both models
                   steadied by all clients' differences
     many clients  differences d_i with errors s_i are taken as draws from N(g, t^2) over the clients, g and t
                   estimated; each client's posterior borrows from the others, and a sign is called only while the mean
-                  posterior chance of the other sign, over all calls, is at most 5 %
+                  posterior chance of the other sign, over all calls, is at most ERROR; at most 5 % then are wrong
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mooring.core.seeds import uniforms
 LEAST = 10  # test rows below which a client's own bootstrap says nothing
 DRAWS = 1_000
 LEVEL = 0.95
-ERROR = 0.05  # of the calls, at most this share may be wrong
+ERROR = 0.025  # mean chance of a wrong call, half of the 5 % promised: g, t and the errors s_i are estimates
 SEEMING = 0.1
 CELLS = 5_000_000  # bootstrap draws held at a time
 
@@ -108,10 +108,13 @@ def _admit(wrong: np.ndarray, known: np.ndarray) -> np.ndarray:
     return admitted & (wrong < 0.5)
 
 
-def verdicts(alone_personal: Difference, common_personal: Difference, alone_common: Difference) -> list[str]:
+def verdicts(
+    alone_personal: Difference, common_personal: Difference, alone_common: Difference, alike: bool = False
+) -> list[str]:
     """`personal`, `common`, `alone` or `undecided` for each client: the best model, if it can be told from the others.
 
-    personal  better than alone and than the common model
+    personal  better than alone and than the common model; not where the clients may be `alike` for all that their
+              coefficients tell: then it is luck
     common    better than alone, and the personal model is not better still
     alone     better than the common model, and the personal model not better still, nor seemingly so by more than a
               little: SEEMING of what separates alone from common
@@ -119,9 +122,9 @@ def verdicts(alone_personal: Difference, common_personal: Difference, alone_comm
     out = []
     for i in range(len(alone_personal.mean)):
         over_alone, over_common = alone_personal.better[i], common_personal.better[i]
-        if over_alone and over_common:
+        if over_alone and over_common and not alike:
             out.append("personal")
-        elif alone_common.better[i] and not over_common:
+        elif alone_common.better[i] and (alike or not over_common):
             out.append("common")
         elif alone_common.worse[i] and not over_alone and alone_personal.mean[i] <= -SEEMING * alone_common.mean[i]:
             out.append("alone")

@@ -105,6 +105,11 @@ def test_verdicts(alone_personal, common_personal, alone_common, verdict):
     assert verdicts(difference(alone_personal), difference(common_personal), difference(alone_common)) == [verdict]
 
 
+def test_nobody_is_personal_where_all_may_be_alike():
+    assert verdicts(difference(1), difference(1), difference(1), alike=True) == ["common"]
+    assert verdicts(difference(1), difference(1), difference(0), alike=True) == ["undecided"]
+
+
 def test_who_seems_to_gain_is_not_told_to_train_alone():
     for gain, verdict in ((0.2, "undecided"), (0.05, "alone")):  # alone is better than common by 1
         seeming = difference(0)._replace(mean=np.array([gain]))
