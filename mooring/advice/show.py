@@ -56,7 +56,8 @@ def show_advice(display: Any, advice: Advice) -> None:
     places = decimals(float(order["alone"].median()))
     for row in records:
         row |= {key: f"{row[key]:.{places}f}" for key in LOSSES if row[key] == row[key]}
-        row["lambda"] = f"a {row['alpha']:.2g}" if row["alpha"] == row["alpha"] else f"{row['lambda']:.2g}"
+        told = {"": row["lambda"], "a ": row["alpha"]}  # one of them, or none after local steps
+        row["lambda"] = next((f"{mark}{value:.2g}" for mark, value in told.items() if value == value), "")
     plans = advice.clients["plan"].unique()
     columns = {k: v for k, v in COLUMNS.items() if k != "plan" or len(plans) > 1}
     display.table("Clients", records, columns, caption)
