@@ -56,8 +56,10 @@ EXPERIMENT = Experiment(
             "apfl-best-in-both",
             "every APFL model is better than all other models in training loss and validation accuracy",
             all_better(APFLS, OTHERS),
-            note="On the stand-in every APFL model has the lower loss beyond the interval, and the higher mean "
-            "accuracy, but 99.1 against 98.7 % of localized FedAvg is within the interval of the repeats.",
+            note="On MNIST, after 6 of 100 rounds, the mixtures 0.5, 0.75 and adaptive are best in both; 0.25, which "
+            "trains slowly, still has a higher loss than localized FedAvg. On the stand-in every APFL model has the "
+            "lower loss beyond the interval, and the higher mean accuracy, but 99.1 against 98.7 % of localized FedAvg "
+            "is within it.",
         ),
         Claim(
             "localized-better-than-global",
@@ -75,8 +77,8 @@ EXPERIMENT = Experiment(
             "adaptive-best-accuracy",
             "adaptive alpha has the best validation accuracy",
             best(ACCURACY, ADAPTIVE, PRINTED),
-            note="It is among the best, but the APFL models are within each other's intervals, as the printed "
-            "accuracies (97.86 to 98.10, plus or minus 0.1) nearly are.",
+            note="It is among the best, but level with alpha = 0.75 (98.0 % both on MNIST), as the printed accuracies "
+            "(97.86 to 98.10, plus or minus 0.1) nearly are.",
         ),
         Claim(
             "perfedavg-slightly-above-localized",
@@ -89,8 +91,9 @@ EXPERIMENT = Experiment(
             "pfedme-between",
             "pFedMe is better than FedAvg's global model and worse than the localized one",
             every(above=better(PFEDME, FEDAVG), below=better(FEDAVG_LOCAL, PFEDME)),
-            note="The means are in this order in loss and in accuracy; the differences to the localized model are "
-            "within the interval of the repeats.",
+            note="On the stand-in the means are in this order in loss and in accuracy, within the interval of the "
+            "repeats. On MNIST, after 6 of 100 rounds, its loss is between the two and its accuracy level with that of "
+            "the global model.",
         ),
     ],
     tables=[result_table("Table 2", PRINTED)],
