@@ -65,16 +65,16 @@ PROBLEMS = {
     },
     "large": {
         "a": Problem(
-            images("mnist", 100, 2, samples_per_client=630, flat=False),
-            cnn(1, 28, 10), 40, 2, 567, 0.25, 0.1, (81, 63, 10), (0.8, 0.9, 0.95), False,
+            images("mnist", 100, 2, samples_per_client=210, flat=False),
+            cnn(1, 28, 10), 150, 2, 189, 0.25, 0.1, (27, 21, 3), (0.8, 0.9, 0.95), False,
         ),
         "b": Problem(
-            images("fashion_mnist", 50, 3, samples_per_client=550, flat=False),
-            cnn(1, 28, 10), 25, 5, 256, 0.06, 0.1, (128, 64, 16), SHARES, True,
+            images("fashion_mnist", 50, 3, samples_per_client=220, flat=False),
+            cnn(1, 28, 10), 60, 5, 100, 0.06, 0.1, (25, 12, 3), SHARES, True,
         ),
         "c": Problem(
             lambda seed: named_images("tweets", partition="group", test=0.2, seed=seed),
-            lstm(4000, 3), 20, 10, 100, 0.1, 0.001, (6, 4, 2), (0.9, 0.93, 0.97), True,
+            lstm(4000, 3), 25, 10, 100, 0.1, 0.001, (6, 4, 2), (0.9, 0.93, 0.97), True,
         ),
     },
 }  # fmt: skip
