@@ -75,13 +75,17 @@ EXPERIMENT = Experiment(
             "same-training-loss",
             "APFL with adaptive alpha reaches the training loss of localized FedAvg (at most 10 % above)",
             lower(final(ADAPTIVE, LOSS), final(FEDAVG_LOCAL, LOSS), 1.1),
-            note=SHRINKS,
+            note=SHRINKS
+            + " On MNIST by writer, after 30 of 250 rounds, a client has been visited three times: its own model lags, "
+            "and APFL is level with localized FedAvg in accuracy (90.4 and 90.7 %), not in loss.",
         ),
         Claim(
             "clearly-better-validation",
             "APFL generalises clearly better than localized FedAvg (by at least a point of validation accuracy)",
             higher(final(ADAPTIVE, ACCURACY), points_above(FEDAVG_LOCAL, 1)),
-            note=SHRINKS,
+            note=SHRINKS
+            + " On MNIST by writer, after 30 of 250 rounds, a client has been visited three times: its own model lags, "
+            "and APFL is level with localized FedAvg in accuracy (90.4 and 90.7 %), not in loss.",
         ),
     ],
     panels=[

@@ -42,19 +42,24 @@ EXPERIMENT = Experiment(
             "apfl-better-than-localized",
             "every APFL model is better than localized FedAvg in training loss and validation accuracy",
             all_better(FIXED, (FEDAVG_LOCAL,)),
-            note=SCARCE,
+            note=SCARCE
+            + " On MNIST, after 4 of 100 rounds, nothing has converged: the mixtures differ by what they have trained, "
+            "0.25 being the most accurate (90.3 %) and 0.75 having the lowest loss.",
         ),
         Claim(
             "localized-better-than-global",
             "localized FedAvg is better than its global model",
             better(FEDAVG_LOCAL, FEDAVG),
-            note="Its loss is lower beyond the interval, its accuracy higher by half a point, which is within it.",
+            note="On the stand-in its loss is lower beyond the interval, its accuracy higher by half a point, which is "
+            "within it. On MNIST, after 4 of 100 rounds, its loss is lower and its accuracy 2 points lower.",
         ),
         Claim(
             "apfl-better-than-global",
             "every APFL model is better than the global one",
             all_better(FIXED, (FEDAVG,)),
-            note=SCARCE,
+            note=SCARCE
+            + " On MNIST, after 4 of 100 rounds, nothing has converged: the mixtures differ by what they have trained, "
+            "0.25 being the most accurate (90.3 %) and 0.75 having the lowest loss.",
         ),
     ],
     tables=[result_table("Table 3", PRINTED)],
