@@ -199,7 +199,9 @@ def resume(
             fitted, note = fitting.resume(run, tell)
             notes = [note] if note else []
         else:
-            raise RequestError(f"{run} is a run of kind '{kind}'; start it again with `mooring {kind}`.")
+            raise RequestError(
+                f"{run} is a run of kind '{kind}', which is written whole when it is done: there is nothing to resume."
+            )
     display.notes(notes)
     if json_:
         if kind == "compare":
@@ -439,40 +441,6 @@ def emit(value: Any) -> None:
     sys.stdout.write(to_json(value) + "\n")
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Run a command. Exit codes: 0 done, 1 the work failed, 2 the request was wrong."""
-    warnings.showwarning = lambda message, *rest, **more: print(f"note: {message}", file=sys.stderr)  # noqa: T201
-    try:
-        given = sys.argv[1:] if argv is None else argv
-        DEBUG["on"] = "--debug" in given  # wherever it stands
-        code = app([word for word in given if word != "--debug"], standalone_mode=False)
-    except Exception as error:
-        if DEBUG["on"]:
-            raise
-        code = told(error)
-    except KeyboardInterrupt:
-        print("interrupted; a run that had begun goes on with `mooring resume`.", file=sys.stderr)  # noqa: T201
-        code = 130
-    sys.exit(code if isinstance(code, int) else 0)
-
-
-def told(error: Exception) -> int:
-    """Say an error in one sentence; its exit code."""
-    import click
-
-    if isinstance(error, click.exceptions.Exit):
-        return error.exit_code
-    if isinstance(error, click.ClickException):
-        error.show()
-        return 2
-    if isinstance(error, click.Abort):
-        return 130
-    known = isinstance(error, RequestError | WorkError)
-    text = str(error) if known else f"unexpected {type(error).__name__}: {error} (run with --debug for the details)"
-    print(f"error: {text}", file=sys.stderr)  # noqa: T201
-    return 2 if isinstance(error, RequestError) else 1
-
-
 @app.command()
 def reproduce(
     what: Annotated[str, typer.Argument(help="An experiment's id, a paper such as 004, or all.")],
@@ -508,3 +476,37 @@ def reproduce(
         )
     if not all(row["held"] for row in found):
         raise typer.Exit(3)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run a command. Exit codes: 0 done, 1 the work failed, 2 the request was wrong."""
+    warnings.showwarning = lambda message, *rest, **more: print(f"note: {message}", file=sys.stderr)  # noqa: T201
+    try:
+        given = sys.argv[1:] if argv is None else argv
+        DEBUG["on"] = "--debug" in given  # wherever it stands
+        code = app([word for word in given if word != "--debug"], standalone_mode=False)
+    except Exception as error:
+        if DEBUG["on"]:
+            raise
+        code = told(error)
+    except KeyboardInterrupt:
+        print("interrupted; a run that had begun goes on with `mooring resume`.", file=sys.stderr)  # noqa: T201
+        code = 130
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def told(error: Exception) -> int:
+    """Say an error in one sentence; its exit code."""
+    import click
+
+    if isinstance(error, click.exceptions.Exit):
+        return error.exit_code
+    if isinstance(error, click.ClickException):
+        error.show()
+        return 2
+    if isinstance(error, click.Abort):
+        return 130
+    known = isinstance(error, RequestError | WorkError)
+    text = str(error) if known else f"unexpected {type(error).__name__}: {error} (run with --debug for the details)"
+    print(f"error: {text}", file=sys.stderr)  # noqa: T201
+    return 2 if isinstance(error, RequestError) else 1

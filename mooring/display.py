@@ -172,7 +172,8 @@ def show_comparison(display: Display, result: Any) -> None:
 
 def show_joined(display: Display, joined: Any, out: Any) -> None:
     """Newcomers, and whether joining pays for them."""
-    columns = {k: k for k in ("client", "rows", "alone", "common", "personal", "gain", "gain_low", "gain_high", "pays")}
+    columns = {k: k for k in ("client", "rows", "alone", "common", "personal", "gain")}
+    columns |= {"gain_low": "low", "gain_high": "high", "pays": "pays"}
     caption = f"test {joined.metric}; personal models by {joined.way}; gain over training alone with its 95 % interval"
     display.table("Newcomers", joined.clients.to_dict("records")[:MOST_ROWS], columns, caption)
     told = joined.clients["pays"].value_counts()

@@ -35,29 +35,21 @@ EXPERIMENT = Experiment(
     trial=trial,
     presets=PRESETS,
     claims=[
-        Claim(
-            "fewer-samples-than-fedprox",
-            "FedMSPP needs significantly fewer samples than FedProx at every target and minibatch (median ratio below "
-            "0.6)",
-            median_below({m: over("points", m, FEDPROX) for m in MINIBATCHES}, 0.6),
-            note="On the stand-ins it holds for every minibatch on (a) and (b), at ratios of 0.03 to 0.15, which are "
-            "about the minibatch's share of a device's rows; on (c) the larger minibatches exceed the rows of most "
-            "devices, as the paper's 75 and 50 do against a mean of 66, so that FedMSPP is FedProx there: 0.69 to 0.76 "
-            "and 0.52 to 0.59. On MNIST and Fashion-MNIST (one repeat) the ratios are 0.02 to 0.28, but the large and "
-            "the small minibatch did not reach 95 % on MNIST within 150 rounds. On tweets, after 25 of 300 rounds, "
-            "every method is at the majority class, which is all targets, after one round: ratios are rows per round.",
-        ),
-        Claim(
-            "fewer-samples-than-fedavg",
-            "FedMSPP needs significantly fewer samples than FedAvg at every target and minibatch (median ratio below "
-            "0.6)",
-            median_below({m: over("points", m, FEDAVG) for m in MINIBATCHES}, 0.6),
-            note="On the stand-ins it holds for every minibatch on (a) and (b), at ratios of 0.03 to 0.15, which are "
-            "about the minibatch's share of a device's rows; on (c) the larger minibatches exceed the rows of most "
-            "devices, as the paper's 75 and 50 do against a mean of 66, so that FedMSPP is FedProx there: 0.69 to 0.76 "
-            "and 0.52 to 0.59. On MNIST and Fashion-MNIST (one repeat) the ratios are 0.02 to 0.28, but the large and "
-            "the small minibatch did not reach 95 % on MNIST within 150 rounds. On tweets, after 25 of 300 rounds, "
-            "every method is at the majority class, which is all targets, after one round: ratios are rows per round.",
+        *(
+            Claim(
+                f"fewer-samples-than-{other.lower()}",
+                f"FedMSPP needs significantly fewer samples than {other} at every target and minibatch (median ratio "
+                "below 0.6)",
+                median_below({m: over("points", m, other) for m in MINIBATCHES}, 0.6),
+                note="On the stand-ins it holds for every minibatch on (a) and (b), at ratios of 0.03 to 0.15, which "
+                "are about the minibatch's share of a device's rows; on (c) the larger minibatches exceed the rows of "
+                "most devices, as the paper's 75 and 50 do against a mean of 66, so that FedMSPP is FedProx there: "
+                "0.69 to 0.76 and 0.52 to 0.59. On MNIST and Fashion-MNIST (one repeat) the ratios are 0.02 to 0.28, "
+                "but the large and the small minibatch did not reach 95 % on MNIST within 150 rounds. On tweets, after "
+                "25 of 300 rounds, every method is at the majority class, which is all targets, after one round: "
+                "ratios are rows per round.",
+            )
+            for other in (FEDPROX, FEDAVG)
         ),
         Claim(
             "smaller-minibatch-fewer-samples",

@@ -3,12 +3,20 @@
 import numpy as np
 
 from mooring.data.generators import LinearKernel
+from mooring.experiments.base.experiment import Preset
 from mooring.experiments.base.results import Ref, of
 from mooring.theory.kernel_operator import Array, fedavg, fedprox, minibatch_map
 
 ETA = 0.1
 FULL = 0  # "batch": all rows at once
 METHODS = {"s = 1": 1, "s = 5": 5, "s = 10": 10, "FedProx": None}  # FedAvg's passes over the batches a round
+
+
+def presets(points: list[dict]) -> dict[str, Preset]:
+    """The paper's size is cheap: `quick` has it as well."""
+    whole = Preset(points, repeats=10, settings={"rounds": 200})
+    small = {"rounds": 200, "clients": 10, "samples": 100, "dim": 20}
+    return {"smoke": Preset(points, repeats=4, settings=small), "quick": whole, "paper": whole}
 
 
 def gradient(method: str) -> str:

@@ -1,7 +1,7 @@
 """Figure 1 of 004: FedAvg with s > 1 and FedProx miss the stationary point and still estimate well."""
 
 from mooring.experiments.base.claims import Claim, alike, every, flat, higher, lower, ratio
-from mooring.experiments.base.experiment import Cell, Experiment, Panel, Preset, Table, grid
+from mooring.experiments.base.experiment import Cell, Experiment, Panel, Table, grid
 from mooring.experiments.base.results import of
 from mooring.experiments.paper004 import _stationary as setup
 from mooring.experiments.paper004._stationary import FULL, LABELS, LEVELLING, METHODS, error, final, gradient, rounds_to
@@ -12,11 +12,7 @@ POINTS = grid(batch=[FULL])
 EXPERIMENT = Experiment(
     title="Gradient norm and estimation error of FedAvg and FedProx on linear regression",
     trial=setup.trial,
-    presets={
-        "smoke": Preset(POINTS, repeats=4, settings={"rounds": 200, "clients": 10, "samples": 100, "dim": 20}),
-        "quick": Preset(POINTS, repeats=10, settings={"rounds": 200}),
-        "paper": Preset(POINTS, repeats=10, settings={"rounds": 200}),
-    },
+    presets=setup.presets(POINTS),
     claims=[
         Claim(
             "s1-is-stationary",

@@ -1,7 +1,7 @@
 """Figure 2 of 004: minibatches hardly change the gradients that level off, and lift that of s = 1 off 0."""
 
 from mooring.experiments.base.claims import Claim, close, every, higher, lower
-from mooring.experiments.base.experiment import Experiment, Panel, Preset, grid
+from mooring.experiments.base.experiment import Experiment, Panel, grid
 from mooring.experiments.base.results import of
 from mooring.experiments.paper004 import _stationary as setup
 from mooring.experiments.paper004._stationary import FULL, LABELS, METHODS, gradient
@@ -21,11 +21,7 @@ def small(batch: int) -> bool:
 EXPERIMENT = Experiment(
     title="Minibatches and the reachability of stationary points",
     trial=setup.trial,
-    presets={
-        "smoke": Preset(POINTS, repeats=4, settings={"rounds": 200, "clients": 10, "samples": 100, "dim": 20}),
-        "quick": Preset(POINTS, repeats=10, settings={"rounds": 200}),
-        "paper": Preset(POINTS, repeats=10, settings={"rounds": 200}),
-    },
+    presets=setup.presets(POINTS),
     claims=[
         Claim(
             "s1-without-batches-is-stationary",

@@ -1,7 +1,7 @@
 """Figure 3 of 004: minibatches have almost no effect on the estimation error."""
 
 from mooring.experiments.base.claims import Claim, alike, close, every, higher, lower
-from mooring.experiments.base.experiment import Cell, Experiment, Panel, Preset, Table
+from mooring.experiments.base.experiment import Cell, Experiment, Panel, Table
 from mooring.experiments.base.results import of
 from mooring.experiments.paper004 import _stationary as setup
 from mooring.experiments.paper004._stationary import FULL, LABELS, METHODS, error, rounds_to
@@ -15,11 +15,7 @@ def last(method: str, **batch):
 EXPERIMENT = Experiment(
     title="Minibatches and the estimation error",
     trial=setup.trial,
-    presets={
-        "smoke": Preset(POINTS, repeats=4, settings={"rounds": 200, "clients": 10, "samples": 100, "dim": 20}),
-        "quick": Preset(POINTS, repeats=10, settings={"rounds": 200}),
-        "paper": Preset(POINTS, repeats=10, settings={"rounds": 200}),
-    },
+    presets=setup.presets(POINTS),
     claims=[
         Claim(
             "same-error-in-each-panel",
