@@ -7,27 +7,53 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from mooring.algorithms.fedavg import FedAvg
-from tests.problems import PROBLEMS, simulate
+from mooring.core.task import head
+from mooring.tasks.module import Module
+from tests.problems import PROBLEMS, linear_clients, simulate
 
 ROOT = Path(__file__).parent.parent
 
 
-def test_the_example_algorithm_runs():
+def federation(problem):
+    if problem == "linear":
+        return PROBLEMS["linear"]()
+    net = Module(lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double(), "half_square")
+    return net, linear_clients()
+
+
+@pytest.fixture
+def fed_per():
+    """The class that the page on adding an algorithm shows."""
     text = (ROOT / "docs" / "adding-an-algorithm.md").read_text()
     source = re.search(r"```python\n(.*?)```", text, re.S).group(1)
-    module = types.ModuleType("anchor")
-    sys.modules["anchor"] = module
-    try:
-        exec(compile(source, "anchor.py", "exec"), module.__dict__)
-        task, clients = PROBLEMS["linear"]()
-        server, models, _ = simulate(module.Anchor(keep=0.0), task, clients, rounds=5)
-        plain, _, _ = simulate(FedAvg(), task, clients, rounds=5)
-        torch.testing.assert_close(server.w, plain.w)
-        assert models.shape == (5, 4) and not torch.equal(models[0], models[1])
-    finally:
-        del sys.modules["anchor"]
+    module = types.ModuleType("fedper")
+    sys.modules["fedper"] = module
+    exec(compile(source, "fedper.py", "exec"), module.__dict__)
+    yield module.FedPer
+    del sys.modules["fedper"]
+
+
+@pytest.mark.parametrize("problem", ["linear", "network"])
+def test_the_example_algorithm_keeps_its_limits(fed_per, problem):
+    task, clients = federation(problem)
+    server, models, _ = simulate(fed_per(layers=0), task, clients, rounds=5)
+    plain, _, _ = simulate(FedAvg(), task, clients, rounds=5)
+    torch.testing.assert_close(server.w, plain.w)
+    torch.testing.assert_close(models, plain.w.expand_as(models))
+
+
+@pytest.mark.parametrize("problem", ["linear", "network"])
+def test_the_example_algorithm_shares_the_body_alone(fed_per, problem):
+    task, clients = federation(problem)
+    server, models, _ = simulate(fed_per(), task, clients, rounds=5)
+    mine = head(task.layout)
+    assert 0 < int(mine.sum()) < task.dim
+    assert torch.equal(models[:, ~mine], server.w[~mine].expand(len(models), -1))
+    assert not torch.isclose(models[0, mine], models[1, mine]).any()
+    assert torch.equal(server.w[mine], task.start(0)[mine])
 
 
 @pytest.mark.parametrize("page", [*sorted(ROOT.glob("docs/*.md")), ROOT / "README.md"], ids=lambda p: p.name)

@@ -161,8 +161,8 @@ def family_of(settings: list[Setting], plan: int) -> list[int]:
 
 def temperature(task: Any, loss: Tensor) -> float:
     """What a sum of losses is divided by to be a negative log-likelihood."""
-    known = {"log-loss": 1.0, "deviance": 2.0, "mse": 2 * float(loss.mean())}
-    return max(known.get(task.metric, float(loss.mean())), 1e-12)
+    dispersion = 1.0 if task.likelihood else float(loss.mean())
+    return max(task.risk_per_loss * dispersion, 1e-12)
 
 
 def leavers(loss: Tensor, fold: Tensor, owner: Tensor, heat: float) -> dict[int, int]:

@@ -22,6 +22,7 @@ from torch import Tensor
 from mooring.advice.path_iterated import envelope_path, large_path
 from mooring.core.cohort import Batch, Rows
 from mooring.core.errors import RequestError
+from mooring.core.task import in_layers
 from mooring.tasks.linear import Linear
 from mooring.tasks.proximal import DENSE
 
@@ -70,21 +71,18 @@ def path(
         return _newton(task, rows, p, scales, tight, shape.slack, penalty)
     if shape.slack is not None:
         raise RequestError(f"path: task '{task.name}' has no Hessian to give each coefficient its own stiffness.")
-    solver = large_path if task.smooth_loss and hasattr(task, "curve") else envelope_path
+    solver = large_path if task.smooth_loss and task.curve is not None else envelope_path
     return (Point(*found) for found in solver(task, rows, p, scales, tight, penalty))
 
 
 def penalised(task: Any) -> Tensor:
-    """[d]: 1 where a ridge on the common model applies, 0 at intercepts, which come last."""
-    out = torch.ones(task.dim, dtype=task.dtype)
-    if getattr(task, "intercept", False):
-        out[-(task.dim // (task.features + 1)) :] = 0
-    return out
+    """[d]: 1 where a ridge on the common model applies, 0 at intercepts."""
+    return (~in_layers(task.layout, ("intercept",))).to(task.dtype)
 
 
 def is_dense(task: Any) -> bool:
     """Whether Newton's method with each client's Hessian is affordable."""
-    return task.prox is not None and task.smooth_loss and hasattr(task, "hessian") and task.dim <= DENSE
+    return task.prox is not None and task.smooth_loss and task.hessian is not None and task.dim <= DENSE
 
 
 def curvature(task: Any, rows: Rows, p: Tensor) -> float:

@@ -112,7 +112,7 @@ def kinds_of(task: Any) -> tuple[str, ...]:
 
 
 def _linear(task: Linear, rows: Rows):
-    stats = linear_stats(rows, task.intercept, getattr(task, "lift", None))
+    stats = linear_stats(rows, task.intercept, task.lift)
     for kind in kinds_of(task):
         yield kind, spread_likelihood(stats, kind)
 

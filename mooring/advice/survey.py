@@ -92,7 +92,7 @@ def survey(task: Any, clients: Clients, weights: str = "size") -> Survey:
 def summarise(task: Any, rows: Any) -> LinearStats | LocalFits:
     """What the clients send: sums for a linear task, fits with their covariances for others."""
     if isinstance(task, Linear):
-        return linear_stats(rows, task.intercept, getattr(task, "lift", None))
+        return linear_stats(rows, task.intercept, task.lift)
     if isinstance(task, Logistic) and task.classes == 2:
         return logistic_fits(rows, task.intercept)
     return convex_fits(task, rows)
@@ -114,7 +114,7 @@ def own_losses(task: Any, rows: Any) -> Tensor:
         batch = rows.select(block).padded()
         risk = task.row_risk(task.prox(torch.zeros(1, task.dim, dtype=task.dtype), 1e-3, batch), batch)
         out.append(risk[batch.weight > 0].double())
-    return torch.cat(out) / (2 if task.metric == "mse" else 1)
+    return torch.cat(out) / task.risk_per_loss
 
 
 def mean_hessian(task: Any, rows: Any, p: Tensor) -> Tensor:

@@ -96,12 +96,7 @@ def brings(task: Any, fit: Moored, p: Tensor, held: Rows, ridge: Tensor) -> np.n
     change = (move * (felt.sum(0) - felt)).sum(1)
     change = change + 0.5 * torch.einsum("ci,cij,cj->c", move, curved.sum(0) - curved, move)
     others = (rows.sum() - rows).clamp(min=1)
-    return (per_loss(task) * change / others).double().numpy()
-
-
-def per_loss(task: Any) -> float:
-    """How much of the reported risk one unit of the training loss is."""
-    return {"mse": 2.0, "deviance": 2.0}.get(task.metric, 1.0)
+    return (task.risk_per_loss * change / others).double().numpy()
 
 
 def unlike(prior: Prior, m: int) -> np.ndarray:

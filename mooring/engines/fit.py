@@ -258,5 +258,5 @@ def task_facts(job: Job) -> tuple[dict[str, Any], Any]:
     """How a models file describes its task and the order of its parameters."""
     task = job.task
     about = {"name": task.name, "metric": task.metric, "kind": job.clients.kind, "classes": list(job.clients.classes)}
-    layout = task.describe() if hasattr(task, "describe") else {"features": list(job.clients.features)}
-    return about, layout
+    about |= {"features": list(job.clients.features), "settings": task.describe()}
+    return about, [{"name": part.name, "shape": list(part.shape), "start": part.start} for part in task.layout]

@@ -22,7 +22,6 @@ from mooring.tasks.scored import Kinked
 class Absolute(Kinked):
     name: ClassVar[str] = "absolute"
     metric: ClassVar[str] = "mae"
-    unit_power: ClassVar[int] = 1
     kinds: ClassVar[tuple[str, ...]] = ("regression",)
 
     @property

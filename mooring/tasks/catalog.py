@@ -9,9 +9,9 @@ import pkgutil
 from typing import Any
 
 from mooring.core.errors import RequestError
-from mooring.tasks.base import Task
+from mooring.core.task import Task
 
-NOT_TASKS = ("base", "facts", "catalog")
+NOT_TASKS = ("facts", "catalog")
 AUTOMATIC = {"regression": "linear", "binary": "logistic", "classes": "logistic", "count": "poisson"}
 
 
@@ -22,7 +22,7 @@ def classes_by_name() -> dict[str, type[Task]]:
     for module in pkgutil.iter_modules(folder.__path__):
         if module.name not in NOT_TASKS:
             for thing in vars(importlib.import_module(f"mooring.tasks.{module.name}")).values():
-                if isinstance(thing, type) and issubclass(thing, Task) and "name" in vars(thing):
+                if isinstance(thing, type) and Task in thing.__mro__ and "name" in vars(thing):
                     found[thing.name] = thing
     return dict(sorted(found.items()))
 

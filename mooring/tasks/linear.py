@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mooring.core.cohort import Batch, per_client
-from mooring.tasks.base import Constants, Task
+from mooring.core.task import Constants, Layout, Task, score_layout
 
 
 class Quadratic(NamedTuple):
@@ -39,12 +39,16 @@ class Linear(Task):
 
     name: ClassVar[str] = "linear"
     metric: ClassVar[str] = "mse"
-    unit_power: ClassVar[int] = 2
+    risk_per_loss: ClassVar[float] = 2.0
     kinds: ClassVar[tuple[str, ...]] = ("regression",)
 
     @property
     def dim(self) -> int:  # type: ignore[override]
         return self.features + self.intercept
+
+    @property
+    def layout(self) -> Layout:
+        return score_layout(self.dim - self.intercept, 1, self.intercept)
 
     def design(self, x: Tensor) -> Tensor:
         """x with a column of ones, if there is an intercept."""

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mooring.core.cohort import Batch, per_client
-from mooring.tasks.base import Constants, Task
+from mooring.core.task import Constants, Layout, Task, score_layout
 from mooring.tasks.proximal import DENSE, proximal_newton
 
 
@@ -33,6 +33,7 @@ class Logistic(Task):
 
     name: ClassVar[str] = "logistic"
     metric: ClassVar[str] = "log-loss"
+    likelihood: ClassVar[bool] = True
     kinds: ClassVar[tuple[str, ...]] = ("binary", "classes")
 
     @property
@@ -43,6 +44,10 @@ class Logistic(Task):
     @property
     def dim(self) -> int:  # type: ignore[override]
         return (self.features + self.intercept) * self.scores
+
+    @property
+    def layout(self) -> Layout:
+        return score_layout(self.features, self.scores, self.intercept)
 
     def logits(self, w: Tensor, x: Tensor) -> Tensor:
         """[C, B, scores]."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,7 @@ from torch.func import functional_call, vmap
 from mooring.core.cohort import Batch
 from mooring.core.errors import RequestError
 from mooring.core.seeds import words
-from mooring.tasks.base import Constants, Task
+from mooring.core.task import Constants, Layout, Task, layout_of
 from mooring.tasks.perceptron import is_perceptron, perceptron_grad
 
 RowLoss = Callable[[Tensor, Tensor], Tensor]  # (predictions [B, ...], y [B]) -> [B]
@@ -70,8 +70,16 @@ class Module(Task):
         return "log-loss" if self.classifies else "mse" if self.row_loss is half_square else "loss"
 
     @property
-    def unit_power(self) -> int:  # type: ignore[override]
-        return 2 if self.row_loss is half_square else 0
+    def likelihood(self) -> bool:  # type: ignore[override]
+        return self.classifies
+
+    @property
+    def risk_per_loss(self) -> float:  # type: ignore[override]
+        return 2.0 if self.row_loss is half_square else 1.0
+
+    @property
+    def layout(self) -> Layout:
+        return layout_of(self.shapes, {name: name.rpartition(".")[0] for name in self.shapes})
 
     def start(self, seed: int = 0) -> Tensor:
         with torch.random.fork_rng(devices=[]):
@@ -134,7 +142,7 @@ class Module(Task):
     def row_risk(self, w: Tensor, batch: Batch) -> Tensor:
         with torch.no_grad():
             losses = self._row_losses(self.layers(w), batch)
-        return 2 * losses if self.row_loss is half_square else losses
+        return self.risk_per_loss * losses
 
     def score(self, w: Tensor, batch: Batch) -> dict[str, Tensor]:
         if not self.classifies:
@@ -156,7 +164,3 @@ class Module(Task):
         smooth = v.norm(dim=1) + self.ridge
         nan = torch.full_like(smooth, torch.nan)
         return Constants(smooth, nan, nan, ROW_CURVATURE * smooth, nan)
-
-    def describe(self) -> dict[str, Any]:
-        """The layers in their order inside w, for whoever reads a model file."""
-        return {name: list(shape) for name, shape in self.shapes.items()}

@@ -20,7 +20,7 @@ from mooring.core.cohort import Batch, per_client
 from mooring.core.errors import RequestError
 from mooring.core.kinks import minimise_kinks
 from mooring.core.seeds import generator
-from mooring.tasks.base import Constants
+from mooring.core.task import Constants
 from mooring.tasks.scored import Kinked
 
 

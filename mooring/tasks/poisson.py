@@ -23,6 +23,8 @@ from mooring.tasks.scored import Smooth
 class Poisson(Smooth):
     name: ClassVar[str] = "poisson"
     metric: ClassVar[str] = "deviance"
+    likelihood: ClassVar[bool] = True
+    risk_per_loss: ClassVar[float] = 2.0
     kinds: ClassVar[tuple[str, ...]] = ("count",)
     bend: ClassVar[float | None] = None
 

@@ -25,7 +25,6 @@ class Quantile(Kinked):
 
     name: ClassVar[str] = "quantile"
     metric: ClassVar[str] = "pinball loss"
-    unit_power: ClassVar[int] = 1
     kinds: ClassVar[tuple[str, ...]] = ("regression",)
 
     def __post_init__(self) -> None:

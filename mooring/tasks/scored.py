@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mooring.core.cohort import Batch, per_client
 from mooring.core.kinks import minimise_kinks
-from mooring.tasks.base import Constants, Task
+from mooring.core.task import Constants, Layout, Task, score_layout
 from mooring.tasks.proximal import DENSE, FLOOR, proximal_newton
 
 
@@ -31,6 +31,10 @@ class Scored(Task):
     @property
     def dim(self) -> int:  # type: ignore[override]
         return self.features + self.intercept
+
+    @property
+    def layout(self) -> Layout:
+        return score_layout(self.features, 1, self.intercept)
 
     def design(self, x: Tensor) -> Tensor:
         """x with a column of ones, if there is an intercept."""

@@ -126,7 +126,7 @@ def convex_fits(task: Any, rows: Rows) -> LocalFits:
 
 def task_hessian(task: Any, w: Tensor, batch: Any) -> Tensor:
     """[m, d, d]: the task's own Hessian, or central differences of its gradient."""
-    if hasattr(task, "hessian"):
+    if task.hessian is not None:
         return task.hessian(w, batch).double()
     step = torch.finfo(w.dtype).eps ** (1 / 3) * (1 + w.abs().amax(1))
     columns = []

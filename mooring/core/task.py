@@ -1,0 +1,179 @@
+"""What a task is: losses, gradients and predictions of a cohort of parameter vectors.
+
+Only a task knows how the vector w splits into parts. Shapes: w [C, d], batch.x [C, B, ...], batch.y [C, B].
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from mooring.core.cohort import Batch
+
+
+class Constants(NamedTuple):
+    """What theory asks of a client's risk L_i, each [C]."""
+
+    smooth: Tensor  # largest curvature; nan where the loss has kinks
+    convex: Tensor  # smallest curvature: mu; 0 or below where L_i is not strongly convex
+    noise: Tensor  # rho: root mean square of a record's gradient at the client's own fit (kinks: a bound on it)
+    trace: Tensor  # mean curvature of single rows summed over coordinates: what small batches add to `smooth`
+    dispersion: Tensor  # phi in "gradient covariance = phi * Hessian": residual variance, or 1 for a likelihood
+
+
+class Metric(NamedTuple):
+    """What a number that users are told measures."""
+
+    name: str
+    unit_power: int = 0  # how it grows with the unit of a regression target: squared, as it is, or not at all
+    better: str = "lower"  # or "higher"
+
+
+METRICS = {
+    metric.name: metric
+    for metric in (
+        Metric("mse", 2),
+        Metric("rmse", 1),
+        Metric("mae", 1),
+        Metric("pinball loss", 1),
+        Metric("r2", better="higher"),
+        Metric("accuracy", better="higher"),
+        Metric("auc", better="higher"),
+    )
+}
+
+
+def metric(name: str) -> Metric:
+    """The metric of that name; one that is not listed has no unit, and less of it is better."""
+    return METRICS.get(name, Metric(name))
+
+
+class Part(NamedTuple):
+    """Where a part of the model lies inside w: w[start : start + size], of this shape."""
+
+    name: str  # as users know it: "slopes", "intercept", "0.weight"
+    shape: tuple[int, ...]
+    start: int
+    layer: str  # parts of one layer go together: a weight and its bias
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def place(self) -> slice:
+        return slice(self.start, self.start + self.size)
+
+
+Layout = tuple[Part, ...]
+
+
+def layout_of(parts: dict[str, tuple[int, ...]], layers: dict[str, str] | None = None) -> Layout:
+    """Parts one after another; each is a layer of its own unless `layers` says otherwise."""
+    out: list[Part] = []
+    start = 0
+    for name, shape in parts.items():
+        out.append(Part(name, tuple(shape), start, (layers or {}).get(name, name)))
+        start += out[-1].size
+    return tuple(out)
+
+
+def score_layout(features: int, scores: int, intercept: bool) -> Layout:
+    """The layout of linear scores: slopes [features, scores], then intercepts [scores]."""
+    parts: dict[str, tuple[int, ...]] = {"slopes": (features,) if scores == 1 else (features, scores)}
+    return layout_of(parts | ({"intercept": (scores,)} if intercept else {}))
+
+
+def in_layers(layout: Layout, layers: tuple[str, ...]) -> Tensor:
+    """[d] bool: which coefficients belong to these layers."""
+    mask = torch.zeros(sum(part.size for part in layout), dtype=torch.bool)
+    for part in layout:
+        mask[part.place] = part.layer in layers
+    return mask
+
+
+def head(layout: Layout, layers: int = 1) -> Tensor:
+    """[d] bool: the last layers of a model: a network's output layer, a table's intercept."""
+    names = tuple(dict.fromkeys(part.layer for part in layout))
+    return in_layers(layout, names[max(len(names) - layers, 0) :])
+
+
+class Task(Protocol):
+    """The contract. Tasks inherit from it; optional parts are None where a task has none."""
+
+    name: ClassVar[str]
+    metric: Any  # str: what `row_risk` measures, as a user calls it
+    kinds: ClassVar[tuple[str, ...]]  # the targets it fits: "regression", "binary", "classes", "count"
+    smooth_loss: ClassVar[bool] = True
+    likelihood: ClassVar[bool] = False  # whether the loss is a negative log-likelihood, its dispersion being 1
+    risk_per_loss: Any = 1.0  # float: how much `row_risk` changes when the loss of a row changes by 1
+    intercept: bool = False
+
+    # What some tasks have:
+    condense: Any = None  # condense(batch) -> a summary that stands for the batch in full passes
+    solve: Any = None  # solve(batch) -> [C, d], the exact minimiser of each L_i
+    prox: Any = None  # prox(center, lam, batch, start=None) -> [C, d], exact arg min L_i(v) + lam/2 |v - center|^2
+    hessian: Any = None  # hessian(w, batch) -> [C, d, d]
+    curve: Any = None  # curve(w, batch, direction) -> [C, d], the Hessian times a direction
+    lift: Any = None  # lift(x) -> the features that a kernel's linear model sees
+
+    dim: int
+    dtype: torch.dtype = torch.float64
+    ridge: float = 0.0
+
+    @property
+    def layout(self) -> Layout:
+        """The parts of w, in order."""
+        return layout_of({"w": (self.dim,)})
+
+    @property
+    def unit_power(self) -> int:
+        """How the metric grows with the unit of a regression target."""
+        return metric(self.metric).unit_power
+
+    def start(self, seed: int = 0) -> Tensor:
+        """The first parameters [d] of every run."""
+        return torch.zeros(self.dim, dtype=self.dtype)
+
+    def loss(self, w: Tensor, batch: Any) -> Tensor:
+        """[C]: the objective, penalties included."""
+        raise NotImplementedError
+
+    def grad(self, w: Tensor, batch: Any) -> Tensor:
+        """[C, d]: the gradient of `loss`, or a sub-gradient."""
+        raise NotImplementedError
+
+    def predict(self, w: Tensor, x: Tensor) -> Tensor:
+        """The model's answer at x [C, B, ...]: values, or probabilities of the classes."""
+        raise NotImplementedError
+
+    def row_risk(self, w: Tensor, batch: Batch) -> Tensor:
+        """[C, B]: what a user is told about each row, without penalties, in the unit that `metric` names."""
+        raise NotImplementedError
+
+    def score(self, w: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Further measures a user of this task expects, each [C]; nan where undefined."""
+        return {}
+
+    def constants(self, batch: Any, w: Tensor | None = None) -> Constants:
+        """Curvature and gradient noise of each L_i (near w, where they depend on it)."""
+        raise NotImplementedError
+
+    def risk(self, w: Tensor, batch: Batch) -> Tensor:
+        """[C]: the mean of `row_risk` over each client's rows; nan for a client without rows."""
+        mean = (batch.weight * self.row_risk(w, batch)).sum(1)
+        return torch.where(batch.weight.sum(1) > 0, mean, torch.full_like(mean, torch.nan))
+
+    def count(self, batch: Any) -> int:
+        """How many rows a batch or a summary stands for."""
+        return int((batch.weight > 0).sum() if isinstance(batch, Batch) else batch.n.sum())
+
+    def drawn(self, batch: Any) -> None:
+        """Told of every draw; a metered task counts it."""
+
+    def describe(self) -> dict[str, Any]:
+        """Settings that the parameters belong to, for whoever reads a model file."""
+        return {}
