@@ -16,7 +16,9 @@ from torch import Tensor
 from mooring.core.cohort import Batch, per_client
 from mooring.core.kinks import minimise_kinks
 from mooring.core.task import Constants, Layout, Task, score_layout
-from mooring.tasks.proximal import DENSE, FLOOR, proximal_newton
+from mooring.tasks.proximal import DENSE, proximal_newton
+
+KINK_RIDGE = 1e-5  # in place of a ridge of 0: small beside 1/n, what a row may pull, and large beside rounding
 
 
 @dataclass(frozen=True)
@@ -172,10 +174,14 @@ class Kinked(Scored):
         return self.prox(torch.zeros(1, self.dim, dtype=self.dtype), 0.0, batch)
 
     def prox(self, center: Tensor, lam: Tensor | float, batch: Batch, start: Tensor | None = None) -> Tensor:
-        """Exact to about nine digits; the interior point needs no start."""
+        """Exact up to rounding; the interior point needs no start.
+
+        Where neither lam nor ridge decides between minimisers, the one of least norm does: a ridge of KINK_RIDGE is put
+        there, and a piecewise linear loss under a ridge below some threshold has that very minimiser.
+        """
         pull = per_client(lam, batch.weight) * torch.ones(len(batch.y), self.dim, dtype=self.dtype)
-        center = center.expand(len(batch.y), -1)
-        return center + self._step(center, (pull + self.ridge).clamp(min=FLOOR), batch)
+        center = torch.where(pull > 0, center, 0.0)  # a pull of 0 has no centre
+        return center + self._step(center, torch.where(pull + self.ridge > 0, pull + self.ridge, KINK_RIDGE), batch)
 
     def _step(self, center: Tensor, quad: Tensor, batch: Batch) -> Tensor:
         """arg min_s of the data's loss at center + s, plus ridge center's + 1/2 s' diag(quad) s."""
