@@ -108,6 +108,10 @@ class KernelFedAvg(Algorithm):
 def check_path(algorithm: Any) -> None:
     """The fields that kernel FedAvg and kernel FedProx share."""
     check(algorithm, rounds_exact=(0, None, "stop", "limit"), batch=(0, None), per=exact.PER)
+    rounds = algorithm.rounds_exact
+    if not isinstance(rounds, str) and not float(rounds).is_integer():
+        owner = type(algorithm).__name__
+        raise RequestError(f"{owner}: rounds_exact must be a whole number, 'stop' or 'limit', got {rounds}.")
     check(algorithm, sigma=(0, None, "residuals"), norm=(0, None, "path"))
     if algorithm.rounds_exact == "stop" and algorithm.batch and algorithm.per == "batch":
         owner = type(algorithm).__name__

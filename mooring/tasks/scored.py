@@ -96,7 +96,8 @@ class Smooth(Scored):
         raise NotImplementedError
 
     def solve(self, batch: Batch) -> Tensor:
-        """The minimiser; without ridge it need not exist, and Newton's method stops where its steps end."""
+        """The minimiser. Without ridge it need not exist or be the only one: then the limit of a vanishing ridge, taken
+        at LEAST_RIDGE, which is finite (see `proximal_newton`)."""
         zero = torch.zeros(len(batch.y), self.dim, dtype=self.dtype)
         return proximal_newton(self, zero, zero, batch, zero)
 
@@ -124,8 +125,11 @@ class Smooth(Scored):
         if self.bend is None:
             smooth = torch.stack([self._steepest(batch, b) for b in bends]).amax(0) + self.ridge
             trace = torch.stack([(batch.weight * b * lengths).sum(1) for b in bends]).amax(0)
+            single = torch.maximum(*bends) * lengths
         else:
             smooth, trace = self.bend * top + self.ridge, self.bend * (batch.weight * lengths).sum(1)
+            single = self.bend * lengths
+        largest = (single * (batch.weight > 0)).amax(1) + self.ridge
         if not self.convex_loss:
             convex = 2 * self.ridge - smooth  # the curvature of ell is as negative as it is positive
         elif self.dim <= DENSE:
@@ -138,7 +142,7 @@ class Smooth(Scored):
         rho2 = (batch.weight * lengths * slope**2).sum(1) * freedom
         mean_bend = (batch.weight * lengths * bends[1]).sum(1)
         dispersion = rho2 / mean_bend.clamp(min=torch.finfo(rho2.dtype).tiny)
-        return Constants(smooth, convex, rho2.sqrt(), trace, dispersion)
+        return Constants(smooth, convex, rho2.sqrt(), trace, dispersion, largest)
 
     def _steepest(self, batch: Batch, bend: Tensor) -> Tensor:
         return self.top(batch._replace(weight=batch.weight * bend))
@@ -201,7 +205,7 @@ class Kinked(Scored):
         steepest = max(abs(bound) for bound in self.box)
         noise = steepest * (batch.weight * self.lengths(batch)).sum(1).sqrt()
         nan = torch.full_like(noise, torch.nan)
-        return Constants(nan, torch.full_like(noise, self.ridge), noise, nan, nan)
+        return Constants(nan, torch.full_like(noise, self.ridge), noise, nan, nan, nan)
 
 
 def signs(y: Tensor, like: Tensor) -> Tensor:
