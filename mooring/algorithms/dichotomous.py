@@ -15,7 +15,8 @@ Symbols  w: Server.w    v_i or w: Client.v    radius: R    ell_max: sup of the l
 Limits   known_r with radius = 0 is Global, with a large one Local; fraction = 1 is Local, fraction = 0 is Global
 Departs  validation rows choose, never test rows; a client without any follows the system's choice. radius = "auto" is
          estimated from the clients' fits; ell_max = "auto" is noise^2/mu, which makes the threshold the variance
-         noise^2/(mu^2 n) of a local fit: a squared loss has no bound. ridge as in Local; fraction = 1/2 is ours
+         noise^2/(mu^2 n) of a local fit: a squared loss has no bound. ridge as in Local; fraction = 1/2 is ours.
+         Without any validation rows only known_r can choose
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ class Dichotomous(Algorithm):
     needs: ClassVar[tuple[str, ...]] = ("prox", "solve")
 
     def __post_init__(self) -> None:
-        check(self, variant=("known_r", "full_data", "sample_split"), unit=("auto", "system", "client"), fraction=(0, 1))
+        check(
+            self, variant=("known_r", "full_data", "sample_split"), unit=("auto", "system", "client"), fraction=(0, 1)
+        )
         check(self, ridge=(0, None, "auto"), radius=(0, None, "auto"), mu=(0, None, "auto"), ell_max=(0, None, "auto"))
 
     @property

@@ -16,8 +16,8 @@ u_j = 0 with a_j inside the box, and those beside it, whose a_j is a bound, and 
 
     quad v + linear + J'a = 0      u_j = 0 at the kinks
 
-are solved by proximal multiplier steps; a solution that every row agrees with is the minimiser. It is off by rounding alone,
-at most about eps (forces / quad + (size of u) / |J|), however it was found.
+are solved by proximal multiplier steps; a solution that every row agrees with is the minimiser. It is off by rounding
+alone, at most about eps (forces / quad + (size of u) / |J|), however it was found.
 """
 
 from __future__ import annotations

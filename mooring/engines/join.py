@@ -42,8 +42,8 @@ def join(
     """Personal models for the clients in `source`, from the common model of the run at `path`.
 
     A table without the run's client column is one newcomer. Whether joining pays is judged on rows that took no part in
-    training: the loss alone less the loss of the personal model, and their ratio (the federation gain), each with a 95 %
-    interval.
+    training: the loss alone less the loss of the personal model, and their ratio (the federation gain), each with a
+    95 % interval.
     """
     if out is not None and Path(out).exists():
         raise RequestError(f"{out} already exists; choose another --out.")

@@ -18,8 +18,8 @@ def proximal_newton(task: Any, pull: Tensor, center: Tensor, batch: Any, start: 
     """Minimise L_i(v) + 1/2 sum_j pull_ij (v_j - center_ij)^2 from `start`; pull and center are [C, d].
 
     Where neither the task's ridge nor the pull holds a coefficient, LEAST_RIDGE holds it to 0. Rows that determine a
-    minimiser do not feel it; of many minimisers it takes the one of least norm, and where there is none (two classes that
-    a plane separates, counts that are all 0) it ends the run to infinity at scores of about -log LEAST_RIDGE, 23.
+    minimiser do not feel it; of many minimisers it takes the one of least norm, and where there is none (two classes
+    that a plane separates, counts that are all 0) it ends the run to infinity at scores of about -log LEAST_RIDGE, 23.
     The task offers loss, grad, hessian (up to DENSE parameters) and curve, the Hessian's product with a direction.
     """
     held = pull + task.ridge > 0

@@ -9,8 +9,8 @@ Theorem 17   one truth, client i's rows in a random subspace of dimension r_i, N
 Break-even   FG_j = 1 near Gamma = B sqrt(1 - n_j/d) for n_j < d, else Gamma = min{sigma sqrt(d/n_j), B}
 Coverage     m clients that each see r of d directions see all of them from m r = d log d on (coupon collector)
 
-Held out     where no truth is known, losses on rows that took no part in training stand for the two risks: `risk_ratio`.
-             They contain the noise of the responses, so the ratio is nearer to 1 than the one of Definition 15
+Held out     where no truth is known, losses on rows that took no part in training stand for the two risks, as in
+             `risk_ratio`. They contain the noise of the responses: the ratio is nearer to 1 than that of Definition 15
 
 Symbols  Gamma: spread, the largest distance of two truths   B: radius >= |theta_j*|   sigma: noise std of the responses
 Assumes  Gaussian noise; c_1 depends on the designs and is unknown: an argument.
@@ -57,11 +57,11 @@ class Ratio(NamedTuple):
 
 
 def risk_ratio(alone: np.ndarray, federated: np.ndarray, width: float = 1.96) -> Ratio:
-    """Definition 15 on held-out rows: the mean loss [n] alone over that of the federated model, with Fieller's interval.
+    """Definition 15 on held-out rows: mean loss alone over that of the federated model, with Fieller's interval.
 
-    It holds every r for which mean(alone - r federated) is within `width` standard errors of 0, rows being paired; so it
-    holds 1 exactly when the interval of the difference of losses holds 0. Its end is infinite where the federated loss
-    itself is within `width` standard errors of 0.
+    It holds every r for which mean(alone - r federated) is within `width` standard errors of 0, rows [n] being paired;
+    so it holds 1 exactly when the interval of the difference of losses holds 0. Its end is infinite where the federated
+    loss itself is within `width` standard errors of 0.
     """
     pair = np.stack([alone, federated]).astype(float)
     top, bottom = pair.mean(1)

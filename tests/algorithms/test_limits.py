@@ -68,12 +68,14 @@ def few_rows(kind):
 
 @pytest.mark.parametrize("problem", FEW)
 def test_without_a_pull_few_rows_give_the_local_fit(problem):
-    """Also where the rows leave much open: the finite minimiser of least norm, not what the common model would fill in."""
+    """Also where the rows leave much open: the minimiser of least norm, not what the common model would fill in."""
     task, clients = FEW[problem]()
     _, alone, _ = simulate(build("local", {"ridge": 0.0}), task, clients)
     _, moored, _ = simulate(build("fedprox_one_stage", {"lam": 0, "inner": "exact"}), task, clients)
     _, either, exchange = simulate(
-        build("dichotomous", {"ridge": 0.0, "variant": "known_r", "radius": 1e9, "mu": 1.0, "ell_max": 1.0}), task, clients
+        build("dichotomous", {"ridge": 0.0, "variant": "known_r", "radius": 1e9, "mu": 1.0, "ell_max": 1.0}),
+        task,
+        clients,
     )
     assert bool(torch.isfinite(alone).all()) and bool(exchange.states.fields.alone.all())
     torch.testing.assert_close(moored, alone, rtol=0, atol=1e-4 if problem == "logistic" else 1e-9)

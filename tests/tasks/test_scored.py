@@ -105,7 +105,7 @@ def cvxpy_prox(task, x, y, center, lam):
 
 
 def rounding(task, rows, v, held):
-    """[C]: 100 units of rounding in the forces at v, over what holds the model, and in the scores, over a row's length."""
+    """[C]: 100 units of rounding in the forces at v, over what holds the model, and in scores, over a row's length."""
     eps = torch.finfo(torch.float64).eps
     lengths = task.lengths(rows).sqrt() * (rows.weight > 0)
     forces = max(map(abs, task.box)) * (rows.weight * lengths).sum(1) + (held * v.abs()).amax(1)
