@@ -173,8 +173,10 @@ def show_comparison(display: Display, result: Any) -> None:
 def show_joined(display: Display, joined: Any, out: Any) -> None:
     """Newcomers, and whether joining pays for them."""
     columns = {k: k for k in ("client", "rows", "alone", "common", "personal", "gain")}
-    columns |= {"gain_low": "low", "gain_high": "high", "pays": "pays"}
-    caption = f"test {joined.metric}; personal models by {joined.way}; gain over training alone with its 95 % interval"
+    columns |= {"gain_low": "low", "gain_high": "high", "ratio": "ratio", "ratio_low": "from", "ratio_high": "to"}
+    columns |= {"pays": "pays"}
+    told = "gain (alone - personal) and ratio (alone / personal) with their 95 % intervals"
+    caption = f"test {joined.metric}; personal models by {joined.way}; {told}"
     display.table("Newcomers", joined.clients.to_dict("records")[:MOST_ROWS], columns, caption)
     told = joined.clients["pays"].value_counts()
     display.say(", ".join(f"joining pays: {word} for {told.get(word, 0)}" for word in ("yes", "no", "undecided")) + ".")

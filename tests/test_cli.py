@@ -124,6 +124,16 @@ def test_a_network_of_ones_own(here, capsys):
     assert call(capsys, "predict", run, "homes.csv", "--json")[0] == 0
 
 
+def test_fit_without_validation_rows(here, capsys):
+    """Referees need none: local takes no ridge, and the last round is what is deployed."""
+    frame = pd.read_csv("homes.csv")
+    frame.assign(part=np.where(np.arange(len(frame)) // 5 % 10 < 7, "train", "test")).to_csv("homes.csv", index=False)
+    code, out, _ = call(capsys, "fit", *HOMES, "--split", "part", "--rounds", 5, "--json")
+    told = json.loads(out)
+    assert code == 0 and len(told["clients"]) == 5
+    assert all(np.isfinite([row[k] for k in ("alone", "common", "personal")]).all() for row in told["clients"])
+
+
 def test_personalize_a_newcomer(here, capsys):
     run = json.loads(call(capsys, "fit", *HOMES, "--rounds", 5, "--json")[1])["run"]
     frame = pd.read_csv("homes.csv").iloc[:60].drop(columns="town")
@@ -133,6 +143,8 @@ def test_personalize_a_newcomer(here, capsys):
     (row,) = told["clients"]
     assert code == 0 and told["way"] == "prox" and (here / "new.safetensors").exists()
     assert row["personal"] < row["common"] and row["pays"] in ("yes", "no", "undecided")
+    assert row["ratio"] == pytest.approx(row["alone"] / row["personal"]) and row["ratio_low"] < row["ratio"]
+    assert (row["ratio_low"] > 1) == (row["gain_low"] > 0) and (row["ratio_high"] < 1) == (row["gain_high"] < 0)
     code, _, err = call(capsys, "personalize", run, "newtown.csv", "--out", "new.safetensors")
     assert code == 2 and "already exists" in err
 

@@ -7,14 +7,16 @@
     known_r        w at all clients if R^2 <= ell_max m / (mu N), else everyone's v_i
     full_data      both from all training rows; the one with the smaller validation risk
     sample_split   v_i from the share `fraction` of a client's rows, w from everybody's other rows; then as full_data
-    unit           "system": one choice for all, by the p-weighted risk; "client": each chooses
+    unit           "system": one choice for all, by the p-weighted risk; "client": each chooses; "auto": as the sources
+                   do, each client after sample splitting (003), the whole system otherwise (000)
                    known_r always chooses for all: R is R_rms for the system's mean risk, R_max for every client's
 
 Symbols  w: Server.w    v_i or w: Client.v    radius: R    ell_max: sup of the loss
 Limits   known_r with radius = 0 is Global, with a large one Local; fraction = 1 is Local, fraction = 0 is Global
 Departs  validation rows choose, never test rows; a client without any follows the system's choice. radius = "auto" is
          estimated from the clients' fits; ell_max = "auto" is noise^2/mu, which makes the threshold the variance
-         noise^2/(mu^2 n) of a local fit: a squared loss has no bound. ridge as in Local; fraction = 1/2 is ours
+         noise^2/(mu^2 n) of a local fit: a squared loss has no bound. ridge as in Local; fraction = 1/2 is ours.
+         Without any validation rows only known_r can choose
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ class Client(NamedTuple):
 @dataclass(frozen=True)
 class Dichotomous(Algorithm):
     variant: str = "full_data"
-    unit: str = "system"
+    unit: str = "auto"
     ridge: Setting = "auto"
     fraction: float = 0.5
     radius: Setting = "auto"  # these three: known_r only
@@ -62,7 +64,9 @@ class Dichotomous(Algorithm):
     needs: ClassVar[tuple[str, ...]] = ("prox", "solve")
 
     def __post_init__(self) -> None:
-        check(self, variant=("known_r", "full_data", "sample_split"), unit=("system", "client"), fraction=(0, 1))
+        check(
+            self, variant=("known_r", "full_data", "sample_split"), unit=("auto", "system", "client"), fraction=(0, 1)
+        )
         check(self, ridge=(0, None, "auto"), radius=(0, None, "auto"), mu=(0, None, "auto"), ell_max=(0, None, "auto"))
 
     @property
@@ -76,18 +80,21 @@ class Dichotomous(Algorithm):
 
     def settle(self, task, facts):
         ridge = auto_ridge(facts) if self.ridge == "auto" else self.ridge
+        unit = self.unit
+        if unit == "auto":
+            unit = "client" if self.variant == "sample_split" else "system"
         radius, mu, ell_max = self.radius, self.mu, self.ell_max
         if self.variant != "known_r":
             radius, mu, ell_max = (0.0 if value == "auto" else value for value in (radius, mu, ell_max))
         if radius == "auto":
             if facts.shrunk is None:
                 raise RequestError(f"Dichotomous: task '{task.name}' has no local fits to estimate R; give radius.")
-            radius = radii(facts).rms if self.unit == "system" else radii(facts).most
+            radius = radii(facts).rms if unit == "system" else radii(facts).most
         if "auto" in (mu, ell_max):
             known = curvature("Dichotomous: variant = 'known_r'", task, facts)
             mu = known.mu if mu == "auto" else mu
             ell_max = known.noise**2 / mu if ell_max == "auto" else ell_max
-        return replace(self, ridge=ridge, radius=radius, mu=mu, ell_max=ell_max)
+        return replace(self, unit=unit, ridge=ridge, radius=radius, mu=mu, ell_max=ell_max)
 
     def start(self, task, w0):
         return Server(w0), Client(w0, torch.zeros((), dtype=torch.bool))
@@ -113,7 +120,8 @@ class Dichotomous(Algorithm):
         held = data.validation
         if int(held.size.sum()) == 0:
             raise RequestError(
-                f"Dichotomous: variant = '{self.variant}' chooses on validation rows, but there are none."
+                f"Dichotomous: variant = '{self.variant}' chooses on validation rows, but there are none; "
+                "keep some, or use variant = 'known_r'."
             )
         gain = by_blocks(
             held, lambda rows, at: task.risk(w.expand(len(at), -1), rows.padded()) - task.risk(v[at], rows.padded())

@@ -8,7 +8,9 @@
 
     growth = "smooth"   lam max{T^(1/3), (T/(bI))^(1/2)} is used, I clients a round for T rounds (001, Theorem 3: 8L)
     growth = "kinked"   lam sqrt(T)                       (001, Theorem 4: exact solves, lam > 2 x weak convexity)
-    lam = "theory"      sets growth and lam as those theorems do, and certifies each solve
+    lam = "theory"      sets growth and lam as those theorems do, and certifies each solve; L bounds the curvature of
+                        any batch: the steepest row's, or n/b times all rows' where that is less and rows are not drawn
+                        twice
 
 Symbols  w: Server.w    lam: the paper's 1/eta_t    eta: the inner step size    b: batch    lipschitz: G
 Limits   batch = 0 (all records) is shared-model FedProx; lam -> infinity stands still

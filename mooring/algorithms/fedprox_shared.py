@@ -26,7 +26,7 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from mooring.algorithms.base import Algorithm, Setting
-from mooring.algorithms.settings import check, choose_inner, local_sgd, read_lam, settled
+from mooring.algorithms.settings import batch_smoothness, check, choose_inner, local_sgd, read_lam, settled
 from mooring.core.errors import RequestError
 from mooring.core.moor import Moor, stiffness
 from mooring.core.solvers import descend
@@ -116,7 +116,7 @@ def by_theorem(algorithm, task, facts, factor, batch=0):
     """
     owner = type(algorithm).__name__
     if task.smooth_loss:
-        smooth = float((facts.smooth + (facts.trace / batch if batch else 0.0)).max())
+        smooth = batch_smoothness(facts, batch, getattr(algorithm, "replacement", False))
         lipschitz = algorithm.lipschitz or float(facts.noise.max())
         if not smooth > 0 or not lipschitz > 0:
             raise RequestError(

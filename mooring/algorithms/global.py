@@ -6,13 +6,14 @@
 
 Symbols  w: Server.w
 Limits   FedProx as lam -> infinity; with p = size, empirical risk minimisation on the pooled rows
-Departs  tasks without an exact solver are trained by SGD on the pooled rows, `steps` a round
+Departs  tasks without an exact solver are trained by SGD, `steps` a round: with all rows a row of client i weighs
+         p_i/n_i, into a batch it is drawn with that probability (in shuffled passes, for p = size exactly once a pass)
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +21,10 @@ from torch import Tensor
 
 from mooring.algorithms.base import Algorithm, Setting
 from mooring.algorithms.settings import check, local_sgd, settled
-from mooring.core.cohort import CohortData, Rows
+from mooring.core.cohort import Batch, CohortData, Round, Rows
+from mooring.core.seeds import uniforms
+
+EVEN = 1e-9  # rows whose weights differ by no more than this share of them are alike: p = size
 
 
 class Server(NamedTuple):
@@ -64,7 +68,7 @@ class Global(Algorithm):
         if self.inner == "exact":
             w = task.solve(data.train.pooled(data.p))[0]
         else:
-            w = local_sgd(self, task, server.w, in_one_place(data), round)[0]
+            w = local_sgd(self, task, server.w, in_one_place(data, round), round)[0]
         return client, (w - server.w).expand(len(data), -1)
 
     def merge(self, server, mean, round):
@@ -74,12 +78,39 @@ class Global(Algorithm):
         return server.w
 
 
-def in_one_place(data: CohortData) -> CohortData:
-    """The whole federation as a cohort of one, for SGD on the pooled rows (weights p = size)."""
+@dataclass(frozen=True, eq=False)
+class Pool(Rows):
+    """Everyone's rows as one client's, of unequal weight."""
 
-    def merged(rows: Rows) -> Rows:
-        batch = rows.pooled(rows.size.double())
-        return Rows(batch.x[0], batch.y[0], torch.zeros(1, dtype=torch.long), rows.size.sum()[None])
+    weight: Tensor | None = None  # [N], p_i/n_i, sums to 1
+    shift: float = 0.0  # in [0, 1)
 
-    one = torch.zeros(1, dtype=torch.long)
-    return CohortData(np.zeros(1, np.uint64), one, torch.ones(1), merged(data.train), merged(data.validation))
+    def padded(self) -> Batch:
+        assert self.weight is not None
+        return Batch(self.x[None], self.y[None], self.weight[None].to(self.weight_dtype))
+
+    def full(self, task: Any) -> Any:
+        return self.padded() if task.condense is None else task.condense(self.padded())
+
+    def take(self, index: Tensor, valid: Tensor) -> Batch:
+        """Rows by systematic sampling: place k of N is the row at (k + shift)/N of the heaped-up weights.
+
+        Over shifts, a row has N p_i/n_i places on average, and never fewer or more than that rounded down or up.
+        """
+        assert self.weight is not None
+        heap = torch.cumsum(self.weight, 0)
+        spot = torch.searchsorted(heap, (index + self.shift) / len(heap) * heap[-1], right=True)
+        return super().take(spot.clamp(max=len(heap) - 1), valid)
+
+
+def in_one_place(data: CohortData, round: Round) -> CohortData:
+    """The whole federation as a cohort of one, for SGD on sum_i p_i L_i; every round has its own `Pool.shift`."""
+    one, size = torch.zeros(1, dtype=torch.long), data.train.size.sum()[None]
+    batch = data.train.pooled(data.p)
+    rows = Rows(batch.x[0], batch.y[0], one, size)
+    weight = torch.repeat_interleave(data.p.double() / data.train.size.clamp(min=1), data.train.size)
+    weight = weight / weight.sum()
+    if float((weight * size - 1).abs().max()) > EVEN:
+        shift = float(uniforms(round.seed, "algorithm", round.t)[0])
+        rows = Pool(rows.x, rows.y, one, size, weight=weight, shift=shift)
+    return CohortData(np.zeros(1, np.uint64), one, torch.ones(1), rows, rows)

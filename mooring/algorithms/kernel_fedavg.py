@@ -5,7 +5,7 @@
     w_t = w_{t-1} - sum_i p_i matrix_i w_{t-1} + sum_i p_i push_i,    H_i = X_i'X_i/n_i + ridge
     matrix_i = eta G_i H_i,  push_i = eta G_i X_i'y_i/n_i,            G_i = sum_{tau < steps} (I - eta H_i)^tau
 
-    rounds_exact = t         w_t, by eigendecomposition of the mean matrix: a million rounds cost what one costs
+    rounds_exact = t         w_t, t whole, by eigendecomposition of the mean matrix: a million rounds cost what one does
     rounds_exact = "limit"   w_inf; directions that no row sees stay as they were at the start
     rounds_exact = "stop"    w_T, T = max{ t : Rad(1/sqrt(eta t steps)) <= norm/(sqrt(2e) sigma eta t steps) }
 
@@ -108,6 +108,10 @@ class KernelFedAvg(Algorithm):
 def check_path(algorithm: Any) -> None:
     """The fields that kernel FedAvg and kernel FedProx share."""
     check(algorithm, rounds_exact=(0, None, "stop", "limit"), batch=(0, None), per=exact.PER)
+    rounds = algorithm.rounds_exact
+    if not isinstance(rounds, str) and not float(rounds).is_integer():
+        owner = type(algorithm).__name__
+        raise RequestError(f"{owner}: rounds_exact must be a whole number, 'stop' or 'limit', got {rounds}.")
     check(algorithm, sigma=(0, None, "residuals"), norm=(0, None, "path"))
     if algorithm.rounds_exact == "stop" and algorithm.batch and algorithm.per == "batch":
         owner = type(algorithm).__name__

@@ -7,7 +7,9 @@
 
 Symbols  v_i: Client.v    ridge, eta, steps: fields
 Limits   FedProx at lam = 0 and APFL at alpha = 1 are Local
-Departs  ridge = "auto" is one number for all clients, chosen on their validation rows
+Departs  ridge = "auto" is one number for all clients, chosen on their validation rows, and 0 where there are none.
+         Where rows do not determine v_i and nothing else does, v_i is the limit of a vanishing ridge: of least norm,
+         and finite where classes are separable (tasks/proximal.py)
 """
 
 from __future__ import annotations

@@ -102,6 +102,19 @@ def auto_eta(task: Any, facts: Any, batch: int, lam: Any = 0.0) -> float:
     return 1.0 / (float(curvature.max()) + pull)
 
 
+def batch_smoothness(facts: Any, batch: int, replacement: bool = False) -> float:
+    """A bound on the curvature of any client's loss on any `batch` of its rows (0: all of them).
+
+    A mean over rows is at most its steepest row; and b of n rows, none of them twice, hold at most n/b times what all n
+    hold. Drawn with replacement, one row may fill a batch.
+    """
+    if not batch:
+        return float(facts.smooth.max())
+    if replacement:
+        return float(facts.largest.max())
+    return float(torch.minimum(facts.largest, (facts.n / batch).clamp(min=1) * facts.smooth).max())
+
+
 def auto_ridge(facts: Any) -> float:
     """The ridge of RIDGES with which the clients' own fits do best on all validation rows; 0 without any."""
     if facts.alone is None or float(facts.validation.sum()) == 0:

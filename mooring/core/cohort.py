@@ -67,14 +67,14 @@ class Rows:
         return self.x.dtype if self.x.dtype.is_floating_point else torch.float32
 
     def padded(self) -> Batch:
-        """All rows of every client as one batch; a lone client's rows are a view."""
-        longest = max(int(self.size.max()), 1)
+        """All rows of every client as one batch, of width 0 from an empty pool; a lone client's rows are a view."""
+        longest = min(max(int(self.size.max()), 1), len(self.y))
         if len(self) == 1 and int(self.size[0]) > 0:
             x, y = self.of(0)
             return Batch(x[None], y[None], torch.full((1, longest), 1 / longest, dtype=self.weight_dtype))
         offset = torch.arange(longest)
         valid = offset < self.size[:, None]
-        last = len(self.y) - 1
+        last = max(len(self.y) - 1, 0)
         return self.take((self.start[:, None] + torch.where(valid, offset, 0)).clamp(max=last), valid)
 
     def pooled(self, p: Tensor) -> Batch:

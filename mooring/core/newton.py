@@ -16,13 +16,15 @@ def newton(
     direction: Callable[[Tensor, Tensor], Tensor],
     w: Tensor,
     *,
-    tol: float = 1e-10,
+    tol: float | Tensor = 1e-10,
     most: int = 100,
 ) -> Tensor:
     """Minimise each of C convex functions from the rows of `w` [C, d].
 
     `direction(w, g)` solves (approximately) Hessian(w) s = g. A client stops once |gradient| <= tol * (1 + its first
-    gradient's norm), or when no step lowers its value any more (the limit of the floating-point grid).
+    gradient's norm), tol a number or [C], or when no step lowers its value any more (the limit of the floating-point
+    grid). One more step is taken from there: steps square the error near the end, so whether a gradient just met its
+    goal or just missed it, which rounding decides, no longer shows in the answer.
     """
     w = w.clone()
     g = grad(w)
@@ -61,11 +63,16 @@ def newton(
         f = torch.where(keep, trial_f, f)
         g = torch.where(keep[:, None], new_g, g)
         live = live & keep & ~rounded & (g.norm(dim=1) > goal)
-    return w
+    last = w - direction(w, g)
+    closer = grad(last).norm(dim=1) <= g.norm(dim=1)  # false at nan
+    return torch.where(closer[:, None], last, w)
 
 
-def conjugate_gradient(product: Callable[[Tensor], Tensor], b: Tensor, *, tol: float, most: int) -> Tensor:
-    """Solve C symmetric positive definite systems A_c s_c = b_c, given the products with [C, d] matrices."""
+def conjugate_gradient(product: Callable[[Tensor], Tensor], b: Tensor, *, tol: float | Tensor, most: int) -> Tensor:
+    """Solve C symmetric positive definite systems A_c s_c = b_c, given the products with [C, d] matrices.
+
+    A system rests once |residual| <= tol |b_c|, tol a number or [C].
+    """
     least = torch.finfo(b.dtype).tiny
     s = torch.zeros_like(b)
     r = b.clone()

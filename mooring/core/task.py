@@ -22,6 +22,7 @@ class Constants(NamedTuple):
     noise: Tensor  # rho: root mean square of a record's gradient at the client's own fit (kinks: a bound on it)
     trace: Tensor  # mean curvature of single rows summed over coordinates: what small batches add to `smooth`
     dispersion: Tensor  # phi in "gradient covariance = phi * Hessian": residual variance, or 1 for a likelihood
+    largest: Tensor  # curvature of the steepest single row: a bound for minibatches of any size
 
 
 class Metric(NamedTuple):

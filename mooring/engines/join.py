@@ -20,6 +20,7 @@ from mooring.engines.newcomer import personalize, way_of
 from mooring.engines.predict import task_of
 from mooring.engines.simulator import settle
 from mooring.runs.directory import Models, open_run, write_models
+from mooring.theory.federation_gain import risk_ratio
 
 LEAST_TEST_ROWS = 10  # with fewer held-out rows a difference of losses says nothing
 CONFIDENT = 1.96
@@ -28,7 +29,7 @@ CONFIDENT = 1.96
 class Joined(NamedTuple):
     """What newcomers get: a row each, in the target's own units, their models, and how the models were made."""
 
-    clients: pd.DataFrame  # client, rows, alone, common, personal, gain, gain_low, gain_high, pays
+    clients: pd.DataFrame  # client, rows, alone, common, personal, gain and ratio with _low and _high, pays
     models: Tensor  # [C, d]
     metric: str
     way: str
@@ -41,7 +42,8 @@ def join(
     """Personal models for the clients in `source`, from the common model of the run at `path`.
 
     A table without the run's client column is one newcomer. Whether joining pays is judged on rows that took no part in
-    training: the loss alone less the loss of the personal model, with a 95 % interval.
+    training: the loss alone less the loss of the personal model, and their ratio (the federation gain), each with a
+    95 % interval.
     """
     if out is not None and Path(out).exists():
         raise RequestError(f"{out} already exists; choose another --out.")
@@ -79,6 +81,9 @@ def judged(task: Any, clients: Clients, alone: Tensor, common: Tensor, personal:
         gain = known["alone"] - known["personal"]
         width = CONFIDENT * float(gain.std()) / count**0.5 if count >= LEAST_TEST_ROWS else float("nan")
         low, high = float(gain.mean()) - width, float(gain.mean()) + width
+        ratio = risk_ratio(known["alone"].numpy(), known["personal"].numpy(), CONFIDENT)
+        if count < LEAST_TEST_ROWS:
+            ratio = ratio._replace(low=float("nan"), high=float("nan"))
         rows.append(
             {
                 "client": name,
@@ -87,6 +92,9 @@ def judged(task: Any, clients: Clients, alone: Tensor, common: Tensor, personal:
                 "gain": float(gain.mean()),
                 "gain_low": low,
                 "gain_high": high,
+                "ratio": ratio.value,
+                "ratio_low": ratio.low,
+                "ratio_high": ratio.high,
                 "pays": "yes" if low > 0 else "no" if high < 0 else "undecided",
             }
         )

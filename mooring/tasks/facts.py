@@ -29,6 +29,7 @@ class Facts(NamedTuple):
     noise: Tensor
     trace: Tensor
     dispersion: Tensor
+    largest: Tensor
     fit: Tensor | None  # [m, d] each client's own fit
     variance: Tensor | None  # the fit's sampling variance, summed over coefficients
     shrunk: Tensor | None  # [m, d] each client's fit with a ridge

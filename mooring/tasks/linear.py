@@ -17,15 +17,18 @@ from torch import Tensor
 from mooring.core.cohort import Batch, per_client
 from mooring.core.task import Constants, Layout, Task, score_layout
 
+UNSEEN = 4096  # units of rounding, of a client's largest eigenvalue, up to which an eigenvalue is 0
+
 
 class Quadratic(NamedTuple):
     """L_i up to the ridge: 1/2 w' V diag(values) V' w - moment'w + square/2."""
 
     n: Tensor  # [C] rows
-    values: Tensor  # [C, d] eigenvalues of X'X/n
+    values: Tensor  # [C, d] eigenvalues of X'X/n, 0 in directions that no row sees
     vectors: Tensor  # [C, d, d] eigenvectors, in columns
     moment: Tensor  # [C, d]
     square: Tensor  # [C]
+    longest: Tensor  # [C] largest |x|^2 of a row
 
 
 @dataclass(frozen=True)
@@ -64,10 +67,11 @@ class Linear(Task):
         values, vectors = torch.linalg.eigh(torch.einsum("cbi,cbj->cij", weighted, x))
         return Quadratic(
             (batch.weight > 0).sum(1),
-            values.clamp(min=0),
+            torch.where(_seen(values), values, 0.0),
             vectors,
             torch.einsum("cbi,cb->ci", weighted, batch.y),
             (batch.weight * batch.y**2).sum(1),
+            ((x**2).sum(-1) * (batch.weight > 0)).amax(1),
         )
 
     def loss(self, w: Tensor, batch: Batch | Quadratic) -> Tensor:
@@ -88,22 +92,28 @@ class Linear(Task):
     def solve(self, batch: Batch | Quadratic) -> Tensor:
         """The minimiser; the one of least norm where a client's rows do not determine it."""
         q = self._condensed(batch)
-        curvature = q.values + self.ridge
-        scale = curvature.amax(1, keepdim=True).clamp(min=torch.finfo(self.dtype).tiny)
-        inverse = torch.where(curvature > 1e-12 * scale, 1 / curvature, torch.zeros_like(curvature))
-        return _spectral(q, inverse, q.moment)
+        return self.prox(torch.zeros_like(q.moment), 0.0, q)
 
     def prox(
         self, center: Tensor, lam: Tensor | float, batch: Batch | Quadratic, start: Tensor | None = None
     ) -> Tensor:
-        """arg min L_i(v) + lam/2 |v - center|^2 = (H_i + lam)^-1 (moment_i + lam center)."""
+        """arg min L_i(v) + lam/2 |v - center|^2 = (H_i + lam)^-1 (moment_i + lam center).
+
+        Where neither rows nor ridge nor lam hold a direction, the model has nothing of it: the minimiser of least norm,
+        which is the limit of a vanishing ridge.
+        """
         q = self._condensed(batch)
         pull = per_client(lam, q.moment)
-        target = q.moment + pull * center
+        told = _across(q, q.moment) * (q.values > 0)  # what is left of the moment in unseen directions is rounding
         if pull.ndim < 2 or pull.shape[1] == 1:
-            return _spectral(q, 1 / (q.values + self.ridge + pull), target)
-        factor = torch.linalg.cholesky(self.hessian(target, q) + torch.diag_embed(pull))
-        return torch.cholesky_solve(target[..., None], factor)[..., 0]
+            return _along(q, _over(told + pull * _across(q, center.expand_as(q.moment)), q.values + self.ridge + pull))
+        system = self.hessian(center, q) + torch.diag_embed(pull)
+        target = _along(q, told) + pull * center
+        if bool((pull + self.ridge > 0).all()):
+            return torch.cholesky_solve(target[..., None], torch.linalg.cholesky(system))[..., 0]
+        values, vectors = torch.linalg.eigh(system)
+        mixed = q._replace(values=torch.where(_seen(values), values, 0.0), vectors=vectors)
+        return _along(mixed, _over(_across(mixed, target), mixed.values))
 
     def hessian(self, w: Tensor, batch: Batch | Quadratic) -> Tensor:
         """[C, d, d], the same everywhere."""
@@ -126,12 +136,13 @@ class Linear(Task):
         q = self._condensed(batch)
         fit = self.solve(q)
         residual = 2 * (self.loss(fit, q) - self.ridge / 2 * (fit**2).sum(1))
-        rank = (q.values > 1e-12 * q.values.amax(1, keepdim=True)).sum(1)
+        rank = (q.values > 0).sum(1)
         freedom = q.n / (q.n - rank).clamp(min=1)
         dispersion = residual.clamp(min=0) * freedom
         trace = q.values.sum(1)
         noise = (dispersion * trace).sqrt()
-        return Constants(q.values[:, -1] + self.ridge, q.values[:, 0] + self.ridge, noise, trace, dispersion)
+        low, high = q.values[:, 0] + self.ridge, q.values[:, -1] + self.ridge
+        return Constants(high, low, noise, trace, dispersion, q.longest + self.ridge)
 
     def _condensed(self, batch: Batch | Quadratic) -> Quadratic:
         return self.condense(batch) if isinstance(batch, Batch) else batch
@@ -139,4 +150,24 @@ class Linear(Task):
 
 def _spectral(q: Quadratic, values: Tensor, w: Tensor) -> Tensor:
     """V diag(values) V' w for every client."""
-    return torch.einsum("cij,cj->ci", q.vectors, values * torch.einsum("cji,cj->ci", q.vectors, w))
+    return _along(q, values * _across(q, w))
+
+
+def _across(q: Quadratic, w: Tensor) -> Tensor:
+    """V' w: the coordinates of w along the eigenvectors."""
+    return torch.einsum("cji,cj->ci", q.vectors, w)
+
+
+def _along(q: Quadratic, z: Tensor) -> Tensor:
+    """V z."""
+    return torch.einsum("cij,cj->ci", q.vectors, z)
+
+
+def _over(z: Tensor, curvature: Tensor) -> Tensor:
+    """z / curvature, and 0 where there is no curvature."""
+    return torch.where(curvature > 0, z / curvature, 0.0)
+
+
+def _seen(values: Tensor) -> Tensor:
+    """Which eigenvalues [C, d], in rising order, are more than rounding of the largest."""
+    return values > UNSEEN * torch.finfo(values.dtype).eps * values[:, -1:].clamp(min=torch.finfo(values.dtype).tiny)

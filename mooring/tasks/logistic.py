@@ -113,7 +113,8 @@ class Logistic(Task):
         return h + self.ridge * torch.eye(self.dim, dtype=w.dtype)
 
     def solve(self, batch: Batch) -> Tensor:
-        """The minimiser; without ridge it need not exist, and Newton's method stops where its steps end."""
+        """The minimiser. Without ridge it need not exist or be the only one: then the limit of a vanishing ridge, taken
+        at LEAST_RIDGE, which is finite (see `proximal_newton`)."""
         start = torch.zeros(len(batch.y), self.dim, dtype=self.dtype)
         return proximal_newton(self, torch.zeros_like(start), start, batch, start)
 
@@ -146,7 +147,8 @@ class Logistic(Task):
         n = (batch.weight > 0).sum(1)
         freedom = n / (n - self.dim).clamp(min=1)
         noise = (rho2 * freedom.clamp(max=n.clamp(min=1))).sqrt()
-        return Constants(smooth, convex, noise, (batch.weight * length).sum(1) / bend, torch.ones_like(noise))
+        trace, largest = (batch.weight * length).sum(1) / bend, (length * (batch.weight > 0)).amax(1) / bend
+        return Constants(smooth, convex, noise, trace, torch.ones_like(noise), largest + self.ridge)
 
 
 def _largest_square(batch: Batch, intercept: bool, rounds: int = 50) -> Tensor:

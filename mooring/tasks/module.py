@@ -151,7 +151,8 @@ class Module(Task):
         return {"accuracy": torch.where(batch.weight.sum(1) > 0, hit, torch.full_like(hit, torch.nan))}
 
     def constants(self, batch: Batch, w: Tensor | None = None, rounds: int = 10) -> Constants:
-        """smooth: the largest curvature at w, by power iteration on Hessian products; convexity is unknown (nan)."""
+        """smooth: the largest curvature at w, by power iteration on Hessian products; convexity is unknown (nan), and a
+        single row's curvature a guess from `smooth`."""
         w = self.start()[None].expand(len(batch.y), -1) if w is None else w
         leaf = w.detach().clone().requires_grad_()
         with torch.enable_grad():
@@ -163,4 +164,4 @@ class Module(Task):
                 (v,) = torch.autograd.grad(g, leaf, v, retain_graph=True)
         smooth = v.norm(dim=1) + self.ridge
         nan = torch.full_like(smooth, torch.nan)
-        return Constants(smooth, nan, nan, ROW_CURVATURE * smooth, nan)
+        return Constants(smooth, nan, nan, ROW_CURVATURE * smooth, nan, (1 + ROW_CURVATURE) * smooth)

@@ -84,4 +84,4 @@ class Phase(Kinked):
         """convex is minus the modulus of weak convexity; noise is a record's sub-gradient where the fit is right."""
         noise = (batch.weight * 4 * batch.y.clamp(min=0) * self.lengths(batch)).sum(1).sqrt()
         nan = torch.full_like(noise, torch.nan)
-        return Constants(nan, -self.weak(batch), noise, nan, nan)
+        return Constants(nan, -self.weak(batch), noise, nan, nan, nan)

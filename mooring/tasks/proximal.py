@@ -10,15 +10,20 @@ from torch import Tensor
 from mooring.core.newton import conjugate_gradient, newton
 
 DENSE = 300  # up to so many parameters each client's Hessian is factorised; above, conjugate gradients
-FLOOR = 1e-10  # curvature added where neither ridge nor pull makes the Hessian invertible
+LEAST_RIDGE = 1e-10  # in place of a ridge of 0 and no pull: what makes a minimiser exist and be the only one
 MOST_PRODUCTS = 200  # Hessian products that one Newton direction may take
 
 
 def proximal_newton(task: Any, pull: Tensor, center: Tensor, batch: Any, start: Tensor) -> Tensor:
     """Minimise L_i(v) + 1/2 sum_j pull_ij (v_j - center_ij)^2 from `start`; pull and center are [C, d].
 
+    Where neither the task's ridge nor the pull holds a coefficient, LEAST_RIDGE holds it to 0. Rows that determine a
+    minimiser do not feel it; of many minimisers it takes the one of least norm, and where there is none (two classes
+    that a plane separates, counts that are all 0) it ends the run to infinity at scores of about -log LEAST_RIDGE, 23.
     The task offers loss, grad, hessian (up to DENSE parameters) and curve, the Hessian's product with a direction.
     """
+    held = pull + task.ridge > 0
+    center, pull = torch.where(pull > 0, center, 0.0), torch.where(held, pull, LEAST_RIDGE)
 
     def value(v: Tensor) -> Tensor:
         return task.loss(v, batch) + 0.5 * (pull * (v - center) ** 2).sum(1)
@@ -27,17 +32,20 @@ def proximal_newton(task: Any, pull: Tensor, center: Tensor, batch: Any, start: 
         return task.grad(v, batch) + pull * (v - center)
 
     def dense(v: Tensor, g: Tensor) -> Tensor:
-        h = task.hessian(v, batch) + torch.diag_embed(pull + FLOOR)
-        return torch.cholesky_solve(g[..., None], torch.linalg.cholesky_ex(h)[0])[..., 0]
+        h = task.hessian(v, batch) + torch.diag_embed(pull)
+        grown = torch.diag_embed(h.diagonal(dim1=1, dim2=2) * (8 * torch.finfo(h.dtype).eps))  # keeps it invertible
+        return torch.cholesky_solve(g[..., None], torch.linalg.cholesky_ex(h + grown)[0])[..., 0]
 
     def iterated(v: Tensor, g: Tensor) -> Tensor:
-        tol = min(0.1, float(g.norm(dim=1).max()) ** 0.5)
+        tol = g.norm(dim=1).sqrt().clamp(max=0.1)
         return conjugate_gradient(
-            lambda s: task.curve(v, batch, s) + (pull + FLOOR) * s, g, tol=tol, most=min(MOST_PRODUCTS, task.dim)
+            lambda s: task.curve(v, batch, s) + pull * s, g, tol=tol, most=min(MOST_PRODUCTS, task.dim)
         )
 
     tol = 1e-10 if task.dtype == torch.float64 else 1e-4
-    return newton(value, slope, dense if task.dim <= DENSE else iterated, start, tol=tol)
+    # The pull of LEAST_RIDGE must show in the gradient, or it decides nothing: such clients go on to rounding.
+    goal = torch.where(held.all(1), tol, tol * LEAST_RIDGE).to(task.dtype)
+    return newton(value, slope, dense if task.dim <= DENSE else iterated, start, tol=goal)
 
 
 def moreau_gradient(task: Any, w: Tensor, rho: float, batch: Any) -> Tensor:

@@ -16,7 +16,9 @@ from torch import Tensor
 from mooring.core.cohort import Batch, per_client
 from mooring.core.kinks import minimise_kinks
 from mooring.core.task import Constants, Layout, Task, score_layout
-from mooring.tasks.proximal import DENSE, FLOOR, proximal_newton
+from mooring.tasks.proximal import DENSE, proximal_newton
+
+KINK_RIDGE = 1e-5  # in place of a ridge of 0: small beside 1/n, what a row may pull, and large beside rounding
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,8 @@ class Smooth(Scored):
         raise NotImplementedError
 
     def solve(self, batch: Batch) -> Tensor:
-        """The minimiser; without ridge it need not exist, and Newton's method stops where its steps end."""
+        """The minimiser. Without ridge it need not exist or be the only one: then the limit of a vanishing ridge, taken
+        at LEAST_RIDGE, which is finite (see `proximal_newton`)."""
         zero = torch.zeros(len(batch.y), self.dim, dtype=self.dtype)
         return proximal_newton(self, zero, zero, batch, zero)
 
@@ -122,8 +125,11 @@ class Smooth(Scored):
         if self.bend is None:
             smooth = torch.stack([self._steepest(batch, b) for b in bends]).amax(0) + self.ridge
             trace = torch.stack([(batch.weight * b * lengths).sum(1) for b in bends]).amax(0)
+            single = torch.maximum(*bends) * lengths
         else:
             smooth, trace = self.bend * top + self.ridge, self.bend * (batch.weight * lengths).sum(1)
+            single = self.bend * lengths
+        largest = (single * (batch.weight > 0)).amax(1) + self.ridge
         if not self.convex_loss:
             convex = 2 * self.ridge - smooth  # the curvature of ell is as negative as it is positive
         elif self.dim <= DENSE:
@@ -136,7 +142,7 @@ class Smooth(Scored):
         rho2 = (batch.weight * lengths * slope**2).sum(1) * freedom
         mean_bend = (batch.weight * lengths * bends[1]).sum(1)
         dispersion = rho2 / mean_bend.clamp(min=torch.finfo(rho2.dtype).tiny)
-        return Constants(smooth, convex, rho2.sqrt(), trace, dispersion)
+        return Constants(smooth, convex, rho2.sqrt(), trace, dispersion, largest)
 
     def _steepest(self, batch: Batch, bend: Tensor) -> Tensor:
         return self.top(batch._replace(weight=batch.weight * bend))
@@ -172,10 +178,14 @@ class Kinked(Scored):
         return self.prox(torch.zeros(1, self.dim, dtype=self.dtype), 0.0, batch)
 
     def prox(self, center: Tensor, lam: Tensor | float, batch: Batch, start: Tensor | None = None) -> Tensor:
-        """Exact to about nine digits; the interior point needs no start."""
+        """Exact up to rounding; the interior point needs no start.
+
+        Where neither lam nor ridge decides between minimisers, the one of least norm does: a ridge of KINK_RIDGE is put
+        there, and a piecewise linear loss under a ridge below some threshold has that very minimiser.
+        """
         pull = per_client(lam, batch.weight) * torch.ones(len(batch.y), self.dim, dtype=self.dtype)
-        center = center.expand(len(batch.y), -1)
-        return center + self._step(center, (pull + self.ridge).clamp(min=FLOOR), batch)
+        center = torch.where(pull > 0, center, 0.0)  # a pull of 0 has no centre
+        return center + self._step(center, torch.where(pull + self.ridge > 0, pull + self.ridge, KINK_RIDGE), batch)
 
     def _step(self, center: Tensor, quad: Tensor, batch: Batch) -> Tensor:
         """arg min_s of the data's loss at center + s, plus ridge center's + 1/2 s' diag(quad) s."""
@@ -195,7 +205,7 @@ class Kinked(Scored):
         steepest = max(abs(bound) for bound in self.box)
         noise = steepest * (batch.weight * self.lengths(batch)).sum(1).sqrt()
         nan = torch.full_like(noise, torch.nan)
-        return Constants(nan, torch.full_like(noise, self.ridge), noise, nan, nan)
+        return Constants(nan, torch.full_like(noise, self.ridge), noise, nan, nan, nan)
 
 
 def signs(y: Tensor, like: Tensor) -> Tensor:

@@ -9,6 +9,9 @@ Theorem 17   one truth, client i's rows in a random subspace of dimension r_i, N
 Break-even   FG_j = 1 near Gamma = B sqrt(1 - n_j/d) for n_j < d, else Gamma = min{sigma sqrt(d/n_j), B}
 Coverage     m clients that each see r of d directions see all of them from m r = d log d on (coupon collector)
 
+Held out     where no truth is known, losses on rows that took no part in training stand for the two risks, as in
+             `risk_ratio`. They contain the noise of the responses: the ratio is nearer to 1 than that of Definition 15
+
 Symbols  Gamma: spread, the largest distance of two truths   B: radius >= |theta_j*|   sigma: noise std of the responses
 Assumes  Gaussian noise; c_1 depends on the designs and is unknown: an argument.
 Reads    Eq. 34 omits the kappa that its proof carries.
@@ -45,6 +48,34 @@ def federation_gain(local: np.ndarray, federated: np.ndarray, truth: np.ndarray)
     if joint == 0:
         raise RequestError("federation gain: the federated model equals the truth, so the ratio is undefined.")
     return Gain((own / joint) ** 2, own / joint)
+
+
+class Ratio(NamedTuple):
+    value: float
+    low: float
+    high: float
+
+
+def risk_ratio(alone: np.ndarray, federated: np.ndarray, width: float = 1.96) -> Ratio:
+    """Definition 15 on held-out rows: mean loss alone over that of the federated model, with Fieller's interval.
+
+    It holds every r for which mean(alone - r federated) is within `width` standard errors of 0, rows [n] being paired;
+    so it holds 1 exactly when the interval of the difference of losses holds 0. Its end is infinite where the federated
+    loss itself is within `width` standard errors of 0.
+    """
+    pair = np.stack([alone, federated]).astype(float)
+    top, bottom = pair.mean(1)
+    if len(pair[0]) < 2 or not bottom > 0:
+        return Ratio(top / bottom if bottom > 0 else math.nan, 0.0, math.inf)
+    spread = np.cov(pair) * (width**2 / pair.shape[1])
+    # (bottom^2 - s_ff) r^2 - 2 (top bottom - s_af) r + (top^2 - s_aa) <= 0
+    square, middle, rest = bottom**2 - spread[1, 1], top * bottom - spread[0, 1], top**2 - spread[0, 0]
+    root = math.sqrt(max(middle**2 - square * rest, 0.0))
+    if square > 0:
+        return Ratio(top / bottom, max((middle - root) / square, 0.0), (middle + root) / square)
+    # The set is all numbers, or all outside an interval of which only the upper part is meant.
+    low = rest / (middle + root) if rest > 0 and middle + root > 0 else 0.0
+    return Ratio(top / bottom, low, math.inf)
 
 
 def local_risk_floor(

@@ -83,6 +83,14 @@ def test_sample_splitting_uses_separate_rows():
     torch.testing.assert_close(models, expected)
 
 
+def test_the_default_unit_is_the_sources():
+    """Sample splitting chooses for each client, the comparison on all rows for the whole system."""
+    for variant, unit in (("sample_split", "client"), ("full_data", "system"), ("known_r", "system")):
+        *_, models, exchange = run({"variant": variant})
+        assert exchange.algorithm.unit == unit
+        assert torch.equal(models, run({"variant": variant, "unit": unit})[3])
+
+
 @pytest.mark.parametrize("unit", ["system", "client"])
 def test_extreme_splits_are_the_two_baselines(unit):
     task, clients = PROBLEMS["linear"]()

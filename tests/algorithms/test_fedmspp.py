@@ -1,12 +1,14 @@
 """FedMSPP: fresh minibatches, what sets it apart from shared-model FedProx, and its rate on a loss with kinks."""
 
+from itertools import combinations, combinations_with_replacement
+
 import numpy as np
 import pytest
 import torch
 
 from mooring.algorithms.base import build
 from mooring.core.batches import one_batch
-from mooring.core.cohort import Round, weighted_mean
+from mooring.core.cohort import Batch, Round, weighted_mean
 from mooring.engines.measures import moreau_stationarity
 from mooring.tasks.absolute import Absolute
 from mooring.tasks.facts import gather
@@ -67,7 +69,7 @@ def test_theory_certifies_minibatch_solves_of_a_non_convex_loss():
     turn = Round(1, 64, 5, 3, 0.5, 0)
     now = ready.at(turn)
     facts = gather(task, exchange.data, server.w)
-    smooth = float((facts.smooth + facts.trace / 4).max())
+    smooth = float(torch.minimum(facts.largest, facts.n / 4 * facts.smooth).max())
     assert now.lam == pytest.approx(8 * smooth * max(64 ** (1 / 3), (64 / 12) ** 0.5))
     lipschitz, step = float(facts.noise.max()), 1 / now.lam
     terms = (lipschitz, smooth * lipschitz * step / 12, lipschitz / 8 * (1 - step * smooth) ** 0.5)
@@ -77,6 +79,26 @@ def test_theory_certifies_minibatch_solves_of_a_non_convex_loss():
     batch = one_batch(task, exchange.data, turn, batch=4, slot=0)
     certificate = (task.grad(w + change, batch) + now.lam * change).norm(dim=1)
     assert bool((certificate <= now.tol).all()) and float(change.norm()) > 0
+
+
+@pytest.mark.parametrize("problem", ["linear", "logistic", "softmax", "kernel"])
+@pytest.mark.parametrize("replacement", [False, True])
+def test_no_batch_is_steeper_than_the_theory_takes_it(problem, replacement):
+    """lam = 8 L: L is at least the largest curvature of any batch of 1, 2 or 3 rows, found by trying them all."""
+    task, clients = PROBLEMS[problem]()
+    data = clients.cohort()
+    facts = gather(task, data, task.start())
+    for batch in (1, 2, 3):
+        fields = {"lam": "theory", "batch": batch, "replacement": replacement}
+        smooth = build("fedmspp", fields).settle(task, facts).lam / 8
+        pick = combinations_with_replacement if replacement else combinations
+        for i in range(len(clients)):
+            x, y = clients.train.of(i)
+            index = torch.tensor(list(pick(range(min(len(y), 7)), batch)))
+            rows = Batch(x[index], y[index], torch.full(index.shape, 1 / batch, dtype=torch.float64))
+            for scale in (0.0, 1.0):  # at 0 classes are least certain and curvature is largest
+                w = torch.full((len(index), task.dim), scale, dtype=torch.float64)
+                assert float(torch.linalg.eigvalsh(task.hessian(w, rows)).max()) <= smooth * (1 + 1e-9)
 
 
 def test_on_absolute_regression_the_envelopes_gradient_decays_like_one_over_root_t():

@@ -220,6 +220,8 @@ def test_a_client_without_training_rows_changes_nothing():
         ("kernel_fedavg", {"eta": 0.0}, "eta must be a finite number > 0"),
         ("kernel_fedavg", {"rounds_exact": "soon"}, "rounds_exact must be a number or 'stop' or 'limit'"),
         ("kernel_fedavg", {"rounds_exact": -1}, "rounds_exact must be >= 0"),
+        ("kernel_fedavg", {"rounds_exact": 2.5}, "rounds_exact must be a whole number, 'stop' or 'limit', got 2.5"),
+        ("kernel_fedprox", {"rounds_exact": float("inf")}, "rounds_exact must be a whole number"),
         ("kernel_fedavg", {"per": "epoch"}, "per must be one of 'client', 'batch'"),
         ("kernel_fedprox", {"lam": 0.0}, "lam must be > 0"),
         ("kernel_fedprox", {"batch": 5, "per": "batch"}, "set rounds_exact"),

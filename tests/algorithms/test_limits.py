@@ -1,10 +1,19 @@
 """Table 3, limits: with certain settings one algorithm is another, draw for draw."""
 
+from dataclasses import replace
+from importlib import import_module
+
+import numpy as np
 import pytest
 import torch
 
 from mooring.algorithms.base import build
 from mooring.core.cohort import Round
+from mooring.data.clients import from_arrays
+from mooring.tasks.absolute import Absolute
+from mooring.tasks.hinge import Hinge
+from mooring.tasks.linear import Linear
+from mooring.tasks.logistic import Logistic
 from tests.problems import PROBLEMS, simulate
 
 SGD = {"eta": 0.1, "batch": 4, "steps": 3}
@@ -39,6 +48,89 @@ LIMITS = [
     ("common", ("fedprox_two_stage", {**EXACT, **UNWEIGHTED}), ("fedprox_shared", EXACT), 3, 1e-9),
     ("both", ("fedprox_two_stage", {**FULL, **UNWEIGHTED, "lam": 0.6}), ("fedprox_one_stage", TWIN), 3, 1e-12),
 ]
+
+
+FEW = {
+    "linear": lambda: (Linear(6), few_rows("regression")),
+    "logistic": lambda: (Logistic(6, ridge=0.0), few_rows("binary")),
+    "absolute": lambda: (Absolute(6, ridge=0.0), few_rows("regression")),
+    "hinge": lambda: (Hinge(6, ridge=0.0), few_rows("binary")),
+}
+
+
+def few_rows(kind):
+    """Clients whose rows do not determine seven coefficients, and separate the classes; no validation rows at all."""
+    rng = np.random.default_rng(0)
+    xs = [rng.normal(size=(n, 6)) for n in (3, 4, 12, 2)]
+    ys = [x @ np.arange(6.0) + 0.1 * rng.normal(size=len(x)) for x in xs]
+    return from_arrays(xs, [(y > 0).astype(int) for y in ys] if kind == "binary" else ys, kind=kind)
+
+
+@pytest.mark.parametrize("problem", FEW)
+def test_without_a_pull_few_rows_give_the_local_fit(problem):
+    """Also where the rows leave much open: the minimiser of least norm, not what the common model would fill in."""
+    task, clients = FEW[problem]()
+    _, alone, _ = simulate(build("local", {"ridge": 0.0}), task, clients)
+    _, moored, _ = simulate(build("fedprox_one_stage", {"lam": 0, "inner": "exact"}), task, clients)
+    _, either, exchange = simulate(
+        build("dichotomous", {"ridge": 0.0, "variant": "known_r", "radius": 1e9, "mu": 1.0, "ell_max": 1.0}),
+        task,
+        clients,
+    )
+    assert bool(torch.isfinite(alone).all()) and bool(exchange.states.fields.alone.all())
+    torch.testing.assert_close(moored, alone, rtol=0, atol=1e-4 if problem == "logistic" else 1e-9)
+    torch.testing.assert_close(either, alone, rtol=0, atol=1e-4 if problem == "logistic" else 1e-9)
+    for i in (0, 1, 3):
+        x, y = clients.train.of(i)
+        x = torch.cat([x, torch.ones_like(x[:, :1])], 1)
+        if problem in ("linear", "absolute"):  # fewer rows than coefficients: all losses vanish
+            torch.testing.assert_close(alone[i], torch.linalg.pinv(x) @ y, rtol=0, atol=1e-9)
+        if problem == "hinge":  # the least norm that leaves no loss is in the span of the rows, and at a margin
+            margin = (2 * y - 1) * (x @ alone[i])
+            assert float(margin.min()) == pytest.approx(1, abs=1e-9)
+            torch.testing.assert_close(torch.linalg.pinv(x) @ (x @ alone[i]), alone[i], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("problem", ["linear", "logistic"])
+@pytest.mark.parametrize("name", ["local", "global", "fedprox_one_stage"])
+def test_referees_need_no_validation_rows(name, problem):
+    task, clients = FEW[problem]()
+    _, models, exchange = simulate(build(name, {}), task, clients)
+    assert bool(torch.isfinite(models).all())
+    if name == "local":
+        assert exchange.algorithm.ridge == 0
+
+
+@pytest.mark.parametrize("batch", [0, 8])
+@pytest.mark.parametrize("weights", ["size", "uniform"])
+def test_global_by_sgd_minimises_the_weighted_risk(weights, batch):
+    """All rows: gradient descent to rounding. Batches: 6,000 steps that decay, nearer to the right minimiser."""
+    task, clients = PROBLEMS["linear"]()
+    exact = {how: simulate(build("global", {}), task, clients, weights=how)[0].w for how in ("size", "uniform")}
+    work = {"steps": 2000} if batch == 0 else {"steps": 100, "eta": 0.02, "decay": 0.003}
+    rounds = 1 if batch == 0 else 60
+    found = simulate(build("global", {"inner": "sgd", "batch": batch, **work}), task, clients, rounds, weights=weights)
+    error = {how: float((found[0].w - w).norm()) for how, w in exact.items()}
+    other = "size" if weights == "uniform" else "uniform"
+    assert error[weights] < (1e-9 if batch == 0 else error[other] / 3)
+
+
+def test_places_of_the_pool_are_rows_at_their_weights():
+    """Over shifts each row of client i has N p_i/n_i of the N places; a round's count is that rounded up or down."""
+    _, clients = PROBLEMS["linear"]()
+    data = clients.cohort(clients.weights("uniform"))
+    pooled = import_module("mooring.algorithms.global").in_one_place(data, Round(1, 1, 5, 5, 1.0, 0)).train
+    n = len(pooled.y)
+    everything, valid = torch.arange(n)[None], torch.ones(1, n, dtype=torch.bool)
+    expected = n * torch.repeat_interleave(data.p / data.train.size, data.train.size)
+    shifts = (torch.arange(1000, dtype=torch.float64) + 0.5) / 1000
+    counts = torch.zeros(1000, n, dtype=torch.float64)
+    for k, shift in enumerate(shifts):
+        drawn = replace(pooled, shift=float(shift)).take(everything, valid)
+        counts[k] = (drawn.y[0][:, None] == pooled.y[None]).sum(0)
+    assert bool(((counts >= expected.floor()) & (counts <= expected.ceil())).all())
+    torch.testing.assert_close(counts.mean(0), expected, rtol=0, atol=2 / 1000)  # a row is met or left at two shifts
+    torch.testing.assert_close(pooled.padded().weight[0], expected / n)
 
 
 @pytest.mark.parametrize("problem", ["linear", "logistic"])

@@ -9,6 +9,8 @@ from sklearn.metrics import log_loss, r2_score, roc_auc_score
 from mooring.core.cohort import Batch
 from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic
+from mooring.tasks.proximal import LEAST_RIDGE
+from tests.accuracy import assert_equal_up_to_rounding
 from tests.problems import PROBLEMS, linear_clients, logistic_clients
 
 TASKS = ("linear", "logistic", "softmax")
@@ -84,6 +86,53 @@ def test_least_norm_where_rows_do_not_determine_the_fit():
         np.testing.assert_allclose(found[i], np.linalg.pinv(x) @ y, atol=1e-8)
 
 
+@pytest.mark.parametrize("lam", [0.0, 1e-14, [0.0, 0.5], "diagonal"])
+def test_prox_is_the_limit_of_a_vanishing_ridge(lam):
+    """Few rows, and no pull in some or all directions: pinv(H + diag(lam)) (moment + lam center)."""
+    clients = linear_clients(m=2, d=6, sizes=[6, 8])
+    task = Linear(6, intercept=False)
+    diagonal = torch.tensor([[0, 0, 0, 1.0, 0, 2], [0, 0, 0, 0, 0, 0]], dtype=torch.float64)
+    lam = torch.as_tensor(diagonal if lam == "diagonal" else lam, dtype=torch.float64)
+    center = at(task, clients)
+    found = task.prox(center, lam, clients.train.full(task))
+    for i in range(2):
+        x, y = (part.numpy() for part in clients.train.of(i))
+        pull = np.broadcast_to(lam[i].numpy() if lam.ndim else lam.numpy(), 6)
+        root = np.concatenate([x / np.sqrt(len(y)), np.diag(np.sqrt(pull))])
+        aim = np.concatenate([y / np.sqrt(len(y)), np.sqrt(pull) * center[i].numpy()])
+        if pull.max() == 1e-14:  # too little to change what rows see, and all there is where they see nothing
+            own = np.linalg.pinv(x) @ y
+            expected = own + center[i].numpy() - np.linalg.pinv(x) @ x @ center[i].numpy()
+        else:
+            expected = np.linalg.lstsq(root, aim, rcond=1e-10)[0]
+        # eps times the condition number of H; lam = 1e-14 itself is part of the difference.
+        known = np.linalg.eigvalsh(root.T @ root)
+        error = 1e3 * np.finfo(float).eps * known[-1] / known[known > 1e-10 * known[-1]][0]
+        np.testing.assert_allclose(found[i], expected, atol=error)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_separable_classes_without_a_ridge_have_a_finite_fit(classes):
+    """The fit is that of a ridge of 1e-10: every row on its side, and as its optimality condition says."""
+    clients = logistic_clients(classes=classes, sizes=[5, 6, 7, 40, 60])
+    task, ridged = Logistic(3, classes=classes, ridge=0.0), Logistic(3, classes=classes, ridge=LEAST_RIDGE)
+    rows = clients.train.full(task)
+    found = task.solve(rows)
+    assert bool(torch.isfinite(found).all())
+    hits = task.score(found, clients.train.padded())["accuracy"]
+    assert bool((hits[:3] == 1).all()) and float(found[:3].norm(dim=1).min()) > 10
+    # A gradient is a mean of rows times 1 at most, and right to some eps; the ridge's own share is far above that.
+    rounding = 64 * torch.finfo(torch.float64).eps * rows.x.norm(dim=2).amax(1)
+    assert bool((LEAST_RIDGE * found[:3].norm(dim=1) > 1000 * rounding[:3]).all())
+    assert bool((ridged.grad(found, rows).norm(dim=1) <= rounding).all())
+    # Along separating directions the curvature is about LEAST_RIDGE: that much rounding moves the fit by 1e-4.
+    start = at(task, clients)
+    torch.testing.assert_close(task.prox(start, 0.0, rows), found, rtol=1e-4, atol=1e-4)
+    for i in range(len(clients)):
+        lone = clients.train.select(torch.tensor([i]))
+        torch.testing.assert_close(task.solve(lone.full(task))[0], found[i], rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("classes", [2, 3])
 def test_logistic_agrees_with_scikit_learn(classes):
     clients = logistic_clients(classes=classes)
@@ -107,9 +156,29 @@ def test_newton_cg_agrees_with_newton(monkeypatch):
     task = Logistic(3, classes=3, ridge=0.1)
     rows = clients.train.full(task)
     dense = task.solve(rows)
-    monkeypatch.setattr("mooring.tasks.scored.DENSE", 0, raising=False)
-    monkeypatch.setattr("mooring.tasks.logistic.DENSE", 0, raising=False)
-    torch.testing.assert_close(task.solve(rows), dense, rtol=1e-5, atol=1e-6)
+    monkeypatch.setattr("mooring.tasks.proximal.DENSE", 0)
+    iterated = task.solve(rows)
+    assert not torch.equal(iterated, dense)  # it took another way
+    assert_equal_up_to_rounding(iterated, dense, task, clients)
+
+
+@pytest.mark.parametrize("dense", [True, False])
+@pytest.mark.parametrize("problem", ["logistic", "softmax"])
+def test_newton_finds_the_same_fit_in_any_company(problem, dense, monkeypatch):
+    """A client with a hard problem and a far start neither hastens nor delays the others."""
+    task, clients = PROBLEMS[problem]()
+    if not dense:
+        monkeypatch.setattr("mooring.tasks.proximal.DENSE", 0)
+    center, lam = at(task, clients), torch.tensor([1e-3, 0.1, 1.0, 10.0, 100.0], dtype=torch.float64)
+    start = center.clone()
+    start[0] *= 30
+    together = task.prox(center, lam, clients.train.full(task), start)
+    for i in range(len(clients)):
+        alone = clients.train.select(torch.tensor([i]))
+        lone = task.prox(center[i : i + 1], lam[i : i + 1], alone.full(task), start[i : i + 1])
+        assert_equal_up_to_rounding(together[i], lone[0], task, clients)
+        fresh = task.prox(center[i : i + 1], lam[i : i + 1], alone.full(task))
+        assert_equal_up_to_rounding(together[i], fresh[0], task, clients)
 
 
 @pytest.mark.parametrize("problem", TASKS)

@@ -42,6 +42,36 @@ def test_gain_squared_and_plain_and_the_best_round():
         fg.federation_gain(local, truth, truth)
 
 
+def test_ratio_on_held_out_rows():
+    rng = np.random.default_rng(0)
+    alone, joint = rng.chisquare(3, 40), 0.5 * rng.chisquare(3, 40)
+    found = fg.risk_ratio(alone, joint)
+    assert found.value == pytest.approx(alone.mean() / joint.mean()) and found.low < found.value < found.high
+    for end in (found.low, found.high):  # there, and only there, the difference is 1.96 standard errors from 0
+        gap = alone - end * joint
+        assert abs(gap.mean()) == pytest.approx(1.96 * gap.std(ddof=1) / math.sqrt(40))
+    for scale in np.geomspace(0.3, 3, 200):
+        low, high = (fg.risk_ratio(scale * alone, joint)[k] for k in (1, 2))
+        gap = scale * alone - joint
+        assert (low <= 1 <= high) == (abs(gap.mean()) <= 1.96 * gap.std(ddof=1) / math.sqrt(40))
+    assert fg.risk_ratio(joint, joint) == pytest.approx((1, 1, 1))
+    nearly_none = fg.risk_ratio(alone, np.array([5.0] + [0.0] * 39))
+    assert nearly_none.high == math.inf and 0 < nearly_none.low < nearly_none.value
+    assert fg.risk_ratio(alone[:1], joint[:1])[1:] == (0, math.inf)
+    assert math.isnan(fg.risk_ratio(alone, 0 * joint).value)
+
+
+def test_the_ratio_s_interval_holds_the_truth_as_often_as_it_says():
+    """2,000 pairs of correlated losses with ratio 2: Binomial(2000, 0.95) has a standard deviation of 0.5 %."""
+    rng = np.random.default_rng(1)
+    hits = 0
+    for _ in range(2000):
+        shared = rng.gamma(4, 1, 200)
+        found = fg.risk_ratio(2 * (shared + rng.gamma(4, 1, 200)), shared + rng.gamma(4, 1, 200))
+        hits += found.low <= 2 <= found.high
+    assert hits / 2000 == pytest.approx(0.95, abs=0.015)
+
+
 def test_least_squares_is_the_minimum_norm_one():
     rng = np.random.default_rng(0)
     for rows in (4, 20):
