@@ -17,8 +17,9 @@ Symbols  w: Server.w    v_i: Client.v    K: steps    gamma: server step (with la
 Limits   lam = 0 is Local; lam -> infinity is Global; gamma = 1/lam averages the personal models; exact prox is
          gradient descent on sum_i p_i F_i
 Departs  the printed 1/m is p_i; w_{T+1} is returned, not w_T; gamma = "auto" is 1/L_g = 1/lam + 1/L with exact
-         inner solves, half of it otherwise. inner = "sgd" is stochastic; inner = "descent" takes at most K full
-         gradients and stops once |grad h_i| <= tol, which puts v_i within tol / (mu + lam) of prox_i(w)
+         inner solves, half of it otherwise. inner = "sgd" is stochastic; inner = "descent" takes K full
+         gradients; with tol > 0 it stops once |grad h_i| <= tol, which puts v_i within tol / (mu + lam) of prox_i(w),
+         and counts the solves that did not get there
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class FedProxOneStage(Algorithm):
     steps: int = 10
     epochs: int = 0  # passes over the data instead of steps, when > 0
     batch: Setting = "auto"  # 0: all rows
-    tol: float = 1e-8
+    tol: float = 0.0  # of inner = "descent"; 0: all steps are taken and nothing is promised
     warm: bool = True  # start from the client's last model; False: from the common one
     aggregation: str = "average"  # "elastic": unbiased under partial participation
     preset: str = "none"  # "theory": Corollary 1

@@ -2,7 +2,8 @@
 
 Dinh, Tran, Nguyen. Personalized federated learning with Moreau envelopes. NeurIPS 2020, Algorithm 1.
 
-    v_i ~ arg min_v  L_i(v; xi) + lam/2 |v - w_i|^2            `inner_steps` gradient steps on one minibatch, or exact
+    v_i ~ arg min_v  L_i(v; xi) + lam/2 |v - w_i|^2            `inner_steps` gradient steps on one minibatch (fewer
+                                                               once |grad| <= tol), or exact
     w_i <- w_i - eta lam (w_i - v_i)                            both `steps` times, w_i from the common w
     w   <- (1 - server_step) w + server_step sum_i p_i w_i / sum_i p_i
 
@@ -49,6 +50,7 @@ class PFedMe(Algorithm):
     inner: str = "descent"  # or "exact", where the task has a prox
     inner_eta: Setting = "auto"
     inner_steps: int = 5
+    tol: float = 0.0  # of inner = "descent": the paper's nu; 0: all inner steps are taken and nothing is promised
     server_step: float = 1.0
 
     paper: ClassVar[str] = "Dinh et al. 2020, Algorithm 1"
@@ -60,7 +62,7 @@ class PFedMe(Algorithm):
         read_lam(self, ("auto",))
         check(self, eta=(0, None, "auto"), decay=(0, None), steps=(1, None), epochs=(0, None), batch=(0, None, "auto"))
         check(self, inner=("descent", "exact"), inner_eta=(0, None, "auto"), inner_steps=(1, None))
-        check(self, server_step=(0, None))
+        check(self, server_step=(0, None), tol=(0, None))
 
     def settle(self, task, facts):
         choose_inner(self, task, "descent")
@@ -84,7 +86,7 @@ class PFedMe(Algorithm):
             if self.inner == "exact":
                 new_v = task.prox(w, lam, step.batch, v)
             else:
-                new_v = descend(task, v, step.batch, lam, w, self.inner_eta, tol=0.0, most=self.inner_steps)
+                new_v = descend(task, v, step.batch, lam, w, self.inner_eta, tol=self.tol, most=self.inner_steps)
             new_w = w - rate * lam * (w - new_v)
             if step.active is not None:
                 new_w = torch.where(step.active[:, None], new_w, w)

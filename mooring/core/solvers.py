@@ -88,17 +88,26 @@ def sgd(
     return v
 
 
+def certify(task: Any, v: Tensor, rows: Any, lam: Any, center: Tensor, tol: float) -> None:
+    """Measure |grad h_i(v)|, h_i(v) = L_i(v) + lam/2 |v - center|^2, after a solve that promised at most tol."""
+    task.solved(task.grad(v, rows).addcmul_(v - center, per_client(lam, v)).norm(dim=1), tol)
+
+
 def descend(task: Any, v: Tensor, rows: Any, lam: Any, center: Tensor, eta: Any, *, tol: float, most: int) -> Tensor:
     """Full-gradient steps on h_i(v) = L_i(v) + lam/2 |v - center|^2 until each client certifies |grad h_i| <= tol.
 
-    At most `most` steps; a client that is done rests while the others go on.
+    At most `most` steps; a client that is done rests while the others go on. The promise tol and what was reached are
+    told to the task. tol = 0 promises nothing: all steps are taken.
     """
     pull, rate = per_client(lam, v), per_client(eta, v)
-    for _ in range(most):
+    for k in range(most + 1 if tol > 0 else most):
         g = task.grad(v, rows).addcmul_(v - center, pull)
-        live = g.norm(dim=1) > tol
-        if not bool(live.any()):
+        norm = g.norm(dim=1)
+        live = ~(norm <= tol)  # a gradient that is nan has reached nothing
+        if k == most or not bool(live.any()):
             break
         moved = torch.addcmul(v, g, -rate)
         v = moved if bool(live.all()) else torch.where(live[:, None], moved, v)
+    if tol > 0:
+        task.solved(norm, tol)
     return v
