@@ -17,7 +17,7 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from mooring.algorithms.fedavg import FedAvg
-from mooring.algorithms.settings import check, tuned
+from mooring.algorithms.settings import check, counted, tuned
 
 
 class Tuned(NamedTuple):
@@ -36,7 +36,7 @@ class FedAvgLocalized(FedAvg):
         check(self, tune_steps=(0, None), tune_epochs=(0, None))
 
     def finish(self, server, client, task, data, round):
-        return Tuned(tuned(self, task, server.w, data, round))
+        return Tuned(tuned(self, task, server.w, data, round, counted(client.visits)))
 
     def deploy(self, server, client):
         return client.v

@@ -91,7 +91,9 @@ class FedMSPP(Algorithm):
         w = server.w.expand(len(data), -1)
         now = self.at(round)
         lam = stiffness(now.lam, data.index, w)
-        draws = minibatches(task, data, round, batch=self.batch or None, steps=1, replace=self.replacement)
+        draws = minibatches(
+            task, data, round, batch=self.batch or None, steps=1, draws="replacement" if self.replacement else "passes"
+        )
         rows = next(draws).batch
         if self.inner == "exact":
             v = task.prox(w, lam, rows)

@@ -30,7 +30,16 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from mooring.algorithms.base import Algorithm, Setting
-from mooring.algorithms.settings import check, choose_inner, local_sgd, read_lam, settled
+from mooring.algorithms.settings import (
+    check,
+    check_work,
+    choose_inner,
+    counted,
+    first_visits,
+    local_sgd,
+    read_lam,
+    settled,
+)
 from mooring.core.errors import RequestError
 from mooring.core.moor import Moor, stiffness
 from mooring.core.seeds import uniforms
@@ -46,7 +55,7 @@ class Server(NamedTuple):
 
 
 class Client(NamedTuple):
-    pass
+    visits: Tensor  # [C], its own visits so far; [C, 0] where no step size asks
 
 
 @dataclass(frozen=True)
@@ -56,9 +65,11 @@ class FedProxShared(Algorithm):
     inner: str = "auto"  # "exact", "descent" or "sgd"; auto: exact where the task has a prox, sgd elsewhere
     eta: Setting = "auto"
     decay: float = 0.0
+    fading: str = "inverse"  # what decay does: see settings.schedule
     steps: int = 10
     epochs: int = 0  # passes over the data instead of steps, when > 0
     batch: Setting = "auto"  # 0: all rows
+    draws: str = "passes"  # of minibatches; or "independent", "replacement"
     tol: float = 1e-6
     lipschitz: float = 0.0  # 0: unknown
     output: str = "last"  # or "random"
@@ -69,9 +80,9 @@ class FedProxShared(Algorithm):
 
     def __post_init__(self) -> None:
         read_lam(self, ("auto", "theory"))
-        check(self, growth=("none", "smooth", "kinked"), inner=("auto", "exact", "descent", "sgd"), decay=(0, None))
-        check(self, eta=(0, None, "auto"), steps=(1, None), epochs=(0, None), batch=(0, None, "auto"), tol=(0, None))
-        check(self, lipschitz=(0, None), output=("last", "random"))
+        check(self, growth=("none", "smooth", "kinked"), inner=("auto", "exact", "descent", "sgd"))
+        check_work(self)
+        check(self, tol=(0, None), lipschitz=(0, None), output=("last", "random"))
         check_growth(self)
 
     def settle(self, task, facts):
@@ -80,7 +91,7 @@ class FedProxShared(Algorithm):
         return settled(with_lipschitz(ready, task, facts), task, facts)
 
     def start(self, task, w0):
-        return Server(w0, w0 if self.output == "random" else None), Client()
+        return Server(w0, w0 if self.output == "random" else None), Client(first_visits(self))
 
     def visit(self, server, client, task, data, round):
         w = server.w.expand(len(data), -1)
@@ -91,10 +102,10 @@ class FedProxShared(Algorithm):
         elif self.inner == "descent":
             v = descend(task, w, data.train.full(task), lam, w, now.eta, tol=now.tol, most=self.steps)
         else:
-            v = local_sgd(now, task, w, data, round, pull=(lam, w))
+            v = local_sgd(now, task, w, data, round, counted(client.visits), pull=(lam, w))
             if self.growth == "smooth":
                 certify(task, v, data.train.full(task), lam, w, now.tol)
-        return client, v - w
+        return Client(client.visits + 1), v - w
 
     def at(self, round):
         """The settings for this horizon and cohort."""

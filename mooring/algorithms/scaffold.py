@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from mooring.algorithms.base import Algorithm, Setting
-from mooring.algorithms.settings import check, schedule, settled
+from mooring.algorithms.settings import check, check_work, counted, first_visits, schedule, server_share, settled
 from mooring.core.cohort import per_client
 from mooring.core.solvers import sgd
 
@@ -35,6 +35,7 @@ class Server(NamedTuple):
 
 class Client(NamedTuple):
     c: Tensor  # [C, d]
+    visits: Tensor  # [C], its own visits so far; [C, 0] where no step size asks
 
 
 class Message(NamedTuple):
@@ -46,32 +47,38 @@ class Message(NamedTuple):
 class Scaffold(Algorithm):
     eta: Setting = "auto"
     decay: float = 0.0
+    fading: str = "inverse"  # what decay does: see settings.schedule
     steps: int = 10
     epochs: int = 0  # passes over the data instead of steps, when > 0
     batch: Setting = "auto"  # 0: all rows
+    draws: str = "passes"  # of minibatches; or "independent", "replacement"
     server_step: float = 1.0
+    server_decay: float = 0.0  # the server's step is divided by 1 + server_decay (t - 1)
 
     paper: ClassVar[str] = "Karimireddy et al. 2020, Algorithm 1"
     reveals: ClassVar[str] = "each client's change of the common model and its mean gradient on the way"
 
     def __post_init__(self) -> None:
-        check(self, eta=(0, None, "auto"), decay=(0, None), steps=(1, None), epochs=(0, None), batch=(0, None, "auto"))
-        check(self, server_step=(0, None))
+        check_work(self)
+        check(self, server_step=(0, None), server_decay=(0, None))
 
     def settle(self, task, facts):
         return settled(self, task, facts)
 
     def start(self, task, w0):
-        return Server(w0, torch.zeros_like(w0)), Client(torch.zeros_like(w0))
+        return Server(w0, torch.zeros_like(w0)), Client(torch.zeros_like(w0), first_visits(self))
 
     def visit(self, server, client, task, data, round):
-        batch, count, eta = schedule(self, data, round)
-        y = sgd(task, server.w, data, round, eta, batch=batch, steps=count, shift=server.c - client.c)
+        batch, count, eta = schedule(self, data, round, counted(client.visits))
+        work = {"batch": batch, "steps": count, "draws": self.draws}
+        y = sgd(task, server.w, data, round, eta, shift=server.c - client.c, **work)
         c = client.c - server.c + (server.w - y) / per_client(travelled(eta, count), y)
-        return Client(c), Message(y - server.w, c - client.c)
+        return Client(c, client.visits + 1), Message(y - server.w, c - client.c)
 
     def merge(self, server, mean, round):
-        return Server(server.w + self.server_step * mean.w, server.c + round.weight * mean.c)
+        return Server(
+            server.w + self.server_step * server_share(self, round) * mean.w, server.c + round.weight * mean.c
+        )
 
     def deploy(self, server, client):
         return server.w

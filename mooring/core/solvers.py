@@ -45,9 +45,10 @@ def decayed(eta: float, decay: float, before: Any = 0) -> Callable[[int], Any]:
     return lambda k: eta / (1 + decay * (before + k))
 
 
-def inverse(scale: float, shift: float = 1.0) -> Callable[[int], float]:
-    """The step size scale / (k + shift) of strongly convex theory."""
-    return lambda k: scale / (k + shift)
+def geometric(eta: float, decay: float, before: Any = 0, every: Any = 1) -> Callable[[int], Any]:
+    """The step size eta (1 - decay)^j, j full stretches of `every` steps (a number or [C]) done before the k-th step,
+    k counted on from `before` (a number or [C])."""
+    return lambda k: eta * (1 - decay) ** torch.as_tensor((before + k) // every, dtype=torch.float64)
 
 
 def sgd(
@@ -64,7 +65,7 @@ def sgd(
     shift: Tensor | None = None,
     region: Ball | Box | None = None,
     slot: int = 0,
-    replace: bool = False,
+    draws: str = "passes",
 ) -> Tensor:
     """Each client's rows of `w` [C, d] (or one start [d] for all) after its local steps
 
@@ -73,7 +74,7 @@ def sgd(
     lam may be a number, [C], [C, 1] or [C, d]. The full gradient is used when batch is None.
     """
     v = w.expand(len(data), -1).clone()
-    for step in minibatches(task, data, round, batch=batch, steps=steps, epochs=epochs, slot=slot, replace=replace):
+    for step in minibatches(task, data, round, batch=batch, steps=steps, epochs=epochs, slot=slot, draws=draws):
         g = task.grad(v, step.batch)
         if pull is not None:
             g = torch.addcmul(g, v - pull[1], per_client(pull[0], v))

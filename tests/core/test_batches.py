@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mooring.core.batches import minibatches, steps_of
+from mooring.core.batches import DRAWS, minibatches, steps_of
 from mooring.core.cohort import CohortData, Round, Rows, weighted_mean
 from mooring.core.errors import RequestError
 from mooring.core.seeds import client_key, generator, uniforms, words
@@ -48,14 +48,14 @@ def test_an_epoch_visits_every_row_once(sizes, batch, epochs):
 
 
 @settings(deadline=None, max_examples=40)
-@given(st.lists(st.integers(1, 13), min_size=2, max_size=5), st.integers(1, 6), st.booleans())
-def test_draws_do_not_depend_on_the_company(sizes, batch, replace):
+@given(st.lists(st.integers(1, 13), min_size=2, max_size=5), st.integers(1, 6), st.sampled_from(DRAWS))
+def test_draws_do_not_depend_on_the_company(sizes, batch, draws):
     data = cohort(sizes)
     for c, n in enumerate(sizes):
-        if batch >= n and not replace:
+        if batch >= n and draws != "replacement":
             continue  # then every step sees all rows, in whatever order
-        together = drawn(data, c, batch=batch, steps=5, replace=replace)
-        alone = drawn(data.select(torch.tensor([c])), 0, batch=batch, steps=5, replace=replace)
+        together = drawn(data, c, batch=batch, steps=5, draws=draws)
+        alone = drawn(data.select(torch.tensor([c])), 0, batch=batch, steps=5, draws=draws)
         assert together == alone
 
 
