@@ -109,3 +109,19 @@ def test_blocks_hold_everyone_once_and_waste_little():
         held = rows.size[block]
         assert int(held.max()) <= max(2 * int(held.min()), 16)
     assert max(len(block) for block in rows.blocks(most=2)) <= 2
+
+
+def test_independent_draws_are_fresh_samples_without_replacement():
+    """Each step draws from all rows: no row twice in a step, some twice in what a pass would be; every row alike."""
+    data = cohort([10, 3])
+    steps = drawn(data, 0, batch=4, steps=400, draws="independent")
+    assert all(len(set(step)) == 4 for step in steps)
+    assert any(set(one) & set(other) for one, other in zip(steps[::2], steps[1::2]))
+    often = np.bincount([row for step in steps for row in step], minlength=10)
+    assert often.min() > 110 and often.max() < 210  # 160 expected, standard deviation below 10
+    assert all(sorted(step) == [100, 101, 102] for step in drawn(data, 1, batch=4, steps=3, draws="independent"))
+
+
+def test_unknown_draws_are_refused():
+    with pytest.raises(RequestError, match="draws must be one of 'passes', 'independent', 'replacement', got 'all'"):
+        drawn(cohort([5]), 0, batch=2, steps=1, draws="all")

@@ -1,0 +1,212 @@
+"""How many small mistakes in the algorithms would the tests notice?
+
+    python -m benchmarks.mutants --sample 80 --seed 0            a random sample over algorithms/ and core/
+    python -m benchmarks.mutants --listed                        the mistakes that once went unnoticed
+
+A mutant is a copy of the package with one mistake: an operator exchanged (+ and -, * and /, < and <=, max and min), a
+factor or a summand dropped, a number changed, a condition negated. The tests that concern the file run on it and stop
+at the first failure, or at the time limit, which counts as noticed (a mistake that never ends is seen). Survivors are
+printed with their line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import copy
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).parent.parent
+FOLDERS = ("mooring/algorithms", "mooring/core")
+SECONDS = 240  # of one mutant's tests
+NARROW = {  # tests that concern a file; every other file is judged by the folder's
+    "core": ["tests/core", "tests/algorithms/test_equations.py", "tests/algorithms/test_contract.py"],
+    "core/kinks": ["tests/core/test_kinks.py", "tests/tasks/test_scored.py"],
+    "core/newton": ["tests/core/test_solvers.py", "tests/tasks/test_convex.py"],
+    "core/costs": ["tests/engines/test_loop.py", "tests/algorithms/test_promises.py"],
+    "algorithms": [  # quick ones first, then all
+        *(f"tests/algorithms/test_{name}.py" for name in ("equations", "settings", "limits", "promises", "two_stage")),
+        "tests/algorithms",
+    ],
+    "algorithms/base": ["tests/algorithms/test_contract.py", "tests/test_cli.py"],
+}
+SWAPS: dict[type, type] = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Div,
+    ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Mult,
+    ast.Pow: ast.Mult,
+    ast.Mod: ast.FloorDiv,
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+    ast.And: ast.Or,
+    ast.Or: ast.And,
+}
+NAMES = {
+    "max": "min",
+    "min": "max",
+    "sqrt": "abs",
+    "any": "all",
+    "all": "any",
+    "clients": "cohort",
+    "cohort": "clients",
+}
+
+
+class Mutant(NamedTuple):
+    file: str
+    line: int
+    what: str
+    text: str  # the whole file with the mistake
+
+
+LISTED = [  # file, what stands there, the mistake
+    ("algorithms/fedavg.py", "step = step * total", "step = step * 1"),
+    ("algorithms/fedprox_one_stage.py", "step * (round.clients / round.cohort * round.weight)", "step * round.weight"),
+    ("algorithms/fedprox_one_stage.py", "(round.clients / round.cohort * round.weight)", "1"),
+    ("algorithms/fedprox_shared.py", "self.lam * sqrt(round.rounds)", "self.lam * round.rounds"),
+    ("algorithms/fedmspp.py", "self.lam * sqrt(round.rounds)", "self.lam * round.rounds"),
+    ("algorithms/fedprox_shared.py", "self.lam / 3, round.cohort", "self.lam / 3, round.clients"),
+    ("algorithms/fedmspp.py", "self.lam / 8, round.cohort", "self.lam / 8, round.clients"),
+    ("algorithms/fedprox_one_stage.py", 'share = 1.0 if algorithm.inner == "exact" else 0.5', "share = 1.0"),
+    ("theory/from_facts.py", "lambda_ier(spread.most", "lambda_ier(spread.rms"),
+]
+
+
+def mutants(path: Path) -> Iterator[Mutant]:
+    """All mistakes of one file, one at a time."""
+    tree = ast.parse(path.read_text())
+    docs = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr)}
+    hints = {id(part) for n in ast.walk(tree) for part in ast.walk(getattr(n, "annotation", None) or ast.Pass())}
+    count = len(list(ast.walk(tree)))
+    for i in range(count):
+        node = list(ast.walk(tree))[i]
+        if id(node) in docs | hints:
+            continue
+        for what, change in changes(node):
+            twin = copy.deepcopy(tree)
+            change(list(ast.walk(twin))[i])
+            yield Mutant(str(path.relative_to(ROOT)), getattr(node, "lineno", 0), what, ast.unparse(twin))
+
+
+def changes(node: ast.AST) -> Iterator[tuple[str, Any]]:
+    """(what, how) of every mistake that one node allows; `how` changes a copy of the node in place."""
+    shown = ast.unparse(node)[:70] if isinstance(node, ast.expr) else type(node).__name__
+
+    def swap(field: str, new: Any) -> Any:
+        return lambda twin: setattr(twin, field, new)
+
+    if isinstance(node, ast.BinOp) and type(node.op) in SWAPS and not isinstance(node.op, ast.BitOr):
+        yield (
+            f"{shown}: {type(node.op).__name__} -> {SWAPS[type(node.op)].__name__}",
+            swap("op", SWAPS[type(node.op)]()),
+        )
+        if isinstance(node.op, ast.Mult | ast.Div | ast.Add | ast.Sub):
+            one = ast.Constant(0 if isinstance(node.op, ast.Add | ast.Sub) else 1)
+            yield f"{shown}: the right side dropped", swap("right", one)
+    elif isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in SWAPS:
+        new = SWAPS[type(node.ops[0])]
+        yield f"{shown}: {type(node.ops[0]).__name__} -> {new.__name__}", swap("ops", [new()])
+    elif isinstance(node, ast.BoolOp):
+        yield f"{shown}: {type(node.op).__name__} swapped", swap("op", SWAPS[type(node.op)]())
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        yield f"{shown}: the sign dropped", swap("op", ast.UAdd())
+    elif isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        yield f"{shown}: + 1", swap("value", node.value + 1)
+        if node.value not in (0, 1):
+            yield f"{shown}: doubled", swap("value", node.value * 2)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
+        yield f"{shown}: negated", swap("value", not node.value)
+    elif isinstance(node, ast.IfExp):
+        yield f"{shown}: always the first", swap("test", ast.Constant(True))
+        yield f"{shown}: always the second", swap("test", ast.Constant(False))
+    elif isinstance(node, ast.Attribute) and node.attr in NAMES:
+        yield f"{shown}: {node.attr} -> {NAMES[node.attr]}", swap("attr", NAMES[node.attr])
+    elif isinstance(node, ast.Name) and node.id in NAMES and isinstance(node.ctx, ast.Load):
+        yield f"{shown}: {node.id} -> {NAMES[node.id]}", swap("id", NAMES[node.id])
+
+
+def listed() -> list[Mutant]:
+    out = []
+    for file, right, wrong in LISTED:
+        text = (ROOT / "mooring" / file).read_text()
+        if text.count(right) < 1:
+            raise SystemExit(
+                f"mooring/{file} no longer holds {right!r}; the list in benchmarks/mutants.py must follow."
+            )
+        line = text[: text.index(right)].count("\n") + 1
+        out.append(Mutant(f"mooring/{file}", line, f"{right} -> {wrong}", text.replace(right, wrong, 1)))
+    return out
+
+
+def tests_of(file: str) -> list[str]:
+    key = file.removeprefix("mooring/").removesuffix(".py")
+    return NARROW.get(key) or NARROW.get(key.split("/")[0]) or NARROW["algorithms"]
+
+
+def survives(mutant: Mutant, place: Path) -> bool:
+    """Whether all tests that concern the file pass on the mutant."""
+    target = place / mutant.file
+    right = target.read_text()
+    target.write_text(mutant.text)
+    mine = [f"tests/algorithms/test_{Path(mutant.file).stem}.py"]
+    first = [name for name in mine if (place / name).exists()]  # the likeliest to notice it go first
+    files = [*first, *(name for name in tests_of(mutant.file) if name not in first)]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not slow", *files]
+    environment = {**os.environ, "PYTHONPATH": str(place), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        done = subprocess.run(command, cwd=place, env=environment, capture_output=True, timeout=SECONDS)
+        return done.returncode == 0
+    except subprocess.TimeoutExpired:
+        return False
+    finally:
+        target.write_text(right)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sample", type=int, default=80)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--listed", action="store_true")
+    parser.add_argument("--only", default="", help="files whose path holds this")
+    asked = parser.parse_args()
+    if asked.listed:
+        chosen = listed()
+    else:
+        files = [f for folder in FOLDERS for f in sorted((ROOT / folder).glob("*.py")) if asked.only in str(f)]
+        every = [mutant for file in files for mutant in mutants(file)]
+        chosen = random.Random(asked.seed).sample(every, min(asked.sample, len(every)))
+        print(f"{len(chosen)} of {len(every)} mutants", flush=True)
+    alive = []
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        for name in ("mooring", "tests"):
+            shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("__pycache__"))
+        for name in ("pyproject.toml", "README.md"):
+            shutil.copy(ROOT / name, place / name)
+        for mutant in chosen:
+            lives = survives(mutant, place)
+            alive += [mutant] if lives else []
+            print(f"{'SURVIVED' if lives else 'killed  '} {mutant.file}:{mutant.line}  {mutant.what}", flush=True)
+    print(f"{len(chosen) - len(alive)} of {len(chosen)} killed")
+
+
+if __name__ == "__main__":
+    main()
