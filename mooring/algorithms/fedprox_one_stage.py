@@ -16,10 +16,10 @@ Symbols  w: Server.w    v_i: Client.v    K: steps    gamma: server step (with la
          averaging)
 Limits   lam = 0 is Local; lam -> infinity is Global; gamma = 1/lam averages the personal models; exact prox is
          gradient descent on sum_i p_i F_i
-Departs  the printed 1/m is p_i; w_{T+1} is returned, not w_T; gamma = "auto" is 1/L_g = 1/lam + 1/L with exact
-         inner solves, half of it otherwise. inner = "sgd" is stochastic; inner = "descent" takes K full
-         gradients; with tol > 0 it stops once |grad h_i| <= tol, which puts v_i within tol / (mu + lam) of prox_i(w),
-         and counts the solves that did not get there
+Departs  the printed 1/m is p_i; w_{T+1} is returned, not w_T; clients may be sampled, the paper has all of
+         them; gamma = "auto" is 1/L_g = 1/lam + 1/L with exact inner solves, half of it otherwise. inner = "sgd" is
+         stochastic; inner = "descent" takes K full gradients; with tol > 0 it stops once |grad h_i| <= tol, which puts
+         v_i within tol / (mu + lam) of prox_i(w), and counts the solves that did not get there
 """
 
 from __future__ import annotations

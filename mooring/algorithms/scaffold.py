@@ -11,7 +11,8 @@ Karimireddy, Kale, Mohri, Reddi, Stich, Suresh. SCAFFOLD: stochastic controlled 
 Symbols  w, c: Server    c_i: Client.c
 Limits   the first round, with zero variates, is FedAvg's; with full gradients the fixed point is the minimiser of
          sum_i p_i L_i, whatever `steps` is
-Departs  sums weigh by p (uniform p: |S|/m and the mean over the cohort S); steps eta is the sum of the step sizes
+Departs  sums weigh by p (uniform p: |S|/m and the mean over the cohort S); steps eta is the sum of the step sizes; the
+         server's step may fade by server_decay
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """Localized SCAFFOLD: SCAFFOLD's common model, fine-tuned by every client before use.
 
-002, Section 5.
+apfl, Section 5.
 
     w   by SCAFFOLD
     v_i = w after `tune_steps` local SGD steps on L_i            what client i deploys
 
 Symbols  w: Server.w    v_i: Tuned.v    tune_steps: the paper's tau
 Limits   tune_steps = 0 is SCAFFOLD
-Departs  fine-tuning takes plain steps: control variates would hold a client back from its own optimum
+Departs  as scaffold; fine-tuning takes plain steps, as control variates would hold a client back from its own optimum,
+         with the draws and step sizes of the round that would come next
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class ScaffoldLocalized(Scaffold):
     tune_steps: int = 10
     tune_epochs: int = 0  # passes over the data instead of steps, when > 0
 
-    paper: ClassVar[str] = "002, Section 5"
+    paper: ClassVar[str] = "apfl, Section 5"
 
     def __post_init__(self) -> None:
         super().__post_init__()
