@@ -163,19 +163,20 @@ def schedule(
 
     `visits` [C] says how often each client has worked before: it keeps the count where its fading asks for it.
     """
+    fading = getattr(algorithm, "fading", "inverse")  # an algorithm need not have all fields
     batch = algorithm.batch or None
     work = (None, algorithm.epochs) if algorithm.epochs else (algorithm.steps, None)
     count = steps_of(data.train.size, batch, *work)
     before = (round.t - 1) * count
-    if algorithm.fading == "horizon":
+    if fading == "horizon":
         return batch, count, algorithm.eta / (round.rounds * count.double()).sqrt()
     if not algorithm.decay:
         return batch, count, algorithm.eta
-    if algorithm.fading == "inverse":
+    if fading == "inverse":
         return batch, count, decayed(algorithm.eta, algorithm.decay, before.double())
-    if algorithm.fading == "steps":
+    if fading == "steps":
         return batch, count, geometric(algorithm.eta, algorithm.decay, before)
-    if algorithm.fading == "rounds":
+    if fading == "rounds":
         return batch, count, algorithm.eta * (1 - algorithm.decay) ** (round.t - 1)
     own = before if visits is None else visits * count
     return batch, count, geometric(algorithm.eta, algorithm.decay, own, batches_per_epoch(data.train.size, batch))
@@ -196,7 +197,8 @@ def local_sgd(
 ) -> Tensor:
     """SGD as the algorithm's fields say: see `schedule`."""
     batch, count, eta = schedule(algorithm, data, round, visits)
-    return sgd(task, w, data, round, eta, batch=batch, steps=count, draws=algorithm.draws, **more)
+    draws = getattr(algorithm, "draws", "passes")
+    return sgd(task, w, data, round, eta, batch=batch, steps=count, draws=draws, **more)
 
 
 def server_share(algorithm: Any, round: Round) -> float:
