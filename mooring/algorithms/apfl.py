@@ -150,7 +150,7 @@ class APFL(Algorithm):
         """The stay after each local step; w stands still for clients that join after the training (Eq. 7)."""
         w, v, alpha = stay
         batch, count, eta = schedule(self, data, round, visits)
-        work = {"batch": batch, "steps": count, "draws": self.draws}
+        work: dict[str, Any] = {"batch": batch, "steps": count, "draws": self.draws}
         region = Ball(self.radius) if self.radius else None
         held_out = minibatches(task, data, round, slot=1, part="validation", **work)
         on_validation = self.adapt_on == "validation"

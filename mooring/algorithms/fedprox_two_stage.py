@@ -27,7 +27,7 @@ import warnings
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil, inf, isfinite, log
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -144,7 +144,7 @@ class FedProxTwoStage(Algorithm):
         """Projected steps from v, pulled towards w; or the exact prox."""
         if self.inner == "exact":
             return task.prox(w, lam, data.train.full(task), v)
-        work = {"batch": self.batch or None, "steps": steps, "draws": self.draws, "slot": slot}
+        work: dict[str, Any] = {"batch": self.batch or None, "steps": steps, "draws": self.draws, "slot": slot}
         return sgd(task, v, data, round, eta, pull=(lam, w), region=self.region, **work)
 
     def step_size(self, data, round, visits):

@@ -18,7 +18,7 @@ Departs  h follows the number format (eps^(1/4)) and the size of w's coefficient
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -74,7 +74,7 @@ class PerFedAvg(Algorithm):
     def visit(self, server, client, task, data, round):
         batch, count, eta = schedule(self, data, round, counted(client.visits))
         w = server.w.expand(len(data), -1)
-        work = {"batch": batch, "steps": count, "draws": self.draws}
+        work: dict[str, Any] = {"batch": batch, "steps": count, "draws": self.draws}
         slots = [minibatches(task, data, round, slot=slot, **work) for slot in range(self.slots)]
         for inner, outer, *third in zip(*slots):
             rate = per_client(eta(inner.k) if callable(eta) else eta, w)
@@ -90,7 +90,7 @@ class PerFedAvg(Algorithm):
 
     def finish(self, server, client, task, data, round):
         ahead = round._replace(t=round.t + 1)
-        work = {"batch": self.batch or None, "steps": self.tune_steps, "draws": self.draws}
+        work: dict[str, Any] = {"batch": self.batch or None, "steps": self.tune_steps, "draws": self.draws}
         return Tuned(sgd(task, server.w, data, ahead, self.inner_eta, **work))
 
     def deploy(self, server, client):

@@ -18,7 +18,7 @@ Departs  sums weigh by p (uniform p: |S|/m and the mean over the cohort S); step
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -71,7 +71,7 @@ class Scaffold(Algorithm):
 
     def visit(self, server, client, task, data, round):
         batch, count, eta = schedule(self, data, round, counted(client.visits))
-        work = {"batch": batch, "steps": count, "draws": self.draws}
+        work: dict[str, Any] = {"batch": batch, "steps": count, "draws": self.draws}
         y = sgd(task, server.w, data, round, eta, shift=server.c - client.c, **work)
         c = client.c - server.c + (server.w - y) / per_client(travelled(eta, count), y)
         return Client(c, client.visits + 1), Message(y - server.w, c - client.c)
