@@ -170,7 +170,8 @@ def tests_of(file: str) -> list[list[str]]:
         own = CORE.get(stem, ["tests/core"])
         return [own, [*ALGORITHMS, "-k", "not kernel"]]
     others = "" if "kernel" in stem or stem in ("base", "settings") else " and not kernel"
-    return [[*ALGORITHMS, "-k", stem + others], ["tests/algorithms", *(["-k", others[5:]] if others else [])]]
+    every = [*ALGORITHMS, "tests/algorithms", *(["-k", others[5:]] if others else [])]
+    return [[*ALGORITHMS, "-k", stem + others], every]
 
 
 def survives(mutant: Mutant, place: Path) -> bool:
