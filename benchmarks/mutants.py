@@ -100,6 +100,8 @@ def mutants(path: Path) -> Iterator[Mutant]:
     tree = ast.parse(path.read_text())
     docs = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr)}
     hints = {id(part) for n in ast.walk(tree) for part in ast.walk(getattr(n, "annotation", None) or ast.Pass())}
+    hints |= {id(part) for n in ast.walk(tree) for d in getattr(n, "decorator_list", []) for part in ast.walk(d)}
+    hints |= {id(part) for n in ast.walk(tree) if isinstance(n, ast.Raise) for part in ast.walk(n)}  # what is said
     for i, node in enumerate(ast.walk(tree)):
         if id(node) in docs | hints:
             continue
@@ -163,24 +165,26 @@ def listed() -> list[Mutant]:
     return out
 
 
-def tests_of(file: str) -> list[list[str]]:
+def tests_of(file: str, quick: bool) -> list[list[str]]:
     """What to run, one after another until something fails: the tests that name the file, then all that concern it."""
     room, stem = Path(file).parent.name, Path(file).stem
     if room == "core":
         own = CORE.get(stem, ["tests/core"])
         return [own, [*ALGORITHMS, "-k", "not kernel"]]
     others = "" if "kernel" in stem or stem in ("base", "settings") else " and not kernel"
-    every = [*ALGORITHMS, "tests/algorithms", *(["-k", others[5:]] if others else [])]
-    return [[*ALGORITHMS, "-k", stem + others], every]
+    own = sorted(str(f.relative_to(ROOT)) for f in (ROOT / "tests/algorithms").glob(f"test_*{stem.split('_')[0]}*.py"))
+    select = ["-k", others[5:]] if others else []
+    found = [[*ALGORITHMS, "-k", stem + others], [*own, *ALGORITHMS, *select]]
+    return found if quick else [*found, ["tests/algorithms", *select]]
 
 
-def survives(mutant: Mutant, place: Path) -> bool:
+def survives(mutant: Mutant, place: Path, quick: bool) -> bool:
     """Whether all tests that concern the file pass on the mutant."""
     target = place / mutant.file
     right = target.read_text()
     target.write_text(mutant.make())
     try:
-        return all(passes(tests, place) for tests in tests_of(mutant.file))
+        return all(passes(tests, place) for tests in tests_of(mutant.file, quick))
     finally:
         target.write_text(right)
 
@@ -208,6 +212,7 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=80)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--listed", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="without the longest tests: fewer are killed, sooner")
     parser.add_argument("--only", default="", help="files whose path holds this")
     asked = parser.parse_args()
     if asked.listed:
@@ -226,10 +231,12 @@ def main() -> None:
         for name in ("pyproject.toml", "README.md"):
             shutil.copy(ROOT / name, place / name)
         for file in sorted({mutant.file for mutant in chosen})[:1]:  # the first will do
-            if not passes(tests_of(file)[0], place):
-                raise SystemExit(f"{' '.join(tests_of(file)[0])} fail without any mistake: nothing can be learnt.")
+            if not passes(tests_of(file, True)[0], place):
+                raise SystemExit(
+                    f"{' '.join(tests_of(file, True)[0])} fail without any mistake: nothing can be learnt."
+                )
         for mutant in chosen:
-            lives = survives(mutant, place)
+            lives = survives(mutant, place, asked.quick)
             alive += [mutant] if lives else []
             print(f"{'SURVIVED' if lives else 'killed  '} {mutant.file}:{mutant.line}  {mutant.what}", flush=True)
     print(f"{len(chosen) - len(alive)} of {len(chosen)} killed")
