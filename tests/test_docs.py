@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from mooring.algorithms.base import describe, names
 from mooring.algorithms.fedavg import FedAvg
 from mooring.core.task import head
 from mooring.tasks.module import Module
@@ -56,7 +57,24 @@ def test_the_example_algorithm_shares_the_body_alone(fed_per, problem):
     assert torch.equal(server.w[mine], task.start(0)[mine])
 
 
+def departures() -> str:
+    """The section of docs/maths.md, from the docstrings; `python -m tests.test_docs` prints it."""
+    told = [(name, describe(name)["departs"]) for name in names()]
+    return "\n".join(f"- `{name}`: {text}" for name, text in told)
+
+
+def test_the_mathematics_page_names_every_departure():
+    page = (ROOT / "docs" / "maths.md").read_text()
+    for line in departures().splitlines():
+        assert not line.endswith(": "), f"{line}: its docstring has no section Departs"
+        assert line in page, "docs/maths.md lags behind the docstrings; `python -m tests.test_docs` prints the section"
+
+
 @pytest.mark.parametrize("page", [*sorted(ROOT.glob("docs/*.md")), ROOT / "README.md"], ids=lambda p: p.name)
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
         assert (page.parent / target).exists(), target
+
+
+if __name__ == "__main__":
+    print(departures())  # noqa: T201

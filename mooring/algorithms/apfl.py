@@ -1,6 +1,6 @@
 """APFL: each client mixes a model of its own with the common one, and may learn how much of each.
 
-002, Section 3, Eqs. 3-6 (Local Descent APFL), Theorem 2; the mixture's weight on held-out rows is an addition.
+apfl, Section 3, Eqs. 3-6 (Local Descent APFL), Theorems 2, 3 and 7.
 
     u = alpha_i v_i + (1 - alpha_i) w_i                          before the step; one minibatch xi for all three
     w_i     <- project( w_i - eta_t grad L_i(w_i; xi) )          from the common w, `steps` times
@@ -8,28 +8,36 @@
     alpha_i <- clip( alpha_i - eta_t (<v_i - w_i, grad L_i(u; xi)> + alpha_pull alpha_i), 0, 1 )    (Eq. 6)
     w       <- sum_i p_i w_i / sum_i p_i                         over the cohort
 
+    eta = "theory"        16/(mu (t + a)) of Theorem 2, or 8/(mu (t + a)) of Theorem 7, local iterations t = 1..T
+    eta = "nonconvex"     1/(2 sqrt(5) L sqrt(T)) of Theorem 3: full gradients, everybody every round, steps <= rounds
+
     output = "last"       client i deploys alpha_i v_i + (1 - alpha_i) w
     output = "average"    both averaged over the iterations t = 1..T with weights (t + shift)^2   (Theorem 2)
 
-Symbols  w: Server.w    v_i, alpha_i: Client    T: rounds * steps    W: the ball |.| <= radius (0: all of space)
+Symbols  w: Server.w    v_i, alpha_i: Client    alpha: one number, or a list with each client's    T: rounds * steps
+         W: the ball |.| <= radius (0: all of space)
 Limits   alpha = 0 is FedAvg, alpha = 1 is Local, with adapt = "no"; w does not depend on alpha; without a ball and for
          alpha > 0 the mixture tends to the client's own fit (Remark 2), so finite rounds are what regularises
 Departs  alpha_i times the gradient in the step of v_i: the chain rule that Eq. 5 leaves out and Appendix E uses; alpha
          clipped to [0, 1]; the average over clients weighs by p; adapt = "round" takes Eq. 6 at the first local step;
-         decay by 1 % a step is read as eta/(1 + 0.01 k)
+         adapt_on = "auto" takes Eq. 6 on validation rows where there are any, the paper on the training minibatch
+         (adapt_on = "train"), where alpha drifts to 1 by overfitting; alpha_pull is an addition; decay by 1 % a step
+         is read as eta/(1 + 0.01 k), other readings are fading = "steps", "rounds", "epochs"; Theorem 2's schedule is
+         also used with sampled clients, where its proof does not go through
 """
 
 from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
+from math import inf, nan
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from mooring.algorithms.base import Algorithm, Setting
-from mooring.algorithms.settings import check, schedule, settled
+from mooring.algorithms.settings import check, check_work, counted, first_visits, schedule, settled
 from mooring.core.batches import minibatches
 from mooring.core.cohort import per_client
 from mooring.core.errors import RequestError
@@ -46,9 +54,10 @@ class Server(NamedTuple):
 
 class Client(NamedTuple):
     v: Tensor  # [C, d]
-    alpha: Tensor  # [C]
+    alpha: Tensor  # [C]; nan before the first visit where each client has its own
     average: Tensor  # [C, d], of v; [C, 0] for output = "last"
     done: Tensor  # [C], how many iterations it covers
+    visits: Tensor  # [C], its own visits so far; [C, 0] where no step size asks
 
 
 class Stay(NamedTuple):
@@ -64,28 +73,35 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True)
 class APFL(Algorithm):
-    alpha: float = 0.5  # the mixture, or where it starts
+    alpha: float | tuple[float, ...] = 0.5  # the mixture, or where it starts; a list has one number per client
     adapt: str = "round"  # "no", once a "round", or every "step"
-    adapt_on: str = "auto"  # "validation" where there are such rows, as on "train" alpha drifts to 1 by overfitting
+    adapt_on: str = "auto"  # "validation" where there are such rows, else "train"
     alpha_pull: float = 0.0  # draws alpha to 0, the common model
-    eta: Setting = "auto"  # "theory": eta, decay and shift of Theorem 2, or of Theorem 7 for a smaller alpha
+    eta: Setting = "auto"  # "theory" sets eta, decay and shift; "nonconvex" eta and fading
     decay: float = 0.01
+    fading: str = "inverse"  # what decay does: see settings.schedule
     steps: int = 10
     epochs: int = 0  # passes over the data instead of steps, when > 0
     batch: Setting = "auto"  # 0: all rows
+    draws: str = "passes"  # of minibatches; or "independent", "replacement"
     radius: float = 0.0
     output: str = "last"
     shift: float = 0.0
 
-    paper: ClassVar[str] = "002, Section 3"
+    paper: ClassVar[str] = "apfl, Section 3"
     reveals: ClassVar[str] = "each client's change of the common model; its own model and mixture stay with it"
     kept: ClassVar[tuple[str, ...]] = ("average", "done")
 
     def __post_init__(self) -> None:
-        check(self, alpha=(0, 1), adapt=("no", "round", "step"), adapt_on=("auto", "train", "validation"))
-        check(self, alpha_pull=(0, None), eta=(0, None, "auto", "theory"), decay=(0, None), steps=(1, None))
-        check(self, epochs=(0, None), batch=(0, None, "auto"), radius=(0, None), output=("last", "average"))
-        check(self, shift=(0, None))
+        if isinstance(self.alpha, list | tuple):
+            object.__setattr__(self, "alpha", tuple(self.alpha))
+            for alpha in self.alpha:
+                check(replace(self, alpha=alpha), alpha=(0, 1))
+        else:
+            check(self, alpha=(0, 1))
+        check_work(self, "theory", "nonconvex")
+        check(self, adapt=("no", "round", "step"), adapt_on=("auto", "train", "validation"), alpha_pull=(0, None))
+        check(self, radius=(0, None), output=("last", "average"), shift=(0, None))
         if self.output == "average" and (self.adapt != "no" or self.epochs):
             raise RequestError(
                 "APFL: output = 'average' is for a fixed mixture and equal numbers of steps; "
@@ -96,38 +112,50 @@ class APFL(Algorithm):
         held_out = float(facts.validation.sum()) > 0
         if self.adapt != "no" and self.adapt_on == "validation" and not held_out:
             raise RequestError("APFL: adapt_on = 'validation' needs validation rows, but no client has any.")
-        ready = in_theory(self, task, facts) if self.eta == "theory" else self
+        if isinstance(self.alpha, tuple) and len(self.alpha) != len(facts.n):
+            raise RequestError(
+                f"APFL: alpha has {len(self.alpha)} numbers, one per client, but there are {len(facts.n)}."
+            )
+        rules = {"theory": in_theory, "nonconvex": for_nonconvex}
+        ready = rules[self.eta](self, task, facts) if self.eta in rules else self
         if self.adapt_on == "auto":
             ready = replace(ready, adapt_on="validation" if held_out else "train")
         return settled(ready, task, facts)
 
     def start(self, task, w0):
-        alpha = torch.tensor(float(self.alpha), dtype=w0.dtype)
-        zero = torch.tensor(0)
+        alpha = torch.tensor(nan if isinstance(self.alpha, tuple) else float(self.alpha), dtype=w0.dtype)
+        zero, visits = torch.tensor(0), first_visits(self)
         if self.output == "last":
-            return Server(w0, None, None), Client(w0, alpha, w0[:0], zero)
-        return Server(w0, w0, zero), Client(w0, alpha, w0, zero)
+            return Server(w0, None, None), Client(w0, alpha, w0[:0], zero, visits)
+        return Server(w0, w0, zero), Client(w0, alpha, w0, zero, visits)
 
     def visit(self, server, client, task, data, round):
+        if self.fading == "horizon" and self.steps > round.rounds:
+            raise RequestError(
+                f"APFL: fading = 'horizon' (Theorem 3) needs steps <= rounds, got {self.steps} and {round.rounds}."
+            )
+        client = self.with_alpha(client, data)
         begin = Stay(server.w.expand(len(data), -1), client.v, client.alpha)
         before, average, path = (round.t - 1) * self.steps, self.caught_up(client, round.t - 1).average, begin.w
-        for k, stay in enumerate(self.local_steps(begin, task, data, round)):
+        for k, stay in enumerate(self.local_steps(begin, task, data, round, counted(client.visits))):
             if self.output == "average":
                 now = before + k + 1
                 average = towards(average, stay.v, share(self.shift, now - 1, now))
                 path = towards(path, stay.w, share(self.shift, now - 1, now, begin=before))
-        after = Client(stay.v, stay.alpha, average, torch.full_like(client.done, round.t * self.steps))
+        done = torch.full_like(client.done, round.t * self.steps)
+        after = Client(stay.v, stay.alpha, average, done, client.visits + 1)
         return after, Message(stay.w - server.w, path - server.w if self.output == "average" else None)
 
-    def local_steps(self, stay: Stay, task, data, round, moves_w: bool = True):
+    def local_steps(self, stay: Stay, task, data, round, visits=None, moves_w: bool = True):
         """The stay after each local step; w stands still for clients that join after the training (Eq. 7)."""
         w, v, alpha = stay
-        batch, count, eta = schedule(self, data, round)
+        batch, count, eta = schedule(self, data, round, visits)
+        work: dict[str, Any] = {"batch": batch, "steps": count, "draws": self.draws}
         region = Ball(self.radius) if self.radius else None
-        held_out = minibatches(task, data, round, batch=batch, steps=count, slot=1, part="validation")
+        held_out = minibatches(task, data, round, slot=1, part="validation", **work)
         on_validation = self.adapt_on == "validation"
         adapts = data.validation.size > 0 if on_validation else torch.ones(len(data), dtype=torch.bool)
-        for step in minibatches(task, data, round, batch=batch, steps=count):
+        for step in minibatches(task, data, round, **work):
             rate = per_client(eta(step.k) if callable(eta) else eta, v)
             u = mixture(alpha, v, w)
             slope = task.grad(u, step.batch)
@@ -154,12 +182,19 @@ class APFL(Algorithm):
         return Server(w, average, torch.full_like(server.done, now))
 
     def finish(self, server, client, task, data, round):
-        return self.caught_up(client, round.t)
+        return self.with_alpha(self.caught_up(client, round.t), data)
 
     def deploy(self, server, client):
         if self.output == "last":
             return mixture(client.alpha, client.v, server.w)
         return mixture(client.alpha, client.average, server.average)
+
+    def with_alpha(self, client, data):
+        """The client, before its first visit with the mixture that is its own."""
+        if not isinstance(self.alpha, tuple):
+            return client
+        own = torch.tensor(self.alpha, dtype=client.alpha.dtype)[data.index]
+        return client._replace(alpha=torch.where(client.alpha.isnan(), own, client.alpha))
 
     def caught_up(self, client, rounds):
         """The client after so many rounds, with v standing still in those that it missed."""
@@ -195,7 +230,8 @@ def in_theory(algorithm: APFL, task, facts) -> APFL:
     """Step sizes 16/(mu (t + a)) of Theorem 2, or 8/(mu (t + a)) of Theorem 7, as eta/(1 + decay k) with k = t - 1."""
     mu, smooth, _ = curvature("APFL: eta = 'theory'", task, facts)
     least = apfl_schedule.least_alpha(mu, smooth)
-    any_alpha = algorithm.adapt != "no" or algorithm.alpha < least
+    smallest = min(algorithm.alpha) if isinstance(algorithm.alpha, tuple) else algorithm.alpha
+    any_alpha = algorithm.adapt != "no" or smallest < least
     if any_alpha and not algorithm.radius:
         warnings.warn(
             f"APFL: Theorem 2 covers fixed mixtures alpha >= {least:.4f}; the schedule of Theorem 7 is used, "
@@ -203,4 +239,17 @@ def in_theory(algorithm: APFL, task, facts) -> APFL:
         )
     a = apfl_schedule.shift(mu, smooth, algorithm.steps, any_alpha)
     eta = float(apfl_schedule.step_size(1, mu, a, any_alpha))
-    return replace(algorithm, eta=eta, decay=1 / (a + 1), shift=a)
+    return replace(algorithm, eta=eta, decay=1 / (a + 1), fading="inverse", shift=a)
+
+
+def for_nonconvex(algorithm: APFL, task, facts) -> APFL:
+    """Theorem 3's step size, whose sqrt(T) waits for the run's horizon."""
+    smooth = float(facts.smooth.max())
+    if not 0 < smooth < inf:
+        raise RequestError(
+            f"APFL: eta = 'nonconvex' needs the loss's smoothness; task '{task.name}' tells {smooth:.3g}."
+        )
+    if algorithm.batch not in ("auto", 0):
+        raise RequestError(f"APFL: eta = 'nonconvex' is for full gradients; set batch = 0, got {algorithm.batch}.")
+    eta = apfl_schedule.nonconvex_step_size(smooth, 1, 1)
+    return replace(algorithm, eta=eta, decay=0.0, fading="horizon", batch=0)

@@ -100,7 +100,7 @@ def build(name: str, fields: dict[str, Any]) -> Algorithm:
 
 
 def describe(name: str) -> dict[str, Any]:
-    """What `mooring list algorithms` tells: summary, paper, limits, reveals and fields with their defaults."""
+    """What `mooring list algorithms` tells: summary, paper, limits, departures, reveals, fields and their defaults."""
     cls = find(name)
     text = importlib.import_module(cls.__module__).__doc__ or ""
     head = text.split("\n", 1)[0]
@@ -109,6 +109,7 @@ def describe(name: str) -> dict[str, Any]:
         "summary": head.split(": ", 1)[-1],
         "paper": cls.paper,
         "limits": _section(text, "Limits"),
+        "departs": _section(text, "Departs"),
         "reveals": cls.reveals,
         "fields": {f.name: f.default for f in dataclasses.fields(cls)},  # type: ignore[arg-type]
     }

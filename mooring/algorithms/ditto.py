@@ -19,7 +19,7 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from mooring.algorithms.base import Algorithm, Setting
-from mooring.algorithms.settings import auto_eta, check, local_sgd, read_lam, settled
+from mooring.algorithms.settings import auto_eta, check, check_work, counted, first_visits, local_sgd, read_lam, settled
 from mooring.core.moor import stiffness
 
 
@@ -29,6 +29,7 @@ class Server(NamedTuple):
 
 class Client(NamedTuple):
     v: Tensor  # [C, d]
+    visits: Tensor  # [C], its own visits so far; [C, 0] where no step size asks
 
 
 @dataclass(frozen=True)
@@ -37,17 +38,19 @@ class Ditto(Algorithm):
     eta: Setting = "auto"
     personal_eta: Setting = "auto"
     decay: float = 0.0
+    fading: str = "inverse"  # what decay does: see settings.schedule
     steps: int = 10
     epochs: int = 0  # passes over the data instead of steps, when > 0
     batch: Setting = "auto"  # 0: all rows
+    draws: str = "passes"  # of minibatches; or "independent", "replacement"
 
     paper: ClassVar[str] = "Li et al. 2021, Algorithm 1"
     reveals: ClassVar[str] = "each client's change of the common model; its personal model stays with it"
 
     def __post_init__(self) -> None:
         read_lam(self, ("auto",))
-        check(self, eta=(0, None, "auto"), personal_eta=(0, None, "auto"), decay=(0, None), steps=(1, None))
-        check(self, epochs=(0, None), batch=(0, None, "auto"))
+        check(self, personal_eta=(0, None, "auto"))
+        check_work(self)
 
     def settle(self, task, facts):
         ready = settled(self, task, facts)
@@ -56,14 +59,15 @@ class Ditto(Algorithm):
         return replace(ready, eta=eta, personal_eta=personal)
 
     def start(self, task, w0):
-        return Server(w0), Client(w0)
+        return Server(w0), Client(w0, first_visits(self))
 
     def visit(self, server, client, task, data, round):
         lam = stiffness(self.lam, data.index, client.v)
         personal = replace(self, eta=self.personal_eta)
-        w = local_sgd(self, task, server.w, data, round)
-        v = local_sgd(personal, task, client.v, data, round, pull=(lam, server.w))
-        return Client(v), w - server.w
+        visits = counted(client.visits)
+        w = local_sgd(self, task, server.w, data, round, visits)
+        v = local_sgd(personal, task, client.v, data, round, visits, pull=(lam, server.w))
+        return Client(v, client.visits + 1), w - server.w
 
     def merge(self, server, mean, round):
         return Server(server.w + mean)

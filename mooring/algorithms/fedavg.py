@@ -1,15 +1,17 @@
 """FedAvg: the common model is the average of what clients make of it.
 
-000, Algorithm 1 (elastic); 002, Section 3 and 001, Section 1.1 (plain average); 004, Section 4 (weighted by size).
+alternative, Algorithm 1 (elastic); apfl, Section 3 and mspp, Section 1.1 (plain average); kernel, Section 4 (by size).
 
     w_i = w after `steps` local SGD steps on L_i
     w  <- w + server_step * sum_i a_i (w_i - w)       over the cohort, with
 
-    aggregation = "average"   a_i = p_i / sum of the cohort's p       (p uniform: 001, 002; p = size: 004)
-    aggregation = "elastic"   a_i = (m / cohort) p_i                  (000: unbiased, but need not sum to 1)
+    aggregation = "average"   a_i = p_i / sum of the cohort's p       (p uniform: mspp, apfl; p = size: kernel)
+    aggregation = "elastic"   a_i = (m / cohort) p_i                  (alternative: unbiased, but need not sum to 1)
 
 Symbols  w: Server.w    eta, steps, server_step: fields    p: the run's weights
 Limits   one full-batch step is gradient descent on sum_i p_i L_i; server_step = 0 freezes the model
+Departs  the server's step of round t is server_step / (1 + server_decay (t - 1)), alternative leaves eta_t open; it is
+         told when elastic weights sum to more than 2
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from mooring.algorithms.base import Algorithm, Setting
-from mooring.algorithms.settings import check, local_sgd, settled
+from mooring.algorithms.settings import check, check_work, counted, first_visits, local_sgd, server_share, settled
 
 LARGE_WEIGHT = 2.0  # an elastic step whose weights sum to more than this overshoots visibly
 
@@ -31,37 +33,41 @@ class Server(NamedTuple):
 
 
 class Client(NamedTuple):
-    pass
+    visits: Tensor  # [C], its own visits so far; [C, 0] where no step size asks
 
 
 @dataclass(frozen=True)
 class FedAvg(Algorithm):
     eta: Setting = "auto"
     decay: float = 0.0
+    fading: str = "inverse"  # what decay does: see settings.schedule
     steps: int = 10
     epochs: int = 0  # passes over the data instead of steps, when > 0
     batch: Setting = "auto"  # 0: all rows
+    draws: str = "passes"  # of minibatches; or "independent", "replacement"
     aggregation: str = "average"
     server_step: float = 1.0
+    server_decay: float = 0.0  # the server's step is divided by 1 + server_decay (t - 1)
 
-    paper: ClassVar[str] = "000, Algorithm 1; 002, Section 3; 004, Section 4"
+    paper: ClassVar[str] = "alternative, Algorithm 1; apfl, Section 3; kernel, Section 4"
     reveals: ClassVar[str] = "each client's change of the common model"
 
     def __post_init__(self) -> None:
-        check(self, eta=(0, None, "auto"), decay=(0, None), steps=(1, None), epochs=(0, None), batch=(0, None, "auto"))
-        check(self, aggregation=("average", "elastic"), server_step=(0, None))
+        check_work(self)
+        check(self, aggregation=("average", "elastic"), server_step=(0, None), server_decay=(0, None))
 
     def settle(self, task, facts):
         return settled(self, task, facts)
 
     def start(self, task, w0):
-        return Server(w0), Client()
+        return Server(w0), Client(first_visits(self))
 
     def visit(self, server, client, task, data, round):
-        return client, local_sgd(self, task, server.w, data, round) - server.w
+        w = local_sgd(self, task, server.w, data, round, counted(client.visits))
+        return Client(client.visits + 1), w - server.w
 
     def merge(self, server, mean, round):
-        step = self.server_step
+        step = self.server_step * server_share(self, round)
         if self.aggregation == "elastic":
             total = round.clients / round.cohort * round.weight
             if total > LARGE_WEIGHT:

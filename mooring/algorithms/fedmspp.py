@@ -1,22 +1,26 @@
 """FedMSPP: shared-model FedProx on a fresh minibatch a round; clients and records both speed it up.
 
-001, Algorithm 1 (minibatch stochastic proximal points).
+mspp, Algorithm 1 (minibatch stochastic proximal points).
 
     B_i  `batch` fresh records of client i
     w_i ~ arg min_v  1/b sum_{z in B_i} l(v; z) + lam/2 |v - w|^2
     w  <- sum_i p_i w_i                                over the cohort
 
-    growth = "smooth"   lam max{T^(1/3), (T/(bI))^(1/2)} is used, I clients a round for T rounds (001, Theorem 3: 8L)
-    growth = "kinked"   lam sqrt(T)                       (001, Theorem 4: exact solves, lam > 2 x weak convexity)
+    growth = "smooth"   lam max{T^(1/3), (T/(bI))^(1/2)} is used, I clients a round for T rounds (mspp, Theorem 3: 8L)
+    growth = "kinked"   lam sqrt(T)                       (mspp, Theorem 4: exact solves, lam > 2 x weak convexity)
     lam = "theory"      sets growth and lam as those theorems do, and certifies each solve; L bounds the curvature of
                         any batch: the steepest row's, or n/b times all rows' where that is less and rows are not drawn
                         twice
+    output = "random"   deploys w_t*, t* drawn uniformly from 0..T-1: what the theorems speak about
 
 Symbols  w: Server.w    lam: the paper's 1/eta_t    eta: the inner step size    b: batch    lipschitz: G
+         w_t*: Server.drawn
 Limits   batch = 0 (all records) is shared-model FedProx; lam -> infinity stands still
 Departs  a batch is drawn without replacement; replacement = true draws with, as the theorems for given data ask.
          inner = "descent" takes gradient steps on the minibatch until |grad| <= tol, at most `steps`; with growth =
-         "smooth" tol is 001's, in gradient units. batch = "auto" is half the median client's rows, at most 32;
+         "smooth" tol is mspp's, in gradient units. What was promised and reached is counted. The theorems bound the
+         mean over rounds, so output = "last" has no guarantee. growth = "smooth" takes G, unless given, from the
+         clients' fits; w sums by p, not 1/I. batch = "auto" is half the median client's rows, at most 32;
          lam = "auto" is scaled up by the median client's rows over the batch
 """
 
@@ -29,7 +33,7 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from mooring.algorithms.base import Algorithm, Setting
-from mooring.algorithms.fedprox_shared import at_horizon, by_theorem, check_growth
+from mooring.algorithms.fedprox_shared import at_horizon, by_theorem, check_growth, moved, with_lipschitz
 from mooring.algorithms.settings import SMALL_BATCH, auto_lam, check, choose_inner, read_lam, settled
 from mooring.core.batches import minibatches
 from mooring.core.errors import RequestError
@@ -40,6 +44,7 @@ from mooring.theory.fedmspp_rate import gradient_tolerance, step_size
 
 class Server(NamedTuple):
     w: Tensor  # [d]
+    drawn: Tensor | None  # [d], w_t for t up to t*, then w_t*; None for output = "last"
 
 
 class Client(NamedTuple):
@@ -57,14 +62,17 @@ class FedMSPP(Algorithm):
     steps: int = 10
     tol: float = 1e-6
     lipschitz: float = 0.0  # 0: unknown
+    output: str = "last"  # or "random"
 
-    paper: ClassVar[str] = "001, Algorithm 1"
+    paper: ClassVar[str] = "mspp, Algorithm 1"
     reveals: ClassVar[str] = "each client's proximal step on its minibatch"
+    kept: ClassVar[tuple[str, ...]] = ("drawn",)
 
     def __post_init__(self) -> None:
         read_lam(self, ("auto", "theory"))
         check(self, growth=("none", "smooth", "kinked"), batch=(0, None, "auto"), inner=("auto", "exact", "descent"))
         check(self, eta=(0, None, "auto"), steps=(1, None), tol=(0, None), lipschitz=(0, None))
+        check(self, output=("last", "random"))
         check_growth(self)
         if self.batch == 0 and (self.growth == "smooth" or self.lam == "theory"):
             raise RequestError("FedMSPP: theory's lam needs batch > 0; with all records use fedprox_shared.")
@@ -75,16 +83,19 @@ class FedMSPP(Algorithm):
         if self.lam == "auto" and batch:
             # The stiffness that fits n rows is n/b times too loose for b of them.
             ready = replace(self, lam=auto_lam(task, facts) * max(1.0, float(facts.n.median()) / batch))
-        return settled(replace(ready, batch=batch, inner=choose_inner(ready, task, "descent")), task, facts)
+        ready = replace(ready, batch=batch, inner=choose_inner(ready, task, "descent"))
+        return settled(with_lipschitz(ready, task, facts), task, facts)
 
     def start(self, task, w0):
-        return Server(w0), Client()
+        return Server(w0, w0 if self.output == "random" else None), Client()
 
     def visit(self, server, client, task, data, round):
         w = server.w.expand(len(data), -1)
         now = self.at(round)
         lam = stiffness(now.lam, data.index, w)
-        draws = minibatches(task, data, round, batch=self.batch or None, steps=1, replace=self.replacement)
+        draws = minibatches(
+            task, data, round, batch=self.batch or None, steps=1, draws="replacement" if self.replacement else "passes"
+        )
         rows = next(draws).batch
         if self.inner == "exact":
             v = task.prox(w, lam, rows)
@@ -103,7 +114,7 @@ class FedMSPP(Algorithm):
         return at_horizon(self, 1 / step, gradient_tolerance(self.lipschitz, smooth, step, sampled, self.batch))
 
     def merge(self, server, mean, round):
-        return Server(server.w + mean)
+        return moved(server, mean, round)
 
     def deploy(self, server, client):
-        return server.w
+        return server.w if self.output == "last" else server.drawn

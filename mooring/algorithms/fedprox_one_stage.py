@@ -16,9 +16,10 @@ Symbols  w: Server.w    v_i: Client.v    K: steps    gamma: server step (with la
          averaging)
 Limits   lam = 0 is Local; lam -> infinity is Global; gamma = 1/lam averages the personal models; exact prox is
          gradient descent on sum_i p_i F_i
-Departs  the printed 1/m is p_i; w_{T+1} is returned, not w_T; gamma = "auto" is 1/L_g = 1/lam + 1/L with exact
-         inner solves, half of it otherwise. inner = "sgd" is stochastic; inner = "descent" takes at most K full
-         gradients and stops once |grad h_i| <= tol, which puts v_i within tol / (mu + lam) of prox_i(w)
+Departs  the printed 1/m is p_i; w_{T+1} is returned, not w_T; clients may be sampled, the paper has all of
+         them; gamma = "auto" is 1/L_g = 1/lam + 1/L with exact inner solves, half of it otherwise. inner = "sgd" is
+         stochastic; inner = "descent" takes K full gradients; with tol > 0 it stops once |grad h_i| <= tol, which puts
+         v_i within tol / (mu + lam) of prox_i(w), and counts the solves that did not get there
 """
 
 from __future__ import annotations
@@ -30,7 +31,17 @@ import torch
 from torch import Tensor
 
 from mooring.algorithms.base import Algorithm, Setting
-from mooring.algorithms.settings import check, choose_inner, local_sgd, read_lam, settled
+from mooring.algorithms.settings import (
+    check,
+    check_work,
+    choose_inner,
+    counted,
+    first_visits,
+    local_sgd,
+    read_lam,
+    server_share,
+    settled,
+)
 from mooring.core.errors import RequestError
 from mooring.core.moor import Moor, is_uniform, stiffness
 from mooring.core.solvers import descend
@@ -44,6 +55,7 @@ class Server(NamedTuple):
 
 class Client(NamedTuple):
     v: Tensor  # [C, d]
+    visits: Tensor  # [C], its own visits so far; [C, 0] where no step size asks
 
 
 class Message(NamedTuple):
@@ -55,13 +67,16 @@ class Message(NamedTuple):
 class FedProxOneStage(Algorithm):
     lam: Setting = "auto"
     gamma: Setting | tuple[float, ...] = "auto"  # a tuple, one step per coefficient, is what "auto" gives for many lam
+    server_decay: float = 0.0  # the server's step is divided by 1 + server_decay (t - 1)
     inner: str = "auto"  # "exact", "descent" or "sgd"; auto: exact where the task has a prox, sgd elsewhere
     eta: Setting = "auto"
     decay: float = 0.0
+    fading: str = "inverse"  # what decay does: see settings.schedule
     steps: int = 10
     epochs: int = 0  # passes over the data instead of steps, when > 0
     batch: Setting = "auto"  # 0: all rows
-    tol: float = 1e-8
+    draws: str = "passes"  # of minibatches; or "independent", "replacement"
+    tol: float = 0.0  # of inner = "descent"; 0: all steps are taken and nothing is promised
     warm: bool = True  # start from the client's last model; False: from the common one
     aggregation: str = "average"  # "elastic": unbiased under partial participation
     preset: str = "none"  # "theory": Corollary 1
@@ -71,10 +86,10 @@ class FedProxOneStage(Algorithm):
 
     def __post_init__(self) -> None:
         read_lam(self, ("auto", *RULES))
-        check(self, inner=("auto", "exact", "descent", "sgd"), eta=(0, None, "auto"))
+        check(self, inner=("auto", "exact", "descent", "sgd"), server_decay=(0, None), tol=(0, None))
+        check_work(self)
         if not isinstance(self.gamma, tuple):
             check(self, gamma=(0, None, "auto"))
-        check(self, decay=(0, None), steps=(1, None), epochs=(0, None), batch=(0, None, "auto"), tol=(0, None))
         check(self, aggregation=("average", "elastic"), preset=("none", "theory"))
         if self.preset == "theory":
             for field, free in (("gamma", "auto"), ("eta", "auto"), ("inner", "auto")):
@@ -98,25 +113,25 @@ class FedProxOneStage(Algorithm):
         return ready if ready.gamma != "auto" else replace(ready, gamma=auto_gamma(ready, task, facts))
 
     def start(self, task, w0):
-        return Server(w0), Client(w0)
+        return Server(w0), Client(w0, first_visits(self))
 
     def visit(self, server, client, task, data, round):
         w = server.w.expand(len(data), -1)
         lam = stiffness(self.lam, data.index, w)
-        v = self.moored(client.v if self.warm else w, w, lam, task, data, round)
-        return Client(v), Message(lam * (w - v), None if is_uniform(self.lam) else lam)
+        v = self.moored(client.v if self.warm else w, w, lam, task, data, round, counted(client.visits))
+        return Client(v, client.visits + 1), Message(lam * (w - v), None if is_uniform(self.lam) else lam)
 
-    def moored(self, v, w, lam, task, data, round):
+    def moored(self, v, w, lam, task, data, round, visits):
         """Each client's model after its inner loop from v, moored to w."""
         rows = data.train.full(task) if self.inner != "sgd" else None
         if self.inner == "exact":
             return task.prox(w, lam, rows, v)
         if self.inner == "descent":
             return descend(task, v, rows, lam, w, self.eta, tol=self.tol, most=self.steps)
-        return local_sgd(self, task, v, data, round, pull=(lam, w))
+        return local_sgd(self, task, v, data, round, visits, pull=(lam, w))
 
     def merge(self, server, mean, round):
-        gamma = torch.as_tensor(self.gamma, dtype=server.w.dtype)
+        gamma = torch.as_tensor(self.gamma, dtype=server.w.dtype) * server_share(self, round)
         return Server(server.w - gamma * mean_pull(mean, round, self.aggregation))
 
     def deploy(self, server, client):

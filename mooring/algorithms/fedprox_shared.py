@@ -1,46 +1,62 @@
 """FedProx, shared model: clients return a proximal step from the common model, the server averages.
 
-001, Eq. 1.3; 004, Eq. 6 (there eta = 1/lam).
+mspp, Eq. 1.3; kernel, Eq. 6 (there eta = 1/lam).
 
     w_i ~ arg min_v  L_i(v) + lam/2 |v - w|^2
     w  <- sum_i p_i w_i                                over the cohort
 
-    growth = "smooth"   lam max{T^(1/3), (T/I)^(1/2)} is used, I clients a round for T rounds (001, Theorem 1: lam = 3L)
-    growth = "kinked"   lam sqrt(T)                       (001, Theorem 2: exact solves, lam > 2 x weak convexity)
+    growth = "smooth"   lam max{T^(1/3), (T/I)^(1/2)} is used, I clients a round for T rounds (mspp, Theorem 1: lam =
+                        3L); lam T^(1/3) with everybody in every round (Remark 2)
+    growth = "kinked"   lam sqrt(T)                       (mspp, Theorem 2: exact solves, lam > 2 x weak convexity)
     lam = "theory"      sets growth and lam as those theorems do, and certifies each solve
+    output = "random"   deploys w_t*, t* drawn uniformly from 0..T-1: what the theorems speak about
 
-Symbols  w: Server.w    lam: the papers' 1/eta    eta: the inner step size    lipschitz: G
+Symbols  w: Server.w    lam: the papers' 1/eta    eta: the inner step size    lipschitz: G    w_t*: Server.drawn
 Limits   lam -> 0 with SGD is FedAvg; lam -> infinity stands still; the fixed point minimises sum_i p_i F_i, F_i the
          Moreau envelope of L_i, not sum_i p_i L_i
 Departs  inner = "descent" stops at a gradient certificate |grad| <= tol, at most `steps` steps; with growth = "smooth"
-         tol is 001's min{G/sqrt(I), 2LG/(lam I)}, a bound on the gradient. The theorems bound the mean over rounds.
-         lam = "theory" takes G, unless given, from the clients' fits, and 1/lam of Theorem 2 from the rows' lengths
+         tol is mspp's min{G/sqrt(I), 2LG/(lam I)}, or L^2 G/lam^2 with everybody: bounds on the gradient, which SGD is
+         held to by one full gradient after its steps. What was promised and reached is counted. The theorems bound the
+         mean over rounds, so output = "last" has no guarantee. growth = "smooth" takes G, unless given, from the
+         clients' fits; lam = "theory" takes 1/lam of Theorem 2 from the rows' lengths; w sums by p, not 1/I
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import sqrt
+from math import inf, sqrt
 from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
 from mooring.algorithms.base import Algorithm, Setting
-from mooring.algorithms.settings import batch_smoothness, check, choose_inner, local_sgd, read_lam, settled
+from mooring.algorithms.settings import (
+    batch_smoothness,
+    check,
+    check_work,
+    choose_inner,
+    counted,
+    first_visits,
+    local_sgd,
+    read_lam,
+    settled,
+)
 from mooring.core.errors import RequestError
 from mooring.core.moor import Moor, stiffness
-from mooring.core.solvers import descend
-from mooring.theory.fedprox_shared_rate import gradient_tolerance, step_size
+from mooring.core.seeds import uniforms
+from mooring.core.solvers import certify, descend
+from mooring.theory import fedprox_shared_rate as rate
 
 CERTIFIED = 200  # steps that a certified solve may take: lam_T >= 3L at least halves its error with each
 
 
 class Server(NamedTuple):
     w: Tensor  # [d]
+    drawn: Tensor | None  # [d], w_t for t up to t*, then w_t*; None for output = "last"
 
 
 class Client(NamedTuple):
-    pass
+    visits: Tensor  # [C], its own visits so far; [C, 0] where no step size asks
 
 
 @dataclass(frozen=True)
@@ -50,28 +66,33 @@ class FedProxShared(Algorithm):
     inner: str = "auto"  # "exact", "descent" or "sgd"; auto: exact where the task has a prox, sgd elsewhere
     eta: Setting = "auto"
     decay: float = 0.0
+    fading: str = "inverse"  # what decay does: see settings.schedule
     steps: int = 10
     epochs: int = 0  # passes over the data instead of steps, when > 0
     batch: Setting = "auto"  # 0: all rows
+    draws: str = "passes"  # of minibatches; or "independent", "replacement"
     tol: float = 1e-6
     lipschitz: float = 0.0  # 0: unknown
+    output: str = "last"  # or "random"
 
-    paper: ClassVar[str] = "001, Eq. 1.3; 004, Eq. 6"
+    paper: ClassVar[str] = "mspp, Eq. 1.3; kernel, Eq. 6"
     reveals: ClassVar[str] = "each client's proximal step from the common model"
+    kept: ClassVar[tuple[str, ...]] = ("drawn",)
 
     def __post_init__(self) -> None:
         read_lam(self, ("auto", "theory"))
-        check(self, growth=("none", "smooth", "kinked"), inner=("auto", "exact", "descent", "sgd"), decay=(0, None))
-        check(self, eta=(0, None, "auto"), steps=(1, None), epochs=(0, None), batch=(0, None, "auto"), tol=(0, None))
-        check(self, lipschitz=(0, None))
+        check(self, growth=("none", "smooth", "kinked"), inner=("auto", "exact", "descent", "sgd"))
+        check_work(self)
+        check(self, tol=(0, None), lipschitz=(0, None), output=("last", "random"))
         check_growth(self)
 
     def settle(self, task, facts):
         ready = by_theorem(self, task, facts, factor=3) if self.lam == "theory" else self
-        return settled(replace(ready, inner=choose_inner(ready, task)), task, facts)
+        ready = replace(ready, inner=choose_inner(ready, task))
+        return settled(with_lipschitz(ready, task, facts), task, facts)
 
     def start(self, task, w0):
-        return Server(w0), Client()
+        return Server(w0, w0 if self.output == "random" else None), Client(first_visits(self))
 
     def visit(self, server, client, task, data, round):
         w = server.w.expand(len(data), -1)
@@ -82,8 +103,10 @@ class FedProxShared(Algorithm):
         elif self.inner == "descent":
             v = descend(task, w, data.train.full(task), lam, w, now.eta, tol=now.tol, most=self.steps)
         else:
-            v = local_sgd(now, task, w, data, round, pull=(lam, w))
-        return client, v - w
+            v = local_sgd(now, task, w, data, round, counted(client.visits), pull=(lam, w))
+            if self.growth == "smooth":
+                certify(task, v, data.train.full(task), lam, w, now.tol)
+        return Client(client.visits + 1), v - w
 
     def at(self, round):
         """The settings for this horizon and cohort."""
@@ -92,14 +115,30 @@ class FedProxShared(Algorithm):
         if self.growth == "kinked":
             return at_horizon(self, self.lam * sqrt(round.rounds), self.tol)
         smooth, sampled = self.lam / 3, round.cohort
-        step = step_size(smooth, round.rounds, sampled)
-        return at_horizon(self, 1 / step, gradient_tolerance(self.lipschitz, smooth, step, sampled))
+        if sampled == round.clients:
+            step = rate.full_participation_step(smooth, round.rounds)
+            return at_horizon(self, 1 / step, rate.full_participation_tolerance(self.lipschitz, smooth, step))
+        step = rate.step_size(smooth, round.rounds, sampled)
+        return at_horizon(self, 1 / step, rate.gradient_tolerance(self.lipschitz, smooth, step, sampled))
 
     def merge(self, server, mean, round):
-        return Server(server.w + mean)
+        return moved(server, mean, round)
 
     def deploy(self, server, client):
-        return server.w
+        return server.w if self.output == "last" else server.drawn
+
+
+def moved(server, mean, round):
+    """The server after a round, w_t* kept once it is there; a round without replies leaves w where it was."""
+    w = server.w + mean
+    if server.drawn is None:
+        return type(server)(w, None)
+    return type(server)(w, w if round.t <= random_round(round) else server.drawn)
+
+
+def random_round(round) -> int:
+    """t*, uniform on 0..T-1: a function of the seed and the horizon alone."""
+    return int(uniforms(round.seed, "algorithm", round.rounds)[0] * round.rounds)
 
 
 def check_growth(algorithm):
@@ -117,21 +156,31 @@ def by_theorem(algorithm, task, facts, factor, batch=0):
     owner = type(algorithm).__name__
     if task.smooth_loss:
         smooth = batch_smoothness(facts, batch, getattr(algorithm, "replacement", False))
-        lipschitz = algorithm.lipschitz or float(facts.noise.max())
-        if not smooth > 0 or not lipschitz > 0:
+        if not 0 < smooth < inf:
             raise RequestError(
-                f"{owner}: lam = 'theory' needs the loss's smoothness and Lipschitz constant, and task '{task.name}' "
-                f"tells {smooth:.3g} and {lipschitz:.3g}; give lam a number, or set lipschitz."
+                f"{owner}: lam = 'theory' needs the loss's smoothness, and task '{task.name}' tells {smooth:.3g}; "
+                "give lam a number."
             )
         inner = choose_inner(algorithm, task, otherwise="descent")
         steps = max(algorithm.steps, CERTIFIED)
-        return replace(
-            algorithm, lam=factor * smooth, growth="smooth", lipschitz=lipschitz, inner=inner, steps=steps, batch=batch
-        )
+        return replace(algorithm, lam=factor * smooth, growth="smooth", inner=inner, steps=steps, batch=batch)
     if task.prox is None:
         raise RequestError(f"{owner}: lam = 'theory' needs exact solves, and task '{task.name}' has no exact prox.")
     weak = max(0.0, -float(facts.convex.min()))
     return replace(algorithm, lam=max(float(facts.noise.max()) ** 2, 4 * weak), growth="kinked", inner="exact")
+
+
+def with_lipschitz(algorithm, task, facts):
+    """The algorithm with G where inexact solves must keep a tolerance that is proportional to it."""
+    if algorithm.growth != "smooth" or algorithm.inner == "exact" or algorithm.lipschitz > 0:
+        return algorithm
+    lipschitz = float(facts.noise.max())
+    if not 0 < lipschitz < inf:
+        raise RequestError(
+            f"{type(algorithm).__name__}: growth = 'smooth' promises gradients in proportion to the loss's Lipschitz "
+            f"constant, and task '{task.name}' tells {lipschitz:.3g}; set lipschitz, or inner = 'exact'."
+        )
+    return replace(algorithm, lipschitz=lipschitz)
 
 
 def at_horizon(algorithm, lam, tol):

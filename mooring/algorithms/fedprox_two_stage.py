@@ -1,41 +1,60 @@
 """FedProx, two stages: federated rounds find the common model, then every client settles its own near it.
 
-000, Algorithms 2 and 3, with SoftLocalSGD.
+alternative, Algorithms 2 and 3, with SoftLocalSGD.
 
     v_i <- project_W( v_i - eta_k ( grad L_B(v_i) + lam (v_i - w) ) )      K_t times, cohort only, from the last v_i
     w   <- project_W( w - gamma_t (m / cohort) sum_i p_i lam (w - v_i) )   over the cohort
     last: K_T more steps at every client, from its v_i towards the final w
 
     schedule = "inverse"   eta_k = 1/((mu + lam)(k + 1)),  gamma_t = 2 (mu + lam)/(lam mu (t + 1)),
-                           K_t + 1 = (4t + 20) (max(lam, L)/mu)^2        (000, Lemma B.2, Theorems 4.4 and 4.5)
+                           K_t + 1 = (4t + 20) (max(lam, L)/mu)^2        (alternative, Lemma B.2)
+    lam = "aer", "ier"      the rules of Theorems 4.4 and 4.5, from the clients' fits
 
 Symbols  w: Server.w    v_i: Client.v    K_t: steps    K_T: final_steps    W: the ball of `radius` around 0    L: smooth
 Limits   lam = 0 is Local; gamma = 1/lam with all clients and inner = "exact" is shared-model FedProx
 Departs  sampled clients train and the others wait (the listings say the reverse); w is projected too, for early steps
          overshoot. gamma = "auto" is 1/lam; lam per client or coefficient merges as in one-stage FedProx. K_t is Lemma
          B.2's for losses up to L D^2/2, in which D cancels. radius = "auto" holds twice the farthest local fit.
-         Minibatches are shuffled passes. inner = "exact" solves without the bound
+         Minibatches are shuffled passes; draws = "independent" is the listing's. inner = "exact" solves without the
+         bound. final_steps = "auto" is enough work to come a thousand times nearer to prox_i(w), up to the noise of
+         minibatches: ln(1000)/(step (mu + lam)) steps, at most 10000; their size is eta or, where schedule = "inverse"
+         would overshoot at first, 1/(L + lam). K_T of the theorems has constants that they do not give
 """
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar, NamedTuple
+from math import ceil, inf, isfinite, log
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
 from mooring.algorithms.base import Algorithm, Setting
 from mooring.algorithms.fedprox_one_stage import Message, mean_pull
-from mooring.algorithms.settings import check, choose_inner, read_lam, settled
+from mooring.algorithms.settings import (
+    auto_eta,
+    check,
+    check_work,
+    choose_inner,
+    counted,
+    first_visits,
+    read_lam,
+    server_share,
+    settled,
+)
 from mooring.algorithms.settings import schedule as local_work
+from mooring.core.batches import batches_per_epoch
 from mooring.core.errors import RequestError
 from mooring.core.moor import Moor, is_uniform, stiffness
 from mooring.core.solvers import Ball, project, sgd
-from mooring.theory.from_facts import curvature
+from mooring.theory.from_facts import curvature, lam_by_rule
 from mooring.theory.two_stage_rate import inner_steps, local_step, server_step
 
-FINAL_STAYS = 10  # final_steps = "auto": as much work as so many stays
+FINAL_STAYS = 10  # final_steps = "auto": as much work as so many stays where the curvature is unknown
+FINAL_ERROR = 1e-3  # and elsewhere enough for the distance to prox_i(w) to shrink to this share
+FINAL_MOST = 10_000  # steps
 FINAL_SLOT = 1  # the last stage draws apart from the round it follows
 DIAMETER = 1.0  # any: it cancels in the number of steps
 
@@ -46,6 +65,7 @@ class Server(NamedTuple):
 
 class Client(NamedTuple):
     v: Tensor  # [C, d]
+    visits: Tensor  # [C], its own visits so far; [C, 0] where no step size asks
 
 
 @dataclass(frozen=True)
@@ -55,35 +75,43 @@ class FedProxTwoStage(Algorithm):
     inner: str = "sgd"  # or "exact"
     eta: Setting = "auto"
     decay: float = 0.0
+    fading: str = "inverse"  # what decay does: see settings.schedule
     gamma: Setting = "auto"
+    server_decay: float = 0.0  # the server's step is divided by 1 + server_decay (t - 1)
     steps: int = 10
     epochs: int = 0  # passes over the data instead of steps, when > 0
     final_steps: Setting = "auto"
+    final_eta: Setting = "auto"  # "stay": as in a stay; auto: that, but with final_steps = "auto" never too long
     batch: Setting = "auto"  # 0: all rows
+    draws: str = "passes"  # of minibatches; or "independent", "replacement"
     radius: Setting = "auto"  # 0: W is all of space
     aggregation: str = "elastic"  # or "average": weights that sum to 1 over the cohort
     mu: Setting = "auto"  # used by schedule = "inverse"
     smooth: Setting = "auto"
 
-    paper: ClassVar[str] = "000, Algorithms 2 and 3"
+    paper: ClassVar[str] = "alternative, Algorithms 2 and 3"
     reveals: ClassVar[str] = "each client's personal model: w + message; use secure aggregation"
 
     def __post_init__(self) -> None:
-        read_lam(self, ("auto",))
-        check(self, schedule=("constant", "inverse"), inner=("sgd", "exact"), eta=(0, None, "auto"), decay=(0, None))
-        check(self, gamma=(0, None, "auto"), steps=(1, None), epochs=(0, None), final_steps=(0, None, "auto"))
-        check(self, batch=(0, None, "auto"), radius=(0, None, "auto"), aggregation=("elastic", "average"))
+        read_lam(self, ("auto", "aer", "ier"))
+        check_work(self)
+        check(self, schedule=("constant", "inverse"), inner=("sgd", "exact"), gamma=(0, None, "auto"))
+        check(self, server_decay=(0, None), final_steps=(0, None, "auto"), final_eta=(0, None, "auto", "stay"))
+        check(self, radius=(0, None, "auto"), aggregation=("elastic", "average"))
         check(self, mu=(0, None, "auto"), smooth=(0, None, "auto"))
         if self.schedule == "inverse" and (isinstance(self.lam, Moor) or self.lam == 0):
             raise RequestError(f"FedProxTwoStage: schedule = 'inverse' needs lam as one number > 0, got {self.lam}.")
 
     @property
     def asks(self):
-        return ("fit",) if "auto" in (self.lam, self.radius) else ()
+        return ("fit",) if isinstance(self.lam, str) or self.radius == "auto" else ()
 
     def settle(self, task, facts):
         choose_inner(self, task)
-        ready = settled(self, task, facts)
+        ready = self
+        if self.lam in ("aer", "ier"):
+            ready = replace(self, lam=lam_by_rule(f"FedProxTwoStage: lam = '{self.lam}'", self.lam, task, facts))
+        ready = settled(ready, task, facts)
         radius, mu, smooth = self.radius, self.mu, self.smooth
         if radius == "auto":
             radius = 0.0 if facts.fit is None else 2 * float(facts.fit.norm(dim=1).max())
@@ -93,32 +121,37 @@ class FedProxTwoStage(Algorithm):
         gamma = self.gamma
         if gamma == "auto":
             gamma = 1.0 if not is_uniform(ready.lam) else 1 / ready.lam if ready.lam else 0.0
-        return replace(
+        ready = replace(
             ready,
             radius=radius,
             gamma=gamma,
-            final_steps=FINAL_STAYS * self.steps if self.final_steps == "auto" else self.final_steps,
             mu=0.0 if mu == "auto" else mu,
             smooth=0.0 if smooth == "auto" else smooth,
         )
+        return with_last_stage(ready, task, facts)
 
     def start(self, task, w0):
-        return Server(w0), Client(w0)
+        return Server(w0), Client(w0, first_visits(self))
 
     def visit(self, server, client, task, data, round):
         w = server.w.expand(len(data), -1)
         lam = stiffness(self.lam, data.index, w)
-        v = self.soft_local_sgd(client.v, w, lam, task, data, round, self.work(data, round))
-        return Client(v), Message(lam * (w - v), None if is_uniform(self.lam) else lam)
+        eta, steps = self.step_size(data, round, counted(client.visits)), self.work(data, round)
+        v = self.soft_local_sgd(client.v, w, lam, task, data, round, eta, steps)
+        return Client(v, client.visits + 1), Message(lam * (w - v), None if is_uniform(self.lam) else lam)
 
-    def soft_local_sgd(self, v, w, lam, task, data, round, steps, slot=0):
+    def soft_local_sgd(self, v, w, lam, task, data, round, eta, steps, slot=0):
         """Projected steps from v, pulled towards w; or the exact prox."""
         if self.inner == "exact":
             return task.prox(w, lam, data.train.full(task), v)
-        batch, _, eta = local_work(self, data, round)
+        work: dict[str, Any] = {"batch": self.batch or None, "steps": steps, "draws": self.draws, "slot": slot}
+        return sgd(task, v, data, round, eta, pull=(lam, w), region=self.region, **work)
+
+    def step_size(self, data, round, visits):
+        """eta_k of a stay."""
         if self.schedule == "inverse":
-            eta = partial(local_step, mu=self.mu, lam=self.lam)
-        return sgd(task, v, data, round, eta, batch=batch, steps=steps, pull=(lam, w), region=self.region, slot=slot)
+            return partial(local_step, mu=self.mu, lam=self.lam)
+        return local_work(self, data, round, visits)[2]
 
     def work(self, data, round):
         """K_t."""
@@ -133,12 +166,46 @@ class FedProxTwoStage(Algorithm):
 
     def merge(self, server, mean, round):
         gamma = server_step(round.t - 1, self.mu, self.lam) if self.schedule == "inverse" else self.gamma
+        gamma = gamma * server_share(self, round)
         return Server(project(server.w - gamma * mean_pull(mean, round, self.aggregation), self.region))
 
     def finish(self, server, client, task, data, round):
         w = server.w.expand(len(data), -1)
         lam = stiffness(self.lam, data.index, w)
-        return Client(self.soft_local_sgd(client.v, w, lam, task, data, round, self.final_steps, FINAL_SLOT))
+        stay = self.final_eta == "stay"
+        eta = self.step_size(data, round, counted(client.visits)) if stay else self.final_eta
+        v = self.soft_local_sgd(client.v, w, lam, task, data, round, eta, self.final_steps, FINAL_SLOT)
+        return Client(v, client.visits)
 
     def deploy(self, server, client):
         return client.v
+
+
+def with_last_stage(algorithm, task, facts):
+    """final_steps and final_eta as numbers (or "stay"): see the docstring."""
+    if algorithm.final_steps != "auto":
+        return algorithm if algorithm.final_eta != "auto" else replace(algorithm, final_eta="stay")
+    eta = algorithm.final_eta
+    if eta == "auto":
+        inverse = algorithm.schedule == "inverse"
+        eta = auto_eta(task, facts, algorithm.batch, algorithm.lam) if inverse else algorithm.eta
+    mu, lam = float(facts.convex.min()), least(algorithm.lam)
+    if eta == "stay" or not (isfinite(mu) and task.solve is not None and task.smooth_loss):
+        passes = batches_per_epoch(facts.n.long(), algorithm.batch or None).max()
+        stay = algorithm.epochs * int(passes) if algorithm.epochs else algorithm.steps
+        return replace(
+            algorithm, final_eta="stay" if algorithm.final_eta == "auto" else eta, final_steps=FINAL_STAYS * stay
+        )
+    pull = eta * (max(mu, 0.0) + lam)
+    need = ceil(log(1 / FINAL_ERROR) / pull) if pull > 0 else inf
+    if need > FINAL_MOST and algorithm.inner != "exact":
+        warnings.warn(
+            f"FedProxTwoStage: final_steps = 'auto' is cut at {FINAL_MOST}; so flat a loss asks for {need:.3g} steps. "
+            "Set inner = 'exact', a larger lam, or final_steps."
+        )
+    return replace(algorithm, final_eta=eta, final_steps=min(need, FINAL_MOST))
+
+
+def least(lam):
+    """The smallest pull of any client on any coefficient."""
+    return min(lam.per_client or (1.0,)) * min(lam.per_coefficient or (1.0,)) if isinstance(lam, Moor) else lam

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from mooring.algorithms.base import Algorithm, Setting
-from mooring.algorithms.settings import check, local_sgd, settled
+from mooring.algorithms.settings import check, check_work, local_sgd, settled
 from mooring.core.cohort import Batch, CohortData, Round, Rows
 from mooring.core.seeds import uniforms
 
@@ -40,9 +40,11 @@ class Global(Algorithm):
     inner: str = "auto"  # "exact" where the task has a solver, "sgd" elsewhere
     eta: Setting = "auto"
     decay: float = 0.0
+    fading: str = "inverse"  # what decay does: see settings.schedule
     steps: int = 100
     epochs: int = 0  # passes over the data instead of steps, when > 0
     batch: Setting = "auto"  # 0: all rows
+    draws: str = "passes"  # of minibatches; or "independent", "replacement"
 
     paper: ClassVar[str] = "003, Eq. 2"
     reveals: ClassVar[str] = "everything: all rows are pooled; a referee for simulations"
@@ -50,8 +52,8 @@ class Global(Algorithm):
     full_participation: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check(self, inner=("auto", "exact", "sgd"), eta=(0, None, "auto"), decay=(0, None))
-        check(self, steps=(1, None), epochs=(0, None), batch=(0, None, "auto"))
+        check(self, inner=("auto", "exact", "sgd"))
+        check_work(self)
 
     @property
     def one_shot(self) -> bool:

@@ -21,7 +21,16 @@ import torch
 from torch import Tensor
 
 from mooring.algorithms.base import Algorithm, Setting
-from mooring.algorithms.settings import auto_ridge, check, choose_inner, local_sgd, settled
+from mooring.algorithms.settings import (
+    auto_ridge,
+    check,
+    check_work,
+    choose_inner,
+    counted,
+    first_visits,
+    local_sgd,
+    settled,
+)
 
 
 class Server(NamedTuple):
@@ -30,6 +39,7 @@ class Server(NamedTuple):
 
 class Client(NamedTuple):
     v: Tensor  # [C, d]
+    visits: Tensor  # [C], its own visits so far; [C, 0] where no step size asks
 
 
 @dataclass(frozen=True)
@@ -38,16 +48,18 @@ class Local(Algorithm):
     inner: str = "auto"  # "exact" where the task has a prox and few parameters, "sgd" elsewhere
     eta: Setting = "auto"
     decay: float = 0.0
+    fading: str = "inverse"  # what decay does: see settings.schedule
     steps: int = 10
     epochs: int = 0  # passes over the data instead of steps, when > 0
     batch: Setting = "auto"  # 0: all rows
+    draws: str = "passes"  # of minibatches; or "independent", "replacement"
 
     paper: ClassVar[str] = "000, Eq. 1.3; 003, Eq. 2"
     reveals: ClassVar[str] = "nothing: no message is sent"
 
     def __post_init__(self) -> None:
-        check(self, ridge=(0, None, "auto"), inner=("auto", "exact", "sgd"), eta=(0, None, "auto"), decay=(0, None))
-        check(self, steps=(1, None), epochs=(0, None), batch=(0, None, "auto"))
+        check(self, ridge=(0, None, "auto"), inner=("auto", "exact", "sgd"))
+        check_work(self)
 
     @property
     def one_shot(self) -> bool:
@@ -62,13 +74,15 @@ class Local(Algorithm):
         return settled(replace(self, ridge=ridge, inner=choose_inner(self, task)), task, facts)
 
     def start(self, task, w0):
-        return Server(w0), Client(w0)
+        return Server(w0), Client(w0, first_visits(self))
 
     def visit(self, server, client, task, data, round):
         pull = (self.ridge, torch.zeros_like(client.v))
         if self.inner == "exact":
-            return Client(task.prox(pull[1], self.ridge, data.train.full(task))), None
-        return Client(local_sgd(self, task, client.v, data, round, pull=pull)), None
+            v = task.prox(pull[1], self.ridge, data.train.full(task))
+        else:
+            v = local_sgd(self, task, client.v, data, round, counted(client.visits), pull=pull)
+        return Client(v, client.visits + 1), None
 
     def merge(self, server, mean, round):
         return server

@@ -18,13 +18,13 @@ Departs  h follows the number format (eps^(1/4)) and the size of w's coefficient
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from mooring.algorithms.base import Algorithm, Setting
-from mooring.algorithms.settings import auto_eta, check, schedule, settled
+from mooring.algorithms.settings import auto_eta, check, check_work, counted, first_visits, schedule, settled
 from mooring.core.batches import minibatches
 from mooring.core.cohort import per_client
 from mooring.core.solvers import sgd
@@ -35,7 +35,7 @@ class Server(NamedTuple):
 
 
 class Client(NamedTuple):
-    pass
+    visits: Tensor  # [C], its own visits so far; [C, 0] where no step size asks
 
 
 class Tuned(NamedTuple):
@@ -47,9 +47,11 @@ class PerFedAvg(Algorithm):
     inner_eta: Setting = "auto"
     eta: Setting = "auto"
     decay: float = 0.0
+    fading: str = "inverse"  # what decay does: see settings.schedule
     steps: int = 10
     epochs: int = 0  # passes over the data instead of steps, when > 0
     batch: Setting = "auto"  # 0: all rows
+    draws: str = "passes"  # of minibatches; or "independent", "replacement"
     variant: str = "hessian-free"
     tune_steps: int = 1
 
@@ -57,8 +59,8 @@ class PerFedAvg(Algorithm):
     reveals: ClassVar[str] = "each client's change of the common model; its personal model stays with it"
 
     def __post_init__(self) -> None:
-        check(self, inner_eta=(0, None, "auto"), eta=(0, None, "auto"), decay=(0, None), steps=(1, None))
-        check(self, epochs=(0, None), batch=(0, None, "auto"), variant=("first-order", "hessian-free"))
+        check_work(self)
+        check(self, inner_eta=(0, None, "auto"), variant=("first-order", "hessian-free"))
         check(self, tune_steps=(0, None))
 
     def settle(self, task, facts):
@@ -67,12 +69,13 @@ class PerFedAvg(Algorithm):
         return replace(ready, inner_eta=inner)
 
     def start(self, task, w0):
-        return Server(w0), Client()
+        return Server(w0), Client(first_visits(self))
 
     def visit(self, server, client, task, data, round):
-        batch, count, eta = schedule(self, data, round)
+        batch, count, eta = schedule(self, data, round, counted(client.visits))
         w = server.w.expand(len(data), -1)
-        slots = [minibatches(task, data, round, batch=batch, steps=count, slot=slot) for slot in range(self.slots)]
+        work: dict[str, Any] = {"batch": batch, "steps": count, "draws": self.draws}
+        slots = [minibatches(task, data, round, slot=slot, **work) for slot in range(self.slots)]
         for inner, outer, *third in zip(*slots):
             rate = per_client(eta(inner.k) if callable(eta) else eta, w)
             g = task.grad(w - self.inner_eta * task.grad(w, inner.batch), outer.batch)
@@ -80,14 +83,15 @@ class PerFedAvg(Algorithm):
                 g = g - self.inner_eta * hessian_product(task, w, third[0].batch, g)
             moved = w - rate * g
             w = moved if inner.active is None else torch.where(inner.active[:, None], moved, w)
-        return client, w - server.w
+        return Client(client.visits + 1), w - server.w
 
     def merge(self, server, mean, round):
         return Server(server.w + mean)
 
     def finish(self, server, client, task, data, round):
         ahead = round._replace(t=round.t + 1)
-        return Tuned(sgd(task, server.w, data, ahead, self.inner_eta, batch=self.batch or None, steps=self.tune_steps))
+        work: dict[str, Any] = {"batch": self.batch or None, "steps": self.tune_steps, "draws": self.draws}
+        return Tuned(sgd(task, server.w, data, ahead, self.inner_eta, **work))
 
     def deploy(self, server, client):
         return client.v

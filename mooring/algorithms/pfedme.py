@@ -2,7 +2,8 @@
 
 Dinh, Tran, Nguyen. Personalized federated learning with Moreau envelopes. NeurIPS 2020, Algorithm 1.
 
-    v_i ~ arg min_v  L_i(v; xi) + lam/2 |v - w_i|^2            `inner_steps` gradient steps on one minibatch, or exact
+    v_i ~ arg min_v  L_i(v; xi) + lam/2 |v - w_i|^2            `inner_steps` gradient steps on one minibatch (fewer
+                                                               once |grad| <= tol), or exact
     w_i <- w_i - eta lam (w_i - v_i)                            both `steps` times, w_i from the common w
     w   <- (1 - server_step) w + server_step sum_i p_i w_i / sum_i p_i
 
@@ -23,7 +24,19 @@ import torch
 from torch import Tensor
 
 from mooring.algorithms.base import Algorithm, Setting
-from mooring.algorithms.settings import auto_eta, check, choose_inner, largest, read_lam, schedule, settled
+from mooring.algorithms.settings import (
+    auto_eta,
+    check,
+    check_work,
+    choose_inner,
+    counted,
+    first_visits,
+    largest,
+    read_lam,
+    schedule,
+    server_share,
+    settled,
+)
 from mooring.core.batches import minibatches
 from mooring.core.cohort import per_client
 from mooring.core.moor import stiffness
@@ -36,6 +49,7 @@ class Server(NamedTuple):
 
 class Client(NamedTuple):
     v: Tensor  # [C, d]
+    visits: Tensor  # [C], its own visits so far; [C, 0] where no step size asks
 
 
 @dataclass(frozen=True)
@@ -43,13 +57,17 @@ class PFedMe(Algorithm):
     lam: Setting = "auto"
     eta: Setting = "auto"
     decay: float = 0.0
+    fading: str = "inverse"  # what decay does: see settings.schedule
     steps: int = 10
     epochs: int = 0  # passes over the data instead of steps, when > 0
     batch: Setting = "auto"  # 0: all rows
+    draws: str = "passes"  # of minibatches; or "independent", "replacement"
     inner: str = "descent"  # or "exact", where the task has a prox
     inner_eta: Setting = "auto"
     inner_steps: int = 5
+    tol: float = 0.0  # of inner = "descent": the paper's nu; 0: all inner steps are taken and nothing is promised
     server_step: float = 1.0
+    server_decay: float = 0.0  # the server's step is divided by 1 + server_decay (t - 1)
 
     paper: ClassVar[str] = "Dinh et al. 2020, Algorithm 1"
     reveals: ClassVar[str] = (
@@ -58,9 +76,9 @@ class PFedMe(Algorithm):
 
     def __post_init__(self) -> None:
         read_lam(self, ("auto",))
-        check(self, eta=(0, None, "auto"), decay=(0, None), steps=(1, None), epochs=(0, None), batch=(0, None, "auto"))
+        check_work(self)
         check(self, inner=("descent", "exact"), inner_eta=(0, None, "auto"), inner_steps=(1, None))
-        check(self, server_step=(0, None))
+        check(self, server_step=(0, None), server_decay=(0, None), tol=(0, None))
 
     def settle(self, task, facts):
         choose_inner(self, task, "descent")
@@ -73,27 +91,27 @@ class PFedMe(Algorithm):
         return ready
 
     def start(self, task, w0):
-        return Server(w0), Client(w0)
+        return Server(w0), Client(w0, first_visits(self))
 
     def visit(self, server, client, task, data, round):
-        batch, count, eta = schedule(self, data, round)
+        batch, count, eta = schedule(self, data, round, counted(client.visits))
         lam = stiffness(self.lam, data.index, client.v)
         w, v = server.w.expand(len(data), -1), client.v
-        for step in minibatches(task, data, round, batch=batch, steps=count):
+        for step in minibatches(task, data, round, batch=batch, steps=count, draws=self.draws):
             rate = per_client(eta(step.k) if callable(eta) else eta, v)
             if self.inner == "exact":
                 new_v = task.prox(w, lam, step.batch, v)
             else:
-                new_v = descend(task, v, step.batch, lam, w, self.inner_eta, tol=0.0, most=self.inner_steps)
+                new_v = descend(task, v, step.batch, lam, w, self.inner_eta, tol=self.tol, most=self.inner_steps)
             new_w = w - rate * lam * (w - new_v)
             if step.active is not None:
                 new_w = torch.where(step.active[:, None], new_w, w)
                 new_v = torch.where(step.active[:, None], new_v, v)
             w, v = new_w, new_v
-        return Client(v), w - server.w
+        return Client(v, client.visits + 1), w - server.w
 
     def merge(self, server, mean, round):
-        return Server(server.w + self.server_step * mean)
+        return Server(server.w + self.server_step * server_share(self, round) * mean)
 
     def deploy(self, server, client):
         return client.v

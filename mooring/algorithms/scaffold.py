@@ -11,19 +11,20 @@ Karimireddy, Kale, Mohri, Reddi, Stich, Suresh. SCAFFOLD: stochastic controlled 
 Symbols  w, c: Server    c_i: Client.c
 Limits   the first round, with zero variates, is FedAvg's; with full gradients the fixed point is the minimiser of
          sum_i p_i L_i, whatever `steps` is
-Departs  sums weigh by p (uniform p: |S|/m and the mean over the cohort S); steps eta is the sum of the step sizes
+Departs  sums weigh by p (uniform p: |S|/m and the mean over the cohort S); steps eta is the sum of the step sizes; the
+         server's step may fade by server_decay
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from mooring.algorithms.base import Algorithm, Setting
-from mooring.algorithms.settings import check, schedule, settled
+from mooring.algorithms.settings import check, check_work, counted, first_visits, schedule, server_share, settled
 from mooring.core.cohort import per_client
 from mooring.core.solvers import sgd
 
@@ -35,6 +36,7 @@ class Server(NamedTuple):
 
 class Client(NamedTuple):
     c: Tensor  # [C, d]
+    visits: Tensor  # [C], its own visits so far; [C, 0] where no step size asks
 
 
 class Message(NamedTuple):
@@ -46,32 +48,38 @@ class Message(NamedTuple):
 class Scaffold(Algorithm):
     eta: Setting = "auto"
     decay: float = 0.0
+    fading: str = "inverse"  # what decay does: see settings.schedule
     steps: int = 10
     epochs: int = 0  # passes over the data instead of steps, when > 0
     batch: Setting = "auto"  # 0: all rows
+    draws: str = "passes"  # of minibatches; or "independent", "replacement"
     server_step: float = 1.0
+    server_decay: float = 0.0  # the server's step is divided by 1 + server_decay (t - 1)
 
     paper: ClassVar[str] = "Karimireddy et al. 2020, Algorithm 1"
     reveals: ClassVar[str] = "each client's change of the common model and its mean gradient on the way"
 
     def __post_init__(self) -> None:
-        check(self, eta=(0, None, "auto"), decay=(0, None), steps=(1, None), epochs=(0, None), batch=(0, None, "auto"))
-        check(self, server_step=(0, None))
+        check_work(self)
+        check(self, server_step=(0, None), server_decay=(0, None))
 
     def settle(self, task, facts):
         return settled(self, task, facts)
 
     def start(self, task, w0):
-        return Server(w0, torch.zeros_like(w0)), Client(torch.zeros_like(w0))
+        return Server(w0, torch.zeros_like(w0)), Client(torch.zeros_like(w0), first_visits(self))
 
     def visit(self, server, client, task, data, round):
-        batch, count, eta = schedule(self, data, round)
-        y = sgd(task, server.w, data, round, eta, batch=batch, steps=count, shift=server.c - client.c)
+        batch, count, eta = schedule(self, data, round, counted(client.visits))
+        work: dict[str, Any] = {"batch": batch, "steps": count, "draws": self.draws}
+        y = sgd(task, server.w, data, round, eta, shift=server.c - client.c, **work)
         c = client.c - server.c + (server.w - y) / per_client(travelled(eta, count), y)
-        return Client(c), Message(y - server.w, c - client.c)
+        return Client(c, client.visits + 1), Message(y - server.w, c - client.c)
 
     def merge(self, server, mean, round):
-        return Server(server.w + self.server_step * mean.w, server.c + round.weight * mean.c)
+        return Server(
+            server.w + self.server_step * server_share(self, round) * mean.w, server.c + round.weight * mean.c
+        )
 
     def deploy(self, server, client):
         return server.w

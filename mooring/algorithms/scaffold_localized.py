@@ -1,13 +1,14 @@
 """Localized SCAFFOLD: SCAFFOLD's common model, fine-tuned by every client before use.
 
-002, Section 5.
+apfl, Section 5.
 
     w   by SCAFFOLD
     v_i = w after `tune_steps` local SGD steps on L_i            what client i deploys
 
 Symbols  w: Server.w    v_i: Tuned.v    tune_steps: the paper's tau
 Limits   tune_steps = 0 is SCAFFOLD
-Departs  fine-tuning takes plain steps: control variates would hold a client back from its own optimum
+Departs  as scaffold; fine-tuning takes plain steps, as control variates would hold a client back from its own optimum,
+         with the draws and step sizes of the round that would come next
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from mooring.algorithms.scaffold import Scaffold
-from mooring.algorithms.settings import check, tuned
+from mooring.algorithms.settings import check, counted, tuned
 
 
 class Tuned(NamedTuple):
@@ -30,14 +31,14 @@ class ScaffoldLocalized(Scaffold):
     tune_steps: int = 10
     tune_epochs: int = 0  # passes over the data instead of steps, when > 0
 
-    paper: ClassVar[str] = "002, Section 5"
+    paper: ClassVar[str] = "apfl, Section 5"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check(self, tune_steps=(0, None), tune_epochs=(0, None))
 
     def finish(self, server, client, task, data, round):
-        return Tuned(tuned(self, task, server.w, data, round))
+        return Tuned(tuned(self, task, server.w, data, round, counted(client.visits)))
 
     def deploy(self, server, client):
         return client.v

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mooring.core.batches import steps_of
+from mooring.core.batches import DRAWS, batches_per_epoch, steps_of
 from mooring.core.cohort import CohortData, Round
 from mooring.core.errors import RequestError
 from mooring.core.moor import Moor, parse_stiffness
-from mooring.core.solvers import StepSize, decayed, sgd
+from mooring.core.solvers import StepSize, decayed, geometric, sgd
 from mooring.tasks.facts import RIDGES
 from mooring.tasks.proximal import DENSE
 
@@ -20,6 +20,8 @@ SMALL_BATCH = 32  # minibatch of tasks whose full passes are dear
 KINKED_STEP = 0.1  # of losses without curvature: the largest move of a score, targets being about 1 in size
 ROUNDING = 1e-10  # a residual variance up to this, of fits that may pass through all their rows, tells nothing
 PULL_OF_NETWORKS = 0.1  # lam = "auto" for a network, as a share of its curvature
+GEOMETRIC = ("steps", "rounds", "epochs")  # fadings that take a share off the step size
+FADINGS = ("inverse", *GEOMETRIC, "horizon")
 
 
 def check(algorithm: Any, **rules: Any) -> None:
@@ -152,29 +154,77 @@ def largest(lam: Any) -> float:
     return max(lam.per_client or (1.0,)) * max(lam.per_coefficient or (1.0,))
 
 
-def schedule(algorithm: Any, data: CohortData, round: Round) -> tuple[int | None, Tensor, StepSize]:
+def check_work(algorithm: Any, *rules: str) -> None:
+    """Hold the fields that all methods with local steps share to their ranges; eta may also be one of `rules`."""
+    check(algorithm, eta=(0, None, "auto", *rules), decay=(0, None), fading=FADINGS, draws=DRAWS)
+    check(algorithm, steps=(1, None), epochs=(0, None), batch=(0, None, "auto"))
+    if algorithm.fading in GEOMETRIC:
+        check(algorithm, decay=(0, 1))
+
+
+def schedule(
+    algorithm: Any, data: CohortData, round: Round, visits: Tensor | None = None
+) -> tuple[int | None, Tensor, StepSize]:
     """(rows per batch, each client's number of steps [C], step size), as the fields batch (0: all rows), steps, epochs,
-    eta and decay say; decay runs on over the rounds."""
+    eta, decay and fading say. The k-th local step of the run (from 0, counted as if a client came to every round) has
+
+        fading = "inverse"   eta / (1 + decay k)
+                 "steps"     eta (1 - decay)^k
+                 "rounds"    eta (1 - decay)^(rounds before this one)
+                 "epochs"    eta (1 - decay)^(whole passes that the client made over its rows in its own visits)
+                 "horizon"   eta / sqrt(T), T the local steps of the whole run; decay plays no part
+
+    `visits` [C] says how often each client has worked before: it keeps the count where its fading asks for it.
+    """
+    fading = getattr(algorithm, "fading", "inverse")  # an algorithm need not have all fields
     batch = algorithm.batch or None
     work = (None, algorithm.epochs) if algorithm.epochs else (algorithm.steps, None)
     count = steps_of(data.train.size, batch, *work)
-    before = (round.t - 1) * count.double()
-    eta = decayed(algorithm.eta, algorithm.decay, before) if algorithm.decay else algorithm.eta
-    return batch, count, eta
+    before = (round.t - 1) * count
+    if fading == "horizon":
+        return batch, count, algorithm.eta / (round.rounds * count.double()).sqrt()
+    if not algorithm.decay:
+        return batch, count, algorithm.eta
+    if fading == "inverse":
+        return batch, count, decayed(algorithm.eta, algorithm.decay, before.double())
+    if fading == "steps":
+        return batch, count, geometric(algorithm.eta, algorithm.decay, before)
+    if fading == "rounds":
+        return batch, count, algorithm.eta * (1 - algorithm.decay) ** (round.t - 1)
+    own = before if visits is None else visits * count
+    return batch, count, geometric(algorithm.eta, algorithm.decay, own, batches_per_epoch(data.train.size, batch))
 
 
-def local_sgd(algorithm: Any, task: Any, w: Tensor, data: CohortData, round: Round, **more: Any) -> Tensor:
+def first_visits(algorithm: Any) -> Tensor:
+    """The counter of a client's own visits in its first state: 0, or nothing at all where no step size asks for it."""
+    return torch.tensor(0) if algorithm.fading == "epochs" else torch.zeros(0, dtype=torch.long)
+
+
+def counted(visits: Tensor) -> Tensor | None:
+    """A cohort's counters as `schedule` takes them: [C], or None where they are not kept."""
+    return visits if visits.ndim == 1 else None
+
+
+def local_sgd(
+    algorithm: Any, task: Any, w: Tensor, data: CohortData, round: Round, visits: Tensor | None = None, **more: Any
+) -> Tensor:
     """SGD as the algorithm's fields say: see `schedule`."""
-    batch, count, eta = schedule(algorithm, data, round)
-    return sgd(task, w, data, round, eta, batch=batch, steps=count, **more)
+    batch, count, eta = schedule(algorithm, data, round, visits)
+    draws = getattr(algorithm, "draws", "passes")
+    return sgd(task, w, data, round, eta, batch=batch, steps=count, draws=draws, **more)
 
 
-def tuned(algorithm: Any, task: Any, w: Tensor, data: CohortData, round: Round) -> Tensor:
+def server_share(algorithm: Any, round: Round) -> float:
+    """What is left of the server's step in round t = 1, 2, ...: 1 / (1 + server_decay (t - 1))."""
+    return 1 / (1 + algorithm.server_decay * (round.t - 1))
+
+
+def tuned(algorithm: Any, task: Any, w: Tensor, data: CohortData, round: Round, visits: Tensor | None = None) -> Tensor:
     """The common model after each client's `tune_steps` (or `tune_epochs`), with the draws and rates of the next round.
 
     With as many steps as a stay takes, this is what FedAvg's next stay would send back.
     """
     ahead = round._replace(t=round.t + 1)
-    batch, _, eta = schedule(algorithm, data, ahead)
+    batch, _, eta = schedule(algorithm, data, ahead, visits)
     work = {"epochs": algorithm.tune_epochs} if algorithm.tune_epochs else {"steps": algorithm.tune_steps}
-    return sgd(task, w, data, ahead, eta, batch=batch, **work)
+    return sgd(task, w, data, ahead, eta, batch=batch, draws=algorithm.draws, **work)

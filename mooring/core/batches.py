@@ -13,6 +13,8 @@ from mooring.core.cohort import Batch, CohortData, Round, Rows
 from mooring.core.errors import RequestError
 from mooring.core.seeds import uniforms, words
 
+DRAWS = ("passes", "independent", "replacement")
+
 
 class Step(NamedTuple):
     """The k-th local step (from 0): its rows, and who still works (None: everyone)."""
@@ -25,6 +27,11 @@ class Step(NamedTuple):
 def batches_per_epoch(size: Tensor, batch: int | None) -> Tensor:
     """How many minibatches one pass takes, the last one possibly short; 1 for full batches."""
     return torch.ones_like(size) if batch is None else ((size + batch - 1) // batch).clamp(min=1)
+
+
+def check_draws(draws: str) -> None:
+    if draws not in DRAWS:
+        raise RequestError(f"draws must be one of {', '.join(map(repr, DRAWS))}, got {draws!r}.")
 
 
 def steps_of(size: Tensor, batch: int | None, steps: int | Tensor | None, epochs: int | None) -> Tensor:
@@ -55,16 +62,23 @@ def minibatches(
     steps: int | Tensor | None = None,
     epochs: int | None = None,
     slot: int = 0,
-    replace: bool = False,
+    draws: str = "passes",
     part: str = "train",
 ) -> Iterator[Step]:
     """The steps of a stay at a cohort.
 
-    `batch = None` gives every step all rows. Otherwise each client runs through its rows in a fresh random order per
-    pass, `batch` at a time; a client with fewer rows uses them all. `replace` draws independently with replacement.
-    Different `slot`s give independent draws in the same round.
+    `batch = None` gives every step all rows. Otherwise `batch` rows at a time, by `draws`:
+
+        "passes"        each client runs through its rows, in a fresh random order per pass
+        "independent"   every step draws afresh from all rows, without replacement
+        "replacement"   every step draws afresh from all rows, with replacement
+
+    A client with fewer rows uses them all, unless it draws with replacement. Different `slot`s give independent draws
+    in the same round.
     """
     rows: Rows = getattr(data, part)
+    check_draws(draws)
+    replace = draws == "replacement"
     counts = steps_of(rows.size, batch, steps, epochs)
     most = int(counts.max()) if len(counts) else 0
     ragged = bool((counts != most).any())
@@ -89,10 +103,8 @@ def minibatches(
         return
 
     sizes = rows.size.numpy()
-    width = batch if replace else min(batch, int(sizes.max()))
-    column = np.arange(width)
+    column = np.arange(batch if replace else min(batch, int(sizes.max())))
     if replace:
-        column = np.arange(batch)
         valid = torch.from_numpy(np.broadcast_to(sizes[:, None] > 0, (len(sizes), batch)).copy())
         for k in range(most):
             u = uniforms(round.seed, "batches", data.keys[:, None], round.t, slot, k, column)
@@ -100,7 +112,7 @@ def minibatches(
             yield step(k, rows.take(rows.start[:, None] + torch.from_numpy(place), valid))
         return
 
-    per_epoch = np.maximum(-(-sizes // batch), 1)
+    per_epoch = np.ones_like(sizes) if draws == "independent" else np.maximum(-(-sizes // batch), 1)
     offset = np.cumsum(sizes) - sizes
     order = np.zeros(int(sizes.sum()), dtype=np.int64)
     for k in range(most):

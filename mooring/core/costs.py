@@ -1,7 +1,42 @@
-"""What work costs: rows drawn and per-row gradients evaluated, counted by a wrapper around the task."""
+"""What work costs and what it reached, counted by a wrapper around the task.
 
-from dataclasses import dataclass
-from typing import Any
+Costs are rows drawn and per-row gradients evaluated. An inexact solve that promises a gradient no larger than some
+number tells what it ended at, so that a promise that was not kept is on the record.
+"""
+
+from dataclasses import dataclass, field
+from math import inf, isnan, nan
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+
+class Solves(NamedTuple):
+    """Inexact solves that promised |gradient| <= some number, and what they reached."""
+
+    promised: int = 0  # how many
+    broken: int = 0  # how many of them ended above their promise
+    gradient_promised: float = nan  # the promise of the worst of them, by reached / promised
+    gradient_reached: float = nan  # what that one reached
+
+    def __add__(self, other: "Solves") -> "Solves":  # type: ignore[override]
+        """Both together."""
+        worst = max(self, other, key=Solves.excess)
+        return Solves(self.promised + other.promised, self.broken + other.broken, *worst[2:])
+
+    def excess(self) -> float:
+        """By what factor the worst solve missed its promise; 1 or less: it was kept."""
+        if isnan(self.gradient_promised):
+            return -inf
+        return inf if isnan(self.gradient_reached) else self.gradient_reached / self.gradient_promised
+
+
+def reached(norm: Tensor, promise: float) -> Solves:
+    """What a cohort's solves reached: each client's gradient norm [C] beside the promise."""
+    if not len(norm):
+        return Solves()
+    worst = norm.nan_to_num(nan=inf).max()
+    return Solves(len(norm), int((~(norm <= promise)).sum()), promise, float(worst))
 
 
 @dataclass
@@ -10,6 +45,7 @@ class Meter:
 
     samples: int = 0  # rows drawn into minibatches
     gradients: int = 0  # per-row gradient evaluations
+    solves: Solves = field(default_factory=Solves)
 
 
 class Metered:
@@ -30,6 +66,9 @@ class Metered:
 
     def drawn(self, batch: Any) -> None:
         self._meter.samples += self._task.count(batch)
+
+    def solved(self, norm: Tensor, promise: float) -> None:
+        self._meter.solves += reached(norm, promise)
 
     def grad(self, w: Any, batch: Any) -> Any:
         self._meter.gradients += self._task.count(batch)

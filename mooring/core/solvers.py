@@ -45,9 +45,10 @@ def decayed(eta: float, decay: float, before: Any = 0) -> Callable[[int], Any]:
     return lambda k: eta / (1 + decay * (before + k))
 
 
-def inverse(scale: float, shift: float = 1.0) -> Callable[[int], float]:
-    """The step size scale / (k + shift) of strongly convex theory."""
-    return lambda k: scale / (k + shift)
+def geometric(eta: float, decay: float, before: Any = 0, every: Any = 1) -> Callable[[int], Any]:
+    """The step size eta (1 - decay)^j, j full stretches of `every` steps (a number or [C]) done before the k-th step,
+    k counted on from `before` (a number or [C])."""
+    return lambda k: eta * (1 - decay) ** torch.as_tensor((before + k) // every, dtype=torch.float64)
 
 
 def sgd(
@@ -64,7 +65,7 @@ def sgd(
     shift: Tensor | None = None,
     region: Ball | Box | None = None,
     slot: int = 0,
-    replace: bool = False,
+    draws: str = "passes",
 ) -> Tensor:
     """Each client's rows of `w` [C, d] (or one start [d] for all) after its local steps
 
@@ -73,7 +74,7 @@ def sgd(
     lam may be a number, [C], [C, 1] or [C, d]. The full gradient is used when batch is None.
     """
     v = w.expand(len(data), -1).clone()
-    for step in minibatches(task, data, round, batch=batch, steps=steps, epochs=epochs, slot=slot, replace=replace):
+    for step in minibatches(task, data, round, batch=batch, steps=steps, epochs=epochs, slot=slot, draws=draws):
         g = task.grad(v, step.batch)
         if pull is not None:
             g = torch.addcmul(g, v - pull[1], per_client(pull[0], v))
@@ -88,17 +89,26 @@ def sgd(
     return v
 
 
+def certify(task: Any, v: Tensor, rows: Any, lam: Any, center: Tensor, tol: float) -> None:
+    """Measure |grad h_i(v)|, h_i(v) = L_i(v) + lam/2 |v - center|^2, after a solve that promised at most tol."""
+    task.solved(task.grad(v, rows).addcmul_(v - center, per_client(lam, v)).norm(dim=1), tol)
+
+
 def descend(task: Any, v: Tensor, rows: Any, lam: Any, center: Tensor, eta: Any, *, tol: float, most: int) -> Tensor:
     """Full-gradient steps on h_i(v) = L_i(v) + lam/2 |v - center|^2 until each client certifies |grad h_i| <= tol.
 
-    At most `most` steps; a client that is done rests while the others go on.
+    At most `most` steps; a client that is done rests while the others go on. The promise tol and what was reached are
+    told to the task. tol = 0 promises nothing: all steps are taken.
     """
     pull, rate = per_client(lam, v), per_client(eta, v)
-    for _ in range(most):
+    for k in range(most + 1 if tol > 0 else most):
         g = task.grad(v, rows).addcmul_(v - center, pull)
-        live = g.norm(dim=1) > tol
-        if not bool(live.any()):
+        norm = g.norm(dim=1)
+        live = ~(norm <= tol)  # a gradient that is nan has reached nothing
+        if k == most or not bool(live.any()):
             break
         moved = torch.addcmul(v, g, -rate)
         v = moved if bool(live.all()) else torch.where(live[:, None], moved, v)
+    if tol > 0:
+        task.solved(norm, tol)
     return v

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from mooring.core.cohort import Round, weighted_mean
+from mooring.core.costs import Solves
 from mooring.core.errors import RequestError, WorkError
 from mooring.core.seeds import words
 from mooring.engines.simulator import select
@@ -169,6 +170,7 @@ def run(
             "bytes_up": up,
             "samples": replies.samples,
             "gradients": replies.gradients,
+            **replies.solves._asdict(),
             "validation_loss": float("nan"),
             "test_loss": float("nan"),
         }
@@ -188,7 +190,21 @@ def run(
     if progress.best_round != progress.t and progress.chosen_server is not None:
         with at_chosen(progress, exchange):
             chosen = evaluate(exchange, progress.chosen_server, turn._replace(t=progress.best_round))
+    if (broken := broken_promises(progress.records)) is not None:
+        warnings.warn(f"{algorithm.name}: {broken}")
     return Outcome(progress, last, chosen)
+
+
+def broken_promises(records: list[dict[str, Any]]) -> str | None:
+    """One sentence about inner solves that ended above the gradient they promised; None if there are none."""
+    total = sum((Solves(*(record[name] for name in Solves._fields)) for record in records), Solves())
+    if not total.broken:
+        return None
+    return (
+        f"{total.broken} of {total.promised} inner solves did not reach the gradient they promised, at worst "
+        f"{total.gradient_reached:.3g} where {total.gradient_promised:.3g} was promised; "
+        "allow more steps, or choose another eta."
+    )
 
 
 def evaluate(exchange: Any, server: Any, round: Round) -> Evaluation:

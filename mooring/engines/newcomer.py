@@ -6,7 +6,7 @@
     alone     the method's own visits                                             Local, whose w is not trained
     tune      w after local SGD steps                                             all others
 
-Source   002, Eq. 7 (mixture).
+Source   apfl, Eq. 7 (mixture).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from mooring.core.moor import Moor, stiffness
 from mooring.tasks.facts import gather
 
 WAYS = ("mixture", "prox", "finish", "alone", "tune")
-WORK = ("decay", "steps", "epochs", "batch", "alpha", "adapt", "adapt_on", "alpha_pull", "radius")
+WORK = ("decay", "fading", "steps", "epochs", "batch", "draws", "alpha", "adapt", "adapt_on", "alpha_pull", "radius")
 STAYS = 5  # a newcomer's local work, in rounds' worth of the method's: 5 passes where a round is one (002, Figure 6)
 
 
@@ -47,7 +47,7 @@ def personalize(
     """[C, d]: what newcomers with these data deploy, given a finished run's settled algorithm and server state.
 
     Step sizes are the run's, on convex tasks at most what the newcomer's own curvature allows; an exact prox is used
-    where the task has one. A lam per client has no value for a newcomer: the median stands in.
+    where the task has one. A lam or alpha per client has no value for a newcomer: the median stands in.
     """
     how = way_of(algorithm) if how == "auto" else how
     if how not in WAYS:
@@ -90,6 +90,8 @@ def worker(kind: Any, algorithm: Any, task: Any, data: CohortData, w: Tensor, pu
     shared = {name: getattr(algorithm, name) for name in same}
     if shared.get("adapt_on") == "validation":
         shared["adapt_on"] = "auto"  # the newcomer may have no validation rows
+    if isinstance(shared.get("alpha"), tuple):
+        shared["alpha"] = statistics.median(shared["alpha"])
     facts = gather(task, data, w[0], ())
     ready = kind(**shared).settle(task, facts)
     # The step of the personal model, where the method has two.

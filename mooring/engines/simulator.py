@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mooring.core.cohort import Round
-from mooring.core.costs import Meter, Metered
+from mooring.core.costs import Meter, Metered, Solves
 from mooring.core.errors import RequestError
 from mooring.data.clients import PARTS, Clients
 from mooring.tasks.facts import Facts, gather
@@ -24,6 +24,7 @@ class Replies(NamedTuple):
     missing: dict[int, str]  # place in the federation -> reason
     samples: int
     gradients: int
+    solves: Solves = Solves()
 
 
 class Simulator:
@@ -59,7 +60,8 @@ class Simulator:
         order = torch.argsort(torch.cat(blocks))
         self._pending = (cohort, stacked([state for state, _ in parts], order))
         message = stacked([message for _, message in parts], order)
-        return Replies(message, torch.ones(len(cohort), dtype=torch.bool), {}, meter.samples, meter.gradients)
+        present = torch.ones(len(cohort), dtype=torch.bool)
+        return Replies(message, present, {}, meter.samples, meter.gradients, meter.solves)
 
     def accept(self, accepted: Tensor, round: Round) -> None:
         """The replies of these members of the last cohort ([C] bool) were merged: their new states count."""

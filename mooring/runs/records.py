@@ -32,6 +32,10 @@ ROUNDS = pa.schema(
         _count("bytes_down"),
         _count("samples"),
         _count("gradients"),
+        _count("promised"),  # inner solves that promised a gradient
+        _count("broken"),  # those of them that ended above it
+        _number("gradient_promised"),  # of the worst of them
+        _number("gradient_reached"),
         _number("seconds"),
         _count("asked"),
         _count("accepted"),

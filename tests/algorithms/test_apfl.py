@@ -6,6 +6,7 @@ import torch
 
 from mooring.algorithms.apfl import APFL, alpha_slope, mixture
 from mooring.algorithms.base import build
+from mooring.algorithms.settings import schedule
 from mooring.core.cohort import Round
 from mooring.core.errors import RequestError
 from mooring.data.clients import from_arrays
@@ -181,3 +182,53 @@ def test_theory_says_where_it_does_not_hold():
 def test_average_needs_a_fixed_mixture_and_equal_steps(fields):
     with pytest.raises(RequestError, match="fixed mixture and equal numbers of steps"):
         APFL(output="average", **fields)
+
+
+def test_every_client_may_have_its_own_mixture():
+    """alpha_i = 0 deploys the common model, 1 the client's own; whoever was never asked has its own mixture too."""
+    task, clients = PROBLEMS["linear"]()
+    own = [0.0, 0.25, 0.5, 0.75, 1.0]
+    fields = {"adapt": "no", "eta": 0.1, "decay": 0.0, "steps": 3}
+    server, models, exchange = simulate(build("apfl", {**fields, "alpha": own}), task, clients)
+    for i, alpha in enumerate(own):
+        _, alike, _ = simulate(build("apfl", {**fields, "alpha": alpha}), task, clients)
+        torch.testing.assert_close(models[i], alike[i], rtol=1e-13, atol=1e-13)
+    assert torch.equal(models[0], server.w)
+    first = exchange.states.__class__(exchange.algorithm.start(task, task.start())[1], 5).take(torch.tensor([3, 1]))
+    waiting = exchange.algorithm.finish(server, first, task, exchange.data.select(torch.tensor([3, 1])), FIRST)
+    assert waiting.alpha.tolist() == [0.75, 0.25]
+
+
+@pytest.mark.parametrize(
+    "alpha,sentence",
+    [([0.1, 1.2], "alpha must be between 0 and 1, got 1.2"), ([0.1, 0.2], "alpha has 2 numbers, one per")],
+)
+def test_a_wrong_list_of_mixtures_is_one_sentence(alpha, sentence):
+    with pytest.raises(RequestError, match=sentence):
+        settled_simulator(build("apfl", {"alpha": alpha}), *PROBLEMS["linear"]())
+
+
+def test_the_smallest_mixture_decides_the_theorem():
+    task, clients = PROBLEMS["linear"]()
+    fields = {"adapt": "no", "eta": "theory", "radius": 9.0}
+    shifts = [
+        settled_simulator(build("apfl", {**fields, "alpha": alpha}), task, clients)[0].shift
+        for alpha in ([0.9999] * 5, [0.9999] * 4 + [0.5], 0.5)
+    ]
+    assert shifts[0] > shifts[1] == shifts[2]
+
+
+def test_the_schedule_of_theorem_3():
+    """1/(2 sqrt(5) L sqrt(T)) at every local iteration, T = rounds * steps, with full gradients."""
+    task, clients = PROBLEMS["linear"]()
+    algorithm, exchange, server = settled_simulator(build("apfl", {"eta": "nonconvex", "steps": 4}), task, clients)
+    smooth = float(exchange.facts(task.start()).smooth.max())
+    assert (algorithm.batch, algorithm.decay) == (0, 0.0)
+    turn = Round(3, 25, 5, 5, 1.0, 0)
+    _, count, eta = schedule(algorithm, exchange.data, turn)
+    expected = apfl_schedule.nonconvex_step_size(smooth, 25 * 4, 4)
+    assert eta.tolist() == pytest.approx([expected] * 5, rel=1e-12) and count.tolist() == [4] * 5
+    with pytest.raises(RequestError, match="needs steps <= rounds, got 4 and 3"):
+        algorithm.visit(server, exchange.states.take(torch.arange(5)), task, exchange.data, turn._replace(rounds=3))
+    with pytest.raises(RequestError, match="is for full gradients; set batch = 0, got 4"):
+        settled_simulator(build("apfl", {"eta": "nonconvex", "batch": 4}), task, clients)

@@ -20,7 +20,7 @@ SGD = {"eta": 0.1, "batch": 4, "steps": 3}
 FULL = {"eta": 0.1, "batch": 0, "steps": 3}
 ALONE = {"inner": "sgd", "ridge": 0.0}
 EXACT = {"inner": "exact", "lam": 0.6}
-DESCENT = {"inner": "descent", "lam": 0.6, "tol": 0.05}
+DESCENT = {"inner": "descent", "lam": 0.6, "tol": 0.05, "steps": 100}
 UNWEIGHTED = {"gamma": 1 / 0.6, "aggregation": "average", "radius": 0, "final_steps": 0}
 TWIN = {**FULL, "inner": "sgd", "lam": 0.6, "gamma": 1 / 0.6}
 

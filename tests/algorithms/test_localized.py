@@ -14,7 +14,9 @@ def test_tuning_is_the_clients_copy_in_the_next_round(fields):
     task, clients = PROBLEMS["logistic"]()
     algorithm = build("fedavg_localized", {"eta": 0.1, "steps": 3, "tune_steps": 3, **fields})
     server, models, exchange = simulate(algorithm, task, clients, rounds=2)
-    _, change = algorithm.visit(server, None, task, exchange.data, Round(3, 3, 5, 5, 1.0, 0))
+    _, change = algorithm.visit(
+        server, exchange.states.take(torch.arange(5)), task, exchange.data, Round(3, 3, 5, 5, 1.0, 0)
+    )
     torch.testing.assert_close(models, server.w + change, rtol=1e-13, atol=1e-13)
 
 

@@ -7,10 +7,12 @@ import torch
 from mooring.algorithms.base import build
 from mooring.algorithms.settings import PULL_OF_NETWORKS, auto_lam, schedule
 from mooring.core.cohort import Round
+from mooring.core.errors import RequestError
 from mooring.data.clients import from_arrays
 from mooring.tasks.facts import gather
 from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic
+from tests.problems import settled_simulator, simulate
 
 
 def planted(m=300, n=60, d=3, spread=0.3, noise=0.7, scale=1.0, constant=False, seed=0):
@@ -78,3 +80,67 @@ def test_schedule_counts_steps_and_decays_over_the_rounds():
     torch.testing.assert_close(eta(1), torch.full((2,), 0.5 / (1 + 0.1 * 13), dtype=torch.float64))
     batch, count, eta = schedule(build("fedavg", {"eta": 0.5, "batch": 0, "steps": 7}), data, turn)
     assert batch is None and count.tolist() == [7, 7] and eta == 0.5
+
+
+@pytest.mark.parametrize("fading,expected", [("steps", 0.9**13), ("rounds", 0.9**2), ("epochs", 0.9**4)])
+def test_other_fadings(fading, expected):
+    """The second step of round 3, of 6 steps a stay and 3 a pass: 13 steps, 2 rounds, 4 passes before it."""
+    data, turn = planted(m=2, n=10).cohort(), Round(3, 9, 2, 2, 1.0, 0)
+    fields = {"eta": 0.5, "decay": 0.1, "fading": fading, "batch": 4, "epochs": 2}
+    eta = schedule(build("fedavg", fields), data, turn)[2]
+    taken = torch.as_tensor(eta(1) if callable(eta) else eta, dtype=torch.float64).expand(2).tolist()
+    assert taken == pytest.approx([0.5 * expected] * 2, rel=1e-14)
+
+
+def test_own_epochs_count_own_visits():
+    data, turn = planted(m=2, n=10).cohort(), Round(3, 9, 2, 2, 1.0, 0)
+    fields = {"eta": 0.5, "decay": 0.1, "fading": "epochs", "batch": 4, "epochs": 2}
+    eta = schedule(build("fedavg", fields), data, turn, torch.tensor([0, 1]))[2]
+    assert eta(4).tolist() == pytest.approx([0.5 * 0.9, 0.5 * 0.9**3], rel=1e-14)
+
+
+def test_the_counter_is_kept_only_where_it_is_asked_for():
+    task = Linear(3)
+    for fading, shape in (("epochs", ()), ("inverse", (0,))):
+        for name in ("fedavg", "local", "ditto", "scaffold", "apfl", "pfedme", "per_fedavg", "fedprox_two_stage"):
+            assert build(name, {"fading": fading}).start(task, task.start())[1].visits.shape == shape
+
+
+@pytest.mark.parametrize(
+    "fields,sentence",
+    [
+        ({"fading": "linear"}, "FedAvg: fading must be one of 'inverse', 'steps', 'rounds', 'epochs', 'horizon', got"),
+        ({"fading": "rounds", "decay": 1.5}, "FedAvg: decay must be between 0 and 1, got 1.5."),
+        ({"draws": "all"}, "FedAvg: draws must be one of 'passes', 'independent', 'replacement', got 'all'."),
+    ],
+)
+def test_wrong_schedules_are_one_sentence(fields, sentence):
+    with pytest.raises(RequestError) as error:
+        build("fedavg", fields)
+    assert str(error.value).startswith(sentence)
+
+
+@pytest.mark.parametrize("draws", ["independent", "replacement"])
+@pytest.mark.parametrize("name", ["fedavg", "ditto", "scaffold", "apfl", "pfedme", "per_fedavg", "fedprox_two_stage"])
+def test_draws_reach_every_methods_minibatches(name, draws):
+    clients = planted(m=2, n=12)
+    fields = {"batch": 4, "steps": 6, "eta": 0.05}
+    ends = [
+        simulate(build(name, {**fields, **how}), Linear(3), clients, rounds=1)[0].w for how in ({}, {"draws": draws})
+    ]
+    assert not torch.allclose(*ends, rtol=1e-6)
+
+
+@pytest.mark.parametrize("inner,share", [("exact", 1.0), ("descent", 0.5), ("sgd", 0.5)])
+def test_the_servers_step_is_one_over_the_envelopes_smoothness_or_half_of_it(inner, share):
+    """effect, Corollary 1: 1/L_g = 1/lam + 1/L; half of it with inexact solves; one per coefficient for many lam."""
+    task, clients = Linear(3, intercept=False), planted(m=4, n=20)
+    _, exchange, _ = settled_simulator(build("fedavg", {}), task, clients)
+    smooth = float(exchange.facts(task.start()).smooth.max())
+    one = settled_simulator(build("fedprox_one_stage", {"lam": 0.4, "inner": inner}), task, clients)[0]
+    assert one.gamma == pytest.approx(share * (1 / 0.4 + 1 / smooth))
+    moor = {"per_client": [0.1, 0.2, 0.3, 0.4], "per_coefficient": [1.0, 2.0, 3.0]}
+    many = settled_simulator(build("fedprox_one_stage", {"lam": moor, "inner": inner}), task, clients)[0]
+    lam = np.outer(moor["per_client"], moor["per_coefficient"])
+    expected = share * lam.sum(0) / (lam * smooth / (lam + smooth)).sum(0)  # equal weights cancel
+    assert many.gamma == pytest.approx(tuple(expected))

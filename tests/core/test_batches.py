@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mooring.core.batches import minibatches, steps_of
+from mooring.core.batches import DRAWS, minibatches, steps_of
 from mooring.core.cohort import CohortData, Round, Rows, weighted_mean
 from mooring.core.errors import RequestError
 from mooring.core.seeds import client_key, generator, uniforms, words
@@ -48,14 +48,14 @@ def test_an_epoch_visits_every_row_once(sizes, batch, epochs):
 
 
 @settings(deadline=None, max_examples=40)
-@given(st.lists(st.integers(1, 13), min_size=2, max_size=5), st.integers(1, 6), st.booleans())
-def test_draws_do_not_depend_on_the_company(sizes, batch, replace):
+@given(st.lists(st.integers(1, 13), min_size=2, max_size=5), st.integers(1, 6), st.sampled_from(DRAWS))
+def test_draws_do_not_depend_on_the_company(sizes, batch, draws):
     data = cohort(sizes)
     for c, n in enumerate(sizes):
-        if batch >= n and not replace:
+        if batch >= n and draws != "replacement":
             continue  # then every step sees all rows, in whatever order
-        together = drawn(data, c, batch=batch, steps=5, replace=replace)
-        alone = drawn(data.select(torch.tensor([c])), 0, batch=batch, steps=5, replace=replace)
+        together = drawn(data, c, batch=batch, steps=5, draws=draws)
+        alone = drawn(data.select(torch.tensor([c])), 0, batch=batch, steps=5, draws=draws)
         assert together == alone
 
 
@@ -109,3 +109,19 @@ def test_blocks_hold_everyone_once_and_waste_little():
         held = rows.size[block]
         assert int(held.max()) <= max(2 * int(held.min()), 16)
     assert max(len(block) for block in rows.blocks(most=2)) <= 2
+
+
+def test_independent_draws_are_fresh_samples_without_replacement():
+    """Each step draws from all rows: no row twice in a step, some twice in what a pass would be; every row alike."""
+    data = cohort([10, 3])
+    steps = drawn(data, 0, batch=4, steps=400, draws="independent")
+    assert all(len(set(step)) == 4 for step in steps)
+    assert any(set(one) & set(other) for one, other in zip(steps[::2], steps[1::2]))
+    often = np.bincount([row for step in steps for row in step], minlength=10)
+    assert often.min() > 110 and often.max() < 210  # 160 expected, standard deviation below 10
+    assert all(sorted(step) == [100, 101, 102] for step in drawn(data, 1, batch=4, steps=3, draws="independent"))
+
+
+def test_unknown_draws_are_refused():
+    with pytest.raises(RequestError, match="draws must be one of 'passes', 'independent', 'replacement', got 'all'"):
+        drawn(cohort([5]), 0, batch=2, steps=1, draws="all")

@@ -8,7 +8,7 @@ from mooring.core.cohort import Round
 from mooring.core.errors import RequestError
 from mooring.core.moor import Moor, parse_stiffness, stiffness
 from mooring.core.newton import conjugate_gradient, newton
-from mooring.core.solvers import Ball, Box, decayed, descend, inverse, project, sgd
+from mooring.core.solvers import Ball, Box, decayed, descend, geometric, project, sgd
 from mooring.tasks.linear import Linear
 from tests.problems import linear_clients
 
@@ -25,7 +25,9 @@ def test_projections():
 def test_schedules():
     assert [decayed(1.0, 0.5)(k) for k in range(3)] == [1.0, 1 / 1.5, 0.5]
     assert decayed(1.0, 0.5, before=2)(0) == 0.5
-    assert [inverse(2.0)(k) for k in range(3)] == [2.0, 1.0, 2 / 3]
+    halved = geometric(1.0, 0.5, before=torch.tensor([0, 3]), every=torch.tensor([2, 3]))
+    assert [halved(k).tolist() for k in range(4)] == [[1.0, 0.5], [1.0, 0.5], [0.5, 0.5], [0.5, 0.25]]
+    assert [float(geometric(2.0, 0.1)(k)) for k in range(3)] == pytest.approx([2.0, 1.8, 1.62], rel=1e-15)
 
 
 def test_sgd_with_a_pull_reaches_the_prox():

@@ -22,7 +22,8 @@ FILES = {
     "split.parquet": parquet_bytes(SPLIT),
 }
 MODELS = Models(torch.zeros(3), torch.arange(6.0).reshape(2, 3), ("a", "ü"), {"name": "linear"}, [["weight", [3]]])
-ROUND = {"t": 1, "bytes_up": 1, "bytes_down": 1, "samples": 1, "gradients": 1, "asked": 1, "accepted": 1}
+COUNTS = ("bytes_up", "bytes_down", "samples", "gradients", "promised", "broken", "asked", "accepted")
+ROUND = {"t": 1} | dict.fromkeys(COUNTS, 1)
 CLIENT = {"client": "a", "rows": 3, "train": 1, "validation": 1, "test": 1}
 
 

@@ -7,7 +7,8 @@ from mooring.runs.files import parquet_bytes, write_parquet
 from mooring.runs.records import CLIENTS, ROUNDS, clients_table, read_records, rounds_table
 from mooring.runs.tensors import read_tensors, write_tensors
 
-COUNTS = {"bytes_up": 800, "bytes_down": 400, "samples": 60, "gradients": 60, "asked": 3, "accepted": 2}
+WORK = {"samples": 60, "gradients": 60, "promised": 3, "broken": 1}
+COUNTS = {"bytes_up": 800, "bytes_down": 400, "asked": 3, "accepted": 2, **WORK}
 
 
 def a_round(t, **losses):
@@ -25,7 +26,8 @@ def test_rounds_have_fixed_columns_and_types(tmp_path):
     write_parquet(tmp_path / "rounds.parquet", rounds_table(ROWS))
     frame = read_records(tmp_path / "rounds.parquet", ROUNDS)
     assert " ".join(frame.columns) == (
-        "t train_loss validation_loss test_loss bytes_up bytes_down samples gradients seconds asked accepted"
+        "t train_loss validation_loss test_loss bytes_up bytes_down samples gradients promised broken "
+        "gradient_promised gradient_reached seconds asked accepted"
     )
     assert (frame.dtypes[["t", "samples", "asked"]] == "int64").all()
     assert (frame.dtypes[["train_loss", "test_loss", "seconds"]] == "float64").all()

@@ -1,0 +1,85 @@
+"""Two-stage FedProx: the last stage does enough work, and lam by the theorems' rules."""
+
+import numpy as np
+import pytest
+import torch
+
+from mooring.algorithms.base import build
+from mooring.core.cohort import Round
+from mooring.data.clients import from_arrays
+from mooring.tasks.facts import gather
+from mooring.tasks.linear import Linear
+from mooring.theory.from_facts import curvature, radii
+from mooring.theory.lambda_aer import lambda_aer
+from mooring.theory.lambda_ier import lambda_ier
+from tests.problems import PROBLEMS, settled_simulator
+
+
+def steep(condition=200.0, m=4, seed=0):
+    """Quadratics with curvatures from 1/condition to 1, as rows of a linear regression."""
+    rng = np.random.default_rng(seed)
+    scales = np.sqrt(4 * np.geomspace(1 / condition, 1, 4))
+    roots = [np.diag(scales) @ np.linalg.qr(rng.normal(size=(4, 4)))[0].T for _ in range(m)]
+    return Linear(4, intercept=False), from_arrays(roots, [x @ rng.normal(size=4) for x in roots])
+
+
+@pytest.mark.parametrize("schedule", ["constant", "inverse"])
+def test_the_last_stage_comes_a_thousand_times_nearer(schedule):
+    """From the exact common model, with a condition number of 200 and a loose moor."""
+    task, clients = steep()
+    fields = {"lam": 1e-3, "schedule": schedule, "radius": 0}
+    ready, exchange, server = settled_simulator(build("fedprox_two_stage", fields), task, clients)
+    w = torch.tensor([0.3, -0.2, 0.5, 0.1], dtype=torch.float64)
+    exact = task.prox(w.expand(4, -1), 1e-3, clients.train.full(task))
+    begin = exact + torch.tensor([1.0, -1.0, 0.5, 0.2], dtype=torch.float64)
+    client = exchange.states.take(torch.arange(4))._replace(v=begin)
+    end = ready.finish(server._replace(w=w), client, task, exchange.data, Round(1, 1, 4, 4, 1.0, 0)).v
+    assert float(((end - exact).norm(dim=1) / (begin - exact).norm(dim=1)).max()) <= 1e-3
+    still = client._replace(v=exact)
+    end = ready.finish(server._replace(w=w), still, task, exchange.data, Round(1, 1, 4, 4, 1.0, 0)).v
+    torch.testing.assert_close(end, exact, rtol=1e-9, atol=1e-9)
+
+
+def test_flat_losses_are_cut_and_said():
+    task, clients = steep(condition=1e6)
+    with pytest.warns(UserWarning, match="final_steps = 'auto' is cut at 10000; so flat a loss asks for"):
+        ready, *_ = settled_simulator(build("fedprox_two_stage", {"lam": 0.0, "radius": 0}), task, clients)
+    assert ready.final_steps == 10_000
+
+
+def test_given_final_steps_are_taken_as_in_a_stay():
+    ready, *_ = settled_simulator(build("fedprox_two_stage", {"final_steps": 7}), *PROBLEMS["linear"]())
+    assert (ready.final_steps, ready.final_eta) == (7, "stay")
+
+
+def test_without_curvature_the_last_stage_is_ten_stays():
+    for work, steps in (({"steps": 3}, 30), ({"epochs": 2, "batch": 4}, 10 * 2 * 4)):  # 13 rows: 4 batches a pass
+        fields = {"lam": 0.5, "radius": 0, **work}
+        ready, *_ = settled_simulator(build("fedprox_two_stage", fields), *PROBLEMS["absolute"]())
+        assert (ready.final_steps, ready.final_eta) == (steps, "stay")
+
+
+@pytest.mark.parametrize("rule", ["aer", "ier"])
+@pytest.mark.parametrize("name", ["fedprox_one_stage", "fedprox_two_stage"])
+def test_the_rules_take_the_radius_that_their_theorem_is_about(name, rule):
+    """Average risk: the root mean square distance; every client's risk: the largest one."""
+    task, clients = Linear(3, intercept=False), unlike_one_another()
+    ready, exchange, _ = settled_simulator(build(name, {"lam": rule}), task, clients)
+    facts = gather(task, exchange.data, task.start(), ("fit",))
+    found, mu = radii(facts), curvature("", task, facts).mu
+    rules = {"aer": (lambda_aer, found.rms, found.most), "ier": (lambda_ier, found.most, found.rms)}
+    law, right, wrong = rules[rule]
+    p, n = facts.p.numpy(), facts.n.numpy()
+    assert ready.lam == pytest.approx(law(right, mu, p, n).lam, rel=1e-12)
+    assert abs(law(wrong, mu, p, n).lam / ready.lam - 1) > 0.05  # the radius matters here
+
+
+def unlike_one_another():
+    """Many clients that differ by little, one by more: R_max is well above R_rms, both below sqrt(m/N)."""
+    rng = np.random.default_rng(3)
+    xs = [rng.normal(size=(40, 3)) for _ in range(9)]
+    far = np.array([0.05] * 8 + [0.14])
+    ways = rng.normal(size=(9, 3))
+    ways /= np.linalg.norm(ways, axis=1, keepdims=True)
+    ys = [x @ (1 + f * way) + 0.02 * rng.normal(size=40) for x, f, way in zip(xs, far, ways)]
+    return from_arrays(xs, ys, kind="regression")
