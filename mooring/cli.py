@@ -30,6 +30,7 @@ from mooring.options import (
     example,
     takes,
 )
+from mooring.runs.sections import ALGORITHM
 
 app = typer.Typer(
     add_completion=False,
@@ -62,7 +63,7 @@ def fit(
 
     display = Display(json_)
     settings, given = apart(set_, given)
-    out = out or free_directory(source, algorithm or "fit")
+    out = out or free_directory(source, algorithm or ("fit" if source.endswith(".toml") else ALGORITHM))
     with display.progress() as tell:
         result = train(source, algorithm=algorithm, settings=settings, out=out, tell=tell, **given)
     display.notes(result.job.clients.notes)
@@ -94,7 +95,7 @@ def compare(
         show_comparison(display, result)
 
 
-@app.command(epilog="Example: mooring resume runs/exam-fit-1")
+@app.command(epilog="Example: mooring resume runs/exam-1")
 def resume(run: Run, json_: Json = False) -> None:
     """Continue an interrupted run (its directory RUN) to the very result it would have had."""
     from mooring.display import Display, show_comparison, show_fit
@@ -127,7 +128,7 @@ def resume(run: Run, json_: Json = False) -> None:
         show_fit(display, fitted)
 
 
-@app.command(epilog="Example: mooring predict runs/exam-fit-1 new.csv --out predictions.csv")
+@app.command(epilog="Example: mooring predict runs/exam-1 new.csv --out predictions.csv")
 def predict(
     run: Run,
     source: Source,
@@ -157,7 +158,7 @@ def predict(
         sys.stdout.write(frame.to_csv(index=False))
 
 
-@app.command(epilog="Example: mooring personalize runs/exam-fit-1 newcomer.csv --out newcomer.safetensors")
+@app.command(epilog="Example: mooring personalize runs/exam-1 newcomer.csv --out newcomer.safetensors")
 @takes("min_rows", "drop_small", "seed")
 def personalize(
     run: Run,
@@ -377,12 +378,15 @@ def told(error: Exception) -> int:
 
     if isinstance(error, click.exceptions.Exit):
         return error.exit_code
+    if isinstance(error, click.NoSuchOption) and error.ctx is not None:
+        known = [word for parameter in error.ctx.command.params for word in parameter.opts if word.startswith("--")]
+        error = RequestError(f"mooring {error.ctx.info_name}: {unknown('option', error.option_name, known)}.")
     if isinstance(error, click.ClickException):
         error.show()
         return 2
     if isinstance(error, click.Abort):
         return 130
-    known = isinstance(error, RequestError | WorkError)
-    text = str(error) if known else f"unexpected {type(error).__name__}: {error} (run with --debug for the details)"
+    foreseen = isinstance(error, RequestError | WorkError)
+    text = str(error) if foreseen else f"unexpected {type(error).__name__}: {error} (run with --debug for the details)"
     print(f"error: {text}", file=sys.stderr)  # noqa: T201
     return 2 if isinstance(error, RequestError) else 1

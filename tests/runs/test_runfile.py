@@ -170,8 +170,8 @@ def test_nan_survives():
          "whole number of them from 2 on, got -1."),
         ("training.weights", {"a": -1.0}, "training.weights must be \"size\", \"uniform\", the name of a column, or a "
          "table with a positive number for each client, got {'a': -1.0}."),
-        ("training.weights", {"a": math.inf}, "training.weights must be \"size\", \"uniform\", the name of a column, or "
-         "a table with a positive number for each client, got {'a': inf}."),
+        ("training.weights", {"a": math.inf}, "training.weights must be \"size\", \"uniform\", the name of a column, "
+         "or a table with a positive number for each client, got {'a': inf}."),
         ("training.participation", math.nan, "training.participation must be a share of the clients (above 0, up to 1) "
          "or a whole number of them from 2 on, got nan."),
         ("training.keep", "first", "training.keep must be \"best\" or \"last\", got 'first'."),
