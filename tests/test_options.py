@@ -316,6 +316,14 @@ def test_every_command_takes_a_run_file(here, capsys):
     assert code == 0
 
 
+def test_a_run_file_may_say_the_data_only(here, asked, capsys):
+    (here / "data.toml").write_text('[data]\nsource = "homes.csv"\ntarget = "price"\n')
+    run = asked(lambda: mooring.fit("data.toml"))
+    assert run.algorithm.name == "fedprox_one_stage" and run.data.target == "price" and run.mooring.kind == "fit"
+    code, out, _ = call(capsys, "check", "data.toml", "--json")
+    assert code == 0 and out.startswith("{")
+
+
 REFUSED = [
     (["resume", "run", "--rounds", "3"], "mooring resume: unknown option '--rounds'"),
     (["predict", "run", "homes.csv", "--seed", "3"], "mooring predict: unknown option '--seed'"),
@@ -329,6 +337,7 @@ REFUSED = [
     (["fit", "digits", "--split", "part"], "split (--split) has no use here"),
     (["fit", "digits", "--split", ".6,.2,.2", "--deal", "test=0.1"], "test is said twice: by --split and by --deal"),
     (["fit", "digits", "--deal", "client=3"], "unknown field 'client' (did you mean 'clients'?)"),
+    (["fit", "digits", "--deal", "clients=few"], "--deal of digits: clients must be a whole number, got 'few'"),
     (["fit", "homes.csv", "--deal", "clients=3"], "partition (--deal) has no use here"),
     (["fit", "homes.csv", "--data-dir", "x"], "data_dir (--data-dir) has no use here"),
     (["fit", "homes.csv", "--loss", "half_square"], "loss 'half_square' is for a network"),

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 from torch import nn
@@ -113,12 +113,9 @@ def dealing(run: RunFile) -> dict[str, Any]:
     from mooring.data.images import named_images
 
     own = run.data.partition or {}
-    known = inspect.signature(named_images).parameters
-    check_fields(
-        f"--deal of {run.data.source}",
-        own,
-        {name: Any for name in known if name not in ("name", "data_dir", "dtype")},
-    )
+    hints = get_type_hints(named_images)
+    fixed = ("name", "data_dir", "dtype", "return")
+    check_fields(f"--deal of {run.data.source}", own, {name: hints[name] for name in hints if name not in fixed})
     if run.data.split is None:
         shares = {"validation": VALIDATION}
     else:

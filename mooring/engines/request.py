@@ -69,7 +69,7 @@ def in_tables(source: Any) -> Tables:
 def in_sections(options: Mapping[str, Any], model: Any = None) -> dict[str, Tables]:
     """Options by the section that they belong to; those that are None are left out."""
     out: dict[str, Tables] = {section: {} for section in SECTIONS}
-    for name, value in (options | {"model": model}).items():
+    for name, value in {**options, "model": model}.items():
         if name not in OPTIONS:
             raise RequestError(f"{unknown('option', name, sorted(OPTIONS))}.")
         if value is None:
@@ -111,7 +111,7 @@ def method_to_fit(known: list[Tables], algorithm: Any, settings: Mapping[str, An
         if settings:
             raise RequestError(f"give the fields of {algorithm.name} to the algorithm itself, not as settings.")
         return {"name": algorithm.name, **fields_of(algorithm)}
-    return next((one for one in known if one["name"] == algorithm), {"name": algorithm}) | settings
+    return {**next((one for one in known if one["name"] == algorithm), {"name": algorithm}), **settings}
 
 
 def methods_to_compare(known: list[Tables], methods: Sequence[Any] | None, settings: Mapping[str, Any]) -> list[Tables]:

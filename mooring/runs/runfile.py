@@ -66,6 +66,9 @@ def parse_run(data: bytes, where: str) -> RunFile:
         table = tomllib.loads(data.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RequestError(f"{where}: this is not TOML: {error}.") from None
+    made = table.setdefault("mooring", {})
+    if isinstance(made, dict):
+        made.setdefault("kind", kind_of(table))
     run = make_run(table, where)
     return run.model_copy(update={"mooring": run.mooring.model_copy(update={"seal": None})})
 
@@ -73,6 +76,11 @@ def parse_run(data: bytes, where: str) -> RunFile:
 def read_run(path: str | Path) -> RunFile:
     """A run file that a person may have written or edited."""
     return parse_run(read_bytes(path), str(path))
+
+
+def kind_of(table: dict[str, Any]) -> str:
+    """What a file that does not say its kind is for: its methods tell, and without any it serves every command."""
+    return "compare" if "algorithms" in table else "fit" if "algorithm" in table else "advise"
 
 
 def run_bytes(run: RunFile) -> bytes:

@@ -94,7 +94,7 @@ def say(right: str, default: Any = ..., **bounds: Any) -> Any:
 
 def option(help: str, right: str, default: Any = None, *, flag: str = "", unset: str = "", **bounds: Any) -> Any:
     """A field that is an option; `unset` says in words what happens where the default is None."""
-    extra = {"flag": flag, "unset": unset}
+    extra: dict[str, Any] = {"flag": flag, "unset": unset}
     return Field(default, title=help, description=right, json_schema_extra=extra, **bounds)
 
 
@@ -243,7 +243,7 @@ class Option(NamedTuple):
 
 
 def _options() -> dict[str, Option]:
-    sections = {"data": Data, "task": Task, "training": Training}
+    sections: dict[str, type[BaseModel]] = {"data": Data, "task": Task, "training": Training}
     found = [
         Option(section if field == "name" else field, section, field, info)
         for section, model in sections.items()
