@@ -116,9 +116,8 @@ def dealing(run: RunFile) -> dict[str, Any]:
     hints = get_type_hints(named_images)
     fixed = ("name", "data_dir", "dtype", "return")
     check_fields(f"--deal of {run.data.source}", own, {name: hints[name] for name in hints if name not in fixed})
-    if run.data.split is None:
-        shares = {"validation": VALIDATION}
-    else:
+    shares: dict[str, Any] = {"validation": VALIDATION}
+    if run.data.split is not None:
         twice = {"validation", "test"} & set(own)
         if twice:
             raise RequestError(f"{min(twice)} is said twice: by --split and by --deal; leave one out.")

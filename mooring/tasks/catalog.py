@@ -13,6 +13,7 @@ from mooring.core.fields import check_fields, unknown
 from mooring.core.task import Task
 
 NOT_TASKS = ("facts", "catalog")
+NOT_SETTINGS = ("dtype", "make")  # what no run file can hold
 AUTOMATIC = {"regression": "linear", "binary": "logistic", "classes": "logistic", "count": "poisson"}
 
 
@@ -64,7 +65,7 @@ def _fields(cls: type[Task]) -> dict[str, Any]:
 def field_types(cls: type[Task]) -> dict[str, Any]:
     """The types of the settings that a run file may give a task."""
     hints = get_type_hints(cls if dataclasses.is_dataclass(cls) else cls.__init__)
-    return {name: hints[name] for name in _fields(cls) if name not in ("dtype", "make")}
+    return {name: hints[name] for name in _fields(cls) if name not in NOT_SETTINGS}
 
 
 def build(name: str, kind: str, features: int, classes: int, fields: dict[str, Any] | None = None) -> Task:
@@ -76,7 +77,8 @@ def build(name: str, kind: str, features: int, classes: int, fields: dict[str, A
             f"task '{cls.name}' fits a target that is {' or '.join(cls.kinds)}, but this one is {kind}; "
             f"use task '{AUTOMATIC[kind]}' or give kind = {cls.kinds[0]!r}."
         )
-    check_fields(f"task '{cls.name}'", {k: v for k, v in fields.items() if k != "dtype"}, field_types(cls))
+    given = {name: value for name, value in fields.items() if name not in NOT_SETTINGS}
+    check_fields(f"task '{cls.name}'", given, field_types(cls))
     if not fields.get("ridge", 0.0) >= 0:
         raise RequestError(f"task '{cls.name}': ridge must be >= 0, got {fields['ridge']}.")
     if not dataclasses.is_dataclass(cls):
