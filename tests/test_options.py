@@ -387,6 +387,7 @@ def test_what_makes_no_sense_is_refused_by_name(here, capsys, argv, sentence):
         ({"features": "age"}, "data.features must be a list of column names, got 'age'."),
         ({"weights": {"c0": 1.0}}, "weights has no number for client 'c1'."),
         ({"weights": {"c0": 0.0}}, "training.weights must be"),
+        ({"task": "linear", "model": torch.nn.Linear(2, 1)}, "a model is a task of its own; leave out task 'linear'"),
         ({"task": {"ridge": "big"}}, "task 'linear': ridge must be a number, got 'big'."),
     ],
 )

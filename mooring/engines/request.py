@@ -77,6 +77,10 @@ def in_sections(options: Mapping[str, Any], model: Any = None) -> dict[str, Tabl
         if name == "task" and isinstance(value, Mapping):
             out["task"] |= value
         elif name == "model" and not isinstance(value, str):
+            if out["task"].get("name", "auto") not in ("auto", "module"):
+                raise RequestError(
+                    f"a model is a task of its own; leave out task '{out['task']['name']}', or the model."
+                )
             out["task"]["name"] = "module"
         else:
             out[OPTIONS[name].section][OPTIONS[name].field] = as_plain(value)
