@@ -24,7 +24,8 @@ from mooring.advice.folds import owners, row_losses
 from mooring.advice.networks import choose_network, tuned, with_all_rows
 from mooring.data.clients import Clients
 from mooring.data.images import named_images
-from mooring.engines.prepare import prepare, request
+from mooring.engines.prepare import prepare
+from mooring.engines.request import request
 
 REFEREES = ("FedAvg", "localized FedAvg", "Local")
 

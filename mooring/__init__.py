@@ -1,7 +1,18 @@
 """Mooring: personalized federated learning. How tightly should each client be moored to the others?"""
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mooring.advice.advise import advise as advise
+    from mooring.core.errors import RequestError as RequestError
+    from mooring.core.errors import WorkError as WorkError
+    from mooring.data.sources import load as load
+    from mooring.engines.compare import compare as compare
+    from mooring.engines.fit import fit as fit
+    from mooring.engines.predict import predict as predict
+    from mooring.estimators import PersonalizedClassifier as PersonalizedClassifier
+    from mooring.estimators import PersonalizedRegressor as PersonalizedRegressor
 
 # What `import mooring` offers; each name is imported when it is first used, so that the package stays quick to load.
 _PUBLIC = {
@@ -16,13 +27,24 @@ _PUBLIC = {
     "PersonalizedClassifier": "mooring.estimators",
 }
 
-__all__ = sorted(_PUBLIC)
+__all__ = [
+    "PersonalizedClassifier",
+    "PersonalizedRegressor",
+    "RequestError",
+    "WorkError",
+    "advise",
+    "compare",
+    "fit",
+    "load",
+    "predict",
+]
 
+if not TYPE_CHECKING:  # a type checker knows the names above, and no others
 
-def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
-        raise AttributeError(f"mooring has no attribute {name!r}; it offers {', '.join(__all__)}.")
-    return getattr(import_module(_PUBLIC[name]), name)
+    def __getattr__(name: str) -> Any:
+        if name not in _PUBLIC:
+            raise AttributeError(f"mooring has no attribute {name!r}; it offers {', '.join(__all__)}.")
+        return getattr(import_module(_PUBLIC[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -4,52 +4,47 @@ from __future__ import annotations
 
 import sys
 import warnings
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from mooring.core.errors import RequestError, WorkError
+from mooring.core.fields import unknown
 from mooring.options import (
-    Client,
-    DataDir,
-    Deal,
-    Drop,
-    DropSmall,
-    Features,
+    DATA,
+    TASK,
+    TRAINING,
     Json,
-    Kind,
-    MinRows,
-    Model,
+    Method,
+    Methods,
     Out,
-    Participation,
-    Patience,
-    Rounds,
-    Seed,
     Set,
+    SetEach,
+    SetTask,
     Source,
-    Split,
-    Target,
-    TaskName,
-    Threads,
-    Time,
-    Unit,
-    Weights,
-    assignments,
-    assignments_by_method,
-    data_options,
-    training_options,
+    apart,
+    by_commas,
+    by_method,
+    example,
+    takes,
 )
+from mooring.runs.sections import ALGORITHM
 
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"max_content_width": 120},
     help="Personalized federated learning: how tightly should each client be moored to the others?",
 )
 
 DEBUG = {"on": False}
+Run = Annotated[Path, typer.Argument(hidden=True)]
+TABLE_ONLY = tuple(name for name in DATA if name not in ("partition", "data_dir"))
+OF_ROUNDS = tuple(name for name in TRAINING if name not in ("keep", "checkpoint_every"))
 
 
 @app.callback()
@@ -57,133 +52,52 @@ def options(debug: Annotated[bool, typer.Option("--debug", help="Show the stack 
     DEBUG["on"] = DEBUG["on"] or debug
 
 
-@app.command()
+@app.command(epilog=example("mooring fit exam.csv --client school --target score --set lam=0.5"))
+@takes(*DATA, *TASK, *TRAINING)
 def fit(
-    source: Source,
-    client: Client = None,
-    target: Target = None,
-    kind: Kind = "auto",
-    task: TaskName = "auto",
-    algorithm: Annotated[str, typer.Option("--algorithm", help="See `mooring list algorithms`.")] = "fedprox_one_stage",
-    set_: Set = None,
-    model: Model = None,
-    features: Features = None,
-    drop: Drop = None,
-    unit: Unit = None,
-    time: Time = None,
-    split: Split = None,
-    min_rows: MinRows = None,
-    drop_small: DropSmall = False,
-    deal: Deal = None,
-    rounds: Rounds = None,
-    participation: Participation = None,
-    weights: Weights = None,
-    seed: Seed = None,
-    patience: Patience = None,
-    threads: Threads = None,
-    out: Out = None,
-    data_dir: DataDir = None,
-    json_: Json = False,
+    source: Source, algorithm: Method = None, set_: Set = None, out: Out = None, json_: Json = False, **given: Any
 ) -> None:
-    """Train one method on a federation, with training alone and one common model beside it.
-
-    SOURCE may be a run.toml, which then says everything.
-    """
+    """Train one method on a federation, with training alone and one common model beside it."""
     from mooring.display import Display, show_fit
     from mooring.engines.fit import fit as train
-    from mooring.engines.fit import start
-    from mooring.engines.prepare import prepare
-    from mooring.runs.directory import default_out
-    from mooring.runs.runfile import read_run
 
     display = Display(json_)
+    settings, given = apart(set_, given)
+    out = out or free_directory(source, algorithm or ("fit" if source.endswith(".toml") else ALGORITHM))
     with display.progress() as tell:
-        if source.endswith(".toml"):
-            given = read_run(source)
-            if given.mooring.kind != "fit":
-                raise RequestError(f"{source} describes a run of kind '{given.mooring.kind}', not 'fit'.")
-            result = start(prepare(given), out or default_out(Path(source).stem), tell)
-        else:
-            result = train(
-                source,
-                algorithm=algorithm,
-                settings=assignments(set_),
-                out=out or default_out(f"{Path(source).stem}-{algorithm}"),
-                tell=tell,
-                task=task,
-                model=model,
-                **data_options(locals()),
-                **training_options(locals()),
-            )
+        result = train(source, algorithm=algorithm, settings=settings, out=out, tell=tell, **given)
+    display.notes(result.job.clients.notes)
     if json_:
         emit({"summary": result.summary, "clients": result.clients.to_dict("records"), "run": str(result.run)})
-    display.notes(result.job.clients.notes)
-    if not json_:
+    else:
         show_fit(display, result)
 
 
-@app.command()
+@app.command(epilog=example("mooring compare exam.csv --client school --target score --methods local,fedavg,ditto"))
+@takes(*DATA, *TASK, *TRAINING)
 def compare(
-    source: Source,
-    methods: Annotated[str, typer.Option("--methods", help="Names separated by commas.")] = (
-        "local,global,fedavg,fedprox_shared,fedprox_one_stage"
-    ),
-    client: Client = None,
-    target: Target = None,
-    kind: Kind = "auto",
-    task: TaskName = "auto",
-    set_: Set = None,
-    model: Model = None,
-    features: Features = None,
-    drop: Drop = None,
-    unit: Unit = None,
-    time: Time = None,
-    split: Split = None,
-    min_rows: MinRows = None,
-    drop_small: DropSmall = False,
-    deal: Deal = None,
-    rounds: Rounds = None,
-    participation: Participation = None,
-    weights: Weights = None,
-    seed: Seed = None,
-    patience: Patience = None,
-    threads: Threads = None,
-    out: Out = None,
-    data_dir: DataDir = None,
-    json_: Json = False,
+    source: Source, methods: Methods = None, set_: SetEach = None, out: Out = None, json_: Json = False, **given: Any
 ) -> None:
-    """Train several methods on the same data, splits and cohorts. Fields: --set fedavg.steps=5."""
+    """Train several methods on the same data, splits and cohorts."""
     from mooring.display import Display, show_comparison
     from mooring.engines.compare import as_json
     from mooring.engines.compare import compare as run
-    from mooring.runs.directory import default_out
 
     display = Display(json_)
+    fields, given = apart(set_, given)
+    out = out or free_directory(source, "compare")
     with display.progress() as tell:
-        result = run(
-            source,
-            [name.strip() for name in methods.split(",") if name.strip()],
-            settings=assignments_by_method(set_),
-            out=out or default_out(f"{Path(source).stem}-compare"),
-            tell=tell,
-            task=task,
-            model=model,
-            **data_options(locals()),
-            **training_options(locals()),
-        )
+        result = run(source, by_commas(methods), settings=by_method(fields), out=out, tell=tell, **given)
+    display.notes(result.notes)
     if json_:
         emit(as_json(result))
-    display.notes(result.notes)
-    if not json_:
+    else:
         show_comparison(display, result)
 
 
-@app.command()
-def resume(
-    run: Annotated[Path, typer.Argument(help="A run directory.")],
-    json_: Json = False,
-) -> None:
-    """Continue an interrupted run to the very result it would have had."""
+@app.command(epilog="Example: mooring resume runs/exam-1")
+def resume(run: Run, json_: Json = False) -> None:
+    """Continue an interrupted run (its directory RUN) to the very result it would have had."""
     from mooring.display import Display, show_comparison, show_fit
     from mooring.engines import compare as comparing
     from mooring.engines import fit as fitting
@@ -214,17 +128,18 @@ def resume(
         show_fit(display, fitted)
 
 
-@app.command()
+@app.command(epilog="Example: mooring predict runs/exam-1 new.csv --out predictions.csv")
 def predict(
-    run: Annotated[Path, typer.Argument(help="A finished run.")],
-    source: Annotated[str, typer.Argument(help="A table with the same columns (the target may be missing).")],
-    client: Annotated[
-        str | None, typer.Option("--client", help="Whose model answers (default: each row's own).")
-    ] = None,
+    run: Run,
+    source: Source,
+    client: Annotated[str | None, typer.Option("--client", help="Whose model answers. [each row's own]")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Write a CSV file instead of printing.")] = None,
     json_: Json = False,
 ) -> None:
-    """Predict rows with a finished run's models."""
+    """Predict rows with a finished run's models.
+
+    RUN is the run's directory, SOURCE a table with the same columns (the target may be missing).
+    """
     from mooring.display import Display
     from mooring.engines.predict import predict as answer
     from mooring.runs.files import write_whole
@@ -243,73 +158,49 @@ def predict(
         sys.stdout.write(frame.to_csv(index=False))
 
 
-@app.command()
+@app.command(epilog="Example: mooring personalize runs/exam-1 newcomer.csv --out newcomer.safetensors")
+@takes("min_rows", "drop_small", "seed")
 def personalize(
-    run: Annotated[Path, typer.Argument(help="A finished run.")],
-    source: Annotated[str, typer.Argument(help="The newcomer's table; with the run's client column, several.")],
-    how: Annotated[str, typer.Option("--how", help="auto, mixture, prox, finish, alone or tune.")] = "auto",
-    seed: Seed = None,
-    min_rows: MinRows = None,
+    run: Run,
+    source: Source,
+    how: Annotated[
+        str, typer.Option("--how", help="mixture, prox, finish, alone or tune. [auto]", show_default=False)
+    ] = "auto",
     out: Annotated[Path | None, typer.Option("--out", help="Write the models to this safetensors file.")] = None,
     json_: Json = False,
+    **given: Any,
 ) -> None:
-    """A personal model for a client that comes later, and whether joining pays."""
+    """A personal model for a client that comes later, and whether joining pays.
+
+    RUN is a finished run's directory, SOURCE the newcomer's table; with the run's client column, several newcomers'.
+    """
     from mooring.display import Display, show_joined
     from mooring.engines.join import join
 
     display = Display(json_)
-    joined = join(run, source, how=how, out=out, seed=seed or 0, min_rows=min_rows or 5)
+    joined = join(run, source, how=how, out=out, **given)
     display.notes(joined.notes)
     if json_:
-        emit(
-            {"metric": joined.metric, "way": joined.way, "clients": joined.clients.to_dict("records"), "run": str(run)}
-        )
+        told = {"metric": joined.metric, "way": joined.way, "clients": joined.clients.to_dict("records")}
+        emit(told | {"run": str(run)})
     else:
         show_joined(display, joined, out)
 
 
-@app.command()
-def advise(
-    source: Source,
-    client: Client = None,
-    target: Target = None,
-    kind: Kind = "auto",
-    task: TaskName = "auto",
-    model: Model = None,
-    features: Features = None,
-    drop: Drop = None,
-    unit: Unit = None,
-    time: Time = None,
-    split: Split = None,
-    min_rows: MinRows = None,
-    drop_small: DropSmall = False,
-    deal: Deal = None,
-    rounds: Rounds = None,
-    weights: Weights = None,
-    seed: Seed = None,
-    threads: Threads = None,
-    out: Out = None,
-    data_dir: DataDir = None,
-    json_: Json = False,
-) -> None:
+@app.command(epilog=example("mooring advise exam.csv --client school --target score"))
+@takes(*DATA, *TASK, *OF_ROUNDS)
+def advise(source: Source, set_: SetTask = None, out: Out = None, json_: Json = False, **given: Any) -> None:
     """Who should be moored how tightly? A verdict per client (alone, common, personal), with evidence."""
     from mooring.advice.advise import advise as run
     from mooring.advice.advise import as_json
     from mooring.advice.show import show_advice
     from mooring.display import Display
-    from mooring.runs.directory import default_out
 
     display = Display(json_)
+    given = task_only(set_, given)
+    out = out or free_directory(source, "advice")
     with display.progress() as tell:
-        advice = run(
-            source,
-            out=out or default_out(f"{Path(source).stem}-advice"),
-            tell=tell,
-            task=task,
-            model=model,
-            **data_options(locals()),
-            **training_options(locals()),
-        )
+        advice = run(source, out=out, tell=tell, **given)
     display.notes(advice.job.clients.notes)
     if json_:
         emit(as_json(advice))
@@ -317,36 +208,18 @@ def advise(
         show_advice(display, advice)
 
 
-@app.command()
-def theory(
-    source: Source,
-    client: Client = None,
-    target: Target = None,
-    kind: Kind = "auto",
-    task: TaskName = "auto",
-    features: Features = None,
-    drop: Drop = None,
-    unit: Unit = None,
-    time: Time = None,
-    split: Split = None,
-    min_rows: MinRows = None,
-    drop_small: DropSmall = False,
-    deal: Deal = None,
-    weights: Weights = None,
-    seed: Seed = None,
-    threads: Threads = None,
-    data_dir: DataDir = None,
-    json_: Json = False,
-) -> None:
+@app.command(epilog=example("mooring theory exam.csv --client school --target score"))
+@takes(*DATA, "task", "weights", "seed", "threads")
+def theory(source: Source, set_: SetTask = None, json_: Json = False, **given: Any) -> None:
     """What the theorems say about a federation: constants, heterogeneity, thresholds, lambda by every rule."""
     from mooring.advice.survey import survey
     from mooring.display import Display, show_survey
-    from mooring.engines.prepare import prepare, request
+    from mooring.engines.prepare import prepare
+    from mooring.engines.request import request
 
     display = Display(json_)
-    how = {"algorithm": {"name": "local"}, **data_options(locals()), **training_options(locals())}
-    job = prepare(request(source, purpose="fit", task=task, **how))
-    found = survey(job.task, job.clients, weights or "size")
+    job = prepare(request(source, purpose="advise", **task_only(set_, given)))
+    found = survey(job.task, job.clients, job.run.training.weights)
     display.notes(job.clients.notes)
     if json_:
         emit({("lambda" if name == "lam" else name): part for name, part in found._asdict().items()})
@@ -354,27 +227,18 @@ def theory(
         show_survey(display, found)
 
 
-@app.command()
-def check(
-    source: Source,
-    client: Client = None,
-    target: Target = None,
-    kind: Kind = "auto",
-    features: Features = None,
-    drop: Drop = None,
-    unit: Unit = None,
-    time: Time = None,
-    split: Split = None,
-    min_rows: MinRows = None,
-    json_: Json = False,
-) -> None:
+@app.command(epilog=example("mooring check exam.csv --client school --target score"))
+@takes(*TABLE_ONLY, "weights", "seed")
+def check(source: Source, json_: Json = False, **given: Any) -> None:
     """What is wrong with my data, per client? Exit code 2 when something must be put right first."""
     from mooring.data.checks import check as inspect
     from mooring.display import Display
+    from mooring.engines.prepare import load_options
+    from mooring.engines.request import request
 
     display = Display(json_)
-    chosen = {k: v for k, v in data_options(locals()).items() if v is not None}
-    findings = [finding._asdict() for finding in inspect(source, **chosen)]
+    asked = request(source, purpose="advise", **given)
+    findings = [finding._asdict() for finding in inspect(asked.data.source, **load_options(asked))]
     if json_:
         emit({"findings": findings})
     elif not findings:
@@ -386,73 +250,64 @@ def check(
         raise typer.Exit(2)
 
 
-@app.command("list")
+LISTS: dict[str, tuple[str, str, dict[str, str]]] = {  # module, its function that names all, columns
+    "algorithms": (
+        "mooring.algorithms.base",
+        "names",
+        {"name": "algorithm", "summary": "what", "paper": "source", "limits": "limits", "reveals": "reveals"},
+    ),
+    "tasks": (
+        "mooring.tasks.catalog",
+        "names",
+        {"name": "task", "summary": "what", "targets": "targets", "exact": "exact prox"},
+    ),
+    "datasets": ("mooring.data.datasets", "known", {"name": "data set", "summary": "what", "needs": "needs"}),
+    "experiments": (
+        "mooring.experiments.base.catalog",
+        "ids",
+        {"id": "experiment", "title": "what", "claims": "claims"},
+    ),
+}
+
+
+@app.command("list", epilog="Example: mooring list algorithms")
 def list_(
-    what: Annotated[str, typer.Argument(help="algorithms, tasks, datasets or experiments.")],
+    what: Annotated[str, typer.Argument(hidden=True, metavar=f"{'|'.join(LISTS)}")],
     json_: Json = False,
 ) -> None:
     """What there is to choose from."""
     from mooring.display import Display
 
-    listing = {"algorithms": algorithms, "tasks": tasks, "datasets": datasets, "experiments": experiments}
-    if what not in listing:
-        raise RequestError(f"mooring list knows {', '.join(listing)}, got {what!r}.")
-    rows, columns = listing[what]()
+    if what not in LISTS:
+        raise RequestError(f"mooring list: {unknown('list', what, LISTS)}.")
+    module, names, columns = LISTS[what]
+    found = import_module(module)
+    rows = [found.describe(name) for name in getattr(found, names)()]
     if json_:
         emit({what: rows})
     else:
         Display().table(what, rows, columns)
 
 
-def algorithms() -> tuple[list[dict[str, Any]], dict[str, str]]:
-    from mooring.algorithms.base import describe, names
-
-    columns = {"name": "algorithm", "summary": "what", "paper": "source", "limits": "limits", "reveals": "reveals"}
-    return [describe(name) for name in names()], columns
-
-
-def tasks() -> tuple[list[dict[str, Any]], dict[str, str]]:
-    from mooring.tasks.catalog import describe, names
-
-    return [describe(name) for name in names()], {
-        "name": "task",
-        "summary": "what",
-        "targets": "targets",
-        "exact": "exact prox",
-    }
-
-
-def datasets() -> tuple[list[dict[str, Any]], dict[str, str]]:
-    from mooring.data.datasets import describe, known
-
-    return [describe(name) for name in known()], {"name": "data set", "summary": "what", "needs": "needs"}
-
-
-def experiments() -> tuple[list[dict[str, Any]], dict[str, str]]:
-    from mooring.experiments.base.catalog import describe, ids
-
-    return [describe(one) for one in ids()], {"id": "experiment", "title": "what", "claims": "claims"}
-
-
-def emit(value: Any) -> None:
-    """One JSON object on stdout."""
-    from mooring.runs.files import to_json
-
-    sys.stdout.write(to_json(value) + "\n")
-
-
-@app.command()
+@app.command(epilog="Example: mooring reproduce all --preset quick")
+@takes("data_dir")
 def reproduce(
-    what: Annotated[str, typer.Argument(help="An experiment's id, a paper such as 004, or all.")],
+    what: Annotated[str, typer.Argument(hidden=True)],
     preset: Annotated[
-        str, typer.Option("--preset", help="quick (about a minute each) or paper (its own sizes).")
+        str,
+        typer.Option("--preset", help="quick (a minute each) or paper (its own sizes). [quick]", show_default=False),
     ] = "quick",
-    out: Annotated[Path, typer.Option("--out", help="Where figures, tables and records go.")] = Path("reproduction"),
-    data_dir: DataDir = None,
+    out: Annotated[
+        Path, typer.Option("--out", help="Where figures, tables and records go. [reproduction]", show_default=False)
+    ] = Path("reproduction"),
     page: Annotated[Path | None, typer.Option("--page", help="Write a page on all records in --out.")] = None,
     json_: Json = False,
+    **given: Any,
 ) -> None:
-    """Run figures and tables of the papers; every claim is held or failed. Exit code 3 when one failed."""
+    """Run figures and tables of the papers; every claim is held or failed. Exit code 3 when one failed.
+
+    WHAT is an experiment's id (`mooring list experiments`), a paper such as 004, or all.
+    """
     from mooring.display import Display
     from mooring.experiments.base.page import write_page
     from mooring.experiments.base.reproduce import claims
@@ -461,7 +316,7 @@ def reproduce(
 
     display = Display(json_)
     with display.progress() as tell:
-        records = run(what, preset, out, data_dir=data_dir, tell=tell)
+        records = run(what, preset, out, tell=tell, **given)
     found = claims(records)
     if page is not None:
         write_page(out, page)
@@ -476,6 +331,28 @@ def reproduce(
         )
     if not all(row["held"] for row in found):
         raise typer.Exit(3)
+
+
+def free_directory(source: str, purpose: str) -> Path:
+    """Where a run goes if nobody says: named after its source and what is done with it."""
+    from mooring.runs.directory import default_out
+
+    return default_out(f"{Path(source).stem}-{purpose}")
+
+
+def task_only(texts: list[str] | None, given: dict[str, Any]) -> dict[str, Any]:
+    """The options with the task's fields, where there is no algorithm to set fields of."""
+    fields, given = apart(texts, given)
+    if fields:
+        raise RequestError(f"--set takes task.FIELD=VALUE here, got {next(iter(fields))!r}.")
+    return given
+
+
+def emit(value: Any) -> None:
+    """One JSON object on stdout."""
+    from mooring.runs.files import to_json
+
+    sys.stdout.write(to_json(value) + "\n")
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -501,12 +378,15 @@ def told(error: Exception) -> int:
 
     if isinstance(error, click.exceptions.Exit):
         return error.exit_code
+    if isinstance(error, click.NoSuchOption) and error.ctx is not None:
+        known = [word for parameter in error.ctx.command.params for word in parameter.opts if word.startswith("--")]
+        error = RequestError(f"mooring {error.ctx.info_name}: {unknown('option', error.option_name, known)}.")
     if isinstance(error, click.ClickException):
         error.show()
         return 2
     if isinstance(error, click.Abort):
         return 130
-    known = isinstance(error, RequestError | WorkError)
-    text = str(error) if known else f"unexpected {type(error).__name__}: {error} (run with --debug for the details)"
+    foreseen = isinstance(error, RequestError | WorkError)
+    text = str(error) if foreseen else f"unexpected {type(error).__name__}: {error} (run with --debug for the details)"
     print(f"error: {text}", file=sys.stderr)  # noqa: T201
     return 2 if isinstance(error, RequestError) else 1

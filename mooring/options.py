@@ -1,66 +1,163 @@
-"""What the commands' options are called and how they are read, once for all commands."""
+"""The command line's options, derived from the run file's sections; and the page that lists them all.
+
+`python -m mooring.options > docs/options.md` writes the page.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
+import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
 from mooring.core.errors import RequestError
+from mooring.core.fields import alternatives
+from mooring.runs.sections import ALGORITHM, METHODS, OPTIONS, Option
 
-Source = Annotated[
-    str, typer.Argument(help="A table (CSV, Parquet, npz), a folder of client tables, or a data set's name.")
+DATA, TASK, TRAINING = (
+    tuple(name for name, option in OPTIONS.items() if option.section == section)
+    for section in ("data", "task", "training")
+)
+
+# Arguments are hidden from the list of options: the commands' own texts tell what they are.
+Source = Annotated[str, typer.Argument(hidden=True)]
+Method = Annotated[
+    str | None,
+    typer.Option("--algorithm", metavar="NAME", help=f"See `mooring list algorithms`. [{ALGORITHM}]"),
 ]
-Client = Annotated[str | None, typer.Option("--client", help="The column that says whose row it is.")]
-Target = Annotated[str | None, typer.Option("--target", help="The column to predict.")]
-Kind = Annotated[str, typer.Option("--kind", help="What the target is: auto, regression, binary, classes, count.")]
-TaskName = Annotated[str, typer.Option("--task", help="auto, linear, logistic, ...: see `mooring list tasks`.")]
-Model = Annotated[str | None, typer.Option("--model", help="A network of your own: my_model.py:make.")]
-Features = Annotated[str | None, typer.Option("--features", help="Columns to learn from, separated by commas.")]
-Drop = Annotated[str | None, typer.Option("--drop", help="Columns to leave out, separated by commas.")]
-Unit = Annotated[str | None, typer.Option("--unit", help="Column whose equal values stay in one part.")]
-Time = Annotated[str | None, typer.Option("--time", help="Column to split by time: the latest rows test.")]
-Split = Annotated[str | None, typer.Option("--split", help="Column that says train, validation or test.")]
-MinRows = Annotated[int | None, typer.Option("--min-rows", help="Fewest rows a client may have.")]
-DropSmall = Annotated[bool, typer.Option("--drop-small", help="Leave clients with fewer rows out.")]
-Set = Annotated[list[str] | None, typer.Option("--set", help="A field of the algorithm: lam=0.1. Repeat for more.")]
-Deal = Annotated[list[str] | None, typer.Option("--deal", help="How a pooled data set is dealt out: clients=100.")]
-Rounds = Annotated[int | None, typer.Option("--rounds", help="Communication rounds (default 100).")]
-Participation = Annotated[
-    float | None, typer.Option("--participation", help="Share of clients a round, or their number.")
+Methods = Annotated[
+    list[str] | None, typer.Option("--methods", metavar="A,B", help=f"Algorithms to compare. [{', '.join(METHODS)}]")
 ]
-Weights = Annotated[str | None, typer.Option("--weights", help="Client weights p: size or uniform.")]
-Seed = Annotated[int | None, typer.Option("--seed", help="The same seed gives the same bytes.")]
-Patience = Annotated[int | None, typer.Option("--patience", help="Evaluations without improvement before stopping.")]
-Threads = Annotated[int | None, typer.Option("--threads", help="Threads; kept in the run file.")]
-Out = Annotated[Path | None, typer.Option("--out", help="The run directory (default: runs/NAME-1, -2, ...).")]
-DataDir = Annotated[str | None, typer.Option("--data-dir", help="Folder of large data sets (or MOORING_DATA).")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="NAME=VALUE", help="A field of the algorithm, lam=0.1, or of the task, task.ridge=1."
+    ),
+]
+SetEach = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="A field of a method, fedavg.steps=5, or of the task."),
+]
+SetTask = Annotated[
+    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A field of the task, task.ridge=1.")
+]
+Out = Annotated[Path | None, typer.Option("--out", metavar="PATH", help="The run directory. [runs/NAME-1, -2, ...]")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, and nothing else there.")]
 
 
-def data_options(given: dict[str, Any]) -> dict[str, Any]:
-    """The options of the run file's section [data], as the commands take them."""
-    columns = {k: [c.strip() for c in given[k].split(",")] if given.get(k) else None for k in ("features", "drop")}
-    plain = {k: given.get(k) for k in ("client", "target", "kind", "unit", "time", "split", "min_rows", "data_dir")}
-    dealt = assignments(given.get("deal"))
-    return plain | columns | {"drop_small": given.get("drop_small") or None, "partition": dealt or None}
+SOURCES = "SOURCE is a table (CSV, Parquet, npz), a folder of client tables, a data set's name, or a run file (.toml)."
 
 
-def training_options(given: dict[str, Any]) -> dict[str, Any]:
-    out = {k: given.get(k) for k in ("rounds", "weights", "seed", "patience", "threads")}
-    part = given.get("participation")
-    return out | {"participation": int(part) if part is not None and part > 1 else part}
+def example(command: str) -> str:
+    """What stands at the end of a help text."""
+    return f"{SOURCES}\n\nExample: {command}"
 
 
-def assignments(texts: list[str] | None) -> dict[str, Any]:
+def takes(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A command with these options as flags: its `**given` are those that were given, as a run file would hold them."""
+
+    def dress(function: Callable[..., None]) -> Callable[..., None]:
+        parameters = inspect.signature(function, eval_str=True).parameters.values()
+        own = [p for p in parameters if p.kind is not p.VAR_KEYWORD]
+        derived = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=flag_of(OPTIONS[name]))
+            for name in names
+        ]
+
+        @functools.wraps(function)
+        def command(**words: Any) -> None:
+            given = {name: value_of(OPTIONS[name], words.pop(name)) for name in names}
+            function(**words, **{name: value for name, value in given.items() if value is not None})
+
+        first = [p for p in own if p.default is p.empty]
+        rest = [p.replace(kind=p.KEYWORD_ONLY) for p in own if p.default is not p.empty]
+        command.__signature__ = inspect.Signature([*first, *derived, *rest])  # type: ignore[attr-defined]
+        command.__annotations__ = {p.name: p.annotation for p in [*own, *derived]}
+        return command
+
+    return dress
+
+
+def kinds_of(option: Option) -> set[Any]:
+    """What a field may hold: str, int, float, bool, list, dict or Literal."""
+    found = set()
+    for kind in alternatives(option.info.annotation):
+        if get_origin(kind) is Annotated:
+            found |= {get_origin(one) or one for one in alternatives(get_args(kind)[0])}
+        elif kind is not type(None):
+            found.add(get_origin(kind) or kind)
+    return found
+
+
+def words_of(option: Option) -> list[str]:
+    """The words that a field may be, if it may be certain words only."""
+    return [
+        word for kind in alternatives(option.info.annotation) if get_origin(kind) is Literal for word in get_args(kind)
+    ]
+
+
+def flag_of(option: Option) -> Any:
+    """An option as typer declares it: text, or texts that add up, for the run file's own check to judge."""
+    kinds = kinds_of(option)
+    help_ = f"{option.info.title} [{option.default}]"
+    if kinds == {bool}:
+        return Annotated[bool | None, typer.Option(f"{option.flag}/--no-{option.flag[2:]}", help=help_)]
+    form = (
+        "NAME=VALUE"
+        if kinds == {dict}
+        else "A,B"
+        if kinds == {list}
+        else "|".join(words_of(option))
+        if words_of(option) and option.name != "kind"
+        else "N"
+        if kinds <= {int, float}
+        else "TEXT"
+    )
+    several = list[str] if kinds in ({dict}, {list}) else str
+    return Annotated[several | None, typer.Option(option.flag, metavar=form, help=help_)]
+
+
+def value_of(option: Option, words: Any) -> Any:
+    """What a flag's text says, as a run file would hold it; None if the flag was not given."""
+    kinds = kinds_of(option)
+    if words is None or words == [] or kinds == {bool}:
+        return None if words == [] else words
+    if kinds == {dict}:
+        return assignments(words, option.flag)
+    if kinds == {list}:
+        return by_commas(words)
+    if list in kinds:  # shares, or a word
+        shares = [number(part) for part in words.split(",")]
+        return shares if len(shares) > 1 or not isinstance(shares[0], str) else words
+    return number(words) if kinds <= {int, float} else words
+
+
+def number(text: str) -> int | float | str:
+    """A number if it is one, else the text."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text.strip()
+
+
+def by_commas(texts: Iterable[str] | None) -> list[str] | None:
+    return None if not texts else [word.strip() for text in texts for word in text.split(",") if word.strip()]
+
+
+def assignments(texts: Iterable[str] | None, flag: str = "--set") -> dict[str, Any]:
     """`lam=0.1` as {"lam": 0.1}: numbers, true/false, lists and tables as JSON writes them, anything else as text."""
     out = {}
     for text in texts or []:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise RequestError(f"--set takes NAME=VALUE, got {text!r}.")
+            raise RequestError(f"{flag} takes NAME=VALUE, got {text!r}.")
         try:
             out[name.strip()] = json.loads(value)
         except json.JSONDecodeError:
@@ -68,12 +165,73 @@ def assignments(texts: list[str] | None) -> dict[str, Any]:
     return out
 
 
-def assignments_by_method(texts: list[str] | None) -> dict[str, dict[str, Any]]:
-    """`fedavg.steps=5` as {"fedavg": {"steps": 5}}."""
+def apart(texts: Iterable[str] | None, given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The fields of methods, and the options with the fields of the task (`task.ridge=1`) among them."""
+    fields = assignments(texts)
+    of_task = {name[5:]: fields.pop(name) for name in list(fields) if name.startswith("task.")}
+    if of_task:
+        named = {"name": given["task"]} if "task" in given else {}
+        given = given | {"task": named | of_task}
+    return fields, given
+
+
+def by_method(fields: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """{"fedavg.steps": 5} as {"fedavg": {"steps": 5}}."""
     out: dict[str, dict[str, Any]] = {}
-    for name, value in assignments(texts).items():
+    for name, value in fields.items():
         method, dot, field = name.partition(".")
         if not dot:
             raise RequestError(f"--set takes METHOD.FIELD=VALUE here, got {name!r}.")
         out.setdefault(method, {})[field] = value
     return out
+
+
+TITLES = {
+    "data": "Data: what is learnt from, and which rows are held out",
+    "task": "Task: what is learnt",
+    "training": "Training: how a run goes on",
+}
+PAGE = """# All options
+
+An option has the same meaning as a flag, in a run file and in Python: `--min-rows 10`, `min_rows = 10` in the section
+`[data]` of `run.toml`, `mooring.fit(..., min_rows=10)`. Where a source is a run file, flags and arguments override what
+it says: `mooring fit run.toml --rounds 7`. Lists are separated by commas, or their flag is repeated. What a command has
+no use for is refused, never ignored.
+
+This page is written by `python -m mooring.options > docs/options.md`.
+"""
+AFTER = """
+## Algorithm
+
+`--algorithm NAME` (`algorithm=`) chooses the method of `fit`, `--methods A,B` (`methods=`) those of `compare`; in a run
+file they are the section `[algorithm]` with a `name`, or a section `[[algorithms]]` for each. A method's own fields
+(`mooring list algorithms --json` lists them) stand in the same section, and are given as `--set lam=0.1` or
+`settings={"lam": 0.1}`; `compare` names the method too: `--set fedavg.steps=5`, `settings={"fedavg": {"steps": 5}}`.
+Fields of the task stand in `[task]`, and are given as `--set task.ridge=0.1` or `task={"ridge": 0.1}`.
+
+The numbers that a run settled itself (`[algorithm.settled]`: what "auto" became) are used again when its file is run
+as it is, and settled anew as soon as an option changes anything.
+"""
+
+
+def page() -> str:
+    """`docs/options.md`."""
+    lines = [PAGE]
+    for section, title in TITLES.items():
+        lines += [
+            f"## {title}",
+            "",
+            "| flag | `[" + section + "]` | Python | default | what |",
+            "|---|---|---|---|---|",
+        ]
+        for option in OPTIONS.values():
+            if option.section == section:
+                right = f"{option.info.title} Must be {option.info.description}."
+                cells = [f"`{option.flag}`", f"`{option.field}`", f"`{option.name}`", option.default, right]
+                lines.append(f"| {' | '.join(cells)} |")
+        lines.append("")
+    return "\n".join(lines).rstrip() + "\n" + AFTER
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())

@@ -176,8 +176,8 @@ BAD = [
     (["fit", "homes.csv", "--client", "twon", "--target", "price"], "column 'twon'"),
     (["fit", "homes.csv", "--client", "town", "--target", "prise"], "no target column 'prise'"),
     (["fit", "nowhere.csv", "--client", "town", "--target", "price"], "nowhere.csv"),
-    (["fit", *HOMES, "--algorithm", "fedavgg"], "unknown algorithm 'fedavgg'; known: "),
-    (["fit", *HOMES, "--set", "lamb=1"], "unknown field 'lamb'; known: lam, "),
+    (["fit", *HOMES, "--algorithm", "fedavgg"], "unknown algorithm 'fedavgg' (did you mean 'fedavg'?); known: "),
+    (["fit", *HOMES, "--set", "lamb=1"], "unknown field 'lamb' (did you mean 'lam'?); known: lam, "),
     (["fit", *HOMES, "--set", "lam=-1"], "lam must be >= 0, got -1"),
     (["fit", *HOMES, "--set", "lam"], "--set takes NAME=VALUE, got 'lam'"),
     (["fit", *HOMES, "--rounds", "0"], "rounds must be"),
@@ -197,7 +197,8 @@ BAD = [
     (["resume", "nowhere"], "nowhere does not exist"),
     (["resume", "plain"], "is not a run"),
     (["predict", "plain", "homes.csv"], "is not a run"),
-    (["list", "nothing"], "mooring list knows"),
+    (["list", "nothing"], "unknown list 'nothing'; known: algorithms, "),
+    (["list", "algorithm"], "did you mean 'algorithms'?"),
 ]
 
 

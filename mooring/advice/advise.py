@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import pandas as pd
@@ -26,14 +26,18 @@ from mooring.core.cohort import Rows
 from mooring.core.errors import RequestError
 from mooring.data.clients import PARTS
 from mooring.engines.fit import Tell, opening, silent, task_facts
-from mooring.engines.prepare import Job, prepare, request
+from mooring.engines.prepare import Job, prepare
+from mooring.engines.request import request
 from mooring.runs.directory import CLIENTS_FILE, create
 from mooring.runs.directory import Models as Saved
 from mooring.runs.files import write_json, write_parquet, write_whole
 from mooring.runs.records import CLIENTS, clients_table
 from mooring.runs.runfile import RunFile
+from mooring.runs.sections import Options
 
 ADVICE_FILE = "advice.json"
+UNUSED = ("keep", "checkpoint_every")
+OF_ROUNDS = ("rounds", "participation", "evaluate_every", "patience", "chunk")
 
 
 @dataclass(frozen=True)
@@ -84,12 +88,12 @@ def advise(
     out: str | Path | None = None,
     model: Any = None,
     tell: Tell = silent,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> Advice:
     """Who should be moored how tightly: a plan chosen on train and validation rows, judged on test rows.
 
-    `source`, `model` and `options` are those of `fit`. With `out` the run directory, the models and two figures are
-    written there.
+    `source`, `model` and `options` are those of `fit`; what only rounds of training know is for networks. With `out`
+    the run directory, the models and two figures are written there.
     """
     if isinstance(source, nn.Module) or (second is not None and callable(source)):
         source, model = second, source
@@ -97,10 +101,23 @@ def advise(
         raise RequestError(f"{out} already exists; choose another --out.")
     asked = request(source, purpose="advise", model=model, **options)
     job = prepare(asked, None if isinstance(source, str | Path) else source, model)
+    refuse_unused(job, [name for name, value in options.items() if value is not None])
     if int(job.clients.test.size.sum()) == 0:
         raise RequestError(f"{job.clients.title}: there are no test rows to judge any advice by.")
     advice = advised(job, tell)
     return advice if out is None else replace(advice, run=written(out, advice))
+
+
+def refuse_unused(job: Job, given: list[str]) -> None:
+    """Options that this advice would not heed are refused by name."""
+    for name in given:
+        if name in UNUSED:
+            raise RequestError(f"{name} has no use here: advise keeps what its choice needs, and is written whole.")
+        if name in OF_ROUNDS and job.task.prox is not None:
+            raise RequestError(
+                f"{name} has no use here: advice on task '{job.task.name}' is solved exactly, without rounds; it is "
+                "for networks."
+            )
 
 
 def advised(job: Job, tell: Tell = silent) -> Advice:
@@ -112,9 +129,10 @@ def advised(job: Job, tell: Tell = silent) -> Advice:
         choice, models = choose_network(job, tell)
     else:
         tell("choosing a plan", 0, 4)
-        choice = choose(task, clients, how.weights, how.seed)
+        weights = clients.weighting(how.weights)
+        choice = choose(task, clients, weights, how.seed)
         tell("fitting it", 1, 4)
-        models = refitted(task, rows, choice, how.weights)
+        models = refitted(task, rows, choice, weights)
         tell("asking the theory", 2, 4)
         theory = theory_of(job)
     deployed = deploy(choice, models, len(clients))
@@ -129,7 +147,7 @@ def advised(job: Job, tell: Tell = silent) -> Advice:
     return Advice(job, summary, frame, deployed, choice, table, theory, words, None)
 
 
-def refitted(task: Any, rows: Rows, choice: Choice, weights: str) -> dict[Setting, Models]:
+def refitted(task: Any, rows: Rows, choice: Choice, weights: str | Tensor) -> dict[Setting, Models]:
     """Every chosen setting fitted on train and validation rows together."""
     wanted = {choice.alone, choice.common, choice.shared, choice.plan, *choice.own.values()}
     found = prior_of(choice.prior, torch.arange(len(rows)))

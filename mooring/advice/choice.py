@@ -52,8 +52,8 @@ class Choice(NamedTuple):
     prior: Prior | None
 
 
-def choose(task: Any, clients: Clients, weights: str = "size", seed: int = 0) -> Choice:
-    """The plan for these clients; `weights` are the client weights p.
+def choose(task: Any, clients: Clients, weights: str | Tensor = "size", seed: int = 0) -> Choice:
+    """The plan for these clients; `weights` are the client weights p, by a rule ("size", "uniform") or as numbers [m].
 
     Every train and validation row is held out once. Where fits are dear (very many parameters), validation rows alone
     are. Of very many clients a part chooses, and the others follow.
@@ -61,6 +61,7 @@ def choose(task: Any, clients: Clients, weights: str = "size", seed: int = 0) ->
     asked = torch.arange(len(clients))
     if len(asked) > MOST_CLIENTS:
         asked = torch.linspace(0, len(clients) - 1, MOST_CLIENTS).long()
+    weights = weights if isinstance(weights, str) else weights[asked]
     rows = joined(clients.train, clients.validation)
     found = priors(task, rows)
     prior = preferred(found) if found else None
@@ -77,7 +78,7 @@ def choose(task: Any, clients: Clients, weights: str = "size", seed: int = 0) ->
 
 
 def candidates(
-    task: Any, rows: Rows, prior: Prior | None, weights: str, total: int
+    task: Any, rows: Rows, prior: Prior | None, weights: str | Tensor, total: int
 ) -> tuple[list[Setting], Setting | None]:
     """All settings to compare, and the prior's own."""
     unit = curvature(task, rows, weights_of(rows, weights))
@@ -100,12 +101,15 @@ def prior_of(prior: Prior | None, asked: Tensor) -> list[Prior]:
     return [] if prior is None else [prior._replace(noise=prior.noise[asked])]
 
 
-def weights_of(rows: Rows, weights: str) -> Tensor:
+def weights_of(rows: Rows, weights: str | Tensor) -> Tensor:
+    """The weights of clients with these rows, up to a factor; who has none counts for nothing."""
+    if isinstance(weights, Tensor):
+        return torch.where(rows.size > 0, weights, 0.0)
     return rows.size.double() if weights == "size" else (rows.size > 0).double()
 
 
 def held_out(
-    task: Any, parts: Iterable[Held], rows: int, settings: list[Setting], found: list[Prior], weights: str
+    task: Any, parts: Iterable[Held], rows: int, settings: list[Setting], found: list[Prior], weights: str | Tensor
 ) -> tuple[Tensor, Tensor]:
     """[settings, rows] what each setting loses on every row when that row's part is held out, and [rows] the parts."""
     loss = torch.full((len(settings), rows), torch.nan, dtype=torch.float32)

@@ -40,7 +40,7 @@ def explained(job: Job, frame: pd.DataFrame, choice: Choice) -> pd.DataFrame:
     task, clients, m = job.task, job.clients, len(job.clients)
     needs, gives = np.full(m, np.nan), np.full(m, np.nan)
     if m <= MOST_CLIENTS and int(clients.train.size.min()) > 0:
-        p = weights_of(clients.train, job.run.training.weights)
+        p = weights_of(clients.train, clients.weighting(job.run.training.weights))
         fit = why.moored_fit(task, clients.train, p, choice.plan, choice.prior)
         if fit is not None:
             unit = clients.target_scale**task.unit_power

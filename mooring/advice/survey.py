@@ -46,7 +46,7 @@ class Survey(NamedTuple):
     words: list[str]
 
 
-def survey(task: Any, clients: Clients, weights: str = "size") -> Survey:
+def survey(task: Any, clients: Clients, weights: Any = "size") -> Survey:
     """The theory of one federation, from its training rows."""
     if task.solve is None or not task.smooth_loss:
         raise RequestError(f"task '{task.name}' is not smooth and convex with an exact solver; the theorems need that.")

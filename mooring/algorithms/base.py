@@ -9,12 +9,13 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import pkgutil
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_type_hints
 
 from torch import Tensor
 
 from mooring.core.cohort import CohortData, Round
 from mooring.core.errors import RequestError
+from mooring.core.fields import check_fields, unknown
 
 Setting = Any  # of a field: a number (lam: or a moor), or a word such as "auto" that `settle` turns into one
 
@@ -80,7 +81,7 @@ NOT_ALGORITHMS = ("base", "settings")
 def find(name: str) -> type[Algorithm]:
     """The algorithm class of that name."""
     if name not in names():
-        raise RequestError(f"unknown algorithm {name!r}; known: {', '.join(names())}.")
+        raise RequestError(f"{unknown('algorithm', name, names())}.")
     module = importlib.import_module(f"mooring.algorithms.{name}")
     return next(
         thing
@@ -90,12 +91,10 @@ def find(name: str) -> type[Algorithm]:
 
 
 def build(name: str, fields: dict[str, Any]) -> Algorithm:
-    """An algorithm with some of its fields set, by name; unknown fields list the known ones."""
+    """An algorithm with some of its fields set, by name; a field that it has not, or of a wrong type, is refused."""
     cls = find(name)
-    known = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
-    for field in fields:
-        if field not in known:
-            raise RequestError(f"{name}: unknown field {field!r}; known: {', '.join(known) or 'none'}.")
+    hints = get_type_hints(cls)
+    check_fields(name, fields, {f.name: hints[f.name] for f in dataclasses.fields(cls)})  # type: ignore[arg-type]
     return cls(**fields)
 
 

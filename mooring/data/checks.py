@@ -16,7 +16,7 @@ from mooring.data.columns import NUMBER, Values, infinities, kind_of, missing, p
 from mooring.data.gather import gather
 from mooring.data.roles import Roles
 from mooring.data.scaling import by_client
-from mooring.data.splits import TRAIN
+from mooring.data.splits import TRAIN, Shares, shares_of
 from mooring.data.tables import Table, counted, listing, need_column
 from mooring.data.target import Target, read_target
 
@@ -43,6 +43,7 @@ class Facts(NamedTuple):
     columns: dict[str, tuple[str, Values]]  # kind and values of every feature
     target: Target | None
     seed: int
+    shares: Shares
 
 
 def check(
@@ -55,9 +56,10 @@ def check(
     drop: Sequence[str] | None = None,
     unit: str | None = None,
     time: str | None = None,
-    split: str | None = None,
+    split: str | Sequence[float] | None = None,
     min_rows: int = 5,
     drop_small: bool = False,
+    weights: str | None = None,
     seed: int = 0,
 ) -> list[Finding]:
     """Everything that is or may be wrong with a source, worst first; the arguments are those of `load`."""
@@ -78,7 +80,8 @@ def check(
         return all_found()
     drop = drop if drop is not None or features is not None else table.drop
     wanted = {"client": client or table.client or "client", "target": target or table.target or "target"}
-    wanted |= {role: name for role, name in {"unit": unit, "time": time, "split": split}.items() if name is not None}
+    asked_for = {"unit": unit, "time": time, "split": split, "weights": weights}
+    wanted |= {role: name for role, name in asked_for.items() if isinstance(name, str)}
     for role, name in wanted.items():
         attempt(lambda name=name, role=role: need_column(table.frame, name, role, table.title), name)
     if found:
@@ -86,7 +89,7 @@ def check(
         found += column_findings(table, {c: parsed(table.frame[c]) for c in columns})
         return all_found()
 
-    roles = attempt(lambda: rules.find_roles(table, client, target, unit, time, split, drop or ()))
+    roles = attempt(lambda: rules.find_roles(table, client, target, unit, time, split, drop or (), weights))
     members = attempt(lambda: rules.client_codes(table, wanted["client"]), wanted["client"])
     names = (
         []
@@ -107,7 +110,8 @@ def check(
             end = "; it is left out." if left_out else "."
             sentence = f"Client '{clients[i]}' has {reason}{end}"
             found.append(Finding(WARNING if left_out else ERROR, clients[i], None, sentence))
-        facts = Facts(table, roles, code, clients, columns, answer, seed)
+        attempt(lambda: rules.weights_by_client(table, roles.weights, code, clients), roles.weights)
+        facts = Facts(table, roles, code, clients, columns, answer, seed, shares_of(split))
         for about in (name_findings, size_findings, class_findings, client_column_findings, copy_findings):
             found += about(facts)
         if answer is not None:
@@ -251,7 +255,9 @@ def part_findings(facts: Facts, small: dict[int, str]) -> Iterator[Finding]:
         return
     target = facts.target._replace(y=facts.target.y[keep])
     code, names = rules.in_order(facts.code[keep], facts.names)
-    part, notes = rules.split_rows(rules.subset(facts.table, keep), facts.roles, code, names, target, facts.seed)
+    part, notes = rules.split_rows(
+        rules.subset(facts.table, keep), facts.roles, code, names, target, facts.seed, facts.shares
+    )
     for note in notes:
         yield Finding(WARNING, None, None, note)
     if target.kind not in (BINARY, CLASSES):

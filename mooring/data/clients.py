@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +36,7 @@ class Clients:
     target_scale: float = 1.0
     schema: Any = None  # how a table became these arrays; None for arrays
     placement: Any = None  # data frame (client, row, part): which source row is in which part
+    own_weights: Mapping[str, float] | None = None  # of a column of the table, by client
     truth: Any = None  # planted parameters, for generators
     title: str = ""
     notes: list[str] = field(default_factory=list)  # sentences on what was dropped, imputed, moved
@@ -52,13 +53,25 @@ class Clients:
     def keys(self) -> np.ndarray:
         return np.array([client_key(name) for name in self.names], dtype=np.uint64)
 
-    def weights(self, kind: str = "size") -> Tensor:
-        """p_i: proportional to the training rows ("size") or all equal ("uniform")."""
+    def weights(self, kind: str | Mapping[str, float] = "size") -> Tensor:
+        """p_i: proportional to the training rows ("size"), all equal ("uniform"), or to numbers of one's own: a number
+        for each client by name, or the name of the column that the table was read with."""
         if kind == "size":
             return self.train.size.double() / self.train.size.sum()
         if kind == "uniform":
             return torch.full((len(self),), 1 / len(self), dtype=torch.float64)
-        raise RequestError(f"weights must be 'size' or 'uniform', got {kind!r}.")
+        given = self.own_weights if isinstance(kind, str) else kind
+        if given is None:
+            raise RequestError(f"weights must be 'size', 'uniform' or a number for each client, got {kind!r}.")
+        lacking = next((name for name in self.names if name not in given), None)
+        if lacking is not None:
+            raise RequestError(f"weights has no number for client '{lacking}'.")
+        p = torch.tensor([float(given[name]) for name in self.names], dtype=torch.float64)
+        return p / p.sum()
+
+    def weighting(self, kind: str | Mapping[str, float]) -> str | Tensor:
+        """The rule "size" or "uniform" for those who weigh some of the rows only; else the numbers p_i."""
+        return kind if kind in ("size", "uniform") and isinstance(kind, str) else self.weights(kind)
 
     def cohort(self, p: Tensor | None = None, position: Tensor | None = None) -> CohortData:
         """What a visit sees of the clients at `position` (default: all)."""

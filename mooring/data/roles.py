@@ -7,12 +7,13 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from mooring.core.errors import RequestError
 from mooring.core.seeds import client_key
 from mooring.data.clients import BINARY, CLASSES, PARTS
 from mooring.data.columns import CATEGORY, as_text, kind_of, missing, read_values
-from mooring.data.splits import TRAIN, random_split, time_split, unit_split, units
+from mooring.data.splits import SHARES, TRAIN, Shares, random_split, time_split, unit_split, units
 from mooring.data.tables import Table, counted, listing, need_column
 from mooring.data.target import Target
 
@@ -27,6 +28,7 @@ class Roles(NamedTuple):
     unit: str | None = None
     time: str | None = None
     split: str | None = None
+    weights: str | None = None
 
 
 def find_roles(
@@ -35,10 +37,15 @@ def find_roles(
     target: str | None = None,
     unit: str | None = None,
     time: str | None = None,
-    split: str | None = None,
+    split: str | Sequence[float] | None = None,
     drop: Sequence[str] = (),
+    weights: str | None = None,
 ) -> Roles:
-    """The columns asked for, else those that the source fixes, else columns called `client`, `target`, `split`."""
+    """The columns asked for, else those that the source fixes, else columns called `client`, `target`, `split`.
+
+    Shares instead of a split's column are the business of `split_rows`; a column that fixes the parts refuses them.
+    """
+    shares, split = (None, split) if split is None or isinstance(split, str) else (split, None)
     given = {"unit": unit, "time": time, "split": split}
     ways = [f"{role} = '{name}'" for role, name in given.items() if name is not None]
     if len(ways) > 1:
@@ -53,7 +60,12 @@ def find_roles(
     if split is None and not ways and "split" in table.frame.columns and "split" not in {client, target, *drop}:
         levels = set(as_text(table.frame["split"]).categories)
         split = "split" if "train" in levels and levels <= set(PARTS) else None
-    roles = Roles(client, target, unit, time, split)
+        if split is not None and shares is not None:
+            raise RequestError(
+                f"{table.title}: column 'split' says each row's part already; drop it, or leave the shares "
+                f"{listing(shares)} out."
+            )
+    roles = Roles(client, target, unit, time, split, weights)
     for role, name in roles._asdict().items():
         if name is not None:
             need_column(table.frame, name, role, table.title)
@@ -72,7 +84,8 @@ def feature_names(
         names = [c for c in table.frame.columns if c not in {*roles, *(drop or ())}]
     else:
         names = [name for name in dict.fromkeys(features) if name not in (drop or ())]
-        taken = next((name for name in names if name in (roles.client, roles.target, roles.split)), None)
+        reserved = (roles.client, roles.target, roles.split, roles.weights)
+        taken = next((name for name in names if name in reserved), None)
         if taken is not None:
             role = roles._fields[roles.index(taken)]
             raise RequestError(f"{table.title}: column '{taken}' is the {role} column and cannot be a feature.")
@@ -175,7 +188,13 @@ def subset(table: Table, keep: np.ndarray) -> Table:
 
 
 def split_rows(
-    table: Table, roles: Roles, code: np.ndarray, names: list[str], target: Target, seed: int
+    table: Table,
+    roles: Roles,
+    code: np.ndarray,
+    names: list[str],
+    target: Target,
+    seed: int,
+    shares: Shares = SHARES,
 ) -> tuple[np.ndarray, list[str]]:
     """The part of every row, and notes."""
     if roles.split is not None:
@@ -188,16 +207,38 @@ def split_rows(
         ]
         return parts, notes
     if roles.time is not None:
-        return time_split(code, times(table, roles.time)), []
+        return time_split(code, times(table, roles.time), shares), []
     keys = np.array([client_key(name) for name in names], dtype=np.uint64)
     strata = target.y if target.kind in (BINARY, CLASSES) else None
     if roles.unit is None:
-        return random_split(code, keys, seed, strata), []
+        return random_split(code, keys, seed, strata, shares), []
     unit = unit_codes(table, roles.unit)
     pairs = len(units(code, unit)[1])
     shared = pairs - len(np.unique(unit))
     note = f"{shared} values of '{roles.unit}' appear under several clients; they count as different units there."
-    return unit_split(code, keys, seed, unit, strata), [note] if shared else []
+    return unit_split(code, keys, seed, unit, strata, shares), [note] if shared else []
+
+
+def weights_by_client(table: Table, column: str | None, code: np.ndarray, names: list[str]) -> dict[str, float] | None:
+    """Each client's weight from a column that is constant within the client; None without such a column."""
+    if column is None:
+        return None
+    values = pd.to_numeric(table.frame[column], errors="coerce").to_numpy(float)
+    wrong = np.flatnonzero(~(np.isfinite(values) & (values > 0)))
+    if len(wrong):
+        found = table.frame[column].iloc[wrong[0]]
+        raise RequestError(
+            f"{table.place(wrong[0])}, weights column '{column}': found '{found}', not a number above 0."
+        )
+    first = values[np.unique(code, return_index=True)[1]]
+    wrong = np.flatnonzero(values != first[code])
+    if len(wrong):
+        one = code[wrong[0]]
+        raise RequestError(
+            f"{table.place(wrong[0])}, weights column '{column}': client '{names[one]}' has {values[wrong[0]]:g} here "
+            f"and {first[one]:g} before; a client's weight is the same in all its rows."
+        )
+    return dict(zip(names, first.tolist()))
 
 
 def times(table: Table, time: str) -> np.ndarray:

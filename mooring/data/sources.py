@@ -19,10 +19,18 @@ from mooring.data import datasets
 from mooring.data.clients import BINARY, CLASSES, PARTS, REGRESSION, Clients
 from mooring.data.columns import CATEGORY
 from mooring.data.gather import gather
-from mooring.data.roles import Roles, client_codes, drop_small_clients, feature_names, find_roles, split_rows
+from mooring.data.roles import (
+    Roles,
+    client_codes,
+    drop_small_clients,
+    feature_names,
+    find_roles,
+    split_rows,
+    weights_by_client,
+)
 from mooring.data.scaling import moments
 from mooring.data.schema import Schema, describe, encode, fit_columns, select_useful, to_numbers, typed
-from mooring.data.splits import HELD_OUT, TRAIN
+from mooring.data.splits import TRAIN, shares_of
 from mooring.data.tables import Table
 from mooring.data.target import Target, known_target, read_target
 
@@ -37,9 +45,10 @@ def load(
     drop: Sequence[str] | None = None,
     unit: str | None = None,
     time: str | None = None,
-    split: str | None = None,
+    split: str | Sequence[float] | None = None,
     min_rows: int = 5,
     drop_small: bool = False,
+    weights: str | None = None,
     seed: int = 0,
     dtype: torch.dtype = torch.float64,
     schema: Schema | None = None,
@@ -53,28 +62,35 @@ def load(
     kind      what the target is: "regression", "binary", "classes", "count", or "auto"
     features  the columns to learn from (default: all but useless ones); drop: columns to leave out
     unit      rows of a unit stay in one part;  time: the earliest rows train, the latest test
-    split     a column that says train, validation or test (default: a column `split`, if it says that)
+    split     a column that says train, validation or test (default: a column `split`, if it says that), or the shares
+              of each client's rows to train, validate and test (default: 0.6, 0.2, 0.2)
     min_rows  smaller clients are an error, or are left out (`drop_small`)
+    weights   a column with each client's weight, the same in all its rows
     schema    encode by the schema of an earlier run instead of learning one; a table without the client column is
               then one client, called by its title
     """
     if datasets.is_name(source) and source in datasets.LOADERS:
-        columns = next((name for name in (client, target, unit, time, split, features, drop) if name), None)
-        if columns is not None:
-            raise RequestError(f"data set '{source}' is no table; it has no column {columns!r}.")
-        return datasets.named(source, data_dir, validation=HELD_OUT, test=HELD_OUT, seed=seed)
+        _, validation, test = shares_of(split)
+        columns = (client, target, unit, time, weights, features, drop, split if isinstance(split, str) else None)
+        column = next((name for name in columns if name), None)
+        if column is not None:
+            raise RequestError(f"data set '{source}' is no table; it has no column {column!r}.")
+        return datasets.named(source, data_dir, validation=validation, test=test, seed=seed)
+    shares = shares_of(split)
     table = gather(source, text=text_columns(client, schema))
+    if table.x is not None and (features or drop):
+        raise RequestError(f"{table.title}: the inputs are no table; there are no columns to choose or drop.")
     if schema is not None:
         table = fit_in(table, schema)
     digest = "" if table.x is not None else digest_of(table.frame)
     drop = drop if drop is not None or features is not None else table.drop
-    roles = find_roles(table, client, target, unit, time, split, drop or ())
+    roles = find_roles(table, client, target, unit, time, split, drop or (), weights)
     names = [] if table.x is not None or schema is not None else feature_names(table, roles, features, drop)
 
     code, clients = client_codes(table, roles.client)
     table, code, clients, notes = drop_small_clients(table, roles, code, clients, min_rows, drop_small)
     answer = find_target(table, roles, kind, schema)
-    part, said = split_rows(table, roles, code, clients, answer, seed)
+    part, said = split_rows(table, roles, code, clients, answer, seed, shares)
     notes = [*table.notes, *notes, *answer.notes, *said]
     if len(clients) == 1 and schema is None:
         notes.append(f"There is one client only, '{clients[0]}'; a federation needs more.")
@@ -112,6 +128,7 @@ def load(
         target_scale=scale,
         schema=schema,
         placement=placement,
+        own_weights=weights_by_client(table, roles.weights, code, clients),
         title=table.title,
         notes=notes,
     )

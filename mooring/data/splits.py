@@ -5,13 +5,36 @@ A random split of a client depends on the seed, the client's name and its own ro
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 
+from mooring.core.errors import RequestError
 from mooring.core.seeds import uniforms
 
 TRAIN, VALIDATION, TEST = range(3)
 HELD_OUT = 0.2  # share of a client's rows in validation, and in test
+Shares = tuple[float, float, float]  # of a client's rows: to train, to validate, to test
+SHARES: Shares = (1 - 2 * HELD_OUT, HELD_OUT, HELD_OUT)
+
+
+def are_shares(split: Sequence[float]) -> bool:
+    """Whether these are shares to train, validate and test: none negative, some to train, 1 together."""
+    known = len(split) == 3 and all(0 <= share <= 1 for share in split) and split[0] > 0
+    return known and math.isclose(sum(split), 1)
+
+
+def shares_of(split: str | Sequence[float] | None) -> Shares:
+    """The shares that a split asks for; the usual ones for a column, or for nothing."""
+    if split is None or isinstance(split, str):
+        return SHARES
+    if not are_shares(split):
+        raise RequestError(
+            f"split must be three shares (train, validation, test) that add up to 1, or a column, got {list(split)}."
+        )
+    return (float(split[0]), float(split[1]), float(split[2]))
 
 
 def ranks(group: np.ndarray, *scores: np.ndarray) -> np.ndarray:
@@ -23,38 +46,51 @@ def ranks(group: np.ndarray, *scores: np.ndarray) -> np.ndarray:
     return rank
 
 
-def cut(code: np.ndarray, rank: np.ndarray) -> np.ndarray:
-    """Parts by rank within the client: the first 60 % train, then 20 % validation, 20 % test, none of them empty
-    for three rows or more."""
+def cut(code: np.ndarray, rank: np.ndarray, shares: Shares = SHARES) -> np.ndarray:
+    """Parts by rank within the client: the first rows train, then come validation and test.
+
+    Each held-out part has its share of the rows, rounded; a share above 0 is one row at least, and so are the training
+    rows, at the cost of the larger held-out part, for three rows or more.
+    """
     n = np.bincount(code)[code]
-    held = np.maximum(np.rint(HELD_OUT * n), 1)
-    return np.where(rank < n - 2 * held, TRAIN, np.where(rank < n - held, VALIDATION, TEST))
+    validation, test = (np.maximum(np.rint(share * n), 1) if share > 0 else np.zeros(len(n)) for share in shares[1:])
+    excess = np.maximum(validation + test - np.maximum(n - 1, 0), 0)
+    larger = validation >= test
+    validation, test = validation - excess * larger, test - excess * ~larger
+    return np.where(rank < n - validation - test, TRAIN, np.where(rank < n - test, VALIDATION, TEST))
 
 
-def random_split(code: np.ndarray, keys: np.ndarray, seed: int, strata: np.ndarray | None = None) -> np.ndarray:
-    """A random 60/20/20 split within each client; rows of each stratum (class) are spread over the parts alike.
+def random_split(
+    code: np.ndarray, keys: np.ndarray, seed: int, strata: np.ndarray | None = None, shares: Shares = SHARES
+) -> np.ndarray:
+    """A random split within each client; rows of each stratum (class) are spread over the parts alike.
 
     Rows of a stratum take random places at the quantiles (rank + u) / size, u uniform; all the client's rows are then
-    cut in the order of their quantiles, so each row is equally likely in each place and every class is split 60/20/20
-    up to rounding. code: each row's client; keys: each client's key.
+    cut in the order of their quantiles, so each row is equally likely in each place and every class is split by the
+    same shares up to rounding. code: each row's client; keys: each client's key.
     """
     mine, row = keys[code], ranks(code, np.arange(len(code)))
     strata = np.zeros_like(code) if strata is None else strata
     cell = pd.factorize(code * (int(strata.max(initial=0)) + 1) + strata)[0]
     rank = ranks(cell, uniforms(seed, "split", mine, row))
     quantile = (rank + uniforms(seed, "split", mine, row, 1)) / np.bincount(cell)[cell]
-    return cut(code, ranks(code, quantile, row))
+    return cut(code, ranks(code, quantile, row), shares)
 
 
 def unit_split(
-    code: np.ndarray, keys: np.ndarray, seed: int, unit: np.ndarray, strata: np.ndarray | None = None
+    code: np.ndarray,
+    keys: np.ndarray,
+    seed: int,
+    unit: np.ndarray,
+    strata: np.ndarray | None = None,
+    shares: Shares = SHARES,
 ) -> np.ndarray:
-    """A random split that keeps a unit's rows together; a unit's stratum is that of its first row.
+    """A random split that keeps a unit's rows together; a unit's stratum is that of its first row. Shares are of units.
 
     Units of different clients are different, whatever their numbers.
     """
     pair, first = units(code, unit)
-    return random_split(code[first], keys, seed, None if strata is None else strata[first])[pair]
+    return random_split(code[first], keys, seed, None if strata is None else strata[first], shares)[pair]
 
 
 def units(code: np.ndarray, unit: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -63,6 +99,6 @@ def units(code: np.ndarray, unit: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return pair, np.unique(pair, return_index=True)[1]
 
 
-def time_split(code: np.ndarray, time: np.ndarray) -> np.ndarray:
+def time_split(code: np.ndarray, time: np.ndarray, shares: Shares = SHARES) -> np.ndarray:
     """The earliest rows of each client train, the latest test; rows of equal time stay in their order."""
-    return cut(code, ranks(code, time, np.arange(len(code))))
+    return cut(code, ranks(code, time, np.arange(len(code))), shares)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import pandas as pd
 
-from mooring.algorithms.base import build
-from mooring.core.errors import RequestError
+from mooring.algorithms.base import Algorithm
 from mooring.engines import saving
 from mooring.engines.fit import (
     Tell,
@@ -26,11 +25,13 @@ from mooring.engines.fit import (
     with_settled,
 )
 from mooring.engines.loop import Progress, check_participation
-from mooring.engines.prepare import Job, fields_of, prepare, request, settle
+from mooring.engines.prepare import Job, prepare, settle
+from mooring.engines.request import request
 from mooring.runs.directory import ROUNDS_FILE, Models, RunDir, create, open_run
 from mooring.runs.files import write_json, write_parquet
 from mooring.runs.records import rounds_table
 from mooring.runs.runfile import RunFile
+from mooring.runs.sections import Options
 
 TABLE = "compare.json"
 METHODS = "methods"
@@ -49,25 +50,19 @@ class Comparison:
 
 def compare(
     source: Any,
-    methods: Sequence[Any] = ("local", "global", "fedavg", "fedprox_one_stage"),
+    methods: Sequence[str | Algorithm] | None = None,
     *,
     out: str | Path | None = None,
     model: Any = None,
-    settings: dict[str, dict[str, Any]] | None = None,
+    settings: Mapping[str, Mapping[str, Any]] | None = None,
     tell: Tell = silent,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> Comparison:
-    """Train every method on the same federation; `methods` are names or algorithms, `settings` fields by name."""
-    named = []
-    for method in methods:
-        name = method if isinstance(method, str) else method.name
-        given = dict((settings or {}).get(name, {})) if isinstance(method, str) else fields_of(method)
-        build(name, given)
-        named.append({"name": name, **given})
-    unused = set(settings or {}) - {m["name"] for m in named}
-    if unused:
-        raise RequestError(f"settings for {sorted(unused)[0]!r}, which is not among the methods.")
-    asked = request(source, purpose="compare", algorithms=named, model=model, **options)
+    """Train every method on the same federation; `methods` are names or algorithms, `settings` fields by name.
+
+    `source`, `model` and `options` are those of `fit`. A run file says the methods too, unless they are given.
+    """
+    asked = request(source, purpose="compare", methods=methods, settings=settings, model=model, **options)
     job = prepare(asked, None if isinstance(source, str | Path) else source, model)
     for algorithm in job.algorithms():
         check_participation(algorithm, job.plan, len(job.clients))

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from mooring.algorithms.base import build
+from mooring.algorithms.base import Algorithm, build
 from mooring.core.cohort import Round
 from mooring.core.errors import RequestError
 from mooring.data.clients import REGRESSION
 from mooring.engines import saving
 from mooring.engines.loop import Evaluation, Outcome, Plan, Progress, at_chosen, check_participation, run
-from mooring.engines.prepare import Job, fields_of, prepare, request, settle
+from mooring.engines.prepare import Job, prepare, settle
+from mooring.engines.request import fields_of, request
 from mooring.engines.simulator import Simulator
 from mooring.runs.directory import CLIENTS_FILE, ROUNDS_FILE, RUN, SCHEMA, SPLIT, Models, RunDir, create, open_run
 from mooring.runs.files import json_bytes, parquet_bytes, write_parquet
 from mooring.runs.records import clients_table, rounds_table
 from mooring.runs.runfile import RunFile, run_bytes
+from mooring.runs.sections import Options
 
-DEFAULT = "fedprox_one_stage"
 Tell = Callable[[str, int, int], None]  # (what is running, rounds done, rounds in all)
 
 
@@ -91,26 +92,24 @@ def fit(
     source: Any,
     second: Any = None,
     *,
-    algorithm: Any = DEFAULT,
+    algorithm: str | Algorithm | None = None,
     out: str | Path | None = None,
     model: Any = None,
-    settings: dict[str, Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
     tell: Tell = silent,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> Result:
     """Train one method on a federation and compare it with training alone and with one common model.
 
-    `source` is a table's path, a data frame, (X, y, groups), `Clients`, or each client's own data by name; a network
-    comes as `model`, or first as in `fit(model, clients)`. `algorithm` is a name (its fields in `settings`) or an
-    algorithm. `options` are those of the run file's sections [data] and [training]. With `out` the run is written
-    there and can be resumed; without, nothing is written.
+    `source` is a table's path, a data frame, (X, y, groups), `Clients`, each client's own data by name, or a run file;
+    a network comes as `model`, or first as in `fit(model, clients)`. `algorithm` is a name (its fields in `settings`)
+    or an algorithm; without one it is the run file's, or fedprox_one_stage. `options` are those of the run file's
+    sections [data], [task] and [training], and override what the run file says. With `out` the run is written there
+    and can be resumed; without, nothing is written.
     """
     if isinstance(source, nn.Module) or (second is not None and callable(source)):
         source, model = second, source
-    named = algorithm if isinstance(algorithm, str) else algorithm.name
-    given = dict(settings or {}) if isinstance(algorithm, str) else fields_of(algorithm)
-    build(named, given)  # a wrong field is told before any data are read
-    asked = request(source, purpose="fit", algorithm={"name": named, **given}, model=model, **options)
+    asked = request(source, purpose="fit", algorithm=algorithm, settings=settings, model=model, **options)
     job = prepare(asked, None if isinstance(source, str | Path) else source, model)
     return start(job, out, tell)
 

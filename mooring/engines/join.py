@@ -37,7 +37,14 @@ class Joined(NamedTuple):
 
 
 def join(
-    path: str | Path, source: Any, *, how: str = "auto", out: str | Path | None = None, seed: int = 0, min_rows: int = 5
+    path: str | Path,
+    source: Any,
+    *,
+    how: str = "auto",
+    out: str | Path | None = None,
+    seed: int = 0,
+    min_rows: int = 5,
+    drop_small: bool = False,
 ) -> Joined:
     """Personal models for the clients in `source`, from the common model of the run at `path`.
 
@@ -52,7 +59,7 @@ def join(
     if asked is None:
         raise RequestError(f"{path} holds several methods; give one of them, such as {path}/methods/fedavg.")
     task, schema = task_of(directory)
-    newcomers = load(source, schema=schema, seed=seed, dtype=task.dtype, min_rows=min_rows)
+    newcomers = load(source, schema=schema, seed=seed, dtype=task.dtype, min_rows=min_rows, drop_small=drop_small)
     algorithm = build(asked.name, asked.fields | (asked.settled or {}))
     server = algorithm.start(task, models.common)[0]
     m = len(newcomers)

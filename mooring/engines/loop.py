@@ -45,7 +45,7 @@ class Plan:
     seed: int = 0
     evaluate_every: int | None = None  # None: about twenty times a run
     patience: int | None = None  # evaluations without a better validation loss before the run stops; None: never
-    keep: str = "chosen"  # the models of the round with the best validation loss, or of the "last" round
+    keep: str = "best"  # the models of the round with the best validation loss, or of the "last" round
     checkpoint_every: int = 10
 
     def __post_init__(self) -> None:
@@ -56,8 +56,8 @@ class Plan:
             raise RequestError(
                 f"participation must be a share in (0, 1] or a number of clients, got {self.participation}."
             )
-        if self.keep not in ("chosen", "last"):
-            raise RequestError(f"keep must be 'chosen' or 'last', got {self.keep!r}.")
+        if self.keep not in ("best", "last"):
+            raise RequestError(f"keep must be 'best' or 'last', got {self.keep!r}.")
 
 
 class Evaluation(NamedTuple):
@@ -227,7 +227,7 @@ def _remember(progress: Progress, plan: Plan, exchange: Any, now: Evaluation) ->
         return
     if now.validation_loss < progress.best:
         progress.best, progress.best_round, progress.waited = now.validation_loss, now.t, 0
-        if plan.keep == "chosen":
+        if plan.keep == "best":
             progress.chosen_server = progress.server
             progress.chosen_states = exchange.states.copy()
         return

@@ -5,29 +5,31 @@ from __future__ import annotations
 import importlib.util
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 from torch import nn
 
 from mooring.algorithms.base import Algorithm, build
 from mooring.core.errors import RequestError
+from mooring.core.fields import check_fields
 from mooring.data.clients import REGRESSION, Clients
 from mooring.data.datasets import LOADERS, is_name, named
 from mooring.data.sources import load
 from mooring.engines import simulator
 from mooring.engines.loop import Plan
+from mooring.engines.request import IN_MEMORY
 from mooring.engines.simulator import Simulator
-from mooring.runs.runfile import RunFile, Training, make_run
+from mooring.runs.runfile import RunFile
+from mooring.runs.sections import OPTIONS, Data
 from mooring.tasks import catalog
 from mooring.tasks.module import Module
 
-IN_MEMORY = "(in memory)"
 VALIDATION = 0.2  # share of each client's rows, where a pooled data set is dealt out
-TRAINING = tuple(name for name in Training.model_fields if name != "threads")
-DATA = ("client", "target", "kind", "features", "drop", "unit", "time", "split", "min_rows", "drop_small", "data_dir")
+POOLED_TAKE = {"split", "partition", "data_dir"}  # options of [data] for data sets that are dealt out
+TABLES_TAKE_NOT = {"partition", "data_dir"}
 
 
 @dataclass(frozen=True)
@@ -49,44 +51,11 @@ class Job:
         return [build(a.name, a.fields | (a.settled or {})) for a in asked]
 
 
-def request(
-    source: Any, *, purpose: str, where: str = "request", task: Any = "auto", model: Any = None, **options: Any
-):
-    """The run file of a call: options of the data, the task, the training and the algorithm, each in its section."""
-    data = {"source": source_name(source)} | {k: options.pop(k) for k in DATA if options.get(k) is not None}
-    if data.get("kind") == "auto":
-        data.pop("kind")
-    options = {k: v for k, v in options.items() if k not in DATA}
-    training = {k: options.pop(k) for k in TRAINING if options.get(k) is not None}
-    training["threads"] = options.pop("threads", None) or torch.get_num_threads()
-    sections = {k: options.pop(k) for k in ("algorithm", "algorithms", "partition") if options.get(k) is not None}
-    if "partition" in sections:
-        data["partition"] = sections.pop("partition")
-    about = dict(task) if isinstance(task, dict) else {} if task == "auto" else {"name": task}
-    if isinstance(model, str):
-        about["model"] = model
-    elif model is not None:
-        about["name"] = "module"
-    if options.pop("loss", None) is not None:
-        raise RequestError(f"{where}: give a loss inside the task, as task={{'loss': ...}}.")
-    unknown = [name for name, value in options.items() if value is not None]
-    if unknown:
-        raise RequestError(f"{where}: unknown option {unknown[0]!r}; known: {', '.join(sorted((*DATA, *TRAINING)))}.")
-    table = {"mooring": {"kind": purpose}, "data": data, "task": about, "training": training, **sections}
-    return make_run(table, where)
-
-
-def source_name(source: Any) -> str:
-    """What a run file says of a source: a data set's name, a file's full path, or that it was in memory."""
-    if not isinstance(source, str | Path):
-        return IN_MEMORY
-    return str(source) if is_name(source) or not Path(source).exists() else str(Path(source).resolve())
-
-
 def prepare(run: RunFile, source: Any = None, model: Any = None) -> Job:
     """Load the data (or take `source`), build the task, fix the number of threads."""
     if run.training.threads:
         torch.set_num_threads(run.training.threads)
+    refuse_unused(run, source)
     clients = source if isinstance(source, Clients) else read_clients(run, source)
     if len(clients) < 2:
         raise RequestError(
@@ -102,19 +71,58 @@ def read_clients(run: RunFile, source: Any = None) -> Clients:
         if data.source == IN_MEMORY:
             raise RequestError("this run's data were in memory; pass the same data again from Python.")
         source = data.source
-    if isinstance(source, str) and is_name(source) and source in LOADERS:
-        dealt = {"validation": VALIDATION} | (data.partition or {})
-        return named(source, data.data_dir, seed=run.training.seed, **dealt)
-    if data.partition:
-        raise RequestError(
-            f"a partition deals out a pooled data set such as digits; {data.source} has clients already."
-        )
-    options = data.model_dump(exclude_none=True, exclude={"source", "partition", "kind", "split"})
-    if isinstance(data.split, str):
-        options["split"] = data.split
+    if is_pooled(source):
+        return named(source, data.data_dir, **dealing(run))
     wide = run.task.model is None and run.task.name != "module"
-    dtype = torch.float64 if wide else torch.float32
-    return load(source, kind=data.kind or "auto", seed=run.training.seed, dtype=dtype, **options)
+    return load(source, dtype=torch.float64 if wide else torch.float32, **load_options(run))
+
+
+def is_pooled(source: Any) -> bool:
+    """Whether a source is a data set that has no clients until it is dealt out."""
+    return is_name(source) and source in LOADERS
+
+
+def refuse_unused(run: RunFile, source: Any = None) -> None:
+    """Options of [data] that this source has no use for are refused by name, not ignored."""
+    source = run.data.source if source is None else source
+    given = {name for name, field in Data.model_fields.items() if getattr(run.data, name) != field.default} - {"source"}
+    if isinstance(source, Clients):
+        unused, why = given, "the clients' data are given as they are to be used"
+    elif is_pooled(source):
+        unused, why = given - POOLED_TAKE, f"data set '{source}' is no table; it is dealt out by --deal"
+        if isinstance(run.data.split, str):
+            unused |= {"split"}
+    else:
+        unused, why = given & TABLES_TAKE_NOT, f"that is for pooled data sets such as digits; {run.data.source} is none"
+    if unused:
+        name = min(unused)
+        raise RequestError(f"{name} ({OPTIONS[name].flag}) has no use here: {why}.")
+
+
+def load_options(run: RunFile) -> dict[str, Any]:
+    """A run file's options as `load` and `check` take them."""
+    options = run.data.model_dump(exclude_none=True, exclude={"source", *TABLES_TAKE_NOT})
+    weights = run.training.weights
+    if isinstance(weights, str) and weights not in ("size", "uniform"):
+        options["weights"] = weights
+    return options | {"seed": run.training.seed}
+
+
+def dealing(run: RunFile) -> dict[str, Any]:
+    """How a pooled data set is dealt out; the run's shares and seed hold unless the dealing has its own."""
+    from mooring.data.images import named_images
+
+    own = run.data.partition or {}
+    hints = get_type_hints(named_images)
+    fixed = ("name", "data_dir", "dtype", "return")
+    check_fields(f"--deal of {run.data.source}", own, {name: hints[name] for name in hints if name not in fixed})
+    shares: dict[str, Any] = {"validation": VALIDATION}
+    if run.data.split is not None:
+        twice = {"validation", "test"} & set(own)
+        if twice:
+            raise RequestError(f"{min(twice)} is said twice: by --split and by --deal; leave one out.")
+        shares = {"validation": run.data.split[1], "test": run.data.split[2]}
+    return {"seed": run.training.seed, **shares, **own}
 
 
 def make_task(run: RunFile, clients: Clients, model: Any = None) -> Any:
@@ -123,17 +131,25 @@ def make_task(run: RunFile, clients: Clients, model: Any = None) -> Any:
     if about.model is not None:
         model = read_model(about.model)
     if model is not None:
+        if about.name not in (None, "module"):
+            raise RequestError(f"a model is a task of its own; leave out task '{about.name}', or the model.")
+        fields_ = {name: kind for name, kind in catalog.field_types(Module).items() if name != "loss"}
+        check_fields("the model's task", about.fields, fields_)
         loss = about.loss or ("half_square" if clients.kind == REGRESSION else "cross_entropy")
         return Module(maker(model, clients), loss, **about.fields)
     if about.name == "module":
         raise RequestError("task 'module' needs a model; give one as model = \"my_model.py:make\".")
+    if about.loss is not None:
+        raise RequestError(
+            f"loss {about.loss!r} is for a network; tasks such as quantile or absolute have their own: see --task."
+        )
     if clients.train.x.ndim != 2:
         raise RequestError(
             f"task '{about.name or 'auto'}' needs rows of numbers, but the inputs have the shape "
             f"{tuple(clients.train.x.shape[1:])}; give a model."
         )
-    fields_ = dict(about.fields) | {"dtype": clients.train.x.dtype}
-    return catalog.build(about.name or "auto", clients.kind, clients.train.x.shape[1], len(clients.classes), fields_)
+    known = dict(about.fields) | {"dtype": clients.train.x.dtype}
+    return catalog.build(about.name or "auto", clients.kind, clients.train.x.shape[1], len(clients.classes), known)
 
 
 def read_model(spec: str) -> Callable[..., nn.Module]:
@@ -178,14 +194,3 @@ def settle(algorithm: Algorithm, job: Job) -> tuple[Algorithm, Simulator, Any]:
     """The algorithm in numbers, the clients ready to be asked, and the server's first state."""
     how = job.run.training
     return simulator.settle(algorithm, job.task, job.clients, weights=how.weights, seed=how.seed, chunk=how.chunk or 0)
-
-
-def fields_of(algorithm: Algorithm) -> dict[str, Any]:
-    """An algorithm's fields as a run file holds them."""
-    out = {}
-    for field in fields(algorithm):  # type: ignore[arg-type]
-        value = getattr(algorithm, field.name)
-        if is_dataclass(value):  # a moor
-            value = {f.name: list(getattr(value, f.name)) for f in fields(value) if getattr(value, f.name) is not None}
-        out[field.name] = value
-    return out

@@ -6,12 +6,14 @@ import dataclasses
 import importlib
 import inspect
 import pkgutil
-from typing import Any
+from typing import Any, get_type_hints
 
 from mooring.core.errors import RequestError
+from mooring.core.fields import check_fields, unknown
 from mooring.core.task import Task
 
 NOT_TASKS = ("facts", "catalog")
+NOT_SETTINGS = ("dtype", "make")  # what no run file can hold
 AUTOMATIC = {"regression": "linear", "binary": "logistic", "classes": "logistic", "count": "poisson"}
 
 
@@ -34,7 +36,7 @@ def names() -> list[str]:
 def find(name: str) -> type[Task]:
     known = classes_by_name()
     if name not in known:
-        raise RequestError(f"unknown task {name!r}; known: auto, {', '.join(known)}.")
+        raise RequestError(f"{unknown('task', name, ['auto', *known])}.")
     return known[name]
 
 
@@ -60,6 +62,12 @@ def _fields(cls: type[Task]) -> dict[str, Any]:
     return {f.name: f.default for f in dataclasses.fields(cls) if f.name not in ("features", "classes")}
 
 
+def field_types(cls: type[Task]) -> dict[str, Any]:
+    """The types of the settings that a run file may give a task."""
+    hints = get_type_hints(cls if dataclasses.is_dataclass(cls) else cls.__init__)
+    return {name: hints[name] for name in _fields(cls) if name not in NOT_SETTINGS}
+
+
 def build(name: str, kind: str, features: int, classes: int, fields: dict[str, Any] | None = None) -> Task:
     """A task for a target of this kind; `auto` picks the usual one."""
     fields = dict(fields or {})
@@ -69,13 +77,8 @@ def build(name: str, kind: str, features: int, classes: int, fields: dict[str, A
             f"task '{cls.name}' fits a target that is {' or '.join(cls.kinds)}, but this one is {kind}; "
             f"use task '{AUTOMATIC[kind]}' or give kind = {cls.kinds[0]!r}."
         )
-    known = _fields(cls)
-    for field, value in fields.items():
-        if field not in known:
-            listed = ", ".join(name for name in known if name != "dtype")
-            raise RequestError(f"task '{cls.name}': unknown field {field!r}; known: {listed}.")
-        if isinstance(known[field], float) and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise RequestError(f"task '{cls.name}': {field} must be a number, got {value!r}.")
+    given = {name: value for name, value in fields.items() if name not in NOT_SETTINGS}
+    check_fields(f"task '{cls.name}'", given, field_types(cls))
     if not fields.get("ridge", 0.0) >= 0:
         raise RequestError(f"task '{cls.name}': ridge must be >= 0, got {fields['ridge']}.")
     if not dataclasses.is_dataclass(cls):

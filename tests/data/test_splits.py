@@ -1,11 +1,13 @@
 """Splits: sizes, purity, strata, units, time."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mooring.core.errors import RequestError
 from mooring.core.seeds import client_key
-from mooring.data.splits import TEST, TRAIN, VALIDATION, random_split, time_split, unit_split
+from mooring.data.splits import TEST, TRAIN, VALIDATION, random_split, shares_of, time_split, unit_split
 
 sizes = st.lists(st.integers(3, 40), min_size=1, max_size=8)
 seeds = st.integers(0, 2**32 - 1)
@@ -105,3 +107,43 @@ def test_time_goes_from_train_to_test(lengths, seed):
     for i in range(len(lengths)):
         mine = [time[(code == i) & (part == p)] for p in (TRAIN, VALIDATION, TEST)]
         assert mine[0].max() <= mine[1].min() and mine[1].max() <= mine[2].min()
+
+
+shares = st.tuples(st.floats(0.01, 1), st.floats(0, 1), st.floats(0, 1)).map(lambda s: tuple(x / sum(s) for x in s))
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(3, 60), min_size=1, max_size=5), shares, seeds)
+def test_every_client_is_split_by_the_shares(lengths, asked, seed):
+    """Each part has its share up to a row, or the one row that it needs; a share of 0 has no row."""
+    code = ragged(lengths, seed)
+    part = random_split(code, keys(len(lengths)), seed, shares=asked)
+    for i, n in enumerate(lengths):
+        count = [int(((code == i) & (part == p)).sum()) for p in (TRAIN, VALIDATION, TEST)]
+        assert sum(count) == n and count[0] >= 1
+        for share, rows in zip(asked[1:], count[1:]):
+            assert rows == 0 if share == 0 else rows >= 1
+            assert abs(rows - share * n) <= 1.5 or min(count) == 1
+        assert abs(count[0] - asked[0] * n) <= 1 or min(count) == 1
+
+
+def test_the_usual_shares_are_the_default():
+    code = ragged([3, 5, 11, 40], 0)
+    np.testing.assert_array_equal(
+        random_split(code, keys(4), 0), random_split(code, keys(4), 0, shares=(0.6, 0.2, 0.2))
+    )
+
+
+def test_shares_of_units_and_of_time():
+    code, time = np.zeros(40, dtype=int), np.arange(40.0)
+    asked = (0.5, 0.1, 0.4)
+    part = time_split(code, time, asked)
+    np.testing.assert_array_equal(part, np.repeat([TRAIN, VALIDATION, TEST], [20, 4, 16]))
+    part = unit_split(code, keys(1), 0, np.arange(40) // 4, shares=asked)
+    assert np.bincount(part).tolist() == [20, 4, 16] and all(len(set(part[4 * u : 4 * u + 4])) == 1 for u in range(10))
+
+
+@pytest.mark.parametrize("wrong", [(0.5, 0.5), (0.0, 0.5, 0.5), (1.2, -0.1, -0.1), (0.5, 0.3, 0.3), (np.nan, 0.5, 0.5)])
+def test_other_shares_are_refused(wrong):
+    with pytest.raises(RequestError, match="split must be three shares"):
+        shares_of(wrong)

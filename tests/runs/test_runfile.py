@@ -168,7 +168,16 @@ def test_nan_survives():
          "whole number of them from 2 on, got 2.5."),
         ("training.participation", -1, "training.participation must be a share of the clients (above 0, up to 1) or a "
          "whole number of them from 2 on, got -1."),
-        ("training.weights", "sizes", "training.weights must be \"size\" or \"uniform\", got 'sizes'."),
+        ("training.weights", {"a": -1.0}, "training.weights must be \"size\", \"uniform\", the name of a column, or a "
+         "table with a positive number for each client, got {'a': -1.0}."),
+        ("training.weights", {"a": math.inf}, "training.weights must be \"size\", \"uniform\", the name of a column, "
+         "or a table with a positive number for each client, got {'a': inf}."),
+        ("training.participation", math.nan, "training.participation must be a share of the clients (above 0, up to 1) "
+         "or a whole number of them from 2 on, got nan."),
+        ("training.keep", "first", "training.keep must be \"best\" or \"last\", got 'first'."),
+        ("data.min_rows", 2, "data.min_rows must be a whole number >= 3, got 2."),
+        ("data.split", [0.0, 0.5, 0.5], "data.split must be three shares (train, validation, test) that add up to 1, "
+         "or the name of a column that says each row's part, got [0.0, 0.5, 0.5]."),
         ("training.round", 5, "unknown field of [training] 'round' (did you mean 'rounds'?); known: checkpoint_every, "
          "chunk, evaluate_every, keep, participation, patience, rounds, seed, threads, weights."),
         ("trainng", {}, "unknown section 'trainng' (did you mean 'training'?); known: algorithm, algorithms, data, "

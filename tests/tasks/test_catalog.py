@@ -49,7 +49,7 @@ def test_fields_reach_the_task():
 @pytest.mark.parametrize(
     "name, kind, fields, sentence",
     [
-        ("poison", "count", {}, "unknown task 'poison'; known: auto, absolute, hinge, "),
+        ("poison", "count", {}, "unknown task 'poison' (did you mean 'poisson'?); known: auto, absolute, hinge, "),
         (
             "hinge",
             "regression",
@@ -62,7 +62,12 @@ def test_fields_reach_the_task():
             {},
             "task 'linear' fits a target that is regression, but this one is binary; use task 'log",
         ),
-        ("hinge", "binary", {"rigde": 1}, "task 'hinge': unknown field 'rigde'; known: intercept, ridge."),
+        (
+            "hinge",
+            "binary",
+            {"rigde": 1},
+            "task 'hinge': unknown field 'rigde' (did you mean 'ridge'?); known: intercept,",
+        ),
         ("linear", "regression", {"ridge": -1}, "task 'linear': ridge must be >= 0, got -1."),
         ("linear", "regression", {"ridge": "x"}, "task 'linear': ridge must be a number, got 'x'."),
         ("module", "binary", {}, "task 'module' needs a model; give one as model = "),

@@ -1,0 +1,154 @@
+"""What was asked for, as one checked run file: options alone, or a run file with options over it.
+
+An option that is given overrides what a run file says. The numbers that a run settled ("auto" and the like) belong to
+the run as it was: whoever changes anything has them settled anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mooring.algorithms.base import Algorithm, build
+from mooring.core.errors import RequestError
+from mooring.core.fields import unknown
+from mooring.data.datasets import is_name
+from mooring.runs.files import plain
+from mooring.runs.runfile import RunFile, make_run, read_run
+from mooring.runs.sections import ALGORITHM, METHODS, OPTIONS
+
+IN_MEMORY = "(in memory)"
+SECTIONS = ("data", "task", "training")
+Tables = dict[str, Any]
+
+
+def request(
+    source: Any,
+    *,
+    purpose: str,
+    algorithm: Any = None,
+    methods: Sequence[Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    model: Any = None,
+    **options: Any,
+) -> RunFile:
+    """The run of a call; `source` is a run file (`something.toml`) or data. `purpose` is "fit" (one `algorithm`, its
+    fields in `settings`), "compare" (several `methods`, `settings` by name) or "advise" (neither)."""
+    file = in_tables(source)
+    given = in_sections(options, model)
+    table = {section: file.get(section, {}) | given[section] for section in SECTIONS}
+    asked = {key: given["task"].get(key) for key in ("name", "model")}
+    if any(word is not None and word != (file.get("task", {}).get(key) or "auto") for key, word in asked.items()):
+        table["task"] = given["task"]  # another task: the file's settings are not for it
+    known = listed_in(file)
+    if purpose == "fit":
+        ready = [method_to_fit(known, algorithm, settings or {})]
+    else:
+        ready = [] if purpose == "advise" else methods_to_compare(known, methods, settings or {})
+    if any(table[section] != file.get(section) for section in SECTIONS) or ready != known:
+        ready = [{key: value for key, value in one.items() if key != "settled"} for one in ready]
+    for one in ready:  # a wrong field is told before any data are read
+        build(one["name"], {k: v for k, v in one.items() if k not in ("name", "settled")})
+    table["data"]["source"] = source_name(table["data"].get("source", source))
+    table["training"].setdefault("threads", torch.get_num_threads())
+    table |= {"algorithm": ready[0]} if purpose == "fit" else {"algorithms": ready or None}
+    return make_run({"mooring": {"kind": purpose}, **table}, "")
+
+
+def in_tables(source: Any) -> Tables:
+    """The tables of a run file; none for any other source."""
+    if not isinstance(source, str | Path) or not str(source).endswith(".toml"):
+        return {}
+    return read_run(source).model_dump(exclude_none=True, exclude={"mooring"})
+
+
+def in_sections(options: Mapping[str, Any], model: Any = None) -> dict[str, Tables]:
+    """Options by the section that they belong to; those that are None are left out."""
+    out: dict[str, Tables] = {section: {} for section in SECTIONS}
+    for name, value in {**options, "model": model}.items():
+        if name not in OPTIONS:
+            raise RequestError(f"{unknown('option', name, sorted(OPTIONS))}.")
+        if value is None:
+            continue
+        if name == "task" and isinstance(value, Mapping):
+            out["task"] |= value
+        elif name == "model" and not isinstance(value, str):
+            if out["task"].get("name", "auto") not in ("auto", "module"):
+                raise RequestError(
+                    f"a model is a task of its own; leave out task '{out['task']['name']}', or the model."
+                )
+            out["task"]["name"] = "module"
+        else:
+            out[OPTIONS[name].section][OPTIONS[name].field] = as_plain(value)
+    return out
+
+
+def as_plain(value: Any) -> Any:
+    """A value as a run file holds it, where that is possible; the run file's own check tells where it is not."""
+    if isinstance(value, Path):
+        return str(value)
+    if hasattr(value, "items"):  # a mapping, or a pandas series
+        return {str(key): as_plain(item) for key, item in value.items()}
+    try:
+        return plain(value)
+    except TypeError:
+        return value
+
+
+def listed_in(file: Tables) -> list[Tables]:
+    """The methods of a run file."""
+    return [file["algorithm"]] if "algorithm" in file else file.get("algorithms", [])
+
+
+def method_to_fit(known: list[Tables], algorithm: Any, settings: Mapping[str, Any]) -> Tables:
+    """The section [algorithm]: what is asked for, the run file's, or the usual method."""
+    if algorithm is None and len(known) > 1:
+        names = ", ".join(one["name"] for one in known)
+        raise RequestError(f"the run file lists several methods ({names}); choose one by --algorithm.")
+    if algorithm is None:
+        algorithm = known[0]["name"] if known else ALGORITHM
+    if not isinstance(algorithm, str):
+        if settings:
+            raise RequestError(f"give the fields of {algorithm.name} to the algorithm itself, not as settings.")
+        return {"name": algorithm.name, **fields_of(algorithm)}
+    return {**next((one for one in known if one["name"] == algorithm), {"name": algorithm}), **settings}
+
+
+def methods_to_compare(known: list[Tables], methods: Sequence[Any] | None, settings: Mapping[str, Any]) -> list[Tables]:
+    """The sections [[algorithms]]: what is asked for, the run file's (a lone one beside its referees), or the usual."""
+    if methods is None:
+        mine = [one["name"] for one in known]
+        methods = mine or METHODS if len(mine) != 1 else [*(n for n in ("local", "global") if n not in mine), *mine]
+    out: list[Tables] = []
+    for method in methods if len(known) < 2 else dict.fromkeys(methods):
+        if isinstance(method, str):
+            mine_too = [one for one in known if one["name"] == method] or [{"name": method}]
+            out += [one | settings.get(method, {}) for one in mine_too]
+        else:
+            out.append({"name": method.name, **fields_of(method)})
+    unused = sorted(set(settings) - {method for method in methods if isinstance(method, str)})
+    if unused:
+        raise RequestError(f"settings for {unused[0]!r}, which is not among the methods.")
+    return out
+
+
+def source_name(source: Any) -> str:
+    """What a run file says of a source: a data set's name, a file's full path, or that it was in memory."""
+    if not isinstance(source, str | Path):
+        return IN_MEMORY
+    return str(source) if is_name(source) or not Path(source).exists() else str(Path(source).resolve())
+
+
+def fields_of(algorithm: Algorithm) -> dict[str, Any]:
+    """An algorithm's fields as a run file holds them."""
+    out = {}
+    for field in fields(algorithm):  # type: ignore[arg-type]
+        value = getattr(algorithm, field.name)
+        if is_dataclass(value):  # a moor
+            value = {f.name: list(getattr(value, f.name)) for f in fields(value) if getattr(value, f.name) is not None}
+        out[field.name] = value
+    return out

@@ -1,0 +1,285 @@
+"""The sections of a run file. Each field is declared once: the command line's flags and Python's arguments are these.
+
+A field has a help text (its title), what would be right (its description, in words that end the sentence '... must
+be'), a default, and where the flag is not the field's name, the flag. Nothing heavy is imported: `--help` reads this.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated, Any, Literal, NamedTuple, TypedDict
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic.fields import FieldInfo
+
+FORMAT = 1
+ALGORITHM = "fedprox_one_stage"  # what `fit` trains if nobody says otherwise
+METHODS = ("local", "global", "fedavg", "fedprox_shared", "fedprox_one_stage")  # what `compare` compares
+
+
+def installed() -> str:
+    try:
+        return version("mooring")
+    except PackageNotFoundError:
+        return "(not installed)"
+
+
+def _storable(value: Any) -> Any:
+    """A value as TOML can hold it; its tables lose their Nones and are sorted: equal runs give equal bytes."""
+    import tomli_w
+
+    from mooring.runs.files import plain
+
+    try:
+        value = _tidy(plain(value))
+        tomli_w.dumps({"value": value})
+    except TypeError as error:
+        raise ValueError(str(error)) from None
+    return value
+
+
+def _tidy(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _tidy(value[key]) for key in sorted(value) if value[key] is not None}
+    return [_tidy(item) for item in value] if isinstance(value, list) else value
+
+
+def _list(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _shares(split: list[float] | str) -> list[float] | str:
+    from mooring.data.splits import are_shares
+
+    if not isinstance(split, str) and not are_shares(split):
+        raise ValueError("not three shares")
+    return split
+
+
+def _share_or_number(value: int | float) -> int | float:
+    if not (0 < value <= 1 or (value > 1 and isinstance(value, int))):
+        raise ValueError("neither a share nor a number of clients")
+    return value
+
+
+def _positive(weights: dict[str, float] | str) -> dict[str, float] | str:
+    if not weights or (isinstance(weights, dict) and not all(0 < p < math.inf for p in weights.values())):
+        raise ValueError("no weights")
+    return weights
+
+
+def _auto(value: Any) -> Any:
+    """ "auto" is the word for saying nothing; said on a command line, it takes back what a run file says."""
+    return None if value == "auto" else value
+
+
+def _best(value: Any) -> Any:
+    return "best" if value == "chosen" else value  # as earlier versions wrote it
+
+
+Value = Annotated[Any, BeforeValidator(_storable)]
+Table = Annotated[dict[str, Any], BeforeValidator(_storable)]
+Columns = Annotated[list[str], BeforeValidator(_list)]
+Split = Annotated[str | list[float], BeforeValidator(_list), AfterValidator(_shares)]
+Participation = Annotated[int | float, AfterValidator(_share_or_number)]
+Weights = Annotated[str | dict[str, float], AfterValidator(_positive)]
+
+
+def say(right: str, default: Any = ..., **bounds: Any) -> Any:
+    """A field that is no option."""
+    return Field(default, description=right, **bounds)
+
+
+def option(help: str, right: str, default: Any = None, *, flag: str = "", unset: str = "", **bounds: Any) -> Any:
+    """A field that is an option; `unset` says in words what happens where the default is None."""
+    extra: dict[str, Any] = {"flag": flag, "unset": unset}
+    return Field(default, title=help, description=right, json_schema_extra=extra, **bounds)
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
+
+
+class Open(BaseModel):
+    """A section with fields of its own choosing: the hyper-parameters of an algorithm, the settings of a task."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", strict=True, defer_build=True)
+    __pydantic_extra__: dict[str, Value]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sort(cls, table: Any) -> Any:
+        if not isinstance(table, dict):
+            return table
+        return {key: table[key] for key in sorted(table) if table[key] is not None}
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The section's own fields, without the declared ones."""
+        return dict(self.__pydantic_extra__ or {})
+
+
+class Made(Section):
+    version: str = say("the version of Mooring that made the run", default_factory=installed)
+    format: int = say(f"{FORMAT}", FORMAT, ge=FORMAT, le=FORMAT)
+    kind: Literal["fit", "compare", "advise"] = say('"fit", "compare" or "advise"', "fit")
+    seal: str | None = say("left to Mooring", None)
+
+
+class Data(Section):
+    source: str = say("a file, or the name of a data set")
+    client: str | None = option(
+        "Column that says whose row it is.", "the name of the column that says whose row it is", unset="`client`"
+    )
+    target: str | None = option("Column to predict.", "the name of the column to predict", unset="`target`")
+    kind: Annotated[Literal["regression", "binary", "classes", "count"] | None, BeforeValidator(_auto)] = option(
+        "What the target is: regression, binary, classes, count.",
+        '"auto", "regression", "binary", "classes" or "count"',
+        unset="auto",
+    )
+    features: Columns | None = option("Columns to learn from.", "a list of column names", unset="all useful ones")
+    drop: Columns | None = option("Columns to leave out.", "a list of column names", unset="none")
+    unit: str | None = option(
+        "Column whose equal values stay in one part.",
+        "the name of the column whose equal values stay in one part",
+        unset="none",
+    )
+    time: str | None = option(
+        "Column to split by: the latest rows test.", "the name of the column that orders the rows", unset="none"
+    )
+    split: Split | None = option(
+        "Shares to train, validate, test; or a column that says it.",
+        "three shares (train, validation, test) that add up to 1, or the name of a column that says each row's part",
+        unset="column `split`, or 0.6,0.2,0.2",
+    )
+    min_rows: int | None = option("Fewest rows that a client may have.", "a whole number >= 3", unset="5", ge=3)
+    drop_small: bool = option("Leave smaller clients out.", "true or false", False)
+    partition: Table | None = option(
+        "How a pooled data set is dealt out: clients=100.",
+        "a table of settings of the named data set",
+        flag="--deal",
+        unset="as the data set says",
+    )
+    data_dir: str | None = option("Folder of large data sets.", "a folder", unset="$MOORING_DATA")
+
+
+class Task(Open):
+    name: Annotated[str | None, BeforeValidator(_auto)] = option(
+        "What is learnt: linear, logistic, ... (`mooring list tasks`).",
+        "the name of a task",
+        flag="--task",
+        unset="auto",
+    )
+    model: str | None = option(
+        "A network of your own: my_model.py:make.",
+        'a file and a function in it, as "my_model.py:make"',
+        unset="none",
+        pattern=r"^.+\.py:[A-Za-z_]\w*$",
+    )
+    loss: str | None = option("The network's loss.", "the name of a loss", unset="by the target")
+
+
+class Algorithm(Open):
+    name: str = say("the name of an algorithm")
+    settled: Table | None = say("a table of numbers that the run settled", None)
+
+
+class Training(Section):
+    rounds: int = option("Communication rounds.", "a whole number >= 1", 100, ge=1)
+    participation: Participation = option(
+        "Share of the clients in a round, or their number.",
+        "a share of the clients (above 0, up to 1) or a whole number of them from 2 on",
+        1.0,
+    )
+    weights: Weights = option(
+        "Client weights p: size, uniform, or a column.",
+        '"size", "uniform", the name of a column, or a table with a positive number for each client',
+        "size",
+    )
+    seed: int = option(
+        "The same seed gives the same bytes.", "a whole number from 0 to 2^63 - 1", 0, ge=0, le=2**63 - 1
+    )
+    evaluate_every: int | None = option(
+        "Rounds between evaluations.", "a whole number of rounds >= 1", unset="about 20 in all", ge=1
+    )
+    patience: int | None = option(
+        "Evaluations without improvement before stopping.", "a whole number of evaluations >= 1", unset="never", ge=1
+    )
+    keep: Annotated[Literal["best", "last"], BeforeValidator(_best)] = option(
+        "Deploy the best validation round, or the last.", '"best" or "last"', "best"
+    )
+    checkpoint_every: int = option("Rounds between checkpoints.", "a whole number of rounds >= 1", 10, ge=1)
+    threads: int | None = option("Threads; kept in the run file.", "a whole number >= 1", unset="all", ge=1)
+    chunk: int | None = option(
+        "Clients worked on at once.", "a whole number of clients >= 1", unset="by the model's size", ge=1
+    )
+
+
+class Option(NamedTuple):
+    """One option: its name in Python, where it stands in a run file, and how it was declared."""
+
+    name: str
+    section: str
+    field: str
+    info: FieldInfo
+
+    @property
+    def flag(self) -> str:
+        return self._extra["flag"] or "--" + self.name.replace("_", "-")
+
+    @property
+    def default(self) -> str:
+        """What holds where nobody says anything, in words."""
+        value = self.info.default
+        if value is None:
+            return self._extra["unset"]
+        return "no" if value is False else f"{value:g}" if isinstance(value, float) else str(value)
+
+    @property
+    def _extra(self) -> dict[str, str]:
+        return self.info.json_schema_extra  # type: ignore[return-value]
+
+
+def _options() -> dict[str, Option]:
+    sections: dict[str, type[BaseModel]] = {"data": Data, "task": Task, "training": Training}
+    found = [
+        Option(section if field == "name" else field, section, field, info)
+        for section, model in sections.items()
+        for field, info in model.model_fields.items()
+        if info.title
+    ]
+    return {option.name: option for option in found}
+
+
+OPTIONS = _options()
+
+
+class Options(TypedDict, total=False):
+    """The options of `fit`, `compare` and `advise` in Python, for type checkers; None is the same as left out."""
+
+    client: str | None
+    target: str | None
+    kind: Literal["auto", "regression", "binary", "classes", "count"] | None
+    features: Sequence[str] | None
+    drop: Sequence[str] | None
+    unit: str | None
+    time: str | None
+    split: str | Sequence[float] | None
+    min_rows: int | None
+    drop_small: bool | None
+    partition: Mapping[str, Any] | None
+    data_dir: str | None
+    task: str | Mapping[str, Any] | None
+    loss: str | None
+    rounds: int | None
+    participation: int | float | None
+    weights: str | Mapping[str, float] | None
+    seed: int | None
+    evaluate_every: int | None
+    patience: int | None
+    keep: Literal["best", "last"] | None
+    checkpoint_every: int | None
+    threads: int | None
+    chunk: int | None
