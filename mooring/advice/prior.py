@@ -16,9 +16,9 @@ from torch import Tensor
 
 from mooring.advice.path import Shape, batches_of, is_dense, path, penalised
 from mooring.core.cohort import Rows
+from mooring.estimates.spread import Spread, above_none, spread_laplace, spread_likelihood
+from mooring.estimates.summaries import linear_stats
 from mooring.tasks.linear import Linear
-from mooring.theory.spread import Spread, above_none, spread_laplace, spread_likelihood
-from mooring.theory.summaries import linear_stats
 
 MOST_CLIENTS = 4_000  # clients that the spread is estimated from; the others' rows would change little
 KINDS = ("scalar", "diagonal")

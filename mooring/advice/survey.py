@@ -15,19 +15,19 @@ from torch import Tensor
 from mooring.advice.prior import Prior, preferred, priors
 from mooring.core.errors import RequestError
 from mooring.data.clients import Clients
+from mooring.estimates.constants import ConstantEstimates, assumption_warnings, estimate_constants
+from mooring.estimates.estimate import Estimate
+from mooring.estimates.heterogeneity import radius, radius_max
+from mooring.estimates.heterogeneity_likelihood import radius_likelihood
+from mooring.estimates.lambda_rules import Rule, lambda_rules
+from mooring.estimates.summaries import LinearStats, LocalFits, convex_fits, linear_stats, logistic_fits
 from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic
 from mooring.theory import alternative, minimax, upper_bounds
-from mooring.theory.constants import ConstantEstimates, assumption_warnings, estimate_constants
-from mooring.theory.estimate import Estimate
 from mooring.theory.federation_gain import break_even_spread
-from mooring.theory.heterogeneity import radius, radius_max
-from mooring.theory.heterogeneity_likelihood import radius_likelihood
 from mooring.theory.lambda_aer import lambda_aer
 from mooring.theory.lambda_one_stage import lambda_shrinkage
-from mooring.theory.lambda_rules import Rule, lambda_rules
 from mooring.theory.one_stage_rate import preset, rounds_bound
-from mooring.theory.summaries import LinearStats, LocalFits, convex_fits, linear_stats, logistic_fits
 from mooring.theory.weights import s1
 
 ACCURACY = 1e-3  # relative accuracy that the predicted rounds are for

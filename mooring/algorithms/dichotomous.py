@@ -32,8 +32,8 @@ from mooring.algorithms.settings import auto_ridge, check
 from mooring.core.cohort import Rows
 from mooring.core.errors import RequestError
 from mooring.core.seeds import uniforms
+from mooring.estimates.from_facts import curvature, radii
 from mooring.theory.alternative import decide
-from mooring.theory.from_facts import curvature, radii
 
 
 class Server(NamedTuple):

@@ -34,7 +34,7 @@ from mooring.algorithms.settings import check, choose_inner, local_sgd, read_lam
 from mooring.core.errors import RequestError
 from mooring.core.moor import Moor, is_uniform, stiffness
 from mooring.core.solvers import descend
-from mooring.theory.from_facts import RULES, curvature, lam_by_rule
+from mooring.estimates.from_facts import RULES, curvature, lam_by_rule
 from mooring.theory.one_stage_rate import preset
 
 

@@ -32,7 +32,7 @@ from mooring.algorithms.settings import schedule as local_work
 from mooring.core.errors import RequestError
 from mooring.core.moor import Moor, is_uniform, stiffness
 from mooring.core.solvers import Ball, project, sgd
-from mooring.theory.from_facts import curvature
+from mooring.estimates.from_facts import curvature
 from mooring.theory.two_stage_rate import inner_steps, local_step, server_step
 
 FINAL_STAYS = 10  # final_steps = "auto": as much work as so many stays

@@ -13,7 +13,7 @@ from mooring.core.cohort import CohortData, Round
 from mooring.core.errors import RequestError
 from mooring.core.moor import Moor, parse_stiffness
 from mooring.core.solvers import StepSize, decayed, sgd
-from mooring.tasks.facts import RIDGES
+from mooring.estimates.facts import RIDGES
 from mooring.tasks.proximal import DENSE
 
 SMALL_BATCH = 32  # minibatch of tasks whose full passes are dear

@@ -11,7 +11,7 @@ from typing import Any
 from mooring.core.errors import RequestError
 from mooring.core.task import Task
 
-NOT_TASKS = ("facts", "catalog")
+NOT_TASKS = ("catalog",)
 AUTOMATIC = {"regression": "linear", "binary": "logistic", "classes": "logistic", "count": "poisson"}
 
 

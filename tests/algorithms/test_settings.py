@@ -8,7 +8,7 @@ from mooring.algorithms.base import build
 from mooring.algorithms.settings import PULL_OF_NETWORKS, auto_lam, schedule
 from mooring.core.cohort import Round
 from mooring.data.clients import from_arrays
-from mooring.tasks.facts import gather
+from mooring.estimates.facts import gather
 from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic
 

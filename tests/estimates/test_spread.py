@@ -6,10 +6,8 @@ from scipy.optimize import minimize, minimize_scalar
 from statsmodels.regression.mixed_linear_model import MixedLMParams
 
 from mooring.core.errors import RequestError
-from mooring.tasks.linear import Linear
-from mooring.tasks.logistic import Logistic
-from mooring.theory.reml import evaluate, normal, slope_terms
-from mooring.theory.spread import (
+from mooring.estimates.reml import evaluate, normal, slope_terms
+from mooring.estimates.spread import (
     _inverse_trigamma,
     _quadratic,
     _tilt,
@@ -20,7 +18,9 @@ from mooring.theory.spread import (
     spread_likelihood,
     spread_moments,
 )
-from mooring.theory.summaries import LocalFits, fits_from_stats, linear_stats
+from mooring.estimates.summaries import LocalFits, fits_from_stats, linear_stats
+from mooring.tasks.linear import Linear
+from mooring.tasks.logistic import Logistic
 
 from .planted import linear_rows, logistic_rows, rows_of
 

@@ -5,9 +5,7 @@ from scipy.stats import f as fisher
 from scipy.stats import ncf
 
 from mooring.core.errors import RequestError
-from mooring.tasks.logistic import Logistic
-from mooring.theory import diversity
-from mooring.theory.heterogeneity import (
+from mooring.estimates.heterogeneity import (
     _between,
     client_radii,
     diameter,
@@ -16,11 +14,10 @@ from mooring.theory.heterogeneity import (
     radius,
     radius_max,
 )
-from mooring.theory.heterogeneity_likelihood import estimate_radius, radius_likelihood
-from mooring.theory.heterogeneity_resampling import function_distance, radius_bootstrap, radius_split, resampled
-from mooring.theory.quadratic_form import Form, chance_below, interval, noise_quantile
-from mooring.theory.spread import spread_laplace, spread_likelihood
-from mooring.theory.summaries import (
+from mooring.estimates.heterogeneity_likelihood import estimate_radius, radius_likelihood
+from mooring.estimates.quadratic_form import Form, chance_below, interval, noise_quantile
+from mooring.estimates.spread import spread_laplace, spread_likelihood
+from mooring.estimates.summaries import (
     LocalFits,
     fit_covariance,
     fits_from_stats,
@@ -29,6 +26,8 @@ from mooring.theory.summaries import (
     logistic_fits,
     trace,
 )
+from mooring.tasks.logistic import Logistic
+from mooring.theory import diversity
 
 from .planted import linear_rows, logistic_rows, truths
 
@@ -217,49 +216,6 @@ def test_likelihood_works_for_logistic_clients_with_few_rows():
         spread = spread_laplace(rows.size, refit, torch.zeros(3).double())
         found = radius_likelihood(spread, rows.size.double(), torch.from_numpy(p))
         assert covered(found, r) and (found.low > 0) == low
-
-
-def test_split_halves_have_no_noise_in_the_mean():
-    rng = np.random.default_rng(10)
-    p, hits, values = np.full(12, 1 / 12), 0, []
-    for _ in range(150):
-        w = truths(12, 4, 0.5, p, rng)
-        a, b = (torch.from_numpy(w + 0.4 * rng.normal(size=w.shape)) for _ in range(2))
-        found = radius_split(a, b, torch.from_numpy(p))
-        hits += covered(found, 0.5)
-        values.append(found.value**2)
-    assert np.mean(values) == pytest.approx(0.25, abs=0.03)
-    assert hits >= 135
-
-
-def test_function_distance():
-    rng = np.random.default_rng(11)
-    answers = rng.normal(size=(3, 7, 2))
-    p = np.array([0.5, 0.3, 0.2])
-    middle = np.tensordot(p, answers, 1)
-    naive = np.sqrt(sum(q * np.mean(np.sum((f - middle) ** 2, 1)) for q, f in zip(p, answers)))
-    plain = function_distance(torch.from_numpy(answers), torch.from_numpy(p))
-    assert plain.value == pytest.approx(naive) and np.isnan(plain.low) and plain.warnings
-    # Equal functions seen through noise: the halves show no distance.
-    noisy = [torch.from_numpy(rng.normal(size=(30, 50, 1))) for _ in range(2)]
-    found = function_distance((noisy[0] + noisy[1]) / 2, halves=(noisy[0], noisy[1]))
-    assert found.low == 0 and found.value < 0.3
-    with pytest.raises(RequestError, match="halves need the shape"):
-        function_distance(noisy[0], halves=(noisy[0][:2], noisy[1]))
-
-
-def test_bootstrap_resembles_the_default_and_stays_within_clients():
-    rng = np.random.default_rng(12)
-    n = [40, 60, 50, 80, 45]
-    p = np.array(n) / np.sum(n)
-    rows, xs, _ = linear_rows(n, truths(5, 3, 1.0, p, rng), rng)
-    again = resampled(rows, torch.Generator().manual_seed(0))
-    for i, x in enumerate(xs):
-        drawn = again.of(i)[0].numpy()
-        assert len(drawn) == len(x) and all((x == row).all(1).any() for row in drawn)
-    found, plain = radius_bootstrap(rows, linear_fits, repeats=200), radius(linear_fits(rows))
-    assert found.value == plain.value
-    assert found.low == pytest.approx(plain.low, abs=0.12) and found.high == pytest.approx(plain.high, abs=0.12)
 
 
 def test_radius_does_not_depend_on_the_axes_or_the_order_of_clients():

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from mooring.core.errors import RequestError
-from mooring.theory.constants import (
+from mooring.estimates.constants import (
     assumption_warnings,
     batch_variance,
     batch_variance_from,
@@ -17,7 +17,7 @@ from mooring.theory.constants import (
     smoothness_by_products,
     strong_convexity,
 )
-from mooring.theory.summaries import LocalFits, fits_from_stats, linear_fits, linear_stats, trace
+from mooring.estimates.summaries import LocalFits, fits_from_stats, linear_fits, linear_stats, trace
 
 from .planted import linear_rows
 

@@ -4,9 +4,9 @@ import torch
 
 from mooring.core.errors import RequestError
 from mooring.data.clients import from_arrays
-from mooring.tasks.facts import gather
+from mooring.estimates.facts import gather
+from mooring.estimates.from_facts import CAP, curvature, lam_by_rule, radii
 from mooring.tasks.linear import Linear
-from mooring.theory.from_facts import CAP, curvature, lam_by_rule, radii
 from mooring.theory.lambda_aer import lambda_aer
 from mooring.theory.lambda_ier import lambda_ier
 from mooring.theory.lambda_one_stage import lambda_one_stage

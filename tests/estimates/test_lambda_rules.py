@@ -2,15 +2,15 @@ import numpy as np
 import pytest
 import torch
 
+from mooring.estimates.constants import gradient_noise, smoothness, strong_convexity
+from mooring.estimates.heterogeneity import client_radii, radius, radius_max
+from mooring.estimates.lambda_rules import CAP, best_single, lambda_rules
+from mooring.estimates.spread import spread_laplace, spread_likelihood
+from mooring.estimates.summaries import fits_from_stats, linear_stats, logistic_fits, trace
 from mooring.tasks.logistic import Logistic
-from mooring.theory.constants import gradient_noise, smoothness, strong_convexity
-from mooring.theory.heterogeneity import client_radii, radius, radius_max
 from mooring.theory.lambda_aer import lambda_aer
 from mooring.theory.lambda_ier import lambda_ier
 from mooring.theory.lambda_one_stage import lambda_one_stage
-from mooring.theory.lambda_rules import CAP, best_single, lambda_rules
-from mooring.theory.spread import spread_laplace, spread_likelihood
-from mooring.theory.summaries import fits_from_stats, linear_stats, logistic_fits, trace
 
 from .planted import linear_rows, logistic_rows, truths
 

@@ -23,14 +23,14 @@ import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
-from mooring.theory.constants import assumption_warnings, gradient_noise, smoothness, strong_convexity
-from mooring.theory.heterogeneity import client_radii, client_weights, radius, radius_max
-from mooring.theory.heterogeneity_likelihood import radius_likelihood
+from mooring.estimates.constants import assumption_warnings, gradient_noise, smoothness, strong_convexity
+from mooring.estimates.heterogeneity import client_radii, client_weights, radius, radius_max
+from mooring.estimates.heterogeneity_likelihood import radius_likelihood
+from mooring.estimates.spread import Spread, spread_fits, spread_likelihood
+from mooring.estimates.summaries import LinearStats, LocalFits, fits_from_stats, trace
 from mooring.theory.lambda_aer import lambda_aer
 from mooring.theory.lambda_ier import lambda_ier
 from mooring.theory.lambda_one_stage import lambda_one_stage, lambda_shrinkage
-from mooring.theory.spread import Spread, spread_fits, spread_likelihood
-from mooring.theory.summaries import LinearStats, LocalFits, fits_from_stats, trace
 from mooring.theory.weights import s1
 
 CAP = 1e4  # lam of 003 is cut at so many times the smoothness

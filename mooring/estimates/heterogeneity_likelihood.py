@@ -16,11 +16,11 @@ from scipy.special import gammainc
 from scipy.stats import chi2
 from torch import Tensor
 
-from mooring.theory.estimate import Estimate
-from mooring.theory.heterogeneity import client_weights, radius
-from mooring.theory.reml import Normal, evaluate, maximise, typical_spread
-from mooring.theory.spread import Kind, Spread, spread_likelihood
-from mooring.theory.summaries import LinearStats, fits_from_stats, trace
+from mooring.estimates.estimate import Estimate
+from mooring.estimates.heterogeneity import client_weights, radius
+from mooring.estimates.reml import Normal, evaluate, maximise, typical_spread
+from mooring.estimates.spread import Kind, Spread, spread_likelihood
+from mooring.estimates.summaries import LinearStats, fits_from_stats, trace
 
 SCALES = 64
 SMALLEST = 0.01  # smallest multiple of the estimated spread

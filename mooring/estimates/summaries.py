@@ -19,7 +19,7 @@ from torch import Tensor
 
 from mooring.core.cohort import Batch, Rows
 from mooring.core.errors import RequestError
-from mooring.theory.firth import firth
+from mooring.estimates.firth import firth
 
 SINGULAR = 1e-10  # a Hessian is singular when its smallest eigenvalue is below this share of its largest
 CELLS = 4_000_000  # numbers that one block's pairs of rows may take

@@ -22,10 +22,10 @@ from scipy.stats import chi2, norm
 from torch import Tensor
 
 from mooring.core.errors import RequestError
-from mooring.theory.estimate import Estimate, not_identified
-from mooring.theory.reml import LARGEST
-from mooring.theory.spread import spread_likelihood
-from mooring.theory.summaries import LinearStats, LocalFits, fits_from_stats, trace
+from mooring.estimates.estimate import Estimate, not_identified
+from mooring.estimates.reml import LARGEST
+from mooring.estimates.spread import spread_likelihood
+from mooring.estimates.summaries import LinearStats, LocalFits, fits_from_stats, trace
 from mooring.theory.weights import check_weights
 
 SAMPLE = "{} is a property of the rows at hand: the truth's may differ more than the interval says."

@@ -21,9 +21,16 @@ import torch
 from torch import Tensor
 
 from mooring.core.errors import RequestError
-from mooring.theory.estimate import Estimate, not_identified
-from mooring.theory.quadratic_form import Form, interval, noise_quantile
-from mooring.theory.summaries import LinearStats, LocalFits, fit_covariance, fits_from_stats, shaped_covariance, trace
+from mooring.estimates.estimate import Estimate, not_identified
+from mooring.estimates.quadratic_form import Form, interval, noise_quantile
+from mooring.estimates.summaries import (
+    LinearStats,
+    LocalFits,
+    fit_covariance,
+    fits_from_stats,
+    shaped_covariance,
+    trace,
+)
 from mooring.theory.weights import check_weights
 
 SELECTION = "The largest of many noisy distances tends to be too large; only the interval allows for that."

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from mooring.core.errors import RequestError
-from mooring.theory.reml import ITERATIONS, Normal, State, evaluate, maximise, normal, slope_terms
-from mooring.theory.summaries import LinearStats, LocalFits, fit_covariance, fits_from_stats, inverse
+from mooring.estimates.reml import ITERATIONS, Normal, State, evaluate, maximise, normal, slope_terms
+from mooring.estimates.summaries import LinearStats, LocalFits, fit_covariance, fits_from_stats, inverse
 
 Kind = Literal["scalar", "diagonal", "auto"]
 Refit = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
