@@ -79,7 +79,7 @@ class FedProxTwoStage(Algorithm):
 
     @property
     def asks(self):
-        return ("fit",) if "auto" in (self.lam, self.radius) else ()
+        return super().asks + (("fit",) if self.radius == "auto" else ())
 
     def settle(self, task, facts):
         choose_inner(self, task)

@@ -1,14 +1,9 @@
 """The theorems' constants and lam, from what clients tell before the first round.
 
     mu = min_i convex_i        smooth = max_i smooth_i        noise = max_i noise_i
-    R_i^2   = ( |v_i - avg|^2 - (1 - 2 p_i) var_i - sum_j p_j^2 var_j ) / share_i,        avg = sum_i p_i v_i
-    R_rms^2 = sum_i p_i share_i R_i^2  x  sum_i p_i (1 - p_i) / sum_i p_i (1 - p_i) share_i,      R_max = max_i R_i
 
-all at least 0. v_i is client i's fit with a ridge, which mutes what its rows leave open, var_i its sampling variance,
-share_i = freedom_i / d what the ridge lets through of a spread over clients; for independent clients whose truths vary
-around 0 the corrected squares have the right mean. R_max is biased upwards, being a maximum of noisy numbers.
-
-Source   000, Theorems 4.4 (aer) and 4.5 (ier); 003, Theorem 1 (theory) and Eq. 18 (shrinkage, one lam per client).
+These bound the curvature wherever training may go, which step sizes need; the rules for lam take the curvature at the
+fits (`lambda_rules.py`), as `mooring theory` prints it.
 """
 
 from __future__ import annotations
@@ -21,24 +16,14 @@ import torch
 
 from mooring.core.errors import RequestError
 from mooring.core.moor import Moor
-from mooring.theory.lambda_aer import lambda_aer
-from mooring.theory.lambda_ier import lambda_ier
-from mooring.theory.lambda_one_stage import lambda_one_stage, lambda_shrinkage
-
-RULES = ("theory", "aer", "ier", "shrinkage")
-CAP = 1e4  # lam is at most so many times the smoothness: there the models are one common model to four digits
+from mooring.estimates.federation import Federation
+from mooring.estimates.lambda_rules import CAP, client_factor
 
 
 class Curvature(NamedTuple):
     mu: float
     smooth: float
     noise: float
-
-
-class Radii(NamedTuple):
-    each: np.ndarray  # [m], R_i
-    rms: float
-    most: float
 
 
 def curvature(owner: str, task: Any, facts: Any) -> Curvature:
@@ -54,30 +39,32 @@ def curvature(owner: str, task: Any, facts: Any) -> Curvature:
     return Curvature(mu, smooth, noise)
 
 
-def radii(facts: Any) -> Radii:
-    """How far the clients' truths lie from their average, sampling error taken out."""
-    p, fit, variance = facts.p.double(), facts.shrunk.double(), facts.shrunk_variance
-    share, others = facts.freedom / fit.shape[1], p * (1 - p)
-    square = (fit - p @ fit).square().sum(1) - (1 - 2 * p) * variance - (p**2 * variance).sum()
-    rms = float(((p * square).sum() * others.sum() / (others * share).sum()).clamp(min=0).sqrt())
-    each = (square / share).clamp(min=0).sqrt().numpy()
-    return Radii(each, rms, float(each.max()))
+def told_by_clients(owner: str, task: Any, facts: Any) -> Federation:
+    """The federation's estimates, refused in one sentence where there are none."""
+    if facts.federation is None:
+        raise RequestError(
+            f"{owner} needs to know how the clients vary, and task '{task.name}' on these rows cannot tell: it takes a "
+            "smooth convex task, two clients, and more rows than parameters."
+        )
+    return facts.federation
 
 
 def lam_by_rule(owner: str, rule: str, task: Any, facts: Any) -> float | Moor:
-    """lam as a theorem gives it; `shrinkage` gives one per client."""
-    known = curvature(owner, task, facts)
-    if facts.shrunk is None or not bool(torch.isfinite(facts.shrunk_variance).all()):
-        raise RequestError(f"{owner} needs the clients' own fits, and task '{task.name}' has none.")
-    spread, p, n = radii(facts), facts.p.numpy(), facts.n.numpy()
-    if rule == "aer":
-        return lambda_aer(spread.rms, known.mu, p, n).lam
-    if rule == "ier":
-        return lambda_ier(spread.most, known.mu, p, n).lam
-    if rule == "theory":
-        found = lambda_one_stage(spread.most, known.mu, known.smooth, known.noise, p, n, cap=CAP)
-        if found.capped:
-            warnings.warn(f"{owner}: the theorem asks for more than {CAP:g} times the smoothness; lam is cut there.")
-        return found.lam
-    each = lambda_shrinkage(spread.each, known.mu, facts.noise.numpy(), n)
-    return Moor(per_client=tuple(np.minimum(each, CAP * known.smooth).tolist()))
+    """lam as a rule gives it, in numbers that an algorithm can run with: at most CAP times the smoothness."""
+    told = told_by_clients(owner, task, facts)
+    found = told.rules[rule]
+    most = CAP * float(facts.smooth[told.clients].max())
+    lam = torch.as_tensor(found.lam, dtype=torch.float64)
+    if bool(lam.isnan().any()):
+        raise RequestError(f"{owner} has no value here: {' '.join(found.warnings) or 'its constants are unknown.'}")
+    if lam.ndim == 0:
+        if lam > most:
+            warnings.warn(f"{owner}: the rule asks for more than {CAP:g} times the smoothness; lam is cut there.")
+        return min(float(lam), most)
+    if rule == "coefficient":
+        return Moor(per_coefficient=tuple(lam.clamp(max=most).tolist()))
+    each, factor = (lam, None) if lam.ndim == 1 else client_factor(told.diagonal or told.scalar, told.n)
+    everyone = torch.full((len(facts.n),), most, dtype=torch.float64)  # who has no rows follows the common model
+    everyone[told.clients] = each.clamp(max=most)
+    per_client = tuple(everyone.tolist())
+    return Moor(per_client, None if factor is None else tuple(factor.clamp(max=most / float(each.min())).tolist()))

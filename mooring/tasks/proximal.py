@@ -14,6 +14,11 @@ FLOOR = 1e-10  # curvature added where neither ridge nor pull makes the Hessian 
 MOST_PRODUCTS = 200  # Hessian products that one Newton direction may take
 
 
+def is_dense(task: Any) -> bool:
+    """Whether Newton's method with each client's Hessian is affordable."""
+    return task.prox is not None and task.smooth_loss and task.hessian is not None and task.dim <= DENSE
+
+
 def proximal_newton(task: Any, pull: Tensor, center: Tensor, batch: Any, start: Tensor) -> Tensor:
     """Minimise L_i(v) + 1/2 sum_j pull_ij (v_j - center_ij)^2 from `start`; pull and center are [C, d].
 

@@ -26,7 +26,7 @@ def planted(m=300, n=60, d=3, spread=0.3, noise=0.7, scale=1.0, constant=False, 
 
 
 def lam_of(task, clients):
-    return auto_lam(task, gather(task, clients.cohort(), task.start(), ("fit",)))
+    return auto_lam(task, gather(task, clients.cohort(), task.start(), ("spread",)))
 
 
 @pytest.mark.parametrize("spread", [0.1, 0.3, 1.0])
@@ -62,11 +62,11 @@ def test_equal_clients_are_moored_tightly_but_not_infinitely():
 
 
 @pytest.mark.parametrize(
-    "clients", [planted(m=1), planted(m=4, n=2, d=6)], ids=["one client", "fewer rows than columns"]
+    "clients", [planted(m=1), planted(m=4, n=2, d=7)], ids=["one client", "hardly a row beyond the columns"]
 )
 def test_where_nothing_can_be_compared_the_pull_is_a_share_of_the_curvature(clients):
     task = Linear(clients.train.x.shape[1], intercept=False)
-    facts = gather(task, clients.cohort(), task.start(), ("fit",))
+    facts = gather(task, clients.cohort(), task.start(), ("spread",))
     assert auto_lam(task, facts) == pytest.approx(PULL_OF_NETWORKS * float(facts.smooth.mean()))
 
 

@@ -1,93 +1,110 @@
+"""Facts, and what settings become: the rules' lam as an algorithm runs with it, and refusals."""
+
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+from mooring.algorithms.base import build, names
 from mooring.core.errors import RequestError
 from mooring.data.clients import from_arrays
 from mooring.estimates.facts import gather
-from mooring.estimates.from_facts import CAP, curvature, lam_by_rule, radii
+from mooring.estimates.from_facts import curvature, lam_by_rule
+from mooring.estimates.lambda_rules import CAP, RULES
 from mooring.tasks.linear import Linear
-from mooring.theory.lambda_aer import lambda_aer
-from mooring.theory.lambda_ier import lambda_ier
-from mooring.theory.lambda_one_stage import lambda_one_stage
+from mooring.tasks.module import Module
 
 TASK = Linear(2, intercept=False, ridge=0.01)
 
 
-def facts_of(truths, sizes, noise=0.3, seed=0, task=TASK):
+def clients_of(truths, sizes, noise=0.3, seed=0):
     rng = np.random.default_rng(seed)
     xs = [rng.normal(size=(n, 2)) for n in sizes]
-    ys = [x @ w + noise * rng.normal(size=len(x)) for x, w in zip(xs, truths)]
-    return gather(task, from_arrays(xs, ys).cohort(), task.start(), ("fit",))
+    return from_arrays(xs, [x @ w + noise * rng.normal(size=len(x)) for x, w in zip(xs, truths)])
 
 
-def test_radii_equal_their_definition():
-    facts = facts_of(np.random.default_rng(1).normal(size=(5, 2)), [20, 30, 40, 50, 60])
-    p, fit, variance = facts.p.numpy(), facts.shrunk.numpy(), facts.shrunk_variance.numpy()
-    share = facts.freedom.numpy() / 2
-    average = sum(q * w for q, w in zip(p, fit))
-    common = sum(q**2 * v for q, v in zip(p, variance))
-    squares = [sum((w - average) ** 2) - (1 - 2 * q) * v - common for q, w, v in zip(p, fit, variance)]
-    found = radii(facts)
-    np.testing.assert_allclose(found.each, np.sqrt(np.maximum([s / a for s, a in zip(squares, share)], 0)))
-    through = sum(q * (1 - q) * a for q, a in zip(p, share)) / sum(q * (1 - q) for q in p)
-    assert found.rms == pytest.approx(np.sqrt(max(0, sum(q * s for q, s in zip(p, squares)) / through)))
-    assert found.most == found.each.max()
+def facts_of(truths, sizes, asks=("rules",), **more):
+    return gather(TASK, clients_of(truths, sizes, **more).cohort(), TASK.start(), asks)
 
 
-def test_the_spread_is_found_where_rows_leave_coefficients_open():
-    """Clients that see one direction each: plain fits would have endless variance."""
-    rng = np.random.default_rng(5)
-    truths = 3 + rng.normal(size=(200, 2))
-    xs = [rng.normal(size=(30, 1)) * np.eye(2)[i % 2] for i in range(200)]
-    ys = [x @ w + 0.3 * rng.normal(size=30) for x, w in zip(xs, truths)]
-    facts = gather(TASK, from_arrays(xs, [y - 3 * x.sum(1) for x, y in zip(xs, ys)]).cohort(), TASK.start(), ("fit",))
-    p = facts.p.numpy()
-    planted = np.sqrt(p @ np.sum((truths - p @ truths) ** 2, axis=1))
-    assert radii(facts).rms == pytest.approx(planted, rel=0.15)
+def varied(m=6, seed=3):
+    return np.random.default_rng(seed).normal(size=(m, 2))
 
 
-@pytest.mark.parametrize("ridge", [0.0, 0.5])
-def test_radii_have_the_right_mean_square(ridge):
-    """Over 200 data sets the corrected squares average to the planted R^2, whatever the task's own ridge."""
-    truths = np.random.default_rng(2).normal(scale=0.15, size=(6, 2))
-    sizes = [25, 25, 40, 40, 60, 60]
-    p = np.array(sizes) / sum(sizes)
-    planted = p @ np.sum((truths - p @ truths) ** 2, axis=1)
-    corrected, raw = [], []
-    for seed in range(200):
-        facts = facts_of(truths, sizes, noise=0.8, seed=seed, task=Linear(2, intercept=False, ridge=ridge))
-        fit, variance, share = facts.shrunk.numpy(), facts.shrunk_variance.numpy(), facts.freedom.numpy() / 2
-        spread = p @ np.sum((fit - p @ fit) ** 2, axis=1)
-        through = (p * (1 - p)) @ share / (p @ (1 - p))
-        raw.append(spread / through)
-        corrected.append((spread - (p * (1 - p)) @ variance) / through)
-    error = np.std(corrected) / np.sqrt(200)
-    assert abs(np.mean(corrected) - planted) < 4 * error
-    assert np.mean(raw) - planted > 10 * error
-
-
-def test_rules_are_the_theorems_with_estimated_constants():
-    facts = facts_of(np.random.default_rng(3).normal(size=(5, 2)), [30] * 5)
-    known, spread = curvature("here", TASK, facts), radii(facts)
-    p, n = np.full(5, 0.2), np.full(5, 30)
+def test_constants_are_the_worst_clients():
+    facts = facts_of(varied(), [30] * 6)
+    known = curvature("here", TASK, facts)
     assert known.mu == float(facts.convex.min()) and known.smooth == float(facts.smooth.max())
-    assert lam_by_rule("here", "aer", TASK, facts) == pytest.approx(lambda_aer(spread.rms, known.mu, p, n).lam)
-    assert lam_by_rule("here", "ier", TASK, facts) == pytest.approx(lambda_ier(spread.most, known.mu, p, n).lam)
-    expected = lambda_one_stage(spread.most, known.mu, known.smooth, known.noise, p, n)
-    assert lam_by_rule("here", "theory", TASK, facts) == pytest.approx(expected.lam)
-    each = lam_by_rule("here", "shrinkage", TASK, facts).per_client
-    by_hand = [
-        min(CAP * known.smooth, rho**2 / (30 * known.mu * r**2)) for rho, r in zip(facts.noise.tolist(), spread.each)
-    ]
-    assert each == pytest.approx(by_hand)
 
 
-def test_a_lam_beyond_the_cap_is_cut_with_a_warning():
-    facts = facts_of(np.ones((5, 2)), [30] * 5)
-    flat = facts._replace(convex=torch.full_like(facts.convex, 1e-3))
-    with pytest.warns(UserWarning, match="the theorem asks for more than 10000 times the smoothness"):
-        assert lam_by_rule("here", "theory", TASK, flat) == pytest.approx(CAP * float(facts.smooth.max()))
+def test_a_rule_is_settled_to_what_the_table_says():
+    facts = facts_of(varied(), [10, 20, 30, 40, 50, 60])
+    table = facts.federation.rules
+    assert set(table) == {"auto", *RULES}
+    for rule in ("one", "theory", "aer", "ier", "shrinkage_of_all"):
+        assert lam_by_rule("here", rule, TASK, facts) == table[rule].lam
+    for rule in ("client", "shrinkage"):
+        np.testing.assert_allclose(lam_by_rule("here", rule, TASK, facts).per_client, table[rule].lam)
+    np.testing.assert_allclose(
+        lam_by_rule("here", "coefficient", TASK, facts).per_coefficient, table["coefficient"].lam
+    )
+    both = lam_by_rule("here", "client_and_coefficient", TASK, facts)
+    product = np.outer(both.per_client, both.per_coefficient)
+    np.testing.assert_allclose(product, table["client_and_coefficient"].lam)
+
+
+def test_every_rule_can_be_asked_of_the_algorithm():
+    for rule in RULES:
+        algorithm = build("fedprox_one_stage", {"lam": rule})
+        assert algorithm.asks == ("rules",)
+        algorithm.settle(TASK, facts_of(varied(), [30] * 6))
+
+
+def test_clients_without_rows_are_left_out_and_follow_the_common_model():
+    facts = facts_of(varied(), [30, 0, 30, 30, 40, 50])
+    assert facts.federation.clients.tolist() == [0, 2, 3, 4, 5]
+    lam = lam_by_rule("here", "client", TASK, facts).per_client
+    assert lam[1] == pytest.approx(CAP * float(facts.smooth.max())) and max(lam[:1] + lam[2:]) < lam[1]
+
+
+def test_no_spread_is_cut_at_the_cap_with_a_warning():
+    one = clients_of(np.ones((1, 2)), [30]).train
+    same = from_arrays([one.x.numpy()] * 8, [one.y.numpy()] * 8)
+    facts = gather(TASK, same.cohort(), TASK.start(), ("rules",))
+    assert facts.federation.rules["one"].lam == np.inf
+    most = CAP * float(facts.smooth.max())
+    with pytest.warns(UserWarning, match="the rule asks for more than 10000 times the smoothness"):
+        assert lam_by_rule("here", "one", TASK, facts) == pytest.approx(most)
+    both = lam_by_rule("here", "client_and_coefficient", TASK, facts)
+    assert np.isfinite(np.outer(both.per_client, both.per_coefficient)).all()
+
+
+def test_nothing_is_computed_that_was_not_asked_for():
+    silent = facts_of(varied(), [30] * 6, ())
+    assert silent.fit is None and silent.alone is None and silent.federation is None
+    cheap = facts_of(varied(), [30] * 6, ("spread",))
+    assert cheap.federation.summary is None and cheap.federation.diagonal is None
+    assert facts_of(varied(), [30] * 6, ("fit",)).fit.shape == (6, 2)
+    assert cheap.federation.auto == facts_of(varied(), [30] * 6).federation.rules["auto"].lam
+
+
+def test_algorithms_ask_for_a_spread_only_while_lam_is_open():
+    for name in names():
+        fields = build(name, {})
+        if getattr(fields, "lam", None) == "auto" and name != "kernel_fedprox":
+            assert "spread" in fields.asks, name
+            assert "spread" not in build(name, {"lam": 1.0}).asks, name
+        elif name != "dichotomous":
+            assert not {"spread", "rules"} & set(fields.asks), name
+
+
+def test_a_network_tells_scalars_only():
+    rng = np.random.default_rng(0)
+    task = Module(lambda: nn.Linear(2, 2).double())
+    clients = from_arrays([rng.normal(size=(9, 2)) for _ in range(3)], [rng.integers(0, 2, 9)] * 3, kind="binary")
+    facts = gather(task, clients.cohort(), task.start(), ("spread", "fit", "alone"))
+    assert facts.federation is None and facts.fit is None and facts.alone is None
+    assert bool((facts.smooth > 0).all())
 
 
 @pytest.mark.parametrize(
@@ -97,10 +114,13 @@ def test_a_lam_beyond_the_cap_is_cut_with_a_warning():
         ({"smooth": float("nan")}, "here needs the smoothness of the loss, and task 'linear' cannot tell it"),
     ],
 )
-def test_refusals(change, sentence):
-    facts = facts_of(np.ones((3, 2)), [10] * 3)
+def test_refused_constants(change, sentence):
+    facts = facts_of(np.ones((3, 2)), [10] * 3, ())
     facts = facts._replace(**{field: torch.full((3,), value, dtype=torch.float64) for field, value in change.items()})
     with pytest.raises(RequestError, match=sentence):
-        lam_by_rule("here", "aer", TASK, facts)
-    with pytest.raises(RequestError, match="here needs the clients' own fits, and task 'linear' has none"):
-        lam_by_rule("here", "aer", TASK, facts_of(np.ones((3, 2)), [10] * 3)._replace(shrunk=None))
+        curvature("here", TASK, facts)
+
+
+def test_rules_without_a_spread_are_refused():
+    with pytest.raises(RequestError, match="here needs to know how the clients vary, and task 'linear'"):
+        lam_by_rule("here", "aer", TASK, facts_of(np.ones((1, 2)), [10]))
