@@ -25,6 +25,7 @@ from mooring.tasks.linear import Linear
 from mooring.tasks.proximal import is_dense
 
 MOST_CLIENTS = 4_000  # clients that the spread is estimated from; the others' rows would change little
+MOST_REFITTED = 1_000  # the same where each must be fitted again and again: tau^2 is then known to a few per cent
 CELLS = 20_000_000  # and numbers that their Hessians may have in all
 MOST_SPREADS = 60  # coefficients up to which each may have a spread of its own
 FIRST_RIDGE = 1e-4  # makes the common model that Laplace's approximation starts from exist
@@ -41,13 +42,13 @@ def client_spread(task: Any, rows: Rows, kind: Literal["scalar", "diagonal"] = "
     asked = torch.nonzero(rows.size > 0)[:, 0]
     if not is_dense(task):
         return None
-    most = min(MOST_CLIENTS, max(2, CELLS // task.dim**2))
+    linear = isinstance(task, Linear)
+    most = min(MOST_CLIENTS if linear else MOST_REFITTED, max(2, CELLS // task.dim**2))
     if len(asked) > most:
         asked = asked[torch.linspace(0, len(asked) - 1, most).long()]
     if len(asked) < 2 or int(rows.size[asked].sum()) <= task.dim + 1:
         return None
-    find = _linear if isinstance(task, Linear) else _laplace
-    found = find(task, rows.select(asked), kind)
+    found = (_linear if linear else _laplace)(task, rows.select(asked), kind)
     return None if found is None else ClientSpread(found, asked)
 
 
