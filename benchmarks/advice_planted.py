@@ -23,9 +23,9 @@ from mooring.advice.advise import advise, deploy, refitted
 from mooring.advice.choice import choose
 from mooring.advice.folds import joined
 from mooring.data.generators import LinearFederation
+from mooring.estimates.spread import spread_likelihood
+from mooring.estimates.summaries import linear_stats
 from mooring.tasks.linear import Linear
-from mooring.theory.spread import spread_likelihood
-from mooring.theory.summaries import linear_stats
 
 GRID = {"clients": (50, 200), "dim": (3, 10, 20), "samples": (5, 20, 100, 500), "spread": (0.0, 0.1, 0.3, 1.0, 3.0)}
 QUICK = {"clients": (50,), "dim": (3, 10), "samples": (5, 20, 100), "spread": (0.0, 0.3, 1.0)}

@@ -23,8 +23,8 @@ import torch
 from scipy.optimize import minimize
 
 from mooring.core.cohort import Rows
-from mooring.theory.spread import spread_likelihood
-from mooring.theory.summaries import linear_stats
+from mooring.estimates.spread import spread_likelihood
+from mooring.estimates.summaries import linear_stats
 
 RATIOS = (0.1, 0.3, 1.0, 10.0)  # n tau^2 / sigma^2
 

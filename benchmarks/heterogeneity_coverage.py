@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from mooring.core.cohort import Rows
-from mooring.theory.heterogeneity import client_weights, radius
-from mooring.theory.summaries import fit_covariance, fits_from_stats, linear_fits, linear_stats, logistic_fits, trace
+from mooring.estimates.heterogeneity import client_weights, radius
+from mooring.estimates.summaries import fit_covariance, fits_from_stats, linear_fits, linear_stats, logistic_fits, trace
 
 
 class Cell(NamedTuple):

@@ -91,7 +91,7 @@ LISTED = [  # file, what stands there, the mistake
     ("algorithms/fedprox_shared.py", "self.lam / 3, round.cohort", "self.lam / 3, round.clients"),
     ("algorithms/fedmspp.py", "self.lam / 8, round.cohort", "self.lam / 8, round.clients"),
     ("algorithms/fedprox_one_stage.py", 'share = 1.0 if algorithm.inner == "exact" else 0.5', "share = 1.0"),
-    ("theory/from_facts.py", "lambda_ier(spread.most", "lambda_ier(spread.rms"),
+    ("estimates/lambda_rules.py", "lambda_ier(radii.most", "lambda_ier(radii.rms"),
 ]
 
 

@@ -211,7 +211,10 @@ def advise(source: Source, set_: SetTask = None, out: Out = None, json_: Json = 
 @app.command(epilog=example("mooring theory exam.csv --client school --target score"))
 @takes(*DATA, "task", "weights", "seed", "threads")
 def theory(source: Source, set_: SetTask = None, json_: Json = False, **given: Any) -> None:
-    """What the theorems say about a federation: constants, heterogeneity, thresholds, lambda by every rule."""
+    """What the theorems say about a federation: constants, heterogeneity, thresholds, lambda by every rule.
+
+    `mooring theorem` evaluates a theorem at quantities of your own.
+    """
     from mooring.advice.survey import survey
     from mooring.display import Display, show_survey
     from mooring.engines.prepare import prepare
@@ -331,6 +334,33 @@ def reproduce(
         )
     if not all(row["held"] for row in found):
         raise typer.Exit(3)
+
+
+@app.command(epilog=example("mooring theorem"))
+def theorem(
+    name: Annotated[str | None, typer.Argument(help="A theorem, or a statement of one; none: list all.")] = None,
+    given: Annotated[list[str] | None, typer.Argument(help="Its quantities, such as mu=0.5 n=[20,30].")] = None,
+    json_: Json = False,
+) -> None:
+    """The papers' theorems: list them, show what one asks for, or evaluate it at given quantities."""
+    from mooring.display import Display
+    from mooring.theory import catalog
+
+    display = Display(json_)
+    if given and name:
+        answer = catalog.evaluate(name, given)
+        if json_:
+            emit(answer)
+        else:
+            display.table(
+                name, [{"name": key, "value": part} for key, part in answer.items()], {"name": "", "value": ""}
+            )
+        return
+    rows = catalog.describe(name)
+    if json_:
+        emit({"theorems" if name is None else "statements": rows})
+    else:
+        display.table(name or "theorems", rows, {"name": "name", "says": "what", "asks": "quantities"})
 
 
 def free_directory(source: str, purpose: str) -> Path:

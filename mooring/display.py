@@ -193,7 +193,7 @@ def show_survey(display: Display, found: Any) -> None:
     spread = found.heterogeneity
     wide = {"name": "", "value": "value", "low": "low", "high": "high", "method": "from"}
     display.table("Constants", rows(found.constants), wide)
-    radii = {"R": {**spread, "value": spread["R"]}, "R_max": spread["R_max"]}
+    radii = {"R": {**spread, "value": spread["R"]}, "R_max": spread["R_max"], "Gamma": spread["Gamma"]}
     display.table("Heterogeneity", rows(radii), wide)
     borders = {name: {**part, "value": part.get("R", part.get("Gamma"))} for name, part in found.thresholds.items()}
     display.table("Thresholds of R", rows(borders), {"name": "", "value": "at", "side": "speaks for", "source": "from"})

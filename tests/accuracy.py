@@ -2,7 +2,7 @@
 
 import torch
 
-from mooring.tasks.facts import gather
+from mooring.estimates.facts import gather
 
 EPS = torch.finfo(torch.float64).eps
 OPERATIONS = 1000  # roundings in a row, at most, in a client's visit to the small problems here: rows x coefficients

@@ -27,7 +27,7 @@ from mooring.advice.path import SCALES, curvature, is_dense
 from mooring.advice.prior import Prior, centre_ridge, preferred, priors
 from mooring.core.cohort import Rows
 from mooring.data.clients import Clients
-from mooring.tasks.facts import RIDGES
+from mooring.estimates.facts import RIDGES
 
 FACTORS = (16.0, 4.0, 2.0, 1.0, 0.5, 0.25, 0.0625)  # on the stiffness that the prior proposes
 NEAR = (2.0, 1.0, 0.5)

@@ -20,18 +20,17 @@ import torch
 from torch import Tensor
 
 from mooring.advice.path_iterated import envelope_path, large_path
-from mooring.core.cohort import Batch, Rows
+from mooring.core.cohort import Batch, Rows, batches_of
 from mooring.core.errors import RequestError
 from mooring.core.task import in_layers
 from mooring.tasks.linear import Linear
-from mooring.tasks.proximal import DENSE
+from mooring.tasks.proximal import is_dense
 
 SCALES = torch.logspace(3, -3, 25, dtype=torch.float64)  # lambdas of a whole path, in units of the clients' curvature
 SINGULAR = 1e-12  # share of the largest eigenvalue below which a direction counts as undetermined
 TOLERANCE = 1e-7  # Newton's method: the gradient, relative to the first one
 ITERATIONS = 50
 HALVINGS = 30
-SMALL = 1_000_000  # numbers up to which all clients are padded into one batch, whatever their sizes
 
 
 class Point(NamedTuple):
@@ -80,11 +79,6 @@ def penalised(task: Any) -> Tensor:
     return (~in_layers(task.layout, ("intercept",))).to(task.dtype)
 
 
-def is_dense(task: Any) -> bool:
-    """Whether Newton's method with each client's Hessian is affordable."""
-    return task.prox is not None and task.smooth_loss and task.hessian is not None and task.dim <= DENSE
-
-
 def curvature(task: Any, rows: Rows, p: Tensor) -> float:
     """The mean curvature of a coefficient at the start: the unit in which SCALES are lambdas."""
     w = torch.zeros(1, task.dim, dtype=task.dtype)
@@ -94,13 +88,6 @@ def curvature(task: Any, rows: Rows, p: Tensor) -> float:
         per_client = _gather(rows, lambda c, b: task.constants(b, w.expand(len(c), -1)).trace / task.dim)
     mean = float((p.double() / p.double().sum()) @ per_client.double())
     return mean if 0 < mean < float("inf") else 1.0
-
-
-def batches_of(rows: Rows) -> list[tuple[Tensor, Batch]]:
-    """All rows in padded blocks of clients: one where that is small: there overhead counts, not padding."""
-    if len(rows) * int(rows.size.max()) * rows.x[:1].numel() <= SMALL:
-        return [(torch.arange(len(rows)), rows.padded())]
-    return [(block, rows.select(block).padded()) for block in rows.blocks()]
 
 
 def _gather(rows: Rows, build: Callable[[Tensor, Batch], Tensor]) -> Tensor:

@@ -2,8 +2,7 @@
 
     v_i ~ N(w, diag(tau^2))   ->   lam_ij = noise_i / (n_i tau_j^2)
 
-The estimates are those of `theory/spread.py`: restricted likelihood for linear tasks, Laplace's approximation for the
-other smooth ones. Where clients are very many, a part of them says how all vary.
+The estimates are those of `estimates/client_spread.py`, which settings such as lam = "auto" use as well.
 """
 
 from __future__ import annotations
@@ -14,16 +13,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mooring.advice.path import Shape, batches_of, is_dense, path, penalised
+from mooring.advice.path import Shape, penalised
 from mooring.core.cohort import Rows
-from mooring.tasks.linear import Linear
-from mooring.theory.spread import Spread, above_none, spread_laplace, spread_likelihood
-from mooring.theory.summaries import linear_stats
+from mooring.estimates.client_spread import ClientSpread, client_spread, kinds_of
+from mooring.estimates.spread import Spread, above_none
 
-MOST_CLIENTS = 4_000  # clients that the spread is estimated from; the others' rows would change little
-KINDS = ("scalar", "diagonal")
 ENTRY = 4.0  # deviance that a spread, and then one per coefficient, must win
-MOST_SPREADS = 60  # coefficients up to which each may have a spread of its own
 NEGLIGIBLE = 0.05  # weight below which the richer kind is left out
 
 
@@ -42,21 +37,25 @@ class Prior(NamedTuple):
 def priors(task: Any, rows: Rows) -> list[Prior]:
     """Both kinds, the simpler first; none where the task has no Hessian or the rows are too few.
 
-    Above MOST_SPREADS coefficients (features of a kernel) only the simpler one.
+    Of very many coefficients (features of a kernel) only the simpler one.
     """
-    asked = torch.nonzero(rows.size > 0)[:, 0]
-    if not is_dense(task) or len(asked) < 2 or int(rows.size.sum()) <= task.dim + 1:
-        return []
-    if len(asked) > MOST_CLIENTS:
-        asked = asked[torch.linspace(0, len(asked) - 1, MOST_CLIENTS).long()]
-    some = rows.select(asked)
-    find = _linear if isinstance(task, Linear) else _laplace
-    found = []
-    for kind, spread in find(task, some):
-        noise = torch.full((len(rows),), float(spread.noise.mean()), dtype=torch.float64)
+    told = []
+    for kind in kinds_of(task):
+        found = client_spread(task, rows, kind)
+        if found is None:
+            break
+        told.append(found)
+    return priors_of(told, len(rows))
+
+
+def priors_of(told: list[ClientSpread], m: int) -> list[Prior]:
+    """The priors behind estimated spreads, for m clients; those that were not asked have the others' mean noise."""
+    out = []
+    for spread, asked in told:
+        noise = torch.full((m,), float(spread.noise.mean()), dtype=torch.float64)
         noise[asked] = spread.noise
-        found.append(Prior(kind, spread.variance, noise, spread, asked))
-    return found
+        out.append(Prior(spread.kind, spread.variance, noise, spread, asked))
+    return out
 
 
 def preferred(found: list[Prior]) -> Prior:
@@ -105,30 +104,3 @@ def centre_ridge(task: Any, prior: Prior, rows: int) -> float:
     kappa2 = unit * torch.logspace(-4, 2, 241, dtype=torch.float64)
     deviance = torch.stack([((k + values).log() + square / (k + values)).sum() for k in kappa2])
     return float(prior.noise.mean() / (rows * kappa2[deviance.argmin()]))
-
-
-def kinds_of(task: Any) -> tuple[str, ...]:
-    return KINDS if task.dim <= MOST_SPREADS else KINDS[:1]
-
-
-def _linear(task: Linear, rows: Rows):
-    stats = linear_stats(rows, task.intercept, task.lift)
-    for kind in kinds_of(task):
-        yield kind, spread_likelihood(stats, kind)
-
-
-def _laplace(task: Any, rows: Rows):
-    """Fits are renewed by the task's own prox, warm started; the first centre is the common model."""
-    batches = batches_of(rows)
-    common = next(path(task, rows, rows.size.double(), [torch.inf], ridge=1e-4)).w
-    hessians = torch.empty(len(rows), task.dim, task.dim, dtype=torch.float64)
-    for kind in kinds_of(task):
-        modes = common.expand(len(rows), -1).clone()
-
-        def refit(center: Tensor, lam: Tensor, modes: Tensor = modes) -> tuple[Tensor, Tensor]:
-            for block, batch in batches:
-                modes[block] = task.prox(center.to(task.dtype), lam[block].to(task.dtype), batch, modes[block])
-                hessians[block] = task.hessian(modes[block], batch).double()
-            return modes, hessians
-
-        yield kind, spread_laplace(rows.size.double(), refit, common, kind, variance=0.1)

@@ -12,26 +12,21 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mooring.advice.prior import Prior, preferred, priors
+from mooring.advice.prior import Prior, preferred, priors_of
 from mooring.core.errors import RequestError
 from mooring.data.clients import Clients
+from mooring.estimates.constants import assumption_warnings, estimate_constants, theorem_convexity
+from mooring.estimates.estimate import Estimate
+from mooring.estimates.federation import estimate_federation
+from mooring.estimates.heterogeneity import diameter
+from mooring.estimates.lambda_rules import Rule
+from mooring.estimates.summaries import fits_of
 from mooring.tasks.linear import Linear
-from mooring.tasks.logistic import Logistic
 from mooring.theory import alternative, minimax, upper_bounds
-from mooring.theory.constants import ConstantEstimates, assumption_warnings, estimate_constants
-from mooring.theory.estimate import Estimate
 from mooring.theory.federation_gain import break_even_spread
-from mooring.theory.heterogeneity import radius, radius_max
-from mooring.theory.heterogeneity_likelihood import radius_likelihood
-from mooring.theory.lambda_aer import lambda_aer
-from mooring.theory.lambda_one_stage import lambda_shrinkage
-from mooring.theory.lambda_rules import Rule, lambda_rules
 from mooring.theory.one_stage_rate import preset, rounds_bound
-from mooring.theory.summaries import LinearStats, LocalFits, convex_fits, linear_stats, logistic_fits
-from mooring.theory.weights import s1
 
 ACCURACY = 1e-3  # relative accuracy that the predicted rounds are for
-FLAT = 1e-8  # a curvature below this share of the largest is a direction that no row looks along
 
 
 class Survey(NamedTuple):
@@ -50,61 +45,37 @@ def survey(task: Any, clients: Clients, weights: Any = "size") -> Survey:
     """The theory of one federation, from its training rows."""
     if task.solve is None or not task.smooth_loss:
         raise RequestError(f"task '{task.name}' is not smooth and convex with an exact solver; the theorems need that.")
-    rows, p = clients.train, clients.weights(weights)
-    summary = summarise(task, rows)
-    found = priors(task, rows)
-    if not found:
+    told = estimate_federation(task, clients.train, clients.weights(weights))
+    if told is None:
         raise RequestError(f"{clients.title}: {len(clients)} clients with too few rows for {task.dim} parameters.")
-    losses = own_losses(task, rows)
-    constants = estimate_constants(summary, losses=losses)
-    rms, most = radii(summary, found, p)
-    mu, flat = curvature(task, rows, p, constants)
-    n, smooth, noise, ell_max = (
-        rows.size.double(),
-        constants.smooth.value,
-        constants.noise.value,
-        constants.ell_max.value,
-    )
-    trace = float(mean_hessian(task, rows, p).trace())
+    rows, n, p = clients.train.select(told.clients), told.n, told.p
+    found = priors_of([told.scalar, *([told.diagonal] if told.diagonal else [])], len(rows))
+    fits = fits_of(told.summary)
+    constants = estimate_constants(told.summary, losses=own_losses(task, rows))
+    rms, most, _ = told.radii
+    hessian = fits.hessian + task.ridge * torch.eye(task.dim, dtype=fits.hessian.dtype)
+    mu, smooth = theorem_convexity(hessian, n, p), constants.smooth.value
+    trace = float((p[:, None, None] * fits.hessian).sum(0).trace())
+    noise, ell_max = constants.noise.value, constants.ell_max.value
     if not isfinite(noise):
         noise = sqrt(float(found[0].noise.mean()) * trace)
-    lines = thresholds(task, rms, mu, noise, ell_max, n, found, trace / task.dim)
-    rules = {name: _plain(rule) for name, rule in rule_table(summary, found, p).items()}
-    if flat:
-        rules |= stand_ins(rms.value, mu, noise, p, n)
-    lam = rules["one"]["value"]
-    promised = promises(rms.value, mu, smooth, ell_max, lam, p, n)
-    doubts = [*flat, *assumption_warnings(mu, smooth, n, p, lam if isfinite(lam) else None, bounded_domain=False)]
+    lines = thresholds(task, rms, mu.value, noise, ell_max, n, found, trace / task.dim)
+    rules = {name: _plain(rule) for name, rule in told.rules.items()}
+    lam = rules["auto"]["value"]
+    promised = promises(rms.value, mu.value, smooth, ell_max, lam, p, n)
+    doubts = [*mu.warnings, *assumption_warnings(mu.value, smooth, n, p, lam, bounded_domain=False)]
     doubts += [w for e in (*constants, rms) for w in e.warnings if w not in doubts and w != "Not asked for."]
     kept = {k: v for k, v in constants._asdict().items() if v.warnings != ("Not asked for.",)}
     return Survey(
-        {name: _told(e) for name, e in kept.items()} | {"mu_pooled": {"value": mu, "method": "averaged Hessian"}},
+        {name: _told(e) for name, e in kept.items()} | {"mu_used": {"value": mu.value, "method": mu.method}},
         {"R": rms.value, "low": rms.low, "high": rms.high, "method": rms.method, "R_max": _told(most)}
-        | {"by_feature": spread_by_feature(found, clients)},
+        | {"Gamma": _told(diameter(fits)), "by_feature": spread_by_feature(found, clients)},
         lines,
         rules,
         promised,
         doubts,
         in_words(rms, lines, rules, found),
     )
-
-
-def summarise(task: Any, rows: Any) -> LinearStats | LocalFits:
-    """What the clients send: sums for a linear task, fits with their covariances for others."""
-    if isinstance(task, Linear):
-        return linear_stats(rows, task.intercept, task.lift)
-    if isinstance(task, Logistic) and task.classes == 2:
-        return logistic_fits(rows, task.intercept)
-    return convex_fits(task, rows)
-
-
-def radii(summary: LinearStats | LocalFits, found: list[Prior], p: Tensor) -> tuple[Estimate, Estimate]:
-    """R and R_max: from the fits, or R under the estimated spread where some rows do not determine a fit."""
-    rms = radius(summary, p)
-    if not isfinite(rms.value):
-        best = preferred(found)
-        rms = radius_likelihood(best.spread, summary.n[best.clients], p[best.clients] / p[best.clients].sum())
-    return rms, radius_max(summary, p)
 
 
 def own_losses(task: Any, rows: Any) -> Tensor:
@@ -115,24 +86,6 @@ def own_losses(task: Any, rows: Any) -> Tensor:
         risk = task.row_risk(task.prox(torch.zeros(1, task.dim, dtype=task.dtype), 1e-3, batch), batch)
         out.append(risk[batch.weight > 0].double())
     return torch.cat(out) / task.risk_per_loss
-
-
-def mean_hessian(task: Any, rows: Any, p: Tensor) -> Tensor:
-    """The Hessian of sum_i p_i L_i at the common model."""
-    batch = rows.pooled(p)
-    return task.hessian(task.solve(batch), batch)[0].double()
-
-
-def curvature(task: Any, rows: Any, p: Tensor, constants: ConstantEstimates) -> tuple[float, list[str]]:
-    """mu for the theorems: the smallest client's, or that of the averaged risk where rows leave directions open."""
-    if constants.mu.value > FLAT * constants.smooth.value and constants.mu.value > task.ridge:
-        return constants.mu.value, []
-    values = torch.linalg.eigvalsh(mean_hessian(task, rows, p))
-    seen = values[values > FLAT * values[-1]]
-    said = "Some clients' rows leave directions open (mu_i = 0); mu of the averaged risk stands in for theirs."
-    if len(seen) < len(values):
-        said += f" {len(values) - len(seen)} direction(s) that no row looks along are left out."
-    return float(seen[0]), [said]
 
 
 def thresholds(
@@ -172,28 +125,6 @@ def side(rms: Estimate, border: float) -> str:
     if rms.high <= border:
         return "common"
     return "alone" if rms.low >= border else "undecided"
-
-
-def rule_table(summary: LinearStats | LocalFits, found: list[Prior], p: Tensor) -> dict[str, Rule]:
-    """Every rule's lambda; spreads come from the priors, which also serve clients without a fit of their own."""
-    if len(found[0].clients) == len(p):
-        return lambda_rules(summary, p, found[0].spread, found[-1].spread)
-    part = found[0].clients
-    some = type(summary)(*(field[part] for field in summary))
-    return lambda_rules(some, p[part] / p[part].sum(), found[0].spread, found[-1].spread)
-
-
-def stand_ins(r: float, mu: float, noise: float, p: Tensor, n: Tensor) -> dict[str, dict[str, Any]]:
-    """The papers' rules that need R alone, with mu of the averaged risk where the clients have none of their own."""
-    if not r > 0:
-        return {}
-    said = " with mu of the averaged risk"
-    aer = float(lambda_aer(r, mu, p.numpy(), n.numpy()).lam)
-    shrunk = float(lambda_shrinkage(r, mu, noise, 1 / s1(p.numpy(), n.numpy())))
-    return {
-        "aer": {"value": aer, "source": "000, Theorem 4.4," + said},
-        "shrinkage": {"value": shrunk, "source": "noise^2 S1 / (mu R^2)," + said},
-    }
 
 
 def promises(r: float, mu: float, smooth: float, ell_max: float, lam: float, p: Tensor, n: Tensor) -> dict[str, Any]:

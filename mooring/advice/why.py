@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from scipy.stats import chi2
+from scipy.stats import chi2, false_discovery_control
 from torch import Tensor
 
 from mooring.advice.families import ALONE, COMMON, MOORED, OF_PRIOR, Setting, fitted
@@ -111,11 +111,7 @@ def unlike(prior: Prior, m: int) -> np.ndarray:
         along = (vectors.mT @ away[..., None])[..., 0] ** 2
         square = torch.where(told, along / values, 0.0).sum(1)
         chance[prior.clients.numpy()] = chi2.sf(square.numpy(), told.sum(1).numpy())
-    order = np.argsort(chance)
-    passed = np.flatnonzero(chance[order] <= WRONG * np.arange(1, m + 1) / m)
-    out = np.zeros(m, bool)
-    out[order[: passed[-1] + 1 if len(passed) else 0]] = True
-    return out
+    return false_discovery_control(chance) <= WRONG
 
 
 def agreement(side: str | None, plan: Setting, summary: dict[str, Any]) -> str | None:

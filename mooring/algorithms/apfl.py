@@ -42,8 +42,8 @@ from mooring.core.batches import minibatches
 from mooring.core.cohort import per_client
 from mooring.core.errors import RequestError
 from mooring.core.solvers import Ball, project
+from mooring.estimates.from_facts import curvature
 from mooring.theory import apfl_schedule
-from mooring.theory.from_facts import curvature
 
 
 class Server(NamedTuple):

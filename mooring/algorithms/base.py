@@ -37,8 +37,8 @@ class Algorithm:
 
     @property
     def asks(self) -> tuple[str, ...]:
-        """The optional facts that `settle` uses: "fit" (each client's own fit), "alone" (validation risk by ridge)."""
-        return ("fit",) if getattr(self, "lam", None) == "auto" else ()
+        """The optional facts that `settle` uses: "fit", "spread", "rules", "alone" (`estimates/facts.py`)."""
+        return ("spread",) if getattr(self, "lam", None) == "auto" else ()
 
     def settle(self, task: Any, facts: Any) -> Any:
         """Turn fields such as "auto" into numbers from one exchange of facts."""

@@ -34,8 +34,8 @@ from mooring.algorithms.settings import auto_ridge, check
 from mooring.core.cohort import Rows
 from mooring.core.errors import RequestError
 from mooring.core.seeds import uniforms
+from mooring.estimates.from_facts import curvature, told_by_clients
 from mooring.theory.alternative import decide
-from mooring.theory.from_facts import curvature, radii
 
 
 class Server(NamedTuple):
@@ -76,7 +76,7 @@ class Dichotomous(Algorithm):
     @property
     def asks(self):
         estimate = self.variant == "known_r" and self.radius == "auto"
-        return (("alone",) if self.ridge == "auto" else ()) + (("fit",) if estimate else ())
+        return (("alone",) if self.ridge == "auto" else ()) + (("rules",) if estimate else ())
 
     def settle(self, task, facts):
         ridge = auto_ridge(facts) if self.ridge == "auto" else self.ridge
@@ -87,9 +87,8 @@ class Dichotomous(Algorithm):
         if self.variant != "known_r":
             radius, mu, ell_max = (0.0 if value == "auto" else value for value in (radius, mu, ell_max))
         if radius == "auto":
-            if facts.shrunk is None:
-                raise RequestError(f"Dichotomous: task '{task.name}' has no local fits to estimate R; give radius.")
-            radius = radii(facts).rms if unit == "system" else radii(facts).most
+            found = told_by_clients("Dichotomous: radius = 'auto'", task, facts).radii
+            radius = found.rms.value if unit == "system" else found.most.value
         if "auto" in (mu, ell_max):
             known = curvature("Dichotomous: variant = 'known_r'", task, facts)
             mu = known.mu if mu == "auto" else mu

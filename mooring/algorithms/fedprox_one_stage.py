@@ -9,8 +9,8 @@
     lam per client or per coefficient:  w <- w - gamma (sum_i p_i lam_i)^-1 sum_i p_i lam_i (w - v_i)
 
     preset = "theory"   inner = "descent" with eta, gamma and steps of 003, Corollary 1
-    lam = "theory" (003, Theorem 1), "aer", "ier" (000, Theorems 4.4, 4.5): from the clients' fits
-    lam = "shrinkage"   noise_i^2 / (n_i mu R_i^2), one per client (003, Eq. 18, leaves it open)
+    lam = "auto", "one", "client", "coefficient", "client_and_coefficient" (empirical Bayes), "theory" (003, Theorem 1),
+          "aer", "ier" (000, Theorems 4.4, 4.5), "shrinkage", "shrinkage_of_all": `mooring theory` prints each
 
 Symbols  w: Server.w    v_i: Client.v    K: steps    gamma: server step (with lam per client, relative to plain
          averaging)
@@ -45,7 +45,8 @@ from mooring.algorithms.settings import (
 from mooring.core.errors import RequestError
 from mooring.core.moor import Moor, is_uniform, stiffness
 from mooring.core.solvers import descend
-from mooring.theory.from_facts import RULES, curvature, lam_by_rule
+from mooring.estimates.from_facts import curvature, lam_by_rule
+from mooring.estimates.lambda_rules import RULES
 from mooring.theory.one_stage_rate import preset
 
 
@@ -99,7 +100,7 @@ class FedProxOneStage(Algorithm):
 
     @property
     def asks(self):
-        return ("fit",) if isinstance(self.lam, str) else ()
+        return ("rules",) if self.lam in RULES else super().asks
 
     def settle(self, task, facts):
         ready = self

@@ -49,7 +49,7 @@ from mooring.core.batches import batches_per_epoch
 from mooring.core.errors import RequestError
 from mooring.core.moor import Moor, is_uniform, stiffness
 from mooring.core.solvers import Ball, project, sgd
-from mooring.theory.from_facts import curvature, lam_by_rule
+from mooring.estimates.from_facts import curvature, lam_by_rule
 from mooring.theory.two_stage_rate import inner_steps, local_step, server_step
 
 FINAL_STAYS = 10  # final_steps = "auto": as much work as so many stays where the curvature is unknown
@@ -104,7 +104,8 @@ class FedProxTwoStage(Algorithm):
 
     @property
     def asks(self):
-        return ("fit",) if isinstance(self.lam, str) or self.radius == "auto" else ()
+        rules = ("rules",) if self.lam in ("aer", "ier") else super().asks
+        return rules + (("fit",) if self.radius == "auto" else ())
 
     def settle(self, task, facts):
         choose_inner(self, task)

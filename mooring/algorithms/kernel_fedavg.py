@@ -10,7 +10,7 @@
     rounds_exact = "stop"    w_T, T = max{ t : Rad(1/sqrt(eta t steps)) <= norm/(sqrt(2e) sigma eta t steps) }
 
 The task must be linear in w: linear, or kernel, whose random features stand for the kernel. Clients tell their matrices
-once and the run is over. Kernels without features, where all points must be in one place, are in theory/kernel_machine.
+once and the run is over. Kernels without features would need all points in one place.
 With batch > 0 a pass over consecutive minibatches takes the place of a step.
 
 Symbols  w: Server.w, the paper's theta    T: Server.rounds    steps: the paper's s    eta: below 1/max_i |H_i|

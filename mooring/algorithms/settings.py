@@ -13,13 +13,12 @@ from mooring.core.cohort import CohortData, Round
 from mooring.core.errors import RequestError
 from mooring.core.moor import Moor, parse_stiffness
 from mooring.core.solvers import StepSize, decayed, geometric, sgd
-from mooring.tasks.facts import RIDGES
+from mooring.estimates.facts import RIDGES
 from mooring.tasks.proximal import DENSE
 
 SMALL_BATCH = 32  # minibatch of tasks whose full passes are dear
 KINKED_STEP = 0.1  # of losses without curvature: the largest move of a score, targets being about 1 in size
-ROUNDING = 1e-10  # a residual variance up to this, of fits that may pass through all their rows, tells nothing
-PULL_OF_NETWORKS = 0.1  # lam = "auto" for a network, as a share of its curvature
+PULL_OF_NETWORKS = 0.1  # lam = "auto" where clients cannot tell how they vary, as a share of the curvature
 GEOMETRIC = ("steps", "rounds", "epochs")  # fadings that take a share off the step size
 FADINGS = ("inverse", *GEOMETRIC, "horizon")
 
@@ -125,27 +124,15 @@ def auto_ridge(facts: Any) -> float:
 
 
 def auto_lam(task: Any, facts: Any) -> float:
-    """The stiffness that a Bayesian with Gaussian spread would take: dispersion / (n * spread of a coefficient).
+    """The single lam of least expected risk under the clients' estimated spread: `auto` in `mooring theory`'s table.
 
-    Spread is what the clients' shrunk fits vary beyond their sampling error, per free coefficient, bounded away from
-    zero by a tenth of that error. Where there is nothing to compare, the pull is a share of the curvature.
+    At most TIGHTEST (`estimates/lambda_rules.py`) times the curvature, also where no spread is seen. Where nothing can
+    be told of a spread (`estimates/client_spread.py` says where), the pull is a share of the curvature.
     """
+    if facts.federation is not None:
+        return facts.federation.auto
     known = facts.smooth[torch.isfinite(facts.smooth)]
-    guess = PULL_OF_NETWORKS * (float(known.mean()) if len(known) else 1.0)
-    if facts.shrunk is None or len(facts.n) == 1:
-        return guess
-    p, n, fit = facts.p, facts.n.clamp(min=1), facts.shrunk.double()
-    left = (n - task.dim).clamp(min=0)  # rows beyond the parameters: they tell the dispersion best
-    told = bool(left.any())
-    left = left if told else torch.ones_like(n)
-    dispersion = float((left * facts.dispersion).sum() / left.sum())
-    if dispersion <= (0 if told else ROUNDING):
-        return guess
-    others = p * (1 - p)
-    between = float((p * ((fit - p @ fit) ** 2).sum(1)).sum())
-    sampling = float((others * facts.shrunk_variance).sum())
-    spread = max(between - sampling, 0.1 * sampling) / float((others * facts.freedom).sum())
-    return dispersion * float((p / n).sum()) / spread
+    return PULL_OF_NETWORKS * (float(known.mean()) if len(known) else 1.0)
 
 
 def largest(lam: Any) -> float:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 PADDED_BYTES = 64_000_000  # features that one padded block of clients may hold: bounds memory
+SMALL = 1_000_000  # numbers up to which all clients are padded into one batch, whatever their sizes
 
 
 class Batch(NamedTuple):
@@ -157,6 +158,13 @@ class Round(NamedTuple):
     cohort: int  # how many take part (in `merge`: whose replies were accepted)
     weight: float  # the sum of their p_i
     seed: int
+
+
+def batches_of(rows: Rows) -> list[tuple[Tensor, Batch]]:
+    """All rows in padded blocks of clients: one where that is small: there overhead counts, not padding."""
+    if len(rows) * int(rows.size.max()) * rows.x[:1].numel() <= SMALL:
+        return [(torch.arange(len(rows)), rows.padded())]
+    return [(block, rows.select(block).padded()) for block in rows.blocks()]
 
 
 def per_client(values: Any, like: Tensor) -> Tensor:

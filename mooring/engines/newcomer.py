@@ -25,7 +25,7 @@ from mooring.algorithms.settings import auto_eta, local_sgd
 from mooring.core.cohort import CohortData, Round
 from mooring.core.errors import RequestError
 from mooring.core.moor import Moor, stiffness
-from mooring.tasks.facts import gather
+from mooring.estimates.facts import gather
 
 WAYS = ("mixture", "prox", "finish", "alone", "tune")
 WORK = ("decay", "fading", "steps", "epochs", "batch", "draws", "alpha", "adapt", "adapt_on", "alpha_pull", "radius")

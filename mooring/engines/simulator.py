@@ -11,7 +11,7 @@ from mooring.core.cohort import Round
 from mooring.core.costs import Meter, Metered, Solves
 from mooring.core.errors import RequestError
 from mooring.data.clients import PARTS, Clients
-from mooring.tasks.facts import Facts, gather
+from mooring.estimates.facts import Facts, gather
 
 CACHE_BYTES = 20_000_000  # parameters of one chunk: above this the cohort's matrix no longer fits the cache
 

@@ -12,7 +12,7 @@ from mooring.core.errors import RequestError
 from mooring.core.fields import check_fields, unknown
 from mooring.core.task import Task
 
-NOT_TASKS = ("facts", "catalog")
+NOT_TASKS = ("catalog",)
 NOT_SETTINGS = ("dtype", "make")  # what no run file can hold
 AUTOMATIC = {"regression": "linear", "binary": "logistic", "classes": "logistic", "count": "poisson"}
 

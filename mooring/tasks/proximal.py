@@ -14,6 +14,11 @@ LEAST_RIDGE = 1e-10  # in place of a ridge of 0 and no pull: what makes a minimi
 MOST_PRODUCTS = 200  # Hessian products that one Newton direction may take
 
 
+def is_dense(task: Any) -> bool:
+    """Whether Newton's method with each client's Hessian is affordable."""
+    return task.prox is not None and task.smooth_loss and task.hessian is not None and task.dim <= DENSE
+
+
 def proximal_newton(task: Any, pull: Tensor, center: Tensor, batch: Any, start: Tensor) -> Tensor:
     """Minimise L_i(v) + 1/2 sum_j pull_ij (v_j - center_ij)^2 from `start`; pull and center are [C, d].
 

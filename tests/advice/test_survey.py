@@ -65,7 +65,9 @@ def test_clients_without_fits_of_their_own():
     found = survey(Linear(8, intercept=False), made)
     assert found.heterogeneity["low"] <= made.truth.r_rms <= found.heterogeneity["high"]
     assert any("spread" in doubt for doubt in found.assumptions)
-    assert not isfinite(found.heterogeneity["R_max"]["value"])
+    most = found.heterogeneity["R_max"]
+    assert most["value"] >= found.heterogeneity["R"] and not isfinite(most["high"])
+    assert not isfinite(found.heterogeneity["Gamma"]["value"])
 
 
 def test_logistic_tasks_and_separable_clients():

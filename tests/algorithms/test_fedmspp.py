@@ -10,8 +10,8 @@ from mooring.algorithms.base import build
 from mooring.core.batches import one_batch
 from mooring.core.cohort import Batch, Round, weighted_mean
 from mooring.engines.measures import moreau_stationarity
+from mooring.estimates.facts import gather
 from mooring.tasks.absolute import Absolute
-from mooring.tasks.facts import gather
 from mooring.tasks.sigmoid import Sigmoid
 from mooring.theory.fedmspp_rate import weakly_convex_bound
 from tests.problems import PROBLEMS, linear_clients, logistic_clients, settled_simulator, simulate

@@ -106,16 +106,11 @@ def test_rules_loosen_the_moor_as_clients_differ(rule):
 @pytest.mark.parametrize(
     "fields, task, sentence",
     [
-        ({"lam": "thoery"}, None, "lam must be a number >= 0 or one of 'auto', 'theory', 'aer', 'ier', 'shrinkage'"),
-        (
-            {"lam": "aer"},
-            Linear(3),
-            "lam = 'aer' needs every client's loss to be strongly convex, but the smallest curv",
-        ),
+        ({"lam": "thoery"}, None, "lam must be a number >= 0 or one of 'auto', 'one', 'client', 'coefficient', "),
         (
             {"lam": "ier"},
             PROBLEMS["absolute"]()[0],
-            "lam = 'ier' needs the smoothness of the loss, and task 'absolute' can",
+            "lam = 'ier' needs to know how the clients vary, and task 'absolute' on these rows cannot tell",
         ),
         (
             {"preset": "theory", "lam": 0},

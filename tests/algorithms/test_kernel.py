@@ -16,7 +16,8 @@ from mooring.data.generators.chebyshev import squared_distance
 from mooring.tasks.features import KernelRegression
 from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic
-from mooring.theory import kernel_machine, kernel_operator, kernel_stopping
+from mooring.theory import kernel_operator, kernel_stopping
+from tests import kernel_machine
 from tests.problems import PROBLEMS, logistic_clients, settled_simulator, simulate
 
 TASKS = pytest.mark.parametrize("problem", ["linear", "kernel"])

@@ -9,7 +9,7 @@ from mooring.algorithms.settings import PULL_OF_NETWORKS, auto_lam, schedule
 from mooring.core.cohort import Round
 from mooring.core.errors import RequestError
 from mooring.data.clients import from_arrays
-from mooring.tasks.facts import gather
+from mooring.estimates.facts import gather
 from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic
 from tests.problems import settled_simulator, simulate
@@ -28,7 +28,7 @@ def planted(m=300, n=60, d=3, spread=0.3, noise=0.7, scale=1.0, constant=False, 
 
 
 def lam_of(task, clients):
-    return auto_lam(task, gather(task, clients.cohort(), task.start(), ("fit",)))
+    return auto_lam(task, gather(task, clients.cohort(), task.start(), ("spread",)))
 
 
 @pytest.mark.parametrize("spread", [0.1, 0.3, 1.0])
@@ -64,11 +64,11 @@ def test_equal_clients_are_moored_tightly_but_not_infinitely():
 
 
 @pytest.mark.parametrize(
-    "clients", [planted(m=1), planted(m=4, n=2, d=6)], ids=["one client", "fewer rows than columns"]
+    "clients", [planted(m=1), planted(m=4, n=2, d=7)], ids=["one client", "hardly a row beyond the columns"]
 )
 def test_where_nothing_can_be_compared_the_pull_is_a_share_of_the_curvature(clients):
     task = Linear(clients.train.x.shape[1], intercept=False)
-    facts = gather(task, clients.cohort(), task.start(), ("fit",))
+    facts = gather(task, clients.cohort(), task.start(), ("spread",))
     assert auto_lam(task, facts) == pytest.approx(PULL_OF_NETWORKS * float(facts.smooth.mean()))
 
 

@@ -7,9 +7,9 @@ import torch
 from mooring.algorithms.base import build
 from mooring.core.cohort import Round
 from mooring.data.clients import from_arrays
-from mooring.tasks.facts import gather
+from mooring.estimates.facts import gather
+from mooring.estimates.from_facts import curvature
 from mooring.tasks.linear import Linear
-from mooring.theory.from_facts import curvature, radii
 from mooring.theory.lambda_aer import lambda_aer
 from mooring.theory.lambda_ier import lambda_ier
 from tests.problems import PROBLEMS, settled_simulator
@@ -65,9 +65,10 @@ def test_the_rules_take_the_radius_that_their_theorem_is_about(name, rule):
     """Average risk: the root mean square distance; every client's risk: the largest one."""
     task, clients = Linear(3, intercept=False), unlike_one_another()
     ready, exchange, _ = settled_simulator(build(name, {"lam": rule}), task, clients)
-    facts = gather(task, exchange.data, task.start(), ("fit",))
-    found, mu = radii(facts), curvature("", task, facts).mu
-    rules = {"aer": (lambda_aer, found.rms, found.most), "ier": (lambda_ier, found.most, found.rms)}
+    facts = gather(task, exchange.data, task.start(), ("rules",))
+    found, mu = facts.federation.radii, curvature("", task, facts).mu
+    rms, most = found.rms.value, found.most.value
+    rules = {"aer": (lambda_aer, rms, most), "ier": (lambda_ier, most, rms)}
     law, right, wrong = rules[rule]
     p, n = facts.p.numpy(), facts.n.numpy()
     assert ready.lam == pytest.approx(law(right, mu, p, n).lam, rel=1e-12)

@@ -13,8 +13,8 @@ from sklearn.svm import LinearSVC
 
 from mooring.core.cohort import Batch
 from mooring.core.errors import RequestError
+from mooring.estimates.facts import gather
 from mooring.tasks.absolute import Absolute
-from mooring.tasks.facts import gather
 from mooring.tasks.hinge import Hinge
 from mooring.tasks.phase import Phase
 from mooring.tasks.poisson import Poisson

@@ -6,9 +6,9 @@ import torch
 
 from mooring.core.errors import RequestError
 from mooring.tasks import kernels
-from mooring.theory import kernel_machine as km
 from mooring.theory import kernel_operator as op
 from mooring.theory import kernel_rounds as kr
+from tests import kernel_machine as km
 
 UPDATES = [op.fedavg(0.2), op.fedavg(0.2, 4), op.fedprox(0.2), op.fedprox(4.0)]
 every_update = pytest.mark.parametrize("update", UPDATES, ids=["gd", "fedavg4", "fedprox", "fedprox-long"])

@@ -4,20 +4,16 @@ import numpy as np
 import pytest
 import torch
 
-from mooring.core.errors import RequestError
-from mooring.theory.constants import (
+from mooring.estimates.constants import (
     assumption_warnings,
-    batch_variance,
-    batch_variance_from,
     estimate_constants,
     gradient_noise,
     loss_bound,
     response_noise,
     smoothness,
-    smoothness_by_products,
     strong_convexity,
 )
-from mooring.theory.summaries import LocalFits, fits_from_stats, linear_fits, linear_stats, trace
+from mooring.estimates.summaries import fits_from_stats, linear_fits, linear_stats, trace
 
 from .planted import linear_rows
 
@@ -37,15 +33,6 @@ def test_curvatures_are_eigenvalues(clients):
     top, bottom = smoothness(stats.gram, stats.n), strong_convexity(stats.gram, stats.n)
     assert top.value == pytest.approx(max(v[-1] for v in values)) and top.low < top.value < top.high
     assert bottom.value == pytest.approx(min(v[0] for v in values)) and bottom.low < bottom.value < bottom.high
-
-
-def test_power_iteration_finds_the_same_smoothness(clients):
-    gram = linear_stats(clients[0]).gram
-    found = smoothness_by_products(lambda v: (gram @ v[..., None])[..., 0], 3, 4, passes=500)
-    exact = smoothness(gram, torch.tensor(N)).value
-    assert found.value == pytest.approx(exact, rel=1e-5) and found.value <= exact * (1 + 1e-12) and not found.warnings
-    rough = smoothness_by_products(lambda v: (gram @ v[..., None])[..., 0], 3, 4, passes=2)
-    assert rough.low <= exact <= rough.high and "Not settled" in rough.warnings[0]
 
 
 def test_open_directions_are_not_strongly_convex():
@@ -89,25 +76,6 @@ def test_response_noise_without_local_fits_comes_from_the_likelihood():
     assert response_noise(linear_stats(rows)).method == "not identified"
 
 
-def test_batch_variance_is_that_of_drawn_batches(clients):
-    rng = np.random.default_rng(4)
-    grads = rng.normal(size=(30, 2)) * [1.0, 3.0]
-    grads -= grads.mean(0)
-    cov = torch.from_numpy(np.cov(grads.T) * 29 / 30)[None]
-    one = torch.ones(1).double()
-    fits = LocalFits(30 * one, torch.zeros(1, 2).double(), torch.eye(2).double()[None], cov, 28 * one)
-    drawn = np.stack([grads[rng.permutation(30)[:6]].mean(0) for _ in range(20_000)])
-    found = batch_variance(fits, 6)
-    assert found.value == pytest.approx(np.sum(drawn**2) / 20_000, rel=0.03)
-    assert batch_variance(fits, 30).value == 0
-    between = batch_variance_from(torch.from_numpy(drawn[:500]))
-    assert between.low < found.value < between.high
-    with pytest.raises(RequestError, match="batch must be at least 1"):
-        batch_variance(fits, 0)
-    with pytest.raises(RequestError, match="at least 2 batches"):
-        batch_variance_from(torch.zeros(1, 2))
-
-
 def test_loss_bound_says_what_it_is():
     losses = torch.tensor([0.1, 2.5, 0.7])
     assert loss_bound(losses, bounded=True)[:3] == (2.5, 2.5, inf)
@@ -117,13 +85,13 @@ def test_loss_bound_says_what_it_is():
 def test_all_constants_at_once(clients):
     rows = clients[0]
     stats = linear_stats(rows)
-    found = estimate_constants(stats, losses=torch.rand(9), batch=5)
+    found = estimate_constants(stats, losses=torch.rand(9))
     fits = fits_from_stats(stats)
     assert found.noise.value == pytest.approx(float(trace(fits.gradient_cov).max()) ** 0.5)
     assert 0 < found.mu.value < found.smooth.value
     assert found.response_noise.value == pytest.approx(0.7, rel=0.3)
     partial = estimate_constants(linear_fits(rows))
-    assert partial.ell_max.method == partial.batch_variance.method == partial.response_noise.method == "not identified"
+    assert partial.ell_max.method == partial.response_noise.method == "not identified"
 
 
 def test_failed_assumptions_are_named():

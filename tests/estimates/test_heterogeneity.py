@@ -5,22 +5,18 @@ from scipy.stats import f as fisher
 from scipy.stats import ncf
 
 from mooring.core.errors import RequestError
-from mooring.tasks.logistic import Logistic
-from mooring.theory import diversity
-from mooring.theory.heterogeneity import (
+from mooring.estimates.client_spread import ClientSpread
+from mooring.estimates.heterogeneity import (
     _between,
     client_radii,
     diameter,
-    distance_to_pooled,
-    gradient_diversity,
     radius,
     radius_max,
 )
-from mooring.theory.heterogeneity_likelihood import estimate_radius, radius_likelihood
-from mooring.theory.heterogeneity_resampling import function_distance, radius_bootstrap, radius_split, resampled
-from mooring.theory.quadratic_form import Form, chance_below, interval, noise_quantile
-from mooring.theory.spread import spread_laplace, spread_likelihood
-from mooring.theory.summaries import (
+from mooring.estimates.heterogeneity_likelihood import estimate_radii, radius_likelihood
+from mooring.estimates.quadratic_form import Form, chance_below, interval, noise_quantile
+from mooring.estimates.spread import spread_laplace, spread_likelihood
+from mooring.estimates.summaries import (
     LocalFits,
     fit_covariance,
     fits_from_stats,
@@ -29,6 +25,8 @@ from mooring.theory.summaries import (
     logistic_fits,
     trace,
 )
+from mooring.tasks.logistic import Logistic
+from mooring.theory import diversity
 
 from .planted import linear_rows, logistic_rows, truths
 
@@ -143,43 +141,6 @@ def test_client_radii_maximum_and_diameter_cover():
     assert np.mean(largest) >= 0.93 and np.mean(widest) >= 0.93
 
 
-def test_distance_to_pooled_is_exact_without_noise_and_covers_with_it():
-    rng = np.random.default_rng(6)
-    n, w = np.array([30, 50, 40, 80]), rng.normal(size=(4, 3))
-    rows, xs, _ = linear_rows(n, w, rng, noise=0.0)
-    p = n / n.sum()
-    grams = [x.T @ x / len(x) for x in xs]
-    pooled = np.linalg.solve(sum(q * g for q, g in zip(p, grams)), sum(q * g @ v for q, g, v in zip(p, grams, w)))
-    found = distance_to_pooled(linear_stats(rows))
-    np.testing.assert_allclose(found.value, diversity.minimiser_gaps(w, pooled), rtol=1e-6)
-    hits = []
-    for _ in range(60):
-        ys = [x @ v + rng.normal(size=len(x)) for x, v in zip(xs, w)]
-        stats = linear_stats(type(rows).stack([torch.from_numpy(x) for x in xs], [torch.from_numpy(y) for y in ys]))
-        hits.append(covered(distance_to_pooled(stats), torch.from_numpy(diversity.minimiser_gaps(w, pooled))))
-    assert 0.88 <= float(torch.stack(hits).double().mean()) <= 1
-
-
-def test_gradient_diversity_takes_the_noise_off():
-    rng = np.random.default_rng(7)
-    m, d, n = 8, 3, 20
-    p, mean = np.full(m, 1 / m), truths(8, 3, 0.4, np.full(8, 1 / 8), rng)
-    values, hits = [], 0
-    for _ in range(100):
-        records = mean[:, None] + rng.normal(size=(m, n, d))
-        cov = np.stack([np.cov(r.T) for r in records])
-        found = gradient_diversity(
-            torch.from_numpy(records.mean(1)),
-            torch.from_numpy(cov),
-            torch.full((m,), float(n)).double(),
-            torch.from_numpy(p),
-        )
-        values.append(found.value)
-        hits += covered(found, 0.16)
-    assert np.mean(values) == pytest.approx(0.16, abs=0.02)
-    assert hits >= 90
-
-
 def test_few_rows_are_not_identified_and_the_likelihood_steps_in():
     rng = np.random.default_rng(8)
     n = [3] * 20 + [30] * 5
@@ -187,7 +148,11 @@ def test_few_rows_are_not_identified_and_the_likelihood_steps_in():
     w = truths(25, 5, 1.0, p, rng)
     stats = linear_stats(linear_rows(n, w, rng)[0])
     assert np.isnan(radius(stats).value) and "20 of 25 clients" in radius(stats).warnings[0]
-    found = estimate_radius(stats)
+    spread = ClientSpread(spread_likelihood(stats), torch.arange(25))
+    found, most, each = estimate_radii(stats, spread)
+    truth = diversity.distances(w, p)
+    assert float(most.value) == pytest.approx(truth.max(), rel=0.5) and np.isnan(most.low)
+    assert np.mean(each.value.numpy() ** 2) == pytest.approx(np.mean(truth**2), rel=0.4)
     assert covered(found, 1.0) and found.method == "restricted likelihood"
     assert any("assumed spread" in warning for warning in found.warnings)
 
@@ -217,49 +182,6 @@ def test_likelihood_works_for_logistic_clients_with_few_rows():
         spread = spread_laplace(rows.size, refit, torch.zeros(3).double())
         found = radius_likelihood(spread, rows.size.double(), torch.from_numpy(p))
         assert covered(found, r) and (found.low > 0) == low
-
-
-def test_split_halves_have_no_noise_in_the_mean():
-    rng = np.random.default_rng(10)
-    p, hits, values = np.full(12, 1 / 12), 0, []
-    for _ in range(150):
-        w = truths(12, 4, 0.5, p, rng)
-        a, b = (torch.from_numpy(w + 0.4 * rng.normal(size=w.shape)) for _ in range(2))
-        found = radius_split(a, b, torch.from_numpy(p))
-        hits += covered(found, 0.5)
-        values.append(found.value**2)
-    assert np.mean(values) == pytest.approx(0.25, abs=0.03)
-    assert hits >= 135
-
-
-def test_function_distance():
-    rng = np.random.default_rng(11)
-    answers = rng.normal(size=(3, 7, 2))
-    p = np.array([0.5, 0.3, 0.2])
-    middle = np.tensordot(p, answers, 1)
-    naive = np.sqrt(sum(q * np.mean(np.sum((f - middle) ** 2, 1)) for q, f in zip(p, answers)))
-    plain = function_distance(torch.from_numpy(answers), torch.from_numpy(p))
-    assert plain.value == pytest.approx(naive) and np.isnan(plain.low) and plain.warnings
-    # Equal functions seen through noise: the halves show no distance.
-    noisy = [torch.from_numpy(rng.normal(size=(30, 50, 1))) for _ in range(2)]
-    found = function_distance((noisy[0] + noisy[1]) / 2, halves=(noisy[0], noisy[1]))
-    assert found.low == 0 and found.value < 0.3
-    with pytest.raises(RequestError, match="halves need the shape"):
-        function_distance(noisy[0], halves=(noisy[0][:2], noisy[1]))
-
-
-def test_bootstrap_resembles_the_default_and_stays_within_clients():
-    rng = np.random.default_rng(12)
-    n = [40, 60, 50, 80, 45]
-    p = np.array(n) / np.sum(n)
-    rows, xs, _ = linear_rows(n, truths(5, 3, 1.0, p, rng), rng)
-    again = resampled(rows, torch.Generator().manual_seed(0))
-    for i, x in enumerate(xs):
-        drawn = again.of(i)[0].numpy()
-        assert len(drawn) == len(x) and all((x == row).all(1).any() for row in drawn)
-    found, plain = radius_bootstrap(rows, linear_fits, repeats=200), radius(linear_fits(rows))
-    assert found.value == plain.value
-    assert found.low == pytest.approx(plain.low, abs=0.12) and found.high == pytest.approx(plain.high, abs=0.12)
 
 
 def test_radius_does_not_depend_on_the_axes_or_the_order_of_clients():

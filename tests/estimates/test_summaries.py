@@ -7,10 +7,8 @@ import torch
 from scipy.optimize import minimize
 
 from mooring.core.errors import RequestError
-from mooring.tasks.linear import Linear
-from mooring.tasks.logistic import Logistic
-from mooring.theory.firth import firth
-from mooring.theory.summaries import (
+from mooring.estimates.firth import firth
+from mooring.estimates.summaries import (
     convex_fits,
     fit_covariance,
     fits_from_stats,
@@ -21,6 +19,8 @@ from mooring.theory.summaries import (
     task_hessian,
     trace,
 )
+from mooring.tasks.linear import Linear
+from mooring.tasks.logistic import Logistic
 
 from .planted import linear_rows, logistic_rows, rows_of
 

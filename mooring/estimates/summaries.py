@@ -4,6 +4,15 @@
     LocalFits     n, the local fit w_i, and what its sampling covariance is made of:
                   Cov(w_i) = H_i^-1 G_i H_i^-1 / n_i,   H_i Hessian of L_i,  G_i covariance of a record's gradient
 
+`summarise` builds the one that a task calls for. Laplace's approximation (`client_spread.py`) asks further, a few dozen
+times at most, for the fit that a given pull leaves and for its Hessian.
+
+What this reveals. LinearStats: every moment up to the second of the client's columns and target, hence any linear model
+of them; a client of one row shows that row, one of fewer rows than columns shows the space that its rows span.
+LocalFits and penalised fits: a model of the client's own, the second moments of its columns as the model weighs them.
+The estimates of spread need only sums over clients (`reml.py`), so secure aggregation could hide each one's; the
+constants and the radii per client do not.
+
 Everything is stacked over the m clients and float64. Plain plug-in values of G_i and, for logistic tasks, of w_i itself
 are off by a factor 1 + O(d/n). With a few rows per coefficient that is as large as the heterogeneity that one looks
 for, hence the corrections in each builder below, which hold down to n = 3d (linear) and n = 10d (logistic).
@@ -19,7 +28,9 @@ from torch import Tensor
 
 from mooring.core.cohort import Batch, Rows
 from mooring.core.errors import RequestError
-from mooring.theory.firth import firth
+from mooring.estimates.firth import firth
+from mooring.tasks.linear import Linear
+from mooring.tasks.logistic import Logistic
 
 SINGULAR = 1e-10  # a Hessian is singular when its smallest eigenvalue is below this share of its largest
 CELLS = 4_000_000  # numbers that one block's pairs of rows may take
@@ -38,6 +49,18 @@ class LocalFits(NamedTuple):
     hessian: Tensor  # [m, d, d], of the averaged loss at the fit
     gradient_cov: Tensor  # [m, d, d], of one record's gradient at the fit
     freedom: Tensor  # [m], degrees of freedom behind the covariance; 0 where the rows do not determine the fit
+
+
+Summary = LinearStats | LocalFits
+
+
+def summarise(task: Any, rows: Rows) -> Summary:
+    """What the clients of a convex task send: sums for a linear one, fits with their covariances for others."""
+    if isinstance(task, Linear):
+        return linear_stats(rows, task.intercept, task.lift)
+    if isinstance(task, Logistic) and task.classes == 2:
+        return logistic_fits(rows, task.intercept)
+    return convex_fits(task, rows)
 
 
 def linear_stats(rows: Rows, intercept: bool = False, lift: Callable[[Tensor], Tensor] | None = None) -> LinearStats:
@@ -61,6 +84,11 @@ def fits_from_stats(stats: LinearStats) -> LocalFits:
     freedom = torch.where(solvable, stats.n - stats.moment.shape[1], 0.0)
     noise = residual * stats.n / freedom.clamp(min=1)
     return LocalFits(stats.n, fit, stats.gram, noise[:, None, None] * stats.gram, freedom)
+
+
+def fits_of(summary: Summary) -> LocalFits:
+    """The local fits behind a summary of either kind."""
+    return fits_from_stats(summary) if isinstance(summary, LinearStats) else summary
 
 
 def linear_fits(rows: Rows, intercept: bool = False) -> LocalFits:

@@ -1,7 +1,7 @@
 """How much the clients' true models differ, from their noisy fits, with intervals.
 
     R^2   = sum_i p_i |w*_i - w*_avg|^2        R_i = |w*_i - w*_avg|,   R_max = max R_i
-    Gamma = max_ij |w*_i - w*_j|               Delta_i = |w*_i - w*_F|^2,  w*_F the minimiser of sum_i p_i f_i
+    Gamma = max_ij |w*_i - w*_j|
 
 for the clients at hand (they are not a sample of others; only their records are random). Fits scatter even if all
 w*_i are equal: E sum_i p_i |w_i - wbar|^2 = R^2 + sum_i p_i (1 - p_i) tr Cov(w_i). Each client estimates its part of
@@ -10,7 +10,7 @@ model and its covariance.
 
 Norms are those of the coefficients, so R changes with the units of the features: standardise them first.
 
-Source   000, Section 1.1 and Assumptions B, C (R); 002, Definitions 2, 3 (diversity, Delta_i); 004, Section 6 (Gamma).
+Source   000, Section 1.1 and Assumptions B, C (R); 004, Section 6 (Gamma).
          The estimates are ours; 000 names estimating R as open.
 """
 
@@ -21,18 +21,18 @@ import torch
 from torch import Tensor
 
 from mooring.core.errors import RequestError
-from mooring.theory.estimate import Estimate, not_identified
-from mooring.theory.quadratic_form import Form, interval, noise_quantile
-from mooring.theory.summaries import LinearStats, LocalFits, fit_covariance, fits_from_stats, shaped_covariance, trace
+from mooring.estimates.estimate import Estimate, not_identified
+from mooring.estimates.quadratic_form import Form, interval, noise_quantile
+from mooring.estimates.summaries import LocalFits, Summary, fit_covariance, fits_of, shaped_covariance, trace
 from mooring.theory.weights import check_weights
 
 SELECTION = "The largest of many noisy distances tends to be too large; only the interval allows for that."
 PAIR_BLOCK = 1_000  # clients whose distances to all others are held at a time
 
 
-def radius(summary: LinearStats | LocalFits, p: Tensor | None = None, level: float = 0.95) -> Estimate:
+def radius(summary: Summary, p: Tensor | None = None, level: float = 0.95) -> Estimate:
     """R: plug-in minus the fits' variance. Clients with n <= d make it unidentified: see `radius_likelihood`."""
-    fits = _fits(summary)
+    fits = fits_of(summary)
     p = client_weights(p, fits.n)
     if problem := _undetermined(fits):
         return problem
@@ -40,9 +40,9 @@ def radius(summary: LinearStats | LocalFits, p: Tensor | None = None, level: flo
     return _rooted(form, level, "debiased fits", _warnings(fits))
 
 
-def client_radii(summary: LinearStats | LocalFits, p: Tensor | None = None, level: float = 0.95) -> Estimate:
+def client_radii(summary: Summary, p: Tensor | None = None, level: float = 0.95) -> Estimate:
     """R_i [m], each client's distance from the average model; each interval holds for its client alone."""
-    fits = _fits(summary)
+    fits = fits_of(summary)
     p = client_weights(p, fits.n)
     if problem := _undetermined(fits):
         return problem
@@ -50,9 +50,9 @@ def client_radii(summary: LinearStats | LocalFits, p: Tensor | None = None, leve
     return _rooted(form, level, "debiased fits", _warnings(fits))
 
 
-def radius_max(summary: LinearStats | LocalFits, p: Tensor | None = None, level: float = 0.95) -> Estimate:
+def radius_max(summary: Summary, p: Tensor | None = None, level: float = 0.95) -> Estimate:
     """R_max; the interval holds for the largest because it holds for all clients at once."""
-    fits = _fits(summary)
+    fits = fits_of(summary)
     p = client_weights(p, fits.n)
     if problem := _undetermined(fits):
         return problem
@@ -64,9 +64,9 @@ def radius_max(summary: LinearStats | LocalFits, p: Tensor | None = None, level:
     return Estimate(float(value), float(low), float(high), "largest debiased distance", (*_warnings(fits), SELECTION))
 
 
-def diameter(summary: LinearStats | LocalFits, level: float = 0.95) -> Estimate:
+def diameter(summary: Summary, level: float = 0.95) -> Estimate:
     """Gamma; the interval comes from balls that hold all true models at once."""
-    fits = _fits(summary)
+    fits = fits_of(summary)
     if problem := _undetermined(fits):
         return problem
     v = trace(fit_covariance(fits))
@@ -84,61 +84,12 @@ def diameter(summary: LinearStats | LocalFits, level: float = 0.95) -> Estimate:
     return Estimate(value**0.5, low, high, "largest debiased distance", (*_warnings(fits), SELECTION))
 
 
-def distance_to_pooled(summary: LinearStats | LocalFits, p: Tensor | None = None, level: float = 0.95) -> Estimate:
-    """Delta_i [m], squared distances from the minimiser of the averaged risk.
-
-    w_F = (sum p_i H_i)^-1 sum p_i H_i w_i: exact for linear tasks, one Newton step from the fits for others.
-    """
-    fits = _fits(summary)
-    p = client_weights(p, fits.n)
-    if problem := _undetermined(fits):
-        return problem
-    weighted = p[:, None, None] * fits.hessian
-    share = torch.linalg.solve(weighted.sum(0), weighted)
-    pooled = (share @ fits.fit[..., None])[..., 0].sum(0)
-    full, shaped = fit_covariance(fits), shaped_covariance(fits)
-    rest = torch.eye(len(pooled), dtype=pooled.dtype) - share
-
-    def contrast(cov: Tensor) -> Tensor:
-        common = share @ cov @ share.mT
-        return rest @ cov @ rest.mT + common.sum(0) - common
-
-    bias = trace(contrast(full))
-    form = _each(fits.fit - pooled, contrast(shaped), bias, 2 * bias**2 / fits.freedom)
-    low, high = interval(form, level)
-    value = (torch.from_numpy(form.square) - bias).clamp(min=0)
-    return Estimate(value, torch.from_numpy(low), torch.from_numpy(high), "debiased fits", _warnings(fits))
-
-
-def gradient_diversity(
-    gradients: Tensor, gradient_cov: Tensor, n: Tensor, p: Tensor | None = None, level: float = 0.95
-) -> Estimate:
-    """sum_i p_i |grad f_i(w) - grad f(w)|^2 at one w, from the clients' mean gradients there.
-
-    002 takes the supremum over w of each client's term, and the sum instead of the p-weighted mean: this is a lower
-    bound on sum_i p_i zeta_i. Covariances of a record's gradient [m, d, d] take the noise off.
-    """
-    p = client_weights(p, n)
-    cov = gradient_cov / n[:, None, None]
-    v = trace(cov)
-    pooled = (p[:, None, None] * cov).sum(0)
-    shaped = (v / trace(pooled).clamp(min=torch.finfo(v.dtype).tiny))[:, None, None] * pooled
-    form = _between(gradients, shaped, v, (n - 1).clamp(min=1), p)
-    low, high = interval(form, level)
-    value = max(0.0, float(form.square - form.bias))
-    return Estimate(value, float(low), float(high), "debiased gradients at one model", ())
-
-
 def client_weights(p: Tensor | None, n: Tensor) -> Tensor:
     """p as given, or n/N."""
     checked, _ = check_weights(n / n.sum() if p is None else p, n)
     if len(checked) < 2:
         raise RequestError(f"heterogeneity: at least 2 clients are needed, got {len(checked)}.")
     return torch.from_numpy(checked)
-
-
-def _fits(summary: LinearStats | LocalFits) -> LocalFits:
-    return fits_from_stats(summary) if isinstance(summary, LinearStats) else summary
 
 
 def _between(points: Tensor, cov: Tensor, v: Tensor, freedom: Tensor, p: Tensor) -> Form:

@@ -3,7 +3,6 @@
 With half the squared loss and noise sigma^2 this spread makes the moor's stiffness lam_ij = sigma^2/(n_i tau_j^2), and
 the models v_i = arg min L_i(v) + 1/2 sum_j lam_ij (v_j - w_j)^2 are the posterior means: empirical Bayes.
 
-    spread_moments      from local fits and their covariances (DerSimonian and Laird 1986, per coefficient, reweighted)
     spread_likelihood   from sufficient statistics of a linear task, by restricted maximum likelihood (`reml.py`)
     spread_fits         the same with each local fit as one observation of known covariance, for any convex task
     spread_laplace      the same with a Gaussian approximation at penalised fits, renewed until it stays put
@@ -22,8 +21,8 @@ import torch
 from torch import Tensor
 
 from mooring.core.errors import RequestError
-from mooring.theory.reml import ITERATIONS, Normal, State, evaluate, maximise, normal, slope_terms
-from mooring.theory.summaries import LinearStats, LocalFits, fit_covariance, fits_from_stats, inverse
+from mooring.estimates.reml import ITERATIONS, Normal, State, evaluate, maximise, normal, slope_terms
+from mooring.estimates.summaries import LinearStats, LocalFits, fit_covariance, fits_from_stats, inverse
 
 Kind = Literal["scalar", "diagonal", "auto"]
 Refit = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -44,38 +43,10 @@ class Spread(NamedTuple):
     models: Tensor  # [m, d], posterior means v_i
     covs: Tensor  # [m, d, d], posterior covariances given w
     data: Normal  # the clients' log-likelihoods that this was estimated from
-    deviance: float  # -2 restricted log-likelihood up to a constant (Laplace: less that of one tau); nan for moments
+    deviance: float  # -2 restricted log-likelihood up to a constant (Laplace: less that of one tau)
     kind: str
     method: str
     warnings: tuple[str, ...]
-
-
-def spread_moments(fits: LocalFits, kind: Kind = "scalar") -> Spread:
-    """Method of moments; clients whose rows do not determine their fit only borrow."""
-    _check_kind(kind, ("scalar", "diagonal"))
-    known = fits.freedom > 0
-    if int(known.sum()) < 2:
-        raise RequestError(
-            f"spread_moments: at least 2 clients need n > d = {fits.fit.shape[1]} rows, got {int(known.sum())}."
-        )
-    fit, cov = fits.fit[known], fit_covariance(fits)[known]
-    own, n = cov.diagonal(dim1=1, dim2=2), fits.n[known][:, None]
-    typical = (n * own).mean(0) / n  # weights by a client's own variance would favour small fits of logistic tasks
-    variance = torch.full_like(fit[0], torch.inf)  # equal weights first, then those of the estimate before
-    for _ in range(3):
-        weight = torch.ones_like(own) if bool(variance.isinf().any()) else 1 / (variance + typical)
-        total = weight.sum(0)
-        center = (weight * fit).sum(0) / total
-        excess = (weight * (fit - center) ** 2).sum(0) - (weight * own * (1 - weight / total)).sum(0)
-        scale = total - weight.square().sum(0) / total
-        ratio = excess.sum() / scale.sum() if kind == "scalar" else excess / scale
-        variance = ratio.clamp(min=0).expand_as(center).clone()
-    warnings = (
-        () if bool(known.all()) else (f"{int((~known).sum())} clients without a fit of their own did not enter.",)
-    )
-    at = evaluate(_normal_of(fits), variance)
-    found = _spread(at, _normal_of(fits), torch.ones_like(fits.n), kind, "moments")
-    return found._replace(deviance=torch.nan, warnings=warnings)
 
 
 def spread_likelihood(
@@ -159,6 +130,17 @@ def above_none(spread: Spread) -> float:
     return evaluate(data, torch.zeros_like(spread.variance)).deviance - at.deviance
 
 
+def likelier(scalar: Spread, diagonal: Spread) -> Spread:
+    """One spread per coefficient where its likelihood is better by more than its further parameters (Akaike)."""
+    return diagonal if scalar.deviance - diagonal.deviance > 2 * (len(scalar.center) - 1) else scalar
+
+
+def hessians_of(spread: Spread, n: Tensor) -> Tensor:
+    """[m, d, d]: the Hessians of the L_i, of n rows each, that the spread was estimated with."""
+    scale = spread.noise if spread.data.rows is None else torch.ones_like(n)  # None: the rows were divided by the noise
+    return (scale / n)[:, None, None] * (spread.data.c.mT @ spread.data.c)
+
+
 def dispersion(fits: LocalFits) -> Tensor:
     """[m]: tr(H^-1 G)/d over the clients with a fit: sigma^2 for half the squared loss, 1 for a log-likelihood."""
     known = fits.freedom > 0
@@ -222,7 +204,7 @@ def _best(
         options[name] = maximise(data, name == "scalar", first, iterations)
     if kind == "auto":
         gain = options["scalar"][0].deviance - options["diagonal"][0].deviance
-        kind = "diagonal" if gain > 2 * (data.z.shape[1] - 1) else "scalar"
+        kind = "diagonal" if gain > 2 * (data.c.shape[2] - 1) else "scalar"
     at, converged = options[kind]
     warnings = () if converged or iterations < ITERATIONS else ("The likelihood's maximum was not reached.",)
     if not bool((at.t > 0).any()):

@@ -10,31 +10,53 @@ What the rows do not show is filled in by the assumption of a common spread: R i
 
 from __future__ import annotations
 
+from math import nan
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from scipy.special import gammainc
 from scipy.stats import chi2
 from torch import Tensor
 
-from mooring.theory.estimate import Estimate
-from mooring.theory.heterogeneity import client_weights, radius
-from mooring.theory.reml import Normal, evaluate, maximise, typical_spread
-from mooring.theory.spread import Kind, Spread, spread_likelihood
-from mooring.theory.summaries import LinearStats, fits_from_stats, trace
+from mooring.estimates.client_spread import ClientSpread
+from mooring.estimates.estimate import Estimate
+from mooring.estimates.heterogeneity import client_radii, client_weights, radius, radius_max
+from mooring.estimates.reml import Normal, evaluate, maximise, typical_spread
+from mooring.estimates.spread import Spread
+from mooring.estimates.summaries import Summary, fits_of, trace
 
+ASSUMED = "R rests on the assumed spread for what the clients' own rows do not show."
 SCALES = 64
 SMALLEST = 0.01  # smallest multiple of the estimated spread
 LARGEST = 1e2  # largest multiple of the estimated spread
 NEGLIGIBLE = 30.0  # a scale whose deviance is so much above the least does not count
 
 
-def estimate_radius(
-    stats: LinearStats, p: Tensor | None = None, kind: Kind = "scalar", level: float = 0.95
-) -> Estimate:
-    """R of a linear federation: from debiased fits if all clients have one, else by likelihood."""
-    if bool((fits_from_stats(stats).freedom > 0).all()):
-        return radius(stats, p, level)
-    return radius_likelihood(spread_likelihood(stats, kind), stats.n, p, level)
+class Radii(NamedTuple):
+    rms: Estimate  # R
+    most: Estimate  # R_max
+    each: Estimate  # R_i
+
+
+def estimate_radii(summary: Summary, spread: ClientSpread, p: Tensor | None = None, level: float = 0.95) -> Radii:
+    """R, R_max and R_i: from debiased fits if all clients have one, else under the spread that was estimated.
+
+    Under the spread R_i and R_max have no intervals; clients that it was not estimated from stand at R.
+    """
+    fits = fits_of(summary)
+    p = client_weights(p, fits.n)
+    if bool((fits.freedom > 0).all()):
+        return Radii(radius(fits, p, level), radius_max(fits, p, level), client_radii(fits, p, level))
+    found, asked = spread
+    share = p[asked] / p[asked].sum()
+    rms = radius_likelihood(found, fits.n[asked], share, level)
+    each = torch.full_like(p, rms.value)
+    each[asked] = ((found.models - share @ found.models).square().sum(1) + trace(found.covs)).sqrt()
+    method, doubts = found.method, (*found.warnings, ASSUMED)
+    unknown = torch.full_like(each, nan)
+    most = Estimate(float(each.max()), nan, nan, method, doubts)
+    return Radii(rms, most, Estimate(each, unknown, unknown, method, doubts))
 
 
 def radius_likelihood(spread: Spread, n: Tensor, p: Tensor | None = None, level: float = 0.95) -> Estimate:
@@ -60,7 +82,7 @@ def radius_likelihood(spread: Spread, n: Tensor, p: Tensor | None = None, level:
     top = 4 * np.sqrt((mean + 6 * np.sqrt(variance)).max())
     value = _posterior(spread.data, tau2, p)[2] ** 0.5
     low = _quantile(below, tail, top) if ruled_out else 0.0
-    warnings = (*spread.warnings, "R rests on the assumed spread for what the clients' own rows do not show.")
+    warnings = (*spread.warnings, ASSUMED)
     return Estimate(value, min(low, value), max(_quantile(below, 1 - tail, top), value), spread.method, warnings)
 
 

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from mooring.data.generators import LinearFederation
+from mooring.estimates.constants import estimate_constants
+from mooring.estimates.heterogeneity import radius
+from mooring.estimates.summaries import linear_stats
 from mooring.tasks.linear import Linear
 from mooring.theory.alternative import crossing_radius
-from mooring.theory.constants import estimate_constants
-from mooring.theory.heterogeneity import radius
-from mooring.theory.summaries import linear_stats
 
 CLIENTS, ROWS, DIM, NOISE = 30, 60, 5, 1.0
 RADII = np.array([0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.6, 1.0, 2.0])

@@ -44,8 +44,8 @@ LARGEST = 1e8  # largest spread over noise, relative to 1/K: beyond it the noise
 class Normal(NamedTuple):
     """Every client's log-likelihood, a quadratic in its coefficients."""
 
-    c: Tensor  # [m, d, d], C
-    z: Tensor  # [m, d], c
+    c: Tensor  # [m, r, d], C: as many rows as the client that sees most directions needs
+    z: Tensor  # [m, r], c
     rss: float  # sum_i q_i - |c_i|^2: what remains of the squares after everyone's own fit
     rows: float | None  # N; None where the noise is known to be 1
     tilt: Tensor | None = None  # [d], adds sum_j tilt_j log t_j to the deviance
@@ -77,7 +77,9 @@ def normal(k: Tensor, b: Tensor, q: Tensor, rows: float | None) -> Normal:
     seen = values > NULL * values[:, -1:].clamp(min=torch.finfo(k.dtype).tiny)
     root = torch.where(seen, values, 0.0).sqrt()
     z = torch.where(seen, (vectors.mT @ b[..., None])[..., 0] / torch.where(seen, root, 1.0), 0.0)
-    return Normal(root[..., None] * vectors.mT, z, float((q - z.square().sum(1)).clamp(min=0).sum()), rows)
+    left = float((q - z.square().sum(1)).clamp(min=0).sum())
+    rank = max(int(seen.sum(1).max()), 1)  # eigenvalues ascend: what nobody sees comes first
+    return Normal((root[..., None] * vectors.mT)[:, -rank:], z[:, -rank:], left, rows)
 
 
 def typical_spread(data: Normal) -> float:
@@ -87,7 +89,7 @@ def typical_spread(data: Normal) -> float:
 
 def evaluate(data: Normal, t: Tensor) -> State:
     """All of the above at t."""
-    factor = torch.linalg.cholesky(torch.eye(len(t), dtype=t.dtype) + (data.c * t) @ data.c.mT)
+    factor = torch.linalg.cholesky(torch.eye(data.c.shape[1], dtype=t.dtype) + (data.c * t) @ data.c.mT)
     half = torch.linalg.solve_triangular(factor, torch.cat([data.c, data.z[..., None]], -1), upper=False)
     half, hz = half[..., :-1], half[..., -1]
     p = half.mT @ half
@@ -128,7 +130,7 @@ def maximise(
 ) -> tuple[State, bool]:
     """The restricted maximum likelihood estimate of t, all its entries equal if `common`, and whether it converged."""
     unit = typical_spread(data)
-    at = evaluate(data, torch.full_like(data.z[0], unit) if start is None else start)
+    at = evaluate(data, torch.full_like(data.c[0, 0], unit) if start is None else start)
     least_gain = TOLERANCE * (len(data.z) + (data.rows or 0))
     for _ in range(iterations):
         expected, observed, hessian = slope_terms(data, at)

@@ -3,7 +3,6 @@
     smooth          largest curvature of any client's risk          mu       smallest
     noise           rho: root mean square of a record's gradient at its client's truth, the largest client's
     response_noise  sigma of a linear task                          ell_max  largest loss of any record
-    batch_variance  mean squared error of a minibatch gradient
 
 At a fit the gradients have been made small: rho^2 and sigma^2 carry the factor n/(n - d) (summaries.py). Intervals are
 for sampling error with normal records: eigenvalues by Anderson (1963), variances by chi-square. All are first-order.
@@ -11,7 +10,6 @@ for sampling error with normal records: eigenvalues by Anderson (1963), variance
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import inf, nan
 from typing import NamedTuple
 
@@ -21,13 +19,13 @@ from numpy.typing import ArrayLike
 from scipy.stats import chi2, norm
 from torch import Tensor
 
-from mooring.core.errors import RequestError
-from mooring.theory.estimate import Estimate, not_identified
-from mooring.theory.reml import LARGEST
-from mooring.theory.spread import spread_likelihood
-from mooring.theory.summaries import LinearStats, LocalFits, fits_from_stats, trace
+from mooring.estimates.estimate import Estimate, not_identified
+from mooring.estimates.reml import LARGEST
+from mooring.estimates.spread import spread_likelihood
+from mooring.estimates.summaries import LinearStats, LocalFits, Summary, fits_from_stats, fits_of, trace
 from mooring.theory.weights import check_weights
 
+FLAT = 1e-8  # a curvature below this share of the largest is a direction that no row looks along
 SAMPLE = "{} is a property of the rows at hand: the truth's may differ more than the interval says."
 
 
@@ -37,22 +35,20 @@ class ConstantEstimates(NamedTuple):
     noise: Estimate
     response_noise: Estimate
     ell_max: Estimate
-    batch_variance: Estimate
 
 
 def estimate_constants(
-    summary: LinearStats | LocalFits,
+    summary: Summary,
     *,
     losses: Tensor | None = None,
     bounded: bool = False,
-    batch: int | None = None,
     level: float = 0.95,
 ) -> ConstantEstimates:
     """All constants that the summaries allow.
 
     `losses` holds every record's loss at its client's fit, `bounded` says whether the loss has a bound at all.
     """
-    fits = fits_from_stats(summary) if isinstance(summary, LinearStats) else summary
+    fits = fits_of(summary)
     unknown = not_identified("Not asked for.")
     return ConstantEstimates(
         smoothness(fits.hessian, fits.n, level),
@@ -60,7 +56,6 @@ def estimate_constants(
         gradient_noise(fits, level),
         response_noise(summary, level) if isinstance(summary, LinearStats) else not_identified("Not a linear task."),
         unknown if losses is None else loss_bound(losses, bounded),
-        unknown if batch is None else batch_variance(fits, batch, level),
     )
 
 
@@ -83,26 +78,17 @@ def strong_convexity(hessian: Tensor, n: Tensor, level: float = 0.95) -> Estimat
     )
 
 
-def smoothness_by_products(
-    product: Callable[[Tensor], Tensor], clients: int, dim: int, *, passes: int = 100, tol: float = 1e-6, seed: int = 0
-) -> Estimate:
-    """The largest eigenvalue over clients by power iteration on Hessian-vector products [m, d] -> [m, d].
-
-    The value is a Rayleigh quotient, hence never too large; the upper end adds the norm of its residual.
-    """
-    v = torch.randn(clients, dim, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    for _ in range(passes):
-        v = v / v.norm(dim=1, keepdim=True).clamp(min=torch.finfo(v.dtype).tiny)
-        hv = product(v).double()
-        value = (v * hv).sum(1)
-        residual = (hv - value[:, None] * v).norm(dim=1)
-        if bool((residual <= tol * value.abs()).all()):
-            break
-        v = hv
-    top = int(value.argmax())
-    high = float((value + residual).max())
-    warnings = () if float(residual[top]) <= tol * abs(float(value[top])) else (f"Not settled after {passes} passes.",)
-    return Estimate(float(value[top]), float(value[top]), high, "power iteration on Hessian-vector products", warnings)
+def theorem_convexity(hessian: Tensor, n: Tensor, p: Tensor, level: float = 0.95) -> Estimate:
+    """mu for the theorems: the smallest client's, or that of the averaged risk where rows leave directions open."""
+    least = strong_convexity(hessian, n, level)
+    if least.value > FLAT * float(torch.linalg.eigvalsh(hessian).max()):
+        return least
+    values = torch.linalg.eigvalsh((p[:, None, None] * hessian).sum(0))
+    seen = values[values > FLAT * values[-1]]
+    said = "Some clients' rows leave directions open (mu_i = 0); mu of the averaged risk stands in for theirs."
+    if len(seen) < len(values):
+        said += f" {len(values) - len(seen)} direction(s) that no row looks along are left out."
+    return Estimate(float(seen[0]) if len(seen) else 0.0, nan, nan, "averaged Hessian", (said,))
 
 
 def gradient_noise(fits: LocalFits, level: float = 0.95) -> Estimate:
@@ -143,32 +129,6 @@ def loss_bound(losses: Tensor, bounded: bool) -> Estimate:
         return Estimate(value, value, inf, "largest loss of a record", ("Unseen records may lose more.",))
     warning = "The loss has no bound; the theorem's ell_max is replaced by the largest loss seen."
     return Estimate(value, value, inf, "largest loss of a record", (warning,))
-
-
-def batch_variance(fits: LocalFits, batch: int, level: float = 0.95) -> Estimate:
-    """E|minibatch gradient - client's gradient|^2, averaged over clients; batches are drawn without replacement."""
-    if batch < 1:
-        raise RequestError(f"batch_variance: batch must be at least 1, got {batch}.")
-    share = (1 - batch / fits.n).clamp(min=0) * fits.n / (fits.n - 1).clamp(min=1)
-    each = share * trace(fits.gradient_cov) / batch
-    known = fits.freedom > 0
-    if not bool(known.any()):
-        return not_identified("No client has more rows than coefficients.")
-    value = float(each[known].mean())
-    low, high = _variance_interval(value, float(fits.freedom[known].sum()), level)
-    return Estimate(value, low, high, f"records' gradients at the fits, batches of {batch}")
-
-
-def batch_variance_from(gradients: Tensor, level: float = 0.95) -> Estimate:
-    """The same from minibatch gradients [batches, d] at one model."""
-    batches, d = gradients.shape
-    if batches < 2:
-        raise RequestError(f"batch_variance_from: at least 2 batches are needed, got {batches}.")
-    cov = torch.cov(gradients.double().T).reshape(d, d)
-    value = float(trace(cov))
-    effective = value**2 / float(cov.square().sum()) if value > 0 else 1.0  # at most d, and at most batches - 1 here
-    low, high = _variance_interval(value, (batches - 1) * max(1.0, effective), level)
-    return Estimate(value, low, high, "between-batch variance")
 
 
 def assumption_warnings(

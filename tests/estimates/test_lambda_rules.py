@@ -2,15 +2,16 @@ import numpy as np
 import pytest
 import torch
 
+from mooring.estimates.client_spread import ClientSpread
+from mooring.estimates.constants import gradient_noise, smoothness, strong_convexity
+from mooring.estimates.heterogeneity import client_radii, radius, radius_max
+from mooring.estimates.lambda_rules import CAP, TIGHTEST, best_single, lambda_rules, settled_single
+from mooring.estimates.spread import hessians_of, spread_laplace, spread_likelihood
+from mooring.estimates.summaries import fits_from_stats, linear_stats, logistic_fits, trace
 from mooring.tasks.logistic import Logistic
-from mooring.theory.constants import gradient_noise, smoothness, strong_convexity
-from mooring.theory.heterogeneity import client_radii, radius, radius_max
 from mooring.theory.lambda_aer import lambda_aer
 from mooring.theory.lambda_ier import lambda_ier
 from mooring.theory.lambda_one_stage import lambda_one_stage
-from mooring.theory.lambda_rules import CAP, best_single, lambda_rules
-from mooring.theory.spread import spread_laplace, spread_likelihood
-from mooring.theory.summaries import fits_from_stats, linear_stats, logistic_fits, trace
 
 from .planted import linear_rows, logistic_rows, truths
 
@@ -29,7 +30,7 @@ def test_empirical_bayes_rules_are_noise_over_rows_and_spread():
         assert float(table["client"].lam[i]) == pytest.approx(float(scalar.noise[0] / n[i] / scalar.variance[0]))
         for j in range(3):
             expected = float(diagonal.noise[0] / n[i] / diagonal.variance[j])
-            assert float(table["client and coefficient"].lam[i, j]) == pytest.approx(expected)
+            assert float(table["client_and_coefficient"].lam[i, j]) == pytest.approx(expected)
     per = np.array([q / k for q, k in zip(np.array(n) / np.sum(n), n)]).sum()
     np.testing.assert_allclose(table["coefficient"].lam, per * diagonal.noise[0] / diagonal.variance)
     assert "restricted likelihood" in table["one"].source
@@ -72,9 +73,9 @@ def test_theorems_are_evaluated_at_the_estimates():
     assert table["aer"].lam == lambda_aer(rms, mu, p, n).lam
     assert table["ier"].lam == lambda_ier(most, mu, p, n).lam
     assert table["theory"].lam == lambda_one_stage(most, mu, smooth, noise, p, n, cap=CAP).lam
-    assert table["shrinkage"].lam == pytest.approx(noise**2 * np.sum(p / n) / (mu * rms**2))
+    assert table["shrinkage_of_all"].lam == pytest.approx(noise**2 * np.sum(p / n) / (mu * rms**2))
     own, each = trace(fits.gradient_cov), client_radii(stats).value
-    np.testing.assert_allclose(table["shrinkage per client"].lam, own / (fits.n * mu * each**2))
+    np.testing.assert_allclose(table["shrinkage"].lam, own / (fits.n * mu * each**2))
     assert table["aer"].source == "000, Theorem 4.4"
 
 
@@ -84,11 +85,45 @@ def test_no_spread_means_infinite_stiffness():
     assert any("one common model" in text for text in table["one"].warnings)
 
 
-def test_few_rows_leave_the_theorems_without_a_value():
+def test_clients_of_few_rows_get_the_theorems_under_the_assumed_spread():
+    """Nobody's mu_i is above 0 with 2 rows for 3 coefficients: the averaged risk's stands in, and the table says so."""
     table = lambda_rules(stats_of([2] * 30 + [20] * 10))
     assert np.isfinite(table["one"].lam) and bool((table["client"].lam > 0).all())
-    for name in ("aer", "ier", "theory", "shrinkage"):
-        assert np.isnan(table[name].lam) and table[name].warnings
+    for name in ("aer", "ier", "theory", "shrinkage", "shrinkage_of_all"):
+        assert np.all(np.asarray(table[name].lam) > 0), name
+        assert any("mu of the averaged risk" in said for said in table[name].warnings)
+        assert any("assumed spread" in said for said in table[name].warnings)
+
+
+def test_auto_is_one_but_never_tighter_than_ten_curvatures():
+    n = torch.full((8,), 20.0).double()
+    equal, apart = stats_of([20] * 8, tau=0.0, seed=2), stats_of([20] * 8, tau=1.0)
+    top = np.mean([np.linalg.eigvalsh(g)[-1] for g in equal.gram.numpy()])
+    assert lambda_rules(equal)["auto"].lam == pytest.approx(TIGHTEST * top)
+    table = lambda_rules(apart)
+    assert table["auto"].lam == table["one"].lam
+    told = ClientSpread(spread_likelihood(apart), torch.arange(8))
+    assert settled_single(told, n, n / n.sum()) == table["auto"].lam
+
+
+def test_a_part_of_the_clients_speaks_for_all():
+    """The spread of some: their lam, and the same sigma^2 / (n_i tau^2) for the others."""
+    stats = stats_of([20, 30, 80, 40, 25])
+    part = torch.tensor([0, 2, 3])
+    some = type(stats)(*(field[part] for field in stats))
+    spread = spread_likelihood(some)
+    told = ClientSpread(spread, part)
+    table = lambda_rules(stats, scalar=told, diagonal=ClientSpread(spread_likelihood(some, "diagonal"), part))
+    np.testing.assert_allclose(table["client"].lam, spread.noise[0] / stats.n / spread.variance[0])
+    assert table["one"].lam == lambda_rules(some)["one"].lam
+
+
+def test_hessians_of_a_spread_are_those_it_was_made_with():
+    stats = stats_of([20, 30, 80])
+    torch.testing.assert_close(hessians_of(spread_likelihood(stats), stats.n), stats.gram)
+    # Noise per client is told after its last renewal, which changed it by 1e-4 at most.
+    each = hessians_of(spread_likelihood(stats, noise="client"), stats.n)
+    torch.testing.assert_close(each, stats.gram, rtol=1e-3, atol=1e-12)
 
 
 def test_assumptions_that_fail_are_named():
@@ -108,7 +143,7 @@ def test_logistic_fits_and_a_given_spread():
 
     spread = spread_laplace(rows.size, refit, torch.zeros(2).double())
     fits = logistic_fits(rows)
-    given, own = lambda_rules(fits, scalar=spread), lambda_rules(fits)
+    given, own = lambda_rules(fits, scalar=ClientSpread(spread, torch.arange(20))), lambda_rules(fits)
     # A radius of 1 in two coefficients is a variance of 1/2 each; a log-likelihood has noise 1.
     for table in (given, own):
         assert float(table["client"].lam[0]) == pytest.approx(1 / 60 / 0.5, rel=0.5)

@@ -6,10 +6,8 @@ from scipy.optimize import minimize, minimize_scalar
 from statsmodels.regression.mixed_linear_model import MixedLMParams
 
 from mooring.core.errors import RequestError
-from mooring.tasks.linear import Linear
-from mooring.tasks.logistic import Logistic
-from mooring.theory.reml import evaluate, normal, slope_terms
-from mooring.theory.spread import (
+from mooring.estimates.reml import evaluate, normal, slope_terms
+from mooring.estimates.spread import (
     _inverse_trigamma,
     _quadratic,
     _tilt,
@@ -18,9 +16,10 @@ from mooring.theory.spread import (
     spread_fits,
     spread_laplace,
     spread_likelihood,
-    spread_moments,
 )
-from mooring.theory.summaries import LocalFits, fits_from_stats, linear_stats
+from mooring.estimates.summaries import fits_from_stats, linear_stats
+from mooring.tasks.linear import Linear
+from mooring.tasks.logistic import Logistic
 
 from .planted import linear_rows, logistic_rows, rows_of
 
@@ -186,25 +185,6 @@ def test_auto_is_diagonal_only_where_spreads_differ():
     assert spread_likelihood(linear_stats(linear_rows([10] * 100, w, rng)[0]), "auto").kind == "diagonal"
 
 
-def test_moments_equal_the_textbook_formula_and_the_likelihood():
-    rng = np.random.default_rng(9)
-    fit, own = rng.normal(size=8), rng.uniform(0.1, 0.4, 8)
-    one = torch.ones(8).double()
-    n = torch.tensor([3.0, 9.0, 5.0, 4.0, 7.0, 8.0, 2.0, 6.0]).double()
-    cov = n * torch.from_numpy(own)
-    fits = LocalFits(n, torch.from_numpy(fit)[:, None], one[:, None, None], cov[:, None, None], one)
-    tau2 = 0.0
-    for step in range(3):
-        a = np.ones(8) if step == 0 else 1 / (tau2 + np.mean(n.numpy() * own) / n.numpy())
-        q = np.sum(a * (fit - np.sum(a * fit) / a.sum()) ** 2)
-        tau2 = max(0.0, (q - np.sum(a * own) + np.sum(a**2 * own) / a.sum()) / (a.sum() - np.sum(a**2) / a.sum()))
-    assert float(spread_moments(fits).variance[0]) == pytest.approx(tau2)
-    stats = federation(m=400, n=[15] * 400)[0]
-    for kind in ("scalar", "diagonal"):
-        moments, likely = spread_moments(fits_from_stats(stats), kind), spread_likelihood(stats, kind)
-        torch.testing.assert_close(moments.variance, likely.variance, rtol=0.1, atol=0.02)
-
-
 def test_fits_as_observations_agree_with_rows_where_they_are_many():
     stats = federation(m=30, n=[80] * 30)[0]
     fits = fits_from_stats(stats)
@@ -324,6 +304,6 @@ def test_wrong_requests():
     with pytest.raises(RequestError, match="noise must be"):
         spread_likelihood(stats, noise="row")
     with pytest.raises(RequestError, match="at least 2 clients need"):
-        spread_moments(fits_from_stats(federation(m=3, n=[2, 2, 9])[0]))
+        spread_fits(fits_from_stats(federation(m=3, n=[2, 2, 9])[0]))
     with pytest.raises(RequestError, match="more than d = 3 rows"):
         spread_likelihood(federation(m=2, n=[1, 2])[0])

@@ -1,0 +1,170 @@
+"""lam from data: every rule side by side, each with where it came from.
+
+    auto                    `one`, but at most TIGHTEST times the curvature
+    one                     the single lam with the least expected risk under the estimated spread
+    client                  lam_i  = sigma^2 / (n_i tau^2)
+    coefficient             lam_j  = sigma^2 S1 / tau_j^2            S1 = sum_i p_i/n_i
+    client_and_coefficient  lam_ij = sigma^2 / (n_i tau_j^2)
+    aer, ier                000, Theorems 4.4 and 4.5 at the estimated radii
+    theory                  003, Theorem 1 at the estimated R_max
+    shrinkage               noise_i^2 / (n_i mu R_i^2), each client's own (003, Eq. 18, leaves it open)
+    shrinkage_of_all        noise^2 S1 / (mu R^2), one number
+
+The first five are empirical Bayes (`spread.py`): right for coefficients that are spread normally, close to right for
+others. The theorems' constants are worst cases: expect them off by orders of magnitude. lam = inf stands for one common
+model, lam = 0 for everyone alone.
+
+One table serves all: `mooring theory` prints it, and an algorithm whose lam is one of these words settles it here.
+Where no spread is seen, `one` is inf. `auto` then stops at TIGHTEST times the curvature, where a model follows its own
+rows by less than a tenth: tighter pulls gain nothing, and methods that move the common model through the pull would
+stand still.
+"""
+
+from __future__ import annotations
+
+from math import inf, isfinite, nan, sqrt
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from scipy.optimize import minimize_scalar
+from torch import Tensor
+
+from mooring.estimates.client_spread import ClientSpread
+from mooring.estimates.constants import assumption_warnings, gradient_noise, smoothness, theorem_convexity
+from mooring.estimates.heterogeneity import client_weights
+from mooring.estimates.heterogeneity_likelihood import estimate_radii
+from mooring.estimates.spread import Spread, hessians_of, likelier, spread_fits, spread_likelihood
+from mooring.estimates.summaries import LinearStats, LocalFits, Summary, fits_of, trace
+from mooring.theory.lambda_aer import lambda_aer
+from mooring.theory.lambda_ier import lambda_ier
+from mooring.theory.lambda_one_stage import lambda_one_stage, lambda_shrinkage
+from mooring.theory.weights import s1
+
+CAP = 1e4  # lam of 003 is cut at so many times the smoothness: there models are one common model to four digits
+TIGHTEST = 10.0  # lam = "auto" is at most so many times the clients' mean largest curvature
+RULES = (
+    "one", "client", "coefficient", "client_and_coefficient", "theory", "aer", "ier", "shrinkage", "shrinkage_of_all",
+)  # fmt: skip
+
+
+class Rule(NamedTuple):
+    lam: float | Tensor  # one number, [m], [d] or [m, d]
+    source: str
+    warnings: tuple[str, ...] = ()
+
+
+def lambda_rules(
+    summary: Summary,
+    p: Tensor | None = None,
+    scalar: ClientSpread | None = None,
+    diagonal: ClientSpread | None = None,
+    ridge: float = 0.0,
+) -> dict[str, Rule]:
+    """All rules from the clients' summaries; nan where a rule has no value.
+
+    Spreads that are not given are estimated from the summaries alone; `ridge` is the task's own, part of its curvature.
+    """
+    fits = fits_of(summary)
+    n, p = fits.n, client_weights(p, fits.n)
+    scalar = scalar or _from_summary(summary, "scalar")
+    diagonal = diagonal or _from_summary(summary, "diagonal")
+    (per_client, tau), (rich_per_client, taus) = client_factor(scalar, n), client_factor(diagonal, n)
+    source, doubts, more = f"empirical Bayes, {scalar.spread.method}", scalar.spread.warnings, diagonal.spread.warnings
+    table = {
+        "auto": Rule(settled_single(scalar, n, p), f"{source}; at most {TIGHTEST:g} times the curvature", doubts),
+        "one": Rule(one_for_all(scalar, n, p), source, doubts),
+        "client": Rule(per_client * tau[0], source, doubts),
+        "coefficient": Rule((p @ rich_per_client) * taus, source, more),
+        "client_and_coefficient": Rule(rich_per_client[:, None] * taus, source, more),
+    }
+    best = diagonal if likelier(scalar.spread, diagonal.spread) is diagonal.spread else scalar
+    return table | _theorems(summary, fits, p, best, ridge)
+
+
+def settled_single(told: ClientSpread, n: Tensor, p: Tensor) -> float:
+    """What lam = "auto" becomes: `one_for_all`, cut at TIGHTEST times the mean of the clients' largest curvatures."""
+    spread, asked = told
+    top = torch.linalg.eigvalsh(hessians_of(spread, n[asked]))[:, -1]
+    share = p[asked] / p[asked].sum()
+    return min(one_for_all(told, n, p), TIGHTEST * float(share @ top))
+
+
+def one_for_all(told: ClientSpread, n: Tensor, p: Tensor) -> float:
+    """The rule `one`, for the clients that told how they vary; n and p are those of all clients."""
+    spread, asked = told
+    return best_single(spread, hessians_of(spread, n[asked]), n[asked], p[asked] / p[asked].sum())
+
+
+def best_single(spread: Spread, hessian: Tensor, n: Tensor, p: Tensor) -> float:
+    """The lam that minimises sum_i p_i E[L_i(v_i) - L_i(w*_i)], to second order and with w known.
+
+    Along an eigenvector of H_i with curvature h and spread tau^2 the expected risk is
+    h (lam^2 tau^2 + h sigma^2/n_i) / (2 (h + lam)^2), least at sigma^2/(n_i tau^2): lam lies between the clients' own.
+    """
+    if not bool((spread.variance > 0).any()):
+        return inf
+    h, vectors = torch.linalg.eigh(hessian)
+    h = h.clamp(min=0)
+    along = torch.einsum("mjk,j->mk", vectors**2, spread.variance)
+    own = (spread.noise / n)[:, None]
+    ends = (own / along).log()
+
+    def risk(log_lam: float) -> float:
+        lam = np.exp(log_lam)
+        part = h * (lam**2 * along + h * own) / (h + lam) ** 2
+        return float((p[:, None] * part).sum())
+
+    low, high = float(ends.min()), float(ends.max())
+    if high - low < 1e-9:
+        return float(np.exp(low))
+    return float(np.exp(minimize_scalar(risk, bounds=(low, high), method="bounded", options={"xatol": 1e-6}).x))
+
+
+def client_factor(told: ClientSpread, n: Tensor) -> tuple[Tensor, Tensor]:
+    """sigma_i^2 / n_i of all clients [m] and 1 / tau_j^2 [d]: their product is empirical Bayes' lam_ij."""
+    noise = torch.full_like(n, float(told.spread.noise.mean()))
+    noise[told.clients] = told.spread.noise
+    return noise / n, 1 / told.spread.variance
+
+
+def _from_summary(summary: Summary, kind: str) -> ClientSpread:
+    find = spread_likelihood if isinstance(summary, LinearStats) else spread_fits
+    return ClientSpread(find(summary, kind), torch.arange(len(summary.n)))
+
+
+def _theorems(summary: Summary, fits: LocalFits, p: Tensor, spread: ClientSpread, ridge: float) -> dict[str, Rule]:
+    """000's and 003's rules at the estimated constants."""
+    n = fits.n
+    hessian = fits.hessian + ridge * torch.eye(fits.hessian.shape[1], dtype=fits.hessian.dtype)
+    convexity, smooth = theorem_convexity(hessian, n, p), smoothness(hessian, n).value
+    mu, rho = convexity.value, gradient_noise(fits)
+    sigma2 = float(spread.spread.noise.mean())
+    noise = rho.value if isfinite(rho.value) else sqrt(sigma2 * float(p @ trace(fits.hessian)))
+    own = torch.where(fits.freedom > 0, trace(fits.gradient_cov), sigma2 * trace(fits.hessian)).sqrt()
+    radii = estimate_radii(summary, spread, p)
+
+    def rule(source: str, value, *needs) -> Rule:
+        doubts = tuple(dict.fromkeys(w for part in (convexity, *needs) for w in part.warnings))
+        if not mu > 0 or not all(bool(torch.as_tensor(part.value).isfinite().all()) for part in needs):
+            return Rule(nan, source, doubts)
+        lam = value()
+        one = lam if isinstance(lam, float) and isfinite(lam) else None
+        return Rule(lam, source, (*doubts, *assumption_warnings(mu, smooth, n, p, one)))
+
+    def one_stage() -> float:
+        return lambda_one_stage(radii.most.value, mu, smooth, noise, p, n, cap=CAP).lam
+
+    def shrunk() -> float:
+        return float(lambda_shrinkage(radii.rms.value, mu, noise, 1 / s1(p, n)))
+
+    def shrunk_each() -> Tensor:
+        return torch.from_numpy(lambda_shrinkage(radii.each.value.numpy(), mu, own.numpy(), n.numpy()))
+
+    return {
+        "aer": rule("000, Theorem 4.4", lambda: lambda_aer(radii.rms.value, mu, p, n).lam, radii.rms),
+        "ier": rule("000, Theorem 4.5", lambda: lambda_ier(radii.most.value, mu, p, n).lam, radii.most),
+        "theory": rule("003, Theorem 1", one_stage, radii.most),
+        "shrinkage": rule("noise_i^2 / (n_i mu R_i^2)", shrunk_each, radii.each),
+        "shrinkage_of_all": rule("noise^2 S1 / (mu R^2)", shrunk, radii.rms),
+    }

@@ -1,0 +1,128 @@
+"""Every theorem by name, so that anybody can ask for its numbers: `mooring theorem NAME quantity=value ...`.
+
+A theorem is a file of this folder, its functions the statements in it. Quantities are numbers, or JSON: `p=[0.5,0.5]`,
+`update={"eta":0.1,"steps":5,"prox":false}`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import pkgutil
+from collections.abc import Callable, Sequence
+from typing import Any, get_type_hints
+
+import numpy as np
+
+from mooring.core.errors import RequestError
+
+Statement = Callable[..., Any]
+
+
+def theorems() -> dict[str, str]:
+    """Each theorem's name and first line."""
+    folder = importlib.import_module("mooring.theory")
+    found = sorted(m.name for m in pkgutil.iter_modules(folder.__path__) if m.name != "catalog")
+    return {name: (_module(name).__doc__ or "").split("\n", 1)[0] for name in found}
+
+
+def statements(theorem: str) -> dict[str, Statement]:
+    """The functions of a theorem."""
+    module = _module(theorem)
+    return {
+        name: thing
+        for name, thing in vars(module).items()
+        if inspect.isfunction(thing) and thing.__module__ == module.__name__ and not name.startswith("_")
+    }
+
+
+def find(name: str) -> Statement | None:
+    """The statement of that name, `theorem.statement` where several have it; None for a theorem with many."""
+    known = theorems()
+    theorem, _, statement = name.rpartition(".")
+    if not theorem and name in known:
+        return statements(name).get(name)
+    places = [t for t in ([theorem] if theorem in known else [] if theorem else known) if statement in statements(t)]
+    if not places:
+        raise RequestError(f"theorem: unknown name {name!r}; `mooring theorem` lists all.")
+    if len(places) > 1:
+        raise RequestError(f"theorem: {name!r} is in several; say {' or '.join(f'{t}.{name}' for t in places)}.")
+    return statements(places[0])[statement]
+
+
+def quantities(statement: Statement) -> dict[str, str]:
+    """What a statement asks for, with the default of what may be left out."""
+    parameters = inspect.signature(statement).parameters.values()
+    return {p.name: "" if p.default is p.empty else str(p.default) for p in parameters}
+
+
+def describe(name: str | None = None) -> list[dict[str, str]]:
+    """All theorems, or the statements of one, each with its first line and what it asks for."""
+    known = theorems()
+    if name is None:
+        return [
+            {"name": theorem, "says": says, "asks": ", ".join(statements(theorem))} for theorem, says in known.items()
+        ]
+    if name in known:
+        found = {f"{name}.{part}": statement for part, statement in statements(name).items()}
+    else:
+        statement = find(name)
+        assert statement is not None  # only a theorem's own name has none
+        found = {name: statement}
+    return [
+        {
+            "name": part,
+            "says": (statement.__doc__ or "").split("\n", 1)[0],
+            "asks": ", ".join(f"{key}={default}" if default else key for key, default in quantities(statement).items()),
+        }
+        for part, statement in found.items()
+    ]
+
+
+def evaluate(name: str, given: Sequence[str]) -> dict[str, Any]:
+    """A statement at quantities such as "mu=0.5"."""
+    statement = find(name)
+    if statement is None:
+        known = ", ".join(f"{name}.{part}" for part in statements(name))
+        raise RequestError(f"theorem: {name!r} holds several statements; choose one of {known}.")
+    asked = quantities(statement)
+    values = {}
+    for pair in given:
+        key, equals, text = pair.partition("=")
+        if not equals or key not in asked:
+            raise RequestError(f"theorem {name}: got {pair!r}; quantities are {', '.join(asked)}, as name=value.")
+        values[key] = _value(name, key, text, get_type_hints(statement).get(key))
+    if missing := [key for key, default in asked.items() if default == "" and key not in values]:
+        raise RequestError(f"theorem {name}: give {', '.join(missing)}, as name=value.")
+    try:
+        return _told(statement.__name__, statement(**values))
+    except (TypeError, ValueError, ArithmeticError, IndexError) as error:
+        raise RequestError(f"theorem {name}: these quantities do not go together: {error}.") from error
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(f"mooring.theory.{name}")
+
+
+def _value(name: str, key: str, text: str, kind: Any) -> Any:
+    try:
+        value = float(text) if text in ("inf", "-inf", "nan") else json.loads(text)
+    except json.JSONDecodeError:
+        if kind in (float, int, bool, np.ndarray):
+            raise RequestError(f"theorem {name}: {key} must be a number or JSON, got {text!r}.") from None
+        return text
+    if isinstance(value, dict) and hasattr(kind, "_fields"):
+        unknown = sorted(set(value) ^ set(kind._fields))
+        if unknown:
+            raise RequestError(f"theorem {name}: {key} has the parts {', '.join(kind._fields)}, got {text}.")
+        return kind(**value)
+    if isinstance(value, list) and "Sequence[" in str(kind):
+        return [np.asarray(part, dtype=float) for part in value]
+    return np.asarray(value, dtype=float) if isinstance(value, list) else value
+
+
+def _told(name: str, found: Any) -> dict[str, Any]:
+    """The parts of an answer under their names, in plain numbers and lists."""
+    parts = found._asdict() if hasattr(found, "_asdict") else {name: found}
+    return {key: np.asarray(part).tolist() if not isinstance(part, str) else part for key, part in parts.items()}

@@ -1,0 +1,43 @@
+"""`fit`, `theory` and `advise` tell the same lambda for the same rule, on tables that come with the package."""
+
+import warnings
+
+import pytest
+
+import mooring
+from mooring.advice.explain import theory_of
+from mooring.advice.survey import survey
+from mooring.algorithms.base import build
+from mooring.engines.prepare import prepare, request
+from mooring.estimates.facts import gather
+from mooring.estimates.lambda_rules import RULES
+
+TABLES = ["exam", "hsb82", "contraception"]
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_fit_and_theory_and_advise_tell_the_same_lambda(table):
+    job = prepare(request(table, purpose="fit", algorithm={"name": "local"}))
+    theory = survey(job.task, job.clients).lam
+    assert theory_of(prepare(request(table, purpose="advise"))).lam == theory
+    assert set(theory) == {"auto", *RULES}
+    trained = mooring.fit(table, algorithm="fedprox_one_stage", rounds=1).trained.algorithm
+    assert trained.lam == theory["auto"]["value"] == theory["one"]["value"]
+    facts = gather(job.task, job.clients.cohort(), job.task.start(), ("rules",))
+    for rule in RULES:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # theorems may ask for more than the cap
+            lam, told = build("fedprox_one_stage", {"lam": rule}).settle(job.task, facts).lam, theory[rule]
+        if "numbers" not in told:
+            assert lam == told["value"], rule
+        elif rule in ("client", "shrinkage"):
+            assert sorted(lam.per_client)[(len(job.clients) - 1) // 2] == pytest.approx(told["value"], rel=1e-12)
+            assert min(lam.per_client) == pytest.approx(told["low"], rel=1e-12)
+
+
+def test_the_other_methods_start_from_it_too():
+    job = prepare(request("hsb82", purpose="fit", algorithm={"name": "local"}))
+    lam = survey(job.task, job.clients).lam["auto"]["value"]
+    facts = gather(job.task, job.clients.cohort(), job.task.start(), ("spread", "fit"))
+    for name in ("ditto", "fedprox_two_stage", "fedprox_shared", "pfedme", "l2gd"):
+        assert build(name, {}).settle(job.task, facts).lam == lam, name
