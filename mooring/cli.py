@@ -443,7 +443,7 @@ def emit(value: Any) -> None:
 
 @app.command()
 def reproduce(
-    what: Annotated[str, typer.Argument(help="An experiment's id, a paper such as 004, or all.")],
+    what: Annotated[str, typer.Argument(help="An experiment's id, a paper such as kernel, or all.")],
     preset: Annotated[
         str, typer.Option("--preset", help="quick (about a minute each) or paper (its own sizes).")
     ] = "quick",

@@ -72,9 +72,9 @@ def test_terminal_table(use, tmp_path, capsys):
 
 
 def test_wrong_requests(capsys, tmp_path):
-    assert run("reproduce", "004-fig99", "--out", str(tmp_path)) == 2
-    assert "unknown experiment '004-fig99'" in capsys.readouterr().err
-    assert run("reproduce", "004-fig1", "--preset", "huge", "--out", str(tmp_path)) == 2
+    assert run("reproduce", "kernel-fig99", "--out", str(tmp_path)) == 2
+    assert "unknown experiment 'kernel-fig99'" in capsys.readouterr().err
+    assert run("reproduce", "kernel-fig1", "--preset", "huge", "--out", str(tmp_path)) == 2
     assert "--preset must be one of" in capsys.readouterr().err
 
 
@@ -82,15 +82,15 @@ def test_list_experiments(capsys):
     assert run("list", "experiments", "--json") == 0
     listed = json.loads(capsys.readouterr().out)["experiments"]
     assert [one["id"] for one in listed] == catalog.ids()
-    first = next(one for one in listed if one["id"] == "004-fig1")
-    assert first["paper"] == "004" and "s1-is-stationary" in first["claims"] and first["title"]
+    first = next(one for one in listed if one["id"] == "kernel-fig1")
+    assert first["paper"] == "kernel" and "s1-is-stationary" in first["claims"] and first["title"]
 
 
 def test_a_kept_result_needs_no_second_run(session_cache, tmp_path, capsys):
-    entry = catalog.load("000-weights")
+    entry = catalog.load("alternative-weights")
     runner.run([entry], "smoke", session_cache, workers=1)
-    assert run("reproduce", "000-weights", "--preset", "smoke", "--json", "--out", str(tmp_path)) in (0, 3)
-    assert {c["experiment"] for c in json.loads(capsys.readouterr().out)["claims"]} == {"000-weights"}
+    assert run("reproduce", "alternative-weights", "--preset", "smoke", "--json", "--out", str(tmp_path)) in (0, 3)
+    assert {c["experiment"] for c in json.loads(capsys.readouterr().out)["claims"]} == {"alternative-weights"}
 
 
 def test_the_page_tells_every_claim_and_why_one_failed(use, tmp_path):

@@ -51,15 +51,19 @@ def test_no_claim_survives_a_change_of_sign(one, session_cache):
 def test_catalogue():
     ids = catalog.ids()
     assert len(ids) == len(set(ids))
-    assert [one for one in ids if one.startswith("004")] == [*(f"004-fig{k}" for k in range(1, 7)), "004-stopping"]
-    assert [entry.id for entry in catalog.select("004-fig1")] == ["004-fig1"]
-    assert {entry.paper for entry in catalog.select("004")} == {"004"}
+    mine = [one for one in ids if one.startswith("kernel")]
+    assert mine == [*(f"kernel-fig{k}" for k in range(1, 7)), "kernel-stopping"]
+    assert [entry.id for entry in catalog.select("kernel-fig1")] == ["kernel-fig1"]
+    assert {entry.paper for entry in catalog.select("kernel")} == {"kernel"}
     assert [entry.id for entry in catalog.select("all")] == ids
-    with pytest.raises(RequestError, match=r"unknown experiment '004-fig9'; known: 000-alternative"):
-        catalog.select("004-fig9")
+    assert [one.split("-")[0] for one in ids] == sorted((i.split("-")[0] for i in ids), key=catalog.papers().index)
+    assert [entry.id for entry in catalog.select("004-fig1")] == ["kernel-fig1"]  # papers' numbers still work
+    assert catalog.select("004") == catalog.select("kernel") and catalog.load("000-alternative").paper == "alternative"
+    with pytest.raises(RequestError, match=r"unknown experiment 'kernel-fig9'; known: alternative-alternative"):
+        catalog.select("kernel-fig9")
     with pytest.raises(RequestError, match="--preset must be one of smoke, quick, paper, got 'big'"):
-        reproduce("004-fig1", "big")
-    described = catalog.describe("004-fig1")
+        reproduce("kernel-fig1", "big")
+    described = catalog.describe("kernel-fig1")
     assert described.keys() == {"id", "paper", "title", "claims"}
     assert described["claims"][0] == "s1-is-stationary"
 
@@ -86,7 +90,7 @@ def test_the_example_of_the_guide_runs(monkeypatch, tmp_path):
 
 
 def test_both_cores_give_the_same_numbers(session_cache, tmp_path):
-    entry = catalog.load("000-lambda")
-    alone = runner.run([entry], "smoke", session_cache, workers=1)["000-lambda"].results
-    two = runner.run([entry], "smoke", tmp_path, workers=2)["000-lambda"].results
+    entry = catalog.load("alternative-lambda")
+    alone = runner.run([entry], "smoke", session_cache, workers=1)["alternative-lambda"].results
+    two = runner.run([entry], "smoke", tmp_path, workers=2)["alternative-lambda"].results
     assert [(t.point, t.seed, t.values) for t in alone.trials] == [(t.point, t.seed, t.values) for t in two.trials]

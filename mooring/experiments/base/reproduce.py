@@ -1,7 +1,7 @@
 """Reproduce a selection: run, judge every claim, draw, and keep a record of each experiment.
 
-In the output folder an experiment under a preset leaves `004-fig1-quick.json` (its record), `.png`, `.svg` and, where
-it has tables, `.md`.
+In the output folder an experiment under a preset leaves `kernel-fig1-quick.json` (its record), `.png`, `.svg` and,
+where it has tables, `.md`.
 """
 
 from __future__ import annotations
