@@ -89,10 +89,11 @@ def fit(
 
     SOURCE may be a run.toml, which then says everything.
     """
-    from mooring.display import Display, show_fit
     from mooring.engines.fit import fit as train
     from mooring.engines.fit import start
     from mooring.engines.prepare import prepare
+    from mooring.report.answers import show_run
+    from mooring.report.terminal import Display
     from mooring.runs.directory import default_out
     from mooring.runs.runfile import read_run
 
@@ -119,7 +120,7 @@ def fit(
         emit({"summary": result.summary, "clients": result.clients.to_dict("records"), "run": str(result.run)})
     display.notes(result.job.clients.notes)
     if not json_:
-        show_fit(display, result)
+        show_run(display, result.run)
 
 
 @app.command()
@@ -153,9 +154,10 @@ def compare(
     json_: Json = False,
 ) -> None:
     """Train several methods on the same data, splits and cohorts. Fields: --set fedavg.steps=5."""
-    from mooring.display import Display, show_comparison
     from mooring.engines.compare import as_json
     from mooring.engines.compare import compare as run
+    from mooring.report.answers import show_run
+    from mooring.report.terminal import Display
     from mooring.runs.directory import default_out
 
     display = Display(json_)
@@ -175,7 +177,7 @@ def compare(
         emit(as_json(result))
     display.notes(result.notes)
     if not json_:
-        show_comparison(display, result)
+        show_run(display, result.run)
 
 
 @app.command()
@@ -184,9 +186,10 @@ def resume(
     json_: Json = False,
 ) -> None:
     """Continue an interrupted run to the very result it would have had."""
-    from mooring.display import Display, show_comparison, show_fit
     from mooring.engines import compare as comparing
     from mooring.engines import fit as fitting
+    from mooring.report.answers import show_run
+    from mooring.report.terminal import Display
     from mooring.runs.directory import open_run
 
     display = Display(json_)
@@ -208,10 +211,8 @@ def resume(
             emit(comparing.as_json(result))
         else:
             emit({"summary": fitted.summary, "clients": fitted.clients.to_dict("records"), "run": str(run)})
-    elif kind == "compare":
-        show_comparison(display, result)
     else:
-        show_fit(display, fitted)
+        show_run(display, run)
 
 
 @app.command()
@@ -225,8 +226,8 @@ def predict(
     json_: Json = False,
 ) -> None:
     """Predict rows with a finished run's models."""
-    from mooring.display import Display
     from mooring.engines.predict import predict as answer
+    from mooring.report.terminal import Display
     from mooring.runs.files import write_whole
 
     display = Display(json_)
@@ -254,8 +255,9 @@ def personalize(
     json_: Json = False,
 ) -> None:
     """A personal model for a client that comes later, and whether joining pays."""
-    from mooring.display import Display, show_joined
     from mooring.engines.join import join
+    from mooring.report.answers import show_newcomers
+    from mooring.report.terminal import Display
 
     display = Display(json_)
     joined = join(run, source, how=how, out=out, seed=seed or 0, min_rows=min_rows or 5)
@@ -265,7 +267,9 @@ def personalize(
             {"metric": joined.metric, "way": joined.way, "clients": joined.clients.to_dict("records"), "run": str(run)}
         )
     else:
-        show_joined(display, joined, out)
+        show_newcomers(display, joined.clients, joined.metric, joined.way)
+        if out is not None:
+            display.say(f"Models: {out}")
 
 
 @app.command()
@@ -295,8 +299,9 @@ def advise(
     """Who should be moored how tightly? A verdict per client (alone, common, personal), with evidence."""
     from mooring.advice.advise import advise as run
     from mooring.advice.advise import as_json
-    from mooring.advice.show import show_advice
-    from mooring.display import Display
+    from mooring.report.answers import show_run
+    from mooring.report.figures import draw_advice
+    from mooring.report.terminal import Display
     from mooring.runs.directory import default_out
 
     display = Display(json_)
@@ -310,11 +315,12 @@ def advise(
             **data_options(locals()),
             **training_options(locals()),
         )
+    draw_advice(advice.run)
     display.notes(advice.job.clients.notes)
     if json_:
         emit(as_json(advice))
     else:
-        show_advice(display, advice)
+        show_run(display, advice.run)
 
 
 @app.command()
@@ -339,9 +345,10 @@ def theory(
     json_: Json = False,
 ) -> None:
     """What the theorems say about a federation: constants, heterogeneity, thresholds, lambda by every rule."""
-    from mooring.advice.survey import survey
-    from mooring.display import Display, show_survey
+    from mooring.advice.survey import as_table, survey
     from mooring.engines.prepare import prepare, request
+    from mooring.report.answers import show_theory
+    from mooring.report.terminal import Display
 
     display = Display(json_)
     how = {"algorithm": {"name": "local"}, **data_options(locals()), **training_options(locals())}
@@ -349,9 +356,9 @@ def theory(
     found = survey(job.task, job.clients, weights or "size")
     display.notes(job.clients.notes)
     if json_:
-        emit({("lambda" if name == "lam" else name): part for name, part in found._asdict().items()})
+        emit(as_table(found))
     else:
-        show_survey(display, found)
+        show_theory(display, as_table(found))
 
 
 @app.command()
@@ -370,18 +377,16 @@ def check(
 ) -> None:
     """What is wrong with my data, per client? Exit code 2 when something must be put right first."""
     from mooring.data.checks import check as inspect
-    from mooring.display import Display
+    from mooring.report.answers import show_findings
+    from mooring.report.terminal import Display
 
     display = Display(json_)
     chosen = {k: v for k, v in data_options(locals()).items() if v is not None}
     findings = [finding._asdict() for finding in inspect(source, **chosen)]
     if json_:
         emit({"findings": findings})
-    elif not findings:
-        display.say(f"{source}: nothing to complain about.")
     else:
-        columns = {"severity": "severity", "client": "client", "column": "column", "sentence": "what"}
-        display.table(f"{source}: {len(findings)} finding(s)", findings, columns)
+        show_findings(display, source, findings)
     if any(finding["severity"] == "error" for finding in findings):
         raise typer.Exit(2)
 
@@ -392,7 +397,7 @@ def list_(
     json_: Json = False,
 ) -> None:
     """What there is to choose from."""
-    from mooring.display import Display
+    from mooring.report.terminal import Display
 
     listing = {"algorithms": algorithms, "tasks": tasks, "datasets": datasets, "experiments": experiments}
     if what not in listing:
@@ -401,7 +406,7 @@ def list_(
     if json_:
         emit({what: rows})
     else:
-        Display().table(what, rows, columns)
+        Display().table(what, rows, columns, spare=("limits", "reveals"))
 
 
 def algorithms() -> tuple[list[dict[str, Any]], dict[str, str]]:
@@ -453,27 +458,23 @@ def reproduce(
     json_: Json = False,
 ) -> None:
     """Run figures and tables of the papers; every claim is held or failed. Exit code 3 when one failed."""
-    from mooring.display import Display
-    from mooring.experiments.base.page import write_page
     from mooring.experiments.base.reproduce import claims
     from mooring.experiments.base.reproduce import reproduce as run
-    from mooring.experiments.base.tables import brief
+    from mooring.report.reproduction import draw_record, show_claims, write_page
+    from mooring.report.terminal import Display
 
     display = Display(json_)
     with display.progress() as tell:
         records = run(what, preset, out, data_dir=data_dir, tell=tell)
+    for record in records:
+        draw_record(record, out)
     found = claims(records)
     if page is not None:
         write_page(out, page)
     if json_:
         emit({"claims": found})
     else:
-        shown = [row | {"held": "held" if row["held"] else "FAILED", "numbers": brief(row["numbers"])} for row in found]
-        columns = {"experiment": "experiment", "says": "claim", "held": "", "numbers": "numbers"}
-        held = sum(row["held"] for row in found)
-        display.table(
-            f"{held} of {len(found)} claims held, preset {preset}", shown, columns, f"Figures and tables: {out}"
-        )
+        show_claims(display, found, preset, out)
     if not all(row["held"] for row in found):
         raise typer.Exit(3)
 

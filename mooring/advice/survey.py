@@ -46,6 +46,11 @@ class Survey(NamedTuple):
     words: list[str]
 
 
+def as_table(found: Survey) -> dict[str, Any]:
+    """The survey as plain data, as `mooring theory --json` prints it and `theory.json` keeps it."""
+    return {("lambda" if name == "lam" else name): part for name, part in found._asdict().items()}
+
+
 def survey(task: Any, clients: Clients, weights: str = "size") -> Survey:
     """The theory of one federation, from its training rows."""
     if task.solve is None or not task.smooth_loss:

@@ -8,8 +8,9 @@ from mooring.core.papers import PAPERS, Paper
 
 HEAD = """# Papers
 
-Docstrings, messages and experiments cite papers by a short key and a place: `apfl, Theorem 2`. Figures, tables and claims
-of the first five are reproduced; their alias is understood wherever an experiment is named: `004-fig1` is `kernel-fig1`.
+Docstrings, messages and experiments cite papers by a short key and a place: `apfl, Theorem 2`. Figures, tables and
+claims of the first five are reproduced; their alias is understood wherever an experiment is named: `004-fig1` is
+`kernel-fig1`.
 
 | key | paper | about | alias |
 |---|---|---|---|

@@ -11,9 +11,9 @@ from mooring.algorithms.apfl import APFL
 from mooring.algorithms.fedavg_localized import FedAvgLocalized
 from mooring.data.generators import Prototypes
 from mooring.experiments import federated, nets
+from mooring.experiments.apfl import _images, _methods, fig4, fig6
 from mooring.experiments.base import catalog
 from mooring.experiments.base.results import Results, Trial
-from mooring.experiments.apfl import _images, _methods, fig4, fig6
 from mooring.tasks.logistic import Logistic
 
 ROWS = {

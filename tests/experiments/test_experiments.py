@@ -14,12 +14,15 @@ from mooring.experiments.base import cache, catalog, claims, runner
 from mooring.experiments.base.experiment import Experiment, Preset
 from mooring.experiments.base.reproduce import reproduce
 from mooring.experiments.base.results import Results, Trial
+from mooring.report.markdown import table
+from mooring.report.reproduction import draw_record
 from mooring.runs.files import read_json
 
 
 @pytest.mark.parametrize("one", catalog.ids())
 def test_smoke(one, session_cache, tmp_path):
     (record,) = reproduce(one, "smoke", tmp_path, workers=1)
+    draw_record(record, tmp_path)
     experiment = catalog.load(one).experiment
     assert [claim["claim"] for claim in record["claims"]] == [claim.id for claim in experiment.claims]
     assert all(isinstance(claim["held"], bool) and claim["numbers"] for claim in record["claims"])
@@ -28,7 +31,7 @@ def test_smoke(one, session_cache, tmp_path):
     if experiment.panels:
         assert (tmp_path / f"{one}-smoke.png").read_bytes().startswith(b"\x89PNG")
         ET.parse(tmp_path / f"{one}-smoke.svg")
-    for text in record["tables"]:
+    for text in map(table, record["tables"]):
         rows = [line.count("|") for line in text.splitlines() if line.startswith("|")]
         assert len(rows) > 2 and len(set(rows)) == 1
 

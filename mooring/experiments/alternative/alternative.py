@@ -8,10 +8,10 @@ from torch import Tensor
 from mooring.algorithms.dichotomous import Dichotomous
 from mooring.core.cohort import Round
 from mooring.data.clients import Clients
+from mooring.experiments.alternative._problem import Problem, problem
 from mooring.experiments.base.claims import Claim, every, higher, lower
 from mooring.experiments.base.experiment import Experiment, Panel, Preset, grid
 from mooring.experiments.base.results import of
-from mooring.experiments.alternative._problem import Problem, problem
 
 KNOWN = Dichotomous("known_r", ridge=0.0, mu=1.0, ell_max=1.0)  # in units of noise/mu
 FULL = Dichotomous("full_data", unit="system", ridge=0.0)

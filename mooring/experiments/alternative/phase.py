@@ -1,12 +1,12 @@
-"""The phase transition of `alternative`: one common model is best up to a radius of about 1/sqrt(n), alone beyond it."""
+"""The phase transition of `alternative`: one common model is best up to a radius of some 1/sqrt(n), alone beyond it."""
 
 import numpy as np
 
 from mooring.engines.measures import minimiser
+from mooring.experiments.alternative._problem import DIM, problem
 from mooring.experiments.base.claims import Claim, crosses, every, flat, lower, slope, within
 from mooring.experiments.base.experiment import Experiment, Panel, Preset, grid
 from mooring.experiments.base.results import of
-from mooring.experiments.alternative._problem import DIM, problem
 from mooring.theory.alternative import decide
 from mooring.theory.lambda_aer import lambda_aer
 

@@ -6,9 +6,9 @@ import torch
 
 from mooring.data.clients import Clients
 from mooring.data.images import named_images
+from mooring.experiments.apfl._methods import algorithm, has_common
 from mooring.experiments.federated import follow
 from mooring.experiments.nets import mlp
-from mooring.experiments.apfl._methods import algorithm, has_common
 from mooring.tasks.logistic import Logistic
 from mooring.tasks.module import Module
 

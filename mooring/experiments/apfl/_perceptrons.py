@@ -3,9 +3,9 @@
 from typing import Any
 
 from mooring.data.images import named_images
-from mooring.experiments.federated import follow
 from mooring.experiments.apfl._images import perceptron
 from mooring.experiments.apfl._methods import algorithm, has_common
+from mooring.experiments.federated import follow
 
 
 def perceptron_run(

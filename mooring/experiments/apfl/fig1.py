@@ -1,9 +1,9 @@
 """Figure 1 of `apfl`: the more the clients' data differ, the worse one common model is for each of them."""
 
-from mooring.experiments.base.claims import Claim, every, lower, rising
-from mooring.experiments.base.experiment import Experiment, Panel, Preset, grid
 from mooring.experiments.apfl._images import CLASSES, DIGITS, MNIST, softmax_run
 from mooring.experiments.apfl._methods import FEDAVG, SCAFFOLD, final, runs
+from mooring.experiments.base.claims import Claim, every, lower, rising
+from mooring.experiments.base.experiment import Experiment, Panel, Preset, grid
 
 PERSONAL, GLOBAL = "APFL 0.5", (FEDAVG, SCAFFOLD)
 METHODS = (PERSONAL, *GLOBAL)

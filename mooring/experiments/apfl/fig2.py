@@ -1,7 +1,5 @@
 """Figure 2 of `apfl`: APFL with fixed mixtures against FedAvg and SCAFFOLD, from two classes a client to IID data."""
 
-from mooring.experiments.base.claims import Claim, every, higher, lower, ordered
-from mooring.experiments.base.experiment import Cell, Experiment, Panel, Preset, Table, grid
 from mooring.experiments.apfl._images import CLASSES, DIGITS, MNIST, softmax_run
 from mooring.experiments.apfl._methods import (
     ACCURACY,
@@ -18,6 +16,8 @@ from mooring.experiments.apfl._methods import (
     points_above,
     runs,
 )
+from mooring.experiments.base.claims import Claim, every, higher, lower, ordered
+from mooring.experiments.base.experiment import Cell, Experiment, Panel, Preset, Table, grid
 
 METHODS = (*FIXED, FEDAVG, FEDAVG_LOCAL, SCAFFOLD, SCAFFOLD_LOCAL)
 SPLITS = {2: "2 classes a client", 4: "4 classes a client", CLASSES: "IID"}

@@ -1,9 +1,5 @@
 """Figure 3 of `apfl`: APFL that learns its mixtures against localized FedAvg on three synthetic sets."""
 
-from mooring.experiments.base.claims import Claim, alike, every, higher, lower
-from mooring.experiments.base.experiment import Cell, Experiment, Panel, Preset, Table, grid
-from mooring.experiments.base.results import of
-from mooring.experiments.federated import follow
 from mooring.experiments.apfl._methods import (
     ACCURACY,
     ADAPTIVE,
@@ -19,6 +15,10 @@ from mooring.experiments.apfl._methods import (
     runs,
 )
 from mooring.experiments.apfl._synthetic import TASK, synthetic
+from mooring.experiments.base.claims import Claim, alike, every, higher, lower
+from mooring.experiments.base.experiment import Cell, Experiment, Panel, Preset, Table, grid
+from mooring.experiments.base.results import of
+from mooring.experiments.federated import follow
 
 SPREADS = (0.0, 0.5, 1.0)
 ROUND, STEP = f"{ADAPTIVE}, once a round", f"{ADAPTIVE}, every step"

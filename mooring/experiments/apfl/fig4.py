@@ -4,11 +4,11 @@ from itertools import pairwise
 
 import numpy as np
 
+from mooring.experiments.apfl._images import DIGITS, MNIST, softmax_run
+from mooring.experiments.apfl._methods import ACCURACY, FEDAVG_LOCAL, FIXED, LOSS, curve, final, percent, runs
 from mooring.experiments.base.claims import Claim, Verdict, every, falling, higher, lower, rising
 from mooring.experiments.base.experiment import Cell, Experiment, Panel, Preset, Table, grid
 from mooring.experiments.base.results import Results, interval
-from mooring.experiments.apfl._images import DIGITS, MNIST, softmax_run
-from mooring.experiments.apfl._methods import ACCURACY, FEDAVG_LOCAL, FIXED, LOSS, curve, final, percent, runs
 
 RATES = (0.3, 0.5, 0.7)
 METHODS = (*FIXED, FEDAVG_LOCAL)

@@ -4,10 +4,6 @@
 from mooring.data.clients import Clients
 from mooring.data.generators import Prototypes
 from mooring.data.images import named_images
-from mooring.experiments.base.claims import Claim, higher, lower
-from mooring.experiments.base.experiment import Experiment, Panel, Preset, grid
-from mooring.experiments.federated import follow, single
-from mooring.experiments.nets import mlp
 from mooring.experiments.apfl._methods import (
     ACCURACY,
     ADAPTIVE,
@@ -22,6 +18,10 @@ from mooring.experiments.apfl._methods import (
     result_table,
     runs,
 )
+from mooring.experiments.base.claims import Claim, higher, lower
+from mooring.experiments.base.experiment import Experiment, Panel, Preset, grid
+from mooring.experiments.federated import follow, single
+from mooring.experiments.nets import mlp
 from mooring.tasks.module import Module
 
 METHODS = (ADAPTIVE, FEDAVG_LOCAL, FEDAVG)

@@ -8,12 +8,12 @@ from mooring.data.clients import Clients
 from mooring.engines.loop import Plan, Progress, run
 from mooring.engines.newcomer import personalize
 from mooring.engines.simulator import Simulator
+from mooring.experiments.apfl._methods import ALPHAS, BATCH, DECAY, ETA
+from mooring.experiments.apfl._synthetic import TASK, synthetic
 from mooring.experiments.base.claims import Claim, every, higher, lower
 from mooring.experiments.base.experiment import Cell, Experiment, Panel, Preset, Table, grid
 from mooring.experiments.base.results import of
 from mooring.experiments.federated import worth
-from mooring.experiments.apfl._methods import ALPHAS, BATCH, DECAY, ETA
-from mooring.experiments.apfl._synthetic import TASK, synthetic
 
 SPREADS = (0.0, 0.5)
 NEW, EPOCHS = 3, 5

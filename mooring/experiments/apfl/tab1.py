@@ -2,10 +2,6 @@
 
 from mooring.data.clients import Clients
 from mooring.data.generators import Prototypes
-from mooring.experiments.base.claims import Claim
-from mooring.experiments.base.experiment import Experiment, Preset, grid
-from mooring.experiments.federated import follow, single
-from mooring.experiments.nets import cnn, mlp
 from mooring.experiments.apfl._images import CLASSES, dealt
 from mooring.experiments.apfl._methods import (
     ACCURACY,
@@ -23,6 +19,10 @@ from mooring.experiments.apfl._methods import (
     result_table,
     runs,
 )
+from mooring.experiments.base.claims import Claim
+from mooring.experiments.base.experiment import Experiment, Preset, grid
+from mooring.experiments.federated import follow, single
+from mooring.experiments.nets import cnn, mlp
 from mooring.tasks.module import Module
 
 PRINTED = {

@@ -1,7 +1,5 @@
 """Table 2 of `apfl`: APFL against other ways to personalise; an MLP on MNIST with two classes a client."""
 
-from mooring.experiments.base.claims import Claim, every
-from mooring.experiments.base.experiment import Experiment, Preset, grid
 from mooring.experiments.apfl._images import DIGITS, MNIST
 from mooring.experiments.apfl._methods import (
     ACCURACY,
@@ -19,6 +17,8 @@ from mooring.experiments.apfl._methods import (
     runs,
 )
 from mooring.experiments.apfl._perceptrons import perceptron_run
+from mooring.experiments.base.claims import Claim, every
+from mooring.experiments.base.experiment import Experiment, Preset, grid
 
 PRINTED = {
     FIXED[0]: (0.011, 98.07),

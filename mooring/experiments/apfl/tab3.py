@@ -1,10 +1,10 @@
 """Table 3 of `apfl`: an MLP on MNIST dealt out by a Dirichlet distribution."""
 
-from mooring.experiments.base.claims import Claim
-from mooring.experiments.base.experiment import Experiment, Preset, grid
 from mooring.experiments.apfl._images import DIGITS, MNIST
 from mooring.experiments.apfl._methods import FEDAVG, FEDAVG_LOCAL, FIXED, all_better, better, result_table, runs
 from mooring.experiments.apfl._perceptrons import perceptron_run
+from mooring.experiments.base.claims import Claim
+from mooring.experiments.base.experiment import Experiment, Preset, grid
 
 PRINTED = {
     FIXED[0]: (0.004, 98.43),

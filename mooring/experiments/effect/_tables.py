@@ -12,7 +12,6 @@ import numpy as np
 from mooring.experiments.base.claims import Check, Verdict, every
 from mooring.experiments.base.experiment import Cell, Preset
 from mooring.experiments.base.results import Results, interval, of
-from mooring.experiments.base.tables import number
 from mooring.experiments.effect import _images
 from mooring.experiments.effect._points import NAMES
 from mooring.experiments.effect._rounds import sound
@@ -167,6 +166,6 @@ def cell(series: str, method: Method, row: str, classes: int, printed: float | N
             )
         except KeyError:
             return "not run"
-        return f"{number(mean)} ± {number((high - low) / 2)}"
+        return f"{mean:.4g} ± {(high - low) / 2:.4g}"
 
     return Cell(ours, printed)

@@ -72,8 +72,8 @@ EXPERIMENT = Experiment(
         for name, lam in zip(NAMES, lams)
         if series == "gap" or not relative
     ],
-    reads="Data as in effect-fig1 with R = 0.6; eta = 1/(lambda + L) and gamma = 1/L_g as printed, K = 1, 2, 5, 10, 20, "
-    "for the paper prints no grid. Gains are counted on the distance from the exact minimiser: how many times fewer rounds "
-    "take it as far as one local step a round gets at the end. The printed lambda = 0.5 is a tenth of L; in the theory "
-    "only lambda above L is large, so that lambda = L/100, L, 100 L are shown as well.",
+    reads="Data as in effect-fig1 with R = 0.6; eta = 1/(lambda + L) and gamma = 1/L_g as printed, K = 1, 2, 5, 10, 20 "
+    "as the paper prints no grid. Gains are counted on the distance from the exact minimiser: how many times fewer "
+    "rounds take it as far as one local step a round gets at the end. The printed lambda = 0.5 is a tenth of L; in the "
+    "theory only lambda above L is large, so that lambda = L/100, L, 100 L are shown as well.",
 )

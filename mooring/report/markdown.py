@@ -1,18 +1,16 @@
-"""Tables in Markdown, the paper's numbers beside ours."""
+"""Markdown of an experiment's record: tables with the paper's numbers beside ours, and numbers as phrases."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mooring.experiments.base.experiment import Cell, Table
-from mooring.experiments.base.results import Results, interval
 
-
-def table(given: Table, results: Results) -> str:
+def table(record: Mapping[str, Any]) -> str:
     """Ours as mean ± half of its interval; in brackets what the paper prints."""
-    rows = [[label, *(_cell(cell, results) for cell in cells)] for label, cells in given.rows.items()]
-    return f"**{given.title}** (ours ± 95 % interval; in brackets: printed)\n\n{markdown(['', *given.columns], rows)}"
+    rows = [[row["label"], *(_cell(cell) for cell in row["cells"])] for row in record["rows"]]
+    head = f"**{record['title']}** (ours ± 95 % interval; in brackets: printed)"
+    return f"{head}\n\n{markdown(['', *record['columns']], rows)}"
 
 
 def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -52,10 +50,9 @@ def brief(numbers: dict[str, Any], most: int = 90) -> str:
     return text if len(text) <= most else text[: most - 4].rstrip() + " ..."
 
 
-def _cell(cell: Cell, results: Results) -> str:
-    if callable(cell.ours):
-        ours = number(cell.ours(results))
-    else:
-        mean, low, high = (float(part) for part in interval(results.one(cell.ours)))
-        ours = number(mean) if low == high else f"{number(mean)} ± {number((high - low) / 2)}"
-    return ours if cell.printed is None else f"{ours} ({number(cell.printed)})"
+def _cell(cell: Mapping[str, Any]) -> str:
+    known = cell["ours"] is not None and cell["ours"] == cell["ours"]  # a record keeps nan as null
+    ours = number(cell["ours"]) if known else "-"
+    if cell["half"] is not None:
+        ours += f" ± {number(cell['half'])}"
+    return ours if cell["printed"] is None else f"{ours} ({number(cell['printed'])})"
