@@ -151,11 +151,11 @@ def thresholds(
     # Spread and sampling error of a fit are equal at d tau^2 = d sigma^2 / (n h), h the mean curvature.
     shrunk = sqrt(task.dim * float(best.noise.mean()) / (typical * bend))
     out: dict[str, Any] = {
-        "alternative": {"R": border, "source": "000, Corollary 3.1", "side": side(rms, border)},
+        "alternative": {"R": border, "source": "alternative, Corollary 3.1", "side": side(rms, border)},
         "crossing": {"R": crossing, "source": "noise / (mu sqrt(n)) at the median client", "side": side(rms, crossing)},
         "one_stage": {
             "R": 1 / sqrt(typical),
-            "source": "003, Theorem 1: 1/sqrt(n)",
+            "source": "effect, Theorem 1: 1/sqrt(n)",
             "side": side(rms, 1 / sqrt(typical)),
         },
         "bayes": {
@@ -168,7 +168,7 @@ def thresholds(
         even = break_even_spread(
             int(typical), task.dim, float(best.noise.mean()) ** 0.5, float(best.center.norm()) or 1.0
         )
-        out["break_even"] = {"Gamma": even, "source": "004, Theorem 16, at the median client"}
+        out["break_even"] = {"Gamma": even, "source": "kernel, Theorem 16, at the median client"}
     return out
 
 
@@ -196,7 +196,7 @@ def stand_ins(r: float, mu: float, noise: float, p: Tensor, n: Tensor) -> dict[s
     aer = float(lambda_aer(r, mu, p.numpy(), n.numpy()).lam)
     shrunk = float(lambda_shrinkage(r, mu, noise, 1 / s1(p.numpy(), n.numpy())))
     return {
-        "aer": {"value": aer, "source": "000, Theorem 4.4," + said},
+        "aer": {"value": aer, "source": "alternative, Theorem 4.4," + said},
         "shrinkage": {"value": shrunk, "source": "noise^2 S1 / (mu R^2)," + said},
     }
 

@@ -1,6 +1,6 @@
 """APFL: each client mixes a model of its own with the common one, and may learn how much of each.
 
-002, Section 3, Eqs. 3-6 (Local Descent APFL), Theorem 2; the mixture's weight on held-out rows is an addition.
+apfl, Section 3, Eqs. 3-6 (Local Descent APFL), Theorem 2; the mixture's weight on held-out rows is an addition.
 
     u = alpha_i v_i + (1 - alpha_i) w_i                          before the step; one minibatch xi for all three
     w_i     <- project( w_i - eta_t grad L_i(w_i; xi) )          from the common w, `steps` times
@@ -77,7 +77,7 @@ class APFL(Algorithm):
     output: str = "last"
     shift: float = 0.0
 
-    paper: ClassVar[str] = "002, Section 3"
+    paper: ClassVar[str] = "apfl, Section 3"
     reveals: ClassVar[str] = "each client's change of the common model; its own model and mixture stay with it"
     kept: ClassVar[tuple[str, ...]] = ("average", "done")
 

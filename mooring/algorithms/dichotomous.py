@@ -1,6 +1,6 @@
 """Dichotomous: one common model or everyone alone, whichever heterogeneity or validation rows favour.
 
-000, Corollaries 3.1 and 4.1 (known_r), Section 3.3 (full_data); 003, Appendix C.3 (sample_split).
+alternative, Corollaries 3.1 and 4.1 (known_r), Section 3.3 (full_data); effect, Appendix C.3 (sample_split).
 
     w   = arg min_w  sum_i p_i L_i(w)                        v_i = arg min_v  L_i(v) + ridge/2 |v|^2
 
@@ -55,7 +55,7 @@ class Dichotomous(Algorithm):
     mu: Setting = "auto"
     ell_max: Setting = "auto"
 
-    paper: ClassVar[str] = "000, Corollary 3.1 and Section 3.3; 003, Appendix C.3"
+    paper: ClassVar[str] = "alternative, Corollary 3.1 and Section 3.3; effect, Appendix C.3"
     reveals: ClassVar[str] = "everything: all rows are pooled; an analysis for simulations"
     pooled: ClassVar[bool] = True
     full_participation: ClassVar[bool] = True

@@ -41,7 +41,7 @@ class Ditto(Algorithm):
     epochs: int = 0  # passes over the data instead of steps, when > 0
     batch: Setting = "auto"  # 0: all rows
 
-    paper: ClassVar[str] = "Li et al. 2021, Algorithm 1"
+    paper: ClassVar[str] = "ditto, Algorithm 1"
     reveals: ClassVar[str] = "each client's change of the common model; its personal model stays with it"
 
     def __post_init__(self) -> None:

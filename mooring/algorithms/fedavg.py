@@ -1,12 +1,13 @@
 """FedAvg: the common model is the average of what clients make of it.
 
-000, Algorithm 1 (elastic); 002, Section 3 and 001, Section 1.1 (plain average); 004, Section 4 (weighted by size).
+alternative, Algorithm 1 (elastic); apfl, Section 3 and mspp, Section 1.1 (plain average); kernel, Section 4 (weighted
+by size).
 
     w_i = w after `steps` local SGD steps on L_i
     w  <- w + server_step * sum_i a_i (w_i - w)       over the cohort, with
 
-    aggregation = "average"   a_i = p_i / sum of the cohort's p       (p uniform: 001, 002; p = size: 004)
-    aggregation = "elastic"   a_i = (m / cohort) p_i                  (000: unbiased, but need not sum to 1)
+    aggregation = "average"   a_i = p_i / sum of the cohort's p       (p uniform: `mspp`, `apfl`; p = size: `kernel`)
+    aggregation = "elastic"   a_i = (m / cohort) p_i                  (`alternative`: unbiased, but need not sum to 1)
 
 Symbols  w: Server.w    eta, steps, server_step: fields    p: the run's weights
 Limits   one full-batch step is gradient descent on sum_i p_i L_i; server_step = 0 freezes the model
@@ -44,7 +45,7 @@ class FedAvg(Algorithm):
     aggregation: str = "average"
     server_step: float = 1.0
 
-    paper: ClassVar[str] = "000, Algorithm 1; 002, Section 3; 004, Section 4"
+    paper: ClassVar[str] = "alternative, Algorithm 1; apfl, Section 3; kernel, Section 4"
     reveals: ClassVar[str] = "each client's change of the common model"
 
     def __post_init__(self) -> None:

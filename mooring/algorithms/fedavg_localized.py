@@ -1,6 +1,6 @@
 """Localized FedAvg: FedAvg's common model, fine-tuned by every client before use.
 
-002, Section 5.
+apfl, Section 5.
 
     w   by FedAvg
     v_i = w after `tune_steps` local SGD steps on L_i            what client i deploys
@@ -29,7 +29,7 @@ class FedAvgLocalized(FedAvg):
     tune_steps: int = 10
     tune_epochs: int = 0  # passes over the data instead of steps, when > 0
 
-    paper: ClassVar[str] = "002, Section 5"
+    paper: ClassVar[str] = "apfl, Section 5"
 
     def __post_init__(self) -> None:
         super().__post_init__()

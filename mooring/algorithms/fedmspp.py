@@ -1,20 +1,20 @@
 """FedMSPP: shared-model FedProx on a fresh minibatch a round; clients and records both speed it up.
 
-001, Algorithm 1 (minibatch stochastic proximal points).
+mspp, Algorithm 1 (minibatch stochastic proximal points).
 
     B_i  `batch` fresh records of client i
     w_i ~ arg min_v  1/b sum_{z in B_i} l(v; z) + lam/2 |v - w|^2
     w  <- sum_i p_i w_i                                over the cohort
 
-    growth = "smooth"   lam max{T^(1/3), (T/(bI))^(1/2)} is used, I clients a round for T rounds (001, Theorem 3: 8L)
-    growth = "kinked"   lam sqrt(T)                       (001, Theorem 4: exact solves, lam > 2 x weak convexity)
+    growth = "smooth"   lam max{T^(1/3), (T/(bI))^(1/2)} is used, I clients a round for T rounds (mspp, Theorem 3: 8L)
+    growth = "kinked"   lam sqrt(T)                       (mspp, Theorem 4: exact solves, lam > 2 x weak convexity)
     lam = "theory"      sets growth and lam as those theorems do, and certifies each solve
 
 Symbols  w: Server.w    lam: the paper's 1/eta_t    eta: the inner step size    b: batch    lipschitz: G
 Limits   batch = 0 (all records) is shared-model FedProx; lam -> infinity stands still
 Departs  a batch is drawn without replacement; replacement = true draws with, as the theorems for given data ask.
          inner = "descent" takes gradient steps on the minibatch until |grad| <= tol, at most `steps`; with growth =
-         "smooth" tol is 001's, in gradient units. batch = "auto" is half the median client's rows, at most 32;
+         "smooth" tol is `mspp`'s, in gradient units. batch = "auto" is half the median client's rows, at most 32;
          lam = "auto" is scaled up by the median client's rows over the batch
 """
 
@@ -56,7 +56,7 @@ class FedMSPP(Algorithm):
     tol: float = 1e-6
     lipschitz: float = 0.0  # 0: unknown
 
-    paper: ClassVar[str] = "001, Algorithm 1"
+    paper: ClassVar[str] = "mspp, Algorithm 1"
     reveals: ClassVar[str] = "each client's proximal step on its minibatch"
 
     def __post_init__(self) -> None:

@@ -1,6 +1,6 @@
 """FedProx, one stage: personal models moored to a common one, both trained in one loop with warm starts.
 
-003, Algorithm 1, Eqs. 8-11.
+effect, Algorithm 1, Eqs. 8-11.
 
     v_i <- K steps on  h_i(v) = L_i(v) + lam/2 |v - w|^2   from the last v_i      (exact: v_i = prox_i(w))
     g_i  = lam (w - v_i)
@@ -8,9 +8,9 @@
 
     lam per client or per coefficient:  w <- w - gamma (sum_i p_i lam_i)^-1 sum_i p_i lam_i (w - v_i)
 
-    preset = "theory"   inner = "descent" with eta, gamma and steps of 003, Corollary 1
-    lam = "theory" (003, Theorem 1), "aer", "ier" (000, Theorems 4.4, 4.5): from the clients' fits
-    lam = "shrinkage"   noise_i^2 / (n_i mu R_i^2), one per client (003, Eq. 18, leaves it open)
+    preset = "theory"   inner = "descent" with eta, gamma and steps of effect, Corollary 1
+    lam = "theory" (effect, Theorem 1), "aer", "ier" (alternative, Theorems 4.4, 4.5): from the clients' fits
+    lam = "shrinkage"   noise_i^2 / (n_i mu R_i^2), one per client (effect, Eq. 18, leaves it open)
 
 Symbols  w: Server.w    v_i: Client.v    K: steps    gamma: server step (with lam per client, relative to plain
          averaging)
@@ -66,7 +66,7 @@ class FedProxOneStage(Algorithm):
     aggregation: str = "average"  # "elastic": unbiased under partial participation
     preset: str = "none"  # "theory": Corollary 1
 
-    paper: ClassVar[str] = "003, Algorithm 1"
+    paper: ClassVar[str] = "effect, Algorithm 1"
     reveals: ClassVar[str] = "each client's personal model: w - message / lam; use secure aggregation"
 
     def __post_init__(self) -> None:
@@ -132,7 +132,7 @@ def mean_pull(mean, round, aggregation):
 
 
 def auto_gamma(algorithm, task, facts) -> float | tuple[float, ...]:
-    """1/L_g with exact inner solves, half of that (003, Corollary 1) otherwise; plain averaging where L is unknown.
+    """1/L_g with exact inner solves, half of that (effect, Corollary 1) otherwise; plain averaging where L is unknown.
 
     With lam_ij, the diagonal matrix of sum_i p_i lam_ij L / (lam_ij + L) is above the Hessian of sum_i p_i F_i, so each
     coefficient j has a step of its own: taut ones would crawl at the step of slack ones.
@@ -150,7 +150,7 @@ def auto_gamma(algorithm, task, facts) -> float | tuple[float, ...]:
 
 
 def by_corollary(algorithm, task, facts):
-    """eta, gamma and steps of 003, Corollary 1."""
+    """eta, gamma and steps of effect, Corollary 1."""
     known = curvature("FedProxOneStage: preset = 'theory'", task, facts)
     if isinstance(algorithm.lam, Moor) or algorithm.lam == 0:
         raise RequestError(f"FedProxOneStage: preset = 'theory' needs lam as one number > 0, got {algorithm.lam}.")

@@ -1,19 +1,19 @@
 """FedProx, shared model: clients return a proximal step from the common model, the server averages.
 
-001, Eq. 1.3; 004, Eq. 6 (there eta = 1/lam).
+mspp, Eq. 1.3; kernel, Eq. 6 (there eta = 1/lam).
 
     w_i ~ arg min_v  L_i(v) + lam/2 |v - w|^2
     w  <- sum_i p_i w_i                                over the cohort
 
-    growth = "smooth"   lam max{T^(1/3), (T/I)^(1/2)} is used, I clients a round for T rounds (001, Theorem 1: lam = 3L)
-    growth = "kinked"   lam sqrt(T)                       (001, Theorem 2: exact solves, lam > 2 x weak convexity)
+    growth = "smooth"   lam max{T^(1/3), (T/I)^(1/2)} is used, I clients a round for T rounds (mspp, Theorem 1: 3L)
+    growth = "kinked"   lam sqrt(T)                       (mspp, Theorem 2: exact solves, lam > 2 x weak convexity)
     lam = "theory"      sets growth and lam as those theorems do, and certifies each solve
 
 Symbols  w: Server.w    lam: the papers' 1/eta    eta: the inner step size    lipschitz: G
 Limits   lam -> 0 with SGD is FedAvg; lam -> infinity stands still; the fixed point minimises sum_i p_i F_i, F_i the
          Moreau envelope of L_i, not sum_i p_i L_i
 Departs  inner = "descent" stops at a gradient certificate |grad| <= tol, at most `steps` steps; with growth = "smooth"
-         tol is 001's min{G/sqrt(I), 2LG/(lam I)}, a bound on the gradient. The theorems bound the mean over rounds.
+         tol is `mspp`'s min{G/sqrt(I), 2LG/(lam I)}, a bound on the gradient. The theorems bound the mean over rounds.
          lam = "theory" takes G, unless given, from the clients' fits, and 1/lam of Theorem 2 from the rows' lengths
 """
 
@@ -56,7 +56,7 @@ class FedProxShared(Algorithm):
     tol: float = 1e-6
     lipschitz: float = 0.0  # 0: unknown
 
-    paper: ClassVar[str] = "001, Eq. 1.3; 004, Eq. 6"
+    paper: ClassVar[str] = "mspp, Eq. 1.3; kernel, Eq. 6"
     reveals: ClassVar[str] = "each client's proximal step from the common model"
 
     def __post_init__(self) -> None:

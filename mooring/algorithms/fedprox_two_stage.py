@@ -1,13 +1,13 @@
 """FedProx, two stages: federated rounds find the common model, then every client settles its own near it.
 
-000, Algorithms 2 and 3, with SoftLocalSGD.
+alternative, Algorithms 2 and 3, with SoftLocalSGD.
 
     v_i <- project_W( v_i - eta_k ( grad L_B(v_i) + lam (v_i - w) ) )      K_t times, cohort only, from the last v_i
     w   <- project_W( w - gamma_t (m / cohort) sum_i p_i lam (w - v_i) )   over the cohort
     last: K_T more steps at every client, from its v_i towards the final w
 
     schedule = "inverse"   eta_k = 1/((mu + lam)(k + 1)),  gamma_t = 2 (mu + lam)/(lam mu (t + 1)),
-                           K_t + 1 = (4t + 20) (max(lam, L)/mu)^2        (000, Lemma B.2, Theorems 4.4 and 4.5)
+                           K_t + 1 = (4t + 20) (max(lam, L)/mu)^2        (alternative, Lemma B.2, Theorems 4.4 and 4.5)
 
 Symbols  w: Server.w    v_i: Client.v    K_t: steps    K_T: final_steps    W: the ball of `radius` around 0    L: smooth
 Limits   lam = 0 is Local; gamma = 1/lam with all clients and inner = "exact" is shared-model FedProx
@@ -65,7 +65,7 @@ class FedProxTwoStage(Algorithm):
     mu: Setting = "auto"  # used by schedule = "inverse"
     smooth: Setting = "auto"
 
-    paper: ClassVar[str] = "000, Algorithms 2 and 3"
+    paper: ClassVar[str] = "alternative, Algorithms 2 and 3"
     reveals: ClassVar[str] = "each client's personal model: w + message; use secure aggregation"
 
     def __post_init__(self) -> None:

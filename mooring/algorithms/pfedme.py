@@ -51,7 +51,7 @@ class PFedMe(Algorithm):
     inner_steps: int = 5
     server_step: float = 1.0
 
-    paper: ClassVar[str] = "Dinh et al. 2020, Algorithm 1"
+    paper: ClassVar[str] = "pfedme, Algorithm 1"
     reveals: ClassVar[str] = (
         "each client's change of the common model, from which its personal model follows if steps = 1"
     )

@@ -51,7 +51,7 @@ class Scaffold(Algorithm):
     batch: Setting = "auto"  # 0: all rows
     server_step: float = 1.0
 
-    paper: ClassVar[str] = "Karimireddy et al. 2020, Algorithm 1"
+    paper: ClassVar[str] = "scaffold, Algorithm 1"
     reveals: ClassVar[str] = "each client's change of the common model and its mean gradient on the way"
 
     def __post_init__(self) -> None:

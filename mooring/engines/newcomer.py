@@ -6,7 +6,7 @@
     alone     the method's own visits                                             Local, whose w is not trained
     tune      w after local SGD steps                                             all others
 
-Source   002, Eq. 7 (mixture).
+Source   apfl, Eq. 7 (mixture).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from mooring.tasks.facts import gather
 
 WAYS = ("mixture", "prox", "finish", "alone", "tune")
 WORK = ("decay", "steps", "epochs", "batch", "alpha", "adapt", "adapt_on", "alpha_pull", "radius")
-STAYS = 5  # a newcomer's local work, in rounds' worth of the method's: 5 passes where a round is one (002, Figure 6)
+STAYS = 5  # a newcomer's local work, in rounds' worth of the method's: 5 passes where a round is one (apfl, Figure 6)
 
 
 def way_of(algorithm: Any) -> str:

@@ -8,7 +8,8 @@ all at least 0. v_i is client i's fit with a ridge, which mutes what its rows le
 share_i = freedom_i / d what the ridge lets through of a spread over clients; for independent clients whose truths vary
 around 0 the corrected squares have the right mean. R_max is biased upwards, being a maximum of noisy numbers.
 
-Source   000, Theorems 4.4 (aer) and 4.5 (ier); 003, Theorem 1 (theory) and Eq. 18 (shrinkage, one lam per client).
+Source   alternative, Theorems 4.4 (aer) and 4.5 (ier); effect, Theorem 1 (theory) and Eq. 18 (shrinkage, one lam per
+         client).
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ model and its covariance.
 
 Norms are those of the coefficients, so R changes with the units of the features: standardise them first.
 
-Source   000, Section 1.1 and Assumptions B, C (R); 002, Definitions 2, 3 (diversity, Delta_i); 004, Section 6 (Gamma).
-         The estimates are ours; 000 names estimating R as open.
+Source   alternative, Section 1.1 and Assumptions B, C (R); apfl, Definitions 2, 3 (diversity, Delta_i); kernel, Section
+         6 (Gamma). The estimates are ours; `alternative` names estimating R as open.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def gradient_diversity(
 ) -> Estimate:
     """sum_i p_i |grad f_i(w) - grad f(w)|^2 at one w, from the clients' mean gradients there.
 
-    002 takes the supremum over w of each client's term, and the sum instead of the p-weighted mean: this is a lower
+    `apfl` takes the supremum over w of each client's term, and the sum instead of the p-weighted mean: this is a lower
     bound on sum_i p_i zeta_i. Covariances of a record's gradient [m, d, d] take the noise off.
     """
     p = client_weights(p, n)

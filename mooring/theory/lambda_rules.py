@@ -4,8 +4,8 @@
     client                  lam_i  = sigma^2 / (n_i tau^2)
     coefficient             lam_j  = sigma^2 S1 / tau_j^2            S1 = sum_i p_i/n_i
     client and coefficient  lam_ij = sigma^2 / (n_i tau_j^2)
-    aer, ier                000, Theorems 4.4 and 4.5 at the estimated radii
-    theory                  003, Theorem 1 at the estimated R_max
+    aer, ier                alternative, Theorems 4.4 and 4.5 at the estimated radii
+    theory                  effect, Theorem 1 at the estimated R_max
     shrinkage               noise^2 S1 / (mu R^2), and with each client's own noise_i, n_i and R_i
 
 The first four are empirical Bayes (`spread.py`): right for coefficients that are spread normally, close to right for
@@ -33,7 +33,7 @@ from mooring.theory.spread import Spread, spread_fits, spread_likelihood
 from mooring.theory.summaries import LinearStats, LocalFits, fits_from_stats, trace
 from mooring.theory.weights import s1
 
-CAP = 1e4  # lam of 003 is cut at so many times the smoothness
+CAP = 1e4  # lam of `effect` is cut at so many times the smoothness
 
 
 class Rule(NamedTuple):
@@ -90,7 +90,7 @@ def best_single(spread: Spread, hessian: Tensor, n: Tensor, p: Tensor) -> float:
 
 
 def _theorems(fits: LocalFits, p: Tensor, spread: Spread) -> dict[str, Rule]:
-    """000's and 003's rules at the estimated constants."""
+    """The rules of `alternative` and `effect` at the estimated constants."""
     n = fits.n
     mu, smooth = strong_convexity(fits.hessian, n), smoothness(fits.hessian, n)
     noise, rms = gradient_noise(fits), radius(fits, p)
@@ -118,9 +118,9 @@ def _theorems(fits: LocalFits, p: Tensor, spread: Spread) -> dict[str, Rule]:
         return torch.from_numpy(lambda_shrinkage(each.value.numpy(), mu.value, own, n.numpy()))
 
     return {
-        "aer": rule("000, Theorem 4.4", lambda: lambda_aer(rms.value, mu.value, p, n).lam, "mu", "R"),
-        "ier": rule("000, Theorem 4.5", lambda: lambda_ier(most.value, mu.value, p, n).lam, "mu", "R_max"),
-        "theory": rule("003, Theorem 1", one_stage, "mu", "noise", "R_max"),
+        "aer": rule("alternative, Theorem 4.4", lambda: lambda_aer(rms.value, mu.value, p, n).lam, "mu", "R"),
+        "ier": rule("alternative, Theorem 4.5", lambda: lambda_ier(most.value, mu.value, p, n).lam, "mu", "R_max"),
+        "theory": rule("effect, Theorem 1", one_stage, "mu", "noise", "R_max"),
         "shrinkage": rule("noise^2 S1 / (mu R^2)", shrunk, "mu", "noise", "R"),
         "shrinkage per client": rule("noise_i^2 / (n_i mu R_i^2)", shrunk_each, "mu", "noise", "R_max"),
     }

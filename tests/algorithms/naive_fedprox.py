@@ -13,14 +13,14 @@ INVERSE = {"lam": LAM, "schedule": "inverse", "mu": MU, "smooth": SMOOTH, "final
 
 
 def soft_local_sgd(c, v, w, steps, rates):
-    """000, SoftLocalSGD on all rows."""
+    """alternative, SoftLocalSGD on all rows."""
     for k in range(steps):
         v = shrunk(v - rates[k] * (c.grad(v) + LAM * (v - w)), RADIUS)
     return v
 
 
 def naive_two_stage(clients, p):
-    """000, Algorithm 3 with constant steps, everyone sampled, w projected too."""
+    """alternative, Algorithm 3 with constant steps, everyone sampled, w projected too."""
     w, models = np.zeros(D), [np.zeros(D) for _ in clients]
     for _ in range(ROUNDS):
         models = [soft_local_sgd(c, v, w, STEPS, [ETA] * STEPS) for c, v in zip(clients, models)]
@@ -29,7 +29,7 @@ def naive_two_stage(clients, p):
 
 
 def naive_two_stage_inverse(clients, p):
-    """000, Algorithm 3 with the schedules of Theorem 4.4 and Lemma B.2 (losses up to smooth D^2/2)."""
+    """alternative, Algorithm 3 with the schedules of Theorem 4.4 and Lemma B.2 (losses up to smooth D^2/2)."""
     w, models = np.zeros(D), [np.zeros(D) for _ in clients]
     for t in range(ROUNDS):
         most = int(np.ceil((4 * t + 20) * max(LAM / MU, SMOOTH / MU) ** 2)) - 1
@@ -52,7 +52,7 @@ def descended(c, w, lam, eta, most, tol):
 
 
 def naive_mspp(clients, p):
-    """001, Algorithm 1 on whole data sets, solved by gradient steps up to a certificate."""
+    """mspp, Algorithm 1 on whole data sets, solved by gradient steps up to a certificate."""
     w = np.zeros(D)
     for _ in range(ROUNDS):
         w = sum(q * descended(c, w, LAM, ETA, STEPS, 0.4) for q, c in zip(p, clients))
@@ -64,7 +64,7 @@ SHARED_THEORY = {"lam": 3 * L_SHARED, "growth": "smooth", "lipschitz": G, "inner
 
 
 def naive_shared_theory(clients, p):
-    """001, Theorem 1: proximal step min{T^-1/3, (I/T)^1/2}/(3L), solves certified by min{G/sqrt(I), 2LG eta/I}."""
+    """mspp, Theorem 1: proximal step min{T^-1/3, (I/T)^1/2}/(3L), solves certified by min{G/sqrt(I), 2LG eta/I}."""
     prox_step = min(ROUNDS ** (-1 / 3), (len(clients) / ROUNDS) ** 0.5) / (3 * L_SHARED)
     sampled = len(clients)
     tol = min(G / sampled**0.5, 2 * L_SHARED * G * prox_step / sampled)

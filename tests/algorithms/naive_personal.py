@@ -16,7 +16,7 @@ APFL_ADAPTIVE = {"alpha": 0.4, "adapt": "step", "adapt_on": "train", "alpha_pull
 
 
 def naive_apfl(clients, p):
-    """002, Eqs. 5 and 6: alpha from 0.4, adapted on training rows at every step, pulled to 0, eta decayed."""
+    """apfl, Eqs. 5 and 6: alpha from 0.4, adapted on training rows at every step, pulled to 0, eta decayed."""
     w, v, alpha, t = np.zeros(D), [np.zeros(D) for _ in clients], [0.4 for _ in clients], 0
     for _ in range(ROUNDS):
         copies = [w.copy() for _ in clients]
@@ -39,7 +39,7 @@ APFL_AVERAGE = {"alpha": 0.7, "adapt": "no", "radius": 0.4, "output": "average",
 
 
 def naive_apfl_average(clients, p):
-    """002, Theorem 2: iterates on a ball, the mixture averaged with weights (t + a)^2 and the virtual common model."""
+    """apfl, Theorem 2: iterates on a ball, the mixture averaged with weights (t + a)^2 and the virtual common model."""
     w, v = np.zeros(D), [np.zeros(D) for _ in clients]
     total, weight, t = [np.zeros(D) for _ in clients], 0.0, 0
     for _ in range(ROUNDS):
