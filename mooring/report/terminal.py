@@ -20,7 +20,7 @@ from rich.text import Text
 
 SHORT = 22  # a column whose cells are no longer than this is never wrapped
 NAME = 8  # a name is shortened to no less
-PROSE = 18  # a column of sentences is no narrower
+PROSE = 24  # a column of sentences is no narrower
 LONGEST = 30  # a word with digits that is longer is no number
 LONG_NAME = 40  # a name is shown with no more
 
