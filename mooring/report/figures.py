@@ -12,19 +12,15 @@ from typing import Any
 import numpy as np
 
 from mooring.core.errors import RequestError
+from mooring.report.answers import PLANS
 from mooring.report.style import STYLE, VERDICTS, canvas, image
 from mooring.runs.directory import GAINS_FIGURE, PATH_FIGURE, open_run
 from mooring.runs.files import frame_of, write_whole
 
 NAMED = 80  # clients up to which a figure names each one; beyond, they are drawn side by side without names
 FAR = 8.0  # typical deviations from the median beyond which a gain is told by an arrow at the edge
+MOORED = ("lambda", "size", "diagonal")  # plans by lambda
 RASTER = 1_000  # clients beyond which an SVG holds their marks as pixels
-PLANS = {
-    "common": "one model for all",
-    "alone": "everyone's own model",
-    "mixture": "own and common model mixed",
-    "tuned": "the common model after local steps",
-}
 
 
 def plot(source: Any, what: str = "gains") -> Any:
@@ -69,8 +65,8 @@ def path_figure(advice: Mapping[str, Any]) -> Any:
 def _mark_plan(axes: Any, plan: Mapping[str, Any], lams: np.ndarray, grid: np.ndarray) -> None:
     """The plan's held-out loss, at the lambdas that its clients have; as a line where they have none."""
     lams = np.sort(lams[np.isfinite(lams) & (lams > 0)])
-    if plan["family"] in PLANS or not len(lams):
-        words = PLANS.get(plan["family"], plan["family"])
+    if plan["family"] not in MOORED or not len(lams):
+        words = PLANS.get(plan["family"], plan["family"]).split(",")[0]
         axes.axhline(plan["loss"], color=VERDICTS["personal"], linewidth=1, label=f"plan: {words}")
         return
     low, middle, high = lams[0], lams[len(lams) // 2], lams[-1]

@@ -8,7 +8,7 @@ from typing import Any
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8c6d31")  # colour-blind safe
 VERDICTS = {"personal": "#009e73", "common": "#0072b2", "alone": "#d55e00", "undecided": "#7f7f7f"}
 MARKERS = "osD^v<>P"
-STYLE = {
+STYLE: Any = {
     "axes.grid": True,
     "axes.spines.right": False,
     "axes.spines.top": False,
