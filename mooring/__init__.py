@@ -19,6 +19,7 @@ _PUBLIC = {
     "fit": "mooring.engines.fit",
     "advise": "mooring.advice.advise",
     "compare": "mooring.engines.compare",
+    "plot": "mooring.report.figures",
     "load": "mooring.data.sources",
     "predict": "mooring.engines.predict",
     "RequestError": "mooring.core.errors",

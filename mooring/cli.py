@@ -58,8 +58,9 @@ def fit(
     source: Source, algorithm: Method = None, set_: Set = None, out: Out = None, json_: Json = False, **given: Any
 ) -> None:
     """Train one method on a federation, with training alone and one common model beside it."""
-    from mooring.display import Display, show_fit
     from mooring.engines.fit import fit as train
+    from mooring.report.answers import show_run
+    from mooring.report.terminal import Display
 
     display = Display(json_)
     settings, given = apart(set_, given)
@@ -70,7 +71,7 @@ def fit(
     if json_:
         emit({"summary": result.summary, "clients": result.clients.to_dict("records"), "run": str(result.run)})
     else:
-        show_fit(display, result)
+        show_run(display, result.run)
 
 
 @app.command(epilog=example("mooring compare exam.csv --client school --target score --methods local,fedavg,ditto"))
@@ -79,9 +80,10 @@ def compare(
     source: Source, methods: Methods = None, set_: SetEach = None, out: Out = None, json_: Json = False, **given: Any
 ) -> None:
     """Train several methods on the same data, splits and cohorts."""
-    from mooring.display import Display, show_comparison
     from mooring.engines.compare import as_json
     from mooring.engines.compare import compare as run
+    from mooring.report.answers import show_run
+    from mooring.report.terminal import Display
 
     display = Display(json_)
     fields, given = apart(set_, given)
@@ -92,15 +94,16 @@ def compare(
     if json_:
         emit(as_json(result))
     else:
-        show_comparison(display, result)
+        show_run(display, result.run)
 
 
 @app.command(epilog="Example: mooring resume runs/exam-1")
 def resume(run: Run, json_: Json = False) -> None:
     """Continue an interrupted run (its directory RUN) to the very result it would have had."""
-    from mooring.display import Display, show_comparison, show_fit
     from mooring.engines import compare as comparing
     from mooring.engines import fit as fitting
+    from mooring.report.answers import show_run
+    from mooring.report.terminal import Display
     from mooring.runs.directory import open_run
 
     display = Display(json_)
@@ -122,10 +125,8 @@ def resume(run: Run, json_: Json = False) -> None:
             emit(comparing.as_json(result))
         else:
             emit({"summary": fitted.summary, "clients": fitted.clients.to_dict("records"), "run": str(run)})
-    elif kind == "compare":
-        show_comparison(display, result)
     else:
-        show_fit(display, fitted)
+        show_run(display, run)
 
 
 @app.command(epilog="Example: mooring predict runs/exam-1 new.csv --out predictions.csv")
@@ -140,8 +141,8 @@ def predict(
 
     RUN is the run's directory, SOURCE a table with the same columns (the target may be missing).
     """
-    from mooring.display import Display
     from mooring.engines.predict import predict as answer
+    from mooring.report.terminal import Display
     from mooring.runs.files import write_whole
 
     display = Display(json_)
@@ -174,8 +175,9 @@ def personalize(
 
     RUN is a finished run's directory, SOURCE the newcomer's table; with the run's client column, several newcomers'.
     """
-    from mooring.display import Display, show_joined
     from mooring.engines.join import join
+    from mooring.report.answers import show_newcomers
+    from mooring.report.terminal import Display
 
     display = Display(json_)
     joined = join(run, source, how=how, out=out, **given)
@@ -184,7 +186,9 @@ def personalize(
         told = {"metric": joined.metric, "way": joined.way, "clients": joined.clients.to_dict("records")}
         emit(told | {"run": str(run)})
     else:
-        show_joined(display, joined, out)
+        show_newcomers(display, joined.clients, joined.metric, joined.way)
+        if out is not None:
+            display.say(f"Models: {out}")
 
 
 @app.command(epilog=example("mooring advise exam.csv --client school --target score"))
@@ -193,19 +197,21 @@ def advise(source: Source, set_: SetTask = None, out: Out = None, json_: Json = 
     """Who should be moored how tightly? A verdict per client (alone, common, personal), with evidence."""
     from mooring.advice.advise import advise as run
     from mooring.advice.advise import as_json
-    from mooring.advice.show import show_advice
-    from mooring.display import Display
+    from mooring.report.answers import show_run
+    from mooring.report.figures import draw_advice
+    from mooring.report.terminal import Display
 
     display = Display(json_)
     given = task_only(set_, given)
     out = out or free_directory(source, "advice")
     with display.progress() as tell:
         advice = run(source, out=out, tell=tell, **given)
+    draw_advice(advice.run)
     display.notes(advice.job.clients.notes)
     if json_:
         emit(as_json(advice))
     else:
-        show_advice(display, advice)
+        show_run(display, advice.run)
 
 
 @app.command(epilog=example("mooring theory exam.csv --client school --target score"))
@@ -215,19 +221,20 @@ def theory(source: Source, set_: SetTask = None, json_: Json = False, **given: A
 
     `mooring theorem` evaluates a theorem at quantities of your own.
     """
-    from mooring.advice.survey import survey
-    from mooring.display import Display, show_survey
+    from mooring.advice.survey import as_table, survey
     from mooring.engines.prepare import prepare
     from mooring.engines.request import request
+    from mooring.report.answers import show_theory
+    from mooring.report.terminal import Display
 
     display = Display(json_)
     job = prepare(request(source, purpose="advise", **task_only(set_, given)))
     found = survey(job.task, job.clients, job.run.training.weights)
     display.notes(job.clients.notes)
     if json_:
-        emit({("lambda" if name == "lam" else name): part for name, part in found._asdict().items()})
+        emit(as_table(found))
     else:
-        show_survey(display, found)
+        show_theory(display, as_table(found))
 
 
 @app.command(epilog=example("mooring check exam.csv --client school --target score"))
@@ -235,20 +242,18 @@ def theory(source: Source, set_: SetTask = None, json_: Json = False, **given: A
 def check(source: Source, json_: Json = False, **given: Any) -> None:
     """What is wrong with my data, per client? Exit code 2 when something must be put right first."""
     from mooring.data.checks import check as inspect
-    from mooring.display import Display
     from mooring.engines.prepare import load_options
     from mooring.engines.request import request
+    from mooring.report.answers import show_findings
+    from mooring.report.terminal import Display
 
     display = Display(json_)
     asked = request(source, purpose="advise", **given)
     findings = [finding._asdict() for finding in inspect(asked.data.source, **load_options(asked))]
     if json_:
         emit({"findings": findings})
-    elif not findings:
-        display.say(f"{source}: nothing to complain about.")
     else:
-        columns = {"severity": "severity", "client": "client", "column": "column", "sentence": "what"}
-        display.table(f"{source}: {len(findings)} finding(s)", findings, columns)
+        show_findings(display, source, findings)
     if any(finding["severity"] == "error" for finding in findings):
         raise typer.Exit(2)
 
@@ -279,7 +284,7 @@ def list_(
     json_: Json = False,
 ) -> None:
     """What there is to choose from."""
-    from mooring.display import Display
+    from mooring.report.terminal import Display
 
     if what not in LISTS:
         raise RequestError(f"mooring list: {unknown('list', what, LISTS)}.")
@@ -289,7 +294,7 @@ def list_(
     if json_:
         emit({what: rows})
     else:
-        Display().table(what, rows, columns)
+        Display().table(what, rows, columns, spare=("limits", "reveals"))
 
 
 @app.command(epilog="Example: mooring reproduce all --preset quick")
@@ -309,29 +314,25 @@ def reproduce(
 ) -> None:
     """Run figures and tables of the papers; every claim is held or failed. Exit code 3 when one failed.
 
-    WHAT is an experiment's id (`mooring list experiments`), a paper such as 004, or all.
+    WHAT is an experiment's id (`mooring list experiments`), a paper such as kernel, or all.
     """
-    from mooring.display import Display
-    from mooring.experiments.base.page import write_page
     from mooring.experiments.base.reproduce import claims
     from mooring.experiments.base.reproduce import reproduce as run
-    from mooring.experiments.base.tables import brief
+    from mooring.report.reproduction import draw_record, show_claims, write_page
+    from mooring.report.terminal import Display
 
     display = Display(json_)
     with display.progress() as tell:
         records = run(what, preset, out, tell=tell, **given)
+    for record in records:
+        draw_record(record, out)
     found = claims(records)
     if page is not None:
         write_page(out, page)
     if json_:
         emit({"claims": found})
     else:
-        shown = [row | {"held": "held" if row["held"] else "FAILED", "numbers": brief(row["numbers"])} for row in found]
-        columns = {"experiment": "experiment", "says": "claim", "held": "", "numbers": "numbers"}
-        held = sum(row["held"] for row in found)
-        display.table(
-            f"{held} of {len(found)} claims held, preset {preset}", shown, columns, f"Figures and tables: {out}"
-        )
+        show_claims(display, found, preset, out)
     if not all(row["held"] for row in found):
         raise typer.Exit(3)
 
@@ -343,7 +344,7 @@ def theorem(
     json_: Json = False,
 ) -> None:
     """The papers' theorems: list them, show what one asks for, or evaluate it at given quantities."""
-    from mooring.display import Display
+    from mooring.report.terminal import Display
     from mooring.theory import catalog
 
     display = Display(json_)

@@ -10,7 +10,7 @@ With minibatches b (consecutive rows, cut once) and r the residuals at the curre
 
 Reads    Minibatches, and sigma and norm of Eq. 23 where they are not given: as in `kernel_rounds`.
 
-Source   004, Propositions 1 and 3, Lemma 2, Theorem 12, Eq. 23, Section 7.1.
+Source   kernel, Propositions 1 and 3, Lemma 2, Theorem 12, Eq. 23, Section 7.1.
 """
 
 from __future__ import annotations

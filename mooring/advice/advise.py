@@ -12,7 +12,6 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from mooring.advice import figures
 from mooring.advice.choice import Choice, choose, prior_of, weights_of
 from mooring.advice.evidence import compare, verdicts
 from mooring.advice.explain import explained, in_words, theory_of
@@ -21,21 +20,20 @@ from mooring.advice.folds import joined, row_losses
 from mooring.advice.networks import choose_network
 from mooring.advice.plans import alpha_of, as_algorithm, kind_of, stiffness_of
 from mooring.advice.prior import may_be_alike
-from mooring.advice.survey import Survey
+from mooring.advice.survey import Survey, as_table
 from mooring.core.cohort import Rows
 from mooring.core.errors import RequestError
 from mooring.data.clients import PARTS
 from mooring.engines.fit import Tell, opening, silent, task_facts
 from mooring.engines.prepare import Job, prepare
 from mooring.engines.request import request
-from mooring.runs.directory import CLIENTS_FILE, create
+from mooring.runs.directory import ADVICE, CLIENTS_FILE, THEORY, create
 from mooring.runs.directory import Models as Saved
-from mooring.runs.files import write_json, write_parquet, write_whole
+from mooring.runs.files import write_json, write_parquet
 from mooring.runs.records import CLIENTS, clients_table
 from mooring.runs.runfile import RunFile
 from mooring.runs.sections import Options
 
-ADVICE_FILE = "advice.json"
 UNUSED = ("keep", "checkpoint_every")
 OF_ROUNDS = ("rounds", "participation", "evaluate_every", "patience", "chunk")
 
@@ -68,17 +66,21 @@ class Advice:
     words: list[str]  # what to make of it
     run: Path | None
 
-    def plot(self, what: str = "gains") -> Any:
-        """A matplotlib figure: "gains" of every client, or the "path" of lambdas."""
-        if what == "gains":
-            return figures.gains_figure(self.clients, self.summary["metric"])
-        if what == "path":
-            ends = self.path.set_index("family")["loss"]
-            moored = self.path[self.path["family"] == LAMBDA].sort_values("lambda")
-            best = float(moored.loc[moored["loss"].idxmin(), "lambda"])
-            alone, common = float(ends[ALONE]), float(ends[COMMON])
-            return figures.path_figure(moored["lambda"], moored["loss"], alone, common, best, self.summary["metric"])
-        raise RequestError(f"plot knows 'gains' and 'path', got {what!r}.")
+    @property
+    def record(self) -> dict[str, Any]:
+        """All of it as plain tables, as `advice.json` keeps it: what reports are made from."""
+        table, unit = self.choice.table, self.job.clients.target_scale**self.job.task.unit_power
+        plan = table[table["plan"]].iloc[0]
+        return as_json(self) | {
+            "title": self.job.clients.title,
+            "notes": list(self.job.clients.notes),
+            "words": self.words,
+            "clients": self.clients.drop(columns=["helped", "harmed"]).to_dict("records"),
+            "plan": {"family": plan["family"], "value": float(plan["value"]), "loss": float(plan["loss"]) * unit},
+            "path": self.path.to_dict("records"),
+            "candidates": table.to_dict("records"),
+            "run": None,
+        }
 
 
 def advise(
@@ -93,7 +95,7 @@ def advise(
     """Who should be moored how tightly: a plan chosen on train and validation rows, judged on test rows.
 
     `source`, `model` and `options` are those of `fit`; what only rounds of training know is for networks. With `out`
-    the run directory, the models and two figures are written there.
+    the run directory with its tables and models is written there; `mooring.plot` draws it.
     """
     if isinstance(source, nn.Module) or (second is not None and callable(source)):
         source, model = second, source
@@ -246,18 +248,14 @@ def as_json(advice: Advice) -> dict[str, Any]:
 
 
 def written(out: str | Path, advice: Advice) -> Path:
-    """The run directory: the plan as an algorithm in run.toml, tables, figures, and last the models."""
+    """The run directory: the plan as an algorithm in run.toml, tables, and last the models."""
     job, frame = advice.job, advice.clients
     table = as_algorithm(advice.choice, joined(job.clients.train, job.clients.validation))
     plan = job.run.model_dump(exclude_none=True) | {"algorithm": table}
     directory = create(out, opening(Job(RunFile.model_validate(plan), job.clients, job.task)))
-    for what in ("path", "gains"):
-        figure = advice.plot(what)
-        for form in ("png", "svg"):
-            write_whole(directory.path / f"{what}.{form}", figures.image(figure, form))
-    more = {"words": advice.words, "candidates": advice.choice.table.to_dict("records")}
-    more["clients"] = frame.drop(columns=["helped", "harmed"]).to_dict("records")
-    write_json(directory.path / ADVICE_FILE, as_json(advice) | more | {"run": None})
+    write_json(directory.path / ADVICE, advice.record)
+    if advice.theory is not None:
+        write_json(directory.path / THEORY, as_table(advice.theory))
     frame = frame.rename(columns={"lambda": "lam"})
     kept = frame[[name for name in CLIENTS.names if name in frame]]
     write_parquet(directory.path / CLIENTS_FILE, clients_table(kept.to_dict("records")))

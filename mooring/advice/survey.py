@@ -41,6 +41,11 @@ class Survey(NamedTuple):
     words: list[str]
 
 
+def as_table(found: Survey) -> dict[str, Any]:
+    """The survey as plain data, as `mooring theory --json` prints it and `theory.json` keeps it."""
+    return {("lambda" if name == "lam" else name): part for name, part in found._asdict().items()}
+
+
 def survey(task: Any, clients: Clients, weights: Any = "size") -> Survey:
     """The theory of one federation, from its training rows."""
     if task.solve is None or not task.smooth_loss:
@@ -99,11 +104,11 @@ def thresholds(
     # Spread and sampling error of a fit are equal at d tau^2 = d sigma^2 / (n h), h the mean curvature.
     shrunk = sqrt(task.dim * float(best.noise.mean()) / (typical * bend))
     out: dict[str, Any] = {
-        "alternative": {"R": border, "source": "000, Corollary 3.1", "side": side(rms, border)},
+        "alternative": {"R": border, "source": "alternative, Corollary 3.1", "side": side(rms, border)},
         "crossing": {"R": crossing, "source": "noise / (mu sqrt(n)) at the median client", "side": side(rms, crossing)},
         "one_stage": {
             "R": 1 / sqrt(typical),
-            "source": "003, Theorem 1: 1/sqrt(n)",
+            "source": "effect, Theorem 1: 1/sqrt(n)",
             "side": side(rms, 1 / sqrt(typical)),
         },
         "bayes": {
@@ -116,7 +121,7 @@ def thresholds(
         even = break_even_spread(
             int(typical), task.dim, float(best.noise.mean()) ** 0.5, float(best.center.norm()) or 1.0
         )
-        out["break_even"] = {"Gamma": even, "source": "004, Theorem 16, at the median client"}
+        out["break_even"] = {"Gamma": even, "source": "kernel, Theorem 16, at the median client"}
     return out
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from mooring.core.cohort import CohortData, Round
 from mooring.core.errors import RequestError
 from mooring.core.fields import check_fields, unknown
+from mooring.core.papers import spelled_out
 
 Setting = Any  # of a field: a number (lam: or a moor), or a word such as "auto" that `settle` turns into one
 
@@ -106,7 +107,7 @@ def describe(name: str) -> dict[str, Any]:
     return {
         "name": name,
         "summary": head.split(": ", 1)[-1],
-        "paper": cls.paper,
+        "paper": spelled_out(cls.paper),
         "limits": _section(text, "Limits"),
         "departs": _section(text, "Departs"),
         "reveals": cls.reveals,

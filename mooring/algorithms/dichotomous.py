@@ -1,6 +1,6 @@
 """Dichotomous: one common model or everyone alone, whichever heterogeneity or validation rows favour.
 
-000, Corollaries 3.1 and 4.1 (known_r), Section 3.3 (full_data); 003, Appendix C.3 (sample_split).
+alternative, Corollaries 3.1 and 4.1 (known_r), Section 3.3 (full_data); effect, Appendix C.3 (sample_split).
 
     w   = arg min_w  sum_i p_i L_i(w)                        v_i = arg min_v  L_i(v) + ridge/2 |v|^2
 
@@ -8,7 +8,7 @@
     full_data      both from all training rows; the one with the smaller validation risk
     sample_split   v_i from the share `fraction` of a client's rows, w from everybody's other rows; then as full_data
     unit           "system": one choice for all, by the p-weighted risk; "client": each chooses; "auto": as the sources
-                   do, each client after sample splitting (003), the whole system otherwise (000)
+                   do, each client after sample splitting (`effect`), the whole system otherwise (`alternative`)
                    known_r always chooses for all: R is R_rms for the system's mean risk, R_max for every client's
 
 Symbols  w: Server.w    v_i or w: Client.v    radius: R    ell_max: sup of the loss
@@ -57,7 +57,7 @@ class Dichotomous(Algorithm):
     mu: Setting = "auto"
     ell_max: Setting = "auto"
 
-    paper: ClassVar[str] = "000, Corollary 3.1 and Section 3.3; 003, Appendix C.3"
+    paper: ClassVar[str] = "alternative, Corollary 3.1 and Section 3.3; effect, Appendix C.3"
     reveals: ClassVar[str] = "everything: all rows are pooled; an analysis for simulations"
     pooled: ClassVar[bool] = True
     full_participation: ClassVar[bool] = True

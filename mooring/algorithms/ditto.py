@@ -44,7 +44,7 @@ class Ditto(Algorithm):
     batch: Setting = "auto"  # 0: all rows
     draws: str = "passes"  # of minibatches; or "independent", "replacement"
 
-    paper: ClassVar[str] = "Li et al. 2021, Algorithm 1"
+    paper: ClassVar[str] = "ditto, Algorithm 1"
     reveals: ClassVar[str] = "each client's change of the common model; its personal model stays with it"
 
     def __post_init__(self) -> None:

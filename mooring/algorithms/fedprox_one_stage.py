@@ -1,6 +1,6 @@
 """FedProx, one stage: personal models moored to a common one, both trained in one loop with warm starts.
 
-003, Algorithm 1, Eqs. 8-11.
+effect, Algorithm 1, Eqs. 8-11.
 
     v_i <- K steps on  h_i(v) = L_i(v) + lam/2 |v - w|^2   from the last v_i      (exact: v_i = prox_i(w))
     g_i  = lam (w - v_i)
@@ -8,9 +8,10 @@
 
     lam per client or per coefficient:  w <- w - gamma (sum_i p_i lam_i)^-1 sum_i p_i lam_i (w - v_i)
 
-    preset = "theory"   inner = "descent" with eta, gamma and steps of 003, Corollary 1
-    lam = "auto", "one", "client", "coefficient", "client_and_coefficient" (empirical Bayes), "theory" (003, Theorem 1),
-          "aer", "ier" (000, Theorems 4.4, 4.5), "shrinkage", "shrinkage_of_all": `mooring theory` prints each
+    preset = "theory"   inner = "descent" with eta, gamma and steps of effect, Corollary 1
+    lam = "auto", "one", "client", "coefficient", "client_and_coefficient" (empirical Bayes), "theory" (effect, Theorem
+    1),
+          "aer", "ier" (alternative, Theorems 4.4, 4.5), "shrinkage", "shrinkage_of_all": `mooring theory` prints each
 
 Symbols  w: Server.w    v_i: Client.v    K: steps    gamma: server step (with lam per client, relative to plain
          averaging)
@@ -82,7 +83,7 @@ class FedProxOneStage(Algorithm):
     aggregation: str = "average"  # "elastic": unbiased under partial participation
     preset: str = "none"  # "theory": Corollary 1
 
-    paper: ClassVar[str] = "003, Algorithm 1"
+    paper: ClassVar[str] = "effect, Algorithm 1"
     reveals: ClassVar[str] = "each client's personal model: w - message / lam; use secure aggregation"
 
     def __post_init__(self) -> None:
@@ -148,7 +149,7 @@ def mean_pull(mean, round, aggregation):
 
 
 def auto_gamma(algorithm, task, facts) -> float | tuple[float, ...]:
-    """1/L_g with exact inner solves, half of that (003, Corollary 1) otherwise; plain averaging where L is unknown.
+    """1/L_g with exact inner solves, half of that (effect, Corollary 1) otherwise; plain averaging where L is unknown.
 
     With lam_ij, the diagonal matrix of sum_i p_i lam_ij L / (lam_ij + L) is above the Hessian of sum_i p_i F_i, so each
     coefficient j has a step of its own: taut ones would crawl at the step of slack ones.
@@ -166,7 +167,7 @@ def auto_gamma(algorithm, task, facts) -> float | tuple[float, ...]:
 
 
 def by_corollary(algorithm, task, facts):
-    """eta, gamma and steps of 003, Corollary 1."""
+    """eta, gamma and steps of effect, Corollary 1."""
     known = curvature("FedProxOneStage: preset = 'theory'", task, facts)
     if isinstance(algorithm.lam, Moor) or algorithm.lam == 0:
         raise RequestError(f"FedProxOneStage: preset = 'theory' needs lam as one number > 0, got {algorithm.lam}.")

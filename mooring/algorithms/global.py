@@ -1,6 +1,6 @@
 """Global: one model for all, from all rows in one place. The pooled referee.
 
-003, Eq. 2 (GlobalTrain); the exact FedAvg of 000, Eq. 1.2.
+effect, Eq. 2 (GlobalTrain); the exact FedAvg of alternative, Eq. 1.2.
 
     w = arg min_w  sum_i p_i L_i(w)
 
@@ -46,7 +46,7 @@ class Global(Algorithm):
     batch: Setting = "auto"  # 0: all rows
     draws: str = "passes"  # of minibatches; or "independent", "replacement"
 
-    paper: ClassVar[str] = "003, Eq. 2"
+    paper: ClassVar[str] = "effect, Eq. 2"
     reveals: ClassVar[str] = "everything: all rows are pooled; a referee for simulations"
     pooled: ClassVar[bool] = True
     full_participation: ClassVar[bool] = True

@@ -1,6 +1,6 @@
 """Kernel FedAvg: any number of FedAvg rounds on squared loss at once, with the theory's early stop.
 
-004, Section 4, Propositions 1 and 3, Eq. 23.
+kernel, Section 4, Propositions 1 and 3, Eq. 23.
 
     w_t = w_{t-1} - sum_i p_i matrix_i w_{t-1} + sum_i p_i push_i,    H_i = X_i'X_i/n_i + ridge
     matrix_i = eta G_i H_i,  push_i = eta G_i X_i'y_i/n_i,            G_i = sum_{tau < steps} (I - eta H_i)^tau
@@ -67,7 +67,7 @@ class KernelFedAvg(Algorithm):
     sigma: Setting = "residuals"  # standard deviation of the noise in y, for the stop
     norm: Setting = "path"  # |w_0 - truth|, for the stop
 
-    paper: ClassVar[str] = "004, Propositions 1 and 3, Eq. 23"
+    paper: ClassVar[str] = "kernel, Propositions 1 and 3, Eq. 23"
     reveals: ClassVar[str] = (
         "each client's X'X/n and X'y/n (d x d and d numbers, sent once); only their weighted means are used, so secure "
         "aggregation hides a client's own"

@@ -1,6 +1,6 @@
 """Kernel FedProx: any number of shared-model FedProx rounds on squared loss at once, with the theory's early stop.
 
-004, Section 4 (Eq. 6), Propositions 1 and 3, Eq. 23; there eta = 1/lam.
+kernel, Section 4 (Eq. 6), Propositions 1 and 3, Eq. 23; there eta = 1/lam.
 
     w_t = w_{t-1} - sum_i p_i matrix_i w_{t-1} + sum_i p_i push_i,    H_i = X_i'X_i/n_i + ridge
     matrix_i = (lam + H_i)^(-1) H_i,  push_i = (lam + H_i)^(-1) X_i'y_i/n_i
@@ -40,7 +40,7 @@ class KernelFedProx(Algorithm):
     sigma: Setting = "residuals"  # standard deviation of the noise in y, for the stop
     norm: Setting = "path"  # |w_0 - truth|, for the stop
 
-    paper: ClassVar[str] = "004, Eq. 6, Propositions 1 and 3, Eq. 23"
+    paper: ClassVar[str] = "kernel, Eq. 6, Propositions 1 and 3, Eq. 23"
     reveals: ClassVar[str] = KernelFedAvg.reveals
     full_participation: ClassVar[bool] = True
     kept: ClassVar[tuple[str, ...]] = ("rounds",)

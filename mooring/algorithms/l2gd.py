@@ -49,7 +49,7 @@ class L2GD(Algorithm):
     eta: Setting = "auto"
     batch: Setting = "auto"  # 0: all rows
 
-    paper: ClassVar[str] = "Hanzely and Richtarik 2020, Algorithm 1"
+    paper: ClassVar[str] = "l2gd, Algorithm 1"
     reveals: ClassVar[str] = "each client's change of its personal model: all changes together are that model"
     full_participation: ClassVar[bool] = True
 

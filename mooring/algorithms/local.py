@@ -1,6 +1,6 @@
 """Local: every client trains alone.
 
-000, Eq. 1.3 (PureLocalTraining); 003, Eq. 2 (LocalTrain).
+alternative, Eq. 1.3 (PureLocalTraining); effect, Eq. 2 (LocalTrain).
 
     v_i = arg min_v L_i(v) + ridge/2 |v|^2         inner = "exact"
     v_i after `steps` more local SGD steps a round  inner = "sgd"
@@ -54,7 +54,7 @@ class Local(Algorithm):
     batch: Setting = "auto"  # 0: all rows
     draws: str = "passes"  # of minibatches; or "independent", "replacement"
 
-    paper: ClassVar[str] = "000, Eq. 1.3; 003, Eq. 2"
+    paper: ClassVar[str] = "alternative, Eq. 1.3; effect, Eq. 2"
     reveals: ClassVar[str] = "nothing: no message is sent"
 
     def __post_init__(self) -> None:

@@ -55,7 +55,7 @@ class PerFedAvg(Algorithm):
     variant: str = "hessian-free"
     tune_steps: int = 1
 
-    paper: ClassVar[str] = "Fallah et al. 2020, Algorithm 1"
+    paper: ClassVar[str] = "per-fedavg, Algorithm 1"
     reveals: ClassVar[str] = "each client's change of the common model; its personal model stays with it"
 
     def __post_init__(self) -> None:

@@ -69,7 +69,7 @@ class PFedMe(Algorithm):
     server_step: float = 1.0
     server_decay: float = 0.0  # the server's step is divided by 1 + server_decay (t - 1)
 
-    paper: ClassVar[str] = "Dinh et al. 2020, Algorithm 1"
+    paper: ClassVar[str] = "pfedme, Algorithm 1"
     reveals: ClassVar[str] = (
         "each client's change of the common model, from which its personal model follows if steps = 1"
     )

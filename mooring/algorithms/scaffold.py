@@ -56,7 +56,7 @@ class Scaffold(Algorithm):
     server_step: float = 1.0
     server_decay: float = 0.0  # the server's step is divided by 1 + server_decay (t - 1)
 
-    paper: ClassVar[str] = "Karimireddy et al. 2020, Algorithm 1"
+    paper: ClassVar[str] = "scaffold, Algorithm 1"
     reveals: ClassVar[str] = "each client's change of the common model and its mean gradient on the way"
 
     def __post_init__(self) -> None:

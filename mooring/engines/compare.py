@@ -27,14 +27,11 @@ from mooring.engines.fit import (
 from mooring.engines.loop import Progress, check_participation
 from mooring.engines.prepare import Job, prepare, settle
 from mooring.engines.request import request
-from mooring.runs.directory import ROUNDS_FILE, Models, RunDir, create, open_run
+from mooring.runs.directory import COMPARISON, METHODS, ROUNDS_FILE, Models, RunDir, create, open_run
 from mooring.runs.files import write_json, write_parquet
 from mooring.runs.records import rounds_table
 from mooring.runs.runfile import RunFile
 from mooring.runs.sections import Options
-
-TABLE = "compare.json"
-METHODS = "methods"
 
 
 @dataclass(frozen=True)
@@ -101,7 +98,8 @@ def run_methods(job: Job, directory: RunDir | None, tell: Tell) -> Comparison:
     where = directory.path if directory else None
     result = Comparison(job.task.metric, pd.DataFrame(rows), clients, where, job.clients.notes)
     if directory is not None:
-        write_json(directory.path / TABLE, as_json(result))
+        about = {"title": job.clients.title, "notes": list(job.clients.notes), "run": None}
+        write_json(directory.path / COMPARISON, as_json(result) | about)
     return result
 
 

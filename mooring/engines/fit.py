@@ -20,8 +20,19 @@ from mooring.engines.loop import Evaluation, Outcome, Plan, Progress, at_chosen,
 from mooring.engines.prepare import Job, prepare, settle
 from mooring.engines.request import fields_of, request
 from mooring.engines.simulator import Simulator
-from mooring.runs.directory import CLIENTS_FILE, ROUNDS_FILE, RUN, SCHEMA, SPLIT, Models, RunDir, create, open_run
-from mooring.runs.files import json_bytes, parquet_bytes, write_parquet
+from mooring.runs.directory import (
+    CLIENTS_FILE,
+    ROUNDS_FILE,
+    RUN,
+    SCHEMA,
+    SPLIT,
+    SUMMARY,
+    Models,
+    RunDir,
+    create,
+    open_run,
+)
+from mooring.runs.files import json_bytes, parquet_bytes, write_json, write_parquet
 from mooring.runs.records import clients_table, rounds_table
 from mooring.runs.runfile import RunFile, run_bytes
 from mooring.runs.sections import Options
@@ -43,6 +54,7 @@ class Trained:
     models: Tensor  # [m, d]
     validation: Tensor  # [m]
     test: Tensor  # [m]
+    alpha: list[float]  # [m], the share of the own model in a mixture; nan elsewhere
 
 
 @dataclass(frozen=True)
@@ -149,7 +161,7 @@ def finish(
     trained = train(job, ready, exchange, progress, directory, tell)
     alone = trained if ready.name == "local" else referee("local", job, tell)
     common = trained if ready.name == "global" else referee("global", job, tell)
-    clients = clients_frame(job, alone.test, common.test, trained.test, ready)
+    clients = clients_frame(job, alone.test, common.test, trained)
     rounds = rounds_frame(job, progress.records)
     sizes = job.clients.test.size.double()
     summary = {"metric": job.task.metric} | {
@@ -159,6 +171,7 @@ def finish(
     if directory is not None and not directory.finished:
         write_parquet(directory.path / ROUNDS_FILE, rounds_table(rounds.to_dict("records")))
         write_parquet(directory.path / CLIENTS_FILE, clients_table(clients.to_dict("records")))
+        write_json(directory.path / SUMMARY, in_short(job, trained, summary))
         directory.write_models(Models(trained.common, trained.models, job.clients.names, *task_facts(job)))
     return Result(job, trained, summary, clients, rounds, directory.path if directory else None)
 
@@ -177,7 +190,8 @@ def train(
     )
     unit = job.clients.target_scale**job.task.unit_power
     shown, server, models = deployed(outcome, exchange, job.plan)
-    return Trained(ready, outcome, server.w, models, shown.validation * unit, shown.test * unit)
+    alpha = per_client_alpha(outcome, exchange)
+    return Trained(ready, outcome, server.w, models, shown.validation * unit, shown.test * unit, alpha)
 
 
 def deployed(outcome: Outcome, exchange: Simulator, plan: Plan) -> tuple[Evaluation, Any, Tensor]:
@@ -203,10 +217,17 @@ def mean_over_rows(risk: Tensor, sizes: Tensor) -> float:
     return float((risk * sizes).nansum() / sizes[torch.isfinite(risk)].sum())
 
 
-def clients_frame(job: Job, alone: Tensor, common: Tensor, personal: Tensor, algorithm: Any) -> pd.DataFrame:
+def in_short(job: Job, trained: Trained, summary: dict[str, Any]) -> dict[str, Any]:
+    """What a report says of a fit before any table."""
+    rounds = {"rounds": trained.outcome.last.t, "chosen_round": trained.outcome.chosen.t}
+    about = {"title": job.clients.title, "algorithm": trained.algorithm.name, "notes": list(job.clients.notes)}
+    return summary | about | rounds
+
+
+def clients_frame(job: Job, alone: Tensor, common: Tensor, trained: Trained) -> pd.DataFrame:
     """A row a client; gain is what its own model saves over training alone, as a loss."""
     sizes = {part: getattr(job.clients, part).size.numpy() for part in ("train", "validation", "test")}
-    lam = per_client_lam(algorithm, len(job.clients))
+    personal = trained.test
     return pd.DataFrame(
         {
             "client": job.clients.names,
@@ -216,7 +237,8 @@ def clients_frame(job: Job, alone: Tensor, common: Tensor, personal: Tensor, alg
             "common": common.numpy(),
             "personal": personal.numpy(),
             "gain": (alone - personal).numpy(),
-            "lam": lam,
+            "lam": per_client_lam(trained.algorithm, len(job.clients)),
+            "alpha": trained.alpha,
         }
     )
 
@@ -228,10 +250,19 @@ def per_client_lam(algorithm: Any, m: int) -> list[float]:
     return list(lam.per_client) if getattr(lam, "per_client", None) else [float("nan")] * m
 
 
+def per_client_alpha(outcome: Outcome, exchange: Simulator) -> list[float]:
+    """The share of the own model in what each client deploys, where that is a mixture; who was never asked has none."""
+    states = outcome.progress.chosen_states or exchange.states
+    if not hasattr(states.first, "alpha"):
+        return [float("nan")] * len(states.merged)
+    alpha = states.take(torch.arange(len(states.merged))).alpha.double()
+    return torch.where(states.merged > 0, alpha, 0.0).tolist()
+
+
 def rounds_frame(job: Job, records: list[dict[str, Any]]) -> pd.DataFrame:
     """The records in the target's own units."""
     frame = pd.DataFrame(records).rename(columns={"round": "t"})
-    for column in ("validation_loss", "test_loss"):
+    for column in ("train_loss", "validation_loss", "test_loss"):
         frame[column] = frame[column].astype(float) * job.clients.target_scale**job.task.unit_power
     return frame
 

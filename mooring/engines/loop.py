@@ -21,6 +21,7 @@ from mooring.core.errors import RequestError, WorkError
 from mooring.core.seeds import words
 from mooring.engines.simulator import select
 
+LOSSES = ("train_loss", "validation_loss", "test_loss")
 EVALUATIONS = 20  # how often a run is evaluated when evaluate_every is not given
 
 
@@ -66,6 +67,7 @@ class Evaluation(NamedTuple):
     t: int
     validation: Tensor
     test: Tensor
+    train_loss: float
     validation_loss: float
     test_loss: float
 
@@ -171,12 +173,11 @@ def run(
             "samples": replies.samples,
             "gradients": replies.gradients,
             **replies.solves._asdict(),
-            "validation_loss": float("nan"),
-            "test_loss": float("nan"),
+            **dict.fromkeys(LOSSES, float("nan")),
         }
         if t % every == 0 or t == rounds:
             last = evaluate(exchange, progress.server, turn)
-            record |= {"validation_loss": last.validation_loss, "test_loss": last.test_loss}
+            record |= {name: getattr(last, name) for name in LOSSES}
             _remember(progress, plan, exchange, last)
         record["seconds"] = time.perf_counter() - begin
         progress.records.append(record)
@@ -208,7 +209,7 @@ def broken_promises(records: list[dict[str, Any]]) -> str | None:
 
 
 def evaluate(exchange: Any, server: Any, round: Round) -> Evaluation:
-    risk = exchange.evaluate(server, round, ("validation", "test"))
+    risk = exchange.evaluate(server, round, ("train", "validation", "test"))
     sizes = exchange.sizes
 
     def mean(part: str) -> float:
@@ -216,7 +217,7 @@ def evaluate(exchange: Any, server: Any, round: Round) -> Evaluation:
         total = sizes[part].double()
         return float((risk[part] * total).nansum() / total.sum()) if float(total.sum()) > 0 else float("nan")
 
-    return Evaluation(round.t, risk["validation"], risk["test"], mean("validation"), mean("test"))
+    return Evaluation(round.t, risk["validation"], risk["test"], mean("train"), mean("validation"), mean("test"))
 
 
 def _remember(progress: Progress, plan: Plan, exchange: Any, now: Evaluation) -> None:

@@ -2,11 +2,11 @@
 
 Clients i = 1..m with weights p, population risk Lpop_i, truth w*_i = arg min Lpop_i, w*_avg = sum_i p_i w*_i:
 
-    IER_i = Lpop_i(v_i) - Lpop_i(w*_i)        AER = sum_i p_i IER_i            (000, Definitions 2.1 and 4.2)
-    errors: common |w - w*_avg|^2, personal |v_i - w*_i|^2                     (003; statistical at the exact minimiser
+    IER_i = Lpop_i(v_i) - Lpop_i(w*_i)        AER = sum_i p_i IER_i            (alternative, Definitions 2.1 and 4.2)
+    errors: common |w - w*_avg|^2, personal |v_i - w*_i|^2                 (`effect`; statistical at the exact minimiser
                                                                                 of the objective, total at an iterate)
-    Phi(w, v) = sum_i p_i (L_i(v_i) + lam/2 |w - v_i|^2)                       (003, Eq. 1; 000, Eq. 4.8)
-    stationarity |grad F_rho(w)| = |w - prox_{rho F}(w)| / rho                 (001, Remark 5), F = sum_i p_i L_i
+    Phi(w, v) = sum_i p_i (L_i(v_i) + lam/2 |w - v_i|^2)                       (effect, Eq. 1; alternative, Eq. 4.8)
+    stationarity |grad F_rho(w)| = |w - prox_{rho F}(w)| / rho                 (mspp, Remark 5), F = sum_i p_i L_i
 
 A ridge is part of the loss throughout. Models v are [m, d]; a single [d] stands for the same model at all clients.
 """
@@ -140,14 +140,14 @@ def minimiser(task: Any, lam: Any, p: Tensor, rows: Rows) -> Minimum:
 
 
 def optimisation_error(task: Any, w: Tensor, v: Tensor, lam: Any, p: Tensor, rows: Rows) -> float:
-    """E_OPT: Phi at the models minus its minimum (000, before Proposition 4.1)."""
+    """E_OPT: Phi at the models minus its minimum (alternative, before Proposition 4.1)."""
     best = minimiser(task, lam, p, rows)
     return objective(task, w, v, lam, p, rows) - objective(task, best.w, best.v, lam, p, rows)
 
 
 class GradientNorm(NamedTuple):
     training: float  # of F = sum_i p_i L_i, half the squared loss for regression
-    plotted: float  # of (1/N) sum |y - Xw|^2, as 004's figures have it: twice the former
+    plotted: float  # of (1/N) sum |y - Xw|^2, as `kernel`'s figures have it: twice the former
 
 
 def gradient_norm(task: Any, w: Tensor, p: Tensor, rows: Rows) -> GradientNorm:
@@ -164,7 +164,7 @@ def moreau_stationarity(task: Any, w: Tensor, p: Tensor, rows: Rows, rho: float)
 def federated_stability(
     fit: Callable[[Rows], Tensor], task: Any, rows: Rows, client: int, fresh: Iterable[tuple[Any, Any]], probe: Batch
 ) -> Tensor:
-    """How far replacing one record of a client moves the loss of its model (000, Definition 4.3).
+    """How far replacing one record of a client moves the loss of its model (alternative, Definition 4.3).
 
     `fit` maps training rows to all clients' models [m, d]. The k-th of the client's records is replaced by the k-th
     (x, y) of `fresh`, one at a time; each entry of the answer is the largest change of the loss over `probe`, one

@@ -29,7 +29,7 @@ from mooring.estimates.facts import gather
 
 WAYS = ("mixture", "prox", "finish", "alone", "tune")
 WORK = ("decay", "fading", "steps", "epochs", "batch", "draws", "alpha", "adapt", "adapt_on", "alpha_pull", "radius")
-STAYS = 5  # a newcomer's local work, in rounds' worth of the method's: 5 passes where a round is one (002, Figure 6)
+STAYS = 5  # a newcomer's local work, in rounds' worth of the method's: 5 passes where a round is one (apfl, Figure 6)
 
 
 def way_of(algorithm: Any) -> str:

@@ -134,17 +134,18 @@ def loss_bound(losses: Tensor, bounded: bool) -> Estimate:
 def assumption_warnings(
     mu: float, smooth: float, n: ArrayLike, p: ArrayLike, lam: float | None = None, bounded_domain: bool = True
 ) -> tuple[str, ...]:
-    """Which assumptions of 000's and 003's theorems fail at these constants."""
+    """Which assumptions of `alternative`'s and `effect`'s theorems fail at these constants."""
     p, n = check_weights(p, n)
     found = []
     if not mu > 0:
         found.append(f"The risk is not strongly convex (mu = {mu:g}): no theorem on lam applies.")
     elif (few := int(np.sum(n < 4 * smooth / mu))) > 0:
-        found.append(f"{few} clients have fewer than 4 smooth/mu = {4 * smooth / mu:.3g} rows (000, Theorem 4.4).")
+        least = f"4 smooth/mu = {4 * smooth / mu:.3g}"
+        found.append(f"{few} clients have fewer than {least} rows (alternative, Theorem 4.4).")
     if lam is not None and mu > 0 and p.max() * lam > mu / 16 * (1 + 1e-9):
-        found.append(f"p_max lam = {p.max() * lam:.3g} exceeds mu/16 = {mu / 16:.3g} (000, Eq. C.5).")
+        found.append(f"p_max lam = {p.max() * lam:.3g} exceeds mu/16 = {mu / 16:.3g} (alternative, Eq. C.5).")
     if not bounded_domain:
-        found.append("The domain is unbounded: D and ell_max of 000 do not exist.")
+        found.append("The domain is unbounded: D and ell_max (alternative, Assumption A) do not exist.")
     return tuple(found)
 
 

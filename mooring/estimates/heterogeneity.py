@@ -10,8 +10,8 @@ model and its covariance.
 
 Norms are those of the coefficients, so R changes with the units of the features: standardise them first.
 
-Source   000, Section 1.1 and Assumptions B, C (R); 004, Section 6 (Gamma).
-         The estimates are ours; 000 names estimating R as open.
+Source   alternative, Section 1.1 and Assumptions B, C (R); kernel, Section 6 (Gamma).
+         The estimates are ours; `alternative` names estimating R as open.
 """
 
 from __future__ import annotations

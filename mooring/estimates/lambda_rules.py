@@ -5,9 +5,9 @@
     client                  lam_i  = sigma^2 / (n_i tau^2)
     coefficient             lam_j  = sigma^2 S1 / tau_j^2            S1 = sum_i p_i/n_i
     client_and_coefficient  lam_ij = sigma^2 / (n_i tau_j^2)
-    aer, ier                000, Theorems 4.4 and 4.5 at the estimated radii
-    theory                  003, Theorem 1 at the estimated R_max
-    shrinkage               noise_i^2 / (n_i mu R_i^2), each client's own (003, Eq. 18, leaves it open)
+    aer, ier                alternative, Theorems 4.4 and 4.5 at the estimated radii
+    theory                  effect, Theorem 1 at the estimated R_max
+    shrinkage               noise_i^2 / (n_i mu R_i^2), each client's own (effect, Eq. 18, leaves it open)
     shrinkage_of_all        noise^2 S1 / (mu R^2), one number
 
 The first five are empirical Bayes (`spread.py`): right for coefficients that are spread normally, close to right for
@@ -41,7 +41,7 @@ from mooring.theory.lambda_ier import lambda_ier
 from mooring.theory.lambda_one_stage import lambda_one_stage, lambda_shrinkage
 from mooring.theory.weights import s1
 
-CAP = 1e4  # lam of 003 is cut at so many times the smoothness: there models are one common model to four digits
+CAP = 1e4  # lam of `effect` is cut at so many times the smoothness: there models are one common model to four digits
 TIGHTEST = 10.0  # lam = "auto" is at most so many times the clients' mean largest curvature
 RULES = (
     "one", "client", "coefficient", "client_and_coefficient", "theory", "aer", "ier", "shrinkage", "shrinkage_of_all",
@@ -134,7 +134,7 @@ def _from_summary(summary: Summary, kind: str) -> ClientSpread:
 
 
 def _theorems(summary: Summary, fits: LocalFits, p: Tensor, spread: ClientSpread, ridge: float) -> dict[str, Rule]:
-    """000's and 003's rules at the estimated constants."""
+    """alternative's and `effect`'s rules at the estimated constants."""
     n = fits.n
     hessian = fits.hessian + ridge * torch.eye(fits.hessian.shape[1], dtype=fits.hessian.dtype)
     convexity, smooth = theorem_convexity(hessian, n, p), smoothness(hessian, n).value
@@ -162,9 +162,9 @@ def _theorems(summary: Summary, fits: LocalFits, p: Tensor, spread: ClientSpread
         return torch.from_numpy(lambda_shrinkage(radii.each.value.numpy(), mu, own.numpy(), n.numpy()))
 
     return {
-        "aer": rule("000, Theorem 4.4", lambda: lambda_aer(radii.rms.value, mu, p, n).lam, radii.rms),
-        "ier": rule("000, Theorem 4.5", lambda: lambda_ier(radii.most.value, mu, p, n).lam, radii.most),
-        "theory": rule("003, Theorem 1", one_stage, radii.most),
+        "aer": rule("alternative, Theorem 4.4", lambda: lambda_aer(radii.rms.value, mu, p, n).lam, radii.rms),
+        "ier": rule("alternative, Theorem 4.5", lambda: lambda_ier(radii.most.value, mu, p, n).lam, radii.most),
+        "theory": rule("effect, Theorem 1", one_stage, radii.most),
         "shrinkage": rule("noise_i^2 / (n_i mu R_i^2)", shrunk_each, radii.each),
         "shrinkage_of_all": rule("noise^2 S1 / (mu R^2)", shrunk, radii.rms),
     }

@@ -37,6 +37,9 @@ from mooring.runs.tensors import read_tensors, write_tensors
 
 RUN, SCHEMA, SPLIT = "run.toml", "schema.json", "split.parquet"
 ROUNDS_FILE, CLIENTS_FILE, MODELS = "rounds.parquet", "clients.parquet", "models.safetensors"
+SUMMARY, COMPARISON, ADVICE, THEORY = "summary.json", "compare.json", "advice.json", "theory.json"
+METHODS = "methods"  # the folder of a comparison's runs, one a method
+PATH_FIGURE, GAINS_FIGURE = "path", "gains"  # of an advice, as .png and .svg
 
 
 class Models(NamedTuple):
@@ -143,6 +146,26 @@ class RunDir:
         return read_parquet(self._at(SPLIT, "the run was not made from a table"))
 
     @property
+    def summary(self) -> dict[str, Any]:
+        """A fit in short: title, metric, losses of the three models, algorithm, rounds, notes on the data."""
+        return read_json(self._at(SUMMARY, self._other("fit")))
+
+    @property
+    def comparison(self) -> dict[str, Any]:
+        """A comparison: title, metric, a row a method, a row a client, notes on the data."""
+        return read_json(self._at(COMPARISON, self._other("compare")))
+
+    @property
+    def advice(self) -> dict[str, Any]:
+        """An advice: title, summary, plan, candidates, path, clients, words, notes on the data."""
+        return read_json(self._at(ADVICE, self._other("advise")))
+
+    @property
+    def theory(self) -> dict[str, Any] | None:
+        """What `mooring theory` says about the clients of an advice; None where no theorem applies."""
+        return read_json(self.path / THEORY) if (self.path / THEORY).exists() else None
+
+    @property
     def rounds(self) -> pd.DataFrame:
         return self._records(ROUNDS_FILE, ROUNDS)
 
@@ -162,6 +185,12 @@ class RunDir:
     @property
     def _unfinished(self) -> str:
         return f"the run has not finished; resume it with `mooring resume {self.path}`"
+
+    def _other(self, kind: str) -> str:
+        mine = self.run.mooring.kind
+        if mine != kind:
+            return f"that belongs to runs of kind '{kind}', and this one is of kind '{mine}'"
+        return "it is missing from a finished run" if self.finished else self._unfinished
 
     def _records(self, name: str, columns: pa.Schema) -> pd.DataFrame:
         why = "it is missing from a finished run" if self.finished else self._unfinished

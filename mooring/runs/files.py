@@ -16,7 +16,7 @@ import math
 import os
 import secrets
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -226,6 +226,19 @@ def read_json(path: str | Path) -> dict[str, Any]:
     except (ValueError, TypeError, KeyError) as error:
         raise DamagedFile(f"{path} is not a JSON file of Mooring's: {error}.") from error
     return value
+
+
+def frame_of(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """Rows that `json_bytes` stored (or the same in memory) as a table; in columns of numbers null is NaN again."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    return pd.DataFrame({name: _column([row.get(name) for row in rows]) for name in names})
+
+
+def _column(values: list[Any]) -> list[Any]:
+    odd = {None: math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+    numbers = [odd.get(value, value) if value is None or isinstance(value, str) else value for value in values]
+    known = all(isinstance(value, int | float | np.number) and not isinstance(value, bool) for value in numbers)
+    return numbers if known and any(value is not None for value in values) else values
 
 
 def parquet_bytes(frame: pd.DataFrame | pa.Table) -> bytes:

@@ -11,8 +11,8 @@ N(0, I), or uniform on the box [-sqrt 3, sqrt 3]^q; both fit standardised inputs
 1/sqrt(width) for fourier; for nystrom it is 0 once the k(., Z) span the kernel's functions (linear, polynomial).
 `bandwidth = "auto"` makes k(x, z) about 1/e for two typical standardised rows: sqrt(q) for rbf, q for laplace.
 
-Source   004, Section 4 leaves open how clients may share kernels; Rahimi, Recht. Random features for large-scale kernel
-         machines. NIPS 2007; Williams, Seeger. Using the Nystrom method to speed up kernel machines. NIPS 2000.
+Source   kernel, Section 4 leaves open how clients may share kernels; Rahimi, Recht. Random features for large-scale
+         kernel machines. NIPS 2007; Williams, Seeger. Using the Nystrom method to speed up kernel machines. NIPS 2000.
 """
 
 from __future__ import annotations

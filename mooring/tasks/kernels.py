@@ -13,9 +13,9 @@ The functions of `sobolev` are those with f(0) = 0 and square-integrable derivat
 for numbers. `ntk` is the tangent kernel of sqrt(2/h) sum_j a_j relu(w_j'x), h -> infinity, all a_j and w_j standard
 normal and trained.
 
-Departs  004 prints the ntk of the first layer alone, and that without its factor x'z.
+Departs  `kernel` prints the ntk of the first layer alone, and that without its factor x'z.
 
-Source   004, Sections 4 and 7.4, Remark 6, Appendix B.3.
+Source   kernel, Sections 4 and 7.4, Remark 6, Appendix B.3.
 """
 
 from __future__ import annotations

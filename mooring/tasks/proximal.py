@@ -54,7 +54,7 @@ def proximal_newton(task: Any, pull: Tensor, center: Tensor, batch: Any, start: 
 
 
 def moreau_gradient(task: Any, w: Tensor, rho: float, batch: Any) -> Tensor:
-    """[C]: |w_i - prox_{rho L_i}(w_i)| / rho, the size of the Moreau envelope's gradient (001, Remark 5).
+    """[C]: |w_i - prox_{rho L_i}(w_i)| / rho, the size of the Moreau envelope's gradient (mspp, Remark 5).
 
     A score of stationarity where the loss has kinks and gradients do not vanish; for smooth losses it tends to the
     gradient's norm as rho -> 0.

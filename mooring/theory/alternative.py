@@ -15,14 +15,14 @@ FedProx follows the same borders, with a slower middle (Section 3.4; order of th
 
 For equal sizes and weights S1 = m/N, S2 = 1/N, S2^2/S1 = 1/(mN).
 
-Assumes  000's Assumptions A and B or C, sizes of one order; mu, smooth, ell_max (and noise) of order 1.
+Assumes  `alternative`'s Assumptions A and B or C, sizes of one order; mu, smooth, ell_max (and noise) of order 1.
 Departs  The corollaries use one threshold for every p. Given p, ell_max S1/mu is used: where the risk bound of training
          alone meets the heterogeneity term of FedAvg's. For p = n/N both agree.
 Departs  `crossing_radius` is the border in the units of w: noise/(mu sqrt(n)). For quadratics of curvature mu the
          crossing is exactly there, but for the factor sqrt(1 - 1/m).
 Reads    Remark 3.1 says both are optimal when R is of order m/N; it is R^2.
 
-Source   000, Theorem 3.3, Corollaries 3.1 and 4.1, Section 3.4.
+Source   alternative, Theorem 3.3, Corollaries 3.1 and 4.1, Section 3.4.
 """
 
 from math import sqrt

@@ -20,7 +20,7 @@ Reads    Theorem 5's proof telescopes with 1 - mu eta_t/8, which needs eta_t = 2
          most mu p_t/16 |.|^2 and is absorbed by strong convexity (4/3 becomes 8/5), so the order stands.
 Reads    With sampled clients the orders are heuristics: the proof divides by a number that can be negative.
 
-Source   002, Definitions 2 and 3, Lemmas 4, 7-10, Theorems 2-8.
+Source   apfl, Definitions 2 and 3, Lemmas 4, 7-10, Theorems 2-8.
 """
 
 import math

@@ -18,7 +18,7 @@ Reads    B multiplies the distance, as in the theorem (the proof has B^2 once).
 Reads    `disagreement` does not shrink with n_i, so alpha* does not tend to 1 for large n_i as the text says; at
          alpha = 1 the bound is twice the local one.
 
-Source   002, Theorem 1, the optimal mixing parameter after it, Corollary 1.
+Source   apfl, Theorem 1, the optimal mixing parameter after it, Corollary 1.
 """
 
 import math

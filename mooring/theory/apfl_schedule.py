@@ -12,7 +12,7 @@ Reads    S_T >= T^3/3; the S_T > T^3 of the proofs holds only up to T of about 2
 Reads    Theorem 2's proof divides by 1 - 8 (alpha - alpha^2 K/n), negative for alpha near 1 and K/n < 7/8: with sampled
          clients its schedule is a heuristic (`sampled_proof_holds`).
 
-Source   002, Theorems 2, 4, 5, 6 (strongly convex), 7 (any alpha), 3 and 8 (non-convex).
+Source   apfl, Theorems 2, 4, 5, 6 (strongly convex), 7 (any alpha), 3 and 8 (non-convex).
 """
 
 import math

@@ -6,7 +6,7 @@ Symbols  eps: accuracy   I: sampled clients a round   b: batch   M: clients
 Flags    any_heterogeneity: no bound on how unlike the clients' gradients are
          non_smooth: covers non-smooth losses     sampling: covers rounds with some of the clients
 
-Source   001, Table 1 and Remark 2.
+Source   mspp, Table 1 and Remark 2.
 """
 
 from collections.abc import Callable
@@ -24,12 +24,12 @@ class Complexity(NamedTuple):
 
 
 COMPLEXITIES: dict[str, Complexity] = {
-    "fedprox": Complexity(lambda e, i, b, m: 1 / (i * e**2) + e**-1.5, True, False, True, "001, Theorem 1"),
-    "fedprox non-smooth": Complexity(lambda e, i, b, m: e**-2, True, True, True, "001, Theorem 2"),
-    "fedprox, all clients": Complexity(lambda e, i, b, m: e**-1.5, True, False, False, "001, Remark 2"),
+    "fedprox": Complexity(lambda e, i, b, m: 1 / (i * e**2) + e**-1.5, True, False, True, "mspp, Theorem 1"),
+    "fedprox non-smooth": Complexity(lambda e, i, b, m: e**-2, True, True, True, "mspp, Theorem 2"),
+    "fedprox, all clients": Complexity(lambda e, i, b, m: e**-1.5, True, False, False, "mspp, Remark 2"),
     "fedprox, gradients (B,0)-similar": Complexity(lambda e, i, b, m: 1 / e, False, False, True, "Li et al. 2020"),
-    "fedmspp": Complexity(lambda e, i, b, m: 1 / (b * i * e**2) + e**-1.5, True, False, True, "001, Theorem 3"),
-    "fedmspp non-smooth": Complexity(lambda e, i, b, m: e**-2, True, True, True, "001, Theorem 4"),
+    "fedmspp": Complexity(lambda e, i, b, m: 1 / (b * i * e**2) + e**-1.5, True, False, True, "mspp, Theorem 3"),
+    "fedmspp non-smooth": Complexity(lambda e, i, b, m: e**-2, True, True, True, "mspp, Theorem 4"),
     "fedavg": Complexity(
         lambda e, i, b, m: 1 / (b * i * e**2) + e**-1.5 + 1 / e, False, False, True, "Karimireddy et al. 2020"
     ),

@@ -1,27 +1,29 @@
 """How much clients differ: measures from known truths, exact objectives or given gradients.
 
-Truths w*_i [m, d], weights p, w*_avg = sum_i p_i w*_i (000, 003):
+Truths w*_i [m, d], weights p, w*_avg = sum_i p_i w*_i (`alternative`, `effect`):
 
-    R_rms^2 = sum_i p_i |w*_i - w*_avg|^2      R_max = max_i |w*_i - w*_avg|      Gamma = max_ij |w*_i - w*_j|   (004)
+    R_rms^2 = sum_i p_i |w*_i - w*_avg|^2     R_max = max_i |w*_i - w*_avg|     Gamma = max_ij |w*_i - w*_j|  (`kernel`)
 
     R_rms <= R_max <= (1 - p_min) Gamma        Gamma <= 2 R_max
 
-Objectives f_i with F = mean_i f_i (002, Definitions 2, 3):
+Objectives f_i with F = mean_i f_i (apfl, Definitions 2, 3):
 
     Delta_i = |argmin f_i - argmin F|^2        zeta_i = sup_w |grad F(w) - grad f_i(w)|^2,   zeta = sum_i zeta_i
 
 zeta_i over R^d is infinite for quadratics with different Hessians: here the supremum is over a ball. Delta_i is
 measured from argmin F, R from the average of the truths; one does not stand in for the other.
 
-(B, H)-dissimilarity: (1/m) sum_i |grad_i(w)|^2 <= B^2 |mean_i grad_i(w)|^2 + H^2 (001, Definition 1). Equal clients
+(B, H)-dissimilarity: (1/m) sum_i |grad_i(w)|^2 <= B^2 |mean_i grad_i(w)|^2 + H^2 (mspp, Definition 1). Equal clients
 have (1, 0).
 
-lambda_H(S) = sup_{h, h'} mean_S |h(x) - h'(x)| (002, Definition 1); for linear h with |w| <= r it is
+lambda_H(S) = sup_{h, h'} mean_S |h(x) - h'(x)| (apfl, Definition 1); for linear h with |w| <= r it is
 2 r max_{|u| = 1} mean_S |x'u|, between an ascent's value and 2 r sqrt(largest eigenvalue of X'X/|S|).
 
-Label skew |Dbar - D_i|_1 = sum_y |pbar(y) - p_i(y)| in [0, 2], exact when clients share their class-conditionals (002).
+Label skew |Dbar - D_i|_1 = sum_y |pbar(y) - p_i(y)| in [0, 2], exact when clients share their class-conditionals
+(`apfl`).
 
-Source   000, Assumptions B, C; 001, Definition 1; 002, Definitions 1-3, Theorem 1; 003, Assumption 1; 004, Theorem 12.
+Source   alternative, Assumptions B, C; mspp, Definition 1; apfl, Definitions 1-3, Theorem 1; effect, Assumption 1;
+         kernel, Theorem 12.
 """
 
 import numpy as np
@@ -42,7 +44,7 @@ def radius_rms(truths: ArrayLike, p: ArrayLike) -> float:
 
 
 def radius_max(truths: ArrayLike, p: ArrayLike) -> float:
-    """R_max: the radius of statements on single clients, and of 003."""
+    """R_max: the radius of statements on single clients, and of `effect`."""
     return float(distances(truths, p).max())
 
 
@@ -126,7 +128,7 @@ def disagreement_lower(x: ArrayLike, radius: float, *, starts: int = 32, passes:
 
 
 def label_skew(counts: ArrayLike) -> NDArray:
-    """|Dbar - D_i|_1 per client from label counts [m, classes]; Dbar weighs the clients equally, as in 002."""
+    """|Dbar - D_i|_1 per client from label counts [m, classes]; Dbar weighs the clients equally, as in `apfl`."""
     counts = np.asarray(counts, dtype=float)
     shares = counts / counts.sum(axis=1, keepdims=True)
     return np.abs(shares.mean(axis=0) - shares).sum(axis=1)

@@ -18,7 +18,7 @@ Reads    Eq. 34 omits the kappa that its proof carries.
 Reads    Definition 15 has squared norms, but the plateau "around 107" of Figure 5 is the ratio of plain norms: `Gain`
          holds both.
 
-Source   004, Definition 15, Theorems 16 and 17, Sections 7.2 and 7.3.
+Source   kernel, Definition 15, Theorems 16 and 17, Sections 7.2 and 7.3.
 """
 
 import math

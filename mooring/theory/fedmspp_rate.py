@@ -15,7 +15,7 @@ Reads    eps_t <= min{G/(2L), G^2 eta/(8 b^2), G eta/(2 b I)} mixes units: the o
 Reads    The proof of Theorem 3 takes 38/(1 - 1/8)^2 for 43 (the square is lost); with 50 its 376 becomes 424.
 Reads    Theorem 4's left side is the population envelope; it is printed with the mark of the empirical one.
 
-Source   001, Theorems 3 and 4; constants from the proofs in appendix C.
+Source   mspp, Theorems 3 and 4; constants from the proofs in appendix C.
 """
 
 import math

@@ -16,7 +16,7 @@ Reads    Lemma 5 derives |grad Q| <= 2 L eps from Q - min Q <= eps, which does n
          length): the certificate here is on |grad Q|.
 Reads    Theorem 2 bounds the gradient of the envelope, not the plain one that Eq. 1.5 shows.
 
-Source   001, Theorem 1, Remarks 2 and 5, Theorem 2; constants from the proofs in appendix B.
+Source   mspp, Theorem 1, Remarks 2 and 5, Theorem 2; constants from the proofs in appendix B.
 """
 
 import math

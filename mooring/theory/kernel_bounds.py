@@ -17,7 +17,7 @@ Assumes  gamma_K < 1 for FedAvg; noise independent, zero mean, variance <= sigma
 Reads    Eq. 19 misses the e of its proof, 1/(2 e eta t s). Eq. 28 misses alpha in the contraction (Eq. 30 has it).
 Reads    Constants that the paper leaves open (c, c_1, ...) are arguments with default 1: orders, not certificates.
 
-Source   004, Proposition 7, Theorems 8, 10, 11, 12, Corollaries 13, 14, appendix B.3 and B.4.
+Source   kernel, Proposition 7, Theorems 8, 10, 11, 12, Corollaries 13, 14, appendix B.3 and B.4.
 """
 
 import math

@@ -22,7 +22,7 @@ Reads    Minibatches (Section 7.1): a batch loss is 1/(2 n_i) times its sum, and
 Departs  Where the pooled design is singular, the limit is the one reached from theta_0: theta_0 plus the minimum-norm
          correction.
 
-Source   004, Propositions 1 and 3, Lemmas 2, 4, 5, Theorem 12, Section 7.1.
+Source   kernel, Propositions 1 and 3, Lemmas 2, 4, 5, Theorem 12, Section 7.1.
 """
 
 from collections.abc import Sequence

@@ -17,7 +17,7 @@ Departs  Where norm = |f - f_0|_H of Eq. 23 is not given, it is the one that the
          to 1, the error at that T is mostly 1 to 2 times the best one (at worst 4.5: noise 1, s = 5). A truth that
          drowns in noise gives 0.
 
-Source   004, Proposition 1, Eq. 23, Section 7.1.
+Source   kernel, Proposition 1, Eq. 23, Section 7.1.
 """
 
 from __future__ import annotations

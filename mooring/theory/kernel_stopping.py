@@ -12,9 +12,9 @@ Reads    The right side of Eq. 23 is typeset as 1/sqrt(2e sigma eta t s); the pr
 Departs  norm = |f_0 - f|_H is an argument: the paper's rule is this one in units where it is 1, and stops far too early
          for others: on sin(2 pi x) with the kernel min(x, z) its error is 8 to 12 times the best one.
 Departs  sigma and the spectrum are estimated where they are unknown: from local residuals of an undersmoothed fit, from
-         held-out rows, and from the clients' second-moment matrices of (random) features. 004 leaves this open.
+         held-out rows, and from the clients' second-moment matrices of (random) features. `kernel` leaves this open.
 
-Source   004, Eqs. 22 and 23, Lemmas 19 and 21.
+Source   kernel, Eqs. 22 and 23, Lemmas 19 and 21.
 """
 
 import math

@@ -9,11 +9,12 @@ With S1, S2, C_p of `weights.py` and R = R_rms, R^2 = sum_i p_i |w*_i - w*_avg|^
 lam is continuous at the border of B and C and jumps by the factor 1/C_p at the border of A and B (A rules there). In
 every case p_max lam <= mu/16, which the stability bound needs (Eq. C.5). The risk is then `upper_bounds.fedprox_aer`.
 
-Assumes  000's Assumptions A and C(a): bounded domain, bounded loss, every L_i mu-strongly convex, n_i >= 4 smooth/mu.
+Assumes  `alternative`'s Assumptions A and C(a): bounded domain, bounded loss, every L_i mu-strongly convex, n_i >= 4
+         smooth/mu.
 Reads    The border of B and C is printed as S2/S1. Its units, the estimates around it and the stated regime border
          R^2 = 1/(mN) all need S2/sqrt(S1).
 
-Source   000, Theorem 4.4 and its proof (Appendix C.3).
+Source   alternative, Theorem 4.4 and its proof (Appendix C.3).
 """
 
 from math import sqrt

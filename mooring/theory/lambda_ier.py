@@ -7,12 +7,12 @@ With R = R_max = max_i |w*_i - w*_avg| and N samples at m clients:
 
 The risk is then `upper_bounds.fedprox_ier`. In case A lam is almost 0 (training alone), unlike the lam for the average.
 
-Assumes  000's Assumptions A and C(b), n_i of one order, p_i of order 1/m, n_i >= 4 smooth/mu.
+Assumes  `alternative`'s Assumptions A and C(b), n_i of one order, p_i of order 1/m, n_i >= 4 smooth/mu.
 Reads    The proof says lam is of order mu D^2 in case A; it is c_A that is.
 Departs  The theorem leaves c_A and c_B open up to their order: scale_a = 1 and scale_b = 1/16, and lam is then clipped
          so that p_max lam <= mu/16, which the proof asks for.
 
-Source   000, Theorem 4.5 and its proof (Appendix C.4).
+Source   alternative, Theorem 4.5 and its proof (Appendix C.4).
 """
 
 from math import sqrt

@@ -13,7 +13,7 @@ Let w~ minimise sum_i p_i (L_i(w_i) + lam/2 |w - w_i|^2), R >= max_i |w*_i - w*_
     C1 = 32 noise^2/mu^2         C2 = max{((1 + sqrt3) noise/mu)^2, 32 cond^2}
     C3 = 192 noise^2/mu^2        C4 = max{(noise (1 + sqrt(4 C2 + 5))/mu)^2, 198 cond^2}
 
-Assumes  every record's loss mu-strongly convex and smooth-smooth, E|grad l(w*_i, z)|^2 <= noise^2 (rho in 003),
+Assumes  every record's loss mu-strongly convex and smooth-smooth, E|grad l(w*_i, z)|^2 <= noise^2 (rho in `effect`),
          n_i = n, p_i = 1/m.
 Departs  The theorem gives ranges; equality is taken. Other p and n enter through 1/n -> S1 (Eq. 34) and 1/N -> S2
          (Lemma 5): the proof of the global bound covers that, the local one needs equal n.
@@ -26,7 +26,7 @@ Reads    Eq. 73 drops cond^2 from Eq. 72; `lambda_floor_local` is the a_2 of Eq.
 Reads    Eq. 50 adds two squared distances without the factor 2 and Lemma 5 bounds a first moment, so the constants hold
          up to a factor of about 2.
 
-Source   003, Theorem 1, Lemmas 1, 4, 5, Eqs. 34, 54, 75, 81, 82.
+Source   effect, Theorem 1, Lemmas 1, 4, 5, Eqs. 34, 54, 75, 81, 82.
 """
 
 from math import inf, sqrt
@@ -89,7 +89,7 @@ def lambda_shrinkage(radius: ArrayLike, mu: float, noise: ArrayLike, n: ArrayLik
     """noise_i^2 / (n_i mu R_i^2), elementwise: the rule's first case for every R, one lam per client if asked.
 
     mu times the ratio of sampling variance, noise^2/(mu^2 n), to squared distance from the others; inf where R_i = 0.
-    Not a theorem: 003 leaves one lam per client (Eq. 18) open.
+    Not a theorem: `effect` leaves one lam per client (Eq. 18) open.
     """
     require_positive("lambda_shrinkage", mu=mu)
     radius, variance = np.broadcast_arrays(np.asarray(radius, float), np.square(noise) / np.asarray(n, float))

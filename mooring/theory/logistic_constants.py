@@ -11,7 +11,7 @@ Assumes  the model is true (y is drawn with head probability 1/(1 + e^{-x'w*_i})
 Reads    Eq. 4.1 lacks /2 in its second exponent; mu0 is 1/(x^{1/2} + x^{-1/2})^2 at x = e^a, that is sigmoid'(a).
 Reads    The lemma's ell_max = a drops an additive term of at most log 2, without which the bound can fail.
 
-Source   000, Lemma 4.1 (Eqs. 4.1, 4.2).
+Source   alternative, Lemma 4.1 (Eqs. 4.1, 4.2).
 """
 
 from math import sqrt

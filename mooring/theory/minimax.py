@@ -13,7 +13,7 @@ Assumes  sample sizes of one order, n_i >= C smooth, m at most polynomial in N/m
 Reads    For R^2 below m/N the bound is R^2 + 1/N (Eq. 1.4), not 1/N alone as one bullet of Section 3.1 has it.
 Reads    In Appendix A the prior's scale is c <= 1/(2 sqrt2 c_X), and its second case compares R^2 (not R) with d m/N.
 
-Source   000, Theorem 3.1 (Eqs. 3.1, 3.2) and Theorem 4.1 (Eqs. 4.3, 4.4).
+Source   alternative, Theorem 3.1 (Eqs. 3.1, 3.2) and Theorem 4.1 (Eqs. 4.3, 4.4).
 """
 
 import numpy as np

@@ -11,10 +11,10 @@ lip_prox-Lipschitz:
     mu_g = lam mu / (lam + mu)       smooth_g = lam smooth / (lam + smooth)       lip_prox = lam / (lam + mu)
     mu_l = mu + lam                  smooth_l = smooth + lam                      cond_g = smooth_g / mu_g
 
-000 states only the weaker smoothness lam of F_i. cond_g is written as cond (lam + mu) / (lam + smooth), so that its
-limit 1 at lam = 0 is finite.
+`alternative` states only the weaker smoothness lam of F_i. cond_g is written as cond (lam + mu) / (lam + smooth), so
+that its limit 1 at lam = 0 is finite.
 
-Source   003, Lemma 2 (and Lemma 3 for the gradient); 000, Lemma B.3.
+Source   effect, Lemma 2 (and Lemma 3 for the gradient); alternative, Lemma B.3.
 """
 
 from typing import NamedTuple

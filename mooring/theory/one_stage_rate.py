@@ -1,7 +1,8 @@
 """How fast one-stage FedProx converges, and what it costs.
 
-Algorithm 1 of 003: in every round each client takes `steps` gradient steps of size eta on h_i from where it stopped,
-and the server takes one step of size gamma on the envelope F = sum_i p_i F_i. With the constants of `moreau.py`, if
+Algorithm 1 of `effect`: in every round each client takes `steps` gradient steps of size eta on h_i from where it
+stopped, and the server takes one step of size gamma on the envelope F = sum_i p_i F_i. With the constants of
+`moreau.py`, if
 
     gamma < 1/smooth_g,   eta <= 1/smooth_l,
     (2 + 64 lip_prox^2 lam^2 / mu_g^2) (1 - eta mu_l)^steps <= (1 - gamma smooth_g)^4                  (Eq. 12)
@@ -13,11 +14,12 @@ Corollary 1: eta = 1/smooth_l, gamma = 1/(2 smooth_g) and steps = ceil(2 + (lam 
 
 Assumes  every L_i mu-strongly convex and smooth-smooth; all clients take part; full gradients.
 Reads    The proof also needs Eq. 109, which Eq. 12 does not imply; it is automatic at gamma = 1/(2 smooth_g).
-Reads    At gamma = 1/smooth_g, which 003's experiments use, Eq. 12 has right side 0 and no number of steps qualifies.
+Reads    At gamma = 1/smooth_g, which `effect`'s experiments use, Eq. 12 has right side 0 and no number of steps
+         qualifies.
 Reads    The factor r holds for a Lyapunov sum with the inner error, so eps is relative to its first value, and the
          first rounds of |w_t - w~|^2 alone may contract less.
 
-Source   003, Theorem 2, Corollary 1, Table 2, Eqs. 105-118.
+Source   effect, Theorem 2, Corollary 1, Table 2, Eqs. 105-118.
 """
 
 from math import ceil, log, log1p
@@ -35,7 +37,7 @@ class Preset(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """Orders without constants; computation is None where 003's Table 2 gives none."""
+    """Orders without constants; computation is None where `effect`'s Table 2 gives none."""
 
     computation: float | None  # gradient evaluations of a client in one round
     rounds: float
@@ -106,7 +108,7 @@ def cost_one_stage(eps: float, mu: float, smooth: float, lam: float) -> Cost:
 
 
 def cost_two_stage(eps: float, lam: float) -> Cost:
-    """Two-stage FedProx of 000: lam/eps a round, max(lam, 1)/eps rounds."""
+    """Two-stage FedProx of `alternative`: lam/eps a round, max(lam, 1)/eps rounds."""
     _require_accuracy(eps)
     return Cost(lam / eps, max(lam, 1.0) / eps)
 

@@ -20,7 +20,8 @@ Reads    Lemma C.2's deltas need squared errors, and the first error term of Pro
          with e >= |w - w~| and e_i >= |w_i - prox_i(w)|.
 Reads    Eq. 4.12 lacks p_s before lam/2; Eq. 4.10, used here, has it right.
 
-Source   000, Definition 4.3, Theorem 4.3 (proof, Appendix C.1), Proposition 4.1, Proposition C.1, Lemmas C.1, C.2.
+Source   alternative, Definition 4.3, Theorem 4.3 (proof, Appendix C.1), Proposition 4.1, Proposition C.1, Lemmas C.1,
+         C.2.
 """
 
 import numpy as np

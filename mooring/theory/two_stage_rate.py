@@ -1,8 +1,8 @@
 """Step sizes, work and guarantees of two-stage FedProx.
 
-Algorithm 3 of 000: sampled clients run K_t projected SGD steps on L_i + lam/2 |. - w|^2 from their own model, the
-server steps along lam m/B sum p_i (w - w_i); last, every client runs K_T more steps. With diameter D of W and losses in
-[0, ell_max],
+Algorithm 3 of `alternative`: sampled clients run K_t projected SGD steps on L_i + lam/2 |. - w|^2 from their own model,
+the server steps along lam m/B sum p_i (w - w_i); last, every client runs K_T more steps. With diameter D of W and
+losses in [0, ell_max],
 
     G2 = min(smooth^2 D^2, 2 lam ell_max, lam^2 D^2) >= |grad F_i(w)|^2                             (Lemma B.4)
     eta_k = 1/((mu + lam)(k + 1))       gamma_t = 2 (mu + lam)/(lam mu (t + 1))
@@ -14,15 +14,15 @@ Then, in expectation over batches and sampled clients,
     |w_t - w~|^2           <=  12 (lam + mu)^2 m |p|^2 G2 / (lam^2 mu^2 (t + 1))                    (Lemma B.2)
     E_OPT                  <=  4 (smooth + lam) smooth^2 D^2 / (mu^2 (K_T + 1)) + lam/2 x (B.2 at T)   (Proposition B.1)
 
-Assumes  000's Assumption A(a, b), and what its proofs use beyond it: every record's loss, and so every L_i, has its
-         minimiser in W (only then |grad l| <= smooth D on W).
+Assumes  `alternative`'s Assumption A(a, b), and what its proofs use beyond it: every record's loss, and so every L_i,
+         has its minimiser in W (only then |grad l| <= smooth D on W).
 Reads    Sampled clients train and the others wait; the listing has it the other way round.
 Reads    The server's gamma_t lam exceeds 1 at first: w is projected onto W after each server step, or Lemma B.4 fails.
 Reads    Theorem 4.4's K_t + 1 >= C_1 (lam^2 v 1) t is empty at t = 0; Lemma B.2's condition is used.
 Reads    The induction of Lemma B.2 multiplies an upper bound by -1 at t = 0; its recursion proves t = 1 with twice the
          value, and the stated one from t = 2 on. `global_guarantee` returns the doubled value at t = 1.
 
-Source   000, Lemmas B.1, B.2, B.4, Proposition B.1, Theorems 4.4 and 4.5 (schedules).
+Source   alternative, Lemmas B.1, B.2, B.4, Proposition B.1, Theorems 4.4 and 4.5 (schedules).
 """
 
 from math import ceil

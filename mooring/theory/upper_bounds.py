@@ -1,7 +1,7 @@
 """Excess risks of FedAvg, training alone, FedProx and the better of the first two.
 
 AER is the p-weighted average over the clients, IER one client's own; R is R_rms in the former and R_max in the latter;
-noise is 000's sigma; S1, S2, C_p as in `weights.py`. Up to constants,
+noise is `alternative`'s sigma; S1, S2, C_p as in `weights.py`. Up to constants,
 
     FedAvg    AER  smooth ell_max/mu S2 + smooth R^2                IER  smooth noise^2/mu^2 S2 + smooth^3/mu^2 R^2
     Local     AER  smooth ell_max/mu S1                             IER  smooth ell_max/(mu n_i)
@@ -17,12 +17,13 @@ noise is 000's sigma; S1, S2, C_p as in `weights.py`. Up to constants,
 `constant` scales an order. FEDAVG_AER_PROOF, FEDAVG_IER_PROOF, LOCAL_PROOF and FEDPROX_PROOF are constants that the
 proofs give for exact minimisers: with them a bound can be compared with a measured risk.
 
-Assumes  000's Assumptions A and C; n_i >= 4 smooth/mu; sizes of one order for every IER bound of FedProx and `better`.
+Assumes  `alternative`'s Assumptions A and C; n_i >= 4 smooth/mu; sizes of one order for every IER bound of FedProx and
+         `better`.
 Reads    Eq. 3.9 puts mu D^2 inside the factor (mu + 1/mu); Theorem 4.5 has it outside and is used.
 Reads    C_p is its smallest admissible value and >= 1, so min(1, C_p) = 1 and max(1, C_p) = C_p.
 Reads    In the middle regime FedProx's AER is of order R sqrt(m/N), not m/N as a bullet of Section 3.4 has it.
 
-Source   000, Theorems 3.2, 4.2-4.5, Corollary 4.1, Propositions C.3-C.5.
+Source   alternative, Theorems 3.2, 4.2-4.5, Corollary 4.1, Propositions C.3-C.5.
 """
 
 from math import sqrt

@@ -1,13 +1,13 @@
-"""Client weights and the two variance sums in which the theorems of 000 and 003 are written.
+"""Client weights and the two variance sums in which the theorems of `alternative` and `effect` are written.
 
     S1  = sum_i p_i   / n_i      the average client's variance when everyone trains alone
     S2  = sum_i p_i^2 / n_i      the common model's variance when everyone trains together
-    C_p = p_max S1 / S2          how uneven the weights are (000, Eq. 4.13)
+    C_p = p_max S1 / S2          how uneven the weights are (alternative, Eq. 4.13)
 
 With equal n and p = 1/m: S1 = 1/n = m/N, S2 = 1/N, C_p = 1. With p = n/N: S1 = m/N, S2 = 1/N, C_p = m n_max / N.
-000 calls C_p "some constant"; the smallest admissible value, used here, is always >= 1.
+`alternative` calls C_p "some constant"; the smallest admissible value, used here, is always >= 1.
 
-Source   000, Section 4.2 (Theorem 4.3) and Theorem 4.4; 003, Eq. 34.
+Source   alternative, Section 4.2 (Theorem 4.3) and Theorem 4.4; effect, Eq. 34.
 """
 
 import numpy as np

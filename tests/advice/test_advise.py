@@ -9,11 +9,12 @@ from torch import nn
 
 import mooring
 from mooring.advice.advise import advise, as_json
+from mooring.advice.survey import as_table
 from mooring.cli import main
 from mooring.core.errors import RequestError
 from mooring.data.generators import LinearFederation
 from mooring.runs.directory import open_run
-from mooring.runs.files import to_json
+from mooring.runs.files import json_bytes, to_json
 
 
 def planted(spread, clients=30, samples=40, seed=0, dim=3, noise=1.0):
@@ -52,14 +53,14 @@ def test_unrelated_clients_are_not_tied_together():
     assert advice.summary["advised"] <= 1.02 * advice.summary["alone"]
 
 
-def test_the_run_holds_models_figures_and_a_table(tmp_path):
+def test_the_run_holds_models_tables_and_theory(tmp_path):
     frame = planted(0.4, clients=8)
     advice = told(frame, out=tmp_path / "run")
     directory = open_run(tmp_path / "run")
     assert directory.finished and len(directory.models.personal) == 8
     assert list(directory.clients["verdict"]) == list(advice.clients["verdict"])
-    for name in ("path.png", "path.svg", "gains.png", "gains.svg"):
-        assert (tmp_path / "run" / name).stat().st_size > 1000
+    assert json_bytes(directory.advice) == json_bytes(advice.record)  # in memory and on disk alike
+    assert json_bytes(directory.theory) == json_bytes(as_table(advice.theory))
     answers, _ = mooring.predict(tmp_path / "run", frame)
     assert np.corrcoef(answers["y"], frame["y"])[0, 1] > 0.5
 
@@ -104,7 +105,7 @@ def test_networks():
     frame = planted(1.5, clients=5, samples=60)
     advice = told(frame, model=lambda features: nn.Linear(features, 1), rounds=15)
     assert advice.summary["advised"] <= 1.1 * min(advice.summary["alone"], advice.summary["common"])
-    assert advice.plot("path") is not None
+    assert mooring.plot(advice, "path") is not None and advice.theory is None
 
 
 def test_the_command(tmp_path, monkeypatch, capsys):
@@ -114,6 +115,8 @@ def test_the_command(tmp_path, monkeypatch, capsys):
         main(["advise", "rows.csv", "--client", "who", "--target", "y", "--threads", "1", "--out", "run"])
     out = capsys.readouterr().out
     assert left.value.code == 0 and "Verdicts:" in out and "advised" in out
+    for name in ("path.png", "path.svg", "gains.png", "gains.svg"):
+        assert (tmp_path / "run" / name).stat().st_size > 1000
     assert max(len(line) for line in out.splitlines() if "Verdicts" not in line and " " * 2 in line) <= 80
 
 

@@ -1,4 +1,4 @@
-"""Transcriptions of 004's recursions: rounds one by one, minibatches row by row, Eq. 23 round by round."""
+"""Transcriptions of `kernel`'s recursions: rounds one by one, minibatches row by row, Eq. 23 round by round."""
 
 import math
 

@@ -108,7 +108,7 @@ def test_clients_without_validation_rows_keep_their_mixture():
 
 
 def test_without_a_ball_the_mixture_becomes_the_local_fit_and_in_a_ball_it_does_not():
-    """002, Remark 2; single steps, so that the w_i in the mixture is the common model."""
+    """apfl, Remark 2; single steps, so that the w_i in the mixture is the common model."""
     task, clients = PROBLEMS["linear"]()
     fields = {"alpha": 0.5, "adapt": "no", "decay": 0.0, "steps": 1}
     own = task.solve(clients.train.full(task))

@@ -102,7 +102,7 @@ def test_no_batch_is_steeper_than_the_theory_takes_it(problem, replacement):
 
 
 def test_on_absolute_regression_the_envelopes_gradient_decays_like_one_over_root_t():
-    """001, Theorem 4: the mean over rounds of |grad F_rho(w_t)|^2 is below its bound and falls about as T^-1/2."""
+    """mspp, Theorem 4: the mean over rounds of |grad F_rho(w_t)|^2 is below its bound and falls about as T^-1/2."""
     task, clients = Absolute(3, ridge=0.0), linear_clients(m=4, sizes=[30] * 4, spread=2.0)
     p, means = clients.weights("uniform"), []
     horizons = (9, 36, 144)

@@ -133,7 +133,7 @@ def test_envelope_constants_on_quadratics(lam):
 
 
 def test_minibatch_variance_by_enumeration_and_by_draws():
-    """Matrix 10 (000, Lemma B.5): E|mean of B of n|^2 = (n/B - 1)/(n (n - 1)) sum |x - xbar|^2 + |xbar|^2."""
+    """Matrix 10 (alternative, Lemma B.5): E|mean of B of n|^2 = (n/B - 1)/(n (n - 1)) sum |x - xbar|^2 + |xbar|^2."""
     rng = np.random.default_rng(0)
     n, size = 6, 4
     x = rng.normal(size=(n, 2)) + 0.5

@@ -1,4 +1,4 @@
-"""Kernel FedAvg and FedProx: the methods they jump ahead in, and what 004 prints about them."""
+"""Kernel FedAvg and FedProx: the methods they jump ahead in, and what `kernel` prints about them."""
 
 import math
 from dataclasses import replace
@@ -75,7 +75,7 @@ def test_a_million_rounds_reach_the_limit_where_rows_are_fewer_than_coefficients
 
 
 class Section71:
-    """004, Section 7.1: messages are told once, then any round is asked for."""
+    """kernel, Section 7.1: messages are told once, then any round is asked for."""
 
     def __init__(self):
         self.clients = stationarity_setup().make(0)

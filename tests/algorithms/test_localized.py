@@ -10,7 +10,7 @@ from tests.problems import PROBLEMS, simulate
 
 @pytest.mark.parametrize("fields", [{"batch": 4, "decay": 0.2}, {"batch": 4, "epochs": 2, "tune_epochs": 2}])
 def test_tuning_is_the_clients_copy_in_the_next_round(fields):
-    """002, Section 5: the localized model is the client's copy of the common model just before it is averaged."""
+    """apfl, Section 5: the localized model is the client's copy of the common model just before it is averaged."""
     task, clients = PROBLEMS["logistic"]()
     algorithm = build("fedavg_localized", {"eta": 0.1, "steps": 3, "tune_steps": 3, **fields})
     server, models, exchange = simulate(algorithm, task, clients, rounds=2)

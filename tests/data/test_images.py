@@ -248,7 +248,7 @@ def real(file):
 
 @real("mnist.npz")
 def test_mnist_gives_the_counts_of_001():
-    """Table 2 of 001: 100 devices, 63,000 images, 56,700 of them to train; 567 is also its SGD batch."""
+    """Table 2 of `mspp`: 100 devices, 63,000 images, 56,700 of them to train; 567 is also its SGD batch."""
     clients = named_images("mnist", samples_per_client=630, test=0.1)
     assert clients.train.size.tolist() == [567] * 100 and len(clients.test.y) == 6300
     assert all(len(classes_of(clients.train, i)) == 2 for i in range(100))

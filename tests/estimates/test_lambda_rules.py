@@ -76,7 +76,7 @@ def test_theorems_are_evaluated_at_the_estimates():
     assert table["shrinkage_of_all"].lam == pytest.approx(noise**2 * np.sum(p / n) / (mu * rms**2))
     own, each = trace(fits.gradient_cov), client_radii(stats).value
     np.testing.assert_allclose(table["shrinkage"].lam, own / (fits.n * mu * each**2))
-    assert table["aer"].source == "000, Theorem 4.4"
+    assert table["aer"].source == "alternative, Theorem 4.4"
 
 
 def test_no_spread_means_infinite_stiffness():

@@ -1,18 +1,24 @@
 """`mooring reproduce` and `mooring list experiments`: what they print, write and answer with."""
 
 import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.font_manager import FontProperties
+from matplotlib.textpath import TextPath
 
 from mooring.cli import main
 from mooring.experiments.base import catalog, runner
 from mooring.experiments.base.claims import Claim, lower
-from mooring.experiments.base.draw import draw
 from mooring.experiments.base.experiment import Cell, Experiment, Panel, Preset, Table
-from mooring.experiments.base.page import write_page
+from mooring.experiments.base.records import panel_record, table_record
 from mooring.experiments.base.results import Results, Trial, of
-from mooring.experiments.base.tables import brief, table
+from mooring.report.markdown import brief, table
+from mooring.report.panels import draw
+from mooring.report.reproduction import write_page
+from mooring.runs.files import json_bytes
 
 PANEL = Panel("x", {"a": "curve", "theory": "curve"}, "x", "y", log="xy", dashed=("theory",), across={"one": 1.0})
 NOTE = "The paper's number is for another scale."
@@ -72,9 +78,9 @@ def test_terminal_table(use, tmp_path, capsys):
 
 
 def test_wrong_requests(capsys, tmp_path):
-    assert run("reproduce", "004-fig99", "--out", str(tmp_path)) == 2
-    assert "unknown experiment '004-fig99'" in capsys.readouterr().err
-    assert run("reproduce", "004-fig1", "--preset", "huge", "--out", str(tmp_path)) == 2
+    assert run("reproduce", "kernel-fig99", "--out", str(tmp_path)) == 2
+    assert "unknown experiment 'kernel-fig99'" in capsys.readouterr().err
+    assert run("reproduce", "kernel-fig1", "--preset", "huge", "--out", str(tmp_path)) == 2
     assert "--preset must be one of" in capsys.readouterr().err
 
 
@@ -82,15 +88,15 @@ def test_list_experiments(capsys):
     assert run("list", "experiments", "--json") == 0
     listed = json.loads(capsys.readouterr().out)["experiments"]
     assert [one["id"] for one in listed] == catalog.ids()
-    first = next(one for one in listed if one["id"] == "004-fig1")
-    assert first["paper"] == "004" and "s1-is-stationary" in first["claims"] and first["title"]
+    first = next(one for one in listed if one["id"] == "kernel-fig1")
+    assert first["paper"] == "kernel" and "s1-is-stationary" in first["claims"] and first["title"]
 
 
 def test_a_kept_result_needs_no_second_run(session_cache, tmp_path, capsys):
-    entry = catalog.load("000-weights")
+    entry = catalog.load("alternative-weights")
     runner.run([entry], "smoke", session_cache, workers=1)
-    assert run("reproduce", "000-weights", "--preset", "smoke", "--json", "--out", str(tmp_path)) in (0, 3)
-    assert {c["experiment"] for c in json.loads(capsys.readouterr().out)["claims"]} == {"000-weights"}
+    assert run("reproduce", "alternative-weights", "--preset", "smoke", "--json", "--out", str(tmp_path)) in (0, 3)
+    assert {c["experiment"] for c in json.loads(capsys.readouterr().out)["claims"]} == {"alternative-weights"}
 
 
 def test_the_page_tells_every_claim_and_why_one_failed(use, tmp_path):
@@ -124,14 +130,27 @@ def test_titles_name_data_that_are_not_the_papers(use, tmp_path):
 
 def test_figures_are_the_same_bytes_and_survive_intervals_that_reach_0():
     wide = [Trial({}, seed, {"x": [1, 2, 3], "curve": [1 + seed, 1 + seed, 9 * seed + 0.1]}) for seed in range(3)]
-    first, second = (draw("A", [PANEL], Results(wide)) for _ in range(2))
+    panel = panel_record(PANEL, Results(wide))
+    first, second = draw("A", [panel]), draw("A", [panel])
     assert first == second and first.keys() == {"png", "svg"}
+    kept = json.loads(json_bytes({"panel": panel}))["panel"]  # what a file holds gives the same picture
+    assert draw("A", [kept]) == first
+    assert b"<dc:date>" not in first["svg"] and b"matplotlib" not in first["svg"].lower()[:400]
+
+
+def test_long_titles_are_not_cut():
+    panel = panel_record(PANEL, Results([Trial({}, 0, trial(0))]))
+    drawn = ET.fromstring(draw("wide words " * 14, [panel])["svg"])
+    lines = [t.text for t in drawn.iter("{http://www.w3.org/2000/svg}text") if "wide words" in (t.text or "")]
+    assert len(lines) > 1 and " ".join(lines) == ("wide words " * 14).strip()
+    font = FontProperties(size=10)
+    assert max(TextPath((0, 0), line, prop=font).get_extents().width for line in lines) < 4.6 * 72
 
 
 def test_tables_show_intervals_and_printed_numbers():
     results = Results([Trial({"m": m}, seed, {"error": m + seed}) for m in (1, 2) for seed in (-1, 0, 1)])
     given = Table("T", ("one", "two"), {"row": [Cell(of("error", m=1), 0.9), Cell(of("error", m=2), "n/a")]})
-    text = table(given, results)
+    text = table(table_record(given, results))
     half = 4.303 / np.sqrt(3)
     assert f"1 ± {half:.4g} (0.9)" in text and "(n/a)" in text
     assert brief({"a": 1.23456, "b": {"c": [1, 2.5]}}) == "a: 1.235; b: c: [1, 2.5]"
@@ -141,3 +160,13 @@ def test_tables_show_intervals_and_printed_numbers():
     assert (
         brief({"slope": -1.0, "low": -1.1, "high": -0.9, "range": [-2, 0]}) == "slope -1 [-1.1, -0.9], within [-2, 0]"
     )
+
+
+def test_the_page_of_the_repository_is_made_from_its_records(tmp_path):
+    docs = Path(__file__).parents[2] / "docs"
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "reproduction").symlink_to(docs / "reproduction")
+    write_page(tmp_path / "docs" / "reproduction", tmp_path / "docs" / "page.md")
+    assert (tmp_path / "docs" / "page.md").read_text() == (docs / "reproduction.md").read_text()
+    known = {f"{one}-{preset}.json" for one in catalog.ids() for preset in ("quick", "paper")}
+    assert {path.name for path in (docs / "reproduction").glob("*.json")} <= known

@@ -14,12 +14,15 @@ from mooring.experiments.base import cache, catalog, claims, runner
 from mooring.experiments.base.experiment import Experiment, Preset
 from mooring.experiments.base.reproduce import reproduce
 from mooring.experiments.base.results import Results, Trial
+from mooring.report.markdown import table
+from mooring.report.reproduction import draw_record
 from mooring.runs.files import read_json
 
 
 @pytest.mark.parametrize("one", catalog.ids())
 def test_smoke(one, session_cache, tmp_path):
     (record,) = reproduce(one, "smoke", tmp_path, workers=1)
+    draw_record(record, tmp_path)
     experiment = catalog.load(one).experiment
     assert [claim["claim"] for claim in record["claims"]] == [claim.id for claim in experiment.claims]
     assert all(isinstance(claim["held"], bool) and claim["numbers"] for claim in record["claims"])
@@ -28,7 +31,7 @@ def test_smoke(one, session_cache, tmp_path):
     if experiment.panels:
         assert (tmp_path / f"{one}-smoke.png").read_bytes().startswith(b"\x89PNG")
         ET.parse(tmp_path / f"{one}-smoke.svg")
-    for text in record["tables"]:
+    for text in map(table, record["tables"]):
         rows = [line.count("|") for line in text.splitlines() if line.startswith("|")]
         assert len(rows) > 2 and len(set(rows)) == 1
 
@@ -51,15 +54,18 @@ def test_no_claim_survives_a_change_of_sign(one, session_cache):
 def test_catalogue():
     ids = catalog.ids()
     assert len(ids) == len(set(ids))
-    assert [one for one in ids if one.startswith("004")] == [*(f"004-fig{k}" for k in range(1, 7)), "004-stopping"]
-    assert [entry.id for entry in catalog.select("004-fig1")] == ["004-fig1"]
-    assert {entry.paper for entry in catalog.select("004")} == {"004"}
+    mine = [one for one in ids if one.startswith("kernel")]
+    assert mine == [*(f"kernel-fig{k}" for k in range(1, 7)), "kernel-stopping"]
+    assert [entry.id for entry in catalog.select("kernel-fig1")] == ["kernel-fig1"]
+    assert {entry.paper for entry in catalog.select("kernel")} == {"kernel"}
     assert [entry.id for entry in catalog.select("all")] == ids
-    with pytest.raises(RequestError, match=r"unknown experiment '004-fig9'; known: 000-alternative"):
-        catalog.select("004-fig9")
+    assert [one.split("-")[0] for one in ids] == sorted((i.split("-")[0] for i in ids), key=catalog.papers().index)
+    assert [entry.id for entry in catalog.select("004-fig1")] == ["kernel-fig1"]  # papers' numbers still work
+    with pytest.raises(RequestError, match=r"unknown experiment 'kernel-fig9'; known: alternative-alternative"):
+        catalog.select("kernel-fig9")
     with pytest.raises(RequestError, match="--preset must be one of smoke, quick, paper, got 'big'"):
-        reproduce("004-fig1", "big")
-    described = catalog.describe("004-fig1")
+        reproduce("kernel-fig1", "big")
+    described = catalog.describe("kernel-fig1")
     assert described.keys() == {"id", "paper", "title", "claims"}
     assert described["claims"][0] == "s1-is-stationary"
 
@@ -86,7 +92,7 @@ def test_the_example_of_the_guide_runs(monkeypatch, tmp_path):
 
 
 def test_both_cores_give_the_same_numbers(session_cache, tmp_path):
-    entry = catalog.load("000-lambda")
-    alone = runner.run([entry], "smoke", session_cache, workers=1)["000-lambda"].results
-    two = runner.run([entry], "smoke", tmp_path, workers=2)["000-lambda"].results
+    entry = catalog.load("alternative-lambda")
+    alone = runner.run([entry], "smoke", session_cache, workers=1)["alternative-lambda"].results
+    two = runner.run([entry], "smoke", tmp_path, workers=2)["alternative-lambda"].results
     assert [(t.point, t.seed, t.values) for t in alone.trials] == [(t.point, t.seed, t.values) for t in two.trials]

@@ -135,10 +135,10 @@ def test_the_key_follows_the_code_but_not_its_prose(tmp_path, monkeypatch):
 
 
 def test_the_code_of_an_experiment_reaches_theory_and_data_and_not_claims():
-    tree, path = cache._parsed("mooring.experiments.paper004._stationary")
-    names = set(cache._imports(tree, "mooring.experiments.paper004._stationary", path))
+    tree, path = cache._parsed("mooring.experiments.kernel._stationary")
+    names = set(cache._imports(tree, "mooring.experiments.kernel._stationary", path))
     assert {"mooring.theory.kernel_operator", "mooring.data.generators"} <= names
-    assert cache.code("mooring.experiments.base.claims") == cache.code("mooring.experiments.base.draw")  # nothing
+    assert cache.code("mooring.experiments.base.claims") == cache.code("mooring.experiments.base.records")  # nothing
 
 
 def test_data_files_are_part_of_the_key(tmp_path, monkeypatch):

@@ -121,7 +121,7 @@ def test_dissimilarity_at_a_stationary_point():
 
 
 def test_dissimilarity_grows_with_the_dimension_for_single_records():
-    """004, Section 2.1: one Gaussian record per client, no noise, one truth: B is of order sqrt(d)."""
+    """kernel, Section 2.1: one Gaussian record per client, no noise, one truth: B is of order sqrt(d)."""
     for dim in (10, 40, 160):
         x = RNG.normal(size=(20_000, dim))
         delta = np.ones(dim) / sqrt(dim)

@@ -1,6 +1,6 @@
 """Synthetic(gamma, beta): the multi-class benchmark whose clients differ in model and in inputs.
 
-002, Appendix B.1, after Li et al., Federated optimization in heterogeneous networks, MLSys 2020. Client i has
+apfl, Appendix B.1, after Li et al., Federated optimization in heterogeneous networks, MLSys 2020. Client i has
 
     u_i ~ N(0, gamma),  entries of W_i [q, c] and b_i [c] ~ N(u_i, 1)     model
     B_i ~ N(0, beta),   entries of mean_i [q] ~ N(B_i, 1)                 inputs

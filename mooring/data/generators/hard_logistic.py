@@ -1,7 +1,7 @@
 """Logistic clients with bounded inputs: the instances behind the lower bound, and a smooth family around them.
 
-000, Section 4.1 and Appendix A. The d coordinates of x are independent, with mean 0 and bounded by 1; y = 1 with
-probability sigmoid(x'w_i), labels 0 and 1. With N samples in all and p_i = n_i / N,
+alternative, Section 4.1 and Appendix A. The d coordinates of x are independent, with mean 0 and bounded by 1; y = 1
+with probability sigmoid(x'w_i), labels 0 and 1. With N samples in all and p_i = n_i / N,
 
     hard     w_i = delta_i v_i,  v_i uniform on {-1, 1}^d
              delta_i = scale / sqrt(n_i)  if R^2 >= d m / N,  else  scale R / sqrt(d)

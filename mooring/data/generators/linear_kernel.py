@@ -1,6 +1,7 @@
-"""Linear clients of 004: common or shifted truths, full or degenerate inputs.
+"""Linear clients of `kernel`: common or shifted truths, full or degenerate inputs.
 
-004, Sections 6.2.2 and 7.1-7.3. y = x'theta_i + noise N(0, 1), theta* ~ N(0, I), and max_ij |theta_i - theta_j| = gap.
+kernel, Sections 6.2.2 and 7.1-7.3. y = x'theta_i + noise N(0, 1), theta* ~ N(0, I), and max_ij |theta_i - theta_j| =
+gap.
 
     mode            theta_i for a gap (the paper's Gamma) and a random unit vector u
     probe_vs_rest   theta* at the probe client, theta* + gap u at all others

@@ -1,6 +1,6 @@
 """Synthetic-Logit: logistic clients with Gaussian inputs and a prescribed spread of their truths.
 
-003, Section 6.1. Client i has
+effect, Section 6.1. Client i has
 
     x ~ N(v_i, diag(j^-1.2)),  v_i ~ N(0, I)             inputs
     w_i = w_0 + spread N(0, I),  w_0 ~ N(0, I)           planted truth; spread is the paper's R, per coordinate

@@ -6,7 +6,7 @@
     R_max  max_i |w_i - w_avg|                                 Truth.r_max
     Gamma  max_ij |w_i - w_j|                                  Truth.diameter
 
-Sources  000, Assumptions B and C (R_rms, R_max); 003, Assumption 1 (R_max); 004, Section 7.2 (Gamma).
+Sources  alternative, Assumptions B and C (R_rms, R_max); effect, Assumption 1 (R_max); kernel, Section 7.2 (Gamma).
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Experiments, found by folder: `paper004/fig1.py` is 004-fig1. Files that begin with _ hold what a paper's share."""
+"""Experiments, found by folder: `kernel/fig1.py` is kernel-fig1. Files that begin with _ hold what a paper's share.
+
+Folders are the keys of the bibliography (`core/papers.py`); a paper's number works wherever its key does: 004-fig1.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,11 @@ import re
 from typing import NamedTuple
 
 from mooring.core.errors import RequestError
+from mooring.core.papers import PAPERS, key_of
 from mooring.experiments.base.experiment import PRESETS, Experiment, Preset
 
 ALL = "all"
+ROOT = "mooring.experiments"
 
 
 class Entry(NamedTuple):
@@ -20,35 +25,38 @@ class Entry(NamedTuple):
 
 
 def ids() -> list[str]:
-    """All experiments by paper, figures and tables in the order of their numbers."""
-    root = importlib.import_module("mooring.experiments")
-    found = []
-    for folder in pkgutil.iter_modules(root.__path__):
-        if folder.ispkg and folder.name.startswith("paper"):
-            paths = importlib.import_module(f"{root.__name__}.{folder.name}").__path__
-            names = [m.name for m in pkgutil.iter_modules(paths) if not m.name.startswith("_")]
-            found += [f"{folder.name.removeprefix('paper')}-{name.replace('_', '-')}" for name in names]
-    return sorted(found, key=lambda text: [int(p) if p.isdigit() else p for p in re.split(r"(\d+)", text)])
+    """All experiments by paper in the bibliography's order, figures and tables in the order of their numbers."""
+    return [f"{paper}-{name.replace('_', '-')}" for paper in papers() for name in _files(paper)]
 
 
 def papers() -> list[str]:
-    return sorted({one.split("-")[0] for one in ids()})
+    """Keys of the papers that have a folder."""
+    there = {folder.name for folder in pkgutil.iter_modules(importlib.import_module(ROOT).__path__) if folder.ispkg}
+    return [paper.key for paper in PAPERS if paper.key in there]
+
+
+def _files(paper: str) -> list[str]:
+    paths = importlib.import_module(f"{ROOT}.{paper}").__path__
+    names = [module.name for module in pkgutil.iter_modules(paths) if not module.name.startswith("_")]
+    return sorted(names, key=lambda text: [int(p) if p.isdigit() else p for p in re.split(r"(\d+)", text)])
 
 
 def load(one: str) -> Entry:
     """The experiment with this id."""
-    if one not in ids():
+    found = key_of(one)
+    if found not in ids():
         raise RequestError(f"unknown experiment {one!r}; known: {', '.join(ids())}; or a paper or '{ALL}'.")
-    paper, name = one.split("-", 1)
-    module = importlib.import_module(f"mooring.experiments.paper{paper}.{name.replace('-', '_')}")
-    return Entry(one, paper, module.EXPERIMENT)
+    paper, name = found.split("-", 1)
+    module = importlib.import_module(f"{ROOT}.{paper}.{name.replace('-', '_')}")
+    return Entry(found, paper, module.EXPERIMENT)
 
 
 def select(what: str) -> list[Entry]:
-    """An experiment's id, a paper's number for all of its experiments, or `all`."""
-    if what != ALL and what not in papers():
+    """An experiment's id, a paper's key for all of its experiments, or `all`."""
+    wanted = key_of(what)
+    if what != ALL and wanted not in papers():
         return [load(what)]
-    return [load(one) for one in ids() if what in (ALL, one.split("-")[0])]
+    return [load(one) for one in ids() if what == ALL or one.split("-")[0] == wanted]
 
 
 def preset(entry: Entry, name: str) -> Preset:

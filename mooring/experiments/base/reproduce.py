@@ -1,7 +1,7 @@
 """Reproduce a selection: run, judge every claim, draw, and keep a record of each experiment.
 
-In the output folder an experiment under a preset leaves `004-fig1-quick.json` (its record), `.png`, `.svg` and, where
-it has tables, `.md`.
+In the output folder an experiment under a preset leaves `kernel-fig1-quick.json` (its record), `.png`, `.svg` and,
+where it has tables, `.md`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from typing import Any
 
 from mooring.data.pools import ENVIRONMENT
 from mooring.experiments.base import cache, catalog
-from mooring.experiments.base.draw import draw
-from mooring.experiments.base.runner import Finished, Tell, run
-from mooring.experiments.base.tables import table
-from mooring.runs.files import make_folder, unwritten, write_json, write_whole
+from mooring.experiments.base.records import record
+from mooring.experiments.base.runner import Tell, run
+from mooring.runs.files import make_folder, unwritten, write_json
 
 
 def reproduce(
@@ -41,7 +40,10 @@ def reproduce(
     except OSError as error:
         raise unwritten(out, error) from error
     finished = run(list(entries.values()), preset, cache.default_folder(), workers=workers, tell=tell)
-    return [_record(entry, preset, finished[entry.id], out) for entry in entries.values()]
+    records = [record(entry, preset, finished[entry.id]) for entry in entries.values()]
+    for one in records:
+        write_json(out / f"{one['experiment']}-{preset}.json", one)
+    return records
 
 
 def claims(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -52,40 +54,3 @@ def claims(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         for record in records
         for claim in record["claims"]
     ]
-
-
-def title(entry: catalog.Entry, preset: str) -> str:
-    """The experiment's title, with its data where they are not the paper's."""
-    data = entry.experiment.presets[preset].data
-    return f"{entry.id}: {entry.experiment.title}" + (f" (data: {data})" if data else "")
-
-
-def _record(entry: catalog.Entry, preset: str, finished: Finished, out: Path) -> dict[str, Any]:
-    experiment, results = entry.experiment, finished.results
-    name = f"{entry.id}-{preset}"
-    verdicts = [(claim, claim.check(results)) for claim in experiment.claims]
-    files = {}
-    if experiment.panels:
-        files |= {f"{name}.{end}": data for end, data in draw(title(entry, preset), experiment.panels, results).items()}
-    tables = [table(one, results) for one in experiment.tables]
-    if tables:
-        files[f"{name}.md"] = "\n\n".join([f"# {title(entry, preset)}", *tables]).encode()
-    for file, data in files.items():
-        write_whole(out / file, data)
-    record = {
-        "experiment": entry.id,
-        "paper": entry.paper,
-        "title": experiment.title,
-        "preset": preset,
-        "data": experiment.presets[preset].data,
-        "repeats": experiment.presets[preset].repeats,
-        "seconds": finished.seconds,
-        "reads": experiment.reads,
-        "files": sorted(files),
-        "tables": tables,
-        "claims": [
-            {"claim": c.id, "says": c.says, "held": v.held, "numbers": v.numbers, "note": c.note} for c, v in verdicts
-        ],
-    }
-    write_json(out / f"{name}.json", record)
-    return record

@@ -1,0 +1,144 @@
+"""The bibliography: every paper that the package follows, under a short key that docstrings and messages cite it by.
+
+A citation is a key and a place: "apfl, Theorem 2". Several are separated by semicolons. The five papers whose figures
+and claims are reproduced also answer to a number, their alias, in ids such as 004-fig1.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Paper(NamedTuple):
+    key: str
+    authors: tuple[str, ...]  # family names; none where the paper is anonymous
+    title: str
+    year: int | None  # None: under review
+    where: str = ""
+    about: str = ""
+    alias: str = ""
+
+    @property
+    def who(self) -> str:
+        """Authors and year as a text cites them: up to three names."""
+        names = self.authors or ("anonymous",)
+        first, last = ", ".join(names[:-1]), names[-1]
+        shown = f"{names[0]} et al." if len(names) > 3 else f"{first} and {last}" if first else last
+        return f"{shown}, under review" if self.year is None else f"{shown} {self.year}"
+
+
+PAPERS = (
+    Paper(
+        "alternative",
+        ("Chen", "Zheng", "Long", "Su"),
+        "A Theorem of the Alternative for Personalized Federated Learning",
+        2021,
+        about="statistical limits: one common model or training alone; FedAvg, local training, two-stage FedProx",
+        alias="000",
+    ),
+    Paper(
+        "mspp",
+        ("Yuan", "Li"),
+        "On Convergence of FedProx: Local Dissimilarity Invariant Bounds, Non-smoothness and Beyond",
+        2022,
+        "NeurIPS",
+        "optimisation of shared-model FedProx without dissimilarity assumptions; FedMSPP; non-smooth losses",
+        "001",
+    ),
+    Paper(
+        "apfl",
+        ("Deng", "Kamani", "Mahdavi"),
+        "Adaptive Personalized Federated Learning",
+        2020,
+        about="APFL: a mixture of a local and a common model per client",
+        alias="002",
+    ),
+    Paper(
+        "effect",
+        (),
+        "The Effect of Personalization in FedProx: A Fine-grained Analysis on Statistical Accuracy and Communication "
+        "Efficiency",
+        None,
+        about="statistics and communication of FedProx as a bilevel problem; one-stage FedProx",
+        alias="003",
+    ),
+    Paper(
+        "kernel",
+        ("Su", "Xu", "Yang"),
+        "A Non-parametric View of FedAvg and FedProx: Beyond Stationary Points",
+        2023,
+        "Journal of Machine Learning Research",
+        "FedAvg and FedProx in reproducing kernel Hilbert spaces; early stopping; federation gain",
+        "004",
+    ),
+    Paper(
+        "scaffold",
+        ("Karimireddy", "Kale", "Mohri", "Reddi", "Stich", "Suresh"),
+        "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning",
+        2020,
+        "ICML",
+        "FedAvg with control variates against the clients' drift",
+    ),
+    Paper(
+        "per-fedavg",
+        ("Fallah", "Mokhtari", "Ozdaglar"),
+        "Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning Approach",
+        2020,
+        "NeurIPS",
+        "a common model from which one gradient step makes a personal one",
+    ),
+    Paper(
+        "pfedme",
+        ("Dinh", "Tran", "Nguyen"),
+        "Personalized Federated Learning with Moreau Envelopes",
+        2020,
+        "NeurIPS",
+        "personal models as proximal points of the common one",
+    ),
+    Paper(
+        "l2gd",
+        ("Hanzely", "Richtarik"),
+        "Federated Learning of a Mixture of Global and Local Models",
+        2020,
+        about="gradient steps and steps towards the clients' mean, by the throw of a coin",
+    ),
+    Paper(
+        "ditto",
+        ("Li", "Hu", "Beirami", "Smith"),
+        "Ditto: Fair and Robust Federated Learning Through Personalization",
+        2021,
+        "ICML",
+        "a personal model pulled towards FedAvg's",
+    ),
+)
+
+BY_KEY = {paper.key: paper for paper in PAPERS}
+BY_ALIAS = {paper.alias: paper for paper in PAPERS if paper.alias}
+
+
+def key_of(text: str) -> str:
+    """An id with its paper's key for the alias it may begin with: 004-fig1 is kernel-fig1, 004 is kernel."""
+    number, dash, rest = text.partition("-")
+    return f"{BY_ALIAS[number].key}{dash}{rest}" if number in BY_ALIAS else text
+
+
+def cited(text: str) -> list[tuple[Paper, str]]:
+    """The papers of a citation and the places in them; KeyError for an unknown key."""
+    return [(BY_KEY[key], place) for key, place in _parts(text)]
+
+
+def spelled_out(text: str) -> str:
+    """A citation with its authors: "apfl, Section 3" is "Deng, Kamani and Mahdavi 2020 (apfl), Section 3".
+
+    What is not in the bibliography, such as the source of somebody's own algorithm, stays as it is.
+    """
+    parts = []
+    for key, place in _parts(text):
+        paper = f"{BY_KEY[key].who} ({key})" if key in BY_KEY else key
+        parts.append(f"{paper}, {place}" if place else paper)
+    return "; ".join(parts)
+
+
+def _parts(text: str) -> list[tuple[str, str]]:
+    found = [part.strip().partition(", ") for part in text.split(";")]
+    return [(key, place) for key, _, place in found]

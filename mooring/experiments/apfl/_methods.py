@@ -1,0 +1,122 @@
+"""The methods of `apfl`'s experiments by name, and references to what they reached.
+
+The common model of FedAvg and SCAFFOLD is followed in the runs of their localized versions.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from mooring.algorithms.apfl import APFL
+from mooring.algorithms.fedavg_localized import FedAvgLocalized
+from mooring.algorithms.per_fedavg import PerFedAvg
+from mooring.algorithms.pfedme import PFedMe
+from mooring.algorithms.scaffold_localized import ScaffoldLocalized
+from mooring.experiments.base.claims import Check, every, higher, lower
+from mooring.experiments.base.experiment import Cell, Table
+from mooring.experiments.base.results import Ref, of
+
+ETA, DECAY, STEPS, BATCH = 0.1, 0.01, 10, 20  # eta/(1 + 0.01 k) at the k-th local step; batches are Table 2's
+INNER_ETA = 0.05  # of pFedMe's 5 inner steps, not printed
+ALPHAS = (0.25, 0.5, 0.75)
+FIXED = tuple(f"APFL {alpha}" for alpha in ALPHAS)
+ADAPTIVE = "APFL adaptive"
+FEDAVG, FEDAVG_LOCAL = "FedAvg global", "FedAvg localized"
+SCAFFOLD, SCAFFOLD_LOCAL = "SCAFFOLD global", "SCAFFOLD localized"
+PER_FEDAVG, PFEDME = "perFedAvg", "pFedMe"
+
+LOSS, ACCURACY = "train loss", "test accuracy"  # the paper's validation rows are our test rows
+
+
+def run_of(method: str) -> str:
+    """The run in which a method is followed."""
+    return method.removesuffix(" global").removesuffix(" localized")
+
+
+def algorithm(
+    run: str,
+    *,
+    first_alpha: float = 0.5,
+    adapt: str = "round",
+    scaffold: dict[str, Any] | None = None,
+    **work: Any,
+) -> Any:
+    """The algorithm of a run; `work`: local work in fields that all share, `scaffold`: what SCAFFOLD has of its own."""
+    work = {"eta": ETA, "decay": DECAY, "steps": STEPS, "batch": BATCH} | work
+    tuning = {"tune_steps": work["steps"], "tune_epochs": work.get("epochs", 0)}
+    if run.startswith(ADAPTIVE):
+        return APFL(alpha=first_alpha, adapt=adapt, adapt_on="train", **work)
+    if run.startswith("APFL"):
+        return APFL(alpha=float(run.split()[1]), adapt="no", **work)
+    if run == "FedAvg":
+        return FedAvgLocalized(**work, **tuning)
+    if run == "SCAFFOLD":
+        return ScaffoldLocalized(**work | (scaffold or {}), **tuning)
+    if run == PER_FEDAVG:
+        return PerFedAvg(**work | {"inner_eta": 0.01, "eta": 0.001, "decay": 0.0}, tune_steps=work["steps"])
+    if run == PFEDME:
+        return PFedMe(**work | {"lam": 15.0, "eta": 0.01, "decay": 0.0}, inner_eta=INNER_ETA)
+    raise KeyError(run)
+
+
+def has_common(run: str) -> bool:
+    return run in ("FedAvg", "SCAFFOLD")
+
+
+def runs(*methods: str) -> list[str]:
+    return list(dict.fromkeys(map(run_of, methods)))
+
+
+def curve(method: str, series: str, at: Any = None, **fixed: Any) -> Ref:
+    """A method's series: of the common model where the method is a global one."""
+    common = "common " if method.endswith(" global") else ""
+    return of(common + series, at, run=run_of(method), **fixed)
+
+
+def final(method: str, series: str, **fixed: Any) -> Ref:
+    """A method's series in the last round."""
+    return curve(method, series, -1, **fixed)
+
+
+def points_above(method: str, points: float, **fixed: Any) -> Ref:
+    """A method's last accuracy plus so many percentage points."""
+    name = curve(method, ACCURACY).series
+    return of(lambda values: values[name][-1] + points / 100, run=run_of(method), **fixed)
+
+
+def percent(method: str, **fixed: Any) -> Ref:
+    """A method's last accuracy in %."""
+    name = curve(method, ACCURACY).series
+    return of(lambda values: 100 * values[name][-1], run=run_of(method), **fixed)
+
+
+def better(method: str, than: str, **fixed: Any) -> Check:
+    """In the last round, a lower training loss and a higher validation accuracy."""
+    return every(
+        loss=lower(final(method, LOSS, **fixed), final(than, LOSS, **fixed)),
+        accuracy=higher(final(method, ACCURACY, **fixed), final(than, ACCURACY, **fixed)),
+    )
+
+
+def all_better(methods: Iterable[str], than: Iterable[str], **fixed: Any) -> Check:
+    """Each of the methods is `better` than each of the others."""
+    return every(**{f"{a} against {b}": better(a, b, **fixed) for a in methods for b in than})
+
+
+def best(series: str, method: str, among: Iterable[str], **fixed: Any) -> Check:
+    """The lowest training loss, or the highest accuracy, in the last round."""
+    compare = lower if series == LOSS else higher
+    others = [other for other in among if other != method]
+    mine = final(method, series, **fixed)
+    return every(**{other: compare(mine, final(other, series, **fixed)) for other in others})
+
+
+def result_table(title: str, printed: dict[str, tuple[float, float]]) -> Table:
+    """Training loss and validation accuracy by method, beside the printed ones."""
+    return Table(
+        title,
+        tuple(printed),
+        {
+            "training loss": [Cell(final(method, LOSS), loss) for method, (loss, _) in printed.items()],
+            "validation accuracy, %": [Cell(percent(method), accuracy) for method, (_, accuracy) in printed.items()],
+        },
+    )

@@ -1,0 +1,60 @@
+"""What an experiment gave, as plain data that reports draw from: claims with their numbers, curves, tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mooring.experiments.base.catalog import Entry
+from mooring.experiments.base.experiment import Cell, Panel, Table
+from mooring.experiments.base.results import Results, interval
+from mooring.experiments.base.runner import Finished
+
+DIGITS = 6  # of the numbers of a curve: more than a figure can show
+
+
+def record(entry: Entry, preset: str, finished: Finished) -> dict[str, Any]:
+    """The record of an experiment under a preset."""
+    experiment, results = entry.experiment, finished.results
+    size = experiment.presets[preset]
+    verdicts = [(claim, claim.check(results)) for claim in experiment.claims]
+    return {
+        "experiment": entry.id,
+        "paper": entry.paper,
+        "title": experiment.title,
+        "preset": preset,
+        "data": size.data,
+        "repeats": size.repeats,
+        "seconds": finished.seconds,
+        "reads": experiment.reads,
+        "panels": [panel_record(panel, results) for panel in experiment.panels],
+        "tables": [table_record(table, results) for table in experiment.tables],
+        "claims": [
+            {"claim": c.id, "says": c.says, "held": v.held, "numbers": v.numbers, "note": c.note} for c, v in verdicts
+        ],
+    }
+
+
+def panel_record(panel: Panel, results: Results) -> dict[str, Any]:
+    """One plot: for each curve its places, the mean over repeats and the ends of its interval."""
+    curves = []
+    for label, ref in panel.curves.items():
+        x, y = results.curve(ref, panel.x)
+        mean, low, high = interval(y)
+        numbers = {"x": x, "mean": mean, "low": low, "high": high}
+        rounded = {name: [float(f"{value:.{DIGITS}g}") for value in values] for name, values in numbers.items()}
+        curves.append({"label": label, "dashed": label in panel.dashed, **rounded})
+    axes = {name: getattr(panel, name) for name in ("title", "xlabel", "ylabel", "log")}
+    return axes | {"curves": curves, "across": dict(panel.across), "upright": dict(panel.upright)}
+
+
+def table_record(table: Table, results: Results) -> dict[str, Any]:
+    rows = [{"label": label, "cells": [_cell(cell, results) for cell in cells]} for label, cells in table.rows.items()]
+    return {"title": table.title, "columns": list(table.columns), "rows": rows}
+
+
+def _cell(cell: Cell, results: Results) -> dict[str, Any]:
+    """Our number, half of its interval (None where there is none), and the paper's."""
+    if callable(cell.ours):
+        return {"ours": cell.ours(results), "half": None, "printed": cell.printed}
+    mean, low, high = (float(part) for part in interval(results.one(cell.ours)))
+    return {"ours": mean, "half": None if low == high else (high - low) / 2, "printed": cell.printed}

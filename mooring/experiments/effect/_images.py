@@ -1,0 +1,217 @@
+"""Image classes dealt out to clients as in effect, Appendix C.1: one training run, judged under both test protocols.
+
+    P1   on rows like the client's own: the common test rows, each class weighing as in the client's training rows
+    P2   on the common test rows, all classes
+
+Both use rows that nobody trains on. "P1" and "P2" are accuracies of the models that clients deploy, "common P1" and
+"common P2" of the server's model, averaged over clients; "loss" and "common loss" are losses on the clients' training
+rows by round "t", "test loss" is that of the deployed models under P1.
+"""
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import nll_loss, one_hot
+
+from mooring.algorithms.dichotomous import split
+from mooring.algorithms.fedavg import FedAvg
+from mooring.algorithms.fedprox_one_stage import FedProxOneStage
+from mooring.algorithms.local import Local
+from mooring.algorithms.pfedme import PFedMe
+from mooring.core.cohort import Round, Rows
+from mooring.data.clients import Clients
+from mooring.data.generators import Prototypes
+from mooring.data.images import named_images
+from mooring.engines.loop import Plan, Progress, run
+from mooring.engines.simulator import Simulator, mean_risk
+from mooring.experiments.nets import mlp
+from mooring.tasks.logistic import Logistic
+from mooring.tasks.module import Module
+
+WIDTHS = {2: (16, 32), 3: (16, 32, 64), 5: (16, 16, 32, 32, 64)}  # channels of each layer; the paper names none
+HIDDEN = 50
+TINY = 1e-9  # a probability below this counts as this in a test loss
+
+
+class Federation(NamedTuple):
+    clients: Clients  # without test rows
+    x: Tensor  # the common test rows
+    y: Tensor
+    shares: Tensor  # [m, classes], of each client's training rows
+
+
+@lru_cache(maxsize=4)  # all methods see the same data one after another
+def federation(
+    seed: int, data: str, classes: int, clients: int, samples: int, tested: int, flat: bool, validation: float = 0.15
+) -> Federation:
+    """`classes` classes for each client, `samples` rows, a share of them for validation."""
+    if data == "proto":
+        made = Prototypes(
+            clients, samples, classes_per_client=classes, distance=4.0, validation=validation, test=0
+        ).make(seed)
+        test = Prototypes(1, 1, distance=4.0, test=tested).make(seed).test  # the same prototypes, all classes
+    else:
+        made = named_images(
+            data, partition="classes", clients=clients, classes_per_client=classes, protocol="P2",
+            samples_per_client=samples, validation=validation, test_samples=tested, seed=seed, flat=flat,
+        )  # fmt: skip
+        test = made.test
+    x, y = test.of(0)
+    labels = [one_hot(made.train.of(i)[1], len(made.classes)).double().mean(0) for i in range(len(made))]
+    none = Rows(x[:0], y[:0], torch.zeros(len(made), dtype=torch.long), torch.zeros(len(made), dtype=torch.long))
+    plain = [_single(rows) for rows in (made.train, made.validation)]
+    return Federation(replace(made, train=plain[0], validation=plain[1], test=none), x.float(), y, torch.stack(labels))
+
+
+def _single(rows: Rows) -> Rows:
+    return replace(rows, x=rows.x.float(), cache={})
+
+
+def task_of(model: str, given: Federation) -> Any:
+    """softmax, mlp, or cnn2, cnn3, cnn5: as many convolutions."""
+    classes = len(given.clients.classes)
+    if model == "softmax":
+        return Logistic(given.x.shape[1], classes, ridge=0.0, dtype=torch.float32)
+    if model == "mlp":
+        return Module(mlp(given.x.shape[1], HIDDEN, classes))
+    return Module(
+        lambda: convolutions(WIDTHS[int(model.removeprefix("cnn"))], given.x.shape[1], given.x.shape[2], classes)
+    )
+
+
+def convolutions(widths: tuple[int, ...], channels: int, side: int, classes: int) -> nn.Module:
+    """3x3 convolutions with ReLU, 2x2 pooling before the width grows and after the last, then one linear layer."""
+    layers: list[nn.Module] = []
+    for k, width in enumerate(widths):
+        layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU()]
+        channels = width
+        if k + 1 == len(widths) or widths[k + 1] > width:
+            layers.append(nn.MaxPool2d(2))
+            side //= 2
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * side**2, classes))
+
+
+def algorithm(method: str, lam: float, clients: Clients, eta: float, epochs: int, batch: int) -> Any:
+    """Local work is `epochs` passes; pFedMe takes as many gradients: so many on each batch of one pass."""
+    work: dict[str, Any] = {"eta": eta, "batch": batch, "epochs": epochs}
+    if method == "LocalTrain":
+        return Local(ridge=0.0, inner="sgd", **work)
+    if method == "GlobalTrain":
+        return FedAvg(**work)
+    if method == "FedProx":
+        return FedProxOneStage(lam=lam, gamma=1 / lam, inner="sgd", **work)
+    if method == "pFedMe":
+        steps = -(-int(clients.train.size.max()) // batch)
+        return PFedMe(lam=lam, eta=1 / (lam * steps), steps=steps, batch=batch, inner_eta=eta, inner_steps=epochs)
+    raise KeyError(method)
+
+
+class Trained(NamedTuple):
+    w: Tensor  # [d]
+    v: Tensor  # [m, d]
+    curves: dict[str, list[float]]
+
+
+def train(algorithm: Any, task: Any, given: Federation, rounds: int, seed: int, follow: bool = True) -> Trained:
+    clients = given.clients
+    w0 = task.start(seed)
+    exchange = Simulator(algorithm, task, clients, clients.weights(), w0)
+    curves: dict[str, list[float]] = {"t": [], "loss": [], "common loss": [], "test loss": []}
+
+    def models(server: Any, t: int) -> Tensor:
+        return exchange.all_models(server, Round(t, rounds, len(clients), len(clients), 1.0, seed))
+
+    def tell(progress: Progress, _: int) -> None:
+        v = models(progress.server, progress.t)
+        p = clients.weights()
+        w = p.float() @ v if isinstance(algorithm, Local) else progress.server.w
+        curves["t"].append(progress.t)
+        curves["loss"].append(float(p @ mean_risk(task, v, clients.train)))
+        curves["common loss"].append(float(p @ mean_risk(task, w.expand_as(v), clients.train)))
+        curves["test loss"].append(own(by_class(task, v, given).loss, given))
+
+    plan = Plan(rounds=rounds, seed=seed, evaluate_every=rounds, keep="last")
+    progress = Progress(algorithm.start(task, w0)[0])
+    done = run(algorithm, exchange, plan, progress, tell=tell if follow else lambda *_: None).progress
+    v = models(done.server, done.t)
+    return Trained(clients.weights().float() @ v if isinstance(algorithm, Local) else done.server.w, v, curves)
+
+
+class ByClass(NamedTuple):
+    """Each model's accuracy and loss on the common test rows of each class, [models, classes]."""
+
+    accuracy: Tensor
+    loss: Tensor
+
+
+def by_class(task: Any, models: Tensor, given: Federation) -> ByClass:
+    share = one_hot(given.y, given.shares.shape[1]).double()
+    share = share / share.sum(0).clamp(min=1)
+    hits, losses = [], []
+    for model in models:  # one at a time: all of them on all rows would not fit memory
+        probability = task.predict(model[None], given.x[None])[0].double()
+        hits.append((probability.argmax(1) == given.y).double() @ share)
+        losses.append(nll_loss(probability.clamp(min=TINY).log(), given.y, reduction="none") @ share)
+    return ByClass(torch.stack(hits), torch.stack(losses))
+
+
+def own(values: Tensor, given: Federation) -> float:
+    """Under P1, the mean over clients."""
+    return float((values * given.shares).sum(1).mean())
+
+
+def accuracies(task: Any, w: Tensor, v: Tensor, given: Federation) -> dict[str, float]:
+    found: dict[str, float] = {}
+    every = one_hot(given.y, given.shares.shape[1]).double().mean(0)
+    for prefix, models in (("", v), ("common ", w[None])):
+        hits = by_class(task, models, given).accuracy
+        found |= {f"{prefix}P1": own(hits, given), f"{prefix}P2": float((hits @ every).mean())}
+    return found
+
+
+def trial(
+    seed: int, data: str, model: str, method: str, classes: int, clients: int, samples: int, tested: int, rounds: int,
+    epochs: int, batch: int, eta: float, lam: float = 0.0, follow: bool = True,
+) -> dict:  # fmt: skip
+    """One method on one federation; `follow` asks for the curves."""
+    given = federation(seed, data, classes, clients, samples, tested, not model.startswith("cnn"))
+    task = task_of(model, given)
+    work: dict[str, Any] = {"eta": eta, "epochs": epochs, "batch": batch}
+    if method.startswith("dichotomous"):
+        return dichotomous(task, given, rounds, seed, method == "dichotomous", work)
+    found = train(algorithm(method, lam, given.clients, **work), task, given, rounds, seed, follow)
+    return accuracies(task, found.w, found.v, given) | (found.curves if follow else {})
+
+
+def dichotomous(task: Any, given: Federation, rounds: int, seed: int, halves: bool, work: dict) -> dict:
+    """Alone or together, by each client's choice (effect, Appendix C.3): LocalTrain on one half of a client's rows and
+    GlobalTrain on everybody's other halves, or both on all rows.
+
+    "P1" and "P2" have the choice made on validation rows; with the word "leaky" on the test rows, as printed.
+    """
+    clients = given.clients
+    mine, ours = split(clients.train, clients.keys, 0.5, seed) if halves else (clients.train, clients.train)
+    alone, together = (
+        train(
+            algorithm(name, 0.0, clients, **work),
+            task,
+            given._replace(clients=replace(clients, train=rows)),
+            rounds,
+            seed,
+            follow=False,
+        )
+        for name, rows in (("LocalTrain", mine), ("GlobalTrain", ours))
+    )
+    shared = together.w.expand_as(alone.v)
+    losses = [mean_risk(task, models, clients.validation) for models in (alone.v, shared)]
+    chosen = torch.where((losses[0] < losses[1])[:, None], alone.v, shared)
+    every = one_hot(given.y, given.shares.shape[1]).double().mean(0)
+    hits = [by_class(task, models, given).accuracy for models in (alone.v, together.w[None])]
+    first = [torch.maximum((hits[0] * weight).sum(1), (hits[1] * weight).sum(1)) for weight in (given.shares, every)]
+    leaky = {f"leaky {protocol}": float(best.mean()) for protocol, best in zip(("P1", "P2"), first)}
+    return (
+        accuracies(task, together.w, chosen, given) | leaky | {"alone": float((losses[0] < losses[1]).double().mean())}
+    )

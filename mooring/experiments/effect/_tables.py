@@ -1,0 +1,171 @@
+"""Tables 3 and 4 of `effect`: their rows, what stands in for them, and claims on the rows that were run.
+
+The printed Table 4 is shifted against Table 3 ("small" is at places its "medium", two dichotomous entries are its
+FedProx): its numbers are shown and are no targets.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mooring.experiments.base.claims import Check, Verdict, every
+from mooring.experiments.base.experiment import Cell, Preset
+from mooring.experiments.base.results import Results, interval, of
+from mooring.experiments.effect import _images
+from mooring.experiments.effect._points import NAMES
+from mooring.experiments.effect._rounds import sound
+
+
+class Row(NamedTuple):
+    data: str
+    model: str
+    stand_in: str  # data of the quick preset, where the model is a perceptron
+    lams: tuple[float, float, float]
+    epochs: int
+    rounds: int
+    classes: dict[int, int]  # as printed -> of the ten classes that the data at hand have
+    table3: dict[int, tuple[float, ...]]  # FedProx small, medium, large, GlobalTrain, LocalTrain, pFedMe small, ...
+    table4: dict[int, tuple[float, ...]]  # FedProx small, large, dichotomous
+
+
+SAME = {2: 2, 6: 6, 10: 10}
+ROWS = {
+    "MNIST CNN2": Row(
+        "mnist", "cnn2", "digits", (0.2, 0.5, 2.5), 5, 20, SAME,
+        {
+            2: (0.3567, 0.4721, 0.6019, 0.6123, 0.3019, 0.3973, 0.5828, 0.6172),
+            6: (0.7001, 0.7833, 0.7843, 0.8092, 0.6231, 0.7918, 0.8093, 0.8312),
+            10: (0.8753, 0.8893, 0.9032, 0.9098, 0.8194, 0.8756, 0.8771, 0.8749),
+        },
+        {2: (0.4721, 0.6019, 0.2567), 6: (0.7833, 0.7843, 0.7001), 10: (0.8893, 0.9032, 0.8753)},
+    ),
+    "MNIST CNN5": Row(
+        "mnist", "cnn5", "digits", (0.2, 0.5, 2.5), 10, 50, SAME,
+        {
+            2: (0.8891, 0.9000, 0.9333, 0.9377, 0.6536, 0.9000, 0.9003, 0.9380),
+            6: (0.8451, 0.8941, 0.9392, 0.9446, 0.7333, 0.9288, 0.9186, 0.9306),
+            10: (0.9091, 0.9102, 0.9421, 0.9433, 0.7633, 0.9340, 0.9385, 0.9440),
+        },
+        {2: (0.8891, 0.9333, 0.7032), 6: (0.8451, 0.8941, 0.7941), 10: (0.9091, 0.9102, 0.8922)},
+    ),
+    "EMNIST CNN5": Row(
+        "fashion_mnist", "cnn5", "proto", (0.1, 0.5, 1.0), 10, 50, {30: 6, 40: 8, 47: 10},
+        {
+            30: (0.6084, 0.6089, 0.6011, 0.6102, 0.5583, 0.6133, 0.6129, 0.6122),
+            40: (0.6097, 0.6123, 0.6357, 0.6423, 0.5644, 0.6012, 0.6102, 0.6134),
+            47: (0.6278, 0.6415, 0.6672, 0.6611, 0.6111, 0.6345, 0.6532, 0.6717),
+        },
+        {30: (0.6084, 0.6089, 0.5291), 40: (0.6097, 0.6123, 0.5732), 47: (0.6278, 0.6415, 0.5856)},
+    ),
+    "CIFAR10 CNN3": Row(
+        "cifar10", "cnn3", "proto", (0.1, 0.5, 1.0), 10, 50, SAME,
+        {
+            2: (0.6101, 0.6292, 0.6340, 0.6444, 0.5801, 0.6056, 0.6012, 0.6033),
+            6: (0.6211, 0.6311, 0.6712, 0.6949, 0.5623, 0.6163, 0.6163, 0.6439),
+            10: (0.6102, 0.6712, 0.7302, 0.8041, 0.6238, 0.6744, 0.7443, 0.7732),
+        },
+        {},
+    ),
+}  # fmt: skip
+QUICK_ROWS = ("MNIST CNN2", "EMNIST CNN5")
+SMALL: dict[str, Any] = {"clients": 10, "samples": 90, "tested": 300, "batch": 16, "eta": 0.1}
+LARGE: dict[str, Any] = {"clients": 10, "samples": 300, "tested": 1000, "batch": 16, "eta": 0.01}
+STAND_IN = (
+    "digits of scikit-learn for MNIST and Gaussian prototypes with 6, 8 or 10 of 10 classes for EMNIST; a perceptron "
+    "with 50 hidden units for the CNNs; P1 and P2"
+)
+REAL = "MNIST, Fashion-MNIST with 6, 8 or 10 classes for EMNIST, CIFAR-10 with 25,000 images; P1 and P2"
+SMOKE, QUICK, PAPER = {"rounds": 1}, {"rounds": 20}, {"rounds": 0}  # 0: the row's own
+
+Method = tuple[str, str]  # method and size of lambda ("" where it has none)
+
+
+def trial(seed: int, row: str, classes: int, method: str, rounds: int, size: str = "", real: bool = False) -> dict:
+    """One cell; with `real`, on the paper's data and networks as far as they are at hand."""
+    one = ROWS[row]
+    lam = one.lams[NAMES.index(size)] if size else 0.0
+    work: dict[str, Any] = (
+        {"epochs": one.epochs, "rounds": rounds or one.rounds} if real else {"epochs": 5, "rounds": rounds}
+    )
+    data, model, sizes = (one.data, one.model, LARGE) if real else (one.stand_in, "mlp", SMALL)
+    return _images.trial(seed, data, model, method, one.classes[classes], lam=lam, follow=False, **work, **sizes)
+
+
+def points(rows: Sequence[str], methods: Sequence[Method], most: int | None = None) -> list[dict]:
+    return [
+        {"row": row, "classes": c, "method": method} | ({"size": size} if size else {})
+        for row in rows
+        for c in list(ROWS[row].classes)[:most]
+        for method, size in methods
+    ]
+
+
+def presets(methods: Sequence[Method], rows: Sequence[str]) -> dict[str, Preset]:
+    needs = ("mnist", "fashion_mnist", "cifar10")
+    return {
+        "smoke": Preset(points(QUICK_ROWS[:1], methods, 2), 1, SMOKE, STAND_IN),
+        "quick": Preset(points(QUICK_ROWS, methods), 3, QUICK, STAND_IN),
+        "paper": Preset(points(rows, methods), 2, PAPER | {"real": True}, REAL, needs),
+    }
+
+
+def ref(series: str, method: Method, **fixed: Any):
+    fixed |= {"size": method[1]} if method[1] else {}
+    return of(series, method=method[0], **fixed)
+
+
+def values(results: Results, series: str, method: Method) -> dict[tuple, np.ndarray]:
+    """[repeats] of a method by (row, classes)."""
+    return {
+        (dict(point)["row"], dict(point)["classes"]): found
+        for point, found in results.take(ref(series, method)).items()
+    }
+
+
+def each_row(make: Callable[[str, list[int]], Check]) -> Check:
+    """A check for every row that was run, made from its name and its numbers of classes."""
+
+    def check(results: Results) -> Verdict:
+        rows: dict[str, list[int]] = {}
+        for trial_ in results.trials:
+            seen = rows.setdefault(trial_.point["row"], [])
+            if trial_.point["classes"] not in seen:
+                seen.append(trial_.point["classes"])
+        return every(**{row: make(row, sorted(classes)) for row, classes in rows.items()})(results)
+
+    return check
+
+
+def approaches(series: str, small: Method, large: Method, local: Method, common: Method) -> Check:
+    """In every cell the smallest lambda is nearer to LocalTrain than the largest, which is nearer to GlobalTrain."""
+
+    def check(results: Results) -> Verdict:
+        near = {m: values(results, series, m) for m in (small, large, local, common)}
+        wrong = [f"{m[0]}: not accuracies" for m, cells in near.items() if not sound(*cells.values())]
+        for cell in near[small]:
+            for end, nearer, farther in ((local, small, large), (common, large, small)):
+                gap = [np.abs(near[m][cell] - near[end][cell]) for m in (nearer, farther)]
+                if not interval(gap[0] - gap[1])[2] < 0:
+                    found = f"{gap[0].mean():.3f} against {gap[1].mean():.3f}"
+                    wrong.append(f"{cell[0]}, {cell[1]} classes: distance from {end[0]} {found}")
+        return Verdict(
+            not wrong, {"cells": len(near[small]), "not so": len(wrong), "where": "; ".join(wrong) or "nowhere"}
+        )
+
+    return check
+
+
+def cell(series: str, method: Method, row: str, classes: int, printed: float | None) -> Cell:
+    """Our number where the row was run."""
+
+    def ours(results: Results) -> Any:
+        try:
+            mean, low, high = (
+                float(part) for part in interval(results.one(ref(series, method, row=row, classes=classes)))
+            )
+        except KeyError:
+            return "not run"
+        return f"{mean:.4g} ± {(high - low) / 2:.4g}"
+
+    return Cell(ours, printed)

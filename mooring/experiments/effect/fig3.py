@@ -1,0 +1,78 @@
+"""Figure 3 of `effect`: FedProx with the lambda of Theorem 1 against both baselines."""
+
+import numpy as np
+
+from mooring.experiments.base.claims import Claim, Verdict, every, lower
+from mooring.experiments.base.experiment import Experiment, Panel
+from mooring.experiments.base.results import Results, interval, of
+from mooring.experiments.effect._rounds import sound
+from mooring.experiments.effect._synthetic import LABELS
+from mooring.experiments.effect.fig1 import EXPERIMENT as FIG1
+
+BASELINES = ("LocalTrain", "GlobalTrain")
+MODERATE = 0.3
+SHOWN = ("adaptive", *BASELINES, "from data")
+
+
+def at(name: str, chosen=lambda r: True):
+    return of(name, spread=chosen)
+
+
+def most(results: Results) -> Verdict:
+    """Where the adaptive choice is below both baselines, beyond the interval."""
+    ours = results.curve(at("adaptive"), "spread")
+    theirs = [results.curve(at(name), "spread").y for name in BASELINES]
+    wins = [interval(ours.y - y)[2] < 0 for y in theirs]
+    both = np.logical_and(*wins)
+    return Verdict(
+        bool(sound(ours.y, *theirs) and both.sum() * 2 > len(both)), {"lowest at": int(both.sum()), "of": len(both)}
+    )
+
+
+EXPERIMENT = Experiment(
+    title="FedProx with the lambda of Theorem 1 against LocalTrain and GlobalTrain",
+    trial=FIG1.trial,
+    presets=FIG1.presets,
+    claims=[
+        Claim(
+            "lowest-in-most",
+            "with the adaptive lambda FedProx has the lowest error in most cases (at more than half of the R)",
+            most,
+        ),
+        Claim(
+            "moderate-and-high",
+            "it is below both baselines under moderate and high heterogeneity (R of 0.3 and more)",
+            every(
+                **{
+                    name: lower(at("adaptive", lambda r: r >= MODERATE), at(name, lambda r: r >= MODERATE))
+                    for name in BASELINES
+                }
+            ),
+            note="It is below both up to R = 2. At R = 3 labels are all but certain: the rule's lambda is of the size "
+            "of the ridge of 1e-4, with which LocalTrain shrinks as much by itself, and the two do not differ beyond "
+            "the interval. With a ridge of 2e-5 LocalTrain's error there is 39 and the rule's 23 (5 draws).",
+        ),
+        Claim(
+            "global-slightly-better-at-zero",
+            "as R approaches 0, GlobalTrain is slightly better: lower at R = 0, by less than 10 %",
+            every(
+                better=lower(at("GlobalTrain", 0.0), at("adaptive", 0.0)),
+                slightly=lower(at("adaptive", 0.0), at("GlobalTrain", 0.0), 1.1),
+            ),
+            note="At R = 0 Theorem 1 asks for a lambda so large that FedProx is GlobalTrain to six digits; neither is "
+            "better. Just above 0, where the rule switches to its small lambda, FedProx is as good or slightly better.",
+        ),
+    ],
+    panels=[
+        Panel(
+            "spread",
+            {LABELS[name]: at(f"{prefix}{name}") for name in SHOWN},
+            "R (spread of a coefficient)",
+            f"{what} statistical error",
+            log="y",
+        )
+        for prefix, what in (("", "local"), ("global ", "global"))
+    ],
+    reads="Data, minimisers and rule as in effect-fig1; rho = 2 was tuned by the authors on the outcome, so that the "
+    "curve is an oracle's. A lambda estimated from the data is drawn beside it.",
+)

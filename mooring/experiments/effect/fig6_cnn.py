@@ -1,0 +1,28 @@
+"""Figure 6 of `effect`, second part: local epochs and rounds for the common model, a network on images."""
+
+from mooring.experiments.base.experiment import Experiment, Preset
+from mooring.experiments.effect._images import trial
+from mooring.experiments.effect._points import DIGITS, MNIST, NETWORK, STAND_IN
+from mooring.experiments.effect._work import claim, panels, points
+
+QUICK = DIGITS | {"model": "mlp", "batch": 16, "clients": 10}
+DATA = STAND_IN + "; a perceptron with 50 hidden units instead of CNN2"
+
+EXPERIMENT = Experiment(
+    title="Rounds against local epochs for the common model (network)",
+    trial=trial,
+    presets={
+        "smoke": Preset(points(NETWORK), repeats=1, settings=QUICK | {"rounds": 2, "clients": 5}, data=DATA),
+        "quick": Preset(points(NETWORK), repeats=3, settings=QUICK | {"rounds": 30}, data=DATA),
+        "paper": Preset(
+            points(NETWORK),
+            repeats=2,
+            settings=MNIST | {"model": "cnn2", "batch": 16, "clients": 20, "rounds": 20},
+            data="MNIST",
+            needs=("mnist",),
+        ),
+    },
+    claims=[claim("common loss", NETWORK, "training loss of the common model")],
+    panels=panels("common loss", NETWORK, "training loss of the common model"),
+    reads="As effect-fig6, for the common model of a network.",
+)

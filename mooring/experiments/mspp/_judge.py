@@ -1,0 +1,62 @@
+"""Claims on medians over repeats, presets and panels that Figures 1 and 2 of `mspp` share."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from mooring.experiments.base.claims import Check, Verdict
+from mooring.experiments.base.experiment import Panel, Preset, grid
+from mooring.experiments.base.results import Results, bootstrap, of
+from mooring.experiments.mspp._speed import METHODS
+
+PANELS = {"a": "MNIST", "b": "FEMNIST", "c": "Sent140"}
+POINTS = grid(panel=list(PANELS))
+STAND_INS = "digits with 2 and with 3 classes a device and generated word counts instead of MNIST, FEMNIST and Sent140"
+REAL = (
+    "MNIST, 210 rows a device, 150 rounds; Fashion-MNIST, 220 rows a device, 60 rounds, instead of FEMNIST; airline "
+    "tweets by user, 25 rounds, instead of Sent140"
+)
+PRESETS = {
+    "smoke": Preset(POINTS, 1, {"size": "tiny"}, STAND_INS),
+    "quick": Preset(POINTS, 10, {"size": "small"}, STAND_INS),
+    "paper": Preset(POINTS, 1, {"size": "large"}, REAL, ("mnist", "fashion", "airline")),
+}
+
+
+def medians(results: Results, quantity: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """By panel: the median over repeats at each target, and the upper end of its bootstrap interval."""
+    found = {}
+    for point, values in results.take(quantity).items():
+        columns = [bootstrap(lambda draw, v=v: float(np.median(v[draw])), len(v)) for v in values.T]
+        found[dict(point)["panel"]] = (np.array([c[0] for c in columns]), np.array([c[2] for c in columns]))
+    return found
+
+
+def median_below(quantities: Mapping[str, str], limit: float, cases: float = 1.0) -> Check:
+    """The medians of all quantities at all targets are below the limit with their intervals, in this share of cases."""
+
+    def check(results: Results) -> Verdict:
+        numbers, good = {}, []
+        for name, quantity in quantities.items():
+            for panel, (middle, top) in medians(results, quantity).items():
+                good += ((top < limit) & (middle >= 0)).tolist()
+                numbers[f"{name}, {panel}"] = middle.tolist()
+        share = float(np.mean(good))
+        return Verdict(share >= cases, {"cases": len(good), "share below": share, "limit": limit} | numbers)
+
+    return check
+
+
+def panels(kind: str, label: str) -> list[Panel]:
+    """One plot per data set."""
+    return [
+        Panel(
+            "target",
+            {m: of(f"{kind} {m}", panel=panel) for m in METHODS},
+            "target accuracy (or share of FedProx's)",
+            label,
+            f"({panel}) {name}",
+            log="y",
+        )
+        for panel, name in PANELS.items()
+    ]

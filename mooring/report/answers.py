@@ -1,0 +1,211 @@
+"""What the commands answer in the terminal, from plain tables: of a run directory, or the same in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import floor, isfinite, log10
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from rich.filesize import decimal
+
+from mooring.report.terminal import Display
+from mooring.runs.directory import open_run
+from mooring.runs.files import frame_of
+
+MOST_ROWS = 20  # clients that a terminal's table shows
+SCORES = {k: k for k in ("client", "rows", "alone", "common", "personal", "gain")}
+LOSSES = ("alone", "common", "personal", "gain", "gain_low", "gain_high")
+ADVISED = {
+    "client": "client",
+    "rows": "rows",
+    "alone": "alone",
+    "common": "common",
+    "personal": "advised",
+    "gain": "gain",
+    "gain_low": "low",
+    "gain_high": "high",
+    "plan": "plan",
+    "lambda": "lam",
+    "verdict": "verdict",
+}
+SPARE = ("rows", "plan", "lambda", "common", "gain_low", "gain_high", "alone", "personal")
+PLANS = {
+    "common": "one model for all",
+    "alone": "everyone's own model, with a ridge",
+    "lambda": "one stiffness for all",
+    "size": "a stiffness by the client's rows, the fewer the tauter",
+    "diagonal": "a stiffness by the client's rows and the coefficient (lam: their geometric mean)",
+    "mixture": "own and common model mixed, a being the own one's share",
+    "tuned": "the common model after local steps",
+}
+
+
+def show_run(display: Display, run: str | Path) -> None:
+    """A finished run of any kind, from its directory alone."""
+    directory = open_run(run)
+    kind = directory.run.mooring.kind
+    if kind == "advise":
+        show_advice(display, directory.advice)
+    elif kind == "compare":
+        show_comparison(display, directory.comparison)
+    else:
+        show_fit(display, directory.summary, directory.clients)
+    display.say(f"Run: {run}")
+
+
+def show_fit(display: Display, summary: Mapping[str, Any], clients: pd.DataFrame) -> None:
+    """The summary and the clients of a fit."""
+    metric = summary["metric"]
+    display.table(
+        f"{summary['title']}: test {metric} over {len(clients)} clients",
+        [
+            {"who": "alone: every client by itself", "loss": summary["alone"]},
+            {"who": "common: one model from all rows", "loss": summary["common"]},
+            {"who": f"personal: {summary['algorithm']}", "loss": summary["personal"]},
+        ],
+        {"who": "model", "loss": metric},
+    )
+    order, caption = ends(clients, "gain: what the personal model saves over training alone")
+    display.table(
+        f"Clients, test {metric}", order.to_dict("records"), SCORES, caption, spare=("rows", "common", "alone")
+    )
+    last, chosen = summary["rounds"], summary["chosen_round"]
+    if last != chosen:
+        display.say(f"The models are those of round {chosen} (best validation loss); the last round was {last}.")
+    display.say(gains(clients))
+
+
+def ends(clients: pd.DataFrame, caption: str) -> tuple[pd.DataFrame, str]:
+    """The clients by how much their own model saves; the middle of a long list is left out, and the caption says so."""
+    order, half = clients.sort_values("gain", ascending=False), MOST_ROWS // 2
+    if len(order) <= MOST_ROWS:
+        return order, caption
+    some = order.iloc[[*range(half), *range(len(order) - half, len(order))]]
+    return some, f"The {half} that gain most and least of {len(clients)} clients. {caption}"
+
+
+def gains(clients: pd.DataFrame) -> str:
+    """Who gains from what, in one sentence."""
+    seen = clients.dropna(subset=["alone", "common", "personal"])
+    common = int((seen["common"] < seen["alone"]).sum())
+    personal = int((seen["personal"] < seen["alone"]).sum())
+    both = int((seen["personal"] < seen[["alone", "common"]].min(axis=1)).sum())
+    return (
+        f"Of {len(seen)} clients, {common} do better with the common model than alone, {personal} with their personal "
+        f"model than alone, and {both} with their personal model than with either."
+    )
+
+
+def show_comparison(display: Display, comparison: Mapping[str, Any]) -> None:
+    """A row a method, best first, and who gains."""
+    methods, clients = frame_of(comparison["methods"]), frame_of(comparison["clients"])
+    rows = methods.sort_values("test_loss").to_dict("records")
+    for row in rows:
+        row["sent"] = decimal(int(row["bytes"]))
+        row["round"] = f"{row['chosen_round']}/{row['rounds']}"
+    columns = {
+        "method": "method",
+        "test_loss": f"test {comparison['metric']}",
+        "last_test_loss": "last round",
+        "round": "round",
+        "sent": "sent",
+        "seconds": "seconds",
+    }
+    caption = "test: models of the chosen round (best validation loss), averaged over test rows"
+    title = f"{comparison['title']}: {len(clients)} clients"
+    display.table(title, rows, columns, caption, spare=("seconds", "round", "last_test_loss"))
+    if "local" in clients:
+        for method in methods["method"]:
+            if method != "local":
+                better = int((clients[method] < clients["local"]).sum())
+                display.say(f"{better} of {len(clients)} clients do better with {method} than alone.")
+
+
+def show_advice(display: Display, advice: Mapping[str, Any]) -> None:
+    """The summary, the clients by gain, and why."""
+    summary, clients = advice["summary"], frame_of(advice["clients"])
+    rows = [
+        {"who": "alone: every client by itself", "loss": summary["alone"]},
+        {"who": "common: one model for all", "loss": summary["common"]},
+        {"who": "one lambda for all", "loss": summary["shared_lambda"]},
+        {"who": "advised", "loss": summary["advised"]},
+    ]
+    title = f"{advice['title']}: test {summary['metric']} over {len(clients)} clients"
+    display.table(title, rows, {"who": "model", "loss": summary["metric"]})
+    order, caption = ends(
+        clients, "gain: loss saved over training alone, with its 95 % interval; every client has the model of its plan"
+    )
+    records = order.to_dict("records")
+    places = decimals(float(order["alone"].median()))
+    for row in records:
+        row |= {key: f"{row[key]:,.{places}f}" for key in LOSSES if row[key] == row[key]}
+        stiffness = {"": row["lambda"], "a ": row["alpha"]}  # one of them, or none after local steps
+        row["lambda"] = next((f"{mark}{value:.2g}" for mark, value in stiffness.items() if value == value), "")
+    plans = clients["plan"].unique()
+    columns = {k: v for k, v in ADVISED.items() if k != "plan" or len(plans) > 1}
+    display.table("Clients", records, columns, caption, spare=SPARE)
+    if len(plans) == 1:
+        display.say(f"The plan of all clients: {plans[0]}, {PLANS.get(plans[0], plans[0])}.")
+    for sentence in advice["words"]:
+        display.say(sentence)
+
+
+def decimals(typical: float) -> int:
+    """Places after the point that show a number of this size with three digits, and those of its column alike."""
+    return min(max(2 - floor(log10(abs(typical))), 0), 6) if typical and isfinite(typical) else 3
+
+
+def show_newcomers(display: Display, clients: pd.DataFrame, metric: str, way: str) -> None:
+    """Newcomers, and whether joining pays for them."""
+    columns = SCORES | {"gain_low": "low", "gain_high": "high"}
+    columns |= {"ratio": "ratio", "ratio_low": "from", "ratio_high": "to", "pays": "pays"}
+    told = "gain (alone - personal) and ratio (alone / personal) with their 95 % intervals"
+    caption = f"test {metric}; personal models by {way}; {told}"
+    if len(clients) > MOST_ROWS:
+        caption = f"The first {MOST_ROWS} of {len(clients)} newcomers. {caption}"
+    rows = clients.head(MOST_ROWS).to_dict("records")
+    display.table("Newcomers", rows, columns, caption, spare=("rows", "common", "alone", "personal"))
+    count = clients["pays"].value_counts()
+    said = ", ".join(f"joining pays: {word} for {count.get(word, 0)}" for word in ("yes", "no", "undecided"))
+    display.say(f"{said}.")
+
+
+def show_theory(display: Display, theory: Mapping[str, Any]) -> None:
+    """The theory of a federation as tables, and in words."""
+
+    def rows(table: Mapping[str, Any]) -> list[dict[str, Any]]:
+        return [{"name": name.replace("_", " "), **part} for name, part in table.items()]
+
+    spread = theory["heterogeneity"]
+    wide = {"name": "", "value": "value", "low": "low", "high": "high", "method": "from"}
+    display.table("Constants", rows(theory["constants"]), wide)
+    radii = {"R": {**spread, "value": spread["R"]}, "R_max": spread["R_max"], "Gamma": spread["Gamma"]}
+    display.table("Heterogeneity", rows(radii), wide)
+    borders = {name: {**part, "value": part.get("R", part.get("Gamma"))} for name, part in theory["thresholds"].items()}
+    display.table("Thresholds of R", rows(borders), {"name": "", "value": "at", "side": "speaks for", "source": "from"})
+    display.table(
+        "Lambda by rule",
+        rows(theory["lambda"]),
+        {"name": "", "value": "lambda", "low": "low", "high": "high", "source": "from"},
+    )
+    promised = [{"name": name.replace("_", " "), "value": value} for name, value in theory["promises"].items()]
+    display.table("Promises (orders of the average excess risk; rounds to 1e-3)", promised, {"name": "", "value": ""})
+    if spread["by_feature"]:
+        largest = sorted(spread["by_feature"].items(), key=lambda pair: -pair[1])[:6]
+        top = ", ".join(f"{name} {tau:.2g}" for name, tau in largest)
+        display.say(f"Coefficients that differ most between clients (standard deviation): {top}.")
+    for sentence in theory["words"]:
+        display.say(sentence)
+    for doubt in theory["assumptions"]:
+        display.say(f"Doubt: {doubt}")
+
+
+def show_findings(display: Display, source: str, findings: Sequence[Mapping[str, Any]]) -> None:
+    """What `check` found in a table."""
+    if not findings:
+        display.say(f"{source}: nothing to complain about.")
+        return
+    columns = {"severity": "severity", "client": "client", "column": "column", "sentence": "what"}
+    display.table(f"{source}: {len(findings)} finding(s)", [dict(row) for row in findings], columns)

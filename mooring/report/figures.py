@@ -1,0 +1,162 @@
+"""The figures of an advice: the path from one common model to everyone alone, and the gain of every client.
+
+Both are drawn from what the run directory holds (`RunDir.advice`), in memory or on disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mooring.core.errors import RequestError
+from mooring.report.answers import PLANS
+from mooring.report.style import STYLE, VERDICTS, canvas, image
+from mooring.runs.directory import GAINS_FIGURE, PATH_FIGURE, open_run
+from mooring.runs.files import frame_of, write_whole
+
+NAMED = 80  # clients up to which a figure names each one; beyond, they are drawn side by side without names
+FAR = 8.0  # typical deviations from the median beyond which a gain is told by an arrow at the edge
+MOORED = ("lambda", "size", "diagonal")  # plans by lambda
+RASTER = 1_000  # clients beyond which an SVG holds their marks as pixels
+
+
+def plot(source: Any, what: str = "gains") -> Any:
+    """A matplotlib figure of an advice or of its run directory: "gains" of every client, or the "path" of lambdas."""
+    drawings = {"gains": gains_figure, "path": path_figure}
+    if what not in drawings:
+        raise RequestError(f"plot knows {', '.join(map(repr, drawings))}, got {what!r}.")
+    return drawings[what](open_run(source).advice if isinstance(source, str | Path) else source.record)
+
+
+def draw_advice(run: str | Path) -> None:
+    """Both figures of an advice's run directory, as PNG and SVG, beside its tables."""
+    directory = open_run(run)
+    advice = directory.advice
+    for name, figure in ((PATH_FIGURE, path_figure(advice)), (GAINS_FIGURE, gains_figure(advice))):
+        for form in ("png", "svg"):
+            write_whole(directory.path / f"{name}.{form}", image(figure, form))
+
+
+def path_figure(advice: Mapping[str, Any]) -> Any:
+    """Held-out loss against lambda, with the two ends as lines, and the plan: its loss at its clients' lambdas."""
+    import matplotlib as mpl
+
+    path, clients = frame_of(advice["path"]), frame_of(advice["clients"])
+    ends = path[path["family"] != "lambda"].set_index("family")["loss"]
+    moored = path[path["family"] == "lambda"].sort_values("lambda")
+    with mpl.rc_context(STYLE):
+        figure = canvas(6.4, 4.0)
+        axes = figure.add_subplot()
+        axes.semilogx(
+            moored["lambda"], moored["loss"], marker="o", markersize=3, color="0.35", label="one lambda for all"
+        )
+        axes.axhline(ends["alone"], color=VERDICTS["alone"], linestyle="--", label="alone")
+        axes.axhline(ends["common"], color=VERDICTS["common"], linestyle=":", label="common")
+        _mark_plan(axes, advice["plan"], clients["lambda"].to_numpy(float), moored["lambda"].to_numpy(float))
+        axes.set_xlabel("lambda: slack (everyone alone) to taut (one common model)")
+        axes.set_ylabel(f"held-out {advice['summary']['metric']}")
+        axes.legend(fontsize=8)
+    return figure
+
+
+def _mark_plan(axes: Any, plan: Mapping[str, Any], lams: np.ndarray, grid: np.ndarray) -> None:
+    """The plan's held-out loss, at the lambdas that its clients have; as a line where they have none."""
+    lams = np.sort(lams[np.isfinite(lams) & (lams > 0)])
+    if plan["family"] not in MOORED or not len(lams):
+        words = PLANS.get(plan["family"], plan["family"]).split(",")[0]
+        axes.axhline(plan["loss"], color=VERDICTS["personal"], linewidth=1, label=f"plan: {words}")
+        return
+    low, middle, high = lams[0], lams[len(lams) // 2], lams[-1]
+    words = f"plan: lambda = {middle:.3g}"
+    if high > 1.001 * low:
+        words = f"plan: lambda {low:.3g} to {high:.3g} by client, median {middle:.3g}"
+    elif plan["family"] == "lambda" and len(grid) and not grid[0] < middle < grid[-1]:
+        words += ", at the edge of what was tried"
+    axes.plot([low, high], [plan["loss"]] * 2, color=VERDICTS["personal"], linewidth=3, solid_capstyle="butt")
+    axes.plot([middle], [plan["loss"]], "D", markersize=7, color=VERDICTS["personal"], label=words)
+
+
+def gains_figure(advice: Mapping[str, Any]) -> Any:
+    """What each client's model saves over training alone, in per cent of its loss alone, with its interval, in order.
+
+    All clients are drawn. One that lies far from the rest is an arrow at the edge with its number, so that it does not
+    flatten them. Colours tell the verdict.
+    """
+    import matplotlib as mpl
+
+    frame = frame_of(advice["clients"])
+    told = frame[(frame["alone"] > 0) & frame["gain"].notna()]
+    share = told[["gain", "gain_low", "gain_high"]].div(told["alone"], axis=0) * 100
+    told = told.assign(**share).sort_values("gain", ignore_index=True)
+    named = len(told) <= NAMED
+    with mpl.rc_context(STYLE):
+        figure = canvas(6.4, min(max(2.5, 0.16 * len(told) + 1.2), 14.0) if named else 6.0)
+        axes = figure.add_subplot()
+        low, high = _span(told)
+        axes.set_xlim(low, high)
+        axes.set_ylim(-1, len(told))
+        place = np.arange(len(told))
+        for verdict, colour in VERDICTS.items():
+            mine = (told["verdict"] == verdict).to_numpy()
+            if mine.any():
+                _client_marks(axes, told[mine], place[mine], colour, f"{verdict} ({mine.sum():,})", named)
+        far = _arrows(axes, told, place, low, high, named)
+        axes.axvline(0, color="0.4", linewidth=1)
+        if named:
+            axes.set_yticks(place, told["client"].astype(str), fontsize=6, parse_math=False)
+            axes.grid(visible=False, axis="y")
+        else:
+            axes.set_yticks([])
+        missing = len(frame) - len(told)
+        axes.set_ylabel(f"{len(told):,} clients" + (f"; {missing:,} without test rows are left out" if missing else ""))
+        arrows = f"; arrows: {far:,} beyond the edge" if far else ""
+        axes.set_xlabel(
+            f"test {advice['summary']['metric']} saved against training alone, per cent (right: it helps{arrows})"
+        )
+        figure.legend(loc="outside upper left", ncols=len(VERDICTS), fontsize=8)  # beside the marks, not on them
+    return figure
+
+
+def _span(told: Any) -> tuple[float, float]:
+    """The axis: 0, and the gains and intervals of all who lie within FAR typical deviations of the median."""
+    if told.empty:
+        return -1.0, 1.0
+    gain = told["gain"].to_numpy(float)
+    middle = float(np.median(gain))
+    half = np.nan_to_num((told["gain_high"] - told["gain_low"]).to_numpy(float) / 2)
+    far = FAR * max(float(np.median(np.abs(gain - middle))), float(np.median(half)) / 2, 1e-3)
+    near = told[np.abs(gain - middle) <= far]
+    low = max(float(near[["gain", "gain_low"]].min().min()), middle - far)
+    high = min(float(near[["gain", "gain_high"]].max().max()), middle + far)
+    low, high = min(low, 0.0), max(high, 0.0)
+    room = 0.04 * (high - low)
+    return low - room, high + room
+
+
+def _client_marks(axes: Any, part: Any, place: np.ndarray, colour: str, label: str, named: bool) -> None:
+    gain = part["gain"].to_numpy(float)
+    width = np.nan_to_num(np.abs(np.vstack([gain - part["gain_low"], part["gain_high"] - gain])))
+    style: dict[str, Any] = {"fmt": "o", "markersize": 3}
+    if not named:  # pale intervals, so that the gains stand out
+        style = {"fmt": ".", "markersize": 3, "elinewidth": 0.5, "ecolor": (colour, 0.3)}
+    axes.errorbar(gain, place, xerr=width, color=colour, label=label, rasterized=len(place) > RASTER, **style)
+
+
+def _arrows(axes: Any, told: Any, place: np.ndarray, low: float, high: float, named: bool) -> int:
+    """Arrows where a gain lies beyond the axis, with the gain beside it where clients are named; how many there are."""
+    far = 0
+    for side, edge, marker in ((told["gain"] < low, low, "<"), (told["gain"] > high, high, ">")):
+        for k in np.flatnonzero(side.to_numpy()):
+            far += 1
+            colour = VERDICTS.get(told["verdict"][k], "0.5")
+            axes.plot([edge], [place[k]], marker, color=colour, markersize=6, clip_on=False)
+            if named:
+                align, offset = ("left", 6) if marker == "<" else ("right", -6)
+                text = f"{told['gain'][k]:,.0f} %"
+                axes.annotate(
+                    text, (edge, place[k]), (offset, 0), textcoords="offset points", ha=align, va="center", fontsize=6
+                )
+    return far

@@ -1,0 +1,58 @@
+"""Markdown of an experiment's record: tables with the paper's numbers beside ours, and numbers as phrases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def table(record: Mapping[str, Any]) -> str:
+    """Ours as mean ± half of its interval; in brackets what the paper prints."""
+    rows = [[row["label"], *(_cell(cell) for cell in row["cells"])] for row in record["rows"]]
+    head = f"**{record['title']}** (ours ± 95 % interval; in brackets: printed)"
+    return f"{head}\n\n{markdown(['', *record['columns']], rows)}"
+
+
+def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
+
+
+def number(value: Any) -> str:
+    """Four significant digits; a comparison or an estimate as a phrase; lists, tables and words as they are."""
+    if isinstance(value, dict):
+        return _phrase(value) or "; ".join(f"{name}: {number(item)}" for name, item in value.items())
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(number(item) for item in value) + "]"
+    if isinstance(value, bool | str) or value is None:
+        return str(value)
+    return f"{value:.4g}"
+
+
+def _phrase(found: dict[str, Any]) -> str:
+    """What a comparison (`ratio`, with its limit) or an estimate (in a `range`) found, the interval in brackets."""
+    shown = {name: number(item) for name, item in found.items()}
+    worst = ", ".join(f"{name.removeprefix('worst ')} {item}" for name, item in shown.items() if name[:5] == "worst")
+    where = f" (worst: {worst})" if worst else ""
+    if {"value", "reference", "ratio", "low", "high", "limit"} <= found.keys():
+        span = f"[{shown['low']}, {shown['high']}]"
+        return f"{shown['value']} / {shown['reference']} = {shown['ratio']} {span}, limit {shown['limit']}{where}"
+    if {"low", "high", "range"} <= found.keys():
+        name = next((key for key in ("slope", "crossing", "value") if key in found), None)
+        if name:
+            return f"{name} {shown[name]} [{shown['low']}, {shown['high']}], within {shown['range']}{where}"
+    return ""
+
+
+def brief(numbers: dict[str, Any], most: int = 90) -> str:
+    """Numbers for one line of a terminal; records and the page hold all of them."""
+    text = number(numbers)
+    return text if len(text) <= most else text[: most - 4].rstrip() + " ..."
+
+
+def _cell(cell: Mapping[str, Any]) -> str:
+    known = cell["ours"] is not None and cell["ours"] == cell["ours"]  # a record keeps nan as null
+    ours = number(cell["ours"]) if known else "-"
+    if cell["half"] is not None:
+        ours += f" ± {number(cell['half'])}"
+    return ours if cell["printed"] is None else f"{ours} ({number(cell['printed'])})"

@@ -1,0 +1,218 @@
+"""The terminal: sentences, notes, progress, and tables that fit its width without cutting a number.
+
+Everything goes to stderr when stdout is for JSON. Text that comes from data (names of clients, columns, files) is shown
+as it is: no markup, no control characters.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+SHORT = 22  # a column whose cells are no longer than this is never wrapped
+NAME = 8  # a name is shortened to no less
+PROSE = 24  # a column of sentences is no narrower
+LONGEST = 30  # a word with digits that is longer is no number
+LONG_NAME = 40  # a name is shown with no more
+
+
+class Display:
+    """One console for everything; `json` mode keeps stdout free."""
+
+    def __init__(self, json: bool = False):
+        self.json = json
+        self.out = Console(file=sys.stderr if json else sys.stdout, highlight=False, emoji=False, markup=False)
+        self.err = Console(stderr=True, highlight=False, emoji=False, markup=False)
+
+    def say(self, text: str) -> None:
+        self.out.print(plain(text), soft_wrap=True)
+
+    def notes(self, notes: Sequence[str]) -> None:
+        for note in notes:
+            self.err.print(plain(f"note: {note}"), style="dim", soft_wrap=True)
+
+    def table(
+        self,
+        title: str,
+        rows: Sequence[dict[str, Any]],
+        columns: dict[str, str],
+        caption: str = "",
+        *,
+        spare: Sequence[str] = (),
+    ) -> None:
+        """Rows as a table; `columns` maps a key to its heading.
+
+        Where the width is short, names are shortened, sentences wrapped, then the columns in `spare` left out from the
+        first on, and at last each row is told in lines of its own. Numbers are never cut.
+        """
+        kept, left_out = list(columns), []
+        parts = {
+            key: Column(heading, [shown(row.get(key)) for row in rows], k == 0)
+            for k, (key, heading) in enumerate(columns.items())
+        }
+        first = next(iter(columns))
+        parts[first] = parts[first]._replace(cells=[shortened(cell, LONG_NAME) for cell in parts[first].cells])
+        for key in [key for key in spare if key in columns]:
+            if least_width([parts[k] for k in kept]) <= self.out.width:
+                break
+            kept.remove(key)
+            left_out.append(columns[key])
+        if left_out:
+            caption += f"{' ' if caption else ''}Left out at this width: {', '.join(left_out)}."
+        if title:
+            self.out.print(Text(plain(title), style="bold"))
+        shown_parts = [parts[key] for key in kept]
+        if least_width(shown_parts) <= self.out.width:
+            self.out.print(drawn(shown_parts, self.out.width))
+        else:
+            for k in range(len(rows)):
+                self.out.print(*stacked(shown_parts, k, self.out.width), sep="\n")
+        if caption:
+            self.out.print(Text(plain(caption), style="dim"))
+        self.out.print()
+
+    @contextmanager
+    def progress(self) -> Iterator[Any]:
+        """A bar per job; yields `tell(what, done, all)`."""
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        words = TextColumn("{task.description}", markup=False)
+        with Progress(
+            words, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=self.err, transient=True
+        ) as bar:
+            jobs: dict[str, Any] = {}
+
+            def tell(what: str, done: int, rounds: int) -> None:
+                if what not in jobs:
+                    jobs[what] = bar.add_task(what, total=rounds)
+                bar.update(jobs[what], completed=done, total=rounds)
+
+            yield tell
+
+
+class Column(NamedTuple):
+    """A heading and the cells below it, as text."""
+
+    heading: str
+    cells: list[str]
+    names: bool = False  # the first column tells who or what a row is about
+
+    @property
+    def numbers(self) -> bool:
+        return all(is_number(cell) for cell in self.cells)
+
+    @property
+    def prose(self) -> bool:
+        """Sentences, which may be wrapped."""
+        return not self.numbers and any(cell_len(cell) > SHORT and " " in cell for cell in self.cells)
+
+    @property
+    def width(self) -> int:
+        return max(map(cell_len, [self.heading, *self.cells]))
+
+    @property
+    def least(self) -> int:
+        """The width below which a number would be cut, or a name or a sentence could no longer be read."""
+        if self.numbers or not (self.prose or self.names or self.width > SHORT):
+            return self.width
+        least = min(self.width, PROSE if self.prose else NAME)
+        words = [word for cell in self.cells for word in cell.split()] if self.prose else []
+        numbers = [cell_len(word) for word in words if any(map(str.isdigit, word)) and len(word) <= LONGEST]
+        return max([least, cell_len(self.heading), *numbers])
+
+
+def least_width(columns: Sequence[Column], gap: int = 1) -> int:
+    return sum(column.least for column in columns) + gap * (len(columns) - 1)
+
+
+def widths(columns: Sequence[Column], width: int, gap: int) -> list[int]:
+    """What each column gets: what it must have, then names what they would like, and sentences share the rest."""
+    given, room = [column.least for column in columns], width - least_width(columns, gap)
+    wordy = [k for k, column in enumerate(columns) if column.prose]
+    for k, column in enumerate(columns):
+        more = 0 if k in wordy else min(room, column.width - given[k])
+        given[k], room = given[k] + more, room - more
+    while room > 0 and (narrow := [k for k in wordy if given[k] < columns[k].width]):
+        for k in narrow[:room]:
+            given[k], room = given[k] + 1, room - 1
+    return given
+
+
+def drawn(columns: Sequence[Column], width: int) -> Table:
+    gap = 2 if least_width(columns, 2) <= width else 1  # one blank is the box's own
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, gap - 1, 0, 0))
+    sizes = widths(columns, width, gap)
+    for k, (column, size) in enumerate(zip(columns, sizes)):
+        justify: Any = "right" if column.numbers and k else "left"
+        table.add_column(Text(column.heading), justify=justify, width=size, overflow="fold", no_wrap=not column.prose)
+    for row in zip(*(column.cells for column in columns)):
+        cells = (cell if c.prose else shortened(cell, size) for cell, c, size in zip(row, columns, sizes))
+        table.add_row(*(Text(cell) for cell in cells))
+    return table
+
+
+def stacked(columns: Sequence[Column], row: int, width: int) -> Iterator[RenderableType]:
+    """A row in lines of its own: the first cell, then heading and cell of the others, sentences in their own lines."""
+    yield Text(f"{columns[0].cells[row] or '-'}:")
+    line = ""
+    for column in columns[1:]:
+        pair = f"{column.heading} {column.cells[row]}".strip()
+        if line and (column.prose or cell_len(line) + cell_len(pair) + 4 > width):
+            yield Text(f"  {line}")
+            line = ""
+        if column.prose:
+            yield Padding(Text(pair), (0, 0, 0, 2))
+        else:
+            line = f"{line}  {pair}".strip()
+    if line:
+        yield Text(f"  {line}")
+
+
+def shortened(name: str, width: int) -> str:
+    """A name without its middle where it is too long, so that names that begin alike can be told apart."""
+    if cell_len(name) <= width:
+        return name
+    tail = (width - 1) // 2
+    end = next(name[k:] for k in range(len(name)) if cell_len(name[k:]) <= tail)
+    return set_cell_size(name, width - 1 - cell_len(end)) + "…" + end
+
+
+def plain(text: str) -> str:
+    """Text that does nothing to a terminal: control characters and the like become blanks."""
+    return "".join(c if c.isprintable() or c == "\n" else " " for c in text)
+
+
+def shown(value: Any) -> str:
+    """A cell: about four digits for numbers, whole ones with separators, a dash for nothing."""
+    value = value.item() if hasattr(value, "item") else value  # numpy's numbers as Python's
+    if value is None or (isinstance(value, float) and value != value):
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        size = abs(value)
+        if size in (0, float("inf")) or size < 1e4:
+            return f"{value:.4g}"
+        return f"{value:,.0f}" if size < 1e9 else f"{value:.3e}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return plain(text).replace("\n", " ")
+
+
+def is_number(text: str) -> bool:
+    """Whether a cell is a number, or stands for a missing one."""
+    try:
+        float(text.strip("%±()[]:;,").replace(",", ""))
+    except ValueError:
+        return text in ("-", "")
+    return True

@@ -1,0 +1,69 @@
+"""The bibliography, its page, and that nothing calls a paper by its number any more."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from mooring.algorithms.base import describe, find, names
+from mooring.core.papers import BY_KEY, PAPERS, cited, key_of, spelled_out
+from mooring.experiments.base import catalog
+from mooring.report.papers import papers_page
+
+ROOT = Path(__file__).parents[2]
+LONE = re.compile(r"(?<![\w.,#\\/])00[0-4](?![\d_A-Za-z])(?!\.\d)(?!,\d)")  # not as a part of 1,000, 0.001, 1_000, #000
+ALIASES = ("mooring/core/papers.py", "docs/papers.md")  # where the numbers are defined
+EXAMPLE = "004-fig1"  # and the one example by which the other files say that they work
+
+
+def test_keys_and_aliases_are_unique():
+    assert len(BY_KEY) == len(PAPERS)
+    assert [paper.alias for paper in PAPERS if paper.alias] == ["000", "001", "002", "003", "004"]
+    assert catalog.papers() == [paper.key for paper in PAPERS if paper.alias]
+
+
+def test_citations_name_their_authors():
+    assert spelled_out("apfl, Section 3") == "Deng, Kamani and Mahdavi 2020 (apfl), Section 3"
+    assert spelled_out("mspp, Eq. 1.3; effect") == "Yuan and Li 2022 (mspp), Eq. 1.3; anonymous, under review (effect)"
+    assert spelled_out("Doe 2024, Section 1; apfl") == "Doe 2024, Section 1; Deng, Kamani and Mahdavi 2020 (apfl)"
+    assert cited("ditto, Algorithm 1")[0][0].who == "Li et al. 2021"
+    with pytest.raises(KeyError):
+        cited("005, Theorem 1")
+
+
+def test_numbers_are_aliases_of_keys():
+    assert catalog.select("004") == catalog.select("kernel") and catalog.load("000-alternative").paper == "alternative"
+    assert [key_of(text) for text in ("004-fig1", "000", "kernel-fig1", "all", "009-fig1")] == [
+        "kernel-fig1",
+        "alternative",
+        "kernel-fig1",
+        "all",
+        "009-fig1",
+    ]
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_algorithm_says_who_and_where(name):
+    assert cited(find(name).paper)
+    assert describe(name)["paper"] == spelled_out(find(name).paper)
+
+
+def test_the_page_is_the_data():
+    assert (ROOT / "docs" / "papers.md").read_text() == papers_page()
+
+
+def test_no_paper_is_called_by_its_number():
+    files = [
+        ROOT / "README.md",
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("docs/**/*.json"),
+        *ROOT.glob("mooring/**/*.py"),
+    ]
+    found = [
+        f"{path.relative_to(ROOT)}: {line.strip()[:80]}"
+        for path in files
+        if str(path.relative_to(ROOT)) not in ALIASES
+        for line in path.read_text().splitlines()
+        if LONE.search(line.replace(EXAMPLE, ""))
+    ]
+    assert found == []

@@ -1,0 +1,172 @@
+"""apfl: every row of its catalogue has claims, and what its experiments measure is what they say.
+
+That every experiment runs, and that no claim survives a change of sign, is tested for all papers in test_experiments.
+"""
+
+import numpy as np
+import pytest
+import torch
+
+from mooring.algorithms.apfl import APFL
+from mooring.algorithms.fedavg_localized import FedAvgLocalized
+from mooring.data.generators import Prototypes
+from mooring.experiments import federated, nets
+from mooring.experiments.apfl import _images, _methods, fig4, fig6
+from mooring.experiments.base import catalog
+from mooring.experiments.base.results import Results, Trial
+from mooring.tasks.logistic import Logistic
+
+ROWS = {
+    "Fig. 1: losses of the global models grow with diversity": ["fig1 global-losses-grow"],
+    "Fig. 1: APFL's do not": ["fig1 apfl-losses-do-not", "fig1 apfl-generalises-better"],
+    "Fig. 2: training loss monotone in alpha, small alpha near FedAvg": ["fig2 larger-alpha-lower-loss"],
+    "Fig. 2: global models have high local training losses": ["fig2 global-losses-high"],
+    "Fig. 2: best validation at alpha = 0.25": ["fig2 alpha-025-generalises-best"],
+    "Fig. 2: P1 gap above 10 points at 2 classes": ["fig2 large-gap-at-two-classes"],
+    "Fig. 2: and below 2 points on IID data": ["fig2 no-gap-at-iid"],
+    "Fig. 2: localized models preferable on IID data": ["fig2 localized-preferable-at-iid"],
+    "Fig. 2: validation not monotone in alpha": ["fig2 validation-not-monotone"],
+    "Fig. 3: APFL better on all sets": ["fig3 apfl-trains-better-every-step", "fig3 apfl-trains-better-once-a-round"],
+    "Fig. 3: validation accuracy nearly equal across the sets": [
+        "fig3 apfl-accuracies-alike-every-step",
+        "fig3 apfl-accuracies-alike-once-a-round",
+    ],
+    "Fig. 3: FedAvg far below": ["fig3 fedavg-far-below-every-step", "fig3 fedavg-far-below-once-a-round"],
+    "Tab. 1: adaptive alpha best loss": ["tab1 adaptive-best-loss"],
+    "Tab. 1: alpha = 0.25 best accuracy": ["tab1 alpha-025-best-accuracy"],
+    "Tab. 1: APFL > localized > global": [
+        "tab1 apfl-better-than-localized",
+        "tab1 localized-better-than-global",
+        "tab1 scaffold-localized-better-than-global",
+        "tab1 apfl-better-than-global",
+    ],
+    "Tab. 2: APFL best in both": [
+        "tab2 apfl-best-in-both",
+        "tab2 alpha-075-lowest-loss",
+        "tab2 adaptive-best-accuracy",
+    ],
+    "Tab. 2: localized > global": ["tab2 localized-better-than-global"],
+    "Tab. 2: perFedAvg slightly above localized FedAvg": ["tab2 perfedavg-slightly-above-localized"],
+    "Tab. 2: pFedMe between global and localized": ["tab2 pfedme-between"],
+    "Fig. 4: lower participation hurts FedAvg": ["fig4 sampling-hurts-fedavg"],
+    "Fig. 4: APFL better at every rate": ["fig4 apfl-better-at-every-rate"],
+    "Fig. 4: larger alpha dampens the effect": [
+        "fig4 larger-alpha-damps-in-training",
+        "fig4 larger-alpha-damps-in-validation",
+    ],
+    "Fig. 5: same training loss": ["fig5 same-training-loss"],
+    "Fig. 5: clearly better validation": ["fig5 clearly-better-validation"],
+    "Tab. 3: APFL > localized > global": [
+        "tab3 apfl-better-than-localized",
+        "tab3 localized-better-than-global",
+        "tab3 apfl-better-than-global",
+    ],
+    "Fig. 6: APFL better than fine-tuning": ["fig6 apfl-trains-better", "fig6 apfl-generalises-better"],
+    "Fig. 6: harder with diversity": ["fig6 diversity-makes-it-harder"],
+}
+
+
+def test_every_row_has_its_claims():
+    there = {
+        f"{entry.id.removeprefix('apfl-')} {claim.id}"
+        for entry in catalog.select("apfl")
+        for claim in entry.experiment.claims
+    }
+    assert all(ROWS.values())
+    assert sorted(claim for claims in ROWS.values() for claim in claims) == sorted(there)
+
+
+def small(seed=0):
+    return Prototypes(4, (20, 30, 40, 50), dim=3, classes=3, distance=3.0).make(seed)
+
+
+def test_worth_is_the_mean_over_clients_of_their_own_rows():
+    clients, task = small(), Logistic(3, 3, ridge=0.1)
+    models = torch.randn(4, task.dim, dtype=torch.float64)
+    losses, hits = [], []
+    for i in range(4):
+        x, y = clients.test.of(i)
+        scores = x @ models[i, :9].view(3, 3) + models[i, 9:]
+        losses.append(float(torch.nn.functional.cross_entropy(scores, y)))
+        hits.append(float((scores.argmax(1) == y).double().mean()))
+    assert federated.worth(task, models, clients.test) == pytest.approx((np.mean(losses), np.mean(hits)))
+
+
+def test_follow_tells_deployed_and_common_models_apart():
+    clients, task = small(), Logistic(3, 3, ridge=0.1)
+    work = {"eta": 0.1, "decay": 0.01, "steps": 5, "batch": 8}
+    how = {"rounds": 5, "every": 2, "seed": 1}
+    tuned = federated.follow(FedAvgLocalized(**work, tune_steps=5), task, clients, common=True, **how)
+    assert tuned["round"] == [1, 2, 4, 5]
+    assert tuned["train loss"] != tuned["common train loss"]
+    for alpha, series in ((0.0, "common train loss"), (0.3, None)):
+        mixed = federated.follow(APFL(alpha=alpha, adapt="no", **work), task, clients, common=True, **how)
+        assert mixed["common train loss"] == pytest.approx(tuned["common train loss"])  # w does not depend on alpha
+        assert mixed["alpha"] == pytest.approx([alpha] * 4)
+        if series:
+            assert mixed["train loss"] == pytest.approx(mixed[series])
+
+
+def test_every_method_has_a_run():
+    for run in _methods.runs("APFL 0.25", _methods.ADAPTIVE, _methods.FEDAVG, _methods.SCAFFOLD_LOCAL, "pFedMe"):
+        assert _methods.algorithm(run).steps == 10
+    assert _methods.runs(_methods.FEDAVG, _methods.FEDAVG_LOCAL) == ["FedAvg"]
+    assert _methods.algorithm("SCAFFOLD", scaffold={"eta": 0.05}).eta == 0.05
+    assert _methods.algorithm("FedAvg", steps=20).tune_steps == 20
+    with pytest.raises(KeyError):
+        _methods.algorithm("FedSomething")
+
+
+def test_rows_are_dealt_by_classes_or_at_random():
+    by_class = _images.dealt(0, "digits", 10, 2)
+    assert all(len(by_class.train.of(i)[1].unique()) == 2 for i in range(10))
+    at_random = _images.dealt(0, "digits", 10, 10)
+    assert min(len(at_random.train.of(i)[1].unique()) for i in range(10)) > 6
+
+
+def test_damping_compares_what_sampling_costs_each_mixture():
+    def results(costs):
+        values = {
+            (m, r): 1.0 + (cost if r == 0.3 else 0.0) for m, cost in zip(_methods.FIXED, costs) for r in (0.3, 0.7)
+        }
+        return Results(
+            [
+                Trial({"run": m, "participation": r}, seed, {"train loss": [v + 0.01 * seed]})
+                for (m, r), v in values.items()
+                for seed in range(3)
+            ]
+        )
+
+    check = fig4.damped("train loss")
+    assert check(results((0.3, 0.2, 0.1))).held
+    assert not check(results((0.3, 0.1, 0.2))).held
+    assert not check(results((-5.3, -5.4, -5.5))).held  # losses below 0 are no losses
+
+
+def test_newcomers_take_no_part_in_the_training():
+    clients = small()
+    old, new = fig6.part(clients, torch.arange(3)), fig6.part(clients, torch.tensor([3]))
+    assert old.names == clients.names[:3] and new.names == clients.names[3:]
+    assert torch.equal(new.train.of(0)[0], clients.train.of(3)[0])
+
+
+@pytest.mark.parametrize("make, shape", [(nets.mlp(6, 4, 3), (6,)), (nets.cnn(1, 8, 3, (2, 3), 4), (1, 8, 8))])
+def test_networks_give_a_score_per_class(make, shape):
+    assert make()(torch.randn(5, *shape)).shape == (5, 3)
+
+
+def test_lstm_equals_the_fused_one_on_texts_without_padding():
+    torch.manual_seed(0)
+    ours = nets.lstm(20, 2, embedding=4, hidden=5, layers=2)()
+    fused = torch.nn.LSTM(4, 5, num_layers=2, batch_first=True)
+    with torch.no_grad():
+        for k, (into, again) in enumerate(zip(ours.inputs, ours.states)):
+            getattr(fused, f"weight_ih_l{k}").copy_(into.weight)
+            getattr(fused, f"weight_hh_l{k}").copy_(again.weight)
+            getattr(fused, f"bias_ih_l{k}").copy_(into.bias)
+            getattr(fused, f"bias_hh_l{k}").zero_()
+        tokens = torch.randint(1, 20, (3, 6))
+        expected = ours.out(fused(ours.embedding(tokens))[0][:, -1])
+        assert torch.allclose(ours(tokens), expected, atol=1e-6)
+        padded = torch.cat([tokens, torch.zeros(3, 2, dtype=torch.long)], 1)
+        assert torch.allclose(ours(padded), expected, atol=1e-6)

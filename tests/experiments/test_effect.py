@@ -1,0 +1,226 @@
+"""effect: every row of its catalogue has claims, and what its experiments measure is what they say."""
+
+import numpy as np
+import pytest
+import torch
+
+from mooring.engines import measures
+from mooring.experiments.base import catalog
+from mooring.experiments.base.results import Results, Trial
+from mooring.experiments.effect import _images, _rounds, _synthetic, _tables, fig3, tab2
+
+ROWS = {
+    "Tab. 1 / E3-D: 1/n for R > 1/sqrt(n)": ["tab1 high"],
+    "Tab. 1 / E3-D: R^2 + 1/(mn) in the middle, not the printed minimum": ["tab1 middle", "tab1 sum-not-minimum"],
+    "Tab. 1 / E3-D: 1/(mn) for R <= 1/(m sqrt(n))": ["tab1 low"],
+    "Tab. 1: never worse than LocalTrain; below the bound": ["tab1 never-worse-than-alone", "tab1 bound"],
+    "Tab. 2: rounds of the order of cond_g": ["tab2 rounds-like-cond-g", "tab2 within-bound"],
+    "Tab. 2: work per round (lam + L)/(lam + mu), total independent of lam": [
+        "tab2 rounds-rise-work-falls",
+        "tab2 gradients-independent-of-lambda",
+    ],
+    "Fig. 1a: FedProx interpolates": ["fig1 interpolates"],
+    "Fig. 1a: larger lam better at small R, smaller at large R": ["fig1 low-heterogeneity", "fig1 high-heterogeneity"],
+    "Fig. 1a: adaptive lam low everywhere": ["fig1 adaptive-low"],
+    "Fig. 1a: LocalTrain only mildly affected": ["fig1 localtrain-least-affected"],
+    "Fig. 1b, c: GlobalTrain best": ["fig1-softmax b-global-best", "fig1-cnn c-global-best"],
+    "Fig. 1b, c: FedProx moves towards it": ["fig1-softmax b-moves-towards-global", "fig1-cnn c-moves-towards-global"],
+    "Fig. 1d, e, f: larger lam converges in more rounds": [
+        "fig1-rounds larger-lambda-more-rounds",
+        "fig1-softmax e-larger-lambda-more-rounds",
+        "fig1-cnn f-larger-lambda-more-rounds",
+    ],
+    "Fig. 1d: small R, large lam best; large R, small lam best": [
+        "fig1-rounds small-r-large-lambda",
+        "fig1-rounds large-r-small-lambda",
+    ],
+    "Fig. 1e: training loss": ["fig1-softmax e-small-lambda-lowest-loss"],
+    "Fig. 2: small lam gains from local work, large lam barely": [
+        "fig2 small-lambda-gains",
+        "fig2 small-lambda-gains-relative-to-smoothness",
+    ],
+    "Fig. 3: adaptive lowest in most cases": ["fig3 lowest-in-most"],
+    "Fig. 3: especially at moderate and high R": ["fig3 moderate-and-high"],
+    "Fig. 3: GlobalTrain slightly better as R -> 0": ["fig3 global-slightly-better-at-zero"],
+    "Fig. 4a: accuracy rises with fewer classes": ["fig4 a-fewer-classes-easier"],
+    "Fig. 4a: small lam and LocalTrain overtake GlobalTrain": [
+        "fig4 a-global-and-large-lambda-at-low-heterogeneity",
+        "fig4 a-local-and-small-lambda-at-high-heterogeneity",
+    ],
+    "Fig. 4b: small lam faster early": ["fig4 b-small-lambda-faster-early"],
+    "Fig. 5: as Fig. 1d at scale": [
+        "fig5 small-lambda-faster-early",
+        "fig5 large-lambda-more-rounds",
+        "fig5 small-lambda-wins-as-r-grows",
+    ],
+    "Fig. 6: as Fig. 2": ["fig6 small-lambda-gains", "fig6-cnn small-lambda-gains"],
+    "Tab. 3: from LocalTrain to GlobalTrain as lam grows": ["tab3 fedprox-interpolates"],
+    "Tab. 3: rises with homogeneity": ["tab3 homogeneity-helps"],
+    "Tab. 3: pFedMe similar": ["tab3 pfedme-interpolates"],
+    "Tab. 4: above the sample split in all rows": ["tab4 above-sample-split-p2", "tab4 above-sample-split-p1"],
+}
+SMALL = {
+    "data": "digits", "clients": 5, "samples": 40, "tested": 60, "rounds": 1, "epochs": 1, "batch": 16, "eta": 0.1,
+}  # fmt: skip
+
+
+def test_every_row_has_its_claims():
+    entries = catalog.select("effect")
+    there = [f"{entry.id.removeprefix('effect-')} {claim.id}" for entry in entries for claim in entry.experiment.claims]
+    assert sorted(claim for claims in ROWS.values() for claim in claims) == sorted(there)
+
+
+def test_results_on_other_data_say_so():
+    """Experiments with images name what they ran on, and what stands in for what."""
+    images = [entry.experiment for entry in catalog.select("effect") if entry.experiment.presets["paper"].needs]
+    assert len(images) == 7
+    for experiment in images:
+        quick = experiment.presets["quick"].data
+        assert "digits of scikit-learn" in quick and "P1 and P2" in quick
+        assert "MNIST" in experiment.presets["paper"].data
+
+
+@pytest.mark.parametrize("lam", [2e-4, 0.1, 1e4])
+def test_joint_newton_is_the_minimiser(lam):
+    given = _synthetic.problem(3, 0.6, clients=5, samples=60)
+    ours = _synthetic.minimiser(given.task, lam, given.p, given.clients.train)
+    theirs = measures.minimiser(given.task, lam, given.p, given.clients.train)
+    torch.testing.assert_close(ours.w, theirs.w, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(ours.v, theirs.v, rtol=1e-6, atol=1e-7)
+
+
+def test_statistical_errors_by_hand():
+    """LocalTrain's and GlobalTrain's errors from their own definitions; FedProx tends to both."""
+    out = _synthetic.statistical(0, 0.6, clients=4, samples=80)
+    given = _synthetic.problem(0, 0.6, 4, 80)
+    rows, truths = given.clients.train, given.clients.truth.w
+    alone = [given.task.solve(rows.select(torch.tensor([i])).padded())[0] for i in range(4)]
+    assert np.isclose(out["LocalTrain"], np.mean([float(((v - w) ** 2).sum()) for v, w in zip(alone, truths)]))
+    assert out["LocalTrain to LocalTrain"] < 1e-12 and out["GlobalTrain to GlobalTrain"] == 0
+    assert out["small to LocalTrain"] < out["large to LocalTrain"] < out["GlobalTrain to LocalTrain"]
+
+
+def test_iterates_reach_the_minimiser():
+    curves = _synthetic.iterated(0, 0.6, 0.02, rounds=40, clients=5, samples=80)
+    assert curves["t"] == list(range(41))
+    assert curves["gap"][0] == 1 and curves["gap"][-1] < 1e-2
+    assert sorted(curves["gap"], reverse=True) == curves["gap"]
+    inexact = _synthetic.iterated(0, 0.6, 0.02, rounds=40, steps=1, clients=5, samples=80)
+    assert inexact["gap"][5] > curves["gap"][5]
+
+
+def test_protocols_by_hand():
+    """P1 and P2 from a loop over rows: P1 weighs a class as the client's own rows do."""
+    given = _images.federation(0, "digits", 2, 5, 40, 80, True)
+    task = _images.task_of("softmax", given)
+    v = torch.randn(5, task.dim, generator=torch.Generator().manual_seed(1))
+    found = _images.accuracies(task, v[0], v, given)
+    p1, p2 = [], []
+    for i in range(5):
+        hit = (task.predict(v[i][None], given.x[None])[0].argmax(1) == given.y).double()
+        labels = given.clients.train.of(i)[1]
+        weight = sum(
+            float((labels == c).double().mean()) / max(int((given.y == c).sum()), 1) * (given.y == c).double()
+            for c in range(10)
+        )
+        p1.append(float((weight * hit).sum()))
+        p2.append(float(hit.mean()))
+    assert np.isclose(found["P1"], np.mean(p1)) and np.isclose(found["P2"], np.mean(p2))
+    assert given.clients.test.size.sum() == 0
+    assert all(len(set(given.clients.train.of(i)[1].tolist())) == 2 for i in range(5))
+
+
+def test_prototypes_test_rows_have_all_classes():
+    given = _images.federation(0, "proto", 3, 4, 40, 100, True)
+    assert len(given.y) == 100 and len(set(given.y.tolist())) == 10
+    assert all(len(set(given.clients.train.of(i)[1].tolist())) <= 3 for i in range(4))
+
+
+@pytest.mark.parametrize("model", ["cnn2", "cnn3", "cnn5"])
+def test_networks_run(model):
+    given = _images.federation(0, "digits", 2, 5, 20, 20, False)
+    task = _images.task_of(model, given)
+    convolutions = [layer for layer in task.module if isinstance(layer, torch.nn.Conv2d)]
+    assert len(convolutions) == int(model[-1])
+    out = _images.trial(0, model=model, classes=2, method="FedProx", lam=0.5, **SMALL | {"samples": 20})
+    assert 0 <= out["P2"] <= 1 and len(out["loss"]) == 1
+
+
+def test_dichotomous_on_full_data_chooses_between_the_baselines():
+    def run(method):
+        return _images.trial(0, model="softmax", classes=2, method=method, **SMALL)
+
+    both = [run(name) for name in ("LocalTrain", "GlobalTrain")]
+    full, split = run("dichotomous, full data"), run("dichotomous")
+    for protocol in ("P1", "P2"):
+        assert full[f"leaky {protocol}"] >= max(one[protocol] for one in both) - 1e-12
+        assert full[f"leaky {protocol}"] >= full[protocol] - 1e-12
+    assert split["P1"] != full["P1"]
+
+
+def test_pfedme_takes_as_many_gradients():
+    given = _images.federation(0, "digits", 2, 5, 40, 60, True)
+    work = {"eta": 0.1, "epochs": 3, "batch": 8}
+    one, other = (_images.algorithm(name, 0.5, given.clients, **work) for name in ("FedProx", "pFedMe"))
+    batches = -(-int(given.clients.train.size.max()) // 8)
+    assert other.steps * other.inner_steps == one.epochs * batches
+
+
+def curves(**by_lam):
+    """Results with one curve for each (lam, steps)."""
+    return Results(
+        [
+            Trial({"lam": key[0], "steps": int(key[1:])}, seed, {"t": list(range(len(v))), "gap": v})
+            for key, v in by_lam.items()
+            for seed in range(2)
+        ]
+    )
+
+
+def test_speed_ups():
+    slow, fast = [1.0, 0.5, 0.25, 0.125, 0.0625], [1.0, 0.0625, 0.0, 0.0, 0.0]
+    results = curves(a1=slow, a20=fast, b1=slow, b20=slow)
+    few, many = {"steps": 1}, {"steps": 20}
+    assert _rounds.speed_up(results, "gap", few | {"lam": "a"}, many | {"lam": "a"}).tolist() == [4, 4]
+    check = _rounds.gains_more("gap", few, many, {"lam": "a"}, {"lam": "b"}, 3, 1.5)
+    assert check(results).held
+    assert not _rounds.gains_more("gap", few, many, {"lam": "b"}, {"lam": "a"}, 3, 1.5)(results).held
+    assert _rounds.rounds_to("gap", 0.2)({"gap": slow, "t": range(5)}) == 2
+
+
+def test_claims_of_their_own_can_fail():
+    def tab(rounds):
+        return Results([Trial({"lam": k}, 0, {"cond_g": float(k), "rounds": r}) for k, r in enumerate(rounds, 1)])
+
+    assert tab2.like_cond_g(tab([3.0, 5.0, 7.0])).held
+    assert not tab2.like_cond_g(tab([7.0, 5.0, 3.0])).held
+    assert not tab2.like_cond_g(tab([3.0, np.nan, 7.0])).held
+
+    def spread(adaptive):
+        values = {"LocalTrain": 2.0, "GlobalTrain": 3.0}
+        return Results([Trial({"spread": k}, 0, values | {"adaptive": a}) for k, a in enumerate(adaptive)])
+
+    assert fig3.most(spread([1.0, 1.0, 2.5])).held
+    assert not fig3.most(spread([1.0, 2.5, 2.5])).held
+    assert not fig3.most(spread([-1.0, -1.0, -1.0])).held
+
+
+def test_approach_to_both_ends():
+    local, common, small, large = ("LocalTrain", ""), ("GlobalTrain", ""), ("FedProx", "small"), ("FedProx", "large")
+    check = _tables.approaches("P2", small, large, local, common)
+
+    def results(accuracy):
+        made = _tables.points(["MNIST CNN2"], [small, large, local, common])
+        return Results([Trial(p, 0, {"P2": accuracy[p["method"] + p.get("size", "")]}) for p in made])
+
+    right = {"LocalTrain": 0.2, "GlobalTrain": 0.9, "FedProxsmall": 0.3, "FedProxlarge": 0.8}
+    assert check(results(right)).held
+    assert not check(results(right | {"FedProxsmall": 0.8, "FedProxlarge": 0.3})).held
+    assert not check(results({name: -value for name, value in right.items()})).held
+
+
+def test_rows_of_the_tables_are_as_printed():
+    assert [len(row.table3) for row in _tables.ROWS.values()] == [3, 3, 3, 3]
+    assert all(len(values) == 8 for row in _tables.ROWS.values() for values in row.table3.values())
+    shifted = _tables.ROWS["MNIST CNN2"]
+    assert all(shifted.table4[c][0] == shifted.table3[c][1] for c in (2, 6, 10))  # "small" is the medium of Table 3

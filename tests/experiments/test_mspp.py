@@ -1,0 +1,92 @@
+"""mspp: every row of its catalogue has claims, and what its experiments measure is what they say."""
+
+import numpy as np
+import pytest
+import torch
+
+from mooring.experiments.base import catalog
+from mooring.experiments.base.results import Results, Trial
+from mooring.experiments.mspp import _judge, _speed, tab1
+from mooring.tasks.module import Module
+
+ROWS = {
+    "Tab. 1 / E1-D: rates of Theorems 1 and 3": [
+        "tab1 below-the-bounds",
+        "tab1 rate-two-thirds",
+        "tab1 rate-one-half",
+    ],
+    "Tab. 1 / E1-D: larger I and b lower the plateau": [
+        "tab1 more-devices-lower-plateau",
+        "tab1 larger-minibatch-lower-plateau",
+    ],
+    "Tab. 2 and 3: sizes and hyper-parameters": ["fig1 split-as-table-2"],
+    "Fig. 1: clearly fewer samples at every target": [
+        "fig1 fewer-samples-than-fedprox",
+        "fig1 fewer-samples-than-fedavg",
+    ],
+    "Fig. 1: smaller b more sample-efficient": ["fig1 smaller-minibatch-fewer-samples"],
+    "Fig. 2: only slightly more rounds in most cases": ["fig2 slightly-more-rounds"],
+    "Fig. 2: median ratio of rounds <= 2": ["fig2 rounds-at-most-twice-everywhere"],
+}
+
+
+def test_every_row_has_its_claims():
+    there = {
+        f"{entry.id.removeprefix('mspp-')} {claim.id}"
+        for entry in catalog.select("mspp")
+        for claim in entry.experiment.claims
+    }
+    assert all(ROWS.values())
+    assert sorted(claim for claims in ROWS.values() for claim in claims) == sorted(there)
+
+
+def test_figures_1_and_2_share_their_runs():
+    assert catalog.load("mspp-fig1").experiment.trial is catalog.load("mspp-fig2").experiment.trial
+
+
+def test_data_points_are_gradients_of_rows():
+    problem = _speed.PROBLEMS["tiny"]["a"]._replace(rounds=3)
+    clients, task = problem.make(0), Module(problem.net)
+    methods = _speed.algorithms(problem)
+    n = int(clients.train.size[0])
+    assert (clients.train.size - n).abs().max() <= 3
+    for name, rows in (("FedMSPP, large b", problem.minibatches[0]), (_speed.FEDPROX, n)):
+        points = _speed.track(methods[name], task, clients, problem, 0, np.inf).points
+        assert points / (problem.sampled * problem.epochs * rows) == pytest.approx([1, 2, 3], rel=0.06)
+
+
+def test_a_run_stops_when_its_accuracy_is_enough():
+    problem = _speed.PROBLEMS["tiny"]["a"]
+    clients, task = problem.make(0), Module(problem.net)
+    assert len(_speed.track(_speed.algorithms(problem)["FedAvg"], task, clients, problem, 0, 0.0).accuracy) == 1
+
+
+def test_reached_takes_the_first_round_at_the_target():
+    track = _speed.Track(np.array([0.1, 0.6, 0.5, 0.8]), np.array([10.0, 20.0, 30.0, 40.0]))
+    rounds, points = _speed.reached(track, np.array([0.5, 0.7, 0.9]))
+    assert rounds[:2] == [2, 4] and points[:2] == [20, 40]
+    assert np.isnan(rounds[2]) and np.isnan(points[2])
+
+
+def test_medians_are_judged_case_by_case():
+    def results(values):
+        return Results([Trial({"panel": "a"}, k, {"r": [v, v]}) for k, v in enumerate(values)])
+
+    assert _judge.median_below({"r": "r"}, 1.0)(results([0.4, 0.5, 0.6])).held
+    assert not _judge.median_below({"r": "r"}, 0.45)(results([0.4, 0.5, 0.6])).held
+    assert not _judge.median_below({"r": "r"}, 1.0)(results([-0.4, -0.5, -0.6])).held
+    assert not _judge.median_below({"r": "r"}, 1.0)(results([np.nan, 0.5, 0.6])).held
+
+
+def test_devices_with_equal_rows_and_unit_lengths():
+    same = tab1.federation(0, 1.0, alike=True)
+    assert torch.equal(same.train.of(0)[0], same.train.of(7)[0])
+    apart = tab1.federation(0, 3.0)
+    assert not torch.equal(apart.train.of(0)[1], apart.train.of(7)[1])
+    assert torch.allclose(apart.train.x.norm(dim=1), torch.ones(len(apart.train.x), dtype=torch.float64))
+
+
+def test_stationary_point_is_one():
+    clients = tab1.federation(0, 1.0)
+    pooled = clients.train.pooled(clients.weights("uniform"))
+    assert float(tab1.RIDGED.grad(tab1.stationary(clients)[None], pooled).norm()) < 1e-4

@@ -1,0 +1,114 @@
+"""The figures of an advice: everybody is in them, an outlier flattens nobody, the plan's lambda is marked."""
+
+import numpy as np
+import pytest
+
+import mooring
+from mooring.core.errors import RequestError
+from mooring.report.figures import gains_figure, path_figure
+from mooring.report.style import image
+
+
+def advice(gains, names=None, alone=2.0, **plan):
+    m = len(gains)
+    clients = [
+        {
+            "client": names[i] if names else f"c{i}",
+            "alone": alone,
+            "gain": g,
+            "gain_low": g - 0.1,
+            "gain_high": g + 0.1,
+            "verdict": ("personal", "common", "alone", "undecided")[i % 4],
+            "lambda": plan.get("lams", [1.5] * m)[i],
+        }
+        for i, g in enumerate(gains)
+    ]
+    path = [{"family": "common", "lambda": "Infinity", "loss": 3.0}, {"family": "alone", "lambda": 0.0, "loss": 2.5}]
+    path += [{"family": "lambda", "lambda": lam, "loss": 2 + np.log10(lam) ** 2} for lam in (0.01, 0.1, 1.5, 10, 100)]
+    chosen = {"family": plan.get("family", "lambda"), "value": 1.5, "loss": plan.get("loss", 2.0)}
+    return {"clients": clients, "path": path, "plan": chosen, "summary": {"metric": "mse"}}
+
+
+def points(figure):
+    """Places of all clients' marks, arrows apart."""
+    lines = [line for line in figure.axes[0].lines if line.get_marker() in ("o", ".") and len(line.get_ydata())]
+    return np.concatenate([np.column_stack([line.get_xdata(), line.get_ydata()]) for line in lines])
+
+
+def arrows(figure):
+    return [line for line in figure.axes[0].lines if line.get_marker() in ("<", ">")]
+
+
+def labels(figure):
+    return " ".join(text.get_text() for legend in figure.legends for text in legend.get_texts())
+
+
+@pytest.mark.parametrize("m", [3, 80, 81, 1_500])
+def test_all_clients_are_drawn_as_shares_of_their_loss_alone(m):
+    gains = np.random.default_rng(0).normal(size=m)
+    figure = gains_figure(advice(gains.tolist(), alone=4.0))
+    assert sorted(points(figure)[:, 0]) == pytest.approx(sorted(100 * gains / 4))
+    assert f"{m:,} clients" == figure.axes[0].get_ylabel()
+    assert labels(figure).count("(") == len({i % 4 for i in range(m)})
+    assert image(figure, "svg") == image(figure, "svg")
+
+
+@pytest.mark.parametrize("m", [4, 60, 500])
+def test_an_outlier_is_an_arrow_and_flattens_nobody(m):
+    gains = np.linspace(0.1, 0.3, m)
+    gains[0] = -1000.0
+    figure = gains_figure(advice(gains.tolist()))
+    low, high = figure.axes[0].get_xlim()
+    assert low > -100 and high < 100 and low < 0 < high
+    (arrow,) = arrows(figure)
+    assert arrow.get_xdata()[0] == low and "1 beyond the edge" in figure.axes[0].get_xlabel()
+    texts = [text.get_text() for text in figure.axes[0].texts]
+    assert texts == (["-50,000 %"] if m <= 80 else [])
+
+
+def test_without_an_outlier_everything_is_inside():
+    figure = gains_figure(advice(np.linspace(-1, 1, 40).tolist()))
+    low, high = figure.axes[0].get_xlim()
+    assert low < -55 and high > 55 and not arrows(figure) and "edge" not in figure.axes[0].get_xlabel()
+
+
+def test_clients_without_test_rows_are_counted():
+    given = advice([0.1, float("nan"), 0.2])
+    assert gains_figure(given).axes[0].get_ylabel() == "2 clients; 1 without test rows are left out"
+
+
+def test_names_are_never_formulas():
+    figure = gains_figure(advice([0.1, 0.2, 0.3], names=["$x_{$", "\\frac", "a$b$c"]))
+    drawn = image(figure, "svg").decode()
+    assert "$x_{$" in drawn and "a$b$c" in drawn and "dc:date" not in drawn
+
+
+def path_words(figure):
+    return [text.get_text() for text in figure.axes[0].get_legend().get_texts()][-1]
+
+
+def marked(figure):
+    (mark,) = [line for line in figure.axes[0].lines if line.get_marker() == "D"]
+    return float(mark.get_xdata()[0]), float(mark.get_ydata()[0])
+
+
+def test_the_marked_lambda_is_the_plans():
+    """Not the best of the path's, which is 1.5."""
+    figure = path_figure(advice([0.1] * 3, lams=[0.1] * 3, loss=2.9))
+    assert marked(figure) == (0.1, 2.9) and path_words(figure) == "plan: lambda = 0.1"
+    figure = path_figure(advice([0.1] * 3, family="size", lams=[0.2, 0.8, 3.0]))
+    assert marked(figure)[0] == 0.8 and path_words(figure) == "plan: lambda 0.2 to 3 by client, median 0.8"
+    figure = path_figure(advice([0.1] * 3, lams=[100.0] * 3))
+    assert path_words(figure).endswith("at the edge of what was tried")
+
+
+@pytest.mark.parametrize("family,lam", [("common", float("inf")), ("alone", 0.0), ("mixture", float("nan"))])
+def test_plans_without_a_lambda_are_a_line(family, lam):
+    figure = path_figure(advice([0.1] * 3, family=family, lams=[lam] * 3))
+    assert path_words(figure).startswith("plan: ")
+    assert not [line for line in figure.axes[0].lines if line.get_marker() == "D"]
+
+
+def test_plot_knows_two_figures():
+    with pytest.raises(RequestError, match="plot knows 'gains', 'path', got 'lam'"):
+        mooring.plot(None, "lam")

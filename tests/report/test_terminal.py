@@ -1,0 +1,86 @@
+"""Tables at 80 columns: no number is cut, names are told as they are, and nothing in them reaches the terminal."""
+
+import re
+
+import pytest
+
+from mooring.report.terminal import Column as Part
+from mooring.report.terminal import Display, is_number, plain, shortened, shown, widths
+
+BIG = {"rows": 1_234_567, "alone": 7654321.4, "common": -1234567.8, "gain": 1898234.5, "low": -2.345678e-05, "p": 1e13}
+SEEN = ["1,234,567", "7,654,321", "-1,234,568", "1,898,234", "-2.346e-05", "1.000e+13"]
+
+
+@pytest.fixture
+def narrow(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+def printed(capsys, rows, columns, **more):
+    Display().table("Title", rows, columns, **more)
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    return out
+
+
+def words(text):
+    return re.findall(r"[^\s]+", text)
+
+
+@pytest.mark.parametrize("copies", [1, 2, 3])
+def test_numbers_are_never_cut(narrow, capsys, copies):
+    """With one copy the columns fit, with more they do not, and each row has lines of its own."""
+    row = {"client": "school", **{f"{name}{k}": value for k in range(copies) for name, value in BIG.items()}}
+    out = printed(capsys, [row, row], {key: key for key in row})
+    for number in SEEN:
+        assert words(out).count(number) == 2 * copies, number
+
+
+def test_spare_columns_go_first_and_are_named(narrow, capsys):
+    row = {"client": "school", **BIG, "verdict": "undecided", "more": 7e6, "far": 5.0}
+    out = printed(capsys, [row], {key: key for key in row}, spare=("p", "low", "alone"), caption="Said.")
+    assert "Left out at this width: p, low." in out and "1.000e+13" not in out
+    assert {"7,654,321", "1,898,234", "undecided", "Said."} <= set(words(out))
+
+
+def test_names_are_shortened_before_anything_is_left_out(narrow, capsys):
+    row = {"client": "a-very-long-name-without-a-blank-in-it", **BIG}
+    out = printed(capsys, [row, {**row, "client": "b"}], {key: key for key in row}, spare=("p",))
+    assert "Left out" not in out and "…" in out and set(SEEN) <= set(words(out))
+    assert shortened("abcdefghij", 5) == "ab…ij" and shortened("abc", 5) == "abc"
+    assert shortened("x" * 30 + "1", 8).endswith("x1") and len(shortened("学校" * 20, 9)) <= 9
+
+
+def test_sentences_are_wrapped_between_words(narrow, capsys):
+    sentence = "A sentence with 1,234,567.89 and 0.000012345 in it, which goes on for much longer than a line can hold."
+    out = printed(capsys, [{"name": "x", "what": sentence, **BIG}], {"name": "", "what": "what", "rows": "rows"})
+    assert {"1,234,567.89", "0.000012345", "1,234,567"} <= set(words(out))
+
+
+def test_names_are_no_markup_and_no_control_characters(narrow, capsys):
+    names = ["[a]", "[bold red]x[/]", "\x1b[31mred\x1b[0m", "two\nlines", "a\u202eb", ":smile:", "tab\there"]
+    out = printed(capsys, [{"client": name, "rows": 1} for name in names], {"client": "client", "rows": "rows"})
+    for name in ("[a]", "[bold red]x[/]", "[31mred", "two lines", "a b", ":smile:", "tab here"):
+        assert name in out
+    assert not set(out) & {"\x1b", "\u202e", "\t"}
+    display = Display()
+    display.say("[a] \x1b[31m :smile:")
+    display.notes(["client '[b]\x07' is small"])
+    out, err = capsys.readouterr()
+    assert out == "[a]  [31m :smile:\n" and err == "note: client '[b] ' is small\n"
+    assert plain("a\x9bb\u2028") == "a b "
+
+
+def test_cells():
+    assert [shown(v) for v in (None, float("nan"), True, 3, 1234567, 0.00012345, 86440.0, 1e12, float("inf"))] == [
+        "-", "-", "yes", "3", "1,234,567", "0.0001234", "86,440", "1.000e+12", "inf",
+    ]  # fmt: skip
+    assert shown(["a", 1]) == "a, 1"
+    assert all(map(is_number, ("1,234", "-2e-3", "inf", "-", "", "12 %".replace(" ", ""))))
+    assert not any(map(is_number, ("a 0.3", "12/100", "school", "nothing")))
+
+
+def test_columns_share_what_is_left():
+    columns = [Part("n", ["1,234"]), Part("what", ["word " * 30]), Part("why", ["word " * 30])]
+    given = widths(columns, 80, 1)
+    assert given[0] == 5 and sum(given) + 2 == 80 and abs(given[1] - given[2]) <= 1
