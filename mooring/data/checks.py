@@ -11,12 +11,14 @@ from pandas.api import types
 
 from mooring.core.errors import RequestError
 from mooring.data import roles as rules
+from mooring.data.agreement import why_useless
 from mooring.data.clients import BINARY, CLASSES, PARTS
-from mooring.data.columns import NUMBER, Values, infinities, kind_of, missing, parse_values, why_useless
+from mooring.data.columns import NUMBER, Values, infinities, kind_of, missing, parse_values
 from mooring.data.gather import gather
+from mooring.data.preparation import survey_columns
 from mooring.data.roles import Roles
-from mooring.data.scaling import by_client
 from mooring.data.splits import TRAIN
+from mooring.data.summary import Summary, by_client
 from mooring.data.tables import Table, counted, listing, need_column
 from mooring.data.target import Target, read_target
 
@@ -41,6 +43,7 @@ class Facts(NamedTuple):
     code: np.ndarray
     names: list[str]
     columns: dict[str, tuple[str, Values]]  # kind and values of every feature
+    useless: dict[str, str]  # features that are left out, and why
     target: Target | None
     seed: int
 
@@ -83,7 +86,7 @@ def check(
         attempt(lambda name=name, role=role: need_column(table.frame, name, role, table.title), name)
     if found:
         columns = [c for c in table.frame.columns if c not in wanted.values()]
-        found += column_findings(table, {c: parsed(table.frame[c]) for c in columns})
+        found += column_findings(table, {c: parsed(table.frame[c]) for c in columns}, {})
         return all_found()
 
     roles = attempt(lambda: rules.find_roles(table, client, target, unit, time, split, drop or ()))
@@ -94,7 +97,8 @@ def check(
         else attempt(lambda: rules.feature_names(table, roles, features, drop))
     )
     columns = {name: parsed(table.frame[name]) for name in names or []}
-    found += column_findings(table, columns)
+    useless = useless_columns(table, columns, *(members or (np.zeros(len(table.frame), dtype=np.int64), ["all"])))
+    found += column_findings(table, columns, useless)
     asked = table.kind if kind == "auto" and table.kind else kind
     answer = attempt(
         lambda: read_target(table.frame[wanted["target"]], asked, table.place, table.title), wanted["target"]
@@ -107,7 +111,7 @@ def check(
             end = "; it is left out." if left_out else "."
             sentence = f"Client '{clients[i]}' has {reason}{end}"
             found.append(Finding(WARNING if left_out else ERROR, clients[i], None, sentence))
-        facts = Facts(table, roles, code, clients, columns, answer, seed)
+        facts = Facts(table, roles, code, clients, columns, useless, answer, seed)
         for about in (name_findings, size_findings, class_findings, client_column_findings, copy_findings):
             found += about(facts)
         if answer is not None:
@@ -120,7 +124,16 @@ def parsed(series: pd.Series) -> tuple[str, Values]:
     return kind, parse_values(series, kind)[0]
 
 
-def column_findings(table: Table, columns: dict[str, tuple[str, Values]]) -> Iterator[Finding]:
+def useless_columns(
+    table: Table, columns: dict[str, tuple[str, Values]], code: np.ndarray, clients: list[str]
+) -> dict[str, str]:
+    """The features that are better left out, and why."""
+    survey = Summary(tuple(clients), survey_columns(table.frame, list(columns), code, len(clients)))
+    reasons = {name: why_useless(survey, name, kind) for name, (kind, _) in columns.items()}
+    return {name: reason for name, reason in reasons.items() if reason is not None}
+
+
+def column_findings(table: Table, columns: dict[str, tuple[str, Values]], useless: dict[str, str]) -> Iterator[Finding]:
     """Cells that cannot be read, missing values, keys, constants."""
     for name, (kind, values) in columns.items():
         series = table.frame[name]
@@ -132,9 +145,9 @@ def column_findings(table: Table, columns: dict[str, tuple[str, Values]]) -> Ite
         if len(infinite):
             where = f"the first in {table.place(infinite[0])}"
             yield Finding(ERROR, None, name, f"Column '{name}': {counted(len(infinite), 'infinite value')}, {where}.")
-        reason = why_useless(series, values)
-        if reason is not None:
-            yield Finding(NOTE, None, name, f"Column '{name}' {reason}; it is left out unless it is asked for.")
+        if name in useless:
+            sentence = f"Column '{name}' {useless[name]}; it is left out unless it is asked for."
+            yield Finding(NOTE, None, name, sentence)
             continue
         share = missing(values).mean()
         if share > 0:
@@ -187,10 +200,10 @@ def client_column_findings(facts: Facts) -> Iterator[Finding]:
     """Columns that some clients lack altogether, that do not vary within clients, or that number a client's rows."""
     clients, size = len(facts.names), np.bincount(facts.code, minlength=len(facts.names))
     for name, (_, values) in facts.columns.items():
-        if why_useless(facts.table.frame[name], values) is not None:
+        if name in facts.useless:
             continue
         absent = missing(values)
-        lacking = np.flatnonzero(by_client(absent[:, None], facts.code, clients)[:, 0] == size)
+        lacking = np.flatnonzero(by_client(absent, facts.code, clients) == size)
         yield from per_client(facts, lacking, name, WARNING, f"has no value of column '{name}'")
         codes = np.asarray(values.codes if isinstance(values, pd.Categorical) else values, dtype=float)
         cells = pd.DataFrame({"client": facts.code, "value": codes})[~absent].value_counts()

@@ -19,12 +19,12 @@ from mooring.data import datasets
 from mooring.data.clients import BINARY, CLASSES, PARTS, REGRESSION, Clients
 from mooring.data.columns import CATEGORY
 from mooring.data.gather import gather
-from mooring.data.roles import Roles, client_codes, drop_small_clients, feature_names, find_roles, split_rows
-from mooring.data.scaling import moments
-from mooring.data.schema import Schema, describe, encode, fit_columns, select_useful, to_numbers, typed
+from mooring.data.preparation import Member, agree
+from mooring.data.roles import client_codes, drop_small_clients, feature_names, find_roles, split_rows
+from mooring.data.schema import Schema, describe, encode, to_numbers
 from mooring.data.splits import HELD_OUT, TRAIN
 from mooring.data.tables import Table
-from mooring.data.target import Target, known_target, read_target
+from mooring.data.target import Target, known_target
 
 
 def load(
@@ -40,6 +40,7 @@ def load(
     split: str | None = None,
     min_rows: int = 5,
     drop_small: bool = False,
+    rare: int = 1,
     seed: int = 0,
     dtype: torch.dtype = torch.float64,
     schema: Schema | None = None,
@@ -55,6 +56,8 @@ def load(
     unit      rows of a unit stay in one part;  time: the earliest rows train, the latest test
     split     a column that says train, validation or test (default: a column `split`, if it says that)
     min_rows  smaller clients are an error, or are left out (`drop_small`)
+    rare      levels of a category with fewer training rows than this, over all clients, are not named in the schema:
+              they count as "other"
     schema    encode by the schema of an earlier run instead of learning one; a table without the client column is
               then one client, called by its title
     """
@@ -73,31 +76,35 @@ def load(
 
     code, clients = client_codes(table, roles.client)
     table, code, clients, notes = drop_small_clients(table, roles, code, clients, min_rows, drop_small)
-    answer = find_target(table, roles, kind, schema)
-    part, said = split_rows(table, roles, code, clients, answer, seed)
-    notes = [*table.notes, *notes, *answer.notes, *said]
-    if len(clients) == 1 and schema is None:
-        notes.append(f"There is one client only, '{clients[0]}'; a federation needs more.")
-
-    train = part == TRAIN
-    if schema is None and np.ptp(answer.y[train]) == 0:
-        raise RequestError(
-            f"{table.title}: target column '{roles.target}' has the same value in every training row; "
-            "there is nothing to learn."
-        )
-    mean, scale = target_scaling(answer, train, code, len(clients), schema)
-    y = (answer.y - mean) / scale if answer.kind == REGRESSION else answer.y
-    if table.x is not None:
-        x = table.x
-    elif schema is not None:
-        x, said = encode(table.frame, schema, table.place)
-        notes += said
+    notes = [*table.notes, *notes]
+    x = table.x
+    if schema is None:
+        asked = table.kind if kind == "auto" and table.kind else kind
+        member = Member(table, roles, code, clients, names, asked, seed)
+        learnt, plan, (reading,) = agree([member], asked=features is not None, rare=rare, title=table.title)
+        answer, part = reading.target, reading.part
+        notes += [*plan.notes, *reading.notes]
+        if len(clients) == 1:
+            notes.append(f"There is one client only, '{clients[0]}'; a federation needs more.")
+        if x is None:
+            schema = learnt.model_copy(update={"digest": digest})
+            x, said = to_numbers(reading.columns, schema.columns)
+            x = (x - np.array(schema.mean)) / np.array(schema.scale)
+            notes += [*describe(schema.columns, schema.dropped), *said]
     else:
-        x, schema, said = learn(table, roles, names, features is not None, answer, train, code, len(clients))
-        schema = schema.model_copy(update={"target_mean": mean, "target_scale": scale, "digest": digest})
+        learnt = schema
+        y = known_target(table.frame[roles.target], schema.kind, schema.classes, table.place)
+        answer = Target(schema.kind, y, schema.classes, [])
+        part, said = split_rows(table, roles, code, clients, answer, seed)
         notes += said
+        if x is None:
+            x, said = encode(table.frame, schema, table.place)
+            notes += said
+    mean, scale = learnt.target_mean, learnt.target_scale
+    y = (answer.y - mean) / scale if answer.kind == REGRESSION else answer.y
+    train = part == TRAIN
     if table.x is None:
-        notes += constant_within(x[train], code[train], len(clients), schema.features)
+        notes += constant_within(x[train], code[train], len(clients), learnt.features)
     placement = pd.DataFrame(
         {"client": np.array(clients, dtype=object)[code], "row": table.rows(), "part": np.array(PARTS)[part]}
     )
@@ -107,7 +114,7 @@ def load(
         *(rows_of(x, y, code, part == which, len(clients), dtype, label) for which in range(len(PARTS))),
         kind=answer.kind,
         classes=answer.classes,
-        features=() if table.x is not None else schema.features,
+        features=() if table.x is not None else learnt.features,
         target_mean=mean,
         target_scale=scale,
         schema=schema,
@@ -138,60 +145,6 @@ def fit_in(table: Table, schema: Schema) -> Table:
     if table.client is None and schema.client is not None and schema.client not in table.frame.columns:
         table = replace(table, frame=table.frame.assign(**{schema.client: Path(table.title).stem}))
     return replace(table, client=table.client or schema.client, target=table.target or schema.target)
-
-
-def find_target(table: Table, roles: Roles, kind: str, schema: Schema | None) -> Target:
-    series = table.frame[roles.target]
-    if schema is not None:
-        return Target(schema.kind, known_target(series, schema.kind, schema.classes, table.place), schema.classes, [])
-    return read_target(series, table.kind if kind == "auto" and table.kind else kind, table.place, table.title)
-
-
-def target_scaling(
-    target: Target, train: np.ndarray, code: np.ndarray, clients: int, schema: Schema | None
-) -> tuple[float, float]:
-    """Mean and scale of a regression target over all clients' training rows; 0 and 1 for other targets."""
-    if schema is not None:
-        return schema.target_mean, schema.target_scale
-    if target.kind != REGRESSION:
-        return 0.0, 1.0
-    found = moments(target.y[train][:, None], code[train], clients)
-    return float(found.mean[0]), float(found.scale[0])
-
-
-def learn(
-    table: Table,
-    roles: Roles,
-    names: list[str],
-    asked: bool,
-    target: Target,
-    train: np.ndarray,
-    code: np.ndarray,
-    clients: int,
-) -> tuple[np.ndarray, Schema, list[str]]:
-    """The scaled inputs and the schema learnt from the training rows; columns that were `asked` for all stay."""
-    columns = typed(table.frame, names, table.place)
-    dropped: dict[str, str] = {}
-    if not asked:
-        kept, dropped = select_useful(table.frame, columns, train)
-        columns = {name: columns[name] for name in kept}
-    specs = fit_columns(columns, train, code, clients)
-    if not any(spec.encoded for spec in specs):
-        reasons = "; ".join(f"'{name}' {reason}" for name, reason in list(dropped.items())[:5])
-        raise RequestError(f"{table.title}: no useful feature column is left ({reasons or 'all are constant'}).")
-    x, notes = to_numbers(columns, specs)
-    found = moments(x[train], code[train], clients)
-    schema = Schema(
-        target=roles.target,
-        client=roles.client,
-        kind=target.kind,
-        classes=target.classes,
-        columns=tuple(specs),
-        mean=tuple(found.mean.tolist()),
-        scale=tuple(found.scale.tolist()),
-        dropped=dropped,
-    )
-    return (x - found.mean) / found.scale, schema, describe(specs, dropped) + notes
 
 
 def constant_within(x: np.ndarray, code: np.ndarray, clients: int, features: Sequence[str]) -> list[str]:
