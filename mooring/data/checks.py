@@ -76,7 +76,7 @@ def check(
     def all_found() -> list[Finding]:
         return sorted(found, key=lambda finding: (ERROR, WARNING, NOTE).index(finding.severity))
 
-    table = attempt(lambda: gather(source, {client or "client", "client"}))
+    table = attempt(lambda: gather(source, names={client or "client", "client"}))
     if table is None:
         return all_found()
     drop = drop if drop is not None or features is not None else table.drop

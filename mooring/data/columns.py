@@ -19,6 +19,7 @@ NUMBER, DATE, CATEGORY = "number", "date", "category"
 MONTH, WEEKDAY = "month", "weekday"
 WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 MOSTLY = 0.95  # a text column with this share of numbers is a number column with slips in it
+WHOLE = re.compile(r"^(-?(?:0|[1-9]\d*))\.0+$")  # a whole number written with a decimal point
 THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?$")
 DATE_TEXT = re.compile(r"\d{4}-\d{1,2}-\d{1,2}([T ]\d.*)?$")
 EPOCH, DAY = pd.Timestamp(0, tz="UTC"), pd.Timedelta(days=1)
@@ -55,6 +56,13 @@ def as_text(series: pd.Series) -> pd.Categorical:
     order = sort_levels(names)
     rank = pd.Index(order).get_indexer(pd.Index(names))[again] if len(order) else again
     return pd.Categorical.from_codes(np.where(codes >= 0, np.append(rank, -1)[codes], -1), categories=order)
+
+
+def as_names(series: pd.Series) -> pd.Categorical:
+    """The column's values as clients' names: 3, 3.0 and "3" are one client, 007 is another."""
+    text = as_text(series)
+    codes, names = pd.factorize(pd.Series([WHOLE.sub(r"\1", name) for name in text.categories], dtype=object))
+    return pd.Categorical.from_codes(np.append(codes, -1)[text.codes], categories=list(names))
 
 
 def is_text(series: pd.Series) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 from mooring.core.errors import RequestError
 from mooring.core.seeds import client_key
 from mooring.data.clients import BINARY, CLASSES, PARTS
-from mooring.data.columns import CATEGORY, as_text, kind_of, missing, read_values
+from mooring.data.columns import CATEGORY, as_names, as_text, kind_of, missing, read_values
 from mooring.data.splits import TRAIN, random_split, time_split, unit_split, units
 from mooring.data.tables import Table, counted, listing, need_column
 from mooring.data.target import Target
@@ -83,7 +83,7 @@ def feature_names(
 
 def client_codes(table: Table, client: str) -> tuple[np.ndarray, list[str]]:
     """Each row's client as a number, and the clients' names in order of appearance."""
-    text = as_text(table.frame[client])
+    text = as_names(table.frame[client])
     absent = np.flatnonzero(text.codes < 0)
     if len(absent):
         raise RequestError(

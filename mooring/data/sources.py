@@ -20,6 +20,7 @@ from mooring.data.clients import BINARY, CLASSES, PARTS, REGRESSION, Clients
 from mooring.data.columns import CATEGORY
 from mooring.data.gather import gather
 from mooring.data.preparation import Member, agree
+from mooring.data.readers import stem_of
 from mooring.data.roles import client_codes, drop_small_clients, feature_names, find_roles, split_rows
 from mooring.data.schema import Schema, describe, encode, to_numbers
 from mooring.data.splits import HELD_OUT, TRAIN
@@ -66,7 +67,7 @@ def load(
         if columns is not None:
             raise RequestError(f"data set '{source}' is no table; it has no column {columns!r}.")
         return datasets.named(source, data_dir, validation=HELD_OUT, test=HELD_OUT, seed=seed)
-    table = gather(source, text=text_columns(client, schema))
+    table = gather(source, text_columns(schema), name_columns(client, schema))
     if schema is not None:
         table = fit_in(table, schema)
     digest = "" if table.x is not None else digest_of(table.frame)
@@ -126,7 +127,7 @@ def load(
 
 def newcomer(source: Any, schema: Schema) -> tuple[np.ndarray, np.ndarray | None, list[str]]:
     """A later table's inputs and, if it has the target column, its targets, in the numbers of `Clients`; and notes."""
-    table = gather(source, text=text_columns(None, schema))
+    table = gather(source, text_columns(schema), name_columns(None, schema))
     x, notes = encode(table.frame, schema, table.place)
     if schema.target not in table.frame.columns:
         return x, None, notes
@@ -134,16 +135,20 @@ def newcomer(source: Any, schema: Schema) -> tuple[np.ndarray, np.ndarray | None
     return x, (y - schema.target_mean) / schema.target_scale if schema.kind == REGRESSION else y, notes
 
 
-def text_columns(client: str | None, schema: Schema | None) -> set[str]:
+def text_columns(schema: Schema | None) -> set[str]:
     """The columns of a file to read as they are written."""
-    known = [] if schema is None else [c.name for c in schema.columns if c.kind == CATEGORY] + [schema.client]
-    return {name for name in (client, "client", *known) if name is not None}
+    return set() if schema is None else {column.name for column in schema.columns if column.kind == CATEGORY}
+
+
+def name_columns(client: str | None, schema: Schema | None) -> set[str]:
+    """The columns of a file that may hold the clients' names."""
+    return {name for name in (client, "client", schema.client if schema else None) if name is not None}
 
 
 def fit_in(table: Table, schema: Schema) -> Table:
     """A table in the roles of a schema; without the schema's client column it is one client."""
     if table.client is None and schema.client is not None and schema.client not in table.frame.columns:
-        table = replace(table, frame=table.frame.assign(**{schema.client: Path(table.title).stem}))
+        table = replace(table, frame=table.frame.assign(**{schema.client: stem_of(Path(table.title))}))
     return replace(table, client=table.client or schema.client, target=table.target or schema.target)
 
 
