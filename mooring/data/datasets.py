@@ -78,7 +78,7 @@ def table_path(name: str) -> Path:
 
 
 def named(name: str, data_dir: str | Path | None = None, **options: Any) -> Clients:
-    """The data set `name`, which is no table; `options` are those of `named_images`. Tables come from `sources.load`."""
+    """The data set `name`, which is no table; `options` are those of `named_images`. `sources.load` reads tables."""
     refuse_unknown(name)
     if name in TABLES:
         raise RequestError(f"data set '{name}' is a table; load it like a file.")

@@ -66,9 +66,10 @@ def read_file(path: Path, cells: Cells) -> tuple[pd.DataFrame, list[str]]:
             f"{path.name}: the ending '{ending}' is not known; it should be one of {', '.join((*ENDINGS, '.npz'))}, "
             "or a folder."
         )
+    notes: list[str] = []
     try:
         if ending in PARQUET_ENDINGS:
-            frame, notes = read_parquet(path), []
+            frame = read_parquet(path)
         elif ending in EXCEL_ENDINGS:
             frame, notes = read_excel(path, cells)
         else:

@@ -12,11 +12,12 @@ import numpy as np
 import pandas as pd
 import torch
 from pandas.api import types
+from torch import Tensor
 
 from mooring.core.cohort import Rows
 from mooring.core.errors import RequestError
 from mooring.data import datasets
-from mooring.data.clients import BINARY, CLASSES, PARTS, REGRESSION, Clients
+from mooring.data.clients import BINARY, CLASSES, PARTS, REGRESSION, Clients, refuse_infinite
 from mooring.data.columns import CATEGORY
 from mooring.data.gather import gather
 from mooring.data.preparation import Member, agree
@@ -79,6 +80,8 @@ def load(
     table, code, clients, notes = drop_small_clients(table, roles, code, clients, min_rows, drop_small)
     notes = [*table.notes, *notes]
     x = table.x
+    if x is not None:
+        refuse_infinite_inputs(torch.as_tensor(x), code, clients)
     if schema is None:
         asked = table.kind if kind == "auto" and table.kind else kind
         member = Member(table, roles, code, clients, names, asked, seed)
@@ -150,6 +153,13 @@ def fit_in(table: Table, schema: Schema) -> Table:
     if table.client is None and schema.client is not None and schema.client not in table.frame.columns:
         table = replace(table, frame=table.frame.assign(**{schema.client: stem_of(Path(table.title))}))
     return replace(table, client=table.client or schema.client, target=table.target or schema.target)
+
+
+def refuse_infinite_inputs(x: Tensor, code: np.ndarray, clients: Sequence[str]) -> None:
+    """Inputs that are no table are taken as they are: NaN and infinity are refused by the client's name."""
+    if x.dtype.is_floating_point and not bool(torch.isfinite(x.sum())):
+        for i, name in enumerate(clients):
+            refuse_infinite(x[torch.from_numpy(code == i)], f"client '{name}'")
 
 
 def constant_within(x: np.ndarray, code: np.ndarray, clients: int, features: Sequence[str]) -> list[str]:

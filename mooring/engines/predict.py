@@ -73,7 +73,8 @@ def owners_of(
             )
         return np.full(len(frame), client, dtype=object)
     if schema.client in frame.columns:
-        return np.asarray(as_names(frame[schema.client]).astype(object).fillna(""), dtype=object)
+        names = as_names(frame[schema.client])
+        return np.array([*names.categories, ""], dtype=object)[names.codes]
     raise RequestError(f"the rows have no column '{schema.client}' that says whose they are; name one with --client.")
 
 
