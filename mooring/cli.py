@@ -377,11 +377,11 @@ def check(
     findings = [finding._asdict() for finding in inspect(source, **chosen)]
     if json_:
         emit({"findings": findings})
-    elif not findings:
-        display.say(f"{source}: nothing to complain about.")
     else:
         columns = {"severity": "severity", "client": "client", "column": "column", "sentence": "what"}
-        display.table(f"{source}: {len(findings)} finding(s)", findings, columns)
+        many = sum(finding["count"] for finding in findings if finding["severity"] != "target")
+        title = f"{many} finding(s)" if many else "nothing to complain about"
+        display.table(f"{source}: {title}", findings, columns)
     if any(finding["severity"] == "error" for finding in findings):
         raise typer.Exit(2)
 

@@ -22,7 +22,14 @@ from mooring.data.columns import CATEGORY
 from mooring.data.gather import gather
 from mooring.data.preparation import Member, agree
 from mooring.data.readers import stem_of
-from mooring.data.roles import client_codes, drop_small_clients, feature_names, find_roles, split_rows
+from mooring.data.roles import (
+    client_codes,
+    drop_missing_targets,
+    drop_small_clients,
+    feature_names,
+    find_roles,
+    split_rows,
+)
 from mooring.data.schema import Schema, describe, encode, to_numbers
 from mooring.data.splits import HELD_OUT, TRAIN
 from mooring.data.tables import Table
@@ -42,6 +49,7 @@ def load(
     split: str | None = None,
     min_rows: int = 5,
     drop_small: bool = False,
+    drop_missing_target: bool = False,
     rare: int = 1,
     seed: int = 0,
     dtype: torch.dtype = torch.float64,
@@ -57,7 +65,8 @@ def load(
     features  the columns to learn from (default: all but useless ones); drop: columns to leave out
     unit      rows of a unit stay in one part;  time: the earliest rows train, the latest test
     split     a column that says train, validation or test (default: a column `split`, if it says that)
-    min_rows  smaller clients are an error, or are left out (`drop_small`)
+    min_rows  smaller clients are an error, or are left out (`drop_small`); those with fewer than 3 rows always are
+    drop_missing_target  rows without a target are left out instead of being an error
     rare      levels of a category with fewer training rows than this, over all clients, are not named in the schema:
               they count as "other"
     schema    encode by the schema of an earlier run instead of learning one; a table without the client column is
@@ -76,9 +85,13 @@ def load(
     roles = find_roles(table, client, target, unit, time, split, drop or ())
     names = [] if table.x is not None or schema is not None else feature_names(table, roles, features, drop)
 
+    notes = list(table.notes)
+    if drop_missing_target:
+        table, said = drop_missing_targets(table, roles.target)
+        notes += said
     code, clients = client_codes(table, roles.client)
-    table, code, clients, notes = drop_small_clients(table, roles, code, clients, min_rows, drop_small)
-    notes = [*table.notes, *notes]
+    table, code, clients, said = drop_small_clients(table, roles, code, clients, min_rows, drop_small)
+    notes += said
     x = table.x
     if x is not None:
         refuse_infinite_inputs(torch.as_tensor(x), code, clients)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -44,7 +45,7 @@ def refuse_empty(series: pd.Series, place: Place) -> None:
     if len(empty):
         raise RequestError(
             f"{place(empty[0])}, target column '{series.name}': the value is missing, as in {len(empty)} of "
-            f"{len(series)} rows; drop the rows without a target."
+            f"{len(series)} rows; fill them in, or drop the rows without a target (drop_missing_target)."
         )
 
 
@@ -148,11 +149,15 @@ def refuse_classes(summary: Summary, name: str, kind: str, where: str) -> None:
         raise RequestError(f"{where} holds {len(levels)} classes in {rows} rows; it looks like a key, not a target.")
 
 
-def read_target(series: pd.Series, kind: str, place: Place, title: str) -> Target:
-    """The values of a target that one client has, as what it takes them for."""
+def read_target(
+    series: pd.Series, kind: str, place: Place, title: str, code: np.ndarray | None = None, clients: Sequence[str] = ()
+) -> Target:
+    """The target of a table as what its clients (default: one) take it for."""
     refuse_empty(series, place)
-    alone = np.zeros(len(series), dtype=np.int64)
-    answer = agree_target(survey_target(series, kind, alone, [title]), str(series.name), kind, title)
+    name = str(series.name)
+    if code is None:
+        code, clients = np.zeros(len(series), dtype=np.int64), [title]
+    answer = agree_target(survey_target(series, kind, code, list(clients)), name, kind, title)
     return Target(answer.kind, known_target(series, answer.kind, answer.classes, place), answer.classes, answer.notes)
 
 

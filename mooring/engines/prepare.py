@@ -27,7 +27,10 @@ from mooring.tasks.module import Module
 IN_MEMORY = "(in memory)"
 VALIDATION = 0.2  # share of each client's rows, where a pooled data set is dealt out
 TRAINING = tuple(name for name in Training.model_fields if name != "threads")
-DATA = ("client", "target", "kind", "features", "drop", "unit", "time", "split", "min_rows", "drop_small", "data_dir")
+DATA = (
+    "client", "target", "kind", "features", "drop", "unit", "time", "split", "min_rows", "drop_small",
+    "drop_missing_target", "rare", "data_dir",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

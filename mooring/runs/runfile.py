@@ -112,6 +112,8 @@ class Data(Section):
     )
     min_rows: int | None = _say("a whole number >= 1", None, ge=1)
     drop_small: bool = _say("true or false", False)
+    drop_missing_target: bool = _say("true or false", False)
+    rare: int | None = _say("a whole number >= 1", None, ge=1)
     partition: Table | None = _say("a table of settings of the named data set", None)
     data_dir: str | None = _say("a folder", None)
 

@@ -174,10 +174,16 @@ def test_unit_and_time_columns():
 
 def test_small_clients():
     frame = table((20, 4, 20, 2))
-    with pytest.raises(RequestError, match=r"client 'site [13]' has [24] rows; at least 5 .* 1 other client"):
+    with pytest.raises(RequestError, match=r"client 'site 1' has 4 rows; at least 5 are needed .*--drop-small"):
         load(frame, client="site", target="y")
-    with pytest.raises(RequestError, match=r"client 'site 3' has 2 rows; at least 3 are needed"):
-        load(frame, client="site", target="y", min_rows=3)
+    with pytest.raises(RequestError, match=r"client 'site [0123]' has (20|4) rows; .* 2 other clients"):
+        load(frame, client="site", target="y", min_rows=21)
+    with_four = load(frame, client="site", target="y", min_rows=3)
+    assert set(with_four.names) == {"site 0", "site 1", "site 2"}
+    (note,) = [n for n in with_four.notes if "too small" in n]
+    assert "fewer than 3 rows" in note and "'site 3'; the common model answers for them" in note
+    with pytest.raises(RequestError, match="every client is too small"):
+        load(table((2, 2, 1)), client="site", target="y")
     clients = load(frame, client="site", target="y", drop_small=True)
     assert set(clients.names) == {"site 0", "site 2"}
     assert any("2 clients too small" in note and "'site 3'" in note for note in clients.notes)

@@ -51,7 +51,7 @@ BAD_TEXT = {
         GOOD.replace("colour", "split").replace(",r,", ",train,").replace(",g,", ",exam,"),
         ["row 2", "column 'split'", "'exam'", "'train', 'validation', 'test'"],
     ),
-    "small client": (GOOD + "c,1,r,2\n", ["client 'c' has 1 row", "at least 5", "--min-rows", "--drop-small"]),
+    "small client": (GOOD + "c,1,r,2\n" * 4, ["client 'c' has 4 rows", "at least 5", "--min-rows", "--drop-small"]),
     "bad date": (
         "site,d,y\n" + "".join(f"a,2020-01-{i + 1:02d},{i}.5\n" for i in range(25)) + "a,2020-13-45,2.5\n",
         ["row 26", "column 'd'", "'2020-13-45' is not a date"],
