@@ -17,6 +17,7 @@ from torch import Tensor
 from mooring.core.cohort import Rows
 from mooring.core.errors import RequestError
 from mooring.data import datasets
+from mooring.data.agreement import Plan
 from mooring.data.clients import BINARY, CLASSES, PARTS, REGRESSION, Clients, refuse_infinite
 from mooring.data.columns import CATEGORY
 from mooring.data.gather import gather
@@ -151,9 +152,11 @@ def newcomer(source: Any, schema: Schema) -> tuple[np.ndarray, np.ndarray | None
     return x, (y - schema.target_mean) / schema.target_scale if schema.kind == REGRESSION else y, notes
 
 
-def text_columns(schema: Schema | None) -> set[str]:
-    """The columns of a file to read as they are written."""
-    return set() if schema is None else {column.name for column in schema.columns if column.kind == CATEGORY}
+def text_columns(known: Schema | Plan | None) -> set[str]:
+    """The columns of a file to read as they are written: the categories of a schema, or of a plan on the way to it."""
+    if known is None:
+        return set()
+    return {column.name for column in known.columns if column.kind == CATEGORY and not column.part}
 
 
 def name_columns(client: str | None, schema: Schema | None) -> set[str]:

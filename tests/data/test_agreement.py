@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from mooring.core.errors import RequestError
 from mooring.data.agreement import Plan, agree_draft, agree_plan, agree_schema
+from mooring.data.gather import gather
 from mooring.data.preparation import Member, agree, read, spread, survey, tally
 from mooring.data.roles import client_codes, find_roles
 from mooring.data.schema import Schema
-from mooring.data.sources import load
+from mooring.data.sources import load, text_columns
 from mooring.data.summary import Level, Summary, merge
 from mooring.data.tables import Table
 
@@ -35,7 +36,7 @@ def federation(seed=0, clients=4, offset=0.0, holes=0.1, target="number"):
             "colour": rng.choice(["red", "green", "blue", "mauve"], n, p=[0.4, 0.3, 0.28, 0.02]),
             "smoker": rng.random(n) < 0.4,
             "day": pd.Timestamp("2024-01-01") + pd.to_timedelta(rng.integers(0, 300, n), "D"),
-            "code": rng.choice(["0", "1", "2", "3+"], n),
+            "code": rng.permutation(np.resize(["0", "1", "2", "3+"], n)),
             "id": rng.permutation(n) + 1000,
             "text": [f"note {i}" for i in range(n)],
             "same": 1.5,
@@ -248,6 +249,30 @@ def test_numbers_at_one_client_and_text_at_another():
     assert schema == agree([member(frame)])[0]
     assert next(c for c in schema.columns if c.name == "code").levels == ("0", "1", "2", "3+")
     assert any("'code' is numbers at client" in note and "text at client" in note for note in plan.notes)
+
+
+def test_files_that_were_read_apart(tmp_path):
+    """A file's codes are numbers where it has no other; once the plan says that they are text, the file is read anew
+    as it is written, and the schema is that of the one file."""
+    rows = {
+        "a": [f"{['007', '1.50', '2'][i % 3]},{i / 7},{i * 0.37:.2f}\n" for i in range(9)],
+        "b": [f"{['3+', '007', '2'][i % 3]},{i / 9},{i * 0.31:.2f}\n" for i in range(9)],
+    }
+    (tmp_path / "all.csv").write_text("site,code,x,y\n" + "".join(f"{s},{row}" for s in rows for row in rows[s]))
+    for site, lines in rows.items():
+        (tmp_path / f"{site}.csv").write_text("site,code,x,y\n" + "".join(f"{site},{row}" for row in lines))
+
+    def members(plan=None):
+        return [member(gather(tmp_path / f"{s}.csv", text_columns(plan), {"site"}).frame) for s in rows]
+
+    assert members()[0].table.frame["code"].dtype == float
+    plan = agree_plan(merge(map(survey, members())))
+    readings = [read(m, plan) for m in members(plan)]
+    draft = agree_draft(merge(tally(m, plan, r) for m, r in zip(members(plan), readings)), plan)
+    apart = agree_schema(merge(spread(m, draft, r) for m, r in zip(members(plan), readings)), draft)
+    pooled = load(tmp_path / "all.csv", client="site", target="y").schema
+    assert apart == pooled.model_copy(update={"digest": ""})
+    assert {"1.50", "007", "3+"} <= set(apart.columns[0].levels)
 
 
 @pytest.mark.parametrize(
