@@ -43,7 +43,7 @@ app = typer.Typer(
 
 DEBUG = {"on": False}
 Run = Annotated[Path, typer.Argument(hidden=True)]
-TABLE_ONLY = tuple(name for name in DATA if name not in ("partition", "data_dir"))
+TABLE_ONLY = tuple(name for name in DATA if name not in ("partition", "data_dir", "rare"))
 OF_ROUNDS = tuple(name for name in TRAINING if name not in ("keep", "checkpoint_every"))
 
 

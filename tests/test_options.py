@@ -81,6 +81,9 @@ ROWS = [
     Row("min_rows", ["--min-rows", "60"], 60, 4, lambda j, _: "48 rows; at least 60 are needed" in str(j)),
     Row("drop_small", ["--drop-small"], True, False, lambda j, _: len(j.clients) == 3,
         {"source": "small.csv"}),
+    Row("drop_missing_target", ["--drop-missing-target"], True, False, lambda j, _: sum(map(sum, sizes(j))) == 191,
+        {"source": "gaps.csv"}),
+    Row("rare", ["--rare", "20"], 20, 1, lambda j, _: "part=other" in j.clients.features),
     Row("partition", ["--deal", "clients=5", "--deal", "partition=iid"], {"clients": 5, "partition": "iid"},
         {"clients": 7}, lambda j, _: len(j.clients) == 5, {"source": "digits"}),
     Row("data_dir", ["--data-dir", "my_folder"], "my_folder", "another", lambda j, _: "my_folder" in str(j),
@@ -132,6 +135,7 @@ def here(tmp_path, monkeypatch):
     frame.to_csv(tmp_path / "homes.csv", index=False)
     frame[(k % 4 < 3) | (k < 16)].to_csv(tmp_path / "small.csv", index=False)
     frame[(k % 4 < 3) | (k < 64)].to_csv(tmp_path / "uneven.csv", index=False)
+    frame.assign(target=frame["target"].where(k > 0)).to_csv(tmp_path / "gaps.csv", index=False)
     net = "from torch import nn\n\ndef make(features, classes):\n    return nn.Linear(features, max(classes, 1))\n"
     (tmp_path / "net.py").write_text(net + "\n\nother = make\n")
     monkeypatch.chdir(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -11,26 +12,33 @@ from pandas.api import types
 
 from mooring.core.errors import RequestError
 from mooring.data import roles as rules
-from mooring.data.clients import BINARY, CLASSES, PARTS
-from mooring.data.columns import NUMBER, Values, infinities, kind_of, missing, parse_values, why_useless
+from mooring.data.agreement import far_cells, why_useless
+from mooring.data.clients import BINARY, CLASSES, COUNT, PARTS, REGRESSION
+from mooring.data.columns import NUMBER, Values, infinities, kind_of, missing, parse_values
 from mooring.data.gather import gather
+from mooring.data.preparation import survey_columns
 from mooring.data.roles import Roles
-from mooring.data.scaling import by_client
 from mooring.data.splits import TRAIN, Shares, shares_of
+from mooring.data.summary import Summary, by_client
+from mooring.data.suspicions import gives_away, sentinel, twin_levels
 from mooring.data.tables import Table, counted, listing, need_column
 from mooring.data.target import Target, read_target
 
-ERROR, WARNING, NOTE = "error", "warning", "note"
+TAKEN, ERROR, WARNING, NOTE = "target", "error", "warning", "note"
+SEVERITIES = (TAKEN, ERROR, WARNING, NOTE)
 LOPSIDED = 100  # largest client against the median one
 MOSTLY_MISSING = 0.5
 EXPECTED_REPEATS, FEW_REPEATS = 20, 0.05
+SHOWN = 5  # more findings of one form become one line
+FILLED = re.compile(r"'[^']*'|-?\d[\d.,e+-]*%?")  # what a sentence fills in: names and numbers
 
 
 class Finding(NamedTuple):
-    severity: str  # "error": load refuses; "warning": results may mislead; "note": worth knowing
+    severity: str  # "target": what it is taken for; "error": load refuses; "warning": results may mislead; "note"
     client: str | None
     column: str | None
     sentence: str
+    count: int = 1  # how many findings of this form the line stands for
 
 
 class Facts(NamedTuple):
@@ -41,6 +49,7 @@ class Facts(NamedTuple):
     code: np.ndarray
     names: list[str]
     columns: dict[str, tuple[str, Values]]  # kind and values of every feature
+    useless: dict[str, str]  # features that are left out, and why
     target: Target | None
     seed: int
     shares: Shares
@@ -59,10 +68,12 @@ def check(
     split: str | Sequence[float] | None = None,
     min_rows: int = 5,
     drop_small: bool = False,
+    drop_missing_target: bool = False,
     weights: str | None = None,
     seed: int = 0,
 ) -> list[Finding]:
-    """Everything that is or may be wrong with a source, worst first; the arguments are those of `load`."""
+    """What the target is taken for, then everything that is or may be wrong with a source, worst first; many findings
+    of one form are one line. The arguments are those of `load`."""
     found: list[Finding] = []
 
     def attempt(work: Callable[[], Any], column: str | None = None) -> Any:
@@ -73,9 +84,9 @@ def check(
             return None
 
     def all_found() -> list[Finding]:
-        return sorted(found, key=lambda finding: (ERROR, WARNING, NOTE).index(finding.severity))
+        return grouped(sorted(found, key=lambda finding: SEVERITIES.index(finding.severity)))
 
-    table = attempt(lambda: gather(source, {client or "client", "client"}))
+    table = attempt(lambda: gather(source, names={client or "client", "client"}))
     if table is None:
         return all_found()
     drop = drop if drop is not None or features is not None else table.drop
@@ -86,9 +97,15 @@ def check(
         attempt(lambda name=name, role=role: need_column(table.frame, name, role, table.title), name)
     if found:
         columns = [c for c in table.frame.columns if c not in wanted.values()]
-        found += column_findings(table, {c: parsed(table.frame[c]) for c in columns})
+        found += column_findings(table, {c: parsed(table.frame[c]) for c in columns}, {})
         return all_found()
 
+    if drop_missing_target:
+        kept = attempt(lambda: rules.drop_missing_targets(table, wanted["target"]), wanted["target"])
+        if kept is None:
+            return all_found()
+        table, said = kept
+        found += [Finding(NOTE, None, wanted["target"], note) for note in said]
     roles = attempt(lambda: rules.find_roles(table, client, target, unit, time, split, drop or (), weights))
     members = attempt(lambda: rules.client_codes(table, wanted["client"]), wanted["client"])
     names = (
@@ -97,26 +114,73 @@ def check(
         else attempt(lambda: rules.feature_names(table, roles, features, drop))
     )
     columns = {name: parsed(table.frame[name]) for name in names or []}
-    found += column_findings(table, columns)
+    code, clients = members or (np.zeros(len(table.frame), dtype=np.int64), [table.title])
+    survey = Summary(tuple(clients), survey_columns(table.frame, [*columns, wanted["target"]], code, len(clients)))
+    reasons = {name: why_useless(survey, name, kind_) for name, (kind_, _) in columns.items()}
+    useless = {name: reason for name, reason in reasons.items() if reason is not None}
+    found += column_findings(table, columns, useless)
     asked = table.kind if kind == "auto" and table.kind else kind
     answer = attempt(
-        lambda: read_target(table.frame[wanted["target"]], asked, table.place, table.title), wanted["target"]
+        lambda: read_target(table.frame[wanted["target"]], asked, table.place, table.title, code, clients),
+        wanted["target"],
     )
+    if answer is not None:
+        found.append(Finding(TAKEN, None, wanted["target"], taken_for(wanted["target"], answer, asked)))
+    numbers = [*columns, *([wanted["target"]] if answer is not None and answer.kind == REGRESSION else [])]
+    for cell in far_cells(survey, numbers, table.title):
+        found.append(Finding(ERROR if cell.refused else WARNING, cell.client, cell.column, cell.sentence))
     if roles is not None and members is not None:
-        code, clients = members
         small = attempt(lambda: rules.why_small(table, roles, code, len(clients), min_rows))
-        left_out = drop_small or table.drop_small
+        tiny = rules.tiny_clients(roles, code, len(clients))
         for i, reason in sorted((small or {}).items()):
-            end = "; it is left out." if left_out else "."
+            left_out = drop_small or table.drop_small or i in tiny
+            end = "; it is left out, and has the common model." if left_out else "."
             sentence = f"Client '{clients[i]}' has {reason}{end}"
             found.append(Finding(WARNING if left_out else ERROR, clients[i], None, sentence))
         attempt(lambda: rules.weights_by_client(table, roles.weights, code, clients), roles.weights)
-        facts = Facts(table, roles, code, clients, columns, answer, seed, shares_of(split))
-        for about in (name_findings, size_findings, class_findings, client_column_findings, copy_findings):
+        if small and len(small) == len(clients):
+            found.append(Finding(ERROR, None, None, f"{table.title}: every client is too small."))
+        facts = Facts(table, roles, code, clients, columns, useless, answer, seed, shares_of(split))
+        for about in (
+            name_findings, size_findings, class_findings, value_findings, client_column_findings, copy_findings
+        ):  # fmt: skip
             found += about(facts)
         if answer is not None:
             found += attempt(lambda: list(part_findings(facts, small or {}))) or []
     return all_found()
+
+
+def taken_for(name: str, target: Target, asked: str) -> str:
+    """What the target is, before any work is done."""
+    if target.classes:
+        count = np.bincount(target.y, minlength=len(target.classes))
+        shown = [f"'{value}' ({n} rows)" for value, n in zip(target.classes[:SHOWN], count)]
+        more = f" and {len(target.classes) - SHOWN} more" if len(target.classes) > SHOWN else ""
+        what = f"{len(target.classes)} classes, {', '.join(shown)}{more}"
+    else:
+        y = target.y
+        what = f"{'counts' if target.kind == COUNT else 'numbers'} from {y.min():g} to {y.max():g}, mean {y.mean():g}"
+    end = "" if asked != "auto" else "; another kind can be asked for"
+    return f"Target '{name}' is taken as {target.kind}: {what}{end}."
+
+
+def grouped(findings: list[Finding]) -> list[Finding]:
+    """Findings that say the same of many columns or clients as one line each; the order stays."""
+    alike: dict[tuple[str, str], list[Finding]] = {}
+    for finding in findings:
+        form = FILLED.sub("_", finding.sentence)
+        alike.setdefault((finding.severity, form), []).append(finding)
+    out = []
+    for (severity, _), group in alike.items():
+        if len(group) <= SHOWN:
+            out += group
+            continue
+        columns, clients = ({getattr(f, of) for f in group} for of in ("column", "client"))
+        column, client = (next(iter(s)) if len(s) == 1 else None for s in (columns, clients))
+        others = [f.column if len(columns) > 1 else f.client for f in group[1:]]
+        said = f"{group[0].sentence} The same is found {len(others)} times more: {listing(dict.fromkeys(others))}."
+        out.append(Finding(severity, client, column, said, len(group)))
+    return out
 
 
 def parsed(series: pd.Series) -> tuple[str, Values]:
@@ -124,7 +188,7 @@ def parsed(series: pd.Series) -> tuple[str, Values]:
     return kind, parse_values(series, kind)[0]
 
 
-def column_findings(table: Table, columns: dict[str, tuple[str, Values]]) -> Iterator[Finding]:
+def column_findings(table: Table, columns: dict[str, tuple[str, Values]], useless: dict[str, str]) -> Iterator[Finding]:
     """Cells that cannot be read, missing values, keys, constants."""
     for name, (kind, values) in columns.items():
         series = table.frame[name]
@@ -136,9 +200,9 @@ def column_findings(table: Table, columns: dict[str, tuple[str, Values]]) -> Ite
         if len(infinite):
             where = f"the first in {table.place(infinite[0])}"
             yield Finding(ERROR, None, name, f"Column '{name}': {counted(len(infinite), 'infinite value')}, {where}.")
-        reason = why_useless(series, values)
-        if reason is not None:
-            yield Finding(NOTE, None, name, f"Column '{name}' {reason}; it is left out unless it is asked for.")
+        if name in useless:
+            sentence = f"Column '{name}' {useless[name]}; it is left out unless it is asked for."
+            yield Finding(NOTE, None, name, sentence)
             continue
         share = missing(values).mean()
         if share > 0:
@@ -169,7 +233,7 @@ def size_findings(facts: Facts) -> Iterator[Finding]:
 
 
 def class_findings(facts: Facts) -> Iterator[Finding]:
-    """Clients with one class, and a feature that gives the target away."""
+    """Clients with one class, and features that give the target away."""
     if facts.target is None:
         return
     y, roles = facts.target.y, facts.roles
@@ -177,6 +241,11 @@ def class_findings(facts: Facts) -> Iterator[Finding]:
         same = values.codes if isinstance(values, pd.Categorical) else values
         if (kind == NUMBER or facts.target.classes) and np.array_equal(same, y):
             yield Finding(WARNING, None, name, f"Column '{name}' equals the target '{roles.target}'.")
+        elif name not in facts.useless and gives_away(values, facts.target):
+            sentence = (
+                f"Column '{name}' alone tells the target '{roles.target}' nearly perfectly; is it known beforehand?"
+            )
+            yield Finding(WARNING, None, name, sentence)
     if facts.target.kind in (BINARY, CLASSES):
         cells = np.unique(np.stack([facts.code, y]), axis=1)
         lone = np.flatnonzero(np.bincount(cells[0], minlength=len(facts.names)) == 1)
@@ -187,14 +256,35 @@ def class_findings(facts: Facts) -> Iterator[Finding]:
             yield Finding(WARNING, facts.names[i], roles.target, sentence)
 
 
+def value_findings(facts: Facts) -> Iterator[Finding]:
+    """Codes for missing values, and levels that are one level, spelt twice."""
+    for name, (_, values) in facts.columns.items():
+        if name in facts.useless:
+            continue
+        if isinstance(values, pd.Categorical):
+            for one, two in twin_levels(values.categories):
+                sentence = f"Column '{name}': '{one}' and '{two}' differ in case or spaces only, but count as two."
+                yield Finding(WARNING, None, name, sentence)
+            continue
+        found = sentinel(values)
+        if found is not None:
+            code, count = found
+            sentence = f"Column '{name}': {code:g} stands in {counted(count, 'row')}, far from all other values; if it "
+            yield Finding(WARNING, None, name, sentence + "means missing, leave those cells empty.")
+    if facts.target is not None:
+        for one, two in twin_levels(facts.target.classes):
+            sentence = f"Target '{facts.roles.target}': classes '{one}' and '{two}' differ in case or spaces only."
+            yield Finding(WARNING, None, facts.roles.target, sentence)
+
+
 def client_column_findings(facts: Facts) -> Iterator[Finding]:
     """Columns that some clients lack altogether, that do not vary within clients, or that number a client's rows."""
     clients, size = len(facts.names), np.bincount(facts.code, minlength=len(facts.names))
     for name, (_, values) in facts.columns.items():
-        if why_useless(facts.table.frame[name], values) is not None:
+        if name in facts.useless:
             continue
         absent = missing(values)
-        lacking = np.flatnonzero(by_client(absent[:, None], facts.code, clients)[:, 0] == size)
+        lacking = np.flatnonzero(by_client(absent, facts.code, clients) == size)
         yield from per_client(facts, lacking, name, WARNING, f"has no value of column '{name}'")
         codes = np.asarray(values.codes if isinstance(values, pd.Categorical) else values, dtype=float)
         cells = pd.DataFrame({"client": facts.code, "value": codes})[~absent].value_counts()

@@ -81,6 +81,18 @@ class Clients:
         return whole if position is None else whole.select(position)
 
 
+def refuse_infinite(values: Tensor, who: str, what: str = "inputs") -> None:
+    """Refuse a client's rows that hold NaN or infinite numbers."""
+    if not values.dtype.is_floating_point or bool(torch.isfinite(values.sum())):
+        return  # a finite sum has finite terms
+    bad = ~torch.isfinite(values).reshape(len(values), -1).all(1)
+    if bad.any():
+        raise RequestError(
+            f"{who}: {int(bad.sum())} of {len(values)} rows hold NaN or infinite {what}, the first is row "
+            f"{int(bad.nonzero()[0]) + 1}; correct them or leave them out."
+        )
+
+
 def from_arrays(
     xs: Sequence[Any],
     ys: Sequence[Any],
@@ -95,6 +107,9 @@ def from_arrays(
     names = [str(i) for i in range(len(xs))] if names is None else list(names)
     parts = [np.full(len(y), "train") for y in ys] if parts is None else [np.asarray(part) for part in parts]
     label = torch.int64 if kind in (BINARY, CLASSES) else dtype
+    for name, x, y in zip(names, xs, ys):
+        for what, values in (("inputs", x), ("targets", y)):
+            refuse_infinite(torch.as_tensor(np.asarray(values)), f"client '{name}'", what)
 
     def rows(part: str) -> Rows:
         mine = [np.asarray(p) == part for p in parts]

@@ -6,7 +6,7 @@ Booleans are categories with the levels False and True. Dates are days since 197
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -16,13 +16,17 @@ from mooring.core.errors import RequestError
 from mooring.data.tables import Place
 
 NUMBER, DATE, CATEGORY = "number", "date", "category"
+MONTH, WEEKDAY = "month", "weekday"
+WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 MOSTLY = 0.95  # a text column with this share of numbers is a number column with slips in it
-MOST_LEVELS = 50  # a category with more levels says little per level and makes the model wide
-KEY_NAME = re.compile(r"(?i:(^|[ _.-])(id|key|uuid|guid|index|rownames?|row))$|^Unnamed: \d+$|[a-z]I[dD]$")
+WHOLE = re.compile(r"^(-?(?:0|[1-9]\d*))\.0+$")  # a whole number written with a decimal point
+THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?$")
 DATE_TEXT = re.compile(r"\d{4}-\d{1,2}-\d{1,2}([T ]\d.*)?$")
 EPOCH, DAY = pd.Timestamp(0, tz="UTC"), pd.Timedelta(days=1)
 
-Values = np.ndarray | pd.Categorical  # floats with NaN for missing, or text levels with the code -1 for missing
+Values: TypeAlias = (
+    np.ndarray | pd.Categorical
+)  # floats with NaN for missing, or text levels with the code -1 for missing
 
 
 def label(value: Any) -> str:
@@ -54,6 +58,13 @@ def as_text(series: pd.Series) -> pd.Categorical:
     return pd.Categorical.from_codes(np.where(codes >= 0, np.append(rank, -1)[codes], -1), categories=order)
 
 
+def as_names(series: pd.Series) -> pd.Categorical:
+    """The column's values as clients' names: 3, 3.0 and "3" are one client, 007 is another."""
+    text = as_text(series)
+    codes, names = pd.factorize(pd.Series([WHOLE.sub(r"\1", name) for name in text.categories], dtype=object))
+    return pd.Categorical.from_codes(np.append(codes, -1)[text.codes], categories=list(names))
+
+
 def is_text(series: pd.Series) -> bool:
     return not (types.is_numeric_dtype(series) or types.is_datetime64_any_dtype(series) or is_span(series))
 
@@ -64,23 +75,57 @@ def is_span(series: pd.Series) -> bool:
 
 def kind_of(series: pd.Series) -> str:
     """What the column holds. Text counts as numbers (or dates) when nearly all of it reads as such."""
-    if types.is_bool_dtype(series):
-        return CATEGORY
-    if types.is_datetime64_any_dtype(series):
-        return DATE
-    if not is_text(series):
+    read = readable(series)
+    return choose_kind(int(read.present.sum()), int(read.number.sum()), int(read.date.sum()))
+
+
+def choose_kind(present: int, numbers: int, dates: int) -> str:
+    """The kind of a column with so many values, so many of which read as numbers and as dates."""
+    if numbers >= MOSTLY * present:
         return NUMBER
+    return DATE if dates >= MOSTLY * present else CATEGORY
+
+
+class Readable(NamedTuple):
+    """Row by row: whether there is a value, and whether it reads as a number or as a date."""
+
+    present: np.ndarray
+    number: np.ndarray
+    date: np.ndarray
+
+
+def readable(series: pd.Series) -> Readable:
+    present = series.notna().to_numpy()
+    none = np.zeros(len(series), dtype=bool)
+    if types.is_bool_dtype(series):
+        return Readable(present, none, none)
+    if types.is_datetime64_any_dtype(series):
+        return Readable(present, none, present)
+    if not is_text(series):
+        return Readable(present, present, none)
     text = as_text(series)
-    count = np.bincount(text.codes[text.codes >= 0], minlength=len(text.categories))
-    for kind, parse in ((NUMBER, level_numbers), (DATE, level_days)):
-        if count.sum() and count[~np.isnan(parse(text))].sum() >= MOSTLY * count.sum():
-            return kind
-    return CATEGORY
+    number, date = (np.append(~np.isnan(parse(text)), False)[text.codes] for parse in (level_numbers, level_days))
+    return Readable(present, number, date)
+
+
+def date_part(days: np.ndarray, part: str) -> pd.Categorical:
+    """The month ("1" to "12") or the weekday ("Mon" to "Sun") of days since 1970-01-01."""
+    levels = [str(month) for month in range(1, 13)] if part == MONTH else list(WEEKDAYS)
+    known = np.isfinite(days)
+    whole = np.floor(np.where(known, days, 0)).astype("datetime64[D]")
+    if part == MONTH:
+        code = whole.astype("datetime64[M]").astype(np.int64) % 12
+    else:
+        code = (whole.astype(np.int64) + EPOCH.weekday()) % 7
+    return pd.Categorical.from_codes(np.where(known, code, -1), categories=levels)
 
 
 def level_numbers(text: pd.Categorical) -> np.ndarray:
-    """The number that each level reads as, or NaN."""
-    return pd.to_numeric(pd.Series(text.categories, dtype=object), errors="coerce").to_numpy(float)
+    """The number that each level reads as, or NaN; 3,750 reads as 3750."""
+    levels = pd.Series(text.categories, dtype=object)
+    grouped = levels.map(lambda level: THOUSANDS.match(level.strip()) is not None).astype(bool)
+    levels[grouped] = levels[grouped].map(lambda level: level.replace(",", ""))
+    return pd.to_numeric(levels, errors="coerce").to_numpy(float)
 
 
 def level_days(text: pd.Categorical) -> np.ndarray:
@@ -141,44 +186,3 @@ def infinities(values: Values) -> np.ndarray:
 
 def missing(values: Values) -> np.ndarray:
     return values.codes < 0 if isinstance(values, pd.Categorical) else np.isnan(values)
-
-
-def why_useless(series: pd.Series, values: Values) -> str | None:
-    """Why a column is better left out: empty, constant, a key, or text with too many levels; None if it is not."""
-    present = ~missing(values)
-    count = int(present.sum())
-    if count == 0:
-        return "has no values"
-    if isinstance(values, pd.Categorical):
-        distinct = len(values.categories)
-        if distinct > 1 and distinct == count >= 10:
-            return "is a key: its texts are all different"
-        if distinct > MOST_LEVELS:
-            return f"is text with {distinct} different values{numbers_hint(values)}"
-    else:
-        known = values[present]
-        distinct = len(np.unique(known))
-        if types.is_integer_dtype(series) and is_key(str(series.name), known, distinct):
-            return "is a key: its whole numbers " + ("are all different" if distinct == count else "hardly repeat")
-    return "has the same value everywhere" if distinct == 1 and present.all() else None
-
-
-def is_key(name: str, known: np.ndarray, distinct: int) -> bool:
-    """Whether whole numbers are a key: called one and with many values, or without repeats where some were due.
-
-    n numbers drawn from a range of some width repeat about n^2 / (2 width) times.
-    """
-    due = len(known) ** 2 / (2 * (known.max() - known.min() + 1))
-    named = KEY_NAME.search(name) is not None
-    return (named and distinct > MOST_LEVELS) or (distinct == len(known) > 1 and (named or due >= 5))
-
-
-def numbers_hint(text: pd.Categorical) -> str:
-    """Tells text that is partly numbers or dates in an unknown format from plain text."""
-    share = np.mean(~np.isnan(level_numbers(text)))
-    if share >= 0.5:
-        odd = text.categories[np.isnan(level_numbers(text))][0]
-        return f", {share:.0%} of them numbers, but also '{odd}'"
-    if all(re.match(r"\d{1,4}[./-]\d{1,2}[./-]\d{1,4}", level) for level in text.categories[:20]):
-        return "; dates are read when written YYYY-MM-DD"
-    return ""

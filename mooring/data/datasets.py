@@ -78,10 +78,8 @@ def table_path(name: str) -> Path:
 
 
 def named(name: str, data_dir: str | Path | None = None, **options: Any) -> Clients:
-    """The data set `name`; `options` are those of `sources.load` for a table, of `named_images` for the others."""
+    """The data set `name`, which is no table; `options` are those of `named_images`. `sources.load` reads tables."""
     refuse_unknown(name)
-    if name in LOADERS:
-        return import_module(LOADERS[name]).named_images(name, data_dir=data_dir, **options)
-    from mooring.data.sources import load  # sources looks names up here
-
-    return load(name, **options)
+    if name in TABLES:
+        raise RequestError(f"data set '{name}' is a table; load it like a file.")
+    return import_module(LOADERS[name]).named_images(name, data_dir=data_dir, **options)

@@ -16,23 +16,25 @@ from torch.utils.data import Dataset, TensorDataset
 from mooring.core.errors import RequestError
 from mooring.data import datasets
 from mooring.data.arrays import read_npz, table_of_arrays
-from mooring.data.tables import Table, join, read_table, refuse_twins
+from mooring.data.readers import Cells, refuse_twins
+from mooring.data.tables import Table, join, read_table
 
 FORMS = "a path, a data frame, (X, y, groups), or a dict that gives each client a data frame, (x, y) or a torch Dataset"
 
 
-def gather(source: Any, text: Iterable[str] = ()) -> Table:
-    """The rows of a source; a file's columns named in `text` stay as they are written."""
+def gather(source: Any, text: Iterable[str] = (), names: Iterable[str] = ("client",)) -> Table:
+    """The rows of a source; a file's columns in `text` stay as they are written, and those in `names` hold names."""
+    cells = Cells(frozenset(text), frozenset(names))
     if isinstance(source, str) and source in datasets.TABLES and datasets.is_name(source):
         own = datasets.TABLES[source]
-        table = read_table(datasets.table_path(source), {*text, own.client})
+        table = read_table(datasets.table_path(source), cells._replace(names=cells.names | {own.client}))
         return replace(table, title=source, client=own.client, target=own.target, drop=own.drop, drop_small=True)
     if isinstance(source, (str, Path)):
         path = Path(source)
         if not path.exists() and path.name == str(source) and not path.suffix:
             datasets.refuse_unknown(str(source))
             raise RequestError(f"data set '{source}' is no table.")
-        return read_npz(path) if path.is_file() and path.suffix.lower() == ".npz" else read_table(path, text)
+        return read_npz(path) if path.is_file() and path.suffix.lower() == ".npz" else read_table(path, cells)
     if isinstance(source, pd.DataFrame):
         return table_of_frame(source, "the data frame")
     if isinstance(source, tuple) and len(source) == 3:

@@ -12,7 +12,7 @@ import pandas as pd
 from mooring.core.errors import RequestError
 from mooring.core.seeds import client_key
 from mooring.data.clients import BINARY, CLASSES, PARTS
-from mooring.data.columns import CATEGORY, as_text, kind_of, missing, read_values
+from mooring.data.columns import CATEGORY, as_names, as_text, kind_of, missing, read_values
 from mooring.data.splits import SHARES, TRAIN, Shares, random_split, time_split, unit_split, units
 from mooring.data.tables import Table, counted, listing, need_column
 from mooring.data.target import Target
@@ -96,7 +96,7 @@ def feature_names(
 
 def client_codes(table: Table, client: str) -> tuple[np.ndarray, list[str]]:
     """Each row's client as a number, and the clients' names in order of appearance."""
-    text = as_text(table.frame[client])
+    text = as_names(table.frame[client])
     absent = np.flatnonzero(text.codes < 0)
     if len(absent):
         raise RequestError(
@@ -125,16 +125,33 @@ def given_parts(table: Table, split: str) -> np.ndarray:
     return parts
 
 
+def drop_missing_targets(table: Table, target: str) -> tuple[Table, list[str]]:
+    """The rows that have a target, and a note on the others."""
+    absent = table.frame[target].isna().to_numpy()
+    if not absent.any():
+        return table, []
+    if absent.all():
+        raise RequestError(f"{table.title}: target column '{target}' has no value in any row.")
+    note = f"{counted(int(absent.sum()), 'row')} of {len(absent)} left out: target '{target}' is missing there."
+    return subset(table, ~absent), [note]
+
+
 def drop_small_clients(
     table: Table, roles: Roles, code: np.ndarray, names: list[str], min_rows: int, drop: bool
 ) -> tuple[Table, np.ndarray, list[str], list[str]]:
-    """Refuse, or leave out, clients too small to be split: the table, codes and names that remain, and notes."""
+    """Clients too small to be split are left out, or refused: the table, codes and names that remain, and notes.
+
+    With fewer than LEAST_ROWS rows there is nothing to decide: such a client takes no part and has the common model.
+    A somewhat larger one may take part (a smaller `min_rows`) or not (`drop`): that is for the user to say.
+    """
     reasons = why_small(table, roles, code, len(names), min_rows)
     if not reasons:
         return table, code, names, []
-    if not (drop or table.drop_small):
-        first = min(reasons)
-        others = f" (too small as well: {counted(len(reasons) - 1, 'other client')})" if len(reasons) > 1 else ""
+    tiny = set(tiny_clients(roles, code, len(names)))
+    undecided = sorted(set(reasons) - tiny)
+    if undecided and not (drop or table.drop_small):
+        first = undecided[0]
+        others = f" (too small as well: {counted(len(undecided) - 1, 'other client')})" if len(undecided) > 1 else ""
         raise RequestError(
             f"{table.title}: client '{names[first]}' has {reasons[first]}{others}. Use --min-rows or --drop-small."
         )
@@ -142,9 +159,20 @@ def drop_small_clients(
         raise RequestError(f"{table.title}: every client is too small; '{names[0]}' has {reasons[0]}.")
     keep = ~np.isin(code, list(reasons))
     left = listing(names[i] for i in sorted(reasons))
-    note = f"{counted(len(reasons), 'client')} too small to split (fewer than {min_rows} rows) left out: {left}."
+    least = min_rows if undecided else LEAST_ROWS
+    note = (
+        f"{counted(len(reasons), 'client')} too small to split (fewer than {least} rows) left out: {left}; "
+        "the common model answers for them."
+    )
     code, names = in_order(code[keep], names)
     return subset(table, keep), code, names, [note]
+
+
+def tiny_clients(roles: Roles, code: np.ndarray, clients: int) -> list[int]:
+    """Clients whose rows can be split in no way."""
+    if roles.split is not None:
+        return []
+    return np.flatnonzero(np.bincount(code, minlength=clients) < LEAST_ROWS).tolist()
 
 
 def why_small(table: Table, roles: Roles, code: np.ndarray, clients: int, min_rows: int) -> dict[int, str]:

@@ -1,34 +1,50 @@
 """How a table becomes numbers: learnt from the clients' training rows, kept as `schema.json`, applied to any table.
 
-Numbers and dates are one column each; a category with two levels is one column, with more levels one per level; a
-column that had missing values in training gets a second one that flags them. Then every column is centred and scaled.
+Numbers are one column each; dates become days, month and weekday; a category with two levels is one column, with more
+levels one per level; a column that had missing values in training gets a second one that flags them. Then every column
+is centred and scaled. How clients agree on a schema: `agreement.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mooring.core.errors import RequestError
-from mooring.data.columns import CATEGORY, DATE, Values, kind_of, missing, read_values, sort_levels, why_useless
-from mooring.data.scaling import level_counts, mean_of, sums
+from mooring.data.columns import CATEGORY, DATE, Values, date_part, missing, read_values
 from mooring.data.tables import Place, listing, near
 
+OTHER = "other"
 
-class Column(BaseModel):
-    """One column of the source."""
+
+class Feature(BaseModel):
+    """A column of the source, or the month or weekday of a column of dates."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     kind: Literal["number", "date", "category"]
+    source: str = ""  # the column that it is read from, where that has another name
+    part: Literal["", "month", "weekday"] = ""
+
+    def read(self, frame: pd.DataFrame, place: Place) -> Values:
+        """The feature's values in a table."""
+        if not self.part:
+            return read_values(frame[self.name], self.kind, place)
+        return date_part(np.asarray(read_values(frame[self.source], DATE, place)), self.part)
+
+
+class Column(Feature):
+    """A feature and what was learnt about it."""
+
     fill: float | str  # what stands in for a missing value: the mean, or the most frequent level
     levels: tuple[str, ...] = ()
     flagged: bool = False  # whether a column tells where the value was missing
+    other: bool = False  # whether values without a level of their own count as the level "other"
 
     @property
     def encoded(self) -> list[str]:
@@ -73,60 +89,15 @@ class Schema(BaseModel):
             raise RequestError(f"schema.json is not a schema of this version: {where}: {first['msg']}.") from failure
 
 
-def typed(frame: pd.DataFrame, names: Sequence[str], place: Place) -> dict[str, tuple[str, Values]]:
-    """Kind and values of each of the columns."""
-    kinds = {name: kind_of(frame[name]) for name in names}
-    return {name: (kind, read_values(frame[name], kind, place)) for name, kind in kinds.items()}
-
-
-def select_useful(
-    frame: pd.DataFrame, columns: dict[str, tuple[str, Values]], train: np.ndarray
-) -> tuple[list[str], dict[str, str]]:
-    """The columns worth keeping, and the others with the reason why not."""
-    dropped = {}
-    for name, (_, values) in columns.items():
-        reason = why_useless(frame[name], values)
-        if reason is None and not missing(values).any() and is_constant(values[train]):
-            reason = "has the same value in every training row"
-        if reason is None and missing(values[train]).all():
-            reason = "has no value in any training row"
-        if reason is not None:
-            dropped[name] = reason
-    return [name for name in columns if name not in dropped], dropped
-
-
-def is_constant(values: Values) -> bool:
-    codes = values.codes if isinstance(values, pd.Categorical) else values
-    return len(codes) == 0 or bool((codes == codes[0]).all())
-
-
-def fit_columns(
-    columns: dict[str, tuple[str, Values]], train: np.ndarray, code: np.ndarray, clients: int
-) -> list[Column]:
-    """Vocabularies and imputation from the training rows of all clients (merged counts and sums)."""
-    specs = []
-    for name, (kind, values) in columns.items():
-        mine = values[train]
-        flagged = bool(missing(mine).any())
-        if kind == CATEGORY:
-            count = level_counts(mine.codes, code[train], clients, len(mine.categories)).sum(0)
-            levels = sort_levels(mine.categories[count > 0])
-            fill = mine.categories[count.argmax()] if len(levels) else ""
-            specs.append(Column(name=name, kind=kind, fill=fill, levels=tuple(levels), flagged=flagged))
-        else:
-            mean = mean_of(sums(mine[:, None], code[train], clients))[1]
-            specs.append(Column(name=name, kind=kind, fill=float(mean[0]), flagged=flagged))
-    return specs
-
-
-def to_numbers(columns: dict[str, tuple[str, Values]], specs: Sequence[Column]) -> tuple[np.ndarray, list[str]]:
+def to_numbers(columns: dict[str, Values], specs: Sequence[Column]) -> tuple[np.ndarray, list[str]]:
     """The unscaled numbers of every row, and sentences on what did not fit."""
     blocks, notes = [], []
     for spec in specs:
-        values = columns[spec.name][1]
+        values: Any = columns[spec.name]
         absent = missing(values)
         if spec.kind == CATEGORY:
             lookup = pd.Index(spec.levels).get_indexer(values.categories)
+            lookup = np.where((lookup < 0) & spec.other, len(spec.levels) - 1, lookup)
             codes = np.append(lookup, -1)[values.codes]
             unseen = (codes < 0) & ~absent
             if unseen.any():
@@ -134,7 +105,7 @@ def to_numbers(columns: dict[str, tuple[str, Values]], specs: Sequence[Column]) 
                     f"Column '{spec.name}': {unseen.sum()} rows hold values that no training row has "
                     f"({listing(sorted(set(values[unseen])), 3)}); they are encoded as zeros."
                 )
-            codes = np.where(absent, spec.levels.index(spec.fill) if spec.levels else -1, codes)
+            codes = np.where(absent, spec.levels.index(str(spec.fill)) if spec.levels else -1, codes)
             block = codes[:, None] == np.arange(len(spec.levels))
             blocks.append((block[:, 1:] if len(spec.levels) <= 2 else block).astype(float))
         else:
@@ -153,12 +124,14 @@ def encode(frame: pd.DataFrame, schema: Schema, place: Place | None = None) -> t
     """A table's scaled inputs, float64 [rows, features], and sentences on what did not fit the schema."""
     place = place or (lambda position: f"row {position + 1}")
     for column in schema.columns:
-        if column.name not in frame.columns:
+        name = column.source or column.name
+        if name not in frame.columns:
             raise RequestError(
-                f"column '{column.name}' is missing from the table; it needs the columns "
-                f"{listing(c.name for c in schema.columns)}.{near(column.name, map(str, frame.columns))}"
+                f"column '{name}' is missing from the table; it needs the columns "
+                f"{listing(dict.fromkeys(c.source or c.name for c in schema.columns))}."
+                f"{near(name, map(str, frame.columns))}"
             )
-    columns = {c.name: (c.kind, read_values(frame[c.name], c.kind, place)) for c in schema.columns}
+    columns = {column.name: column.read(frame, place) for column in schema.columns}
     x, notes = to_numbers(columns, schema.columns)
     return (x - np.array(schema.mean)) / np.array(schema.scale), notes
 
@@ -168,7 +141,10 @@ def describe(specs: Sequence[Column], dropped: dict[str, str]) -> list[str]:
     notes = [f"Column '{name}' was left out: it {reason}." for name, reason in dropped.items()]
     dates = [spec.name for spec in specs if spec.kind == DATE]
     if dates:
-        notes.append(f"Dates became days since 1970-01-01: {listing(dates)}.")
+        notes.append(f"Dates became days since 1970-01-01, month and weekday: {listing(dates)}.")
+    grouped = [spec.name for spec in specs if spec.other]
+    if grouped:
+        notes.append(f"Rare levels became the level '{OTHER}': {listing(grouped)}.")
     flagged = [spec.name for spec in specs if spec.flagged]
     if flagged:
         notes.append(

@@ -12,27 +12,30 @@ import numpy as np
 import pandas as pd
 import torch
 from pandas.api import types
+from torch import Tensor
 
 from mooring.core.cohort import Rows
 from mooring.core.errors import RequestError
 from mooring.data import datasets
-from mooring.data.clients import BINARY, CLASSES, PARTS, REGRESSION, Clients
+from mooring.data.agreement import Plan
+from mooring.data.clients import BINARY, CLASSES, PARTS, REGRESSION, Clients, refuse_infinite
 from mooring.data.columns import CATEGORY
 from mooring.data.gather import gather
+from mooring.data.preparation import Member, agree
+from mooring.data.readers import stem_of
 from mooring.data.roles import (
-    Roles,
     client_codes,
+    drop_missing_targets,
     drop_small_clients,
     feature_names,
     find_roles,
     split_rows,
     weights_by_client,
 )
-from mooring.data.scaling import moments
-from mooring.data.schema import Schema, describe, encode, fit_columns, select_useful, to_numbers, typed
+from mooring.data.schema import Schema, describe, encode, to_numbers
 from mooring.data.splits import TRAIN, shares_of
 from mooring.data.tables import Table
-from mooring.data.target import Target, known_target, read_target
+from mooring.data.target import Target, known_target
 
 
 def load(
@@ -49,6 +52,8 @@ def load(
     min_rows: int = 5,
     drop_small: bool = False,
     weights: str | None = None,
+    drop_missing_target: bool = False,
+    rare: int = 1,
     seed: int = 0,
     dtype: torch.dtype = torch.float64,
     schema: Schema | None = None,
@@ -64,8 +69,11 @@ def load(
     unit      rows of a unit stay in one part;  time: the earliest rows train, the latest test
     split     a column that says train, validation or test (default: a column `split`, if it says that), or the shares
               of each client's rows to train, validate and test (default: 0.6, 0.2, 0.2)
-    min_rows  smaller clients are an error, or are left out (`drop_small`)
+    min_rows  smaller clients are an error, or are left out (`drop_small`); those with fewer than 3 rows always are
     weights   a column with each client's weight, the same in all its rows
+    drop_missing_target  rows without a target are left out instead of being an error
+    rare      levels of a category with fewer training rows than this, over all clients, are not named in the schema:
+              they count as "other"
     schema    encode by the schema of an earlier run instead of learning one; a table without the client column is
               then one client, called by its title
     """
@@ -77,7 +85,7 @@ def load(
             raise RequestError(f"data set '{source}' is no table; it has no column {column!r}.")
         return datasets.named(source, data_dir, validation=validation, test=test, seed=seed)
     shares = shares_of(split)
-    table = gather(source, text=text_columns(client, schema))
+    table = gather(source, text_columns(schema), name_columns(client, schema))
     if table.x is not None and (features or drop):
         raise RequestError(f"{table.title}: the inputs are no table; there are no columns to choose or drop.")
     if schema is not None:
@@ -87,33 +95,43 @@ def load(
     roles = find_roles(table, client, target, unit, time, split, drop or (), weights)
     names = [] if table.x is not None or schema is not None else feature_names(table, roles, features, drop)
 
+    notes = list(table.notes)
+    if drop_missing_target:
+        table, said = drop_missing_targets(table, roles.target)
+        notes += said
     code, clients = client_codes(table, roles.client)
-    table, code, clients, notes = drop_small_clients(table, roles, code, clients, min_rows, drop_small)
-    answer = find_target(table, roles, kind, schema)
-    part, said = split_rows(table, roles, code, clients, answer, seed, shares)
-    notes = [*table.notes, *notes, *answer.notes, *said]
-    if len(clients) == 1 and schema is None:
-        notes.append(f"There is one client only, '{clients[0]}'; a federation needs more.")
-
-    train = part == TRAIN
-    if schema is None and np.ptp(answer.y[train]) == 0:
-        raise RequestError(
-            f"{table.title}: target column '{roles.target}' has the same value in every training row; "
-            "there is nothing to learn."
-        )
-    mean, scale = target_scaling(answer, train, code, len(clients), schema)
-    y = (answer.y - mean) / scale if answer.kind == REGRESSION else answer.y
-    if table.x is not None:
-        x = table.x
-    elif schema is not None:
-        x, said = encode(table.frame, schema, table.place)
-        notes += said
+    table, code, clients, said = drop_small_clients(table, roles, code, clients, min_rows, drop_small)
+    notes += said
+    x = table.x
+    if x is not None:
+        refuse_infinite_inputs(torch.as_tensor(x), code, clients)
+    if schema is None:
+        asked = table.kind if kind == "auto" and table.kind else kind
+        member = Member(table, roles, code, clients, names, asked, seed, shares)
+        learnt, plan, (reading,) = agree([member], asked=features is not None, rare=rare, title=table.title)
+        answer, part = reading.target, reading.part
+        notes += [*plan.notes, *reading.notes]
+        if len(clients) == 1:
+            notes.append(f"There is one client only, '{clients[0]}'; a federation needs more.")
+        if x is None:
+            schema = learnt.model_copy(update={"digest": digest})
+            x, said = to_numbers(reading.columns, schema.columns)
+            x = (x - np.array(schema.mean)) / np.array(schema.scale)
+            notes += [*describe(schema.columns, schema.dropped), *said]
     else:
-        x, schema, said = learn(table, roles, names, features is not None, answer, train, code, len(clients))
-        schema = schema.model_copy(update={"target_mean": mean, "target_scale": scale, "digest": digest})
+        learnt = schema
+        y = known_target(table.frame[roles.target], schema.kind, schema.classes, table.place)
+        answer = Target(schema.kind, y, schema.classes, [])
+        part, said = split_rows(table, roles, code, clients, answer, seed, shares)
         notes += said
+        if x is None:
+            x, said = encode(table.frame, schema, table.place)
+            notes += said
+    mean, scale = learnt.target_mean, learnt.target_scale
+    y = (answer.y - mean) / scale if answer.kind == REGRESSION else answer.y
+    train = part == TRAIN
     if table.x is None:
-        notes += constant_within(x[train], code[train], len(clients), schema.features)
+        notes += constant_within(x[train], code[train], len(clients), learnt.features)
     placement = pd.DataFrame(
         {"client": np.array(clients, dtype=object)[code], "row": table.rows(), "part": np.array(PARTS)[part]}
     )
@@ -123,7 +141,7 @@ def load(
         *(rows_of(x, y, code, part == which, len(clients), dtype, label) for which in range(len(PARTS))),
         kind=answer.kind,
         classes=answer.classes,
-        features=() if table.x is not None else schema.features,
+        features=() if table.x is not None else learnt.features,
         target_mean=mean,
         target_scale=scale,
         schema=schema,
@@ -136,7 +154,7 @@ def load(
 
 def newcomer(source: Any, schema: Schema) -> tuple[np.ndarray, np.ndarray | None, list[str]]:
     """A later table's inputs and, if it has the target column, its targets, in the numbers of `Clients`; and notes."""
-    table = gather(source, text=text_columns(None, schema))
+    table = gather(source, text_columns(schema), name_columns(None, schema))
     x, notes = encode(table.frame, schema, table.place)
     if schema.target not in table.frame.columns:
         return x, None, notes
@@ -144,71 +162,30 @@ def newcomer(source: Any, schema: Schema) -> tuple[np.ndarray, np.ndarray | None
     return x, (y - schema.target_mean) / schema.target_scale if schema.kind == REGRESSION else y, notes
 
 
-def text_columns(client: str | None, schema: Schema | None) -> set[str]:
-    """The columns of a file to read as they are written."""
-    known = [] if schema is None else [c.name for c in schema.columns if c.kind == CATEGORY] + [schema.client]
-    return {name for name in (client, "client", *known) if name is not None}
+def text_columns(known: Schema | Plan | None) -> set[str]:
+    """The columns of a file to read as they are written: the categories of a schema, or of a plan on the way to it."""
+    if known is None:
+        return set()
+    return {column.name for column in known.columns if column.kind == CATEGORY and not column.part}
+
+
+def name_columns(client: str | None, schema: Schema | None) -> set[str]:
+    """The columns of a file that may hold the clients' names."""
+    return {name for name in (client, "client", schema.client if schema else None) if name is not None}
 
 
 def fit_in(table: Table, schema: Schema) -> Table:
     """A table in the roles of a schema; without the schema's client column it is one client."""
     if table.client is None and schema.client is not None and schema.client not in table.frame.columns:
-        table = replace(table, frame=table.frame.assign(**{schema.client: Path(table.title).stem}))
+        table = replace(table, frame=table.frame.assign(**{schema.client: stem_of(Path(table.title))}))
     return replace(table, client=table.client or schema.client, target=table.target or schema.target)
 
 
-def find_target(table: Table, roles: Roles, kind: str, schema: Schema | None) -> Target:
-    series = table.frame[roles.target]
-    if schema is not None:
-        return Target(schema.kind, known_target(series, schema.kind, schema.classes, table.place), schema.classes, [])
-    return read_target(series, table.kind if kind == "auto" and table.kind else kind, table.place, table.title)
-
-
-def target_scaling(
-    target: Target, train: np.ndarray, code: np.ndarray, clients: int, schema: Schema | None
-) -> tuple[float, float]:
-    """Mean and scale of a regression target over all clients' training rows; 0 and 1 for other targets."""
-    if schema is not None:
-        return schema.target_mean, schema.target_scale
-    if target.kind != REGRESSION:
-        return 0.0, 1.0
-    found = moments(target.y[train][:, None], code[train], clients)
-    return float(found.mean[0]), float(found.scale[0])
-
-
-def learn(
-    table: Table,
-    roles: Roles,
-    names: list[str],
-    asked: bool,
-    target: Target,
-    train: np.ndarray,
-    code: np.ndarray,
-    clients: int,
-) -> tuple[np.ndarray, Schema, list[str]]:
-    """The scaled inputs and the schema learnt from the training rows; columns that were `asked` for all stay."""
-    columns = typed(table.frame, names, table.place)
-    dropped: dict[str, str] = {}
-    if not asked:
-        kept, dropped = select_useful(table.frame, columns, train)
-        columns = {name: columns[name] for name in kept}
-    specs = fit_columns(columns, train, code, clients)
-    if not any(spec.encoded for spec in specs):
-        reasons = "; ".join(f"'{name}' {reason}" for name, reason in list(dropped.items())[:5])
-        raise RequestError(f"{table.title}: no useful feature column is left ({reasons or 'all are constant'}).")
-    x, notes = to_numbers(columns, specs)
-    found = moments(x[train], code[train], clients)
-    schema = Schema(
-        target=roles.target,
-        client=roles.client,
-        kind=target.kind,
-        classes=target.classes,
-        columns=tuple(specs),
-        mean=tuple(found.mean.tolist()),
-        scale=tuple(found.scale.tolist()),
-        dropped=dropped,
-    )
-    return (x - found.mean) / found.scale, schema, describe(specs, dropped) + notes
+def refuse_infinite_inputs(x: Tensor, code: np.ndarray, clients: Sequence[str]) -> None:
+    """Inputs that are no table are taken as they are: NaN and infinity are refused by the client's name."""
+    if x.dtype.is_floating_point and not bool(torch.isfinite(x.sum())):
+        for i, name in enumerate(clients):
+            refuse_infinite(x[torch.from_numpy(code == i)], f"client '{name}'")
 
 
 def constant_within(x: np.ndarray, code: np.ndarray, clients: int, features: Sequence[str]) -> list[str]:

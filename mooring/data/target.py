@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,11 +12,13 @@ from pandas.api import types
 
 from mooring.core.errors import RequestError
 from mooring.data.clients import BINARY, CLASSES, COUNT, REGRESSION
-from mooring.data.columns import NUMBER, as_text, is_text, kind_of, read_values
+from mooring.data.columns import MOSTLY, NUMBER, as_text, parse_values, read_values, readable, sort_levels
+from mooring.data.summary import Summary, by_client, count_levels, order_facts
 from mooring.data.tables import Place, listing
 
 KINDS = (REGRESSION, BINARY, CLASSES, COUNT)
 FEW_VALUES, SMALL_VALUE = 10, 20  # whole numbers that are at most so many and so large may be codes of classes
+NAMED_CLASSES = 50  # a client names no more classes than this, or than half of its rows
 QUANTITY = re.compile(
     r"(?i)count|number|score|points|rating|age|year|month|week|day|hour|time|amount|price|cost|size|length|visits"
     r"|^(n|nr|no|num)([_. ]|$)"
@@ -29,80 +32,147 @@ class Target(NamedTuple):
     notes: list[str]
 
 
-def read_target(series: pd.Series, kind: str, place: Place, title: str) -> Target:
-    """The target's values as `kind`, or as the kind that fits them best ("auto").
+class Answer(NamedTuple):
+    """What all clients take the target for."""
+
+    kind: str
+    classes: tuple[str, ...]
+    notes: list[str]
+
+
+def refuse_empty(series: pd.Series, place: Place) -> None:
+    empty = np.flatnonzero(series.isna())
+    if len(empty):
+        raise RequestError(
+            f"{place(empty[0])}, target column '{series.name}': the value is missing, as in {len(empty)} of "
+            f"{len(series)} rows; fill them in, or drop the rows without a target (drop_missing_target)."
+        )
+
+
+def survey_target(series: pd.Series, kind: str, code: np.ndarray, clients: list[str]) -> Summary:
+    """What clients say about their targets: counts, extremes, and the classes by name.
+
+    A client names its values only where they may be classes: text, whole numbers that are few and small, at most two
+    different numbers, or what `kind` says are classes; and never more than NAMED_CLASSES and half of its rows.
+    """
+    if kind not in (*KINDS, "auto"):
+        raise RequestError(f"the target's kind must be one of {listing(('auto', *KINDS))}, got {kind!r}.")
+    name, many = str(series.name), len(clients)
+    rows = by_client(np.ones(len(series)), code, many)
+    number = readable(series).number | types.is_datetime64_any_dtype(series)
+    numbers = by_client(number, code, many)
+    if number.all():
+        text, found = None, order_facts(np.asarray(parse_values(series, NUMBER)[0], dtype=float), code, many)
+    else:
+        text, values = as_text(series), np.full(len(series), np.nan)
+        values[number] = np.asarray(parse_values(series, NUMBER)[0])[number]
+        found = order_facts(values, code, many)
+        found["distinct"] = order_facts(text.codes.astype(float), code, many)["distinct"]
+    whole = types.is_integer_dtype(series)
+    few = whole & (found["distinct"] <= FEW_VALUES) & (found["low"] >= 0) & (found["high"] <= SMALL_VALUE)
+    likely = (found["distinct"] <= 2) | few | (numbers < MOSTLY * rows)
+    if kind != "auto":
+        likely = np.full(many, kind in (BINARY, CLASSES))
+    named = likely & (found["distinct"] <= np.maximum(NAMED_CLASSES, rows / 2))
+    facts = {"has": np.ones(many), "rows": rows, "numbers": numbers, "whole": np.full(many, float(whole))}
+    levels = {}
+    if named.any():
+        text = as_text(series) if text is None else text
+        levels = count_levels(np.where(named[code], text.codes, -1), list(text.categories), code, clients)
+    return Summary(tuple(clients), {name: facts | found | {"named": named.astype(float)}}, {name: levels})
+
+
+def agree_target(summary: Summary, name: str, kind: str, title: str) -> Answer:
+    """The target's kind, or the kind that fits it best ("auto"), and its classes.
 
     Auto: text, booleans and columns with two values are classes; so are up to ten small whole numbers, unless the
     column's name speaks of a quantity; every other number is a regression target.
     """
-    if kind not in (*KINDS, "auto"):
-        raise RequestError(f"the target's kind must be one of {listing(('auto', *KINDS))}, got {kind!r}.")
-    name = series.name
-    empty = np.flatnonzero(series.isna())
-    if len(empty):
-        raise RequestError(
-            f"{place(empty[0])}, target column '{name}': the value is missing, as in {len(empty)} of {len(series)} "
-            "rows; drop the rows without a target."
-        )
+    where = f"{title}: target column '{name}'"
+    found = fitting_kind(summary, name) if kind == "auto" else kind
+    levels = summary.levels.get(name, {})
+    classes = tuple(sort_levels(levels))
+    rows = int(summary.total(name, "rows"))
+    if found not in (BINARY, CLASSES):
+        low, high = summary.of(name, "low").min(), summary.of(name, "high").max()
+        if low == high and summary.total(name, "finite") == rows:
+            raise RequestError(f"{where} is {low:g} in every row; there is nothing to learn.")
+        return Answer(found, (), [])
+    unnamed = summary.where(name, summary.of(name, "named") == 0)
+    if unnamed:
+        most = int(summary.of(name, "distinct").max())
+        numeric = summary.where(name, (summary.of(name, "named") == 0) & (summary.of(name, "numbers") > 0))
+        texts = summary.where(name, summary.of(name, "numbers") < MOSTLY * summary.of(name, "rows"))
+        if numeric and texts and kind == "auto":
+            raise RequestError(
+                f"{where} holds numbers at client '{numeric[0]}', but text at client '{texts[0]}'; "
+                "all clients must have the same kind of target."
+            )
+        raise RequestError(f"{where} holds {most} or more classes in {rows} rows; it looks like a key, not a target.")
+    refuse_classes(summary, name, found, where)
     notes = []
-    found = choose_kind(series) if kind == "auto" else kind
-    if kind == "auto" and found == CLASSES and types.is_integer_dtype(series):
+    if kind == "auto" and found == CLASSES and summary.of(name, "whole").all():
         notes.append(
-            f"Target '{name}' has {series.nunique()} different whole numbers and was taken as classes; "
+            f"Target '{name}' has {len(classes)} different whole numbers and was taken as classes; "
             f"set its kind to 'regression' if they are amounts."
         )
-    if found in (BINARY, CLASSES):
-        text = as_text(series)
-        classes = tuple(text.categories)
-        refuse_classes(classes, found, len(series), f"{title}: target column '{name}'")
-        if found == BINARY and classes != ("0", "1"):
-            notes.append(f"Target '{name}': 1 stands for '{classes[1]}', 0 for '{classes[0]}'.")
-        return Target(found, text.codes.astype(np.int64), classes, notes)
-    y = read_values(series, NUMBER, place)
-    if y.min() == y.max():
-        raise RequestError(f"{title}: target column '{name}' is {y[0]:g} in every row; there is nothing to learn.")
-    if found == COUNT:
-        wrong = np.flatnonzero((y < 0) | (y != np.floor(y)))
-        if len(wrong):
-            raise RequestError(
-                f"{place(wrong[0])}, target column '{name}': {y[wrong[0]]:g} is not a count; "
-                "counts are whole numbers from 0 on."
-            )
-    return Target(found, y, (), notes)
+    if found == BINARY and classes != ("0", "1"):
+        notes.append(f"Target '{name}': 1 stands for '{classes[1]}', 0 for '{classes[0]}'.")
+    return Answer(found, classes, notes)
 
 
-def choose_kind(series: pd.Series) -> str:
-    many = series.nunique()
-    if many <= 2:
+def fitting_kind(summary: Summary, name: str) -> str:
+    levels, all_named = summary.levels.get(name, {}), bool(summary.of(name, "named").all())
+    if all_named and len(levels) <= 2:
         return BINARY
-    if types.is_bool_dtype(series) or (is_text(series) and kind_of(series) != NUMBER):
+    if summary.total(name, "numbers") < MOSTLY * summary.total(name, "rows"):
         return CLASSES
     codes = (
-        types.is_integer_dtype(series)
-        and many <= FEW_VALUES
-        and series.min() >= 0
-        and series.max() <= SMALL_VALUE
-        and not QUANTITY.search(str(series.name))
+        all_named
+        and summary.of(name, "whole").all()
+        and len(levels) <= FEW_VALUES
+        and summary.of(name, "low").min() >= 0
+        and summary.of(name, "high").max() <= SMALL_VALUE
+        and not QUANTITY.search(name)
     )
     return CLASSES if codes else REGRESSION
 
 
-def refuse_classes(classes: tuple[str, ...], kind: str, rows: int, where: str) -> None:
-    if len(classes) == 1:
-        raise RequestError(f"{where} holds one class only, '{classes[0]}'; at least two are needed.")
-    if kind == BINARY and len(classes) > 2:
-        raise RequestError(f"{where} holds {len(classes)} values ({listing(classes, 5)}); a binary target has two.")
-    if len(classes) > max(10, rows / 2):
-        raise RequestError(f"{where} holds {len(classes)} classes in {rows} rows; it looks like a key, not a target.")
+def refuse_classes(summary: Summary, name: str, kind: str, where: str) -> None:
+    levels, rows = summary.levels[name], int(summary.total(name, "rows"))
+    if len(levels) == 1:
+        raise RequestError(f"{where} holds one class only, '{next(iter(levels))}'; at least two are needed.")
+    if kind == BINARY and len(levels) > 2:
+        some = [f"'{value}' at client '{levels[value].client}'" for value in sort_levels(levels)[:5]]
+        raise RequestError(f"{where} holds {len(levels)} values ({', '.join(some)}); a binary target has two.")
+    if len(levels) > max(10, rows / 2):
+        raise RequestError(f"{where} holds {len(levels)} classes in {rows} rows; it looks like a key, not a target.")
+
+
+def read_target(
+    series: pd.Series, kind: str, place: Place, title: str, code: np.ndarray | None = None, clients: Sequence[str] = ()
+) -> Target:
+    """The target of a table as what its clients (default: one) take it for."""
+    refuse_empty(series, place)
+    name = str(series.name)
+    if code is None:
+        code, clients = np.zeros(len(series), dtype=np.int64), [title]
+    answer = agree_target(survey_target(series, kind, code, list(clients)), name, kind, title)
+    return Target(answer.kind, known_target(series, answer.kind, answer.classes, place), answer.classes, answer.notes)
 
 
 def known_target(series: pd.Series, kind: str, classes: tuple[str, ...], place: Place) -> np.ndarray:
-    """A later table's target in the codes (or numbers) of the first one."""
-    empty = np.flatnonzero(series.isna())
-    if len(empty):
-        raise RequestError(f"{place(empty[0])}, target column '{series.name}': the value is missing.")
+    """A table's target in the codes (or numbers) that were agreed on."""
+    refuse_empty(series, place)
     if kind not in (BINARY, CLASSES):
-        return read_values(series, NUMBER, place)
+        y = np.asarray(read_values(series, NUMBER, place), dtype=float)
+        wrong = np.flatnonzero((y < 0) | (y != np.floor(y))) if kind == COUNT else np.zeros(0, dtype=np.int64)
+        if len(wrong):
+            raise RequestError(
+                f"{place(wrong[0])}, target column '{series.name}': {y[wrong[0]]:g} is not a count; "
+                "counts are whole numbers from 0 on."
+            )
+        return y
     text = as_text(series)
     codes = pd.Index(classes).get_indexer(text.categories)[text.codes]
     strange = np.flatnonzero(codes < 0)

@@ -11,9 +11,10 @@ import torch
 
 from mooring.core.errors import RequestError
 from mooring.data.clients import REGRESSION
+from mooring.data.columns import as_names
 from mooring.data.gather import gather
 from mooring.data.schema import Schema, encode
-from mooring.data.sources import text_columns
+from mooring.data.sources import name_columns, text_columns
 from mooring.engines.prepare import make_task
 from mooring.runs.directory import RunDir, open_run
 
@@ -44,7 +45,7 @@ def predict(path: str | Path, source: Any, client: str | None = None) -> tuple[p
     directory = open_run(path)
     models = directory.models
     task, schema = task_of(directory)
-    table = gather(source, text=text_columns(None, schema))
+    table = gather(source, text_columns(schema), name_columns(None, schema))
     x, notes = encode(table.frame, schema, table.place)
     owners = owners_of(table.frame, schema, client, models.clients, directory.path)
     unknown = sorted(set(owners) - set(models.clients))
@@ -72,7 +73,8 @@ def owners_of(
             )
         return np.full(len(frame), client, dtype=object)
     if schema.client in frame.columns:
-        return frame[schema.client].astype(str).to_numpy(object)
+        names = as_names(frame[schema.client])
+        return np.array([*names.categories, ""], dtype=object)[names.codes]
     raise RequestError(f"the rows have no column '{schema.client}' that says whose they are; name one with --client.")
 
 

@@ -204,8 +204,7 @@ def show_theory(display: Display, theory: Mapping[str, Any]) -> None:
 
 def show_findings(display: Display, source: str, findings: Sequence[Mapping[str, Any]]) -> None:
     """What `check` found in a table."""
-    if not findings:
-        display.say(f"{source}: nothing to complain about.")
-        return
     columns = {"severity": "severity", "client": "client", "column": "column", "sentence": "what"}
-    display.table(f"{source}: {len(findings)} finding(s)", [dict(row) for row in findings], columns)
+    many = sum(finding["count"] for finding in findings if finding["severity"] != "target")
+    title = f"{many} finding(s)" if many else "nothing to complain about"
+    display.table(f"{source}: {title}", [dict(row) for row in findings], columns)

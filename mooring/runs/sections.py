@@ -156,6 +156,10 @@ class Data(Section):
     )
     min_rows: int | None = option("Fewest rows that a client may have.", "a whole number >= 3", unset="5", ge=3)
     drop_small: bool = option("Leave smaller clients out.", "true or false", False)
+    drop_missing_target: bool = option("Leave rows without a target out.", "true or false", False)
+    rare: int | None = option(
+        "Levels of a category with fewer training rows are not named.", "a whole number >= 1", unset="1", ge=1
+    )
     partition: Table | None = option(
         "How a pooled data set is dealt out: clients=100.",
         "a table of settings of the named data set",
@@ -269,6 +273,8 @@ class Options(TypedDict, total=False):
     split: str | Sequence[float] | None
     min_rows: int | None
     drop_small: bool | None
+    drop_missing_target: bool | None
+    rare: int | None
     partition: Mapping[str, Any] | None
     data_dir: str | None
     task: str | Mapping[str, Any] | None

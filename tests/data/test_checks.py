@@ -33,8 +33,18 @@ def hit(findings, severity, words, client=None, column=None):
     )
 
 
-def test_clean_data_has_no_findings():
-    assert run(clean()) == []
+def test_clean_data_has_no_findings_but_what_the_target_is_taken_for():
+    (only,) = run(clean())
+    assert only.severity == "target" and only.column == "y"
+    assert only.sentence == (
+        "Target 'y' is taken as binary: 2 classes, '0' (60 rows), '1' (60 rows); another kind can be asked for."
+    )
+    (asked,) = run(clean().assign(y=lambda f: f["a"] + f["b"]), kind="regression")
+    assert "is taken as regression: numbers from" in asked.sentence and "another kind" not in asked.sentence
+    many = run(clean().assign(y=np.arange(120) % 7))
+    assert (
+        many[0].severity == "target" and "7 classes, '0' (18 rows)" in many[0].sentence and "2 more" in many[0].sentence
+    )
 
 
 def test_many_things_at_once():
@@ -50,12 +60,13 @@ def test_many_things_at_once():
     assert hit(found, "error", "'oops' in the data frame, row 4", column="b")
     assert hit(found, "error", "2 infinite values, the first in the data frame, row 6", column="a")
     assert hit(found, "error", "row 9, target column 'y': the value is missing", column="y")
-    assert hit(found, "error", "'tiny' has 1 row", client="tiny")
+    assert hit(found, "warning", "'tiny' has 1 row; at least 5 are needed", client="tiny")
+    assert hit(found, "warning", "has the common model", client="tiny")
     assert hit(found, "note", "'id' is a key", column="id")
     assert hit(found, "note", "'same' has the same value everywhere", column="same")
     assert hit(found, "note", "24.8% of the values are missing", column="c")
     assert hit(found, "warning", "'s1' has no value of column 'c'", client="s1", column="c")
-    order = ["error", "warning", "note"]
+    order = ["target", "error", "warning", "note"]
     assert [f.severity for f in found] == sorted((f.severity for f in found), key=order.index)
 
 
@@ -129,7 +140,9 @@ def test_unreadable_sources(tmp_path):
         lambda f: f.assign(y=1),
         lambda f: f.assign(y=np.nan),
         lambda f: f.assign(site=None),
-        lambda f: f.iloc[:32],
+        lambda f: f.iloc[:34],
+        lambda f: f.groupby("site").head(2),
+        lambda f: f.assign(a=np.where(np.arange(len(f)) == 7, 1e30, f["a"])),
         lambda f: f.assign(a=["no", *range(len(f) - 1)]),
         lambda f: f[["site", "y"]],
     ],
@@ -144,3 +157,91 @@ def test_what_load_refuses_is_an_error(spoil):
 def test_small_clients_that_will_be_left_out_are_a_warning():
     assert hit(run(clean().iloc[:32], drop_small=True), "warning", "it is left out", client="s1")
     assert hit(check("exam"), "warning", "'48' has 2 rows", client="48")
+
+
+def test_rows_without_a_target_may_be_dropped():
+    frame = clean().assign(y=lambda f: f["y"].where(np.arange(len(f)) % 10 > 0))
+    assert hit(run(frame), "error", "the value is missing, as in 12 of 120 rows", column="y")
+    found = run(frame, drop_missing_target=True)
+    assert found[0].severity == "target" and not any(f.severity == "error" for f in found)
+    assert hit(found, "note", "12 rows of 120 left out: target 'y' is missing there", column="y")
+    clients = load(frame, client="site", target="y", drop_missing_target=True)
+    assert len(clients.placement) == 108 and any("12 rows of 120 left out" in note for note in clients.notes)
+    assert not set(clients.placement["row"]) & set(range(0, 120, 10))
+    with pytest.raises(RequestError, match="'y' has no value in any row"):
+        load(frame.assign(y=np.nan), client="site", target="y", drop_missing_target=True)
+
+
+def test_extreme_cells_are_named():
+    frame = clean()
+    frame.loc[40, "a"] = 1e30
+    frame.loc[70, "b"] = -4e4
+    found = run(frame)
+    assert hit(found, "error", "1e+30 lies", client="s1", column="a")
+    assert hit(found, "warning", "-40000 lies", client="s2", column="b")
+    target = clean().assign(y=lambda f: f["a"])
+    target.loc[40, "y"] = 1e300
+    assert hit(run(target), "error", "1e+300 lies", client="s1", column="y")
+
+
+@pytest.mark.parametrize("code", [-999, 999, -9, 9999])
+def test_codes_for_missing_values(code):
+    frame = clean()
+    frame.loc[[3, 50, 99], "a"] = code
+    assert hit(run(frame), "warning", f"{code} stands in 3 rows", column="a")
+    once = clean()
+    once.loc[3, "a"] = code
+    assert not any("stands in" in f.sentence for f in run(once))
+
+
+def test_amounts_that_look_like_codes_are_not_suspected():
+    rng = np.random.default_rng(0)
+    for amounts in (rng.integers(0, 1000, 120), np.where(rng.random(120) < 0.5, 99, 0), rng.integers(900, 1000, 120)):
+        assert not any("stands in" in f.sentence for f in run(clean().assign(n=amounts)))
+
+
+def test_levels_spelt_twice():
+    frame = clean().assign(c=np.tile(["Yes", "yes", "No", "n o"], 30), y=np.tile(["A", "a ", "B"], 40))
+    found = run(frame)
+    assert hit(found, "warning", "'Yes' and 'yes' differ in case or spaces only", column="c")
+    assert hit(found, "warning", "classes 'A' and 'a ' differ", column="y")
+    assert not any("'No' and 'n o'" in f.sentence for f in found)
+
+
+def test_columns_that_give_the_target_away():
+    rng = np.random.default_rng(1)
+    frame = clean(rows=60)
+    n = len(frame)
+    y = frame["y"].to_numpy()
+    giving = {
+        "word": np.where(y == 1, "early", "late"),
+        "ranges": y + 0.9 * rng.random(n),
+        "reversed": -3.0 * y,
+    }
+    honest = {
+        "noisy": y + rng.normal(size=n),
+        "flipped": np.where(rng.random(n) < 0.03, 1 - y, y),
+        "levels": rng.integers(0, 5, n),
+    }
+    found = run(frame.assign(**giving, **honest))
+    told = {f.column for f in found if "nearly perfectly" in f.sentence}
+    assert told == set(giving)
+    number = frame.assign(y=lambda f: f["a"] * 3 + f["b"])
+    number["cents"] = 100 * number["y"] + 0.1 * rng.normal(size=n)
+    number["half"] = number["y"] + number["c"].map({"x": 0, "y": 1, "z": 2})
+    found = run(number)
+    assert {f.column for f in found if "nearly perfectly" in f.sentence} == {"cents"}
+    three = frame.assign(y=np.arange(n) % 3, ranges=lambda f: f["y"] + 0.9 * rng.random(n), noise=rng.normal(size=n))
+    assert {f.column for f in run(three) if "nearly perfectly" in f.sentence} == {"ranges"}
+    one_sided = frame.assign(y=(np.arange(n) < 2).astype(int), noise=rng.normal(size=n))
+    assert not any("nearly perfectly" in f.sentence for f in run(one_sided))
+
+
+def test_many_findings_of_one_form_are_one_line():
+    rng = np.random.default_rng(0)
+    holes = {f"h{j}": np.where(rng.random(120) < 0.1, np.nan, rng.normal(size=120)) for j in range(8)}
+    found = run(clean().assign(**holes))
+    (line,) = [f for f in found if "values are missing" in f.sentence]
+    assert line.count == 8 and line.column is None and "7 times more: 'h1', 'h2'" in line.sentence
+    few = run(clean().assign(**{name: holes[name] for name in ("h0", "h1")}))
+    assert [f.count for f in few if "values are missing" in f.sentence] == [1, 1]

@@ -56,6 +56,12 @@ def test_encoding_equals_a_plain_loop(frame):
     def days(column):
         return [(pd.Timestamp(v) - pd.Timestamp("1970-01-01")).days for v in column]
 
+    def parts(name):
+        stamps = pd.to_datetime(frame[name])
+        months, weekdays = stamps.dt.month, stamps.dt.strftime("%a")
+        out = {f"{name} month={m}": months == m for m in sorted(set(months[train]))}
+        return out | {f"{name} weekday={w}": weekdays == w for w in sorted(set(weekdays[train]))}
+
     common = frame["hole"][train].mode()[0]
     filled = {
         "number": frame["number"],
@@ -66,6 +72,7 @@ def test_encoding_equals_a_plain_loop(frame):
         "sex=m": frame["sex"] == "m",
         "smoker=True": frame["smoker"],
         "day": days(frame["day"]),
+        **parts("day"),
         "gap": frame["gap"].fillna(frame["gap"][train].mean()),
         "gap missing": frame["gap"].isna(),
         "hole=blue": frame["hole"].fillna(common) == "blue",
@@ -73,6 +80,7 @@ def test_encoding_equals_a_plain_loop(frame):
         "hole=red": frame["hole"].fillna(common) == "red",
         "hole missing": frame["hole"].isna(),
         "text day": days(frame["text day"]),
+        **parts("text day"),
     }
     assert clients.features == tuple(filled)
     for j, values in enumerate(filled.values()):
@@ -104,11 +112,11 @@ def test_useless_columns_are_dropped_and_named(frame):
     many = pd.concat([wide] * 3, ignore_index=True).assign(street=[f"street {i % 60}" for i in range(3 * ROWS)])
     clients = load_frame(wide)
     twice = pd.concat([wide, wide.assign(site="east")], ignore_index=True)
-    assert "hardly repeat" in load_frame(twice).schema.dropped["patient_id"]
+    assert "is a key" in load_frame(twice).schema.dropped["patient_id"]
     assert set(clients.schema.dropped) == {"key", "patient_id", "word", "same", "empty"}
     assert {"salary", "distinct", "repeated=level 1"} <= set(clients.features)
     assert all(any(f"'{name}' was left out" in note for note in clients.notes) for name in clients.schema.dropped)
-    assert "60 different values" in load_frame(many).schema.dropped["street"]
+    assert "different values" in load_frame(many).schema.dropped["street"]
 
 
 def test_features_and_drop_override(frame):
@@ -130,7 +138,7 @@ def test_json_round_trip(frame):
 def test_the_digest_follows_the_data(frame):
     digest = load_frame(frame).schema.digest
     assert len(digest) == 64 and digest == load_frame(frame.copy()).schema.digest
-    for column, value in (("number", 1e9), ("colour", "red"), ("site", "west")):
+    for column, value in (("number", 1e3), ("colour", "red"), ("site", "west")):
         changed = frame.copy()
         changed.loc[0, column] = value
         if changed.loc[0, column] != frame.loc[0, column]:

@@ -8,6 +8,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from mooring.core.errors import RequestError
 from mooring.data import datasets
+from mooring.data.clients import from_arrays
 from mooring.data.sources import load, newcomer
 
 PARTS = ("train", "validation", "test")
@@ -173,10 +174,16 @@ def test_unit_and_time_columns():
 
 def test_small_clients():
     frame = table((20, 4, 20, 2))
-    with pytest.raises(RequestError, match=r"client 'site [13]' has [24] rows; at least 5 .* 1 other client"):
+    with pytest.raises(RequestError, match=r"client 'site 1' has 4 rows; at least 5 are needed .*--drop-small"):
         load(frame, client="site", target="y")
-    with pytest.raises(RequestError, match=r"client 'site 3' has 2 rows; at least 3 are needed"):
-        load(frame, client="site", target="y", min_rows=3)
+    with pytest.raises(RequestError, match=r"client 'site [0123]' has (20|4) rows; .* 2 other clients"):
+        load(frame, client="site", target="y", min_rows=21)
+    with_four = load(frame, client="site", target="y", min_rows=3)
+    assert set(with_four.names) == {"site 0", "site 1", "site 2"}
+    (note,) = [n for n in with_four.notes if "too small" in n]
+    assert "fewer than 3 rows" in note and "'site 3'; the common model answers for them" in note
+    with pytest.raises(RequestError, match="every client is too small"):
+        load(table((2, 2, 1)), client="site", target="y")
     clients = load(frame, client="site", target="y", drop_small=True)
     assert set(clients.names) == {"site 0", "site 2"}
     assert any("2 clients too small" in note and "'site 3'" in note for note in clients.notes)
@@ -267,7 +274,6 @@ def test_embedded_tables(name, clients, rows, kind, features, tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     loaded = load(name)
     assert (len(loaded), len(loaded.placement), loaded.kind, len(loaded.features)) == (clients, rows, kind, features)
-    equal(loaded, datasets.named(name))
     (tmp_path / name).write_text("site,y\n")
     with pytest.raises(RequestError, match="ending"):
         load(name)
@@ -295,3 +301,29 @@ def test_names_of_other_data_sets():
         load("digits", target="y")
     with pytest.raises(RequestError, match=r"no file or data set 'exan'.*Did you mean 'exam'"):
         load("exan")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_infinite_inputs_are_refused_by_the_clients_name(value):
+    rng = np.random.default_rng(0)
+    images = rng.normal(size=(30, 4, 4))
+    images[7, 2, 3] = images[13, 0, 0] = value
+    expected = "client '1': 2 of 15 rows hold NaN or infinite inputs, the first is row 4"
+    with pytest.raises(RequestError, match=expected):
+        load((images, np.arange(30) % 3, np.arange(30) % 2))
+    data = {
+        name: TensorDataset(torch.from_numpy(images[k::2]), torch.from_numpy(np.arange(15) % 3))
+        for k, name in enumerate("01")
+    }
+    with pytest.raises(RequestError, match=expected):
+        load(data)
+    with pytest.raises(RequestError, match=expected):
+        from_arrays([images[0::2], images[1::2]], [np.arange(15.0)] * 2)
+    with pytest.raises(RequestError, match="client 'b': 1 of 3 rows hold NaN or infinite targets, the first is row 2"):
+        from_arrays([np.zeros((3, 2))] * 2, [np.zeros(3), np.array([0, value, 1])], names=["a", "b"])
+
+
+def test_large_finite_inputs_are_taken():
+    """A sum that overflows is no proof of infinite terms."""
+    images = np.full((30, 4, 4), 1e308)
+    assert len(load((images, np.arange(30) % 3, np.arange(30) % 2))) == 2

@@ -1,5 +1,8 @@
 """Bad input: one sentence that names the place."""
 
+import gzip
+import importlib.util
+
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -7,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mooring.core.errors import RequestError
+from mooring.data import readers
 from mooring.data.sources import load
 
 GOOD = "site,x,colour,y\n" + "".join(
@@ -47,7 +51,7 @@ BAD_TEXT = {
         GOOD.replace("colour", "split").replace(",r,", ",train,").replace(",g,", ",exam,"),
         ["row 2", "column 'split'", "'exam'", "'train', 'validation', 'test'"],
     ),
-    "small client": (GOOD + "c,1,r,2\n", ["client 'c' has 1 row", "at least 5", "--min-rows", "--drop-small"]),
+    "small client": (GOOD + "c,1,r,2\n" * 4, ["client 'c' has 4 rows", "at least 5", "--min-rows", "--drop-small"]),
     "bad date": (
         "site,d,y\n" + "".join(f"a,2020-01-{i + 1:02d},{i}.5\n" for i in range(25)) + "a,2020-13-45,2.5\n",
         ["row 26", "column 'd'", "'2020-13-45' is not a date"],
@@ -82,13 +86,15 @@ def truncated_parquet():
     ("name", "content", "expected"),
     [
         ("data.csv", bytes(range(256)) * 8, "binary"),
-        ("data.csv", "site,y\nZürich,1\n".encode("latin-1"), "UTF-8"),
+        ("data.csv.gz", b"not packed", "not a readable .gz"),
+        ("data.csv.gz", gzip.compress(GOOD.encode())[:-20], "not a readable .gz"),
+        ("data.csv", b"site," * 3 + b'"' + b"x" * 200_000 + b"\n1,2,3,4\n", "header line cannot be read"),
         ("data.parquet", b"PAR1 but not really", "not a readable Parquet"),
         ("data.parquet", truncated_parquet(), "not a readable Parquet"),
         ("data.parquet", b"", "not a readable Parquet"),
         ("data.npz", b"PK\x03\x04 cut off", "not a readable .npz"),
         ("data.npz", b"", "not a readable .npz"),
-        ("data.xlsx", b"whatever", ".csv"),
+        ("data.ods", b"whatever", ".csv"),
     ],
 )
 def test_unreadable_files(tmp_path, name, content, expected):
@@ -190,3 +196,116 @@ def test_strange_sources():
     for source in (3, {}, {"a": 1}, (1, 2)):
         with pytest.raises(RequestError, match="clients are read from a path"):
             load(source)
+
+
+def wide(columns, rows=12):
+    """A table whose header is longer than what used to be read of it."""
+    names = [f"a_rather_long_name_of_column_{j}" for j in range(columns)]
+    numbers = np.random.default_rng(0).normal(size=(rows, columns)).round(3)
+    lines = [",".join(["7" if i % 2 else "007", *map(str, row), str(i / 7)]) for i, row in enumerate(numbers)]
+    return ",".join(["site", *names, "y"]) + "\n" + "\n".join(lines) + "\n"
+
+
+def test_a_header_of_any_length_is_read_to_its_end(tmp_path):
+    text = wide(3000)
+    assert text.index("\n") > readers.SNIFFED
+    (tmp_path / "data.csv").write_text(text)
+    assert load(tmp_path / "data.csv", client="site", target="y").names == ("007", "7")
+    moved = "\n".join(",".join([*line.split(",")[1:], line.split(",")[0]]) for line in text.splitlines()) + "\n"
+    (tmp_path / "data.csv").write_text(moved)  # the client column comes last
+    assert load(tmp_path / "data.csv", client="site", target="y").names == ("007", "7")
+    (tmp_path / "data.csv").write_text(wide(20_000, 6))
+    assert readers.read_file(tmp_path / "data.csv", readers.Cells())[0].shape == (6, 20_002)
+
+
+def test_names_such_as_na_are_names_and_only_an_empty_cell_is_missing(tmp_path):
+    names = ["NA", "None", "null", "nan", "?"]
+    rows = "".join(f"{name},{i / 7:.3f},{i * 0.37:.3f}\n" for name in names for i in range(6))
+    (tmp_path / "data.csv").write_text("site,x,y\n" + rows)
+    assert load(tmp_path / "data.csv", client="site", target="y").names == tuple(names)
+    (tmp_path / "data.csv").write_text("site,x,y\n" + rows + ",1,1\n")
+    with pytest.raises(RequestError, match="row 31, client column 'site': the name is missing, as in 1 rows"):
+        load(tmp_path / "data.csv", client="site", target="y")
+    (tmp_path / "data.csv").write_text("site,x,y\n" + rows.replace(",0.000,", ",NA,"))
+    assert load(tmp_path / "data.csv", client="site", target="y").features == ("x", "x missing")
+
+
+def test_missing_values_are_those_of_pandas_and_two_more():
+    from pandas._libs.parsers import STR_NA_VALUES
+
+    assert set(readers.MISSING) == STR_NA_VALUES | {"?", "."}
+
+
+def test_three_is_one_client_however_it_is_written(tmp_path):
+    frame = pd.DataFrame({"x": np.arange(24) / 3, "y": np.arange(24) % 5 / 7})
+    for site in ([3] * 24, [3.0] * 24, ["3"] * 24, [3, 3.0, "3", "3.0"] * 6):
+        assert load(frame.assign(site=pd.Series(site)), client="site", target="y").names == ("3",)
+    (tmp_path / "data.csv").write_text("site,x,y\n" + "".join(f"{s},{i / 3},{i % 5 / 7}\n" for i in range(9) for s in (
+        "3", "3.0", "3.00", "03", "3.5")))  # fmt: skip
+    assert load(tmp_path / "data.csv", client="site", target="y").names == ("3", "03", "3.5")
+
+
+@pytest.mark.parametrize(
+    ("encoding", "said"), [("utf-8", ""), ("utf-8-sig", ""), ("cp1252", "cp1252"), ("latin-1", "cp1252")]
+)
+def test_encodings(tmp_path, encoding, said):
+    text = GOOD.replace("\na,", "\nZürich,").replace("colour", "größe")
+    (tmp_path / "data.csv").write_bytes(text.encode(encoding))
+    clients = load(tmp_path / "data.csv", client="site", target="y")
+    assert clients.names == ("Zürich", "b") and "größe=g" in clients.features
+    assert any(f"read as {said}" in note for note in clients.notes) == bool(said)
+    (tmp_path / "data.csv").write_bytes(text.encode("latin-1").replace(b"\xfc", b"\x81"))  # no such byte in cp1252
+    assert load(tmp_path / "data.csv", client="site", target="y").names[0] == "Z\x81rich"
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_line_ends(tmp_path, end):
+    (tmp_path / "data.csv").write_bytes(GOOD.replace("\n", end).encode())
+    assert load(tmp_path / "data.csv", client="site", target="y").placement["row"].max() == 79
+
+
+def test_packed_files_alone_and_in_folders(tmp_path):
+    (tmp_path / "data.csv").write_text(GOOD)
+    (tmp_path / "data.csv.gz").write_bytes(gzip.compress(GOOD.encode()))
+    plain = load(tmp_path / "data.csv", client="site", target="y")
+    assert load(tmp_path / "data.csv.gz", client="site", target="y").schema == plain.schema
+    (tmp_path / "sites").mkdir()
+    own = pd.read_csv(tmp_path / "data.csv")
+    for name, rows in own.groupby("site"):
+        rows.drop(columns="site").to_csv(tmp_path / "sites" / f"{name}.csv.gz", index=False)
+    assert load(tmp_path / "sites", target="y").names == ("a", "b")
+
+
+def test_a_packed_file_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(readers, "MOST_UNPACKED", 1000)
+    (tmp_path / "data.csv.gz").write_bytes(gzip.compress(GOOD.encode()))
+    with pytest.raises(RequestError, match="unpacks to more than 1,000 bytes"):
+        load(tmp_path / "data.csv.gz", client="site", target="y")
+
+
+def test_excel(tmp_path):
+    frame = pd.DataFrame({"site": ["007", "NA"] * 20, "x": np.arange(40) / 7, "y": np.arange(40) * 0.37})
+    if importlib.util.find_spec("openpyxl") is None:
+        (tmp_path / "data.xlsx").write_bytes(b"whatever")
+        with pytest.raises(RequestError, match=r"data\.xlsx: .*openpyxl, which is not installed"):
+            load(tmp_path / "data.xlsx", client="site", target="y")
+        return
+    frame.to_excel(tmp_path / "data.xlsx", index=False)
+    clients = load(tmp_path / "data.xlsx", client="site", target="y")
+    assert clients.names == ("007", "NA")
+    np.testing.assert_array_equal(clients.train.x, load(frame, client="site", target="y").train.x)
+    (tmp_path / "data.xlsx").write_bytes(b"whatever")
+    with pytest.raises(RequestError, match="not a readable Excel file"):
+        load(tmp_path / "data.xlsx", client="site", target="y")
+
+
+def test_thousands_separators_are_numbers(tmp_path):
+    rows = "".join(f'{s},"{1000 + 97 * i:,}",{i % 7},"{3750 + i:,}"\n' for s in "ab" for i in range(20))
+    (tmp_path / "data.csv").write_text("site,price,x,y\n" + rows)
+    clients = load(tmp_path / "data.csv", client="site", target="y")
+    assert clients.kind == "regression" and clients.features == ("price", "x")
+    assert 3750 < clients.target_mean < 3770
+    odd = rows.replace('"3,750"', '"0,750"')
+    (tmp_path / "data.csv").write_text("site,price,x,y\n" + odd)
+    with pytest.raises(RequestError, match="'0,750' is not a number"):
+        load(tmp_path / "data.csv", client="site", target="y")

@@ -27,6 +27,8 @@ FULL = {
         "split": [0.6, 0.2, 0.2],
         "min_rows": 3,
         "drop_small": True,
+        "drop_missing_target": True,
+        "rare": 5,
         "partition": {"name": "dirichlet", "a": 0.5, "clients": 20},
         "data_dir": "data",
     },

@@ -1,0 +1,169 @@
+"""A client's side of the agreement on a schema (`agreement.py`): three answers, none of which holds a row.
+
+    survey   all rows       what the columns and the target hold           -> a plan: kinds, columns left out, classes
+    tally    training rows  counts, sums, levels of the planned columns    -> a draft: vocabularies, imputation, means
+    spread   training rows  sums of squares about the draft's means        -> the schema
+
+Every function takes the rows of one client, or of all clients of a pooled table at once: `code` says whose row it is.
+A lone client gives the same numbers as its rows within a pooled table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from pandas.api import types
+
+from mooring.data.agreement import TARGET, Plan, agree_draft, agree_plan, agree_schema
+from mooring.data.clients import REGRESSION
+from mooring.data.columns import CATEGORY, DATE, NUMBER, Values, as_text, missing, parse_values, readable
+from mooring.data.roles import Roles, split_rows
+from mooring.data.schema import Schema, to_numbers
+from mooring.data.splits import SHARES, TRAIN, Shares
+from mooring.data.summary import Level, Summary, by_client, count_levels, merge, order_facts
+from mooring.data.tables import Table
+from mooring.data.target import Target, known_target, refuse_empty, survey_target
+
+
+@dataclass(frozen=True, eq=False)
+class Member:
+    """A client's table, or a pooled table with its clients, and what was asked for."""
+
+    table: Table
+    roles: Roles
+    code: np.ndarray  # each row's client
+    clients: list[str]
+    features: list[str]  # the columns to learn from
+    kind: str = "auto"
+    seed: int = 0
+    shares: Shares = SHARES
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """A member's rows as the plan reads them. Stays at the client."""
+
+    columns: dict[str, Values]
+    target: Target
+    part: np.ndarray
+    notes: list[str]
+
+    @property
+    def train(self) -> np.ndarray:
+        return self.part == TRAIN
+
+
+def survey(member: Member) -> Summary:
+    """What every column holds, in all rows."""
+    refuse_empty(member.table.frame[member.roles.target], member.table.place)
+    found = survey_target(member.table.frame[member.roles.target], member.kind, member.code, member.clients)
+    columns = survey_columns(member.table.frame, member.features, member.code, len(member.clients))
+    roles = {
+        role: {name or "": Level(len(member.clients), min(member.clients))}
+        for role, name in member.roles._asdict().items()
+    }
+    return merge([Summary(tuple(member.clients), columns | found.facts, found.levels, roles)])
+
+
+def survey_columns(
+    frame: pd.DataFrame, names: list[str], code: np.ndarray, clients: int
+) -> dict[str, dict[str, np.ndarray]]:
+    """For every column, client by client: how many values there are, how many read as numbers or dates, how many
+    differ, and for numbers the extremes, the median and how far values lie from it."""
+    facts = {}
+    rows = by_client(np.ones(len(code)), code, clients)
+    for place, name in enumerate(names):
+        series = frame[name]
+        read = readable(series)
+        values = np.full(len(series), np.nan)
+        for kind, reads in ((NUMBER, read.number), (DATE, read.date)):
+            if reads.any():
+                values[reads] = np.asarray(parse_values(series, kind)[0])[reads]
+        found = order_facts(values, code, clients)
+        if (read.present & ~np.isfinite(values)).any():
+            found["distinct"] = order_facts(np.where(read.present, as_text(series).codes, np.nan), code, clients)[
+                "distinct"
+            ]
+        whole = types.is_integer_dtype(series)
+        facts[name] = {
+            "has": np.ones(clients),
+            "place": np.full(clients, float(place)),
+            "rows": rows,
+            "present": by_client(read.present, code, clients),
+            "numbers": by_client(read.number, code, clients),
+            "dates": by_client(read.date, code, clients),
+            "whole": np.full(clients, float(whole)),
+        } | found
+    return facts
+
+
+def read(member: Member, plan: Plan) -> Reading:
+    """The planned columns' values, the target and the parts; what cannot be read is refused by its row."""
+    table = member.table
+    columns = {feature.name: feature.read(table.frame, table.place) for feature in plan.columns}
+    y = known_target(table.frame[member.roles.target], plan.kind, plan.classes, table.place)
+    target = Target(plan.kind, y, plan.classes, [])
+    part, notes = split_rows(table, member.roles, member.code, member.clients, target, member.seed, member.shares)
+    return Reading(columns, target, part, notes)
+
+
+def tally(member: Member, plan: Plan, reading: Reading) -> Summary:
+    """Counts, sums and levels of the training rows."""
+    code, many = member.code[reading.train], len(member.clients)
+    rows = by_client(np.ones(len(code)), code, many)
+    facts, levels = {}, {}
+    for feature in plan.columns:
+        values = reading.columns[feature.name]
+        absent = missing(values)
+        mine = values[reading.train]
+        gone = missing(mine)
+        about = {"has": np.ones(many), "rows": rows, "present": by_client(~gone, code, many)}
+        about["missing"] = by_client(absent, member.code, many)  # in any row: a column without is told apart
+        if feature.kind == CATEGORY:
+            levels[feature.name] = count_levels(mine.codes, list(mine.categories), code, member.clients)
+        else:
+            shown = order_facts(mine, code, many)
+            about |= {"total": by_client(np.where(gone, 0.0, mine), code, many)}
+            about |= {"low": shown["low"], "high": shown["high"]}
+        facts[feature.name] = about
+    y = reading.target.y[reading.train].astype(float)
+    shown = order_facts(y, code, many)
+    facts[plan.target] = {
+        "has": np.ones(many),
+        "rows": rows,
+        "total": by_client(y, code, many),
+        "low": shown["low"],
+        "high": shown["high"],
+    }
+    return merge([Summary(tuple(member.clients), facts, levels)])
+
+
+def spread(member: Member, draft: Schema, reading: Reading) -> Summary:
+    """Sums of squares of the training rows about the draft's means. Squares about the common mean, unlike plain
+    squares, lose no digits when a column's mean is large against its spread (years, days)."""
+    code, many = member.code[reading.train], len(member.clients)
+    facts = {TARGET: {"rows": by_client(np.ones(len(code)), code, many)}}
+    if draft.columns:
+        x = to_numbers(reading.columns, draft.columns)[0][reading.train]
+        for j, mean in enumerate(draft.mean):
+            facts[str(j)] = {"squares": by_client((x[:, j] - mean) ** 2, code, many)}
+    if draft.kind == REGRESSION:
+        y = reading.target.y[reading.train]
+        facts[TARGET]["squares"] = by_client((y - draft.target_mean) ** 2, code, many)
+    return merge([Summary(tuple(member.clients), facts)])
+
+
+def agree(
+    members: Sequence[Member], *, asked: bool = False, rare: int = 1, title: str = "the clients"
+) -> tuple[Schema, Plan, list[Reading]]:
+    """The whole conversation within one process: the schema of all members' rows, the plan on the way to it, and each
+    member's rows as they are read by it."""
+    plan = agree_plan(merge(survey(m) for m in members), kind=members[0].kind, asked=asked, title=title)
+    readings = [read(member, plan) for member in members]
+    tallies = merge(tally(member, plan, mine) for member, mine in zip(members, readings))
+    draft = agree_draft(tallies, plan, rare=rare, title=title)
+    spreads = merge(spread(member, draft, mine) for member, mine in zip(members, readings))
+    return agree_schema(spreads, draft), plan, readings

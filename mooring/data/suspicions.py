@@ -1,0 +1,89 @@
+"""Values that are probably not what they seem: codes for missing, one level spelt twice, a column that gives the
+target away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from mooring.data.clients import BINARY, CLASSES
+from mooring.data.columns import Values, missing
+from mooring.data.target import Target
+
+SENTINELS = (-9.0, -99.0, -999.0, -9999.0, -99999.0, 99.0, 999.0, 9999.0, 99999.0, 999999.0, -1e4, -1e6)
+FEW_LEVELS = 50
+NEARLY_ALL = 0.999  # share of the target's variation, or of its rows, that one column explains
+ONE_SIDED = 0.99  # a class with this share is predicted nearly always without any column
+LEAST_ROWS = 30
+
+
+def sentinel(values: np.ndarray) -> tuple[float, int] | None:
+    """A number such as -999 that repeats and lies apart from all other values, and how often it stands there."""
+    known = values[np.isfinite(values)]
+    if len(known) < LEAST_ROWS:
+        return None
+    for code in (known.min(), known.max()):
+        count = int((known == code).sum())
+        others = known[known != code]
+        if code in SENTINELS and count > 1 and len(others):
+            gap, range_ = np.abs(others - code).min(), others.max() - others.min()
+            if gap > range_ > 0:  # further away than all the others lie from each other
+                return float(code), count
+    return None
+
+
+def twin_levels(levels: Iterable[str]) -> list[tuple[str, str]]:
+    """Pairs of levels that differ in case or spaces only."""
+    seen: dict[str, str] = {}
+    pairs = []
+    for level in levels:
+        plain = " ".join(level.split()).casefold()
+        if plain in seen:
+            pairs.append((seen[plain], level))
+        seen.setdefault(plain, level)
+    return pairs
+
+
+def gives_away(values: Values, target: Target) -> bool:
+    """Whether one column alone tells the target nearly perfectly.
+
+    Few levels: the most frequent class of each level (or its mean) explains nearly all. Many numbers: the correlation
+    with a number is nearly 1; or, along the sorted column, the class changes hardly more often than there are classes.
+    """
+    known = ~missing(values) if isinstance(values, pd.Categorical) else np.isfinite(values)
+    y = np.asarray(target.y)[known]
+    if len(y) < LEAST_ROWS:
+        return False
+    column: Any = values[known]
+    number = np.asarray(column.codes if isinstance(column, pd.Categorical) else column, dtype=float)
+    classes = target.kind in (BINARY, CLASSES)
+    if classes and np.bincount(y).max() > ONE_SIDED * len(y):
+        return False
+    level = np.unique(number, return_inverse=True)[1]
+    many = int(level.max()) + 1
+    if many <= min(FEW_LEVELS, len(y) / 5):
+        return explained_by_levels(level, y, classes) >= NEARLY_ALL
+    if isinstance(column, pd.Categorical):
+        return False
+    if not classes:
+        sizes = np.abs(number).max(), np.abs(y).max()  # divided by, so that squares do not overflow
+        return np.ptp(y) > 0 and np.corrcoef(number / sizes[0], y / sizes[1])[0, 1] ** 2 >= NEARLY_ALL
+    if many < 0.9 * len(y):  # ties hide the order
+        return False
+    ordered = y[np.argsort(number, kind="stable")]
+    runs = 1 + int((ordered[1:] != ordered[:-1]).sum())
+    return runs <= len(np.unique(y)) + 2 * (1 - NEARLY_ALL) * len(y)  # a misplaced row makes two runs more
+
+
+def explained_by_levels(level: np.ndarray, y: np.ndarray, classes: bool) -> float:
+    """The share of rows in the most frequent class of their level, or of the variance between the levels' means."""
+    if classes:
+        return float(pd.crosstab(level, y).to_numpy().max(1).sum() / len(y))
+    y = y.astype(float) / max(np.abs(y).max(), np.finfo(float).tiny)
+    count = np.bincount(level)
+    mean = np.bincount(level, y) / count
+    spread = ((y - y.mean()) ** 2).sum()
+    return float((count * (mean - y.mean()) ** 2).sum() / spread) if spread > 0 else 0.0
