@@ -113,12 +113,22 @@ def show_fit(display: Display, result: Any) -> None:
         {"who": "model", "loss": told["metric"]},
     )
     show_clients(display, frame, told["metric"])
-    last, chosen = result.trained.outcome.last, result.trained.outcome.chosen
-    if last.t != chosen.t:
-        display.say(f"The models are those of round {chosen.t} (best validation loss); the last round was {last.t}.")
+    display.say(which_round(told))
     display.say(gains(frame))
     if result.run is not None:
         display.say(f"Run: {result.run}")
+
+
+def which_round(told: dict[str, Any]) -> str:
+    """Which round's models a fit keeps, and where the others are."""
+    best, last, other = told["best_round"], told["last_round"], {"best": "last", "last": "best"}[told["kept"]]
+    if best == last:
+        return f"The models are those of round {last}, the last; no earlier one was better on validation rows."
+    what = {"best": f"round {best}, the best on validation rows", "last": f"round {last}, the last"}
+    return (
+        f"The models are those of {what[told['kept']]}; those of {what[other]}, are in models-{other}.safetensors. "
+        f'`keep = "{other}"` exchanges them.'
+    )
 
 
 def show_clients(display: Display, frame: Any, metric: str) -> None:
@@ -150,7 +160,7 @@ def show_comparison(display: Display, result: Any) -> None:
     rows = result.methods.sort_values("test_loss").to_dict("records")
     for row in rows:
         row["sent"] = size(row["bytes"])
-        row["round"] = f"{row['chosen_round']}/{row['rounds']}"
+        row["round"] = f"{row['kept_round']}/{row['rounds']}"
     columns = {
         "method": "method",
         "test_loss": f"test {result.metric}",
@@ -159,7 +169,7 @@ def show_comparison(display: Display, result: Any) -> None:
         "sent": "sent",
         "seconds": "seconds",
     }
-    caption = "test: models of the chosen round (best validation loss), averaged over test rows"
+    caption = "test: models of the kept round (by default the best on validation rows), averaged over test rows"
     display.table(f"{len(result.clients)} clients", rows, columns, caption)
     methods = [m for m in result.methods["method"] if m != "local"]
     if "local" in result.clients:

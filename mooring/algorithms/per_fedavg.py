@@ -55,6 +55,7 @@ class PerFedAvg(Algorithm):
 
     paper: ClassVar[str] = "Fallah et al. 2020, Algorithm 1"
     reveals: ClassVar[str] = "each client's change of the common model; its personal model stays with it"
+    last_stage: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check(self, inner_eta=(0, None, "auto"), eta=(0, None, "auto"), decay=(0, None), steps=(1, None))

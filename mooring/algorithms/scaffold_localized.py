@@ -31,6 +31,7 @@ class ScaffoldLocalized(Scaffold):
     tune_epochs: int = 0  # passes over the data instead of steps, when > 0
 
     paper: ClassVar[str] = "002, Section 5"
+    last_stage: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,6 +1,8 @@
 """What work costs: rows drawn and per-row gradients evaluated, counted by a wrapper around the task."""
 
-from dataclasses import dataclass
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
 from typing import Any
 
 
@@ -10,6 +12,11 @@ class Meter:
 
     samples: int = 0  # rows drawn into minibatches
     gradients: int = 0  # per-row gradient evaluations
+
+    def add(self, other: Meter) -> None:
+        """Count another stay's work on top."""
+        for field in fields(self):
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
 
 class Metered:

@@ -14,11 +14,10 @@ from mooring.core.cohort import Round, Rows
 from mooring.core.errors import RequestError
 from mooring.data.clients import Clients
 from mooring.data.sources import load
-from mooring.engines.fit import deployed
-from mooring.engines.loop import Plan, Progress, run
+from mooring.engines.loop import Plan
 from mooring.engines.newcomer import personalize, way_of
 from mooring.engines.predict import task_of
-from mooring.engines.simulator import settle
+from mooring.engines.simulate import simulate
 from mooring.runs.directory import Models, open_run, write_models
 
 LEAST_TEST_ROWS = 10  # with fewer held-out rows a difference of losses says nothing
@@ -63,9 +62,8 @@ def join(
 
 def train_alone(task: Any, clients: Clients, seed: int) -> Tensor:
     """[C, d]: each newcomer's own fit, as the referee `local` makes it."""
-    ready, exchange, server = settle(build("local", {}), task, clients, seed=seed)
     plan = Plan(seed=seed)
-    return deployed(run(ready, exchange, plan, Progress(server)), exchange, plan)[2]
+    return simulate(build("local", {}), task, clients, plan).models(plan.keep)
 
 
 def judged(task: Any, clients: Clients, alone: Tensor, common: Tensor, personal: Tensor) -> pd.DataFrame:

@@ -37,6 +37,7 @@ from mooring.runs.tensors import read_tensors, write_tensors
 
 RUN, SCHEMA, SPLIT = "run.toml", "schema.json", "split.parquet"
 ROUNDS_FILE, CLIENTS_FILE, MODELS = "rounds.parquet", "clients.parquet", "models.safetensors"
+OTHER_MODELS = {which: f"models-{which}.safetensors" for which in ("best", "last")}  # of the round that is not kept
 
 
 class Models(NamedTuple):
@@ -158,6 +159,10 @@ class RunDir:
     def write_models(self, models: Models) -> None:
         """Mark the run finished. The order of the files in time is what makes the mark true: write this one last."""
         write_models(self.path / MODELS, models)
+
+    def write_other_models(self, which: str, models: Models) -> None:
+        """The models of the "best" or the "last" round, whichever the run does not keep."""
+        write_models(self.path / OTHER_MODELS[which], models)
 
     @property
     def _unfinished(self) -> str:

@@ -56,6 +56,10 @@ def _share_or_number(value: int | float) -> int | float:
     return value
 
 
+def _was_chosen(keep: Any) -> Any:
+    return "best" if keep == "chosen" else keep  # what runs of version 0.1 call it
+
+
 Value = Annotated[Any, BeforeValidator(_storable)]
 Table = Annotated[dict[str, Any], BeforeValidator(_storable)]
 
@@ -138,7 +142,9 @@ class Training(Section):
     seed: int = _say("a whole number from 0 to 2^63 - 1", 0, ge=0, le=2**63 - 1)
     evaluate_every: int | None = _say("a whole number of rounds >= 1", None, ge=1)
     patience: int | None = _say("a whole number of evaluations >= 1", None, ge=1)
-    keep: Literal["chosen", "last"] = _say('"chosen" or "last"', "chosen")
+    keep: Annotated[Literal["best", "last"], BeforeValidator(_was_chosen)] = _say(
+        '"best" (validation loss) or "last"', "best"
+    )
     checkpoint_every: int = _say("a whole number of rounds >= 1", 10, ge=1)
     threads: int | None = _say("a whole number >= 1", None, ge=1)
     chunk: int | None = _say("a whole number of clients >= 1", None, ge=1)
@@ -189,6 +195,14 @@ def make_run(table: dict[str, Any], where: str) -> RunFile:
         raise RequestError(f"{where}: {_sentence(error)}") from None
 
 
+def make_training(where: str, **options: Any) -> Training:
+    """The section [training] alone, held to the same rules."""
+    try:
+        return Training(**options)
+    except ValidationError as error:
+        raise RequestError(f"{where}: {_sentence(error, 'training')}") from None
+
+
 def parse_run(data: bytes, where: str) -> RunFile:
     """The run of a file's bytes; its seal, if it has one, is dropped."""
     try:
@@ -220,9 +234,10 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
     return f"unknown {what} '{name}'{hint}; known: {', '.join(known)}"
 
 
-def _sentence(error: ValidationError) -> str:
-    """The first thing that pydantic found wrong: where, what was found, what would be right."""
+def _sentence(error: ValidationError, *section: str) -> str:
+    """The first thing that pydantic found wrong, in a run or a section: where, what was found, what is right."""
     first = error.errors(include_url=False)[0]
+    first["loc"] = (*section, *first["loc"])
     if not first["loc"]:
         return f"{first['ctx']['error']}."
     dotted, right, model = _place(first["loc"])

@@ -5,9 +5,9 @@ import torch
 from mooring.algorithms.apfl import APFL
 from mooring.core.cohort import Round
 from mooring.data.clients import Clients
-from mooring.engines.loop import Plan, Progress, run
+from mooring.engines.loop import Plan
 from mooring.engines.newcomer import personalize
-from mooring.engines.simulator import Simulator
+from mooring.engines.simulate import simulate
 from mooring.experiments.base.claims import Claim, every, higher, lower
 from mooring.experiments.base.experiment import Cell, Experiment, Panel, Preset, Table, grid
 from mooring.experiments.base.results import of
@@ -37,10 +37,8 @@ def trial(seed: int, spread: float, clients: int, most: int, rounds: int) -> dic
     everyone = synthetic(seed, spread, clients + NEW, most)
     old, new = part(everyone, torch.arange(clients)), part(everyone, torch.arange(clients, clients + NEW))
     work = {"adapt_on": "train", "eta": ETA, "decay": DECAY, "epochs": 1, "batch": BATCH}
-    w0, method = TASK.start(seed), APFL(**work)
-    exchange = Simulator(method, TASK, old, old.weights("uniform"), w0)
-    plan = Plan(rounds, seed=seed, evaluate_every=rounds, keep="last")
-    server = run(method, exchange, plan, Progress(method.start(TASK, w0)[0])).progress.server
+    plan = Plan(rounds, seed=seed, evaluate_every=rounds)
+    server = simulate(APFL(**work), TASK, old, plan, weights="uniform", settled=True).server
     turn = Round(rounds, rounds, len(everyone), NEW, 1.0, seed)
     out: dict = {"epoch": list(range(EPOCHS + 1))}
     for way, (alpha, adapt, how) in WAYS.items():

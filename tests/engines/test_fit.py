@@ -1,0 +1,83 @@
+"""`fit`: which round's models are kept, where the others are, and referees where they can be had."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from mooring.cli import main
+from mooring.engines.fit import fit
+from mooring.runs.directory import MODELS, OTHER_MODELS, open_run
+from mooring.runs.runfile import read_run
+from mooring.runs.tensors import read_tensors
+
+HOW = {"client": "who", "target": "y", "algorithm": "local", "rounds": 30, "evaluate_every": 1, "threads": 1}
+SGD = {"inner": "sgd", "ridge": 0.0}
+
+
+@pytest.fixture
+def noise(tmp_path):
+    """A table on which training longer is worse: many features, and a target of noise."""
+    rng = np.random.default_rng(1)
+    frame = pd.DataFrame(rng.normal(size=(120, 12)), columns=[f"x{i}" for i in range(12)])
+    frame["who"], frame["y"] = [f"client {i % 4}" for i in range(120)], rng.normal(size=120)
+    frame.to_csv(tmp_path / "noise.csv", index=False)
+    return tmp_path / "noise.csv"
+
+
+def tensors(path):
+    return read_tensors(path)[0]
+
+
+def printed(capsys, *argv):
+    with pytest.raises(SystemExit) as left:
+        main([str(word) for word in argv])
+    assert left.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_both_rounds_are_saved_and_one_word_chooses(noise, tmp_path):
+    best = fit(noise, settings=SGD, out=tmp_path / "best", **HOW)
+    last = fit(noise, settings=SGD, out=tmp_path / "last", keep="last", **HOW)
+    losses = best.rounds["validation_loss"].to_numpy()
+    assert best.trained.best.t == int(losses.argmin()) + 1 < best.trained.last.t == 30
+    assert (best.summary["kept"], last.summary["kept"]) == ("best", "last")
+    assert best.summary["personal"] < last.summary["personal"]
+    kept, other = tensors(tmp_path / "best" / MODELS), tensors(tmp_path / "best" / OTHER_MODELS["last"])
+    assert not torch.equal(kept["personal"], other["personal"])
+    swapped, first = tensors(tmp_path / "last" / MODELS), tensors(tmp_path / "last" / OTHER_MODELS["best"])
+    assert torch.equal(swapped["personal"], other["personal"]) and torch.equal(first["personal"], kept["personal"])
+    assert torch.equal(open_run(tmp_path / "best").models.personal, best.trained.best.models)
+
+
+def test_without_a_better_round_there_is_one_file(noise, tmp_path):
+    result = fit(noise, settings=SGD, out=tmp_path / "run", **HOW | {"rounds": 1})
+    assert result.trained.best.t == result.trained.last.t == 1
+    assert not any((tmp_path / "run" / name).exists() for name in OTHER_MODELS.values())
+
+
+def test_the_terminal_says_which_round_it_is(noise, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    fit(noise, settings=SGD, out="first", **HOW)
+    text = (tmp_path / "first" / "run.toml").read_text()
+    for keep in ("best", "last"):
+        (tmp_path / f"{keep}.toml").write_text(text.replace('keep = "best"', f'keep = "{keep}"'))
+        said = " ".join(printed(capsys, "fit", f"{keep}.toml", "--out", f"again-{keep}").split())
+        assert f"The models are those of round {30 if keep == 'last' else ''}" in said
+        other = {"best": "last", "last": "best"}[keep]
+        assert f"models-{other}.safetensors" in said and (tmp_path / f"again-{keep}" / OTHER_MODELS[other]).exists()
+
+
+def test_runs_of_the_first_version_are_read(noise, tmp_path):
+    fit(noise, settings=SGD, out=tmp_path / "run", **HOW | {"rounds": 1})
+    text = (tmp_path / "run" / "run.toml").read_text().replace('keep = "best"', 'keep = "chosen"')
+    (tmp_path / "old.toml").write_text(text)
+    assert read_run(tmp_path / "old.toml").training.keep == "best"
+
+
+def test_json_tells_the_rounds(noise, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    out = printed(capsys, "fit", noise, "--client", "who", "--target", "y", "--rounds", 2, "--json")
+    assert {"kept", "best_round", "last_round"} <= set(json.loads(out)["summary"])
