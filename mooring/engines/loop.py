@@ -180,7 +180,7 @@ def run(
             "round": t,
             "asked": len(cohort),
             "accepted": len(taken),
-            "bytes_down": 0 if replies.message is None else down,
+            "bytes_down": 0 if replies.message is None and len(replies.who) else down,
             "bytes_up": nbytes(replies.message),
             **asdict(replies.meter),
             "validation_loss": float("nan"),
