@@ -18,6 +18,14 @@ class Meter:
         for field in fields(self):
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
+    def counts(self) -> dict[str, Any]:
+        """Every count by its name, as the record of a round holds it."""
+        out: dict[str, Any] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            out |= value._asdict() if hasattr(value, "_asdict") else {field.name: value}
+        return out
+
 
 class Metered:
     """A task that counts; everything else is the task's own."""

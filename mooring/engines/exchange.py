@@ -105,6 +105,11 @@ class Exchange(Protocol):
         """[m, d]: the model that every client deploys; None where each client keeps its own."""
         ...
 
+    def numbers(self, field: str, at: str = LAST) -> Tensor | None:
+        """[m]: a number that is part of each client's state, such as alpha, nan for those that were never merged; None
+        where the state has no such part, or clients keep it to themselves."""
+        ...
+
     def snapshot(self) -> dict[str, Tensor]:
         """What a checkpoint must hold of the clients, by name; `restore` takes it back, after `begin`."""
         ...

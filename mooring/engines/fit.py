@@ -16,7 +16,7 @@ from mooring.core.errors import RequestError
 from mooring.data.clients import REGRESSION
 from mooring.engines import saving
 from mooring.engines.exchange import BEST, LAST, Exchange, Roster, Scores
-from mooring.engines.loop import Outcome, Progress, check_participation, deployed, mean_over_rows, run, settle
+from mooring.engines.loop import LOSSES, Outcome, Progress, check_participation, deployed, mean_over_rows, run, settle
 from mooring.engines.prepare import Job, exchange_of, fields_of, prepare, request
 from mooring.runs.directory import CLIENTS_FILE, ROUNDS_FILE, RUN, SCHEMA, SPLIT, Models, RunDir, create, open_run
 from mooring.runs.files import json_bytes, parquet_bytes, write_parquet
@@ -40,6 +40,7 @@ class Deployed:
     models: Tensor | None  # [m, d]; None where each client keeps its own
     validation: Tensor  # [m]
     test: Tensor  # [m]
+    alpha: Tensor | None  # [m], the own model's share in a mixture; None for methods without one
 
 
 @dataclass(frozen=True)
@@ -195,7 +196,7 @@ def finish(
     roster = exchange.roster
     losses = {name: losses_of(who, roster) for name, who in (("alone", alone), ("common", common))}
     losses["personal"] = trained.test
-    clients = clients_frame(roster, losses, ready)
+    clients = clients_frame(roster, losses, trained)
     rounds = rounds_frame(job, progress.records)
     rows = roster.sizes["test"]
     summary = {"metric": job.task.metric} | {name: known_mean(loss, rows) for name, loss in losses.items()}
@@ -237,8 +238,8 @@ def train(
 
     def after(which: str) -> Deployed:
         shown, server = outcome.at(which)
-        models = deployed(outcome, exchange, job.plan, which)
-        return Deployed(shown.t, server.w, models, shown.validation * unit, shown.test * unit)
+        models, alpha = deployed(outcome, exchange, job.plan, which), exchange.numbers("alpha", which)
+        return Deployed(shown.t, server.w, models, shown.validation * unit, shown.test * unit, alpha)
 
     last = after(LAST)
     return Trained(ready, outcome, job.plan.keep, last, last if outcome.best.t == last.t else after(BEST))
@@ -265,7 +266,7 @@ def known_mean(risk: Tensor, sizes: Tensor) -> float:
     return mean_over_rows(Scores(risk, torch.where(risk.isnan(), 0, sizes)))
 
 
-def clients_frame(roster: Roster, losses: dict[str, Tensor], algorithm: Any) -> pd.DataFrame:
+def clients_frame(roster: Roster, losses: dict[str, Tensor], trained: Trained) -> pd.DataFrame:
     """A row a client; gain is what its own model saves over training alone, as a loss."""
     sizes = {part: size.numpy() for part, size in roster.sizes.items()}
     return pd.DataFrame(
@@ -275,7 +276,8 @@ def clients_frame(roster: Roster, losses: dict[str, Tensor], algorithm: Any) -> 
             **sizes,
             **{name: loss.numpy() for name, loss in losses.items()},
             "gain": (losses["alone"] - losses["personal"]).numpy(),
-            "lam": per_client_lam(algorithm, len(roster)),
+            "lam": per_client_lam(trained.algorithm, len(roster)),
+            "alpha": torch.nan if trained.kept.alpha is None else trained.kept.alpha.numpy(),
         }
     )
 
@@ -290,7 +292,7 @@ def per_client_lam(algorithm: Any, m: int) -> list[float]:
 def rounds_frame(job: Job, records: list[dict[str, Any]]) -> pd.DataFrame:
     """The records in the target's own units."""
     frame = pd.DataFrame(records).rename(columns={"round": "t"})
-    for column in ("validation_loss", "test_loss"):
+    for column in LOSSES:
         frame[column] = frame[column].astype(float) * job.clients.target_scale**job.task.unit_power
     return frame
 

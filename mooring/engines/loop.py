@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,11 +18,12 @@ from torch import Tensor
 from mooring.core.cohort import Round, select, weighted_mean
 from mooring.core.errors import RequestError, WorkError
 from mooring.core.seeds import words
+from mooring.data.clients import PARTS
 from mooring.engines.exchange import BEST, LAST, Exchange, Roster, Scores
 from mooring.runs.runfile import Training
 
 EVALUATIONS = 20  # how often a run is evaluated when evaluate_every is not given
-HELD_OUT = ("validation", "test")
+LOSSES = ("train_loss", "validation_loss", "test_loss")
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class Evaluation(NamedTuple):
     t: int
     validation: Tensor
     test: Tensor
+    train_loss: float
     validation_loss: float
     test_loss: float
 
@@ -182,13 +184,12 @@ def run(
             "accepted": len(taken),
             "bytes_down": 0 if replies.message is None and len(replies.who) else down,
             "bytes_up": nbytes(replies.message),
-            **asdict(replies.meter),
-            "validation_loss": float("nan"),
-            "test_loss": float("nan"),
+            **replies.meter.counts(),
+            **dict.fromkeys(LOSSES, float("nan")),
         }
         if t % every == 0 or t == rounds:
             last = evaluate(exchange, progress.server, turn)
-            record |= {"validation_loss": last.validation_loss, "test_loss": last.test_loss}
+            record |= {name: getattr(last, name) for name in LOSSES}
             _remember(progress, plan, exchange, last, turn)
         record["seconds"] = time.perf_counter() - begin
         progress.records.append(record)
@@ -204,9 +205,9 @@ def run(
 
 
 def evaluate(exchange: Exchange, server: Any, round: Round, at: str = LAST) -> Evaluation:
-    scores = exchange.evaluate(server, round, HELD_OUT, at)
-    validation, test = (scores[part] for part in HELD_OUT)
-    return Evaluation(round.t, validation.risk, test.risk, mean_over_rows(validation), mean_over_rows(test))
+    scores = exchange.evaluate(server, round, PARTS, at)
+    means = (mean_over_rows(scores[part]) for part in PARTS)
+    return Evaluation(round.t, scores["validation"].risk, scores["test"].risk, *means)
 
 
 def mean_over_rows(scores: Scores) -> float:

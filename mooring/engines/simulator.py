@@ -77,6 +77,13 @@ class Simulator:
     def models(self, server: Any, round: Round, at: str = LAST) -> Tensor:
         return in_order(self._blocks(), lambda block: self._deployed(server, round, at, block))
 
+    def numbers(self, field: str, at: str = LAST) -> Tensor | None:
+        states = self._states(at)
+        if not hasattr(states.first, field):
+            return None
+        known = getattr(states.take(torch.arange(len(self.clients))), field).double()
+        return torch.where(states.merged > 0, known, torch.nan)
+
     def snapshot(self) -> dict[str, Tensor]:
         return self.states.named(LAST) | ({} if self.best is None else self.best.named(BEST))
 
@@ -89,9 +96,12 @@ class Simulator:
         return Simulator(self.task, self.clients, self.p, self.chunk)
 
     def _deployed(self, server: Any, round: Round, at: str, block: Tensor) -> Tensor:
-        states = self.best if at == BEST and self.best is not None else self.states
+        states = self._states(at)
         client, merged = states.take(block), states.merged[block]
         return visits.deployed(self.algorithm, self.task, server, client, merged, self.data.select(block), round)
+
+    def _states(self, at: str) -> States:
+        return self.best if at == BEST and self.best is not None else self.states
 
     def _blocks(self) -> list[Tensor]:
         return self.data.train.blocks(self.chunk)

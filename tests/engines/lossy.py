@@ -179,6 +179,9 @@ class LossyExchange:
         found = [home.deployed(self.run, server, round, t) for home, t in zip(self.homes, self.generation(at))]
         return None if self.keep_models_home else torch.cat(found)
 
+    def numbers(self, field, at=LAST):
+        return None
+
     def snapshot(self):
         self.pins.append((self.merged.clone(), self.best.clone()))
         return {"merged": self.merged.clone(), "best": self.best.clone()}

@@ -15,7 +15,7 @@ from mooring.core.cohort import select
 from mooring.core.errors import RequestError
 from mooring.engines.exchange import BEST, LAST, Exchange, Scores
 from mooring.engines.fit import fit, go_on, start
-from mooring.engines.loop import Plan, Progress, deployed, mean_over_rows, run, settle
+from mooring.engines.loop import LOSSES, Plan, Progress, deployed, mean_over_rows, run, settle
 from mooring.engines.prepare import Job, exchange_of, prepare, request
 from mooring.engines.simulator import Simulator
 from mooring.runs.directory import open_run
@@ -72,7 +72,7 @@ def test_clients_on_their_own_machines_equal_the_simulator(name, fields, problem
     here = whole(build(name, fields), task, Simulator(task, clients, clients.weights()), **some(name))
     assert_same(apart, here)
     for mine, right in zip(apart[0].progress.records, here[0].progress.records):
-        same = mine.keys() - {"seconds", "validation_loss", "test_loss", "gradients"}
+        same = mine.keys() - {"seconds", "gradients", *LOSSES}
         assert {k: mine[k] for k in same} == {k: right[k] for k in same}
         # Descent with a certificate goes on in a cohort until its slowest client has stopped; alone, everyone stops.
         assert mine["gradients"] <= right["gradients"]
@@ -207,7 +207,7 @@ def job_of(table, name, fields, **more):
 
 @pytest.mark.parametrize("name", [name for name in names() if not find(name).pooled])
 def test_every_algorithm_resumes_over_bad_post(name, table, tmp_path):
-    """The server is killed after round 5, the last checkpoint being of round 3: the clients are two rounds ahead of it."""
+    """The server is killed after round 5, two rounds after its last checkpoint: its clients are ahead of it."""
     fields = dict(next(fields for other, fields, problems in CASES if other == name and "linear" in problems))
 
     def run(out, tell=lambda *_: None):

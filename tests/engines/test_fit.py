@@ -81,3 +81,21 @@ def test_json_tells_the_rounds(noise, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     out = printed(capsys, "fit", noise, "--client", "who", "--target", "y", "--rounds", 2, "--json")
     assert {"kept", "best_round", "last_round"} <= set(json.loads(out)["summary"])
+
+
+def test_every_client_has_its_mixture(noise):
+    fixed = fit(noise, settings={"alpha": 0.25, "adapt": "no"}, **HOW | {"algorithm": "apfl", "rounds": 2})
+    assert fixed.clients["alpha"].tolist() == [0.25] * 4
+    free = fit(noise, settings={"adapt": "step"}, **HOW | {"algorithm": "apfl", "rounds": 2, "participation": 2})
+    assert free.clients["alpha"].isna().sum() in (0, 1, 2) and free.clients["alpha"].dropna().between(0, 1).all()
+    assert fit(noise, **HOW | {"algorithm": "fedavg", "rounds": 2}).clients["alpha"].isna().all()
+
+
+def test_training_losses_are_those_of_the_deployed_models(noise):
+    result = fit(noise, **HOW | {"algorithm": "fedprox_one_stage", "rounds": 3, "keep": "last"})
+    clients, errors = result.job.clients, []
+    for i, w in enumerate(result.trained.models):
+        x, y = clients.train.of(i)
+        errors.append((x @ w[:-1] + w[-1] - y) ** 2)
+    expected = float(torch.cat(errors).mean()) * clients.target_scale**2
+    assert result.rounds["train_loss"].iloc[-1] == pytest.approx(expected, rel=1e-9)
