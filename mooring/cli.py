@@ -254,18 +254,16 @@ def personalize(
     json_: Json = False,
 ) -> None:
     """A personal model for a client that comes later, and whether joining pays."""
-    from mooring.display import Display, show_joined
-    from mooring.engines.join import join
+    from mooring.advice.personalize import personalize as answer
+    from mooring.display import Display, show_personalized
 
     display = Display(json_)
-    joined = join(run, source, how=how, out=out, seed=seed or 0, min_rows=min_rows or 5)
-    display.notes(joined.notes)
+    found = answer(run, source, how=how, out=out, seed=seed or 0, min_rows=min_rows or 5)
+    display.notes(found.notes)
     if json_:
-        emit(
-            {"metric": joined.metric, "way": joined.way, "clients": joined.clients.to_dict("records"), "run": str(run)}
-        )
+        emit({"metric": found.metric, "way": found.way, "clients": found.clients.to_dict("records"), "run": str(run)})
     else:
-        show_joined(display, joined, out)
+        show_personalized(display, found, out)
 
 
 @app.command()

@@ -180,13 +180,13 @@ def show_comparison(display: Display, result: Any) -> None:
         display.say(f"Run: {result.run}")
 
 
-def show_joined(display: Display, joined: Any, out: Any) -> None:
+def show_personalized(display: Display, found: Any, out: Any) -> None:
     """Newcomers, and whether joining pays for them."""
     columns = {k: k for k in ("client", "rows", "alone", "common", "personal", "gain")}
-    columns |= {"gain_low": "low", "gain_high": "high", "pays": "pays"}
-    caption = f"test {joined.metric}; personal models by {joined.way}; gain over training alone with its 95 % interval"
-    display.table("Newcomers", joined.clients.to_dict("records")[:MOST_ROWS], columns, caption)
-    told = joined.clients["pays"].value_counts()
+    columns |= {"gain_low": "low", "gain_high": "high", "pays": "pays", "verdict": "verdict"}
+    caption = f"test {found.metric}; personal models by {found.way}; gain over training alone with its 95 % interval"
+    display.table("Newcomers", found.clients.to_dict("records")[:MOST_ROWS], columns, caption)
+    told = found.clients["pays"].value_counts()
     display.say(", ".join(f"joining pays: {word} for {told.get(word, 0)}" for word in ("yes", "no", "undecided")) + ".")
     if out is not None:
         display.say(f"Models: {out}")

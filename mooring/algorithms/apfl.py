@@ -80,6 +80,7 @@ class APFL(Algorithm):
     paper: ClassVar[str] = "002, Section 3"
     reveals: ClassVar[str] = "each client's change of the common model; its own model and mixture stay with it"
     kept: ClassVar[tuple[str, ...]] = ("average", "done")
+    newcomer: ClassVar[str] = "mixture"
 
     def __post_init__(self) -> None:
         check(self, alpha=(0, 1), adapt=("no", "round", "step"), adapt_on=("auto", "train", "validation"))

@@ -28,6 +28,7 @@ class Algorithm:
     full_participation: ClassVar[bool] = False  # the engine refuses anything else
     kept: ClassVar[tuple[str, ...]] = ()  # parts of the server's state that visits do without: not sent, None there
     last_stage: ClassVar[bool] = False  # `finish` trains: at every client with rows, also those that were never asked
+    newcomer: ClassVar[str] = "tune"  # how a client that comes after the training gets its model; see advice/newcomer
     needs: ClassVar[tuple[str, ...]] = ()  # what the task must have: "prox", "solve", "smooth_loss"
 
     @property

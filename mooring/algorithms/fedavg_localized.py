@@ -31,6 +31,7 @@ class FedAvgLocalized(FedAvg):
 
     paper: ClassVar[str] = "002, Section 5"
     last_stage: ClassVar[bool] = True
+    newcomer: ClassVar[str] = "finish"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -68,6 +68,7 @@ class FedProxTwoStage(Algorithm):
     paper: ClassVar[str] = "000, Algorithms 2 and 3"
     reveals: ClassVar[str] = "each client's personal model: w + message; use secure aggregation"
     last_stage: ClassVar[bool] = True
+    newcomer: ClassVar[str] = "prox"
 
     def __post_init__(self) -> None:
         read_lam(self, ("auto",))

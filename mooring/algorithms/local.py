@@ -42,6 +42,7 @@ class Local(Algorithm):
 
     paper: ClassVar[str] = "000, Eq. 1.3; 003, Eq. 2"
     reveals: ClassVar[str] = "nothing: no message is sent"
+    newcomer: ClassVar[str] = "alone"
 
     def __post_init__(self) -> None:
         check(self, ridge=(0, None, "auto"), inner=("auto", "exact", "sgd"), eta=(0, None, "auto"), decay=(0, None))

@@ -56,6 +56,7 @@ class PerFedAvg(Algorithm):
     paper: ClassVar[str] = "Fallah et al. 2020, Algorithm 1"
     reveals: ClassVar[str] = "each client's change of the common model; its personal model stays with it"
     last_stage: ClassVar[bool] = True
+    newcomer: ClassVar[str] = "finish"
 
     def __post_init__(self) -> None:
         check(self, inner_eta=(0, None, "auto"), eta=(0, None, "auto"), decay=(0, None), steps=(1, None))

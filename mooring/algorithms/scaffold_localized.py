@@ -32,6 +32,7 @@ class ScaffoldLocalized(Scaffold):
 
     paper: ClassVar[str] = "002, Section 5"
     last_stage: ClassVar[bool] = True
+    newcomer: ClassVar[str] = "finish"
 
     def __post_init__(self) -> None:
         super().__post_init__()

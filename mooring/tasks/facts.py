@@ -40,10 +40,7 @@ class Facts(NamedTuple):
 
 def gather(task: Any, data: CohortData, w0: Tensor, asks: tuple[str, ...] = ("fit", "alone")) -> Facts:
     """The facts of a cohort; the optional ones only where asked for."""
-    blocks = data.train.blocks()
-    parts = [_of_block(task, data.select(block), w0, asks) for block in blocks]
-    order = torch.argsort(torch.cat(blocks))
-    return Facts(*(None if column[0] is None else torch.cat(column)[order] for column in zip(*parts)))
+    return data.each(lambda block, _: _of_block(task, block, w0, asks))
 
 
 def _of_block(task: Any, data: CohortData, w0: Tensor, asks: tuple[str, ...]) -> Facts:

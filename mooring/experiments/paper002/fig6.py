@@ -2,11 +2,11 @@
 
 import torch
 
+from mooring.advice.newcomer import models_of_newcomers
 from mooring.algorithms.apfl import APFL
 from mooring.core.cohort import Round
 from mooring.data.clients import Clients
 from mooring.engines.loop import Plan
-from mooring.engines.newcomer import personalize
 from mooring.engines.simulate import simulate
 from mooring.experiments.base.claims import Claim, every, higher, lower
 from mooring.experiments.base.experiment import Cell, Experiment, Panel, Preset, Table, grid
@@ -45,7 +45,9 @@ def trial(seed: int, spread: float, clients: int, most: int, rounds: int) -> dic
         method = APFL(alpha=alpha, adapt=adapt, **work)
         curve = [worths(new, server.w.expand(NEW, -1))]
         for stays in range(1, EPOCHS + 1):
-            curve.append(worths(new, personalize(method, server, TASK, new.cohort(), turn, how=how, stays=stays)))
+            curve.append(
+                worths(new, models_of_newcomers(method, server, TASK, new.cohort(), turn, how=how, stays=stays))
+            )
         out[f"{way} loss"], out[f"{way} accuracy"] = (list(values) for values in zip(*curve))
     return out
 
