@@ -61,7 +61,7 @@ class Scores(NamedTuple):
     """
 
     risk: Tensor
-    count: Tensor
+    rows: Tensor
 
 
 class Exchange(Protocol):

@@ -212,7 +212,7 @@ def evaluate(exchange: Exchange, server: Any, round: Round, at: str = LAST) -> E
 
 def mean_over_rows(scores: Scores) -> float:
     """Each client counts by how many rows were scored; nan where none were."""
-    count = scores.count.double()
+    count = scores.rows.double()
     if float(count.sum()) == 0:
         return float("nan")
     return float(torch.where(count > 0, scores.risk * count, 0.0).sum() / count.sum())
