@@ -59,7 +59,8 @@ def stacked(task, clients, t: int) -> float:
     """Seconds of one round in the simulator."""
     algorithm = FedAvg(eta=ETA, steps=STEPS, batch=BATCH)
     w0 = task.start()
-    exchange = Simulator(algorithm, task, clients, clients.weights(), w0)
+    exchange = Simulator(task, clients, clients.weights())
+    exchange.begin(algorithm, w0)
     server, _ = algorithm.start(task, w0)
     begin = time.perf_counter()
     exchange.ask(server, torch.arange(CLIENTS), Round(t, REPEATS, CLIENTS, CLIENTS, 1.0, 0))

@@ -175,18 +175,18 @@ def personalize(
 
     RUN is a finished run's directory, SOURCE the newcomer's table; with the run's client column, several newcomers'.
     """
-    from mooring.engines.join import join
+    from mooring.advice.personalize import personalize as answer
     from mooring.report.answers import show_newcomers
     from mooring.report.terminal import Display
 
     display = Display(json_)
-    joined = join(run, source, how=how, out=out, **given)
-    display.notes(joined.notes)
+    found = answer(run, source, how=how, out=out, **given)
+    display.notes(found.notes)
     if json_:
-        told = {"metric": joined.metric, "way": joined.way, "clients": joined.clients.to_dict("records")}
+        told = {"metric": found.metric, "way": found.way, "clients": found.clients.to_dict("records")}
         emit(told | {"run": str(run)})
     else:
-        show_newcomers(display, joined.clients, joined.metric, joined.way)
+        show_newcomers(display, found.clients, found.metric, found.way)
         if out is not None:
             display.say(f"Models: {out}")
 

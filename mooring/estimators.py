@@ -18,9 +18,9 @@ from mooring.algorithms.base import build
 from mooring.core.errors import RequestError
 from mooring.core.seeds import client_key, uniforms
 from mooring.data.clients import BINARY, CLASSES, REGRESSION, from_arrays
-from mooring.engines.fit import deployed
-from mooring.engines.loop import Plan, Progress, run
-from mooring.engines.simulator import settle
+from mooring.engines.loop import plan_of
+from mooring.engines.simulate import simulate
+from mooring.runs.runfile import make_training
 from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic
 
@@ -67,15 +67,12 @@ class _Personalized(BaseEstimator):
             algorithm = build("local", {"ridge": LONE_RIDGE})
         else:
             algorithm = build(self.algorithm, dict(self.settings or {}))
-        ready, exchange, server = settle(algorithm, self.task_, clients, seed=self.seed)
-        plan = Plan(rounds=self.rounds, seed=self.seed)
-        outcome = run(ready, exchange, plan, Progress(server))
-        _, final, self.models_ = deployed(outcome, exchange, plan)
-        self.common_ = final.w
-        if len(clients) == 1:
-            self.common_ = self.models_[0]
-        self.algorithm_ = ready
-        self.n_iter_ = outcome.progress.t
+        plan = plan_of(make_training(type(self).__name__, rounds=self.rounds, seed=self.seed))
+        done = simulate(algorithm, self.task_, clients, plan)
+        self.models_ = done.models(plan.keep)
+        self.common_ = self.models_[0] if len(clients) == 1 else done.outcome.at(plan.keep)[1].w
+        self.algorithm_ = done.algorithm
+        self.n_iter_ = done.outcome.progress.t
 
     def _parts(self, name: str, n: int) -> np.ndarray:
         parts = np.full(n, "train", dtype="<U10")

@@ -3,9 +3,9 @@
 import numpy as np
 import torch
 
-from mooring.core.cohort import Round
 from mooring.data.clients import Clients, from_arrays
-from mooring.engines.loop import Plan, Progress, run
+from mooring.engines.loop import Plan
+from mooring.engines.simulate import simulate as whole_run
 from mooring.engines.simulator import settle
 from mooring.tasks.absolute import Absolute
 from mooring.tasks.features import KernelRegression
@@ -61,8 +61,6 @@ def settled_simulator(algorithm, task, clients, **how):
 
 def simulate(algorithm, task, clients, rounds=3, *, participation=1.0, weights="size", seed=0, chunk=0):
     """Run; returns (the final server state, every client's deployed model [m, d], the simulator)."""
-    algorithm, exchange, server = settled_simulator(algorithm, task, clients, weights=weights, seed=seed, chunk=chunk)
-    plan = Plan(rounds=rounds, participation=participation, seed=seed, evaluate_every=rounds, keep="last")
-    outcome = run(algorithm, exchange, plan, Progress(server))
-    end = Round(rounds, rounds, len(clients), len(clients), 1.0, seed)
-    return outcome.progress.server, exchange.models(outcome.progress.server, torch.arange(len(clients)), end), exchange
+    plan = Plan(rounds=rounds, participation=participation, seed=seed, evaluate_every=rounds)
+    done = whole_run(algorithm, task, clients, plan, weights=weights, chunk=chunk)
+    return done.server, done.models(), done.exchange

@@ -43,7 +43,7 @@ def test_fit_writes_a_run_and_tells_who_gains(here, capsys):
     assert "alone" in out and "common" in out and "personal" in out and "Of 5 clients" in out
     assert {p.name for p in (here / "run").iterdir()} == {
         "run.toml", "schema.json", "split.parquet", "rounds.parquet", "clients.parquet", "summary.json",
-        "models.safetensors", "checkpoint",
+        "models.safetensors", "models-last.safetensors", "checkpoint",
     }  # fmt: skip
 
 
@@ -51,7 +51,7 @@ def test_fit_json_is_one_object_and_nothing_else(here, capsys):
     code, out, _ = call(capsys, "fit", *HOMES, "--rounds", 5, "--json")
     told = json.loads(out)
     assert code == 0 and set(told) == {"summary", "clients", "run"}
-    assert set(told["summary"]) == {"metric", "alone", "common", "personal"}
+    assert set(told["summary"]) == {"metric", "alone", "common", "personal", "kept", "best_round", "last_round"}
     assert told["summary"]["metric"] == "mse" and len(told["clients"]) == 5
     assert (here / told["run"] / "models.safetensors").exists()
 

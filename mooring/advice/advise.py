@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from mooring.advice.choice import Choice, choose, prior_of, weights_of
-from mooring.advice.evidence import compare, verdicts
+from mooring.advice.evidence import judge
 from mooring.advice.explain import explained, in_words, theory_of
 from mooring.advice.families import ALONE, COMMON, LAMBDA, Models, Setting, fitted
-from mooring.advice.folds import joined, row_losses
+from mooring.advice.folds import joined
 from mooring.advice.networks import choose_network
 from mooring.advice.plans import alpha_of, as_algorithm, kind_of, stiffness_of
 from mooring.advice.prior import may_be_alike
@@ -186,30 +186,20 @@ def path_table(choice: Choice, unit: float) -> pd.DataFrame:
 
 def judged(job: Job, deployed: Deployed, choice: Choice, rows: Rows) -> tuple[pd.DataFrame, dict[str, float]]:
     """Test losses of the three models for every client, gains with intervals, verdicts."""
-    clients, task = job.clients, job.task
-    unit, test, m = clients.target_scale**task.unit_power, clients.test, len(clients)
+    clients, sizes = job.clients, rows.size.tolist()
     models = {name: getattr(deployed, name) for name in ("alone", "common", "shared", "personal")}
-    losses = {name: row_losses(task, v, test, unit) for name, v in models.items()}
-    seed, keys = job.run.training.seed, clients.keys
-    gain = compare(losses["alone"], losses["personal"], test.size, keys, seed)
-    over_common = compare(losses["common"], losses["personal"], test.size, keys, seed)
-    ends = compare(losses["alone"], losses["common"], test.size, keys, seed)
-    owner, sizes = np.repeat(np.arange(m), test.size.numpy()), rows.size.tolist()
-
-    def mean(name: str) -> np.ndarray:
-        total = np.bincount(owner, losses[name].numpy(), m)
-        return np.where(test.size.numpy() > 0, total / np.maximum(test.size.numpy(), 1), np.nan)
-
+    found = judge(job.task, clients, models, job.run.training.seed, may_be_alike(choice.prior))
+    gain = found.gain
     frame = pd.DataFrame(
         {
             "client": clients.names,
-            "rows": (clients.train.size + clients.validation.size + test.size).numpy(),
+            "rows": sum(getattr(clients, part).size for part in PARTS).numpy(),
             **{part: getattr(clients, part).size.numpy() for part in PARTS},
-            "verdict": verdicts(gain, over_common, ends, may_be_alike(choice.prior)),
+            "verdict": found.verdict,
             "plan": [kind_of(setting, choice.prior) for setting in deployed.plan],
             "lambda": [stiffness_of(s, choice.prior, n, i) for i, (s, n) in enumerate(zip(deployed.plan, sizes))],
             "alpha": [alpha_of(setting) for setting in deployed.plan],
-            **{name: mean(name) for name in ("alone", "common", "personal")},
+            **{name: found.means[name] for name in ("alone", "common", "personal")},
             "gain": gain.mean,
             "gain_low": gain.low,
             "gain_high": gain.high,
@@ -217,7 +207,7 @@ def judged(job: Job, deployed: Deployed, choice: Choice, rows: Rows) -> tuple[pd
             "harmed": gain.worse,
         }
     )
-    return frame, {name: float(values.mean()) for name, values in losses.items()}
+    return frame, {name: float(values.mean()) for name, values in found.losses.items()}
 
 
 def summarise(job: Job, frame: pd.DataFrame, losses: dict[str, float], theory: Survey | None) -> dict[str, Any]:

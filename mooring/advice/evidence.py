@@ -12,13 +12,15 @@ model; positive means that the federation helps it. Rows are paired: both models
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.stats import norm
 from torch import Tensor
 
+from mooring.advice.folds import row_losses
 from mooring.core.seeds import uniforms
+from mooring.data.clients import Clients
 
 LEAST = 10  # test rows below which a client's own bootstrap says nothing
 DRAWS = 1_000
@@ -106,6 +108,34 @@ def _admit(wrong: np.ndarray, known: np.ndarray) -> np.ndarray:
     admitted = np.zeros(len(wrong), bool)
     admitted[order[: int(np.sum(np.logical_and.accumulate(running <= ERROR)))]] = True
     return admitted & (wrong < 0.5)
+
+
+class Judged(NamedTuple):
+    """What test rows say about models: the loss of each row, each client's mean [m], the gain over alone, a verdict."""
+
+    losses: dict[str, Tensor]  # by model, [N]
+    means: dict[str, np.ndarray]  # by model, [m]; nan without test rows
+    gain: Difference
+    verdict: list[str]
+
+
+def judge(task: Any, clients: Clients, models: dict[str, Tensor], seed: int, alike: bool = False) -> Judged:
+    """Judge the models "alone", "common" and "personal" ([m, d], or one [d] for all), in the target's own units.
+
+    Further models get losses and means.
+    """
+    test, unit = clients.test, clients.target_scale**task.unit_power
+    losses = {name: row_losses(task, w, test, unit) for name, w in models.items()}
+
+    def against(first: str, second: str) -> Difference:
+        return compare(losses[first], losses[second], test.size, clients.keys, seed)
+
+    n = test.size.numpy()
+    owner = np.repeat(np.arange(len(n)), n)
+    totals = {name: np.bincount(owner, loss.numpy(), len(n)) for name, loss in losses.items()}
+    means = {name: np.where(n > 0, total / np.maximum(n, 1), np.nan) for name, total in totals.items()}
+    gain = against("alone", "personal")
+    return Judged(losses, means, gain, verdicts(gain, against("common", "personal"), against("alone", "common"), alike))
 
 
 def verdicts(

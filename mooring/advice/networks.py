@@ -25,8 +25,9 @@ from mooring.algorithms.base import build
 from mooring.core.cohort import Round, Rows
 from mooring.core.errors import RequestError
 from mooring.engines.fit import Tell, train
-from mooring.engines.loop import Progress
-from mooring.engines.prepare import Job, settle
+from mooring.engines.loop import Progress, settle
+from mooring.engines.prepare import Job, exchange_of
+from mooring.engines.simulator import Simulator
 
 FACTORS = (10.0, 3.0, 1.0, 0.3, 0.1)  # lambdas, as multiples of what "auto" proposes
 TUNES = (1, 5, 20)  # rounds' worth of local steps
@@ -92,33 +93,39 @@ def candidates(job: Job, work: Work, tell: Tell, wanted: set[Setting] | None = N
 
 
 def trained(job: Job, name: str, work: Work, tell: Tell) -> tuple[Tensor, Tensor]:
-    """The common model and everyone's, of the chosen round or after as many rounds as `work` says."""
+    """The common model and everyone's, of the best round or after as many rounds as `work` says."""
     job = with_training(job, rounds=work.rounds.get(name, job.run.training.rounds))
-    ready, exchange, server = settle(build(name, {}), job)
+    ready, exchange, server = settled(build(name, {}), job)
     found = train(job, ready, exchange, Progress(server), None, tell)
-    work.rounds.setdefault(name, max(found.outcome.chosen.t, 1))
+    work.rounds.setdefault(name, max(found.outcome.best.t, 1))
     return found.common, found.models
 
 
 def tuned(job: Job, w: Tensor, times: int) -> Tensor:
     """[m, d]: w after each client's own local steps."""
     plain = build("fedavg_localized", {})
-    _, exchange, server = settle(replace(plain, tune_steps=times * plain.steps), job)
+    _, exchange, server = settled(replace(plain, tune_steps=times * plain.steps), job)
     m = len(job.clients)
-    exchange.states.merged += 1  # as if everyone had been asked
-    return exchange.all_models(server._replace(w=w), Round(1, 1, m, m, 1.0, job.run.training.seed))
+    return exchange.models(server._replace(w=w), Round(1, 1, m, m, 1.0, job.run.training.seed))
+
+
+def settled(algorithm: Any, job: Job) -> tuple[Any, Simulator, Any]:
+    """The algorithm in numbers, the job's clients ready to be asked, and the server's first state."""
+    exchange = exchange_of(job)
+    ready, server = settle(algorithm, job.task, exchange, job.run.training.seed)
+    return ready, exchange, server
 
 
 def slackened(job: Job, w: Tensor, work: Work, tell: Tell) -> Iterator[Models]:
     """The path of networks: each lambda goes on from the models of the tauter one."""
     if not work.lams:
-        auto = settle(build("fedprox_one_stage", {}), job)[0].lam
+        auto = settled(build("fedprox_one_stage", {}), job)[0].lam
         work.lams = [factor * auto for factor in FACTORS]
     job = with_training(job, rounds=max(LEAST_ROUNDS, work.rounds["fedavg"] // SHARE), keep="last")
     everyone = torch.arange(len(job.clients))
     v = w.expand(len(everyone), -1)
     for lam in work.lams:
-        ready, exchange, server = settle(build("fedprox_one_stage", {"lam": lam}), job)
+        ready, exchange, server = settled(build("fedprox_one_stage", {"lam": lam}), job)
         exchange.states.put(everyone, type(exchange.states.first)(v), 1)
         found = train(job, ready, exchange, Progress(server._replace(w=w)), None, tell)
         w, v = found.common, found.models

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from mooring.advice.path_iterated import envelope_path, large_path
-from mooring.core.cohort import Batch, Rows, batches_of
+from mooring.core.cohort import Batch, Rows, batches_of, stacked
 from mooring.core.errors import RequestError
 from mooring.core.task import in_layers
 from mooring.tasks.linear import Linear
@@ -92,8 +92,9 @@ def curvature(task: Any, rows: Rows, p: Tensor) -> float:
 
 def _gather(rows: Rows, build: Callable[[Tensor, Batch], Tensor]) -> Tensor:
     """`build(clients, batch)` block by block, in client order."""
-    found = [(block, build(block, batch)) for block, batch in batches_of(rows)]
-    return torch.cat([part for _, part in found])[torch.argsort(torch.cat([block for block, _ in found]))]
+    blocks, batches = zip(*batches_of(rows))
+    parts = [build(block, batch) for block, batch in zip(blocks, batches)]
+    return stacked(parts, torch.argsort(torch.cat(blocks)))
 
 
 def _linear(task, rows, p, scales, tight, slack, ridge) -> Iterator[Point]:
@@ -108,10 +109,7 @@ def _linear(task, rows, p, scales, tight, slack, ridge) -> Iterator[Point]:
         weighted = batch.weight.double()[..., None] * x
         return weighted.mT @ x + task.ridge * eye, (weighted.mT @ batch.y.double()[..., None])[..., 0]
 
-    blocks = rows.blocks()
-    parts = [hessian_of(rows.select(block).padded()) for block in blocks]
-    order = torch.argsort(torch.cat(blocks))
-    h, moment = (torch.cat(column)[order] for column in zip(*parts))
+    h, moment = rows.each(lambda part, _: hessian_of(part.padded()))
     s = torch.ones(task.dim, dtype=torch.float64) if slack is None else slack.double().sqrt()
     e, u = torch.linalg.eigh(s[:, None] * h * s)
     e = e.clamp(min=0)

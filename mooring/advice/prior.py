@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mooring.advice.path import Shape, penalised
 from mooring.core.cohort import Rows
+from mooring.estimates.answers import Here
 from mooring.estimates.client_spread import ClientSpread, client_spread, kinds_of
 from mooring.estimates.spread import Spread, above_none
 
@@ -41,7 +42,7 @@ def priors(task: Any, rows: Rows) -> list[Prior]:
     """
     told = []
     for kind in kinds_of(task):
-        found = client_spread(task, rows, kind)
+        found = client_spread(task, Here(task, rows), kind)
         if found is None:
             break
         told.append(found)

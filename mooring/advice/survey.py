@@ -15,6 +15,7 @@ from torch import Tensor
 from mooring.advice.prior import Prior, preferred, priors_of
 from mooring.core.errors import RequestError
 from mooring.data.clients import Clients
+from mooring.estimates.answers import Here
 from mooring.estimates.constants import assumption_warnings, estimate_constants, theorem_convexity
 from mooring.estimates.estimate import Estimate
 from mooring.estimates.federation import estimate_federation
@@ -50,7 +51,7 @@ def survey(task: Any, clients: Clients, weights: Any = "size") -> Survey:
     """The theory of one federation, from its training rows."""
     if task.solve is None or not task.smooth_loss:
         raise RequestError(f"task '{task.name}' is not smooth and convex with an exact solver; the theorems need that.")
-    told = estimate_federation(task, clients.train, clients.weights(weights))
+    told = estimate_federation(task, Here(task, clients.train), clients.weights(weights))
     if told is None:
         raise RequestError(f"{clients.title}: {len(clients)} clients with too few rows for {task.dim} parameters.")
     rows, n, p = clients.train.select(told.clients), told.n, told.p

@@ -91,6 +91,7 @@ class APFL(Algorithm):
     paper: ClassVar[str] = "apfl, Section 3"
     reveals: ClassVar[str] = "each client's change of the common model; its own model and mixture stay with it"
     kept: ClassVar[tuple[str, ...]] = ("average", "done")
+    newcomer: ClassVar[str] = "mixture"
 
     def __post_init__(self) -> None:
         if isinstance(self.alpha, list | tuple):

@@ -29,6 +29,8 @@ class Algorithm:
     pooled: ClassVar[bool] = False  # an exact referee that sees all rows; simulator only
     full_participation: ClassVar[bool] = False  # the engine refuses anything else
     kept: ClassVar[tuple[str, ...]] = ()  # parts of the server's state that visits do without: not sent, None there
+    last_stage: ClassVar[bool] = False  # `finish` trains: at every client with rows, also those that were never asked
+    newcomer: ClassVar[str] = "tune"  # how a client that comes after the training gets its model; see advice/newcomer
     needs: ClassVar[tuple[str, ...]] = ()  # what the task must have: "prox", "solve", "smooth_loss"
 
     @property
@@ -58,7 +60,7 @@ class Algorithm:
         raise NotImplementedError
 
     def finish(self, server: Any, client: Any, task: Any, data: CohortData, round: Round) -> Any:
-        """The last local stage before deployment."""
+        """The last local stage before deployment; one that trains declares `last_stage`."""
         return client
 
     def deploy(self, server: Any, client: Any) -> Tensor:

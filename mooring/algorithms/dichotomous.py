@@ -21,7 +21,6 @@ Departs  validation rows choose, never test rows; a client without any follows t
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
@@ -105,7 +104,7 @@ class Dichotomous(Algorithm):
         zero = torch.zeros(1, task.dim, dtype=task.dtype)
         v, w = zero.expand(len(data), -1), server.w
         if int(own.size.sum()) > 0:
-            v = by_blocks(own, lambda rows, _: task.prox(zero, self.ridge, rows.full(task)))
+            v = own.each(lambda rows, _: task.prox(zero, self.ridge, rows.full(task)))
         if int(shared.size.sum()) > 0:
             w = task.solve(shared.pooled(data.p))[0]
         alone = (self.choose(v, w, task, data) | (int(shared.size.sum()) == 0)) & (own.size > 0)
@@ -122,8 +121,8 @@ class Dichotomous(Algorithm):
                 f"Dichotomous: variant = '{self.variant}' chooses on validation rows, but there are none; "
                 "keep some, or use variant = 'known_r'."
             )
-        gain = by_blocks(
-            held, lambda rows, at: task.risk(w.expand(len(at), -1), rows.padded()) - task.risk(v[at], rows.padded())
+        gain = held.each(
+            lambda rows, at: task.risk(w.expand(len(at), -1), rows.padded()) - task.risk(v[at], rows.padded())
         )
         system = ((data.p * gain).nansum() > 0).expand(len(data))
         return system if self.unit == "system" else torch.where(gain.isnan(), system, gain > 0)
@@ -146,10 +145,3 @@ def split(rows: Rows, keys: np.ndarray, fraction: float, seed: int) -> tuple[Row
         first.append((x[order[:cut]], y[order[:cut]]))
         second.append((x[order[cut:]], y[order[cut:]]))
     return Rows.stack(*map(list, zip(*first))), Rows.stack(*map(list, zip(*second)))
-
-
-def by_blocks(rows: Rows, function: Callable[[Rows, Tensor], Tensor]) -> Tensor:
-    """`function(rows, positions)` on blocks of clients of similar size, in the order of the clients."""
-    blocks = rows.blocks()
-    parts = [function(rows.select(block), block) for block in blocks]
-    return torch.cat(parts)[torch.argsort(torch.cat(blocks))]

@@ -46,6 +46,7 @@ class Ditto(Algorithm):
 
     paper: ClassVar[str] = "ditto, Algorithm 1"
     reveals: ClassVar[str] = "each client's change of the common model; its personal model stays with it"
+    newcomer: ClassVar[str] = "prox"
 
     def __post_init__(self) -> None:
         read_lam(self, ("auto",))

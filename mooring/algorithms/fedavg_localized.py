@@ -31,6 +31,8 @@ class FedAvgLocalized(FedAvg):
     tune_epochs: int = 0  # passes over the data instead of steps, when > 0
 
     paper: ClassVar[str] = "apfl, Section 5"
+    last_stage: ClassVar[bool] = True
+    newcomer: ClassVar[str] = "finish"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -85,6 +85,7 @@ class FedProxOneStage(Algorithm):
 
     paper: ClassVar[str] = "effect, Algorithm 1"
     reveals: ClassVar[str] = "each client's personal model: w - message / lam; use secure aggregation"
+    newcomer: ClassVar[str] = "prox"
 
     def __post_init__(self) -> None:
         read_lam(self, ("auto", *RULES))

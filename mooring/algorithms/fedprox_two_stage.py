@@ -91,6 +91,8 @@ class FedProxTwoStage(Algorithm):
 
     paper: ClassVar[str] = "alternative, Algorithms 2 and 3"
     reveals: ClassVar[str] = "each client's personal model: w + message; use secure aggregation"
+    last_stage: ClassVar[bool] = True
+    newcomer: ClassVar[str] = "prox"
 
     def __post_init__(self) -> None:
         read_lam(self, ("auto", "aer", "ier"))

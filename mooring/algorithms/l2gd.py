@@ -52,6 +52,7 @@ class L2GD(Algorithm):
     paper: ClassVar[str] = "l2gd, Algorithm 1"
     reveals: ClassVar[str] = "each client's change of its personal model: all changes together are that model"
     full_participation: ClassVar[bool] = True
+    newcomer: ClassVar[str] = "prox"
 
     def __post_init__(self) -> None:
         read_lam(self, ("auto",))

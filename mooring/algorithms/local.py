@@ -56,6 +56,7 @@ class Local(Algorithm):
 
     paper: ClassVar[str] = "alternative, Eq. 1.3; effect, Eq. 2"
     reveals: ClassVar[str] = "nothing: no message is sent"
+    newcomer: ClassVar[str] = "alone"
 
     def __post_init__(self) -> None:
         check(self, ridge=(0, None, "auto"), inner=("auto", "exact", "sgd"))

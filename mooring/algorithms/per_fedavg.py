@@ -57,6 +57,8 @@ class PerFedAvg(Algorithm):
 
     paper: ClassVar[str] = "per-fedavg, Algorithm 1"
     reveals: ClassVar[str] = "each client's change of the common model; its personal model stays with it"
+    last_stage: ClassVar[bool] = True
+    newcomer: ClassVar[str] = "finish"
 
     def __post_init__(self) -> None:
         check_work(self)

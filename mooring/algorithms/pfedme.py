@@ -73,6 +73,7 @@ class PFedMe(Algorithm):
     reveals: ClassVar[str] = (
         "each client's change of the common model, from which its personal model follows if steps = 1"
     )
+    newcomer: ClassVar[str] = "prox"
 
     def __post_init__(self) -> None:
         read_lam(self, ("auto",))

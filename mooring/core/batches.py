@@ -16,6 +16,13 @@ from mooring.core.seeds import uniforms, words
 DRAWS = ("passes", "independent", "replacement")
 
 
+def resting(batch: Any, done: Tensor) -> Any:
+    """The batch without the rows of the clients that are `done` [C]: they neither move nor cost."""
+    if isinstance(batch, Batch):
+        return batch._replace(weight=batch.weight * ~done[:, None])
+    return batch._replace(n=batch.n * ~done)
+
+
 class Step(NamedTuple):
     """The k-th local step (from 0): its rows, and who still works (None: everyone)."""
 
@@ -90,9 +97,7 @@ def minibatches(
         """Clients that are done carry no rows, so that they neither move nor cost."""
         busy = active(k)
         if busy is not None:
-            mine = busy[:, None] if isinstance(batch, Batch) else busy
-            count = {"weight": batch.weight * mine} if isinstance(batch, Batch) else {"n": batch.n * mine}
-            batch = batch._replace(**count)
+            batch = resting(batch, ~busy)
         task.drawn(batch)
         return Step(k, batch, busy)
 

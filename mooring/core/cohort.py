@@ -6,6 +6,7 @@ has. Minibatches are gathered by index, so no client is padded to the largest on
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -97,11 +98,16 @@ class Rows:
             return self.cache["padded"]
         root = self.parent if self.parent is not None else self
         if task not in root.cache:
-            blocks = [task.condense(root.select(block).padded()) for block in root.blocks()]
-            order = torch.argsort(torch.cat(root.blocks()))
-            root.cache[task] = type(blocks[0])(*(torch.cat(parts)[order] for parts in zip(*blocks)))
+            root.cache[task] = root.each(lambda rows, _: task.condense(rows.padded()))
         whole = root.cache[task]
         return whole if self.position is None else type(whole)(*(part[self.position] for part in whole))
+
+    def each(self, work: Callable[[Rows, Tensor], Any], most: int | None = None) -> Any:
+        """`work(rows, positions)` on every block of clients, put together in the order of the clients.
+
+        Whatever `work` gives, a tensor [C, ...], a (named) tuple of such, or None, comes back for all clients at once.
+        """
+        return in_order(self.blocks(most), lambda block: work(self.select(block), block))
 
     def blocks(self, most: int | None = None) -> list[Tensor]:
         """Positions of all clients in blocks of similar size, so that padding a block wastes little.
@@ -147,6 +153,37 @@ class CohortData:
             self.train.select(position),
             self.validation.select(position),
         )
+
+    def each(self, work: Callable[[CohortData, Tensor], Any], most: int | None = None) -> Any:
+        """`work(data, positions)` on every block of clients, as `Rows.each` of the training rows."""
+        return self.train.each(lambda _, block: work(self.select(block), block), most)
+
+
+def in_order(blocks: list[Tensor], work: Callable[[Tensor], Any]) -> Any:
+    """`work(positions)` on each of the blocks, which together hold each position once; results in that order."""
+    parts = [work(block) for block in blocks]
+    return stacked(parts, torch.argsort(torch.cat(blocks)))
+
+
+def stacked(parts: Sequence[Any], order: Tensor | None = None) -> Any:
+    """Tensors [C, ...], (named) tuples of them or None, of several cohorts, as one; its rows then in this order."""
+    first = parts[0]
+    if first is None:
+        return None
+    if isinstance(first, Tensor):
+        whole = torch.cat(list(parts))
+        return whole if order is None else whole[order]
+    columns = [stacked(column, order) for column in zip(*parts)]
+    return type(first)(*columns) if hasattr(first, "_fields") else tuple(columns)
+
+
+def select(tree: Any, which: Tensor) -> Any:
+    """The rows `which` of every tensor of a state or message."""
+    if tree is None:
+        return None
+    if isinstance(tree, Tensor):
+        return tree[which]
+    return type(tree)(*(select(part, which) for part in tree))
 
 
 class Round(NamedTuple):

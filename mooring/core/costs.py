@@ -4,7 +4,9 @@ Costs are rows drawn and per-row gradients evaluated. An inexact solve that prom
 number tells what it ended at, so that a promise that was not kept is on the record.
 """
 
-from dataclasses import dataclass, field
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
 from math import inf, isnan, nan
 from typing import Any, NamedTuple
 
@@ -19,7 +21,7 @@ class Solves(NamedTuple):
     gradient_promised: float = nan  # the promise of the worst of them, by reached / promised
     gradient_reached: float = nan  # what that one reached
 
-    def __add__(self, other: "Solves") -> "Solves":  # type: ignore[override]
+    def __add__(self, other: Solves) -> Solves:  # type: ignore[override]
         """Both together."""
         worst = max(self, other, key=Solves.excess)
         return Solves(self.promised + other.promised, self.broken + other.broken, *worst[2:])
@@ -46,6 +48,19 @@ class Meter:
     samples: int = 0  # rows drawn into minibatches
     gradients: int = 0  # per-row gradient evaluations
     solves: Solves = field(default_factory=Solves)
+
+    def add(self, other: Meter) -> None:
+        """Count another stay's work on top."""
+        for part in fields(self):
+            setattr(self, part.name, getattr(self, part.name) + getattr(other, part.name))
+
+    def counts(self) -> dict[str, Any]:
+        """Every count by its name, as the record of a round holds it."""
+        out: dict[str, Any] = {}
+        for part in fields(self):
+            value = getattr(self, part.name)
+            out |= value._asdict() if hasattr(value, "_asdict") else {part.name: value}
+        return out
 
 
 class Metered:

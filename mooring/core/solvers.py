@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mooring.core.batches import minibatches
+from mooring.core.batches import minibatches, resting
 from mooring.core.cohort import CohortData, Round, per_client
 
 StepSize = float | Tensor | Callable[[int], Any]
@@ -101,9 +101,10 @@ def descend(task: Any, v: Tensor, rows: Any, lam: Any, center: Tensor, eta: Any,
     told to the task. tol = 0 promises nothing: all steps are taken.
     """
     pull, rate = per_client(lam, v), per_client(eta, v)
+    norm, live = torch.full((len(v),), torch.inf, dtype=v.dtype), torch.ones(len(v), dtype=torch.bool)
     for k in range(most + 1 if tol > 0 else most):
-        g = task.grad(v, rows).addcmul_(v - center, pull)
-        norm = g.norm(dim=1)
+        g = task.grad(v, rows if bool(live.all()) else resting(rows, ~live)).addcmul_(v - center, pull)
+        norm = torch.where(live, g.norm(dim=1), norm)
         live = ~(norm <= tol)  # a gradient that is nan has reached nothing
         if k == most or not bool(live.any()):
             break

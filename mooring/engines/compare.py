@@ -16,20 +16,19 @@ from mooring.engines.fit import (
     Tell,
     Trained,
     check_same_data,
-    mean_over_rows,
+    known_mean,
     opening,
     rounds_frame,
     silent,
-    task_facts,
     train,
     with_settled,
+    write_trained,
 )
-from mooring.engines.loop import Progress, check_participation
-from mooring.engines.prepare import Job, prepare, settle
+from mooring.engines.loop import Progress, check_participation, settle
+from mooring.engines.prepare import Job, exchange_of, prepare
 from mooring.engines.request import request
-from mooring.runs.directory import COMPARISON, METHODS, ROUNDS_FILE, Models, RunDir, create, open_run
-from mooring.runs.files import write_json, write_parquet
-from mooring.runs.records import rounds_table
+from mooring.runs.directory import COMPARISON, METHODS, RunDir, create, open_run
+from mooring.runs.files import write_json
 from mooring.runs.runfile import RunFile
 from mooring.runs.sections import Options
 
@@ -84,11 +83,11 @@ def run_methods(job: Job, directory: RunDir | None, tell: Tell) -> Comparison:
         rows.append(
             {
                 "method": label,
-                "test_loss": mean_over_rows(trained.test, job.clients.test.size.double()),
-                "validation_loss": mean_over_rows(trained.validation, job.clients.validation.size.double()),
+                "test_loss": known_mean(trained.test, job.clients.test.size),
+                "validation_loss": known_mean(trained.validation, job.clients.validation.size),
                 "seconds": max(time.perf_counter() - begin, float(frame["seconds"].sum())),
                 "rounds": int(frame["t"].max()),
-                "chosen_round": trained.outcome.chosen.t,
+                "kept_round": trained.kept.t,
                 "last_test_loss": float(frame["test_loss"].dropna().iloc[-1]),
                 "bytes": int(frame["bytes_up"].sum() + frame["bytes_down"].sum()),
             }
@@ -125,16 +124,16 @@ def run_one(job: Job, label: str, algorithm: Any, directory: RunDir | None, tell
         inner = open_run(directory.path / METHODS / label)
         one = inner.run
     beside = Job(RunFile.model_validate(one), job.clients, job.task)
-    ready, exchange, server = settle(beside.algorithms()[0], beside)
+    exchange = exchange_of(beside)
+    ready, server = settle(beside.algorithms()[0], job.task, exchange, beside.plan.seed)
     progress: Progress = Progress(server)
     if inner is not None:
-        progress, _ = saving.restore(inner, server, exchange.states)
+        progress, _ = saving.restore(inner, server, exchange)
     elif directory is not None:
         inner = create(directory.path / METHODS / label, opening(Job(with_settled(one, ready), job.clients, job.task)))
     trained = train(beside, ready, exchange, progress, inner, lambda _, done, rounds: tell(label, done, rounds))
     if inner is not None and not inner.finished:
-        write_parquet(inner.path / ROUNDS_FILE, rounds_table(rounds_frame(job, progress.records).to_dict("records")))
-        inner.write_models(Models(trained.common, trained.models, job.clients.names, *task_facts(job)))
+        write_trained(inner, job, exchange.roster, trained, rounds_frame(job, progress.records))
     return trained, progress.records
 
 

@@ -12,14 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from mooring.algorithms.base import Algorithm, build
-from mooring.core.cohort import Round
 from mooring.core.errors import RequestError
 from mooring.data.clients import REGRESSION
 from mooring.engines import saving
-from mooring.engines.loop import Evaluation, Outcome, Plan, Progress, at_chosen, check_participation, run
-from mooring.engines.prepare import Job, prepare, settle
+from mooring.engines.exchange import BEST, LAST, Exchange, Roster, Scores
+from mooring.engines.loop import LOSSES, Outcome, Progress, check_participation, deployed, mean_over_rows, run, settle
+from mooring.engines.prepare import Job, exchange_of, prepare
 from mooring.engines.request import fields_of, request
-from mooring.engines.simulator import Simulator
 from mooring.runs.directory import (
     CLIENTS_FILE,
     ROUNDS_FILE,
@@ -45,16 +44,46 @@ def silent(what: str, done: int, rounds: int) -> None:
 
 
 @dataclass(frozen=True)
+class Deployed:
+    """What a federation uses after a round: its models, and their losses in the target's own units."""
+
+    t: int
+    common: Tensor  # [d]
+    models: Tensor | None  # [m, d]; None where each client keeps its own
+    validation: Tensor  # [m]
+    test: Tensor  # [m]
+    alpha: Tensor | None  # [m], the own model's share in a mixture; None for methods without one
+
+
+@dataclass(frozen=True)
 class Trained:
-    """A method's result: deployed models and losses, in the target's own units."""
+    """A method's result after its last round and after its best, which may be the same, and which of them is kept."""
 
     algorithm: Any
     outcome: Outcome
-    common: Tensor  # [d]
-    models: Tensor  # [m, d]
-    validation: Tensor  # [m]
-    test: Tensor  # [m]
-    alpha: list[float]  # [m], the share of the own model in a mixture; nan elsewhere
+    keep: str
+    last: Deployed
+    best: Deployed
+
+    @property
+    def kept(self) -> Deployed:
+        return self.best if self.keep == BEST else self.last
+
+    @property
+    def common(self) -> Tensor:
+        return self.kept.common
+
+    @property
+    def models(self) -> Any:
+        return self.kept.models
+
+    @property
+    def validation(self) -> Tensor:
+        return self.kept.validation
+
+    @property
+    def test(self) -> Tensor:
+        return self.kept.test
 
 
 @dataclass(frozen=True)
@@ -63,7 +92,7 @@ class Result:
 
     job: Job
     trained: Trained
-    summary: dict[str, Any]  # metric, alone, common, personal
+    summary: dict[str, Any]  # metric; alone, common, personal: losses; kept: "best" or "last"; best_round, last_round
     clients: pd.DataFrame
     rounds: pd.DataFrame
     run: Path | None
@@ -71,21 +100,28 @@ class Result:
     @property
     def models(self) -> dict[str, Tensor]:
         """Every client's parameter vector by name."""
-        return dict(zip(self.job.clients.names, self.trained.models))
+        return {name: self._model(name) for name in self.clients["client"]}
+
+    def _model(self, client: str | None) -> Tensor:
+        """A client's parameter vector, or the common one."""
+        if client is None:
+            return self.trained.common
+        names = list(self.clients["client"])
+        if client not in names:
+            raise RequestError(f"unknown client {client!r}; the run has {len(names)}, such as {', '.join(names[:5])}.")
+        if self.trained.models is None:
+            raise RequestError(f"client {client!r} keeps its own model; only the common one is here.")
+        return self.trained.models[names.index(client)]
 
     def predict(self, x: Any, client: str | None = None) -> Tensor:
         """Predictions at rows x by a client's model (default: the common one); a regression in the target's units."""
-        names = self.job.clients.names
-        if client is not None and client not in names:
-            raise RequestError(f"unknown client {client!r}; the run has {len(names)}, such as {', '.join(names[:5])}.")
-        w = self.trained.common if client is None else self.trained.models[names.index(client)]
-        inputs = torch.as_tensor(x).to(self.job.clients.train.x.dtype)
+        w = self._model(client)
+        inputs = torch.as_tensor(x).to(self.job.task.dtype)
         return in_units(self.job.clients, self.job.task.predict(w[None], inputs[None])[0])
 
     def module(self, client: str | None = None) -> nn.Module:
         """A client's network (default: the common one) with its weights loaded."""
-        names = self.job.clients.names
-        w = self.trained.common if client is None else self.trained.models[names.index(client)]
+        w = self._model(client)
         net = self.job.task.make()
         with torch.no_grad():
             for part, value in zip(net.parameters(), self.job.task.layers(w[None]).values()):
@@ -126,11 +162,12 @@ def fit(
     return start(job, out, tell)
 
 
-def start(job: Job, out: str | Path | None, tell: Tell = silent) -> Result:
-    """Settle and run a new fit."""
+def start(job: Job, out: str | Path | None, tell: Tell = silent, exchange: Exchange | None = None) -> Result:
+    """Settle and run a new fit, with clients in this process unless they are reached by another exchange."""
+    exchange = exchange_of(job) if exchange is None else exchange
     asked = job.algorithms()[0]
-    check_participation(asked, job.plan, len(job.clients))
-    ready, exchange, server = settle(asked, job)
+    check_participation(asked, job.plan, len(exchange.roster))
+    ready, server = settle(asked, job.task, exchange, job.plan.seed)
     job = Job(with_settled(job.run, ready), job.clients, job.task)
     directory = None if out is None else create(out, opening(job))
     return finish(job, ready, exchange, Progress(server), directory, tell)
@@ -141,8 +178,13 @@ def resume(path: str | Path, tell: Tell = silent, source: Any = None, model: Any
     directory = open_run(path)
     job = prepare(directory.run, source, model)
     check_same_data(directory, job)
-    ready, exchange, server = settle(job.algorithms()[0], job)
-    progress, note = saving.restore(directory, server, exchange.states)
+    return go_on(job, directory, exchange_of(job), tell)
+
+
+def go_on(job: Job, directory: RunDir, exchange: Exchange, tell: Tell = silent) -> tuple[Result, str | None]:
+    """The rest of a run from its latest checkpoint, and a note if a newer one was damaged."""
+    ready, server = settle(job.algorithms()[0], job.task, exchange, job.plan.seed)
+    progress, note = saving.restore(directory, server, exchange)
     return finish(job, ready, exchange, progress, directory, tell), note
 
 
@@ -155,90 +197,104 @@ def check_same_data(directory: RunDir, job: Job) -> None:
 
 
 def finish(
-    job: Job, ready: Any, exchange: Simulator, progress: Progress, directory: RunDir | None, tell: Tell
+    job: Job, ready: Any, exchange: Exchange, progress: Progress, directory: RunDir | None, tell: Tell
 ) -> Result:
     """Run what is left, judge it beside the referees, write what is not yet written."""
     trained = train(job, ready, exchange, progress, directory, tell)
-    alone = trained if ready.name == "local" else referee("local", job, tell)
-    common = trained if ready.name == "global" else referee("global", job, tell)
-    clients = clients_frame(job, alone.test, common.test, trained)
+    alone = trained if ready.name == "local" else referee("local", job, exchange, tell)
+    common = trained if ready.name == "global" else referee("global", job, exchange, tell)
+    roster = exchange.roster
+    losses = {name: losses_of(who, roster) for name, who in (("alone", alone), ("common", common))}
+    losses["personal"] = trained.test
+    clients = clients_frame(roster, losses, trained)
     rounds = rounds_frame(job, progress.records)
-    sizes = job.clients.test.size.double()
-    summary = {"metric": job.task.metric} | {
-        name: mean_over_rows(result.test, sizes)
-        for name, result in (("alone", alone), ("common", common), ("personal", trained))
-    }
+    rows = roster.sizes["test"]
+    summary = {"metric": job.task.metric} | {name: known_mean(loss, rows) for name, loss in losses.items()}
+    summary |= {"kept": trained.keep, "best_round": trained.best.t, "last_round": trained.last.t}
     if directory is not None and not directory.finished:
-        write_parquet(directory.path / ROUNDS_FILE, rounds_table(rounds.to_dict("records")))
         write_parquet(directory.path / CLIENTS_FILE, clients_table(clients.to_dict("records")))
         write_json(directory.path / SUMMARY, in_short(job, trained, summary))
-        directory.write_models(Models(trained.common, trained.models, job.clients.names, *task_facts(job)))
+        write_trained(directory, job, roster, trained, rounds)
     return Result(job, trained, summary, clients, rounds, directory.path if directory else None)
 
 
+def write_trained(directory: RunDir, job: Job, roster: Roster, trained: Trained, rounds: pd.DataFrame) -> None:
+    """The rounds, the models of the round that was not kept where it is another one, and last the models kept."""
+    write_parquet(directory.path / ROUNDS_FILE, rounds_table(rounds.to_dict("records")))
+
+    def models(which: Deployed) -> Models:
+        return Models(which.common, which.models, roster.names, *task_facts(job))
+
+    if trained.best.t != trained.last.t:
+        if trained.keep == BEST:
+            directory.write_other_models(LAST, models(trained.last))
+        else:
+            directory.write_other_models(BEST, models(trained.best))
+    directory.write_models(models(trained.kept))
+
+
 def train(
-    job: Job, ready: Any, exchange: Simulator, progress: Progress, directory: RunDir | None = None, tell: Tell = silent
+    job: Job, ready: Any, exchange: Exchange, progress: Progress, directory: RunDir | None = None, tell: Tell = silent
 ) -> Trained:
-    """Run the rounds that are left; the models are the chosen round's, or the last one's if the plan says so."""
+    """Run the rounds that are left; what the best and the last of them deploy."""
     outcome = run(
         ready,
         exchange,
         job.plan,
         progress,
-        save=lambda now: saving.save(directory, now, exchange.states) if directory else None,
+        save=lambda now: saving.save(directory, now, exchange) if directory else None,
         tell=lambda now, rounds: tell(ready.name, now.t, rounds),
     )
     unit = job.clients.target_scale**job.task.unit_power
-    shown, server, models = deployed(outcome, exchange, job.plan)
-    alpha = per_client_alpha(outcome, exchange)
-    return Trained(ready, outcome, server.w, models, shown.validation * unit, shown.test * unit, alpha)
+
+    def after(which: str) -> Deployed:
+        shown, server = outcome.at(which)
+        models, alpha = deployed(outcome, exchange, job.plan, which), exchange.numbers("alpha", which)
+        return Deployed(shown.t, server.w, models, shown.validation * unit, shown.test * unit, alpha)
+
+    last = after(LAST)
+    return Trained(ready, outcome, job.plan.keep, last, last if outcome.best.t == last.t else after(BEST))
 
 
-def deployed(outcome: Outcome, exchange: Simulator, plan: Plan) -> tuple[Evaluation, Any, Tensor]:
-    """What the plan keeps, the chosen round or the last: its evaluation, the server's state, every client's model."""
-    progress, m = outcome.progress, len(exchange.clients)
-    if plan.keep == "last" or progress.chosen_server is None:
-        turn = Round(outcome.last.t, plan.rounds, m, m, 1.0, plan.seed)
-        return outcome.last, progress.server, exchange.all_models(progress.server, turn)
-    turn = Round(outcome.chosen.t, plan.rounds, m, m, 1.0, plan.seed)
-    with at_chosen(progress, exchange):
-        return outcome.chosen, progress.chosen_server, exchange.all_models(progress.chosen_server, turn)
-
-
-def referee(name: str, job: Job, tell: Tell = silent) -> Trained:
-    """Train a referee on the same data, with everyone in every round."""
+def referee(name: str, job: Job, exchange: Exchange, tell: Tell = silent) -> Trained | None:
+    """Train a referee at the same clients, with everyone in every round; None where that cannot be done."""
     run = job.run.model_copy(update={"training": job.run.training.model_copy(update={"participation": 1.0})})
-    beside = Job(run, job.clients, job.task)
-    ready, exchange, server = settle(build(name, {}), beside)
-    return train(beside, ready, exchange, Progress(server), None, tell)
+    beside, asked = Job(run, job.clients, job.task), build(name, {})
+    apart = exchange.beside(asked)
+    if apart is None:
+        return None
+    ready, server = settle(asked, job.task, apart, job.plan.seed)
+    return train(beside, ready, apart, Progress(server), None, tell)
 
 
-def mean_over_rows(risk: Tensor, sizes: Tensor) -> float:
-    return float((risk * sizes).nansum() / sizes[torch.isfinite(risk)].sum())
+def losses_of(trained: Trained | None, roster: Roster) -> Tensor:
+    """[m]: nan for a referee that could not be trained."""
+    return torch.full((len(roster),), torch.nan, dtype=torch.float64) if trained is None else trained.test
 
 
 def in_short(job: Job, trained: Trained, summary: dict[str, Any]) -> dict[str, Any]:
     """What a report says of a fit before any table."""
-    rounds = {"rounds": trained.outcome.last.t, "chosen_round": trained.outcome.chosen.t}
     about = {"title": job.clients.title, "algorithm": trained.algorithm.name, "notes": list(job.clients.notes)}
-    return summary | about | rounds
+    return summary | about
 
 
-def clients_frame(job: Job, alone: Tensor, common: Tensor, trained: Trained) -> pd.DataFrame:
+def known_mean(risk: Tensor, sizes: Tensor) -> float:
+    """The mean over rows of the clients whose loss is known."""
+    return mean_over_rows(Scores(risk, torch.where(risk.isnan(), 0, sizes)))
+
+
+def clients_frame(roster: Roster, losses: dict[str, Tensor], trained: Trained) -> pd.DataFrame:
     """A row a client; gain is what its own model saves over training alone, as a loss."""
-    sizes = {part: getattr(job.clients, part).size.numpy() for part in ("train", "validation", "test")}
-    personal = trained.test
+    sizes = {part: size.numpy() for part, size in roster.sizes.items()}
     return pd.DataFrame(
         {
-            "client": job.clients.names,
+            "client": roster.names,
             "rows": sum(sizes.values()),
             **sizes,
-            "alone": alone.numpy(),
-            "common": common.numpy(),
-            "personal": personal.numpy(),
-            "gain": (alone - personal).numpy(),
-            "lam": per_client_lam(trained.algorithm, len(job.clients)),
-            "alpha": trained.alpha,
+            **{name: loss.numpy() for name, loss in losses.items()},
+            "gain": (losses["alone"] - losses["personal"]).numpy(),
+            "lam": per_client_lam(trained.algorithm, len(roster)),
+            "alpha": torch.nan if trained.kept.alpha is None else trained.kept.alpha.numpy(),
         }
     )
 
@@ -250,19 +306,10 @@ def per_client_lam(algorithm: Any, m: int) -> list[float]:
     return list(lam.per_client) if getattr(lam, "per_client", None) else [float("nan")] * m
 
 
-def per_client_alpha(outcome: Outcome, exchange: Simulator) -> list[float]:
-    """The share of the own model in what each client deploys, where that is a mixture; who was never asked has none."""
-    states = outcome.progress.chosen_states or exchange.states
-    if not hasattr(states.first, "alpha"):
-        return [float("nan")] * len(states.merged)
-    alpha = states.take(torch.arange(len(states.merged))).alpha.double()
-    return torch.where(states.merged > 0, alpha, 0.0).tolist()
-
-
 def rounds_frame(job: Job, records: list[dict[str, Any]]) -> pd.DataFrame:
     """The records in the target's own units."""
     frame = pd.DataFrame(records).rename(columns={"round": "t"})
-    for column in ("train_loss", "validation_loss", "test_loss"):
+    for column in LOSSES:
         frame[column] = frame[column].astype(float) * job.clients.target_scale**job.task.unit_power
     return frame
 

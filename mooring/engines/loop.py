@@ -8,57 +8,43 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mooring.core.cohort import Round, weighted_mean
+from mooring.core.cohort import Round, select, weighted_mean
 from mooring.core.costs import Solves
 from mooring.core.errors import RequestError, WorkError
 from mooring.core.seeds import words
-from mooring.engines.simulator import select
+from mooring.data.clients import PARTS
+from mooring.engines.exchange import BEST, LAST, Exchange, Roster, Scores
+from mooring.runs.runfile import Training
 
 LOSSES = ("train_loss", "validation_loss", "test_loss")
 EVALUATIONS = 20  # how often a run is evaluated when evaluate_every is not given
-
-
-class Exchange(Protocol):
-    """A way to exchange messages with clients."""
-
-    states: Any
-
-    def ask(self, server: Any, cohort: Tensor, round: Round) -> Any: ...
-
-    def accept(self, accepted: Tensor, round: Round) -> None: ...
-
-    def evaluate(self, server: Any, round: Round, parts: tuple[str, ...]) -> dict[str, Tensor]: ...
+LOSSES = ("train_loss", "validation_loss", "test_loss")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How a run goes on: the numbers that are not the algorithm's."""
+    """How a run goes on: the numbers that are not the algorithm's. `Training` of the run file checks them."""
 
     rounds: int = 100
     participation: float = 1.0  # a share of the clients (up to 1), or their number (above 1)
     seed: int = 0
     evaluate_every: int | None = None  # None: about twenty times a run
     patience: int | None = None  # evaluations without a better validation loss before the run stops; None: never
-    keep: str = "best"  # the models of the round with the best validation loss, or of the "last" round
+    keep: str = BEST  # the models of the round with the best validation loss, or of the last round
     checkpoint_every: int = 10
+    deadline: float | None = None  # seconds that a round waits for replies; None: until all are there
 
-    def __post_init__(self) -> None:
-        for name in ("rounds", "checkpoint_every"):
-            if getattr(self, name) < 1:
-                raise RequestError(f"{name} must be at least 1, got {getattr(self, name)}.")
-        if not self.participation > 0:
-            raise RequestError(
-                f"participation must be a share in (0, 1] or a number of clients, got {self.participation}."
-            )
-        if self.keep not in ("best", "last"):
-            raise RequestError(f"keep must be 'best' or 'last', got {self.keep!r}.")
+
+def plan_of(training: Training) -> Plan:
+    """The plan of a run file."""
+    return Plan(**training.model_dump(include={f.name for f in fields(Plan)}))
 
 
 class Evaluation(NamedTuple):
@@ -74,16 +60,15 @@ class Evaluation(NamedTuple):
 
 @dataclass
 class Progress:
-    """All that changes during a run; a checkpoint holds exactly this and the clients' states."""
+    """All that changes during a run, the clients' states aside; a checkpoint holds exactly this and their snapshot."""
 
     server: Any
     t: int = 0
     records: list[dict[str, Any]] = field(default_factory=list)
     best: float = float("inf")
     best_round: int = 0
+    best_server: Any = None  # None while no round had a finite validation loss
     waited: int = 0  # evaluations since the best one
-    chosen_server: Any = None
-    chosen_states: Any = None  # (fields, merged) at the best round
     offenders: dict[int, str] = field(default_factory=dict)  # client -> why its reply was refused, latest
     stopped: bool = False
 
@@ -91,7 +76,41 @@ class Progress:
 class Outcome(NamedTuple):
     progress: Progress
     last: Evaluation
-    chosen: Evaluation  # the round with the best validation loss; the last one without validation rows
+    best: Evaluation  # of the round with the best validation loss; the last one without validation rows
+    rounds: int  # as many as there could have been
+
+    def at(self, which: str) -> tuple[Evaluation, Any]:
+        """The evaluation and the server's state of the last or of the best round."""
+        if which == LAST or self.best.t == self.last.t:
+            return self.last, self.progress.server
+        return self.best, self.progress.best_server
+
+
+def settle(algorithm: Any, task: Any, exchange: Exchange, seed: int = 0, w0: Tensor | None = None) -> tuple[Any, Any]:
+    """Facts, settle, start: the algorithm in numbers and the server's first state; the clients are told both.
+
+    The first model is the task's own for this seed, unless `w0` is given.
+    """
+    for need in algorithm.needs:
+        if not getattr(task, need):
+            raise RequestError(f"{algorithm.name} needs a task with {need!r}, and task '{task.name}' has none.")
+    w0 = task.start(seed) if w0 is None else w0
+    ready = algorithm.settle(task, exchange.facts(w0, algorithm.asks))
+    server, _ = ready.start(task, w0)
+    exchange.begin(ready, w0)
+    return ready, server
+
+
+def deployed(outcome: Outcome, exchange: Exchange, plan: Plan, which: str) -> Tensor | None:
+    """[m, d]: every client's model of the last or of the best round; None where clients keep their own."""
+    shown, server = outcome.at(which)
+    at = LAST if shown.t == outcome.last.t else BEST
+    return exchange.models(server, everyones(shown.t, outcome.rounds, exchange.roster, plan), at)
+
+
+def everyones(t: int, rounds: int, roster: Roster, plan: Plan) -> Round:
+    """Round t as something that concerns all clients."""
+    return Round(t, rounds, len(roster), len(roster), 1.0, plan.seed)
 
 
 def sample_cohort(plan: Plan, keys: np.ndarray, t: int) -> Tensor:
@@ -114,19 +133,18 @@ def check_participation(algorithm: Any, plan: Plan, m: int) -> None:
         raise RequestError(f"{algorithm.name} needs every client in every round; set participation = 1.")
 
 
-def guard(message: Any, present: Tensor, cohort: Tensor) -> tuple[Tensor, dict[int, str]]:
-    """Who may be merged: replies that came and are finite; and why the others may not."""
-    good = present.clone()
+def guard(message: Any, who: Tensor) -> tuple[Tensor, dict[int, str]]:
+    """Whose replies may be merged ([R] bool): those that are finite; and why the others may not."""
+    good = torch.ones(len(who), dtype=torch.bool)
     for part in [] if message is None else [message] if isinstance(message, Tensor) else message:
-        if part is not None:
+        if part is not None and len(part):
             good &= torch.isfinite(part.reshape(len(part), -1)).all(1)
-    refused = {int(cohort[i]): "its reply holds nan or infinity" for i in torch.nonzero(present & ~good)[:, 0]}
-    return good, refused
+    return good, {int(place): "its reply holds nan or infinity" for place in who[~good]}
 
 
 def run(
     algorithm: Any,
-    exchange: Any,
+    exchange: Exchange,
     plan: Plan,
     progress: Progress,
     *,
@@ -134,31 +152,29 @@ def run(
     tell: Callable[[Progress, int], None] = lambda progress, rounds: None,
 ) -> Outcome:
     """Run the remaining rounds from `progress`; `save` is called after every k-th round, `tell` after each."""
-    data = exchange.data
-    m = len(data)
+    roster = exchange.roster
+    m = len(roster)
     rounds = 1 if algorithm.one_shot else plan.rounds
     check_participation(algorithm, plan, m)
     every = plan.evaluate_every or max(1, rounds // EVALUATIONS)
-    everyone = torch.arange(m)
     last: Evaluation | None = None
     while progress.t < rounds and not progress.stopped:
         t = progress.t + 1
         begin = time.perf_counter()
-        cohort = everyone if algorithm.one_shot else sample_cohort(plan, data.keys, t)
-        turn = Round(t, rounds, m, len(cohort), float(data.p[cohort].sum()), plan.seed)
+        cohort = torch.arange(m) if algorithm.one_shot else sample_cohort(plan, roster.keys, t)
+        turn = Round(t, rounds, m, len(cohort), float(roster.p[cohort].sum()), plan.seed)
         down = nbytes(progress.server, algorithm.kept) * len(cohort)
-        replies = exchange.ask(progress.server, cohort, turn)
-        accepted, refused = guard(replies.message, replies.present, cohort)
+        replies = exchange.ask(progress.server, cohort, turn, plan.deadline)
+        good, refused = guard(replies.message, replies.who)
         progress.offenders.update(replies.missing | refused)
-        up = nbytes(replies.message) // max(len(cohort), 1) * int(replies.present.sum())
-        if bool(accepted.any()):
-            taken = cohort[accepted]
-            turn = turn._replace(cohort=len(taken), weight=float(data.p[taken].sum()))
-            mean = weighted_mean(select(replies.message, accepted), data.p[taken])
+        taken = replies.who[good]
+        if len(taken):
+            turn = turn._replace(cohort=len(taken), weight=float(roster.p[taken].sum()))
+            mean = weighted_mean(select(replies.message, good), roster.p[taken])
             progress.server = algorithm.merge(progress.server, mean, turn)
-            exchange.accept(accepted, turn)
+            exchange.accept(taken, turn)
         elif len(cohort) == m and refused:
-            names = ", ".join(str(i) for i in list(refused)[:3])
+            names = ", ".join(f"'{roster.names[place]}'" for place in list(refused)[:3])
             raise WorkError(
                 f"{algorithm.name} diverged in round {t}: no client's reply is finite (clients {names}, ...). "
                 "Choose a smaller eta."
@@ -167,33 +183,29 @@ def run(
         record = {
             "round": t,
             "asked": len(cohort),
-            "accepted": int(accepted.sum()),
-            "bytes_down": 0 if replies.message is None else down,
-            "bytes_up": up,
-            "samples": replies.samples,
-            "gradients": replies.gradients,
-            **replies.solves._asdict(),
+            "accepted": len(taken),
+            "bytes_down": 0 if replies.message is None and len(replies.who) else down,
+            "bytes_up": nbytes(replies.message),
+            **replies.meter.counts(),
             **dict.fromkeys(LOSSES, float("nan")),
         }
         if t % every == 0 or t == rounds:
             last = evaluate(exchange, progress.server, turn)
             record |= {name: getattr(last, name) for name in LOSSES}
-            _remember(progress, plan, exchange, last)
+            _remember(progress, plan, exchange, last, turn)
         record["seconds"] = time.perf_counter() - begin
         progress.records.append(record)
         if t % plan.checkpoint_every == 0 or t == rounds or progress.stopped:
             save(progress)
         tell(progress, rounds)
-    turn = Round(progress.t, rounds, m, m, 1.0, plan.seed)
     if last is None or last.t != progress.t:
-        last = evaluate(exchange, progress.server, turn)
-    chosen = last
-    if progress.best_round != progress.t and progress.chosen_server is not None:
-        with at_chosen(progress, exchange):
-            chosen = evaluate(exchange, progress.chosen_server, turn._replace(t=progress.best_round))
+        last = evaluate(exchange, progress.server, everyones(progress.t, rounds, roster, plan))
+    best = last
+    if progress.best_server is not None and progress.best_round != progress.t:
+        best = evaluate(exchange, progress.best_server, everyones(progress.best_round, rounds, roster, plan), BEST)
     if (broken := broken_promises(progress.records)) is not None:
         warnings.warn(f"{algorithm.name}: {broken}")
-    return Outcome(progress, last, chosen)
+    return Outcome(progress, last, best, rounds)
 
 
 def broken_promises(records: list[dict[str, Any]]) -> str | None:
@@ -208,19 +220,21 @@ def broken_promises(records: list[dict[str, Any]]) -> str | None:
     )
 
 
-def evaluate(exchange: Any, server: Any, round: Round) -> Evaluation:
-    risk = exchange.evaluate(server, round, ("train", "validation", "test"))
-    sizes = exchange.sizes
-
-    def mean(part: str) -> float:
-        """Over rows: each client counts by how many it has."""
-        total = sizes[part].double()
-        return float((risk[part] * total).nansum() / total.sum()) if float(total.sum()) > 0 else float("nan")
-
-    return Evaluation(round.t, risk["validation"], risk["test"], mean("train"), mean("validation"), mean("test"))
+def evaluate(exchange: Exchange, server: Any, round: Round, at: str = LAST) -> Evaluation:
+    scores = exchange.evaluate(server, round, PARTS, at)
+    means = (mean_over_rows(scores[part]) for part in PARTS)
+    return Evaluation(round.t, scores["validation"].risk, scores["test"].risk, *means)
 
 
-def _remember(progress: Progress, plan: Plan, exchange: Any, now: Evaluation) -> None:
+def mean_over_rows(scores: Scores) -> float:
+    """Each client counts by how many rows were scored; nan where none were."""
+    count = scores.rows.double()
+    if float(count.sum()) == 0:
+        return float("nan")
+    return float(torch.where(count > 0, scores.risk * count, 0.0).sum() / count.sum())
+
+
+def _remember(progress: Progress, plan: Plan, exchange: Exchange, now: Evaluation, turn: Round) -> None:
     """Keep the best round's state, and stop when nothing has improved for `patience` evaluations."""
     if not np.isfinite(now.validation_loss):
         if now.validation_loss == float("inf"):
@@ -228,26 +242,11 @@ def _remember(progress: Progress, plan: Plan, exchange: Any, now: Evaluation) ->
         return
     if now.validation_loss < progress.best:
         progress.best, progress.best_round, progress.waited = now.validation_loss, now.t, 0
-        if plan.keep == "best":
-            progress.chosen_server = progress.server
-            progress.chosen_states = exchange.states.copy()
+        progress.best_server = progress.server
+        exchange.mark_best(turn)
         return
     progress.waited += 1
     progress.stopped = plan.patience is not None and progress.waited >= plan.patience
-
-
-class at_chosen:
-    """Within this block the exchange's clients have the states of the best round."""
-
-    def __init__(self, progress: Progress, exchange: Any):
-        self.progress, self.exchange = progress, exchange
-
-    def __enter__(self) -> None:
-        self.now = self.exchange.states
-        self.exchange.states = self.progress.chosen_states
-
-    def __exit__(self, *what: object) -> None:
-        self.exchange.states = self.now
 
 
 def nbytes(tree: Any, kept: tuple[str, ...] = ()) -> int:

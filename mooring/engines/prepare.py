@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -18,8 +18,7 @@ from mooring.core.fields import check_fields
 from mooring.data.clients import REGRESSION, Clients
 from mooring.data.datasets import LOADERS, is_name, named
 from mooring.data.sources import load
-from mooring.engines import simulator
-from mooring.engines.loop import Plan
+from mooring.engines.loop import Plan, plan_of
 from mooring.engines.request import IN_MEMORY
 from mooring.engines.simulator import Simulator
 from mooring.runs.runfile import RunFile
@@ -42,8 +41,7 @@ class Job:
 
     @property
     def plan(self) -> Plan:
-        chosen = self.run.training.model_dump(include={f.name for f in fields(Plan)})
-        return Plan(**chosen)
+        return plan_of(self.run.training)
 
     def algorithms(self) -> list[Algorithm]:
         """The methods of the run; settled ones take the settled numbers."""
@@ -190,7 +188,7 @@ def maker(model: Any, clients: Clients) -> Callable[[], nn.Module]:
     return lambda: model(**given)
 
 
-def settle(algorithm: Algorithm, job: Job) -> tuple[Algorithm, Simulator, Any]:
-    """The algorithm in numbers, the clients ready to be asked, and the server's first state."""
+def exchange_of(job: Job) -> Simulator:
+    """The job's clients in this process."""
     how = job.run.training
-    return simulator.settle(algorithm, job.task, job.clients, weights=how.weights, seed=how.seed, chunk=how.chunk or 0)
+    return Simulator(job.task, job.clients, job.clients.weights(how.weights), how.chunk or 0)

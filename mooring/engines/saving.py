@@ -4,28 +4,30 @@ from __future__ import annotations
 
 from typing import Any
 
+from mooring.engines.exchange import Exchange
 from mooring.engines.loop import Progress
-from mooring.engines.simulator import States
 from mooring.runs import checkpoint
 from mooring.runs.directory import RunDir
 from mooring.runs.tensors import flatten, unflatten
 
 PLAIN = ("t", "records", "best_round", "waited", "stopped")
+CLIENTS = "clients."  # begins the names of what the exchange remembers of its clients
 
 
-def save(directory: RunDir, progress: Progress, states: States) -> None:
+def save(directory: RunDir, progress: Progress, exchange: Exchange) -> None:
     """Write the checkpoint of the round that has just ended."""
-    tensors = flatten("server", progress.server) | _states("clients", states)
-    if progress.chosen_server is not None:
-        tensors |= flatten("chosen_server", progress.chosen_server) | _states("chosen", progress.chosen_states)
+    tensors = flatten("server", progress.server)
+    if progress.best_server is not None:
+        tensors |= flatten("best_server", progress.best_server)
+    tensors |= {CLIENTS + name: tensor for name, tensor in exchange.snapshot().items()}
     meta: dict[str, Any] = {name: getattr(progress, name) for name in PLAIN}
     meta["best"] = None if progress.best == float("inf") else progress.best
     meta["offenders"] = {str(client): why for client, why in progress.offenders.items()}
     checkpoint.save(directory.path, progress.t, tensors, meta)
 
 
-def restore(directory: RunDir, server: Any, states: States) -> tuple[Progress, str | None]:
-    """The progress of the latest whole checkpoint, states included, and a note if a newer one was damaged."""
+def restore(directory: RunDir, server: Any, exchange: Exchange) -> tuple[Progress, str | None]:
+    """The progress of the latest whole checkpoint, clients included, and a note if a newer one was damaged."""
     found = checkpoint.latest(directory.path)
     if found is None:
         return Progress(server), None
@@ -33,20 +35,8 @@ def restore(directory: RunDir, server: Any, states: States) -> tuple[Progress, s
     progress = Progress(unflatten(server, "server", found.tensors), **{name: meta[name] for name in PLAIN})
     progress.best = float("inf") if meta["best"] is None else meta["best"]
     progress.offenders = {int(client): why for client, why in meta["offenders"].items()}
-    _load(states, "clients", found.tensors)
-    if "chosen_merged" in found.tensors:
-        progress.chosen_server = unflatten(server, "chosen_server", found.tensors)
-        progress.chosen_states = States(states.first, len(states.merged))
-        _load(progress.chosen_states, "chosen", found.tensors)
+    if progress.best_round:
+        progress.best_server = unflatten(server, "best_server", found.tensors)
+    named = {name[len(CLIENTS) :]: tensor for name, tensor in found.tensors.items() if name.startswith(CLIENTS)}
+    exchange.restore(named)
     return progress, found.note
-
-
-def _states(prefix: str, states: States) -> dict[str, Any]:
-    merged = {f"{prefix}_merged": states.merged}
-    return merged if states.fields is None else merged | flatten(prefix, states.fields)
-
-
-def _load(states: States, prefix: str, tensors: dict[str, Any]) -> None:
-    states.merged = tensors[f"{prefix}_merged"]
-    if any(name.startswith(prefix + "/") for name in tensors):
-        states.fields = unflatten(states.first, prefix, tensors)

@@ -2,122 +2,118 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from mooring.core.cohort import Round
-from mooring.core.costs import Meter, Metered, Solves
-from mooring.core.errors import RequestError
+from mooring.core.cohort import Round, in_order, select
+from mooring.core.costs import Meter
 from mooring.data.clients import PARTS, Clients
+from mooring.engines import loop, visits
+from mooring.engines.exchange import BEST, LAST, Replies, Roster, Scores, sent
 from mooring.estimates.facts import Facts, gather
+from mooring.runs.tensors import flatten, unflatten
 
 CACHE_BYTES = 20_000_000  # parameters of one chunk: above this the cohort's matrix no longer fits the cache
-
-
-class Replies(NamedTuple):
-    """What came back from a cohort: stacked messages in cohort order, and who is missing and why."""
-
-    message: Any  # NamedTuple of [C, ...], a tensor [C, ...], or None
-    present: Tensor  # [C] bool
-    missing: dict[int, str]  # place in the federation -> reason
-    samples: int
-    gradients: int
-    solves: Solves = Solves()
 
 
 class Simulator:
     """All clients in this process. States of clients change only when a round accepts their replies."""
 
-    def __init__(self, algorithm: Any, task: Any, clients: Clients, p: Tensor, w0: Tensor, chunk: int = 0):
-        self.algorithm, self.task, self.clients = algorithm, task, clients
+    def __init__(self, task: Any, clients: Clients, p: Tensor, chunk: int = 0):
+        self.task, self.clients, self.p = task, clients, p
         self.data = clients.cohort(p)
         self.chunk = chunk or chunk_size(task)
-        self.states = States(algorithm.start(task, w0)[1], len(clients))
+        self.algorithm: Any = None  # until `begin`
+        self.states: States
+        self.best: States | None = None
         self._pending: Any = None
 
-    @property
-    def sizes(self) -> dict[str, Tensor]:
-        """Rows of each client, per part."""
-        return {part: getattr(self.clients, part).size for part in PARTS}
+    @cached_property
+    def roster(self) -> Roster:
+        sizes = {part: getattr(self.clients, part).size for part in PARTS}
+        return Roster(self.clients.names, self.data.keys, self.p, sizes)
 
-    def facts(self, w0: Tensor) -> Facts:
-        """What all clients tell before the first round."""
-        return gather(self.task, self.data, w0, self.algorithm.asks)
+    def facts(self, w0: Tensor, asks: tuple[str, ...] = ("fit", "alone")) -> Facts:
+        return gather(self.task, self.data, w0, asks)
 
-    def ask(self, server: Any, cohort: Tensor, round: Round) -> Replies:
-        """Visit the clients at `cohort` (places in the federation); their new states wait for `accept`."""
-        meter = Meter()
-        task = Metered(self.task, meter)
-        data = self.data.select(cohort)
-        visible = server._replace(**dict.fromkeys(self.algorithm.kept)) if self.algorithm.kept else server
-        blocks = [torch.arange(len(cohort))] if self.algorithm.pooled else data.train.blocks(self.chunk)
-        parts = []
-        for block in blocks:
+    def begin(self, algorithm: Any, w0: Tensor) -> None:
+        self.algorithm = algorithm
+        self.states, self.best = States(algorithm.start(self.task, w0)[1], len(self.clients)), None
+
+    def ask(self, server: Any, cohort: Tensor, round: Round, deadline: float | None = None) -> Replies:
+        """Everyone answers at once, so that there is nothing to wait for."""
+        meter, data, visible = Meter(), self.data.select(cohort), sent(self.algorithm, server)
+
+        def stay(block: Tensor) -> tuple[Any, Any]:
             client = self.states.take(cohort[block])
-            parts.append(self.algorithm.visit(visible, client, task, data.select(block), round))
-        order = torch.argsort(torch.cat(blocks))
-        self._pending = (cohort, stacked([state for state, _ in parts], order))
-        message = stacked([message for _, message in parts], order)
-        present = torch.ones(len(cohort), dtype=torch.bool)
-        return Replies(message, present, {}, meter.samples, meter.gradients, meter.solves)
+            return visits.visit(self.algorithm, self.task, visible, client, data.select(block), round, meter)
 
-    def accept(self, accepted: Tensor, round: Round) -> None:
-        """The replies of these members of the last cohort ([C] bool) were merged: their new states count."""
+        together = [torch.arange(len(cohort))] if self.algorithm.pooled else data.train.blocks(self.chunk)
+        states, message = in_order(together, stay)
+        self._pending = (cohort, states)
+        return Replies(cohort, message, {}, meter)
+
+    def accept(self, who: Tensor, round: Round) -> None:
         cohort, states = self._pending
-        self.states.put(cohort[accepted], select(states, accepted), round.t)
+        self.states.put(who, select(states, torch.isin(cohort, who)), round.t)
         self._pending = None
 
-    def models(self, server: Any, position: Tensor, round: Round) -> Tensor:
-        """[C, d]: what the clients at `position` would deploy now; who was never asked deploys the common model."""
-        data = self.data.select(position)
-        client = self.algorithm.finish(server, self.states.take(position), self.task, data, round)
-        deployed = self.algorithm.deploy(server, client).expand(len(position), -1)
-        never = self.states.merged[position] == 0
-        return torch.where(never[:, None], server.w, deployed)
+    def mark_best(self, round: Round) -> None:
+        self.best = self.states.copy()
 
-    def evaluate(self, server: Any, round: Round, parts: tuple[str, ...]) -> dict[str, Tensor]:
-        """Each client's risk [m] of the model it would deploy, per part; states and draws stay untouched."""
-        order = torch.argsort(torch.cat(self.blocks()))
-        columns: dict[str, list[Tensor]] = {part: [] for part in parts}
-        for block in self.blocks():
-            w = self.models(server, block, round)
-            for part in parts:
-                rows = getattr(self.clients, part).select(block)
-                columns[part].append(mean_risk(self.task, w, rows))
-        return {part: torch.cat(values)[order] for part, values in columns.items()}
+    def evaluate(self, server: Any, round: Round, parts: tuple[str, ...], at: str = LAST) -> dict[str, Scores]:
+        rows = {part: getattr(self.clients, part) for part in parts}
 
-    def all_models(self, server: Any, round: Round) -> Tensor:
-        """[m, d]: what every client deploys."""
-        found = torch.cat([self.models(server, block, round) for block in self.blocks()])
-        return found[torch.argsort(torch.cat(self.blocks()))]
+        def risks(block: Tensor) -> tuple[Tensor, ...]:
+            w = self._deployed(server, round, at, block)
+            return tuple(visits.mean_risk(self.task, w, rows[part].select(block)) for part in parts)
 
-    def blocks(self) -> list[Tensor]:
+        found = in_order(self._blocks(), risks)
+        return {part: Scores(risk, rows[part].size) for part, risk in zip(parts, found)}
+
+    def models(self, server: Any, round: Round, at: str = LAST) -> Tensor:
+        return in_order(self._blocks(), lambda block: self._deployed(server, round, at, block))
+
+    def numbers(self, field: str, at: str = LAST) -> Tensor | None:
+        states = self._states(at)
+        if not hasattr(states.first, field):
+            return None
+        known = getattr(states.take(torch.arange(len(self.clients))), field).double()
+        return torch.where(states.merged > 0, known, torch.nan)
+
+    def snapshot(self) -> dict[str, Tensor]:
+        return self.states.named(LAST) | ({} if self.best is None else self.best.named(BEST))
+
+    def restore(self, snapshot: dict[str, Tensor]) -> None:
+        first = self.states.first
+        self.states = States.found(first, LAST, snapshot)
+        self.best = States.found(first, BEST, snapshot) if f"{BEST}_merged" in snapshot else None
+
+    def beside(self, algorithm: Any) -> Simulator:
+        return Simulator(self.task, self.clients, self.p, self.chunk)
+
+    def _deployed(self, server: Any, round: Round, at: str, block: Tensor) -> Tensor:
+        states = self._states(at)
+        client, merged = states.take(block), states.merged[block]
+        return visits.deployed(self.algorithm, self.task, server, client, merged, self.data.select(block), round)
+
+    def _states(self, at: str) -> States:
+        return self.best if at == BEST and self.best is not None else self.states
+
+    def _blocks(self) -> list[Tensor]:
         return self.data.train.blocks(self.chunk)
 
 
-def settle(algorithm: Any, task: Any, clients: Clients, *, weights: str = "size", seed: int = 0, chunk: int = 0):
-    """The algorithm in numbers, its clients ready to be asked, and the server's first state."""
-    for need in algorithm.needs:
-        if not getattr(task, need):
-            raise RequestError(f"{algorithm.name} needs a task with {need!r}, and task '{task.name}' has none.")
-    w0 = task.start(seed)
-    exchange = Simulator(algorithm, task, clients, clients.weights(weights), w0, chunk)
-    ready = algorithm.settle(task, exchange.facts(w0))
-    server, first = ready.start(task, w0)
-    exchange.algorithm, exchange.states.first = ready, first
+def settle(
+    algorithm: Any, task: Any, clients: Clients, *, weights: str = "size", seed: int = 0, chunk: int = 0
+) -> tuple[Any, Simulator, Any]:
+    """The algorithm in numbers, these clients ready to be asked in this process, and the server's first state."""
+    exchange = Simulator(task, clients, clients.weights(weights), chunk)
+    ready, server = loop.settle(algorithm, task, exchange, seed)
     return ready, exchange, server
-
-
-def mean_risk(task: Any, w: Tensor, rows: Any) -> Tensor:
-    """[C] in float64: the mean reported loss of each client's model on its rows; nan for a client without rows."""
-    out = torch.full((len(rows),), torch.nan, dtype=torch.float64)
-    for block in rows.blocks():
-        part = rows.select(block)
-        if int(part.size.max()) > 0:
-            out[block] = task.risk(w[block], part.padded()).double()
-    return out
 
 
 def chunk_size(task: Any) -> int:
@@ -153,21 +149,16 @@ class States:
         twin.fields = None if self.fields is None else type(self.fields)(*(part.clone() for part in self.fields))
         return twin
 
+    def named(self, prefix: str) -> dict[str, Tensor]:
+        """As the tensors of a snapshot."""
+        merged = {f"{prefix}_merged": self.merged}
+        return merged if self.fields is None else merged | flatten(prefix, self.fields)
 
-def stacked(parts: list[Any], order: Tensor) -> Any:
-    """Chunks of NamedTuples, tensors or None as one, in cohort order."""
-    first = parts[0]
-    if first is None:
-        return None
-    if isinstance(first, Tensor):
-        return torch.cat(parts)[order]
-    return type(first)(*(stacked(list(column), order) for column in zip(*parts)))
-
-
-def select(tree: Any, which: Tensor) -> Any:
-    """The rows `which` of every tensor."""
-    if tree is None:
-        return None
-    if isinstance(tree, Tensor):
-        return tree[which]
-    return type(tree)(*(select(part, which) for part in tree))
+    @classmethod
+    def found(cls, first: Any, prefix: str, snapshot: dict[str, Tensor]) -> States:
+        """What `named` put into a snapshot."""
+        states = cls(first, 0)
+        states.merged = snapshot[f"{prefix}_merged"]
+        if any(name.startswith(prefix + "/") for name in snapshot):
+            states.fields = unflatten(first, prefix, snapshot)
+        return states

@@ -17,10 +17,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from mooring.core.cohort import Rows, batches_of
+from mooring.estimates.answers import Answers
 from mooring.estimates.reml import LARGEST, typical_spread
 from mooring.estimates.spread import Spread, spread_laplace, spread_likelihood
-from mooring.estimates.summaries import linear_stats
+from mooring.estimates.summaries import LinearStats
 from mooring.tasks.linear import Linear
 from mooring.tasks.proximal import is_dense
 
@@ -29,6 +29,8 @@ MOST_REFITTED = 1_000  # the same where each must be fitted again and again: tau
 CELLS = 20_000_000  # and numbers that their Hessians may have in all
 MOST_SPREADS = 60  # coefficients up to which each may have a spread of its own
 FIRST_RIDGE = 1e-4  # makes the common model that Laplace's approximation starts from exist
+NEWTON_STEPS = 30
+ENOUGH = 1e-8  # its gradient, relative to the first one
 FIRST_VARIANCE = 0.1  # the spread that it starts from
 
 
@@ -37,18 +39,20 @@ class ClientSpread(NamedTuple):
     clients: Tensor  # [k], their places among all
 
 
-def client_spread(task: Any, rows: Rows, kind: Literal["scalar", "diagonal"] = "scalar") -> ClientSpread | None:
+def client_spread(task: Any, told: Answers, kind: Literal["scalar", "diagonal"] = "scalar") -> ClientSpread | None:
     """How these clients' coefficients vary; None where nothing can be said."""
-    asked = torch.nonzero(rows.size > 0)[:, 0]
+    size = told.size
+    asked = torch.nonzero(size > 0)[:, 0]
     if not is_dense(task):
         return None
     linear = isinstance(task, Linear)
     most = min(MOST_CLIENTS if linear else MOST_REFITTED, max(2, CELLS // task.dim**2))
     if len(asked) > most:
         asked = asked[torch.linspace(0, len(asked) - 1, most).long()]
-    if len(asked) < 2 or int(rows.size[asked].sum()) <= task.dim + 1:
+    if len(asked) < 2 or int(size[asked].sum()) <= task.dim + 1:
         return None
-    found = (_linear if linear else _laplace)(task, rows.select(asked), kind)
+    some = told if len(asked) == len(size) else told.select(asked)
+    found = _linear(some, kind) if linear else _laplace(task, some, kind)
     return None if found is None else ClientSpread(found, asked)
 
 
@@ -57,26 +61,51 @@ def kinds_of(task: Any) -> tuple[Literal["scalar", "diagonal"], ...]:
     return ("scalar", "diagonal") if task.dim <= MOST_SPREADS else ("scalar",)
 
 
-def _linear(task: Linear, rows: Rows, kind: Literal["scalar", "diagonal"]) -> Spread | None:
-    stats = linear_stats(rows, task.intercept, task.lift)
+def _linear(told: Answers, kind: Literal["scalar", "diagonal"]) -> Spread | None:
+    stats = told.summary()
+    assert isinstance(stats, LinearStats)
     found = spread_likelihood(stats, kind)
     ratio = float((found.variance / found.noise.mean()).max())
     unseparated = ratio >= LARGEST / 10 * typical_spread(found.data)  # the likelihood puts the noise at 0
     return None if unseparated else found
 
 
-def _laplace(task: Any, rows: Rows, kind: Literal["scalar", "diagonal"]) -> Spread:
-    """Fits are renewed by the task's own prox, warm started; the first centre is the common model."""
-    batches = batches_of(rows)
-    zero = torch.zeros(1, task.dim, dtype=task.dtype)
-    common = task.prox(zero, FIRST_RIDGE, rows.pooled(rows.size.to(task.dtype)))[0]
-    modes = common.expand(len(rows), -1).clone()
-    hessians = torch.empty(len(rows), task.dim, task.dim, dtype=torch.float64)
+def _laplace(task: Any, told: Answers, kind: Literal["scalar", "diagonal"]) -> Spread:
+    """Fits are renewed by the clients, warm started; the first centre is the common model."""
+    n = told.size.double()
+    common = common_model(told, task.dim)
+    modes = [common.to(task.dtype).expand(len(n), -1)]
 
     def refit(center: Tensor, lam: Tensor) -> tuple[Tensor, Tensor]:
-        for block, batch in batches:
-            modes[block] = task.prox(center.to(task.dtype), lam[block].to(task.dtype), batch, modes[block])
-            hessians[block] = task.hessian(modes[block], batch).double()
-        return modes, hessians
+        modes[0], hessians = told.refit(center, lam, modes[0])
+        return modes[0], hessians
 
-    return spread_laplace(rows.size.double(), refit, common, kind, FIRST_VARIANCE)
+    return spread_laplace(n, refit, common, kind, FIRST_VARIANCE)
+
+
+def common_model(told: Answers, dim: int) -> Tensor:
+    """About the minimiser [d] of sum_i n_i L_i(w) / N + FIRST_RIDGE/2 |w|^2, by Newton's method: a place to start from.
+
+    A step that does not make the gradient smaller is halved; the start need not be exact.
+    """
+    share = told.size.double() / told.size.sum()
+    eye = FIRST_RIDGE * torch.eye(dim, dtype=torch.float64)
+
+    def at(w: Tensor) -> tuple[Tensor, Tensor]:
+        slopes, hessians = told.slope(w)
+        return share @ slopes.double() + FIRST_RIDGE * w, torch.einsum("m,mij->ij", share, hessians) + eye
+
+    w = torch.zeros(dim, dtype=torch.float64)
+    slope, hessian = at(w)
+    goal = ENOUGH * (1 + float(slope.norm()))
+    for _ in range(NEWTON_STEPS):
+        if float(slope.norm()) <= goal:
+            break
+        step = torch.linalg.solve(hessian, slope)
+        for _ in range(NEWTON_STEPS):
+            ahead = at(w - step)
+            if float(ahead[0].norm()) < float(slope.norm()):
+                break
+            step = step / 2
+        w, (slope, hessian) = w - step, ahead
+    return w

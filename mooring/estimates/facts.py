@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from mooring.core.cohort import Batch, CohortData
+from mooring.estimates.answers import Answers, Here
 from mooring.estimates.federation import Federation, estimate_federation
 from mooring.tasks.proximal import DENSE
 
@@ -44,14 +45,20 @@ class Facts(NamedTuple):
 
 
 def gather(task: Any, data: CohortData, w0: Tensor, asks: tuple[str, ...] = ()) -> Facts:
-    """The facts of a cohort; the optional ones only where asked for."""
-    blocks = data.train.blocks()
-    parts = [_of_block(task, data.select(block), w0, asks) for block in blocks]
-    order = torch.argsort(torch.cat(blocks))
-    found = Facts(*(None if column[0] is None else torch.cat(column)[order] for column in zip(*parts)))
+    """The facts of a cohort whose rows are here; the optional ones only where asked for."""
+    return together(own_facts(task, data, w0, asks), task, Here(task, data.train), asks)
+
+
+def own_facts(task: Any, data: CohortData, w0: Tensor, asks: tuple[str, ...] = ()) -> Facts:
+    """What each client tells of itself: the facts of many are stacked."""
+    return data.each(lambda block, _: _of_block(task, block, w0, asks))
+
+
+def together(each: Facts, task: Any, told: Answers, asks: tuple[str, ...]) -> Facts:
+    """All clients' facts with what they say together, as far as it was asked for."""
     if not {"spread", "rules"} & set(asks):
-        return found
-    return found._replace(federation=estimate_federation(task, data.train, data.p, everything="rules" in asks))
+        return each
+    return each._replace(federation=estimate_federation(task, told, each.p, everything="rules" in asks))
 
 
 def _of_block(task: Any, data: CohortData, w0: Tensor, asks: tuple[str, ...]) -> Facts:

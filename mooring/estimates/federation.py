@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mooring.core.cohort import Rows
+from mooring.estimates.answers import Answers
 from mooring.estimates.client_spread import ClientSpread, client_spread, kinds_of
 from mooring.estimates.heterogeneity_likelihood import Radii, estimate_radii
 from mooring.estimates.lambda_rules import Rule, lambda_rules, settled_single
 from mooring.estimates.spread import likelier
-from mooring.estimates.summaries import Summary, summarise
+from mooring.estimates.summaries import Summary
 
 
 class Federation(NamedTuple):
@@ -53,14 +53,15 @@ class Federation(NamedTuple):
         return estimate_radii(self.summary, self.best, self.p)
 
 
-def estimate_federation(task: Any, rows: Rows, p: Tensor, everything: bool = True) -> Federation | None:
+def estimate_federation(task: Any, told: Answers, p: Tensor, everything: bool = True) -> Federation | None:
     """How the clients vary and, with `everything`, all that the rules need; None where the spread cannot be told."""
-    asked = torch.nonzero(rows.size > 0)[:, 0]
-    some = rows if len(asked) == len(rows) else rows.select(asked)
+    size = told.size
+    asked = torch.nonzero(size > 0)[:, 0]
+    some = told if len(asked) == len(size) else told.select(asked)
     scalar = client_spread(task, some)
     if scalar is None:
         return None
     diagonal = client_spread(task, some, "diagonal") if everything and "diagonal" in kinds_of(task) else None
-    summary = summarise(task, some) if everything else None
+    summary = some.summary() if everything else None
     weight = p[asked].double()
-    return Federation(asked, some.size.double(), weight / weight.sum(), float(task.ridge), scalar, diagonal, summary)
+    return Federation(asked, size[asked].double(), weight / weight.sum(), float(task.ridge), scalar, diagonal, summary)

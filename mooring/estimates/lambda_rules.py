@@ -41,6 +41,7 @@ from mooring.theory.lambda_ier import lambda_ier
 from mooring.theory.lambda_one_stage import lambda_one_stage, lambda_shrinkage
 from mooring.theory.weights import s1
 
+SETTLED = 8  # significant digits of a lam that clients settle on
 CAP = 1e4  # lam of `effect` is cut at so many times the smoothness: there models are one common model to four digits
 TIGHTEST = 10.0  # lam = "auto" is at most so many times the clients' mean largest curvature
 RULES = (
@@ -73,7 +74,7 @@ def lambda_rules(
     source, doubts, more = f"empirical Bayes, {scalar.spread.method}", scalar.spread.warnings, diagonal.spread.warnings
     table = {
         "auto": Rule(settled_single(scalar, n, p), f"{source}; at most {TIGHTEST:g} times the curvature", doubts),
-        "one": Rule(one_for_all(scalar, n, p), source, doubts),
+        "one": Rule(rounded(one_for_all(scalar, n, p)), source, doubts),
         "client": Rule(per_client * tau[0], source, doubts),
         "coefficient": Rule((p @ rich_per_client) * taus, source, more),
         "client_and_coefficient": Rule(rich_per_client[:, None] * taus, source, more),
@@ -87,7 +88,12 @@ def settled_single(told: ClientSpread, n: Tensor, p: Tensor) -> float:
     spread, asked = told
     top = torch.linalg.eigvalsh(hessians_of(spread, n[asked]))[:, -1]
     share = p[asked] / p[asked].sum()
-    return min(one_for_all(told, n, p), TIGHTEST * float(share @ top))
+    return rounded(min(one_for_all(told, n, p), TIGHTEST * float(share @ top)))
+
+
+def rounded(lam: float) -> float:
+    """lam in SETTLED digits: clients that are asked apart differ in the last ones from clients asked together."""
+    return float(f"{lam:.{SETTLED}g}")
 
 
 def one_for_all(told: ClientSpread, n: Tensor, p: Tensor) -> float:
@@ -149,6 +155,7 @@ def _theorems(summary: Summary, fits: LocalFits, p: Tensor, spread: ClientSpread
         if not mu > 0 or not all(bool(torch.as_tensor(part.value).isfinite().all()) for part in needs):
             return Rule(nan, source, doubts)
         lam = value()
+        lam = rounded(lam) if isinstance(lam, float) else lam
         one = lam if isinstance(lam, float) and isfinite(lam) else None
         return Rule(lam, source, (*doubts, *assumption_warnings(mu, smooth, n, p, one)))
 

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mooring.core.cohort import Batch, Rows
+from mooring.core.cohort import Batch, Rows, in_order
 from mooring.core.errors import RequestError
 from mooring.estimates.firth import firth
 from mooring.tasks.linear import Linear
@@ -225,6 +225,4 @@ def _by_blocks(rows: Rows, build: Callable[[Batch], Any], pairs: bool = False) -
     blocks = rows.blocks()
     if pairs:
         blocks = [p for b in blocks for p in b.split(max(1, CELLS // int(rows.size[b].max()) ** 2))]
-    parts = [build(rows.select(block).padded()) for block in blocks]
-    order = torch.argsort(torch.cat(blocks))
-    return type(parts[0])(*(torch.cat(field)[order] for field in zip(*parts)))
+    return in_order(blocks, lambda block: build(rows.select(block).padded()))

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mooring.core.cohort import Round, Rows
+from mooring.core.cohort import Rows
 from mooring.data.clients import Clients
-from mooring.engines.loop import Plan, Progress, run
-from mooring.engines.simulator import Simulator
+from mooring.engines.loop import Plan
+from mooring.engines.simulate import Moment, simulate
 
 PARTS = ("train", "test")
 
@@ -37,31 +37,28 @@ def follow(
     The algorithm's settings must be numbers. Clients weigh alike in averages, and cohorts depend on the seed alone.
     Where a method has mixtures, "alpha" is their mean.
     """
-    w0 = task.start(seed)
-    exchange = Simulator(algorithm, task, clients, clients.weights("uniform"), w0)
     curves: dict[str, list[float]] = {"round": []}
 
     def note(name: str, value: float) -> None:
         curves.setdefault(name, []).append(value)
 
-    def tell(progress: Progress, _: int) -> None:
-        if progress.t % every and progress.t not in (1, rounds):
+    def watch(now: Moment) -> None:
+        if now.t % every and now.t not in (1, rounds):
             return
-        note("round", progress.t)
-        turn = Round(progress.t, rounds, len(clients), len(clients), 1.0, seed)
-        models = exchange.all_models(progress.server, turn)
+        note("round", now.t)
+        models = now.models()
         for part in PARTS:
             loss, accuracy = worth(task, models, getattr(clients, part))
             note(f"{part} loss", loss)
             note(f"{part} accuracy", accuracy)
             if common:
-                loss, accuracy = worth(task, progress.server.w.expand_as(models), getattr(clients, part))
+                loss, accuracy = worth(task, now.server.w.expand_as(models), getattr(clients, part))
                 note(f"common {part} loss", loss)
                 note(f"common {part} accuracy", accuracy)
-        note("alpha", mean_alpha(exchange))
+        note("alpha", mean_alpha(now))
 
-    first = Progress(algorithm.start(task, w0)[0])
-    run(algorithm, exchange, Plan(rounds, participation, seed, rounds, keep="last"), first, tell=tell)
+    plan = Plan(rounds, participation, seed, evaluate_every=rounds)
+    simulate(algorithm, task, clients, plan, weights="uniform", settled=True, watch=watch)
     return curves
 
 
@@ -76,9 +73,9 @@ def worth(task: Any, models: Tensor, rows: Rows) -> tuple[float, float]:
     return float(loss.nanmean()), float(accuracy.nanmean())
 
 
-def mean_alpha(exchange: Simulator) -> float:
+def mean_alpha(now: Moment) -> float:
     """The mean mixture of a method that has one, else nan."""
-    alpha = getattr(exchange.states.fields, "alpha", None)
+    alpha = getattr(now.exchange.states.fields, "alpha", None)
     return float("nan") if alpha is None else float(alpha.double().mean())
 
 

@@ -71,10 +71,21 @@ def show_fit(display: Display, summary: Mapping[str, Any], clients: pd.DataFrame
     display.table(
         f"Clients, test {metric}", order.to_dict("records"), SCORES, caption, spare=("rows", "common", "alone")
     )
-    last, chosen = summary["rounds"], summary["chosen_round"]
-    if last != chosen:
-        display.say(f"The models are those of round {chosen} (best validation loss); the last round was {last}.")
+    display.say(which_round(summary))
     display.say(gains(clients))
+
+
+def which_round(summary: Mapping[str, Any]) -> str:
+    """Which round's models a fit keeps, and where the others are."""
+    best, last, kept = summary["best_round"], summary["last_round"], summary["kept"]
+    if best == last:
+        return f"The models are those of round {last}, the last; no earlier one was better on validation rows."
+    other = {"best": "last", "last": "best"}[kept]
+    what = {"best": f"round {best}, the best on validation rows", "last": f"round {last}, the last"}
+    return (
+        f"The models are those of {what[kept]}; those of {what[other]}, are in models-{other}.safetensors "
+        f"(--keep {other} exchanges them)."
+    )
 
 
 def ends(clients: pd.DataFrame, caption: str) -> tuple[pd.DataFrame, str]:
@@ -104,7 +115,7 @@ def show_comparison(display: Display, comparison: Mapping[str, Any]) -> None:
     rows = methods.sort_values("test_loss").to_dict("records")
     for row in rows:
         row["sent"] = decimal(int(row["bytes"]))
-        row["round"] = f"{row['chosen_round']}/{row['rounds']}"
+        row["round"] = f"{row['kept_round']}/{row['rounds']}"
     columns = {
         "method": "method",
         "test_loss": f"test {comparison['metric']}",
@@ -113,7 +124,7 @@ def show_comparison(display: Display, comparison: Mapping[str, Any]) -> None:
         "sent": "sent",
         "seconds": "seconds",
     }
-    caption = "test: models of the chosen round (best validation loss), averaged over test rows"
+    caption = "test: models of the kept round (by default the best on validation rows), averaged over test rows"
     title = f"{comparison['title']}: {len(clients)} clients"
     display.table(title, rows, columns, caption, spare=("seconds", "round", "last_test_loss"))
     if "local" in clients:
@@ -160,7 +171,7 @@ def decimals(typical: float) -> int:
 def show_newcomers(display: Display, clients: pd.DataFrame, metric: str, way: str) -> None:
     """Newcomers, and whether joining pays for them."""
     columns = SCORES | {"gain_low": "low", "gain_high": "high"}
-    columns |= {"ratio": "ratio", "ratio_low": "from", "ratio_high": "to", "pays": "pays"}
+    columns |= {"ratio": "ratio", "ratio_low": "from", "ratio_high": "to", "pays": "pays", "verdict": "verdict"}
     told = "gain (alone - personal) and ratio (alone / personal) with their 95 % intervals"
     caption = f"test {metric}; personal models by {way}; {told}"
     if len(clients) > MOST_ROWS:

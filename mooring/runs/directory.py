@@ -40,6 +40,7 @@ ROUNDS_FILE, CLIENTS_FILE, MODELS = "rounds.parquet", "clients.parquet", "models
 SUMMARY, COMPARISON, ADVICE, THEORY = "summary.json", "compare.json", "advice.json", "theory.json"
 METHODS = "methods"  # the folder of a comparison's runs, one a method
 PATH_FIGURE, GAINS_FIGURE = "path", "gains"  # of an advice, as .png and .svg
+OTHER_MODELS = {which: f"models-{which}.safetensors" for which in ("best", "last")}  # of the round that is not kept
 
 
 class Models(NamedTuple):
@@ -181,6 +182,10 @@ class RunDir:
     def write_models(self, models: Models) -> None:
         """Mark the run finished. The order of the files in time is what makes the mark true: write this one last."""
         write_models(self.path / MODELS, models)
+
+    def write_other_models(self, which: str, models: Models) -> None:
+        """The models of the "best" or the "last" round, whichever the run does not keep."""
+        write_models(self.path / OTHER_MODELS[which], models)
 
     @property
     def _unfinished(self) -> str:

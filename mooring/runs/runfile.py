@@ -60,6 +60,14 @@ def make_run(table: dict[str, Any], where: str) -> RunFile:
         raise RequestError(f"{where}: {_sentence(error)}" if where else _sentence(error)) from None
 
 
+def make_training(where: str, **options: Any) -> Training:
+    """The section [training] alone, held to the same rules."""
+    try:
+        return Training(**options)
+    except ValidationError as error:
+        raise RequestError(f"{where}: {_sentence(error, 'training')}") from None
+
+
 def parse_run(data: bytes, where: str) -> RunFile:
     """The run of a file's bytes; its seal, if it has one, is dropped."""
     try:
@@ -91,9 +99,10 @@ def run_bytes(run: RunFile) -> bytes:
     return sealed(tomli_w.dumps(table).encode())
 
 
-def _sentence(error: ValidationError) -> str:
-    """The first thing that pydantic found wrong: where, what was found, what would be right."""
+def _sentence(error: ValidationError, *section: str) -> str:
+    """The first thing that pydantic found wrong, in a run or a section: where, what was found, what is right."""
     first = error.errors(include_url=False)[0]
+    first["loc"] = (*section, *first["loc"])
     if not first["loc"]:
         return f"{first['ctx']['error']}."
     dotted, right, model = _place(first["loc"])

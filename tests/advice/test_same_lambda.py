@@ -8,7 +8,8 @@ import mooring
 from mooring.advice.explain import theory_of
 from mooring.advice.survey import survey
 from mooring.algorithms.base import build
-from mooring.engines.prepare import prepare, request
+from mooring.engines.prepare import prepare
+from mooring.engines.request import request
 from mooring.estimates.facts import gather
 from mooring.estimates.lambda_rules import RULES
 

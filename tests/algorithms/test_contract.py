@@ -115,6 +115,6 @@ def test_absent_clients_are_untouched(name, fields, problem):
     cohort = torch.tensor([0, 3])
     exchange.ask(server, cohort, Round(1, 3, 5, 2, float(exchange.data.p[cohort].sum()), 0))
     before = exchange.states.take(torch.arange(5))
-    exchange.accept(torch.tensor([True, True]), Round(1, 3, 5, 2, 0.5, 0))
+    exchange.accept(cohort, Round(1, 3, 5, 2, 0.5, 0))
     for old, new in zip(leaves(before), leaves(exchange.states.take(torch.arange(5)))):
         assert torch.equal(old[[1, 2, 4]], new[[1, 2, 4]])

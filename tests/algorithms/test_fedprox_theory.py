@@ -74,7 +74,7 @@ def test_a_certified_stop_is_near_the_prox():
         replies = exchange.ask(server, torch.arange(M), Round(1, 1, M, M, 1.0, 0))
         v = -replies.message.pull / LAM
         assert float((v - exact).norm(dim=1).max()) <= tol / (MU + LAM)
-        work.append(replies.gradients)
+        work.append(replies.meter.gradients)
     assert work[0] < work[1]
 
 

@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from mooring.algorithms.base import build
+from mooring.algorithms.base import build, find, names
 from mooring.core.cohort import Round
 from mooring.core.errors import RequestError, WorkError
-from mooring.engines.loop import Plan, Progress, guard, run, sample_cohort
-from mooring.engines.simulator import Replies, Simulator, settle
+from mooring.engines.loop import Plan, Progress, guard, plan_of, run, sample_cohort
+from mooring.engines.simulator import Simulator, settle
+from mooring.runs.runfile import make_training
 from mooring.tasks.linear import Linear
+from tests.algorithms.cases import CASES
 from tests.problems import PROBLEMS, linear_clients, simulate
 
 
@@ -48,8 +50,8 @@ class Sick(Simulator):
 
     sick: tuple[int, ...] = ()
 
-    def ask(self, server, cohort, round):
-        replies = super().ask(server, cohort, round)
+    def ask(self, server, cohort, round, deadline=None):
+        replies = super().ask(server, cohort, round, deadline)
         message = replies.message.clone()
         for place, client in enumerate(cohort.tolist()):
             if client in self.sick:
@@ -60,9 +62,10 @@ class Sick(Simulator):
 def sick_run(sick, rounds=3):
     task, clients = PROBLEMS["linear"]()
     algorithm, _, server = settle(build("fedavg", {"eta": 0.1}), task, clients)
-    exchange = Sick(algorithm, task, clients, clients.weights(), task.start())
+    exchange = Sick(task, clients, clients.weights())
+    exchange.begin(algorithm, task.start())
     exchange.sick = sick
-    return run(algorithm, exchange, Plan(rounds=rounds, evaluate_every=rounds, keep="last"), Progress(server)), exchange
+    return run(algorithm, exchange, Plan(rounds=rounds, evaluate_every=rounds), Progress(server)), exchange
 
 
 @pytest.mark.parametrize("k", [1, 2, 4])
@@ -82,15 +85,15 @@ def test_bad_replies_are_left_out_and_named(k):
 
 
 def test_a_diverged_run_is_one_sentence():
-    with pytest.raises(WorkError, match="fedavg diverged in round 1: no client's reply is finite"):
+    with pytest.raises(WorkError, match=r"fedavg diverged in round 1: no client's reply is finite \(clients '0', '1'"):
         sick_run(tuple(range(5)))
 
 
-def test_missing_replies_are_not_merged():
-    message = torch.ones(3, 2)
-    good, refused = guard(message, torch.tensor([True, False, True]), torch.tensor([4, 5, 6]))
-    assert good.tolist() == [True, False, True] and refused == {}
-    assert Replies(message, good, {5: "late"}, 0, 0).missing[5] == "late"
+def test_replies_that_are_not_finite_are_refused_by_place():
+    message = torch.tensor([[1.0, 2.0], [torch.inf, 0.0], [0.0, torch.nan]])
+    good, refused = guard(message, torch.tensor([4, 5, 6]))
+    assert good.tolist() == [True, False, False] and set(refused) == {5, 6}
+    assert guard(None, torch.tensor([4, 5]))[0].all()
 
 
 def test_costs_are_counted():
@@ -145,8 +148,8 @@ def test_early_stop_keeps_the_best_round():
     outcome = run(algorithm, exchange, Plan(rounds=200, evaluate_every=1, patience=5), Progress(server))
     losses = [record["validation_loss"] for record in outcome.progress.records]
     assert len(losses) < 200
-    assert outcome.chosen.t == int(np.argmin(losses)) + 1 == len(losses) - 5
-    assert outcome.chosen.validation_loss == pytest.approx(min(losses), rel=1e-12)
+    assert outcome.best.t == int(np.argmin(losses)) + 1 == len(losses) - 5
+    assert outcome.best.validation_loss == pytest.approx(min(losses), rel=1e-12)
 
 
 @pytest.mark.parametrize("problem", ["linear", "softmax"])
@@ -158,8 +161,39 @@ def test_chunks_do_not_matter(problem):
     torch.testing.assert_close(one[1], all_[1], rtol=1e-12, atol=1e-12)
 
 
-def test_wrong_plans_are_one_sentence():
-    with pytest.raises(RequestError, match="rounds must be at least 1, got 0"):
-        Plan(rounds=0)
-    with pytest.raises(RequestError, match="participation must be"):
-        Plan(participation=-0.5)
+def test_a_plan_is_what_the_run_file_says():
+    training = make_training("here", rounds=7, participation=0.5, seed=3, keep="last", patience=2, threads=1)
+    assert plan_of(training) == Plan(rounds=7, participation=0.5, seed=3, keep="last", patience=2)
+    with pytest.raises(RequestError, match=r"here: training\.rounds must be a whole number >= 1, got 0"):
+        make_training("here", rounds=0)
+    with pytest.raises(RequestError, match="participation must be a share"):
+        make_training("here", participation=-0.5)
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_last_stage_is_for_everyone_with_rows(name):
+    """Two of five clients are asked, once. The others deploy the common model, or what a last stage makes of it; so
+    does the one without rows."""
+    if find(name).full_participation:
+        pytest.skip("needs everyone")
+    clients = linear_clients(sizes=[7, 10, 13, 16, 2])  # two rows: one to validate, one to test
+    fields = next(fields for other, fields, problems in CASES if other == name and "linear" in problems)
+    fields = fields | ({"inner": "sgd"} if name == "local" else {})  # exact, it asks everyone at once
+    server, models, exchange = simulate(build(name, fields), Linear(3, ridge=0.1), clients, rounds=1, participation=2)
+    never = (exchange.states.merged == 0) & (clients.train.size > 0)
+    same = (models == server.w).all(1)
+    assert clients.train.size[4] == 0 and bool(same[4]) and int(never.sum()) >= 2
+    assert same[never].tolist() == [not find(name).last_stage] * int(never.sum())
+    assert find(name).last_stage == (
+        name in ("fedavg_localized", "scaffold_localized", "per_fedavg", "fedprox_two_stage")
+    )
+
+
+def test_the_second_stage_of_two_stage_fedprox_is_at_every_client():
+    """Eight clients, two a round, two rounds: everyone ends at the minimiser of its own moored objective."""
+    task, clients = Linear(3, ridge=0.1), linear_clients(m=8, spread=2.0)
+    algorithm = build("fedprox_two_stage", {"lam": 0.3, "final_steps": 400, "radius": 0})
+    server, models, exchange = simulate(algorithm, task, clients, rounds=2, participation=2)
+    assert int((exchange.states.merged == 0).sum()) >= 4
+    right = task.prox(server.w[None], 0.3, clients.train.full(task))
+    torch.testing.assert_close(models, right, rtol=1e-6, atol=1e-6)

@@ -41,7 +41,7 @@ ONE = {"value": LOSS, "low": GAIN, "high": 2 * LOSS, "method": "a long way to sa
 
 
 def fit(display):
-    more = {"algorithm": "fedprox_one_stage", "rounds": 1_234_567, "chosen_round": 7_654_321}
+    more = {"algorithm": "fedprox_one_stage", "kept": "best", "best_round": 1_234_567, "last_round": 7_654_321}
     answers.show_fit(display, SUMMARY | more, CLIENTS)
 
 
@@ -52,7 +52,7 @@ def advice(display):
 
 
 def comparison(display):
-    methods = [{"method": name, "chosen_round": 1_234_567, **METHOD} for name in ("local", "fedprox_one_stage")]
+    methods = [{"method": name, "kept_round": 1_234_567, **METHOD} for name in ("local", "fedprox_one_stage")]
     clients = [{"client": "[a]", "local": LOSS, "fedprox_one_stage": LOSS}]
     answers.show_comparison(display, {"title": "t", "metric": "log-loss", "methods": methods, "clients": clients})
 
@@ -75,8 +75,14 @@ def theory(display):
 
 
 def findings(display):
-    row = {"count": 1, "severity": "error", "client": "[a]", "column": "age", "sentence": f"The value {shown(LOSS)} is far off."}
-    answers.show_findings(display, "rows.csv", [row] * 2)
+    row = {
+        "count": 1,
+        "severity": "error",
+        "client": "[a]",
+        "column": "age",
+        "sentence": f"The value {shown(LOSS)} is far off.",
+    }
+    answers.show_findings(display, "rows.csv", [row | {"count": 1}] * 2)
 
 
 def claims(display):
@@ -105,7 +111,7 @@ def test_every_table_fits_80_columns_and_cuts_no_number(show, capsys, monkeypatc
 def test_sentences_about_a_fit(capsys):
     fit(Display())
     out = capsys.readouterr().out
-    assert "[b] exam" in out and "round 7654321 (best validation loss); the last round was 1234567" in out
+    assert "[b] exam" in out and "round 1234567, the best on validation rows; those of round 7654321, the last" in out
     assert "Of 2 clients, 1 do better with the common model than alone" in out
 
 

@@ -2,12 +2,12 @@
 
 import torch
 
+from mooring.advice.newcomer import models_of_newcomers
 from mooring.algorithms.apfl import APFL
 from mooring.core.cohort import Round
 from mooring.data.clients import Clients
-from mooring.engines.loop import Plan, Progress, run
-from mooring.engines.newcomer import personalize
-from mooring.engines.simulator import Simulator
+from mooring.engines.loop import Plan
+from mooring.engines.simulate import simulate
 from mooring.experiments.apfl._methods import ALPHAS, BATCH, DECAY, ETA
 from mooring.experiments.apfl._synthetic import TASK, synthetic
 from mooring.experiments.base.claims import Claim, every, higher, lower
@@ -37,17 +37,17 @@ def trial(seed: int, spread: float, clients: int, most: int, rounds: int) -> dic
     everyone = synthetic(seed, spread, clients + NEW, most)
     old, new = part(everyone, torch.arange(clients)), part(everyone, torch.arange(clients, clients + NEW))
     work = {"adapt_on": "train", "eta": ETA, "decay": DECAY, "epochs": 1, "batch": BATCH}
-    w0, method = TASK.start(seed), APFL(**work)
-    exchange = Simulator(method, TASK, old, old.weights("uniform"), w0)
-    plan = Plan(rounds, seed=seed, evaluate_every=rounds, keep="last")
-    server = run(method, exchange, plan, Progress(method.start(TASK, w0)[0])).progress.server
+    plan = Plan(rounds, seed=seed, evaluate_every=rounds)
+    server = simulate(APFL(**work), TASK, old, plan, weights="uniform", settled=True).server
     turn = Round(rounds, rounds, len(everyone), NEW, 1.0, seed)
     out: dict = {"epoch": list(range(EPOCHS + 1))}
     for way, (alpha, adapt, how) in WAYS.items():
         method = APFL(alpha=alpha, adapt=adapt, **work)
         curve = [worths(new, server.w.expand(NEW, -1))]
         for stays in range(1, EPOCHS + 1):
-            curve.append(worths(new, personalize(method, server, TASK, new.cohort(), turn, how=how, stays=stays)))
+            curve.append(
+                worths(new, models_of_newcomers(method, server, TASK, new.cohort(), turn, how=how, stays=stays))
+            )
         out[f"{way} loss"], out[f"{way} accuracy"] = (list(values) for values in zip(*curve))
     return out
 

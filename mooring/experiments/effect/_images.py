@@ -21,12 +21,13 @@ from mooring.algorithms.fedavg import FedAvg
 from mooring.algorithms.fedprox_one_stage import FedProxOneStage
 from mooring.algorithms.local import Local
 from mooring.algorithms.pfedme import PFedMe
-from mooring.core.cohort import Round, Rows
+from mooring.core.cohort import Rows
 from mooring.data.clients import Clients
 from mooring.data.generators import Prototypes
 from mooring.data.images import named_images
-from mooring.engines.loop import Plan, Progress, run
-from mooring.engines.simulator import Simulator, mean_risk
+from mooring.engines.loop import Plan
+from mooring.engines.simulate import Moment, simulate
+from mooring.engines.visits import mean_risk
 from mooring.experiments.nets import mlp
 from mooring.tasks.logistic import Logistic
 from mooring.tasks.module import Module
@@ -117,26 +118,20 @@ class Trained(NamedTuple):
 
 def train(algorithm: Any, task: Any, given: Federation, rounds: int, seed: int, follow: bool = True) -> Trained:
     clients = given.clients
-    w0 = task.start(seed)
-    exchange = Simulator(algorithm, task, clients, clients.weights(), w0)
     curves: dict[str, list[float]] = {"t": [], "loss": [], "common loss": [], "test loss": []}
 
-    def models(server: Any, t: int) -> Tensor:
-        return exchange.all_models(server, Round(t, rounds, len(clients), len(clients), 1.0, seed))
-
-    def tell(progress: Progress, _: int) -> None:
-        v = models(progress.server, progress.t)
+    def watch(now: Moment) -> None:
+        v = now.models()
         p = clients.weights()
-        w = p.float() @ v if isinstance(algorithm, Local) else progress.server.w
-        curves["t"].append(progress.t)
+        w = p.float() @ v if isinstance(algorithm, Local) else now.server.w
+        curves["t"].append(now.t)
         curves["loss"].append(float(p @ mean_risk(task, v, clients.train)))
         curves["common loss"].append(float(p @ mean_risk(task, w.expand_as(v), clients.train)))
         curves["test loss"].append(own(by_class(task, v, given).loss, given))
 
-    plan = Plan(rounds=rounds, seed=seed, evaluate_every=rounds, keep="last")
-    progress = Progress(algorithm.start(task, w0)[0])
-    done = run(algorithm, exchange, plan, progress, tell=tell if follow else lambda *_: None).progress
-    v = models(done.server, done.t)
+    plan = Plan(rounds=rounds, seed=seed, evaluate_every=rounds)
+    done = simulate(algorithm, task, clients, plan, settled=True, watch=watch if follow else lambda _: None)
+    v = done.models()
     return Trained(clients.weights().float() @ v if isinstance(algorithm, Local) else done.server.w, v, curves)
 
 

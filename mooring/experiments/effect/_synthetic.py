@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from mooring.algorithms.fedprox_one_stage import FedProxOneStage
-from mooring.core.cohort import Round
 from mooring.core.newton import newton
 from mooring.data.clients import Clients
 from mooring.data.generators import SyntheticLogit
-from mooring.engines.loop import Plan, Progress, run
+from mooring.engines.loop import Plan
 from mooring.engines.measures import Minimum, squared_errors
-from mooring.engines.simulator import Simulator, settle
+from mooring.engines.simulate import Moment, simulate
+from mooring.engines.simulator import settle
 from mooring.tasks.logistic import Logistic
 from mooring.theory.lambda_one_stage import lambda_one_stage
 from mooring.theory.moreau import moreau
@@ -140,23 +140,23 @@ def iterated(
     inner = {"inner": "descent", "steps": steps, "tol": 0.0} if steps else {"inner": "exact"}
     algorithm = FedProxOneStage(lam=lam, gamma=gamma, eta=eta, batch=0, **inner)
     w0 = task.start()
-    exchange = Simulator(algorithm, task, given.clients, p, w0)
     best = minimiser(task, lam, p, given.clients.train).v if exact else w0.expand_as(truths)
     first = distance(w0.expand_as(truths), best) if exact else 1.0
     curves: dict[str, list[float]] = {"t": [], "total": [], "global total": [], "gap": []}
 
-    def note(progress: Progress) -> None:
-        v = exchange.all_models(progress.server, Round(progress.t, rounds, clients, clients, 1.0, seed))
-        errors = squared_errors(progress.server.w, v, truths, p)
-        curves["t"].append(progress.t)
+    def watch(now: Moment) -> None:
+        note(now.t, now.server.w, now.models())
+
+    def note(t: int, w: Tensor, v: Tensor) -> None:
+        errors = squared_errors(w, v, truths, p)
+        curves["t"].append(t)
         curves["total"].append(float(errors.personal.mean()))
         curves["global total"].append(errors.common)
         curves["gap"].append(distance(v, best) / first)
 
-    progress = Progress(algorithm.start(task, w0)[0])
-    note(progress)
-    plan = Plan(rounds, participation, seed, evaluate_every=rounds, keep="last")
-    run(algorithm, exchange, plan, progress, tell=lambda now, _: note(now))
+    note(0, w0, w0.expand_as(truths))
+    plan = Plan(rounds, participation, seed, evaluate_every=rounds)
+    simulate(algorithm, task, given.clients, plan, settled=True, watch=watch, w0=w0)
     if not exact:
         del curves["gap"]
     return curves

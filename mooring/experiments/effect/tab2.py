@@ -7,9 +7,9 @@ import torch
 
 from mooring.algorithms.fedprox_one_stage import FedProxOneStage
 from mooring.data.generators import SyntheticLogit
-from mooring.engines.loop import Plan, Progress, run
+from mooring.engines.loop import Plan
 from mooring.engines.measures import minimiser
-from mooring.engines.simulator import Simulator
+from mooring.engines.simulate import Moment, simulate
 from mooring.experiments.base.claims import Claim, Verdict, every, flat, lower, rising
 from mooring.experiments.base.experiment import Cell, Experiment, Panel, Preset, Table, grid
 from mooring.experiments.base.results import Results, of
@@ -51,16 +51,12 @@ def trial(seed: int, lam: float) -> dict:
     best = minimiser(task, lam, p, data.train).w
     most = rounds_bound(mu, smooth, lam, ACCURACY)
     left = [float(best.square().sum())]
-    w0 = task.start()
-    exchange = Simulator(algorithm, task, data, p, w0)
 
-    def tell(progress: Progress, _: int) -> None:
-        left.append(float((progress.server.w - best).square().sum()))
-        progress.stopped = left[-1] <= ACCURACY * left[0]
+    def watch(now: Moment) -> bool:
+        left.append(float((now.server.w - best).square().sum()))
+        return left[-1] <= ACCURACY * left[0]
 
-    run(
-        algorithm, exchange, Plan(most, 1.0, seed, most, keep="last"), Progress(algorithm.start(task, w0)[0]), tell=tell
-    )
+    simulate(algorithm, task, data, Plan(most, 1.0, seed, evaluate_every=most), settled=True, watch=watch)
     done = left[-1] <= ACCURACY * left[0]
     rounds = float(len(left) - 1) if done else np.nan
     orders = {name: cost(mu, smooth, lam) for name, cost in COSTS.items()}

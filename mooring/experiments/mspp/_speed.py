@@ -18,8 +18,8 @@ from mooring.core.cohort import Rows
 from mooring.data.clients import Clients
 from mooring.data.generators import BagOfWords
 from mooring.data.images import named_images
-from mooring.engines.loop import Plan, Progress, run
-from mooring.engines.simulator import Simulator
+from mooring.engines.loop import Plan
+from mooring.engines.simulate import Moment, simulate
 from mooring.experiments.federated import single
 from mooring.experiments.nets import Make, cnn, lstm, mlp
 from mooring.tasks.module import Module
@@ -100,20 +100,18 @@ class Track(NamedTuple):
 
 def track(algorithm: Any, task: Module, clients: Clients, problem: Problem, seed: int, enough: float) -> Track:
     """A run, until its accuracy reaches `enough`."""
-    w0 = task.start(seed)
-    exchange = Simulator(algorithm, task, clients, clients.weights("uniform"), w0)
-    plan = Plan(problem.rounds, problem.sampled, seed, problem.rounds, keep="last")
+    plan = Plan(problem.rounds, problem.sampled, seed, evaluate_every=problem.rounds)
     test = pieces(clients.test)
     accuracy: list[float] = []
 
-    def tell(progress: Progress, _: int) -> None:
-        w = progress.server.w[None]
+    def watch(now: Moment) -> bool:
+        w = now.server.w[None]
         hits = [float(task.score(w, piece.padded())["accuracy"]) * len(piece.y) for piece in test]
         accuracy.append(sum(hits) / len(clients.test.y))
-        progress.stopped = accuracy[-1] >= enough
+        return accuracy[-1] >= enough
 
-    outcome = run(algorithm, exchange, plan, Progress(algorithm.start(task, w0)[0]), tell=tell)
-    gradients = [record["gradients"] for record in outcome.progress.records]
+    done = simulate(algorithm, task, clients, plan, weights="uniform", settled=True, watch=watch)
+    gradients = [record["gradients"] for record in done.outcome.progress.records]
     return Track(np.array(accuracy), np.cumsum(gradients, dtype=float))
 
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from mooring.algorithms.fedmspp import FedMSPP
 from mooring.algorithms.fedprox_shared import FedProxShared
 from mooring.data.clients import BINARY, Clients, from_arrays
-from mooring.engines.loop import Plan, Progress, run
-from mooring.engines.simulator import Simulator
+from mooring.engines.loop import Plan
+from mooring.engines.simulate import simulate
 from mooring.experiments.base.claims import Claim, every, lower, slope
 from mooring.experiments.base.experiment import Cell, Experiment, Panel, Preset, Table
 from mooring.experiments.base.results import of
@@ -56,17 +56,15 @@ def squared_gradients(
     task: Sigmoid, method: Any, clients: Clients, sampled: int, rounds: int, seed: int, w0: Tensor
 ) -> np.ndarray:
     """[T]: |grad F(w_t)|^2 for t = 0, ..., T - 1."""
-    p = clients.weights("uniform")
-    exchange = Simulator(method, task, clients, p, w0)
-    pooled = clients.train.pooled(p)
+    pooled = clients.train.pooled(clients.weights("uniform"))
 
     def measure(w):
         return float(task.grad(w[None], pooled).square().sum())
 
     found = [measure(w0)]
-    plan = Plan(rounds, float(sampled) if sampled > 1 else 1 / CLIENTS, seed, rounds, keep="last")
-    first = Progress(method.start(task, w0)[0])
-    run(method, exchange, plan, first, tell=lambda progress, _: found.append(measure(progress.server.w)))
+    plan = Plan(rounds, float(sampled) if sampled > 1 else 1 / CLIENTS, seed, evaluate_every=rounds)
+    how = {"weights": "uniform", "settled": True, "w0": w0}
+    simulate(method, task, clients, plan, watch=lambda now: found.append(measure(now.server.w)), **how)
     return np.array(found[:-1])
 
 

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from mooring.algorithms.base import build
+from mooring.advice.newcomer import WAYS, models_of_newcomers
+from mooring.algorithms.base import build, find, names
 from mooring.core.cohort import Round
 from mooring.core.errors import RequestError
 from mooring.data.clients import from_arrays
-from mooring.engines.newcomer import personalize, way_of
 from mooring.tasks.module import Module
-from tests.problems import PROBLEMS, linear_clients, simulate
+from tests.problems import PROBLEMS, linear_clients, settled_simulator, simulate
 
 FIRST = Round(1, 1, 1, 1, 1.0, 0)
 
@@ -25,7 +25,13 @@ def newcomer(name, fields, problem="linear", stays=5, how="auto", seed=7):
     later = from_arrays([x], [y], names=["later"], kind="regression" if problem == "linear" else "binary")
     data = later.cohort()
     algorithm = exchange.algorithm
-    return algorithm, server.w, personalize(algorithm, server, task, data, FIRST, stays=stays, how=how)[0], data, task
+    return (
+        algorithm,
+        server.w,
+        models_of_newcomers(algorithm, server, task, data, FIRST, stays=stays, how=how)[0],
+        data,
+        task,
+    )
 
 
 APFL = {"eta": 0.05, "decay": 0.1, "steps": 3, "adapt": "no"}
@@ -64,7 +70,7 @@ def test_none_of_the_common_model_is_fine_tuning():
     torch.testing.assert_close(mixed, tuned, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["fedprox_shared", "fedprox_one_stage", "ditto", "pfedme", "l2gd"])
+@pytest.mark.parametrize("name", ["fedprox_one_stage", "fedprox_two_stage", "ditto", "pfedme", "l2gd"])
 @pytest.mark.parametrize("problem", ["linear", "logistic"])
 def test_moored_methods_give_the_proximal_point(name, problem):
     _, w, model, data, task = newcomer(name, {"lam": 0.4}, problem)
@@ -83,7 +89,7 @@ def test_without_a_prox_the_proximal_point_is_approached():
     task = Module(lambda: torch.nn.Linear(3, 1, dtype=torch.float64), loss="half_square")
     server, _, exchange = simulate(build("ditto", {"lam": 0.4}), task, clients)
     data = linear_clients(m=1, seed=5).cohort()
-    model = personalize(exchange.algorithm, server, task, data, FIRST, stays=100)
+    model = models_of_newcomers(exchange.algorithm, server, task, data, FIRST, stays=100)
     slope = task.grad(model, data.train.padded()) + 0.4 * (model - server.w)
     assert float(slope.norm()) < 0.05
 
@@ -98,8 +104,8 @@ def test_fine_tuning_methods_use_their_own_last_stage():
     torch.testing.assert_close(model, v[0])
 
 
-@pytest.mark.parametrize("name", ["fedavg", "scaffold"])
-def test_others_are_fine_tuned(name):
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedprox_shared"])
+def test_shared_models_are_fine_tuned(name):
     _, w, model, data, task = newcomer(name, {"eta": 0.05, "steps": 3}, stays=2)
     v = w[None]
     for _ in range(6):
@@ -120,7 +126,7 @@ def test_steps_stay_within_the_newcomers_own_curvature():
     rng = np.random.default_rng(0)
     x = 10 * rng.normal(size=(30, 3))
     data = from_arrays([x], [x @ np.ones(3)], kind="regression").cohort()
-    model = personalize(exchange.algorithm, server, task, data, FIRST, stays=50)
+    model = models_of_newcomers(exchange.algorithm, server, task, data, FIRST, stays=50)
     assert float(task.loss(model, data.train.full(task))) < float(task.loss(server.w[None], data.train.full(task)))
 
 
@@ -131,9 +137,16 @@ def test_wrong_ways_are_refused():
         newcomer("fedavg", {}, how="prox")
 
 
-def test_ways():
-    ways = {"apfl": "mixture", "local": "alone", "ditto": "prox", "fedavg": "tune", "per_fedavg": "finish"}
-    assert {name: way_of(build(name, {})) for name in ways} == ways
+@pytest.mark.parametrize("name", names())
+def test_every_algorithm_declares_a_way_that_it_can_go(name):
+    """A prox is for personal models that lam pulls, never for a shared one; a last stage must be there to be used."""
+    task, clients = PROBLEMS["linear"]()
+    algorithm, exchange, _ = settled_simulator(build(name, {}), task, clients)
+    way, personal = find(name).newcomer, hasattr(exchange.states.first, "v")
+    assert way in WAYS
+    assert (way == "prox") == (personal and hasattr(algorithm, "lam"))
+    assert way != "finish" or algorithm.last_stage
+    assert personal or way in ("tune", "finish")
 
 
 def test_a_cohort_of_newcomers_equals_one_at_a_time():
@@ -141,7 +154,7 @@ def test_a_cohort_of_newcomers_equals_one_at_a_time():
     server, _, exchange = simulate(build("apfl", {"batch": 4}), task, clients)
     later = linear_clients(m=3, seed=9)
     data = later.cohort()
-    together = personalize(exchange.algorithm, server, task, data, FIRST)
+    together = models_of_newcomers(exchange.algorithm, server, task, data, FIRST)
     for i in range(3):
-        one = personalize(exchange.algorithm, server, task, data.select(torch.tensor([i])), FIRST)
+        one = models_of_newcomers(exchange.algorithm, server, task, data.select(torch.tensor([i])), FIRST)
         assert torch.equal(one[0], together[i])

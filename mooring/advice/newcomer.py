@@ -1,10 +1,12 @@
 """A client that comes after the training: a personal model from the common one, without another round.
 
     mixture   v <- v - eta alpha grad L_k(alpha v + (1 - alpha) w) from v = w;  alpha v + (1 - alpha) w    APFL
-    prox      arg min_v L_k(v) + lam/2 |v - w|^2                                  methods that moor by lam
+    prox      arg min_v L_k(v) + lam/2 |v - w|^2                                  methods of personal models on a pull
     finish    the method's own last stage                                         methods that fine-tune before use
     alone     the method's own visits                                             Local, whose w is not trained
-    tune      w after local SGD steps                                             all others
+    tune      w after local SGD steps                                             methods of one shared model
+
+Each algorithm declares its way in `Algorithm.newcomer`.
 
 Source   apfl, Eq. 7 (mixture).
 """
@@ -32,16 +34,7 @@ WORK = ("decay", "fading", "steps", "epochs", "batch", "draws", "alpha", "adapt"
 STAYS = 5  # a newcomer's local work, in rounds' worth of the method's: 5 passes where a round is one (apfl, Figure 6)
 
 
-def way_of(algorithm: Any) -> str:
-    """How newcomers of a run with this (settled) algorithm get their models."""
-    if algorithm.name in ("apfl", "local"):
-        return {"apfl": "mixture", "local": "alone"}[algorithm.name]
-    if hasattr(algorithm, "tune_steps"):
-        return "finish"
-    return "prox" if hasattr(algorithm, "lam") else "tune"
-
-
-def personalize(
+def models_of_newcomers(
     algorithm: Any, server: Any, task: Any, data: CohortData, round: Round, *, how: str = "auto", stays: int = STAYS
 ) -> Tensor:
     """[C, d]: what newcomers with these data deploy, given a finished run's settled algorithm and server state.
@@ -49,7 +42,7 @@ def personalize(
     Step sizes are the run's, on convex tasks at most what the newcomer's own curvature allows; an exact prox is used
     where the task has one. A lam or alpha per client has no value for a newcomer: the median stands in.
     """
-    how = way_of(algorithm) if how == "auto" else how
+    how = algorithm.newcomer if how == "auto" else how
     if how not in WAYS:
         raise RequestError(f"how must be one of {', '.join(WAYS)} or auto, got {how!r}.")
     if how == "prox" and not hasattr(algorithm, "lam"):

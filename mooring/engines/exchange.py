@@ -1,0 +1,126 @@
+"""The contract between the round loop and the clients, wherever these are.
+
+An exchange only carries: who is there, what clients tell before the first round, a question to a cohort and its
+replies, whose replies were merged, which round is the best so far, how deployed models do, and the models. The loop,
+`fit` and the algorithms reach for nothing else, so that a federation in one process and one across machines run the
+same lines. A run goes
+
+    facts -> Algorithm.settle -> Algorithm.start -> begin -> (ask -> accept -> evaluate -> mark_best)* -> models
+
+A client's state lives with the client. It has a generation for each round whose reply was merged, 0 being the first
+state. An ask names the generation to start from (the client's last merged round), so a reply that was lost, came late
+or was refused never happened, and an interrupted round may be asked again. `LAST` is that generation; `BEST` is the one
+that was the last at the marked round. A snapshot pins the generations it speaks of: whoever restores one of the two
+latest finds them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from mooring.core.cohort import Round
+from mooring.core.costs import Meter
+from mooring.estimates.facts import Facts
+
+LAST, BEST = "last", "best"
+
+
+@dataclass(frozen=True, eq=False)
+class Roster:
+    """Who is there. A client's place in these is its number everywhere in the engine."""
+
+    names: tuple[str, ...]
+    keys: np.ndarray  # [m] uint64, each client's number in its random draws
+    p: Tensor  # [m] float64, client weights
+    sizes: dict[str, Tensor]  # rows of each client [m], by part: "train", "validation", "test"
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+class Replies(NamedTuple):
+    """What a cohort answered in time: messages of those who did, in the order of their places, and why others did not.
+
+    At most one reply of each client, to this very ask: late, repeated and stale ones never come up to here.
+    """
+
+    who: Tensor  # [R], places in the roster, ascending
+    message: Any  # NamedTuple of [R, ...], a tensor [R, ...], or None for an algorithm that sends nothing
+    missing: dict[int, str]  # place in the roster -> why there is no reply
+    meter: Meter  # the work behind the replies, added up
+
+
+class Scores(NamedTuple):
+    """How deployed models do at home: the mean loss over each client's rows [m], and over how many rows [m].
+
+    A client that has no rows, or did not answer, has nan and 0.
+    """
+
+    risk: Tensor
+    rows: Tensor
+
+
+class Exchange(Protocol):
+    """A way to exchange messages with clients."""
+
+    @property
+    def roster(self) -> Roster: ...
+
+    def facts(self, w0: Tensor, asks: tuple[str, ...]) -> Facts:
+        """What all clients tell before the first round, stacked in roster order; optional facts as `asks` names."""
+        ...
+
+    def begin(self, algorithm: Any, w0: Tensor) -> None:
+        """The settled algorithm and the first model: every client makes its first state of them.
+
+        Refuses an algorithm that it cannot run, such as a pooled one where rows are not in one place.
+        """
+        ...
+
+    def ask(self, server: Any, cohort: Tensor, round: Round, deadline: float | None = None) -> Replies:
+        """Let the clients at these places (ascending) visit; wait at most `deadline` seconds.
+
+        Their new states count only once `accept` names them. What `Algorithm.kept` names of the server's state is not
+        sent.
+        """
+        ...
+
+    def accept(self, who: Tensor, round: Round) -> None:
+        """The replies of these clients to the last ask were merged: their new states count from now on."""
+        ...
+
+    def mark_best(self, round: Round) -> None:
+        """The states of now are those of the best round so far: keep them, whatever comes."""
+        ...
+
+    def evaluate(self, server: Any, round: Round, parts: tuple[str, ...], at: str = LAST) -> dict[str, Scores]:
+        """Scores of the models that clients would deploy, by part of their rows; states and draws stay untouched."""
+        ...
+
+    def models(self, server: Any, round: Round, at: str = LAST) -> Tensor | None:
+        """[m, d]: the model that every client deploys; None where each client keeps its own."""
+        ...
+
+    def numbers(self, field: str, at: str = LAST) -> Tensor | None:
+        """[m]: a number that is part of each client's state, such as alpha, nan for those that were never merged; None
+        where the state has no such part, or clients keep it to themselves."""
+        ...
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """What a checkpoint must hold of the clients, by name; `restore` takes it back, after `begin`."""
+        ...
+
+    def restore(self, snapshot: dict[str, Tensor]) -> None: ...
+
+    def beside(self, algorithm: Any) -> Exchange | None:
+        """An exchange of its own with the same clients, for a referee; None where it cannot be run here."""
+        ...
+
+
+def sent(algorithm: Any, server: Any) -> Any:
+    """The server's state as clients see it: the parts that visits do without are not sent."""
+    return server._replace(**dict.fromkeys(algorithm.kept)) if algorithm.kept else server

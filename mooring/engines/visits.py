@@ -1,0 +1,53 @@
+"""What happens at clients: a visit, a deployment, a score, on a cohort of any size.
+
+The simulator calls these on chunks of hundreds, a client of a real federation on itself, a cohort of one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mooring.core.cohort import CohortData, Round, Rows
+from mooring.core.costs import Meter, Metered
+
+
+def first_states(algorithm: Any, task: Any, w0: Tensor, clients: int) -> Any:
+    """The states [C, ...] of clients that were never merged."""
+    first = algorithm.start(task, w0)[1]
+    return type(first)(*(part.expand(clients, *part.shape).clone() for part in first))
+
+
+def visit(
+    algorithm: Any, task: Any, server: Any, client: Any, data: CohortData, round: Round, meter: Meter
+) -> tuple[Any, Any]:
+    """A stay: new states and messages; its work is counted on `meter`."""
+    return algorithm.visit(server, client, Metered(task, meter), data, round)
+
+
+def deployed(
+    algorithm: Any, task: Any, server: Any, client: Any, merged: Tensor, data: CohortData, round: Round
+) -> Tensor:
+    """[C, d]: what these clients deploy, `merged` being the rounds of their last merged replies (0: none).
+
+    A last stage is for every client that has rows, asked before or not. Without one, a client that was never merged
+    has nothing of its own and deploys the common model, and so does a client without rows.
+    """
+    final = algorithm.finish(server, client, task, data, round)
+    own = algorithm.deploy(server, final).expand(len(data), -1)
+    plain = data.train.size == 0
+    if not algorithm.last_stage:
+        plain = plain | (merged == 0)
+    return torch.where(plain[:, None], server.w, own)
+
+
+def mean_risk(task: Any, w: Tensor, rows: Rows) -> Tensor:
+    """[C] in float64: the mean reported loss of each client's model on its rows; nan for a client without rows."""
+    out = torch.full((len(rows),), torch.nan, dtype=torch.float64)
+    for block in rows.blocks():
+        part = rows.select(block)
+        if int(part.size.max()) > 0:
+            out[block] = task.risk(w[block], part.padded()).double()
+    return out

@@ -1,0 +1,62 @@
+"""`personalize`: newcomers are judged as advice judges."""
+
+import numpy as np
+import pytest
+import torch
+
+from mooring.advice.evidence import compare, verdicts
+from mooring.advice.folds import row_losses
+from mooring.advice.personalize import judged, train_alone
+from mooring.data.clients import from_arrays
+from mooring.estimates.facts import RIDGES
+from mooring.tasks.linear import Linear
+
+RNG = np.random.default_rng(0)
+TRUTH = np.array([1.0, -2.0, 0.5])
+
+
+def newcomers(sizes, noise=0.3):
+    xs = [RNG.normal(size=(n, 3)) for n in sizes]
+    ys = [x @ TRUTH + noise * RNG.normal(size=len(x)) for x in xs]
+    parts = [np.array(["train"] * 6 + ["validation"] * 2 + ["test"] * (n - 8)) for n in sizes]
+    return from_arrays(xs, ys, parts=parts, kind="regression", target_scale=3.0)
+
+
+def test_the_interval_and_the_verdict_are_those_of_advice():
+    clients, task = newcomers([60, 80, 12, 8]), Linear(3)
+    alone, common = torch.zeros(4, 4, dtype=torch.float64), torch.tensor([*TRUTH, 0.0], dtype=torch.float64)
+    personal = common.repeat(4, 1)
+    frame = judged(task, clients, alone, common, personal, seed=3)
+    losses = [row_losses(task, w, clients.test, 9.0) for w in (alone, common, personal)]
+
+    def against(a, b):
+        return compare(losses[a], losses[b], clients.test.size, clients.keys, 3)
+
+    np.testing.assert_array_equal(frame[["gain", "gain_low", "gain_high"]].to_numpy().T, np.array(against(0, 2)[:3]))
+    assert frame["verdict"].tolist() == verdicts(against(0, 2), against(1, 2), against(0, 1))
+    assert frame["pays"].tolist()[:2] == ["yes", "yes"] and frame["pays"][3] == "undecided"  # no test rows, no word
+    assert frame["rows"].tolist() == [60, 80, 12, 8] and np.isnan(frame["alone"][3])
+
+
+def test_losses_are_means_over_test_rows_in_units_of_the_target():
+    clients, task = newcomers([30]), Linear(3)
+    w = torch.tensor([[0.5, -1.0, 0.0, 0.2]], dtype=torch.float64)
+    frame = judged(task, clients, w, w[0], w)
+    x, y = (part.numpy() for part in clients.test.of(0))
+    assert frame["alone"][0] == pytest.approx(9 * float(((x @ [0.5, -1.0, 0.0] + 0.2 - y) ** 2).mean()), rel=1e-12)
+    assert frame["gain"][0] == 0 and frame["pays"][0] == "undecided"
+
+
+def test_harm_is_told():
+    clients, task = newcomers([200, 200]), Linear(3)
+    good = torch.tensor([[*TRUTH, 0.0]], dtype=torch.float64).repeat(2, 1)
+    bad = torch.zeros(2, 4, dtype=torch.float64)
+    assert judged(task, clients, good, bad[0], bad)["pays"].tolist() == ["no", "no"]
+
+
+def test_alone_is_the_referee():
+    """Both newcomers' models are ridge fits, with one ridge for both."""
+    clients, task = newcomers([40, 50]), Linear(3)
+    models, zero = train_alone(task, clients, 0), torch.zeros(1, 4, dtype=torch.float64)
+    fits = torch.stack([task.prox(zero, float(ridge), clients.train.full(task)) for ridge in RIDGES])
+    assert float((fits - models).abs().amax((1, 2)).min()) < 1e-12

@@ -1,0 +1,145 @@
+"""The exchange in one process, and `simulate` over it."""
+
+from dataclasses import fields
+
+import pytest
+import torch
+
+from mooring.algorithms.base import build
+from mooring.core.cohort import Round
+from mooring.core.errors import RequestError
+from mooring.engines.exchange import BEST, LAST
+from mooring.engines.loop import Plan, Progress, run
+from mooring.engines.simulate import simulate
+from mooring.engines.simulator import Simulator, chunk_size, settle
+from mooring.tasks.linear import Linear
+from tests.problems import PROBLEMS, linear_clients
+
+TURN = Round(1, 3, 5, 5, 1.0, 0)
+
+
+def ready(name="ditto", **fields):
+    task, clients = PROBLEMS["linear"]()
+    return task, clients, *settle(build(name, fields), task, clients)
+
+
+def test_who_is_there():
+    task, clients = PROBLEMS["linear"]()
+    roster = Simulator(task, clients, clients.weights("uniform")).roster
+    assert len(roster) == 5 and roster.names == clients.names and roster.keys.tolist() == clients.keys.tolist()
+    assert roster.p.tolist() == [0.2] * 5
+    assert {part: size.tolist() for part, size in roster.sizes.items()} == {
+        part: getattr(clients, part).size.tolist() for part in ("train", "validation", "test")
+    }
+
+
+def test_states_count_once_they_are_accepted():
+    _, _, _, exchange, server = ready()
+    before = exchange.models(server, TURN)
+    replies = exchange.ask(server, torch.tensor([0, 2, 3]), TURN)
+    assert replies.who.tolist() == [0, 2, 3] and replies.missing == {} and len(replies.message) == 3
+    assert torch.equal(exchange.models(server, TURN), before)
+    exchange.accept(torch.tensor([0, 3]), TURN)
+    moved = (exchange.models(server, TURN) != before).any(1)
+    assert moved.tolist() == [True, False, False, True, False]
+    assert exchange.states.merged.tolist() == [1, 0, 0, 1, 0]
+
+
+def test_the_marked_states_stay_as_they_were():
+    _, _, algorithm, exchange, server = ready()
+    everyone = torch.arange(5)
+    exchange.ask(server, everyone, TURN)
+    exchange.accept(everyone, TURN)
+    exchange.mark_best(TURN)
+    marked = exchange.models(server, TURN)
+    server = algorithm.merge(server, torch.ones(4, dtype=torch.float64), TURN)
+    exchange.ask(server, everyone, TURN._replace(t=2))
+    exchange.accept(everyone, TURN._replace(t=2))
+    assert torch.equal(exchange.models(server, TURN, BEST), marked)
+    assert not torch.equal(exchange.models(server, TURN, LAST), marked)
+    best, last = (exchange.evaluate(server, TURN, ("test",), at)["test"].risk for at in (BEST, LAST))
+    assert not torch.equal(best, last)
+
+
+def test_numbers_are_of_those_who_were_merged():
+    _, _, _, exchange, server = ready("apfl", alpha=0.3, adapt="no")
+    exchange.ask(server, torch.tensor([1, 4]), TURN)
+    exchange.accept(torch.tensor([1, 4]), TURN)
+    alpha = exchange.numbers("alpha")
+    assert alpha[[1, 4]].tolist() == [0.3, 0.3] and alpha[[0, 2, 3]].isnan().all()
+    assert exchange.numbers("beta") is None
+
+
+def test_parts_that_are_kept_are_not_sent():
+    _, _, algorithm, exchange, server = ready("apfl", adapt="no", output="average")
+    seen = []
+    visit = type(algorithm).visit
+
+    class Spy(type(algorithm)):
+        def visit(self, server, *rest):
+            seen.append(server)
+            return visit(self, server, *rest)
+
+    exchange.algorithm = Spy(**{f.name: getattr(algorithm, f.name) for f in fields(algorithm)})
+    exchange.ask(server, torch.arange(5), TURN)
+    assert seen and all(found.average is None and found.done is None and found.w is not None for found in seen)
+    assert server.average is not None
+
+
+def test_chunks_follow_the_model_alone():
+    assert chunk_size(Linear(10, intercept=False)) == 20_000_000 // 80
+    assert chunk_size(Linear(10_000_000, intercept=False)) == 1
+
+
+def test_simulate_equals_the_loop_by_hand():
+    task, clients = PROBLEMS["logistic"]()
+    plan = Plan(rounds=5, participation=3, seed=4, evaluate_every=2)
+    done = simulate(build("ditto", {}), task, clients, plan, weights="uniform")
+    algorithm, exchange, server = settle(build("ditto", {}), task, clients, weights="uniform", seed=4)
+    outcome = run(algorithm, exchange, plan, Progress(server))
+    assert done.algorithm == algorithm and torch.equal(done.server.w, outcome.progress.server.w)
+    assert torch.equal(done.models(), exchange.models(outcome.progress.server, Round(5, 5, 5, 5, 1.0, 4)))
+    again = simulate(algorithm, task, clients, plan, weights="uniform", settled=True)
+    assert torch.equal(again.models(), done.models()) and torch.equal(again.models(BEST), done.models(BEST))
+
+
+def test_whoever_watches_sees_every_round_and_may_stop():
+    task, clients = linear_problem = (Linear(3, ridge=0.1), linear_clients())
+    seen = []
+
+    def watch(now):
+        seen.append((now.t, now.models()))
+        return now.t == 3
+
+    done = simulate(build("ditto", {}), *linear_problem, Plan(rounds=9), watch=watch)
+    assert [t for t, _ in seen] == [1, 2, 3] and done.outcome.last.t == 3
+    assert torch.equal(seen[-1][1], done.models())
+    shorter = simulate(build("ditto", {}), task, clients, Plan(rounds=2))
+    torch.testing.assert_close(seen[1][1], shorter.models(), rtol=0, atol=0)
+
+
+def test_a_run_may_begin_elsewhere():
+    task, clients = PROBLEMS["linear"]()
+    w0 = torch.arange(4, dtype=torch.float64)
+    for settled in (False, True):
+        method = build("fedavg", {"eta": 1e-9, "batch": 0, "steps": 1})
+        done = simulate(method, task, clients, Plan(rounds=1), settled=settled, w0=w0)
+        torch.testing.assert_close(done.server.w, w0, rtol=0, atol=1e-6)
+
+
+def test_a_task_that_lacks_what_is_needed_is_refused():
+    task, clients = PROBLEMS["softmax"]()
+    with pytest.raises(RequestError, match="dichotomous needs a task with 'prox'"):
+        simulate(build("dichotomous", {}), Without(task), clients, Plan(rounds=1))
+
+
+class Without:
+    """A task without an exact prox."""
+
+    prox = None
+
+    def __init__(self, task):
+        self._task = task
+
+    def __getattr__(self, name):
+        return getattr(self._task, name)
