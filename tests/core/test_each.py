@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+import torch
+
 from mooring.core.cohort import Rows, stacked
 from mooring.core.costs import Meter, Solves
 
