@@ -126,7 +126,7 @@ def slackened(job: Job, w: Tensor, work: Work, tell: Tell) -> Iterator[Models]:
     v = w.expand(len(everyone), -1)
     for lam in work.lams:
         ready, exchange, server = settled(build("fedprox_one_stage", {"lam": lam}), job)
-        exchange.states.put(everyone, type(exchange.states.first)(v), 1)
+        exchange.states.put(everyone, exchange.states.take(everyone)._replace(v=v), 1)
         found = train(job, ready, exchange, Progress(server._replace(w=w)), None, tell)
         w, v = found.common, found.models
         yield Models(Setting(LAMBDA, lam), w, v)

@@ -65,8 +65,8 @@ def test_what_is_recorded_is_the_gradient_of_the_subproblem(inner):
     replies, now = exchange.ask(server, cohort, turn), ready.at(turn)
     grad = task.grad(server.w + replies.message, clients.train.select(cohort).full(task)) + now.lam * replies.message
     norm = grad.norm(dim=1)
-    assert replies.solves.gradient_reached == pytest.approx(float(norm.max()), rel=1e-9)
-    assert replies.solves[:3] == (3, int((norm > now.tol).sum()), now.tol)
+    assert replies.meter.solves.gradient_reached == pytest.approx(float(norm.max()), rel=1e-9)
+    assert replies.meter.solves[:3] == (3, int((norm > now.tol).sum()), now.tol)
     step = rate.step_size(ready.lam / 3, 50, 3)
     assert now.tol == pytest.approx(rate.gradient_tolerance(ready.lipschitz, ready.lam / 3, step, 3))
 
