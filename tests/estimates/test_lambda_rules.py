@@ -73,9 +73,7 @@ def test_theorems_are_evaluated_at_the_estimates():
     assert table["aer"].lam == pytest.approx(lambda_aer(rms, mu, p, n).lam, rel=1e-7)
     assert table["ier"].lam == pytest.approx(lambda_ier(most, mu, p, n).lam, rel=1e-7)
     assert table["theory"].lam == pytest.approx(lambda_one_stage(most, mu, smooth, noise, p, n, cap=CAP).lam, rel=1e-7)
-    assert table["shrinkage_of_all"].lam == pytest.approx(
-        pytest.approx(noise**2 * np.sum(p / n) / (mu * rms**2)), rel=1e-7
-    )
+    assert table["shrinkage_of_all"].lam == pytest.approx(noise**2 * np.sum(p / n) / (mu * rms**2), rel=1e-7)
     own, each = trace(fits.gradient_cov), client_radii(stats).value
     np.testing.assert_allclose(table["shrinkage"].lam, own / (fits.n * mu * each**2))
     assert table["aer"].source == "alternative, Theorem 4.4"
