@@ -174,9 +174,11 @@ class Task(Protocol):
 
     def drawn(self, batch: Any) -> None:
         """Told of every draw; a metered task counts it."""
+        return None
 
     def solved(self, norm: Tensor, promise: float) -> None:
         """Told of the gradient norms [C] that inexact solves ended at and promised; a metered task counts them."""
+        return None
 
     def describe(self) -> dict[str, Any]:
         """Settings that the parameters belong to, for whoever reads a model file."""

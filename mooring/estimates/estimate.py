@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from math import nan
-from typing import NamedTuple
-
-from torch import Tensor
+from typing import Any, NamedTuple
 
 
 class Estimate(NamedTuple):
-    value: float | Tensor  # a tensor holds one entry per client
-    low: float | Tensor
-    high: float | Tensor
+    value: Any  # a number, or a tensor with one entry per client
+    low: Any
+    high: Any
     method: str  # where it came from
     warnings: tuple[str, ...] = ()
 

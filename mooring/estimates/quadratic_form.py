@@ -14,29 +14,30 @@ so that a Q below its noise does not yield an empty interval.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from scipy.special import gammainc, gammaincc, ndtr
 
 NORMAL = 1e-4  # skewness below which the gamma variable is normal for all purposes
 BISECTIONS = 40
 LUCK = 0.05
+Numbers = Any  # a number or an array of them
 NOISELESS = 1e-12  # noise below this share of the square counts as this share
 
 
 class Form(NamedTuple):
     """What is known about Q; arrays of any one shape."""
 
-    square: ArrayLike  # Q as observed
-    bias: ArrayLike  # C^
-    second: ArrayLike  # tr((AV)^2)
-    third: ArrayLike  # tr((AV)^3)
-    slope: ArrayLike  # eta
-    slope2: ArrayLike  # eta_2
-    bias2: ArrayLike  # variance of C^
-    bias3: ArrayLike  # third cumulant of C^
+    square: Numbers  # Q as observed
+    bias: Numbers  # C^
+    second: Numbers  # tr((AV)^2)
+    third: Numbers  # tr((AV)^3)
+    slope: Numbers  # eta
+    slope2: Numbers  # eta_2
+    bias2: Numbers  # variance of C^
+    bias3: Numbers  # third cumulant of C^
 
 
 def interval(form: Form, level: float = 0.95) -> tuple[NDArray, NDArray]:
@@ -53,7 +54,7 @@ def interval(form: Form, level: float = 0.95) -> tuple[NDArray, NDArray]:
     return low, _solve(raised, far, chance)
 
 
-def chance_below(form: Form, r2: ArrayLike) -> NDArray:
+def chance_below(form: Form, r2: Numbers) -> NDArray:
     """P(T <= its observed value) if the squared length is r2; it falls as r2 grows."""
     t = (form.square - r2) / form.bias
     mean = form.bias * (1 - t)
@@ -78,7 +79,7 @@ def _gamma_below(z: NDArray, skew: NDArray) -> NDArray:
     return np.where(np.abs(skew) > NORMAL, below, ndtr(z))
 
 
-def _solve(form: Form, far: NDArray, chance: ArrayLike) -> NDArray:
+def _solve(form: Form, far: NDArray, chance: Numbers) -> NDArray:
     """The r2 in [0, far] with chance_below(r2) = chance, by bisection in r."""
     low, high = np.zeros(far.shape), np.sqrt(far)
     for _ in range(BISECTIONS):
