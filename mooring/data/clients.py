@@ -109,7 +109,7 @@ def from_arrays(
     label = torch.int64 if kind in (BINARY, CLASSES) else dtype
     for name, x, y in zip(names, xs, ys):
         for what, values in (("inputs", x), ("targets", y)):
-            refuse_infinite(torch.as_tensor(np.asarray(values)), f"client '{name}'", what)
+            refuse_infinite(torch.tensor(np.asarray(values)), f"client '{name}'", what)
 
     def rows(part: str) -> Rows:
         mine = [np.asarray(p) == part for p in parts]
