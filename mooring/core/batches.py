@@ -50,7 +50,9 @@ def steps_of(size: Tensor, batch: int | None, steps: int | Tensor | None, epochs
     return torch.as_tensor(steps).expand(len(size))
 
 
-def _shuffle(data: CohortData, who: np.ndarray, sizes: np.ndarray, round: Round, slot: int, epoch: np.ndarray):
+def _shuffle(
+    data: CohortData, who: np.ndarray, sizes: np.ndarray, round: Round, slot: int, epoch: np.ndarray
+) -> np.ndarray:
     """A random order of the rows of each client in `who` for its `epoch`: concatenated places 0..n_i-1."""
     n = sizes[who]
     client = np.repeat(np.arange(len(who)), n)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from mooring.core.cohort import Batch, CohortData
+from mooring.core.task import Constants
 from mooring.estimates.answers import Answers, Here
 from mooring.estimates.federation import Federation, estimate_federation
 from mooring.tasks.proximal import DENSE
@@ -64,7 +65,7 @@ def together(each: Facts, task: Any, told: Answers, asks: tuple[str, ...]) -> Fa
 def _of_block(task: Any, data: CohortData, w0: Tensor, asks: tuple[str, ...]) -> Facts:
     rows = data.train.full(task) if task.solve is not None else _probe(data)
     dear = task.solve is None or task.dim > DENSE  # no fits and no Hessians of such tasks only to settle a number
-    constants = tuple(c.double() for c in task.constants(rows, w0.expand(len(data), -1) if dear else None))
+    constants = Constants(*(c.double() for c in task.constants(rows, w0.expand(len(data), -1) if dear else None)))
     fit = alone = None
     if not dear and task.smooth_loss and "fit" in asks:
         fit = task.prox(torch.zeros(1, task.dim, dtype=task.dtype), FIT_RIDGE, rows)
