@@ -12,6 +12,7 @@ from torch import Tensor
 from mooring.core.cohort import Batch, CohortData, Round, Rows
 from mooring.core.errors import RequestError
 from mooring.core.seeds import uniforms, words
+from mooring.core.task import Task
 
 DRAWS = ("passes", "independent", "replacement")
 
@@ -63,7 +64,7 @@ def _shuffle(
 
 
 def minibatches(
-    task: Any,
+    task: Task,
     data: CohortData,
     round: Round,
     *,
@@ -139,6 +140,8 @@ def _ramp(n: np.ndarray) -> np.ndarray:
     return np.arange(n.sum()) - np.repeat(np.cumsum(n) - n, n)
 
 
-def one_batch(task: Any, data: CohortData, round: Round, *, batch: int | None, slot: int, part: str = "train") -> Batch:
+def one_batch(
+    task: Task, data: CohortData, round: Round, *, batch: int | None, slot: int, part: str = "train"
+) -> Batch:
     """A single draw, for methods that need a few separate batches (one slot each)."""
     return next(minibatches(task, data, round, batch=batch, steps=1, slot=slot, part=part)).batch
