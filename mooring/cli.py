@@ -71,7 +71,7 @@ def fit(
     if json_:
         emit({"summary": result.summary, "clients": result.clients.to_dict("records"), "run": str(result.run)})
     else:
-        show_run(display, result.run)
+        show_run(display, out)
 
 
 @app.command(epilog=example("mooring compare exam.csv --client school --target score --methods local,fedavg,ditto"))
@@ -94,7 +94,7 @@ def compare(
     if json_:
         emit(as_json(result))
     else:
-        show_run(display, result.run)
+        show_run(display, out)
 
 
 @app.command(epilog="Example: mooring resume runs/exam-1")
@@ -206,12 +206,12 @@ def advise(source: Source, set_: SetTask = None, out: Out = None, json_: Json = 
     out = out or free_directory(source, "advice")
     with display.progress() as tell:
         advice = run(source, out=out, tell=tell, **given)
-    draw_advice(advice.run)
+    draw_advice(out)
     display.notes(advice.job.clients.notes)
     if json_:
         emit(as_json(advice))
     else:
-        show_run(display, advice.run)
+        show_run(display, out)
 
 
 @app.command(epilog=example("mooring theory exam.csv --client school --target score"))

@@ -146,8 +146,10 @@ def decide(
     table["worse"] = (mean - mean[plan]).numpy()
     table["error"] = [error(row - loss[plan]) for row in loss]
     table["plan"] = np.arange(len(settings)) == plan
-    chosen = [settings[k] for k in (plan, first, alone, common, best(LAMBDA))]
-    return Choice(*chosen, {i: settings[options[k]] for i, k in own.items()}, table, None)
+    chosen, default, by_itself, one, shared = (settings[k] for k in (plan, first, alone, common, best(LAMBDA)))
+    return Choice(
+        chosen, default, by_itself, one, shared, {i: settings[options[k]] for i, k in own.items()}, table, None
+    )
 
 
 def error(difference: Tensor) -> float:

@@ -64,7 +64,8 @@ def in_words(frame: pd.DataFrame, summary: dict[str, Any], choice: Choice, theor
         said.append(f"{len(choice.own)} clients leave the shared plan: their own held-out rows speak against it.")
     if theory is not None:
         said += theory.words
-        said.append(why.agreement(theory.thresholds["bayes"]["side"], choice.plan, summary))
+        if agreement := why.agreement(theory.thresholds["bayes"]["side"], choice.plan, summary):
+            said.append(agreement)
         top = [(name, tau) for name, tau in theory.heterogeneity["by_feature"].items() if tau > 0][:4]
         if top:
             said.append("What differs most between clients: " + ", ".join(f"{n} ({tau:.2g})" for n, tau in top) + ".")

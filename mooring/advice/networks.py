@@ -103,7 +103,7 @@ def trained(job: Job, name: str, work: Work, tell: Tell) -> tuple[Tensor, Tensor
 
 def tuned(job: Job, w: Tensor, times: int) -> Tensor:
     """[m, d]: w after each client's own local steps."""
-    plain = build("fedavg_localized", {})
+    plain: Any = build("fedavg_localized", {})
     _, exchange, server = settled(replace(plain, tune_steps=times * plain.steps), job)
     m = len(job.clients)
     return exchange.models(server._replace(w=w), Round(1, 1, m, m, 1.0, job.run.training.seed))

@@ -163,7 +163,7 @@ def _conjugate(product: Any, g: Tensor, p: Tensor, lam: Tensor, common: bool, mo
     apart = 0.0 if common else _dot(lam[:, None] * (g - mean), g - mean, p)
     c = max((_dot(g, product(g), p) - apart) / _dot(g, moments * g, p), 1e-4)
     shared = c * (moments + FLOOR * moments.max())
-    own = None if common else shared + lam[:, None]
+    own = shared if common else shared + lam[:, None]
 
     def eased(r: Tensor) -> Tensor:
         if common:

@@ -56,6 +56,7 @@ def survey(task: Any, clients: Clients, weights: Any = "size") -> Survey:
         raise RequestError(f"{clients.title}: {len(clients)} clients with too few rows for {task.dim} parameters.")
     rows, n, p = clients.train.select(told.clients), told.n, told.p
     found = priors_of([told.scalar, *([told.diagonal] if told.diagonal else [])], len(rows))
+    assert told.summary is not None
     fits = fits_of(told.summary)
     constants = estimate_constants(told.summary, losses=own_losses(task, rows))
     rms, most, _ = told.radii

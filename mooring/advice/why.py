@@ -71,7 +71,7 @@ def moored_fit(task: Any, rows: Rows, p: Tensor, setting: Setting, prior: Prior 
         slope[block] = task.grad(v[block], batch)
         values = torch.linalg.eigvalsh(h)
         seen[block] = (values > FLAT * values[:, -1:]).sum(1).to(v.dtype)
-    return Moored(v, *out, slope, seen)
+    return Moored(v, out[0], out[1], out[2], slope, seen)
 
 
 def rows_to_match(fit: Moored, rows: Rows) -> np.ndarray:

@@ -12,6 +12,7 @@ from torch import Tensor
 from mooring.core.cohort import Batch, CohortData, Round, Rows
 from mooring.core.errors import RequestError
 from mooring.core.seeds import uniforms, words
+from mooring.core.task import Task
 
 DRAWS = ("passes", "independent", "replacement")
 
@@ -50,7 +51,9 @@ def steps_of(size: Tensor, batch: int | None, steps: int | Tensor | None, epochs
     return torch.as_tensor(steps).expand(len(size))
 
 
-def _shuffle(data: CohortData, who: np.ndarray, sizes: np.ndarray, round: Round, slot: int, epoch: np.ndarray):
+def _shuffle(
+    data: CohortData, who: np.ndarray, sizes: np.ndarray, round: Round, slot: int, epoch: np.ndarray
+) -> np.ndarray:
     """A random order of the rows of each client in `who` for its `epoch`: concatenated places 0..n_i-1."""
     n = sizes[who]
     client = np.repeat(np.arange(len(who)), n)
@@ -61,7 +64,7 @@ def _shuffle(data: CohortData, who: np.ndarray, sizes: np.ndarray, round: Round,
 
 
 def minibatches(
-    task: Any,
+    task: Task,
     data: CohortData,
     round: Round,
     *,
@@ -137,6 +140,8 @@ def _ramp(n: np.ndarray) -> np.ndarray:
     return np.arange(n.sum()) - np.repeat(np.cumsum(n) - n, n)
 
 
-def one_batch(task: Any, data: CohortData, round: Round, *, batch: int | None, slot: int, part: str = "train") -> Batch:
+def one_batch(
+    task: Task, data: CohortData, round: Round, *, batch: int | None, slot: int, part: str = "train"
+) -> Batch:
     """A single draw, for methods that need a few separate batches (one slot each)."""
     return next(minibatches(task, data, round, batch=batch, steps=1, slot=slot, part=part)).batch

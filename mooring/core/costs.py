@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from mooring.core.task import Task
+
 
 class Solves(NamedTuple):
     """Inexact solves that promised |gradient| <= some number, and what they reached."""
@@ -66,7 +68,7 @@ class Meter:
 class Metered:
     """A task that counts; everything else is the task's own."""
 
-    def __init__(self, task: Any, meter: Meter):
+    def __init__(self, task: Task, meter: Meter):
         self._task = task
         self._meter = meter
 

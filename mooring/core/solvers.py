@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mooring.core.batches import minibatches, resting
 from mooring.core.cohort import CohortData, Round, per_client
+from mooring.core.task import Task
 
 StepSize = float | Tensor | Callable[[int], Any]
 
@@ -52,7 +53,7 @@ def geometric(eta: float, decay: float, before: Any = 0, every: Any = 1) -> Call
 
 
 def sgd(
-    task: Any,
+    task: Task,
     w: Tensor,
     data: CohortData,
     round: Round,
@@ -89,12 +90,12 @@ def sgd(
     return v
 
 
-def certify(task: Any, v: Tensor, rows: Any, lam: Any, center: Tensor, tol: float) -> None:
+def certify(task: Task, v: Tensor, rows: Any, lam: Any, center: Tensor, tol: float) -> None:
     """Measure |grad h_i(v)|, h_i(v) = L_i(v) + lam/2 |v - center|^2, after a solve that promised at most tol."""
     task.solved(task.grad(v, rows).addcmul_(v - center, per_client(lam, v)).norm(dim=1), tol)
 
 
-def descend(task: Any, v: Tensor, rows: Any, lam: Any, center: Tensor, eta: Any, *, tol: float, most: int) -> Tensor:
+def descend(task: Task, v: Tensor, rows: Any, lam: Any, center: Tensor, eta: Any, *, tol: float, most: int) -> Tensor:
     """Full-gradient steps on h_i(v) = L_i(v) + lam/2 |v - center|^2 until each client certifies |grad h_i| <= tol.
 
     At most `most` steps; a client that is done rests while the others go on. The promise tol and what was reached are

@@ -5,6 +5,7 @@ Only a task knows how the vector w splits into parts. Shapes: w [C, d], batch.x 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -72,7 +73,7 @@ class Part(NamedTuple):
 Layout = tuple[Part, ...]
 
 
-def layout_of(parts: dict[str, tuple[int, ...]], layers: dict[str, str] | None = None) -> Layout:
+def layout_of(parts: Mapping[str, tuple[int, ...]], layers: dict[str, str] | None = None) -> Layout:
     """Parts one after another; each is a layer of its own unless `layers` says otherwise."""
     out: list[Part] = []
     start = 0
@@ -106,11 +107,11 @@ class Task(Protocol):
     """The contract. Tasks inherit from it; optional parts are None where a task has none."""
 
     name: ClassVar[str]
-    metric: Any  # str: what `row_risk` measures, as a user calls it
+    metric: ClassVar[Any]  # str, or a property: what `row_risk` measures, as a user calls it
     kinds: ClassVar[tuple[str, ...]]  # the targets it fits: "regression", "binary", "classes", "count"
     smooth_loss: ClassVar[bool] = True
-    likelihood: ClassVar[bool] = False  # whether the loss is a negative log-likelihood, its dispersion being 1
-    risk_per_loss: Any = 1.0  # float: how much `row_risk` changes when the loss of a row changes by 1
+    likelihood: ClassVar[Any] = False  # bool: whether the loss is a negative log-likelihood, its dispersion being 1
+    risk_per_loss: ClassVar[Any] = 1.0  # float: how much `row_risk` changes when the loss of a row changes by 1
     intercept: bool = False
 
     # What some tasks have:

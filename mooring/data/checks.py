@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,7 +39,7 @@ class Finding(NamedTuple):
     client: str | None
     column: str | None
     sentence: str
-    count: int = 1  # how many findings of this form the line stands for
+    count: int = 1  # type: ignore[assignment]  # how many findings of this form the line stands for
 
 
 class Facts(NamedTuple):
@@ -94,10 +95,10 @@ def check(
     asked_for = {"unit": unit, "time": time, "split": split, "weights": weights}
     wanted |= {role: name for role, name in asked_for.items() if isinstance(name, str)}
     for role, name in wanted.items():
-        attempt(lambda name=name, role=role: need_column(table.frame, name, role, table.title), name)
+        attempt(partial(need_column, table.frame, name, role, table.title), name)
     if found:
-        columns = [c for c in table.frame.columns if c not in wanted.values()]
-        found += column_findings(table, {c: parsed(table.frame[c]) for c in columns}, {})
+        others = [c for c in table.frame.columns if c not in wanted.values()]
+        found += column_findings(table, {c: parsed(table.frame[c]) for c in others}, {})
         return all_found()
 
     if drop_missing_target:
@@ -341,7 +342,7 @@ def copy_findings(facts: Facts) -> Iterator[Finding]:
 def part_findings(facts: Facts, small: dict[int, str]) -> Iterator[Finding]:
     """Parts that lack rows or classes, once small clients are left out."""
     keep = ~np.isin(facts.code, list(small))
-    if not keep.any():
+    if facts.target is None or not keep.any():
         return
     target = facts.target._replace(y=facts.target.y[keep])
     code, names = rules.in_order(facts.code[keep], facts.names)

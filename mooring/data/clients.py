@@ -118,4 +118,5 @@ def from_arrays(
             [torch.as_tensor(np.asarray(y)[keep]).to(label) for y, keep in zip(ys, mine)],
         )
 
-    return Clients(tuple(names), *(rows(part) for part in PARTS), kind=kind, **facts)
+    train, validation, test = (rows(part) for part in PARTS)
+    return Clients(tuple(names), train, validation, test, kind=kind, **facts)

@@ -59,7 +59,7 @@ def table_of_clients(source: dict[str, Any]) -> Table:
         frames = {name: table_of_frame(frame, f"client '{name}'").frame for name, frame in source.items()}
         return join(frames, "the tables", labels)
     if all(isinstance(value, Dataset) for value in values):
-        pairs = [stack(dataset, label) for dataset, label in zip(values, labels)]
+        pairs: list[Any] = [stack(dataset, label) for dataset, label in zip(values, labels)]
     elif all(isinstance(value, tuple) and len(value) == 2 for value in values):
         pairs = [(np.asarray(x), np.asarray(y)) for x, y in values]
     else:
@@ -73,8 +73,8 @@ def table_of_clients(source: dict[str, Any]) -> Table:
     sizes = [len(y) for _, y in pairs]
     group = np.repeat(np.array(list(source), dtype=object), sizes)
     if isinstance(pairs[0][0], Tensor):
-        y = np.asarray(torch.cat([y for _, y in pairs]))
-        table = Table(pd.DataFrame({"group": group, "y": y}), "the data sets", "group", "y")
+        answers = np.asarray(torch.cat([y for _, y in pairs]))
+        table = Table(pd.DataFrame({"group": group, "y": answers}), "the data sets", "group", "y")
         inputs = torch.cat([x for x, _ in pairs])
     else:
         table = table_of_arrays(np.concatenate([x for x, _ in pairs]), np.concatenate([y for _, y in pairs]), group)
@@ -84,7 +84,7 @@ def table_of_clients(source: dict[str, Any]) -> Table:
     return Table(table.frame, table.title, "group", "y", origin=origin, row=row, x=inputs)
 
 
-def stack(dataset: Dataset, label: str) -> tuple[Tensor, Tensor]:
+def stack(dataset: Any, label: str) -> tuple[Tensor, Tensor]:
     """All items (x, y) of a torch data set as two tensors."""
     if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
         x, y = dataset.tensors

@@ -67,7 +67,8 @@ def named_images(
     x, y, free, common = _sources(pool, partition, protocol, test, seed)
     dealt = _deal(partition, y[free], pool.group, clients, classes_per_client, alpha, exponent, least, seed)
     dealt = [free[rows] for rows in dealt]
-    names = [str(pool.group[rows[0]]) if partition == "group" else f"client {i}" for i, rows in enumerate(dealt)]
+    maker = pool.group if partition == "group" else None
+    names = [f"client {i}" if maker is None else str(maker[rows[0]]) for i, rows in enumerate(dealt)]
     split = [
         _split(rows, y[rows], samples_per_client, 0.0 if common is not None else test, validation, who, seed)
         for who, rows in zip(names, dealt)

@@ -7,7 +7,7 @@ import string
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 from sklearn.datasets import load_digits
@@ -194,7 +194,7 @@ POOLS: dict[str, Callable[[Path | None], Pool]] = {
 }
 
 
-def _missing(name: str, folder: Path | None, needs: str):
+def _missing(name: str, folder: Path | None, needs: str) -> NoReturn:
     if folder is None:
         raise RequestError(f"data set '{name}': put {needs} in a folder and name it with data_dir or {ENVIRONMENT}.")
     raise RequestError(
@@ -241,8 +241,8 @@ def _idx_pool(
     """The four IDX files of a data set from the first of the places that has them; None if no place has."""
     files = [f"{prefix}{part}-{what}-ubyte" for part in ("train", test) for what in ("images-idx3", "labels-idx1")]
     for place in _places(folder, places):
-        found = [_find(place, file) for file in files]
-        if None in found:
+        found = [path for file in files if (path := _find(place, file)) is not None]
+        if len(found) < len(files):
             continue
         images = read_emnist_images if prefix else read_idx
         x, x_test = images(found[0]), images(found[2])

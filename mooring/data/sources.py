@@ -136,9 +136,14 @@ def load(
         {"client": np.array(clients, dtype=object)[code], "row": table.rows(), "part": np.array(PARTS)[part]}
     )
     label = torch.int64 if answer.kind in (BINARY, CLASSES) else dtype
+    kept, held_out, last = (
+        rows_of(x, y, code, part == which, len(clients), dtype, label) for which in range(len(PARTS))
+    )
     return Clients(
         tuple(clients),
-        *(rows_of(x, y, code, part == which, len(clients), dtype, label) for which in range(len(PARTS))),
+        kept,
+        held_out,
+        last,
         kind=answer.kind,
         classes=answer.classes,
         features=() if table.x is not None else learnt.features,
@@ -194,7 +199,7 @@ def constant_within(x: np.ndarray, code: np.ndarray, clients: int, features: Seq
     start = np.searchsorted(code[order], np.arange(clients))
     flat = np.minimum.reduceat(x[order], start) == np.maximum.reduceat(x[order], start)
     hit = flat.sum(0)
-    worst = sorted(np.flatnonzero(hit), key=lambda j: (-hit[j], j))
+    worst = sorted(np.flatnonzero(hit).tolist(), key=lambda j: (-hit[j], j))
     if not worst:
         return []
     shown = ", ".join(f"'{features[j]}' ({hit[j]} of {clients})" for j in worst[:6])

@@ -317,6 +317,7 @@ def rounds_frame(job: Job, records: list[dict[str, Any]]) -> pd.DataFrame:
 def with_settled(run: RunFile, ready: Any) -> RunFile:
     """The run file with the numbers that "auto" and the like became."""
     asked = run.algorithm
+    assert asked is not None
     settled = {k: v for k, v in fields_of(ready).items() if asked.fields.get(k) != v}
     return run.model_copy(update={"algorithm": asked.model_copy(update={"settled": settled})})
 

@@ -178,7 +178,7 @@ def maker(model: Any, clients: Clients) -> Callable[[], nn.Module]:
             twin = copy.deepcopy(blueprint)
             for layer in twin.modules():
                 if hasattr(layer, "reset_parameters"):
-                    layer.reset_parameters()
+                    layer.reset_parameters()  # type: ignore[operator]
             return twin
 
         return again

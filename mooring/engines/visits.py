@@ -12,23 +12,24 @@ from torch import Tensor
 
 from mooring.core.cohort import CohortData, Round, Rows
 from mooring.core.costs import Meter, Metered
+from mooring.core.task import Task
 
 
-def first_states(algorithm: Any, task: Any, w0: Tensor, clients: int) -> Any:
+def first_states(algorithm: Any, task: Task, w0: Tensor, clients: int) -> Any:
     """The states [C, ...] of clients that were never merged."""
     first = algorithm.start(task, w0)[1]
     return type(first)(*(part.expand(clients, *part.shape).clone() for part in first))
 
 
 def visit(
-    algorithm: Any, task: Any, server: Any, client: Any, data: CohortData, round: Round, meter: Meter
+    algorithm: Any, task: Task, server: Any, client: Any, data: CohortData, round: Round, meter: Meter
 ) -> tuple[Any, Any]:
     """A stay: new states and messages; its work is counted on `meter`."""
     return algorithm.visit(server, client, Metered(task, meter), data, round)
 
 
 def deployed(
-    algorithm: Any, task: Any, server: Any, client: Any, merged: Tensor, data: CohortData, round: Round
+    algorithm: Any, task: Task, server: Any, client: Any, merged: Tensor, data: CohortData, round: Round
 ) -> Tensor:
     """[C, d]: what these clients deploy, `merged` being the rounds of their last merged replies (0: none).
 
@@ -43,7 +44,7 @@ def deployed(
     return torch.where(plain[:, None], server.w, own)
 
 
-def mean_risk(task: Any, w: Tensor, rows: Rows) -> Tensor:
+def mean_risk(task: Task, w: Tensor, rows: Rows) -> Tensor:
     """[C] in float64: the mean reported loss of each client's model on its rows; nan for a client without rows."""
     out = torch.full((len(rows),), torch.nan, dtype=torch.float64)
     for block in rows.blocks():

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from mooring.core.cohort import Batch, Rows, batches_of, stacked
+from mooring.core.task import Task
 from mooring.estimates.summaries import Summary, summarise
 
 
@@ -42,7 +43,7 @@ class Answers(Protocol):
 class Here:
     """Clients whose rows are in this process."""
 
-    task: Any
+    task: Task
     rows: Rows
 
     @property

@@ -12,11 +12,12 @@ evenly taken, says how all vary.
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from mooring.core.task import Task
 from mooring.estimates.answers import Answers
 from mooring.estimates.reml import LARGEST, typical_spread
 from mooring.estimates.spread import Spread, spread_laplace, spread_likelihood
@@ -39,7 +40,7 @@ class ClientSpread(NamedTuple):
     clients: Tensor  # [k], their places among all
 
 
-def client_spread(task: Any, told: Answers, kind: Literal["scalar", "diagonal"] = "scalar") -> ClientSpread | None:
+def client_spread(task: Task, told: Answers, kind: Literal["scalar", "diagonal"] = "scalar") -> ClientSpread | None:
     """How these clients' coefficients vary; None where nothing can be said."""
     size = told.size
     asked = torch.nonzero(size > 0)[:, 0]
@@ -56,7 +57,7 @@ def client_spread(task: Any, told: Answers, kind: Literal["scalar", "diagonal"] 
     return None if found is None else ClientSpread(found, asked)
 
 
-def kinds_of(task: Any) -> tuple[Literal["scalar", "diagonal"], ...]:
+def kinds_of(task: Task) -> tuple[Literal["scalar", "diagonal"], ...]:
     """The kinds of spread that clients can tell: only one above MOST_SPREADS coefficients (features of a kernel)."""
     return ("scalar", "diagonal") if task.dim <= MOST_SPREADS else ("scalar",)
 
@@ -70,7 +71,7 @@ def _linear(told: Answers, kind: Literal["scalar", "diagonal"]) -> Spread | None
     return None if unseparated else found
 
 
-def _laplace(task: Any, told: Answers, kind: Literal["scalar", "diagonal"]) -> Spread:
+def _laplace(task: Task, told: Answers, kind: Literal["scalar", "diagonal"]) -> Spread:
     """Fits are renewed by the clients, warm started; the first centre is the common model."""
     n = told.size.double()
     common = common_model(told, task.dim)

@@ -100,7 +100,7 @@ def gradient_noise(fits: LocalFits, level: float = 0.95) -> Estimate:
     top = int(square.argmax())
     low, high = _variance_interval(float(square[top]), float(fits.freedom[top]), level)
     few = int((~known).sum())
-    warnings = (f"{few} clients with n <= d were left out.",) if few else ()
+    warnings: tuple[str, ...] = (f"{few} clients with n <= d were left out.",) if few else ()
     warnings += ("The largest of the clients' estimates tends to be too large.",)
     return Estimate(float(square[top]) ** 0.5, low**0.5, high**0.5, "records' gradients at the fits", warnings)
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from mooring.core.cohort import Batch, CohortData
+from mooring.core.task import Constants, Task
 from mooring.estimates.answers import Answers, Here
 from mooring.estimates.federation import Federation, estimate_federation
 from mooring.tasks.proximal import DENSE
@@ -44,27 +45,27 @@ class Facts(NamedTuple):
     federation: Federation | None  # what all of them say together: how they vary and, for "rules", every rule's lam
 
 
-def gather(task: Any, data: CohortData, w0: Tensor, asks: tuple[str, ...] = ()) -> Facts:
+def gather(task: Task, data: CohortData, w0: Tensor, asks: tuple[str, ...] = ()) -> Facts:
     """The facts of a cohort whose rows are here; the optional ones only where asked for."""
     return together(own_facts(task, data, w0, asks), task, Here(task, data.train), asks)
 
 
-def own_facts(task: Any, data: CohortData, w0: Tensor, asks: tuple[str, ...] = ()) -> Facts:
+def own_facts(task: Task, data: CohortData, w0: Tensor, asks: tuple[str, ...] = ()) -> Facts:
     """What each client tells of itself: the facts of many are stacked."""
     return data.each(lambda block, _: _of_block(task, block, w0, asks))
 
 
-def together(each: Facts, task: Any, told: Answers, asks: tuple[str, ...]) -> Facts:
+def together(each: Facts, task: Task, told: Answers, asks: tuple[str, ...]) -> Facts:
     """All clients' facts with what they say together, as far as it was asked for."""
     if not {"spread", "rules"} & set(asks):
         return each
     return each._replace(federation=estimate_federation(task, told, each.p, everything="rules" in asks))
 
 
-def _of_block(task: Any, data: CohortData, w0: Tensor, asks: tuple[str, ...]) -> Facts:
+def _of_block(task: Task, data: CohortData, w0: Tensor, asks: tuple[str, ...]) -> Facts:
     rows = data.train.full(task) if task.solve is not None else _probe(data)
     dear = task.solve is None or task.dim > DENSE  # no fits and no Hessians of such tasks only to settle a number
-    constants = tuple(c.double() for c in task.constants(rows, w0.expand(len(data), -1) if dear else None))
+    constants = Constants(*(c.double() for c in task.constants(rows, w0.expand(len(data), -1) if dear else None)))
     fit = alone = None
     if not dear and task.smooth_loss and "fit" in asks:
         fit = task.prox(torch.zeros(1, task.dim, dtype=task.dtype), FIT_RIDGE, rows)
@@ -74,7 +75,7 @@ def _of_block(task: Any, data: CohortData, w0: Tensor, asks: tuple[str, ...]) ->
     return Facts(sizes[0], data.p, *constants, fit, alone, sizes[1], None)
 
 
-def _ridge_path(task: Any, rows: Any, held_out: Batch) -> Tensor:
+def _ridge_path(task: Task, rows: Any, held_out: Batch) -> Tensor:
     """[C, len(RIDGES)]: validation risk of each ridge fit, from stiff to loose, each from the one before."""
     zero = torch.zeros(1, task.dim, dtype=task.dtype)
     risk = torch.full((len(held_out.y), len(RIDGES)), torch.inf, dtype=torch.float64)

@@ -6,11 +6,12 @@ numbers. Clients without rows have nothing to tell and are left out.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from mooring.core.task import Task
 from mooring.estimates.answers import Answers
 from mooring.estimates.client_spread import ClientSpread, client_spread, kinds_of
 from mooring.estimates.heterogeneity_likelihood import Radii, estimate_radii
@@ -53,7 +54,7 @@ class Federation(NamedTuple):
         return estimate_radii(self.summary, self.best, self.p)
 
 
-def estimate_federation(task: Any, told: Answers, p: Tensor, everything: bool = True) -> Federation | None:
+def estimate_federation(task: Task, told: Answers, p: Tensor, everything: bool = True) -> Federation | None:
     """How the clients vary and, with `everything`, all that the rules need; None where the spread cannot be told."""
     size = told.size
     asked = torch.nonzero(size > 0)[:, 0]

@@ -16,6 +16,7 @@ import torch
 
 from mooring.core.errors import RequestError
 from mooring.core.moor import Moor
+from mooring.core.task import Task
 from mooring.estimates.federation import Federation
 from mooring.estimates.lambda_rules import CAP, client_factor
 
@@ -26,7 +27,7 @@ class Curvature(NamedTuple):
     noise: float
 
 
-def curvature(owner: str, task: Any, facts: Any) -> Curvature:
+def curvature(owner: str, task: Task, facts: Any) -> Curvature:
     """mu, smooth and noise of all clients; refused unless 0 < mu <= smooth < infinity."""
     mu, smooth, noise = float(facts.convex.min()), float(facts.smooth.max()), float(facts.noise.max())
     if not np.isfinite([smooth, noise]).all():
@@ -39,7 +40,7 @@ def curvature(owner: str, task: Any, facts: Any) -> Curvature:
     return Curvature(mu, smooth, noise)
 
 
-def told_by_clients(owner: str, task: Any, facts: Any) -> Federation:
+def told_by_clients(owner: str, task: Task, facts: Any) -> Federation:
     """The federation's estimates, refused in one sentence where there are none."""
     if facts.federation is None:
         raise RequestError(
@@ -49,7 +50,7 @@ def told_by_clients(owner: str, task: Any, facts: Any) -> Federation:
     return facts.federation
 
 
-def lam_by_rule(owner: str, rule: str, task: Any, facts: Any) -> float | Moor:
+def lam_by_rule(owner: str, rule: str, task: Task, facts: Any) -> float | Moor:
     """lam as a rule gives it, in numbers that an algorithm can run with: at most CAP times the smoothness."""
     told = told_by_clients(owner, task, facts)
     found = told.rules[rule]

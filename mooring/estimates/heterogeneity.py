@@ -143,10 +143,10 @@ def _form(square, bias, second, third, directed, even, bias2, bias3) -> Form:
 
 def _rooted(form: Form, level: float, method: str, warnings: tuple[str, ...]) -> Estimate:
     value = np.sqrt(np.maximum(form.square - form.bias, 0))
-    ends = tuple(np.sqrt(end) for end in interval(form, level))
+    low, high = (np.sqrt(end) for end in interval(form, level))
     if value.ndim == 0:
-        return Estimate(float(value), float(ends[0]), float(ends[1]), method, warnings)
-    return Estimate(*(torch.from_numpy(part) for part in (value, *ends)), method, warnings)
+        return Estimate(float(value), float(low), float(high), method, warnings)
+    return Estimate(torch.from_numpy(value), torch.from_numpy(low), torch.from_numpy(high), method, warnings)
 
 
 def _undetermined(fits: LocalFits) -> Estimate | None:

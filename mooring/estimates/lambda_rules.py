@@ -34,7 +34,7 @@ from mooring.estimates.client_spread import ClientSpread
 from mooring.estimates.constants import assumption_warnings, gradient_noise, smoothness, theorem_convexity
 from mooring.estimates.heterogeneity import client_weights
 from mooring.estimates.heterogeneity_likelihood import estimate_radii
-from mooring.estimates.spread import Spread, hessians_of, likelier, spread_fits, spread_likelihood
+from mooring.estimates.spread import Kind, Spread, hessians_of, likelier, spread_fits, spread_likelihood
 from mooring.estimates.summaries import LinearStats, LocalFits, Summary, fits_of, trace
 from mooring.theory.lambda_aer import lambda_aer
 from mooring.theory.lambda_ier import lambda_ier
@@ -134,9 +134,9 @@ def client_factor(told: ClientSpread, n: Tensor) -> tuple[Tensor, Tensor]:
     return noise / n, 1 / told.spread.variance
 
 
-def _from_summary(summary: Summary, kind: str) -> ClientSpread:
-    find = spread_likelihood if isinstance(summary, LinearStats) else spread_fits
-    return ClientSpread(find(summary, kind), torch.arange(len(summary.n)))
+def _from_summary(summary: Summary, kind: Kind) -> ClientSpread:
+    found = spread_likelihood(summary, kind) if isinstance(summary, LinearStats) else spread_fits(summary, kind)
+    return ClientSpread(found, torch.arange(len(summary.n)))
 
 
 def _theorems(summary: Summary, fits: LocalFits, p: Tensor, spread: ClientSpread, ridge: float) -> dict[str, Rule]:

@@ -206,7 +206,9 @@ def _best(
         gain = options["scalar"][0].deviance - options["diagonal"][0].deviance
         kind = "diagonal" if gain > 2 * (data.c.shape[2] - 1) else "scalar"
     at, converged = options[kind]
-    warnings = () if converged or iterations < ITERATIONS else ("The likelihood's maximum was not reached.",)
+    warnings: tuple[str, ...] = ()
+    if not converged and iterations >= ITERATIONS:
+        warnings += ("The likelihood's maximum was not reached.",)
     if not bool((at.t > 0).any()):
         warnings += ("The estimated spread is 0: one common model fits as well.",)
     return at, kind, warnings

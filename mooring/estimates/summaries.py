@@ -28,6 +28,7 @@ from torch import Tensor
 
 from mooring.core.cohort import Batch, Rows, in_order
 from mooring.core.errors import RequestError
+from mooring.core.task import Task
 from mooring.estimates.firth import firth
 from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic
@@ -54,7 +55,7 @@ class LocalFits(NamedTuple):
 Summary = LinearStats | LocalFits
 
 
-def summarise(task: Any, rows: Rows) -> Summary:
+def summarise(task: Task, rows: Rows) -> Summary:
     """What the clients of a convex task send: sums for a linear one, fits with their covariances for others."""
     if isinstance(task, Linear):
         return linear_stats(rows, task.intercept, task.lift)
@@ -129,7 +130,7 @@ def logistic_fits(rows: Rows, intercept: bool = False) -> LocalFits:
     return _by_blocks(rows, block, pairs=True)
 
 
-def convex_fits(task: Any, rows: Rows) -> LocalFits:
+def convex_fits(task: Task, rows: Rows) -> LocalFits:
     """Local fits of any task with `solve`; G_i from records one by one, with the factor n/(n - d).
 
     First-order asymptotics: good for n much larger than d, biased where the fit itself is (n around 10d and below).
@@ -152,7 +153,7 @@ def convex_fits(task: Any, rows: Rows) -> LocalFits:
     return _by_blocks(rows, block)
 
 
-def task_hessian(task: Any, w: Tensor, batch: Any) -> Tensor:
+def task_hessian(task: Task, w: Tensor, batch: Any) -> Tensor:
     """[m, d, d]: the task's own Hessian, or central differences of its gradient."""
     if task.hessian is not None:
         return task.hessian(w, batch).double()

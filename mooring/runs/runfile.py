@@ -107,8 +107,8 @@ def _sentence(error: ValidationError, *section: str) -> str:
         return f"{first['ctx']['error']}."
     dotted, right, model = _place(first["loc"])
     if first["type"] == "extra_forbidden":
-        section, _, name = dotted.rpartition(".")
-        what = f"field of [{section}]" if section else "section"
+        parent, _, name = dotted.rpartition(".")
+        what = f"field of [{parent}]" if parent else "section"
         return f"{unknown(what, name, sorted(model.model_fields.keys() - {'seal'}))}."
     if first["type"] == "missing":
         return f"{dotted} is missing; it must be {right}."

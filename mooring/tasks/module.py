@@ -66,15 +66,15 @@ class Module(Task):
         self.dtype = next(self.module.parameters()).dtype
 
     @property
-    def metric(self) -> str:  # type: ignore[override]
+    def metric(self) -> str:
         return "log-loss" if self.classifies else "mse" if self.row_loss is half_square else "loss"
 
     @property
-    def likelihood(self) -> bool:  # type: ignore[override]
+    def likelihood(self) -> bool:
         return self.classifies
 
     @property
-    def risk_per_loss(self) -> float:  # type: ignore[override]
+    def risk_per_loss(self) -> float:
         return 2.0 if self.row_loss is half_square else 1.0
 
     @property
@@ -114,7 +114,7 @@ class Module(Task):
     def grad(self, w: Tensor, batch: Batch) -> Tensor:
         out = torch.empty_like(w, memory_format=torch.contiguous_format)
         places = self.layers(out)
-        if self.is_perceptron:
+        if self.is_perceptron and isinstance(self.module, nn.Sequential):
 
             def total(output: Tensor) -> Tensor:
                 return (batch.weight * self._each_loss(output, batch.y)).sum()

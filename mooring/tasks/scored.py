@@ -119,7 +119,11 @@ class Smooth(Scored):
 
     def constants(self, batch: Batch, w: Tensor | None = None) -> Constants:
         """smooth: a bound for all w, or the larger of the curvatures at 0 and at the fit where there is none."""
-        fit = self.prox(torch.zeros(1, self.dim, dtype=self.dtype), 1e-6, batch) if self.prox and w is None else w
+        fit = (
+            self.prox(torch.zeros(1, self.dim, dtype=self.dtype), 1e-6, batch)
+            if self.prox is not None and w is None
+            else w
+        )
         lengths, top = self.lengths(batch), self.top(batch)
         bends = [self.row_bend(self.scores(v, batch.x), batch.y) for v in (torch.zeros_like(fit), fit)]
         if self.bend is None:

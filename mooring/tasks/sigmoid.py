@@ -24,7 +24,7 @@ class Sigmoid(Smooth):
     name: ClassVar[str] = "sigmoid"
     metric: ClassVar[str] = "sigmoid loss"
     kinds: ClassVar[tuple[str, ...]] = ("binary",)
-    bend: ClassVar[float | None] = 1 / (6 * sqrt(3))
+    bend: ClassVar[float] = 1 / (6 * sqrt(3))
     convex_loss: ClassVar[bool] = False
     solve = None  # type: ignore[assignment]
     prox = None  # type: ignore[assignment]

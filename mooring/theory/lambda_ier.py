@@ -36,6 +36,7 @@ def lambda_ier(
     require_nonnegative("lambda_ier", radius=radius)
     p, n = check_weights(p, n)
     clients, total = n.size, n.sum()
+    case: Literal["A", "B"]
     if radius >= sqrt(clients / total):
         lam, case = scale_a * mu * clients / total, "A"
     else:

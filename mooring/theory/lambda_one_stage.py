@@ -76,7 +76,7 @@ def lambda_one_stage(
         raise RequestError(f"lambda_one_stage: large must be 'floor' or 'inf', got {large!r}.")
     if radius > border(mu, noise, p, n, scale_free=scale_free):
         lam = noise**2 * s1(p, n) / (mu * radius**2)  # Eq. 34
-        case = "small"
+        case: Literal["small", "large"] = "small"
     elif large == "inf":
         return OneStageLambda(inf, "large", False)
     else:

@@ -14,6 +14,7 @@ Departs  gamma and beta are standard deviations as in the widely used generator;
 Truth    (W_i, b_i), the rule that made the labels; they are separable, so the log-loss has no finite minimiser.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 
@@ -46,10 +47,12 @@ class SyntheticClasses:
     def make(self, seed: int = 0) -> Clients:
         known("SyntheticClasses", "spreads", self.spreads, ("std", "var"))
         nonnegative("SyntheticClasses", model_spread=self.model_spread, input_spread=self.input_spread)
-        samples = self.samples
-        if isinstance(samples, str):
-            known("SyntheticClasses", "samples", samples, ("lognormal",))
+        samples: int | Sequence[int]
+        if isinstance(self.samples, str):
+            known("SyntheticClasses", "samples", self.samples, ("lognormal",))
             samples = [self._lognormal(seed, i) for i in range(self.clients)]
+        else:
+            samples = self.samples
         sizes = part_sizes(samples, self.clients, self.validation, self.test)
         models = [self._model(shared(seed) if self.iid else own(seed, i)) for i in range(self.clients)]
         means = [self._mean(shared(seed, INPUTS) if self.iid else own(seed, i, INPUTS)) for i in range(self.clients)]

@@ -41,7 +41,8 @@ def part_sizes(samples: int | Sequence[int], clients: int, validation: float, te
     """
     if clients < 1:
         raise RequestError(f"clients must be at least 1, got {clients}.")
-    per_client = [int(samples)] * clients if np.ndim(samples) == 0 else [int(n) for n in samples]
+    given = np.asarray(samples)
+    per_client = [int(n) for n in (given if given.ndim else np.full(clients, given))]
     if len(per_client) != clients:
         raise RequestError(
             f"samples lists {len(per_client)} numbers for {clients} clients; give one number or one each."

@@ -6,6 +6,7 @@ The prior is known, so the Bayes oracle is: `truth.centre`, `truth.spread` and `
 With `intercept` there is one more coefficient, the last, that multiplies the constant 1; x has no column for it.
 """
 
+from collections.abc import Sized
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,7 +38,7 @@ class LinearFederation:
         known("LinearFederation", "sizes", self.sizes, ("equal", "powerlaw"))
         nonnegative("LinearFederation", noise=self.noise, centre_scale=self.centre_scale)
         d = self.dim + self.intercept
-        if np.ndim(self.spread) and len(self.spread) != d:
+        if isinstance(self.spread, Sized) and len(self.spread) != d:
             raise RequestError(f"LinearFederation: spread lists {len(self.spread)} numbers for {d} coefficients.")
         spread = np.broadcast_to(np.asarray(self.spread, dtype=float), d)
         nonnegative("LinearFederation", **{f"spread[{k}]": s for k, s in enumerate(spread)})
@@ -63,7 +64,7 @@ class LinearFederation:
     def _samples(self, seed: int):
         if self.sizes == "equal":
             return self.samples
-        if np.ndim(self.samples):
+        if isinstance(self.samples, Sized):
             raise RequestError("LinearFederation: under a power law samples is one number, the mean.")
         total = self.clients * self.samples
         return powerlaw_counts(total, self.clients, self.exponent, shared(seed, INPUTS), least=self.least)

@@ -20,6 +20,7 @@ Departs  The paper does not say how theta_i follow from Gamma; with probe_vs_res
          threshold depends, stays that of theta*. Held-out rows of the orthogonal design come from the subspace design.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -72,7 +73,7 @@ class LinearKernel:
 
     def _ranks(self, sizes: list[tuple[int, ...]]) -> list[int]:
         rank = self.dim if self.rank is None else self.rank
-        ranks = [rank] * self.clients if np.ndim(rank) == 0 else list(rank)
+        ranks = list(rank) if isinstance(rank, Iterable) else [rank] * self.clients
         if len(ranks) != self.clients:
             raise RequestError(f"LinearKernel: rank lists {len(ranks)} numbers for {self.clients} clients.")
         for i, r in enumerate(ranks):

@@ -3,7 +3,7 @@
 The common model of FedAvg and SCAFFOLD is followed in the runs of their localized versions.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mooring.algorithms.apfl import APFL
@@ -79,13 +79,13 @@ def final(method: str, series: str, **fixed: Any) -> Ref:
 
 def points_above(method: str, points: float, **fixed: Any) -> Ref:
     """A method's last accuracy plus so many percentage points."""
-    name = curve(method, ACCURACY).series
+    name = str(curve(method, ACCURACY).series)
     return of(lambda values: values[name][-1] + points / 100, run=run_of(method), **fixed)
 
 
 def percent(method: str, **fixed: Any) -> Ref:
     """A method's last accuracy in %."""
-    name = curve(method, ACCURACY).series
+    name = str(curve(method, ACCURACY).series)
     return of(lambda values: 100 * values[name][-1], run=run_of(method), **fixed)
 
 
@@ -110,7 +110,7 @@ def best(series: str, method: str, among: Iterable[str], **fixed: Any) -> Check:
     return every(**{other: compare(mine, final(other, series, **fixed)) for other in others})
 
 
-def result_table(title: str, printed: dict[str, tuple[float, float]]) -> Table:
+def result_table(title: str, printed: Mapping[str, tuple[float | None, float | None]]) -> Table:
     """Training loss and validation accuracy by method, beside the printed ones."""
     return Table(
         title,

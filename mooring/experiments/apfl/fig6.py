@@ -1,5 +1,7 @@
 """Figure 6 of `apfl`: three clients join after the training and personalise the common model on their own rows."""
 
+from typing import Any
+
 import torch
 
 from mooring.advice.newcomer import models_of_newcomers
@@ -28,15 +30,15 @@ PERSONAL = [way for way in WAYS if way != TUNED]
 
 def part(clients: Clients, position: torch.Tensor) -> Clients:
     names = tuple(clients.names[i] for i in position.tolist())
-    rows = (rows.select(position) for rows in (clients.train, clients.validation, clients.test))
-    return Clients(names, *rows, kind=clients.kind, classes=clients.classes)
+    train, validation, test = (rows.select(position) for rows in (clients.train, clients.validation, clients.test))
+    return Clients(names, train, validation, test, kind=clients.kind, classes=clients.classes)
 
 
 def trial(seed: int, spread: float, clients: int, most: int, rounds: int) -> dict:
     """Losses and accuracies of the newcomers after 0 to 5 epochs. FedAvg and APFL train the same common model."""
     everyone = synthetic(seed, spread, clients + NEW, most)
     old, new = part(everyone, torch.arange(clients)), part(everyone, torch.arange(clients, clients + NEW))
-    work = {"adapt_on": "train", "eta": ETA, "decay": DECAY, "epochs": 1, "batch": BATCH}
+    work: dict[str, Any] = {"adapt_on": "train", "eta": ETA, "decay": DECAY, "epochs": 1, "batch": BATCH}
     plan = Plan(rounds, seed=seed, evaluate_every=rounds)
     server = simulate(APFL(**work), TASK, old, plan, weights="uniform", settled=True).server
     turn = Round(rounds, rounds, len(everyone), NEW, 1.0, seed)

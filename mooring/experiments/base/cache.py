@@ -26,6 +26,7 @@ from mooring.data.pools import ENVIRONMENT
 from mooring.runs.files import DamagedFile, make_folder, plain, read_json, unwritten, write_json
 
 PACKAGE = "mooring"
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 NO_NUMBERS = f"{PACKAGE}.experiments.base"
 CACHE_ENVIRONMENT = "MOORING_CACHE"
 
@@ -129,8 +130,7 @@ def _bare(tree: ast.Module) -> ast.Module:
         if not (isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "EXPERIMENT")
     ]
     for node in ast.walk(tree):
-        documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-        if documented and ast.get_docstring(node, clean=False) is not None:
+        if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
             node.body = node.body[1:]
     return tree
 

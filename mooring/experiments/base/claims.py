@@ -17,7 +17,8 @@ import numpy as np
 
 from mooring.experiments.base.results import Point, Ref, Results, bootstrap, interval, of, ratio_interval
 
-Quantity = Ref | str | float
+Series = Ref | str
+Quantity = Series | float
 Span = tuple[float, float]
 EVERYWHERE = (-np.inf, np.inf)
 
@@ -88,7 +89,7 @@ def ordered(quantities: Sequence[Quantity]) -> Check:
     return every(**{f"{_name(a)} < {_name(b)}": lower(a, b) for a, b in pairwise(quantities)})
 
 
-def within(a: Quantity, low: float, high: float) -> Check:
+def within(a: Series, low: float, high: float) -> Check:
     """The mean of a lies in [low, high] with its whole interval, at every point."""
 
     def check(results: Results) -> Verdict:
@@ -106,17 +107,17 @@ def within(a: Quantity, low: float, high: float) -> Check:
     return check
 
 
-def falling(a: Quantity, x: str, span: Span = EVERYWHERE) -> Check:
+def falling(a: Series, x: str, span: Span = EVERYWHERE) -> Check:
     """a falls from each x to the next, beyond the interval of the paired differences."""
     return _monotone(a, x, span, -1)
 
 
-def rising(a: Quantity, x: str, span: Span = EVERYWHERE) -> Check:
+def rising(a: Series, x: str, span: Span = EVERYWHERE) -> Check:
     """a rises from each x to the next, beyond the interval of the paired differences."""
     return _monotone(a, x, span, 1)
 
 
-def flat(a: Quantity, x: str, within: float, span: Span = EVERYWHERE) -> Check:
+def flat(a: Series, x: str, within: float, span: Span = EVERYWHERE) -> Check:
     """The largest mean along x is at most 1 + within times the smallest."""
 
     def check(results: Results) -> Verdict:
@@ -129,7 +130,7 @@ def flat(a: Quantity, x: str, within: float, span: Span = EVERYWHERE) -> Check:
     return check
 
 
-def slope(a: Quantity, x: str, low: float, high: float, span: Span = EVERYWHERE) -> Check:
+def slope(a: Series, x: str, low: float, high: float, span: Span = EVERYWHERE) -> Check:
     """The slope of log mean(a) on log x lies in [low, high] with its whole bootstrap interval."""
 
     def check(results: Results) -> Verdict:
@@ -143,7 +144,7 @@ def slope(a: Quantity, x: str, low: float, high: float, span: Span = EVERYWHERE)
     return check
 
 
-def straight(a: Quantity, x: str, r2: float, span: Span = EVERYWHERE) -> Check:
+def straight(a: Series, x: str, r2: float, span: Span = EVERYWHERE) -> Check:
     """mean(a) is a rising straight line in x: its squared correlation with x is at least r2."""
 
     def check(results: Results) -> Verdict:
@@ -156,7 +157,7 @@ def straight(a: Quantity, x: str, r2: float, span: Span = EVERYWHERE) -> Check:
     return check
 
 
-def crosses(a: Quantity, b: Quantity, x: str, low: float, high: float, span: Span = EVERYWHERE) -> Check:
+def crosses(a: Series, b: Quantity, x: str, low: float, high: float, span: Span = EVERYWHERE) -> Check:
     """Along x, mean(a) starts above mean(b) and ends below it; they meet, on logarithmic axes, within [low, high]."""
 
     def check(results: Results) -> Verdict:
@@ -212,7 +213,7 @@ def _compare(a: Quantity, b: Quantity, factor: float, sign: int) -> Check:
     return check
 
 
-def _monotone(a: Quantity, x: str, span: Span, sign: int) -> Check:
+def _monotone(a: Series, x: str, span: Span, sign: int) -> Check:
     def check(results: Results) -> Verdict:
         x_, y = results.curve(a, x, span)
         mean, low, high = interval(np.diff(y, axis=1))
@@ -228,6 +229,7 @@ def _monotone(a: Quantity, x: str, span: Span, sign: int) -> Check:
 def _paired(results: Results, a: Quantity, b: Quantity):
     """(point, values of a, values of b) at every point of the one with more coordinates; the other is repeated."""
     if isinstance(a, float | int):
+        assert not isinstance(b, float | int), "a claim compares a quantity, not two numbers"
         return [(point, np.full_like(right, a), right) for point, right in results.take(b).items()]
     left = results.take(a)
     if isinstance(b, float | int):

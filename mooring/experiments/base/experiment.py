@@ -55,7 +55,7 @@ class Panel:
 class Cell:
     """Our number, and the paper's (None where it prints none)."""
 
-    ours: Ref | str | Callable[[Any], float]  # a quantity, or a function of the results
+    ours: Ref | str | Callable[[Any], float | str]  # a quantity, or a function of the results
     printed: float | str | None = None
 
 

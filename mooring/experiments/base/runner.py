@@ -64,7 +64,9 @@ def run(
     total = len(kept) + len(missing)
     tell(f"{preset} trials", len(kept), total)
     for unit in _finished(missing, folder, workers):
-        kept[unit.key] = cache.load(folder, unit.key)
+        done = cache.load(folder, unit.key)
+        assert done is not None, f"trial {unit.key} was finished but not kept"
+        kept[unit.key] = done
         tell(f"{preset} trials", len(kept), total)
     return {one: _gather(mine, kept) for one, mine in wanted.items()}
 

@@ -7,7 +7,7 @@ from mooring.data.generators import Chebyshev
 from mooring.data.generators.chebyshev import U5, squared_distance
 from mooring.experiments.base.claims import Claim, alike, every, higher, lower, straight
 from mooring.experiments.base.experiment import Cell, Experiment, Panel, Preset, Table
-from mooring.experiments.base.results import of
+from mooring.experiments.base.results import Ref, of
 from mooring.experiments.kernel._gains import METHODS, updates
 from mooring.theory.kernel_operator import limit_point, theta_flow
 
@@ -22,6 +22,11 @@ def error(method: str) -> str:
 
 def reciprocal(method: str) -> str:
     return f"1/mse {method}"
+
+
+def last_slope(method: str) -> Ref:
+    """1 / (MSE N) at the largest N."""
+    return of(lambda values: values[reciprocal(method)][-1] / SAMPLES[-1])
 
 
 def slope(method: str) -> str:
@@ -87,7 +92,7 @@ EXPERIMENT = Experiment(
             {
                 LABELS[m]: [
                     Cell(of(error(m), at=-1)),
-                    Cell(of(lambda values, m=m: values[reciprocal(m)][-1] / SAMPLES[-1])),
+                    Cell(last_slope(m)),
                 ]
                 for m in METHODS
             },

@@ -1,6 +1,7 @@
 """Claims on medians over repeats, presets and panels that Figures 1 and 2 of `mspp` share."""
 
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 
@@ -23,11 +24,15 @@ PRESETS = {
 }
 
 
+def _median(values: np.ndarray, draw: np.ndarray) -> float:
+    return float(np.median(values[draw]))
+
+
 def medians(results: Results, quantity: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """By panel: the median over repeats at each target, and the upper end of its bootstrap interval."""
     found = {}
     for point, values in results.take(quantity).items():
-        columns = [bootstrap(lambda draw, v=v: float(np.median(v[draw])), len(v)) for v in values.T]
+        columns = [bootstrap(partial(_median, v), len(v)) for v in values.T]
         found[dict(point)["panel"]] = (np.array([c[0] for c in columns]), np.array([c[2] for c in columns]))
     return found
 

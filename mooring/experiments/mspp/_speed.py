@@ -82,7 +82,7 @@ PROBLEMS["tiny"] = {panel: problem._replace(rounds=8) for panel, problem in PROB
 
 
 def algorithms(problem: Problem) -> dict[str, Any]:
-    work = {"eta": problem.eta, "epochs": problem.epochs, "batch": problem.batch}
+    work: dict[str, Any] = {"eta": problem.eta, "epochs": problem.epochs, "batch": problem.batch}
     return {
         FEDPROX: FedProxShared(lam=problem.mu, inner="sgd", **work),
         FEDAVG: FedAvg(**work),
