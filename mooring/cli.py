@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import warnings
 from importlib import import_module
@@ -12,6 +13,7 @@ import typer
 
 from mooring.core.errors import RequestError, WorkError
 from mooring.core.fields import unknown
+from mooring.core.trust import ASK
 from mooring.options import (
     DATA,
     TASK,
@@ -24,6 +26,7 @@ from mooring.options import (
     SetEach,
     SetTask,
     Source,
+    Trust,
     apart,
     by_commas,
     by_method,
@@ -42,6 +45,7 @@ app = typer.Typer(
 )
 
 DEBUG = {"on": False}
+INTERRUPTED: list[Path] = []  # the run directory of the command that is running
 Run = Annotated[Path, typer.Argument(hidden=True)]
 TABLE_ONLY = tuple(name for name in DATA if name not in ("partition", "data_dir", "rare"))
 OF_ROUNDS = tuple(name for name in TRAINING if name not in ("keep", "checkpoint_every"))
@@ -55,7 +59,13 @@ def options(debug: Annotated[bool, typer.Option("--debug", help="Show the stack 
 @app.command(epilog=example("mooring fit exam.csv --client school --target score --set lam=0.5"))
 @takes(*DATA, *TASK, *TRAINING)
 def fit(
-    source: Source, algorithm: Method = None, set_: Set = None, out: Out = None, json_: Json = False, **given: Any
+    source: Source,
+    algorithm: Method = None,
+    set_: Set = None,
+    out: Out = None,
+    json_: Json = False,
+    trust: Trust = False,
+    **given: Any,
 ) -> None:
     """Train one method on a federation, with training alone and one common model beside it."""
     from mooring.engines.fit import fit as train
@@ -64,9 +74,9 @@ def fit(
 
     display = Display(json_)
     settings, given = apart(set_, given)
-    out = out or free_directory(source, algorithm or ("fit" if source.endswith(".toml") else ALGORITHM))
+    out = begun(out or free_directory(source, algorithm or ("fit" if source.endswith(".toml") else ALGORITHM)))
     with display.progress() as tell:
-        result = train(source, algorithm=algorithm, settings=settings, out=out, tell=tell, **given)
+        result = train(source, algorithm=algorithm, settings=settings, out=out, tell=tell, trust=trust, **given)
     display.notes(result.job.clients.notes)
     if json_:
         emit({"summary": result.summary, "clients": result.clients.to_dict("records"), "run": str(result.run)})
@@ -77,7 +87,13 @@ def fit(
 @app.command(epilog=example("mooring compare exam.csv --client school --target score --methods local,fedavg,ditto"))
 @takes(*DATA, *TASK, *TRAINING)
 def compare(
-    source: Source, methods: Methods = None, set_: SetEach = None, out: Out = None, json_: Json = False, **given: Any
+    source: Source,
+    methods: Methods = None,
+    set_: SetEach = None,
+    out: Out = None,
+    json_: Json = False,
+    trust: Trust = False,
+    **given: Any,
 ) -> None:
     """Train several methods on the same data, splits and cohorts."""
     from mooring.engines.compare import as_json
@@ -87,9 +103,9 @@ def compare(
 
     display = Display(json_)
     fields, given = apart(set_, given)
-    out = out or free_directory(source, "compare")
+    out = begun(out or free_directory(source, "compare"))
     with display.progress() as tell:
-        result = run(source, by_commas(methods), settings=by_method(fields), out=out, tell=tell, **given)
+        result = run(source, by_commas(methods), settings=by_method(fields), out=out, tell=tell, trust=trust, **given)
     display.notes(result.notes)
     if json_:
         emit(as_json(result))
@@ -98,7 +114,7 @@ def compare(
 
 
 @app.command(epilog="Example: mooring resume runs/exam-1")
-def resume(run: Run, json_: Json = False) -> None:
+def resume(run: Run, json_: Json = False, trust: Trust = False) -> None:
     """Continue an interrupted run (its directory RUN) to the very result it would have had."""
     from mooring.engines import compare as comparing
     from mooring.engines import fit as fitting
@@ -107,13 +123,14 @@ def resume(run: Run, json_: Json = False) -> None:
     from mooring.runs.directory import open_run
 
     display = Display(json_)
+    INTERRUPTED[:] = [run]
     kind = open_run(run).run.mooring.kind
     with display.progress() as tell:
         if kind == "compare":
-            result = comparing.resume(run, tell)
+            result = comparing.resume(run, tell, trust=trust)
             notes = result.notes
         elif kind == "fit":
-            fitted, note = fitting.resume(run, tell)
+            fitted, note = fitting.resume(run, tell, trust=trust)
             notes = [note] if note else []
         else:
             raise RequestError(
@@ -136,6 +153,7 @@ def predict(
     client: Annotated[str | None, typer.Option("--client", help="Whose model answers. [each row's own]")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Write a CSV file instead of printing.")] = None,
     json_: Json = False,
+    trust: Trust = False,
 ) -> None:
     """Predict rows with a finished run's models.
 
@@ -143,10 +161,13 @@ def predict(
     """
     from mooring.engines.predict import predict as answer
     from mooring.report.terminal import Display
+    from mooring.runs.directory import refuse_unwritable
     from mooring.runs.files import write_whole
 
     display = Display(json_)
-    frame, notes = answer(run, source, client)
+    if out is not None:
+        refuse_unwritable(out)
+    frame, notes = answer(run, source, client, trust)
     display.notes(notes)
     if json_:
         emit({"predictions": frame.to_dict("records"), "run": str(run)})
@@ -169,6 +190,7 @@ def personalize(
     ] = "auto",
     out: Annotated[Path | None, typer.Option("--out", help="Write the models to this safetensors file.")] = None,
     json_: Json = False,
+    trust: Trust = False,
     **given: Any,
 ) -> None:
     """A personal model for a client that comes later, and whether joining pays.
@@ -176,10 +198,16 @@ def personalize(
     RUN is a finished run's directory, SOURCE the newcomer's table; with the run's client column, several newcomers'.
     """
     from mooring.advice.personalize import personalize as answer
+    from mooring.engines.request import admit_run
     from mooring.report.answers import show_newcomers
     from mooring.report.terminal import Display
+    from mooring.runs.directory import open_run, refuse_unwritable
 
     display = Display(json_)
+    if out is not None:
+        refuse_unwritable(out)
+    if trust:
+        admit_run(open_run(run).run, run, trust)
     found = answer(run, source, how=how, out=out, **given)
     display.notes(found.notes)
     if json_:
@@ -193,7 +221,9 @@ def personalize(
 
 @app.command(epilog=example("mooring advise exam.csv --client school --target score"))
 @takes(*DATA, *TASK, *OF_ROUNDS)
-def advise(source: Source, set_: SetTask = None, out: Out = None, json_: Json = False, **given: Any) -> None:
+def advise(
+    source: Source, set_: SetTask = None, out: Out = None, json_: Json = False, trust: Trust = False, **given: Any
+) -> None:
     """Who should be moored how tightly? A verdict per client (alone, common, personal), with evidence."""
     from mooring.advice.advise import advise as run
     from mooring.advice.advise import as_json
@@ -203,9 +233,9 @@ def advise(source: Source, set_: SetTask = None, out: Out = None, json_: Json = 
 
     display = Display(json_)
     given = task_only(set_, given)
-    out = out or free_directory(source, "advice")
+    out = begun(out or free_directory(source, "advice"))
     with display.progress() as tell:
-        advice = run(source, out=out, tell=tell, **given)
+        advice = run(source, out=out, tell=tell, **given, **({"trust": True} if trust else {}))
     draw_advice(out)
     display.notes(advice.job.clients.notes)
     if json_:
@@ -216,7 +246,7 @@ def advise(source: Source, set_: SetTask = None, out: Out = None, json_: Json = 
 
 @app.command(epilog=example("mooring theory exam.csv --client school --target score"))
 @takes(*DATA, "task", "weights", "seed", "threads")
-def theory(source: Source, set_: SetTask = None, json_: Json = False, **given: Any) -> None:
+def theory(source: Source, set_: SetTask = None, json_: Json = False, trust: Trust = False, **given: Any) -> None:
     """What the theorems say about a federation: constants, heterogeneity, thresholds, lambda by every rule.
 
     `mooring theorem` evaluates a theorem at quantities of your own.
@@ -228,7 +258,7 @@ def theory(source: Source, set_: SetTask = None, json_: Json = False, **given: A
     from mooring.report.terminal import Display
 
     display = Display(json_)
-    job = prepare(request(source, purpose="advise", **task_only(set_, given)))
+    job = prepare(request(source, purpose="advise", trust=trust, **task_only(set_, given)))
     found = survey(job.task, job.clients, job.run.training.weights)
     display.notes(job.clients.notes)
     if json_:
@@ -239,7 +269,7 @@ def theory(source: Source, set_: SetTask = None, json_: Json = False, **given: A
 
 @app.command(epilog=example("mooring check exam.csv --client school --target score"))
 @takes(*TABLE_ONLY, "weights", "seed")
-def check(source: Source, json_: Json = False, **given: Any) -> None:
+def check(source: Source, json_: Json = False, trust: Trust = False, **given: Any) -> None:
     """What is wrong with my data, per client? Exit code 2 when something must be put right first."""
     from mooring.data.checks import check as inspect
     from mooring.engines.prepare import load_options
@@ -248,7 +278,7 @@ def check(source: Source, json_: Json = False, **given: Any) -> None:
     from mooring.report.terminal import Display
 
     display = Display(json_)
-    asked = request(source, purpose="advise", **given)
+    asked = request(source, purpose="advise", trust=trust, **given)
     findings = [finding._asdict() for finding in inspect(asked.data.source, **load_options(asked))]
     if json_:
         emit({"findings": findings})
@@ -320,8 +350,10 @@ def reproduce(
     from mooring.experiments.base.reproduce import reproduce as run
     from mooring.report.reproduction import draw_record, show_claims, write_page
     from mooring.report.terminal import Display
+    from mooring.runs.directory import refuse_unwritable
 
     display = Display(json_)
+    refuse_unwritable(out)
     with display.progress() as tell:
         records = run(what, preset, out, tell=tell, **given)
     for record in records:
@@ -364,6 +396,15 @@ def theorem(
         display.table(name or "theorems", rows, {"name": "name", "says": "what", "asks": "quantities"})
 
 
+def begun(out: Path) -> Path:
+    """Where a run is about to be written: it must be possible, and an interrupted command tells how to go on."""
+    from mooring.runs.directory import refuse_unwritable
+
+    refuse_unwritable(out)
+    INTERRUPTED[:] = [out]
+    return out
+
+
 def free_directory(source: str, purpose: str) -> Path:
     """Where a run goes if nobody says: named after its source and what is done with it."""
     from mooring.runs.directory import default_out
@@ -389,18 +430,30 @@ def emit(value: Any) -> None:
 def main(argv: list[str] | None = None) -> None:
     """Run a command. Exit codes: 0 done, 1 the work failed, 2 the request was wrong."""
     warnings.showwarning = lambda message, *rest, **more: print(f"note: {message}", file=sys.stderr)  # noqa: T201
+    if sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty():
+        ASK[:] = [lambda question: typer.confirm(question, err=True)]
     try:
         given = sys.argv[1:] if argv is None else argv
+        INTERRUPTED.clear()
         DEBUG["on"] = "--debug" in given  # wherever it stands
         code = app([word for word in given if word != "--debug"], standalone_mode=False)
+        if code == 130:  # typer's own way to say that it was interrupted
+            interrupted()
     except Exception as error:
         if DEBUG["on"]:
             raise
         code = told(error)
     except KeyboardInterrupt:
-        print("interrupted; a run that had begun goes on with `mooring resume`.", file=sys.stderr)  # noqa: T201
-        code = 130
+        code = interrupted()
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def interrupted() -> int:
+    """Say how an interrupted command goes on; its exit code."""
+    going = [run for run in INTERRUPTED if (run / "run.toml").is_file()]
+    how = f"go on with `mooring resume {shlex.quote(str(going[0]))}`" if going else "nothing was written"
+    print(f"interrupted; {how}.", file=sys.stderr)  # noqa: T201
+    return 130
 
 
 def told(error: Exception) -> int:
@@ -416,7 +469,7 @@ def told(error: Exception) -> int:
         error.show()
         return 2
     if isinstance(error, click.Abort):
-        return 130
+        return interrupted()
     foreseen = isinstance(error, RequestError | WorkError)
     text = str(error) if foreseen else f"unexpected {type(error).__name__}: {error} (run with --debug for the details)"
     print(f"error: {text}", file=sys.stderr)  # noqa: T201

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
@@ -26,9 +27,9 @@ from mooring.engines.fit import (
 )
 from mooring.engines.loop import Progress, check_participation, settle
 from mooring.engines.prepare import Job, exchange_of, prepare
-from mooring.engines.request import request
+from mooring.engines.request import admit_run, request
 from mooring.runs.directory import COMPARISON, METHODS, RunDir, create, open_run
-from mooring.runs.files import write_json
+from mooring.runs.files import held, write_json
 from mooring.runs.runfile import RunFile
 from mooring.runs.sections import Options
 
@@ -52,26 +53,32 @@ def compare(
     model: Any = None,
     settings: Mapping[str, Mapping[str, Any]] | None = None,
     tell: Tell = silent,
+    trust: bool = False,
     **options: Unpack[Options],
 ) -> Comparison:
     """Train every method on the same federation; `methods` are names or algorithms, `settings` fields by name.
 
-    `source`, `model` and `options` are those of `fit`. A run file says the methods too, unless they are given.
+    `source`, `model`, `trust` and `options` are those of `fit`. A run file says the methods too, unless they are given.
     """
-    asked = request(source, purpose="compare", methods=methods, settings=settings, model=model, **options)
+    asked = request(source, purpose="compare", methods=methods, settings=settings, model=model, trust=trust, **options)
     job = prepare(asked, None if isinstance(source, str | Path) else source, model)
     for algorithm in job.algorithms():
         check_participation(algorithm, job.plan, len(job.clients))
     directory = None if out is None else create(out, opening(job))
-    return run_methods(job, directory, tell)
+    with nullcontext() if directory is None else held(directory.path):
+        return run_methods(job, directory, tell)
 
 
-def resume(path: str | Path, tell: Tell = silent, source: Any = None, model: Any = None) -> Comparison:
+def resume(
+    path: str | Path, tell: Tell = silent, source: Any = None, model: Any = None, trust: bool = False
+) -> Comparison:
     """Finish an interrupted comparison: methods that are done are kept, the current one goes on from its checkpoint."""
     directory = open_run(path)
-    job = prepare(directory.run, source, model)
-    check_same_data(directory, job)
-    return run_methods(job, directory, tell)
+    with held(directory.path):
+        admit_run(directory.run, directory.path, trust)
+        job = prepare(directory.run, source, model)
+        check_same_data(directory, job)
+        return run_methods(job, directory, tell)
 
 
 def run_methods(job: Job, directory: RunDir | None, tell: Tell) -> Comparison:

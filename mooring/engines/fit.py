@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import warnings
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
@@ -12,15 +15,28 @@ import torch
 from torch import Tensor, nn
 
 from mooring.algorithms.base import Algorithm, build
+from mooring.core.averages import MEAN
 from mooring.core.errors import RequestError
-from mooring.data.clients import REGRESSION
+from mooring.data.clients import PARTS, REGRESSION
 from mooring.engines import saving
+from mooring.engines.divergence import remedy
 from mooring.engines.exchange import BEST, LAST, Exchange, Roster, Scores
-from mooring.engines.loop import LOSSES, Outcome, Progress, check_participation, deployed, mean_over_rows, run, settle
-from mooring.engines.prepare import Job, exchange_of, prepare
-from mooring.engines.request import fields_of, request
+from mooring.engines.loop import (
+    LOSSES,
+    Diverged,
+    Outcome,
+    Progress,
+    check_participation,
+    deployed,
+    mean_over_rows,
+    run,
+    settle,
+)
+from mooring.engines.prepare import Job, exchange_of, model_digest, prepare
+from mooring.engines.request import admit_run, fields_of, request
 from mooring.runs.directory import (
     CLIENTS_FILE,
+    INPUTS,
     ROUNDS_FILE,
     RUN,
     SCHEMA,
@@ -31,7 +47,7 @@ from mooring.runs.directory import (
     create,
     open_run,
 )
-from mooring.runs.files import json_bytes, parquet_bytes, write_json, write_parquet
+from mooring.runs.files import DamagedFile, held, json_bytes, parquet_bytes, write_json, write_parquet
 from mooring.runs.records import clients_table, rounds_table
 from mooring.runs.runfile import RunFile, run_bytes
 from mooring.runs.sections import Options
@@ -145,6 +161,7 @@ def fit(
     model: Any = None,
     settings: Mapping[str, Any] | None = None,
     tell: Tell = silent,
+    trust: bool = False,
     **options: Unpack[Options],
 ) -> Result:
     """Train one method on a federation and compare it with training alone and with one common model.
@@ -153,11 +170,11 @@ def fit(
     a network comes as `model`, or first as in `fit(model, clients)`. `algorithm` is a name (its fields in `settings`)
     or an algorithm; without one it is the run file's, or fedprox_one_stage. `options` are those of the run file's
     sections [data], [task] and [training], and override what the run file says. With `out` the run is written there
-    and can be resumed; without, nothing is written.
+    and can be resumed; without, nothing is written. `trust` lets a stranger's run file run the code that it names.
     """
     if isinstance(source, nn.Module) or (second is not None and callable(source)):
         source, model = second, source
-    asked = request(source, purpose="fit", algorithm=algorithm, settings=settings, model=model, **options)
+    asked = request(source, purpose="fit", algorithm=algorithm, settings=settings, model=model, trust=trust, **options)
     job = prepare(asked, None if isinstance(source, str | Path) else source, model)
     return start(job, out, tell)
 
@@ -170,15 +187,20 @@ def start(job: Job, out: str | Path | None, tell: Tell = silent, exchange: Excha
     ready, server = settle(asked, job.task, exchange, job.plan.seed)
     job = Job(with_settled(job.run, ready), job.clients, job.task)
     directory = None if out is None else create(out, opening(job))
-    return finish(job, ready, exchange, Progress(server), directory, tell)
+    with nullcontext() if directory is None else held(directory.path):
+        return finish(job, ready, exchange, Progress(server), directory, tell)
 
 
-def resume(path: str | Path, tell: Tell = silent, source: Any = None, model: Any = None) -> tuple[Result, str | None]:
+def resume(
+    path: str | Path, tell: Tell = silent, source: Any = None, model: Any = None, trust: bool = False
+) -> tuple[Result, str | None]:
     """Continue an interrupted fit to the very bytes it would have had; a finished one is only read again."""
     directory = open_run(path)
-    job = prepare(directory.run, source, model)
-    check_same_data(directory, job)
-    return go_on(job, directory, exchange_of(job), tell)
+    with held(directory.path):
+        admit_run(directory.run, directory.path, trust)
+        job = prepare(directory.run, source, model)
+        check_same_data(directory, job)
+        return go_on(job, directory, exchange_of(job), tell)
 
 
 def go_on(job: Job, directory: RunDir, exchange: Exchange, tell: Tell = silent) -> tuple[Result, str | None]:
@@ -189,11 +211,36 @@ def go_on(job: Job, directory: RunDir, exchange: Exchange, tell: Tell = silent) 
 
 
 def check_same_data(directory: RunDir, job: Job) -> None:
-    """The rows must be those that the run began with."""
-    if job.clients.schema is None or not (directory.path / SCHEMA).exists():
-        return
-    if directory.schema.get("digest") != job.clients.schema.digest:
-        raise RequestError(f"{directory.path}: {job.run.data.source} has changed since the run began; start a new run.")
+    """The rows and the model's file must be those that the run began with; a finished run must be whole."""
+    changed = "has changed since the run began; start a new run"
+    mine = job.clients.schema
+    if mine is not None and (directory.path / SCHEMA).exists() and directory.schema.get("digest") != mine.digest:
+        raise RequestError(f"{directory.path}: {job.run.data.source} {changed}.")
+    was, now = directory.inputs, inputs_of(job)
+    for what, name in (("rows", job.run.data.source), ("model", job.run.task.model)):
+        if was and was.get(what) != now.get(what):
+            raise RequestError(f"{directory.path}: {name} {changed}.")
+    if directory.finished:
+        try:
+            _ = directory.models
+        except DamagedFile as error:
+            raise DamagedFile(f"{error} Remove it and resume: the checkpoints make it again.") from None
+
+
+def inputs_of(job: Job) -> dict[str, Any]:
+    """Digests of what a schema does not tell: rows that came as arrays or images, and the file of a model."""
+    out: dict[str, Any] = {}
+    if job.clients.schema is None:
+        digest = hashlib.sha256(json_bytes({"names": job.clients.names}))
+        for part in PARTS:
+            rows = getattr(job.clients, part)
+            for tensor in (rows.x, rows.y, rows.start, rows.size):
+                digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+                digest.update(tensor.contiguous().numpy().data)
+        out["rows"] = digest.hexdigest()
+    if job.run.task.model is not None:
+        out["model"] = model_digest(job.run.task.model)
+    return out
 
 
 def finish(
@@ -237,14 +284,17 @@ def train(
     job: Job, ready: Any, exchange: Exchange, progress: Progress, directory: RunDir | None = None, tell: Tell = silent
 ) -> Trained:
     """Run the rounds that are left; what the best and the last of them deploy."""
-    outcome = run(
-        ready,
-        exchange,
-        job.plan,
-        progress,
-        save=lambda now: saving.save(directory, now, exchange) if directory else None,
-        tell=lambda now, rounds: tell(ready.name, now.t, rounds),
-    )
+    try:
+        outcome = run(
+            ready,
+            exchange,
+            job.plan,
+            progress,
+            save=lambda now: saving.save(directory, now, exchange) if directory else None,
+            tell=lambda now, rounds: tell(ready.name, now.t, rounds),
+        )
+    except Diverged as error:
+        raise Diverged(f"{error} {remedy(ready, job.task, exchange, job.plan, progress.t + 1)}") from error
     unit = job.clients.target_scale**job.task.unit_power
 
     def after(which: str) -> Deployed:
@@ -257,14 +307,19 @@ def train(
 
 
 def referee(name: str, job: Job, exchange: Exchange, tell: Tell = silent) -> Trained | None:
-    """Train a referee at the same clients, with everyone in every round; None where that cannot be done."""
-    run = job.run.model_copy(update={"training": job.run.training.model_copy(update={"participation": 1.0})})
+    """Train a referee at the same clients, everyone honest and in every round; None where that cannot be done."""
+    plain = {"participation": 1.0, "average": MEAN, "clip": None, "weight_cap": None, "attack": None}
+    run = job.run.model_copy(update={"training": job.run.training.model_copy(update=plain)})
     beside, asked = Job(run, job.clients, job.task), build(name, {})
     apart = exchange.beside(asked)
     if apart is None:
         return None
     ready, server = settle(asked, job.task, apart, job.plan.seed)
-    return train(beside, ready, apart, Progress(server), None, tell)
+    try:
+        return train(beside, ready, apart, Progress(server), None, tell)
+    except Diverged as error:
+        warnings.warn(f"without the referee '{name}': {error}")
+        return None
 
 
 def losses_of(trained: Trained | None, roster: Roster) -> Tensor:
@@ -295,8 +350,15 @@ def clients_frame(roster: Roster, losses: dict[str, Tensor], trained: Trained) -
             "gain": (losses["alone"] - losses["personal"]).numpy(),
             "lam": per_client_lam(trained.algorithm, len(roster)),
             "alpha": torch.nan if trained.kept.alpha is None else trained.kept.alpha.numpy(),
+            "left_out": left_out(trained.outcome.progress, len(roster)),
         }
     )
+
+
+def left_out(progress: Progress, m: int) -> list[str | None]:
+    """Of each client whose replies could not all be used: in how many rounds, and why in the last of them."""
+    rounds = {place: f"{count} round{'s' * (count > 1)}" for place, count in progress.left_out.items()}
+    return [f"{rounds[i]}: {progress.offenders[i]}" if i in rounds else None for i in range(m)]
 
 
 def per_client_lam(algorithm: Any, m: int) -> list[float]:
@@ -329,6 +391,8 @@ def opening(job: Job) -> dict[str, bytes]:
         files[SCHEMA] = json_bytes(job.clients.schema.model_dump(mode="json"))
     if job.clients.placement is not None:
         files[SPLIT] = parquet_bytes(job.clients.placement)
+    if inputs := inputs_of(job):
+        files[INPUTS] = json_bytes(inputs)
     return files
 
 

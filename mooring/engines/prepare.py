@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
+import hashlib
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any, get_type_hints
 
 import torch
 from torch import nn
 
 from mooring.algorithms.base import Algorithm, build
+from mooring.core import attacks, trust
 from mooring.core.errors import RequestError
 from mooring.core.fields import check_fields
 from mooring.data.clients import REGRESSION, Clients
@@ -150,15 +152,23 @@ def make_task(run: RunFile, clients: Clients, model: Any = None) -> Any:
     return catalog.build(about.name or "auto", clients.kind, clients.train.x.shape[1], len(clients.classes), known)
 
 
+def model_digest(spec: str) -> str:
+    """The sha256 of the file that "my_model.py:make" names."""
+    path = spec.rsplit(":", 1)[0]
+    if not Path(path).is_file():
+        raise RequestError(f"model {spec!r}: there is no file {path}.")
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
 def read_model(spec: str) -> Callable[..., nn.Module]:
     """The function that "my_model.py:make" names."""
     path, name = spec.rsplit(":", 1)
     if not Path(path).is_file():
         raise RequestError(f"model {spec!r}: there is no file {path}.")
-    found = importlib.util.spec_from_file_location(Path(path).stem, path)
-    module = importlib.util.module_from_spec(found)  # type: ignore[arg-type]
+    module, source = ModuleType(Path(path).stem), trust.code_of(path)
+    module.__file__ = path
     try:
-        found.loader.exec_module(module)  # type: ignore[union-attr]
+        exec(compile(source, path, "exec"), vars(module))
     except Exception as error:
         raise RequestError(f"model {spec!r}: {path} fails with {type(error).__name__}: {error}.") from error
     if not callable(getattr(module, name, None)):
@@ -189,6 +199,9 @@ def maker(model: Any, clients: Clients) -> Callable[[], nn.Module]:
 
 
 def exchange_of(job: Job) -> Simulator:
-    """The job's clients in this process."""
-    how = job.run.training
-    return Simulator(job.task, job.clients, job.clients.weights(how.weights), how.chunk or 0)
+    """The job's clients in this process; in a trial some of them train on wrong labels."""
+    how, clients = job.run.training, job.clients
+    if how.attack is not None and attacks.parse(how.attack)[0] == attacks.LABELS:
+        lying = attacks.liars(how.attack, how.seed, clients.keys)
+        clients = replace(clients, train=attacks.flip_labels(clients.train, lying, len(clients.classes)))
+    return Simulator(job.task, clients, clients.weights(how.weights), how.chunk or 0)
