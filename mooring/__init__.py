@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from mooring.data.sources import load as load
     from mooring.engines.compare import compare as compare
     from mooring.engines.fit import fit as fit
+    from mooring.engines.opened import open as open
     from mooring.engines.predict import predict as predict
     from mooring.estimators import PersonalizedClassifier as PersonalizedClassifier
     from mooring.estimators import PersonalizedRegressor as PersonalizedRegressor
@@ -21,6 +22,7 @@ _PUBLIC = {
     "compare": "mooring.engines.compare",
     "plot": "mooring.report.figures",
     "load": "mooring.data.sources",
+    "open": "mooring.engines.opened",
     "predict": "mooring.engines.predict",
     "RequestError": "mooring.core.errors",
     "WorkError": "mooring.core.errors",
@@ -37,6 +39,7 @@ __all__ = [
     "compare",
     "fit",
     "load",
+    "open",
     "predict",
 ]
 

@@ -15,6 +15,7 @@ from mooring.algorithms.base import Algorithm, build
 from mooring.core.errors import RequestError
 from mooring.data.clients import REGRESSION
 from mooring.engines import saving
+from mooring.engines.coefficients import coefficients, scaling_of
 from mooring.engines.exchange import BEST, LAST, Exchange, Roster, Scores
 from mooring.engines.loop import LOSSES, Outcome, Progress, check_participation, deployed, mean_over_rows, run, settle
 from mooring.engines.prepare import Job, exchange_of, prepare
@@ -121,12 +122,25 @@ class Result:
 
     def module(self, client: str | None = None) -> nn.Module:
         """A client's network (default: the common one) with its weights loaded."""
-        w = self._model(client)
-        net = self.job.task.make()
-        with torch.no_grad():
-            for part, value in zip(net.parameters(), self.job.task.layers(w[None]).values()):
-                part.copy_(value[0])
-        return net
+        return module_of(self.job.task, self._model(client))
+
+    @property
+    def coefficients(self) -> pd.DataFrame:
+        """A row for each client and term in the units of the data: coefficient, common, deviation."""
+        names = list(self.clients["client"])
+        scaling = scaling_of(self.job.clients)
+        return coefficients(self.job.task, scaling, self.trained.common, self.trained.models, names)
+
+
+def module_of(task: Any, w: Tensor) -> nn.Module:
+    """A network with the weights w [d]."""
+    if not hasattr(task, "make"):
+        raise RequestError(f"task '{task.name}' is no network; its models are in .models, and in .coefficients.")
+    net = task.make()
+    with torch.no_grad():
+        for part, value in zip(net.parameters(), task.layers(w[None]).values()):
+            part.copy_(value[0])
+    return net
 
 
 def in_units(clients: Any, prediction: Tensor) -> Tensor:
