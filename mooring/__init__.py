@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mooring.advice.advise import advise as advise
+    from mooring.advice.personalize import personalize as personalize
     from mooring.core.errors import RequestError as RequestError
     from mooring.core.errors import WorkError as WorkError
     from mooring.data.sources import load as load
@@ -14,12 +15,14 @@ if TYPE_CHECKING:
     from mooring.engines.predict import predict as predict
     from mooring.estimators import PersonalizedClassifier as PersonalizedClassifier
     from mooring.estimators import PersonalizedRegressor as PersonalizedRegressor
+    from mooring.report.figures import plot as plot
 
 # What `import mooring` offers; each name is imported when it is first used, so that the package stays quick to load.
 _PUBLIC = {
     "fit": "mooring.engines.fit",
     "advise": "mooring.advice.advise",
     "compare": "mooring.engines.compare",
+    "personalize": "mooring.advice.personalize",
     "plot": "mooring.report.figures",
     "load": "mooring.data.sources",
     "open": "mooring.engines.opened",
@@ -40,6 +43,8 @@ __all__ = [
     "fit",
     "load",
     "open",
+    "personalize",
+    "plot",
     "predict",
 ]
 

@@ -43,6 +43,9 @@ app = typer.Typer(
 
 DEBUG = {"on": False}
 Run = Annotated[Path, typer.Argument(hidden=True)]
+Of = Annotated[
+    str | None, typer.Option("--method", help="Of a comparison: whose models. [the best on validation rows]")
+]
 TABLE_ONLY = tuple(name for name in DATA if name not in ("partition", "data_dir", "rare"))
 OF_ROUNDS = tuple(name for name in TRAINING if name not in ("keep", "checkpoint_every"))
 
@@ -134,6 +137,7 @@ def predict(
     run: Run,
     source: Source,
     client: Annotated[str | None, typer.Option("--client", help="Whose model answers. [each row's own]")] = None,
+    method: Of = None,
     out: Annotated[Path | None, typer.Option("--out", help="Write a CSV file instead of printing.")] = None,
     json_: Json = False,
 ) -> None:
@@ -146,7 +150,7 @@ def predict(
     from mooring.runs.files import write_whole
 
     display = Display(json_)
-    frame, notes = answer(run, source, client)
+    frame, notes = answer(run, source, client, method)
     display.notes(notes)
     if json_:
         emit({"predictions": frame.to_dict("records"), "run": str(run)})
@@ -159,7 +163,43 @@ def predict(
         sys.stdout.write(frame.to_csv(index=False))
 
 
-@app.command(epilog="Example: mooring personalize runs/exam-1 newcomer.csv --out newcomer.safetensors")
+@app.command(epilog="Example: mooring export runs/exam-1 --out coefficients.csv")
+def export(
+    run: Run,
+    to: Annotated[
+        str,
+        typer.Option("--to", help="csv, json or sklearn (coefficients), torch (state_dict). [csv]", show_default=False),
+    ] = "csv",
+    client: Annotated[str | None, typer.Option("--client", help="Whose model. [everyone's]")] = None,
+    method: Of = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Write this file instead of printing.")] = None,
+) -> None:
+    """Models of a finished run for other tools, in the units of the data.
+
+    RUN is the run's directory. csv: a row for each client and term with its coefficient, the common one and the
+    deviation. json: the same as one object. sklearn: `coef_` and `intercept_` as JSON. torch: a network's weights as a
+    safetensors file, of the common model or of --client.
+    """
+    from mooring.engines.export import export as write
+    from mooring.report.terminal import Display
+
+    content, notes = write(run, to, client, method)
+    display = Display(json=True)
+    display.notes(notes)
+    if out is None:
+        if to == "torch":
+            raise RequestError("--to torch writes a file; say which by --out.")
+        sys.stdout.write(content.decode())
+    else:
+        from mooring.runs.files import write_whole
+
+        if out.exists():
+            raise RequestError(f"{out} already exists; choose another --out.")
+        write_whole(out, content)
+        display.say(f"Written: {out}")
+
+
+@app.command(epilog="Example: mooring personalize runs/exam-1 newcomer.csv --out runs/exam-joined")
 @takes("min_rows", "drop_small", "seed")
 def personalize(
     run: Run,
@@ -167,7 +207,10 @@ def personalize(
     how: Annotated[
         str, typer.Option("--how", help="mixture, prox, finish, alone or tune. [auto]", show_default=False)
     ] = "auto",
-    out: Annotated[Path | None, typer.Option("--out", help="Write the models to this safetensors file.")] = None,
+    method: Of = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="A new run directory: the run with the newcomers in it.")
+    ] = None,
     json_: Json = False,
     **given: Any,
 ) -> None:
@@ -180,15 +223,15 @@ def personalize(
     from mooring.report.terminal import Display
 
     display = Display(json_)
-    found = answer(run, source, how=how, out=out, **given)
+    found = answer(run, source, how=how, method=method, out=out, **given)
     display.notes(found.notes)
     if json_:
         told = {"metric": found.metric, "way": found.way, "clients": found.clients.to_dict("records")}
-        emit(told | {"run": str(run)})
+        emit(told | {"run": str(out or run)})
     else:
         show_newcomers(display, found.clients, found.metric, found.way)
         if out is not None:
-            display.say(f"Models: {out}")
+            display.say(f"Run: {out}, with the newcomers in it; `mooring predict {out} new.csv` serves them.")
 
 
 @app.command(epilog=example("mooring advise exam.csv --client school --target score"))

@@ -50,6 +50,9 @@ def show_run(display: Display, run: str | Path) -> None:
         show_advice(display, directory.advice)
     elif kind == "compare":
         show_comparison(display, directory.comparison)
+    elif kind == "personalize":
+        told = directory.summary
+        show_newcomers(display, frame_of(told["newcomers"]), told["metric"], told["way"])
     else:
         show_fit(display, directory.summary, directory.clients)
     display.say(f"Run: {run}")
