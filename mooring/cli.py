@@ -30,7 +30,7 @@ from mooring.options import (
     example,
     takes,
 )
-from mooring.runs.sections import ALGORITHM
+from mooring.runs.sections import ALGORITHM, installed
 
 app = typer.Typer(
     add_completion=False,
@@ -50,8 +50,19 @@ TABLE_ONLY = tuple(name for name in DATA if name not in ("partition", "data_dir"
 OF_ROUNDS = tuple(name for name in TRAINING if name not in ("keep", "checkpoint_every"))
 
 
+def tell_version(asked: bool) -> None:
+    if asked:
+        print(f"mooring {installed()}")  # noqa: T201
+        raise typer.Exit
+
+
 @app.callback()
-def options(debug: Annotated[bool, typer.Option("--debug", help="Show the stack trace of an error.")] = False) -> None:
+def options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the stack trace of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Tell the version.", callback=tell_version, is_eager=True)
+    ] = False,
+) -> None:
     DEBUG["on"] = DEBUG["on"] or debug
 
 
@@ -305,7 +316,14 @@ LISTS: dict[str, tuple[str, str, dict[str, str]]] = {  # module, its function th
     "algorithms": (
         "mooring.algorithms.base",
         "names",
-        {"name": "algorithm", "summary": "what", "paper": "source", "limits": "limits", "reveals": "reveals"},
+        {
+            "name": "algorithm",
+            "summary": "what",
+            "fields": "fields for --set",
+            "paper": "source",
+            "limits": "limits",
+            "reveals": "reveals",
+        },
     ),
     "tasks": (
         "mooring.tasks.catalog",
@@ -337,7 +355,9 @@ def list_(
     if json_:
         emit({what: rows})
     else:
-        Display().table(what, rows, columns, spare=("limits", "reveals"))
+        short = [{k: list(v) if isinstance(v, dict) else v for k, v in row.items()} for row in rows]
+        caption = "Defaults of the fields: `mooring list algorithms --json`." if what == "algorithms" else ""
+        Display().table(what, short, columns, caption, spare=("limits", "reveals", "paper"))
 
 
 @app.command(epilog="Example: mooring reproduce all --preset quick")
@@ -446,21 +466,33 @@ def main(argv: list[str] | None = None) -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
+def command_of(context: Any) -> str:
+    """`mooring fit`, whichever way it was started."""
+    return "mooring" if context.parent is None else f"{command_of(context.parent)} {context.info_name}"
+
+
 def told(error: Exception) -> int:
-    """Say an error in one sentence; its exit code."""
+    """Say an error in one sentence, which may hold words from files and data; its exit code."""
     import click
+
+    from mooring.report.terminal import plain
 
     if isinstance(error, click.exceptions.Exit):
         return error.exit_code
     if isinstance(error, click.NoSuchOption) and error.ctx is not None:
         known = [word for parameter in error.ctx.command.params for word in parameter.opts if word.startswith("--")]
-        error = RequestError(f"mooring {error.ctx.info_name}: {unknown('option', error.option_name, known)}.")
+        error = RequestError(f"{command_of(error.ctx)}: {unknown('option', error.option_name, known)}.")
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        text = error.format_message().split(" Did you mean")[0]
+        if isinstance(error.ctx.command, click.Group) and text.startswith("No such command"):
+            asked = text.split("'", 1)[-1].rstrip("'.")
+            text = f"{unknown('command', asked, error.ctx.command.commands)}."
+        error = RequestError(f"{command_of(error.ctx)}: {text} `{command_of(error.ctx)} --help` tells how to use it.")
     if isinstance(error, click.ClickException):
-        error.show()
-        return 2
+        error = RequestError(error.format_message())
     if isinstance(error, click.Abort):
         return 130
     foreseen = isinstance(error, RequestError | WorkError)
     text = str(error) if foreseen else f"unexpected {type(error).__name__}: {error} (run with --debug for the details)"
-    print(f"error: {text}", file=sys.stderr)  # noqa: T201
+    print(f"error: {plain(text)}", file=sys.stderr)  # noqa: T201
     return 2 if isinstance(error, RequestError) else 1
