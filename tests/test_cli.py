@@ -51,7 +51,9 @@ def test_fit_json_is_one_object_and_nothing_else(here, capsys):
     code, out, _ = call(capsys, "fit", *HOMES, "--rounds", 5, "--json")
     told = json.loads(out)
     assert code == 0 and set(told) == {"summary", "clients", "run"}
-    assert set(told["summary"]) == {"metric", "alone", "common", "personal", "kept", "best_round", "last_round"}
+    assert set(told["summary"]) == {
+        "metric", "alone", "common", "personal", "measures", "gain_percent", "kept", "best_round", "last_round",
+    }  # fmt: skip
     assert told["summary"]["metric"] == "mse" and len(told["clients"]) == 5
     assert (here / told["run"] / "models.safetensors").exists()
 

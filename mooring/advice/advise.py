@@ -28,6 +28,7 @@ from mooring.engines.coefficients import coefficients, scaling_of
 from mooring.engines.fit import Tell, opening, silent, task_facts
 from mooring.engines.prepare import Job, is_pooled, prepare
 from mooring.engines.request import request
+from mooring.engines.scores import known_scores
 from mooring.runs.directory import ADVICE, CLIENTS_FILE, THEORY, create
 from mooring.runs.directory import Models as Saved
 from mooring.runs.files import write_json, write_parquet
@@ -153,7 +154,7 @@ def advised(job: Job, tell: Tell = silent) -> Advice:
         tell("asking why", 3, 4)
         frame = explained(job, frame, choice)
         tell("asking why", 4, 4)
-    summary = summarise(job, frame, losses, theory)
+    summary = summarise(job, frame, losses, theory) | {"measures": measures_of(job, deployed)}
     words = in_words(frame, summary, choice, theory)
     table = path_table(choice, clients.target_scale**task.unit_power)
     return Advice(job, summary, frame, deployed, choice, table, theory, words, None)
@@ -234,6 +235,12 @@ def summarise(job: Job, frame: pd.DataFrame, losses: dict[str, float], theory: S
         "heterogeneity": None if theory is None else theory.heterogeneity,
         "threshold": None if theory is None else theory.thresholds["bayes"]["R"],
     }
+
+
+def measures_of(job: Job, deployed: Deployed) -> dict[str, dict[str, float]]:
+    """Measures that people know of the three models, on all test rows."""
+    models = {"alone": deployed.alone, "common": deployed.common, "advised": deployed.personal}
+    return {name: known_scores(job.task, job.clients, w).overall for name, w in models.items()}
 
 
 def as_json(advice: Advice) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from mooring.engines.exchange import BEST, LAST, Exchange, Roster, Scores
 from mooring.engines.loop import LOSSES, Outcome, Progress, check_participation, deployed, mean_over_rows, run, settle
 from mooring.engines.prepare import Job, exchange_of, prepare
 from mooring.engines.request import fields_of, request
+from mooring.engines.scores import gain_percent, known_scores
 from mooring.runs.directory import (
     CLIENTS_FILE,
     ROUNDS_FILE,
@@ -220,10 +221,14 @@ def finish(
     roster = exchange.roster
     losses = {name: losses_of(who, roster) for name, who in (("alone", alone), ("common", common))}
     losses["personal"] = trained.test
-    clients = clients_frame(roster, losses, trained)
+    who = {"alone": alone, "common": common, "personal": trained}
+    known = {name: known_scores(job.task, job.clients, None if w is None else w.models) for name, w in who.items()}
+    clients = clients_frame(roster, losses, trained).assign(**known["personal"].by_client)
     rounds = rounds_frame(job, progress.records)
     rows = roster.sizes["test"]
     summary = {"metric": job.task.metric} | {name: known_mean(loss, rows) for name, loss in losses.items()}
+    summary["measures"] = {name: scores.overall for name, scores in known.items()}
+    summary["gain_percent"] = float(gain_percent(summary["alone"], summary["personal"]))
     summary |= {"kept": trained.keep, "best_round": trained.best.t, "last_round": trained.last.t}
     if directory is not None and not directory.finished:
         write_parquet(directory.path / CLIENTS_FILE, clients_table(clients.to_dict("records")))
@@ -307,6 +312,7 @@ def clients_frame(roster: Roster, losses: dict[str, Tensor], trained: Trained) -
             **sizes,
             **{name: loss.numpy() for name, loss in losses.items()},
             "gain": (losses["alone"] - losses["personal"]).numpy(),
+            "gain_percent": gain_percent(losses["alone"].numpy(), losses["personal"].numpy()),
             "lam": per_client_lam(trained.algorithm, len(roster)),
             "alpha": torch.nan if trained.kept.alpha is None else trained.kept.alpha.numpy(),
         }
@@ -325,6 +331,11 @@ def rounds_frame(job: Job, records: list[dict[str, Any]]) -> pd.DataFrame:
     frame = pd.DataFrame(records).rename(columns={"round": "t"})
     for column in LOSSES:
         frame[column] = frame[column].astype(float) * job.clients.target_scale**job.task.unit_power
+    if job.task.metric == "mse" and job.clients.kind == REGRESSION:
+        frame["test_rmse"] = frame["test_loss"] ** 0.5
+        variance = float(job.clients.test.y.double().var(correction=0)) if len(job.clients.test.y) else 0.0
+        if variance > 0:
+            frame["test_r2"] = 1 - frame["test_loss"] / (variance * job.clients.target_scale**2)
     return frame
 
 

@@ -16,6 +16,8 @@ from mooring.runs.files import frame_of
 
 MOST_ROWS = 20  # clients that a terminal's table shows
 SCORES = {k: k for k in ("client", "rows", "alone", "common", "personal", "gain")}
+FITTED = SCORES | {"gain_percent": "gain %"}
+KNOWN = ("rmse", "mae", "r2", "accuracy", "auc")
 LOSSES = ("alone", "common", "personal", "gain", "gain_low", "gain_high")
 ADVISED = {
     "client": "client",
@@ -60,22 +62,31 @@ def show_run(display: Display, run: str | Path) -> None:
 
 def show_fit(display: Display, summary: Mapping[str, Any], clients: pd.DataFrame) -> None:
     """The summary and the clients of a fit."""
-    metric = summary["metric"]
+    metric, measures = summary["metric"], summary["measures"]
+    extra = {name: name for name in KNOWN if name in measures["personal"]}
+    who = {
+        "alone": "alone: every client by itself",
+        "common": "common: one model from all rows",
+        "personal": f"personal: {summary['algorithm']}",
+    }
     display.table(
-        f"{summary['title']}: test {metric} over {len(clients)} clients",
-        [
-            {"who": "alone: every client by itself", "loss": summary["alone"]},
-            {"who": "common: one model from all rows", "loss": summary["common"]},
-            {"who": f"personal: {summary['algorithm']}", "loss": summary["personal"]},
-        ],
-        {"who": "model", "loss": metric},
+        f"{summary['title']}: on test rows of {len(clients)} clients",
+        [{"who": words, "loss": summary[name], **measures[name]} for name, words in who.items()],
+        {"who": "model", "loss": metric, **extra},
     )
     order, caption = ends(clients, "gain: what the personal model saves over training alone")
     display.table(
-        f"Clients, test {metric}", order.to_dict("records"), SCORES, caption, spare=("rows", "common", "alone")
+        f"Clients, test {metric}", order.to_dict("records"), FITTED, caption, spare=("rows", "common", "alone")
     )
     display.say(which_round(summary))
     display.say(gains(clients))
+    if isfinite(summary["gain_percent"] or float("nan")):
+        more = "less" if summary["gain_percent"] >= 0 else "more"
+        display.say(f"Over all test rows, the personal models' {metric} is {in_percent(summary)} {more} than alone.")
+
+
+def in_percent(summary: Mapping[str, Any]) -> str:
+    return f"{abs(summary['gain_percent']):,.1f} %"
 
 
 def which_round(summary: Mapping[str, Any]) -> str:
@@ -122,6 +133,7 @@ def show_comparison(display: Display, comparison: Mapping[str, Any]) -> None:
     columns = {
         "method": "method",
         "test_loss": f"test {comparison['metric']}",
+        **{name: name for name in KNOWN if name in methods},
         "last_test_loss": "last round",
         "round": "round",
         "sent": "sent",
@@ -129,7 +141,7 @@ def show_comparison(display: Display, comparison: Mapping[str, Any]) -> None:
     }
     caption = "test: models of the kept round (by default the best on validation rows), averaged over test rows"
     title = f"{comparison['title']}: {len(clients)} clients"
-    display.table(title, rows, columns, caption, spare=("seconds", "round", "last_test_loss"))
+    display.table(title, rows, columns, caption, spare=("seconds", "round", "last_test_loss", "mae"))
     if "local" in clients:
         for method in methods["method"]:
             if method != "local":
