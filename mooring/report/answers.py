@@ -133,7 +133,7 @@ def show_comparison(display: Display, comparison: Mapping[str, Any]) -> None:
     columns = {
         "method": "method",
         "test_loss": f"test {comparison['metric']}",
-        **{name: name for name in KNOWN if name in methods},
+        **{name: name for name in KNOWN if name in methods and name != "mae"},  # the file has it too
         "last_test_loss": "last round",
         "round": "round",
         "sent": "sent",
@@ -141,7 +141,7 @@ def show_comparison(display: Display, comparison: Mapping[str, Any]) -> None:
     }
     caption = "test: models of the kept round (by default the best on validation rows), averaged over test rows"
     title = f"{comparison['title']}: {len(clients)} clients"
-    display.table(title, rows, columns, caption, spare=("seconds", "round", "last_test_loss", "mae"))
+    display.table(title, rows, columns, caption, spare=("seconds", "round", "last_test_loss"))
     if "local" in clients:
         for method in methods["method"]:
             if method != "local":
