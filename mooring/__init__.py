@@ -5,22 +5,27 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mooring.advice.advise import advise as advise
+    from mooring.advice.personalize import personalize as personalize
     from mooring.core.errors import RequestError as RequestError
     from mooring.core.errors import WorkError as WorkError
     from mooring.data.sources import load as load
     from mooring.engines.compare import compare as compare
     from mooring.engines.fit import fit as fit
+    from mooring.engines.opened import open as open
     from mooring.engines.predict import predict as predict
     from mooring.estimators import PersonalizedClassifier as PersonalizedClassifier
     from mooring.estimators import PersonalizedRegressor as PersonalizedRegressor
+    from mooring.report.figures import plot as plot
 
 # What `import mooring` offers; each name is imported when it is first used, so that the package stays quick to load.
 _PUBLIC = {
     "fit": "mooring.engines.fit",
     "advise": "mooring.advice.advise",
     "compare": "mooring.engines.compare",
+    "personalize": "mooring.advice.personalize",
     "plot": "mooring.report.figures",
     "load": "mooring.data.sources",
+    "open": "mooring.engines.opened",
     "predict": "mooring.engines.predict",
     "RequestError": "mooring.core.errors",
     "WorkError": "mooring.core.errors",
@@ -37,6 +42,9 @@ __all__ = [
     "compare",
     "fit",
     "load",
+    "open",
+    "personalize",
+    "plot",
     "predict",
 ]
 

@@ -33,7 +33,7 @@ from mooring.options import (
     example,
     takes,
 )
-from mooring.runs.sections import ALGORITHM
+from mooring.runs.sections import ALGORITHM, installed
 
 app = typer.Typer(
     add_completion=False,
@@ -47,12 +47,26 @@ app = typer.Typer(
 DEBUG = {"on": False}
 INTERRUPTED: list[Path] = []  # the run directory of the command that is running
 Run = Annotated[Path, typer.Argument(hidden=True)]
+Of = Annotated[
+    str | None, typer.Option("--method", help="Of a comparison: whose models. [the best on validation rows]")
+]
 TABLE_ONLY = tuple(name for name in DATA if name not in ("partition", "data_dir", "rare"))
 OF_ROUNDS = tuple(name for name in TRAINING if name not in ("keep", "checkpoint_every"))
 
 
+def tell_version(asked: bool) -> None:
+    if asked:
+        print(f"mooring {installed()}")  # noqa: T201
+        raise typer.Exit
+
+
 @app.callback()
-def options(debug: Annotated[bool, typer.Option("--debug", help="Show the stack trace of an error.")] = False) -> None:
+def options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the stack trace of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Tell the version.", callback=tell_version, is_eager=True)
+    ] = False,
+) -> None:
     DEBUG["on"] = DEBUG["on"] or debug
 
 
@@ -151,6 +165,7 @@ def predict(
     run: Run,
     source: Source,
     client: Annotated[str | None, typer.Option("--client", help="Whose model answers. [each row's own]")] = None,
+    method: Of = None,
     out: Annotated[Path | None, typer.Option("--out", help="Write a CSV file instead of printing.")] = None,
     json_: Json = False,
     trust: Trust = False,
@@ -167,7 +182,7 @@ def predict(
     display = Display(json_)
     if out is not None:
         refuse_unwritable(out)
-    frame, notes = answer(run, source, client, trust)
+    frame, notes = answer(run, source, client, method, trust)
     display.notes(notes)
     if json_:
         emit({"predictions": frame.to_dict("records"), "run": str(run)})
@@ -180,7 +195,43 @@ def predict(
         sys.stdout.write(frame.to_csv(index=False))
 
 
-@app.command(epilog="Example: mooring personalize runs/exam-1 newcomer.csv --out newcomer.safetensors")
+@app.command(epilog="Example: mooring export runs/exam-1 --out coefficients.csv")
+def export(
+    run: Run,
+    to: Annotated[
+        str,
+        typer.Option("--to", help="csv, json or sklearn (coefficients), torch (state_dict). [csv]", show_default=False),
+    ] = "csv",
+    client: Annotated[str | None, typer.Option("--client", help="Whose model. [everyone's]")] = None,
+    method: Of = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Write this file instead of printing.")] = None,
+) -> None:
+    """Models of a finished run for other tools, in the units of the data.
+
+    RUN is the run's directory. csv: a row for each client and term with its coefficient, the common one and the
+    deviation. json: the same as one object. sklearn: `coef_` and `intercept_` as JSON. torch: a network's weights as a
+    safetensors file, of the common model or of --client.
+    """
+    from mooring.engines.export import export as write
+    from mooring.report.terminal import Display
+
+    content, notes = write(run, to, client, method)
+    display = Display(json=True)
+    display.notes(notes)
+    if out is None:
+        if to == "torch":
+            raise RequestError("--to torch writes a file; say which by --out.")
+        sys.stdout.write(content.decode())
+    else:
+        from mooring.runs.files import write_whole
+
+        if out.exists():
+            raise RequestError(f"{out} already exists; choose another --out.")
+        write_whole(out, content)
+        display.say(f"Written: {out}")
+
+
+@app.command(epilog="Example: mooring personalize runs/exam-1 newcomer.csv --out runs/exam-joined")
 @takes("min_rows", "drop_small", "seed")
 def personalize(
     run: Run,
@@ -188,7 +239,10 @@ def personalize(
     how: Annotated[
         str, typer.Option("--how", help="mixture, prox, finish, alone or tune. [auto]", show_default=False)
     ] = "auto",
-    out: Annotated[Path | None, typer.Option("--out", help="Write the models to this safetensors file.")] = None,
+    method: Of = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="A new run directory: the run with the newcomers in it.")
+    ] = None,
     json_: Json = False,
     trust: Trust = False,
     **given: Any,
@@ -208,15 +262,15 @@ def personalize(
         refuse_unwritable(out)
     if trust:
         admit_run(open_run(run).run, run, trust)
-    found = answer(run, source, how=how, out=out, **given)
+    found = answer(run, source, how=how, method=method, out=out, **given)
     display.notes(found.notes)
     if json_:
         told = {"metric": found.metric, "way": found.way, "clients": found.clients.to_dict("records")}
-        emit(told | {"run": str(run)})
+        emit(told | {"run": str(out or run)})
     else:
         show_newcomers(display, found.clients, found.metric, found.way)
         if out is not None:
-            display.say(f"Models: {out}")
+            display.say(f"Run: {out}, with the newcomers in it; `mooring predict {out} new.csv` serves them.")
 
 
 @app.command(epilog=example("mooring advise exam.csv --client school --target score"))
@@ -234,8 +288,9 @@ def advise(
     display = Display(json_)
     given = task_only(set_, given)
     out = begun(out or free_directory(source, "advice"))
+    given |= {"trust": True} if trust else {}
     with display.progress() as tell:
-        advice = run(source, out=out, tell=tell, **given, **({"trust": True} if trust else {}))
+        advice = run(source, out=out, tell=tell, **given)
     draw_advice(out)
     display.notes(advice.job.clients.notes)
     if json_:
@@ -292,7 +347,14 @@ LISTS: dict[str, tuple[str, str, dict[str, str]]] = {  # module, its function th
     "algorithms": (
         "mooring.algorithms.base",
         "names",
-        {"name": "algorithm", "summary": "what", "paper": "source", "limits": "limits", "reveals": "reveals"},
+        {
+            "name": "algorithm",
+            "summary": "what",
+            "fields": "fields for --set",
+            "paper": "source",
+            "limits": "limits",
+            "reveals": "reveals",
+        },
     ),
     "tasks": (
         "mooring.tasks.catalog",
@@ -324,7 +386,9 @@ def list_(
     if json_:
         emit({what: rows})
     else:
-        Display().table(what, rows, columns, spare=("limits", "reveals"))
+        short = [{k: list(v) if isinstance(v, dict) else v for k, v in row.items()} for row in rows]
+        caption = "Defaults of the fields: `mooring list algorithms --json`." if what == "algorithms" else ""
+        Display().table(what, short, columns, caption, spare=("limits", "reveals", "paper"))
 
 
 @app.command(epilog="Example: mooring reproduce all --preset quick")
@@ -456,21 +520,33 @@ def interrupted() -> int:
     return 130
 
 
+def command_of(context: Any) -> str:
+    """`mooring fit`, whichever way it was started."""
+    return "mooring" if context.parent is None else f"{command_of(context.parent)} {context.info_name}"
+
+
 def told(error: Exception) -> int:
-    """Say an error in one sentence; its exit code."""
+    """Say an error in one sentence, which may hold words from files and data; its exit code."""
     import click
+
+    from mooring.report.terminal import plain
 
     if isinstance(error, click.exceptions.Exit):
         return error.exit_code
     if isinstance(error, click.NoSuchOption) and error.ctx is not None:
         known = [word for parameter in error.ctx.command.params for word in parameter.opts if word.startswith("--")]
-        error = RequestError(f"mooring {error.ctx.info_name}: {unknown('option', error.option_name, known)}.")
+        error = RequestError(f"{command_of(error.ctx)}: {unknown('option', error.option_name, known)}.")
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        text = error.format_message().split(" Did you mean")[0]
+        if isinstance(error.ctx.command, click.Group) and text.startswith("No such command"):
+            asked = text.split("'", 1)[-1].rstrip("'.")
+            text = f"{unknown('command', asked, error.ctx.command.commands)}."
+        error = RequestError(f"{command_of(error.ctx)}: {text} `{command_of(error.ctx)} --help` tells how to use it.")
     if isinstance(error, click.ClickException):
-        error.show()
-        return 2
+        error = RequestError(error.format_message())
     if isinstance(error, click.Abort):
         return interrupted()
     foreseen = isinstance(error, RequestError | WorkError)
     text = str(error) if foreseen else f"unexpected {type(error).__name__}: {error} (run with --debug for the details)"
-    print(f"error: {text}", file=sys.stderr)  # noqa: T201
+    print(f"error: {plain(text)}", file=sys.stderr)  # noqa: T201
     return 2 if isinstance(error, RequestError) else 1

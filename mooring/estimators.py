@@ -1,16 +1,25 @@
-"""scikit-learn style estimators: fit(X, y, groups=...), predict(X, groups=...).
+"""scikit-learn style estimators with one model per client, moored to a common one.
 
-`groups` names each row's client. Without groups all rows belong to one client, and the estimator is the plain model;
-that is what scikit-learn's own checks exercise.
+Whose a row is, is said in one of two ways:
+
+    PersonalizedRegressor(client="school").fit(X, y)      the client is a column of X: works in every tool as it stands
+    PersonalizedRegressor().fit(X, y, groups=schools)     beside X; scikit-learn's tools pass it on by metadata routing
+
+Without either all rows belong to one client, and the estimator is the plain model; that is what scikit-learn's own
+checks exercise. Names are read as everywhere: 3, 3.0 and "3" are one client.
 """
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.metrics import accuracy_score, r2_score
+from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
@@ -18,6 +27,9 @@ from mooring.algorithms.base import build
 from mooring.core.errors import RequestError
 from mooring.core.seeds import client_key, uniforms
 from mooring.data.clients import BINARY, CLASSES, REGRESSION, from_arrays
+from mooring.data.columns import as_names
+from mooring.data.tables import counted, listing
+from mooring.engines.coefficients import Scaling, coefficients, in_units_of_data
 from mooring.engines.loop import plan_of
 from mooring.engines.simulate import simulate
 from mooring.runs.runfile import make_training
@@ -26,58 +38,140 @@ from mooring.tasks.logistic import Logistic
 
 LEAST_FOR_VALIDATION = 5  # a client with fewer rows trains on all of them
 LONE_RIDGE = 1e-6  # a single client has nobody to be moored to: nearly unpenalised
+LONE = "all"  # the one client of a fit without clients
+
+PARAMETERS = """
+
+    Parameters
+    ----------
+    algorithm : str, default="fedprox_one_stage"
+        The method: a name of `mooring list algorithms`.
+    lam : float, "auto" or None, default=None
+        How tightly clients are moored to the common model: 0 is everyone alone, large is one model for all. None
+        leaves it to the algorithm, which settles it from the data.
+    client : str, int or None, default=None
+        The column of X that says whose each row is: its name in a data frame, or its place in an array. None: there is
+        no such column, and `groups` says it.
+    settings : dict or None, default=None
+        Further fields of the algorithm, such as {"steps": 5}.
+    rounds : int, default=100
+        Communication rounds.
+    validation : float, default=0.2
+        Share of each client's rows that chooses the round whose models are kept; 0 keeps none back.
+    random_state : int, RandomState instance or None, default=0
+        Seed of the split and of every draw; the same number gives the same models.
+
+    Attributes
+    ----------
+    clients_ : array of the clients' names
+    coef_ : array [clients, features] of slopes in the units of X and y, in the order of `clients_`; a classifier of
+        three classes or more: [clients, classes, features]
+    intercept_ : array [clients], or [clients, classes]
+    common_coef_, common_intercept_ : the same of the common model, without the first axis
+    coefficients_ : data frame with a row for each client and term: coefficient, common, deviation
+    algorithm_ : the algorithm with the numbers that were settled
+    n_iter_ : int, rounds that were run
+    """
 
 
 class _Personalized(BaseEstimator):
-    """Shared by the two estimators: scaling, splitting, training, looking up a row's client."""
+    """Shared by the two estimators: clients, scaling, splitting, training, looking up a row's client."""
 
     def __init__(
         self,
         algorithm: str = "fedprox_one_stage",
+        lam: float | str | None = None,
+        client: str | int | None = None,
         settings: dict | None = None,
         rounds: int = 100,
-        seed: int = 0,
         validation: float = 0.2,
+        random_state: Any = 0,
     ):
         self.algorithm = algorithm
+        self.lam = lam
+        self.client = client
         self.settings = settings
         self.rounds = rounds
-        self.seed = seed
         self.validation = validation
+        self.random_state = random_state
 
-    def _train(self, x: np.ndarray, y: np.ndarray, groups: Any, kind: str) -> None:
-        names = np.full(len(y), "all") if groups is None else np.asarray(groups).astype(str)
-        if len(names) != len(y):
-            raise RequestError(f"groups must name the client of each of the {len(y)} rows, got {len(names)} names.")
+    def _apart(self, x: Any, groups: Any) -> tuple[Any, pd.Categorical | None]:
+        """X without its client column, and each row's client; None where nobody says."""
+        if self.client is None:
+            return x, None if groups is None else as_names(pd.Series(np.asarray(groups, dtype=object)))
+        if groups is not None:
+            raise RequestError(f"whose a row is, is said twice: by column {self.client!r} of X and by groups.")
+        if isinstance(x, pd.DataFrame):
+            if self.client not in x.columns:
+                raise RequestError(f"X has no client column {self.client!r}; its columns are {listing(x.columns)}.")
+            return x.drop(columns=[self.client]), as_names(x[self.client])
+        if not isinstance(self.client, int | np.integer):
+            raise RequestError(
+                f"client={self.client!r} names a column, but X is no data frame; give the column's number, or X as a "
+                "data frame (in a pipeline: set_output(transform='pandas'))."
+            )
+        x = np.asarray(x)
+        if x.ndim != 2 or not -x.shape[1] <= self.client < x.shape[1]:
+            raise RequestError(f"X has no client column {self.client}; its shape is {x.shape}.")
+        return np.delete(x, self.client, axis=1), as_names(pd.Series(x[:, self.client]))
+
+    def _train(self, x: np.ndarray, y: np.ndarray, names: pd.Categorical | None, kind: str) -> None:
+        self.with_clients_ = names is not None
+        names = as_names(pd.Series([LONE] * len(y))) if names is None else names
+        check_length(names, len(y))
+        if (names.codes < 0).any():
+            first = int(np.argmax(names.codes < 0)) + 1
+            raise RequestError(f"row {first} has no client; every row that is learnt from needs one.")
+        seed = self.random_state
+        if not isinstance(seed, int | np.integer):
+            seed = check_random_state(seed).randint(2**31)
         self.mean_ = x.mean(0)
         scale = x.std(0)
         self.scale_ = np.where(scale > 0, scale, 1.0)
-        self.clients_ = np.unique(names)
-        members = [np.flatnonzero(names == name) for name in self.clients_]
+        self.clients_ = np.array(names.categories, dtype=str)
+        members = [np.flatnonzero(names.codes == i) for i in range(len(self.clients_))]
         scaled = self._scaled(x)
         clients = from_arrays(
             [scaled[rows] for rows in members],
             [y[rows] for rows in members],
-            names=list(self.clients_),
-            parts=[self._parts(str(name), len(rows)) for name, rows in zip(self.clients_, members)],
+            names=list(map(str, self.clients_)),
+            parts=[self._parts(str(name), len(rows), int(seed)) for name, rows in zip(self.clients_, members)],
             kind=kind,
         )
         self.task_ = self._task(x.shape[1])
         if len(clients) == 1:
             algorithm = build("local", {"ridge": LONE_RIDGE})
         else:
-            algorithm = build(self.algorithm, dict(self.settings or {}))
-        plan = plan_of(make_training(type(self).__name__, rounds=self.rounds, seed=self.seed))
+            fields = dict(self.settings or {}) | ({} if self.lam is None else {"lam": self.lam})
+            algorithm = build(self.algorithm, fields)
+        plan = plan_of(make_training(type(self).__name__, rounds=self.rounds, seed=int(seed)))
         done = simulate(algorithm, self.task_, clients, plan)
         self.models_ = done.models(plan.keep)
         self.common_ = self.models_[0] if len(clients) == 1 else done.outcome.at(plan.keep)[1].w
         self.algorithm_ = done.algorithm
         self.n_iter_ = done.outcome.progress.t
+        slopes, intercept = in_units_of_data(self.task_, torch.cat([self.common_[None], self.models_]), self._units())
+        if self.task_.layout[0].shape == (x.shape[1],):  # one score: no axis of classes
+            slopes, intercept = slopes[:, 0], intercept[:, 0]
+        self.common_coef_, self.coef_ = slopes[0], slopes[1:]
+        self.common_intercept_, self.intercept_ = intercept[0], intercept[1:]
 
-    def _parts(self, name: str, n: int) -> np.ndarray:
+    def _units(self) -> Scaling:
+        features = getattr(self, "feature_names_in_", [f"x{j}" for j in range(len(self.mean_))])
+        classes = tuple(map(str, getattr(self, "classes_", ())))
+        target = getattr(self, "target_mean_", 0.0), getattr(self, "target_scale_", 1.0)
+        return Scaling(tuple(features), self.mean_, self.scale_, classes, *target)
+
+    @property
+    def coefficients_(self) -> pd.DataFrame:
+        """A row for each client and term in the units of X and y: coefficient, common, deviation."""
+        check_is_fitted(self)
+        return coefficients(self.task_, self._units(), self.common_, self.models_, list(map(str, self.clients_)))
+
+    def _parts(self, name: str, n: int, seed: int) -> np.ndarray:
         parts = np.full(n, "train", dtype="<U10")
-        if len(self.clients_) > 1 and n >= LEAST_FOR_VALIDATION:
-            order = np.argsort(uniforms(self.seed, "split", client_key(name), np.arange(n)))
+        if self.validation > 0 and len(self.clients_) > 1 and n >= LEAST_FOR_VALIDATION:
+            order = np.argsort(uniforms(seed, "split", client_key(name), np.arange(n)))
             parts[order[: max(1, round(self.validation * n))]] = "validation"
         return parts
 
@@ -85,51 +179,82 @@ class _Personalized(BaseEstimator):
         return (x - self.mean_) / self.scale_
 
     def _answer(self, x: Any, groups: Any) -> np.ndarray:
-        """Raw predictions; a row of an unknown client, or without groups, is answered by the common model."""
+        """Raw predictions; a row of an unknown client, or without one, is answered by the common model."""
         check_is_fitted(self)
+        x, names = self._apart(x, groups)
         x = self._scaled(validate_data(self, x, reset=False, dtype=np.float64))
-        place = {str(name): i for i, name in enumerate(self.clients_)}
-        names = np.full(len(x), "") if groups is None else np.asarray(groups).astype(str)
-        if len(names) != len(x):
-            raise RequestError(f"groups must name the client of each of the {len(x)} rows, got {len(names)} names.")
-        w = torch.stack([self.models_[place[name]] if name in place else self.common_ for name in names])
+        place = np.full(len(x), -1)
+        if names is not None:
+            check_length(names, len(x))
+            place = np.append(pd.Index(self.clients_).get_indexer(names.categories), -1)[names.codes]
+            nobody = int((names.codes < 0).sum())
+            if nobody:
+                warnings.warn(f"{counted(nobody, 'row')} without a client: answered by the common model.", stacklevel=3)
+        elif self.with_clients_:
+            warnings.warn(
+                f"fitted on {counted(len(self.clients_), 'client')}, but nobody says whose these rows are: they are "
+                "answered by the common model. Pass groups=, or make the client a column of X with client=.",
+                stacklevel=3,
+            )
+        w = torch.cat([self.models_, self.common_[None]])[torch.from_numpy(place)]  # -1: the common one, which is last
         return self.task_.predict(w, torch.from_numpy(x)[:, None])[:, 0].numpy()
 
 
+def check_length(names: pd.Categorical, rows: int) -> None:
+    if len(names) != rows:
+        raise RequestError(f"groups must name the client of each of the {rows} rows, got {len(names)} names.")
+
+
+def refuse(more: dict[str, Any]) -> None:
+    """Arguments of `fit` that others take, and these estimators do not."""
+    for name, value in more.items():
+        if value is not None:
+            what = "rows cannot be weighted; repeat or leave out rows instead" if name == "sample_weight" else "unknown"
+            raise RequestError(f"fit got {name}: {what}.")
+
+
 class PersonalizedRegressor(RegressorMixin, _Personalized):
-    """Linear regression with one model per client, moored to a common one."""
+    __doc__ = "Linear regression with one model per client, moored to a common one." + PARAMETERS
 
     def _task(self, features: int) -> Linear:
         return Linear(features)
 
-    def fit(self, X: Any, y: Any, groups: Any = None) -> PersonalizedRegressor:
-        """Train on rows X with targets y; `groups` says whose each row is."""
+    def fit(self, X: Any, y: Any, groups: Any = None, **more: Any) -> PersonalizedRegressor:
+        """Train on rows X with targets y; the client column of X, or `groups`, says whose each row is."""
+        refuse(more)
+        X, names = self._apart(X, groups)
         X, y = validate_data(self, X, y, y_numeric=True, dtype=np.float64)
         y = column_or_1d(y).astype(float)
         self.target_mean_ = float(y.mean())
         self.target_scale_ = float(y.std()) or 1.0
-        self._train(X, (y - self.target_mean_) / self.target_scale_, groups, REGRESSION)
+        self._train(X, (y - self.target_mean_) / self.target_scale_, names, REGRESSION)
         return self
 
     def predict(self, X: Any, groups: Any = None) -> np.ndarray:
-        """Each row's prediction by its client's own model."""
+        """Each row's prediction by its client's own model; unknown clients have the common one."""
         return self._answer(X, groups) * self.target_scale_ + self.target_mean_
+
+    def score(self, X: Any, y: Any, groups: Any = None, sample_weight: Any = None) -> float:
+        """R2 of the predictions, each by its client's own model."""
+        return r2_score(y, self.predict(X, groups), sample_weight=sample_weight)
 
 
 class PersonalizedClassifier(ClassifierMixin, _Personalized):
-    """Logistic regression with one model per client, moored to a common one."""
+    __doc__ = "Logistic regression with one model per client, moored to a common one." + PARAMETERS
 
     def _task(self, features: int) -> Logistic:
         return Logistic(features, classes=max(2, len(self.classes_)))
 
-    def fit(self, X: Any, y: Any, groups: Any = None) -> PersonalizedClassifier:
-        """Train on rows X with class labels y; `groups` says whose each row is."""
+    def fit(self, X: Any, y: Any, groups: Any = None, **more: Any) -> PersonalizedClassifier:
+        """Train on rows X with class labels y; the client column of X, or `groups`, says whose each row is."""
+        refuse(more)
+        X, names = self._apart(X, groups)
         X, y = validate_data(self, X, y, dtype=np.float64)
         check_classification_targets(y)
         self.classes_, codes = np.unique(column_or_1d(y), return_inverse=True)
         if len(self.classes_) < 2:
             raise RequestError(f"y has one class only, {self.classes_[0]!r}; a classifier needs two classes or more.")
-        self._train(X, codes, groups, BINARY if len(self.classes_) == 2 else CLASSES)
+        self._train(X, codes, names, BINARY if len(self.classes_) == 2 else CLASSES)
         return self
 
     def predict_proba(self, X: Any, groups: Any = None) -> np.ndarray:
@@ -140,3 +265,7 @@ class PersonalizedClassifier(ClassifierMixin, _Personalized):
         """The most probable class of each row by its client's own model."""
         best = self.predict_proba(X, groups).argmax(1)
         return self.classes_[best]
+
+    def score(self, X: Any, y: Any, groups: Any = None, sample_weight: Any = None) -> float:
+        """Accuracy of the predictions, each by its client's own model."""
+        return accuracy_score(y, self.predict(X, groups), sample_weight=sample_weight)

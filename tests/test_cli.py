@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from mooring.cli import main
+from mooring.runs.sections import installed
 
 
 @pytest.fixture
@@ -51,7 +52,9 @@ def test_fit_json_is_one_object_and_nothing_else(here, capsys):
     code, out, _ = call(capsys, "fit", *HOMES, "--rounds", 5, "--json")
     told = json.loads(out)
     assert code == 0 and set(told) == {"summary", "clients", "run"}
-    assert set(told["summary"]) == {"metric", "alone", "common", "personal", "kept", "best_round", "last_round"}
+    assert set(told["summary"]) == {
+        "metric", "alone", "common", "personal", "measures", "gain_percent", "kept", "best_round", "last_round",
+    }  # fmt: skip
     assert told["summary"]["metric"] == "mse" and len(told["clients"]) == 5
     assert (here / told["run"] / "models.safetensors").exists()
 
@@ -240,3 +243,61 @@ def test_debug_shows_the_trace(here):
 def test_help_imports_nothing_heavy():
     code = "import sys; from mooring.cli import app; sys.exit('torch' in sys.modules or 'pandas' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_version(capsys):
+    code, out, _ = call(capsys, "--version")
+    assert code == 0 and out == f"mooring {installed()}\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "proposal"),
+    [
+        (["--algorithm", "fedprox"], "'fedprox_one_stage', 'fedprox_shared' or 'fedprox_two_stage'"),
+        (["--algorithm", "fedAvg"], "'fedavg'"),
+        (["--algorithm", "Fed-AVG"], "'fedavg'"),
+        (["--set", "lamda=1"], "'lam'"),
+        (["--set", "LAM=1"], "'lam'"),
+        (["--roundz", "3"], "'--rounds'"),
+    ],
+)
+def test_names_that_nobody_knows_are_answered_with_the_nearest(here, capsys, argv, proposal):
+    code, _, err = call(capsys, "fit", *HOMES, *argv)
+    assert code == 2 and f"(did you mean {proposal}?)" in err and err.count("\n") == 1
+
+
+def test_wrong_commands_are_told_in_one_line(capsys):
+    code, _, err = call(capsys, "fti")
+    assert code == 2 and err.startswith("error: mooring: unknown command 'fti' (did you mean 'fit'?)")
+    assert err.count("did you mean") == 1
+    code, _, err = call(capsys, "fit")
+    assert code == 2
+    assert err == "error: mooring fit: Missing argument 'SOURCE'. `mooring fit --help` tells how to use it.\n"
+
+
+def test_errors_do_nothing_to_a_terminal(here, capsys):
+    code, _, err = call(capsys, "fit", "\x1b[31m[bold]red.csv", "--client", "town", "--target", "price")
+    assert code == 2 and "\x1b" not in err and "[bold]red.csv" in err
+
+
+def test_lists_show_the_fields(capsys):
+    code, out, _ = call(capsys, "list", "algorithms")
+    assert code == 0 and "fields for --set" in out and "alpha" in out
+
+
+@pytest.mark.parametrize("command", [[], ["fit"], ["predict"], ["export"], ["personalize"], ["list"]])
+def test_help_is_plain_text(capsys, command):
+    code, out, _ = call(capsys, *command, "--help")
+    assert code == 0 and "\\[" not in out and "Usage: " in out
+
+
+def test_export_and_open_after_a_comparison(here, capsys):
+    call(capsys, "compare", *HOMES, "--rounds", 2, "--methods", "local,global", "--out", "both")
+    code, _, err = call(capsys, "export", "both", "--method", "local", "--client", "town 3", "--out", "town.csv")
+    table = pd.read_csv("town.csv")
+    assert code == 0 and "Written: town.csv" in err
+    assert set(table["client"]) == {"town 3"} and list(table["term"]) == ["(intercept)", "size", "age", "sold=yes"]
+    code, out, err = call(capsys, "predict", "both", "homes.csv")
+    assert code == 0 and out.count("\n") == 201 and "the best on validation rows" in err
+    code, _, err = call(capsys, "export", "both", "--to", "torch")
+    assert code == 2 and "is no network" in err

@@ -5,8 +5,16 @@ below. Nothing else is skipped.
 """
 
 import numpy as np
+import pandas as pd
 import pytest
+import sklearn
+from sklearn.base import clone
+from sklearn.compose import make_column_transformer
 from sklearn.linear_model import LinearRegression
+from sklearn.metrics import accuracy_score, r2_score
+from sklearn.model_selection import GridSearchCV, KFold, cross_val_predict, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from mooring.core.errors import RequestError
@@ -39,7 +47,9 @@ def test_groups_matter_when_clients_differ():
 def test_unknown_clients_get_the_common_model():
     x, y, groups = federation(spread=0.1)
     model = PersonalizedRegressor(rounds=30).fit(x, y, groups=groups)
-    np.testing.assert_array_equal(model.predict(x, groups=["new"] * len(x)), model.predict(x))
+    with pytest.warns(UserWarning, match="fitted on 12 clients, but nobody says whose these rows are"):
+        common = model.predict(x)
+    np.testing.assert_array_equal(model.predict(x, groups=["new"] * len(x)), common)
 
 
 def test_classes_keep_their_names():
@@ -54,3 +64,188 @@ def test_groups_of_the_wrong_length_are_refused():
     x, y, groups = federation(spread=0.5)
     with pytest.raises(RequestError, match="groups must name the client of each of the 480 rows"):
         PersonalizedRegressor().fit(x, y, groups=groups[:-1])
+
+
+LAMS = [0.01, 1.0, 100.0]
+FOLDS = KFold(4, shuffle=True, random_state=0)
+
+
+def with_column(spread=1.0):
+    """A data frame whose client column holds numbers, and the target."""
+    x, y, groups = federation(spread=spread)
+    frame = pd.DataFrame(x, columns=["size", "age", "rooms"])
+    return frame.assign(town=[int(name[1:]) for name in groups]), y, groups
+
+
+def test_the_client_as_a_column_is_the_same_as_groups():
+    frame, y, _groups = with_column()
+    plain = frame[["size", "age", "rooms"]]
+    beside = PersonalizedRegressor(rounds=10).fit(plain, y, groups=frame["town"])
+    inside = PersonalizedRegressor(client="town", rounds=10).fit(frame, y)
+    np.testing.assert_array_equal(inside.predict(frame), beside.predict(plain, groups=frame["town"]))
+    numbered = PersonalizedRegressor(client=3, rounds=10).fit(frame.to_numpy(), y)
+    np.testing.assert_array_equal(numbered.predict(frame.to_numpy()), inside.predict(frame))
+    assert list(inside.feature_names_in_) == ["size", "age", "rooms"]
+
+
+def test_a_client_may_be_written_as_a_number_in_any_way():
+    frame, y, _ = with_column()
+    model = PersonalizedRegressor(client="town", rounds=5).fit(frame, y)
+    expected = model.predict(frame)
+    for town in (frame["town"].astype(float), frame["town"].astype(str), frame["town"].map(lambda t: f"{t}.0")):
+        np.testing.assert_array_equal(model.predict(frame.assign(town=town)), expected)
+    beside = PersonalizedRegressor(rounds=5).fit(frame.drop(columns="town"), y, groups=frame["town"].to_numpy(float))
+    np.testing.assert_array_equal(beside.predict(frame.drop(columns="town"), groups=frame["town"].tolist()), expected)
+
+
+def test_rows_without_a_client_are_refused_in_fit_and_said_in_predict():
+    frame, y, _groups = with_column()
+    gap = frame["town"].where(frame.index != 7)
+    with pytest.raises(RequestError, match="row 8 has no client"):
+        PersonalizedRegressor(client="town").fit(frame.assign(town=gap), y)
+    model = PersonalizedRegressor(client="town", rounds=5).fit(frame, y)
+    with pytest.warns(UserWarning, match="1 row without a client: answered by the common model"):
+        found = model.predict(frame.assign(town=gap))
+    with pytest.warns(UserWarning, match="480 rows without"):
+        common = model.predict(frame.assign(town=np.nan))
+    assert found[7] == common[7] != model.predict(frame)[7]
+
+
+@pytest.mark.parametrize(
+    ("client", "rows", "message"),
+    [
+        ("twon", None, "X has no client column 'twon'; its columns are 'size', 'age', 'rooms', 'town'"),
+        ("town", lambda frame: frame.to_numpy(), "X is no data frame"),
+        (9, lambda frame: frame.to_numpy(), "X has no client column 9"),
+    ],
+)
+def test_a_client_column_that_is_not_there_is_refused(client, rows, message):
+    frame, y, _ = with_column()
+    with pytest.raises(RequestError, match=message):
+        PersonalizedRegressor(client=client).fit(frame if rows is None else rows(frame), y)
+
+
+def test_clients_are_said_once():
+    frame, y, groups = with_column()
+    with pytest.raises(RequestError, match="said twice"):
+        PersonalizedRegressor(client="town").fit(frame, y, groups=groups)
+
+
+def by_hand(frame, y, lam):
+    """The mean score over the folds, each row by its own client's model, without scikit-learn's tools."""
+    scores = []
+    for train, test in FOLDS.split(frame):
+        model = PersonalizedRegressor(lam=lam, rounds=20).fit(
+            frame.iloc[train].drop(columns="town"), y[train], groups=frame["town"].iloc[train]
+        )
+        predicted = model.predict(frame.iloc[test].drop(columns="town"), groups=frame["town"].iloc[test])
+        scores.append(r2_score(y[test], predicted))
+    return np.mean(scores)
+
+
+def test_a_grid_over_lam_picks_what_a_grouped_search_by_hand_picks():
+    frame, y, _ = with_column()
+    search = GridSearchCV(PersonalizedRegressor(client="town", rounds=20), {"lam": LAMS}, cv=FOLDS).fit(frame, y)
+    expected = [by_hand(frame, y, lam) for lam in LAMS]
+    np.testing.assert_allclose(search.cv_results_["mean_test_score"], expected, rtol=1e-12)
+    assert search.best_params_["lam"] == LAMS[int(np.argmax(expected))] != 100.0
+    values = cross_val_score(PersonalizedRegressor(client="town", lam=LAMS[0], rounds=20), frame, y, cv=FOLDS)
+    assert np.mean(values) == pytest.approx(expected[0], rel=1e-12)
+
+
+def test_cross_val_predict_and_pipelines_of_data_frames():
+    frame, y, _ = with_column()
+    model = PersonalizedRegressor(client="town", rounds=20)
+    scaled = make_column_transformer(
+        (StandardScaler(), ["size", "age", "rooms"]), remainder="passthrough", verbose_feature_names_out=False
+    ).set_output(transform="pandas")
+    alone = r2_score(y, cross_val_predict(model, frame, y, cv=FOLDS))
+    piped = r2_score(y, cross_val_predict(make_pipeline(scaled, model), frame, y, cv=FOLDS))
+    pooled = r2_score(y, cross_val_predict(LinearRegression(), frame.drop(columns="town"), y, cv=FOLDS))
+    assert piped == pytest.approx(alone, rel=1e-6) and alone > pooled + 0.2
+
+
+def test_groups_are_passed_on_by_metadata_routing():
+    frame, y, _groups = with_column()
+    plain = frame.drop(columns="town")
+    with sklearn.config_context(enable_metadata_routing=True):
+        model = PersonalizedRegressor(rounds=20).set_fit_request(groups=True).set_score_request(groups=True)
+        search = GridSearchCV(model, {"lam": LAMS}, cv=FOLDS).fit(plain, y, groups=frame["town"])
+    np.testing.assert_allclose(
+        search.cv_results_["mean_test_score"], [by_hand(frame, y, lam) for lam in LAMS], rtol=1e-12
+    )
+
+
+def test_scores_are_of_the_clients_own_models():
+    frame, y, groups = with_column()
+    plain = frame.drop(columns="town")
+    model = PersonalizedRegressor(rounds=10).fit(plain, y, groups=groups)
+    assert model.score(plain, y, groups=groups) == r2_score(y, model.predict(plain, groups=groups))
+    with pytest.warns(UserWarning, match="nobody says whose"):
+        assert model.score(plain, y) < model.score(plain, y, groups=groups)
+    labels = np.where(y > 0, "up", "down")
+    classifier = PersonalizedClassifier(rounds=5).fit(plain, labels, groups=groups)
+    weight = np.linspace(0, 1, len(y))
+    assert classifier.score(plain, labels, groups, sample_weight=weight) == accuracy_score(
+        labels, classifier.predict(plain, groups), sample_weight=weight
+    )
+
+
+def test_coefficients_predict():
+    frame, y, _ = with_column()
+    model = PersonalizedRegressor(client="town", rounds=10).fit(frame, 1000 + 50 * y)
+    assert model.coef_.shape == (12, 3) and model.intercept_.shape == (12,)
+    place = pd.Index(model.clients_).get_indexer(frame["town"].astype(str))
+    x = frame.drop(columns="town").to_numpy()
+    by_coefficients = (x * model.coef_[place]).sum(1) + model.intercept_[place]
+    np.testing.assert_allclose(model.predict(frame), by_coefficients, rtol=1e-10)
+    unknown = model.predict(frame.assign(town="nowhere"))
+    np.testing.assert_allclose(unknown, x @ model.common_coef_ + model.common_intercept_, rtol=1e-10)
+    table = model.coefficients_
+    assert list(table["term"][:4]) == ["(intercept)", "size", "age", "rooms"]
+    np.testing.assert_allclose(table["coefficient"][1:4], model.coef_[0])
+    bands = np.digitize(y, [-1, 1])
+    classes = PersonalizedClassifier(client="town", rounds=5).fit(frame, bands)
+    assert classes.coef_.shape == (12, 3, 3) and classes.intercept_.shape == (12, 3)
+    score = np.einsum("nq,nkq->nk", x, classes.coef_[place]) + classes.intercept_[place]
+    np.testing.assert_array_equal(score.argmax(1), classes.predict(frame))
+    two = PersonalizedClassifier(client="town", rounds=5).fit(frame, y > 0)
+    odds = (x * two.coef_[place]).sum(1) + two.intercept_[place]
+    np.testing.assert_allclose(two.predict_proba(frame)[:, 1], 1 / (1 + np.exp(-odds)), rtol=1e-9)
+
+
+def test_lam_is_a_parameter_and_goes_from_alone_to_common():
+    frame, y, _ = with_column()
+
+    def deviation(lam):
+        model = PersonalizedRegressor(client="town", lam=lam, rounds=20).fit(frame, y)
+        assert model.algorithm_.lam == lam
+        return np.abs(model.coef_ - model.common_coef_).mean()
+
+    assert deviation(0.01) > deviation(10.0) > deviation(1000.0)
+    with pytest.raises(RequestError, match="unknown field 'lam'"):
+        PersonalizedRegressor(algorithm="local", client="town", lam=1.0).fit(frame, y)
+
+
+def test_random_state_is_the_seed():
+    frame, y, _ = with_column()
+    method = {"algorithm": "fedavg_localized", "settings": {"batch": 8}, "rounds": 5, "client": "town"}
+
+    def coef(state):
+        return clone(PersonalizedRegressor(random_state=state, **method)).fit(frame, y).coef_
+
+    np.testing.assert_array_equal(coef(1), coef(1))
+    np.testing.assert_array_equal(coef(np.random.RandomState(3)), coef(np.random.RandomState(3)))
+    assert not np.array_equal(coef(1), coef(2))
+
+
+def test_weights_of_rows_are_refused():
+    frame, y, _ = with_column()
+    with pytest.raises(RequestError, match="sample_weight: rows cannot be weighted"):
+        PersonalizedRegressor(client="town").fit(frame, y, sample_weight=np.ones(len(y)))
+
+
+@pytest.mark.parametrize("cls", [PersonalizedRegressor, PersonalizedClassifier])
+def test_every_parameter_is_documented(cls):
+    for name in cls().get_params():
+        assert f"    {name} : " in cls.__doc__

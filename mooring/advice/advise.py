@@ -23,10 +23,12 @@ from mooring.advice.prior import may_be_alike
 from mooring.advice.survey import Survey, as_table
 from mooring.core.cohort import Rows
 from mooring.core.errors import RequestError
-from mooring.data.clients import PARTS
+from mooring.data.clients import PARTS, Clients
+from mooring.engines.coefficients import coefficients, scaling_of
 from mooring.engines.fit import Tell, opening, silent, task_facts
-from mooring.engines.prepare import Job, prepare
+from mooring.engines.prepare import Job, is_pooled, prepare
 from mooring.engines.request import request
+from mooring.engines.scores import known_scores
 from mooring.runs.directory import ADVICE, CLIENTS_FILE, THEORY, create
 from mooring.runs.directory import Models as Saved
 from mooring.runs.files import write_json, write_parquet
@@ -67,6 +69,12 @@ class Advice:
     run: Path | None
 
     @property
+    def coefficients(self) -> pd.DataFrame:
+        """A row for each client and term in the units of the data: coefficient, common, deviation."""
+        job, models = self.job, self.models
+        return coefficients(job.task, scaling_of(job.clients), models.centre, models.personal, job.clients.names)
+
+    @property
     def record(self) -> dict[str, Any]:
         """All of it as plain tables, as `advice.json` keeps it: what reports are made from."""
         table, unit = self.choice.table, self.job.clients.target_scale**self.job.task.unit_power
@@ -102,6 +110,9 @@ def advise(
     if out is not None and os.path.lexists(out):
         raise RequestError(f"{out} already exists; choose another --out.")
     asked = request(source, purpose="advise", model=model, **options)
+    if options.get("drop_missing_target") is None and not (isinstance(source, Clients) or is_pooled(asked.data.source)):
+        # Advice is for a first look: rows without a target are left out, and a note says how many.
+        asked = asked.model_copy(update={"data": asked.data.model_copy(update={"drop_missing_target": True})})
     job = prepare(asked, None if isinstance(source, str | Path) else source, model)
     refuse_unused(job, [name for name, value in options.items() if value is not None])
     if int(job.clients.test.size.sum()) == 0:
@@ -143,7 +154,7 @@ def advised(job: Job, tell: Tell = silent) -> Advice:
         tell("asking why", 3, 4)
         frame = explained(job, frame, choice)
         tell("asking why", 4, 4)
-    summary = summarise(job, frame, losses, theory)
+    summary = summarise(job, frame, losses, theory) | {"measures": measures_of(job, deployed)}
     words = in_words(frame, summary, choice, theory)
     table = path_table(choice, clients.target_scale**task.unit_power)
     return Advice(job, summary, frame, deployed, choice, table, theory, words, None)
@@ -224,6 +235,12 @@ def summarise(job: Job, frame: pd.DataFrame, losses: dict[str, float], theory: S
         "heterogeneity": None if theory is None else theory.heterogeneity,
         "threshold": None if theory is None else theory.thresholds["bayes"]["R"],
     }
+
+
+def measures_of(job: Job, deployed: Deployed) -> dict[str, dict[str, float]]:
+    """Measures that people know of the three models, on all test rows."""
+    models = {"alone": deployed.alone, "common": deployed.common, "advised": deployed.personal}
+    return {name: known_scores(job.task, job.clients, w).overall for name, w in models.items()}
 
 
 def as_json(advice: Advice) -> dict[str, Any]:

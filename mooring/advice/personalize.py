@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+import torch
 from scipy.stats import norm
 from torch import Tensor
 
@@ -19,10 +20,14 @@ from mooring.core.cohort import Round
 from mooring.core.errors import RequestError
 from mooring.data.clients import PARTS, Clients
 from mooring.data.sources import load
+from mooring.data.tables import counted, listing
 from mooring.engines.loop import Plan
-from mooring.engines.predict import task_of
+from mooring.engines.predict import chosen, task_of
 from mooring.engines.simulate import simulate
-from mooring.runs.directory import Models, open_run, write_models
+from mooring.runs.directory import CLIENTS_FILE, RUN, SCHEMA, SPLIT, SUMMARY, RunDir, create
+from mooring.runs.files import json_bytes, parquet_bytes, write_json, write_parquet
+from mooring.runs.records import CLIENTS, clients_table
+from mooring.runs.runfile import run_bytes
 from mooring.theory.federation_gain import risk_ratio
 
 CONFIDENT = float(norm.ppf((1 + LEVEL) / 2))
@@ -36,6 +41,7 @@ class Personalized(NamedTuple):
     metric: str
     way: str
     notes: list[str]
+    run: Path | None
 
 
 def personalize(
@@ -43,6 +49,7 @@ def personalize(
     source: Any,
     *,
     how: str = "auto",
+    method: str | None = None,
     out: str | Path | None = None,
     seed: int = 0,
     min_rows: int = 5,
@@ -52,24 +59,60 @@ def personalize(
 
     A table without the run's client column is one newcomer. Newcomers are judged as advice judges, on rows that took no
     part in training: the gain of the personal model over training alone and the ratio of the two losses (the federation
-    gain), each with its interval, and a verdict.
+    gain), each with its interval, and a verdict. With `out` they join the run: a new run directory has the models of
+    both, and serves `predict`. `method` chooses among those of a comparison.
     """
     if out is not None and Path(out).exists():
         raise RequestError(f"{out} already exists; choose another --out.")
-    directory = open_run(path)
+    directory, said = chosen(path, method)
     models, asked = directory.models, directory.run.algorithm
     if asked is None:
-        raise RequestError(f"{path} holds several methods; give one of them, such as {path}/methods/fedavg.")
+        raise RequestError(f"{path} has no algorithm that newcomers could join.")
     task, schema = task_of(directory)
     newcomers = load(source, schema=schema, seed=seed, dtype=task.dtype, min_rows=min_rows, drop_small=drop_small)
+    known = [name for name in newcomers.names if name in set(models.clients)]
+    if known:
+        taken = f"in the run already, {listing(known, 3)}: their rows are taken as those of newcomers"
+        said.append(f"{counted(len(known), 'client')} {taken}{'' if out is None else ', and their models replaced'}.")
     algorithm = build(asked.name, asked.fields | (asked.settled or {}))
     server = algorithm.start(task, models.common)[0]
     m = len(newcomers)
     found = models_of_newcomers(algorithm, server, task, newcomers.cohort(), Round(1, 1, m, m, 1.0, seed), how=how)
     frame = judged(task, newcomers, train_alone(task, newcomers, seed), models.common, found, seed)
+    way = algorithm.newcomer if how == "auto" else how
+    told = Personalized(frame, found, task.metric, way, [*said, *newcomers.notes], None if out is None else Path(out))
     if out is not None:
-        write_models(out, Models(models.common, found, newcomers.names, models.task, models.layout))
-    return Personalized(frame, found, task.metric, algorithm.newcomer if how == "auto" else how, newcomers.notes)
+        join_run(out, directory, newcomers, told)
+    return told
+
+
+def join_run(out: str | Path, before: RunDir, newcomers: Clients, told: Personalized) -> None:
+    """A new run directory with the models of a run and of its newcomers."""
+    run = before.run.model_copy(update={"mooring": before.run.mooring.model_copy(update={"kind": "personalize"})})
+    files = {RUN: run_bytes(run), SCHEMA: json_bytes(before.schema)}
+    if newcomers.placement is not None:
+        files[SPLIT] = parquet_bytes(newcomers.placement)
+    directory = create(out, files)
+    counts = {part: getattr(newcomers, part).size.numpy() for part in PARTS}
+    mine = told.clients.assign(**counts)
+    rows = mine[[name for name in CLIENTS.names if name in mine]].to_dict("records")
+    if (before.path / CLIENTS_FILE).exists():
+        old = before.clients.astype(object).where(lambda known: known.notna(), None)
+        rows = [*old[~old["client"].isin(newcomers.names)].to_dict("records"), *rows]
+    write_parquet(directory.path / CLIENTS_FILE, clients_table(rows))
+    about = {
+        "title": newcomers.title,
+        "metric": told.metric,
+        "algorithm": run.algorithm and run.algorithm.name,
+        "way": told.way,
+    }
+    newly = {"newcomers": told.clients.to_dict("records"), "notes": told.notes, "joined": str(before.path)}
+    write_json(directory.path / SUMMARY, about | newly)
+    models = before.models
+    kept = [] if models.personal is None else [i for i, n in enumerate(models.clients) if n not in newcomers.names]
+    personal = told.models if models.personal is None else torch.cat([models.personal[kept], told.models])
+    names = (*(models.clients[i] for i in kept), *newcomers.names)
+    directory.write_models(models._replace(personal=personal, clients=names))
 
 
 def train_alone(task: Any, clients: Clients, seed: int) -> Tensor:

@@ -12,12 +12,33 @@ from mooring.core.errors import RequestError
 WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", dict: "a table", list: "a list"}
 
 
+MOST_PROPOSED = 3
+
+
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
     """Half a sentence on a name that nobody knows: what it may have meant, and the known ones."""
     known = list(known)
-    near = difflib.get_close_matches(name, known, n=1) or difflib.get_close_matches(name.lower(), known, n=1)
-    hint = f" (did you mean '{near[0]}'?)" if near else ""
+    near = [f"'{one}'" for one in nearest(name, known)]
+    either = f"{', '.join(near[:-1])} or {near[-1]}" if len(near) > 1 else "".join(near)
+    hint = f" (did you mean {either}?)" if near else ""
     return f"unknown {what} '{name}'{hint}; known: {', '.join(known) or 'none'}"
+
+
+def nearest(name: str, known: Iterable[str]) -> list[str]:
+    """Known names that a name may have meant, capitals and signs aside: itself, those that begin so, the closest."""
+    folded: dict[str, str] = {}
+    for one in known:
+        folded.setdefault(_letters(one), one)
+    asked = _letters(name)
+    if asked in folded:
+        return [folded[asked]]
+    begin = [one for letters, one in folded.items() if len(asked) > 2 and letters.startswith(asked)]
+    close = difflib.get_close_matches(asked, folded, n=1)
+    return begin[:MOST_PROPOSED] or [folded[one] for one in close]
+
+
+def _letters(name: str) -> str:
+    return "".join(c for c in name.casefold() if c.isalnum())
 
 
 def check_fields(owner: str, given: Mapping[str, Any], known: Mapping[str, Any]) -> None:

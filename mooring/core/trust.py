@@ -62,10 +62,10 @@ def admit(where: str | Path, folder: Path, code: Iterable[str], data: Iterable[s
         elif Path(path).is_file():
             code_of(path)
     for name in data:
-        path = Path(name).resolve()
-        inside = path.is_relative_to(folder.resolve())
-        if not (trust or inside or any(_is_given(DATA, str(place)) for place in (path, *path.parents))):
-            question = f"{where} wants to read {path}, which is outside its folder and which you have not given"
+        file = Path(name).resolve()
+        inside = file.is_relative_to(folder.resolve())
+        if not (trust or inside or any(_is_given(DATA, str(place)) for place in (file, *file.parents))):
+            question = f"{where} wants to read {file}, which is outside its folder and which you have not given"
             if not _yes(f"{question}. Read it?"):
                 raise RequestError(f"{question}: {HOW}.")
         _remember(DATA, str(path))

@@ -58,10 +58,15 @@ def as_text(series: pd.Series) -> pd.Categorical:
     return pd.Categorical.from_codes(np.where(codes >= 0, np.append(rank, -1)[codes], -1), categories=order)
 
 
+def name_of(value: Any) -> str:
+    """A client's name: 3, 3.0 and "3" are one client, 007 is another."""
+    return WHOLE.sub(r"\1", label(value))
+
+
 def as_names(series: pd.Series) -> pd.Categorical:
-    """The column's values as clients' names: 3, 3.0 and "3" are one client, 007 is another."""
+    """The column's values as clients' names."""
     text = as_text(series)
-    codes, names = pd.factorize(pd.Series([WHOLE.sub(r"\1", name) for name in text.categories], dtype=object))
+    codes, names = pd.factorize(pd.Series([name_of(name) for name in text.categories], dtype=object))
     return pd.Categorical.from_codes(np.append(codes, -1)[text.codes], categories=list(names))
 
 

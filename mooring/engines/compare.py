@@ -28,6 +28,7 @@ from mooring.engines.fit import (
 from mooring.engines.loop import Progress, check_participation, settle
 from mooring.engines.prepare import Job, exchange_of, prepare
 from mooring.engines.request import admit_run, request
+from mooring.engines.scores import known_scores
 from mooring.runs.directory import COMPARISON, METHODS, RunDir, create, open_run
 from mooring.runs.files import held, write_json
 from mooring.runs.runfile import RunFile
@@ -92,6 +93,7 @@ def run_methods(job: Job, directory: RunDir | None, tell: Tell) -> Comparison:
                 "method": label,
                 "test_loss": known_mean(trained.test, job.clients.test.size),
                 "validation_loss": known_mean(trained.validation, job.clients.validation.size),
+                **known_scores(job.task, job.clients, trained.models).overall,
                 "seconds": max(time.perf_counter() - begin, float(frame["seconds"].sum())),
                 "rounds": int(frame["t"].max()),
                 "kept_round": trained.kept.t,

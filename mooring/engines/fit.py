@@ -19,6 +19,7 @@ from mooring.core.averages import MEAN
 from mooring.core.errors import RequestError
 from mooring.data.clients import PARTS, REGRESSION
 from mooring.engines import saving
+from mooring.engines.coefficients import coefficients, scaling_of
 from mooring.engines.divergence import remedy
 from mooring.engines.exchange import BEST, LAST, Exchange, Roster, Scores
 from mooring.engines.loop import (
@@ -34,6 +35,7 @@ from mooring.engines.loop import (
 )
 from mooring.engines.prepare import Job, exchange_of, model_digest, prepare
 from mooring.engines.request import admit_run, fields_of, request
+from mooring.engines.scores import gain_percent, known_scores
 from mooring.runs.directory import (
     CLIENTS_FILE,
     INPUTS,
@@ -137,12 +139,25 @@ class Result:
 
     def module(self, client: str | None = None) -> nn.Module:
         """A client's network (default: the common one) with its weights loaded."""
-        w = self._model(client)
-        net = self.job.task.make()
-        with torch.no_grad():
-            for part, value in zip(net.parameters(), self.job.task.layers(w[None]).values()):
-                part.copy_(value[0])
-        return net
+        return module_of(self.job.task, self._model(client))
+
+    @property
+    def coefficients(self) -> pd.DataFrame:
+        """A row for each client and term in the units of the data: coefficient, common, deviation."""
+        names = list(self.clients["client"])
+        scaling = scaling_of(self.job.clients)
+        return coefficients(self.job.task, scaling, self.trained.common, self.trained.models, names)
+
+
+def module_of(task: Any, w: Tensor) -> nn.Module:
+    """A network with the weights w [d]."""
+    if not hasattr(task, "make"):
+        raise RequestError(f"task '{task.name}' is no network; its models are in .models, and in .coefficients.")
+    net = task.make()
+    with torch.no_grad():
+        for part, value in zip(net.parameters(), task.layers(w[None]).values()):
+            part.copy_(value[0])
+    return net
 
 
 def in_units(clients: Any, prediction: Tensor) -> Tensor:
@@ -253,10 +268,14 @@ def finish(
     roster = exchange.roster
     losses = {name: losses_of(who, roster) for name, who in (("alone", alone), ("common", common))}
     losses["personal"] = trained.test
-    clients = clients_frame(roster, losses, trained)
+    who = {"alone": alone, "common": common, "personal": trained}
+    known = {name: known_scores(job.task, job.clients, None if w is None else w.models) for name, w in who.items()}
+    clients = clients_frame(roster, losses, trained).assign(**known["personal"].by_client)
     rounds = rounds_frame(job, progress.records)
     rows = roster.sizes["test"]
     summary = {"metric": job.task.metric} | {name: known_mean(loss, rows) for name, loss in losses.items()}
+    summary["measures"] = {name: scores.overall for name, scores in known.items()}
+    summary["gain_percent"] = float(gain_percent(summary["alone"], summary["personal"]))
     summary |= {"kept": trained.keep, "best_round": trained.best.t, "last_round": trained.last.t}
     if directory is not None and not directory.finished:
         write_parquet(directory.path / CLIENTS_FILE, clients_table(clients.to_dict("records")))
@@ -348,6 +367,7 @@ def clients_frame(roster: Roster, losses: dict[str, Tensor], trained: Trained) -
             **sizes,
             **{name: loss.numpy() for name, loss in losses.items()},
             "gain": (losses["alone"] - losses["personal"]).numpy(),
+            "gain_percent": gain_percent(losses["alone"].numpy(), losses["personal"].numpy()),
             "lam": per_client_lam(trained.algorithm, len(roster)),
             "alpha": torch.nan if trained.kept.alpha is None else trained.kept.alpha.numpy(),
             "left_out": left_out(trained.outcome.progress, len(roster)),
@@ -373,6 +393,11 @@ def rounds_frame(job: Job, records: list[dict[str, Any]]) -> pd.DataFrame:
     frame = pd.DataFrame(records).rename(columns={"round": "t"})
     for column in LOSSES:
         frame[column] = frame[column].astype(float) * job.clients.target_scale**job.task.unit_power
+    if job.task.metric == "mse" and job.clients.kind == REGRESSION:
+        frame["test_rmse"] = frame["test_loss"] ** 0.5
+        variance = float(job.clients.test.y.double().var(correction=0)) if len(job.clients.test.y) else 0.0
+        if variance > 0:
+            frame["test_r2"] = 1 - frame["test_loss"] / (variance * job.clients.target_scale**2)
     return frame
 
 

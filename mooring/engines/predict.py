@@ -11,13 +11,16 @@ import torch
 
 from mooring.core.errors import RequestError
 from mooring.data.clients import REGRESSION
-from mooring.data.columns import as_names
+from mooring.data.columns import as_names, name_of
 from mooring.data.gather import gather
 from mooring.data.schema import Schema, encode
 from mooring.data.sources import name_columns, text_columns
+from mooring.data.tables import counted, listing, near
 from mooring.engines.prepare import make_task, model_digest
 from mooring.engines.request import admit_run
-from mooring.runs.directory import RunDir, open_run
+from mooring.runs.directory import METHODS, Models, RunDir, open_run
+
+NOBODY = ""  # the owner of a row whose client cell is empty
 
 
 class Shape:
@@ -39,50 +42,76 @@ def task_of(directory: RunDir) -> tuple[Any, Schema]:
     return make_task(run, Shape(schema, torch.float64 if wide else torch.float32)), schema  # type: ignore[arg-type]
 
 
+def chosen(path: str | Path, method: str | None = None) -> tuple[RunDir, list[str]]:
+    """The run whose models are meant, and notes: of a comparison, `method`, or else its best on validation rows."""
+    directory = open_run(path)
+    if directory.run.mooring.kind != "compare":
+        if method is not None:
+            raise RequestError(f"{path} is no comparison; there is no method to choose, and {method!r} was asked for.")
+        return directory, []
+    found = {row["method"]: row["validation_loss"] for row in directory.comparison["methods"]}
+    if method is not None and method not in found:
+        raise RequestError(f"{path}: unknown method '{method}'; it compares {', '.join(found)}.{near(method, found)}")
+    known = {name: loss for name, loss in found.items() if loss is not None and loss == loss}
+    best = method or min(known or found, key=lambda name: known.get(name, 0.0))
+    said = [] if method else [f"A comparison: the models are those of {best}, the best on validation rows."]
+    return open_run(directory.path / METHODS / best), said
+
+
 def predict(
-    path: str | Path, source: Any, client: str | None = None, trust: bool = False
+    path: str | Path, source: Any, client: Any = None, method: str | None = None, trust: bool = False
 ) -> tuple[pd.DataFrame, list[str]]:
     """A row per row of `source`: the prediction (regression) or the class and its probabilities; and notes.
 
     With `client` every row is answered by that client's model. Otherwise a table with the client column is answered
-    row by row by each client's own model, and anybody unknown by the common one. `trust` lets a run that a stranger
-    made run the model file that it names.
+    row by row by each client's own model, and anybody unknown, or a row whose client cell is empty, by the common one.
+    Of a comparison, `method` says whose models answer (default: the best on validation rows). `trust` lets a run
+    that a stranger made run the model file that it names.
     """
-    directory = open_run(path)
+    directory, said = chosen(path, method)
     if trust:
         admit_run(directory.run, directory.path, trust)
-    models = directory.models
     task, schema = task_of(directory)
+    frame, notes = answer(task, schema, directory.models, source, client, directory.path)
+    return frame, [*said, *notes]
+
+
+def answer(
+    task: Any, schema: Schema, models: Models, source: Any, client: Any, where: Path
+) -> tuple[pd.DataFrame, list[str]]:
+    """Predictions of a table's rows in the target's own units and words, and notes."""
     table = gather(source, text_columns(schema), name_columns(None, schema))
     x, notes = encode(table.frame, schema, table.place)
-    owners = owners_of(table.frame, schema, client, models.clients, directory.path)
-    unknown = sorted(set(owners) - set(models.clients))
+    owners = owners_of(table.frame, schema, client, models.clients, where)
+    nobody = owners == NOBODY
+    if nobody.any():
+        rows = counted(int(nobody.sum()), "row")
+        notes.append(f"{rows} with an empty cell in column '{schema.client}': answered by the common model.")
+    unknown = sorted(set(owners[~nobody]) - set(models.clients))
     if unknown:
-        notes.append(f"{len(unknown)} unknown client(s), such as '{unknown[0]}': answered by the common model.")
-    place = {name: i for i, name in enumerate(models.clients)}
-    output = None
-    for owner in dict.fromkeys(owners):
-        mine = np.flatnonzero(owners == owner)
-        w = models.common if owner not in place or models.personal is None else models.personal[place[owner]]
+        notes.append(f"{counted(len(unknown), 'unknown client')}, {listing(unknown, 3)}: answered by the common model.")
+    known = pd.Index(models.clients).get_indexer(owners) if models.personal is not None else np.full(len(owners), -1)
+    output: Any = None
+    for place in np.unique(known):
+        mine = np.flatnonzero(known == place)
+        w = models.common if place < 0 or models.personal is None else models.personal[int(place)]
         part = task.predict(w[None], torch.as_tensor(x[mine]).to(task.dtype)[None])[0].detach().double().numpy()
-        output = np.empty((len(owners), *part.shape[1:])) if output is None else output
+        output = np.full((len(owners), *part.shape[1:]), np.nan) if output is None else output
         output[mine] = part
     return answers(output, owners, schema), notes
 
 
-def owners_of(
-    frame: pd.DataFrame, schema: Schema, client: str | None, known: tuple[str, ...], where: Path
-) -> np.ndarray:
-    """Whose model answers each row."""
+def owners_of(frame: pd.DataFrame, schema: Schema, client: Any, known: tuple[str, ...], where: Path) -> np.ndarray:
+    """Whose model answers each row; 3, 3.0 and "3" are one client."""
     if client is not None:
-        if client not in known:
-            raise RequestError(
-                f"{where}: unknown client {client!r}; it has {len(known)}, such as {', '.join(known[:5])}."
-            )
-        return np.full(len(frame), client, dtype=object)
+        name = name_of(client)
+        if name not in known:
+            some = f"it has {len(known)}, such as {', '.join(known[:5])}"
+            raise RequestError(f"{where}: unknown client {str(client)!r}; {some}.{near(name, known)}")
+        return np.full(len(frame), name, dtype=object)
     if schema.client in frame.columns:
         names = as_names(frame[schema.client])
-        return np.array([*names.categories, ""], dtype=object)[names.codes]
+        return np.array([*names.categories, NOBODY], dtype=object)[names.codes]
     raise RequestError(f"the rows have no column '{schema.client}' that says whose they are; name one with --client.")
 
 

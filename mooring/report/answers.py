@@ -16,6 +16,8 @@ from mooring.runs.files import frame_of
 
 MOST_ROWS = 20  # clients that a terminal's table shows
 SCORES = {k: k for k in ("client", "rows", "alone", "common", "personal", "gain")}
+FITTED = SCORES | {"gain_percent": "gain %"}
+KNOWN = ("rmse", "mae", "r2", "accuracy", "auc")
 LOSSES = ("alone", "common", "personal", "gain", "gain_low", "gain_high")
 ADVISED = {
     "client": "client",
@@ -50,6 +52,9 @@ def show_run(display: Display, run: str | Path) -> None:
         show_advice(display, directory.advice)
     elif kind == "compare":
         show_comparison(display, directory.comparison)
+    elif kind == "personalize":
+        told = directory.summary
+        show_newcomers(display, frame_of(told["newcomers"]), told["metric"], told["way"])
     else:
         show_fit(display, directory.summary, directory.clients)
     display.say(f"Run: {run}")
@@ -57,31 +62,40 @@ def show_run(display: Display, run: str | Path) -> None:
 
 def show_fit(display: Display, summary: Mapping[str, Any], clients: pd.DataFrame) -> None:
     """The summary and the clients of a fit."""
-    metric = summary["metric"]
+    metric, measures = summary["metric"], summary["measures"]
+    extra = {name: name for name in KNOWN if name in measures["personal"]}
+    who = {
+        "alone": "alone: every client by itself",
+        "common": "common: one model from all rows",
+        "personal": f"personal: {summary['algorithm']}",
+    }
     display.table(
-        f"{summary['title']}: test {metric} over {len(clients)} clients",
-        [
-            {"who": "alone: every client by itself", "loss": summary["alone"]},
-            {"who": "common: one model from all rows", "loss": summary["common"]},
-            {"who": f"personal: {summary['algorithm']}", "loss": summary["personal"]},
-        ],
-        {"who": "model", "loss": metric},
+        f"{summary['title']}: on test rows of {len(clients)} clients",
+        [{"who": words, "loss": summary[name], **measures[name]} for name, words in who.items()],
+        {"who": "model", "loss": metric, **extra},
     )
     order, caption = ends(clients, "gain: what the personal model saves over training alone")
     display.table(
-        f"Clients, test {metric}", order.to_dict("records"), SCORES, caption, spare=("rows", "common", "alone")
+        f"Clients, test {metric}", order.to_dict("records"), FITTED, caption, spare=("rows", "common", "alone")
     )
     display.say(which_round(summary))
     display.say(gains(clients))
     if (odd := clients[clients["left_out"].notna()]).size:
         display.say(left_out(odd))
+    if isfinite(summary["gain_percent"] or float("nan")):
+        more = "less" if summary["gain_percent"] >= 0 else "more"
+        display.say(f"Over all test rows, the personal models' {metric} is {in_percent(summary)} {more} than alone.")
 
 
 def left_out(odd: pd.DataFrame) -> str:
     """Whose replies could not be used, and why."""
     named = [f"{row['client']} ({row['left_out']})" for row in odd.head(MOST_ROWS // 4).to_dict("records")]
     more = f", and {len(odd) - len(named)} more, see clients.parquet" if len(odd) > len(named) else ""
-    return f"Left out: {', '.join(named)}{more}."
+    return f"Replies that could not be used: {', '.join(named)}{more}."
+
+
+def in_percent(summary: Mapping[str, Any]) -> str:
+    return f"{abs(summary['gain_percent']):,.1f} %"
 
 
 def which_round(summary: Mapping[str, Any]) -> str:
@@ -128,6 +142,7 @@ def show_comparison(display: Display, comparison: Mapping[str, Any]) -> None:
     columns = {
         "method": "method",
         "test_loss": f"test {comparison['metric']}",
+        **{name: name for name in KNOWN if name in methods and name != "mae"},  # the file has it too
         "last_test_loss": "last round",
         "round": "round",
         "sent": "sent",

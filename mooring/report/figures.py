@@ -14,6 +14,7 @@ import numpy as np
 from mooring.core.errors import RequestError
 from mooring.report.answers import PLANS
 from mooring.report.style import STYLE, VERDICTS, canvas, image
+from mooring.report.terminal import plain
 from mooring.runs.directory import GAINS_FIGURE, PATH_FIGURE, open_run
 from mooring.runs.files import frame_of, write_whole
 
@@ -106,7 +107,7 @@ def gains_figure(advice: Mapping[str, Any]) -> Any:
         far = _arrows(axes, told, place, low, high, named)
         axes.axvline(0, color="0.4", linewidth=1)
         if named:
-            axes.set_yticks(place, told["client"].astype(str), fontsize=6, parse_math=False)
+            axes.set_yticks(place, [plain(str(name)) for name in told["client"]], fontsize=6, parse_math=False)
             axes.grid(visible=False, axis="y")
         else:
             axes.set_yticks([])

@@ -86,9 +86,8 @@ class Display:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         words = TextColumn("{task.description}", markup=False)
-        with Progress(
-            words, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=self.err, transient=True
-        ) as bar:
+        columns = (words, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=self.err, transient=True, disable=not self.err.is_terminal) as bar:
             jobs: dict[str, Any] = {}
 
             def tell(what: str, done: int, rounds: int) -> None:

@@ -28,6 +28,8 @@ ROUNDS = pa.schema(
         _number("train_loss"),
         _number("validation_loss"),
         _number("test_loss"),
+        _number("test_rmse"),  # of a regression by squares, in the target's own units
+        _number("test_r2"),
         _count("bytes_up"),
         _count("bytes_down"),
         _count("samples"),
@@ -55,6 +57,8 @@ CLIENTS = pa.schema(
         _number("gain"),
         _number("gain_low"),
         _number("gain_high"),
+        _number("gain_percent"),
+        *map(_number, ("rmse", "mae", "r2", "accuracy", "auc")),  # of the personal model, as far as they apply
         _number("lam"),
         _number("alpha"),
         pa.field("verdict", pa.string()),

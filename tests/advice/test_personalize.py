@@ -1,12 +1,15 @@
 """`personalize`: newcomers are judged as advice judges."""
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
+import mooring
 from mooring.advice.evidence import compare, verdicts
 from mooring.advice.folds import row_losses
-from mooring.advice.personalize import judged, train_alone
+from mooring.advice.personalize import judged, personalize, train_alone
+from mooring.cli import main
 from mooring.data.clients import from_arrays
 from mooring.estimates.facts import RIDGES
 from mooring.tasks.linear import Linear
@@ -60,3 +63,41 @@ def test_alone_is_the_referee():
     models, zero = train_alone(task, clients, 0), torch.zeros(1, 4, dtype=torch.float64)
     fits = torch.stack([task.prox(zero, float(ridge), clients.train.full(task)) for ridge in RIDGES])
     assert float((fits - models).abs().amax((1, 2)).min()) < 1e-12
+
+
+def towns(names, seed=0, n=40):
+    rng = np.random.default_rng(seed)
+    frame = pd.DataFrame({"town": np.repeat(names, n), "x": rng.normal(5, 2, n * len(names))})
+    own = frame["town"].map({name: k for k, name in enumerate(names)})
+    return frame.assign(y=3 * frame["x"] + 10 * own + rng.normal(size=len(frame)))
+
+
+def test_newcomers_join_the_run_and_are_served(tmp_path):
+    mooring.fit(towns(["a", "b", "c"]), client="town", target="y", rounds=3, threads=1, out=tmp_path / "run")
+    rows = towns(["d", "e"], seed=1)
+    told = personalize(tmp_path / "run", rows, out=tmp_path / "joined")
+    assert told.notes == [] and told.run == tmp_path / "joined"
+    before, after = mooring.open(tmp_path / "run"), mooring.open(tmp_path / "joined")
+    assert after.kind == "personalize" and after.names == ("a", "b", "c", "d", "e")
+    assert list(after.clients["client"]) == list(after.names)
+    for name in "abc":
+        assert torch.equal(before.models[name], after.models[name])
+    assert torch.equal(torch.stack([after.models["d"], after.models["e"]]), told.models)
+    served, notes = mooring.predict(tmp_path / "joined", rows)
+    assert notes == [] and ((served["y"] - rows["y"]) ** 2).mean() < 3
+    assert mooring.predict(tmp_path / "run", rows)[1] == ["2 unknown clients, 'd', 'e': answered by the common model."]
+    again = personalize(tmp_path / "joined", towns(["f"], seed=2), out=tmp_path / "third")  # and so on
+    assert mooring.open(again.run).names == ("a", "b", "c", "d", "e", "f")
+    with pytest.raises(SystemExit) as left:
+        main(["resume", str(tmp_path / "joined")])
+    assert left.value.code == 2
+
+
+def test_a_known_client_is_noticed(tmp_path):
+    mooring.fit(towns(["a", "b"]), client="town", target="y", rounds=3, threads=1, out=tmp_path / "run")
+    told = personalize(tmp_path / "run", towns(["b", "new"], seed=1), out=tmp_path / "joined")
+    assert told.notes[0] == (
+        "1 client in the run already, 'b': their rows are taken as those of newcomers, and their models replaced."
+    )
+    joined = mooring.open(tmp_path / "joined")
+    assert joined.names == ("a", "b", "new") and torch.equal(joined.models["b"], told.models[0])

@@ -204,7 +204,9 @@ def test_offenders_are_named_in_table_and_terminal(tmp_path, capsys, monkeypatch
     odd = clients[clients["left_out"].notna()]
     assert len(odd) == 1 and odd["left_out"].iloc[0] == "4 rounds: its reply holds nan or infinity"
     said = " ".join(capsys.readouterr().out.split())
-    assert f"Left out: {odd['client'].iloc[0]} (4 rounds: its reply holds nan or infinity)" in said
+    assert (
+        f"Replies that could not be used: {odd['client'].iloc[0]} (4 rounds: its reply holds nan or infinity)" in said
+    )
 
 
 @settings(max_examples=200, deadline=None)

@@ -28,11 +28,13 @@ CLIENTS = pd.DataFrame(
         "gain": [GAIN, -GAIN],
         "gain_low": [2 * GAIN, -2 * GAIN],
         "gain_high": [GAIN / 2, -GAIN / 2],
+        "gain_percent": [-1234567.25, 45.5],
         "plan": ["lambda", "mixture"],
         "lambda": [1234567.0, np.nan],
         "alpha": [np.nan, 0.25],
         "verdict": ["undecided", "personal"],
         "pays": ["yes", "undecided"],
+        "left_out": [None, "3 rounds: its reply was not finite"],
     }
 )
 SUMMARY = {"title": "[b] exam", "metric": "mse", "alone": LOSS, "common": LOSS + 1, "personal": LOSS + 2}
@@ -42,6 +44,8 @@ ONE = {"value": LOSS, "low": GAIN, "high": 2 * LOSS, "method": "a long way to sa
 
 def fit(display):
     more = {"algorithm": "fedprox_one_stage", "kept": "best", "best_round": 1_234_567, "last_round": 7_654_321}
+    measures = {who: {"rmse": LOSS, "mae": LOSS, "r2": -LOSS} for who in ("alone", "common", "personal")}
+    more |= {"measures": measures, "gain_percent": -1234567.25}
     answers.show_fit(display, SUMMARY | more, CLIENTS)
 
 
@@ -52,7 +56,8 @@ def advice(display):
 
 
 def comparison(display):
-    methods = [{"method": name, "kept_round": 1_234_567, **METHOD} for name in ("local", "fedprox_one_stage")]
+    known = {"accuracy": 0.123456789, "auc": 0.87654321}
+    methods = [{"method": name, "kept_round": 1_234_567, **METHOD, **known} for name in ("local", "fedprox_one_stage")]
     clients = [{"client": "[a]", "local": LOSS, "fedprox_one_stage": LOSS}]
     answers.show_comparison(display, {"title": "t", "metric": "log-loss", "methods": methods, "clients": clients})
 
@@ -113,6 +118,7 @@ def test_sentences_about_a_fit(capsys):
     out = capsys.readouterr().out
     assert "[b] exam" in out and "round 1234567, the best on validation rows; those of round 7654321, the last" in out
     assert "Of 2 clients, 1 do better with the common model than alone" in out
+    assert "the personal models' mse is 1,234,567.2 % more than alone" in out
 
 
 @pytest.fixture(scope="module")

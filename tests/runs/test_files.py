@@ -241,7 +241,7 @@ def test_damage_is_never_read(tmp_path, faults, name, data, read):
 def test_missing_and_unreadable_files_are_one_sentence(tmp_path, read):
     with pytest.raises(RequestError, match=r"nowhere does not exist\.$"):
         read(tmp_path / "nowhere")
-    with pytest.raises(RequestError, match="Is a directory"):
+    with pytest.raises(RequestError, match="is not a file"):
         read(tmp_path)
     (tmp_path / "garbage").write_bytes(os.urandom(500))
     with pytest.raises(DamagedFile, match="not written by Mooring"):

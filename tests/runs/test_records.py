@@ -26,8 +26,8 @@ def test_rounds_have_fixed_columns_and_types(tmp_path):
     write_parquet(tmp_path / "rounds.parquet", rounds_table(ROWS))
     frame = read_records(tmp_path / "rounds.parquet", ROUNDS)
     assert " ".join(frame.columns) == (
-        "t train_loss validation_loss test_loss bytes_up bytes_down samples gradients promised broken "
-        "gradient_promised gradient_reached seconds asked accepted"
+        "t train_loss validation_loss test_loss test_rmse test_r2 bytes_up bytes_down samples gradients promised "
+        "broken gradient_promised gradient_reached seconds asked accepted"
     )
     assert (frame.dtypes[["t", "samples", "asked"]] == "int64").all()
     assert (frame.dtypes[["train_loss", "test_loss", "seconds"]] == "float64").all()
@@ -42,7 +42,8 @@ def test_clients_have_fixed_columns_and_types(tmp_path):
     write_parquet(tmp_path / "clients.parquet", clients_table(rows))
     frame = read_records(tmp_path / "clients.parquet", CLIENTS)
     assert " ".join(frame.columns) == (
-        "client rows train validation test alone common personal gain gain_low gain_high lam alpha verdict left_out"
+        "client rows train validation test alone common personal gain gain_low gain_high "
+        "gain_percent rmse mae r2 accuracy auc lam alpha verdict left_out"
     )
     assert frame["client"].tolist() == ["a", "ü"]
     assert frame["verdict"][0] == "personal" and pd.isna(frame["verdict"][1])

@@ -202,7 +202,8 @@ def test_nan_survives():
         ("algorithm.lam", datetime.date(2026, 1, 1), "algorithm.lam must be a number, text, list or table, "
          "got datetime.date(2026, 1, 1)."),
         ("algorithm.settled", 3, "algorithm.settled must be a table of numbers that the run settled, got 3."),
-        ("mooring.kind", "fitt", "mooring.kind must be \"fit\", \"compare\" or \"advise\", got 'fitt'."),
+        ("mooring.kind", "fitt",
+         "mooring.kind must be \"fit\", \"compare\", \"advise\" or \"personalize\", got 'fitt'."),
         ("mooring.kind", "compare", "a run of kind 'compare' needs sections [[algorithms]] with names, and no "
          "[algorithm]."),
         ("algorithms", [{"lam": 1}], "algorithms.0.name is missing; it must be the name of an algorithm."),

@@ -1,0 +1,93 @@
+"""Coefficients in the units of the data: what every client's model says of each column, beside the common one.
+
+A model is trained on scaled columns and, in a regression, on a scaled target:
+
+    (y - m_y) / s_y = b + sum_j w_j (x_j - m_j) / s_j
+
+so that in the units of the data the slope of column j is s_y w_j / s_j, and the intercept is m_y + s_y (b - sum_j w_j
+m_j / s_j). Classes and counts have no scale of their own: there s_y = 1 and m_y = 0, and the coefficients are those of
+the log-odds, of the classes' scores, or of the log of the expected count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from torch import Tensor
+
+from mooring.core.errors import RequestError
+from mooring.data.clients import REGRESSION, Clients
+from mooring.data.schema import Schema
+
+INTERCEPT = "(intercept)"
+
+
+class Scaling(NamedTuple):
+    """How the numbers that a model sees came from the data."""
+
+    features: tuple[str, ...]
+    mean: np.ndarray  # [q] of each column
+    scale: np.ndarray  # [q]
+    classes: tuple[str, ...] = ()
+    target_mean: float = 0.0
+    target_scale: float = 1.0
+
+
+def scaling_of(data: Schema | Clients) -> Scaling:
+    """The scaling of a schema, or of clients: by their schema, or of the target alone where rows came as arrays."""
+    if isinstance(data, Clients) and data.schema is None:
+        q = data.train.x.shape[-1]
+        features = data.features or tuple(f"x{j}" for j in range(q))
+        columns = (features, np.zeros(q), np.ones(q))
+    else:
+        data = data.schema if isinstance(data, Clients) else data
+        columns = (data.features, np.array(data.mean), np.array(data.scale))
+    units = (data.target_mean, data.target_scale) if data.kind == REGRESSION else (0.0, 1.0)
+    return Scaling(*columns, tuple(data.classes), *units)
+
+
+def in_units_of_data(task: Any, w: Tensor, scaling: Scaling) -> tuple[np.ndarray, np.ndarray]:
+    """Slopes [C, scores, q] and intercepts [C, scores] of the models w [C, d]."""
+    parts = {part.name: part for part in task.layout}
+    q = len(scaling.mean)
+    if "slopes" not in parts or task.lift is not None or parts["slopes"].shape[0] != q:
+        raise RequestError(
+            f"task '{task.name}' has no coefficients of columns; linear and logistic regression, and other tasks with "
+            "a linear score, have them."
+        )
+    values = w.detach().double().numpy()
+    slopes = values[:, parts["slopes"].place].reshape(len(values), q, -1).transpose(0, 2, 1)
+    if "intercept" in parts:
+        start = values[:, parts["intercept"].place]
+    else:
+        start = np.zeros(slopes.shape[:2])
+    slopes = slopes / scaling.scale
+    intercept = scaling.target_mean + scaling.target_scale * (start - slopes @ scaling.mean)
+    return scaling.target_scale * slopes, intercept
+
+
+def coefficients(
+    task: Any, scaling: Scaling, common: Tensor, personal: Tensor | None, names: Sequence[str]
+) -> pd.DataFrame:
+    """A row for each client and term: client, term, coefficient, common, deviation = coefficient - common.
+
+    With three classes or more each class has its own, and a column `class` says which. `names` and `personal` may be
+    empty: then the table has the common model's alone, under the client `None`.
+    """
+    slopes, intercept = in_units_of_data(task, common[None], scaling)
+    shared = np.concatenate([intercept[..., None], slopes], -1)[0]  # [scores, 1 + q]
+    own, owners = shared[None], np.array([None], dtype=object)
+    if personal is not None and len(names):
+        slopes, intercept = in_units_of_data(task, personal, scaling)
+        own, owners = np.concatenate([intercept[..., None], slopes], -1), np.array(names, dtype=object)
+    m, scores, terms = own.shape
+    frame = pd.DataFrame({"client": np.repeat(owners, scores * terms)})
+    if scores > 1:
+        frame["class"] = np.tile(np.repeat(np.array(scaling.classes, dtype=object), terms), m)
+    frame["term"] = np.tile(np.array([INTERCEPT, *scaling.features], dtype=object), m * scores)
+    frame["coefficient"] = own.reshape(-1)
+    frame["common"] = np.tile(shared.reshape(-1), m)
+    return frame.assign(deviation=frame["coefficient"] - frame["common"])

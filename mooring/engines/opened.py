@@ -1,0 +1,126 @@
+"""`mooring.open`: a finished run from its directory, without its data."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from torch import Tensor, nn
+
+from mooring.core.errors import RequestError
+from mooring.data.columns import name_of
+from mooring.data.schema import Schema
+from mooring.data.tables import near
+from mooring.engines.coefficients import coefficients, scaling_of
+from mooring.engines.fit import module_of
+from mooring.engines.predict import answer, chosen, task_of
+from mooring.runs.directory import Models, RunDir, open_run
+from mooring.runs.files import frame_of
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A finished run: its models, its tables, and predictions of new rows."""
+
+    path: Path
+    kind: str  # "fit", "compare", "advise" or "personalize"
+    method: str | None  # the algorithm whose models these are
+    directory: RunDir  # of the models: a comparison has one a method
+    notes: list[str]
+
+    @cached_property
+    def saved(self) -> Models:
+        return self.directory.models
+
+    @cached_property
+    def _task_and_schema(self) -> tuple[Any, Schema]:
+        return task_of(self.directory)
+
+    @property
+    def task(self) -> Any:
+        return self._task_and_schema[0]
+
+    @property
+    def schema(self) -> Schema:
+        """How the run's table became numbers."""
+        return self._task_and_schema[1]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.saved.clients
+
+    @property
+    def common(self) -> Tensor:
+        """The common model's parameter vector."""
+        return self.saved.common
+
+    @cached_property
+    def models(self) -> dict[str, Tensor]:
+        """Every client's parameter vector by name; none where each client keeps its own."""
+        personal = self.saved.personal
+        return {} if personal is None else dict(zip(self.names, personal))
+
+    @cached_property
+    def clients(self) -> pd.DataFrame:
+        """A row a client: sizes and test losses, as the run told them."""
+        whole = open_run(self.path)
+        return frame_of(whole.comparison["clients"]) if self.kind == "compare" else whole.clients
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """The run in short, as it told it; of a comparison, the row of the method."""
+        whole = open_run(self.path)
+        if self.kind == "advise":
+            return whole.advice["summary"]
+        if self.kind != "compare":
+            return whole.summary
+        rows = whole.comparison["methods"]
+        mine = next(row for row in rows if row["method"] == self.directory.path.name)
+        return {"metric": whole.comparison["metric"], **mine}
+
+    @cached_property
+    def coefficients(self) -> pd.DataFrame:
+        """A row for each client and term in the units of the data: coefficient, common, deviation."""
+        return coefficients(self.task, scaling_of(self.schema), self.common, self.saved.personal, self.names)
+
+    def model(self, client: Any = None) -> Tensor:
+        """A client's parameter vector (default: the common one)."""
+        if client is None:
+            return self.common
+        name = name_of(client)
+        if name not in self.models:
+            some = f"{len(self.names)} clients, such as {', '.join(self.names[:5])}"
+            raise RequestError(f"{self.path}: no model of client {name!r}; the run has {some}.{near(name, self.names)}")
+        return self.models[name]
+
+    def predict(self, source: Any, client: Any = None) -> pd.DataFrame:
+        """A row per row of a table, each by its own client's model, or all by the model of `client`.
+
+        What is odd about the rows is warned of: clients that the run does not know, cells without a client.
+        """
+        frame, notes = answer(self.task, self.schema, self.saved, source, client, self.path)
+        for note in notes:
+            warnings.warn(note, stacklevel=2)
+        return frame
+
+    def module(self, client: Any = None) -> nn.Module:
+        """A client's network (default: the common one) with its weights loaded."""
+        return module_of(self.task, self.model(client))
+
+    def __repr__(self) -> str:
+        return f"<run {self.path}: {self.kind}, {self.method}, {len(self.names)} clients>"
+
+
+def open(path: str | Path, method: str | None = None) -> Opened:
+    """A finished run of `fit`, `compare`, `advise` or `personalize`.
+
+    `method` chooses among those of a comparison; without it, it is the best on validation rows.
+    """
+    kind = open_run(path).run.mooring.kind
+    directory, notes = chosen(path, method)
+    algorithm = directory.run.algorithm
+    return Opened(Path(path), kind, algorithm.name if algorithm else None, directory, notes)

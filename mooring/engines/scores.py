@@ -1,0 +1,107 @@
+"""Measures that people know, of the models that clients would deploy: on all test rows together, and by client.
+
+    numbers   rmse, mae in the target's own units; r2 = 1 - sum (y - f)^2 / sum (y - mean y)^2
+    classes   accuracy; with two classes auc, the share of pairs (one of each class) in the right order
+
+A client's r2 and auc are about its own rows, and nan where these do not vary.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from mooring.core.cohort import Rows
+from mooring.data.clients import BINARY, CLASSES, COUNT, REGRESSION, Clients
+
+NUMBERS, LABELS = ("rmse", "mae", "r2"), ("accuracy", "auc")
+
+
+class Known(NamedTuple):
+    """Measures by name: on all rows together, and each client's own [m]."""
+
+    overall: dict[str, float]
+    by_client: dict[str, np.ndarray]
+
+
+def known_scores(task: Any, clients: Clients, models: Tensor | None, part: str = "test") -> Known:
+    """The measures of each client's model [m, d] (or one model [d] for all); none where they say nothing.
+
+    That is where clients keep their models, or answer something else than a number or probabilities.
+    """
+    rows: Rows = getattr(clients, part)
+    if models is None or len(rows) == 0 or int(rows.size.sum()) == 0:
+        return Known({}, {})
+    y, prediction, owner = predicted(task, models if models.ndim == 2 else models.expand(len(rows), -1), rows)
+    if clients.kind in (REGRESSION, COUNT) and prediction.ndim == 1:
+        unit, mean = (clients.target_scale, clients.target_mean) if clients.kind == REGRESSION else (1.0, 0.0)
+        return of_numbers(y * unit + mean, prediction * unit + mean, owner, len(rows))
+    if clients.kind in (BINARY, CLASSES) and prediction.ndim == 2 and prediction.shape[1] > 1 and y.ndim == 1:
+        return of_classes(y, prediction, owner, len(rows))
+    return Known({}, {})
+
+
+def predicted(task: Any, models: Tensor, rows: Rows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Targets, answers and owners of all rows, client after client."""
+    found: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    for block in rows.blocks():
+        some = rows.select(block)
+        if int(some.size.sum()) == 0:
+            continue
+        batch = some.padded()
+        real = (batch.weight > 0).numpy()
+        with torch.no_grad():
+            answer = task.predict(models[block], batch.x).double().numpy()
+        found.append((batch.y.numpy()[real], answer[real], np.repeat(block.numpy(), some.size.numpy())))
+    y, prediction, owner = (np.concatenate(column) for column in zip(*found))
+    return y, prediction, owner
+
+
+def of_numbers(y: np.ndarray, prediction: np.ndarray, owner: np.ndarray, m: int) -> Known:
+    def measures(who: np.ndarray, groups: int) -> dict[str, np.ndarray]:
+        with np.errstate(invalid="ignore", divide="ignore"):
+            count = np.bincount(who, minlength=groups)
+            square = np.bincount(who, (prediction - y) ** 2, groups)
+            mean = np.bincount(who, y, groups) / count
+            spread = np.bincount(who, (y - mean[who]) ** 2, groups)
+            r2 = np.where(spread > 0, 1 - square / spread, np.nan)
+            return {
+                "rmse": np.sqrt(square / count),
+                "mae": np.bincount(who, np.abs(prediction - y), groups) / count,
+                "r2": r2,
+            }
+
+    whole = measures(np.zeros(len(y), dtype=int), 1)
+    return Known({name: float(value[0]) for name, value in whole.items()}, measures(owner, m))
+
+
+def of_classes(y: np.ndarray, prob: np.ndarray, owner: np.ndarray, m: int) -> Known:
+    hit = (prob.argmax(1) == y).astype(float)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        own = {"accuracy": np.bincount(owner, hit, m) / np.bincount(owner, minlength=m)}
+    whole = {"accuracy": float(hit.mean())}
+    if prob.shape[1] == 2:
+        own["auc"] = auc(y, prob[:, 1], owner, m)
+        whole["auc"] = float(auc(y, prob[:, 1], np.zeros(len(y), dtype=int), 1)[0])
+    return Known(whole, own)
+
+
+def auc(y: np.ndarray, score: np.ndarray, owner: np.ndarray, m: int) -> np.ndarray:
+    """[m], by ranks within each owner's rows: (sum of the positives' ranks - n1 (n1 + 1) / 2) / (n1 n0)."""
+    rank = pd.Series(score).groupby(owner).rank().to_numpy()
+    positive = np.bincount(owner, y, m)
+    negative = np.bincount(owner, minlength=m) - positive
+    with np.errstate(invalid="ignore", divide="ignore"):
+        pairs = positive * negative
+        right = np.bincount(owner, rank * (y == 1), m) - positive * (positive + 1) / 2
+        return np.where(pairs > 0, right / pairs, np.nan)
+
+
+def gain_percent(alone: Any, personal: Any) -> Any:
+    """What the personal model saves of the loss of training alone, in per cent."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return 100 * (alone - personal) / np.where(np.asarray(alone) > 0, alone, np.nan)

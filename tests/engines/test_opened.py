@@ -1,0 +1,75 @@
+"""`mooring.open`: a finished run of any kind says again what it said."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import mooring
+from mooring.core.errors import RequestError
+from tests.engines.test_coefficients import homes
+
+
+@pytest.fixture
+def frame():
+    return homes().drop(columns=["sold", "band", "split"])
+
+
+HOW = {"client": "town", "target": "price", "threads": 1}
+
+
+def test_a_fit(frame, tmp_path):
+    result = mooring.fit(frame, **HOW, rounds=3, out=tmp_path / "run")
+    run = mooring.open(tmp_path / "run")
+    assert run.kind == "fit" and run.method == "fedprox_one_stage" and "4 clients" in repr(run)
+    pd.testing.assert_frame_equal(run.coefficients, result.coefficients)
+    assert run.summary["personal"] == result.summary["personal"]
+    assert list(run.clients["client"]) == list(run.models) == list(run.names) == list(result.models)
+    for name, w in result.models.items():
+        assert torch.equal(run.models[name], w)
+    predicted = run.predict(frame)
+    said, _ = mooring.predict(tmp_path / "run", frame)
+    pd.testing.assert_frame_equal(predicted, said)
+    # A prediction is what the coefficients say.
+    terms = run.coefficients.pivot(index="client", columns="term", values="coefficient").loc[frame["town"]]
+    by_hand = terms["(intercept)"].to_numpy() + terms["area"].to_numpy() * frame["area"]
+    by_hand += terms["share"].to_numpy() * frame["share"] + terms["garden=yes"].to_numpy() * (frame["garden"] == "yes")
+    np.testing.assert_allclose(predicted["price"], by_hand, rtol=1e-9)
+    with pytest.raises(RequestError, match="is no network"):
+        run.module("town 0")
+    with pytest.raises(RequestError, match=r"no model of client 'town 9'.*Did you mean"):
+        run.model("town 9")
+    with pytest.raises(RequestError, match="no comparison"):
+        mooring.open(tmp_path / "run", method="local")
+
+
+def test_a_comparison_gives_the_method_asked_for_or_the_best_on_validation_rows(frame, tmp_path):
+    told = mooring.compare(frame, ["local", "global"], **HOW, rounds=2, out=tmp_path / "run")
+    best = told.methods.sort_values("validation_loss")["method"].iloc[0]
+    run = mooring.open(tmp_path / "run")
+    assert run.method == best and best in run.notes[0]
+    other = mooring.open(tmp_path / "run", method="global")
+    assert other.method == "global" and other.notes == []
+    assert other.summary["test_loss"] == told.methods.set_index("method").loc["global", "test_loss"]
+    assert list(other.clients["client"]) == list(other.names)
+    assert (other.coefficients["deviation"].abs() < 1e-9 * other.coefficients["coefficient"].abs()).all()
+    said, notes = mooring.predict(tmp_path / "run", frame, method="global")
+    pd.testing.assert_frame_equal(other.predict(frame), said)
+    assert notes == []
+    with pytest.raises(RequestError, match=r"unknown method 'globel'; it compares local, global"):
+        mooring.open(tmp_path / "run", method="globel")
+
+
+def test_an_advice(frame, tmp_path):
+    advice = mooring.advise(frame, **HOW, out=tmp_path / "run")
+    run = mooring.open(tmp_path / "run")
+    pd.testing.assert_frame_equal(run.coefficients, advice.coefficients)
+    assert run.summary["advised"] == pytest.approx(advice.summary["advised"])
+    assert len(run.predict(frame)) == len(frame)
+
+
+def test_odd_rows_are_warned_of(frame, tmp_path):
+    mooring.fit(frame, **HOW, rounds=1, out=tmp_path / "run")
+    run = mooring.open(tmp_path / "run")
+    with pytest.warns(UserWarning, match="1 unknown client, 'elsewhere': answered by the common model"):
+        run.predict(frame.head(3).assign(town=["elsewhere", "town 1", "town 2"]))

@@ -1,0 +1,83 @@
+"""Measures that people know, against scikit-learn's."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.metrics import accuracy_score, mean_absolute_error, r2_score, roc_auc_score, root_mean_squared_error
+
+import mooring
+from mooring.engines.scores import gain_percent, known_scores
+from mooring.runs.directory import open_run
+from tests.engines.test_coefficients import homes
+
+HOW = {"client": "town", "threads": 1, "rounds": 3}
+
+
+def held_out(run, frame):
+    split = open_run(run).split
+    return frame.iloc[np.sort(split[split["part"] == "test"]["row"])]
+
+
+def test_numbers_in_the_units_of_the_target(tmp_path):
+    frame = homes().drop(columns=["sold", "band"])
+    result = mooring.fit(frame, target="price", out=tmp_path / "run", **HOW)
+    rows = held_out(tmp_path / "run", frame)
+    found = mooring.predict(tmp_path / "run", rows)[0]["price"]
+    told = result.summary["measures"]["personal"]
+    assert told["rmse"] == pytest.approx(root_mean_squared_error(rows["price"], found), rel=1e-9)
+    assert told["mae"] == pytest.approx(mean_absolute_error(rows["price"], found), rel=1e-9)
+    assert told["r2"] == pytest.approx(r2_score(rows["price"], found), rel=1e-9)
+    assert told["rmse"] ** 2 == pytest.approx(result.summary["personal"], rel=1e-9)
+    for _, client in result.clients.iterrows():
+        mine = (rows["town"] == client["client"]).to_numpy()
+        assert client["r2"] == pytest.approx(r2_score(rows["price"][mine], found[mine]), rel=1e-9)
+        assert client["mae"] == pytest.approx(mean_absolute_error(rows["price"][mine], found[mine]), rel=1e-9)
+    assert set(result.summary["measures"]) == {"alone", "common", "personal"}
+    again = mooring.open(tmp_path / "run")
+    assert again.summary["measures"] == result.summary["measures"]
+    pd.testing.assert_series_equal(again.clients["r2"], result.clients["r2"])
+    losses = result.rounds.dropna(subset=["test_loss"])
+    np.testing.assert_allclose(losses["test_rmse"] ** 2, losses["test_loss"])
+    last = losses[losses["t"] == result.summary["best_round"]].iloc[0]
+    assert last["test_rmse"] == pytest.approx(told["rmse"]) and last["test_r2"] == pytest.approx(told["r2"])
+
+
+def test_classes(tmp_path):
+    frame = homes()
+    for target, other in (("sold", "band"), ("band", "sold")):
+        run = tmp_path / target
+        result = mooring.fit(frame.drop(columns=["price", other]), target=target, out=run, **HOW)
+        rows = held_out(run, frame)
+        found, told = mooring.predict(run, rows)[0], result.summary["measures"]["personal"]
+        assert told["accuracy"] == pytest.approx(accuracy_score(rows[target], found[target]))
+        if target == "band":
+            assert set(told) == {"accuracy"}
+            continue
+        assert told["auc"] == pytest.approx(roc_auc_score(rows["sold"] == "sold", found["p(sold)"]))
+        for _, client in result.clients.iterrows():
+            mine = (rows["town"] == client["client"]).to_numpy()
+            truth, prob = rows["sold"][mine] == "sold", found["p(sold)"][mine]
+            assert client["auc"] == pytest.approx(roc_auc_score(truth, prob))
+
+
+def test_ties_and_clients_of_one_class():
+    from mooring.engines.scores import auc
+
+    y, score = np.array([0, 1, 0, 1, 1, 1]), np.array([0.5, 0.5, 0.2, 0.9, 0.1, 0.2])
+    owner = np.array([0, 0, 0, 0, 2, 2])
+    found = auc(y, score, owner, 3)
+    assert found[0] == roc_auc_score(y[:4], score[:4]) and np.isnan(found[1:]).all()
+
+
+def test_nobody_to_score():
+    result = mooring.fit(homes().drop(columns=["sold", "band"]), target="price", **HOW)
+    assert known_scores(result.job.task, result.job.clients, None) == ({}, {})
+
+
+def test_gains_are_told_in_per_cent():
+    assert gain_percent(4.0, 3.0) == 25 and np.isnan(gain_percent(0.0, 1.0))
+    result = mooring.fit(homes().drop(columns=["sold", "band"]), target="price", **HOW)
+    told = result.summary
+    assert told["gain_percent"] == pytest.approx(100 * (1 - told["personal"] / told["alone"]))
+    clients = result.clients
+    np.testing.assert_allclose(clients["gain_percent"], 100 * (1 - clients["personal"] / clients["alone"]))
