@@ -68,7 +68,7 @@ def admit(where: str | Path, folder: Path, code: Iterable[str], data: Iterable[s
             question = f"{where} wants to read {file}, which is outside its folder and which you have not given"
             if not _yes(f"{question}. Read it?"):
                 raise RequestError(f"{question}: {HOW}.")
-        _remember(DATA, str(path))
+        _remember(DATA, str(file))
 
 
 def _digest(data: bytes) -> str:

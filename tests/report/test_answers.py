@@ -143,7 +143,7 @@ def test_reports_work_from_the_directory_alone(run, tmp_path):
         "from mooring.report.terminal import Display\n"
         "show_run(Display(), 'there')\n"
         "draw_advice('there')\n"
-        "rooms = ('engines', 'advice', 'algorithms', 'tasks', 'experiments', 'data', 'theory')\n"
+        "rooms = ('engines', 'advice', 'algorithms', 'tasks', 'experiments', 'data.sources', 'theory')\n"
         "sys.exit(any(name.startswith(f'mooring.{room}') for name in sys.modules for room in rooms))\n"
     )
     images = []
