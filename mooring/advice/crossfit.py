@@ -69,7 +69,7 @@ def cross_fit(
     task: Any,
     rows: Rows,
     keys: np.ndarray,
-    weights: str = "size",
+    weights: str | Tensor = "size",
     seed: int = 0,
     folds: int | None = None,
     done: Mapping[int, Fold] | None = None,
@@ -83,16 +83,18 @@ def cross_fit(
     asked = torch.arange(len(rows))
     if len(asked) > MOST_CLIENTS:
         asked = torch.linspace(0, len(rows) - 1, MOST_CLIENTS).long()
+    few = weights if isinstance(weights, str) else weights[asked]
     some = compact(rows.select(asked))
     found = priors(task, rows)
     prior = preferred(found) if found else None
-    settings, default = candidates(task, some, prior, weights, int(rows.size.sum()))
+    settings, default = candidates(task, some, prior, few, int(rows.size.sum()))
+    near = prior_of(prior, asked)[0] if prior is not None else None
     parts = list(cross(some, keys[asked.numpy()], seed, folds))
     kept = []
     for k, part in enumerate(parts):
         fold = (done or {}).get(k)
         if fold is None:
-            fold = fit_fold(task, part, settings, prior, weights)
+            fold = fit_fold(task, part, settings, near, few)
             if save is not None:
                 save(k, fold)
         kept.append(fold)
@@ -104,7 +106,7 @@ def cross_fit(
     here = choice._replace(prior=prior)
     choice = here._replace(own={int(asked[i]): s for i, s in choice.own.items()})
     trio = trio_of(task, rows, choice, prior_of(prior, torch.arange(len(rows))), weights)
-    seen, losses = witnesses(task, some, parts, kept, here, weights)
+    seen, losses = witnesses(task, some, parts, kept, here, few)
     gain = None
     if prior is not None and has_posterior(task):
         known = posterior_of(task, rows, prior.noise, likely_variance(found))
@@ -121,7 +123,7 @@ def shares(rows: Rows) -> Tensor:
     return rows.size.double() / rows.size.sum()
 
 
-def fit_fold(task: Any, part: Held, settings: list[Setting], prior: Prior | None, weights: str) -> Fold:
+def fit_fold(task: Any, part: Held, settings: list[Setting], prior: Prior | None, weights: str | Tensor) -> Fold:
     """All candidates on the fold's training rows, with a prior of its own, judged on its held-out rows."""
     empty = torch.empty(0, dtype=torch.float64)
     own, unit = [], empty
@@ -138,7 +140,7 @@ def fit_fold(task: Any, part: Held, settings: list[Setting], prior: Prior | None
     return Fold(part.place, loss, own[0].variance, own[0].noise, unit)
 
 
-def trio_of(task: Any, rows: Rows, choice: Choice, found: list[Prior], weights: str) -> Trio:
+def trio_of(task: Any, rows: Rows, choice: Choice, found: list[Prior], weights: str | Tensor) -> Trio:
     """Alone, common and each client's personal model, fitted on these rows."""
     wanted = {choice.alone, choice.common, choice.shared, choice.plan, *choice.own.values()}
     models = {m.setting: m for m in fitted(task, rows, weights_of(rows, weights), sorted(wanted), found)}
@@ -158,7 +160,7 @@ def posterior_of(task: Any, rows: Rows, noise: Tensor, unit: Tensor) -> Truths:
 
 
 def witnesses(
-    task: Any, rows: Rows, parts: list[Held], kept: list[Fold], choice: Choice, weights: str
+    task: Any, rows: Rows, parts: list[Held], kept: list[Fold], choice: Choice, weights: str | Tensor
 ) -> tuple[dict[str, Witness], dict[str, Tensor]]:
     """For each pair what every client's held-out rows say and what was predicted of them; mean losses."""
     m, n = len(rows), rows.size.double()

@@ -27,9 +27,8 @@ from torch import Tensor
 
 from mooring.advice import glm
 from mooring.advice.folds import owners
-from mooring.advice.path import batches_of
 from mooring.advice.posterior import Truths, along, cov_at, mean_at
-from mooring.core.cohort import Rows
+from mooring.core.cohort import Rows, batches_of
 from mooring.tasks.linear import Linear
 from mooring.tasks.poisson import Poisson
 

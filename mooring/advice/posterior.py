@@ -25,12 +25,12 @@ import torch
 from torch import Tensor
 
 from mooring.advice import glm
-from mooring.advice.path import batches_of, is_dense
-from mooring.advice.prior import MOST_SPREADS
-from mooring.core.cohort import Batch, Rows
+from mooring.core.cohort import Batch, Rows, batches_of
+from mooring.estimates.client_spread import MOST_SPREADS
 from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic
 from mooring.tasks.poisson import Poisson
+from mooring.tasks.proximal import is_dense
 
 SCALES = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0)
 ALIKE = 0.5  # prior chance of no spread at all

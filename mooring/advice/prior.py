@@ -38,8 +38,8 @@ class Prior(NamedTuple):
 def priors(task: Any, rows: Rows, near: Prior | None = None) -> list[Prior]:
     """Both kinds, the simpler first; none where the task has no Hessian or the rows are too few.
 
-    Of very many coefficients (features of a kernel) only the simpler one. `near`, a prior of much the same rows, is where
-    approximations start.
+    Of very many coefficients (features of a kernel) only the simpler one. Approximations start from `near`, a prior of
+    much the same rows.
     """
     told = []
     for kind in kinds_of(task):
