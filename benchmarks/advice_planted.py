@@ -1,14 +1,16 @@
-"""Advice on planted Gaussian federations: the risk of its models, and the truth of its verdicts.
+"""Advice on planted federations: the risk of its models, and the truth of what it says about them.
 
-    python -m benchmarks.advice_planted [--quick] [--repeats 10]
+    python -m benchmarks.advice_planted [--quick] [--part risks|calls] [--repeats 10] [--federations 300] [--seed 0]
 
-Risk: each client's truth is drawn from N(w, spread^2), its rows have noise 1. For every setting the mean excess risk of
-the advised models over that of central empirical Bayes (restricted likelihood, one spread), of the Bayes oracle (which
-knows w, spread and noise) and of the better of training alone and one common model.
+Risks: each client's truth is drawn from N(w, spread^2), its rows have noise 1. For every setting the mean excess risk
+of the advised models over that of central empirical Bayes (restricted likelihood, one spread), of the Bayes oracle
+(which knows w, spread and noise) and of the better of training alone and one common model.
 
-Verdicts: over 200 federations, some without any gain, the share of false ones among the verdicts "personal" (the
-personal model is truly no better than alone or than common) and among the clients called helped (truly no better than
-alone).
+Calls: over the federations of `planted.py`, a third of them well specified, a third wrong in eight ways, a third with
+two classes, and against alone and against common: the share of clients about which a call is made (the deployed model
+is better, or worse), the share of false calls (the true risks have the other order) averaged over the federations that
+have any, and over all calls; Brier's score and the expected calibration error of the chances; how often the
+federation's 95 % interval covers the true mean gain of its personal models.
 """
 
 from __future__ import annotations
@@ -19,8 +21,12 @@ import itertools
 import numpy as np
 import torch
 
-from mooring.advice.advise import advise, deploy, refitted
+from benchmarks.planted import LOGISTIC, MISSPECIFIED, WELL, planted
+from mooring.advice.advise import deploy, refitted
+from mooring.advice.answer import answer
 from mooring.advice.choice import choose
+from mooring.advice.crossfit import cross_fit
+from mooring.advice.decide import Side
 from mooring.advice.folds import joined
 from mooring.data.generators import LinearFederation
 from mooring.estimates.spread import spread_likelihood
@@ -77,47 +83,85 @@ def risks(grid: dict, repeats: int) -> None:
         print(f"worst over {k}: {value:.3f} at {where}")
 
 
-def verdicts(federations: int) -> None:
-    rng = np.random.default_rng(0)
-    false = {"personal": [], "helped": []}
-    told = {"identical": {}, "unrelated": {}}
-    for seed in range(federations):
-        spread = float(rng.choice([0.0, 0.0, 0.1, 0.3, 1.0, 5.0]))
-        m, d, n = int(rng.integers(20, 60)), int(rng.integers(2, 9)), int(rng.integers(30, 100))
-        clients = LinearFederation(m, n, d, spread, validation=0.2, test=0.2).make(seed)
-        advice = advise(clients, threads=1)
-        risk = {
-            name: clients.truth.excess_risk(without_intercept(getattr(advice.models, name).expand(m, -1)))
-            for name in ("alone", "common", "personal")
-        }
-        end = torch.minimum(risk["alone"], risk["common"])
-        for name, called, wrong in (
-            ("personal", (advice.clients["verdict"] == "personal").to_numpy(), (risk["personal"] >= end).numpy()),
-            ("helped", advice.clients["helped"].to_numpy(), (risk["personal"] >= risk["alone"]).numpy()),
-        ):
-            false[name].append(wrong[called].mean() if called.any() else 0.0)
-        if spread in (0.0, 5.0):
-            counts = told["identical" if spread == 0 else "unrelated"]
-            for verdict, count in advice.clients["verdict"].value_counts().items():
-                counts[verdict] = counts.get(verdict, 0) + count
-    for name, shares in false.items():
-        print(f"false among '{name}': {np.mean(shares):.3f} on average over {len(shares)} federations")
-    for name, counts in told.items():
-        print(f"{name} clients are told: {counts}")
+class Tally:
+    """What was said about one group of federations against one other model, and what was true."""
+
+    def __init__(self) -> None:
+        self.called: list[float] = []
+        self.false: list[float] = []
+        self.counts = np.zeros(2)
+        self.chance: list[np.ndarray] = []
+        self.truth: list[np.ndarray] = []
+        self.covered: list[bool] = []
+
+    def add(self, side: Side, gain: np.ndarray, line: tuple[float, float, float], mean: float) -> None:
+        """`gain` [m] is what the deployed models truly gain, `mean` that of the personal ones over all rows."""
+        called = side.better | side.worse
+        wrong = (side.better & (gain < 0)) | (side.worse & (gain > 0))
+        self.called.append(called.mean())
+        self.counts += wrong.sum(), called.sum()
+        if called.any():
+            self.false.append(wrong[called].mean())
+        told = side.sure != "same"
+        self.chance.append(side.chance[told])
+        self.truth.append(gain[told] > 0)
+        if line[1] < line[2]:
+            self.covered.append(line[1] <= mean <= line[2])
+
+    def told(self) -> str:
+        chance, truth = np.concatenate(self.chance), np.concatenate(self.truth)
+        place = np.clip((10 * chance).astype(int), 0, 9)
+        ece = sum(abs((chance - truth)[place == k].sum()) for k in range(10)) / len(chance)
+        false = np.mean(self.false) if self.false else 0.0
+        of_all = self.counts[0] / max(self.counts[1], 1)
+        return (
+            f"{len(self.called):4} {np.mean(self.called):8.3f} {false:8.3f} {of_all:9.3f} "
+            f"{np.mean((chance - truth) ** 2):8.3f} {ece:8.3f} {np.mean(self.covered):8.3f}"
+        )
 
 
-def without_intercept(v: torch.Tensor) -> torch.Tensor:
-    return v[:, :-1]
+def judge(kind: str, seed: int, tallies: dict[str, Tally]) -> None:
+    """One federation's answer against its truth."""
+    made = planted(kind, seed)
+    clients = made.clients
+    evidence = cross_fit(made.task, clients.train, clients.keys)
+    found = answer(evidence, clients.train.size)
+    risk = {name: made.risk(getattr(evidence.trio, name)).numpy() for name in ("alone", "common", "personal")}
+    deployed = np.stack([risk[name] for name in ("alone", "common", "personal")])
+    deployed = deployed[
+        [("alone", "common", "personal").index(d) for d in found.decision.deploy], np.arange(len(clients))
+    ]
+    share = (clients.train.size.double() / clients.train.size.sum()).numpy()
+    for other, side in (("alone", found.decision.over_alone), ("common", found.decision.over_common)):
+        mean = float(share @ (risk[other] - risk["personal"]))
+        tallies[other].add(side, risk[other] - deployed, found.lines[f"personal over {other}"], mean)
+
+
+def calls(federations: int, seed: int, kinds: tuple[str, ...]) -> None:
+    """Print the table; every group has as many federations, from `seed` on."""
+    groups = {"well specified": (WELL,), "misspecified": MISSPECIFIED, "two classes": (LOGISTIC,)}
+    print(f"{'':16} {'against':8} feds   called    false (of all)    Brier      ECE covered", flush=True)
+    for group, members in groups.items():
+        wanted = [kind for kind in members if not kinds or kind in kinds]
+        tallies = {"alone": Tally(), "common": Tally()}
+        for number in range(federations // len(groups)) if wanted else ():
+            judge(wanted[number % len(wanted)], seed + number, tallies)
+        for other, tally in tallies.items() if wanted else ():
+            print(f"{group:16} {other:8} {tally.told()}", flush=True)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--repeats", type=int)
-    parser.add_argument("--part", choices=("risks", "verdicts"))
+    parser.add_argument("--federations", type=int)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kinds", default="", help="only these of planted.py, by commas")
+    parser.add_argument("--part", choices=("risks", "calls"))
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    if asked.part != "verdicts":
+    if asked.part != "calls":
         risks(QUICK if asked.quick else GRID, asked.repeats or (3 if asked.quick else 10))
     if asked.part != "risks":
-        verdicts(20 if asked.quick else 200)
+        only = tuple(name for name in asked.kinds.split(",") if name)
+        calls(asked.federations or (24 if asked.quick else 300), asked.seed, only)

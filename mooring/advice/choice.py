@@ -21,7 +21,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from mooring.advice.families import ALONE, COMMON, LAMBDA, MIXTURE, OF_PRIOR, Setting, fitted
+from mooring.advice.families import ALONE, COMMON, LAMBDA, MIXTURE, OF_PRIOR, Setting, fitted, has_free_intercept
 from mooring.advice.folds import FOLDS, Held, compact, cross, deal, joined, owners, row_losses
 from mooring.advice.path import SCALES, curvature, is_dense
 from mooring.advice.prior import Prior, centre_ridge, preferred, priors
@@ -36,7 +36,7 @@ ALPHAS = (0.25, 0.5, 0.75)  # 0 and 1 are `common` and `alone`
 OWN_RIDGES = RIDGES[::2].tolist()
 MIXED_RIDGES = OWN_RIDGES[4:9:2]
 COMMON_RIDGES = [0.0, *RIDGES[4:18:4].tolist()]
-MOST_CLIENTS = 5_000  # clients that choose the plan; the others follow
+MOST_CLIENTS = 3_000  # clients that choose the plan; the others follow
 TO_SWITCH, TO_LEAVE = 2.5, 3.0  # standard errors that another plan, and choices of clients' own, must win by
 SURE = 0.8  # a client leaves the plan only for what is likelier than this
 
@@ -86,6 +86,7 @@ def candidates(
     cheap = is_dense(task)
     settings = [Setting(COMMON, r) for r in (COMMON_RIDGES if cheap else COMMON_RIDGES[:1])]
     settings += [Setting(ALONE, r) for r in (OWN_RIDGES if cheap else MIXED_RIDGES)]
+    settings += [Setting(ALONE, r, free=True) for r in (OWN_RIDGES if has_free_intercept(task) else ())]
     settings += [Setting(LAMBDA, float(s) * unit, ridge) for s in SCALES[::2]]
     default = None
     if prior is not None:

@@ -1,7 +1,7 @@
 """The families that a plan is chosen from: what each setting gives every client, fitted on given rows.
 
     common     one model for all                               value: its ridge
-    alone      everyone's own model                            value: its ridge, one for all clients
+    alone      everyone's own model                            value: its ridge, one for all; its intercept may be free
     lambda     moored with one lam for all                     value: lam
     size       moored with lam_i = noise_i / (n_i tau^2)       value: a factor on that stiffness
     diagonal   moored with lam_ij = noise_i / (n_i tau_j^2)    value: a factor on that stiffness
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mooring.advice.path import batches_of, is_dense, path, penalised
+from mooring.advice.path import batches_of, is_dense, moments, path, penalised
 from mooring.advice.prior import Prior
 from mooring.core.cohort import Rows
 from mooring.tasks.linear import Linear
@@ -37,6 +37,7 @@ class Setting(NamedTuple):
     value: float
     ridge: float = 0.0  # of the common model inside moored families and mixtures
     own_ridge: float = 0.0  # of the models alone inside mixtures
+    free: bool = False  # alone: the ridge leaves the intercept as it is
 
 
 class Models(NamedTuple):
@@ -51,7 +52,13 @@ def fitted(
     """Every setting's models on these rows, in order; neighbours that lie on one path are solved together."""
     by_family = {OF_PRIOR[prior.kind]: prior for prior in found}
     common = cache(lambda ridge: common_model(task, rows, p, ridge))
-    alone = cache(lambda ridge: alone_models(task, rows, ridge))
+    last: list[Tensor] = []  # where the next of the models alone are looked for
+
+    @cache
+    def alone(ridge: float, free: bool = False) -> Tensor:
+        last[:] = [alone_models(task, rows, ridge, free, *last)]
+        return last[0]
+
     for (family, ridge, own), group in groupby(settings, lambda s: (s.family, s.ridge, s.own_ridge)):
         if family in MOORED:
             members = list(group)
@@ -63,7 +70,7 @@ def fitted(
             if family == COMMON:
                 yield Models(setting, common(setting.value), common(setting.value).expand(len(rows), -1))
             elif family == ALONE:
-                v = alone(setting.value)
+                v = alone(setting.value, setting.free)
                 yield Models(setting, (p.to(v.dtype) / p.sum()) @ v, v)
             else:
                 yield Models(setting, common(ridge), torch.lerp(common(ridge), alone(own), setting.value))
@@ -77,14 +84,39 @@ def common_model(task: Any, rows: Rows, p: Tensor, ridge: float) -> Tensor:
     return task.prox(start, (ridge * penalised(task))[None], rows.pooled(p.to(task.dtype)))[0]
 
 
-def alone_models(task: Any, rows: Rows, ridge: float) -> Tensor:
-    """[m, d]: everyone's own model with a ridge; a client without rows gets 0."""
+def alone_models(task: Any, rows: Rows, ridge: float, free: bool = False, start: Tensor | None = None) -> Tensor:
+    """[m, d]: everyone's own model with a ridge, the intercept's left out if `free`; a client without rows gets 0.
+
+    `start` [m, d] is where iterations begin.
+    """
     zero = torch.zeros(1, task.dim, dtype=task.dtype)
     out = torch.zeros(len(rows), task.dim, dtype=task.dtype)
+    if isinstance(task, Linear) and free:
+        return centred_models(task, rows, ridge)
     if task.condense is not None:
         for block in torch.arange(len(rows)).split(CHUNK):
             out[block] = task.prox(zero, ridge, rows.select(block).full(task))
         return out
+    pull = (ridge * penalised(task))[None] if free else ridge
     for block, batch in batches_of(rows):
-        out[block] = task.prox(zero, ridge, batch)
+        out[block] = task.prox(zero, pull, batch, None if start is None else start[block])
     return out
+
+
+def centred_models(task: Linear, rows: Rows, ridge: float) -> Tensor:
+    """[m, d]: ridge regression on centred rows, then the intercept; one eigendecomposition serves all ridges."""
+    name = ("centred", task)
+    if name not in rows.cache:
+        h, moment = moments(task, rows)
+        mean, target = h[:, :-1, -1], moment[:, -1]
+        spread = h[:, :-1, :-1] - mean[..., None] * mean[:, None]
+        rows.cache[name] = (*torch.linalg.eigh(spread), moment[:, :-1] - mean * target[:, None], mean, target)
+    values, vectors, cross, mean, target = rows.cache[name]
+    inverse = 1 / (values.clamp(min=0) + ridge)
+    slopes = (vectors @ (inverse * (vectors.mT @ cross[..., None])[..., 0])[..., None])[..., 0]
+    return torch.cat([slopes, (target - (mean * slopes).sum(1))[:, None]], 1).to(task.dtype)
+
+
+def has_free_intercept(task: Any) -> bool:
+    """Whether "alone" comes in both forms."""
+    return bool(getattr(task, "intercept", False)) and is_dense(task) and not (isinstance(task, Linear) and task.ridge)

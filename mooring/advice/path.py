@@ -102,21 +102,14 @@ def _linear(task, rows, p, scales, tight, slack, ridge) -> Iterator[Point]:
 
     w makes sum_i p_i (H_i v_i - m_i) + ridge w = 0: a d x d system per scale.
     """
-    eye = torch.eye(task.dim, dtype=torch.float64)
-
-    def hessian_of(batch: Batch) -> tuple[Tensor, Tensor]:
-        x = task.design(batch.x).double()
-        weighted = batch.weight.double()[..., None] * x
-        return weighted.mT @ x + task.ridge * eye, (weighted.mT @ batch.y.double()[..., None])[..., 0]
-
-    h, moment = rows.each(lambda part, _: hessian_of(part.padded()))
-    s = torch.ones(task.dim, dtype=torch.float64) if slack is None else slack.double().sqrt()
-    e, u = torch.linalg.eigh(s[:, None] * h * s)
-    e = e.clamp(min=0)
-    su = s[:, None] * u
-    k, k0 = su.mT @ h, (su.mT @ moment[..., None])[..., 0]
+    h, moment = moments(task, rows)
     whole = torch.einsum("c,cij->ij", p, h) + torch.diag(ridge)
     target = p @ moment
+    if all(scale == torch.inf for scale in scales):
+        w = solve_symmetric(whole, target, whole).to(task.dtype)
+        yield from (Point(scale, w, w.expand(len(rows), -1)) for scale in scales)
+        return
+    e, su, k, k0 = _eigen(task, rows, slack)
     flat = k.reshape(-1, task.dim)
     for scale in scales:
         inverse = torch.where(torch.isinf(tight * scale)[:, None], 0.0, 1 / (e + (scale * tight)[:, None]))
@@ -126,6 +119,35 @@ def _linear(task, rows, p, scales, tight, slack, ridge) -> Iterator[Point]:
         w = solve_symmetric(a, b, whole)
         v = w + torch.einsum("cij,cj->ci", su, inverse * (k0 - k @ w))
         yield Point(scale, w.to(task.dtype), v.to(task.dtype))
+
+
+def moments(task: Any, rows: Rows) -> tuple[Tensor, Tensor]:
+    """Every client's H = X'X/n + ridge [m, d, d] and X'y/n [m, d], computed once."""
+    name = ("moments", task)
+    if name not in rows.cache:
+        eye = torch.eye(task.dim, dtype=torch.float64)
+
+        def hessian_of(batch: Batch) -> tuple[Tensor, Tensor]:
+            x = task.design(batch.x).double()
+            weighted = batch.weight.double()[..., None] * x
+            return weighted.mT @ x + task.ridge * eye, (weighted.mT @ batch.y.double()[..., None])[..., 0]
+
+        rows.cache[name] = rows.each(lambda part, _: hessian_of(part.padded()))
+    return rows.cache[name]
+
+
+def _eigen(task: Any, rows: Rows, slack: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """e, S U, U'S H and U'S m of every client; the last slack's are kept, for the next ridge on the common model."""
+    name = ("eigen", task)
+    key = None if slack is None else tuple(slack.tolist())
+    if name not in rows.cache or rows.cache[name][0] != key:
+        h, moment = moments(task, rows)
+        s = torch.ones(task.dim, dtype=torch.float64) if slack is None else slack.double().sqrt()
+        e, u = torch.linalg.eigh(s[:, None] * h * s)
+        su = s[:, None] * u
+        found = e.clamp(min=0), su, su.mT @ h, (su.mT @ moment[..., None])[..., 0]
+        rows.cache[name] = (key, found)
+    return rows.cache[name][1]
 
 
 def solve_symmetric(a: Tensor, b: Tensor, like: Tensor | None = None) -> Tensor:

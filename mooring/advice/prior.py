@@ -7,7 +7,6 @@ The estimates are those of `estimates/client_spread.py`, which settings such as 
 
 from __future__ import annotations
 
-from math import log
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +18,8 @@ from mooring.estimates.answers import Here
 from mooring.estimates.client_spread import ClientSpread, client_spread, kinds_of
 from mooring.estimates.spread import Spread, above_none
 
-ENTRY = 4.0  # deviance that a spread, and then one per coefficient, must win
+ENTRY = 4.0  # deviance that a spread must win
+EACH, FURTHER = 2.0, 1.5  # deviance that one spread per coefficient must win, and each further one
 NEGLIGIBLE = 0.05  # weight below which the richer kind is left out
 
 
@@ -35,14 +35,15 @@ class Prior(NamedTuple):
         return Shape(self.noise / n.double().clamp(min=1), self.variance)
 
 
-def priors(task: Any, rows: Rows) -> list[Prior]:
+def priors(task: Any, rows: Rows, near: Prior | None = None) -> list[Prior]:
     """Both kinds, the simpler first; none where the task has no Hessian or the rows are too few.
 
-    Of very many coefficients (features of a kernel) only the simpler one.
+    Of very many coefficients (features of a kernel) only the simpler one. Approximations start from `near`, a prior of
+    much the same rows.
     """
     told = []
     for kind in kinds_of(task):
-        found = client_spread(task, Here(task, rows), kind)
+        found = client_spread(task, Here(task, rows), kind, None if near is None else near.spread)
         if found is None:
             break
         told.append(found)
@@ -62,26 +63,47 @@ def priors_of(told: list[ClientSpread], m: int) -> list[Prior]:
 def preferred(found: list[Prior]) -> Prior:
     """No spread, one for all coefficients, or one each: their mean, weighed by how well each fits.
 
-    The weights are those of the likelihoods. To have a spread at all costs ENTRY of the deviance; to have one each as
-    much again, 2 log d for picking which, and Akaike's 2 for every further spread above 0 (at 0 they are free).
     Estimates of a spread are above 0 half of the time when there is none; their weight then keeps the harm small.
+    """
+    simple, rich = found[0], found[-1]
+    _, one, each = weights_of_kinds(found)
+    share = each / max(one + each, 1e-300)
+    if share < NEGLIGIBLE:
+        return simple._replace(variance=(one + each) * simple.variance)
+    heavier = rich if share > 0.5 else simple
+    return heavier._replace(
+        kind=rich.kind,
+        variance=one * simple.variance + each * rich.variance,
+        noise=(1 - share) * simple.noise + share * rich.noise,
+    )
+
+
+def weights_of_kinds(found: list[Prior]) -> tuple[float, float, float]:
+    """The weights of no spread, of one for all coefficients and of one each, by their likelihoods.
+
+    To have a spread at all costs ENTRY of the deviance; to have one each costs EACH and FURTHER for every further
+    spread above 0 (at 0 they are free).
     """
     simple, rich = found[0], found[-1]
     gain, more = above_none(simple.spread) - ENTRY, -torch.inf
     if rich is not simple:
         further = int((rich.variance > 0).sum()) - int((simple.variance > 0).any())
-        cost = ENTRY + 2 * log(len(rich.variance)) + 2 * max(further, 0)
-        more = simple.spread.deviance - rich.spread.deviance - cost
-    weight = torch.softmax(torch.tensor([0.0, gain / 2, (gain + more) / 2], dtype=torch.float64), 0).tolist()
-    share = weight[2] / max(weight[1] + weight[2], 1e-300)
-    if share < NEGLIGIBLE:
-        return simple._replace(variance=(weight[1] + weight[2]) * simple.variance)
-    heavier = rich if share > 0.5 else simple
-    return heavier._replace(
-        kind=rich.kind,
-        variance=weight[1] * simple.variance + weight[2] * rich.variance,
-        noise=(1 - share) * simple.noise + share * rich.noise,
-    )
+        more = simple.spread.deviance - rich.spread.deviance - EACH - FURTHER * max(further, 0)
+    none, one, each = torch.softmax(torch.tensor([0.0, gain / 2, (gain + more) / 2], dtype=torch.float64), 0).tolist()
+    return none, one, each
+
+
+def likely_variance(found: list[Prior]) -> Tensor:
+    """[d]: the spread that a posterior takes for its unit: not weighed down by the chance that there is none.
+
+    Where one spread for all is estimated as 0, its standard error stands in: 0 is an estimate, too.
+    """
+    simple, rich = found[0], found[-1]
+    _, one, each = weights_of_kinds(found)
+    share = each / max(one + each, 1e-300)
+    least = simple.spread.variance_cov[0, 0].clamp(min=0).sqrt()
+    plain = torch.where(torch.isfinite(least), torch.maximum(simple.variance, least), simple.variance)
+    return plain if share < NEGLIGIBLE else (1 - share) * plain + share * rich.variance
 
 
 def may_be_alike(prior: Prior | None) -> bool:

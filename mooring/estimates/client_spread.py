@@ -25,14 +25,15 @@ from mooring.estimates.summaries import LinearStats
 from mooring.tasks.linear import Linear
 from mooring.tasks.proximal import is_dense
 
-MOST_CLIENTS = 4_000  # clients that the spread is estimated from; the others' rows would change little
+MOST_CLIENTS = 2_000  # clients that the spread is estimated from; the others' rows would change little
 MOST_REFITTED = 1_000  # the same where each must be fitted again and again: tau^2 is then known to a few per cent
 CELLS = 20_000_000  # and numbers that their Hessians may have in all
 MOST_SPREADS = 60  # coefficients up to which each may have a spread of its own
 FIRST_RIDGE = 1e-4  # makes the common model that Laplace's approximation starts from exist
 NEWTON_STEPS = 30
 ENOUGH = 1e-8  # its gradient, relative to the first one
-FIRST_VARIANCE = 0.1  # the spread that it starts from
+FIRST_VARIANCE = 0.1  # the spread that it starts from,
+LEAST_VARIANCE = 1e-3  # and the least that it starts from where it has a near one
 
 
 class ClientSpread(NamedTuple):
@@ -40,8 +41,13 @@ class ClientSpread(NamedTuple):
     clients: Tensor  # [k], their places among all
 
 
-def client_spread(task: Task, told: Answers, kind: Literal["scalar", "diagonal"] = "scalar") -> ClientSpread | None:
-    """How these clients' coefficients vary; None where nothing can be said."""
+def client_spread(
+    task: Task, told: Answers, kind: Literal["scalar", "diagonal"] = "scalar", near: Spread | None = None
+) -> ClientSpread | None:
+    """How these clients' coefficients vary; None where nothing can be said.
+
+    `near`, the spread of much the same clients, is where Laplace's approximation starts.
+    """
     size = told.size
     asked = torch.nonzero(size > 0)[:, 0]
     if not is_dense(task):
@@ -53,7 +59,7 @@ def client_spread(task: Task, told: Answers, kind: Literal["scalar", "diagonal"]
     if len(asked) < 2 or int(size[asked].sum()) <= task.dim + 1:
         return None
     some = told if len(asked) == len(size) else told.select(asked)
-    found = _linear(some, kind) if linear else _laplace(task, some, kind)
+    found = _linear(some, kind) if linear else _laplace(task, some, kind, near)
     return None if found is None else ClientSpread(found, asked)
 
 
@@ -71,17 +77,18 @@ def _linear(told: Answers, kind: Literal["scalar", "diagonal"]) -> Spread | None
     return None if unseparated else found
 
 
-def _laplace(task: Task, told: Answers, kind: Literal["scalar", "diagonal"]) -> Spread:
-    """Fits are renewed by the clients, warm started; the first centre is the common model."""
+def _laplace(task: Task, told: Answers, kind: Literal["scalar", "diagonal"], near: Spread | None) -> Spread:
+    """Fits are renewed by the clients, warm started; the first centre is the common model, or the near one."""
     n = told.size.double()
-    common = common_model(told, task.dim)
+    common = common_model(told, task.dim) if near is None else near.center
+    first = FIRST_VARIANCE if near is None else max(float(near.variance.mean()), LEAST_VARIANCE)
     modes = [common.to(task.dtype).expand(len(n), -1)]
 
     def refit(center: Tensor, lam: Tensor) -> tuple[Tensor, Tensor]:
         modes[0], hessians = told.refit(center, lam, modes[0])
         return modes[0], hessians
 
-    return spread_laplace(n, refit, common, kind, FIRST_VARIANCE)
+    return spread_laplace(n, refit, common, kind, first)
 
 
 def common_model(told: Answers, dim: int) -> Tensor:

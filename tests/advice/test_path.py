@@ -1,5 +1,6 @@
 """The path: fixed points of one-stage FedProx, its limits, its stationarity for every solver."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -7,6 +8,7 @@ from mooring.advice.families import alone_models, common_model
 from mooring.advice.path import SCALES, Shape, curvature, path, penalised
 from mooring.advice.path_iterated import RELATIVE, envelope_path, large_path
 from mooring.algorithms.fedprox_one_stage import FedProxOneStage
+from mooring.core.cohort import Rows
 from mooring.core.errors import RequestError
 from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic
@@ -119,3 +121,25 @@ def test_wrong_requests():
         path(Linear(3), clients.train, clients.weights(), [0.0])
     with pytest.raises(RequestError, match="has no Hessian"):
         path(Quantile(3), clients.train, clients.weights(), [1.0], Shape(slack=torch.ones(4)))
+
+
+def test_a_free_intercept_is_least_squares_with_centred_rows_and_is_left_alone_by_any_ridge():
+    rng = np.random.default_rng(0)
+    x = [torch.from_numpy(rng.standard_normal((n, 2)) + 3) for n in (6, 9)]
+    y = [torch.from_numpy(rng.standard_normal(n) + 50) for n in (6, 9)]
+    rows = Rows.stack(x, y)
+    for ridge in (1e-3, 1.0, 1e6):
+        found = alone_models(Linear(2), rows, ridge, free=True)
+        for i in range(2):
+            a = (x[i] - x[i].mean(0)).numpy()
+            slope = np.linalg.solve(a.T @ a / len(a) + ridge * np.eye(2), a.T @ (y[i] - y[i].mean()).numpy() / len(a))
+            np.testing.assert_allclose(found[i, :2], slope, atol=1e-9)
+            assert float(found[i, 2]) == pytest.approx(float(y[i].mean() - x[i].mean(0) @ torch.from_numpy(slope)))
+    task = Logistic(2)
+    labels = Rows.stack(x, [torch.tensor([1, 1, 1, 1, 0, 1]), torch.tensor([0, 1] * 4 + [1])])
+    tight = alone_models(task, labels, 1e5, free=True)
+    share = torch.tensor([5 / 6, 5 / 9], dtype=torch.float64)
+    # No slope is left, and the intercept is the log-odds of the client's own share, up to the task's small ridge.
+    torch.testing.assert_close(torch.sigmoid(tight[:, 2]), share, atol=2e-3, rtol=0)
+    empty = Rows(x[0], y[0], torch.tensor([0, 6]), torch.tensor([6, 0]))
+    assert float(alone_models(Linear(2), empty, 0.1, free=True)[1].abs().max()) == 0

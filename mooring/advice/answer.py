@@ -1,0 +1,90 @@
+"""From evidence to an answer: trusted gains, what everyone should deploy, and the federation's line.
+
+With a posterior the predicted gains are trusted as far as held-out rows bear them out; without one, held-out rows are
+all there is. Rows that a table keeps apart for tests are one more witness in both cases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mooring.advice.calibrate import Trust, Witness, federation_line, trust, trusted, with_witness
+from mooring.advice.crossfit import PAIRS, Evidence
+from mooring.advice.decide import LEVEL, PRACTICAL, Decision, decide
+from mooring.advice.gain import Gain
+from mooring.advice.heldout import held_out_gain
+
+STEADY = 10.0  # rows' worth of everybody's loss that a client's own is steadied by
+Line = tuple[float, float, float]  # mean, low, high
+
+
+class Answer(NamedTuple):
+    decision: Decision
+    lines: dict[str, Line]  # by pair: the mean gain over all rows
+    loss: dict[str, float]  # mean held-out loss of alone, common and personal, over rows
+    trust: dict[str, Trust]
+    gains: dict[str, Gain]  # trusted, in the unit of the loss
+
+
+def answer(
+    evidence: Evidence,
+    size: Tensor,
+    *,
+    unit: float = 1.0,
+    practical: float = PRACTICAL,
+    level: float = LEVEL,
+    tests: Mapping[str, tuple[Tensor, Tensor]] | None = None,
+) -> Answer:
+    """Everyone's answer. `size` [m] are the clients' rows, `unit` turns losses into the target's own.
+
+    `tests` has, by pair, each client's mean difference on test rows and its error, in the unit of the task.
+    """
+    m, share = len(size), size.double() / size.sum()
+    known: dict[str, Trust] = {}
+    gains: dict[str, Gain] = {}
+    lines: dict[str, Line] = {}
+    for name in PAIRS:
+        seen = evidence.seen[name]
+        if evidence.gain is None:
+            known[name], found = Trust(1.0, 0.0, 1.0), held_out_gain(of_everyone(seen, evidence.asked, m))
+            line = federation_line(seen, None, share, known[name], level)
+        else:
+            known[name] = trust(seen)
+            found = trusted(evidence.gain[name], known[name])
+            line = federation_line(seen, evidence.gain[name], share, known[name], level)
+        if tests is not None:
+            found = with_witness(found, *tests[name])
+        gains[name] = scaled(found, unit)
+        lines[name] = tuple(unit * value for value in line)  # type: ignore[assignment]
+    rows = size[evidence.asked].double()
+    losses = {name: unit * torch.nan_to_num(part) for name, part in evidence.losses.items()}
+    overall = {name: float(rows @ part / rows.sum()) for name, part in losses.items()}
+    own = torch.full((m,), overall["personal"], dtype=torch.float64)
+    own[evidence.asked] = (rows * losses["personal"] + STEADY * overall["personal"]) / (rows + STEADY)
+    decision = decide(*(gains[name] for name in PAIRS), own, practical, level)
+    return Answer(decision, lines, overall, known, gains)
+
+
+def of_everyone(seen: Witness, asked: Tensor, m: int) -> Witness:
+    """A part of the clients' witness as one of all, the others having no rows."""
+    if len(asked) == m:
+        return seen
+    parts = [torch.full((m,), torch.nan, dtype=torch.float64) for _ in range(4)]
+    for whole, part in zip(parts, seen[:4]):
+        whole[asked] = part
+    rows = torch.zeros(m, dtype=seen.rows.dtype)
+    rows[asked] = seen.rows
+    return Witness(*parts, rows)
+
+
+def scaled(gain: Gain, unit: float) -> Gain:
+    return gain._replace(
+        mean=unit * gain.mean,
+        variance=unit**2 * gain.variance,
+        noise=unit**2 * gain.noise,
+        shared=unit**2 * gain.shared,
+    )

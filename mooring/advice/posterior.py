@@ -1,0 +1,342 @@
+"""What is known of a client's true coefficients: their posterior, the spread's own uncertainty included.
+
+    w_i ~ N(w, c T),  T = diag(tau^2)        n_i L_i ~ 1/2 v'K_i v - b_i'v  (linear: exact; others: fitted)
+
+    V_i = c T^1/2 (1 + c T^1/2 K_i T^1/2)^-1 T^1/2      P_i = K_i - K_i V_i K_i      A = sum_i P_i
+    w   = A^-1 sum_i (1 - K_i V_i) b_i
+    w_i given all rows:  mean        w + V_i (b_i - K_i w)
+                         covariance  V_i + V_i (M_i - K_i) V_i + (1 - V_i K_i) A^-1 (1 - V_i K_i)'
+
+M_i is the covariance of b_i where noise is not what K_i says (noise that depends on x): residuals
+against leverages over all clients (HC2) turn K_i into it. The scale c of the spread has a prior, one half at 0 (all
+alike) and flat in tau elsewhere, and weights by restricted likelihood: nothing here rests on one estimated spread.
+
+Each client's noise is steadied by all: s_i^2 = (nu s^2 + rss_i) / (nu + f_i), f_i = n_i - tr V_i K_i, nu by moments;
+with heavy tails f_i rows tell as much as fewer normal ones. A client without rows has K_i = 0, and its posterior is the
+prior.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mooring.advice import glm
+from mooring.core.cohort import Batch, Rows, batches_of
+from mooring.estimates.client_spread import MOST_SPREADS
+from mooring.tasks.linear import Linear
+from mooring.tasks.logistic import Logistic
+from mooring.tasks.poisson import Poisson
+from mooring.tasks.proximal import is_dense
+
+SCALES = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0)
+ALIKE = 0.5  # prior chance of no spread at all
+NULL = 1e-12  # share of the largest eigenvalue below which a direction counts as seen by no row
+OUTLIERS = (0.02, 0.05, 0.1, 0.2, 0.4)  # shares of clients with a scale of their own that are tried
+ROUNDS = 8  # of the posterior's approximation, at most
+SETTLED = 1e-3  # relative change of its means at which it stays put
+LEAST_LEFT = 1e-3  # 1 - leverage, at least
+
+
+Basis = tuple[Tensor, Tensor]
+Blocks = list[tuple[Tensor, Tensor, Tensor]]  # clients, design rows, targets
+
+
+class Likelihood(NamedTuple):
+    """Every client's log-likelihood as a quadratic."""
+
+    k: Tensor  # [m, d, d]
+    b: Tensor  # [m, d]
+    square: Tensor  # [m], y'y / s_i^2; 0 where the noise is known
+    rows: float | None  # all rows, where the noise's scale is profiled; None where it is known
+    noise: Tensor  # [m], s_i^2; 1 where the loss is a whole likelihood
+    surplus: Tensor | None = None  # [m, d, d], M - K
+
+
+class Truths(NamedTuple):
+    """The clients' truths at every scale of the spread; see `mean_at`, `along` and `cov_at`."""
+
+    overall: Tensor  # [c], the weights of the scales
+    weight: Tensor  # [c, m], the same for each client, which may be an outlier
+    scales: Tensor  # [c]
+    root: Tensor  # [d], T^1/2
+    values: Tensor  # [m, d], eigenvalues of T^1/2 K T^1/2
+    turned: Tensor  # [m, d, d], T^1/2 times its eigenvectors
+    seen: Tensor  # [m, d, d], K times that
+    data: Likelihood
+    centre: Tensor  # [c, d], w
+    centre_cov: Tensor  # [c, d, d], A^-1
+
+
+def has_posterior(task: Any) -> bool:
+    """Whether the losses are likelihoods with few enough coefficients for all this."""
+    return is_dense(task) and isinstance(task, Linear | Logistic | Poisson) and task.dim <= MOST_SPREADS
+
+
+def eigen(k: Tensor, root: Tensor) -> Basis:
+    """Eigenvalues of T^1/2 K T^1/2, and T^1/2 times its eigenvectors."""
+    values, vectors = torch.linalg.eigh(root[:, None] * k * root)
+    return values.clamp(min=0), root[:, None] * vectors
+
+
+def truths(data: Likelihood, variance: Tensor, basis: Basis | None = None) -> Truths:
+    """The posterior under spreads c `variance` [d]; `basis` where it is known already."""
+    root = variance.double().clamp(min=0).sqrt()
+    values, turned = basis or eigen(data.k, root)
+    ku = data.k @ turned  # [m, d, d]
+    bu = (turned.mT @ data.b[..., None])[..., 0]
+    whole, moment = data.k.sum(0), data.b.sum(0)
+    flat = ku.mT.reshape(-1, ku.shape[1])
+    scales = torch.tensor(SCALES if bool((root > 0).any()) else SCALES[:1], dtype=torch.float64)
+    centres, covs, deviances = [], [], []
+    for c in scales:
+        gain = c / (1 + c * values)  # [m, d], V = turned diag(gain) turned'
+        a = whole - flat.T @ (gain.reshape(-1, 1) * flat)
+        r = moment - torch.einsum("cij,cj->i", ku, gain * bu)
+        e, q = torch.linalg.eigh((a + a.T) / 2)
+        seen = e > NULL * torch.linalg.matrix_norm(whole, 2).clamp(min=torch.finfo(e.dtype).tiny)
+        cov = (q[:, seen] / e[seen]) @ q[:, seen].T
+        left = float(data.square.sum() - (gain * bu**2).sum() - r @ cov @ r)
+        logs = float((1 + c * values).log().sum() + e[seen].log().sum())
+        if data.rows is None:
+            deviances.append(left + logs)
+        else:
+            freedom = max(data.rows - int(seen.sum()), 1.0)
+            deviances.append(freedom * torch.tensor(max(left, 1e-300)).log().item() + logs)
+        centres.append(cov @ r)
+        covs.append(cov)
+    deviance = torch.tensor(deviances, dtype=torch.float64)
+    overall = torch.softmax(scale_prior(scales).log() - (deviance - deviance.min()) / 2, 0)
+    own = torch.stack([_fit_at(data, turned, values, c, w) for c, w in zip(scales, centres)])
+    weight = with_outliers(overall, own, scales)
+    return Truths(overall, weight, scales, root, values, turned, ku, data, torch.stack(centres), torch.stack(covs))
+
+
+def _fit_at(data: Likelihood, turned: Tensor, values: Tensor, c: Tensor, w: Tensor) -> Tensor:
+    """[m]: each client's log-likelihood at scale c around the centre w, up to what no scale changes."""
+    along = (turned.mT @ (data.b - data.k @ w)[..., None])[..., 0]
+    return 0.5 * (c / (1 + c * values) * along**2 - (1 + c * values).log()).sum(1)
+
+
+def with_outliers(overall: Tensor, own: Tensor, scales: Tensor) -> Tensor:
+    """[c, m]: the scales' weights for each client, a share of the clients having a scale of their own.
+
+    own [c, m] are log-likelihoods. Given the common scale a client keeps it with chance 1 - a, or draws another one; a
+    is averaged over OUTLIERS by likelihood. Heavy tails, groups and skewed spreads are mixtures of this kind.
+    """
+    prior = torch.cat([torch.zeros(1, dtype=own.dtype), scale_prior(scales)[1:]]) if len(scales) > 1 else overall
+    prior = prior / prior.sum()
+    fit = (own - own.max(0).values).exp()  # [c, m]
+    drawn = prior[:, None] * fit
+    level, total = [], torch.zeros_like(own)
+    found = []
+    for a in OUTLIERS:
+        chance = (1 - a) * fit + a * drawn.sum(0)  # [c, m], of a client's rows given the common scale
+        level.append((overall.clamp(min=1e-300).log() + chance.clamp(min=1e-300).log().sum(1)).logsumexp(0))
+        kept = overall[:, None] * (1 - a) * fit / chance
+        found.append(kept + (overall[:, None] / chance).sum(0) * a * drawn)
+    trust = torch.softmax(torch.stack(level), 0)
+    for share, weights in zip(trust, found):
+        total = total + share * weights
+    return total / total.sum(0)
+
+
+def scale_prior(scales: Tensor) -> Tensor:
+    """One half at 0, the rest flat in the root of the scale."""
+    if len(scales) == 1:
+        return torch.ones_like(scales)
+    tau = scales.sqrt()
+    edges = torch.cat([tau[:1], (tau[1:-1] + tau[2:]) / 2, tau[-1:]])
+    width = edges[1:] - edges[:-1]
+    return torch.cat([torch.full_like(tau[:1], ALIKE), (1 - ALIKE) * width / width.sum()])
+
+
+def mean_at(found: Truths, j: int, block: Tensor | slice = slice(None)) -> Tensor:
+    """[m, d]: the means of a block's clients at the j-th scale."""
+    c, w, turned = found.scales[j], found.centre[j], found.turned[block]
+    left = (turned.mT @ (found.data.b[block] - found.data.k[block] @ w)[..., None])[..., 0]
+    return w + (turned @ (c / (1 + c * found.values[block]) * left)[..., None])[..., 0]
+
+
+def along(found: Truths, j: int, q: Tensor, block: Tensor | slice = slice(None)) -> tuple[Tensor, Tensor]:
+    """For directions q [m, k, d]: the variances of q'w_i [m, k], and how q'w_i follows the centre, (1 - V K)'q."""
+    c, turned = found.scales[j], found.turned[block]
+    inside = (q @ turned) * (c / (1 + c * found.values[block]))[:, None]  # [m, k, d]
+    vq = inside @ turned.mT
+    leant = q - inside @ found.seen[block].mT
+    variance = (q * vq).sum(-1) + ((leant @ found.centre_cov[j]) * leant).sum(-1)
+    if found.data.surplus is not None:
+        variance = variance + ((vq @ found.data.surplus[block]) * vq).sum(-1)
+    return variance.clamp(min=0), leant
+
+
+def cov_at(found: Truths, j: int, block: Tensor | slice = slice(None)) -> Tensor:
+    """[m, d, d]: the covariances of a block's clients at the j-th scale."""
+    turned, k = found.turned[block], found.data.k[block]
+    c = found.scales[j]
+    v = (turned * (c / (1 + c * found.values[block]))[:, None]) @ turned.mT
+    left = torch.eye(k.shape[-1], dtype=v.dtype) - v @ k
+    cov = v + left @ found.centre_cov[j] @ left.mT
+    if found.data.surplus is not None:
+        cov = cov + v @ found.data.surplus[block] @ v
+    return (cov + cov.mT) / 2
+
+
+def linear_truths(task: Linear, rows: Rows, variance: Tensor, noise: Tensor) -> Truths:
+    """The posterior of a linear task: exact, with each client's own noise, steadied by all; `noise` [m] is a start."""
+    m, d = len(rows), task.dim
+    gram = torch.zeros(m, d, d, dtype=torch.float64)
+    moment, square = torch.zeros(m, d, dtype=torch.float64), torch.zeros(m, dtype=torch.float64)
+    blocks = list(designs(task, rows))
+    for block, x, y in blocks:
+        gram[block] = x.mT @ x
+        moment[block] = (x.mT @ y[..., None])[..., 0]
+        square[block] = y.square().sum(1)
+    n, variance = rows.size.double(), variance.double()
+    values, turned = eigen(gram, variance.clamp(min=0).sqrt())
+
+    def quadratics(noise: Tensor) -> tuple[Likelihood, Basis]:
+        scaled = gram / noise[:, None, None], moment / noise[:, None], square / noise
+        return Likelihood(*scaled, float(n.sum()), noise), (values / noise[:, None], turned)
+
+    def means(noise: Tensor) -> Tensor:
+        """At scale 1."""
+        data, basis = quadratics(noise)
+        return mean_at(_at_scale(data, basis), 0)
+
+    noise = noise.double()
+    used = (values / (noise[:, None] + values)).sum(1)
+    rss, fourth = _powers(blocks, means(noise))
+    own = steadied(rss, (n - used).clamp(min=0), tails_of(fourth, rss, n))
+    data, basis = quadratics(own)
+    total = _meat(blocks, means(own), basis, own)
+    return truths(data._replace(surplus=surplus_of(data.k, total)), variance, basis)
+
+
+def _at_scale(data: Likelihood, basis: Basis) -> Truths:
+    """The posterior at scale 1 only."""
+    values, turned = basis
+    ku = data.k @ turned
+    gain = 1 / (1 + values)
+    bu = (turned.mT @ data.b[..., None])[..., 0]
+    a = data.k.sum(0) - torch.einsum("cik,ck,cjk->ij", ku, gain, ku)
+    cov = torch.linalg.pinv((a + a.T) / 2, rtol=NULL, hermitian=True)
+    w = cov @ (data.b.sum(0) - torch.einsum("cij,cj->i", ku, gain * bu))
+    one = torch.ones(1, dtype=torch.float64)
+    weight = one[:, None].expand(1, len(data.b))
+    return Truths(one, weight, one, one, values, turned, ku, data, w[None], cov[None])
+
+
+def _powers(blocks: Blocks, models: Tensor) -> tuple[Tensor, Tensor]:
+    """[m] each: sums of squares and of fourth powers of residuals."""
+    rss, fourth = (torch.zeros(len(models), dtype=torch.float64) for _ in range(2))
+    for block, x, y in blocks:
+        square = (y - (x @ models[block][..., None])[..., 0]).square()
+        rss[block], fourth[block] = square.sum(1), square.square().sum(1)
+    return rss, fourth
+
+
+def _meat(blocks: Blocks, models: Tensor, basis: Basis, noise: Tensor) -> Tensor:
+    """[d, d]: sum x x' e^2 / (1 - h) / s^4 over all rows (HC2), h under the posterior: E e^2 = s^2 (1 - h)."""
+    values, turned = basis
+    total = torch.zeros(turned.shape[1:], dtype=torch.float64)
+    for block, x, y in blocks:
+        inside = x @ turned[block]
+        leverage = (inside.square() / (1 + values[block])[:, None]).sum(-1) / noise[block][:, None]
+        residual = y - (x @ models[block][..., None])[..., 0]
+        weight = residual.square() / (1 - leverage).clamp(min=LEAST_LEFT) / noise[block][:, None] ** 2
+        flat = x.flatten(0, 1)
+        total += flat.T @ (weight.reshape(-1, 1) * flat)
+    return total
+
+
+def surplus_of(k: Tensor, total: Tensor) -> Tensor:
+    """[m, d, d]: M_i - K_i = (K_i G + G'K_i) / 2 - K_i with G = (sum K)^-1 M: the pooled surplus, shared out by K_i."""
+    ratio = torch.linalg.pinv(k.sum(0), rtol=NULL, hermitian=True) @ total
+    mixed = k @ ratio
+    return (mixed + mixed.mT) / 2 - k
+
+
+def tails_of(fourth: Tensor, rss: Tensor, n: Tensor) -> float:
+    """The kurtosis of residuals within clients, from sums of fourth powers and of squares; 3 for normal ones."""
+    total = (rss**2 / (n + 2)).sum()
+    return max(float(fourth.sum() / total), 1.5) if float(total) > 0 else 3.0
+
+
+def steadied(rss: Tensor, freedom: Tensor, tails: float = 3.0) -> Tensor:
+    """[m]: noise variances; a client of few rows, or of rows with heavy tails, has nearly everyone's."""
+    total = freedom.sum().clamp(min=1e-12)
+    typical = (rss.sum() / total).clamp(min=torch.finfo(rss.dtype).tiny)
+    ratio = rss / freedom.clamp(min=1e-12) / typical
+    known = freedom > 1
+    if int(known.sum()) < 3:
+        return typical.expand(len(rss)).clone()
+    worth = freedom * 2 / (tails - 1)  # normal rows that would tell the variance as well
+    f, u = worth[known], ratio[known]
+    # Var u = cv^2 + 2 (1 + cv^2) / f: cv^2 by weighted moments, weights that of the case cv = 0.
+    excess = float((f * ((u - 1) ** 2 - 2 / f)).sum() / (f + 2).sum())
+    if excess <= 1e-6:
+        return typical.expand(len(rss)).clone()
+    strength = 2 / excess + 2
+    return typical * (strength + worth * torch.where(known, ratio, 1.0)) / (strength + worth)
+
+
+def generalised_truths(task: Any, rows: Rows, models: Tensor, variance: Tensor) -> Truths:
+    """The posterior of a logistic or Poisson task, from models [m, d] near it.
+
+    The best Gaussian in the sense of Kullback and Leibler, at scale 1: responses and curvatures are means over the
+    posterior itself, in a few rounds. At the mode alone, curvatures of nearly separable rows vanish, and the posterior
+    would be far too wide.
+    """
+    variance = variance.double()
+    root = variance.clamp(min=0).sqrt()
+    blocks = [(block, glm.design(task, batch.x), batch) for block, batch in batches_of(rows)]
+    cov = torch.zeros(len(rows), task.dim, task.dim, dtype=torch.float64)
+    mean = models.double()
+    for _ in range(ROUNDS):
+        data = quadratic_at(task, blocks, mean, cov)
+        now = _at_scale(data, eigen(data.k, root))
+        new = mean_at(now, 0)
+        cov, moved = cov_at(now, 0), float((new - mean).abs().max())
+        mean = new
+        if moved < SETTLED * float(mean.abs().max() + 1e-12):
+            break
+    return truths(quadratic_at(task, blocks, mean, cov), variance)
+
+
+def quadratic_at(task: Any, blocks: list[tuple[Tensor, Tensor, Batch]], mean: Tensor, cov: Tensor) -> Likelihood:
+    """-log-likelihoods to second order around N(mean, cov): slope and bend are averages over it."""
+    m, d = mean.shape
+    k, b = torch.zeros(m, d, d, dtype=torch.float64), torch.zeros(m, d, dtype=torch.float64)
+    for block, x, batch in blocks:
+        real = (batch.weight > 0).double()[..., None]
+        z = glm.scores(x, mean[block])
+        width, outputs = x.shape[-1], z.shape[-1]
+        found, flat = glm.response(task, z, glm.blurs(x, cov[block]))
+        left = real * (glm.targets(task, batch.y, outputs) - found)
+        columns = []
+        for j in range(outputs):
+            one = torch.zeros_like(z)
+            one[..., j] = 1.0
+            columns.append(
+                torch.stack(
+                    [(x * (real * glm.bent(task, found, flat, one))[..., [i]]).mT @ x for i in range(outputs)], 2
+                )
+            )
+        # [c, width, i, width, j]: coefficients run over inputs first and scores second.
+        k[block] = (
+            torch.stack(columns, -1).reshape(len(block), width, outputs, width, outputs).reshape(len(block), d, d)
+        )
+        b[block] = (k[block] @ mean[block][..., None])[..., 0] + (x.mT @ left).flatten(1)
+    one = torch.ones(m, dtype=torch.float64)
+    return Likelihood(k, b, torch.zeros_like(one), None, one)
+
+
+def designs(task: Any, rows: Rows) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Blocks of clients with their design rows [c, b, d] and targets in float64, zero on padding."""
+    for block, batch in batches_of(rows):
+        real = (batch.weight > 0).double()
+        yield block, task.design(batch.x).double() * real[..., None], batch.y.double() * real
