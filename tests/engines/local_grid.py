@@ -5,6 +5,7 @@ delivered to a later pull: what a real grid can do.
 """
 
 import itertools
+from types import SimpleNamespace
 
 from flwr.app import Message
 from flwr.common.serde import message_from_proto, message_to_proto
@@ -26,25 +27,27 @@ class LocalGrid:
     def __init__(self, homes):
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1  # whose messages these are
         self.nodes = dict(enumerate(homes, start=101))
-        self.deaf = set()  # node ids
+        self.deaf, self.enrolled = set(), {}  # node ids; the names that their keys were enrolled under
         self.fate = lambda what, node, number: "fine"  # or "lost", "late", "twice"
-        self.waiting, self.later, self.counter, self.bytes = [], [], itertools.count(1), 0
+        self.waiting, self.later, self.counter, self.pushed = [], [], itertools.count(1), 0
         self.log = []
 
-    def get_node_ids(self):
-        return list(self.nodes)
+    def get_nodes(self):
+        return [SimpleNamespace(node_id=node, name=self.enrolled.get(node, "")) for node in self.nodes]
 
     def push_messages(self, messages):
         numbers = []
         for message in messages:
-            number = f"m{next(self.counter)}"
+            self.pushed = next(self.counter)
+            number = f"m{self.pushed}"
             message.metadata.__dict__["_message_id"] = number
             self.waiting.append(through_the_wire(message))
             numbers.append(number)
         return numbers
 
     def pull_messages(self, message_ids):
-        out, self.later = self.later, []
+        out = [reply for number, reply in self.later if number < self.pushed]  # something was asked since
+        self.later = [(number, reply) for number, reply in self.later if number >= self.pushed]
         for message in self.waiting:
             node = message.metadata.dst_node_id
             if node in self.deaf or node not in self.nodes:
@@ -56,6 +59,6 @@ class LocalGrid:
             if fate in ("fine", "twice"):
                 out.append(reply)
             if fate in ("late", "twice"):
-                self.later.append(reply)
+                self.later.append((self.pushed, reply))
         self.waiting = [m for m in self.waiting if m.metadata.dst_node_id in self.deaf]
         return out

@@ -10,6 +10,7 @@ pytest.importorskip("flwr", reason="flwr is not installed; the extra is mooring[
 from mooring.algorithms.base import find, names
 from mooring.core.errors import RequestError, WorkError
 from mooring.engines.fit import fit
+from mooring.engines.flower import packing
 from mooring.engines.flower import post as posting
 from mooring.engines.flower.conversation import converse
 from mooring.engines.flower.exchange import alike
@@ -45,9 +46,11 @@ def write_clients(folder, binary=False, clients=4):
     return folder
 
 
-@pytest.fixture(scope="module", params=["regression", "binary"])
-def tables(request, tmp_path_factory):
-    return write_clients(tmp_path_factory.mktemp(request.param) / "clients", request.param == "binary")
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory):
+    """A folder of client tables for each kind of target."""
+    folder = tmp_path_factory.mktemp("tables")
+    return {kind: write_clients(folder / kind, kind == "binary") for kind in ("regression", "binary")}
 
 
 @pytest.fixture
@@ -80,8 +83,18 @@ def assert_same(one, other):
             torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12, equal_nan=True)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_every_algorithm_equals_the_simulator(name, tables, tmp_path):
+def rows_of_the_table():
+    """Every algorithm on a regression; some, and all in the long trials, on a classification."""
+    for name in ALGORITHMS:
+        yield pytest.param(name, "regression", id=f"{name}-regression")
+        if not name.startswith("kernel"):
+            marks = () if name in ("fedavg", "apfl", "fedprox_one_stage") else pytest.mark.slow
+            yield pytest.param(name, "binary", id=f"{name}-binary", marks=marks)
+
+
+@pytest.mark.parametrize("name,kind", list(rows_of_the_table()))
+def test_every_algorithm_equals_the_simulator(name, kind, tables, tmp_path):
+    tables = tables[kind]
     fields, more = settings_of(name), {} if find(name).full_participation else {"participation": 3}
     run = run_of(tables, name, fields, **more)
     apart = converse(run, LocalGrid(homes_of(run, tables, tmp_path / "state")), tmp_path / "run")
@@ -92,19 +105,29 @@ def test_every_algorithm_equals_the_simulator(name, tables, tmp_path):
     np.testing.assert_allclose(apart.clients["alone"], here.clients["alone"], rtol=1e-9)
 
 
-@pytest.mark.parametrize("lam", ["auto", "ier"])
-def test_settings_that_are_settled_from_answers(lam, tables, tmp_path):
+@pytest.mark.parametrize("kind", ["regression", "binary"])
+def test_settings_that_are_settled_from_answers(kind, tables, tmp_path):
+    tables, lam = tables[kind], "aer"
     run = run_of(tables, "fedprox_one_stage", {"lam": lam})
     apart = converse(run, LocalGrid(homes_of(run, tables, tmp_path / "state")), tmp_path / "run")
     assert_same(apart.trained, fit(tables, algorithm="fedprox_one_stage", settings={"lam": lam}, **HOW).trained)
+
+
+QUICK = {("fedprox_one_stage", 17), ("apfl", 34), ("apfl", 47), ("scaffold", 58)}  # the others are long trials
 
 
 class Killed(BaseException):
     """As abrupt as a kill: nobody catches it."""
 
 
-@pytest.mark.parametrize("name", ["fedprox_one_stage", "apfl", "scaffold"])
-@pytest.mark.parametrize("moment", [3, 17, 26, 34, 47])
+@pytest.mark.parametrize(
+    "name,moment",
+    [
+        pytest.param(name, moment, marks=() if (name, moment) in QUICK else pytest.mark.slow)
+        for name in ("fedprox_one_stage", "apfl", "scaffold")
+        for moment in (3, 17, 26, 34, 47, 58, 63)
+    ],
+)
 def test_a_killed_server_goes_on_to_the_same_models(name, moment, table, tmp_path):
     """At any letter, with clients that live for one letter only; its own new process finds what it needs on disk."""
     run = run_of(table, name)
@@ -197,6 +220,14 @@ def test_without_a_deadline_a_client_that_comes_back_is_waited_for(table, tmp_pa
     assert "client 'site 1' is back" in said
 
 
+def test_a_name_belongs_to_a_key(table, tmp_path, clock):
+    run = run_of(table, federation={"wait": 60.0})
+    grid = LocalGrid(homes_of(run, table, tmp_path / "state"))
+    grid.enrolled = {101: "site 0", 102: "site 3"}
+    with pytest.raises(WorkError, match=r"a client calls itself 'site 1', but its key is that of 'site 3'"):
+        converse(run, grid, tmp_path / "run")
+
+
 def test_a_silent_client_ends_the_wait_in_one_sentence(table, tmp_path, clock):
     run = run_of(table, federation={"wait": 60.0})
     grid = LocalGrid(homes_of(run, table, tmp_path / "state"))
@@ -268,7 +299,7 @@ def test_personal_models_stay_home_unless_shared(table, tmp_path):
     rows = pd.read_csv(sorted(table.iterdir())[1])
     right, _ = predict(here.run, rows.assign(client="site 1"))
     found, _ = predict(tmp_path / "state" / "site 1" / digest_of_run(run) / RESULT, rows.assign(client="site 1"))
-    np.testing.assert_allclose(found["prediction"], right["prediction"], rtol=1e-9)
+    np.testing.assert_allclose(found["y"], right["y"], rtol=1e-9)
 
 
 def test_pooled_algorithms_are_refused(table, tmp_path):
@@ -277,7 +308,9 @@ def test_pooled_algorithms_are_refused(table, tmp_path):
         converse(run, LocalGrid(homes_of(run, table, tmp_path / "state")), tmp_path / "run")
 
 
-def test_parcels_come_out_as_they_went_in():
+@pytest.mark.parametrize("largest", [packing.LARGEST, 0], ids=["small", "large"])
+def test_parcels_come_out_as_they_went_in(largest, monkeypatch):
+    monkeypatch.setattr(packing, "LARGEST", largest)
     rng = torch.Generator().manual_seed(0)
     state = LinearStats(
         torch.tensor([3.0]), torch.rand(1, 2, 2, generator=rng), None, torch.tensor([[True, False], [False, True]])

@@ -19,7 +19,7 @@ from mooring.data.clients import BINARY, CLASSES, PARTS, Clients
 from mooring.data.schema import Schema, describe
 from mooring.data.summary import Summary, merge
 from mooring.engines.exchange import BEST, LAST, Roster
-from mooring.engines.fit import Result, Tell, go_on, silent, start
+from mooring.engines.fit import Result, Tell, go_on, in_short, silent, start
 from mooring.engines.flower.exchange import FlowerExchange
 from mooring.engines.flower.home import digest_of_run
 from mooring.engines.flower.parcels import Parcel
@@ -101,9 +101,7 @@ def agree(post: Post, names: tuple[str, ...], run: RunFile) -> tuple[Schema, lis
     return schema, [*plan.notes, *describe(schema.columns, schema.dropped)]
 
 
-def roll(
-    post: Post, names: tuple[str, ...], run: RunFile, schema: Schema, notes: list[str], *, fresh: bool
-) -> Clients:
+def roll(post: Post, names: tuple[str, ...], run: RunFile, schema: Schema, notes: list[str], *, fresh: bool) -> Clients:
     """The clients as the server knows them, their numbers of rows and not their rows; they are told the schema."""
     words = {"schema": schema.model_dump(mode="json"), "fresh": fresh}
     replies = post.ask_all("adopt", {name: Parcel(words) for name in names})
@@ -139,4 +137,4 @@ def goodbye(exchange: FlowerExchange, result: Result) -> None:
     at = LAST if trained.keep == LAST or shown.t == trained.outcome.last.t else BEST
     rows: list[dict[str, Any]] = [{str(k): v for k, v in row.items()} for row in result.clients.to_dict("records")]
     turn = everyones(shown.t, trained.outcome.rounds, exchange.roster, plan)
-    exchange.leave(server, turn, at, rows, result.summary)
+    exchange.leave(server, turn, at, rows, in_short(result.job, trained, result.summary))

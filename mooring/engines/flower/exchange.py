@@ -27,6 +27,8 @@ from mooring.estimates.summaries import LinearStats, LocalFits, Summary
 from mooring.runs.sections import Federation
 from mooring.runs.tensors import flatten
 
+GOODBYE = 30.0  # seconds that the end of a run waits for clients to say that they have their result
+
 
 class FlowerExchange:
     def __init__(self, post: Post, roster: Roster, task: Any, how: Federation, *, fresh: bool = True):
@@ -129,12 +131,12 @@ class FlowerExchange:
         letters = self._deployments(server, round, at, {"summary": summary})
         for name, row in zip(self.roster.names, rows):
             letters[name].words["row"] = row
-        self.post.ask_all("done", letters)
+        self.post.ask("done", letters, deadline=self.how.deadline or GOODBYE, quorum=0)
 
     def _generations(self, at: str) -> list[int]:
         return (self.best if at == BEST else self.merged).tolist()
 
-    def _deployments(self, server: Any, round: Round, at: str, words: Mapping[str, Any] = {}) -> dict[str, Parcel]:  # noqa: B006
+    def _deployments(self, server: Any, round: Round, at: str, words: Mapping[str, Any] = {}) -> dict[str, Parcel]:
         """A letter to everyone about the model that it deploys."""
         tensors = flatten("server", server)
         about = self._label() | {"round": list(round)} | words
@@ -146,7 +148,7 @@ class FlowerExchange:
     def _label(self) -> dict[str, Any]:
         return {"label": self.algorithm.name}
 
-    def _letter(self, place: int, words: Mapping[str, Any], tensors: Mapping[str, Tensor] = {}) -> Parcel:  # noqa: B006
+    def _letter(self, place: int, words: Mapping[str, Any], tensors: Mapping[str, Tensor] = {}) -> Parcel:
         return Parcel({**words, "index": place, "p": float(self.roster.p[place])}, tensors)
 
     def _all(self, what: str, words: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> list[Parcel]:

@@ -55,7 +55,7 @@ from mooring.runs.sections import installed
 from mooring.runs.tensors import flatten, read_tensors, unflatten, write_tensors
 
 REFEREES = ("local",)  # what a server may ask for beside the run file's own algorithm
-ADOPTED, RESULT = "adopted.json", "result"
+ADOPTED, RESULT, DONE = "adopted.json", "result", "done.json"
 
 
 def digest_of_run(run: RunFile) -> str:
@@ -65,13 +65,16 @@ def digest_of_run(run: RunFile) -> str:
         ("data", ("source", "data_dir")),
         ("algorithm", ("settled",)),
         ("training", ("threads", "chunk", "checkpoint_every")),
-        ("federation", ("clients", "quorum", "deadline", "wait")),
     ):
         for name in names:
             table.get(section, {}).pop(name, None)
-    if not table.get("federation"):
-        table.pop("federation", None)
+    table["federation"] = {"share_models": shares_models(run)}  # the rest is the server's own business
     return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def shares_models(run: RunFile) -> bool:
+    """Whether clients send their personal models and numbers of their state to the server."""
+    return run.federation is not None and run.federation.share_models
 
 
 class Stretch(NamedTuple):
@@ -313,12 +316,13 @@ def evaluate(home: Home, parcel: Parcel) -> Parcel:
 
 
 def give_model(home: Home, parcel: Parcel) -> Parcel:
-    shares = home.run.federation is not None and home.run.federation.share_models
-    return Parcel({}, {"model": home.deployed(parcel)[1]} if shares else {})
+    return Parcel({}, {"model": home.deployed(parcel)[1]} if shares_models(home.run) else {})
 
 
 def give_number(home: Home, parcel: Parcel) -> Parcel:
     words = parcel.words
+    if not shares_models(home.run):
+        raise RequestError(f"client '{home.name}' keeps the numbers of its state to itself.")
     state = home.stretch(words).at(words["base"], f"client '{home.name}'")
     found = getattr(state, words["field"], None)
     if found is None or found.numel() != 1 or words["base"] == 0:
@@ -345,6 +349,7 @@ def leave(home: Home, parcel: Parcel) -> Parcel:
     shutil.rmtree(path, ignore_errors=True)
     about, layout = task_facts(Job(run, home.clients, home.task))
     create(path, files).write_models(Models(server.w, w, (home.name,), about, layout))
+    write_json(home.folder / DONE, row | {"metric": summary["metric"]})
     return Parcel({"result": True})
 
 

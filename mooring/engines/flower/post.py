@@ -29,7 +29,7 @@ LIFE = 3600.0  # seconds that Flower keeps a letter
 class Grid(Protocol):
     """What is used of Flower's grid."""
 
-    def get_node_ids(self) -> Iterable[int]: ...
+    def get_nodes(self) -> Iterable[Any]: ...
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]: ...
 
@@ -67,6 +67,7 @@ class Post:
         self.grid, self.run, self.wait, self.say = grid, run, wait, say
         self.clock, self.sleep = clock, sleep
         self.nodes: dict[str, int] = {}  # client -> its node
+        self.enrolled: dict[int, str] = {}  # nodes that are there, and the name that their key was enrolled under
         self.strangers: dict[int, str] = {}  # nodes that take no part, and why
         self.members: frozenset[str] | None = None  # once the roll was called: nobody else takes part
         self.dropped = 0  # replies that nobody waited for any more
@@ -130,12 +131,14 @@ class Post:
             if deadline is not None and now - begun > deadline and len(found) >= quorum:
                 break
             if now - progress > self.wait:
-                away = ", ".join(f"'{n}' ({why.get(n, 'silent')})" for n in letters if n not in found and n not in refused)
+                silent = (name for name in letters if name not in found and name not in refused)
+                away = ", ".join(f"'{name}' ({why.get(name, 'silent')})" for name in silent)
                 raise WorkError(f"no reply for {self.wait:g} seconds; missing: {away}. Start the same command again.")
             self.sleep(pause)
             pause = min(pause * 1.5, LONGEST_PAUSE)
         self._sent = {key: sent for key, sent in self._sent.items() if sent.what == "hello"}
-        late = {name: why.get(name, "no reply in time") for name in letters if name not in found and name not in refused}
+        answered = found.keys() | refused.keys()
+        late = {name: why.get(name, "no reply in time") for name in letters if name not in answered}
         for name, reason in (late | refused).items():
             self.missed[name] += 1
             self.say(f"client '{name}' is left out of this {what}: {reason}")
@@ -154,7 +157,8 @@ class Post:
         if self.clock() - self._looked < LOOK:
             return
         self._looked = self.clock()
-        here = set(self.grid.get_node_ids())
+        self.enrolled = {node.node_id: node.name for node in self.grid.get_nodes()}
+        here = set(self.enrolled)
         known = {*self.nodes.values(), *self.strangers, *(sent.node for sent in self._sent.values() if not sent.name)}
         self._push([(Sent("hello", node, ""), Parcel({"run": self.run})) for node in sorted(here - known)])
         self.strangers = {node: why for node, why in self.strangers.items() if node in here}
@@ -211,6 +215,8 @@ class Post:
         name, why = words.get("name"), words.get("refused")
         if why is None and (not isinstance(name, str) or not name):
             why = "it gives no name"
+        if why is None and self.enrolled.get(node) not in ("", None, name):
+            why = f"a client calls itself '{name}', but its key is that of '{self.enrolled[node]}'"
         if why is None and words.get("run") != self.run:
             why = f"client '{name}' has another run file than the server; both need the same"
         if why is None and self.members is not None and name not in self.members:

@@ -1,6 +1,6 @@
 """The Flower app of the server: a run file's whole run, written to a run directory.
 
-    flwr run APP --run-config 'run="run.toml" out="runs/one" progress="progress.jsonl"'
+flwr run APP --run-config 'run="run.toml" out="runs/one" progress="progress.jsonl"'
 """
 
 from __future__ import annotations
@@ -12,23 +12,26 @@ from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
+from flwr.supercore.app_utils import start_parent_process_monitor
 
 from mooring.core.errors import RequestError, WorkError
 from mooring.engines.flower.conversation import converse
 from mooring.engines.request import request
+from mooring.runs.runfile import RunFile
+from mooring.runs.sections import Federation
 
 app = ServerApp()
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
+    start_parent_process_monitor(os.getppid())  # whoever kills the SuperLink ends its app too
     told = {key: str(value) for key, value in context.run_config.items()}
     note = Progress(told.get("progress", ""))
     try:
         run = request(Path(told["run"]), purpose="fit")
         if told.get("clients"):
-            clients = [*told["clients"].split("\n")] if not told["clients"].isdigit() else int(told["clients"])
-            run = with_clients(run, clients)
+            run = with_clients(run, int(told["clients"]))
         note.put(kind="begun", process=os.getpid())
         converse(
             run,
@@ -45,10 +48,8 @@ def main(grid: Grid, context: Context) -> None:
     note.put(kind="done")
 
 
-def with_clients(run: Any, clients: Any) -> Any:
-    """The run file with who takes part."""
-    from mooring.runs.sections import Federation
-
+def with_clients(run: RunFile, clients: int) -> RunFile:
+    """The run file with how many take part."""
     known = run.federation.model_dump() if run.federation else {}
     return run.model_copy(update={"federation": Federation(**known | {"clients": clients})})
 
