@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test slow lint bench clean
+.PHONY: setup demo federation test slow lint bench clean
 
 setup: .venv/ready
 
@@ -16,6 +16,11 @@ demo: setup
 	$(BIN)/mooring compare exam --methods local,global,fedprox_one_stage --out demo/compare
 	$(BIN)/mooring fit exam --algorithm fedprox_one_stage --out demo/fit
 	$(BIN)/mooring advise exam --out demo/advice
+
+federation: setup
+	rm -rf demo/federation demo/federation.federation demo/clients
+	$(BIN)/python -m benchmarks.client_tables exam demo/clients 8
+	$(BIN)/mooring federation up demo/clients/run.toml --clients demo/clients/tables --embedded --out demo/federation
 
 test: setup lint
 	$(BIN)/python -m pytest

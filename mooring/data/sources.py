@@ -84,30 +84,28 @@ def load(
         if column is not None:
             raise RequestError(f"data set '{source}' is no table; it has no column {column!r}.")
         return datasets.named(source, data_dir, validation=validation, test=test, seed=seed)
-    shares = shares_of(split)
-    table = gather(source, text_columns(schema), name_columns(client, schema))
-    if table.x is not None and (features or drop):
-        raise RequestError(f"{table.title}: the inputs are no table; there are no columns to choose or drop.")
-    if schema is not None:
-        table = fit_in(table, schema)
-    digest = "" if table.x is not None else digest_of(table.frame)
-    drop = drop if drop is not None or features is not None else table.drop
-    roles = find_roles(table, client, target, unit, time, split, drop or (), weights)
-    names = [] if table.x is not None or schema is not None else feature_names(table, roles, features, drop)
-
-    notes = list(table.notes)
-    if drop_missing_target:
-        table, said = drop_missing_targets(table, roles.target)
-        notes += said
-    code, clients = client_codes(table, roles.client)
-    table, code, clients, said = drop_small_clients(table, roles, code, clients, min_rows, drop_small)
-    notes += said
+    member, digest, notes = member_of(
+        source,
+        client=client,
+        target=target,
+        kind=kind,
+        features=features,
+        drop=drop,
+        unit=unit,
+        time=time,
+        split=split,
+        min_rows=min_rows,
+        drop_small=drop_small,
+        weights=weights,
+        drop_missing_target=drop_missing_target,
+        seed=seed,
+        schema=schema,
+    )
+    table, roles, code, clients, shares = member.table, member.roles, member.code, member.clients, member.shares
     x = table.x
     if x is not None:
         refuse_infinite_inputs(torch.as_tensor(x), code, clients)
     if schema is None:
-        asked = table.kind if kind == "auto" and table.kind else kind
-        member = Member(table, roles, code, clients, names, asked, seed, shares)
         learnt, plan, (reading,) = agree([member], asked=features is not None, rare=rare, title=table.title)
         answer, part = reading.target, reading.part
         notes += [*plan.notes, *reading.notes]
@@ -155,6 +153,46 @@ def load(
         title=table.title,
         notes=notes,
     )
+
+
+def member_of(
+    source: Any,
+    *,
+    client: str | None = None,
+    target: str | None = None,
+    kind: str = "auto",
+    features: Sequence[str] | None = None,
+    drop: Sequence[str] | None = None,
+    unit: str | None = None,
+    time: str | None = None,
+    split: str | Sequence[float] | None = None,
+    min_rows: int = 5,
+    drop_small: bool = False,
+    weights: str | None = None,
+    drop_missing_target: bool = False,
+    seed: int = 0,
+    schema: Schema | None = None,
+) -> tuple[Member, str, list[str]]:
+    """A source's rows as they enter the agreement on a schema, their digest, and notes; the arguments are `load`'s."""
+    table = gather(source, text_columns(schema), name_columns(client, schema))
+    if table.x is not None and (features or drop):
+        raise RequestError(f"{table.title}: the inputs are no table; there are no columns to choose or drop.")
+    if schema is not None:
+        table = fit_in(table, schema)
+    digest = "" if table.x is not None else digest_of(table.frame)
+    drop = drop if drop is not None or features is not None else table.drop
+    roles = find_roles(table, client, target, unit, time, split, drop or (), weights)
+    names = [] if table.x is not None or schema is not None else feature_names(table, roles, features, drop)
+
+    notes = list(table.notes)
+    if drop_missing_target:
+        table, said = drop_missing_targets(table, roles.target)
+        notes += said
+    code, clients = client_codes(table, roles.client)
+    table, code, clients, said = drop_small_clients(table, roles, code, clients, min_rows, drop_small)
+    notes += said
+    asked = table.kind if kind == "auto" and table.kind else kind
+    return Member(table, roles, code, clients, names, asked, seed, shares_of(split)), digest, notes
 
 
 def newcomer(source: Any, schema: Schema) -> tuple[np.ndarray, np.ndarray | None, list[str]]:

@@ -64,6 +64,8 @@ def request(
     table["data"]["source"] = source_name(table["data"].get("source", source))
     table["training"].setdefault("threads", torch.get_num_threads())
     table |= {"algorithm": ready[0]} if purpose == "fit" else {"algorithms": ready or None}
+    if purpose == "fit" and "federation" in file:
+        table["federation"] = file["federation"]
     return make_run({"mooring": {"kind": purpose}, **table}, "")
 
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError, model_validator
 from mooring.core.errors import RequestError
 from mooring.core.fields import unknown
 from mooring.runs.files import UNSEALED, read_bytes, sealed
-from mooring.runs.sections import FORMAT, Algorithm, Data, Made, Section, Task, Training, installed, say
+from mooring.runs.sections import FORMAT, Algorithm, Data, Federation, Made, Section, Task, Training, installed, say
 
 
 class RunFile(Section):
@@ -22,6 +22,7 @@ class RunFile(Section):
     algorithm: Algorithm | None = say("a table", None)
     algorithms: list[Algorithm] | None = say("tables [[algorithms]], one for each method to compare", None)
     training: Training = say("a table", default_factory=Training)
+    federation: Federation | None = say("a table", None)
 
     @model_validator(mode="after")
     def _has_methods(self) -> RunFile:
@@ -40,6 +41,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "algorithm": Algorithm,
     "algorithms": Algorithm,
     "training": Training,
+    "federation": Federation,
 }
 
 

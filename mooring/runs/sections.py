@@ -251,6 +251,20 @@ class Training(Section):
     )
 
 
+class Federation(Section):
+    """How clients on machines of their own take part; see docs/deploying.md."""
+
+    clients: int | list[str] | None = say("how many clients take part (2 or more), or a list of their names", None)
+    quorum: Participation = say(
+        "a share of the clients asked (above 0, up to 1) or a whole number of them from 2 on: so many replies a round "
+        "needs",
+        1.0,
+    )
+    deadline: float | None = say("seconds > 0 after which a round with a quorum waits for nobody", None, gt=0)
+    wait: float = say("seconds > 0 without a sign of life before the server gives up", 3600.0, gt=0)
+    share_models: bool = say("true (clients send their personal models) or false", False)
+
+
 class Option(NamedTuple):
     """One option: its name in Python, where it stands in a run file, and how it was declared."""
 

@@ -1,0 +1,13 @@
+"""The exchange across machines: the same round loop, with clients behind Flower (`flwr`, an extra).
+
+packing.py      a parcel of words and tensors as Flower records, and back
+home.py         what a client answers; its rows and its personal state stay in its own folder
+post.py         letters to clients and their replies: who is where, deadlines, what came too late
+exchange.py     `engines/exchange.py`'s contract over the post
+conversation.py a whole run as the server leads it: agree on a schema, call the roll, fit, say goodbye
+client_app.py, server_app.py   the two Flower apps
+node.py         a client's node in this process, which runs no code that the server sends
+superlink.py    Flower's SuperLink behind a guard
+keys.py         certificates and client keys
+federation.py   what the commands serve, join and federation up start and stop
+"""

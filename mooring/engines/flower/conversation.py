@@ -1,0 +1,140 @@
+"""A whole run as the server leads it: call the roll, agree on a schema, fit, tell every client its result.
+
+The same call goes on with a run that was interrupted: the run directory says who takes part and what was agreed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mooring.core.cohort import Rows
+from mooring.core.errors import RequestError
+from mooring.data.agreement import agree_draft, agree_plan, agree_schema
+from mooring.data.clients import BINARY, CLASSES, PARTS, Clients
+from mooring.data.schema import Schema, describe
+from mooring.data.summary import Summary, merge
+from mooring.engines.exchange import BEST, LAST, Roster
+from mooring.engines.fit import Result, Tell, go_on, in_short, silent, start
+from mooring.engines.flower.exchange import FlowerExchange
+from mooring.engines.flower.home import digest_of_run
+from mooring.engines.flower.parcels import Parcel
+from mooring.engines.flower.post import Grid, Post, say_nothing
+from mooring.engines.loop import everyones
+from mooring.engines.prepare import Job, make_task
+from mooring.runs.directory import RunDir, open_run
+from mooring.runs.files import write_json
+from mooring.runs.runfile import RunFile
+from mooring.runs.sections import Federation
+
+FEDERATION = "federation.json"  # who was missed how often
+TITLE = "the clients"
+
+
+def converse(
+    run: RunFile, grid: Grid, out: str | Path, *, say: Callable[[str], None] = say_nothing, tell: Tell = silent
+) -> Result:
+    """Run a federation to its end, from its beginning or from where the run directory `out` stands."""
+    directory = open_run(out) if Path(out).exists() else None
+    if directory is not None:
+        run = same_run(directory, run)
+    how = run.federation or Federation()
+    if how.clients is None:
+        raise RequestError("how many clients take part? Say it in the run file: [federation] clients = 8, or by names.")
+    if run.training.threads:
+        torch.set_num_threads(run.training.threads)
+    post = Post(grid, digest_of_run(run), wait=how.wait, say=say)
+    names = post.call_roll(how.clients)
+    notes: list[str] = []
+    if directory is None:
+        schema, notes = agree(post, names, run)
+        # Whoever resumes finds who takes part; and a federation saves every round, so that a crash costs one at most.
+        how = how.model_copy(update={"clients": list(names)})
+        training = run.training.model_copy(update={"checkpoint_every": 1})
+        run = run.model_copy(update={"federation": how, "training": training})
+    else:
+        schema = Schema.model_validate({k: v for k, v in directory.schema.items() if k != "seal"})
+    clients = roll(post, names, run, schema, notes, fresh=directory is None)
+    job = Job(run, clients, make_task(run, clients))
+    sizes = {part: getattr(clients, part).size for part in PARTS}
+    roster = Roster(clients.names, clients.keys, clients.weights(run.training.weights), sizes)
+    exchange = FlowerExchange(post, roster, job.task, how, fresh=directory is None)
+    if directory is None:
+        result = start(job, out, tell, exchange)
+    else:
+        result, note = go_on(job, directory, exchange, tell)
+        say(note or "the run went on from its checkpoint")
+    goodbye(exchange, result)
+    missed = {name: post.missed[name] for name in names if post.missed[name]}
+    write_json(Path(out) / FEDERATION, {"clients": list(names), "missed": missed, "dropped": post.dropped})
+    return result
+
+
+def same_run(directory: RunDir, run: RunFile) -> RunFile:
+    """The run of a directory, if it is the one that the run file asks for."""
+    known = directory.run
+    if digest_of_run(known) != digest_of_run(run):
+        raise RequestError(f"{directory.path} is another run than the run file's; choose another --out.")
+    return known
+
+
+def agree(post: Post, names: tuple[str, ...], run: RunFile) -> tuple[Schema, list[str]]:
+    """The schema of all clients' rows, from counts and sums; and notes."""
+
+    def ask(what: str, **words: Any) -> Summary:
+        replies = post.ask_all(what, {name: Parcel(words) for name in names})
+        told = {name: Summary.from_json(str(reply.words.get("summary"))) for name, reply in replies.items()}
+        for name, summary in told.items():
+            if summary.clients != (name,):
+                raise RequestError(f"client '{name}' speaks for {', '.join(summary.clients)}; a client has one name.")
+        return merge(told[name] for name in names)
+
+    asked = run.data.features is not None
+    plan = agree_plan(ask("survey"), kind=run.data.kind or "auto", asked=asked, title=TITLE)
+    words = plan.model_dump(mode="json")
+    draft = agree_draft(ask("tally", plan=words), plan, rare=run.data.rare or 1, title=TITLE)
+    schema = agree_schema(ask("spread", plan=words, draft=draft.model_dump(mode="json")), draft)
+    return schema, [*plan.notes, *describe(schema.columns, schema.dropped)]
+
+
+def roll(post: Post, names: tuple[str, ...], run: RunFile, schema: Schema, notes: list[str], *, fresh: bool) -> Clients:
+    """The clients as the server knows them, their numbers of rows and not their rows; they are told the schema."""
+    words = {"schema": schema.model_dump(mode="json"), "fresh": fresh}
+    replies = post.ask_all("adopt", {name: Parcel(words) for name in names})
+    wide = run.task.model is None and run.task.name != "module"
+    dtype = torch.float64 if wide else torch.float32
+    label = torch.int64 if schema.kind in (BINARY, CLASSES) else dtype
+
+    def counted(part: str) -> Rows:
+        size = torch.tensor([int(replies[name].words["sizes"][part]) for name in names])
+        x, y = torch.zeros(1, len(schema.features), dtype=dtype), torch.zeros(1, dtype=label)
+        return Rows(x, y, torch.zeros_like(size), size)  # one row of zeros, which shows what rows look like
+
+    own = {name: float(replies[name].words["weight"] or math.nan) for name in names}
+    return Clients(
+        names,
+        *(counted(part) for part in PARTS),
+        kind=schema.kind,
+        classes=schema.classes,
+        features=schema.features,
+        target_mean=schema.target_mean,
+        target_scale=schema.target_scale,
+        schema=schema,
+        own_weights=None if any(math.isnan(weight) for weight in own.values()) else own,
+        title=Path(run.data.source).stem,
+        notes=notes,
+    )
+
+
+def goodbye(exchange: FlowerExchange, result: Result) -> None:
+    """Every client is told which round's model to use, and how it does."""
+    trained, plan = result.trained, result.job.plan
+    shown, server = trained.outcome.at(trained.keep)
+    at = LAST if trained.keep == LAST or shown.t == trained.outcome.last.t else BEST
+    rows: list[dict[str, Any]] = [{str(k): v for k, v in row.items()} for row in result.clients.to_dict("records")]
+    turn = everyones(shown.t, trained.outcome.rounds, exchange.roster, plan)
+    exchange.leave(server, turn, at, rows, in_short(result.job, trained, result.summary))

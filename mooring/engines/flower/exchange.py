@@ -1,0 +1,224 @@
+"""The exchange with clients that are reached by post.
+
+All that the server remembers of a client is the round of its last merged reply, now and at the best round, and at the
+two latest checkpoints: the generations that a client must hold.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections import Counter, deque
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mooring.core.cohort import Round, stacked
+from mooring.core.costs import Meter, Solves
+from mooring.core.errors import RequestError, WorkError
+from mooring.engines.exchange import BEST, LAST, Replies, Roster, Scores, sent
+from mooring.engines.flower.parcels import Parcel, received
+from mooring.engines.flower.post import Answered, Post
+from mooring.engines.request import fields_of
+from mooring.estimates.facts import Facts, together
+from mooring.estimates.summaries import LinearStats, LocalFits, Summary
+from mooring.runs.sections import Federation
+from mooring.runs.tensors import flatten
+
+GOODBYE = 30.0  # seconds that the end of a run waits for clients to say that they have their result
+
+
+class FlowerExchange:
+    def __init__(self, post: Post, roster: Roster, task: Any, how: Federation, *, fresh: bool = True):
+        self.post, self.roster, self.task, self.how, self.fresh = post, roster, task, how, fresh
+        self.algorithm: Any = None  # until `begin`
+        self.merged = torch.zeros(len(roster), dtype=torch.long)
+        self.best = self.merged.clone()
+        self.pins: deque[tuple[Tensor, Tensor]] = deque(maxlen=2)  # the generations of the two latest snapshots
+
+    def facts(self, w0: Tensor, asks: tuple[str, ...]) -> Facts:
+        replies = self._all("facts", {"asks": asks}, {"w0": w0})
+        each = stacked([Facts(*received("facts", reply.tensors)) for reply in replies])
+        return together(each, self.task, Told(self, torch.arange(len(self.roster))), asks)
+
+    def begin(self, algorithm: Any, w0: Tensor) -> None:
+        if algorithm.pooled:
+            raise RequestError(f"{algorithm.name} needs all rows in one place; these clients keep theirs.")
+        self.algorithm = algorithm
+        self.merged = torch.zeros(len(self.roster), dtype=torch.long)
+        self.best = self.merged.clone()
+        fields = {name: value for name, value in fields_of(algorithm).items() if value is not None}
+        words = self._label() | {"fields": fields, "fresh": self.fresh, "start": secrets.token_hex(8)}
+        self._all("begin", words, {"w0": w0})
+
+    def ask(self, server: Any, cohort: Tensor, round: Round, deadline: float | None = None) -> Replies:
+        tensors = flatten("server", sent(self.algorithm, server))
+        letters = {}
+        for place in cohort.tolist():
+            base = int(self.merged[place])
+            hold = {base, int(self.best[place]), *(int(tensor[place]) for pin in self.pins for tensor in pin)}
+            words = self._label() | {"round": list(round), "base": base, "hold": sorted(hold)}
+            letters[self.roster.names[place]] = self._letter(place, words, tensors)
+        answered = self._some("visit", letters, deadline)
+        if not answered.replies and answered.missing:
+            name, why = next(iter(answered.missing.items()))
+            raise WorkError(f"round {round.t}: no client answered; '{name}': {why}")
+        places = {name: place for place, name in enumerate(self.roster.names)}
+        good, bad = alike(answered.replies)
+        found = sorted((places[name], reply) for name, reply in good.items())
+        meter = Meter()
+        for _, reply in found:
+            meter.add(read_meter(reply.words.get("meter")))
+        message = stacked([received("message", reply.tensors) for _, reply in found]) if found else None
+        missing = {places[name]: why for name, why in (answered.missing | bad).items()}
+        return Replies(torch.tensor([place for place, _ in found], dtype=torch.long), message, missing, meter)
+
+    def accept(self, who: Tensor, round: Round) -> None:
+        self.merged[who] = round.t
+
+    def mark_best(self, round: Round) -> None:
+        self.best = self.merged.clone()
+
+    def evaluate(self, server: Any, round: Round, parts: tuple[str, ...], at: str = LAST) -> dict[str, Scores]:
+        answered = self._some("evaluate", self._deployments(server, round, at, {"parts": parts}))
+        risk = torch.full((len(parts), len(self.roster)), torch.nan, dtype=torch.float64)
+        rows = {part: self.roster.sizes[part].clone() for part in parts}
+        for place, name in enumerate(self.roster.names):
+            told = answered.replies[name].tensors.get("risk") if name in answered.replies else None
+            if told is not None and told.shape == (len(parts),):
+                risk[:, place] = told.double()
+            else:
+                for part in parts:
+                    rows[part][place] = 0
+        return {part: Scores(risk[k], rows[part]) for k, part in enumerate(parts)}
+
+    def models(self, server: Any, round: Round, at: str = LAST) -> Tensor | None:
+        if not self.how.share_models:
+            return None
+        replies = self.post.ask_all("models", self._deployments(server, round, at))
+        return torch.cat([replies[name].tensors["model"] for name in self.roster.names])
+
+    def numbers(self, field: str, at: str = LAST) -> Tensor | None:
+        if not self.how.share_models:
+            return None
+        letters = {
+            name: self._letter(place, self._label() | {"field": field, "base": base})
+            for place, (name, base) in enumerate(zip(self.roster.names, self._generations(at)))
+        }
+        told = [self.post.ask_all("numbers", letters)[name].words for name in self.roster.names]
+        if not any(one["known"] for one in told):
+            return None
+        known = [math.nan if one["number"] is None else float(one["number"]) for one in told]
+        return torch.tensor(known, dtype=torch.float64)
+
+    def snapshot(self) -> dict[str, Tensor]:
+        self.pins.append((self.merged.clone(), self.best.clone()))
+        return {"merged": self.merged.clone(), "best": self.best.clone()}
+
+    def restore(self, snapshot: dict[str, Tensor]) -> None:
+        self.merged, self.best = snapshot["merged"].clone(), snapshot["best"].clone()
+        self.pins.append((self.merged.clone(), self.best.clone()))
+
+    def beside(self, algorithm: Any) -> FlowerExchange | None:
+        if algorithm.pooled:
+            return None
+        return FlowerExchange(self.post, self.roster, self.task, self.how, fresh=True)
+
+    def leave(self, server: Any, round: Round, at: str, rows: list[dict[str, Any]], summary: dict[str, Any]) -> None:
+        """Tell every client that this round's model is the one to use, and how it does."""
+        letters = self._deployments(server, round, at, {"summary": summary})
+        for name, row in zip(self.roster.names, rows):
+            letters[name].words["row"] = row
+        self.post.ask("done", letters, deadline=self.how.deadline or GOODBYE, quorum=0)
+
+    def _generations(self, at: str) -> list[int]:
+        return (self.best if at == BEST else self.merged).tolist()
+
+    def _deployments(self, server: Any, round: Round, at: str, words: Mapping[str, Any] = {}) -> dict[str, Parcel]:
+        """A letter to everyone about the model that it deploys."""
+        tensors = flatten("server", server)
+        about = self._label() | {"round": list(round)} | words
+        return {
+            name: self._letter(place, about | {"base": base}, tensors)
+            for place, (name, base) in enumerate(zip(self.roster.names, self._generations(at)))
+        }
+
+    def _label(self) -> dict[str, Any]:
+        return {"label": self.algorithm.name}
+
+    def _letter(self, place: int, words: Mapping[str, Any], tensors: Mapping[str, Tensor] = {}) -> Parcel:
+        return Parcel({**words, "index": place, "p": float(self.roster.p[place])}, tensors)
+
+    def _all(self, what: str, words: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> list[Parcel]:
+        """Everyone's reply to the same letter, in roster order."""
+        letters = {name: self._letter(place, words, tensors) for place, name in enumerate(self.roster.names)}
+        replies = self.post.ask_all(what, letters)
+        return [replies[name] for name in self.roster.names]
+
+    def _some(self, what: str, letters: dict[str, Parcel], deadline: float | None = None) -> Answered:
+        """The replies of a quorum or more."""
+        asked, quorum = len(letters), self.how.quorum
+        enough = math.ceil(quorum * asked) if quorum <= 1 else int(quorum)
+        return self.post.ask(what, letters, deadline=deadline or self.how.deadline, quorum=enough)
+
+
+class Told:
+    """`estimates.answers.Answers` by post."""
+
+    def __init__(self, exchange: FlowerExchange, who: Tensor):
+        self.exchange, self.who = exchange, who
+
+    @property
+    def size(self) -> Tensor:
+        return self.exchange.roster.sizes["train"][self.who]
+
+    def select(self, who: Tensor) -> Told:
+        return Told(self.exchange, self.who[who])
+
+    def summary(self) -> Summary:
+        found = [received("told", reply.tensors) for reply in self._ask("summary", lambda k: {})]
+        kind = LinearStats if set(found[0]._fields) == set(LinearStats._fields) else LocalFits
+        return stacked([kind(**one._asdict()) for one in found])
+
+    def slope(self, w: Tensor) -> tuple[Tensor, Tensor]:
+        return self._pairs(self._ask("slope", lambda k: {"w": w}))
+
+    def refit(self, center: Tensor, lam: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
+        return self._pairs(
+            self._ask("refit", lambda k: {"center": center, "lam": lam[k : k + 1], "start": start[k : k + 1]})
+        )
+
+    def _ask(self, which: str, tensors: Any) -> list[Parcel]:
+        exchange, names = self.exchange, self.exchange.roster.names
+        places = self.who.tolist()
+        letters = {
+            names[place]: exchange._letter(place, {"which": which}, tensors(k)) for k, place in enumerate(places)
+        }
+        replies = exchange.post.ask_all("told", letters)
+        return [replies[names[place]] for place in places]
+
+    def _pairs(self, replies: list[Parcel]) -> tuple[Tensor, Tensor]:
+        first, second = zip(*(received("told", reply.tensors) for reply in replies))
+        return torch.cat(first), torch.cat(second)
+
+
+def alike(replies: dict[str, Parcel]) -> tuple[dict[str, Parcel], dict[str, str]]:
+    """Replies whose tensors have the names, types and shapes that most have; the others, and why not."""
+    forms = {
+        name: tuple((part, str(tensor.dtype), tuple(tensor.shape)) for part, tensor in reply.tensors.items())
+        for name, reply in replies.items()
+    }
+    usual = Counter(forms.values()).most_common(1)[0][0] if forms else ()
+    good = {name: reply for name, reply in replies.items() if forms[name] == usual}
+    return good, {name: "its reply has another form than the others'" for name in replies if name not in good}
+
+
+def read_meter(words: Any) -> Meter:
+    """The work that a client says it took; nothing where it says nonsense."""
+    try:
+        solves = Solves(*(kind(value) for kind, value in zip((int, int, float, float), words["solves"])))
+        return Meter(int(words["samples"]), int(words["gradients"]), solves)
+    except (TypeError, ValueError, KeyError):
+        return Meter()

@@ -1,0 +1,464 @@
+"""What `mooring serve`, `mooring join` and `mooring federation up` start, watch and stop.
+
+    serve   a SuperLink behind its guard, our app as its one run, and lines of progress from it
+    join    a node for one client: Flower's own, or the embedded one
+    up      both on this machine, a client for each table of a folder
+
+Every process that is started here ends with the process that started it. Telemetry and update checks are off.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from mooring.algorithms.base import describe
+from mooring.core.errors import RequestError, WorkError
+from mooring.data.readers import ENDINGS, ending_of, stem_of
+from mooring.engines.fit import Tell, silent
+from mooring.engines.flower import keys
+from mooring.engines.flower.home import DONE, RESULT, Home
+from mooring.engines.request import request
+from mooring.runs.files import read_json
+from mooring.runs.runfile import RunFile
+
+PORT = 9092
+STARTED = "mooring.engines.flower.started"
+PATIENCE = 90.0  # seconds that a process may take to start
+GRACE = 5.0  # seconds that a process has to end
+Say = Callable[[str], None]
+
+PYPROJECT = """[project]
+name = "mooring-app"
+version = "1.0.0"
+description = "A Mooring run"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "mooring"
+
+[tool.flwr.app.components]
+serverapp = "mooring_app.server:app"
+clientapp = "mooring_app.client:app"
+
+[tool.flwr.app.config]
+run = ""
+out = ""
+progress = ""
+clients = ""
+"""
+APP = {
+    "pyproject.toml": PYPROJECT,
+    "mooring_app/__init__.py": "",
+    "mooring_app/client.py": "from mooring.engines.flower import client_app\n\napp = client_app.app\n",
+    "mooring_app/server.py": "from mooring.engines.flower import server_app\n\napp = server_app.app\n",
+}
+
+
+def need_flower() -> None:
+    """One sentence where the extra is missing."""
+    import importlib.util
+
+    if importlib.util.find_spec("flwr") is None:
+        raise RequestError("a federation across machines needs Flower; install it with: pip install 'mooring[flower]'.")
+
+
+def serve(
+    path: str | Path,
+    out: str | Path,
+    *,
+    key_folder: Path | None = None,
+    host: str = "127.0.0.1",
+    port: int = PORT,
+    insecure: bool = False,
+    clients: int | None = None,
+    lasting: bool = True,
+    say: Say,
+    tell: Tell = silent,
+) -> Path:
+    """Run a federation to its end, or go on with the one in `out`; the run directory.
+
+    `lasting`: the SuperLink keeps its own state on disk, so that clients find it again after it was killed.
+    """
+    need_flower()
+    run, out = request(Path(path), purpose="fit"), Path(out).resolve()
+    check_lines(host, insecure, key_folder)
+    if clients is None and (run.federation is None or run.federation.clients is None):
+        raise RequestError("how many clients take part? Say --clients 8, or [federation] clients = 8 in the run file.")
+    folder = beside(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what was started here is ended
+    with superlink(folder, host, port, key_folder, lasting) as (address, ca):
+        control = controls(address, ca)
+        try:
+            stop_old_runs(control, say)
+            for name, key in ({} if key_folder is None else keys.enrolled(key_folder)).items():
+                enrol(control, name, key)
+            progress = folder / f"progress-{time.time_ns()}.jsonl"
+            progress.touch()
+            config = {"run": str(Path(path).resolve()), "out": str(out), "progress": str(progress)}
+            number = submit(control, config | {"clients": "" if clients is None else str(clients)})
+            say(f"serving {run_name(run)} on {address}; clients join with `mooring join`")
+            follow(progress, lambda: status(control, number), say, tell)
+        finally:
+            control.close()
+    return out
+
+
+def beside(out: Path) -> Path:
+    """Where a server keeps Flower's own files."""
+    return out.with_name(out.name + ".federation")
+
+
+def run_name(run: RunFile) -> str:
+    assert run.algorithm is not None
+    return run.algorithm.name
+
+
+def check_lines(host: str, insecure: bool, key_folder: Path | None) -> None:
+    """TLS, or nothing but this machine."""
+    if key_folder is None and not insecure:
+        raise RequestError("a federation needs TLS: make keys with `mooring keys init` and give --keys, or --insecure.")
+    if key_folder is not None and insecure:
+        raise RequestError("give --keys or --insecure, not both.")
+    if insecure and not is_loopback(host):
+        raise RequestError(f"--insecure is for this machine only, and {host} can be reached from others; give --keys.")
+    for name in () if key_folder is None else (keys.CA, keys.SERVER, keys.SERVER_KEY):
+        if not (Path(key_folder) / name).exists():
+            raise RequestError(f"{key_folder} has no {name}; make it with `mooring keys init`.")
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return False
+
+
+def environment(home: Path) -> dict[str, str]:
+    """For Flower's processes: silent, with a home of their own, our package and its commands within reach."""
+    home.mkdir(parents=True, exist_ok=True)
+    package = str(Path(__file__).resolve().parents[3])
+    paths = [package, *(part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part)]
+    return os.environ | {
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_HOME": str(home),
+        "MOORING_PARENT": str(os.getpid()),
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+    }
+
+
+@contextmanager
+def process(arguments: list[str], home: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that writes to a log and is ended with the block."""
+    with log.open("ab") as file:
+        started = subprocess.Popen(
+            [sys.executable, "-m", *arguments],
+            env=environment(home),
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        yield started
+    finally:
+        end(started)
+
+
+def end(started: subprocess.Popen[bytes]) -> None:
+    for word, seconds in ((signal.SIGTERM, GRACE), (signal.SIGKILL, GRACE)):
+        if started.poll() is not None:
+            return
+        started.send_signal(word)
+        with suppress(subprocess.TimeoutExpired):
+            started.wait(seconds)
+
+
+@contextmanager
+def superlink(
+    folder: Path, host: str, port: int, key_folder: Path | None, lasting: bool
+) -> Iterator[tuple[str, Path | None]]:
+    """A SuperLink whose files are in `folder`; its address for this machine, and the certificate to check it by."""
+    wait_for_port(host, port)
+    arguments = [STARTED, "superlink", "--host", host, "--port", str(port)]
+    arguments += ["--database", str(folder / "state.db")] if lasting else []
+    arguments += ["--disable-runtime-dependency-installation"]
+    ca = None
+    if key_folder is None:
+        arguments += ["--insecure"]
+    else:
+        ca = key_folder / keys.CA
+        arguments += ["--ssl-ca-certfile", str(ca), "--ssl-certfile", str(key_folder / keys.SERVER)]
+        arguments += ["--ssl-keyfile", str(key_folder / keys.SERVER_KEY), "--enable-supernode-auth"]
+    address = f"{host if is_loopback(host) else '127.0.0.1'}:{port}"
+    log = folder / "superlink.log"
+    with process(arguments, folder / "home", log) as started:
+        begun = time.monotonic()
+        while not answers(address, ca):
+            if started.poll() is not None or time.monotonic() - begun > PATIENCE:
+                raise WorkError(f"Flower's SuperLink did not start; {log} says why.")
+            time.sleep(0.2)
+        yield address, ca
+
+
+def wait_for_port(host: str, port: int) -> None:
+    """The SuperLink of a server that was killed may take a moment to end."""
+    begun = time.monotonic()
+    while True:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+                return
+            except OSError as error:
+                if time.monotonic() - begun > 3 * GRACE:
+                    raise RequestError(f"port {port} of {host} is taken ({error.strerror}); choose --port.") from error
+        time.sleep(0.3)
+
+
+def answers(address: str, ca: Path | None) -> bool:
+    import ssl
+
+    import httpx
+
+    check: Any = True if ca is None else ssl.create_default_context(cafile=str(ca))
+    try:
+        return httpx.get(f"{'http' if ca is None else 'https'}://{address}/health", verify=check, timeout=2).is_success
+    except httpx.HTTPError:
+        return False
+
+
+def controls(address: str, ca: Path | None) -> Any:
+    """A client of the interface that starts and stops runs."""
+    from flwr.cli.cli_client_interceptor import CliClientHttpInterceptor
+    from flwr.supercore.control import ControlHttpClient
+    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+
+    return ControlHttpClient.from_server_address(
+        server_address=address,
+        insecure=ca is None,
+        root_certificates=None if ca is None else ca.read_bytes(),
+        interceptors=[CliClientHttpInterceptor(), RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+    )
+
+
+def stop_old_runs(control: Any, say: Say) -> None:
+    """A run that a killed server left would go on beside the new one."""
+    from flwr.proto.control_pb2 import ListRunsRequest, StopRunRequest
+
+    for number, run in control.ListRuns(ListRunsRequest()).run_dict.items():
+        if run.status.status != "finished":
+            control.StopRun(StopRunRequest(run_id=number))
+            say("an interrupted run was stopped; it goes on from its checkpoint")
+
+
+def enrol(control: Any, name: str, key: bytes) -> None:
+    import httpx
+    from flwr.proto.control_pb2 import RegisterNodeRequest
+
+    try:
+        control.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
+    except httpx.HTTPStatusError as error:
+        if error.response.status_code not in (httpx.codes.CONFLICT, httpx.codes.PRECONDITION_FAILED):
+            raise WorkError(f"client '{name}' could not be enrolled: {error.response.text[:200]}") from error
+
+
+def submit(control: Any, config: dict[str, str]) -> int:
+    """Start our app with these settings; the number of Flower's run."""
+    from flwr.cli.build import build_fab_from_files
+    from flwr.common.serde import fab_to_proto, user_config_to_proto
+    from flwr.proto.control_pb2 import StartRunRequest
+    from flwr.supercore.fab import Fab
+
+    content, _ = build_fab_from_files({name: text.encode() for name, text in APP.items()})
+    fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
+    given: dict[str, Any] = dict(config)
+    return control.StartRun(StartRunRequest(fab=fab_to_proto(fab), override_config=user_config_to_proto(given))).run_id
+
+
+def status(control: Any, number: int) -> str:
+    from flwr.proto.control_pb2 import ListRunsRequest
+
+    run = control.ListRuns(ListRunsRequest(run_id=number)).run_dict[number]
+    return f"{run.status.status} {run.status.sub_status}".strip()
+
+
+def follow(progress: Path, state: Callable[[], str], say: Say, tell: Tell) -> None:
+    """Pass on what the app writes, until it has ended."""
+    looked, rest = time.monotonic(), ""
+    with progress.open() as file:
+        while True:
+            rest += file.read()
+            *whole, rest = rest.split("\n")
+            for line in map(json.loads, whole):
+                if line["kind"] == "said":
+                    say(line["text"])
+                elif line["kind"] == "round":
+                    tell(line["what"], line["done"], line["rounds"])
+                elif line["kind"] == "failed":
+                    raise (RequestError if line["request"] else WorkError)(line["text"])
+                elif line["kind"] == "done":
+                    return
+            if not whole and time.monotonic() - looked > GRACE:
+                looked = time.monotonic()
+                if (now := state()).startswith("finished"):
+                    raise WorkError(f"Flower ended the run ({now}); {progress.parent / 'superlink.log'} says why.")
+            time.sleep(0.2)
+
+
+def join(
+    path: str | Path,
+    data: str | Path,
+    state: str | Path,
+    *,
+    server: str = f"127.0.0.1:{PORT}",
+    name: str | None = None,
+    ca: Path | None = None,
+    key: Path | None = None,
+    insecure: bool = False,
+    embedded: bool = False,
+    say: Say,
+) -> dict[str, Any]:
+    """Take part with one client's table until the run is over; how its own model does, and where it is."""
+    need_flower()
+    host = server.rsplit(":", 1)[0].strip("[]")
+    if (ca is None or key is None) and not insecure:
+        raise RequestError("joining needs TLS: give --ca and --key, as `mooring keys init` makes them, or --insecure.")
+    if insecure and not is_loopback(host):
+        raise RequestError(f"--insecure is for this machine only, and {host} is another; give --ca and --key.")
+    run = request(Path(path), purpose="fit")
+    home = Home(run, Path(data).resolve(), Path(state).resolve(), name)
+    home.member  # noqa: B018 - what is wrong with the table is told before anything is sent
+    reveals = describe(run_name(run))["reveals"]
+    say(f"client '{home.name}' takes part in {run_name(run)}. A curious server sees {reveals}.")
+    done = home.folder / DONE
+    done.unlink(missing_ok=True)
+    if embedded:
+        from mooring.engines.flower.node import live
+
+        live(home, server, ca=ca, key=key, say=say, until=done.exists)
+    else:
+        stock_node(home, Path(path).resolve(), server, ca, key, done.exists, say)
+    return read_json(done) | {"result": str(home.folder / RESULT)}
+
+
+def stock_node(
+    home: Home, run: Path, server: str, ca: Path | None, key: Path | None, until: Callable[[], bool], say: Say
+) -> None:
+    """Flower's own node, started anew with longer and longer pauses whenever it ends: after a kill the SuperLink
+    refuses the same client for about a minute."""
+    home.folder.mkdir(parents=True, exist_ok=True)
+    pause = 1.0
+    while not until():
+        told = {"run": run, "data": home.path, "state": home.folder.parent, "name": home.name}
+        config = " ".join(f"{key_}={json.dumps(str(value))}" for key_, value in told.items())
+        arguments = [STARTED, "supernode", "--superlink", server, "--node-config", config]
+        arguments += ["--host", "127.0.0.1", "--port", str(free_port())]
+        arguments += ["--insecure"] if ca is None else ["--root-certificates", str(ca)]
+        arguments += [] if key is None else ["--auth-supernode-private-key", str(key)]
+        log = home.folder / "supernode.log"
+        with process(arguments, home.folder / "home", log) as started:
+            while started.poll() is None and not until():
+                time.sleep(0.3)
+            if until():
+                time.sleep(2 * GRACE)  # the last reply is on its way
+                return
+        say(f"Flower's node ended (see {log}); it is started again in {pause:g} s")
+        time.sleep(pause)
+        pause = min(2 * pause, 30.0)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def up(
+    path: str | Path,
+    folder: str | Path,
+    out: str | Path,
+    *,
+    embedded: bool = False,
+    insecure: bool = False,
+    say: Say,
+    tell: Tell = silent,
+) -> Path:
+    """A whole federation on this machine: a client for each table of `folder`."""
+    need_flower()
+    files = sorted(file for file in Path(folder).iterdir() if ending_of(file) in ENDINGS)
+    if len(files) < 2:
+        raise RequestError(f"{folder} holds {len(files)} client tables; a federation needs two or more.")
+    out = Path(out).resolve()
+    place = beside(out)
+    (place / "clients").mkdir(parents=True, exist_ok=True)
+    key_folder = None
+    if not insecure:
+        key_folder = place / "keys"
+        keys.init(key_folder, [stem_of(file) for file in files])
+    port = free_port()
+    with everyone(files, Path(path).resolve(), place, port, key_folder, embedded):
+        return serve(
+            path,
+            out,
+            key_folder=key_folder,
+            port=port,
+            insecure=insecure,
+            clients=len(files),
+            lasting=False,
+            say=say,
+            tell=tell,
+        )
+
+
+@contextmanager
+def everyone(
+    files: list[Path], run: Path, place: Path, port: int, key_folder: Path | None, embedded: bool
+) -> Iterator[None]:
+    """A `mooring join` for each table, ended with the block."""
+    started = []
+    try:
+        for file in files:
+            name = stem_of(file)
+            words = ["join", str(run), "--data", str(file), "--state", str(place / "clients" / name)]
+            words += ["--server", f"127.0.0.1:{port}"] + (["--embedded"] if embedded else [])
+            if key_folder is None:
+                words += ["--insecure"]
+            else:
+                words += ["--ca", str(key_folder / keys.CA), "--key", str(key_folder / keys.CLIENTS / name)]
+            log = place / "clients" / f"{name}.log"
+            with log.open("ab") as file_:
+                started.append(
+                    subprocess.Popen(
+                        [sys.executable, "-m", STARTED, "mooring", *words],
+                        env=environment(place / "home"),
+                        stdin=subprocess.DEVNULL,
+                        stdout=file_,
+                        stderr=subprocess.STDOUT,
+                    )
+                )
+        yield
+        for one in started:
+            with suppress(subprocess.TimeoutExpired):
+                one.wait(4 * GRACE)
+    finally:
+        for one in started:
+            if one.poll() is None:
+                one.terminate()
+        for one in started:
+            end(one)

@@ -1,0 +1,370 @@
+"""What a client answers. Its rows never leave this file, its personal state lives in its own folder.
+
+    hello                      its name, and which run file it has
+    survey, tally, spread      counts and sums for the schema (`data/preparation.py`)
+    adopt                      the agreed schema; how many rows it has
+    facts, told                what settings such as "auto" are settled from (`estimates/facts.py`, `answers.py`)
+    begin                      the settled algorithm and the first model
+    visit                      a stay: a message, and a new generation of its state
+    evaluate, models, numbers  how its deployed model does; the model and numbers of its state, where it shares them
+    done                       the end: it writes its own model as a run directory that `mooring predict` reads
+
+A request names the run file by its digest: whoever joins has read the run file, and does nothing else. Every answer can
+be given again: a visit starts from the generation that the request names and drops none that the server may still
+name. The state is one safetensors file per algorithm, replaced by one rename, so that it survives a kill at any moment.
+A process may answer one request and end (Flower's own nodes do that), or all of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mooring.algorithms.base import build
+from mooring.core.cohort import CohortData, Round
+from mooring.core.costs import Meter
+from mooring.core.errors import RequestError, WorkError
+from mooring.data.agreement import Plan
+from mooring.data.clients import PARTS, Clients
+from mooring.data.gather import gather
+from mooring.data.preparation import Member, read, spread, survey, tally
+from mooring.data.readers import stem_of
+from mooring.data.schema import Schema
+from mooring.data.sources import digest_of, load, member_of, name_columns
+from mooring.data.summary import Summary
+from mooring.engines import visits
+from mooring.engines.fit import task_facts, with_settled
+from mooring.engines.flower.parcels import Parcel
+from mooring.engines.prepare import Job, load_options, make_task
+from mooring.estimates.answers import Here
+from mooring.estimates.facts import own_facts
+from mooring.runs.directory import CLIENTS_FILE, RUN, SCHEMA, SUMMARY, Models, create
+from mooring.runs.files import json_bytes, make_folder, parquet_bytes, read_json, write_json
+from mooring.runs.records import clients_table
+from mooring.runs.runfile import RunFile, run_bytes
+from mooring.runs.sections import installed
+from mooring.runs.tensors import flatten, read_tensors, unflatten, write_tensors
+
+REFEREES = ("local",)  # what a server may ask for beside the run file's own algorithm
+ADOPTED, RESULT, DONE = "adopted.json", "result", "done.json"
+
+
+def digest_of_run(run: RunFile) -> str:
+    """Names what server and clients must have in common: the run file, save where its rows are and how fast it goes."""
+    table = run.model_dump(mode="json", exclude_none=True, exclude={"mooring"})
+    for section, names in (
+        ("data", ("source", "data_dir")),
+        ("algorithm", ("settled",)),
+        ("training", ("threads", "chunk", "checkpoint_every")),
+    ):
+        for name in names:
+            table.get(section, {}).pop(name, None)
+    table["federation"] = {"share_models": shares_models(run)}  # the rest is the server's own business
+    return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def shares_models(run: RunFile) -> bool:
+    """Whether clients send their personal models and numbers of their state to the server."""
+    return run.federation is not None and run.federation.share_models
+
+
+class Stretch(NamedTuple):
+    """An algorithm's run at this client: how it began, and the generations of its state by round."""
+
+    start: str  # the server's word for this beginning
+    fields: dict[str, Any]  # the settled algorithm's, as they were sent
+    algorithm: Any
+    server: Any  # a template
+    first: Any  # generation 0
+    w0: Tensor
+    states: dict[int, Any]
+
+    def at(self, base: int, who: str) -> Any:
+        if base == 0:
+            return self.first
+        if base not in self.states:
+            held = ", ".join(map(str, sorted(self.states))) or "none"
+            raise RequestError(f"{who} has no state of round {base} any more (it has: {held}); it cannot go back.")
+        return self.states[base]
+
+
+class Home:
+    """A client: a run file, its own table, and a folder for what it keeps."""
+
+    def __init__(self, run: RunFile, data: str | Path, state: str | Path, name: str | None = None):
+        self.run, self.path, self.given = run, Path(data), name
+        self.digest = digest_of_run(run)
+        self.folder = Path(state) / self.digest
+        if run.training.threads:
+            torch.set_num_threads(run.training.threads)
+
+    def answer(self, what: str, parcel: Parcel) -> Parcel:
+        """The reply to a request; a sentence under "refused" where it cannot be answered."""
+        try:
+            if what not in ANSWERS:
+                raise RequestError(f"client '{self.name}' does not know the request {what!r}.")
+            if what != "hello" and parcel.words.get("run") != self.digest:
+                raise RequestError(f"client '{self.name}' has another run file than the server; both need the same.")
+            return ANSWERS[what](self, parcel)
+        except Exception as error:
+            foreseen = isinstance(error, RequestError | WorkError)
+            return Parcel({"refused": str(error) if foreseen else f"unexpected {type(error).__name__}: {error}"})
+
+    # its rows
+
+    @cached_property
+    def _source(self) -> tuple[str, Any]:
+        """Its name and its table: the client column's one value where the run file names one, else the file's name."""
+        column = self.run.data.client
+        table = gather(self.path, (), name_columns(column, None))
+        if column is not None and column in table.frame.columns:
+            names = table.frame[column].astype(str).unique()
+            if len(names) != 1:
+                raise RequestError(f"{self.path.name}: column '{column}' names {len(names)} clients; a client has one.")
+            if self.given is not None and self.given != names[0]:
+                raise RequestError(f"{self.path.name} holds the rows of client '{names[0]}', not '{self.given}'.")
+            return str(names[0]), table.frame
+        name = self.given or stem_of(self.path)
+        return name, {name: table.frame}
+
+    @property
+    def name(self) -> str:
+        return self._source[0]
+
+    @cached_property
+    def member(self) -> Member:
+        options = load_options(self.run)
+        options.pop("rare", None)
+        member, _, _ = member_of(self._source[1], **options)
+        if len(member.clients) != 1:
+            raise RequestError(f"{self.path.name} holds the rows of {len(member.clients)} clients; a client has one.")
+        return member
+
+    @cached_property
+    def schema(self) -> Schema:
+        if not (self.folder / ADOPTED).exists():
+            raise RequestError(f"client '{self.name}' has not been told the schema yet.")
+        return Schema.from_json(json.dumps(read_json(self.folder / ADOPTED)["schema"]))
+
+    @cached_property
+    def clients(self) -> Clients:
+        """Its rows in the numbers of the schema."""
+        wide = self.run.task.model is None and self.run.task.name != "module"
+        kind = torch.float64 if wide else torch.float32
+        options = load_options(self.run) | {"schema": self.schema, "dtype": kind}
+        return load(self._source[1], **options)
+
+    @cached_property
+    def task(self) -> Any:
+        return make_task(self.run, self.clients)
+
+    def data(self, words: dict[str, Any]) -> CohortData:
+        """Itself as a cohort of one, at the place and with the weight that the server names."""
+        p = torch.tensor([words["p"]], dtype=torch.float64)
+        index = torch.tensor([words["index"]])
+        return CohortData(self.clients.keys, index, p, self.clients.train, self.clients.validation)
+
+    # its state
+
+    def stretch(self, words: dict[str, Any]) -> Stretch:
+        """What is on disk of the algorithm that a request names."""
+        path = self._file(words["label"])
+        if not path.exists():
+            raise RequestError(f"client '{self.name}' has no state of '{words['label']}'; it was lost, or never began.")
+        tensors, meta = read_tensors(path)
+        algorithm = build(words["label"], meta["fields"])
+        server, _ = algorithm.start(self.task, tensors["w0"])
+        first = visits.first_states(algorithm, self.task, tensors["w0"], 1)
+        states = {t: unflatten(first, str(t), tensors) for t in meta["rounds"]}
+        return Stretch(meta["start"], meta["fields"], algorithm, server, first, tensors["w0"], states)
+
+    def keep(self, label: str, stretch: Stretch) -> None:
+        """The state file, by one rename."""
+        tensors = {"w0": stretch.w0}
+        for t, state in stretch.states.items():
+            tensors |= flatten(str(t), state)
+        about = {"start": stretch.start, "fields": stretch.fields, "rounds": sorted(stretch.states)}
+        write_tensors(self._file(label), tensors, about)
+
+    def _file(self, label: str) -> Path:
+        if label not in (*REFEREES, self._own):
+            raise RequestError(f"client '{self.name}' takes part in {self._own}, not in {label!r}.")
+        return self.folder / f"{label}.safetensors"
+
+    @property
+    def _own(self) -> str:
+        assert self.run.algorithm is not None
+        return self.run.algorithm.name
+
+    def deployed(self, parcel: Parcel) -> tuple[Stretch, Tensor, Round]:
+        words = parcel.words
+        stretch, turn = self.stretch(words), Round(*words["round"])
+        server = unflatten(stretch.server, "server", parcel.tensors)
+        state, merged = stretch.at(words["base"], f"client '{self.name}'"), torch.tensor([words["base"]])
+        w = visits.deployed(stretch.algorithm, self.task, server, state, merged, self.data(words), turn)
+        return stretch, w, turn
+
+
+def say_hello(home: Home, parcel: Parcel) -> Parcel:
+    return Parcel({"name": home.name, "run": home.digest, "version": installed()})
+
+
+def give_survey(home: Home, parcel: Parcel) -> Parcel:
+    return of_summary(survey(home.member))
+
+
+def give_tally(home: Home, parcel: Parcel) -> Parcel:
+    plan = Plan.model_validate(parcel.words["plan"])
+    return of_summary(tally(home.member, plan, read(home.member, plan)))
+
+
+def give_spread(home: Home, parcel: Parcel) -> Parcel:
+    plan, draft = Plan.model_validate(parcel.words["plan"]), Schema.model_validate(parcel.words["draft"])
+    return of_summary(spread(home.member, draft, read(home.member, plan)))
+
+
+def of_summary(summary: Summary) -> Parcel:
+    return Parcel({"summary": summary.to_json()})
+
+
+def adopt(home: Home, parcel: Parcel) -> Parcel:
+    """Keep the schema. Rows that are not those of the run's beginning are refused while a state of it is here."""
+    make_folder(home.folder)
+    path = home.folder / ADOPTED
+    digest = frame_digest(home)
+    if path.exists() and not parcel.words["fresh"] and read_json(path)["rows"] != digest:
+        raise RequestError(f"{home.path.name} has changed since the run began; start a new run, or bring it back.")
+    write_json(path, {"schema": parcel.words["schema"], "rows": digest})
+    for stale in ("schema", "clients", "task"):
+        home.__dict__.pop(stale, None)
+    sizes = {part: int(getattr(home.clients, part).size[0]) for part in PARTS}
+    own = home.clients.own_weights
+    return Parcel({"sizes": sizes, "weight": None if own is None else own[home.name]})
+
+
+def frame_digest(home: Home) -> str:
+    source = home._source[1]
+    return digest_of(source[home.name] if isinstance(source, dict) else source)
+
+
+def give_facts(home: Home, parcel: Parcel) -> Parcel:
+    words = parcel.words
+    facts = own_facts(home.task, home.data(words), parcel.tensors["w0"], tuple(words["asks"]))
+    return Parcel({}, flatten("facts", facts))
+
+
+def tell(home: Home, parcel: Parcel) -> Parcel:
+    """One of the answers that spread and rules are estimated from."""
+    here, which, given = Here(home.task, home.clients.train), parcel.words["which"], parcel.tensors
+    if which == "summary":
+        return Parcel({}, flatten("told", here.summary()))
+    if which == "slope":
+        first, second = here.slope(given["w"])
+    elif which == "refit":
+        first, second = here.refit(given["center"], given["lam"], given["start"])
+    else:
+        raise RequestError(f"client '{home.name}' is asked for {which!r}; it tells summary, slope and refit.")
+    return Parcel({}, {"told/first": first, "told/second": second})
+
+
+def begin(home: Home, parcel: Parcel) -> Parcel:
+    """Make the first state. The same beginning again, and a beginning that goes on with a run, keep what is there."""
+    words = parcel.words
+    label, fields = words["label"], words["fields"]
+    path, algorithm = home._file(label), build(label, fields)
+    server, _ = algorithm.start(home.task, parcel.tensors["w0"])
+    first = visits.first_states(algorithm, home.task, parcel.tensors["w0"], 1)
+    if path.exists():
+        known = home.stretch(words)
+        if known.start == words["start"] or not words["fresh"]:
+            if known.algorithm != algorithm:
+                raise RequestError(f"client '{home.name}' has a state of {label} with other settings; start a new run.")
+            return Parcel({})
+        if known.states:
+            os.replace(path, path.with_suffix(".before"))  # another run of the same file: its states are not ours
+    home.keep(label, Stretch(words["start"], fields, algorithm, server, first, parcel.tensors["w0"], {}))
+    return Parcel({})
+
+
+def visit(home: Home, parcel: Parcel) -> Parcel:
+    words = parcel.words
+    stretch, turn = home.stretch(words), Round(*words["round"])
+    state = stretch.at(words["base"], f"client '{home.name}'")
+    server = unflatten(stretch.server, "server", parcel.tensors)
+    meter = Meter()
+    new, message = visits.visit(stretch.algorithm, home.task, server, state, home.data(words), turn, meter)
+    held = {t: known for t, known in stretch.states.items() if t in words["hold"]}
+    home.keep(words["label"], stretch._replace(states=held | {turn.t: new}))
+    work = {"samples": meter.samples, "gradients": meter.gradients, "solves": list(meter.solves)}
+    return Parcel({"meter": work}, flatten("message", message))
+
+
+def evaluate(home: Home, parcel: Parcel) -> Parcel:
+    _, w, _ = home.deployed(parcel)
+    parts = parcel.words["parts"]
+    risk = [visits.mean_risk(home.task, w, getattr(home.clients, part)) for part in parts]
+    return Parcel({"parts": parts}, {"risk": torch.cat(risk)})
+
+
+def give_model(home: Home, parcel: Parcel) -> Parcel:
+    return Parcel({}, {"model": home.deployed(parcel)[1]} if shares_models(home.run) else {})
+
+
+def give_number(home: Home, parcel: Parcel) -> Parcel:
+    words = parcel.words
+    if not shares_models(home.run):
+        raise RequestError(f"client '{home.name}' keeps the numbers of its state to itself.")
+    state = home.stretch(words).at(words["base"], f"client '{home.name}'")
+    found = getattr(state, words["field"], None)
+    if found is None or found.numel() != 1 or words["base"] == 0:
+        return Parcel({"number": None, "known": found is not None and found.numel() == 1})
+    return Parcel({"number": float(found), "known": True})
+
+
+def leave(home: Home, parcel: Parcel) -> Parcel:
+    """Write the client's own model beside the common one, as a run directory."""
+    stretch, w, _ = home.deployed(parcel)
+    row, summary = parcel.words["row"], parcel.words["summary"]
+    server = unflatten(stretch.server, "server", parcel.tensors)
+    run = home.run.model_copy(
+        update={"data": home.run.data.model_copy(update={"source": str(home.path)}), "federation": None}
+    )
+    run = with_settled(run, stretch.algorithm)
+    files = {
+        RUN: run_bytes(run),
+        SCHEMA: json_bytes(home.schema.model_dump(mode="json")),
+        CLIENTS_FILE: parquet_bytes(clients_table([row])),
+        SUMMARY: json_bytes(summary),
+    }
+    path = home.folder / RESULT
+    shutil.rmtree(path, ignore_errors=True)
+    about, layout = task_facts(Job(run, home.clients, home.task))
+    create(path, files).write_models(Models(server.w, w, (home.name,), about, layout))
+    write_json(home.folder / DONE, row | {"metric": summary["metric"]})
+    return Parcel({"result": True})
+
+
+ANSWERS: dict[str, Callable[[Home, Parcel], Parcel]] = {
+    "hello": say_hello,
+    "survey": give_survey,
+    "tally": give_tally,
+    "spread": give_spread,
+    "adopt": adopt,
+    "facts": give_facts,
+    "told": tell,
+    "begin": begin,
+    "visit": visit,
+    "evaluate": evaluate,
+    "models": give_model,
+    "numbers": give_number,
+    "done": leave,
+}

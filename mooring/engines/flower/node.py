@@ -1,0 +1,121 @@
+"""A client's node in this process: it asks the SuperLink for messages and answers them itself.
+
+Flower's own node starts a process for every message and runs the code that comes with the run. This one runs nothing
+but what is installed here, and keeps the client's rows in memory. It uses parts of Flower that are not its public
+interface, so it refuses any other version than the one that it was tried with.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import flwr
+import httpx
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from flwr.app import Message
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    iterate_object_tree,
+    no_object_id_recompute,
+)
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects
+from flwr.supercore.run import RunNotRunningException
+from flwr.supernode import fleet_http_connection as connection
+
+from mooring.core.errors import RequestError
+from mooring.engines.flower.client_app import reply_of
+from mooring.engines.flower.home import Home
+
+VERSION = "1.41.0"
+PAUSE = 0.2  # seconds between looks into an empty letter box
+LINGER = 5.0  # seconds after the end: the SuperLink does not pass on the replies of a node that has left
+FIRST_BACKOFF, LONGEST_BACKOFF = 1.0, 15.0
+
+
+class NoConnection(Exception):
+    """The SuperLink could not be reached, or refused us."""
+
+
+def live(
+    home: Home,
+    server: str,
+    *,
+    ca: Path | None,
+    key: Path | None,
+    say: Callable[[str], None],
+    until: Callable[[], bool],
+) -> None:
+    """Answer until `until` says that all is done; a lost connection is made again, with longer and longer pauses."""
+    if flwr.__version__ != VERSION:
+        raise RequestError(f"the embedded node was tried with flwr {VERSION}, not {flwr.__version__}; leave it out.")
+    connection.flwr_exit = give_up  # type: ignore[assignment]
+    backoff = FIRST_BACKOFF
+    while not until():
+        begun = time.monotonic()
+        try:
+            answer_letters(home, server, ca, key, until)
+        except (NoConnection, httpx.HTTPError, OSError, RuntimeError) as error:
+            said = str(error).strip().split("\n")[-1] or type(error).__name__
+            if time.monotonic() - begun > LONGEST_BACKOFF:
+                backoff = FIRST_BACKOFF
+            say(f"no connection to {server} ({said}); trying again in {backoff:g} s")
+            time.sleep(backoff)
+            backoff = min(2 * backoff, LONGEST_BACKOFF)
+
+
+def give_up(code: int, message: str | None = None, *rest: Any, **more: Any) -> None:
+    """What Flower calls to end the process: here only the connection ends."""
+    raise NoConnection(message or f"Flower's exit code {code}")
+
+
+def answer_letters(home: Home, server: str, ca: Path | None, key: Path | None, until: Callable[[], bool]) -> None:
+    certificates = None if ca is None else ca.read_bytes()
+    with connection.http_request_response(server, ca is None, certificates, keys_of(key), 5, 20.0) as talk:
+        _, receive, send, _, _, pull_object, push_object, confirm = talk
+        leaving = None
+        while leaving is None or time.monotonic() < leaving:
+            if leaving is None and until():
+                leaving = time.monotonic() + LINGER
+            try:
+                if (got := receive()) is None:
+                    time.sleep(PAUSE)
+                    continue
+                head, tree = got
+                run, number = head.metadata.run_id, head.metadata.message_id
+                ids = [part.object_id for part in iterate_object_tree(tree)]
+                contents = pull_objects(ids, pull_object_fn=lambda part, run=run: pull_object(run, part))
+                confirm(run, number)
+                message: Any = inflate_object_from_contents(number, contents)
+                message.metadata.__dict__["_message_id"] = number
+                begun = time.monotonic()
+                reply = reply_of(home, message)
+                post(reply, run, send, push_object, time.monotonic() - begun)
+            except RunNotRunningException:
+                continue  # the server was started anew and asks again
+
+
+def post(reply: Message, run: int, send: Any, push_object: Any, seconds: float) -> None:
+    with no_object_id_recompute():
+        reply.metadata.__dict__["_message_id"] = reply.object_id
+        objects = get_all_nested_objects(reply)
+        wanted, session = send(reply, get_object_tree(reply), seconds)
+        for part in wanted:
+            push_object(run, session, part, objects[part].deflate())
+
+
+def keys_of(path: Path | None) -> tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey] | None:
+    """The client's key pair; None: it enrols itself, where the server lets it."""
+    if path is None:
+        return None
+    try:
+        private = load_ssh_private_key(path.read_bytes(), None)
+    except (OSError, ValueError) as error:
+        raise RequestError(f"{path} is not a client's key: {error}.") from error
+    if not isinstance(private, ec.EllipticCurvePrivateKey):
+        raise RequestError(f"{path} is not a client's key: `mooring keys init` makes them.")
+    return private, private.public_key()

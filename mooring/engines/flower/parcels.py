@@ -1,0 +1,40 @@
+"""Words and tensors that travel, whoever carries them.
+
+A NamedTuple of tensors travels as named tensors (`runs/tensors.py`); whoever has a template of it, such as a first
+state, gets the same NamedTuple back, others get one with the same fields in the same order.
+"""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from mooring.core.errors import RequestError
+
+NOTHING = "=None"  # ends the name of a part that is None, as `runs/tensors.py` has it
+
+
+class Parcel(NamedTuple):
+    """What is sent in either direction."""
+
+    words: dict[str, Any]
+    tensors: Mapping[str, Tensor] = {}
+
+
+def received(prefix: str, tensors: Mapping[str, Tensor]) -> Any:
+    """The tree that `flatten` named, without a template: its NamedTuples have the same fields in the same order."""
+    if prefix + NOTHING in tensors:
+        return None
+    if prefix in tensors:
+        return tensors[prefix]
+    fields: dict[str, Any] = {}
+    for name in tensors:
+        if name.startswith(prefix + "/"):
+            field = name[len(prefix) + 1 :].split("/")[0].removesuffix(NOTHING)
+            fields.setdefault(field, received(f"{prefix}/{field}", tensors))
+    if not fields:
+        raise RequestError(f"a message has no '{prefix}'.")
+    return namedtuple("Received", fields)(**fields)  # type: ignore[misc]

@@ -1,0 +1,233 @@
+"""Letters to clients and their replies, over a Flower grid.
+
+A client is known by its name, which it says when it is asked "hello"; behind the name is a Flower node, and another one
+after the client has been started anew. A letter that finds no reply because its node went away is sent again once the
+client is back: every request can be answered twice. A reply counts only if it answers a letter that is still waited
+for: late, repeated and stale ones are dropped and counted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, Protocol
+
+from flwr.app import Message
+
+from mooring.core.errors import RequestError, WorkError
+from mooring.engines.flower.packing import pack, unpack
+from mooring.engines.flower.parcels import Parcel
+
+KIND = "query"  # Flower's word for the kind of all our messages; `client_app.py` listens to it
+LOOK = 2.0  # seconds between looks at who is there
+FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.5  # between pulls of replies
+AGAIN = 2.0  # seconds before a letter that failed is sent again
+LIFE = 3600.0  # seconds that Flower keeps a letter
+
+
+class Grid(Protocol):
+    """What is used of Flower's grid."""
+
+    def get_nodes(self) -> Iterable[Any]: ...
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]: ...
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]: ...
+
+
+class Sent(NamedTuple):
+    what: str
+    node: int
+    name: str  # of the client; empty for a node that was not heard yet
+
+
+class Answered(NamedTuple):
+    replies: dict[str, Parcel]  # by client
+    missing: dict[str, str]  # client -> why there is no reply
+
+
+def say_nothing(sentence: str) -> None:
+    """For those who do not want to know what is waited for."""
+
+
+class Post:
+    """The server's post office. `say` gets a sentence whenever somebody comes, is missed, or is refused."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        run: str,
+        *,
+        wait: float = LIFE,
+        say: Callable[[str], None] = say_nothing,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ):
+        self.grid, self.run, self.wait, self.say = grid, run, wait, say
+        self.clock, self.sleep = clock, sleep
+        self.nodes: dict[str, int] = {}  # client -> its node
+        self.enrolled: dict[int, str] = {}  # nodes that are there, and the name that their key was enrolled under
+        self.strangers: dict[int, str] = {}  # nodes that take no part, and why
+        self.members: frozenset[str] | None = None  # once the roll was called: nobody else takes part
+        self.dropped = 0  # replies that nobody waited for any more
+        self.missed: Counter[str] = Counter()  # how often a client's reply did not come in time
+        self._sent: dict[str, Sent] = {}  # letters by message id
+        self._looked = -LOOK
+
+    def call_roll(self, wanted: int | Iterable[str]) -> tuple[str, ...]:
+        """Wait until all clients are there, by number or by name; their names in order."""
+        need = wanted if isinstance(wanted, int) else frozenset(wanted)
+
+        def lacking() -> str:
+            if isinstance(need, int):
+                return "" if len(self.nodes) >= need else f"{len(self.nodes)} of {need} clients are here"
+            away = sorted(need - self.nodes.keys())
+            return f"not here yet: {', '.join(away)}" if away else ""
+
+        begun, told = self.clock(), ""
+        while why := lacking():
+            if why != told:
+                self.say(f"waiting for clients: {why}")
+                begun, told = self.clock(), why
+            if self.clock() - begun > self.wait:
+                raise WorkError(f"the clients did not come in {self.wait:g} seconds: {why}.{self._strange()}")
+            self._look()
+            self._open(frozenset())
+            self.sleep(LONGEST_PAUSE / 5)
+        chosen = sorted(self.nodes) if isinstance(need, int) else sorted(need)
+        self.members = frozenset(chosen[:need] if isinstance(need, int) else chosen)
+        return tuple(sorted(self.members))
+
+    def ask(
+        self, what: str, letters: dict[str, Parcel], *, deadline: float | None = None, quorum: int | None = None
+    ) -> Answered:
+        """Replies to one letter per client.
+
+        Returns when everyone has answered, or, `deadline` seconds later, as soon as `quorum` (default: all) have.
+        """
+        quorum = len(letters) if quorum is None else min(quorum, len(letters))
+        found: dict[str, Parcel] = {}
+        refused: dict[str, str] = {}
+        why: dict[str, str] = {}
+        retry: dict[str, float] = {}
+        begun = progress = self.clock()
+        pause = FIRST_PAUSE
+        while len(found) + len(refused) < len(letters):
+            self._look()
+            self._send(what, letters, found.keys() | refused.keys(), retry)
+            before = len(found) + len(refused)
+            for name, reply in self._open(frozenset(letters)):
+                if isinstance(reply, str):
+                    why[name], retry[name] = reply, self.clock() + AGAIN
+                elif "refused" in reply.words:
+                    refused[name] = str(reply.words["refused"])
+                else:
+                    found[name] = reply
+            now = self.clock()
+            if len(found) + len(refused) > before:
+                progress, pause = now, FIRST_PAUSE
+                continue
+            if deadline is not None and now - begun > deadline and len(found) >= quorum:
+                break
+            if now - progress > self.wait:
+                silent = (name for name in letters if name not in found and name not in refused)
+                away = ", ".join(f"'{name}' ({why.get(name, 'silent')})" for name in silent)
+                raise WorkError(f"no reply for {self.wait:g} seconds; missing: {away}. Start the same command again.")
+            self.sleep(pause)
+            pause = min(pause * 1.5, LONGEST_PAUSE)
+        self._sent = {key: sent for key, sent in self._sent.items() if sent.what == "hello"}
+        answered = found.keys() | refused.keys()
+        late = {name: why.get(name, "no reply in time") for name in letters if name not in answered}
+        for name, reason in (late | refused).items():
+            self.missed[name] += 1
+            self.say(f"client '{name}' is left out of this {what}: {reason}")
+        return Answered(found, late | refused)
+
+    def ask_all(self, what: str, letters: dict[str, Parcel]) -> dict[str, Parcel]:
+        """Everyone's reply; a refusal ends the work in that client's own words."""
+        answered = self.ask(what, letters)
+        if answered.missing:
+            name, reason = next(iter(answered.missing.items()))
+            raise RequestError(reason if f"'{name}'" in reason else f"client '{name}': {reason}")
+        return answered.replies
+
+    def _look(self) -> None:
+        """Greet nodes that were not heard yet."""
+        if self.clock() - self._looked < LOOK:
+            return
+        self._looked = self.clock()
+        self.enrolled = {node.node_id: node.name for node in self.grid.get_nodes()}
+        here = set(self.enrolled)
+        known = {*self.nodes.values(), *self.strangers, *(sent.node for sent in self._sent.values() if not sent.name)}
+        self._push([(Sent("hello", node, ""), Parcel({"run": self.run})) for node in sorted(here - known)])
+        self.strangers = {node: why for node, why in self.strangers.items() if node in here}
+
+    def _send(self, what: str, letters: dict[str, Parcel], done: Any, retry: dict[str, float]) -> None:
+        """Letters to all who have none on the way to where they are now."""
+        under_way = {(sent.name, sent.node) for sent in self._sent.values() if sent.what == what}
+        now = self.clock()
+        ready = [
+            (Sent(what, self.nodes[name], name), parcel)
+            for name, parcel in letters.items()
+            if name not in done
+            and name in self.nodes
+            and (name, self.nodes[name]) not in under_way
+            and retry.get(name, now) <= now
+        ]
+        self._push(ready)
+
+    def _push(self, letters: list[tuple[Sent, Parcel]]) -> None:
+        if not letters:
+            return
+        messages = []
+        for sent, parcel in letters:
+            words = parcel.words | {"what": sent.what, "run": self.run}
+            messages.append(Message(pack(parcel._replace(words=words)), sent.node, KIND, ttl=LIFE))
+        for (sent, _), number in zip(letters, self.grid.push_messages(messages)):
+            if number:
+                self._sent[number] = sent
+
+    def _open(self, asked: frozenset[str]) -> list[tuple[str, Parcel | str]]:
+        """What came: a parcel, or why there is none, of clients that are asked; greetings are dealt with here."""
+        out: list[tuple[str, Parcel | str]] = []
+        for message in self.grid.pull_messages(list(self._sent)) if self._sent else []:
+            sent = self._sent.pop(message.metadata.reply_to_message_id, None)
+            if sent is None:
+                self.dropped += 1
+                continue
+            reply: Parcel | str
+            try:
+                reply = f"Flower says: {message.error.reason}" if message.has_error() else unpack(message.content)
+            except RequestError as error:
+                reply = str(error)
+            if sent.what == "hello":
+                self._meet(sent.node, reply)
+            elif sent.name in asked:
+                out.append((sent.name, reply))
+        return out
+
+    def _meet(self, node: int, reply: Parcel | str) -> None:
+        """A node has said who it is."""
+        if isinstance(reply, str):
+            return  # it is greeted again at the next look
+        words = reply.words
+        name, why = words.get("name"), words.get("refused")
+        if why is None and (not isinstance(name, str) or not name):
+            why = "it gives no name"
+        if why is None and self.enrolled.get(node) not in ("", None, name):
+            why = f"a client calls itself '{name}', but its key is that of '{self.enrolled[node]}'"
+        if why is None and words.get("run") != self.run:
+            why = f"client '{name}' has another run file than the server; both need the same"
+        if why is None and self.members is not None and name not in self.members:
+            why = f"client '{name}' came after the roll was called; it can be given a model by `mooring personalize`"
+        if why is not None:
+            self.strangers[node] = why
+            self.say(f"a client takes no part: {why}")
+            return
+        assert isinstance(name, str)
+        self.say(f"client '{name}' is {'back' if name in self.nodes else 'here'}")
+        self.nodes[name] = node
+
+    def _strange(self) -> str:
+        return "".join(f" Refused: {why}." for why in list(self.strangers.values())[:3])

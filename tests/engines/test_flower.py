@@ -1,0 +1,330 @@
+"""A federation over Flower's messages: the simulator's numbers, whatever happens to clients, server and letters."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="flwr is not installed; the extra is mooring[flower]")
+
+from mooring.algorithms.base import find, names
+from mooring.core.errors import RequestError, WorkError
+from mooring.engines.fit import fit
+from mooring.engines.flower import packing
+from mooring.engines.flower import post as posting
+from mooring.engines.flower.conversation import converse
+from mooring.engines.flower.exchange import alike
+from mooring.engines.flower.home import RESULT, Home, digest_of_run
+from mooring.engines.flower.packing import pack, unpack
+from mooring.engines.flower.parcels import Parcel, received
+from mooring.engines.predict import predict
+from mooring.engines.request import request
+from mooring.estimates.summaries import LinearStats
+from mooring.runs.directory import open_run
+from mooring.runs.files import read_json
+from mooring.runs.sections import Federation
+from mooring.runs.tensors import flatten
+from tests.algorithms.cases import CASES
+from tests.engines.local_grid import LocalGrid
+
+ALGORITHMS = [name for name in names() if not find(name).pooled]
+HOW = {"target": "y", "rounds": 4, "evaluate_every": 1, "threads": 1}
+
+
+def write_clients(folder, binary=False, clients=4):
+    """Tables with numbers, a category, holes, and a client-specific slope."""
+    rng = np.random.default_rng(5)
+    folder.mkdir()
+    for i in range(clients):
+        n = 24 + 3 * i
+        frame = pd.DataFrame(rng.normal(size=(n, 2)) * 3 + 1, columns=["a", "b"])
+        frame["colour"] = rng.choice(["red", "green", "blue"], n)
+        score = frame["a"] - frame["b"] * (1 + i) / 4 + (frame["colour"] == "red") + rng.normal(size=n)
+        frame.loc[rng.random(n) < 0.1, "b"] = None
+        frame["y"] = np.where(score > score.median(), "yes", "no") if binary else score
+        frame.to_csv(folder / f"site {i}.csv", index=False)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory):
+    """A folder of client tables for each kind of target."""
+    folder = tmp_path_factory.mktemp("tables")
+    return {kind: write_clients(folder / kind, kind == "binary") for kind in ("regression", "binary")}
+
+
+@pytest.fixture
+def table(tmp_path):
+    return write_clients(tmp_path / "clients")
+
+
+def run_of(folder, name="fedprox_one_stage", fields=None, federation=None, **more):
+    asked = request(str(folder), purpose="fit", algorithm=name, settings=fields, **HOW | more)
+    known = {"clients": len(list(folder.iterdir())), "share_models": True}
+    return asked.model_copy(update={"federation": Federation(**known | (federation or {}))})
+
+
+def homes_of(run, folder, state):
+    return [Home(run, file, state / file.stem) for file in sorted(folder.iterdir())]
+
+
+def settings_of(name):
+    return dict(next(fields for other, fields, problems in CASES if other == name and "linear" in problems))
+
+
+def assert_same(one, other):
+    assert one.algorithm == other.algorithm
+    for which in ("last", "best"):
+        mine, right = getattr(one, which), getattr(other, which)
+        assert mine.t == right.t
+        pairs = [(mine.common, right.common), (mine.models, right.models), (mine.test, right.test)]
+        pairs += [] if right.alpha is None else [(mine.alpha, right.alpha)]
+        for ours, theirs in pairs:
+            torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12, equal_nan=True)
+
+
+def rows_of_the_table():
+    """Every algorithm on a regression; some, and all in the long trials, on a classification."""
+    for name in ALGORITHMS:
+        yield pytest.param(name, "regression", id=f"{name}-regression")
+        if not name.startswith("kernel"):
+            marks = () if name in ("fedavg", "apfl", "fedprox_one_stage") else pytest.mark.slow
+            yield pytest.param(name, "binary", id=f"{name}-binary", marks=marks)
+
+
+@pytest.mark.parametrize("name,kind", list(rows_of_the_table()))
+def test_every_algorithm_equals_the_simulator(name, kind, tables, tmp_path):
+    tables = tables[kind]
+    fields, more = settings_of(name), {} if find(name).full_participation else {"participation": 3}
+    run = run_of(tables, name, fields, **more)
+    apart = converse(run, LocalGrid(homes_of(run, tables, tmp_path / "state")), tmp_path / "run")
+    here = fit(tables, algorithm=name, settings=fields, **HOW, **more)
+    assert_same(apart.trained, here.trained)
+    ours, theirs = (result.job.clients.schema.model_dump(exclude={"digest"}) for result in (apart, here))
+    assert ours == theirs
+    np.testing.assert_allclose(apart.clients["alone"], here.clients["alone"], rtol=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["regression", "binary"])
+def test_settings_that_are_settled_from_answers(kind, tables, tmp_path):
+    tables, lam = tables[kind], "aer"
+    run = run_of(tables, "fedprox_one_stage", {"lam": lam})
+    apart = converse(run, LocalGrid(homes_of(run, tables, tmp_path / "state")), tmp_path / "run")
+    assert_same(apart.trained, fit(tables, algorithm="fedprox_one_stage", settings={"lam": lam}, **HOW).trained)
+
+
+QUICK = {("fedprox_one_stage", 17), ("apfl", 34), ("apfl", 47), ("scaffold", 58)}  # the others are long trials
+
+
+class Killed(BaseException):
+    """As abrupt as a kill: nobody catches it."""
+
+
+@pytest.mark.parametrize(
+    "name,moment",
+    [
+        pytest.param(name, moment, marks=() if (name, moment) in QUICK else pytest.mark.slow)
+        for name in ("fedprox_one_stage", "apfl", "scaffold")
+        for moment in (3, 17, 26, 34, 47, 58, 63)
+    ],
+)
+def test_a_killed_server_goes_on_to_the_same_models(name, moment, table, tmp_path):
+    """At any letter, with clients that live for one letter only; its own new process finds what it needs on disk."""
+    run = run_of(table, name)
+    right = converse(run, LocalGrid(homes_of(run, table, tmp_path / "a")), tmp_path / "whole")
+
+    class Brief(dict):
+        def __missing__(self, node):
+            raise KeyError(node)
+
+        def __getitem__(self, node):
+            return homes_of(run, table, tmp_path / "b")[node - 101]
+
+    grid = LocalGrid(homes_of(run, table, tmp_path / "b"))
+    grid.nodes = Brief(grid.nodes)
+
+    def fate(message, node, number):
+        if number == moment:
+            raise Killed
+        return "fine"
+
+    grid.fate = fate
+    with pytest.raises(Killed):
+        converse(run, grid, tmp_path / "cut")
+    again = LocalGrid([])
+    again.nodes = grid.nodes
+    found = converse(run, again, tmp_path / "cut")
+    for which in ("last", "best"):
+        one, other = getattr(found.trained, which), getattr(right.trained, which)
+        assert torch.equal(one.common, other.common) and torch.equal(one.models, other.models)
+
+
+class Clock:
+    """Time that passes only while somebody sleeps."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock, init = Clock(), posting.Post.__init__
+    monkeypatch.setattr(
+        posting.Post, "__init__", lambda self, *a, **k: init(self, *a, **k, clock=clock, sleep=clock.sleep)
+    )
+    return clock
+
+
+def test_late_and_repeated_replies_are_dropped_and_stragglers_named(table, tmp_path, clock):
+    run = run_of(table, federation={"deadline": 5.0, "quorum": 0.5})
+    grid = LocalGrid(homes_of(run, table, tmp_path / "state"))
+
+    def fate(message, node, number):
+        words = unpack(message.content).words
+        if words["what"] != "visit" or words["label"] == "local":
+            return "fine"
+        return {(102, 2): "late", (103, 3): "twice", (104, 3): "lost"}.get((node, words["round"][0]), "fine")
+
+    grid.fate = fate
+    said = []
+    result = converse(run, grid, tmp_path / "run", say=said.append)
+    assert list(result.rounds["accepted"]) == [4, 3, 3, 4]
+    about = read_json(tmp_path / "run" / "federation.json")
+    assert about["missed"] == {"site 1": 1, "site 3": 1} and about["dropped"] == 2
+    assert any("'site 1' is left out of this visit: no reply in time" in sentence for sentence in said)
+
+
+def test_without_a_deadline_a_client_that_comes_back_is_waited_for(table, tmp_path, clock):
+    """Its node dies with the letter; the client starts again under another node, and the numbers are the same."""
+    run = run_of(table)
+    right = converse(run, LocalGrid(homes_of(run, table, tmp_path / "a")), tmp_path / "whole")
+    grid = LocalGrid(homes_of(run, table, tmp_path / "b"))
+
+    def fate(message, node, number):
+        words = unpack(message.content).words
+        if node == 102 and words["what"] == "visit" and words["round"][0] == 3:
+            del grid.nodes[102]
+            grid.nodes[205] = homes_of(run, table, tmp_path / "b")[1]
+            return "lost"
+        return "fine"
+
+    grid.fate = fate
+    said = []
+    assert_same(converse(run, grid, tmp_path / "run", say=said.append).trained, right.trained)
+    assert "client 'site 1' is back" in said
+
+
+def test_a_name_belongs_to_a_key(table, tmp_path, clock):
+    run = run_of(table, federation={"wait": 60.0})
+    grid = LocalGrid(homes_of(run, table, tmp_path / "state"))
+    grid.enrolled = {101: "site 0", 102: "site 3"}
+    with pytest.raises(WorkError, match=r"a client calls itself 'site 1', but its key is that of 'site 3'"):
+        converse(run, grid, tmp_path / "run")
+
+
+def test_a_silent_client_ends_the_wait_in_one_sentence(table, tmp_path, clock):
+    run = run_of(table, federation={"wait": 60.0})
+    grid = LocalGrid(homes_of(run, table, tmp_path / "state"))
+    grid.deaf = {103}
+    with pytest.raises(WorkError, match=r"did not come in 60 seconds: 3 of 4 clients are here"):
+        converse(run, grid, tmp_path / "run")
+
+
+def test_clients_that_do_not_fit_are_named(table, tmp_path, clock):
+    run = run_of(table, federation={"wait": 30.0})
+    file = sorted(table.iterdir())[2]
+    right = file.read_text()
+
+    def refuse(text, match, kind=RequestError, of=run):
+        file.write_text(text)
+        homes = homes_of(run, table, tmp_path / "state")
+        homes[2] = Home(of, file, tmp_path / "state" / "x")
+        with pytest.raises(kind, match=match):
+            converse(run, LocalGrid(homes), tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+
+    frame = pd.read_csv(file)
+    refuse(frame.drop(columns="b").to_csv(index=False), "client 'site 2' lacks column 'b'")
+    refuse(frame.assign(y="high").to_csv(index=False), "site 2")
+    refuse(frame.drop(columns="y").to_csv(index=False), "there is no target column 'y'|which column is the target")
+    refuse(frame.head(2).to_csv(index=False), "site 2")
+    other = run_of(table, "ditto")
+    refuse(right, "client 'site 2' has another run file than the server", WorkError, other)
+    file.write_text(right)
+    converse(run, LocalGrid(homes_of(run, table, tmp_path / "state")), tmp_path / "run")
+
+
+def test_a_client_whose_state_was_lost_is_left_out_and_says_so(table, tmp_path):
+    run = run_of(table)
+    grid, gone = LocalGrid(homes_of(run, table, tmp_path / "state")), []
+
+    def fate(message, node, number):
+        words = unpack(message.content).words
+        if words["what"] == "evaluate" and words["round"][0] == 2 and not gone:
+            gone.append(next((tmp_path / "state" / "site 1").rglob("fedprox_one_stage.safetensors")))
+            gone[0].unlink()
+        return "fine"
+
+    grid.fate = fate
+    said = []
+    with pytest.raises(RequestError, match="client 'site 1' has no state"):  # its model cannot be told at the end
+        converse(run, grid, tmp_path / "run", say=said.append)
+    assert sum("'site 1' is left out of this visit: client 'site 1' has no state" in one for one in said) == 2
+
+
+def test_rows_that_changed_are_refused_when_a_run_goes_on(table, tmp_path):
+    run = run_of(table)
+    converse(run, LocalGrid(homes_of(run, table, tmp_path / "state")), tmp_path / "run")
+    file = sorted(table.iterdir())[0]
+    file.write_text("\n".join(file.read_text().split("\n")[:-3]) + "\n")
+    with pytest.raises(RequestError, match=r"site 0.csv has changed since the run began"):
+        converse(run, LocalGrid(homes_of(run, table, tmp_path / "state")), tmp_path / "run")
+    with pytest.raises(RequestError, match="is another run than the run file's"):
+        other = run_of(table, "ditto")
+        converse(other, LocalGrid(homes_of(other, table, tmp_path / "state")), tmp_path / "run")
+
+
+def test_personal_models_stay_home_unless_shared(table, tmp_path):
+    """The server's directory has none; each client's own predicts as the simulator's does."""
+    run = run_of(table, federation={"share_models": False})
+    result = converse(run, LocalGrid(homes_of(run, table, tmp_path / "state")), tmp_path / "run")
+    assert open_run(tmp_path / "run").models.personal is None and result.trained.kept.alpha is None
+    here = fit(table, **HOW, out=tmp_path / "here")
+    rows = pd.read_csv(sorted(table.iterdir())[1])
+    right, _ = predict(here.run, rows.assign(client="site 1"))
+    found, _ = predict(tmp_path / "state" / "site 1" / digest_of_run(run) / RESULT, rows.assign(client="site 1"))
+    np.testing.assert_allclose(found["y"], right["y"], rtol=1e-9)
+
+
+def test_pooled_algorithms_are_refused(table, tmp_path):
+    run = run_of(table, "global")
+    with pytest.raises(RequestError, match="needs all rows in one place"):
+        converse(run, LocalGrid(homes_of(run, table, tmp_path / "state")), tmp_path / "run")
+
+
+@pytest.mark.parametrize("largest", [packing.LARGEST, 0], ids=["small", "large"])
+def test_parcels_come_out_as_they_went_in(largest, monkeypatch):
+    monkeypatch.setattr(packing, "LARGEST", largest)
+    rng = torch.Generator().manual_seed(0)
+    state = LinearStats(
+        torch.tensor([3.0]), torch.rand(1, 2, 2, generator=rng), None, torch.tensor([[True, False], [False, True]])
+    )
+    words = {"a": 0.1 + 0.2, "b": [1, None, "é"], "c": {"d": float("nan")}}
+    found = unpack(pack(Parcel(words, flatten("x", state) | {"deep": torch.zeros(0, 3, dtype=torch.int64)})))
+    assert repr(found.words) == repr(words)
+    twin = received("x", found.tensors)
+    assert twin._fields == state._fields and twin.moment is None
+    assert all(torch.equal(one, other) for one, other in zip(twin, state) if other is not None)
+    assert found.tensors["deep"].shape == (0, 3) and found.tensors["deep"].dtype == torch.int64
+
+
+def test_a_message_of_another_form_is_left_out():
+    usual, odd = Parcel({}, {"message": torch.zeros(1, 3)}), Parcel({}, {"message": torch.zeros(1, 4)})
+    good, bad = alike({"a": usual, "b": odd, "c": usual})
+    assert set(good) == {"a", "c"} and set(bad) == {"b"}
