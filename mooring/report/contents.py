@@ -214,18 +214,13 @@ def judged(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def by_test_rows(frame: pd.DataFrame) -> pd.DataFrame:
-    """Clients of a run that recommends nothing: the model with the lowest test loss, and what the personal one saves."""
-    known = frame[[name for name in THREE if name in frame]]
-    best = known.idxmin(axis=1, skipna=True) if known.notna().all(axis=None) else _first_lowest(known)
+    """Clients of a run that recommends nothing: the model of the lowest test loss, and what the personal one saves."""
+    known = frame[[name for name in THREE if name in frame]].dropna(how="all")
+    best = known.idxmin(axis=1).reindex(frame.index, fill_value="")
     frame = frame.drop(columns="verdict", errors="ignore").assign(recommended=best, certainty=1.0)
     if "gain" not in frame:
         frame = frame.assign(gain=frame["alone"] - frame["personal"] if "alone" in frame else np.nan)
     return in_per_cent(frame.dropna(axis=1, how="all"))
-
-
-def _first_lowest(known: pd.DataFrame) -> pd.Series:
-    some = known.notna().any(axis=1)
-    return known[some].idxmin(axis=1).reindex(known.index, fill_value="")
 
 
 def in_per_cent(frame: pd.DataFrame) -> pd.DataFrame:
@@ -242,14 +237,14 @@ def verdict(losses: Mapping[str, float], metric: str, practical: float) -> str:
     alone, common, personal = (losses[name] for name in THREE)
     over = {name: 1 - personal / losses[name] if losses[name] else 0.0 for name in ("alone", "common")}
     told = (
-        f"personal models have a test {metric} of {personal:.4g}, {_per_cent(over['alone'])} than training alone "
-        f"({alone:.4g}) and {_per_cent(over['common'])} than one common model ({common:.4g})"
+        f"test {metric} is {personal:.4g}, {_per_cent(over['alone'])} than training alone ({alone:.4g}) and "
+        f"{_per_cent(over['common'])} than one common model ({common:.4g})"
     )
     if over["common"] < practical and common <= alone * (1 + practical):
-        return f"One common model will do: {told}."
+        return f"One common model will do: with personal ones the {told}."
     if over["alone"] < practical and alone <= common * (1 + practical):
-        return f"Training alone will do: {told}."
-    return f"Personal models pay: {told}."
+        return f"Training alone will do: with personal models the {told}."
+    return f"Personal models pay: their {told}."
 
 
 def _per_cent(share: float) -> str:

@@ -1,7 +1,7 @@
 """`report.html`: one or several runs as one page that needs nothing beside it, from their directories alone.
 
-Text from data (names of clients, columns, files) is never markup: Jinja escapes what the page says, the numbers lie in a
-JSON block in which no tag can end, and the script writes text nodes only. A policy in the page lets no script run but
+Text from data (names of clients, columns, files) is never markup: Jinja escapes what the page says, the numbers lie in
+a JSON block in which no tag can end, and the script writes text nodes only. A policy in the page lets no script run but
 ours (by its digest) and no request leave.
 """
 
@@ -51,15 +51,19 @@ def write_report(runs: Sequence[str | Path], out: str | Path | None = None) -> P
 def render(parts: Sequence[Contents]) -> str:
     """The page as text; the same runs give the same bytes."""
     script, style = template("page.js"), template("page.css")
-    return environment().get_template("page.html").render(
-        mark=MARK,
-        runs=parts,
-        several=len(parts) > 1,
-        data=embedded([numbers(part) for part in parts]),
-        script=script,
-        style=style,
-        colours={"light": VERDICTS, "dark": DARK},
-        digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    return (
+        environment()
+        .get_template("page.html")
+        .render(
+            mark=MARK,
+            runs=parts,
+            several=len(parts) > 1,
+            data=embedded([numbers(part) for part in parts]),
+            script=script,
+            style=style,
+            colours={"light": VERDICTS, "dark": DARK},
+            digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        )
     )
 
 
@@ -103,11 +107,11 @@ def numbers(part: Contents) -> dict[str, Any]:
         "spread": spread(part.theory),
         "coefficients": part.coefficients,
     }
-    return short(made)
+    return plain(made, _digits)
 
 
 def columns(frame: pd.DataFrame) -> dict[str, list[Any]]:
-    return {name: frame[name].tolist() for name in frame}
+    return {name: frame[name].astype(object).where(frame[name].notna(), None).tolist() for name in frame}
 
 
 def costs(rounds: pd.DataFrame) -> dict[str, list[Any]]:
@@ -130,25 +134,14 @@ def spread(theory: dict[str, Any] | None) -> dict[str, Any] | None:
     borders = [
         {"name": name.replace("_", " "), "R": part["R"], "side": part.get("side", ""), "source": part["source"]}
         for name, part in theory["thresholds"].items()
-        if part.get("R") is not None
+        if "R" in part
     ]
-    return {"R": found["R"], "low": found["low"], "high": found["high"], "borders": borders}
-
-
-def short(value: Any) -> Any:
-    """Numbers with DIGITS digits; what is not finite is left out."""
-    return plain(_gone(value), _digits)
-
-
-def _gone(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _gone(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_gone(item) for item in value]
-    return None if value is pd.NA or isinstance(value, str) and value in ("Infinity", "-Infinity") else value
+    ends = {name: found[name] if isinstance(found[name], float) else None for name in ("R", "low", "high")}
+    return {**ends, "borders": [row for row in borders if isinstance(row["R"], float)]}
 
 
 def _digits(value: float) -> float | int | None:
+    """A number with DIGITS digits; None where it is not finite."""
     if not np.isfinite(value):
         return None
     value = float(f"{value:.{DIGITS}g}")

@@ -9,6 +9,7 @@ const DASHES = [[], [7, 4], [2, 3], [9, 3, 2, 3]];
 const FIRST = ["client", "recommended", "how_sure", "will_do", "saved", "saved_low", "saved_high", "chance_over_alone",
   "chance_over_common", "rows", "alone", "common", "personal", "lambda"];
 const PAGE = 25, NAMED = 300, MANY = 1500, FAR = 8, ROWS_SHOWN = 200;
+const TURN = Math.PI * (3 - Math.sqrt(5));  // the golden angle spreads boats of like distance all around
 const figures = [];
 
 const known = x => typeof x === "number" && isFinite(x);
@@ -221,6 +222,11 @@ function mark(pen, kind, x, y, s, alpha, open) {
   else if (kind === "alone") pen.poly([[x - .85 * s, y - .85 * s], [x + .85 * s, y - .85 * s], [x + .85 * s, y + .85 * s], [x - .85 * s, y + .85 * s]], { ...o, closed: true });
   else pen.circle(x, y, .95 * s, o);
 }
+function boat(pen, kind, x, y, s, alpha, open) {
+  const hull = [[-1.3, .35], [1.3, .35], [.8, 1.05], [-.8, 1.05]].map(([a, b]) => [x + a * s, y + b * s]);
+  pen.poly(hull, { fill: colourOf(kind), alpha, closed: true });
+  mark(pen, kind, x, y - .5 * s, .62 * s, alpha, open);
+}
 function legend(run) {
   const list = make("ul", { class: "legend" });
   const count = {};
@@ -245,17 +251,14 @@ function mooring(run, host) {
     host.append(make("p", {}, "The run keeps no personal models to measure distances with."));
     return null;
   }
-  for (const kind of [...KINDS, ""]) {
-    const mine = run.all.filter(i => c.recommended[i] === kind && known(far[i]));
-    order.push(...mine.sort((a, b) => far[a] - far[b]));
-  }
+  order.push(...run.all.filter(i => known(far[i])).sort((a, b) => far[a] - far[b] || a - b));
   const distances = order.map(i => far[i]), most = Math.max(...distances), usual = quantile(distances, .98);
   const limit = most <= 1.6 * usual || usual === 0 ? most : 1.15 * usual;
   const beyond = distances.filter(d => d > limit).length;
   const stiff = i => known(c.lambda?.[i]) && c.lambda[i] > 0 ? Math.log(c.lambda[i]) : known(c.alpha?.[i]) ? 1 - c.alpha[i] : null;
   const all = order.map(stiff).filter(known), low = Math.min(...all), high = Math.max(...all);
   const tight = i => { const s = stiff(i); return s === null ? 0 : high > low ? (s - low) / (high - low) : .4; };
-  const size = clamp(75 / Math.sqrt(m), 2.2, 10);
+  const size = clamp(90 / Math.sqrt(m), 2.2, 12);
   drawLegend(run, host);
   return figure(run, host, {
     name: "mooring", title: "The mooring picture",
@@ -275,14 +278,14 @@ function mooring(run, host) {
         pen.text(x0 + 4, y0 - r - 7, number(tick, 3), { fill: soft, size: 11 });
       }
       const places = order.map((i, k) => {
-        const angle = 2 * Math.PI * k / order.length - Math.PI / 2;
+        const angle = TURN * k;
         const r = 16 + (radius - 16) * (most > 0 ? Math.min(far[i] / limit, 1) : .25);
         return { i, x: x0 + r * Math.cos(angle), y: y0 + r * Math.sin(angle), open: far[i] > limit };
       });
       const thin = m > MANY ? .25 : m > NAMED ? .5 : 1;
       for (const p of places) pen.poly([[x0, y0], [p.x, p.y]],
         { stroke: colourOf(c.recommended[p.i]), width: thin * (.5 + 3.5 * tight(p.i)), alpha: (m > MANY ? .2 : .45) * (.35 + .65 * run.certain(p.i)) });
-      for (const p of places) mark(pen, c.recommended[p.i], p.x, p.y, size, .3 + .7 * run.certain(p.i), p.open);
+      for (const p of places) (m > NAMED ? mark : boat)(pen, c.recommended[p.i], p.x, p.y, size, .3 + .7 * run.certain(p.i), p.open);
       pen.circle(x0, y0, 9, { fill: colour("panel"), stroke: colour("ink"), width: 2 });
       pen.circle(x0, y0, 4, { fill: colour("ink") });
       return places;
@@ -309,7 +312,7 @@ function gainsFigure(run, host) {
   const outside = gain.filter(g => g < low || g > high).length;
   const more = gain.filter(g => g > band).length, less = gain.filter(g => g < -band).length;
   const frame = { x: [-.5, order.length - .5], y: [low, high], xticks: false };
-  const size = clamp(120 / order.length, 1.6, 5);
+  const size = clamp(300 / order.length, 1.6, 6);
   return figure(run, host, {
     name: "gains", title: "Gain of every client", upright: true,
     height: w => w < 500 ? 300 : 340,
@@ -535,6 +538,7 @@ function card(run, host) {
 
 function clientsTable(run, host) {
   const c = run.clients, columns = () => every.checked ? run.columns : run.columns.filter(col => FIRST.includes(col.key) || run.methods.includes(col.key));
+  const keys = {};  // a column's values for sorting: numbers within text in their order
   let by = null, down = false, page = 0, rows = run.all;
   const every = make("input", { type: "checkbox", onchange: draw, id: `every-${run.index}` });
   const text = make("input", { type: "search", placeholder: "Filter", "aria-label": "Filter the clients", oninput: refilter });
@@ -556,13 +560,12 @@ function clientsTable(run, host) {
   }
   function resort() {
     if (by !== null) {
-      const values = c[by], side = down ? -1 : 1;
-      const natural = new Intl.Collator("en", { numeric: true }).compare;
+      const values = keys[by] ??= c[by].map(x => typeof x === "string" ? x.toLowerCase().replace(/\d+/g, d => d.padStart(12, "0")) : x);
+      const side = down ? -1 : 1;
       rows = [...rows].sort((a, b) => {
         const x = values[a], y = values[b];
-        if (x === null || y === null || x === undefined || y === undefined) return (x ?? null) === (y ?? null) ? a - b : (x ?? null) === null ? 1 : -1;
-        const order = typeof x === "string" ? natural(x, y) : x - y;
-        return side * order || a - b;
+        if (x === null || y === null) return x === y ? a - b : x === null ? 1 : -1;  // what is missing comes last
+        return (x < y ? -side : x > y ? side : 0) || a - b;
       });
     }
     page = 0;
@@ -628,12 +631,13 @@ RUNS.forEach((run, index) => {
 
 const theme = document.getElementById("theme"), system = matchMedia("(prefers-color-scheme: dark)");
 const dark = () => (document.documentElement.dataset.theme ?? (system.matches ? "dark" : "light")) === "dark";
+function label() { theme.textContent = dark() ? "Light" : "Dark"; }
 function repaint() {
   for (const name of Object.keys(shades)) delete shades[name];
-  theme.textContent = dark() ? "Light" : "Dark";
-  for (const paint of figures) paint();
+  label();
+  figures.forEach((paint, k) => setTimeout(paint, k));  // one at a time: the page stays responsive with many clients
 }
 theme.addEventListener("click", () => { document.documentElement.dataset.theme = dark() ? "light" : "dark"; repaint(); });
 system.addEventListener("change", repaint);
-repaint();
+label();
 })();
