@@ -258,7 +258,7 @@ function mooring(run, host) {
   const stiff = i => known(c.lambda?.[i]) && c.lambda[i] > 0 ? Math.log(c.lambda[i]) : known(c.alpha?.[i]) ? 1 - c.alpha[i] : null;
   const all = order.map(stiff).filter(known), low = Math.min(...all), high = Math.max(...all);
   const tight = i => { const s = stiff(i); return s === null ? 0 : high > low ? (s - low) / (high - low) : .4; };
-  const size = clamp(90 / Math.sqrt(m), 2.2, 12);
+  let size = 0;
   drawLegend(run, host);
   return figure(run, host, {
     name: "mooring", title: "The mooring picture",
@@ -271,6 +271,7 @@ function mooring(run, host) {
     say: i => i === null ? "" : `${c.client[i]}: distance ${number(far[i], 3)}${known(c.lambda?.[i]) ? `, lambda ${number(c.lambda[i], 3)}` : ""}, ${c.recommended[i]}`,
     data: () => run.table(["client", "recommended", "how_sure", "distance", "lambda", "alpha"], order),
     draw(pen, w, h) {
+      size = clamp(.16 * Math.min(w, h) / Math.sqrt(m), 2.2, 12);
       const x0 = w / 2, y0 = h / 2, radius = Math.min(w, h) / 2 - 22, soft = colour("soft"), line = colour("line");
       for (const tick of most > 0 ? ticks(0, limit, 4).slice(1) : []) {
         const r = 16 + (radius - 16) * tick / limit;
@@ -421,7 +422,7 @@ function roundsFigure(run, host) {
       const found = lines(), xs = found.flatMap(f => f.points.map(p => p[0])), ys = found.flatMap(f => f.points.map(p => p[1]));
       if (!xs.length) return;
       const x = [xs.reduce((a, b) => Math.min(a, b)), xs.reduce((a, b) => Math.max(a, b))];
-      const a = axes(pen, w, h, { x: x[0] === x[1] ? [x[0], x[0] + 1] : x, y: spanOf(ys), xlabel: across.selectedOptions[0].textContent, ylabel: `${one ? "" : part.value + " "}${run.metric}` });
+      const a = axes(pen, w, h, { x: x[0] === x[1] ? [x[0], x[0] + 1] : x, y: spanOf(ys), xlabel: across.selectedOptions[0].textContent.replace("by ", ""), ylabel: `${one ? "" : part.value + " "}${run.metric}` });
       curves(pen, a, found.map(f => ({ ...f, dots: f.points.length < 3 })));
       for (const f of found) for (const p of f.points) if (p[2] === f.kept) pen.circle(a.x(p[0]), a.y(p[1]), 6, { stroke: colour("ink"), width: 2 });
       key(pen, a, found);
