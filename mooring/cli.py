@@ -84,6 +84,7 @@ def fit(
     """Train one method on a federation, with training alone and one common model beside it."""
     from mooring.engines.fit import fit as train
     from mooring.report.answers import show_run
+    from mooring.report.page import write_report
     from mooring.report.terminal import Display
 
     display = Display(json_)
@@ -92,10 +93,12 @@ def fit(
     with display.progress() as tell:
         result = train(source, algorithm=algorithm, settings=settings, out=out, tell=tell, trust=trust, **given)
     display.notes(result.job.clients.notes)
+    page = write_report([out])
     if json_:
         emit({"summary": result.summary, "clients": result.clients.to_dict("records"), "run": str(result.run)})
     else:
         show_run(display, out)
+        display.say(f"Page: {page}")
 
 
 @app.command(epilog=example("mooring compare exam.csv --client school --target score --methods local,fedavg,ditto"))
@@ -113,6 +116,7 @@ def compare(
     from mooring.engines.compare import as_json
     from mooring.engines.compare import compare as run
     from mooring.report.answers import show_run
+    from mooring.report.page import write_report
     from mooring.report.terminal import Display
 
     display = Display(json_)
@@ -120,11 +124,13 @@ def compare(
     out = begun(out or free_directory(source, "compare"))
     with display.progress() as tell:
         result = run(source, by_commas(methods), settings=by_method(fields), out=out, tell=tell, trust=trust, **given)
+    page = write_report([out])
     display.notes(result.notes)
     if json_:
         emit(as_json(result))
     else:
         show_run(display, out)
+        display.say(f"Page: {page}")
 
 
 @app.command(epilog="Example: mooring resume runs/exam-1")
@@ -133,6 +139,7 @@ def resume(run: Run, json_: Json = False, trust: Trust = False) -> None:
     from mooring.engines import compare as comparing
     from mooring.engines import fit as fitting
     from mooring.report.answers import show_run
+    from mooring.report.page import write_report
     from mooring.report.terminal import Display
     from mooring.runs.directory import open_run
 
@@ -150,6 +157,7 @@ def resume(run: Run, json_: Json = False, trust: Trust = False) -> None:
             raise RequestError(
                 f"{run} is a run of kind '{kind}', which is written whole when it is done: there is nothing to resume."
             )
+    page = write_report([run])
     display.notes(notes)
     if json_:
         if kind == "compare":
@@ -158,6 +166,25 @@ def resume(run: Run, json_: Json = False, trust: Trust = False) -> None:
             emit({"summary": fitted.summary, "clients": fitted.clients.to_dict("records"), "run": str(run)})
     else:
         show_run(display, run)
+        display.say(f"Page: {page}")
+
+
+@app.command(epilog="Example: mooring report runs/exam-advice-1 --open")
+def report(
+    runs: Annotated[list[Path], typer.Argument(hidden=True, metavar="RUN...")],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="The page. [RUN/report.html; of several runs mooring-report.html]")
+    ] = None,
+    open_: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
+) -> None:
+    """Write the page of a run again, or one page of several runs side by side (their directories RUN...)."""
+    from mooring.report.page import write_report
+    from mooring.report.terminal import Display
+
+    page = write_report(runs, out)
+    Display().say(f"Page: {page}")
+    if open_:
+        typer.launch(page.resolve().as_uri())
 
 
 @app.command(epilog="Example: mooring predict runs/exam-1 new.csv --out predictions.csv")
@@ -283,6 +310,7 @@ def advise(
     from mooring.advice.advise import as_json
     from mooring.report.answers import show_run
     from mooring.report.figures import draw_advice
+    from mooring.report.page import write_report
     from mooring.report.terminal import Display
 
     display = Display(json_)
@@ -292,11 +320,13 @@ def advise(
     with display.progress() as tell:
         advice = run(source, out=out, tell=tell, **given)
     draw_advice(out)
+    page = write_report([out])
     display.notes(advice.job.clients.notes)
     if json_:
         emit(as_json(advice))
     else:
         show_run(display, out)
+        display.say(f"Page: {page}")
 
 
 @app.command(epilog=example("mooring theory exam.csv --client school --target score"))

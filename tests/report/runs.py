@@ -1,0 +1,41 @@
+"""Runs of every kind on a small federation whose clients have hostile names, for tests of pages."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from mooring.cli import main
+
+HOSTILE = ["</script><script>document.title='hurt'</script>", "<img src=x onerror=document.title='hurt'>", '=1+1,"x"']
+NAMES = [*HOSTILE, "@SUM(A1)", "-2+3", "Zoë & Söhne", *(f"town {i}" for i in range(24))]
+
+
+def federation():
+    """30 clients with planted linear models."""
+    rng = np.random.default_rng(0)
+    truth = rng.normal(size=3) + 0.5 * rng.normal(size=(len(NAMES), 3))
+    parts = []
+    for name, own in zip(NAMES, truth):
+        x = rng.normal(size=(25, 3))
+        y = x @ own + rng.normal(size=25)
+        parts.append(pd.DataFrame(x, columns=["x0", "x1", "x2"]).assign(who=name, y=y))
+    return pd.concat(parts, ignore_index=True)
+
+
+def run_of(command, table):
+    """The directory of a finished command on the table."""
+    out = f"{command[0]}-run"
+    with pytest.raises(SystemExit) as left:
+        main([command[0], str(table), "--client", "who", "--target", "y", "--threads", "1", "--out", out, *command[1:]])
+    assert left.value.code == 0
+    return out
+
+
+def advised(folder):
+    """A run of each kind in a folder, by kind."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        federation().to_csv("table.csv", index=False)
+        methods = ["compare", "--methods", "local,global,fedprox_one_stage", "--rounds", "4"]
+        commands = (["advise"], ["fit", "--rounds", "6"], methods)
+        return {command[0]: folder / run_of(command, "table.csv") for command in commands}
