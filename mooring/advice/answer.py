@@ -65,7 +65,7 @@ def answer(
     overall = {name: float(rows @ part / rows.sum()) for name, part in losses.items()}
     own = torch.full((m,), overall["personal"], dtype=torch.float64)
     own[evidence.asked] = (rows * losses["personal"] + STEADY * overall["personal"]) / (rows + STEADY)
-    decision = decide(*(gains[name] for name in PAIRS), own, practical, level)
+    decision = decide(*(gains[name] for name in PAIRS), own, practical, level)  # type: ignore[call-arg]
     return Answer(decision, lines, overall, known, gains)
 
 
@@ -78,7 +78,7 @@ def of_everyone(seen: Witness, asked: Tensor, m: int) -> Witness:
         whole[asked] = part
     rows = torch.zeros(m, dtype=seen.rows.dtype)
     rows[asked] = seen.rows
-    return Witness(*parts, rows)
+    return Witness(*parts, rows)  # type: ignore[call-arg]
 
 
 def scaled(gain: Gain, unit: float) -> Gain:

@@ -72,7 +72,7 @@ class Places(NamedTuple):
     """Where gains are wanted: blocks of clients with design rows [c, b, d] and weights [c, b] that sum to 1."""
 
     blocks: list[tuple[Tensor, Tensor, Tensor]]
-    count: Tensor  # [m], rows; infinite for future rows
+    count: Tensor  # type: ignore[assignment]  # [m], rows; infinite for future rows
     doubt: Tensor  # [m], relative variance of x's second moment along a direction
 
 

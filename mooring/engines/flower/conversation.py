@@ -117,7 +117,9 @@ def roll(post: Post, names: tuple[str, ...], run: RunFile, schema: Schema, notes
     own = {name: float(replies[name].words["weight"] or math.nan) for name in names}
     return Clients(
         names,
-        *(counted(part) for part in PARTS),
+        counted("train"),
+        counted("validation"),
+        counted("test"),
         kind=schema.kind,
         classes=schema.classes,
         features=schema.features,

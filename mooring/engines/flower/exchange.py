@@ -136,10 +136,12 @@ class FlowerExchange:
     def _generations(self, at: str) -> list[int]:
         return (self.best if at == BEST else self.merged).tolist()
 
-    def _deployments(self, server: Any, round: Round, at: str, words: Mapping[str, Any] = {}) -> dict[str, Parcel]:
+    def _deployments(
+        self, server: Any, round: Round, at: str, words: Mapping[str, Any] | None = None
+    ) -> dict[str, Parcel]:
         """A letter to everyone about the model that it deploys."""
         tensors = flatten("server", server)
-        about = self._label() | {"round": list(round)} | words
+        about = self._label() | {"round": list(round)} | dict(words or {})
         return {
             name: self._letter(place, about | {"base": base}, tensors)
             for place, (name, base) in enumerate(zip(self.roster.names, self._generations(at)))
@@ -166,6 +168,8 @@ class FlowerExchange:
 
 class Told:
     """`estimates.answers.Answers` by post."""
+
+    pattern: Any = None  # replies are stacked here
 
     def __init__(self, exchange: FlowerExchange, who: Tensor):
         self.exchange, self.who = exchange, who

@@ -135,8 +135,8 @@ def check_lines(host: str, insecure: bool, key_folder: Path | None) -> None:
         raise RequestError("give --keys or --insecure, not both.")
     if insecure and not is_loopback(host):
         raise RequestError(f"--insecure is for this machine only, and {host} can be reached from others; give --keys.")
-    for name in () if key_folder is None else (keys.CA, keys.SERVER, keys.SERVER_KEY):
-        if not (Path(key_folder) / name).exists():
+    for name in (keys.CA, keys.SERVER, keys.SERVER_KEY):
+        if key_folder is not None and not (Path(key_folder) / name).exists():
             raise RequestError(f"{key_folder} has no {name}; make it with `mooring keys init`.")
 
 
