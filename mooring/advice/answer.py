@@ -65,7 +65,7 @@ def answer(
     overall = {name: float(rows @ part / rows.sum()) for name, part in losses.items()}
     own = torch.full((m,), overall["personal"], dtype=torch.float64)
     own[evidence.asked] = (rows * losses["personal"] + STEADY * overall["personal"]) / (rows + STEADY)
-    decision = decide(*(gains[name] for name in PAIRS), own, practical, level)  # type: ignore[call-arg]
+    decision = decide(*(gains[name] for name in PAIRS), own, practical, level)  # type: ignore[call-arg,arg-type]
     return Answer(decision, lines, overall, known, gains)
 
 

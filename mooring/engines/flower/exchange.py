@@ -31,6 +31,10 @@ GOODBYE = 30.0  # seconds that the end of a run waits for clients to say that th
 
 
 class FlowerExchange:
+    """The clients of a federation, reached by the post."""
+
+    pattern: Any = None  # replies are stacked here
+
     def __init__(self, post: Post, roster: Roster, task: Any, how: Federation, *, fresh: bool = True):
         self.post, self.roster, self.task, self.how, self.fresh = post, roster, task, how, fresh
         self.algorithm: Any = None  # until `begin`
@@ -168,8 +172,6 @@ class FlowerExchange:
 
 class Told:
     """`estimates.answers.Answers` by post."""
-
-    pattern: Any = None  # replies are stacked here
 
     def __init__(self, exchange: FlowerExchange, who: Tensor):
         self.exchange, self.who = exchange, who
