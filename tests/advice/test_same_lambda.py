@@ -18,7 +18,7 @@ TABLES = ["exam", "hsb82", "contraception"]
 
 @pytest.mark.parametrize("table", TABLES)
 def test_fit_and_theory_and_advise_tell_the_same_lambda(table):
-    job = prepare(request(table, purpose="fit", algorithm={"name": "local"}))
+    job = prepare(request(table, purpose="fit", algorithm="local"))
     theory = survey(job.task, job.clients).lam
     assert theory_of(prepare(request(table, purpose="advise"))).lam == theory
     assert set(theory) == {"auto", *RULES}
@@ -37,7 +37,7 @@ def test_fit_and_theory_and_advise_tell_the_same_lambda(table):
 
 
 def test_the_other_methods_start_from_it_too():
-    job = prepare(request("hsb82", purpose="fit", algorithm={"name": "local"}))
+    job = prepare(request("hsb82", purpose="fit", algorithm="local"))
     lam = survey(job.task, job.clients).lam["auto"]["value"]
     facts = gather(job.task, job.clients.cohort(), job.task.start(), ("spread", "fit"))
     for name in ("ditto", "fedprox_two_stage", "fedprox_shared", "pfedme", "l2gd"):

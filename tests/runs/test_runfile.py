@@ -188,7 +188,7 @@ def test_nan_survives():
          "checkpoint_every, chunk, clip, evaluate_every, keep, participation, patience, rounds, seed, threads, "
          "weight_cap, weights."),
         ("trainng", {}, "unknown section 'trainng' (did you mean 'training'?); known: algorithm, algorithms, data, "
-         "mooring, task, training."),
+         "federation, mooring, task, training."),
         ("training", 5, "training must be a table, got 5."),
         ("data", None, "data is missing; it must be a table with a source."),
         ("data.source", None, "data.source is missing; it must be a file, or the name of a data set."),
