@@ -395,7 +395,8 @@ def rounds_frame(job: Job, records: list[dict[str, Any]]) -> pd.DataFrame:
         frame[column] = frame[column].astype(float) * job.clients.target_scale**job.task.unit_power
     if job.task.metric == "mse" and job.clients.kind == REGRESSION:
         frame["test_rmse"] = frame["test_loss"] ** 0.5
-        variance = float(job.clients.test.y.double().var(correction=0)) if len(job.clients.test.y) else 0.0
+        rows = getattr(job.clients, "test", None)  # clients apart keep theirs
+        variance = 0.0 if rows is None or len(rows.y) == 0 else float(rows.y.double().var(correction=0))
         if variance > 0:
             frame["test_r2"] = 1 - frame["test_loss"] / (variance * job.clients.target_scale**2)
     return frame

@@ -31,10 +31,10 @@ class Known(NamedTuple):
 def known_scores(task: Any, clients: Clients, models: Tensor | None, part: str = "test") -> Known:
     """The measures of each client's model [m, d] (or one model [d] for all); none where they say nothing.
 
-    That is where clients keep their models, or answer something else than a number or probabilities.
+    That is where clients keep their models or their rows, or answer something else than a number or probabilities.
     """
-    rows: Rows = getattr(clients, part)
-    if models is None or len(rows) == 0 or int(rows.size.sum()) == 0:
+    rows: Rows | None = getattr(clients, part, None)
+    if models is None or rows is None or int(rows.size.sum()) == 0:
         return Known({}, {})
     y, prediction, owner = predicted(task, models if models.ndim == 2 else models.expand(len(rows), -1), rows)
     if clients.kind in (REGRESSION, COUNT) and prediction.ndim == 1:
