@@ -34,7 +34,7 @@ def known_scores(task: Any, clients: Clients, models: Tensor | None, part: str =
     That is where clients keep their models or their rows, or answer something else than a number or probabilities.
     """
     rows: Rows | None = getattr(clients, part, None)
-    if models is None or rows is None or int(rows.size.sum()) == 0:
+    if models is None or rows is None or not 0 < int(rows.size.sum()) <= len(rows.y):  # sizes without their rows
         return Known({}, {})
     y, prediction, owner = predicted(task, models if models.ndim == 2 else models.expand(len(rows), -1), rows)
     if clients.kind in (REGRESSION, COUNT) and prediction.ndim == 1:
