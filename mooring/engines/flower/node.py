@@ -88,7 +88,7 @@ def answer_letters(home: Home, server: str, ca: Path | None, key: Path | None, u
                 head, tree = got
                 run, number = head.metadata.run_id, head.metadata.message_id
                 ids = [part.object_id for part in iterate_object_tree(tree)]
-                contents = pull_objects(ids, pull_object_fn=lambda part, run=run: pull_object(run, part))
+                contents = pull_objects(ids, pull_object_fn=lambda part, run=run: pull_object(run, part))  # type: ignore[misc]
                 confirm(run, number)
                 message: Any = inflate_object_from_contents(number, contents)
                 message.metadata.__dict__["_message_id"] = number
