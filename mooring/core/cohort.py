@@ -62,7 +62,13 @@ class Rows:
         """The rows at `index` [C, B] of the pool; `valid` [C, B] tells rows from padding."""
         weight = valid.to(self.weight_dtype)
         weight = weight / weight.sum(1, keepdim=True).clamp(min=1)
-        return Batch(self.x[index], self.y[index], weight)
+        return Batch(*self.rows_at(index), weight)
+
+    def rows_at(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """x [C, B, ...] and y [C, B] at `index` [C, B]; whole rows are copied, which `x[index]` does number by number."""
+        flat = index.flatten()
+        x, y = self.x.index_select(0, flat), self.y.index_select(0, flat)
+        return x.unflatten(0, index.shape), y.unflatten(0, index.shape)
 
     @property
     def weight_dtype(self) -> torch.dtype:

@@ -89,6 +89,15 @@ class Metered:
         self._meter.gradients += self._task.count(batch)
         return self._task.grad(w, batch)
 
+    @property
+    def step(self) -> Any:
+        """The task's step in place, counted; None where it has none."""
+        return None if self._task.step is None else self._step
+
+    def _step(self, v: Any, batch: Any, move: Any) -> None:
+        self._meter.gradients += self._task.count(batch)
+        self._task.step(v, batch, move)
+
     def prox(self, center: Any, lam: Any, batch: Any, start: Any = None) -> Any:
         self._meter.gradients += self._task.count(batch)
         return self._task.prox(center, lam, batch, start)

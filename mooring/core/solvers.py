@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from mooring.core.batches import minibatches, resting
-from mooring.core.cohort import CohortData, Round, per_client
+from mooring.core.cohort import Batch, CohortData, Round, per_client
+from mooring.core.steps import move
 
 StepSize = float | Tensor | Callable[[int], Any]
 
@@ -71,16 +72,20 @@ def sgd(
 
         v <- project( v - eta ( grad L_batch(v) + lam (v - center) + shift ) ),   pull = (lam, center).
 
-    lam may be a number, [C], [C, 1] or [C, d]. The full gradient is used when batch is None.
+    lam may be a number, [C], [C, 1] or [C, d]. The full gradient is used when batch is None. A task that can take the
+    step in place does.
     """
     v = w.expand(len(data), -1).clone()
     for step in minibatches(task, data, round, batch=batch, steps=steps, epochs=epochs, slot=slot, draws=draws):
+        size = eta(step.k) if callable(eta) else eta
+        if region is None and task.step is not None and isinstance(step.batch, Batch):
+            task.step(v, step.batch, move(v, size, step.active, pull, shift))
+            continue
         g = task.grad(v, step.batch)
         if pull is not None:
             g = torch.addcmul(g, v - pull[1], per_client(pull[0], v))
         if shift is not None:
             g = g + shift
-        size = eta(step.k) if callable(eta) else eta
         if region is None and step.active is None:
             v.addcmul_(g, -per_client(size, v))  # v is our own: a large cohort is not allocated anew at every step
             continue

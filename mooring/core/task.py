@@ -119,6 +119,7 @@ class Task(Protocol):
     prox: Any = None  # prox(center, lam, batch, start=None) -> [C, d], exact arg min L_i(v) + lam/2 |v - center|^2
     hessian: Any = None  # hessian(w, batch) -> [C, d, d]
     curve: Any = None  # curve(w, batch, direction) -> [C, d], the Hessian times a direction
+    step: Any = None  # step(v, batch, move): one step of local SGD, in place (`core/steps.py`)
     lift: Any = None  # lift(x) -> the features that a kernel's linear model sees
 
     dim: int

@@ -127,6 +127,7 @@ class KernelRegression(Linear):
     seed: int = 0
 
     name: ClassVar[str] = "kernel"
+    step = None  # type: ignore[assignment]  # a linear model's step is on x, not on phi(x)
 
     def __post_init__(self) -> None:
         self.lift  # noqa: B018  # checks the settings

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mooring.core.cohort import Batch, per_client
+from mooring.core.steps import Move
 from mooring.core.task import Constants, Layout, Task, score_layout
 
 UNSEEN = 4096  # units of rounding, of a client's largest eigenvalue, up to which an eigenvalue is 0
@@ -88,6 +89,14 @@ class Linear(Task):
         slope = torch.einsum("cbq,cb->cq", batch.x, residual)
         data = torch.cat([slope, residual.sum(1, keepdim=True)], 1) if self.intercept else slope
         return data + self.ridge * w
+
+    def step(self, v: Tensor, batch: Batch, move: Move) -> None:
+        residual = (batch.weight * move.rate) * (self.predict(v, batch.x) - batch.y)
+        kept = move.keep(v, self.ridge)
+        v[:, None, : self.features].baddbmm_(residual[:, None], batch.x, beta=kept, alpha=-1)
+        if self.intercept:
+            v[:, -1].mul_(kept).sub_(residual.sum(1))
+        move.add(v)
 
     def solve(self, batch: Batch | Quadratic) -> Tensor:
         """The minimiser; the one of least norm where a client's rows do not determine it."""

@@ -13,8 +13,9 @@ from torch.func import functional_call, vmap
 from mooring.core.cohort import Batch
 from mooring.core.errors import RequestError
 from mooring.core.seeds import words
+from mooring.core.steps import Move
 from mooring.core.task import Constants, Layout, Task, layout_of
-from mooring.tasks.perceptron import is_perceptron, perceptron_grad
+from mooring.tasks.perceptron import is_perceptron, perceptron_grad, perceptron_step, slope_of
 
 RowLoss = Callable[[Tensor, Tensor], Tensor]  # (predictions [B, ...], y [B]) -> [B]
 
@@ -123,6 +124,23 @@ class Module(Task):
         else:
             self._grad_by_vmap(w, batch, places)
         return out.add_(w, alpha=self.ridge) if self.ridge else out
+
+    @property
+    def step(self):  # type: ignore[override]
+        return self._perceptron_step if self.is_perceptron else None
+
+    def _perceptron_step(self, v: Tensor, batch: Batch, move: Move) -> None:
+        weight = batch.weight * move.rate
+
+        def slope(output: Tensor) -> Tensor:
+            if not self.classifies:
+                return slope_of(lambda out: (weight * self._each_loss(out, batch.y)).sum(), output)
+            residual = torch.softmax(output, -1)
+            residual.scatter_add_(-1, batch.y[..., None], residual.new_full((), -1).expand_as(batch.y)[..., None])
+            return residual.mul_(weight[..., None])
+
+        places = {part.name: part.place for part in self.layout}
+        perceptron_step(self.module, self.layers(v), batch.x, slope, move, self.ridge, places)
 
     def _grad_by_vmap(self, w: Tensor, batch: Batch, places: dict[str, Tensor]) -> None:
         leaves = {name: part.detach().requires_grad_() for name, part in self.layers(w).items()}
