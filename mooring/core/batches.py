@@ -34,9 +34,9 @@ class Step(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """Which rows a step takes: client c the places index[c, : n[c]] of the pool; what follows is padding."""
+    """Which rows a step takes: client c those at place[c, : n[c]] of the pool; what follows is padding."""
 
-    index: np.ndarray  # [C, B]
+    place: np.ndarray  # [C, B]
     n: np.ndarray  # [C]
 
 
@@ -102,8 +102,8 @@ def minibatches(
             yield step(k, whole)
         return
     for k, drawn in enumerate(drawings(data, round, batch=batch, counts=counts, slot=slot, draws=draws, part=part)):
-        valid = torch.from_numpy(np.arange(drawn.index.shape[1]) < drawn.n[:, None])
-        yield step(k, rows.take(torch.from_numpy(drawn.index), valid))
+        valid = torch.from_numpy(np.arange(drawn.place.shape[1]) < drawn.n[:, None])
+        yield step(k, rows.take(torch.from_numpy(drawn.place), valid))
 
 
 def takes_all(rows: Rows, batch: int | None, draws: str) -> bool:

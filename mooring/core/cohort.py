@@ -65,7 +65,7 @@ class Rows:
         return Batch(*self.rows_at(index), weight)
 
     def rows_at(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """x [C, B, ...] and y [C, B] at `index` [C, B]; whole rows are copied, which `x[index]` does number by number."""
+        """x [C, B, ...] and y [C, B] at `index` [C, B], copied row by row: `x[index]` goes number by number."""
         flat = index.flatten()
         x, y = self.x.index_select(0, flat), self.y.index_select(0, flat)
         return x.unflatten(0, index.shape), y.unflatten(0, index.shape)

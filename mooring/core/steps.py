@@ -18,7 +18,7 @@ ALL = slice(None)
 
 
 class Move(NamedTuple):
-    """All of a step but the data: rate, and lam, center, shift where there are any; numbers or what spreads to [C, d]."""
+    """All of a step but the data."""
 
     rate: float | Tensor  # a number or [C, 1]
     lam: float | Tensor = 0.0  # a number, [C, 1] or [C, d]
@@ -26,8 +26,8 @@ class Move(NamedTuple):
     shift: Tensor | None = None  # [d] or [C, d]
 
     def keep(self, part: Tensor, ridge: float, place: slice = ALL) -> float:
-        """The factor of v[:, place] in the step, if it is a number; if not, `part`, a view of it, is multiplied here, and
-        1 is what is left to do."""
+        """The factor of v[:, place] in the step, if it is a number; if not, `part`, a view of it, is multiplied here,
+        and 1 is what is left to do."""
         factor = 1 - self.rate * (_at(self.lam, place) + ridge)
         if isinstance(factor, float):
             return factor

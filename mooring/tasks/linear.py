@@ -14,9 +14,10 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from mooring.core.cohort import Batch, per_client
+from mooring.core.cohort import Batch, Rows, per_client
 from mooring.core.steps import Move
 from mooring.core.task import Constants, Layout, Task, score_layout
+from mooring.tasks import compiled
 
 UNSEEN = 4096  # units of rounding, of a client's largest eigenvalue, up to which an eigenvalue is 0
 
@@ -40,6 +41,7 @@ class Linear(Task):
     intercept: bool = True
     ridge: float = 0.0
     dtype: torch.dtype = torch.float64
+    kernels: str = "torch"  # or "numba": compiled local steps
 
     name: ClassVar[str] = "linear"
     metric: ClassVar[str] = "mse"
@@ -97,6 +99,13 @@ class Linear(Task):
         if self.intercept:
             v[:, -1].mul_(kept).sub_(residual.sum(1))
         move.add(v)
+
+    @property
+    def stay(self):  # type: ignore[override]
+        return compiled.stay(self, compiled.SQUARE, 1)
+
+    def reads(self, rows: Rows) -> bool:
+        return compiled.reads(self, rows)
 
     def solve(self, batch: Batch | Quadratic) -> Tensor:
         """The minimiser; the one of least norm where a client's rows do not determine it."""

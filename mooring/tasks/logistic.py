@@ -16,9 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mooring.core.cohort import Batch, per_client
+from mooring.core.cohort import Batch, Rows, per_client
 from mooring.core.steps import Move
 from mooring.core.task import Constants, Layout, Task, score_layout
+from mooring.tasks import compiled
 from mooring.tasks.proximal import DENSE, proximal_newton
 
 
@@ -31,6 +32,7 @@ class Logistic(Task):
     intercept: bool = True
     ridge: float = 1e-4
     dtype: torch.dtype = torch.float64
+    kernels: str = "torch"  # or "numba": compiled local steps
 
     name: ClassVar[str] = "logistic"
     metric: ClassVar[str] = "log-loss"
@@ -97,6 +99,13 @@ class Logistic(Task):
         if self.intercept:
             v[:, -self.scores :].mul_(kept).sub_(scored.sum(1))
         move.add(v)
+
+    @property
+    def stay(self):  # type: ignore[override]
+        return compiled.stay(self, compiled.SIGMOID if self.scores == 1 else compiled.SOFTMAX, self.scores)
+
+    def reads(self, rows: Rows) -> bool:
+        return compiled.reads(self, rows)
 
     def curve(self, w: Tensor, batch: Batch, direction: Tensor) -> Tensor:
         """[C, d]: the Hessian of L_i at w times `direction`."""

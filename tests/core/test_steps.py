@@ -1,5 +1,7 @@
 """Local steps taken in place equal steps along the gradient, whatever pulls, shifts and sizes there are."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -114,8 +116,49 @@ def test_steps_in_place_follow_the_gradient(name, pull, work):
         torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
 
 
-def test_a_step_in_place_is_counted_and_spares_its_input():
-    task, meter, naive = Logistic(FEATURES), Meter(), Meter()
+@pytest.mark.parametrize("work", WORKS)
+@pytest.mark.parametrize("pull", PULLS)
+@pytest.mark.parametrize("name", [name for name in TASKS if "network" not in name])
+def test_compiled_steps_follow_the_gradient(name, pull, work):
+    pytest.importorskip("numba", reason="compiled kernels come with the extra mooring[fast]")
+    task = TASKS[name]()
+    data = cohort(task)
+    w = task.start(0) + 0.1
+    pulled, shift = pulls(task.dim)[pull]
+    for eta in RATES.values():
+        found = sgd(replace(task, kernels="numba"), w, data, TURN, eta, pull=pulled, shift=shift, **WORKS[work])
+        expected = along_the_gradient(task, w, data, eta, pulled, shift, **WORKS[work])
+        torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
+
+
+def test_compiled_steps_are_the_same_bytes_for_any_company_and_threads():
+    pytest.importorskip("numba", reason="compiled kernels come with the extra mooring[fast]")
+    task = Logistic(FEATURES, classes=3, dtype=torch.float32, kernels="numba")
+    data, w = cohort(task, torch.float32), torch.zeros(task.dim)
+    before = torch.get_num_threads()
+    found = []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        found.append(sgd(task, w, data, TURN, 0.1, batch=3, epochs=2))
+    torch.set_num_threads(before)
+    apart = [sgd(task, w, data.select(torch.tensor([c])), TURN, 0.1, batch=3, epochs=2) for c in range(len(SIZES))]
+    assert all(torch.equal(found[0], other) for other in (*found[1:], torch.cat(apart)))
+    plain = sgd(replace(task, kernels="torch"), w, data, TURN, 0.1, batch=3, epochs=2)
+    torch.testing.assert_close(found[0], plain, rtol=1e-5, atol=1e-6)
+
+
+def test_what_diverges_shows_in_compiled_steps():
+    pytest.importorskip("numba", reason="compiled kernels come with the extra mooring[fast]")
+    task = Linear(FEATURES, kernels="numba")
+    found = sgd(task, torch.ones(task.dim, dtype=torch.float64), cohort(task), TURN, 1e30, batch=4, steps=30)
+    assert not bool(torch.isfinite(found[0]).any())
+
+
+@pytest.mark.parametrize("kernels", ["torch", "numba"])
+def test_steps_in_place_are_counted_and_spare_their_input(kernels):
+    if kernels == "numba":
+        pytest.importorskip("numba", reason="compiled kernels come with the extra mooring[fast]")
+    task, meter, naive = Logistic(FEATURES, kernels=kernels), Meter(), Meter()
     data, w = cohort(task), torch.zeros(FEATURES + 1, dtype=torch.float64)
     sgd(Metered(task, meter), w, data, TURN, 0.1, batch=4, epochs=1)
     along_the_gradient(Metered(task, naive), w, data, 0.1, None, None, batch=4, epochs=1)

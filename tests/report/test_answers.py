@@ -82,11 +82,7 @@ def findings(display):
         "column": "age",
         "sentence": f"The value {shown(LOSS)} is far off.",
     }
-<<<<<<< HEAD
     answers.show_findings(display, "rows.csv", [row | {"count": 1}] * 2)
-=======
-    answers.show_findings(display, "rows.csv", [row] * 2)
->>>>>>> 15df907 (Local SGD in place: the step is added to the parameters, no gradient is stored)
 
 
 def claims(display):
