@@ -43,7 +43,7 @@ def stay(task: Any, link: int, scores: int) -> Any:
     """A task's `stay`, if it asks for compiled kernels."""
     if task.kernels != "numba":
         return None
-    return partial(take_steps, link=link, scores=scores, intercept=task.intercept, ridge=task.ridge)
+    return partial(take_steps, link=link, scores=scores, ridge=task.ridge)
 
 
 def take_steps(
@@ -57,7 +57,6 @@ def take_steps(
     *,
     link: int,
     scores: int,
-    intercept: bool,
     ridge: float,
 ) -> None:
     """Move each client's parameters v [C, d], in place, by its steps s = 0, 1, ... along the first n[s, c] rows
@@ -71,12 +70,16 @@ def take_steps(
         towards = (towards if towards.shape[1] else 0) - shift.to(v.dtype).reshape(-1, v.shape[1])
     small = [array.contiguous().numpy() for array in (held, towards)]
     share = rate / np.maximum(n, 1).astype(rate.dtype)  # of a row in a step
-    whole = [rows.x.numpy(), rows.y.numpy()]
+    features, whole = rows.x.shape[1], [rows.x.numpy(), rows.y.numpy()]
+    apart = held.shape[1] > 1 or towards.shape[1] > 0  # coefficients differ in how they are held
+    room = [(scores, features), (scores,), (scores, (place.shape[2] + 3) // 4 * 4)]
+    room += [(scores if apart else 0, features + 1)] * 2
 
     def work(part: slice) -> None:
         mine = [array if len(array) == 1 else array[part] for array in small]
         steps = (np.ascontiguousarray(array[:, part]) for array in (place, n, rate, share))
-        kernel()(v.numpy()[part], *whole, *steps, *mine, scores, link, intercept)
+        scratch = (np.zeros(shape, rate.dtype) for shape in room)
+        kernel()(v.numpy()[part], *whole, *steps, *mine, link, *scratch)
 
     threads = min(torch.get_num_threads(), len(v))
     ends = np.linspace(0, len(v), threads + 1).astype(int)
@@ -91,155 +94,173 @@ def take_steps(
 
 @lru_cache(maxsize=1)
 def kernel() -> Any:
-    """The compiled function; its types are settled, and code made, by the arguments of each first call."""
+    """The compiled function; its types are settled, and code made, by the arguments of each first call.
+
+    Written plainly, for the compiler's sake: it takes a third of the time without tuples, slices, `min` and allocations.
+    """
     from numba import njit
 
-    @njit(fastmath=FAST, nogil=True)
-    def score(W, b, x, place, m, z):  # type: ignore[no-untyped-def]
-        """z[k, r] = x_r'W_k + b_k, for rows in fours (the last four may repeat a row)."""
+    fast = njit(fastmath=FAST, nogil=True, error_model="numpy")
+
+    @fast
+    def score(W, b, x, i0, i1, i2, i3, r, z):  # type: ignore[no-untyped-def]
+        """z[k, r + j] = x_j'W_k + b_k for four rows j."""
+        K, F = len(W), W.shape[1]
         zero = W.dtype.type(0)
-        K, F = W.shape
-        for r in range(0, m, 4):
-            i0, i1, i2, i3 = place[r], place[min(r + 1, m - 1)], place[min(r + 2, m - 1)], place[min(r + 3, m - 1)]
-            for k in range(0, K - 1, 2):
-                a0, a1, a2, a3 = zero, zero, zero, zero
-                c0, c1, c2, c3 = zero, zero, zero, zero
-                for f in range(F):
-                    w, u = W[k, f], W[k + 1, f]
-                    x0, x1, x2, x3 = x[i0, f], x[i1, f], x[i2, f], x[i3, f]
-                    a0 += w * x0
-                    a1 += w * x1
-                    a2 += w * x2
-                    a3 += w * x3
-                    c0 += u * x0
-                    c1 += u * x1
-                    c2 += u * x2
-                    c3 += u * x3
-                z[k, r], z[k, r + 1], z[k, r + 2], z[k, r + 3] = a0 + b[k], a1 + b[k], a2 + b[k], a3 + b[k]
-                z[k + 1, r], z[k + 1, r + 1] = c0 + b[k + 1], c1 + b[k + 1]
-                z[k + 1, r + 2], z[k + 1, r + 3] = c2 + b[k + 1], c3 + b[k + 1]
-            for k in range(K - K % 2, K):
-                a0, a1, a2, a3 = zero, zero, zero, zero
-                for f in range(F):
-                    w = W[k, f]
-                    a0 += w * x[i0, f]
-                    a1 += w * x[i1, f]
-                    a2 += w * x[i2, f]
-                    a3 += w * x[i3, f]
-                z[k, r], z[k, r + 1], z[k, r + 2], z[k, r + 3] = a0 + b[k], a1 + b[k], a2 + b[k], a3 + b[k]
-
-    @njit(fastmath=FAST, nogil=True)
-    def residual(z, y, place, m, g, link):  # type: ignore[no-untyped-def]
-        """From scores to g times the loss's slope at them; 0 for repeated rows."""
-        K = len(z)
-        zero, one = z.dtype.type(0), z.dtype.type(1)
-        for r in range(m):
-            target = y[place[r]]
-            if link == SOFTMAX:
-                top = z[0, r]
-                for k in range(1, K):
-                    top = max(top, z[k, r])
-                total = zero
-                for k in range(K):
-                    z[k, r] = np.exp(z[k, r] - top)
-                    total += z[k, r]
-                for k in range(K):
-                    z[k, r] *= g / total
-                z[int(target), r] -= g
-            elif link == SIGMOID:
-                e = np.exp(-abs(z[0, r]))
-                prob = one / (one + e) if z[0, r] >= 0 else e / (one + e)
-                z[0, r] = g * (prob - z.dtype.type(target))
-            else:
-                z[0, r] = g * (z[0, r] - z.dtype.type(target))
-        for r in range(m, z.shape[1]):
-            for k in range(K):
-                z[k, r] = zero
-
-    @njit(fastmath=FAST, nogil=True)
-    def descend(W, b, x, place, m, z, intercept):  # type: ignore[no-untyped-def]
-        """W_k <- W_k - sum_r z[k, r] x_r, and the same for b."""
-        K, F = W.shape
-        for r in range(0, m, 4):
-            i0, i1, i2, i3 = place[r], place[min(r + 1, m - 1)], place[min(r + 2, m - 1)], place[min(r + 3, m - 1)]
-            for k in range(0, K - 1, 2):
-                a0, a1, a2, a3 = z[k, r], z[k, r + 1], z[k, r + 2], z[k, r + 3]
-                c0, c1, c2, c3 = z[k + 1, r], z[k + 1, r + 1], z[k + 1, r + 2], z[k + 1, r + 3]
-                for f in range(F):
-                    x0, x1, x2, x3 = x[i0, f], x[i1, f], x[i2, f], x[i3, f]
-                    W[k, f] -= a0 * x0 + a1 * x1 + a2 * x2 + a3 * x3
-                    W[k + 1, f] -= c0 * x0 + c1 * x1 + c2 * x2 + c3 * x3
-            for k in range(K - K % 2, K):
-                a0, a1, a2, a3 = z[k, r], z[k, r + 1], z[k, r + 2], z[k, r + 3]
-                for f in range(F):
-                    W[k, f] -= a0 * x[i0, f] + a1 * x[i1, f] + a2 * x[i2, f] + a3 * x[i3, f]
-        if intercept:
-            for k in range(K):
-                for r in range(m):
-                    b[k] -= z[k, r]
-
-    @njit(nogil=True)
-    def turn(flat, W, b):  # type: ignore[no-untyped-def]
-        """A vector of d numbers as W [scores, features] and b."""
-        K, F = W.shape
-        for f in range(F):
-            for k in range(K):
-                W[k, f] = flat[f * K + k]
-        for j in range(F * K, len(flat)):
-            b[j - F * K] = flat[j]
-
-    @njit(fastmath=FAST, nogil=True)
-    def hold(W, b, held, towards, rate):  # type: ignore[no-untyped-def]
-        """The pull, ridge and shift: W <- (1 - rate held) W + rate towards."""
-        K, F = W.shape
-        one = W.dtype.type(1)
-        for k in range(K):
+        for k in range(0, K - 1, 2):
+            a0 = a1 = a2 = a3 = c0 = c1 = c2 = c3 = zero
             for f in range(F):
-                W[k, f] = (one - rate * held[0][k, f]) * W[k, f] + rate * towards[0][k, f]
-            b[k] = (one - rate * held[1][k]) * b[k] + rate * towards[1][k]
+                w = W[k, f]
+                u = W[k + 1, f]
+                x0 = x[i0, f]
+                x1 = x[i1, f]
+                x2 = x[i2, f]
+                x3 = x[i3, f]
+                a0 += w * x0
+                a1 += w * x1
+                a2 += w * x2
+                a3 += w * x3
+                c0 += u * x0
+                c1 += u * x1
+                c2 += u * x2
+                c3 += u * x3
+            z[k, r] = a0 + b[k]
+            z[k, r + 1] = a1 + b[k]
+            z[k, r + 2] = a2 + b[k]
+            z[k, r + 3] = a3 + b[k]
+            z[k + 1, r] = c0 + b[k + 1]
+            z[k + 1, r + 1] = c1 + b[k + 1]
+            z[k + 1, r + 2] = c2 + b[k + 1]
+            z[k + 1, r + 3] = c3 + b[k + 1]
+        if K % 2:
+            k = K - 1
+            a0 = a1 = a2 = a3 = zero
+            for f in range(F):
+                w = W[k, f]
+                a0 += w * x[i0, f]
+                a1 += w * x[i1, f]
+                a2 += w * x[i2, f]
+                a3 += w * x[i3, f]
+            z[k, r] = a0 + b[k]
+            z[k, r + 1] = a1 + b[k]
+            z[k, r + 2] = a2 + b[k]
+            z[k, r + 3] = a3 + b[k]
 
-    @njit(fastmath=FAST, nogil=True)
-    def whole_stay(v, x, y, place, n, rate, share, held, towards, scores, link, intercept):  # type: ignore[no-untyped-def]
-        K, F = scores, x.shape[1]
-        B = (place.shape[2] + 3) // 4 * 4
-        W, b, z = np.empty((K, F), v.dtype), np.zeros(K, v.dtype), np.zeros((K, B), v.dtype)
-        zero, one = v.dtype.type(0), v.dtype.type(1)
-        apart = held.shape[1] > 1 or towards.shape[1] > 0  # coefficients differ in how they are held
-        shape = (K, F) if apart else (0, 0)
-        H, T = (np.empty(shape, v.dtype), np.zeros(K, v.dtype)), (np.zeros(shape, v.dtype), np.zeros(K, v.dtype))
+    @fast
+    def residual(z, r, target, g, link):  # type: ignore[no-untyped-def]
+        """From the scores of row r to g times the loss's slope at them."""
+        K = len(z)
+        zero = z.dtype.type(0)
+        one = z.dtype.type(1)
+        if link == SOFTMAX:
+            top = z[0, r]
+            for k in range(1, K):
+                if z[k, r] > top:
+                    top = z[k, r]
+            total = zero
+            for k in range(K):
+                z[k, r] = np.exp(z[k, r] - top)
+                total += z[k, r]
+            for k in range(K):
+                z[k, r] *= g / total
+            z[int(target), r] -= g
+        elif link == SIGMOID:
+            prob = one / (one + np.exp(-z[0, r]))  # exp may be infinite: then it is 0
+            z[0, r] = g * (prob - z.dtype.type(target))
+        else:
+            z[0, r] = g * (z[0, r] - z.dtype.type(target))
+
+    @fast
+    def descend(W, x, i0, i1, i2, i3, r, z):  # type: ignore[no-untyped-def]
+        """W_k <- W_k - sum_j z[k, r + j] x_j for four rows j."""
+        K, F = len(W), W.shape[1]
+        for k in range(0, K - 1, 2):
+            a0 = z[k, r]
+            a1 = z[k, r + 1]
+            a2 = z[k, r + 2]
+            a3 = z[k, r + 3]
+            c0 = z[k + 1, r]
+            c1 = z[k + 1, r + 1]
+            c2 = z[k + 1, r + 2]
+            c3 = z[k + 1, r + 3]
+            for f in range(F):
+                x0 = x[i0, f]
+                x1 = x[i1, f]
+                x2 = x[i2, f]
+                x3 = x[i3, f]
+                W[k, f] -= a0 * x0 + a1 * x1 + a2 * x2 + a3 * x3
+                W[k + 1, f] -= c0 * x0 + c1 * x1 + c2 * x2 + c3 * x3
+        if K % 2:
+            k = K - 1
+            a0 = z[k, r]
+            a1 = z[k, r + 1]
+            a2 = z[k, r + 2]
+            a3 = z[k, r + 3]
+            for f in range(F):
+                W[k, f] -= a0 * x[i0, f] + a1 * x[i1, f] + a2 * x[i2, f] + a3 * x[i3, f]
+
+    @fast
+    def stay(v, x, y, place, n, rate, share, held, towards, link, W, b, z, H, T):  # type: ignore[no-untyped-def]
+        """All steps of all clients; W, b, z, H and T are room to work in, z with columns for a multiple of four rows."""
+        K, F = len(W), W.shape[1]
+        zero = v.dtype.type(0)
+        one = v.dtype.type(1)
         for c in range(len(v)):
-            turn(v[c], W, b)
-            mine = held[c if len(held) > 1 else 0]
-            if apart:
-                if len(mine) > 1:
-                    turn(mine, H[0], H[1])
-                else:
-                    H[0][:] = mine[0]
-                    H[1][:] = mine[0]
-                if towards.shape[1] > 0:
-                    turn(towards[c if len(towards) > 1 else 0], T[0], T[1])
+            for f in range(F):
+                for k in range(K):
+                    W[k, f] = v[c, f * K + k]
+            for j in range(F * K, v.shape[1]):
+                b[j - F * K] = v[c, j]
+            mine = c if len(held) > 1 else 0
+            own = c if len(towards) > 1 else 0
+            for k in range(len(H)):  # how each coefficient is held, the intercept last
+                for f in range(F + 1):
+                    j = f * K + k
+                    if j < v.shape[1]:
+                        H[k, f] = held[mine, j if held.shape[1] > 1 else 0]
+                        T[k, f] = towards[own, j] if towards.shape[1] > 0 else zero
             for s in range(len(place)):
-                eta, m = rate[s, c], n[s, c]
+                eta = rate[s, c]
+                m = n[s, c]
                 if eta == zero:
                     continue
-                rows = place[s, c]
-                if m > 0:
-                    score(W, b, x, rows, m, z)
-                    residual(z, y, rows, m, share[s, c], link)
-                if apart:
-                    hold(W, b, H, T, eta)
-                elif mine[0] != zero:
-                    factor = one - eta * mine[0]
+                for r in range(0, m, 4):
+                    i0 = place[s, c, r]
+                    i1 = place[s, c, r + 1 if r + 1 < m else r]
+                    i2 = place[s, c, r + 2 if r + 2 < m else r]
+                    i3 = place[s, c, r + 3 if r + 3 < m else r]
+                    score(W, b, x, i0, i1, i2, i3, r, z)
+                    for j in range(r, r + 4):
+                        if j < m:
+                            residual(z, j, y[place[s, c, j]], share[s, c], link)
+                        else:  # a row that only fills up four
+                            for k in range(K):
+                                z[k, j] = zero
+                if len(H) > 0:
+                    for k in range(K):
+                        for f in range(F):
+                            W[k, f] = (one - eta * H[k, f]) * W[k, f] + eta * T[k, f]
+                        b[k] = (one - eta * H[k, F]) * b[k] + eta * T[k, F]
+                elif held[mine, 0] != zero:
+                    factor = one - eta * held[mine, 0]
                     for k in range(K):
                         for f in range(F):
                             W[k, f] *= factor
                         b[k] *= factor
-                if m > 0:
-                    descend(W, b, x, rows, m, z, intercept)
+                for r in range(0, m, 4):
+                    i0 = place[s, c, r]
+                    i1 = place[s, c, r + 1 if r + 1 < m else r]
+                    i2 = place[s, c, r + 2 if r + 2 < m else r]
+                    i3 = place[s, c, r + 3 if r + 3 < m else r]
+                    descend(W, x, i0, i1, i2, i3, r, z)
+                if v.shape[1] > F * K:
+                    for k in range(K):
+                        for r in range(m):
+                            b[k] -= z[k, r]
             for f in range(F):
                 for k in range(K):
                     v[c, f * K + k] = W[k, f]
             for j in range(F * K, v.shape[1]):
                 v[c, j] = b[j - F * K]
 
-    return whole_stay
+    return stay
