@@ -109,6 +109,8 @@ ROWS = [
     Row("checkpoint_every", ["--checkpoint-every", "2"], 2, 3,
         lambda r, _: len(list((r.run / "checkpoint").iterdir())) == 2, {"rounds": 3, "out": True}, trains=True),
     Row("threads", ["--threads", "2"], 2, 1, lambda r, _: torch.get_num_threads() == 2, {"rounds": 1}, trains=True),
+    Row("kernels", ["--kernels", "numba"], "numba", "torch",
+        lambda j, _: "kernels='numba'" in str(j) or "numba is not installed" in str(j)),
     Row("chunk", ["--chunk", "3"], 3, 2, lambda r, _: Spied.chunks[0] == 3, {"rounds": 1}, trains=True),
 ]  # fmt: skip
 IDS = [f"{row.name}={' '.join(row.words[1:]) or row.value}" for row in ROWS]

@@ -219,6 +219,11 @@ class Training(Section):
     chunk: int | None = option(
         "Clients worked on at once.", "a whole number of clients >= 1", unset="by the model's size", ge=1
     )
+    kernels: Annotated[Literal["torch", "numba"] | None, BeforeValidator(_auto)] = option(
+        "What takes local steps: torch, or numba's compiled kernels; kept in the run file.",
+        '"auto", "torch" or "numba"',
+        unset="numba where it is installed and pays",
+    )
 
 
 class Option(NamedTuple):
@@ -289,3 +294,4 @@ class Options(TypedDict, total=False):
     checkpoint_every: int | None
     threads: int | None
     chunk: int | None
+    kernels: Literal["auto", "torch", "numba"] | None

@@ -96,7 +96,7 @@ def take_steps(
 def kernel() -> Any:
     """The compiled function; its types are settled, and code made, by the arguments of each first call.
 
-    Written plainly, for the compiler's sake: it takes a third of the time without tuples, slices, `min` and allocations.
+    Written plainly for the compiler's sake: tuples, slices, `min` and allocations all take it longer.
     """
     from numba import njit
 
@@ -201,7 +201,7 @@ def kernel() -> Any:
 
     @fast
     def stay(v, x, y, place, n, rate, share, held, towards, link, W, b, z, H, T):  # type: ignore[no-untyped-def]
-        """All steps of all clients; W, b, z, H and T are room to work in, z with columns for a multiple of four rows."""
+        """All steps of all clients; W, b, z, H and T are room to work in, z for a multiple of four rows."""
         K, F = len(W), W.shape[1]
         zero = v.dtype.type(0)
         one = v.dtype.type(1)
