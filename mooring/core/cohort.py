@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from threading import RLock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 PADDED_BYTES = 64_000_000  # features that one padded block of clients may hold: bounds memory
+CONDENSING = RLock()  # summaries of a federation are computed once, whoever comes first
 SMALL = 1_000_000  # numbers up to which all clients are padded into one batch, whatever their sizes
 
 
@@ -103,8 +105,9 @@ class Rows:
                 self.cache["padded"] = self.padded()
             return self.cache["padded"]
         root = self.parent if self.parent is not None else self
-        if task not in root.cache:
-            root.cache[task] = root.each(lambda rows, _: task.condense(rows.padded()))
+        with CONDENSING:
+            if task not in root.cache:
+                root.cache[task] = root.each(lambda rows, _: task.condense(rows.padded()))
         whole = root.cache[task]
         return whole if self.position is None else type(whole)(*(part[self.position] for part in whole))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import RLock
 from typing import ClassVar
 
 import torch
@@ -30,6 +31,7 @@ def half_square(output: Tensor, y: Tensor) -> Tensor:
 
 LOSSES: dict[str, RowLoss] = {"cross_entropy": cross_entropy, "half_square": half_square}
 ROW_CURVATURE = 5.0  # a network's Hessian has a few large eigenvalues: its trace is taken as this many of the largest
+CALLING = RLock()  # a functional call puts the parameters into the module for its time: one thread at a time
 BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
 
 
@@ -98,8 +100,10 @@ class Module(Task):
     def _forward(self, layers: dict[str, Tensor], x: Tensor) -> Tensor:
         if len(x) == 1:  # a lone client needs no stacking, and its kernels are faster
             single = {name: part[0] for name, part in layers.items()}
-            return functional_call(self.module, single, (x[0],))[None]
-        return vmap(lambda params, rows: functional_call(self.module, params, (rows,)))(layers, x)
+            with CALLING:
+                return functional_call(self.module, single, (x[0],))[None]
+        with CALLING:
+            return vmap(lambda params, rows: functional_call(self.module, params, (rows,)))(layers, x)
 
     def _row_losses(self, layers: dict[str, Tensor], batch: Batch) -> Tensor:
         return self._each_loss(self._forward(layers, batch.x), batch.y)
