@@ -16,6 +16,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -60,7 +61,7 @@ def convolutional_net() -> nn.Module:
 
 @dataclass(frozen=True)
 class Work:
-    """A row of the table; multiplications and additions per sample, forward and back, nothing before the first layer."""
+    """A row of the table; `operations` are multiplications and additions per sample, forward and back."""
 
     name: str
     make: Callable[[], nn.Module]
@@ -92,7 +93,7 @@ def works() -> dict[str, Work]:
     )
 
 
-def looped(work: Work, clients) -> None:
+def looped(work: Work, clients, t: int = 0) -> None:
     """One round, client after client."""
     common = work.make()
     results = []
@@ -117,7 +118,7 @@ def stacked(work: Work, clients) -> Callable[[int], Any]:
     exchange = Simulator(work.task, clients, clients.weights())
     exchange.begin(work.algorithm, w0)
     server, _ = work.algorithm.start(work.task, w0)
-    return lambda t: exchange.ask(server, torch.arange(CLIENTS), Round(t, 100, CLIENTS, CLIENTS, 1.0, 0))
+    return lambda t: exchange.ask(server, torch.arange(CLIENTS), Round(t + 1, 100, CLIENTS, CLIENTS, 1.0, 0))
 
 
 def check(work: Work, clients) -> None:
@@ -172,12 +173,10 @@ def main() -> None:
         if asked.rows and name not in asked.rows.split(","):
             continue
         check(work, clients)
-        one_round = stacked(work, clients)
-        one_round(1), looped(work, clients), large @ large  # compiled and warm
-        found = [
-            (timed(lambda: looped(work, clients)), timed(lambda t=t: one_round(t)), timed(lambda: large @ large))
-            for t in range(2, asked.repeats + 2)
-        ]
+        parts = (partial(looped, work, clients), stacked(work, clients), lambda t=0: large @ large)
+        found = [[timed(partial(part, t)) for part in parts] for t in range(asked.repeats + 1)][
+            1:
+        ]  # the first warms up
         (loop, loop_wall), (cohort, wall), (limit, _) = (
             [statistics.median(times) for times in zip(*column)] for column in zip(*found)
         )
