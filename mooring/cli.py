@@ -67,7 +67,7 @@ def fit(
     out = out or free_directory(source, algorithm or ("fit" if source.endswith(".toml") else ALGORITHM))
     with display.progress() as tell:
         result = train(source, algorithm=algorithm, settings=settings, out=out, tell=tell, **given)
-    display.notes(result.job.clients.notes)
+    display.notes(result.notes)
     if json_:
         emit({"summary": result.summary, "clients": result.clients.to_dict("records"), "run": str(result.run)})
     else:

@@ -102,7 +102,8 @@ def advise(
     if out is not None and os.path.lexists(out):
         raise RequestError(f"{out} already exists; choose another --out.")
     asked = request(source, purpose="advise", model=model, **options)
-    job = prepare(asked, None if isinstance(source, str | Path) else source, model)
+    data, loss = None if isinstance(source, str | Path) else source, options.get("loss")
+    job = prepare(asked, data, model, loss if callable(loss) else None)
     refuse_unused(job, [name for name, value in options.items() if value is not None])
     if int(job.clients.test.size.sum()) == 0:
         raise RequestError(f"{job.clients.title}: there are no test rows to judge any advice by.")

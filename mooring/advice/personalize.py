@@ -62,7 +62,7 @@ def personalize(
         raise RequestError(f"{path} holds several methods; give one of them, such as {path}/methods/fedavg.")
     task, schema = task_of(directory)
     newcomers = load(source, schema=schema, seed=seed, dtype=task.dtype, min_rows=min_rows, drop_small=drop_small)
-    algorithm = build(asked.name, asked.fields | (asked.settled or {}))
+    algorithm = build(asked.name, asked.fields | (asked.settled or {}), directory.path)
     server = algorithm.start(task, models.common)[0]
     m = len(newcomers)
     found = models_of_newcomers(algorithm, server, task, newcomers.cohort(), Round(1, 1, m, m, 1.0, seed), how=how)

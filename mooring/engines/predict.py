@@ -15,25 +15,14 @@ from mooring.data.columns import as_names
 from mooring.data.gather import gather
 from mooring.data.schema import Schema, encode
 from mooring.data.sources import name_columns, text_columns
-from mooring.engines.prepare import make_task
+from mooring.engines.prepare import task_of_run
 from mooring.runs.directory import RunDir, open_run
-
-
-class Shape:
-    """What a task needs to know of the data that a run was made from, without the data."""
-
-    def __init__(self, schema: Schema, dtype: torch.dtype):
-        self.kind, self.classes = schema.kind, schema.classes
-        self.train = self
-        self.x = torch.zeros(1, len(schema.features), dtype=dtype)
 
 
 def task_of(directory: RunDir) -> tuple[Any, Schema]:
     """The task and the schema of a run that was made from a table."""
     schema = Schema.model_validate({k: v for k, v in directory.schema.items() if k != "seal"})
-    run = directory.run
-    wide = run.task.model is None
-    return make_task(run, Shape(schema, torch.float64 if wide else torch.float32)), schema  # type: ignore[arg-type]
+    return task_of_run(directory), schema
 
 
 def predict(path: str | Path, source: Any, client: str | None = None) -> tuple[pd.DataFrame, list[str]]:
