@@ -44,7 +44,8 @@ app = typer.Typer(
 DEBUG = {"on": False}
 Run = Annotated[Path, typer.Argument(hidden=True)]
 TABLE_ONLY = tuple(name for name in DATA if name not in ("partition", "data_dir", "rare"))
-OF_ROUNDS = tuple(name for name in TRAINING if name not in ("keep", "checkpoint_every"))
+ONCE = tuple(name for name in TRAINING if name != "seeds")
+OF_ROUNDS = tuple(name for name in ONCE if name not in ("keep", "checkpoint_every", "baselines"))
 
 
 @app.callback()
@@ -53,7 +54,7 @@ def options(debug: Annotated[bool, typer.Option("--debug", help="Show the stack 
 
 
 @app.command(epilog=example("mooring fit exam.csv --client school --target score --set lam=0.5"))
-@takes(*DATA, *TASK, *TRAINING)
+@takes(*DATA, *TASK, *ONCE)
 def fit(
     source: Source, algorithm: Method = None, set_: Set = None, out: Out = None, json_: Json = False, **given: Any
 ) -> None:
@@ -75,7 +76,7 @@ def fit(
 
 
 @app.command(epilog=example("mooring compare exam.csv --client school --target score --methods local,fedavg,ditto"))
-@takes(*DATA, *TASK, *TRAINING)
+@takes(*DATA, *TASK, *(name for name in TRAINING if name != "baselines"))
 def compare(
     source: Source, methods: Methods = None, set_: SetEach = None, out: Out = None, json_: Json = False, **given: Any
 ) -> None:

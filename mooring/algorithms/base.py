@@ -98,7 +98,9 @@ def find(name: str, kept: Path | None = None) -> type[Algorithm]:
     if is_spec(name):
         return checked(load_python(name, "algorithm", kept), name)
     if name.startswith(IN_MEMORY):
-        raise RequestError(f"the run's algorithm {name[len(IN_MEMORY) + 1 :]} was in memory; pass it again from Python.")
+        raise RequestError(
+            f"the run's algorithm {name[len(IN_MEMORY) + 1 :]} was in memory; pass it again from Python."
+        )
     if name not in names():
         raise RequestError(f"{unknown('algorithm', name, names())}; or a file and a class, as my_file.py:MyAlgorithm.")
     if not importlib.util.find_spec(f"{PACKAGE}.{name}"):
@@ -123,7 +125,9 @@ def name_of(algorithm: Algorithm) -> str:
     cls = type(algorithm)
     if cls.__module__.rpartition(".")[0] == PACKAGE:
         return algorithm.name
-    offered = next((p.name for p in entry_points(group=ENTRY_POINTS) if p.value == f"{cls.__module__}:{cls.__name__}"), None)
+    offered = next(
+        (p.name for p in entry_points(group=ENTRY_POINTS) if p.value == f"{cls.__module__}:{cls.__name__}"), None
+    )
     return offered or spec_of(cls) or f"{IN_MEMORY} {cls.__name__}"
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 PADDED_BYTES = 64_000_000  # features that one padded block of clients may hold: bounds memory
+CACHE_BYTES = 20_000_000  # parameters of one chunk: above this the cohort's matrix no longer fits the cache
 SMALL = 1_000_000  # numbers up to which all clients are padded into one batch, whatever their sizes
 
 
@@ -161,8 +162,39 @@ class CohortData:
 
 def in_order(blocks: list[Tensor], work: Callable[[Tensor], Any]) -> Any:
     """`work(positions)` on each of the blocks, which together hold each position once; results in that order."""
-    parts = [work(block) for block in blocks]
-    return stacked(parts, torch.argsort(torch.cat(blocks)))
+    total, whole = sum(len(block) for block in blocks), None
+    if len(blocks) == 1:
+        return stacked([work(blocks[0])], torch.argsort(blocks[0]))
+    for block in blocks:  # straight into place: a large federation's matrix is not held twice
+        part = work(block)
+        whole = room_for(part, total) if whole is None else whole
+        put(whole, block, part)
+    return whole
+
+
+def chunk_size(task: Any) -> int:
+    """How many clients are worked on at once: a formula of the model's size alone, so that it cannot change bytes."""
+    itemsize = torch.empty(0, dtype=task.dtype).element_size()
+    return max(1, CACHE_BYTES // (task.dim * itemsize))
+
+
+def room_for(part: Any, total: int) -> Any:
+    """Tensors [total, ...] to hold what `part` holds a piece of."""
+    if part is None:
+        return None
+    if isinstance(part, Tensor):
+        return part.new_empty(total, *part.shape[1:])
+    columns = [room_for(column, total) for column in part]
+    return type(part)(*columns) if hasattr(part, "_fields") else tuple(columns)
+
+
+def put(whole: Any, position: Tensor, part: Any) -> None:
+    """Write the rows of `part` to their positions in `whole`."""
+    if isinstance(whole, Tensor):
+        whole[position] = part
+    elif whole is not None:
+        for place, column in zip(whole, part):
+            put(place, position, column)
 
 
 def stacked(parts: Sequence[Any], order: Tensor | None = None) -> Any:

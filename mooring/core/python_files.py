@@ -71,8 +71,10 @@ def spec_of(thing: Any) -> str | None:
     return spec if is_spec(spec) else None
 
 
-def full(spec: str) -> str:
-    """The spec with its file's full path, where the file is there."""
+def full(spec: Any) -> Any:
+    """A spec with its file's full path, where the file is there; anything else as it is."""
+    if not is_spec(spec):
+        return spec
     path, name = spec.rsplit(":", 1)
     return f"{Path(path).resolve()}:{name}" if Path(path).is_file() else spec
 

@@ -44,7 +44,9 @@ def gather(source: Any, text: Iterable[str] = (), names: Iterable[str] = ("clien
     if isinstance(source, list) and source:
         source = {f"client {i}": value for i, value in enumerate(source)}
     if isinstance(source, Mapping) and source:
-        if any(isinstance(value, Mapping | DataLoader) and not isinstance(value, pd.DataFrame) for value in source.values()):
+        if any(
+            isinstance(value, Mapping | DataLoader) and not isinstance(value, pd.DataFrame) for value in source.values()
+        ):
             return table_of_parts(source)
         return table_of_clients({str(name): value for name, value in source.items()})
     raise RequestError(f"clients are read from {FORMS}; got {type(source).__name__}.")

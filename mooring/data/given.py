@@ -80,7 +80,9 @@ def take(
     small = [i for i, one in enumerate(held.values()) if not enough(one, max(min_rows or LEAST, LEAST))]
     if small and not drop_small:
         one = held[names[small[0]]]
-        what = "no training rows" if one.part is not None else f"{counted(len(one.y), 'row')}; at least {LEAST} are needed"
+        what = (
+            "no training rows" if one.part is not None else f"{counted(len(one.y), 'row')}; at least {LEAST} are needed"
+        )
         raise RequestError(f"client '{names[small[0]]}' has {what}. Use drop_small to leave such clients out.")
     if small:
         left = ", ".join(f"'{names[i]}'" for i in small[:6])
@@ -191,7 +193,9 @@ def tensor(values: Any) -> Tensor:
     try:
         found = values.detach().cpu() if isinstance(values, Tensor) else torch.as_tensor(np.asarray(values))
     except TypeError:
-        raise RequestError("arrays for a network hold numbers, got text or objects; number the classes 0, 1, ...") from None
+        raise RequestError(
+            "arrays for a network hold numbers, got text or objects; number the classes 0, 1, ..."
+        ) from None
     return found.float() if found.dtype in (torch.float64, torch.float16, torch.bfloat16) else found
 
 
@@ -235,7 +239,9 @@ def targets(ys: list[Tensor], names: list[str], kind: str | None) -> tuple[str, 
 
 def told(kind: str, classes: tuple[str, ...], ys: list[Tensor]) -> list[str]:
     if kind in (BINARY, CLASSES):
-        return [f"The targets are whole numbers, taken as {len(classes)} classes; kind = 'regression' makes them amounts."]
+        return [
+            f"The targets are whole numbers, taken as {len(classes)} classes; kind = 'regression' makes them amounts."
+        ]
     return [f"The targets have {ys[0].shape[1]} columns of 0 and 1, taken as labels."] if kind == LABELS else []
 
 

@@ -198,6 +198,8 @@ def fit(
     if isinstance(source, nn.Module) or (second is not None and callable(source)):
         source, model = second, source
     asked = request(source, purpose="fit", algorithm=algorithm, settings=settings, model=model, **options)
+    if asked.training.seeds > 1:
+        raise RequestError("seeds has no use here: fit trains once; compare repeats.")
     data = None if isinstance(source, str | Path) else source
     loss = options.get("loss")
     job = prepare(asked, data, model, loss if callable(loss) else None, own_classes([algorithm]))

@@ -170,7 +170,9 @@ def run(
         taken = replies.who[good]
         if len(taken):
             turn = turn._replace(cohort=len(taken), weight=float(roster.p[taken].sum()))
-            mean = weighted_mean(select(replies.message, good), roster.p[taken])
+            message = replies.message if bool(good.all()) else select(replies.message, good)
+            mean = weighted_mean(message, roster.p[taken])
+            del message
             progress.server = algorithm.merge(progress.server, mean, turn)
             exchange.accept(taken, turn)
         elif len(cohort) == m and refused:

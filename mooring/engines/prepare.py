@@ -175,9 +175,7 @@ def dealing(run: RunFile) -> dict[str, Any]:
     return {"seed": data_seed(run), **shares, **own}
 
 
-def make_task(
-    run: RunFile, clients: Clients, model: Any = None, loss: Any = None, kept: Path | None = None
-) -> Any:
+def make_task(run: RunFile, clients: Clients, model: Any = None, loss: Any = None, kept: Path | None = None) -> Any:
     """The task that the run file names, with the dtype of the data; a network's file is the copy in `kept` if there is
     one."""
     about = run.task

@@ -46,7 +46,7 @@ def request(
     asked = {key: given["task"].get(key) for key in ("name", "model")}
     if any(word is not None and word != (file.get("task", {}).get(key) or "auto") for key, word in asked.items()):
         table["task"] = given["task"]  # another task: the file's settings are not for it
-    known = listed_in(file)
+    known = [one | {"name": full(one["name"])} for one in listed_in(file)]
     if purpose == "fit":
         network = table["task"].get("model") is not None or table["task"].get("name") == "module"
         ready = [method_to_fit(known, algorithm, settings or {}, network)]
@@ -57,6 +57,9 @@ def request(
     for one in ready:  # a wrong field is told before any data are read
         if one["name"] not in own_classes([algorithm, *(methods or [])]):
             build(one["name"], {k: v for k, v in one.items() if k not in ("name", "settled")})
+    for key in ("model", "loss"):
+        if key in table["task"]:
+            table["task"][key] = full(table["task"][key])
     table["data"]["source"] = source_name(table["data"].get("source", source))
     table["training"].setdefault("threads", torch.get_num_threads())
     table |= {"algorithm": ready[0]} if purpose == "fit" else {"algorithms": ready or None}
@@ -89,8 +92,6 @@ def in_sections(options: Mapping[str, Any], model: Any = None) -> dict[str, Tabl
             out["task"] |= {"name": "module"} if found is None else {"model": found}
         elif name == "loss" and callable(value):
             out["task"]["loss"] = spec_of(value) or IN_MEMORY
-        elif name in ("model", "loss") and is_spec(value):
-            out["task"][name] = full(value)
         else:
             out[OPTIONS[name].section][OPTIONS[name].field] = as_plain(value)
     return out
@@ -132,7 +133,7 @@ def method_to_fit(known: list[Tables], algorithm: Any, settings: Mapping[str, An
         if settings:
             raise RequestError(f"give the fields of {algorithm.name} to the algorithm itself, not as settings.")
         return {"name": name_of(algorithm), **fields_of(algorithm)}
-    algorithm = full(algorithm) if is_spec(algorithm) else algorithm
+    algorithm = full(algorithm)
     return {**next((one for one in known if one["name"] == algorithm), {"name": algorithm}), **settings}
 
 
@@ -145,7 +146,7 @@ def methods_to_compare(known: list[Tables], methods: Sequence[Any] | None, setti
     for method in methods if len(known) < 2 else dict.fromkeys(methods):
         if isinstance(method, str):
             name, *words = method.split() if not is_spec(method) else [method]
-            name, given = full(name) if is_spec(name) else name, settings.get(name, {}) | in_words(words)
+            name, given = full(name), settings.get(name, {}) | in_words(words)
             mine_too = [one for one in known if one["name"] == name] or [{"name": name}]
             out += [one | given for one in mine_too]
         else:

@@ -8,15 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mooring.core.cohort import Round, in_order, select
+from mooring.core.cohort import Round, chunk_size, in_order, select
 from mooring.core.costs import Meter
 from mooring.data.clients import PARTS, Clients
 from mooring.engines import loop, visits
 from mooring.engines.exchange import BEST, LAST, Replies, Roster, Scores, sent
 from mooring.estimates.facts import Facts, gather
 from mooring.runs.tensors import flatten, unflatten
-
-CACHE_BYTES = 20_000_000  # parameters of one chunk: above this the cohort's matrix no longer fits the cache
 
 
 class Simulator:
@@ -75,6 +73,10 @@ class Simulator:
         return {part: Scores(risk, rows[part].size) for part, risk in zip(parts, found)}
 
     def models(self, server: Any, round: Round, at: str = LAST) -> Tensor:
+        if not self.algorithm.last_stage:
+            one = self.algorithm.deploy(server, self._states(at).take(torch.zeros(1, dtype=torch.long)))
+            if one is server.w:  # the same for all: a view, not a copy for everyone
+                return server.w.expand(len(self.clients), -1)
         return in_order(self._blocks(), lambda block: self._deployed(server, round, at, block))
 
     def numbers(self, field: str, at: str = LAST) -> Tensor | None:
@@ -114,12 +116,6 @@ def settle(
     exchange = Simulator(task, clients, clients.weights(weights), chunk)
     ready, server = loop.settle(algorithm, task, exchange, seed)
     return ready, exchange, server
-
-
-def chunk_size(task: Any) -> int:
-    """How many clients are worked on at once: a formula of the model's size alone, so that it cannot change bytes."""
-    itemsize = torch.empty(0, dtype=task.dtype).element_size()
-    return max(1, CACHE_BYTES // (task.dim * itemsize))
 
 
 class States:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mooring.core.cohort import Batch, CohortData
+from mooring.core.cohort import Batch, CohortData, chunk_size
 from mooring.estimates.answers import Answers, Here
 from mooring.estimates.federation import Federation, estimate_federation
 from mooring.tasks.proximal import DENSE
@@ -51,7 +51,7 @@ def gather(task: Any, data: CohortData, w0: Tensor, asks: tuple[str, ...] = ()) 
 
 def own_facts(task: Any, data: CohortData, w0: Tensor, asks: tuple[str, ...] = ()) -> Facts:
     """What each client tells of itself: the facts of many are stacked."""
-    return data.each(lambda block, _: _of_block(task, block, w0, asks))
+    return data.each(lambda block, _: _of_block(task, block, w0, asks), chunk_size(task) if task.solve is None else None)
 
 
 def together(each: Facts, task: Any, told: Answers, asks: tuple[str, ...]) -> Facts:

@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 
 FORMAT = 1
 ALGORITHM = "fedprox_one_stage"  # what `fit` trains if nobody says otherwise
-NETWORK_ALGORITHM: dict[str, Any] = {"name": "fedavg_localized"}  # and of networks
+NETWORK_ALGORITHM: dict[str, Any] = {"name": "fedavg_localized", "tune_steps": 50}  # and of networks
 METHODS = ("local", "global", "fedavg", "fedprox_shared", "fedprox_one_stage")  # what `compare` compares
 
 
@@ -218,9 +218,7 @@ class Training(Section):
     seed: int = option(
         "The same seed gives the same bytes.", "a whole number from 0 to 2^63 - 1", 0, ge=0, le=2**63 - 1
     )
-    seeds: int = option(
-        "Repetitions of a comparison, with the seeds that follow.", "a whole number >= 1", 1, ge=1
-    )
+    seeds: int = option("Repetitions of a comparison, with the seeds that follow.", "a whole number >= 1", 1, ge=1)
     evaluate_every: int | None = option(
         "Rounds between evaluations.", "a whole number of rounds >= 1", unset="about 20 in all", ge=1
     )
@@ -256,7 +254,13 @@ class Option(NamedTuple):
         value = self.info.default
         if value is None:
             return self._extra["unset"]
-        return ("yes" if value else "no") if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+        return (
+            ("yes" if value else "no")
+            if isinstance(value, bool)
+            else f"{value:g}"
+            if isinstance(value, float)
+            else str(value)
+        )
 
     @property
     def _extra(self) -> dict[str, str]:
