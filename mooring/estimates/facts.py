@@ -51,7 +51,9 @@ def gather(task: Any, data: CohortData, w0: Tensor, asks: tuple[str, ...] = ()) 
 
 def own_facts(task: Any, data: CohortData, w0: Tensor, asks: tuple[str, ...] = ()) -> Facts:
     """What each client tells of itself: the facts of many are stacked."""
-    return data.each(lambda block, _: _of_block(task, block, w0, asks), chunk_size(task) if task.solve is None else None)
+    return data.each(
+        lambda block, _: _of_block(task, block, w0, asks), chunk_size(task) if task.solve is None else None
+    )
 
 
 def together(each: Facts, task: Any, told: Answers, asks: tuple[str, ...]) -> Facts:
