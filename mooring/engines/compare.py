@@ -214,7 +214,7 @@ def labelled(job: Job) -> list[tuple[str, Any]]:
 
 
 def shortly(value: Any) -> str:
-    text = re.sub(r"[^\w.+-]+", "-", str(value))
+    text = re.sub(r"[^\w.+-]+", "-", f"{value:g}" if isinstance(value, float) else str(value))
     return text if len(text) <= SHORT else text[:SHORT] + "..."
 
 

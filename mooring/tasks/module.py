@@ -41,6 +41,7 @@ LOSSES: dict[str, RowLoss] = {
 }
 STANDARD, TARGET = "standard", "target"  # what a network's output is: (y - mean) / scale, or y
 ROW_CURVATURE = 5.0  # a network's Hessian has a few large eigenvalues: its trace is taken as this many of the largest
+FLAT_STEP, NEGLIGIBLE = 0.1, 1e-6  # the first step where a loss has no curvature, and what counts as none
 NUDGE = 1e-3  # how far w is moved, as a share of its size, where curvature is a difference of gradients
 PROBE_CLIENTS, PROBE_ROWS = 2, 3  # what it takes to see whether networks can be stacked
 SLOW = "There is a performance drop"  # how torch begins to say that it stacks by a loop of its own
@@ -265,8 +266,8 @@ class Module(Task):
         return {"accuracy": torch.where(batch.weight.sum(1) > 0, hit, torch.full_like(hit, torch.nan))}
 
     def constants(self, batch: Batch, w: Tensor | None = None, rounds: int = 10) -> Constants:
-        """smooth: the largest curvature at w, by power iteration on Hessian products; convexity is unknown (nan), and a
-        single row's curvature a guess from `smooth`."""
+        """smooth: the largest curvature at w, by power iteration on Hessian products, or what stands for it where the
+        loss has none there; convexity is unknown (nan), and a single row's curvature a guess from `smooth`."""
         w = self.start()[None].expand(len(batch.y), -1) if w is None else w
         w, batch = self._here(w, batch)
         v = torch.randn(w.shape, generator=torch.Generator().manual_seed(0), dtype=w.dtype).to(w.device)
@@ -275,7 +276,7 @@ class Module(Task):
         except RuntimeError:  # a layer of the network has no second derivative in torch
             for _ in range(rounds):
                 v = self._curve_by_difference(w, batch, v / v.norm(dim=1, keepdim=True).clamp(min=1e-30))
-        smooth = v.norm(dim=1).cpu() + self.ridge
+        smooth = self._or_by_slope(v.norm(dim=1).cpu(), w, batch) + self.ridge
         nan = torch.full_like(smooth, torch.nan)
         return Constants(smooth, nan, nan, ROW_CURVATURE * smooth, nan, (1 + ROW_CURVATURE) * smooth)
 
@@ -288,6 +289,14 @@ class Module(Task):
                 v = v / v.norm(dim=1, keepdim=True).clamp(min=1e-30)
                 (v,) = torch.autograd.grad(g, leaf, v, retain_graph=True)
         return v
+
+    def _or_by_slope(self, smooth: Tensor, w: Tensor, batch: Batch) -> Tensor:
+        """The curvature [C]; where the loss is flat at w (absolute errors, the arms of Huber's loss), what makes a step of
+        1 / curvature take off the share FLAT_STEP of the loss, as its slope has it."""
+        slope, height = self.grad(w, batch).square().sum(1), self.loss(w, batch)
+        full = slope / height.clamp(min=torch.finfo(w.dtype).tiny)
+        flat = smooth <= NEGLIGIBLE * full
+        return torch.where(flat & (full > 0), full / FLAT_STEP, torch.where(smooth > 0, smooth, 1.0))
 
     def _curve_by_difference(self, w: Tensor, batch: Batch, v: Tensor) -> Tensor:
         """The Hessian times v, |v| = 1, as a central difference of gradients."""
