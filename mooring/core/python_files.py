@@ -61,7 +61,7 @@ def spec_of(thing: Any) -> str | None:
     """
     module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", "")
     home = sys.modules.get(module or "")
-    if module in (None, "__main__") or home is None or getattr(home, name, None) is not thing:
+    if thing is None or module in (None, "__main__") or home is None or getattr(home, name, None) is not thing:
         return None
     try:
         file = inspect.getsourcefile(thing)

@@ -33,7 +33,6 @@ from mooring.runs.files import write_json, write_whole
 from mooring.runs.runfile import RunFile
 from mooring.runs.sections import Options
 
-
 SEED = "seed-{}"  # the folder of one repetition inside a repeated comparison's directory
 REPEATED = ("test_loss", "validation_loss", "last_test_loss")  # what has a deviation over repetitions
 METHODS_CSV, SEEDS_CSV, CURVES_CSV, CLIENTS_CSV = "methods.csv", "seeds.csv", "curves.csv", "clients.csv"

@@ -191,9 +191,9 @@ def fit(
     `source` is a table's path, a data frame, (X, y, groups), `Clients`, each client's own data by name, or a run file;
     a network comes as `model`, or first as in `fit(model, clients)`: the weights of a module are the start, a function
     makes a fresh one. `algorithm` is a name (its fields in `settings`), "my_file.py:MyAlgorithm", or an algorithm;
-    without one it is the run file's, or fedprox_one_stage, for networks fedavg_localized. `options` are those of the run
-    file's sections [data], [task] and [training], and override what the run file says; `loss` may be a function. With
-    `out` the run is written there and can be resumed; without, nothing is written.
+    without one it is the run file's, or fedprox_one_stage, for networks fedavg_localized. `options` are those of the
+    run file's sections [data], [task] and [training], and override what the run file says; `loss` may be a function.
+    With `out` the run is written there and can be resumed; without, nothing is written.
     """
     if isinstance(source, nn.Module) or (second is not None and callable(source)):
         source, model = second, source

@@ -191,7 +191,8 @@ def make_task(run: RunFile, clients: Clients, model: Any = None, loss: Any = Non
         raise RequestError(f"device {run.training.device!r} is for networks; other tasks compute on the processor.")
     if about.loss is not None or loss is not None:
         raise RequestError(
-            f"loss {about.loss!r} is for a network, given as a model; tasks such as quantile or absolute have their own: see --task."
+            f"loss {about.loss!r} is for a network, given as a model; "
+            "tasks such as quantile or absolute have their own: see --task."
         )
     if clients.train.x.ndim != 2:
         raise RequestError(

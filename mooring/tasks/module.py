@@ -291,8 +291,8 @@ class Module(Task):
         return v
 
     def _or_by_slope(self, smooth: Tensor, w: Tensor, batch: Batch) -> Tensor:
-        """The curvature [C]; where the loss is flat at w (absolute errors, the arms of Huber's loss), what makes a step of
-        1 / curvature take off the share FLAT_STEP of the loss, as its slope has it."""
+        """The curvature [C]; where the loss is flat at w (absolute errors, the arms of Huber's loss), what makes a step
+        of 1 / curvature take off the share FLAT_STEP of the loss, as its slope has it."""
         slope, height = self.grad(w, batch).square().sum(1), self.loss(w, batch)
         full = slope / height.clamp(min=torch.finfo(w.dtype).tiny)
         flat = smooth <= NEGLIGIBLE * full

@@ -127,7 +127,7 @@ def test_a_flat_loss_has_a_step_all_the_same():
 
 @pytest.mark.parametrize("frozen", [False, True])
 def test_curvature_by_differences_is_the_curvature(frozen):
-    """The Hessian of softmax regression from autograd, entry by entry, against central differences in double precision."""
+    """Central differences in double precision against autograd's Hessian of each client."""
     make = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
     make[0].requires_grad_(not frozen)
     task, rows = Module(lambda: make), batch()
