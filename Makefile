@@ -13,9 +13,7 @@ setup: .venv/ready
 
 demo: setup
 	rm -rf demo
-	$(BIN)/mooring compare exam --methods local,global,fedprox_one_stage --out demo/compare
-	$(BIN)/mooring fit exam --algorithm fedprox_one_stage --out demo/fit
-	$(BIN)/mooring advise exam --out demo/advice
+	$(BIN)/mooring advise parkinsons --out demo
 
 test: setup lint
 	$(BIN)/python -m pytest
