@@ -12,6 +12,7 @@ import typer
 
 from mooring.core.errors import RequestError, WorkError
 from mooring.core.fields import unknown
+from mooring.core.trust import ASK
 from mooring.options import (
     DATA,
     TASK,
@@ -24,6 +25,7 @@ from mooring.options import (
     SetEach,
     SetTask,
     Source,
+    Trust,
     apart,
     by_commas,
     by_method,
@@ -55,7 +57,13 @@ def options(debug: Annotated[bool, typer.Option("--debug", help="Show the stack 
 @app.command(epilog=example("mooring fit exam.csv --client school --target score --set lam=0.5"))
 @takes(*DATA, *TASK, *TRAINING)
 def fit(
-    source: Source, algorithm: Method = None, set_: Set = None, out: Out = None, json_: Json = False, **given: Any
+    source: Source,
+    algorithm: Method = None,
+    set_: Set = None,
+    out: Out = None,
+    json_: Json = False,
+    trust: Trust = False,
+    **given: Any,
 ) -> None:
     """Train one method on a federation, with training alone and one common model beside it."""
     from mooring.engines.fit import fit as train
@@ -66,7 +74,7 @@ def fit(
     settings, given = apart(set_, given)
     out = out or free_directory(source, algorithm or ("fit" if source.endswith(".toml") else ALGORITHM))
     with display.progress() as tell:
-        result = train(source, algorithm=algorithm, settings=settings, out=out, tell=tell, **given)
+        result = train(source, algorithm=algorithm, settings=settings, out=out, tell=tell, trust=trust, **given)
     display.notes(result.job.clients.notes)
     if json_:
         emit({"summary": result.summary, "clients": result.clients.to_dict("records"), "run": str(result.run)})
@@ -77,7 +85,13 @@ def fit(
 @app.command(epilog=example("mooring compare exam.csv --client school --target score --methods local,fedavg,ditto"))
 @takes(*DATA, *TASK, *TRAINING)
 def compare(
-    source: Source, methods: Methods = None, set_: SetEach = None, out: Out = None, json_: Json = False, **given: Any
+    source: Source,
+    methods: Methods = None,
+    set_: SetEach = None,
+    out: Out = None,
+    json_: Json = False,
+    trust: Trust = False,
+    **given: Any,
 ) -> None:
     """Train several methods on the same data, splits and cohorts."""
     from mooring.engines.compare import as_json
@@ -89,7 +103,7 @@ def compare(
     fields, given = apart(set_, given)
     out = out or free_directory(source, "compare")
     with display.progress() as tell:
-        result = run(source, by_commas(methods), settings=by_method(fields), out=out, tell=tell, **given)
+        result = run(source, by_commas(methods), settings=by_method(fields), out=out, tell=tell, trust=trust, **given)
     display.notes(result.notes)
     if json_:
         emit(as_json(result))
@@ -98,7 +112,7 @@ def compare(
 
 
 @app.command(epilog="Example: mooring resume runs/exam-1")
-def resume(run: Run, json_: Json = False) -> None:
+def resume(run: Run, json_: Json = False, trust: Trust = False) -> None:
     """Continue an interrupted run (its directory RUN) to the very result it would have had."""
     from mooring.engines import compare as comparing
     from mooring.engines import fit as fitting
@@ -110,10 +124,10 @@ def resume(run: Run, json_: Json = False) -> None:
     kind = open_run(run).run.mooring.kind
     with display.progress() as tell:
         if kind == "compare":
-            result = comparing.resume(run, tell)
+            result = comparing.resume(run, tell, trust=trust)
             notes = result.notes
         elif kind == "fit":
-            fitted, note = fitting.resume(run, tell)
+            fitted, note = fitting.resume(run, tell, trust=trust)
             notes = [note] if note else []
         else:
             raise RequestError(
@@ -136,6 +150,7 @@ def predict(
     client: Annotated[str | None, typer.Option("--client", help="Whose model answers. [each row's own]")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Write a CSV file instead of printing.")] = None,
     json_: Json = False,
+    trust: Trust = False,
 ) -> None:
     """Predict rows with a finished run's models.
 
@@ -146,7 +161,7 @@ def predict(
     from mooring.runs.files import write_whole
 
     display = Display(json_)
-    frame, notes = answer(run, source, client)
+    frame, notes = answer(run, source, client, trust)
     display.notes(notes)
     if json_:
         emit({"predictions": frame.to_dict("records"), "run": str(run)})
@@ -169,6 +184,7 @@ def personalize(
     ] = "auto",
     out: Annotated[Path | None, typer.Option("--out", help="Write the models to this safetensors file.")] = None,
     json_: Json = False,
+    trust: Trust = False,
     **given: Any,
 ) -> None:
     """A personal model for a client that comes later, and whether joining pays.
@@ -176,10 +192,14 @@ def personalize(
     RUN is a finished run's directory, SOURCE the newcomer's table; with the run's client column, several newcomers'.
     """
     from mooring.advice.personalize import personalize as answer
+    from mooring.engines.request import admit_run
     from mooring.report.answers import show_newcomers
     from mooring.report.terminal import Display
+    from mooring.runs.directory import open_run
 
     display = Display(json_)
+    if trust:
+        admit_run(open_run(run).run, run, trust)
     found = answer(run, source, how=how, out=out, **given)
     display.notes(found.notes)
     if json_:
@@ -193,7 +213,9 @@ def personalize(
 
 @app.command(epilog=example("mooring advise exam.csv --client school --target score"))
 @takes(*DATA, *TASK, *OF_ROUNDS)
-def advise(source: Source, set_: SetTask = None, out: Out = None, json_: Json = False, **given: Any) -> None:
+def advise(
+    source: Source, set_: SetTask = None, out: Out = None, json_: Json = False, trust: Trust = False, **given: Any
+) -> None:
     """Who should be moored how tightly? A verdict per client (alone, common, personal), with evidence."""
     from mooring.advice.advise import advise as run
     from mooring.advice.advise import as_json
@@ -205,7 +227,7 @@ def advise(source: Source, set_: SetTask = None, out: Out = None, json_: Json = 
     given = task_only(set_, given)
     out = out or free_directory(source, "advice")
     with display.progress() as tell:
-        advice = run(source, out=out, tell=tell, **given)
+        advice = run(source, out=out, tell=tell, **given, **({"trust": True} if trust else {}))
     draw_advice(advice.run)
     display.notes(advice.job.clients.notes)
     if json_:
@@ -216,7 +238,7 @@ def advise(source: Source, set_: SetTask = None, out: Out = None, json_: Json = 
 
 @app.command(epilog=example("mooring theory exam.csv --client school --target score"))
 @takes(*DATA, "task", "weights", "seed", "threads")
-def theory(source: Source, set_: SetTask = None, json_: Json = False, **given: Any) -> None:
+def theory(source: Source, set_: SetTask = None, json_: Json = False, trust: Trust = False, **given: Any) -> None:
     """What the theorems say about a federation: constants, heterogeneity, thresholds, lambda by every rule.
 
     `mooring theorem` evaluates a theorem at quantities of your own.
@@ -228,7 +250,7 @@ def theory(source: Source, set_: SetTask = None, json_: Json = False, **given: A
     from mooring.report.terminal import Display
 
     display = Display(json_)
-    job = prepare(request(source, purpose="advise", **task_only(set_, given)))
+    job = prepare(request(source, purpose="advise", trust=trust, **task_only(set_, given)))
     found = survey(job.task, job.clients, job.run.training.weights)
     display.notes(job.clients.notes)
     if json_:
@@ -239,7 +261,7 @@ def theory(source: Source, set_: SetTask = None, json_: Json = False, **given: A
 
 @app.command(epilog=example("mooring check exam.csv --client school --target score"))
 @takes(*TABLE_ONLY, "weights", "seed")
-def check(source: Source, json_: Json = False, **given: Any) -> None:
+def check(source: Source, json_: Json = False, trust: Trust = False, **given: Any) -> None:
     """What is wrong with my data, per client? Exit code 2 when something must be put right first."""
     from mooring.data.checks import check as inspect
     from mooring.engines.prepare import load_options
@@ -248,7 +270,7 @@ def check(source: Source, json_: Json = False, **given: Any) -> None:
     from mooring.report.terminal import Display
 
     display = Display(json_)
-    asked = request(source, purpose="advise", **given)
+    asked = request(source, purpose="advise", trust=trust, **given)
     findings = [finding._asdict() for finding in inspect(asked.data.source, **load_options(asked))]
     if json_:
         emit({"findings": findings})
@@ -389,6 +411,8 @@ def emit(value: Any) -> None:
 def main(argv: list[str] | None = None) -> None:
     """Run a command. Exit codes: 0 done, 1 the work failed, 2 the request was wrong."""
     warnings.showwarning = lambda message, *rest, **more: print(f"note: {message}", file=sys.stderr)  # noqa: T201
+    if sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty():
+        ASK[:] = [lambda question: typer.confirm(question, err=True)]
     try:
         given = sys.argv[1:] if argv is None else argv
         DEBUG["on"] = "--debug" in given  # wherever it stands

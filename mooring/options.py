@@ -49,6 +49,8 @@ SetTask = Annotated[
 Out = Annotated[Path | None, typer.Option("--out", metavar="PATH", help="The run directory. [runs/NAME-1, -2, ...]")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, and nothing else there.")]
 
+Trust = Annotated[bool, typer.Option("--trust", help="Run code and read files that a stranger's run file names.")]
+
 
 SOURCES = "SOURCE is a table (CSV, Parquet, npz), a folder of client tables, a data set's name, or a run file (.toml)."
 

@@ -26,7 +26,7 @@ from mooring.engines.fit import (
 )
 from mooring.engines.loop import Progress, check_participation, settle
 from mooring.engines.prepare import Job, exchange_of, prepare
-from mooring.engines.request import request
+from mooring.engines.request import admit_run, request
 from mooring.runs.directory import COMPARISON, METHODS, RunDir, create, open_run
 from mooring.runs.files import write_json
 from mooring.runs.runfile import RunFile
@@ -52,13 +52,14 @@ def compare(
     model: Any = None,
     settings: Mapping[str, Mapping[str, Any]] | None = None,
     tell: Tell = silent,
+    trust: bool = False,
     **options: Unpack[Options],
 ) -> Comparison:
     """Train every method on the same federation; `methods` are names or algorithms, `settings` fields by name.
 
-    `source`, `model` and `options` are those of `fit`. A run file says the methods too, unless they are given.
+    `source`, `model`, `trust` and `options` are those of `fit`. A run file says the methods too, unless they are given.
     """
-    asked = request(source, purpose="compare", methods=methods, settings=settings, model=model, **options)
+    asked = request(source, purpose="compare", methods=methods, settings=settings, model=model, trust=trust, **options)
     job = prepare(asked, None if isinstance(source, str | Path) else source, model)
     for algorithm in job.algorithms():
         check_participation(algorithm, job.plan, len(job.clients))
@@ -66,9 +67,12 @@ def compare(
     return run_methods(job, directory, tell)
 
 
-def resume(path: str | Path, tell: Tell = silent, source: Any = None, model: Any = None) -> Comparison:
+def resume(
+    path: str | Path, tell: Tell = silent, source: Any = None, model: Any = None, trust: bool = False
+) -> Comparison:
     """Finish an interrupted comparison: methods that are done are kept, the current one goes on from its checkpoint."""
     directory = open_run(path)
+    admit_run(directory.run, directory.path, trust)
     job = prepare(directory.run, source, model)
     check_same_data(directory, job)
     return run_methods(job, directory, tell)

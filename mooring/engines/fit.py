@@ -18,7 +18,7 @@ from mooring.engines import saving
 from mooring.engines.exchange import BEST, LAST, Exchange, Roster, Scores
 from mooring.engines.loop import LOSSES, Outcome, Progress, check_participation, deployed, mean_over_rows, run, settle
 from mooring.engines.prepare import Job, exchange_of, prepare
-from mooring.engines.request import fields_of, request
+from mooring.engines.request import admit_run, fields_of, request
 from mooring.runs.directory import (
     CLIENTS_FILE,
     ROUNDS_FILE,
@@ -145,6 +145,7 @@ def fit(
     model: Any = None,
     settings: Mapping[str, Any] | None = None,
     tell: Tell = silent,
+    trust: bool = False,
     **options: Unpack[Options],
 ) -> Result:
     """Train one method on a federation and compare it with training alone and with one common model.
@@ -153,11 +154,11 @@ def fit(
     a network comes as `model`, or first as in `fit(model, clients)`. `algorithm` is a name (its fields in `settings`)
     or an algorithm; without one it is the run file's, or fedprox_one_stage. `options` are those of the run file's
     sections [data], [task] and [training], and override what the run file says. With `out` the run is written there
-    and can be resumed; without, nothing is written.
+    and can be resumed; without, nothing is written. `trust` lets a stranger's run file run the code that it names.
     """
     if isinstance(source, nn.Module) or (second is not None and callable(source)):
         source, model = second, source
-    asked = request(source, purpose="fit", algorithm=algorithm, settings=settings, model=model, **options)
+    asked = request(source, purpose="fit", algorithm=algorithm, settings=settings, model=model, trust=trust, **options)
     job = prepare(asked, None if isinstance(source, str | Path) else source, model)
     return start(job, out, tell)
 
@@ -173,9 +174,12 @@ def start(job: Job, out: str | Path | None, tell: Tell = silent, exchange: Excha
     return finish(job, ready, exchange, Progress(server), directory, tell)
 
 
-def resume(path: str | Path, tell: Tell = silent, source: Any = None, model: Any = None) -> tuple[Result, str | None]:
+def resume(
+    path: str | Path, tell: Tell = silent, source: Any = None, model: Any = None, trust: bool = False
+) -> tuple[Result, str | None]:
     """Continue an interrupted fit to the very bytes it would have had; a finished one is only read again."""
     directory = open_run(path)
+    admit_run(directory.run, directory.path, trust)
     job = prepare(directory.run, source, model)
     check_same_data(directory, job)
     return go_on(job, directory, exchange_of(job), tell)

@@ -16,6 +16,7 @@ from mooring.data.gather import gather
 from mooring.data.schema import Schema, encode
 from mooring.data.sources import name_columns, text_columns
 from mooring.engines.prepare import make_task
+from mooring.engines.request import admit_run
 from mooring.runs.directory import RunDir, open_run
 
 
@@ -36,13 +37,18 @@ def task_of(directory: RunDir) -> tuple[Any, Schema]:
     return make_task(run, Shape(schema, torch.float64 if wide else torch.float32)), schema  # type: ignore[arg-type]
 
 
-def predict(path: str | Path, source: Any, client: str | None = None) -> tuple[pd.DataFrame, list[str]]:
+def predict(
+    path: str | Path, source: Any, client: str | None = None, trust: bool = False
+) -> tuple[pd.DataFrame, list[str]]:
     """A row per row of `source`: the prediction (regression) or the class and its probabilities; and notes.
 
     With `client` every row is answered by that client's model. Otherwise a table with the client column is answered
-    row by row by each client's own model, and anybody unknown by the common one.
+    row by row by each client's own model, and anybody unknown by the common one. `trust` lets a run that a stranger
+    made run the model file that it names.
     """
     directory = open_run(path)
+    if trust:
+        admit_run(directory.run, directory.path, trust)
     models = directory.models
     task, schema = task_of(directory)
     table = gather(source, text_columns(schema), name_columns(None, schema))

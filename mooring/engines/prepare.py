@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, get_type_hints
 
 import torch
 from torch import nn
 
 from mooring.algorithms.base import Algorithm, build
+from mooring.core import trust
 from mooring.core.errors import RequestError
 from mooring.core.fields import check_fields
 from mooring.data.clients import REGRESSION, Clients
@@ -155,10 +156,10 @@ def read_model(spec: str) -> Callable[..., nn.Module]:
     path, name = spec.rsplit(":", 1)
     if not Path(path).is_file():
         raise RequestError(f"model {spec!r}: there is no file {path}.")
-    found = importlib.util.spec_from_file_location(Path(path).stem, path)
-    module = importlib.util.module_from_spec(found)  # type: ignore[arg-type]
+    module, source = ModuleType(Path(path).stem), trust.code_of(path)
+    module.__file__ = path
     try:
-        found.loader.exec_module(module)  # type: ignore[union-attr]
+        exec(compile(source, path, "exec"), vars(module))
     except Exception as error:
         raise RequestError(f"model {spec!r}: {path} fails with {type(error).__name__}: {error}.") from error
     if not callable(getattr(module, name, None)):

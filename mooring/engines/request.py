@@ -16,7 +16,9 @@ import torch
 from mooring.algorithms.base import Algorithm, build
 from mooring.core.errors import RequestError
 from mooring.core.fields import unknown
+from mooring.core.trust import admit
 from mooring.data.datasets import is_name
+from mooring.runs.directory import RUN
 from mooring.runs.files import plain
 from mooring.runs.runfile import RunFile, make_run, read_run
 from mooring.runs.sections import ALGORITHM, METHODS, OPTIONS
@@ -34,10 +36,12 @@ def request(
     methods: Sequence[Any] | None = None,
     settings: Mapping[str, Any] | None = None,
     model: Any = None,
+    trust: bool = False,
     **options: Any,
 ) -> RunFile:
     """The run of a call; `source` is a run file (`something.toml`) or data. `purpose` is "fit" (one `algorithm`, its
-    fields in `settings`), "compare" (several `methods`, `settings` by name) or "advise" (neither)."""
+    fields in `settings`), "compare" (several `methods`, `settings` by name) or "advise" (neither). Files that a run
+    file names, and that nobody has given, are used under `trust` only."""
     file = in_tables(source)
     given = in_sections(options, model)
     table = {section: file.get(section, {}) | given[section] for section in SECTIONS}
@@ -53,10 +57,27 @@ def request(
         ready = [{key: value for key, value in one.items() if key != "settled"} for one in ready]
     for one in ready:  # a wrong field is told before any data are read
         build(one["name"], {k: v for k, v in one.items() if k not in ("name", "settled")})
+    if file:
+        rest = {part: {k: v for k, v in table[part].items() if k not in given[part]} for part in SECTIONS}
+        admit_files(rest, source, Path(source).parent, trust)
+    admit_files(given if file else given | {"data": {**given["data"], "source": source}}, "this call", trust=True)
     table["data"]["source"] = source_name(table["data"].get("source", source))
     table["training"].setdefault("threads", torch.get_num_threads())
     table |= {"algorithm": ready[0]} if purpose == "fit" else {"algorithms": ready or None}
     return make_run({"mooring": {"kind": purpose}, **table}, "")
+
+
+def admit_run(run: RunFile, folder: Path, trust: bool = False) -> None:
+    """Use the files that a run directory's run file names, as far as they were given before, or under `trust`."""
+    admit_files(run.model_dump(include={"data", "task"}), folder / RUN, folder, trust)
+
+
+def admit_files(tables: Tables, where: str | Path, folder: Path = Path(), trust: bool = False) -> None:
+    """The code and the data that the sections [task] and [data] name; names of data sets are no files."""
+    code = [str(spec).rpartition(":")[0] for spec in [tables["task"].get("model")] if spec]
+    named = [tables["data"].get("source"), tables["data"].get("data_dir")]
+    data = [name for name in named if isinstance(name, str | Path) and name != IN_MEMORY and not is_name(name)]
+    admit(where, folder, code, map(str, data), trust)
 
 
 def in_tables(source: Any) -> Tables:

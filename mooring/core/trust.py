@@ -1,0 +1,109 @@
+"""What a run file may name: data beside it, and nothing that runs, unless this user has given it.
+
+A run file or a run directory may come from a stranger. Reading it executes nothing: a Python file that it names
+("net.py:make") is run only if this user has given that file, on a command line, as an argument, or by trusting the
+run file (`--trust`, `trust=True`, or yes to a question). Its data lie in its own folder, or are given in the same way.
+
+What was given is remembered, so that one's own runs go on without a question: code by the sha256 of its bytes, so that
+a changed file is a new one, data by their path. The record is one text file in the user's state folder; where that
+cannot be written, it lasts as long as the process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from mooring.core.errors import RequestError
+
+CODE, DATA = "code", "data"
+HOW = "look at it, then repeat with --trust (in Python: trust=True)"
+ASK: list[Callable[[str], bool]] = []  # the command line puts its question here where a person can answer
+_given: set[tuple[str, str]] = set()
+
+
+def record() -> Path:
+    """Where it is remembered what this user has given."""
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "mooring" / "given"
+
+
+def give_code(path: str | Path) -> None:
+    """This user gives a Python file, as it is now."""
+    if Path(path).is_file():
+        _remember(CODE, _digest(_read(path)))
+
+
+def give_data(path: str | Path) -> None:
+    """This user gives a file or a folder to read."""
+    _remember(DATA, str(Path(path).resolve()))
+
+
+def code_of(path: str | Path) -> bytes:
+    """The bytes of a Python file that may be run. Run these: the file, or a compiled one beside it, may change."""
+    data = _read(path)
+    if not _is_given(CODE, _digest(data)):
+        question = f"{path} is Python that a run file wants to run, and you have not given it on a command line"
+        if not _yes(f"{question}. Run it?"):
+            raise RequestError(f"{question}: {HOW}.")
+        _remember(CODE, _digest(data))
+    return data
+
+
+def admit(where: str | Path, folder: Path, code: Iterable[str], data: Iterable[str], trust: bool = False) -> None:
+    """The files that a run file names may be used: all of them under `trust`, else as said above, or RequestError."""
+    for path in code:
+        if trust:
+            give_code(path)
+        elif Path(path).is_file():
+            code_of(path)
+    for name in data:
+        path = Path(name).resolve()
+        inside = path.is_relative_to(folder.resolve())
+        if not (trust or inside or any(_is_given(DATA, str(place)) for place in (path, *path.parents))):
+            question = f"{where} wants to read {path}, which is outside its folder and which you have not given"
+            if not _yes(f"{question}. Read it?"):
+                raise RequestError(f"{question}: {HOW}.")
+        _remember(DATA, str(path))
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _read(path: str | Path) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise RequestError(f"{path} could not be read: {error.strerror or error}.") from error
+
+
+def _yes(question: str) -> bool:
+    return bool(ASK) and ASK[-1](question)
+
+
+def _is_given(kind: str, what: str) -> bool:
+    if (kind, what) in _given:
+        return True
+    with suppress(OSError, UnicodeDecodeError):
+        return _line(kind, what) in record().read_text().splitlines()
+    return False
+
+
+def _remember(kind: str, what: str) -> None:
+    known = _is_given(kind, what)
+    _given.add((kind, what))
+    if known:
+        return
+    with suppress(OSError):
+        record().parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with open(record(), "a", encoding="utf-8") as file:
+            file.write(_line(kind, what) + "\n")
+
+
+def _line(kind: str, what: str) -> str:
+    return json.dumps([kind, what])
