@@ -109,6 +109,13 @@ ROWS = [
     Row("checkpoint_every", ["--checkpoint-every", "2"], 2, 3,
         lambda r, _: len(list((r.run / "checkpoint").iterdir())) == 2, {"rounds": 3, "out": True}, trains=True),
     Row("threads", ["--threads", "2"], 2, 1, lambda r, _: torch.get_num_threads() == 2, {"rounds": 1}, trains=True),
+    Row("average", ["--average", "trimmed:0.3"], "trimmed:0.3", "median", lambda r, w: other_models(r, w), {"rounds": 3},
+        trains=True),
+    Row("clip", ["--clip", "0.01"], 0.01, 0.5, lambda r, w: other_models(r, w), {"rounds": 3}, trains=True),
+    Row("weight_cap", ["--weight-cap", "0.3"], 0.3, 0.9, lambda r, w: other_models(r, w),
+        {"rounds": 3, "source": "uneven.csv"}, trains=True),
+    Row("attack", ["--attack", "nan:0.25"], "nan:0.25", "sign-flip:0.5",
+        lambda r, _: r.clients["left_out"].notna().sum() == 1, {"rounds": 3, "algorithm": "fedavg"}, trains=True),
     Row("chunk", ["--chunk", "3"], 3, 2, lambda r, _: Spied.chunks[0] == 3, {"rounds": 1}, trains=True),
 ]  # fmt: skip
 IDS = [f"{row.name}={' '.join(row.words[1:]) or row.value}" for row in ROWS]

@@ -39,6 +39,11 @@ class Algorithm:
         return False
 
     @property
+    def additive(self) -> bool:
+        """Whether messages are changes whose mean is added to a model: they may be clipped and averaged robustly."""
+        return not self.pooled
+
+    @property
     def asks(self) -> tuple[str, ...]:
         """The optional facts that `settle` uses: "fit", "spread", "rules", "alone" (`estimates/facts.py`)."""
         return ("spread",) if getattr(self, "lam", None) == "auto" else ()

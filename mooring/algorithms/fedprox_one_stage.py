@@ -115,6 +115,10 @@ class FedProxOneStage(Algorithm):
         ready = settled(replace(ready, inner=choose_inner(ready, task)), task, facts)
         return ready if ready.gamma != "auto" else replace(ready, gamma=auto_gamma(ready, task, facts))
 
+    @property
+    def additive(self) -> bool:
+        return is_uniform(self.lam)  # otherwise the stiffness travels too, and the step is a ratio of two means
+
     def start(self, task, w0):
         return Server(w0), Client(w0, first_visits(self))
 

@@ -133,6 +133,10 @@ class FedProxTwoStage(Algorithm):
         )
         return with_last_stage(ready, task, facts)
 
+    @property
+    def additive(self) -> bool:
+        return is_uniform(self.lam)  # otherwise the stiffness travels too, and the step is a ratio of two means
+
     def start(self, task, w0):
         return Server(w0), Client(w0, first_visits(self))
 

@@ -73,6 +73,7 @@ class KernelFedAvg(Algorithm):
         "aggregation hides a client's own"
     )
     full_participation: ClassVar[bool] = True
+    additive: ClassVar[bool] = False  # type: ignore[misc,assignment]  # matrices
     kept: ClassVar[tuple[str, ...]] = ("rounds",)
 
     def __post_init__(self) -> None:

@@ -43,6 +43,7 @@ class KernelFedProx(Algorithm):
     paper: ClassVar[str] = "kernel, Eq. 6, Propositions 1 and 3, Eq. 23"
     reveals: ClassVar[str] = KernelFedAvg.reveals
     full_participation: ClassVar[bool] = True
+    additive: ClassVar[bool] = False  # type: ignore[misc,assignment]  # matrices
     kept: ClassVar[tuple[str, ...]] = ("rounds",)
 
     def __post_init__(self) -> None:

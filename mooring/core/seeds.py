@@ -9,7 +9,16 @@ from typing import Any
 
 import numpy as np
 
-PURPOSES = {"data": 1, "split": 2, "participation": 3, "batches": 4, "algorithm": 5, "model": 6, "bootstrap": 7}
+PURPOSES = {
+    "data": 1,
+    "split": 2,
+    "participation": 3,
+    "batches": 4,
+    "algorithm": 5,
+    "model": 6,
+    "bootstrap": 7,
+    "attack": 20,
+}
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_A = np.uint64(0xBF58476D1CE4E5B9)

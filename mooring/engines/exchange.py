@@ -49,7 +49,7 @@ class Replies(NamedTuple):
     """
 
     who: Tensor  # [R], places in the roster, ascending
-    message: Any  # NamedTuple of [R, ...], a tensor [R, ...], or None for an algorithm that sends nothing
+    message: Any  # NamedTuple of [R, ...], a tensor [R, ...], None where nothing is sent; or a list, as it came
     missing: dict[int, str]  # place in the roster -> why there is no reply
     meter: Meter  # the work behind the replies, added up
 
@@ -69,6 +69,12 @@ class Exchange(Protocol):
 
     @property
     def roster(self) -> Roster: ...
+
+    @property
+    def pattern(self) -> Any:
+        """One client's message [1, ...] as it must look, where messages are handed up as a list of what came
+        (`guard.pattern_of` makes it after `begin`); None where they are made here, and so of one shape."""
+        ...
 
     def facts(self, w0: Tensor, asks: tuple[str, ...]) -> Facts:
         """What all clients tell before the first round, stacked in roster order; optional facts as `asks` names."""

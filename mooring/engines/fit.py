@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +13,23 @@ import torch
 from torch import Tensor, nn
 
 from mooring.algorithms.base import Algorithm, build
+from mooring.core.averages import MEAN
 from mooring.core.errors import RequestError
 from mooring.data.clients import REGRESSION
 from mooring.engines import saving
+from mooring.engines.divergence import remedy
 from mooring.engines.exchange import BEST, LAST, Exchange, Roster, Scores
-from mooring.engines.loop import LOSSES, Outcome, Progress, check_participation, deployed, mean_over_rows, run, settle
+from mooring.engines.loop import (
+    LOSSES,
+    Diverged,
+    Outcome,
+    Progress,
+    check_participation,
+    deployed,
+    mean_over_rows,
+    run,
+    settle,
+)
 from mooring.engines.prepare import Job, exchange_of, prepare
 from mooring.engines.request import admit_run, fields_of, request
 from mooring.runs.directory import (
@@ -241,14 +254,17 @@ def train(
     job: Job, ready: Any, exchange: Exchange, progress: Progress, directory: RunDir | None = None, tell: Tell = silent
 ) -> Trained:
     """Run the rounds that are left; what the best and the last of them deploy."""
-    outcome = run(
-        ready,
-        exchange,
-        job.plan,
-        progress,
-        save=lambda now: saving.save(directory, now, exchange) if directory else None,
-        tell=lambda now, rounds: tell(ready.name, now.t, rounds),
-    )
+    try:
+        outcome = run(
+            ready,
+            exchange,
+            job.plan,
+            progress,
+            save=lambda now: saving.save(directory, now, exchange) if directory else None,
+            tell=lambda now, rounds: tell(ready.name, now.t, rounds),
+        )
+    except Diverged as error:
+        raise Diverged(f"{error} {remedy(ready, job.task, exchange, job.plan, progress.t + 1)}") from error
     unit = job.clients.target_scale**job.task.unit_power
 
     def after(which: str) -> Deployed:
@@ -261,14 +277,19 @@ def train(
 
 
 def referee(name: str, job: Job, exchange: Exchange, tell: Tell = silent) -> Trained | None:
-    """Train a referee at the same clients, with everyone in every round; None where that cannot be done."""
-    run = job.run.model_copy(update={"training": job.run.training.model_copy(update={"participation": 1.0})})
+    """Train a referee at the same clients, everyone honest and in every round; None where that cannot be done."""
+    plain = {"participation": 1.0, "average": MEAN, "clip": None, "weight_cap": None, "attack": None}
+    run = job.run.model_copy(update={"training": job.run.training.model_copy(update=plain)})
     beside, asked = Job(run, job.clients, job.task), build(name, {})
     apart = exchange.beside(asked)
     if apart is None:
         return None
     ready, server = settle(asked, job.task, apart, job.plan.seed)
-    return train(beside, ready, apart, Progress(server), None, tell)
+    try:
+        return train(beside, ready, apart, Progress(server), None, tell)
+    except Diverged as error:
+        warnings.warn(f"without the referee '{name}': {error}")
+        return None
 
 
 def losses_of(trained: Trained | None, roster: Roster) -> Tensor:
@@ -299,8 +320,15 @@ def clients_frame(roster: Roster, losses: dict[str, Tensor], trained: Trained) -
             "gain": (losses["alone"] - losses["personal"]).numpy(),
             "lam": per_client_lam(trained.algorithm, len(roster)),
             "alpha": torch.nan if trained.kept.alpha is None else trained.kept.alpha.numpy(),
+            "left_out": left_out(trained.outcome.progress, len(roster)),
         }
     )
+
+
+def left_out(progress: Progress, m: int) -> list[str | None]:
+    """Of each client whose replies could not all be used: in how many rounds, and why in the last of them."""
+    rounds = {place: f"{count} round{'s' * (count > 1)}" for place, count in progress.left_out.items()}
+    return [f"{rounds[i]}: {progress.offenders[i]}" if i in rounds else None for i in range(m)]
 
 
 def per_client_lam(algorithm: Any, m: int) -> list[float]:

@@ -15,17 +15,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mooring.core.cohort import Round, select, weighted_mean
+from mooring.core.attacks import attacked
+from mooring.core.averages import MEAN, average
+from mooring.core.cohort import Round
 from mooring.core.costs import Solves
 from mooring.core.errors import RequestError, WorkError
 from mooring.core.seeds import words
 from mooring.data.clients import PARTS
 from mooring.engines.exchange import BEST, LAST, Exchange, Roster, Scores
+from mooring.engines.guard import capped, check_facts, check_weights, clipped, judge
+from mooring.engines.visits import UNSOUND
+from mooring.estimates.facts import Facts
 from mooring.runs.runfile import Training
 
-LOSSES = ("train_loss", "validation_loss", "test_loss")
 EVALUATIONS = 20  # how often a run is evaluated when evaluate_every is not given
 LOSSES = ("train_loss", "validation_loss", "test_loss")
+EXPLODED = 1e6  # times the loss before the first round (and at least this much): a run that diverges
+BARREN = 3  # rounds in a row in which nobody's reply could be used, where a round asks some clients only
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,10 @@ class Plan:
     keep: str = BEST  # the models of the round with the best validation loss, or of the last round
     checkpoint_every: int = 10
     deadline: float | None = None  # seconds that a round waits for replies; None: until all are there
+    average: str = MEAN  # of the messages: see core/averages.py
+    clip: float | None = None  # the longest message that counts as it is
+    weight_cap: float | None = None  # the largest share of one client in a round
+    attack: str | None = None  # for trials: some clients lie, see core/attacks.py
 
 
 def plan_of(training: Training) -> Plan:
@@ -51,6 +61,7 @@ class Evaluation(NamedTuple):
     """How the deployed models of a round do: each client's risk [m], and their means over rows."""
 
     t: int
+    train: Scores
     validation: Tensor
     test: Tensor
     train_loss: float
@@ -69,8 +80,15 @@ class Progress:
     best_round: int = 0
     best_server: Any = None  # None while no round had a finite validation loss
     waited: int = 0  # evaluations since the best one
-    offenders: dict[int, str] = field(default_factory=dict)  # client -> why its reply was refused, latest
+    offenders: dict[int, str] = field(default_factory=dict)  # client -> why it was left out, latest
+    left_out: dict[int, int] = field(default_factory=dict)  # client -> in how many rounds
+    barren: int = 0  # rounds in a row in which no reply could be used
+    first_loss: float = float("nan")  # on training rows, before the first round
     stopped: bool = False
+
+
+class Diverged(WorkError):
+    """The numbers ran away: one sentence that says where; nothing of that round was saved."""
 
 
 class Outcome(NamedTuple):
@@ -95,10 +113,22 @@ def settle(algorithm: Any, task: Any, exchange: Exchange, seed: int = 0, w0: Ten
         if not getattr(task, need):
             raise RequestError(f"{algorithm.name} needs a task with {need!r}, and task '{task.name}' has none.")
     w0 = task.start(seed) if w0 is None else w0
-    ready = algorithm.settle(task, exchange.facts(w0, algorithm.asks))
+    check_weights(exchange.roster.names, exchange.roster.p)
+    ready = algorithm.settle(task, sound_facts(exchange, w0, algorithm.asks))
     server, _ = ready.start(task, w0)
     exchange.begin(ready, w0)
     return ready, server
+
+
+def sound_facts(exchange: Exchange, w0: Tensor, asks: tuple[str, ...]) -> Facts:
+    """The clients' facts; a client whose own are not finite is named, also where they make the common ones fail."""
+    try:
+        facts = exchange.facts(w0, asks)
+    except (ArithmeticError, RuntimeError, ValueError):  # of linear algebra, on numbers that are none
+        check_facts(exchange.roster.names, exchange.facts(w0, ()))
+        raise
+    check_facts(exchange.roster.names, facts)
+    return facts
 
 
 def deployed(outcome: Outcome, exchange: Exchange, plan: Plan, which: str) -> Tensor | None:
@@ -133,15 +163,6 @@ def check_participation(algorithm: Any, plan: Plan, m: int) -> None:
         raise RequestError(f"{algorithm.name} needs every client in every round; set participation = 1.")
 
 
-def guard(message: Any, who: Tensor) -> tuple[Tensor, dict[int, str]]:
-    """Whose replies may be merged ([R] bool): those that are finite; and why the others may not."""
-    good = torch.ones(len(who), dtype=torch.bool)
-    for part in [] if message is None else [message] if isinstance(message, Tensor) else message:
-        if part is not None and len(part):
-            good &= torch.isfinite(part.reshape(len(part), -1)).all(1)
-    return good, {int(place): "its reply holds nan or infinity" for place in who[~good]}
-
-
 def run(
     algorithm: Any,
     exchange: Exchange,
@@ -156,8 +177,12 @@ def run(
     m = len(roster)
     rounds = 1 if algorithm.one_shot else plan.rounds
     check_participation(algorithm, plan, m)
+    check_robust(algorithm, plan)
     every = plan.evaluate_every or max(1, rounds // EVALUATIONS)
     last: Evaluation | None = None
+    if progress.t == 0 and not algorithm.one_shot:
+        before = exchange.evaluate(progress.server, everyones(1, rounds, roster, plan), PARTS[:1])
+        progress.first_loss = mean_over_rows(before[PARTS[0]])
     while progress.t < rounds and not progress.stopped:
         t = progress.t + 1
         begin = time.perf_counter()
@@ -165,26 +190,30 @@ def run(
         turn = Round(t, rounds, m, len(cohort), float(roster.p[cohort].sum()), plan.seed)
         down = nbytes(progress.server, algorithm.kept) * len(cohort)
         replies = exchange.ask(progress.server, cohort, turn, plan.deadline)
-        good, refused = guard(replies.message, replies.who)
-        progress.offenders.update(replies.missing | refused)
-        taken = replies.who[good]
+        if plan.attack is not None:
+            lied = attacked(replies.message, replies.who, plan.attack, plan.seed, roster.keys, t)
+            replies = replies._replace(message=lied)
+        usual = float(progress.server.w.abs().max())
+        taken, message, refused = judge(replies.message, replies.who, exchange.pattern, usual)
+        for place, why in (replies.missing | refused).items():
+            progress.offenders[place] = why
+            progress.left_out[place] = progress.left_out.get(place, 0) + 1
         if len(taken):
             turn = turn._replace(cohort=len(taken), weight=float(roster.p[taken].sum()))
-            mean = weighted_mean(select(replies.message, good), roster.p[taken])
+            share = capped(roster.p[taken], plan.weight_cap)
+            mean = average(clipped(message, plan.clip), share, plan.average)
             progress.server = algorithm.merge(progress.server, mean, turn)
             exchange.accept(taken, turn)
-        elif len(cohort) == m and refused:
-            names = ", ".join(f"'{roster.names[place]}'" for place in list(refused)[:3])
-            raise WorkError(
-                f"{algorithm.name} diverged in round {t}: no client's reply is finite (clients {names}, ...). "
-                "Choose a smaller eta."
-            )
+        lost = refused | {place: why for place, why in replies.missing.items() if why == UNSOUND}
+        progress.barren = 0 if len(taken) or not lost else progress.barren + 1
+        if progress.barren and (len(cohort) == m or progress.barren >= BARREN):
+            raise barren(algorithm, t, lost, roster)
         progress.t = t
         record = {
             "round": t,
             "asked": len(cohort),
             "accepted": len(taken),
-            "bytes_down": 0 if replies.message is None and len(replies.who) else down,
+            "bytes_down": 0 if message is None and len(replies.who) else down,
             "bytes_up": nbytes(replies.message),
             **replies.meter.counts(),
             **dict.fromkeys(LOSSES, float("nan")),
@@ -192,6 +221,8 @@ def run(
         if t % every == 0 or t == rounds:
             last = evaluate(exchange, progress.server, turn)
             record |= {name: getattr(last, name) for name in LOSSES}
+            if not algorithm.one_shot:
+                refuse_exploded(algorithm, progress.first_loss, last, roster)
             _remember(progress, plan, exchange, last, turn)
         record["seconds"] = time.perf_counter() - begin
         progress.records.append(record)
@@ -206,6 +237,42 @@ def run(
     if (broken := broken_promises(progress.records)) is not None:
         warnings.warn(f"{algorithm.name}: {broken}")
     return Outcome(progress, last, best, rounds)
+
+
+def check_robust(algorithm: Any, plan: Plan) -> None:
+    """Clipping and robust averages are for messages that are changes, which may be shortened or left out."""
+    asked = [f"average = {plan.average!r}"] if plan.average != MEAN else []
+    asked += [f"clip = {plan.clip:g}"] if plan.clip is not None else []
+    if asked and not algorithm.additive:
+        raise RequestError(f"{asked[0]} has no use here: the messages of {algorithm.name} are no changes of a model.")
+
+
+def barren(algorithm: Any, t: int, lost: dict[int, str], roster: Roster) -> Diverged:
+    """No reply could be used: all clients were asked, or it went on for BARREN rounds."""
+    return Diverged(
+        f"{algorithm.name} diverged in round {t}: no client's reply can be used "
+        f"({named(list(lost), roster)}: {next(iter(lost.values()))})."
+    )
+
+
+def refuse_exploded(algorithm: Any, first: float, now: Evaluation, roster: Roster) -> None:
+    """Stop when the loss on training rows has become absurd: what follows would only be larger."""
+    risk = torch.where(now.train.rows > 0, now.train.risk.double(), 0.0)
+    most = EXPLODED * (1 + (first if np.isfinite(first) else 0.0))
+    over = ~(risk <= most)
+    if bool(over.any()):
+        order = torch.nan_to_num(risk, nan=torch.inf).argsort(descending=True, stable=True)
+        who = "all clients" if bool(over.all()) else named(order[: int(over.sum())].tolist(), roster)
+        raise Diverged(
+            f"{algorithm.name} diverged by round {now.t}: the loss on training rows rose from {first:.3g} to "
+            f"{now.train_loss:.3g} ({who})."
+        )
+
+
+def named(places: list[int], roster: Roster) -> str:
+    """Clients by name, the first of many."""
+    names = ", ".join(f"'{roster.names[place]}'" for place in places[:3])
+    return f"client{'s' * (len(places) > 1)} {names}{', ...' * (len(places) > 3)}"
 
 
 def broken_promises(records: list[dict[str, Any]]) -> str | None:
@@ -223,7 +290,7 @@ def broken_promises(records: list[dict[str, Any]]) -> str | None:
 def evaluate(exchange: Exchange, server: Any, round: Round, at: str = LAST) -> Evaluation:
     scores = exchange.evaluate(server, round, PARTS, at)
     means = (mean_over_rows(scores[part]) for part in PARTS)
-    return Evaluation(round.t, scores["validation"].risk, scores["test"].risk, *means)
+    return Evaluation(round.t, scores["train"], scores["validation"].risk, scores["test"].risk, *means)
 
 
 def mean_over_rows(scores: Scores) -> float:
@@ -250,9 +317,9 @@ def _remember(progress: Progress, plan: Plan, exchange: Exchange, now: Evaluatio
 
 
 def nbytes(tree: Any, kept: tuple[str, ...] = ()) -> int:
-    """Bytes of all tensors of a state or message, fields in `kept` aside."""
-    if tree is None:
-        return 0
+    """Bytes of all tensors of a state, a message or a list of such, fields in `kept` aside."""
     if isinstance(tree, Tensor):
         return tree.numel() * tree.element_size()
-    return sum(nbytes(part) for name, part in zip(tree._fields, tree) if name not in kept)
+    if isinstance(tree, list):
+        return sum(map(nbytes, tree))
+    return sum(nbytes(part) for name, part in zip(getattr(tree, "_fields", ()), tree or ()) if name not in kept)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, get_type_hints
@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from mooring.algorithms.base import Algorithm, build
-from mooring.core import trust
+from mooring.core import attacks, trust
 from mooring.core.errors import RequestError
 from mooring.core.fields import check_fields
 from mooring.data.clients import REGRESSION, Clients
@@ -190,6 +190,9 @@ def maker(model: Any, clients: Clients) -> Callable[[], nn.Module]:
 
 
 def exchange_of(job: Job) -> Simulator:
-    """The job's clients in this process."""
-    how = job.run.training
-    return Simulator(job.task, job.clients, job.clients.weights(how.weights), how.chunk or 0)
+    """The job's clients in this process; in a trial some of them train on wrong labels."""
+    how, clients = job.run.training, job.clients
+    if how.attack is not None and attacks.parse(how.attack)[0] == attacks.LABELS:
+        lying = attacks.liars(how.attack, how.seed, clients.keys)
+        clients = replace(clients, train=attacks.flip_labels(clients.train, lying, len(clients.classes)))
+    return Simulator(job.task, clients, clients.weights(how.weights), how.chunk or 0)

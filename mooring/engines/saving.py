@@ -10,7 +10,8 @@ from mooring.runs import checkpoint
 from mooring.runs.directory import RunDir
 from mooring.runs.tensors import flatten, unflatten
 
-PLAIN = ("t", "records", "best_round", "waited", "stopped")
+PLAIN = ("t", "records", "best_round", "waited", "barren", "first_loss", "stopped")
+BY_CLIENT = ("offenders", "left_out")
 CLIENTS = "clients."  # begins the names of what the exchange remembers of its clients
 
 
@@ -22,7 +23,8 @@ def save(directory: RunDir, progress: Progress, exchange: Exchange) -> None:
     tensors |= {CLIENTS + name: tensor for name, tensor in exchange.snapshot().items()}
     meta: dict[str, Any] = {name: getattr(progress, name) for name in PLAIN}
     meta["best"] = None if progress.best == float("inf") else progress.best
-    meta["offenders"] = {str(client): why for client, why in progress.offenders.items()}
+    for name in BY_CLIENT:
+        meta[name] = {str(client): what for client, what in getattr(progress, name).items()}
     checkpoint.save(directory.path, progress.t, tensors, meta)
 
 
@@ -32,9 +34,11 @@ def restore(directory: RunDir, server: Any, exchange: Exchange) -> tuple[Progres
     if found is None:
         return Progress(server), None
     meta = found.meta
-    progress = Progress(unflatten(server, "server", found.tensors), **{name: meta[name] for name in PLAIN})
+    known = {name: meta[name] for name in PLAIN if name in meta}  # earlier versions knew fewer
+    progress = Progress(unflatten(server, "server", found.tensors), **known)
     progress.best = float("inf") if meta["best"] is None else meta["best"]
-    progress.offenders = {int(client): why for client, why in meta["offenders"].items()}
+    for name in BY_CLIENT:
+        setattr(progress, name, {int(client): what for client, what in meta.get(name, {}).items()})
     if progress.best_round:
         progress.best_server = unflatten(server, "best_server", found.tensors)
     named = {name[len(CLIENTS) :]: tensor for name, tensor in found.tensors.items() if name.startswith(CLIENTS)}

@@ -22,6 +22,8 @@ CACHE_BYTES = 20_000_000  # parameters of one chunk: above this the cohort's mat
 class Simulator:
     """All clients in this process. States of clients change only when a round accepts their replies."""
 
+    pattern = None  # messages are made here
+
     def __init__(self, task: Any, clients: Clients, p: Tensor, chunk: int = 0):
         self.task, self.clients, self.p = task, clients, p
         self.data = clients.cohort(p)
@@ -54,7 +56,11 @@ class Simulator:
         together = [torch.arange(len(cohort))] if self.algorithm.pooled else data.train.blocks(self.chunk)
         states, message = in_order(together, stay)
         self._pending = (cohort, states)
-        return Replies(cohort, message, {}, meter)
+        good = visits.sound(states) if len(states) else torch.ones(len(cohort), dtype=torch.bool)
+        if bool(good.all()):
+            return Replies(cohort, message, {}, meter)
+        lost = dict.fromkeys(cohort[~good].tolist(), visits.UNSOUND)
+        return Replies(cohort[good], select(message, good), lost, meter)
 
     def accept(self, who: Tensor, round: Round) -> None:
         cohort, states = self._pending

@@ -13,6 +13,8 @@ from torch import Tensor
 from mooring.core.cohort import CohortData, Round, Rows
 from mooring.core.costs import Meter, Metered
 
+UNSOUND = "its own model is no longer finite"
+
 
 def first_states(algorithm: Any, task: Any, w0: Tensor, clients: int) -> Any:
     """The states [C, ...] of clients that were never merged."""
@@ -25,6 +27,15 @@ def visit(
 ) -> tuple[Any, Any]:
     """A stay: new states and messages; its work is counted on `meter`."""
     return algorithm.visit(server, client, Metered(task, meter), data, round)
+
+
+def sound(states: Any) -> Tensor:
+    """[C]: whose new state holds finite numbers only; a client keeps the old one instead of any other."""
+    good = torch.ones(len(states[0]) if len(states) else 0, dtype=torch.bool)
+    for part in states:
+        if part.dtype.is_floating_point and part[:1].numel():
+            good &= torch.isfinite(part.reshape(len(part), -1)).all(1)
+    return good
 
 
 def deployed(

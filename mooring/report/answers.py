@@ -73,6 +73,15 @@ def show_fit(display: Display, summary: Mapping[str, Any], clients: pd.DataFrame
     )
     display.say(which_round(summary))
     display.say(gains(clients))
+    if (odd := clients[clients["left_out"].notna()]).size:
+        display.say(left_out(odd))
+
+
+def left_out(odd: pd.DataFrame) -> str:
+    """Whose replies could not be used, and why."""
+    named = [f"{row['client']} ({row['left_out']})" for row in odd.head(MOST_ROWS // 4).to_dict("records")]
+    more = f", and {len(odd) - len(named)} more, see clients.parquet" if len(odd) > len(named) else ""
+    return f"Left out: {', '.join(named)}{more}."
 
 
 def which_round(summary: Mapping[str, Any]) -> str:

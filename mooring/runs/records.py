@@ -58,6 +58,7 @@ CLIENTS = pa.schema(
         _number("lam"),
         _number("alpha"),
         pa.field("verdict", pa.string()),
+        pa.field("left_out", pa.string()),  # why, of a client whose replies could not all be used
     ]
 )
 
@@ -73,8 +74,11 @@ def clients_table(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
 
 
 def read_records(path: str | Path, columns: pa.Schema) -> pd.DataFrame:
-    """A table of the run, its columns as declared above."""
+    """A table of the run, its columns as declared above; those that an earlier version did not write are empty."""
     table = read_table(path)
+    for k, column in enumerate(columns):
+        if column.nullable and column.name not in table.column_names and k <= table.num_columns:
+            table = table.add_column(k, column, pa.nulls(len(table), column.type))
     if not table.schema.equals(columns):
         found, known = ", ".join(table.column_names), ", ".join(columns.names)
         raise RequestError(f"{path} has the columns {found}; this version of Mooring reads {known}.")
@@ -94,6 +98,8 @@ def _value(file: str, value: Any, field: pa.Field) -> Any:
     if pa.types.is_float64(field.type) and value is not None:
         value = float(value)
         value = None if math.isnan(value) else value
+    if isinstance(value, float) and pa.types.is_string(field.type):
+        value = None  # how a data frame says that there is no text
     if value is None and not field.nullable:
         raise RequestError(f"{file}: every row needs a value of '{field.name}', got none.")
     return value

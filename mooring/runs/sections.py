@@ -70,6 +70,20 @@ def _positive(weights: dict[str, float] | str) -> dict[str, float] | str:
     return weights
 
 
+def _is_average(spec: str) -> str:
+    from mooring.core.averages import parse
+
+    parse(spec)
+    return spec
+
+
+def _is_attack(spec: str) -> str:
+    from mooring.core.attacks import parse
+
+    parse(spec)
+    return spec
+
+
 def _auto(value: Any) -> Any:
     """ "auto" is the word for saying nothing; said on a command line, it takes back what a run file says."""
     return None if value == "auto" else value
@@ -84,6 +98,8 @@ Table = Annotated[dict[str, Any], BeforeValidator(_storable)]
 Columns = Annotated[list[str], BeforeValidator(_list)]
 Split = Annotated[str | list[float], BeforeValidator(_list), AfterValidator(_shares)]
 Participation = Annotated[int | float, AfterValidator(_share_or_number)]
+Average = Annotated[str, AfterValidator(_is_average)]
+Attack = Annotated[str, AfterValidator(_is_attack)]
 Weights = Annotated[str | dict[str, float], AfterValidator(_positive)]
 
 
@@ -219,6 +235,20 @@ class Training(Section):
     chunk: int | None = option(
         "Clients worked on at once.", "a whole number of clients >= 1", unset="by the model's size", ge=1
     )
+    average: Average = option(
+        "How messages are averaged: mean, or robustly.",
+        '"mean", "median", "trimmed", "clipped", "geometric" or "krum"; "trimmed:0.3" names the share of liars',
+        "mean",
+    )
+    clip: float | None = option("The longest message that counts as it is.", "a number > 0", unset="none", gt=0)
+    weight_cap: float | None = option(
+        "The largest share of one client in a round.", "a share above 0, up to 1", unset="none", gt=0, le=1
+    )
+    attack: Attack | None = option(
+        "For trials: a share of the clients lies, sign-flip:0.2.",
+        'an attack and a share: sign-flip, scale, noise, little, label-flip, nan or huge, as "sign-flip:0.2"',
+        unset="nobody lies",
+    )
 
 
 class Option(NamedTuple):
@@ -289,3 +319,7 @@ class Options(TypedDict, total=False):
     checkpoint_every: int | None
     threads: int | None
     chunk: int | None
+    average: str | None
+    clip: float | None
+    weight_cap: float | None
+    attack: str | None

@@ -20,6 +20,7 @@ from mooring.core.errors import RequestError
 from mooring.data.clients import PARTS
 from mooring.engines import visits
 from mooring.engines.exchange import BEST, LAST, Replies, Roster, Scores, sent
+from mooring.engines.guard import pattern_of
 from mooring.estimates.answers import Apart, Here
 from mooring.estimates.facts import own_facts, together
 
@@ -114,6 +115,8 @@ class LossyExchange:
         self.algorithm = algorithm
         self.merged = torch.zeros(len(self.homes), dtype=torch.long)
         self.best = self.merged.clone()
+        x, y = self.homes[0].parts["train"].x[:1], self.homes[0].parts["train"].y[:1]
+        self.pattern = pattern_of(algorithm, self.task, w0, x, y)
         for home in self.homes:
             home.begin(self.run, algorithm, w0)
 
@@ -151,7 +154,7 @@ class LossyExchange:
         meter = Meter()
         for place in places:
             meter.add(found[place].meter)
-        message = stacked([found[place].message for place in places]) if places else None
+        message = [found[place].message for place in places]  # as they came: the loop's guard looks at each
         missing = {place: "no reply in time" for place in cohort.tolist() if place not in found}
         return Replies(torch.tensor(places, dtype=torch.long), message, missing, meter)
 

@@ -1,0 +1,97 @@
+"""Clients that lie, for trials: `mooring fit --attack sign-flip:0.2` lets a fifth of the clients send what it says.
+
+    sign-flip    the opposite of the true message
+    scale        a hundred times the true message
+    noise        normal noise, ten times as long as the true message
+    little       the honest mean less z standard deviations, all liars alike: small, but always in one direction
+    label-flip   the true message of training on wrong labels: classes in reverse, numbers with the other sign
+    nan          not a number
+    huge         1e30
+
+Who lies is drawn once a run. Liars know their own message; `little` knows everybody's.
+
+Baruch, Baruch, Goldberg. A little is enough: circumventing defenses for distributed learning. NeurIPS 2019 (little).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.stats import norm
+from torch import Tensor
+
+from mooring.core.averages import flat, scaled, unflat
+from mooring.core.cohort import Rows
+from mooring.core.seeds import generator, words
+
+LABELS = "label-flip"
+ATTACKS = ("sign-flip", "scale", "noise", "little", LABELS, "nan", "huge")
+SCALE, LOUD, HUGE = 100.0, 10.0, 1e30
+
+
+def parse(spec: str) -> tuple[str, float]:
+    """("sign-flip", 0.2) of "sign-flip:0.2"; ValueError for what is none."""
+    name, _, share = spec.partition(":")
+    if name not in ATTACKS or not 0 <= float(share) <= 1:
+        raise ValueError(f"no attack {spec!r}")
+    return name, float(share)
+
+
+def liars(spec: str, seed: int, keys: np.ndarray) -> np.ndarray:
+    """[m] bool: who lies."""
+    _, share = parse(spec)
+    out = np.zeros(len(keys), dtype=bool)
+    out[np.argsort(words(seed, "attack", keys), kind="stable")[: round(share * len(keys))]] = True
+    return out
+
+
+def attacked(message: Any, who: Tensor, spec: str, seed: int, keys: np.ndarray, t: int) -> Any:
+    """The messages of the clients `who` in round t, with the liars' own among them."""
+    name, _ = parse(spec)
+    lying = torch.from_numpy(liars(spec, seed, keys))[who]
+    if name == LABELS or message is None or not bool(lying.any()):
+        return message
+    if name in ("sign-flip", "scale"):
+        by = torch.where(lying, {"sign-flip": -1.0, "scale": SCALE}[name], 1.0)
+        return scaled(message, by)
+    return with_rows(message, lying, lies(name, flat(message), lying, seed, t))
+
+
+def lies(name: str, x: Tensor, lying: Tensor, seed: int, t: int) -> Tensor:
+    """[liars, D]: what they send instead of their rows of x [R, D]."""
+    mine = x[lying]
+    if name == "nan":
+        return torch.full_like(mine, torch.nan)
+    if name == "huge":
+        return torch.full_like(mine, HUGE)
+    if name == "noise":
+        draw = torch.from_numpy(generator(seed, "attack", t).standard_normal(mine.shape)).to(x.dtype)
+        return LOUD * mine.norm(dim=1, keepdim=True) / math.sqrt(max(mine.shape[1], 1)) * draw
+    honest = x[~lying] if bool((~lying).any()) else x
+    n, f = len(x), len(mine)
+    needed = n // 2 + 1 - f  # honest clients that must be further out than the lie, for it to be the majority's
+    z = float(norm.ppf(min(max((n - f - needed) / max(n - f, 1), 0.5), 0.999)))
+    return (honest.mean(0) - z * honest.std(0, unbiased=False)).expand_as(mine)
+
+
+def with_rows(message: Any, which: Tensor, rows: Tensor) -> Any:
+    """A stacked message in which these clients' rows are others."""
+    new = flat(message).clone()
+    new[which] = rows
+    if isinstance(message, Tensor):
+        return new.reshape(message.shape).to(message.dtype)
+    out = [unflat(row, message) for row in new]
+    return type(message)(*(None if part is None else torch.stack(column) for part, column in zip(message, zip(*out))))
+
+
+def flip_labels(rows: Rows, lying: np.ndarray, classes: int = 0) -> Rows:
+    """The rows with wrong labels at those who lie."""
+    y = rows.y.clone()
+    top = max(classes, int(y.max()) + 1) - 1 if not y.dtype.is_floating_point and len(y) else 0
+    for c in np.flatnonzero(lying):
+        mine = slice(int(rows.start[c]), int(rows.start[c] + rows.size[c]))
+        y[mine] = -y[mine] if y.dtype.is_floating_point else top - y[mine]
+    return Rows(rows.x, y, rows.start, rows.size)
