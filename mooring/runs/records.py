@@ -75,13 +75,13 @@ def clients_table(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
 
 def read_records(path: str | Path, columns: pa.Schema) -> pd.DataFrame:
     """A table of the run, its columns as declared above; those that an earlier version did not write are empty."""
-    table = read_table(path)
+    table = found = read_table(path)
     for k, column in enumerate(columns):
-        if column.nullable and column.name not in table.column_names and k <= table.num_columns:
+        if column.nullable and column.name not in found.column_names and k <= table.num_columns:
             table = table.add_column(k, column, pa.nulls(len(table), column.type))
     if not table.schema.equals(columns):
-        found, known = ", ".join(table.column_names), ", ".join(columns.names)
-        raise RequestError(f"{path} has the columns {found}; this version of Mooring reads {known}.")
+        mine, known = ", ".join(found.column_names), ", ".join(columns.names)
+        raise RequestError(f"{path} has the columns {mine}; this version of Mooring reads {known}.")
     return table.to_pandas()
 
 

@@ -42,7 +42,7 @@ def test_clients_have_fixed_columns_and_types(tmp_path):
     write_parquet(tmp_path / "clients.parquet", clients_table(rows))
     frame = read_records(tmp_path / "clients.parquet", CLIENTS)
     assert " ".join(frame.columns) == (
-        "client rows train validation test alone common personal gain gain_low gain_high lam alpha verdict"
+        "client rows train validation test alone common personal gain gain_low gain_high lam alpha verdict left_out"
     )
     assert frame["client"].tolist() == ["a", "ü"]
     assert frame["verdict"][0] == "personal" and pd.isna(frame["verdict"][1])
@@ -69,6 +69,14 @@ def test_unknown_and_missing_columns_are_named():
         rounds_table([{name: value for name, value in a_round(1).items() if name != "asked"}])
     with pytest.raises(RequestError, match="every row needs a value of 'client'"):
         clients_table([{"rows": 1, "train": 1, "validation": 0, "test": 0}])
+
+
+def test_a_table_of_an_earlier_version_is_read(tmp_path):
+    """Columns that came later are empty in it."""
+    rows = [{"client": "a", "rows": 10, "train": 6, "validation": 2, "test": 2, "alone": 1.0}]
+    write_parquet(tmp_path / "a", clients_table(rows).drop_columns(["left_out"]))
+    frame = read_records(tmp_path / "a", CLIENTS)
+    assert frame["left_out"].isna().all() and frame["alone"].tolist() == [1.0]
 
 
 def test_a_table_of_another_version_is_refused(tmp_path):

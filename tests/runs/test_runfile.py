@@ -50,6 +50,10 @@ FULL = {
         "checkpoint_every": 1,
         "threads": 2,
         "chunk": 25,
+        "average": "trimmed:0.3",
+        "clip": 2.5,
+        "weight_cap": 0.5,
+        "attack": "sign-flip:0.2",
     },
 }
 LEAST = {"data": {"source": "exam.csv"}, "algorithm": {"name": "FedAvg"}}
@@ -180,8 +184,9 @@ def test_nan_survives():
         ("data.min_rows", 2, "data.min_rows must be a whole number >= 3, got 2."),
         ("data.split", [0.0, 0.5, 0.5], "data.split must be three shares (train, validation, test) that add up to 1, "
          "or the name of a column that says each row's part, got [0.0, 0.5, 0.5]."),
-        ("training.round", 5, "unknown field of [training] 'round' (did you mean 'rounds'?); known: checkpoint_every, "
-         "chunk, evaluate_every, keep, participation, patience, rounds, seed, threads, weights."),
+        ("training.round", 5, "unknown field of [training] 'round' (did you mean 'rounds'?); known: attack, average, "
+         "checkpoint_every, chunk, clip, evaluate_every, keep, participation, patience, rounds, seed, threads, "
+         "weight_cap, weights."),
         ("trainng", {}, "unknown section 'trainng' (did you mean 'training'?); known: algorithm, algorithms, data, "
          "mooring, task, training."),
         ("training", 5, "training must be a table, got 5."),
