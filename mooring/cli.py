@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import warnings
 from importlib import import_module
@@ -44,6 +45,7 @@ app = typer.Typer(
 )
 
 DEBUG = {"on": False}
+INTERRUPTED: list[Path] = []  # the run directory of the command that is running
 Run = Annotated[Path, typer.Argument(hidden=True)]
 TABLE_ONLY = tuple(name for name in DATA if name not in ("partition", "data_dir", "rare"))
 OF_ROUNDS = tuple(name for name in TRAINING if name not in ("keep", "checkpoint_every"))
@@ -72,7 +74,7 @@ def fit(
 
     display = Display(json_)
     settings, given = apart(set_, given)
-    out = out or free_directory(source, algorithm or ("fit" if source.endswith(".toml") else ALGORITHM))
+    out = begun(out or free_directory(source, algorithm or ("fit" if source.endswith(".toml") else ALGORITHM)))
     with display.progress() as tell:
         result = train(source, algorithm=algorithm, settings=settings, out=out, tell=tell, trust=trust, **given)
     display.notes(result.job.clients.notes)
@@ -101,7 +103,7 @@ def compare(
 
     display = Display(json_)
     fields, given = apart(set_, given)
-    out = out or free_directory(source, "compare")
+    out = begun(out or free_directory(source, "compare"))
     with display.progress() as tell:
         result = run(source, by_commas(methods), settings=by_method(fields), out=out, tell=tell, trust=trust, **given)
     display.notes(result.notes)
@@ -121,6 +123,7 @@ def resume(run: Run, json_: Json = False, trust: Trust = False) -> None:
     from mooring.runs.directory import open_run
 
     display = Display(json_)
+    INTERRUPTED[:] = [run]
     kind = open_run(run).run.mooring.kind
     with display.progress() as tell:
         if kind == "compare":
@@ -158,9 +161,12 @@ def predict(
     """
     from mooring.engines.predict import predict as answer
     from mooring.report.terminal import Display
+    from mooring.runs.directory import refuse_unwritable
     from mooring.runs.files import write_whole
 
     display = Display(json_)
+    if out is not None:
+        refuse_unwritable(out)
     frame, notes = answer(run, source, client, trust)
     display.notes(notes)
     if json_:
@@ -195,9 +201,11 @@ def personalize(
     from mooring.engines.request import admit_run
     from mooring.report.answers import show_newcomers
     from mooring.report.terminal import Display
-    from mooring.runs.directory import open_run
+    from mooring.runs.directory import open_run, refuse_unwritable
 
     display = Display(json_)
+    if out is not None:
+        refuse_unwritable(out)
     if trust:
         admit_run(open_run(run).run, run, trust)
     found = answer(run, source, how=how, out=out, **given)
@@ -225,7 +233,7 @@ def advise(
 
     display = Display(json_)
     given = task_only(set_, given)
-    out = out or free_directory(source, "advice")
+    out = begun(out or free_directory(source, "advice"))
     with display.progress() as tell:
         advice = run(source, out=out, tell=tell, **given, **({"trust": True} if trust else {}))
     draw_advice(advice.run)
@@ -342,8 +350,10 @@ def reproduce(
     from mooring.experiments.base.reproduce import reproduce as run
     from mooring.report.reproduction import draw_record, show_claims, write_page
     from mooring.report.terminal import Display
+    from mooring.runs.directory import refuse_unwritable
 
     display = Display(json_)
+    refuse_unwritable(out)
     with display.progress() as tell:
         records = run(what, preset, out, tell=tell, **given)
     for record in records:
@@ -386,6 +396,15 @@ def theorem(
         display.table(name or "theorems", rows, {"name": "name", "says": "what", "asks": "quantities"})
 
 
+def begun(out: Path) -> Path:
+    """Where a run is about to be written: it must be possible, and an interrupted command tells how to go on."""
+    from mooring.runs.directory import refuse_unwritable
+
+    refuse_unwritable(out)
+    INTERRUPTED[:] = [out]
+    return out
+
+
 def free_directory(source: str, purpose: str) -> Path:
     """Where a run goes if nobody says: named after its source and what is done with it."""
     from mooring.runs.directory import default_out
@@ -415,16 +434,26 @@ def main(argv: list[str] | None = None) -> None:
         ASK[:] = [lambda question: typer.confirm(question, err=True)]
     try:
         given = sys.argv[1:] if argv is None else argv
+        INTERRUPTED.clear()
         DEBUG["on"] = "--debug" in given  # wherever it stands
         code = app([word for word in given if word != "--debug"], standalone_mode=False)
+        if code == 130:  # typer's own way to say that it was interrupted
+            interrupted()
     except Exception as error:
         if DEBUG["on"]:
             raise
         code = told(error)
     except KeyboardInterrupt:
-        print("interrupted; a run that had begun goes on with `mooring resume`.", file=sys.stderr)  # noqa: T201
-        code = 130
+        code = interrupted()
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def interrupted() -> int:
+    """Say how an interrupted command goes on; its exit code."""
+    going = [run for run in INTERRUPTED if (run / "run.toml").is_file()]
+    how = f"go on with `mooring resume {shlex.quote(str(going[0]))}`" if going else "nothing was written"
+    print(f"interrupted; {how}.", file=sys.stderr)  # noqa: T201
+    return 130
 
 
 def told(error: Exception) -> int:
@@ -440,7 +469,7 @@ def told(error: Exception) -> int:
         error.show()
         return 2
     if isinstance(error, click.Abort):
-        return 130
+        return interrupted()
     foreseen = isinstance(error, RequestError | WorkError)
     text = str(error) if foreseen else f"unexpected {type(error).__name__}: {error} (run with --debug for the details)"
     print(f"error: {text}", file=sys.stderr)  # noqa: T201

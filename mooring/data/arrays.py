@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from mooring.core.errors import RequestError
-from mooring.data.readers import refuse_twins
+from mooring.data.readers import MOST_UNPACKED, refuse_twins
 from mooring.data.tables import Table, listing
 
 
@@ -19,8 +19,12 @@ def read_npz(path: Path) -> Table:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as content:
             found = content.files
+            if sum(entry.file_size for entry in content.zip.infolist()) > MOST_UNPACKED:
+                raise RequestError(f"{path.name}: unpacks to more than {MOST_UNPACKED:,} bytes.")
             wanted = ("X", "y", "group", "split", "task", "feature_names", "group_names")
             arrays = {name: content[name] for name in wanted if name in found}
+    except RequestError:
+        raise
     except (BadZipFile, OSError, EOFError) as failure:
         raise RequestError(f"{path.name}: is not a readable .npz file; it may be cut off or damaged.") from failure
     except ValueError as failure:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
@@ -28,7 +29,7 @@ from mooring.engines.loop import Progress, check_participation, settle
 from mooring.engines.prepare import Job, exchange_of, prepare
 from mooring.engines.request import admit_run, request
 from mooring.runs.directory import COMPARISON, METHODS, RunDir, create, open_run
-from mooring.runs.files import write_json
+from mooring.runs.files import held, write_json
 from mooring.runs.runfile import RunFile
 from mooring.runs.sections import Options
 
@@ -64,7 +65,8 @@ def compare(
     for algorithm in job.algorithms():
         check_participation(algorithm, job.plan, len(job.clients))
     directory = None if out is None else create(out, opening(job))
-    return run_methods(job, directory, tell)
+    with nullcontext() if directory is None else held(directory.path):
+        return run_methods(job, directory, tell)
 
 
 def resume(
@@ -72,10 +74,11 @@ def resume(
 ) -> Comparison:
     """Finish an interrupted comparison: methods that are done are kept, the current one goes on from its checkpoint."""
     directory = open_run(path)
-    admit_run(directory.run, directory.path, trust)
-    job = prepare(directory.run, source, model)
-    check_same_data(directory, job)
-    return run_methods(job, directory, tell)
+    with held(directory.path):
+        admit_run(directory.run, directory.path, trust)
+        job = prepare(directory.run, source, model)
+        check_same_data(directory, job)
+        return run_methods(job, directory, tell)
 
 
 def run_methods(job: Job, directory: RunDir | None, tell: Tell) -> Comparison:

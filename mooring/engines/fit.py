@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
@@ -15,7 +17,7 @@ from torch import Tensor, nn
 from mooring.algorithms.base import Algorithm, build
 from mooring.core.averages import MEAN
 from mooring.core.errors import RequestError
-from mooring.data.clients import REGRESSION
+from mooring.data.clients import PARTS, REGRESSION
 from mooring.engines import saving
 from mooring.engines.divergence import remedy
 from mooring.engines.exchange import BEST, LAST, Exchange, Roster, Scores
@@ -30,10 +32,11 @@ from mooring.engines.loop import (
     run,
     settle,
 )
-from mooring.engines.prepare import Job, exchange_of, prepare
+from mooring.engines.prepare import Job, exchange_of, model_digest, prepare
 from mooring.engines.request import admit_run, fields_of, request
 from mooring.runs.directory import (
     CLIENTS_FILE,
+    INPUTS,
     ROUNDS_FILE,
     RUN,
     SCHEMA,
@@ -44,7 +47,7 @@ from mooring.runs.directory import (
     create,
     open_run,
 )
-from mooring.runs.files import json_bytes, parquet_bytes, write_json, write_parquet
+from mooring.runs.files import DamagedFile, held, json_bytes, parquet_bytes, write_json, write_parquet
 from mooring.runs.records import clients_table, rounds_table
 from mooring.runs.runfile import RunFile, run_bytes
 from mooring.runs.sections import Options
@@ -184,7 +187,8 @@ def start(job: Job, out: str | Path | None, tell: Tell = silent, exchange: Excha
     ready, server = settle(asked, job.task, exchange, job.plan.seed)
     job = Job(with_settled(job.run, ready), job.clients, job.task)
     directory = None if out is None else create(out, opening(job))
-    return finish(job, ready, exchange, Progress(server), directory, tell)
+    with nullcontext() if directory is None else held(directory.path):
+        return finish(job, ready, exchange, Progress(server), directory, tell)
 
 
 def resume(
@@ -192,10 +196,11 @@ def resume(
 ) -> tuple[Result, str | None]:
     """Continue an interrupted fit to the very bytes it would have had; a finished one is only read again."""
     directory = open_run(path)
-    admit_run(directory.run, directory.path, trust)
-    job = prepare(directory.run, source, model)
-    check_same_data(directory, job)
-    return go_on(job, directory, exchange_of(job), tell)
+    with held(directory.path):
+        admit_run(directory.run, directory.path, trust)
+        job = prepare(directory.run, source, model)
+        check_same_data(directory, job)
+        return go_on(job, directory, exchange_of(job), tell)
 
 
 def go_on(job: Job, directory: RunDir, exchange: Exchange, tell: Tell = silent) -> tuple[Result, str | None]:
@@ -206,11 +211,36 @@ def go_on(job: Job, directory: RunDir, exchange: Exchange, tell: Tell = silent) 
 
 
 def check_same_data(directory: RunDir, job: Job) -> None:
-    """The rows must be those that the run began with."""
-    if job.clients.schema is None or not (directory.path / SCHEMA).exists():
-        return
-    if directory.schema.get("digest") != job.clients.schema.digest:
-        raise RequestError(f"{directory.path}: {job.run.data.source} has changed since the run began; start a new run.")
+    """The rows and the model's file must be those that the run began with; a finished run must be whole."""
+    changed = "has changed since the run began; start a new run"
+    mine = job.clients.schema
+    if mine is not None and (directory.path / SCHEMA).exists() and directory.schema.get("digest") != mine.digest:
+        raise RequestError(f"{directory.path}: {job.run.data.source} {changed}.")
+    was, now = directory.inputs, inputs_of(job)
+    for what, name in (("rows", job.run.data.source), ("model", job.run.task.model)):
+        if was and was.get(what) != now.get(what):
+            raise RequestError(f"{directory.path}: {name} {changed}.")
+    if directory.finished:
+        try:
+            _ = directory.models
+        except DamagedFile as error:
+            raise DamagedFile(f"{error} Remove it and resume: the checkpoints make it again.") from None
+
+
+def inputs_of(job: Job) -> dict[str, Any]:
+    """Digests of what a schema does not tell: rows that came as arrays or images, and the file of a model."""
+    out: dict[str, Any] = {}
+    if job.clients.schema is None:
+        digest = hashlib.sha256(json_bytes({"names": job.clients.names}))
+        for part in PARTS:
+            rows = getattr(job.clients, part)
+            for tensor in (rows.x, rows.y, rows.start, rows.size):
+                digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+                digest.update(tensor.contiguous().numpy().data)
+        out["rows"] = digest.hexdigest()
+    if job.run.task.model is not None:
+        out["model"] = model_digest(job.run.task.model)
+    return out
 
 
 def finish(
@@ -360,6 +390,8 @@ def opening(job: Job) -> dict[str, bytes]:
         files[SCHEMA] = json_bytes(job.clients.schema.model_dump(mode="json"))
     if job.clients.placement is not None:
         files[SPLIT] = parquet_bytes(job.clients.placement)
+    if inputs := inputs_of(job):
+        files[INPUTS] = json_bytes(inputs)
     return files
 
 

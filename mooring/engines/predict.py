@@ -15,7 +15,7 @@ from mooring.data.columns import as_names
 from mooring.data.gather import gather
 from mooring.data.schema import Schema, encode
 from mooring.data.sources import name_columns, text_columns
-from mooring.engines.prepare import make_task
+from mooring.engines.prepare import make_task, model_digest
 from mooring.engines.request import admit_run
 from mooring.runs.directory import RunDir, open_run
 
@@ -33,6 +33,8 @@ def task_of(directory: RunDir) -> tuple[Any, Schema]:
     """The task and the schema of a run that was made from a table."""
     schema = Schema.model_validate({k: v for k, v in directory.schema.items() if k != "seal"})
     run = directory.run
+    if run.task.model is not None and directory.inputs.get("model", now := model_digest(run.task.model)) != now:
+        raise RequestError(f"{directory.path}: {run.task.model} has changed since the run began.")
     wide = run.task.model is None
     return make_task(run, Shape(schema, torch.float64 if wide else torch.float32)), schema  # type: ignore[arg-type]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -149,6 +150,14 @@ def make_task(run: RunFile, clients: Clients, model: Any = None) -> Any:
         )
     known = dict(about.fields) | {"dtype": clients.train.x.dtype}
     return catalog.build(about.name or "auto", clients.kind, clients.train.x.shape[1], len(clients.classes), known)
+
+
+def model_digest(spec: str) -> str:
+    """The sha256 of the file that "my_model.py:make" names."""
+    path = spec.rsplit(":", 1)[0]
+    if not Path(path).is_file():
+        raise RequestError(f"model {spec!r}: there is no file {path}.")
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
 def read_model(spec: str) -> Callable[..., nn.Module]:

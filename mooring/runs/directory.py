@@ -35,7 +35,7 @@ from mooring.runs.records import CLIENTS, ROUNDS, read_records
 from mooring.runs.runfile import RunFile, parse_run
 from mooring.runs.tensors import read_tensors, write_tensors
 
-RUN, SCHEMA, SPLIT = "run.toml", "schema.json", "split.parquet"
+RUN, SCHEMA, SPLIT, INPUTS = "run.toml", "schema.json", "split.parquet", "inputs.json"
 ROUNDS_FILE, CLIENTS_FILE, MODELS = "rounds.parquet", "clients.parquet", "models.safetensors"
 SUMMARY, COMPARISON, ADVICE, THEORY = "summary.json", "compare.json", "advice.json", "theory.json"
 METHODS = "methods"  # the folder of a comparison's runs, one a method
@@ -94,6 +94,15 @@ def create(path: str | Path, files: Mapping[str, bytes]) -> RunDir:
     return RunDir(path)
 
 
+def refuse_unwritable(path: str | Path) -> None:
+    """Refuse an --out that could not be written in the end, before anything is computed."""
+    place = next(folder for folder in Path(path).absolute().parents if os.path.lexists(folder))
+    if not place.is_dir():
+        raise RequestError(f"{path} cannot be written: {place} is not a folder.")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise RequestError(f"{path} cannot be written: {place} does not allow it; choose another --out.")
+
+
 def _locked(hidden: Path) -> int | None:
     """A lock on a new directory; None when another run's `clean` came first and took it for a leftover."""
     with suppress(FileNotFoundError):
@@ -147,6 +156,11 @@ class RunDir:
         return read_parquet(self._at(SPLIT, "the run was not made from a table"))
 
     @property
+    def inputs(self) -> dict[str, Any]:
+        """Digests of what the run was made from, beyond its table; none in runs of earlier versions."""
+        return read_json(self.path / INPUTS) if (self.path / INPUTS).exists() else {}
+
+    @property
     def summary(self) -> dict[str, Any]:
         """A fit in short: title, metric, losses of the three models, algorithm, rounds, notes on the data."""
         return read_json(self._at(SUMMARY, self._other("fit")))
@@ -176,7 +190,7 @@ class RunDir:
 
     @property
     def models(self) -> Models:
-        tensors, meta = read_tensors(self._at(MODELS, self._unfinished))
+        tensors, meta = read_tensors(self._at(MODELS, self._unfinished if self.run.algorithms is None else self._many))
         return Models(tensors["common"], tensors.get("personal"), tuple(meta["clients"]), meta["task"], meta["layout"])
 
     def write_models(self, models: Models) -> None:
@@ -190,6 +204,13 @@ class RunDir:
     @property
     def _unfinished(self) -> str:
         return f"the run has not finished; resume it with `mooring resume {self.path}`"
+
+    @property
+    def _many(self) -> str:
+        known = sorted(path.name for path in (self.path / METHODS).glob("*") if (path / MODELS).is_file())
+        if not known:
+            return self._unfinished
+        return f"it compares methods, each a run of its own; give one, such as {self.path / METHODS / known[0]}"
 
     def _other(self, kind: str) -> str:
         mine = self.run.mooring.kind

@@ -16,8 +16,9 @@ import math
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,13 @@ import pyarrow.parquet as pq
 from torch import Tensor
 
 from mooring.core.errors import RequestError, WorkError
+from mooring.data.readers import read_bounded
 
 SEAL = b"mooring-sha256:"
 _BLANK = b"0" * 64
 UNSEALED = (SEAL + _BLANK).decode()  # what a file holds where `sealed` then puts its digest
 _PARQUET_KEY = "mooring"
+LOCK = ".mooring.lock"  # of a run directory, while a process writes into it
 
 
 class DamagedFile(RequestError):
@@ -105,6 +108,40 @@ def lock(handle: int) -> None:
         fcntl.flock(handle, fcntl.LOCK_EX)
 
 
+@contextmanager
+def held(directory: Path) -> Iterator[None]:
+    """Nobody else writes into a run directory meanwhile: a second process is told who does.
+
+    The lock ends with its process, however that ends. Where a file system has no locks, there is none.
+    """
+    path, handle = directory / LOCK, None
+    try:
+        while handle is None:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                who = os.pread(handle, 200, 0).decode(errors="replace") or "another process"
+                raise RequestError(f"{directory} is in use by {who}; wait until it has finished, or stop it.") from None
+            if not os.fstat(handle).st_nlink:  # its last holder has just removed it
+                os.close(handle)
+                handle = None
+        os.truncate(handle, 0)
+        os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+    except RequestError:
+        os.close(handle)  # type: ignore[arg-type]
+        raise
+    except OSError:  # no locks here, or nothing can be written: whoever then writes will say so
+        pass
+    try:
+        yield
+    finally:
+        if handle is not None:
+            with suppress(OSError):
+                os.unlink(path)
+            os.close(handle)
+
+
 def _claim(directory: Path) -> tuple[Path, int]:
     while True:
         temp = temporary(directory)
@@ -120,7 +157,7 @@ def clean(directory: Path) -> list[Path]:
     removed = []
     for temp in sorted(directory.glob(".mooring-*.tmp")):
         try:
-            handle = os.open(temp, os.O_RDONLY)
+            handle = os.open(temp, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)  # never wait for a pipe's other end
         except OSError:
             continue
         try:
@@ -149,6 +186,8 @@ def sealed(data: bytes) -> bytes:
 def read_bytes(path: str | Path) -> bytes:
     """The bytes of a file, or one sentence why not."""
     try:
+        if Path(path).exists() and not Path(path).is_file():
+            raise RequestError(f"{path} is not a file.")  # a pipe would keep us waiting
         return Path(path).read_bytes()
     except FileNotFoundError:
         raise RequestError(f"{path} does not exist.") from None
@@ -260,7 +299,7 @@ def read_table(path: str | Path) -> pa.Table:
     """The Arrow table that `write_parquet` wrote."""
     data = read_sealed(path)
     try:
-        return pq.read_table(pa.BufferReader(data)).replace_schema_metadata(None)
+        return read_bounded(pa.BufferReader(data), str(path)).replace_schema_metadata(None)
     except (pa.ArrowException, OSError) as error:
         raise DamagedFile(f"{path} is not a Parquet file of Mooring's: {error}.") from error
 
