@@ -53,7 +53,7 @@ def average(message: Any, p: Tensor, spec: str = MEAN) -> Any:
         return weighted_mean(message, p)
     share = p.double() / p.double().sum()
     if name == KRUM:
-        return select(message, krum(flat(message), beta))
+        return select(message, torch.tensor(krum(flat(message), beta)))
     if name == GEOMETRIC:
         return unflat(geometric_median(flat(message), share), message)
     if name == CLIPPED:

@@ -56,11 +56,11 @@ def code_of(path: str | Path) -> bytes:
 
 def admit(where: str | Path, folder: Path, code: Iterable[str], data: Iterable[str], trust: bool = False) -> None:
     """The files that a run file names may be used: all of them under `trust`, else as said above, or RequestError."""
-    for path in code:
+    for script in code:
         if trust:
-            give_code(path)
-        elif Path(path).is_file():
-            code_of(path)
+            give_code(script)
+        elif Path(script).is_file():
+            code_of(script)
     for name in data:
         path = Path(name).resolve()
         inside = path.is_relative_to(folder.resolve())
