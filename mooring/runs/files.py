@@ -186,7 +186,7 @@ def sealed(data: bytes) -> bytes:
 def read_bytes(path: str | Path) -> bytes:
     """The bytes of a file, or one sentence why not."""
     try:
-        if Path(path).exists() and not Path(path).is_file():
+        if Path(path).exists() and not Path(path).is_file() and not Path(path).is_dir():
             raise RequestError(f"{path} is not a file.")  # a pipe would keep us waiting
         return Path(path).read_bytes()
     except FileNotFoundError:
