@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,7 @@ def answer_letters(home: Home, server: str, ca: Path | None, key: Path | None, u
                 head, tree = got
                 run, number = head.metadata.run_id, head.metadata.message_id
                 ids = [part.object_id for part in iterate_object_tree(tree)]
-                contents = pull_objects(ids, pull_object_fn=lambda part, run=run: pull_object(run, part))  # type: ignore[misc]
+                contents = pull_objects(ids, pull_object_fn=partial(pull_object, run))
                 confirm(run, number)
                 message: Any = inflate_object_from_contents(number, contents)
                 message.metadata.__dict__["_message_id"] = number
