@@ -13,13 +13,11 @@ setup: .venv/ready
 
 demo: setup
 	rm -rf demo
-	$(BIN)/mooring compare exam --methods local,global,fedprox_one_stage --out demo/compare
-	$(BIN)/mooring fit exam --algorithm fedprox_one_stage --out demo/fit
-	$(BIN)/mooring advise exam --out demo/advice
+	$(BIN)/mooring advise parkinsons --out demo
 
 federation: setup
 	rm -rf demo/federation demo/federation.federation demo/clients
-	$(BIN)/python -m benchmarks.client_tables exam demo/clients 8
+	$(BIN)/python -m benchmarks.client_tables parkinsons demo/clients 8
 	$(BIN)/mooring federation up demo/clients/run.toml --clients demo/clients/tables --embedded --out demo/federation
 
 test: setup lint

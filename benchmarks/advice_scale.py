@@ -26,6 +26,7 @@ from mooring.data.images import named_images
 from mooring.data.sources import load
 from mooring.tasks.catalog import build
 from mooring.tasks.logistic import Logistic
+from tests.tables import EXAM
 
 
 def timed_path(name: str, task, rows) -> None:
@@ -61,7 +62,7 @@ def main() -> None:
         whole_advice(asked.only)
         return
     print(f"{torch.get_num_threads()} threads")
-    exam = load("exam")
+    exam = load(EXAM.path, **EXAM.columns)
     task = build("auto", exam.kind, exam.train.x.shape[1], len(exam.classes))
     timed_path("Exam", task, joined(exam.train, exam.validation))
     if asked.data_dir:

@@ -1,4 +1,4 @@
-"""One table per client from an embedded data set, and a run file: `python -m benchmarks.client_tables exam DIR 8`.
+"""One table per client from an embedded data set, and a run file: `python -m benchmarks.client_tables parkinsons DIR 8`.
 
 What `make federation` runs: the tables are what clients would have on machines of their own.
 """
@@ -19,7 +19,7 @@ def write(name: str, folder: Path, clients: int) -> None:
     table, about = gather(name), TABLES[name]
     (folder / "tables").mkdir(parents=True)
     for who in table.frame[about.client].value_counts().index[:clients]:
-        mine = table.frame[table.frame[about.client] == who].drop(columns=[about.client, *about.drop])
+        mine = table.frame[table.frame[about.client] == who].drop(columns=about.client)
         mine.to_csv(folder / "tables" / f"{who}.csv", index=False)
     (folder / "run.toml").write_text(
         f'[data]\nsource = "{(folder / "tables").resolve()}"\ntarget = "{about.target}"\n\n'

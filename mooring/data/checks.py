@@ -90,7 +90,6 @@ def check(
     table = attempt(lambda: gather(source, names={client or "client", "client"}))
     if table is None:
         return all_found()
-    drop = drop if drop is not None or features is not None else table.drop
     wanted = {"client": client or table.client or "client", "target": target or table.target or "target"}
     asked_for = {"unit": unit, "time": time, "split": split, "weights": weights}
     wanted |= {role: name for role, name in asked_for.items() if isinstance(name, str)}
@@ -134,7 +133,7 @@ def check(
         small = attempt(lambda: rules.why_small(table, roles, code, len(clients), min_rows))
         tiny = rules.tiny_clients(roles, code, len(clients))
         for i, reason in sorted((small or {}).items()):
-            left_out = drop_small or table.drop_small or i in tiny
+            left_out = drop_small or i in tiny
             end = "; it is left out, and has the common model." if left_out else "."
             sentence = f"Client '{clients[i]}' has {reason}{end}"
             found.append(Finding(WARNING if left_out else ERROR, clients[i], None, sentence))

@@ -1,4 +1,4 @@
-"""Data sets by name: three classic tables that come with the package, and the image and text data of `images.py`."""
+"""Data sets by name: two tables that come with the package, and the image and text data of `images.py`."""
 
 from __future__ import annotations
 
@@ -13,21 +13,17 @@ from mooring.data.tables import listing, near
 
 
 class Embedded(NamedTuple):
-    """A table of the package, its client and target columns, and the columns that are no features."""
+    """A table of the package, and its client and target columns."""
 
     file: str
     client: str
     target: str
-    drop: tuple[str, ...]
     summary: str
 
 
 TABLES = {
-    # a pupil's number within the school; `type` repeats `schgend`
-    "exam": Embedded("exam.csv", "school", "normexam", ("student", "type"), "exam scores of pupils in 65 schools"),
-    "contraception": Embedded("contraception.csv", "district", "use", ("woman",), "contraceptive use in 60 districts"),
-    # cses = ses - meanses
-    "hsb82": Embedded("hsb82.csv", "school", "mAch", ("cses",), "mathematics achievement in 160 schools"),
+    "heart": Embedded("heart.csv", "hospital", "disease", "heart disease of 920 patients in four hospitals"),
+    "parkinsons": Embedded("parkinsons.csv", "subject", "total_UPDRS", "Parkinson symptoms of 42 patients, by voice"),
 }
 IMAGES = "mooring.data.images"  # its `named_images(name, data_dir=..., **options)` loads all that is no table
 SUMMARIES = {

@@ -28,7 +28,7 @@ def gather(source: Any, text: Iterable[str] = (), names: Iterable[str] = ("clien
     if isinstance(source, str) and source in datasets.TABLES and datasets.is_name(source):
         own = datasets.TABLES[source]
         table = read_table(datasets.table_path(source), cells._replace(names=cells.names | {own.client}))
-        return replace(table, title=source, client=own.client, target=own.target, drop=own.drop, drop_small=True)
+        return replace(table, title=source, client=own.client, target=own.target)
     if isinstance(source, (str, Path)):
         path = Path(source)
         if not path.exists() and path.name == str(source) and not path.suffix:

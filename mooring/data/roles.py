@@ -149,7 +149,7 @@ def drop_small_clients(
         return table, code, names, []
     tiny = set(tiny_clients(roles, code, len(names)))
     undecided = sorted(set(reasons) - tiny)
-    if undecided and not (drop or table.drop_small):
+    if undecided and not drop:
         first = undecided[0]
         others = f" (too small as well: {counted(len(undecided) - 1, 'other client')})" if len(undecided) > 1 else ""
         raise RequestError(

@@ -180,7 +180,6 @@ def member_of(
     if schema is not None:
         table = fit_in(table, schema)
     digest = "" if table.x is not None else digest_of(table.frame)
-    drop = drop if drop is not None or features is not None else table.drop
     roles = find_roles(table, client, target, unit, time, split, drop or (), weights)
     names = [] if table.x is not None or schema is not None else feature_names(table, roles, features, drop)
 

@@ -31,8 +31,6 @@ class Table:
     client: str | None = None  # the columns that the source itself fixes
     target: str | None = None
     kind: str | None = None
-    drop: tuple[str, ...] = ()  # columns that the source itself says are no features
-    drop_small: bool = False  # leave out clients too small to split, whatever the caller says
     origin: np.ndarray | None = None  # the file (or client) of each row, where there are several
     row: np.ndarray | None = None  # each row's number inside its file, from 0; None: its place in the frame
     x: Any = None  # inputs that are no table (images, tokens): a tensor with a row for each row of the frame

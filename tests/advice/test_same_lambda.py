@@ -1,4 +1,4 @@
-"""`fit`, `theory` and `advise` tell the same lambda for the same rule, on tables that come with the package."""
+"""`fit`, `theory` and `advise` tell the same lambda for the same rule, on classic tables."""
 
 import warnings
 
@@ -12,17 +12,17 @@ from mooring.engines.prepare import prepare
 from mooring.engines.request import request
 from mooring.estimates.facts import gather
 from mooring.estimates.lambda_rules import RULES
+from tests.tables import HSB82, TABLES
 
-TABLES = ["exam", "hsb82", "contraception"]
 
-
-@pytest.mark.parametrize("table", TABLES)
-def test_fit_and_theory_and_advise_tell_the_same_lambda(table):
-    job = prepare(request(table, purpose="fit", algorithm="local"))
+@pytest.mark.parametrize("name", TABLES)
+def test_fit_and_theory_and_advise_tell_the_same_lambda(name):
+    table, columns = TABLES[name]
+    job = prepare(request(table, purpose="fit", algorithm="local", **columns))
     theory = survey(job.task, job.clients).lam
-    assert theory_of(prepare(request(table, purpose="advise"))).lam == theory
+    assert theory_of(prepare(request(table, purpose="advise", **columns))).lam == theory
     assert set(theory) == {"auto", *RULES}
-    trained = mooring.fit(table, algorithm="fedprox_one_stage", rounds=1).trained.algorithm
+    trained = mooring.fit(table, algorithm="fedprox_one_stage", rounds=1, **columns).trained.algorithm
     assert trained.lam == theory["auto"]["value"] == theory["one"]["value"]
     facts = gather(job.task, job.clients.cohort(), job.task.start(), ("rules",))
     for rule in RULES:
@@ -37,7 +37,7 @@ def test_fit_and_theory_and_advise_tell_the_same_lambda(table):
 
 
 def test_the_other_methods_start_from_it_too():
-    job = prepare(request("hsb82", purpose="fit", algorithm="local"))
+    job = prepare(request(HSB82.path, purpose="fit", algorithm="local", **HSB82.columns))
     lam = survey(job.task, job.clients).lam["auto"]["value"]
     facts = gather(job.task, job.clients.cohort(), job.task.start(), ("spread", "fit"))
     for name in ("ditto", "fedprox_two_stage", "fedprox_shared", "pfedme", "l2gd"):

@@ -9,13 +9,13 @@ from mooring.data.sources import load
 from mooring.engines.loop import Plan, Progress, run
 from mooring.tasks import catalog
 from tests.problems import settled_simulator
-
-TABLES = ("exam", "contraception")
+from tests.tables import TABLES
 
 
 @cache
-def problem(table):
-    clients = load(table, seed=0)
+def problem(name):
+    table = TABLES[name]
+    clients = load(table.path, seed=0, **table.columns)
     return catalog.build("auto", clients.kind, clients.train.x.shape[1], len(clients.classes)), clients
 
 
@@ -26,7 +26,7 @@ def loss_of(name, table):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("table", ["exam", "contraception"])
 @pytest.mark.parametrize("name", names())
 def test_defaults_stay_near_the_referees(name, table):
     task, _ = problem(table)

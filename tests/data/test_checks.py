@@ -7,6 +7,7 @@ import pytest
 from mooring.core.errors import RequestError
 from mooring.data.checks import check
 from mooring.data.sources import load
+from tests.tables import EXAM
 
 
 def clean(clients=4, rows=30, seed=0):
@@ -156,7 +157,7 @@ def test_what_load_refuses_is_an_error(spoil):
 
 def test_small_clients_that_will_be_left_out_are_a_warning():
     assert hit(run(clean().iloc[:32], drop_small=True), "warning", "it is left out", client="s1")
-    assert hit(check("exam"), "warning", "'48' has 2 rows", client="48")
+    assert hit(check(EXAM.path, **EXAM.columns), "warning", "'48' has 2 rows", client="48")
 
 
 def test_rows_without_a_target_may_be_dropped():

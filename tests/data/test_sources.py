@@ -10,6 +10,7 @@ from mooring.core.errors import RequestError
 from mooring.data import datasets
 from mooring.data.clients import from_arrays
 from mooring.data.sources import load, newcomer
+from tests.tables import CONTRACEPTION, EXAM, HSB82, TABLES
 
 PARTS = ("train", "validation", "test")
 
@@ -264,11 +265,7 @@ def test_a_known_schema_is_used_and_not_learnt():
 
 @pytest.mark.parametrize(
     ("name", "clients", "rows", "kind", "features"),
-    [
-        ("exam", 64, 4057, "regression", 12),
-        ("contraception", 58, 1928, "binary", 6),
-        ("hsb82", 160, 7185, "regression", 5),
-    ],
+    [("heart", 4, 920, "binary", 32), ("parkinsons", 42, 5875, "regression", 19)],
 )
 def test_embedded_tables(name, clients, rows, kind, features, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -280,13 +277,50 @@ def test_embedded_tables(name, clients, rows, kind, features, tmp_path, monkeypa
 
 
 def test_embedded_tables_match_their_publications():
+    """Sizes, counts, means and ranges that the data sets' documentation gives."""
+    heart = pd.read_csv(datasets.table_path("heart"))
+    by_hospital = heart.groupby("hospital")["disease"]
+    assert by_hospital.size().to_dict() == {
+        "Cleveland": 303, "Budapest": 294, "Zurich and Basel": 123, "Long Beach": 200,
+    }  # fmt: skip
+    ill = by_hospital.apply(lambda disease: int((disease == "yes").sum())).to_dict()
+    assert ill == {"Cleveland": 139, "Budapest": 106, "Zurich and Basel": 115, "Long Beach": 149}
+    parkinsons = pd.read_csv(datasets.table_path("parkinsons"))
+    assert parkinsons.shape == (5875, 21) and parkinsons["subject"].nunique() == 42
+    assert parkinsons.groupby("subject")["sex"].first().eq("female").sum() == 14
+    scores = parkinsons["total_UPDRS"]
+    np.testing.assert_allclose([scores.mean(), scores.min(), scores.max()], [29.019, 7.0, 54.992], atol=1e-3)
+
+
+def test_the_package_ships_only_tables_that_its_notice_names():
+    folder = datasets.table_path("heart").parent
+    notice = (folder / "NOTICE").read_text()
+    assert {path.name for path in folder.iterdir()} == {"NOTICE", *(own.file for own in datasets.TABLES.values())}
+    assert all(own.file in notice for own in datasets.TABLES.values()) and "CC BY 4.0" in notice and "GPL" not in notice
+
+
+@pytest.mark.parametrize(
+    ("name", "clients", "rows", "kind", "features"),
+    [
+        ("exam", 64, 4057, "regression", 12),
+        ("contraception", 58, 1928, "binary", 6),
+        ("hsb82", 160, 7185, "regression", 5),
+    ],
+)
+def test_classic_tables(name, clients, rows, kind, features):
+    table = TABLES[name]
+    loaded = load(table.path, **table.columns)
+    assert (len(loaded), len(loaded.placement), loaded.kind, len(loaded.features)) == (clients, rows, kind, features)
+
+
+def test_classic_tables_match_their_publications():
     """Sizes and means that the data sets' documentation gives."""
-    hsb = pd.read_csv(datasets.table_path("hsb82"))
+    hsb = pd.read_csv(HSB82.path)
     assert hsb.shape == (7185, 8) and hsb["school"].nunique() == 160 and (hsb["sector"] == "Catholic").sum() == 3543
     np.testing.assert_allclose(hsb["mAch"].mean(), 12.748, atol=1e-3)
-    exam = pd.read_csv(datasets.table_path("exam"))
+    exam = pd.read_csv(EXAM.path)
     assert exam.shape == (4059, 10) and exam["school"].nunique() == 65
-    contraception = pd.read_csv(datasets.table_path("contraception"))
+    contraception = pd.read_csv(CONTRACEPTION.path)
     assert contraception.shape == (1934, 6) and contraception["district"].nunique() == 60
     assert (contraception["use"] == "Y").sum() == 759
 
@@ -295,12 +329,12 @@ def test_names_of_other_data_sets():
     from mooring.data.pools import POOLS
 
     assert set(datasets.LOADERS) == set(POOLS)
-    assert [datasets.describe(name)["name"] for name in datasets.known()] == ["exam", "contraception", "hsb82", *POOLS]
+    assert [datasets.describe(name)["name"] for name in datasets.known()] == ["heart", "parkinsons", *POOLS]
     assert len(load("digits", seed=1)) == 100
     with pytest.raises(RequestError, match="'digits' is no table"):
         load("digits", target="y")
-    with pytest.raises(RequestError, match=r"no file or data set 'exan'.*Did you mean 'exam'"):
-        load("exan")
+    with pytest.raises(RequestError, match=r"no file or data set 'haert'.*Did you mean 'heart'"):
+        load("haert")
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
