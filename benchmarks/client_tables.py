@@ -1,4 +1,4 @@
-"""One table per client from an embedded data set, and a run file: `python -m benchmarks.client_tables parkinsons DIR 8`.
+"""One table per client from an embedded data set, and a run file: `python -m benchmarks.client_tables heart DIR 4`.
 
 What `make federation` runs: the tables are what clients would have on machines of their own.
 """
