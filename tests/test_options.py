@@ -109,6 +109,8 @@ ROWS = [
     Row("checkpoint_every", ["--checkpoint-every", "2"], 2, 3,
         lambda r, _: len(list((r.run / "checkpoint").iterdir())) == 2, {"rounds": 3, "out": True}, trains=True),
     Row("threads", ["--threads", "2"], 2, 1, lambda r, _: torch.get_num_threads() == 2, {"rounds": 1}, trains=True),
+    Row("kernels", ["--kernels", "numba"], "numba", "torch",
+        lambda j, _: "kernels='numba'" in str(j) or "numba is not installed" in str(j)),
     Row("average", ["--average", "trimmed:0.3"], "trimmed:0.3", "median", lambda r, w: other_models(r, w),
         {"rounds": 3}, trains=True),
     Row("clip", ["--clip", "0.01"], 0.01, 0.5, lambda r, w: other_models(r, w), {"rounds": 3}, trains=True),

@@ -11,10 +11,12 @@ from torch import Tensor
 
 from mooring.core.cohort import Batch, CohortData, Round, Rows
 from mooring.core.errors import RequestError
-from mooring.core.seeds import uniforms, words
+from mooring.core.seeds import further, uniforms, words
 from mooring.core.task import Task
 
 DRAWS = ("passes", "independent", "replacement")
+ROW_BITS = np.uint64(24)  # of a word that orders rows, those that number the row
+WASTE = 4  # padded places per row up to which the orders of several clients are drawn in one table
 
 
 def resting(batch: Any, done: Tensor) -> Any:
@@ -30,6 +32,13 @@ class Step(NamedTuple):
     k: int
     batch: Any  # a Batch, or the task's summary of all rows
     active: Tensor | None  # [C] bool
+
+
+class Drawn(NamedTuple):
+    """Which rows a step takes: client c those at place[c, : n[c]] of the pool; what follows is padding."""
+
+    place: np.ndarray  # [C, B]
+    n: np.ndarray  # [C]
 
 
 def batches_per_epoch(size: Tensor, batch: int | None) -> Tensor:
@@ -49,18 +58,6 @@ def steps_of(size: Tensor, batch: int | None, steps: int | Tensor | None, epochs
     if epochs is not None:
         return epochs * batches_per_epoch(size, batch)
     return torch.as_tensor(steps).expand(len(size))
-
-
-def _shuffle(
-    data: CohortData, who: np.ndarray, sizes: np.ndarray, round: Round, slot: int, epoch: np.ndarray
-) -> np.ndarray:
-    """A random order of the rows of each client in `who` for its `epoch`: concatenated places 0..n_i-1."""
-    n = sizes[who]
-    client = np.repeat(np.arange(len(who)), n)
-    row = _ramp(n)
-    key = words(round.seed, "batches", data.keys[who][client], round.t, slot, epoch[client], row)
-    order = np.argsort((client.astype(np.uint64) << np.uint64(40)) | (key >> np.uint64(24)), kind="stable")
-    return row[order]
 
 
 def minibatches(
@@ -87,55 +84,109 @@ def minibatches(
     in the same round.
     """
     rows: Rows = getattr(data, part)
-    check_draws(draws)
-    replace = draws == "replacement"
     counts = steps_of(rows.size, batch, steps, epochs)
     most = int(counts.max()) if len(counts) else 0
     ragged = bool((counts != most).any())
 
-    def active(k: int) -> Tensor | None:
-        return counts > k if ragged else None
-
     def step(k: int, batch: Any) -> Step:
         """Clients that are done carry no rows, so that they neither move nor cost."""
-        busy = active(k)
+        busy = counts > k if ragged else None
         if busy is not None:
             batch = resting(batch, ~busy)
         task.drawn(batch)
         return Step(k, batch, busy)
 
-    if batch is None or (not replace and batch >= int(rows.size.max())):
+    check_draws(draws)
+    if takes_all(rows, batch, draws):
         whole = rows.full(task) if batch is None else rows.padded()
         for k in range(most):
             yield step(k, whole)
         return
+    for k, drawn in enumerate(drawings(data, round, batch=batch, counts=counts, slot=slot, draws=draws, part=part)):
+        valid = torch.from_numpy(np.arange(drawn.place.shape[1]) < drawn.n[:, None])
+        yield step(k, rows.take(torch.from_numpy(drawn.place), valid))
 
-    sizes = rows.size.numpy()
-    column = np.arange(batch if replace else min(batch, int(sizes.max())))
-    if replace:
-        valid = torch.from_numpy(np.broadcast_to(sizes[:, None] > 0, (len(sizes), batch)).copy())
+
+def takes_all(rows: Rows, batch: int | None, draws: str) -> bool:
+    """Whether every step takes all rows of every client."""
+    return batch is None or (draws != "replacement" and batch >= int(rows.size.max()))
+
+
+def drawings(
+    data: CohortData,
+    round: Round,
+    *,
+    batch: int | None,
+    counts: Tensor,
+    slot: int = 0,
+    draws: str = "passes",
+    part: str = "train",
+) -> Iterator[Drawn]:
+    """What `minibatches` draws for each step, before any row is gathered; `counts` [C] are the clients' steps."""
+    check_draws(draws)
+    rows: Rows = getattr(data, part)
+    start, sizes = rows.start.numpy(), rows.size.numpy()
+    most = int(counts.max()) if len(counts) else 0
+    last = max(len(rows.y) - 1, 0)
+    if takes_all(rows, batch, draws):
+        column = np.arange(min(int(sizes.max()), len(rows.y)))
+        whole = Drawn(np.minimum(start[:, None] + np.where(column < sizes[:, None], column, 0), last), sizes)
+        yield from (whole for _ in range(most))
+        return
+    assert batch is not None  # all rows otherwise
+    if draws == "replacement":
         for k in range(most):
-            u = uniforms(round.seed, "batches", data.keys[:, None], round.t, slot, k, column)
+            u = uniforms(round.seed, "batches", data.keys[:, None], round.t, slot, k, np.arange(batch))
             place = np.floor(u * sizes[:, None]).astype(np.int64)
-            yield step(k, rows.take(rows.start[:, None] + torch.from_numpy(place), valid))
+            yield Drawn(np.minimum(start[:, None] + place, last), np.where(sizes > 0, batch, 0))
         return
 
+    column = np.arange(min(batch, int(sizes.max())))
     per_epoch = np.ones_like(sizes) if draws == "independent" else np.maximum(-(-sizes // batch), 1)
-    offset = np.cumsum(sizes) - sizes
-    order = np.zeros(int(sizes.sum()), dtype=np.int64)
+    room = np.minimum(sizes, per_epoch * batch)  # how much of an order any pass uses
+    offset = np.cumsum(room) - room
+    order = np.zeros(int(room.sum()), dtype=np.int64)
     for k in range(most):
         fresh = np.flatnonzero((k % per_epoch == 0) & (sizes > 0))
         if len(fresh):
-            spots = np.repeat(offset[fresh], sizes[fresh]) + _ramp(sizes[fresh])
-            order[spots] = _shuffle(data, fresh, sizes, round, slot, k // per_epoch[fresh])
-        place = (k % per_epoch * batch)[:, None] + column
-        valid_np = place < sizes[:, None]
-        spot = np.where(valid_np, offset[:, None] + place, 0)
-        index = rows.start[:, None] + torch.from_numpy(np.where(valid_np, order[spot], 0))
-        yield step(k, rows.take(index.clamp(max=len(rows.y) - 1), torch.from_numpy(valid_np)))
+            used = np.minimum(room[fresh], (most - k) * batch)
+            state = words(round.seed, "batches", data.keys[fresh], round.t, slot, k // per_epoch[fresh])
+            order[np.repeat(offset[fresh], used) + ramp(used)] = first_places(state, sizes[fresh], used)
+        begin = k % per_epoch * batch
+        n = np.clip(sizes - begin, 0, len(column))
+        spot = np.where(column < n[:, None], (offset + begin)[:, None] + column, 0)
+        place = np.where(column < n[:, None], order[spot], 0)
+        yield Drawn(np.minimum(start[:, None] + place, last), n)
 
 
-def _ramp(n: np.ndarray) -> np.ndarray:
+def first_places(state: np.ndarray, sizes: np.ndarray, used: np.ndarray) -> np.ndarray:
+    """The first `used` places of a random order of 0..n-1 for each n in `sizes`, one client's after another's.
+
+    Rows are ordered by 40 bits of their words, which follow from the client's words `state` and their numbers, and
+    equal ones by number. Both fit one 64-bit word each, so that plain sorts do, and partial ones where few are used.
+    """
+    longest, few = int(sizes.max()), int(used.max())
+    if longest > 1 << ROW_BITS:
+        tops = (
+            np.argsort(further(one, np.arange(n)) >> ROW_BITS, kind="stable")[:u]
+            for one, n, u in zip(state, sizes, used)
+        )
+        return np.concatenate(list(tops))
+    if len(sizes) > 1 and longest * len(sizes) > WASTE * sizes.sum():  # too uneven for one table
+        alone = (first_places(state[i : i + 1], sizes[i : i + 1], used[i : i + 1]) for i in range(len(sizes)))
+        return np.concatenate(list(alone))
+    row = np.arange(longest, dtype=np.uint64)
+    table = (further(state[:, None], row) >> ROW_BITS << ROW_BITS) | row
+    if int(sizes.min()) < longest:
+        table[row >= sizes[:, None]] = np.iinfo(np.uint64).max
+    if 2 * few < longest:
+        table = np.partition(table, few - 1, axis=1)[:, :few]
+    table.sort(axis=1)
+    places = (table[:, :few] & np.uint64((1 << ROW_BITS) - 1)).astype(np.int64)
+    return places[np.arange(few) < used[:, None]]
+
+
+def ramp(n: np.ndarray) -> np.ndarray:
     """0..n_1-1, 0..n_2-1, ... in one array."""
     return np.arange(n.sum()) - np.repeat(np.cumsum(n) - n, n)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from threading import RLock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 PADDED_BYTES = 64_000_000  # features that one padded block of clients may hold: bounds memory
+CONDENSING = RLock()  # summaries of a federation are computed once, whoever comes first
 SMALL = 1_000_000  # numbers up to which all clients are padded into one batch, whatever their sizes
 
 
@@ -62,7 +64,13 @@ class Rows:
         """The rows at `index` [C, B] of the pool; `valid` [C, B] tells rows from padding."""
         weight = valid.to(self.weight_dtype)
         weight = weight / weight.sum(1, keepdim=True).clamp(min=1)
-        return Batch(self.x[index], self.y[index], weight)
+        return Batch(*self.rows_at(index), weight)
+
+    def rows_at(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """x [C, B, ...] and y [C, B] at `index` [C, B], copied row by row: `x[index]` goes number by number."""
+        flat = index.flatten()
+        x, y = self.x.index_select(0, flat), self.y.index_select(0, flat)
+        return x.unflatten(0, index.shape), y.unflatten(0, index.shape)
 
     @property
     def weight_dtype(self) -> torch.dtype:
@@ -97,8 +105,9 @@ class Rows:
                 self.cache["padded"] = self.padded()
             return self.cache["padded"]
         root = self.parent if self.parent is not None else self
-        if task not in root.cache:
-            root.cache[task] = root.each(lambda rows, _: task.condense(rows.padded()))
+        with CONDENSING:
+            if task not in root.cache:
+                root.cache[task] = root.each(lambda rows, _: task.condense(rows.padded()))
         whole = root.cache[task]
         return whole if self.position is None else type(whole)(*(part[self.position] for part in whole))
 

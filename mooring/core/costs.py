@@ -91,6 +91,25 @@ class Metered:
         self._meter.gradients += self._task.count(batch)
         return self._task.grad(w, batch)
 
+    @property
+    def step(self) -> Any:
+        """The task's step in place, counted; None where it has none."""
+        return None if self._task.step is None else self._step
+
+    def _step(self, v: Any, batch: Any, move: Any) -> None:
+        self._meter.gradients += self._task.count(batch)
+        self._task.step(v, batch, move)
+
+    @property
+    def stay(self) -> Any:
+        """The task's steps all at once, counted; None where it has none."""
+        return None if self._task.stay is None else self._stay
+
+    def _stay(self, v: Any, rows: Any, place: Any, n: Any, *how: Any) -> None:
+        self._meter.samples += int(n.sum())
+        self._meter.gradients += int(n.sum())
+        self._task.stay(v, rows, place, n, *how)
+
     def prox(self, center: Any, lam: Any, batch: Any, start: Any = None) -> Any:
         self._meter.gradients += self._task.count(batch)
         return self._task.prox(center, lam, batch, start)

@@ -41,9 +41,15 @@ def words(seed: int, purpose: str, *counters: Any) -> np.ndarray:
     """Independent 64-bit words, one per broadcast element of the counters (non-negative integers or arrays)."""
     with np.errstate(over="ignore"):
         state = _mix(np.atleast_1d(np.uint64(seed)) + _GOLDEN * np.uint64(PURPOSES[purpose]))
-        for counter in counters:
-            state = _mix(state + _GOLDEN + _mix(np.asarray(counter).astype(np.uint64) + _GOLDEN))
+    for counter in counters:
+        state = further(state, counter)
     return state
+
+
+def further(state: np.ndarray, counter: Any) -> np.ndarray:
+    """The words with one more counter: further(words(s, p, a), b) = words(s, p, a, b)."""
+    with np.errstate(over="ignore"):
+        return _mix(state + _GOLDEN + _mix(np.asarray(counter).astype(np.uint64) + _GOLDEN))
 
 
 def uniforms(seed: int, purpose: str, *counters: Any) -> np.ndarray:

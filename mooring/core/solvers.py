@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from mooring.core.batches import minibatches, resting
-from mooring.core.cohort import CohortData, Round, per_client
+from mooring.core.batches import Drawn, drawings, minibatches, resting, steps_of
+from mooring.core.cohort import Batch, CohortData, Round, Rows, per_client
+from mooring.core.steps import move
 from mooring.core.task import Task
 
+MOST_DRAWN = 1 << 22  # places of rows that are drawn before steps are taken: bounds memory
 StepSize = float | Tensor | Callable[[int], Any]
 
 
@@ -72,22 +75,56 @@ def sgd(
 
         v <- project( v - eta ( grad L_batch(v) + lam (v - center) + shift ) ),   pull = (lam, center).
 
-    lam may be a number, [C], [C, 1] or [C, d]. The full gradient is used when batch is None.
+    lam may be a number, [C], [C, 1] or [C, d]. The full gradient is used when batch is None. A task that can take the
+    step in place, or all of them at once, does.
     """
     v = w.expand(len(data), -1).clone()
+    summed = batch is None and task.condense is not None
+    if region is None and task.stay is not None and not summed and task.reads(data.train):
+        counts = steps_of(data.train.size, batch, steps, epochs)
+        drawn = drawings(data, round, batch=batch, counts=counts, slot=slot, draws=draws)
+        stay(task, v, data.train, counts, drawn, eta, pull, shift)
+        return v
     for step in minibatches(task, data, round, batch=batch, steps=steps, epochs=epochs, slot=slot, draws=draws):
+        size = eta(step.k) if callable(eta) else eta
+        if region is None and task.step is not None and isinstance(step.batch, Batch):
+            task.step(v, step.batch, move(v, size, step.active, pull, shift))
+            continue
         g = task.grad(v, step.batch)
         if pull is not None:
             g = torch.addcmul(g, v - pull[1], per_client(pull[0], v))
         if shift is not None:
             g = g + shift
-        size = eta(step.k) if callable(eta) else eta
         if region is None and step.active is None:
             v.addcmul_(g, -per_client(size, v))  # v is our own: a large cohort is not allocated anew at every step
             continue
         moved = project(torch.addcmul(v, g, -per_client(size, v)), region)
         v = moved if step.active is None else torch.where(step.active[:, None], moved, v)
     return v
+
+
+def stay(
+    task: Task,
+    v: Tensor,
+    rows: Rows,
+    counts: Tensor,
+    drawn: Iterator[Drawn],
+    eta: StepSize,
+    pull: tuple[Any, Tensor] | None,
+    shift: Tensor | None,
+) -> None:
+    """All steps of a stay, v in place, by a task that takes many at once: as many as MOST_DRAWN places allow."""
+    waiting: list[Drawn] = []
+    for k, now in enumerate(drawn):
+        waiting.append(now)
+        if len(waiting) * now.place.size < MOST_DRAWN and k + 1 < int(counts.max()):
+            continue
+        steps = np.arange(k + 1 - len(waiting), k + 1)
+        busy = steps[:, None] < counts.numpy()
+        sizes = [torch.as_tensor(eta(int(j)) if callable(eta) else eta, dtype=v.dtype).expand(len(v)) for j in steps]
+        place, n = np.stack([one.place for one in waiting]), np.stack([one.n for one in waiting])
+        task.stay(v, rows, place, np.where(busy, n, 0), torch.stack(sizes).numpy() * busy, pull, shift)
+        waiting = []
 
 
 def certify(task: Task, v: Tensor, rows: Any, lam: Any, center: Tensor, tol: float) -> None:

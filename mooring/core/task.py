@@ -120,6 +120,8 @@ class Task(Protocol):
     prox: Any = None  # prox(center, lam, batch, start=None) -> [C, d], exact arg min L_i(v) + lam/2 |v - center|^2
     hessian: Any = None  # hessian(w, batch) -> [C, d, d]
     curve: Any = None  # curve(w, batch, direction) -> [C, d], the Hessian times a direction
+    step: Any = None  # step(v, batch, move): one step of local SGD, in place (`core/steps.py`)
+    stay: Any = None  # stay(v, rows, place, n, rate, pull, shift): many steps at once, in place (`core/solvers.py`)
     lift: Any = None  # lift(x) -> the features that a kernel's linear model sees
 
     dim: int
@@ -168,6 +170,10 @@ class Task(Protocol):
         """[C]: the mean of `row_risk` over each client's rows; nan for a client without rows."""
         mean = (batch.weight * self.row_risk(w, batch)).sum(1)
         return torch.where(batch.weight.sum(1) > 0, mean, torch.full_like(mean, torch.nan))
+
+    def reads(self, rows: Any) -> bool:
+        """Whether `stay` can read these rows where they lie."""
+        return False
 
     def count(self, batch: Any) -> int:
         """How many rows a batch or a summary stands for."""

@@ -20,6 +20,7 @@ from mooring.core.fields import check_fields
 from mooring.data.clients import REGRESSION, Clients
 from mooring.data.datasets import LOADERS, is_name, named
 from mooring.data.sources import load
+from mooring.engines.kernels import with_kernels
 from mooring.engines.loop import Plan, plan_of
 from mooring.engines.request import IN_MEMORY
 from mooring.engines.simulator import Simulator
@@ -52,7 +53,7 @@ class Job:
 
 
 def prepare(run: RunFile, source: Any = None, model: Any = None) -> Job:
-    """Load the data (or take `source`), build the task, fix the number of threads."""
+    """Load the data (or take `source`), build the task, fix the number of threads and the kernels."""
     if run.training.threads:
         torch.set_num_threads(run.training.threads)
     refuse_unused(run, source)
@@ -62,7 +63,8 @@ def prepare(run: RunFile, source: Any = None, model: Any = None) -> Job:
             f"{clients.title or 'the data'}: there is one client only, '{clients.names[0]}'; a federation needs two or "
             "more. Check the client column."
         )
-    return Job(run, clients, make_task(run, clients, model))
+    run, task = with_kernels(run, clients, make_task(run, clients, model))
+    return Job(run, clients, task)
 
 
 def read_clients(run: RunFile, source: Any = None) -> Clients:

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mooring.core.cohort import Round, in_order, select
+from mooring.core.cohort import Round, in_order, select, stacked
 from mooring.core.costs import Meter
+from mooring.core.threads import side_by_side
 from mooring.data.clients import PARTS, Clients
 from mooring.engines import loop, visits
 from mooring.engines.exchange import BEST, LAST, Replies, Roster, Scores, sent
@@ -49,12 +50,15 @@ class Simulator:
         """Everyone answers at once, so that there is nothing to wait for."""
         meter, data, visible = Meter(), self.data.select(cohort), sent(self.algorithm, server)
 
-        def stay(block: Tensor) -> tuple[Any, Any]:
-            client = self.states.take(cohort[block])
-            return visits.visit(self.algorithm, self.task, visible, client, data.select(block), round, meter)
+        def stay(block: Tensor) -> tuple[Any, Meter]:
+            own, client = Meter(), self.states.take(cohort[block])
+            return visits.visit(self.algorithm, self.task, visible, client, data.select(block), round, own), own
 
         together = [torch.arange(len(cohort))] if self.algorithm.pooled else data.train.blocks(self.chunk)
-        states, message = in_order(together, stay)
+        found = side_by_side(stay, together)
+        for _, own in found:
+            meter.add(own)
+        states, message = stacked([answer for answer, _ in found], torch.argsort(torch.cat(together)))
         self._pending = (cohort, states)
         good = visits.sound(states) if len(states) else torch.ones(len(cohort), dtype=torch.bool)
         if bool(good.all()):

@@ -235,6 +235,11 @@ class Training(Section):
     chunk: int | None = option(
         "Clients worked on at once.", "a whole number of clients >= 1", unset="by the model's size", ge=1
     )
+    kernels: Annotated[Literal["torch", "numba"] | None, BeforeValidator(_auto)] = option(
+        "What takes local steps: torch, or numba's compiled kernels; kept in the run file.",
+        '"auto", "torch" or "numba"',
+        unset="numba where it is installed and pays",
+    )
     average: Average = option(
         "How messages are averaged: mean, or robustly.",
         '"mean", "median", "trimmed", "clipped", "geometric" or "krum"; "trimmed:0.3" names the share of liars',
@@ -333,6 +338,7 @@ class Options(TypedDict, total=False):
     checkpoint_every: int | None
     threads: int | None
     chunk: int | None
+    kernels: Literal["auto", "torch", "numba"] | None
     average: str | None
     clip: float | None
     weight_cap: float | None

@@ -13,7 +13,7 @@ from mooring.core.fields import check_fields, unknown
 from mooring.core.task import Task
 
 NOT_TASKS = ("catalog",)
-NOT_SETTINGS = ("dtype", "make")  # what no run file can hold
+NOT_SETTINGS = ("dtype", "make", "kernels")  # what no section [task] can hold
 AUTOMATIC = {"regression": "linear", "binary": "logistic", "classes": "logistic", "count": "poisson"}
 
 
@@ -50,7 +50,7 @@ def describe(name: str) -> dict[str, Any]:
         "targets": list(cls.kinds),
         "exact": cls.solve is not None,
         "smooth": cls.smooth_loss,
-        "fields": {f: default for f, default in _fields(cls).items() if f != "dtype"},
+        "fields": {f: default for f, default in _fields(cls).items() if f not in ("dtype", "kernels")},
     }
 
 

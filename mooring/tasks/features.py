@@ -127,6 +127,8 @@ class KernelRegression(Linear):
     seed: int = 0
 
     name: ClassVar[str] = "kernel"
+    step = None  # type: ignore[assignment]  # a linear model's steps are on x, not on phi(x)
+    stay = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         self.lift  # noqa: B018  # checks the settings

@@ -14,8 +14,10 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from mooring.core.cohort import Batch, per_client
+from mooring.core.cohort import Batch, Rows, per_client
+from mooring.core.steps import Move
 from mooring.core.task import Constants, Layout, Task, score_layout
+from mooring.tasks import compiled
 
 UNSEEN = 4096  # units of rounding, of a client's largest eigenvalue, up to which an eigenvalue is 0
 
@@ -39,6 +41,7 @@ class Linear(Task):
     intercept: bool = True
     ridge: float = 0.0
     dtype: torch.dtype = torch.float64
+    kernels: str = "torch"  # or "numba": compiled local steps
 
     name: ClassVar[str] = "linear"
     metric: ClassVar[str] = "mse"
@@ -88,6 +91,21 @@ class Linear(Task):
         slope = torch.einsum("cbq,cb->cq", batch.x, residual)
         data = torch.cat([slope, residual.sum(1, keepdim=True)], 1) if self.intercept else slope
         return data + self.ridge * w
+
+    def step(self, v: Tensor, batch: Batch, move: Move) -> None:
+        residual = (batch.weight * move.rate) * (self.predict(v, batch.x) - batch.y)
+        kept = move.keep(v, self.ridge)
+        v[:, None, : self.features].baddbmm_(residual[:, None], batch.x, beta=kept, alpha=-1)
+        if self.intercept:
+            v[:, -1].mul_(kept).sub_(residual.sum(1))
+        move.add(v)
+
+    @property
+    def stay(self):  # type: ignore[override]
+        return compiled.stay(self, compiled.SQUARE, 1)
+
+    def reads(self, rows: Rows) -> bool:
+        return compiled.reads(self, rows)
 
     def solve(self, batch: Batch | Quadratic) -> Tensor:
         """The minimiser; the one of least norm where a client's rows do not determine it."""

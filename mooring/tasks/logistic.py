@@ -16,8 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mooring.core.cohort import Batch, per_client
+from mooring.core.cohort import Batch, Rows, per_client
+from mooring.core.steps import Move
 from mooring.core.task import Constants, Layout, Task, score_layout
+from mooring.tasks import compiled
 from mooring.tasks.proximal import DENSE, proximal_newton
 
 
@@ -30,6 +32,7 @@ class Logistic(Task):
     intercept: bool = True
     ridge: float = 1e-4
     dtype: torch.dtype = torch.float64
+    kernels: str = "torch"  # or "numba": compiled local steps
 
     name: ClassVar[str] = "logistic"
     metric: ClassVar[str] = "log-loss"
@@ -77,7 +80,7 @@ class Logistic(Task):
         """d ell / d scores."""
         if self.scores == 1:
             return torch.sigmoid(z) - y[..., None].to(z.dtype)
-        return torch.softmax(z, -1) - F.one_hot(y, self.classes).to(z.dtype)
+        return torch.softmax(z, -1).scatter_add_(-1, y[..., None], z.new_full((), -1).expand_as(y)[..., None])
 
     def _pull_back(self, x: Tensor, scored: Tensor) -> Tensor:
         """Sum over rows of the outer products of x (and 1) with `scored` [C, B, scores], as [C, d]."""
@@ -87,6 +90,22 @@ class Logistic(Task):
     def grad(self, w: Tensor, batch: Batch) -> Tensor:
         scored = batch.weight[..., None] * self._residual(self.logits(w, batch.x), batch.y)
         return self._pull_back(batch.x, scored) + self.ridge * w
+
+    def step(self, v: Tensor, batch: Batch, move: Move) -> None:
+        scored = self._residual(self.logits(v, batch.x), batch.y).mul_((batch.weight * move.rate)[..., None])
+        kept = move.keep(v, self.ridge)
+        slopes = v[:, : self.features * self.scores].view(-1, self.features, self.scores)
+        slopes.baddbmm_(batch.x.mT, scored, beta=kept, alpha=-1)
+        if self.intercept:
+            v[:, -self.scores :].mul_(kept).sub_(scored.sum(1))
+        move.add(v)
+
+    @property
+    def stay(self):  # type: ignore[override]
+        return compiled.stay(self, compiled.SIGMOID if self.scores == 1 else compiled.SOFTMAX, self.scores)
+
+    def reads(self, rows: Rows) -> bool:
+        return compiled.reads(self, rows)
 
     def curve(self, w: Tensor, batch: Batch, direction: Tensor) -> Tensor:
         """[C, d]: the Hessian of L_i at w times `direction`."""

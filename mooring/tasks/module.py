@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import RLock
 from typing import ClassVar
 
 import torch
@@ -13,8 +14,9 @@ from torch.func import functional_call, vmap
 from mooring.core.cohort import Batch
 from mooring.core.errors import RequestError
 from mooring.core.seeds import words
+from mooring.core.steps import Move
 from mooring.core.task import Constants, Layout, Task, layout_of
-from mooring.tasks.perceptron import is_perceptron, perceptron_grad
+from mooring.tasks.perceptron import is_perceptron, perceptron_grad, perceptron_step, slope_of
 
 RowLoss = Callable[[Tensor, Tensor], Tensor]  # (predictions [B, ...], y [B]) -> [B]
 
@@ -29,6 +31,7 @@ def half_square(output: Tensor, y: Tensor) -> Tensor:
 
 LOSSES: dict[str, RowLoss] = {"cross_entropy": cross_entropy, "half_square": half_square}
 ROW_CURVATURE = 5.0  # a network's Hessian has a few large eigenvalues: its trace is taken as this many of the largest
+CALLING = RLock()  # a functional call puts the parameters into the module for its time: one thread at a time
 BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
 
 
@@ -97,8 +100,10 @@ class Module(Task):
     def _forward(self, layers: dict[str, Tensor], x: Tensor) -> Tensor:
         if len(x) == 1:  # a lone client needs no stacking, and its kernels are faster
             single = {name: part[0] for name, part in layers.items()}
-            return functional_call(self.module, single, (x[0],))[None]
-        return vmap(lambda params, rows: functional_call(self.module, params, (rows,)))(layers, x)
+            with CALLING:
+                return functional_call(self.module, single, (x[0],))[None]
+        with CALLING:
+            return vmap(lambda params, rows: functional_call(self.module, params, (rows,)))(layers, x)
 
     def _row_losses(self, layers: dict[str, Tensor], batch: Batch) -> Tensor:
         return self._each_loss(self._forward(layers, batch.x), batch.y)
@@ -123,6 +128,23 @@ class Module(Task):
         else:
             self._grad_by_vmap(w, batch, places)
         return out.add_(w, alpha=self.ridge) if self.ridge else out
+
+    @property
+    def step(self):  # type: ignore[override]
+        return self._perceptron_step if self.is_perceptron else None
+
+    def _perceptron_step(self, v: Tensor, batch: Batch, move: Move) -> None:
+        weight = batch.weight * move.rate
+
+        def slope(output: Tensor) -> Tensor:
+            if not self.classifies:
+                return slope_of(lambda out: (weight * self._each_loss(out, batch.y)).sum(), output)
+            residual = torch.softmax(output, -1)
+            residual.scatter_add_(-1, batch.y[..., None], residual.new_full((), -1).expand_as(batch.y)[..., None])
+            return residual.mul_(weight[..., None])
+
+        places = {part.name: part.place for part in self.layout}
+        perceptron_step(self.module, self.layers(v), batch.x, slope, move, self.ridge, places)
 
     def _grad_by_vmap(self, w: Tensor, batch: Batch, places: dict[str, Tensor]) -> None:
         leaves = {name: part.detach().requires_grad_() for name, part in self.layers(w).items()}

@@ -1,11 +1,13 @@
 """The exchange in one process, and `simulate` over it."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 import torch
+from torch import nn
 
 from mooring.algorithms.base import build
+from mooring.algorithms.fedavg import FedAvg
 from mooring.core.cohort import Round
 from mooring.core.errors import RequestError
 from mooring.engines.exchange import BEST, LAST
@@ -13,7 +15,9 @@ from mooring.engines.loop import Plan, Progress, run
 from mooring.engines.simulate import simulate
 from mooring.engines.simulator import Simulator, chunk_size, settle
 from mooring.tasks.linear import Linear
-from tests.problems import PROBLEMS, linear_clients
+from mooring.tasks.logistic import Logistic
+from mooring.tasks.module import Module
+from tests.problems import PROBLEMS, linear_clients, logistic_clients
 
 TURN = Round(1, 3, 5, 5, 1.0, 0)
 
@@ -143,3 +147,28 @@ class Without:
 
     def __getattr__(self, name):
         return getattr(self._task, name)
+
+
+@pytest.mark.parametrize("make", [lambda: Logistic(3, classes=3), lambda: Module(small_net)])
+def test_chunks_side_by_side_give_the_bytes_and_counts_of_one_after_another(make):
+    task, before = make(), torch.get_num_threads()
+    clients = logistic_clients(m=7, classes=3)
+    if isinstance(task, Module):
+        clients = replace(clients, train=replace(clients.train, x=clients.train.x.float()))
+    algorithm, everyone = FedAvg(eta=0.1, steps=4, batch=3), torch.arange(7)
+    found = []
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            exchange = Simulator(task, clients, clients.weights(), chunk=2)
+            exchange.begin(algorithm, task.start())
+            found.append(exchange.ask(algorithm.start(task, task.start())[0], everyone, Round(1, 2, 7, 7, 1.0, 0)))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found[0].message, found[1].message)
+    counted = [(one.meter.samples, one.meter.gradients) for one in found]
+    assert counted[0] == counted[1] and min(counted[0]) > 0
+
+
+def small_net():
+    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 3))

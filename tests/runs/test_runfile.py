@@ -50,6 +50,7 @@ FULL = {
         "checkpoint_every": 1,
         "threads": 2,
         "chunk": 25,
+        "kernels": "torch",
         "average": "trimmed:0.3",
         "clip": 2.5,
         "weight_cap": 0.5,
@@ -185,7 +186,7 @@ def test_nan_survives():
         ("data.split", [0.0, 0.5, 0.5], "data.split must be three shares (train, validation, test) that add up to 1, "
          "or the name of a column that says each row's part, got [0.0, 0.5, 0.5]."),
         ("training.round", 5, "unknown field of [training] 'round' (did you mean 'rounds'?); known: attack, average, "
-         "checkpoint_every, chunk, clip, evaluate_every, keep, participation, patience, rounds, seed, threads, "
+         "checkpoint_every, chunk, clip, evaluate_every, keep, kernels, participation, patience, rounds, seed, threads, "
          "weight_cap, weights."),
         ("trainng", {}, "unknown section 'trainng' (did you mean 'training'?); known: algorithm, algorithms, data, "
          "federation, mooring, task, training."),

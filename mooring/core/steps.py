@@ -1,0 +1,67 @@
+"""A step of local SGD, taken in place: what tasks need to write the data's part of it straight into the parameters.
+
+    v <- v - rate (slope of the data + ridge v + lam (v - center) + shift)
+
+A gradient that is formed first and subtracted then costs three passes over [C, d]; a product of matrices that is added
+to what is there costs one, and takes the factor of v along.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from mooring.core.cohort import per_client
+
+ALL = slice(None)
+
+
+class Move(NamedTuple):
+    """All of a step but the data."""
+
+    rate: float | Tensor  # a number or [C, 1]
+    lam: float | Tensor = 0.0  # a number, [C, 1] or [C, d]
+    center: Tensor | None = None  # [d] or [C, d]
+    shift: Tensor | None = None  # [d] or [C, d]
+
+    def keep(self, part: Tensor, ridge: float, place: slice = ALL) -> float:
+        """The factor of v[:, place] in the step, if it is a number; if not, `part`, a view of it, is multiplied here,
+        and 1 is what is left to do."""
+        factor = 1 - self.rate * (_at(self.lam, place) + ridge)
+        if isinstance(factor, float):
+            return factor
+        part.mul_(factor)
+        return 1.0
+
+    def add(self, part: Tensor, place: slice = ALL) -> None:
+        """Add what does not depend on v to `part`, a view of v[:, place]: rate (lam center - shift)."""
+        if self.center is not None:
+            _add_scaled(part, _at(self.center, place), self.rate * _at(self.lam, place))
+        if self.shift is not None:
+            _add_scaled(part, _at(self.shift, place), -self.rate)
+
+
+def move(v: Tensor, size: Any, active: Tensor | None, pull: tuple[Any, Tensor] | None, shift: Tensor | None) -> Move:
+    """A step of `size` (a number or [C]) for those who are `active` ([C], None: everyone); pull = (lam, center)."""
+    rate = _number(per_client(size, v))
+    if active is not None:
+        rate = rate * active[:, None].to(v.dtype)
+    lam, center = (0.0, None) if pull is None else (_number(per_client(pull[0], v)), pull[1])
+    return Move(rate, lam, center, shift)
+
+
+def _number(tensor: Tensor) -> float | Tensor:
+    return float(tensor) if tensor.ndim == 0 else tensor
+
+
+def _at(values: Any, place: slice) -> Any:
+    """The columns of [d] or [C, d] at `place`; a number and [C, 1] have the same for all."""
+    return values if isinstance(values, float) or values.shape[-1] == 1 else values[..., place]
+
+
+def _add_scaled(part: Tensor, values: Tensor, scale: float | Tensor) -> None:
+    if isinstance(scale, float):
+        part.add_(values, alpha=scale)
+    else:
+        part.addcmul_(values.expand_as(part), scale)

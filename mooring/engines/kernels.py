@@ -1,0 +1,63 @@
+"""Which code takes a run's local steps: PyTorch's, or compiled kernels where their compile time pays.
+
+Both give the same numbers up to rounding, and either gives the same bytes every time: so a run settles on one before
+it begins, and its run file says which.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+from mooring.algorithms.base import build
+from mooring.algorithms.settings import auto_batch
+from mooring.core.batches import batches_per_epoch
+from mooring.core.errors import RequestError
+from mooring.data.clients import Clients
+from mooring.engines.loop import cohort_size, plan_of
+from mooring.runs.runfile import RunFile
+from mooring.tasks.compiled import available
+
+# Processor seconds, measured once: they decide what is worth compiling, never a number of a model.
+COMPILE = 4.0  # import and compilation
+PER_OPERATION = 7e-11  # what a kernel saves of each multiplication and addition
+PER_STEP = 2e-4  # and of each step of a cohort, however small: the calls of PyTorch
+MARGIN = 2.0  # a kernel must save this many times its compilation
+
+
+def with_kernels(run: RunFile, clients: Clients, task: Any) -> tuple[RunFile, Any]:
+    """The run with `training.kernels` settled, and its task accordingly."""
+    asked, can = run.training.kernels, hasattr(task, "kernels") and type(task).stay is not None
+    if asked == "numba" and not can:
+        raise RequestError(f"kernels = 'numba' are for linear and logistic tasks; task '{task.name}' has none.")
+    if asked == "numba" and not available():
+        raise RequestError(
+            "this run takes its local steps by compiled kernels (kernels = 'numba'), and numba is not installed; "
+            "install mooring[fast], or start a run with kernels = 'torch', which is the same up to rounding."
+        )
+    pays = can and available() and seconds_saved(run, clients, task) > MARGIN * COMPILE
+    chosen = asked or ("numba" if pays else "torch")
+    settled = run.model_copy(update={"training": run.training.model_copy(update={"kernels": chosen})})
+    return settled, replace(task, kernels=chosen) if can else task
+
+
+def seconds_saved(run: RunFile, clients: Clients, task: Any) -> float:
+    """What compiled kernels would save of all local SGD of a run: a formula of its sizes, an estimate."""
+    plan = plan_of(run.training)
+    cohort, rows = cohort_size(plan, len(clients)), clients.train.size.double()
+    saved = 0.0
+    for asked in [run.algorithm] if run.algorithm else run.algorithms or []:
+        algorithm = build(asked.name, asked.fields | (asked.settled or {}))
+        have = {field.name for field in fields(algorithm)}  # type: ignore[arg-type]
+        if not {"steps", "batch"} <= have or getattr(algorithm, "inner", "sgd") not in ("sgd", "auto"):
+            continue
+        batch = auto_batch(task) if algorithm.batch == "auto" else algorithm.batch
+        if not batch and task.condense is not None:
+            continue  # steps on summaries of all rows
+        steps = float(algorithm.steps)
+        if getattr(algorithm, "epochs", 0):
+            steps = algorithm.epochs * float(batches_per_epoch(clients.train.size, batch or None).double().mean())
+        height = float(rows.clamp(max=batch).mean() if batch else rows.mean())
+        operations = 4 * cohort * height * task.dim  # a product forward and one back
+        saved += plan.rounds * steps * (PER_STEP + PER_OPERATION * operations)
+    return saved

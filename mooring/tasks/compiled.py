@@ -1,0 +1,266 @@
+"""Local SGD on linear scores, compiled: one client after another, whose model stays in the cache for all its steps.
+
+The scores of a row are x'W + b, for linear regression, logistic regression and softmax. Batched products of matrices
+with so few columns leave most of a processor idle, and every step reads all clients' models from memory again. Here a
+client takes all steps of its stay before the next begins, its model turned to [scores, features], so that the inner
+loops run along features; rows are read where they lie, four at a time.
+
+A client's numbers depend on nobody else's and on no number of threads: each is worked on by one thread, in one order.
+Sums are reassociated, so that they differ from PyTorch's by rounding. Compiled by `numba` on first use in a process
+(about two seconds). Nothing is kept on disk: numba's cache holds pickles, and we read none.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache, partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mooring.core.cohort import Rows, per_client
+
+SQUARE, SIGMOID, SOFTMAX = 0, 1, 2  # what turns scores into residuals
+FAST = {"reassoc", "contract", "nsz", "arcp"}  # nan and infinity keep their meaning: divergence must show
+
+
+def available() -> bool:
+    """Whether the extra `mooring[fast]` is installed."""
+    return importlib.util.find_spec("numba") is not None
+
+
+def reads(task: Any, rows: Rows) -> bool:
+    """Whether rows lie as the kernel reads them; places in a heap that is drawn from anew are no rows."""
+    plain = type(rows) is Rows and rows.x.ndim == 2 and rows.x.dtype == task.dtype
+    return plain and rows.x.is_contiguous() and rows.y.is_contiguous()
+
+
+def stay(task: Any, link: int, scores: int) -> Any:
+    """A task's `stay`, if it asks for compiled kernels."""
+    if task.kernels != "numba":
+        return None
+    return partial(take_steps, link=link, scores=scores, ridge=task.ridge)
+
+
+def take_steps(
+    v: Tensor,
+    rows: Rows,
+    place: np.ndarray,
+    n: np.ndarray,
+    rate: np.ndarray,
+    pull: tuple[Any, Tensor] | None,
+    shift: Tensor | None,
+    *,
+    link: int,
+    scores: int,
+    ridge: float,
+) -> None:
+    """Move each client's parameters v [C, d], in place, by its steps s = 0, 1, ... along the first n[s, c] rows
+    place[s, c] of the pool at rate[s, c]; a rate of 0 is no step."""
+    held = torch.full((1, 1), ridge, dtype=v.dtype)
+    towards = torch.zeros(1, 0, dtype=v.dtype)  # nothing to add
+    if pull is not None:
+        lam = per_client(pull[0], v).reshape(-1, 1) if torch.as_tensor(pull[0]).ndim < 2 else per_client(pull[0], v)
+        held, towards = lam + ridge, (lam * pull[1]).expand(-1, v.shape[1])
+    if shift is not None:
+        towards = (towards if towards.shape[1] else 0) - shift.to(v.dtype).reshape(-1, v.shape[1])
+    small = [array.contiguous().numpy() for array in (held, towards)]
+    share = rate / np.maximum(n, 1).astype(rate.dtype)  # of a row in a step
+    features, whole = rows.x.shape[1], [rows.x.numpy(), rows.y.numpy()]
+    apart = held.shape[1] > 1 or towards.shape[1] > 0  # coefficients differ in how they are held
+    room = [(scores, features), (scores,), (scores, (place.shape[2] + 3) // 4 * 4)]
+    room += [(scores if apart else 0, features + 1)] * 2
+
+    def work(part: slice) -> None:
+        mine = [array if len(array) == 1 else array[part] for array in small]
+        steps = (np.ascontiguousarray(array[:, part]) for array in (place, n, rate, share))
+        scratch = (np.zeros(shape, rate.dtype) for shape in room)
+        kernel()(v.numpy()[part], *whole, *steps, *mine, link, *scratch)
+
+    threads = min(torch.get_num_threads(), len(v))
+    ends = np.linspace(0, len(v), threads + 1).astype(int)
+    parts = [slice(a, b) for a, b in pairwise(ends)]
+    if threads == 1:
+        work(parts[0])
+        return
+    kernel()  # made before threads begin
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(work, parts))
+
+
+@lru_cache(maxsize=1)
+def kernel() -> Any:
+    """The compiled function; its types are settled, and code made, by the arguments of each first call.
+
+    Written plainly for the compiler's sake: tuples, slices, `min` and allocations all take it longer.
+    """
+    from numba import njit
+
+    fast = njit(fastmath=FAST, nogil=True, error_model="numpy")
+
+    @fast
+    def score(W, b, x, i0, i1, i2, i3, r, z):  # type: ignore[no-untyped-def]
+        """z[k, r + j] = x_j'W_k + b_k for four rows j."""
+        K, F = len(W), W.shape[1]
+        zero = W.dtype.type(0)
+        for k in range(0, K - 1, 2):
+            a0 = a1 = a2 = a3 = c0 = c1 = c2 = c3 = zero
+            for f in range(F):
+                w = W[k, f]
+                u = W[k + 1, f]
+                x0 = x[i0, f]
+                x1 = x[i1, f]
+                x2 = x[i2, f]
+                x3 = x[i3, f]
+                a0 += w * x0
+                a1 += w * x1
+                a2 += w * x2
+                a3 += w * x3
+                c0 += u * x0
+                c1 += u * x1
+                c2 += u * x2
+                c3 += u * x3
+            z[k, r] = a0 + b[k]
+            z[k, r + 1] = a1 + b[k]
+            z[k, r + 2] = a2 + b[k]
+            z[k, r + 3] = a3 + b[k]
+            z[k + 1, r] = c0 + b[k + 1]
+            z[k + 1, r + 1] = c1 + b[k + 1]
+            z[k + 1, r + 2] = c2 + b[k + 1]
+            z[k + 1, r + 3] = c3 + b[k + 1]
+        if K % 2:
+            k = K - 1
+            a0 = a1 = a2 = a3 = zero
+            for f in range(F):
+                w = W[k, f]
+                a0 += w * x[i0, f]
+                a1 += w * x[i1, f]
+                a2 += w * x[i2, f]
+                a3 += w * x[i3, f]
+            z[k, r] = a0 + b[k]
+            z[k, r + 1] = a1 + b[k]
+            z[k, r + 2] = a2 + b[k]
+            z[k, r + 3] = a3 + b[k]
+
+    @fast
+    def residual(z, r, target, g, link):  # type: ignore[no-untyped-def]
+        """From the scores of row r to g times the loss's slope at them."""
+        K = len(z)
+        zero = z.dtype.type(0)
+        one = z.dtype.type(1)
+        if link == SOFTMAX:
+            top = z[0, r]
+            for k in range(1, K):
+                if z[k, r] > top:
+                    top = z[k, r]
+            total = zero
+            for k in range(K):
+                z[k, r] = np.exp(z[k, r] - top)
+                total += z[k, r]
+            for k in range(K):
+                z[k, r] *= g / total
+            z[int(target), r] -= g
+        elif link == SIGMOID:
+            prob = one / (one + np.exp(-z[0, r]))  # exp may be infinite: then it is 0
+            z[0, r] = g * (prob - z.dtype.type(target))
+        else:
+            z[0, r] = g * (z[0, r] - z.dtype.type(target))
+
+    @fast
+    def descend(W, x, i0, i1, i2, i3, r, z):  # type: ignore[no-untyped-def]
+        """W_k <- W_k - sum_j z[k, r + j] x_j for four rows j."""
+        K, F = len(W), W.shape[1]
+        for k in range(0, K - 1, 2):
+            a0 = z[k, r]
+            a1 = z[k, r + 1]
+            a2 = z[k, r + 2]
+            a3 = z[k, r + 3]
+            c0 = z[k + 1, r]
+            c1 = z[k + 1, r + 1]
+            c2 = z[k + 1, r + 2]
+            c3 = z[k + 1, r + 3]
+            for f in range(F):
+                x0 = x[i0, f]
+                x1 = x[i1, f]
+                x2 = x[i2, f]
+                x3 = x[i3, f]
+                W[k, f] -= a0 * x0 + a1 * x1 + a2 * x2 + a3 * x3
+                W[k + 1, f] -= c0 * x0 + c1 * x1 + c2 * x2 + c3 * x3
+        if K % 2:
+            k = K - 1
+            a0 = z[k, r]
+            a1 = z[k, r + 1]
+            a2 = z[k, r + 2]
+            a3 = z[k, r + 3]
+            for f in range(F):
+                W[k, f] -= a0 * x[i0, f] + a1 * x[i1, f] + a2 * x[i2, f] + a3 * x[i3, f]
+
+    @fast
+    def stay(v, x, y, place, n, rate, share, held, towards, link, W, b, z, H, T):  # type: ignore[no-untyped-def]
+        """All steps of all clients; W, b, z, H and T are room to work in, z for a multiple of four rows."""
+        K, F = len(W), W.shape[1]
+        zero = v.dtype.type(0)
+        one = v.dtype.type(1)
+        for c in range(len(v)):
+            for f in range(F):
+                for k in range(K):
+                    W[k, f] = v[c, f * K + k]
+            for j in range(F * K, v.shape[1]):
+                b[j - F * K] = v[c, j]
+            mine = c if len(held) > 1 else 0
+            own = c if len(towards) > 1 else 0
+            for k in range(len(H)):  # how each coefficient is held, the intercept last
+                for f in range(F + 1):
+                    j = f * K + k
+                    if j < v.shape[1]:
+                        H[k, f] = held[mine, j if held.shape[1] > 1 else 0]
+                        T[k, f] = towards[own, j] if towards.shape[1] > 0 else zero
+            for s in range(len(place)):
+                eta = rate[s, c]
+                m = n[s, c]
+                if eta == zero:
+                    continue
+                for r in range(0, m, 4):
+                    i0 = place[s, c, r]
+                    i1 = place[s, c, r + 1 if r + 1 < m else r]
+                    i2 = place[s, c, r + 2 if r + 2 < m else r]
+                    i3 = place[s, c, r + 3 if r + 3 < m else r]
+                    score(W, b, x, i0, i1, i2, i3, r, z)
+                    for j in range(r, r + 4):
+                        if j < m:
+                            residual(z, j, y[place[s, c, j]], share[s, c], link)
+                        else:  # a row that only fills up four
+                            for k in range(K):
+                                z[k, j] = zero
+                if len(H) > 0:
+                    for k in range(K):
+                        for f in range(F):
+                            W[k, f] = (one - eta * H[k, f]) * W[k, f] + eta * T[k, f]
+                        b[k] = (one - eta * H[k, F]) * b[k] + eta * T[k, F]
+                elif held[mine, 0] != zero:
+                    factor = one - eta * held[mine, 0]
+                    for k in range(K):
+                        for f in range(F):
+                            W[k, f] *= factor
+                        b[k] *= factor
+                for r in range(0, m, 4):
+                    i0 = place[s, c, r]
+                    i1 = place[s, c, r + 1 if r + 1 < m else r]
+                    i2 = place[s, c, r + 2 if r + 2 < m else r]
+                    i3 = place[s, c, r + 3 if r + 3 < m else r]
+                    descend(W, x, i0, i1, i2, i3, r, z)
+                if v.shape[1] > F * K:
+                    for k in range(K):
+                        for r in range(m):
+                            b[k] -= z[k, r]
+            for f in range(F):
+                for k in range(K):
+                    v[c, f * K + k] = W[k, f]
+            for j in range(F * K, v.shape[1]):
+                v[c, j] = b[j - F * K]
+
+    return stay

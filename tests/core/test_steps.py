@@ -1,0 +1,166 @@
+"""Local steps taken in place equal steps along the gradient, whatever pulls, shifts and sizes there are."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from mooring.core.batches import minibatches
+from mooring.core.cohort import CohortData, Round, Rows, per_client
+from mooring.core.costs import Meter, Metered
+from mooring.core.solvers import sgd
+from mooring.tasks.linear import Linear
+from mooring.tasks.logistic import Logistic
+from mooring.tasks.module import Module
+
+SIZES = [9, 23, 4, 0, 16]
+TURN = Round(2, 5, 5, 5, 1.0, 3)
+FEATURES = 6
+
+
+def double(make):
+    return lambda: make().double()
+
+
+def net():
+    layers = (nn.Linear(FEATURES, 5), nn.ReLU(), nn.Linear(5, 4, bias=False), nn.Tanh(), nn.Linear(4, 3))
+    return nn.Sequential(*layers)
+
+
+def plain_net():
+    return nn.Sequential(nn.Flatten(), nn.Linear(FEATURES, 4), nn.ReLU(), nn.Linear(4, 1))
+
+
+TASKS = {
+    "linear": lambda: Linear(FEATURES, ridge=0.1),
+    "linear without intercept": lambda: Linear(FEATURES, intercept=False),
+    "logistic": lambda: Logistic(FEATURES, ridge=0.1),
+    "softmax": lambda: Logistic(FEATURES, classes=3, ridge=0.1),
+    "softmax without intercept": lambda: Logistic(FEATURES, classes=3, intercept=False, ridge=0.0),
+    "network": lambda: Module(double(net), ridge=0.1),
+    "network for regression": lambda: Module(double(plain_net), "half_square"),
+}
+
+
+def cohort(task, dtype=torch.float64):
+    rng = np.random.default_rng(0)
+    xs = [torch.tensor(rng.normal(size=(n, FEATURES)), dtype=dtype) for n in SIZES]
+    kinds = {"linear": None, "logistic": getattr(task, "classes", 2)}
+    classes = 3 if getattr(task, "classifies", False) else kinds.get(task.name)
+    ys = [torch.tensor(rng.normal(size=n) if classes is None else rng.integers(0, classes, n)) for n in SIZES]
+    rows = Rows.stack(xs, [y.to(dtype) if classes is None else y for y in ys])
+    m = len(SIZES)
+    return CohortData(np.arange(m, dtype=np.uint64), torch.arange(m), torch.ones(m) / m, rows, rows)
+
+
+def along_the_gradient(task, w, data, eta, pull, shift, **work):
+    """The definition, client by client."""
+    v = w.expand(len(data), -1).clone()
+    for step in minibatches(task, data, TURN, **work):
+        g = task.grad(v, step.batch)
+        rate = eta(step.k) if callable(eta) else eta
+        rate = torch.as_tensor(rate, dtype=v.dtype).expand(len(v))
+        for c in range(len(v)):
+            if step.active is None or bool(step.active[c]):
+                slope = g[c] if shift is None else g[c] + shift.expand_as(v)[c]
+                if pull is not None:
+                    slope = slope + per_client(pull[0], v).expand_as(v)[c] * (v[c] - pull[1].expand_as(v)[c])
+                v[c] = v[c] - rate[c] * slope
+    return v
+
+
+def pulls(d):
+    """Nothing; a number; one per client; one per client and coefficient, towards centers of their own; and a shift."""
+    rng, m = np.random.default_rng(1), len(SIZES)
+
+    def draw(*shape):
+        return torch.tensor(rng.uniform(size=shape))
+
+    return {
+        "nothing": (None, None),
+        "number": ((0.3, draw(d)), None),
+        "per client": ((draw(m), draw(m, d)), None),
+        "column": ((draw(m, 1), draw(d)), draw(m, d)),
+        "per coefficient": ((draw(m, d), draw(m, d)), draw(d)),
+    }
+
+
+RATES = {
+    "number": 0.1,
+    "per client": torch.linspace(0.05, 0.2, len(SIZES)),
+    "falling": lambda k: 0.1 / (1 + k),
+    "falling per client": lambda k: torch.linspace(0.05, 0.2, len(SIZES), dtype=torch.float64) / (1 + k),
+}
+WORKS = {
+    "steps": {"batch": 4, "steps": 7},
+    "passes": {"batch": 5, "epochs": 2},
+    "all rows": {"batch": 30, "steps": 3},
+    "drawn": {"batch": 4, "steps": 3, "draws": "replacement"},
+}
+PULLS = ("nothing", "number", "per client", "column", "per coefficient")
+
+
+@pytest.mark.parametrize("work", WORKS)
+@pytest.mark.parametrize("pull", PULLS)
+@pytest.mark.parametrize("name", TASKS)
+def test_steps_in_place_follow_the_gradient(name, pull, work):
+    task = TASKS[name]()
+    data = cohort(task)
+    w = task.start(0).double() + 0.1
+    pulled, shift = pulls(task.dim)[pull]
+    for eta in RATES.values():
+        found = sgd(task, w, data, TURN, eta, pull=pulled, shift=shift, **WORKS[work])
+        expected = along_the_gradient(task, w, data, eta, pulled, shift, **WORKS[work])
+        torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("work", WORKS)
+@pytest.mark.parametrize("pull", PULLS)
+@pytest.mark.parametrize("name", [name for name in TASKS if "network" not in name])
+def test_compiled_steps_follow_the_gradient(name, pull, work):
+    pytest.importorskip("numba", reason="compiled kernels come with the extra mooring[fast]")
+    task = TASKS[name]()
+    data = cohort(task)
+    w = task.start(0) + 0.1
+    pulled, shift = pulls(task.dim)[pull]
+    for eta in RATES.values():
+        found = sgd(replace(task, kernels="numba"), w, data, TURN, eta, pull=pulled, shift=shift, **WORKS[work])
+        expected = along_the_gradient(task, w, data, eta, pulled, shift, **WORKS[work])
+        torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
+
+
+def test_compiled_steps_are_the_same_bytes_for_any_company_and_threads():
+    pytest.importorskip("numba", reason="compiled kernels come with the extra mooring[fast]")
+    task = Logistic(FEATURES, classes=3, dtype=torch.float32, kernels="numba")
+    data, w = cohort(task, torch.float32), torch.zeros(task.dim)
+    before = torch.get_num_threads()
+    found = []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        found.append(sgd(task, w, data, TURN, 0.1, batch=3, epochs=2))
+    torch.set_num_threads(before)
+    apart = [sgd(task, w, data.select(torch.tensor([c])), TURN, 0.1, batch=3, epochs=2) for c in range(len(SIZES))]
+    assert all(torch.equal(found[0], other) for other in (*found[1:], torch.cat(apart)))
+    plain = sgd(replace(task, kernels="torch"), w, data, TURN, 0.1, batch=3, epochs=2)
+    torch.testing.assert_close(found[0], plain, rtol=1e-5, atol=1e-6)
+
+
+def test_what_diverges_shows_in_compiled_steps():
+    pytest.importorskip("numba", reason="compiled kernels come with the extra mooring[fast]")
+    task = Linear(FEATURES, kernels="numba")
+    found = sgd(task, torch.ones(task.dim, dtype=torch.float64), cohort(task), TURN, 1e30, batch=4, steps=30)
+    assert not bool(torch.isfinite(found[0]).any())
+
+
+@pytest.mark.parametrize("kernels", ["torch", "numba"])
+def test_steps_in_place_are_counted_and_spare_their_input(kernels):
+    if kernels == "numba":
+        pytest.importorskip("numba", reason="compiled kernels come with the extra mooring[fast]")
+    task, meter, naive = Logistic(FEATURES, kernels=kernels), Meter(), Meter()
+    data, w = cohort(task), torch.zeros(FEATURES + 1, dtype=torch.float64)
+    sgd(Metered(task, meter), w, data, TURN, 0.1, batch=4, epochs=1)
+    along_the_gradient(Metered(task, naive), w, data, 0.1, None, None, batch=4, epochs=1)
+    assert (meter.samples, meter.gradients) == (naive.samples, naive.gradients) == (sum(SIZES), sum(SIZES))
+    assert not w.any()

@@ -1,0 +1,73 @@
+"""Which code takes a run's local steps: settled before it begins, written down, and the same when it goes on."""
+
+import numpy as np
+import pytest
+import torch
+
+from mooring import fit
+from mooring.core.errors import RequestError
+from mooring.data.clients import from_arrays
+from mooring.engines import kernels
+from mooring.engines.fit import resume
+from mooring.engines.kernels import seconds_saved
+from mooring.engines.prepare import prepare
+from mooring.engines.request import request
+from mooring.runs.directory import open_run
+
+FIELDS = {"steps": 5, "batch": 4, "eta": 0.1}
+
+
+def clients(features: int = 5):
+    rng = np.random.default_rng(0)
+    xs = [rng.normal(size=(n, features)) for n in (12, 20, 31)]
+    ys = [rng.integers(0, 3, len(x)) for x in xs]
+    parts = [np.resize(["train", "train", "validation", "test"], len(x)) for x in xs]
+    return from_arrays(xs, ys, parts=parts, kind="classes")
+
+
+def prepared(**options):
+    return prepare(request(clients(), purpose="fit", algorithm="fedavg", settings=FIELDS, **options), clients())
+
+
+def test_short_runs_compile_nothing_and_long_ones_do(monkeypatch):
+    monkeypatch.setattr(kernels, "available", lambda: True)
+    for rounds, chosen in ((10, "torch"), (100_000, "numba")):
+        job = prepared(rounds=rounds)
+        assert job.run.training.kernels == job.task.kernels == chosen
+    monkeypatch.setattr(kernels, "available", lambda: False)
+    assert prepared(rounds=100_000).run.training.kernels == "torch"
+
+
+def test_the_estimate_grows_with_the_work():
+    """Twice the rounds save twice as much; exact solvers and summaries of linear tasks have no steps to save."""
+
+    def saved(algorithm, settings, **options):
+        job = prepare(request(clients(), purpose="fit", algorithm=algorithm, settings=settings, **options), clients())
+        return seconds_saved(job.run, job.clients, job.task)
+
+    assert saved("fedavg", FIELDS, rounds=20) == pytest.approx(2 * saved("fedavg", FIELDS, rounds=10))
+    assert saved("fedavg", {**FIELDS, "epochs": 2}, rounds=10) > saved("fedavg", FIELDS | {"steps": 1}, rounds=10)
+    assert saved("fedprox_one_stage", {"inner": "exact"}, rounds=10) == 0
+
+
+def test_a_run_says_its_kernels_and_goes_on_with_them(tmp_path, monkeypatch):
+    pytest.importorskip("numba", reason="compiled kernels come with the extra mooring[fast]")
+    found = {}
+    for kind in ("torch", "numba"):
+        out = tmp_path / kind
+        found[kind] = fit(clients(), algorithm="fedavg", settings=FIELDS, rounds=6, kernels=kind, out=out)
+        assert open_run(out).run.training.kernels == kind
+    torch.testing.assert_close(found["numba"].trained.models, found["torch"].trained.models, rtol=1e-10, atol=1e-11)
+    again = fit(clients(), algorithm="fedavg", settings=FIELDS, rounds=6, kernels="numba", out=tmp_path / "again")
+    assert torch.equal(again.trained.models, found["numba"].trained.models)
+    resumed, _ = resume(tmp_path / "numba", source=clients())
+    assert resumed.job.task.kernels == "numba"
+    monkeypatch.setattr(kernels, "available", lambda: False)
+    with pytest.raises(RequestError, match="numba is not installed; install mooring\\[fast\\]"):
+        resume(tmp_path / "numba", source=clients())
+
+
+def test_tasks_without_kernels_refuse_them():
+    with pytest.raises(RequestError, match="kernels = 'numba' are for linear and logistic tasks; task 'kernel' has"):
+        data = from_arrays([np.zeros((5, 2))] * 2, [np.arange(5.0)] * 2, kind="regression")
+        prepare(request(data, purpose="fit", algorithm="fedavg", task="kernel", kernels="numba"), data)
