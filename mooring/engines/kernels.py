@@ -47,8 +47,8 @@ def seconds_saved(run: RunFile, clients: Clients, task: Any) -> float:
     cohort, rows = cohort_size(plan, len(clients)), clients.train.size.double()
     saved = 0.0
     for asked in [run.algorithm] if run.algorithm else run.algorithms or []:
-        algorithm = build(asked.name, asked.fields | (asked.settled or {}))
-        have = {field.name for field in fields(algorithm)}  # type: ignore[arg-type]
+        algorithm: Any = build(asked.name, asked.fields | (asked.settled or {}))
+        have = {field.name for field in fields(algorithm)}
         if not {"steps", "batch"} <= have or getattr(algorithm, "inner", "sgd") not in ("sgd", "auto"):
             continue
         batch = auto_batch(task) if algorithm.batch == "auto" else algorithm.batch

@@ -143,6 +143,7 @@ class Module(Task):
             residual.scatter_add_(-1, batch.y[..., None], residual.new_full((), -1).expand_as(batch.y)[..., None])
             return residual.mul_(weight[..., None])
 
+        assert isinstance(self.module, nn.Sequential)  # what is_perceptron says
         places = {part.name: part.place for part in self.layout}
         perceptron_step(self.module, self.layers(v), batch.x, slope, move, self.ridge, places)
 

@@ -186,8 +186,8 @@ def test_nan_survives():
         ("data.split", [0.0, 0.5, 0.5], "data.split must be three shares (train, validation, test) that add up to 1, "
          "or the name of a column that says each row's part, got [0.0, 0.5, 0.5]."),
         ("training.round", 5, "unknown field of [training] 'round' (did you mean 'rounds'?); known: attack, average, "
-         "checkpoint_every, chunk, clip, evaluate_every, keep, kernels, participation, patience, rounds, seed, threads, "
-         "weight_cap, weights."),
+         "checkpoint_every, chunk, clip, evaluate_every, keep, kernels, participation, patience, rounds, seed, "
+         "threads, weight_cap, weights."),
         ("trainng", {}, "unknown section 'trainng' (did you mean 'training'?); known: algorithm, algorithms, data, "
          "federation, mooring, task, training."),
         ("training", 5, "training must be a table, got 5."),
