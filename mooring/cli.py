@@ -666,7 +666,7 @@ def main(argv: list[str] | None = None) -> None:
     except Exception as error:
         if DEBUG["on"]:
             raise
-        code = told(error)
+        code = say_error(error)
     except KeyboardInterrupt:
         code = interrupted()
     sys.exit(code if isinstance(code, int) else 0)
@@ -685,7 +685,7 @@ def command_of(context: Any) -> str:
     return "mooring" if context.parent is None else f"{command_of(context.parent)} {context.info_name}"
 
 
-def told(error: Exception) -> int:
+def say_error(error: Exception) -> int:
     """Say an error in one sentence, which may hold words from files and data; its exit code."""
     import click
 

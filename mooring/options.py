@@ -85,58 +85,61 @@ def takes(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     return dress
 
 
-def kinds_of(option: Option) -> set[Any]:
+def types_of(option: Option) -> set[Any]:
     """What a field may hold: str, int, float, bool, list, dict or Literal."""
     found = set()
-    for kind in alternatives(option.info.annotation):
-        if get_origin(kind) is Annotated:
-            found |= {get_origin(one) or one for one in alternatives(get_args(kind)[0])}
-        elif kind is not type(None):
-            found.add(get_origin(kind) or kind)
+    for type_ in alternatives(option.info.annotation):
+        if get_origin(type_) is Annotated:
+            found |= {get_origin(one) or one for one in alternatives(get_args(type_)[0])}
+        elif type_ is not type(None):
+            found.add(get_origin(type_) or type_)
     return found
 
 
 def words_of(option: Option) -> list[str]:
     """The words that a field may be, if it may be certain words only."""
     return [
-        word for kind in alternatives(option.info.annotation) if get_origin(kind) is Literal for word in get_args(kind)
+        word
+        for type_ in alternatives(option.info.annotation)
+        if get_origin(type_) is Literal
+        for word in get_args(type_)
     ]
 
 
 def flag_of(option: Option) -> Any:
     """An option as typer declares it: text, or texts that add up, for the run file's own check to judge."""
-    kinds = kinds_of(option)
+    types = types_of(option)
     help_ = f"{option.info.title} [{option.default}]"
-    if kinds == {bool}:
+    if types == {bool}:
         return Annotated[bool | None, typer.Option(f"{option.flag}/--no-{option.flag[2:]}", help=help_)]
     form = (
         "NAME=VALUE"
-        if kinds == {dict}
+        if types == {dict}
         else "A,B"
-        if kinds == {list}
+        if types == {list}
         else "|".join(words_of(option))
         if words_of(option) and option.name != "kind"
         else "N"
-        if kinds <= {int, float}
+        if types <= {int, float}
         else "TEXT"
     )
-    several = list[str] if kinds in ({dict}, {list}) else str
+    several = list[str] if types in ({dict}, {list}) else str
     return Annotated[several | None, typer.Option(option.flag, metavar=form, help=help_)]
 
 
 def value_of(option: Option, words: Any) -> Any:
     """What a flag's text says, as a run file would hold it; None if the flag was not given."""
-    kinds = kinds_of(option)
-    if words is None or words == [] or kinds == {bool}:
+    types = types_of(option)
+    if words is None or words == [] or types == {bool}:
         return None if words == [] else words
-    if kinds == {dict}:
+    if types == {dict}:
         return assignments(words, option.flag)
-    if kinds == {list}:
+    if types == {list}:
         return by_commas(words)
-    if list in kinds:  # shares, or a word
+    if list in types:  # shares, or a word
         shares = [number(part) for part in words.split(",")]
         return shares if len(shares) > 1 or not isinstance(shares[0], str) else words
-    return number(words) if kinds <= {int, float} else words
+    return number(words) if types <= {int, float} else words
 
 
 def number(text: str) -> int | float | str:

@@ -15,7 +15,7 @@ from torch import Tensor
 from mooring.advice.path import Shape, penalised
 from mooring.core.cohort import Rows
 from mooring.estimates.answers import Here
-from mooring.estimates.client_spread import ClientSpread, client_spread, kinds_of
+from mooring.estimates.client_spread import ClientSpread, client_spread, forms_of
 from mooring.estimates.spread import Spread, above_none
 
 ENTRY = 4.0  # deviance that a spread must win
@@ -42,7 +42,7 @@ def priors(task: Any, rows: Rows, near: Prior | None = None) -> list[Prior]:
     much the same rows.
     """
     told = []
-    for kind in kinds_of(task):
+    for kind in forms_of(task):
         found = client_spread(task, Here(task, rows), kind, None if near is None else near.spread)
         if found is None:
             break
@@ -56,7 +56,7 @@ def priors_of(told: list[ClientSpread], m: int) -> list[Prior]:
     for spread, asked in told:
         noise = torch.full((m,), float(spread.noise.mean()), dtype=torch.float64)
         noise[asked] = spread.noise
-        out.append(Prior(spread.kind, spread.variance, noise, spread, asked))
+        out.append(Prior(spread.form, spread.variance, noise, spread, asked))
     return out
 
 

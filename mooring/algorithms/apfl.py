@@ -141,8 +141,8 @@ class APFL(Algorithm):
         for k, stay in enumerate(self.local_steps(begin, task, data, round, counted(client.visits))):
             if self.output == "average":
                 now = before + k + 1
-                average = towards(average, stay.v, share(self.shift, now - 1, now))
-                path = towards(path, stay.w, share(self.shift, now - 1, now, begin=before))
+                average = updated_mean(average, stay.v, share(self.shift, now - 1, now))
+                path = updated_mean(path, stay.w, share(self.shift, now - 1, now, begin=before))
         done = torch.full_like(client.done, round.t * self.steps)
         after = Client(stay.v, stay.alpha, average, done, client.visits + 1)
         return after, Message(stay.w - server.w, path - server.w if self.output == "average" else None)
@@ -178,8 +178,10 @@ class APFL(Algorithm):
         if self.output == "last":
             return Server(w, None, None)
         before, now = (round.t - 1) * self.steps, round.t * self.steps
-        average = towards(server.average, server.w, share(self.shift, server.done, before))  # rounds without a reply
-        average = towards(average, server.w + mean.path, share(self.shift, before, now))
+        average = updated_mean(
+            server.average, server.w, share(self.shift, server.done, before)
+        )  # rounds without a reply
+        average = updated_mean(average, server.w + mean.path, share(self.shift, before, now))
         return Server(w, average, torch.full_like(server.done, now))
 
     def finish(self, server, client, task, data, round):
@@ -202,7 +204,9 @@ class APFL(Algorithm):
         if self.output == "last":
             return client
         now = torch.full_like(client.done, rounds * self.steps)
-        return client._replace(average=towards(client.average, client.v, share(self.shift, client.done, now)), done=now)
+        return client._replace(
+            average=updated_mean(client.average, client.v, share(self.shift, client.done, now)), done=now
+        )
 
 
 def share(shift: float, before, now, begin: int = 0) -> Tensor:
@@ -212,7 +216,7 @@ def share(shift: float, before, now, begin: int = 0) -> Tensor:
     return (end - middle) / (end - start).clamp(min=1)
 
 
-def towards(mean: Tensor, value: Tensor, part: Tensor) -> Tensor:
+def updated_mean(mean: Tensor, value: Tensor, part: Tensor) -> Tensor:
     """The running mean after `value` has come in with the weight `part` (one number, or one per client)."""
     return mean + per_client(part, mean) * (value - mean)
 

@@ -33,7 +33,7 @@ from mooring.algorithms.settings import auto_ridge, check
 from mooring.core.cohort import Rows
 from mooring.core.errors import RequestError
 from mooring.core.seeds import uniforms
-from mooring.estimates.from_facts import curvature, told_by_clients
+from mooring.estimates.from_facts import curvature, federation_of
 from mooring.theory.alternative import decide
 
 
@@ -86,7 +86,7 @@ class Dichotomous(Algorithm):
         if self.variant != "known_r":
             radius, mu, ell_max = (0.0 if value == "auto" else value for value in (radius, mu, ell_max))
         if radius == "auto":
-            found = told_by_clients("Dichotomous: radius = 'auto'", task, facts).radii
+            found = federation_of("Dichotomous: radius = 'auto'", task, facts).radii
             radius = found.rms.value if unit == "system" else found.most.value
         if "auto" in (mu, ell_max):
             known = curvature("Dichotomous: variant = 'known_r'", task, facts)

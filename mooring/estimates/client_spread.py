@@ -42,13 +42,13 @@ class ClientSpread(NamedTuple):
 
 
 def client_spread(
-    task: Task, told: Answers, kind: Literal["scalar", "diagonal"] = "scalar", near: Spread | None = None
+    task: Task, answers: Answers, form: Literal["scalar", "diagonal"] = "scalar", near: Spread | None = None
 ) -> ClientSpread | None:
     """How these clients' coefficients vary; None where nothing can be said.
 
     `near`, the spread of much the same clients, is where Laplace's approximation starts.
     """
-    size = told.size
+    size = answers.size
     asked = torch.nonzero(size > 0)[:, 0]
     if not is_dense(task):
         return None
@@ -58,49 +58,49 @@ def client_spread(
         asked = asked[torch.linspace(0, len(asked) - 1, most).long()]
     if len(asked) < 2 or int(size[asked].sum()) <= task.dim + 1:
         return None
-    some = told if len(asked) == len(size) else told.select(asked)
-    found = _linear(some, kind) if linear else _laplace(task, some, kind, near)
+    some = answers if len(asked) == len(size) else answers.select(asked)
+    found = _linear(some, form) if linear else _laplace(task, some, form, near)
     return None if found is None else ClientSpread(found, asked)
 
 
-def kinds_of(task: Task) -> tuple[Literal["scalar", "diagonal"], ...]:
-    """The kinds of spread that clients can tell: only one above MOST_SPREADS coefficients (features of a kernel)."""
+def forms_of(task: Task) -> tuple[Literal["scalar", "diagonal"], ...]:
+    """The forms of spread that clients can tell: only one above MOST_SPREADS coefficients (features of a kernel)."""
     return ("scalar", "diagonal") if task.dim <= MOST_SPREADS else ("scalar",)
 
 
-def _linear(told: Answers, kind: Literal["scalar", "diagonal"]) -> Spread | None:
-    stats = told.summary()
+def _linear(answers: Answers, form: Literal["scalar", "diagonal"]) -> Spread | None:
+    stats = answers.summary()
     assert isinstance(stats, LinearStats)
-    found = spread_likelihood(stats, kind)
+    found = spread_likelihood(stats, form)
     ratio = float((found.variance / found.noise.mean()).max())
     unseparated = ratio >= LARGEST / 10 * typical_spread(found.data)  # the likelihood puts the noise at 0
     return None if unseparated else found
 
 
-def _laplace(task: Task, told: Answers, kind: Literal["scalar", "diagonal"], near: Spread | None) -> Spread:
+def _laplace(task: Task, answers: Answers, form: Literal["scalar", "diagonal"], near: Spread | None) -> Spread:
     """Fits are renewed by the clients, warm started; the first centre is the common model, or the near one."""
-    n = told.size.double()
-    common = common_model(told, task.dim) if near is None else near.center
+    n = answers.size.double()
+    common = common_model(answers, task.dim) if near is None else near.center
     first = FIRST_VARIANCE if near is None else max(float(near.variance.mean()), LEAST_VARIANCE)
     modes = [common.to(task.dtype).expand(len(n), -1)]
 
     def refit(center: Tensor, lam: Tensor) -> tuple[Tensor, Tensor]:
-        modes[0], hessians = told.refit(center, lam, modes[0])
+        modes[0], hessians = answers.refit(center, lam, modes[0])
         return modes[0], hessians
 
-    return spread_laplace(n, refit, common, kind, first)
+    return spread_laplace(n, refit, common, form, first)
 
 
-def common_model(told: Answers, dim: int) -> Tensor:
+def common_model(answers: Answers, dim: int) -> Tensor:
     """About the minimiser [d] of sum_i n_i L_i(w) / N + FIRST_RIDGE/2 |w|^2, by Newton's method: a place to start from.
 
     A step that does not make the gradient smaller is halved; the start need not be exact.
     """
-    share = told.size.double() / told.size.sum()
+    share = answers.size.double() / answers.size.sum()
     eye = FIRST_RIDGE * torch.eye(dim, dtype=torch.float64)
 
     def at(w: Tensor) -> tuple[Tensor, Tensor]:
-        slopes, hessians = told.slope(w)
+        slopes, hessians = answers.slope(w)
         return share @ slopes.double() + FIRST_RIDGE * w, torch.einsum("m,mij->ij", share, hessians) + eye
 
     w = torch.zeros(dim, dtype=torch.float64)

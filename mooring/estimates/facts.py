@@ -55,11 +55,11 @@ def own_facts(task: Task, data: CohortData, w0: Tensor, asks: tuple[str, ...] = 
     return data.each(lambda block, _: _of_block(task, block, w0, asks))
 
 
-def together(each: Facts, task: Task, told: Answers, asks: tuple[str, ...]) -> Facts:
+def together(each: Facts, task: Task, answers: Answers, asks: tuple[str, ...]) -> Facts:
     """All clients' facts with what they say together, as far as it was asked for."""
     if not {"spread", "rules"} & set(asks):
         return each
-    return each._replace(federation=estimate_federation(task, told, each.p, everything="rules" in asks))
+    return each._replace(federation=estimate_federation(task, answers, each.p, everything="rules" in asks))
 
 
 def _of_block(task: Task, data: CohortData, w0: Tensor, asks: tuple[str, ...]) -> Facts:

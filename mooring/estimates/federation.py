@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mooring.core.task import Task
 from mooring.estimates.answers import Answers
-from mooring.estimates.client_spread import ClientSpread, client_spread, kinds_of
+from mooring.estimates.client_spread import ClientSpread, client_spread, forms_of
 from mooring.estimates.heterogeneity_likelihood import Radii, estimate_radii
 from mooring.estimates.lambda_rules import Rule, lambda_rules, settled_single
 from mooring.estimates.spread import likelier
@@ -54,15 +54,15 @@ class Federation(NamedTuple):
         return estimate_radii(self.summary, self.best, self.p)
 
 
-def estimate_federation(task: Task, told: Answers, p: Tensor, everything: bool = True) -> Federation | None:
+def estimate_federation(task: Task, answers: Answers, p: Tensor, everything: bool = True) -> Federation | None:
     """How the clients vary and, with `everything`, all that the rules need; None where the spread cannot be told."""
-    size = told.size
+    size = answers.size
     asked = torch.nonzero(size > 0)[:, 0]
-    some = told if len(asked) == len(size) else told.select(asked)
+    some = answers if len(asked) == len(size) else answers.select(asked)
     scalar = client_spread(task, some)
     if scalar is None:
         return None
-    diagonal = client_spread(task, some, "diagonal") if everything and "diagonal" in kinds_of(task) else None
+    diagonal = client_spread(task, some, "diagonal") if everything and "diagonal" in forms_of(task) else None
     summary = some.summary() if everything else None
     weight = p[asked].double()
     return Federation(asked, size[asked].double(), weight / weight.sum(), float(task.ridge), scalar, diagonal, summary)

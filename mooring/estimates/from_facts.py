@@ -40,7 +40,7 @@ def curvature(owner: str, task: Task, facts: Any) -> Curvature:
     return Curvature(mu, smooth, noise)
 
 
-def told_by_clients(owner: str, task: Task, facts: Any) -> Federation:
+def federation_of(owner: str, task: Task, facts: Any) -> Federation:
     """The federation's estimates, refused in one sentence where there are none."""
     if facts.federation is None:
         raise RequestError(
@@ -52,9 +52,9 @@ def told_by_clients(owner: str, task: Task, facts: Any) -> Federation:
 
 def lam_by_rule(owner: str, rule: str, task: Task, facts: Any) -> float | Moor:
     """lam as a rule gives it, in numbers that an algorithm can run with: at most CAP times the smoothness."""
-    told = told_by_clients(owner, task, facts)
-    found = told.rules[rule]
-    most = CAP * float(facts.smooth[told.clients].max())
+    federation = federation_of(owner, task, facts)
+    found = federation.rules[rule]
+    most = CAP * float(facts.smooth[federation.clients].max())
     lam = torch.as_tensor(found.lam, dtype=torch.float64)
     if bool(lam.isnan().any()):
         raise RequestError(f"{owner} has no value here: {' '.join(found.warnings) or 'its constants are unknown.'}")
@@ -64,8 +64,10 @@ def lam_by_rule(owner: str, rule: str, task: Task, facts: Any) -> float | Moor:
         return min(float(lam), most)
     if rule == "coefficient":
         return Moor(per_coefficient=tuple(lam.clamp(max=most).tolist()))
-    each, factor = (lam, None) if lam.ndim == 1 else client_factor(told.diagonal or told.scalar, told.n)
+    each, factor = (
+        (lam, None) if lam.ndim == 1 else client_factor(federation.diagonal or federation.scalar, federation.n)
+    )
     everyone = torch.full((len(facts.n),), most, dtype=torch.float64)  # who has no rows follows the common model
-    everyone[told.clients] = each.clamp(max=most)
+    everyone[federation.clients] = each.clamp(max=most)
     per_client = tuple(everyone.tolist())
     return Moor(per_client, None if factor is None else tuple(factor.clamp(max=most / float(each.min())).tolist()))

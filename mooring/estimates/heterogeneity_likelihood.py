@@ -77,7 +77,7 @@ def radius_likelihood(spread: Spread, n: Tensor, p: Tensor | None = None, level:
 
     tail = (1 - level) / 2
     plain = spread.data._replace(tilt=None)
-    likeliest = maximise(plain, spread.kind == "scalar")[0].deviance
+    likeliest = maximise(plain, spread.form == "scalar")[0].deviance
     ruled_out = evaluate(plain, torch.zeros_like(unit)).deviance - likeliest > chi2.ppf(1 - 2 * tail, 1)
     top = 4 * np.sqrt((mean + 6 * np.sqrt(variance)).max())
     value = _posterior(spread.data, tau2, p)[2] ** 0.5

@@ -34,7 +34,7 @@ from mooring.estimates.client_spread import ClientSpread
 from mooring.estimates.constants import assumption_warnings, gradient_noise, smoothness, theorem_convexity
 from mooring.estimates.heterogeneity import client_weights
 from mooring.estimates.heterogeneity_likelihood import estimate_radii
-from mooring.estimates.spread import Kind, Spread, hessians_of, likelier, spread_fits, spread_likelihood
+from mooring.estimates.spread import Form, Spread, hessians_of, likelier, spread_fits, spread_likelihood
 from mooring.estimates.summaries import LinearStats, LocalFits, Summary, fits_of, trace
 from mooring.theory.lambda_aer import lambda_aer
 from mooring.theory.lambda_ier import lambda_ier
@@ -83,12 +83,12 @@ def lambda_rules(
     return table | _theorems(summary, fits, p, best, ridge)
 
 
-def settled_single(told: ClientSpread, n: Tensor, p: Tensor) -> float:
+def settled_single(among: ClientSpread, n: Tensor, p: Tensor) -> float:
     """What lam = "auto" becomes: `one_for_all`, cut at TIGHTEST times the mean of the clients' largest curvatures."""
-    spread, asked = told
+    spread, asked = among
     top = torch.linalg.eigvalsh(hessians_of(spread, n[asked]))[:, -1]
     share = p[asked] / p[asked].sum()
-    return rounded(min(one_for_all(told, n, p), TIGHTEST * float(share @ top)))
+    return rounded(min(one_for_all(among, n, p), TIGHTEST * float(share @ top)))
 
 
 def rounded(lam: float) -> float:
@@ -96,9 +96,9 @@ def rounded(lam: float) -> float:
     return float(f"{lam:.{SETTLED}g}")
 
 
-def one_for_all(told: ClientSpread, n: Tensor, p: Tensor) -> float:
+def one_for_all(among: ClientSpread, n: Tensor, p: Tensor) -> float:
     """The rule `one`, for the clients that told how they vary; n and p are those of all clients."""
-    spread, asked = told
+    spread, asked = among
     return best_single(spread, hessians_of(spread, n[asked]), n[asked], p[asked] / p[asked].sum())
 
 
@@ -127,15 +127,15 @@ def best_single(spread: Spread, hessian: Tensor, n: Tensor, p: Tensor) -> float:
     return float(np.exp(minimize_scalar(risk, bounds=(low, high), method="bounded", options={"xatol": 1e-6}).x))
 
 
-def client_factor(told: ClientSpread, n: Tensor) -> tuple[Tensor, Tensor]:
+def client_factor(among: ClientSpread, n: Tensor) -> tuple[Tensor, Tensor]:
     """sigma_i^2 / n_i of all clients [m] and 1 / tau_j^2 [d]: their product is empirical Bayes' lam_ij."""
-    noise = torch.full_like(n, float(told.spread.noise.mean()))
-    noise[told.clients] = told.spread.noise
-    return noise / n, 1 / told.spread.variance
+    noise = torch.full_like(n, float(among.spread.noise.mean()))
+    noise[among.clients] = among.spread.noise
+    return noise / n, 1 / among.spread.variance
 
 
-def _from_summary(summary: Summary, kind: Kind) -> ClientSpread:
-    found = spread_likelihood(summary, kind) if isinstance(summary, LinearStats) else spread_fits(summary, kind)
+def _from_summary(summary: Summary, form: Form) -> ClientSpread:
+    found = spread_likelihood(summary, form) if isinstance(summary, LinearStats) else spread_fits(summary, form)
     return ClientSpread(found, torch.arange(len(summary.n)))
 
 

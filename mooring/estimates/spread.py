@@ -7,7 +7,7 @@ the models v_i = arg min L_i(v) + 1/2 sum_j lam_ij (v_j - w_j)^2 are the posteri
     spread_fits         the same with each local fit as one observation of known covariance, for any convex task
     spread_laplace      the same with a Gaussian approximation at penalised fits, renewed until it stays put
 
-`kind` is "scalar" (one tau), "diagonal" (one per coefficient) or "auto": diagonal where its likelihood is better by
+`form` is "scalar" (one tau), "diagonal" (one per coefficient) or "auto": diagonal where its likelihood is better by
 more than its number of further parameters (Akaike). Shrinking to exactly 0 is possible and means: one common model.
 """
 
@@ -24,7 +24,7 @@ from mooring.core.errors import RequestError
 from mooring.estimates.reml import ITERATIONS, Normal, State, evaluate, maximise, normal, slope_terms
 from mooring.estimates.summaries import LinearStats, LocalFits, fit_covariance, fits_from_stats, inverse
 
-Kind = Literal["scalar", "diagonal", "auto"]
+Form = Literal["scalar", "diagonal", "auto"]
 Refit = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 LOOSEST = 1e-8  # smallest tau^2 handed to a refit, as a share of its start, so that lam stays finite
 ROUNDS = 100
@@ -44,16 +44,16 @@ class Spread(NamedTuple):
     covs: Tensor  # [m, d, d], posterior covariances given w
     data: Normal  # the clients' log-likelihoods that this was estimated from
     deviance: float  # -2 restricted log-likelihood up to a constant (Laplace: less that of one tau)
-    kind: str
+    form: str
     method: str
     warnings: tuple[str, ...]
 
 
 def spread_likelihood(
-    stats: LinearStats, kind: Kind = "scalar", noise: Literal["common", "client"] = "common"
+    stats: LinearStats, form: Form = "scalar", noise: Literal["common", "client"] = "common"
 ) -> Spread:
     """Restricted maximum likelihood for a linear task; any n_i >= 1, also below d."""
-    _check_kind(kind, ("scalar", "diagonal", "auto"))
+    _check_form(form, ("scalar", "diagonal", "auto"))
     if noise not in ("common", "client"):
         raise RequestError(f"spread_likelihood: noise must be 'common' or 'client', got {noise!r}.")
     d, total = stats.moment.shape[1], float(stats.n.sum())
@@ -63,25 +63,25 @@ def spread_likelihood(
             f"got {len(stats.n)} clients with {total:g} rows."
         )
     if noise == "client":
-        return _client_noise(stats, kind)
+        return _client_noise(stats, form)
     data = _normal(stats, torch.ones_like(stats.n), total)
-    at, used, warnings = _best(data, kind)
+    at, used, warnings = _best(data, form)
     if not bool((stats.n > 1).any()):
         warnings += ("Every client has one row: spread and noise are told apart by the rows' lengths only.",)
     return _spread(at, data, torch.full_like(stats.n, at.noise), used, "restricted likelihood", warnings)
 
 
-def spread_fits(fits: LocalFits, kind: Kind = "scalar") -> Spread:
+def spread_fits(fits: LocalFits, form: Form = "scalar") -> Spread:
     """Restricted maximum likelihood where each local fit is one Gaussian observation, from the fits alone."""
-    _check_kind(kind, ("scalar", "diagonal", "auto"))
+    _check_form(form, ("scalar", "diagonal", "auto"))
     if int((fits.freedom > 0).sum()) < 2:
         raise RequestError("spread_fits: at least 2 clients need rows that determine their fit; use spread_laplace.")
     data = _normal_of(fits)
-    at, used, warnings = _best(data, kind)
+    at, used, warnings = _best(data, form)
     return _spread(at, data, dispersion(fits), used, "restricted likelihood of local fits", warnings)
 
 
-def spread_laplace(n: Tensor, refit: Refit, center: Tensor, kind: Kind = "scalar", variance: float = 1.0) -> Spread:
+def spread_laplace(n: Tensor, refit: Refit, center: Tensor, form: Form = "scalar", variance: float = 1.0) -> Spread:
     """Laplace's approximation, for losses that are negative log-likelihoods; separable or tiny clients included.
 
     `refit(center [d], lam [m, d])` returns each client's minimiser of L_i(v) + 1/2 sum_j lam_ij (v_j - center_j)^2 and
@@ -90,18 +90,18 @@ def spread_laplace(n: Tensor, refit: Refit, center: Tensor, kind: Kind = "scalar
     targets at 4 rows per coefficient; the deviance of Laplace's approximation also counts how the Hessians change with
     tau (`_tilt`), which takes a second refit per round. What remains is about -20 % at 4 rows per coefficient.
     """
-    _check_kind(kind, ("scalar", "diagonal", "auto"))
+    _check_form(form, ("scalar", "diagonal", "auto"))
     n = n.double()
     first = torch.full_like(center, float(variance), dtype=torch.float64)
-    if kind != "auto":
-        return _laplace(n, refit, center.double(), kind, first)
+    if form != "auto":
+        return _laplace(n, refit, center.double(), form, first)
     rich = _laplace(n, refit, center.double(), "diagonal", first)
     if -rich.deviance > 2 * (len(first) - 1):
         return rich
     return _laplace(n, refit, rich.center, "scalar", rich.variance.mean().expand_as(first).clamp(min=LOOSEST))
 
 
-def _laplace(n: Tensor, refit: Refit, center: Tensor, kind: str, t: Tensor) -> Spread:
+def _laplace(n: Tensor, refit: Refit, center: Tensor, form: str, t: Tensor) -> Spread:
     """The rounds of `spread_laplace`, from spread t."""
     floor = LOOSEST * t
     for _ in range(ROUNDS):
@@ -110,7 +110,7 @@ def _laplace(n: Tensor, refit: Refit, center: Tensor, kind: str, t: Tensor) -> S
         modes, hessians = refit(center, lam)
         data = _quadratic(n, modes.double(), hessians.double(), lam, center)
         data = data._replace(tilt=_tilt(data, now, n, hessians.double(), refit, center, lam))
-        at, _, warnings = _best(data, kind, start=now, iterations=STEPS)
+        at, _, warnings = _best(data, form, start=now, iterations=STEPS)
         # A coefficient whose spread is on its way to 0 need not be followed to the end.
         moved = (at.t - t).abs() / (at.t + t + 2 * floor + NEGLIGIBLE * at.t.max())
         shift = (at.w - center).abs() / (at.t + floor + NEGLIGIBLE * at.t.max()).sqrt()
@@ -119,8 +119,8 @@ def _laplace(n: Tensor, refit: Refit, center: Tensor, kind: str, t: Tensor) -> S
             break
     else:
         warnings += (f"Laplace's approximation still moved after {ROUNDS} rounds.",)
-    found = _spread(at, data, torch.ones_like(n), kind, "Laplace approximation", warnings)
-    return found._replace(deviance=at.deviance - maximise(data, True)[0].deviance if kind == "diagonal" else 0.0)
+    found = _spread(at, data, torch.ones_like(n), form, "Laplace approximation", warnings)
+    return found._replace(deviance=at.deviance - maximise(data, True)[0].deviance if form == "diagonal" else 0.0)
 
 
 def above_none(spread: Spread) -> float:
@@ -149,9 +149,9 @@ def dispersion(fits: LocalFits) -> Tensor:
     return (weight[known] * ratio[known]).sum().expand(len(fits.n)).clone()
 
 
-def _check_kind(kind: str, known: tuple[str, ...]) -> None:
-    if kind not in known:
-        raise RequestError(f"spread: kind must be one of {', '.join(map(repr, known))}, got {kind!r}.")
+def _check_form(form: str, known: tuple[str, ...]) -> None:
+    if form not in known:
+        raise RequestError(f"spread: form must be one of {', '.join(map(repr, known))}, got {form!r}.")
 
 
 def _normal(stats: LinearStats, noise: Tensor, rows: float | None) -> Normal:
@@ -195,39 +195,39 @@ def _tilt(data: Normal, t: Tensor, n: Tensor, before: Tensor, refit: Refit, cent
 
 
 def _best(
-    data: Normal, kind: str, start: Tensor | None = None, iterations: int = ITERATIONS
+    data: Normal, form: str, start: Tensor | None = None, iterations: int = ITERATIONS
 ) -> tuple[State, str, tuple[str, ...]]:
-    """The estimate of the wanted kind, the kind (where "auto" chose it) and warnings."""
+    """The estimate of the wanted form, the form (where "auto" chose it) and warnings."""
     options = {}
-    for name in ("scalar", "diagonal") if kind == "auto" else (kind,):
+    for name in ("scalar", "diagonal") if form == "auto" else (form,):
         first = start.mean().expand_as(start).clone() if start is not None and name == "scalar" else start
         options[name] = maximise(data, name == "scalar", first, iterations)
-    if kind == "auto":
+    if form == "auto":
         gain = options["scalar"][0].deviance - options["diagonal"][0].deviance
-        kind = "diagonal" if gain > 2 * (data.c.shape[2] - 1) else "scalar"
-    at, converged = options[kind]
+        form = "diagonal" if gain > 2 * (data.c.shape[2] - 1) else "scalar"
+    at, converged = options[form]
     warnings: tuple[str, ...] = ()
     if not converged and iterations >= ITERATIONS:
         warnings += ("The likelihood's maximum was not reached.",)
     if not bool((at.t > 0).any()):
         warnings += ("The estimated spread is 0: one common model fits as well.",)
-    return at, kind, warnings
+    return at, form, warnings
 
 
-def _spread(at: State, data: Normal, noise: Tensor, kind: str, method: str, warnings: tuple[str, ...] = ()) -> Spread:
+def _spread(at: State, data: Normal, noise: Tensor, form: str, method: str, warnings: tuple[str, ...] = ()) -> Spread:
     information = slope_terms(data, at)[2] / 2
-    if kind == "scalar":
+    if form == "scalar":
         covariance = (1 / information.sum()).expand_as(information).clone()
     else:
         covariance = torch.linalg.pinv(information, hermitian=True)
     scale = at.noise
     return Spread(
         at.w, scale * at.w_cov, scale * at.t, scale**2 * covariance, noise, at.models, at.covs, data, at.deviance,
-        kind, method, warnings,
+        form, method, warnings,
     )  # fmt: skip
 
 
-def _client_noise(stats: LinearStats, kind: Kind) -> Spread:
+def _client_noise(stats: LinearStats, form: Form) -> Spread:
     """Noise that differs by client: tau by likelihood given the noise, the noise by its posterior mean given tau.
 
     Each sigma_i^2 is shrunk to a common scaled inverse chi-square prior, fitted to the residual variances of the
@@ -237,7 +237,7 @@ def _client_noise(stats: LinearStats, kind: Kind) -> Spread:
     known = fits.freedom > 0
     warnings: tuple[str, ...] = ()
     if int(known.sum()) < 3:
-        found = spread_likelihood(stats, kind)
+        found = spread_likelihood(stats, form)
         return found._replace(
             warnings=(*found.warnings, "Too few clients with n > d for noise per client: common noise.")
         )
@@ -247,7 +247,7 @@ def _client_noise(stats: LinearStats, kind: Kind) -> Spread:
     noise = torch.where(known, noise, typical)
     for _ in range(ROUNDS):
         data = _normal(stats, noise, None)
-        at, used, warnings = _best(data, kind)
+        at, used, warnings = _best(data, form)
         v = at.models
         square = stats.yy - 2 * (v * stats.moment).sum(1) + (v * (stats.gram @ v[..., None])[..., 0]).sum(1)
         left = stats.n * (square.clamp(min=0) + (stats.gram * at.covs).sum((1, 2)))

@@ -48,11 +48,11 @@ def follow(
         note("round", now.t)
         models = now.models()
         for part in PARTS:
-            loss, accuracy = worth(task, models, getattr(clients, part))
+            loss, accuracy = loss_and_accuracy(task, models, getattr(clients, part))
             note(f"{part} loss", loss)
             note(f"{part} accuracy", accuracy)
             if common:
-                loss, accuracy = worth(task, now.server.w.expand_as(models), getattr(clients, part))
+                loss, accuracy = loss_and_accuracy(task, now.server.w.expand_as(models), getattr(clients, part))
                 note(f"common {part} loss", loss)
                 note(f"common {part} accuracy", accuracy)
         note("alpha", mean_alpha(now))
@@ -62,7 +62,7 @@ def follow(
     return curves
 
 
-def worth(task: Any, models: Tensor, rows: Rows) -> tuple[float, float]:
+def loss_and_accuracy(task: Any, models: Tensor, rows: Rows) -> tuple[float, float]:
     """Mean over clients of the loss and of the accuracy of models [m, d] on their own rows."""
     loss = torch.full((len(rows),), torch.nan, dtype=torch.float64)
     accuracy = loss.clone()

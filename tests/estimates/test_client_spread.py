@@ -7,7 +7,7 @@ import torch
 from mooring.core.cohort import Rows
 from mooring.estimates import client_spread as module
 from mooring.estimates.answers import Here
-from mooring.estimates.client_spread import client_spread, kinds_of
+from mooring.estimates.client_spread import client_spread, forms_of
 from mooring.estimates.spread import spread_likelihood
 from mooring.estimates.summaries import linear_stats
 from mooring.tasks.features import KernelRegression
@@ -19,8 +19,8 @@ from mooring.tasks.poisson import Poisson
 from .planted import linear_rows, logistic_rows, rows_of
 
 
-def spread_of(task, rows, kind="scalar"):
-    return client_spread(task, Here(task, rows), kind)
+def spread_of(task, rows, form="scalar"):
+    return client_spread(task, Here(task, rows), form)
 
 
 def classes(rows):
@@ -30,9 +30,9 @@ def classes(rows):
 def test_linear_clients_are_asked_for_sums():
     rng = np.random.default_rng(0)
     rows, *_ = linear_rows([5, 9, 3, 20] * 10, 1 + 0.5 * rng.normal(size=(40, 4)), rng)
-    for kind in ("scalar", "diagonal"):
-        found, asked = spread_of(Linear(4, intercept=False), rows, kind)
-        expected = spread_likelihood(linear_stats(rows), kind)
+    for form in ("scalar", "diagonal"):
+        found, asked = spread_of(Linear(4, intercept=False), rows, form)
+        expected = spread_likelihood(linear_stats(rows), form)
         torch.testing.assert_close(found.variance, expected.variance)
         assert asked.tolist() == list(range(40))
 
@@ -84,5 +84,5 @@ def test_a_part_of_very_many_clients_is_asked(monkeypatch):
 
 
 def test_kernels_have_one_spread_for_all_coefficients():
-    assert kinds_of(Linear(5)) == ("scalar", "diagonal")
-    assert kinds_of(KernelRegression(2)) == ("scalar",)
+    assert forms_of(Linear(5)) == ("scalar", "diagonal")
+    assert forms_of(KernelRegression(2)) == ("scalar",)

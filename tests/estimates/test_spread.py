@@ -79,11 +79,11 @@ def test_slope_equals_finite_differences(rows):
         assert float((expected - observed)[j]) == pytest.approx(slope, rel=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["scalar", "diagonal"])
-def test_likelihood_estimate_is_scipys(kind):
+@pytest.mark.parametrize("form", ["scalar", "diagonal"])
+def test_likelihood_estimate_is_scipys(form):
     stats, xs, ys, _ = federation(m=12, n=[2, 5, 9, 30, 14, 3] * 2, seed=3)
-    found = spread_likelihood(stats, kind)
-    many = 1 if kind == "scalar" else 3
+    found = spread_likelihood(stats, form)
+    many = 1 if form == "scalar" else 3
 
     def deviance(theta):
         return dense_deviance(np.resize(np.exp(theta[:-1]), 3), np.exp(theta[-1]), xs, ys)[0]
@@ -169,8 +169,8 @@ def test_hard_cases():
     xs[1][:, 1] = 0
     xs[2][:, 1] = 0
     ys = [rng.normal(size=len(x)) for x in xs]
-    for kind in ("scalar", "diagonal", "auto"):
-        found = spread_likelihood(linear_stats(rows_of(xs, ys)), kind)
+    for form in ("scalar", "diagonal", "auto"):
+        found = spread_likelihood(linear_stats(rows_of(xs, ys)), form)
         assert torch.isfinite(found.models).all() and torch.isfinite(found.variance).all()
     nobody = [x * np.array([1, 0, 1]) for x in xs]  # a column that no client has
     assert torch.isfinite(spread_likelihood(linear_stats(rows_of(nobody, ys))).models).all()
@@ -179,10 +179,10 @@ def test_hard_cases():
 
 
 def test_auto_is_diagonal_only_where_spreads_differ():
-    assert spread_likelihood(federation(m=100, n=[10] * 100)[0], "auto").kind == "scalar"
+    assert spread_likelihood(federation(m=100, n=[10] * 100)[0], "auto").form == "scalar"
     rng = np.random.default_rng(8)
     w = np.array([0.1, 1.0, 3.0]) * rng.normal(size=(100, 3))
-    assert spread_likelihood(linear_stats(linear_rows([10] * 100, w, rng)[0]), "auto").kind == "diagonal"
+    assert spread_likelihood(linear_stats(linear_rows([10] * 100, w, rng)[0]), "auto").form == "diagonal"
 
 
 def test_fits_as_observations_agree_with_rows_where_they_are_many():
@@ -248,22 +248,22 @@ def test_laplace_counts_how_hessians_move_with_the_spread():
     assert float(tilt.sum()) == pytest.approx((logs(np.exp(1e-3)) - logs(np.exp(-1e-3))) / 2e-3, rel=0.1)
 
 
-@pytest.mark.parametrize("kind", ["scalar", "diagonal"])
-def test_laplace_has_little_bias_at_six_rows_per_coefficient(kind):
+@pytest.mark.parametrize("form", ["scalar", "diagonal"])
+def test_laplace_has_little_bias_at_six_rows_per_coefficient(form):
     rng = np.random.default_rng(11)
     rows, _, _ = logistic_rows([30] * 300, 0.5 + 0.7 * rng.normal(size=(300, 5)), rng)
     found = spread_laplace(
-        rows.size, logistic_refit(rows, Logistic(5, intercept=False, ridge=0.0)), torch.zeros(5).double(), kind
+        rows.size, logistic_refit(rows, Logistic(5, intercept=False, ridge=0.0)), torch.zeros(5).double(), form
     )
     assert float(found.variance.mean()) == pytest.approx(0.49, rel=0.2)
 
 
 def test_laplace_auto_is_diagonal_only_where_spreads_differ():
     rng = np.random.default_rng(15)
-    for scale, kind in (((0.8, 0.8), "scalar"), ((0.05, 1.5), "diagonal")):
+    for scale, form in (((0.8, 0.8), "scalar"), ((0.05, 1.5), "diagonal")):
         rows, _, _ = logistic_rows([40] * 60, np.array(scale) * rng.normal(size=(60, 2)), rng)
         refit = logistic_refit(rows, Logistic(2, intercept=False, ridge=0.0))
-        assert spread_laplace(rows.size, refit, torch.zeros(2).double(), "auto").kind == kind
+        assert spread_laplace(rows.size, refit, torch.zeros(2).double(), "auto").form == form
 
 
 def test_laplace_of_equal_clients_ends_at_one_model():

@@ -89,7 +89,7 @@ def test_worth_is_the_mean_over_clients_of_their_own_rows():
         scores = x @ models[i, :9].view(3, 3) + models[i, 9:]
         losses.append(float(torch.nn.functional.cross_entropy(scores, y)))
         hits.append(float((scores.argmax(1) == y).double().mean()))
-    assert federated.worth(task, models, clients.test) == pytest.approx((np.mean(losses), np.mean(hits)))
+    assert federated.loss_and_accuracy(task, models, clients.test) == pytest.approx((np.mean(losses), np.mean(hits)))
 
 
 def test_follow_tells_deployed_and_common_models_apart():

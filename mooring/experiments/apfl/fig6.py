@@ -15,7 +15,7 @@ from mooring.experiments.apfl._synthetic import TASK, synthetic
 from mooring.experiments.base.claims import Claim, every, higher, lower
 from mooring.experiments.base.experiment import Cell, Experiment, Panel, Preset, Table, grid
 from mooring.experiments.base.results import of
-from mooring.experiments.federated import worth
+from mooring.experiments.federated import loss_and_accuracy
 
 SPREADS = (0.0, 0.5)
 NEW, EPOCHS = 3, 5
@@ -56,7 +56,7 @@ def trial(seed: int, spread: float, clients: int, most: int, rounds: int) -> dic
 
 def worths(clients: Clients, models: torch.Tensor) -> tuple[float, float]:
     """Training loss and validation accuracy."""
-    return worth(TASK, models, clients.train)[0], worth(TASK, models, clients.test)[1]
+    return loss_and_accuracy(TASK, models, clients.train)[0], loss_and_accuracy(TASK, models, clients.test)[1]
 
 
 EXPERIMENT = Experiment(
