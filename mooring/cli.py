@@ -145,22 +145,22 @@ def resume(run: Run, json_: Json = False, trust: Trust = False) -> None:
 
     display = Display(json_)
     INTERRUPTED[:] = [run]
-    kind = open_run(run).run.mooring.kind
+    purpose = open_run(run).run.mooring.purpose
     with display.progress() as tell:
-        if kind == "compare":
+        if purpose == "compare":
             result = comparing.resume(run, tell, trust=trust)
             notes = result.notes
-        elif kind == "fit":
+        elif purpose == "fit":
             fitted, note = fitting.resume(run, tell, trust=trust)
             notes = [note] if note else []
         else:
             raise RequestError(
-                f"{run} is a run of kind '{kind}', which is written whole when it is done: there is nothing to resume."
+                f"{run} is a run of '{purpose}', which is written whole when it is done: there is nothing to resume."
             )
     page = write_report([run])
     display.notes(notes)
     if json_:
-        if kind == "compare":
+        if purpose == "compare":
             emit(comparing.as_json(result))
         else:
             emit({"summary": fitted.summary, "clients": fitted.clients.to_dict("records"), "run": str(run)})

@@ -332,7 +332,7 @@ def test_every_command_takes_a_run_file(here, capsys):
 def test_a_run_file_may_say_the_data_only(here, asked, capsys):
     (here / "data.toml").write_text('[data]\nsource = "homes.csv"\ntarget = "price"\n')
     run = asked(lambda: mooring.fit("data.toml"))
-    assert run.algorithm.name == "fedprox_one_stage" and run.data.target == "price" and run.mooring.kind == "fit"
+    assert run.algorithm.name == "fedprox_one_stage" and run.data.target == "price" and run.mooring.purpose == "fit"
     code, out, _ = call(capsys, "check", "data.toml", "--json")
     assert code == 0 and out.startswith("{")
 

@@ -88,7 +88,7 @@ def personalize(
 
 def join_run(out: str | Path, before: RunDir, newcomers: Clients, told: Personalized) -> None:
     """A new run directory with the models of a run and of its newcomers."""
-    run = before.run.model_copy(update={"mooring": before.run.mooring.model_copy(update={"kind": "personalize"})})
+    run = before.run.model_copy(update={"mooring": before.run.mooring.model_copy(update={"purpose": "personalize"})})
     files = {RUN: run_bytes(run), SCHEMA: json_bytes(before.schema)}
     if newcomers.placement is not None:
         files[SPLIT] = parquet_bytes(newcomers.placement)

@@ -123,7 +123,7 @@ def run_one(job: Job, label: str, algorithm: Any, directory: RunDir | None, tell
     """One method, fresh or from where its own run directory stands."""
     one = job.run.model_copy(
         update={
-            "mooring": job.run.mooring.model_copy(update={"kind": "fit"}),
+            "mooring": job.run.mooring.model_copy(update={"purpose": "fit"}),
             "algorithm": next(a for (other, _), a in zip(labelled(job), job.run.algorithms or []) if other == label),
             "algorithms": None,
         }

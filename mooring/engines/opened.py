@@ -27,7 +27,7 @@ class Opened:
     """A finished run: its models, its tables, and predictions of new rows."""
 
     path: Path
-    kind: str  # "fit", "compare", "advise" or "personalize"
+    purpose: str  # "fit", "compare", "advise" or "personalize"
     method: str | None  # the algorithm whose models these are
     directory: RunDir  # of the models: a comparison has one a method
     notes: list[str]
@@ -68,15 +68,15 @@ class Opened:
     def clients(self) -> pd.DataFrame:
         """A row a client: sizes and test losses, as the run told them."""
         whole = open_run(self.path)
-        return frame_of(whole.comparison["clients"]) if self.kind == "compare" else whole.clients
+        return frame_of(whole.comparison["clients"]) if self.purpose == "compare" else whole.clients
 
     @cached_property
     def summary(self) -> dict[str, Any]:
         """The run in short, as it told it; of a comparison, the row of the method."""
         whole = open_run(self.path)
-        if self.kind == "advise":
+        if self.purpose == "advise":
             return whole.advice["summary"]
-        if self.kind != "compare":
+        if self.purpose != "compare":
             return whole.summary
         rows = whole.comparison["methods"]
         mine = next(row for row in rows if row["method"] == self.directory.path.name)
@@ -112,7 +112,7 @@ class Opened:
         return module_of(self.task, self.model(client))
 
     def __repr__(self) -> str:
-        return f"<run {self.path}: {self.kind}, {self.method}, {len(self.names)} clients>"
+        return f"<run {self.path}: {self.purpose}, {self.method}, {len(self.names)} clients>"
 
 
 def open(path: str | Path, method: str | None = None) -> Opened:
@@ -120,7 +120,7 @@ def open(path: str | Path, method: str | None = None) -> Opened:
 
     `method` chooses among those of a comparison; without it, it is the best on validation rows.
     """
-    kind = open_run(path).run.mooring.kind
+    purpose = open_run(path).run.mooring.purpose
     directory, notes = chosen(path, method)
     algorithm = directory.run.algorithm
-    return Opened(Path(path), kind, algorithm.name if algorithm else None, directory, notes)
+    return Opened(Path(path), purpose, algorithm.name if algorithm else None, directory, notes)

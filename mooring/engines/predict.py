@@ -45,7 +45,7 @@ def task_of(directory: RunDir) -> tuple[Any, Schema]:
 def chosen(path: str | Path, method: str | None = None) -> tuple[RunDir, list[str]]:
     """The run whose models are meant, and notes: of a comparison, `method`, or else its best on validation rows."""
     directory = open_run(path)
-    if directory.run.mooring.kind != "compare":
+    if directory.run.mooring.purpose != "compare":
         if method is not None:
             raise RequestError(f"{path} is no comparison; there is no method to choose, and {method!r} was asked for.")
         return directory, []

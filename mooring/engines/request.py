@@ -66,7 +66,7 @@ def request(
     table |= {"algorithm": ready[0]} if purpose == "fit" else {"algorithms": ready or None}
     if purpose == "fit" and "federation" in file:
         table["federation"] = file["federation"]
-    return make_run({"mooring": {"kind": purpose}, **table}, "")
+    return make_run({"mooring": {"purpose": purpose}, **table}, "")
 
 
 def admit_run(run: RunFile, folder: Path, trust: bool = False) -> None:

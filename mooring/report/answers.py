@@ -47,12 +47,12 @@ PLANS = {
 def show_run(display: Display, run: str | Path) -> None:
     """A finished run of any kind, from its directory alone."""
     directory = open_run(run)
-    kind = directory.run.mooring.kind
-    if kind == "advise":
+    purpose = directory.run.mooring.purpose
+    if purpose == "advise":
         show_advice(display, directory.advice)
-    elif kind == "compare":
+    elif purpose == "compare":
         show_comparison(display, directory.comparison)
-    elif kind == "personalize":
+    elif purpose == "personalize":
         told = directory.summary
         show_newcomers(display, frame_of(told["newcomers"]), told["metric"], told["way"])
     else:

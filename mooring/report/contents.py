@@ -66,7 +66,7 @@ class Contents:
     """A run's page."""
 
     name: str  # of the directory
-    kind: str  # "advise", "fit" or "compare"
+    purpose: str  # "advise", "fit" or "compare"
     title: str
     metric: str
     headline: str
@@ -93,11 +93,11 @@ class Contents:
 def contents(run: str | Path) -> Contents:
     """All that a finished run's page tells."""
     directory = open_run(run)
-    kind = directory.run.mooring.kind
+    purpose = directory.run.mooring.purpose
     makers = {"advise": of_advice, "fit": of_fit, "compare": of_comparison}
-    if kind not in makers:
-        raise RequestError(f"{run} is a run of kind '{kind}'; pages are made of {', '.join(makers)}.")
-    return makers[kind](directory)
+    if purpose not in makers:
+        raise RequestError(f"{run} is a run of '{purpose}'; pages are made of {', '.join(makers)}.")
+    return makers[purpose](directory)
 
 
 def of_advice(directory: RunDir) -> Contents:
@@ -176,12 +176,12 @@ def of_comparison(directory: RunDir) -> Contents:
 
 
 def _frame(directory: RunDir, record: Mapping[str, Any], metric: str) -> dict[str, Any]:
-    """What all kinds have in common."""
-    kind = directory.run.mooring.kind
-    again = ["mooring", kind, str(directory.path / RUN), "--out", f"{directory.path}-again"]
+    """What all of them have in common."""
+    purpose = directory.run.mooring.purpose
+    again = ["mooring", purpose, str(directory.path / RUN), "--out", f"{directory.path}-again"]
     return {
         "name": directory.path.resolve().name,
-        "kind": kind,
+        "purpose": purpose,
         "title": str(record["title"]),
         "metric": metric,
         "notes": list(record.get("notes", [])),

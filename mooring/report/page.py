@@ -94,7 +94,7 @@ def numbers(part: Contents) -> dict[str, Any]:
     order = [name for name in LABELS if name in told] + [name for name in told if name not in LABELS]
     order = [name for name in order if part.clients[name].notna().any()]
     made = {
-        "kind": part.kind,
+        "purpose": part.purpose,
         "name": part.name,
         "title": part.title,
         "metric": part.metric,

@@ -212,10 +212,10 @@ class RunDir:
             return self._unfinished
         return f"it compares methods, each a run of its own; give one, such as {self.path / METHODS / known[0]}"
 
-    def _other(self, kind: str) -> str:
-        mine = self.run.mooring.kind
-        if mine != kind:
-            return f"that belongs to runs of kind '{kind}', and this one is of kind '{mine}'"
+    def _other(self, purpose: str) -> str:
+        mine = self.run.mooring.purpose
+        if mine != purpose:
+            return f"that belongs to runs of '{purpose}', and this one is of '{mine}'"
         return "it is missing from a finished run" if self.finished else self._unfinished
 
     def _records(self, name: str, columns: pa.Schema) -> pd.DataFrame:

@@ -26,11 +26,11 @@ class RunFile(Section):
 
     @model_validator(mode="after")
     def _has_methods(self) -> RunFile:
-        kind = self.mooring.kind
-        if kind == "fit" and (self.algorithm is None or self.algorithms):
-            raise ValueError("a run of kind 'fit' needs one section [algorithm] with a name, and no [[algorithms]]")
-        if kind == "compare" and (not self.algorithms or self.algorithm):
-            raise ValueError("a run of kind 'compare' needs sections [[algorithms]] with names, and no [algorithm]")
+        purpose = self.mooring.purpose
+        if purpose == "fit" and (self.algorithm is None or self.algorithms):
+            raise ValueError("a run of 'fit' needs one section [algorithm] with a name, and no [[algorithms]]")
+        if purpose == "compare" and (not self.algorithms or self.algorithm):
+            raise ValueError("a run of 'compare' needs sections [[algorithms]] with names, and no [algorithm]")
         return self
 
 
@@ -78,7 +78,9 @@ def parse_run(data: bytes, where: str) -> RunFile:
         raise RequestError(f"{where}: this is not TOML: {error}.") from None
     made = table.setdefault("mooring", {})
     if isinstance(made, dict):
-        made.setdefault("kind", kind_of(table))
+        if "kind" in made:  # as it was called at first
+            made.setdefault("purpose", made.pop("kind"))
+        made.setdefault("purpose", purpose_of(table))
     run = make_run(table, where)
     return run.model_copy(update={"mooring": run.mooring.model_copy(update={"seal": None})})
 
@@ -88,8 +90,8 @@ def read_run(path: str | Path) -> RunFile:
     return parse_run(read_bytes(path), str(path))
 
 
-def kind_of(table: dict[str, Any]) -> str:
-    """What a file that does not say its kind is for: its methods tell, and without any it serves every command."""
+def purpose_of(table: dict[str, Any]) -> str:
+    """What a file that does not say its purpose is for: its methods tell, and without any it serves every command."""
     return "compare" if "algorithms" in table else "fit" if "algorithm" in table else "advise"
 
 

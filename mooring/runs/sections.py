@@ -140,7 +140,9 @@ class Open(BaseModel):
 class Made(Section):
     version: str = say("the version of Mooring that made the run", default_factory=installed)
     format: int = say(f"{FORMAT}", FORMAT, ge=FORMAT, le=FORMAT)
-    kind: Literal["fit", "compare", "advise", "personalize"] = say('"fit", "compare", "advise" or "personalize"', "fit")
+    purpose: Literal["fit", "compare", "advise", "personalize"] = say(
+        '"fit", "compare", "advise" or "personalize"', "fit"
+    )
     seal: str | None = say("left to Mooring", None)
 
 

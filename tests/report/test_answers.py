@@ -160,7 +160,7 @@ def test_reports_work_from_the_directory_alone(run, tmp_path):
 
 
 def test_a_run_of_another_kind_is_one_sentence(run):
-    with pytest.raises(RequestError, match=r"has no summary\.json: that belongs to runs of kind 'fit'"):
+    with pytest.raises(RequestError, match=r"has no summary\.json: that belongs to runs of 'fit'"):
         open_run(run).summary  # noqa: B018
 
 

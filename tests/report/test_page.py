@@ -117,7 +117,7 @@ def test_rounds_are_told_with_what_was_spent_by_then(runs):
 def test_several_runs_share_a_page(runs, tmp_path):
     page = write_report(list(runs.values()), tmp_path / "all.html").read_text()
     seen = Reader(page)
-    assert [one["kind"] for one in data_of(page)] == ["advise", "fit", "compare"]
+    assert [one["purpose"] for one in data_of(page)] == ["advise", "fit", "compare"]
     assert sum(tag == "article" for tag, _ in seen.tags) == 3 and sum(tag == "h1" for tag, _ in seen.tags) == 1
 
 
@@ -226,7 +226,7 @@ def test_ten_thousand_clients_fit_eight_megabytes():
         [
             Contents(
                 name="run",
-                kind="advise",
+                purpose="advise",
                 title="many",
                 metric="mse",
                 headline="Yes.",

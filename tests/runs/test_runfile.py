@@ -14,7 +14,7 @@ from mooring.data import clients
 from mooring.runs.runfile import Data, make_run, parse_run, read_run, run_bytes
 
 FULL = {
-    "mooring": {"version": "0.1.0", "format": 1, "kind": "fit"},
+    "mooring": {"version": "0.1.0", "format": 1, "purpose": "fit"},
     "data": {
         "source": "exam.csv",
         "client": "school",
@@ -123,10 +123,10 @@ def test_equal_runs_are_equal_bytes():
 
 def test_comparisons_and_advice():
     methods = [{"name": "A", "z": 1}, {"name": "B"}]
-    run = make_run({"mooring": {"kind": "compare"}, "data": {"source": "a"}, "algorithms": methods}, "here")
+    run = make_run({"mooring": {"purpose": "compare"}, "data": {"source": "a"}, "algorithms": methods}, "here")
     assert [algorithm.name for algorithm in run.algorithms] == ["A", "B"]
     assert parse_run(run_bytes(run), "here") == run
-    assert make_run({"mooring": {"kind": "advise"}, "data": {"source": "a"}}, "here").algorithm is None
+    assert make_run({"mooring": {"purpose": "advise"}, "data": {"source": "a"}}, "here").algorithm is None
 
 
 texts = st.text(max_size=8)
@@ -198,14 +198,14 @@ def test_nan_survives():
          "or the name of a column that says each row's part, got [0.5, 0.6, 0.2]."),
         ("task.model", "my_model.py", "task.model must be a file and a function in it, as \"my_model.py:make\", "
          "got 'my_model.py'."),
-        ("algorithm", None, "a run of kind 'fit' needs one section [algorithm] with a name, and no [[algorithms]]."),
+        ("algorithm", None, "a run of 'fit' needs one section [algorithm] with a name, and no [[algorithms]]."),
         ("algorithm.name", None, "algorithm.name is missing; it must be the name of an algorithm."),
         ("algorithm.lam", datetime.date(2026, 1, 1), "algorithm.lam must be a number, text, list or table, "
          "got datetime.date(2026, 1, 1)."),
         ("algorithm.settled", 3, "algorithm.settled must be a table of numbers that the run settled, got 3."),
-        ("mooring.kind", "fitt",
-         "mooring.kind must be \"fit\", \"compare\", \"advise\" or \"personalize\", got 'fitt'."),
-        ("mooring.kind", "compare", "a run of kind 'compare' needs sections [[algorithms]] with names, and no "
+        ("mooring.purpose", "fitt",
+         "mooring.purpose must be \"fit\", \"compare\", \"advise\" or \"personalize\", got 'fitt'."),
+        ("mooring.purpose", "compare", "a run of 'compare' needs sections [[algorithms]] with names, and no "
          "[algorithm]."),
         ("algorithms", [{"lam": 1}], "algorithms.0.name is missing; it must be the name of an algorithm."),
     ],
@@ -244,3 +244,8 @@ def test_an_edited_copy_is_read(tmp_path):
 def test_kinds_of_target_are_those_of_the_data():
     kinds = get_args(get_args(Data.model_fields["kind"].annotation)[0])
     assert set(kinds) == {clients.REGRESSION, clients.BINARY, clients.CLASSES, clients.COUNT}
+
+
+def test_a_run_file_may_call_its_purpose_kind_as_at_first():
+    text = b'[mooring]\nkind = "advise"\n[data]\nsource = "a.csv"\n'
+    assert parse_run(text, "here").mooring.purpose == "advise"

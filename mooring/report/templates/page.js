@@ -498,7 +498,7 @@ function card(run, host) {
   }
   function losses(i) {
     const names = ["alone", "common", "personal"].filter(n => known(c[n]?.[i]));
-    const more = run.kind === "compare" ? run.columns.map(col => col.key).filter(k => run.methods.includes(k)) : [];
+    const more = run.purpose === "compare" ? run.columns.map(col => col.key).filter(k => run.methods.includes(k)) : [];
     const shown = more.length ? more : names;
     const most = Math.max(...shown.map(n => c[n][i]).filter(known));
     return make("table", { class: "plain bars" }, make("caption", {}, `Test ${run.metric} of its models`),
