@@ -10,7 +10,8 @@ import numpy as np
 import pandas as pd
 
 from mooring.core.errors import RequestError
-from mooring.data.readers import MOST_UNPACKED, refuse_twins
+from mooring.core.unpacking import MOST_UNPACKED
+from mooring.data.readers import refuse_twins
 from mooring.data.tables import Table, listing
 
 

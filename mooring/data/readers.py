@@ -20,6 +20,7 @@ import pyarrow
 import pyarrow.parquet
 
 from mooring.core.errors import RequestError
+from mooring.core.unpacking import MOST_UNPACKED, read_bounded
 
 CSV_ENDINGS, PARQUET_ENDINGS, EXCEL_ENDINGS = (".csv", ".tsv", ".txt"), (".parquet", ".pq"), (".xlsx", ".xlsm")
 PACKED = ".gz"
@@ -31,7 +32,6 @@ MISSING = (
 )  # fmt: skip
 SNIFFED = 65_536  # bytes or characters that show whether it is text, how decimals are written, and how the file ends
 UTF8, WINDOWS, LATIN = "utf-8-sig", "cp1252", "latin-1"
-MOST_UNPACKED = 4 * 2**30  # bytes that a packed file may become
 
 
 class Cells(NamedTuple):
@@ -96,27 +96,6 @@ def read_parquet(path: Path) -> pd.DataFrame:
     return content.to_pandas().reset_index(drop=True)
 
 
-def read_bounded(source: Path | pyarrow.BufferReader, title: str) -> pyarrow.Table:
-    """A Parquet file's table, refused where it would unpack to more than MOST_UNPACKED.
-
-    A cell takes eight bytes or more, however well a column of equal cells is packed; texts are counted as they come.
-    """
-    with pyarrow.parquet.ParquetFile(source) as file:
-        about = file.metadata
-        packed = sum(about.row_group(k).total_byte_size for k in range(about.num_row_groups))
-        size, batches = max(8 * about.num_rows * about.num_columns, packed), []
-        if size <= MOST_UNPACKED:
-            size = 0
-            for batch in file.iter_batches():
-                batches.append(batch)
-                size += batch.nbytes
-                if size > MOST_UNPACKED:
-                    break
-        if size > MOST_UNPACKED:
-            raise RequestError(f"{title}: unpacks to more than {MOST_UNPACKED:,} bytes; give fewer rows or columns.")
-        return pyarrow.Table.from_batches(batches, file.schema_arrow)
-
-
 def read_excel(path: Path, cells: Cells) -> tuple[pd.DataFrame, list[str]]:
     """The first sheet; its first row is the header."""
     if importlib.util.find_spec("openpyxl") is None:
@@ -130,11 +109,12 @@ def read_excel(path: Path, cells: Cells) -> tuple[pd.DataFrame, list[str]]:
                 raise RequestError(f"{path.name}: unpacks to more than {MOST_UNPACKED:,} bytes.")
         with pd.ExcelFile(path, engine="openpyxl") as book:
             sheets = list(book.sheet_names)
-            raw = book.parse(sheets[0], header=None, nrows=1)
+            raw = pd.read_excel(book, sheet_name=sheets[0], header=None, nrows=1)
             header = named_columns(["" if pd.isna(name) else str(name) for name in (raw.iloc[0] if len(raw) else [])])
             refuse_twins(header, path.name)
-            frame = book.parse(
-                sheets[0],
+            frame = pd.read_excel(
+                book,
+                sheet_name=sheets[0],
                 names=header,
                 header=0,
                 dtype=cells.dtypes(header),

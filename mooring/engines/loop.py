@@ -262,7 +262,8 @@ def refuse_exploded(algorithm: Any, first: float, now: Evaluation, roster: Roste
     over = ~(risk <= most)
     if bool(over.any()):
         order = torch.nan_to_num(risk, nan=torch.inf).argsort(descending=True, stable=True)
-        who = "all clients" if bool(over.all()) else named(order[: int(over.sum())].tolist(), roster)
+        alike = bool(over[now.train.rows > 0].all())
+        who = "all clients" if alike else named(order[: int(over.sum())].tolist(), roster)
         raise Diverged(
             f"{algorithm.name} diverged by round {now.t}: the loss on training rows rose from {first:.3g} to "
             f"{now.train_loss:.3g} ({who})."

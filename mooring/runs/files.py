@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 from torch import Tensor
 
 from mooring.core.errors import RequestError, WorkError
-from mooring.data.readers import read_bounded
+from mooring.core.unpacking import read_bounded
 
 SEAL = b"mooring-sha256:"
 _BLANK = b"0" * 64

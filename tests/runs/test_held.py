@@ -15,6 +15,7 @@ import pytest
 
 import mooring
 from mooring.cli import main
+from mooring.core import unpacking
 from mooring.core.errors import RequestError
 from mooring.data import readers
 from mooring.data.clients import from_arrays
@@ -122,12 +123,12 @@ def test_a_small_file_that_unpacks_to_gigabytes_is_refused(tmp_path, monkeypatch
     path.write_bytes(sink.getvalue())
     assert path.stat().st_size < 100_000
     assert len(readers.read_parquet(path)) == 8 * count
-    monkeypatch.setattr(readers, "MOST_UNPACKED", 16 * 8 * count - 1)
+    monkeypatch.setattr(unpacking, "MOST_UNPACKED", 16 * 8 * count - 1)
     with pytest.raises(RequestError, match=r"bomb\.parquet: unpacks to more than"):
         readers.read_parquet(path)
     long = pa.table({"a": pa.DictionaryArray.from_arrays(pa.array(np.zeros(1000, np.int32)), pa.array(["x" * 10**5]))})
     (tmp_path / "texts").write_bytes(parquet_bytes(long.cast(pa.schema([("a", pa.string())]))))
-    monkeypatch.setattr(readers, "MOST_UNPACKED", 10**7)
+    monkeypatch.setattr(unpacking, "MOST_UNPACKED", 10**7)
     with pytest.raises(RequestError, match="texts: unpacks to more than"):
         read_table(tmp_path / "texts")
 
