@@ -28,12 +28,16 @@ class LocalGrid:
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1  # whose messages these are
         self.nodes = dict(enumerate(homes, start=101))
         self.deaf, self.enrolled = set(), {}  # node ids; the names that their keys were enrolled under
+        self.since = {}  # when nodes were last activated
         self.fate = lambda what, node, number: "fine"  # or "lost", "late", "twice"
         self.waiting, self.later, self.counter, self.pushed = [], [], itertools.count(1), 0
         self.log = []
 
     def get_nodes(self):
-        return [SimpleNamespace(node_id=node, name=self.enrolled.get(node, "")) for node in self.nodes]
+        return [
+            SimpleNamespace(node_id=node, name=self.enrolled.get(node, ""), last_activated_at=self.since.get(node, ""))
+            for node in self.nodes
+        ]
 
     def push_messages(self, messages):
         numbers = []

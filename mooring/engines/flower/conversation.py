@@ -45,6 +45,8 @@ def converse(
     how = run.federation or Federation()
     if how.clients is None:
         raise RequestError("how many clients take part? Say it in the run file: [federation] clients = 8, or by names.")
+    if run.training.attack is not None:
+        raise RequestError("attack is for trials in one process; leave it out of a federation's run file.")
     if run.training.threads:
         torch.set_num_threads(run.training.threads)
     post = Post(grid, digest_of_run(run), wait=how.wait, say=say)
@@ -62,7 +64,8 @@ def converse(
     job = Job(run, clients, make_task(run, clients))
     sizes = {part: getattr(clients, part).size for part in PARTS}
     roster = Roster(clients.names, clients.keys, clients.weights(run.training.weights), sizes)
-    exchange = FlowerExchange(post, roster, job.task, how, fresh=directory is None)
+    row = (clients.train.x[:1], clients.train.y[:1])
+    exchange = FlowerExchange(post, roster, job.task, how, row, fresh=directory is None)
     if directory is None:
         result = start(job, out, tell, exchange)
     else:

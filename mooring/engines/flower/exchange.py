@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,23 +21,25 @@ from mooring.core.errors import RequestError, WorkError
 from mooring.engines.exchange import BEST, LAST, Replies, Roster, Scores, sent
 from mooring.engines.flower.parcels import Parcel, received
 from mooring.engines.flower.post import Answered, Post
+from mooring.engines.guard import pattern_of
 from mooring.engines.request import fields_of
+from mooring.engines.visits import UNSOUND
 from mooring.estimates.facts import Facts, together
 from mooring.estimates.summaries import LinearStats, LocalFits, Summary
 from mooring.runs.sections import Federation
 from mooring.runs.tensors import flatten
 
+Row = tuple[Tensor, Tensor]  # x [1, ...] and y [1]: what a client's rows look like
 GOODBYE = 30.0  # seconds that the end of a run waits for clients to say that they have their result
 
 
 class FlowerExchange:
     """The clients of a federation, reached by the post."""
 
-    pattern: Any = None  # replies are stacked here
-
-    def __init__(self, post: Post, roster: Roster, task: Any, how: Federation, *, fresh: bool = True):
-        self.post, self.roster, self.task, self.how, self.fresh = post, roster, task, how, fresh
+    def __init__(self, post: Post, roster: Roster, task: Any, how: Federation, row: Row, *, fresh: bool = True):
+        self.post, self.roster, self.task, self.how, self.row, self.fresh = post, roster, task, how, row, fresh
         self.algorithm: Any = None  # until `begin`
+        self.pattern: Any = None
         self.merged = torch.zeros(len(roster), dtype=torch.long)
         self.best = self.merged.clone()
         self.pins: deque[tuple[Tensor, Tensor]] = deque(maxlen=2)  # the generations of the two latest snapshots
@@ -51,6 +53,7 @@ class FlowerExchange:
         if algorithm.pooled:
             raise RequestError(f"{algorithm.name} needs all rows in one place; these clients keep theirs.")
         self.algorithm = algorithm
+        self.pattern = pattern_of(algorithm, self.task, w0, *self.row)
         self.merged = torch.zeros(len(self.roster), dtype=torch.long)
         self.best = self.merged.clone()
         fields = {name: value for name, value in fields_of(algorithm).items() if value is not None}
@@ -66,18 +69,25 @@ class FlowerExchange:
             words = self._label() | {"round": list(round), "base": base, "hold": sorted(hold)}
             letters[self.roster.names[place]] = self._letter(place, words, tensors)
         answered = self._some("visit", letters, deadline)
-        if not answered.replies and answered.missing:
-            name, why = next(iter(answered.missing.items()))
+        silent = {name: why for name, why in answered.missing.items() if why != UNSOUND}
+        if not answered.replies and silent:
+            name, why = next(iter(silent.items()))
             raise WorkError(f"round {round.t}: no client answered; '{name}': {why}")
         places = {name: place for place, name in enumerate(self.roster.names)}
-        good, bad = alike(answered.replies)
-        found = sorted((places[name], reply) for name, reply in good.items())
+        found = sorted((places[name], reply) for name, reply in answered.replies.items())
         meter = Meter()
         for _, reply in found:
             meter.add(read_meter(reply.words.get("meter")))
-        message = stacked([received("message", reply.tensors) for _, reply in found]) if found else None
-        missing = {places[name]: why for name, why in (answered.missing | bad).items()}
+        message = [self._message(reply) for _, reply in found]
+        missing = {places[name]: why for name, why in answered.missing.items()}
         return Replies(torch.tensor([place for place, _ in found], dtype=torch.long), message, missing, meter)
+
+    def _message(self, reply: Parcel) -> Any:
+        """What a client sent as it came; the loop's guard holds it to the pattern."""
+        try:
+            return received("message", reply.tensors)
+        except (RequestError, ValueError) as error:
+            return str(error)
 
     def accept(self, who: Tensor, round: Round) -> None:
         self.merged[who] = round.t
@@ -128,7 +138,7 @@ class FlowerExchange:
     def beside(self, algorithm: Any) -> FlowerExchange | None:
         if algorithm.pooled:
             return None
-        return FlowerExchange(self.post, self.roster, self.task, self.how, fresh=True)
+        return FlowerExchange(self.post, self.roster, self.task, self.how, self.row, fresh=True)
 
     def leave(self, server: Any, round: Round, at: str, rows: list[dict[str, Any]], summary: dict[str, Any]) -> None:
         """Tell every client that this round's model is the one to use, and how it does."""
@@ -208,17 +218,6 @@ class Told:
     def _pairs(self, replies: list[Parcel]) -> tuple[Tensor, Tensor]:
         first, second = zip(*(received("told", reply.tensors) for reply in replies))
         return torch.cat(first), torch.cat(second)
-
-
-def alike(replies: dict[str, Parcel]) -> tuple[dict[str, Parcel], dict[str, str]]:
-    """Replies whose tensors have the names, types and shapes that most have; the others, and why not."""
-    forms = {
-        name: tuple((part, str(tensor.dtype), tuple(tensor.shape)) for part, tensor in reply.tensors.items())
-        for name, reply in replies.items()
-    }
-    usual = Counter(forms.values()).most_common(1)[0][0] if forms else ()
-    good = {name: reply for name, reply in replies.items() if forms[name] == usual}
-    return good, {name: "its reply has another form than the others'" for name in replies if name not in good}
 
 
 def read_meter(words: Any) -> Meter:

@@ -13,6 +13,7 @@ import hashlib
 import ipaddress
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -360,18 +361,24 @@ def join(
 def stock_node(
     home: Home, run: Path, server: str, ca: Path | None, key: Path | None, until: Callable[[], bool], say: Say
 ) -> None:
-    """Flower's own node, started anew with longer and longer pauses whenever it ends: after a kill the SuperLink
-    refuses the same client for about a minute."""
+    """Flower's own node, started anew with longer and longer pauses whenever it ends."""
+    import httpx
+
+    from mooring.engines.flower.node import remember_node, take_leave
+
     home.folder.mkdir(parents=True, exist_ok=True)
-    pause = 1.0
+    pause, log = 1.0, home.folder / "supernode.log"
     while not until():
+        if log.exists() and (known := re.findall(r"SuperNode ID: (\d+)", log.read_text(errors="replace"))):
+            remember_node(home, int(known[-1]))
+        with suppress(httpx.HTTPError):  # the node itself tells what is wrong with the connection
+            take_leave(home, server, ca, key)
         told = {"run": run, "data": home.path, "state": home.folder.parent, "name": home.name}
         config = " ".join(f"{key_}={json.dumps(str(value))}" for key_, value in told.items())
         arguments = [STARTED, "supernode", "--superlink", server, "--node-config", config]
         arguments += ["--host", "127.0.0.1", "--port", str(free_port())]
         arguments += ["--insecure"] if ca is None else ["--root-certificates", str(ca)]
         arguments += [] if key is None else ["--auth-supernode-private-key", str(key)]
-        log = home.folder / "supernode.log"
         with process(arguments, home.folder / "home", log) as started:
             while started.poll() is None and not until():
                 time.sleep(0.3)

@@ -302,6 +302,8 @@ def visit(home: Home, parcel: Parcel) -> Parcel:
     server = unflatten(stretch.server, "server", parcel.tensors)
     meter = Meter()
     new, message = visits.visit(stretch.algorithm, home.task, server, state, home.data(words), turn, meter)
+    if not bool(visits.sound(new).all()):
+        raise WorkError(visits.UNSOUND)
     held = {t: known for t, known in stretch.states.items() if t in words["hold"]}
     home.keep(words["label"], stretch._replace(states=held | {turn.t: new}))
     work = {"samples": meter.samples, "gradients": meter.gradients, "solves": list(meter.solves)}

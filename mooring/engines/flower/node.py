@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.app import Message
+from flwr.proto.fleet_pb2 import DeactivateNodeRequest
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_tree,
@@ -25,15 +27,20 @@ from flwr.supercore.inflatable.inflatable_object import (
     no_object_id_recompute,
 )
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.run import RunNotRunningException
 from flwr.supernode import fleet_http_connection as connection
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from mooring.core.errors import RequestError
 from mooring.engines.flower.client_app import reply_of
 from mooring.engines.flower.home import Home
+from mooring.runs.files import make_folder
 
 VERSION = "1.41.0"
-PAUSE = 0.2  # seconds between looks into an empty letter box
+PAUSE, LONGEST_PAUSE = 0.05, 0.8  # seconds between looks into an empty letter box: shortest after a letter
+NODE = "node"  # file with the number of the client's node, in its folder
 LINGER = 5.0  # seconds after the end: the SuperLink does not pass on the replies of a node that has left
 FIRST_BACKOFF, LONGEST_BACKOFF = 1.0, 15.0
 
@@ -59,6 +66,7 @@ def live(
     while not until():
         begun = time.monotonic()
         try:
+            take_leave(home, server, ca, key)
             answer_letters(home, server, ca, key, until)
         except (NoConnection, httpx.HTTPError, OSError, RuntimeError) as error:
             said = str(error).strip().split("\n")[-1] or type(error).__name__
@@ -75,29 +83,64 @@ def give_up(code: int, message: str | None = None, *rest: Any, **more: Any) -> N
 
 
 def answer_letters(home: Home, server: str, ca: Path | None, key: Path | None, until: Callable[[], bool]) -> None:
-    certificates = None if ca is None else ca.read_bytes()
-    with connection.http_request_response(server, ca is None, certificates, keys_of(key), 5, 20.0) as talk:
-        _, receive, send, _, _, pull_object, push_object, confirm = talk
-        leaving = None
-        while leaving is None or time.monotonic() < leaving:
-            if leaving is None and until():
-                leaving = time.monotonic() + LINGER
-            try:
-                if (got := receive()) is None:
-                    time.sleep(PAUSE)
-                    continue
-                head, tree = got
-                run, number = head.metadata.run_id, head.metadata.message_id
-                ids = [part.object_id for part in iterate_object_tree(tree)]
-                contents = pull_objects(ids, pull_object_fn=partial(pull_object, run))
-                confirm(run, number)
-                message: Any = inflate_object_from_contents(number, contents)
-                message.metadata.__dict__["_message_id"] = number
-                begun = time.monotonic()
-                reply = reply_of(home, message)
-                post(reply, run, send, push_object, time.monotonic() - begun)
-            except RunNotRunningException:
-                continue  # the server was started anew and asks again
+    lost: Exception | None = None
+    with connection.http_request_response(server, ca is None, read(ca), keys_of(key), 5, 20.0) as talk:
+        remember_node(home, talk[0])
+        try:
+            answer_until(home, talk, until)
+        except Exception as error:
+            lost = error  # Flower's own connection would swallow it
+    if lost is not None:
+        raise lost
+
+
+def answer_until(home: Home, talk: Any, until: Callable[[], bool]) -> None:
+    _, receive, send, _, _, pull_object, push_object, confirm = talk
+    leaving, pause = None, PAUSE
+    while leaving is None or time.monotonic() < leaving:
+        if leaving is None and until():
+            leaving = time.monotonic() + LINGER
+        try:
+            if (got := receive()) is None:
+                time.sleep(pause)
+                pause = min(1.5 * pause, LONGEST_PAUSE)
+                continue
+            head, tree = got
+            run, number = head.metadata.run_id, head.metadata.message_id
+            ids = [part.object_id for part in iterate_object_tree(tree)]
+            contents = pull_objects(ids, pull_object_fn=partial(pull_object, run))
+            confirm(run, number)
+            message: Any = inflate_object_from_contents(number, contents)
+            message.metadata.__dict__["_message_id"] = number
+            begun = time.monotonic()
+            reply = reply_of(home, message)
+            post(reply, run, send, push_object, time.monotonic() - begun)
+            pause = PAUSE
+        except RunNotRunningException:
+            continue  # the server was started anew and asks again
+
+
+def read(path: Path | None) -> bytes | None:
+    return None if path is None else path.read_bytes()
+
+
+def remember_node(home: Home, number: int) -> None:
+    make_folder(home.folder)
+    (home.folder / NODE).write_text(str(number))
+
+
+def take_leave(home: Home, server: str, ca: Path | None, key: Path | None) -> None:
+    """Of the node of this client that was killed, if so: the SuperLink would take it for alive, and refuse this one,
+    until it has missed two heartbeats."""
+    former, pair = home.folder / NODE, keys_of(key)
+    if pair is None or not former.exists():
+        return
+    signed = [RuntimeVersionHttpInterceptor(component_name="SuperNode"), NodeAuthHttpInterceptor(*pair)]
+    with (
+        suppress(httpx.HTTPStatusError, ValueError),  # it has left, or the SuperLink is a new one
+        FleetHttpClient.from_server_address(server, ca is None, read(ca), interceptors=signed) as fleet,
+    ):
+        fleet.DeactivateNode(DeactivateNodeRequest(node_id=int(former.read_text())))
 
 
 def post(reply: Message, run: int, send: Any, push_object: Any, seconds: float) -> None:

@@ -1,8 +1,8 @@
 """Letters to clients and their replies, over a Flower grid.
 
-A client is known by its name, which it says when it is asked "hello"; behind the name is a Flower node, and another one
-after the client has been started anew. A letter that finds no reply because its node went away is sent again once the
-client is back: every request can be answered twice. A reply counts only if it answers a letter that is still waited
+A client is known by its name, which it says when it is asked "hello"; behind the name is a Flower node: another one, or
+the same one activated anew, after the client has been started again. A letter that finds no reply because its node went
+away is sent again once the client is back: every request can be answered twice. A reply counts only if it answers a letter that is still waited
 for: late, repeated and stale ones are dropped and counted.
 """
 
@@ -68,6 +68,7 @@ class Post:
         self.clock, self.sleep = clock, sleep
         self.nodes: dict[str, int] = {}  # client -> its node
         self.enrolled: dict[int, str] = {}  # nodes that are there, and the name that their key was enrolled under
+        self.since: dict[int, str] = {}  # when they were last activated: with a new time, letters on the way are lost
         self.strangers: dict[int, str] = {}  # nodes that take no part, and why
         self.members: frozenset[str] | None = None  # once the roll was called: nobody else takes part
         self.dropped = 0  # replies that nobody waited for any more
@@ -157,11 +158,22 @@ class Post:
         if self.clock() - self._looked < LOOK:
             return
         self._looked = self.clock()
-        self.enrolled = {node.node_id: node.name for node in self.grid.get_nodes()}
+        nodes = list(self.grid.get_nodes())
+        self.enrolled = {node.node_id: node.name for node in nodes}
+        self._forget({node.node_id: node.last_activated_at for node in nodes})
         here = set(self.enrolled)
         known = {*self.nodes.values(), *self.strangers, *(sent.node for sent in self._sent.values() if not sent.name)}
         self._push([(Sent("hello", node, ""), Parcel({"run": self.run})) for node in sorted(here - known)])
         self.strangers = {node: why for node, why in self.strangers.items() if node in here}
+
+    def _forget(self, since: dict[int, str]) -> None:
+        """Letters to nodes that were started again since: whoever had taken them is no more."""
+        lost = {node for node, time in since.items() if self.since.get(node, time) != time}
+        self._sent = {key: sent for key, sent in self._sent.items() if sent.node not in lost}
+        self.strangers = {node: why for node, why in self.strangers.items() if node not in lost}
+        for name in sorted(name for name, node in self.nodes.items() if node in lost):
+            self.say(f"client '{name}' was started again")
+        self.since |= since
 
     def _send(self, what: str, letters: dict[str, Parcel], done: Any, retry: dict[str, float]) -> None:
         """Letters to all who have none on the way to where they are now."""

@@ -19,6 +19,7 @@ from typing import Any
 LOOPBACK = ("127.0.0.1", "::1")
 OPEN = ("/v1/fleet/",)  # to clients on other hosts
 HEALTH = "/health"
+TO_START, TO_BEAT = 300.0, 60.0  # seconds that an app's process has to start, and from one heartbeat to the next
 
 
 class Guard:
@@ -44,6 +45,17 @@ def allowed(scope: Any) -> bool:
     if client is not None and client[0] in LOOPBACK:
         return True
     return scope["type"] == "http" and ".." not in path and (path == HEALTH or path.startswith(OPEN))
+
+
+def patient() -> None:
+    """Let an app's process take longer to start than Flower's 30 seconds.
+
+    A process that is later finds its task's token expired (401), while another is started in its place: on a busy
+    machine, where starting takes long, that makes it busier, and none of them ever comes in time.
+    """
+    for module in ("in_memory_corestate", "sql_corestate"):
+        state: Any = importlib.import_module(f"flwr.supercore.corestate.{module}")
+        state.HEARTBEAT_DEFAULT_INTERVAL, state.HEARTBEAT_PATIENCE = TO_START, TO_BEAT / TO_START
 
 
 def superlink() -> None:
@@ -72,6 +84,7 @@ def main() -> None:
         runpy.run_module("mooring", run_name="__main__")
         return
     sys.argv[0] = f"flower-{what}"
+    patient()
     {"superlink": superlink, "supernode": supernode}[what]()
 
 
