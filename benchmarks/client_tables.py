@@ -1,6 +1,7 @@
-"""One table per client from an embedded data set, and a run file: `python -m benchmarks.client_tables heart DIR 4`.
+"""What `make federation` runs before and after the federation itself.
 
-What `make federation` runs: the tables are what clients would have on machines of their own.
+python -m benchmarks.client_tables write parkinsons DIR 8     one table per client, and a run file
+python -m benchmarks.client_tables compare DIR OUT            the federation's models beside the simulator's
 """
 
 from __future__ import annotations
@@ -8,10 +9,18 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from torch import Tensor
+
 from mooring.data.datasets import TABLES
 from mooring.data.gather import gather
+from mooring.engines.fit import fit
+from mooring.engines.flower.federation import beside
+from mooring.engines.flower.home import RESULT, digest_of_run
+from mooring.engines.request import request
+from mooring.runs.directory import open_run
 
 ROUNDS = 20
+CLOSE = 1e-12  # of the largest entry: what another order of the same sums may make
 
 
 def write(name: str, folder: Path, clients: int) -> None:
@@ -23,9 +32,34 @@ def write(name: str, folder: Path, clients: int) -> None:
         mine.to_csv(folder / "tables" / f"{who}.csv", index=False)
     (folder / "run.toml").write_text(
         f'[data]\nsource = "{(folder / "tables").resolve()}"\ntarget = "{about.target}"\n\n'
-        f'[algorithm]\nname = "fedprox_one_stage"\n\n[training]\nrounds = {ROUNDS}\n'
+        f'[algorithm]\nname = "fedprox_one_stage"\n\n[training]\nrounds = {ROUNDS}\nkeep = "last"\nthreads = 1\n'
     )
 
 
+def compare(folder: Path, out: Path) -> tuple[float, float]:
+    """The largest differences between a federation's models and the simulator's: common, and personal."""
+    path = folder / "run.toml"
+    here, run = fit(path), request(path, purpose="fit")
+    common = difference(open_run(out).models.common, here.trained.common)
+    states = beside(out.resolve()) / "clients"
+    own = (open_run(states / name / digest_of_run(run) / RESULT).models.personal for name in here.models)
+    return common, max(difference(one[0], right) for one, right in zip(own, here.models.values()))
+
+
+def difference(found: Tensor, right: Tensor) -> float:
+    """The largest, as a share of the largest entry."""
+    return float((found - right).abs().max() / right.abs().max())
+
+
+def main() -> int:
+    what, *rest = sys.argv[1:]
+    if what == "write":
+        write(rest[0], Path(rest[1]), int(rest[2]))
+        return 0
+    common, personal = compare(Path(rest[0]), Path(rest[1]))
+    print(f"Beside the simulator: the common model differs by {common:.1e} at most, personal ones by {personal:.1e}.")
+    return 0 if max(common, personal) <= CLOSE else 1
+
+
 if __name__ == "__main__":
-    write(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
+    sys.exit(main())

@@ -122,6 +122,10 @@ def ends(clients: pd.DataFrame, caption: str) -> tuple[pd.DataFrame, str]:
 
 def gains(clients: pd.DataFrame) -> str:
     """Who gains from what, in one sentence."""
+    if bool(clients["common"].isna().all()):  # rows that are not in one place have no common referee
+        known = clients.dropna(subset=["alone", "personal"])
+        better = int((known["personal"] < known["alone"]).sum())
+        return f"Of {len(known)} clients, {better} do better with their personal model than alone."
     seen = clients.dropna(subset=["alone", "common", "personal"])
     common = int((seen["common"] < seen["alone"]).sum())
     personal = int((seen["personal"] < seen["alone"]).sum())
