@@ -39,7 +39,7 @@ from mooring.engines.flower.home import Home
 from mooring.runs.files import make_folder
 
 VERSION = "1.41.0"
-PAUSE, LONGEST_PAUSE = 0.05, 0.8  # seconds between looks into an empty letter box: shortest after a letter
+PAUSE, LONGEST_PAUSE = 0.1, 0.8  # seconds between looks into an empty letter box: shortest after a letter
 NODE = "node"  # file with the number of the client's node, in its folder
 LINGER = 5.0  # seconds after the end: the SuperLink does not pass on the replies of a node that has left
 FIRST_BACKOFF, LONGEST_BACKOFF = 1.0, 15.0
@@ -103,7 +103,7 @@ def answer_until(home: Home, talk: Any, until: Callable[[], bool]) -> None:
         try:
             if (got := receive()) is None:
                 time.sleep(pause)
-                pause = min(1.5 * pause, LONGEST_PAUSE)
+                pause = min(2 * pause, LONGEST_PAUSE)
                 continue
             head, tree = got
             run, number = head.metadata.run_id, head.metadata.message_id
