@@ -2,8 +2,8 @@
 
 A client is known by its name, which it says when it is asked "hello"; behind the name is a Flower node: another one, or
 the same one activated anew, after the client has been started again. A letter that finds no reply because its node went
-away is sent again once the client is back: every request can be answered twice. A reply counts only if it answers a letter that is still waited
-for: late, repeated and stale ones are dropped and counted.
+away is sent again once the client is back: every request can be answered twice. A reply counts only if it answers a
+letter that is still waited for: late, repeated and stale ones are dropped and counted.
 """
 
 from __future__ import annotations
