@@ -135,7 +135,7 @@ def take_leave(home: Home, server: str, ca: Path | None, key: Path | None) -> No
     former, pair = home.folder / NODE, keys_of(key)
     if pair is None or not former.exists():
         return
-    signed = [RuntimeVersionHttpInterceptor(component_name="SuperNode"), NodeAuthHttpInterceptor(*pair)]
+    signed: list[Any] = [RuntimeVersionHttpInterceptor(component_name="SuperNode"), NodeAuthHttpInterceptor(*pair)]
     with (
         suppress(httpx.HTTPStatusError, ValueError),  # it has left, or the SuperLink is a new one
         FleetHttpClient.from_server_address(server, ca is None, read(ca), interceptors=signed) as fleet,
