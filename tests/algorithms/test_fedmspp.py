@@ -9,9 +9,9 @@ import torch
 from mooring.algorithms.base import build
 from mooring.core.batches import one_batch
 from mooring.core.cohort import Batch, Round, weighted_mean
-from mooring.engines.measures import moreau_stationarity
 from mooring.estimates.facts import gather
 from mooring.tasks.absolute import Absolute
+from mooring.tasks.proximal import moreau_gradient
 from mooring.tasks.sigmoid import Sigmoid
 from mooring.theory.fedmspp_rate import weakly_convex_bound
 from tests.problems import PROBLEMS, linear_clients, logistic_clients, settled_simulator, simulate
@@ -113,7 +113,7 @@ def test_on_absolute_regression_the_envelopes_gradient_decays_like_one_over_root
         start = float(p @ task.loss(server.w.expand(4, -1), clients.train.full(task)))
         for t in range(1, rounds + 1):
             if t % max(1, rounds // 18) == 0:
-                squares.append(moreau_stationarity(task, server.w, p, clients.train, rho) ** 2)
+                squares.append(float(moreau_gradient(task, server.w[None], rho, clients.train.pooled(p))) ** 2)
             turn = Round(t, rounds, 4, 4, 1.0, 0)
             message = exchange.ask(server, torch.arange(4), turn).message
             server = ready.merge(server, weighted_mean(message, p), turn)

@@ -11,7 +11,7 @@ from mooring.algorithms.base import build
 from mooring.core.batches import one_batch
 from mooring.core.cohort import Round
 from mooring.data.clients import from_arrays
-from mooring.engines.measures import minimiser
+from mooring.experiments.measures import minimiser
 from mooring.tasks.linear import Linear
 from mooring.theory.moreau import moreau
 from tests.algorithms.quadratics import LAM, MU, SMOOTH, D, M, Quadratics

@@ -9,7 +9,7 @@ from mooring.core.cohort import Round
 from mooring.core.errors import RequestError
 from mooring.data.clients import from_arrays
 from mooring.engines.loop import Plan, Progress, run
-from mooring.engines.measures import minimiser, objective
+from mooring.experiments.measures import minimiser, objective
 from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic
 from mooring.tasks.sigmoid import Sigmoid

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mooring.data.clients import Clients
 from mooring.data.generators import HardLogistic, LinearFederation
-from mooring.engines.measures import average_excess
+from mooring.experiments.measures import average_excess
 from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic
 

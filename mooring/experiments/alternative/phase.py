@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from mooring.engines.measures import minimiser
 from mooring.experiments.alternative._problem import DIM, problem
 from mooring.experiments.base.claims import Claim, crosses, every, flat, lower, slope, within
 from mooring.experiments.base.experiment import Experiment, Panel, Preset, grid
 from mooring.experiments.base.results import of
+from mooring.experiments.measures import minimiser
 from mooring.theory.alternative import decide
 from mooring.theory.lambda_aer import lambda_aer
 

@@ -5,10 +5,10 @@ import torch
 from scipy.special import expit
 
 from mooring.data.generators import HardLogistic
-from mooring.engines.measures import minimiser
 from mooring.experiments.base.claims import Claim, alike, every, higher, lower, slope
 from mooring.experiments.base.experiment import Experiment, Panel, Preset, grid
 from mooring.experiments.base.results import of
+from mooring.experiments.measures import minimiser
 from mooring.tasks.logistic import Logistic
 from mooring.theory import two_stage_rate as theory
 

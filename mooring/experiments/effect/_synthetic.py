@@ -14,9 +14,9 @@ from mooring.core.newton import newton
 from mooring.data.clients import Clients
 from mooring.data.generators import SyntheticLogit
 from mooring.engines.loop import Plan
-from mooring.engines.measures import Minimum, squared_errors
 from mooring.engines.simulate import Moment, simulate
 from mooring.engines.simulator import settle
+from mooring.experiments.measures import Minimum, squared_errors
 from mooring.tasks.logistic import Logistic
 from mooring.theory.lambda_one_stage import lambda_one_stage
 from mooring.theory.moreau import moreau
@@ -76,7 +76,7 @@ def statistical(seed: int, spread: float, clients: int = CLIENTS, samples: int =
 
 
 def minimiser(task: Any, lam: float, p: Tensor, rows: Any) -> Minimum:
-    """The exact minimiser of Phi (see `engines/measures.py`) by Newton's method on all models at once: every figure
+    """The exact minimiser of Phi (see `experiments/measures.py`) by Newton's method on all models at once: every figure
     takes hundreds of them, and nested solves cost ten times as much.
 
     With A_i = H_i + lam, the step is  (sum_i p_i lam H_i A_i^-1) s_w = grad_w + lam sum_i p_i A_i^-1 g_i  and

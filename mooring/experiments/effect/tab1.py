@@ -3,10 +3,10 @@
 import numpy as np
 
 from mooring.data.generators import LinearFederation
-from mooring.engines.measures import minimiser, squared_errors
 from mooring.experiments.base.claims import Claim, every, higher, lower, slope
 from mooring.experiments.base.experiment import Cell, Experiment, Panel, Preset, Table, grid
 from mooring.experiments.base.results import Results, of
+from mooring.experiments.measures import minimiser, squared_errors
 from mooring.tasks.linear import Linear
 from mooring.theory.lambda_one_stage import lambda_one_stage, local_error_bound
 

@@ -8,12 +8,12 @@ import torch
 from mooring.algorithms.fedprox_one_stage import FedProxOneStage
 from mooring.data.generators import SyntheticLogit
 from mooring.engines.loop import Plan
-from mooring.engines.measures import minimiser
 from mooring.engines.simulate import Moment, simulate
 from mooring.experiments.base.claims import Claim, Verdict, every, flat, lower, rising
 from mooring.experiments.base.experiment import Cell, Experiment, Panel, Preset, Table, grid
 from mooring.experiments.base.results import Results, of
 from mooring.experiments.effect._rounds import sound
+from mooring.experiments.measures import minimiser
 from mooring.tasks.linear import Linear
 from mooring.theory.moreau import moreau
 from mooring.theory.one_stage_rate import (
