@@ -17,6 +17,7 @@ from mooring.core.cohort import CohortData, Round
 from mooring.core.errors import RequestError
 from mooring.core.fields import check_fields, unknown
 from mooring.core.papers import spelled_out
+from mooring.core.task import Task
 
 Setting = Any  # of a field: a number (lam: or a moor), or a word such as "auto" that `settle` turns into one
 
@@ -48,15 +49,15 @@ class Algorithm:
         """The optional facts that `settle` uses: "fit", "spread", "rules", "alone" (`estimates/facts.py`)."""
         return ("spread",) if getattr(self, "lam", None) == "auto" else ()
 
-    def settle(self, task: Any, facts: Any) -> Any:
+    def settle(self, task: Task, facts: Any) -> Any:
         """Turn fields such as "auto" into numbers from one exchange of facts."""
         return self
 
-    def start(self, task: Any, w0: Tensor) -> tuple[Any, Any]:
+    def start(self, task: Task, w0: Tensor) -> tuple[Any, Any]:
         """The server's state and one client's first state (without the leading [C])."""
         raise NotImplementedError
 
-    def visit(self, server: Any, client: Any, task: Any, data: CohortData, round: Round) -> tuple[Any, Any]:
+    def visit(self, server: Any, client: Any, task: Task, data: CohortData, round: Round) -> tuple[Any, Any]:
         """One stay at a cohort: the clients' new states and their messages."""
         raise NotImplementedError
 
@@ -64,7 +65,7 @@ class Algorithm:
         """The server's next state from the weighted mean of the messages."""
         raise NotImplementedError
 
-    def finish(self, server: Any, client: Any, task: Any, data: CohortData, round: Round) -> Any:
+    def finish(self, server: Any, client: Any, task: Task, data: CohortData, round: Round) -> Any:
         """The last local stage before deployment; one that trains declares `last_stage`."""
         return client
 

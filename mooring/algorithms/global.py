@@ -23,6 +23,7 @@ from mooring.algorithms.base import Algorithm, Setting
 from mooring.algorithms.settings import check, check_work, local_sgd, settled
 from mooring.core.cohort import Batch, CohortData, Round, Rows
 from mooring.core.seeds import uniforms
+from mooring.core.task import Task
 
 EVEN = 1e-9  # rows whose weights differ by no more than this share of them are alike: p = size
 
@@ -91,7 +92,7 @@ class Pool(Rows):
         assert self.weight is not None
         return Batch(self.x[None], self.y[None], self.weight[None].to(self.weight_dtype))
 
-    def full(self, task: Any) -> Any:
+    def full(self, task: Task) -> Any:
         return self.padded() if task.condense is None else task.condense(self.padded())
 
     def take(self, index: Tensor, valid: Tensor) -> Batch:

@@ -33,6 +33,7 @@ from mooring.algorithms.base import Algorithm, Setting
 from mooring.algorithms.settings import check
 from mooring.core.cohort import CohortData
 from mooring.core.errors import RequestError
+from mooring.core.task import Task
 from mooring.tasks.linear import Linear
 from mooring.theory import kernel_operator as op
 from mooring.theory import kernel_rounds as exact
@@ -119,7 +120,7 @@ def check_path(algorithm: Any) -> None:
         raise RequestError(f"{owner}: Eq. 23 knows no steps of size 1/batch; with per = 'batch' set rounds_exact.")
 
 
-def first_states(algorithm: Any, task: Any, w0: Tensor) -> tuple[Server, Client]:
+def first_states(algorithm: Any, task: Task, w0: Tensor) -> tuple[Server, Client]:
     if not isinstance(task, Linear):
         raise RequestError(
             f"{algorithm.name} needs squared loss and a task that is linear in its parameters, 'linear' or 'kernel'; "
@@ -128,7 +129,7 @@ def first_states(algorithm: Any, task: Any, w0: Tensor) -> tuple[Server, Client]
     return Server(w0, torch.tensor(0.0, dtype=torch.float64)), Client()
 
 
-def tell(algorithm: Any, task: Any, data: CohortData) -> Message:
+def tell(algorithm: Any, task: Task, data: CohortData) -> Message:
     """What a cohort's clients do in any round, and what the stop asks of them."""
     update, rows = algorithm.update, data.train.full(task)
     push = -task.grad(torch.zeros(len(data), task.dim, dtype=task.dtype), rows).double()
@@ -201,7 +202,7 @@ def stop(
     return rounds
 
 
-def minibatch_stay(algorithm: Any, task: Any, x: Tensor, y: Tensor) -> tuple[np.ndarray, np.ndarray]:
+def minibatch_stay(algorithm: Any, task: Task, x: Tensor, y: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """(matrix, push) of one client; batches are consecutive rows, the same in every round."""
     design, target = rows_of(task, x, y)
     update, batch = algorithm.update, algorithm.batch

@@ -13,6 +13,7 @@ from mooring.core.cohort import CohortData, Round
 from mooring.core.errors import RequestError
 from mooring.core.moor import Moor, parse_stiffness
 from mooring.core.solvers import StepSize, decayed, geometric, sgd
+from mooring.core.task import Task
 from mooring.estimates.facts import RIDGES
 from mooring.tasks.proximal import DENSE
 
@@ -52,7 +53,7 @@ def read_lam(algorithm: Any, rules: tuple[str, ...]) -> None:
     object.__setattr__(algorithm, "lam", parse_stiffness(type(algorithm).__name__, algorithm.lam, rules))
 
 
-def settled(algorithm: Any, task: Any, facts: Any) -> Any:
+def settled(algorithm: Any, task: Task, facts: Any) -> Any:
     """The algorithm with "auto" in batch, lam and eta turned into numbers (in this order: later ones use earlier)."""
     changes: dict[str, Any] = {}
     have = {f.name for f in dataclasses.fields(algorithm)}
@@ -68,7 +69,7 @@ def settled(algorithm: Any, task: Any, facts: Any) -> Any:
     return ready
 
 
-def check_moor(algorithm: Any, task: Any, clients: int) -> None:
+def check_moor(algorithm: Any, task: Task, clients: int) -> None:
     """A lam with one number per client or per coefficient must have as many as there are."""
     lam, owner = getattr(algorithm, "lam", None), type(algorithm).__name__
     if isinstance(lam, Moor):
@@ -77,7 +78,7 @@ def check_moor(algorithm: Any, task: Any, clients: int) -> None:
                 raise RequestError(f"{owner}: lam has {len(found)} numbers, one per {what}, but there are {right}.")
 
 
-def choose_inner(algorithm: Any, task: Any, otherwise: str = "sgd") -> str:
+def choose_inner(algorithm: Any, task: Task, otherwise: str = "sgd") -> str:
     """The field `inner`, "auto" being "exact" where the task has a prox that is not too dear to take every round;
     refuses "exact" where it has none."""
     if algorithm.inner == "exact" and task.prox is None:
@@ -88,12 +89,12 @@ def choose_inner(algorithm: Any, task: Any, otherwise: str = "sgd") -> str:
     return "exact" if task.prox is not None and task.dim <= DENSE else otherwise
 
 
-def auto_batch(task: Any) -> int:
+def auto_batch(task: Task) -> int:
     """All rows (0) where the task has an exact solver and few parameters, small batches elsewhere."""
     return 0 if task.solve is not None and task.dim <= DENSE else SMALL_BATCH
 
 
-def auto_eta(task: Any, facts: Any, batch: int, lam: Any = 0.0) -> float:
+def auto_eta(task: Task, facts: Any, batch: int, lam: Any = 0.0) -> float:
     """1 / (largest curvature that a step can meet): the steepest client, small batches, and the pull."""
     pull = 0.0 if isinstance(lam, str) else largest(lam)
     if not task.smooth_loss:
@@ -123,7 +124,7 @@ def auto_ridge(facts: Any) -> float:
     return float(RIDGES[(facts.validation[:, None] * facts.alone).nansum(0).argmin()])
 
 
-def auto_lam(task: Any, facts: Any) -> float:
+def auto_lam(task: Task, facts: Any) -> float:
     """The single lam of least expected risk under the clients' estimated spread: `auto` in `mooring theory`'s table.
 
     At most TIGHTEST (`estimates/lambda_rules.py`) times the curvature, also where no spread is seen. Where nothing can
@@ -193,7 +194,7 @@ def counted(visits: Tensor) -> Tensor | None:
 
 
 def local_sgd(
-    algorithm: Any, task: Any, w: Tensor, data: CohortData, round: Round, visits: Tensor | None = None, **more: Any
+    algorithm: Any, task: Task, w: Tensor, data: CohortData, round: Round, visits: Tensor | None = None, **more: Any
 ) -> Tensor:
     """SGD as the algorithm's fields say: see `schedule`."""
     batch, count, eta = schedule(algorithm, data, round, visits)
@@ -206,7 +207,9 @@ def server_share(algorithm: Any, round: Round) -> float:
     return 1 / (1 + algorithm.server_decay * (round.t - 1))
 
 
-def tuned(algorithm: Any, task: Any, w: Tensor, data: CohortData, round: Round, visits: Tensor | None = None) -> Tensor:
+def tuned(
+    algorithm: Any, task: Task, w: Tensor, data: CohortData, round: Round, visits: Tensor | None = None
+) -> Tensor:
     """The common model after each client's `tune_steps` (or `tune_epochs`), with the draws and rates of the next round.
 
     With as many steps as a stay takes, this is what FedAvg's next stay would send back.

@@ -12,13 +12,14 @@ the log-odds, of the classes' scores, or of the log of the expected count.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 from torch import Tensor
 
 from mooring.core.errors import RequestError
+from mooring.core.task import Task
 from mooring.data.clients import REGRESSION, Clients
 from mooring.data.schema import Schema
 
@@ -49,7 +50,7 @@ def scaling_of(data: Schema | Clients) -> Scaling:
     return Scaling(*columns, tuple(data.classes), *units)
 
 
-def in_units_of_data(task: Any, w: Tensor, scaling: Scaling) -> tuple[np.ndarray, np.ndarray]:
+def in_units_of_data(task: Task, w: Tensor, scaling: Scaling) -> tuple[np.ndarray, np.ndarray]:
     """Slopes [C, scores, q] and intercepts [C, scores] of the models w [C, d]."""
     parts = {part.name: part for part in task.layout}
     q = len(scaling.mean)
@@ -70,7 +71,7 @@ def in_units_of_data(task: Any, w: Tensor, scaling: Scaling) -> tuple[np.ndarray
 
 
 def coefficients(
-    task: Any, scaling: Scaling, common: Tensor, personal: Tensor | None, names: Sequence[str]
+    task: Task, scaling: Scaling, common: Tensor, personal: Tensor | None, names: Sequence[str]
 ) -> pd.DataFrame:
     """A row for each client and term: client, term, coefficient, common, deviation = coefficient - common.
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from mooring.core.averages import MEAN
 from mooring.core.errors import RequestError
+from mooring.core.task import Task
 from mooring.engines.exchange import Exchange
 from mooring.engines.loop import Diverged, Plan, Progress, run, settle
 
@@ -15,7 +16,7 @@ TRIAL = 10  # rounds that a proposal is tried for, at most
 SHORTER = (0.1, 0.01, 1e-3, 1e-4)
 
 
-def remedy(algorithm: Any, task: Any, exchange: Exchange, plan: Plan, t: int) -> str:
+def remedy(algorithm: Any, task: Task, exchange: Exchange, plan: Plan, t: int) -> str:
     """A sentence on step sizes that work here, tried for as many rounds as the run went well, up to TRIAL."""
     kept = "What was saved before is whole."
     mine = {f.name: getattr(algorithm, f.name) for f in fields(algorithm) if f.name in STEPS}
@@ -37,7 +38,7 @@ def remedy(algorithm: Any, task: Any, exchange: Exchange, plan: Plan, t: int) ->
     return f"No smaller steps than {was} were found to help: look at the data of the clients named. {kept}"
 
 
-def tried(algorithm: Any, changes: dict[str, Any], task: Any, exchange: Exchange, plan: Plan) -> dict[str, Any] | None:
+def tried(algorithm: Any, changes: dict[str, Any], task: Task, exchange: Exchange, plan: Plan) -> dict[str, Any] | None:
     """The settled fields with these changes, if with them the loss on training rows does not rise; else None."""
     apart = exchange.beside(algorithm)
     if apart is None:

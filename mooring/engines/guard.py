@@ -23,6 +23,7 @@ from mooring.core.averages import flat, scaled
 from mooring.core.cohort import CohortData, Round, Rows, select, stacked
 from mooring.core.costs import Meter
 from mooring.core.errors import RequestError
+from mooring.core.task import Task
 from mooring.engines import visits
 from mooring.estimates.facts import Facts
 
@@ -89,7 +90,7 @@ def _unlike(what: str, found: Any, right: Tensor | None) -> str | None:
     return None
 
 
-def pattern_of(algorithm: Any, task: Any, w0: Tensor, x: Tensor, y: Tensor) -> Any:
+def pattern_of(algorithm: Any, task: Task, w0: Tensor, x: Tensor, y: Tensor) -> Any:
     """One client's message [1, ...] as it must look: what the settled algorithm makes of one row, x [1, ...], y [1]."""
     rows = Rows.stack([torch.zeros_like(x)], [torch.zeros_like(y)])
     index = torch.tensor([0])

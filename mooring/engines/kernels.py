@@ -13,6 +13,7 @@ from mooring.algorithms.base import build
 from mooring.algorithms.settings import auto_batch
 from mooring.core.batches import batches_per_epoch
 from mooring.core.errors import RequestError
+from mooring.core.task import Task
 from mooring.data.clients import Clients
 from mooring.engines.loop import cohort_size, plan_of
 from mooring.runs.runfile import RunFile
@@ -25,7 +26,7 @@ PER_STEP = 2e-4  # and of each step of a cohort, however small: the calls of PyT
 MARGIN = 2.0  # a kernel must save this many times its compilation
 
 
-def with_kernels(run: RunFile, clients: Clients, task: Any) -> tuple[RunFile, Any]:
+def with_kernels(run: RunFile, clients: Clients, task: Task) -> tuple[RunFile, Any]:
     """The run with `training.kernels` settled, and its task accordingly."""
     asked, can = run.training.kernels, hasattr(task, "kernels") and type(task).stay is not None
     if asked == "numba" and not can:
@@ -38,10 +39,10 @@ def with_kernels(run: RunFile, clients: Clients, task: Any) -> tuple[RunFile, An
     pays = can and available() and seconds_saved(run, clients, task) > MARGIN * COMPILE
     chosen = asked or ("numba" if pays else "torch")
     settled = run.model_copy(update={"training": run.training.model_copy(update={"kernels": chosen})})
-    return settled, replace(task, kernels=chosen) if can else task
+    return settled, replace(task, kernels=chosen) if can else task  # type: ignore[type-var]
 
 
-def seconds_saved(run: RunFile, clients: Clients, task: Any) -> float:
+def seconds_saved(run: RunFile, clients: Clients, task: Task) -> float:
     """What compiled kernels would save of all local SGD of a run: a formula of its sizes, an estimate."""
     plan = plan_of(run.training)
     cohort, rows = cohort_size(plan, len(clients)), clients.train.size.double()

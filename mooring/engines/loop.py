@@ -21,6 +21,7 @@ from mooring.core.cohort import Round
 from mooring.core.costs import Solves
 from mooring.core.errors import RequestError, WorkError
 from mooring.core.seeds import words
+from mooring.core.task import Task
 from mooring.data.clients import PARTS
 from mooring.engines.exchange import BEST, LAST, Exchange, Roster, Scores
 from mooring.engines.guard import capped, check_facts, check_weights, clipped, judge
@@ -104,7 +105,7 @@ class Outcome(NamedTuple):
         return self.best, self.progress.best_server
 
 
-def settle(algorithm: Any, task: Any, exchange: Exchange, seed: int = 0, w0: Tensor | None = None) -> tuple[Any, Any]:
+def settle(algorithm: Any, task: Task, exchange: Exchange, seed: int = 0, w0: Tensor | None = None) -> tuple[Any, Any]:
     """Facts, settle, start: the algorithm in numbers and the server's first state; the clients are told both.
 
     The first model is the task's own for this seed, unless `w0` is given.

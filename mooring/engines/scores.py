@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from mooring.core.cohort import Rows
+from mooring.core.task import Task
 from mooring.data.clients import BINARY, CLASSES, COUNT, REGRESSION, Clients
 
 NUMBERS, LABELS = ("rmse", "mae", "r2"), ("accuracy", "auc")
@@ -28,7 +29,7 @@ class Known(NamedTuple):
     by_client: dict[str, np.ndarray]
 
 
-def known_scores(task: Any, clients: Clients, models: Tensor | None, part: str = "test") -> Known:
+def known_scores(task: Task, clients: Clients, models: Tensor | None, part: str = "test") -> Known:
     """The measures of each client's model [m, d] (or one model [d] for all); none where they say nothing.
 
     That is where clients keep their models or their rows, or answer something else than a number or probabilities.
@@ -45,7 +46,7 @@ def known_scores(task: Any, clients: Clients, models: Tensor | None, part: str =
     return Known({}, {})
 
 
-def predicted(task: Any, models: Tensor, rows: Rows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def predicted(task: Task, models: Tensor, rows: Rows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Targets, answers and owners of all rows, client after client."""
     found: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
     for block in rows.blocks():

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from mooring.core.task import Task
 from mooring.data.clients import Clients
 from mooring.engines.exchange import LAST
 from mooring.engines.loop import Outcome, Plan, Progress, deployed, everyones, run, settle
@@ -49,7 +50,7 @@ class Moment(NamedTuple):
 
 def simulate(
     algorithm: Any,
-    task: Any,
+    task: Task,
     clients: Clients,
     plan: Plan,
     *,

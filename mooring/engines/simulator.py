@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mooring.core.cohort import Round, in_order, select, stacked
 from mooring.core.costs import Meter
+from mooring.core.task import Task
 from mooring.core.threads import side_by_side
 from mooring.data.clients import PARTS, Clients
 from mooring.engines import loop, visits
@@ -25,7 +26,7 @@ class Simulator:
 
     pattern = None  # messages are made here
 
-    def __init__(self, task: Any, clients: Clients, p: Tensor, chunk: int = 0):
+    def __init__(self, task: Task, clients: Clients, p: Tensor, chunk: int = 0):
         self.task, self.clients, self.p = task, clients, p
         self.data = clients.cohort(p)
         self.chunk = chunk or chunk_size(task)
@@ -118,7 +119,7 @@ class Simulator:
 
 
 def settle(
-    algorithm: Any, task: Any, clients: Clients, *, weights: str = "size", seed: int = 0, chunk: int = 0
+    algorithm: Any, task: Task, clients: Clients, *, weights: str = "size", seed: int = 0, chunk: int = 0
 ) -> tuple[Any, Simulator, Any]:
     """The algorithm in numbers, these clients ready to be asked in this process, and the server's first state."""
     exchange = Simulator(task, clients, clients.weights(weights), chunk)
@@ -126,7 +127,7 @@ def settle(
     return ready, exchange, server
 
 
-def chunk_size(task: Any) -> int:
+def chunk_size(task: Task) -> int:
     """How many clients are worked on at once: a formula of the model's size alone, so that it cannot change bytes."""
     itemsize = torch.empty(0, dtype=task.dtype).element_size()
     return max(1, CACHE_BYTES // (task.dim * itemsize))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from mooring.core.cohort import Rows
+from mooring.core.task import Task
 from mooring.data.clients import Clients
 from mooring.engines.loop import Plan
 from mooring.engines.simulate import Moment, simulate
@@ -23,7 +24,7 @@ PARTS = ("train", "test")
 
 def follow(
     algorithm: Any,
-    task: Any,
+    task: Task,
     clients: Clients,
     *,
     rounds: int,
@@ -62,7 +63,7 @@ def follow(
     return curves
 
 
-def loss_and_accuracy(task: Any, models: Tensor, rows: Rows) -> tuple[float, float]:
+def loss_and_accuracy(task: Task, models: Tensor, rows: Rows) -> tuple[float, float]:
     """Mean over clients of the loss and of the accuracy of models [m, d] on their own rows."""
     loss = torch.full((len(rows),), torch.nan, dtype=torch.float64)
     accuracy = loss.clone()

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from mooring.core.cohort import Rows, per_client
+from mooring.core.task import Task
 
 SQUARE, SIGMOID, SOFTMAX = 0, 1, 2  # what turns scores into residuals
 FAST = {"reassoc", "contract", "nsz", "arcp"}  # nan and infinity keep their meaning: divergence must show
@@ -33,7 +34,7 @@ def available() -> bool:
     return importlib.util.find_spec("numba") is not None
 
 
-def reads(task: Any, rows: Rows) -> bool:
+def reads(task: Task, rows: Rows) -> bool:
     """Whether rows lie as the kernel reads them; places in a heap that is drawn from anew are no rows."""
     plain = type(rows) is Rows and rows.x.ndim == 2 and rows.x.dtype == task.dtype
     return plain and rows.x.is_contiguous() and rows.y.is_contiguous()

@@ -8,18 +8,19 @@ import torch
 from torch import Tensor
 
 from mooring.core.newton import conjugate_gradient, newton
+from mooring.core.task import Task
 
 DENSE = 300  # up to so many parameters each client's Hessian is factorised; above, conjugate gradients
 LEAST_RIDGE = 1e-10  # in place of a ridge of 0 and no pull: what makes a minimiser exist and be the only one
 MOST_PRODUCTS = 200  # Hessian products that one Newton direction may take
 
 
-def is_dense(task: Any) -> bool:
+def is_dense(task: Task) -> bool:
     """Whether Newton's method with each client's Hessian is affordable."""
     return task.prox is not None and task.smooth_loss and task.hessian is not None and task.dim <= DENSE
 
 
-def proximal_newton(task: Any, pull: Tensor, center: Tensor, batch: Any, start: Tensor) -> Tensor:
+def proximal_newton(task: Task, pull: Tensor, center: Tensor, batch: Any, start: Tensor) -> Tensor:
     """Minimise L_i(v) + 1/2 sum_j pull_ij (v_j - center_ij)^2 from `start`; pull and center are [C, d].
 
     Where neither the task's ridge nor the pull holds a coefficient, LEAST_RIDGE holds it to 0. Rows that determine a
@@ -53,7 +54,7 @@ def proximal_newton(task: Any, pull: Tensor, center: Tensor, batch: Any, start: 
     return newton(value, slope, dense if task.dim <= DENSE else iterated, start, tol=goal)
 
 
-def moreau_gradient(task: Any, w: Tensor, rho: float, batch: Any) -> Tensor:
+def moreau_gradient(task: Task, w: Tensor, rho: float, batch: Any) -> Tensor:
     """[C]: |w_i - prox_{rho L_i}(w_i)| / rho, the size of the Moreau envelope's gradient (mspp, Remark 5).
 
     A score of stationarity where the loss has kinks and gradients do not vanish; for smooth losses it tends to the

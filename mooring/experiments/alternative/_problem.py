@@ -5,11 +5,12 @@ quadratics (`theory/alternative.py`): in it the borders of `alternative` carry n
 """
 
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from mooring.core.task import Task
 from mooring.data.clients import Clients
 from mooring.data.generators import HardLogistic, LinearFederation
 from mooring.experiments.measures import average_excess
@@ -22,7 +23,7 @@ RIDGE = 1e-2  # of logistic regression
 
 class Problem(NamedTuple):
     clients: Clients
-    task: Any
+    task: Task
     mu: float  # smallest eigenvalue of the mean population Hessian at the truths
     noise: float  # rho: root mean square of a record's gradient at its truth
 

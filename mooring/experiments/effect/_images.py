@@ -22,6 +22,7 @@ from mooring.algorithms.fedprox_one_stage import FedProxOneStage
 from mooring.algorithms.local import Local
 from mooring.algorithms.pfedme import PFedMe
 from mooring.core.cohort import Rows
+from mooring.core.task import Task
 from mooring.data.clients import Clients
 from mooring.data.generators import Prototypes
 from mooring.data.images import named_images
@@ -116,7 +117,7 @@ class Trained(NamedTuple):
     curves: dict[str, list[float]]
 
 
-def train(algorithm: Any, task: Any, given: Federation, rounds: int, seed: int, follow: bool = True) -> Trained:
+def train(algorithm: Any, task: Task, given: Federation, rounds: int, seed: int, follow: bool = True) -> Trained:
     clients = given.clients
     curves: dict[str, list[float]] = {"t": [], "loss": [], "common loss": [], "test loss": []}
 
@@ -142,7 +143,7 @@ class ByClass(NamedTuple):
     loss: Tensor
 
 
-def by_class(task: Any, models: Tensor, given: Federation) -> ByClass:
+def by_class(task: Task, models: Tensor, given: Federation) -> ByClass:
     share = one_hot(given.y, given.shares.shape[1]).double()
     share = share / share.sum(0).clamp(min=1)
     hits, losses = [], []
@@ -158,7 +159,7 @@ def own(values: Tensor, given: Federation) -> float:
     return float((values * given.shares).sum(1).mean())
 
 
-def accuracies(task: Any, w: Tensor, v: Tensor, given: Federation) -> dict[str, float]:
+def accuracies(task: Task, w: Tensor, v: Tensor, given: Federation) -> dict[str, float]:
     found: dict[str, float] = {}
     every = one_hot(given.y, given.shares.shape[1]).double().mean(0)
     for prefix, models in (("", v), ("common ", w[None])):
@@ -181,7 +182,7 @@ def trial(
     return accuracies(task, found.w, found.v, given) | (found.curves if follow else {})
 
 
-def dichotomous(task: Any, given: Federation, rounds: int, seed: int, halves: bool, work: dict) -> dict:
+def dichotomous(task: Task, given: Federation, rounds: int, seed: int, halves: bool, work: dict) -> dict:
     """Alone or together, by each client's choice (effect, Appendix C.3): LocalTrain on one half of a client's rows and
     GlobalTrain on everybody's other halves, or both on all rows.
 

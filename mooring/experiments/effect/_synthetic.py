@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mooring.algorithms.fedprox_one_stage import FedProxOneStage
 from mooring.core.newton import newton
+from mooring.core.task import Task
 from mooring.data.clients import Clients
 from mooring.data.generators import SyntheticLogit
 from mooring.engines.loop import Plan
@@ -37,7 +38,7 @@ LABELS = {
 
 class Problem(NamedTuple):
     clients: Clients
-    task: Any
+    task: Task
     p: Tensor
     smooth: float  # L: the largest eigenvalue of any client's X'X/(4n), plus the ridge
     mean: float  # the mean of these eigenvalues, plus the ridge
@@ -75,7 +76,7 @@ def statistical(seed: int, spread: float, clients: int = CLIENTS, samples: int =
     return out
 
 
-def minimiser(task: Any, lam: float, p: Tensor, rows: Any) -> Minimum:
+def minimiser(task: Task, lam: float, p: Tensor, rows: Any) -> Minimum:
     """The exact minimiser of Phi (see `experiments/measures.py`) by Newton's method on all models at once: every figure
     takes hundreds of them, and nested solves cost ten times as much.
 
