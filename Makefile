@@ -22,7 +22,7 @@ federation: setup
 	$(BIN)/python -m benchmarks.client_tables compare demo/clients demo/federation
 
 test: setup lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 slow: setup
 	$(BIN)/python -m pytest -m slow
