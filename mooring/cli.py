@@ -51,7 +51,8 @@ Of = Annotated[
     str | None, typer.Option("--method", help="Of a comparison: whose models. [the best on validation rows]")
 ]
 TABLE_ONLY = tuple(name for name in DATA if name not in ("partition", "data_dir", "rare"))
-OF_ROUNDS = tuple(name for name in TRAINING if name not in ("keep", "checkpoint_every"))
+ONCE = tuple(name for name in TRAINING if name != "seeds")
+OF_ROUNDS = tuple(name for name in ONCE if name not in ("keep", "checkpoint_every", "baselines"))
 
 
 def tell_version(asked: bool) -> None:
@@ -71,7 +72,7 @@ def options(
 
 
 @app.command(epilog=example("mooring fit exam.csv --client school --target score --set lam=0.5"))
-@takes(*DATA, *TASK, *TRAINING)
+@takes(*DATA, *TASK, *ONCE)
 def fit(
     source: Source,
     algorithm: Method = None,
@@ -92,7 +93,7 @@ def fit(
     out = begun(out or free_directory(source, algorithm or ("fit" if source.endswith(".toml") else ALGORITHM)))
     with display.progress() as tell:
         result = train(source, algorithm=algorithm, settings=settings, out=out, tell=tell, trust=trust, **given)
-    display.notes(result.job.clients.notes)
+    display.notes(result.notes)
     page = write_report([out])
     if json_:
         emit({"summary": result.summary, "clients": result.clients.to_dict("records"), "run": str(result.run)})
@@ -102,7 +103,7 @@ def fit(
 
 
 @app.command(epilog=example("mooring compare exam.csv --client school --target score --methods local,fedavg,ditto"))
-@takes(*DATA, *TASK, *TRAINING)
+@takes(*DATA, *TASK, *(name for name in TRAINING if name != "baselines"))
 def compare(
     source: Source,
     methods: Methods = None,

@@ -28,10 +28,13 @@ DATA, TASK, TRAINING = (
 Source = Annotated[str, typer.Argument(hidden=True)]
 Method = Annotated[
     str | None,
-    typer.Option("--algorithm", metavar="NAME", help=f"See `mooring list algorithms`. [{ALGORITHM}]"),
+    typer.Option(
+        "--algorithm", metavar="NAME", help=f"See `mooring list algorithms`; or my_file.py:MyAlgorithm. [{ALGORITHM}]"
+    ),
 ]
 Methods = Annotated[
-    list[str] | None, typer.Option("--methods", metavar="A,B", help=f"Algorithms to compare. [{', '.join(METHODS)}]")
+    list[str] | None,
+    typer.Option("--methods", metavar="A,B", help=f"Algorithms to compare, as `ditto lam=0.1`. [{', '.join(METHODS)}]"),
 ]
 Set = Annotated[
     list[str] | None,
@@ -184,7 +187,7 @@ def by_method(fields: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """{"fedavg.steps": 5} as {"fedavg": {"steps": 5}}."""
     out: dict[str, dict[str, Any]] = {}
     for name, value in fields.items():
-        method, dot, field = name.partition(".")
+        method, dot, field = name.rpartition(".")
         if not dot:
             raise RequestError(f"--set takes METHOD.FIELD=VALUE here, got {name!r}.")
         out.setdefault(method, {})[field] = value

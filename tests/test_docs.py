@@ -1,16 +1,20 @@
 """What the documentation shows is executed."""
 
 import re
+import shlex
 import sys
 import types
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
 
 from mooring.algorithms.base import describe, names
 from mooring.algorithms.fedavg import FedAvg
+from mooring.cli import main
 from mooring.core.task import head
 from mooring.tasks.module import Module
 from tests.problems import PROBLEMS, linear_clients, simulate
@@ -55,6 +59,33 @@ def test_the_example_algorithm_shares_the_body_alone(fed_per, problem):
     assert torch.equal(models[:, ~mine], server.w[~mine].expand(len(models), -1))
     assert not torch.isclose(models[0, mine], models[1, mine]).any()
     assert torch.equal(server.w[mine], task.start(0)[mine])
+
+
+def test_the_page_on_networks_works_as_typed(tmp_path, monkeypatch, capsys):
+    """Its blocks, one after another in an empty folder, and its commands on tables that have their columns."""
+    text = (ROOT / "docs" / "networks.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    torch.manual_seed(0)
+    known: dict[str, object] = {}
+    for source in re.findall(r"```python\n(.*?)```", text, re.S):
+        if file := re.match(r"# (\w+\.py)\n", source):
+            (tmp_path / file.group(1)).write_text(source)
+        else:
+            exec(compile(source, "networks.md", "exec"), known)
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(rng.normal(size=(90, 2)), columns=["a", "b"]).assign(site=np.arange(90) % 3)
+    frame.assign(label=np.where(frame["a"] > 0, "yes", "no"), amount=frame["b"] * 3 + 50).to_csv(
+        "rows.csv", index=False
+    )
+    commands = re.findall(r"^    mooring (.*)$", text, re.M)
+    assert len(commands) == 4
+    for line in commands:
+        words = [*shlex.split(line), "--rounds", "1"]
+        words += ["--deal", "clients=5", "--seeds", "2"] if "--seeds" in words else []
+        with pytest.raises(SystemExit) as left:
+            main(words)
+        assert left.value.code == 0, capsys.readouterr().err
 
 
 def departures() -> str:

@@ -113,7 +113,8 @@ def advise(
     if options.get("drop_missing_target") is None and not (isinstance(source, Clients) or is_pooled(asked.data.source)):
         # Advice is for a first look: rows without a target are left out, and a note says how many.
         asked = asked.model_copy(update={"data": asked.data.model_copy(update={"drop_missing_target": True})})
-    job = prepare(asked, None if isinstance(source, str | Path) else source, model)
+    data, loss = None if isinstance(source, str | Path) else source, options.get("loss")
+    job = prepare(asked, data, model, loss if callable(loss) else None)
     refuse_unused(job, [name for name, value in options.items() if value is not None])
     if int(job.clients.test.size.sum()) == 0:
         raise RequestError(f"{job.clients.title}: there are no test rows to judge any advice by.")

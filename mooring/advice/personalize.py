@@ -74,7 +74,7 @@ def personalize(
     if known:
         taken = f"in the run already, {listing(known, 3)}: their rows are taken as those of newcomers"
         said.append(f"{counted(len(known), 'client')} {taken}{'' if out is None else ', and their models replaced'}.")
-    algorithm = build(asked.name, asked.fields | (asked.settled or {}))
+    algorithm = build(asked.name, asked.fields | (asked.settled or {}), directory.path)
     server = algorithm.start(task, models.common)[0]
     m = len(newcomers)
     found = models_of_newcomers(algorithm, server, task, newcomers.cohort(), Round(1, 1, m, m, 1.0, seed), how=how)

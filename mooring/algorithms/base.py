@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import importlib.util
 import pkgutil
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any, ClassVar, get_type_hints
 
 from torch import Tensor
@@ -17,6 +21,7 @@ from mooring.core.cohort import CohortData, Round
 from mooring.core.errors import RequestError
 from mooring.core.fields import check_fields, unknown
 from mooring.core.papers import spelled_out
+from mooring.core.python_files import is_spec, load_python, spec_of
 from mooring.core.task import Task
 
 Setting = Any  # of a field: a number (lam: or a moor), or a word such as "auto" that `settle` turns into one
@@ -75,23 +80,38 @@ class Algorithm:
 
     @property
     def name(self) -> str:
-        return type(self).__module__.rsplit(".", 1)[-1]
+        """The file's name for those of this package, the class's for others."""
+        home, _, file = type(self).__module__.rpartition(".")
+        return file if home == PACKAGE else type(self).__name__
+
+
+PACKAGE = "mooring.algorithms"
+NOT_ALGORITHMS = ("base", "settings")
+ENTRY_POINTS = "mooring.algorithms"  # the group under which an installed package offers algorithms
+IN_MEMORY = "(in memory)"  # begins the name of an algorithm that no file defines
 
 
 def names() -> list[str]:
-    """All algorithms, found by folder."""
-    folder = importlib.import_module("mooring.algorithms")
-    return sorted(m.name for m in pkgutil.iter_modules(folder.__path__) if m.name not in NOT_ALGORITHMS)
+    """All algorithms, found by folder, and those that installed packages offer."""
+    folder = importlib.import_module(PACKAGE)
+    own = sorted(m.name for m in pkgutil.iter_modules(folder.__path__) if m.name not in NOT_ALGORITHMS)
+    return own + sorted(point.name for point in entry_points(group=ENTRY_POINTS) if point.name not in own)
 
 
-NOT_ALGORITHMS = ("base", "settings")
-
-
-def find(name: str) -> type[Algorithm]:
-    """The algorithm class of that name."""
+def find(name: str, kept: Path | None = None) -> type[Algorithm]:
+    """The algorithm class of that name: of this package, of an installed one, or of a file ("my_file.py:MyAlgorithm",
+    from the copy in `kept` where a run has one)."""
+    if is_spec(name):
+        return checked(load_python(name, "algorithm", kept), name)
+    if name.startswith(IN_MEMORY):
+        raise RequestError(
+            f"the run's algorithm {name[len(IN_MEMORY) + 1 :]} was in memory; pass it again from Python."
+        )
     if name not in names():
-        raise RequestError(f"{unknown('algorithm', name, names())}.")
-    module = importlib.import_module(f"mooring.algorithms.{name}")
+        raise RequestError(f"{unknown('algorithm', name, names())}; or a file and a class, as my_file.py:MyAlgorithm.")
+    if not importlib.util.find_spec(f"{PACKAGE}.{name}"):
+        return checked(next(iter(entry_points(group=ENTRY_POINTS, name=name))).load(), name)
+    module = importlib.import_module(f"{PACKAGE}.{name}")
     return next(
         thing
         for thing in vars(module).values()
@@ -99,9 +119,32 @@ def find(name: str) -> type[Algorithm]:
     )
 
 
-def build(name: str, fields: dict[str, Any]) -> Algorithm:
-    """An algorithm with some of its fields set, by name; a field that it has not, or of a wrong type, is refused."""
-    cls = find(name)
+def checked(thing: Any, name: str) -> type[Algorithm]:
+    """Refuse what is no algorithm."""
+    if not (isinstance(thing, type) and issubclass(thing, Algorithm) and dataclasses.is_dataclass(thing)):
+        raise RequestError(f"algorithm {name!r} must be a frozen dataclass that inherits from Algorithm.")
+    return thing
+
+
+def name_of(algorithm: Algorithm) -> str:
+    """What a run file calls an algorithm, so that `find` finds it again."""
+    cls = type(algorithm)
+    if cls.__module__.rpartition(".")[0] == PACKAGE:
+        return algorithm.name
+    offered = next(
+        (p.name for p in entry_points(group=ENTRY_POINTS) if p.value == f"{cls.__module__}:{cls.__name__}"), None
+    )
+    return offered or spec_of(cls) or f"{IN_MEMORY} {cls.__name__}"
+
+
+def build(
+    name: str, fields: dict[str, Any], kept: Path | None = None, own: Mapping[str, type[Algorithm]] | None = None
+) -> Algorithm:
+    """An algorithm with some of its fields set, by name; a field that it has not, or of a wrong type, is refused.
+
+    Classes that are at hand already are in `own`, by name.
+    """
+    cls = (own or {}).get(name) or find(name, kept)
     hints = get_type_hints(cls)
     check_fields(name, fields, {f.name: hints[f.name] for f in dataclasses.fields(cls)})  # type: ignore[arg-type]
     return cls(**fields)
@@ -115,10 +158,10 @@ def describe(name: str) -> dict[str, Any]:
     return {
         "name": name,
         "summary": head.split(": ", 1)[-1],
-        "paper": spelled_out(cls.paper),
+        "paper": spelled_out(getattr(cls, "paper", "")),
         "limits": _section(text, "Limits"),
         "departs": _section(text, "Departs"),
-        "reveals": cls.reveals,
+        "reveals": getattr(cls, "reveals", ""),
         "fields": {f.name: f.default for f in dataclasses.fields(cls)},  # type: ignore[arg-type]
     }
 

@@ -6,9 +6,10 @@ has. Minibatches are gathered by index, so no client is padded to the largest on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from threading import RLock
+from threading import Lock, RLock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch import Tensor
 
 PADDED_BYTES = 64_000_000  # features that one padded block of clients may hold: bounds memory
 CONDENSING = RLock()  # summaries of a federation are computed once, whoever comes first
+CACHE_BYTES = 20_000_000  # parameters of one chunk: above this the cohort's matrix no longer fits the cache
 SMALL = 1_000_000  # numbers up to which all clients are padded into one batch, whatever their sizes
 
 
@@ -168,10 +170,50 @@ class CohortData:
         return self.train.each(lambda _, block: work(self.select(block), block), most)
 
 
-def in_order(blocks: list[Tensor], work: Callable[[Tensor], Any]) -> Any:
-    """`work(positions)` on each of the blocks, which together hold each position once; results in that order."""
-    parts = [work(block) for block in blocks]
-    return stacked(parts, torch.argsort(torch.cat(blocks)))
+def in_order(blocks: list[Tensor], work: Callable[[Tensor], Any], doing: Callable[..., Iterable[Any]] = map) -> Any:
+    """`work(positions)` on each of the blocks, which together hold each position once; results in that order.
+
+    Straight into place: a large federation's matrix is not held twice. `doing(work, blocks)` may be side by side.
+    """
+    if len(blocks) == 1:
+        return stacked([work(blocks[0])], torch.argsort(blocks[0]))
+    total, making = sum(len(block) for block in blocks), Lock()
+    whole: list[Any] = []
+
+    def fill(block: Tensor) -> None:
+        part = work(block)
+        with making:
+            if not whole:
+                whole.append(room_for(part, total))
+        put(whole[0], block, part)
+
+    deque(doing(fill, blocks), 0)
+    return whole[0]
+
+
+def chunk_size(task: Any) -> int:
+    """How many clients are worked on at once: a formula of the model's size alone, so that it cannot change bytes."""
+    itemsize = torch.empty(0, dtype=task.dtype).element_size()
+    return max(1, CACHE_BYTES // (task.dim * itemsize))
+
+
+def room_for(part: Any, total: int) -> Any:
+    """Tensors [total, ...] to hold what `part` holds a piece of."""
+    if part is None:
+        return None
+    if isinstance(part, Tensor):
+        return part.new_empty(total, *part.shape[1:])
+    columns = [room_for(column, total) for column in part]
+    return type(part)(*columns) if hasattr(part, "_fields") else tuple(columns)
+
+
+def put(whole: Any, position: Tensor, part: Any) -> None:
+    """Write the rows of `part` to their positions in `whole`."""
+    if isinstance(whole, Tensor):
+        whole[position] = part
+    elif whole is not None:
+        for place, column in zip(whole, part):
+            put(place, position, column)
 
 
 def stacked(parts: Sequence[Any], order: Tensor | None = None) -> Any:

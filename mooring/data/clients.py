@@ -16,6 +16,7 @@ from mooring.core.seeds import client_key
 
 PARTS = ("train", "validation", "test")
 REGRESSION, BINARY, CLASSES, COUNT = "regression", "binary", "classes", "count"
+LABELS = "labels"  # several yes or no per row, for networks
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +30,7 @@ class Clients:
     train: Rows
     validation: Rows
     test: Rows
-    kind: str  # "regression", "binary", "classes" or "count": what the target is
+    kind: str  # "regression", "binary", "classes", "count" or "labels": what the target is
     classes: tuple[str, ...] = ()  # the target's values in the order of their codes
     features: tuple[str, ...] = ()
     target_mean: float = 0.0

@@ -11,11 +11,13 @@ import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset
 
 from mooring.core.errors import RequestError
 from mooring.data import datasets
 from mooring.data.arrays import read_npz, table_of_arrays
+from mooring.data.clients import PARTS
+from mooring.data.given import in_turn, items_of
 from mooring.data.readers import Cells, refuse_twins
 from mooring.data.tables import Table, join, read_table
 
@@ -39,7 +41,13 @@ def gather(source: Any, text: Iterable[str] = (), names: Iterable[str] = ("clien
         return table_of_frame(source, "the data frame")
     if isinstance(source, tuple) and len(source) == 3:
         return table_of_arrays(*source)
+    if isinstance(source, list) and source:
+        source = {f"client {i}": value for i, value in enumerate(source)}
     if isinstance(source, Mapping) and source:
+        if any(
+            isinstance(value, Mapping | DataLoader) and not isinstance(value, pd.DataFrame) for value in source.values()
+        ):
+            return table_of_parts(source)
         return table_of_clients({str(name): value for name, value in source.items()})
     raise RequestError(f"clients are read from {FORMS}; got {type(source).__name__}.")
 
@@ -84,20 +92,22 @@ def table_of_clients(source: dict[str, Any]) -> Table:
     return Table(table.frame, table.title, "group", "y", origin=origin, row=row, x=inputs)
 
 
-def stack(dataset: Any, label: str) -> tuple[Tensor, Tensor]:
-    """All items (x, y) of a torch data set as two tensors."""
-    if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
-        x, y = dataset.tensors
-    else:
-        items = [dataset[i] for i in range(len(dataset))]
-        if not items or any(not isinstance(item, (tuple, list)) or len(item) != 2 for item in items):
-            raise RequestError(f"{label}: a data set must have items (x, y), and at least one.")
-        xs, ys = [torch.as_tensor(x) for x, _ in items], [torch.as_tensor(y) for _, y in items]
-        odd = next((i for i, x in enumerate(xs) if x.shape != xs[0].shape), None)
-        if odd is not None:
-            shapes = f"{tuple(xs[odd].shape)}, the first {tuple(xs[0].shape)}"
-            raise RequestError(f"{label}: item {odd + 1} has the shape {shapes}; all must be alike.")
-        x, y = torch.stack(xs), torch.stack(ys)
+def table_of_parts(source: Mapping[Any, Any]) -> Table:
+    """Clients whose rows come by part, or in batches."""
+    held = in_turn(source)
+    sizes = [len(one.y) for one in held.values()]
+    group = np.repeat(np.array(list(held), dtype=object), sizes)
+    said = [one.part for one in held.values() if one.part is not None]
+    if 0 < len(said) < len(held):
+        raise RequestError("some clients say which rows train, validate and test, and some do not; all must, or none.")
+    split = np.array(PARTS, dtype=object)[np.concatenate(said)] if said else None
+    x, y = torch.cat([one.x for one in held.values()]).numpy(), torch.cat([one.y for one in held.values()]).numpy()
+    return table_of_arrays(x, y, group, split=split)
+
+
+def stack(dataset: Dataset, label: str) -> tuple[Tensor, Tensor]:
+    """All items (x, y) of a torch data set as two tensors, a number y for each."""
+    x, y = items_of(dataset, label)
     y = y.squeeze(-1) if y.ndim == 2 and y.shape[1] == 1 else y
     if y.ndim != 1:
         raise RequestError(f"{label}: y must have one value per row, got the shape {tuple(y.shape)}.")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import pandas as pd
 
@@ -25,25 +26,47 @@ from mooring.engines.fit import (
     with_settled,
     write_trained,
 )
-from mooring.engines.loop import Progress, check_participation, settle
+from mooring.engines.loop import LOSSES, Progress, check_participation, settle
 from mooring.engines.prepare import Job, exchange_of, prepare
-from mooring.engines.request import admit_run, request
+from mooring.engines.request import admit_run, fields_of, own_classes, request
 from mooring.engines.scores import known_scores
-from mooring.runs.directory import COMPARISON, METHODS, RunDir, create, open_run
-from mooring.runs.files import held, write_json
+from mooring.runs.directory import COMPARISON, SEED, RunDir, create, method_folder, open_run
+from mooring.runs.files import held, write_json, write_whole
 from mooring.runs.runfile import RunFile
 from mooring.runs.sections import Options
+
+REPEATED = ("test_loss", "validation_loss", "last_test_loss")  # what has a deviation over repetitions
+METHODS_CSV, SEEDS_CSV, CURVES_CSV, CLIENTS_CSV = "methods.csv", "seeds.csv", "curves.csv", "clients.csv"
+SUMS = ("seconds", "bytes")
+SHORT = 12  # characters of a field's value in a label
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `compare` returns: a row a method, and each client's test loss by method, in the target's own units."""
+    """What `compare` returns: a row a method, and each client's test loss by method, in the target's own units.
+
+    With several seeds numbers are means over them, `..._sd` their deviations (seconds and bytes: sums), and
+    `behind` how much more a method loses than the best one (of least mean loss) under the same seeds, with `behind_sd`.
+    """
 
     metric: str
     methods: pd.DataFrame  # method, test_loss, validation_loss, seconds, rounds, bytes, ...
     clients: pd.DataFrame  # client, rows, then a column a method
     run: Path | None
     notes: list[str]  # what was dropped, imputed or moved in the data
+    curves: pd.DataFrame  # method, seed, t and the losses of every evaluated round
+    seeds: pd.DataFrame  # a row a method and seed, as `methods`
+
+    def __repr__(self) -> str:
+        """A few lines: the methods from the best to the worst."""
+        table = self.methods.sort_values("test_loss")
+        spread = "test_loss_sd" in table
+        lines = [
+            f"  {row['method']}: {row['test_loss']:.4g}" + (f" (sd {row['test_loss_sd']:.2g})" if spread else "")
+            for row in table.head(7).to_dict("records")
+        ]
+        where = f"run: {self.run}" if self.run else "not written; give out= to keep it"
+        return "\n".join([f"test {self.metric} of {len(table)} methods, {len(self.clients)} clients", *lines, where])
 
 
 def compare(
@@ -57,36 +80,108 @@ def compare(
     trust: bool = False,
     **options: Unpack[Options],
 ) -> Comparison:
-    """Train every method on the same federation; `methods` are names or algorithms, `settings` fields by name.
+    """Train every method on the same federation; `methods` are names, names with fields ("ditto lam=0.1"),
+    "my_file.py:MyAlgorithm" or algorithms, `settings` fields by name.
 
     `source`, `model`, `trust` and `options` are those of `fit`. A run file says the methods too, unless they are given.
+    With `seeds` above 1 everything is repeated with the seeds that follow `seed`: splits, dealings and training, or
+    only training where `split_seed` fixes the data.
     """
     asked = request(source, purpose="compare", methods=methods, settings=settings, model=model, trust=trust, **options)
-    job = prepare(asked, None if isinstance(source, str | Path) else source, model)
+    loss = options.get("loss")
+    given = Given(
+        None if isinstance(source, str | Path) else source,
+        model,
+        loss if callable(loss) else None,
+        own_classes(methods or []),
+    )
+    job = prepare(asked, *given)
     for algorithm in job.algorithms():
         check_participation(algorithm, job.plan, len(job.clients))
     directory = None if out is None else create(out, opening(job))
     with nullcontext() if directory is None else held(directory.path):
-        return run_methods(job, directory, tell)
+        return run_all(job, given, directory, tell)
 
 
 def resume(
-    path: str | Path, tell: Tell = silent, source: Any = None, model: Any = None, trust: bool = False
+    path: str | Path,
+    tell: Tell = silent,
+    source: Any = None,
+    model: Any = None,
+    loss: Any = None,
+    methods: Sequence[Algorithm] = (),
+    trust: bool = False,
 ) -> Comparison:
     """Finish an interrupted comparison: methods that are done are kept, the current one goes on from its checkpoint."""
     directory = open_run(path)
     with held(directory.path):
         admit_run(directory.run, directory.path, trust)
-        job = prepare(directory.run, source, model)
+        given = Given(source, model, loss, own_classes(methods))
+        job = prepare(directory.run, *given, directory.path)
         check_same_data(directory, job)
-        return run_methods(job, directory, tell)
+        return run_all(job, given, directory, tell)
 
 
-def run_methods(job: Job, directory: RunDir | None, tell: Tell) -> Comparison:
-    rows, columns = [], {}
+class Given(NamedTuple):
+    """What a run file cannot hold."""
+
+    source: Any
+    model: Any
+    loss: Any
+    own: Mapping[str, type[Algorithm]]
+
+
+def run_all(job: Job, given: Given, directory: RunDir | None, tell: Tell) -> Comparison:
+    """Every method under every seed; the tables are written when all are done."""
+    how = job.run.training
+    found = []
+    for seed in range(how.seed, how.seed + how.seeds):
+        again, label, folder = job, "", directory.path if directory else None
+        if how.seeds > 1:
+            run = job.run.model_copy(update={"training": how.model_copy(update={"seed": seed, "seeds": 1})})
+            again = job if seed == how.seed else prepare(run, *given, job.kept)
+            again, label = replace(again, run=run), f", seed {seed}"
+            folder = folder / SEED.format(seed) if folder else None
+        found.append(run_methods(again, folder, lambda what, *done, label=label: tell(what + label, *done)))
+    rows = pd.concat([one.assign(seed=how.seed + k) for k, (one, _, _) in enumerate(found)], ignore_index=True)
+    curves = pd.concat([one.assign(seed=how.seed + k) for k, (_, _, one) in enumerate(found)], ignore_index=True)
+    curves = curves[["method", "seed", *(name for name in curves if name not in ("method", "seed"))]]
+    methods = rows.drop(columns="seed") if how.seeds == 1 else over_seeds(rows)
+    clients = found[0][1] if how.seeds == 1 else mean_clients([one for _, one, _ in found])
+    where = directory.path if directory else None
+    result = Comparison(job.task.metric, methods, clients, where, job.clients.notes, curves, rows)
+    if directory is not None:
+        about = {"title": job.clients.title, "notes": list(job.clients.notes), "run": None}
+        for name, table in ((METHODS_CSV, methods), (SEEDS_CSV, rows), (CURVES_CSV, curves), (CLIENTS_CSV, clients)):
+            write_whole(directory.path / name, table.to_csv(index=False).encode())
+        write_json(directory.path / COMPARISON, as_json(result) | about)
+    return result
+
+
+def over_seeds(rows: pd.DataFrame) -> pd.DataFrame:
+    """A row a method: means and deviations over seeds, and how far behind the best of its seed it is, paired."""
+    best = rows.groupby("method")["test_loss"].mean().idxmin()
+    reference = rows[rows["method"] == best].set_index("seed")["test_loss"]
+    rows = rows.assign(behind=rows["test_loss"] - rows["seed"].map(reference))
+    groups = rows.groupby("method", sort=False)
+    out = groups[[name for name in rows if name not in ("method", "seed", *SUMS)]].mean()
+    for name in (*REPEATED, "behind"):
+        out.insert(out.columns.get_loc(name) + 1, f"{name}_sd", groups[name].std())
+    return out.join(groups[list(SUMS)].sum()).reset_index()
+
+
+def mean_clients(tables: list[pd.DataFrame]) -> pd.DataFrame:
+    """Each client's loss by method, averaged over the seeds that it was in."""
+    whole = pd.concat(tables, ignore_index=True)
+    return whole.groupby("client", sort=False).mean().reset_index().astype({"rows": int})
+
+
+def run_methods(job: Job, folder: Path | None, tell: Tell) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    """Every method once: a row a method, a row a client, and the learning curves."""
+    rows, columns, curves = [], {}, []
     for label, algorithm in labelled(job):
         begin = time.perf_counter()
-        trained, records = run_one(job, label, algorithm, directory, tell)
+        trained, records = run_one(job, label, algorithm, folder, tell)
         frame = rounds_frame(job, records)
         rows.append(
             {
@@ -102,24 +197,34 @@ def run_methods(job: Job, directory: RunDir | None, tell: Tell) -> Comparison:
             }
         )
         columns[label] = trained.test.numpy()
+        curves.append(frame.loc[frame["test_loss"].notna(), ["t", *LOSSES]].assign(method=label))
     clients = pd.DataFrame({"client": job.clients.names, "rows": total_rows(job), **columns})
-    where = directory.path if directory else None
-    result = Comparison(job.task.metric, pd.DataFrame(rows), clients, where, job.clients.notes)
-    if directory is not None:
-        about = {"title": job.clients.title, "notes": list(job.clients.notes), "run": None}
-        write_json(directory.path / COMPARISON, as_json(result) | about)
-    return result
+    return pd.DataFrame(rows), clients, pd.concat(curves, ignore_index=True)
 
 
 def labelled(job: Job) -> list[tuple[str, Any]]:
-    """Each method under its name, numbered where a name comes twice."""
+    """Each method under its name; where a name comes twice, with the fields in which its settings differ."""
     algorithms = job.algorithms()
     names = [a.name for a in algorithms]
-    labels = [n if names.count(n) == 1 else f"{n}-{names[: i + 1].count(n)}" for i, n in enumerate(names)]
-    return list(zip(labels, algorithms))
+    labels = []
+    for one in algorithms:
+        alike = [fields_of(other) for other in algorithms if other.name == one.name]
+        mine = fields_of(one)
+        differ = [key for key, value in mine.items() if any(other.get(key) != value for other in alike)]
+        labels.append(" ".join([one.name, *(f"{key}={shortly(mine[key])}" for key in differ)]))
+    same = [
+        label if labels.count(label) == 1 else f"{label} {labels[: i + 1].count(label)}"
+        for i, label in enumerate(labels)
+    ]
+    return list(zip(same if len(set(names)) < len(names) else names, algorithms))
 
 
-def run_one(job: Job, label: str, algorithm: Any, directory: RunDir | None, tell: Tell) -> tuple[Trained, list[dict]]:
+def shortly(value: Any) -> str:
+    text = re.sub(r"[^\w.+-]+", "-", f"{value:g}" if isinstance(value, float) else str(value))
+    return text if len(text) <= SHORT else text[:SHORT] + "..."
+
+
+def run_one(job: Job, label: str, algorithm: Any, folder: Path | None, tell: Tell) -> tuple[Trained, list[dict]]:
     """One method, fresh or from where its own run directory stands."""
     one = job.run.model_copy(
         update={
@@ -128,18 +233,18 @@ def run_one(job: Job, label: str, algorithm: Any, directory: RunDir | None, tell
             "algorithms": None,
         }
     )
-    inner = None
-    if directory is not None and (directory.path / METHODS / label).exists():
-        inner = open_run(directory.path / METHODS / label)
+    inner, home = None, None if folder is None else method_folder(folder, label)
+    if home is not None and home.exists():
+        inner = open_run(home)
         one = inner.run
-    beside = Job(RunFile.model_validate(one), job.clients, job.task)
+    beside = replace(job, run=RunFile.model_validate(one))
     exchange = exchange_of(beside)
     ready, server = settle(beside.algorithms()[0], job.task, exchange, beside.plan.seed)
     progress: Progress = Progress(server)
     if inner is not None:
         progress, _ = saving.restore(inner, server, exchange)
-    elif directory is not None:
-        inner = create(directory.path / METHODS / label, opening(Job(with_settled(one, ready), job.clients, job.task)))
+    elif home is not None:
+        inner = create(home, opening(replace(beside, run=with_settled(one, ready))))
     trained = train(beside, ready, exchange, progress, inner, lambda _, done, rounds: tell(label, done, rounds))
     if inner is not None and not inner.finished:
         write_trained(inner, job, exchange.roster, trained, rounds_frame(job, progress.records))

@@ -6,7 +6,7 @@ import hashlib
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from mooring.algorithms.base import Algorithm, build
 from mooring.core.averages import MEAN
 from mooring.core.errors import RequestError
+from mooring.core.python_files import copies
 from mooring.data.clients import PARTS, REGRESSION
 from mooring.engines import saving
 from mooring.engines.coefficients import coefficients, scaling_of
@@ -33,8 +34,8 @@ from mooring.engines.loop import (
     run,
     settle,
 )
-from mooring.engines.prepare import Job, exchange_of, model_digest, prepare
-from mooring.engines.request import admit_run, fields_of, request
+from mooring.engines.prepare import Job, exchange_of, prepare
+from mooring.engines.request import admit_run, fields_of, own_classes, request, specs_of
 from mooring.engines.scores import gain_percent, known_scores
 from mooring.runs.directory import (
     CLIENTS_FILE,
@@ -53,6 +54,10 @@ from mooring.runs.files import DamagedFile, held, json_bytes, parquet_bytes, wri
 from mooring.runs.records import clients_table, rounds_table
 from mooring.runs.runfile import RunFile, run_bytes
 from mooring.runs.sections import Options
+from mooring.tasks.module import module_of
+
+WORSE = 1.01  # a loss is worse than another if it is larger by more than a hundredth
+SHOWN = 4  # clients that a result shows when it is printed
 
 Tell = Callable[[str, int, int], None]  # (what is running, rounds done, rounds in all)
 
@@ -116,6 +121,29 @@ class Result:
     run: Path | None
 
     @property
+    def notes(self) -> list[str]:
+        """What was done to the data, and what the numbers should make one think of."""
+        return [*self.job.clients.notes, *worse_than_both(self.trained.algorithm.name, self.summary)]
+
+    def __repr__(self) -> str:
+        """Ten lines at most: what was trained, the three losses, some clients, where it lies."""
+        said, clients = self.summary, self.clients
+        told = [f"{name} {said[name]:.4g}" for name in ("alone", "common", "personal")]
+        lines = [
+            f"{self.trained.algorithm.name} on {self.job.clients.title or 'clients'}: {len(clients)} clients, "
+            f"{said['last_round']} rounds (kept: {said['best_round'] if said['kept'] == BEST else said['last_round']})",
+            f"test {said['metric']}: {', '.join(told)}",
+            *(f"  {row['client']}: {row['rows']} rows, {row['personal']:.4g}" for row in self._few()),
+            *([f"  ... and {len(clients) - SHOWN} more in .clients"] if len(clients) > SHOWN else []),
+            *worse_than_both(self.trained.algorithm.name, said),
+            f"run: {self.run}" if self.run else "not written; give out= to keep it",
+        ]
+        return "\n".join(lines)
+
+    def _few(self) -> list[Any]:
+        return self.clients.head(SHOWN).to_dict("records")
+
+    @property
     def models(self) -> dict[str, Tensor]:
         """Every client's parameter vector by name."""
         return {name: self._model(name) for name in self.clients["client"]}
@@ -134,12 +162,15 @@ class Result:
     def predict(self, x: Any, client: str | None = None) -> Tensor:
         """Predictions at rows x by a client's model (default: the common one); a regression in the target's units."""
         w = self._model(client)
-        inputs = torch.as_tensor(x).to(self.job.task.dtype)
+        inputs = torch.as_tensor(x)
+        inputs = inputs.to(self.job.task.dtype) if inputs.dtype.is_floating_point else inputs
         return in_units(self.job.clients, self.job.task.predict(w[None], inputs[None])[0])
 
     def module(self, client: str | None = None) -> nn.Module:
-        """A client's network (default: the common one) with its weights loaded."""
-        return module_of(self.job.task, self._model(client))
+        """A client's network (default: the common one), ready to be used: in evaluation mode, and answering in the
+        target's own units; classes and labels come as logits."""
+        clients = self.job.clients
+        return module_of(self.job.task, self._model(client), clients.target_mean, clients.target_scale)
 
     @property
     def coefficients(self) -> pd.DataFrame:
@@ -149,15 +180,15 @@ class Result:
         return coefficients(self.job.task, scaling, self.trained.common, self.trained.models, names)
 
 
-def module_of(task: Any, w: Tensor) -> nn.Module:
-    """A network with the weights w [d]."""
-    if not hasattr(task, "make"):
-        raise RequestError(f"task '{task.name}' is no network; its models are in .models, and in .coefficients.")
-    net = task.make()
-    with torch.no_grad():
-        for part, value in zip(net.parameters(), task.layers(w[None]).values()):
-            part.copy_(value[0])
-    return net
+def worse_than_both(name: str, summary: Mapping[str, Any]) -> list[str]:
+    """A sentence where the method does worse than both ends: training alone, and one model for all."""
+    personal, alone, common = (summary[key] for key in ("personal", "alone", "common"))
+    if not (personal > WORSE * alone and personal > WORSE * common):
+        return []
+    return [
+        f"{name} does worse here ({personal:.4g}) than training alone ({alone:.4g}) and than one common model "
+        f"({common:.4g}); `mooring advise` looks for a plan that does not."
+    ]
 
 
 def in_units(clients: Any, prediction: Tensor) -> Tensor:
@@ -182,15 +213,21 @@ def fit(
     """Train one method on a federation and compare it with training alone and with one common model.
 
     `source` is a table's path, a data frame, (X, y, groups), `Clients`, each client's own data by name, or a run file;
-    a network comes as `model`, or first as in `fit(model, clients)`. `algorithm` is a name (its fields in `settings`)
-    or an algorithm; without one it is the run file's, or fedprox_one_stage. `options` are those of the run file's
-    sections [data], [task] and [training], and override what the run file says. With `out` the run is written there
-    and can be resumed; without, nothing is written. `trust` lets a stranger's run file run the code that it names.
+    a network comes as `model`, or first as in `fit(model, clients)`: the weights of a module are the start, a function
+    makes a fresh one. `algorithm` is a name (its fields in `settings`), "my_file.py:MyAlgorithm", or an algorithm;
+    without one it is the run file's, or fedprox_one_stage, for networks fedavg_localized. `options` are those of the
+    run file's sections [data], [task] and [training], and override what the run file says; `loss` may be a function.
+    With `out` the run is written there and can be resumed; without, nothing is written. `trust` lets a stranger's run
+    file run the code that it names.
     """
     if isinstance(source, nn.Module) or (second is not None and callable(source)):
         source, model = second, source
     asked = request(source, purpose="fit", algorithm=algorithm, settings=settings, model=model, trust=trust, **options)
-    job = prepare(asked, None if isinstance(source, str | Path) else source, model)
+    if asked.training.seeds > 1:
+        raise RequestError("seeds has no use here: fit trains once; compare repeats.")
+    data = None if isinstance(source, str | Path) else source
+    loss = options.get("loss")
+    job = prepare(asked, data, model, loss if callable(loss) else None, own_classes([algorithm]))
     return start(job, out, tell)
 
 
@@ -200,20 +237,29 @@ def start(job: Job, out: str | Path | None, tell: Tell = silent, exchange: Excha
     asked = job.algorithms()[0]
     check_participation(asked, job.plan, len(exchange.roster))
     ready, server = settle(asked, job.task, exchange, job.plan.seed)
-    job = Job(with_settled(job.run, ready), job.clients, job.task)
+    job = replace(job, run=with_settled(job.run, ready))
     directory = None if out is None else create(out, opening(job))
     with nullcontext() if directory is None else held(directory.path):
         return finish(job, ready, exchange, Progress(server), directory, tell)
 
 
 def resume(
-    path: str | Path, tell: Tell = silent, source: Any = None, model: Any = None, trust: bool = False
+    path: str | Path,
+    tell: Tell = silent,
+    source: Any = None,
+    model: Any = None,
+    loss: Any = None,
+    algorithm: Algorithm | None = None,
+    trust: bool = False,
 ) -> tuple[Result, str | None]:
-    """Continue an interrupted fit to the very bytes it would have had; a finished one is only read again."""
+    """Continue an interrupted fit to the very bytes it would have had; a finished one is only read again.
+
+    Data, model, loss and algorithm that were in memory are passed again.
+    """
     directory = open_run(path)
     with held(directory.path):
         admit_run(directory.run, directory.path, trust)
-        job = prepare(directory.run, source, model)
+        job = prepare(directory.run, source, model, loss, own_classes([algorithm]), directory.path)
         check_same_data(directory, job)
         return go_on(job, directory, exchange_of(job), tell)
 
@@ -226,15 +272,14 @@ def go_on(job: Job, directory: RunDir, exchange: Exchange, tell: Tell = silent) 
 
 
 def check_same_data(directory: RunDir, job: Job) -> None:
-    """The rows and the model's file must be those that the run began with; a finished run must be whole."""
+    """The rows must be those that the run began with; a finished run must be whole."""
     changed = "has changed since the run began; start a new run"
     mine = job.clients.schema
     if mine is not None and (directory.path / SCHEMA).exists() and directory.schema.get("digest") != mine.digest:
         raise RequestError(f"{directory.path}: {job.run.data.source} {changed}.")
-    was, now = directory.inputs, inputs_of(job)
-    for what, name in (("rows", job.run.data.source), ("model", job.run.task.model)):
-        if was and was.get(what) != now.get(what):
-            raise RequestError(f"{directory.path}: {name} {changed}.")
+    was = directory.inputs
+    if was and was.get("rows") != inputs_of(job).get("rows"):
+        raise RequestError(f"{directory.path}: {job.run.data.source} {changed}.")
     if directory.finished:
         try:
             _ = directory.models
@@ -243,7 +288,7 @@ def check_same_data(directory: RunDir, job: Job) -> None:
 
 
 def inputs_of(job: Job) -> dict[str, Any]:
-    """Digests of what a schema does not tell: rows that came as arrays or images, and the file of a model."""
+    """The digest of what a schema does not tell: rows that came as arrays or images."""
     out: dict[str, Any] = {}
     if job.clients.schema is None:
         digest = hashlib.sha256(json_bytes({"names": job.clients.names}))
@@ -253,8 +298,6 @@ def inputs_of(job: Job) -> dict[str, Any]:
                 digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
                 digest.update(tensor.contiguous().numpy().data)
         out["rows"] = digest.hexdigest()
-    if job.run.task.model is not None:
-        out["model"] = model_digest(job.run.task.model)
     return out
 
 
@@ -263,8 +306,9 @@ def finish(
 ) -> Result:
     """Run what is left, judge it beside the referees, write what is not yet written."""
     trained = train(job, ready, exchange, progress, directory, tell)
-    alone = trained if ready.name == "local" else referee("local", job, exchange, tell)
-    common = trained if ready.name == "global" else referee("global", job, exchange, tell)
+    beside = job.run.training.baselines
+    alone = trained if ready.name == "local" else referee("local", job, exchange, tell) if beside else None
+    common = trained if ready.name == "global" else referee("global", job, exchange, tell) if beside else None
     roster = exchange.roster
     losses = {name: losses_of(who, roster) for name, who in (("alone", alone), ("common", common))}
     losses["personal"] = trained.test
@@ -329,7 +373,7 @@ def referee(name: str, job: Job, exchange: Exchange, tell: Tell = silent) -> Tra
     """Train a referee at the same clients, everyone honest and in every round; None where that cannot be done."""
     plain = {"participation": 1.0, "average": MEAN, "clip": None, "weight_cap": None, "attack": None}
     run = job.run.model_copy(update={"training": job.run.training.model_copy(update=plain)})
-    beside, asked = Job(run, job.clients, job.task), build(name, {})
+    beside, asked = replace(job, run=run), build(name, {})
     apart = exchange.beside(asked)
     if apart is None:
         return None
@@ -348,8 +392,8 @@ def losses_of(trained: Trained | None, roster: Roster) -> Tensor:
 
 def in_short(job: Job, trained: Trained, summary: dict[str, Any]) -> dict[str, Any]:
     """What a report says of a fit before any table."""
-    about = {"title": job.clients.title, "algorithm": trained.algorithm.name, "notes": list(job.clients.notes)}
-    return summary | about
+    notes = [*job.clients.notes, *worse_than_both(trained.algorithm.name, summary)]
+    return summary | {"title": job.clients.title, "algorithm": trained.algorithm.name, "notes": notes}
 
 
 def known_mean(risk: Tensor, sizes: Tensor) -> float:
@@ -412,7 +456,7 @@ def with_settled(run: RunFile, ready: Any) -> RunFile:
 
 def opening(job: Job) -> dict[str, bytes]:
     """The files that a run directory appears with."""
-    files = {RUN: run_bytes(job.run)}
+    files = {RUN: run_bytes(job.run), **copies(specs_of(job.run), job.kept)}
     if job.clients.schema is not None:
         files[SCHEMA] = json_bytes(job.clients.schema.model_dump(mode="json"))
     if job.clients.placement is not None:
@@ -427,4 +471,7 @@ def task_facts(job: Job) -> tuple[dict[str, Any], Any]:
     task = job.task
     about = {"name": task.name, "metric": task.metric, "kind": job.clients.kind, "classes": list(job.clients.classes)}
     about |= {"features": list(job.clients.features), "settings": task.describe()}
+    about |= {"target_mean": job.clients.target_mean, "target_scale": job.clients.target_scale}
+    x, y = job.clients.train.x, job.clients.train.y
+    about |= {"inputs": list(x.shape[1:]), "outputs": list(y.shape[1:]), "whole": not x.dtype.is_floating_point}
     return about, [{"name": part.name, "shape": list(part.shape), "start": part.start} for part in task.layout]

@@ -6,10 +6,10 @@ it begins, and its run file says which.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from mooring.algorithms.base import build
 from mooring.algorithms.settings import auto_batch
 from mooring.core.batches import batches_per_epoch
 from mooring.core.errors import RequestError
@@ -26,7 +26,7 @@ PER_STEP = 2e-4  # and of each step of a cohort, however small: the calls of PyT
 MARGIN = 2.0  # a kernel must save this many times its compilation
 
 
-def with_kernels(run: RunFile, clients: Clients, task: Task) -> tuple[RunFile, Any]:
+def with_kernels(run: RunFile, clients: Clients, task: Task, methods: Sequence[Any]) -> tuple[RunFile, Any]:
     """The run with `training.kernels` settled, and its task accordingly."""
     asked, can = run.training.kernels, hasattr(task, "kernels") and type(task).stay is not None
     if asked == "numba" and not can:
@@ -36,19 +36,18 @@ def with_kernels(run: RunFile, clients: Clients, task: Task) -> tuple[RunFile, A
             "this run takes its local steps by compiled kernels (kernels = 'numba'), and numba is not installed; "
             "install mooring[fast], or start a run with kernels = 'torch', which is the same up to rounding."
         )
-    pays = can and available() and seconds_saved(run, clients, task) > MARGIN * COMPILE
+    pays = can and available() and seconds_saved(run, clients, task, methods) > MARGIN * COMPILE
     chosen = asked or ("numba" if pays else "torch")
     settled = run.model_copy(update={"training": run.training.model_copy(update={"kernels": chosen})})
     return settled, replace(task, kernels=chosen) if can else task  # type: ignore[type-var]
 
 
-def seconds_saved(run: RunFile, clients: Clients, task: Task) -> float:
+def seconds_saved(run: RunFile, clients: Clients, task: Task, methods: Sequence[Any]) -> float:
     """What compiled kernels would save of all local SGD of a run: a formula of its sizes, an estimate."""
     plan = plan_of(run.training)
     cohort, rows = cohort_size(plan, len(clients)), clients.train.size.double()
     saved = 0.0
-    for asked in [run.algorithm] if run.algorithm else run.algorithms or []:
-        algorithm: Any = build(asked.name, asked.fields | (asked.settled or {}))
+    for algorithm in methods:
         have = {field.name for field in fields(algorithm)}
         if not {"steps", "batch"} <= have or getattr(algorithm, "inner", "sgd") not in ("sgd", "auto"):
             continue

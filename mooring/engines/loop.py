@@ -219,6 +219,7 @@ def run(
             **replies.meter.counts(),
             **dict.fromkeys(LOSSES, float("nan")),
         }
+        del replies, message  # a large federation's messages make room for the next round's
         if t % every == 0 or t == rounds:
             last = evaluate(exchange, progress.server, turn)
             record |= {name: getattr(last, name) for name in LOSSES}

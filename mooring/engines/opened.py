@@ -16,10 +16,10 @@ from mooring.data.columns import name_of
 from mooring.data.schema import Schema
 from mooring.data.tables import near
 from mooring.engines.coefficients import coefficients, scaling_of
-from mooring.engines.fit import module_of
 from mooring.engines.predict import answer, chosen, task_of
-from mooring.runs.directory import Models, RunDir, open_run
+from mooring.runs.directory import Models, RunDir, method_folder, open_run
 from mooring.runs.files import frame_of
+from mooring.tasks.module import module_of
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Opened:
         if self.purpose != "compare":
             return whole.summary
         rows = whole.comparison["methods"]
-        mine = next(row for row in rows if row["method"] == self.directory.path.name)
+        mine = next(row for row in rows if method_folder(Path(), row["method"]).name == self.directory.path.name)
         return {"metric": whole.comparison["metric"], **mine}
 
     @cached_property
@@ -108,8 +108,10 @@ class Opened:
         return frame
 
     def module(self, client: Any = None) -> nn.Module:
-        """A client's network (default: the common one) with its weights loaded."""
-        return module_of(self.task, self.model(client))
+        """A client's network (default: the common one), ready to be used: in evaluation mode, and answering in the
+        target's own units; classes and labels come as logits."""
+        about = self.saved.task
+        return module_of(self.task, self.model(client), about.get("target_mean", 0.0), about.get("target_scale", 1.0))
 
     def __repr__(self) -> str:
         return f"<run {self.path}: {self.purpose}, {self.method}, {len(self.names)} clients>"

@@ -16,30 +16,17 @@ from mooring.data.gather import gather
 from mooring.data.schema import Schema, encode
 from mooring.data.sources import name_columns, text_columns
 from mooring.data.tables import counted, listing, near
-from mooring.engines.prepare import make_task, model_digest
+from mooring.engines.prepare import task_of_run
 from mooring.engines.request import admit_run
-from mooring.runs.directory import METHODS, Models, RunDir, open_run
+from mooring.runs.directory import Models, RunDir, open_run
 
 NOBODY = ""  # the owner of a row whose client cell is empty
-
-
-class Shape:
-    """What a task needs to know of the data that a run was made from, without the data."""
-
-    def __init__(self, schema: Schema, dtype: torch.dtype):
-        self.kind, self.classes = schema.kind, schema.classes
-        self.train = self
-        self.x = torch.zeros(1, len(schema.features), dtype=dtype)
 
 
 def task_of(directory: RunDir) -> tuple[Any, Schema]:
     """The task and the schema of a run that was made from a table."""
     schema = Schema.model_validate({k: v for k, v in directory.schema.items() if k != "seal"})
-    run = directory.run
-    if run.task.model is not None and directory.inputs.get("model", now := model_digest(run.task.model)) != now:
-        raise RequestError(f"{directory.path}: {run.task.model} has changed since the run began.")
-    wide = run.task.model is None
-    return make_task(run, Shape(schema, torch.float64 if wide else torch.float32)), schema  # type: ignore[arg-type]
+    return task_of_run(directory), schema
 
 
 def chosen(path: str | Path, method: str | None = None) -> tuple[RunDir, list[str]]:
@@ -55,7 +42,7 @@ def chosen(path: str | Path, method: str | None = None) -> tuple[RunDir, list[st
     known = {name: loss for name, loss in found.items() if loss is not None and loss == loss}
     best = method or min(known or found, key=lambda name: known.get(name, 0.0))
     said = [] if method else [f"A comparison: the models are those of {best}, the best on validation rows."]
-    return open_run(directory.path / METHODS / best), said
+    return directory.of_method(best), said
 
 
 def predict(

@@ -2,36 +2,39 @@
 
 from __future__ import annotations
 
-import hashlib
+import copy
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any, get_type_hints
 
 import torch
 from torch import nn
 
 from mooring.algorithms.base import Algorithm, build
-from mooring.core import attacks, trust
+from mooring.core import attacks
 from mooring.core.errors import RequestError
 from mooring.core.fields import check_fields
-from mooring.data.clients import REGRESSION, Clients
+from mooring.core.python_files import check_unchanged, is_spec, load_python
+from mooring.data import given
+from mooring.data.clients import BINARY, COUNT, LABELS, REGRESSION, Clients
 from mooring.data.datasets import LOADERS, is_name, named
 from mooring.data.sources import load
 from mooring.engines.kernels import with_kernels
 from mooring.engines.loop import Plan, plan_of
-from mooring.engines.request import IN_MEMORY
+from mooring.engines.request import IN_MEMORY, specs_of
 from mooring.engines.simulator import Simulator
+from mooring.runs.directory import RunDir
 from mooring.runs.runfile import RunFile
 from mooring.runs.sections import OPTIONS, Data
 from mooring.tasks import catalog
-from mooring.tasks.module import Module
+from mooring.tasks.module import STANDARD, TARGET, Module
 
 VALIDATION = 0.2  # share of each client's rows, where a pooled data set is dealt out
 POOLED_TAKE = {"split", "partition", "data_dir"}  # options of [data] for data sets that are dealt out
 TABLES_TAKE_NOT = {"partition", "data_dir"}
+SEEN_ROWS = 10_000  # enough to see which units a network speaks
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,8 @@ class Job:
     run: RunFile
     clients: Clients
     task: Any
+    own: Mapping[str, type[Algorithm]] = field(default_factory=dict)  # algorithms that were given as objects
+    kept: Path | None = None  # the run directory that has copies of the user's Python files
 
     @property
     def plan(self) -> Plan:
@@ -49,25 +54,55 @@ class Job:
     def algorithms(self) -> list[Algorithm]:
         """The methods of the run; settled ones take the settled numbers."""
         asked = [self.run.algorithm] if self.run.algorithm else self.run.algorithms or []
-        return [build(a.name, a.fields | (a.settled or {})) for a in asked]
+        return [build(a.name, a.fields | (a.settled or {}), self.kept, self.own) for a in asked]
 
 
-def prepare(run: RunFile, source: Any = None, model: Any = None) -> Job:
-    """Load the data (or take `source`), build the task, fix the number of threads and the kernels."""
+def prepare(
+    run: RunFile,
+    source: Any = None,
+    model: Any = None,
+    loss: Any = None,
+    own: Mapping[str, type[Algorithm]] | None = None,
+    kept: Path | None = None,
+) -> Job:
+    """Load the data (or take `source`), build the task, fix the number of threads and the kernels.
+
+    What no run file can hold comes beside it: data, a model and a loss in memory, algorithms of one's `own`. A run
+    that goes on is `kept` in its directory, with copies of the Python files that it names.
+    """
+    if kept is not None:
+        check_unchanged(specs_of(run), kept)
     if run.training.threads:
         torch.set_num_threads(run.training.threads)
     refuse_unused(run, source)
-    clients = source if isinstance(source, Clients) else read_clients(run, source)
+    own_loss = callable(loss) or is_spec(run.task.loss)
+    clients = source if isinstance(source, Clients) else read_clients(run, source, not own_loss)
     if len(clients) < 2:
         raise RequestError(
             f"{clients.title or 'the data'}: there is one client only, '{clients.names[0]}'; a federation needs two or "
             "more. Check the client column."
         )
-    run, task = with_kernels(run, clients, make_task(run, clients, model))
-    return Job(run, clients, task)
+    task = make_task(run, clients, model, loss, kept)
+    if isinstance(task, Module) and "units" not in run.task.fields and speaks_units(task, clients, run.training.seed):
+        run = run.model_copy(update={"task": run.task.model_copy(update={"units": TARGET})})
+        task = make_task(run, clients, model, loss, kept)
+    job = Job(run, clients, task, own or {}, kept)
+    run, task = with_kernels(run, clients, task, job.algorithms())
+    return replace(job, run=run, task=task)
 
 
-def read_clients(run: RunFile, source: Any = None) -> Clients:
+def speaks_units(task: Module, clients: Clients, seed: int) -> bool:
+    """Whether a network as it is given, pretrained perhaps, tells the target better in its own units than in standard
+    ones, (y - mean) / scale, which a fresh one learns more easily."""
+    if clients.kind != REGRESSION or task.has_own_loss or (clients.target_mean, clients.target_scale) == (0.0, 1.0):
+        return False
+    x, y = clients.train.x[:SEEN_ROWS], clients.train.y[:SEEN_ROWS].double()
+    output = task.predict(task.start(seed)[None], x[None])[0].double().reshape(y.shape)
+    as_is = (output - clients.target_mean) / clients.target_scale
+    return bool((as_is - y).square().mean() < (output - y).square().mean())
+
+
+def read_clients(run: RunFile, source: Any = None, standardise: bool = True) -> Clients:
     data = run.data
     if source is None:
         if data.source == IN_MEMORY:
@@ -76,6 +111,8 @@ def read_clients(run: RunFile, source: Any = None) -> Clients:
     if is_pooled(source):
         return named(source, data.data_dir, **dealing(run))
     wide = run.task.model is None and run.task.name != "module"
+    if not wide and given.is_given(source):
+        return given.take(source, standardise=standardise, **load_options(run))
     return load(source, dtype=torch.float64 if wide else torch.float32, **load_options(run))
 
 
@@ -103,11 +140,16 @@ def refuse_unused(run: RunFile, source: Any = None) -> None:
 
 def load_options(run: RunFile) -> dict[str, Any]:
     """A run file's options as `load` and `check` take them."""
-    options = run.data.model_dump(exclude_none=True, exclude={"source", *TABLES_TAKE_NOT})
+    options = run.data.model_dump(exclude_none=True, exclude={"source", "split_seed", *TABLES_TAKE_NOT})
     weights = run.training.weights
     if isinstance(weights, str) and weights not in ("size", "uniform"):
         options["weights"] = weights
-    return options | {"seed": run.training.seed}
+    return options | {"seed": data_seed(run)}
+
+
+def data_seed(run: RunFile) -> int:
+    """The seed of splits and dealings."""
+    return run.training.seed if run.data.split_seed is None else run.data.split_seed
 
 
 def dealing(run: RunFile) -> dict[str, Any]:
@@ -124,26 +166,27 @@ def dealing(run: RunFile) -> dict[str, Any]:
         if twice:
             raise RequestError(f"{min(twice)} is said twice: by --split and by --deal; leave one out.")
         shares = {"validation": run.data.split[1], "test": run.data.split[2]}
-    return {"seed": run.training.seed, **shares, **own}
+    return {"seed": data_seed(run), **shares, **own}
 
 
-def make_task(run: RunFile, clients: Clients, model: Any = None) -> Any:
-    """The task that the run file names, with the dtype of the data."""
+def make_task(run: RunFile, clients: Clients, model: Any = None, loss: Any = None, kept: Path | None = None) -> Any:
+    """The task that the run file names, with the dtype of the data; a network's file is the copy in `kept` if there is
+    one."""
     about = run.task
-    if about.model is not None:
-        model = read_model(about.model)
+    if about.model is not None and (model is None or isinstance(model, str)):
+        model = load_python(about.model, "model", kept)
     if model is not None:
         if about.name not in (None, "module"):
             raise RequestError(f"a model is a task of its own; leave out task '{about.name}', or the model.")
-        fields_ = {name: kind for name, kind in catalog.field_types(Module).items() if name != "loss"}
-        check_fields("the model's task", about.fields, fields_)
-        loss = about.loss or ("half_square" if clients.kind == REGRESSION else "cross_entropy")
-        return Module(maker(model, clients), loss, **about.fields)
+        return network(run, clients, model, loss, kept)
     if about.name == "module":
         raise RequestError("task 'module' needs a model; give one as model = \"my_model.py:make\".")
-    if about.loss is not None:
+    if run.training.device not in (None, "cpu"):
+        raise RequestError(f"device {run.training.device!r} is for networks; other tasks compute on the processor.")
+    if about.loss is not None or loss is not None:
         raise RequestError(
-            f"loss {about.loss!r} is for a network; tasks such as quantile or absolute have their own: see --task."
+            f"loss {about.loss!r} is for a network, given as a model; "
+            "tasks such as quantile or absolute have their own: see --task."
         )
     if clients.train.x.ndim != 2:
         raise RequestError(
@@ -154,50 +197,64 @@ def make_task(run: RunFile, clients: Clients, model: Any = None) -> Any:
     return catalog.build(about.name or "auto", clients.kind, clients.train.x.shape[1], len(clients.classes), known)
 
 
-def model_digest(spec: str) -> str:
-    """The sha256 of the file that "my_model.py:make" names."""
-    path = spec.rsplit(":", 1)[0]
-    if not Path(path).is_file():
-        raise RequestError(f"model {spec!r}: there is no file {path}.")
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+def network(run: RunFile, clients: Clients, model: Any, loss: Any = None, kept: Path | None = None) -> Module:
+    """A network's task; its loss is the one asked for, or follows from the target."""
+    about = run.task
+    fields_ = {name: kind for name, kind in catalog.field_types(Module).items() if name != "loss"}
+    check_fields("the model's task", about.fields, fields_)
+    if not callable(loss):
+        loss = about.loss
+        if loss == IN_MEMORY:
+            raise RequestError("the run's loss was in memory; pass it again from Python.")
+        loss = load_python(loss, "loss", kept) if loss is not None and is_spec(loss) else loss
+    make, units = maker(model, clients), about.fields.get("units", STANDARD)
+    fields = {"ridge": about.fields.get("ridge", 0.0), "device": run.training.device or "cpu"}
+    fields |= {"mean": clients.target_mean, "scale": clients.target_scale} if clients.kind == REGRESSION else {}
+    if loss is not None:
+        return Module(make, loss, units=units, **fields)
+    if clients.kind == BINARY and one_number(Module(make), clients):
+        return Module(make, "binary_cross_entropy", **fields)
+    usual = {REGRESSION: "half_square", COUNT: "half_square", LABELS: "binary_cross_entropy"}
+    return Module(make, usual.get(clients.kind, "cross_entropy"), units=units, **fields)
 
 
-def read_model(spec: str) -> Callable[..., nn.Module]:
-    """The function that "my_model.py:make" names."""
-    path, name = spec.rsplit(":", 1)
-    if not Path(path).is_file():
-        raise RequestError(f"model {spec!r}: there is no file {path}.")
-    module, source = ModuleType(Path(path).stem), trust.code_of(path)
-    module.__file__ = path
-    try:
-        exec(compile(source, path, "exec"), vars(module))
-    except Exception as error:
-        raise RequestError(f"model {spec!r}: {path} fails with {type(error).__name__}: {error}.") from error
-    if not callable(getattr(module, name, None)):
-        known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise RequestError(f"model {spec!r}: {path} has no function {name!r}; it has {', '.join(known) or 'none'}.")
-    return getattr(module, name)
+def one_number(task: Module, clients: Clients) -> bool:
+    """Whether the network says one number about a row: of two classes, the logit of the second."""
+    row = clients.train.x[:1]
+    return len(row) > 0 and task.predict(task.start()[None], row[None]).numel() == 1
 
 
 def maker(model: Any, clients: Clients) -> Callable[[], nn.Module]:
-    """A function without arguments that makes the model, fresh each time; `features` and `classes` are filled in."""
+    """A function without arguments that makes the model: a copy of the one given, with its weights, or what a function
+    makes; `features` and `classes` are filled in."""
     if isinstance(model, nn.Module):
-        blueprint = model
-
-        def again() -> nn.Module:
-            import copy
-
-            twin = copy.deepcopy(blueprint)
-            for layer in twin.modules():
-                if hasattr(layer, "reset_parameters"):
-                    layer.reset_parameters()  # type: ignore[operator]
-            return twin
-
-        return again
-    known = {"features": int(clients.train.x[0].numel()), "classes": len(clients.classes)}
+        return lambda: copy.deepcopy(model)
+    if not callable(model):
+        raise RequestError(f"a model is a torch.nn.Module or a function that makes one, got {type(model).__name__}.")
+    outputs = clients.train.y.shape[1] if clients.train.y.ndim > 1 else len(clients.classes)
+    known = {"features": int(clients.train.x[0].numel()), "classes": outputs}
     accepted = inspect.signature(model).parameters
     given = {name: value for name, value in known.items() if name in accepted}
     return lambda: model(**given)
+
+
+class Shape:
+    """What a task needs to know of the data that a run was made from, without the data."""
+
+    def __init__(self, about: Mapping[str, Any], dtype: torch.dtype):
+        self.kind, self.classes = about["kind"], tuple(about["classes"])
+        self.target_mean, self.target_scale = about.get("target_mean", 0.0), about.get("target_scale", 1.0)
+        self.train = self
+        whole = about.get("whole", False)
+        self.x = torch.zeros(1, *about.get("inputs", [len(about["features"])]), dtype=torch.int64 if whole else dtype)
+        self.y = torch.zeros(1, *about.get("outputs", ()))
+
+
+def task_of_run(directory: RunDir, model: Any = None, loss: Any = None) -> Any:
+    """The task of a finished run, without its data; a model or a loss that was in memory is passed again."""
+    run, about = directory.run, directory.models.task
+    wide = run.task.model is None and run.task.name != "module"
+    return make_task(run, Shape(about, torch.float64 if wide else torch.float32), model, loss, directory.path)  # type: ignore[arg-type]
 
 
 def exchange_of(job: Job) -> Simulator:

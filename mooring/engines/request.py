@@ -6,22 +6,24 @@ the run as it was: whoever changes anything has them settled anew.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from mooring.algorithms.base import Algorithm, build
+from mooring.algorithms.base import Algorithm, build, name_of
 from mooring.core.errors import RequestError
 from mooring.core.fields import unknown
+from mooring.core.python_files import copy_in, full, is_spec, spec_of
 from mooring.core.trust import admit
 from mooring.data.datasets import is_name
 from mooring.runs.directory import RUN
 from mooring.runs.files import plain
 from mooring.runs.runfile import RunFile, make_run, read_run
-from mooring.runs.sections import ALGORITHM, METHODS, OPTIONS
+from mooring.runs.sections import ALGORITHM, METHODS, NETWORK_ALGORITHM, OPTIONS
 
 IN_MEMORY = "(in memory)"
 SECTIONS = ("data", "task", "training")
@@ -48,19 +50,27 @@ def request(
     asked = {key: given["task"].get(key) for key in ("name", "model")}
     if any(word is not None and word != (file.get("task", {}).get(key) or "auto") for key, word in asked.items()):
         table["task"] = given["task"]  # another task: the file's settings are not for it
-    known = listed_in(file)
+    known = [one | {"name": full(one["name"])} for one in listed_in(file)]
     if purpose == "fit":
-        ready = [method_to_fit(known, algorithm, settings or {})]
+        network = table["task"].get("model") is not None or table["task"].get("name") == "module"
+        ready = [method_to_fit(known, algorithm, settings or {}, network)]
     else:
         ready = [] if purpose == "advise" else methods_to_compare(known, methods, settings or {})
     if any(table[section] != file.get(section) for section in SECTIONS) or ready != known:
         ready = [{key: value for key, value in one.items() if key != "settled"} for one in ready]
-    for one in ready:  # a wrong field is told before any data are read
-        build(one["name"], {k: v for k, v in one.items() if k not in ("name", "settled")})
+    own = own_classes([algorithm, *(methods or [])])
+    mine = [*given["task"].values(), *(full(str(one).split(" ")[0]) for one in (algorithm, *(methods or []))), *own]
     if file:
         rest = {part: {k: v for k, v in table[part].items() if k not in given[part]} for part in SECTIONS}
-        admit_files(rest, source, Path(source).parent, trust)
-    admit_files(given if file else given | {"data": {**given["data"], "source": source}}, "this call", trust=True)
+        code = [*rest["task"].values(), *(one["name"] for one in ready if one["name"] not in mine)]
+        admit_files(code, rest["data"], source, Path(source).parent, trust)
+    admit_files(mine, given["data"] if file else {**given["data"], "source": source}, "this call", trust=True)
+    for one in ready:  # a wrong field is told before any data are read
+        if one["name"] not in own:
+            build(one["name"], {k: v for k, v in one.items() if k not in ("name", "settled")})
+    for key in ("model", "loss"):
+        if key in table["task"]:
+            table["task"][key] = full(table["task"][key])
     table["data"]["source"] = source_name(table["data"].get("source", source))
     table["training"].setdefault("threads", torch.get_num_threads())
     table |= {"algorithm": ready[0]} if purpose == "fit" else {"algorithms": ready or None}
@@ -69,17 +79,31 @@ def request(
     return make_run({"mooring": {"purpose": purpose}, **table}, "")
 
 
+def specs_of(run: RunFile) -> list[str]:
+    """The user's own Python files that a run names, as "my_file.py:thing"."""
+    methods = [run.algorithm] if run.algorithm else run.algorithms or []
+    return [str(spec) for spec in (run.task.model, run.task.loss, *(one.name for one in methods)) if is_spec(spec)]
+
+
 def admit_run(run: RunFile, folder: Path, trust: bool = False) -> None:
     """Use the files that a run directory's run file names, as far as they were given before, or under `trust`."""
-    admit_files(run.model_dump(include={"data", "task"}), folder / RUN, folder, trust)
+    admit_files(specs_of(run), run.data.model_dump(), folder / RUN, folder, trust, folder)
 
 
-def admit_files(tables: Tables, where: str | Path, folder: Path = Path(), trust: bool = False) -> None:
-    """The code and the data that the sections [task] and [data] name; names of data sets are no files."""
-    code = [str(spec).rpartition(":")[0] for spec in [tables["task"].get("model")] if spec]
-    named = [tables["data"].get("source"), tables["data"].get("data_dir")]
-    data = [name for name in named if isinstance(name, str | Path) and name != IN_MEMORY and not is_name(name)]
-    admit(where, folder, code, map(str, data), trust)
+def admit_files(
+    code: Iterable[Any],
+    data: Tables,
+    where: str | Path,
+    folder: Path = Path(),
+    trust: bool = False,
+    kept: Path | None = None,
+) -> None:
+    """The code that "my_file.py:thing" names among some words, from the copy in `kept` where there is one, and the data
+    of a section [data]; names of data sets are no files."""
+    scripts = [str(copy_in(kept, spec) or spec.rpartition(":")[0]) for spec in code if is_spec(spec)]
+    named = [data.get("source"), data.get("data_dir")]
+    files = [name for name in named if isinstance(name, str | Path) and name != IN_MEMORY and not is_name(name)]
+    admit(where, folder, scripts, map(str, files), trust)
 
 
 def in_tables(source: Any) -> Tables:
@@ -104,7 +128,10 @@ def in_sections(options: Mapping[str, Any], model: Any = None) -> dict[str, Tabl
                 raise RequestError(
                     f"a model is a task of its own; leave out task '{out['task']['name']}', or the model."
                 )
-            out["task"]["name"] = "module"
+            found = spec_of(value)
+            out["task"] |= {"name": "module"} if found is None else {"model": found}
+        elif name == "loss" and callable(value):
+            out["task"]["loss"] = spec_of(value) or IN_MEMORY
         else:
             out[OPTIONS[name].section][OPTIONS[name].field] = as_plain(value)
     return out
@@ -127,17 +154,26 @@ def listed_in(file: Tables) -> list[Tables]:
     return [file["algorithm"]] if "algorithm" in file else file.get("algorithms", [])
 
 
-def method_to_fit(known: list[Tables], algorithm: Any, settings: Mapping[str, Any]) -> Tables:
+def own_classes(algorithms: Sequence[Any]) -> dict[str, type[Algorithm]]:
+    """The classes of the algorithms among these that were given as objects, by the names that run files give them."""
+    return {name_of(one): type(one) for one in algorithms if isinstance(one, Algorithm)}
+
+
+def method_to_fit(known: list[Tables], algorithm: Any, settings: Mapping[str, Any], network: bool = False) -> Tables:
     """The section [algorithm]: what is asked for, the run file's, or the usual method."""
     if algorithm is None and len(known) > 1:
         names = ", ".join(one["name"] for one in known)
         raise RequestError(f"the run file lists several methods ({names}); choose one by --algorithm.")
     if algorithm is None:
-        algorithm = known[0]["name"] if known else ALGORITHM
+        usual = NETWORK_ALGORITHM if network else {"name": ALGORITHM}
+        return {**(known[0] if known else usual), **settings}
     if not isinstance(algorithm, str):
+        if not isinstance(algorithm, Algorithm):
+            raise RequestError(f"algorithm must be a name or an Algorithm, got {type(algorithm).__name__}.")
         if settings:
             raise RequestError(f"give the fields of {algorithm.name} to the algorithm itself, not as settings.")
-        return {"name": algorithm.name, **fields_of(algorithm)}
+        return {"name": name_of(algorithm), **fields_of(algorithm)}
+    algorithm = full(algorithm)
     return {**next((one for one in known if one["name"] == algorithm), {"name": algorithm}), **settings}
 
 
@@ -149,14 +185,30 @@ def methods_to_compare(known: list[Tables], methods: Sequence[Any] | None, setti
     out: list[Tables] = []
     for method in methods if len(known) < 2 else dict.fromkeys(methods):
         if isinstance(method, str):
-            mine_too = [one for one in known if one["name"] == method] or [{"name": method}]
-            out += [one | settings.get(method, {}) for one in mine_too]
+            name, *words = method.split() if not is_spec(method) else [method]
+            name, given = full(name), settings.get(name, {}) | in_words(words)
+            mine_too = [one for one in known if one["name"] == name] or [{"name": name}]
+            out += [one | given for one in mine_too]
         else:
-            out.append({"name": method.name, **fields_of(method)})
-    unused = sorted(set(settings) - {method for method in methods if isinstance(method, str)})
+            out.append({"name": name_of(method), **fields_of(method)})
+    unused = sorted(set(settings) - {method.split()[0] for method in methods if isinstance(method, str)})
     if unused:
         raise RequestError(f"settings for {unused[0]!r}, which is not among the methods.")
     return out
+
+
+def in_words(words: Sequence[str]) -> Tables:
+    """The fields of a method that is named together with them: `ditto lam=0.1`."""
+    fields = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise RequestError(f"a method is followed by its fields, as in 'ditto lam=0.1'; got {word!r}.")
+        try:
+            fields[name] = json.loads(value)
+        except json.JSONDecodeError:
+            fields[name] = value
+    return fields
 
 
 def source_name(source: Any) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mooring.core.cohort import Round, in_order, select, stacked
+from mooring.core.cohort import Round, chunk_size, in_order, select
 from mooring.core.costs import Meter
 from mooring.core.task import Task
 from mooring.core.threads import side_by_side
@@ -17,8 +17,6 @@ from mooring.engines import loop, visits
 from mooring.engines.exchange import BEST, LAST, Replies, Roster, Scores, sent
 from mooring.estimates.facts import Facts, gather
 from mooring.runs.tensors import flatten, unflatten
-
-CACHE_BYTES = 20_000_000  # parameters of one chunk: above this the cohort's matrix no longer fits the cache
 
 
 class Simulator:
@@ -49,17 +47,20 @@ class Simulator:
 
     def ask(self, server: Any, cohort: Tensor, round: Round, deadline: float | None = None) -> Replies:
         """Everyone answers at once, so that there is nothing to wait for."""
+        meters: dict[int, Meter] = {}
         meter, data, visible = Meter(), self.data.select(cohort), sent(self.algorithm, server)
 
-        def stay(block: Tensor) -> tuple[Any, Meter]:
+        def stay(block: Tensor) -> Any:
             own, client = Meter(), self.states.take(cohort[block])
-            return visits.visit(self.algorithm, self.task, visible, client, data.select(block), round, own), own
+            try:
+                return visits.visit(self.algorithm, self.task, visible, client, data.select(block), round, own)
+            finally:
+                meters[int(block[0])] = own
 
         together = [torch.arange(len(cohort))] if self.algorithm.pooled else data.train.blocks(self.chunk)
-        found = side_by_side(stay, together)
-        for _, own in found:
+        states, message = in_order(together, stay, side_by_side)
+        for _, own in sorted(meters.items()):
             meter.add(own)
-        states, message = stacked([answer for answer, _ in found], torch.argsort(torch.cat(together)))
         self._pending = (cohort, states)
         good = visits.sound(states) if len(states) else torch.ones(len(cohort), dtype=torch.bool)
         if bool(good.all()):
@@ -86,6 +87,10 @@ class Simulator:
         return {part: Scores(risk, rows[part].size) for part, risk in zip(parts, found)}
 
     def models(self, server: Any, round: Round, at: str = LAST) -> Tensor:
+        if not self.algorithm.last_stage:
+            one = self.algorithm.deploy(server, self._states(at).take(torch.zeros(1, dtype=torch.long)))
+            if one is server.w:  # the same for all: a view, not a copy for everyone
+                return server.w.expand(len(self.clients), -1)
         return in_order(self._blocks(), lambda block: self._deployed(server, round, at, block))
 
     def numbers(self, field: str, at: str = LAST) -> Tensor | None:
@@ -125,12 +130,6 @@ def settle(
     exchange = Simulator(task, clients, clients.weights(weights), chunk)
     ready, server = loop.settle(algorithm, task, exchange, seed)
     return ready, exchange, server
-
-
-def chunk_size(task: Task) -> int:
-    """How many clients are worked on at once: a formula of the model's size alone, so that it cannot change bytes."""
-    itemsize = torch.empty(0, dtype=task.dtype).element_size()
-    return max(1, CACHE_BYTES // (task.dim * itemsize))
 
 
 class States:

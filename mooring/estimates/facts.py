@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mooring.core.cohort import Batch, CohortData
+from mooring.core.cohort import Batch, CohortData, chunk_size
 from mooring.core.task import Constants, Task
 from mooring.estimates.answers import Answers, Here
 from mooring.estimates.federation import Federation, estimate_federation
@@ -52,7 +52,9 @@ def gather(task: Task, data: CohortData, w0: Tensor, asks: tuple[str, ...] = ())
 
 def own_facts(task: Task, data: CohortData, w0: Tensor, asks: tuple[str, ...] = ()) -> Facts:
     """What each client tells of itself: the facts of many are stacked."""
-    return data.each(lambda block, _: _of_block(task, block, w0, asks))
+    return data.each(
+        lambda block, _: _of_block(task, block, w0, asks), chunk_size(task) if task.solve is None else None
+    )
 
 
 def together(each: Facts, task: Task, answers: Answers, asks: tuple[str, ...]) -> Facts:

@@ -122,11 +122,14 @@ def ends(clients: pd.DataFrame, caption: str) -> tuple[pd.DataFrame, str]:
 
 def gains(clients: pd.DataFrame) -> str:
     """Who gains from what, in one sentence."""
-    if bool(clients["common"].isna().all()):  # rows that are not in one place have no common referee
-        known = clients.dropna(subset=["alone", "personal"])
-        better = int((known["personal"] < known["alone"]).sum())
-        return f"Of {len(known)} clients, {better} do better with their personal model than alone."
-    seen = clients.dropna(subset=["alone", "common", "personal"])
+    known = clients.reindex(columns=["alone", "common", "personal"])
+    if bool(known["alone"].isna().all()):
+        return "There is nothing to compare these models with: no client was trained alone beside them."
+    if bool(known["common"].isna().all()):  # rows that are not in one place have no common referee
+        seen = known.dropna(subset=["alone", "personal"])
+        better = int((seen["personal"] < seen["alone"]).sum())
+        return f"Of {len(seen)} clients, {better} do better with their personal model than alone."
+    seen = known.dropna()
     common = int((seen["common"] < seen["alone"]).sum())
     personal = int((seen["personal"] < seen["alone"]).sum())
     both = int((seen["personal"] < seen[["alone", "common"]].min(axis=1)).sum())

@@ -130,16 +130,17 @@ def of_fit(directory: RunDir) -> Contents:
     summary, clients = directory.summary, by_test_rows(directory.clients.rename(columns={"lam": "lambda"}))
     losses = {name: summary[name] for name in THREE}
     rounds = {"name": summary["algorithm"], "kept": _kept(summary), "table": directory.rounds}
+    models = [
+        {"name": "personal", "about": summary["algorithm"], "loss": summary["personal"]},
+        {"name": "alone", "about": "every client by itself", "loss": summary["alone"]},
+        {"name": "common", "about": "one model from all rows", "loss": summary["common"]},
+    ]
     return Contents(
         **_frame(directory, summary, summary["metric"]),
         headline=f"{summary['algorithm']}: {_lower(verdict(losses, summary['metric'], PRACTICAL))}",
         todo=_next_steps(directory.path),
         words=[which_round(summary), gains(clients)],
-        models=[
-            {"name": "personal", "about": summary["algorithm"], "loss": summary["personal"]},
-            {"name": "alone", "about": "every client by itself", "loss": summary["alone"]},
-            {"name": "common", "about": "one model from all rows", "loss": summary["common"]},
-        ],
+        models=[row for row in models if row["loss"] is not None],
         clients=with_distance(clients, directory),
         recommends=False,
         rounds=[rounds],
@@ -159,7 +160,7 @@ def of_comparison(directory: RunDir) -> Contents:
         {
             "name": row["method"],
             "kept": int(row["kept_round"]),
-            "table": open_run(directory.path / METHODS / row["method"]).rounds,
+            "table": directory.of_method(row["method"]).rounds,
         }
         for row in methods.to_dict("records")
     ]
@@ -169,7 +170,7 @@ def of_comparison(directory: RunDir) -> Contents:
         todo=[f"Each method's models are in {METHODS}/METHOD/{MODELS}; predict with {METHODS}/{names[0]}."],
         words=_beaten(methods, clients, best),
         models=[{"name": row["method"], "about": "", **_costs(row)} for row in methods.to_dict("records")],
-        clients=with_distance(clients, open_run(directory.path / METHODS / best)),
+        clients=with_distance(clients, directory.of_method(best)),
         recommends=False,
         rounds=rounds,
     )
@@ -232,10 +233,13 @@ def in_per_cent(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.assign(**{f"saved{end}": 100 * frame[f"gain{end}"] / base for end in ends})
 
 
-def verdict(losses: Mapping[str, float], metric: str, practical: float) -> str:
-    """Which of the three kinds of model to use, in one sentence, by their average losses."""
+def verdict(losses: Mapping[str, float | None], metric: str, practical: float) -> str:
+    """Which of the three kinds of model to use, in one sentence, by their average losses as far as they are known."""
     alone, common, personal = (losses[name] for name in THREE)
-    over = {name: 1 - personal / losses[name] if losses[name] else 0.0 for name in ("alone", "common")}
+    if alone is None or common is None or personal is None:
+        known = [f"{name} {loss:.4g}" for name, loss in losses.items() if loss is not None]
+        return f"Test {metric} of the models that were trained: {', '.join(known)}."
+    over = {name: 1 - personal / loss if loss else 0.0 for name, loss in (("alone", alone), ("common", common))}
     told = (
         f"test {metric} is {personal:.4g}, {_per_cent(over['alone'])} than training alone ({alone:.4g}) and "
         f"{_per_cent(over['common'])} than one common model ({common:.4g})"

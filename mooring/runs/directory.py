@@ -39,6 +39,7 @@ RUN, SCHEMA, SPLIT, INPUTS = "run.toml", "schema.json", "split.parquet", "inputs
 ROUNDS_FILE, CLIENTS_FILE, MODELS = "rounds.parquet", "clients.parquet", "models.safetensors"
 SUMMARY, COMPARISON, ADVICE, THEORY = "summary.json", "compare.json", "advice.json", "theory.json"
 METHODS = "methods"  # the folder of a comparison's runs, one a method
+SEED = "seed-{}"  # the folder of one repetition inside a repeated comparison's directory
 PATH_FIGURE, GAINS_FIGURE = "path", "gains"  # of an advice, as .png and .svg
 OTHER_MODELS = {which: f"models-{which}.safetensors" for which in ("best", "last")}  # of the round that is not kept
 
@@ -201,16 +202,25 @@ class RunDir:
         """The models of the "best" or the "last" round, whichever the run does not keep."""
         write_models(self.path / OTHER_MODELS[which], models)
 
+    def of_method(self, label: str) -> RunDir:
+        """The run of one method of a comparison; of a repeated one, under its first seed."""
+        return open_run(method_folder(self._first, label))
+
+    @property
+    def _first(self) -> Path:
+        how = self.run.training
+        return self.path if how.seeds == 1 else self.path / SEED.format(how.seed)
+
     @property
     def _unfinished(self) -> str:
         return f"the run has not finished; resume it with `mooring resume {self.path}`"
 
     @property
     def _many(self) -> str:
-        known = sorted(path.name for path in (self.path / METHODS).glob("*") if (path / MODELS).is_file())
+        known = sorted(path for path in (self._first / METHODS).glob("*") if (path / MODELS).is_file())
         if not known:
             return self._unfinished
-        return f"it compares methods, each a run of its own; give one, such as {self.path / METHODS / known[0]}"
+        return f"it compares methods, each a run of its own; give one, such as {known[0]}"
 
     def _other(self, purpose: str) -> str:
         mine = self.run.mooring.purpose
@@ -226,6 +236,11 @@ class RunDir:
         if not (self.path / name).exists():
             raise RequestError(f"{self.path} has no {name}: {why}.")
         return self.path / name
+
+
+def method_folder(folder: Path, label: str) -> Path:
+    """Where a comparison keeps the run of one of its methods."""
+    return folder / METHODS / label.replace(" ", "-")
 
 
 def write_models(path: str | Path, models: Models) -> None:

@@ -7,7 +7,7 @@ be'), a default, and where the flag is not the field's name, the flag. Nothing h
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 
 FORMAT = 1
 ALGORITHM = "fedprox_one_stage"  # what `fit` trains if nobody says otherwise
+NETWORK_ALGORITHM: dict[str, Any] = {"name": "fedavg_localized", "tune_steps": 50}  # and of networks
 METHODS = ("local", "global", "fedavg", "fedprox_shared", "fedprox_one_stage")  # what `compare` compares
 
 
@@ -175,6 +176,13 @@ class Data(Section):
     min_rows: int | None = option("Fewest rows that a client may have.", "a whole number >= 3", unset="5", ge=3)
     drop_small: bool = option("Leave smaller clients out.", "true or false", False)
     drop_missing_target: bool = option("Leave rows without a target out.", "true or false", False)
+    split_seed: int | None = option(
+        "Seed of the split into parts and of the dealing.",
+        "a whole number from 0 to 2^63 - 1",
+        unset="that of training",
+        ge=0,
+        le=2**63 - 1,
+    )
     rare: int | None = option(
         "Levels of a category with fewer training rows are not named.", "a whole number >= 1", unset="1", ge=1
     )
@@ -200,7 +208,11 @@ class Task(Open):
         unset="none",
         pattern=r"^.+\.py:[A-Za-z_]\w*$",
     )
-    loss: str | None = option("The network's loss.", "the name of a loss", unset="by the target")
+    loss: str | None = option(
+        "The network's loss: a name, or your own: my_loss.py:f.",
+        'the name of a loss, or a file and a function in it, as "my_loss.py:f"',
+        unset="by the target",
+    )
 
 
 class Algorithm(Open):
@@ -220,9 +232,11 @@ class Training(Section):
         '"size", "uniform", the name of a column, or a table with a positive number for each client',
         "size",
     )
+    baselines: bool = option("Train alone and common beside it, to compare with.", "true or false", True)
     seed: int = option(
         "The same seed gives the same bytes.", "a whole number from 0 to 2^63 - 1", 0, ge=0, le=2**63 - 1
     )
+    seeds: int = option("Repetitions of a comparison, with the seeds that follow.", "a whole number >= 1", 1, ge=1)
     evaluate_every: int | None = option(
         "Rounds between evaluations.", "a whole number of rounds >= 1", unset="about 20 in all", ge=1
     )
@@ -234,6 +248,7 @@ class Training(Section):
     )
     checkpoint_every: int = option("Rounds between checkpoints.", "a whole number of rounds >= 1", 10, ge=1)
     threads: int | None = option("Threads; kept in the run file.", "a whole number >= 1", unset="all", ge=1)
+    device: str | None = option("Where a network computes: cpu, cuda.", "a device of torch", unset="cpu")
     chunk: int | None = option(
         "Clients worked on at once.", "a whole number of clients >= 1", unset="by the model's size", ge=1
     )
@@ -290,7 +305,13 @@ class Option(NamedTuple):
         value = self.info.default
         if value is None:
             return self._extra["unset"]
-        return "no" if value is False else f"{value:g}" if isinstance(value, float) else str(value)
+        return (
+            ("yes" if value else "no")
+            if isinstance(value, bool)
+            else f"{value:g}"
+            if isinstance(value, float)
+            else str(value)
+        )
 
     @property
     def _extra(self) -> dict[str, str]:
@@ -329,16 +350,20 @@ class Options(TypedDict, total=False):
     partition: Mapping[str, Any] | None
     data_dir: str | None
     task: str | Mapping[str, Any] | None
-    loss: str | None
+    loss: str | Callable[..., Any] | None
     rounds: int | None
     participation: int | float | None
     weights: str | Mapping[str, float] | None
+    baselines: bool | None
     seed: int | None
+    split_seed: int | None
+    seeds: int | None
     evaluate_every: int | None
     patience: int | None
     keep: Literal["best", "last"] | None
     checkpoint_every: int | None
     threads: int | None
+    device: str | None
     chunk: int | None
     kernels: Literal["auto", "torch", "numba"] | None
     average: str | None

@@ -13,7 +13,7 @@ from mooring.core.fields import check_fields, unknown
 from mooring.core.task import Task
 
 NOT_TASKS = ("catalog",)
-NOT_SETTINGS = ("dtype", "make", "kernels")  # what no section [task] can hold
+NOT_SETTINGS = ("dtype", "make", "kernels", "mean", "scale", "device")  # what no section [task] can hold
 AUTOMATIC = {"regression": "linear", "binary": "logistic", "classes": "logistic", "count": "poisson"}
 
 

@@ -1,7 +1,9 @@
-"""Any torch.nn.Module with any per-sample loss as a task: the cohort's parameters are one matrix [C, d]."""
+"""Any torch.nn.Module with any loss as a task: the cohort's trainable parameters are one matrix [C, d]."""
 
 from __future__ import annotations
 
+import copy
+import warnings
 from collections.abc import Callable
 from threading import RLock
 from typing import ClassVar
@@ -18,63 +20,110 @@ from mooring.core.steps import Move
 from mooring.core.task import Constants, Layout, Task, layout_of
 from mooring.tasks.perceptron import is_perceptron, perceptron_grad, perceptron_step, slope_of
 
-RowLoss = Callable[[Tensor, Tensor], Tensor]  # (predictions [B, ...], y [B]) -> [B]
+RowLoss = Callable[[Tensor, Tensor], Tensor]  # (predictions [B, ...], y [B, ...]) -> [B], or [B, ...] to be averaged
 
 
 def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(output, y, reduction="none")
 
 
+def binary_cross_entropy(output: Tensor, y: Tensor) -> Tensor:
+    """Of logits, one for each yes or no of a row."""
+    return F.binary_cross_entropy_with_logits(output.reshape(y.shape), y.to(output.dtype), reduction="none")
+
+
 def half_square(output: Tensor, y: Tensor) -> Tensor:
     return 0.5 * (output.reshape(y.shape) - y) ** 2
 
 
-LOSSES: dict[str, RowLoss] = {"cross_entropy": cross_entropy, "half_square": half_square}
+LOSSES: dict[str, RowLoss] = {
+    "cross_entropy": cross_entropy,
+    "binary_cross_entropy": binary_cross_entropy,
+    "half_square": half_square,
+}
+STANDARD, TARGET = "standard", "target"  # what a network's output is: (y - mean) / scale, or y
 ROW_CURVATURE = 5.0  # a network's Hessian has a few large eigenvalues: its trace is taken as this many of the largest
 CALLING = RLock()  # a functional call puts the parameters into the module for its time: one thread at a time
-BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
+FLAT_STEP, NEGLIGIBLE = 0.1, 1e-6  # the first step where a loss has no curvature, and what counts as none
+NUDGE = 1e-3  # how far w is moved, as a share of its size, where curvature is a difference of gradients
+PROBE_CLIENTS, PROBE_ROWS = 2, 3  # what it takes to see whether networks can be stacked
+SLOW = "There is a performance drop"  # how torch begins to say that it stacks by a loop of its own
 
 
 class Module(Task):
-    """A network as a task. `make()` returns the module; its random start follows the seed.
+    """A network as a task. `make()` returns the module: its weights are the start, random ones following the seed.
 
-    Stochastic layers such as dropout are switched off, so that a stay at a client can be replayed.
+    w holds the trainable parameters. Frozen ones (`requires_grad = False`) and buffers stay as they were made and are
+    sent nowhere. Stochastic layers such as dropout are switched off, so that a stay at a client can be replayed.
+
+    units   what the network's output is where the target is a number: "standard", that is (y - mean) / scale, or
+            "target", that is y itself; a loss of one's own sees outputs and targets in the target's units
+    device  where the network computes; parameters and rows are brought there and back
     """
 
     name: ClassVar[str] = "module"
-    kinds: ClassVar[tuple[str, ...]] = ("regression", "binary", "classes")
+    kinds: ClassVar[tuple[str, ...]] = ("regression", "binary", "classes", "labels")
 
-    def __init__(self, make: Callable[[], nn.Module], loss: str | RowLoss = "cross_entropy", ridge: float = 0.0):
+    def __init__(
+        self,
+        make: Callable[[], nn.Module],
+        loss: str | RowLoss = "cross_entropy",
+        ridge: float = 0.0,
+        units: str = STANDARD,
+        mean: float = 0.0,
+        scale: float = 1.0,
+        device: str = "cpu",
+    ):
         if isinstance(loss, str) and loss not in LOSSES:
             raise RequestError(f"loss must be one of {', '.join(LOSSES)} or a function, got {loss!r}.")
+        if units not in (STANDARD, TARGET):
+            raise RequestError(f"units must be '{STANDARD}' or '{TARGET}', got {units!r}.")
         self.make = make
-        self.row_loss: RowLoss = LOSSES[loss] if isinstance(loss, str) else loss
+        self.row_loss: RowLoss = LOSSES[loss] if isinstance(loss, str) else by_row(loss)
         self.classifies = self.row_loss is cross_entropy
         self.ridge = ridge
-        self.module = make().eval()
-        if not isinstance(self.module, nn.Module):
-            raise RequestError(f"the model's function must return a torch.nn.Module, got {type(self.module).__name__}.")
+        self.mean, self.scale = mean, scale
+        self.units = TARGET if self.has_own_loss else units
+        self.device = device_of(device)
+        self.module = self._made(0).eval().to(self.device)
         for path, layer in self.module.named_modules():
-            if isinstance(layer, BATCH_NORMS):
+            if mixes_rows(layer):
                 raise RequestError(
-                    f"layer '{path}' is a {type(layer).__name__}: its running statistics leak between clients and do "
-                    "not average. Use nn.GroupNorm or nn.LayerNorm instead."
+                    f"layer '{path}' is a {type(layer).__name__} that learns: its running statistics leak between "
+                    "clients and do not average. Use nn.GroupNorm or nn.LayerNorm instead, or freeze it."
                 )
-        self.shapes = {name: p.shape for name, p in self.module.named_parameters()}
+        self.shapes = {name: p.shape for name, p in self.module.named_parameters() if p.requires_grad}
         self.sizes = [shape.numel() for shape in self.shapes.values()]
         if not self.sizes:
             raise RequestError("the model has no parameters to train.")
         self.dim = sum(self.sizes)
-        self.is_perceptron = is_perceptron(self.module)
-        self.dtype = next(self.module.parameters()).dtype
+        frozen = any(not p.requires_grad for p in self.module.parameters())
+        self.is_perceptron = is_perceptron(self.module) and not frozen
+        self.stacks: bool | None = None  # whether clients' networks can be run as one; None until it was tried
+        self.dtype = next(p.dtype for p in self.module.parameters() if p.requires_grad)
+
+    def _made(self, seed: int) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(words(seed, "model")[0] >> 1))
+            made = self.make()
+        if not isinstance(made, nn.Module):
+            raise RequestError(f"the model's function must return a torch.nn.Module, got {type(made).__name__}.")
+        return made
+
+    @property
+    def has_own_loss(self) -> bool:
+        """Whether the loss is a function that a user wrote."""
+        return self.row_loss not in LOSSES.values()
 
     @property
     def metric(self) -> str:
-        return "log-loss" if self.classifies else "mse" if self.row_loss is half_square else "loss"
+        if self.has_own_loss:
+            return "loss"
+        return "mse" if self.row_loss is half_square else "log-loss"
 
     @property
     def likelihood(self) -> bool:
-        return self.classifies
+        return self.row_loss in (cross_entropy, binary_cross_entropy)
 
     @property
     def risk_per_loss(self) -> float:
@@ -84,11 +133,12 @@ class Module(Task):
     def layout(self) -> Layout:
         return layout_of(self.shapes, {name: name.rpartition(".")[0] for name in self.shapes})
 
+    def describe(self) -> dict[str, object]:
+        return {"units": self.units}
+
     def start(self, seed: int = 0) -> Tensor:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(words(seed, "model")[0] >> 1))
-            fresh = self.make()
-        return torch.cat([p.detach().reshape(-1) for p in fresh.parameters()]).to(self.dtype)
+        fresh = self._made(seed)
+        return torch.cat([p.detach().reshape(-1) for p in fresh.parameters() if p.requires_grad]).to(self.dtype)
 
     def layers(self, w: Tensor) -> dict[str, Tensor]:
         """Each layer's parameters [C, ...] as views of w [C, d]."""
@@ -98,25 +148,84 @@ class Module(Task):
         }
 
     def _forward(self, layers: dict[str, Tensor], x: Tensor) -> Tensor:
+        """[C, B, ...]: what the clients' networks say about their rows."""
+        x = x.to(self.dtype) if x.dtype.is_floating_point else x
         if len(x) == 1:  # a lone client needs no stacking, and its kernels are faster
-            single = {name: part[0] for name, part in layers.items()}
-            with CALLING:
-                return functional_call(self.module, single, (x[0],))[None]
+            return self._one_by_one(layers, x)
+        with CALLING:
+            if self.stacks is None:
+                self.stacks = self._can_stack(layers, x)
+        return self._together(layers, x) if self.stacks else self._one_by_one(layers, x)
+
+    def _together(self, layers: dict[str, Tensor], x: Tensor) -> Tensor:
         with CALLING:
             return vmap(lambda params, rows: functional_call(self.module, params, (rows,)))(layers, x)
+
+    def _one_by_one(self, layers: dict[str, Tensor], x: Tensor) -> Tensor:
+        outputs = []
+        for c, rows in enumerate(x):
+            single = {name: part[c] for name, part in layers.items()}
+            try:
+                with CALLING:
+                    outputs.append(functional_call(self.module, single, (rows,)))
+            except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
+                kind = f"{tuple(rows.shape[1:])} of {rows.dtype}"
+                raise RequestError(f"the model fails on rows of shape {kind}: {str(error).splitlines()[0]}") from error
+        return outputs[0][None] if len(outputs) == 1 else torch.stack(outputs)
+
+    def _can_stack(self, layers: dict[str, Tensor], x: Tensor) -> bool:
+        """Whether torch runs several of these networks as one, gradients included; what keeps it from that is said."""
+        some = {name: part[:PROBE_CLIENTS].detach().requires_grad_() for name, part in layers.items()}
+        rows = x[:PROBE_CLIENTS, :PROBE_ROWS]
+        try:
+            with warnings.catch_warnings(), torch.enable_grad():
+                warnings.filterwarnings("error", message=SLOW)
+                output = self._together(some, rows)
+                torch.autograd.grad(output.sum(), list(some.values()), allow_unused=True)
+                with torch.no_grad():
+                    self._together(some, rows)
+            return True
+        except Exception as error:
+            if "random" in str(error):
+                raise RequestError(
+                    "the model draws random numbers when it is evaluated; a stay at a client could not be replayed."
+                ) from error
+            self._one_by_one({name: part.detach() for name, part in some.items()}, rows)  # fails where the model does
+            why = str(error).splitlines()[0].split(". ")[0]
+            warnings.warn(f"the clients' networks are trained one after another, for torch cannot stack them ({why}).")
+            return False
 
     def _row_losses(self, layers: dict[str, Tensor], batch: Batch) -> Tensor:
         return self._each_loss(self._forward(layers, batch.x), batch.y)
 
     def _each_loss(self, output: Tensor, y: Tensor) -> Tensor:
-        return self.row_loss(output.flatten(0, 1), y.flatten()).view(y.shape[0], y.shape[1])
+        """[C, B]: the loss of outputs [C, B, ...]; several numbers of a row are averaged."""
+        if self.has_own_loss:
+            y = y * self.scale + self.mean if y.dtype.is_floating_point else y
+        elif self.units == TARGET:
+            output = (output - self.mean) / self.scale
+        losses = self.row_loss(output.flatten(0, 1), y.flatten(0, 1))
+        rows = y.shape[0] * y.shape[1]
+        if losses.ndim == 0 or len(losses) != rows:
+            raise RequestError(
+                f"the loss must return one number per row, got the shape {tuple(losses.shape)} for {rows} rows."
+            )
+        return losses.reshape(*y.shape[:2], -1).mean(2)
+
+    def _here(self, w: Tensor, batch: Batch) -> tuple[Tensor, Batch]:
+        """Parameters and rows where the network computes."""
+        if self.device.type == "cpu":
+            return w, batch
+        return w.to(self.device), Batch(*(part.to(self.device) for part in batch))
 
     def loss(self, w: Tensor, batch: Batch) -> Tensor:
+        w, batch = self._here(w, batch)
         with torch.no_grad():
             data = (batch.weight * self._row_losses(self.layers(w), batch)).sum(1)
-        return data + self.ridge / 2 * (w**2).sum(1)
+        return (data + self.ridge / 2 * (w**2).sum(1)).cpu()
 
     def grad(self, w: Tensor, batch: Batch) -> Tensor:
+        w, batch = self._here(w, batch)
         out = torch.empty_like(w, memory_format=torch.contiguous_format)
         places = self.layers(out)
         if self.is_perceptron and isinstance(self.module, nn.Sequential):
@@ -126,12 +235,12 @@ class Module(Task):
 
             perceptron_grad(self.module, self.layers(w.detach()), batch.x, total, places)
         else:
-            self._grad_by_vmap(w, batch, places)
-        return out.add_(w, alpha=self.ridge) if self.ridge else out
+            self._grad_by_autograd(w, batch, places)
+        return (out.add_(w, alpha=self.ridge) if self.ridge else out).cpu()
 
     @property
     def step(self):  # type: ignore[override]
-        return self._perceptron_step if self.is_perceptron else None
+        return self._perceptron_step if self.is_perceptron and self.device.type == "cpu" else None
 
     def _perceptron_step(self, v: Tensor, batch: Batch, move: Move) -> None:
         weight = batch.weight * move.rate
@@ -147,7 +256,7 @@ class Module(Task):
         places = {part.name: part.place for part in self.layout}
         perceptron_step(self.module, self.layers(v), batch.x, slope, move, self.ridge, places)
 
-    def _grad_by_vmap(self, w: Tensor, batch: Batch, places: dict[str, Tensor]) -> None:
+    def _grad_by_autograd(self, w: Tensor, batch: Batch, places: dict[str, Tensor]) -> None:
         leaves = {name: part.detach().requires_grad_() for name, part in self.layers(w).items()}
         with torch.enable_grad():
             total = (batch.weight * self._row_losses(leaves, batch)).sum()
@@ -156,35 +265,123 @@ class Module(Task):
             place.copy_(part) if part is not None else place.zero_()
 
     def predict(self, w: Tensor, x: Tensor) -> Tensor:
+        """Probabilities of the classes, or of each label; numbers as (y - mean) / scale, like the rows' own."""
         with torch.no_grad():
-            output = self._forward(self.layers(w), x)
+            output = self._forward(self.layers(w.to(self.device)), x.to(self.device)).cpu()
         if self.classifies:
             return torch.softmax(output, -1)
-        return output.reshape(x.shape[:2]) if output.shape[2:].numel() == 1 else output
+        output = output.reshape(x.shape[:2]) if output.shape[2:].numel() == 1 else output
+        if self.row_loss is binary_cross_entropy:
+            return torch.sigmoid(output)
+        return (output - self.mean) / self.scale if self.units == TARGET else output
 
     def row_risk(self, w: Tensor, batch: Batch) -> Tensor:
+        w, batch = self._here(w, batch)
         with torch.no_grad():
             losses = self._row_losses(self.layers(w), batch)
-        return self.risk_per_loss * losses
+        return (self.risk_per_loss * losses).cpu()
 
     def score(self, w: Tensor, batch: Batch) -> dict[str, Tensor]:
-        if not self.classifies:
+        if self.has_own_loss or self.row_loss is half_square:
             return {}
-        hit = (batch.weight * (self.predict(w, batch.x).argmax(-1) == batch.y)).sum(1)
+        said = self.predict(w, batch.x)
+        right = said.argmax(-1) == batch.y if self.classifies else (said > 0.5) == (batch.y > 0.5)
+        hit = (batch.weight * right.to(batch.weight.dtype).reshape(*batch.y.shape[:2], -1).mean(2)).sum(1)
         return {"accuracy": torch.where(batch.weight.sum(1) > 0, hit, torch.full_like(hit, torch.nan))}
 
     def constants(self, batch: Batch, w: Tensor | None = None, rounds: int = 10) -> Constants:
-        """smooth: the largest curvature at w, by power iteration on Hessian products; convexity is unknown (nan), and a
-        single row's curvature a guess from `smooth`."""
+        """smooth: the largest curvature at w, by power iteration on Hessian products, or what stands for it where the
+        loss has none there; convexity is unknown (nan), and a single row's curvature a guess from `smooth`."""
         w = self.start()[None].expand(len(batch.y), -1) if w is None else w
+        w, batch = self._here(w, batch)
+        v = torch.randn(w.shape, generator=torch.Generator().manual_seed(0), dtype=w.dtype).to(w.device)
+        try:
+            v = self._largest_curvature(w, batch, v, rounds)
+        except RuntimeError:  # a layer of the network has no second derivative in torch
+            for _ in range(rounds):
+                v = self._curve_by_difference(w, batch, v / v.norm(dim=1, keepdim=True).clamp(min=1e-30))
+        smooth = self._or_by_slope(v.norm(dim=1).cpu(), w, batch) + self.ridge
+        nan = torch.full_like(smooth, torch.nan)
+        return Constants(smooth, nan, nan, ROW_CURVATURE * smooth, nan, (1 + ROW_CURVATURE) * smooth)
+
+    def _largest_curvature(self, w: Tensor, batch: Batch, v: Tensor, rounds: int) -> Tensor:
         leaf = w.detach().clone().requires_grad_()
         with torch.enable_grad():
             total = (batch.weight * self._row_losses(self.layers(leaf), batch)).sum()
             (g,) = torch.autograd.grad(total, leaf, create_graph=True)
-            v = torch.randn(leaf.shape, generator=torch.Generator().manual_seed(0), dtype=w.dtype)
             for _ in range(rounds):
                 v = v / v.norm(dim=1, keepdim=True).clamp(min=1e-30)
                 (v,) = torch.autograd.grad(g, leaf, v, retain_graph=True)
-        smooth = v.norm(dim=1) + self.ridge
-        nan = torch.full_like(smooth, torch.nan)
-        return Constants(smooth, nan, nan, ROW_CURVATURE * smooth, nan, (1 + ROW_CURVATURE) * smooth)
+        return v
+
+    def _or_by_slope(self, smooth: Tensor, w: Tensor, batch: Batch) -> Tensor:
+        """The curvature [C]; where the loss is flat at w (absolute errors, the arms of Huber's loss), what makes a step
+        of 1 / curvature take off the share FLAT_STEP of the loss, as its slope has it."""
+        slope, height = self.grad(w, batch).square().sum(1), self.loss(w, batch)
+        full = slope / height.clamp(min=torch.finfo(w.dtype).tiny)
+        flat = smooth <= NEGLIGIBLE * full
+        return torch.where(flat & (full > 0), full / FLAT_STEP, torch.where(smooth > 0, smooth, 1.0))
+
+    def _curve_by_difference(self, w: Tensor, batch: Batch, v: Tensor) -> Tensor:
+        """The Hessian times v, |v| = 1, as a central difference of gradients."""
+        far = NUDGE * w.norm(dim=1, keepdim=True).clamp(min=1)
+        ahead, behind = torch.empty_like(v), torch.empty_like(v)
+        self._grad_by_autograd(w + far * v, batch, self.layers(ahead))
+        self._grad_by_autograd(w - far * v, batch, self.layers(behind))
+        return (ahead - behind) / (2 * far)
+
+
+def by_row(loss: RowLoss) -> RowLoss:
+    """A loss that speaks of each row: torch's own loss modules average unless they are told not to."""
+    if isinstance(loss, nn.Module) and getattr(loss, "reduction", "none") != "none":
+        loss = copy.copy(loss)
+        loss.reduction = "none"  # type: ignore[assignment]
+    return loss
+
+
+def mixes_rows(layer: nn.Module) -> bool:
+    """Whether a layer's output at a row depends on other rows: BatchNorm, unless it is frozen as it was trained."""
+    if not isinstance(layer, nn.modules.batchnorm._BatchNorm):
+        return False
+    return not layer.track_running_stats or any(p.requires_grad for p in layer.parameters())
+
+
+def device_of(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError):
+        here = "cpu" + (", cuda" if torch.cuda.is_available() else "")
+        raise RequestError(f"device {name!r} is not there; this machine has {here}.") from None
+    return device
+
+
+class InUnits(nn.Module):
+    """A network that was trained on (y - mean) / scale, and answers in the units of y."""
+
+    def __init__(self, net: nn.Module, mean: float, scale: float):
+        super().__init__()
+        self.net = net
+        self.register_buffer("mean", torch.tensor(mean, dtype=torch.float64))
+        self.register_buffer("scale", torch.tensor(scale, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        output = self.net(x)
+        return output * self.scale.to(output.dtype) + self.mean.to(output.dtype)
+
+
+def module_of(task: Task, w: Tensor, mean: float = 0.0, scale: float = 1.0) -> nn.Module:
+    """The network with the parameters w [d], ready to be used: evaluation mode, answers in the target's own units.
+
+    `mean` and `scale` are those of the target that the rows were standardised by. Classes and labels come as logits.
+    """
+    if not isinstance(task, Module):
+        raise RequestError(f"task '{task.name}' is no network; its models are in .models, and in .coefficients.")
+    net = copy.deepcopy(task.module).cpu()
+    values = task.layers(w[None])
+    with torch.no_grad():
+        for name, part in net.named_parameters():
+            if name in values:
+                part.copy_(values[name][0])
+    plain = task.units == TARGET or task.metric == "log-loss" or (mean == 0 and scale == 1)
+    return (net if plain else InUnits(net, mean, scale)).eval()

@@ -11,9 +11,9 @@ import mooring
 from mooring.cli import main
 from mooring.core import trust
 from mooring.core.errors import RequestError
+from mooring.core.python_files import load_python
 from mooring.engines.compare import resume as resume_comparison
 from mooring.engines.fit import resume
-from mooring.engines.prepare import read_model
 from mooring.runs.files import UNSEALED, sealed
 
 NET = """from pathlib import Path
@@ -149,7 +149,7 @@ def test_a_compiled_file_beside_trusted_code_is_not_run(here):
     source.write_text(harmless.ljust(size, "#"))
     os.utime(source, (1, 1))
     trust.give_code(source)
-    read_model("net.py:make")
+    load_python("net.py:make", "model")
     assert not ran(here)
 
 

@@ -43,7 +43,7 @@ def test_the_estimate_grows_with_the_work():
 
     def saved(algorithm, settings, **options):
         job = prepare(request(clients(), purpose="fit", algorithm=algorithm, settings=settings, **options), clients())
-        return seconds_saved(job.run, job.clients, job.task)
+        return seconds_saved(job.run, job.clients, job.task, job.algorithms())
 
     assert saved("fedavg", FIELDS, rounds=20) == pytest.approx(2 * saved("fedavg", FIELDS, rounds=10))
     assert saved("fedavg", {**FIELDS, "epochs": 2}, rounds=10) > saved("fedavg", FIELDS | {"steps": 1}, rounds=10)

@@ -113,3 +113,47 @@ def test_what_is_no_network_is_refused():
         Module(lambda: nn.ReLU())
     with pytest.raises(RequestError, match="loss must be one of"):
         Module(net, "hinge")
+
+
+def test_a_flat_loss_has_a_step_all_the_same():
+    """Of absolute errors far from zero: the first step takes a tenth of the loss away, for the loss is linear there."""
+    task, rows = Module(lambda: nn.Linear(4, 1), lambda output, y: (output[:, 0] - y).abs()), batch()
+    rows = rows._replace(y=torch.full_like(rows.y, 100).float())
+    w = torch.stack([task.start(seed) for seed in range(3)])
+    smooth = task.constants(rows, w).smooth
+    after = task.loss(w - task.grad(w, rows) / smooth[:, None], rows)
+    torch.testing.assert_close(after, 0.9 * task.loss(w, rows), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_curvature_by_differences_is_the_curvature(frozen):
+    """Central differences in double precision against autograd's Hessian of each client."""
+    make = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    make[0].requires_grad_(not frozen)
+    task, rows = Module(lambda: make), batch()
+    rows = Batch(rows.x.double(), rows.y, rows.weight.double())
+    w = task.start()[None].expand(3, -1).contiguous()
+    v = torch.nn.functional.normalize(
+        torch.randn(3, task.dim, dtype=w.dtype, generator=torch.Generator().manual_seed(1))
+    )
+    found = task._curve_by_difference(w, rows, v)
+    for i in range(3):
+        mine = Batch(*(part[i : i + 1] for part in rows))
+        hessian = torch.autograd.functional.hessian(
+            lambda u, mine=mine: (mine.weight * task._row_losses(task.layers(u[None]), mine)).sum(), w[i]
+        )
+        # the remainder of a central difference is of the order of the step squared
+        torch.testing.assert_close(found[i], hessian @ v[i], rtol=1e-3, atol=1e-4)
+
+
+def test_one_after_another_is_what_stacking_gives():
+    task, rows = (
+        Module(lambda: nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 2, 2), nn.Flatten(), nn.Linear(6, 3))),
+        batch(),
+    )
+    w = torch.stack([task.start(seed) for seed in range(3)])
+    together = task.grad(w, rows), task.loss(w, rows), task.predict(w, rows.x)
+    assert task.stacks
+    task.stacks = False
+    for one, other in zip((task.grad(w, rows), task.loss(w, rows), task.predict(w, rows.x)), together):
+        torch.testing.assert_close(one, other)

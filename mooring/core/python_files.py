@@ -1,0 +1,117 @@
+"""Things of a user's own in a Python file, named as "my_file.py:thing": models, losses, algorithms.
+
+A run directory keeps a copy of every such file beside its run file, so that the run works from another folder.
+`load_python` is the only place where a file that a run names is executed, and then only if this user has given it.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import inspect
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from mooring.core.errors import RequestError
+from mooring.core.trust import code_of
+
+SPEC = re.compile(r"^.+\.py:[A-Za-z_]\w*$")
+KEPT = "code-"  # begins the name of a copy in a run directory
+DIGITS = 16  # of a copy's digest in its name
+
+
+def is_spec(text: Any) -> bool:
+    return isinstance(text, str) and SPEC.match(text) is not None
+
+
+def load_python(spec: str, what: str, kept: Path | None = None) -> Any:
+    """The thing that "my_file.py:thing" names, from the run's own copy where `kept`, a run directory, has one.
+
+    `what` is it called in errors.
+    """
+    path, name = spec.rsplit(":", 1)
+    file = copy_in(kept, spec) or Path(path)
+    if not file.is_file():
+        raise RequestError(f"{what} {spec!r}: there is no file {path}.")
+    title = f"{_begins(spec)}{Path(path).stem}"  # no name that anybody imports
+    module, source = ModuleType(title), code_of(file)
+    module.__file__ = str(file)
+    sys.modules[title] = module  # dataclasses look their module up
+    try:
+        exec(compile(source, str(file), "exec"), vars(module))
+    except Exception as error:
+        raise RequestError(f"{what} {spec!r}: {path} fails with {type(error).__name__}: {error}.") from error
+    if not callable(getattr(module, name, None)):
+        known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise RequestError(f"{what} {spec!r}: {path} has no function {name!r}; it has {', '.join(known) or 'none'}.")
+    return getattr(module, name)
+
+
+def spec_of(thing: Any) -> str | None:
+    """ "my_file.py:thing" for a function or a class that an imported file defines; None for all that is only in memory.
+
+    A script that is running is no such file: loading it again would run it again.
+    """
+    module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", "")
+    home = sys.modules.get(module or "")
+    if thing is None or module in (None, "__main__") or home is None or getattr(home, name, None) is not thing:
+        return None
+    try:
+        file = inspect.getsourcefile(thing)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+    spec = f"{Path(file).resolve()}:{name}" if file and Path(file).is_file() else ""
+    return spec if is_spec(spec) else None
+
+
+def full(spec: Any) -> Any:
+    """A spec with its file's full path, where the file is there; anything else as it is."""
+    if not is_spec(spec):
+        return spec
+    path, name = spec.rsplit(":", 1)
+    return f"{Path(path).resolve()}:{name}" if Path(path).is_file() else spec
+
+
+def copy_of(spec: str, content: bytes) -> str:
+    """What the copy of a spec's file is called: by the file, its folder and a digest of what it holds."""
+    return f"{_begins(spec)}{hashlib.sha256(content).hexdigest()[:DIGITS]}.py"
+
+
+def _begins(spec: str) -> str:
+    path = Path(spec.rsplit(":", 1)[0])
+    return f"{KEPT}{path.stem}-{hashlib.sha256(str(path.parent).encode()).hexdigest()[:4]}-"
+
+
+def copy_in(kept: Path | None, spec: str) -> Path | None:
+    """The run's copy of a spec's file, if it has one; a damaged one is refused."""
+    found = [] if kept is None else sorted(kept.glob(glob.escape(_begins(spec)) + "*.py"))
+    if not found:
+        return None
+    if copy_of(spec, found[0].read_bytes()) != found[0].name:
+        raise RequestError(f"{found[0]} is damaged: it is not the file that the run was begun with.")
+    return found[0]
+
+
+def copies(specs: Iterable[str], kept: Path | None = None) -> dict[str, bytes]:
+    """The files of these specs by the names of their copies, from the copies in `kept` where there are some."""
+    out = {}
+    for spec in specs:
+        file = copy_in(kept, spec) or Path(spec.rsplit(":", 1)[0])
+        if file.is_file():
+            content = file.read_bytes()
+            out[copy_of(spec, content)] = content
+    return out
+
+
+def check_unchanged(specs: Iterable[str], kept: Path) -> None:
+    """Refuse files that are no longer what the run began with; for one that is gone there is its copy in the run."""
+    for spec in specs:
+        file, copy = Path(spec.rsplit(":", 1)[0]), copy_in(kept, spec)
+        if copy is not None and file.is_file() and file.read_bytes() != copy.read_bytes():
+            raise RequestError(
+                f"{kept}: {file} has changed since the run began; start a new run, or bring back {copy.name}."
+            )

@@ -1,0 +1,194 @@
+"""What a researcher does, by the documentation alone: a method of one's own, compared over seeds, kept with its run."""
+
+import re
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import mooring
+from mooring.algorithms import base
+from mooring.cli import main
+from mooring.core.errors import RequestError
+from mooring.engines.fit import resume
+from mooring.runs.directory import MODELS, open_run
+from mooring.runs.runfile import read_run
+from tests.test_docs import ROOT
+
+NET = """
+from torch import nn
+
+def make(features, classes):
+    return nn.Sequential(nn.Linear(features, 4), nn.Tanh(), nn.Linear(4, max(classes, 1)))
+"""
+LOSS = """
+def absolute(output, y):
+    return (output[:, 0] - y).abs()
+"""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder with a table, a network, a loss and the documentation's own algorithm."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(160, 2))
+    who = np.arange(160) % 4
+    frame = pd.DataFrame({"site": [f"s{i}" for i in who], "a": x[:, 0], "b": x[:, 1]})
+    frame["y"] = 100 + 10 * x[:, 0] + who * x[:, 1] + rng.normal(size=160)
+    frame.to_csv(tmp_path / "rows.csv", index=False)
+    text = (ROOT / "docs" / "adding-an-algorithm.md").read_text()
+    (tmp_path / "fedper.py").write_text(re.search(r"```python\n(.*?)```", text, re.S).group(1))
+    (tmp_path / "net.py").write_text(NET)
+    (tmp_path / "loss.py").write_text(LOSS)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def command(*words):
+    with pytest.raises(SystemExit) as left:
+        main([str(word) for word in words])
+    return left.value.code
+
+
+DATA = ("rows.csv", "--client", "site", "--target", "y")
+
+
+def test_an_algorithm_in_a_file_of_ones_own(here, capsys):
+    words = (*DATA, "--algorithm", "fedper.py:FedPer", "--set", "layers=1", "--rounds", "4", "--no-baselines")
+    assert command("fit", *words, "--checkpoint-every", "2", "--out", "run") == 0, capsys.readouterr().err
+    kept = open_run("run")
+    assert kept.run.algorithm.name == f"{here / 'fedper.py'}:FedPer" and kept.summary["algorithm"] == "FedPer"
+    before = kept.models.personal
+    # the file is gone: its copy in the run serves
+    (here / "fedper.py").unlink()
+    (here / "run" / MODELS).unlink()
+    shutil.rmtree(here / "run" / "checkpoint")
+    assert command("resume", "run") == 0, capsys.readouterr().err
+    assert torch.equal(open_run("run").models.personal, before)
+
+
+def test_a_changed_file_is_noticed(here, capsys):
+    assert command("fit", *DATA, "--model", "net.py:make", "--rounds", "2", "--out", "run", "--no-baselines") == 0
+    (here / "run" / MODELS).unlink()
+    (here / "net.py").write_text(NET.replace("4", "5"))
+    assert command("resume", "run") == 2
+    assert "net.py has changed since the run began" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_run_works_from_another_folder(here, capsys, monkeypatch):
+    assert (
+        command("fit", *DATA, "--model", "net.py:make", "--loss", "loss.py:absolute", "--rounds", "3", "--out", "run")
+        == 0
+    )
+    assert command("predict", "run", "rows.csv", "--out", "before.csv") == 0
+    (here / "elsewhere").mkdir()
+    shutil.move("run", "elsewhere/run")
+    shutil.move("rows.csv", "elsewhere/rows.csv")
+    (here / "net.py").unlink()
+    (here / "loss.py").unlink()
+    monkeypatch.chdir(here / "elsewhere")
+    assert command("predict", "run", "rows.csv", "--out", "after.csv") == 0, capsys.readouterr().err
+    assert (here / "before.csv").read_bytes() == (here / "elsewhere" / "after.csv").read_bytes()
+    predictions = pd.read_csv("after.csv")["y"]
+    assert predictions.between(0, 200).all()  # in the target's units
+
+
+def test_an_algorithm_as_an_object(here, monkeypatch):
+    """An object of a class in an imported file can be resumed by anybody; one in memory, by passing it again."""
+    monkeypatch.syspath_prepend(here)
+    import fedper
+
+    by_file = mooring.fit("rows.csv", client="site", target="y", algorithm=fedper.FedPer(steps=3), rounds=3, out="run")
+    assert read_run("run/run.toml").algorithm.name == f"{here / 'fedper.py'}:FedPer"
+
+    class Mine(fedper.FedPer):
+        pass
+
+    by_memory = mooring.fit("rows.csv", client="site", target="y", algorithm=Mine(steps=3), rounds=3, out="mine")
+    assert torch.equal(by_memory.trained.models, by_file.trained.models)
+    (here / "mine" / MODELS).unlink()
+    with pytest.raises(RequestError, match="Mine was in memory; pass it again"):
+        resume("mine")
+    again, _ = resume("mine", algorithm=Mine())
+    assert torch.equal(again.trained.models, by_memory.trained.models)
+
+
+def test_what_is_no_algorithm_is_refused(here):
+    with pytest.raises(RequestError, match="must be a frozen dataclass that inherits from Algorithm"):
+        mooring.fit("rows.csv", client="site", target="y", algorithm="net.py:make")
+    with pytest.raises(RequestError, match="unknown algorithm 'fedpar'"):
+        mooring.fit("rows.csv", client="site", target="y", algorithm="fedpar")
+
+
+def test_algorithms_of_installed_packages_are_found(here, monkeypatch):
+    monkeypatch.syspath_prepend(here)
+    from importlib.metadata import EntryPoint
+
+    point = EntryPoint("fed_per", "fedper:FedPer", base.ENTRY_POINTS)
+    monkeypatch.setattr(base, "entry_points", lambda group, name=None: [point] if name in (None, point.name) else [])
+    assert "fed_per" in base.names()
+    result = mooring.fit("rows.csv", client="site", target="y", algorithm="fed_per", rounds=2, out="run")
+    assert read_run("run/run.toml").algorithm.name == "fed_per" and result.trained.algorithm.name == "FedPer"
+
+
+def test_settings_compared_over_seeds(here, capsys):
+    methods = "local,ditto lam=0.1,ditto lam=10"
+    words = (*DATA, "--methods", methods, "--rounds", "3", "--seeds", "3", "--seed", "5")
+    assert command("compare", *words, "--out", "run") == 0, capsys.readouterr().err
+    table = pd.read_csv("run/methods.csv")
+    assert list(table["method"]) == ["local", "ditto lam=0.1", "ditto lam=10"]
+    seeds = pd.read_csv("run/seeds.csv")
+    assert sorted(seeds["seed"].unique()) == [5, 6, 7]
+    by_method = seeds.groupby("method")["test_loss"]
+    for row in table.to_dict("records"):
+        assert row["test_loss"] == pytest.approx(by_method.mean()[row["method"]])
+        assert row["test_loss_sd"] == pytest.approx(by_method.std()[row["method"]])
+    wide = seeds.pivot(index="seed", columns="method", values="test_loss")
+    best = wide.mean().idxmin()
+    worst = wide.mean().idxmax()
+    row = table.set_index("method").loc[worst]
+    assert row["behind"] == pytest.approx((wide[worst] - wide[best]).mean())
+    assert row["behind_sd"] == pytest.approx((wide[worst] - wide[best]).std())
+    alone = mooring.compare("rows.csv", ["local"], client="site", target="y", rounds=3, seed=6)
+    assert wide.loc[6, "local"] == pytest.approx(alone.methods["test_loss"][0])
+    curves = pd.read_csv("run/curves.csv")
+    assert set(curves.columns) >= {"method", "seed", "t", "test_loss"} and len(curves["method"].unique()) == 3
+
+
+def test_a_repeated_comparison_resumes(here):
+    options = {"client": "site", "target": "y", "rounds": 3, "seeds": 2}
+    whole = mooring.compare("rows.csv", ["fedavg", "local"], out="run", **options)
+    shutil.rmtree(here / "run" / "seed-1" / "methods" / "local")
+    (here / "run" / "compare.json").unlink()
+    from mooring.engines.compare import resume as go_on
+
+    again = go_on("run")
+    for name in ("test_loss", "test_loss_sd", "behind"):
+        assert list(again.methods[name]) == list(whole.methods[name])
+
+
+def test_the_split_has_a_seed_of_its_own(here):
+    options = {"client": "site", "target": "y", "rounds": 2, "baselines": False, "algorithm": "fedavg"}
+    first = mooring.fit("rows.csv", seed=1, split_seed=9, **options)
+    second = mooring.fit("rows.csv", seed=2, split_seed=9, **options)
+    assert first.job.clients.placement.equals(second.job.clients.placement)
+    dealt = [
+        mooring.fit(
+            "digits", partition={"clients": 5, "seed": 3}, seed=seed, rounds=1, algorithm="fedavg", baselines=False
+        ).job.clients
+        for seed in (1, 2)
+    ]
+    assert torch.equal(dealt[0].train.y, dealt[1].train.y)
+    with pytest.raises(RequestError, match="unknown field 'sede'"):
+        mooring.fit("digits", partition={"sede": 3})
+
+
+def test_a_method_that_loses_to_both_ends_says_so(here):
+    """A step so small that nothing is learnt."""
+    result = mooring.fit("rows.csv", client="site", target="y", algorithm="fedavg", settings={"eta": 1e-9}, rounds=1)
+    assert "fedavg does worse here" in result.notes[-1] and "mooring advise" in result.notes[-1]
+    assert "mooring advise" in repr(result)
+    good = mooring.fit("rows.csv", client="site", target="y")
+    assert not any("does worse" in note for note in good.notes)
