@@ -224,7 +224,7 @@ def test_every_field_has_a_row_and_a_type():
     assert fields - {("data", "source")} == {(option.section, option.field) for option in OPTIONS.values()}
     assert {row.name for row in ROWS} == set(OPTIONS) - {
         "seeds"
-    }  # of `compare` alone: see tests/engines/test_compare.py
+    }  # of `compare` alone: see tests/journeys/test_researcher.py
     hints = get_type_hints(Options)
     assert set(hints) == set(OPTIONS) - {"model"}  # a model may be a network too: an argument of its own
     for row in ROWS:
