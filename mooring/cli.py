@@ -188,6 +188,37 @@ def report(
         typer.launch(page.resolve().as_uri())
 
 
+@app.command("app", epilog="Example: mooring app --open")
+def local_page(
+    folder: Annotated[
+        Path, typer.Option("--folder", help="Where tables and runs are kept. [mooring-app]", show_default=False)
+    ] = Path("mooring-app"),
+    port: Annotated[int, typer.Option("--port", help="Port to listen on. [any that is free]", show_default=False)] = 0,
+    open_: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
+) -> None:
+    """A page on this machine: drop a table, pick its columns, press a button, take the report and the models.
+
+    It listens on the loopback address only, and its own address holds a token. Interrupt it to end it.
+    """
+    from mooring.report.terminal import Display
+    from mooring.runs.directory import refuse_unwritable
+
+    try:
+        from mooring.app.server import serve as show
+    except ModuleNotFoundError as missing:
+        if missing.name not in ("starlette", "uvicorn"):
+            raise
+        raise RequestError(f"`mooring app` needs {missing.name}: pip install 'mooring[app]'.") from None
+    refuse_unwritable(folder / "runs")
+
+    def ready(address: str) -> None:
+        Display().say(f"Mooring's page: {address}")
+        if open_:
+            typer.launch(address)
+
+    show(folder, port, ready)
+
+
 @app.command(epilog="Example: mooring predict runs/exam-1 new.csv --out predictions.csv")
 def predict(
     run: Run,

@@ -68,16 +68,17 @@ def render(parts: Sequence[Contents]) -> str:
 
 
 @cache
-def environment() -> jinja2.Environment:
-    loader = jinja2.FunctionLoader(template)
+def environment(package: str = "mooring.report") -> jinja2.Environment:
+    """Where a package's pages come from: what they are given is text, never markup."""
+    loader = jinja2.FunctionLoader(lambda name: template(name, package))
     found = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     found.filters["shown"] = shown
     return found
 
 
 @cache
-def template(name: str) -> str:
-    return files("mooring.report").joinpath("templates", name).read_text(encoding="utf-8")
+def template(name: str, package: str = "mooring.report") -> str:
+    return files(package).joinpath("templates", name).read_text(encoding="utf-8")
 
 
 def embedded(value: Any) -> str:

@@ -3,17 +3,16 @@
 import csv
 import io
 import os
-import shutil
 from pathlib import Path
 
 import pytest
 
 from mooring.report.page import write_report
+from tests.browser import launched, needs_browser
 from tests.report.runs import HOSTILE, NAMES, advised
 
 driver = pytest.importorskip("playwright.sync_api", reason="playwright, which drives the browser, is not installed")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here: install Debian's chromium")
+pytestmark = needs_browser
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +25,7 @@ def runs(tmp_path_factory):
 @pytest.fixture(scope="module")
 def browser():
     with driver.sync_playwright() as play:
-        found = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        found = launched(play)
         yield found
         found.close()
 

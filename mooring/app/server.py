@@ -1,0 +1,287 @@
+"""The local page: drop a table, pick its columns, see what is wrong with it, press a button, take the report.
+
+It listens on this machine only. Every address holds a token that only the person who started it has been told, requests
+that name another host are refused (a name elsewhere may point to this machine), and what is served forbids every script
+but our own and every request that leaves.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import secrets
+import socket
+import zipfile
+from collections.abc import Callable, Container
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from mooring.advice.advise import advise
+from mooring.app.jobs import Job, Jobs
+from mooring.core.errors import RequestError
+from mooring.data.checks import check
+from mooring.data.gather import gather
+from mooring.data.guesses import columns_of, likely_clients, likely_targets
+from mooring.data.readers import ENDINGS
+from mooring.engines.export import export
+from mooring.report.contents import contents
+from mooring.report.figures import draw_advice
+from mooring.report.page import PAGE, environment, template, write_report
+from mooring.runs.directory import MODELS, RUN, open_run
+from mooring.runs.files import write_whole
+
+PACKAGE = "mooring.app"
+HERE = "127.0.0.1"
+HOSTS = [HERE, "localhost"]
+MOST_BYTES = 2**31  # of a dropped table
+TABLES, RUNS = "tables", "runs"  # the two folders that the page keeps
+DOWNLOADS = {  # what a finished run offers
+    "report": "the report, one page that opens without a network",
+    "models": "every client's model, for `mooring.open` and `mooring predict`",
+    "coefficients": "every client's coefficients, as a table",
+    "clients": "every client's losses, gains and verdict, as a table",
+    "run": "all files of the run, packed",
+}
+POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'"
+HEADERS = {
+    "Content-Security-Policy": POLICY + "; form-action 'self'; frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+}
+
+
+def serve(folder: Path, port: int, ready: Callable[[str], None]) -> None:
+    """Serve the page until it is interrupted; `ready` is told its address."""
+    (folder / TABLES).mkdir(parents=True, exist_ok=True)
+    (folder / RUNS).mkdir(exist_ok=True)
+    token = secrets.token_urlsafe(18)
+    with socket.socket() as listening:
+        try:
+            listening.bind((HERE, port))
+            listening.listen()
+        except OSError as error:
+            raise RequestError(f"port {port} cannot be used ({error.strerror}); choose another --port.") from None
+        ready(f"http://{HERE}:{listening.getsockname()[1]}/{token}/")
+        running(build(folder, token)).run(sockets=[listening])
+
+
+def running(app: Starlette) -> uvicorn.Server:
+    """The server of the page, with nothing beside it."""
+    quiet: Any = {"log_level": "warning", "access_log": False}  # a log of requests would hold the token
+    return uvicorn.Server(uvicorn.Config(app, loop="asyncio", ws="none", lifespan="off", **quiet))
+
+
+def build(folder: Path, token: str) -> Starlette:
+    """The application; all its addresses begin with the token."""
+    routes = [
+        Route("/", home),
+        Route("/static/{name}", static),
+        Route("/tables", take_table, methods=["POST"]),
+        Route("/tables/{name}", show_table),
+        Route("/tables/{name}/advise", start_advice, methods=["POST"]),
+        Route("/runs/{name}", show_run),
+        Route("/runs/{name}/state", tell_state),
+        Route("/runs/{name}/{what}", download),
+    ]
+    guards = [
+        Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS, www_redirect=False),
+        Middleware(TokenGuard, token=token),
+    ]
+    app = Starlette(routes=routes, middleware=guards, exception_handlers={RequestError: refused})
+    app.state.folder, app.state.jobs = folder, Jobs()
+    app.state.jobs.start()
+    return app
+
+
+class TokenGuard:
+    """Lets requests through whose address begins with the token, and takes it off; sets the headers of every answer."""
+
+    def __init__(self, app: ASGIApp, token: str):
+        self.app, self.token = app, token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        first, _, rest = scope["path"].removeprefix("/").partition("/")
+        if not secrets.compare_digest(first.encode(), self.token.encode()):
+            answer = PlainTextResponse("This address lacks its token; use the one that `mooring app` printed.", 403)
+            return await answer(scope, receive, send)
+
+        async def with_headers(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                named = {key.lower() for key, _ in message["headers"]}
+                more = [(k.lower().encode(), v.encode()) for k, v in HEADERS.items() if k.lower().encode() not in named]
+                message["headers"] = [*message["headers"], *more]
+            await send(message)
+
+        inner = scope | {"path": f"/{rest}", "raw_path": f"/{rest}".encode()}
+        return await self.app(inner, receive, with_headers)
+
+
+async def refused(request: Request, error: Exception) -> Response:
+    """A request that cannot be met, in one sentence: as a page, or for the script."""
+    if request.method == "GET":
+        return page("refused.html", "../" * (request.url.path.count("/") - 2), error=str(error), status=422)
+    return JSONResponse({"error": str(error)}, 422)
+
+
+async def home(request: Request) -> Response:
+    folder = request.app.state.folder
+    finished = [path.name for path in sorted((folder / RUNS).glob("*")) if (path / MODELS).is_file()]
+    return page("home.html", "", finished=finished, endings=", ".join(ENDINGS), folder=folder)
+
+
+async def static(request: Request) -> Response:
+    kinds = {"app.js": "text/javascript", "app.css": "text/css"}
+    name = request.path_params["name"]
+    if name not in kinds:
+        return PlainTextResponse("There is no such file.", 404)
+    look = template("page.css") if name == "app.css" else ""  # the report's own, and a little more
+    return Response(look + template(name, PACKAGE), media_type=kinds[name])
+
+
+async def take_table(request: Request) -> Response:
+    """Keep a dropped file under a name of its own; it must be a table."""
+    asked = Path(request.query_params.get("name", "")).name
+    path = free_name(request.app.state.folder / TABLES, re.sub(r"[^\w.-]+", "-", asked).strip(".-") or "table.csv")
+    data = bytearray()
+    async for part in request.stream():
+        data += part
+        if len(data) > MOST_BYTES:
+            raise RequestError(f"{asked} has more than {MOST_BYTES:,} bytes; use `mooring advise` for it.")
+    await run_in_threadpool(write_whole, path, bytes(data))
+    try:
+        await run_in_threadpool(gather, path)
+    except Exception:
+        path.unlink()
+        raise
+    return JSONResponse({"next": f"tables/{path.name}"})
+
+
+def free_name(folder: Path, name: str, promised: Container[str] = ()) -> Path:
+    """A path in the folder that is neither taken nor promised: table.csv, table-2.csv, ..."""
+    stem, dot, ending = name.partition(".")
+    number, path = 1, folder / name
+    while path.exists() or path.name in promised:
+        number += 1
+        path = folder / f"{stem}-{number}{dot}{ending}"
+    return path
+
+
+async def show_table(request: Request) -> Response:
+    """The columns found, the two that were picked, and what is wrong with the data then."""
+    path = one_of(request, TABLES)
+    return await run_in_threadpool(table_page, path, request.query_params)
+
+
+def table_page(path: Path, asked: Any) -> Response:
+    table = gather(path)
+    found, rows = columns_of(table.frame), len(table.frame)
+    clients = likely_clients(found, rows)
+    client = asked.get("client") or next(iter(clients), found[0].name)
+    target = asked.get("target") or next(iter(likely_targets(found, client)), found[-1].name)
+    drop_small = asked.get("drop_small") == "on"
+    findings = check(path, client=client, target=target, drop_small=drop_small, drop_missing_target=True)
+    return page(
+        "table.html",
+        "../",
+        name=path.name,
+        rows=rows,
+        columns=found,
+        likely=clients,
+        client=client,
+        target=target,
+        drop_small=drop_small,
+        findings=findings,
+        stopped=any(finding.severity == "error" for finding in findings),
+    )
+
+
+async def start_advice(request: Request) -> Response:
+    path, asked = one_of(request, TABLES), await request.json()
+    folder, jobs = request.app.state.folder, request.app.state.jobs
+    run = free_name(folder / RUNS, f"{path.name.partition('.')[0]}-advice", jobs.known)
+    columns = {name: str(asked[name]) for name in ("client", "target")}
+
+    def work(job: Job) -> None:
+        advise(str(path), **columns, drop_small=bool(asked.get("drop_small")), out=run, tell=job.tell)  # type: ignore[arg-type]
+        job.tell("writing the report", 1, 1)
+        draw_advice(run)
+        write_report([run])
+
+    jobs.add(Job(run, work))
+    return JSONResponse({"next": f"../runs/{run.name}"})
+
+
+async def show_run(request: Request) -> Response:
+    name, jobs = request.path_params["name"], request.app.state.jobs
+    job = jobs.known.get(name)
+    if job is not None and job.state != "done":
+        return page("progress.html", "../", name=name, job=job)
+    path = one_of(request, RUNS)
+    told = await run_in_threadpool(contents, path)
+    return page("run.html", "../", name=name, told=told, downloads=DOWNLOADS)
+
+
+async def tell_state(request: Request) -> Response:
+    job = request.app.state.jobs.known.get(request.path_params["name"])
+    if job is None:
+        return JSONResponse({"error": "There is no such run."}, 404)
+    return JSONResponse(job.told())
+
+
+async def download(request: Request) -> Response:
+    """A file of a finished run; the report is shown, all else is saved."""
+    path, what = one_of(request, RUNS), request.path_params["what"]
+    if what == "report":
+        page = path / PAGE
+        own = {"Content-Security-Policy": "frame-ancestors 'none'"}  # the page has a policy of its own in it
+        saved = {"filename": f"{path.name}.html"} if "save" in request.query_params else {}
+        return FileResponse(page, media_type="text/html", headers=own, **saved)
+    makers: dict[str, tuple[str, Callable[[Path], bytes]]] = {
+        "models": (MODELS, lambda run: (run / MODELS).read_bytes()),
+        "coefficients": ("coefficients.csv", lambda run: export(run, "csv")[0]),
+        "clients": ("clients.csv", lambda run: open_run(run).clients.to_csv(index=False).encode()),
+        "run": ("run.zip", packed),
+    }
+    if what not in makers:
+        return PlainTextResponse("There is no such file.", 404)
+    name, make = makers[what]
+    content = await run_in_threadpool(make, path)
+    headers = {"Content-Disposition": f'attachment; filename="{path.name}-{name}"'}
+    return Response(content, media_type="application/octet-stream", headers=headers)
+
+
+def packed(run: Path) -> bytes:
+    """All files of a run as a zip archive."""
+    held = io.BytesIO()
+    with zipfile.ZipFile(held, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted(run.rglob("*")):
+            if path.is_file():
+                archive.write(path, f"{run.name}/{path.relative_to(run)}")
+    return held.getvalue()
+
+
+def one_of(request: Request, kind: str) -> Path:
+    """A table or a run of the folder by its name, and nothing else on this machine."""
+    folder, name = request.app.state.folder / kind, request.path_params["name"]
+    known = {path.name: path for path in folder.iterdir() if kind == TABLES or (path / RUN).is_file()}
+    if name not in known:
+        raise RequestError(f"there is no {kind[:-1]} called {name!r} here.")
+    return known[name]
+
+
+def page(file: str, root: str, /, *, status: int = 200, **words: Any) -> HTMLResponse:
+    """A page from its template; `root` leads back to the start."""
+    return HTMLResponse(environment(PACKAGE).get_template(file).render(root=root or "./", **words), status)

@@ -1,0 +1,195 @@
+"""The local page over HTTP: from a table to a report, and nothing for whoever lacks the token or names another host."""
+
+import http.client
+import io
+import json
+import socket
+import threading
+import time
+import zipfile
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from mooring.app import server
+from mooring.app.jobs import FAILED, Job, carry_out
+from mooring.core.errors import RequestError
+from tests.app.tables import table
+
+TOKEN = "a-token"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("app")
+    (folder / "tables").mkdir()
+    (folder / "runs").mkdir()
+    return folder
+
+
+class Answer:
+    def __init__(self, answer):
+        self.status_code, self.headers, self.content = answer.status, answer.headers, answer.read()
+        self.text = self.content.decode(errors="replace")
+
+    def json(self):
+        return json.loads(self.content)
+
+
+class Client:
+    """Asks a server on this machine; no answer is followed anywhere."""
+
+    def __init__(self, port):
+        self.port = port
+
+    def ask(self, method, path, body=None, headers=None):
+        there = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        there.request(method, path, body, headers or {})
+        answer = Answer(there.getresponse())
+        there.close()
+        return answer
+
+    def get(self, path, headers=None):
+        return self.ask("GET", path, headers=headers)
+
+    def post(self, path, content, headers=None):
+        return self.ask("POST", path, content, headers)
+
+
+@pytest.fixture(scope="module")
+def client(folder):
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        running = server.running(server.build(folder, TOKEN))
+        thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]})
+        thread.start()
+        yield Client(listening.getsockname()[1])
+        running.should_exit = True
+        thread.join()
+
+
+def give(client, data, name="sales.csv"):
+    return client.post(f"/{TOKEN}/tables?name={name}", data)
+
+
+def test_without_the_token_nothing_is_told(client):
+    for path in ("/", "/a-toke/", "/a-token-2/", "/static/app.js", "/runs/x", f"/x/{TOKEN}/"):
+        answer = client.get(path)
+        assert answer.status_code == 403 and TOKEN not in answer.text
+    assert client.post("/tables?name=x.csv", b"a,b\n1,2\n").status_code == 403
+    assert client.get(f"/{TOKEN}/").status_code == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:8000", "10.0.0.1"])
+def test_another_host_is_refused(client, host):
+    assert client.get(f"/{TOKEN}/", headers={"Host": host}).status_code == 400
+    assert client.post(f"/{TOKEN}/tables?name=x.csv", b"a\n1\n", headers={"Host": host}).status_code == 400
+
+
+def test_every_answer_forbids_strangers(client):
+    for path in ("/", "/static/app.js", "/runs/none"):
+        headers = client.get(f"/{TOKEN}{path}").headers
+        assert "default-src 'none'" in headers["content-security-policy"]
+        assert headers["referrer-policy"] == "no-referrer" and headers["cache-control"] == "no-store"
+
+
+def test_names_lead_nowhere_else(client, folder):
+    (folder.parent / "secret.csv").write_text("a,b\n1,2\n")
+    for name in ("..%2fsecret.csv", "%2e%2e/secret.csv", "..", "secret.csv"):
+        assert client.get(f"/{TOKEN}/tables/{name}").status_code in (404, 422)
+    told = give(client, table().to_csv(index=False), "..%2f..%2fout.csv").json()
+    assert told == {"next": "tables/out.csv"} and (folder / "tables" / "out.csv").is_file()
+
+
+def test_what_is_no_table_is_refused_in_a_sentence_and_not_kept(client, folder):
+    answer = give(client, b"\x00\x01\x02", "noise.csv")
+    assert answer.status_code == 422 and "noise.csv" in answer.json()["error"]
+    assert not (folder / "tables" / "noise.csv").exists()
+
+
+def test_from_a_table_to_a_report(client, folder):
+    told = give(client, table().to_csv(index=False)).json()
+    page = client.get(f"/{TOKEN}/{told['next']}").text
+    assert "<option selected>shop</option>" in page and "<option selected>sold</option>" in page
+    assert "To put right" in page and "disabled" in page and "Shop-tiny" in page  # too few rows
+    page = client.get(f"/{TOKEN}/{told['next']}?client=shop&target=sold&drop_small=on").text
+    assert "To put right" not in page and "disabled" not in page
+    asked = {"client": "shop", "target": "sold", "drop_small": True}
+    told = client.post(f"/{TOKEN}/{told['next']}/advise", json.dumps(asked)).json()
+    at = f"/{TOKEN}/{told['next'].removeprefix('../')}"
+    state = {"state": "waiting"}
+    while state["state"] in ("waiting", "running"):
+        time.sleep(0.1)
+        state = client.get(f"{at}/state").json()
+    assert state["state"] == "done", state
+    assert "than training alone" in client.get(at).text
+    report = client.get(f"{at}/report")
+    assert report.text == (folder / "runs" / at.rsplit("/", 1)[1] / "report.html").read_text()
+    coefficients = pd.read_csv(io.BytesIO(client.get(f"{at}/coefficients").content))
+    assert set(coefficients["client"]) == {f"Shop-{i}" for i in range(6)}
+    assert len(pd.read_csv(io.BytesIO(client.get(f"{at}/clients").content))) == 6
+    names = zipfile.ZipFile(io.BytesIO(client.get(f"{at}/run").content)).namelist()
+    assert {name.split("/")[1] for name in names} >= {"run.toml", "models.safetensors", "report.html"}
+    assert client.get(f"{at}/run.toml").status_code == 404
+    assert at.rsplit("/", 1)[1] in client.get(f"/{TOKEN}/").text
+
+
+def test_what_goes_wrong_on_the_way_is_told_in_a_sentence(tmp_path, capsys):
+    def wrong(error):
+        def work(job):
+            raise error
+
+        job = Job(tmp_path, work)
+        carry_out(job)
+        return job
+
+    job = wrong(RequestError("column 'x' is missing."))
+    assert (job.state, job.error) == (FAILED, "column 'x' is missing.") and capsys.readouterr().err == ""
+    job = wrong(ZeroDivisionError("oh"))
+    assert (job.state, job.error) == (FAILED, "unexpected ZeroDivisionError: oh")
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_it_listens_on_this_machine_only(tmp_path, monkeypatch):
+    bound, told = [], []
+
+    class Server:
+        def __init__(self, config):
+            pass
+
+        def run(self, sockets):
+            bound.extend(one.getsockname() for one in sockets)
+
+    monkeypatch.setattr(server.uvicorn, "Server", Server)
+    server.serve(tmp_path / "kept", 0, told.append)
+    server.serve(tmp_path / "kept", 0, told.append)
+    assert [host for host, _ in bound] == ["127.0.0.1"] * 2
+    first, second = (address.split("/")[3] for address in told)
+    assert first != second and len(first) >= 24
+    assert told[0].startswith(f"http://127.0.0.1:{bound[0][1]}/")
+
+
+def test_guesses_of_columns():
+    from mooring.data.guesses import columns_of, likely_clients, likely_targets
+
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(
+        {
+            "id": np.arange(60),
+            "colour": rng.choice(["red", "blue"], 60),
+            "hospital_id": np.repeat(np.arange(6), 10),
+            "weight": rng.normal(size=60),
+            "outcome": rng.choice(["yes", "no"], 60),
+            "when": pd.date_range("2024-01-01", periods=60).astype(str),
+        }
+    )
+    found = columns_of(frame)
+    assert likely_clients(found, 60) == ["hospital_id", "colour", "outcome"]
+    assert likely_targets(found, "hospital_id")[0] == "outcome"
+    assert [(c.name, c.kind, c.values, c.missing) for c in found[:3]] == [
+        ("id", "number", 60, 0),
+        ("colour", "category", 2, 0),
+        ("hospital_id", "number", 6, 0),
+    ]
