@@ -125,14 +125,14 @@ class TokenGuard:
                 message["headers"] = [*message["headers"], *more]
             await send(message)
 
-        inner = scope | {"path": f"/{rest}", "raw_path": f"/{rest}".encode()}
+        inner = {**scope, "path": f"/{rest}", "raw_path": f"/{rest}".encode()}
         return await self.app(inner, receive, with_headers)
 
 
 async def refused(request: Request, error: Exception) -> Response:
     """A request that cannot be met, in one sentence: as a page, or for the script."""
     if request.method == "GET":
-        return page("refused.html", "../" * (request.url.path.count("/") - 2), error=str(error), status=422)
+        return page("refused.html", "../" * (request.url.path.count("/") - 1), error=str(error), status=422)
     return JSONResponse({"error": str(error)}, 422)
 
 
@@ -247,8 +247,8 @@ async def download(request: Request) -> Response:
     if what == "report":
         page = path / PAGE
         own = {"Content-Security-Policy": "frame-ancestors 'none'"}  # the page has a policy of its own in it
-        saved = {"filename": f"{path.name}.html"} if "save" in request.query_params else {}
-        return FileResponse(page, media_type="text/html", headers=own, **saved)
+        saved = f"{path.name}.html" if "save" in request.query_params else None
+        return FileResponse(page, media_type="text/html", headers=own, filename=saved)
     makers: dict[str, tuple[str, Callable[[Path], bytes]]] = {
         "models": (MODELS, lambda run: (run / MODELS).read_bytes()),
         "coefficients": ("coefficients.csv", lambda run: export(run, "csv")[0]),

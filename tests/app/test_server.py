@@ -97,6 +97,8 @@ def test_every_answer_forbids_strangers(client):
 
 def test_names_lead_nowhere_else(client, folder):
     (folder.parent / "secret.csv").write_text("a,b\n1,2\n")
+    lost = client.get(f"/{TOKEN}/runs/none")
+    assert lost.status_code == 422 and 'href="../"' in lost.text and "no run called &#39;none&#39;" in lost.text
     for name in ("..%2fsecret.csv", "%2e%2e/secret.csv", "..", "secret.csv"):
         assert client.get(f"/{TOKEN}/tables/{name}").status_code in (404, 422)
     told = give(client, table().to_csv(index=False), "..%2f..%2fout.csv").json()
