@@ -53,7 +53,7 @@ def test_known_r_estimates_what_it_is_not_told():
 
 
 def test_given_constants_are_kept_and_the_others_are_the_clients_own():
-    """mu is the smallest curvature of all clients, the ridge included; ell_max = noise^2 / mu with the noise of their gradients."""
+    """mu is the smallest curvature of all clients, with the ridge; ell_max = noise^2 / mu."""
     task, clients = PROBLEMS["linear"]()
     asked = {"variant": "known_r", "radius": 0.7, "ridge": 0.0}
 
