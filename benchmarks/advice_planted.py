@@ -1,6 +1,7 @@
 """Advice on planted federations: the risk of its models, and the truth of what it says about them.
 
     python -m benchmarks.advice_planted [--quick] [--part risks|calls] [--repeats 10] [--federations 300] [--seed 0]
+                                        [--cache FOLDER]
 
 Risks: each client's truth is drawn from N(w, spread^2), its rows have noise 1. For every setting the mean excess risk
 of the advised models over that of central empirical Bayes (restricted likelihood, one spread), of the Bayes oracle
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -26,7 +28,6 @@ from mooring.advice.advise import deploy, refitted
 from mooring.advice.answer import answer
 from mooring.advice.choice import choose
 from mooring.advice.crossfit import cross_fit
-from mooring.advice.decide import Side
 from mooring.advice.folds import joined
 from mooring.data.generators import LinearFederation
 from mooring.estimates.spread import spread_likelihood
@@ -35,6 +36,7 @@ from mooring.tasks.linear import Linear
 
 GRID = {"clients": (50, 200), "dim": (3, 10, 20), "samples": (5, 20, 100, 500), "spread": (0.0, 0.1, 0.3, 1.0, 3.0)}
 QUICK = {"clients": (50,), "dim": (3, 10), "samples": (5, 20, 100), "spread": (0.0, 0.3, 1.0)}
+OTHERS = ("alone", "common")
 SIZES = ("equal", "powerlaw")
 MEASURES = ("advised", "bayes", "oracle", "alone", "common")
 
@@ -94,19 +96,20 @@ class Tally:
         self.truth: list[np.ndarray] = []
         self.covered: list[bool] = []
 
-    def add(self, side: Side, gain: np.ndarray, line: tuple[float, float, float], mean: float) -> None:
-        """`gain` [m] is what the deployed models truly gain, `mean` that of the personal ones over all rows."""
-        called = side.better | side.worse
-        wrong = (side.better & (gain < 0)) | (side.worse & (gain > 0))
+    def add(self, said: dict[str, np.ndarray]) -> None:
+        """One federation's record, as `said_of` makes it."""
+        gain, better, worse = said["gain"], said["better"], said["worse"]
+        called = better | worse
+        wrong = (better & (gain < 0)) | (worse & (gain > 0))
         self.called.append(called.mean())
         self.counts += wrong.sum(), called.sum()
         if called.any():
             self.false.append(wrong[called].mean())
-        told = side.sure != "same"
-        self.chance.append(side.chance[told])
+        told = ~said["same"]
+        self.chance.append(said["chance"][told])
         self.truth.append(gain[told] > 0)
-        if line[1] < line[2]:
-            self.covered.append(line[1] <= mean <= line[2])
+        if said["low"] < said["high"]:
+            self.covered.append(bool(said["low"] <= said["mean"] <= said["high"]))
 
     def told(self) -> str:
         chance, truth = np.concatenate(self.chance), np.concatenate(self.truth)
@@ -120,32 +123,57 @@ class Tally:
         )
 
 
-def judge(kind: str, seed: int, tallies: dict[str, Tally]) -> None:
-    """One federation's answer against its truth."""
+def said_of(kind: str, seed: int) -> dict[str, dict[str, np.ndarray]]:
+    """One federation's answer beside its truth, against alone and against common.
+
+    `gain` [m] is what the deployed models truly gain, `mean` that of the personal ones over all rows.
+    """
     made = planted(kind, seed)
     clients = made.clients
     evidence = cross_fit(made.task, clients.train, clients.keys)
     found = answer(evidence, clients.train.size)
     risk = {name: made.risk(getattr(evidence.trio, name)).numpy() for name in ("alone", "common", "personal")}
-    deployed = np.stack([risk[name] for name in ("alone", "common", "personal")])
-    deployed = deployed[
-        [("alone", "common", "personal").index(d) for d in found.decision.deploy], np.arange(len(clients))
-    ]
+    deployed = np.array([risk[name][i] for i, name in enumerate(found.decision.deploy)])
     share = (clients.train.size.double() / clients.train.size.sum()).numpy()
+    out = {}
     for other, side in (("alone", found.decision.over_alone), ("common", found.decision.over_common)):
-        mean = float(share @ (risk[other] - risk["personal"]))
-        tallies[other].add(side, risk[other] - deployed, found.lines[f"personal over {other}"], mean)
+        _, low, high = found.lines[f"personal over {other}"]
+        out[other] = {
+            "gain": risk[other] - deployed,
+            "better": side.better,
+            "worse": side.worse,
+            "same": side.sure == "same",
+            "chance": side.chance,
+            "low": np.array(low),
+            "high": np.array(high),
+            "mean": np.array(share @ (risk[other] - risk["personal"])),
+        }
+    return out
 
 
-def calls(federations: int, seed: int, kinds: tuple[str, ...]) -> None:
+def recorded(kind: str, seed: int, cache: Path | None) -> dict[str, dict[str, np.ndarray]]:
+    """The record of one federation, from the folder `cache` where an earlier run left it."""
+    path = None if cache is None else cache / f"{kind.replace(' ', '-')}-{seed}.npz"
+    if path is not None and path.exists():
+        with np.load(path) as held:
+            return {other: {k.split(".")[1]: held[k] for k in held if k.startswith(other)} for other in OTHERS}
+    said = said_of(kind, seed)
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.savez(path, **{f"{other}.{k}": v for other, part in said.items() for k, v in part.items()})
+    return said
+
+
+def calls(federations: int, seed: int, kinds: tuple[str, ...], cache: Path | None) -> None:
     """Print the table; every group has as many federations, from `seed` on."""
     groups = {"well specified": (WELL,), "misspecified": MISSPECIFIED, "two classes": (LOGISTIC,)}
     print(f"{'':16} {'against':8} feds   called    false (of all)    Brier      ECE covered", flush=True)
     for group, members in groups.items():
         wanted = [kind for kind in members if not kinds or kind in kinds]
-        tallies = {"alone": Tally(), "common": Tally()}
+        tallies = {other: Tally() for other in OTHERS}
         for number in range(federations // len(groups)) if wanted else ():
-            judge(wanted[number % len(wanted)], seed + number, tallies)
+            for other, said in recorded(wanted[number % len(wanted)], seed + number, cache).items():
+                tallies[other].add(said)
         for other, tally in tallies.items() if wanted else ():
             print(f"{group:16} {other:8} {tally.told()}", flush=True)
 
@@ -157,6 +185,7 @@ if __name__ == "__main__":
     parser.add_argument("--federations", type=int)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kinds", default="", help="only these of planted.py, by commas")
+    parser.add_argument("--cache", type=Path, help="folder of finished federations: a stopped run goes on there")
     parser.add_argument("--part", choices=("risks", "calls"))
     asked = parser.parse_args()
     torch.set_num_threads(1)
@@ -164,4 +193,4 @@ if __name__ == "__main__":
         risks(QUICK if asked.quick else GRID, asked.repeats or (3 if asked.quick else 10))
     if asked.part != "risks":
         only = tuple(name for name in asked.kinds.split(",") if name)
-        calls(asked.federations or (24 if asked.quick else 300), asked.seed, only)
+        calls(asked.federations or (24 if asked.quick else 300), asked.seed, only, asked.cache)

@@ -15,6 +15,7 @@ from mooring.core.errors import RequestError, WorkError
 from mooring.core.fields import unknown
 from mooring.core.trust import ASK
 from mooring.options import (
+    ADVICE,
     DATA,
     TASK,
     TRAINING,
@@ -137,6 +138,7 @@ def compare(
 @app.command(epilog="Example: mooring resume runs/exam-1")
 def resume(run: Run, json_: Json = False, trust: Trust = False) -> None:
     """Continue an interrupted run (its directory RUN) to the very result it would have had."""
+    from mooring.advice import advise as advising
     from mooring.engines import compare as comparing
     from mooring.engines import fit as fitting
     from mooring.report.answers import show_run
@@ -146,7 +148,7 @@ def resume(run: Run, json_: Json = False, trust: Trust = False) -> None:
 
     display = Display(json_)
     INTERRUPTED[:] = [run]
-    purpose = open_run(run).run.mooring.purpose
+    purpose, notes = open_run(run).run.mooring.purpose, []
     with display.progress() as tell:
         if purpose == "compare":
             result = comparing.resume(run, tell, trust=trust)
@@ -154,12 +156,18 @@ def resume(run: Run, json_: Json = False, trust: Trust = False) -> None:
         elif purpose == "fit":
             fitted, note = fitting.resume(run, tell, trust=trust)
             notes = [note] if note else []
+        elif purpose == "advise":
+            if not open_run(run).finished:
+                advising.resume(run, tell, trust=trust)
         else:
             raise RequestError(
                 f"{run} is a run of '{purpose}', which is written whole when it is done: there is nothing to resume."
             )
-    page = write_report([run])
     display.notes(notes)
+    if purpose == "advise":
+        told = open_run(run).advice | {"run": str(run)}
+        return show_advised(display, run, {k: told[k] for k in advising.PRINTED} if json_ else None)
+    page = write_report([run])
     if json_:
         if purpose == "compare":
             emit(comparing.as_json(result))
@@ -168,6 +176,7 @@ def resume(run: Run, json_: Json = False, trust: Trust = False) -> None:
     else:
         show_run(display, run)
         display.say(f"Page: {page}")
+    return None
 
 
 @app.command(epilog="Example: mooring report runs/exam-advice-1 --open")
@@ -333,31 +342,42 @@ def personalize(
 
 
 @app.command(epilog=example("mooring advise exam.csv --client school --target score"))
-@takes(*DATA, *TASK, *OF_ROUNDS)
+@takes(*DATA, *TASK, *OF_ROUNDS, *ADVICE)
 def advise(
-    source: Source, set_: SetTask = None, out: Out = None, json_: Json = False, trust: Trust = False, **given: Any
+    source: Source,
+    set_: SetTask = None,
+    out: Out = None,
+    clients: Annotated[bool, typer.Option("--clients", help="A row for every client, too.")] = False,
+    json_: Json = False,
+    trust: Trust = False,
+    **given: Any,
 ) -> None:
-    """Who should be moored how tightly? A verdict per client (alone, common, personal), with evidence."""
+    """Train alone, together or in between? What each client should deploy, what it gains, and how sure that is."""
     from mooring.advice.advise import advise as run
     from mooring.advice.advise import as_json
-    from mooring.report.answers import show_run
-    from mooring.report.figures import draw_advice
-    from mooring.report.page import write_report
     from mooring.report.terminal import Display
 
     display = Display(json_)
     given = task_only(set_, given)
     out = begun(out or free_directory(source, "advice"))
-    given |= {"trust": True} if trust else {}
     with display.progress() as tell:
-        advice = run(source, out=out, tell=tell, **given)
-    draw_advice(out)
-    page = write_report([out])
+        advice = run(source, out=out, tell=tell, trust=trust, **given)
     display.notes(advice.job.clients.notes)
-    if json_:
-        emit(as_json(advice))
+    show_advised(display, out, as_json(advice) if json_ else None, clients)
+
+
+def show_advised(display: Any, run: Path, json_: Any, clients: bool = False) -> None:
+    """An advice that is written: its figures, its page and its answer."""
+    from mooring.report.answers import show_run
+    from mooring.report.figures import draw_advice
+    from mooring.report.page import write_report
+
+    draw_advice(run)
+    page = write_report([run])
+    if json_ is not None:
+        emit(json_)
     else:
-        show_run(display, out)
+        show_run(display, run, clients)
         display.say(f"Page: {page}")
 
 

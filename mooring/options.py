@@ -19,9 +19,9 @@ from mooring.core.errors import RequestError
 from mooring.core.fields import alternatives
 from mooring.runs.sections import ALGORITHM, METHODS, OPTIONS, Option
 
-DATA, TASK, TRAINING = (
+DATA, TASK, TRAINING, ADVICE = (
     tuple(name for name, option in OPTIONS.items() if option.section == section)
-    for section in ("data", "task", "training")
+    for section in ("data", "task", "training", "advice")
 )
 
 # Arguments are hidden from the list of options: the commands' own texts tell what they are.
@@ -198,6 +198,7 @@ TITLES = {
     "data": "Data: what is learnt from, and which rows are held out",
     "task": "Task: what is learnt",
     "training": "Training: how a run goes on",
+    "advice": "Advice: what counts as a difference, and how sure to be",
 }
 PAGE = """# All options
 

@@ -1,6 +1,7 @@
 """Every option works alike from the flag, the run file and Python; what is given twice overrides or is refused.
 
-The table below has a row for every field of the sections [data], [task] and [training]: a field without a row fails.
+The table below has a row for every field of the sections [data], [task], [training] and [advice]: a field without a row
+fails.
 """
 
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import torch
 from pydantic import TypeAdapter
 
 import mooring
+from mooring.advice import advise as advising
 from mooring.cli import main
 from mooring.core.errors import RequestError
 from mooring.core.python_files import full
@@ -24,9 +26,10 @@ from mooring.engines.simulator import Simulator
 from mooring.options import page
 from mooring.runs.files import read_bytes
 from mooring.runs.runfile import parse_run, read_run
-from mooring.runs.sections import OPTIONS, Data, Options, Task, Training
+from mooring.runs.sections import OPTIONS, AdviceOptions, Advising, Data, Options, Task, Training
 from tests.test_docs import ROOT
 
+FEW = {"features": ["age", "size"]}
 LONG = {"rounds": 40, "evaluate_every": 1, "algorithm": "fedavg"}  # beyond the best round
 
 
@@ -40,6 +43,7 @@ class Row(NamedTuple):
     shows: Callable[[Any, Any], bool]  # (what was done, what is done without the option)
     context: dict[str, Any] = {}  # other options that the option needs
     trains: bool = False  # whether one must train to see it
+    command: str = "fit"
 
 
 def sizes(job: Any) -> list[list[int]]:
@@ -64,6 +68,15 @@ def other_models(done: Any, without: Any) -> bool:
 
 def own_shares(job: Any) -> list[float]:
     return job.clients.weights(job.run.training.weights).tolist()
+
+
+def simpler(advice: Any) -> int:
+    """Clients for whom something simpler than a personal model will do."""
+    return int((advice.clients["will_do"] != "personal").sum())
+
+
+def width(advice: Any) -> float:
+    return advice.summary["gain_over_alone"]["high"] - advice.summary["gain_over_alone"]["low"]
 
 
 ROWS = [
@@ -127,6 +140,10 @@ ROWS = [
     Row("device", ["--device", "nowhere"], "nowhere", "cpu", lambda j, _: "'nowhere' is not there" in str(j),
         {"model": "net.py:make", "algorithm": "fedavg"}),
     Row("chunk", ["--chunk", "3"], 3, 2, lambda r, _: Spied.chunks[0] == 3, {"rounds": 1}, trains=True),
+    Row("practical", ["--practical", "90%"], 0.9, 0.02, lambda r, w: simpler(r) > simpler(w), FEW, True, "advise"),
+    Row("level", ["--level", "0.5"], 0.5, 0.9, lambda r, w: width(r) < 0.6 * width(w), FEW, True, "advise"),
+    Row("folds", ["--folds", "3"], 3, 4, lambda r, w: r.summary["alone"] != w.summary["alone"], FEW, True, "advise"),
+    Row("theory", ["--no-theory"], False, True, lambda r, _: r.theory is None, FEW, True, "advise"),
 ]  # fmt: skip
 IDS = [f"{row.name}={' '.join(row.words[1:]) or row.value}" for row in ROWS]
 
@@ -192,7 +209,10 @@ def flags(options: dict[str, Any]) -> list[str]:
     """Plain options as words of a command line."""
     plain = {k: v for k, v in options.items() if k not in ("settings", "out")}
     words = [f"--set={k}={v}" for k, v in options.get("settings", {}).items()]
-    return words + [f"--{name.replace('_', '-')}={value}" for name, value in plain.items()]
+    return words + [
+        f"--{name.replace('_', '-')}={','.join(value) if isinstance(value, list) else value}"
+        for name, value in plain.items()
+    ]
 
 
 @pytest.fixture
@@ -215,17 +235,18 @@ def asked(monkeypatch):
         return seen[0]
 
     monkeypatch.setattr(fitting, "prepare", stop)
+    monkeypatch.setattr(advising, "prepare", stop)
     return ask
 
 
 def test_every_field_has_a_row_and_a_type():
-    declared = {"data": Data, "task": Task, "training": Training}
+    declared = {"data": Data, "task": Task, "training": Training, "advice": Advising}
     fields = {(section, name) for section, model in declared.items() for name in model.model_fields}
     assert fields - {("data", "source")} == {(option.section, option.field) for option in OPTIONS.values()}
-    assert {row.name for row in ROWS} == set(OPTIONS) - {
-        "seeds"
-    }  # of `compare` alone: see tests/journeys/test_researcher.py
-    hints = get_type_hints(Options)
+    # `seeds` is of `compare` alone: see tests/journeys/test_researcher.py
+    assert {row.name for row in ROWS} == set(OPTIONS) - {"seeds"}
+    hints = get_type_hints(AdviceOptions)
+    assert set(hints) - set(get_type_hints(Options)) == {o.name for o in OPTIONS.values() if o.section == "advice"}
     assert set(hints) == set(OPTIONS) - {"model"}  # a model may be a network too: an argument of its own
     for row in ROWS:
         if row.name in hints:
@@ -236,10 +257,10 @@ def test_every_field_has_a_row_and_a_type():
 def test_flag_file_and_python_say_the_same(here, asked, row):
     source, context = context_of(row)
     context.pop("out", None)
-    python = asked(lambda: mooring.fit(source, **context, **{row.name: row.value}))
-    flag = asked(lambda: main(["fit", source, *flags(context), *row.words]))
+    python = asked(lambda: getattr(mooring, row.command)(source, **context, **{row.name: row.value}))
+    flag = asked(lambda: main([row.command, source, *flags(context), *row.words]))
     write_file("run.toml", source, context | {row.name: row.value})
-    file = asked(lambda: main(["fit", "run.toml"]))
+    file = asked(lambda: main([row.command, "run.toml"]))
     option = OPTIONS[row.name]
     assert getattr(getattr(python, option.section), option.field) == full(row.value)
     assert flag == python == file
@@ -251,11 +272,12 @@ def test_what_is_given_overrides_the_file(here, asked, row):
     context.pop("out", None)
     write_file("run.toml", source, context | {row.name: row.other})
     option = OPTIONS[row.name]
-    plain = asked(lambda: mooring.fit("run.toml"))
+    call = getattr(mooring, row.command)
+    plain = asked(lambda: call("run.toml"))
     assert getattr(getattr(plain, option.section), option.field) == full(row.other)
     for run in (
-        asked(lambda: main(["fit", "run.toml", *row.words])),
-        asked(lambda: mooring.fit("run.toml", **{row.name: row.value})),
+        asked(lambda: main([row.command, "run.toml", *row.words])),
+        asked(lambda: call("run.toml", **{row.name: row.value})),
     ):
         assert getattr(getattr(run, option.section), option.field) == full(row.value)
 
@@ -267,7 +289,7 @@ def outcome(row: Row, options: dict[str, Any], out: str) -> Any:
         context["out"] = out
     try:
         if row.trains:
-            return mooring.fit(source, **context, **options)
+            return getattr(mooring, row.command)(source, **context, **options)
         return prepare(request(source, purpose="fit", **context, **options))
     except RequestError as error:
         return error
@@ -353,6 +375,9 @@ REFUSED = [
     (["personalize", "run", "homes.csv", "--rounds", "3"], "mooring personalize: unknown option '--rounds'"),
     (["check", "homes.csv", "--rounds", "3"], "mooring check: unknown option '--rounds'"),
     (["theory", "homes.csv", "--rounds", "3"], "mooring theory: unknown option '--rounds'"),
+    (["fit", "homes.csv", "--practical", "1%"], "mooring fit: unknown option '--practical'"),
+    (["advise", "homes.csv", "--practical", "much"], "advice.practical must be a share from 0 to below 1"),
+    (["advise", "homes.csv", "--folds", "1"], "advice.folds must be a whole number >= 2, got 1"),
     (["advise", "homes.csv", "--keep", "last"], "mooring advise: unknown option '--keep'"),
     (["advise", "homes.csv", "--rounds", "3"], "rounds has no use here: advice on task 'linear' is solved exactly"),
     (["advise", "homes.csv", "--set", "lam=3"], "--set takes task.FIELD=VALUE here, got 'lam'"),
@@ -404,6 +429,7 @@ def test_what_makes_no_sense_is_refused_by_name(here, capsys, argv, sentence):
     "options, sentence",
     [
         ({"roundz": 3}, "unknown option 'roundz' (did you mean 'rounds'?); known: attack, average, "),
+        ({"practical": 0.1}, "practical has no use here: it is for advise."),
         ({"rounds": "3"}, "training.rounds must be a whole number >= 1, got '3'."),
         ({"rounds": True}, "training.rounds must be a whole number >= 1, got True."),
         ({"split": (0.5, 0.5)}, "data.split must be three shares"),

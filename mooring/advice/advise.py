@@ -1,70 +1,75 @@
-"""`advise`: a verdict per client, with evidence, in memory or as a run directory."""
+"""`advise`: what every client should deploy and how sure that is, in memory or as a run directory."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from mooring.advice.choice import Choice, choose, prior_of, weights_of
-from mooring.advice.evidence import judge
-from mooring.advice.explain import explained, in_words, theory_of
-from mooring.advice.families import ALONE, COMMON, LAMBDA, Models, Setting, fitted
-from mooring.advice.folds import joined
-from mooring.advice.networks import choose_network
+from mooring.advice import kept
+from mooring.advice.answer import Answer, answer
+from mooring.advice.choice import Choice
+from mooring.advice.crossfit import Evidence, Fold, cross_fit, held_rows
+from mooring.advice.decide import Side
+from mooring.advice.explain import explained, theory_of
+from mooring.advice.families import ALONE, COMMON, LAMBDA, Setting
+from mooring.advice.folds import joined, usable
+from mooring.advice.heldout import steadied_error
+from mooring.advice.networks import Kept, network_evidence, network_folds
 from mooring.advice.plans import alpha_of, as_algorithm, kind_of, stiffness_of
-from mooring.advice.prior import may_be_alike
 from mooring.advice.survey import Survey, as_table
-from mooring.core.cohort import Rows
+from mooring.advice.tally import MODELS, Tally, Trio, mean_losses, tally_of, witnesses_of
+from mooring.advice.words import in_words
 from mooring.core.errors import RequestError
 from mooring.data.clients import PARTS, Clients
 from mooring.engines.coefficients import coefficients, scaling_of
-from mooring.engines.fit import Tell, opening, silent, task_facts
+from mooring.engines.fit import Tell, check_same_data, opening, silent, task_facts
 from mooring.engines.prepare import Job, is_pooled, prepare
-from mooring.engines.request import request
+from mooring.engines.request import admit_run, request
 from mooring.engines.scores import known_scores
-from mooring.runs.directory import ADVICE, CLIENTS_FILE, THEORY, create
+from mooring.runs.directory import ADVICE, CLIENTS_FILE, RUN, THEORY, RunDir, create, open_run
 from mooring.runs.directory import Models as Saved
-from mooring.runs.files import write_json, write_parquet
+from mooring.runs.files import held, write_json, write_parquet, write_whole
 from mooring.runs.records import CLIENTS, clients_table
-from mooring.runs.runfile import RunFile
-from mooring.runs.sections import Options
+from mooring.runs.runfile import RunFile, run_bytes
+from mooring.runs.sections import AdviceOptions, Advising
 
 UNUSED = ("keep", "checkpoint_every")
 OF_ROUNDS = ("rounds", "participation", "evaluate_every", "patience", "chunk")
+PRINTED = ("headline", "summary", "clients", "run")  # what `mooring advise --json` prints
+HELD, TESTS = "held-out rows", "test rows"  # what losses are averages over
 
 
-@dataclass(frozen=True)
-class Deployed:
-    """The models that are judged: everyone's alone, common, best single lambda's and advised one."""
+class Deployed(NamedTuple):
+    """Everyone's models: the three that are compared, and the one that each client is told to deploy."""
 
     alone: Tensor  # [m, d]
     common: Tensor  # [d]
-    shared: Tensor  # [m, d]
     personal: Tensor  # [m, d]
+    deployed: Tensor  # [m, d]
     centre: Tensor  # [d], the common model inside the plan: what newcomers are moored to
-    plan: list[Setting]  # each client's
+    plan: list[Setting]  # each client's, of the deployed model
 
 
 @dataclass(frozen=True)
 class Advice:
-    """What `advise` returns. Losses are averages over test rows, in the target's own units."""
+    """What `advise` returns. Losses and gains are in the target's own units."""
 
     job: Job
     summary: dict[str, Any]
-    clients: (
-        pd.DataFrame
-    )  # client, rows, verdict, plan, lambda, alone, common, personal, gain, gain_low, gain_high, ...
+    clients: pd.DataFrame  # client, rows, deploy, will_do, gain_over_alone, chance_over_alone, ..., see docs/advice.md
     models: Deployed
     choice: Choice
     path: pd.DataFrame  # family, lambda and held-out loss of the path, with its two ends
     theory: Survey | None
+    headline: str  # the answer in a sentence
     words: list[str]  # what to make of it
     run: Path | None
 
@@ -72,7 +77,7 @@ class Advice:
     def coefficients(self) -> pd.DataFrame:
         """A row for each client and term in the units of the data: coefficient, common, deviation."""
         job, models = self.job, self.models
-        return coefficients(job.task, scaling_of(job.clients), models.centre, models.personal, job.clients.names)
+        return coefficients(job.task, scaling_of(job.clients), models.centre, models.deployed, job.clients.names)
 
     @property
     def record(self) -> dict[str, Any]:
@@ -83,7 +88,6 @@ class Advice:
             "title": self.job.clients.title,
             "notes": list(self.job.clients.notes),
             "words": self.words,
-            "clients": self.clients.drop(columns=["helped", "harmed"]).to_dict("records"),
             "plan": {"family": plan["family"], "value": float(plan["value"]), "loss": float(plan["loss"]) * unit},
             "path": self.path.to_dict("records"),
             "candidates": table.to_dict("records"),
@@ -98,35 +102,45 @@ def advise(
     out: str | Path | None = None,
     model: Any = None,
     tell: Tell = silent,
-    **options: Unpack[Options],
+    trust: bool = False,
+    **options: Unpack[AdviceOptions],
 ) -> Advice:
-    """Who should be moored how tightly: a plan chosen on train and validation rows, judged on test rows.
+    """What every client should deploy (a personal model, the common one, its own), what it gains, and how sure that is.
 
-    `source`, `model` and `options` are those of `fit`; what only rounds of training know is for networks. With `out`
-    the run directory with its tables and models is written there; `mooring.plot` draws it.
+    `source`, `model`, `trust` and `options` are those of `fit`; what only rounds of training know is for networks. With
+    `out` the run directory with its tables and models is written there; an interrupted one goes on with `resume`.
     """
     if isinstance(source, nn.Module) or (second is not None and callable(source)):
         source, model = second, source
     if out is not None and os.path.lexists(out):
-        raise RequestError(f"{out} already exists; choose another --out.")
-    asked = request(source, purpose="advise", model=model, **options)
+        raise RequestError(f"{out} already exists; choose another --out, or resume it.")
+    asked = request(source, purpose="advise", model=model, trust=trust, **options)
     if options.get("drop_missing_target") is None and not (isinstance(source, Clients) or is_pooled(asked.data.source)):
         # Advice is for a first look: rows without a target are left out, and a note says how many.
         asked = asked.model_copy(update={"data": asked.data.model_copy(update={"drop_missing_target": True})})
     data, loss = None if isinstance(source, str | Path) else source, options.get("loss")
     job = prepare(asked, data, model, loss if callable(loss) else None)
     refuse_unused(job, [name for name, value in options.items() if value is not None])
-    if int(job.clients.test.size.sum()) == 0:
-        raise RequestError(f"{job.clients.title}: there are no test rows to judge any advice by.")
-    advice = advised(job, tell)
-    return advice if out is None else replace(advice, run=written(out, advice))
+    directory = None if out is None else create(out, opening(job))
+    with nullcontext() if directory is None else held(directory.path):
+        return advised(job, directory, tell)
+
+
+def resume(path: str | Path, tell: Tell = silent, source: Any = None, model: Any = None, trust: bool = False) -> Advice:
+    """Continue an interrupted advice to the very bytes it would have had: folds that are done are not fitted again."""
+    directory = open_run(path)
+    with held(directory.path):
+        admit_run(directory.run, directory.path, trust)
+        job = prepare(directory.run, source, model)
+        check_same_data(directory, job)
+        return advised(job, directory, tell)
 
 
 def refuse_unused(job: Job, given: list[str]) -> None:
     """Options that this advice would not heed are refused by name."""
     for name in given:
         if name in UNUSED:
-            raise RequestError(f"{name} has no use here: advise keeps what its choice needs, and is written whole.")
+            raise RequestError(f"{name} has no use here: advise keeps what its choice needs, and every fold is kept.")
         if name in OF_ROUNDS and job.task.prox is not None:
             raise RequestError(
                 f"{name} has no use here: advice on task '{job.task.name}' is solved exactly, without rounds; it is "
@@ -134,54 +148,93 @@ def refuse_unused(job: Job, given: list[str]) -> None:
             )
 
 
-def advised(job: Job, tell: Tell = silent) -> Advice:
-    """Choose, refit, judge, explain."""
-    task, clients, how = job.task, job.clients, job.run.training
-    rows = joined(clients.train, clients.validation)
-    theory = None
-    if task.prox is None:
-        choice, models = choose_network(job, tell)
-    else:
-        tell("choosing a plan", 0, 4)
-        weights = clients.weighting(how.weights)
-        choice = choose(task, clients, weights, how.seed)
-        tell("fitting it", 1, 4)
-        models = refitted(task, rows, choice, weights)
-        tell("asking the theory", 2, 4)
-        theory = theory_of(job)
-    deployed = deploy(choice, models, len(clients))
-    frame, losses = judged(job, deployed, choice, rows)
-    if task.prox is not None:
-        tell("asking why", 3, 4)
-        frame = explained(job, frame, choice)
-        tell("asking why", 4, 4)
-    summary = summarise(job, frame, losses, theory) | {"measures": measures_of(job, deployed)}
-    words = in_words(frame, summary, choice, theory)
-    table = path_table(choice, clients.target_scale**task.unit_power)
-    return Advice(job, summary, frame, deployed, choice, table, theory, words, None)
+class Gathered(NamedTuple):
+    """What the rows say, and which of them said it."""
+
+    choice: Choice
+    evidence: Evidence
+    test: Tally | None  # of test rows that took no part in either
+    judges: str  # "held-out rows" or "test rows": what losses are averages over
 
 
-def refitted(task: Any, rows: Rows, choice: Choice, weights: str | Tensor) -> dict[Setting, Models]:
-    """Every chosen setting fitted on train and validation rows together."""
-    wanted = {choice.alone, choice.common, choice.shared, choice.plan, *choice.own.values()}
-    found = prior_of(choice.prior, torch.arange(len(rows)))
-    return {m.setting: m for m in fitted(task, rows, weights_of(rows, weights), sorted(wanted), found)}
-
-
-def deploy(choice: Choice, models: dict[Setting, Models], m: int) -> Deployed:
-    """Each client's model of the plan, or of its own choice where it leaves the plan."""
-    personal = models[choice.plan].v.clone()
-    for i, setting in choice.own.items():
-        personal[i] = models[setting].v[i]
-    common = models[choice.common].w
-    return Deployed(
-        models[choice.alone].v,
-        common,
-        models[choice.shared].v,
-        personal,
-        common if choice.plan.family == ALONE else models[choice.plan].w,
-        [choice.own.get(i, choice.plan) for i in range(m)],
+def advised(job: Job, directory: RunDir | None = None, tell: Tell = silent) -> Advice:
+    """Choose, refit, judge, explain; folds are kept in the run directory, and the answer is written there last."""
+    task, clients, how = job.task, job.clients, options_of(job)
+    known = gathered(job, directory, tell)
+    tell("explaining", 0, 2)
+    choice, evidence = known.choice, known.evidence
+    unit = clients.target_scale**task.unit_power
+    size = torch.stack([getattr(clients, part).size for part in PARTS]).sum(0)
+    found = answer(
+        evidence, size, unit=unit, practical=how.practical, level=how.level, tests=known.test and further(known.test)
     )
+    models = deploy(choice, evidence.trio, found.decision.deploy)
+    frame = clients_frame(job, models, known, found)
+    theory = None
+    if task.prox is not None:
+        frame = explained(job, frame, choice)
+        theory = theory_of(job) if how.theory else None
+    tell("explaining", 1, 2)
+    summary = summarise(job, frame, found, known.judges) | of_theory(theory)
+    summary |= {"measures": measures_of(job, models) if known.judges == TESTS else {}}
+    headline, words = in_words(job.clients, frame, summary, choice, theory)
+    table = path_table(choice, unit)
+    run = None if directory is None else directory.path
+    advice = Advice(job, summary, frame, models, choice, table, theory, headline, words, run)
+    if directory is not None:
+        write(directory, advice)
+    return advice
+
+
+def options_of(job: Job) -> Advising:
+    return job.run.advice or Advising()
+
+
+def gathered(job: Job, directory: RunDir | None, tell: Tell) -> Gathered:
+    """The choice and the evidence, from folds that were kept or are fitted now."""
+    task, clients, how, folds = job.task, job.clients, job.run.training, options_of(job).folds
+    done = kept.read(directory)
+    apart = not clients.parts_by_chance and int(clients.test.size.sum()) > 0
+    if task.prox is None:
+        count = network_folds(job, folds)
+        rows = usable(clients) if count > 1 else joined(clients.train, clients.validation)
+        parts = {k: Kept(*part) for k, part in done.items()}
+        found = network_evidence(job, rows, count, tell, parts, lambda k, part: kept.save(directory, k, *part))
+        if count == 1:
+            return Gathered(*found, None, TESTS)
+    else:
+
+        def keep(number: int, fold: Fold) -> None:
+            tell("holding rows out", number + 1, folds or number + 1)
+            kept.save(directory, number, fold._asdict(), {})
+
+        folded = {k: Fold(**tensors) for k, (tensors, _) in done.items()}
+        weights = clients.weighting(how.weights)
+        found = cross_fit(task, usable(clients), clients.keys, weights, how.seed, folds, folded, keep)
+    if not apart:
+        return Gathered(*found, None, HELD)
+    return Gathered(*found, tally_of(task, clients.test, found[1].trio), TESTS)
+
+
+def further(test: Tally) -> dict[str, tuple[Tensor, Tensor]]:
+    """Test rows as one more witness: by pair, mean differences with their errors."""
+    return {name: (seen.observed, steadied_error(seen.error, seen.rows)) for name, seen in witnesses_of(test).items()}
+
+
+def deploy(choice: Choice, trio: Trio, kinds: np.ndarray) -> Deployed:
+    """Each client's model of the kind that it is told to deploy."""
+    mine = {"alone": lambda i: choice.alone, "common": lambda i: choice.common}
+    plan = [mine.get(kind, lambda i: choice.own.get(i, choice.plan))(i) for i, kind in enumerate(kinds)]
+    return Deployed(*trio[:3], deployed_of(trio, kinds), trio.centre, plan)
+
+
+def deployed_of(trio: Trio, kinds: np.ndarray) -> Tensor:
+    """[m, d]: each client's model of the kind that it is told to deploy."""
+    out = trio.personal.clone()
+    for kind, models in (("alone", trio.alone), ("common", trio.common.expand_as(out))):
+        mine = torch.from_numpy(kinds == kind)
+        out[mine] = models[mine]
+    return out
 
 
 def path_table(choice: Choice, unit: float) -> pd.DataFrame:
@@ -196,76 +249,109 @@ def path_table(choice: Choice, unit: float) -> pd.DataFrame:
     return out.assign(loss=out["loss"] * unit)
 
 
-def judged(job: Job, deployed: Deployed, choice: Choice, rows: Rows) -> tuple[pd.DataFrame, dict[str, float]]:
-    """Test losses of the three models for every client, gains with intervals, verdicts."""
-    clients, sizes = job.clients, rows.size.tolist()
-    models = {name: getattr(deployed, name) for name in ("alone", "common", "shared", "personal")}
-    found = judge(job.task, clients, models, job.run.training.seed, may_be_alike(choice.prior))
-    gain = found.gain
-    frame = pd.DataFrame(
+def clients_frame(job: Job, models: Deployed, known: Gathered, found: Answer) -> pd.DataFrame:
+    """A row a client: what to deploy, what would do, gains with intervals and chances, losses, the plan in numbers."""
+    clients, choice, m = job.clients, known.choice, len(job.clients)
+    sizes = {part: getattr(clients, part).size.numpy() for part in PARTS}
+    rows = sum(sizes.values())
+    numbers = [stiffness_of(s, choice.prior, int(n), i) for i, (s, n) in enumerate(zip(models.plan, rows))]
+    everyone, judged = torch.arange(m), known.test
+    losses = known.evidence.losses if judged is None else mean_losses(judged)
+    who, count = (known.evidence.asked, held_rows(known.evidence)) if judged is None else (everyone, judged.rows)
+    unit = clients.target_scale**job.task.unit_power
+
+    def of_all(part: Tensor) -> np.ndarray:
+        return torch.full((m,), torch.nan, dtype=torch.float64).index_copy_(0, who, part.double()).numpy()
+
+    return pd.DataFrame(
         {
             "client": clients.names,
-            "rows": sum(getattr(clients, part).size for part in PARTS).numpy(),
-            **{part: getattr(clients, part).size.numpy() for part in PARTS},
-            "verdict": found.verdict,
-            "plan": [kind_of(setting, choice.prior) for setting in deployed.plan],
-            "lambda": [stiffness_of(s, choice.prior, n, i) for i, (s, n) in enumerate(zip(deployed.plan, sizes))],
-            "alpha": [alpha_of(setting) for setting in deployed.plan],
-            **{name: found.means[name] for name in ("alone", "common", "personal")},
-            "gain": gain.mean,
-            "gain_low": gain.low,
-            "gain_high": gain.high,
-            "helped": gain.better,
-            "harmed": gain.worse,
+            "rows": rows,
+            **sizes,
+            "deploy": found.decision.deploy,
+            "will_do": found.decision.will_do,
+            **told_of("alone", found.decision.over_alone, found.base["alone"]),
+            **told_of("common", found.decision.over_common, found.base["common"]),
+            **{name: unit * of_all(part) for name, part in losses.items()},
+            "judged_rows": np.nan_to_num(of_all(count)).astype(int),
+            "plan": [kind_of(setting, choice.prior) for setting in models.plan],
+            "lambda": numbers,
+            "alpha": [alpha_of(setting) for setting in models.plan],
+            "helped": found.decision.over_alone.better,
+            "harmed": found.decision.over_alone.worse,
         }
     )
-    return frame, {name: float(values.mean()) for name, values in found.losses.items()}
 
 
-def summarise(job: Job, frame: pd.DataFrame, losses: dict[str, float], theory: Survey | None) -> dict[str, Any]:
-    helped, harmed = int(frame["helped"].sum()), int(frame["harmed"].sum())
+def told_of(other: str, side: Side, base: np.ndarray) -> dict[str, np.ndarray]:
+    """The columns about one other model: the gain over it with its interval, as a loss and in per cent of the loss."""
+    ends = {"": side.gain, "_low": side.low, "_high": side.high}
+    out = {f"gain_over_{other}{end}": value for end, value in ends.items()}
+    out |= {f"gain_over_{other}_percent{end}": 100 * value / base for end, value in ends.items()}
+    return out | {f"chance_over_{other}": side.chance, f"sure_over_{other}": side.sure}
+
+
+def summarise(job: Job, frame: pd.DataFrame, found: Answer, judges: str) -> dict[str, Any]:
+    """The federation in numbers: losses of the three models, what personal ones gain, who should do what, how sure."""
+    how, told = options_of(job), frame[frame["judged_rows"] > 0]
+    weight = told["judged_rows"] / told["judged_rows"].sum()
+    deployed = np.select([told["deploy"] == name for name in MODELS], [told[name] for name in MODELS])
+    gains = {}
+    for other in ("alone", "common"):
+        line, base = found.lines[f"personal over {other}"], found.loss[other]
+        ends = dict(zip(("mean", "low", "high"), line))
+        gains[f"gain_over_{other}"] = ends | {f"percent_{k}": 100 * value / base for k, value in ends.items()}
     return {
-        "alone": losses["alone"],
-        "common": losses["common"],
-        "advised": losses["personal"],
-        "shared_lambda": losses["shared"],
+        **{name: float(weight @ told[name]) for name in MODELS},
+        "advised": float(weight @ deployed),
         "metric": job.task.metric,
-        "helped": helped,
-        "harmed": harmed,
-        "undecided": len(frame) - helped - harmed,
-        "heterogeneity": None if theory is None else theory.heterogeneity,
-        "threshold": None if theory is None else theory.thresholds["bayes"]["R"],
+        "judged_on": judges,
+        **gains,
+        "deploy": counts(frame["deploy"]),
+        "will_do": counts(frame["will_do"]),
+        **{f"sure_over_{other}": counts(frame[f"sure_over_{other}"]) for other in ("alone", "common")},
+        "helped": int(frame["helped"].sum()),
+        "harmed": int(frame["harmed"].sum()),
+        "practical": how.practical,
+        "level": how.level,
     }
 
 
-def measures_of(job: Job, deployed: Deployed) -> dict[str, dict[str, float]]:
-    """Measures that people know of the three models, on all test rows."""
-    models = {"alone": deployed.alone, "common": deployed.common, "advised": deployed.personal}
-    return {name: known_scores(job.task, job.clients, w).overall for name, w in models.items()}
+def of_theory(theory: Survey | None) -> dict[str, Any]:
+    if theory is None:
+        return {"heterogeneity": None, "threshold": None}
+    return {"heterogeneity": theory.heterogeneity, "threshold": theory.thresholds["bayes"]["R"]}
+
+
+def counts(column: pd.Series) -> dict[str, int]:
+    """How often each word stands there, the most frequent first."""
+    return {str(word): int(count) for word, count in column.value_counts().items()}
+
+
+def measures_of(job: Job, models: Deployed) -> dict[str, dict[str, float]]:
+    """Measures that people know of everyone's models on test rows, which took no part in them."""
+    mine = {"alone": models.alone, "common": models.common, "personal": models.personal, "advised": models.deployed}
+    return {name: known_scores(job.task, job.clients, w).overall for name, w in mine.items()}
 
 
 def as_json(advice: Advice) -> dict[str, Any]:
     """The object that `mooring advise --json` prints."""
-    columns = ["client", "rows", "verdict", "plan", "lambda", "alone", "common", "personal"]
-    columns += ["gain", "gain_low", "gain_high"]
-    return {
-        "summary": advice.summary,
-        "clients": advice.clients[columns].to_dict("records"),
-        "run": str(advice.run) if advice.run else None,
-    }
+    rows = advice.clients.to_dict("records")
+    return dict(zip(PRINTED, (advice.headline, advice.summary, rows, str(advice.run) if advice.run else None)))
 
 
-def written(out: str | Path, advice: Advice) -> Path:
-    """The run directory: the plan as an algorithm in run.toml, tables, and last the models."""
+def write(directory: RunDir, advice: Advice) -> None:
+    """The plan as an algorithm in run.toml, the tables, and last the models; what was kept of folds goes."""
     job, frame = advice.job, advice.clients
-    table = as_algorithm(advice.choice, joined(job.clients.train, job.clients.validation))
+    table = as_algorithm(advice.choice, usable(job.clients))
     plan = job.run.model_dump(exclude_none=True) | {"algorithm": table}
-    directory = create(out, opening(Job(RunFile.model_validate(plan), job.clients, job.task)))
+    write_whole(directory.path / RUN, run_bytes(RunFile.model_validate(plan)))
     write_json(directory.path / ADVICE, advice.record)
     if advice.theory is not None:
         write_json(directory.path / THEORY, as_table(advice.theory))
     frame = frame.rename(columns={"lambda": "lam"})
-    kept = frame[[name for name in CLIENTS.names if name in frame]]
-    write_parquet(directory.path / CLIENTS_FILE, clients_table(kept.to_dict("records")))
-    directory.write_models(Saved(advice.models.centre, advice.models.personal, job.clients.names, *task_facts(job)))
-    return directory.path
+    known = frame[[name for name in CLIENTS.names if name in frame]]
+    write_parquet(directory.path / CLIENTS_FILE, clients_table(known.to_dict("records")))
+    models = advice.models
+    directory.write_models(Saved(models.centre, models.deployed, job.clients.names, *task_facts(job)))
+    kept.remove(directory)

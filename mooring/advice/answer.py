@@ -9,16 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from mooring.advice.calibrate import Trust, Witness, federation_line, trust, trusted, with_witness
-from mooring.advice.crossfit import PAIRS, Evidence
+from mooring.advice.crossfit import Evidence, held_rows
 from mooring.advice.decide import LEVEL, PRACTICAL, Decision, decide
 from mooring.advice.gain import Gain
 from mooring.advice.heldout import held_out_gain
+from mooring.advice.tally import PAIRS
 
 STEADY = 10.0  # rows' worth of everybody's loss that a client's own is steadied by
+LEAST = 0.1  # of a client's loss: no other model is taken to lose less
 Line = tuple[float, float, float]  # mean, low, high
 
 
@@ -26,6 +29,7 @@ class Answer(NamedTuple):
     decision: Decision
     lines: dict[str, Line]  # by pair: the mean gain over all rows
     loss: dict[str, float]  # mean held-out loss of alone, common and personal, over rows
+    base: dict[str, np.ndarray]  # [m], each client's expected loss with alone and with common: what gains are shares of
     trust: dict[str, Trust]
     gains: dict[str, Gain]  # trusted, in the unit of the loss
 
@@ -60,13 +64,17 @@ def answer(
             found = with_witness(found, *tests[name])
         gains[name] = scaled(found, unit)
         lines[name] = tuple(unit * value for value in line)  # type: ignore[assignment]
-    rows = size[evidence.asked].double()
+    rows = held_rows(evidence).double()
     losses = {name: unit * torch.nan_to_num(part) for name, part in evidence.losses.items()}
     overall = {name: float(rows @ part / rows.sum()) for name, part in losses.items()}
     own = torch.full((m,), overall["personal"], dtype=torch.float64)
     own[evidence.asked] = (rows * losses["personal"] + STEADY * overall["personal"]) / (rows + STEADY)
     decision = decide(*(gains[name] for name in PAIRS), own, practical, level)  # type: ignore[call-arg,arg-type]
-    return Answer(decision, lines, overall, known, gains)
+    base = {
+        other: torch.maximum(own + gains[f"personal over {other}"].expected, LEAST * own).numpy()
+        for other in ("alone", "common")
+    }
+    return Answer(decision, lines, overall, base, known, gains)
 
 
 def of_everyone(seen: Witness, asked: Tensor, m: int) -> Witness:

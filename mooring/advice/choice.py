@@ -1,4 +1,4 @@
-"""Which plan: chosen on rows that were held out inside the clients, of their training and validation parts.
+"""Which plan: chosen on rows that were held out inside the clients (`crossfit.py`).
 
 1. The prior proposes: lam_i (or lam_ij) of empirical Bayes, with the ridge on the common model that does best, is the
    plan unless held-out rows speak against it. Without a prior (kinked losses, very many parameters, networks) the best
@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,12 +20,10 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from mooring.advice.families import ALONE, COMMON, LAMBDA, MIXTURE, OF_PRIOR, Setting, fitted, has_free_intercept
-from mooring.advice.folds import FOLDS, Held, compact, cross, deal, joined, owners, row_losses
+from mooring.advice.families import ALONE, COMMON, LAMBDA, MIXTURE, OF_PRIOR, Setting, has_free_intercept
 from mooring.advice.path import SCALES, curvature, is_dense
-from mooring.advice.prior import Prior, centre_ridge, preferred, priors
+from mooring.advice.prior import Prior, centre_ridge
 from mooring.core.cohort import Rows
-from mooring.data.clients import Clients
 from mooring.estimates.facts import RIDGES
 
 FACTORS = (16.0, 4.0, 2.0, 1.0, 0.5, 0.25, 0.0625)  # on the stiffness that the prior proposes
@@ -46,35 +43,9 @@ class Choice(NamedTuple):
     default: Setting  # what the prior, or the best single lam, proposed
     alone: Setting  # the best of its family, as the plan's referees
     common: Setting
-    shared: Setting  # the best single lam
     own: dict[int, Setting]  # client -> where it leaves the plan
     table: pd.DataFrame  # every candidate: family, value, ridge, held-out loss, how much worse than the plan, its error
     prior: Prior | None
-
-
-def choose(task: Any, clients: Clients, weights: str | Tensor = "size", seed: int = 0) -> Choice:
-    """The plan for these clients; `weights` are the client weights p, by a rule ("size", "uniform") or as numbers [m].
-
-    Every train and validation row is held out once. Where fits are dear (very many parameters), validation rows alone
-    are. Of very many clients a part chooses, and the others follow.
-    """
-    asked = torch.arange(len(clients))
-    if len(asked) > MOST_CLIENTS:
-        asked = torch.linspace(0, len(clients) - 1, MOST_CLIENTS).long()
-    weights = weights if isinstance(weights, str) else weights[asked]
-    rows = joined(clients.train, clients.validation)
-    found = priors(task, rows)
-    prior = preferred(found) if found else None
-    some, keys = compact(rows.select(asked)), clients.keys[asked.numpy()]
-    everything = is_dense(task) or int(clients.validation.size.sum()) == 0
-    held = some if everything else compact(clients.validation.select(asked))
-    lone = Held(compact(clients.train.select(asked)), held, torch.arange(len(held.y)))
-    settings, default = candidates(task, some, prior, weights, int(rows.size.sum()))
-    parts = cross(some, keys, seed) if everything else [lone]
-    loss, fold = held_out(task, parts, len(held.y), settings, prior_of(prior, asked), weights)
-    fold = fold if everything else deal(held, keys, FOLDS, seed)
-    choice = decide(task, settings, loss, fold, owners(held), default)
-    return choice._replace(own={int(asked[i]): s for i, s in choice.own.items()}, prior=prior)
 
 
 def candidates(
@@ -109,19 +80,6 @@ def weights_of(rows: Rows, weights: str | Tensor) -> Tensor:
     return rows.size.double() if weights == "size" else (rows.size > 0).double()
 
 
-def held_out(
-    task: Any, parts: Iterable[Held], rows: int, settings: list[Setting], found: list[Prior], weights: str | Tensor
-) -> tuple[Tensor, Tensor]:
-    """[settings, rows] what each setting loses on every row when that row's part is held out, and [rows] the parts."""
-    loss = torch.full((len(settings), rows), torch.nan, dtype=torch.float32)
-    fold = torch.zeros(rows, dtype=torch.long)
-    for k, part in enumerate(parts):
-        fold[part.place] = k
-        for j, models in enumerate(fitted(task, part.train, weights_of(part.train, weights), settings, found)):
-            loss[j, part.place] = row_losses(task, models.v, part.held).float()
-    return loss, fold
-
-
 def decide(
     task: Any, settings: list[Setting], loss: Tensor, fold: Tensor, owner: Tensor, default: Setting | None
 ) -> Choice:
@@ -147,10 +105,8 @@ def decide(
     table["worse"] = (mean - mean[plan]).numpy()
     table["error"] = [error(row - loss[plan]) for row in loss]
     table["plan"] = np.arange(len(settings)) == plan
-    chosen, default, by_itself, one, shared = (settings[k] for k in (plan, first, alone, common, best(LAMBDA)))
-    return Choice(
-        chosen, default, by_itself, one, shared, {i: settings[options[k]] for i, k in own.items()}, table, None
-    )
+    chosen, default, by_itself, one = (settings[k] for k in (plan, first, alone, common))
+    return Choice(chosen, default, by_itself, one, {i: settings[options[k]] for i, k in own.items()}, table, None)
 
 
 def error(difference: Tensor) -> float:

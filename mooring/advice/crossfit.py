@@ -19,20 +19,16 @@ from torch import Tensor
 
 from mooring.advice.calibrate import Witness
 from mooring.advice.choice import MOST_CLIENTS, Choice, candidates, decide, prior_of, weights_of
-from mooring.advice.families import Models, Setting, fitted
-from mooring.advice.folds import Held, compact, cross, owners, row_losses
+from mooring.advice.families import ALONE, Models, Setting, fitted
+from mooring.advice.folds import FOLDS, Held, compact, cross, deal, owners, row_losses
 from mooring.advice.gain import Gain, at_future, at_rows, gains
 from mooring.advice.path import Shape, path
 from mooring.advice.posterior import Truths, generalised_truths, has_posterior, linear_truths
 from mooring.advice.prior import Prior, likely_variance, preferred, priors
+from mooring.advice.tally import PAIRS, Tally, Trio, mean_losses, tally_of, total, witnesses_of
 from mooring.core.cohort import Rows
 from mooring.tasks.linear import Linear
-
-PAIRS = {
-    "personal over alone": ("alone", "personal"),
-    "personal over common": ("common", "personal"),
-    "common over alone": ("alone", "common"),
-}
+from mooring.tasks.proximal import is_dense
 
 
 class Fold(NamedTuple):
@@ -45,24 +41,14 @@ class Fold(NamedTuple):
     unit: Tensor  # [d], the posterior's unit of tau^2
 
 
-class Trio(NamedTuple):
-    """The models that are compared, of every client."""
-
-    alone: Tensor  # [m, d]
-    common: Tensor  # [d]
-    personal: Tensor  # [m, d]
-    models: dict[Setting, Models]
-
-
 class Evidence(NamedTuple):
-    """The plan, everyone's models on all rows, and for each pair what was predicted and seen."""
+    """Everyone's models on all rows, and for each pair what was predicted and seen."""
 
-    choice: Choice
     trio: Trio
     gain: dict[str, Gain] | None  # at full size, on rows to come; None without a posterior
     seen: dict[str, Witness]  # on held-out rows, predictions nan without a posterior
-    losses: dict[str, Tensor]  # [m] mean held-out loss of alone, common and personal; nan without rows
-    asked: Tensor  # the clients that the folds were made of: all, unless they are very many
+    losses: dict[str, Tensor]  # [k] mean held-out loss of alone, common and personal; nan without rows
+    asked: Tensor  # [k], the clients that were held against each other: all, unless they are very many
 
 
 def cross_fit(
@@ -74,10 +60,11 @@ def cross_fit(
     folds: int | None = None,
     done: Mapping[int, Fold] | None = None,
     save: Callable[[int, Fold], None] | None = None,
-) -> Evidence:
+) -> tuple[Choice, Evidence]:
     """Choose on all rows by folds, predict and observe gains on them, refit on all rows.
 
-    `done` are folds of an interrupted run, and `save(number, fold)` keeps a new one.
+    `done` are folds of an interrupted run, and `save(number, fold)` keeps a new one. Where fits are dear (very many
+    parameters) and nobody says how many folds, one fold of five is held out.
     """
     rows = compact(rows)
     asked = torch.arange(len(rows))
@@ -90,6 +77,8 @@ def cross_fit(
     settings, default = candidates(task, some, prior, few, int(rows.size.sum()))
     near = prior_of(prior, asked)[0] if prior is not None else None
     parts = list(cross(some, keys[asked.numpy()], seed, folds))
+    if folds is None and not is_dense(task):
+        parts = parts[:1]
     kept = []
     for k, part in enumerate(parts):
         fold = (done or {}).get(k)
@@ -98,20 +87,37 @@ def cross_fit(
             if save is not None:
                 save(k, fold)
         kept.append(fold)
-    loss = torch.full((len(settings), len(some.y)), torch.nan, dtype=torch.float32)
-    number = torch.zeros(len(some.y), dtype=torch.long)
-    for k, fold in enumerate(kept):
-        loss[:, fold.place], number[fold.place] = fold.loss, k
-    choice = decide(task, settings, loss, number, owners(some), default)
-    here = choice._replace(prior=prior)
-    choice = here._replace(own={int(asked[i]): s for i, s in choice.own.items()})
+    owner, number = owners(some), [torch.full((len(fold.place),), k) for k, fold in enumerate(kept)]
+    if (
+        len(kept) == 1
+    ):  # clients' own choices are still tried on some of the rows that are held out, and judged on others
+        number = [deal(parts[0].held, keys[asked.numpy()], FOLDS, seed)]
+    here = decide(
+        task,
+        settings,
+        torch.cat([fold.loss for fold in kept], 1),
+        torch.cat(number),
+        owner[torch.cat([fold.place for fold in kept])],
+        default,
+    )._replace(prior=prior)
+    choice = here._replace(own={int(asked[i]): s for i, s in here.own.items()})
     trio = trio_of(task, rows, choice, prior_of(prior, torch.arange(len(rows))), weights)
     seen, losses = witnesses(task, some, parts, kept, here, few)
     gain = None
     if prior is not None and has_posterior(task):
         known = posterior_of(task, rows, prior.noise, likely_variance(found))
         gain = dict(zip(PAIRS, gains(task, known, at_future(task, rows), pairs_of(trio), shares(rows))))
-    return Evidence(choice, trio, gain, seen, losses, asked)
+    return choice, Evidence(trio, gain, seen, losses, asked)
+
+
+def of_tally(trio: Trio, tally: Tally) -> Evidence:
+    """Evidence without a posterior: held-out rows alone."""
+    return Evidence(trio, None, witnesses_of(tally), mean_losses(tally), torch.arange(len(tally.rows)))
+
+
+def held_rows(evidence: Evidence) -> Tensor:
+    """[k]: each asked client's held-out rows."""
+    return next(iter(evidence.seen.values())).rows
 
 
 def pairs_of(trio: Trio) -> list[tuple[Tensor, Tensor]]:
@@ -142,12 +148,19 @@ def fit_fold(task: Any, part: Held, settings: list[Setting], prior: Prior | None
 
 def trio_of(task: Any, rows: Rows, choice: Choice, found: list[Prior], weights: str | Tensor) -> Trio:
     """Alone, common and each client's personal model, fitted on these rows."""
-    wanted = {choice.alone, choice.common, choice.shared, choice.plan, *choice.own.values()}
+    wanted = {choice.alone, choice.common, choice.plan, *choice.own.values()}
     models = {m.setting: m for m in fitted(task, rows, weights_of(rows, weights), sorted(wanted), found)}
+    return trio_from(choice, models)
+
+
+def trio_from(choice: Choice, models: Mapping[Setting, Models]) -> Trio:
+    """The models of a choice's settings: each client's personal one is the plan's, or that of its own choice."""
     personal = models[choice.plan].v.clone()
     for i, setting in choice.own.items():
         personal[i] = models[setting].v[i]
-    return Trio(models[choice.alone].v, models[choice.common].w, personal, models)
+    common = models[choice.common].w
+    centre = common if choice.plan.family == ALONE else models[choice.plan].w
+    return Trio(models[choice.alone].v, common, personal, centre)
 
 
 def posterior_of(task: Any, rows: Rows, noise: Tensor, unit: Tensor) -> Truths:
@@ -163,35 +176,22 @@ def witnesses(
     task: Any, rows: Rows, parts: list[Held], kept: list[Fold], choice: Choice, weights: str | Tensor
 ) -> tuple[dict[str, Witness], dict[str, Tensor]]:
     """For each pair what every client's held-out rows say and what was predicted of them; mean losses."""
-    m, n = len(rows), rows.size.double()
-    totals = {name: [torch.zeros(m, dtype=torch.float64) for _ in range(4)] for name in PAIRS}
-    losses = {name: torch.zeros(m, dtype=torch.float64) for name in ("alone", "common", "personal")}
-    has = choice.prior is not None and has_posterior(task)
+    m, has = len(rows), choice.prior is not None and has_posterior(task)
+    told = []
+    forecast = {name: torch.zeros(3, m, dtype=torch.float64) for name in PAIRS}  # mean, sd and noise, times rows
     for part, fold in zip(parts, kept):
         own = [choice.prior._replace(variance=fold.variance, noise=fold.noise)] if choice.prior is not None else []
         trio = trio_of(task, part.train, choice, own, weights)
-        owner, share = owners(part.held), part.held.size.double()
-        each = {name: row_losses(task, getattr(trio, name), part.held) for name in losses}
-        for name in losses:
-            losses[name].index_add_(0, owner, each[name])
-        for name, (o, p) in PAIRS.items():
-            totals[name][0].index_add_(0, owner, each[o] - each[p])
+        told.append(tally_of(task, part.held, trio))
         if not has:
-            for name, (o, p) in PAIRS.items():
-                totals[name][1].index_add_(0, owner, (each[o] - each[p]) ** 2)
             continue
+        share = part.held.size.double()
         known = posterior_of(task, part.train, fold.noise, fold.unit)
         for name, gain in zip(PAIRS, gains(task, known, at_rows(task, part.held), pairs_of(trio), shares(rows))):
-            totals[name][1] += share**2 * gain.noise
-            totals[name][2] += share * gain.expected
-            totals[name][3] += share * gain.spread
-    seen = {}
-    for name, (gap, spill, mean, sd) in totals.items():
-        observed = gap / n
-        if has:
-            seen[name] = Witness(observed, spill.sqrt() / n, mean / n, sd / n, rows.size)
-        else:
-            left = ((spill - n * observed**2) / (n - 1).clamp(min=1)).clamp(min=0)
-            nothing = torch.full_like(observed, torch.nan)
-            seen[name] = Witness(observed, (left / n).sqrt(), nothing, nothing, rows.size)
-    return seen, {name: total / n for name, total in losses.items()}
+            forecast[name] += torch.stack([share * gain.expected, share * gain.spread, share**2 * gain.noise])
+    seen, losses = witnesses_of(total(told)), mean_losses(total(told))
+    if has:
+        for name, (mean, sd, noise) in forecast.items():
+            n = seen[name].rows
+            seen[name] = seen[name]._replace(error=noise.sqrt() / n, predicted=mean / n, sd=sd / n)
+    return seen, losses

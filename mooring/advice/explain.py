@@ -1,9 +1,8 @@
-"""What to make of an advice: theory beside evidence, who is unlike the rest, what it would take, in words."""
+"""What to make of an advice: theory beside evidence, who is unlike the rest, what it would take."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -48,37 +47,3 @@ def explained(job: Job, frame: pd.DataFrame, choice: Choice) -> pd.DataFrame:
             gives = unit * why.brings(task, fit, p, clients.validation, choice.plan.ridge * penalised(task))
     strange = why.unlike(choice.prior, m) if choice.prior is not None else np.zeros(m, bool)
     return frame.assign(unlike=strange, rows_to_match=needs, brings=gives)
-
-
-def in_words(frame: pd.DataFrame, summary: dict[str, Any], choice: Choice, theory: Survey | None) -> list[str]:
-    """What to make of it."""
-    count = frame["verdict"].value_counts()
-    kinds = ", ".join(f"{word} for {count.get(word, 0)}" for word in ("personal", "common", "alone", "undecided"))
-    said = [
-        f"Verdicts: {kinds}.",
-        f"Against training alone {summary['helped']} clients are helped, {summary['harmed']} harmed, "
-        f"{summary['undecided']} cannot be told; of the calls made, about one in twenty may be wrong. Whatever the "
-        "verdict, every client has the model of its plan.",
-    ]
-    if choice.own:
-        said.append(f"{len(choice.own)} clients leave the shared plan: their own held-out rows speak against it.")
-    if theory is not None:
-        said += theory.words
-        if agreement := why.agreement(theory.thresholds["bayes"]["side"], choice.plan, summary):
-            said.append(agreement)
-        top = [(name, tau) for name, tau in theory.heterogeneity["by_feature"].items() if tau > 0][:4]
-        if top:
-            said.append("What differs most between clients: " + ", ".join(f"{n} ({tau:.2g})" for n, tau in top) + ".")
-    if "unlike" in frame and frame["unlike"].any():
-        names = frame.loc[frame["unlike"], "client"].astype(str).tolist()
-        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-        said.append(f"Unlike the rest: {', '.join(names[:5])}{more}.")
-    if "brings" in frame and frame["brings"].notna().any():
-        most = frame.loc[frame["brings"].idxmax()]
-        said.append(
-            f"The others would lose most without {most['client']} ({most['brings']:+.2g} of their validation loss)."
-        )
-        factor = float((frame["rows_to_match"] / frame["rows"]).median())
-        if np.isfinite(factor) and factor > 1:
-            said.append(f"Alone, the typical client would need {factor:.1f} times its rows to do as well.")
-    return said

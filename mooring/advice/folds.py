@@ -12,6 +12,7 @@ from torch import Tensor
 from mooring.advice.path import batches_of
 from mooring.core.cohort import Rows
 from mooring.core.seeds import uniforms
+from mooring.data.clients import Clients
 
 FOLDS = 5
 MORE_FOLDS = 10  # where rows are few
@@ -33,6 +34,12 @@ def joined(first: Rows, second: Rows) -> Rows:
     x, y = (torch.cat([getattr(compact(part), name) for part in (first, second)])[order] for name in ("x", "y"))
     size = first.size + second.size
     return Rows(x, y, torch.cumsum(size, 0) - size, size)
+
+
+def usable(clients: Clients) -> Rows:
+    """The rows that advice is learnt from: all, but for the test rows of a table that brings its own split."""
+    rows = joined(clients.train, clients.validation)
+    return joined(rows, clients.test) if clients.parts_by_chance else rows
 
 
 def owners(rows: Rows) -> Tensor:

@@ -5,25 +5,29 @@
     lambda   one-stage FedProx from FedAvg's model on, a few rounds per lambda, from taut to slack
     alone    Local
 
-Validation rows choose. The plan and its two referees are then trained again on train and validation rows together, for
-as many rounds as validation found best.
+Validation rows choose. The plan and its two referees are then trained again on all rows that are not kept apart, for as
+many rounds as validation found best, and judged by rows that took no part: fold by fold where training is cheap, else
+on one split.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from mooring.advice.choice import Choice, decide
+from mooring.advice.crossfit import Evidence, of_tally, trio_from
 from mooring.advice.families import ALONE, COMMON, LAMBDA, TUNED, Models, Setting
-from mooring.advice.folds import FOLDS, compact, deal, joined, owners, row_losses
+from mooring.advice.folds import FOLDS, compact, cross, deal, owners, row_losses
+from mooring.advice.tally import Tally, Trio, tally_of, total
 from mooring.algorithms.base import build
 from mooring.core.cohort import Round, Rows
 from mooring.core.errors import RequestError
+from mooring.data.clients import PARTS
 from mooring.engines.fit import Tell, train
 from mooring.engines.loop import Progress, settle
 from mooring.engines.prepare import Job, exchange_of
@@ -33,6 +37,14 @@ FACTORS = (10.0, 3.0, 1.0, 0.3, 0.1)  # lambdas, as multiples of what "auto" pro
 TUNES = (1, 5, 20)  # rounds' worth of local steps
 SHARE = 10  # a lambda gets so many times fewer rounds than FedAvg, since it begins where another ended
 LEAST_ROUNDS = 3
+CHEAP = 5e8  # parameters times rows times rounds up to which a network is trained for every fold
+
+
+class Kept(NamedTuple):
+    """What an interrupted run need not find out again."""
+
+    tensors: dict[str, Tensor]
+    known: dict[str, Any]
 
 
 @dataclass
@@ -43,8 +55,49 @@ class Work:
     lams: list[float] = field(default_factory=list)
 
 
-def choose_network(job: Job, tell: Tell) -> tuple[Choice, dict[Setting, Models]]:
-    """The choice, and the models of every setting in it, trained on train and validation rows."""
+def network_folds(job: Job, asked: int | None) -> int:
+    """How many folds judge: those asked for, else FOLDS where training is cheap, and 1 (test rows) where it is dear."""
+    rows = sum(int(getattr(job.clients, part).size.sum()) for part in PARTS)
+    cheap = job.task.dim * float(rows) * job.run.training.rounds <= CHEAP
+    return asked or (FOLDS if cheap else 1)
+
+
+def network_evidence(
+    job: Job,
+    rows: Rows,
+    folds: int,
+    tell: Tell,
+    done: Mapping[int, Kept] | None = None,
+    save: Callable[[int, Kept], None] | None = None,
+) -> tuple[Choice, Evidence]:
+    """The choice, everyone's models trained on `rows`, and what rows say that took no part.
+
+    The plan is chosen by training on the clients' training rows and judging on their validation rows. With one fold
+    test rows, which must not be among `rows`, judge the models that are deployed; else the three models are trained
+    without each fold of `rows` and judged on it. `done` and `save` are those of `cross_fit`: number 0 is the choice.
+    """
+    kept, save = dict(done or {}), save or (lambda number, what: None)
+    if folds == 1 and int(job.clients.test.size.sum()) == 0:
+        raise RequestError(f"{job.clients.title}: there are no test rows to judge by; ask for --folds.")
+    if 0 not in kept:
+        kept[0] = tried(job, tell)
+        save(0, kept[0])
+    choice, work = chosen_of(job, kept[0])
+    deployed = trained_on(job, rows, choice, work, tell, "all rows")
+    if folds == 1:
+        return choice, of_tally(deployed, tally_of(job.task, job.clients.test, deployed))
+    told = []
+    for k, part in enumerate(cross(compact(rows), job.clients.keys, job.run.training.seed, folds), 1):
+        if k not in kept:
+            trio = trained_on(job, part.train, choice, work, tell, f"fold {k} of {folds}")
+            kept[k] = Kept(tally_of(job.task, part.held, trio)._asdict(), {})
+            save(k, kept[k])
+        told.append(Tally(**kept[k].tensors))
+    return choice, of_tally(deployed, total(told))
+
+
+def tried(job: Job, tell: Tell) -> Kept:
+    """Every candidate's losses on validation rows, and what is needed to train it again."""
     clients = job.clients
     if int(clients.validation.size.sum()) == 0:
         raise RequestError(f"{clients.title}: there are no validation rows to choose a plan by.")
@@ -52,22 +105,30 @@ def choose_network(job: Job, tell: Tell) -> tuple[Choice, dict[Setting, Models]]
     for models in candidates(job, work, tell):
         settings.append(models.setting)
         losses.append(row_losses(job.task, models.v, held))
-    loss = torch.stack(losses).float()
-    fold = deal(held, clients.keys, FOLDS, job.run.training.seed)
+    known = {"settings": [list(setting) for setting in settings], "rounds": work.rounds, "lams": work.lams}
+    return Kept({"loss": torch.stack(losses).float()}, known)
+
+
+def chosen_of(job: Job, found: Kept) -> tuple[Choice, Work]:
+    loss, held = found.tensors["loss"], compact(job.clients.validation)
+    settings = [Setting(*given) for given in found.known["settings"]]
+    fold = deal(held, job.clients.keys, FOLDS, job.run.training.seed)
     best = settings[int(loss.mean(1).argmin())]
     choice = decide(job.task, settings, loss, fold, owners(held), best)
-    wanted = {choice.plan, choice.alone, choice.common, choice.shared, *choice.own.values()}
-    again = candidates(with_all_rows(job), work, lambda what, *done: tell(f"{what}, all rows", *done), wanted)
-    return choice, {models.setting: models for models in again if models.setting in wanted}
+    return choice, Work(found.known["rounds"], found.known["lams"])
 
 
-def with_all_rows(job: Job) -> Job:
-    """The same job with validation rows among the training rows; it keeps its last round."""
+def trained_on(job: Job, rows: Rows, choice: Choice, work: Work, tell: Tell, where: str) -> Trio:
+    """The three models of a choice, trained on these rows for as many rounds as its validation found best."""
     clients = job.clients
     none = torch.zeros(len(clients), dtype=torch.long)
     empty = Rows(clients.train.x[:0], clients.train.y[:0], none, none)
-    merged = replace(clients, train=joined(clients.train, clients.validation), validation=empty)
-    return with_training(Job(job.run, merged, job.task), keep="last")
+    whole = Job(job.run, replace(clients, train=rows, validation=empty), job.task)
+    wanted = {choice.plan, choice.alone, choice.common, *choice.own.values()}
+    again = candidates(
+        with_training(whole, keep="last"), work, lambda what, *done: tell(f"{what}, {where}", *done), wanted
+    )
+    return trio_from(choice, {models.setting: models for models in again if models.setting in wanted})
 
 
 def with_training(job: Job, **changes: Any) -> Job:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from math import nan
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,11 +14,15 @@ import torch
 from scipy.stats import norm
 from torch import Tensor
 
-from mooring.advice.evidence import LEAST, LEVEL, judge
-from mooring.advice.folds import row_losses
+from mooring.advice.advise import deployed_of, told_of
+from mooring.advice.answer import answer
+from mooring.advice.crossfit import of_tally
+from mooring.advice.decide import LEVEL
+from mooring.advice.folds import FOLDS, compact, deal, joined, owners, row_losses, subset
 from mooring.advice.newcomer import models_of_newcomers
+from mooring.advice.tally import Trio, mean_losses, tally_of, total
 from mooring.algorithms.base import build
-from mooring.core.cohort import Round
+from mooring.core.cohort import Round, Rows
 from mooring.core.errors import RequestError
 from mooring.data.clients import PARTS, Clients
 from mooring.data.sources import load
@@ -31,13 +37,14 @@ from mooring.runs.runfile import run_bytes
 from mooring.theory.federation_gain import risk_ratio
 
 CONFIDENT = float(norm.ppf((1 + LEVEL) / 2))
+LEAST = 10  # held-out rows below which a ratio of losses says nothing
 
 
 class Personalized(NamedTuple):
     """What newcomers get: a row each, in the target's own units, their models, and how the models were made."""
 
-    clients: pd.DataFrame  # client, rows, alone, common, personal, gain and ratio with _low and _high, pays, verdict
-    models: Tensor  # [C, d]
+    clients: pd.DataFrame  # those of an advice, and ratio: loss alone over personal loss, with its interval
+    models: Tensor  # [C, d], what each is told to deploy
     metric: str
     way: str
     notes: list[str]
@@ -57,10 +64,11 @@ def personalize(
 ) -> Personalized:
     """Personal models for the clients in `source`, from the common model of the run at `path`.
 
-    A table without the run's client column is one newcomer. Newcomers are judged as advice judges, on rows that took no
-    part in training: the gain of the personal model over training alone and the ratio of the two losses (the federation
-    gain), each with its interval, and a verdict. With `out` they join the run: a new run directory has the models of
-    both, and serves `predict`. `method` chooses among those of a comparison.
+    A table without the run's client column is one newcomer. Newcomers are judged as advice judges networks, on rows
+    that took no part in training: what to deploy (the personal model, the common one, its own), the gains with their
+    intervals and chances, and the ratio of the losses alone and personal (the federation gain). With `out` they join
+    the run: a new run directory has the models of both, and serves `predict`. `method` chooses among those of a
+    comparison.
     """
     if out is not None and Path(out).exists():
         raise RequestError(f"{out} already exists; choose another --out.")
@@ -76,9 +84,13 @@ def personalize(
         said.append(f"{counted(len(known), 'client')} {taken}{'' if out is None else ', and their models replaced'}.")
     algorithm = build(asked.name, asked.fields | (asked.settled or {}), directory.path)
     server = algorithm.start(task, models.common)[0]
-    m = len(newcomers)
-    found = models_of_newcomers(algorithm, server, task, newcomers.cohort(), Round(1, 1, m, m, 1.0, seed), how=how)
-    frame = judged(task, newcomers, train_alone(task, newcomers, seed), models.common, found, seed)
+
+    def trained(clients: Clients) -> Trio:
+        m = len(clients)
+        mine = models_of_newcomers(algorithm, server, task, clients.cohort(), Round(1, 1, m, m, 1.0, seed), how=how)
+        return Trio(train_alone(task, clients, seed), models.common, mine, models.common)
+
+    frame, found = judged(task, newcomers, trained, seed)
     way = algorithm.newcomer if how == "auto" else how
     told = Personalized(frame, found, task.metric, way, [*said, *newcomers.notes], None if out is None else Path(out))
     if out is not None:
@@ -121,32 +133,64 @@ def train_alone(task: Any, clients: Clients, seed: int) -> Tensor:
     return simulate(build("local", {}), task, clients, plan).models(plan.keep)
 
 
-def judged(task: Any, clients: Clients, alone: Tensor, common: Tensor, personal: Tensor, seed: int = 0) -> pd.DataFrame:
-    """A row a newcomer; `pays` is "yes", "no" or "undecided": whether the personal model beats training alone."""
-    found = judge(task, clients, {"alone": alone, "common": common, "personal": personal}, seed)
-    gain = found.gain
+def judged(task: Any, clients: Clients, train: Callable[[Clients], Trio], seed: int = 0) -> tuple[pd.DataFrame, Tensor]:
+    """A row a newcomer, and the model that each is told to deploy, fitted on all its rows.
+
+    Held-out rows judge: fold by fold, or, where the table brings its own split, its test rows.
+    """
+    whole = (
+        clients if has_tests(clients) else with_rows(clients, joined(clients.train, clients.test), clients.validation)
+    )
+    trio, told, seen = train(whole), [], []
+    for part, held in [(whole, clients.test)] if has_tests(clients) else folds_of(whole, seed):
+        models = trio if part is whole else train(part)
+        told.append(tally_of(task, held, models))
+        seen.append((owners(held), *(row_losses(task, w, held) for w in (models.alone, models.personal))))
+    tally, unit = total(told), clients.target_scale**task.unit_power
+    found = answer(of_tally(trio, tally), tally.rows, unit=unit)
+    deployed = deployed_of(trio, found.decision.deploy)
+    owner, alone, personal = (torch.cat(parts).numpy() for parts in zip(*seen))
     return pd.DataFrame(
         {
             "client": clients.names,
             "rows": sum(getattr(clients, part).size for part in PARTS).numpy(),
-            **found.means,
-            "gain": gain.mean,
-            "gain_low": gain.low,
-            "gain_high": gain.high,
-            **ratios(task, clients, alone, personal),
-            "pays": np.where(gain.better, "yes", np.where(gain.worse, "no", "undecided")),
-            "verdict": found.verdict,
+            "deploy": found.decision.deploy,
+            "will_do": found.decision.will_do,
+            **told_of("alone", found.decision.over_alone, found.base["alone"]),
+            **told_of("common", found.decision.over_common, found.base["common"]),
+            **{name: unit * part.numpy() for name, part in mean_losses(tally).items()},
+            **ratios(owner, alone, personal, len(clients)),
         }
-    )
+    ), deployed
 
 
-def ratios(task: Any, clients: Clients, alone: Tensor, personal: Tensor) -> dict[str, list[float]]:
+def has_tests(clients: Clients) -> bool:
+    """Whether the table keeps rows apart for tests."""
+    return not clients.parts_by_chance and int(clients.test.size.sum()) > 0
+
+
+def with_rows(clients: Clients, train: Rows, validation: Rows) -> Clients:
+    """The same clients with these rows, and none to test."""
+    none = torch.zeros(len(clients), dtype=torch.long)
+    return replace(clients, train=train, validation=validation, test=Rows(train.x[:0], train.y[:0], none, none))
+
+
+def folds_of(clients: Clients, seed: int) -> Iterator[tuple[Clients, Rows]]:
+    """The clients without each fold of their rows, and those rows; both parts are dealt into the folds."""
+    parts = [compact(clients.train), compact(clients.validation)]
+    dealt = [deal(rows, clients.keys, FOLDS, seed) for rows in parts]
+    for k in range(FOLDS):
+        held = joined(*(subset(rows, fold == k) for rows, fold in zip(parts, dealt)))
+        if int(held.size.sum()):
+            yield with_rows(clients, *(subset(rows, fold != k) for rows, fold in zip(parts, dealt))), held
+
+
+def ratios(owner: np.ndarray, alone: np.ndarray, personal: np.ndarray, m: int) -> dict[str, list[float]]:
     """The federation gain of each newcomer, loss alone over personal loss, with its interval; nan with few rows."""
-    owner = np.repeat(np.arange(len(clients)), clients.test.size.numpy())
-    first, second = (row_losses(task, models, clients.test).numpy() for models in (alone, personal))
     out: dict[str, list[float]] = {"ratio": [], "ratio_low": [], "ratio_high": []}
-    for i, count in enumerate(clients.test.size.tolist()):
-        found = risk_ratio(first[owner == i], second[owner == i], CONFIDENT) if count >= LEAST else None
+    for i in range(m):
+        mine = owner == i
+        found = risk_ratio(alone[mine], personal[mine], CONFIDENT) if mine.sum() >= LEAST else None
         for name, value in zip(out, (nan, nan, nan) if found is None else (found.value, found.low, found.high)):
             out[name].append(value)
     return out

@@ -31,7 +31,7 @@ def stiffness_of(setting: Setting, prior: Prior | None, n: int, i: int) -> float
     if kind == LAMBDA:
         return setting.value
     if kind in (SIZE, DIAGONAL) and prior is not None:
-        free = prior.variance[prior.variance > 0]
+        free = prior.variance.clamp(min=float(prior.variance.max()) / TAUT)
         return setting.value * float(prior.noise[i]) / max(n, 1) * float((-free.log()).mean().exp())
     return float("nan")
 

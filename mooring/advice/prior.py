@@ -106,11 +106,6 @@ def likely_variance(found: list[Prior]) -> Tensor:
     return plain if share < NEGLIGIBLE else (1 - share) * plain + share * rich.variance
 
 
-def may_be_alike(prior: Prior | None) -> bool:
-    """Whether no spread at all is as likely as this one; without a prior nobody knows."""
-    return prior is not None and above_none(prior.spread) <= ENTRY
-
-
 def centre_ridge(task: Any, prior: Prior, rows: int) -> float:
     """The ridge on the common model: its own coefficients as draws from N(0, kappa^2), kappa by marginal likelihood.
 

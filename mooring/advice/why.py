@@ -19,7 +19,7 @@ import torch
 from scipy.stats import chi2, false_discovery_control
 from torch import Tensor
 
-from mooring.advice.families import ALONE, COMMON, MOORED, OF_PRIOR, Setting, fitted
+from mooring.advice.families import COMMON, MOORED, OF_PRIOR, Setting, fitted
 from mooring.advice.path import Shape, batches_of, is_dense
 from mooring.advice.prior import Prior
 from mooring.core.cohort import Rows
@@ -112,17 +112,3 @@ def unlike(prior: Prior, m: int) -> np.ndarray:
         square = torch.where(told, along / values, 0.0).sum(1)
         chance[prior.clients.numpy()] = chi2.sf(square.numpy(), told.sum(1).numpy())
     return false_discovery_control(chance) <= WRONG
-
-
-def agreement(side: str | None, plan: Setting, summary: dict[str, Any]) -> str | None:
-    """Theory and evidence in one sentence; None where theory has nothing to say."""
-    if side is None:
-        return None
-    kind = plan.family if plan.family in (COMMON, ALONE) else "personal"
-    winner = min(("alone", "common"), key=lambda name: summary[name])
-    theory = {"common": "one common model", "alone": "training alone"}.get(side, "neither end")
-    if side == "undecided":
-        return f"Theory leaves it open; of the two ends {winner} has the lower test loss, and the plan is {kind}."
-    if side == winner:
-        return f"Theory and test rows agree: of the two ends, {theory} is better; the plan is {kind}."
-    return f"Theory and test rows disagree: theory speaks for {theory}, but {winner} has the lower test loss."

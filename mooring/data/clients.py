@@ -38,6 +38,7 @@ class Clients:
     schema: Any = None  # how a table became these arrays; None for arrays
     placement: Any = None  # data frame (client, row, part): which source row is in which part
     own_weights: Mapping[str, float] | None = None  # of a column of the table, by client
+    parts_by_chance: bool = False  # whether the parts were drawn at random, nobody having asked for any
     truth: Any = None  # planted parameters, for generators
     title: str = ""
     notes: list[str] = field(default_factory=list)  # sentences on what was dropped, imputed, moved

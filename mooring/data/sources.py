@@ -150,6 +150,7 @@ def load(
         schema=schema,
         placement=placement,
         own_weights=weights_by_client(table, roles.weights, code, clients),
+        parts_by_chance=split is None and not (roles.split or roles.time or roles.unit),
         title=table.title,
         notes=notes,
     )

@@ -26,7 +26,7 @@ from mooring.runs.runfile import RunFile, make_run, read_run
 from mooring.runs.sections import ALGORITHM, METHODS, NETWORK_ALGORITHM, OPTIONS
 
 IN_MEMORY = "(in memory)"
-SECTIONS = ("data", "task", "training")
+SECTIONS = ("data", "task", "training", "advice")
 Tables = dict[str, Any]
 
 
@@ -46,7 +46,9 @@ def request(
     file names, and that nobody has given, are used under `trust` only."""
     file = in_tables(source)
     given = in_sections(options, model)
-    table = {section: file.get(section, {}) | given[section] for section in SECTIONS}
+    if purpose != "advise" and given["advice"]:
+        raise RequestError(f"{min(given['advice'])} has no use here: it is for advise.")
+    table = {section: file.get(section, {}) | given[section] for section in SECTIONS if section != "advice"}
     asked = {key: given["task"].get(key) for key in ("name", "model")}
     if any(word is not None and word != (file.get("task", {}).get(key) or "auto") for key, word in asked.items()):
         table["task"] = given["task"]  # another task: the file's settings are not for it
@@ -56,12 +58,12 @@ def request(
         ready = [method_to_fit(known, algorithm, settings or {}, network)]
     else:
         ready = [] if purpose == "advise" else methods_to_compare(known, methods, settings or {})
-    if any(table[section] != file.get(section) for section in SECTIONS) or ready != known:
+    if any(table[section] != file.get(section) for section in table) or ready != known:
         ready = [{key: value for key, value in one.items() if key != "settled"} for one in ready]
     own = own_classes([algorithm, *(methods or [])])
     mine = [*given["task"].values(), *(full(str(one).split(" ")[0]) for one in (algorithm, *(methods or []))), *own]
     if file:
-        rest = {part: {k: v for k, v in table[part].items() if k not in given[part]} for part in SECTIONS}
+        rest = {part: {k: v for k, v in table[part].items() if k not in given[part]} for part in table}
         code = [*rest["task"].values(), *(one["name"] for one in ready if one["name"] not in mine)]
         admit_files(code, rest["data"], source, Path(source).parent, trust)
     admit_files(mine, given["data"] if file else {**given["data"], "source": source}, "this call", trust=True)
@@ -74,6 +76,8 @@ def request(
     table["data"]["source"] = source_name(table["data"].get("source", source))
     table["training"].setdefault("threads", torch.get_num_threads())
     table |= {"algorithm": ready[0]} if purpose == "fit" else {"algorithms": ready or None}
+    if purpose == "advise":
+        table["advice"] = file.get("advice", {}) | given["advice"]
     if purpose == "fit" and "federation" in file:
         table["federation"] = file["federation"]
     return make_run({"mooring": {"purpose": purpose}, **table}, "")

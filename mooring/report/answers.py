@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import floor, isfinite, log10
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +18,20 @@ MOST_ROWS = 20  # clients that a terminal's table shows
 SCORES = {k: k for k in ("client", "rows", "alone", "common", "personal", "gain")}
 FITTED = SCORES | {"gain_percent": "gain %"}
 KNOWN = ("rmse", "mae", "r2", "accuracy", "auc")
-LOSSES = ("alone", "common", "personal", "gain", "gain_low", "gain_high")
 ADVISED = {
     "client": "client",
     "rows": "rows",
-    "alone": "alone",
-    "common": "common",
-    "personal": "advised",
-    "gain": "gain",
-    "gain_low": "low",
-    "gain_high": "high",
-    "plan": "plan",
-    "lambda": "lam",
-    "verdict": "verdict",
+    "deploy": "deploy",
+    "will_do": "will do",
+    "gain_over_alone_percent": "over alone, %",
+    "over_alone": "interval",
+    "chance_over_alone": "chance",
+    "gain_over_common_percent": "over common, %",
+    "over_common": "interval",
+    "chance_over_common": "chance",
 }
-SPARE = ("rows", "plan", "lambda", "common", "gain_low", "gain_high", "alone", "personal")
+LOSSES = ("common", "alone", "personal")
+SPARE = ("rows", "over_common", "over_alone", "will_do")
 PLANS = {
     "common": "one model for all",
     "alone": "everyone's own model, with a ridge",
@@ -44,12 +43,12 @@ PLANS = {
 }
 
 
-def show_run(display: Display, run: str | Path) -> None:
+def show_run(display: Display, run: str | Path, clients: bool = False) -> None:
     """A finished run of any kind, from its directory alone."""
     directory = open_run(run)
     purpose = directory.run.mooring.purpose
     if purpose == "advise":
-        show_advice(display, directory.advice)
+        show_advice(display, directory.advice, clients)
     elif purpose == "compare":
         show_comparison(display, directory.comparison)
     elif purpose == "personalize":
@@ -165,53 +164,44 @@ def show_comparison(display: Display, comparison: Mapping[str, Any]) -> None:
                 display.say(f"{better} of {len(clients)} clients do better with {method} than alone.")
 
 
-def show_advice(display: Display, advice: Mapping[str, Any]) -> None:
-    """The summary, the clients by gain, and why."""
-    summary, clients = advice["summary"], frame_of(advice["clients"])
-    rows = [
-        {"who": "alone: every client by itself", "loss": summary["alone"]},
-        {"who": "common: one model for all", "loss": summary["common"]},
-        {"who": "one lambda for all", "loss": summary["shared_lambda"]},
-        {"who": "advised", "loss": summary["advised"]},
-    ]
-    title = f"{advice['title']}: test {summary['metric']} over {len(clients)} clients"
-    display.table(title, rows, {"who": "model", "loss": summary["metric"]})
-    order, caption = ends(
-        clients, "gain: loss saved over training alone, with its 95 % interval; every client has the model of its plan"
-    )
-    records = order.to_dict("records")
-    places = decimals(float(order["alone"].median()))
-    for row in records:
-        row |= {key: f"{row[key]:,.{places}f}" for key in LOSSES if row[key] == row[key]}
-        stiffness = {"": row["lambda"], "a ": row["alpha"]}  # one of them, or none after local steps
-        row["lambda"] = next((f"{mark}{value:.2g}" for mark, value in stiffness.items() if value == value), "")
-    plans = clients["plan"].unique()
-    columns = {k: v for k, v in ADVISED.items() if k != "plan" or len(plans) > 1}
-    display.table("Clients", records, columns, caption, spare=SPARE)
-    if len(plans) == 1:
-        display.say(f"The plan of all clients: {plans[0]}, {PLANS.get(plans[0], plans[0])}.")
+def show_advice(display: Display, advice: Mapping[str, Any], clients: bool = False) -> None:
+    """The answer and what is behind it; with `clients` a row for each of them, those that gain most first."""
+    summary, frame = advice["summary"], frame_of(advice["clients"])
+    display.say(f"{advice['title']}: {len(frame):,} clients, {int(frame['rows'].sum()):,} rows.")
+    display.say(advice["headline"])
     for sentence in advice["words"]:
         display.say(sentence)
-
-
-def decimals(typical: float) -> int:
-    """Places after the point that show a number of this size with three digits, and those of its column alike."""
-    return min(max(2 - floor(log10(abs(typical))), 0), 6) if typical and isfinite(typical) else 3
+    if clients:
+        order = advised_rows(frame.sort_values("gain_over_alone_percent", ascending=False))
+        level = f"{100 * summary['level']:g} %"
+        caption = f"gains of the deployed model in per cent of the other's loss, their {level} intervals and chances"
+        display.table("Clients", order, ADVISED, caption, spare=SPARE)
 
 
 def show_newcomers(display: Display, clients: pd.DataFrame, metric: str, way: str) -> None:
-    """Newcomers, and whether joining pays for them."""
-    columns = SCORES | {"gain_low": "low", "gain_high": "high"}
-    columns |= {"ratio": "ratio", "ratio_low": "from", "ratio_high": "to", "pays": "pays", "verdict": "verdict"}
-    told = "gain (alone - personal) and ratio (alone / personal) with their 95 % intervals"
-    caption = f"test {metric}; personal models by {way}; {told}"
+    """Newcomers, what each should deploy, and whether joining pays for them."""
+    told = "losses on held-out rows, gains in per cent of the other model's loss with their 95 % intervals and chances"
+    caption = f"{metric}; personal models by {way}; {told}"
     if len(clients) > MOST_ROWS:
         caption = f"The first {MOST_ROWS} of {len(clients)} newcomers. {caption}"
-    rows = clients.head(MOST_ROWS).to_dict("records")
-    display.table("Newcomers", rows, columns, caption, spare=("rows", "common", "alone", "personal"))
-    count = clients["pays"].value_counts()
-    said = ", ".join(f"joining pays: {word} for {count.get(word, 0)}" for word in ("yes", "no", "undecided"))
-    display.say(f"{said}.")
+    columns = {**{k: k for k in ("client", "rows", "alone", "common", "personal")}, **ADVISED}
+    display.table("Newcomers", advised_rows(clients.head(MOST_ROWS)), columns, caption, spare=(*SPARE, *LOSSES))
+    count = clients["sure_over_alone"].value_counts()
+    words = [f"{word} for {count[word]}" for word in ("sure", "likely", "open") if count.get(word)]
+    same = f"; {count['same']} would deploy its own model" if count.get("same") else ""
+    display.say(f"Joining pays: {', '.join(words) or 'for nobody'}{same}.")
+
+
+def advised_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Clients of an advice as a table shows them."""
+    rows = frame.to_dict("records")
+    for row in rows:
+        for other in ("alone", "common"):
+            ends = [row[f"gain_over_{other}_percent_{end}"] for end in ("low", "high")]
+            row[f"over_{other}"] = "[" + ", ".join(f"{end:,.1f}" for end in ends) + "]"
+            row[f"gain_over_{other}_percent"] = f"{row[f'gain_over_{other}_percent']:,.1f}"
+            row[f"chance_over_{other}"] = f"{row[f'chance_over_{other}']:.2f}"
+    return rows
 
 
 def show_theory(display: Display, theory: Mapping[str, Any]) -> None:

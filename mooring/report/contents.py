@@ -198,6 +198,8 @@ def judged(frame: pd.DataFrame) -> pd.DataFrame:
     """
     frame = frame.rename(columns={"deploy": "recommended", "verdict": "recommended", "lam": "lambda"})
     frame = frame.loc[:, ~frame.columns.duplicated()]
+    ends = ("", "_low", "_high")
+    frame = frame.rename(columns={f"gain_over_alone_percent{end}": f"saved{end}" for end in ends})
     for end in ("", "_low", "_high"):
         if f"gain_over_alone{end}" in frame:
             frame = frame.drop(columns=f"gain{end}", errors="ignore")
@@ -225,8 +227,8 @@ def by_test_rows(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def in_per_cent(frame: pd.DataFrame) -> pd.DataFrame:
-    """`gain` and its interval in per cent of the loss alone."""
-    if "gain" not in frame or "alone" not in frame:
+    """`gain` and its interval in per cent of the loss alone, where they are not told."""
+    if "gain" not in frame or "alone" not in frame or "saved" in frame:
         return frame
     base = frame["alone"].where(frame["alone"] > 0)
     ends = [end for end in ("", "_low", "_high") if f"gain{end}" in frame]

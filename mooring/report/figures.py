@@ -84,14 +84,13 @@ def gains_figure(advice: Mapping[str, Any]) -> Any:
     """What each client's model saves over training alone, in per cent of its loss alone, with its interval, in order.
 
     All clients are drawn. One that lies far from the rest is an arrow at the edge with its number, so that it does not
-    flatten them. Colours tell the verdict.
+    flatten them. Colours tell what to deploy.
     """
     import matplotlib as mpl
 
     frame = frame_of(advice["clients"])
-    told = frame[(frame["alone"] > 0) & frame["gain"].notna()]
-    share = told[["gain", "gain_low", "gain_high"]].div(told["alone"], axis=0) * 100
-    told = told.assign(**share).sort_values("gain", ignore_index=True)
+    names = {f"gain_over_alone_percent{end}": f"gain{end}" for end in ("", "_low", "_high")}
+    told = frame.rename(columns=names).sort_values("gain", ignore_index=True)
     named = len(told) <= NAMED
     with mpl.rc_context(STYLE):
         figure = canvas(6.4, min(max(2.5, 0.16 * len(told) + 1.2), 14.0) if named else 6.0)
@@ -100,10 +99,10 @@ def gains_figure(advice: Mapping[str, Any]) -> Any:
         axes.set_xlim(low, high)
         axes.set_ylim(-1, len(told))
         place = np.arange(len(told))
-        for verdict, colour in VERDICTS.items():
-            mine = (told["verdict"] == verdict).to_numpy()
+        for kind, colour in VERDICTS.items():
+            mine = (told["deploy"] == kind).to_numpy()
             if mine.any():
-                _client_marks(axes, told[mine], place[mine], colour, f"{verdict} ({mine.sum():,})", named)
+                _client_marks(axes, told[mine], place[mine], colour, f"{kind} ({mine.sum():,})", named)
         far = _arrows(axes, told, place, low, high, named)
         axes.axvline(0, color="0.4", linewidth=1)
         if named:
@@ -111,11 +110,10 @@ def gains_figure(advice: Mapping[str, Any]) -> Any:
             axes.grid(visible=False, axis="y")
         else:
             axes.set_yticks([])
-        missing = len(frame) - len(told)
-        axes.set_ylabel(f"{len(told):,} clients" + (f"; {missing:,} without test rows are left out" if missing else ""))
+        axes.set_ylabel(f"{len(told):,} clients")
         arrows = f"; arrows: {far:,} beyond the edge" if far else ""
         axes.set_xlabel(
-            f"test {advice['summary']['metric']} saved against training alone, per cent (right: it helps{arrows})"
+            f"{advice['summary']['metric']} saved against training alone, per cent (right: it helps{arrows})"
         )
         figure.legend(loc="outside upper left", ncols=len(VERDICTS), fontsize=8)  # beside the marks, not on them
     return figure
@@ -152,7 +150,7 @@ def _arrows(axes: Any, told: Any, place: np.ndarray, low: float, high: float, na
     for side, edge, marker in ((told["gain"] < low, low, "<"), (told["gain"] > high, high, ">")):
         for k in np.flatnonzero(side.to_numpy()):
             far += 1
-            colour = VERDICTS.get(told["verdict"][k], "0.5")
+            colour = VERDICTS.get(told["deploy"][k], "0.5")
             axes.plot([edge], [place[k]], marker, color=colour, markersize=6, clip_on=False)
             if named:
                 align, offset = ("left", 6) if marker == "<" else ("right", -6)

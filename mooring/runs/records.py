@@ -22,6 +22,12 @@ def _number(name: str) -> pa.Field:
     return pa.field(name, pa.float64())  # NaN and missing are the same: no value
 
 
+def _over(other: str) -> list[pa.Field]:
+    """What an advice tells of the deployed model against another: gains with intervals, the chance to be better."""
+    gains = [f"gain_over_{other}{unit}{end}" for unit in ("", "_percent") for end in ("", "_low", "_high")]
+    return [*map(_number, gains), _number(f"chance_over_{other}"), pa.field(f"sure_over_{other}", pa.string())]
+
+
 ROUNDS = pa.schema(
     [
         _count("t"),
@@ -55,16 +61,17 @@ CLIENTS = pa.schema(
         _number("common"),
         _number("personal"),
         _number("gain"),
-        _number("gain_low"),
-        _number("gain_high"),
         _number("gain_percent"),
         *map(_number, ("rmse", "mae", "r2", "accuracy", "auc")),  # of the personal model, as far as they apply
         _number("lam"),
         _number("alpha"),
-        pa.field("verdict", pa.string()),
         pa.field("left_out", pa.string()),  # why, of a client whose replies could not all be used
+        pa.field("deploy", pa.string()),  # of an advice: personal, common or alone
+        pa.field("will_do", pa.string()),  # the simplest of them that is no practical difference worse
+        *(field for other in ("alone", "common") for field in _over(other)),
     ]
 )
+RETIRED = ("gain_low", "gain_high", "verdict")  # columns that earlier versions wrote
 
 
 def rounds_table(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
@@ -73,13 +80,14 @@ def rounds_table(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
 
 
 def clients_table(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
-    """`clients.parquet` from a mapping a client; scores, lam, alpha and verdict may be left out."""
+    """`clients.parquet` from a mapping a client; all but its name and sizes may be left out."""
     return _table("clients.parquet", rows, CLIENTS)
 
 
 def read_records(path: str | Path, columns: pa.Schema) -> pd.DataFrame:
     """A table of the run, its columns as declared above; those that an earlier version did not write are empty."""
     table = found = read_table(path)
+    table = table.drop_columns([name for name in RETIRED if name in found.column_names])
     for k, column in enumerate(columns):
         if column.nullable and column.name not in found.column_names and k <= table.num_columns:
             table = table.add_column(k, column, pa.nulls(len(table), column.type))

@@ -12,7 +12,19 @@ from pydantic import BaseModel, ValidationError, model_validator
 from mooring.core.errors import RequestError
 from mooring.core.fields import unknown
 from mooring.runs.files import UNSEALED, read_bytes, sealed
-from mooring.runs.sections import FORMAT, Algorithm, Data, Federation, Made, Section, Task, Training, installed, say
+from mooring.runs.sections import (
+    FORMAT,
+    Advising,
+    Algorithm,
+    Data,
+    Federation,
+    Made,
+    Section,
+    Task,
+    Training,
+    installed,
+    say,
+)
 
 
 class RunFile(Section):
@@ -22,6 +34,7 @@ class RunFile(Section):
     algorithm: Algorithm | None = say("a table", None)
     algorithms: list[Algorithm] | None = say("tables [[algorithms]], one for each method to compare", None)
     training: Training = say("a table", default_factory=Training)
+    advice: Advising | None = say("a table", None)
     federation: Federation | None = say("a table", None)
 
     @model_validator(mode="after")
@@ -41,6 +54,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "algorithm": Algorithm,
     "algorithms": Algorithm,
     "training": Training,
+    "advice": Advising,
     "federation": Federation,
 }
 

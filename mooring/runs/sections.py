@@ -90,6 +90,16 @@ def _auto(value: Any) -> Any:
     return None if value == "auto" else value
 
 
+def _per_cent(value: Any) -> Any:
+    """ "1%" is 0.01."""
+    if isinstance(value, str) and value.strip().endswith("%"):
+        try:
+            return float(value.strip()[:-1]) / 100
+        except ValueError:
+            pass
+    return value
+
+
 def _best(value: Any) -> Any:
     return "best" if value == "chosen" else value  # as earlier versions wrote it
 
@@ -273,6 +283,28 @@ class Training(Section):
     )
 
 
+class Advising(Section):
+    """What an advice answers to."""
+
+    practical: Annotated[float, BeforeValidator(_per_cent)] = option(
+        "Share of the loss that makes no practical difference.",
+        'a share from 0 to below 1: 0.01 or "1%"',
+        0.01,
+        ge=0,
+        lt=1,
+    )
+    level: Annotated[float, BeforeValidator(_per_cent)] = option(
+        "Level of the intervals.", 'a share above 0 and below 1: 0.95 or "95%"', 0.95, gt=0, lt=1
+    )
+    folds: int | None = option(
+        "Parts of each client's rows that are held out in turn.",
+        "a whole number >= 2",
+        unset="5; 10 up to 1,000 rows; 1 split where fits are dear",
+        ge=2,
+    )
+    theory: bool = option("Ask the theorems too.", "true or false", True)
+
+
 class Federation(Section):
     """How clients on machines of their own take part; see docs/deploying.md."""
 
@@ -305,13 +337,9 @@ class Option(NamedTuple):
         value = self.info.default
         if value is None:
             return self._extra["unset"]
-        return (
-            ("yes" if value else "no")
-            if isinstance(value, bool)
-            else f"{value:g}"
-            if isinstance(value, float)
-            else str(value)
-        )
+        if isinstance(value, bool):
+            return "yes" if value else "no"
+        return f"{value:g}" if isinstance(value, float) else str(value)
 
     @property
     def _extra(self) -> dict[str, str]:
@@ -319,7 +347,7 @@ class Option(NamedTuple):
 
 
 def _options() -> dict[str, Option]:
-    sections: dict[str, type[BaseModel]] = {"data": Data, "task": Task, "training": Training}
+    sections: dict[str, type[BaseModel]] = {"data": Data, "task": Task, "training": Training, "advice": Advising}
     found = [
         Option(section if field == "name" else field, section, field, info)
         for section, model in sections.items()
@@ -370,3 +398,12 @@ class Options(TypedDict, total=False):
     clip: float | None
     weight_cap: float | None
     attack: str | None
+
+
+class AdviceOptions(Options, total=False):
+    """Those of `advise`."""
+
+    practical: float | str | None
+    level: float | str | None
+    folds: int | None
+    theory: bool | None

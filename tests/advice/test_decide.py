@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from mooring.advice.calibrate import trust, trusted
-from mooring.advice.crossfit import PAIRS, Fold, cross_fit
+from mooring.advice.crossfit import Fold, cross_fit
 from mooring.advice.decide import LEVEL, PRACTICAL, decide
+from mooring.advice.tally import PAIRS
 from mooring.core.cohort import Rows
 from mooring.data.clients import from_arrays
 from mooring.tasks.linear import Linear
@@ -76,7 +77,7 @@ def federation(spread, m=30, n=60, d=3, seed=0, noise=1.0, kind="regression"):
 
 
 def decided(task, clients, **more):
-    evidence = cross_fit(task, clients.train, clients.keys, **more)
+    _, evidence = cross_fit(task, clients.train, clients.keys, **more)
     gains = [trusted(evidence.gain[name], trust(evidence.seen[name])) for name in PAIRS]
     return evidence, decide(*gains, evidence.losses["personal"], PRACTICAL, LEVEL)
 
@@ -113,7 +114,7 @@ def test_a_client_without_rows_has_an_answer():
     start = torch.cumsum(size, 0) - size
     keep = torch.repeat_interleave(torch.arange(12), clients.train.size) != 3
     rows = Rows(clients.train.x[keep], clients.train.y[keep], start, size)
-    evidence = cross_fit(Linear(3), rows, clients.keys)
+    _, evidence = cross_fit(Linear(3), rows, clients.keys)
     gains = [trusted(evidence.gain[name], trust(evidence.seen[name])) for name in PAIRS]
     found = decide(*gains, torch.ones(12, dtype=torch.float64), PRACTICAL, LEVEL)
     assert found.deploy[3] == "common" or np.isfinite(found.over_alone.gain[3])
@@ -127,20 +128,22 @@ def test_two_classes_have_all_of_it():
 
 
 def test_losses_without_a_posterior_have_held_out_rows_only():
-    clients = federation(0.8, m=10, n=20)
-    evidence = cross_fit(Quantile(3), clients.train, clients.keys, folds=2)
+    clients = federation(0.8, m=3, n=10)
+    _, evidence = cross_fit(Quantile(3), clients.train, clients.keys, folds=2)
     assert evidence.gain is None
     assert torch.isfinite(evidence.seen["personal over alone"].observed).all()
 
 
 def test_folds_that_were_kept_are_not_fitted_again():
     clients, kept = federation(0.5, m=8, n=20), {}
-    first = cross_fit(Linear(3), clients.train, clients.keys, folds=3, save=kept.__setitem__)
+    plan, first = cross_fit(Linear(3), clients.train, clients.keys, folds=3, save=kept.__setitem__)
     assert sorted(kept) == [0, 1, 2] and all(isinstance(part, torch.Tensor) for part in kept[0])
     saved = []
     half = {k: Fold(*kept[k]) for k in (0, 2)}
-    again = cross_fit(Linear(3), clients.train, clients.keys, folds=3, done=half, save=lambda k, _: saved.append(k))
-    assert saved == [1] and again.choice.plan == first.choice.plan
+    same, again = cross_fit(
+        Linear(3), clients.train, clients.keys, folds=3, done=half, save=lambda k, _: saved.append(k)
+    )
+    assert saved == [1] and same.plan == plan.plan
     for name in PAIRS:
         assert torch.equal(again.gain[name].mean, first.gain[name].mean)
         assert torch.equal(again.seen[name].observed, first.seen[name].observed)

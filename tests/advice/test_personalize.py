@@ -1,16 +1,19 @@
 """`personalize`: newcomers are judged as advice judges."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 
 import mooring
-from mooring.advice.evidence import compare, verdicts
-from mooring.advice.folds import row_losses
+from mooring.advice.answer import answer
+from mooring.advice.crossfit import of_tally
 from mooring.advice.personalize import judged, personalize, train_alone
+from mooring.advice.tally import Trio, tally_of
 from mooring.cli import main
-from mooring.data.clients import from_arrays
+from mooring.data.clients import PARTS, from_arrays
 from mooring.estimates.facts import RIDGES
 from mooring.tasks.linear import Linear
 
@@ -25,36 +28,54 @@ def newcomers(sizes, noise=0.3):
     return from_arrays(xs, ys, parts=parts, kind="regression", target_scale=3.0)
 
 
-def test_the_interval_and_the_verdict_are_those_of_advice():
+def fixed(alone, common, personal):
+    """Newcomers' models that no rows change."""
+    return lambda clients: Trio(alone, common, personal, common)
+
+
+def test_newcomers_are_judged_by_the_same_path_as_advice():
+    """Test rows of a table's own split: gains, intervals and chances are those of `answer`, in units of the target."""
     clients, task = newcomers([60, 80, 12, 8]), Linear(3)
     alone, common = torch.zeros(4, 4, dtype=torch.float64), torch.tensor([*TRUTH, 0.0], dtype=torch.float64)
-    personal = common.repeat(4, 1)
-    frame = judged(task, clients, alone, common, personal, seed=3)
-    losses = [row_losses(task, w, clients.test, 9.0) for w in (alone, common, personal)]
-
-    def against(a, b):
-        return compare(losses[a], losses[b], clients.test.size, clients.keys, 3)
-
-    np.testing.assert_array_equal(frame[["gain", "gain_low", "gain_high"]].to_numpy().T, np.array(against(0, 2)[:3]))
-    assert frame["verdict"].tolist() == verdicts(against(0, 2), against(1, 2), against(0, 1))
-    assert frame["pays"].tolist()[:2] == ["yes", "yes"] and frame["pays"][3] == "undecided"  # no test rows, no word
-    assert frame["rows"].tolist() == [60, 80, 12, 8] and np.isnan(frame["alone"][3])
-
-
-def test_losses_are_means_over_test_rows_in_units_of_the_target():
-    clients, task = newcomers([30]), Linear(3)
-    w = torch.tensor([[0.5, -1.0, 0.0, 0.2]], dtype=torch.float64)
-    frame = judged(task, clients, w, w[0], w)
+    train = fixed(alone, common, common.repeat(4, 1))
+    frame, models = judged(task, clients, train, seed=3)
+    trio = train(clients)
+    found = answer(of_tally(trio, tally_of(task, clients.test, trio)), clients.test.size, unit=9.0)
+    np.testing.assert_array_equal(frame["gain_over_alone"], found.decision.over_alone.gain)
+    np.testing.assert_array_equal(frame["chance_over_alone"], found.decision.over_alone.chance)
+    assert set(frame["deploy"]) == {"common"} and torch.equal(
+        models, common.repeat(4, 1)
+    )  # of equal models the simplest
+    assert frame["sure_over_alone"].tolist()[:2] == ["sure", "sure"]
+    assert frame["rows"].tolist() == [60, 80, 12, 8] and np.isnan(frame["alone"][3])  # no test rows: by the others
     x, y = (part.numpy() for part in clients.test.of(0))
-    assert frame["alone"][0] == pytest.approx(9 * float(((x @ [0.5, -1.0, 0.0] + 0.2 - y) ** 2).mean()), rel=1e-12)
-    assert frame["gain"][0] == 0 and frame["pays"][0] == "undecided"
+    assert frame["alone"][0] == pytest.approx(9 * float((y**2).mean()), rel=1e-12)
+
+
+def test_every_row_judges_once_where_parts_are_by_chance():
+    clients, task = replace(newcomers([30, 17]), parts_by_chance=True), Linear(3)
+    seen = []
+
+    def train(part):
+        seen.append([getattr(part, name).size.tolist() for name in ("train", "validation", "test")])
+        w = torch.zeros(4, dtype=torch.float64)
+        return Trio(w.expand(2, -1), w, w.expand(2, -1), w)
+
+    frame, _ = judged(task, clients, train)
+    assert seen[0] == [[28, 15], [2, 2], [0, 0]] and len(seen) == 6  # all rows, then five folds
+    for fold in seen[1:]:
+        assert all(27 - 5 <= n <= 28 - 5 + 1 or 15 - 4 <= n <= 15 - 2 for n in fold[0])
+    whole = torch.cat([torch.cat([getattr(clients, part).of(0)[1] for part in PARTS])])
+    assert frame["personal"][0] == pytest.approx(9 * float((whole**2).mean()))
 
 
 def test_harm_is_told():
     clients, task = newcomers([200, 200]), Linear(3)
     good = torch.tensor([[*TRUTH, 0.0]], dtype=torch.float64).repeat(2, 1)
     bad = torch.zeros(2, 4, dtype=torch.float64)
-    assert judged(task, clients, good, bad[0], bad)["pays"].tolist() == ["no", "no"]
+    frame, models = judged(task, clients, fixed(good, bad[0], bad))
+    assert frame["deploy"].tolist() == ["alone", "alone"] and torch.equal(models, good)
+    assert frame["sure_over_common"].tolist() == ["sure", "sure"] and (frame["ratio"] < 1).all()
 
 
 def test_alone_is_the_referee():

@@ -8,7 +8,7 @@ from mooring.advice.families import COMMON, DIAGONAL, LAMBDA, SIZE, Setting, fit
 from mooring.advice.folds import row_losses
 from mooring.advice.path import penalised
 from mooring.advice.prior import priors
-from mooring.advice.why import agreement, brings, moored_fit, rows_to_match, unlike
+from mooring.advice.why import brings, moored_fit, rows_to_match, unlike
 from mooring.data.generators import LinearFederation
 from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic
@@ -68,10 +68,3 @@ def test_strangers_are_found_and_others_are_not():
     x, y = made.train.of(7)
     y += x @ torch.full((4,), 2.5, dtype=torch.float64)
     assert unlike(priors(task, made.train)[0], 60)[7]
-
-
-def test_theory_and_evidence_in_words():
-    losses = {"alone": 1.0, "common": 0.8}
-    assert "agree" in agreement("common", Setting(SIZE, 1.0), losses)
-    assert "disagree" in agreement("alone", Setting(SIZE, 1.0), losses)
-    assert "leaves it open" in agreement("undecided", Setting(COMMON, 0.0), losses)

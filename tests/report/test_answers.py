@@ -18,6 +18,7 @@ from mooring.runs.files import frame_of, json_bytes
 from tests.advice.test_advise import planted
 
 LOSS, GAIN = 7654321.25, -1234567.5
+OTHERS = ("alone", "common")
 CLIENTS = pd.DataFrame(
     {
         "client": ["school of arts", "[a]"],
@@ -26,14 +27,12 @@ CLIENTS = pd.DataFrame(
         "common": [LOSS + 1, LOSS + 2],
         "personal": [LOSS + 3, LOSS + 4],
         "gain": [GAIN, -GAIN],
-        "gain_low": [2 * GAIN, -2 * GAIN],
-        "gain_high": [GAIN / 2, -GAIN / 2],
         "gain_percent": [-1234567.25, 45.5],
-        "plan": ["lambda", "mixture"],
-        "lambda": [1234567.0, np.nan],
-        "alpha": [np.nan, 0.25],
-        "verdict": ["undecided", "personal"],
-        "pays": ["yes", "undecided"],
+        "deploy": ["common", "personal"],
+        "will_do": ["common", "alone"],
+        **{f"gain_over_{other}_percent{end}": [GAIN, -GAIN] for other in OTHERS for end in ("", "_low", "_high")},
+        **{f"chance_over_{other}": [0.123456, 0.99] for other in OTHERS},
+        **{f"sure_over_{other}": ["open", "sure"] for other in OTHERS},
         "left_out": [None, "3 rounds: its reply was not finite"],
     }
 )
@@ -50,9 +49,8 @@ def fit(display):
 
 
 def advice(display):
-    losses = {"alone": LOSS, "common": LOSS + 1, "shared_lambda": LOSS + 2, "advised": LOSS + 3, "metric": "mse"}
-    rows = CLIENTS.to_dict("records")
-    answers.show_advice(display, {"title": "t", "summary": losses, "clients": rows, "words": ["[a] does well."]})
+    told = {"title": "t", "headline": "Personal models pay.", "summary": {"level": 0.95}, "words": ["[a] does well."]}
+    answers.show_advice(display, told | {"clients": CLIENTS.to_dict("records")}, clients=True)
 
 
 def comparison(display):
@@ -141,7 +139,7 @@ def test_reports_work_from_the_directory_alone(run, tmp_path):
         "from mooring.report.answers import show_run\n"
         "from mooring.report.figures import draw_advice\n"
         "from mooring.report.terminal import Display\n"
-        "show_run(Display(), 'there')\n"
+        "show_run(Display(), 'there', clients=True)\n"
         "draw_advice('there')\n"
         "rooms = ('engines', 'advice', 'algorithms', 'tasks', 'experiments', 'data.sources', 'theory')\n"
         "sys.exit(any(name.startswith(f'mooring.{room}') for name in sys.modules for room in rooms))\n"
@@ -156,7 +154,7 @@ def test_reports_work_from_the_directory_alone(run, tmp_path):
         images.append([(run / f"{name}.{end}").read_bytes() for name in ("gains", "path") for end in ("png", "svg")])
     assert images[0] == images[1]
     assert "[a]" in done.stdout and "$x_{$" in done.stdout and "\x1b" not in done.stdout
-    assert "Verdicts:" in done.stdout and done.stdout.endswith("Run: there\n")
+    assert "Personal models pay" in done.stdout and done.stdout.endswith("Run: there\n")
 
 
 def test_a_run_of_another_kind_is_one_sentence(run):

@@ -1,5 +1,6 @@
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 from mooring.core.errors import RequestError
@@ -38,15 +39,21 @@ def test_rounds_have_fixed_columns_and_types(tmp_path):
 
 def test_clients_have_fixed_columns_and_types(tmp_path):
     sizes = {"rows": 10, "train": 6, "validation": 2, "test": 2}
-    rows = [{"client": "a", **sizes, "alone": 1.0, "verdict": "personal"}, {"client": "ü", **sizes}]
+    rows = [{"client": "a", **sizes, "alone": 1.0, "deploy": "personal"}, {"client": "ü", **sizes}]
     write_parquet(tmp_path / "clients.parquet", clients_table(rows))
     frame = read_records(tmp_path / "clients.parquet", CLIENTS)
     assert " ".join(frame.columns) == (
-        "client rows train validation test alone common personal gain gain_low gain_high "
-        "gain_percent rmse mae r2 accuracy auc lam alpha verdict left_out"
+        "client rows train validation test alone common personal gain gain_percent rmse mae r2 accuracy auc lam alpha "
+        "left_out deploy will_do "
+        "gain_over_alone gain_over_alone_low gain_over_alone_high "
+        "gain_over_alone_percent gain_over_alone_percent_low gain_over_alone_percent_high "
+        "chance_over_alone sure_over_alone "
+        "gain_over_common gain_over_common_low gain_over_common_high "
+        "gain_over_common_percent gain_over_common_percent_low gain_over_common_percent_high "
+        "chance_over_common sure_over_common"
     )
     assert frame["client"].tolist() == ["a", "ü"]
-    assert frame["verdict"][0] == "personal" and pd.isna(frame["verdict"][1])
+    assert frame["deploy"][0] == "personal" and pd.isna(frame["deploy"][1])
     empty = parquet_bytes(clients_table([]))
     (tmp_path / "clients.parquet").write_bytes(empty)
     assert (read_records(tmp_path / "clients.parquet", CLIENTS).dtypes == frame.dtypes).all()
@@ -73,11 +80,12 @@ def test_unknown_and_missing_columns_are_named():
 
 
 def test_a_table_of_an_earlier_version_is_read(tmp_path):
-    """Columns that came later are empty in it."""
+    """Columns that came later are empty in it, and those that are no more are left out."""
     rows = [{"client": "a", "rows": 10, "train": 6, "validation": 2, "test": 2, "alone": 1.0}]
-    write_parquet(tmp_path / "a", clients_table(rows).drop_columns(["left_out"]))
+    before = clients_table(rows).drop_columns(["left_out"]).append_column("verdict", pa.array(["undecided"]))
+    write_parquet(tmp_path / "a", before)
     frame = read_records(tmp_path / "a", CLIENTS)
-    assert frame["left_out"].isna().all() and frame["alone"].tolist() == [1.0]
+    assert frame["left_out"].isna().all() and frame["alone"].tolist() == [1.0] and "verdict" not in frame
 
 
 def test_a_table_of_another_version_is_refused(tmp_path):
