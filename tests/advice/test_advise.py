@@ -129,7 +129,7 @@ def test_an_interrupted_advice_goes_on_to_the_same_bytes(tmp_path, monkeypatch, 
     frame.to_csv(tmp_path / "rows.csv", index=False)
     more = {"client": "who", "target": "y", "threads": 1, "folds": 3}
     if model:
-        (tmp_path / "net.py").write_text("from torch import nn\n\ndef make(features):\n    return nn.Linear(features, 1)\n")
+        (tmp_path / "net.py").write_text("from torch import nn\n\nmake = lambda features: nn.Linear(features, 1)\n")
         more |= {"model": str(tmp_path / "net.py:make"), "rounds": 4}
     advise(tmp_path / "rows.csv", out=tmp_path / "whole", **more)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):

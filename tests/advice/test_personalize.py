@@ -48,7 +48,7 @@ def test_newcomers_are_judged_by_the_same_path_as_advice():
     )  # of equal models the simplest
     assert frame["sure_over_alone"].tolist()[:2] == ["sure", "sure"]
     assert frame["rows"].tolist() == [60, 80, 12, 8] and np.isnan(frame["alone"][3])  # no test rows: by the others
-    x, y = (part.numpy() for part in clients.test.of(0))
+    y = clients.test.of(0)[1].numpy()
     assert frame["alone"][0] == pytest.approx(9 * float((y**2).mean()), rel=1e-12)
 
 
