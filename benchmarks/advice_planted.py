@@ -24,9 +24,7 @@ import numpy as np
 import torch
 
 from benchmarks.planted import LOGISTIC, MISSPECIFIED, WELL, planted
-from mooring.advice.advise import deploy, refitted
 from mooring.advice.answer import answer
-from mooring.advice.choice import choose
 from mooring.advice.crossfit import cross_fit
 from mooring.advice.folds import joined
 from mooring.data.generators import LinearFederation
@@ -44,8 +42,7 @@ MEASURES = ("advised", "bayes", "oracle", "alone", "common")
 def excesses(clients, dim: int) -> list[float]:
     """Mean excess risks of the advised models and of those they are measured by."""
     task, rows, truth = Linear(dim, intercept=False), joined(clients.train, clients.validation), clients.truth
-    choice = choose(task, clients)
-    found = deploy(choice, refitted(task, rows, choice, "size"), len(clients))
+    found = cross_fit(task, rows, clients.keys)[1].trio
     stats = linear_stats(rows)
     bayes = spread_likelihood(stats, "scalar").models
     models = [found.personal, bayes, oracle(stats, truth), found.alone, found.common.expand_as(bayes)]
@@ -130,7 +127,7 @@ def said_of(kind: str, seed: int) -> dict[str, dict[str, np.ndarray]]:
     """
     made = planted(kind, seed)
     clients = made.clients
-    evidence = cross_fit(made.task, clients.train, clients.keys)
+    _, evidence = cross_fit(made.task, clients.train, clients.keys)
     found = answer(evidence, clients.train.size)
     risk = {name: made.risk(getattr(evidence.trio, name)).numpy() for name in ("alone", "common", "personal")}
     deployed = np.array([risk[name][i] for i, name in enumerate(found.decision.deploy)])

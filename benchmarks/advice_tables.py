@@ -1,11 +1,13 @@
-"""Advice on four tables against what a statistician or an engineer would do with the same rows.
+"""Advice on five tables against what a statistician or an engineer would do with the same rows.
 
     python -m benchmarks.advice_tables --data-dir FOLDER [--quick] [--splits 10] [--mixed]
 
 For the split that each table comes with, and for random ones, the test loss of: training alone with a validated ridge,
 one common model, the best single lambda and the best shrinkage by c/n_i, both chosen on the test rows (no method could
 do that), with --mixed a mixed-effects model with diagonal random slopes (regression only, statsmodels), and the advised
-plan. All are fitted on train and validation rows. "excess" is the advised loss over the best of the others.
+plan. All are fitted on train and validation rows. "excess" is the advised loss over the best of the others. z:
+what test rows say of each client's gain, less what was predicted of it, over the error of both; its standard deviation
+should be about 1.
 """
 
 from __future__ import annotations
@@ -13,20 +15,25 @@ from __future__ import annotations
 import argparse
 import warnings
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 import torch
 
-from mooring.advice.advise import deploy, refitted
-from mooring.advice.choice import choose
+from mooring.advice.answer import answer
+from mooring.advice.choice import Choice
+from mooring.advice.crossfit import cross_fit
 from mooring.advice.folds import joined, owners, row_losses
+from mooring.advice.heldout import steadied_error
 from mooring.advice.path import Shape, curvature, path
+from mooring.advice.tally import MODELS, PAIRS, tally_of, witnesses_of
 from mooring.data.clients import REGRESSION
 from mooring.data.sources import load
 from mooring.tasks.catalog import build
 
-TABLES = ("exam", "hsb82", "contraception", "heart4")
+TABLES = ("exam", "hsb82", "contraception", "heart4", "parkinsons")
+LEAST = 5  # test rows from which on a client's difference of losses is held against its prediction
 SCALES = np.logspace(3, -3, 49)
 
 
@@ -42,13 +49,18 @@ def table(folder: Path, name: str, seed: int | None):
     return load(frame, client="client", target="y", kind=kind, seed=seed, drop_small=True)
 
 
-def losses(clients, mixed: bool) -> dict[str, torch.Tensor]:
-    """Every method's loss on each test row."""
+class Found(NamedTuple):
+    loss: dict[str, torch.Tensor]  # each test row's, by method
+    choice: Choice
+    scores: dict[str, np.ndarray]  # by pair: (seen - predicted) gains of clients over their error, on test rows
+
+
+def judged(clients, mixed: bool) -> Found:
+    """Every method on train and validation rows, judged on test rows; and the advice's predictions beside them."""
     task = build("auto", clients.kind, clients.train.x.shape[1], len(clients.classes))
     rows, test = joined(clients.train, clients.validation), clients.test
-    choice = choose(task, clients)
-    found = deploy(choice, refitted(task, rows, choice, "size"), len(clients))
-    out = {name: row_losses(task, getattr(found, name), test) for name in ("alone", "common", "shared", "personal")}
+    choice, evidence = cross_fit(task, rows, clients.keys)
+    out = {name: row_losses(task, getattr(evidence.trio, name), test) for name in MODELS}
     p, unit = rows.size.double(), curvature(task, rows, rows.size.double())
     by_size = Shape(tight=float(p.mean()) / p)
     for name, shape in (("best lambda", None), ("best c/n", by_size)):
@@ -56,7 +68,18 @@ def losses(clients, mixed: bool) -> dict[str, torch.Tensor]:
         out[name] = min((row_losses(task, point.v, test) for point in points), key=lambda loss: float(loss.mean()))
     if mixed and clients.kind == REGRESSION:
         out["mixed"] = mixed_model(rows, test)
-    return {"advised": out.pop("personal"), **out}, choice
+    told = answer(evidence, rows.size)
+    seen = witnesses_of(tally_of(task, test, evidence.trio))
+    scores = {name: predictive(seen[name], told.gains[name]) for name in PAIRS if name.startswith("personal")}
+    return Found({"advised": out.pop("personal"), **out}, choice, scores)
+
+
+def predictive(seen, gain) -> np.ndarray:
+    """(d - g) / sqrt(sd^2 + e^2) of the clients with LEAST test rows or more; about standard normal if all is well."""
+    kept = seen.rows >= LEAST
+    error = steadied_error(seen.error, seen.rows)
+    z = (seen.observed - gain.expected) / (gain.spread**2 + error**2).sqrt()
+    return z[kept].numpy()
 
 
 def mixed_model(rows, test) -> torch.Tensor:
@@ -90,10 +113,11 @@ def main() -> None:
     parser.add_argument("--mixed", action="store_true")
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    every = []
+    every: list[float] = []
+    every_z: dict[tuple[str, str], list[np.ndarray]] = {}
     for name in asked.tables.split(","):
         for seed in [None, *range(1, 1 + (0 if asked.quick else asked.splits))]:
-            found, choice = losses(table(asked.data_dir, name, seed), asked.mixed)
+            found, choice, scores = judged(table(asked.data_dir, name, seed), asked.mixed)
             mean = {k: float(v.mean()) for k, v in found.items()}
             best = min((k for k in mean if k != "advised"), key=mean.get)
             difference = found["advised"] - found[best]
@@ -103,7 +127,17 @@ def main() -> None:
             shown = " ".join(f"{k} {v:.4f}" for k, v in mean.items())
             off = f"excess {excess:+.2%} over {best} ({float(difference.mean()) / max(error, 1e-12):+.1f} se)"
             plan = f"plan {choice.plan.family} x{choice.plan.value:.3g}, {len(choice.own)} leave"
-            print(f"{name:14} {'given' if seed is None else seed!s:>5}  {shown}  {off}  {plan}", flush=True)
+            z = ", ".join(f"{pair.split()[-1]} {np.std(part):.2f}" for pair, part in scores.items())
+            print(f"{name:14} {'given' if seed is None else seed!s:>5}  {shown}  {off}  {plan}  z {z}", flush=True)
+            for pair, part in scores.items():
+                every_z.setdefault((name, pair), []).append(part)
+        mine = every[-1 - (0 if asked.quick else asked.splits) :]
+        print(f"{name:14} mean excess {np.mean(mine):+.2%}", flush=True)
+        for (_, pair), parts in ((key, parts) for key, parts in every_z.items() if key[0] == name):
+            z = np.concatenate(parts)
+            print(
+                f"{name:14} {pair}: predictive z has mean {z.mean():+.2f}, standard deviation {z.std():.2f}", flush=True
+            )
     print(f"mean excess over the best of the others, {len(every)} splits: {np.mean(every):+.2%}")
 
 

@@ -120,15 +120,16 @@ def chosen_of(job: Job, found: Kept) -> tuple[Choice, Work]:
 
 def trained_on(job: Job, rows: Rows, choice: Choice, work: Work, tell: Tell, where: str) -> Trio:
     """The three models of a choice, trained on these rows for as many rounds as its validation found best."""
-    clients = job.clients
-    none = torch.zeros(len(clients), dtype=torch.long)
-    empty = Rows(clients.train.x[:0], clients.train.y[:0], none, none)
-    whole = Job(job.run, replace(clients, train=rows, validation=empty), job.task)
     wanted = {choice.plan, choice.alone, choice.common, *choice.own.values()}
-    again = candidates(
-        with_training(whole, keep="last"), work, lambda what, *done: tell(f"{what}, {where}", *done), wanted
-    )
+    whole = with_training(with_rows(job, rows), keep="last")
+    again = candidates(whole, work, lambda what, *done: tell(f"{what}, {where}", *done), wanted)
     return trio_from(choice, {models.setting: models for models in again if models.setting in wanted})
+
+
+def with_rows(job: Job, rows: Rows) -> Job:
+    """The same job with these rows to train on, and none to validate by."""
+    none = torch.zeros(len(rows), dtype=torch.long)
+    return Job(job.run, replace(job.clients, train=rows, validation=Rows(rows.x[:0], rows.y[:0], none, none)), job.task)
 
 
 def with_training(job: Job, **changes: Any) -> Job:
