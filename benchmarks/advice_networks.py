@@ -4,9 +4,9 @@
 
 Digits, two classes a client (a perceptron 64-32-10), and with --data-dir MNIST by its true writers (784-50-10). All
 methods are trained on the same train and validation rows and judged on the same test rows, half of which advice does
-not see. Differences are of the mean client's log-loss and of the worst decile's (mean of the worst tenth), averaged over
-seeds, advised less the other, with the standard error over seeds. A call (the deployed model is better than alone or
-common, or worse) is false where the rows held aside say the opposite.
+not see. Differences are of the mean client's log-loss and of the worst decile's (mean of the worst tenth), averaged
+over seeds, advised less the other, with the standard error over seeds. A call (the deployed model is better than alone
+or common, or worse) is false where the rows held aside say the opposite.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ def _span(told: Any) -> tuple[float, float]:
     low = max(float(near[["gain", "gain_low"]].min().min()), middle - far)
     high = min(float(near[["gain", "gain_high"]].max().max()), middle + far)
     low, high = min(low, 0.0), max(high, 0.0)
-    room = 0.04 * (high - low)
+    room = 0.04 * (high - low) or 1.0
     return low - room, high + room
 
 

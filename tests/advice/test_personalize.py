@@ -99,7 +99,7 @@ def test_newcomers_join_the_run_and_are_served(tmp_path):
     told = personalize(tmp_path / "run", rows, out=tmp_path / "joined")
     assert told.notes == [] and told.run == tmp_path / "joined"
     before, after = mooring.open(tmp_path / "run"), mooring.open(tmp_path / "joined")
-    assert after.kind == "personalize" and after.names == ("a", "b", "c", "d", "e")
+    assert after.purpose == "personalize" and after.names == ("a", "b", "c", "d", "e")
     assert list(after.clients["client"]) == list(after.names)
     for name in "abc":
         assert torch.equal(before.models[name], after.models[name])

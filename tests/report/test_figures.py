@@ -71,6 +71,14 @@ def test_without_an_outlier_everything_is_inside():
     assert low < -55 and high > 55 and not arrows(figure) and "edge" not in figure.axes[0].get_xlabel()
 
 
+def test_gains_of_nothing_at_all_are_drawn():
+    given = advice([0.0, 0.0])
+    for row in given["clients"]:
+        row |= {"gain_over_alone_percent_low": 0.0, "gain_over_alone_percent_high": 0.0}
+    low, high = gains_figure(given).axes[0].get_xlim()
+    assert low < 0 < high
+
+
 def test_names_are_never_formulas():
     figure = gains_figure(advice([0.1, 0.2, 0.3], names=["$x_{$", "\\frac", "a$b$c"]))
     drawn = image(figure, "svg").decode()
