@@ -154,7 +154,7 @@ def test_reports_work_from_the_directory_alone(run, tmp_path):
         images.append([(run / f"{name}.{end}").read_bytes() for name in ("gains", "path") for end in ("png", "svg")])
     assert images[0] == images[1]
     assert "[a]" in done.stdout and "$x_{$" in done.stdout and "\x1b" not in done.stdout
-    assert "Personal models pay" in done.stdout and done.stdout.endswith("Run: there\n")
+    assert "Personal models are the best guess" in done.stdout and done.stdout.endswith("Run: there\n")
 
 
 def test_a_run_of_another_kind_is_one_sentence(run):
