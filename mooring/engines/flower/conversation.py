@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -23,16 +23,17 @@ from mooring.engines.fit import Result, Tell, go_on, in_short, silent, start
 from mooring.engines.flower.exchange import FlowerExchange
 from mooring.engines.flower.home import digest_of_run
 from mooring.engines.flower.parcels import Parcel
-from mooring.engines.flower.post import Grid, Post, say_nothing
+from mooring.engines.flower.post import FEWEST, Grid, Post, Unfit, say_nothing
 from mooring.engines.loop import everyones
 from mooring.engines.prepare import Job, make_task
 from mooring.runs.directory import RunDir, open_run
-from mooring.runs.files import write_json
+from mooring.runs.files import held, write_json
 from mooring.runs.runfile import RunFile
 from mooring.runs.sections import Federation
 
 FEDERATION = "federation.json"  # who was missed how often
 TITLE = "the clients"
+T = TypeVar("T")
 
 
 def converse(
@@ -51,16 +52,15 @@ def converse(
         torch.set_num_threads(run.training.threads)
     post = Post(grid, digest_of_run(run), wait=how.wait, say=say)
     names = post.call_roll(how.clients)
-    notes: list[str] = []
     if directory is None:
-        schema, notes = agree(post, names, run)
+        names, clients = prepare(post, names, run)
         # Whoever resumes finds who takes part; and a federation saves every round, so that a crash costs one at most.
         how = how.model_copy(update={"clients": list(names)})
         training = run.training.model_copy(update={"checkpoint_every": 1})
         run = run.model_copy(update={"federation": how, "training": training})
     else:
         schema = Schema.model_validate({k: v for k, v in directory.schema.items() if k != "seal"})
-    clients = roll(post, names, run, schema, notes, fresh=directory is None)
+        clients = roll(post, names, run, schema, [], fresh=False)
     job = Job(run, clients, make_task(run, clients))
     sizes = {part: getattr(clients, part).size for part in PARTS}
     roster = Roster(clients.names, clients.keys, clients.weights(run.training.weights), sizes)
@@ -69,7 +69,8 @@ def converse(
     if directory is None:
         result = start(job, out, tell, exchange)
     else:
-        result, note = go_on(job, directory, exchange, tell)
+        with held(directory.path):
+            result, note = go_on(job, directory, exchange, tell)
         say(note or "the run went on from its checkpoint")
     goodbye(exchange, result)
     missed = {name: post.missed[name] for name in names if post.missed[name]}
@@ -85,23 +86,57 @@ def same_run(directory: RunDir, run: RunFile) -> RunFile:
     return known
 
 
+def prepare(post: Post, names: tuple[str, ...], run: RunFile) -> tuple[tuple[str, ...], Clients]:
+    """Agree on a schema and call the roll; a client that cannot take part is left out, and the others begin again."""
+    while True:
+        try:
+            schema, notes = agree(post, names, run)
+            return names, roll(post, names, run, schema, notes, fresh=True)
+        except Unfit as error:
+            if len(names) <= FEWEST:
+                raise
+            post.dismiss(error.client, str(error))
+            names = tuple(name for name in names if name != error.client)
+
+
 def agree(post: Post, names: tuple[str, ...], run: RunFile) -> tuple[Schema, list[str]]:
     """The schema of all clients' rows, from counts and sums; and notes."""
 
-    def ask(what: str, **words: Any) -> Summary:
+    def ask(what: str, **words: Any) -> dict[str, Summary]:
         replies = post.ask_all(what, {name: Parcel(words) for name in names})
-        told = {name: Summary.from_json(str(reply.words.get("summary"))) for name, reply in replies.items()}
+        told = {name: Summary.from_json(str(replies[name].words.get("summary"))) for name in names}
         for name, summary in told.items():
             if summary.clients != (name,):
-                raise RequestError(f"client '{name}' speaks for {', '.join(summary.clients)}; a client has one name.")
-        return merge(told[name] for name in names)
+                raise Unfit(name, f"client '{name}' speaks for {', '.join(summary.clients)}; a client has one name.")
+        return told
 
     asked = run.data.features is not None
-    plan = agree_plan(ask("survey"), kind=run.data.kind or "auto", asked=asked, title=TITLE)
+    plan = agreed(ask("survey"), lambda told: agree_plan(told, kind=run.data.kind or "auto", asked=asked, title=TITLE))
     words = plan.model_dump(mode="json")
-    draft = agree_draft(ask("tally", plan=words), plan, rare=run.data.rare or 1, title=TITLE)
-    schema = agree_schema(ask("spread", plan=words, draft=draft.model_dump(mode="json")), draft)
+    told = ask("tally", plan=words)
+    draft = agreed(told, lambda told: agree_draft(told, plan, rare=run.data.rare or 1, title=TITLE))
+    schema = agree_schema(merge(ask("spread", plan=words, draft=draft.model_dump(mode="json")).values()), draft)
     return schema, [*plan.notes, *describe(schema.columns, schema.dropped)]
+
+
+def agreed(told: dict[str, Summary], agree: Callable[[Summary], T]) -> T:
+    """What all clients' summaries agree on; Unfit for the one client without which the others agree."""
+    try:
+        return agree(merge(told.values()))
+    except RequestError as error:
+        for name in told if len(told) > FEWEST else ():
+            rest = [summary for other, summary in told.items() if other != name]
+            if f"client '{name}'" in str(error) and agrees(agree, rest):
+                raise Unfit(name, str(error)) from error
+        raise
+
+
+def agrees(agree: Callable[[Summary], Any], told: list[Summary]) -> bool:
+    try:
+        agree(merge(told))
+    except RequestError:
+        return False
+    return True
 
 
 def roll(post: Post, names: tuple[str, ...], run: RunFile, schema: Schema, notes: list[str], *, fresh: bool) -> Clients:

@@ -58,7 +58,8 @@ class FlowerExchange:
         self.best = self.merged.clone()
         fields = {name: value for name, value in fields_of(algorithm).items() if value is not None}
         words = self._label() | {"fields": fields, "fresh": self.fresh, "start": secrets.token_hex(8)}
-        self._all("begin", words, {"w0": w0})
+        letters = {name: self._letter(place, words, {"w0": w0}) for place, name in enumerate(self.roster.names)}
+        self.post.ask("begin", letters)  # whoever cannot begin is left out of every round, in its own words
 
     def ask(self, server: Any, cohort: Tensor, round: Round, deadline: float | None = None) -> Replies:
         tensors = flatten("server", sent(self.algorithm, server))

@@ -9,6 +9,8 @@ Every process that is started here ends with the process that started it. Teleme
 
 from __future__ import annotations
 
+import base64
+import datetime
 import hashlib
 import ipaddress
 import json
@@ -21,6 +23,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +32,7 @@ from mooring.core.errors import RequestError, WorkError
 from mooring.data.readers import ENDINGS, ending_of, stem_of
 from mooring.engines.fit import Tell, silent
 from mooring.engines.flower import keys
-from mooring.engines.flower.home import DONE, RESULT, Home
+from mooring.engines.flower.home import DISMISSED, DONE, RESULT, Home
 from mooring.engines.request import request
 from mooring.runs.files import read_json
 from mooring.runs.runfile import RunFile
@@ -38,6 +41,8 @@ PORT = 9092
 STARTED = "mooring.engines.flower.started"
 PATIENCE = 90.0  # seconds that a process may take to start
 GRACE = 5.0  # seconds that a process has to end
+CLOCK = 5.0  # seconds that a client's clock may be off, as Flower has it
+REFUSED = "refused.jsonl"  # whom the guard saw refused
 Say = Callable[[str], None]
 
 PYPROJECT = """[project]
@@ -100,19 +105,22 @@ def serve(
         raise RequestError("how many clients take part? Say --clients 8, or [federation] clients = 8 in the run file.")
     folder = beside(out)
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / REFUSED).unlink(missing_ok=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what was started here is ended
-    with superlink(folder, host, port, key_folder, lasting) as (address, ca):
+    with superlink(folder, host, port, key_folder, lasting) as (address, ca, alive):
         control = controls(address, ca)
         try:
             stop_old_runs(control, say)
-            for name, key in ({} if key_folder is None else keys.enrolled(key_folder)).items():
+            clients_keys = {} if key_folder is None else keys.enrolled(key_folder)
+            for name, key in clients_keys.items():
                 enrol(control, name, key)
             progress = folder / f"progress-{time.time_ns()}.jsonl"
             progress.touch()
             config = {"run": str(Path(path).resolve()), "out": str(out), "progress": str(progress)}
             number = submit(control, config | {"clients": "" if clients is None else str(clients)})
             say(f"serving {run_name(run)} on {address}; clients join with `mooring join`")
-            follow(progress, lambda: status(control, number), say, tell)
+            known = {base64.b64encode(key).decode(): name for name, key in clients_keys.items()}
+            follow(progress, partial(refusal, known), lambda: status(control, number), alive, say, tell)
         finally:
             control.close()
     return out
@@ -165,12 +173,12 @@ def environment(home: Path) -> dict[str, str]:
 
 
 @contextmanager
-def process(arguments: list[str], home: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that writes to a log and is ended with the block."""
+def process(arguments: list[str], home: Path, log: Path, **known: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that writes to a log and is ended with the block; `known` are variables of its environment."""
     with log.open("ab") as file:
         started = subprocess.Popen(
             [sys.executable, "-m", *arguments],
-            env=environment(home),
+            env=environment(home) | known,
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
@@ -193,8 +201,9 @@ def end(started: subprocess.Popen[bytes]) -> None:
 @contextmanager
 def superlink(
     folder: Path, host: str, port: int, key_folder: Path | None, lasting: bool
-) -> Iterator[tuple[str, Path | None]]:
-    """A SuperLink whose files are in `folder`; its address for this machine, and the certificate to check it by."""
+) -> Iterator[tuple[str, Path | None, Callable[[], bool]]]:
+    """A SuperLink whose files are in `folder`; its address for this machine, the certificate to check it by, and
+    whether it still lives."""
     wait_for_port(host, port)
     arguments = [STARTED, "superlink", "--host", host, "--port", str(port)]
     arguments += ["--database", str(folder / "state.db")] if lasting else []
@@ -208,13 +217,13 @@ def superlink(
         arguments += ["--ssl-keyfile", str(key_folder / keys.SERVER_KEY), "--enable-supernode-auth"]
     address = f"{host if is_loopback(host) else '127.0.0.1'}:{port}"
     log = folder / "superlink.log"
-    with process(arguments, folder / "home", log) as started:
+    with process(arguments, folder / "home", log, MOORING_REFUSED=str(folder / REFUSED)) as started:
         begun = time.monotonic()
         while not answers(address, ca):
             if started.poll() is not None or time.monotonic() - begun > PATIENCE:
                 raise WorkError(f"Flower's SuperLink did not start; {log} says why.")
             time.sleep(0.2)
-        yield address, ca
+        yield address, ca, lambda: started.poll() is None
 
 
 def wait_for_port(host: str, port: int) -> None:
@@ -293,20 +302,32 @@ def submit(control: Any, config: dict[str, str]) -> int:
 
 
 def status(control: Any, number: int) -> str:
+    import httpx
     from flwr.proto.control_pb2 import ListRunsRequest
 
-    run = control.ListRuns(ListRunsRequest(run_id=number)).run_dict[number]
+    try:
+        run = control.ListRuns(ListRunsRequest(run_id=number)).run_dict[number]
+    except httpx.TransportError:
+        return "unknown"  # whether the SuperLink lives is seen elsewhere
     return f"{run.status.status} {run.status.sub_status}".strip()
 
 
-def follow(progress: Path, state: Callable[[], str], say: Say, tell: Tell) -> None:
-    """Pass on what the app writes, until it has ended."""
-    looked, rest = time.monotonic(), ""
-    with progress.open() as file:
+def follow(
+    progress: Path,
+    refused: Callable[[dict[str, Any]], str],
+    state: Callable[[], str],
+    alive: Callable[[], bool],
+    say: Say,
+    tell: Tell,
+) -> None:
+    """Pass on what the app writes, and what the guard does, until the app has ended."""
+    log, looked = progress.parent / "superlink.log", time.monotonic()
+    with tail(progress) as lines, tail(progress.parent / REFUSED) as refusals:
         while True:
-            rest += file.read()
-            *whole, rest = rest.split("\n")
-            for line in map(json.loads, whole):
+            for line in refusals():
+                say(refused(line))
+            news = lines()
+            for line in news:
                 if line["kind"] == "said":
                     say(line["text"])
                 elif line["kind"] == "round":
@@ -315,11 +336,39 @@ def follow(progress: Path, state: Callable[[], str], say: Say, tell: Tell) -> No
                     raise (RequestError if line["request"] else WorkError)(line["text"])
                 elif line["kind"] == "done":
                     return
-            if not whole and time.monotonic() - looked > GRACE:
+            if not alive():
+                raise WorkError(f"Flower's SuperLink has ended ({log}); the same command goes on from the last round.")
+            if not news and time.monotonic() - looked > GRACE:
                 looked = time.monotonic()
                 if (now := state()).startswith("finished"):
-                    raise WorkError(f"Flower ended the run ({now}); {progress.parent / 'superlink.log'} says why.")
+                    raise WorkError(f"Flower's run is {now} ({log}); the same command goes on from the last round.")
             time.sleep(0.2)
+
+
+@contextmanager
+def tail(path: Path) -> Iterator[Callable[[], list[Any]]]:
+    """A function that gives the lines of JSON that were added since it was last called."""
+    rest = ""
+    with path.open("a+") as file:
+        file.seek(0)
+
+        def added() -> list[Any]:
+            nonlocal rest
+            rest += file.read()
+            *whole, rest = rest.split("\n")
+            return [json.loads(line) for line in whole]
+
+        yield added
+
+
+def refusal(names: dict[str, str], line: dict[str, Any]) -> str:
+    """What to say of a client whose signature was refused: its clock, or its key."""
+    who = f"client '{names[line['key']]}'" if line["key"] in names else "a client whose key was not enrolled"
+    with suppress(ValueError):
+        off = datetime.datetime.fromisoformat(line["when"]).timestamp() - line["now"]
+        if abs(off) > CLOCK:
+            return f"{who} was refused: its clock is {abs(off):.0f} s {'ahead' if off > 0 else 'behind'}"
+    return f"{who} was refused: its signature is not right"
 
 
 def join(
@@ -347,14 +396,21 @@ def join(
     home.member  # noqa: B018 - what is wrong with the table is told before anything is sent
     reveals = describe(run_name(run))["reveals"]
     say(f"client '{home.name}' takes part in {run_name(run)}. A curious server sees {reveals}.")
-    done = home.folder / DONE
-    done.unlink(missing_ok=True)
+    done, dismissed = home.folder / DONE, home.folder / DISMISSED
+    for former in (done, dismissed):
+        former.unlink(missing_ok=True)
+
+    def over() -> bool:
+        return done.exists() or dismissed.exists()
+
     if embedded:
         from mooring.engines.flower.node import live
 
-        live(home, server, ca=ca, key=key, say=say, until=done.exists)
+        live(home, server, ca=ca, key=key, say=say, until=over)
     else:
-        stock_node(home, Path(path).resolve(), server, ca, key, done.exists, say)
+        stock_node(home, Path(path).resolve(), server, ca, key, over, say)
+    if dismissed.exists():
+        raise RequestError(f"the server does without this client: {read_json(dismissed)['why']}")
     return read_json(done) | {"result": str(home.folder / RESULT)}
 
 

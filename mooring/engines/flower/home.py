@@ -8,6 +8,7 @@
     visit                      a stay: a message, and a new generation of its state
     evaluate, models, numbers  how its deployed model does; the model and numbers of its state, where it shares them
     done                       the end: it writes its own model as a run directory that `mooring predict` reads
+    dismissed                  the server does without it, and why
 
 A request names the run file by its digest: whoever joins has read the run file, and does nothing else. Every answer can
 be given again: a visit starts from the generation that the request names and drops none that the server may still
@@ -55,7 +56,7 @@ from mooring.runs.sections import installed
 from mooring.runs.tensors import flatten, read_tensors, unflatten, write_tensors
 
 REFEREES = ("local",)  # what a server may ask for beside the run file's own algorithm
-ADOPTED, RESULT, DONE = "adopted.json", "result", "done.json"
+ADOPTED, RESULT, DONE, DISMISSED = "adopted.json", "result", "done.json", "dismissed.json"
 
 
 def digest_of_run(run: RunFile) -> str:
@@ -112,7 +113,7 @@ class Home:
         try:
             if what not in ANSWERS:
                 raise RequestError(f"client '{self.name}' does not know the request {what!r}.")
-            if what != "hello" and parcel.words.get("run") != self.digest:
+            if what not in ("hello", "dismissed") and parcel.words.get("run") != self.digest:
                 raise RequestError(f"client '{self.name}' has another run file than the server; both need the same.")
             return ANSWERS[what](self, parcel)
         except Exception as error:
@@ -332,6 +333,13 @@ def give_number(home: Home, parcel: Parcel) -> Parcel:
     return Parcel({"number": float(found), "known": True})
 
 
+def go(home: Home, parcel: Parcel) -> Parcel:
+    """The server does without this client, and says why."""
+    make_folder(home.folder)
+    write_json(home.folder / DISMISSED, {"why": str(parcel.words.get("why"))})
+    return Parcel({})
+
+
 def leave(home: Home, parcel: Parcel) -> Parcel:
     """Write the client's own model beside the common one, as a run directory."""
     stretch, w, _ = home.deployed(parcel)
@@ -369,4 +377,5 @@ ANSWERS: dict[str, Callable[[Home, Parcel], Parcel]] = {
     "models": give_model,
     "numbers": give_number,
     "done": leave,
+    "dismissed": go,
 }

@@ -70,6 +70,8 @@ def live(
             answer_letters(home, server, ca, key, until)
         except (NoConnection, httpx.HTTPError, OSError, RuntimeError) as error:
             said = str(error).strip().split("\n")[-1] or type(error).__name__
+            if "401" in said or "SuperNode authentication" in said:
+                said = "it does not accept our signature: is this machine's clock right, and the key the one enrolled?"
             if time.monotonic() - begun > LONGEST_BACKOFF:
                 backoff = FIRST_BACKOFF
             say(f"no connection to {server} ({said}); trying again in {backoff:g} s")

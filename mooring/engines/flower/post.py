@@ -23,6 +23,8 @@ KIND = "query"  # Flower's word for the kind of all our messages; `client_app.py
 LOOK = 2.0  # seconds between looks at who is there
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.5  # between pulls of replies
 AGAIN = 2.0  # seconds before a letter that failed is sent again
+UNASKED = ("hello", "dismissed")  # letters that nobody waits for
+FEWEST = 2  # clients of a federation
 LIFE = 3600.0  # seconds that Flower keeps a letter
 
 
@@ -42,9 +44,24 @@ class Sent(NamedTuple):
     name: str  # of the client; empty for a node that was not heard yet
 
 
+class Stranger(NamedTuple):
+    """A node that takes no part: the name of its client as far as it is known, and why."""
+
+    name: str
+    why: str
+
+
 class Answered(NamedTuple):
     replies: dict[str, Parcel]  # by client
     missing: dict[str, str]  # client -> why there is no reply
+
+
+class Unfit(RequestError):
+    """A client cannot take part; the others may."""
+
+    def __init__(self, client: str, why: str):
+        super().__init__(why if f"'{client}'" in why else f"client '{client}': {why}")
+        self.client = client
 
 
 def say_nothing(sentence: str) -> None:
@@ -69,7 +86,7 @@ class Post:
         self.nodes: dict[str, int] = {}  # client -> its node
         self.enrolled: dict[int, str] = {}  # nodes that are there, and the name that their key was enrolled under
         self.since: dict[int, str] = {}  # when they were last activated: with a new time, letters on the way are lost
-        self.strangers: dict[int, str] = {}  # nodes that take no part, and why
+        self.strangers: dict[int, Stranger] = {}  # nodes that take no part
         self.members: frozenset[str] | None = None  # once the roll was called: nobody else takes part
         self.dropped = 0  # replies that nobody waited for any more
         self.missed: Counter[str] = Counter()  # how often a client's reply did not come in time
@@ -77,14 +94,20 @@ class Post:
         self._looked = -LOOK
 
     def call_roll(self, wanted: int | Iterable[str]) -> tuple[str, ...]:
-        """Wait until all clients are there, by number or by name; their names in order."""
+        """Wait until all clients are there, by number or by name; their names in order.
+
+        A client that came and cannot take part is not waited for, while two others are there.
+        """
         need = wanted if isinstance(wanted, int) else frozenset(wanted)
 
         def lacking() -> str:
+            aside = {who.name for who in self.strangers.values() if who.name} - self.nodes.keys()
             if isinstance(need, int):
-                return "" if len(self.nodes) >= need else f"{len(self.nodes)} of {need} clients are here"
-            away = sorted(need - self.nodes.keys())
-            return f"not here yet: {', '.join(away)}" if away else ""
+                enough = max(need - len(aside), min(need, FEWEST))
+                return "" if len(self.nodes) >= enough else f"{len(self.nodes)} of {need} clients are here"
+            away = sorted(need - self.nodes.keys() - aside)
+            left = len(need & self.nodes.keys())
+            return "" if not away and left >= FEWEST else f"not here yet: {', '.join(away or sorted(aside))}"
 
         begun, told = self.clock(), ""
         while why := lacking():
@@ -96,7 +119,7 @@ class Post:
             self._look()
             self._open(frozenset())
             self.sleep(LONGEST_PAUSE / 5)
-        chosen = sorted(self.nodes) if isinstance(need, int) else sorted(need)
+        chosen = sorted(self.nodes) if isinstance(need, int) else sorted(need & self.nodes.keys())
         self.members = frozenset(chosen[:need] if isinstance(need, int) else chosen)
         return tuple(sorted(self.members))
 
@@ -137,7 +160,7 @@ class Post:
                 raise WorkError(f"no reply for {self.wait:g} seconds; missing: {away}. Start the same command again.")
             self.sleep(pause)
             pause = min(pause * 1.5, LONGEST_PAUSE)
-        self._sent = {key: sent for key, sent in self._sent.items() if sent.what == "hello"}
+        self._sent = {key: sent for key, sent in self._sent.items() if sent.what in UNASKED}
         answered = found.keys() | refused.keys()
         late = {name: why.get(name, "no reply in time") for name in letters if name not in answered}
         for name, reason in (late | refused).items():
@@ -146,12 +169,22 @@ class Post:
         return Answered(found, late | refused)
 
     def ask_all(self, what: str, letters: dict[str, Parcel]) -> dict[str, Parcel]:
-        """Everyone's reply; a refusal ends the work in that client's own words."""
+        """Everyone's reply; Unfit with its own words for a client that refuses."""
         answered = self.ask(what, letters)
         if answered.missing:
-            name, reason = next(iter(answered.missing.items()))
-            raise RequestError(reason if f"'{name}'" in reason else f"client '{name}': {reason}")
+            raise Unfit(*next(iter(answered.missing.items())))
         return answered.replies
+
+    def dismiss(self, name: str, why: str) -> None:
+        """A client takes no part any more: it is told why, and the others go on."""
+        node = self.nodes.pop(name)
+        self.members = (self.members or frozenset()) - {name}
+        self._turn_away(node, name, why)
+
+    def _turn_away(self, node: int, name: str, why: str) -> None:
+        self.strangers[node] = Stranger(name, why)
+        self.say(f"a client takes no part: {why}")
+        self._push([(Sent("dismissed", node, name), Parcel({"why": why}))])
 
     def _look(self) -> None:
         """Greet nodes that were not heard yet."""
@@ -164,13 +197,13 @@ class Post:
         here = set(self.enrolled)
         known = {*self.nodes.values(), *self.strangers, *(sent.node for sent in self._sent.values() if not sent.name)}
         self._push([(Sent("hello", node, ""), Parcel({"run": self.run})) for node in sorted(here - known)])
-        self.strangers = {node: why for node, why in self.strangers.items() if node in here}
+        self.strangers = {node: who for node, who in self.strangers.items() if node in here}
 
     def _forget(self, since: dict[int, str]) -> None:
         """Letters to nodes that were started again since: whoever had taken them is no more."""
         lost = {node for node, time in since.items() if self.since.get(node, time) != time}
         self._sent = {key: sent for key, sent in self._sent.items() if sent.node not in lost}
-        self.strangers = {node: why for node, why in self.strangers.items() if node not in lost}
+        self.strangers = {node: who for node, who in self.strangers.items() if node not in lost}
         for name in sorted(name for name, node in self.nodes.items() if node in lost):
             self.say(f"client '{name}' was started again")
         self.since |= since
@@ -205,6 +238,8 @@ class Post:
         out: list[tuple[str, Parcel | str]] = []
         for message in self.grid.pull_messages(list(self._sent)) if self._sent else []:
             sent = self._sent.pop(message.metadata.reply_to_message_id, None)
+            if sent is not None and sent.what == "dismissed":
+                continue
             if sent is None:
                 self.dropped += 1
                 continue
@@ -234,12 +269,12 @@ class Post:
         if why is None and self.members is not None and name not in self.members:
             why = f"client '{name}' came after the roll was called; it can be given a model by `mooring personalize`"
         if why is not None:
-            self.strangers[node] = why
-            self.say(f"a client takes no part: {why}")
+            given = self.enrolled.get(node) or (name if isinstance(name, str) else "")
+            self._turn_away(node, given, str(why))
             return
         assert isinstance(name, str)
         self.say(f"client '{name}' is {'back' if name in self.nodes else 'here'}")
         self.nodes[name] = node
 
     def _strange(self) -> str:
-        return "".join(f" Refused: {why}." for why in list(self.strangers.values())[:3])
+        return "".join(f" Refused: {who.why}." for who in list(self.strangers.values())[:3])

@@ -5,37 +5,93 @@
     python -m mooring.engines.flower.started mooring join ...
 
 The SuperLink serves three interfaces on one port, and the one that starts runs and enrols nodes asks for no login. The
-guard lets other hosts reach only what clients need. Whoever has an account on the server's machine is trusted.
+guard lets other hosts reach only what clients need, and nobody send more at once than a piece of a model. Whoever has
+an account on the server's machine is trusted. Where a client's signature is refused, the guard writes a line for
+`mooring serve`, with the time that the client believes it is.
 """
 
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import runpy
 import sys
+import time
+from collections.abc import Callable
 from typing import Any
 
 LOOPBACK = ("127.0.0.1", "::1")
 OPEN = ("/v1/fleet/",)  # to clients on other hosts
 HEALTH = "/health"
+LARGEST = 64_000_000  # bytes of a request; Flower cuts models into pieces of 5 MiB
+MOST_NOTES = 100  # keys that a server hears of
 TO_START, TO_BEAT = 300.0, 60.0  # seconds that an app's process has to start, and from one heartbeat to the next
 
 
 class Guard:
     """An ASGI application in front of another: requests from other hosts pass only to where clients talk."""
 
-    def __init__(self, app: Any):
-        self.app = app
+    def __init__(self, app: Any, note: Callable[[str, str], None] = lambda key, when: None):
+        self.app, self.note = app, note
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "lifespan" or allowed(scope):
+        if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
-        elif scope["type"] == "http":
-            await send({"type": "http.response.start", "status": 403, "headers": [(b"content-type", b"text/plain")]})
-            await send({"type": "http.response.body", "body": b"this interface is for the server's own host\n"})
+        elif not allowed(scope):
+            await refuse(scope, send, 403, b"this interface is for the server's own host\n")
+        elif scope["type"] == "http" and int(head(scope, "content-length") or 0) > LARGEST:
+            await refuse(scope, send, 413, b"too large\n")
         else:
-            await send({"type": "websocket.close", "code": 1008})
+            await self.app(scope, bounded(receive), self.watched(scope, send))
+
+    def watched(self, scope: Any, send: Any) -> Any:
+        """Notes who is refused for its signature."""
+
+        async def passed_on(message: Any) -> None:
+            if message.get("status") == 401 and scope.get("path", "").startswith(OPEN):
+                self.note(head(scope, "flwr-public-key"), head(scope, "flwr-timestamp"))
+            await send(message)
+
+        return passed_on
+
+
+def bounded(receive: Any) -> Any:
+    """A request's body, cut off as if its sender had gone where it is too large; not every request tells its length."""
+    total = 0
+
+    async def piece() -> Any:
+        nonlocal total
+        message = await receive()
+        total += len(message.get("body", b""))
+        return message if total <= LARGEST else {"type": "http.disconnect"}
+
+    return piece
+
+
+def head(scope: Any, name: str) -> str:
+    return next((value.decode("latin-1") for key, value in scope.get("headers", ()) if key == name.encode()), "")
+
+
+async def refuse(scope: Any, send: Any, status: int, why: bytes) -> None:
+    if scope["type"] == "http":
+        await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", b"text/plain")]})
+        await send({"type": "http.response.body", "body": why})
+    else:
+        await send({"type": "websocket.close", "code": 1008})
+
+
+class Notes:
+    """A line for each key that was refused, once."""
+
+    def __init__(self, path: str):
+        self.path, self.known = path, set[str]()
+
+    def __call__(self, key: str, when: str) -> None:
+        if self.path and key not in self.known and len(self.known) < MOST_NOTES:
+            self.known.add(key)
+            with open(self.path, "a") as file:
+                file.write(json.dumps({"key": key[:400], "when": when[:40], "now": time.time()}) + "\n")
 
 
 def allowed(scope: Any) -> bool:
@@ -63,7 +119,8 @@ def superlink() -> None:
     serve = module.uvicorn.run
 
     def guarded(app: Any, **how: Any) -> None:
-        serve(Guard(app), **how, proxy_headers=False)  # no header can say that a request came from elsewhere
+        note = Notes(os.environ.get("MOORING_REFUSED", ""))
+        serve(Guard(app, note), **how, proxy_headers=False)  # no header can say that a request came from elsewhere
 
     module.uvicorn.run = guarded
     module.flower_superlink()

@@ -1,0 +1,211 @@
+"""Federations of real processes for tests: the commands of a server and its clients, and what to compare them with."""
+
+import multiprocessing
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import time
+
+import torch
+
+from mooring.engines.fit import fit
+from mooring.engines.flower import federation, keys
+from mooring.engines.flower.home import RESULT, digest_of_run
+from mooring.engines.request import request
+from mooring.runs.checkpoint import generations
+from mooring.runs.directory import open_run
+from tests.engines.test_flower import write_clients
+
+LONG = 400.0  # seconds that anything may take on a busy machine
+
+
+def run_file(tmp_path, name="fedavg", rounds=3, clients=2, more="", settings=""):
+    """A run file and the folder of its clients' tables."""
+    folder = write_clients(tmp_path / "clients", clients=clients)
+    text = f"""
+[data]
+source = "{folder}"
+target = "y"
+[algorithm]
+name = "{name}"
+{settings}
+[training]
+rounds = {rounds}
+evaluate_every = {max(rounds // 2, 1)}
+threads = 1
+[federation]
+{more}
+"""
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    return path, folder
+
+
+def assert_models_are_the_simulators(path, out, place):
+    """The common model at the server, every personal one in its client's folder."""
+    here, run = fit(path), request(path, purpose="fit")
+    saved = open_run(out).models
+    torch.testing.assert_close(saved.common, here.trained.common, rtol=1e-12, atol=1e-12)
+    assert saved.personal is None
+    for name, right in here.models.items():
+        own = open_run(place / "clients" / name / digest_of_run(run) / RESULT).models
+        torch.testing.assert_close(own.personal[0], right, rtol=1e-12, atol=1e-12)
+
+
+def commands_of(folder):
+    """Processes, by number, whose command line names the folder."""
+    found = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and int(entry) != os.getpid():
+            try:
+                with open(f"/proc/{entry}/cmdline", "rb") as file:
+                    words = file.read()
+            except OSError:
+                continue
+            if str(folder).encode() in words:
+                found[int(entry)] = words.replace(b"\0", b" ").decode()
+    return found
+
+
+def wait_until(true, seconds=LONG, pause=0.1):
+    begun = time.monotonic()
+    while not true():
+        assert time.monotonic() - begun < seconds
+        time.sleep(pause)
+
+
+def mooring(words, log):
+    """The command line, in a child that has all modules already."""
+    os.setpgid(0, 0)
+    sys.stdout = sys.stderr = open(log, "a", buffering=1)  # noqa: SIM115 - until the process ends
+    os.dup2(sys.stdout.fileno(), 1)
+    os.dup2(sys.stdout.fileno(), 2)
+    sys.argv = ["mooring", *map(str, words)]
+    runpy.run_module("mooring", run_name="__main__")
+
+
+class Child:
+    """A forked command: it starts at once, and is killed like any other process."""
+
+    def __init__(self, words, log):
+        self.process = multiprocessing.get_context("fork").Process(target=mooring, args=(words, log), daemon=False)
+        self.process.start()
+
+    def poll(self):
+        return self.process.exitcode
+
+    def kill(self):
+        self.process.kill()
+        self.process.join(60)
+
+    def wait(self, seconds):
+        self.process.join(seconds)
+        return self.process.exitcode
+
+
+class Command:
+    """The command as a user starts it."""
+
+    def __init__(self, words, log):
+        with open(log, "ab") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "mooring", *map(str, words)], stdout=file, stderr=file
+            )
+
+    def poll(self):
+        return self.process.poll()
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait(60)
+
+    def wait(self, seconds):
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+
+
+class Federation:
+    """A server and its clients, over TLS on loopback; with `key_folder` False without."""
+
+    def __init__(self, tmp_path, path, folder, *, kind=Child, embedded=True, tls=True, through=None):
+        self.path, self.folder, self.kind, self.tmp = path, folder, kind, tmp_path
+        self.out, self.place, self.port = tmp_path / "out", tmp_path / "out.federation", federation.free_port()
+        self.names = sorted(file.stem for file in folder.iterdir())
+        self.embedded, self.tls, self.through = embedded, tls, through
+        if tls:
+            keys.init(tmp_path / "keys", self.names)
+        self.alive = {}
+
+    def __enter__(self):
+        for who in ("server", *self.names):
+            self.start(who)
+        return self
+
+    def __exit__(self, *rest):
+        for one in self.alive.values():
+            one.kill()
+        for number in commands_of(self.tmp):  # Flower's processes that have not noticed yet
+            try:
+                os.kill(number, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+    def start(self, who):
+        self.alive[who] = self.kind(self.server() if who == "server" else self.client(who), self.log(who))
+
+    def log(self, who):
+        return self.tmp / f"{who}.log"
+
+    def server(self):
+        words = ["serve", self.path, "--out", self.out, "--port", self.port, "--clients", len(self.names)]
+        return [*words, "--keys", self.tmp / "keys"] if self.tls else [*words, "--insecure"]
+
+    def client(self, name, **instead):
+        known = {"data": self.folder / f"{name}.csv", "key": self.tmp / "keys" / "clients" / name, "name": None}
+        known |= {
+            "run": self.path,
+            "ca": self.tmp / "keys" / "ca.crt",
+            "state": self.place / "clients" / name,
+        } | instead
+        words = ["join", known["run"], "--data", known["data"], "--state", known["state"]]
+        words += ["--server", f"127.0.0.1:{self.through or self.port}"]
+        words += ["--embedded"] if self.embedded else []
+        words += ["--name", known["name"]] if known["name"] else []
+        return [*words, "--ca", known["ca"], "--key", known["key"]] if self.tls else [*words, "--insecure"]
+
+    def saved(self):
+        """The round of the latest checkpoint."""
+        return max((t for t, _ in generations(self.out)), default=0)
+
+    def kill(self, victim):
+        """SIGKILL of the server, of the SuperLink, of a client, or of all at once."""
+        if victim == "superlink":
+            found = [number for number, words in commands_of(self.place).items() if "started superlink" in words]
+            for number in found:
+                os.kill(number, signal.SIGKILL)
+            self.alive["server"].wait(LONG)  # it says so and ends
+        for who in {"superlink": [], "server": ["server"], "all": list(self.alive)}.get(victim, [victim]):
+            self.alive[who].kill()
+
+    def again(self):
+        """The same commands once more for those that are not running."""
+        for who, one in self.alive.items():
+            if one.poll() is not None:
+                self.start(who)
+
+    def rounds_told(self, name):
+        """For each time that the server ran: the rounds that it reported, in order."""
+        import json
+
+        told = []
+        for path in sorted(self.place.glob("progress-*.jsonl")):
+            lines = [json.loads(line) for line in path.read_text().splitlines()]
+            told.append([line["done"] for line in lines if line["kind"] == "round" and line["what"] == name])
+        return told
+
+    def said(self, who):
+        return self.log(who).read_text(errors="replace") if self.log(who).exists() else ""
