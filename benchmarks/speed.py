@@ -25,7 +25,7 @@ from torch import nn
 
 from mooring.algorithms.fedavg import FedAvg
 from mooring.algorithms.fedprox_one_stage import FedProxOneStage
-from mooring.core.cohort import Round
+from mooring.core.cohort import Round, weighted_mean
 from mooring.data.clients import from_arrays
 from mooring.engines.simulator import Simulator
 from mooring.tasks.compiled import available
@@ -73,7 +73,7 @@ class Work:
 
 def works() -> dict[str, Work]:
     fedavg = FedAvg(eta=ETA, steps=STEPS, batch=BATCH)
-    fedprox = FedProxOneStage(lam=0.1, inner="sgd", eta=ETA, steps=STEPS, batch=BATCH)
+    fedprox = FedProxOneStage(lam=0.1, gamma=1.0, inner="sgd", eta=ETA, steps=STEPS, batch=BATCH)
     wide, deep = FEATURES * CLASSES, 200 * 200 + 200 * CLASSES
     first, second = 8 * 25 * SIDE**2, 16 * 8 * 25 * (SIDE // 2) ** 2
     convolutions = 4 * first + 6 * (second + 16 * (SIDE // 4) ** 2 * CLASSES)
@@ -113,12 +113,18 @@ def looped(work: Work, clients, t: int = 0) -> None:
 
 
 def stacked(work: Work, clients) -> Callable[[int], Any]:
-    """A function that takes round t in the simulator."""
+    """A function that takes round t in the simulator, averages and merges."""
     w0 = work.task.start()
     exchange = Simulator(work.task, clients, clients.weights())
     exchange.begin(work.algorithm, w0)
     server, _ = work.algorithm.start(work.task, w0)
-    return lambda t: exchange.ask(server, torch.arange(CLIENTS), Round(t + 1, 100, CLIENTS, CLIENTS, 1.0, 0))
+
+    def take(t: int) -> Any:
+        turn = Round(t + 1, 100, CLIENTS, CLIENTS, 1.0, 0)
+        replies = exchange.ask(server, torch.arange(CLIENTS), turn)
+        return work.algorithm.merge(server, weighted_mean(replies.message, exchange.p), turn)
+
+    return take
 
 
 def check(work: Work, clients) -> None:

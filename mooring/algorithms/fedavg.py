@@ -64,7 +64,7 @@ class FedAvg(Algorithm):
 
     def visit(self, server, client, task, data, round):
         w = local_sgd(self, task, server.w, data, round, counted(client.visits))
-        return Client(client.visits + 1), w - server.w
+        return Client(client.visits + 1), w.sub_(server.w)
 
     def merge(self, server, mean, round):
         step = self.server_step * server_share(self, round)

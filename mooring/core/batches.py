@@ -144,6 +144,9 @@ def drawings(
     column = np.arange(min(batch, int(sizes.max())))
     per_epoch = np.ones_like(sizes) if draws == "independent" else np.maximum(-(-sizes // batch), 1)
     room = np.minimum(sizes, per_epoch * batch)  # how much of an order any pass uses
+    if bool((sizes == sizes[0]).all()):
+        yield from _drawn_alike(data, round, slot, batch, most, start, int(sizes[0]), int(per_epoch[0]))
+        return
     offset = np.cumsum(room) - room
     order = np.zeros(int(room.sum()), dtype=np.int64)
     for k in range(most):
@@ -157,6 +160,22 @@ def drawings(
         spot = np.where(column < n[:, None], (offset + begin)[:, None] + column, 0)
         place = np.where(column < n[:, None], order[spot], 0)
         yield Drawn(np.minimum(start[:, None] + place, last), n)
+
+
+def _drawn_alike(
+    data: CohortData, round: Round, slot: int, batch: int, most: int, start: np.ndarray, size: int, per_epoch: int
+) -> Iterator[Drawn]:
+    """The same draws where all clients have as many rows: an order serves its steps as it is."""
+    everyone = np.full(len(start), size)
+    for k in range(0, most, per_epoch):
+        used = min(size, min(most - k, per_epoch) * batch)
+        state = words(round.seed, "batches", data.keys, round.t, slot, k // per_epoch)
+        order = first_places(state, everyone, np.full(len(start), used)).reshape(len(start), used) + start[:, None]
+        for begin in range(0, used, batch):
+            place = order[:, begin : begin + batch]
+            missing = min(batch, size) - place.shape[1]  # a last batch may be short
+            padded = np.hstack([place, np.repeat(start[:, None], missing, 1)]) if missing else place
+            yield Drawn(padded, np.full(len(start), place.shape[1]))
 
 
 def first_places(state: np.ndarray, sizes: np.ndarray, used: np.ndarray) -> np.ndarray:

@@ -222,10 +222,15 @@ def stacked(parts: Sequence[Any], order: Tensor | None = None) -> Any:
     if first is None:
         return None
     if isinstance(first, Tensor):
-        whole = torch.cat(list(parts))
-        return whole if order is None else whole[order]
+        whole = torch.cat(list(parts)) if len(parts) > 1 else first
+        return whole if order is None or in_turn(order) else whole[order]
     columns = [stacked(column, order) for column in zip(*parts)]
     return type(first)(*columns) if hasattr(first, "_fields") else tuple(columns)
+
+
+def in_turn(order: Tensor) -> bool:
+    """Whether the order is 0, 1, 2, ...: then a large matrix need not be copied."""
+    return bool((order == torch.arange(len(order))).all())
 
 
 def select(tree: Any, which: Tensor) -> Any:
@@ -274,8 +279,8 @@ def weighted_mean(message: Any, p: Tensor) -> Any:
         if part is None:
             return None
         total = weight[0] * part[0]
-        for w, row in zip(weight[1:], part[1:]):
-            total += w * row
+        for w, row in zip(weight[1:], part[1:].to(total.dtype)):
+            total.add_(row, alpha=w)
         return total
 
     if isinstance(message, Tensor):

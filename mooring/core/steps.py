@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from mooring.core.cohort import per_client
@@ -49,6 +50,22 @@ def move(v: Tensor, size: Any, active: Tensor | None, pull: tuple[Any, Tensor] |
         rate = rate * active[:, None].to(v.dtype)
     lam, center = (0.0, None) if pull is None else (_number(per_client(pull[0], v)), pull[1])
     return Move(rate, lam, center, shift)
+
+
+def hold(v: Tensor, pull: tuple[Any, Tensor] | None, shift: Tensor | None, ridge: float) -> tuple[Tensor, Tensor]:
+    """What is the same in all steps: (held, towards) in  v <- v - rate (slope of the data + held v - towards).
+
+    held is [1, 1], [C, 1], [1, d] or [C, d]; towards [1, 0] where it is nothing, [1, d] or [C, d].
+    """
+    held = torch.full((1, 1), ridge, dtype=v.dtype)
+    towards = torch.zeros(1, 0, dtype=v.dtype)
+    if pull is not None:
+        lam = per_client(pull[0], v)
+        lam = lam if lam.ndim == 2 else lam.reshape(-1, 1)
+        held, towards = lam + ridge, (lam * pull[1]).expand(-1, v.shape[1])
+    if shift is not None:
+        towards = (towards if towards.shape[1] else 0) - shift.to(v.dtype).reshape(-1, v.shape[1])
+    return held, towards
 
 
 def _number(tensor: Tensor) -> float | Tensor:

@@ -22,7 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mooring.core.cohort import Rows, per_client
+from mooring.core.cohort import Rows
+from mooring.core.steps import hold
 from mooring.core.task import Task
 
 SQUARE, SIGMOID, SOFTMAX = 0, 1, 2  # what turns scores into residuals
@@ -62,13 +63,7 @@ def take_steps(
 ) -> None:
     """Move each client's parameters v [C, d], in place, by its steps s = 0, 1, ... along the first n[s, c] rows
     place[s, c] of the pool at rate[s, c]; a rate of 0 is no step."""
-    held = torch.full((1, 1), ridge, dtype=v.dtype)
-    towards = torch.zeros(1, 0, dtype=v.dtype)  # nothing to add
-    if pull is not None:
-        lam = per_client(pull[0], v).reshape(-1, 1) if torch.as_tensor(pull[0]).ndim < 2 else per_client(pull[0], v)
-        held, towards = lam + ridge, (lam * pull[1]).expand(-1, v.shape[1])
-    if shift is not None:
-        towards = (towards if towards.shape[1] else 0) - shift.to(v.dtype).reshape(-1, v.shape[1])
+    held, towards = hold(v, pull, shift, ridge)
     small = [array.contiguous().numpy() for array in (held, towards)]
     share = rate / np.maximum(n, 1).astype(rate.dtype)  # of a row in a step
     features, whole = rows.x.shape[1], [rows.x.numpy(), rows.y.numpy()]

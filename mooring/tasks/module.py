@@ -6,18 +6,19 @@ import copy
 import warnings
 from collections.abc import Callable
 from threading import RLock
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from mooring.core.cohort import Batch
+from mooring.core.cohort import Batch, Rows
 from mooring.core.errors import RequestError
 from mooring.core.seeds import words
 from mooring.core.steps import Move
 from mooring.core.task import Constants, Layout, Task, layout_of
+from mooring.tasks import alone
 from mooring.tasks.perceptron import is_perceptron, perceptron_grad, perceptron_step, slope_of
 
 RowLoss = Callable[[Tensor, Tensor], Tensor]  # (predictions [B, ...], y [B, ...]) -> [B], or [B, ...] to be averaged
@@ -99,6 +100,7 @@ class Module(Task):
         self.dim = sum(self.sizes)
         frozen = any(not p.requires_grad for p in self.module.parameters())
         self.is_perceptron = is_perceptron(self.module) and not frozen
+        self.convolutional = alone.convolutional(self.module)
         self.stacks: bool | None = None  # whether clients' networks can be run as one; None until it was tried
         self.dtype = next(p.dtype for p in self.module.parameters() if p.requires_grad)
 
@@ -154,7 +156,8 @@ class Module(Task):
             return self._one_by_one(layers, x)
         with CALLING:
             if self.stacks is None:
-                self.stacks = self._can_stack(layers, x)
+                # a stack of convolutions would be one with as many groups, which is slower
+                self.stacks = self._can_stack(layers, x) and not self.convolutional
         return self._together(layers, x) if self.stacks else self._one_by_one(layers, x)
 
     def _together(self, layers: dict[str, Tensor], x: Tensor) -> Tensor:
@@ -241,6 +244,28 @@ class Module(Task):
     @property
     def step(self):  # type: ignore[override]
         return self._perceptron_step if self.is_perceptron and self.device.type == "cpu" else None
+
+    @property
+    def stay(self):  # type: ignore[override]
+        """Client by client, where that is faster than stacked: large perceptrons, and convolutions."""
+        large = self.is_perceptron and self.dim * self.dtype.itemsize >= alone.LARGE
+        return self._client_by_client if (self.convolutional or large) and self.device.type == "cpu" else None
+
+    def reads(self, rows: Rows) -> bool:
+        return type(rows) is Rows and rows.x.dtype == self.dtype
+
+    def _client_by_client(self, v: Tensor, rows: Rows, *how: Any) -> None:
+        places = {part.name: part.place for part in self.layout}
+
+        def each(output: Tensor, y: Tensor) -> Tensor:
+            return self._each_loss(output[None], y[None])[0]
+
+        if self.is_perceptron:
+            assert isinstance(self.module, nn.Sequential)
+            work = alone.perceptron_client(self.module, places, alone.sum_slope(each, self.classifies))
+        else:
+            work = alone.module_client(self.module, places, each)
+        alone.stay(work, v, rows, *how, ridge=self.ridge)
 
     def _perceptron_step(self, v: Tensor, batch: Batch, move: Move) -> None:
         weight = batch.weight * move.rate

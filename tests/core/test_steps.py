@@ -11,6 +11,7 @@ from mooring.core.batches import minibatches
 from mooring.core.cohort import CohortData, Round, Rows, per_client
 from mooring.core.costs import Meter, Metered
 from mooring.core.solvers import sgd
+from mooring.tasks import alone
 from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic
 from mooring.tasks.module import Module
@@ -33,6 +34,11 @@ def plain_net():
     return nn.Sequential(nn.Flatten(), nn.Linear(FEATURES, 4), nn.ReLU(), nn.Linear(4, 1))
 
 
+def convolutional_net():
+    layers = (nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
+    return nn.Sequential(*layers, nn.Linear(4, 3))
+
+
 TASKS = {
     "linear": lambda: Linear(FEATURES, ridge=0.1),
     "linear without intercept": lambda: Linear(FEATURES, intercept=False),
@@ -41,6 +47,7 @@ TASKS = {
     "softmax without intercept": lambda: Logistic(FEATURES, classes=3, intercept=False, ridge=0.0),
     "network": lambda: Module(double(net), ridge=0.1),
     "network for regression": lambda: Module(double(plain_net), "half_square"),
+    "convolutional network": lambda: Module(double(convolutional_net), ridge=0.1),
 }
 
 
@@ -114,6 +121,31 @@ def test_steps_in_place_follow_the_gradient(name, pull, work):
         found = sgd(task, w, data, TURN, eta, pull=pulled, shift=shift, **WORKS[work])
         expected = along_the_gradient(task, w, data, eta, pulled, shift, **WORKS[work])
         torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("work", WORKS)
+@pytest.mark.parametrize("pull", PULLS)
+@pytest.mark.parametrize("name", ["network", "network for regression"])
+def test_networks_client_by_client_follow_the_gradient(name, pull, work, monkeypatch):
+    monkeypatch.setattr(alone, "LARGE", 0)
+    assert TASKS[name]().stay is not None
+    test_steps_in_place_follow_the_gradient(name, pull, work)
+
+
+def test_a_client_of_a_large_network_does_not_depend_on_its_company(monkeypatch):
+    monkeypatch.setattr(alone, "LARGE", 0)
+    for make in (net, convolutional_net):
+        task = Module(make)
+        data, w = cohort(task, torch.float32), task.start(1)
+        together = sgd(task, w, data, TURN, 0.1, batch=3, epochs=2, pull=(0.3, w))
+        for c in range(len(SIZES)):
+            lone = sgd(task, w, data.select(torch.tensor([c])), TURN, 0.1, batch=3, epochs=2, pull=(0.3, w))
+            assert torch.equal(lone[0], together[c])
+
+
+def test_only_large_networks_and_convolutions_go_client_by_client():
+    small, large = (Module(lambda width=width: nn.Sequential(nn.Linear(FEATURES, width))) for width in (5, 10_000))
+    assert small.stay is None and large.stay is not None and Module(convolutional_net).stay is not None
 
 
 @pytest.mark.parametrize("work", WORKS)
