@@ -20,7 +20,7 @@ from torch import Tensor
 from mooring.core.task import Task
 from mooring.estimates.answers import Answers
 from mooring.estimates.reml import LARGEST, typical_spread
-from mooring.estimates.spread import Spread, spread_laplace, spread_likelihood
+from mooring.estimates.spread import SETTLED, Spread, spread_laplace, spread_likelihood
 from mooring.estimates.summaries import LinearStats
 from mooring.tasks.linear import Linear
 from mooring.tasks.proximal import is_dense
@@ -33,7 +33,8 @@ FIRST_RIDGE = 1e-4  # makes the common model that Laplace's approximation starts
 NEWTON_STEPS = 30
 ENOUGH = 1e-8  # its gradient, relative to the first one
 FIRST_VARIANCE = 0.1  # the spread that it starts from,
-LEAST_VARIANCE = 1e-3  # and the least that it starts from where it has a near one
+LEAST_VARIANCE = 1e-3  # and the least that it starts from where it has a near one,
+NEAR_ENOUGH = 0.02  # where it may end sooner: such a change is far below what a spread is known to
 
 
 class ClientSpread(NamedTuple):
@@ -46,7 +47,7 @@ def client_spread(
 ) -> ClientSpread | None:
     """How these clients' coefficients vary; None where nothing can be said.
 
-    `near`, the spread of much the same clients, is where Laplace's approximation starts.
+    `near`, the spread of much the same clients, is where Laplace's approximation starts; it then need not be as exact.
     """
     size = answers.size
     asked = torch.nonzero(size > 0)[:, 0]
@@ -88,7 +89,7 @@ def _laplace(task: Task, answers: Answers, form: Literal["scalar", "diagonal"], 
         modes[0], hessians = answers.refit(center, lam, modes[0])
         return modes[0], hessians
 
-    return spread_laplace(n, refit, common, form, first)
+    return spread_laplace(n, refit, common, form, first, SETTLED if near is None else NEAR_ENOUGH)
 
 
 def common_model(answers: Answers, dim: int) -> Tensor:

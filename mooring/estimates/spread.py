@@ -81,7 +81,14 @@ def spread_fits(fits: LocalFits, form: Form = "scalar") -> Spread:
     return _spread(at, data, dispersion(fits), used, "restricted likelihood of local fits", warnings)
 
 
-def spread_laplace(n: Tensor, refit: Refit, center: Tensor, form: Form = "scalar", variance: float = 1.0) -> Spread:
+def spread_laplace(
+    n: Tensor,
+    refit: Refit,
+    center: Tensor,
+    form: Form = "scalar",
+    variance: float = 1.0,
+    settled: float = SETTLED,
+) -> Spread:
     """Laplace's approximation, for losses that are negative log-likelihoods; separable or tiny clients included.
 
     `refit(center [d], lam [m, d])` returns each client's minimiser of L_i(v) + 1/2 sum_j lam_ij (v_j - center_j)^2 and
@@ -89,19 +96,21 @@ def spread_laplace(n: Tensor, refit: Refit, center: Tensor, form: Form = "scalar
     tau^2 as for a linear task with noise 1. That alone is penalised quasi-likelihood, which halves tau^2 of binary
     targets at 4 rows per coefficient; the deviance of Laplace's approximation also counts how the Hessians change with
     tau (`_tilt`), which takes a second refit per round. What remains is about -20 % at 4 rows per coefficient.
+    It starts from `variance` and ends when the relative change of a round is below `settled`.
     """
     _check_form(form, ("scalar", "diagonal", "auto"))
     n = n.double()
     first = torch.full_like(center, float(variance), dtype=torch.float64)
     if form != "auto":
-        return _laplace(n, refit, center.double(), form, first)
-    rich = _laplace(n, refit, center.double(), "diagonal", first)
+        return _laplace(n, refit, center.double(), form, first, settled)
+    rich = _laplace(n, refit, center.double(), "diagonal", first, settled)
     if -rich.deviance > 2 * (len(first) - 1):
         return rich
-    return _laplace(n, refit, rich.center, "scalar", rich.variance.mean().expand_as(first).clamp(min=LOOSEST))
+    common = rich.variance.mean().expand_as(first).clamp(min=LOOSEST)
+    return _laplace(n, refit, rich.center, "scalar", common, settled)
 
 
-def _laplace(n: Tensor, refit: Refit, center: Tensor, form: str, t: Tensor) -> Spread:
+def _laplace(n: Tensor, refit: Refit, center: Tensor, form: str, t: Tensor, settled: float) -> Spread:
     """The rounds of `spread_laplace`, from spread t."""
     floor = LOOSEST * t
     for _ in range(ROUNDS):
@@ -115,7 +124,7 @@ def _laplace(n: Tensor, refit: Refit, center: Tensor, form: str, t: Tensor) -> S
         moved = (at.t - t).abs() / (at.t + t + 2 * floor + NEGLIGIBLE * at.t.max())
         shift = (at.w - center).abs() / (at.t + floor + NEGLIGIBLE * at.t.max()).sqrt()
         t, center = at.t, at.w
-        if float(moved.max()) < SETTLED and float(shift.max()) < SETTLED:
+        if float(moved.max()) < settled and float(shift.max()) < settled:
             break
     else:
         warnings += (f"Laplace's approximation still moved after {ROUNDS} rounds.",)

@@ -15,6 +15,7 @@ from mooring.tasks.hinge import Hinge
 from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic
 from mooring.tasks.poisson import Poisson
+from tests.problems import logistic_clients
 
 from .planted import linear_rows, logistic_rows, rows_of
 
@@ -86,3 +87,21 @@ def test_a_part_of_very_many_clients_is_asked(monkeypatch):
 def test_kernels_have_one_spread_for_all_coefficients():
     assert forms_of(Linear(5)) == ("scalar", "diagonal")
     assert forms_of(KernelRegression(2)) == ("scalar",)
+
+
+def test_from_a_near_spread_the_approximation_ends_sooner_at_nearly_the_same():
+    clients = logistic_clients(m=30, sizes=[40] * 30, seed=3)
+    task = Logistic(3, ridge=0.0)
+    asked = []
+
+    class Counted(Here):
+        def refit(self, *how):
+            asked.append(1)
+            return super().refit(*how)
+
+    exact = client_spread(task, Counted(task, clients.train)).spread
+    rounds = len(asked)
+    asked.clear()
+    again = client_spread(task, Counted(task, clients.train), near=exact).spread
+    assert len(asked) < rounds
+    torch.testing.assert_close(again.variance, exact.variance, rtol=0.02, atol=0)
