@@ -33,7 +33,7 @@ ALPHAS = (0.25, 0.5, 0.75)  # 0 and 1 are `common` and `alone`
 OWN_RIDGES = RIDGES[::2].tolist()
 MIXED_RIDGES = OWN_RIDGES[4:9:2]
 COMMON_RIDGES = [0.0, *RIDGES[4:18:4].tolist()]
-MOST_CLIENTS = 3_000  # clients that choose the plan; the others follow
+MOST_CLIENTS = 2_000  # clients that choose the plan; the others follow
 TO_SWITCH, TO_LEAVE = 2.5, 3.0  # standard errors that another plan, and choices of clients' own, must win by
 SURE = 0.8  # a client leaves the plan only for what is likelier than this
 

@@ -16,12 +16,14 @@ from mooring.core.errors import RequestError
 from mooring.data.clients import PARTS, Clients
 from mooring.engines.prepare import Job
 
+MOST_SURVEYED = 1_000  # clients that the theorems' constants are estimated from
+
 
 def some_of(clients: Clients) -> Clients:
     """A part of very many clients, evenly taken."""
-    if len(clients) <= MOST_CLIENTS:
+    if len(clients) <= MOST_SURVEYED:
         return clients
-    some = torch.linspace(0, len(clients) - 1, MOST_CLIENTS).long()
+    some = torch.linspace(0, len(clients) - 1, MOST_SURVEYED).long()
     parts = {part: getattr(clients, part).select(some) for part in PARTS}
     return replace(clients, names=tuple(clients.names[i] for i in some.tolist()), **parts)
 

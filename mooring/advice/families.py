@@ -92,7 +92,9 @@ def alone_models(task: Any, rows: Rows, ridge: float, free: bool = False, start:
     zero = torch.zeros(1, task.dim, dtype=task.dtype)
     out = torch.zeros(len(rows), task.dim, dtype=task.dtype)
     if isinstance(task, Linear) and free:
-        return centred_models(task, rows, ridge)
+        if len(rows) <= CHUNK:
+            return centred_models(task, rows, ridge)
+        return torch.cat([centred_models(task, rows.select(b), ridge) for b in torch.arange(len(rows)).split(CHUNK)])
     if task.condense is not None:
         for block in torch.arange(len(rows)).split(CHUNK):
             out[block] = task.prox(zero, ridge, rows.select(block).full(task))

@@ -29,6 +29,8 @@ class Held(NamedTuple):
 
 def joined(first: Rows, second: Rows) -> Rows:
     """The rows of two parts of the same clients, client after client."""
+    if int(second.size.sum()) == 0:
+        return compact(first)
     owner = torch.cat([owners(first), owners(second)])
     order = torch.argsort(owner, stable=True)
     x, y = (torch.cat([getattr(compact(part), name) for part in (first, second)])[order] for name in ("x", "y"))

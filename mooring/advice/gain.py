@@ -33,6 +33,7 @@ from mooring.tasks.linear import Linear
 from mooring.tasks.poisson import Poisson
 
 REFERENCES = 64  # rows that stand for everybody's x
+BY_CLIENT = ("weight", "mean", "variance", "noise", "doubt")
 ROWS = 4_096  # rows whose outer products are held at a time
 
 Pair = tuple[Tensor, Tensor]  # the other model and the one it is compared with, each [m, d] or [d]
@@ -66,6 +67,16 @@ class Gain(NamedTuple):
         between = (at_scales - self.overall @ at_scales) ** 2
         own = phi * (share**2 @ self.spread**2)
         return float(share @ self.expected), float(own + self.overall @ (self.shared + between))
+
+
+def joined_gains(parts: Sequence[Gain]) -> Gain:
+    """The gains of several blocks of clients, whose centres are independent."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    by_client = {name: torch.cat([getattr(g, name) for g in parts], -1) for name in BY_CLIENT}
+    overall = torch.stack([g.overall for g in parts]).mean(0)
+    return first._replace(**by_client, overall=overall, shared=torch.stack([g.shared for g in parts]).sum(0))
 
 
 class Places(NamedTuple):

@@ -31,6 +31,7 @@ SINGULAR = 1e-12  # share of the largest eigenvalue below which a direction coun
 TOLERANCE = 1e-7  # Newton's method: the gradient, relative to the first one
 ITERATIONS = 50
 HALVINGS = 30
+BLOCK = 4_000  # clients beyond which a linear path is solved block by block
 
 
 class Point(NamedTuple):
@@ -102,6 +103,9 @@ def _linear(task, rows, p, scales, tight, slack, ridge) -> Iterator[Point]:
 
     w makes sum_i p_i (H_i v_i - m_i) + ridge w = 0: a d x d system per scale.
     """
+    if len(rows) > BLOCK:
+        yield from _linear_in_blocks(task, rows, p, scales, tight, slack, ridge)
+        return
     h, moment = moments(task, rows)
     whole = torch.einsum("c,cij->ij", p, h) + torch.diag(ridge)
     target = p @ moment
@@ -119,6 +123,36 @@ def _linear(task, rows, p, scales, tight, slack, ridge) -> Iterator[Point]:
         w = solve_symmetric(a, b, whole)
         v = w + torch.einsum("cij,cj->ci", su, inverse * (k0 - k @ w))
         yield Point(scale, w.to(task.dtype), v.to(task.dtype))
+
+
+def _linear_in_blocks(task, rows, p, scales, tight, slack, ridge) -> Iterator[Point]:
+    """The same for very many clients: twice over blocks of them for every scale, none of which is kept."""
+
+    def parts() -> Iterator[tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]]:
+        for block in torch.arange(len(rows)).split(BLOCK):
+            some = rows.select(block)
+            h, moment = moments(task, some)
+            yield block, h, moment, _eigen(task, some, slack)
+
+    for scale in scales:
+        a, b = torch.diag(ridge), torch.zeros(task.dim, dtype=torch.float64)
+        whole = a.clone()
+
+        def inverse(block: Tensor, e: Tensor, scale: float = scale) -> Tensor:
+            pull = (scale * tight[block])[:, None]
+            return torch.where(torch.isinf(pull), 0.0, 1 / (e + pull))
+
+        for block, h, moment, (e, _, k, k0) in parts():
+            weight = p[block][:, None] * inverse(block, e)
+            seen = torch.einsum("c,cij->ij", p[block], h)
+            flat = k.reshape(-1, task.dim)
+            whole, a = whole + seen, a + seen - (weight.reshape(-1, 1) * flat).T @ flat
+            b = b + p[block] @ moment - torch.einsum("ck,cki->i", weight * k0, k)
+        w = solve_symmetric(a, b, whole)
+        v = torch.empty(len(rows), task.dim, dtype=task.dtype)
+        for block, _, _, (e, su, k, k0) in parts():
+            v[block] = (w + torch.einsum("cij,cj->ci", su, inverse(block, e) * (k0 - k @ w))).to(task.dtype)
+        yield Point(scale, w.to(task.dtype), v)
 
 
 def moments(task: Any, rows: Rows) -> tuple[Tensor, Tensor]:
@@ -214,7 +248,9 @@ def _newton_step(task, batches, p, s, pull, ridge, w, z) -> tuple[Tensor, Tensor
         g, h = task.grad(v, batch), task.hessian(v, batch)
         stiff = torch.where(torch.isinf(pull[block]), 1.0, pull[block])
         moored = (~torch.isinf(pull[block])).to(task.dtype)[:, None]
-        factor = torch.linalg.cholesky_ex(s[:, None] * h * s + stiff[:, None, None] * eye)[0]
+        inner = s[:, None] * h * s + stiff[:, None, None] * eye
+        grown = inner.diagonal(dim1=1, dim2=2) * (8 * torch.finfo(h.dtype).eps)  # keeps it positive definite
+        factor = torch.linalg.cholesky_ex(inner + torch.diag_embed(grown))[0]
         sh = moored[..., None] * s[:, None] * h
         gz = moored * (s * g + stiff[:, None] * z[block])
         both = torch.cholesky_solve(torch.cat([sh, gz[..., None]], 2), factor)
