@@ -287,8 +287,13 @@ def told_of(other: str, side: Side, base: np.ndarray) -> dict[str, np.ndarray]:
     """The columns about one other model: the gain over it with its interval, as a loss and in per cent of the loss."""
     ends = {"": side.gain, "_low": side.low, "_high": side.high}
     out = {f"gain_over_{other}{end}": value for end, value in ends.items()}
-    out |= {f"gain_over_{other}_percent{end}": 100 * value / base for end, value in ends.items()}
+    out |= {f"gain_over_{other}_percent{end}": percent(value, base) for end, value in ends.items()}
     return out | {f"chance_over_{other}": side.chance, f"sure_over_{other}": side.sure}
+
+
+def percent(gain: Any, loss: Any) -> Any:
+    """A gain in per cent of the other model's loss, of which nobody can save more than all."""
+    return np.minimum(100 * gain / loss, 100.0)
 
 
 def summarise(job: Job, frame: pd.DataFrame, found: Answer, judges: str) -> dict[str, Any]:
@@ -300,7 +305,7 @@ def summarise(job: Job, frame: pd.DataFrame, found: Answer, judges: str) -> dict
     for other in ("alone", "common"):
         line, base = found.lines[f"personal over {other}"], found.loss[other]
         ends = dict(zip(("mean", "low", "high"), line))
-        gains[f"gain_over_{other}"] = ends | {f"percent_{k}": 100 * value / base for k, value in ends.items()}
+        gains[f"gain_over_{other}"] = ends | {f"percent_{k}": float(percent(v, base)) for k, v in ends.items()}
     return {
         **{name: float(weight @ told[name]) for name in MODELS},
         "advised": float(weight @ deployed),

@@ -15,11 +15,11 @@ from mooring.advice.survey import Survey
 from mooring.core.cohort import Rows
 from mooring.data.clients import Clients
 
-KINDS = {"personal": "a personal model", "common": "the common model", "alone": "a model of its own"}
+KINDS = {"personal": "a personal model", "common": "the common model", "alone": "a model trained alone"}
+ENDS = {"common": "one common model", "alone": "training alone"}
 WORTH_NAMING = 0.1  # share of the spread that a coefficient must have to be named
 MOST_NAMED = 4
 BARS = "▇▆▅▄▃▂▁"
-PARTS = ("sure", "likely", "open", "same")
 
 
 def in_words(
@@ -28,12 +28,11 @@ def in_words(
     """The headline, and the sentences behind it."""
     said = [
         who_deploys_what(summary, len(frame)),
-        how_sure(summary, "alone", "training alone"),
-        how_sure(summary, "common", "the common model"),
+        how_sure(summary, "alone"),
+        how_sure(summary, "common"),
         what_differs(clients, choice),
-        who_is_unlike(frame),
         what_it_takes(frame, summary),
-        who_brings_most(frame, summary),
+        " ".join(part for part in (who_brings_most(frame, summary), who_is_unlike(frame)) if part),
         what_theory_says(summary, theory),
     ]
     return headline(summary), [sentence for sentence in said if sentence]
@@ -41,19 +40,20 @@ def in_words(
 
 def headline(summary: Mapping[str, Any]) -> str:
     """What personal models gain over the two ends, with intervals, and what that means."""
-    metric, practical = summary["metric"], 100 * summary["practical"]
+    practical = 100 * summary["practical"]
     alone, common = summary["gain_over_alone"], summary["gain_over_common"]
-    told = (
-        f"their {metric} is {change(alone)} than that of training alone and {change(common)} than that of one common "
-        "model"
-    )
-    better_end = "common" if alone["mean"] >= common["mean"] else "alone"
-    if better_end == "common" and common["percent_mean"] < practical:
-        return f"One common model will do; personal models hardly change it: {told}."
-    if better_end == "alone" and alone["percent_mean"] < practical:
-        return f"Training alone will do; personal models hardly change it: {told}."
+    told = f"their {summary['metric']} is {change(alone)} than alone and {change(common)} than with one common model"
+    if better_end(summary) == "common" and common["percent_mean"] < practical:
+        return f"One common model will do; personal models hardly gain: {told}."
+    if better_end(summary) == "alone" and alone["percent_mean"] < practical:
+        return f"Training alone will do; personal models hardly gain: {told}."
     sure = min(alone["low"], common["low"]) > 0
     return f"Personal models {'pay' if sure else 'are the best guess'}: {told}."
+
+
+def better_end(summary: Mapping[str, Any]) -> str:
+    """Of the two ends the one over which personal models gain less."""
+    return "common" if summary["gain_over_alone"]["mean"] >= summary["gain_over_common"]["mean"] else "alone"
 
 
 def change(gain: Mapping[str, float]) -> str:
@@ -75,19 +75,16 @@ def number(value: float) -> str:
 def who_deploys_what(summary: Mapping[str, Any], m: int) -> str:
     """Counts of what to deploy, and of whom something simpler would serve as well."""
     kinds = [f"{what} at {summary['deploy'][kind]:,}" for kind, what in KINDS.items() if summary["deploy"].get(kind)]
-    simple = {kind: summary["will_do"].get(kind, 0) for kind in ("common", "alone")}
-    do = [f"{KINDS[kind]} will do at {count:,}" for kind, count in simple.items() if count]
-    within = f"{100 * summary['practical']:g} %"
-    told = f"Deploy {listed(kinds)} of {m:,} clients."
-    return told + (f" Within {within} of the loss, {listed(do)}." if do else "")
+    simple = [f"{kind} will do at {summary['will_do'][kind]:,}" for kind in ENDS if summary["will_do"].get(kind)]
+    within = f" Within {100 * summary['practical']:g} % of the loss {listed(simple)}." if simple else ""
+    return f"Deploy {listed(kinds)} of {m:,} clients.{within}"
 
 
-def how_sure(summary: Mapping[str, Any], other: str, name: str) -> str:
+def how_sure(summary: Mapping[str, Any], other: str) -> str:
     count = summary[f"sure_over_{other}"]
-    parts = [f"{word} for {count[word]:,}" for word in PARTS[:3] if count.get(word)]
-    same = count.get("same", 0)
-    told = f"Better than {name}: {', '.join(parts) or 'nobody'}"
-    return told + (f"; {same:,} deploy it." if same else ".")
+    parts = [f"{word} at {count[word]:,}" for word in ("sure", "likely", "open") if count.get(word)]
+    same = [f"the same at {count['same']:,}"] if count.get("same") else []
+    return f"Better than {other}: {', '.join([*parts, *same])}."
 
 
 def what_differs(clients: Clients, choice: Choice) -> str:
@@ -104,7 +101,7 @@ def what_differs(clients: Clients, choice: Choice) -> str:
     parts["the level"] = 1 - sum(parts.values())
     top = sorted((pair for pair in parts.items() if pair[1] >= WORTH_NAMING), key=lambda pair: -pair[1])
     told = [f"{name} ({100 * part:.0f} %)" for name, part in top[:MOST_NAMED]]
-    return f"What differs between clients: mostly {listed(told)}." if told and variance.sum() > 0 else ""
+    return f"What differs: mostly {listed(told)}." if told and variance.sum() > 0 else ""
 
 
 def varies_within(rows: Rows) -> np.ndarray:
@@ -130,14 +127,10 @@ def what_it_takes(frame: pd.DataFrame, summary: Mapping[str, Any]) -> str:
     now, then = float(frame["rows"].median()), float((frame["rows_to_match"]).median())
     if not (np.isfinite(then) and then > now):
         return ""
-    gap = summary["gain_over_alone"]["percent_mean"]
     places = np.linspace(now, then, len(BARS))
     left = (1 / places - 1 / then) / (1 / now - 1 / then)  # of the gap, which falls as one over the rows
     drawn = "".join(BARS[min(int((1 - part) * len(BARS)), len(BARS) - 1)] for part in left)
-    return (
-        f"What it would take: alone, a typical client of {now:,.0f} rows loses {number(gap)} % more; it would match "
-        f"with about {then:,.0f} rows ({now:,.0f} {drawn} {then:,.0f})."
-    )
+    return f"To do as well alone, a typical client needs {then:,.0f} rows instead of {now:,.0f} (the gap: {drawn})."
 
 
 def who_brings_most(frame: pd.DataFrame, summary: Mapping[str, Any]) -> str:
@@ -147,7 +140,7 @@ def who_brings_most(frame: pd.DataFrame, summary: Mapping[str, Any]) -> str:
     share = 100 * most["brings"] / summary["advised"] if summary["advised"] else 0.0
     if not share > 0:
         return ""
-    return f"Who brings most: without {most['client']} the others would lose {share:.2g} % more."
+    return f"Client {most['client']} brings most: without it the others would lose {share:.2g} % more."
 
 
 def what_theory_says(summary: Mapping[str, Any], theory: Survey | None) -> str:
@@ -156,20 +149,17 @@ def what_theory_says(summary: Mapping[str, Any], theory: Survey | None) -> str:
         return ""
     line, r = theory.thresholds["alternative"], theory.heterogeneity["R"]
     low, high = theory.heterogeneity["low"], theory.heterogeneity["high"]
-    seen = "common" if summary["common"] <= summary["alone"] else "alone"
-    names = {"common": "one common model", "alone": "training alone"}
-    side, border = line["side"], line["R"]
-    if side not in names:
+    seen, side, says = better_end(summary), line["side"], "Theory: the theorem of the alternative"
+    border = f"{line['R']:.2g}" if line["R"] < 99.5 else f"{line['R']:,.0f}"
+    if side not in ENDS:
         return (
-            f"Theory: the theorem of the alternative leaves it open, because R = {r:.2g} [{low:.2g}, {high:.2g}] "
-            f"straddles its border {border:.2g}; of these two ends the rows prefer {names[seen]}."
+            f"{says} leaves it open, because R = {r:.2g} [{low:.2g}, {high:.2g}] straddles {border}; of its two ends "
+            f"the rows prefer {ENDS[seen]}."
         )
-    where = "below" if side == "common" else "above"
-    told = f"Theory: the theorem of the alternative says {names[side]}, because R = {r:.2g} is {where} {border:.2g}"
+    told = f"{says} says {ENDS[side]}, because R = {r:.2g} is {'below' if side == 'common' else 'above'} {border}"
     if side == seen:
         return f"{told}; of these two ends the rows say the same."
-    why = "the theorem compares two extremes in the worst case, up to constants"
-    return f"{told}; the rows prefer {names[seen]}. Trust the rows: {why}."
+    return f"{told}; the rows say {ENDS[seen]}. It compares two extremes in the worst case: trust the rows."
 
 
 def listed(parts: list[str]) -> str:

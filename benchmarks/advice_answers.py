@@ -1,0 +1,64 @@
+"""What `mooring advise` answers on five tables, as the page on advice shows it.
+
+    python -m benchmarks.advice_answers [--write]
+
+With --write the answers go into docs/advice.md, between its two marks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import tempfile
+import textwrap
+from pathlib import Path
+
+from mooring.advice.advise import advise
+from mooring.report.answers import show_advice
+from mooring.report.terminal import Display
+from mooring.runs.files import plain
+from tests.tables import TABLES
+
+PAGE = Path(__file__).parent.parent / "docs" / "advice.md"
+BEGIN, END = "<!-- answers: python -m benchmarks.advice_answers --write -->", "<!-- end of answers -->"
+WIDTH = 100
+SOURCES = {
+    "exam": ("Exam: pupils' scores in 64 schools (squared loss)", TABLES["exam"]),
+    "hsb82": ("Hsb82: mathematics in 160 schools (squared loss)", TABLES["hsb82"]),
+    "contraception": ("Contraception: its use in 60 districts (two classes)", TABLES["contraception"]),
+    "heart": ("heart: disease in four hospitals (two classes)", None),
+    "parkinsons": ("parkinsons: the symptoms of 42 patients (squared loss)", None),
+}
+
+
+def answered(name: str) -> str:
+    """The terminal's answer, in lines of WIDTH."""
+    title, classic = SOURCES[name]
+    source, columns = (name, {}) if classic is None else classic
+    advice = advise(source, **columns, threads=1)
+    with tempfile.TemporaryFile("w+") as sink:
+        display = Display()
+        display.out.file = sink
+        show_advice(display, plain(advice.record))
+        sink.seek(0)
+        lines = sink.read().splitlines()
+    whole = (line.replace(" %", "\u00a0%") for line in lines)  # a number and its sign stay in one line
+    told = "\n".join(textwrap.fill(line, WIDTH, subsequent_indent="  ") for line in whole).replace("\u00a0", " ")
+    return f"**{title}**\n\n```text\n{told}\n```\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true")
+    asked = parser.parse_args()
+    found = "\n".join(answered(name) for name in SOURCES)
+    if asked.write:
+        text = PAGE.read_text()
+        part = re.compile(f"{re.escape(BEGIN)}.*{re.escape(END)}", re.S)
+        PAGE.write_text(part.sub(lambda _: f"{BEGIN}\n\n{found}\n{END}", text))
+    else:
+        print(found)
+
+
+if __name__ == "__main__":
+    main()
