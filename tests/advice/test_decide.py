@@ -160,3 +160,17 @@ def test_the_prior_of_a_fold_has_not_seen_its_held_out_rows():
     cross_fit(Linear(3), changed, clients.keys, folds=3, save=other.__setitem__)
     torch.testing.assert_close(other[1].variance, kept[1].variance, rtol=1e-6, atol=1e-9)
     assert not torch.allclose(other[0].noise, kept[0].noise, rtol=1e-2)
+
+
+def test_very_many_clients_have_the_answer_of_few(monkeypatch):
+    """In blocks, each with a centre of its own: nearly the same gains, and an answer for each client."""
+    clients = federation(0.5, m=40, n=20)
+    _, whole = cross_fit(Linear(3), clients.train, clients.keys)
+    monkeypatch.setattr("mooring.advice.crossfit.BLOCK", 20)
+    _, apart = cross_fit(Linear(3), clients.train, clients.keys)
+    for name in PAIRS:
+        one, other = whole.gain[name], apart.gain[name]
+        assert other.mean.shape == one.mean.shape and other.overall.sum() == pytest.approx(1)
+        assert np.corrcoef(one.expected, other.expected)[0, 1] > 0.7  # twenty clients say less of the centre than forty
+        share = torch.full((40,), 1 / 40, dtype=torch.float64)
+        np.testing.assert_allclose(other.total(share)[0], one.total(share)[0], atol=2 * one.total(share)[1] ** 0.5)

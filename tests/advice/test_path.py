@@ -143,3 +143,16 @@ def test_a_free_intercept_is_least_squares_with_centred_rows_and_is_left_alone_b
     torch.testing.assert_close(torch.sigmoid(tight[:, 2]), share, atol=2e-3, rtol=0)
     empty = Rows(x[0], y[0], torch.tensor([0, 6]), torch.tensor([6, 0]))
     assert float(alone_models(Linear(2), empty, 0.1, free=True)[1].abs().max()) == 0
+
+
+@pytest.mark.parametrize("slack", [None, torch.tensor([1.0, 0.2, 0.0, 3.0], dtype=torch.float64)])
+def test_block_by_block_a_linear_path_is_the_same(monkeypatch, slack):
+    clients = linear_clients(m=7, sizes=[4, 9, 12, 5, 7, 20, 6])
+    task, p = Linear(3), clients.weights()
+    shape = Shape(tight=torch.linspace(0.5, 2, 7, dtype=torch.float64), slack=slack)
+    whole = list(path(task, clients.train, p, [torch.inf, 1.0, 0.1], shape, ridge=0.01))
+    monkeypatch.setattr("mooring.advice.path.BLOCK", 3)
+    apart = list(path(task, clients.train, p, [torch.inf, 1.0, 0.1], shape, ridge=0.01))
+    for one, other in zip(whole, apart):
+        torch.testing.assert_close(other.w, one.w, rtol=1e-9, atol=1e-10)
+        torch.testing.assert_close(other.v, one.v, rtol=1e-9, atol=1e-10)

@@ -1,0 +1,89 @@
+"""The answer in words: the headline follows the gains, theory never contradicts without a way out."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from mooring.advice import words
+from mooring.data.clients import from_arrays
+
+
+def gain(mean, low=None, high=None):
+    ends = {"mean": mean, "low": mean - 1 if low is None else low, "high": mean + 1 if high is None else high}
+    return ends | {f"percent_{k}": v for k, v in ends.items()}
+
+
+def summary(alone, common, **more):
+    return {"metric": "mse", "practical": 0.01, "gain_over_alone": alone, "gain_over_common": common} | more
+
+
+@pytest.mark.parametrize(
+    ("alone", "common", "begins"),
+    [
+        (gain(3.0), gain(5.0), "Personal models pay"),
+        (gain(3.0), gain(2.0, -1.0), "Personal models are the best guess"),
+        (gain(4.0), gain(0.4), "One common model will do"),
+        (gain(0.4), gain(60.0), "Training alone will do"),
+        (gain(4.0), gain(-0.3), "One common model will do"),
+    ],
+)
+def test_the_headline_follows_the_gains(alone, common, begins):
+    said = words.headline(summary(alone, common))
+    assert said.startswith(begins) and said.count("[") == 2
+
+
+def test_a_gain_reads_as_people_write_it():
+    assert words.change(gain(3.72, 2.7, 4.81)) == "3.7 % [2.7, 4.8] lower"
+    assert words.change(gain(-2.0, -3.0, 1.0)) == "2.0 % [-1.0, 3.0] higher"
+    assert words.change(gain(-0.04, -0.04, 0.04)) == "0.0 % [0.0, 0.0] higher"
+    assert words.change(gain(97.7, 65.8, 100.0)) == "97.7 % [65.8, 100] lower"
+
+
+def test_counts_are_told_and_nobody_is_left_out():
+    told = summary(gain(1.0), gain(1.0), deploy={"personal": 5, "alone": 1}, will_do={"common": 2, "personal": 4})
+    assert words.who_deploys_what(told, 6) == (
+        "Deploy a personal model at 5 and a model trained alone at 1 of 6 clients. Within 1 % of the loss common will "
+        "do at 2."
+    )
+    told["sure_over_alone"] = {"likely": 3, "sure": 2, "same": 1}
+    assert words.how_sure(told, "alone") == "Better than alone: sure at 2, likely at 3, the same at 1."
+
+
+def survey(side, r=0.5, border=2.0):
+    spread = {"R": r, "low": r / 2, "high": 2 * r}
+    return SimpleNamespace(thresholds={"alternative": {"R": border, "side": side}}, heterogeneity=spread)
+
+
+def test_theory_has_a_way_out_where_the_rows_differ():
+    prefer_common = summary(gain(3.0), gain(1.0))
+    same = words.what_theory_says(prefer_common, survey("common"))
+    assert "R = 0.5 is below 2" in same and same.endswith("the rows say the same.")
+    other = words.what_theory_says(prefer_common, survey("alone", 5.0))
+    assert "says training alone, because R = 5 is above 2" in other and "the rows say one common model" in other
+    assert other.endswith("It compares two extremes in the worst case: trust the rows.")
+    assert "leaves it open" in words.what_theory_says(prefer_common, survey("undecided"))
+    assert words.what_theory_says(prefer_common, None) == ""
+
+
+def test_columns_that_clients_do_not_vary_in_count_as_the_level():
+    rng = np.random.default_rng(0)
+    x = [np.column_stack([rng.normal(size=6), np.full(6, i)]) for i in range(3)]
+    clients = from_arrays(x, [rng.normal(size=6) for _ in range(3)], features=("age", "town size"))
+    prior = SimpleNamespace(variance=torch.tensor([3.0, 4.0, 3.0], dtype=torch.float64))
+    said = words.what_differs(clients, SimpleNamespace(prior=prior))
+    assert said == "What differs: mostly the level (70 %) and the effect of age (30 %)."
+    assert words.what_differs(clients, SimpleNamespace(prior=None)) == ""
+
+
+def test_the_gap_is_drawn_as_it_closes():
+    frame = pd.DataFrame({"rows": [50.0] * 3, "rows_to_match": [200.0] * 3})
+    said = words.what_it_takes(frame, summary(gain(3.0), gain(3.0)))
+    bars = said.split("gap: ")[1][:7]
+    left = (1 / np.linspace(50, 200, 7) - 1 / 200) / (1 / 50 - 1 / 200)
+    heights = [7 - words.BARS.index(bar) for bar in bars]  # 7 is the whole gap, 1 next to nothing
+    assert "200 rows instead of 50" in said and heights == sorted(heights, reverse=True)
+    np.testing.assert_allclose(heights, 1 + 6 * left, atol=1)
+    assert words.what_it_takes(frame.assign(rows_to_match=np.inf), summary(gain(3.0), gain(3.0))) == ""
