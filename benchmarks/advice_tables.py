@@ -21,19 +21,19 @@ import numpy as np
 import pandas as pd
 import torch
 
-from mooring.advice.answer import answer
+from mooring.advice.calibrate import trust, trusted
 from mooring.advice.choice import Choice
-from mooring.advice.crossfit import cross_fit
+from mooring.advice.crossfit import cross_fit, pairs_of, posterior_of, shares
 from mooring.advice.folds import joined, owners, row_losses
-from mooring.advice.heldout import steadied_error
+from mooring.advice.gain import at_rows, gains
 from mooring.advice.path import Shape, curvature, path
+from mooring.advice.prior import likely_variance, preferred, priors
 from mooring.advice.tally import MODELS, PAIRS, tally_of, witnesses_of
 from mooring.data.clients import REGRESSION
 from mooring.data.sources import load
 from mooring.tasks.catalog import build
 
 TABLES = ("exam", "hsb82", "contraception", "heart4", "parkinsons")
-LEAST = 5  # test rows from which on a client's difference of losses is held against its prediction
 SCALES = np.logspace(3, -3, 49)
 
 
@@ -68,18 +68,22 @@ def judged(clients, mixed: bool) -> Found:
         out[name] = min((row_losses(task, point.v, test) for point in points), key=lambda loss: float(loss.mean()))
     if mixed and clients.kind == REGRESSION:
         out["mixed"] = mixed_model(rows, test)
-    told = answer(evidence, rows.size)
-    seen = witnesses_of(tally_of(task, test, evidence.trio))
-    scores = {name: predictive(seen[name], told.gains[name]) for name in PAIRS if name.startswith("personal")}
-    return Found({"advised": out.pop("personal"), **out}, choice, scores)
+    return Found({"advised": out.pop("personal"), **out}, choice, predictive(task, rows, test, evidence))
 
 
-def predictive(seen, gain) -> np.ndarray:
-    """(d - g) / sqrt(sd^2 + e^2) of the clients with LEAST test rows or more; about standard normal if all is well."""
-    kept = seen.rows >= LEAST
-    error = steadied_error(seen.error, seen.rows)
-    z = (seen.observed - gain.expected) / (gain.spread**2 + error**2).sqrt()
-    return z[kept].numpy()
+def predictive(task, rows, test, evidence) -> dict[str, np.ndarray]:
+    """(d - g) / sqrt(sd^2 + e^2) of every client with test rows; about standard normal if all is well."""
+    found = priors(task, rows)
+    if evidence.gain is None or not found:
+        return {}
+    known = posterior_of(task, rows, preferred(found).noise, likely_variance(found))
+    seen, pairs = witnesses_of(tally_of(task, test, evidence.trio)), pairs_of(evidence.trio)
+    scores = {}
+    for name, gain in zip(PAIRS, gains(task, known, at_rows(task, test), pairs, shares(rows))):
+        gain = trusted(gain, trust(evidence.seen[name]))
+        z = (seen[name].observed - gain.expected) / (gain.spread**2 + gain.noise).sqrt()
+        scores[name] = z[test.size > 0].numpy()
+    return {name: z for name, z in scores.items() if name.startswith("personal")}
 
 
 def mixed_model(rows, test) -> torch.Tensor:
