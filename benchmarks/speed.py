@@ -1,201 +1,568 @@
-"""How fast a cohort trains: the same work as a plain PyTorch loop over clients, timed in one run, as one table.
+"""How fast Mooring is: one table, each row against what a user would run instead, all measured in one run.
 
-    python -m benchmarks.speed [--repeats 5] [--threads 2] [--rows softmax,mlp,...]
+    python -m benchmarks.speed [--repeats 5] [--threads 1] [--rows softmax,mlp,...] [--peers FOLDER]
 
-100 clients of 600 rows, 20 local steps with batches of 20, one round of FedAvg. The loop is what most libraries do:
-copy the model, make an SGD optimiser and an order of the rows per client, step, collect the parameters. Repetitions
-are interleaved; times are medians, of processor time (all threads) and of the clock. "of the limit" is the arithmetic
-of the round over processor time, divided by what `torch.matmul` reaches on large matrices in the same run. Before
-anything is timed, cohort and loop take one step along all rows, and must reach the same parameters.
+Repetitions are interleaved: each does Mooring's work once and then every rival's. Times are medians, of processor time
+(all threads and processes of a rival) and of the clock. Ratios are of processor times, rival over Mooring. "Of the
+limit" is a round's arithmetic over Mooring's processor time, divided by what `torch.matmul` reaches on large matrices
+in the same repetitions. Rivals that train get the same rows, batches, start and steps, and must end at the same loss.
+FOLDER holds environments with `fedjax`, `pfl` and `flower` (`benchmarks/peers/environments.sh` makes them); without
+it, or without one of them, its rows say so. The rows:
+
+    softmax, mlp, cnn   a round of FedAvg: 100 clients (30 for cnn), 20 steps, batches of 20
+    fedprox             the same for one-stage FedProx with 20 local steps, against FedAvg
+    apfl                a round of APFL on the same network, against fedjax's, which has a mixture per layer
+    exact               1,000 clients of 50 rows and 20 features: one-stage FedProx until w moves by less than 1e-8,
+                        against the same rounds with a `Ridge` of scikit-learn for every client
+    path                25 lambdas against one, on the same clients
+    advise              `advise` on Exam, against statsmodels' MixedLM with uncorrelated random slopes
+    population          a round with cohorts of 1,000 out of 1,000,000 clients, against out of 10,000
+    sweep               8 lambdas x 5 seeds of softmax regression as one cohort, against 40 runs
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import resource
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from benchmarks.peers.protocol import BATCH, ETA, loss_of
+from mooring.advice.path import SCALES, path
+from mooring.algorithms.apfl import APFL
 from mooring.algorithms.fedavg import FedAvg
 from mooring.algorithms.fedprox_one_stage import FedProxOneStage
-from mooring.core.cohort import Round, weighted_mean
-from mooring.data.clients import from_arrays
+from mooring.core.averages import average
+from mooring.core.batches import drawings
+from mooring.core.cohort import Round, Rows
+from mooring.data.clients import Clients, from_arrays
+from mooring.engines.loop import Plan
+from mooring.engines.simulate import simulate
 from mooring.engines.simulator import Simulator
+from mooring.engines.sweep import Variant, sweep
 from mooring.tasks.compiled import available
+from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic
 from mooring.tasks.module import Module
 
-CLIENTS, ROWS, SIDE, CLASSES, STEPS, BATCH, ETA = 100, 600, 28, 10, 20, 20, 0.05
+ROWS, SIDE, CLASSES, STEPS = 600, 28, 10, 20
 FEATURES = SIDE**2
-SAMPLES = CLIENTS * STEPS * BATCH  # rows that a round works on
+LARGE = 2000  # the side of the matrices whose product is the limit
+PEERS = ("pfl", "fedjax", "flower")
+Times = tuple[float, float]  # of the processor, of the clock
 
 
-def softmax_net() -> nn.Module:
-    return nn.Linear(FEATURES, CLASSES)
-
-
-def deep_net() -> nn.Module:
-    return nn.Sequential(nn.Linear(FEATURES, 200), nn.ReLU(), nn.Linear(200, 200), nn.ReLU(), nn.Linear(200, CLASSES))
-
-
-def convolutional_net() -> nn.Module:
-    return nn.Sequential(
-        nn.Unflatten(1, (1, SIDE, SIDE)),
-        nn.Conv2d(1, 8, 5, padding=2),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(8, 16, 5, padding=2),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(16 * (SIDE // 4) ** 2, CLASSES),
-    )
-
-
-@dataclass(frozen=True)
-class Work:
-    """A row of the table; `operations` are multiplications and additions per sample, forward and back."""
+@dataclass
+class Contest:
+    """A row or several: Mooring's work, and each rival's with the ratio that is wanted (None: none was set)."""
 
     name: str
-    make: Callable[[], nn.Module]
-    task: Any
-    algorithm: Any
-    operations: float
-    target: float | None  # times the loop
+    ours: Callable[[], Times]
+    rivals: dict[str, Callable[[], Times]]
+    wanted: dict[str, float | None]
+    operations: float = 0.0  # multiplications and additions of Mooring's work
+    least_share: float | None = None  # of the limit
+    at_most: bool = False  # whether ratios are wanted below the number: Mooring's own time over the other's
+    missing: dict[str, str] = field(default_factory=dict)  # rivals that cannot run, and why
+    note: Callable[[], str] = lambda: ""
 
 
-def works() -> dict[str, Work]:
-    fedavg = FedAvg(eta=ETA, steps=STEPS, batch=BATCH)
-    fedprox = FedProxOneStage(lam=0.1, gamma=1.0, inner="sgd", eta=ETA, steps=STEPS, batch=BATCH)
-    wide, deep = FEATURES * CLASSES, 200 * 200 + 200 * CLASSES
-    first, second = 8 * 25 * SIDE**2, 16 * 8 * 25 * (SIDE // 2) ** 2
-    convolutions = 4 * first + 6 * (second + 16 * (SIDE // 4) ** 2 * CLASSES)
-
-    def softmax(kernels: str) -> Logistic:
-        return Logistic(FEATURES, CLASSES, ridge=0.0, dtype=torch.float32, kernels=kernels)
-
-    rows = {
-        "softmax": Work("softmax, compiled", softmax_net, softmax("numba"), fedavg, 4 * wide, 18),
-        "softmax-torch": Work("softmax, PyTorch", softmax_net, softmax("torch"), fedavg, 4 * wide, None),
-        "fedprox": Work("the same, FedProx by SGD", softmax_net, softmax("numba"), fedprox, 4 * wide, None),
-        "mlp": Work("784-200-200-10", deep_net, Module(deep_net), fedavg, 4 * FEATURES * 200 + 6 * deep, 4),
-        "cnn": Work("two convolutions", convolutional_net, Module(convolutional_net), fedavg, convolutions, 1.2),
-    }
-    return (
-        rows if available() else {name: row for name, row in rows.items() if row.task.name == "module" or "-" in name}
-    )
-
-
-def looped(work: Work, clients, t: int = 0) -> None:
-    """One round, client after client."""
-    common = work.make()
-    results = []
-    for i in range(CLIENTS):
-        x, y = clients.train.of(i)
-        model = work.make()
-        model.load_state_dict(common.state_dict())
-        optimiser = torch.optim.SGD(model.parameters(), lr=ETA)
-        order = torch.randperm(len(y))
-        for k in range(STEPS):
-            rows = order[k * BATCH : (k + 1) * BATCH]
-            optimiser.zero_grad()
-            nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
-            optimiser.step()
-        results.append([p.detach().clone() for p in model.parameters()])
-    [torch.stack(parts).mean(0) for parts in zip(*results)]
-
-
-def stacked(work: Work, clients) -> Callable[[int], Any]:
-    """A function that takes round t in the simulator, averages and merges."""
-    w0 = work.task.start()
-    exchange = Simulator(work.task, clients, clients.weights())
-    exchange.begin(work.algorithm, w0)
-    server, _ = work.algorithm.start(work.task, w0)
-
-    def take(t: int) -> Any:
-        turn = Round(t + 1, 100, CLIENTS, CLIENTS, 1.0, 0)
-        replies = exchange.ask(server, torch.arange(CLIENTS), turn)
-        return work.algorithm.merge(server, weighted_mean(replies.message, exchange.p), turn)
-
-    return take
-
-
-def check(work: Work, clients) -> None:
-    """One step along all rows of the first client, in the cohort and by an optimiser, ends at the same parameters."""
-    few = clients.cohort().select(torch.arange(3))
-    model = work.make()
-    optimiser = torch.optim.SGD(model.parameters(), lr=ETA)
-    parts = [p.detach().clone() for p in model.parameters()]
-    linear = isinstance(work.task, Logistic)  # slopes are [features, scores] there
-    start = torch.cat([(p.mT if linear and p.ndim == 2 else p).reshape(-1) for p in parts])
-    step = FedAvg(eta=ETA, steps=1, batch=ROWS)
-    server, _ = step.start(work.task, start)
-    nobody = torch.zeros(3, 0, dtype=torch.long)
-    _, change = step.visit(
-        server, type(step.start(work.task, start)[1])(nobody), work.task, few, Round(1, 1, 3, 3, 1.0, 0)
-    )
-    x, y = clients.train.of(0)
-    nn.functional.cross_entropy(model(x), y).backward()
-    optimiser.step()
-    moved = torch.cat(
-        [(p.detach().mT if linear and p.ndim == 2 else p.detach()).reshape(-1) for p in model.parameters()]
-    )
-    torch.testing.assert_close(start + change[0], moved, rtol=1e-4, atol=1e-5)
-
-
-def timed(work: Callable[[], Any]) -> tuple[float, float]:
-    """Processor seconds of all threads, and seconds of the clock."""
+def timed(work: Callable[[], Any]) -> Times:
     cpu, wall = time.process_time(), time.perf_counter()
     work()
     return time.process_time() - cpu, time.perf_counter() - wall
 
 
+def measure(contest: Contest, repeats: int, say: Callable[[str], None]) -> None:
+    """Print the contest's rows."""
+    square = torch.randn(LARGE, LARGE)
+    limits, ours = [], []
+    theirs: dict[str, list[Times]] = {name: [] for name in contest.rivals}
+    for repetition in range(repeats + 1):
+        now = contest.ours()
+        found = {name: rival() for name, rival in contest.rivals.items()}
+        limit = timed(lambda: square @ square)[0]
+        if repetition:  # the first warms up
+            ours.append(now)
+            limits.append(limit)
+            for name, times in found.items():
+                theirs[name].append(times)
+    mine, wall = (1000 * statistics.median(column) for column in zip(*ours))
+    share = contest.operations / (mine / 1000) / (2 * LARGE**3 / statistics.median(limits))
+    told = f"{100 * share:.0f} %" if contest.operations else ""
+    if contest.least_share is not None:
+        told += f" (wanted {100 * contest.least_share:.0f} %: {verdict(share >= contest.least_share)})"
+    for name in [*theirs, *contest.missing]:
+        if name in contest.missing:
+            say(f"| {contest.name} | {mine:.0f} ({wall:.0f}) | {name} | {contest.missing[name]} | | | {told} | |")
+            continue
+        cpu, clock = (1000 * statistics.median(column) for column in zip(*theirs[name]))
+        ratios = sorted((a[0] / b[0] if contest.at_most else b[0] / a[0]) for a, b in zip(ours, theirs[name]))
+        ratio, wanted = statistics.median(ratios), contest.wanted.get(name)
+        held = ""
+        if wanted is not None:
+            good = ratio <= wanted if contest.at_most else ratio >= wanted
+            held = f"{'at most' if contest.at_most else 'at least'} {wanted:g}: {verdict(good)}"
+        say(
+            f"| {contest.name} | {mine:.0f} ({wall:.0f}) | {name} | {cpu:.0f} ({clock:.0f}) | {ratio:.2f} "
+            f"| {ratios[0]:.2f}-{ratios[-1]:.2f} | {told} | {held} |"
+        )
+    if contest.note():
+        say(f"| {contest.name} | | | | | | {contest.note()} | |")
+
+
+def verdict(good: bool) -> str:
+    return "held" if good else "**missed**"
+
+
+# Rounds of training, with the same batches for everyone.
+
+
+def softmax_net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(FEATURES, CLASSES))
+
+
+def deep_net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(FEATURES, 200), nn.ReLU(), nn.Linear(200, 200), nn.ReLU(), nn.Linear(200, CLASSES))
+
+
+def convolutional_net() -> nn.Sequential:
+    first = (nn.Unflatten(1, (1, SIDE, SIDE)), nn.Conv2d(1, 8, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2))
+    second = (nn.Conv2d(8, 16, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
+    return nn.Sequential(*first, *second, nn.Linear(16 * (SIDE // 4) ** 2, CLASSES))
+
+
+def some_clients(count: int) -> Clients:
+    rng = np.random.default_rng(0)
+    xs = rng.normal(size=(count, ROWS, FEATURES)).astype(np.float32)
+    ys = rng.integers(0, CLASSES, size=(count, ROWS))
+    return from_arrays(list(xs), list(ys), kind="classes", dtype=torch.float32)
+
+
+class Training:
+    """A round of an algorithm in the simulator, from the same start each time, and what rivals need to do the same."""
+
+    def __init__(self, task: Any, algorithm: Any, clients: Clients, net: nn.Sequential):
+        self.clients, self.algorithm, self.net = clients, algorithm, net
+        linear = isinstance(task, Logistic)  # whose slopes are [features, scores]
+        parts = [(p.mT if linear and p.ndim == 2 else p).detach().reshape(-1) for p in net.parameters()]
+        self.start = torch.cat(parts).clone()
+        self.exchange = Simulator(task, clients, clients.weights())
+        self.turn = Round(1, 100, len(clients), len(clients), 1.0, 0)
+        self.server = algorithm.start(task, self.start)[0]
+        self.task, self.linear, self.ended = task, linear, self.start
+
+    def round(self) -> None:
+        self.exchange.begin(self.algorithm, self.start)
+        everyone = torch.arange(len(self.clients))
+        replies = self.exchange.ask(self.server, everyone, self.turn)
+        mean = average(replies.message, self.exchange.p[replies.who], "mean")
+        self.ended = self.algorithm.merge(self.server, mean, self.turn).w
+
+    def places(self) -> Tensor:
+        """[C, S, B]: the rows of every batch of the round."""
+        data = self.clients.cohort()
+        counts = torch.full((len(data),), STEPS)
+        drawn = drawings(data, self.turn, batch=BATCH, counts=counts)
+        return torch.from_numpy(np.stack([one.place for one in drawn], 1))
+
+    def layers(self, w: Tensor) -> list[tuple[np.ndarray, np.ndarray]]:
+        """The perceptron with parameters w, matrices as [in, out]."""
+        if self.linear:
+            return [(w[: FEATURES * CLASSES].view(FEATURES, CLASSES).numpy(), w[FEATURES * CLASSES :].numpy())]
+        parts = self.task.layers(w[None])
+        shaped = [part[0] for part in parts.values()]
+        return [(a.mT.numpy(), b.numpy()) for a, b in zip(shaped[::2], shaped[1::2])]
+
+    def save(self, path: Path) -> Path:
+        at = self.places().flatten(1)
+        layers = {
+            f"{kind}{i}": part for i, pair in enumerate(self.layers(self.start)) for kind, part in zip("wb", pair)
+        }
+        x, y = self.clients.train.x[at], self.clients.train.y[at]
+        np.savez(path, x=x.numpy(), y=y.numpy(), **layers)
+        return path
+
+    def loss(self, w: Tensor) -> float:
+        at = self.places().flatten(1)[:10]
+        return loss_of(self.layers(w), self.clients.train.x[at].numpy(), self.clients.train.y[at].numpy())
+
+
+def looped(training: Training, places: Tensor) -> None:
+    """A round as most libraries write it: a copy of the model and an optimiser per client, step, collect, average."""
+    results, make = [], {1: softmax_net, 5: deep_net}.get(len(training.net), convolutional_net)
+    for i in range(len(training.clients)):
+        model = make()
+        model.load_state_dict(training.net.state_dict())
+        optimiser = torch.optim.SGD(model.parameters(), lr=ETA)
+        for rows in places[i]:
+            x, y = training.clients.train.x[rows], training.clients.train.y[rows]
+            optimiser.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimiser.step()
+        results.append([p.detach().clone() for p in model.parameters()])
+    mean = [torch.stack(parts).mean(0) for parts in zip(*results)]
+    found = torch.cat([(p.mT if training.linear and p.ndim == 2 else p).reshape(-1) for p in mean])
+    torch.testing.assert_close(found, training.ended, rtol=1e-3, atol=1e-4)
+
+
+class Peer:
+    """Another library in its own process and environment."""
+
+    def __init__(self, stack: ExitStack, folder: Path, name: str, work: Path, threads: int, method: str = "fedavg"):
+        script = Path(__file__).parent / "peers" / f"with_{name}.py"
+        command = [str(folder / name / "bin" / "python"), str(script), str(work), str(threads), method]
+        stack.enter_context(kept := tempfile.TemporaryFile("w+"))  # noqa: SIM115
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=kept, text=True, env=limited(threads)
+        )
+        stack.callback(self.close)
+        self.loss: float | None = None
+        self.read()
+
+    def read(self) -> dict[str, Any]:
+        for line in self.process.stdout or ():
+            if line.startswith("{"):
+                return json.loads(line)
+        raise RuntimeError("it ended without an answer")
+
+    def round(self) -> Times:
+        assert self.process.stdin is not None
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+        answer = self.read()
+        self.loss = answer["loss"]
+        return answer["cpu"], answer["wall"]
+
+    def close(self) -> None:
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+
+
+def limited(threads: int) -> dict[str, str]:
+    return os.environ | dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
+
+
+def with_peers(
+    contest: Contest, training: Training, stack: ExitStack, asked: argparse.Namespace, names: dict[str, float | None],
+    method: str = "fedavg", same_loss: bool = True,
+) -> Contest:  # fmt: skip
+    """The contest with every peer that can be started, once it has come to the same loss."""
+    work = training.save(Path(stack.enter_context(tempfile.TemporaryDirectory())) / "work.npz")
+    training.round()
+    expected = training.loss(training.ended)
+    for name, wanted in names.items():
+        if asked.peers is None or not (asked.peers / name).is_dir():
+            contest.missing[name] = "not installed"
+            continue
+        try:
+            peer = Peer(stack, asked.peers, name, work, asked.threads, method)
+            peer.round()
+        except (OSError, RuntimeError) as problem:
+            contest.missing[name] = f"failed: {problem}"
+            continue
+        if same_loss and not np.isclose(peer.loss, expected, rtol=1e-4):
+            contest.missing[name] = f"another loss: {peer.loss:.5f}, not {expected:.5f}"
+            continue
+        contest.rivals[name], contest.wanted[name] = peer.round, wanted
+    return contest
+
+
+FEDAVG = FedAvg(eta=ETA, steps=STEPS, batch=BATCH)
+DEEP = 4 * FEATURES * 200 + 6 * (200 * 200 + 200 * CLASSES)  # of a row, forward and back
+WIDE = 4 * FEATURES * CLASSES
+CONVOLUTIONS = 4 * 8 * 25 * SIDE**2 + 6 * (16 * 8 * 25 * (SIDE // 2) ** 2 + 16 * (SIDE // 4) ** 2 * CLASSES)
+
+
+def against_loop(name: str, training: Training, wanted: float | None, operations: float, **more: Any) -> Contest:
+    places = training.places()
+    samples = len(training.clients) * STEPS * BATCH
+    loop_ = partial(timed, partial(looped, training, places))
+    return Contest(
+        name, partial(timed, training.round), {"loop": loop_}, {"loop": wanted}, operations * samples, **more
+    )
+
+
+def softmax(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
+    clients, net = some_clients(100), softmax_net()
+    for kernels in ("numba", "torch") if available() else ("torch",):
+        task = Logistic(FEATURES, CLASSES, ridge=0.0, dtype=torch.float32, kernels=kernels)
+        training = Training(task, FEDAVG, clients, net)
+        contest = against_loop(f"softmax 784-10, {kernels}", training, 18 if kernels == "numba" else None, WIDE)
+        peers = {"pfl": 14.0, "fedjax": 4.0, "flower": None}
+        yield with_peers(contest, training, stack, asked, peers) if kernels == "numba" else contest
+
+
+def mlp(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
+    training = Training(Module(deep_net), FEDAVG, some_clients(100), deep_net())
+    contest = against_loop("network 784-200-200-10", training, 4, DEEP, least_share=0.5)
+    yield with_peers(contest, training, stack, asked, {"pfl": 3.0, "fedjax": 2.0, "flower": None})
+
+
+def cnn(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
+    training = Training(Module(convolutional_net), FEDAVG, some_clients(30), convolutional_net())
+    yield against_loop("two convolutions", training, 1.2, CONVOLUTIONS)
+
+
+def fedprox(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
+    inexact = FedProxOneStage(lam=0.1, gamma=1.0, inner="sgd", eta=ETA, steps=STEPS, batch=BATCH)
+    clients = some_clients(100)
+    kernels = "numba" if available() else "torch"
+    tasks = {
+        "softmax 784-10": (Logistic(FEATURES, CLASSES, ridge=0.0, dtype=torch.float32, kernels=kernels), softmax_net()),
+        "network 784-200-200-10": (Module(deep_net), deep_net()),
+    }
+    for name, (task, net) in tasks.items():
+        pulled, plain = (Training(task, algorithm, clients, net) for algorithm in (inexact, FEDAVG))
+        rivals = {"FedAvg": partial(timed, plain.round)}
+        yield Contest(f"FedProx by SGD, {name}", partial(timed, pulled.round), rivals, {"FedAvg": 1.3}, at_most=True)
+
+
+def apfl(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
+    algorithm = APFL(alpha=0.5, adapt="step", adapt_on="train", eta=ETA, decay=0.0, steps=STEPS, batch=BATCH)
+    training = Training(Module(deep_net), algorithm, some_clients(asked.apfl_clients), deep_net())
+    samples = asked.apfl_clients * STEPS * BATCH
+    contest = Contest(
+        f"APFL, network, {asked.apfl_clients} clients", partial(timed, training.round), {}, {}, 2 * DEEP * samples
+    )
+    yield with_peers(contest, training, stack, asked, {"fedjax": 3.0}, "apfl")  # the common model is FedAvg's in both
+
+
+# Exact solves.
+
+
+def table_clients(count: int = 1000, rows: int = 50, features: int = 20) -> Clients:
+    rng = np.random.default_rng(0)
+    xs = rng.normal(size=(count, rows, features))
+    ws = 1 + 0.5 * rng.normal(size=(count, features))
+    ys = np.einsum("crf,cf->cr", xs, ws) + rng.normal(size=(count, rows))
+    return from_arrays(list(xs), list(ys))
+
+
+LAM, CLOSE = 0.5, 1e-8
+
+
+def exact(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
+    from sklearn.linear_model import Ridge
+
+    task = Linear(20, intercept=False)
+    algorithm = FedProxOneStage(lam=LAM, inner="exact")
+    pulls: list[float] = []
+
+    def moved(moment: Any) -> bool:
+        pulls.append(float((moment.server.w - (before[0] if before else 0)).abs().max()))
+        before[:] = [moment.server.w]
+        return pulls[-1] < CLOSE
+
+    before: list[Tensor] = []
+
+    def ours() -> Any:
+        before.clear()
+        pulls.clear()
+        return simulate(algorithm, task, table_clients_once(), Plan(rounds=500, evaluate_every=500), watch=moved)
+
+    made = table_clients()
+
+    def table_clients_once() -> Clients:
+        """The same rows without what was computed from them before."""
+        return replace(made, train=replace(made.train, cache={}))
+
+    found = ours()
+    rounds, gamma, end = len(pulls), float(found.algorithm.gamma), found.outcome.progress.server.w
+
+    def one_round(w: np.ndarray) -> np.ndarray:
+        pull = np.zeros_like(w)
+        for i in range(len(made)):
+            x, y = (part.numpy() for part in made.train.of(i))
+            off = Ridge(alpha=LAM * len(y), fit_intercept=False).fit(x, y - x @ w).coef_
+            pull -= LAM * off / len(made)
+        return w - gamma * pull
+
+    w = np.zeros(20)
+    for _ in range(2):
+        w = one_round(w)
+    few = simulate(algorithm, task, made, Plan(rounds=2, evaluate_every=2)).outcome.progress.server.w
+    np.testing.assert_allclose(few.numpy(), w, rtol=1e-6)
+
+    def theirs() -> Times:
+        cpu, wall = timed(lambda: one_round(end.numpy()))
+        return rounds * cpu, rounds * wall
+
+    name = f"one-stage FedProx to 1e-8, {rounds} rounds"
+    yield Contest(
+        name,
+        partial(timed, ours),
+        {"scikit-learn, a round times rounds": theirs},
+        {"scikit-learn, a round times rounds": 50},
+    )
+
+
+def lambdas(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
+    task, made = Linear(20, intercept=False), table_clients()
+
+    def solve(count: int) -> None:
+        rows = replace(made.train, cache={})
+        for _ in path(task, rows, made.weights(), SCALES[:count] if count > 1 else [LAM]):
+            pass
+
+    rivals = {"one lambda": partial(timed, partial(solve, 1))}
+    yield Contest("path of 25 lambdas", partial(timed, partial(solve, 25)), rivals, {"one lambda": 5}, at_most=True)
+
+
+def advised(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
+    from benchmarks.advice_tables import mixed_model
+    from mooring import advise
+    from mooring.advice.folds import joined
+
+    clients = advise("exam").job.clients
+    rows = joined(clients.train, clients.validation)
+
+    def theirs() -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return mixed_model(rows, clients.test)
+
+    yield Contest(
+        "advise exam", partial(timed, partial(advise, "exam")), {"MixedLM": partial(timed, theirs)}, {"MixedLM": 5}
+    )
+
+
+# Many clients, many runs.
+
+
+def many_clients(count: int, rows: int = 20, features: int = 20) -> Clients:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(count * rows, features, generator=generator)
+    y = torch.randint(0, 2, (count * rows,), generator=generator)
+    nothing = torch.zeros(count, dtype=torch.long)
+    none = Rows(x[:0], y[:0], nothing, nothing)
+    train = Rows(x, y, rows * torch.arange(count), torch.full((count,), rows))
+    return Clients(tuple(map(str, range(count))), train, none, none, kind="binary")
+
+
+def population(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
+    task, algorithm = Logistic(20, dtype=torch.float32), FedAvg(eta=0.1, steps=10, batch=10)
+    plan = Plan(rounds=100, participation=1000, evaluate_every=100)
+
+    def rounds_of(clients: Clients) -> Callable[[], Times]:
+        """Rounds of the engine's own loop, without evaluations."""
+        times: list[Times] = []
+        last: list[Times] = []
+
+        def watch(moment: Any) -> bool:
+            now = time.process_time(), time.perf_counter()
+            if last:
+                times.append((now[0] - last[0][0], now[1] - last[0][1]))
+            last[:] = [now]
+            return moment.t >= 12
+
+        def some() -> Times:
+            times.clear()
+            last.clear()
+            simulate(algorithm, task, clients, plan, settled=True, watch=watch)
+            return tuple(statistics.median(column) for column in zip(*times))
+
+        return some
+
+    small, large = many_clients(10_000), many_clients(1_000_000)
+    done: list[str] = []
+
+    def note() -> str:
+        if not done:
+            wall = time.perf_counter()
+            simulate(algorithm, task, large, plan, settled=True)
+            took, peak = time.perf_counter() - wall, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+            done.append(f"100 rounds ran in {took:.0f} s; {peak:.1f} GB at most (wanted under 6: {verdict(peak < 6)})")
+        return done[0]
+
+    yield Contest(
+        "a round of 1,000,000 clients",
+        rounds_of(large),
+        {"10,000 clients": rounds_of(small)},
+        {"10,000 clients": 1.3},
+        at_most=True,
+        note=note,
+    )
+
+
+def sweeps(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
+    rng = np.random.default_rng(0)
+    xs, ys = rng.normal(size=(30, 50, 20)), rng.integers(0, 5, size=(30, 50))
+    parts = [np.where(np.arange(50) < 40, "train", "validation")] * 30
+    clients = from_arrays(list(xs), list(ys), kind="classes", parts=parts, dtype=torch.float32)
+    task, plan = Logistic(20, 5, dtype=torch.float32), Plan(rounds=20, evaluate_every=20)
+    variants = [
+        Variant(FedProxOneStage(lam=lam, gamma=1 / lam, inner="sgd", eta=ETA, steps=10, batch=10), seed)
+        for lam in np.logspace(-2, 1, 8).tolist()
+        for seed in range(5)
+    ]
+    lone = [simulate(one.algorithm, task, clients, replace(plan, seed=one.seed)) for one in variants[:7]]
+    for one, found in zip(lone, sweep(variants[:7], task, clients, plan)):
+        torch.testing.assert_close(found.server.w, one.outcome.progress.server.w, rtol=1e-4, atol=1e-6)
+
+    def apart() -> None:
+        for one in variants:
+            simulate(one.algorithm, task, clients, replace(plan, seed=one.seed))
+
+    ours = partial(timed, lambda: sweep(variants, task, clients, plan))
+    yield Contest("sweep of 8 lambdas x 5 seeds", ours, {"40 runs": partial(timed, apart)}, {"40 runs": 3})
+
+
+CONTESTS = {
+    "softmax": softmax,
+    "mlp": mlp,
+    "cnn": cnn,
+    "fedprox": fedprox,
+    "apfl": apfl,
+    "exact": exact,
+    "path": lambdas,
+    "advise": advised,
+    "population": population,
+    "sweep": sweeps,
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--threads", type=int)
-    parser.add_argument("--rows", default="")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rows", default=",".join(CONTESTS))
+    parser.add_argument("--peers", type=Path)
+    parser.add_argument("--apfl-clients", type=int, default=340)
     asked = parser.parse_args()
-    if asked.threads:
-        torch.set_num_threads(asked.threads)
-    rng = np.random.default_rng(0)
-    xs = rng.normal(size=(CLIENTS, ROWS, FEATURES)).astype(np.float32)
-    ys = rng.integers(0, CLASSES, size=(CLIENTS, ROWS))
-    clients = from_arrays(list(xs), list(ys), kind="classes", dtype=torch.float32)
-    large = torch.randn(2000, 2000)
-    print(f"{CLIENTS} clients, {STEPS} steps, batch {BATCH}; medians of {asked.repeats} interleaved rounds, ", end="")
-    print(f"{torch.get_num_threads()} threads; milliseconds of processor time (of the clock)\n")
-    print("| work | loop | cohort | ratio | spread | of the limit | target |\n|---|---|---|---|---|---|---|")
-    if not available():
-        print("| softmax, compiled | - | - | - | - | - | numba is not installed |")
-    for name, work in works().items():
-        if asked.rows and name not in asked.rows.split(","):
-            continue
-        check(work, clients)
-        parts = (partial(looped, work, clients), stacked(work, clients), lambda t=0: large @ large)
-        found = [[timed(partial(part, t)) for part in parts] for t in range(asked.repeats + 1)][
-            1:
-        ]  # the first warms up
-        (loop, loop_wall), (cohort, wall), (limit, _) = (
-            [statistics.median(times) for times in zip(*column)] for column in zip(*found)
-        )
-        ratios = sorted(a[0] / b[0] for a, b, _ in found)
-        share = work.operations * SAMPLES / cohort / (2 * 2000**3 / limit)
-        held = (
-            "" if work.target is None else f"{work.target:g}x: {'held' if loop / cohort >= work.target else 'MISSED'}"
-        )
-        print(
-            f"| {work.name} | {1000 * loop:.0f} ({1000 * loop_wall:.0f}) | {1000 * cohort:.0f} ({1000 * wall:.0f}) "
-            f"| {loop / cohort:.1f}x | {ratios[0]:.1f}-{ratios[-1]:.1f} | {100 * share:.0f} % | {held} |",
-            flush=True,
-        )
+    unknown = set(asked.rows.split(",")) - set(CONTESTS)
+    if unknown:
+        sys.exit(f"unknown rows {', '.join(sorted(unknown))}; known: {', '.join(CONTESTS)}.")
+    torch.set_num_threads(asked.threads)
+    print(
+        f"Medians of {asked.repeats} interleaved repetitions; milliseconds of processor time (of the clock); ", end=""
+    )
+    print(f"threads: {asked.threads}.\n")
+    print("| work | Mooring | rival | its time | ratio | spread | of the limit | wanted |\n" + "|---" * 8 + "|")
+    for name in asked.rows.split(","):
+        with ExitStack() as stack:
+            for contest in CONTESTS[name](asked, stack):
+                measure(contest, asked.repeats, partial(print, flush=True))
 
 
 if __name__ == "__main__":

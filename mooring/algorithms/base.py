@@ -37,6 +37,8 @@ class Algorithm:
     kept: ClassVar[tuple[str, ...]] = ()  # parts of the server's state that visits do without: not sent, None there
     last_stage: ClassVar[bool] = False  # `finish` trains: at every client with rows, also those that were never asked
     newcomer: ClassVar[str] = "tune"  # how a client that comes after the training gets its model; see advice/newcomer
+    swept: ClassVar[tuple[str, ...]] = ()  # numbers that `visit` takes per client too: runs that differ there are one
+    merges: ClassVar[tuple[str, ...]] = ()  # numbers that only `merge` uses
     needs: ClassVar[tuple[str, ...]] = ()  # what the task must have: "prox", "solve", "smooth_loss"
 
     @property

@@ -51,6 +51,8 @@ class FedAvg(Algorithm):
 
     paper: ClassVar[str] = "alternative, Algorithm 1; apfl, Section 3; kernel, Section 4"
     reveals: ClassVar[str] = "each client's change of the common model"
+    swept: ClassVar[tuple[str, ...]] = ("eta",)
+    merges: ClassVar[tuple[str, ...]] = ("aggregation", "server_step", "server_decay")
 
     def __post_init__(self) -> None:
         check_work(self)

@@ -85,6 +85,8 @@ class FedProxOneStage(Algorithm):
 
     paper: ClassVar[str] = "effect, Algorithm 1"
     reveals: ClassVar[str] = "each client's personal model: w - message / lam; use secure aggregation"
+    swept: ClassVar[tuple[str, ...]] = ("lam", "eta")
+    merges: ClassVar[tuple[str, ...]] = ("gamma", "server_decay", "aggregation")
     newcomer: ClassVar[str] = "prox"
 
     def __post_init__(self) -> None:

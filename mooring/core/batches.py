@@ -126,6 +126,7 @@ def drawings(
     check_draws(draws)
     rows: Rows = getattr(data, part)
     start, sizes = rows.start.numpy(), rows.size.numpy()
+    seeds = np.full(len(rows), round.seed, dtype=np.uint64) if data.seeds is None else data.seeds
     most = int(counts.max()) if len(counts) else 0
     last = max(len(rows.y) - 1, 0)
     if takes_all(rows, batch, draws):
@@ -136,7 +137,7 @@ def drawings(
     assert batch is not None  # all rows otherwise
     if draws == "replacement":
         for k in range(most):
-            u = uniforms(round.seed, "batches", data.keys[:, None], round.t, slot, k, np.arange(batch))
+            u = uniforms(seeds[:, None], "batches", data.keys[:, None], round.t, slot, k, np.arange(batch))
             place = np.floor(u * sizes[:, None]).astype(np.int64)
             yield Drawn(np.minimum(start[:, None] + place, last), np.where(sizes > 0, batch, 0))
         return
@@ -145,7 +146,7 @@ def drawings(
     per_epoch = np.ones_like(sizes) if draws == "independent" else np.maximum(-(-sizes // batch), 1)
     room = np.minimum(sizes, per_epoch * batch)  # how much of an order any pass uses
     if bool((sizes == sizes[0]).all()):
-        yield from _drawn_alike(data, round, slot, batch, most, start, int(sizes[0]), int(per_epoch[0]))
+        yield from _drawn_alike(data.keys, seeds, round.t, slot, batch, most, start, int(sizes[0]), int(per_epoch[0]))
         return
     offset = np.cumsum(room) - room
     order = np.zeros(int(room.sum()), dtype=np.int64)
@@ -153,7 +154,7 @@ def drawings(
         fresh = np.flatnonzero((k % per_epoch == 0) & (sizes > 0))
         if len(fresh):
             used = np.minimum(room[fresh], (most - k) * batch)
-            state = words(round.seed, "batches", data.keys[fresh], round.t, slot, k // per_epoch[fresh])
+            state = words(seeds[fresh], "batches", data.keys[fresh], round.t, slot, k // per_epoch[fresh])
             order[np.repeat(offset[fresh], used) + ramp(used)] = first_places(state, sizes[fresh], used)
         begin = k % per_epoch * batch
         n = np.clip(sizes - begin, 0, len(column))
@@ -163,13 +164,21 @@ def drawings(
 
 
 def _drawn_alike(
-    data: CohortData, round: Round, slot: int, batch: int, most: int, start: np.ndarray, size: int, per_epoch: int
+    keys: np.ndarray,
+    seeds: np.ndarray,
+    t: int,
+    slot: int,
+    batch: int,
+    most: int,
+    start: np.ndarray,
+    size: int,
+    per_epoch: int,
 ) -> Iterator[Drawn]:
     """The same draws where all clients have as many rows: an order serves its steps as it is."""
     everyone = np.full(len(start), size)
     for k in range(0, most, per_epoch):
         used = min(size, min(most - k, per_epoch) * batch)
-        state = words(round.seed, "batches", data.keys, round.t, slot, k // per_epoch)
+        state = words(seeds, "batches", keys, t, slot, k // per_epoch)
         order = first_places(state, everyone, np.full(len(start), used)).reshape(len(start), used) + start[:, None]
         for begin in range(0, used, batch):
             place = order[:, begin : begin + batch]

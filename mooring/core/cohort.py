@@ -152,6 +152,7 @@ class CohortData:
     p: Tensor  # [C], client weights
     train: Rows
     validation: Rows
+    seeds: np.ndarray | None = None  # [C] uint64, where clients of several runs are one cohort; None: the round's
 
     def __len__(self) -> int:
         return len(self.index)
@@ -163,6 +164,7 @@ class CohortData:
             self.p[position],
             self.train.select(position),
             self.validation.select(position),
+            None if self.seeds is None else self.seeds[position.numpy()],
         )
 
     def each(self, work: Callable[[CohortData, Tensor], Any], most: int | None = None) -> Any:

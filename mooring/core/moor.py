@@ -23,11 +23,20 @@ class Moor:
     per_coefficient: tuple[float, ...] | None = None
 
 
-Stiffness = float | Moor
+@dataclass(frozen=True, eq=False)
+class Each:
+    """One number of a run for all its clients, where clients of several runs are one cohort: a number per row [C]."""
+
+    values: Tensor
+
+
+Stiffness = float | Moor | Each
 
 
 def stiffness(lam: Stiffness, index: Tensor, like: Tensor) -> Tensor:
     """lam for the clients at `index`, as [C, 1] or [C, d], ready to multiply [C, d]."""
+    if isinstance(lam, Each):
+        return lam.values.to(like.dtype)[:, None]
     if not isinstance(lam, Moor):
         return torch.full((len(index), 1), float(lam), dtype=like.dtype)
     rows = torch.ones(len(index), 1, dtype=like.dtype)

@@ -32,15 +32,19 @@ def client_key(name: str) -> int:
 
 def _mix(x: np.ndarray) -> np.ndarray:
     """The finaliser of SplitMix64: a bijection of 64-bit words that looks random."""
-    x = (x ^ (x >> np.uint64(30))) * _MIX_A
-    x = (x ^ (x >> np.uint64(27))) * _MIX_B
-    return x ^ (x >> np.uint64(31))
+    x = x ^ (x >> np.uint64(30))  # a copy: the rest is in place, for words are drawn by the million
+    x *= _MIX_A
+    x ^= x >> np.uint64(27)
+    x *= _MIX_B
+    x ^= x >> np.uint64(31)
+    return x
 
 
-def words(seed: int, purpose: str, *counters: Any) -> np.ndarray:
-    """Independent 64-bit words, one per broadcast element of the counters (non-negative integers or arrays)."""
+def words(seed: int | np.ndarray, purpose: str, *counters: Any) -> np.ndarray:
+    """Independent 64-bit words, one per broadcast element of seed and counters (non-negative integers or arrays)."""
+    begin = seed if isinstance(seed, np.ndarray) else np.atleast_1d(np.uint64(seed))
     with np.errstate(over="ignore"):
-        state = _mix(np.atleast_1d(np.uint64(seed)) + _GOLDEN * np.uint64(PURPOSES[purpose]))
+        state = _mix(begin + _GOLDEN * np.uint64(PURPOSES[purpose]))
     for counter in counters:
         state = further(state, counter)
     return state
@@ -48,11 +52,22 @@ def words(seed: int, purpose: str, *counters: Any) -> np.ndarray:
 
 def further(state: np.ndarray, counter: Any) -> np.ndarray:
     """The words with one more counter: further(words(s, p, a), b) = words(s, p, a, b)."""
+    return onto(state, mixed(counter))
+
+
+def mixed(counter: Any) -> np.ndarray:
+    """A counter's own part in `further`, for those that are used again and again."""
     with np.errstate(over="ignore"):
-        return _mix(state + _GOLDEN + _mix(np.asarray(counter).astype(np.uint64) + _GOLDEN))
+        return _mix(np.asarray(counter).astype(np.uint64, copy=False) + _GOLDEN)
 
 
-def uniforms(seed: int, purpose: str, *counters: Any) -> np.ndarray:
+def onto(state: np.ndarray, mixed: np.ndarray) -> np.ndarray:
+    """further(state, counter), given mixed(counter)."""
+    with np.errstate(over="ignore"):
+        return _mix(state + _GOLDEN + mixed)
+
+
+def uniforms(seed: int | np.ndarray, purpose: str, *counters: Any) -> np.ndarray:
     """Uniform numbers in [0, 1) with 53 random bits."""
     return (words(seed, purpose, *counters) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 

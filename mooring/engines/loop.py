@@ -20,7 +20,7 @@ from mooring.core.averages import MEAN, average
 from mooring.core.cohort import Round
 from mooring.core.costs import Solves
 from mooring.core.errors import RequestError, WorkError
-from mooring.core.seeds import words
+from mooring.core.seeds import mixed, onto, words
 from mooring.core.task import Task
 from mooring.data.clients import PARTS
 from mooring.engines.exchange import BEST, LAST, Exchange, Roster, Scores
@@ -33,6 +33,7 @@ EVALUATIONS = 20  # how often a run is evaluated when evaluate_every is not give
 LOSSES = ("train_loss", "validation_loss", "test_loss")
 EXPLODED = 1e6  # times the loss before the first round (and at least this much): a run that diverges
 BARREN = 3  # rounds in a row in which nobody's reply could be used, where a round asks some clients only
+LOTS = 1 << 15  # clients of a large population whose lots are drawn at once
 
 
 @dataclass(frozen=True)
@@ -146,8 +147,30 @@ def everyones(t: int, rounds: int, roster: Roster, plan: Plan) -> Round:
 
 def sample_cohort(plan: Plan, keys: np.ndarray, t: int) -> Tensor:
     """Who takes part in round t: uniform, without replacement, the same for every method under one seed."""
-    lottery = words(plan.seed, "participation", t, keys)
-    return torch.from_numpy(np.sort(np.argsort(lottery, kind="stable")[: cohort_size(plan, len(keys))]))
+    return lowest_lots(plan, mixed(keys), t)
+
+
+def lowest_lots(plan: Plan, lots: np.ndarray, t: int) -> Tensor:
+    """`sample_cohort`, given mixed(keys)."""
+    state, m = words(plan.seed, "participation", t), len(lots)
+    count = cohort_size(plan, m)
+    share = (count + 6 * count**0.5 + 10) / m  # a bar that hardly ever fewer than `count` lots are under
+    places, found = _lots_under(state, lots, share) if share < 0.5 else (np.zeros(0, int), np.zeros(0))
+    if len(places) < count:
+        places, found = np.arange(m), onto(state, lots)
+    return torch.from_numpy(np.sort(places[np.argsort(found, kind="stable")[:count]]))
+
+
+def _lots_under(state: np.ndarray, lots: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
+    """The places and lots of the clients whose lots are in the lowest `share`: what is looked at of a large population
+    fits the cache, and only few are sorted."""
+    bar, places, found = np.uint64(int(share * 2.0**64)), [], []
+    for begin in range(0, len(lots), LOTS):
+        lot = onto(state, lots[begin : begin + LOTS])
+        low = np.flatnonzero(lot < bar)
+        places.append(begin + low)
+        found.append(lot[low])
+    return np.concatenate(places), np.concatenate(found)
 
 
 def cohort_size(plan: Plan, m: int) -> int:
@@ -175,7 +198,7 @@ def run(
 ) -> Outcome:
     """Run the remaining rounds from `progress`; `save` is called after every k-th round, `tell` after each."""
     roster = exchange.roster
-    m = len(roster)
+    m, lots = len(roster), mixed(roster.keys)
     rounds = 1 if algorithm.one_shot else plan.rounds
     check_participation(algorithm, plan, m)
     check_robust(algorithm, plan)
@@ -187,7 +210,7 @@ def run(
     while progress.t < rounds and not progress.stopped:
         t = progress.t + 1
         begin = time.perf_counter()
-        cohort = torch.arange(m) if algorithm.one_shot else sample_cohort(plan, roster.keys, t)
+        cohort = torch.arange(m) if algorithm.one_shot else lowest_lots(plan, lots, t)
         turn = Round(t, rounds, m, len(cohort), float(roster.p[cohort].sum()), plan.seed)
         down = nbytes(progress.server, algorithm.kept) * len(cohort)
         replies = exchange.ask(progress.server, cohort, turn, plan.deadline)

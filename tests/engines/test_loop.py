@@ -7,6 +7,7 @@ import torch
 from mooring.algorithms.base import build, find, names
 from mooring.core.cohort import Round
 from mooring.core.errors import RequestError, WorkError
+from mooring.core.seeds import words
 from mooring.engines.loop import Plan, Progress, plan_of, run, sample_cohort
 from mooring.engines.simulator import Simulator, settle
 from mooring.runs.runfile import make_training
@@ -190,3 +191,11 @@ def test_the_second_stage_of_two_stage_fedprox_is_at_every_client():
     assert int((exchange.states.merged == 0).sum()) >= 4
     right = task.prox(server.w[None], 0.3, clients.train.full(task))
     torch.testing.assert_close(models, right, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("count", [2, 30, 900])
+def test_a_cohort_of_a_large_population_has_the_lowest_lots_of_all(count):
+    keys = np.random.default_rng(0).integers(0, 2**63, 70_000).astype(np.uint64)
+    for t in (1, 2):
+        lots = words(3, "participation", t, keys)
+        assert sample_cohort(Plan(participation=count, seed=3), keys, t).tolist() == sorted(np.argsort(lots)[:count])
