@@ -128,18 +128,15 @@ class Rows:
         """
         room = PADDED_BYTES // max(self.x[:1].numel() * self.x.element_size(), 1)
         order = torch.argsort(self.size, stable=True)
-        sizes = self.size[order].tolist()
+        sizes = self.size[order].numpy()
         blocks, begin = [], 0
-        for end in range(1, len(sizes) + 1):
-            full = (
-                end == len(sizes)
-                or (most is not None and end - begin >= most)
-                or sizes[end] * (end + 1 - begin) > room
-                or sizes[end] > max(2 * sizes[begin], 16)
-            )
-            if full:
-                blocks.append(order[begin:end])
-                begin = end
+        while begin < len(sizes):
+            end = int(np.searchsorted(sizes, max(2 * sizes[begin], 16), side="right"))
+            end = min(end, len(sizes) if most is None else begin + most)
+            fits = sizes[begin:end] * np.arange(1, end - begin + 1) <= room  # rising: the first ones do
+            end = begin + max(int(fits.sum()), 1)
+            blocks.append(order[begin:end])
+            begin = end
         return blocks
 
 

@@ -111,6 +111,22 @@ def test_blocks_hold_everyone_once_and_waste_little():
     assert max(len(block) for block in rows.blocks(most=2)) <= 2
 
 
+@pytest.mark.parametrize("most", [None, 1, 3])
+@pytest.mark.parametrize("room", [1, 10, 100])
+def test_blocks_are_as_long_as_their_rules_allow(most, room, monkeypatch):
+    sizes = [1, 0, 500, 3, 40, 45, 900, 20, 2, 17, 33, 33]
+    rows = cohort(sizes).train
+    monkeypatch.setattr("mooring.core.cohort.PADDED_BYTES", room * rows.x[:1].numel() * rows.x.element_size())
+    expected: list[list[int]] = []
+    for place in sorted(range(len(sizes)), key=lambda i: sizes[i]):
+        joins = expected and (most is None or len(expected[-1]) < most)
+        if joins:
+            first, width = expected[-1][0], len(expected[-1]) + 1
+            joins = sizes[place] * width <= room and sizes[place] <= max(2 * sizes[first], 16)
+        expected[-1].append(place) if joins else expected.append([place])
+    assert [block.tolist() for block in rows.blocks(most)] == expected
+
+
 def test_independent_draws_are_fresh_samples_without_replacement():
     """Each step draws from all rows: no row twice in a step, some twice in what a pass would be; every row alike."""
     data = cohort([10, 3])
