@@ -488,10 +488,14 @@ def reproduce(
     json_: Json = False,
     **given: Any,
 ) -> None:
-    """Run figures and tables of the papers; every claim is held or failed. Exit code 3 when one failed.
+    """Run figures and tables of the papers; every claim is held, open or contradicted.
+
+    Exit code 3 when one is contradicted, 4 when none is but some are open.
 
     WHAT is an experiment's id (`mooring list experiments`), a paper such as kernel, or all.
     """
+    from mooring.experiments.base import catalog
+    from mooring.experiments.base.claims import CONTRADICTED, HELD
     from mooring.experiments.base.reproduce import claims
     from mooring.experiments.base.reproduce import reproduce as run
     from mooring.report.reproduction import draw_record, show_claims, write_page
@@ -506,13 +510,14 @@ def reproduce(
         draw_record(record, out)
     found = claims(records)
     if page is not None:
-        write_page(out, page)
+        write_page(out, page, [catalog.describe(one) for one in catalog.ids()])
     if json_:
         emit({"claims": found})
     else:
         show_claims(display, found, preset, out)
-    if not all(row["held"] for row in found):
-        raise typer.Exit(3)
+    words = {row["word"] for row in found}
+    if words != {HELD}:
+        raise typer.Exit(3 if CONTRADICTED in words else 4)
 
 
 @app.command(epilog=example("mooring theorem"))

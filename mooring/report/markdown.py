@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Any
+
+KEY_NUMBERS = ("largest ratio", "r2", "ratio", "slope", "crossing", "worst step", "highest ratio", "value")
 
 
 def table(record: Mapping[str, Any]) -> str:
@@ -34,14 +37,37 @@ def _phrase(found: dict[str, Any]) -> str:
     shown = {name: number(item) for name, item in found.items()}
     worst = ", ".join(f"{name.removeprefix('worst ')} {item}" for name, item in shown.items() if name[:5] == "worst")
     where = f" (worst: {worst})" if worst else ""
+    known = found.get("low") is not None and found["low"] == found["low"]  # a record keeps nan as null
+    span = f" [{shown['low']}, {shown['high']}]" if known else ""
     if {"value", "reference", "ratio", "low", "high", "limit"} <= found.keys():
-        span = f"[{shown['low']}, {shown['high']}]"
-        return f"{shown['value']} / {shown['reference']} = {shown['ratio']} {span}, limit {shown['limit']}{where}"
+        return f"{shown['value']} / {shown['reference']} = {shown['ratio']}{span}, limit {shown['limit']}{where}"
     if {"low", "high", "range"} <= found.keys():
         name = next((key for key in ("slope", "crossing", "value") if key in found), None)
         if name:
-            return f"{name} {shown[name]} [{shown['low']}, {shown['high']}], within {shown['range']}{where}"
+            return f"{name} {shown[name]}{span}, within {shown['range']}{where}"
     return ""
+
+
+def key_number(found: Mapping[str, Any]) -> str:
+    """The one number of a check, its interval in brackets, and what it is held against."""
+    name = next((name for name in KEY_NUMBERS if found.get(name) is not None), None)
+    if name is None:
+        return brief(dict(found))
+    text = f"{name} {number(found[name])}"
+    if found.get("low") is not None and found.get("high") is not None:
+        text += f" [{number(found['low'])}, {number(found['high'])}]"
+    if "range" in found:
+        return text + f", claimed {_range(*found['range'])}"
+    limits = {"limit": "limit", "within": "within"}
+    return text + "".join(f", {word} {number(found[key])}" for key, word in limits.items() if key in found)
+
+
+def _range(low: float | str, high: float | str) -> str:
+    """A range in words; a record keeps infinities as texts."""
+    low, high = float(low), float(high)
+    if low == -inf:
+        return f"at most {number(high)}"
+    return f"at least {number(low)}" if high == inf else f"{number(low)} to {number(high)}"
 
 
 def brief(numbers: dict[str, Any], most: int = 90) -> str:

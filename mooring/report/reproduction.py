@@ -1,13 +1,9 @@
-"""What came out of the experiments, from their records: figures, tables, and the page of all claims.
-
-python -m mooring.report.reproduction RECORDS PAGE
-"""
+"""What came out of the experiments, from their records: figures, tables, an overview and a page for each paper."""
 
 from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -15,17 +11,27 @@ from typing import Any
 
 from mooring.core.errors import RequestError
 from mooring.core.papers import BY_KEY, PAPERS
-from mooring.report.markdown import brief, markdown, number, table
+from mooring.report.markdown import brief, key_number, markdown, number, table
 from mooring.report.terminal import Display
-from mooring.runs.files import read_json, write_whole
+from mooring.runs.files import make_folder, read_json, write_whole
 
 HEAD = """# Reproduction of the five papers
 
-Every claim of the papers' figures and tables, tested as a function of our results that can fail. `mooring reproduce
-ID` runs one of them again; this page is written by `mooring reproduce ... --page`. A claim holds only if it holds
-beyond the 95 % interval over repeats. "Time" is work on one core. The papers stand in [papers.md](papers.md).
+Every claim of the papers' figures and tables is a function of our results and gets one of three words:
+
+- **held**: it holds beyond the 95 % interval over repeats;
+- **open**: the interval reaches both sides, or there is only one repeat; the page says how many repeats would decide;
+- **contradicted**: the whole interval lies on the other side; the page says why.
+
+`mooring reproduce ID` runs one of them again; these pages are written by `mooring reproduce ... --page`. Experiments
+run at two sizes: `quick`, a minute each, often on small stand-in data, and `paper`, the paper's own. Where both were
+run, the paper's size counts if it decides. The papers stand in [papers.md](papers.md).
 """
-PRESETS = ("quick", "paper")  # on the page, in this order; smoke runs are no results
+PRESETS = ("quick", "paper")  # on the pages, in this order; smoke runs are no results
+WORDS = ("held", "open", "contradicted")
+NOT_RUN = "not run"
+
+Records = Sequence[Mapping[str, Any]]
 
 
 def title(record: Mapping[str, Any]) -> str:
@@ -46,32 +52,48 @@ def draw_record(record: Mapping[str, Any], folder: str | Path) -> None:
         write_whole(f"{name}.md", "\n\n".join(parts).encode())
 
 
-def show_claims(display: Display, claims: Sequence[Mapping[str, Any]], preset: str, folder: str | Path) -> None:
+def show_claims(display: Display, claims: Records, preset: str, folder: str | Path) -> None:
     """Every claim of a selection in the terminal."""
-    rows = [
-        {**row, "held": "held" if row["held"] else "FAILED", "numbers": brief(dict(row["numbers"]))} for row in claims
-    ]
-    columns = {"experiment": "experiment", "says": "claim", "held": "", "numbers": "numbers"}
-    held = sum(bool(row["held"]) for row in claims)
-    heading = f"{held} of {len(claims)} claims held, preset {preset}"
-    display.table(heading, rows, columns, f"Figures and tables: {folder}", spare=("numbers",))
+    rows = [{**row, "worst": brief(dict(row["worst"]))} for row in claims]
+    columns = {"experiment": "experiment", "says": "claim", "word": "", "worst": "decided by"}
+    counts = ", ".join(f"{sum(row['word'] == word for row in claims)} {word}" for word in WORDS)
+    heading = f"{len(claims)} claims, preset {preset}: {counts}"
+    display.table(heading, rows, columns, f"Figures and tables: {folder}", spare=("worst",))
 
 
-def write_page(records: str | Path, page: str | Path) -> None:
-    """Write the page from all records in a folder."""
+def write_page(records: str | Path, page: str | Path, known: Records = ()) -> None:
+    """Write the overview and, in a folder of its name, a page for each paper, from all records in a folder.
+
+    `known` are the experiments that there are, as `mooring list experiments` tells them: what was not run says so.
+    """
     folder, page = Path(records), Path(page)
-    found = [record for path in folder.glob("*.json") if (record := read_json(path)).get("preset") in PRESETS]
+    found = [record for path in sorted(folder.glob("*.json")) if _is_result(record := read_json(path))]
     if not found:
         raise RequestError(f"{folder} holds no record of an experiment; run `mooring reproduce all --out {folder}`.")
-    found.sort(key=_order)
-    pictures = Path(os.path.relpath(folder, page.parent))
-    parts = [HEAD, _summary(found)]
-    for paper, mine in groupby(found, key=lambda record: record["paper"]):
-        parts.append(f"## {paper}: {BY_KEY[paper].title}\n" if paper in BY_KEY else f"## {paper}\n")
-        for record in mine:
-            picture = f"{_anchor(record)}.png"
-            parts.append(_experiment(record, pictures / picture if (folder / picture).exists() else None))
-    write_whole(page, "\n".join(parts).encode())
+    there = {record["experiment"] for record in found}
+    missing = [{**one, "experiment": one["id"]} for one in known if one["id"] not in there]
+    pages = page.parent / page.stem
+    make_folder(pages.absolute())
+    rows = []
+    ordered = sorted([*found, *missing], key=_order)
+    for paper, group in groupby(ordered, key=lambda record: record["paper"]):
+        mine = {one: list(same) for one, same in groupby(group, key=lambda record: record["experiment"])}
+        write_whole(pages / f"{paper}.md", _paper_page(paper, mine, folder, pages, page).encode())
+        words = [word for same in mine.values() for word in _words(same)]
+        link = f"[{paper}]({page.stem}/{paper}.md)"
+        rows.append([link, _title(paper), *(str(words.count(word)) for word in (*WORDS, NOT_RUN)), str(len(words))])
+    total = [str(sum(int(row[k]) for row in rows)) for k in range(2, 7)]
+    rows.append(["all", "", *total])
+    write_whole(page, "\n".join([HEAD, markdown(["paper", "", *WORDS, NOT_RUN, "claims"], rows)]).encode())
+
+
+def _is_result(record: Mapping[str, Any]) -> bool:
+    """A record of a preset that counts, in today's words: those of before had two."""
+    return record.get("preset") in PRESETS and all("word" in claim for claim in record["claims"])
+
+
+def _title(paper: str) -> str:
+    return BY_KEY[paper].title if paper in BY_KEY else ""
 
 
 def _order(record: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -79,47 +101,85 @@ def _order(record: Mapping[str, Any]) -> tuple[Any, ...]:
     keys = [paper.key for paper in PAPERS]
     place = keys.index(record["paper"]) if record["paper"] in keys else len(keys)
     name = [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", record["experiment"])]
-    return place, name, PRESETS.index(record["preset"])
+    return place, name, PRESETS.index(record["preset"]) if "preset" in record else -1
 
 
-def _summary(records: Sequence[Mapping[str, Any]]) -> str:
-    rows = []
+def _words(records: Records) -> list[str]:
+    """The word of each claim of an experiment: of its largest size that decides, else of the largest."""
+    if "preset" not in records[0]:
+        return [NOT_RUN] * len(records[0]["claims"])
+    by_claim: dict[str, list[str]] = {}
     for record in records:
-        held = sum(claim["held"] for claim in record["claims"])
-        name = record["experiment"]
-        shown = f"{held} of {len(record['claims'])}"
-        rows.append([f"[{name}](#{_anchor(record)})", record["preset"], shown, _time(record["seconds"])])
-    return markdown(["experiment", "preset", "claims held", "time"], rows)
+        for claim in record["claims"]:
+            by_claim.setdefault(claim["claim"], []).append(claim["word"])
+    return [next((word for word in reversed(found) if word != "open"), "open") for found in by_claim.values()]
 
 
-def _experiment(record: Mapping[str, Any], picture: Path | None) -> str:
-    data = f" Data: {record['data']}." if record["data"] else ""
-    lines = [
-        f"### {record['experiment']}, {record['preset']}\n",
-        f"{record['title']}.{data} {record['repeats']} repeats, time {_time(record['seconds'])}.\n",
-    ]
-    if record["reads"]:
-        lines.append(f"{record['reads']}\n")
-    if picture is not None:
-        lines.append(f"![{record['experiment']}]({picture.as_posix()})\n")
-    lines += [table(one) for one in record["tables"]]
+def _paper_page(paper: str, experiments: Mapping[str, Records], records: Path, pages: Path, overview: Path) -> str:
+    words = [word for same in experiments.values() for word in _words(same)]
+    counts = ", ".join(f"{words.count(word)} {word}" for word in (*WORDS, NOT_RUN) if words.count(word))
+    parts = [f"# {paper}: {_title(paper)}\n" if _title(paper) else f"# {paper}\n"]
+    parts.append(f"{len(words)} claims: {counts}. Back to the [overview](../{overview.name}).\n")
     rows = [
-        [claim["claim"], claim["says"], "held" if claim["held"] else "**failed**", number(claim["numbers"])]
-        for claim in record["claims"]
+        [f"[{one}](#{one})", same[0]["title"], ", ".join(r["preset"] for r in same if "preset" in r) or NOT_RUN]
+        + [str(_words(same).count(word) or "") for word in WORDS]
+        for one, same in experiments.items()
     ]
-    lines.append(markdown(["claim", "says", "", "numbers"], rows))
-    failed = [claim for claim in record["claims"] if not claim["held"]]
-    lines += [f"*{claim['claim']}* failed. {claim['note'] or 'The reason is not known.'}\n" for claim in failed]
-    return "\n".join(lines)
+    parts.append(markdown(["experiment", "", "run", *WORDS], rows))
+    pictures = Path(os.path.relpath(records, pages))
+    for one, same in experiments.items():
+        parts.append(f"## {one}\n\n{same[0]['title']}.\n")
+        if "preset" not in same[0]:
+            parts.append(f"Not run. `mooring reproduce {one}` runs it.\n")
+            continue
+        parts += [_experiment(record, records, pictures) for record in same]
+    return "\n".join(parts)
 
 
-def _anchor(record: Mapping[str, Any]) -> str:
-    return f"{record['experiment']}-{record['preset']}"
+def _experiment(record: Mapping[str, Any], records: Path, pictures: Path) -> str:
+    """One size: figure, claims, what is to be said of those that did not hold, and the rest folded away."""
+    data = f" Data: {record['data']}." if record["data"] else ""
+    repeats = "one repeat" if record["repeats"] == 1 else f"{record['repeats']} repeats"
+    lines = [f"**{record['preset']}**: {repeats}, {_time(record['seconds'])} on one core.{data}\n"]
+    name = f"{record['experiment']}-{record['preset']}"
+    if (records / f"{name}.png").exists():
+        lines.append(f"![{name}]({(pictures / name).as_posix()}.png)\n")
+    rows = [[claim["says"], _bold(claim["word"]), key_number(claim["worst"])] for claim in record["claims"]]
+    lines.append(markdown(["claim", "word", "decided by"], rows))
+    lines += [_paragraph(claim) for claim in record["claims"] if claim["word"] != "held"]
+    folded = [record["reads"] + "\n"] if record["reads"] else []
+    folded += [table(one) for one in record["tables"]]
+    folded += ["\n".join(f"- *{claim['claim']}*: {number(claim['numbers'])}" for claim in record["claims"]) + "\n"]
+    folded += [_origin(record)]
+    summary = f"<details><summary>{name}: how it was read, tables, all numbers</summary>\n"
+    return "\n".join([*lines, summary, *folded, "</details>\n"])
+
+
+def _bold(word: str) -> str:
+    return word if word == "held" else f"**{word}**"
+
+
+def _paragraph(claim: Mapping[str, Any]) -> str:
+    """What is to be said of a claim that is open or contradicted."""
+    where = f" at: {claim['where']}" if claim["where"] else ""
+    text = f"*{claim['claim']}* is {claim['word']}{where}."
+    if claim["word"] == "open":
+        needs = claim["needs"]
+        text += f" About {needs:,} repeats would decide." if needs and needs < 10_000 else ""
+        text += f" {claim['note']}" if claim["note"] else ""
+        return text + "\n"
+    reason = claim["evidence"] or claim["note"] or "The reason is not known."
+    return f"{text} {reason}\n"
+
+
+def _origin(record: Mapping[str, Any]) -> str:
+    """What a record rests on, as far as it says so."""
+    made = record.get("made", {})
+    versions = ", ".join(f"{name} {version}" for name, version in made.get("versions", {}).items())
+    files = ", ".join(f"{name} {digest[:12]}" for name, digest in made.get("data", {}).items())
+    parts = [f"Code {made['code'][:12]}" if "code" in made else "", versions, files]
+    return "; ".join(part for part in parts if part) + ".\n"
 
 
 def _time(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
-
-
-if __name__ == "__main__":
-    write_page(sys.argv[1], sys.argv[2])

@@ -1,6 +1,7 @@
 """`mooring reproduce` and `mooring list experiments`: what they print, write and answer with."""
 
 import json
+import shutil
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -25,16 +26,16 @@ NOTE = "The paper's number is for another scale."
 
 
 def trial(seed: int) -> dict:
-    return {"x": [1, 10, 100], "curve": [3, 2, 1], "error": 2.0}
+    return {"x": [1, 10, 100], "curve": [3, 2, 1], "error": 2.0 + 0.1 * (seed - 1)}
 
 
-def toy(limit: float, data: str = "") -> catalog.Entry:
+def toy(limit: float, data: str = "", repeats: int = 3) -> catalog.Entry:
     claims = [
         Claim("small", "the error is small | tiny", lower("error", limit), NOTE),
         Claim("positive", "ok", lower("error", 9)),
     ]
     tables = [Table("Errors", ("ours",), {"a": [Cell("error", 1.5)], "b": [Cell(lambda results: 3.14159)]})]
-    presets = dict.fromkeys(("smoke", "quick", "paper"), Preset(data=data))
+    presets = dict.fromkeys(("smoke", "quick", "paper"), Preset(repeats=repeats, data=data))
     experiment = Experiment("A toy", trial, presets, claims, [PANEL], tables, reads="Read so.")
     return catalog.Entry("009-fig1", "009", experiment)
 
@@ -45,6 +46,7 @@ def use(monkeypatch, session_cache):
         monkeypatch.setattr(catalog, "select", lambda what: [entry])
         monkeypatch.setattr(catalog, "load", lambda one: entry)
         monkeypatch.setattr(catalog, "ids", lambda: [entry.id])
+        monkeypatch.setattr(runner.os, "cpu_count", lambda: 1)  # other processes would not know the toy
 
     return choose
 
@@ -56,15 +58,17 @@ def run(*words: str) -> int:
 
 
 def test_json_and_exit_codes(use, tmp_path, capsys):
-    for limit, code in ((3.0, 0), (1.0, 3)):
+    for limit, code, word in ((3.0, 0, "held"), (1.0, 3, "contradicted"), (2.01, 4, "open")):
         use(toy(limit))
         assert run("reproduce", "009-fig1", "--json", "--out", str(tmp_path)) == code
         claims = json.loads(capsys.readouterr().out)["claims"]
-        assert [(c["experiment"], c["claim"], c["held"]) for c in claims] == [
-            ("009-fig1", "small", code == 0),
-            ("009-fig1", "positive", True),
+        assert [(c["experiment"], c["claim"], c["word"]) for c in claims] == [
+            ("009-fig1", "small", word),
+            ("009-fig1", "positive", "held"),
         ]
-        assert claims[0]["numbers"]["value"] == 2
+        assert claims[0]["numbers"]["value"] == pytest.approx(2)
+    use(toy(3.0, repeats=1))
+    assert run("reproduce", "009-fig1", "--json", "--out", str(tmp_path)) == 4  # one repeat holds nothing
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         f"009-fig1-quick.{end}" for end in ("json", "md", "png", "svg")
     ]
@@ -74,7 +78,7 @@ def test_terminal_table(use, tmp_path, capsys):
     use(toy(1.0))
     assert run("reproduce", "009-fig1", "--out", str(tmp_path)) == 3
     shown = capsys.readouterr().out
-    assert "1 of 2 claims held, preset quick" in shown and "FAILED" in shown and "held" in shown
+    assert "2 claims, preset quick: 1 held, 0 open, 1 contradicted" in shown and "ratio" not in shown
 
 
 def test_wrong_requests(capsys, tmp_path):
@@ -99,26 +103,49 @@ def test_a_kept_result_needs_no_second_run(session_cache, tmp_path, capsys):
     assert {c["experiment"] for c in json.loads(capsys.readouterr().out)["claims"]} == {"alternative-weights"}
 
 
-def test_the_page_tells_every_claim_and_why_one_failed(use, tmp_path):
+def test_pages_tell_every_claim_and_why_one_is_contradicted(use, tmp_path):
     use(toy(1.0, data="stand-ins"))
-    page = tmp_path / "docs" / "page.md"
+    page, records = tmp_path / "docs" / "page.md", tmp_path / "records"
     page.parent.mkdir()
-    assert run("reproduce", "009-fig1", "--out", str(tmp_path / "records"), "--page", str(page)) == 3
-    text = page.read_text()
+    assert run("reproduce", "009-fig1", "--out", str(records), "--page", str(page)) == 3
+    text, overview = (page.parent / "page" / "009.md").read_text(), page.read_text()
     for part in (
-        "A toy. Data: stand-ins.",
-        "**failed**",
-        NOTE,
+        "**quick**: 3 repeats, 0 s on one core. Data: stand-ins.",
+        "| the error is small \\| tiny | **contradicted** | ratio 2 [1.752, 2.248], limit 1 |",
+        f"*small* is contradicted. {NOTE}",
         "Read so.",
-        "![009-fig1](../records/009-fig1-quick.png)",
+        "![009-fig1-quick](../../records/009-fig1-quick.png)",
+        "2 claims: 1 held, 1 contradicted.",
+        "3.142",
+        f"numpy {np.__version__}",
     ):
-        assert part in text
-    assert "the error is small \\| tiny" in text and "1 of 2" in text and "3.142" in text
-    write_page(tmp_path / "records", page)
-    assert page.read_text() == text
-    assert run("reproduce", "009-fig1", "--preset", "smoke", "--out", str(tmp_path / "records")) == 3
-    write_page(tmp_path / "records", page)
-    assert page.read_text() == text  # smoke runs are no results
+        assert part in text, part
+    assert "| [009](page/009.md) |  | 1 | 0 | 1 | 0 | 2 |" in overview
+    known = [catalog.describe("009-fig1")]
+    assert run("reproduce", "009-fig1", "--preset", "smoke", "--out", str(records)) == 3
+    write_page(records, page, known)
+    assert (page.parent / "page" / "009.md").read_text() == text  # smoke runs are no results
+    write_page(records, page, [*known, {"id": "009-fig2", "paper": "009", "title": "B", "claims": ["a", "b"]}])
+    assert "| [009](page/009.md) |  | 1 | 0 | 1 | 2 | 4 |" in page.read_text()
+    assert "Not run. `mooring reproduce 009-fig2` runs it." in (page.parent / "page" / "009.md").read_text()
+
+
+def test_an_open_claim_says_how_many_repeats_would_decide(use, tmp_path):
+    use(toy(2.01))
+    page = tmp_path / "page.md"
+    assert run("reproduce", "009-fig1", "--out", str(tmp_path), "--page", str(page)) == 4
+    half = 4.303 * 0.1 / np.sqrt(3)
+    text = (tmp_path / "page" / "009.md").read_text()
+    assert f"*small* is open. About {int(np.ceil(3 * (half / 0.01) ** 2)):,} repeats would decide. {NOTE}" in text
+
+
+def test_the_larger_size_counts_where_it_decides(use, tmp_path):
+    page = tmp_path / "page.md"
+    for quick, paper, counts in ((3.0, 2.01, "2 | 0 | 0"), (2.01, 1.0, "1 | 0 | 1"), (2.01, 2.01, "1 | 1 | 0")):
+        for preset, limit in (("quick", quick), ("paper", paper)):
+            use(toy(limit))
+            run("reproduce", "009-fig1", "--preset", preset, "--out", str(tmp_path), "--page", str(page))
+        assert f"| [009](page/009.md) |  | {counts} | 0 | 2 |" in page.read_text()
 
 
 def test_titles_name_data_that_are_not_the_papers(use, tmp_path):
@@ -162,11 +189,12 @@ def test_tables_show_intervals_and_printed_numbers():
     )
 
 
-def test_the_page_of_the_repository_is_made_from_its_records(tmp_path):
-    docs = Path(__file__).parents[2] / "docs"
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "reproduction").symlink_to(docs / "reproduction")
-    write_page(tmp_path / "docs" / "reproduction", tmp_path / "docs" / "page.md")
-    assert (tmp_path / "docs" / "page.md").read_text() == (docs / "reproduction.md").read_text()
+def test_the_pages_of_the_repository_are_made_from_its_records(tmp_path):
+    docs, copy = Path(__file__).parents[2] / "docs", tmp_path / "docs"
+    shutil.copytree(docs / "reproduction", copy / "reproduction", ignore=shutil.ignore_patterns("*.md"))
+    write_page(copy / "reproduction", copy / "reproduction.md", [catalog.describe(one) for one in catalog.ids()])
+    pages = ["reproduction.md", *(f"reproduction/{paper}.md" for paper in catalog.papers())]
+    for page in pages:
+        assert (copy / page).read_text() == (docs / page).read_text()
     known = {f"{one}-{preset}.json" for one in catalog.ids() for preset in ("quick", "paper")}
     assert {path.name for path in (docs / "reproduction").glob("*.json")} <= known

@@ -1,6 +1,8 @@
 """Trials are run once, kept under what they depend on, and an interrupted run goes on where it stopped."""
 
+import hashlib
 import json
+import os
 import subprocess
 import sys
 import time
@@ -9,11 +11,13 @@ from pathlib import Path
 import pytest
 
 from mooring.core.errors import RequestError, WorkError
-from mooring.experiments.base import cache, catalog, runner
+from mooring.experiments.base import cache, catalog, code, runner
 from mooring.experiments.base.claims import Claim, lower
 from mooring.experiments.base.experiment import Experiment, Preset, grid
 
 CALLS: list = []
+LOAD = catalog.load
+CREATED = "__create_fn__"  # what dataclasses write
 
 
 def trial(seed, gap, scale=1.0):
@@ -108,14 +112,17 @@ def test_the_key_follows_the_code_but_not_its_prose(tmp_path, monkeypatch):
     (folder / "helper.py").write_text("def f():\n    return 1\n")
     (folder / "other.py").write_text("X = 1\n")
     main = folder / "fig.py"
-    text = '"""Prose."""\nfrom mooring_toy.helper import f\nEXPERIMENT = {claim}\ndef trial(seed):\n    return f()\n'
+    text = (
+        '"""Prose."""\nfrom mooring_toy.helper import f\nfrom mooring_toy import other\nEXPERIMENT = {claim}\n'
+        "def unused():\n    return other.X\ndef trial(seed):\n    return f()\n"
+    )
     main.write_text(text.format(claim=1))
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(cache, "PACKAGE", "mooring_toy")
+    monkeypatch.setattr(code, "PACKAGE", "mooring_toy")
 
     def digest():
-        cache.code.cache_clear()
-        return cache.code("mooring_toy.fig")
+        code.forget()
+        return code.digest("mooring_toy.fig", "trial")
 
     first = digest()
     main.write_text(text.format(claim=2).replace("Prose", "Other prose") + "# a comment\n")
@@ -130,25 +137,67 @@ def test_the_key_follows_the_code_but_not_its_prose(tmp_path, monkeypatch):
     main.write_text("import importlib\nimportlib.import_module('mooring_toy.other')\n" + main.read_text())
     fourth = digest()
     (folder / "other.py").write_text("X = 3\n")  # reached by name only
-    assert len({first, second, third, fourth, digest()}) == 5
-    cache.code.cache_clear()
+    fifth = digest()
+    (folder / "other.py").write_text("X = 4\n")
+    main.write_text(main.read_text().replace("return f() + 1", "return f() + other.X").split("\n", 2)[2])
+    sixth = digest()
+    (folder / "other.py").write_text("X = 5\n")  # reached as other.X
+    assert len({first, second, third, fourth, fifth, sixth, digest()}) == 7
+    code.forget()
 
 
-def test_the_code_of_an_experiment_reaches_theory_and_data_and_not_claims():
-    tree, path = cache._parsed("mooring.experiments.kernel._stationary")
-    names = set(cache._imports(tree, "mooring.experiments.kernel._stationary", path))
-    assert {"mooring.theory.kernel_operator", "mooring.data.generators"} <= names
-    assert cache.code("mooring.experiments.base.claims") == cache.code("mooring.experiments.base.records")  # nothing
+def reached(one):
+    trial = catalog.load(one).experiment.trial
+    return {place.split(":")[0] for place in code.reached(trial.__module__, trial.__qualname__)}
+
+
+def test_an_algorithm_counts_only_where_it_is_used(monkeypatch):
+    monkeypatch.setattr(catalog, "load", LOAD)
+    parts = {one: reached(one) for one in catalog.ids()}
+
+    def users(module):
+        return {one for one, modules in parts.items() if f"mooring.{module}" in modules}
+
+    assert users("algorithms.apfl") == {one for one in parts if one.startswith("apfl")}
+    assert users("algorithms.fedmspp") == {"mspp-fig1", "mspp-fig2", "mspp-tab1"}
+    assert "alternative-alternative" in users("algorithms.dichotomous")
+    assert not users("algorithms.ditto") and not users("algorithms.l2gd") and not users("experiments.base.claims")
+    assert {one for one in parts if one.startswith("kernel")} <= users("theory.kernel_operator")
+
+
+@pytest.mark.parametrize("one", ["kernel-fig1", "effect-tab2", "apfl-fig5", "mspp-tab1"])
+def test_all_code_that_a_trial_runs_is_in_its_key(one, monkeypatch):
+    monkeypatch.setattr(catalog, "load", LOAD)
+    entry = catalog.load(one)
+    preset = entry.experiment.presets["smoke"]
+    ran: set = set()
+
+    def watch(frame, event, _):
+        module = frame.f_globals.get("__name__", "")
+        if event == "call" and module.startswith("mooring."):
+            ran.add((module, frame.f_code.co_qualname.split(".")[0]))
+
+    sys.setprofile(watch)
+    try:
+        entry.experiment.trial(seed=0, **preset.points[0], **preset.settings)
+    finally:
+        sys.setprofile(None)
+    trial = entry.experiment.trial
+    known = code.reached(trial.__module__, trial.__qualname__)
+    assert len(ran) > 5
+    missing = {f"{module}:{name}" for module, name in ran if name[:1] != "<" and name != CREATED} - known.keys()
+    assert missing == set()
 
 
 def test_data_files_are_part_of_the_key(tmp_path, monkeypatch):
     monkeypatch.setenv("MOORING_DATA", str(tmp_path))
     (tmp_path / "mnist.npz").write_bytes(b"12")
     (tmp_path / "other.npz").write_bytes(b"1")
-    assert cache.data_files(()) == []
-    assert cache.data_files(("mnist",)) == [["mnist.npz", 2]]
+    assert cache.data_files(()) == {}
+    assert cache.data_files(("mnist",)) == {"mnist.npz": hashlib.sha256(b"12").hexdigest()}
     keys = [cache.key(trial, {"gap": 1}, 0, needs) for needs in ((), ("mnist",))]
-    (tmp_path / "mnist.npz").write_bytes(b"123")
+    (tmp_path / "mnist.npz").write_bytes(b"13")  # as long as before
+    os.utime(tmp_path / "mnist.npz", ns=(1, 1))
     assert len({*keys, cache.key(trial, {"gap": 1}, 0, ("mnist",))}) == 3
 
 

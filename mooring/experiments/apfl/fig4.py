@@ -1,14 +1,15 @@
 """Figure 4 of `apfl`: the effect of sampling clients on APFL and on localized FedAvg."""
 
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
 
 from mooring.experiments.apfl._images import DIGITS, MNIST, softmax_run
 from mooring.experiments.apfl._methods import ACCURACY, FEDAVG_LOCAL, FIXED, LOSS, curve, final, percent, runs
-from mooring.experiments.base.claims import Claim, Verdict, every, falling, higher, lower, rising
+from mooring.experiments.base.claims import Claim, every, falling, higher, lower, measured, rising
 from mooring.experiments.base.experiment import Cell, Experiment, Panel, Preset, Table, grid
-from mooring.experiments.base.results import Results, interval
+from mooring.experiments.base.results import Results
 
 RATES = (0.3, 0.5, 0.7)
 METHODS = (*FIXED, FEDAVG_LOCAL)
@@ -21,17 +22,19 @@ def trial(seed: int, participation: float, run: str, data: str, clients: int, ro
 
 def damped(series: str):
     """What the last round loses when 30 % instead of 70 % take part falls from each alpha to the next."""
+    sign = 1 if series == LOSS else -1
 
-    def check(results: Results) -> Verdict:
-        sign = 1 if series == LOSS else -1
-        few, many = (np.stack([results.one(final(m, series, participation=r)) for m in FIXED]) for r in (0.3, 0.7))
-        harm = sign * (few - many)
-        highest = [float(interval(b - a)[2]) for a, b in pairwise(harm)]
-        numbers = {f"harm {m}": float(values.mean()) for m, values in zip(FIXED, harm)}
-        sound = bool(np.all(few >= 0) and np.all(many >= 0))
-        return Verdict(sound and max(highest) < 0, numbers | {"highest change": max(highest)})
+    def harm(results: Results, method: str) -> tuple[np.ndarray, ...]:
+        few, many = (results.one(final(method, series, participation=rate)) for rate in (0.3, 0.7))
+        return sign * (few - many), few, many
 
-    return check
+    def change(results: Results, less: str, more: str) -> tuple[np.ndarray, ...]:
+        small, large = harm(results, less), harm(results, more)
+        return large[0] - small[0], *small[1:], *large[1:]
+
+    return every(
+        **{f"{b} less than {a}": measured(partial(change, less=a, more=b), high=0.0) for a, b in pairwise(FIXED)}
+    )
 
 
 EXPERIMENT = Experiment(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from mooring.experiments.base import cache
 from mooring.experiments.base.catalog import Entry
+from mooring.experiments.base.claims import Claim, Verdict
 from mooring.experiments.base.experiment import Cell, Panel, Table
 from mooring.experiments.base.results import Results, interval
 from mooring.experiments.base.runner import Finished
@@ -25,12 +27,26 @@ def record(entry: Entry, preset: str, finished: Finished) -> dict[str, Any]:
         "data": size.data,
         "repeats": size.repeats,
         "seconds": finished.seconds,
+        "made": cache.origin(experiment.trial, size.needs),
         "reads": experiment.reads,
         "panels": [panel_record(panel, results) for panel in experiment.panels],
         "tables": [table_record(table, results) for table in experiment.tables],
-        "claims": [
-            {"claim": c.id, "says": c.says, "held": v.held, "numbers": v.numbers, "note": c.note} for c, v in verdicts
-        ],
+        "claims": [claim_record(claim, verdict) for claim, verdict in verdicts],
+    }
+
+
+def claim_record(claim: Claim, verdict: Verdict) -> dict[str, Any]:
+    """A claim with its word, the numbers of the place that decides it, and all others."""
+    return {
+        "claim": claim.id,
+        "says": claim.says,
+        "word": verdict.word,
+        "needs": verdict.needs,
+        "where": verdict.where,
+        "worst": verdict.worst,
+        "numbers": verdict.numbers,
+        "note": claim.note,
+        "evidence": claim.evidence,
     }
 
 
@@ -57,4 +73,5 @@ def _cell(cell: Cell, results: Results) -> dict[str, Any]:
     if callable(cell.ours):
         return {"ours": cell.ours(results), "half": None, "printed": cell.printed}
     mean, low, high = (float(part) for part in interval(results.one(cell.ours)))
-    return {"ours": mean, "half": None if low == high else (high - low) / 2, "printed": cell.printed}
+    half = None if low == high or low != low else (high - low) / 2
+    return {"ours": mean, "half": half, "printed": cell.printed}

@@ -48,7 +48,7 @@ def reproduce(
 
 def claims(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The claims of all records, one row each."""
-    keys = ("claim", "held", "numbers", "says")
+    keys = ("claim", "word", "worst", "numbers", "says")
     return [
         {"experiment": record["experiment"], **{key: claim[key] for key in keys}}
         for record in records

@@ -89,12 +89,12 @@ class Results:
 
 
 def interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Mean over repeats (axis 0) and the ends of its Student interval; a lone repeat, as of an exact result, is one."""
+    """Mean over repeats (axis 0) and the ends of its Student interval: nan for a lone repeat, which has none."""
     values = np.asarray(values, dtype=float)
     mean, n = values.mean(0), len(values)
     if n == 1:
-        return mean, mean, mean
-    with np.errstate(invalid="ignore"):  # an infinite repeat has no interval: nan, on which no claim holds
+        return mean, np.full_like(mean, np.nan), np.full_like(mean, np.nan)
+    with np.errstate(invalid="ignore"):  # an infinite repeat has no interval: nan, on which nothing is claimed
         half = stats.t.ppf((1 + CONFIDENCE) / 2, n - 1) * values.std(0, ddof=1) / np.sqrt(n)
     return mean, mean - half, mean + half
 
@@ -116,12 +116,12 @@ def ratio_interval(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray
 def bootstrap(statistic: Callable[[np.ndarray], float], repeats: int) -> tuple[float, float, float]:
     """`statistic` of all repeats, and its percentile interval over resampled ones; its argument: indices of repeats.
 
-    An undefined value (nan) anywhere makes the interval's ends nan, so that no claim holds on it.
+    An undefined value (nan) anywhere makes the interval's ends nan, and so does a lone repeat: nothing rests on it.
     """
     rng = np.random.default_rng(0)
     whole = statistic(np.arange(repeats))
     if repeats == 1:
-        return whole, whole, whole
+        return whole, np.nan, np.nan
     drawn = np.array([statistic(rng.integers(0, repeats, repeats)) for _ in range(DRAWS)])
     low, high = np.quantile(drawn, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return whole, float(low), float(high)

@@ -36,7 +36,7 @@ class Unit(NamedTuple):
 
 class Finished(NamedTuple):
     results: Results
-    seconds: float  # of work on one core, whenever it was done
+    seconds: float  # of processor time, whenever it was spent
 
 
 def units(entry: catalog.Entry, preset: Preset) -> list[Unit]:
@@ -105,7 +105,7 @@ def begin_worker() -> None:
 def work(unit: Unit, folder: Path) -> None:
     """Run one trial and keep what it gave."""
     trial = catalog.load(unit.experiment).experiment.trial
-    begin = time.perf_counter()
+    begin = time.process_time()
     try:
         values = trial(seed=unit.seed, **unit.point, **unit.settings)
     except (RequestError, WorkError):
@@ -116,7 +116,7 @@ def work(unit: Unit, folder: Path) -> None:
             f"{unit.experiment} failed at {where or 'its point'}, seed {unit.seed}: {type(error).__name__}: {error}"
         ) from error
     what = {"experiment": unit.experiment, "point": unit.point, "settings": unit.settings, "seed": unit.seed}
-    cache.save(folder, unit.key, values, time.perf_counter() - begin, what)
+    cache.save(folder, unit.key, values, time.process_time() - begin, what)
 
 
 @contextmanager

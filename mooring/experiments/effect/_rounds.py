@@ -1,13 +1,15 @@
 """How many rounds curves take, as functions of what trials gave."""
 
+from functools import partial
+
 import numpy as np
 
-from mooring.experiments.base.claims import Check, Verdict
-from mooring.experiments.base.results import Ref, Results, interval, of
+from mooring.experiments.base.claims import Check, every, measured
+from mooring.experiments.base.results import Ref, Results, of
 
 
 def sound(*values: np.ndarray) -> bool:
-    """Errors, losses and accuracies are finite and not negative; a claim on others fails."""
+    """Errors, losses and accuracies are finite and not negative."""
     return all(bool(np.all(np.isfinite(array) & (array >= 0))) for array in values)
 
 
@@ -23,32 +25,35 @@ def rounds_to(series: str, share: float, start: float | None = None):
 
 
 def speed_up(results: Results, series: str, few: dict, many: dict) -> np.ndarray:
-    """[repeats]: how many times fewer rounds the curve of `many` takes to where that of `few` ends."""
+    """[repeats]: how many times fewer rounds the curve of `many` takes to where that of `few` ends; -1 for curves that
+    no loss can have."""
     slow, fast = (results.one(of(series, **point)) for point in (few, many))
     if not sound(slow, fast):
-        return np.full(len(slow), np.nan)
+        return np.full(len(slow), -1.0)
     t = results.one(of("t", **few))[0]
     arrival = np.argmax(fast <= slow[:, -1:], axis=1)
     return np.where((fast <= slow[:, -1:]).any(1), t[-1] / np.maximum(t[arrival], 1), 0.0)
 
 
 def gains_more(series: str, few: dict, many: dict, small: dict, large: dict, least: float, most: float) -> Check:
-    """The speed-up from more local work: at least `least` for `small`, at most `most` for `large`, all of it."""
+    """The speed-up from more local work: at least `least` for `small`, at most `most` for `large`, and larger for the
+    former."""
 
-    def check(results: Results) -> Verdict:
-        much = speed_up(results, series, few | small, many | small)
-        little = speed_up(results, series, few | large, many | large)
-        ends = {"small": interval(much)[1], "large": interval(little)[2], "difference": interval(much - little)[1]}
-        held = ends["small"] >= least and ends["large"] <= most and ends["difference"] > 0
-        numbers = {
-            "small lam": float(much.mean()),
-            "large lam": float(little.mean()),
-            "at least": least,
-            "at most": most,
+    def gain(results: Results, lam: dict) -> tuple[np.ndarray, ...]:
+        values = speed_up(results, series, few | lam, many | lam)
+        return values, values
+
+    def difference(results: Results) -> tuple[np.ndarray, ...]:
+        much, little = gain(results, small)[0], gain(results, large)[0]
+        return much - little, much, little
+
+    return every(
+        **{
+            "small lambda": measured(partial(gain, lam=small), low=least),
+            "large lambda": measured(partial(gain, lam=large), high=most),
+            "difference": measured(difference, low=0.0),
         }
-        return Verdict(bool(held), numbers)
-
-    return check
+    )
 
 
 def at_round(series: str, t: int, **fixed) -> Ref:

@@ -9,12 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mooring.experiments.base.claims import Check, Verdict, every
+from mooring.experiments.base.claims import Check, Verdict, every, measured
 from mooring.experiments.base.experiment import Cell, Preset
 from mooring.experiments.base.results import Results, interval, of
 from mooring.experiments.effect import _images
 from mooring.experiments.effect._points import NAMES
-from mooring.experiments.effect._rounds import sound
 
 
 class Row(NamedTuple):
@@ -140,18 +139,20 @@ def each_row(make: Callable[[str, list[int]], Check]) -> Check:
 def approaches(series: str, small: Method, large: Method, local: Method, common: Method) -> Check:
     """In every cell the smallest lambda is nearer to LocalTrain than the largest, which is nearer to GlobalTrain."""
 
+    def nearer(cell: tuple, end: Method, one: Method, other: Method) -> Check:
+        def gap(results: Results) -> tuple[np.ndarray, ...]:
+            near, far, goal = (values(results, series, m)[cell] for m in (one, other, end))
+            return np.abs(near - goal) - np.abs(far - goal), near, far, goal
+
+        return measured(gap, high=0.0)
+
     def check(results: Results) -> Verdict:
-        near = {m: values(results, series, m) for m in (small, large, local, common)}
-        wrong = [f"{m[0]}: not accuracies" for m, cells in near.items() if not sound(*cells.values())]
-        for cell in near[small]:
-            for end, nearer, farther in ((local, small, large), (common, large, small)):
-                gap = [np.abs(near[m][cell] - near[end][cell]) for m in (nearer, farther)]
-                if not interval(gap[0] - gap[1])[2] < 0:
-                    found = f"{gap[0].mean():.3f} against {gap[1].mean():.3f}"
-                    wrong.append(f"{cell[0]}, {cell[1]} classes: distance from {end[0]} {found}")
-        return Verdict(
-            not wrong, {"cells": len(near[small]), "not so": len(wrong), "where": "; ".join(wrong) or "nowhere"}
-        )
+        checks = {
+            f"{cell[0]}, {cell[1]} classes, {end[0]}": nearer(cell, end, one, other)
+            for cell in values(results, series, small)
+            for end, one, other in ((local, small, large), (common, large, small))
+        }
+        return every(**checks)(results)
 
     return check
 

@@ -9,10 +9,9 @@ from mooring.algorithms.fedprox_one_stage import FedProxOneStage
 from mooring.data.generators import SyntheticLogit
 from mooring.engines.loop import Plan
 from mooring.engines.simulate import Moment, simulate
-from mooring.experiments.base.claims import Claim, Verdict, every, flat, lower, rising
+from mooring.experiments.base.claims import Claim, Verdict, every, flat, lower, margins, rising, sound, straightness
 from mooring.experiments.base.experiment import Cell, Experiment, Panel, Preset, Table, grid
-from mooring.experiments.base.results import Results, of
-from mooring.experiments.effect._rounds import sound
+from mooring.experiments.base.results import Results, bootstrap, of
 from mooring.experiments.measures import minimiser
 from mooring.tasks.linear import Linear
 from mooring.theory.moreau import moreau
@@ -73,14 +72,10 @@ def trial(seed: int, lam: float) -> dict:
 
 def like_cond_g(results: Results) -> Verdict:
     """Mean rounds against mean cond_g over lambda: a rising line."""
-    x, y = (results.curve(name, "lam").y.mean(0) for name in ("cond_g", "rounds"))
-    if not sound(x, y):
-        return Verdict(False, {"r2": np.nan})
-    rise, offset = np.polyfit(x, y, 1)
-    r2 = float(np.corrcoef(x, y)[0, 1] ** 2)
-    return Verdict(
-        bool(rise > 0 and r2 >= FIT), {"slope": float(rise), "offset": float(offset), "r2": r2, "limit": FIT}
-    )
+    x, y = (results.curve(name, "lam").y for name in ("cond_g", "rounds"))
+    found = bootstrap(lambda draw: straightness(x[draw].mean(0), y[draw].mean(0)), len(y))
+    margin = sound(margins(*found, least=FIT), x, y)
+    return Verdict(float(margin), dict(zip(("r2", "low", "high"), found)) | {"limit": FIT}, len(y))
 
 
 EXPERIMENT = Experiment(

@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy as np
 
-from mooring.experiments.base.claims import Check, Verdict
+from mooring.experiments.base.claims import Check, Verdict, margins, most
 from mooring.experiments.base.experiment import Panel, Preset, grid
 from mooring.experiments.base.results import Results, bootstrap, of
 from mooring.experiments.mspp._speed import METHODS
@@ -28,26 +28,27 @@ def _median(values: np.ndarray, draw: np.ndarray) -> float:
     return float(np.median(values[draw]))
 
 
-def medians(results: Results, quantity: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """By panel: the median over repeats at each target, and the upper end of its bootstrap interval."""
-    found = {}
-    for point, values in results.take(quantity).items():
-        columns = [bootstrap(partial(_median, v), len(v)) for v in values.T]
-        found[dict(point)["panel"]] = (np.array([c[0] for c in columns]), np.array([c[2] for c in columns]))
-    return found
+def medians(results: Results, quantity: str) -> dict[str, list[tuple[float, float, float]]]:
+    """By panel: at each target the median over repeats, and the ends of its bootstrap interval."""
+    return {
+        dict(point)["panel"]: [bootstrap(partial(_median, column), len(column)) for column in values.T]
+        for point, values in results.take(quantity).items()
+    }
 
 
 def median_below(quantities: Mapping[str, str], limit: float, cases: float = 1.0) -> Check:
     """The medians of all quantities at all targets are below the limit with their intervals, in this share of cases."""
 
     def check(results: Results) -> Verdict:
-        numbers, good = {}, []
+        found = {}
         for name, quantity in quantities.items():
-            for panel, (middle, top) in medians(results, quantity).items():
-                good += ((top < limit) & (middle >= 0)).tolist()
-                numbers[f"{name}, {panel}"] = middle.tolist()
-        share = float(np.mean(good))
-        return Verdict(share >= cases, {"cases": len(good), "share below": share, "limit": limit} | numbers)
+            repeats = len(next(iter(results.take(quantity).values())))
+            for panel, targets in medians(results, quantity).items():
+                for k, (middle, low, high) in enumerate(targets):
+                    numbers = {"value": middle, "low": low, "high": high, "range": [0.0, limit]}
+                    margin = -np.inf if middle < 0 else float(margins(middle, low, high, most=limit))
+                    found[f"{name}, ({panel}), target {k + 1}"] = Verdict(margin, numbers, repeats)
+        return most(cases, **{name: lambda _, one=one: one for name, one in found.items()})(results)
 
     return check
 

@@ -22,7 +22,7 @@ SETTINGS = ("rounds", "epochs", "batch", "eta", "mu")
 
 def median(method: str, panel: str, target: int):
     """A cell of the table of medians; nan where half of the repeats do not reach the target."""
-    return lambda results: float(medians(results, f"points {method}")[panel][0][target])
+    return lambda results: float(medians(results, f"points {method}")[panel][target][0])
 
 
 def used(setting: str, panel: str):

@@ -8,7 +8,7 @@ from mooring.experiments.mspp._speed import FEDPROX, METHODS, MINIBATCHES, over,
 
 def median(method: str, panel: str, target: int):
     """A cell of the table of medians; nan where half of the repeats do not reach the target."""
-    return lambda results: float(medians(results, f"rounds {method}")[panel][0][target])
+    return lambda results: float(medians(results, f"rounds {method}")[panel][target][0])
 
 
 EXPERIMENT = Experiment(
