@@ -185,7 +185,7 @@ def slope(a: Series, x: str, low: float, high: float, span: Span = EVERYWHERE) -
     def check(results: Results) -> Verdict:
         x_, y = results.curve(a, x, span)
         if not (_positive(y) and np.all(y > 0)) or len(x_) < 2:
-            return Verdict(_unsound(y), {"slope": np.nan, "range": [low, high]}, len(y))
+            return Verdict(_unsound(results.curve(a, x).y), {"slope": np.nan, "range": [low, high]}, len(y))
         found = bootstrap(lambda draw: np.polyfit(np.log(x_), np.log(y[draw].mean(0)), 1)[0], len(y))
         return _estimate("slope", found, low, high, len(y))
 

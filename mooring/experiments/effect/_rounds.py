@@ -14,10 +14,13 @@ def sound(*values: np.ndarray) -> bool:
 
 
 def rounds_to(series: str, share: float, start: float | None = None):
-    """The first round at which a curve has come within `share` of its way from its start to its end."""
+    """The first round at which a curve has come within `share` of its way from its start to its end; -1 for a curve
+    that no loss can have."""
 
     def measure(values: dict) -> float:
         curve = np.asarray(values[series])
+        if not sound(curve):
+            return -1.0
         first = curve[0] if start is None else start
         return float(values["t"][int(np.argmax(curve - curve[-1] <= share * (first - curve[-1])))])
 
@@ -26,7 +29,7 @@ def rounds_to(series: str, share: float, start: float | None = None):
 
 def speed_up(results: Results, series: str, few: dict, many: dict) -> np.ndarray:
     """[repeats]: how many times fewer rounds the curve of `many` takes to where that of `few` ends; -1 for curves that
-    no loss can have."""
+    that no loss can have."""
     slow, fast = (results.one(of(series, **point)) for point in (few, many))
     if not sound(slow, fast):
         return np.full(len(slow), -1.0)
