@@ -211,6 +211,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sample", type=int, default=80)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--after", type=int, default=0, help="leave out so many of the sample: an interrupted one goes on"
+    )
     parser.add_argument("--listed", action="store_true")
     parser.add_argument("--quick", action="store_true", help="without the longest tests: fewer are killed, sooner")
     parser.add_argument("--only", default="", help="files whose path holds this")
@@ -220,7 +223,7 @@ def main() -> None:
     else:
         files = [f for folder in FOLDERS for f in sorted((ROOT / folder).glob("*.py")) if asked.only in str(f)]
         every = [mutant for file in files for mutant in mutants(file)]
-        chosen = random.Random(asked.seed).sample(every, min(asked.sample, len(every)))
+        chosen = random.Random(asked.seed).sample(every, min(asked.sample, len(every)))[asked.after :]
         print(f"{len(chosen)} of {len(every)} mutants", flush=True)
     torch.set_num_threads(1)
     alive = []

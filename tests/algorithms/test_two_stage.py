@@ -84,3 +84,12 @@ def unlike_one_another():
     ways /= np.linalg.norm(ways, axis=1, keepdims=True)
     ys = [x @ (1 + f * way) + 0.02 * rng.normal(size=40) for x, f, way in zip(xs, far, ways)]
     return from_arrays(xs, ys, kind="regression")
+
+
+@pytest.mark.parametrize(("lam", "gamma"), [(0.25, 4.0), (4.0, 0.25), (0.0, 0.0), ([0.5, 1.0, 2.0, 1.0, 1.0], 1.0)])
+def test_the_servers_step_left_open_undoes_the_pull(lam, gamma):
+    """gamma = 1 / lam averages the clients' models; without a pull nothing moves; stiffnesses travel."""
+    task, clients = PROBLEMS["linear"]()
+    assert settled_simulator(build("fedprox_two_stage", {"lam": lam}), task, clients)[0].gamma == gamma
+    given = {"lam": lam, "gamma": 0.125}
+    assert settled_simulator(build("fedprox_two_stage", given), task, clients)[0].gamma == 0.125
