@@ -16,6 +16,7 @@ latest finds them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -57,11 +58,13 @@ class Replies(NamedTuple):
 class Scores(NamedTuple):
     """How deployed models do at home: the mean loss over each client's rows [m], and over how many rows [m].
 
-    A client that has no rows, or did not answer, has nan and 0.
+    A client that has no rows, or did not answer, has nan and 0. Measures of all rows together, such as accuracy, are
+    there where the rows are in one place.
     """
 
     risk: Tensor
     rows: Tensor
+    measures: Mapping[str, float] = {}
 
 
 class Exchange(Protocol):

@@ -472,6 +472,8 @@ def task_facts(job: Job) -> tuple[dict[str, Any], Any]:
     about = {"name": task.name, "metric": task.metric, "kind": job.clients.kind, "classes": list(job.clients.classes)}
     about |= {"features": list(job.clients.features), "settings": task.describe()}
     about |= {"target_mean": job.clients.target_mean, "target_scale": job.clients.target_scale}
-    x, y = job.clients.train.x, job.clients.train.y
-    about |= {"inputs": list(x.shape[1:]), "outputs": list(y.shape[1:]), "whole": not x.dtype.is_floating_point}
+    rows = getattr(job.clients, "train", None)  # clients apart keep theirs
+    if rows is not None:
+        about |= {"inputs": list(rows.x.shape[1:]), "outputs": list(rows.y.shape[1:])}
+        about |= {"whole": not rows.x.dtype.is_floating_point}
     return about, [{"name": part.name, "shape": list(part.shape), "start": part.start} for part in task.layout]

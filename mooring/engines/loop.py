@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
@@ -69,6 +69,7 @@ class Evaluation(NamedTuple):
     train_loss: float
     validation_loss: float
     test_loss: float
+    measures: Mapping[str, float]  # of all test rows together, by name
 
 
 @dataclass
@@ -246,6 +247,7 @@ def run(
         if t % every == 0 or t == rounds:
             last = evaluate(exchange, progress.server, turn)
             record |= {name: getattr(last, name) for name in LOSSES}
+            record |= {f"test_{name}": value for name, value in last.measures.items()}
             if not algorithm.one_shot:
                 refuse_exploded(algorithm, progress.first_loss, last, roster)
             _remember(progress, plan, exchange, last, turn)
@@ -315,8 +317,9 @@ def broken_promises(records: list[dict[str, Any]]) -> str | None:
 
 def evaluate(exchange: Exchange, server: Any, round: Round, at: str = LAST) -> Evaluation:
     scores = exchange.evaluate(server, round, PARTS, at)
-    means = (mean_over_rows(scores[part]) for part in PARTS)
-    return Evaluation(round.t, scores["train"], scores["validation"].risk, scores["test"].risk, *means)
+    train, validation, test = (scores[part] for part in PARTS)
+    losses = {name: mean_over_rows(scores[part]) for name, part in zip(LOSSES, PARTS)}
+    return Evaluation(round.t, train, validation.risk, test.risk, **losses, measures=test.measures)
 
 
 def mean_over_rows(scores: Scores) -> float:

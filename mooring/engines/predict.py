@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 
 from mooring.core.errors import RequestError
-from mooring.data.clients import REGRESSION
+from mooring.data.clients import BINARY, REGRESSION
 from mooring.data.columns import as_names, name_of
 from mooring.data.gather import gather
 from mooring.data.schema import Schema, encode
@@ -85,6 +85,8 @@ def answer(
         part = task.predict(w[None], torch.as_tensor(x[mine]).to(task.dtype)[None])[0].detach().double().numpy()
         output = np.full((len(owners), *part.shape[1:]), np.nan) if output is None else output
         output[mine] = part
+    if schema.kind == BINARY and output.ndim == 1 and task.likelihood:  # a network that says one logit
+        output = np.stack([1 - output, output], 1)
     return answers(output, owners, schema), notes
 
 

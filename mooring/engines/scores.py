@@ -2,6 +2,7 @@
 
     numbers   rmse, mae in the target's own units; r2 = 1 - sum (y - f)^2 / sum (y - mean y)^2
     classes   accuracy; with two classes auc, the share of pairs (one of each class) in the right order
+    labels    accuracy, the share of all yes and no that are right
 
 A client's r2 and auc are about its own rows, and nan where these do not vary.
 """
@@ -17,9 +18,10 @@ from torch import Tensor
 
 from mooring.core.cohort import Rows
 from mooring.core.task import Task
-from mooring.data.clients import BINARY, CLASSES, COUNT, REGRESSION, Clients
+from mooring.data.clients import BINARY, CLASSES, COUNT, LABELS, REGRESSION, Clients
 
-NUMBERS, LABELS = ("rmse", "mae", "r2"), ("accuracy", "auc")
+WITH_CLASSES = (BINARY, CLASSES, LABELS)
+Answers = tuple[np.ndarray, np.ndarray, np.ndarray]  # of rows: targets, what a model says, whose they are
 
 
 class Known(NamedTuple):
@@ -41,14 +43,28 @@ def known_scores(task: Task, clients: Clients, models: Tensor | None, part: str 
     if clients.kind in (REGRESSION, COUNT) and prediction.ndim == 1:
         unit, mean = (clients.target_scale, clients.target_mean) if clients.kind == REGRESSION else (1.0, 0.0)
         return of_numbers(y * unit + mean, prediction * unit + mean, owner, len(rows))
-    if clients.kind in (BINARY, CLASSES) and prediction.ndim == 2 and prediction.shape[1] > 1 and y.ndim == 1:
-        return of_classes(y, prediction, owner, len(rows))
-    return Known({}, {})
+    return of_classes(task, clients.kind, y, prediction, owner, len(rows))
 
 
-def predicted(task: Task, models: Tensor, rows: Rows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def of_all(task: Task, kind: str, found: list[Answers]) -> dict[str, float]:
+    """Measures of all rows together, of answers about classes or labels."""
+    y, prediction, owner = together(found)
+    return of_classes(task, kind, y, prediction, np.zeros_like(owner), 1).overall
+
+
+def predicted(task: Task, models: Tensor, rows: Rows) -> Answers:
     """Targets, answers and owners of all rows, client after client."""
-    found: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    return together(answers(task, models, rows))
+
+
+def together(found: list[Answers]) -> Answers:
+    y, prediction, owner = (np.concatenate(column) for column in zip(*found))
+    return y, prediction, owner
+
+
+def answers(task: Task, models: Tensor, rows: Rows) -> list[Answers]:
+    """Those of each block of clients that has rows."""
+    found: list[Answers] = []
     for block in rows.blocks():
         some = rows.select(block)
         if int(some.size.sum()) == 0:
@@ -58,8 +74,7 @@ def predicted(task: Task, models: Tensor, rows: Rows) -> tuple[np.ndarray, np.nd
         with torch.no_grad():
             answer = task.predict(models[block], batch.x).double().numpy()
         found.append((batch.y.numpy()[real], answer[real], np.repeat(block.numpy(), some.size.numpy())))
-    y, prediction, owner = (np.concatenate(column) for column in zip(*found))
-    return y, prediction, owner
+    return found
 
 
 def of_numbers(y: np.ndarray, prediction: np.ndarray, owner: np.ndarray, m: int) -> Known:
@@ -80,12 +95,20 @@ def of_numbers(y: np.ndarray, prediction: np.ndarray, owner: np.ndarray, m: int)
     return Known({name: float(value[0]) for name, value in whole.items()}, measures(owner, m))
 
 
-def of_classes(y: np.ndarray, prob: np.ndarray, owner: np.ndarray, m: int) -> Known:
-    hit = (prob.argmax(1) == y).astype(float)
+def of_classes(task: Task, kind: str, y: np.ndarray, prob: np.ndarray, owner: np.ndarray, m: int) -> Known:
+    """Of probabilities: a column a class, one number for two classes, or one for each label."""
+    if kind == BINARY and prob.ndim == 1 and task.likelihood:
+        prob = np.stack([1 - prob, prob], 1)
+    if kind == LABELS and prob.shape == y.shape and task.likelihood:
+        hit = ((prob > 0.5) == (y > 0.5)).reshape(len(y), -1).mean(1)
+    elif kind in (BINARY, CLASSES) and prob.ndim == 2 and prob.shape[1] > 1 and y.ndim == 1:
+        hit = (prob.argmax(1) == y).astype(float)
+    else:
+        return Known({}, {})
     with np.errstate(invalid="ignore", divide="ignore"):
         own = {"accuracy": np.bincount(owner, hit, m) / np.bincount(owner, minlength=m)}
     whole = {"accuracy": float(hit.mean())}
-    if prob.shape[1] == 2:
+    if kind == BINARY:
         own["auc"] = auc(y, prob[:, 1], owner, m)
         whole["auc"] = float(auc(y, prob[:, 1], np.zeros(len(y), dtype=int), 1)[0])
     return Known(whole, own)

@@ -13,7 +13,7 @@ from mooring.core.costs import Meter
 from mooring.core.task import Task
 from mooring.core.threads import side_by_side
 from mooring.data.clients import PARTS, Clients
-from mooring.engines import loop, visits
+from mooring.engines import loop, scores, visits
 from mooring.engines.exchange import BEST, LAST, Replies, Roster, Scores, sent
 from mooring.estimates.facts import Facts, gather
 from mooring.runs.tensors import flatten, unflatten
@@ -78,13 +78,18 @@ class Simulator:
 
     def evaluate(self, server: Any, round: Round, parts: tuple[str, ...], at: str = LAST) -> dict[str, Scores]:
         rows = {part: getattr(self.clients, part) for part in parts}
+        classes = "test" in parts and self.clients.kind in scores.WITH_CLASSES
+        answers: list[scores.Answers] = []
 
         def risks(block: Tensor) -> tuple[Tensor, ...]:
             w = self._deployed(server, round, at, block)
+            if classes:
+                answers.extend(scores.answers(self.task, w, rows["test"].select(block)))
             return tuple(visits.mean_risk(self.task, w, rows[part].select(block)) for part in parts)
 
         found = in_order(self._blocks(), risks)
-        return {part: Scores(risk, rows[part].size) for part, risk in zip(parts, found)}
+        told = {"test": scores.of_all(self.task, self.clients.kind, answers)} if answers else {}
+        return {part: Scores(risk, rows[part].size, told.get(part, {})) for part, risk in zip(parts, found)}
 
     def models(self, server: Any, round: Round, at: str = LAST) -> Tensor:
         if not self.algorithm.last_stage:

@@ -36,6 +36,8 @@ ROUNDS = pa.schema(
         _number("test_loss"),
         _number("test_rmse"),  # of a regression by squares, in the target's own units
         _number("test_r2"),
+        _number("test_accuracy"),  # of classes, where the rows are in one place
+        _number("test_auc"),
         _count("bytes_up"),
         _count("bytes_down"),
         _count("samples"),

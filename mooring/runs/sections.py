@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -21,6 +20,8 @@ METHODS = ("local", "global", "fedavg", "fedprox_shared", "fedprox_one_stage")  
 
 
 def installed() -> str:
+    from importlib.metadata import PackageNotFoundError, version  # slow to load, and few commands tell it
+
     try:
         return version("mooring")
     except PackageNotFoundError:

@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from sklearn.metrics import accuracy_score, mean_absolute_error, r2_score, roc_auc_score, root_mean_squared_error
 
 import mooring
@@ -50,9 +51,13 @@ def test_classes(tmp_path):
         rows = held_out(run, frame)
         found, told = mooring.predict(run, rows)[0], result.summary["measures"]["personal"]
         assert told["accuracy"] == pytest.approx(accuracy_score(rows[target], found[target]))
+        kept = result.rounds.set_index("t").loc[result.summary["best_round"]]
+        assert kept["test_accuracy"] == pytest.approx(told["accuracy"])
+        assert open_run(run).rounds["test_accuracy"].notna().all()
         if target == "band":
-            assert set(told) == {"accuracy"}
+            assert set(told) == {"accuracy"} and open_run(run).rounds["test_auc"].isna().all()
             continue
+        assert kept["test_auc"] == pytest.approx(told["auc"])
         assert told["auc"] == pytest.approx(roc_auc_score(rows["sold"] == "sold", found["p(sold)"]))
         for _, client in result.clients.iterrows():
             mine = (rows["town"] == client["client"]).to_numpy()
@@ -81,3 +86,31 @@ def test_gains_are_told_in_per_cent():
     assert told["gain_percent"] == pytest.approx(100 * (1 - told["personal"] / told["alone"]))
     clients = result.clients
     np.testing.assert_allclose(clients["gain_percent"], 100 * (1 - clients["personal"] / clients["alone"]))
+
+
+def test_a_network_that_says_one_logit(tmp_path, monkeypatch):
+    """Two classes by one number, or several labels a row, have an accuracy as well."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text("from torch import nn\ndef make(features):\n    return nn.Linear(features, 1)\n")
+    frame = homes().drop(columns=["price", "band"])
+    result = mooring.fit(frame, target="sold", model="net.py:make", out="run", algorithm="fedavg", **HOW)
+    rows, told = held_out("run", frame), result.summary["measures"]["personal"]
+    found = mooring.predict("run", rows)[0]
+    assert told["accuracy"] == pytest.approx(accuracy_score(rows["sold"], found["sold"]))
+    assert told["auc"] == pytest.approx(roc_auc_score(rows["sold"] == "sold", found["p(sold)"]), abs=1e-6)
+
+
+def test_several_labels_a_row():
+    rng = np.random.default_rng(0)
+    sites = {}
+    for name in "abc":
+        x = rng.normal(size=(40, 3)).astype("float32")
+        sites[name] = (x, (x[:, :2] > 0).astype("float32"))
+    result = mooring.fit(torch.nn.Linear(3, 2), sites, algorithm="fedavg", threads=1, rounds=3)
+    clients = result.job.clients
+    right = [
+        ((result.predict(x, name) > 0.5) == (y > 0.5)).double().mean(1)
+        for name, (x, y) in zip(clients.names, map(clients.test.of, range(3)))
+    ]
+    assert result.summary["measures"]["personal"] == {"accuracy": pytest.approx(float(torch.cat(right).mean()))}
+    assert result.rounds["test_accuracy"].between(0, 1).all()

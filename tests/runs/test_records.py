@@ -27,8 +27,8 @@ def test_rounds_have_fixed_columns_and_types(tmp_path):
     write_parquet(tmp_path / "rounds.parquet", rounds_table(ROWS))
     frame = read_records(tmp_path / "rounds.parquet", ROUNDS)
     assert " ".join(frame.columns) == (
-        "t train_loss validation_loss test_loss test_rmse test_r2 bytes_up bytes_down samples gradients promised "
-        "broken gradient_promised gradient_reached seconds asked accepted"
+        "t train_loss validation_loss test_loss test_rmse test_r2 test_accuracy test_auc bytes_up bytes_down samples "
+        "gradients promised broken gradient_promised gradient_reached seconds asked accepted"
     )
     assert (frame.dtypes[["t", "samples", "asked"]] == "int64").all()
     assert (frame.dtypes[["train_loss", "test_loss", "seconds"]] == "float64").all()
