@@ -118,6 +118,7 @@ def compare(
     from mooring.engines.compare import as_json
     from mooring.engines.compare import compare as run
     from mooring.report.answers import show_run
+    from mooring.report.figures import draw_comparison
     from mooring.report.page import write_report
     from mooring.report.terminal import Display
 
@@ -126,6 +127,7 @@ def compare(
     out = begun(out or free_directory(source, "compare"))
     with display.progress() as tell:
         result = run(source, by_commas(methods), settings=by_method(fields), out=out, tell=tell, trust=trust, **given)
+    draw_comparison(out)
     page = write_report([out])
     display.notes(result.notes)
     if json_:

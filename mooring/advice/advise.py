@@ -40,6 +40,7 @@ from mooring.runs.files import held, write_json, write_parquet, write_whole
 from mooring.runs.records import CLIENTS, clients_table
 from mooring.runs.runfile import RunFile, run_bytes
 from mooring.runs.sections import AdviceOptions, Advising
+from mooring.tasks.module import module_of
 
 UNUSED = ("keep", "checkpoint_every")
 OF_ROUNDS = ("rounds", "participation", "evaluate_every", "patience", "chunk")
@@ -78,6 +79,17 @@ class Advice:
         """A row for each client and term in the units of the data: coefficient, common, deviation."""
         job, models = self.job, self.models
         return coefficients(job.task, scaling_of(job.clients), models.centre, models.deployed, job.clients.names)
+
+    def module(self, client: str | None = None) -> nn.Module:
+        """The network that a client should deploy (default: the common one), in evaluation mode and in the target's own
+        units; classes and labels come as logits."""
+        clients, w = self.job.clients, self.models.common
+        if client is not None:
+            if client not in clients.names:
+                some = ", ".join(clients.names[:5])
+                raise RequestError(f"unknown client {client!r}; there are {len(clients)}, such as {some}.")
+            w = self.models.deployed[clients.names.index(client)]
+        return module_of(self.job.task, w, clients.target_mean, clients.target_scale)
 
     @property
     def record(self) -> dict[str, Any]:

@@ -30,13 +30,23 @@ from mooring.engines.loop import LOSSES, Progress, check_participation, settle
 from mooring.engines.prepare import Job, exchange_of, prepare
 from mooring.engines.request import admit_run, fields_of, own_classes, request
 from mooring.engines.scores import known_scores
-from mooring.runs.directory import COMPARISON, SEED, RunDir, create, method_folder, open_run
+from mooring.runs.directory import (
+    CLIENTS_CSV,
+    COMPARISON,
+    CURVES_CSV,
+    METHODS_CSV,
+    SEED,
+    SEEDS_CSV,
+    RunDir,
+    create,
+    method_folder,
+    open_run,
+)
 from mooring.runs.files import held, write_json, write_whole
 from mooring.runs.runfile import RunFile
 from mooring.runs.sections import Options
 
 REPEATED = ("test_loss", "validation_loss", "last_test_loss")  # what has a deviation over repetitions
-METHODS_CSV, SEEDS_CSV, CURVES_CSV, CLIENTS_CSV = "methods.csv", "seeds.csv", "curves.csv", "clients.csv"
 SUMS = ("seconds", "bytes")
 SHORT = 12  # characters of a field's value in a label
 
@@ -197,7 +207,8 @@ def run_methods(job: Job, folder: Path | None, tell: Tell) -> tuple[pd.DataFrame
             }
         )
         columns[label] = trained.test.numpy()
-        curves.append(frame.loc[frame["test_loss"].notna(), ["t", *LOSSES]].assign(method=label))
+        shown = ["t", *LOSSES, *(name for name in frame if name.startswith("test_") and name not in LOSSES)]
+        curves.append(frame.loc[frame["test_loss"].notna(), shown].assign(method=label))
     clients = pd.DataFrame({"client": job.clients.names, "rows": total_rows(job), **columns})
     return pd.DataFrame(rows), clients, pd.concat(curves, ignore_index=True)
 

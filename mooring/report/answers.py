@@ -144,19 +144,24 @@ def show_comparison(display: Display, comparison: Mapping[str, Any]) -> None:
     rows = methods.sort_values("test_loss").to_dict("records")
     for row in rows:
         row["sent"] = decimal(int(row["bytes"]))
-        row["round"] = f"{row['kept_round']}/{row['rounds']}"
+        row["round"] = f"{row['kept_round']:.10g}/{row['rounds']:.10g}"
+    more = {name: name for name in KNOWN if name in methods and name != "mae"}  # the file has it too
+    if "behind" in methods:  # over several seeds
+        more = {"test_loss_sd": "deviation", "behind": "behind", "behind_sd": "its deviation"}
     columns = {
         "method": "method",
         "test_loss": f"test {comparison['metric']}",
-        **{name: name for name in KNOWN if name in methods and name != "mae"},  # the file has it too
+        **more,
         "last_test_loss": "last round",
         "round": "round",
         "sent": "sent",
         "seconds": "seconds",
     }
     caption = "test: models of the kept round (by default the best on validation rows), averaged over test rows"
+    if "behind" in methods:
+        caption += "; means and deviations over seeds, behind: how much more than the best under the same seeds"
     title = f"{comparison['title']}: {len(clients)} clients"
-    display.table(title, rows, columns, caption, spare=("seconds", "round", "last_test_loss"))
+    display.table(title, rows, columns, caption, spare=("seconds", "round", "last_test_loss", "sent"))
     if "local" in clients:
         for method in methods["method"]:
             if method != "local":

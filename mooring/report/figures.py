@@ -1,6 +1,5 @@
-"""The figures of an advice: the path from one common model to everyone alone, and the gain of every client.
-
-Both are drawn from what the run directory holds (`RunDir.advice`), in memory or on disk.
+"""The figures of an advice: the path from one common model to everyone alone, and the gain of every client; and of a
+comparison: its learning curves. All are drawn from what the run directory holds, those of an advice in memory as well.
 """
 
 from __future__ import annotations
@@ -13,11 +12,12 @@ import numpy as np
 
 from mooring.core.errors import RequestError
 from mooring.report.answers import PLANS
-from mooring.report.style import STYLE, VERDICTS, canvas, image
+from mooring.report.style import COLOURS, MARKERS, STYLE, VERDICTS, canvas, image
 from mooring.report.terminal import plain
-from mooring.runs.directory import GAINS_FIGURE, PATH_FIGURE, open_run
+from mooring.runs.directory import CURVES_FIGURE, GAINS_FIGURE, PATH_FIGURE, RunDir, open_run
 from mooring.runs.files import frame_of, write_whole
 
+MARKED = 50  # evaluated rounds up to which a curve marks each one
 NAMED = 80  # clients up to which a figure names each one; beyond, they are drawn side by side without names
 FAR = 8.0  # typical deviations from the median beyond which a gain is told by an arrow at the edge
 MOORED = ("lambda", "size", "diagonal")  # plans by lambda
@@ -25,10 +25,13 @@ RASTER = 1_000  # clients beyond which an SVG holds their marks as pixels
 
 
 def plot(source: Any, what: str = "gains") -> Any:
-    """A matplotlib figure of an advice or of its run directory: "gains" of every client, or the "path" of lambdas."""
+    """A matplotlib figure of an advice or of its run directory, "gains" of every client or the "path" of lambdas; of a
+    comparison's directory, its learning "curves"."""
     drawings = {"gains": gains_figure, "path": path_figure}
+    if what == CURVES_FIGURE and isinstance(source, str | Path):
+        return curves_figure(open_run(source))
     if what not in drawings:
-        raise RequestError(f"plot knows {', '.join(map(repr, drawings))}, got {what!r}.")
+        raise RequestError(f"plot knows {', '.join(map(repr, drawings))} and of a comparison 'curves', got {what!r}.")
     return drawings[what](open_run(source).advice if isinstance(source, str | Path) else source.record)
 
 
@@ -39,6 +42,46 @@ def draw_advice(run: str | Path) -> None:
     for name, figure in ((PATH_FIGURE, path_figure(advice)), (GAINS_FIGURE, gains_figure(advice))):
         for form in ("png", "svg"):
             write_whole(directory.path / f"{name}.{form}", image(figure, form))
+
+
+def draw_comparison(run: str | Path) -> None:
+    """The learning curves of a comparison's run directory, as PNG and SVG, beside its tables."""
+    directory = open_run(run)
+    figure = curves_figure(directory)
+    for form in ("png", "svg"):
+        write_whole(directory.path / f"{CURVES_FIGURE}.{form}", image(figure, form))
+
+
+def curves_figure(directory: RunDir) -> Any:
+    """Test loss against rounds, a line a method; over several seeds their mean, and a band one deviation wide each way.
+
+    A method of one round, such as an exact referee, is a line across.
+    """
+    import matplotlib as mpl
+
+    metric, table = directory.comparison["metric"], directory.curves
+    longest = int(table["t"].max())
+    with mpl.rc_context(STYLE):
+        figure = canvas(6.4, 4.0)
+        axes = figure.add_subplot()
+        for k, (method, mine) in enumerate(table.groupby("method", sort=False)):
+            colour, rounds = COLOURS[k % len(COLOURS)], mine.groupby("t")["test_loss"]
+            mean, deviation = rounds.mean(), rounds.std().fillna(0.0)
+            t = mean.index.to_numpy(float)
+            way: dict[str, Any] = {"color": colour, "label": plain(str(method))}
+            if len(t) == 1 and longest > 1:
+                t, mean, deviation = np.array([0.0, longest]), mean.repeat(2), deviation.repeat(2)
+                way |= {"linestyle": "--"}
+            elif len(t) < MARKED:
+                way |= {"marker": MARKERS[k % len(MARKERS)], "markersize": 3}
+            axes.plot(t, mean.to_numpy(), **way)
+            if bool((deviation > 0).any()):
+                axes.fill_between(t, mean - deviation, mean + deviation, color=colour, alpha=0.15, linewidth=0)
+        seeds = table["seed"].nunique()
+        axes.set_xlabel("round" if seeds == 1 else f"round; mean and deviation over {seeds} seeds")
+        axes.set_ylabel(f"test {metric}")
+        axes.legend(fontsize=8)
+    return figure
 
 
 def path_figure(advice: Mapping[str, Any]) -> Any:

@@ -41,6 +41,8 @@ SUMMARY, COMPARISON, ADVICE, THEORY = "summary.json", "compare.json", "advice.js
 METHODS = "methods"  # the folder of a comparison's runs, one a method
 SEED = "seed-{}"  # the folder of one repetition inside a repeated comparison's directory
 PATH_FIGURE, GAINS_FIGURE = "path", "gains"  # of an advice, as .png and .svg
+CURVES_FIGURE = "curves"  # of a comparison, as .png and .svg
+METHODS_CSV, SEEDS_CSV, CURVES_CSV, CLIENTS_CSV = "methods.csv", "seeds.csv", "curves.csv", "clients.csv"
 OTHER_MODELS = {which: f"models-{which}.safetensors" for which in ("best", "last")}  # of the round that is not kept
 
 
@@ -170,6 +172,11 @@ class RunDir:
     def comparison(self) -> dict[str, Any]:
         """A comparison: title, metric, a row a method, a row a client, notes on the data."""
         return read_json(self._at(COMPARISON, self._other("compare")))
+
+    @property
+    def curves(self) -> pd.DataFrame:
+        """The learning curves of a comparison: method, seed, t, and the losses of every evaluated round."""
+        return pd.read_csv(self._at(CURVES_CSV, self._other("compare")), dtype={"method": str})
 
     @property
     def advice(self) -> dict[str, Any]:

@@ -60,6 +60,13 @@ def comparison(display):
     answers.show_comparison(display, {"title": "t", "metric": "log-loss", "methods": methods, "clients": clients})
 
 
+def repeated(display):
+    spread = {"test_loss_sd": LOSS, "behind": -LOSS, "behind_sd": LOSS, "accuracy": 0.5, "kept_round": 1.5}
+    methods = [{"method": f"ditto lam={lam}", **METHOD, **spread} for lam in (0.1, 10)]
+    clients = [{"client": "[a]", "ditto lam=0.1": LOSS, "ditto lam=10": LOSS}]
+    answers.show_comparison(display, {"title": "t", "metric": "log-loss", "methods": methods, "clients": clients})
+
+
 def newcomers(display):
     answers.show_newcomers(display, CLIENTS, "mse", "prox")
 
@@ -94,7 +101,7 @@ def claims(display):
     show_claims(display, [row | {"worst": numbers}], "quick", "out")
 
 
-@pytest.mark.parametrize("show", [fit, advice, comparison, newcomers, theory, findings, claims])
+@pytest.mark.parametrize("show", [fit, advice, comparison, repeated, newcomers, theory, findings, claims])
 def test_every_table_fits_80_columns_and_cuts_no_number(show, capsys, monkeypatch):
     """A narrow terminal shows the numbers that a wide one shows, but for columns that it says it left out."""
     seen = {}

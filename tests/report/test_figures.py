@@ -1,11 +1,12 @@
 """The figures of an advice: everybody is in them, an outlier flattens nobody, the plan's lambda is marked."""
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import mooring
 from mooring.core.errors import RequestError
-from mooring.report.figures import gains_figure, path_figure
+from mooring.report.figures import draw_comparison, gains_figure, path_figure
 from mooring.report.style import image
 
 
@@ -111,6 +112,22 @@ def test_plans_without_a_lambda_are_a_line(family, lam):
     assert not [line for line in figure.axes[0].lines if line.get_marker() == "D"]
 
 
-def test_plot_knows_two_figures():
-    with pytest.raises(RequestError, match="plot knows 'gains', 'path', got 'lam'"):
+def test_plot_knows_its_figures():
+    with pytest.raises(RequestError, match="plot knows 'gains', 'path' and of a comparison 'curves', got 'lam'"):
         mooring.plot(None, "lam")
+
+
+def test_the_curves_of_a_comparison(tmp_path):
+    """A line a method, a band where there are several seeds, and a method of one round across."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"site": np.repeat(list("abc"), 30), "x": rng.normal(size=90), "y": rng.normal(size=90)})
+    how = {"client": "site", "target": "y", "rounds": 4, "evaluate_every": 1, "threads": 1}
+    found = mooring.compare(frame, ["local", "fedavg"], seeds=2, out=tmp_path / "run", **how)
+    figure = mooring.plot(tmp_path / "run", "curves")
+    lines = {line.get_label(): line for line in figure.axes[0].lines}
+    assert set(lines) == {"local", "fedavg"}
+    mean = found.curves[found.curves["method"] == "fedavg"].groupby("t")["test_loss"].mean()
+    np.testing.assert_allclose(lines["fedavg"].get_ydata(), mean)
+    assert lines["local"].get_xdata().tolist() == [0, 4] and len(figure.axes[0].collections) == 2
+    draw_comparison(tmp_path / "run")
+    assert (tmp_path / "run" / "curves.png").stat().st_size > 1000 and (tmp_path / "run" / "curves.svg").exists()
