@@ -13,6 +13,7 @@ import typer
 
 from mooring.core.errors import RequestError, WorkError
 from mooring.core.fields import unknown
+from mooring.core.level import LEVEL
 from mooring.core.trust import ASK
 from mooring.options import (
     ADVICE,
@@ -37,7 +38,6 @@ from mooring.options import (
 from mooring.runs.sections import ALGORITHM, installed
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -46,6 +46,7 @@ app = typer.Typer(
 )
 
 DEBUG = {"on": False}
+ANYWHERE = ("--debug", "--quiet", "--verbose")  # options that may stand anywhere
 INTERRUPTED: list[Path] = []  # the run directory of the command that is running
 Run = Annotated[Path, typer.Argument(hidden=True)]
 Of = Annotated[
@@ -62,14 +63,16 @@ def tell_version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(epilog="Example: mooring advise heart --out runs/heart")
 def options(
+    quiet: Annotated[bool, typer.Option("--quiet", help="The answer only: no notes, no progress.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Tell every step, with the time it took.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the stack trace of an error.")] = False,
     version: Annotated[
         bool, typer.Option("--version", help="Tell the version.", callback=tell_version, is_eager=True)
     ] = False,
 ) -> None:
-    DEBUG["on"] = DEBUG["on"] or debug
+    pass  # the first three may stand anywhere: `main` takes them
 
 
 @app.command(epilog=example("mooring fit exam.csv --client school --target score --set lam=0.5"))
@@ -228,6 +231,83 @@ def local_page(
             typer.launch(address)
 
     show(folder, port, ready)
+
+
+@app.command(epilog="Example: mooring watch runs/heart-fedprox_one_stage-1")
+def watch(run: Run) -> None:
+    """A running job, from its directory RUN: how far it is, its losses, who takes part, who failed, the time left.
+
+    What is shown is that of the latest checkpoint. Where there is no terminal, a line is written at every change.
+    """
+    from mooring.report.terminal import Display
+    from mooring.report.watch import watch as show
+
+    show(Display(), run)
+
+
+@app.command(epilog="Example: mooring init visits.csv --out run.toml")
+def init(
+    source: Source,
+    client: Annotated[str | None, typer.Option("--client", help="Column that says whose row it is. [asked]")] = None,
+    target: Annotated[str | None, typer.Option("--target", help="Column to predict. [asked]")] = None,
+    drop_small: Annotated[
+        bool | None, typer.Option("--drop-small/--no-drop-small", help="Leave clients with few rows out. [asked]")
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", help="The run file to write. [run.toml]", show_default=False)] = Path(
+        "run.toml"
+    ),
+) -> None:
+    """Write a run file with a comment on every option, from a table and at most three questions.
+
+    SOURCE is a table. Where there is no terminal nothing is asked: the options say it.
+    """
+    from mooring.engines.questions import run_file_of
+    from mooring.report.terminal import Display
+    from mooring.runs.directory import refuse_unwritable
+    from mooring.runs.files import write_whole
+
+    if out.exists():
+        raise RequestError(f"{out} already exists; choose another --out.")
+    refuse_unwritable(out)
+    ask = typer.prompt if ASK else None  # ASK is empty in a pipe
+    text = run_file_of(source, out.name, {"client": client, "target": target, "drop_small": drop_small}, ask)
+    write_whole(out, text.encode())
+    Display().say(f"Written: {out}; `mooring advise {shlex.quote(str(out))}` runs it.")
+
+
+@app.command(epilog="Example: mooring explain lambda")
+def explain(
+    term: Annotated[list[str] | None, typer.Argument(hidden=True, metavar="TERM")] = None, json_: Json = False
+) -> None:
+    """What a word of the answers means, an option or an algorithm; without a TERM, the words that are known."""
+    from mooring.report.glossary import TERMS
+    from mooring.report.terminal import Display
+
+    if not term:
+        Display().say(", ".join(TERMS))
+        return
+    text, where = meaning(" ".join(term))
+    if json_:
+        emit({"term": " ".join(term), "text": text, "read": where})
+    else:
+        Display().say(f"{text}\nRead on: {where}")
+
+
+def meaning(word: str) -> tuple[str, str]:
+    """What a word means, and where to read on."""
+    from mooring import options as flags
+    from mooring.algorithms import base
+    from mooring.report.glossary import find, words
+
+    if (found := find(word)) is not None:
+        return found.text, f"docs/{found.page}"
+    bare = word.lstrip("-").replace("-", "_")
+    if bare in flags.names():
+        told = flags.describe(bare)
+        return f"{told['summary']} Without {told['flag']} it is: {told['default']}.", "docs/options.md"
+    if bare in base.names():
+        return f"{bare}: {base.describe(bare)['summary']}", "docs/maths.md; `mooring list algorithms` names them all"
+    raise RequestError(f"mooring explain: {unknown('word', word, [*words(), *flags.names(), *base.names()])}.")
 
 
 @app.command(epilog="Example: mooring predict runs/exam-1 new.csv --out predictions.csv")
@@ -446,6 +526,11 @@ LISTS: dict[str, tuple[str, str, dict[str, str]]] = {  # module, its function th
         {"name": "task", "summary": "what", "targets": "targets", "exact": "exact prox"},
     ),
     "datasets": ("mooring.data.datasets", "known", {"name": "data set", "summary": "what", "needs": "needs"}),
+    "options": (
+        "mooring.options",
+        "names",
+        {"flag": "flag", "file": "run file", "python": "Python", "default": "default", "summary": "what"},
+    ),
     "experiments": (
         "mooring.experiments.base.catalog",
         "ids",
@@ -558,8 +643,18 @@ def begun(out: Path) -> Path:
     return out
 
 
-federation = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="A federation across processes.")
-keys = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Certificates and keys of a federation.")
+federation = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="A federation across processes.",
+    epilog="Example: mooring federation up run.toml --clients clients/ --embedded",
+)
+keys = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Certificates and keys of a federation.",
+    epilog="Example: mooring keys init keys --clients north,south,west",
+)
 app.add_typer(federation, name="federation")
 app.add_typer(keys, name="keys")
 Insecure = Annotated[bool, typer.Option("--insecure", help="Without TLS, on this machine only.")]
@@ -718,8 +813,9 @@ def main(argv: list[str] | None = None) -> None:
     try:
         given = sys.argv[1:] if argv is None else argv
         INTERRUPTED.clear()
-        DEBUG["on"] = "--debug" in given  # wherever it stands
-        code = app([word for word in given if word != "--debug"], standalone_mode=False)
+        DEBUG["on"] = "--debug" in given
+        LEVEL[0] = "quiet" if "--quiet" in given else "verbose" if "--verbose" in given else "normal"
+        code = app([word for word in given if word not in ANYWHERE], standalone_mode=False)
         if code == 130:  # typer's own way to say that it was interrupted
             interrupted()
     except Exception as error:

@@ -24,6 +24,28 @@ DATA, TASK, TRAINING, ADVICE = (
     for section in ("data", "task", "training", "advice")
 )
 
+# What few need: `mooring list options` and the page tell it, and help texts fit a screen.
+RARELY = frozenset(
+    (
+        "attack",
+        "average",
+        "checkpoint_every",
+        "chunk",
+        "clip",
+        "data_dir",
+        "device",
+        "drop_missing_target",
+        "evaluate_every",
+        "kernels",
+        "loss",
+        "partition",
+        "patience",
+        "rare",
+        "split_seed",
+        "unit",
+        "weight_cap",
+    )
+)
 # Arguments are hidden from the list of options: the commands' own texts tell what they are.
 Source = Annotated[str, typer.Argument(hidden=True)]
 Method = Annotated[
@@ -58,9 +80,28 @@ Trust = Annotated[bool, typer.Option("--trust", help="Run code and read files th
 SOURCES = "SOURCE is a table (CSV, Parquet, npz), a folder of client tables, a data set's name, or a run file (.toml)."
 
 
+MORE = "`mooring list options` has the rarer ones."
+
+
 def example(command: str) -> str:
     """What stands at the end of a help text."""
-    return f"{SOURCES}\n\nExample: {command}"
+    return f"{SOURCES} {MORE}\n\nExample: {command}"
+
+
+def names() -> list[str]:
+    return list(OPTIONS)
+
+
+def describe(name: str) -> dict[str, str]:
+    """An option as `mooring list options` tells it."""
+    option = OPTIONS[name]
+    return {
+        "flag": option.flag,
+        "file": f"[{option.section}] {option.field}",
+        "python": option.name,
+        "default": option.default,
+        "summary": str(option.info.title),
+    }
 
 
 def takes(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -113,8 +154,10 @@ def flag_of(option: Option) -> Any:
     """An option as typer declares it: text, or texts that add up, for the run file's own check to judge."""
     types = types_of(option)
     help_ = f"{option.info.title} [{option.default}]"
+    hidden = option.name in RARELY
     if types == {bool}:
-        return Annotated[bool | None, typer.Option(f"{option.flag}/--no-{option.flag[2:]}", help=help_)]
+        both = f"{option.flag}/--no-{option.flag[2:]}"
+        return Annotated[bool | None, typer.Option(both, help=help_, hidden=hidden)]
     form = (
         "NAME=VALUE"
         if types == {dict}
@@ -127,7 +170,7 @@ def flag_of(option: Option) -> Any:
         else "TEXT"
     )
     several = list[str] if types in ({dict}, {list}) else str
-    return Annotated[several | None, typer.Option(option.flag, metavar=form, help=help_)]
+    return Annotated[several | None, typer.Option(option.flag, metavar=form, help=help_, hidden=hidden)]
 
 
 def value_of(option: Option, words: Any) -> Any:

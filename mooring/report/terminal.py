@@ -7,6 +7,7 @@ as it is: no markup, no control characters.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -17,6 +18,8 @@ from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
+
+from mooring.core.level import LEVEL
 
 SHORT = 22  # a column whose cells are no longer than this is never wrapped
 NAME = 8  # a name is shortened to no less
@@ -37,7 +40,7 @@ class Display:
         self.out.print(plain(text), soft_wrap=True)
 
     def notes(self, notes: Sequence[str]) -> None:
-        for note in notes:
+        for note in notes if LEVEL[0] != "quiet" else ():
             self.err.print(plain(f"note: {note}"), style="dim", soft_wrap=True)
 
     def table(
@@ -82,12 +85,16 @@ class Display:
 
     @contextmanager
     def progress(self) -> Iterator[Any]:
-        """A bar per job; yields `tell(what, done, all)`."""
+        """A bar per job; yields `tell(what, done, all)`. Told to be verbose, a line per step."""
+        if LEVEL[0] == "verbose":
+            yield self._step_by_step()
+            return
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         words = TextColumn("{task.description}", markup=False)
         columns = (words, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=self.err, transient=True, disable=not self.err.is_terminal) as bar:
+        off = LEVEL[0] == "quiet" or not self.err.is_terminal
+        with Progress(*columns, console=self.err, transient=True, disable=off) as bar:
             jobs: dict[str, Any] = {}
 
             def tell(what: str, done: int, rounds: int) -> None:
@@ -96,6 +103,14 @@ class Display:
                 bar.update(jobs[what], completed=done, total=rounds)
 
             yield tell
+
+    def _step_by_step(self) -> Any:
+        began = time.monotonic()
+
+        def tell(what: str, done: int, rounds: int) -> None:
+            self.err.print(plain(f"{time.monotonic() - began:.1f} s: {what}, {done} of {rounds}"), soft_wrap=True)
+
+        return tell
 
 
 class Column(NamedTuple):

@@ -1,0 +1,178 @@
+"""Help that fits a screen, words that are explained, and run files that are written by asking."""
+
+import re
+import shlex
+import sys
+import tomllib
+from pathlib import Path
+
+import click
+import numpy as np
+import pandas as pd
+import pytest
+import typer
+
+from mooring import cli
+from mooring.core.errors import RequestError
+from mooring.data.datasets import known
+from mooring.engines.questions import run_file_of
+from mooring.options import RARELY
+from mooring.report.contents import LABELS
+from mooring.report.glossary import TERMS, find, words
+from mooring.runs.runfile import read_run
+from mooring.runs.sections import OPTIONS
+from tests.test_docs import ROOT
+
+SCREEN, WIDTH = 40, 100  # lines and columns
+TOP = typer.main.get_command(cli.app)
+
+
+def every_command(group=TOP, path=()):
+    yield path
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from every_command(command, (*path, name))
+        else:
+            yield (*path, name)
+
+
+def call(capsys, *argv):
+    with pytest.raises(SystemExit) as left:
+        cli.main([str(word) for word in argv])
+    told = capsys.readouterr()
+    return left.value.code, told.out, told.err
+
+
+@pytest.mark.parametrize("path", [*every_command()], ids=" ".join)
+def test_help_fits_a_screen_with_an_example_and_defaults(path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(WIDTH))
+    code, out, _ = call(capsys, *path, "--help")
+    assert code == 0 and len(out.splitlines()) <= SCREEN and max(map(len, out.splitlines())) <= WIDTH
+    shown = re.search(r"Example: (mooring .*(?:\n  .*)*)", out)
+    assert shown, "no example"
+    argv = shlex.split(" ".join(shown[1].split()))[1:]
+    assert tuple(argv[: len(path)]) == path
+    command = TOP
+    for name in path:
+        command = command.commands[name]
+    for option in (p for p in command.params if isinstance(p, click.Option) and not p.hidden and not p.is_flag):
+        if not option.required and option.name not in ("set_", "install_completion", "show_completion"):
+            assert re.search(r"\[.+\]", option.help or "") or option.show_default, f"{option.name}: no default told"
+
+
+def test_rare_options_work_though_help_leaves_them_out(capsys):
+    assert set(OPTIONS) > RARELY
+    _, out, _ = call(capsys, "list", "options", "--json")
+    for option in OPTIONS.values():
+        assert f'"{option.flag}"' in out
+    _, out, _ = call(capsys, "fit", "--help")
+    assert "--weight-cap" not in out and "--rounds" in out and "mooring list options" in out
+    code, _, err = call(capsys, "fit", "heart", "--weight-cap", "2")
+    assert code == 2 and "weight_cap must be" in err
+
+
+def test_terms_are_two_sentences_and_a_page(capsys):
+    assert len(words()) == len(set(words()))
+    for name, term in TERMS.items():
+        assert len(re.findall(r"[.!?](?= |$)", term.text)) == 2, name
+        assert (ROOT / "docs" / term.page).is_file(), name
+        assert find(name.upper()) == term
+    code, out, _ = call(capsys, "explain", "how", "sure")
+    assert code == 0 and out.count("\n") <= 4 and "docs/advice.md" in out
+    assert call(capsys, "explain", "--json", "lam")[1].count("stiffness") == 1
+    assert "fedprox_one_stage" in call(capsys, "explain", "fedprox_one_stage")[1]
+    assert "Without --min-rows it is: 5." in call(capsys, "explain", "--", "--min-rows")[1]
+    code, _, err = call(capsys, "explain", "lamda")
+    assert code == 2 and "did you mean 'lambda'?" in err
+
+
+def test_what_the_page_calls_its_columns_is_explained():
+    missing = [label for label in LABELS.values() if find(label.split(",")[0]) is None]
+    assert missing == []
+
+
+@pytest.fixture
+def visits(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    clinic = np.repeat(["north", "south", "west", "tiny"], [20, 20, 20, 3])
+    frame = pd.DataFrame({"clinic": clinic, "age": rng.normal(size=63), "score": rng.normal(size=63)})
+    frame.to_csv("visits.csv", index=False)
+
+
+def test_init_asks_little_and_writes_a_run_file_that_works(visits):
+    asked = []
+
+    def ask(question, default=None):
+        asked.append(question)
+        return default
+
+    text = run_file_of("visits.csv", "run.toml", {"client": None, "target": None, "drop_small": None}, ask)
+    assert len(asked) == 3 <= 4 and "3 of" not in asked[2] and asked[2].startswith("1 of 4 clients")
+    assert tomllib.loads(text)["data"] == {
+        "source": "visits.csv", "client": "clinic", "target": "score", "drop_small": True,
+    }  # fmt: skip
+    for option in OPTIONS.values():
+        assert re.search(rf"^(# )?{option.field} =", text, re.M), option.name
+    Path("run.toml").write_text(text)
+    assert read_run("run.toml").algorithm.name == "fedprox_one_stage"
+    loose = re.sub(r"^# (\w+ = \S[^\n]*?)  +#", r"\1  #", text, flags=re.M)  # what the comments say is the default
+    Path("loose.toml").write_text(loose)
+    assert read_run("loose.toml").training == read_run("run.toml").training
+
+
+def test_init_never_asks_in_a_pipe(visits, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    code, _, err = call(capsys, "init", "visits.csv")
+    assert code == 2 and "--client is missing" in err and "'clinic'" in err and err.count("\n") == 1
+    code, out, _ = call(capsys, "init", "visits.csv", "--client", "clinic", "--target", "score", "--drop-small")
+    assert code == 0 and "run.toml" in out
+    assert call(capsys, "check", "run.toml")[0] == 0
+    code, _, err = call(capsys, "init", "visits.csv", "--client", "clinic", "--target", "score")
+    assert code == 2 and "already exists" in err
+    with pytest.raises(RequestError, match="Did you mean 'clinic'"):
+        run_file_of("visits.csv", "run.toml", {"client": "clnic", "target": "score", "drop_small": None}, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('[data]\nsource = "v.csv"\nclinet = "a"\n', "unknown field of [data] 'clinet' (did you mean 'client'?)"),
+        ('[data]\nsource = "v.csv"\n[trainig]\nrounds = 3\n', "unknown section 'trainig' (did you mean 'training'?)"),
+        (
+            '[data]\nsource = "v.csv"\n[training]\nrounds = "3"\n',
+            "training.rounds must be a whole number >= 1, got '3'",
+        ),
+        ("[training]\nrounds = 3\n", "data is missing; it must be a table with a source"),
+        ('[data]\nsource = "v.csv"\n[algorithm]\nlam = 1\n', "algorithm.name is missing"),
+    ],
+)
+def test_a_bad_run_file_is_answered_with_the_key_and_the_nearest_name(text, told, tmp_path, capsys):
+    (tmp_path / "run.toml").write_text(text)
+    code, _, err = call(capsys, "fit", tmp_path / "run.toml")
+    assert code == 2 and told in err and err.count("\n") == 1
+
+
+def test_quiet_and_verbose(visits, capsys):
+    words = ["fit", "visits.csv", "--client", "clinic", "--target", "score", "--drop-small", "--rounds", "3"]
+    _, out, err = call(capsys, *words, "--out", "loud", "--verbose")
+    assert re.search(r"^\d+\.\d s: fedprox_one_stage, 3 of 3$", err, re.M) and "note: " in err
+    _, quiet, err = call(capsys, *words, "--out", "mute", "--quiet")
+    assert err == "" and quiet.replace("mute", "loud") == out
+
+
+def test_no_colour_where_it_is_not_wanted(monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+    _, out, _ = call(capsys, "list", "datasets")
+    assert known()[0] in out and not re.search(r"\x1b\[[\d;]*3\dm", out)
+
+
+def test_shells_complete_commands(monkeypatch, capsys):
+    monkeypatch.setenv("_MOORING_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "mooring per")
+    monkeypatch.setenv("COMP_CWORD", "1")
+    monkeypatch.setattr(sys, "argv", ["mooring"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert capsys.readouterr().out.split() == ["personalize"]
