@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from mooring.engines.fit import fit as fit
     from mooring.engines.opened import open as open
     from mooring.engines.predict import predict as predict
+    from mooring.engines.usable import load_sklearn as load_sklearn
     from mooring.estimators import PersonalizedClassifier as PersonalizedClassifier
     from mooring.estimators import PersonalizedRegressor as PersonalizedRegressor
     from mooring.report.figures import plot as plot
@@ -25,6 +26,7 @@ _PUBLIC = {
     "personalize": "mooring.advice.personalize",
     "plot": "mooring.report.figures",
     "load": "mooring.data.sources",
+    "load_sklearn": "mooring.engines.usable",
     "open": "mooring.engines.opened",
     "predict": "mooring.engines.predict",
     "RequestError": "mooring.core.errors",
@@ -42,6 +44,7 @@ __all__ = [
     "compare",
     "fit",
     "load",
+    "load_sklearn",
     "open",
     "personalize",
     "plot",

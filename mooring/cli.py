@@ -20,6 +20,7 @@ from mooring.options import (
     DATA,
     TASK,
     TRAINING,
+    Csv,
     Json,
     Method,
     Methods,
@@ -28,6 +29,7 @@ from mooring.options import (
     SetEach,
     SetTask,
     Source,
+    Track,
     Trust,
     apart,
     by_commas,
@@ -83,6 +85,8 @@ def fit(
     set_: Set = None,
     out: Out = None,
     json_: Json = False,
+    csv_: Csv = False,
+    track: Track = None,
     trust: Trust = False,
     **given: Any,
 ) -> None:
@@ -90,9 +94,8 @@ def fit(
     from mooring.engines.fit import fit as train
     from mooring.report.answers import show_run
     from mooring.report.page import write_report
-    from mooring.report.terminal import Display
 
-    display = Display(json_)
+    display = prepared(json_ or csv_, track)
     settings, given = apart(set_, given)
     out = begun(out or free_directory(source, algorithm or ("fit" if source.endswith(".toml") else ALGORITHM)))
     with display.progress() as tell:
@@ -101,9 +104,12 @@ def fit(
     page = write_report([out])
     if json_:
         emit({"summary": result.summary, "clients": result.clients.to_dict("records"), "run": str(result.run)})
+    elif csv_:
+        sys.stdout.write(result.clients.to_csv(index=False))
     else:
         show_run(display, out)
         display.say(f"Page: {page}")
+    tell_tracker(display, out, track)
 
 
 @app.command(epilog=example("mooring compare exam.csv --client school --target score --methods local,fedavg,ditto"))
@@ -114,6 +120,8 @@ def compare(
     set_: SetEach = None,
     out: Out = None,
     json_: Json = False,
+    csv_: Csv = False,
+    track: Track = None,
     trust: Trust = False,
     **given: Any,
 ) -> None:
@@ -123,9 +131,8 @@ def compare(
     from mooring.report.answers import show_run
     from mooring.report.figures import draw_comparison
     from mooring.report.page import write_report
-    from mooring.report.terminal import Display
 
-    display = Display(json_)
+    display = prepared(json_ or csv_, track)
     fields, given = apart(set_, given)
     out = begun(out or free_directory(source, "compare"))
     with display.progress() as tell:
@@ -135,9 +142,12 @@ def compare(
     display.notes(result.notes)
     if json_:
         emit(as_json(result))
+    elif csv_:
+        sys.stdout.write(result.clients.to_csv(index=False))
     else:
         show_run(display, out)
         display.say(f"Page: {page}")
+    tell_tracker(display, out, track)
 
 
 @app.command(epilog="Example: mooring resume runs/exam-1")
@@ -350,7 +360,9 @@ def export(
     run: Run,
     to: Annotated[
         str,
-        typer.Option("--to", help="csv, json or sklearn (coefficients), torch (state_dict). [csv]", show_default=False),
+        typer.Option(
+            "--to", help="csv, json or sklearn (coefficients), torch or onnx (network). [csv]", show_default=False
+        ),
     ] = "csv",
     client: Annotated[str | None, typer.Option("--client", help="Whose model. [everyone's]")] = None,
     method: Of = None,
@@ -359,8 +371,8 @@ def export(
     """Models of a finished run for other tools, in the units of the data.
 
     RUN is the run's directory. csv: a row for each client and term with its coefficient, the common one and the
-    deviation. json: the same as one object. sklearn: `coef_` and `intercept_` as JSON. torch: a network's weights as a
-    safetensors file, of the common model or of --client.
+    deviation. json: the same as one object. sklearn: JSON that `mooring.load_sklearn` reads. torch: a network's weights
+    (safetensors), of the common model or of --client; onnx: the network itself.
     """
     from mooring.engines.export import export as write
     from mooring.report.terminal import Display
@@ -369,8 +381,8 @@ def export(
     display = Display(json=True)
     display.notes(notes)
     if out is None:
-        if to == "torch":
-            raise RequestError("--to torch writes a file; say which by --out.")
+        if to in ("torch", "onnx"):
+            raise RequestError(f"--to {to} writes a file; say which by --out.")
         sys.stdout.write(content.decode())
     else:
         from mooring.runs.files import write_whole
@@ -431,33 +443,38 @@ def advise(
     out: Out = None,
     clients: Annotated[bool, typer.Option("--clients", help="A row for every client, too.")] = False,
     json_: Json = False,
+    csv_: Csv = False,
+    track: Track = None,
     trust: Trust = False,
     **given: Any,
 ) -> None:
     """Train alone, together or in between? What each client should deploy, what it gains, and how sure that is."""
     from mooring.advice.advise import advise as run
     from mooring.advice.advise import as_json
-    from mooring.report.terminal import Display
 
-    display = Display(json_)
+    display = prepared(json_ or csv_, track)
     given = task_only(set_, given)
     out = begun(out or free_directory(source, "advice"))
     with display.progress() as tell:
         advice = run(source, out=out, tell=tell, trust=trust, **given)
     display.notes(advice.job.clients.notes)
-    show_advised(display, out, as_json(advice) if json_ else None, clients)
+    instead = as_json(advice) if json_ else advice.clients.to_csv(index=False) if csv_ else None
+    show_advised(display, out, instead, clients)
+    tell_tracker(display, out, track)
 
 
-def show_advised(display: Any, run: Path, json_: Any, clients: bool = False) -> None:
-    """An advice that is written: its figures, its page and its answer."""
+def show_advised(display: Any, run: Path, instead: Any, clients: bool = False) -> None:
+    """An advice that is written: its figures, its page and its answer, or `instead` an object as JSON or a text."""
     from mooring.report.answers import show_run
     from mooring.report.figures import draw_advice
     from mooring.report.page import write_report
 
     draw_advice(run)
     page = write_report([run])
-    if json_ is not None:
-        emit(json_)
+    if isinstance(instead, str):
+        sys.stdout.write(instead)
+    elif instead is not None:
+        emit(instead)
     else:
         show_run(display, run, clients)
         display.say(f"Page: {page}")
@@ -632,6 +649,24 @@ def theorem(
         emit({"theorems" if name is None else "statements": rows})
     else:
         display.table(name or "theorems", rows, {"name": "name", "says": "what", "asks": "quantities"})
+
+
+def prepared(aside: bool, track: str | None) -> Any:
+    """Where a command speaks (`aside`: stdout is for data); a tracker that is not there is told before the work."""
+    from mooring.report.terminal import Display
+
+    if track is not None:
+        from mooring.report.track import refuse_missing
+
+        refuse_missing(track)
+    return Display(aside)
+
+
+def tell_tracker(display: Any, out: Path, track: str | None) -> None:
+    if track is not None:
+        from mooring.report.track import track as tell
+
+        display.say(f"Tracked: {tell(out, track)}")
 
 
 def begun(out: Path) -> Path:

@@ -74,6 +74,12 @@ SetTask = Annotated[
 Out = Annotated[Path | None, typer.Option("--out", metavar="PATH", help="The run directory. [runs/NAME-1, -2, ...]")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, and nothing else there.")]
 
+Csv = Annotated[
+    bool, typer.Option("--csv", help="Print the table of clients as CSV on stdout, and nothing else there.")
+]
+Track = Annotated[
+    str | None, typer.Option("--track", metavar="mlflow|tensorboard", help="Tell the run to a tracker too. [none]")
+]
 Trust = Annotated[bool, typer.Option("--trust", help="Run code and read files that a stranger's run file names.")]
 
 

@@ -5,11 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor, nn
+
 from mooring.core.errors import RequestError
 from mooring.core.fields import unknown
 from mooring.data.columns import name_of
-from mooring.engines.coefficients import in_units_of_data, scaling_of
+from mooring.engines.coefficients import scaling_of
 from mooring.engines.opened import Opened, open
+from mooring.engines.usable import fitted, onnx_of
+from mooring.runs.directory import SCHEMA
 from mooring.runs.files import to_json
 
 
@@ -19,7 +24,7 @@ def export(path: str | Path, to: str = "csv", client: Any = None, method: str | 
         raise RequestError(f"mooring export: {unknown('format', to, FORMATS)}.")
     run = open(path, method)
     if client is not None:
-        run.model(client)  # a client that is not there is told in one sentence
+        run.vector(client)  # a client that is not there is told in one sentence
     return FORMATS[to](run, None if client is None else name_of(client)), run.notes
 
 
@@ -37,16 +42,15 @@ def as_sklearn(run: Opened, client: str | None) -> bytes:
     """`coef_` and `intercept_` as scikit-learn's linear models hold them, on the encoded columns, by client."""
     scaling = scaling_of(run.schema)
     named = {"common": run.common} if client is None else {}
-    chosen = run.models if client is None else {client: run.model(client)}
+    chosen = run.models if client is None else {client: run.vector(client)}
 
-    def fitted(w: Any) -> dict[str, Any]:
-        slopes, intercept = in_units_of_data(run.task, w[None], scaling)
-        one = run.schema.kind not in ("binary", "classes")  # a regression has no axis of classes
-        return {"coef_": (slopes[0, 0] if one else slopes[0]).tolist(), "intercept_": intercept[0].tolist()}
+    def numbers(w: Any) -> dict[str, Any]:
+        return fitted(run.task, w, scaling, run.schema.kind)
 
-    about = {"feature_names_in_": list(scaling.features), "classes_": list(scaling.classes)}
-    models = {"clients": {name: fitted(w) for name, w in chosen.items()}}
-    return (to_json(about | models | {name: fitted(w) for name, w in named.items()}) + "\n").encode()
+    columns = {"feature_names_in_": list(scaling.features), "classes_": list(scaling.classes)}
+    models = {"clients": {name: numbers(w) for name, w in chosen.items()}}
+    about = columns | {"kind": run.schema.kind}
+    return (to_json(about | models | {name: numbers(w) for name, w in named.items()}) + "\n").encode()
 
 
 def as_torch(run: Opened, client: str | None) -> bytes:
@@ -56,9 +60,41 @@ def as_torch(run: Opened, client: str | None) -> bytes:
     return save({name: part.contiguous() for name, part in run.module(client).state_dict().items()})
 
 
+def as_onnx(run: Opened, client: str | None) -> bytes:
+    """A network; of a table it takes the encoded columns in the units of the data, else the inputs as they were."""
+    module = run.module(client)
+    if (run.directory.path / SCHEMA).is_file():
+        mean, scale = torch.tensor(run.schema.mean), torch.tensor(run.schema.scale)
+        return onnx_of(Scaled(module, mean, scale), torch.zeros(2, len(mean)))
+    first = next((part for part in module.modules() if isinstance(part, nn.Linear)), None)
+    plain = first is not None and not any(hasattr(part, "kernel_size") for part in module.modules())
+    if first is None or not plain:
+        raise RequestError(
+            f"{run.path}: the shape of a row is not kept in the run; export `mooring.open(...).module(client)` by "
+            "torch.onnx with an input of your own."
+        )
+    return onnx_of(module, torch.zeros(2, first.in_features))
+
+
+class Scaled(nn.Module):
+    """A network behind the scaling of its columns."""
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, module: nn.Module, mean: Tensor, scale: Tensor):
+        super().__init__()
+        self.module = module
+        self.register_buffer("mean", mean)
+        self.register_buffer("scale", scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.module((x - self.mean) / self.scale)
+
+
 def table_of(run: Opened, client: str | None) -> Any:
     table = run.coefficients
     return table if client is None else table[table["client"] == client]
 
 
-FORMATS = {"csv": as_csv, "json": as_json, "sklearn": as_sklearn, "torch": as_torch}
+FORMATS = {"csv": as_csv, "json": as_json, "sklearn": as_sklearn, "torch": as_torch, "onnx": as_onnx}

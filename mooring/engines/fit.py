@@ -37,6 +37,7 @@ from mooring.engines.loop import (
 from mooring.engines.prepare import Job, exchange_of, prepare
 from mooring.engines.request import admit_run, fields_of, own_classes, request, specs_of
 from mooring.engines.scores import gain_percent, known_scores
+from mooring.engines.usable import estimator_of
 from mooring.runs.directory import (
     CLIENTS_FILE,
     INPUTS,
@@ -54,7 +55,7 @@ from mooring.runs.files import DamagedFile, held, json_bytes, parquet_bytes, wri
 from mooring.runs.records import clients_table, rounds_table
 from mooring.runs.runfile import RunFile, run_bytes
 from mooring.runs.sections import Options
-from mooring.tasks.module import module_of
+from mooring.tasks.module import Module, module_of
 
 WORSE = 1.01  # a loss is worse than another if it is larger by more than a hundredth
 SHOWN = 4  # clients that a result shows when it is printed
@@ -171,6 +172,14 @@ class Result:
         target's own units; classes and labels come as logits."""
         clients = self.job.clients
         return module_of(self.job.task, self._model(client), clients.target_mean, clients.target_scale)
+
+    def model(self, client: str | None = None) -> Any:
+        """A client's model (default: the common one), ready to be used: a network, or for linear and logistic tasks an
+        estimator of scikit-learn's on the encoded columns in the units of the data."""
+        if isinstance(self.job.task, Module):
+            return self.module(client)
+        clients = self.job.clients
+        return estimator_of(self.job.task, self._model(client), scaling_of(clients), clients.kind)
 
     @property
     def coefficients(self) -> pd.DataFrame:

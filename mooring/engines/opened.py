@@ -14,12 +14,15 @@ from torch import Tensor, nn
 from mooring.core.errors import RequestError
 from mooring.data.columns import name_of
 from mooring.data.schema import Schema
+from mooring.data.sources import newcomer
 from mooring.data.tables import near
 from mooring.engines.coefficients import coefficients, scaling_of
-from mooring.engines.predict import answer, chosen, task_of
+from mooring.engines.predict import answer, chosen, schema_of
+from mooring.engines.prepare import task_of_run
+from mooring.engines.usable import estimator_of
 from mooring.runs.directory import Models, RunDir, method_folder, open_run
 from mooring.runs.files import frame_of
-from mooring.tasks.module import module_of
+from mooring.tasks.module import Module, module_of
 
 
 @dataclass(frozen=True)
@@ -37,17 +40,13 @@ class Opened:
         return self.directory.models
 
     @cached_property
-    def _task_and_schema(self) -> tuple[Any, Schema]:
-        return task_of(self.directory)
-
-    @property
     def task(self) -> Any:
-        return self._task_and_schema[0]
+        return task_of_run(self.directory)
 
-    @property
+    @cached_property
     def schema(self) -> Schema:
         """How the run's table became numbers."""
-        return self._task_and_schema[1]
+        return schema_of(self.directory)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -87,7 +86,7 @@ class Opened:
         """A row for each client and term in the units of the data: coefficient, common, deviation."""
         return coefficients(self.task, scaling_of(self.schema), self.common, self.saved.personal, self.names)
 
-    def model(self, client: Any = None) -> Tensor:
+    def vector(self, client: Any = None) -> Tensor:
         """A client's parameter vector (default: the common one)."""
         if client is None:
             return self.common
@@ -111,7 +110,21 @@ class Opened:
         """A client's network (default: the common one), ready to be used: in evaluation mode, and answering in the
         target's own units; classes and labels come as logits."""
         about = self.saved.task
-        return module_of(self.task, self.model(client), about.get("target_mean", 0.0), about.get("target_scale", 1.0))
+        return module_of(self.task, self.vector(client), about.get("target_mean", 0.0), about.get("target_scale", 1.0))
+
+    def model(self, client: Any = None) -> Any:
+        """A client's model (default: the common one), ready to be used: a network, or an estimator of scikit-learn's
+        that takes the columns of `inputs`."""
+        if isinstance(self.task, Module):
+            return self.module(client)
+        return estimator_of(self.task, self.vector(client), scaling_of(self.schema), self.schema.kind)
+
+    def inputs(self, source: Any) -> pd.DataFrame:
+        """A table's rows as the models see them, in the units of the data: a column for each term."""
+        scaled, _, notes = newcomer(source, self.schema)
+        for note in notes:
+            warnings.warn(note, stacklevel=2)
+        return pd.DataFrame(scaled * self.schema.scale + self.schema.mean, columns=list(self.schema.features))
 
     def __repr__(self) -> str:
         return f"<run {self.path}: {self.purpose}, {self.method}, {len(self.names)} clients>"

@@ -25,8 +25,12 @@ NOBODY = ""  # the owner of a row whose client cell is empty
 
 def task_of(directory: RunDir) -> tuple[Any, Schema]:
     """The task and the schema of a run that was made from a table."""
-    schema = Schema.model_validate({k: v for k, v in directory.schema.items() if k != "seal"})
-    return task_of_run(directory), schema
+    return task_of_run(directory), schema_of(directory)
+
+
+def schema_of(directory: RunDir) -> Schema:
+    """How the table of a run became numbers."""
+    return Schema.model_validate({k: v for k, v in directory.schema.items() if k != "seal"})
 
 
 def chosen(path: str | Path, method: str | None = None) -> tuple[RunDir, list[str]]:

@@ -21,7 +21,7 @@ HOW = {"client": "town", "target": "price", "threads": 1}
 def test_a_fit(frame, tmp_path):
     result = mooring.fit(frame, **HOW, rounds=3, out=tmp_path / "run")
     run = mooring.open(tmp_path / "run")
-    assert run.kind == "fit" and run.method == "fedprox_one_stage" and "4 clients" in repr(run)
+    assert run.purpose == "fit" and run.method == "fedprox_one_stage" and "4 clients" in repr(run)
     pd.testing.assert_frame_equal(run.coefficients, result.coefficients)
     assert run.summary["personal"] == result.summary["personal"]
     assert list(run.clients["client"]) == list(run.models) == list(run.names) == list(result.models)
@@ -38,7 +38,7 @@ def test_a_fit(frame, tmp_path):
     with pytest.raises(RequestError, match="is no network"):
         run.module("town 0")
     with pytest.raises(RequestError, match=r"no model of client 'town 9'.*Did you mean"):
-        run.model("town 9")
+        run.vector("town 9")
     with pytest.raises(RequestError, match="no comparison"):
         mooring.open(tmp_path / "run", method="local")
 
