@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo federation test slow lint bench clean
+.PHONY: setup demo federation test slow lint bench docs clean
 
 setup: .venv/ready
 
@@ -36,5 +36,9 @@ lint: setup
 bench: setup
 	$(BIN)/python -m benchmarks.speed
 
+docs: setup
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/mkdocs build --strict
+
 clean:
-	rm -rf .venv demo
+	rm -rf .venv demo site

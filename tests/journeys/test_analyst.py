@@ -1,34 +1,18 @@
 """An analyst with a table: the pages as they would be typed, in an empty folder."""
 
-import re
-
 import numpy as np
 import pandas as pd
 import pytest
 
 import mooring
-from mooring.cli import main
-from tests.journeys.pages import ROOT, commands, words
-
-
-def typed(argv: list[str]) -> None:
-    with pytest.raises(SystemExit) as left:
-        main(argv)
-    assert left.value.code == 0, argv
+from tests.journeys.pages import ROOT, commands, run_page, typed
 
 
 def test_the_page_on_tables(tmp_path, monkeypatch, capsys):
     """Every block of docs/tables.md in its order: Python is run, a run file saved, a command given."""
     monkeypatch.chdir(tmp_path)
-    text = (ROOT / "docs" / "tables.md").read_text()
     names: dict = {}
-    for block, language, line in re.findall(r"```(?P<b>(\w+)\n.*?)```|^    (mooring [^\n]*)$", text, re.S | re.M):
-        if language == "python":
-            exec(compile(block.removeprefix("python\n"), "tables.md", "exec"), names)
-        elif language == "toml":
-            (tmp_path / "run.toml").write_text(block.removeprefix("toml\n"))
-        elif line:
-            typed(words(line))
+    run_page(ROOT / "docs" / "tables.md", names)
     assert capsys.readouterr().out.count("Run: ") >= 5
     assert len(pd.read_csv("predictions.csv")) == 100
     table = pd.read_csv("coefficients.csv")

@@ -1,0 +1,67 @@
+"""The pages of the site and the notebooks, as a reader would go through them, in an empty folder."""
+
+import json
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+
+from tests.journeys.pages import ROOT, run_page
+
+ELSEWHERE = {  # pages that other tests go through, or that only show what is done elsewhere
+    "adding-an-algorithm.md": "tests/test_docs.py",
+    "advice.md": "tests/journeys/test_analyst.py",
+    "deploying.md": "tests/engines/test_flower_commands.py: it needs several machines",
+    "experiments.md": "tests/experiments: minutes of work",
+    "networks.md": "tests/journeys/test_researcher.py",
+    "performance.md": "its commands measure for minutes",
+    "reliability.md": "its commands take minutes",
+    "reproduction.md": "tests/experiments: minutes of work",
+    "scikit-learn.md": "tests/journeys/test_scikit_learn.py",
+    "tables.md": "tests/journeys/test_analyst.py",
+    "theory.md": "tests/journeys/test_analyst.py",
+    "options.md": "tests/test_options.py",
+}
+HERE = ["comparing.md", "first-verdict.md", "reading-the-report.md"]
+
+
+def visits():
+    """A table of a reader's own, with the columns that the page names and a clinic that is too small."""
+    rng = np.random.default_rng(3)
+    clinic = np.repeat(["north", "south", "east", "west", "tiny"], [40, 30, 35, 25, 4])
+    frame = pd.DataFrame({"clinic": clinic, "age": rng.normal(50, 10, len(clinic))})
+    frame["sex"] = rng.choice(["f", "m"], len(frame))
+    return frame.assign(score=frame["age"] / 10 + (frame["clinic"] == "east") + rng.normal(size=len(frame)))
+
+
+@pytest.mark.parametrize("page", HERE)
+def test_a_page_works_in_an_empty_folder(page, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    if page == "first-verdict.md":
+        visits().to_csv("visits.csv", index=False)
+    assert run_page(ROOT / "docs" / page) >= 3
+    if page == "first-verdict.md":
+        assert "Page: verdict/report.html" in capsys.readouterr().out and (tmp_path / "verdict/report.html").is_file()
+        assert len(pd.read_csv("predictions.csv")) == len(visits())
+
+
+@pytest.mark.parametrize("book", sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
+def test_a_notebook_runs(book, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    held = json.loads(book.read_text())
+    assert held["nbformat"] == 4 and all(not cell.get("outputs") for cell in held["cells"])
+    names: dict = {}
+    for cell in held["cells"]:
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), book.name, "exec"), names)
+
+
+def test_every_page_is_in_the_site_and_every_command_is_tried():
+    listed = re.findall(r"[\w-]+\.md", (ROOT / "mkdocs.yml").read_text())
+    pages = {path.name: path.read_text() for path in (ROOT / "docs").glob("*.md")}
+    assert sorted(listed) == sorted(pages)
+    assert yaml.safe_load((ROOT / "mkdocs.yml").read_text())["theme"]["font"] is False
+    shows = {name for name, text in pages.items() if re.search(r"^    mooring |^```python", text, re.M)}
+    assert shows <= {*ELSEWHERE, *HERE}, "a page whose commands nobody tries"
