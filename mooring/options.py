@@ -36,12 +36,14 @@ RARELY = frozenset(
         "device",
         "drop_missing_target",
         "evaluate_every",
+        "folds",
         "kernels",
         "loss",
         "partition",
         "patience",
         "rare",
         "split_seed",
+        "theory",
         "unit",
         "weight_cap",
     )
@@ -74,9 +76,7 @@ SetTask = Annotated[
 Out = Annotated[Path | None, typer.Option("--out", metavar="PATH", help="The run directory. [runs/NAME-1, -2, ...]")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, and nothing else there.")]
 
-Csv = Annotated[
-    bool, typer.Option("--csv", help="Print the table of clients as CSV on stdout, and nothing else there.")
-]
+Csv = Annotated[bool, typer.Option("--csv", help="Print the table of clients as CSV on stdout.")]
 Track = Annotated[
     str | None, typer.Option("--track", metavar="mlflow|tensorboard", help="Tell the run to a tracker too. [none]")
 ]

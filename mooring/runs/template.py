@@ -23,7 +23,7 @@ WIDTH = 34
 def template(given: Mapping[str, Mapping[str, Any]], name: str) -> str:
     """The text of a run file with these values in its sections, and all other options as comments."""
     parts = [HEAD.format(name=name)]
-    for section in ("data", "task", "training"):
+    for section in dict.fromkeys(option.section for option in OPTIONS.values()):
         said = dict(given.get(section, {}))
         lines = [f"[{section}]"] + [assigned(field, said.pop(field)) for field in ("source",) if field in said]
         for option in OPTIONS.values():
