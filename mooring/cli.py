@@ -850,7 +850,7 @@ def main(argv: list[str] | None = None) -> None:
         INTERRUPTED.clear()
         DEBUG["on"] = "--debug" in given
         LEVEL[0] = "quiet" if "--quiet" in given else "verbose" if "--verbose" in given else "normal"
-        code = app([word for word in given if word not in ANYWHERE], standalone_mode=False)
+        code = app([word for word in given if word not in ANYWHERE], prog_name="mooring", standalone_mode=False)
         if code == 130:  # typer's own way to say that it was interrupted
             interrupted()
     except Exception as error:
