@@ -337,7 +337,7 @@ def predict(
     from mooring.engines.predict import predict as answer
     from mooring.report.terminal import Display
     from mooring.runs.directory import refuse_unwritable
-    from mooring.runs.files import write_whole
+    from mooring.runs.files import csv_bytes, write_whole
 
     display = Display(json_)
     if out is not None:
@@ -349,10 +349,10 @@ def predict(
     elif out is not None:
         if out.exists():
             raise RequestError(f"{out} already exists; choose another --out.")
-        write_whole(out, frame.to_csv(index=False).encode())
+        write_whole(out, csv_bytes(frame))
         display.say(f"{len(frame)} predictions in {out}")
     else:
-        sys.stdout.write(frame.to_csv(index=False))
+        sys.stdout.write(csv_bytes(frame).decode())
 
 
 @app.command(epilog="Example: mooring export runs/exam-1 --out coefficients.csv")

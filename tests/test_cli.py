@@ -44,7 +44,7 @@ def test_fit_writes_a_run_and_tells_who_gains(here, capsys):
     assert "alone" in out and "common" in out and "personal" in out and "Of 5 clients" in out
     assert {p.name for p in (here / "run").iterdir()} == {
         "run.toml", "schema.json", "split.parquet", "rounds.parquet", "clients.parquet", "summary.json",
-        "models.safetensors", "models-last.safetensors", "checkpoint", "report.html",
+        "models.safetensors", "models-last.safetensors", "checkpoint", "report.html", "seconds.json",
     }  # fmt: skip
 
 

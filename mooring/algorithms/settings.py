@@ -19,6 +19,8 @@ from mooring.tasks.proximal import DENSE
 
 SMALL_BATCH = 32  # minibatch of tasks whose full passes are dear
 KINKED_STEP = 0.1  # of losses without curvature: the largest move of a score, targets being about 1 in size
+SWAY = 0.1  # a client that costs the others this share of their loss by its say in a common ridge is not heard
+LARGE = 1e250  # a loss whose sums stay finite
 PULL_OF_NETWORKS = 0.1  # lam = "auto" where clients cannot tell how they vary, as a share of the curvature
 GEOMETRIC = ("steps", "rounds", "epochs")  # fadings that take a share off the step size
 FADINGS = ("inverse", *GEOMETRIC, "horizon")
@@ -118,10 +120,26 @@ def batch_smoothness(facts: Any, batch: int, replacement: bool = False) -> float
 
 
 def auto_ridge(facts: Any) -> float:
-    """The ridge of RIDGES with which the clients' own fits do best on all validation rows; 0 without any."""
+    """The ridge of RIDGES with which the clients' own fits do best on all validation rows; 0 without any.
+
+    A client does not decide for the others: where its say costs them more than SWAY of their loss, it has none. The one
+    with most to lose is looked at first, as long as more than half of the clients are heard.
+    """
     if facts.alone is None or float(facts.validation.sum()) == 0:
         return 0.0
-    return float(RIDGES[(facts.validation[:, None] * facts.alone).nansum(0).argmin()])
+    known = facts.alone.nan_to_num(nan=0.0, posinf=LARGE).clamp(max=LARGE)
+    loss = torch.where(facts.validation[:, None] > 0, facts.validation[:, None] * known, 0.0)
+    stake = loss.amax(1) - loss.amin(1)
+    heard = facts.validation > 0
+    least = int(heard.sum()) // 2 + 1
+    while True:
+        best = int(loss[heard].sum(0).argmin())
+        others = heard.clone()
+        others[torch.where(heard, stake, -1.0).argmax()] = False
+        rest = loss[others].sum(0)
+        if int(others.sum()) < least or rest[best] <= (1 + SWAY) * rest.min():
+            return float(RIDGES[best])
+        heard = others
 
 
 def auto_lam(task: Task, facts: Any) -> float:

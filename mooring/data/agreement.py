@@ -8,8 +8,8 @@ The pooled path takes the same three steps with all clients' summaries at once, 
 gives the schema of the pooled table, bit for bit: sums over clients are taken in the order of their names.
 
 A cell far outside what all clients have would set the scale of its column for everybody. It is refused, by client and
-column, when it lies further than REFUSED spreads from the centre, and noted beyond NOTED spreads. Centre and spread are
-medians over clients, which no single client can move.
+column, when it lies further than REFUSED spreads from the centre. Beyond NOTED spreads it is noted, and has no say in
+the mean and the scale of its column. Centre and spread are medians over clients, which no single client can move.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LEAST_FOR_KEY = 10  # fewer values without a repeat are no evidence of a key
 EXPECTED_REPEATS = 5  # whole numbers without any repeat where so many were due are a key
 KEY_NAME = re.compile(r"(?i:(^|[ _.-])(id|key|uuid|guid|index|rownames?|row))$|^Unnamed: \d+$|[a-z]I[dD]$")
 NEGLIGIBLE = 1e-12  # a spread this small against the mean is rounding of a constant
-REFUSED, NOTED = 1e6, 1e3  # distances from the centre, in spreads
+REFUSED, NOTED = 1e5, 1e3  # distances from the centre, in spreads
 TARGET = "target"  # what a spread calls the target; the columns of numbers are called by their places
 OVERFLOW = 1e100  # squares and their sums stay finite below
 
@@ -50,6 +50,7 @@ class Plan(BaseModel):
     columns: tuple[Feature, ...] = ()
     asked: bool = False  # the columns were asked for: all stay
     dropped: dict[str, str] = {}
+    limits: dict[str, tuple[float, float]] = {}  # of columns with far cells: those beyond set no mean and no scale
     notes: tuple[str, ...] = ()
 
 
@@ -81,6 +82,7 @@ def agree_plan(survey: Summary, *, kind: str = "auto", asked: bool = False, titl
             "columns": tuple(columns),
             "asked": asked,
             "dropped": dropped,
+            "limits": {cell.column: cell.limits for cell in stray},
             "notes": tuple(notes),
         }
     )
@@ -189,6 +191,7 @@ class FarCell(NamedTuple):
     column: str
     distance: float  # in spreads
     refused: bool
+    limits: tuple[float, float]  # outside of which a cell has no say
     sentence: str
 
 
@@ -219,9 +222,10 @@ def far_cells(survey: Summary, names: list[str], title: str) -> Iterator[FarCell
                 "; it would set the scale of the column for everybody. Correct it, leave the cell empty, or leave the "
                 "column out."
                 if refused[i]
-                else "; is it right?"
+                else "; is it right? The column's mean and scale are taken without it."
             )
-            yield FarCell(client, name, float(distance[i]), bool(refused[i]), f"{title}: {what} {how}{end}")
+            limits = (centre - NOTED * unit, centre + NOTED * unit)
+            yield FarCell(client, name, float(distance[i]), bool(refused[i]), limits, f"{title}: {what} {how}{end}")
 
 
 def refuse_first(cells: list[FarCell]) -> None:
@@ -249,7 +253,7 @@ def agree_draft(tally: Summary, plan: Plan, *, rare: int = 1, title: str = "the 
             dropped[feature.name] = reason
     if plan.columns and not any(column.encoded for column in columns):
         refuse_useless(dropped, title)
-    target_mean = tally.total(plan.target, "total") / tally.total(plan.target, "rows")
+    target_mean = tally.total(plan.target, "total") / max(tally.total(plan.target, "told"), 1.0)
     return Schema(
         target=plan.target,
         client=plan.client,
@@ -290,7 +294,7 @@ def learnt(tally: Summary, feature: Feature, rare: int) -> Column:
     flagged = not feature.part and present < tally.total(feature.name, "rows")
     facts = feature.model_dump() | {"flagged": flagged}
     if feature.kind != CATEGORY:
-        return Column(**facts, fill=tally.total(feature.name, "total") / max(present, 1.0))
+        return Column(**facts, fill=tally.total(feature.name, "total") / max(tally.total(feature.name, "told"), 1.0))
     count = {value: level.rows for value, level in tally.levels.get(feature.name, {}).items()}
     named = sort_levels(value for value, number in count.items() if number >= rare and value != OTHER)
     other = len(named) + (OTHER in count) < len(count)
@@ -312,7 +316,7 @@ def means(tally: Summary, columns: list[Column]) -> tuple[float, ...]:
     numbers = [column.name for column in columns if column.kind != CATEGORY]
     summed: dict[str, float] = {}
     if numbers:
-        total, count = (added(tally, numbers, fact) for fact in ("total", "present"))
+        total, count = (added(tally, numbers, fact) for fact in ("total", "told"))
         summed = dict(zip(numbers, (total / np.maximum(count, 1)).tolist()))
     out: list[float] = []
     for column in columns:

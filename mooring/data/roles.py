@@ -12,7 +12,7 @@ import pandas as pd
 from mooring.core.errors import RequestError
 from mooring.core.seeds import client_key
 from mooring.data.clients import BINARY, CLASSES, PARTS
-from mooring.data.columns import CATEGORY, as_names, as_text, kind_of, missing, read_values
+from mooring.data.columns import CATEGORY, as_names, as_text, kind_of, missing, read_values, sort_levels
 from mooring.data.splits import SHARES, TRAIN, Shares, random_split, time_split, unit_split, units
 from mooring.data.tables import Table, counted, listing, need_column
 from mooring.data.target import Target
@@ -95,7 +95,8 @@ def feature_names(
 
 
 def client_codes(table: Table, client: str) -> tuple[np.ndarray, list[str]]:
-    """Each row's client as a number, and the clients' names in order of appearance."""
+    """Each row's client as a number, and the clients' names in the order of names: whoever comes first in a table, sums
+    over clients are the same to the last bit."""
     text = as_names(table.frame[client])
     absent = np.flatnonzero(text.codes < 0)
     if len(absent):
@@ -106,9 +107,10 @@ def client_codes(table: Table, client: str) -> tuple[np.ndarray, list[str]]:
 
 
 def in_order(codes: np.ndarray, names: list[str]) -> tuple[np.ndarray, list[str]]:
-    """Codes numbered by first appearance, and the names that remain, in that order."""
-    present, first = np.unique(codes, return_index=True)
-    order = present[np.argsort(first)]
+    """Codes without gaps, and the names that remain, in the order of names."""
+    place = {name: i for i, name in enumerate(names)}
+    present = set(np.unique(codes).tolist())
+    order = [place[name] for name in sort_levels(names) if place[name] in present]
     rank = np.full(len(names), -1)
     rank[order] = np.arange(len(order))
     return rank[codes], [names[i] for i in order]

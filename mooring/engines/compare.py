@@ -35,6 +35,7 @@ from mooring.runs.directory import (
     COMPARISON,
     CURVES_CSV,
     METHODS_CSV,
+    SECONDS,
     SEED,
     SEEDS_CSV,
     RunDir,
@@ -42,7 +43,7 @@ from mooring.runs.directory import (
     method_folder,
     open_run,
 )
-from mooring.runs.files import held, write_json, write_whole
+from mooring.runs.files import csv_bytes, held, write_json, write_whole
 from mooring.runs.runfile import RunFile
 from mooring.runs.sections import Options
 
@@ -162,9 +163,11 @@ def run_all(job: Job, given: Given, directory: RunDir | None, tell: Tell) -> Com
     result = Comparison(job.task.metric, methods, clients, where, job.clients.notes, curves, rows)
     if directory is not None:
         about = {"title": job.clients.title, "notes": list(job.clients.notes), "run": None}
-        for name, table in ((METHODS_CSV, methods), (SEEDS_CSV, rows), (CURVES_CSV, curves), (CLIENTS_CSV, clients)):
-            write_whole(directory.path / name, table.to_csv(index=False).encode())
-        write_json(directory.path / COMPARISON, as_json(result) | about)
+        timeless, each = methods.drop(columns="seconds"), rows.drop(columns="seconds")
+        for name, table in ((METHODS_CSV, timeless), (SEEDS_CSV, each), (CURVES_CSV, curves), (CLIENTS_CSV, clients)):
+            write_whole(directory.path / name, csv_bytes(table))
+        write_json(directory.path / SECONDS, {"methods": dict(zip(methods["method"], methods["seconds"]))})
+        write_json(directory.path / COMPARISON, as_json(result) | {"methods": timeless.to_dict("records")} | about)
     return result
 
 

@@ -15,7 +15,7 @@ from mooring.engines.coefficients import scaling_of
 from mooring.engines.opened import Opened, open
 from mooring.engines.usable import fitted, onnx_of
 from mooring.runs.directory import SCHEMA
-from mooring.runs.files import to_json
+from mooring.runs.files import csv_bytes, to_json
 
 
 def export(path: str | Path, to: str = "csv", client: Any = None, method: str | None = None) -> tuple[bytes, list[str]]:
@@ -30,7 +30,7 @@ def export(path: str | Path, to: str = "csv", client: Any = None, method: str | 
 
 def as_csv(run: Opened, client: str | None) -> bytes:
     """A row for each client and term: coefficient, common, deviation."""
-    return table_of(run, client).to_csv(index=False).encode()
+    return csv_bytes(table_of(run, client))
 
 
 def as_json(run: Opened, client: str | None) -> bytes:

@@ -339,7 +339,8 @@ def finish(
 
 def write_trained(directory: RunDir, job: Job, roster: Roster, trained: Trained, rounds: pd.DataFrame) -> None:
     """The rounds, the models of the round that was not kept where it is another one, and last the models kept."""
-    write_parquet(directory.path / ROUNDS_FILE, rounds_table(rounds.to_dict("records")))
+    write_parquet(directory.path / ROUNDS_FILE, rounds_table(rounds.drop(columns="seconds").to_dict("records")))
+    saving.save_seconds(directory, trained.outcome.progress)
 
     def models(which: Deployed) -> Models:
         return Models(which.common, which.models, roster.names, *task_facts(job))

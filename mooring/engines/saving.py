@@ -7,10 +7,11 @@ from typing import Any
 from mooring.engines.exchange import Exchange
 from mooring.engines.loop import Progress
 from mooring.runs import checkpoint
-from mooring.runs.directory import RunDir
+from mooring.runs.directory import SECONDS, RunDir
+from mooring.runs.files import DamagedFile, write_json
 from mooring.runs.tensors import flatten, unflatten
 
-PLAIN = ("t", "records", "best_round", "waited", "barren", "first_loss", "stopped")
+PLAIN = ("t", "best_round", "waited", "barren", "first_loss", "stopped")
 BY_CLIENT = ("offenders", "left_out")
 CLIENTS = "clients."  # begins the names of what the exchange remembers of its clients
 
@@ -22,10 +23,27 @@ def save(directory: RunDir, progress: Progress, exchange: Exchange) -> None:
         tensors |= flatten("best_server", progress.best_server)
     tensors |= {CLIENTS + name: tensor for name, tensor in exchange.snapshot().items()}
     meta: dict[str, Any] = {name: getattr(progress, name) for name in PLAIN}
+    meta["records"] = [{k: v for k, v in record.items() if k != "seconds"} for record in progress.records]
     meta["best"] = None if progress.best == float("inf") else progress.best
     for name in BY_CLIENT:
         meta[name] = {str(client): what for client, what in getattr(progress, name).items()}
     checkpoint.save(directory.path, progress.t, tensors, meta)
+    save_seconds(directory, progress)
+
+
+def save_seconds(directory: RunDir, progress: Progress) -> None:
+    """How long each round took, in a file of its own: no other file may differ between equal runs."""
+    write_json(directory.path / SECONDS, {"rounds": [record["seconds"] for record in progress.records]})
+
+
+def timed(records: list[dict[str, Any]], directory: RunDir) -> list[dict[str, Any]]:
+    """The records with their seconds, as far as those were saved and are whole."""
+    try:
+        known = directory.seconds.get("rounds", [])
+    except DamagedFile:
+        known = []
+    took = [float("nan") if second is None else second for second in known]
+    return [{**one, "seconds": took[k] if k < len(took) else float("nan")} for k, one in enumerate(records)]
 
 
 def restore(directory: RunDir, server: Any, exchange: Exchange) -> tuple[Progress, str | None]:
@@ -36,6 +54,7 @@ def restore(directory: RunDir, server: Any, exchange: Exchange) -> tuple[Progres
     meta = found.meta
     known = {name: meta[name] for name in PLAIN if name in meta}  # earlier versions knew fewer
     progress = Progress(unflatten(server, "server", found.tensors), **known)
+    progress.records = timed(meta["records"], directory)
     progress.best = float("inf") if meta["best"] is None else meta["best"]
     for name in BY_CLIENT:
         setattr(progress, name, {int(client): what for client, what in meta.get(name, {}).items()})

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 from torch import Tensor
@@ -38,6 +39,7 @@ from mooring.runs.tensors import read_tensors, write_tensors
 RUN, SCHEMA, SPLIT, INPUTS = "run.toml", "schema.json", "split.parquet", "inputs.json"
 ROUNDS_FILE, CLIENTS_FILE, MODELS = "rounds.parquet", "clients.parquet", "models.safetensors"
 SUMMARY, COMPARISON, ADVICE, THEORY = "summary.json", "compare.json", "advice.json", "theory.json"
+SECONDS = "seconds.json"  # how long it took: apart, because equal runs give equal bytes in all other files
 METHODS = "methods"  # the folder of a comparison's runs, one a method
 SEED = "seed-{}"  # the folder of one repetition inside a repeated comparison's directory
 PATH_FIGURE, GAINS_FIGURE = "path", "gains"  # of an advice, as .png and .svg
@@ -171,7 +173,10 @@ class RunDir:
     @property
     def comparison(self) -> dict[str, Any]:
         """A comparison: title, metric, a row a method, a row a client, notes on the data."""
-        return read_json(self._at(COMPARISON, self._other("compare")))
+        found = read_json(self._at(COMPARISON, self._other("compare")))
+        for row in found["methods"]:
+            row["seconds"] = self.seconds.get("methods", {}).get(row["method"])
+        return found
 
     @property
     def curves(self) -> pd.DataFrame:
@@ -190,7 +195,17 @@ class RunDir:
 
     @property
     def rounds(self) -> pd.DataFrame:
-        return self._records(ROUNDS_FILE, ROUNDS)
+        """A row a round; `seconds` are read from a file of their own."""
+        frame = self._records(ROUNDS_FILE, ROUNDS)
+        known = self.seconds.get("rounds", [])
+        took = [known[t - 1] if t <= len(known) else None for t in frame["t"]]
+        return frame.assign(seconds=np.array(took, dtype=float))
+
+    @property
+    def seconds(self) -> dict[str, Any]:
+        """How long it took: "rounds", a number each, or of a comparison "methods", by name; nothing where it is not
+        known."""
+        return read_json(self.path / SECONDS) if (self.path / SECONDS).exists() else {}
 
     @property
     def clients(self) -> pd.DataFrame:

@@ -291,6 +291,24 @@ def parquet_bytes(frame: pd.DataFrame | pa.Table) -> bytes:
     return sealed(sink.getvalue())
 
 
+def csv_bytes(frame: pd.DataFrame) -> bytes:
+    """A CSV file in which no text is a formula to a spreadsheet: such cells begin with an apostrophe."""
+    safe = frame.copy()
+    for name in frame.columns[[not pd.api.types.is_numeric_dtype(kind) for kind in frame.dtypes]]:
+        safe[name] = frame[name].map(_defused)
+    return safe.rename(columns=_defused).to_csv(index=False).encode()
+
+
+def _defused(cell: Any) -> Any:
+    if not isinstance(cell, str) or not cell.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return "'" + cell
+    return cell  # a number
+
+
 def write_parquet(path: str | Path, frame: pd.DataFrame | pa.Table) -> None:
     write_whole(path, parquet_bytes(frame))
 

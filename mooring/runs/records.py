@@ -46,7 +46,6 @@ ROUNDS = pa.schema(
         _count("broken"),  # those of them that ended above it
         _number("gradient_promised"),  # of the worst of them
         _number("gradient_reached"),
-        _number("seconds"),
         _count("asked"),
         _count("accepted"),
     ]
@@ -73,7 +72,7 @@ CLIENTS = pa.schema(
         *(field for other in ("alone", "common") for field in _over(other)),
     ]
 )
-RETIRED = ("gain_low", "gain_high", "verdict")  # columns that earlier versions wrote
+RETIRED = ("gain_low", "gain_high", "verdict", "seconds")  # columns that earlier versions wrote
 
 
 def rounds_table(rows: Iterable[Mapping[str, Any]]) -> pa.Table:

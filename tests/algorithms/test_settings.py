@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from mooring.algorithms.base import build
-from mooring.algorithms.settings import PULL_OF_NETWORKS, auto_lam, schedule
+from mooring.algorithms.settings import PULL_OF_NETWORKS, SWAY, auto_lam, auto_ridge, schedule
 from mooring.core.cohort import Round
 from mooring.core.errors import RequestError
 from mooring.data.clients import from_arrays
-from mooring.estimates.facts import gather
+from mooring.estimates.facts import RIDGES, gather
 from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic
 from tests.problems import settled_simulator, simulate
@@ -144,3 +144,31 @@ def test_the_servers_step_is_one_over_the_envelopes_smoothness_or_half_of_it(inn
     lam = np.outer(moor["per_client"], moor["per_coefficient"])
     expected = share * lam.sum(0) / (lam * smooth / (lam + smooth)).sum(0)  # equal weights cancel
     assert many.gamma == pytest.approx(tuple(expected))
+
+
+def alone_facts(rows, cells=(), targets=()):
+    """Facts on 10 clients, 12 rows to train and 8 to validate; the last one's first rows to validate are changed."""
+    clients = planted(m=10, n=20)
+    homes = [[part.numpy().copy() for part in clients.train.of(i)] for i in range(10)]
+    x, y = homes[-1]
+    x[12 : 12 + len(cells), 0], y[12 : 12 + len(targets)] = cells, targets
+    parts = [np.repeat(["train", "validation"], [12, 8])] * rows
+    spoilt = from_arrays(*zip(*homes[-rows:]), parts=parts, kind="regression")
+    task = Linear(3)
+    return gather(task, spoilt.cohort(), task.start(), ("alone",))
+
+
+def test_the_common_ridge_is_the_best_on_all_validation_rows():
+    facts = alone_facts(10)
+    assert auto_ridge(facts) == RIDGES[(facts.validation[:, None] * facts.alone).sum(0).argmin()]
+
+
+@pytest.mark.parametrize("bad", [{"cells": [100]}, {"cells": [1e6]}, {"cells": [1e160]}, {"targets": [1e6]}])
+def test_one_bad_cell_does_not_choose_the_ridge_of_the_others(bad):
+    """The others lose no more by its say than SWAY of what they lose anyway."""
+    facts = alone_facts(10, **bad)
+    best = facts.alone[:-1].sum(0)
+    chosen = best[RIDGES.tolist().index(auto_ridge(facts))]
+    assert chosen <= (1 + SWAY) * best.min()
+    if bad.get("cells", [0])[0] in (100, 1e6):  # by the plain sum they would
+        assert best[facts.alone.sum(0).argmin()] > (1 + SWAY) * best.min()

@@ -99,9 +99,12 @@ def test_each_client_says_alone_what_the_pooled_table_says_of_it(seed, clients, 
     assert together.to_json() == tally(pooled, plan, reading).to_json()
 
 
-def test_the_conversation_over_a_wire():
-    """Everything that travels is JSON, and comes back to the same bits."""
+@pytest.mark.parametrize("far", [None, ("number", 3e4), ("y", -4e4)])
+def test_the_conversation_over_a_wire(far):
+    """Everything that travels is JSON, and comes back to the same bits, also where a cell has no say."""
     frame = federation(3, 5)
+    if far is not None:
+        frame.loc[4, far[0]] = far[1]
     pooled = agree([member(frame)])[0]
     members = alone(frame)
 
@@ -310,6 +313,22 @@ def test_a_cell_that_would_spoil_the_scale_is_refused_by_name():
     (note,) = [note for note in clients.notes if "is it right?" in note]
     assert f"client '{victim}', column 'number': 50000" in note
     assert not any("is it right?" in note for note in load(frame, client="site", target="y").notes)
+
+
+def test_a_far_cell_has_no_say_in_mean_and_scale():
+    """They are those of the same rows with the cell left empty: its place is filled with the mean."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"site": np.repeat(list("abcd"), 30), "x": rng.normal(size=120), "y": rng.normal(size=120)})
+    train = load(frame, client="site", target="y").placement.query("part == 'train'")["row"].iloc[2]
+    far = frame.copy()
+    far.loc[train, ["x", "y"]] = [2e4, -2e4]
+    schema = load(far, client="site", target="y").schema
+    rows = load(frame, client="site", target="y").placement.query("part == 'train'")["row"].to_numpy()
+    rest = frame.loc[rows[rows != train]]
+    np.testing.assert_allclose(schema.mean, rest["x"].mean(), rtol=1e-12)
+    np.testing.assert_allclose(schema.scale, rest["x"].std(ddof=0) * np.sqrt(len(rest) / len(rows)), rtol=1e-12)
+    np.testing.assert_allclose(schema.target_mean, rest["y"].mean(), rtol=1e-12)
+    np.testing.assert_allclose(schema.target_scale, rest["y"].std(ddof=0) * np.sqrt(len(rest) / len(rows)), rtol=1e-12)
 
 
 def test_heavy_tails_sparse_columns_and_constant_clients_are_not_refused():

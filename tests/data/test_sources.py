@@ -103,17 +103,17 @@ def test_npz_with_all_its_extras(tmp_path):
         group_names=np.array(["Basel", "Zürich"]),
     )
     clients = load(tmp_path / "heart.npz")
-    assert clients.names == ("Zürich", "Basel") and clients.kind == "binary" and clients.classes == ("0", "1")
+    assert clients.names == ("Basel", "Zürich") and clients.kind == "binary" and clients.classes == ("0", "1")
     assert clients.features == ("age", "age missing", "chol", "chol missing", "ca", "ca missing")
     assert [int(getattr(clients, part).size[0]) for part in PARTS] == [12, 3, 5]
     assert clients.train.y.dtype == torch.int64 and clients.train.x.dtype == torch.float64
-    np.testing.assert_array_equal(clients.test.of(1)[1], arrays["y"][20:][split[20:] == "test"])
+    np.testing.assert_array_equal(clients.test.of(0)[1], arrays["y"][20:][split[20:] == "test"])
 
 
 def test_npz_with_the_least(tmp_path):
     npz(tmp_path / "heart.npz")
     clients = load(tmp_path / "heart.npz", dtype=torch.float32)
-    assert clients.names == ("1", "0") and clients.kind == "binary" and clients.train.x.dtype == torch.float32
+    assert clients.names == ("0", "1") and clients.kind == "binary" and clients.train.x.dtype == torch.float32
 
 
 def test_given_split_column():
@@ -213,7 +213,7 @@ def test_constant_columns_within_clients_are_noted():
 def test_client_names_stay_as_written(tmp_path):
     text = "site,x,y\n" + "".join(f"{'007' if i % 2 else '7'},{i / 3:.3f},{i / 7:.3f}\n" for i in range(20))
     (tmp_path / "data.csv").write_text(text)
-    assert load(tmp_path / "data.csv", client="site", target="y").names == ("7", "007")
+    assert load(tmp_path / "data.csv", client="site", target="y").names == ("007", "7")
 
 
 class Squares(Dataset):

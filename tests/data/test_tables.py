@@ -222,7 +222,7 @@ def test_names_such_as_na_are_names_and_only_an_empty_cell_is_missing(tmp_path):
     names = ["NA", "None", "null", "nan", "?"]
     rows = "".join(f"{name},{i / 7:.3f},{i * 0.37:.3f}\n" for name in names for i in range(6))
     (tmp_path / "data.csv").write_text("site,x,y\n" + rows)
-    assert load(tmp_path / "data.csv", client="site", target="y").names == tuple(names)
+    assert load(tmp_path / "data.csv", client="site", target="y").names == tuple(sorted(names))
     (tmp_path / "data.csv").write_text("site,x,y\n" + rows + ",1,1\n")
     with pytest.raises(RequestError, match="row 31, client column 'site': the name is missing, as in 1 rows"):
         load(tmp_path / "data.csv", client="site", target="y")
@@ -242,7 +242,7 @@ def test_three_is_one_client_however_it_is_written(tmp_path):
         assert load(frame.assign(site=pd.Series(site)), client="site", target="y").names == ("3",)
     (tmp_path / "data.csv").write_text("site,x,y\n" + "".join(f"{s},{i / 3},{i % 5 / 7}\n" for i in range(9) for s in (
         "3", "3.0", "3.00", "03", "3.5")))  # fmt: skip
-    assert load(tmp_path / "data.csv", client="site", target="y").names == ("3", "03", "3.5")
+    assert load(tmp_path / "data.csv", client="site", target="y").names == ("03", "3", "3.5")
 
 
 @pytest.mark.parametrize(

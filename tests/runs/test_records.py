@@ -13,7 +13,7 @@ COUNTS = {"bytes_up": 800, "bytes_down": 400, "asked": 3, "accepted": 2, **WORK}
 
 
 def a_round(t, **losses):
-    return {"t": t, "seconds": 0.5, **COUNTS, **losses}
+    return {"t": t, **COUNTS, **losses}
 
 
 ROWS = [
@@ -28,10 +28,10 @@ def test_rounds_have_fixed_columns_and_types(tmp_path):
     frame = read_records(tmp_path / "rounds.parquet", ROUNDS)
     assert " ".join(frame.columns) == (
         "t train_loss validation_loss test_loss test_rmse test_r2 test_accuracy test_auc bytes_up bytes_down samples "
-        "gradients promised broken gradient_promised gradient_reached seconds asked accepted"
+        "gradients promised broken gradient_promised gradient_reached asked accepted"
     )
     assert (frame.dtypes[["t", "samples", "asked"]] == "int64").all()
-    assert (frame.dtypes[["train_loss", "test_loss", "seconds"]] == "float64").all()
+    assert (frame.dtypes[["train_loss", "test_loss"]] == "float64").all()
     np.testing.assert_array_equal(frame["train_loss"], [1.5, np.inf, np.nan])
     np.testing.assert_array_equal(frame["test_loss"], [np.nan, 0.1, np.nan])
     assert frame["t"].tolist() == [1, 2, 2**40]
