@@ -43,7 +43,7 @@ def tried(algorithm: Any, changes: dict[str, Any], task: Task, exchange: Exchang
     apart = exchange.beside(algorithm)
     if apart is None:
         return None
-    honest = replace(plan, evaluate_every=plan.rounds, patience=None, average=MEAN, attack=None)
+    honest = replace(plan, evaluate_every=plan.rounds, patience=None, average=MEAN, attack=None, noise=None, delta=None)
     try:
         ready, server = settle(replace(algorithm, **changes), task, apart, plan.seed)
         outcome = run(ready, apart, honest, Progress(server))

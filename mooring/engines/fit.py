@@ -35,6 +35,7 @@ from mooring.engines.loop import (
     settle,
 )
 from mooring.engines.prepare import Job, exchange_of, prepare
+from mooring.engines.privacy import DELTA, private_of
 from mooring.engines.request import admit_run, fields_of, own_classes, request, specs_of
 from mooring.engines.scores import gain_percent, known_scores
 from mooring.engines.usable import estimator_of
@@ -329,6 +330,10 @@ def finish(
     summary = {"metric": job.task.metric} | {name: known_mean(loss, rows) for name, loss in losses.items()}
     summary["measures"] = {name: scores.overall for name, scores in known.items()}
     summary["gain_percent"] = float(gain_percent(summary["alone"], summary["personal"]))
+    if "epsilon" in progress.records[-1]:
+        plan = job.plan
+        summary["privacy"] = {"epsilon": progress.records[-1]["epsilon"], "delta": plan.delta or DELTA}
+        summary["privacy"] |= {"clip": plan.clip, "noise": plan.noise}
     summary |= {"kept": trained.keep, "best_round": trained.best.t, "last_round": trained.last.t}
     if directory is not None and not directory.finished:
         write_parquet(directory.path / CLIENTS_FILE, clients_table(clients.to_dict("records")))
@@ -364,7 +369,8 @@ def train(
             job.plan,
             progress,
             save=lambda now: saving.save(directory, now, exchange) if directory else None,
-            tell=lambda now, rounds: tell(ready.name, now.t, rounds),
+            tell=lambda now, rounds: tell(ready.name + spent(now), now.t, rounds),
+            private=private_of(job.plan, len(exchange.roster), directory.path if directory else None),
         )
     except Diverged as error:
         raise Diverged(f"{error} {remedy(ready, job.task, exchange, job.plan, progress.t + 1)}") from error
@@ -379,9 +385,16 @@ def train(
     return Trained(ready, outcome, job.plan.keep, last, last if outcome.best.t == last.t else after(BEST))
 
 
+def spent(progress: Progress) -> str:
+    """What a private run has spent by now, in words."""
+    epsilon = progress.records[-1].get("epsilon")
+    return "" if epsilon is None else f": epsilon {epsilon:.3g}"
+
+
 def referee(name: str, job: Job, exchange: Exchange, tell: Tell = silent) -> Trained | None:
     """Train a referee at the same clients, everyone honest and in every round; None where that cannot be done."""
     plain = {"participation": 1.0, "average": MEAN, "clip": None, "weight_cap": None, "attack": None}
+    plain |= {"noise": None, "delta": None}
     run = job.run.model_copy(update={"training": job.run.training.model_copy(update=plain)})
     beside, asked = replace(job, run=run), build(name, {})
     apart = exchange.beside(asked)

@@ -110,8 +110,11 @@ def clipped(message: Any, most: float | None) -> Any:
     """Each client's message with a length of at most `most`; its direction stays."""
     if most is None or message is None:
         return message
-    length = flat(message).norm(dim=1)
-    return scaled(message, (most / length.clamp(min=torch.finfo(length.dtype).tiny)).clamp(max=1.0))
+    vector = flat(message)
+    length = vector.double().norm(dim=1)
+    share = most / length.clamp(min=torch.finfo(length.dtype).tiny)
+    below = 1 - 2 * torch.finfo(vector.dtype).eps  # what is shortened is rounded: not above `most`
+    return scaled(message, torch.where(share < 1, share * below, 1.0))
 
 
 def capped(p: Tensor, most: float | None) -> Tensor:

@@ -25,6 +25,7 @@ from mooring.core.task import Task
 from mooring.data.clients import PARTS
 from mooring.engines.exchange import BEST, LAST, Exchange, Roster, Scores
 from mooring.engines.guard import capped, check_facts, check_weights, clipped, judge
+from mooring.engines.privacy import Private, private_of
 from mooring.engines.visits import UNSOUND
 from mooring.estimates.facts import Facts
 from mooring.runs.runfile import Training
@@ -50,6 +51,8 @@ class Plan:
     deadline: float | None = None  # seconds that a round waits for replies; None: until all are there
     average: str = MEAN  # of the messages: see core/averages.py
     clip: float | None = None  # the longest message that counts as it is
+    noise: float | None = None  # for privacy, in sensitivities of a round's mean: see privacy.py
+    delta: float | None = None
     weight_cap: float | None = None  # the largest share of one client in a round
     attack: str | None = None  # for trials: some clients lie, see core/attacks.py
 
@@ -196,13 +199,18 @@ def run(
     *,
     save: Callable[[Progress], None] = lambda progress: None,
     tell: Callable[[Progress, int], None] = lambda progress, rounds: None,
+    private: Private | None = None,
 ) -> Outcome:
-    """Run the remaining rounds from `progress`; `save` is called after every k-th round, `tell` after each."""
+    """Run the remaining rounds from `progress`; `save` is called after every k-th round, `tell` after each.
+
+    Where the plan asks for noise, `private` has the ledger (default: one in memory)."""
     roster = exchange.roster
     m, lots = len(roster), mixed(roster.keys)
     rounds = 1 if algorithm.one_shot else plan.rounds
     check_participation(algorithm, plan, m)
     check_robust(algorithm, plan)
+    if private is None:
+        private = private_of(plan, m)
     every = plan.evaluate_every or max(1, rounds // EVALUATIONS)
     last: Evaluation | None = None
     if progress.t == 0 and not algorithm.one_shot:
@@ -218,15 +226,20 @@ def run(
         if plan.attack is not None:
             lied = attacked(replies.message, replies.who, plan.attack, plan.seed, roster.keys, t)
             replies = replies._replace(message=lied)
-        usual = float(progress.server.w.abs().max())
+        # Privacy bounds a message by its clip alone: who is absurd beside the others depends on the others.
+        usual = float(progress.server.w.abs().max()) if private is None else float("inf")
         taken, message, refused = judge(replies.message, replies.who, exchange.pattern, usual)
         for place, why in (replies.missing | refused).items():
             progress.offenders[place] = why
             progress.left_out[place] = progress.left_out.get(place, 0) + 1
         if len(taken):
-            turn = turn._replace(cohort=len(taken), weight=float(roster.p[taken].sum()))
-            share = capped(roster.p[taken], plan.weight_cap)
-            mean = average(clipped(message, plan.clip), share, plan.average)
+            if private is not None:
+                share = capped(roster.p[cohort], plan.weight_cap)
+                mean = private.mean(message, taken, cohort, share, t)
+            else:
+                turn = turn._replace(cohort=len(taken), weight=float(roster.p[taken].sum()))
+                share = capped(roster.p[taken], plan.weight_cap)
+                mean = average(clipped(message, plan.clip), share, plan.average)
             progress.server = algorithm.merge(progress.server, mean, turn)
             exchange.accept(taken, turn)
         lost = refused | {place: why for place, why in replies.missing.items() if why == UNSOUND}
@@ -242,6 +255,7 @@ def run(
             "bytes_up": nbytes(replies.message),
             **replies.meter.counts(),
             **dict.fromkeys(LOSSES, float("nan")),
+            **({} if private is None else {"epsilon": private.epsilon}),
         }
         del replies, message  # a large federation's messages make room for the next round's
         if t % every == 0 or t == rounds:
@@ -272,6 +286,16 @@ def check_robust(algorithm: Any, plan: Plan) -> None:
     asked += [f"clip = {plan.clip:g}"] if plan.clip is not None else []
     if asked and not algorithm.additive:
         raise RequestError(f"{asked[0]} has no use here: the messages of {algorithm.name} are no changes of a model.")
+    if plan.noise is not None:
+        noise = f"noise = {plan.noise:g}"
+        if plan.clip is None:
+            raise RequestError(f"{noise} needs clip, the longest message: noise is measured in clips.")
+        if plan.average != MEAN:
+            raise RequestError(f"{noise} goes with average = 'mean'; what it does to {plan.average!r} is not known.")
+        if algorithm.name == "local":
+            raise RequestError(f"{noise} has no use here: {algorithm.name} sends nothing.")
+    elif plan.delta is not None:
+        raise RequestError(f"delta = {plan.delta:g} is for noise; give noise too.")
 
 
 def barren(algorithm: Any, t: int, lost: dict[int, str], roster: Roster) -> Diverged:

@@ -78,12 +78,22 @@ def show_fit(display: Display, summary: Mapping[str, Any], clients: pd.DataFrame
         f"Clients, test {metric}", order.to_dict("records"), FITTED, caption, spare=("rows", "common", "alone")
     )
     display.say(which_round(summary))
+    if "privacy" in summary:
+        display.say(spent_in_all(summary["privacy"]))
     display.say(gains(clients))
     if (odd := clients[clients["left_out"].notna()]).size:
         display.say(left_out(odd))
     if isfinite(summary["gain_percent"] or float("nan")):
         more = "less" if summary["gain_percent"] >= 0 else "more"
         display.say(f"Over all test rows, the personal models' {metric} is {in_percent(summary)} {more} than alone.")
+
+
+def spent_in_all(privacy: Mapping[str, float]) -> str:
+    """What the common models tell of a client, at most."""
+    return (
+        f"Privacy of each client: epsilon = {privacy['epsilon']:.3g} at delta = {privacy['delta']:g} (clip "
+        f"{privacy['clip']:g}, noise {privacy['noise']:g}), for the common models; see docs/privacy.md."
+    )
 
 
 def left_out(odd: pd.DataFrame) -> str:

@@ -98,9 +98,12 @@ class Display:
             jobs: dict[str, Any] = {}
 
             def tell(what: str, done: int, rounds: int) -> None:
-                if what not in jobs:
-                    jobs[what] = bar.add_task(what, total=rounds)
-                bar.update(jobs[what], completed=done, total=rounds)
+                name, _, detail = what.partition(": ")
+                if name not in jobs:
+                    jobs[name] = bar.add_task(what, total=rounds)
+                bar.update(jobs[name], completed=done, total=rounds, description=plain(what))
+                if detail and not self.err.is_terminal:
+                    self.err.print(plain(f"{what} ({done} of {rounds})"), soft_wrap=True)
 
             yield tell
 

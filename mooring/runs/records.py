@@ -48,6 +48,7 @@ ROUNDS = pa.schema(
         _number("gradient_reached"),
         _count("asked"),
         _count("accepted"),
+        _number("epsilon"),  # of a private run, spent by then
     ]
 )
 

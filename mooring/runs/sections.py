@@ -274,6 +274,12 @@ class Training(Section):
         "mean",
     )
     clip: float | None = option("The longest message that counts as it is.", "a number > 0", unset="none", gt=0)
+    noise: float | None = option(
+        "Gaussian noise for privacy, in clips; see docs/privacy.md.", "a number >= 0.01", unset="none", ge=0.01
+    )
+    delta: float | None = option(
+        "The delta at which epsilon is told.", "a number between 0 and 1", unset="1e-05", gt=0, lt=1
+    )
     weight_cap: float | None = option(
         "The largest share of one client in a round.", "a share above 0, up to 1", unset="none", gt=0, le=1
     )
@@ -397,6 +403,8 @@ class Options(TypedDict, total=False):
     kernels: Literal["auto", "torch", "numba"] | None
     average: str | None
     clip: float | None
+    noise: float | None
+    delta: float | None
     weight_cap: float | None
     attack: str | None
 

@@ -28,7 +28,7 @@ def test_rounds_have_fixed_columns_and_types(tmp_path):
     frame = read_records(tmp_path / "rounds.parquet", ROUNDS)
     assert " ".join(frame.columns) == (
         "t train_loss validation_loss test_loss test_rmse test_r2 test_accuracy test_auc bytes_up bytes_down samples "
-        "gradients promised broken gradient_promised gradient_reached asked accepted"
+        "gradients promised broken gradient_promised gradient_reached asked accepted epsilon"
     )
     assert (frame.dtypes[["t", "samples", "asked"]] == "int64").all()
     assert (frame.dtypes[["train_loss", "test_loss"]] == "float64").all()

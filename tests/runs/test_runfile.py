@@ -43,7 +43,10 @@ FULL = {
         "rounds": 5,
         "participation": 0.1,
         "weights": "uniform",
+        "baselines": False,
         "seed": 2**63 - 1,
+        "seeds": 3,
+        "device": "cpu",
         "evaluate_every": 2,
         "patience": 3,
         "keep": "last",
@@ -53,6 +56,8 @@ FULL = {
         "kernels": "torch",
         "average": "trimmed:0.3",
         "clip": 2.5,
+        "noise": 1.5,
+        "delta": 1e-6,
         "weight_cap": 0.5,
         "attack": "sign-flip:0.2",
     },
@@ -186,10 +191,10 @@ def test_nan_survives():
         ("data.split", [0.0, 0.5, 0.5], "data.split must be three shares (train, validation, test) that add up to 1, "
          "or the name of a column that says each row's part, got [0.0, 0.5, 0.5]."),
         ("training.round", 5, "unknown field of [training] 'round' (did you mean 'rounds'?); known: attack, average, "
-         "checkpoint_every, chunk, clip, evaluate_every, keep, kernels, participation, patience, rounds, seed, "
-         "threads, weight_cap, weights."),
-        ("trainng", {}, "unknown section 'trainng' (did you mean 'training'?); known: algorithm, algorithms, data, "
-         "federation, mooring, task, training."),
+         "baselines, checkpoint_every, chunk, clip, delta, device, evaluate_every, keep, kernels, noise, "
+         "participation, patience, rounds, seed, seeds, threads, weight_cap, weights."),
+        ("trainng", {}, "unknown section 'trainng' (did you mean 'training'?); known: advice, algorithm, algorithms, "
+         "data, federation, mooring, task, training."),
         ("training", 5, "training must be a table, got 5."),
         ("data", None, "data is missing; it must be a table with a source."),
         ("data.source", None, "data.source is missing; it must be a file, or the name of a data set."),

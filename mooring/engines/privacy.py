@@ -1,0 +1,134 @@
+"""Client-level differential privacy: clip what each client sends, add Gaussian noise to the sum, count what it costs.
+
+    mean_t    =  sum_i a_i clip(x_i)  +  noise * clip * max_i a_i * N(0, I)        a_i: shares of the clients asked
+    epsilon   of n Gaussian releases at `noise` is that of one at noise / sqrt(n), exactly; n: how often the client that
+              took part most often took part
+
+It bounds what the sequence of common models tells about any one client's rows, against somebody who knows everything
+else: the other clients' rows, the shares, and who took part in which round (so no gain is claimed from sampling). The
+server is trusted: it sees single messages, clips them and draws the noise. docs/privacy.md says what is not covered.
+
+The cost is written to the ledger before a mean is used. The noise is a function of a key that is drawn for each run and
+of the clipped messages: a round that is computed again after a crash with the same messages gives the same sum, which
+tells nothing new and costs nothing; with any other message the noise is fresh, and the ledger counts again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import math
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mooring.core.averages import flat, unflat
+from mooring.core.errors import RequestError
+from mooring.engines.guard import clipped
+from mooring.runs.files import json_bytes as sealed_json
+from mooring.runs.files import read_json, sync_directory, temporary, unwritten, write_json
+
+LEDGER, KEY = "privacy.json", "noise.key"
+DELTA = 1e-5  # where nobody says otherwise
+
+
+def epsilon_of(noise: float, releases: int, delta: float) -> float:
+    """The epsilon at `delta` of so many releases with Gaussian noise of `noise` sensitivities."""
+    if not releases:
+        return 0.0
+    if importlib.util.find_spec("dp_accounting") is None:
+        raise RequestError("noise is accounted for by the package dp-accounting; install it, or mooring[privacy].")
+    from dp_accounting import get_epsilon_gaussian
+
+    return float(get_epsilon_gaussian(noise / math.sqrt(releases), delta))
+
+
+def private_of(plan: Any, clients: int, directory: Path | None = None) -> Private | None:
+    """What keeps the promise of a plan that asks for noise."""
+    if plan.noise is None or plan.clip is None:
+        return None
+    return Private(plan.noise, plan.clip, plan.delta or DELTA, clients, directory)
+
+
+class Private:
+    """The private mean of each round, and the ledger: in memory, or in a run's directory."""
+
+    def __init__(self, noise: float, clip: float, delta: float, clients: int, directory: Path | None = None):
+        self.noise, self.clip, self.delta, self.directory = noise, clip, delta, directory
+        self.key = secrets.token_bytes(32)
+        self.taken = np.zeros(clients, dtype=np.int64)  # in how many releases each client took part
+        self.entries: list[dict[str, Any]] = []
+        epsilon_of(noise, 1, delta)  # told at once where it cannot be counted
+        if directory is not None:
+            self._open(directory)
+
+    @property
+    def epsilon(self) -> float:
+        return epsilon_of(self.noise, int(self.taken.max(initial=0)), self.delta)
+
+    def mean(self, message: Any, who: Tensor, cohort: Tensor, p: Tensor, t: int) -> Any:
+        """The noisy sum of the clipped messages of `who`, with shares p / sum p of the whole cohort that was asked."""
+        share = p.double() / p.double().sum()
+        mine = share[torch.isin(cohort, who)]
+        safe = flat(clipped(message, self.clip))
+        total = (mine[:, None] * safe.double()).sum(0)
+        digest = hashlib.blake2b(key=self.key, digest_size=32)
+        digest.update(f"{t} {safe.dtype} {tuple(safe.shape)}".encode())
+        for part in (safe, mine, cohort):
+            digest.update(part.contiguous().numpy().tobytes())
+        self._enter(t, digest.hexdigest(), cohort)
+        sigma = self.noise * self.clip * float(share.max())
+        return unflat(total + sigma * normals(self.key + digest.digest(), len(total)), message)
+
+    def _enter(self, t: int, digest: str, cohort: Tensor) -> None:
+        """Write a release down before it happens; the same one again is none."""
+        if any(entry["digest"] == digest for entry in self.entries):
+            return
+        self.taken[cohort.numpy()] += 1
+        self.entries.append({"round": t, "digest": digest, "cohort": len(cohort), "epsilon": self.epsilon})
+        if self.directory is not None:
+            write_json(
+                self.directory / LEDGER,
+                {"noise": self.noise, "clip": self.clip, "delta": self.delta}
+                | {"epsilon": self.epsilon, "taken": self.taken, "releases": self.entries},
+            )
+
+    def _open(self, directory: Path) -> None:
+        if (directory / LEDGER).exists():
+            found = read_json(directory / LEDGER)
+            self.taken, self.entries = np.array(found["taken"], dtype=np.int64), found["releases"]
+        if (directory / KEY).exists():
+            self.key = bytes.fromhex(read_json(directory / KEY)["key"])
+        else:
+            write_secret(directory / KEY, {"key": self.key.hex()})
+
+
+def normals(key: bytes, count: int) -> Tensor:
+    """[count] independent standard normal numbers, a function of the key that nobody can guess (SHAKE-256)."""
+    pairs = (count + 1) // 2
+    words = np.frombuffer(hashlib.shake_256(key).digest(16 * pairs), dtype="<u8").reshape(2, pairs)
+    u, angle = ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+    radius = np.sqrt(-2 * np.log(u))
+    both = np.concatenate([radius * np.cos(2 * np.pi * angle), radius * np.sin(2 * np.pi * angle)])
+    return torch.from_numpy(both[:count])
+
+
+def write_secret(path: Path, value: dict[str, Any]) -> None:
+    """A sealed file that its owner alone may read, whole or absent."""
+    temp = temporary(path.parent)
+    try:
+        handle = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(handle, sealed_json(value))
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        os.rename(temp, path)
+        sync_directory(path.parent)
+    except OSError as error:
+        raise unwritten(path, error) from error
