@@ -12,6 +12,8 @@ apfl, Section 3, Eqs. 3-6 (Local Descent APFL), Theorems 2, 3 and 7.
     eta = "nonconvex"     1/(2 sqrt(5) L sqrt(T)) of Theorem 3: full gradients, everybody every round, steps <= rounds
 
     output = "last"       client i deploys alpha_i v_i + (1 - alpha_i) w
+    output = "own"        client i deploys alpha_i v_i + (1 - alpha_i) w_i, w_i its own copy after its last stay: what
+                          the paper's experiments evaluate, over the clients of a round, right after their local steps
     output = "average"    both averaged over the iterations t = 1..T with weights (t + shift)^2   (Theorem 2)
 
 Symbols  w: Server.w    v_i, alpha_i: Client    alpha: one number, or a list with each client's    T: rounds * steps
@@ -58,6 +60,7 @@ class Client(NamedTuple):
     average: Tensor  # [C, d], of v; [C, 0] for output = "last"
     done: Tensor  # [C], how many iterations it covers
     visits: Tensor  # [C], its own visits so far; [C, 0] where no step size asks
+    own: Tensor  # [C, d], its copy of the common model after its last stay; [C, 0] but for output = "own"
 
 
 class Stay(NamedTuple):
@@ -102,7 +105,7 @@ class APFL(Algorithm):
             check(self, alpha=(0, 1))
         check_work(self, "theory", "nonconvex")
         check(self, adapt=("no", "round", "step"), adapt_on=("auto", "train", "validation"), alpha_pull=(0, None))
-        check(self, radius=(0, None), output=("last", "average"), shift=(0, None))
+        check(self, radius=(0, None), output=("last", "own", "average"), shift=(0, None))
         if self.output == "average" and (self.adapt != "no" or self.epochs):
             raise RequestError(
                 "APFL: output = 'average' is for a fixed mixture and equal numbers of steps; "
@@ -126,9 +129,10 @@ class APFL(Algorithm):
     def start(self, task, w0):
         alpha = torch.tensor(nan if isinstance(self.alpha, tuple) else float(self.alpha), dtype=w0.dtype)
         zero, visits = torch.tensor(0), first_visits(self)
-        if self.output == "last":
-            return Server(w0, None, None), Client(w0, alpha, w0[:0], zero, visits)
-        return Server(w0, w0, zero), Client(w0, alpha, w0, zero, visits)
+        own = w0 if self.output == "own" else w0[:0]
+        if self.output != "average":
+            return Server(w0, None, None), Client(w0, alpha, w0[:0], zero, visits, own)
+        return Server(w0, w0, zero), Client(w0, alpha, w0, zero, visits, own)
 
     def visit(self, server, client, task, data, round):
         if self.fading == "horizon" and self.steps > round.rounds:
@@ -144,7 +148,8 @@ class APFL(Algorithm):
                 average = updated_mean(average, stay.v, share(self.shift, now - 1, now))
                 path = updated_mean(path, stay.w, share(self.shift, now - 1, now, begin=before))
         done = torch.full_like(client.done, round.t * self.steps)
-        after = Client(stay.v, stay.alpha, average, done, client.visits + 1)
+        own = stay.w if self.output == "own" else client.own
+        after = Client(stay.v, stay.alpha, average, done, client.visits + 1, own)
         return after, Message(stay.w - server.w, path - server.w if self.output == "average" else None)
 
     def local_steps(self, stay: Stay, task, data, round, visits=None, moves_w: bool = True):
@@ -175,7 +180,7 @@ class APFL(Algorithm):
 
     def merge(self, server, mean, round):
         w = server.w + mean.change
-        if self.output == "last":
+        if self.output != "average":
             return Server(w, None, None)
         before, now = (round.t - 1) * self.steps, round.t * self.steps
         average = updated_mean(
@@ -188,8 +193,8 @@ class APFL(Algorithm):
         return self.with_alpha(self.caught_up(client, round.t), data)
 
     def deploy(self, server, client):
-        if self.output == "last":
-            return mixture(client.alpha, client.v, server.w)
+        if self.output != "average":
+            return mixture(client.alpha, client.v, client.own if self.output == "own" else server.w)
         return mixture(client.alpha, client.average, server.average)
 
     def with_alpha(self, client, data):
@@ -201,7 +206,7 @@ class APFL(Algorithm):
 
     def caught_up(self, client, rounds):
         """The client after so many rounds, with v standing still in those that it missed."""
-        if self.output == "last":
+        if self.output != "average":
             return client
         now = torch.full_like(client.done, rounds * self.steps)
         return client._replace(

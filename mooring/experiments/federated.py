@@ -2,7 +2,8 @@
 
 Series of `follow`, all at the rounds in "round": loss and accuracy of the models that clients deploy ("train loss",
 "test accuracy", ...) and, with the word "common", of the server's model. Numbers are means over clients, each counting
-once; losses are without penalties.
+once; losses are without penalties. They are over all clients, or, with `online`, over those that took part in the
+round that is evaluated, which is how `apfl` evaluates.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor
 from mooring.core.cohort import Rows
 from mooring.core.task import Task
 from mooring.data.clients import Clients
-from mooring.engines.loop import Plan
+from mooring.engines.loop import Plan, sample_cohort
 from mooring.engines.simulate import Moment, simulate
 
 PARTS = ("train", "test")
@@ -32,6 +33,7 @@ def follow(
     seed: int,
     participation: float = 1.0,
     common: bool = False,
+    online: bool = False,
 ) -> dict[str, list[float]]:
     """Curves of a run, evaluated at round 1 and at every `every`-th; `common` asks for the server's model as well.
 
@@ -48,12 +50,15 @@ def follow(
             return
         note("round", now.t)
         models = now.models()
+        taking_part = sample_cohort(plan, now.exchange.roster.keys, now.t) if online else torch.arange(len(clients))
+        models = models[taking_part]
+        rows = {part: getattr(clients, part).select(taking_part) for part in PARTS}
         for part in PARTS:
-            loss, accuracy = loss_and_accuracy(task, models, getattr(clients, part))
+            loss, accuracy = loss_and_accuracy(task, models, rows[part])
             note(f"{part} loss", loss)
             note(f"{part} accuracy", accuracy)
             if common:
-                loss, accuracy = loss_and_accuracy(task, now.server.w.expand_as(models), getattr(clients, part))
+                loss, accuracy = loss_and_accuracy(task, now.server.w.expand_as(models), rows[part])
                 note(f"common {part} loss", loss)
                 note(f"common {part} accuracy", accuracy)
         note("alpha", mean_alpha(now))

@@ -11,6 +11,7 @@ from mooring.core.cohort import Round
 from mooring.core.errors import RequestError
 from mooring.data.clients import from_arrays
 from mooring.engines.loop import Plan, sample_cohort
+from mooring.engines.simulate import simulate as library_simulate
 from mooring.tasks.linear import Linear
 from mooring.theory import apfl_schedule
 from tests.algorithms.lossy import Lossy, train
@@ -232,3 +233,31 @@ def test_the_schedule_of_theorem_3():
         algorithm.visit(server, exchange.states.take(torch.arange(5)), task, exchange.data, turn._replace(rounds=3))
     with pytest.raises(RequestError, match="is for full gradients; set batch = 0, got 4"):
         settled_simulator(build("apfl", {"eta": "nonconvex", "batch": 4}), task, clients)
+
+
+def test_a_client_may_mix_with_its_own_copy():
+    """output = "own" against the three updates step by step, over rounds of two of five clients."""
+    task, clients = PROBLEMS["logistic"]()
+    eta, steps, alpha, rounds = 0.3, 3, 0.4, 4
+    fields = {"alpha": alpha, "adapt": "no", "eta": eta, "decay": 0.0, "steps": steps, "batch": 0, "output": "own"}
+    plan = Plan(rounds, 0.4, 3, evaluate_every=rounds)
+    algorithm, exchange, server = settled_simulator(build("apfl", fields), task, clients)
+    p, start = exchange.roster.p, server.w.clone()
+    w, v, own, seen = start.clone(), start.expand(5, -1).clone(), start.expand(5, -1).clone(), set()
+    for t in range(1, rounds + 1):
+        who = sample_cohort(plan, exchange.roster.keys, t)
+        for i in who.tolist():
+            rows = clients.train.select(torch.tensor([i])).full(task)
+            copy = w[None].clone()
+            for _ in range(steps):
+                slope = task.grad(alpha * v[i][None] + (1 - alpha) * copy, rows)
+                copy = copy - eta * task.grad(copy, rows)
+                v[i] = v[i] - eta * alpha * slope[0]
+            own[i] = copy[0]
+        w = (p[who, None] * own[who]).sum(0) / p[who].sum()
+        seen |= set(who.tolist())
+    found = library_simulate(algorithm, task, clients, plan, settled=True, w0=start)
+    visited = sorted(seen)
+    assert len(visited) > 2
+    torch.testing.assert_close(found.models()[visited], (alpha * v + (1 - alpha) * own)[visited])
+    torch.testing.assert_close(found.server.w, w)

@@ -26,7 +26,6 @@ ROWS = {
     ],
     "Fig. 1: smaller b more sample-efficient": ["fig1 smaller-minibatch-fewer-samples"],
     "Fig. 2: only slightly more rounds in most cases": ["fig2 slightly-more-rounds"],
-    "Fig. 2: median ratio of rounds <= 2": ["fig2 rounds-at-most-twice-everywhere"],
 }
 
 

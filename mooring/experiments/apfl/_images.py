@@ -48,4 +48,5 @@ def softmax_run(
         seed=seed,
         participation=participation,
         common=has_common(run),
+        online=True,
     )

@@ -15,7 +15,9 @@ from mooring.experiments.base.claims import Check, every, higher, lower
 from mooring.experiments.base.experiment import Cell, Table
 from mooring.experiments.base.results import Ref, of
 
-ETA, DECAY, STEPS, BATCH = 0.1, 0.01, 10, 20  # eta/(1 + 0.01 k) at the k-th local step; batches are Table 2's
+ETA, DECAY, STEPS, BATCH = 0.1, 0.01, 10, 20  # batches are Table 2's
+FADING = "epochs"  # 1 % less after every pass that a client made over its rows
+PULL = 0.02  # of alpha to 0, beside Eq. 6, as in the authors' program
 INNER_ETA = 0.05  # of pFedMe's 5 inner steps, not printed
 ALPHAS = (0.25, 0.5, 0.75)
 FIXED = tuple(f"APFL {alpha}" for alpha in ALPHAS)
@@ -41,12 +43,13 @@ def algorithm(
     **work: Any,
 ) -> Any:
     """The algorithm of a run; `work`: local work in fields that all share, `scaffold`: what SCAFFOLD has of its own."""
-    work = {"eta": ETA, "decay": DECAY, "steps": STEPS, "batch": BATCH} | work
+    usual: dict[str, Any] = {"eta": ETA, "decay": DECAY, "fading": FADING, "steps": STEPS, "batch": BATCH}
+    work = usual | work
     tuning = {"tune_steps": work["steps"], "tune_epochs": work.get("epochs", 0)}
     if run.startswith(ADAPTIVE):
-        return APFL(alpha=first_alpha, adapt=adapt, adapt_on="train", **work)
+        return APFL(alpha=first_alpha, adapt=adapt, adapt_on="train", alpha_pull=PULL, output="own", **work)
     if run.startswith("APFL"):
-        return APFL(alpha=float(run.split()[1]), adapt="no", **work)
+        return APFL(alpha=float(run.split()[1]), adapt="no", output="own", **work)
     if run == "FedAvg":
         return FedAvgLocalized(**work, **tuning)
     if run == "SCAFFOLD":
@@ -75,12 +78,6 @@ def curve(method: str, series: str, at: Any = None, **fixed: Any) -> Ref:
 def final(method: str, series: str, **fixed: Any) -> Ref:
     """A method's series in the last round."""
     return curve(method, series, -1, **fixed)
-
-
-def points_above(method: str, points: float, **fixed: Any) -> Ref:
-    """A method's last accuracy plus so many percentage points."""
-    name = str(curve(method, ACCURACY).series)
-    return of(lambda values: values[name][-1] + points / 100, run=run_of(method), **fixed)
 
 
 def percent(method: str, **fixed: Any) -> Ref:

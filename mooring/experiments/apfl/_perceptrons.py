@@ -14,4 +14,4 @@ def perceptron_run(
     """The last round of a run on rows dealt out as `deal` says, every client tested on rows like its own (P1)."""
     federation = named_images(data, clients=clients, protocol="P1", seed=seed, **deal)
     task, method = perceptron(federation, tuple(hidden)), algorithm(run, **work)
-    return follow(method, task, federation, rounds=rounds, every=rounds, seed=seed, common=has_common(run))
+    return follow(method, task, federation, rounds=rounds, every=rounds, seed=seed, common=has_common(run), online=True)

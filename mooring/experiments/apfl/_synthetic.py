@@ -8,8 +8,10 @@ DIM, CLASSES, RIDGE = 60, 10, 1e-4
 TASK = Logistic(DIM, CLASSES, ridge=RIDGE)
 
 
-def synthetic(seed: int, spread: float, clients: int, most: int) -> Clients:
-    """Both parameters are `spread`, read as standard deviations; sizes are lognormal, at most `most`; 80/20 split."""
-    return SyntheticClasses(
-        clients, "lognormal", DIM, CLASSES, model_spread=spread, input_spread=spread, most=most
-    ).make(seed)
+def synthetic(seed: int, spread: float, clients: int, rows: int, sizes: str = "equal") -> Clients:
+    """Both parameters are `spread`, read as standard deviations; 80/20 split. `rows` for every client, or, with sizes =
+    "lognormal", at most so many."""
+    samples = rows if sizes == "equal" else sizes
+    return SyntheticClasses(clients, samples, DIM, CLASSES, model_spread=spread, input_spread=spread, most=rows).make(
+        seed
+    )

@@ -244,6 +244,16 @@ def most(share: float, **checks: Check) -> Check:
     return _several(checks, math.ceil(share * len(checks)))
 
 
+def not_worse(check: Check) -> Check:
+    """What `check` claims is not contradicted: for printed numbers whose intervals overlap."""
+
+    def relaxed(results: Results) -> Verdict:
+        verdict = check(results)
+        return verdict._replace(margin=verdict.margin + 2 if verdict.margin > -1 else verdict.margin)
+
+    return relaxed
+
+
 def meeting(x: np.ndarray, gap: np.ndarray) -> float:
     """Where the line through (x, gap) comes down through 0; nan unless it starts above, ends below and crosses once."""
     above = gap > 0
@@ -288,8 +298,8 @@ ENDS: dict[int, dict[str, float]] = {0: {"least": 1.0}, -1: {"most": 1.0}}  # wh
 
 
 def _in_halves(room: np.ndarray, half: np.ndarray) -> np.ndarray:
-    """room / half; an interval without width, up to rounding, is wholly inside, or else wholly outside."""
-    found = np.where(half <= 0, np.where(room > 0, np.inf, -np.inf), room / half)
+    """room / half; an interval without width, up to rounding, is wholly inside, wholly outside, or at the limit."""
+    found = np.where(half <= 0, np.where(room == 0, 0.0, np.copysign(np.inf, room)), room / half)
     return np.where(np.isinf(room) & (room > 0), np.inf, found)
 
 

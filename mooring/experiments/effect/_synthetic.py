@@ -44,25 +44,25 @@ class Problem(NamedTuple):
     mean: float  # the mean of these eigenvalues, plus the ridge
 
 
-def problem(seed: int, spread: float, clients: int, samples: int) -> Problem:
+def problem(seed: int, spread: float, clients: int, samples: int, ridge: float = RIDGE) -> Problem:
     data = SyntheticLogit(clients, samples, DIM, spread, ridge=0.0).make(seed)
-    task = Logistic(DIM, intercept=False, ridge=RIDGE)
+    task = Logistic(DIM, intercept=False, ridge=ridge)
     x = data.train.full(task).x
-    curvature = torch.linalg.eigvalsh(x.mT @ x / (4 * samples)) + RIDGE
+    curvature = torch.linalg.eigvalsh(x.mT @ x / (4 * samples)) + ridge
     return Problem(data, task, data.weights(), float(curvature.max()), float(curvature.mean()))
 
 
-def statistical(seed: int, spread: float, clients: int = CLIENTS, samples: int = SAMPLES) -> dict:
+def statistical(seed: int, spread: float, clients: int = CLIENTS, samples: int = SAMPLES, ridge: float = RIDGE) -> dict:
     """By method: the mean squared error of the personal models ("small"), of the common one ("global small"), and how
     far the personal models lie from those of the two baselines ("small to LocalTrain", "small to GlobalTrain")."""
-    given = problem(seed, spread, clients, samples)
+    given = problem(seed, spread, clients, samples, ridge)
     data, task, p = given.clients, given.task, given.p
     radius, n = data.truth.r_max, data.train.size.numpy()
     alone, together = task.solve(data.train.full(task)), task.solve(data.train.pooled(p))[0]
     lam = {
         **LAMS,
         "adaptive": lambda_one_stage(radius, given.mean, given.smooth, RHO, p.numpy(), n).lam,
-        "smallest curvature": lambda_one_stage(radius, RIDGE, given.smooth, RHO, p.numpy(), n).lam,
+        "smallest curvature": lambda_one_stage(radius, ridge, given.smooth, RHO, p.numpy(), n).lam,
         "from data": settle(FedProxOneStage(), task, data)[0].lam,
     }
     models = {"LocalTrain": (p @ alone, alone), "GlobalTrain": (together, together.expand_as(alone))}

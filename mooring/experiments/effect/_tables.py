@@ -71,11 +71,11 @@ QUICK_ROWS = ("MNIST CNN2", "EMNIST CNN5")
 SMALL: dict[str, Any] = {"clients": 10, "samples": 90, "tested": 300, "batch": 16, "eta": 0.1}
 LARGE: dict[str, Any] = {"clients": 10, "samples": 300, "tested": 1000, "batch": 16, "eta": 0.01}
 STAND_IN = (
-    "digits of scikit-learn for MNIST and Gaussian prototypes with 6, 8 or 10 of 10 classes for EMNIST; a perceptron "
-    "with 50 hidden units for the CNNs; P1 and P2"
+    "digits of scikit-learn for MNIST, the other data sets left out; a perceptron with 50 hidden units for CNN2; P1 "
+    "and P2"
 )
 REAL = "MNIST, Fashion-MNIST with 6, 8 or 10 classes for EMNIST, CIFAR-10 with 25,000 images; P1 and P2"
-SMOKE, QUICK, PAPER = {"rounds": 1}, {"rounds": 20}, {"rounds": 0}  # 0: the row's own
+SMOKE, QUICK, PAPER = {"rounds": 1}, {"rounds": 40}, {"rounds": 0}  # 0: the row's own
 
 Method = tuple[str, str]  # method and size of lambda ("" where it has none)
 
@@ -104,7 +104,7 @@ def presets(methods: Sequence[Method], rows: Sequence[str]) -> dict[str, Preset]
     needs = ("mnist", "fashion_mnist", "cifar10")
     return {
         "smoke": Preset(points(QUICK_ROWS[:1], methods, 2), 1, SMOKE, STAND_IN),
-        "quick": Preset(points(QUICK_ROWS, methods), 3, QUICK, STAND_IN),
+        "quick": Preset(points(QUICK_ROWS[:1], methods), 4, QUICK, STAND_IN),
         "paper": Preset(points(rows, methods), 2, PAPER | {"real": True}, REAL, needs),
     }
 

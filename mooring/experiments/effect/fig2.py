@@ -44,10 +44,10 @@ EXPERIMENT = Experiment(
             "local steps lambda = 0.02 gets in 5 times fewer rounds to where one step gets it, lambda = 0.5 in at "
             "most 2 times fewer",
             saves(False, list(LAMS.values()), 5, 2),
-            note="Small lambda gains more, as claimed, but the printed large lambda = 0.5 gains several times as well: "
-            "it is only a tenth of L, so that one local step is far from solving the inner problem (it leaves a share "
-            "of about 1 - lambda/(lambda + L) of the distance). The statement holds for lambda well above L: see the "
-            "next claim.",
+            evidence="Small lambda gains more, as claimed, but the printed large lambda = 0.5 gains several times as "
+            "well: it is only a tenth of L, so that one local step is far from solving the inner problem (it leaves a "
+            "share of about 1 - lambda/(lambda + L) of the distance). The statement holds for lambda well above L: see "
+            "the next claim.",
         ),
         Claim(
             "small-lambda-gains-relative-to-smoothness",

