@@ -112,6 +112,26 @@ def fit(
     tell_tracker(display, out, track)
 
 
+@app.command(epilog=example("mooring tune exam.csv --client school --target score --algorithm fedavg"))
+@takes(*DATA, *TASK, "participation", "weights", "threads")
+def tune(
+    source: Source, algorithm: Method = None, set_: Set = None, json_: Json = False, trust: Trust = False, **given: Any
+) -> None:
+    """Which threads, chunk and kernels are fastest on this machine: a few rounds with each. Nothing is written."""
+    from mooring.engines.tune import tune as measure
+    from mooring.report.terminal import Display
+
+    display = Display(json_)
+    settings, given = apart(set_, given)
+    trials = measure(source, algorithm=algorithm, settings=settings, trust=trust, **given)
+    if json_:
+        emit({"proposed": trials[0]._asdict(), "trials": [trial._asdict() for trial in trials]})
+        return
+    for trial in trials:
+        display.say(f"{1000 * trial.seconds:10.1f} ms a round with {trial.options}")
+    display.say(f"Fastest: {trials[0].options}")
+
+
 @app.command(epilog=example("mooring compare exam.csv --client school --target score --methods local,fedavg,ditto"))
 @takes(*DATA, *TASK, *(name for name in TRAINING if name != "baselines"))
 def compare(

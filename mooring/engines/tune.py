@@ -1,0 +1,88 @@
+"""What decides how fast a run is here, measured: threads, clients worked on at once, kernels.
+
+Nothing that is measured changes a number of a run by itself: what is proposed counts once it is asked for, and is then
+in the run file.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple, Unpack
+
+import torch
+
+from mooring.core.cohort import Round
+from mooring.engines import loop
+from mooring.engines.prepare import Job, prepare
+from mooring.engines.request import request
+from mooring.engines.simulator import Simulator, chunk_size
+from mooring.runs.sections import Options
+from mooring.tasks.compiled import available
+
+SPREAD = 4  # chunks of a quarter, once and four times the usual number of clients are tried
+ROUNDS = 3  # of which the quickest counts; one before them warms up
+
+
+class Trial(NamedTuple):
+    """How long a round takes with these settings."""
+
+    threads: int
+    chunk: int
+    kernels: str
+    seconds: float
+
+    @property
+    def options(self) -> str:
+        return f"--threads {self.threads} --chunk {self.chunk} --kernels {self.kernels}"
+
+
+def tune(
+    source: Any,
+    *,
+    algorithm: Any = None,
+    model: Any = None,
+    settings: Mapping[str, Any] | None = None,
+    trust: bool = False,
+    **options: Unpack[Options],
+) -> list[Trial]:
+    """Rounds of the run that `fit` would train with the same arguments, timed with other settings: the fastest first.
+
+    The clock decides, so that the machine should have nothing else to do.
+    """
+    asked = request(source, purpose="fit", algorithm=algorithm, settings=settings, model=model, trust=trust, **options)
+    job = prepare(asked, None if isinstance(source, str) else source, model)
+    exchange = Simulator(job.task, job.clients, job.clients.weights(asked.training.weights))
+    ready, _ = loop.settle(job.algorithms()[0], job.task, exchange, job.plan.seed)
+    before = torch.get_num_threads()
+    try:
+        trials = [Trial(*setting, seconds_of(job, ready, *setting)) for setting in settings_of(job)]
+    finally:
+        torch.set_num_threads(before)
+    return sorted(trials, key=lambda trial: trial.seconds)
+
+
+def settings_of(job: Job) -> Iterator[tuple[int, int, str]]:
+    """Threads, chunk and kernels to try."""
+    cohort, usual = loop.cohort_size(job.plan, len(job.clients)), chunk_size(job.task)
+    chunks = sorted({min(max(size, 1), cohort) for size in (usual // SPREAD, usual, usual * SPREAD)})
+    compiled = hasattr(job.task, "kernels") and available()
+    for threads in sorted({1, torch.get_num_threads()}):
+        for kernels in ("torch", "numba") if compiled else ("torch",):
+            yield from ((threads, chunk, kernels) for chunk in chunks)
+
+
+def seconds_of(job: Job, algorithm: Any, threads: int, chunk: int, kernels: str) -> float:
+    """A round, by the clock."""
+    torch.set_num_threads(threads)
+    task = replace(job.task, kernels=kernels) if hasattr(job.task, "kernels") else job.task
+    exchange, w0 = Simulator(task, job.clients, job.clients.weights(), chunk), task.start(job.plan.seed)
+    exchange.begin(algorithm, w0)
+    server, m, took = algorithm.start(task, w0)[0], len(job.clients), []
+    for t in range(1, ROUNDS + 2):
+        cohort = loop.sample_cohort(job.plan, exchange.data.keys, t)
+        begin = time.perf_counter()
+        exchange.ask(server, cohort, Round(t, job.plan.rounds, m, len(cohort), 1.0, job.plan.seed))
+        took.append(time.perf_counter() - begin)
+    return min(took[1:])
