@@ -34,7 +34,7 @@ lint: setup
 	$(BIN)/lint-imports
 
 bench: setup
-	$(BIN)/python -m benchmarks.speed
+	$(BIN)/python -m benchmarks.speed $(if $(wildcard peers),--peers peers)
 
 docs: setup
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'

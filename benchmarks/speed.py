@@ -433,8 +433,9 @@ def advised(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
     from benchmarks.advice_tables import mixed_model
     from mooring import advise
     from mooring.advice.folds import joined
+    from tests.tables import EXAM
 
-    clients = advise("exam").job.clients
+    clients = advise(EXAM.path, **EXAM.columns).job.clients
     rows = joined(clients.train, clients.validation)
 
     def theirs() -> Any:
@@ -442,9 +443,8 @@ def advised(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
             warnings.simplefilter("ignore")
             return mixed_model(rows, clients.test)
 
-    yield Contest(
-        "advise exam", partial(timed, partial(advise, "exam")), {"MixedLM": partial(timed, theirs)}, {"MixedLM": 5}
-    )
+    ours = partial(timed, partial(advise, EXAM.path, **EXAM.columns))
+    yield Contest("advise exam", ours, {"MixedLM": partial(timed, theirs)}, {"MixedLM": 5})
 
 
 # Many clients, many runs.
