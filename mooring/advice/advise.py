@@ -29,6 +29,7 @@ from mooring.advice.tally import MODELS, Tally, Trio, mean_losses, tally_of, wit
 from mooring.advice.words import in_words
 from mooring.core.errors import RequestError
 from mooring.data.clients import PARTS, Clients
+from mooring.data.given import is_given
 from mooring.engines.coefficients import coefficients, scaling_of
 from mooring.engines.fit import Tell, check_same_data, opening, silent, task_facts
 from mooring.engines.prepare import Job, is_pooled, prepare
@@ -127,7 +128,8 @@ def advise(
     if out is not None and os.path.lexists(out):
         raise RequestError(f"{out} already exists; choose another --out, or resume it.")
     asked = request(source, purpose="advise", model=model, trust=trust, **options)
-    if options.get("drop_missing_target") is None and not (isinstance(source, Clients) or is_pooled(asked.data.source)):
+    as_it_is = isinstance(source, Clients) or is_pooled(asked.data.source) or (model is not None and is_given(source))
+    if options.get("drop_missing_target") is None and not as_it_is:
         # Advice is for a first look: rows without a target are left out, and a note says how many.
         asked = asked.model_copy(update={"data": asked.data.model_copy(update={"drop_missing_target": True})})
     data, loss = None if isinstance(source, str | Path) else source, options.get("loss")

@@ -1,17 +1,21 @@
 """Things of a user's own in a Python file, named as "my_file.py:thing": models, losses, algorithms.
 
-A run directory keeps a copy of every such file beside its run file, so that the run works from another folder.
-`load_python` is the only place where a file that a run names is executed, and then only if this user has given it.
+A run directory keeps a copy of every such file, and of those beside it that it imports, so that the run works from
+another folder. `load_python` is the only place where a file that a run names is executed, and only if this user has
+given it; so it is with the files that it imports.
 """
 
 from __future__ import annotations
 
+import ast
 import glob
 import hashlib
 import inspect
 import re
 import sys
 from collections.abc import Iterable
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -41,14 +45,76 @@ def load_python(spec: str, what: str, kept: Path | None = None) -> Any:
     module, source = ModuleType(title), code_of(file)
     module.__file__ = str(file)
     sys.modules[title] = module  # dataclasses look their module up
+    beside = Beside(Path(path).resolve().parent, kept)
+    sys.meta_path.append(beside)  # last: no file of a folder stands in for an installed package
     try:
         exec(compile(source, str(file), "exec"), vars(module))
+    except RequestError:
+        raise
     except Exception as error:
         raise RequestError(f"{what} {spec!r}: {path} fails with {type(error).__name__}: {error}.") from error
+    finally:
+        sys.meta_path.remove(beside)
+        for loaded in beside.loaded:  # another folder may have a file of the same name
+            sys.modules.pop(loaded, None)
     if not callable(getattr(module, name, None)):
         known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise RequestError(f"{what} {spec!r}: {path} has no function {name!r}; it has {', '.join(known) or 'none'}.")
     return getattr(module, name)
+
+
+class Beside(MetaPathFinder, Loader):
+    """Imports of the Python files in a folder, from the copies in `kept` where there are some; only given ones run."""
+
+    def __init__(self, folder: Path, kept: Path | None):
+        self.folder, self.kept = folder, kept
+        self.loaded: list[str] = []
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        file = None if path is not None or "." in fullname else _beside(self.folder, fullname, self.kept)
+        return None if file is None else ModuleSpec(fullname, self, origin=str(file))
+
+    def exec_module(self, module: ModuleType) -> None:
+        file = _beside(self.folder, module.__name__, self.kept)
+        assert file is not None  # found a moment ago
+        self.loaded.append(module.__name__)
+        module.__file__ = str(file)
+        exec(compile(code_of(file), str(file), "exec"), vars(module))
+
+
+def _beside(folder: Path, name: str, kept: Path | None) -> Path | None:
+    file = folder / f"{name}.py"
+    return copy_in(kept, f"{file}:_") or (file if file.is_file() else None)
+
+
+def with_imports(specs: Iterable[str], kept: Path | None = None) -> list[str]:
+    """These specs, and one for each file beside theirs that they import, directly or through others."""
+    out: list[str] = []
+    waiting = list(specs)
+    while waiting:
+        spec = waiting.pop(0)
+        if spec in out:
+            continue
+        out.append(spec)
+        folder = Path(spec.rsplit(":", 1)[0]).resolve().parent
+        waiting += [f"{folder / name}.py:_" for name in imported(spec, kept) if _beside(folder, name, kept)]
+    return out
+
+
+def imported(spec: str, kept: Path | None) -> list[str]:
+    """The top-level names that a spec's file imports; none of a file that cannot be read or parsed."""
+    file = copy_in(kept, spec) or Path(spec.rsplit(":", 1)[0])
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return []
+    names: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name.partition(".")[0] for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.append(node.module.partition(".")[0])
+    return names
 
 
 def spec_of(thing: Any) -> str | None:
@@ -99,7 +165,7 @@ def copy_in(kept: Path | None, spec: str) -> Path | None:
 def copies(specs: Iterable[str], kept: Path | None = None) -> dict[str, bytes]:
     """The files of these specs by the names of their copies, from the copies in `kept` where there are some."""
     out = {}
-    for spec in specs:
+    for spec in with_imports(specs, kept):
         file = copy_in(kept, spec) or Path(spec.rsplit(":", 1)[0])
         if file.is_file():
             content = file.read_bytes()
@@ -109,7 +175,7 @@ def copies(specs: Iterable[str], kept: Path | None = None) -> dict[str, bytes]:
 
 def check_unchanged(specs: Iterable[str], kept: Path) -> None:
     """Refuse files that are no longer what the run began with; for one that is gone there is its copy in the run."""
-    for spec in specs:
+    for spec in with_imports(specs, kept):
         file, copy = Path(spec.rsplit(":", 1)[0]), copy_in(kept, spec)
         if copy is not None and file.is_file() and file.read_bytes() != copy.read_bytes():
             raise RequestError(

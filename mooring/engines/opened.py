@@ -6,9 +6,11 @@ import warnings
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
+import torch
 from torch import Tensor, nn
 
 from mooring.core.errors import RequestError
@@ -17,10 +19,12 @@ from mooring.data.schema import Schema
 from mooring.data.sources import newcomer
 from mooring.data.tables import near
 from mooring.engines.coefficients import coefficients, scaling_of
+from mooring.engines.fit import in_units
 from mooring.engines.predict import answer, chosen, schema_of
 from mooring.engines.prepare import task_of_run
+from mooring.engines.request import admit_run
 from mooring.engines.usable import estimator_of
-from mooring.runs.directory import Models, RunDir, method_folder, open_run
+from mooring.runs.directory import SCHEMA, Models, RunDir, method_folder, open_run
 from mooring.runs.files import frame_of
 from mooring.tasks.module import Module, module_of
 
@@ -34,6 +38,7 @@ class Opened:
     method: str | None  # the algorithm whose models these are
     directory: RunDir  # of the models: a comparison has one a method
     notes: list[str]
+    given: tuple[Any, Any] = (None, None)  # a model and a loss that were in memory
 
     @cached_property
     def saved(self) -> Models:
@@ -41,7 +46,7 @@ class Opened:
 
     @cached_property
     def task(self) -> Any:
-        return task_of_run(self.directory)
+        return task_of_run(self.directory, *self.given)
 
     @cached_property
     def schema(self) -> Schema:
@@ -96,11 +101,17 @@ class Opened:
             raise RequestError(f"{self.path}: no model of client {name!r}; the run has {some}.{near(name, self.names)}")
         return self.models[name]
 
-    def predict(self, source: Any, client: Any = None) -> pd.DataFrame:
+    def predict(self, source: Any, client: Any = None) -> Any:
         """A row per row of a table, each by its own client's model, or all by the model of `client`.
 
-        What is odd about the rows is warned of: clients that the run does not know, cells without a client.
+        What is odd about the rows is warned of: clients that the run does not know, cells without a client. A run that
+        was made from arrays takes arrays, all rows by the model of `client` (default: the common one), and answers with
+        a tensor, as the result of `fit` does.
         """
+        if not (self.directory.path / SCHEMA).exists():
+            x = torch.as_tensor(source)
+            x = x.to(self.task.dtype) if x.dtype.is_floating_point else x
+            return in_units(SimpleNamespace(**self.saved.task), self.task.predict(self.model(client)[None], x[None])[0])
         frame, notes = answer(self.task, self.schema, self.saved, source, client, self.path)
         for note in notes:
             warnings.warn(note, stacklevel=2)
@@ -130,12 +141,17 @@ class Opened:
         return f"<run {self.path}: {self.purpose}, {self.method}, {len(self.names)} clients>"
 
 
-def open(path: str | Path, method: str | None = None) -> Opened:
+def open(
+    path: str | Path, method: str | None = None, *, model: Any = None, loss: Any = None, trust: bool = False
+) -> Opened:
     """A finished run of `fit`, `compare`, `advise` or `personalize`.
 
-    `method` chooses among those of a comparison; without it, it is the best on validation rows.
+    `method` chooses among those of a comparison; without it, it is the best on validation rows. A `model` or a `loss`
+    that was in memory is passed again. `trust` lets a run that a stranger made run the code that it names.
     """
     purpose = open_run(path).run.mooring.purpose
     directory, notes = chosen(path, method)
     algorithm = directory.run.algorithm
-    return Opened(Path(path), purpose, algorithm.name if algorithm else None, directory, notes)
+    if trust:
+        admit_run(directory.run, directory.path, trust)
+    return Opened(Path(path), purpose, algorithm.name if algorithm else None, directory, notes, (model, loss))

@@ -253,6 +253,8 @@ class Shape:
 def task_of_run(directory: RunDir, model: Any = None, loss: Any = None) -> Any:
     """The task of a finished run, without its data; a model or a loss that was in memory is passed again."""
     run, about = directory.run, directory.models.task
+    if run.task.name == "module" and run.task.model is None and model is None:
+        raise RequestError(f"{directory.path}: its model was in memory; pass it again: mooring.open(run, model=model).")
     wide = run.task.model is None and run.task.name != "module"
     return make_task(run, Shape(about, torch.float64 if wide else torch.float32), model, loss, directory.path)  # type: ignore[arg-type]
 

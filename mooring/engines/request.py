@@ -17,7 +17,7 @@ import torch
 from mooring.algorithms.base import Algorithm, build, name_of
 from mooring.core.errors import RequestError
 from mooring.core.fields import unknown
-from mooring.core.python_files import copy_in, full, is_spec, spec_of
+from mooring.core.python_files import copy_in, full, is_spec, spec_of, with_imports
 from mooring.core.trust import admit
 from mooring.data.datasets import is_name
 from mooring.runs.directory import RUN
@@ -104,7 +104,8 @@ def admit_files(
 ) -> None:
     """The code that "my_file.py:thing" names among some words, from the copy in `kept` where there is one, and the data
     of a section [data]; names of data sets are no files."""
-    scripts = [str(copy_in(kept, spec) or spec.rpartition(":")[0]) for spec in code if is_spec(spec)]
+    specs = with_imports([spec for spec in code if is_spec(spec)], kept)
+    scripts = [str(copy_in(kept, spec) or spec.rpartition(":")[0]) for spec in specs]
     named = [data.get("source"), data.get("data_dir")]
     files = [name for name in named if isinstance(name, str | Path) and name != IN_MEMORY and not is_name(name)]
     admit(where, folder, scripts, map(str, files), trust)

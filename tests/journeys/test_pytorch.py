@@ -12,9 +12,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import mooring
 from mooring.core.errors import RequestError
 from mooring.engines.fit import resume
-from mooring.engines.prepare import task_of_run
-from mooring.runs.directory import MODELS, open_run
-from mooring.tasks.module import Module, module_of
+from mooring.runs.directory import MODELS
+from mooring.tasks.module import Module
 
 CLIENTS, ROWS = 4, 60
 QUICK = {"threads": 1, "baselines": False}
@@ -120,12 +119,24 @@ def test_a_reopened_run_gives_the_same_module(tmp_path):
     data = numbers()
     model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
     result = mooring.fit(data, model=model, rounds=5, out=tmp_path / "run", **QUICK)
-    directory = open_run(tmp_path / "run")
-    models, task = directory.models, task_of_run(directory, model)
-    w = models.personal[models.clients.index("site 3")]
-    net = module_of(task, w, models.task["target_mean"], models.task["target_scale"])
     x = data["site 3"][0]
-    torch.testing.assert_close(net(x), result.module("site 3")(x))
+    again = mooring.open(tmp_path / "run", model=model)
+    assert not again.module("site 3").training
+    torch.testing.assert_close(again.module("site 3")(x), result.module("site 3")(x))
+    torch.testing.assert_close(again.predict(x, "site 3"), result.predict(x, "site 3"))
+    with pytest.raises(RequestError, match=r"its model was in memory; pass it again"):
+        mooring.open(tmp_path / "run").module("site 3")
+
+
+def test_an_advice_gives_the_network_that_a_client_should_deploy():
+    data = numbers()
+    advice = mooring.advise(data, model=lambda: nn.Linear(3, 1), rounds=10, threads=1)
+    net, x = advice.module("site 2"), data["site 2"][0]
+    w = advice.models.deployed[2]
+    torch.testing.assert_close(net(x).detach()[:, 0], 942 + 0 * x[:, 0], atol=200, rtol=0)  # in the target's units
+    assert not net.training and torch.equal(net.net.weight.flatten(), w[:3])
+    with pytest.raises(RequestError, match="unknown client 'nobody'"):
+        advice.module("nobody")
 
 
 def test_given_weights_are_the_start_and_frozen_parts_stay():

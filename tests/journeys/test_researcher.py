@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import sys
 
 import numpy as np
 import pandas as pd
@@ -93,6 +94,49 @@ def test_a_run_works_from_another_folder(here, capsys, monkeypatch):
     assert (here / "before.csv").read_bytes() == (here / "elsewhere" / "after.csv").read_bytes()
     predictions = pd.read_csv("after.csv")["y"]
     assert predictions.between(0, 200).all()  # in the target's units
+
+
+def test_files_that_a_model_imports_are_kept_and_given_with_it(here, monkeypatch, capsys):
+    """A model of two files works from another folder; in a stranger's folder neither runs."""
+    (here / "parts.py").write_text("import torch\nfrom sizes import WIDTH\nHead = torch.nn.Linear\n")
+    (here / "sizes.py").write_text("WIDTH = 5\n")
+    (here / "two.py").write_text(
+        "from torch import nn\nfrom parts import Head, WIDTH\n"
+        "def make(features):\n    return nn.Sequential(Head(features, WIDTH), Head(WIDTH, 1))\n"
+    )
+    words = (*DATA, "--model", "two.py:make", "--rounds", "2", "--no-baselines", "--algorithm", "fedavg")
+    assert command("fit", *words, "--out", "run") == 0, capsys.readouterr().err
+    assert command("predict", "run", "rows.csv", "--out", "before.csv") == 0
+    assert len(list((here / "run").glob("code-*.py"))) == 3 and "parts" not in sys.modules
+    (here / "sizes.py").write_text("WIDTH = 6\n")
+    with pytest.raises(RequestError, match=r"sizes\.py has changed since the run began"):
+        resume("run")
+    for name in ("two.py", "parts.py", "sizes.py"):
+        (here / name).unlink()
+    (here / "elsewhere").mkdir()
+    shutil.move("run", "elsewhere/run")
+    monkeypatch.chdir(here / "elsewhere")
+    assert command("predict", "run", here / "rows.csv", "--out", "after.csv") == 0, capsys.readouterr().err
+    assert (here / "before.csv").read_bytes() == (here / "elsewhere" / "after.csv").read_bytes()
+
+
+def test_a_strangers_file_beside_given_code_is_not_run(here):
+    """The same bytes of a model that was given once, and beside them a helper that was not."""
+    (here / "helper.py").write_text("WIDTH = 3\n")
+    (here / "mine.py").write_text("import torch, helper\ndef make(features): return torch.nn.Linear(features, 1)\n")
+    mooring.fit("rows.csv", client="site", target="y", model="mine.py:make", rounds=1, baselines=False)
+    theirs = here / "theirs"
+    theirs.mkdir()
+    shutil.copy("mine.py", theirs / "mine.py")
+    shutil.copy("rows.csv", theirs / "rows.csv")
+    (theirs / "helper.py").write_text(f"open({str(theirs / 'ran')!r}, 'w')\n")
+    (theirs / "run.toml").write_text(
+        f"[data]\nsource = '{theirs / 'rows.csv'}'\nclient = 'site'\ntarget = 'y'\n"
+        f"[task]\nmodel = '{theirs / 'mine.py'}:make'\n[algorithm]\nname = 'fedavg'\n"
+    )
+    with pytest.raises(RequestError, match=r"helper\.py is Python that a run file wants to run"):
+        mooring.fit("theirs/run.toml", rounds=1)
+    assert not (theirs / "ran").exists()
 
 
 def test_an_algorithm_as_an_object(here, monkeypatch):
