@@ -6,12 +6,15 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import mooring
 from mooring.core.errors import RequestError
+from mooring.engines.export import export
 from mooring.engines.fit import resume
+from mooring.runs import checkpoint
 from mooring.runs.directory import MODELS
 from mooring.tasks.module import Module
 
@@ -280,3 +283,78 @@ def test_without_baselines_nothing_else_is_trained():
 def test_a_model_that_fails_says_where():
     with pytest.raises(RequestError, match=r"the model fails on rows of shape \(5,\)"):
         mooring.fit(sentences(), model=lambda: nn.Sequential(nn.Embedding(3, 4), nn.Flatten(), nn.Linear(20, 2)))
+
+
+NETS = """
+import torch
+from torch import nn
+
+class Gru(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.body, self.out = nn.Embedding(12, 4), nn.GRU(4, 4, batch_first=True), nn.Linear(4, 2)
+    def forward(self, x):
+        return self.out(self.body(self.embed(x))[0].mean(1))
+
+class Transformer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.out = nn.Embedding(12, 4), nn.Linear(4, 2)
+        self.body = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+    def forward(self, x):
+        return self.out(self.body(self.embed(x)).mean(1))
+
+def frozen():
+    torch.manual_seed(5)  # as if loaded from a file
+    net = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 1))
+    for part in net[:2].parameters():
+        part.requires_grad_(False)
+    return net
+
+def labels():
+    return nn.Linear(3, 2)
+
+def number():
+    return nn.Linear(3, 1)
+
+def huber(output, y):
+    return nn.functional.huber_loss(output[:, 0], y, reduction="none", delta=10.0)
+"""
+
+
+def two_labels():
+    return {name: (x, (x[:, :2] > 0).float()) for name, (x, _) in numbers().items()}
+
+
+@pytest.mark.parametrize(
+    "make, loss, rows",
+    [
+        ("Gru", None, sentences),
+        ("Transformer", None, sentences),
+        ("frozen", None, numbers),
+        ("labels", None, two_labels),
+        ("number", "nets.py:huber", numbers),
+    ],
+)
+def test_whatever_is_trained_is_resumed_predicted_and_exported(tmp_path, monkeypatch, make, loss, rows):
+    """By its file alone, as another process would: to the same bytes, the same answers, the same weights."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "nets.py").write_text(NETS)
+    data = rows()
+    x = data["site 1"][0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        how = {"model": f"nets.py:{make}", "rounds": 4, "checkpoint_every": 2, "evaluate_every": 2, **QUICK}
+        result = mooring.fit(data, out="run", loss=loss, **how)
+        whole = (tmp_path / "run" / MODELS).read_bytes()
+        (tmp_path / "run" / MODELS).unlink()  # as if killed before the end
+        newest = checkpoint.generations("run")[0][1]
+        newest.unlink()
+        resume("run", source=data)
+        assert (tmp_path / "run" / MODELS).read_bytes() == whole
+        run = mooring.open("run")
+        torch.testing.assert_close(run.predict(x, "site 1"), result.predict(x, "site 1"))
+        weights, _ = export("run", "torch", "site 1")
+    net, known = run.module("site 1"), load(weights)
+    assert set(known) == set(net.state_dict()) and all(torch.equal(known[k], v) for k, v in net.state_dict().items())
+    torch.testing.assert_close(net(x), result.module("site 1")(x))
