@@ -111,7 +111,8 @@ class Opened:
         if not (self.directory.path / SCHEMA).exists():
             x = torch.as_tensor(source)
             x = x.to(self.task.dtype) if x.dtype.is_floating_point else x
-            return in_units(SimpleNamespace(**self.saved.task), self.task.predict(self.model(client)[None], x[None])[0])
+            answers = self.task.predict(self.vector(client)[None], x[None])[0]
+            return in_units(SimpleNamespace(**self.saved.task), answers)
         frame, notes = answer(self.task, self.schema, self.saved, source, client, self.path)
         for note in notes:
             warnings.warn(note, stacklevel=2)
