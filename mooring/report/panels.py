@@ -17,48 +17,84 @@ from mooring.report.style import COLOURS, MARKERS, STYLE, canvas, image
 COLUMNS = {4: 2, 6: 3, 9: 3}  # panels side by side that fill their rows; else up to four
 MARKED = 30  # curves with fewer places show them
 DPI = 90
+WIDTH = 4.6  # of a panel, inches
 LETTERS = 12  # of a title to an inch
+BELOW = 0.5  # of the lowest mean: the end of a log axis whose intervals reach 0
 
 
 def draw(title: str, panels: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
-    """The figure by file ending: png and svg."""
+    """The figure by file ending: png and svg. Panels in which nothing was measured are left out."""
+    shown = [panel for panel in panels if any(np.isfinite(_means(curve)).any() for curve in panel["curves"])]
     with mpl.rc_context(STYLE):
-        columns = COLUMNS.get(len(panels), min(len(panels), 4))
-        rows = -(-len(panels) // columns)
-        figure = canvas(4.6 * columns, 3.6 * rows + 0.4)
-        figure.suptitle(fill(title, int(LETTERS * 4.6 * columns)), fontsize=10)
+        columns = COLUMNS.get(len(shown), min(max(len(shown), 1), 4))
+        rows = max(-(-len(shown) // columns), 1)
+        figure = canvas(WIDTH * columns, 3.6 * rows + 0.8)
+        figure.suptitle(fill(title, int(LETTERS * WIDTH * columns)), fontsize=10)
         axes = figure.subplots(rows, columns, squeeze=False).ravel()
-        for axis, panel in zip(axes, panels):
-            _panel(axis, panel)
-        for axis in axes[len(panels) :]:
+        for axis, panel, name in zip(axes, shown, names(shown)):
+            _panel(axis, panel, name)
+        _legends(figure, axes[: len(shown)], rows)
+        for axis in axes[len(shown) :]:
             axis.set_axis_off()
         figure.get_layout_engine().execute(figure)
         figure.set_layout_engine("none")  # laid out once for both files
         return {ending: image(figure, ending, DPI) for ending in ("png", "svg")}
 
 
-def _panel(axis: Axes, panel: Mapping[str, Any]) -> None:
-    for name in panel["log"]:
-        getattr(axis, f"set_{name}scale")("log")
+def names(panels: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A name of its own for every panel: its title, with what it shows where titles are missing or the same."""
+    titles = [panel["title"] for panel in panels]
+    if len(set(titles)) == len(titles) and all(titles):
+        return titles
+    return [f"{panel['title']} {panel['ylabel']}".strip() for panel in panels]
+
+
+def _means(curve: Mapping[str, Any]) -> np.ndarray:
+    return np.array(curve["mean"], dtype=float)
+
+
+def _panel(axis: Axes, panel: Mapping[str, Any], name: str) -> None:
+    for side in panel["log"]:
+        getattr(axis, f"set_{side}scale")("log")
+    logarithmic = "y" in panel["log"]
+    means = np.concatenate([_means(curve) for curve in panel["curves"]])
+    floor = BELOW * means[means > 0].min() if logarithmic and (means > 0).any() else -np.inf
+    reaches_0 = False
     for i, curve in enumerate(panel["curves"]):
-        x, mean, low, high = (np.array(curve[name], dtype=float) for name in ("x", "mean", "low", "high"))
+        x, mean, low, high = (np.array(curve[part], dtype=float) for part in ("x", "mean", "low", "high"))
         if curve["dashed"]:
             axis.plot(x, mean, "--", color="0.4", linewidth=1, label=curve["label"])
             continue
         colour = COLOURS[i % len(COLOURS)]
         marker = MARKERS[i % len(MARKERS)] if len(x) <= MARKED else None
         axis.plot(x, mean, color=colour, marker=marker, markersize=3.5, linewidth=1.3, label=curve["label"])
-        floor = mean / 10 if "y" in panel["log"] else -np.inf  # an interval that reaches 0 has no place on a log axis
+        reaches_0 |= bool(logarithmic and (low <= floor).any())
         axis.fill_between(x, np.maximum(low, floor), high, color=colour, alpha=0.18, linewidth=0)
     for label, value in panel["across"].items():
         axis.axhline(value, color="0.4", linestyle=":", linewidth=1, label=label)
     for label, value in panel["upright"].items():
         axis.axvline(value, color="0.4", linestyle="-.", linewidth=1, label=label)
-    for name in panel["log"]:
-        _log_ticks(getattr(axis, f"{name}axis"))
+    if reaches_0:
+        axis.set_ylim(bottom=floor)  # an interval that reaches 0 leaves a log axis at its end
+    for side in panel["log"]:
+        _log_ticks(getattr(axis, f"{side}axis"))
     axis.set(xlabel=panel["xlabel"], ylabel=panel["ylabel"])
-    axis.set_title(panel["title"], fontsize=9)
-    axis.legend(fontsize=7.5)
+    axis.set_title(fill(name, int(LETTERS * WIDTH)), fontsize=9)
+
+
+def _legends(figure: Any, axes: Sequence[Axes], rows: int) -> None:
+    """Beside the curves, not on them: one for the figure where all panels show the same, else one below each panel."""
+    found = [axis.get_legend_handles_labels() for axis in axes]
+    if not found:
+        return
+    labels = found[0][1]
+    if all(one[1] == labels for one in found):
+        columns = max(1, min(len(labels), int(len(axes) / rows * WIDTH * LETTERS / (max(map(len, labels)) + 6))))
+        figure.legend(*found[0], loc="outside lower center", ncols=columns, fontsize=7.5)
+        return
+    for axis, (handles, own) in zip(axes, found):
+        columns = max(1, min(2, int(WIDTH * LETTERS / (max(map(len, own)) + 6))))
+        axis.legend(handles, own, loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=columns, fontsize=7.5)
 
 
 def _log_ticks(axis: Axis) -> None:

@@ -16,8 +16,9 @@ from mooring.experiments.base.claims import Claim, lower
 from mooring.experiments.base.experiment import Cell, Experiment, Panel, Preset, Table
 from mooring.experiments.base.records import panel_record, table_record
 from mooring.experiments.base.results import Results, Trial, of
+from mooring.report import panels as panels_module
 from mooring.report.markdown import brief, table
-from mooring.report.panels import draw
+from mooring.report.panels import DPI, draw
 from mooring.report.reproduction import write_page
 from mooring.runs.files import json_bytes
 
@@ -163,6 +164,59 @@ def test_figures_are_the_same_bytes_and_survive_intervals_that_reach_0():
     kept = json.loads(json_bytes({"panel": panel}))["panel"]  # what a file holds gives the same picture
     assert draw("A", [kept]) == first
     assert b"<dc:date>" not in first["svg"] and b"matplotlib" not in first["svg"].lower()[:400]
+
+
+def texts(drawn: dict) -> list[str]:
+    return [t.text or "" for t in ET.fromstring(drawn["svg"]).iter("{http://www.w3.org/2000/svg}text")]
+
+
+def test_panels_have_names_of_their_own_and_none_is_empty():
+    record = panel_record(PANEL, Results([Trial({}, seed, trial(seed)) for seed in range(3)]))
+    nothing = record | {"curves": [curve | {"mean": [None] * 3} for curve in record["curves"]], "title": "nothing"}
+    twice = [record | {"title": "(a)", "ylabel": what} for what in ("loss", "accuracy")]
+    shown = texts(draw("A", [*twice, nothing]))
+    assert "(a) loss" in shown and "(a) accuracy" in shown and "nothing" not in shown
+    assert shown.count("theory") == 1  # one legend for panels that show the same
+    other = record | {"title": "(b)", "curves": [record["curves"][0] | {"label": "b"}]}
+    assert texts(draw("A", [twice[0], other])).count("theory") == 1
+
+
+def test_legends_lie_beside_the_curves():
+    record = panel_record(PANEL, Results([Trial({}, seed, trial(seed)) for seed in range(3)]))
+    other = record | {"title": "(b)", "curves": record["curves"][:1]}
+    for panels in ([record], [record, other]):
+        boxes: list = []
+
+        def look(figure, form, dpi=DPI, boxes=boxes):
+            figure.draw_without_rendering()
+            legends = [*figure.legends, *(axis.get_legend() for axis in figure.axes if axis.get_legend())]
+            for legend in legends:
+                boxes.extend(legend.get_window_extent().overlaps(axis.bbox) for axis in figure.axes)
+            return b""
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(panels_module, "image", look)
+            draw("A", panels)
+        assert boxes and not any(boxes)
+
+
+def test_intervals_that_reach_0_end_at_the_edge_of_a_log_axis():
+    wide = [Trial({}, s, {"x": [1, 2, 3, 4], "curve": [1, 1 + 3 * s, 1, 1]}) for s in range(3)]
+    record = panel_record(PANEL, Results(wide))
+    assert record["curves"][0]["low"][1] < 0
+    found: list = []
+
+    def look(figure, form, dpi=DPI):
+        axis = figure.axes[0]
+        bottoms = [path.vertices[:, 1].min() for path in axis.collections[0].get_paths()]
+        found.append((axis.get_ylim()[0], bottoms))
+        return b""
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(panels_module, "image", look)
+        draw("A", [record])
+    edge, bottoms = found[0]
+    assert edge == pytest.approx(min(record["curves"][0]["mean"]) / 2) and min(bottoms) == pytest.approx(edge)
 
 
 def test_long_titles_are_not_cut():
