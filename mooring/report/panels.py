@@ -46,7 +46,7 @@ def names(panels: Sequence[Mapping[str, Any]]) -> list[str]:
     titles = [panel["title"] for panel in panels]
     if len(set(titles)) == len(titles) and all(titles):
         return titles
-    return [f"{panel['title']} {panel['ylabel']}".strip() for panel in panels]
+    return [": ".join(part for part in (panel["title"], panel["ylabel"]) if part) for panel in panels]
 
 
 def _means(curve: Mapping[str, Any]) -> np.ndarray:

@@ -175,7 +175,7 @@ def test_panels_have_names_of_their_own_and_none_is_empty():
     nothing = record | {"curves": [curve | {"mean": [None] * 3} for curve in record["curves"]], "title": "nothing"}
     twice = [record | {"title": "(a)", "ylabel": what} for what in ("loss", "accuracy")]
     shown = texts(draw("A", [*twice, nothing]))
-    assert "(a) loss" in shown and "(a) accuracy" in shown and "nothing" not in shown
+    assert "(a): loss" in shown and "(a): accuracy" in shown and "nothing" not in shown
     assert shown.count("theory") == 1  # one legend for panels that show the same
     other = record | {"title": "(b)", "curves": [record["curves"][0] | {"label": "b"}]}
     assert texts(draw("A", [twice[0], other])).count("theory") == 1
