@@ -777,8 +777,9 @@ def join(
         emit(told)
     else:
         Display().say(
-            f"Test {told['metric']} of your own model {told['personal']:.4g}, trained alone {told['alone']:.4g}. "
-            f"`mooring predict {told['result']} NEW.csv` uses it."
+            f"Test {told['metric']} of your own model {told['personal']:.4g}"
+            + ("" if told["alone"] is None else f", trained alone {told['alone']:.4g}")
+            + f". `mooring predict {told['result']} NEW.csv` uses it."
         )
 
 

@@ -18,6 +18,7 @@ PURPOSES = {
     "model": 6,
     "bootstrap": 7,
     "attack": 20,
+    "rounding": 21,
 }
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -165,7 +167,11 @@ def count_levels(
 
 def order_facts(values: np.ndarray, code: np.ndarray, clients: int) -> dict[str, np.ndarray]:
     """What sorting tells, client by client: how many finite values there are, how many of them differ, the extremes,
-    the median, how far the quartiles are apart, and the mean distance from the median. 0 where there is no value."""
+    the median, how far the quartiles are apart, and the mean distance from the median. 0 where there is no value.
+
+    None of these is a cell of the table: extremes are rounded outwards and the median to steps of a tenth or less of
+    the mean distance, values that are short decimals at that anyway aside. Where all values are one, see `disguised`.
+    """
     present = np.isfinite(values)
     values, code = values[present], code[present]
     order = np.lexsort((values, code))
@@ -187,12 +193,46 @@ def order_facts(values: np.ndarray, code: np.ndarray, clients: int) -> dict[str,
         off = by_client(np.abs(value - middle[owner]), owner, clients) / np.maximum(size, 1)
         between = at(0.75) - at(0.25)
     top = np.finfo(float).max
+    low, high, off = at(0.0), at(1.0), np.minimum(off, top)
+    step = steps(off)
+    alike = low == high
+    low, high = (
+        np.where(alike, low, to_steps(low, step, np.floor)),
+        np.where(alike, high, to_steps(high, step, np.ceil)),
+    )
+    middle = np.where(alike, middle, to_steps(middle, step, np.rint))
+    for k in np.flatnonzero(alike & (low != 0)):
+        low[k] = high[k] = middle[k] = disguised(low[k])
     return {
         "finite": size.astype(float),
         "distinct": by_client(new, owner, clients),
-        "low": at(0.0),
-        "high": at(1.0),
+        "low": low,
+        "high": high,
         "middle": middle,
-        "between": np.minimum(between, top),
-        "off": np.minimum(off, top),
+        "between": to_steps(np.minimum(between, top), step, np.rint),
+        "off": off,
     }
+
+
+def steps(size: np.ndarray) -> np.ndarray:
+    """Powers of ten between a hundredth and a tenth of these sizes; 1 where a size is 0."""
+    return 10.0 ** (np.floor(np.log10(np.where(size > 0, size, 10.0))) - 1)
+
+
+def to_steps(values: np.ndarray, step: np.ndarray, way: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """Values at whole numbers of steps, `way` (floor, ceil, rint) from where they are; those that are there stay."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        count = values / step
+        near = np.rint(count)
+        there = np.abs(count - near) <= 1e-9 + 4 * np.finfo(float).eps * np.abs(count)
+        moved = np.where(there, values, way(count) * step)
+    return np.where(np.isfinite(moved), moved, values)
+
+
+def disguised(value: float) -> float:
+    """A value that all rows of a client share, to three digits, with a fingerprint of it in the digits behind: clients
+    with the same value say the same, and those with others say others."""
+    short = float(f"{value:.3g}")
+    if short == value:
+        return value
+    return short * (1 + 1e-6 * (1 + zlib.crc32(struct.pack("<d", value))) / 2**32)

@@ -316,6 +316,9 @@ class Federation(Section):
     """How clients on machines of their own take part; see docs/deploying.md."""
 
     clients: int | list[str] | None = say("how many clients take part (2 or more), or a list of their names", None)
+    engine: Literal["flower", "flower-simulation"] = say(
+        '"flower" (processes that talk over a network) or "flower-simulation" (virtual nodes on Ray)', "flower"
+    )
     quorum: Participation = say(
         "a share of the clients asked (above 0, up to 1) or a whole number of them from 2 on: so many replies a round "
         "needs",
@@ -324,6 +327,8 @@ class Federation(Section):
     deadline: float | None = say("seconds > 0 after which a round with a quorum waits for nobody", None, gt=0)
     wait: float = say("seconds > 0 without a sign of life before the server gives up", 3600.0, gt=0)
     share_models: bool = say("true (clients send their personal models) or false", False)
+    secure: bool = say("true (the server learns sums of messages only, by Flower's SecAgg+) or false", False)
+    secure_range: float = say("a number > 0 that no entry of a client's share of the mean exceeds", 8.0, gt=0)
 
 
 class Option(NamedTuple):

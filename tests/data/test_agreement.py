@@ -17,7 +17,7 @@ from mooring.data.preparation import Member, agree, read, spread, survey, tally
 from mooring.data.roles import client_codes, find_roles
 from mooring.data.schema import Schema
 from mooring.data.sources import load, text_columns
-from mooring.data.summary import Level, Summary, merge
+from mooring.data.summary import Level, Summary, merge, order_facts
 from mooring.data.tables import Table
 
 NAMES = ["10", "9", "b", "B ", "é", "007", "7"]
@@ -355,3 +355,23 @@ def test_one_client_cannot_move_the_limits():
     frame.loc[frame["site"] == victim, "number"] *= 1e12
     with pytest.raises(RequestError, match=f"client '{victim}', column 'number'"):
         load(frame, client="site", target="y")
+
+
+def test_what_a_survey_says_of_numbers_is_no_cell():
+    """Extremes enclose the values, by little; medians are near; values that all rows share are told apart."""
+    rng = np.random.default_rng(3)
+    for values in (rng.normal(size=40), 1e9 + rng.normal(size=40), rng.lognormal(size=40) * 1e-12):
+        found = {key: float(value[0]) for key, value in order_facts(values, np.zeros(40, int), 1).items()}
+        assert not set(found.values()) & set(values)
+        assert found["low"] < values.min() and values.max() < found["high"]
+        reach = 0.1 * found["off"] * (1 + 1e-6)
+        assert values.min() - found["low"] <= reach and found["high"] - values.max() <= reach
+        assert abs(found["middle"] - np.sort(values)[19]) <= reach / 2
+    small = np.array([0.0, 2.0, 5.0, 3.0, 1.0])
+    found = order_facts(small, np.zeros(5, int), 1)
+    assert (found["low"][0], found["high"][0], found["middle"][0]) == (0, 5, 2)
+    years = np.repeat([2019.0, 2020.0, 2020.0, 0.0, 7.5], 4)
+    found = order_facts(years, np.repeat(np.arange(5), 4), 5)
+    low, high = found["low"], found["high"]
+    assert np.array_equal(low, high) and low[0] != low[1] == low[2] and list(low[3:]) == [0.0, 7.5]
+    assert abs(low[0] - 2020) < 1 and 2019.0 not in low

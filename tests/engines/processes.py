@@ -129,11 +129,11 @@ class Command:
 
 
 class Federation:
-    """A server and its clients, over TLS on loopback; with `key_folder` False without."""
+    """A server and its clients on loopback, over TLS or not; clients take `through` for the server's port."""
 
-    def __init__(self, tmp_path, path, folder, *, kind=Child, embedded=True, tls=True, through=None):
+    def __init__(self, tmp_path, path, folder, *, kind=Child, embedded=True, tls=True, port=None, through=None):
         self.path, self.folder, self.kind, self.tmp = path, folder, kind, tmp_path
-        self.out, self.place, self.port = tmp_path / "out", tmp_path / "out.federation", federation.free_port()
+        self.out, self.place, self.port = tmp_path / "out", tmp_path / "out.federation", port or federation.free_port()
         self.names = sorted(file.stem for file in folder.iterdir())
         self.embedded, self.tls, self.through = embedded, tls, through
         if tls:

@@ -2,7 +2,9 @@
 
 import errno
 import os
+import random
 import shutil
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -12,17 +14,21 @@ import torch
 pytest.importorskip("flwr", reason="flwr is not installed; the extra is mooring[flower]")
 
 from mooring.algorithms.base import find, names
+from mooring.core.cohort import select
 from mooring.core.errors import RequestError, WorkError
+from mooring.engines import prepare
 from mooring.engines.fit import fit
 from mooring.engines.flower import home as homes
 from mooring.engines.flower import packing
 from mooring.engines.flower import post as posting
 from mooring.engines.flower.conversation import converse
+from mooring.engines.flower.exchange import FlowerExchange
 from mooring.engines.flower.home import RESULT, Home, digest_of_run
 from mooring.engines.flower.packing import pack, unpack
 from mooring.engines.flower.parcels import Parcel, received
 from mooring.engines.predict import predict
 from mooring.engines.request import request
+from mooring.engines.simulator import Simulator
 from mooring.estimates.summaries import LinearStats
 from mooring.runs.directory import open_run
 from mooring.runs.files import read_json
@@ -418,3 +424,55 @@ def test_a_message_of_another_form_is_left_out_and_named(table, tmp_path, clock,
     why = result.trained.outcome.progress.offenders
     assert "has the shape [99]" in why[0] and "float32" in why[1]
     assert "where numbers are right" in why[2] and "where numbers are right" in why[3]
+
+
+class Only(Simulator):
+    """The simulator with the replies of some clients only: `kept` by round."""
+
+    kept: ClassVar[dict] = {}
+
+    def ask(self, server, cohort, round, deadline=None):
+        replies = super().ask(server, cohort, round, deadline)
+        keep = torch.isin(replies.who, torch.tensor(self.kept[round.t], dtype=torch.long))
+        return replies._replace(who=replies.who[keep], message=select(replies.message, keep))
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3, 0.6, pytest.param(0.9, marks=pytest.mark.slow)])
+def test_drop_out_in_every_phase(rate, table, tmp_path, clock, monkeypatch):
+    """Letters of rounds and evaluations are lost, late or doubled: each round ends by its deadline with a quorum, or
+    the run says why not; and what was merged is exactly what those clients make of that round."""
+    run = run_of(table, "scaffold", rounds=8, keep="last", federation={"deadline": 5.0, "quorum": 0.25, "wait": 60.0})
+    run = run.model_copy(update={"federation": run.federation.model_copy(update={"share_models": False})})
+    grid, rng, accepted = LocalGrid(homes_of(run, table, tmp_path / "state")), random.Random(7), {}
+
+    def fate(message, node, number):
+        words = unpack(message.content).words
+        if words["what"] not in ("visit", "evaluate", "done") or words.get("label") == "local":
+            return "fine"
+        return rng.choice(["lost", "late", "twice"]) if rng.random() < rate else "fine"
+
+    grid.fate = fate
+    accept = FlowerExchange.accept
+
+    def noted(self, who, round):
+        if self.algorithm.name == "scaffold":
+            accepted[round.t] = who.tolist()
+        accept(self, who, round)
+
+    monkeypatch.setattr(FlowerExchange, "accept", noted)
+    begun = clock.now
+    try:
+        result = converse(run, grid, tmp_path / "run")
+    except WorkError as error:
+        assert rate > 0.5 and ("no reply for 60 seconds" in str(error) or "no client answered" in str(error))
+        return
+    assert clock.now - begun < 20 * 60
+    assert rate == 0 or any(len(who) < len(table_of(table)) for who in accepted.values())
+    monkeypatch.setattr(Only, "kept", accepted)
+    monkeypatch.setattr(prepare, "Simulator", Only)
+    here = fit(table, algorithm="scaffold", **HOW | {"rounds": 8, "keep": "last"})
+    torch.testing.assert_close(result.trained.last.common, here.trained.last.common, rtol=1e-12, atol=1e-12)
+
+
+def table_of(folder):
+    return sorted(folder.iterdir())

@@ -7,7 +7,9 @@ exchange.py     `engines/exchange.py`'s contract over the post
 conversation.py a whole run as the server leads it: agree on a schema, call the roll, fit, say goodbye
 client_app.py, server_app.py   the two Flower apps
 node.py         a client's node in this process, which runs no code that the server sends
-superlink.py    Flower's SuperLink behind a guard
+secure.py       Flower's secure aggregation around a visit
+started.py      Flower's processes: the SuperLink behind its guard, stock nodes
+on_ray.py       Flower's own simulation instead of processes
 keys.py         certificates and client keys
 federation.py   what the commands serve, join and federation up start and stop
 """

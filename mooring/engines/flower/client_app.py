@@ -6,17 +6,23 @@ Where the client's table and folder are, its node says: `--node-config 'run="run
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
+from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
 
 from mooring.engines.flower.home import Home
 from mooring.engines.flower.packing import pack, unpack
 from mooring.engines.request import request
 
 
-def reply_of(home: Home, message: Message) -> Message:
-    """A client's reply to a message."""
+def reply_of(home: Home, message: Message, context: Any) -> Message:
+    """A client's reply to a message; `context.state` is what it remembers from one to the next, in memory."""
+    if RECORD_KEY_CONFIGS in message.content.config_records:
+        from mooring.engines.flower.secure import answer_masked
+
+        return answer_masked(home, message, context)
     parcel = unpack(message.content)
     return Message(pack(home.answer(str(parcel.words.get("what")), parcel)), reply_to=message)
 
@@ -24,8 +30,9 @@ def reply_of(home: Home, message: Message) -> Message:
 app = ClientApp()
 
 
+@app.train()
 @app.query()
 def answer(message: Message, context: Context) -> Message:
     told = {key: str(value) for key, value in context.node_config.items()}
     run = request(Path(told["run"]), purpose="fit")
-    return reply_of(Home(run, told["data"], told["state"], told.get("name")), message)
+    return reply_of(Home(run, told["data"], told["state"], told.get("name")), message, context)

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from mooring.core.averages import MEAN
 from mooring.core.cohort import Rows
 from mooring.core.errors import RequestError
 from mooring.data.agreement import agree_draft, agree_plan, agree_schema
@@ -48,6 +49,7 @@ def converse(
         raise RequestError("how many clients take part? Say it in the run file: [federation] clients = 8, or by names.")
     if run.training.attack is not None:
         raise RequestError("attack is for trials in one process; leave it out of a federation's run file.")
+    check_secure(run, how)
     if run.training.threads:
         torch.set_num_threads(run.training.threads)
     post = Post(grid, digest_of_run(run), wait=how.wait, say=say)
@@ -76,6 +78,21 @@ def converse(
     missed = {name: post.missed[name] for name in names if post.missed[name]}
     write_json(Path(out) / FEDERATION, {"clients": list(names), "missed": missed, "dropped": post.dropped})
     return result
+
+
+def check_secure(run: RunFile, how: Federation) -> None:
+    """Refuse what secure aggregation rules out: whatever needs single messages."""
+    training = run.training
+    asked = [f"average = {training.average!r}"] if training.average != MEAN else []
+    asked += ["clip"] * (training.clip is not None) + ["weight_cap"] * (training.weight_cap is not None)
+    asked += ["share_models = true"] * how.share_models
+    if how.secure and asked:
+        raise RequestError(f"secure = true lets nobody see single messages or models; leave out {asked[0]}.")
+    many = how.clients if isinstance(how.clients, int) else len(how.clients or ())
+    if how.secure and many < 3:
+        raise RequestError(
+            f"secure = true needs 3 clients or more, and {many} take part: two see each other's message."
+        )
 
 
 def same_run(directory: RunDir, run: RunFile) -> RunFile:

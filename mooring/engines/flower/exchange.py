@@ -30,6 +30,7 @@ from mooring.runs.sections import Federation
 from mooring.runs.tensors import flatten
 
 Row = tuple[Tensor, Tensor]  # x [1, ...] and y [1]: what a client's rows look like
+ATTEMPTS = 10  # at a secure sum, for clients that went away to come back
 GOODBYE = 30.0  # seconds that the end of a run waits for clients to say that they have their result
 
 
@@ -45,6 +46,11 @@ class FlowerExchange:
         self.pins: deque[tuple[Tensor, Tensor]] = deque(maxlen=2)  # the generations of the two latest snapshots
 
     def facts(self, w0: Tensor, asks: tuple[str, ...]) -> Facts:
+        if self.how.secure and asks:
+            raise RequestError(
+                f"secure = true hides messages, and a setting that is settled from clients' {' and '.join(asks)} shows "
+                'more than they do; give numbers instead of words such as "auto".'
+            )
         replies = self._all("facts", {"asks": asks}, {"w0": w0})
         each = stacked([Facts(*received("facts", reply.tensors)) for reply in replies])
         return together(each, self.task, Told(self, torch.arange(len(self.roster))), asks)
@@ -69,6 +75,8 @@ class FlowerExchange:
             hold = {base, int(self.best[place]), *(int(tensor[place]) for pin in self.pins for tensor in pin)}
             words = self._label() | {"round": list(round), "base": base, "hold": sorted(hold)}
             letters[self.roster.names[place]] = self._letter(place, words, tensors)
+        if self.how.secure and self.pattern is not None:
+            return self._ask_masked(letters, round, deadline or self.how.deadline or self.how.wait)
         answered = self._some("visit", letters, deadline)
         silent = {name: why for name, why in answered.missing.items() if why != UNSOUND}
         if not answered.replies and silent:
@@ -82,6 +90,30 @@ class FlowerExchange:
         message = [self._message(reply) for _, reply in found]
         missing = {places[name]: why for name, why in answered.missing.items()}
         return Replies(torch.tensor([place for place, _ in found], dtype=torch.long), message, missing, meter)
+
+    def _ask_masked(self, letters: dict[str, Parcel], round: Round, deadline: float) -> Replies:
+        """Everyone who stayed is said to have sent the mean of what they sent: nobody here knows more."""
+        from mooring.engines.flower.secure import parted, sum_masked
+
+        places = {name: place for place, name in enumerate(self.roster.names)}
+        why = ""
+        for _ in range(ATTEMPTS):
+            asked = {self.post.nodes[name]: self.post.addressed("visit", parcel) for name, parcel in letters.items()}
+            summed = sum_masked(self.post.grid, asked, self.how.secure_range, deadline, self.post.sleep)
+            if not isinstance(summed, str):
+                names = {self.post.nodes[name]: name for name in letters}
+                who = sorted(places[names[node]] for node in summed.works)
+                meter = Meter()
+                for work in summed.works.values():
+                    meter.add(read_meter(work))
+                mean = received("message", parted(summed.mean, flatten("message", self.pattern)))
+                missing = dict.fromkeys(
+                    sorted({places[name] for name in letters} - set(who)), "it did not stay to the end"
+                )
+                return Replies(torch.tensor(who), [mean] * len(who), missing, meter)
+            why = summed
+            self.post.look_again()
+        raise WorkError(f"round {round.t}: no secure sum after {ATTEMPTS} attempts: {why}")
 
     def _message(self, reply: Parcel) -> Any:
         """What a client sent as it came; the loop's guard holds it to the pattern."""
@@ -137,7 +169,7 @@ class FlowerExchange:
         self.pins.append((self.merged.clone(), self.best.clone()))
 
     def beside(self, algorithm: Any) -> FlowerExchange | None:
-        if algorithm.pooled:
+        if algorithm.pooled or (self.how.secure and algorithm.asks):
             return None
         return FlowerExchange(self.post, self.roster, self.task, self.how, self.row, fresh=True)
 

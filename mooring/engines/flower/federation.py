@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import datetime
 import hashlib
+import importlib.util
 import ipaddress
 import json
 import os
@@ -38,7 +39,8 @@ from mooring.runs.files import read_json
 from mooring.runs.runfile import RunFile
 
 PORT = 9092
-STARTED = "mooring.engines.flower.started"
+STARTED, ON_RAY = "mooring.engines.flower.started", "mooring.engines.flower.on_ray"
+SIMULATION = "flower-simulation"
 PATIENCE = 90.0  # seconds that a process may take to start
 GRACE = 5.0  # seconds that a process has to end
 CLOCK = 5.0  # seconds that a client's clock may be off, as Flower has it
@@ -75,8 +77,6 @@ APP = {
 
 def need_flower() -> None:
     """One sentence where the extra is missing."""
-    import importlib.util
-
     if importlib.util.find_spec("flwr") is None:
         raise RequestError("a federation across machines needs Flower; install it with: pip install 'mooring[flower]'.")
 
@@ -101,6 +101,8 @@ def serve(
     need_flower()
     run, out = request(Path(path), purpose="fit"), Path(out).resolve()
     check_lines(host, insecure, key_folder)
+    if run.federation is not None and run.federation.engine == SIMULATION:
+        raise RequestError(f'engine = "{SIMULATION}" has no clients that join; use `mooring federation up`.')
     if clients is None and (run.federation is None or run.federation.clients is None):
         raise RequestError("how many clients take part? Say --clients 8, or [federation] clients = 8 in the run file.")
     folder = beside(out)
@@ -337,7 +339,7 @@ def follow(
                 elif line["kind"] == "done":
                     return
             if not alive():
-                raise WorkError(f"Flower's SuperLink has ended ({log}); the same command goes on from the last round.")
+                raise WorkError(f"Flower has ended ({log}); the same command goes on from the last round.")
             if not news and time.monotonic() - looked > GRACE:
                 looked = time.monotonic()
                 if (now := state()).startswith("finished"):
@@ -464,12 +466,13 @@ def up(
 ) -> Path:
     """A whole federation on this machine: a client for each table of `folder`."""
     need_flower()
-    files = sorted(file for file in Path(folder).iterdir() if ending_of(file) in ENDINGS)
-    if len(files) < 2:
-        raise RequestError(f"{folder} holds {len(files)} client tables; a federation needs two or more.")
+    files = tables_of(Path(folder))
     out = Path(out).resolve()
     place = beside(out)
     (place / "clients").mkdir(parents=True, exist_ok=True)
+    asked = request(Path(path), purpose="fit").federation
+    if asked is not None and asked.engine == SIMULATION:
+        return on_ray(Path(path).resolve(), Path(folder).resolve(), out, say, tell)
     key_folder = None
     if not insecure:
         key_folder = place / "keys"
@@ -487,6 +490,28 @@ def up(
             say=say,
             tell=tell,
         )
+
+
+def tables_of(folder: Path) -> list[Path]:
+    """A folder's tables, one a client."""
+    files = sorted(file for file in folder.iterdir() if ending_of(file) in ENDINGS)
+    if len(files) < 2:
+        raise RequestError(f"{folder} holds {len(files)} client tables; a federation needs two or more.")
+    return files
+
+
+def on_ray(run: Path, folder: Path, out: Path, say: Say, tell: Tell) -> Path:
+    """The same run in Flower's own simulation."""
+    if importlib.util.find_spec("ray") is None:
+        raise RequestError(f'engine = "{SIMULATION}" needs Ray; install it with: pip install "mooring[ray]".')
+    place = beside(out)
+    progress = place / f"progress-{time.time_ns()}.jsonl"
+    words = [ON_RAY, str(run), str(folder), str(place / "clients"), str(out), str(progress)]
+    with process(words, place / "home", place / "simulation.log", RAY_USAGE_STATS_ENABLED="0") as started:
+        follow(progress, str, lambda: "running", lambda: started.poll() is None, say, tell)
+        with suppress(subprocess.TimeoutExpired):
+            started.wait(4 * GRACE)
+    return out
 
 
 @contextmanager

@@ -52,7 +52,7 @@ from mooring.runs.directory import CLIENTS_FILE, RUN, SCHEMA, SUMMARY, Models, c
 from mooring.runs.files import json_bytes, make_folder, parquet_bytes, read_json, write_json
 from mooring.runs.records import clients_table
 from mooring.runs.runfile import RunFile, run_bytes
-from mooring.runs.sections import installed
+from mooring.runs.sections import Federation, installed
 from mooring.runs.tensors import flatten, read_tensors, unflatten, write_tensors
 
 REFEREES = ("local",)  # what a server may ask for beside the run file's own algorithm
@@ -69,13 +69,10 @@ def digest_of_run(run: RunFile) -> str:
     ):
         for name in names:
             table.get(section, {}).pop(name, None)
-    table["federation"] = {"share_models": shares_models(run)}  # the rest is the server's own business
+    how = run.federation or Federation()
+    known = how.model_dump(include={"share_models", "secure", "secure_range"})
+    table["federation"] = known  # the rest is the server's own business
     return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def shares_models(run: RunFile) -> bool:
-    """Whether clients send their personal models and numbers of their state to the server."""
-    return run.federation is not None and run.federation.share_models
 
 
 class Stretch(NamedTuple):
@@ -103,6 +100,7 @@ class Home:
 
     def __init__(self, run: RunFile, data: str | Path, state: str | Path, name: str | None = None):
         self.run, self.path, self.given = run, Path(data), name
+        self.federation = run.federation or Federation()
         self.digest = digest_of_run(run)
         self.folder = Path(state) / self.digest
         if run.training.threads:
@@ -113,12 +111,16 @@ class Home:
         try:
             if what not in ANSWERS:
                 raise RequestError(f"client '{self.name}' does not know the request {what!r}.")
-            if what not in ("hello", "dismissed") and parcel.words.get("run") != self.digest:
-                raise RequestError(f"client '{self.name}' has another run file than the server; both need the same.")
+            if what not in ("hello", "dismissed"):
+                self.check_run(parcel)
             return ANSWERS[what](self, parcel)
         except Exception as error:
             foreseen = isinstance(error, RequestError | WorkError)
             return Parcel({"refused": str(error) if foreseen else f"unexpected {type(error).__name__}: {error}"})
+
+    def check_run(self, parcel: Parcel) -> None:
+        if parcel.words.get("run") != self.digest:
+            raise RequestError(f"client '{self.name}' has another run file than the server; both need the same.")
 
     # its rows
 
@@ -297,6 +299,16 @@ def begin(home: Home, parcel: Parcel) -> Parcel:
 
 
 def visit(home: Home, parcel: Parcel) -> Parcel:
+    reply = stay(home, parcel)
+    if home.federation.secure and any(tensor.numel() for tensor in reply.tensors.values()):
+        raise RequestError(
+            f"client '{home.name}' sends no message that is not masked: its run file says secure = true."
+        )
+    return reply
+
+
+def stay(home: Home, parcel: Parcel) -> Parcel:
+    """A visit: the message and the work it took; the new state is kept."""
     words = parcel.words
     stretch, turn = home.stretch(words), Round(*words["round"])
     state = stretch.at(words["base"], f"client '{home.name}'")
@@ -319,12 +331,12 @@ def evaluate(home: Home, parcel: Parcel) -> Parcel:
 
 
 def give_model(home: Home, parcel: Parcel) -> Parcel:
-    return Parcel({}, {"model": home.deployed(parcel)[1]} if shares_models(home.run) else {})
+    return Parcel({}, {"model": home.deployed(parcel)[1]} if home.federation.share_models else {})
 
 
 def give_number(home: Home, parcel: Parcel) -> Parcel:
     words = parcel.words
-    if not shares_models(home.run):
+    if not home.federation.share_models:
         raise RequestError(f"client '{home.name}' keeps the numbers of its state to itself.")
     state = home.stretch(words).at(words["base"], f"client '{home.name}'")
     found = getattr(state, words["field"], None)

@@ -12,13 +12,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import flwr
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-from flwr.app import Message
+from flwr.app import Message, RecordDict
 from flwr.proto.fleet_pb2 import DeactivateNodeRequest
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
@@ -98,7 +99,7 @@ def answer_letters(home: Home, server: str, ca: Path | None, key: Path | None, u
 
 def answer_until(home: Home, talk: Any, until: Callable[[], bool]) -> None:
     _, receive, send, _, _, pull_object, push_object, confirm = talk
-    leaving, pause = None, PAUSE
+    leaving, pause, memory = None, PAUSE, SimpleNamespace(state=RecordDict())
     while leaving is None or time.monotonic() < leaving:
         if leaving is None and until():
             leaving = time.monotonic() + LINGER
@@ -115,7 +116,7 @@ def answer_until(home: Home, talk: Any, until: Callable[[], bool]) -> None:
             message: Any = inflate_object_from_contents(number, contents)
             message.metadata.__dict__["_message_id"] = number
             begun = time.monotonic()
-            reply = reply_of(home, message)
+            reply = reply_of(home, message, memory)
             post(reply, run, send, push_object, time.monotonic() - begun)
             pause = PAUSE
         except RunNotRunningException:

@@ -222,13 +222,22 @@ class Post:
         ]
         self._push(ready)
 
+    def addressed(self, what: str, parcel: Parcel) -> Parcel:
+        """The parcel with what it asks for, and of which run."""
+        return parcel._replace(words=parcel.words | {"what": what, "run": self.run})
+
+    def look_again(self) -> None:
+        """Give clients that went away a moment to come back."""
+        self.sleep(LOOK)
+        self._look()
+        self._open(frozenset())
+
     def _push(self, letters: list[tuple[Sent, Parcel]]) -> None:
         if not letters:
             return
         messages = []
         for sent, parcel in letters:
-            words = parcel.words | {"what": sent.what, "run": self.run}
-            messages.append(Message(pack(parcel._replace(words=words)), sent.node, KIND, ttl=LIFE))
+            messages.append(Message(pack(self.addressed(sent.what, parcel)), sent.node, KIND, ttl=LIFE))
         for (sent, _), number in zip(letters, self.grid.push_messages(messages)):
             if number:
                 self._sent[number] = sent

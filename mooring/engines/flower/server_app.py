@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,11 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     start_parent_process_monitor(os.getppid())  # whoever kills the SuperLink ends its app too
-    told = {key: str(value) for key, value in context.run_config.items()}
+    lead(grid, {key: str(value) for key, value in context.run_config.items()})
+
+
+def lead(grid: Grid, told: Mapping[str, str]) -> None:
+    """The run that `told` names, to its end; what happens is written to the file of progress."""
     note = Progress(told.get("progress", ""))
     try:
         run = request(Path(told["run"]), purpose="fit")

@@ -1,0 +1,227 @@
+"""How long a round of a real federation takes, beside a minimal Flower app written by hand that does the same work.
+
+    python -m benchmarks.federation [--clients 3,10,20] [--rounds 5] [--ways embedded,stock,hand]
+
+Processes on this machine, over TLS, with enrolled keys. A round is ten steps of gradient descent on each client's own
+table (100 rows, 5 columns), the weighted mean, and everyone's loss under it. Times are medians of the clock between
+rounds, the first left out; megabytes are those of the server's app and of the largest client, after the second round
+and after the last: the difference over many rounds is what leaks.
+
+The app by hand is what Flower's own tutorial does: `FedAvg.start` and a stock node for each client.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import itertools
+import json
+import statistics
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from mooring.engines.flower import federation, keys
+
+COLUMNS, ROWS, STEPS, ETA = 5, 100, 10, 0.05
+
+SERVER = """
+import json, time
+from flwr.app import ArrayRecord, Context
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
+import numpy as np
+
+app = ServerApp()
+
+class Timed(FedAvg):
+    def aggregate_evaluate(self, server_round, replies):
+        out = super().aggregate_evaluate(server_round, replies)
+        with open(self.progress, "a") as file:
+            file.write(json.dumps({"kind": "round", "time": time.time()}) + "\\n")
+        return out
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    many, config = int(context.run_config["clients"]), context.run_config
+    strategy = Timed(min_available_nodes=many, min_train_nodes=many, min_evaluate_nodes=many)
+    strategy.progress = config["progress"]
+    strategy.start(grid=grid, initial_arrays=ArrayRecord([np.zeros(DIM)]), num_rounds=int(config["rounds"]))
+    with open(config["progress"], "a") as file:
+        file.write(json.dumps({"kind": "done"}) + "\\n")
+""".replace("DIM", str(COLUMNS + 1))
+
+CLIENT = """
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+import numpy as np
+import pandas as pd
+
+app = ClientApp()
+
+def rows(context):
+    frame = pd.read_csv(context.node_config["data"])
+    x = np.column_stack([np.ones(len(frame)), frame.drop(columns="y").to_numpy()])
+    return x, frame["y"].to_numpy()
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    (x, y), (w,) = rows(context), message.content["arrays"].to_numpy_ndarrays()
+    for _ in range(STEPS):
+        w = w - ETA * x.T @ (x @ w - y) / len(y)
+    content = RecordDict({"arrays": ArrayRecord([w]), "metrics": MetricRecord({"num-examples": len(y)})})
+    return Message(content, reply_to=message)
+
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    (x, y), (w,) = rows(context), message.content["arrays"].to_numpy_ndarrays()
+    loss = float(np.mean((x @ w - y) ** 2))
+    return Message(RecordDict({"metrics": MetricRecord({"num-examples": len(y), "loss": loss})}), reply_to=message)
+""".replace("STEPS", str(STEPS)).replace("ETA", str(ETA))
+
+
+def write_tables(folder: Path, clients: int) -> Path:
+    rng = np.random.default_rng(0)
+    (folder / "tables").mkdir(parents=True)
+    for i in range(clients):
+        x = rng.normal(size=(ROWS, COLUMNS))
+        frame = pd.DataFrame(x, columns=[f"x{j}" for j in range(COLUMNS)])
+        frame.assign(y=x.sum(1) + rng.normal(size=ROWS)).to_csv(folder / "tables" / f"c{i}.csv", index=False)
+    return folder / "tables"
+
+
+class Taken(dict):
+    """What a way took: milliseconds a round; megabytes early and late, of the server's app and the largest client."""
+
+
+def with_mooring(folder: Path, tables: Path, rounds: int, embedded: bool) -> Taken:
+    run = folder / "run.toml"
+    run.write_text(
+        f'[data]\nsource = "{tables}"\ntarget = "y"\n\n[algorithm]\nname = "fedavg"\neta = {ETA}\nsteps = {STEPS}\n\n'
+        f"[training]\nrounds = {rounds}\nevaluate_every = 1\nthreads = 1\n"
+    )
+    told: list[float] = []
+    memory: list[tuple[float, float]] = []
+
+    def tell(what: str, done: int, of: int) -> None:
+        if what == "fedavg":
+            told.append(time.monotonic())
+            memory.append(megabytes(folder))
+
+    federation.up(run, tables, folder / "out", embedded=embedded, say=lambda sentence: None, tell=tell)
+    return summary(told, memory)
+
+
+def by_hand(folder: Path, tables: Path, rounds: int, clients: int) -> Taken:
+    names = [file.stem for file in sorted(tables.iterdir())]
+    key_folder, port = folder / "keys", federation.free_port()
+    keys.init(key_folder, names)
+    told: list[float] = []
+    memory: list[tuple[float, float]] = []
+    with ExitStack() as stack:
+        address, ca, alive = stack.enter_context(federation.superlink(folder, "127.0.0.1", port, key_folder, False))
+        control = federation.controls(address, ca)
+        for name, key in keys.enrolled(key_folder).items():
+            federation.enrol(control, name, key)
+        for name in names:
+            words = [federation.STARTED, "supernode", "--superlink", address, "--root-certificates", str(ca)]
+            words += ["--node-config", f'data="{tables / name}.csv"', "--host", "127.0.0.1"]
+            words += [
+                "--port",
+                str(federation.free_port()),
+                "--auth-supernode-private-key",
+                str(key_folder / "clients" / name),
+            ]
+            stack.enter_context(federation.process(words, folder / "homes" / name, folder / f"{name}.log"))
+        progress = folder / "progress.jsonl"
+        start(control, {"clients": str(clients), "rounds": str(rounds), "progress": str(progress)})
+        with federation.tail(progress) as lines:
+            while alive():
+                for line in lines():
+                    if line["kind"] == "done":
+                        control.close()
+                        return summary(told, memory)
+                    told.append(line["time"])
+                    memory.append(megabytes(folder))
+                time.sleep(0.05)
+    raise RuntimeError("the SuperLink has ended")
+
+
+def start(control: Any, config: dict[str, str]) -> None:
+    """The app by hand, as a run."""
+    from flwr.cli.build import build_fab_from_files
+    from flwr.common.serde import fab_to_proto, user_config_to_proto
+    from flwr.proto.control_pb2 import StartRunRequest
+    from flwr.supercore.fab import Fab
+
+    about = (
+        federation.PYPROJECT.replace("mooring_app", "hand")
+        .replace("mooring-app", "hand")
+        .replace('run = ""\n', 'rounds = ""\n')
+    )
+    files = {"pyproject.toml": about, "hand/__init__.py": "", "hand/server.py": SERVER, "hand/client.py": CLIENT}
+    content, _ = build_fab_from_files({name: text.encode() for name, text in files.items()})
+    fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
+    given: dict[str, Any] = dict(config)
+    control.StartRun(StartRunRequest(fab=fab_to_proto(fab), override_config=user_config_to_proto(given)))
+
+
+def megabytes(folder: Path) -> tuple[float, float]:
+    """Of the SuperLink and its app, and of the largest of all other processes that name the folder."""
+    server, client = 0.0, 0.0
+    for entry in Path("/proc").iterdir():
+        try:
+            words = (entry / "cmdline").read_bytes().decode(errors="replace")
+            size = int((entry / "statm").read_text().split()[1]) * 4096 / 1e6
+        except (OSError, ValueError, IndexError):
+            continue
+        if str(folder) in words:
+            if "superlink" in words or "serverapp" in words:
+                server += size
+            else:
+                client = max(client, size)
+    return server, client
+
+
+def summary(told: list[float], memory: list[tuple[float, float]]) -> Taken:
+    gaps = [1000 * (after - before) for before, after in itertools.pairwise(told)]
+    early, late = memory[min(1, len(memory) - 1)], memory[-1]
+    return Taken(ms=statistics.median(gaps), server=(early[0], late[0]), client=(early[1], late[1]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", default="3,10,20")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--ways", default="embedded,stock,hand")
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args()
+    out = []
+    for clients in map(int, asked.clients.split(",")):
+        for way in asked.ways.split(","):
+            with tempfile.TemporaryDirectory(prefix="federation-") as name:
+                folder = Path(name)
+                tables = write_tables(folder, clients)
+                taken = (
+                    by_hand(folder, tables, asked.rounds, clients)
+                    if way == "hand"
+                    else with_mooring(folder, tables, asked.rounds, way == "embedded")
+                )
+            out.append({"clients": clients, "way": way, **taken})
+            (a, b), (c, d) = taken["server"], taken["client"]
+            print(
+                f"{clients:3d} clients  {way:9s} {taken['ms']:8.0f} ms a round   server {a:.0f} -> {b:.0f} MB   "
+                f"largest client {c:.0f} -> {d:.0f} MB",
+                flush=True,
+            )
+    if asked.json:
+        asked.json.write_text(json.dumps(out))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""Flower's own simulation, on Ray: a virtual node for each client's table, on this machine or on a Ray cluster.
+
+    python -m mooring.engines.flower.on_ray RUN.toml TABLES STATES OUT PROGRESS
+
+On a cluster all paths must be on a file system that its machines share.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import lru_cache
+from pathlib import Path
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from flwr.simulation import run_simulation
+
+from mooring.data.readers import stem_of
+from mooring.engines.flower.client_app import reply_of
+from mooring.engines.flower.federation import tables_of
+from mooring.engines.flower.home import Home
+from mooring.engines.flower.server_app import lead
+from mooring.engines.request import request
+
+HOMES = 16  # clients whose rows one process keeps in memory
+
+
+@lru_cache(HOMES)
+def home_of(run: str, data: str, state: str) -> Home:
+    return Home(request(Path(run), purpose="fit"), data, state)
+
+
+def client_app(run: str, files: list[str], states: str) -> ClientApp:
+    """One app for all: its node says which client it is."""
+    app = ClientApp()
+
+    @app.train()
+    @app.query()
+    def answer(message: Message, context: Context) -> Message:
+        file = files[int(context.node_config["partition-id"])]
+        return reply_of(home_of(run, file, str(Path(states) / stem_of(Path(file)))), message, context)
+
+    return app
+
+
+def server_app(told: dict[str, str]) -> ServerApp:
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        lead(grid, told)
+
+    return app
+
+
+def main() -> None:
+    run, tables, states, out, progress = sys.argv[1:]
+    files = [str(file.resolve()) for file in tables_of(Path(tables))]
+    told = {"run": run, "out": out, "progress": progress, "clients": str(len(files))}
+    resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
+    run_simulation(server_app(told), client_app(run, files, states), len(files), backend_config=resources)  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    main()
