@@ -76,9 +76,11 @@ def wait_until(true, seconds=LONG, pause=0.1):
         time.sleep(pause)
 
 
-def mooring(words, log):
+def mooring(words, log, folder):
     """The command line, in a child that has all modules already."""
     os.setpgid(0, 0)
+    if folder is not None:
+        os.chdir(folder)
     sys.stdout = sys.stderr = open(log, "a", buffering=1)  # noqa: SIM115 - until the process ends
     os.dup2(sys.stdout.fileno(), 1)
     os.dup2(sys.stdout.fileno(), 2)
@@ -89,8 +91,8 @@ def mooring(words, log):
 class Child:
     """A forked command: it starts at once, and is killed like any other process."""
 
-    def __init__(self, words, log):
-        self.process = multiprocessing.get_context("fork").Process(target=mooring, args=(words, log), daemon=False)
+    def __init__(self, words, log, folder=None):
+        self.process = multiprocessing.get_context("fork").Process(target=mooring, args=(words, log, folder))
         self.process.start()
 
     def poll(self):

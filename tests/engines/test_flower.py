@@ -476,3 +476,35 @@ def test_drop_out_in_every_phase(rate, table, tmp_path, clock, monkeypatch):
 
 def table_of(folder):
     return sorted(folder.iterdir())
+
+
+class Overheard(LocalGrid):
+    """A grid that keeps the words of all replies."""
+
+    def __init__(self, homes):
+        super().__init__(homes)
+        self.heard = []
+
+    def pull_messages(self, message_ids):
+        found = super().pull_messages(message_ids)
+        self.heard += [repr(unpack(message.content).words) for message in found]
+        return found
+
+
+def test_rare_levels_are_not_named_and_the_schema_is_the_pooled_one(table, tmp_path):
+    """ "ochre" is rare everywhere and in all, "mauve" at each client and not in all, "teal" at one client only."""
+    for i, file in enumerate(sorted(table.iterdir())):
+        frame = pd.read_csv(file)
+        frame.loc[:1, "colour"] = "mauve"
+        frame.loc[13 : 15 if i == 0 else 12, "colour"] = "ochre"
+        frame.loc[3 : 4 if i else 12, "colour"] = "teal"
+        frame.to_csv(file, index=False)
+    run = run_of(table, rounds=1, rare=4)
+    grid = Overheard(homes_of(run, table, tmp_path / "state"))
+    apart = converse(run, grid, tmp_path / "run")
+    here = fit(table, algorithm="fedprox_one_stage", **HOW | {"rounds": 1, "rare": 4})
+    ours, theirs = (result.job.clients.schema.model_dump(exclude={"digest"}) for result in (apart, here))
+    assert ours == theirs
+    colour = next(column for column in here.job.clients.schema.columns if column.name == "colour")
+    assert colour.other and {"mauve", "teal"} <= set(colour.levels) and "ochre" not in colour.levels
+    assert not any("ochre" in words for words in grid.heard) and any("mauve" in words for words in grid.heard)

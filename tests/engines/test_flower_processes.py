@@ -1,9 +1,13 @@
 """Federations of real processes on loopback over TLS, keys, the guard, and what is refused before anything starts."""
 
 import asyncio
+import re
+import shutil
 import stat
+from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("flwr", reason="flwr is not installed; the extra is mooring[flower]")
 
@@ -11,12 +15,19 @@ from flwr.supercore.corestate import in_memory_corestate, sql_corestate
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
 from mooring.core.errors import RequestError
+from mooring.engines.fit import fit
 from mooring.engines.flower import federation, keys, started
 from mooring.engines.flower.started import LARGEST, Guard, Notes, patient
-from tests.engines.processes import assert_models_are_the_simulators, commands_of, run_file
-from tests.engines.test_flower import ALGORITHMS
+from mooring.runs.directory import open_run
+from tests.engines.processes import LONG, Child, assert_models_are_the_simulators, commands_of, run_file
+from tests.engines.test_flower import ALGORITHMS, write_clients
 
-pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # Flower's own
+ROOT = Path(__file__).parents[2]
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning"),  # Flower's own
+    pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -27,13 +38,49 @@ def silent_flower(monkeypatch, tmp_path):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
-def test_a_small_federation_over_tls(tmp_path):
-    """Real processes end to end: the simulator's numbers, and nothing left running."""
-    path, folder = run_file(tmp_path, "apfl", rounds=2)
-    said, told = [], []
-    out = federation.up(path, folder, tmp_path / "out", embedded=True, say=said.append, tell=lambda *a: told.append(a))
-    assert ("apfl", 2, 2) in told and any("serving apfl" in sentence for sentence in said)
-    assert_models_are_the_simulators(path, out, federation.beside(out))
+def test_the_page_on_deploying_works_as_typed(tmp_path, monkeypatch):
+    """From nothing to a federation of three machines: each has a folder of its own, and all of them are this one."""
+    page = (ROOT / "docs" / "deploying.md").read_text()
+    run = re.search(r"```toml\n(.*?)```", page, re.S).group(1)
+    _, init, serve, join = re.findall(r"^    (mooring .*)$", page, re.M)
+    write_clients(tmp_path / "clients", clients=3)
+    names = ["north", "south", "west"]
+    for file, name in zip(sorted((tmp_path / "clients").iterdir()), names):
+        (tmp_path / name).mkdir()
+        file.rename(file.with_name(f"{name}.csv"))
+        shutil.copy(tmp_path / "clients" / f"{name}.csv", tmp_path / name)
+        (tmp_path / name / "run.toml").write_text(run)
+    (tmp_path / "run.toml").write_text(run)
+    monkeypatch.chdir(tmp_path)
+    port = federation.free_port()
+
+    def command(line, who):
+        words = line.replace("fed.example.org:9092", f"127.0.0.1:{port}").replace("0.0.0.0", "127.0.0.1").split()[1:]
+        return Child(
+            words + (["--port", str(port)] if who == "server" else []), tmp_path / f"{who}.log", tmp_path / who
+        )
+
+    (tmp_path / "server").mkdir()
+    (tmp_path / "server" / "run.toml").write_text(run)
+    assert Child(init.split()[1:], tmp_path / "keys.log", tmp_path / "server").wait(60) == 0
+    started_ = {"server": command(serve, "server")}
+    try:
+        for name in names:
+            shutil.copy(tmp_path / "server" / "keys" / "ca.crt", tmp_path / name)
+            shutil.copy(tmp_path / "server" / "keys" / "clients" / name, tmp_path / name)
+            started_[name] = command(join.replace("north", name), name)
+        for who, one in started_.items():
+            assert one.wait(LONG) == 0, (tmp_path / f"{who}.log").read_text()
+    finally:
+        for one in started_.values():
+            one.kill()
+    here = fit(tmp_path / "run.toml")
+    saved = open_run(tmp_path / "server" / "runs" / "three").models
+    torch.testing.assert_close(saved.common, here.trained.common, rtol=1e-12, atol=1e-12)
+    for name in names:
+        own = open_run(next((tmp_path / name / "state").glob("*/result"))).models.personal[0]
+        torch.testing.assert_close(own, here.models[name], rtol=1e-12, atol=1e-12)
+        assert "A curious server sees" in (tmp_path / f"{name}.log").read_text()
     assert commands_of(tmp_path) == {}
 
 

@@ -17,6 +17,7 @@ from mooring.core.cohort import Rows
 from mooring.core.errors import RequestError
 from mooring.data.agreement import agree_draft, agree_plan, agree_schema
 from mooring.data.clients import BINARY, CLASSES, PARTS, Clients
+from mooring.data.rare import Names, common, named
 from mooring.data.schema import Schema, describe
 from mooring.data.summary import Summary, merge
 from mooring.engines.exchange import BEST, LAST, Roster
@@ -119,8 +120,11 @@ def prepare(post: Post, names: tuple[str, ...], run: RunFile) -> tuple[tuple[str
 def agree(post: Post, names: tuple[str, ...], run: RunFile) -> tuple[Schema, list[str]]:
     """The schema of all clients' rows, from counts and sums; and notes."""
 
+    def letters(words: dict[str, Any]) -> dict[str, Parcel]:
+        return {name: Parcel(words) for name in names}
+
     def ask(what: str, **words: Any) -> dict[str, Summary]:
-        replies = post.ask_all(what, {name: Parcel(words) for name in names})
+        replies = post.ask_all(what, letters(words))
         told = {name: Summary.from_json(str(replies[name].words.get("summary"))) for name in names}
         for name, summary in told.items():
             if summary.clients != (name,):
@@ -130,8 +134,14 @@ def agree(post: Post, names: tuple[str, ...], run: RunFile) -> tuple[Schema, lis
     asked = run.data.features is not None
     plan = agreed(ask("survey"), lambda told: agree_plan(told, kind=run.data.kind or "auto", asked=asked, title=TITLE))
     words = plan.model_dump(mode="json")
-    told = ask("tally", plan=words)
-    draft = agreed(told, lambda told: agree_draft(told, plan, rare=run.data.rare or 1, title=TITLE))
+    told, least = ask("tally", plan=words), run.data.rare or 1
+    wanted = common(told.values(), least, post.run)
+    spelt: Names = {column: {} for column in wanted}
+    for reply in post.ask_all("names", letters({"plan": words, "wanted": wanted})).values() if wanted else ():
+        for column, levels in reply.words["names"].items():
+            spelt[column] |= levels
+    told = {name: named(one, spelt, post.run, told.values()) for name, one in told.items()}
+    draft = agreed(told, lambda told: agree_draft(told, plan, rare=least, title=TITLE))
     schema = agree_schema(merge(ask("spread", plan=words, draft=draft.model_dump(mode="json")).values()), draft)
     return schema, [*plan.notes, *describe(schema.columns, schema.dropped)]
 

@@ -1,7 +1,7 @@
 """What a client answers. Its rows never leave this file, its personal state lives in its own folder.
 
     hello                      its name, and which run file it has
-    survey, tally, spread      counts and sums for the schema (`data/preparation.py`)
+    survey, tally, names, spread   counts and sums for the schema (`data/preparation.py`)
     adopt                      the agreed schema; how many rows it has
     facts, told                what settings such as "auto" are settled from (`estimates/facts.py`, `answers.py`)
     begin                      the settled algorithm and the first model
@@ -38,6 +38,7 @@ from mooring.data.agreement import Plan
 from mooring.data.clients import PARTS, Clients
 from mooring.data.gather import gather
 from mooring.data.preparation import Member, read, spread, survey, tally
+from mooring.data.rare import hide, spell
 from mooring.data.readers import stem_of
 from mooring.data.schema import Schema
 from mooring.data.sources import digest_of, load, member_of, name_columns
@@ -226,8 +227,17 @@ def give_survey(home: Home, parcel: Parcel) -> Parcel:
 
 
 def give_tally(home: Home, parcel: Parcel) -> Parcel:
+    return of_summary(hide(own_tally(home, parcel), home.run.data.rare or 1, home.digest))
+
+
+def give_names(home: Home, parcel: Parcel) -> Parcel:
+    """Levels that are rare here and not in all."""
+    return Parcel({"names": spell(own_tally(home, parcel), parcel.words["wanted"], home.digest)})
+
+
+def own_tally(home: Home, parcel: Parcel) -> Summary:
     plan = Plan.model_validate(parcel.words["plan"])
-    return of_summary(tally(home.member, plan, read(home.member, plan)))
+    return tally(home.member, plan, read(home.member, plan))
 
 
 def give_spread(home: Home, parcel: Parcel) -> Parcel:
@@ -379,6 +389,7 @@ ANSWERS: dict[str, Callable[[Home, Parcel], Parcel]] = {
     "hello": say_hello,
     "survey": give_survey,
     "tally": give_tally,
+    "names": give_names,
     "spread": give_spread,
     "adopt": adopt,
     "facts": give_facts,

@@ -63,4 +63,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    from mooring.engines.flower import on_ray
+
+    on_ray.main()  # Ray's processes look for what they run in a module that they can import

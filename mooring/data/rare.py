@@ -1,0 +1,75 @@
+"""Levels that few rows have travel as fingerprints: a client does not name them, unless they are not rare in all.
+
+    hidden   = hide(tally, rare, salt)                    at the client: levels with fewer than `rare` rows of its own
+    wanted   = common(tallies, rare, salt)                at the server: fingerprints that `rare` rows or more have
+    names    = spell(tally, wanted, salt)                 at the client: what those stand for
+    tallies  = [named(one, names, salt) for one in ...]   at the server
+
+The schema is then that of the pooled table: levels with fewer rows in all are grouped as "other" there too. Whoever
+guesses a level can check the guess against its fingerprint, the server included.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+from mooring.data.summary import Level, Summary, merge
+
+MARK = "\x00"  # begins a fingerprint; no level read from a table does
+Wanted = dict[str, list[str]]  # column -> fingerprints
+Names = dict[str, dict[str, str]]  # column -> fingerprint -> level
+
+
+def fingerprint(salt: str, column: str, level: str) -> str:
+    return MARK + hashlib.sha256("\x00".join((salt, column, level)).encode()).hexdigest()[:24]
+
+
+def hide(tally: Summary, rare: int, salt: str) -> Summary:
+    """A client's tally with its rare levels as fingerprints."""
+    return renamed(tally, lambda column, level, rows: level if rows >= rare else fingerprint(salt, column, level))
+
+
+def common(tallies: Iterable[Summary], rare: int, salt: str) -> Wanted:
+    """Fingerprints that enough rows have, and that no client has named."""
+    wanted: Wanted = {}
+    for column, levels in merge(tallies).levels.items():
+        known = {fingerprint(salt, column, level) for level in levels if not level.startswith(MARK)}
+        many = [
+            one for one, level in levels.items() if one.startswith(MARK) and one not in known and level.rows >= rare
+        ]
+        if many:
+            wanted[column] = many
+    return wanted
+
+
+def spell(tally: Summary, wanted: Mapping[str, Iterable[str]], salt: str) -> Names:
+    """What wanted fingerprints stand for, as far as this client's rows know."""
+    out: Names = {}
+    for column, prints in wanted.items():
+        mine = {fingerprint(salt, column, level): level for level in tally.levels.get(column, {})}
+        out[column] = {one: mine[one] for one in prints if one in mine}
+    return out
+
+
+def named(tally: Summary, names: Mapping[str, Mapping[str, str]], salt: str, others: Iterable[Summary]) -> Summary:
+    """A client's tally with its fingerprints named where that is known: by `names`, or by another client's level."""
+    known: Names = {column: dict(prints) for column, prints in names.items()}
+    for other in others:
+        for column, levels in other.levels.items():
+            mine = known.setdefault(column, {})
+            mine |= {fingerprint(salt, column, level): level for level in levels if not level.startswith(MARK)}
+    return renamed(tally, lambda column, level, rows: known.get(column, {}).get(level, level))
+
+
+def renamed(tally: Summary, name: Callable[[str, str, int], str]) -> Summary:
+    """The tally with other names for its levels; levels of one name are added up."""
+    levels: dict[str, dict[str, Level]] = {}
+    for column, found in tally.levels.items():
+        mine = levels.setdefault(column, {})
+        for level, about in found.items():
+            new = name(column, level, about.rows)
+            before = mine.get(new, Level(0, about.client))
+            mine[new] = Level(before.rows + about.rows, min(before.client, about.client))
+    return replace(tally, levels=levels)
