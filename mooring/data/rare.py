@@ -3,7 +3,7 @@
     hidden   = hide(tally, rare, salt)                    at the client: levels with fewer than `rare` rows of its own
     wanted   = common(tallies, rare, salt)                at the server: fingerprints that `rare` rows or more have
     names    = spell(tally, wanted, salt)                 at the client: what those stand for
-    tallies  = [named(one, names, salt) for one in ...]   at the server
+    tallies  = named(tallies, names, salt)                at the server
 
 The schema is then that of the pooled table: levels with fewer rows in all are grouped as "other" there too. Whoever
 guesses a level can check the guess against its fingerprint, the server included.
@@ -53,14 +53,16 @@ def spell(tally: Summary, wanted: Mapping[str, Iterable[str]], salt: str) -> Nam
     return out
 
 
-def named(tally: Summary, names: Mapping[str, Mapping[str, str]], salt: str, others: Iterable[Summary]) -> Summary:
-    """A client's tally with its fingerprints named where that is known: by `names`, or by another client's level."""
+def named(tallies: Mapping[str, Summary], names: Mapping[str, Mapping[str, str]], salt: str) -> dict[str, Summary]:
+    """Clients' tallies with fingerprints named where that is known: by `names`, or by a client that names the level."""
     known: Names = {column: dict(prints) for column, prints in names.items()}
-    for other in others:
-        for column, levels in other.levels.items():
-            mine = known.setdefault(column, {})
-            mine |= {fingerprint(salt, column, level): level for level in levels if not level.startswith(MARK)}
-    return renamed(tally, lambda column, level, rows: known.get(column, {}).get(level, level))
+    for column, levels in merge(tallies.values()).levels.items():
+        spoken = {fingerprint(salt, column, level): level for level in levels if not level.startswith(MARK)}
+        known[column] = known.get(column, {}) | spoken
+    return {
+        client: renamed(tally, lambda column, level, rows: known.get(column, {}).get(level, level))
+        for client, tally in tallies.items()
+    }
 
 
 def renamed(tally: Summary, name: Callable[[str, str, int], str]) -> Summary:

@@ -140,7 +140,7 @@ def agree(post: Post, names: tuple[str, ...], run: RunFile) -> tuple[Schema, lis
     for reply in post.ask_all("names", letters({"plan": words, "wanted": wanted})).values() if wanted else ():
         for column, levels in reply.words["names"].items():
             spelt[column] |= levels
-    told = {name: named(one, spelt, post.run, told.values()) for name, one in told.items()}
+    told = named(told, spelt, post.run)
     draft = agreed(told, lambda told: agree_draft(told, plan, rare=least, title=TITLE))
     schema = agree_schema(merge(ask("spread", plan=words, draft=draft.model_dump(mode="json")).values()), draft)
     return schema, [*plan.notes, *describe(schema.columns, schema.dropped)]
