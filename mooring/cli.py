@@ -779,8 +779,18 @@ def join(
         Display().say(
             f"Test {told['metric']} of your own model {told['personal']:.4g}"
             + ("" if told["alone"] is None else f", trained alone {told['alone']:.4g}")
+            + ("" if "verdict" not in told else f": {in_a_sentence(told)}")
             + f". `mooring predict {told['result']} NEW.csv` uses it."
         )
+
+
+def in_a_sentence(told: dict[str, Any]) -> str:
+    """What a client's own test rows say of its own model beside training alone."""
+    if told["gain_low"] is None:
+        return "too few test rows to tell them apart"
+    known = {"the same": "the same model", "undecided": "your test rows cannot tell them apart"}
+    ends = f"saves {told['gain_low']:.3g} to {told['gain_high']:.3g} a row at 95 %"
+    return known.get(told["verdict"], f"{told['verdict']}, it {ends}")
 
 
 @federation.command("up", epilog="Example: mooring federation up run.toml --clients clients/ --embedded")

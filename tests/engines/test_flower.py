@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy.stats import ttest_1samp
 
 pytest.importorskip("flwr", reason="flwr is not installed; the extra is mooring[flower]")
 
@@ -377,6 +378,30 @@ def test_personal_models_stay_home_unless_shared(table, tmp_path):
     right, _ = predict(here.run, rows.assign(client="site 1"))
     found, _ = predict(tmp_path / "state" / "site 1" / digest_of_run(run) / RESULT, rows.assign(client="site 1"))
     np.testing.assert_allclose(found["y"], right["y"], rtol=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["regression", "binary"])
+def test_each_client_has_a_verdict_of_its_own(kind, tables, tmp_path):
+    """By its own test rows: the simulator's models, and the paired interval of a textbook."""
+    folder = tables[kind]
+    run = run_of(folder, rounds=2, keep="last", federation={"share_models": False})
+    everybody = homes_of(run, folder, tmp_path / "state")
+    converse(run, LocalGrid(everybody), tmp_path / "run")
+    here = fit(folder, algorithm="fedprox_one_stage", **HOW | {"rounds": 2, "keep": "last"})
+    alone = fit(folder, algorithm="local", **HOW | {"rounds": 2, "keep": "last"})
+    unit = here.job.clients.target_scale**here.job.task.unit_power
+    seen = set()
+    for k, home in enumerate(everybody):
+        told = read_json(home.folder / "done.json")
+        batch = here.job.clients.test.select(torch.tensor([k])).padded()
+        own, other = (result.job.task.row_risk(result.models[home.name][None], batch)[0] for result in (here, alone))
+        right = ttest_1samp(unit * (other - own).numpy(), 0.0)
+        interval = right.confidence_interval(0.95)
+        np.testing.assert_allclose([told["gain_low"], told["gain_high"]], [interval.low, interval.high], rtol=1e-6)
+        np.testing.assert_allclose(told["gain"], float(unit * (other - own).mean()), rtol=1e-6)
+        assert (told["verdict"] == "undecided") == (right.pvalue > 0.05)
+        seen.add(told["verdict"])
+    assert seen <= {"better", "worse", "undecided"}
 
 
 def test_pooled_algorithms_are_refused(table, tmp_path):

@@ -2,6 +2,7 @@
 
 packing.py      a parcel of words and tensors as Flower records, and back
 home.py         what a client answers; its rows and its personal state stay in its own folder
+verdict.py      what a client's own test rows say of its model
 post.py         letters to clients and their replies: who is where, deadlines, what came too late
 exchange.py     `engines/exchange.py`'s contract over the post
 conversation.py a whole run as the server leads it: agree on a schema, call the roll, fit, say goodbye

@@ -46,6 +46,7 @@ from mooring.data.summary import Summary
 from mooring.engines import visits
 from mooring.engines.fit import task_facts, with_settled
 from mooring.engines.flower.parcels import Parcel
+from mooring.engines.flower.verdict import verdict
 from mooring.engines.prepare import Job, load_options, make_task
 from mooring.estimates.answers import Here
 from mooring.estimates.facts import own_facts
@@ -56,7 +57,8 @@ from mooring.runs.runfile import RunFile, run_bytes
 from mooring.runs.sections import Federation, installed
 from mooring.runs.tensors import flatten, read_tensors, unflatten, write_tensors
 
-REFEREES = ("local",)  # what a server may ask for beside the run file's own algorithm
+ALONE = "local"
+REFEREES = (ALONE,)  # what a server may ask for beside the run file's own algorithm
 ADOPTED, RESULT, DONE, DISMISSED = "adopted.json", "result", "done.json", "dismissed.json"
 
 
@@ -381,8 +383,18 @@ def leave(home: Home, parcel: Parcel) -> Parcel:
     shutil.rmtree(path, ignore_errors=True)
     about, layout = task_facts(Job(run, home.clients, home.task))
     create(path, files).write_models(Models(server.w, w, (home.name,), about, layout))
-    write_json(home.folder / DONE, row | {"metric": summary["metric"]})
+    write_json(home.folder / DONE, row | {"metric": summary["metric"]} | own_verdict(home, w))
     return Parcel({"result": True})
+
+
+def own_verdict(home: Home, w: Tensor) -> dict[str, Any]:
+    """Beside training alone, where that was done here."""
+    if not home._file(ALONE).exists():
+        return {}
+    alone = home.stretch({"label": ALONE})
+    state = alone.at(max(alone.states, default=0), f"client '{home.name}'")
+    unit = home.clients.target_scale**home.task.unit_power
+    return verdict(home.task, w, alone.algorithm.deploy(alone.server, state), home.clients.test, unit)
 
 
 ANSWERS: dict[str, Callable[[Home, Parcel], Parcel]] = {
