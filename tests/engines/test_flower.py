@@ -281,7 +281,9 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    "fault", [pytest.param(name, marks=() if k % 2 == 0 else pytest.mark.slow) for k, name in enumerate(FAULTS)]
+)
 def test_a_client_that_does_not_fit_is_told_and_the_others_go_on(fault, table, tmp_path, clock):
     """One sentence at the server and at the client; the models are those of a federation without it."""
     spoil, sentence = FAULTS[fault]
@@ -319,7 +321,7 @@ def test_a_client_with_another_run_file_takes_no_part(table, tmp_path, clock):
     assert "another run file" in read_json(everybody[2].folder / "dismissed.json")["why"]
 
 
-@pytest.mark.parametrize("when", ["adopt", "begin", "visit"])
+@pytest.mark.parametrize("when", ["adopt", pytest.param("begin", marks=pytest.mark.slow), "visit"])
 def test_a_full_disk_at_one_client(when, table, tmp_path, clock, monkeypatch):
     """Its own sentence at the server; the others go on, with it only as far as it can."""
     run, said = run_of(table, rounds=3, federation={"share_models": False}), []
@@ -462,7 +464,7 @@ class Only(Simulator):
         return replies._replace(who=replies.who[keep], message=select(replies.message, keep))
 
 
-@pytest.mark.parametrize("rate", [0.0, 0.3, 0.6, pytest.param(0.9, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rate", [0.4, *(pytest.param(rate, marks=pytest.mark.slow) for rate in (0.0, 0.2, 0.6, 0.9))])
 def test_drop_out_in_every_phase(rate, table, tmp_path, clock, monkeypatch):
     """Letters of rounds and evaluations are lost, late or doubled: each round ends by its deadline with a quorum, or
     the run says why not; and what was merged is exactly what those clients make of that round."""

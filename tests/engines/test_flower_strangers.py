@@ -54,21 +54,30 @@ def connect(address, ca, key):
         return f"{type(error).__name__}: {error}"
 
 
-def signed(address, ca, key, what, message, seconds=0.0):
-    """The status of a request that is signed with this key, at a time that many seconds from now."""
-    private, public = node.keys_of(key)
+def at_another_time(seconds, work):
+    """What `work` gives on a machine whose clock is that many seconds off."""
     usual = signing.now
     signing.now = lambda: usual() + datetime.timedelta(seconds=seconds)
     try:
-        signer = signing.NodeAuthHttpInterceptor(private, public)
-        fleet = node.FleetHttpClient.from_server_address(address, False, ca.read_bytes(), interceptors=[signer])
-        with fleet:
-            getattr(fleet, what)(message)
-        return 200
-    except httpx.HTTPStatusError as error:
-        return error.response.status_code
+        return work()
     finally:
         signing.now = usual
+
+
+def signed(address, ca, key, what, message, seconds=0.0):
+    """The status of a request that is signed with this key, at a time that many seconds from now."""
+
+    def send():
+        signer = signing.NodeAuthHttpInterceptor(*node.keys_of(key))
+        fleet = node.FleetHttpClient.from_server_address(address, False, ca.read_bytes(), interceptors=[signer])
+        try:
+            with fleet:
+                getattr(fleet, what)(message)
+            return 200
+        except httpx.HTTPStatusError as error:
+            return error.response.status_code
+
+    return at_another_time(seconds, send)
 
 
 def expired_server(folder):
@@ -137,6 +146,8 @@ def test_strangers_are_refused_while_the_run_completes(tmp_path):
         public = keys.enrolled(tmp_path / "keys")["site 0"]
         assert signed(address, ca, mine, "ActivateNode", ActivateNodeRequest(public_key=public), -600) == 401  # stale
         assert signed(address, ca, mine, "ActivateNode", ActivateNodeRequest(public_key=public), 600) == 401
+        told = at_another_time(600, lambda: connect(address, ca, mine))
+        assert "is this machine's clock right" in node.in_words(RuntimeError(told))
         other = int((next((here.place / "clients" / "site 1").glob("*/node"))).read_text())
         of_another = PullMessagesRequest(node=Node(node_id=other))
         assert signed(address, ca, mine, "PullMessages", of_another) == 401

@@ -70,14 +70,20 @@ def live(
             take_leave(home, server, ca, key)
             answer_letters(home, server, ca, key, until)
         except (NoConnection, httpx.HTTPError, OSError, RuntimeError) as error:
-            said = str(error).strip().split("\n")[-1] or type(error).__name__
-            if "401" in said or "SuperNode authentication" in said:
-                said = "it does not accept our signature: is this machine's clock right, and the key the one enrolled?"
+            said = in_words(error)
             if time.monotonic() - begun > LONGEST_BACKOFF:
                 backoff = FIRST_BACKOFF
             say(f"no connection to {server} ({said}); trying again in {backoff:g} s")
             time.sleep(backoff)
             backoff = min(2 * backoff, LONGEST_BACKOFF)
+
+
+def in_words(error: Exception) -> str:
+    """Why there is no connection, in a few words."""
+    text = str(error).strip()
+    if "401" in text:
+        return "it does not accept our signature: is this machine's clock right, and the key the one enrolled?"
+    return text.split("\n")[-1] or type(error).__name__
 
 
 def give_up(code: int, message: str | None = None, *rest: Any, **more: Any) -> None:
