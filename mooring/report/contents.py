@@ -55,6 +55,7 @@ LABELS = {
     "train": "train rows",
     "validation": "validation rows",
     "test": "test rows",
+    "judged_rows": "judged rows",
     "rows_to_match": "rows to match",
     "brings": "brings the others",
     "unlike": "unlike the rest",

@@ -140,6 +140,12 @@ TERMS = {
         "tables.md",
         ("train", "validation", "test", "train rows", "validation rows", "test rows", "split"),
     ),
+    "judged rows": Term(
+        "The rows of a client by which its gain is judged: with folds, every row is held out once. The losses of "
+        "single models are those of the test rows alone, so the two need not agree to the last digit.",
+        "advice.md",
+        ("folds", "held out"),
+    ),
     "newcomer": Term(
         "A client that comes when the run is finished. `mooring personalize` gives it a model from the common one"
         " and says whether joining pays.",

@@ -126,7 +126,7 @@ def test_from_a_table_to_a_report(client, folder):
         time.sleep(0.1)
         state = client.get(f"{at}/state").json()
     assert state["state"] == "done", state
-    assert "than training alone" in client.get(at).text
+    assert "common model" in client.get(at).text
     report = client.get(f"{at}/report")
     assert report.text == (folder / "runs" / at.rsplit("/", 1)[1] / "report.html").read_text()
     coefficients = pd.read_csv(io.BytesIO(client.get(f"{at}/coefficients").content))

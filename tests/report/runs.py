@@ -5,6 +5,8 @@ import pandas as pd
 import pytest
 
 from mooring.cli import main
+from mooring.report.contents import Contents, judged
+from mooring.report.page import render
 
 HOSTILE = ["</script><script>document.title='hurt'</script>", "<img src=x onerror=document.title='hurt'>", '=1+1,"x"']
 NAMES = [*HOSTILE, "@SUM(A1)", "-2+3", "Zoë & Söhne", *(f"town {i}" for i in range(24))]
@@ -39,3 +41,40 @@ def advised(folder):
         methods = ["compare", "--methods", "local,global,fedprox_one_stage", "--rounds", "4"]
         commands = (["advise"], ["fit", "--rounds", "6"], methods)
         return {command[0]: folder / run_of(command, "table.csv") for command in commands}
+
+
+def page_of_many(m):
+    """The page of an advice to m clients, made up."""
+    rng = np.random.default_rng(0)
+    wide = ["alone", "common", "personal", "gain_over_alone", "gain_over_alone_low", "gain_over_alone_high", "lambda"]
+    wide += ["gain_over_common", "chance_over_alone", "chance_over_common", "distance", "rows_to_match", "brings"]
+    clients = pd.DataFrame(rng.random((m, len(wide))), columns=wide).assign(
+        client=[f"a client with a name, number {i}" for i in range(m)],
+        deploy=rng.choice(["personal", "common", "alone"], m),
+        rows=rng.integers(5, 500, m),
+    )
+    lams = np.logspace(-3, 3, 13).tolist()
+    plan = {"family": "size", "about": "by size", "loss": 1.0, "low": 0.1, "middle": 1.0, "high": 9.0}
+    path = {"lambda": lams, "loss": lams, "alone": 1.0, "common": 1.0, "plan": plan}
+    own = {"names": list("abcdefghij"), "common": [0.0] * 10, "personal": rng.random((m, 10)).tolist()}
+    return render(
+        [
+            Contents(
+                name="run",
+                purpose="advise",
+                title="many",
+                metric="mse",
+                headline="Yes.",
+                todo=[],
+                words=[],
+                notes=[],
+                models=[{"name": "personal", "about": "", "loss": 1.0}],
+                clients=judged(clients),
+                recommends=True,
+                command="mooring advise",
+                settings="",
+                path={**path, "clients": rng.random((m, len(lams))).tolist()},
+                coefficients=own,
+            )
+        ]
+    )

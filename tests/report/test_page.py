@@ -12,11 +12,11 @@ import pytest
 
 from mooring.cli import main
 from mooring.core.errors import RequestError
-from mooring.report.contents import Contents, contents, judged, verdict
-from mooring.report.page import MARK, PAGE, _digits, columns, costs, embedded, render, spread, write_report
+from mooring.report.contents import contents, judged, verdict
+from mooring.report.page import MARK, PAGE, _digits, columns, costs, embedded, spread, write_report
 from mooring.runs.directory import open_run
 from mooring.runs.files import plain
-from tests.report.runs import HOSTILE, advised, federation, run_of
+from tests.report.runs import HOSTILE, advised, federation, page_of_many, run_of
 
 
 @pytest.fixture(scope="module")
@@ -210,41 +210,9 @@ def test_numbers_that_are_not_finite_are_left_out_and_names_are_kept():
 
 
 def test_ten_thousand_clients_fit_eight_megabytes():
-    m, rng = 10_000, np.random.default_rng(0)
-    wide = ["alone", "common", "personal", "gain_over_alone", "gain_over_alone_low", "gain_over_alone_high", "lambda"]
-    wide += ["gain_over_common", "chance_over_alone", "chance_over_common", "distance", "rows_to_match", "brings"]
-    clients = pd.DataFrame(rng.random((m, len(wide))), columns=wide).assign(
-        client=[f"a client with a name, number {i}" for i in range(m)],
-        deploy=rng.choice(["personal", "common", "alone"], m),
-        rows=rng.integers(5, 500, m),
-    )
-    lams = np.logspace(-3, 3, 13).tolist()
-    plan = {"family": "size", "about": "by size", "loss": 1.0, "low": 0.1, "middle": 1.0, "high": 9.0}
-    path = {"lambda": lams, "loss": lams, "alone": 1.0, "common": 1.0, "plan": plan}
-    own = {"names": list("abcdefghij"), "common": [0.0] * 10, "personal": rng.random((m, 10)).tolist()}
-    page = render(
-        [
-            Contents(
-                name="run",
-                purpose="advise",
-                title="many",
-                metric="mse",
-                headline="Yes.",
-                todo=[],
-                words=[],
-                notes=[],
-                models=[{"name": "personal", "about": "", "loss": 1.0}],
-                clients=judged(clients),
-                recommends=True,
-                command="mooring advise",
-                settings="",
-                path={**path, "clients": rng.random((m, len(lams))).tolist()},
-                coefficients=own,
-            )
-        ]
-    )
+    page = page_of_many(10_000)
     assert len(page.encode()) < 8e6
-    assert len(data_of(page)[0]["clients"]["client"]) == m
+    assert len(data_of(page)[0]["clients"]["client"]) == 10_000
 
 
 def test_settings_leave_the_seal_out_and_long_lists_in_short(runs):

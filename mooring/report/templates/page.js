@@ -484,7 +484,7 @@ function card(run, host) {
 
   function why(i) {
     const out = [], name = x => x === 1 ? "" : "s";
-    if (known(c.saved?.[i])) out.push(`Its personal model's test loss is ${Math.abs(c.saved[i]).toPrecision(3)} % ${c.saved[i] >= 0 ? "below" : "above"} that of training alone` +
+    if (known(c.saved?.[i])) out.push(`Its personal model's ${c.judged_rows ? "held-out" : "test"} loss is ${Math.abs(c.saved[i]).toPrecision(3)} % ${c.saved[i] >= 0 ? "below" : "above"} that of training alone` +
       (known(c.saved_low?.[i]) ? (c.saved_low[i] > 0 || c.saved_high[i] < 0 ? "; the interval leaves no doubt on which side." : "; the interval reaches across 0.") : "."));
     if (known(c.rows_to_match?.[i])) out.push(`Alone it would need about ${number(Math.ceil(c.rows_to_match[i]))} rows to do as well; it has ${number(c.rows[i])} row${name(c.rows[i])}.`);
     if (known(c.distance?.[i])) {
@@ -526,6 +526,7 @@ function card(run, host) {
       if (c.will_do && c.will_do[i] !== c.recommended[i]) facts.push(["will do", c.will_do[i]]);
       facts.push(["rows", number(c.rows[i]) + (c.train ? ` (${number(c.train[i])} train, ${number(c.validation[i])} validation, ${number(c.test[i])} test)` : "")]);
       if (known(c.saved?.[i])) facts.push(["saved over alone", percent(c.saved[i]) + (known(c.saved_low?.[i]) ? ` (${percent(c.saved_low[i])} to ${percent(c.saved_high[i])})` : "")]);
+      if (known(c.judged_rows?.[i])) facts.push(["judged on", `${number(c.judged_rows[i])} rows, each held out`]);
       if (known(c.chance_over_alone?.[i])) facts.push(["chance to beat alone", chance(c.chance_over_alone[i])]);
       if (known(c.chance_over_common?.[i])) facts.push(["chance to beat common", chance(c.chance_over_common[i])]);
       if (known(c.lambda?.[i])) facts.push(["lambda", number(c.lambda[i], 3)]);
