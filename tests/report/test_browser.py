@@ -71,7 +71,7 @@ def heading(page, label):
 @pytest.mark.parametrize("kind", ["advise", "fit", "compare"])
 def test_it_opens_with_its_answer_and_names_do_nothing(opened, kind):
     page = opened(kind)
-    words = {"advise": "than training alone", "fit": "fedprox_one_stage:", "compare": "has the lowest test mse"}
+    words = {"advise": "than alone", "fit": "fedprox_one_stage:", "compare": "has the lowest test mse"}
     assert words[kind] in page.locator("h1").inner_text()
     assert "hurt" not in page.title() and page.locator("article img").count() == 0
     for canvas in page.locator("canvas").all():
