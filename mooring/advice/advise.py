@@ -307,7 +307,8 @@ def told_of(other: str, side: Side, base: np.ndarray) -> dict[str, np.ndarray]:
 
 def percent(gain: Any, loss: Any) -> Any:
     """A gain in per cent of the other model's loss, of which nobody can save more than all."""
-    return np.minimum(100 * gain / loss, 100.0)
+    loss = np.asarray(loss, dtype=float)
+    return np.minimum(100 * np.divide(gain, loss, out=np.zeros(np.broadcast(gain, loss).shape), where=loss > 0), 100.0)
 
 
 def summarise(job: Job, frame: pd.DataFrame, found: Answer, judges: str) -> dict[str, Any]:

@@ -62,8 +62,8 @@ def answer(
             line = federation_line(seen, evidence.gain[name], share, known[name], level)
         if tests is not None:
             found = with_witness(found, *tests[name])
-        gains[name] = scaled(found, unit)
-        lines[name] = tuple(unit * value for value in line)  # type: ignore[assignment]
+        gains[name] = scaled(in_numbers(found), unit)
+        lines[name] = tuple(unit * value if value == value else 0.0 for value in line)  # type: ignore[assignment]
     rows = held_rows(evidence).double()
     losses = {name: unit * torch.nan_to_num(part) for name, part in evidence.losses.items()}
     overall = {name: float(rows @ part / rows.sum()) for name, part in losses.items()}
@@ -87,6 +87,21 @@ def of_everyone(seen: Witness, asked: Tensor, m: int) -> Witness:
     rows = torch.zeros(m, dtype=seen.rows.dtype)
     rows[asked] = seen.rows
     return Witness(*parts, rows)  # type: ignore[call-arg]
+
+
+def in_numbers(gain: Gain) -> Gain:
+    """Gains that ran out of numbers (targets without any noise, which every model fits) are none."""
+    lost = ~(gain.mean.isfinite() & gain.variance.isfinite() & gain.weight.isfinite()).all(0)
+    if not bool(lost.any()):
+        return gain
+    even = torch.full_like(gain.weight, 1 / len(gain.weight))
+    parts = {"mean": 0.0, "variance": 0.0}
+    return gain._replace(
+        weight=torch.where(lost, even, gain.weight),
+        **{name: torch.where(lost, value, getattr(gain, name)) for name, value in parts.items()},
+        noise=torch.nan_to_num(gain.noise),
+        doubt=torch.nan_to_num(gain.doubt),
+    )
 
 
 def scaled(gain: Gain, unit: float) -> Gain:

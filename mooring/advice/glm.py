@@ -32,10 +32,14 @@ def scores(x: Tensor, v: Tensor) -> Tensor:
 
 
 def blurs(x: Tensor, cov: Tensor) -> Tensor:
-    """[c, b, k]: the variance of every score."""
+    """[c, b, k]: the variance of every score; of several, around their mean, which no probability knows."""
     width = x.shape[-1]
     k = cov.shape[-1] // width
-    own = cov.view(len(cov), width, k, width, k).diagonal(dim1=2, dim2=4)  # [c, width, width, k]
+    own = cov.view(len(cov), width, k, width, k)
+    if k > 1:
+        own = own - own.mean(2, keepdim=True)
+        own = own - own.mean(4, keepdim=True)
+    own = own.diagonal(dim1=2, dim2=4)  # [c, width, width, k]
     return torch.stack([((x @ own[..., j]) * x).sum(-1) for j in range(k)], -1)
 
 
@@ -51,7 +55,7 @@ def response(task: Any, z: Tensor, blur: Tensor) -> tuple[Tensor, Tensor]:
     if isinstance(task, Poisson):
         return (z + blur / 2).clamp(max=LARGEST).exp(), torch.ones_like(z)
     flat = (1 + pi * blur / 8).rsqrt()
-    return torch.sigmoid(flat * z) if z.shape[-1] == 1 else torch.softmax(flat * z, -1), flat
+    return torch.sigmoid(flat * z) if z.shape[-1] == 1 else torch.softmax(flat * centred(z), -1), flat
 
 
 def bent(task: Any, mean: Tensor, flat: Tensor, change: Tensor) -> Tensor:
@@ -60,8 +64,13 @@ def bent(task: Any, mean: Tensor, flat: Tensor, change: Tensor) -> Tensor:
         return mean * change
     if mean.shape[-1] == 1:
         return flat * mean * (1 - mean) * change
-    pushed = flat.sqrt() * change
-    return flat.sqrt() * mean * (pushed - (mean * pushed).sum(-1, keepdim=True))
+    pushed = flat.sqrt() * centred(change)
+    return centred(flat.sqrt() * mean * (pushed - (mean * pushed).sum(-1, keepdim=True)))
+
+
+def centred(z: Tensor) -> Tensor:
+    """Scores around their mean over the classes: a shift of all changes nothing."""
+    return z - z.mean(-1, keepdim=True)
 
 
 def targets(task: Any, y: Tensor, k: int) -> Tensor:

@@ -38,6 +38,7 @@ NULL = 1e-12  # share of the largest eigenvalue below which a direction counts a
 OUTLIERS = (0.02, 0.05, 0.1, 0.2, 0.4)  # shares of clients with a scale of their own that are tried
 ROUNDS = 8  # of the posterior's approximation, at most
 SETTLED = 1e-3  # relative change of its means at which it stays put
+LEAST_NOISE = 1e-12  # share of the targets' mean square: rows without noise are told apart by rounding alone
 LEAST_LEFT = 1e-3  # 1 - leverage, at least
 
 
@@ -207,10 +208,11 @@ def linear_truths(task: Linear, rows: Rows, variance: Tensor, noise: Tensor) -> 
         data, basis = quadratics(noise)
         return mean_at(_at_scale(data, basis), 0)
 
-    noise = noise.double()
+    least = LEAST_NOISE * float((square.sum() / n.sum()).clamp(min=1e-100))
+    noise = noise.double().clamp(min=least)
     used = (values / (noise[:, None] + values)).sum(1)
     rss, fourth = _powers(blocks, means(noise))
-    own = steadied(rss, (n - used).clamp(min=0), tails_of(fourth, rss, n))
+    own = steadied(rss, (n - used).clamp(min=0), tails_of(fourth, rss, n)).clamp(min=least)
     data, basis = quadratics(own)
     total = _meat(blocks, means(own), basis, own)
     return truths(data._replace(surplus=surplus_of(data.k, total)), variance, basis)

@@ -7,6 +7,7 @@ The estimates are those of `estimates/client_spread.py`, which settings such as 
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import Any, NamedTuple
 
 import torch
@@ -89,6 +90,8 @@ def weights_of_kinds(found: list[Prior]) -> tuple[float, float, float]:
     if rich is not simple:
         further = int((rich.variance > 0).sum()) - int((simple.variance > 0).any())
         more = simple.spread.deviance - rich.spread.deviance - EACH - FURTHER * max(further, 0)
+    # A deviance that ran out of numbers speaks for nothing.
+    gain, more = gain if isfinite(gain) else 0.0, more if isfinite(more) else -torch.inf
     none, one, each = torch.softmax(torch.tensor([0.0, gain / 2, (gain + more) / 2], dtype=torch.float64), 0).tolist()
     return none, one, each
 

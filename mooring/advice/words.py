@@ -40,15 +40,13 @@ def in_words(
 
 def headline(summary: Mapping[str, Any]) -> str:
     """What personal models gain over the two ends, with intervals, and what that means."""
-    practical = 100 * summary["practical"]
     alone, common = summary["gain_over_alone"], summary["gain_over_common"]
-    told = f"their {summary['metric']} is {change(alone)} than alone and {change(common)} than with one common model"
-    if better_end(summary) == "common" and common["percent_mean"] < practical:
-        return f"One common model will do; personal models hardly gain: {told}."
-    if better_end(summary) == "alone" and alone["percent_mean"] < practical:
-        return f"Training alone will do; personal models hardly gain: {told}."
+    told = f"{summary['metric']} is {change(alone)} than alone and {change(common)} than with one common model"
+    most = max(("common", "alone", "personal"), key=lambda kind: summary["will_do"].get(kind, 0))
+    if most != "personal":
+        return f"{ENDS[most].capitalize()} will do for most clients. With personal models the {told}."
     sure = min(alone["low"], common["low"]) > 0
-    return f"Personal models {'pay' if sure else 'are the best guess'}: {told}."
+    return f"Personal models {'pay' if sure else 'are the best guess'}: their {told}."
 
 
 def better_end(summary: Mapping[str, Any]) -> str:

@@ -206,6 +206,21 @@ def test_many_tiny_clients():
     assert advice.clients["deploy"].notna().all()
 
 
+@pytest.mark.parametrize("odd", ["no noise", "count", "three classes"])
+def test_odd_targets_have_an_answer(odd):
+    frame, kind = planted(0.4, clients=4, samples=12, dim=2), None
+    if odd == "no noise":
+        frame["y"] = frame["x0"]
+    elif odd == "count":
+        frame["y"], kind = np.random.default_rng(0).poisson(np.exp(0.5 * frame["x0"])), "count"
+    else:
+        frame["y"] = np.array(["a", "b", "c"])[np.digitize(frame["y"], [-0.7, 0.7])]
+    found = told(frame, kind=kind, folds=2, theory=False).clients
+    assert set(found["deploy"]) <= {"personal", "common", "alone"}
+    numbers = [f"{what}_over_{other}" for what in ("gain", "chance") for other in ("alone", "common")]
+    assert np.isfinite(found[numbers]).all().all()
+
+
 def test_a_single_client_is_one_sentence():
     with pytest.raises(RequestError, match="one client only"):
         told(planted(0.0, clients=1))

@@ -143,3 +143,21 @@ def test_own_rows_count_where_clients_inputs_differ_in_scale():
     within = same.T @ same / 2970
     some = spread_like(same, within)
     torch.testing.assert_close(some.T @ some / len(some), within)
+
+
+def test_a_shift_of_all_classes_scores_changes_nothing():
+    """However uncertain it is: three classes whose covariance has a huge common shift."""
+    from mooring.advice import glm
+    from mooring.tasks.logistic import Logistic
+
+    task, rng = Logistic(2, classes=3), torch.Generator().manual_seed(0)
+    x = glm.design(task, torch.randn(1, 5, 2, dtype=torch.float64, generator=rng))
+    root = torch.randn(9, 9, dtype=torch.float64, generator=rng) / 3
+    cov = (root @ root.T)[None]
+    shift = torch.kron(torch.eye(3, dtype=torch.float64), torch.ones(3, 3, dtype=torch.float64))[None]
+    z = torch.randn(1, 5, 3, dtype=torch.float64, generator=rng)
+    blur = glm.blurs(x, cov)
+    torch.testing.assert_close(glm.blurs(x, cov + 1e4 * shift), blur, rtol=1e-6, atol=1e-6)
+    found, flat = glm.response(task, z, blur)
+    torch.testing.assert_close(glm.response(task, z + 7.0, blur)[0], found)
+    torch.testing.assert_close(glm.bent(task, found, flat, torch.ones_like(z)), torch.zeros_like(z))
