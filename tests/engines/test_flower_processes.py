@@ -1,9 +1,11 @@
 """Federations of real processes on loopback over TLS, keys, the guard, and what is refused before anything starts."""
 
 import asyncio
+import http.server
 import re
 import shutil
 import stat
+import threading
 from pathlib import Path
 
 import pytest
@@ -16,8 +18,10 @@ from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
 from mooring.core.errors import RequestError
 from mooring.engines.fit import fit
-from mooring.engines.flower import federation, keys, started
+from mooring.engines.flower import federation, keys, node, started
+from mooring.engines.flower.home import Home
 from mooring.engines.flower.started import LARGEST, Guard, Notes, patient
+from mooring.engines.request import request
 from mooring.runs.directory import open_run
 from tests.engines.processes import LONG, Child, assert_models_are_the_simulators, commands_of, run_file
 from tests.engines.test_flower import ALGORITHMS, write_clients
@@ -176,6 +180,28 @@ def test_a_process_that_starts_slowly_keeps_its_task(monkeypatch):
     assert still_known(20) and not still_known(40)
     patient()
     assert still_known(40) and still_known(started.TO_START - 20) and not still_known(started.TO_START + 20)
+
+
+def test_a_refused_signature_is_told_and_interrupts_nobody(tmp_path):
+    """Flower's own connection would interrupt the process: `mooring join` says what may be wrong, and tries again."""
+
+    class Refusing(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            self.send_error(401)
+
+        def log_message(self, *_):
+            pass
+
+    path, folder = run_file(tmp_path)
+    home = Home(request(path, purpose="fit"), folder / "site 0.csv", tmp_path / "state")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        node.tame()
+        with pytest.raises(node.NoConnection) as told:
+            node.answer_letters(home, f"127.0.0.1:{server.server_port}", None, None, lambda: False)
+        server.shutdown()
+    assert "is this machine's clock right" in node.in_words(told.value)
 
 
 def test_keys_are_made_once_and_secret(tmp_path):

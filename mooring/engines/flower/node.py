@@ -7,6 +7,7 @@ interface, so it refuses any other version than the one that it was tried with.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -29,6 +30,7 @@ from flwr.supercore.inflatable.inflatable_object import (
 )
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.retry import http_retry
 from flwr.supercore.run import RunNotRunningException
 from flwr.supernode import fleet_http_connection as connection
 from flwr.supernode.fleet_http_client import FleetHttpClient
@@ -62,7 +64,7 @@ def live(
     """Answer until `until` says that all is done; a lost connection is made again, with longer and longer pauses."""
     if flwr.__version__ != VERSION:
         raise RequestError(f"the embedded node was tried with flwr {VERSION}, not {flwr.__version__}; leave it out.")
-    connection.flwr_exit = give_up  # type: ignore[assignment]
+    tame()
     backoff = FIRST_BACKOFF
     while not until():
         begun = time.monotonic()
@@ -76,6 +78,24 @@ def live(
             say(f"no connection to {server} ({said}); trying again in {backoff:g} s")
             time.sleep(backoff)
             backoff = min(2 * backoff, LONGEST_BACKOFF)
+
+
+def tame() -> None:
+    """Flower ends its process where a connection fails, and interrupts it where a signature is refused (401): here only
+    the connection ends."""
+    connection.flwr_exit = give_up  # type: ignore[assignment]
+    for module in (connection, http_retry):
+        module.os = Refused()  # type: ignore[attr-defined]
+
+
+class Refused:
+    """The module `os` for Flower's connection: whoever interrupts the process gets an error instead."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+    def kill(self, process: int, signal: int) -> None:
+        raise NoConnection("401: the SuperLink refused our signature")
 
 
 def in_words(error: Exception) -> str:
