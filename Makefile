@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo federation test slow lint bench docs clean
+.PHONY: setup demo federation test slow lint torture bench docs clean
 
 setup: .venv/ready
 
@@ -32,6 +32,9 @@ lint: setup
 	$(BIN)/ruff format --check mooring tests benchmarks
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+torture: setup
+	$(BIN)/python -m benchmarks.torture
 
 bench: setup
 	$(BIN)/python -m benchmarks.speed $(if $(wildcard peers),--peers peers)

@@ -251,7 +251,7 @@ def agree_draft(tally: Summary, plan: Plan, *, rare: int = 1, title: str = "the 
             columns.append(learnt(tally, feature, rare))
         elif not feature.part:
             dropped[feature.name] = reason
-    if plan.columns and not any(column.encoded for column in columns):
+    if (plan.columns or plan.dropped) and not any(column.encoded for column in columns):
         refuse_useless(dropped, title)
     target_mean = tally.total(plan.target, "total") / max(tally.total(plan.target, "told"), 1.0)
     return Schema(

@@ -139,13 +139,17 @@ def level_days(text: pd.Categorical) -> np.ndarray:
     shaped = levels.map(lambda level: DATE_TEXT.match(level) is not None).astype(bool)
     days = np.full(len(levels), np.nan)
     if shaped.any():
-        days[shaped] = days_of(pd.to_datetime(levels[shaped], format="ISO8601", errors="coerce", utc=True))
+        stamps = pd.to_datetime(levels[shaped], format="ISO8601", errors="coerce", utc=True)
+        days[shaped] = days_of(stamps)
     return days
 
 
 def days_of(stamps: pd.Series) -> np.ndarray:
     stamps = stamps.dt.tz_localize("UTC") if stamps.dt.tz is None else stamps
-    return ((stamps - EPOCH) / DAY).to_numpy(float)
+    try:
+        return ((stamps - EPOCH) / DAY).to_numpy(float)
+    except pd.errors.OutOfBoundsDatetime:  # the years that nanoseconds do not reach
+        return ((stamps.dt.as_unit("s") - EPOCH.as_unit("s")) / DAY.as_unit("s")).to_numpy(float)
 
 
 def parse_values(series: pd.Series, kind: str) -> tuple[Values, np.ndarray]:

@@ -93,7 +93,11 @@ def read_parquet(path: Path) -> pd.DataFrame:
         content = read_bounded(path, path.name)
     except (pyarrow.ArrowException, OSError) as failure:
         raise RequestError(f"{path.name}: is not a readable Parquet file; it may be cut off or damaged.") from failure
-    return content.to_pandas().reset_index(drop=True)
+    frame = content.to_pandas().reset_index(drop=True)
+    for field in content.schema:
+        if pyarrow.types.is_binary(field.type) or pyarrow.types.is_large_binary(field.type):
+            frame[field.name] = frame[field.name].map(bytes.hex, na_action="ignore")  # text, whatever the bytes are
+    return frame
 
 
 def read_excel(path: Path, cells: Cells) -> tuple[pd.DataFrame, list[str]]:

@@ -79,6 +79,8 @@ def read_table(path: str | Path, cells: Cells = AS_GUESSED) -> Table:
         raise RequestError(f"{path}: there is no such file or folder.{near(path.name, beside)}")
     if path.is_dir():
         return read_folder(path, cells)
+    if not path.is_file():
+        raise RequestError(f"{path}: is neither a file nor a folder.")  # a pipe would keep us waiting
     frame, notes = read_file(path, cells)
     return Table(frame, path.name, notes=notes)
 
