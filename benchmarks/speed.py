@@ -63,6 +63,7 @@ from mooring.tasks.module import Module
 
 ROWS, SIDE, CLASSES, STEPS = 600, 28, 10, 20
 FEATURES = SIDE**2
+SAME = 1e-3  # of the way: single precision, where rounding may decide a maximum of pooling or the side of a kink
 LARGE = 2000  # the side of the matrices whose product is the limit
 PEERS = ("pfl", "fedjax", "flower")
 Times = tuple[float, float]  # of the processor, of the clock
@@ -219,7 +220,8 @@ def looped(training: Training, places: Tensor) -> None:
         results.append([p.detach().clone() for p in model.parameters()])
     mean = [torch.stack(parts).mean(0) for parts in zip(*results)]
     found = torch.cat([(p.mT if training.linear and p.ndim == 2 else p).reshape(-1) for p in mean])
-    torch.testing.assert_close(found, training.ended, rtol=1e-3, atol=1e-4)
+    apart, moved = (found - training.ended).norm(), (training.ended - training.start).norm()
+    assert apart <= SAME * moved, f"the loop ends {float(apart / moved):.1e} of the way apart"
 
 
 class Peer:
