@@ -145,7 +145,7 @@ def test_the_csv_holds_every_client_and_no_formula(opened, tmp_path):
     rows = list(csv.DictReader(io.StringIO((tmp_path / "clients.csv").read_bytes().decode())))
     defused = ["'" + name if name[0] in "=+-@" else name for name in NAMES]
     assert sorted(row["client"] for row in rows) == sorted(defused)
-    assert any(float(row["gain"]) < 0 for row in rows)  # numbers stay numbers
+    assert any(float(row["gain_low"]) < 0 for row in rows)  # numbers stay numbers
 
 
 def test_figures_can_be_saved_and_their_data_read(opened, tmp_path):
