@@ -6,6 +6,8 @@ The common model of FedAvg and SCAFFOLD is followed in the runs of their localiz
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
+
 from mooring.algorithms.apfl import APFL
 from mooring.algorithms.fedavg_localized import FedAvgLocalized
 from mooring.algorithms.per_fedavg import PerFedAvg
@@ -26,6 +28,7 @@ FEDAVG, FEDAVG_LOCAL = "FedAvg global", "FedAvg localized"
 SCAFFOLD, SCAFFOLD_LOCAL = "SCAFFOLD global", "SCAFFOLD localized"
 PER_FEDAVG, PFEDME = "perFedAvg", "pFedMe"
 
+LAST = 5  # evaluated rounds that count as late
 LOSS, ACCURACY = "train loss", "test accuracy"  # the paper's validation rows are our test rows
 
 
@@ -78,6 +81,11 @@ def curve(method: str, series: str, at: Any = None, **fixed: Any) -> Ref:
 def final(method: str, series: str, **fixed: Any) -> Ref:
     """A method's series in the last round."""
     return curve(method, series, -1, **fixed)
+
+
+def late(method: str, series: str, **fixed: Any) -> Ref:
+    """A method's series over the last evaluated rounds: where clients are sampled, one round has few of them."""
+    return curve(method, series, lambda values: float(np.mean(values[-LAST:])), **fixed)
 
 
 def percent(method: str, **fixed: Any) -> Ref:
