@@ -28,8 +28,7 @@ def in_words(
     """The headline, and the sentences behind it."""
     said = [
         who_deploys_what(summary, len(frame)),
-        how_sure(summary, "alone"),
-        how_sure(summary, "common"),
+        " ".join(how_sure(summary, other) for other in ("alone", "common")),
         what_differs(clients, choice),
         what_it_takes(frame, summary),
         " ".join(part for part in (who_brings_most(frame, summary), who_is_unlike(frame)) if part),
@@ -157,7 +156,7 @@ def what_theory_says(summary: Mapping[str, Any], theory: Survey | None) -> str:
     told = f"{says} says {ENDS[side]}, because R = {r:.2g} is {'below' if side == 'common' else 'above'} {border}"
     if side == seen:
         return f"{told}; of these two ends the rows say the same."
-    return f"{told}; the rows say {ENDS[seen]}. It compares two extremes in the worst case: trust the rows."
+    return f"{told}; the rows say {ENDS[seen]}: trust them, it judges worst cases."
 
 
 def listed(parts: list[str]) -> str:

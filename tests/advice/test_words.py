@@ -63,7 +63,7 @@ def test_theory_has_a_way_out_where_the_rows_differ():
     assert "R = 0.5 is below 2" in same and same.endswith("the rows say the same.")
     other = words.what_theory_says(prefer_common, survey("alone", 5.0))
     assert "says training alone, because R = 5 is above 2" in other and "the rows say one common model" in other
-    assert other.endswith("It compares two extremes in the worst case: trust the rows.")
+    assert other.endswith("the rows say one common model: trust them, it judges worst cases.")
     assert "leaves it open" in words.what_theory_says(prefer_common, survey("undecided"))
     assert words.what_theory_says(prefer_common, None) == ""
 
