@@ -51,6 +51,7 @@ def restore(directory: RunDir, server: Any, exchange: Exchange) -> tuple[Progres
     found = checkpoint.latest(directory.path)
     if found is None:
         return Progress(server), None
+    checkpoint.drop_old(directory.path)
     meta = found.meta
     known = {name: meta[name] for name in PLAIN if name in meta}  # earlier versions knew fewer
     progress = Progress(unflatten(server, "server", found.tensors), **known)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,12 +47,20 @@ def save(run: str | Path, round: int, tensors: Mapping[str, Tensor], meta: dict[
         raise unwritten(folder, error) from error
     write_tensors(folder / f"round-{round:08d}.safetensors", tensors, {"round": round, "run": meta})
     upto = [path for at, path in generations(run) if at <= round]
-    for _, path in generations(run):
-        if path not in upto[:KEPT]:
-            try:
-                os.unlink(path)
-            except OSError as error:
-                raise unwritten(folder, error) from error
+    drop(path for _, path in generations(run) if path not in upto[:KEPT])
+
+
+def drop_old(run: str | Path) -> None:
+    """All but the two latest generations: what a process that was killed between adding and dropping has left."""
+    drop(path for _, path in generations(run)[KEPT:])
+
+
+def drop(files: Iterable[Path]) -> None:
+    for path in files:
+        try:
+            os.unlink(path)
+        except OSError as error:
+            raise unwritten(path.parent, error) from error
 
 
 def latest(run: str | Path) -> Checkpoint | None:

@@ -43,6 +43,18 @@ def test_keeps_the_two_latest(tmp_path):
     assert rounds(tmp_path) == [100, 10]
 
 
+def test_what_a_kill_before_dropping_left_is_dropped_later(tmp_path):
+    for round in (1, 2):
+        save(tmp_path, round)
+    first = checkpoint.generations(tmp_path)[-1][1]
+    kept = first.read_bytes()
+    save(tmp_path, 3)
+    first.write_bytes(kept)
+    assert rounds(tmp_path) == [3, 2, 1]
+    checkpoint.drop_old(tmp_path)
+    assert rounds(tmp_path) == [3, 2] and is_whole(tmp_path, 3)
+
+
 def test_going_back_drops_what_lies_ahead(tmp_path):
     for round in (4, 8):
         save(tmp_path, round)
