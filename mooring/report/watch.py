@@ -61,7 +61,7 @@ def look(directory: RunDir) -> Look:
     told: dict[str, Any] = next((record for record in reversed(records) if has_loss(record)), {})
     last = records[-1] if records else {}
     done = found.round if found else 0
-    spent = sum(record.get("seconds") or 0.0 for record in records)
+    spent = sum(directory.seconds.get("rounds", [])[:done])
     offenders = found.meta.get("offenders", {}) if found and not directory.finished else {}
     return Look(
         name,
