@@ -79,7 +79,7 @@ class Advice:
     def coefficients(self) -> pd.DataFrame:
         """A row for each client and term in the units of the data: coefficient, common, deviation."""
         job, models = self.job, self.models
-        return coefficients(job.task, scaling_of(job.clients), models.centre, models.deployed, job.clients.names)
+        return coefficients(job.task, scaling_of(job.clients), models.common, models.deployed, job.clients.names)
 
     def module(self, client: str | None = None) -> nn.Module:
         """The network that a client should deploy (default: the common one), in evaluation mode and in the target's own
@@ -373,5 +373,7 @@ def write(directory: RunDir, advice: Advice) -> None:
     known = frame[[name for name in CLIENTS.names if name in frame]]
     write_parquet(directory.path / CLIENTS_FILE, clients_table(known.to_dict("records")))
     models = advice.models
-    directory.write_models(Saved(models.centre, models.deployed, job.clients.names, *task_facts(job)))
+    centre = None if torch.equal(models.centre, models.common) else models.centre
+    saved = Saved(models.common, models.deployed, job.clients.names, *task_facts(job), centre=centre)
+    directory.write_models(saved)
     kept.remove(directory)

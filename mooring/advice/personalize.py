@@ -83,12 +83,13 @@ def personalize(
         taken = f"in the run already, {listing(known, 3)}: their rows are taken as those of newcomers"
         said.append(f"{counted(len(known), 'client')} {taken}{'' if out is None else ', and their models replaced'}.")
     algorithm = build(asked.name, asked.fields | (asked.settled or {}), directory.path)
-    server = algorithm.start(task, models.common)[0]
+    centre = models.common if models.centre is None else models.centre
+    server = algorithm.start(task, centre)[0]
 
     def trained(clients: Clients) -> Trio:
         m = len(clients)
         mine = models_of_newcomers(algorithm, server, task, clients.cohort(), Round(1, 1, m, m, 1.0, seed), how=how)
-        return Trio(train_alone(task, clients, seed), models.common, mine, models.common)
+        return Trio(train_alone(task, clients, seed), models.common, mine, centre)
 
     frame, found = judged(task, newcomers, trained, seed)
     way = algorithm.newcomer if how == "auto" else how

@@ -56,6 +56,7 @@ class Models(NamedTuple):
     clients: tuple[str, ...]
     task: dict[str, Any]  # what the task is, enough to build it again
     layout: Any  # how the d parameters split into the task's parts
+    centre: Tensor | None = None  # [d], what newcomers are moored to, where that is not the common model
 
 
 def default_out(name: str, root: str | Path = "runs") -> Path:
@@ -214,7 +215,8 @@ class RunDir:
     @property
     def models(self) -> Models:
         tensors, meta = read_tensors(self._at(MODELS, self._unfinished if self.run.algorithms is None else self._many))
-        return Models(tensors["common"], tensors.get("personal"), tuple(meta["clients"]), meta["task"], meta["layout"])
+        about = tuple(meta["clients"]), meta["task"], meta["layout"]
+        return Models(tensors["common"], tensors.get("personal"), *about, centre=tensors.get("centre"))
 
     def write_models(self, models: Models) -> None:
         """Mark the run finished. The order of the files in time is what makes the mark true: write this one last."""
@@ -270,5 +272,6 @@ def write_models(path: str | Path, models: Models) -> None:
     shape = (len(models.clients), *models.common.shape)
     if models.personal is not None and models.personal.shape != shape:
         raise ValueError(f"personal models must have the shape {shape}, got {tuple(models.personal.shape)}")
-    tensors = {"common": models.common} | ({} if models.personal is None else {"personal": models.personal})
+    parts = {"common": models.common, "personal": models.personal, "centre": models.centre}
+    tensors = {name: part for name, part in parts.items() if part is not None}
     write_tensors(path, tensors, {"clients": models.clients, "task": models.task, "layout": models.layout})

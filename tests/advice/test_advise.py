@@ -76,7 +76,10 @@ def test_models_that_are_written_are_those_to_deploy(tmp_path):
     kinds = {"alone": models.alone, "common": models.common.expand_as(models.personal), "personal": models.personal}
     for i, kind in enumerate(advice.clients["deploy"]):
         assert torch.equal(models.deployed[i], kinds[kind][i])
-    assert torch.equal(open_run(tmp_path / "run").models.personal, models.deployed)
+    saved = open_run(tmp_path / "run").models
+    assert torch.equal(saved.personal, models.deployed)
+    assert torch.equal(saved.common, models.common)  # whose losses the clients' table has
+    assert torch.equal(models.centre, saved.common if saved.centre is None else saved.centre)
 
 
 def test_all_rows_are_used_unless_the_table_brings_its_own_split():
