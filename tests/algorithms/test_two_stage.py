@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from mooring.algorithms.base import build
+from mooring.algorithms.fedprox_two_stage import FINAL_MOST
 from mooring.core.cohort import Round
 from mooring.data.clients import from_arrays
 from mooring.estimates.facts import gather
@@ -93,3 +94,14 @@ def test_the_servers_step_left_open_undoes_the_pull(lam, gamma):
     assert settled_simulator(build("fedprox_two_stage", {"lam": lam}), task, clients)[0].gamma == gamma
     given = {"lam": lam, "gamma": 0.125}
     assert settled_simulator(build("fedprox_two_stage", given), task, clients)[0].gamma == 0.125
+
+
+def test_without_any_curvature_or_pull_the_last_stage_is_as_long_as_allowed():
+    """A client whose rows say nothing, and lam = 0: no number of steps would do, and the sentence says so."""
+    rng = np.random.default_rng(5)
+    xs = [rng.normal(size=(6, 4)), np.zeros((6, 4))]  # the second client's curvature is 0, not a rounding of it
+    clients = from_arrays(xs, [rng.normal(size=6) for _ in xs])
+    task = Linear(4, intercept=False, ridge=0.0)
+    with pytest.warns(UserWarning, match="asks for inf steps"):
+        ready = settled_simulator(build("fedprox_two_stage", {"lam": 0.0, "eta": 0.1}), task, clients)[0]
+    assert ready.final_steps == FINAL_MOST
