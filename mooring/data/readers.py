@@ -170,8 +170,8 @@ def read_csv(path: Path, cells: Cells) -> tuple[pd.DataFrame, list[str]]:
         except csv.Error as failure:
             raise RequestError(f"{path.name}: the header line cannot be read: {failure}.") from failure
         sample = lines.read(SNIFFED)
-    refuse_twins(header, path.name)
     header = named_columns(header)
+    refuse_twins(header, path.name)  # also names that differ in blanks at their ends only
     refuse_cut(tail.decode(encoding, errors="replace"), separator, len(header), path.name)
     comma = separator == ";" and re.search(r"(^|;)\s*-?\d+,\d+\s*(;|$)", sample, re.MULTILINE) is not None
     notes = [f"{path.name} was read with decimal commas."] if comma else []
