@@ -105,7 +105,7 @@ def fit(
     if json_:
         emit({"summary": result.summary, "clients": result.clients.to_dict("records"), "run": str(result.run)})
     elif csv_:
-        sys.stdout.write(result.clients.to_csv(index=False))
+        sys.stdout.write(csv_text(result.clients))
     else:
         show_run(display, out)
         display.say(f"Page: {page}")
@@ -163,7 +163,7 @@ def compare(
     if json_:
         emit(as_json(result))
     elif csv_:
-        sys.stdout.write(result.clients.to_csv(index=False))
+        sys.stdout.write(csv_text(result.clients))
     else:
         show_run(display, out)
         display.say(f"Page: {page}")
@@ -478,7 +478,7 @@ def advise(
     with display.progress() as tell:
         advice = run(source, out=out, tell=tell, trust=trust, **given)
     display.notes(advice.job.clients.notes)
-    instead = as_json(advice) if json_ else advice.clients.to_csv(index=False) if csv_ else None
+    instead = as_json(advice) if json_ else csv_text(advice.clients) if csv_ else None
     show_advised(display, out, instead, clients)
     tell_tracker(display, out, track)
 
@@ -891,6 +891,13 @@ def main(argv: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         code = interrupted()
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def csv_text(frame: Any) -> str:
+    """A table as CSV, without formulas for spreadsheets."""
+    from mooring.runs.files import csv_bytes
+
+    return csv_bytes(frame).decode()
 
 
 def interrupted() -> int:

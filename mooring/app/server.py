@@ -38,7 +38,7 @@ from mooring.report.contents import contents
 from mooring.report.figures import draw_advice
 from mooring.report.page import PAGE, environment, template, write_report
 from mooring.runs.directory import MODELS, RUN, open_run
-from mooring.runs.files import write_whole
+from mooring.runs.files import csv_bytes, write_whole
 
 PACKAGE = "mooring.app"
 HERE = "127.0.0.1"
@@ -252,7 +252,7 @@ async def download(request: Request) -> Response:
     makers: dict[str, tuple[str, Callable[[Path], bytes]]] = {
         "models": (MODELS, lambda run: (run / MODELS).read_bytes()),
         "coefficients": ("coefficients.csv", lambda run: export(run, "csv")[0]),
-        "clients": ("clients.csv", lambda run: open_run(run).clients.to_csv(index=False).encode()),
+        "clients": ("clients.csv", lambda run: csv_bytes(open_run(run).clients)),
         "run": ("run.zip", packed),
     }
     if what not in makers:

@@ -22,7 +22,6 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.client.mod import secaggplus_mod
 from flwr.common import Code, FitIns, FitRes, Parameters, Status, ndarrays_to_parameters, parameters_to_ndarrays
 from flwr.common.constant import ErrorCode
-from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
 from flwr.compat.common import recorddict_compat as compat
 from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECORD
 from flwr.server.workflow.constant import Key as WorkflowKey
@@ -42,10 +41,6 @@ MODULUS = 2**32
 SHARE = 2 / 3  # of the clients must stay for the masks to come off
 FEWEST = 3
 PAUSES = (0.02, 0.5)  # seconds between looks for replies: shortest, longest
-
-
-def is_masked(message: Message) -> bool:
-    return message.has_content() and RECORD_KEY_CONFIGS in message.content.config_records
 
 
 def answer_masked(home: Home, message: Message, context: Any) -> Message:
