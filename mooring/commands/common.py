@@ -1,0 +1,81 @@
+"""What commands share: the options that many have, where a run goes, and how an answer is written."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mooring.core.errors import RequestError
+from mooring.options import apart
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"max_content_width": 120},
+    help="Personalized federated learning: how tightly should each client be moored to the others?",
+)
+INTERRUPTED: list[Path] = []  # the run directory of the command that is running
+Run = Annotated[Path, typer.Argument(hidden=True)]
+Of = Annotated[
+    str | None, typer.Option("--method", help="Of a comparison: whose models. [the best on validation rows]")
+]
+
+
+def prepared(aside: bool, track: str | None) -> Any:
+    """Where a command speaks (`aside`: stdout is for data); a tracker that is not there is told before the work."""
+    from mooring.report.terminal import Display
+
+    if track is not None:
+        from mooring.report.track import refuse_missing
+
+        refuse_missing(track)
+    return Display(aside)
+
+
+def tell_tracker(display: Any, out: Path, track: str | None) -> None:
+    if track is not None:
+        from mooring.report.track import track as tell
+
+        display.say(f"Tracked: {tell(out, track)}")
+
+
+def begun(out: Path) -> Path:
+    """Where a run is about to be written: it must be possible, and an interrupted command tells how to go on."""
+    from mooring.runs.directory import refuse_unwritable
+
+    refuse_unwritable(out)
+    INTERRUPTED[:] = [out]
+    return out
+
+
+def free_directory(source: str, purpose: str) -> Path:
+    """Where a run goes if nobody says: named after its source and what is done with it."""
+    from mooring.runs.directory import default_out
+
+    return default_out(f"{Path(source).stem}-{purpose}")
+
+
+def task_only(texts: list[str] | None, given: dict[str, Any]) -> dict[str, Any]:
+    """The options with the task's fields, where there is no algorithm to set fields of."""
+    fields, given = apart(texts, given)
+    if fields:
+        raise RequestError(f"--set takes task.FIELD=VALUE here, got {next(iter(fields))!r}.")
+    return given
+
+
+def emit(value: Any) -> None:
+    """One JSON object on stdout."""
+    from mooring.runs.files import to_json
+
+    sys.stdout.write(to_json(value) + "\n")
+
+
+def csv_text(frame: Any) -> str:
+    """A table as CSV, without formulas for spreadsheets."""
+    from mooring.runs.files import csv_bytes
+
+    return csv_bytes(frame).decode()

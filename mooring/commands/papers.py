@@ -1,0 +1,85 @@
+"""The papers' figures, tables and theorems: reproduce, theorem."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mooring.commands.common import app, emit
+from mooring.options import Json, example, takes
+
+
+@app.command(epilog="Example: mooring reproduce all --preset quick")
+@takes("data_dir")
+def reproduce(
+    what: Annotated[str, typer.Argument(hidden=True)],
+    preset: Annotated[
+        str,
+        typer.Option("--preset", help="quick (a minute each) or paper (its own sizes). [quick]", show_default=False),
+    ] = "quick",
+    out: Annotated[
+        Path, typer.Option("--out", help="Where figures, tables and records go. [reproduction]", show_default=False)
+    ] = Path("reproduction"),
+    page: Annotated[Path | None, typer.Option("--page", help="Write a page on all records in --out.")] = None,
+    json_: Json = False,
+    **given: Any,
+) -> None:
+    """Run figures and tables of the papers; every claim is held, open or contradicted.
+
+    Exit code 3 when one is contradicted, 4 when none is but some are open.
+
+    WHAT is an experiment's id (`mooring list experiments`), a paper such as kernel, or all.
+    """
+    from mooring.experiments.base import catalog
+    from mooring.experiments.base.claims import CONTRADICTED, HELD
+    from mooring.experiments.base.reproduce import claims
+    from mooring.experiments.base.reproduce import reproduce as run
+    from mooring.report.reproduction import draw_record, show_claims, write_page
+    from mooring.report.terminal import Display
+    from mooring.runs.directory import refuse_unwritable
+
+    display = Display(json_)
+    refuse_unwritable(out)
+    with display.progress() as tell:
+        records = run(what, preset, out, tell=tell, **given)
+    for record in records:
+        draw_record(record, out)
+    found = claims(records)
+    if page is not None:
+        write_page(out, page, [catalog.describe(one) for one in catalog.ids()])
+    if json_:
+        emit({"claims": found})
+    else:
+        show_claims(display, found, preset, out)
+    words = {row["word"] for row in found}
+    if words != {HELD}:
+        raise typer.Exit(3 if CONTRADICTED in words else 4)
+
+
+@app.command(epilog=example("mooring theorem"))
+def theorem(
+    name: Annotated[str | None, typer.Argument(help="A theorem, or a statement of one; none: list all.")] = None,
+    given: Annotated[list[str] | None, typer.Argument(help="Its quantities, such as mu=0.5 n=[20,30].")] = None,
+    json_: Json = False,
+) -> None:
+    """The papers' theorems: list them, show what one asks for, or evaluate it at given quantities."""
+    from mooring.report.terminal import Display
+    from mooring.theory import catalog
+
+    display = Display(json_)
+    if given and name:
+        answer = catalog.evaluate(name, given)
+        if json_:
+            emit(answer)
+        else:
+            display.table(
+                name, [{"name": key, "value": part} for key, part in answer.items()], {"name": "", "value": ""}
+            )
+        return
+    rows = catalog.describe(name)
+    if json_:
+        emit({"theorems" if name is None else "statements": rows})
+    else:
+        display.table(name or "theorems", rows, {"name": "name", "says": "what", "asks": "quantities"})
