@@ -17,6 +17,7 @@ from mooring.advice import kept
 from mooring.advice.answer import Answer, answer
 from mooring.advice.choice import Choice
 from mooring.advice.crossfit import Evidence, Fold, cross_fit, held_rows
+from mooring.advice.curve import LearningCurve, learning_curve
 from mooring.advice.decide import Side
 from mooring.advice.explain import explained, theory_of
 from mooring.advice.families import ALONE, COMMON, LAMBDA, Setting
@@ -71,6 +72,7 @@ class Advice:
     choice: Choice
     path: pd.DataFrame  # family, lambda and held-out loss of the path, with its two ends
     theory: Survey | None
+    learning_curve: LearningCurve | None  # a typical client's losses with more rows; None where alone gains nothing
     headline: str  # the answer in a sentence
     words: list[str]  # what to make of it
     run: Path | None
@@ -103,6 +105,8 @@ class Advice:
             "words": self.words,
             "plan": {"family": plan["family"], "value": float(plan["value"]), "loss": float(plan["loss"]) * unit},
             "path": self.path.to_dict("records"),
+            "client_paths": client_paths(self.choice, len(self.clients), unit),
+            "learning_curve": as_lists(self.learning_curve),
             "candidates": table.to_dict("records"),
             "run": None,
         }
@@ -184,17 +188,18 @@ def advised(job: Job, directory: RunDir | None = None, tell: Tell = silent) -> A
     )
     models = deploy(choice, evidence.trio, found.decision.deploy)
     frame = clients_frame(job, models, known, found)
-    theory = None
+    theory, fit = None, None
     if task.prox is not None:
-        frame = explained(job, frame, choice)
+        frame, fit = explained(job, frame, choice)
         theory = theory_of(job) if how.theory else None
     tell("explaining", 1, 2)
     summary = summarise(job, frame, found, known.judges) | of_theory(theory)
     summary |= {"measures": measures_of(job, models) if known.judges == TESTS else {}}
-    headline, words = in_words(job.clients, frame, summary, choice, theory)
+    curve = learning_curve(fit, frame, summary) if fit is not None else None
+    headline, words = in_words(job.clients, frame, summary, choice, theory, curve)
     table = path_table(choice, unit)
     run = None if directory is None else directory.path
-    advice = Advice(job, summary, frame, models, choice, table, theory, headline, words, run)
+    advice = Advice(job, summary, frame, models, choice, table, theory, curve, headline, words, run)
     if directory is not None:
         write(directory, advice)
     return advice
@@ -261,6 +266,19 @@ def path_table(choice: Choice, unit: float) -> pd.DataFrame:
     ]
     out = pd.concat([pd.DataFrame(ends), moored], ignore_index=True)
     return out.assign(loss=out["loss"] * unit)
+
+
+def client_paths(choice: Choice, clients: int, unit: float) -> list[list[float]] | None:
+    """Each client's held-out losses along the path, by rising lambda; None where only some clients were asked."""
+    moored = choice.table[choice.table["family"] == LAMBDA].sort_values("value").index
+    if len(choice.losses) != clients:
+        return None
+    return (unit * choice.losses[:, moored.tolist()]).tolist()
+
+
+def as_lists(curve: LearningCurve | None) -> dict[str, Any] | None:
+    """A learning curve as `advice.json` keeps it: `now`, `match`, and a list for each column."""
+    return None if curve is None else {"now": curve.now, "match": curve.match, **curve.table.to_dict("list")}
 
 
 def clients_frame(job: Job, models: Deployed, known: Gathered, found: Answer) -> pd.DataFrame:

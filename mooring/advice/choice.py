@@ -46,6 +46,7 @@ class Choice(NamedTuple):
     own: dict[int, Setting]  # client -> where it leaves the plan
     table: pd.DataFrame  # every candidate: family, value, ridge, held-out loss, how much worse than the plan, its error
     prior: Prior | None
+    losses: Tensor  # [clients, candidates], mean held-out losses; nan without rows
 
 
 def candidates(
@@ -81,9 +82,9 @@ def weights_of(rows: Rows, weights: str | Tensor) -> Tensor:
 
 
 def decide(
-    task: Any, settings: list[Setting], loss: Tensor, fold: Tensor, owner: Tensor, default: Setting | None
+    task: Any, settings: list[Setting], loss: Tensor, fold: Tensor, owner: Tensor, clients: int, default: Setting | None
 ) -> Choice:
-    """The choice from held-out losses [settings, N]; `fold` splits the rows for the clients' own choices."""
+    """The choice from held-out losses [settings, N] of so many clients' rows; `fold` splits them for clients' own."""
     mean = loss.double().mean(1)
 
     def best(*families: str) -> int:
@@ -106,7 +107,9 @@ def decide(
     table["error"] = [error(row - loss[plan]) for row in loss]
     table["plan"] = np.arange(len(settings)) == plan
     chosen, default, by_itself, one = (settings[k] for k in (plan, first, alone, common))
-    return Choice(chosen, default, by_itself, one, {i: settings[options[k]] for i, k in own.items()}, table, None)
+    mine = {i: settings[options[k]] for i, k in own.items()}
+    losses = by_client(loss, owner, clients) / torch.bincount(owner, minlength=clients)[:, None]
+    return Choice(chosen, default, by_itself, one, mine, table, None, losses)
 
 
 def error(difference: Tensor) -> float:

@@ -98,6 +98,7 @@ def cross_fit(
         torch.cat([fold.loss for fold in kept], 1),
         torch.cat(number),
         owner[torch.cat([fold.place for fold in kept])],
+        len(some),
         default,
     )._replace(prior=prior)
     choice = here._replace(own={int(asked[i]): s for i, s in here.own.items()})

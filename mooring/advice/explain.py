@@ -36,9 +36,12 @@ def theory_of(job: Job) -> Survey | None:
         return None
 
 
-def explained(job: Job, frame: pd.DataFrame, choice: Choice) -> pd.DataFrame:
-    """The clients' table with who is unlike the rest, the rows that training alone would need, what each one brings."""
-    task, clients, m = job.task, job.clients, len(job.clients)
+def explained(job: Job, frame: pd.DataFrame, choice: Choice) -> tuple[pd.DataFrame, why.Moored | None]:
+    """The clients' table with who is unlike the rest, the rows that training alone would need, what each one brings.
+
+    And the fit behind it, where there is one.
+    """
+    task, clients, m, fit = job.task, job.clients, len(job.clients), None
     needs, gives = np.full(m, np.nan), np.full(m, np.nan)
     if m <= MOST_CLIENTS and int(clients.train.size.min()) > 0:
         p = weights_of(clients.train, clients.weighting(job.run.training.weights))
@@ -48,4 +51,4 @@ def explained(job: Job, frame: pd.DataFrame, choice: Choice) -> pd.DataFrame:
             needs = why.rows_to_match(fit, clients.train) * (frame["rows"] / frame["train"]).to_numpy()
             gives = unit * why.brings(task, fit, p, clients.validation, choice.plan.ridge * penalised(task))
     strange = why.unlike(choice.prior, m) if choice.prior is not None else np.zeros(m, bool)
-    return frame.assign(unlike=strange, rows_to_match=needs, brings=gives)
+    return frame.assign(unlike=strange, rows_to_match=needs, brings=gives), fit

@@ -114,7 +114,7 @@ def chosen_of(job: Job, found: Kept) -> tuple[Choice, Work]:
     settings = [Setting(*given) for given in found.known["settings"]]
     fold = deal(held, job.clients.keys, FOLDS, job.run.training.seed)
     best = settings[int(loss.mean(1).argmin())]
-    choice = decide(job.task, settings, loss, fold, owners(held), best)
+    choice = decide(job.task, settings, loss, fold, owners(held), len(held), best)
     return choice, Work(found.known["rounds"], found.known["lams"])
 
 

@@ -37,6 +37,7 @@ class Moored(NamedTuple):
     shared: Tensor  # [m, d, d], P = (H^-1 + Lam^-1)^-1
     slope: Tensor  # [m, d], grad L_i(v_i)
     seen: Tensor  # [m], directions that the rows see
+    told: Tensor  # [m, d], eigenvalues of Lam^-1/2 H Lam^-1/2: how much more the rows tell than the moor; 0 if taut
 
 
 def shape_of(setting: Setting, prior: Prior | None, rows: Rows) -> Shape | None:
@@ -60,18 +61,24 @@ def moored_fit(task: Any, rows: Rows, p: Tensor, setting: Setting, prior: Prior 
     s = slack.sqrt() if setting.family != COMMON else torch.zeros(d, dtype=v.dtype)
     scale = setting.value if setting.family != COMMON else 1.0
     out = [torch.empty(m, d, d, dtype=v.dtype) for _ in range(3)]
-    slope, seen = torch.empty(m, d, dtype=v.dtype), torch.empty(m, dtype=v.dtype)
+    slope, seen, told = torch.empty(m, d, dtype=v.dtype), torch.empty(m, dtype=v.dtype), torch.empty(m, d).double()
     eye = torch.eye(d, dtype=v.dtype)
     for block, batch in batches_of(rows):
         h = task.hessian(v[block], batch)
-        sh = s[:, None] * h
-        inner = torch.linalg.solve(sh * s + (scale * tight[block])[:, None, None] * eye, sh)
+        sh, stiff = s[:, None] * h, (scale * tight[block])[:, None, None]
+        inner = torch.linalg.solve(sh * s + stiff * eye, sh)
+        told[block] = torch.linalg.eigvalsh((sh * s / stiff).double()).clamp(min=0)
         free = s[:, None] * inner
         out[0][block], out[1][block], out[2][block] = free, eye - free, h - h @ free
         slope[block] = task.grad(v[block], batch)
         values = torch.linalg.eigvalsh(h)
         seen[block] = (values > FLAT * values[:, -1:]).sum(1).to(v.dtype)
-    return Moored(v, out[0], out[1], out[2], slope, seen)
+    return Moored(v, out[0], out[1], out[2], slope, seen, told)
+
+
+def freedom(fit: Moored, more: float = 1.0) -> float:
+    """The clients' mean df = tr (H + Lam)^-1 H with `more` times their rows, and a moor that much slacker."""
+    return float((more * fit.told / (1 + more * fit.told)).sum(1).mean())
 
 
 def rows_to_match(fit: Moored, rows: Rows) -> np.ndarray:

@@ -10,6 +10,7 @@ import pandas as pd
 import torch
 
 from mooring.advice.choice import Choice
+from mooring.advice.curve import LearningCurve
 from mooring.advice.folds import compact, owners
 from mooring.advice.survey import Survey
 from mooring.core.cohort import Rows
@@ -23,14 +24,19 @@ BARS = "▇▆▅▄▃▂▁"
 
 
 def in_words(
-    clients: Clients, frame: pd.DataFrame, summary: Mapping[str, Any], choice: Choice, theory: Survey | None
+    clients: Clients,
+    frame: pd.DataFrame,
+    summary: Mapping[str, Any],
+    choice: Choice,
+    theory: Survey | None,
+    curve: LearningCurve | None,
 ) -> tuple[str, list[str]]:
     """The headline, and the sentences behind it."""
     said = [
         who_deploys_what(summary, len(frame)),
         " ".join(how_sure(summary, other) for other in ("alone", "common")),
         what_differs(clients, choice),
-        what_it_takes(frame, summary),
+        what_it_takes(curve),
         " ".join(part for part in (who_brings_most(frame, summary), who_is_unlike(frame)) if part),
         what_theory_says(summary, theory),
     ]
@@ -117,17 +123,15 @@ def who_is_unlike(frame: pd.DataFrame) -> str:
     return f"Unlike the rest: {', '.join(names[:MOST_NAMED])}{more}."
 
 
-def what_it_takes(frame: pd.DataFrame, summary: Mapping[str, Any]) -> str:
+def what_it_takes(curve: LearningCurve | None) -> str:
     """How many rows training alone would need to match, and how the gap closes on the way there."""
-    if "rows_to_match" not in frame or not summary["gain_over_alone"]["percent_mean"] > 0:
+    if curve is None:
         return ""
-    now, then = float(frame["rows"].median()), float((frame["rows_to_match"]).median())
-    if not (np.isfinite(then) and then > now):
-        return ""
-    places = np.linspace(now, then, len(BARS))
-    left = (1 / places - 1 / then) / (1 / now - 1 / then)  # of the gap, which falls as one over the rows
+    places = np.linspace(curve.now, curve.match, len(BARS))
+    left = (1 / places - 1 / curve.match) / (1 / curve.now - 1 / curve.match)  # of the gap: it falls as one over rows
     drawn = "".join(BARS[min(int((1 - part) * len(BARS)), len(BARS) - 1)] for part in left)
-    return f"To do as well alone, a typical client needs {then:,.0f} rows instead of {now:,.0f} (the gap: {drawn})."
+    told = f"{curve.match:,.0f} rows instead of {curve.now:,.0f}"
+    return f"To do as well alone, a typical client needs {told} (the gap: {drawn})."
 
 
 def who_brings_most(frame: pd.DataFrame, summary: Mapping[str, Any]) -> str:

@@ -95,9 +95,9 @@ def test_noise_does_not_unseat_the_prior_and_evidence_does():
     settings = [Setting(COMMON, 0.0), Setting(ALONE, 0.1), Setting(LAMBDA, 1.0), Setting(SIZE, 1.0)]
     owner, fold = torch.arange(400) // 20, torch.arange(400) % 5
     loss = 1 + 0.5 * torch.rand(4, 400, generator=rng)
-    assert decide(Linear(1), settings, loss, fold, owner, settings[3]).plan == settings[3]
+    assert decide(Linear(1), settings, loss, fold, owner, 20, settings[3]).plan == settings[3]
     loss[1] -= 0.2
-    assert decide(Linear(1), settings, loss, fold, owner, settings[3]).plan == settings[1]
+    assert decide(Linear(1), settings, loss, fold, owner, 20, settings[3]).plan == settings[1]
 
 
 def test_clients_leave_only_where_their_own_rows_are_sure():

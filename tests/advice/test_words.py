@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from mooring.advice import words
+from mooring.advice.curve import LearningCurve
 from mooring.data.clients import from_arrays
 
 
@@ -79,11 +80,10 @@ def test_columns_that_clients_do_not_vary_in_count_as_the_level():
 
 
 def test_the_gap_is_drawn_as_it_closes():
-    frame = pd.DataFrame({"rows": [50.0] * 3, "rows_to_match": [200.0] * 3})
-    said = words.what_it_takes(frame, summary(gain(3.0), gain(3.0)))
+    said = words.what_it_takes(LearningCurve(pd.DataFrame(), 50.0, 200.0))
     bars = said.split("gap: ")[1][:7]
     left = (1 / np.linspace(50, 200, 7) - 1 / 200) / (1 / 50 - 1 / 200)
     heights = [7 - words.BARS.index(bar) for bar in bars]  # 7 is the whole gap, 1 next to nothing
     assert "200 rows instead of 50" in said and heights == sorted(heights, reverse=True)
     np.testing.assert_allclose(heights, 1 + 6 * left, atol=1)
-    assert words.what_it_takes(frame.assign(rows_to_match=np.inf), summary(gain(3.0), gain(3.0))) == ""
+    assert words.what_it_takes(None) == ""

@@ -1,0 +1,77 @@
+"""The learning curve: anchored at what was seen, its course that of Bayes' risk in closed form; told by advice."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import mooring
+from mooring.advice.curve import learning_curve
+from mooring.advice.families import SIZE, Setting
+from mooring.advice.prior import priors
+from mooring.advice.why import freedom, moored_fit
+from mooring.data.generators import LinearFederation
+from mooring.tasks.linear import Linear
+from tests.tables import EXAM
+
+NOISE, SPREAD, DIM, ROWS = 1.0, 0.3, 4, 40.0
+
+
+class Sums:
+    """What n rows with second moments 1 tell, in units of the moor."""
+
+    told = torch.full((3, DIM), ROWS * SPREAD**2 / NOISE, dtype=torch.float64)
+
+
+def summary(over_alone: float) -> dict:
+    return {"personal": 2.0, "gain_over_alone": {"mean": over_alone}, "gain_over_common": {"mean": 0.3}}
+
+
+def risk(n: np.ndarray) -> np.ndarray:
+    """Bayes' own excess risk with n rows of covariance 1: each coefficient's posterior variance, times 1/2."""
+    return 0.5 * DIM / (n / NOISE + 1 / SPREAD**2)
+
+
+def test_the_course_is_that_of_bayes_risk_and_of_least_squares():
+    match = ROWS * DIM / freedom(Sums)
+    frame = pd.DataFrame({"rows": [ROWS] * 3, "rows_to_match": [match] * 3})
+    gap = 0.5 * NOISE * DIM / ROWS - risk(ROWS)
+    found = learning_curve(Sums, frame, summary(gap))
+    n, table = found.table["rows"].to_numpy(), found.table
+    np.testing.assert_allclose(table["personal"] - 2.0, risk(n) - risk(ROWS), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(table["alone"] - 2.0, 0.5 * NOISE * DIM / n - risk(ROWS), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(table["common"], 2.3)
+    assert (found.now, found.match) == (ROWS, pytest.approx(match)) and n[0] < ROWS < match < n[-1]
+    assert (table["personal"] < table["alone"]).all()
+
+
+def test_no_gain_and_a_taut_moor_have_no_curve():
+    frame = pd.DataFrame({"rows": [ROWS], "rows_to_match": [4 * ROWS]})
+    assert learning_curve(Sums, frame, summary(-0.1)) is None
+    assert learning_curve(Sums, frame.assign(rows_to_match=np.inf), summary(0.1)) is None
+    assert learning_curve(Sums, frame.assign(rows_to_match=np.nan), summary(0.1)) is None
+
+
+def test_freedom_is_the_trace_of_what_is_left_free():
+    clients = LinearFederation(clients=20, samples=30, dim=DIM, spread=SPREAD).make(0)
+    task = Linear(DIM, intercept=False)
+    fit = moored_fit(task, clients.train, clients.weights(), Setting(SIZE, 1.0), priors(task, clients.train)[0])
+    trace = float(fit.free.diagonal(dim1=1, dim2=2).sum(1).mean())
+    assert freedom(fit) == pytest.approx(trace, rel=1e-9)
+    assert freedom(fit, 4.0) > freedom(fit) > freedom(fit, 0.25)
+
+
+def test_an_advice_brings_its_curve_and_every_clients_path():
+    advice = mooring.advise(EXAM.path, **EXAM.columns)
+    curve, record = advice.learning_curve, advice.record
+    at_now = np.interp(curve.now, curve.table["rows"], curve.table["alone"])
+    gain = advice.summary["gain_over_alone"]["mean"]
+    assert at_now == pytest.approx(advice.summary["personal"] + gain, rel=0.01)
+    assert f"{curve.match:,.0f} rows instead of {curve.now:,.0f}" in " ".join(advice.words)
+    assert record["learning_curve"]["rows"] == curve.table["rows"].tolist()
+    lams = sorted(row["lambda"] for row in record["path"] if row["family"] == "lambda")
+    paths = np.array(record["client_paths"])
+    assert paths.shape == (len(advice.clients), len(lams))
+    # Over all clients, each with its held-out rows, the paths are the federation's.
+    whole = [row["loss"] for row in sorted(record["path"], key=lambda row: row["lambda"]) if row["family"] == "lambda"]
+    np.testing.assert_allclose(np.average(paths, 0, advice.clients["judged_rows"]), whole, rtol=1e-5)
