@@ -7,9 +7,11 @@
 The pooled path takes the same three steps with all clients' summaries at once, so a federation whose tables never meet
 gives the schema of the pooled table, bit for bit: sums over clients are taken in the order of their names.
 
-A cell far outside what all clients have would set the scale of its column for everybody. It is refused, by client and
-column, when it lies further than REFUSED spreads from the centre. Beyond NOTED spreads it is noted, and has no say in
-the mean and the scale of its column. Centre and spread are medians over clients, which no single client can move.
+A cell far outside what all clients have would set the scale of its column, and pull the common model, for everybody.
+It is refused, by client and column, when it lies further than REFUSED spreads from the centre. When it lies FAR times
+further than the usual client's furthest cell, in the spreads of all clients and in its own client's, it is noted and
+counts as the furthest that is usual (`schema.usual`); so does a client that lies whole beyond NOTED spreads. What is
+usual are lower medians over clients, which no single client of two can move; cells of all other clients lie within.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from pydantic import BaseModel, ConfigDict
 from mooring.core.errors import RequestError
 from mooring.data.clients import REGRESSION
 from mooring.data.columns import CATEGORY, DATE, MONTH, NUMBER, WEEKDAY, choose_kind, sort_levels
-from mooring.data.schema import OTHER, Column, Feature, Schema
+from mooring.data.schema import FAR, OTHER, Column, Feature, Limits, Schema, usual
 from mooring.data.summary import Level, Summary
 from mooring.data.target import agree_target
 
@@ -33,7 +35,7 @@ LEAST_FOR_KEY = 10  # fewer values without a repeat are no evidence of a key
 EXPECTED_REPEATS = 5  # whole numbers without any repeat where so many were due are a key
 KEY_NAME = re.compile(r"(?i:(^|[ _.-])(id|key|uuid|guid|index|rownames?|row))$|^Unnamed: \d+$|[a-z]I[dD]$")
 NEGLIGIBLE = 1e-12  # a spread this small against the mean is rounding of a constant
-REFUSED, NOTED = 1e5, 1e3  # distances from the centre, in spreads
+REFUSED, NOTED = 1e5, 1e3  # distances from the centre, in spreads: of a cell, of a whole client
 TARGET = "target"  # what a spread calls the target; the columns of numbers are called by their places
 OVERFLOW = 1e100  # squares and their sums stay finite below
 
@@ -50,7 +52,7 @@ class Plan(BaseModel):
     columns: tuple[Feature, ...] = ()
     asked: bool = False  # the columns were asked for: all stay
     dropped: dict[str, str] = {}
-    limits: dict[str, tuple[float, float]] = {}  # of columns with far cells: those beyond set no mean and no scale
+    limits: Limits = {}  # of columns with far cells: what lies beyond counts as what is usual
     notes: tuple[str, ...] = ()
 
 
@@ -60,9 +62,10 @@ def agree_plan(survey: Summary, *, kind: str = "auto", asked: bool = False, titl
     target = roles["target"] or ""
     names = ordered_columns(survey, target, title)
     answer = agree_target(survey, target, kind, title)
-    stray = list(far_cells(survey, [*names, *([target] if answer.kind == REGRESSION else [])], title))
-    refuse_first(stray)
     kinds = {name: agreed_kind(survey, name) for name in names}
+    numbers = [name for name in names if kinds[name] != CATEGORY]
+    stray = list(far_cells(survey, [*numbers, *([target] if answer.kind == REGRESSION else [])], title))
+    refuse_first(stray)
     dropped = {} if asked else {n: why for n in names if (why := why_useless(survey, n, kinds[n])) is not None}
     columns: list[Feature] = []
     for name in names:
@@ -191,7 +194,7 @@ class FarCell(NamedTuple):
     column: str
     distance: float  # in spreads
     refused: bool
-    limits: tuple[float, float]  # outside of which a cell has no say
+    limits: tuple[float, float]  # beyond which a cell does not count as it is
     sentence: str
 
 
@@ -202,19 +205,27 @@ def far_cells(survey: Summary, names: list[str], title: str) -> Iterator[FarCell
         some = about["finite"] > 0
         if not some.any():
             continue
-        middle = about["middle"][some]
-        centre = float(np.median(middle))
-        with np.errstate(over="ignore", invalid="ignore"):
-            between = float(np.subtract(*np.quantile(middle, (0.75, 0.25), method="inverted_cdf")))
-            spread = max(*(float(np.median(about[fact][some])) for fact in ("between", "off")), between)
+        middle = about["middle"]
+        centre = float(np.median(middle[some]))
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            apart = float(np.subtract(*np.quantile(middle[some], (0.75, 0.25), method="inverted_cdf")))
+            spread = max(*(lower_median(about[fact][some]) for fact in ("between", "off")), apart)
             extreme = np.where(
                 np.abs(about["high"] - centre) >= np.abs(about["low"] - centre), about["high"], about["low"]
             )
             # A column that hardly varies has no spread to measure by: only the absurd is refused.
             unit = spread if spread > 0 else REFUSED * max(1.0, abs(centre))
             distance = np.where(some, np.abs(extreme - centre) / unit, 0.0)
+            own = np.where(about["between"] > 0, np.abs(extreme - middle) / about["between"], np.inf)
+            shifted = np.where(some, np.abs(middle - centre) / unit, 0.0)
+        loose = FAR * max(1.0, lower_median(distance[some])) if spread > 0 else NOTED
+        alien = distance > max(NOTED, loose)
+        stray = alien | ((distance > loose) & (own > FAR * lower_median(own[some])))
+        within = np.append(distance[~stray], shifted[~alien])
+        stretch = max(loose, 2 * float(within.max(initial=0.0)))
         refused = some & ((distance > REFUSED) | (np.abs(extreme) > OVERFLOW))
-        for i in np.flatnonzero(refused | (distance > NOTED)):
+        limits = (centre - stretch * unit, centre + stretch * unit)
+        for i in np.flatnonzero(refused | (some & stray & (distance > stretch))):
             client, value = survey.clients[i], extreme[i]
             what = f"client '{client}', column '{name}': {value:.6g} lies"
             how = f"{distance[i]:.1g} times the usual spread ({spread:.3g}) from the median ({centre:.6g})"
@@ -222,10 +233,15 @@ def far_cells(survey: Summary, names: list[str], title: str) -> Iterator[FarCell
                 "; it would set the scale of the column for everybody. Correct it, leave the cell empty, or leave the "
                 "column out."
                 if refused[i]
-                else "; is it right? The column's mean and scale are taken without it."
+                else f"; is it right? What lies beyond {limits[int(value > centre)]:.6g} counts as "
+                f"{usual(value, limits):.6g}, so that it does not spoil the others' models."
             )
-            limits = (centre - NOTED * unit, centre + NOTED * unit)
             yield FarCell(client, name, float(distance[i]), bool(refused[i]), limits, f"{title}: {what} {how}{end}")
+
+
+def lower_median(values: np.ndarray) -> float:
+    """The median that is one of the values: of two the lower, so that one of them alone cannot raise it."""
+    return float(np.quantile(values, 0.5, method="inverted_cdf"))
 
 
 def refuse_first(cells: list[FarCell]) -> None:
@@ -253,7 +269,7 @@ def agree_draft(tally: Summary, plan: Plan, *, rare: int = 1, title: str = "the 
             dropped[feature.name] = reason
     if (plan.columns or plan.dropped) and not any(column.encoded for column in columns):
         refuse_useless(dropped, title)
-    target_mean = tally.total(plan.target, "total") / max(tally.total(plan.target, "told"), 1.0)
+    target_mean = tally.total(plan.target, "total") / max(tally.total(plan.target, "rows"), 1.0)
     return Schema(
         target=plan.target,
         client=plan.client,
@@ -263,6 +279,7 @@ def agree_draft(tally: Summary, plan: Plan, *, rare: int = 1, title: str = "the 
         mean=means(tally, columns),
         scale=(),
         target_mean=target_mean if plan.kind == REGRESSION else 0.0,
+        limits=plan.limits,
         dropped=dropped,
     )
 
@@ -294,7 +311,7 @@ def learnt(tally: Summary, feature: Feature, rare: int) -> Column:
     flagged = not feature.part and present < tally.total(feature.name, "rows")
     facts = feature.model_dump() | {"flagged": flagged}
     if feature.kind != CATEGORY:
-        return Column(**facts, fill=tally.total(feature.name, "total") / max(tally.total(feature.name, "told"), 1.0))
+        return Column(**facts, fill=tally.total(feature.name, "total") / max(present, 1.0))
     count = {value: level.rows for value, level in tally.levels.get(feature.name, {}).items()}
     named = sort_levels(value for value, number in count.items() if number >= rare and value != OTHER)
     other = len(named) + (OTHER in count) < len(count)
@@ -316,7 +333,7 @@ def means(tally: Summary, columns: list[Column]) -> tuple[float, ...]:
     numbers = [column.name for column in columns if column.kind != CATEGORY]
     summed: dict[str, float] = {}
     if numbers:
-        total, count = (added(tally, numbers, fact) for fact in ("total", "told"))
+        total, count = (added(tally, numbers, fact) for fact in ("total", "present"))
         summed = dict(zip(numbers, (total / np.maximum(count, 1)).tolist()))
     out: list[float] = []
     for column in columns:

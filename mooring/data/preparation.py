@@ -21,7 +21,7 @@ from mooring.data.agreement import TARGET, Plan, agree_draft, agree_plan, agree_
 from mooring.data.clients import REGRESSION
 from mooring.data.columns import CATEGORY, DATE, NUMBER, Values, as_text, missing, parse_values, readable
 from mooring.data.roles import Roles, split_rows
-from mooring.data.schema import Schema, to_numbers
+from mooring.data.schema import Schema, to_numbers, usual, within
 from mooring.data.splits import SHARES, TRAIN, Shares
 from mooring.data.summary import Level, Summary, by_client, count_levels, merge, order_facts
 from mooring.data.tables import Table
@@ -50,16 +50,10 @@ class Reading:
     target: Target
     part: np.ndarray
     notes: list[str]
-    limits: dict[str, tuple[float, float]]  # the plan's
 
     @property
     def train(self) -> np.ndarray:
         return self.part == TRAIN
-
-    def far(self, column: str, values: np.ndarray) -> np.ndarray:
-        """Which values have no say in the column's mean and scale."""
-        low, high = self.limits.get(column, (-np.inf, np.inf))
-        return (values < low) | (values > high)
 
 
 def survey(member: Member) -> Summary:
@@ -110,10 +104,15 @@ def read(member: Member, plan: Plan) -> Reading:
     """The planned columns' values, the target and the parts; what cannot be read is refused by its row."""
     table = member.table
     columns = {feature.name: feature.read(table.frame, table.place) for feature in plan.columns}
-    y = known_target(table.frame[member.roles.target], plan.kind, plan.classes, table.place)
-    target = Target(plan.kind, y, plan.classes, [])
+    target = Target(plan.kind, target_of(table, member.roles, plan), plan.classes, [])
     part, notes = split_rows(table, member.roles, member.code, member.clients, target, member.seed, member.shares)
-    return Reading(columns, target, part, notes, plan.limits)
+    return Reading(within(columns, plan.limits), target, part, notes)
+
+
+def target_of(table: Table, roles: Roles, known: Plan | Schema) -> np.ndarray:
+    """A table's targets as they count, by a plan or a schema."""
+    y = known_target(table.frame[roles.target], known.kind, known.classes, table.place)
+    return usual(y, known.limits[known.target]) if known.target in known.limits else y
 
 
 def tally(member: Member, plan: Plan, reading: Reading) -> Summary:
@@ -132,20 +131,15 @@ def tally(member: Member, plan: Plan, reading: Reading) -> Summary:
             levels[feature.name] = count_levels(mine.codes, list(mine.categories), code, member.clients)
         else:
             shown = order_facts(mine, code, many)
-            silent = gone | reading.far(feature.name, mine)
-            about |= {
-                "total": by_client(np.where(silent, 0.0, mine), code, many),
-                "told": by_client(~silent, code, many),
-            }
+            about |= {"total": by_client(np.where(gone, 0.0, mine), code, many)}
             about |= {"low": shown["low"], "high": shown["high"]}
         facts[feature.name] = about
     y = reading.target.y[reading.train].astype(float)
-    shown, silent = order_facts(y, code, many), reading.far(plan.target, y)
+    shown = order_facts(y, code, many)
     facts[plan.target] = {
         "has": np.ones(many),
         "rows": rows,
-        "total": by_client(np.where(silent, 0.0, y), code, many),
-        "told": by_client(~silent, code, many),
+        "total": by_client(y, code, many),
         "low": shown["low"],
         "high": shown["high"],
     }
@@ -153,18 +147,16 @@ def tally(member: Member, plan: Plan, reading: Reading) -> Summary:
 
 
 def spread(member: Member, draft: Schema, reading: Reading) -> Summary:
-    """Sums of squares of the training rows about the draft's means, far cells aside. Squares about the common mean,
+    """Sums of squares of the training rows about the draft's means. Squares about the common mean,
     unlike plain squares, lose no digits when a column's mean is large against its spread (years, days)."""
     code, many = member.code[reading.train], len(member.clients)
     facts = {TARGET: {"rows": by_client(np.ones(len(code)), code, many)}}
     if draft.columns:
         x = to_numbers(reading.columns, draft.columns)[0][reading.train]
-        for j, (name, mean) in enumerate(zip(draft.features, draft.mean)):
-            off = np.where(reading.far(name, x[:, j]), 0.0, x[:, j] - mean)
-            facts[str(j)] = {"squares": by_client(off**2, code, many)}
+        for j, mean in enumerate(draft.mean):
+            facts[str(j)] = {"squares": by_client((x[:, j] - mean) ** 2, code, many)}
     if draft.kind == REGRESSION:
-        y = reading.target.y[reading.train]
-        off = np.where(reading.far(draft.target, y), 0.0, y - draft.target_mean)
+        off = reading.target.y[reading.train] - draft.target_mean
         facts[TARGET]["squares"] = by_client(off**2, code, many)
     return merge([Summary(tuple(member.clients), facts)])
 

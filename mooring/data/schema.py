@@ -19,6 +19,8 @@ from mooring.data.columns import CATEGORY, DATE, Values, date_part, missing, rea
 from mooring.data.tables import Place, listing, near
 
 OTHER = "other"
+FAR = 20.0  # so many times further out than what is usual, a cell counts as what is usual
+Limits = dict[str, tuple[float, float]]  # by column
 
 
 class Feature(BaseModel):
@@ -71,6 +73,7 @@ class Schema(BaseModel):
     target_scale: float = 1.0
     dropped: dict[str, str] = {}  # columns left out, and why
     digest: str = ""  # sha256 of the table that it was learnt from
+    limits: Limits = {}  # of columns and targets with far cells: what lies beyond counts as `usual` says
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -87,6 +90,18 @@ class Schema(BaseModel):
             first = failure.errors()[0]
             where = ".".join(map(str, first["loc"])) or "the file"
             raise RequestError(f"schema.json is not a schema of this version: {where}: {first['msg']}.") from failure
+
+
+def usual(values: Any, limits: tuple[float, float]) -> np.ndarray:
+    """Cells, of which those beyond the limits count as the furthest that is usual: a FAR-th of the way to the limit."""
+    low, high = limits
+    centre, near = (low + high) / 2, (high - low) / 2 / FAR
+    return np.where(values > high, centre + near, np.where(values < low, centre - near, values))
+
+
+def within(columns: dict[str, Values], limits: Limits) -> dict[str, Values]:
+    """Columns as they count."""
+    return columns | {name: usual(columns[name], limits[name]) for name in limits if name in columns}
 
 
 def to_numbers(columns: dict[str, Values], specs: Sequence[Column]) -> tuple[np.ndarray, list[str]]:
@@ -132,7 +147,7 @@ def encode(frame: pd.DataFrame, schema: Schema, place: Place | None = None) -> t
                 f"{near(name, map(str, frame.columns))}"
             )
     columns = {column.name: column.read(frame, place) for column in schema.columns}
-    x, notes = to_numbers(columns, schema.columns)
+    x, notes = to_numbers(within(columns, schema.limits), schema.columns)
     return (x - np.array(schema.mean)) / np.array(schema.scale), notes
 
 

@@ -21,7 +21,7 @@ from mooring.data.agreement import Plan
 from mooring.data.clients import BINARY, CLASSES, PARTS, REGRESSION, Clients, refuse_infinite
 from mooring.data.columns import CATEGORY
 from mooring.data.gather import gather
-from mooring.data.preparation import Member, agree
+from mooring.data.preparation import Member, agree, target_of
 from mooring.data.readers import stem_of
 from mooring.data.roles import (
     client_codes,
@@ -118,8 +118,7 @@ def load(
             notes += [*describe(schema.columns, schema.dropped), *said]
     else:
         learnt = schema
-        y = known_target(table.frame[roles.target], schema.kind, schema.classes, table.place)
-        answer = Target(schema.kind, y, schema.classes, [])
+        answer = Target(schema.kind, target_of(table, roles, schema), schema.classes, [])
         part, said = split_rows(table, roles, code, clients, answer, seed, shares)
         notes += said
         if x is None:

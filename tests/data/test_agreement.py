@@ -7,15 +7,17 @@ from fractions import Fraction
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import mooring
 from mooring.core.errors import RequestError
 from mooring.data.agreement import Plan, agree_draft, agree_plan, agree_schema
 from mooring.data.gather import gather
 from mooring.data.preparation import Member, agree, read, spread, survey, tally
 from mooring.data.roles import client_codes, find_roles
-from mooring.data.schema import Schema
+from mooring.data.schema import Schema, usual
 from mooring.data.sources import load, text_columns
 from mooring.data.summary import Level, Summary, merge, order_facts
 from mooring.data.tables import Table
@@ -315,20 +317,49 @@ def test_a_cell_that_would_spoil_the_scale_is_refused_by_name():
     assert not any("is it right?" in note for note in load(frame, client="site", target="y").notes)
 
 
-def test_a_far_cell_has_no_say_in_mean_and_scale():
-    """They are those of the same rows with the cell left empty: its place is filled with the mean."""
+def far_and_usual(clients=4, rows=30):
+    """A table, the same with a training cell of client c far out in x and in y, and with what those count as."""
     rng = np.random.default_rng(0)
-    frame = pd.DataFrame({"site": np.repeat(list("abcd"), 30), "x": rng.normal(size=120), "y": rng.normal(size=120)})
-    train = load(frame, client="site", target="y").placement.query("part == 'train'")["row"].iloc[2]
+    names = [f"c{k}" for k in range(clients)]
+    frame = pd.DataFrame({"site": np.repeat(names, rows)})
+    frame["x"], frame["z"] = rng.normal(size=(2, len(frame)))
+    frame["y"] = frame["x"] + 0.5 * rng.normal(size=len(frame))
+    places = load(frame, client="site", target="y").placement
+    row = places[(places["part"] == "train") & (places["client"] == "c1")]["row"].iloc[2]
     far = frame.copy()
-    far.loc[train, ["x", "y"]] = [2e4, -2e4]
-    schema = load(far, client="site", target="y").schema
-    rows = load(frame, client="site", target="y").placement.query("part == 'train'")["row"].to_numpy()
-    rest = frame.loc[rows[rows != train]]
-    np.testing.assert_allclose(schema.mean, rest["x"].mean(), rtol=1e-12)
-    np.testing.assert_allclose(schema.scale, rest["x"].std(ddof=0) * np.sqrt(len(rest) / len(rows)), rtol=1e-12)
-    np.testing.assert_allclose(schema.target_mean, rest["y"].mean(), rtol=1e-12)
-    np.testing.assert_allclose(schema.target_scale, rest["y"].std(ddof=0) * np.sqrt(len(rest) / len(rows)), rtol=1e-12)
+    far.loc[row, ["x", "y"]] = [2e4, -900.0]
+    counts = frame.copy()
+    told = load(far, client="site", target="y").schema
+    counts.loc[row, "x"] = usual(2e4, told.limits["x"])
+    counts.loc[row, "y"] = usual(-900.0, told.limits["y"])
+    return frame, far, counts
+
+
+@pytest.mark.parametrize("clients", [2, 3, 6])
+def test_a_far_cell_counts_as_the_furthest_that_is_usual(clients):
+    """Everything is as with a cell that is usual, in a pooled table as with the schema that a lone client is told."""
+    frame, far, counts = far_and_usual(clients)
+    known, right = load(far, client="site", target="y"), load(counts, client="site", target="y")
+    again = load(far, client="site", target="y", schema=known.schema)
+    assert len([note for note in known.notes if "is it right?" in note]) == 2
+    assert not any("is it right?" in note for note in right.notes) and not right.schema.limits
+    for name in ("mean", "scale", "target_mean", "target_scale"):
+        assert getattr(known.schema, name) == getattr(right.schema, name)
+    for one in (known, again):
+        assert torch.equal(one.train.x, right.train.x) and torch.equal(one.train.y, right.train.y)
+    for name in ("x", "y"):
+        low, high = frame[name].min(), frame[name].max()
+        assert 1.5 * low < counts[name].min() and counts[name].max() < 1.5 * high  # a cell as others have them
+
+
+@pytest.mark.parametrize("algorithm", ["fedprox_one_stage", "ditto"])
+def test_a_far_training_cell_spoils_nobody_elses_model(algorithm):
+    frame, far, _ = far_and_usual(6, 40)
+    about = {"client": "site", "target": "y", "algorithm": algorithm, "rounds": 20, "threads": 1}
+    right, found = mooring.fit(frame, **about).clients, mooring.fit(far, **about).clients
+    others = right["client"] != "c1"
+    for model in ("alone", "common", "personal"):
+        assert found[model][others].mean() < 1.1 * right[model][others].mean()
 
 
 def test_heavy_tails_sparse_columns_and_constant_clients_are_not_refused():
@@ -344,8 +375,11 @@ def test_heavy_tails_sparse_columns_and_constant_clients_are_not_refused():
             "y": rng.normal(size=n),
         }
     )
-    frame["population"] = frame["site"].astype(int).map(lambda i: 1e3 * 1.5**i)
-    assert len(load(frame, client="site", target="y")) == 40
+    site = frame["site"].astype(int)
+    frame["population"] = site.map(lambda i: 1e3 * 1.5**i)
+    frame["units"] = np.where(site == 3, 300, 1) * frame["y"] + rng.normal(size=n)
+    clients = load(frame, client="site", target="y")
+    assert len(clients) == 40 and not clients.schema.limits
 
 
 def test_one_client_cannot_move_the_limits():
