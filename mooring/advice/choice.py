@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from mooring.advice.families import ALONE, COMMON, LAMBDA, MIXTURE, OF_PRIOR, Setting, has_free_intercept
+from mooring.advice.losses import Losses
 from mooring.advice.path import SCALES, curvature, is_dense
 from mooring.advice.prior import Prior, centre_ridge
 from mooring.core.cohort import Rows
@@ -81,14 +82,18 @@ def weights_of(rows: Rows, weights: str | Tensor) -> Tensor:
     return rows.size.double() if weights == "size" else (rows.size > 0).double()
 
 
-def decide(
-    task: Any, settings: list[Setting], loss: Tensor, fold: Tensor, owner: Tensor, clients: int, default: Setting | None
-) -> Choice:
-    """The choice from held-out losses [settings, N] of so many clients' rows; `fold` splits them for clients' own."""
-    mean = loss.double().mean(1)
+def decide(task: Any, settings: list[Setting], losses: Losses, default: Setting | None) -> Choice:
+    """The choice from held-out losses; their folds split the rows for the clients' own choices."""
+    rows = int(losses.count.sum())
+    mean = losses.sums.sum((0, 1)) / rows
 
     def best(*families: str) -> int:
         return min((k for k, s in enumerate(settings) if s.family in families), key=lambda k: float(mean[k]))
+
+    def errors(pairs: list[tuple[int, int]]) -> list[float]:
+        """Standard errors of the mean differences over rows."""
+        first, second = (torch.tensor(side)[:, None, None].expand(-1, *losses.count.shape) for side in zip(*pairs))
+        return [float(one) for one in error(rows, *losses.apart(first, second))]
 
     if default is None:
         first = best(LAMBDA)
@@ -96,25 +101,27 @@ def decide(
         same = [k for k, s in enumerate(settings) if s[:2] == default[:2]]
         first = min(same, key=lambda k: float(mean[k]))
     plan, least = first, int(mean.argmin())
-    if float(mean[first] - mean[least]) > TO_SWITCH * error(loss[first] - loss[least]):
+    if float(mean[first] - mean[least]) > TO_SWITCH * errors([(first, least)])[0]:
         plan = least
     alone, common = best(ALONE), best(COMMON)
     options = list(dict.fromkeys([plan, *family_of(settings, plan), alone, common]))
-    own = leavers(loss[options], fold, owner, temperature(task, loss[plan]))
+    own = leavers(losses, options, temperature(task, float(mean[plan])))
     table = pd.DataFrame([{"family": s.family, "value": s.value, "ridge": s.ridge} for s in settings])
     table["loss"] = mean.numpy()
     table["worse"] = (mean - mean[plan]).numpy()
-    table["error"] = [error(row - loss[plan]) for row in loss]
+    table["error"] = errors([(k, plan) for k in range(len(settings))])
     table["plan"] = np.arange(len(settings)) == plan
     chosen, default, by_itself, one = (settings[k] for k in (plan, first, alone, common))
     mine = {i: settings[options[k]] for i, k in own.items()}
-    losses = by_client(loss, owner, clients) / torch.bincount(owner, minlength=clients)[:, None]
-    return Choice(chosen, default, by_itself, one, mine, table, None, losses)
+    seen = losses.sums.sum(0) / losses.count.sum(0)[:, None]
+    return Choice(chosen, default, by_itself, one, mine, table, None, seen)
 
 
-def error(difference: Tensor) -> float:
-    """The standard error of a mean over rows."""
-    return float(difference.double().std() / max(len(difference), 1) ** 0.5) if len(difference) > 1 else float("inf")
+def error(rows: int, total: Tensor, square: Tensor) -> Tensor:
+    """The standard error of a mean over rows, from the sum and the sum of squares."""
+    if rows < 2:
+        return torch.full_like(total, torch.inf)
+    return ((square - total**2 / rows).clamp(min=0) / (rows - 1) / rows).sqrt()
 
 
 def family_of(settings: list[Setting], plan: int) -> list[int]:
@@ -125,30 +132,20 @@ def family_of(settings: list[Setting], plan: int) -> list[int]:
     return [k for k, s in enumerate(settings) if s._replace(value=0.0) == mine._replace(value=0.0)]
 
 
-def temperature(task: Any, loss: Tensor) -> float:
-    """What a sum of losses is divided by to be a negative log-likelihood."""
-    dispersion = 1.0 if task.likelihood else float(loss.mean())
-    return max(task.risk_per_loss * dispersion, 1e-12)
+def temperature(task: Any, loss: float) -> float:
+    """What a sum of losses, `loss` on average, is divided by to be a negative log-likelihood."""
+    return max(task.risk_per_loss * (1.0 if task.likelihood else loss), 1e-12)
 
 
-def leavers(loss: Tensor, fold: Tensor, owner: Tensor, heat: float) -> dict[int, int]:
-    """Which clients leave option 0, the plan, and for which one; loss is [options, N]."""
-    clients, folds = int(owner.max()) + 1, int(fold.max()) + 1
-    sums = torch.stack([by_client(loss[:, fold == k], owner[fold == k], clients) for k in range(folds)])
-    total = sums.sum(0)
-    tried = loss[0].clone()
-    for k in range(folds):
-        pick, here = likely(-(total - sums[k]) / heat), fold == k
-        tried[here] = loss[:, here].gather(0, pick[owner[here]][None])[0]
-    saved = loss[0] - tried
-    if not float(saved.mean()) > TO_LEAVE * error(saved):
+def leavers(losses: Losses, options: list[int], heat: float) -> dict[int, int]:
+    """Which clients leave the first of some settings, the plan, and for which one, by its place among them."""
+    sums, rows = losses.sums[..., options], int(losses.count.sum())
+    total, which = sums.sum(0), torch.tensor(options)
+    pick = torch.stack([likely(-(total - sums[k]) / heat) for k in range(len(sums))])  # from the other folds
+    saved, square = losses.apart(which[torch.zeros_like(pick)][None], which[pick][None])
+    if not float(saved) / rows > TO_LEAVE * float(error(rows, saved, square)):
         return {}
     return {i: int(k) for i, k in enumerate(likely(-total / heat)) if int(k) != 0}
-
-
-def by_client(loss: Tensor, owner: Tensor, clients: int) -> Tensor:
-    """[clients, options]: sums over rows."""
-    return torch.zeros(clients, len(loss), dtype=torch.float64).index_add_(0, owner, loss.T.double())
 
 
 def likely(score: Tensor, rounds: int = 50) -> Tensor:

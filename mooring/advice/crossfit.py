@@ -17,11 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mooring.advice.asking import doing
 from mooring.advice.calibrate import Witness
 from mooring.advice.choice import MOST_CLIENTS, Choice, candidates, decide, prior_of, weights_of
 from mooring.advice.families import ALONE, Models, Setting, fitted
 from mooring.advice.folds import FOLDS, Held, compact, cross, deal, owners, row_losses
 from mooring.advice.gain import Gain, at_future, at_rows, gains, joined_gains
+from mooring.advice.losses import ByModel, ByRow, Losses
 from mooring.advice.path import BLOCK, Shape, path
 from mooring.advice.posterior import Truths, generalised_truths, has_posterior, linear_truths
 from mooring.advice.prior import Prior, likely_variance, preferred, priors
@@ -66,12 +68,12 @@ def cross_fit(
     `done` are folds of an interrupted run, and `save(number, fold)` keeps a new one. Where fits are dear (very many
     parameters) and nobody says how many folds, one fold of five is held out.
     """
-    rows = compact(rows)
     asked = torch.arange(len(rows))
+    some = rows = compact(rows) if isinstance(rows, Rows) else rows
     if len(asked) > MOST_CLIENTS:
         asked = torch.linspace(0, len(rows) - 1, MOST_CLIENTS).long()
+        some = compact(rows.select(asked))
     few = weights if isinstance(weights, str) else weights[asked]
-    some = compact(rows.select(asked))
     found = priors(task, rows)
     prior = preferred(found) if found else None
     settings, default = candidates(task, some, prior, few, int(rows.size.sum()))
@@ -79,42 +81,46 @@ def cross_fit(
     parts = list(cross(some, keys[asked.numpy()], seed, folds))
     if folds is None and not is_dense(task):
         parts = parts[:1]
-    kept = []
-    for k, part in enumerate(parts):
-        fold = (done or {}).get(k)
-        if fold is None:
-            fold = fit_fold(task, part, settings, near, few)
-            if save is not None:
-                save(k, fold)
-        kept.append(fold)
-    owner, number = owners(some), [torch.full((len(fold.place),), k) for k, fold in enumerate(kept)]
-    if (
-        len(kept) == 1
-    ):  # clients' own choices are still tried on some of the rows that are held out, and judged on others
-        number = [deal(parts[0].held, keys[asked.numpy()], FOLDS, seed)]
-    here = decide(
-        task,
-        settings,
-        torch.cat([fold.loss for fold in kept], 1),
-        torch.cat(number),
-        owner[torch.cat([fold.place for fold in kept])],
-        len(some),
-        default,
-    )._replace(prior=prior)
+    if isinstance(some, Rows):
+        kept = []
+        for k, part in enumerate(parts):
+            fold = (done or {}).get(k)
+            if fold is None:
+                fold = fit_fold(task, part, settings, near, few)
+                if save is not None:
+                    save(k, fold)
+            kept.append(fold)
+        losses: Losses = by_row(some, parts, kept, keys[asked.numpy()], seed)
+    else:
+        kept, models = zip(
+            *(one for (one,) in doing(some)(lambda part: [fit_apart(task, part, settings, near, few)], parts))
+        )
+        losses = ByModel(task, [part.held for part in parts], models)
+    here = decide(task, settings, losses, default)._replace(prior=prior)
     choice = here._replace(own={int(asked[i]): s for i, s in here.own.items()})
     trio = trio_of(task, rows, choice, prior_of(prior, torch.arange(len(rows))), weights)
-    seen, losses = witnesses(task, some, parts, kept, here, few)
+    seen, told = witnesses(task, some, parts, kept, here, few)
     gain = None
     if prior is not None and has_posterior(task):
         gain = future_gains(task, rows, prior.noise, likely_variance(found), trio)
-    return choice, Evidence(trio, gain, seen, losses, asked)
+    return choice, Evidence(trio, gain, seen, told, asked)
+
+
+def by_row(rows: Rows, parts: list[Held], kept: list[Fold], keys: np.ndarray, seed: int) -> ByRow:
+    """The losses of all folds. Of a single one, clients' own choices are tried on some of its rows and judged on
+    others."""
+    number = [torch.full((len(fold.place),), k) for k, fold in enumerate(kept)]
+    if len(kept) == 1:
+        number = [deal(parts[0].held, keys, FOLDS, seed)]
+    owner = owners(rows)[torch.cat([fold.place for fold in kept])]
+    return ByRow(torch.cat([fold.loss for fold in kept], 1), torch.cat(number), owner, len(rows))
 
 
 def future_gains(task: Any, rows: Rows, noise: Tensor, unit: Tensor, trio: Trio) -> dict[str, Gain]:
     """By pair, at rows to come. Of very many clients each BLOCK has its own centre, which it knows well enough."""
     told = []
     for block in torch.arange(len(rows)).split(BLOCK):
-        some = compact(rows.select(block))
+        some = rows if len(block) == len(rows) else compact(rows.select(block))
         mine = trio._replace(alone=trio.alone[block], personal=trio.personal[block])
         known = posterior_of(task, some, noise[block], unit)
         told.append(gains(task, known, at_future(task, some), pairs_of(mine), shares(rows)[block]))
@@ -142,19 +148,37 @@ def shares(rows: Rows) -> Tensor:
 
 def fit_fold(task: Any, part: Held, settings: list[Setting], prior: Prior | None, weights: str | Tensor) -> Fold:
     """All candidates on the fold's training rows, with a prior of its own, judged on its held-out rows."""
+    fold = prior_of_fold(task, part, prior)
+    models = fitted(task, part.train, weights_of(part.train, weights), settings, own_prior(prior, fold))
+    loss = {one.setting: row_losses(task, one.v, part.held).float() for one in models}
+    return fold._replace(loss=torch.stack([loss[setting] for setting in settings]))
+
+
+def fit_apart(
+    task: Any, part: Held, settings: list[Setting], prior: Prior | None, weights: str | Tensor
+) -> tuple[Fold, Tensor]:
+    """The same without the losses, which stay with rows elsewhere; and the models [m, settings, d]."""
+    fold = prior_of_fold(task, part, prior)
+    models = fitted(task, part.train, weights_of(part.train, weights), settings, own_prior(prior, fold))
+    found = {one.setting: one.v for one in models}
+    return fold, torch.stack([found[setting] for setting in settings], 1)
+
+
+def prior_of_fold(task: Any, part: Held, prior: Prior | None) -> Fold:
+    """The prior of the fold's training rows, of the kind that all rows prefer."""
     empty = torch.empty(0, dtype=torch.float64)
-    own, unit = [], empty
-    if prior is not None:
-        again = priors(task, part.train, prior)
-        if again:
-            own, unit = [preferred(again)._replace(kind=prior.kind)], likely_variance(again)
-        else:
-            own, unit = [prior], prior.variance
-    models = fitted(task, part.train, weights_of(part.train, weights), settings, own)
-    loss = torch.stack([row_losses(task, one.v, part.held).float() for one in models])
-    if not own:
-        return Fold(part.place, loss, empty, empty, empty)
-    return Fold(part.place, loss, own[0].variance, own[0].noise, unit)
+    if prior is None:
+        return Fold(part.place, empty, empty, empty, empty)
+    again = priors(task, part.train, prior)
+    if not again:
+        return Fold(part.place, empty, prior.variance, prior.noise, prior.variance)
+    own = preferred(again)
+    return Fold(part.place, empty, own.variance, own.noise, likely_variance(again))
+
+
+def own_prior(prior: Prior | None, fold: Fold) -> list[Prior]:
+    """The prior with a fold's own numbers."""
+    return [] if prior is None else [prior._replace(variance=fold.variance, noise=fold.noise)]
 
 
 def trio_of(task: Any, rows: Rows, choice: Choice, found: list[Prior], weights: str | Tensor) -> Trio:
@@ -188,17 +212,22 @@ def witnesses(
 ) -> tuple[dict[str, Witness], dict[str, Tensor]]:
     """For each pair what every client's held-out rows say and what was predicted of them; mean losses."""
     m, has = len(rows), choice.prior is not None and has_posterior(task)
+
+    def of_fold(k: int) -> list[tuple[Tally, list[Gain]]]:
+        part, fold = parts[k], kept[k]
+        trio = trio_of(task, part.train, choice, own_prior(choice.prior, fold), weights)
+        tally = tally_of(task, part.held, trio)
+        if not has:
+            return [(tally, [])]
+        known = posterior_of(task, part.train, fold.noise, fold.unit)
+        return [(tally, gains(task, known, at_rows(task, part.held), pairs_of(trio), shares(rows)))]
+
     told = []
     forecast = {name: torch.zeros(3, m, dtype=torch.float64) for name in PAIRS}  # mean, sd and noise, times rows
-    for part, fold in zip(parts, kept):
-        own = [choice.prior._replace(variance=fold.variance, noise=fold.noise)] if choice.prior is not None else []
-        trio = trio_of(task, part.train, choice, own, weights)
-        told.append(tally_of(task, part.held, trio))
-        if not has:
-            continue
+    for part, ((tally, found),) in zip(parts, doing(rows)(of_fold, range(len(parts)))):
+        told.append(tally)
         share = part.held.size.double()
-        known = posterior_of(task, part.train, fold.noise, fold.unit)
-        for name, gain in zip(PAIRS, gains(task, known, at_rows(task, part.held), pairs_of(trio), shares(rows))):
+        for name, gain in zip(PAIRS, found):
             forecast[name] += torch.stack([share * gain.expected, share * gain.spread, share**2 * gain.noise])
     seen, losses = witnesses_of(total(told)), mean_losses(total(told))
     if has:

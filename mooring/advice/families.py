@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mooring.advice.path import batches_of, is_dense, moments, path, penalised
+from mooring.advice.asking import doing, own_fit
+from mooring.advice.path import common_minimiser, is_dense, moments, path, penalised
 from mooring.advice.prior import Prior
 from mooring.core.cohort import Rows
 from mooring.tasks.linear import Linear
@@ -49,39 +50,55 @@ class Models(NamedTuple):
 def fitted(
     task: Any, rows: Rows, p: Tensor, settings: Iterable[Setting], found: Iterable[Prior] = ()
 ) -> Iterator[Models]:
-    """Every setting's models on these rows, in order; neighbours that lie on one path are solved together."""
-    by_family = {OF_PRIOR[prior.kind]: prior for prior in found}
-    common = cache(lambda ridge: common_model(task, rows, p, ridge))
-    last: list[Tensor] = []  # where the next of the models alone are looked for
+    """Every setting's models on these rows: first those without a moor, then path by path what lies on one."""
+    settings, by_family = list(settings), {OF_PRIOR[prior.kind]: prior for prior in found}
+    apart = [setting for setting in settings if setting.family not in MOORED]
+    moored = [setting for setting in settings if setting.family in MOORED]
+    groups = [list(group) for _, group in groupby(moored, lambda s: (s.family, s.ridge))]
+
+    def solve(group: list[Setting]) -> Iterator[Models]:
+        if group is apart:
+            yield from unmoored(task, rows, p, group)
+            return
+        family, ridge = group[0].family, group[0].ridge
+        shape = by_family[family].shape(rows.size) if family in by_family else None
+        for setting, point in zip(group, path(task, rows, p, [s.value for s in group], shape, ridge)):
+            yield Models(setting, point.w, point.v)
+
+    for models in doing(rows)(solve, [apart, *groups] if apart else groups):
+        yield from models
+
+
+def unmoored(task: Any, rows: Rows, p: Tensor, settings: list[Setting]) -> Iterator[Models]:
+    """The common models, those of everyone alone, and mixtures of the two."""
+    last: dict[str, Tensor] = {}  # where the next of a kind are looked for
+
+    @cache
+    def common(ridge: float) -> Tensor:
+        last[COMMON] = common_model(task, rows, p, ridge, last.get(COMMON))
+        return last[COMMON]
 
     @cache
     def alone(ridge: float, free: bool = False) -> Tensor:
-        last[:] = [alone_models(task, rows, ridge, free, *last)]
-        return last[0]
+        last[ALONE] = alone_models(task, rows, ridge, free, last.get(ALONE))
+        return last[ALONE]
 
-    for (family, ridge, own), group in groupby(settings, lambda s: (s.family, s.ridge, s.own_ridge)):
-        if family in MOORED:
-            members = list(group)
-            shape = by_family[family].shape(rows.size) if family in by_family else None
-            for setting, point in zip(members, path(task, rows, p, [s.value for s in members], shape, ridge)):
-                yield Models(setting, point.w, point.v)
-            continue
-        for setting in group:
-            if family == COMMON:
-                yield Models(setting, common(setting.value), common(setting.value).expand(len(rows), -1))
-            elif family == ALONE:
-                v = alone(setting.value, setting.free)
-                yield Models(setting, (p.to(v.dtype) / p.sum()) @ v, v)
-            else:
-                yield Models(setting, common(ridge), torch.lerp(common(ridge), alone(own), setting.value))
+    for setting in settings:
+        if setting.family == COMMON:
+            yield Models(setting, common(setting.value), common(setting.value).expand(len(rows), -1))
+        elif setting.family == ALONE:
+            v = alone(setting.value, setting.free)
+            yield Models(setting, (p.to(v.dtype) / p.sum()) @ v, v)
+        else:
+            w = common(setting.ridge)
+            yield Models(setting, w, torch.lerp(w, alone(setting.own_ridge), setting.value))
 
 
-def common_model(task: Any, rows: Rows, p: Tensor, ridge: float) -> Tensor:
-    """[d]: one model for all rows, client i's rows weighing p_i."""
+def common_model(task: Any, rows: Rows, p: Tensor, ridge: float, start: Tensor | None = None) -> Tensor:
+    """[d]: one model for all rows, client i's rows weighing p_i; `start` is where iterations begin."""
     if isinstance(task, Linear) or not is_dense(task):
         return next(path(task, rows, p, [torch.inf], ridge=ridge)).w
-    start = torch.zeros(1, task.dim, dtype=task.dtype)
-    return task.prox(start, (ridge * penalised(task))[None], rows.pooled(p.to(task.dtype)))[0]
+    return common_minimiser(task, rows, p, ridge * penalised(task), start)
 
 
 def alone_models(task: Any, rows: Rows, ridge: float, free: bool = False, start: Tensor | None = None) -> Tensor:
@@ -95,14 +112,12 @@ def alone_models(task: Any, rows: Rows, ridge: float, free: bool = False, start:
         if len(rows) <= CHUNK:
             return centred_models(task, rows, ridge)
         return torch.cat([centred_models(task, rows.select(b), ridge) for b in torch.arange(len(rows)).split(CHUNK)])
-    if task.condense is not None:
+    if task.condense is not None and isinstance(rows, Rows):
         for block in torch.arange(len(rows)).split(CHUNK):
             out[block] = task.prox(zero, ridge, rows.select(block).full(task))
         return out
-    pull = (ridge * penalised(task))[None] if free else ridge
-    for block, batch in batches_of(rows):
-        out[block] = task.prox(zero, pull, batch, None if start is None else start[block])
-    return out
+    pull = ridge * penalised(task) if free else torch.tensor(ridge, dtype=task.dtype)
+    return own_fit(task, rows, out if start is None else start, pull=pull)
 
 
 def centred_models(task: Linear, rows: Rows, ridge: float) -> Tensor:

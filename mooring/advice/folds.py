@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mooring.advice.path import batches_of
-from mooring.core.cohort import Rows
+from mooring.core.cohort import Rows, batches_of
 from mooring.core.seeds import uniforms
 from mooring.data.clients import Clients
 
@@ -24,7 +23,7 @@ class Held(NamedTuple):
 
     train: Rows
     held: Rows
-    place: Tensor  # [rows of held], places among all rows, client after client
+    place: Tensor  # [rows of held], places among all rows, client after client; none of rows elsewhere
 
 
 def joined(first: Rows, second: Rows) -> Rows:
@@ -40,6 +39,8 @@ def joined(first: Rows, second: Rows) -> Rows:
 
 def usable(clients: Clients) -> Rows:
     """The rows that advice is learnt from: all, but for the test rows of a table that brings its own split."""
+    if not isinstance(clients.train, Rows):
+        return clients.train.usable
     rows = joined(clients.train, clients.validation)
     return joined(rows, clients.test) if clients.parts_by_chance else rows
 
@@ -76,8 +77,11 @@ def deal(rows: Rows, keys: np.ndarray, folds: int, seed: int) -> Tensor:
 
 
 def cross(rows: Rows, keys: np.ndarray, seed: int = 0, folds: int | None = None) -> Iterator[Held]:
-    """The folds of a compact pool, one after another."""
-    count = folds or (MORE_FOLDS if len(rows.y) <= FEW_ROWS else FOLDS)
+    """The folds of a compact pool, one after another; those of rows elsewhere, as their clients deal them."""
+    count = folds or (MORE_FOLDS if int(rows.size.sum()) <= FEW_ROWS else FOLDS)
+    if not isinstance(rows, Rows):
+        yield from rows.folds(count)
+        return
     fold = deal(rows, keys, count, seed)
     for k in range(count):
         out = fold == k

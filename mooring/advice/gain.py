@@ -14,27 +14,29 @@ its x,
 For the last two the variance is that of the gain made linear in w_i: q'C q, q = kappa mean x A''(z_w) (z_o - z_p).
 
 `x` is where the models will be used. At future rows of client i it stands for a mixture of its own rows and of
-everybody's, put at the client's mean: own rows alone flatter a model that was fitted to them.
+everybody's, put at the client's mean: own rows alone flatter a model that was fitted to them. Everybody's are normal
+points with the clients' pooled covariance, which takes sums to know and nobody's rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from mooring.advice import glm
-from mooring.advice.folds import owners
+from mooring.advice.asking import at_hand, doing, question
 from mooring.advice.posterior import Truths, along, cov_at, mean_at
-from mooring.core.cohort import Rows, batches_of
+from mooring.core.cohort import Batch, Rows
+from mooring.core.seeds import uniforms
 from mooring.tasks.linear import Linear
 from mooring.tasks.poisson import Poisson
 
-REFERENCES = 64  # rows that stand for everybody's x
+REFERENCES = 64  # points that stand for everybody's x
 BY_CLIENT = ("weight", "mean", "variance", "noise", "doubt")
-ROWS = 4_096  # rows whose outer products are held at a time
 
 Pair = tuple[Tensor, Tensor]  # the other model and the one it is compared with, each [m, d] or [d]
 
@@ -80,49 +82,70 @@ def joined_gains(parts: Sequence[Gain]) -> Gain:
 
 
 class Places(NamedTuple):
-    """Where gains are wanted: blocks of clients with design rows [c, b, d] and weights [c, b] that sum to 1."""
+    """Where gains are wanted: at rows, or at a mixture of them with everybody's."""
 
-    blocks: list[tuple[Tensor, Tensor, Tensor]]
+    rows: Any  # `Rows`, or clients elsewhere
     count: Tensor  # type: ignore[assignment]  # [m], rows; infinite for future rows
     doubt: Tensor  # [m], relative variance of x's second moment along a direction
+    mixed: tuple[Tensor, ...] = ()  # everybody's share [m], and each client's mean [m, features]
+    reference: Tensor | None = None  # [r, features], everybody's rows around their client's mean
 
 
 def at_rows(task: Any, rows: Rows) -> Places:
     """At these very rows."""
-    blocks = [(block, glm.design(task, batch.x), batch.weight.double()) for block, batch in batches_of(rows)]
-    return Places(blocks, rows.size.double(), torch.zeros(len(rows), dtype=torch.float64))
+    return Places(rows, rows.size.double(), torch.zeros(len(rows), dtype=torch.float64))
 
 
 def at_future(task: Any, rows: Rows) -> Places:
     """At rows to come: the client's own and everybody's, moved to the client's mean."""
-    n, x = rows.size.double(), flat_inputs(rows)
-    owner, some = owners(rows), rows.size > 0
-    total = torch.zeros(len(rows), x.shape[1], dtype=torch.float64).index_add_(0, owner, x)
-    whole = x.mean(0)
-    mean = torch.where(some[:, None], total / n.clamp(min=1)[:, None], whole)
-    away = x - mean[owner]
-    freedom = max(len(x) - int(some.sum()), 1)
-    within = away.T @ away / freedom
+    n, some = rows.size.double(), rows.size > 0
+    with at_hand(rows):
+        total = totals(task, rows)
+        whole = total.sum(0) / n.sum()
+        mean = torch.where(some[:, None], total / n.clamp(min=1)[:, None], whole)
+        scattered = scatter(task, rows, mean)
+        within = scattered.sum(0) / max(int(n.sum()) - int(some.sum()), 1)
+        root = _root(within, -0.5)
+        fourth = fourth_moments(task, rows, mean, root=root)
     between = (mean - whole)[some].square().sum() / max(int(some.sum()) - 1, 1)
     sampled = within.trace() * (1 / n[some]).mean()
     pull = within.trace() / (between - sampled).clamp(min=1e-9 * within.trace() + 1e-300)
     mean = whole + (n / (n + pull))[:, None] * (mean - whole)
-    reference = spread_like(away, within)
-    borrowed, doubt = shared_share(away, owner, within, n)
-    blocks = []
-    for block, batch in batches_of(rows):
-        points = torch.cat([batch.x.double(), mean[block][:, None] + reference], 1)
-        part = borrowed[block][:, None]
-        weight = torch.cat([(1 - part) * batch.weight.double(), part.expand(-1, len(reference)) / len(reference)], 1)
-        blocks.append((block, glm.design(task, points), weight / weight.sum(1, keepdim=True)))
-    return Places(blocks, torch.full_like(n, torch.inf), doubt)
+    share, doubt = shared_share(root @ scattered @ root, fourth, int(torch.linalg.matrix_rank(within)), n)
+    return Places(rows, torch.full_like(n, torch.inf), doubt, (share, mean), spread_like(within))
 
 
-def spread_like(away: Tensor, within: Tensor) -> Tensor:
-    """[r, features]: some of the rows, turned and scaled so that their mean is 0 and their covariance `within`."""
-    pick = torch.linspace(0, len(away) - 1, min(max(REFERENCES, 4 * away.shape[1]), len(away))).long()
-    found = away[pick] - away[pick].mean(0)
-    return found @ _root(found.T @ found / len(pick), -0.5) @ _root(within, 0.5)
+@question
+def totals(task: Any, batch: Batch) -> Tensor:
+    """[C, features]: sums of x."""
+    return (batch.x.double() * (batch.weight > 0)[..., None]).sum(1)
+
+
+@question
+def scatter(task: Any, batch: Batch, mean: Tensor) -> Tensor:
+    """[C, features, features]: sums of (x - mean)(x - mean)'."""
+    away = _away(batch, mean)
+    return away.mT @ away
+
+
+@question
+def fourth_moments(task: Any, batch: Batch, mean: Tensor, *, root: Tensor) -> Tensor:
+    """[C]: sums of |root (x - mean)|^4."""
+    return (_away(batch, mean) @ root).square().sum(-1).square().sum(1)
+
+
+def _away(batch: Batch, mean: Tensor) -> Tensor:
+    return (batch.x.double() - mean[:, None]) * (batch.weight > 0)[..., None]
+
+
+def spread_like(within: Tensor) -> Tensor:
+    """[r, features]: normal points whose mean is 0 and whose covariance is `within`, always the same ones."""
+    features = len(within)
+    half = max(REFERENCES, 4 * features) // 2
+    drawn = uniforms(0, "data", np.arange(half)[:, None], np.arange(features))
+    some = torch.special.ndtri(torch.from_numpy((drawn + 2.0**-54).clip(max=1 - 2.0**-53)))
+    found = torch.cat([some, -some])
+    return found @ _root(found.T @ found / len(found), -0.5) @ _root(within, 0.5)
 
 
 def _root(matrix: Tensor, power: float) -> Tensor:
@@ -131,24 +154,19 @@ def _root(matrix: Tensor, power: float) -> Tensor:
     return (vectors[:, seen] * values[seen] ** power) @ vectors[:, seen].T
 
 
-def shared_share(away: Tensor, owner: Tensor, within: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
+def shared_share(second: Tensor, fourth: Tensor, d: int, n: Tensor) -> tuple[Tensor, Tensor]:
     """[m]: how much of everybody's x stands for a client's: all where clients' covariances differ by chance only.
 
     And the relative variance of the second moment along a direction that remains.
 
-    In units of `within`, own second moments are off by d (d + 1) / n in squared norm through sampling; what they differ
-    by beyond that, on average over clients, is told by their fourth moments. At least 2 d rows' worth.
+    From sums over each client's rows around its mean, in units of the clients' pooled covariance of rank d: of outer
+    products `second` [m, features, features], and of fourth powers of lengths [m]. Own second moments are off by
+    d (d + 1) / n in squared norm through sampling; what they differ by beyond that, on average over clients, is told by
+    their fourth moments. At least 2 d rows' worth.
     """
-    z = away @ _root(within, -0.5)
-    d = int(torch.linalg.matrix_rank(within))
     known = n > 1
-    second = torch.zeros(len(n), z.shape[1], z.shape[1], dtype=z.dtype)
-    for block in torch.arange(len(z)).split(ROWS):
-        second.index_add_(0, owner[block], z[block][:, :, None] * z[block][:, None])
     second = second / (n - 1).clamp(min=1)[:, None, None]
-    eye = torch.eye(z.shape[1], dtype=z.dtype)
-    gap = (second - eye).square().sum((1, 2))
-    fourth = torch.zeros(len(n), dtype=z.dtype).index_add_(0, owner, z.square().sum(1) ** 2)
+    gap = (second - torch.eye(second.shape[1], dtype=second.dtype)).square().sum((1, 2))
     sampling = ((fourth / n.clamp(min=1) - second.square().sum((1, 2))) / n.clamp(min=1)).clamp(min=0)
     weight = n[known] / n[known].sum() if bool(known.any()) else n[known]
     differ = float((weight * (gap - sampling)[known]).sum().clamp(min=0)) if bool(known.any()) else 0.0
@@ -158,65 +176,92 @@ def shared_share(away: Tensor, owner: Tensor, within: Tensor, n: Tensor) -> tupl
     return share, 2 * left / max(d * (d + 1), 1)
 
 
-def flat_inputs(rows: Rows) -> Tensor:
-    """[N, features]: all rows, client after client."""
-    begin = torch.cumsum(rows.size, 0) - rows.size
-    index = torch.repeat_interleave(rows.start - begin, rows.size) + torch.arange(int(rows.size.sum()))
-    return rows.x[index].double()
+def points(task: Any, batch: Batch, mixed: tuple[Tensor, ...], reference: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Design rows [C, b, d] and weights [C, b] that sum to 1, where gains are wanted."""
+    if reference is None:
+        return glm.design(task, batch.x), batch.weight.double()
+    share, mean = mixed
+    part = share[:, None]
+    both = torch.cat([batch.x.double(), mean[:, None] + reference], 1)
+    weight = torch.cat([(1 - part) * batch.weight.double(), part.expand(-1, len(reference)) / len(reference)], 1)
+    return glm.design(task, both), weight / weight.sum(1, keepdim=True)
 
 
 def gains(task: Any, found: Truths, places: Places, pairs: Sequence[Pair], share: Tensor) -> list[Gain]:
     """For every pair (o, p) the gain of p over o; `share` [m], of sum 1, weighs the clients in their total."""
-    m, scales, dim = len(found.data.b), len(found.overall), found.data.b.shape[1]
-    mean = torch.zeros(len(pairs), scales, m, dtype=torch.float64)
-    variance, around = torch.zeros_like(mean), torch.zeros(len(pairs), m, dtype=torch.float64)
-    pull = torch.zeros(len(pairs), scales, dim, dtype=torch.float64)
-    models = [(o.double().expand(m, -1), p.double().expand(m, -1)) for o, p in pairs]
-    linear, best = isinstance(task, Linear), int(found.overall.argmax())
-    for block, x, weight in places.blocks:
-        compare = _squared if linear else _canonical
-        prepared = [compare(task, x, weight, o[block], p[block], found.data.noise[block]) for o, p in models]
-        for j in range(scales):
-            v = mean_at(found, j, block)
-            blur = None if linear else glm.blurs(x, cov_at(found, j, block))
-            value, q, spill = (torch.stack(part, 1) for part in zip(*(one(v, blur) for one in prepared)))
-            wide, leant = along(found, j, q, block)
-            mean[:, j, block], variance[:, j, block] = value.T, wide.T
-            pull[:, j] += torch.einsum("c,ckd->kd", share[block], leant)
+    m, scales = len(found.data.b), len(found.overall)
+    o, p = (torch.stack([pair[side].double().expand(m, -1) for pair in pairs], 1) for side in (0, 1))  # [m, pairs, d]
+    best = int(found.overall.argmax())
+    at = _squared if isinstance(task, Linear) else _canonical
+    with at_hand(places.rows):
+        told = at(task, found, places, o, p)
+        parts = []
+        for j, (value, q, spill) in enumerate(told):
+            wide, leant = along(found, j, q)
+            parts.append((value.T, wide.T, torch.einsum("c,ckd->kd", share, leant)))
             if j == best:
-                around[:, block] = (spill / places.count[block].clamp(min=1)[:, None]).T
+                around = (spill / places.count.clamp(min=1)[:, None]).T
+    mean, variance, pull = (torch.stack(column, 1) for column in zip(*parts))  # [pairs, scales, ...]
     together = torch.einsum("kci,cij,kcj->kc", pull, found.centre_cov, pull)
+    assert len(parts) == scales
     return [
         Gain(found.weight, mean[k], variance[k].clamp(min=0), around[k], found.overall, together[k], places.doubt)
         for k in range(len(pairs))
     ]
 
 
-def _squared(task: Any, x: Tensor, weight: Tensor, o: Tensor, p: Tensor, noise: Tensor) -> Any:
-    """Squared loss: (v, _) -> the gain's mean, its slope in w and the variance that one row's noise adds."""
-    q = (x.mT @ (weight * (x @ (o - p)[..., None])[..., 0])[..., None])[..., 0]
-    constant = ((o + p) * q).sum(1)
-    spill = 4 * noise * ((o - p) * q).sum(1)
-
-    def gain(v: Tensor, blur: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        return constant - 2 * (q * v).sum(1), 2 * q, spill
-
-    return gain
+Told = Iterator[tuple[Tensor, Tensor, Tensor]]  # a scale's gains [m, pairs], slopes in w [m, pairs, d], noise of a row
 
 
-def _canonical(task: Any, x: Tensor, weight: Tensor, o: Tensor, p: Tensor, noise: Tensor) -> Any:
-    """The same for log-loss and deviance, from v and the variances of its scores."""
+def _squared(task: Any, found: Truths, places: Places, o: Tensor, p: Tensor) -> Told:
+    """Squared loss: the second moments of x are all that gains see."""
+    s = weighted_moments(task, places.rows, *places.mixed, reference=places.reference)
+    q = (o - p) @ s  # S is symmetric
+    constant = ((o + p) * q).sum(-1)
+    spill = 4 * found.data.noise[:, None] * ((o - p) * q).sum(-1)
+    for j in range(len(found.overall)):
+        yield constant - 2 * (q * mean_at(found, j)[:, None]).sum(-1), 2 * q, spill
+
+
+@question
+def weighted_moments(task: Any, batch: Batch, *mixed: Tensor, reference: Tensor | None) -> Tensor:
+    """[C, d, d]: the second moments of x."""
+    x, weight = points(task, batch, mixed, reference)
+    return x.mT @ (weight[..., None] * x)
+
+
+def _canonical(task: Any, found: Truths, places: Places, o: Tensor, p: Tensor) -> Told:
+    """Log-loss and deviance: responses at every x are uncertain as the scores are."""
+
+    def at(j: int) -> list[Any]:
+        where = places.rows, mean_at(found, j), cov_at(found, j), o, p, *places.mixed
+        return [responses(task, *where, reference=places.reference)]
+
+    for (told,) in doing(places.rows)(at, range(len(found.overall))):
+        yield tuple(told)  # type: ignore[misc]
+
+
+class Responses(NamedTuple):
+    gain: Tensor  # [C, pairs]
+    slope: Tensor  # [C, pairs, d], in w
+    spill: Tensor  # [C, pairs], the variance that one row's noise adds
+
+
+@question
+def responses(
+    task: Any, batch: Batch, v: Tensor, cov: Tensor, o: Tensor, p: Tensor, *mixed: Tensor, reference: Tensor | None
+) -> Responses:
+    """Of a canonical likelihood, for pairs o and p [C, pairs, d], the truth being N(v, cov)."""
+    x, weight = points(task, batch, mixed, reference)
     kappa = 2.0 if isinstance(task, Poisson) else 1.0
-    zo, zp = glm.scores(x, o), glm.scores(x, p)
-    gap = zo - zp
-    constant = (weight * (glm.potential(task, zo) - glm.potential(task, zp))).sum(1)
-
-    def gain(v: Tensor, blur: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        mean, flat = glm.response(task, glm.scores(x, v), blur)
-        slope = glm.bent(task, mean, flat, gap)
-        q = kappa * (x.mT @ (weight[..., None] * slope)).flatten(1)
-        value = kappa * (constant - (weight[..., None] * mean * gap).sum((1, 2)))
-        spill = kappa**2 * (weight[..., None] * glm.bent(task, mean, torch.ones_like(flat), gap) * gap).sum((1, 2))
-        return value, q, spill
-
-    return gain
+    mean, flat = glm.response(task, glm.scores(x, v), glm.blurs(x, cov))
+    flatless, weigh, out = torch.ones_like(flat), weight[..., None], []
+    for k in range(o.shape[1]):
+        zo, zp = glm.scores(x, o[:, k]), glm.scores(x, p[:, k])
+        gap = zo - zp
+        constant = (weight * (glm.potential(task, zo) - glm.potential(task, zp))).sum(1)
+        value = kappa * (constant - (weigh * mean * gap).sum((1, 2)))
+        q = kappa * (x.mT @ (weigh * glm.bent(task, mean, flat, gap))).flatten(1)
+        spill = kappa**2 * (weigh * glm.bent(task, mean, flatless, gap) * gap).sum((1, 2))
+        out.append((value, q, spill))
+    return Responses(*(torch.stack(column, 1) for column in zip(*out)))

@@ -23,6 +23,7 @@ from mooring.advice.choice import Choice, decide
 from mooring.advice.crossfit import Evidence, of_tally, trio_from
 from mooring.advice.families import ALONE, COMMON, LAMBDA, TUNED, Models, Setting
 from mooring.advice.folds import FOLDS, compact, cross, deal, owners, row_losses
+from mooring.advice.losses import ByRow
 from mooring.advice.tally import Tally, Trio, tally_of, total
 from mooring.algorithms.base import build
 from mooring.core.cohort import Round, Rows
@@ -114,7 +115,7 @@ def chosen_of(job: Job, found: Kept) -> tuple[Choice, Work]:
     settings = [Setting(*given) for given in found.known["settings"]]
     fold = deal(held, job.clients.keys, FOLDS, job.run.training.seed)
     best = settings[int(loss.mean(1).argmin())]
-    choice = decide(job.task, settings, loss, fold, owners(held), len(held), best)
+    choice = decide(job.task, settings, ByRow(loss, fold, owners(held), len(held)), best)
     return choice, Work(found.known["rounds"], found.known["lams"])
 
 

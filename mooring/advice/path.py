@@ -13,14 +13,15 @@ leaves intercepts alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from mooring.advice.asking import Bend, at_hand, bend, question
 from mooring.advice.path_iterated import envelope_path, large_path
-from mooring.core.cohort import Batch, Rows, batches_of, stacked
+from mooring.core.cohort import Batch, Rows
 from mooring.core.errors import RequestError
 from mooring.core.task import in_layers
 from mooring.tasks.linear import Linear
@@ -29,9 +30,11 @@ from mooring.tasks.proximal import is_dense
 SCALES = torch.logspace(3, -3, 25, dtype=torch.float64)  # lambdas of a whole path, in units of the clients' curvature
 SINGULAR = 1e-12  # share of the largest eigenvalue below which a direction counts as undetermined
 TOLERANCE = 1e-7  # Newton's method: the gradient, relative to the first one
+EXACT = 1e-10  # the same of one common model, absolute, as of everyone's own
 ITERATIONS = 50
 HALVINGS = 30
 BLOCK = 4_000  # clients beyond which a linear path is solved block by block
+CELLS = 20_000_000  # numbers that the Hessians may have that are factorised at a time
 
 
 class Point(NamedTuple):
@@ -82,20 +85,17 @@ def penalised(task: Any) -> Tensor:
 
 def curvature(task: Any, rows: Rows, p: Tensor) -> float:
     """The mean curvature of a coefficient at the start: the unit in which SCALES are lambdas."""
-    w = torch.zeros(1, task.dim, dtype=task.dtype)
-    if is_dense(task):
-        per_client = _gather(rows, lambda c, b: task.hessian(w.expand(len(c), -1), b).diagonal(dim1=1, dim2=2).mean(1))
-    else:
-        per_client = _gather(rows, lambda c, b: task.constants(b, w.expand(len(c), -1)).trace / task.dim)
-    mean = float((p.double() / p.double().sum()) @ per_client.double())
+    mean = float((p.double() / p.double().sum()) @ mean_curvature(task, rows).double())
     return mean if 0 < mean < float("inf") else 1.0
 
 
-def _gather(rows: Rows, build: Callable[[Tensor, Batch], Tensor]) -> Tensor:
-    """`build(clients, batch)` block by block, in client order."""
-    blocks, batches = zip(*batches_of(rows))
-    parts = [build(block, batch) for block, batch in zip(blocks, batches)]
-    return stacked(parts, torch.argsort(torch.cat(blocks)))
+@question
+def mean_curvature(task: Any, batch: Batch) -> Tensor:
+    """[C]: over the coefficients, at 0."""
+    w = torch.zeros(len(batch.y), task.dim, dtype=task.dtype)
+    if is_dense(task):
+        return task.hessian(w, batch).diagonal(dim1=1, dim2=2).mean(1)
+    return task.constants(batch, w).trace / task.dim
 
 
 def _linear(task, rows, p, scales, tight, slack, ridge) -> Iterator[Point]:
@@ -159,15 +159,22 @@ def moments(task: Any, rows: Rows) -> tuple[Tensor, Tensor]:
     """Every client's H = X'X/n + ridge [m, d, d] and X'y/n [m, d], computed once."""
     name = ("moments", task)
     if name not in rows.cache:
-        eye = torch.eye(task.dim, dtype=torch.float64)
-
-        def hessian_of(batch: Batch) -> tuple[Tensor, Tensor]:
-            x = task.design(batch.x).double()
-            weighted = batch.weight.double()[..., None] * x
-            return weighted.mT @ x + task.ridge * eye, (weighted.mT @ batch.y.double()[..., None])[..., 0]
-
-        rows.cache[name] = rows.each(lambda part, _: hessian_of(part.padded()))
+        rows.cache[name] = tuple(second_moments(task, rows))
     return rows.cache[name]
+
+
+class Moments(NamedTuple):
+    h: Tensor  # [C, d, d]
+    moment: Tensor  # [C, d]
+
+
+@question
+def second_moments(task: Any, batch: Batch) -> Moments:
+    """What a linear task sees of the rows, but for y'y."""
+    x = task.design(batch.x).double()
+    weighted = batch.weight.double()[..., None] * x
+    ridge = task.ridge * torch.eye(task.dim, dtype=torch.float64)
+    return Moments(weighted.mT @ x + ridge, (weighted.mT @ batch.y.double()[..., None])[..., 0])
 
 
 def _eigen(task: Any, rows: Rows, slack: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -198,56 +205,86 @@ def solve_symmetric(a: Tensor, b: Tensor, like: Tensor | None = None) -> Tensor:
     return vectors[:, keep] @ ((vectors[:, keep].T @ b) / values[keep])
 
 
-def _newton(task, rows, p, scales, tight, slack, ridge) -> Iterator[Point]:
-    """Newton's method on (w, z_1..z_m), v_i = w + S z_i, pull scale tight_i |z_i|^2 / 2; w by a Schur complement."""
-    s = torch.ones(task.dim, dtype=task.dtype) if slack is None else slack.sqrt().to(task.dtype)
-    batches = batches_of(rows)
-    w = torch.zeros(task.dim, dtype=task.dtype)
-    z = torch.zeros(len(rows), task.dim, dtype=task.dtype)
-    first = None
-    for scale in scales:
-        pull = (scale * tight).to(task.dtype)
-        frozen = torch.isinf(pull)
-        z = torch.where(frozen[:, None], 0.0, z)
-        value = _objective(task, batches, p, s, pull, ridge, w, z)
+def common_minimiser(task: Any, rows: Rows, p: Tensor, ridge: Tensor, start: Tensor | None = None) -> Tensor:
+    """[d]: arg min sum_i p_i L_i(w) + 1/2 sum_j ridge_j w_j^2 of a smooth convex task, by Newton's method."""
+    w = torch.zeros(task.dim, dtype=task.dtype) if start is None else start
+    p = (p.double() / p.double().sum()).to(task.dtype)
+
+    def at(w: Tensor) -> tuple[float, Tensor, Tensor]:
+        found = bend(task, rows, w.expand(len(rows), -1))
+        value = float(p @ found.loss) + 0.5 * float(ridge @ w**2)
+        return value, p @ found.slope + ridge * w, torch.einsum("c,cij->ij", p, found.hessian) + torch.diag(ridge)
+
+    with at_hand(rows):
+        value, slope, hessian = at(w)
         for _ in range(ITERATIONS):
-            dw, dz, size = _newton_step(task, batches, p, s, pull, ridge, w, z)
-            first = size if first is None else max(first, size)
-            if size <= TOLERANCE * (1 + first):
+            if float(slope.norm()) <= EXACT:
                 break
-            rate, moved = 1.0, False
+            step = solve_symmetric(hessian, slope)
             for _ in range(HALVINGS):
-                new = _objective(task, batches, p, s, pull, ridge, w - rate * dw, z - rate * dz)
-                if new <= value + 1e-14 * (1 + abs(value)):
-                    moved = new < value
+                ahead = at(w - step)
+                if ahead[0] <= value + 1e-14 * (1 + abs(value)):
                     break
-                rate /= 2
+                step = step / 2
+            moved = ahead[0] < value or float(ahead[1].norm()) < float(slope.norm())
             if not moved:
                 break
-            w, z, value = w - rate * dw, z - rate * dz, new
-        yield Point(scale, w, w + s * z)
+            w, (value, slope, hessian) = w - step, ahead
+    return w
 
 
-def _objective(task, batches, p, s, pull, ridge, w, z) -> float:
-    total = 0.5 * float(ridge @ w**2)
+def _newton(task, rows, p, scales, tight, slack, ridge) -> Iterator[Point]:
+    """Newton's method on (w, z_1..z_m), v_i = w + S z_i, pull scale tight_i |z_i|^2 / 2; w by a Schur complement.
+
+    The clients tell their losses, gradients and Hessians at v: once for every point that is looked at.
+    """
+    s = torch.ones(task.dim, dtype=task.dtype) if slack is None else slack.sqrt().to(task.dtype)
+    w = torch.zeros(task.dim, dtype=task.dtype)
+    z = torch.zeros(len(rows), task.dim, dtype=task.dtype)
+    first, p = None, p.to(task.dtype)
+    with at_hand(rows):
+        here = bend(task, rows, w + s * z)
+        for scale in scales:
+            pull = (scale * tight).to(task.dtype)
+            frozen = torch.isinf(pull)[:, None] & (z != 0)
+            if bool(frozen.any()):
+                z = torch.where(frozen, 0.0, z)
+                here = bend(task, rows, w + s * z)
+            value = _objective(here, p, pull, ridge, w, z)
+            for _ in range(ITERATIONS):
+                dw, dz, size = _newton_step(here, p, s, pull, ridge, w, z)
+                first = size if first is None else max(first, size)
+                if size <= TOLERANCE * (1 + first):
+                    break
+                rate, moved = 1.0, False
+                for _ in range(HALVINGS):
+                    ahead = bend(task, rows, w - rate * dw + s * (z - rate * dz))
+                    new = _objective(ahead, p, pull, ridge, w - rate * dw, z - rate * dz)
+                    if new <= value + 1e-14 * (1 + abs(value)):
+                        moved = new < value
+                        break
+                    rate /= 2
+                if not moved:
+                    break
+                w, z, value, here = w - rate * dw, z - rate * dz, new, ahead
+            yield Point(scale, w, w + s * z)
+
+
+def _objective(here: Bend, p, pull, ridge, w, z) -> float:
     finite = torch.where(torch.isinf(pull), 0.0, pull)
-    for block, batch in batches:
-        own = task.loss(w + s * z[block], batch) + 0.5 * finite[block] * (z[block] ** 2).sum(1)
-        total += float(p[block].to(own.dtype) @ own)
-    return total
+    return 0.5 * float(ridge @ w**2) + float(p @ (here.loss + 0.5 * finite * (z**2).sum(1)))
 
 
-def _newton_step(task, batches, p, s, pull, ridge, w, z) -> tuple[Tensor, Tensor, float]:
+def _newton_step(here: Bend, p, s, pull, ridge, w, z) -> tuple[Tensor, Tensor, float]:
     """The steps of w and z, and the size of the gradient in w and, per client, in z."""
-    eye = torch.eye(task.dim, dtype=task.dtype)
+    dim = len(w)
+    eye = torch.eye(dim, dtype=w.dtype)
     schur, slope, square = torch.diag(ridge), ridge * w, 0.0
     kept = []
-    for block, batch in batches:
-        share = p[block].to(task.dtype)
-        v = w + s * z[block]
-        g, h = task.grad(v, batch), task.hessian(v, batch)
+    for block in torch.arange(len(z)).split(max(1, CELLS // dim**2)):
+        share, g, h = p[block], here.slope[block], here.hessian[block]
         stiff = torch.where(torch.isinf(pull[block]), 1.0, pull[block])
-        moored = (~torch.isinf(pull[block])).to(task.dtype)[:, None]
+        moored = (~torch.isinf(pull[block])).to(w.dtype)[:, None]
         inner = s[:, None] * h * s + stiff[:, None, None] * eye
         grown = inner.diagonal(dim1=1, dim2=2) * (8 * torch.finfo(h.dtype).eps)  # keeps it positive definite
         factor = torch.linalg.cholesky_ex(inner + torch.diag_embed(grown))[0]

@@ -18,14 +18,14 @@ prior.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from mooring.advice import glm
-from mooring.core.cohort import Batch, Rows, batches_of
+from mooring.advice.asking import at_hand, question
+from mooring.core.cohort import Batch, Rows
 from mooring.estimates.client_spread import MOST_SPREADS
 from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic
@@ -43,7 +43,6 @@ LEAST_LEFT = 1e-3  # 1 - leverage, at least
 
 
 Basis = tuple[Tensor, Tensor]
-Blocks = list[tuple[Tensor, Tensor, Tensor]]  # clients, design rows, targets
 
 
 class Likelihood(NamedTuple):
@@ -188,14 +187,7 @@ def cov_at(found: Truths, j: int, block: Tensor | slice = slice(None)) -> Tensor
 
 def linear_truths(task: Linear, rows: Rows, variance: Tensor, noise: Tensor) -> Truths:
     """The posterior of a linear task: exact, with each client's own noise, steadied by all; `noise` [m] is a start."""
-    m, d = len(rows), task.dim
-    gram = torch.zeros(m, d, d, dtype=torch.float64)
-    moment, square = torch.zeros(m, d, dtype=torch.float64), torch.zeros(m, dtype=torch.float64)
-    blocks = list(designs(task, rows))
-    for block, x, y in blocks:
-        gram[block] = x.mT @ x
-        moment[block] = (x.mT @ y[..., None])[..., 0]
-        square[block] = y.square().sum(1)
+    gram, moment, square = sums(task, rows)
     n, variance = rows.size.double(), variance.double()
     values, turned = eigen(gram, variance.clamp(min=0).sqrt())
 
@@ -211,10 +203,10 @@ def linear_truths(task: Linear, rows: Rows, variance: Tensor, noise: Tensor) -> 
     least = LEAST_NOISE * float((square.sum() / n.sum()).clamp(min=1e-100))
     noise = noise.double().clamp(min=least)
     used = (values / (noise[:, None] + values)).sum(1)
-    rss, fourth = _powers(blocks, means(noise))
+    rss, fourth = powers(task, rows, means(noise))
     own = steadied(rss, (n - used).clamp(min=0), tails_of(fourth, rss, n)).clamp(min=least)
     data, basis = quadratics(own)
-    total = _meat(blocks, means(own), basis, own)
+    total = meat(task, rows, means(own), *basis, own).sum(0)
     return truths(data._replace(surplus=surplus_of(data.k, total)), variance, basis)
 
 
@@ -232,27 +224,48 @@ def _at_scale(data: Likelihood, basis: Basis) -> Truths:
     return Truths(one, weight, one, one, values, turned, ku, data, w[None], cov[None])
 
 
-def _powers(blocks: Blocks, models: Tensor) -> tuple[Tensor, Tensor]:
-    """[m] each: sums of squares and of fourth powers of residuals."""
-    rss, fourth = (torch.zeros(len(models), dtype=torch.float64) for _ in range(2))
-    for block, x, y in blocks:
-        square = (y - (x @ models[block][..., None])[..., 0]).square()
-        rss[block], fourth[block] = square.sum(1), square.square().sum(1)
-    return rss, fourth
+class Sums(NamedTuple):
+    gram: Tensor  # [C, d, d], X'X
+    moment: Tensor  # [C, d], X'y
+    square: Tensor  # [C], y'y
 
 
-def _meat(blocks: Blocks, models: Tensor, basis: Basis, noise: Tensor) -> Tensor:
-    """[d, d]: sum x x' e^2 / (1 - h) / s^4 over all rows (HC2), h under the posterior: E e^2 = s^2 (1 - h)."""
-    values, turned = basis
-    total = torch.zeros(turned.shape[1:], dtype=torch.float64)
-    for block, x, y in blocks:
-        inside = x @ turned[block]
-        leverage = (inside.square() / (1 + values[block])[:, None]).sum(-1) / noise[block][:, None]
-        residual = y - (x @ models[block][..., None])[..., 0]
-        weight = residual.square() / (1 - leverage).clamp(min=LEAST_LEFT) / noise[block][:, None] ** 2
-        flat = x.flatten(0, 1)
-        total += flat.T @ (weight.reshape(-1, 1) * flat)
-    return total
+@question
+def sums(task: Linear, batch: Batch) -> Sums:
+    """All that squared losses see of the rows."""
+    x, y = designed(task, batch)
+    return Sums(x.mT @ x, (x.mT @ y[..., None])[..., 0], y.square().sum(1))
+
+
+class Powers(NamedTuple):
+    """[C] each: sums of squares and of fourth powers of residuals."""
+
+    square: Tensor
+    fourth: Tensor
+
+
+@question
+def powers(task: Linear, batch: Batch, models: Tensor) -> Powers:
+    x, y = designed(task, batch)
+    square = (y - (x @ models[..., None])[..., 0]).square()
+    return Powers(square.sum(1), square.square().sum(1))
+
+
+@question
+def meat(task: Linear, batch: Batch, models: Tensor, values: Tensor, turned: Tensor, noise: Tensor) -> Tensor:
+    """[C, d, d]: sum x x' e^2 / (1 - h) / s^4 over a client's rows (HC2), h under the posterior: E e^2 = s^2 (1 - h)."""
+    x, y = designed(task, batch)
+    inside = x @ turned
+    leverage = (inside.square() / (1 + values)[:, None]).sum(-1) / noise[:, None]
+    residual = y - (x @ models[..., None])[..., 0]
+    weight = residual.square() / (1 - leverage).clamp(min=LEAST_LEFT) / noise[:, None] ** 2
+    return x.mT @ (weight[..., None] * x)
+
+
+def designed(task: Linear, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Design rows [C, B, d] and targets in float64, zero on padding."""
+    real = (batch.weight > 0).double()
+    return task.design(batch.x).double() * real[..., None], batch.y.double() * real
 
 
 def surplus_of(k: Tensor, total: Tensor) -> Tensor:
@@ -295,50 +308,48 @@ def generalised_truths(task: Any, rows: Rows, models: Tensor, variance: Tensor) 
     """
     variance = variance.double()
     root = variance.clamp(min=0).sqrt()
-    blocks = [(block, glm.design(task, batch.x), batch) for block, batch in batches_of(rows)]
     cov = torch.zeros(len(rows), task.dim, task.dim, dtype=torch.float64)
     mean = models.double()
-    for _ in range(ROUNDS):
-        data = quadratic_at(task, blocks, mean, cov)
-        now = _at_scale(data, eigen(data.k, root))
-        new = mean_at(now, 0)
-        cov, moved = cov_at(now, 0), float((new - mean).abs().max())
-        mean = new
-        if moved < SETTLED * float(mean.abs().max() + 1e-12):
-            break
-    return truths(quadratic_at(task, blocks, mean, cov), variance)
+    with at_hand(rows):
+        for _ in range(ROUNDS):
+            data = quadratic_at(task, rows, mean, cov)
+            now = _at_scale(data, eigen(data.k, root))
+            new = mean_at(now, 0)
+            cov, moved = cov_at(now, 0), float((new - mean).abs().max())
+            mean = new
+            if moved < SETTLED * float(mean.abs().max() + 1e-12):
+                break
+        return truths(quadratic_at(task, rows, mean, cov), variance)
 
 
-def quadratic_at(task: Any, blocks: list[tuple[Tensor, Tensor, Batch]], mean: Tensor, cov: Tensor) -> Likelihood:
+def quadratic_at(task: Any, rows: Rows, mean: Tensor, cov: Tensor) -> Likelihood:
     """-log-likelihoods to second order around N(mean, cov): slope and bend are averages over it."""
-    m, d = mean.shape
-    k, b = torch.zeros(m, d, d, dtype=torch.float64), torch.zeros(m, d, dtype=torch.float64)
-    for block, x, batch in blocks:
-        real = (batch.weight > 0).double()[..., None]
-        z = glm.scores(x, mean[block])
-        width, outputs = x.shape[-1], z.shape[-1]
-        found, flat = glm.response(task, z, glm.blurs(x, cov[block]))
-        left = real * (glm.targets(task, batch.y, outputs) - found)
-        columns = []
-        for j in range(outputs):
-            one = torch.zeros_like(z)
-            one[..., j] = 1.0
-            columns.append(
-                torch.stack(
-                    [(x * (real * glm.bent(task, found, flat, one))[..., [i]]).mT @ x for i in range(outputs)], 2
-                )
-            )
-        # [c, width, i, width, j]: coefficients run over inputs first and scores second.
-        k[block] = (
-            torch.stack(columns, -1).reshape(len(block), width, outputs, width, outputs).reshape(len(block), d, d)
-        )
-        b[block] = (k[block] @ mean[block][..., None])[..., 0] + (x.mT @ left).flatten(1)
-    one = torch.ones(m, dtype=torch.float64)
+    k, b = blurred(task, rows, mean, cov)
+    one = torch.ones(len(mean), dtype=torch.float64)
     return Likelihood(k, b, torch.zeros_like(one), None, one)
 
 
-def designs(task: Any, rows: Rows) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Blocks of clients with their design rows [c, b, d] and targets in float64, zero on padding."""
-    for block, batch in batches_of(rows):
-        real = (batch.weight > 0).double()
-        yield block, task.design(batch.x).double() * real[..., None], batch.y.double() * real
+class Blurred(NamedTuple):
+    k: Tensor  # [C, d, d]
+    b: Tensor  # [C, d]
+
+
+@question
+def blurred(task: Any, batch: Batch, mean: Tensor, cov: Tensor) -> Blurred:
+    """K and b of `Likelihood`, from the rows."""
+    m, d = mean.shape
+    x, real = glm.design(task, batch.x), (batch.weight > 0).double()[..., None]
+    z = glm.scores(x, mean)
+    width, outputs = x.shape[-1], z.shape[-1]
+    found, flat = glm.response(task, z, glm.blurs(x, cov))
+    left = real * (glm.targets(task, batch.y, outputs) - found)
+    columns = []
+    for j in range(outputs):
+        one = torch.zeros_like(z)
+        one[..., j] = 1.0
+        columns.append(
+            torch.stack([(x * (real * glm.bent(task, found, flat, one))[..., [i]]).mT @ x for i in range(outputs)], 2)
+        )
+    # [C, width, i, width, j]: coefficients run over inputs first and scores second.
+    k = torch.stack(columns, -1).reshape(m, width, outputs, width, outputs).reshape(m, d, d)
+    return Blurred(k, (k @ mean[..., None])[..., 0] + (x.mT @ left).flatten(1))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mooring.advice.path import Shape, penalised
 from mooring.core.cohort import Rows
-from mooring.estimates.answers import Here
+from mooring.estimates.answers import Answers, Here
 from mooring.estimates.client_spread import ClientSpread, client_spread, forms_of
 from mooring.estimates.spread import Spread, above_none
 
@@ -44,11 +44,16 @@ def priors(task: Any, rows: Rows, near: Prior | None = None) -> list[Prior]:
     """
     told = []
     for kind in forms_of(task):
-        found = client_spread(task, Here(task, rows), kind, None if near is None else near.spread)
+        found = client_spread(task, answers_of(task, rows), kind, None if near is None else near.spread)
         if found is None:
             break
         told.append(found)
     return priors_of(told, len(rows))
+
+
+def answers_of(task: Any, rows: Any) -> Answers:
+    """Whoever tells how clients vary: their rows where they are here, else they themselves."""
+    return Here(task, rows) if isinstance(rows, Rows) else rows
 
 
 def priors_of(told: list[ClientSpread], m: int) -> list[Prior]:

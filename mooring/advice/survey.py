@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mooring.advice.prior import Prior, preferred, priors_of
+from mooring.advice.asking import question
+from mooring.advice.prior import Prior, answers_of, preferred, priors_of
+from mooring.core.cohort import Batch
 from mooring.core.errors import RequestError
 from mooring.data.clients import Clients
-from mooring.estimates.answers import Here
 from mooring.estimates.constants import assumption_warnings, estimate_constants, theorem_convexity
 from mooring.estimates.estimate import Estimate
 from mooring.estimates.federation import estimate_federation
@@ -51,14 +52,14 @@ def survey(task: Any, clients: Clients, weights: Any = "size") -> Survey:
     """The theory of one federation, from its training rows."""
     if task.solve is None or not task.smooth_loss:
         raise RequestError(f"task '{task.name}' is not smooth and convex with an exact solver; the theorems need that.")
-    told = estimate_federation(task, Here(task, clients.train), clients.weights(weights))
+    told = estimate_federation(task, answers_of(task, clients.train), clients.weights(weights))
     if told is None:
         raise RequestError(f"{clients.title}: {len(clients)} clients with too few rows for {task.dim} parameters.")
     rows, n, p = clients.train.select(told.clients), told.n, told.p
     found = priors_of([told.scalar, *([told.diagonal] if told.diagonal else [])], len(rows))
     assert told.summary is not None
     fits = fits_of(told.summary)
-    constants = estimate_constants(told.summary, losses=own_losses(task, rows))
+    constants = estimate_constants(told.summary, losses=largest_loss(task, rows))
     rms, most, _ = told.radii
     hessian = fits.hessian + task.ridge * torch.eye(task.dim, dtype=fits.hessian.dtype)
     mu, smooth = theorem_convexity(hessian, n, p), constants.smooth.value
@@ -85,14 +86,11 @@ def survey(task: Any, clients: Clients, weights: Any = "size") -> Survey:
     )
 
 
-def own_losses(task: Any, rows: Any) -> Tensor:
-    """Every record's loss at its client's own fit, with a small ridge so that the fit exists."""
-    out = []
-    for block in rows.blocks():
-        batch = rows.select(block).padded()
-        risk = task.row_risk(task.prox(torch.zeros(1, task.dim, dtype=task.dtype), 1e-3, batch), batch)
-        out.append(risk[batch.weight > 0].double())
-    return torch.cat(out) / task.risk_per_loss
+@question
+def largest_loss(task: Any, batch: Batch) -> Tensor:
+    """[C]: of a record at its client's own fit, with a small ridge so that the fit exists."""
+    risk = task.row_risk(task.prox(torch.zeros(1, task.dim, dtype=task.dtype), 1e-3, batch), batch)
+    return torch.where(batch.weight > 0, risk.double(), 0.0).amax(1) / task.risk_per_loss
 
 
 def thresholds(

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from mooring.advice.asking import question
 from mooring.advice.calibrate import Witness
-from mooring.advice.folds import owners, row_losses
-from mooring.core.cohort import Rows
+from mooring.core.cohort import Batch, Rows
 
 PAIRS = {
     "personal over alone": ("alone", "personal"),
@@ -41,14 +41,26 @@ class Tally(NamedTuple):
 
 def tally_of(task: Any, held: Rows, trio: Trio) -> Tally:
     """The sums of these rows, with models that have not seen them."""
-    owner, m = owners(held), len(held)
-    loss = {name: row_losses(task, getattr(trio, name), held) for name in MODELS}
-    gaps = [torch.stack([gap, gap**2]) for gap in (loss[o] - loss[p] for o, p in PAIRS.values())]
+    if int(held.size.sum()) == 0:
+        nothing = torch.zeros(len(held), dtype=torch.float64)
+        return Tally(held.size, nothing.expand(3, -1), nothing.expand(3, 2, -1))
+    found = summed_losses(task, held, trio.alone, trio.common.expand_as(trio.alone), trio.personal)
+    return Tally(held.size, found.losses.T, found.gaps.permute(1, 2, 0))
 
-    def by_client(values: Tensor) -> Tensor:
-        return torch.zeros(len(values), m, dtype=torch.float64).index_add_(1, owner, values)
 
-    return Tally(held.size, by_client(torch.stack(list(loss.values()))), torch.stack([by_client(g) for g in gaps]))
+class Summed(NamedTuple):
+    losses: Tensor  # [C, 3], sums with each of MODELS
+    gaps: Tensor  # [C, 3, 2], of each of PAIRS: sums of differences, and of their squares
+
+
+@question
+def summed_losses(task: Any, batch: Batch, *models: Tensor) -> Summed:
+    """Sums over the rows, with each of MODELS [C, d]."""
+    real = batch.weight > 0
+    loss = {name: torch.where(real, task.row_risk(w, batch).double(), 0.0) for name, w in zip(MODELS, models)}
+    gaps = [loss[o] - loss[p] for o, p in PAIRS.values()]
+    both = [torch.stack([gap.sum(1), gap.square().sum(1)], 1) for gap in gaps]
+    return Summed(torch.stack([one.sum(1) for one in loss.values()], 1), torch.stack(both, 1))
 
 
 def total(tallies: Iterable[Tally]) -> Tally:

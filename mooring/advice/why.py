@@ -19,8 +19,9 @@ import torch
 from scipy.stats import chi2, false_discovery_control
 from torch import Tensor
 
+from mooring.advice.asking import bend
 from mooring.advice.families import COMMON, MOORED, OF_PRIOR, Setting, fitted
-from mooring.advice.path import Shape, batches_of, is_dense
+from mooring.advice.path import CELLS, Shape, is_dense
 from mooring.advice.prior import Prior
 from mooring.core.cohort import Rows
 
@@ -61,16 +62,16 @@ def moored_fit(task: Any, rows: Rows, p: Tensor, setting: Setting, prior: Prior 
     s = slack.sqrt() if setting.family != COMMON else torch.zeros(d, dtype=v.dtype)
     scale = setting.value if setting.family != COMMON else 1.0
     out = [torch.empty(m, d, d, dtype=v.dtype) for _ in range(3)]
-    slope, seen, told = torch.empty(m, d, dtype=v.dtype), torch.empty(m, dtype=v.dtype), torch.empty(m, d).double()
+    seen, told = torch.empty(m, dtype=v.dtype), torch.empty(m, d).double()
     eye = torch.eye(d, dtype=v.dtype)
-    for block, batch in batches_of(rows):
-        h = task.hessian(v[block], batch)
+    _, slope, bends = bend(task, rows, v)
+    for block in torch.arange(m).split(max(1, CELLS // d**2)):
+        h = bends[block]
         sh, stiff = s[:, None] * h, (scale * tight[block])[:, None, None]
         inner = torch.linalg.solve(sh * s + stiff * eye, sh)
         told[block] = torch.linalg.eigvalsh((sh * s / stiff).double()).clamp(min=0)
         free = s[:, None] * inner
         out[0][block], out[1][block], out[2][block] = free, eye - free, h - h @ free
-        slope[block] = task.grad(v[block], batch)
         values = torch.linalg.eigvalsh(h)
         seen[block] = (values > FLAT * values[:, -1:]).sum(1).to(v.dtype)
     return Moored(v, out[0], out[1], out[2], slope, seen, told)
@@ -91,12 +92,9 @@ def brings(task: Any, fit: Moored, p: Tensor, held: Rows, ridge: Tensor) -> np.n
     """[m]: the others' mean loss on their held-out rows without each client, less with it, in the unit of the risk."""
     p = (p / p.sum()).to(fit.v.dtype)
     rows = held.size.to(fit.v.dtype)
-    slope, bend = torch.zeros_like(fit.slope), torch.zeros_like(fit.free)
-    for block, batch in batches_of(held):
-        slope[block] = task.grad(fit.v[block], batch)
-        bend[block] = task.hessian(fit.v[block], batch)
+    _, slope, bends = bend(task, held, fit.v)
     felt = rows[:, None] * (fit.bound.mT @ slope[..., None])[..., 0]
-    curved = rows[:, None, None] * (fit.bound.mT @ bend @ fit.bound)
+    curved = rows[:, None, None] * (fit.bound.mT @ bends @ fit.bound)
     a = torch.einsum("c,cij->ij", p, fit.shared) + torch.diag(ridge.to(fit.v.dtype))
     left = a - p[:, None, None] * fit.shared
     move = (torch.linalg.pinv(left, hermitian=True, rtol=1e-10) @ (p[:, None] * fit.slope)[..., None])[..., 0]

@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 import torch
 
+from mooring.advice.asking import question
 from mooring.advice.choice import Choice
 from mooring.advice.curve import LearningCurve
-from mooring.advice.folds import compact, owners
 from mooring.advice.survey import Survey
-from mooring.core.cohort import Rows
+from mooring.core.cohort import Batch
 from mooring.data.clients import Clients
 
 KINDS = {"personal": "a personal model", "common": "the common model", "alone": "a model trained alone"}
@@ -98,7 +98,7 @@ def what_differs(clients: Clients, choice: Choice) -> str:
     variance = None if choice.prior is None else choice.prior.variance.numpy()
     if variance is None or len(variance) != len(clients.features) + 1:
         return ""
-    inside = varies_within(clients.train)
+    inside = varying(None, clients.train).any(0).numpy()
     share = variance / max(variance.sum(), 1e-300)
     parts = {f"the effect of {name}": share[j] for j, name in enumerate(clients.features) if inside[j]}
     parts["the level"] = 1 - sum(parts.values())
@@ -107,12 +107,13 @@ def what_differs(clients: Clients, choice: Choice) -> str:
     return f"What differs: mostly {listed(told)}." if told and variance.sum() > 0 else ""
 
 
-def varies_within(rows: Rows) -> np.ndarray:
-    """[features] bool: whether a column takes several values at one client or another."""
-    owner, x = owners(rows), compact(rows).x.double()
-    total = torch.zeros(len(rows), x.shape[1], dtype=x.dtype).index_add_(0, owner, x)
-    away = x - (total / rows.size.clamp(min=1)[:, None])[owner]
-    return (away.abs().amax(0) > 1e-9 * x.abs().amax(0)).numpy()
+@question
+def varying(task: Any, batch: Batch) -> Tensor:
+    """[C, features] bool: whether a column takes several values at a client."""
+    real = (batch.weight > 0)[..., None]
+    x = torch.where(real, batch.x.double(), 0.0)
+    away = torch.where(real, x - (x.sum(1) / real.sum(1).clamp(min=1))[:, None], 0.0)
+    return away.abs().amax(1) > 1e-9 * x.abs().amax(1)
 
 
 def who_is_unlike(frame: pd.DataFrame) -> str:
