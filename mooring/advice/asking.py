@@ -1,8 +1,8 @@
 """Questions to clients: all that advice learns from rows, it learns by asking.
 
 A question is a function of the task, of a cohort's padded rows, and of what is told to the clients: positional
-arguments have a row for each client, named ones are the same for all. Its answer is a tensor [C, ...] or a NamedTuple of
-such: sums, fits, losses, never a row. Clients whose rows are here (`Rows`) answer all at once, others (`Elsewhere`)
+arguments have a row for each client, named ones are the same for all. Its answer is a tensor [C, ...] or a NamedTuple
+of such: sums, fits, losses, never a row. Clients whose rows are here (`Rows`) answer all at once, others (`Elsewhere`)
 each by itself, from the very same function; whoever asks cannot tell them apart but for rounding.
 """
 
@@ -20,7 +20,8 @@ from mooring.core.cohort import Batch, Rows, batches_of, in_turn, stacked
 
 QUESTIONS: dict[str, Callable[..., Any]] = {}
 BATCHES = "batches"  # where rows keep their padded batches while they are asked again and again
-S, T = TypeVar("S"), TypeVar("T")
+S = TypeVar("S")
+T = TypeVar("T")
 
 
 class Elsewhere(Protocol):

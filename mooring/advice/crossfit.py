@@ -92,9 +92,11 @@ def cross_fit(
             kept.append(fold)
         losses: Losses = by_row(some, parts, kept, keys[asked.numpy()], seed)
     else:
-        kept, models = zip(
-            *(one for (one,) in doing(some)(lambda part: [fit_apart(task, part, settings, near, few)], parts))
-        )
+
+        def apart(part: Held) -> list[tuple[Fold, Tensor]]:
+            return [fit_apart(task, part, settings, near, few)]
+
+        kept, models = zip(*(one for (one,) in doing(some)(apart, parts)))  # type: ignore[assignment]
         losses = ByModel(task, [part.held for part in parts], models)
     here = decide(task, settings, losses, default)._replace(prior=prior)
     choice = here._replace(own={int(asked[i]): s for i, s in here.own.items()})

@@ -253,7 +253,7 @@ def powers(task: Linear, batch: Batch, models: Tensor) -> Powers:
 
 @question
 def meat(task: Linear, batch: Batch, models: Tensor, values: Tensor, turned: Tensor, noise: Tensor) -> Tensor:
-    """[C, d, d]: sum x x' e^2 / (1 - h) / s^4 over a client's rows (HC2), h under the posterior: E e^2 = s^2 (1 - h)."""
+    """[C, d, d]: sum x x' e^2 / (1 - h) / s^4 over the rows (HC2), h under the posterior: E e^2 = s^2 (1 - h)."""
     x, y = designed(task, batch)
     inside = x @ turned
     leverage = (inside.square() / (1 + values)[:, None]).sum(-1) / noise[:, None]

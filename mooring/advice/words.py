@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from torch import Tensor
 
 from mooring.advice.asking import question
 from mooring.advice.choice import Choice

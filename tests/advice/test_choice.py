@@ -8,6 +8,7 @@ from mooring.advice.choice import decide, leavers, likely
 from mooring.advice.crossfit import cross_fit
 from mooring.advice.families import ALONE, COMMON, DIAGONAL, LAMBDA, MOORED, SIZE, Setting, fitted
 from mooring.advice.folds import compact, cross, deal, joined, owners
+from mooring.advice.losses import ByRow
 from mooring.advice.plans import as_algorithm, kind_of, stiffness_of
 from mooring.advice.prior import centre_ridge, preferred, priors, weights_of_kinds
 from mooring.algorithms.base import build
@@ -95,18 +96,18 @@ def test_noise_does_not_unseat_the_prior_and_evidence_does():
     settings = [Setting(COMMON, 0.0), Setting(ALONE, 0.1), Setting(LAMBDA, 1.0), Setting(SIZE, 1.0)]
     owner, fold = torch.arange(400) // 20, torch.arange(400) % 5
     loss = 1 + 0.5 * torch.rand(4, 400, generator=rng)
-    assert decide(Linear(1), settings, loss, fold, owner, 20, settings[3]).plan == settings[3]
+    assert decide(Linear(1), settings, ByRow(loss, fold, owner, 20), settings[3]).plan == settings[3]
     loss[1] -= 0.2
-    assert decide(Linear(1), settings, loss, fold, owner, 20, settings[3]).plan == settings[1]
+    assert decide(Linear(1), settings, ByRow(loss, fold, owner, 20), settings[3]).plan == settings[1]
 
 
 def test_clients_leave_only_where_their_own_rows_are_sure():
     rng = torch.Generator().manual_seed(0)
     owner, fold = torch.arange(900) // 30, torch.arange(900) % 5
     loss = torch.rand(1, 900, generator=rng) + 0.02 * torch.rand(2, 900, generator=rng)
-    assert leavers(loss, fold, owner, 0.5) == {}
+    assert leavers(ByRow(loss, fold, owner, 30), [0, 1], 0.5) == {}
     loss[0, owner < 6] += 1.0  # six clients lose much with the plan
-    assert leavers(loss, fold, owner, 0.5) == dict.fromkeys(range(6), 1)
+    assert leavers(ByRow(loss, fold, owner, 30), [0, 1], 0.5) == dict.fromkeys(range(6), 1)
 
 
 def test_who_cannot_tell_keeps_the_plan():

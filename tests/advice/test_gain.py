@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from mooring.advice.gain import at_future, at_rows, gains, shared_share, spread_like
+from mooring.advice.gain import at_future, at_rows, gains, points, spread_like
 from mooring.advice.posterior import Likelihood, along, cov_at, mean_at, truths
 from mooring.core.cohort import Rows
 from mooring.tasks.linear import Linear
@@ -117,14 +117,14 @@ def test_rows_to_come_have_the_covariance_of_all_clients_around_each_ones_mean()
     x = [m + rng.standard_normal((40, 2)) @ np.linalg.cholesky(cov).T for m in mean]
     rows = Rows.stack([torch.from_numpy(a) for a in x], [torch.zeros(40, dtype=torch.float64)] * 3)
     places = at_future(Linear(2), rows)
-    block, points, weight = places.blocks[0]
+    found, weight = points(Linear(2), rows.padded(), places.mixed, places.reference)
     torch.testing.assert_close(weight.sum(1), torch.ones(3, dtype=torch.float64))
     pooled = np.mean([np.cov(a.T) for a in x], 0)
-    for c, i in enumerate(block.tolist()):
-        average = weight[c] @ points[c]
-        away = points[c] - average
+    for c in range(3):
+        average = weight[c] @ found[c]
+        away = found[c] - average
         spread = (weight[c][:, None] * away).T @ away
-        np.testing.assert_allclose(average[:2], x[i].mean(0), atol=0.1)
+        np.testing.assert_allclose(average[:2], x[c].mean(0), atol=0.1)
         # All clients have one covariance, so most of what stands for a client's is everybody's.
         np.testing.assert_allclose(spread[:2, :2], pooled, atol=0.25)
 
@@ -135,13 +135,14 @@ def test_own_rows_count_where_clients_inputs_differ_in_scale():
     n = torch.full((30,), 100.0, dtype=torch.float64)
     same = torch.from_numpy(rng.standard_normal((3000, 3)))
     scaled = same * torch.exp(torch.from_numpy(rng.standard_normal(30)))[owner][:, None]
-    share = {
-        name: float(shared_share(z, owner, z.T @ z / 2970, n)[0].mean())
-        for name, z in (("same", same), ("not", scaled))
-    }
+    share = {}
+    for name, z in (("same", same), ("not", scaled)):
+        rows = Rows(z, torch.zeros(3000, dtype=torch.float64), 100 * torch.arange(30), n.long())
+        share[name] = float(at_future(Linear(3), rows).mixed[0].mean())
     assert share["same"] > 0.6 and share["not"] < 0.2
     within = same.T @ same / 2970
-    some = spread_like(same, within)
+    some = spread_like(within)
+    torch.testing.assert_close(some.mean(0), torch.zeros(3, dtype=torch.float64), atol=1e-12, rtol=0)
     torch.testing.assert_close(some.T @ some / len(some), within)
 
 

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from mooring.advice.glm import design
 from mooring.advice.posterior import (
     SCALES,
     Likelihood,
@@ -140,8 +139,7 @@ def test_generalised_quadratics_have_the_losses_slope_and_bend_at_the_models(tas
     y = [b.double() for b in y] if isinstance(task, Poisson) else y
     rows = Rows.stack(x, y)
     models = torch.from_numpy(0.3 * rng.standard_normal((3, task.dim)))
-    blocks = [(torch.arange(3), design(task, rows.padded().x), rows.padded())]
-    data = quadratic_at(task, blocks, models, torch.zeros(3, task.dim, task.dim, dtype=torch.float64))
+    data = quadratic_at(task, rows, models, torch.zeros(3, task.dim, task.dim, dtype=torch.float64))
     for i, n in enumerate((7, 0, 5)):
         one = models[i].clone().requires_grad_(True)
 
