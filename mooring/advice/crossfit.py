@@ -10,7 +10,7 @@ A fold's result is a few tensors (`Fold`), so a run that was interrupted need no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -86,7 +86,7 @@ def cross_fit(
         for k, part in enumerate(parts):
             fold = (done or {}).get(k)
             if fold is None:
-                fold = fit_fold(task, part, settings, near, few)
+                fold = fit_fold(task, part, settings, near, found, few)
                 if save is not None:
                     save(k, fold)
             kept.append(fold)
@@ -94,7 +94,7 @@ def cross_fit(
     else:
 
         def apart(part: Held) -> list[tuple[Fold, Tensor]]:
-            return [fit_apart(task, part, settings, near, few)]
+            return [fit_apart(task, part, settings, near, found, few)]
 
         kept, models = zip(*(one for (one,) in doing(some)(apart, parts)))  # type: ignore[assignment]
         losses = ByModel(task, [part.held for part in parts], models)
@@ -148,30 +148,42 @@ def shares(rows: Rows) -> Tensor:
     return rows.size.double() / rows.size.sum()
 
 
-def fit_fold(task: Any, part: Held, settings: list[Setting], prior: Prior | None, weights: str | Tensor) -> Fold:
+def fit_fold(
+    task: Any,
+    part: Held,
+    settings: list[Setting],
+    prior: Prior | None,
+    near: Sequence[Prior],
+    weights: str | Tensor,
+) -> Fold:
     """All candidates on the fold's training rows, with a prior of its own, judged on its held-out rows."""
-    fold = prior_of_fold(task, part, prior)
+    fold = prior_of_fold(task, part, prior, near)
     models = fitted(task, part.train, weights_of(part.train, weights), settings, own_prior(prior, fold))
     loss = {one.setting: row_losses(task, one.v, part.held).float() for one in models}
     return fold._replace(loss=torch.stack([loss[setting] for setting in settings]))
 
 
 def fit_apart(
-    task: Any, part: Held, settings: list[Setting], prior: Prior | None, weights: str | Tensor
+    task: Any,
+    part: Held,
+    settings: list[Setting],
+    prior: Prior | None,
+    near: Sequence[Prior],
+    weights: str | Tensor,
 ) -> tuple[Fold, Tensor]:
     """The same without the losses, which stay with rows elsewhere; and the models [m, settings, d]."""
-    fold = prior_of_fold(task, part, prior)
+    fold = prior_of_fold(task, part, prior, near)
     models = fitted(task, part.train, weights_of(part.train, weights), settings, own_prior(prior, fold))
     found = {one.setting: one.v for one in models}
     return fold, torch.stack([found[setting] for setting in settings], 1)
 
 
-def prior_of_fold(task: Any, part: Held, prior: Prior | None) -> Fold:
-    """The prior of the fold's training rows, of the kind that all rows prefer."""
+def prior_of_fold(task: Any, part: Held, prior: Prior | None, near: Sequence[Prior]) -> Fold:
+    """The prior of the fold's training rows, of the kind that all rows prefer; `near` are those of all rows."""
     empty = torch.empty(0, dtype=torch.float64)
     if prior is None:
         return Fold(part.place, empty, empty, empty, empty)
-    again = priors(task, part.train, prior)
+    again = priors(task, part.train, near)
     if not again:
         return Fold(part.place, empty, prior.variance, prior.noise, prior.variance)
     own = preferred(again)

@@ -29,7 +29,7 @@ from mooring.tasks.proximal import is_dense
 
 SCALES = torch.logspace(3, -3, 25, dtype=torch.float64)  # lambdas of a whole path, in units of the clients' curvature
 SINGULAR = 1e-12  # share of the largest eigenvalue below which a direction counts as undetermined
-TOLERANCE = 1e-7  # Newton's method: the gradient, relative to the first one
+NEAR_ENOUGH = 1e-4  # Newton: a gradient, relative to the first one, from which the next step is the last: it squares it
 EXACT = 1e-10  # the same of one common model, absolute, as of everyone's own
 ITERATIONS = 50
 HALVINGS = 30
@@ -254,8 +254,6 @@ def _newton(task, rows, p, scales, tight, slack, ridge) -> Iterator[Point]:
             for _ in range(ITERATIONS):
                 dw, dz, size = _newton_step(here, p, s, pull, ridge, w, z)
                 first = size if first is None else max(first, size)
-                if size <= TOLERANCE * (1 + first):
-                    break
                 rate, moved = 1.0, False
                 for _ in range(HALVINGS):
                     ahead = bend(task, rows, w - rate * dw + s * (z - rate * dz))
@@ -267,6 +265,8 @@ def _newton(task, rows, p, scales, tight, slack, ridge) -> Iterator[Point]:
                 if not moved:
                     break
                 w, z, value, here = w - rate * dw, z - rate * dz, new, ahead
+                if size <= NEAR_ENOUGH * (1 + first):
+                    break
             yield Point(scale, w, w + s * z)
 
 

@@ -7,6 +7,7 @@ The estimates are those of `estimates/client_spread.py`, which settings such as 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import isfinite
 from typing import Any, NamedTuple
 
@@ -36,15 +37,15 @@ class Prior(NamedTuple):
         return Shape(self.noise / n.double().clamp(min=1), self.variance)
 
 
-def priors(task: Any, rows: Rows, near: Prior | None = None) -> list[Prior]:
+def priors(task: Any, rows: Rows, near: Sequence[Prior] = ()) -> list[Prior]:
     """Both kinds, the simpler first; none where the task has no Hessian or the rows are too few.
 
-    Of very many coefficients (features of a kernel) only the simpler one. Approximations start from `near`, a prior of
-    much the same rows.
+    Of very many coefficients (features of a kernel) only the simpler one. Approximations start from `near`, the priors
+    of much the same rows.
     """
-    told = []
+    told, known = [], {prior.kind: prior.spread for prior in near}
     for kind in forms_of(task):
-        found = client_spread(task, answers_of(task, rows), kind, None if near is None else near.spread)
+        found = client_spread(task, answers_of(task, rows), kind, known.get(kind))
         if found is None:
             break
         told.append(found)
@@ -88,12 +89,14 @@ def weights_of_kinds(found: list[Prior]) -> tuple[float, float, float]:
     """The weights of no spread, of one for all coefficients and of one each, by their likelihoods.
 
     To have a spread at all costs ENTRY of the deviance; to have one each costs EACH and FURTHER for every further
-    spread above 0 (at 0 they are free).
+    spread above 0: at 0 they are free, unless the likelihood is an approximation, which knows a 0 from a little only
+    roughly.
     """
     simple, rich = found[0], found[-1]
     gain, more = above_none(simple.spread) - ENTRY, -torch.inf
     if rich is not simple:
-        further = int((rich.variance > 0).sum()) - int((simple.variance > 0).any())
+        free = int((rich.variance > 0).sum()) if rich.spread.data.rows is not None else len(rich.variance)
+        further = free - int((simple.variance > 0).any())
         more = simple.spread.deviance - rich.spread.deviance - EACH - FURTHER * max(further, 0)
     # A deviance that ran out of numbers speaks for nothing.
     gain, more = gain if isfinite(gain) else 0.0, more if isfinite(more) else -torch.inf

@@ -33,7 +33,7 @@ FIRST_RIDGE = 1e-4  # makes the common model that Laplace's approximation starts
 NEWTON_STEPS = 30
 ENOUGH = 1e-8  # its gradient, relative to the first one
 FIRST_VARIANCE = 0.1  # the spread that it starts from,
-LEAST_VARIANCE = 1e-3  # and the least that it starts from where it has a near one,
+LEAST_VARIANCE = 1e-3  # and the least mean that it starts from where it has a near one,
 NEAR_ENOUGH = 0.02  # where it may end sooner: such a change is far below what a spread is known to
 
 
@@ -82,7 +82,9 @@ def _laplace(task: Task, answers: Answers, form: Literal["scalar", "diagonal"], 
     """Fits are renewed by the clients, warm started; the first centre is the common model, or the near one."""
     n = answers.size.double()
     common = common_model(answers, task.dim) if near is None else near.center
-    first = FIRST_VARIANCE if near is None else max(float(near.variance.mean()), LEAST_VARIANCE)
+    first = torch.tensor(FIRST_VARIANCE).double() if near is None else near.variance
+    if near is not None and (form == "scalar" or float(first.mean()) < LEAST_VARIANCE):
+        first = first.mean().clamp(min=LEAST_VARIANCE)
     modes = [common.to(task.dtype).expand(len(n), -1)]
 
     def refit(center: Tensor, lam: Tensor) -> tuple[Tensor, Tensor]:

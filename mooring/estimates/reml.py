@@ -48,7 +48,8 @@ class Normal(NamedTuple):
     z: Tensor  # [m, r], c
     rss: float  # sum_i q_i - |c_i|^2: what remains of the squares after everyone's own fit
     rows: float | None  # N; None where the noise is known to be 1
-    tilt: Tensor | None = None  # [d], adds sum_j tilt_j log t_j to the deviance
+    tilt: Tensor | None = None  # [d], adds 2 sum_j tilt_j log(1 + t_j/near_j) to the deviance, whose slope in log t_j
+    near: Tensor | None = None  # [d]  at t = near is tilt_j: bounded at 0, so that a spread may go there
 
 
 class State(NamedTuple):
@@ -106,8 +107,8 @@ def evaluate(data: Normal, t: Tensor) -> State:
         freedom = data.rows - int(seen.sum())
         noise = max(rss / freedom, torch.finfo(t.dtype).tiny)
         deviance = freedom * log(noise) + logs
-    if data.tilt is not None:
-        deviance += float(torch.special.xlogy(data.tilt, t).sum())
+    if data.tilt is not None and data.near is not None:
+        deviance += 2 * float((data.tilt * (t / data.near).log1p()).sum())
     return State(t, deviance, noise, w, w_cov, p, r - p @ w)
 
 
@@ -119,9 +120,9 @@ def slope_terms(data: Normal, at: State) -> tuple[Tensor, Tensor, Tensor]:
     if data.rows is not None:
         diagonal = at.p.diagonal(dim1=1, dim2=2).sum(0)
         hessian = hessian - torch.outer(diagonal, diagonal) / data.rows
-    if data.tilt is not None:
-        slant = torch.where(data.tilt == 0, 0.0, data.tilt / at.t)
-        expected, hessian = expected + slant, hessian + torch.diag(torch.where(data.tilt == 0, 0.0, slant.abs() / at.t))
+    if data.tilt is not None and data.near is not None:
+        slant = 2 * data.tilt / (data.near + at.t)
+        expected, hessian = expected + slant, hessian + torch.diag(slant.abs() / (data.near + at.t))
     return expected, observed, hessian
 
 

@@ -14,7 +14,7 @@ more than its number of further parameters (Akaike). Shrinking to exactly 0 is p
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import log1p
+from math import log, log1p
 from typing import Literal, NamedTuple
 
 import torch
@@ -30,7 +30,8 @@ LOOSEST = 1e-8  # smallest tau^2 handed to a refit, as a share of its start, so 
 ROUNDS = 100
 WIDER = 0.1  # relative change of tau^2 by which the fits' answer to it is measured
 STEPS = 4  # of the likelihood's maximisation between two refits: more would chase an approximation that moves
-SETTLED = 1e-4  # relative change of spread and centre at which Laplace's approximation stays put
+SETTLED = 1e-4  # relative change of spread and centre at which Laplace's approximation stays put,
+CALM = 1.0  # and deviance that a round gains, as a multiple of it: far below what tells two spreads apart
 NEGLIGIBLE = 1e-3  # a spread below this share of the largest is as good as 0; a deviance per client below it, too
 
 
@@ -86,7 +87,7 @@ def spread_laplace(
     refit: Refit,
     center: Tensor,
     form: Form = "scalar",
-    variance: float = 1.0,
+    variance: float | Tensor = 1.0,
     settled: float = SETTLED,
 ) -> Spread:
     """Laplace's approximation, for losses that are negative log-likelihoods; separable or tiny clients included.
@@ -96,11 +97,11 @@ def spread_laplace(
     tau^2 as for a linear task with noise 1. That alone is penalised quasi-likelihood, which halves tau^2 of binary
     targets at 4 rows per coefficient; the deviance of Laplace's approximation also counts how the Hessians change with
     tau (`_tilt`), which takes a second refit per round. What remains is about -20 % at 4 rows per coefficient.
-    It starts from `variance` and ends when the relative change of a round is below `settled`.
+    It starts from `variance`, one or [d], and ends when the relative change of a round is below `settled`.
     """
     _check_form(form, ("scalar", "diagonal", "auto"))
     n = n.double()
-    first = torch.full_like(center, float(variance), dtype=torch.float64)
+    first = torch.as_tensor(variance, dtype=torch.float64).expand(len(center))
     if form != "auto":
         return _laplace(n, refit, center.double(), form, first, settled)
     rich = _laplace(n, refit, center.double(), "diagonal", first, settled)
@@ -112,19 +113,23 @@ def spread_laplace(
 
 def _laplace(n: Tensor, refit: Refit, center: Tensor, form: str, t: Tensor, settled: float) -> Spread:
     """The rounds of `spread_laplace`, from spread t."""
-    floor = LOOSEST * t
+    floor = LOOSEST * t.mean()
     for _ in range(ROUNDS):
         now = torch.maximum(t, floor)
         lam = 1 / (n[:, None] * now)
         modes, hessians = refit(center, lam)
         data = _quadratic(n, modes.double(), hessians.double(), lam, center)
-        data = data._replace(tilt=_tilt(data, now, n, hessians.double(), refit, center, lam))
+        here = evaluate(data, now)
+        tilt = _tilt(here, n, hessians.double(), refit, center, lam)
+        data = data._replace(tilt=tilt, near=now)
         at, _, warnings = _best(data, form, start=now, iterations=STEPS)
         # A coefficient whose spread is on its way to 0 need not be followed to the end.
         moved = (at.t - t).abs() / (at.t + t + 2 * floor + NEGLIGIBLE * at.t.max())
         shift = (at.w - center).abs() / (at.t + floor + NEGLIGIBLE * at.t.max()).sqrt()
+        gained = here.deviance + 2 * log(2) * float(tilt.sum()) - at.deviance
         t, center = at.t, at.w
-        if float(moved.max()) < settled and float(shift.max()) < settled:
+        # Along what rows hardly tell, spreads wander on while the likelihood stays as it is.
+        if gained < CALM * settled or (float(moved.max()) < settled and float(shift.max()) < settled):
             break
     else:
         warnings += (f"Laplace's approximation still moved after {ROUNDS} rounds.",)
@@ -189,12 +194,12 @@ def _quadratic(n: Tensor, modes: Tensor, hessians: Tensor, lam: Tensor, center: 
     return normal(k, b, torch.zeros_like(n), None)
 
 
-def _tilt(data: Normal, t: Tensor, n: Tensor, before: Tensor, refit: Refit, center: Tensor, lam: Tensor) -> Tensor:
+def _tilt(at: State, n: Tensor, before: Tensor, refit: Refit, center: Tensor, lam: Tensor) -> Tensor:
     """[d]: how sum_i log|1 + T n_i H_i| changes with log t because the fits, hence their Hessians, move with t.
 
     The change for all t at once, by a difference, and shared out by how far each coefficient's spread moves the fits.
     """
-    before, at = before.clone(), evaluate(data, t)
+    before, t = before.clone(), at.t
     after = refit(center, lam / (1 + WIDER))[1].double()
     change = float((n[:, None, None] * at.covs * (after - before)).sum()) / log1p(WIDER)
     if abs(change) < NEGLIGIBLE * len(n):

@@ -123,12 +123,16 @@ class Logistic(Task):
         prob = self.predict(w, batch.x)
         if self.scores == 1:
             curvature = batch.weight * prob[..., 0] * prob[..., 1]
-            h = torch.einsum("cbi,cb,cbj->cij", x, curvature, x)
+            h = (curvature[..., None] * x).mT @ x
         else:
-            mixed = torch.diag_embed(prob) - prob[..., :, None] * prob[..., None, :]
-            mixed = batch.weight[..., None, None] * mixed
-            # Rows of w run over features first and scores second, then the intercepts: the same order here.
-            h = torch.einsum("cbi,cbkl,cbj->cikjl", x, mixed, x).reshape(len(w), self.dim, self.dim)
+            # sum of weight (diag(p) - p p') (x) x x'. Rows of w run over features first and scores second, then the
+            # intercepts: the same order here.
+            shape = (len(w), x.shape[2], self.scores, x.shape[2], self.scores)
+            share = batch.weight[..., None] * prob
+            mixed = (x[..., None] * prob[..., None, :]).flatten(2)
+            h = -(batch.weight[..., None] * mixed).mT @ mixed
+            own = (x[..., None] * share[..., None, :]).flatten(2).mT @ x  # [C, features and scores, features]
+            h.view(shape).diagonal(dim1=2, dim2=4).add_(own.view(shape[:4]).permute(0, 1, 3, 2))
         return h + self.ridge * torch.eye(self.dim, dtype=w.dtype)
 
     def solve(self, batch: Batch) -> Tensor:
