@@ -1,5 +1,6 @@
 """Mooring: personalized federated learning. How tightly should each client be moored to the others?"""
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from mooring.estimators import PersonalizedClassifier as PersonalizedClassifier
     from mooring.estimators import PersonalizedRegressor as PersonalizedRegressor
     from mooring.report.figures import plot as plot
+
+# PyTorch asks for large pages for large tensors: a cohort's matrix is new every round, and small pages cost as much
+# time as what is written to them. Read by PyTorch when it first makes a tensor.
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 # What `import mooring` offers; each name is imported when it is first used, so that the package stays quick to load.
 _PUBLIC = {

@@ -105,10 +105,10 @@ class Metered:
         """The task's steps all at once, counted; None where it has none."""
         return None if self._task.stay is None else self._stay
 
-    def _stay(self, v: Any, rows: Any, place: Any, n: Any, *how: Any) -> None:
+    def _stay(self, v: Any, begin: Any, rows: Any, place: Any, n: Any, *how: Any) -> None:
         self._meter.samples += int(n.sum())
         self._meter.gradients += int(n.sum())
-        self._task.stay(v, rows, place, n, *how)
+        self._task.stay(v, begin, rows, place, n, *how)
 
     def prox(self, center: Any, lam: Any, batch: Any, start: Any = None) -> Any:
         self._meter.gradients += self._task.count(batch)

@@ -78,13 +78,12 @@ def sgd(
     lam may be a number, [C], [C, 1] or [C, d]. The full gradient is used when batch is None. A task that can take the
     step in place, or all of them at once, does.
     """
-    v = w.expand(len(data), -1).clone()
     summed = batch is None and task.condense is not None
     if region is None and task.stay is not None and not summed and task.reads(data.train):
         counts = steps_of(data.train.size, batch, steps, epochs)
         drawn = drawings(data, round, batch=batch, counts=counts, slot=slot, draws=draws)
-        stay(task, v, data.train, counts, drawn, eta, pull, shift)
-        return v
+        return stay(task, w, data.train, counts, drawn, eta, pull, shift)
+    v = w.expand(len(data), -1).clone()
     for step in minibatches(task, data, round, batch=batch, steps=steps, epochs=epochs, slot=slot, draws=draws):
         size = eta(step.k) if callable(eta) else eta
         if region is None and task.step is not None and isinstance(step.batch, Batch):
@@ -105,15 +104,28 @@ def sgd(
 
 def stay(
     task: Task,
-    v: Tensor,
+    w: Tensor,
     rows: Rows,
     counts: Tensor,
     drawn: Iterator[Drawn],
     eta: StepSize,
     pull: tuple[Any, Tensor] | None,
     shift: Tensor | None,
-) -> None:
-    """All steps of a stay, v in place, by a task that takes many at once: as many as MOST_DRAWN places allow."""
+) -> Tensor:
+    """[C, d]: all steps of a stay by a task that takes many at once: as many as MOST_DRAWN places allow."""
+    begin = w if w.ndim == 2 else w[None]
+    v = begin.new_empty(len(rows), begin.shape[1])
+    for place, n, rate in pieces(drawn, counts, eta, v.dtype):
+        task.stay(v, begin, rows, place, n, rate, pull, shift)
+        begin = v
+    return v if begin is v else v.copy_(begin)
+
+
+def pieces(
+    drawn: Iterator[Drawn], counts: Tensor, eta: StepSize, dtype: torch.dtype
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Steps in pieces of at most MOST_DRAWN places: place [S, C, B], n [S, C] and rate [S, C], which is 0 for those
+    who are done."""
     waiting: list[Drawn] = []
     for k, now in enumerate(drawn):
         waiting.append(now)
@@ -121,9 +133,9 @@ def stay(
             continue
         steps = np.arange(k + 1 - len(waiting), k + 1)
         busy = steps[:, None] < counts.numpy()
-        sizes = [torch.as_tensor(eta(int(j)) if callable(eta) else eta, dtype=v.dtype).expand(len(v)) for j in steps]
+        sizes = [torch.as_tensor(eta(int(j)) if callable(eta) else eta, dtype=dtype).expand(len(counts)) for j in steps]
         place, n = np.stack([one.place for one in waiting]), np.stack([one.n for one in waiting])
-        task.stay(v, rows, place, np.where(busy, n, 0), torch.stack(sizes).numpy() * busy, pull, shift)
+        yield place, np.where(busy, n, 0), torch.stack(sizes).numpy() * busy
         waiting = []
 
 

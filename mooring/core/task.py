@@ -121,7 +121,7 @@ class Task(Protocol):
     hessian: Any = None  # hessian(w, batch) -> [C, d, d]
     curve: Any = None  # curve(w, batch, direction) -> [C, d], the Hessian times a direction
     step: Any = None  # step(v, batch, move): one step of local SGD, in place (`core/steps.py`)
-    stay: Any = None  # stay(v, rows, place, n, rate, pull, shift): many steps at once, in place (`core/solvers.py`)
+    stay: Any = None  # stay(v, begin, rows, place, n, rate, pull, shift): many steps at once (`core/solvers.py`)
     lift: Any = None  # lift(x) -> the features that a kernel's linear model sees
 
     dim: int

@@ -18,12 +18,11 @@ from torch import Tensor, nn
 
 from mooring.core.cohort import Rows
 from mooring.core.steps import hold
-from mooring.tasks.perceptron import slope_of, steps_of
 
 LARGE = 1 << 18  # bytes of a model's parameters from which on a client of a perceptron is better alone
-RELU: list[nn.Module] = [nn.ReLU()]
-Slope = Callable[[Tensor, Tensor], Tensor]  # (predictions [B, ...], y [B]) -> the slope of the sum of their losses
-Steps = Iterator[tuple[float, Tensor, Tensor]]  # rate, x [B, ...], y [B]
+Loss = Callable[[Tensor, Tensor], Tensor]  # (predictions [B, ...], y [B]) -> [B]
+Labels = Callable[[Tensor], Tensor]  # a client's targets [S, B] as its steps want them
+Steps = Iterator[tuple[float, Tensor, Tensor]]  # rate, which rows of the pool [B], their targets
 
 
 class Hold(NamedTuple):
@@ -38,17 +37,22 @@ class Hold(NamedTuple):
         return held, self.towards[place].view(shape) if len(self.towards) else None
 
 
-Work = Callable[[Tensor, Hold, Steps], None]
-threshold_backward = torch.ops.aten.threshold_backward.grad_input
+Work = Callable[[Tensor, Tensor, Hold, Tensor, Steps], None]  # (start, where to put the end, hold, pool of rows, steps)
 
 
 def convolutional(module: nn.Module) -> bool:
     return any(isinstance(layer, nn.Conv2d) for layer in module.modules())
 
 
+def as_they_are(y: Tensor) -> Tensor:
+    return y
+
+
 def stay(
     work: Work,
+    labels: Labels,
     v: Tensor,
+    begin: Tensor,
     rows: Rows,
     place: np.ndarray,
     n: np.ndarray,
@@ -58,130 +62,49 @@ def stay(
     *,
     ridge: float,
 ) -> None:
-    """`work(v_c, hold, steps)` for every client: steps are (rate, x, y), of no rows for a client without any."""
+    """Put into v [C, d] where the steps of every client end that begins at its row of `begin`, [C, d] or [1, d]."""
     held, towards = hold(v, pull, shift, ridge)
+    steps = steps_on(rows, place, n, rate, labels)
+    holds = [Hold(*pair) for pair in zip(each(held, len(v)), each(towards, len(v)))]
+    if len(held) == len(towards) == 1:
+        holds = holds[:1] * len(v)
+    for c, (start, mine) in enumerate(zip(each(begin, len(v)), holds)):
+        work(start, v[c], mine, rows.x, steps(c))
+
+
+def each(values: Tensor, clients: int) -> list[Tensor]:
+    """Every client's row of [C, ...]; the same one of [1, ...]."""
+    return list(values) if len(values) > 1 else [values[0]] * clients
+
+
+def steps_on(rows: Rows, place: np.ndarray, n: np.ndarray, rate: np.ndarray, labels: Labels) -> Callable[[int], Steps]:
+    """A client's steps, by its number: those at a rate of 0 are none."""
     places = torch.from_numpy(np.ascontiguousarray(place.swapaxes(0, 1)))
     heights, rates, widest = n.T.tolist(), rate.T.tolist(), place.shape[2]
 
     def steps(c: int) -> Steps:
-        """Slices and rows are made for many steps at once: each call of PyTorch counts here."""
+        """Slices and targets are made for many steps at once: each call of PyTorch counts here."""
         here = places[c]
-        targets = rows.y.index_select(0, here.flatten()).view(here.shape)
+        targets = labels(rows.y.index_select(0, here.flatten()).unflatten(0, here.shape))
         for size, height, index, y in zip(rates[c], heights[c], here.unbind(0), targets.unbind(0)):
             if size == 0:
                 continue
             if height < widest:
                 index, y = index[:height], y[:height]
-            yield size, rows.x.index_select(0, index), y
+            yield size, index, y
 
-    for c in range(len(v)):
-        work(v[c], Hold(held[c if len(held) > 1 else 0], towards[c if len(towards) > 1 else 0]), steps(c))
-
-
-def perceptron_client(module: nn.Sequential, places: dict[str, slice], slope: Slope) -> Work:
-    """A client's steps by a perceptron, slope(predictions, y) being the slope of the sum of losses.
-
-    Matrices are turned to [in, out], which products with few rows prefer, and all that a step makes is written to
-    memory that the last step used. Such steps take a few microseconds of arithmetic per call of PyTorch: hence no
-    function is called, and nothing allocated, that can be spared.
-    """
-    layers = steps_of(module)
-    first = next(i for i, (_, layer) in enumerate(layers) if isinstance(layer, nn.Linear))
-    stages = _stages(layers[first:])
-    weights = [layer.weight.new_empty(layer.weight.mT.shape) for _, layer, _ in stages]
-    turned = [weight.mT for weight in weights]
-    room: dict[int, list[Room]] = {}
-
-    def work(v: Tensor, hold: Hold, steps: Steps) -> None:
-        theirs = [v[places[f"{name}.weight"]].view(layer.weight.shape).mT for name, layer, _ in stages]
-        for mine, part in zip(weights, theirs):
-            mine.copy_(part)
-        biases = [None if layer.bias is None else v[places[f"{name}.bias"]] for name, layer, _ in stages]
-        of_weights = [_turned(hold.at(places[f"{name}.weight"], layer.weight.shape)) for name, layer, _ in stages]
-        of_biases = [
-            (0.0, None) if layer.bias is None else hold.at(places[f"{name}.bias"], layer.bias.shape)
-            for name, layer, _ in stages
-        ]
-        for rate, x, y in steps:
-            for _, layer in layers[:first]:
-                x = layer(x)
-            height = len(x)
-            if height not in room:
-                room[height] = [Room(height, weight) for weight in weights]
-            here, seen, undo = room[height], [x], []
-            for weight, bias, (_, _, free), own in zip(weights, biases, stages, here):
-                x = torch.addmm(bias, x, weight, out=own.out) if bias is not None else torch.mm(x, weight, out=own.out)
-                if free is RELU:
-                    x.relu_()
-                elif free:
-                    x, back = _through(free, x)
-                    undo.append(back)
-                seen.append(x)
-            along = slope(x, y)
-            for i in range(len(stages) - 1, -1, -1):
-                own, free = here[i], stages[i][2]
-                if free is RELU:
-                    along = threshold_backward(along, seen[i + 1], 0, grad_input=own.kept)
-                elif free:
-                    along = undo.pop()(along)
-                weight, bias, share = weights[i], biases[i], rate / max(height, 1)
-                before = torch.mm(along, turned[i], out=here[i - 1].slope) if i else along
-                weight.addmm_(seen[i].mT, along, beta=_pulled(weight, rate, *of_weights[i]), alpha=-share)
-                if bias is not None:
-                    bias.addmv_(along.mT, own.ones, beta=_pulled(bias, rate, *of_biases[i]), alpha=-share)
-                along = before
-        for mine, part in zip(weights, theirs):
-            part.copy_(mine)
-
-    return work
+    return steps
 
 
-class Room:
-    """Memory for what a step makes of one layer."""
-
-    def __init__(self, height: int, weight: Tensor):
-        self.out, self.slope, self.kept = (weight.new_empty(height, weight.shape[1]) for _ in range(3))
-        self.ones = weight.new_ones(height)
-
-
-def _stages(layers: list[tuple[str, nn.Module]]) -> list[tuple[str, nn.Linear, list[nn.Module]]]:
-    """Each linear layer with its name and what without parameters follows it: RELU itself, where it is only that."""
-    stages: list[tuple[str, nn.Linear, list[nn.Module]]] = []
-    for name, layer in layers:
-        if isinstance(layer, nn.Linear):
-            stages.append((name, layer, []))
-        else:
-            stages[-1][2].append(layer)
-    return [(name, layer, RELU if [type(f) for f in free] == [nn.ReLU] else free) for name, layer, free in stages]
-
-
-def _turned(pull: tuple[float | Tensor, Tensor | None]) -> tuple[float | Tensor, Tensor | None]:
-    held, towards = pull
-    held = held if isinstance(held, float) else held.mT.contiguous()
-    return held, None if towards is None else towards.mT.contiguous()
-
-
-def _pulled(part: Tensor, rate: float, held: float | Tensor, towards: Tensor | None) -> float:
-    """Do the pull's share of a step, but for a factor of what `part` is now, which is returned."""
-    if towards is None and isinstance(held, float):
+def held_back(part: Tensor, rate: float, held: float | Tensor) -> float:
+    """The factor of `part` in a step, if it is a number; if not, `part` is multiplied, and 1 is what is left to do."""
+    if isinstance(held, float):
         return 1 - rate * held
     part.mul_(1 - rate * held)
-    if towards is not None:
-        part.add_(towards, alpha=rate)
     return 1.0
 
 
-def _through(free: list[nn.Module], x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """What layers without parameters make of x, and of the slope behind them the one before."""
-    leaf = x.detach().clone().requires_grad_()
-    with torch.enable_grad():
-        z = leaf
-        for layer in free:
-            z = layer(z)
-    return z.detach(), lambda slope: torch.autograd.grad(z, leaf, slope)[0]
-
-
-def module_client(module: nn.Module, places: dict[str, slice], loss: Callable[[Tensor, Tensor], Tensor]) -> Work:
+def module_client(module: nn.Module, places: dict[str, slice], loss: Loss) -> Work:
     """A client's steps by any module, a copy of it, along the mean of `loss`(predictions, y) [B].
 
     Convolutions have their channels last, which suits PyTorch's pooling better and its convolutions as well.
@@ -194,21 +117,25 @@ def module_client(module: nn.Module, places: dict[str, slice], loss: Callable[[T
         if part.ndim == 4:
             part.data = torch.empty(part.shape, dtype=part.dtype, memory_format=torch.channels_last)
 
-    def work(v: Tensor, hold: Hold, steps: Steps) -> None:
+    def work(begin: Tensor, v: Tensor, hold: Hold, pool: Tensor, steps: Steps) -> None:
         with torch.no_grad():
             for part, place in parts:
-                part.copy_(v[place].view(part.shape))
+                part.copy_(begin[place].view(part.shape))
         pulls = [hold.at(place, part.shape) for part, place in parts]
-        for rate, x, y in steps:
+        for rate, index, y in steps:
             found: Any = [None] * len(parts)
             if len(y):
                 with torch.enable_grad():
-                    found = torch.autograd.grad(loss(own(x), y).mean(), leaves, allow_unused=True)
+                    found = torch.autograd.grad(
+                        loss(own(pool.index_select(0, index)), y).mean(), leaves, allow_unused=True
+                    )
             with torch.no_grad():
-                for part, slope, pull in zip(leaves, found, pulls):
-                    factor = _pulled(part, rate, *pull)
+                for part, slope, (held, towards) in zip(leaves, found, pulls):
+                    factor = held_back(part, rate, held)
                     if factor != 1:
                         part.mul_(factor)
+                    if towards is not None:
+                        part.add_(towards, alpha=rate)
                     if slope is not None:
                         part.sub_(slope, alpha=rate)
         with torch.no_grad():
@@ -216,18 +143,3 @@ def module_client(module: nn.Module, places: dict[str, slice], loss: Callable[[T
                 v[place].view(part.shape).copy_(part)
 
     return work
-
-
-def sum_slope(loss: Callable[[Tensor, Tensor], Tensor], classifies: bool) -> Slope:
-    """The slope of the sum of `loss` at predictions; of cross-entropy without autograd."""
-    minus: dict[int, Tensor] = {}
-
-    def softmax(output: Tensor, y: Tensor) -> Tensor:
-        if len(y) not in minus:
-            minus[len(y)] = output.new_full((len(y), 1), -1)
-        return torch.softmax(output, -1).scatter_add_(-1, y[:, None], minus[len(y)])
-
-    def any_loss(output: Tensor, y: Tensor) -> Tensor:
-        return slope_of(lambda out: loss(out, y).sum(), output) if len(y) else torch.zeros_like(output)
-
-    return softmax if classifies else any_loss

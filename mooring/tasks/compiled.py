@@ -50,6 +50,7 @@ def stay(task: Any, link: int, scores: int) -> Any:
 
 def take_steps(
     v: Tensor,
+    begin: Tensor,
     rows: Rows,
     place: np.ndarray,
     n: np.ndarray,
@@ -61,10 +62,10 @@ def take_steps(
     scores: int,
     ridge: float,
 ) -> None:
-    """Move each client's parameters v [C, d], in place, by its steps s = 0, 1, ... along the first n[s, c] rows
-    place[s, c] of the pool at rate[s, c]; a rate of 0 is no step."""
+    """Put into v [C, d] where each client's steps s = 0, 1, ... end, from its row of `begin`, [C, d] or [1, d], along
+    the first n[s, c] rows place[s, c] of the pool at rate[s, c]; a rate of 0 is no step."""
     held, towards = hold(v, pull, shift, ridge)
-    small = [array.contiguous().numpy() for array in (held, towards)]
+    small = [array.contiguous().numpy() for array in (begin, held, towards)]
     share = rate / np.maximum(n, 1).astype(rate.dtype)  # of a row in a step
     features, whole = rows.x.shape[1], [rows.x.numpy(), rows.y.numpy()]
     apart = held.shape[1] > 1 or towards.shape[1] > 0  # coefficients differ in how they are held
@@ -196,17 +197,18 @@ def kernel() -> Any:
                 W[k, f] -= a0 * x[i0, f] + a1 * x[i1, f] + a2 * x[i2, f] + a3 * x[i3, f]
 
     @fast
-    def stay(v, x, y, place, n, rate, share, held, towards, link, W, b, z, H, T):  # type: ignore[no-untyped-def]
+    def stay(v, x, y, place, n, rate, share, begin, held, towards, link, W, b, z, H, T):  # type: ignore[no-untyped-def]
         """All steps of all clients; W, b, z, H and T are room to work in, z for a multiple of four rows."""
         K, F = len(W), W.shape[1]
         zero = v.dtype.type(0)
         one = v.dtype.type(1)
         for c in range(len(v)):
+            start = c if len(begin) > 1 else 0
             for f in range(F):
                 for k in range(K):
-                    W[k, f] = v[c, f * K + k]
+                    W[k, f] = begin[start, f * K + k]
             for j in range(F * K, v.shape[1]):
-                b[j - F * K] = v[c, j]
+                b[j - F * K] = begin[start, j]
             mine = c if len(held) > 1 else 0
             own = c if len(towards) > 1 else 0
             for k in range(len(H)):  # how each coefficient is held, the intercept last

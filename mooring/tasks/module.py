@@ -18,7 +18,7 @@ from mooring.core.errors import RequestError
 from mooring.core.seeds import words
 from mooring.core.steps import Move
 from mooring.core.task import Constants, Layout, Task, layout_of
-from mooring.tasks import alone
+from mooring.tasks import alone, alone_perceptron
 from mooring.tasks.perceptron import is_perceptron, perceptron_grad, perceptron_step, slope_of
 
 RowLoss = Callable[[Tensor, Tensor], Tensor]  # (predictions [B, ...], y [B, ...]) -> [B], or [B, ...] to be averaged
@@ -254,7 +254,7 @@ class Module(Task):
     def reads(self, rows: Rows) -> bool:
         return type(rows) is Rows and rows.x.dtype == self.dtype
 
-    def _client_by_client(self, v: Tensor, rows: Rows, *how: Any) -> None:
+    def _client_by_client(self, v: Tensor, *how: Any) -> None:
         places = {part.name: part.place for part in self.layout}
 
         def each(output: Tensor, y: Tensor) -> Tensor:
@@ -262,10 +262,11 @@ class Module(Task):
 
         if self.is_perceptron:
             assert isinstance(self.module, nn.Sequential)
-            work = alone.perceptron_client(self.module, places, alone.sum_slope(each, self.classifies))
+            net = alone_perceptron.Net(self.module, places, each, self.classifies)
+            with net.quick():
+                alone.stay(alone_perceptron.client(net), net.labels, v, *how, ridge=self.ridge)
         else:
-            work = alone.module_client(self.module, places, each)
-        alone.stay(work, v, rows, *how, ridge=self.ridge)
+            alone.stay(alone.module_client(self.module, places, each), alone.as_they_are, v, *how, ridge=self.ridge)
 
     def _perceptron_step(self, v: Tensor, batch: Batch, move: Move) -> None:
         weight = batch.weight * move.rate

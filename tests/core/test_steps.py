@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from mooring.core import solvers
 from mooring.core.batches import minibatches
 from mooring.core.cohort import CohortData, Round, Rows, per_client
 from mooring.core.costs import Meter, Metered
@@ -141,6 +142,23 @@ def test_a_client_of_a_large_network_does_not_depend_on_its_company(monkeypatch)
         for c in range(len(SIZES)):
             lone = sgd(task, w, data.select(torch.tensor([c])), TURN, 0.1, batch=3, epochs=2, pull=(0.3, w))
             assert torch.equal(lone[0], together[c])
+
+
+@pytest.mark.parametrize("name", ["softmax", "network", "network for regression", "convolutional network"])
+def test_steps_may_be_taken_in_pieces(name, monkeypatch):
+    monkeypatch.setattr(alone, "LARGE", 0)
+    task = TASKS[name]()
+    if name == "softmax":
+        pytest.importorskip("numba", reason="compiled kernels come with the extra mooring[fast]")
+        task = replace(task, kernels="numba")
+    data, w = cohort(task), task.start(0).double() + 0.1
+    starts = w * torch.linspace(0.5, 1.5, len(SIZES), dtype=w.dtype)[:, None]
+    for begin in (w, starts):
+        whole = sgd(task, begin, data, TURN, 0.1, batch=3, epochs=2, pull=(0.3, w))
+        with monkeypatch.context() as patched:
+            patched.setattr(solvers, "MOST_DRAWN", 40)
+            assert torch.equal(sgd(task, begin, data, TURN, 0.1, batch=3, epochs=2, pull=(0.3, w)), whole)
+        assert torch.equal(sgd(task, begin, data, TURN, 0.1, batch=3, steps=0), begin.expand(len(SIZES), -1))
 
 
 def test_only_large_networks_and_convolutions_go_client_by_client():
