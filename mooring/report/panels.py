@@ -19,7 +19,6 @@ MARKED = 30  # curves with fewer places show them
 DPI = 90
 WIDTH = 4.6  # of a panel, inches
 LETTERS = 12  # of a title to an inch
-BELOW = 0.5  # of the lowest mean: the end of a log axis whose intervals reach 0
 
 
 def draw(title: str, panels: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
@@ -53,13 +52,16 @@ def _means(curve: Mapping[str, Any]) -> np.ndarray:
     return np.array(curve["mean"], dtype=float)
 
 
+def log_interval(mean: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A mean's interval on a logarithmic axis: that of its logarithm, by the delta method, which never reaches 0."""
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        factor = np.exp((high - low) / 2 / mean)
+    return mean / factor, mean * factor
+
+
 def _panel(axis: Axes, panel: Mapping[str, Any], name: str) -> None:
     for side in panel["log"]:
         getattr(axis, f"set_{side}scale")("log")
-    logarithmic = "y" in panel["log"]
-    means = np.concatenate([_means(curve) for curve in panel["curves"]])
-    floor = BELOW * means[means > 0].min() if logarithmic and (means > 0).any() else -np.inf
-    reaches_0 = False
     for i, curve in enumerate(panel["curves"]):
         x, mean, low, high = (np.array(curve[part], dtype=float) for part in ("x", "mean", "low", "high"))
         if curve["dashed"]:
@@ -68,14 +70,12 @@ def _panel(axis: Axes, panel: Mapping[str, Any], name: str) -> None:
         colour = COLOURS[i % len(COLOURS)]
         marker = MARKERS[i % len(MARKERS)] if len(x) <= MARKED else None
         axis.plot(x, mean, color=colour, marker=marker, markersize=3.5, linewidth=1.3, label=curve["label"])
-        reaches_0 |= bool(logarithmic and (low <= floor).any())
-        axis.fill_between(x, np.maximum(low, floor), high, color=colour, alpha=0.18, linewidth=0)
+        low, high = log_interval(mean, low, high) if "y" in panel["log"] else (low, high)
+        axis.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
     for label, value in panel["across"].items():
         axis.axhline(value, color="0.4", linestyle=":", linewidth=1, label=label)
     for label, value in panel["upright"].items():
         axis.axvline(value, color="0.4", linestyle="-.", linewidth=1, label=label)
-    if reaches_0:
-        axis.set_ylim(bottom=floor)  # an interval that reaches 0 leaves a log axis at its end
     for side in panel["log"]:
         _log_ticks(getattr(axis, f"{side}axis"))
     axis.set(xlabel=panel["xlabel"], ylabel=panel["ylabel"])

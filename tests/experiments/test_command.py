@@ -200,23 +200,24 @@ def test_legends_lie_beside_the_curves():
         assert boxes and not any(boxes)
 
 
-def test_intervals_that_reach_0_end_at_the_edge_of_a_log_axis():
+def test_intervals_on_a_log_axis_are_those_of_logarithms():
+    """A mean of 4 with an interval down below 0: the band around log 4 is as wide as the interval is beside 4."""
     wide = [Trial({}, s, {"x": [1, 2, 3, 4], "curve": [1, 1 + 3 * s, 1, 1]}) for s in range(3)]
     record = panel_record(PANEL, Results(wide))
-    assert record["curves"][0]["low"][1] < 0
+    low, high = (record["curves"][0][side][1] for side in ("low", "high"))
+    assert record["curves"][0]["mean"][1] == 4 and low < 0
     found: list = []
 
     def look(figure, form, dpi=DPI):
-        axis = figure.axes[0]
-        bottoms = [path.vertices[:, 1].min() for path in axis.collections[0].get_paths()]
-        found.append((axis.get_ylim()[0], bottoms))
+        heights = np.concatenate([path.vertices[:, 1] for path in figure.axes[0].collections[0].get_paths()])
+        found.append((heights.min(), heights.max()))
         return b""
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(panels_module, "image", look)
         draw("A", [record])
-    edge, bottoms = found[0]
-    assert edge == pytest.approx(min(record["curves"][0]["mean"]) / 2) and min(bottoms) == pytest.approx(edge)
+    below, above = np.log(found[0])
+    assert (below + above) / 2 == pytest.approx(np.log(4)) and above - below == pytest.approx((high - low) / 4)
 
 
 def test_long_titles_are_not_cut():
