@@ -1,9 +1,43 @@
-"""One thread for all tests: the problems are tiny, and the sums come out the same everywhere."""
+"""One thread for all tests: the problems are tiny, and the sums come out the same everywhere. Nothing is unpickled."""
+
+import sys
 
 import pytest
 import torch
 
 torch.set_num_threads(1)
+
+BETWEEN_PROCESSES = ("/multiprocessing/", "/concurrent/futures/")  # Python's own talk with processes that it started
+UNPICKLED: list[str] = []
+
+
+def hear(event, args):
+    if event == "pickle.find_class":
+        frame, files = sys._getframe(1), []
+        while frame is not None:
+            files.append(frame.f_code.co_filename)
+            frame = frame.f_back
+        if not any(place in file for place in BETWEEN_PROCESSES for file in files[:8]):
+            UNPICKLED.append(f"{args} by {files[:3]}")
+
+
+sys.addaudithook(hear)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_unpickled(request):
+    """In no test at all, in whatever it calls; a test that means to says so by the fixture `unpickled`."""
+    yield
+    found = UNPICKLED.copy()
+    UNPICKLED.clear()
+    assert not found or "unpickled" in request.fixturenames
+
+
+@pytest.fixture
+def unpickled():
+    """What was unpickled during the test."""
+    UNPICKLED.clear()
+    return UNPICKLED
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -122,25 +122,3 @@ def faults():
     for pid in list(_children):
         os.kill(pid, signal.SIGKILL)
         wait(pid)
-
-
-_unpickled: list[str] = []
-_listening = False
-
-
-def _hear(event: str, args: tuple) -> None:
-    if _listening and event == "pickle.find_class":
-        _unpickled.append(str(args))
-
-
-sys.addaudithook(_hear)
-
-
-@pytest.fixture
-def unpickled():
-    """What was unpickled during the test."""
-    global _listening
-    _unpickled.clear()
-    _listening = True
-    yield _unpickled
-    _listening = False
