@@ -41,9 +41,13 @@ from mooring.engines.loop import Plan, Progress, run
 from mooring.engines.odd_clients import FINITE, REFUSED, check_federated
 from mooring.engines.privacy import epsilon_of, normals
 from mooring.engines.simulator import settle
+from mooring.experiments.base.cache import CACHE_ENVIRONMENT
+from mooring.experiments.base.reproduce import reproduce as run_experiments
+from mooring.report.page import write_report
+from mooring.report.reproduction import draw_record
 from mooring.runs.checkpoint import FOLDER, latest
 from mooring.runs.directory import SECONDS, open_run
-from mooring.runs.files import SEAL, read_json, read_parquet
+from mooring.runs.files import SEAL, json_bytes, read_json, read_parquet
 from mooring.runs.runfile import read_run
 from mooring.runs.tensors import read_tensors
 from mooring.tasks.linear import Linear
@@ -71,9 +75,15 @@ def table(path: Path, clients: int = 6, rows: int = 20) -> Path:
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """Of every file that equal runs have alike."""
+    """Of every file that equal runs have alike, of a reproduction's record all but its seconds."""
     found = (f for f in sorted(folder.rglob("*")) if f.is_file() and f.name not in (SECONDS, ".mooring.lock"))
-    return {str(f.relative_to(folder)): hashlib.sha256(f.read_bytes()).hexdigest() for f in found}
+    return {str(f.relative_to(folder)): hashlib.sha256(timeless(f)).hexdigest() for f in found}
+
+
+def timeless(file: Path) -> bytes:
+    if file.suffix != ".json" or "seconds" not in (content := read_json(file)):
+        return file.read_bytes()
+    return json_bytes({name: value for name, value in content.items() if name != "seconds"})
 
 
 def forked(work: Callable[[], Any]) -> int:
@@ -119,26 +129,52 @@ def places(work: Callable[[], Any], folder: Path) -> list[tuple[str, int]]:
 
 class Job(NamedTuple):
     name: str
+    out: Path  # what it writes: removed before it begins again
     begin: Callable[[], Any]
-    go_on: Callable[[], Any]
+    go_on: Callable[[], Any]  # where `out` exists
 
 
 def jobs(folder: Path) -> list[Job]:
+    """Trainings, and the commands that write what they have made when it is done."""
     rows, out = table(folder / "rows.csv"), folder / "run"
     how = ABOUT | {"rounds": 5, "checkpoint_every": 1, "out": out}
     return [
-        Job("fit", lambda: mooring.fit(rows, algorithm="apfl", **how), lambda: fitting.resume(out)),
-        Job("compare", lambda: mooring.compare(rows, ["local", "scaffold"], **how), lambda: comparing.resume(out)),
+        Job("fit", out, lambda: mooring.fit(rows, algorithm="apfl", **how), lambda: fitting.resume(out)),
+        Job("compare", out, lambda: mooring.compare(rows, ["local", "scaffold"], **how), lambda: comparing.resume(out)),
     ]
 
 
-def undone(job: Job, out: Path, right: dict[str, str]) -> str:
+def other_jobs(folder: Path) -> list[Job]:
+    """Commands that have nothing to resume: what they write is there whole, or they are given again."""
+    rows, newcomer, before = table(folder / "rows.csv"), folder / "newcomer.csv", folder / "before"
+    pd.read_csv(rows).query("who == 'client 0'").drop(columns="who").to_csv(newcomer, index=False)
+    joined, page, papers = folder / "joined", folder / "page", folder / "papers"
+    how = ABOUT | {"rounds": 3, "checkpoint_every": 1}
+    mooring.fit(rows, algorithm="apfl", out=before, **how)
+    os.environ[CACHE_ENVIRONMENT] = str(papers / "trials")
+
+    def show() -> None:
+        page.mkdir(exist_ok=True)
+        write_report([before], page / "report.html")
+
+    def reproduce() -> None:
+        for record in run_experiments("alternative-weights", "smoke", papers, workers=1):
+            draw_record(record, papers)
+
+    return [
+        Job("personalize", joined, lambda: mooring.personalize(before, newcomer, out=joined), lambda: open_run(joined)),
+        Job("report", page, show, show),
+        Job("reproduce", papers, reproduce, reproduce),
+    ]
+
+
+def undone(job: Job, right: dict[str, str]) -> str:
     """What is wrong after going on with what is left of a run; nothing if it is the run that was never disturbed."""
     try:
-        job.go_on() if out.exists() else job.begin()
+        job.go_on() if job.out.exists() else job.begin()
+        found = digests(job.out)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
-    found = digests(out)
     return "" if found == right else f"other bytes in {[k for k in right if found.get(k) != right[k]][:3]}"
 
 
@@ -148,35 +184,35 @@ def some(items: list[Any], quick: bool, few: int = 6) -> list[Any]:
 
 def kills(folder: Path, quick: bool) -> Tried:
     tried, wrong = 0, []
-    for job in jobs(folder):
-        out = folder / "run"
+    for job in [*jobs(folder), *other_jobs(folder)]:
         job.begin()
-        right = digests(out)
-        shutil.rmtree(out)
+        right = digests(job.out)
+        shutil.rmtree(job.out)
         calls = places(job.begin, folder)
-        shutil.rmtree(out)
+        shutil.rmtree(job.out)
         first = job.name == "fit"  # every call of it; of the others some
         for call, k in some(calls, quick or not first, 6 if quick else 40):
             status = traced(job.begin, f"{call}:signal=KILL:when={k}", folder / "calls")
-            why = undone(job, out, right) if status == -9 else f"was not killed ({status})"
+            why = undone(job, right) if status == -9 else f"was not killed ({status})"
             wrong += [f"{job.name}, {call} {k}: {why}"] * bool(why)
             tried += 1
-            shutil.rmtree(out, ignore_errors=True)
+            shutil.rmtree(job.out, ignore_errors=True)
         begin = time.perf_counter()
         job.begin()
         took = time.perf_counter() - begin
-        shutil.rmtree(out)
+        shutil.rmtree(job.out)
         for moment in random.Random(1).choices(range(1000), k=4 if quick else 200 if first else 20):
             child = forked(job.begin)
             os.kill(child, signal.SIGCONT)
             time.sleep(took * moment / 900)
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
-            why = undone(job, out, right)
+            why = undone(job, right)
             wrong += [f"{job.name}, after {moment / 9:.0f} % of its time: {why}"] * bool(why)
             tried += 1
-            shutil.rmtree(out, ignore_errors=True)
-    return tried, tried - len(wrong), wrong[0] if wrong else "all resume to the same bytes"
+            shutil.rmtree(job.out, ignore_errors=True)
+        print(f"T1: {job.name}: {len(calls)} calls", file=sys.stderr, flush=True)
+    return tried, tried - len(wrong), wrong[0] if wrong else "all come to the same bytes"
 
 
 def disk_errors(folder: Path, quick: bool) -> Tried:
@@ -195,7 +231,7 @@ def disk_errors(folder: Path, quick: bool) -> Tried:
             wrong.append(f"{what}: a false success")
         elif status not in (0, 3):
             wrong.append(f"{what}: ended with {status}")
-        elif why := undone(job, out, right):
+        elif why := undone(job, right):
             wrong.append(f"{what}: {why}")
         shutil.rmtree(out, ignore_errors=True)
     told = f"{ends[3]} told in a sentence, {ends[0]} without harm"
@@ -484,7 +520,7 @@ def privacy(folder: Path, quick: bool) -> Tried:
 
 
 TRIALS = [
-    Trial("T1", "a killed run resumes to the same bytes", kills),
+    Trial("T1", "a killed command comes to the same bytes", kills),
     Trial("T2", "a full or broken disk costs nothing that was saved", disk_errors),
     Trial("T3", "a damaged file is never loaded silently", damage),
     Trial("T4", "a resume is exact, every algorithm, every cut round", every_cut),

@@ -66,8 +66,12 @@ def main(argv: list[str] | None = None) -> None:
 
 def interrupted() -> int:
     """Say how an interrupted command goes on; its exit code."""
-    going = [run for run in INTERRUPTED if (run / "run.toml").is_file()]
-    how = f"go on with `mooring resume {shlex.quote(str(going[0]))}`" if going else "nothing was written"
+    how = "nothing was written"
+    for what in INTERRUPTED:
+        if isinstance(what, str):
+            how = what
+        elif (what / "run.toml").is_file():
+            how = f"go on with `mooring resume {shlex.quote(str(what))}`"
     print(f"interrupted; {how}.", file=sys.stderr)  # noqa: T201
     return 130
 

@@ -30,8 +30,8 @@ from mooring.data.tables import counted, listing
 from mooring.engines.loop import Plan
 from mooring.engines.predict import chosen, task_of
 from mooring.engines.simulate import simulate
-from mooring.runs.directory import CLIENTS_FILE, RUN, SCHEMA, SPLIT, SUMMARY, RunDir, create
-from mooring.runs.files import json_bytes, parquet_bytes, write_json, write_parquet
+from mooring.runs.directory import CLIENTS_FILE, MODELS, RUN, SCHEMA, SPLIT, SUMMARY, RunDir, create, models_bytes
+from mooring.runs.files import json_bytes, parquet_bytes
 from mooring.runs.records import CLIENTS, clients_table
 from mooring.runs.runfile import run_bytes
 from mooring.theory.federation_gain import risk_ratio
@@ -100,19 +100,18 @@ def personalize(
 
 
 def join_run(out: str | Path, before: RunDir, newcomers: Clients, told: Personalized) -> None:
-    """A new run directory with the models of a run and of its newcomers."""
+    """A new run directory with the models of a run and of its newcomers; it appears whole, or not at all."""
     run = before.run.model_copy(update={"mooring": before.run.mooring.model_copy(update={"purpose": "personalize"})})
     files = {RUN: run_bytes(run), SCHEMA: json_bytes(before.schema)}
     if newcomers.placement is not None:
         files[SPLIT] = parquet_bytes(newcomers.placement)
-    directory = create(out, files)
     counts = {part: getattr(newcomers, part).size.numpy() for part in PARTS}
     mine = told.clients.assign(**counts)
     rows = mine[[name for name in CLIENTS.names if name in mine]].to_dict("records")
     if (before.path / CLIENTS_FILE).exists():
         old = before.clients.astype(object).where(lambda known: known.notna(), None)
         rows = [*old[~old["client"].isin(newcomers.names)].to_dict("records"), *rows]
-    write_parquet(directory.path / CLIENTS_FILE, clients_table(rows))
+    files[CLIENTS_FILE] = parquet_bytes(clients_table(rows))
     about = {
         "title": newcomers.title,
         "metric": told.metric,
@@ -120,12 +119,13 @@ def join_run(out: str | Path, before: RunDir, newcomers: Clients, told: Personal
         "way": told.way,
     }
     newly = {"newcomers": told.clients.to_dict("records"), "notes": told.notes, "joined": str(before.path)}
-    write_json(directory.path / SUMMARY, about | newly)
+    files[SUMMARY] = json_bytes(about | newly)
     models = before.models
     kept = [] if models.personal is None else [i for i, n in enumerate(models.clients) if n not in newcomers.names]
     personal = told.models if models.personal is None else torch.cat([models.personal[kept], told.models])
     names = (*(models.clients[i] for i in kept), *newcomers.names)
-    directory.write_models(models._replace(personal=personal, clients=names))
+    files[MODELS] = models_bytes(models._replace(personal=personal, clients=names))
+    create(out, files)
 
 
 def train_alone(task: Any, clients: Clients, seed: int) -> Tensor:

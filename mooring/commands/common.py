@@ -18,7 +18,7 @@ app = typer.Typer(
     context_settings={"max_content_width": 120},
     help="Personalized federated learning: how tightly should each client be moored to the others?",
 )
-INTERRUPTED: list[Path] = []  # the run directory of the command that is running
+INTERRUPTED: list[Path | str] = []  # the run directory of the command that is running, or how it goes on
 Run = Annotated[Path, typer.Argument(hidden=True)]
 Of = Annotated[
     str | None, typer.Option("--method", help="Of a comparison: whose models. [the best on validation rows]")

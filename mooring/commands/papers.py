@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mooring.commands.common import app, emit
+from mooring.commands.common import INTERRUPTED, app, emit
 from mooring.options import Json, example, takes
 
 
@@ -42,6 +42,7 @@ def reproduce(
 
     display = Display(json_)
     refuse_unwritable(out)
+    INTERRUPTED[:] = ["trials that are done are kept: the same command goes on"]
     with display.progress() as tell:
         records = run(what, preset, out, tell=tell, **given)
     for record in records:

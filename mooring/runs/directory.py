@@ -31,10 +31,11 @@ from mooring.runs.files import (
     sync_directory,
     temporary,
     unwritten,
+    write_whole,
 )
 from mooring.runs.records import CLIENTS, ROUNDS, read_records
 from mooring.runs.runfile import RunFile, parse_run
-from mooring.runs.tensors import read_tensors, write_tensors
+from mooring.runs.tensors import read_tensors, tensor_bytes
 
 RUN, SCHEMA, SPLIT, INPUTS = "run.toml", "schema.json", "split.parquet", "inputs.json"
 ROUNDS_FILE, CLIENTS_FILE, MODELS = "rounds.parquet", "clients.parquet", "models.safetensors"
@@ -269,9 +270,13 @@ def method_folder(folder: Path, label: str) -> Path:
 
 def write_models(path: str | Path, models: Models) -> None:
     """A models file, for a run or for one client of a deployment."""
+    write_whole(path, models_bytes(models))
+
+
+def models_bytes(models: Models) -> bytes:
     shape = (len(models.clients), *models.common.shape)
     if models.personal is not None and models.personal.shape != shape:
         raise ValueError(f"personal models must have the shape {shape}, got {tuple(models.personal.shape)}")
     parts = {"common": models.common, "personal": models.personal, "centre": models.centre}
     tensors = {name: part for name, part in parts.items() if part is not None}
-    write_tensors(path, tensors, {"clients": models.clients, "task": models.task, "layout": models.layout})
+    return tensor_bytes(tensors, {"clients": models.clients, "task": models.task, "layout": models.layout})

@@ -52,7 +52,10 @@ def write_whole(path: str | Path, data: bytes) -> None:
 
 
 def put(path: Path, data: bytes) -> None:
-    """`write_whole` for callers that have their own name for what fails with OSError."""
+    """`write_whole` for callers that have their own name for what fails with OSError.
+
+    What killed processes left half-written in the same folder goes."""
+    clean(path.parent)
     temp = None
     try:
         temp, handle = _claim(path.parent)

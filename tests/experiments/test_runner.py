@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -222,7 +223,8 @@ from multiprocessing import get_context
 from mooring.experiments.base.runner import begin_worker
 
 if __name__ == "__main__":
-    pool = ProcessPoolExecutor(1, get_context("spawn"), begin_worker)
+    context = get_context("spawn")
+    pool = ProcessPoolExecutor(1, context, begin_worker, (context.Event(),))
     print(pool.submit(os.getpid).result(), flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -237,3 +239,39 @@ def test_workers_do_not_outlive_a_killed_parent(tmp_path):
             return
         time.sleep(0.1)
     raise AssertionError(f"worker {worker} is still alive")
+
+
+PATIENT = """
+import sys, time
+from pathlib import Path
+from mooring.experiments.base import runner
+
+def work(unit, folder):
+    (folder / unit).touch()
+    time.sleep(100)
+
+if __name__ == "__main__":
+    runner.work = work
+    try:
+        list(runner._finished(["a", "b", "c"], Path(sys.argv[1]), 2))
+    except KeyboardInterrupt:
+        sys.exit(130)
+"""
+
+
+def test_an_interrupt_waits_for_no_trial(tmp_path):
+    """Sent to all processes at once, as a terminal does; the workers say nothing and end."""
+    script = tmp_path / "patient.py"
+    script.write_text(PATIENT)
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    child = subprocess.Popen([sys.executable, script, kept], start_new_session=True, stderr=subprocess.PIPE, text=True)
+    for _ in range(600):
+        if len(list(kept.iterdir())) == 2:
+            break
+        time.sleep(0.1)
+    begin = time.monotonic()
+    os.killpg(child.pid, signal.SIGINT)
+    _, err = child.communicate(timeout=60)
+    assert child.returncode == 130 and err == ""
+    assert time.monotonic() - begin < 30  # not the 100 seconds of a trial; here two processors are shared by all tests

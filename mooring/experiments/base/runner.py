@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -79,27 +80,36 @@ def _finished(missing: list[Unit], folder: Path, workers: int | None) -> Iterato
             work(unit, folder)
             yield unit
         return
-    with one_thread_each(), ProcessPoolExecutor(workers, get_context("spawn"), begin_worker) as pool:
+    context = get_context("spawn")
+    stop = context.Event()
+    with one_thread_each(), ProcessPoolExecutor(workers, context, begin_worker, (stop,)) as pool:
         futures = {pool.submit(work, unit, folder): unit for unit in missing}
         try:
             for future in as_completed(futures):
                 future.result()
                 yield futures[future]
+        except BaseException:
+            stop.set()  # nobody waits for trials that have begun
+            raise
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def begin_worker() -> None:
-    """One thread, and no life without the process that hands out the work: killed, it would leave workers behind."""
+def begin_worker(stop: Any) -> None:
+    """One thread, and no life without the process that hands out the work, nor after its word to stop.
+
+    An interrupt from the keyboard reaches all processes at once: that process alone answers it."""
     torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = parent_process()
     assert parent is not None
 
-    def follow() -> None:
-        parent.join()
+    def end_after(wait: Callable[[], Any]) -> None:
+        wait()
         os._exit(1)
 
-    Thread(target=follow, daemon=True).start()
+    for wait in (parent.join, stop.wait):
+        Thread(target=end_after, args=(wait,), daemon=True).start()
 
 
 def work(unit: Unit, folder: Path) -> None:
