@@ -17,7 +17,7 @@ import pandas as pd
 import tomli_w
 
 from mooring.core.errors import RequestError
-from mooring.report.answers import PLANS, gains, which_round
+from mooring.report.answers import PLANS, gains, left_out, spent_in_all, which_round
 from mooring.runs.directory import METHODS, MODELS, RUN, RunDir, open_run
 from mooring.runs.files import frame_of
 
@@ -81,6 +81,7 @@ class Contents:
     settings: str
     practical: float = PRACTICAL
     path: dict[str, Any] | None = None
+    curve: dict[str, Any] | None = None  # of a typical client: rows, alone, personal, common; now, match
     rounds: list[dict[str, Any]] = field(default_factory=list)  # name, kept, table
     theory: dict[str, Any] | None = None
     coefficients: dict[str, Any] | None = None  # names, common [d], personal [m, d]
@@ -122,6 +123,7 @@ def of_advice(directory: RunDir) -> Contents:
         recommends=True,
         practical=practical,
         path=path_of(advice),
+        curve=advice.get("learning_curve"),
         theory=directory.theory,
         coefficients=coefficients(directory),
     )
@@ -129,6 +131,8 @@ def of_advice(directory: RunDir) -> Contents:
 
 def of_fit(directory: RunDir) -> Contents:
     summary, clients = directory.summary, by_test_rows(directory.clients.rename(columns={"lam": "lambda"}))
+    private = [spent_in_all(summary["privacy"])] if "privacy" in summary else []
+    odd = directory.clients.dropna(subset="left_out")
     losses = {name: summary[name] for name in THREE}
     rounds = {"name": summary["algorithm"], "kept": _kept(summary), "table": directory.rounds}
     models = [
@@ -140,7 +144,7 @@ def of_fit(directory: RunDir) -> Contents:
         **_frame(directory, summary, summary["metric"]),
         headline=f"{summary['algorithm']}: {_lower(verdict(losses, summary['metric'], PRACTICAL))}",
         todo=_next_steps(directory.path),
-        words=[which_round(summary), gains(clients)],
+        words=[which_round(summary), *private, gains(clients), *([left_out(odd)] if len(odd) else [])],
         models=[row for row in models if row["loss"] is not None],
         clients=with_distance(clients, directory),
         recommends=False,

@@ -1,5 +1,6 @@
-"""The figures of an advice: the path from one common model to everyone alone, and the gain of every client; and of a
-comparison: its learning curves. All are drawn from what the run directory holds, those of an advice in memory as well.
+"""The figures of an advice: the path from one common model to everyone alone, the gain of every client, and the rows
+that would do alone; and of a comparison: its learning curves. All are drawn from what the run directory holds, those
+of an advice in memory as well.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from mooring.core.errors import RequestError
 from mooring.report.answers import PLANS
 from mooring.report.style import COLOURS, MARKERS, STYLE, VERDICTS, canvas, image
 from mooring.report.terminal import plain
-from mooring.runs.directory import CURVES_FIGURE, GAINS_FIGURE, PATH_FIGURE, RunDir, open_run
+from mooring.runs.directory import CURVES_FIGURE, GAINS_FIGURE, PATH_FIGURE, ROWS_FIGURE, RunDir, open_run
 from mooring.runs.files import frame_of, write_whole
 
 MARKED = 50  # evaluated rounds up to which a curve marks each one
@@ -25,9 +26,9 @@ RASTER = 1_000  # clients beyond which an SVG holds their marks as pixels
 
 
 def plot(source: Any, what: str = "gains") -> Any:
-    """A matplotlib figure of an advice or of its run directory, "gains" of every client or the "path" of lambdas; of a
-    comparison's directory, its learning "curves"."""
-    drawings = {"gains": gains_figure, "path": path_figure}
+    """A matplotlib figure of an advice or of its run directory: "gains" of every client, the "path" of lambdas, or the
+    "rows" that would do alone; of a comparison's directory, its learning "curves"."""
+    drawings = {"gains": gains_figure, "path": path_figure, "rows": rows_figure}
     if what == CURVES_FIGURE and isinstance(source, str | Path):
         return curves_figure(open_run(source))
     if what not in drawings:
@@ -36,10 +37,13 @@ def plot(source: Any, what: str = "gains") -> Any:
 
 
 def draw_advice(run: str | Path) -> None:
-    """Both figures of an advice's run directory, as PNG and SVG, beside its tables."""
+    """The figures of an advice's run directory, as PNG and SVG, beside its tables."""
     directory = open_run(run)
     advice = directory.advice
-    for name, figure in ((PATH_FIGURE, path_figure(advice)), (GAINS_FIGURE, gains_figure(advice))):
+    drawn = {PATH_FIGURE: path_figure(advice), GAINS_FIGURE: gains_figure(advice)}
+    if advice.get("learning_curve"):
+        drawn[ROWS_FIGURE] = rows_figure(advice)
+    for name, figure in drawn.items():
         for form in ("png", "svg"):
             write_whole(directory.path / f"{name}.{form}", image(figure, form))
 
@@ -121,6 +125,35 @@ def _mark_plan(axes: Any, plan: Mapping[str, Any], lams: np.ndarray, grid: np.nd
         words += ", at the edge of what was tried"
     axes.plot([low, high], [plan["loss"]] * 2, color=VERDICTS["personal"], linewidth=3, solid_capstyle="butt")
     axes.plot([middle], [plan["loss"]], "D", markersize=7, color=VERDICTS["personal"], label=words)
+
+
+def rows_figure(advice: Mapping[str, Any]) -> Any:
+    """Expected losses of a typical client by its rows, and how many rows it would take to do as well alone."""
+    import matplotlib as mpl
+
+    curve = advice.get("learning_curve")
+    if not curve:
+        raise RequestError("this advice has no learning curve: training alone does as well, or no rows would do.")
+    rows = np.array(curve["rows"], dtype=float)
+    with mpl.rc_context(STYLE):
+        figure = canvas(6.4, 4.0)
+        axes = figure.add_subplot()
+        axes.set_xscale("log")
+        edge = 2 * max(curve["alone"]) - min(curve["personal"])  # what lies beyond would flatten the others
+        for name, line in (("alone", "--"), ("personal", "-"), ("common", ":")):
+            if name != "common" or curve[name][0] < edge:
+                axes.plot(rows, curve[name], color=VERDICTS[name], linestyle=line, label=name)
+        level = float(np.interp(np.log(curve["now"]), np.log(rows), curve["personal"]))
+        axes.plot([curve["now"], curve["match"]], [level] * 2, color="0.3", linestyle=(0, (1, 3)))
+        axes.plot([curve["now"]], [level], "^", markersize=8, color=VERDICTS["personal"])
+        axes.plot([curve["match"]], [level], "s", markersize=7, color=VERDICTS["alone"])
+        told = {curve["now"]: f"{curve['now']:,.0f} now", curve["match"]: f"{curve['match']:,.0f} to match"}
+        axes.set_xticks(list(told), list(told.values()))
+        axes.minorticks_off()
+        axes.set_xlabel("rows of a typical client")
+        axes.set_ylabel(f"expected {advice['summary']['metric']}")
+        axes.legend(fontsize=8)
+    return figure
 
 
 def gains_figure(advice: Mapping[str, Any]) -> Any:

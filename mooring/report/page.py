@@ -104,6 +104,7 @@ def numbers(part: Contents) -> dict[str, Any]:
         "columns": [{"key": name, "label": LABELS.get(name, name)} for name in order],
         "clients": columns(part.clients[[*order, *(name for name in HIDDEN if name in part.clients)]]),
         "path": part.path,
+        "curve": part.curve,
         "rounds": [one | {"table": costs(one["table"])} for one in part.rounds],
         "spread": spread(part.theory),
         "coefficients": part.coefficients,
@@ -123,7 +124,8 @@ def costs(rounds: pd.DataFrame) -> dict[str, list[Any]]:
         "seconds": rounds["seconds"].cumsum(),
     }
     losses = {part: rounds[f"{part}_loss"] for part in ("test", "validation", "train")}
-    table = pd.DataFrame({"round": rounds["t"], **losses, **sums}).dropna(axis=1, how="all")
+    spent = {"epsilon": rounds["epsilon"]} if "epsilon" in rounds else {}
+    table = pd.DataFrame({"round": rounds["t"], **losses, **sums, **spent}).dropna(axis=1, how="all")
     return columns(table)
 
 

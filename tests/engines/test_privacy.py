@@ -123,6 +123,8 @@ def test_a_run_tells_epsilon_each_round(rows, capsys):
     for t, epsilon in enumerate(right, 1):
         assert f"epsilon {epsilon:.3g} ({t} of 6)" in said.err
     assert f"epsilon = {right[-1]:.3g} at delta = 1e-05" in " ".join(said.out.split())
+    page = (Path("run") / "report.html").read_text()
+    assert f"epsilon = {right[-1]:.3g} at delta = 1e-05" in page and '"epsilon":[' in page
     ledger = read_json("run/" + LEDGER)
     assert ledger["epsilon"] == pytest.approx(right[-1]) and len(ledger["releases"]) == 6
     assert stat.S_IMODE(open_run("run").path.joinpath(KEY).stat().st_mode) == 0o600

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from mooring.report.page import write_report
+from mooring.runs.directory import open_run
 from tests.browser import launched, needs_browser
 from tests.report.runs import HOSTILE, NAMES, advised, page_of_many
 
@@ -150,7 +151,7 @@ def test_the_csv_holds_every_client_and_no_formula(opened, tmp_path):
 
 def test_figures_can_be_saved_and_their_data_read(opened, tmp_path):
     page = opened()
-    for part in ("mooring", "gains", "path", "spread"):
+    for part in ("mooring", "gains", "path", "rows", "spread"):
         section = page.locator(f'[data-part="{part}"]')
         with page.expect_download() as coming:
             section.get_by_role("button", name="SVG").click()
@@ -165,6 +166,35 @@ def test_figures_can_be_saved_and_their_data_read(opened, tmp_path):
         assert (tmp_path / f"{part}.png").read_bytes()[:4] == b"\x89PNG"
         section.get_by_text("Data", exact=True).click()
         section.locator("details tbody tr").nth(3).wait_for()
+
+
+def test_the_client_that_is_picked_has_a_path_of_its_own(opened):
+    page = opened()
+    path = page.locator('[data-part="path"]')
+    path.get_by_text("Data", exact=True).click()
+    seen = []
+    for name in ("town 3", "town 4"):
+        page.get_by_label("Find a client").fill(name)
+        assert path.locator("thead th").all_inner_texts() == ["lambda", "loss", name]
+        drawn = path.locator("canvas").evaluate("c => c.toDataURL()")
+        seen.append((drawn, path.locator("tbody td:nth-child(3)").all_inner_texts()))
+    assert seen[0][0] != seen[1][0] and seen[0][1] != seen[1][1]
+    assert all(value not in ("-", "") for value in seen[0][1])
+
+
+def test_rows_until_alone_matches(opened, runs):
+    """The figure says what the advice says, and is read by keys."""
+    page = opened()
+    section = page.locator('[data-part="rows"]')
+    curve = open_run(runs["advise"]).advice["learning_curve"]
+    assert f"with {curve['match']:.0f} rows" in section.locator("figcaption").inner_text()
+    first = section.locator(".readout").inner_text()
+    assert first.startswith(f"{curve['now']:.0f} rows: alone")
+    card = page.locator('[data-part="card"] h4').inner_text()
+    for _ in range(3):
+        section.locator("canvas").press("ArrowRight")
+    assert int(section.locator(".readout").inner_text().split()[0]) > curve["now"]
+    assert page.locator('[data-part="card"] h4').inner_text() == card
 
 
 def test_rounds_show_by_cost_too(opened):

@@ -6,7 +6,7 @@ import pytest
 
 import mooring
 from mooring.core.errors import RequestError
-from mooring.report.figures import draw_comparison, gains_figure, path_figure
+from mooring.report.figures import draw_comparison, gains_figure, path_figure, rows_figure
 from mooring.report.style import image
 
 
@@ -112,8 +112,25 @@ def test_plans_without_a_lambda_are_a_line(family, lam):
     assert not [line for line in figure.axes[0].lines if line.get_marker() == "D"]
 
 
+def test_rows_until_alone_matches():
+    """The dotted level leads from the personal model of today to the rows at which training alone is as good."""
+    rows = np.geomspace(30, 400, 41)
+    curve = {"now": 60.0, "match": 200.0, "rows": rows.tolist(), "alone": (1 + 200 / rows).tolist()}
+    curve |= {"personal": (1 + (200 / rows) * (60 / 200)).tolist(), "common": [20.0] * 41}  # far: left out
+    figure = rows_figure({"learning_curve": curve, "summary": {"metric": "mse"}})
+    lines = {line.get_label(): line for line in figure.axes[0].lines}
+    assert {"alone", "personal"} <= set(lines) and "common" not in lines
+    ends = next(line for line in figure.axes[0].lines if list(line.get_xdata()) == [60.0, 200.0])
+    assert ends.get_ydata() == pytest.approx([2.0, 2.0], rel=1e-2)
+    assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["60 now", "200 to match"]
+    near = rows_figure({"learning_curve": curve | {"common": [3.0] * 41}, "summary": {"metric": "mse"}})
+    assert "common" in [line.get_label() for line in near.axes[0].lines]
+    with pytest.raises(RequestError, match="no learning curve"):
+        rows_figure({"learning_curve": None})
+
+
 def test_plot_knows_its_figures():
-    with pytest.raises(RequestError, match="plot knows 'gains', 'path' and of a comparison 'curves', got 'lam'"):
+    with pytest.raises(RequestError, match=r"plot knows 'gains', 'path', 'rows' and of .* 'curves', got 'lam'"):
         mooring.plot(None, "lam")
 
 

@@ -112,7 +112,9 @@ function figure(run, host, spec) {
     make("button", { type: "button", onclick: saveSvg }, "SVG"),
     make("button", { type: "button", onclick: () => canvas.toBlob(blob => save(fileName(run, spec.name, "png"), blob)) }, "PNG"));
   host.append(make("figure", {}, canvas, spec.marks === false ? "" : readout, caption), tools, data);
-  let base = null, marks = [], width = 0, height = 0;
+  let base = null, marks = [], width = 0, height = 0, place = spec.at;  // `at`: places of its own, not clients
+  const at = () => spec.at === undefined ? run.picked : place;
+  const go = i => { if (spec.at === undefined) run.pick(i); else { place = i; show(); } };
   const size = () => [Math.max(canvas.clientWidth, 260), spec.height(Math.max(canvas.clientWidth, 260))];
 
   function fill() {
@@ -127,7 +129,7 @@ function figure(run, host, spec) {
     const parts = [];
     const [w, h] = size(), pen = svgPen(parts);
     spec.draw(pen, w, h);
-    spec.over?.(pen, marks);
+    spec.over?.(pen, marks, at());
     save(fileName(run, spec.name, "svg"), `<svg xmlns="http://www.w3.org/2000/svg" width="${w}" height="${h}" viewBox="0 0 ${w} ${h}">` +
       `<rect width="100%" height="100%" fill="${colour("panel")}"/>${parts.join("")}</svg>`, "image/svg+xml");
   }
@@ -149,11 +151,11 @@ function figure(run, host, spec) {
     context.clearRect(0, 0, canvas.width, canvas.height);
     context.drawImage(base, 0, 0);
     context.scale(ratio, ratio);
-    spec.over?.(canvasPen(context), marks);
+    spec.over?.(canvasPen(context), marks, at());
     const words = spec.describe();
     canvas.setAttribute("aria-label", `${spec.title}. ${words}`);
     caption.textContent = words;
-    if (spec.marks !== false) readout.textContent = spec.say(run.picked);
+    if (spec.marks !== false) readout.textContent = spec.say(at());
     if (data.open && spec.lively) fill();
   }
   function nearest(event) {
@@ -166,15 +168,15 @@ function figure(run, host, spec) {
     return best;
   }
   if (spec.marks !== false) {
-    canvas.addEventListener("pointermove", event => { const at = nearest(event); readout.textContent = spec.say(at ? at.i : run.picked); });
-    canvas.addEventListener("pointerleave", () => { readout.textContent = spec.say(run.picked); });
-    canvas.addEventListener("click", event => { const at = nearest(event); if (at) run.pick(at.i); });
+    canvas.addEventListener("pointermove", event => { const near = nearest(event); readout.textContent = spec.say(near ? near.i : at()); });
+    canvas.addEventListener("pointerleave", () => { readout.textContent = spec.say(at()); });
+    canvas.addEventListener("click", event => { const near = nearest(event); if (near) go(near.i); });
     canvas.addEventListener("keydown", event => {
       const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
       if (!step || !marks.length) return;
       event.preventDefault();
-      const now = marks.findIndex(mark => mark.i === run.picked);
-      run.pick(marks[(now + step + marks.length) % marks.length].i);
+      const now = marks.findIndex(mark => mark.i === at());
+      go(marks[(now + step + marks.length) % marks.length].i);
     });
   }
   figures.push(paint);
@@ -351,16 +353,24 @@ function curves(pen, a, lines) {
     if (line.dots) for (const [x, y] of points) pen.circle(x, y, 3, { fill: shade });
   });
 }
+// Where few points of the lines lie: one of six places.
 function key(pen, a, entries) {
-  const width = Math.max(...entries.map(e => e.label.length)) * 6.6 + 34, top = a.top + 4;
-  pen.poly([[a.right - width, top], [a.right, top], [a.right, top + 17 * entries.length + 4], [a.right - width, top + 17 * entries.length + 4]],
-    { fill: colour("panel"), alpha: .85, closed: true });
+  const width = Math.max(...entries.map(e => e.label.length)) * 6.6 + 34, height = 17 * entries.length + 4;
+  const dots = entries.flatMap(e => (e.points ?? []).flatMap(([x, y], k, all) => {
+    const [u, v] = all[Math.min(k + 1, all.length - 1)], many = Math.ceil(60 / all.length);
+    return Array.from({ length: many }, (_, j) => j / many).map(s => [(1 - s) * a.x(x) + s * a.x(u), (1 - s) * a.y(y) + s * a.y(v)]);
+  }));
+  const places = [a.top + 4, (a.top + a.bottom - height) / 2, a.bottom - height - 4].flatMap(y => [[a.right - width, y], [a.left + 4, y]]);
+  const hidden = ([x, y]) => dots.filter(([u, v]) => u > x - 4 && u < x + width + 4 && v > y - 4 && v < y + height + 4).length;
+  const [left, top] = places.reduce((best, one) => hidden(one) < hidden(best) ? one : best);
+  pen.poly([[left, top], [left + width, top], [left + width, top + height], [left, top + height]], { fill: colour("panel"), alpha: .85, closed: true });
   entries.forEach((e, k) => {
     const y = top + 10 + 17 * k;
-    pen.poly([[a.right - width + 4, y], [a.right - width + 28, y]], { stroke: colour(e.colour), width: 2, dash: e.dash });
-    pen.text(a.right - width + 32, y, e.label, { fill: colour("ink"), size: 11 });
+    pen.poly([[left + 4, y], [left + 28, y]], { stroke: colour(e.colour), width: 2, dash: e.dash });
+    pen.text(left + 32, y, e.label, { fill: colour("ink"), size: 11 });
   });
 }
+const nearestTo = (values, x) => values.reduce((best, v, k) => Math.abs(v - x) < Math.abs(values[best] - x) ? k : best, 0);
 function spanOf(values, room = .08) {
   const low = Math.min(...values), high = Math.max(...values), more = (high - low || Math.abs(high) || 1) * room;
   return [low - more, high + more];
@@ -391,7 +401,46 @@ function pathFigure(run, host) {
       const low = clamp(plan.low ?? lams[0], Math.min(...lams), Math.max(...lams)), high = clamp(plan.high ?? lams.at(-1), Math.min(...lams), Math.max(...lams));
       pen.poly([[a.x(low), a.y(plan.loss)], [a.x(high), a.y(plan.loss)]], { stroke: colour("personal"), width: 4 });
       if (known(plan.middle)) mark(pen, "personal", a.x(clamp(plan.middle, low, high)), a.y(plan.loss), 7, 1);
-      key(pen, a, [...lines, { label: "the plan", colour: "personal", dash: [] }]);
+      key(pen, a, [...lines, { label: "the plan", colour: "personal", dash: [], points: [[low, plan.loss], [high, plan.loss]] }]);
+    },
+  });
+}
+
+function rowsFigure(run, host) {
+  const c = run.curve, rows = c.rows;
+  const span = [rows[0], rows.at(-1)];
+  const at = (values, n) => {  // between the points, along the logarithm of rows
+    const k = clamp(rows.findIndex(r => r >= n), 1, rows.length - 1);
+    const share = (Math.log(n) - Math.log(rows[k - 1])) / (Math.log(rows[k]) - Math.log(rows[k - 1]));
+    return values[k - 1] + share * (values[k] - values[k - 1]);
+  };
+  const here = at(c.personal, c.now), most = Math.max(...c.alone), least = Math.min(...c.personal);
+  const shown = ["alone", "personal", ...(c.common[0] < 2 * most - least ? ["common"] : [])];  // far away it would flatten the others
+  return figure(run, host, {
+    name: "rows", title: "Rows until training alone does as well", upright: true, at: nearestTo(rows, c.now),
+    height: w => w < 500 ? 300 : 340,
+    describe: () => `Expected ${run.metric} of a typical client by its number of rows. With its ${number(Math.round(c.now))} rows of today it has ${number(at(c.alone, c.now))} alone and ` +
+      `${number(here)} with its personal model; alone it would reach that with ${number(Math.round(c.match))} rows. ` +
+      `One common model has ${number(c.common[0])}${shown.includes("common") ? "" : ", beyond the edge"}. The level is that of the rows that were held out; its course with more rows is theory.`,
+    say: k => `${number(Math.round(rows[k]))} rows: alone ${number(c.alone[k])}, personal ${number(c.personal[k])}, common ${number(c.common[k])}`,
+    data: () => [["rows", "alone", "personal", "common"], rows.map((n, k) => [n, c.alone[k], c.personal[k], c.common[k]])],
+    draw(pen, w, h) {
+      const a = axes(pen, w, h, { x: span, y: spanOf(shown.flatMap(name => c[name])), logx: true, xticks: false, xlabel: "rows of the client", ylabel: `expected ${run.metric}` });
+      const lines = shown.map((name, k) => ({ points: rows.map((n, j) => [n, c[name][j]]), colour: name, dash: DASHES[[1, 0, 2][k]], label: name }));
+      for (const [n, words] of [[c.now, `${number(Math.round(c.now))} now`], [c.match, `${number(Math.round(c.match))} to match`]]) {
+        pen.poly([[a.x(n), a.top], [a.x(n), a.bottom]], { stroke: colour("soft"), dash: [4, 4] });
+        pen.text(clamp(a.x(n), a.left + 34, a.right - 44), a.bottom + 13, words, { anchor: "middle", fill: colour("ink") });
+      }
+      curves(pen, a, lines);
+      pen.poly([[a.x(c.now), a.y(here)], [a.x(c.match), a.y(here)]], { stroke: colour("ink"), width: 1.5, dash: [2, 4] });
+      mark(pen, "personal", a.x(c.now), a.y(here), 6, 1);
+      mark(pen, "alone", a.x(c.match), a.y(here), 6, 1);
+      key(pen, a, lines);
+      return rows.map((n, i) => ({ i, x: a.x(n), y: a.y(c.alone[i]) }));
+    },
+    over(pen, marks, k) {
+      const p = marks[k];
+      if (p) pen.circle(p.x, p.y, 8, { stroke: colour("ink"), width: 2 });
     },
   });
 }
@@ -400,7 +449,8 @@ function roundsFigure(run, host) {
   const parts = ["test", "validation", "train"].filter(p => run.rounds.some(r => r.table[p])), one = run.rounds.length === 1;
   const options = names => names.map(([value, label]) => make("option", { value }, label));
   const across = make("select", { "aria-label": "Horizontal axis", onchange: () => drawn.paint() },
-    ...options([["round", "by round"], ["bytes", "by bytes sent"], ["gradients", "by gradients"], ["seconds", "by seconds"]]));
+    ...options([["round", "by round"], ["bytes", "by bytes sent"], ["gradients", "by gradients"], ["seconds", "by seconds"],
+      ["epsilon", "by epsilon spent"]].filter(([value]) => run.rounds.some(r => value in r.table))));
   const part = make("select", { "aria-label": "Rows", onchange: () => drawn.paint() }, ...options(parts.map(p => [p, `${p} rows`])));
   host.append(make("div", { class: "tools" }, across, ...(one ? [] : [part])));
   const lines = () => {
@@ -413,9 +463,10 @@ function roundsFigure(run, host) {
   const drawn = figure(run, host, {
     name: "rounds", title: "Loss by round", marks: false, lively: true,
     height: w => w < 500 ? 300 : 340,
-    describe: () => lines().map(f => `${f.label}: ${number(f.points[0][1])} at first, ${number(f.points.at(-1)[1])} at the end, round ${f.kept} is kept`).join("; ") + ". Rings mark the rounds that are kept.",
+    describe: () => lines().map(f => `${f.label}: ${number(f.points[0][1])} at first, ${number(f.points.at(-1)[1])} at the end, round ${f.kept} is kept`).join("; ") + ". Rings mark the rounds that are kept." +
+      (one && known(run.rounds[0].table.epsilon?.at(-1)) ? ` The epsilon spent grows to ${number(run.rounds[0].table.epsilon.at(-1), 3)}.` : ""),
     data: () => {
-      const names = ["round", ...parts, "bytes", "gradients", "seconds"];
+      const names = ["round", ...parts, "bytes", "gradients", "seconds", "epsilon"].filter(n => run.rounds.some(r => n in r.table));
       return [["method", ...names], run.rounds.flatMap(r => r.table.round.map((_, j) => [r.name, ...names.map(n => r.table[n]?.[j] ?? null)]))];
     },
     draw(pen, w, h) {
@@ -625,6 +676,7 @@ RUNS.forEach((run, index) => {
   add(card(run, part("card")));
   add(gainsFigure(run, part("gains")));
   if (run.path) { const path = pathFigure(run, part("path")); if (run.path.clients) add({ repaint: path.paint }); }
+  if (run.curve) rowsFigure(run, part("rows"));
   if (run.rounds.length) roundsFigure(run, part("rounds"));
   if (run.spread && part("spread")) spreadFigure(run, part("spread"));
   add(clientsTable(run, part("table")));
