@@ -92,15 +92,7 @@ def test_messages_as_they_came_are_held_to_the_pattern(what):
     assert judge([wrong], torch.tensor([5]), pattern=RIGHT).who.tolist() == []
 
 
-@settings(max_examples=300, deadline=None)
-@given(
-    st.lists(
-        arrays(np.float64, st.tuples(st.integers(0, 3), st.integers(0, 4)), elements=st.floats(width=64)),
-        min_size=1,
-        max_size=6,
-    )
-)
-def test_whatever_comes_what_is_merged_is_finite_and_of_one_shape(sent):
+def merged_or_refused(sent):
     """Each reply is merged as it is or refused with a reason; nothing that is merged is odd."""
     messages = [torch.from_numpy(one) for one in sent]
     found = judge(messages, torch.arange(len(sent)), pattern=torch.zeros(1, 2, dtype=torch.float64))
@@ -108,6 +100,26 @@ def test_whatever_comes_what_is_merged_is_finite_and_of_one_shape(sent):
     assert found.message.shape == (len(found.who), 2) and bool(torch.isfinite(found.message).all())
     for place, row in zip(found.who.tolist(), found.message):
         assert torch.equal(messages[place][0], row)
+
+
+SENT = st.lists(
+    arrays(np.float64, st.tuples(st.integers(0, 3), st.integers(0, 4)), elements=st.floats(width=64)),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(SENT)
+def test_whatever_comes_what_is_merged_is_finite_and_of_one_shape(sent):
+    merged_or_refused(sent)
+
+
+@pytest.mark.slow
+@settings(max_examples=1000, deadline=None)
+@given(SENT)
+def test_whatever_comes_a_thousand_times(sent):
+    merged_or_refused(sent)
 
 
 ROWS = [(name, fields, problem) for name, fields, problems in CASES for problem in problems if not find(name).pooled]
