@@ -43,7 +43,7 @@ from mooring.algorithms.settings import check, check_work, counted, first_visits
 from mooring.core.batches import minibatches
 from mooring.core.cohort import per_client
 from mooring.core.errors import RequestError
-from mooring.core.solvers import Ball, project
+from mooring.core.solvers import Ball, mixed_stay, project
 from mooring.estimates.from_facts import curvature
 from mooring.theory import apfl_schedule
 
@@ -140,6 +140,8 @@ class APFL(Algorithm):
                 f"APFL: fading = 'horizon' (Theorem 3) needs steps <= rounds, got {self.steps} and {round.rounds}."
             )
         client = self.with_alpha(client, data)
+        if task.mix is not None and not self.radius and self.output != "average" and task.reads(data.train):
+            return self.visit_at_once(server, client, task, data, round)
         begin = Stay(server.w.expand(len(data), -1), client.v, client.alpha)
         before, average, path = (round.t - 1) * self.steps, self.caught_up(client, round.t - 1).average, begin.w
         for k, stay in enumerate(self.local_steps(begin, task, data, round, counted(client.visits))):
@@ -151,6 +153,25 @@ class APFL(Algorithm):
         own = stay.w if self.output == "own" else client.own
         after = Client(stay.v, stay.alpha, average, done, client.visits + 1, own)
         return after, Message(stay.w - server.w, path - server.w if self.output == "average" else None)
+
+    def visit_at_once(self, server, client, task, data, round):
+        """The same by a task that takes all steps of a stay at once."""
+        batch, count, eta = schedule(self, data, round, counted(client.visits))
+        stay = Stay(
+            *mixed_stay(
+                task, server.w, client.v, client.alpha, data, round, eta, batch=batch, steps=count, draws=self.draws,
+                feels=self.adapts_in, held_out=self.adapt_on == "validation", pull=self.alpha_pull,
+            )
+        )  # fmt: skip
+        done = torch.full_like(client.done, round.t * self.steps)
+        own = self.output == "own"
+        after = client._replace(v=stay.v, alpha=stay.alpha, done=done, visits=client.visits + 1)
+        after = after._replace(own=stay.w) if own else after
+        return after, Message(stay.w - server.w if own else stay.w.sub_(server.w), None)
+
+    def adapts_in(self, k: int) -> bool:
+        """Whether the mixture moves in the k-th step of a stay."""
+        return self.adapt == "step" or (self.adapt == "round" and k == 0)
 
     def local_steps(self, stay: Stay, task, data, round, visits=None, moves_w: bool = True):
         """The stay after each local step; w stands still for clients that join after the training (Eq. 7)."""
@@ -167,7 +188,7 @@ class APFL(Algorithm):
             slope = task.grad(u, step.batch)
             new_v = project(torch.addcmul(v, slope, -rate * alpha[:, None]), region)
             new_w = project(torch.addcmul(w, task.grad(w, step.batch), -rate), region) if moves_w else w
-            if (self.adapt == "step" or (self.adapt == "round" and step.k == 0)) and bool(adapts.any()):
+            if self.adapts_in(step.k) and bool(adapts.any()):
                 felt = task.grad(u, next(held_out).batch) if on_validation else slope
                 new_alpha = alpha - rate.flatten() * (alpha_slope(v, w, felt) + self.alpha_pull * alpha)
                 moving = adapts if step.active is None else adapts & step.active

@@ -110,6 +110,18 @@ class Metered:
         self._meter.gradients += int(n.sum())
         self._task.stay(v, begin, rows, place, n, *how)
 
+    @property
+    def mix(self) -> Any:
+        """The task's steps with a mixture, counted; None where it has none."""
+        return None if self._task.mix is None else self._mix
+
+    def _mix(self, w: Any, v: Any, alpha: Any, begin: Any, rows: Any, place: Any, n: Any, *how: Any) -> None:
+        felt = how[1]
+        apart = 0 if felt.rows is None else int(felt.n.sum())
+        self._meter.samples += int(n.sum()) + apart
+        self._meter.gradients += 2 * int(n.sum()) + apart
+        self._task.mix(w, v, alpha, begin, rows, place, n, *how)
+
     def prox(self, center: Any, lam: Any, batch: Any, start: Any = None) -> Any:
         self._meter.gradients += self._task.count(batch)
         return self._task.prox(center, lam, batch, start)

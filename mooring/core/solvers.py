@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mooring.core.batches import Drawn, drawings, minibatches, resting, steps_of
 from mooring.core.cohort import Batch, CohortData, Round, Rows, per_client
-from mooring.core.steps import move
+from mooring.core.steps import Felt, move
 from mooring.core.task import Task
 
 MOST_DRAWN = 1 << 22  # places of rows that are drawn before steps are taken: bounds memory
@@ -119,6 +119,45 @@ def stay(
         task.stay(v, begin, rows, place, n, rate, pull, shift)
         begin = v
     return v if begin is v else v.copy_(begin)
+
+
+def mixed_stay(
+    task: Task,
+    w: Tensor,
+    v: Tensor,
+    alpha: Tensor,
+    data: CohortData,
+    round: Round,
+    eta: StepSize,
+    *,
+    batch: int | None,
+    steps: int | Tensor | None,
+    draws: str,
+    feels: Callable[[int], bool],
+    held_out: bool,
+    pull: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """w [C, d], v [C, d] and alpha [C] after the local steps of APFL, by a task that takes many at once.
+
+    feels(k) tells whether alpha moves in step k: along the step's rows, or along validation rows of slot 1 where
+    they are `held_out`, for clients that have any.
+    """
+    counts = steps_of(data.train.size, batch, steps, None)
+    drawn = drawings(data, round, batch=batch, counts=counts, draws=draws)
+    apart = drawings(data, round, batch=batch, counts=counts, slot=1, draws=draws, part="validation")
+    begin, own, alpha = w.expand_as(v)[:1] if w.ndim == 1 else w, v, alpha.clone()
+    w, v, k = torch.empty_like(v), torch.empty_like(v), 0
+    for place, n, rate in pieces(drawn, counts, eta, v.dtype):
+        moves = [feels(j) for j in range(k, k + len(rate))]
+        seen = [next(apart) for now in moves if held_out and now]
+        busy = (rate != 0)[moves]
+        felt = Felt(moves, None, place[:0], n[:0])
+        if seen:
+            shown = np.stack([one.n for one in seen])
+            felt = Felt(moves, data.validation, np.stack([one.place for one in seen]), np.where(busy, shown, 0))
+        task.mix(w, v, alpha, (begin, own), data.train, place, n, rate, felt, pull)
+        begin, own, k = w, v, k + len(rate)
+    return (w, v, alpha) if k else (w.copy_(begin), v.copy_(own), alpha)
 
 
 def pieces(

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from mooring.core.cohort import per_client
+from mooring.core.cohort import Rows, per_client
 
 ALL = slice(None)
 
@@ -41,6 +42,15 @@ class Move(NamedTuple):
             _add_scaled(part, _at(self.center, place), self.rate * _at(self.lam, place))
         if self.shift is not None:
             _add_scaled(part, _at(self.shift, place), -self.rate)
+
+
+class Felt(NamedTuple):
+    """Which of S steps move a mixture, and on which rows."""
+
+    steps: list[bool]  # [S]
+    rows: Rows | None  # None: those of the step itself
+    place: np.ndarray  # [T, C, B], for each of the T steps that do; and so is
+    n: np.ndarray  # [T, C]
 
 
 def move(v: Tensor, size: Any, active: Tensor | None, pull: tuple[Any, Tensor] | None, shift: Tensor | None) -> Move:

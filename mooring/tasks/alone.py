@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from mooring.core.cohort import Rows
-from mooring.core.steps import hold
+from mooring.core.steps import Felt, hold
 
 LARGE = 1 << 18  # bytes of a model's parameters from which on a client of a perceptron is better alone
 Loss = Callable[[Tensor, Tensor], Tensor]  # (predictions [B, ...], y [B]) -> [B]
@@ -37,6 +37,8 @@ class Hold(NamedTuple):
         return held, self.towards[place].view(shape) if len(self.towards) else None
 
 
+Rest = tuple[Tensor, Tensor] | None  # rows and targets along which a mixture moves, if they are not the step's
+MixedSteps = Iterator[tuple[float, Tensor, Tensor, bool, Rest]]  # the same; whether the mixture moves; along what
 Work = Callable[[Tensor, Tensor, Hold, Tensor, Steps], None]  # (start, where to put the end, hold, pool of rows, steps)
 
 
@@ -72,13 +74,45 @@ def stay(
         work(start, v[c], mine, rows.x, steps(c))
 
 
+def mix(
+    work: Any,
+    labels: Labels,
+    w: Tensor,
+    v: Tensor,
+    alpha: Tensor,
+    begin: tuple[Tensor, Tensor],
+    rows: Rows,
+    place: np.ndarray,
+    n: np.ndarray,
+    rate: np.ndarray,
+    felt: Felt,
+    pull: float,
+) -> None:
+    """Put into w, v [C, d] and alpha [C] where every client's steps of a model and a mixture end, from `begin`."""
+    steps = steps_on(rows, place, n, rate, labels)
+    apart = None if felt.rows is None else steps_on(felt.rows, felt.place, felt.n, felt.n.astype(rate.dtype), labels)
+    pool = rows.x if felt.rows is None else felt.rows.x
+
+    def mixed(c: int) -> MixedSteps:
+        elsewhere = iter(()) if apart is None else apart(c)
+        for step, moves in zip(steps(c), felt.steps):
+            if not moves or apart is None:
+                yield *step, moves, None
+                continue
+            there, index, y = next(elsewhere)
+            yield *step, there > 0, (index, y)
+
+    for c, (common, own) in enumerate(zip(each(begin[0], len(v)), each(begin[1], len(v)))):
+        alpha[c] = work(common, own, w[c], v[c], float(alpha[c]), pull, (rows.x, pool), mixed(c))
+
+
 def each(values: Tensor, clients: int) -> list[Tensor]:
     """Every client's row of [C, ...]; the same one of [1, ...]."""
     return list(values) if len(values) > 1 else [values[0]] * clients
 
 
 def steps_on(rows: Rows, place: np.ndarray, n: np.ndarray, rate: np.ndarray, labels: Labels) -> Callable[[int], Steps]:
-    """A client's steps, by its number: those at a rate of 0 are none."""
+    """A client's steps, by its number; those at a rate of 0 are none."""
     places = torch.from_numpy(np.ascontiguousarray(place.swapaxes(0, 1)))
     heights, rates, widest = n.T.tolist(), rate.T.tolist(), place.shape[2]
 
@@ -87,8 +121,6 @@ def steps_on(rows: Rows, place: np.ndarray, n: np.ndarray, rate: np.ndarray, lab
         here = places[c]
         targets = labels(rows.y.index_select(0, here.flatten()).unflatten(0, here.shape))
         for size, height, index, y in zip(rates[c], heights[c], here.unbind(0), targets.unbind(0)):
-            if size == 0:
-                continue
             if height < widest:
                 index, y = index[:height], y[:height]
             yield size, index, y
@@ -123,6 +155,8 @@ def module_client(module: nn.Module, places: dict[str, slice], loss: Loss) -> Wo
                 part.copy_(begin[place].view(part.shape))
         pulls = [hold.at(place, part.shape) for part, place in parts]
         for rate, index, y in steps:
+            if not rate:
+                continue
             found: Any = [None] * len(parts)
             if len(y):
                 with torch.enable_grad():

@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mooring.tasks.alone import Hold, Loss, Steps, Work, held_back
+from mooring.tasks.alone import Hold, Loss, MixedSteps, Steps, Work, held_back
 from mooring.tasks.perceptron import slope_of, steps_of
 
 Take = Callable[[int, Tensor, Tensor], None]  # (layer, rows before it, turned [in + 1, B]; slopes behind it [B, out])
+MIXTURE, APART = "mixture", "apart"  # uses of rooms
 PLAIN, RELU, FREE = "plain", "relu", "free"  # what follows a layer
 threshold_backward = torch.ops.aten.threshold_backward.grad_input
 
@@ -158,6 +159,7 @@ class Room:
         like, last = stages[0].layer.weight, len(stages) - 1
         self.seen = [like.new_ones(height, stage.height) for stage in stages]  # what goes in, the last column being 1
         self.rows = self.seen[0][:, : stages[0].layer.in_features]
+        self.gap = like.new_empty(height, stages[0].layer.out_features)  # scores of a mixture's parts, their difference
         self.residual = like.new_empty(height, stages[-1].layer.out_features)
         self.undo: dict[int, Callable[[Tensor], Tensor]] = {}
         self.outs: list[Tensor] = []
@@ -225,6 +227,8 @@ def client(net: Net) -> Work:
                 weight.add_(towards, alpha=rate)
 
         for rate, index, y in steps:
+            if not rate:
+                continue
             height = index.shape[0]
             room, share = net.room(height), rate / max(height, 1)
             net.gather(room, pool, index)
@@ -232,3 +236,85 @@ def client(net: Net) -> Work:
         net.store(mine, v)
 
     return work
+
+
+def mixed_client(net: Net) -> Any:
+    """A client's steps of a model w and of v, its part in the mixture u = alpha v + (1 - alpha) w.
+
+    Mixing scores costs less than mixing parameters, where few rows meet a large layer: the first layer's products with
+    v and w are there for their own sakes. By them, and by what the gap v - w makes of each layer's rows, the slope of
+    the loss along alpha is known without a gradient at u.
+    """
+    common, own, mixed, gap, start = (net.parameters() for _ in range(5))
+    rest = slice(common.layers[0].numel(), None)
+    begun: Tensor | None = None
+
+    def mix(alpha: float) -> None:
+        torch.sub(own.flat[rest], common.flat[rest], out=gap.flat[rest])
+        torch.add(common.flat[rest], gap.flat[rest], alpha=alpha, out=mixed.flat[rest])
+
+    def first_scores(plain: Room, room: Room, alpha: float) -> None:
+        """Of the model w and of the mixture, on the rows of `plain`; and of the gap."""
+        torch.mm(plain.seen[0], common.layers[0], out=plain.outs[0])
+        torch.mm(plain.seen[0], own.layers[0], out=room.gap).sub_(plain.outs[0])
+        torch.add(plain.outs[0], room.gap, alpha=alpha, out=room.outs[0])
+
+    def back(plain: Room, room: Room, y: Tensor, moves: bool, take: Take) -> float:
+        """Through the mixture: the slope of the sum of losses along alpha, if it moves."""
+        total = 0.0
+
+        def each(i: int, seen: Tensor, along: Tensor) -> None:
+            nonlocal total
+            if moves:
+                scores = torch.mm(room.seen[i], gap.layers[i]) if i else room.gap
+                total += float(torch.mul(scores, along).sum())
+            take(i, seen if i else plain.seen[0].mT, along)
+
+        room.back(net.slope(room, net.forward(room, mixed.layers, done=1), y), mixed.turned, each)
+        return total
+
+    def work(
+        begin: Tensor, v0: Tensor, w: Tensor, v: Tensor, alpha: float, pull: float, pools: Any, steps: MixedSteps
+    ) -> float:
+        nonlocal begun
+        if begin is not begun:
+            net.load(begin, start)
+            begun = begin
+        common.flat.copy_(start.flat)
+        net.load(v0, own)
+        share = 0.0
+
+        def take_own(i: int, seen: Tensor, along: Tensor) -> None:
+            own.layers[i].addmm_(seen, along, alpha=-alpha * share)
+
+        def take_common(i: int, seen: Tensor, along: Tensor) -> None:
+            common.layers[i].addmm_(seen, along, alpha=-share)
+
+        for rate, index, y, moves, elsewhere in steps:
+            if not rate:
+                continue
+            height = max(index.shape[0], 1)
+            plain, room, share = net.room(index.shape[0]), net.room(index.shape[0], MIXTURE), rate / height
+            mix(alpha)
+            slope = 0.0
+            if moves and elsewhere is not None:
+                there, other = (net.room(elsewhere[0].shape[0], use) for use in (APART, MIXTURE))
+                net.gather(there, pools[1], elsewhere[0])
+                first_scores(there, other, alpha)
+                slope = back(there, other, elsewhere[1], True, nothing) / elsewhere[0].shape[0]
+            net.gather(plain, pools[0], index)
+            first_scores(plain, room, alpha)
+            felt = back(plain, room, y, moves and elsewhere is None, take_own) / height
+            plain.back(net.slope(plain, net.forward(plain, common.layers, done=1), y), common.turned, take_common)
+            if moves:
+                slope = felt if elsewhere is None else slope
+                alpha = min(max(alpha - rate * (slope + pull * alpha), 0.0), 1.0)
+        net.store(common, w)
+        net.store(own, v)
+        return alpha
+
+    return work
+
+
+def nothing(i: int, seen: Tensor, along: Tensor) -> None:
+    """Of a pass whose slopes are all that is wanted."""

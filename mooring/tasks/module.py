@@ -251,22 +251,37 @@ class Module(Task):
         large = self.is_perceptron and self.dim * self.dtype.itemsize >= alone.LARGE
         return self._client_by_client if (self.convolutional or large) and self.device.type == "cpu" else None
 
+    @property
+    def mix(self):  # type: ignore[override]
+        return self._mixed_client_by_client if self.stay is not None and self.is_perceptron and not self.ridge else None
+
     def reads(self, rows: Rows) -> bool:
         return type(rows) is Rows and rows.x.dtype == self.dtype
 
     def _client_by_client(self, v: Tensor, *how: Any) -> None:
-        places = {part.name: part.place for part in self.layout}
-
-        def each(output: Tensor, y: Tensor) -> Tensor:
-            return self._each_loss(output[None], y[None])[0]
-
         if self.is_perceptron:
-            assert isinstance(self.module, nn.Sequential)
-            net = alone_perceptron.Net(self.module, places, each, self.classifies)
+            net = self._net()
             with net.quick():
                 alone.stay(alone_perceptron.client(net), net.labels, v, *how, ridge=self.ridge)
         else:
-            alone.stay(alone.module_client(self.module, places, each), alone.as_they_are, v, *how, ridge=self.ridge)
+            work = alone.module_client(self.module, self._places(), self._loss_of_one)
+            alone.stay(work, alone.as_they_are, v, *how, ridge=self.ridge)
+
+    def _mixed_client_by_client(self, *how: Any) -> None:
+        net = self._net()
+        with net.quick():
+            alone.mix(alone_perceptron.mixed_client(net), net.labels, *how)
+
+    def _net(self) -> alone_perceptron.Net:
+        assert isinstance(self.module, nn.Sequential)  # what is_perceptron says
+        return alone_perceptron.Net(self.module, self._places(), self._loss_of_one, self.classifies)
+
+    def _places(self) -> dict[str, slice]:
+        return {part.name: part.place for part in self.layout}
+
+    def _loss_of_one(self, output: Tensor, y: Tensor) -> Tensor:
+        """[B], of a lone client."""
+        return self._each_loss(output[None], y[None])[0]
 
     def _perceptron_step(self, v: Tensor, batch: Batch, move: Move) -> None:
         weight = batch.weight * move.rate
@@ -279,8 +294,7 @@ class Module(Task):
             return residual.mul_(weight[..., None])
 
         assert isinstance(self.module, nn.Sequential)  # what is_perceptron says
-        places = {part.name: part.place for part in self.layout}
-        perceptron_step(self.module, self.layers(v), batch.x, slope, move, self.ridge, places)
+        perceptron_step(self.module, self.layers(v), batch.x, slope, move, self.ridge, self._places())
 
     def _grad_by_autograd(self, w: Tensor, batch: Batch, places: dict[str, Tensor]) -> None:
         leaves = {name: part.detach().requires_grad_() for name, part in self.layers(w).items()}

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from mooring.algorithms.apfl import APFL
 from mooring.core import solvers
 from mooring.core.batches import minibatches
 from mooring.core.cohort import CohortData, Round, Rows, per_client
@@ -214,3 +215,44 @@ def test_steps_in_place_are_counted_and_spare_their_input(kernels):
     along_the_gradient(Metered(task, naive), w, data, 0.1, None, None, batch=4, epochs=1)
     assert (meter.samples, meter.gradients) == (naive.samples, naive.gradients) == (sum(SIZES), sum(SIZES))
     assert not w.any()
+
+
+MIXTURES = {
+    "fixed": {"adapt": "no", "batch": 4, "steps": 5},
+    "once a round": {"adapt": "round", "adapt_on": "train", "batch": 4, "steps": 5},
+    "every step": {"adapt": "step", "adapt_on": "train", "alpha_pull": 0.2, "batch": 5, "epochs": 2},
+    "on held-out rows": {"adapt": "step", "adapt_on": "validation", "batch": 4, "epochs": 2, "output": "own"},
+    "once on held-out rows": {"adapt": "round", "adapt_on": "validation", "alpha_pull": 0.1, "batch": 4, "steps": 3},
+    "each its own": {"alpha": (0.1, 0.9, 0.5, 0.3, 1.0), "adapt": "step", "adapt_on": "validation", "steps": 3},
+}
+
+
+def visited(algorithm, task, data, turns=3):
+    """The server's and the clients' state after some stays, and what they cost."""
+    meter = Meter()
+    server, first = algorithm.start(task, task.start(0).double() + 0.1)
+    client = type(first)(*(part.expand(len(data), *part.shape).clone() for part in first))
+    for t in range(1, turns + 1):
+        turn = TURN._replace(t=t)
+        client, message = algorithm.visit(server, client, Metered(task, meter), data, turn)
+        server = algorithm.merge(server, message._replace(change=message.change.mean(0)), turn)
+    return server, client, (meter.samples, meter.gradients)
+
+
+@pytest.mark.parametrize("mixture", MIXTURES)
+@pytest.mark.parametrize("make", [net, plain_net, lambda: nn.Sequential(nn.Linear(FEATURES, 3))])
+def test_mixtures_client_by_client_follow_their_gradients(make, mixture, monkeypatch):
+    task = Module(double(make), "half_square" if make is plain_net else "cross_entropy")
+    data = cohort(task)
+    some = torch.tensor([5, 0, 4, 3, 1])  # of the clients' rows are held out; one has none, and one no others
+    data = replace(data, validation=replace(data.train, size=some))
+    algorithm = APFL(**({"alpha": 0.3, "eta": 0.2, "decay": 0.1, "batch": 4} | MIXTURES[mixture]))
+    stacked = visited(algorithm, task, data)
+    monkeypatch.setattr(alone, "LARGE", 0)
+    assert task.mix is not None
+    for most in (1 << 22, 40):
+        monkeypatch.setattr(solvers, "MOST_DRAWN", most)
+        quick = visited(algorithm, task, data)
+        for found, expected in zip((*quick[0], *quick[1]), (*stacked[0], *stacked[1])):
+            torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-11)
+        assert quick[2] == stacked[2]
