@@ -28,6 +28,7 @@ from mooring.advice.plans import alpha_of, as_algorithm, kind_of, stiffness_of
 from mooring.advice.survey import Survey, as_table
 from mooring.advice.tally import MODELS, Tally, Trio, mean_losses, tally_of, witnesses_of
 from mooring.advice.words import in_words
+from mooring.core.cohort import Rows
 from mooring.core.errors import RequestError
 from mooring.data.clients import PARTS, Clients
 from mooring.data.given import is_given
@@ -194,7 +195,8 @@ def advised(job: Job, directory: RunDir | None = None, tell: Tell = silent) -> A
         theory = theory_of(job) if how.theory else None
     tell("explaining", 1, 2)
     summary = summarise(job, frame, found, known.judges) | of_theory(theory)
-    summary |= {"measures": measures_of(job, models) if known.judges == TESTS else {}}
+    here = isinstance(clients.test, Rows)  # else each client has its own rows, and their measures
+    summary |= {"measures": measures_of(job, models) if known.judges == TESTS and here else {}}
     curve = learning_curve(fit, frame, summary) if fit is not None else None
     headline, words = in_words(job.clients, frame, summary, choice, theory, curve)
     table = path_table(choice, unit)
@@ -392,6 +394,8 @@ def write(directory: RunDir, advice: Advice) -> None:
     write_parquet(directory.path / CLIENTS_FILE, clients_table(known.to_dict("records")))
     models = advice.models
     centre = None if torch.equal(models.centre, models.common) else models.centre
-    saved = Saved(models.common, models.deployed, job.clients.names, *task_facts(job), centre=centre)
+    apart = not isinstance(job.clients.train, Rows)  # then each client keeps its own
+    shared = models.deployed if not apart or (job.run.federation and job.run.federation.share_models) else None
+    saved = Saved(models.common, shared, job.clients.names, *task_facts(job), centre=centre)
     directory.write_models(saved)
     kept.remove(directory)

@@ -116,6 +116,9 @@ def alone_models(task: Any, rows: Rows, ridge: float, free: bool = False, start:
         for block in torch.arange(len(rows)).split(CHUNK):
             out[block] = task.prox(zero, ridge, rows.select(block).full(task))
         return out
+    if isinstance(task, Linear):  # elsewhere: the sums that were sent once serve every ridge
+        h, moment = moments(task, rows)
+        return torch.linalg.solve(h + ridge * torch.eye(task.dim, dtype=h.dtype), moment).to(task.dtype)
     pull = ridge * penalised(task) if free else torch.tensor(ridge, dtype=task.dtype)
     return own_fit(task, rows, out if start is None else start, pull=pull)
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from mooring.advice.asking import doing
 from mooring.advice.path import Shape, penalised
 from mooring.core.cohort import Rows
 from mooring.estimates.answers import Answers, Here
@@ -43,9 +44,13 @@ def priors(task: Any, rows: Rows, near: Sequence[Prior] = ()) -> list[Prior]:
     Of very many coefficients (features of a kernel) only the simpler one. Approximations start from `near`, the priors
     of much the same rows.
     """
-    told, known = [], {prior.kind: prior.spread for prior in near}
-    for kind in forms_of(task):
-        found = client_spread(task, answers_of(task, rows), kind, known.get(kind))
+    known = {prior.kind: prior.spread for prior in near}
+
+    def of_kind(kind: Any) -> list[ClientSpread | None]:
+        return [client_spread(task, answers_of(task, rows), kind, known.get(kind))]
+
+    told = []
+    for (found,) in doing(rows)(of_kind, forms_of(task)):
         if found is None:
             break
         told.append(found)

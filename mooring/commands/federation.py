@@ -80,14 +80,19 @@ def join(
 
     RUN is the same run file as the server's. Rows and the personal model stay in this machine's folders.
     """
+    from mooring.advice.at_home import AdvisedHome
     from mooring.engines.flower.federation import join as take_part
+    from mooring.engines.flower.home import Home
     from mooring.report.terminal import Display
 
     told = take_part(
-        run, data, state, server=server, name=name, ca=ca, key=key, insecure=insecure, embedded=embedded, say=whisper
-    )
+        run, data, state, server=server, name=name, ca=ca, key=key, insecure=insecure, embedded=embedded,
+        kinds={"fit": Home, "advise": AdvisedHome}, say=whisper,
+    )  # fmt: skip
     if json_:
         emit(told)
+    elif "said" in told:
+        Display().say(f"{told['said']} `mooring predict {told['result']} NEW.csv` uses your model.")
     else:
         Display().say(
             f"Test {told['metric']} of your own model {told['personal']:.4g}"

@@ -7,6 +7,7 @@ the run as it was: whoever changes anything has them settled anew.
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -78,9 +79,24 @@ def request(
     table |= {"algorithm": ready[0]} if purpose == "fit" else {"algorithms": ready or None}
     if purpose == "advise":
         table["advice"] = file.get("advice", {}) | given["advice"]
-    if purpose == "fit" and "federation" in file:
+    if purpose in ("fit", "advise") and "federation" in file:
         table["federation"] = file["federation"]
     return make_run({"mooring": {"purpose": purpose}, **table}, "")
+
+
+def asked_run(path: str | Path) -> RunFile:
+    """The run of a run file that a federation is given: an advice where it says so, or has the section [advice] and no
+    algorithm; else a fit. An advice leaves rows without a target out, as on one machine."""
+    file = read_run(path)
+    if file.mooring.purpose != "advise" or (file.advice is None and not says_advise(path)):
+        return request(Path(path), purpose="fit")
+    run = request(Path(path), purpose="advise")
+    return run.model_copy(update={"data": run.data.model_copy(update={"drop_missing_target": True})})
+
+
+def says_advise(path: str | Path) -> bool:
+    """Whether the file itself names its purpose: without one a file serves every command."""
+    return tomllib.loads(Path(path).read_text()).get("mooring", {}).get("purpose") == "advise"
 
 
 def specs_of(run: RunFile) -> list[str]:

@@ -5,7 +5,6 @@ Where the client's table and folder are, its node says: `--node-config 'run="run
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from flwr.app import Context, Message
@@ -14,7 +13,7 @@ from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFI
 
 from mooring.engines.flower.home import Home
 from mooring.engines.flower.packing import pack, unpack
-from mooring.engines.request import request
+from mooring.engines.request import asked_run
 
 
 def reply_of(home: Home, message: Message, context: Any) -> Message:
@@ -33,6 +32,10 @@ app = ClientApp()
 @app.train()
 @app.query()
 def answer(message: Message, context: Context) -> Message:
+    return answer_with(Home, message, context)
+
+
+def answer_with(kind: type[Home], message: Message, context: Context) -> Message:
+    """The reply of the client that its node names."""
     told = {key: str(value) for key, value in context.node_config.items()}
-    run = request(Path(told["run"]), purpose="fit")
-    return reply_of(Home(run, told["data"], told["state"], told.get("name")), message, context)
+    return reply_of(kind(asked_run(told["run"]), told["data"], told["state"], told.get("name")), message, context)

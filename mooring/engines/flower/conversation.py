@@ -191,6 +191,7 @@ def roll(post: Post, names: tuple[str, ...], run: RunFile, schema: Schema, notes
         target_mean=schema.target_mean,
         target_scale=schema.target_scale,
         schema=schema,
+        parts_by_chance=all(bool(replies[name].words.get("by_chance")) for name in names),
         own_weights=None if any(math.isnan(weight) for weight in own.values()) else own,
         title=Path(run.data.source).stem,
         notes=notes,

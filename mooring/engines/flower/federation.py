@@ -22,19 +22,19 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from mooring.algorithms.base import describe
 from mooring.core.errors import RequestError, WorkError
 from mooring.data.readers import ENDINGS, ending_of, stem_of
 from mooring.engines.fit import Tell, silent
 from mooring.engines.flower import keys
 from mooring.engines.flower.home import DISMISSED, DONE, RESULT, Home
-from mooring.engines.request import request
+from mooring.engines.request import asked_run
 from mooring.runs.files import read_json
 from mooring.runs.runfile import RunFile
 
@@ -67,12 +67,19 @@ out = ""
 progress = ""
 clients = ""
 """
-APP = {
-    "pyproject.toml": PYPROJECT,
-    "mooring_app/__init__.py": "",
-    "mooring_app/client.py": "from mooring.engines.flower import client_app\n\napp = client_app.app\n",
-    "mooring_app/server.py": "from mooring.engines.flower import server_app\n\napp = server_app.app\n",
+APPS = {  # by purpose: where Flower finds the two apps
+    "fit": ("mooring.engines.flower.client_app.app", "mooring.engines.flower.server_app.app"),
+    "advise": ("mooring.advice.flower_app.client", "mooring.advice.flower_app.server"),
 }
+
+
+def app_of(run: RunFile) -> dict[str, str]:
+    """The files of the Flower app that runs this."""
+    files = {"pyproject.toml": PYPROJECT, "mooring_app/__init__.py": ""}
+    for name, place in zip(("client", "server"), APPS[run.mooring.purpose]):
+        module, _, what = place.rpartition(".")
+        files[f"mooring_app/{name}.py"] = f"import {module}\n\napp = {module}.{what}\n"
+    return files
 
 
 def need_flower() -> None:
@@ -99,7 +106,7 @@ def serve(
     `lasting`: the SuperLink keeps its own state on disk, so that clients find it again after it was killed.
     """
     need_flower()
-    run, out = request(Path(path), purpose="fit"), Path(out).resolve()
+    run, out = asked_run(path), Path(out).resolve()
     check_lines(host, insecure, key_folder)
     if run.federation is not None and run.federation.engine == SIMULATION:
         raise RequestError(f'engine = "{SIMULATION}" has no clients that join; use `mooring federation up`.')
@@ -119,7 +126,8 @@ def serve(
             progress = folder / f"progress-{time.time_ns()}.jsonl"
             progress.touch()
             config = {"run": str(Path(path).resolve()), "out": str(out), "progress": str(progress)}
-            number = submit(control, config | {"clients": "" if clients is None else str(clients)})
+            config["clients"] = "" if clients is None else str(clients)
+            number = submit(control, config, app_of(run))
             say(f"serving {run_name(run)} on {address}; clients join with `mooring join`")
             known = {base64.b64encode(key).decode(): name for name, key in clients_keys.items()}
             follow(progress, partial(refusal, known), lambda: status(control, number), alive, say, tell)
@@ -134,8 +142,7 @@ def beside(out: Path) -> Path:
 
 
 def run_name(run: RunFile) -> str:
-    assert run.algorithm is not None
-    return run.algorithm.name
+    return "an advice" if run.algorithm is None else run.algorithm.name
 
 
 def check_lines(host: str, insecure: bool, key_folder: Path | None) -> None:
@@ -290,14 +297,14 @@ def enrol(control: Any, name: str, key: bytes) -> None:
             raise WorkError(f"client '{name}' could not be enrolled: {error.response.text[:200]}") from error
 
 
-def submit(control: Any, config: dict[str, str]) -> int:
-    """Start our app with these settings; the number of Flower's run."""
+def submit(control: Any, config: dict[str, str], app: dict[str, str]) -> int:
+    """Start an app of these files with these settings; the number of Flower's run."""
     from flwr.cli.build import build_fab_from_files
     from flwr.common.serde import fab_to_proto, user_config_to_proto
     from flwr.proto.control_pb2 import StartRunRequest
     from flwr.supercore.fab import Fab
 
-    content, _ = build_fab_from_files({name: text.encode() for name, text in APP.items()})
+    content, _ = build_fab_from_files({name: text.encode() for name, text in app.items()})
     fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
     given: dict[str, Any] = dict(config)
     return control.StartRun(StartRunRequest(fab=fab_to_proto(fab), override_config=user_config_to_proto(given))).run_id
@@ -384,20 +391,22 @@ def join(
     key: Path | None = None,
     insecure: bool = False,
     embedded: bool = False,
+    kinds: Mapping[str, type[Home]] = MappingProxyType({"fit": Home}),
     say: Say,
 ) -> dict[str, Any]:
-    """Take part with one client's table until the run is over; how its own model does, and where it is."""
+    """Take part with one client's table until the run is over; how its own model does, and where it is.
+
+    `kinds` are clients by the purpose of the run."""
     need_flower()
     host = server.rsplit(":", 1)[0].strip("[]")
     if (ca is None or key is None) and not insecure:
         raise RequestError("joining needs TLS: give --ca and --key, as `mooring keys init` makes them, or --insecure.")
     if insecure and not is_loopback(host):
         raise RequestError(f"--insecure is for this machine only, and {host} is another; give --ca and --key.")
-    run = request(Path(path), purpose="fit")
-    home = Home(run, Path(data).resolve(), Path(state).resolve(), name)
+    run = asked_run(path)
+    home = kinds[run.mooring.purpose](run, Path(data).resolve(), Path(state).resolve(), name)
     home.member  # noqa: B018 - what is wrong with the table is told before anything is sent
-    reveals = describe(run_name(run))["reveals"]
-    say(f"client '{home.name}' takes part in {run_name(run)}. A curious server sees {reveals}.")
+    say(f"client '{home.name}' takes part in {home.what}. A curious server sees {home.reveals}.")
     done, dismissed = home.folder / DONE, home.folder / DISMISSED
     for former in (done, dismissed):
         former.unlink(missing_ok=True)
@@ -470,8 +479,10 @@ def up(
     out = Path(out).resolve()
     place = beside(out)
     (place / "clients").mkdir(parents=True, exist_ok=True)
-    asked = request(Path(path), purpose="fit").federation
-    if asked is not None and asked.engine == SIMULATION:
+    run = asked_run(path)
+    if run.federation is not None and run.federation.engine == SIMULATION:
+        if run.algorithm is None:
+            raise RequestError(f'engine = "{SIMULATION}" is for fits; `mooring advise` advises on one machine.')
         return on_ray(Path(path).resolve(), Path(folder).resolve(), out, say, tell)
     key_folder = None
     if not insecure:

@@ -25,12 +25,12 @@ import shutil
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from mooring.algorithms.base import build
+from mooring.algorithms.base import build, describe
 from mooring.core.cohort import CohortData, Round
 from mooring.core.costs import Meter
 from mooring.core.errors import RequestError, WorkError
@@ -101,6 +101,8 @@ class Stretch(NamedTuple):
 class Home:
     """A client: a run file, its own table, and a folder for what it keeps."""
 
+    answers: ClassVar[dict[str, Callable[[Any, Parcel], Parcel]]] = {}  # by the request
+
     def __init__(self, run: RunFile, data: str | Path, state: str | Path, name: str | None = None):
         self.run, self.path, self.given = run, Path(data), name
         self.federation = run.federation or Federation()
@@ -112,11 +114,11 @@ class Home:
     def answer(self, what: str, parcel: Parcel) -> Parcel:
         """The reply to a request; a sentence under "refused" where it cannot be answered."""
         try:
-            if what not in ANSWERS:
+            if what not in self.answers:
                 raise RequestError(f"client '{self.name}' does not know the request {what!r}.")
             if what not in ("hello", "dismissed"):
                 self.check_run(parcel)
-            return ANSWERS[what](self, parcel)
+            return self.answers[what](self, parcel)
         except Exception as error:
             foreseen = isinstance(error, RequestError | WorkError)
             return Parcel({"refused": str(error) if foreseen else f"unexpected {type(error).__name__}: {error}"})
@@ -124,6 +126,16 @@ class Home:
     def check_run(self, parcel: Parcel) -> None:
         if parcel.words.get("run") != self.digest:
             raise RequestError(f"client '{self.name}' has another run file than the server; both need the same.")
+
+    @property
+    def what(self) -> str:
+        """What it takes part in."""
+        return self._own
+
+    @property
+    def reveals(self) -> str:
+        """What a curious server sees of it."""
+        return str(describe(self._own)["reveals"])
 
     # its rows
 
@@ -263,7 +275,8 @@ def adopt(home: Home, parcel: Parcel) -> Parcel:
         home.__dict__.pop(stale, None)
     sizes = {part: int(getattr(home.clients, part).size[0]) for part in PARTS}
     own = home.clients.own_weights
-    return Parcel({"sizes": sizes, "weight": None if own is None else own[home.name]})
+    about = {"sizes": sizes, "weight": None if own is None else own[home.name]}
+    return Parcel(about | {"by_chance": home.clients.parts_by_chance})
 
 
 def frame_digest(home: Home) -> str:
@@ -414,3 +427,4 @@ ANSWERS: dict[str, Callable[[Home, Parcel], Parcel]] = {
     "done": leave,
     "dismissed": go,
 }
+Home.answers = ANSWERS

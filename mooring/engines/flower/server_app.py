@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from flwr.supercore.app_utils import start_parent_process_monitor
 
 from mooring.core.errors import RequestError, WorkError
 from mooring.engines.flower.conversation import converse
-from mooring.engines.request import request
+from mooring.engines.request import asked_run
 from mooring.runs.runfile import RunFile
 from mooring.runs.sections import Federation
 
@@ -30,11 +30,11 @@ def main(grid: Grid, context: Context) -> None:
     lead(grid, {key: str(value) for key, value in context.run_config.items()})
 
 
-def lead(grid: Grid, told: Mapping[str, str]) -> None:
+def lead(grid: Grid, told: Mapping[str, str], converse: Callable[..., Any] = converse) -> None:
     """The run that `told` names, to its end; what happens is written to the file of progress."""
     note = Progress(told.get("progress", ""))
     try:
-        run = request(Path(told["run"]), purpose="fit")
+        run = asked_run(told["run"])
         if told.get("clients"):
             run = with_clients(run, int(told["clients"]))
         note.put(kind="begun", process=os.getpid())

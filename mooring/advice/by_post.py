@@ -1,0 +1,293 @@
+"""Advice in a real federation: the rows stay with their clients, and the questions go to them by post.
+
+The server leads `advise` as on one machine; where that asks clients (`asking.py`), a letter goes to each, and each
+answers from its own rows with the very same function. Work that does not depend on one another's outcome (the folds,
+the paths of each) is done side by side, and its questions travel together: a linear task takes a dozen letters to each
+client, one of two classes some hundred. Clients keep nothing between letters, so any of them may be asked again, and an
+advice that was interrupted begins again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mooring.advice.advise import Advice, advised
+from mooring.advice.at_home import LEFT, own_record
+from mooring.advice.folds import Held
+from mooring.core.cohort import Rows, stacked
+from mooring.core.errors import RequestError
+from mooring.data.clients import PARTS, Clients
+from mooring.data.schema import Schema
+from mooring.engines.fit import Tell, opening, silent
+from mooring.engines.flower.conversation import FEDERATION, prepare, roll, same_run
+from mooring.engines.flower.exchange import GOODBYE
+from mooring.engines.flower.home import digest_of_run
+from mooring.engines.flower.parcels import Parcel, received
+from mooring.engines.flower.post import Grid, Post, Unfit, say_nothing
+from mooring.engines.prepare import Job, make_task
+from mooring.estimates.summaries import LinearStats, LocalFits, Summary
+from mooring.runs.directory import create, open_run
+from mooring.runs.files import held, write_json
+from mooring.runs.runfile import RunFile
+from mooring.runs.sections import Federation
+from mooring.tasks.proximal import is_dense
+
+
+class Question(NamedTuple):
+    name: str
+    part: tuple[Any, ...]  # which of their rows is asked about
+    who: tuple[int, ...]  # places of the clients
+    own: tuple[Tensor, ...]  # each [len(who), ...]
+    shared: dict[str, Tensor | None]
+
+
+class Waiting:
+    """A thread's question, and its answer once there is one."""
+
+    def __init__(self, path: tuple[int, ...], question: Question):
+        self.path, self.question = path, question
+        self.done, self.answer = False, None
+        self.error: BaseException | None = None
+
+
+class Board:
+    """Where questions are put up: those of work that is done side by side are sent when all of it waits for answers."""
+
+    def __init__(self, send: Callable[[list[Question]], list[Any]]):
+        self.send = send
+        self.turn = threading.Condition()
+        self.busy, self.waiting = 0, []  # type: tuple[int, list[Waiting]]
+        self.mine = threading.local()  # `path`: which work this thread does; none in the thread that began
+
+    def ask(self, question: Question) -> Any:
+        path = getattr(self.mine, "path", None)
+        if path is None:
+            return self.send([question])[0]
+        mine = Waiting(path, question)
+        with self.turn:
+            self.waiting.append(mine)
+            self.busy -= 1
+            self.turn.notify_all()
+            self.turn.wait_for(lambda: mine.done)
+        if mine.error is not None:
+            raise mine.error
+        return mine.answer
+
+    def side_by_side(self, work: Callable[[Any], Iterable[Any]], items: Iterable[Any]) -> Iterator[list[Any]]:
+        items, above = list(items), getattr(self.mine, "path", None)
+        found: list[Any] = [None] * len(items)
+        failed: dict[int, BaseException] = {}
+        left = len(items)
+
+        def do(k: int) -> None:
+            nonlocal left
+            self.mine.path = (*(above or ()), k)
+            try:
+                found[k] = list(work(items[k]))
+            except BaseException as error:
+                failed[k] = error
+            with self.turn:
+                left -= 1
+                if left or above is None:  # whoever ends last goes on as the one that waits for all of them
+                    self.busy -= 1
+                self.turn.notify_all()
+
+        with self.turn:
+            self.busy += len(items) - (above is not None)
+        threads = [threading.Thread(target=do, args=(k,), daemon=True) for k in range(len(items))]
+        for thread in threads:
+            thread.start()
+        if above is None:
+            self._serve()
+        for thread in threads:
+            thread.join()
+        if failed:
+            raise failed[min(failed)]
+        return iter(found)
+
+    def _serve(self) -> None:
+        """Send what is waited for, until nobody works any more."""
+        with self.turn:
+            while True:
+                self.turn.wait_for(lambda: self.busy == 0)
+                if not self.waiting:
+                    return
+                now, self.waiting = sorted(self.waiting, key=lambda one: one.path), []
+                try:
+                    for one, answer in zip(now, self.send([one.question for one in now])):
+                        one.answer = answer
+                except BaseException as error:
+                    for one in now:
+                        one.error = error
+                for one in now:
+                    one.done = True
+                self.busy += len(now)
+                self.turn.notify_all()
+
+
+class Elsewhere:
+    """Some rows of clients that keep them: what `Rows` is to those who ask."""
+
+    def __init__(
+        self, board: Board, part: tuple[Any, ...], who: tuple[int, ...], size: Tensor, like: Rows, all_: Tensor
+    ):
+        self.board, self.part, self.who, self.size, self.all = board, part, who, size, all_
+        self.x, self.y = like.x, like.y  # one row of zeros, which shows what rows look like
+        self.cache: dict[Any, Any] = {}
+
+    def __len__(self) -> int:
+        return len(self.who)
+
+    def _with(self, part: tuple[Any, ...], size: Tensor) -> Elsewhere:
+        return Elsewhere(self.board, part, self.who, size, self, self.all)  # type: ignore[arg-type]
+
+    def select(self, which: Tensor) -> Elsewhere:
+        who = tuple(self.who[i] for i in which.tolist())
+        return Elsewhere(self.board, self.part, who, self.size[which], self, self.all[which])  # type: ignore[arg-type]
+
+    @property
+    def usable(self) -> Elsewhere:
+        """All rows that advice is learnt from."""
+        return self._with(("usable",), self.all)
+
+    def folds(self, count: int) -> Iterator[Held]:
+        sizes = self.ask("fold_sizes", (), {"count": torch.tensor(count)})  # [m, count]
+        for k in range(count):
+            if int(sizes[:, k].sum()):
+                held = self._with(("held", k, count), sizes[:, k])
+                yield Held(self._with(("without", k, count), self.size - held.size), held, sizes[:0, k])  # type: ignore[arg-type]
+
+    def ask(self, name: str, own: tuple[Tensor, ...], shared: dict[str, Any]) -> Any:
+        return self.board.ask(Question(name, self.part, self.who, own, shared))
+
+    def side_by_side(self, work: Callable[[Any], Iterable[Any]], items: Iterable[Any]) -> Iterator[list[Any]]:
+        return self.board.side_by_side(work, items)
+
+    # `estimates.answers.Answers`
+
+    def summary(self) -> Summary:
+        found = self.ask("summary", (), {})
+        kind = LinearStats if set(found._fields) == set(LinearStats._fields) else LocalFits
+        return kind(**found._asdict())
+
+    def slope(self, w: Tensor) -> tuple[Tensor, Tensor]:
+        return tuple(self.ask("slope", (), {"w": w}))  # type: ignore[return-value]
+
+    def refit(self, center: Tensor, lam: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
+        return tuple(self.ask("refit", (lam, start), {"center": center}))  # type: ignore[return-value]
+
+
+def mailing(post: Post, names: tuple[str, ...], tell: Callable[[int], None]) -> Callable[[list[Question]], list[Any]]:
+    """How a board's questions go to these clients, all of one moment in one letter each."""
+    count = 0
+
+    def send(asked: list[Question]) -> list[Any]:
+        nonlocal count
+        words: dict[int, dict[str, Any]] = {}
+        tensors: dict[int, dict[str, Tensor]] = {}
+        for k, question in enumerate(asked):
+            same = {f"{k}/shared/{name}": value for name, value in question.shared.items() if value is not None}
+            about = {"name": question.name, "part": list(question.part), "own": len(question.own)}
+            about["shared"] = {name: value is not None for name, value in question.shared.items()}
+            for row, place in enumerate(question.who):
+                words.setdefault(place, {})[str(k)] = about
+                mine = {f"{k}/own/{i}": part[row : row + 1] for i, part in enumerate(question.own)}
+                tensors.setdefault(place, {}).update(same | mine)
+        replies = post.ask_all("asked", {names[i]: Parcel({"asked": words[i]}, tensors[i]) for i in sorted(words)})
+        count += 1
+        tell(count)
+        return [together(k, question, names, replies) for k, question in enumerate(asked)]
+
+    return send
+
+
+def together(k: int, question: Question, names: tuple[str, ...], replies: dict[str, Parcel]) -> Any:
+    """Everyone's answer to one question, stacked; who answers what is no answer is named."""
+    parts: list[Any] = []
+    for place in question.who:
+        try:
+            found = received(str(k), replies[names[place]].tensors)
+        except RequestError as error:
+            raise Unfit(names[place], f"client '{names[place]}' does not answer '{question.name}': {error}") from error
+        if shapes(found) != shapes(parts[0] if parts else found) or not sound(found):
+            raise Unfit(names[place], f"client '{names[place]}' answers '{question.name}' with numbers that are none.")
+        parts.append(found)
+    return stacked(parts)
+
+
+def shapes(found: Any) -> list[Any]:
+    return (
+        [tuple(found.shape)] if isinstance(found, Tensor) else [(n, tuple(t.shape)) for n, t in found._asdict().items()]
+    )
+
+
+def sound(found: Any) -> bool:
+    """One client's answer in finite numbers."""
+    parts = [found] if isinstance(found, Tensor) else list(found)
+    return all(part.shape[:1] == (1,) and bool(torch.isfinite(part.double()).all()) for part in parts)
+
+
+def converse(
+    run: RunFile, grid: Grid, out: str | Path, *, say: Callable[[str], None] = say_nothing, tell: Tell = silent
+) -> Advice:
+    """Advise a federation; the run directory `out` and the clients' own folders have the answer."""
+    directory = open_run(out) if Path(out).exists() else None
+    if directory is not None:
+        run = same_run(directory, run)
+    how = run.federation or Federation()
+    if how.clients is None:
+        raise RequestError("how many clients take part? Say it in the run file: [federation] clients = 8, or by names.")
+    if how.secure:
+        raise RequestError("secure = true lets nobody see single messages, and advice is made of them; leave it out.")
+    if run.training.threads:
+        torch.set_num_threads(run.training.threads)
+    post = Post(grid, digest_of_run(run), wait=how.wait, say=say)
+    names = post.call_roll(how.clients)
+    if directory is None:
+        names, clients = prepare(post, names, run)
+        run = run.model_copy(update={"federation": how.model_copy(update={"clients": list(names)})})
+    else:
+        schema = Schema.model_validate({k: v for k, v in directory.schema.items() if k != "seal"})
+        clients = roll(post, names, run, schema, [], fresh=False)
+    job = job_of(run, clients, post, tell)
+    if directory is None:
+        directory = create(out, opening(job))
+    with held(directory.path):
+        advice = advised(job, directory, tell)
+    goodbye(post, advice, how)
+    missed = {name: post.missed[name] for name in names if post.missed[name]}
+    write_json(Path(out) / FEDERATION, {"clients": list(names), "missed": missed, "dropped": post.dropped})
+    return advice
+
+
+def job_of(run: RunFile, clients: Clients, post: Post, tell: Tell) -> Job:
+    """The job of an advice whose rows are elsewhere; refuses tasks that cannot be advised so."""
+    task = make_task(run, clients)
+    if not is_dense(task):
+        raise RequestError(
+            f"advice across machines is for linear, logistic and Poisson tasks of up to some hundred coefficients; for "
+            f"task '{task.name}' of {task.dim} use `mooring advise` where the rows are in one place."
+        )
+    board = Board(mailing(post, clients.names, lambda count: tell("asking the clients", count, count + 1)))
+    sizes = {part: getattr(clients, part).size for part in PARTS}
+    whole = sizes["train"] + sizes["validation"] + (sizes["test"] if clients.parts_by_chance else 0)
+    who = tuple(range(len(clients)))
+    parts = {part: Elsewhere(board, (part,), who, sizes[part], clients.train, whole) for part in PARTS}
+    return Job(run, replace(clients, **parts), task)  # type: ignore[arg-type]
+
+
+def goodbye(post: Post, advice: Advice, how: Federation) -> None:
+    """Every client is told its verdict and its model."""
+    models, frame = advice.models, advice.clients
+    letters = {}
+    for i, name in enumerate(advice.job.clients.names):
+        tensors = {"common": models.common, "own": models.deployed[i : i + 1]}
+        letters[name] = Parcel({"record": own_record(advice, frame.iloc[i])}, tensors)
+    post.ask(LEFT, letters, deadline=how.deadline or GOODBYE, quorum=0)

@@ -1,0 +1,193 @@
+"""Advice whose rows stay with their clients: the simulator's verdicts and models, by Flower's messages."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="flwr is not installed; the extra is mooring[flower]")
+
+from mooring.advice.advise import advise
+from mooring.advice.at_home import AdvisedHome
+from mooring.advice.by_post import Board, converse
+from mooring.core.errors import RequestError
+from mooring.data.datasets import TABLES
+from mooring.data.gather import gather
+from mooring.engines.flower.home import DONE, RESULT
+from mooring.engines.flower.parcels import Parcel
+from mooring.engines.predict import predict
+from mooring.engines.request import asked_run
+from mooring.runs.directory import open_run
+from mooring.runs.files import read_json
+from tests.engines.local_grid import LocalGrid
+
+CLOSE = 1e-8
+WORDS = ("deploy", "will_do", "sure_over_alone", "sure_over_common", "helped", "harmed", "unlike", "plan")
+CASES = {  # an embedded table: clients, columns, rows of each, and options of [advice]
+    "parkinsons": (5, ["age", "test_time", "HNR", "PPE", "RPDE"], 40, "folds = 3"),
+    "heart": (4, ["age", "thalach"], 120, "folds = 2\ntheory = false"),
+}
+
+
+def write_case(name, folder):
+    """Each client's rows in a file of its own, and a run file."""
+    clients, columns, rows, more = CASES[name]
+    table, about = gather(name), TABLES[name]
+    (folder / "clients").mkdir(parents=True)
+    for who in table.frame[about.client].value_counts().index[:clients]:
+        mine = table.frame[table.frame[about.client] == who][[*columns, about.target]].iloc[:rows]
+        mine.to_csv(folder / "clients" / f"{who}.csv", index=False)
+    path = folder / "run.toml"
+    path.write_text(
+        f'[mooring]\npurpose = "advise"\n[data]\nsource = "{folder / "clients"}"\ntarget = "{about.target}"\n'
+        f"[training]\nthreads = 1\n[advice]\n{more}\n[federation]\nclients = {clients}\n"
+    )
+    return path
+
+
+def homes_of(path, state):
+    run = asked_run(path)
+    return [AdvisedHome(run, file, state / file.stem) for file in sorted((path.parent / "clients").iterdir())]
+
+
+def assert_same_advice(apart, here):
+    """Verdicts and words are equal, models to 1e-8, gains and the like, which are differences of losses, to 1e-6.
+
+    Newton's method ends at a gradient of `path.TOLERANCE` = 1e-7; one step further, which rounding may decide about,
+    changes models by the square of that over the curvature, which ridges keep above 1e-4."""
+    order = [apart.job.clients.names.index(name) for name in here.job.clients.names]
+    for which in ("alone", "personal", "deployed"):
+        torch.testing.assert_close(
+            getattr(apart.models, which)[order], getattr(here.models, which), rtol=CLOSE, atol=CLOSE
+        )
+    for which in ("common", "centre"):
+        torch.testing.assert_close(getattr(apart.models, which), getattr(here.models, which), rtol=CLOSE, atol=CLOSE)
+    ours, theirs = apart.clients.iloc[order], here.clients
+    for column in WORDS:
+        assert ours[column].tolist() == theirs[column].tolist(), column
+    for column in theirs.select_dtypes("number"):
+        pair = (frame[column].to_numpy(float) for frame in (ours, theirs))
+        np.testing.assert_allclose(*pair, rtol=1e-6, atol=1e-8, err_msg=column)
+    assert apart.headline == here.headline and apart.words == here.words
+
+
+class Tapped(LocalGrid):
+    """Hears every reply."""
+
+    def __init__(self, homes):
+        super().__init__(homes)
+        self.heard = []
+
+    def pull_messages(self, message_ids):
+        replies = super().pull_messages(message_ids)
+        self.heard += [record for message in replies for record in message.content.config_records.values()]
+        return replies
+
+
+@pytest.fixture(scope="module", params=CASES)
+def federation(request, tmp_path_factory):
+    """A whole advice by post: the run file, the clients, the grid, what came of it, and the run directory."""
+    folder = tmp_path_factory.mktemp(request.param)
+    path = write_case(request.param, folder)
+    homes = homes_of(path, folder / "state")
+    grid = Tapped(homes)
+    return path, homes, grid, converse(asked_run(path), grid, folder / "run"), folder / "run"
+
+
+def test_verdicts_and_models_are_the_simulators(federation):
+    path, homes, _, apart, out = federation
+    here = advise(path)
+    assert_same_advice(apart, here)
+    assert open_run(out).models.personal is None  # each client has its own
+    for home in homes:
+        row = here.clients.set_index("client").loc[home.name]
+        told = read_json(home.folder / DONE)
+        assert told["deploy"] == row["deploy"] and told["said"].startswith(f"Deploy {row['deploy']}")
+        own = open_run(home.folder / RESULT).models.personal[0]
+        place = here.job.clients.names.index(home.name)
+        torch.testing.assert_close(own, here.models.deployed[place], rtol=CLOSE, atol=CLOSE)
+        assert len(predict(home.folder / RESULT, home.path, client=home.name)[0]) == row["rows"]
+
+
+def test_no_value_of_a_row_is_in_any_reply(federation):
+    """Each number of the tables, in the units that the task has it in, is looked for in all bytes that clients send;
+    sums, which must be there, are found by the same search. A column that is the same in all of a client's rows is its
+    own mean."""
+    _, homes, grid, _, _ = federation
+    sent = b"".join(record["small"] for record in grid.heard if "small" in record)
+
+    def found(values):
+        return [v for v in np.unique(values) if abs(v) not in (0.0, 1.0) and np.float64(v).tobytes() in sent]
+
+    for home in homes:
+        rows = home.rows(("usable",))
+        varies = (rows.x != rows.x[:1]).any(0)
+        assert varies.any() and found(rows.x[:, varies].numpy()) == []
+        batch = rows.padded()
+        total = (batch.x.double() * (batch.weight > 0)[..., None]).sum(1)[0].numpy()
+        assert found(total) == sorted(total)
+    letters = len(grid.log) / len(homes)
+    assert letters < (50 if homes[0].task.name == "linear" else 500)  # see docs/deploying.md
+
+
+def test_questions_of_work_side_by_side_travel_together():
+    letters = []
+
+    def send(asked):
+        letters.append(list(asked))
+        return [10 * one for one in asked]
+
+    board = Board(send)
+
+    def inner(k):
+        return [board.ask(k) + board.ask(k + 1)]
+
+    def outer(k):
+        first = board.ask(k)
+        return [first, *(one for (one,) in board.side_by_side(inner, [100 * k, 100 * k + 50]))]
+
+    assert list(board.side_by_side(outer, [1, 2])) == [[10, 2010, 3010], [20, 4010, 5010]]
+    assert letters == [[1, 2], [100, 150, 200, 250], [101, 151, 201, 251]]
+    assert board.ask(7) == 70 and threading.active_count() >= 1
+
+
+def test_work_that_fails_is_told_once_and_nothing_hangs():
+    def send(asked):
+        raise RequestError("the post is closed.")
+
+    board = Board(send)
+    with pytest.raises(RequestError, match="closed"):
+        list(board.side_by_side(lambda k: [board.ask(k)], range(3)))
+    with pytest.raises(ValueError, match="one"):
+        list(board.side_by_side(lambda k: [int("one" if k else "1")], range(2)))
+
+
+def test_what_cannot_be_advised_is_told_in_a_sentence(tmp_path):
+    path = write_case("heart", tmp_path)
+    path.write_text(path.read_text() + "secure = true\n")
+    with pytest.raises(RequestError, match="secure = true lets nobody see single messages"):
+        converse(asked_run(path), LocalGrid(homes_of(path, tmp_path / "state")), tmp_path / "run")
+    path.write_text(path.read_text().replace("secure = true\n", "") + '[task]\nname = "hinge"\n')
+    with pytest.raises(RequestError, match="advice across machines is for linear, logistic and Poisson tasks"):
+        converse(asked_run(path), LocalGrid(homes_of(path, tmp_path / "state")), tmp_path / "run")
+
+
+def test_answers_that_are_none_are_told_by_name(tmp_path):
+    path = write_case("parkinsons", tmp_path)
+    homes = homes_of(path, tmp_path / "state")
+    wrong = homes[2]
+    answer = wrong.answer
+
+    def lie(what, parcel):
+        told = answer(what, parcel)
+        if what != "asked":
+            return told
+        return Parcel(told.words, {name: tensor * torch.nan for name, tensor in told.tensors.items()})
+
+    wrong.answer = lie
+    with pytest.raises(RequestError, match=f"client '{wrong.name}' answers '.*' with numbers that are none"):
+        converse(asked_run(path), LocalGrid(homes), tmp_path / "run")
+    asked = {"0": {"name": "rows", "part": ["usable"], "own": 0, "shared": {}}}
+    refused = homes[0].answer("asked", Parcel({"run": homes[0].digest, "asked": asked})).words["refused"]
+    assert "does not know the question 'rows'" in refused
