@@ -21,7 +21,7 @@ from mooring.advice.curve import LearningCurve, learning_curve
 from mooring.advice.decide import Side
 from mooring.advice.explain import explained, theory_of
 from mooring.advice.families import ALONE, COMMON, LAMBDA, Setting
-from mooring.advice.folds import joined, usable
+from mooring.advice.folds import joined, units_of, usable
 from mooring.advice.heldout import steadied_error
 from mooring.advice.networks import Kept, network_evidence, network_folds
 from mooring.advice.plans import alpha_of, as_algorithm, kind_of, stiffness_of
@@ -226,12 +226,13 @@ def gathered(job: Job, directory: RunDir | None, tell: Tell) -> Gathered:
     else:
 
         def keep(number: int, fold: Fold) -> None:
-            tell("holding rows out", number + 1, folds or number + 1)
             kept.save(directory, number, fold._asdict(), {})
 
         folded = {k: Fold(**tensors) for k, (tensors, _) in done.items()}
         weights = clients.weighting(how.weights)
-        found = cross_fit(task, usable(clients), clients.keys, weights, how.seed, folds, folded, keep)
+        found = cross_fit(
+            task, usable(clients), clients.keys, weights, how.seed, folds, folded, keep, tell, units_of(clients)
+        )
     if not apart:
         return Gathered(*found, None, HELD)
     return Gathered(*found, tally_of(task, clients.test, found[1].trio), TESTS)

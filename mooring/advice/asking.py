@@ -17,8 +17,11 @@ import torch
 from torch import Tensor
 
 from mooring.core.cohort import Batch, Rows, batches_of, in_turn, stacked
+from mooring.tasks.linear import Linear
+from mooring.tasks.proximal import is_dense, proximal_newton
 
 QUESTIONS: dict[str, Callable[..., Any]] = {}
+NEAR_ENOUGH = 1e-5  # a gradient, relative to the first one, from which Newton's next step is the last: it squares it
 BATCHES = "batches"  # where rows keep their padded batches while they are asked again and again
 S = TypeVar("S")
 T = TypeVar("T")
@@ -103,4 +106,6 @@ def bend(task: Any, batch: Batch, v: Tensor) -> Bend:
 @question
 def own_fit(task: Any, batch: Batch, start: Tensor, *, pull: Tensor) -> Tensor:
     """arg min L_i(v) + 1/2 sum_j pull_j v_j^2, from `start`; `pull` [d], or one for all."""
-    return task.prox(torch.zeros_like(start[:1]), pull[None] if pull.ndim else pull, batch, start)
+    if isinstance(task, Linear) or not is_dense(task):
+        return task.prox(torch.zeros_like(start[:1]), pull[None] if pull.ndim else pull, batch, start)
+    return proximal_newton(task, pull.expand_as(start), torch.zeros_like(start), batch, start, tol=NEAR_ENOUGH)

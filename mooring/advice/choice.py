@@ -30,6 +30,7 @@ from mooring.estimates.facts import RIDGES
 FACTORS = (16.0, 4.0, 2.0, 1.0, 0.5, 0.25, 0.0625)  # on the stiffness that the prior proposes
 NEAR = (2.0, 1.0, 0.5)
 RIDGE_FACTORS = {0.0: NEAR, 1.0: FACTORS, 4.0: NEAR, 16.0: NEAR}  # on the common model's ridge that the prior proposes
+NO_RIDGE = 3e-4  # a ridge on the common model so far below the curvature changes nothing: no others are tried
 ALPHAS = (0.25, 0.5, 0.75)  # 0 and 1 are `common` and `alone`
 OWN_RIDGES = RIDGES[::2].tolist()
 MIXED_RIDGES = OWN_RIDGES[4:9:2]
@@ -64,7 +65,8 @@ def candidates(
     default = None
     if prior is not None:
         family = OF_PRIOR[prior.kind]
-        settings += [Setting(family, f, r * ridge) for r, factors in RIDGE_FACTORS.items() for f in factors]
+        ridges = RIDGE_FACTORS if ridge >= NO_RIDGE * unit else {1.0: FACTORS}
+        settings += [Setting(family, f, r * ridge) for r, factors in ridges.items() for f in factors]
         default = Setting(family, 1.0, ridge)
     settings += [Setting(MIXTURE, a, ridge, r) for r in MIXED_RIDGES for a in ALPHAS]
     return settings, default

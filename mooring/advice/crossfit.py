@@ -29,8 +29,12 @@ from mooring.advice.posterior import Truths, generalised_truths, has_posterior, 
 from mooring.advice.prior import Prior, likely_variance, preferred, priors
 from mooring.advice.tally import PAIRS, Tally, Trio, mean_losses, tally_of, total, witnesses_of
 from mooring.core.cohort import Rows
+from mooring.engines.fit import Tell, silent
 from mooring.tasks.linear import Linear
 from mooring.tasks.proximal import is_dense
+
+CHOOSING = 2  # folds in which candidates are compared where fits are rather dear:
+DEAR = 5e7  # rows times squared parameters, from which Newton's steps are
 
 
 class Fold(NamedTuple):
@@ -62,12 +66,17 @@ def cross_fit(
     folds: int | None = None,
     done: Mapping[int, Fold] | None = None,
     save: Callable[[int, Fold], None] | None = None,
+    tell: Tell = silent,
+    units: Tensor | None = None,
 ) -> tuple[Choice, Evidence]:
     """Choose on all rows by folds, predict and observe gains on them, refit on all rows.
 
     `done` are folds of an interrupted run, and `save(number, fold)` keeps a new one. Where fits are dear (very many
-    parameters) and nobody says how many folds, one fold of five is held out.
+    parameters) and nobody says how many folds, one fold of five is held out; where they are rather dear, the candidates
+    are compared in CHOOSING folds only, and in the others what they chose is judged. No fold tears rows of one of the
+    `units` [N] apart.
     """
+    tell("seeing how clients vary", 0, 1)
     asked = torch.arange(len(rows))
     some = rows = compact(rows) if isinstance(rows, Rows) else rows
     if len(asked) > MOST_CLIENTS:
@@ -78,34 +87,49 @@ def cross_fit(
     prior = preferred(found) if found else None
     settings, default = candidates(task, some, prior, few, int(rows.size.sum()))
     near = prior_of(prior, asked)[0] if prior is not None else None
-    parts = list(cross(some, keys[asked.numpy()], seed, folds))
+    if units is not None and some is not rows:
+        units = units[torch.isin(owners(rows), asked)]
+    parts = list(cross(some, keys[asked.numpy()], seed, folds, units))
     if folds is None and not is_dense(task):
         parts = parts[:1]
+    choosing = CHOOSING if rather_dear(task, some) else len(parts)
+    tried = [settings if k < choosing else [] for k in range(len(parts))]
     if isinstance(some, Rows):
         kept = []
         for k, part in enumerate(parts):
             fold = (done or {}).get(k)
+            before, steps = sum(map(len, tried[:k])) + k, sum(map(len, tried)) + len(tried)
+            tell("holding rows out", before, steps)
             if fold is None:
-                fold = fit_fold(task, part, settings, near, found, few)
+
+                def told(more: int, before: int = before, steps: int = steps) -> None:
+                    tell("holding rows out", before + more, steps)
+
+                fold = fit_fold(task, part, tried[k], near, found, few, told)
                 if save is not None:
                     save(k, fold)
             kept.append(fold)
-        losses: Losses = by_row(some, parts, kept, keys[asked.numpy()], seed)
+        losses: Losses = by_row(some, parts[:choosing], kept[:choosing], keys[asked.numpy()], seed)
     else:
 
-        def apart(part: Held) -> list[tuple[Fold, Tensor]]:
-            return [fit_apart(task, part, settings, near, found, few)]
+        def apart(k: int) -> list[tuple[Fold, Tensor]]:
+            return [fit_apart(task, parts[k], tried[k], near, found, few)]
 
-        kept, models = zip(*(one for (one,) in doing(some)(apart, parts)))  # type: ignore[assignment]
-        losses = ByModel(task, [part.held for part in parts], models)
+        kept, models = zip(*(one for (one,) in doing(some)(apart, range(len(parts)))))  # type: ignore[assignment]
+        losses = ByModel(task, [part.held for part in parts[:choosing]], models[:choosing])
     here = decide(task, settings, losses, default)._replace(prior=prior)
     choice = here._replace(own={int(asked[i]): s for i, s in here.own.items()})
     trio = trio_of(task, rows, choice, prior_of(prior, torch.arange(len(rows))), weights)
-    seen, told = witnesses(task, some, parts, kept, here, few)
+    seen, judged = witnesses(task, some, parts, kept, here, few, tell)
     gain = None
     if prior is not None and has_posterior(task):
         gain = future_gains(task, rows, prior.noise, likely_variance(found), trio)
-    return choice, Evidence(trio, gain, seen, told, asked)
+    return choice, Evidence(trio, gain, seen, judged, asked)
+
+
+def rather_dear(task: Any, rows: Rows) -> bool:
+    """Whether every candidate takes seconds: iterations with large Hessians on many rows."""
+    return is_dense(task) and not isinstance(task, Linear) and float(rows.size.sum()) * task.dim**2 > DEAR
 
 
 def by_row(rows: Rows, parts: list[Held], kept: list[Fold], keys: np.ndarray, seed: int) -> ByRow:
@@ -155,12 +179,21 @@ def fit_fold(
     prior: Prior | None,
     near: Sequence[Prior],
     weights: str | Tensor,
+    told: Callable[[int], None] = lambda done: None,
 ) -> Fold:
-    """All candidates on the fold's training rows, with a prior of its own, judged on its held-out rows."""
+    """All candidates on the fold's training rows, with a prior of its own, judged on its held-out rows.
+
+    `told` hears how many of them are done, the prior included.
+    """
     fold = prior_of_fold(task, part, prior, near)
+    told(1)
     models = fitted(task, part.train, weights_of(part.train, weights), settings, own_prior(prior, fold))
-    loss = {one.setting: row_losses(task, one.v, part.held).float() for one in models}
-    return fold._replace(loss=torch.stack([loss[setting] for setting in settings]))
+    loss = {}
+    for one in models:
+        loss[one.setting] = row_losses(task, one.v, part.held).float()
+        told(1 + len(loss))
+    none = torch.empty(0, len(part.place))
+    return fold._replace(loss=torch.stack([loss[setting] for setting in settings]) if settings else none)
 
 
 def fit_apart(
@@ -175,7 +208,7 @@ def fit_apart(
     fold = prior_of_fold(task, part, prior, near)
     models = fitted(task, part.train, weights_of(part.train, weights), settings, own_prior(prior, fold))
     found = {one.setting: one.v for one in models}
-    return fold, torch.stack([found[setting] for setting in settings], 1)
+    return fold, torch.stack([found[setting] for setting in settings], 1) if settings else torch.empty(0)
 
 
 def prior_of_fold(task: Any, part: Held, prior: Prior | None, near: Sequence[Prior]) -> Fold:
@@ -222,7 +255,13 @@ def posterior_of(task: Any, rows: Rows, noise: Tensor, unit: Tensor) -> Truths:
 
 
 def witnesses(
-    task: Any, rows: Rows, parts: list[Held], kept: list[Fold], choice: Choice, weights: str | Tensor
+    task: Any,
+    rows: Rows,
+    parts: list[Held],
+    kept: list[Fold],
+    choice: Choice,
+    weights: str | Tensor,
+    tell: Tell = silent,
 ) -> tuple[dict[str, Witness], dict[str, Tensor]]:
     """For each pair what every client's held-out rows say and what was predicted of them; mean losses."""
     m, has = len(rows), choice.prior is not None and has_posterior(task)
@@ -240,6 +279,7 @@ def witnesses(
     forecast = {name: torch.zeros(3, m, dtype=torch.float64) for name in PAIRS}  # mean, sd and noise, times rows
     for part, ((tally, found),) in zip(parts, doing(rows)(of_fold, range(len(parts)))):
         told.append(tally)
+        tell("predicting what was held out", len(told), len(parts))
         share = part.held.size.double()
         for name, gain in zip(PAIRS, found):
             forecast[name] += torch.stack([share * gain.expected, share * gain.spread, share**2 * gain.noise])

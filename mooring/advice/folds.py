@@ -11,7 +11,8 @@ from torch import Tensor
 
 from mooring.core.cohort import Rows, batches_of
 from mooring.core.seeds import uniforms
-from mooring.data.clients import Clients
+from mooring.data.clients import PARTS, Clients
+from mooring.data.splits import units as of_units
 
 FOLDS = 5
 MORE_FOLDS = 10  # where rows are few
@@ -65,24 +66,44 @@ def subset(rows: Rows, keep: Tensor) -> Rows:
     return Rows(rows.x[keep], rows.y[keep], torch.cumsum(size, 0) - size, size)
 
 
-def deal(rows: Rows, keys: np.ndarray, folds: int, seed: int) -> Tensor:
-    """[N]: each row's fold. A client's rows are shuffled and dealt in turn from a random fold on: sizes differ by 1."""
+def units_of(clients: Clients) -> Tensor | None:
+    """[N]: the units of `usable` rows, in their order; None where every row stands for itself."""
+    if clients.units is None:
+        return None
+    parts = PARTS if clients.parts_by_chance else PARTS[:2]
+    owner = torch.cat([owners(getattr(clients, part)) for part in parts])
+    return torch.cat([clients.units[part] for part in parts])[torch.argsort(owner, stable=True)]
+
+
+def deal(rows: Rows, keys: np.ndarray, folds: int, seed: int, units: Tensor | None = None) -> Tensor:
+    """[N]: each row's fold. A client's rows are shuffled and dealt in turn from a random fold on: sizes differ by 1.
+
+    Of rows with `units` [N] the units are: those of one lie in one fold.
+    """
     owner = owners(rows).numpy()
     place = np.arange(len(owner)) - np.repeat(np.cumsum(rows.size.numpy()) - rows.size.numpy(), rows.size.numpy())
+    mine = np.arange(len(owner))
+    if units is not None and len(units):  # a unit is dealt as its first row is
+        mine, head = of_units(owner, units.numpy())
+        owner, place = owner[head], place[head]
     lottery = uniforms(seed, "split", keys[owner], place, 2)
+    order = np.lexsort((lottery, owner))
     rank = np.empty(len(owner), dtype=np.int64)
-    rank[np.lexsort((lottery, owner))] = place
+    count = np.bincount(owner, minlength=len(rows))
+    rank[order] = np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count)
     first = np.floor(uniforms(seed, "split", keys, 3) * folds).astype(np.int64)
-    return torch.from_numpy((rank + first[owner]) % folds)
+    return torch.from_numpy(((rank + first[owner]) % folds)[mine])
 
 
-def cross(rows: Rows, keys: np.ndarray, seed: int = 0, folds: int | None = None) -> Iterator[Held]:
+def cross(
+    rows: Rows, keys: np.ndarray, seed: int = 0, folds: int | None = None, units: Tensor | None = None
+) -> Iterator[Held]:
     """The folds of a compact pool, one after another; those of rows elsewhere, as their clients deal them."""
     count = folds or (MORE_FOLDS if int(rows.size.sum()) <= FEW_ROWS else FOLDS)
     if not isinstance(rows, Rows):
         yield from rows.folds(count)
         return
-    fold = deal(rows, keys, count, seed)
+    fold = deal(rows, keys, count, seed, units)
     for k in range(count):
         out = fold == k
         if bool(out.any()):

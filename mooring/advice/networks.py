@@ -22,7 +22,7 @@ from torch import Tensor
 from mooring.advice.choice import Choice, decide
 from mooring.advice.crossfit import Evidence, of_tally, trio_from
 from mooring.advice.families import ALONE, COMMON, LAMBDA, TUNED, Models, Setting
-from mooring.advice.folds import FOLDS, compact, cross, deal, owners, row_losses
+from mooring.advice.folds import FOLDS, compact, cross, deal, owners, row_losses, units_of
 from mooring.advice.losses import ByRow
 from mooring.advice.tally import Tally, Trio, tally_of, total
 from mooring.algorithms.base import build
@@ -88,7 +88,9 @@ def network_evidence(
     if folds == 1:
         return choice, of_tally(deployed, tally_of(job.task, job.clients.test, deployed))
     told = []
-    for k, part in enumerate(cross(compact(rows), job.clients.keys, job.run.training.seed, folds), 1):
+    for k, part in enumerate(
+        cross(compact(rows), job.clients.keys, job.run.training.seed, folds, units_of(job.clients)), 1
+    ):
         if k not in kept:
             trio = trained_on(job, part.train, choice, work, tell, f"fold {k} of {folds}")
             kept[k] = Kept(tally_of(job.task, part.held, trio)._asdict(), {})
@@ -130,7 +132,8 @@ def trained_on(job: Job, rows: Rows, choice: Choice, work: Work, tell: Tell, whe
 def with_rows(job: Job, rows: Rows) -> Job:
     """The same job with these rows to train on, and none to validate by."""
     none = torch.zeros(len(rows), dtype=torch.long)
-    return Job(job.run, replace(job.clients, train=rows, validation=Rows(rows.x[:0], rows.y[:0], none, none)), job.task)
+    empty = Rows(rows.x[:0], rows.y[:0], none, none)
+    return Job(job.run, replace(job.clients, train=rows, validation=empty, units=None), job.task)
 
 
 def with_training(job: Job, **changes: Any) -> Job:

@@ -173,13 +173,15 @@ def has_tests(clients: Clients) -> bool:
 def with_rows(clients: Clients, train: Rows, validation: Rows) -> Clients:
     """The same clients with these rows, and none to test."""
     none = torch.zeros(len(clients), dtype=torch.long)
-    return replace(clients, train=train, validation=validation, test=Rows(train.x[:0], train.y[:0], none, none))
+    empty = Rows(train.x[:0], train.y[:0], none, none)
+    return replace(clients, train=train, validation=validation, test=empty, units=None)
 
 
 def folds_of(clients: Clients, seed: int) -> Iterator[tuple[Clients, Rows]]:
     """The clients without each fold of their rows, and those rows; both parts are dealt into the folds."""
     parts = [compact(clients.train), compact(clients.validation)]
-    dealt = [deal(rows, clients.keys, FOLDS, seed) for rows in parts]
+    units = [None, None] if clients.units is None else [clients.units[part] for part in PARTS[:2]]
+    dealt = [deal(rows, clients.keys, FOLDS, seed, mine) for rows, mine in zip(parts, units)]
     for k in range(FOLDS):
         held = joined(*(subset(rows, fold == k) for rows, fold in zip(parts, dealt)))
         if int(held.size.sum()):

@@ -39,6 +39,7 @@ class Clients:
     placement: Any = None  # data frame (client, row, part): which source row is in which part
     own_weights: Mapping[str, float] | None = None  # of a column of the table, by client
     parts_by_chance: bool = False  # whether the parts were drawn at random, nobody having asked for any
+    units: Mapping[str, Tensor] | None = None  # by part: each row's unit, rows of which no fold may tear apart
     truth: Any = None  # planted parameters, for generators
     title: str = ""
     notes: list[str] = field(default_factory=list)  # sentences on what was dropped, imputed, moved

@@ -30,6 +30,7 @@ from mooring.data.roles import (
     feature_names,
     find_roles,
     split_rows,
+    unit_codes,
     weights_by_client,
 )
 from mooring.data.schema import Schema, describe, encode, to_numbers
@@ -136,6 +137,7 @@ def load(
     kept, held_out, last = (
         rows_of(x, y, code, part == which, len(clients), dtype, label) for which in range(len(PARTS))
     )
+    unit_of = None if roles.unit is None else torch.from_numpy(unit_codes(table, roles.unit))
     return Clients(
         tuple(clients),
         kept,
@@ -149,6 +151,7 @@ def load(
         schema=schema,
         placement=placement,
         own_weights=weights_by_client(table, roles.weights, code, clients),
+        units=None if unit_of is None else {name: unit_of[in_part(code, part == k)] for k, name in enumerate(PARTS)},
         parts_by_chance=split is None and not (roles.split or roles.time or roles.unit),
         title=table.title,
         notes=notes,
@@ -247,12 +250,17 @@ def constant_within(x: np.ndarray, code: np.ndarray, clients: int, features: Seq
     ]
 
 
+def in_part(code: np.ndarray, mine: np.ndarray) -> np.ndarray:
+    """The places of a part's rows, client after client."""
+    index = np.flatnonzero(mine)
+    return index[np.argsort(code[index], kind="stable")]
+
+
 def rows_of(
     x: Any, y: np.ndarray, code: np.ndarray, mine: np.ndarray, clients: int, dtype: torch.dtype, label: torch.dtype
 ) -> Rows:
     """One part's rows, client after client; inputs that are whole numbers (images, tokens) keep their type."""
-    index = np.flatnonzero(mine)
-    index = index[np.argsort(code[index], kind="stable")]
+    index = in_part(code, mine)
     size = torch.from_numpy(np.bincount(code[index], minlength=clients))
     inputs = torch.as_tensor(x[index])
     return Rows(

@@ -27,7 +27,9 @@ from mooring.tasks.proximal import is_dense
 
 MOST_CLIENTS = 2_000  # clients that the spread is estimated from; the others' rows would change little
 MOST_REFITTED = 1_000  # the same where each must be fitted again and again: tau^2 is then known to a few per cent
-CELLS = 20_000_000  # and numbers that their Hessians may have in all
+CELLS = 20_000_000  # and numbers that their Hessians may have in all,
+REFITTED_CELLS = 1_000_000  # the same where they are computed again and again
+LEAST_CLIENTS = 100  # that are asked, however large their Hessians
 MOST_SPREADS = 60  # coefficients up to which each may have a spread of its own
 FIRST_RIDGE = 1e-4  # makes the common model that Laplace's approximation starts from exist
 NEWTON_STEPS = 30
@@ -54,7 +56,8 @@ def client_spread(
     if not is_dense(task):
         return None
     linear = isinstance(task, Linear)
-    most = min(MOST_CLIENTS if linear else MOST_REFITTED, max(2, CELLS // task.dim**2))
+    most, cells = (MOST_CLIENTS, CELLS) if linear else (MOST_REFITTED, REFITTED_CELLS)
+    most = min(most, max(LEAST_CLIENTS, cells // task.dim**2))
     if len(asked) > most:
         asked = asked[torch.linspace(0, len(asked) - 1, most).long()]
     if len(asked) < 2 or int(size[asked].sum()) <= task.dim + 1:

@@ -20,13 +20,16 @@ def is_dense(task: Task) -> bool:
     return task.prox is not None and task.smooth_loss and task.hessian is not None and task.dim <= DENSE
 
 
-def proximal_newton(task: Task, pull: Tensor, center: Tensor, batch: Any, start: Tensor) -> Tensor:
+def proximal_newton(
+    task: Task, pull: Tensor, center: Tensor, batch: Any, start: Tensor, tol: float | None = None
+) -> Tensor:
     """Minimise L_i(v) + 1/2 sum_j pull_ij (v_j - center_ij)^2 from `start`; pull and center are [C, d].
 
     Where neither the task's ridge nor the pull holds a coefficient, LEAST_RIDGE holds it to 0. Rows that determine a
     minimiser do not feel it; of many minimisers it takes the one of least norm, and where there is none (two classes
     that a plane separates, counts that are all 0) it ends the run to infinity at scores of about -log LEAST_RIDGE, 23.
-    The task offers loss, grad, hessian (up to DENSE parameters) and curve, the Hessian's product with a direction.
+    `tol`: where a gradient, relative to the first one, is near enough for the next step, which squares it, to be the
+    last. The task offers loss, grad, hessian (up to DENSE parameters) and curve, the Hessian times a direction.
     """
     held = pull + task.ridge > 0
     center, pull = torch.where(pull > 0, center, 0.0), torch.where(held, pull, LEAST_RIDGE)
@@ -48,9 +51,9 @@ def proximal_newton(task: Task, pull: Tensor, center: Tensor, batch: Any, start:
             lambda s: task.curve(v, batch, s) + pull * s, g, tol=tol, most=min(MOST_PRODUCTS, task.dim)
         )
 
-    tol = 1e-10 if task.dtype == torch.float64 else 1e-4
+    exact = 1e-10 if task.dtype == torch.float64 else 1e-4
     # The pull of LEAST_RIDGE must show in the gradient, or it decides nothing: such clients go on to rounding.
-    goal = torch.where(held.all(1), tol, tol * LEAST_RIDGE).to(task.dtype)
+    goal = torch.where(held.all(1), exact if tol is None else tol, exact * LEAST_RIDGE).to(task.dtype)
     return newton(value, slope, dense if task.dim <= DENSE else iterated, start, tol=goal)
 
 
