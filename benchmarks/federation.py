@@ -4,8 +4,9 @@
 
 Processes on this machine, over TLS, with enrolled keys. A round is ten steps of gradient descent on each client's own
 table (100 rows, 5 columns), the weighted mean, and everyone's loss under it. Times are medians of the clock between
-rounds, the first left out; megabytes are those of the server's app and of the largest client, after the second round
-and after the last: the difference over many rounds is what leaks.
+rounds, the first left out, and what all processes computed meanwhile, on average: on a busy machine the clock tells how
+busy it is. Megabytes are those of the server's app and of the largest client, after the second round and after the
+last: the difference over many rounds is what leaks.
 
 The app by hand is what Flower's own tutorial does: `FedAvg.start` and a stock node for each client.
 """
@@ -16,12 +17,13 @@ import argparse
 import hashlib
 import itertools
 import json
+import os
 import statistics
 import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -96,7 +98,8 @@ def write_tables(folder: Path, clients: int) -> Path:
 
 
 class Taken(dict):
-    """What a way took: milliseconds a round; megabytes early and late, of the server's app and the largest client."""
+    """What a way took: milliseconds a round by the clock, and computed; megabytes early and late, of the server's app
+    and the largest client."""
 
 
 def with_mooring(folder: Path, tables: Path, rounds: int, embedded: bool) -> Taken:
@@ -106,15 +109,15 @@ def with_mooring(folder: Path, tables: Path, rounds: int, embedded: bool) -> Tak
         f"[training]\nrounds = {rounds}\nevaluate_every = 1\nthreads = 1\n"
     )
     told: list[float] = []
-    memory: list[tuple[float, float]] = []
+    used: list[Used] = []
 
     def tell(what: str, done: int, of: int) -> None:
         if what == "fedavg":
             told.append(time.monotonic())
-            memory.append(megabytes(folder))
+            used.append(usage(folder))
 
     federation.up(run, tables, folder / "out", embedded=embedded, say=lambda sentence: None, tell=tell)
-    return summary(told, memory)
+    return summary(told, used)
 
 
 def by_hand(folder: Path, tables: Path, rounds: int, clients: int) -> Taken:
@@ -122,7 +125,7 @@ def by_hand(folder: Path, tables: Path, rounds: int, clients: int) -> Taken:
     key_folder, port = folder / "keys", federation.free_port()
     keys.init(key_folder, names)
     told: list[float] = []
-    memory: list[tuple[float, float]] = []
+    used: list[Used] = []
     with ExitStack() as stack:
         address, ca, alive = stack.enter_context(federation.superlink(folder, "127.0.0.1", port, key_folder, False))
         control = federation.controls(address, ca)
@@ -145,9 +148,9 @@ def by_hand(folder: Path, tables: Path, rounds: int, clients: int) -> Taken:
                 for line in lines():
                     if line["kind"] == "done":
                         control.close()
-                        return summary(told, memory)
+                        return summary(told, used)
                     told.append(line["time"])
-                    memory.append(megabytes(folder))
+                    used.append(usage(folder))
                 time.sleep(0.05)
     raise RuntimeError("the SuperLink has ended")
 
@@ -171,27 +174,36 @@ def start(control: Any, config: dict[str, str]) -> None:
     control.StartRun(StartRunRequest(fab=fab_to_proto(fab), override_config=user_config_to_proto(given)))
 
 
-def megabytes(folder: Path) -> tuple[float, float]:
-    """Of the SuperLink and its app, and of the largest of all other processes that name the folder."""
-    server, client = 0.0, 0.0
+class Used(NamedTuple):
+    server: float  # megabytes of the SuperLink and its app
+    client: float  # of the largest of all other processes that name the folder
+    computed: float  # seconds of processor time of all of them, and of those that they have waited for
+
+
+def usage(folder: Path) -> Used:
+    server, client, computed = 0.0, 0.0, 0.0
     for entry in Path("/proc").iterdir():
         try:
             words = (entry / "cmdline").read_bytes().decode(errors="replace")
             size = int((entry / "statm").read_text().split()[1]) * 4096 / 1e6
+            ticks = sum(map(int, (entry / "stat").read_text().rpartition(")")[2].split()[11:15]))
         except (OSError, ValueError, IndexError):
             continue
         if str(folder) in words:
+            computed += ticks / os.sysconf("SC_CLK_TCK")
             if "superlink" in words or "serverapp" in words:
                 server += size
             else:
                 client = max(client, size)
-    return server, client
+    return Used(server, client, computed)
 
 
-def summary(told: list[float], memory: list[tuple[float, float]]) -> Taken:
+def summary(told: list[float], used: list[Used]) -> Taken:
     gaps = [1000 * (after - before) for before, after in itertools.pairwise(told)]
-    early, late = memory[min(1, len(memory) - 1)], memory[-1]
-    return Taken(ms=statistics.median(gaps), server=(early[0], late[0]), client=(early[1], late[1]))
+    early, late = used[min(1, len(used) - 1)], used[-1]
+    computed = 1000 * (late.computed - used[0].computed) / max(len(used) - 1, 1)
+    memory = {"server": (early.server, late.server), "client": (early.client, late.client)}
+    return Taken(ms=statistics.median(gaps), computed=computed, **memory)
 
 
 def main() -> None:
@@ -215,7 +227,8 @@ def main() -> None:
             out.append({"clients": clients, "way": way, **taken})
             (a, b), (c, d) = taken["server"], taken["client"]
             print(
-                f"{clients:3d} clients  {way:9s} {taken['ms']:8.0f} ms a round   server {a:.0f} -> {b:.0f} MB   "
+                f"{clients:3d} clients  {way:9s} {taken['ms']:8.0f} ms a round, {taken['computed']:8.0f} computed   "
+                f"server {a:.0f} -> {b:.0f} MB   "
                 f"largest client {c:.0f} -> {d:.0f} MB",
                 flush=True,
             )
