@@ -29,6 +29,7 @@ RARELY = frozenset(
     (
         "attack",
         "average",
+        "baselines",
         "checkpoint_every",
         "chunk",
         "clip",
@@ -38,7 +39,9 @@ RARELY = frozenset(
         "drop_missing_target",
         "evaluate_every",
         "folds",
+        "keep",
         "kernels",
+        "level",
         "loss",
         "noise",
         "partition",
@@ -46,8 +49,11 @@ RARELY = frozenset(
         "rare",
         "split_seed",
         "theory",
+        "threads",
+        "time",
         "unit",
         "weight_cap",
+        "weights",
     )
 )
 # Arguments are hidden from the list of options: the commands' own texts tell what they are.
@@ -76,19 +82,17 @@ SetTask = Annotated[
     list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A field of the task, task.ridge=1.")
 ]
 Out = Annotated[Path | None, typer.Option("--out", metavar="PATH", help="The run directory. [runs/NAME-1, -2, ...]")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, and nothing else there.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object, and nothing else.")]
 
 Csv = Annotated[bool, typer.Option("--csv", help="Print the table of clients as CSV on stdout.")]
 Track = Annotated[
     str | None, typer.Option("--track", metavar="mlflow|tensorboard", help="Tell the run to a tracker too. [none]")
 ]
-Trust = Annotated[bool, typer.Option("--trust", help="Run code and read files that a stranger's run file names.")]
+Trust = Annotated[bool, typer.Option("--trust", help="Run code that a stranger's run file names.")]
 
 
-SOURCES = "SOURCE is a table (CSV, Parquet, npz), a folder of client tables, a data set's name, or a run file (.toml)."
-
-
-MORE = "`mooring list options` has the rarer ones."
+SOURCES = "SOURCE: a table (CSV, Parquet, npz), a folder of tables, a data set, or a run file (.toml)."
+MORE = "Rarer options: `mooring list options`."
 
 
 def example(command: str) -> str:

@@ -23,7 +23,7 @@ from mooring.runs.runfile import read_run
 from mooring.runs.sections import OPTIONS
 from tests.test_docs import ROOT
 
-SCREEN, WIDTH = 40, 100  # lines and columns
+SCREEN, WIDTH = 40, 80  # lines and columns
 TOP = typer.main.get_command(cli.app)
 
 

@@ -180,9 +180,9 @@ class Data(Section):
         "Column to split by: the latest rows test.", "the name of the column that orders the rows", unset="none"
     )
     split: Split | None = option(
-        "Shares to train, validate, test; or a column that says it.",
+        "Shares to train, validate, test; or a column.",
         "three shares (train, validation, test) that add up to 1, or the name of a column that says each row's part",
-        unset="column `split`, or 0.6,0.2,0.2",
+        unset="`split`, or 0.6,0.2,0.2",
     )
     min_rows: int | None = option("Fewest rows that a client may have.", "a whole number >= 3", unset="5", ge=3)
     drop_small: bool = option("Leave smaller clients out.", "true or false", False)
@@ -214,7 +214,7 @@ class Task(Open):
         unset="auto",
     )
     model: str | None = option(
-        "A network of your own: my_model.py:make.",
+        "Your own network: my_model.py:make.",
         'a file and a function in it, as "my_model.py:make"',
         unset="none",
         pattern=r"^.+\.py:[A-Za-z_]\w*$",
@@ -247,7 +247,7 @@ class Training(Section):
     seed: int = option(
         "The same seed gives the same bytes.", "a whole number from 0 to 2^63 - 1", 0, ge=0, le=2**63 - 1
     )
-    seeds: int = option("Repetitions of a comparison, with the seeds that follow.", "a whole number >= 1", 1, ge=1)
+    seeds: int = option("Repetitions, with the seeds that follow.", "a whole number >= 1", 1, ge=1)
     evaluate_every: int | None = option(
         "Rounds between evaluations.", "a whole number of rounds >= 1", unset="about 20 in all", ge=1
     )
