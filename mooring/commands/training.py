@@ -46,6 +46,7 @@ from mooring.options import (
 from mooring.runs.sections import ALGORITHM
 
 ONCE = tuple(name for name in TRAINING if name != "seeds")
+Each = Annotated[bool, typer.Option("--clients", help="A row for every client, too.")]
 OF_ROUNDS = tuple(name for name in ONCE if name not in ("keep", "checkpoint_every", "baselines"))
 
 
@@ -55,7 +56,7 @@ def advise(
     source: Source,
     set_: SetTask = None,
     out: Out = None,
-    clients: Annotated[bool, typer.Option("--clients", help="A row for every client, too.")] = False,
+    clients: Each = False,
     json_: Json = False,
     csv_: Csv = False,
     track: Track = None,
@@ -101,6 +102,7 @@ def fit(
     algorithm: Method = None,
     set_: Set = None,
     out: Out = None,
+    clients: Each = False,
     json_: Json = False,
     csv_: Csv = False,
     track: Track = None,
@@ -124,7 +126,7 @@ def fit(
     elif csv_:
         sys.stdout.write(csv_text(result.clients))
     else:
-        show_run(display, out)
+        show_run(display, out, clients)
         display.say(f"Page: {page}")
     tell_tracker(display, out, track)
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from rich.filesize import decimal
 
-from mooring.report.terminal import Display
+from mooring.report.terminal import Display, shown
 from mooring.runs.directory import open_run
 from mooring.runs.files import frame_of
 
@@ -30,6 +29,8 @@ ADVISED = {
     "over_common": "interval",
     "chance_over_common": "chance",
 }
+THREE = ("alone", "common", "personal")
+PRACTICAL = 0.01  # share of the loss that makes no practical difference, where the run does not say
 LOSSES = ("common", "alone", "personal")
 SPARE = ("rows", "over_common", "over_alone", "will_do")
 PLANS = {
@@ -55,37 +56,57 @@ def show_run(display: Display, run: str | Path, clients: bool = False) -> None:
         told = directory.summary
         show_newcomers(display, frame_of(told["newcomers"]), told["metric"], told["way"])
     else:
-        show_fit(display, directory.summary, directory.clients)
+        show_fit(display, directory.summary, directory.clients, clients)
     display.say(f"Run: {run}")
 
 
-def show_fit(display: Display, summary: Mapping[str, Any], clients: pd.DataFrame) -> None:
-    """The summary and the clients of a fit."""
+def show_fit(display: Display, summary: Mapping[str, Any], clients: pd.DataFrame, each: bool = False) -> None:
+    """A fit in short; `each`: a row for every client, too."""
     metric, measures = summary["metric"], summary["measures"]
-    extra = {name: name for name in KNOWN if name in measures["personal"]}
-    who = {
-        "alone": "alone: every client by itself",
-        "common": "common: one model from all rows",
-        "personal": f"personal: {summary['algorithm']}",
-    }
-    display.table(
-        f"{summary['title']}: on test rows of {len(clients)} clients",
-        [{"who": words, "loss": summary[name], **measures[name]} for name, words in who.items()],
-        {"who": "model", "loss": metric, **extra},
-    )
-    order, caption = ends(clients, "gain: what the personal model saves over training alone")
-    display.table(
-        f"Clients, test {metric}", order.to_dict("records"), FITTED, caption, spare=("rows", "common", "alone")
-    )
+    display.say(f"{summary['title']}: {len(clients):,} clients, {int(clients['rows'].sum()):,} rows.")
+    display.say(fit_in_short(summary))
+    for who in THREE[::-1]:
+        known = [f"{name} {shown(measures[who][name])}" for name in KNOWN if name in measures.get(who, {})]
+        if known:
+            display.say(f"  {who}: {', '.join(known)}")
     display.say(which_round(summary))
     if "privacy" in summary:
         display.say(spent_in_all(summary["privacy"]))
     display.say(gains(clients))
     if (odd := clients[clients["left_out"].notna()]).size:
         display.say(left_out(odd))
-    if isfinite(summary["gain_percent"] or float("nan")):
-        more = "less" if summary["gain_percent"] >= 0 else "more"
-        display.say(f"Over all test rows, the personal models' {metric} is {in_percent(summary)} {more} than alone.")
+    if each:
+        order, caption = ends(clients, "gain: what the personal model saves over training alone")
+        rows = order.to_dict("records")
+        display.table(f"Clients, test {metric}", rows, FITTED, caption, spare=("rows", "common", "alone"))
+
+
+def verdict(losses: Mapping[str, float | None], metric: str, practical: float) -> str:
+    """Which of the three kinds of model to use, in one sentence, by their average losses as far as they are known."""
+    alone, common, personal = (losses[name] for name in THREE)
+    if alone is None or common is None or personal is None:
+        known = [f"{name} {loss:.4g}" for name, loss in losses.items() if loss is not None]
+        return f"Test {metric} of the models that were trained: {', '.join(known)}."
+    over = {name: 1 - personal / loss if loss else 0.0 for name, loss in (("alone", alone), ("common", common))}
+    told = (
+        f"test {metric} is {personal:.4g}, {per_cent(over['alone'])} than training alone ({alone:.4g}) and "
+        f"{per_cent(over['common'])} than one common model ({common:.4g})"
+    )
+    if over["common"] < practical and common <= alone * (1 + practical):
+        return f"One common model will do: with personal ones the {told}."
+    if over["alone"] < practical and alone <= common * (1 + practical):
+        return f"Training alone will do: with personal models the {told}."
+    return f"Personal models pay: their {told}."
+
+
+def per_cent(share: float) -> str:
+    return f"{abs(share):.1%} {'less' if share >= 0 else 'more'}".replace("%", " %")
+
+
+def fit_in_short(summary: Mapping[str, Any]) -> str:
+    """The answer of a fit in one sentence."""
+    told = verdict({name: summary[name] for name in THREE}, summary["metric"], PRACTICAL)
+    return f"{summary['algorithm']}: {told[:1].lower()}{told[1:]}"
 
 
 def spent_in_all(privacy: Mapping[str, float]) -> str:
@@ -101,10 +122,6 @@ def left_out(odd: pd.DataFrame) -> str:
     named = [f"{row['client']} ({row['left_out']})" for row in odd.head(MOST_ROWS // 4).to_dict("records")]
     more = f", and {len(odd) - len(named)} more, see clients.parquet" if len(odd) > len(named) else ""
     return f"Replies that could not be used: {', '.join(named)}{more}."
-
-
-def in_percent(summary: Mapping[str, Any]) -> str:
-    return f"{abs(summary['gain_percent']):,.1f} %"
 
 
 def which_round(summary: Mapping[str, Any]) -> str:

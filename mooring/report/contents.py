@@ -17,16 +17,25 @@ import pandas as pd
 import tomli_w
 
 from mooring.core.errors import RequestError
-from mooring.report.answers import PLANS, gains, left_out, spent_in_all, which_round
+from mooring.report.answers import (
+    PLANS,
+    PRACTICAL,
+    THREE,
+    fit_in_short,
+    gains,
+    left_out,
+    per_cent,
+    spent_in_all,
+    verdict,
+    which_round,
+)
 from mooring.runs.directory import METHODS, MODELS, RUN, RunDir, open_run
 from mooring.runs.files import frame_of
 
-PRACTICAL = 0.01  # share of the loss that makes no practical difference, where the run does not say
 SURE, LIKELY = 0.95, 0.8
 MOST_NUMBERS = 300_000  # coefficients beyond which a page leaves the clients' models out
 MOST_BYTES = 2**30  # of models beyond which their distances are left out
 LONGEST_LIST = 12  # numbers of a setting that are written out
-THREE = ("alone", "common", "personal")
 REFEREES = {"alone": "local", "common": "global"}  # what a comparison calls them
 LABELS = {
     "client": "client",
@@ -133,7 +142,6 @@ def of_fit(directory: RunDir) -> Contents:
     summary, clients = directory.summary, by_test_rows(directory.clients.rename(columns={"lam": "lambda"}))
     private = [spent_in_all(summary["privacy"])] if "privacy" in summary else []
     odd = directory.clients.dropna(subset="left_out")
-    losses = {name: summary[name] for name in THREE}
     rounds = {"name": summary["algorithm"], "kept": _kept(summary), "table": directory.rounds}
     models = [
         {"name": "personal", "about": summary["algorithm"], "loss": summary["personal"]},
@@ -142,7 +150,7 @@ def of_fit(directory: RunDir) -> Contents:
     ]
     return Contents(
         **_frame(directory, summary, summary["metric"]),
-        headline=f"{summary['algorithm']}: {_lower(verdict(losses, summary['metric'], PRACTICAL))}",
+        headline=fit_in_short(summary),
         todo=_next_steps(directory.path),
         words=[which_round(summary), *private, gains(clients), *([left_out(odd)] if len(odd) else [])],
         models=[row for row in models if row["loss"] is not None],
@@ -218,7 +226,7 @@ def judged(frame: pd.DataFrame) -> pd.DataFrame:
     else:
         told = (frame["gain_low"] > 0) | (frame["gain_high"] < 0)
         frame = frame.assign(how_sure=np.where(told, "sure", "open"), certainty=np.where(told, 1.0, 0.35))
-    return in_per_cent(frame)
+    return inper_cent(frame)
 
 
 def by_test_rows(frame: pd.DataFrame) -> pd.DataFrame:
@@ -228,42 +236,16 @@ def by_test_rows(frame: pd.DataFrame) -> pd.DataFrame:
     frame = frame.drop(columns="verdict", errors="ignore").assign(recommended=best, certainty=1.0)
     if "gain" not in frame:
         frame = frame.assign(gain=frame["alone"] - frame["personal"] if "alone" in frame else np.nan)
-    return in_per_cent(frame.dropna(axis=1, how="all"))
+    return inper_cent(frame.dropna(axis=1, how="all"))
 
 
-def in_per_cent(frame: pd.DataFrame) -> pd.DataFrame:
+def inper_cent(frame: pd.DataFrame) -> pd.DataFrame:
     """`gain` and its interval in per cent of the loss alone, where they are not told."""
     if "gain" not in frame or "alone" not in frame or "saved" in frame:
         return frame
     base = frame["alone"].where(frame["alone"] > 0)
     ends = [end for end in ("", "_low", "_high") if f"gain{end}" in frame]
     return frame.assign(**{f"saved{end}": 100 * frame[f"gain{end}"] / base for end in ends})
-
-
-def verdict(losses: Mapping[str, float | None], metric: str, practical: float) -> str:
-    """Which of the three kinds of model to use, in one sentence, by their average losses as far as they are known."""
-    alone, common, personal = (losses[name] for name in THREE)
-    if alone is None or common is None or personal is None:
-        known = [f"{name} {loss:.4g}" for name, loss in losses.items() if loss is not None]
-        return f"Test {metric} of the models that were trained: {', '.join(known)}."
-    over = {name: 1 - personal / loss if loss else 0.0 for name, loss in (("alone", alone), ("common", common))}
-    told = (
-        f"test {metric} is {personal:.4g}, {_per_cent(over['alone'])} than training alone ({alone:.4g}) and "
-        f"{_per_cent(over['common'])} than one common model ({common:.4g})"
-    )
-    if over["common"] < practical and common <= alone * (1 + practical):
-        return f"One common model will do: with personal ones the {told}."
-    if over["alone"] < practical and alone <= common * (1 + practical):
-        return f"Training alone will do: with personal models the {told}."
-    return f"Personal models pay: their {told}."
-
-
-def _per_cent(share: float) -> str:
-    return f"{abs(share):.1%} {'less' if share >= 0 else 'more'}".replace("%", " %")
-
-
-def _lower(sentence: str) -> str:
-    return sentence[:1].lower() + sentence[1:]
 
 
 def what_to_deploy(clients: pd.DataFrame) -> str:
@@ -288,7 +270,7 @@ def _winner(methods: pd.DataFrame, metric: str) -> str:
     told = f"{first['method']} has the lowest test {metric} of {len(methods)} methods, {first['test_loss']:.4g}"
     others = methods.iloc[1:]
     against = [
-        f"{_per_cent(1 - first['test_loss'] / row['test_loss'])} than {row['method']}"
+        f"{per_cent(1 - first['test_loss'] / row['test_loss'])} than {row['method']}"
         for row in others.to_dict("records")[:3]
         if row["test_loss"]
     ]
