@@ -1,13 +1,14 @@
 """How fast Mooring is: one table, each row against what a user would run instead, all measured in one run.
 
-    python -m benchmarks.speed [--repeats 5] [--threads 1] [--rows softmax,mlp,...] [--peers FOLDER]
+    python -m benchmarks.speed [--repeats 5] [--threads 1] [--rows softmax,mlp,...] [--peers FOLDER] [--write]
 
 Repetitions are interleaved: each does Mooring's work once and then every rival's. Times are medians, of processor time
 (all threads and processes of a rival) and of the clock. Ratios are of processor times, rival over Mooring. "Of the
 limit" is a round's arithmetic over Mooring's processor time, divided by what `torch.matmul` reaches on large matrices
 in the same repetitions. Rivals that train get the same rows, batches, start and steps, and must end at the same loss.
 FOLDER holds environments with `fedjax`, `pfl` and `flower` (`benchmarks/peers/environments.sh` makes them); without
-it, or without one of them, its rows say so. The rows:
+it, or without one of them, its rows say so. With --write the table goes to docs/performance.md, with a plot beside it.
+Ten minutes on two idle cores. The rows:
 
     softmax, mlp, cnn   a round of FedAvg: 100 clients (30 for cnn), 20 steps, batches of 20
     fedprox             the same for one-stage FedProx with 20 local steps, against FedAvg
@@ -37,7 +38,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -80,8 +81,58 @@ class Contest:
     operations: float = 0.0  # multiplications and additions of Mooring's work
     least_share: float | None = None  # of the limit
     at_most: bool = False  # whether ratios are wanted below the number: Mooring's own time over the other's
+    warm: bool = False  # whether all of it ran before: else the first repetition does not count
     missing: dict[str, str] = field(default_factory=dict)  # rivals that cannot run, and why
     note: Callable[[], str] = lambda: ""
+
+
+class Row(NamedTuple):
+    """A line of the table."""
+
+    work: str
+    mine: Times  # medians, in milliseconds
+    rival: str
+    theirs: Times | None  # None: it cannot run
+    ratios: list[float]
+    of_limit: str
+    wanted: float | None
+    at_most: bool
+    remark: str = ""  # instead of a rival's time
+
+    @property
+    def ratio(self) -> float:
+        return statistics.median(self.ratios)
+
+    @property
+    def held(self) -> bool | None:
+        if self.wanted is None or self.theirs is None:
+            return None
+        return self.ratio <= self.wanted if self.at_most else self.ratio >= self.wanted
+
+    def line(self, before: str) -> str:
+        """In Markdown; `before` is the work of the line above, which is not said again."""
+        same = self.work == before
+        mine = "" if same else "{:.0f} ({:.0f})".format(*self.mine)
+        cells = ["" if same else self.work, mine, self.rival]
+        if self.theirs is None:
+            cells += [self.remark, "", "", "" if same else self.of_limit, ""]
+        else:
+            wanted = f"{'at most' if self.at_most else 'at least'} {self.wanted:g}: {verdict(bool(self.held))}"
+            cells += [
+                "{:.0f} ({:.0f})".format(*self.theirs),
+                f"{self.ratio:.2f}",
+                f"{min(self.ratios):.2f}-{max(self.ratios):.2f}",
+                "" if same else self.of_limit,
+                "" if self.wanted is None else wanted,
+            ]
+        return "| " + " | ".join(cells) + " |"
+
+
+HEAD = "| work | Mooring | rival | its time | ratio | spread | of the limit | wanted |\n" + "|---" * 8 + "|"
+
+
+def table(rows: list[Row]) -> str:
+    return "\n".join([HEAD, *(row.line(before.work) for before, row in zip([rows[0]._replace(work=""), *rows], rows))])
 
 
 def timed(work: Callable[[], Any]) -> Times:
@@ -90,12 +141,18 @@ def timed(work: Callable[[], Any]) -> Times:
     return time.process_time() - cpu, time.perf_counter() - wall
 
 
-def measure(contest: Contest, repeats: int, say: Callable[[str], None]) -> None:
-    """Print the contest's rows."""
+def medians(times: list[Times]) -> Times:
+    """In milliseconds."""
+    cpu, wall = (1000 * statistics.median(column) for column in zip(*times))
+    return cpu, wall
+
+
+def measure(contest: Contest, repeats: int) -> Iterator[Row]:
+    """The contest's rows."""
     square = torch.randn(LARGE, LARGE)
     limits, ours = [], []
     theirs: dict[str, list[Times]] = {name: [] for name in contest.rivals}
-    for repetition in range(repeats + 1):
+    for repetition in range(contest.warm, repeats + 1):
         now = contest.ours()
         found = {name: rival() for name, rival in contest.rivals.items()}
         limit = timed(lambda: square @ square)[0]
@@ -104,28 +161,18 @@ def measure(contest: Contest, repeats: int, say: Callable[[str], None]) -> None:
             limits.append(limit)
             for name, times in found.items():
                 theirs[name].append(times)
-    mine, wall = (1000 * statistics.median(column) for column in zip(*ours))
-    share = contest.operations / (mine / 1000) / (2 * LARGE**3 / statistics.median(limits))
+    mine = medians(ours)
+    share = contest.operations / (mine[0] / 1000) / (2 * LARGE**3 / statistics.median(limits))
     told = f"{100 * share:.0f} %" if contest.operations else ""
     if contest.least_share is not None:
-        told += f" (wanted {100 * contest.least_share:.0f} %: {verdict(share >= contest.least_share)})"
-    for name in [*theirs, *contest.missing]:
-        if name in contest.missing:
-            say(f"| {contest.name} | {mine:.0f} ({wall:.0f}) | {name} | {contest.missing[name]} | | | {told} | |")
-            continue
-        cpu, clock = (1000 * statistics.median(column) for column in zip(*theirs[name]))
-        ratios = sorted((a[0] / b[0] if contest.at_most else b[0] / a[0]) for a, b in zip(ours, theirs[name]))
-        ratio, wanted = statistics.median(ratios), contest.wanted.get(name)
-        held = ""
-        if wanted is not None:
-            good = ratio <= wanted if contest.at_most else ratio >= wanted
-            held = f"{'at most' if contest.at_most else 'at least'} {wanted:g}: {verdict(good)}"
-        say(
-            f"| {contest.name} | {mine:.0f} ({wall:.0f}) | {name} | {cpu:.0f} ({clock:.0f}) | {ratio:.2f} "
-            f"| {ratios[0]:.2f}-{ratios[-1]:.2f} | {told} | {held} |"
-        )
-    if contest.note():
-        say(f"| {contest.name} | | | | | | {contest.note()} | |")
+        told += f" (at least {100 * contest.least_share:.0f} %: {verdict(share >= contest.least_share)})"
+    for name, times in theirs.items():
+        ratios = [(a[0] / b[0] if contest.at_most else b[0] / a[0]) for a, b in zip(ours, times)]
+        wanted = contest.wanted.get(name)
+        yield Row(contest.name, mine, name, medians(times), ratios, told, wanted, contest.at_most)
+    remarks = contest.missing | ({"": contest.note()} if contest.note() else {})
+    for name, why in remarks.items():
+        yield Row(contest.name, mine, name, None, [], told, None, contest.at_most, why)
 
 
 def verdict(good: bool) -> str:
@@ -287,6 +334,7 @@ def with_peers(
             contest.missing[name] = f"another loss: {peer.loss:.5f}, not {expected:.5f}"
             continue
         contest.rivals[name], contest.wanted[name] = peer.round, wanted
+    contest.warm = True
     return contest
 
 
@@ -300,8 +348,16 @@ def against_loop(name: str, training: Training, wanted: float | None, operations
     places = training.places()
     samples = len(training.clients) * STEPS * BATCH
     loop_ = partial(timed, partial(looped, training, places))
+    training.round()
+    loop_()
     return Contest(
-        name, partial(timed, training.round), {"loop": loop_}, {"loop": wanted}, operations * samples, **more
+        name,
+        partial(timed, training.round),
+        {"loop": loop_},
+        {"loop": wanted},
+        operations * samples,
+        warm=True,
+        **more,
     )
 
 
@@ -544,6 +600,42 @@ CONTESTS = {
 }
 
 
+PAGE = Path(__file__).parent.parent / "docs" / "performance.md"
+BEGIN, END = "<!-- written by python -m benchmarks.speed --write -->", "<!-- until here -->"
+
+
+def write(text: str, rows: list[Row]) -> None:
+    """Put the table into the page, and draw the plot beside it."""
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    plot = PAGE.with_suffix(".svg")
+    draw(rows, plot)
+    shown = f"![How many times faster, and what is wanted]({plot.name})"
+    PAGE.write_text(f"{before}{BEGIN}\n\n{text}\n\n{shown}\n\n{END}{after}")
+
+
+def draw(rows: list[Row], path: Path) -> None:
+    """Ratios with their spreads, against what is wanted."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+
+    shown = [row for row in rows if row.theirs is not None][::-1]
+    figure, axes = plt.subplots(figsize=(9, 0.32 * len(shown) + 1.2))
+    for y, row in enumerate(shown):
+        colour = {True: "tab:green", False: "tab:red", None: "tab:grey"}[row.held]
+        axes.plot([min(row.ratios), max(row.ratios)], [y, y], color=colour, linewidth=2)
+        axes.plot(row.ratio, y, "o", color=colour)
+        if row.wanted is not None:
+            axes.plot(row.wanted, y, "|", color="black", markersize=12)
+    axes.set_xscale("log")
+    axes.set_yticks(range(len(shown)), [f"{row.work} / {row.rival}" for row in shown], fontsize=8)
+    axes.set_xlabel("ratio of processor times and its spread; black: what is wanted; red: missed", fontsize=8)
+    axes.grid(axis="x", alpha=0.3)
+    figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
@@ -551,20 +643,27 @@ def main() -> None:
     parser.add_argument("--rows", default=",".join(CONTESTS))
     parser.add_argument("--peers", type=Path)
     parser.add_argument("--apfl-clients", type=int, default=340)
+    parser.add_argument("--write", action="store_true", help="put the table into docs/performance.md")
     asked = parser.parse_args()
     unknown = set(asked.rows.split(",")) - set(CONTESTS)
     if unknown:
         sys.exit(f"unknown rows {', '.join(sorted(unknown))}; known: {', '.join(CONTESTS)}.")
     torch.set_num_threads(asked.threads)
-    print(
-        f"Medians of {asked.repeats} interleaved repetitions; milliseconds of processor time (of the clock); ", end=""
-    )
-    print(f"threads: {asked.threads}.\n")
-    print("| work | Mooring | rival | its time | ratio | spread | of the limit | wanted |\n" + "|---" * 8 + "|")
+    torch.manual_seed(0)
+    rows: list[Row] = []
+    begin = time.perf_counter()
     for name in asked.rows.split(","):
         with ExitStack() as stack:
             for contest in CONTESTS[name](asked, stack):
-                measure(contest, asked.repeats, partial(print, flush=True))
+                rows += measure(contest, asked.repeats)
+        print(f"{time.perf_counter() - begin:4.0f} s: {name} measured", file=sys.stderr, flush=True)
+    text = (
+        f"Medians of {asked.repeats} interleaved repetitions, {asked.threads} thread{'s' * (asked.threads > 1)}; "
+        f"milliseconds of processor time (of the clock).\n\n{table(rows)}"
+    )
+    print(text)
+    if asked.write:
+        write(text, rows)
 
 
 if __name__ == "__main__":
