@@ -128,7 +128,7 @@ class FedProxOneStage(Algorithm):
         w = server.w.expand(len(data), -1)
         lam = stiffness(self.lam, data.index, w)
         v = self.moored(client.v if self.warm else w, w, lam, task, data, round, counted(client.visits))
-        return Client(v, client.visits + 1), Message(lam * (w - v), None if is_uniform(self.lam) else lam)
+        return Client(v, client.visits + 1), Message((w - v).mul_(lam), None if is_uniform(self.lam) else lam)
 
     def moored(self, v, w, lam, task, data, round, visits):
         """Each client's model after its inner loop from v, moored to w."""

@@ -207,9 +207,10 @@ def room_for(part: Any, total: int) -> Any:
 
 
 def put(whole: Any, position: Tensor, part: Any) -> None:
-    """Write the rows of `part` to their positions in `whole`."""
+    """Write the rows of `part` to their positions in `whole`; those of neighbours in order at once."""
     if isinstance(whole, Tensor):
-        whole[position] = part
+        first = int(position[0])
+        whole[slice(first, first + len(position)) if in_turn(position - first) else position] = part
     elif whole is not None:
         for place, column in zip(whole, part):
             put(place, position, column)

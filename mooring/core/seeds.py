@@ -68,6 +68,25 @@ def onto(state: np.ndarray, mixed: np.ndarray) -> np.ndarray:
         return _mix(state + _GOLDEN + mixed)
 
 
+def under(state: np.ndarray, mixed: np.ndarray, bar: int) -> tuple[np.ndarray, np.ndarray]:
+    """Where onto(state, mixed) [m] is below `bar`, and what it is there, for a state of one word.
+
+    What `_mix` does last leaves the upper 31 bits as they are: it is done only for those that these bits let through.
+    """
+    with np.errstate(over="ignore"):
+        x = mixed + (state + _GOLDEN)
+    shifted = x >> np.uint64(30)
+    x ^= shifted
+    x *= _MIX_A
+    x ^= np.right_shift(x, np.uint64(27), out=shifted)
+    x *= _MIX_B
+    few = np.flatnonzero(x <= np.uint64(bar | ((1 << 33) - 1)))
+    word = x[few]
+    word ^= word >> np.uint64(31)
+    low = word < np.uint64(bar)
+    return few[low], word[low]
+
+
 def uniforms(seed: int | np.ndarray, purpose: str, *counters: Any) -> np.ndarray:
     """Uniform numbers in [0, 1) with 53 random bits."""
     return (words(seed, purpose, *counters) >> np.uint64(11)).astype(np.float64) * 2.0**-53

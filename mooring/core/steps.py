@@ -71,11 +71,19 @@ def hold(v: Tensor, pull: tuple[Any, Tensor] | None, shift: Tensor | None, ridge
     towards = torch.zeros(1, 0, dtype=v.dtype)
     if pull is not None:
         lam = per_client(pull[0], v)
-        lam = lam if lam.ndim == 2 else lam.reshape(-1, 1)
-        held, towards = lam + ridge, (lam * pull[1]).expand(-1, v.shape[1])
+        lam = _once(lam if lam.ndim == 2 else lam.reshape(-1, 1))
+        held, towards = lam + ridge, (lam * _once(pull[1])).expand(-1, v.shape[1])
     if shift is not None:
         towards = (towards if towards.shape[1] else 0) - shift.to(v.dtype).reshape(-1, v.shape[1])
     return held, towards
+
+
+def _once(values: Tensor) -> Tensor:
+    """[1, d] of [C, d] where all rows are one and the same, or of [C, 1] where all numbers are."""
+    if values.ndim < 2 or not len(values):
+        return values
+    same = values.stride(0) == 0 or (values.shape[1] == 1 and bool((values == values[0]).all()))
+    return values[:1] if same else values
 
 
 def _number(tensor: Tensor) -> float | Tensor:

@@ -20,7 +20,7 @@ from mooring.core.averages import MEAN, average
 from mooring.core.cohort import Round
 from mooring.core.costs import Solves
 from mooring.core.errors import RequestError, WorkError
-from mooring.core.seeds import mixed, onto, words
+from mooring.core.seeds import mixed, onto, under, words
 from mooring.core.task import Task
 from mooring.data.clients import PARTS
 from mooring.engines.exchange import BEST, LAST, Exchange, Roster, Scores
@@ -168,12 +168,11 @@ def lowest_lots(plan: Plan, lots: np.ndarray, t: int) -> Tensor:
 def _lots_under(state: np.ndarray, lots: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
     """The places and lots of the clients whose lots are in the lowest `share`: what is looked at of a large population
     fits the cache, and only few are sorted."""
-    bar, places, found = np.uint64(int(share * 2.0**64)), [], []
+    places, found = [], []
     for begin in range(0, len(lots), LOTS):
-        lot = onto(state, lots[begin : begin + LOTS])
-        low = np.flatnonzero(lot < bar)
+        low, lot = under(state, lots[begin : begin + LOTS], int(share * 2.0**64))
         places.append(begin + low)
-        found.append(lot[low])
+        found.append(lot)
     return np.concatenate(places), np.concatenate(found)
 
 

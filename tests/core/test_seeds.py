@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from mooring.core import seeds
 from mooring.core.seeds import PURPOSES, client_key, further, generator, uniforms, words
 
 MASK = 2**64 - 1
@@ -66,3 +67,12 @@ def test_names_are_keys_of_64_bits():
     keys = [client_key(name) for name in names]
     assert len(set(keys)) == 1000 and all(0 <= key <= MASK for key in keys)
     assert client_key("7") != client_key("07")
+
+
+def test_words_under_a_bar_are_those_that_are():
+    state, lots = words(3, "participation", 7), seeds.mixed(np.arange(50_000))
+    word = further(state, np.arange(50_000))
+    low = int(np.sort(word)[100])
+    for bar in (0, 1, 1 << 33, int(word.min()), low, low + 1, 1 << 60, (1 << 64) - 1):
+        places, found = seeds.under(state, lots, bar)
+        assert np.array_equal(places, np.flatnonzero(word < np.uint64(bar))) and np.array_equal(found, word[places])

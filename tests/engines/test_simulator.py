@@ -1,6 +1,7 @@
 """The exchange in one process, and `simulate` over it."""
 
 from dataclasses import fields, replace
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from mooring.algorithms.base import build
 from mooring.algorithms.fedavg import FedAvg
 from mooring.core.cohort import Round
 from mooring.core.errors import RequestError
+from mooring.engines import visits
 from mooring.engines.exchange import BEST, LAST
 from mooring.engines.loop import Plan, Progress, run
 from mooring.engines.simulate import simulate
@@ -172,3 +174,14 @@ def test_chunks_side_by_side_give_the_bytes_and_counts_of_one_after_another(make
 
 def small_net():
     return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 3))
+
+
+def test_states_are_sound_where_every_number_is_finite():
+    class State(NamedTuple):
+        v: torch.Tensor
+        visits: torch.Tensor
+
+    large = torch.finfo(torch.float32).max
+    inf = float("inf")
+    v = torch.tensor([[1.0, 2.0], [large, large], [inf, 1.0], [inf, -inf], [float("nan"), 0.0]])
+    assert visits.sound(State(v, torch.ones(5, dtype=torch.long))).tolist() == [True, True, False, False, False]
