@@ -103,7 +103,8 @@ def what_differs(clients: Clients, choice: Choice) -> str:
     share = variance / max(variance.sum(), 1e-300)
     parts = {f"the effect of {name}": share[j] for j, name in enumerate(clients.features) if inside[j]}
     parts["the level"] = 1 - sum(parts.values())
-    top = sorted((pair for pair in parts.items() if pair[1] >= WORTH_NAMING), key=lambda pair: -pair[1])
+    # Equal shares keep their order, whatever rounding says.
+    top = sorted((pair for pair in parts.items() if pair[1] >= WORTH_NAMING), key=lambda pair: -round(pair[1], 9))
     told = [f"{name} ({100 * part:.0f} %)" for name, part in top[:MOST_NAMED]]
     return f"What differs: mostly {listed(told)}." if told and variance.sum() > 0 else ""
 

@@ -3,6 +3,7 @@
 import threading
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -38,10 +39,13 @@ def write_case(name, folder):
     for who in table.frame[about.client].value_counts().index[:clients]:
         mine = table.frame[table.frame[about.client] == who][[*columns, about.target]].iloc[:rows]
         mine.to_csv(folder / "clients" / f"{who}.csv", index=False)
-    path = folder / "run.toml"
+    return run_file(folder / "run.toml", folder / "clients", about.target, "", more)
+
+
+def run_file(path, source, target, data, advice):
     path.write_text(
-        f'[mooring]\npurpose = "advise"\n[data]\nsource = "{folder / "clients"}"\ntarget = "{about.target}"\n'
-        f"[training]\nthreads = 1\n[advice]\n{more}\n[federation]\nclients = {clients}\n"
+        f'[mooring]\npurpose = "advise"\n[data]\nsource = "{source}"\ntarget = "{target}"\n{data}\n'
+        f"[training]\nthreads = 1\n[advice]\n{advice}\n[federation]\nclients = {len(list(source.iterdir()))}\n"
     )
     return path
 
@@ -129,6 +133,26 @@ def test_no_value_of_a_row_is_in_any_reply(federation):
         assert found(total) == sorted(total)
     letters = len(grid.log) / len(homes)
     assert letters < (50 if homes[0].task.name == "linear" else 500)  # see docs/deploying.md
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["count", "classes"])
+def test_counts_and_several_classes(kind, tmp_path):
+    rng, folder = np.random.default_rng(0), tmp_path / "clients"
+    folder.mkdir()
+    for i in range(4):
+        x = rng.normal(size=(50 + 5 * i, 2))
+        z = x[:, 0] * (1 + 0.3 * i) - 0.5 * x[:, 1] + 0.3 * i
+        noisy = z + rng.normal(size=len(z))
+        y = (
+            rng.poisson(np.exp(z / 2))
+            if kind == "count"
+            else np.array(["a", "b", "c"])[1 + np.sign(noisy.round(0)).astype(int)]
+        )
+        pd.DataFrame({"u": x[:, 0], "v": x[:, 1], "y": y}).to_csv(folder / f"site {i}.csv", index=False)
+    path = run_file(tmp_path / "run.toml", folder, "y", f'kind = "{kind}"', "folds = 2\ntheory = false")
+    apart = converse(asked_run(path), LocalGrid(homes_of(path, tmp_path / "state")), tmp_path / "run")
+    assert_same_advice(apart, advise(path))
 
 
 def test_questions_of_work_side_by_side_travel_together():

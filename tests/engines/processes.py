@@ -186,12 +186,15 @@ class Federation:
     def kill(self, victim):
         """SIGKILL of the server, of the SuperLink, of a client, or of all at once."""
         if victim == "superlink":
-            found = [number for number, words in commands_of(self.place).items() if "started superlink" in words]
-            for number in found:
+            wait_until(lambda: self.superlinks() or self.alive["server"].poll() is not None)  # it may not be there yet
+            for number in self.superlinks():
                 os.kill(number, signal.SIGKILL)
             self.alive["server"].wait(LONG)  # it says so and ends
         for who in {"superlink": [], "server": ["server"], "all": list(self.alive)}.get(victim, [victim]):
             self.alive[who].kill()
+
+    def superlinks(self):
+        return [number for number, words in commands_of(self.place).items() if "started superlink" in words]
 
     def again(self):
         """The same commands once more for those that are not running."""

@@ -41,7 +41,7 @@ from mooring.runs.runfile import RunFile
 PORT = 9092
 STARTED, ON_RAY = "mooring.engines.flower.started", "mooring.engines.flower.on_ray"
 SIMULATION = "flower-simulation"
-PATIENCE = 90.0  # seconds that a process may take to start
+PATIENCE = 300.0  # seconds that a process may take to start, on a machine that is busy
 GRACE = 5.0  # seconds that a process has to end
 CLOCK = 5.0  # seconds that a client's clock may be off, as Flower has it
 REFUSED = "refused.jsonl"  # whom the guard saw refused
