@@ -217,10 +217,3 @@ def first_places(state: np.ndarray, sizes: np.ndarray, used: np.ndarray) -> np.n
 def ramp(n: np.ndarray) -> np.ndarray:
     """0..n_1-1, 0..n_2-1, ... in one array."""
     return np.arange(n.sum()) - np.repeat(np.cumsum(n) - n, n)
-
-
-def one_batch(
-    task: Task, data: CohortData, round: Round, *, batch: int | None, slot: int, part: str = "train"
-) -> Batch:
-    """A single draw, for methods that need a few separate batches (one slot each)."""
-    return next(minibatches(task, data, round, batch=batch, steps=1, slot=slot, part=part)).batch

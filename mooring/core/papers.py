@@ -122,11 +122,6 @@ def key_of(text: str) -> str:
     return f"{BY_ALIAS[number].key}{dash}{rest}" if number in BY_ALIAS else text
 
 
-def cited(text: str) -> list[tuple[Paper, str]]:
-    """The papers of a citation and the places in them; KeyError for an unknown key."""
-    return [(BY_KEY[key], place) for key, place in _parts(text)]
-
-
 def spelled_out(text: str) -> str:
     """A citation with its authors: "apfl, Section 3" is "Deng, Kamani and Mahdavi 2020 (apfl), Section 3".
 

@@ -38,11 +38,6 @@ def give_code(path: str | Path) -> None:
         _remember(CODE, _digest(_read(path)))
 
 
-def give_data(path: str | Path) -> None:
-    """This user gives a file or a folder to read."""
-    _remember(DATA, str(Path(path).resolve()))
-
-
 def code_of(path: str | Path) -> bytes:
     """The bytes of a Python file that may be run. Run these: the file, or a compiled one beside it, may change."""
     data = _read(path)

@@ -55,12 +55,3 @@ def proximal_newton(
     # The pull of LEAST_RIDGE must show in the gradient, or it decides nothing: such clients go on to rounding.
     goal = torch.where(held.all(1), exact if tol is None else tol, exact * LEAST_RIDGE).to(task.dtype)
     return newton(value, slope, dense if task.dim <= DENSE else iterated, start, tol=goal)
-
-
-def moreau_gradient(task: Task, w: Tensor, rho: float, batch: Any) -> Tensor:
-    """[C]: |w_i - prox_{rho L_i}(w_i)| / rho, the size of the Moreau envelope's gradient (mspp, Remark 5).
-
-    A score of stationarity where the loss has kinks and gradients do not vanish; for smooth losses it tends to the
-    gradient's norm as rho -> 0.
-    """
-    return (w - task.prox(w, 1 / rho, batch)).norm(dim=1) / rho

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mooring.algorithms.base import build
-from mooring.core.batches import one_batch
+from mooring.core.batches import minibatches
 from mooring.core.cohort import Round
 from mooring.data.clients import from_arrays
 from mooring.experiments.measures import minimiser
@@ -143,6 +143,7 @@ def test_minibatch_variance_by_enumeration_and_by_draws():
     assert listed == pytest.approx(formula, rel=1e-12)
     clients = from_arrays([x] * 400, [np.zeros(n)] * 400)
     data, task = clients.cohort(), Linear(2)
-    draws = [one_batch(task, data, Round(t, 5, 400, 400, 1.0, 3), batch=size, slot=0).x.mean(1) for t in range(1, 6)]
+    turns = [Round(t, 5, 400, 400, 1.0, 3) for t in range(1, 6)]
+    draws = [next(minibatches(task, data, turn, batch=size, steps=1, slot=0)).batch.x.mean(1) for turn in turns]
     squares = torch.cat(draws).square().sum(1)
     assert float(squares.mean()) == pytest.approx(formula, abs=4 * float(squares.std()) / len(squares) ** 0.5)

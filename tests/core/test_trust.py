@@ -94,7 +94,7 @@ def test_a_strangers_run_directory_runs_no_code(here, new_user, capsys, command)
     mooring.fit("rows.csv", model="net.py:make", rounds=1, threads=1, out="mine")
     assert ran(here)
     new_user()
-    trust.give_data("rows.csv")
+    trust._remember(trust.DATA, str(here / "rows.csv"))
     with pytest.raises(SystemExit) as left:
         main(command)
     assert left.value.code == 2 and not ran(here)
@@ -108,7 +108,7 @@ def test_a_comparison_of_a_stranger_runs_no_code(here, new_user):
     mooring.compare("rows.csv", ["local"], model="net.py:make", rounds=1, threads=1, out="mine")
     assert ran(here)
     new_user()
-    trust.give_data("rows.csv")
+    trust._remember(trust.DATA, str(here / "rows.csv"))
     with pytest.raises(RequestError, match="--trust"):
         resume_comparison("mine")
     assert not ran(here)
