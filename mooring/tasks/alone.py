@@ -136,12 +136,22 @@ def held_back(part: Tensor, rate: float, held: float | Tensor) -> float:
     return 1.0
 
 
+def pool_first(layers: nn.Sequential) -> None:
+    """The largest of what ReLU leaves is what ReLU leaves of the largest, slopes included; it has less to do then."""
+    for i in range(len(layers) - 1):
+        if type(layers[i]) is nn.ReLU and type(layers[i + 1]) is nn.MaxPool2d and not layers[i + 1].return_indices:
+            layers[i], layers[i + 1] = layers[i + 1], layers[i]
+
+
 def module_client(module: nn.Module, places: dict[str, slice], loss: Loss) -> Work:
     """A client's steps by any module, a copy of it, along the mean of `loss`(predictions, y) [B].
 
     Convolutions have their channels last, which suits PyTorch's pooling better and its convolutions as well.
     """
     own = deepcopy(module)
+    for layers in own.modules():
+        if type(layers) is nn.Sequential:
+            pool_first(layers)
     named = dict(own.named_parameters())
     parts = [(named[name], place) for name, place in places.items()]
     leaves = [part for part, _ in parts]
