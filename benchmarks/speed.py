@@ -472,6 +472,7 @@ def exact(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
         partial(timed, ours),
         {"scikit-learn, a round times rounds": theirs},
         {"scikit-learn, a round times rounds": 50},
+        warm=True,
     )
 
 
@@ -502,7 +503,7 @@ def advised(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
             return mixed_model(rows, clients.test)
 
     ours = partial(timed, partial(advise, EXAM.path, **EXAM.columns))
-    yield Contest("advise exam", ours, {"MixedLM": partial(timed, theirs)}, {"MixedLM": 5})
+    yield Contest("advise exam", ours, {"MixedLM": partial(timed, theirs)}, {"MixedLM": 5}, warm=True)
 
 
 # Many clients, many runs.
@@ -583,7 +584,8 @@ def sweeps(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
             simulate(one.algorithm, task, clients, replace(plan, seed=one.seed))
 
     ours = partial(timed, lambda: sweep(variants, task, clients, plan))
-    yield Contest("sweep of 8 lambdas x 5 seeds", ours, {"40 runs": partial(timed, apart)}, {"40 runs": 3})
+    rivals = {"40 runs": partial(timed, apart)}
+    yield Contest("sweep of 8 lambdas x 5 seeds", ours, rivals, {"40 runs": 3}, warm=True)
 
 
 CONTESTS = {
