@@ -134,6 +134,22 @@ def federation_up(
     show_federation(display, out, json_)
 
 
+@federation.command("app", epilog="Example: mooring federation app run.toml app")
+def federation_app(run: Run, folder: Annotated[Path, typer.Argument(hidden=True, metavar="FOLDER")]) -> None:
+    """Write the Flower app of a run, for a SuperLink and SuperNodes of your own: `flwr run` starts it.
+
+    RUN is a run file, FOLDER the app's new folder.
+    """
+    from mooring.engines.flower.federation import write_app
+    from mooring.report.terminal import Display
+
+    write_app(run, folder)
+    Display().say(
+        f'`flwr run {folder} NAME --stream --run-config \'out="runs/one" clients="3"\'` starts it, NAME being a '
+        "SuperLink of Flower's own config.toml."
+    )
+
+
 @keys.command("init", epilog="Example: mooring keys init keys --clients north,south,west --host fed.example.org")
 def keys_init(
     folder: Annotated[Path, typer.Argument(hidden=True)],

@@ -5,7 +5,11 @@ import http.server
 import re
 import shutil
 import stat
+import subprocess
+import sys
 import threading
+import tomllib
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -23,7 +27,7 @@ from mooring.engines.flower.home import Home
 from mooring.engines.flower.started import LARGEST, Guard, Notes, patient
 from mooring.engines.request import request
 from mooring.runs.directory import open_run
-from tests.engines.processes import LONG, Child, assert_models_are_the_simulators, commands_of, run_file
+from tests.engines.processes import LONG, Child, assert_models_are_the_simulators, commands_of, run_file, wait_until
 from tests.engines.test_flower import ALGORITHMS, write_clients
 
 ROOT = Path(__file__).parents[2]
@@ -256,3 +260,52 @@ def test_a_simulation_without_ray_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(federation.importlib.util, "find_spec", lambda name: None if name == "ray" else find(name))
     with pytest.raises(RequestError, match="needs Ray"):
         federation.up(path, folder, tmp_path / "out", say=print)
+
+
+def test_the_app_of_a_run_is_a_folder_of_its_own(tmp_path):
+    """For a fit and for an advice; the run file is filled in."""
+    path, _ = run_file(tmp_path, "fedavg")
+    app = federation.write_app(path, tmp_path / "app")
+    about = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
+    assert about["config"]["run"] == str(path) and about["components"]["clientapp"] == "mooring_app.client:app"
+    assert "client_app.app" in (app / "mooring_app" / "client.py").read_text()
+    with pytest.raises(RequestError, match="already exists"):
+        federation.write_app(path, app)
+    path.write_text('[mooring]\npurpose = "advise"\n' + path.read_text().replace('[algorithm]\nname = "fedavg"\n', ""))
+    advice = federation.write_app(path, tmp_path / "advice")
+    assert "mooring.advice.flower_app.server" in (advice / "mooring_app" / "server.py").read_text()
+
+
+@pytest.mark.slow
+def test_plain_flwr_run_gives_the_same_models(tmp_path):
+    """A SuperLink and SuperNodes as Flower starts them, and its own command."""
+    path, folder = run_file(tmp_path, "fedavg", rounds=2, clients=2)
+    app, out = federation.write_app(path, tmp_path / "app"), tmp_path / "out"
+    port, bin_ = federation.free_port(), Path(sys.executable).parent
+    with ExitStack() as stack:
+
+        def start(name, *words):
+            """One of Flower's commands, with a home of its own, ended with the block."""
+            with (tmp_path / f"{name}.log").open("wb") as log:
+                known = federation.environment(tmp_path / f"home {name}")
+                one = subprocess.Popen([bin_ / words[0], *words[1:]], env=known, stdout=log, stderr=log)
+            stack.callback(federation.end, one)
+            return one
+
+        address = f"127.0.0.1:{port}"
+        words = ["--insecure", "--host", "127.0.0.1", "--port", str(port), "--database", str(tmp_path / "state.db")]
+        start("link", "flower-superlink", *words, "--disable-runtime-dependency-installation")
+        wait_until(lambda: federation.answers(address, None))
+        for i, file in enumerate(sorted(folder.iterdir())):
+            told = f'run="{path}" data="{file}" state="{tmp_path / f"state {i}"}"'
+            where = ["--superlink", address, "--host", "127.0.0.1", "--port", str(federation.free_port())]
+            start(f"node {i}", "flower-supernode", "--insecure", *where, "--node-config", told)
+        (tmp_path / "home run").mkdir()
+        (tmp_path / "home run" / "config.toml").write_text(
+            f'[superlink.here]\naddress = "{address}"\ninsecure = true\n'
+        )
+        asked = start("run", "flwr", "run", str(app), "here", "--run-config", f'out="{out}" clients="2"')
+        assert asked.wait(LONG) == 0, (tmp_path / "run.log").read_text()
+        wait_until(lambda: (out / "federation.json").exists(), 3 * LONG)
+    here = fit(path)
+    torch.testing.assert_close(open_run(out).models.common, here.trained.common, rtol=1e-12, atol=1e-12)

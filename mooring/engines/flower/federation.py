@@ -82,6 +82,18 @@ def app_of(run: RunFile) -> dict[str, str]:
     return files
 
 
+def write_app(path: str | Path, folder: str | Path) -> Path:
+    """The Flower app of a run file as a folder that `flwr run` starts; `run` is filled in, the rest is for
+    --run-config."""
+    run, folder = asked_run(path), Path(folder)
+    if folder.exists():
+        raise RequestError(f"{folder} already exists; choose another folder for the app.")
+    for name, text in app_of(run).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text.replace('run = ""', f"run = {json.dumps(str(Path(path).resolve()))}"))
+    return folder
+
+
 def need_flower() -> None:
     """One sentence where the extra is missing."""
     if importlib.util.find_spec("flwr") is None:
