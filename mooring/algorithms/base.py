@@ -56,6 +56,17 @@ class Algorithm:
         """The optional facts that `settle` uses: "fit", "spread", "rules", "alone" (`estimates/facts.py`)."""
         return ("spread",) if getattr(self, "lam", None) == "auto" else ()
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether every field that may be a number is one: `settle` then needs no constants of the clients' losses.
+
+        Nobody knows what the `settle` of an algorithm outside this package does with them.
+        """
+        numbers = ("int", "float", "Setting")
+        words = [f.name for f in dataclasses.fields(self) if any(kind in str(f.type) for kind in numbers)]  # type: ignore[arg-type]
+        mine = type(self).__module__.startswith(PACKAGE + ".")
+        return mine and not any(isinstance(getattr(self, name), str) for name in words)
+
     def settle(self, task: Task, facts: Any) -> Any:
         """Turn fields such as "auto" into numbers from one exchange of facts."""
         return self

@@ -27,7 +27,7 @@ from mooring.engines.exchange import BEST, LAST, Exchange, Roster, Scores
 from mooring.engines.guard import capped, check_facts, check_weights, clipped, judge
 from mooring.engines.privacy import Private, private_of
 from mooring.engines.visits import UNSOUND
-from mooring.estimates.facts import Facts
+from mooring.estimates.facts import SETTLED, Facts
 from mooring.runs.runfile import Training
 
 EVALUATIONS = 20  # how often a run is evaluated when evaluate_every is not given
@@ -120,7 +120,8 @@ def settle(algorithm: Any, task: Task, exchange: Exchange, seed: int = 0, w0: Te
             raise RequestError(f"{algorithm.name} needs a task with {need!r}, and task '{task.name}' has none.")
     w0 = task.start(seed) if w0 is None else w0
     check_weights(exchange.roster.names, exchange.roster.p)
-    ready = algorithm.settle(task, sound_facts(exchange, w0, algorithm.asks))
+    asks = (*algorithm.asks, SETTLED) if algorithm.is_settled else algorithm.asks
+    ready = algorithm.settle(task, sound_facts(exchange, w0, asks))
     server, _ = ready.start(task, w0)
     exchange.begin(ready, w0)
     return ready, server

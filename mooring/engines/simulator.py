@@ -15,8 +15,8 @@ from mooring.core.threads import side_by_side
 from mooring.data.clients import PARTS, Clients
 from mooring.engines import loop, scores, visits
 from mooring.engines.exchange import BEST, LAST, Replies, Roster, Scores, sent
+from mooring.engines.states import States
 from mooring.estimates.facts import Facts, gather
-from mooring.runs.tensors import flatten, unflatten
 
 
 class Simulator:
@@ -70,7 +70,8 @@ class Simulator:
 
     def accept(self, who: Tensor, round: Round) -> None:
         cohort, states = self._pending
-        self.states.put(who, select(states, torch.isin(cohort, who)), round.t)
+        kept = torch.isin(cohort, who)
+        self.states.put(who, states if bool(kept.all()) else select(states, kept), round.t)
         self._pending = None
 
     def mark_best(self, round: Round) -> None:
@@ -135,45 +136,3 @@ def settle(
     exchange = Simulator(task, clients, clients.weights(weights), chunk)
     ready, server = loop.settle(algorithm, task, exchange, seed)
     return ready, exchange, server
-
-
-class States:
-    """Every client's state, stacked; those that were never merged still have the first state."""
-
-    def __init__(self, first: Any, clients: int):
-        self.first = first
-        self.merged = torch.zeros(clients, dtype=torch.long)  # the round of each client's last merged reply
-        self.fields: Any = None  # allocated when the first reply is merged
-
-    def take(self, position: Tensor) -> Any:
-        if self.fields is None:
-            return type(self.first)(*(part.expand(len(position), *part.shape).clone() for part in self.first))
-        return type(self.first)(*(part[position] for part in self.fields))
-
-    def put(self, position: Tensor, states: Any, t: int) -> None:
-        if self.fields is None:
-            m = len(self.merged)
-            self.fields = type(self.first)(*(part.expand(m, *part.shape).clone() for part in self.first))
-        for whole, part in zip(self.fields, states):
-            whole[position] = part
-        self.merged[position] = t
-
-    def copy(self) -> States:
-        twin = States(self.first, len(self.merged))
-        twin.merged = self.merged.clone()
-        twin.fields = None if self.fields is None else type(self.fields)(*(part.clone() for part in self.fields))
-        return twin
-
-    def named(self, prefix: str) -> dict[str, Tensor]:
-        """As the tensors of a snapshot."""
-        merged = {f"{prefix}_merged": self.merged}
-        return merged if self.fields is None else merged | flatten(prefix, self.fields)
-
-    @classmethod
-    def found(cls, first: Any, prefix: str, snapshot: dict[str, Tensor]) -> States:
-        """What `named` put into a snapshot."""
-        states = cls(first, 0)
-        states.merged = snapshot[f"{prefix}_merged"]
-        if any(name.startswith(prefix + "/") for name in snapshot):
-            states.fields = unflatten(first, prefix, snapshot)
-        return states

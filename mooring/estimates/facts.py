@@ -5,6 +5,7 @@
     "spread"       how the clients vary, which lam = "auto" needs (`client_spread.py`: sums, or penalised fits)
     "rules"        that, and the summaries behind every other rule for lam (`summaries.py` says what they reveal)
     "alone"        validation risk of each client's own fits, by ridge
+    SETTLED        nothing is left to settle: the constants of a network, which are dear to measure, are nan
 
 An algorithm's `asks` names what it needs; nothing else is computed. What a task cannot tell (networks, kinked losses,
 more parameters than DENSE) is None, and settings fall back on the scalars.
@@ -25,6 +26,7 @@ from mooring.tasks.proximal import DENSE
 
 RIDGES = torch.logspace(-4, 2, 25, dtype=torch.float64)  # what "a ridge chosen on validation" chooses from
 PROBE_ROWS = 256  # rows of a client that a network's curvature is measured on
+SETTLED = "settled"  # asked where no setting is a word
 FIT_RIDGE = 1e-6  # makes every client's own fit exist, also where its rows do not determine it
 
 
@@ -67,7 +69,10 @@ def together(each: Facts, task: Task, answers: Answers, asks: tuple[str, ...]) -
 def _of_block(task: Task, data: CohortData, w0: Tensor, asks: tuple[str, ...]) -> Facts:
     rows = data.train.full(task) if task.solve is not None else _probe(data)
     dear = task.solve is None or task.dim > DENSE  # no fits and no Hessians of such tasks only to settle a number
-    constants = Constants(*(c.double() for c in task.constants(rows, w0.expand(len(data), -1) if dear else None)))
+    if task.solve is None and SETTLED in asks:
+        constants = Constants(*(torch.full((len(data),), torch.nan, dtype=torch.float64) for _ in Constants._fields))
+    else:
+        constants = Constants(*(c.double() for c in task.constants(rows, w0.expand(len(data), -1) if dear else None)))
     fit = alone = None
     if not dear and task.smooth_loss and "fit" in asks:
         fit = task.prox(torch.zeros(1, task.dim, dtype=task.dtype), FIT_RIDGE, rows)

@@ -72,8 +72,8 @@ def test_progress_rises_to_its_end_while_folds_are_fitted():
     assert [step for step in told if step[0] == "predicting what was held out"][-1][1:] == (2, 2)
 
 
-def test_a_dear_choice_from_two_folds_is_nearly_that_of_all(monkeypatch):
-    """The candidates are compared in two folds; evidence still comes from every row."""
+def test_a_dear_choice_from_one_fold_is_nearly_that_of_all(monkeypatch):
+    """The candidates are compared in one fold; evidence still comes from every row."""
     clients = logistic_clients(m=12, sizes=[60] * 12, seed=1)
     task = Logistic(3)
     whole, all_seen = crossfit.cross_fit(task, clients.train, clients.keys, folds=5)
