@@ -25,7 +25,7 @@ Every claim of the papers' figures and tables is a function of our results and g
 
 `mooring reproduce ID` runs one of them again; these pages are written by `mooring reproduce ... --page`. Experiments
 run at two sizes: `quick`, a minute each, often on small stand-in data, and `paper`, the paper's own. Where both were
-run, the paper's size counts if it decides. The papers stand in [papers.md](papers.md).
+run, the paper's size counts. The papers stand in [papers.md](papers.md).
 """
 PRESETS = ("quick", "paper")  # on the pages, in this order; smoke runs are no results
 WORDS = ("held", "open", "contradicted")
@@ -105,14 +105,11 @@ def _order(record: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _words(records: Records) -> list[str]:
-    """The word of each claim of an experiment: of its largest size that decides, else of the largest."""
+    """The word of each claim of an experiment: that of its largest size."""
     if "preset" not in records[0]:
         return [NOT_RUN] * len(records[0]["claims"])
-    by_claim: dict[str, list[str]] = {}
-    for record in records:
-        for claim in record["claims"]:
-            by_claim.setdefault(claim["claim"], []).append(claim["word"])
-    return [next((word for word in reversed(found) if word != "open"), "open") for found in by_claim.values()]
+    by_claim = {claim["claim"]: claim["word"] for record in records for claim in record["claims"]}
+    return list(by_claim.values())
 
 
 def _paper_page(paper: str, experiments: Mapping[str, Records], records: Path, pages: Path, overview: Path) -> str:
