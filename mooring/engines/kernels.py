@@ -12,6 +12,7 @@ from typing import Any
 
 from mooring.algorithms.settings import auto_batch
 from mooring.core.batches import batches_per_epoch
+from mooring.core.cohort import chunk_size
 from mooring.core.errors import RequestError
 from mooring.core.task import Task
 from mooring.data.clients import Clients
@@ -27,7 +28,7 @@ MARGIN = 2.0  # a kernel must save this many times its compilation
 
 
 def with_kernels(run: RunFile, clients: Clients, task: Task, methods: Sequence[Any]) -> tuple[RunFile, Any]:
-    """The run with `training.kernels` settled, and its task accordingly."""
+    """The run with `training.kernels` and `training.chunk` settled, and its task accordingly."""
     asked, can = run.training.kernels, hasattr(task, "kernels") and type(task).stay is not None
     if asked == "numba" and not can:
         raise RequestError(f"kernels = 'numba' are for linear and logistic tasks; task '{task.name}' has none.")
@@ -38,7 +39,8 @@ def with_kernels(run: RunFile, clients: Clients, task: Task, methods: Sequence[A
         )
     pays = can and available() and seconds_saved(run, clients, task, methods) > MARGIN * COMPILE
     chosen = asked or ("numba" if pays else "torch")
-    settled = run.model_copy(update={"training": run.training.model_copy(update={"kernels": chosen})})
+    decided = {"kernels": chosen, "chunk": run.training.chunk or chunk_size(task)}
+    settled = run.model_copy(update={"training": run.training.model_copy(update=decided)})
     return settled, replace(task, kernels=chosen) if can else task  # type: ignore[type-var]
 
 

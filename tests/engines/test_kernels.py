@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from mooring import fit
+from mooring.core.cohort import chunk_size
 from mooring.core.errors import RequestError
 from mooring.data.clients import from_arrays
 from mooring.engines import kernels
@@ -36,6 +37,12 @@ def test_short_runs_compile_nothing_and_long_ones_do(monkeypatch):
         assert job.run.training.kernels == job.task.kernels == chosen
     monkeypatch.setattr(kernels, "available", lambda: False)
     assert prepared(rounds=100_000).run.training.kernels == "torch"
+
+
+def test_a_run_says_how_many_clients_are_worked_on_at_once():
+    job = prepared(rounds=10)
+    assert job.run.training.chunk == chunk_size(job.task) > 1
+    assert prepared(rounds=10, chunk=2).run.training.chunk == 2
 
 
 def test_the_estimate_grows_with_the_work():
