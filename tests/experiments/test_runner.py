@@ -223,8 +223,7 @@ from multiprocessing import get_context
 from mooring.experiments.base.runner import begin_worker
 
 if __name__ == "__main__":
-    context = get_context("spawn")
-    pool = ProcessPoolExecutor(1, context, begin_worker, (context.Event(),))
+    pool = ProcessPoolExecutor(1, get_context("spawn"), begin_worker)
     print(pool.submit(os.getpid).result(), flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 """

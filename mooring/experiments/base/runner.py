@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
-from multiprocessing import get_context, parent_process
+from multiprocessing import active_children, get_context, parent_process
 from pathlib import Path
-from threading import Thread
+from threading import Thread, current_thread, main_thread
 from typing import Any, NamedTuple
 
 import torch
@@ -80,36 +80,46 @@ def _finished(missing: list[Unit], folder: Path, workers: int | None) -> Iterato
             work(unit, folder)
             yield unit
         return
-    context = get_context("spawn")
-    stop = context.Event()
-    with one_thread_each(), ProcessPoolExecutor(workers, context, begin_worker, (stop,)) as pool:
-        futures = {pool.submit(work, unit, folder): unit for unit in missing}
+    others = set(active_children())
+    with one_thread_each(), ProcessPoolExecutor(workers, get_context("spawn"), begin_worker) as pool:
+        with deaf_to_interrupts():  # the processes start at the first of these
+            futures = {pool.submit(work, unit, folder): unit for unit in missing}
         try:
             for future in as_completed(futures):
                 future.result()
                 yield futures[future]
-        except BaseException:
-            stop.set()  # nobody waits for trials that have begun
+        except KeyboardInterrupt:
+            for worker in set(active_children()) - others:
+                worker.kill()  # nobody waits for trials that have begun; what is kept is whole
             raise
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def begin_worker(stop: Any) -> None:
-    """One thread, and no life without the process that hands out the work, nor after its word to stop.
-
-    An interrupt from the keyboard reaches all processes at once: that process alone answers it."""
+def begin_worker() -> None:
+    """One thread, and no life without the process that hands out the work: killed, it would leave workers behind."""
     torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = parent_process()
     assert parent is not None
 
-    def end_after(wait: Callable[[], Any]) -> None:
-        wait()
+    def follow() -> None:
+        parent.join()
         os._exit(1)
 
-    for wait in (parent.join, stop.wait):
-        Thread(target=end_after, args=(wait,), daemon=True).start()
+    Thread(target=follow, daemon=True).start()
+
+
+@contextmanager
+def deaf_to_interrupts() -> Iterator[None]:
+    """Processes that start within this block ignore interrupts, which a terminal sends to all: this one answers."""
+    if current_thread() is not main_thread():  # only the main thread hears them
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def work(unit: Unit, folder: Path) -> None:
