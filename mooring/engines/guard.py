@@ -55,7 +55,7 @@ def judge(message: Any, who: Tensor, pattern: Any = None, usual: float = 1.0) ->
         who = who[torch.tensor([not why for why in wrong], dtype=torch.bool)]
     good = torch.ones(len(who), dtype=torch.bool)
     for part in parts_of(message):
-        size = part.reshape(len(part), -1).abs().amax(1).double() if part[:1].numel() else torch.zeros(len(part))
+        size = largest(part.reshape(len(part), -1)) if part[:1].numel() else torch.zeros(len(part))
         finite = torch.isfinite(size)
         refused |= {int(place): "its reply holds nan or infinity" for place in who[~finite]}
         known = size[finite]
@@ -64,7 +64,12 @@ def judge(message: Any, who: Tensor, pattern: Any = None, usual: float = 1.0) ->
         for place, found in zip(who[absurd].tolist(), size[absurd].tolist()):
             refused[place] = f"its reply holds {found:.3g}, where {most / ABSURD:.3g} is usual"
         good &= finite & ~absurd
-    return Judged(who[good], select(message, good), refused)
+    return Judged(who[good], message if bool(good.all()) else select(message, good), refused)
+
+
+def largest(flat: Tensor) -> Tensor:
+    """[R] in float64: the size of each row's largest entry, nan where there is one; without a copy of the matrix."""
+    return torch.maximum(flat.amax(1).double(), -flat.amin(1).double())
 
 
 def misshapen(message: Any, pattern: Any) -> str | None:
