@@ -173,11 +173,17 @@ def whisper(sentence: str) -> None:
 
 
 def show_federation(display: Any, out: Path, json_: bool) -> None:
+    """The answer of a run that is over: of a fit, or of an advice with its page."""
     from mooring.report.answers import show_run
     from mooring.runs.directory import open_run
 
     directory = open_run(out)
-    if json_:
+    if directory.run.mooring.purpose == "advise":
+        from mooring.commands.training import show_advised
+
+        told = {name: directory.advice[name] for name in ("headline", "summary", "clients")}
+        show_advised(display, out, told | {"run": str(out)} if json_ else None)
+    elif json_:
         emit({"summary": directory.summary, "clients": directory.clients.to_dict("records"), "run": str(out)})
     else:
         show_run(display, out)

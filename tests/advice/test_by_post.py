@@ -135,6 +135,22 @@ def test_no_value_of_a_row_is_in_any_reply(federation):
     assert letters < (50 if homes[0].task.name == "linear" else 500)  # see docs/deploying.md
 
 
+def test_the_same_command_again_begins_again_and_ends_the_same(tmp_path):
+    """Where the server was killed in the middle, and clients were started anew."""
+    path = write_case("parkinsons", tmp_path)
+    grid = LocalGrid(homes_of(path, tmp_path / "state"))
+
+    def killed(what, done, of):
+        if (what, done) == ("asking the clients", 9):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        converse(asked_run(path), grid, tmp_path / "run", tell=killed)
+    assert (tmp_path / "run" / "run.toml").exists() and not (tmp_path / "run" / "models.safetensors").exists()
+    again = converse(asked_run(path), LocalGrid(homes_of(path, tmp_path / "state")), tmp_path / "run")
+    assert_same_advice(again, advise(path))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["count", "classes"])
 def test_counts_and_several_classes(kind, tmp_path):

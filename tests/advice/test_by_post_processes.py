@@ -26,6 +26,7 @@ def test_a_federation_of_processes_is_advised_as_the_simulator_is(name, node, tm
     assert command.wait(3 * LONG) == 0, (tmp_path / "log").read_text()
     here = advise(path)
     record, saved = open_run(out).advice, open_run(out).models
+    assert (out / "report.html").exists()
     assert record["headline"] == here.headline and record["words"] == here.words and saved.personal is None
     torch.testing.assert_close(saved.common, here.models.common, rtol=CLOSE, atol=CLOSE)
     rows = {row["client"]: row for row in record["clients"]}
