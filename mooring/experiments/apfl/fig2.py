@@ -48,7 +48,7 @@ EXPERIMENT = Experiment(
     trial=trial,
     presets={
         "smoke": Preset(POINTS, 1, {"data": "digits", "clients": 10, "rounds": 2, "every": 1}, DIGITS),
-        "quick": Preset(POINTS, 4, {"data": "digits", "clients": 20, "rounds": 100, "every": 20}, DIGITS),
+        "quick": Preset(POINTS, 8, {"data": "digits", "clients": 20, "rounds": 100, "every": 20}, DIGITS),
         "paper": Preset(POINTS, 3, {"data": "mnist", "clients": 100, "rounds": 100, "every": 10}, MNIST, ("mnist",)),
     },
     claims=[

@@ -65,7 +65,7 @@ EXPERIMENT = Experiment(
     trial=trial,
     presets={
         "smoke": Preset(POINTS, 1, {"data": "prototypes", "clients": 10, "samples": 50, "rounds": 3}, PROTOTYPES),
-        "quick": Preset(POINTS, 5, {"data": "prototypes", "clients": 20, "samples": 250, "rounds": 50}, PROTOTYPES),
+        "quick": Preset(POINTS, 8, {"data": "prototypes", "clients": 20, "samples": 250, "rounds": 50}, PROTOTYPES),
         "paper": Preset(
             POINTS,
             2,

@@ -47,7 +47,7 @@ EXPERIMENT = Experiment(
     trial=trial,
     presets={
         "smoke": Preset(POINTS, 1, {"data": "digits", "clients": 10, "hidden": [16], "rounds": 2}, DIGITS),
-        "quick": Preset(POINTS, 3, {"data": "digits", "clients": 20, "hidden": [32], "rounds": 40}, DIGITS),
+        "quick": Preset(POINTS, 8, {"data": "digits", "clients": 20, "hidden": [32], "rounds": 40}, DIGITS),
         "paper": Preset(
             POINTS, 3, {"data": "mnist", "clients": 100, "hidden": [200, 200], "rounds": 40}, SHORT, ("mnist",)
         ),
