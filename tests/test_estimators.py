@@ -21,6 +21,7 @@ from mooring.core.errors import RequestError
 from mooring.estimators import PersonalizedClassifier, PersonalizedRegressor
 
 
+@pytest.mark.usefixtures("unpickled")  # scikit-learn's checks themselves pickle estimators and arrays
 @parametrize_with_checks([PersonalizedRegressor(), PersonalizedClassifier()])
 def test_scikit_learn_checks(estimator, check):
     check(estimator)
