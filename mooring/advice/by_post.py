@@ -24,17 +24,15 @@ from mooring.advice.folds import Held
 from mooring.core.cohort import Rows, stacked
 from mooring.core.errors import RequestError
 from mooring.data.clients import PARTS, Clients
-from mooring.data.schema import Schema
 from mooring.engines.fit import Tell, opening, silent
-from mooring.engines.flower.conversation import FEDERATION, prepare, roll, same_run
+from mooring.engines.flower.conversation import gather, write_missed
 from mooring.engines.flower.exchange import GOODBYE
-from mooring.engines.flower.home import digest_of_run
 from mooring.engines.flower.parcels import Parcel, received
 from mooring.engines.flower.post import Grid, Post, Unfit, say_nothing
 from mooring.engines.prepare import Job, make_task
 from mooring.estimates.summaries import LinearStats, LocalFits, Summary
-from mooring.runs.directory import create, open_run
-from mooring.runs.files import held, write_json
+from mooring.runs.directory import create
+from mooring.runs.files import held
 from mooring.runs.runfile import RunFile
 from mooring.runs.sections import Federation
 from mooring.tasks.proximal import is_dense
@@ -238,33 +236,20 @@ def converse(
     run: RunFile, grid: Grid, out: str | Path, *, say: Callable[[str], None] = say_nothing, tell: Tell = silent
 ) -> Advice:
     """Advise a federation; the run directory `out` and the clients' own folders have the answer."""
-    directory = open_run(out) if Path(out).exists() else None
-    if directory is not None:
-        run = same_run(directory, run)
-    how = run.federation or Federation()
-    if how.clients is None:
-        raise RequestError("how many clients take part? Say it in the run file: [federation] clients = 8, or by names.")
-    if how.secure:
-        raise RequestError("secure = true lets nobody see single messages, and advice is made of them; leave it out.")
-    if run.training.threads:
-        torch.set_num_threads(run.training.threads)
-    post = Post(grid, digest_of_run(run), wait=how.wait, say=say)
-    names = post.call_roll(how.clients)
-    if directory is None:
-        names, clients = prepare(post, names, run)
-        run = run.model_copy(update={"federation": how.model_copy(update={"clients": list(names)})})
-    else:
-        schema = Schema.model_validate({k: v for k, v in directory.schema.items() if k != "seal"})
-        clients = roll(post, names, run, schema, [], fresh=False)
+    directory, run, how, post, clients = gather(run, grid, out, say, refuse_secure)
     job = job_of(run, clients, post, tell)
     if directory is None:
         directory = create(out, opening(job))
     with held(directory.path):
         advice = advised(job, directory, tell)
     goodbye(post, advice, how)
-    missed = {name: post.missed[name] for name in names if post.missed[name]}
-    write_json(Path(out) / FEDERATION, {"clients": list(names), "missed": missed, "dropped": post.dropped})
+    write_missed(out, post, clients.names)
     return advice
+
+
+def refuse_secure(run: RunFile, how: Federation) -> None:
+    if how.secure:
+        raise RequestError("secure = true lets nobody see single messages, and advice is made of them; leave it out.")
 
 
 def job_of(run: RunFile, clients: Clients, post: Post, tell: Tell) -> Job:

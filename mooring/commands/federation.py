@@ -179,10 +179,12 @@ def show_federation(display: Any, out: Path, json_: bool) -> None:
 
     directory = open_run(out)
     if directory.run.mooring.purpose == "advise":
-        from mooring.commands.training import show_advised
+        from mooring.commands.training import show_written
+        from mooring.report.figures import draw_advice
 
         told = {name: directory.advice[name] for name in ("headline", "summary", "clients")}
-        show_advised(display, out, told | {"run": str(out)} if json_ else None)
+        draw_advice(out)
+        show_written(display, out, told | {"run": str(out)} if json_ else None)
     elif json_:
         emit({"summary": directory.summary, "clients": directory.clients.to_dict("records"), "run": str(out)})
     else:

@@ -66,6 +66,7 @@ def advise(
     """Train alone, together or in between? What each client should deploy, what it gains, and how sure that is."""
     from mooring.advice.advise import advise as run
     from mooring.advice.advise import as_json
+    from mooring.report.figures import draw_advice
 
     display = prepared(json_ or csv_, track)
     given = task_only(set_, given)
@@ -74,17 +75,16 @@ def advise(
         advice = run(source, out=out, tell=tell, trust=trust, **given)
     display.notes(advice.job.clients.notes)
     instead = as_json(advice) if json_ else csv_text(advice.clients) if csv_ else None
-    show_advised(display, out, instead, clients)
+    draw_advice(out)
+    show_written(display, out, instead, clients)
     tell_tracker(display, out, track)
 
 
-def show_advised(display: Any, run: Path, instead: Any, clients: bool = False) -> None:
-    """An advice that is written: its figures, its page and its answer, or `instead` an object as JSON or a text."""
+def show_written(display: Any, run: Path, instead: Any, clients: bool = False) -> None:
+    """A run that is written: its page and its answer, or `instead` an object as JSON or a text."""
     from mooring.report.answers import show_run
-    from mooring.report.figures import draw_advice
     from mooring.report.page import write_report
 
-    draw_advice(run)
     page = write_report([run])
     if isinstance(instead, str):
         sys.stdout.write(instead)
@@ -110,9 +110,8 @@ def fit(
     **given: Any,
 ) -> None:
     """Train one method on a federation, with training alone and one common model beside it."""
+    from mooring.engines.fit import as_json
     from mooring.engines.fit import fit as train
-    from mooring.report.answers import show_run
-    from mooring.report.page import write_report
 
     display = prepared(json_ or csv_, track)
     settings, given = apart(set_, given)
@@ -120,14 +119,7 @@ def fit(
     with display.progress() as tell:
         result = train(source, algorithm=algorithm, settings=settings, out=out, tell=tell, trust=trust, **given)
     display.notes(result.notes)
-    page = write_report([out])
-    if json_:
-        emit({"summary": result.summary, "clients": result.clients.to_dict("records"), "run": str(result.run)})
-    elif csv_:
-        sys.stdout.write(csv_text(result.clients))
-    else:
-        show_run(display, out, clients)
-        display.say(f"Page: {page}")
+    show_written(display, out, as_json(result) if json_ else csv_text(result.clients) if csv_ else None, clients)
     tell_tracker(display, out, track)
 
 
@@ -147,9 +139,7 @@ def compare(
     """Train several methods on the same data, splits and cohorts."""
     from mooring.engines.compare import as_json
     from mooring.engines.compare import compare as run
-    from mooring.report.answers import show_run
     from mooring.report.figures import draw_comparison
-    from mooring.report.page import write_report
 
     display = prepared(json_ or csv_, track)
     fields, given = apart(set_, given)
@@ -157,15 +147,8 @@ def compare(
     with display.progress() as tell:
         result = run(source, by_commas(methods), settings=by_method(fields), out=out, tell=tell, trust=trust, **given)
     draw_comparison(out)
-    page = write_report([out])
     display.notes(result.notes)
-    if json_:
-        emit(as_json(result))
-    elif csv_:
-        sys.stdout.write(csv_text(result.clients))
-    else:
-        show_run(display, out)
-        display.say(f"Page: {page}")
+    show_written(display, out, as_json(result) if json_ else csv_text(result.clients) if csv_ else None)
     tell_tracker(display, out, track)
 
 
@@ -175,8 +158,7 @@ def resume(run: Run, json_: Json = False, trust: Trust = False) -> None:
     from mooring.advice import advise as advising
     from mooring.engines import compare as comparing
     from mooring.engines import fit as fitting
-    from mooring.report.answers import show_run
-    from mooring.report.page import write_report
+    from mooring.report.figures import draw_advice, draw_comparison
     from mooring.report.terminal import Display
     from mooring.runs.directory import open_run
 
@@ -199,18 +181,15 @@ def resume(run: Run, json_: Json = False, trust: Trust = False) -> None:
             )
     display.notes(notes)
     if purpose == "advise":
+        draw_advice(run)
         told = open_run(run).advice | {"run": str(run)}
-        return show_advised(display, run, {k: told[k] for k in advising.PRINTED} if json_ else None)
-    page = write_report([run])
-    if json_:
-        if purpose == "compare":
-            emit(comparing.as_json(result))
-        else:
-            emit({"summary": fitted.summary, "clients": fitted.clients.to_dict("records"), "run": str(run)})
+        instead: Any = {name: told[name] for name in advising.PRINTED}
+    elif purpose == "compare":
+        draw_comparison(run)
+        instead = comparing.as_json(result)
     else:
-        show_run(display, run)
-        display.say(f"Page: {page}")
-    return None
+        instead = fitting.as_json(fitted)
+    show_written(display, run, instead if json_ else None)
 
 
 @app.command(epilog="Example: mooring watch runs/heart-fedprox_one_stage-1")

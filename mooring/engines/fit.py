@@ -190,6 +190,11 @@ class Result:
         return coefficients(self.job.task, scaling, self.trained.common, self.trained.models, names)
 
 
+def as_json(result: Result) -> dict[str, Any]:
+    """The object that `mooring fit --json` prints."""
+    return {"summary": result.summary, "clients": result.clients.to_dict("records"), "run": str(result.run)}
+
+
 def worse_than_both(name: str, summary: Mapping[str, Any]) -> list[str]:
     """A sentence where the method does worse than both ends: training alone, and one model for all."""
     personal, alone, common = (summary[key] for key in ("personal", "alone", "common"))

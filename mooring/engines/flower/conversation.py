@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -38,32 +38,54 @@ TITLE = "the clients"
 T = TypeVar("T")
 
 
-def converse(
-    run: RunFile, grid: Grid, out: str | Path, *, say: Callable[[str], None] = say_nothing, tell: Tell = silent
-) -> Result:
-    """Run a federation to its end, from its beginning or from where the run directory `out` stands."""
+class Gathered(NamedTuple):
+    """A federation whose clients are there and agree on a schema."""
+
+    directory: RunDir | None  # of a run that goes on
+    run: RunFile
+    how: Federation
+    post: Post
+    clients: Clients  # names, sizes and schema; their rows are elsewhere
+
+
+def gather(
+    run: RunFile, grid: Grid, out: str | Path, say: Callable[[str], None], refuse: Callable[[RunFile, Federation], None]
+) -> Gathered:
+    """Call the roll and agree, or find in the run directory `out` what was agreed; `refuse` what cannot be run so."""
     directory = open_run(out) if Path(out).exists() else None
     if directory is not None:
         run = same_run(directory, run)
     how = run.federation or Federation()
     if how.clients is None:
         raise RequestError("how many clients take part? Say it in the run file: [federation] clients = 8, or by names.")
-    if run.training.attack is not None:
-        raise RequestError("attack is for trials in one process; leave it out of a federation's run file.")
-    check_secure(run, how)
+    refuse(run, how)
     if run.training.threads:
         torch.set_num_threads(run.training.threads)
     post = Post(grid, digest_of_run(run), wait=how.wait, say=say)
     names = post.call_roll(how.clients)
     if directory is None:
         names, clients = prepare(post, names, run)
-        # Whoever resumes finds who takes part; and a federation saves every round, so that a crash costs one at most.
-        how = how.model_copy(update={"clients": list(names)})
-        training = run.training.model_copy(update={"checkpoint_every": 1})
-        run = run.model_copy(update={"federation": how, "training": training})
+        how = how.model_copy(update={"clients": list(names)})  # whoever resumes finds who takes part
+        run = run.model_copy(update={"federation": how})
     else:
         schema = Schema.model_validate({k: v for k, v in directory.schema.items() if k != "seal"})
         clients = roll(post, names, run, schema, [], fresh=False)
+    return Gathered(directory, run, how, post, clients)
+
+
+def write_missed(out: str | Path, post: Post, names: tuple[str, ...]) -> None:
+    """Who was missed how often."""
+    missed = {name: post.missed[name] for name in names if post.missed[name]}
+    write_json(Path(out) / FEDERATION, {"clients": list(names), "missed": missed, "dropped": post.dropped})
+
+
+def converse(
+    run: RunFile, grid: Grid, out: str | Path, *, say: Callable[[str], None] = say_nothing, tell: Tell = silent
+) -> Result:
+    """Run a federation to its end, from its beginning or from where the run directory `out` stands."""
+    directory, run, how, post, clients = gather(run, grid, out, say, refuse_trials)
+    if directory is None:  # a federation saves every round, so that a crash costs one at most
+        run = run.model_copy(update={"training": run.training.model_copy(update={"checkpoint_every": 1})})
     job = Job(run, clients, make_task(run, clients))
     sizes = {part: getattr(clients, part).size for part in PARTS}
     roster = Roster(clients.names, clients.keys, clients.weights(run.training.weights), sizes)
@@ -76,9 +98,14 @@ def converse(
             result, note = go_on(job, directory, exchange, tell)
         say(note or "the run went on from its checkpoint")
     goodbye(exchange, result)
-    missed = {name: post.missed[name] for name in names if post.missed[name]}
-    write_json(Path(out) / FEDERATION, {"clients": list(names), "missed": missed, "dropped": post.dropped})
+    write_missed(out, post, clients.names)
     return result
+
+
+def refuse_trials(run: RunFile, how: Federation) -> None:
+    if run.training.attack is not None:
+        raise RequestError("attack is for trials in one process; leave it out of a federation's run file.")
+    check_secure(run, how)
 
 
 def check_secure(run: RunFile, how: Federation) -> None:
