@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -46,15 +47,19 @@ class AdvisedHome(Home):
     """A client of a federation that is advised."""
 
     answers: ClassVar[dict[str, Callable[[Any, Parcel], Parcel]]] = {}
+    of_schema: ClassVar[tuple[str, ...]] = (*Home.of_schema, "parts")
     reveals = REVEALS
     what = "an advice"
 
     def rows(self, part: tuple[Any, ...]) -> Rows:
         """Some of its rows, in a pool of their own; where there are none, one that does not count."""
-        kept = self.__dict__.setdefault("_parts", {})
-        if part not in kept:
-            kept[part] = solid(self._rows(part), self.clients.train)
-        return kept[part]
+        if part not in self.parts:
+            self.parts[part] = solid(self._rows(part), self.clients.train)
+        return self.parts[part]
+
+    @cached_property
+    def parts(self) -> dict[tuple[Any, ...], Rows]:
+        return {}
 
     def _rows(self, part: tuple[Any, ...]) -> Rows:
         name, *fold = part

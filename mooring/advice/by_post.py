@@ -9,9 +9,11 @@ advice that was interrupted begins again.
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,13 +27,13 @@ from mooring.core.cohort import Rows, stacked
 from mooring.core.errors import RequestError
 from mooring.data.clients import PARTS, Clients
 from mooring.engines.fit import Tell, opening, silent
-from mooring.engines.flower.conversation import gather, write_missed
-from mooring.engines.flower.exchange import GOODBYE
+from mooring.engines.flower.conversation import agreed_run, gather, without, write_missed
+from mooring.engines.flower.exchange import GOODBYE, quorum_of
 from mooring.engines.flower.parcels import Parcel, received
 from mooring.engines.flower.post import Grid, Post, Unfit, say_nothing
 from mooring.engines.prepare import Job, make_task
 from mooring.estimates.summaries import LinearStats, LocalFits, Summary
-from mooring.runs.directory import create
+from mooring.runs.directory import RunDir, create
 from mooring.runs.files import held
 from mooring.runs.runfile import RunFile
 from mooring.runs.sections import Federation
@@ -44,6 +46,13 @@ class Question(NamedTuple):
     who: tuple[int, ...]  # places of the clients
     own: tuple[Tensor, ...]  # each [len(who), ...]
     shared: dict[str, Tensor | None]
+
+
+class Patience(NamedTuple):
+    """With whom an advice waits for nobody, and when."""
+
+    deadline: float | None
+    quorum: int  # clients
 
 
 class Waiting:
@@ -182,7 +191,9 @@ class Elsewhere:
         return tuple(self.ask("refit", (lam, start), {"center": center}))  # type: ignore[return-value]
 
 
-def mailing(post: Post, names: tuple[str, ...], tell: Callable[[int], None]) -> Callable[[list[Question]], list[Any]]:
+def mailing(
+    post: Post, names: tuple[str, ...], patience: Patience, tell: Callable[[int], None]
+) -> Callable[[list[Question]], list[Any]]:
     """How a board's questions go to these clients, all of one moment in one letter each."""
     count = 0
 
@@ -198,7 +209,9 @@ def mailing(post: Post, names: tuple[str, ...], tell: Callable[[int], None]) -> 
                 words.setdefault(place, {})[str(k)] = about
                 mine = {f"{k}/own/{i}": part[row : row + 1] for i, part in enumerate(question.own)}
                 tensors.setdefault(place, {}).update(same | mine)
-        replies = post.ask_all("asked", {names[i]: Parcel({"asked": words[i]}, tensors[i]) for i in sorted(words)})
+        letters = {names[i]: Parcel({"asked": words[i]}, tensors[i]) for i in sorted(words)}
+        quorum = max(len(letters) - len(names) + patience.quorum, 0)  # of these, where not all are asked
+        replies = post.ask_all("asked", letters, deadline=patience.deadline, quorum=quorum)
         count += 1
         tell(count)
         return [together(k, question, names, replies) for k, question in enumerate(asked)]
@@ -235,16 +248,38 @@ def sound(found: Any) -> bool:
 def converse(
     run: RunFile, grid: Grid, out: str | Path, *, say: Callable[[str], None] = say_nothing, tell: Tell = silent
 ) -> Advice:
-    """Advise a federation; the run directory `out` and the clients' own folders have the answer."""
+    """Advise a federation; the run directory `out` and the clients' own folders have the answer.
+
+    Every sum is of all clients, so that one that fails in the middle, or is late where a quorum is not, cannot be left
+    out of what follows only: the others begin again, schema included, and have the advice of a federation without it.
+    """
     directory, run, how, post, clients = gather(run, grid, out, say, refuse_secure)
-    job = job_of(run, clients, post, tell)
-    if directory is None:
-        directory = create(out, opening(job))
-    with held(directory.path):
-        advice = advised(job, directory, tell)
+    patience = Patience(how.deadline, quorum_of(how, len(clients)))
+    while True:
+        job = job_of(run, clients, post, patience, tell)
+        if directory is None:
+            directory = create(out, opening(job))
+        try:
+            with held(directory.path):
+                advice = advised(job, directory, tell)
+            break
+        except Unfit as error:
+            names = without(post, clients.names, error)
+            say("the others begin again: an advice is of those who stay to its end")
+            forget(directory)
+            directory = None
+            run, clients = agreed_run(post, names, run)
     goodbye(post, advice, how)
     write_missed(out, post, clients.names)
     return advice
+
+
+def forget(directory: RunDir) -> None:
+    """A run directory is there whole or not at all, whenever we are killed."""
+    former = directory.path.with_name(directory.path.name + ".before")
+    shutil.rmtree(former, ignore_errors=True)
+    directory.path.replace(former)
+    shutil.rmtree(former)
 
 
 def refuse_secure(run: RunFile, how: Federation) -> None:
@@ -252,7 +287,7 @@ def refuse_secure(run: RunFile, how: Federation) -> None:
         raise RequestError("secure = true lets nobody see single messages, and advice is made of them; leave it out.")
 
 
-def job_of(run: RunFile, clients: Clients, post: Post, tell: Tell) -> Job:
+def job_of(run: RunFile, clients: Clients, post: Post, patience: Patience, tell: Tell) -> Job:
     """The job of an advice whose rows are elsewhere; refuses tasks that cannot be advised so."""
     task = make_task(run, clients)
     if not is_dense(task):
@@ -260,7 +295,8 @@ def job_of(run: RunFile, clients: Clients, post: Post, tell: Tell) -> Job:
             f"advice across machines is for linear, logistic and Poisson tasks of up to some hundred coefficients; for "
             f"task '{task.name}' of {task.dim} use `mooring advise` where the rows are in one place."
         )
-    board = Board(mailing(post, clients.names, lambda count: tell("asking the clients", count, count + 1)))
+    said = partial(tell, "asking the clients")
+    board = Board(mailing(post, clients.names, patience, lambda count: said(count, count + 1)))
     sizes = {part: getattr(clients, part).size for part in PARTS}
     whole = sizes["train"] + sizes["validation"] + (sizes["test"] if clients.parts_by_chance else 0)
     who = tuple(range(len(clients)))

@@ -1,6 +1,7 @@
 """Advice whose rows stay with their clients: the simulator's verdicts and models, by Flower's messages."""
 
 import threading
+from functools import partialmethod
 
 import numpy as np
 import pandas as pd
@@ -15,13 +16,15 @@ from mooring.advice.by_post import Board, converse
 from mooring.core.errors import RequestError
 from mooring.data.datasets import TABLES
 from mooring.data.gather import gather
-from mooring.engines.flower.home import DONE, RESULT
+from mooring.engines.flower.home import DISMISSED, DONE, RESULT
 from mooring.engines.flower.parcels import Parcel
+from mooring.engines.flower.post import Post
 from mooring.engines.predict import predict
 from mooring.engines.request import asked_run
 from mooring.runs.directory import open_run
 from mooring.runs.files import read_json
 from tests.engines.local_grid import LocalGrid
+from tests.engines.test_flower import Clock
 
 CLOSE = 1e-8
 WORDS = ("deploy", "will_do", "sure_over_alone", "sure_over_common", "helped", "harmed", "unlike", "plan")
@@ -31,12 +34,12 @@ CASES = {  # an embedded table: clients, columns, rows of each, and options of [
 }
 
 
-def write_case(name, folder):
+def write_case(name, folder, clients=None):
     """Each client's rows in a file of its own, and a run file."""
-    clients, columns, rows, more = CASES[name]
+    usual, columns, rows, more = CASES[name]
     table, about = gather(name), TABLES[name]
     (folder / "clients").mkdir(parents=True)
-    for who in table.frame[about.client].value_counts().index[:clients]:
+    for who in table.frame[about.client].value_counts().index[: clients or usual]:
         mine = table.frame[table.frame[about.client] == who][[*columns, about.target]].iloc[:rows]
         mine.to_csv(folder / "clients" / f"{who}.csv", index=False)
     return run_file(folder / "run.toml", folder / "clients", about.target, "", more)
@@ -213,20 +216,57 @@ def test_what_cannot_be_advised_is_told_in_a_sentence(tmp_path):
         converse(asked_run(path), LocalGrid(homes_of(path, tmp_path / "state")), tmp_path / "run")
 
 
-def test_answers_that_are_none_are_told_by_name(tmp_path):
-    path = write_case("parkinsons", tmp_path)
+def failing(home, after, failure):
+    """Let a client fail from its answer number `after` on."""
+    answer, count = home.answer, 0
+
+    def instead(what, parcel):
+        nonlocal count
+        count += what == "asked"
+        return failure(answer(what, parcel)) if what == "asked" and count > after else answer(what, parcel)
+
+    home.answer = instead
+
+
+def no_numbers(told):
+    return Parcel(told.words, {name: tensor * torch.nan for name, tensor in told.tensors.items()})
+
+
+def test_those_who_fail_in_the_middle_are_left_out_and_the_others_begin_again(tmp_path, monkeypatch):
+    """One answers what is no number, one refuses, one goes silent while a quorum is there: the advice is that of the
+    tables of the others, and each of the three is named with its reason, at the server and at home."""
+    clock = Clock()
+    monkeypatch.setattr(Post, "__init__", partialmethod(Post.__init__, clock=clock, sleep=clock.sleep))
+    path = write_case("parkinsons", tmp_path, clients=6)
+    path.write_text(path.read_text() + "quorum = 0.5\ndeadline = 30\n")
+    homes, said = homes_of(path, tmp_path / "state"), []
+    liar, refuser, silent = homes[1], homes[2], homes[4]
+    failing(liar, 3, no_numbers)
+    failing(refuser, 6, lambda told: Parcel({"refused": "the disk is full"}))
+    failing(silent, 9, lambda told: grid.deaf.add(105) or told)
+    grid = LocalGrid(homes)
+    grid.fate = lambda message, node, number: "lost" if node in grid.deaf else "fine"
+    apart = converse(asked_run(path), grid, tmp_path / "run", say=said.append)
+    for home in (liar, refuser, silent):
+        home.path.unlink()
+    assert_same_advice(apart, advise(path))
+    assert list(apart.job.clients.names) == [home.name for home in homes if home.path.exists()]
+    reasons = {liar: "with numbers that are none", refuser: "the disk is full", silent: "no reply in time"}
+    dismissed = read_json(tmp_path / "run" / "federation.json")["dismissed"]
+    for home, why in reasons.items():
+        assert why in dismissed[home.name] and any(home.name in one and why in one for one in said)
+        assert any(home.name in note and why in note for note in open_run(tmp_path / "run").advice["notes"])
+    assert "the disk is full" in read_json(refuser.folder / DISMISSED)["why"]
+    assert sum("begin again" in one for one in said) == 3
+    assert sorted(open_run(tmp_path / "run").run.federation.clients) == sorted(apart.job.clients.names)
+    assert not (tmp_path / "run.before").exists()
+
+
+def test_with_too_few_left_an_advice_ends_and_says_who_failed(tmp_path):
+    path = write_case("parkinsons", tmp_path, clients=2)
     homes = homes_of(path, tmp_path / "state")
-    wrong = homes[2]
-    answer = wrong.answer
-
-    def lie(what, parcel):
-        told = answer(what, parcel)
-        if what != "asked":
-            return told
-        return Parcel(told.words, {name: tensor * torch.nan for name, tensor in told.tensors.items()})
-
-    wrong.answer = lie
-    with pytest.raises(RequestError, match=f"client '{wrong.name}' answers '.*' with numbers that are none"):
+    failing(homes[1], 1, no_numbers)
+    with pytest.raises(RequestError, match=f"client '{homes[1].name}' answers '.*' with numbers that are none"):
         converse(asked_run(path), LocalGrid(homes), tmp_path / "run")
     asked = {"0": {"name": "rows", "part": ["usable"], "own": 0, "shared": {}}}
     refused = homes[0].answer("asked", Parcel({"run": homes[0].digest, "asked": asked})).words["refused"]

@@ -33,7 +33,7 @@ from mooring.runs.files import held, write_json
 from mooring.runs.runfile import RunFile
 from mooring.runs.sections import Federation
 
-FEDERATION = "federation.json"  # who was missed how often
+FEDERATION = "federation.json"  # who was missed how often, and who was left out
 TITLE = "the clients"
 T = TypeVar("T")
 
@@ -64,19 +64,25 @@ def gather(
     post = Post(grid, digest_of_run(run), wait=how.wait, say=say)
     names = post.call_roll(how.clients)
     if directory is None:
-        names, clients = prepare(post, names, run)
-        how = how.model_copy(update={"clients": list(names)})  # whoever resumes finds who takes part
-        run = run.model_copy(update={"federation": how})
+        run, clients = agreed_run(post, names, run)
     else:
         schema = Schema.model_validate({k: v for k, v in directory.schema.items() if k != "seal"})
         clients = roll(post, names, run, schema, [], fresh=False)
     return Gathered(directory, run, how, post, clients)
 
 
+def agreed_run(post: Post, names: tuple[str, ...], run: RunFile) -> tuple[RunFile, Clients]:
+    """The clients that can take part and agree; the run file names them, so that whoever resumes finds them."""
+    names, clients = prepare(post, names, run)
+    how = (run.federation or Federation()).model_copy(update={"clients": list(names)})
+    return run.model_copy(update={"federation": how}), clients
+
+
 def write_missed(out: str | Path, post: Post, names: tuple[str, ...]) -> None:
-    """Who was missed how often."""
+    """Who was missed how often, and who was left out, and why."""
     missed = {name: post.missed[name] for name in names if post.missed[name]}
-    write_json(Path(out) / FEDERATION, {"clients": list(names), "missed": missed, "dropped": post.dropped})
+    about = {"clients": list(names), "missed": missed, "dropped": post.dropped, "dismissed": post.dismissed}
+    write_json(Path(out) / FEDERATION, about)
 
 
 def converse(
@@ -138,10 +144,17 @@ def prepare(post: Post, names: tuple[str, ...], run: RunFile) -> tuple[tuple[str
             schema, notes = agree(post, names, run)
             return names, roll(post, names, run, schema, notes, fresh=True)
         except Unfit as error:
-            if len(names) <= FEWEST:
-                raise
-            post.dismiss(error.client, str(error))
-            names = tuple(name for name in names if name != error.client)
+            names = without(post, names, error)
+
+
+def without(post: Post, names: tuple[str, ...], error: Unfit) -> tuple[str, ...]:
+    """Those who are left when some cannot take part, who are told why; the error where they are too few."""
+    left = tuple(name for name in names if name not in error.clients)
+    if len(left) < FEWEST:
+        raise error
+    for name, why in error.clients.items():
+        post.dismiss(name, why)
+    return left
 
 
 def agree(post: Post, names: tuple[str, ...], run: RunFile) -> tuple[Schema, list[str]]:
@@ -197,6 +210,7 @@ def roll(post: Post, names: tuple[str, ...], run: RunFile, schema: Schema, notes
     """The clients as the server knows them, their numbers of rows and not their rows; they are told the schema."""
     words = {"schema": schema.model_dump(mode="json"), "fresh": fresh}
     replies = post.ask_all("adopt", {name: Parcel(words) for name in names})
+    notes = [*notes, *(f"left out: {why}" for why in post.dismissed.values())]
     wide = run.task.model is None and run.task.name != "module"
     dtype = torch.float64 if wide else torch.float32
     label = torch.int64 if schema.kind in (BINARY, CLASSES) else dtype

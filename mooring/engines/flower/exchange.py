@@ -154,7 +154,8 @@ class FlowerExchange:
             name: self._letter(place, self._label() | {"field": field, "base": base})
             for place, (name, base) in enumerate(zip(self.roster.names, self._generations(at)))
         }
-        told = [self.post.ask_all("numbers", letters)[name].words for name in self.roster.names]
+        replies = self.post.ask_all("numbers", letters)
+        told = [replies[name].words for name in self.roster.names]
         if not any(one["known"] for one in told):
             return None
         known = [math.nan if one["number"] is None else float(one["number"]) for one in told]
@@ -208,9 +209,8 @@ class FlowerExchange:
 
     def _some(self, what: str, letters: dict[str, Parcel], deadline: float | None = None) -> Answered:
         """The replies of a quorum or more."""
-        asked, quorum = len(letters), self.how.quorum
-        enough = math.ceil(quorum * asked) if quorum <= 1 else int(quorum)
-        return self.post.ask(what, letters, deadline=deadline or self.how.deadline, quorum=enough)
+        quorum = quorum_of(self.how, len(letters))
+        return self.post.ask(what, letters, deadline=deadline or self.how.deadline, quorum=quorum)
 
 
 class Told:
@@ -251,6 +251,11 @@ class Told:
     def _pairs(self, replies: list[Parcel]) -> tuple[Tensor, Tensor]:
         first, second = zip(*(received("told", reply.tensors) for reply in replies))
         return torch.cat(first), torch.cat(second)
+
+
+def quorum_of(how: Federation, asked: int) -> int:
+    """How many of those asked must answer."""
+    return math.ceil(how.quorum * asked) if how.quorum <= 1 else int(how.quorum)
 
 
 def read_meter(words: Any) -> Meter:

@@ -102,6 +102,7 @@ class Home:
     """A client: a run file, its own table, and a folder for what it keeps."""
 
     answers: ClassVar[dict[str, Callable[[Any, Parcel], Parcel]]] = {}  # by the request
+    of_schema: ClassVar[tuple[str, ...]] = ("schema", "clients", "task")  # what another schema makes anew
 
     def __init__(self, run: RunFile, data: str | Path, state: str | Path, name: str | None = None):
         self.run, self.path, self.given = run, Path(data), name
@@ -271,7 +272,7 @@ def adopt(home: Home, parcel: Parcel) -> Parcel:
     if path.exists() and not parcel.words["fresh"] and read_json(path)["rows"] != digest:
         raise RequestError(f"{home.path.name} has changed since the run began; start a new run, or bring it back.")
     write_json(path, {"schema": parcel.words["schema"], "rows": digest})
-    for stale in ("schema", "clients", "task"):
+    for stale in home.of_schema:
         home.__dict__.pop(stale, None)
     sizes = {part: int(getattr(home.clients, part).size[0]) for part in PARTS}
     own = home.clients.own_weights

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from flwr.app import Message
@@ -57,11 +58,14 @@ class Answered(NamedTuple):
 
 
 class Unfit(RequestError):
-    """A client cannot take part; the others may."""
+    """A client, or some of them, cannot take part; the others may."""
 
-    def __init__(self, client: str, why: str):
-        super().__init__(why if f"'{client}'" in why else f"client '{client}': {why}")
-        self.client = client
+    def __init__(self, client: str, why: str, others: Mapping[str, str] = MappingProxyType({})):
+        each = {client: why} | dict(others)
+        self.clients = {
+            name: said if f"'{name}'" in said else f"client '{name}': {said}" for name, said in each.items()
+        }
+        super().__init__(self.clients[client])
 
 
 def say_nothing(sentence: str) -> None:
@@ -90,6 +94,7 @@ class Post:
         self.members: frozenset[str] | None = None  # once the roll was called: nobody else takes part
         self.dropped = 0  # replies that nobody waited for any more
         self.missed: Counter[str] = Counter()  # how often a client's reply did not come in time
+        self.dismissed: dict[str, str] = {}  # clients that take no part any more, and why
         self._sent: dict[str, Sent] = {}  # letters by message id
         self._looked = -LOOK
 
@@ -168,17 +173,20 @@ class Post:
             self.say(f"client '{name}' is left out of this {what}: {reason}")
         return Answered(found, late | refused)
 
-    def ask_all(self, what: str, letters: dict[str, Parcel]) -> dict[str, Parcel]:
-        """Everyone's reply; Unfit with its own words for a client that refuses."""
-        answered = self.ask(what, letters)
+    def ask_all(
+        self, what: str, letters: dict[str, Parcel], *, deadline: float | None = None, quorum: int | None = None
+    ) -> dict[str, Parcel]:
+        """Everyone's reply; Unfit with their own words for those that refuse, or are late where a quorum is not."""
+        answered = self.ask(what, letters, deadline=deadline, quorum=quorum)
         if answered.missing:
-            raise Unfit(*next(iter(answered.missing.items())))
+            raise Unfit(*next(iter(answered.missing.items())), answered.missing)
         return answered.replies
 
     def dismiss(self, name: str, why: str) -> None:
         """A client takes no part any more: it is told why, and the others go on."""
         node = self.nodes.pop(name)
         self.members = (self.members or frozenset()) - {name}
+        self.dismissed[name] = why
         self._turn_away(node, name, why)
 
     def _turn_away(self, node: int, name: str, why: str) -> None:
