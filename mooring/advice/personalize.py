@@ -30,8 +30,8 @@ from mooring.data.tables import counted, listing
 from mooring.engines.loop import Plan
 from mooring.engines.predict import chosen, task_of
 from mooring.engines.simulate import simulate
-from mooring.runs.directory import CLIENTS_FILE, MODELS, RUN, SCHEMA, SPLIT, SUMMARY, RunDir, create, models_bytes
-from mooring.runs.files import json_bytes, parquet_bytes
+from mooring.runs.directory import CLIENTS_FILE, MODELS, RUN, SCHEMA, SPLIT, SUMMARY, RunDir, create, models_file
+from mooring.runs.files import Stream, json_bytes, parquet_bytes
 from mooring.runs.records import CLIENTS, clients_table
 from mooring.runs.runfile import run_bytes
 from mooring.theory.federation_gain import risk_ratio
@@ -102,7 +102,7 @@ def personalize(
 def join_run(out: str | Path, before: RunDir, newcomers: Clients, told: Personalized) -> None:
     """A new run directory with the models of a run and of its newcomers; it appears whole, or not at all."""
     run = before.run.model_copy(update={"mooring": before.run.mooring.model_copy(update={"purpose": "personalize"})})
-    files = {RUN: run_bytes(run), SCHEMA: json_bytes(before.schema)}
+    files: dict[str, bytes | Stream] = {RUN: run_bytes(run), SCHEMA: json_bytes(before.schema)}
     if newcomers.placement is not None:
         files[SPLIT] = parquet_bytes(newcomers.placement)
     counts = {part: getattr(newcomers, part).size.numpy() for part in PARTS}
@@ -124,7 +124,7 @@ def join_run(out: str | Path, before: RunDir, newcomers: Clients, told: Personal
     kept = [] if models.personal is None else [i for i, n in enumerate(models.clients) if n not in newcomers.names]
     personal = told.models if models.personal is None else torch.cat([models.personal[kept], told.models])
     names = (*(models.clients[i] for i in kept), *newcomers.names)
-    files[MODELS] = models_bytes(models._replace(personal=personal, clients=names))
+    files[MODELS] = models_file(models._replace(personal=personal, clients=names))
     create(out, files)
 
 

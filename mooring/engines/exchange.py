@@ -26,6 +26,7 @@ from torch import Tensor
 from mooring.core.cohort import Round
 from mooring.core.costs import Meter
 from mooring.estimates.facts import Facts
+from mooring.runs.tensors import Stored
 
 LAST, BEST = "last", "best"
 
@@ -119,7 +120,7 @@ class Exchange(Protocol):
         where the state has no such part, or clients keep it to themselves."""
         ...
 
-    def snapshot(self) -> dict[str, Tensor]:
+    def snapshot(self) -> Mapping[str, Stored]:
         """What a checkpoint must hold of the clients, by name; `restore` takes it back, after `begin`."""
         ...
 

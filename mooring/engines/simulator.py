@@ -17,6 +17,7 @@ from mooring.engines import loop, scores, visits
 from mooring.engines.exchange import BEST, LAST, Replies, Roster, Scores, sent
 from mooring.engines.states import States
 from mooring.estimates.facts import Facts, gather
+from mooring.runs.tensors import Stored
 
 
 class Simulator:
@@ -103,10 +104,9 @@ class Simulator:
         states = self._states(at)
         if not hasattr(states.first, field):
             return None
-        known = getattr(states.take(torch.arange(len(self.clients))), field).double()
-        return torch.where(states.merged > 0, known, torch.nan)
+        return torch.where(states.merged > 0, states.field(field).double(), torch.nan)
 
-    def snapshot(self) -> dict[str, Tensor]:
+    def snapshot(self) -> dict[str, Stored]:
         return self.states.named(LAST) | ({} if self.best is None else self.best.named(BEST))
 
     def restore(self, snapshot: dict[str, Tensor]) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mooring.core.errors import RequestError
 from mooring.runs.files import DamagedFile, make_folder, unwritten
-from mooring.runs.tensors import read_tensors, write_tensors
+from mooring.runs.tensors import Stored, read_tensors, write_tensors
 
 FOLDER = "checkpoint"
 KEPT = 2
@@ -35,7 +35,7 @@ def generations(run: str | Path) -> list[tuple[int, Path]]:
     return sorted(((int(match[1]), path) for match, path in names if match), reverse=True)
 
 
-def save(run: str | Path, round: int, tensors: Mapping[str, Tensor], meta: dict[str, Any]) -> None:
+def save(run: str | Path, round: int, tensors: Mapping[str, Stored], meta: dict[str, Any]) -> None:
     """Add the generation of `round`, then drop all but the two latest up to it.
 
     Later generations are dropped too: a run that saves an earlier round has gone back behind them.

@@ -21,6 +21,7 @@ from mooring.core.errors import RequestError
 from mooring.runs import checkpoint
 from mooring.runs.files import (
     DamagedFile,
+    Stream,
     clean,
     lock,
     make_folder,
@@ -35,7 +36,7 @@ from mooring.runs.files import (
 )
 from mooring.runs.records import CLIENTS, ROUNDS, read_records
 from mooring.runs.runfile import RunFile, parse_run
-from mooring.runs.tensors import read_tensors, tensor_bytes
+from mooring.runs.tensors import read_tensors, tensor_file
 
 RUN, SCHEMA, SPLIT, INPUTS = "run.toml", "schema.json", "split.parquet", "inputs.json"
 ROUNDS_FILE, CLIENTS_FILE, MODELS = "rounds.parquet", "clients.parquet", "models.safetensors"
@@ -69,7 +70,7 @@ def default_out(name: str, root: str | Path = "runs") -> Path:
     return Path(root) / f"{name}-{number}"
 
 
-def create(path: str | Path, files: Mapping[str, bytes]) -> RunDir:
+def create(path: str | Path, files: Mapping[str, bytes | Stream]) -> RunDir:
     """A new run directory with these files, run.toml among them; it appears by one rename, or not at all."""
     path = Path(path)
     if RUN not in files:
@@ -270,13 +271,13 @@ def method_folder(folder: Path, label: str) -> Path:
 
 def write_models(path: str | Path, models: Models) -> None:
     """A models file, for a run or for one client of a deployment."""
-    write_whole(path, models_bytes(models))
+    write_whole(path, models_file(models))
 
 
-def models_bytes(models: Models) -> bytes:
+def models_file(models: Models) -> Stream:
     shape = (len(models.clients), *models.common.shape)
     if models.personal is not None and models.personal.shape != shape:
         raise ValueError(f"personal models must have the shape {shape}, got {tuple(models.personal.shape)}")
     parts = {"common": models.common, "personal": models.personal, "centre": models.centre}
     tensors = {name: part for name, part in parts.items() if part is not None}
-    return tensor_bytes(tensors, {"clients": models.clients, "task": models.task, "layout": models.layout})
+    return tensor_file(tensors, {"clients": models.clients, "task": models.task, "layout": models.layout})

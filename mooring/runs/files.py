@@ -17,10 +17,11 @@ import os
 import secrets
 import shutil
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -42,7 +43,14 @@ class DamagedFile(RequestError):
     """A file is not what was written: cut, changed, or never one of ours."""
 
 
-def write_whole(path: str | Path, data: bytes) -> None:
+class Stream(NamedTuple):
+    """A file that is sealed while it is written, so that it need never be in memory as a whole."""
+
+    head: bytes  # holds UNSEALED once
+    parts: Iterable[memoryview]  # what follows
+
+
+def write_whole(path: str | Path, data: bytes | Stream) -> None:
     """Put `data` at `path` so that, whatever happens meanwhile, the old file or the new one is there, whole."""
     path = Path(path)
     try:
@@ -51,7 +59,7 @@ def write_whole(path: str | Path, data: bytes) -> None:
         raise unwritten(path, error) from error
 
 
-def put(path: Path, data: bytes) -> None:
+def put(path: Path, data: bytes | Stream) -> None:
     """`write_whole` for callers that have their own name for what fails with OSError.
 
     What killed processes left half-written in the same folder goes."""
@@ -60,9 +68,10 @@ def put(path: Path, data: bytes) -> None:
     try:
         temp, handle = _claim(path.parent)
         try:
-            rest = memoryview(data)
-            while rest:
-                rest = rest[os.write(handle, rest) :]
+            if isinstance(data, Stream):
+                _write_sealed(handle, data)
+            else:
+                _write(handle, data)
             os.fsync(handle)
             os.rename(temp, path)
         finally:
@@ -73,6 +82,22 @@ def put(path: Path, data: bytes) -> None:
         if temp is not None:
             with suppress(OSError):
                 os.unlink(temp)
+
+
+def _write(handle: int, data: bytes | memoryview) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(handle, rest) :]
+
+
+def _write_sealed(handle: int, data: Stream) -> None:
+    place = _place_of_seal(data.head)
+    digest = hashlib.sha256()
+    parts: Iterable[bytes | memoryview] = chain([data.head], data.parts)
+    for part in parts:
+        digest.update(part)
+        _write(handle, part)
+    os.pwrite(handle, digest.hexdigest().encode(), place)
 
 
 def unwritten(path: Path, error: OSError) -> WorkError:
@@ -179,19 +204,31 @@ def clean(directory: Path) -> list[Path]:
 
 def sealed(data: bytes) -> bytes:
     """`data`, which holds UNSEALED once, with its digest in that place."""
-    if data.count(SEAL) != 1 or UNSEALED.encode() not in data:
-        raise RequestError(f"a name or a value contains {SEAL.decode()!r}, which marks the seal of a file; rename it.")
-    place = data.index(SEAL) + len(SEAL)
+    place = _place_of_seal(data)
     digest = hashlib.sha256(data).hexdigest().encode()
     return b"".join((memoryview(data)[:place], digest, memoryview(data)[place + 64 :]))
 
 
+def _place_of_seal(data: bytes) -> int:
+    if data.count(SEAL) != 1 or UNSEALED.encode() not in data:
+        raise RequestError(f"a name or a value contains {SEAL.decode()!r}, which marks the seal of a file; rename it.")
+    return data.index(SEAL) + len(SEAL)
+
+
 def read_bytes(path: str | Path) -> bytes:
     """The bytes of a file, or one sentence why not."""
+    with reading(path) as file:
+        return file.read()
+
+
+@contextmanager
+def reading(path: str | Path) -> Iterator[BinaryIO]:
+    """A file to read from, or one sentence why not."""
     try:
         if Path(path).exists() and not Path(path).is_file():
             raise RequestError(f"{path} is not a file.")  # a pipe would keep us waiting
-        return Path(path).read_bytes()
+        with open(path, "rb") as file:
+            yield file
     except FileNotFoundError:
         raise RequestError(f"{path} does not exist.") from None
     except OSError as error:
@@ -201,16 +238,22 @@ def read_bytes(path: str | Path) -> bytes:
 def read_sealed(path: str | Path) -> bytes:
     """The bytes of a file whose seal holds; DamagedFile otherwise."""
     data = read_bytes(path)
-    if data.count(SEAL) != 1:
-        raise DamagedFile(f"{path} is damaged or was not written by Mooring: its {len(data)} bytes carry no seal.")
-    place = data.index(SEAL) + len(SEAL)
-    view = memoryview(data)
-    digest = hashlib.sha256(view[:place])
-    digest.update(_BLANK)
-    digest.update(view[place + 64 :])
-    if digest.hexdigest().encode() != data[place : place + 64]:
-        raise DamagedFile(f"{path} is damaged: it was cut or changed after it was saved.")
+    check_seal(path, data, ())
     return data
+
+
+def check_seal(path: str | Path, head: bytes, parts: Iterable[bytes | memoryview]) -> None:
+    """DamagedFile unless the seal in `head` is that of the file, which is `head` followed by `parts`."""
+    if head.count(SEAL) != 1:
+        raise DamagedFile(f"{path} is damaged or was not written by Mooring: it carries no seal.")
+    place = head.index(SEAL) + len(SEAL)
+    view = memoryview(head)
+    digest = hashlib.sha256(view[:place])
+    rest: Iterable[bytes | memoryview] = chain([_BLANK, view[place + 64 :]], parts)
+    for part in rest:
+        digest.update(part)
+    if digest.hexdigest().encode() != head[place : place + 64]:
+        raise DamagedFile(f"{path} is damaged: it was cut or changed after it was saved.")
 
 
 def plain(value: Any, real: Callable[[float], Any] = float) -> Any:

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 import mooring
 from mooring.algorithms.base import build
 from mooring.engines import states
-from mooring.engines.states import Shelf, States
+from mooring.engines.states import States
+from mooring.runs.shelf import Shelf
+from mooring.runs.tensors import read_tensors, write_tensors
 
 LIMIT = 6e9  # bytes
 
@@ -51,7 +53,14 @@ def test_a_shelf_holds_what_memory_holds(monkeypatch):
     outside.put(torch.tensor([0]), more, 4)
     same(inside, outside)
     assert not torch.equal(twin.take(torch.tensor([0])).v, outside.take(torch.tensor([0])).v)  # a copy is one
-    same(States.found(outside.first, "last", outside.named("last")), inside)
+
+
+def test_states_on_disk_come_back_from_a_checkpoint(monkeypatch, tmp_path):
+    inside, outside = two(monkeypatch)
+    write_tensors(tmp_path / "a", outside.named("last"), {})
+    same(States.found(outside.first, "last", read_tensors(tmp_path / "a")[0]), inside)
+    for name in ("v", "alpha"):
+        assert torch.equal(outside.field(name), inside.field(name))
 
 
 def test_a_run_with_states_on_disk_has_the_same_numbers(monkeypatch):
@@ -81,20 +90,22 @@ def test_numbers_that_are_settled_ask_for_no_curvature():
 
 
 LARGE_RUN = """
-import resource, numpy as np, mooring
+import resource, sys, numpy as np, mooring
 from torch import nn
 net = nn.Sequential(nn.Linear(64, 3110), nn.ReLU(), nn.Linear(3110, 3110), nn.ReLU(), nn.Linear(3110, 10))
 assert sum(part.numel() for part in net.parameters()) > 9_900_000
 rng = np.random.default_rng(0)
 clients = {f"c{i}": (rng.normal(size=(20, 64)).astype("float32"), rng.integers(0, 10, 20)) for i in range(50)}
 how = {"eta": 0.01, "personal_eta": 0.01, "lam": 0.1, "steps": 1, "batch": 20}
-mooring.fit(net, clients, algorithm="ditto", rounds=2, baselines=False, settings=how)
+mooring.fit(net, clients, algorithm="ditto", rounds=2, baselines=False, settings=how, out=sys.argv[1])
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="peak memory is in kilobytes on Linux only")
-def test_fifty_clients_of_ten_million_parameters_fit_into_six_gigabytes():
-    done = subprocess.run([sys.executable, "-c", LARGE_RUN], capture_output=True, text=True, check=True)
+def test_fifty_clients_of_ten_million_parameters_fit_into_six_gigabytes(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", LARGE_RUN, tmp_path / "run"], capture_output=True, text=True, check=True
+    )
     assert int(done.stdout.split()[-1]) * 1024 < LIMIT

@@ -1,4 +1,5 @@
 import json
+import tracemalloc
 from typing import Any, NamedTuple
 
 import pytest
@@ -6,11 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
+from safetensors.torch import save
 from torch import Tensor
 
 from mooring.core.errors import RequestError
 from mooring.runs.files import DamagedFile, json_bytes
-from mooring.runs.tensors import flatten, read_tensors, tensor_bytes, unflatten, write_tensors
+from mooring.runs.shelf import Shelf
+from mooring.runs.tensors import flatten, read_tensors, tensor_file, unflatten, write_tensors
 
 
 class Optimiser(NamedTuple):
@@ -26,6 +29,12 @@ class Server(NamedTuple):
 
 class Empty(NamedTuple):
     pass
+
+
+def tensor_bytes(tensors: dict[str, Any], meta: dict[str, Any]) -> bytes:
+    """What `write_tensors` writes, the seal still blank."""
+    head, parts = tensor_file(tensors, meta)
+    return b"".join([head, *parts])
 
 
 def bits(a: Tensor) -> bytes:
@@ -96,12 +105,14 @@ def test_round_trip_and_equal_bytes(tmp_path_factory, parts, meta):
     path = tmp_path_factory.getbasetemp() / "round_trip.safetensors"
     torch.manual_seed(0)
     tensors = {name: (100 * torch.rand(shape)).to(dtype) for name, (dtype, shape) in parts.items()}
-    path.write_bytes(tensor_bytes(tensors, meta))
+    write_tensors(path, tensors, meta)
     found, found_meta = read_tensors(path)
     assert found_meta == meta and found.keys() == tensors.keys()
     assert all(same(found[name], tensors[name]) for name in tensors)
     backwards = dict(reversed(tensors.items())), dict(reversed(meta.items()))
-    assert path.read_bytes() == tensor_bytes(*backwards)
+    before = path.read_bytes()
+    write_tensors(path, *backwards)
+    assert path.read_bytes() == before
 
 
 TENSORS = {"server/w": torch.arange(5.0), "client/v": torch.ones(2, 3, dtype=torch.float64), "empty": torch.empty(0, 4)}
@@ -119,9 +130,10 @@ def test_one_metadata_key_of_sorted_json(tmp_path):
     assert len({tensor_bytes(TENSORS, META) for _ in range(20)}) == 1
 
 
-def test_different_contents_have_different_seals():
+def test_different_contents_have_different_seals(tmp_path):
     def seal(tensors, meta):
-        return tensor_bytes(tensors, meta).split(b"mooring-sha256:")[1][:64]
+        write_tensors(tmp_path / "a", tensors, meta)
+        return (tmp_path / "a").read_bytes().split(b"mooring-sha256:")[1][:64]
 
     w = TENSORS["server/w"]
     others = [
@@ -136,13 +148,53 @@ def test_different_contents_have_different_seals():
 
 def test_every_byte_of_a_file_matters(tmp_path):
     path = tmp_path / "a"
-    data = tensor_bytes({"w": torch.arange(3.0)}, {"ü": 1})
+    write_tensors(path, {"w": torch.arange(3.0)}, {"ü": 1})
+    data = path.read_bytes()
     for place in range(len(data)):
         flipped = bytearray(data)
         flipped[place] ^= 1 << place % 8
         path.write_bytes(flipped)
         with pytest.raises(DamagedFile):
             read_tensors(path)
+
+
+def test_the_bytes_are_those_of_the_library():
+    kinds = [
+        torch.bool,
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.float16,
+        torch.bfloat16,
+        torch.int32,
+        torch.float32,
+    ]
+    tensors = {
+        f"{n}ü": torch.ones(n % 4, 3).to(kind) for n, kind in enumerate([*kinds, torch.float64, torch.int64] * 2)
+    }
+    ours = tensor_bytes(tensors, META)
+    size = int.from_bytes(ours[:8], "little")
+    assert ours == save(tensors, json.loads(ours[8 : 8 + size])["__metadata__"])
+
+
+def test_a_matrix_on_disk_is_written_as_the_same_matrix(tmp_path):
+    first, rows = torch.arange(3.0), torch.randn(2, 3)
+    shelf, memory = Shelf(first, 4), first.repeat(4, 1)
+    place = torch.tensor([3, 1])
+    shelf[place], memory[place] = rows, rows
+    assert tensor_bytes({"v": shelf}, META) == tensor_bytes({"v": memory}, META)
+
+
+def test_a_file_is_never_in_memory_as_a_whole(tmp_path):
+    """Two matrices of 32 MB are written without a copy of either."""
+    big = {str(n): torch.ones(1 << 20, 4, dtype=torch.float64) for n in range(2)}
+    tracemalloc.start()
+    write_tensors(tmp_path / "a", big, META)
+    written = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert written < 1 << 20
+    found, _ = read_tensors(tmp_path / "a")
+    assert all(same(found[name], big[name]) for name in big)
 
 
 def test_metadata_keeps_numbers_exactly(tmp_path):
