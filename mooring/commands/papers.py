@@ -19,6 +19,10 @@ def reproduce(
         str,
         typer.Option("--preset", help="quick (a minute each) or paper (its own sizes). [quick]", show_default=False),
     ] = "quick",
+    only: Annotated[
+        list[str] | None, typer.Option("--only", help="Only such points, as in --only 'row=MNIST CNN2'.")
+    ] = None,
+    repeats: Annotated[int | None, typer.Option("--repeats", help="As many, instead of the preset's.")] = None,
     out: Annotated[
         Path, typer.Option("--out", help="Where figures, tables and records go. [reproduction]", show_default=False)
     ] = Path("reproduction"),
@@ -44,7 +48,7 @@ def reproduce(
     refuse_unwritable(out)
     INTERRUPTED[:] = ["trials that are done are kept: the same command goes on"]
     with display.progress() as tell:
-        records = run(what, preset, out, tell=tell, **given)
+        records = run(what, preset, out, only=only or (), repeats=repeats, tell=tell, **given)
     for record in records:
         draw_record(record, out)
     found = claims(records)

@@ -1,4 +1,4 @@
-"""Networks of the papers' experiments, as functions that make them. Widths that a paper leaves open are ours."""
+"""Models of the papers' experiments on images; networks as functions that make them. Open widths are ours."""
 
 from __future__ import annotations
 
@@ -8,7 +8,17 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from mooring.tasks.compiled import available
+from mooring.tasks.logistic import Logistic
+
 Make = Callable[[], nn.Module]
+LARGE = 100  # features from which compiled steps pay for their compilation
+
+
+def softmax(features: int, classes: int, ridge: float) -> Logistic:
+    """Softmax regression; on large images by compiled steps where they are installed, equal up to rounding."""
+    kernels = "numba" if features >= LARGE and available() else "torch"
+    return Logistic(features, classes, ridge=ridge, dtype=torch.float32, kernels=kernels)
 
 
 def mlp(*widths: int) -> Make:

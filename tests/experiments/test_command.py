@@ -253,3 +253,24 @@ def test_the_pages_of_the_repository_are_made_from_its_records(tmp_path):
         assert (copy / page).read_text() == (docs / page).read_text()
     known = {f"{one}-{preset}.json" for one in catalog.ids() for preset in ("quick", "paper")}
     assert {path.name for path in (docs / "reproduction").glob("*.json")} <= known
+
+
+def test_a_part_of_an_experiment_says_that_it_is_one():
+    entry = catalog.load("effect-tab3")
+    some = catalog.part(entry, "paper", ["row=MNIST CNN2", "classes=2"], 5).experiment.presets["paper"]
+    assert {(point["row"], point["classes"]) for point in some.points} == {("MNIST CNN2", 2)} and some.repeats == 5
+    assert some.data.endswith("; only row = MNIST CNN2; only classes = 2")
+    assert catalog.part(entry, "paper", [], None) == entry
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--only", "row=MNIST"), "effect-tab3 has no such point; it has row = MNIST CNN2; classes = 2, 6"),
+        (("--repeats", "0"), "--repeats must be a whole number >= 1"),
+        (("--only", "method=FedProx"), "--only leaves out what is compared"),
+    ],
+)
+def test_parts_that_cannot_be_run_are_refused(words, sentence, tmp_path, capsys, session_cache):
+    assert run("reproduce", "effect-tab3", "--preset", "smoke", "--out", str(tmp_path / "out"), *words) == 2
+    assert sentence in " ".join(capsys.readouterr().err.split())

@@ -2,14 +2,11 @@
 
 from typing import Any
 
-import torch
-
 from mooring.data.clients import Clients
 from mooring.data.images import named_images
 from mooring.experiments.apfl._methods import algorithm, has_common
 from mooring.experiments.federated import follow
-from mooring.experiments.nets import mlp
-from mooring.tasks.logistic import Logistic
+from mooring.experiments.nets import mlp, softmax
 from mooring.tasks.module import Module
 
 CLASSES = 10
@@ -26,10 +23,6 @@ def dealt(seed: int, data: str, clients: int, classes: int, **more: Any) -> Clie
     )
 
 
-def softmax(clients: Clients) -> Logistic:
-    return Logistic(clients.train.x.shape[1], CLASSES, ridge=RIDGE, dtype=torch.float32)
-
-
 def perceptron(clients: Clients, hidden: tuple[int, ...]) -> Module:
     return Module(mlp(clients.train.x.shape[1], *hidden, CLASSES))
 
@@ -41,7 +34,7 @@ def softmax_run(
     federation = dealt(seed, data, clients, classes)
     return follow(
         algorithm(run),
-        softmax(federation),
+        softmax(federation.train.x.shape[1], CLASSES, ridge=RIDGE),
         federation,
         rounds=rounds,
         every=every,

@@ -8,7 +8,9 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import re
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from mooring.core.errors import RequestError
 from mooring.core.papers import PAPERS, key_of
@@ -63,6 +65,34 @@ def preset(entry: Entry, name: str) -> Preset:
     if name not in PRESETS:
         raise RequestError(f"--preset must be one of {', '.join(PRESETS)}, got {name!r}.")
     return entry.experiment.presets[name]
+
+
+def part(entry: Entry, name: str, only: Sequence[str], repeats: int | None) -> Entry:
+    """The experiment with those points of a preset alone that `only` names, such as ["row=MNIST CNN2"], and with as
+    many repeats; its record says so."""
+    whole = preset(entry, name)
+    points = list(whole.points)
+    for word in only:
+        key, _, value = word.partition("=")
+        kept = [point for point in points if str(point.get(key)) == value]
+        if not kept:
+            known = "; ".join(f"{key} = {', '.join(values)}" for key, values in coordinates(points).items())
+            raise RequestError(f"--only {word}: {entry.id} has no such point; it has {known or 'one point alone'}.")
+        points = kept
+    if repeats is not None and repeats < 1:
+        raise RequestError(f"--repeats must be a whole number >= 1, got {repeats}.")
+    said = "; ".join(filter(None, [whole.data, *(f"only {word.replace('=', ' = ')}" for word in only)]))
+    size = replace(whole, points=points, repeats=repeats or whole.repeats, data=said)
+    return entry._replace(experiment=replace(entry.experiment, presets={**entry.experiment.presets, name: size}))
+
+
+def coordinates(points: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """What the points vary, and its values."""
+    found: dict[str, dict[str, None]] = {}
+    for point in points:
+        for key, value in point.items():
+            found.setdefault(key, {})[str(value)] = None
+    return {key: list(values) for key, values in found.items()}
 
 
 def describe(one: str) -> dict[str, object]:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from mooring.core.errors import RequestError
 from mooring.data.pools import ENVIRONMENT
 from mooring.experiments.base import cache, catalog
 from mooring.experiments.base.records import record
@@ -23,15 +24,18 @@ def reproduce(
     preset: str = "quick",
     out: str | Path = "reproduction",
     *,
+    only: Sequence[str] = (),
+    repeats: int | None = None,
     data_dir: str | None = None,
     workers: int | None = None,
     tell: Tell = lambda what, done, all: None,
 ) -> list[dict[str, Any]]:
-    """Records of the experiments that `what` selects (an id, a paper, `all`, or several), in order."""
+    """Records of the experiments that `what` selects (an id, a paper, `all`, or several), in order.
+
+    `only` keeps some points of them, such as ["row=MNIST CNN2"], and `repeats` takes the preset's place.
+    """
     names = [what] if isinstance(what, str) else what
-    entries = {entry.id: entry for name in names for entry in catalog.select(name)}
-    for entry in entries.values():
-        catalog.preset(entry, preset)
+    entries = {entry.id: catalog.part(entry, preset, only, repeats) for name in names for entry in catalog.select(name)}
     if data_dir is not None:
         os.environ[ENVIRONMENT] = str(Path(data_dir).resolve())  # for the processes that run the trials
     out = Path(out)
@@ -40,7 +44,12 @@ def reproduce(
     except OSError as error:
         raise unwritten(out, error) from error
     finished = run(list(entries.values()), preset, cache.default_folder(), workers=workers, tell=tell)
-    records = [record(entry, preset, finished[entry.id]) for entry in entries.values()]
+    try:
+        records = [record(entry, preset, finished[entry.id]) for entry in entries.values()]
+    except KeyError as missing:
+        if not only:
+            raise
+        raise RequestError(f"--only leaves out what is compared: {missing.args[0]}.") from missing
     for one in records:
         write_json(out / f"{one['experiment']}-{preset}.json", one)
     return records

@@ -29,8 +29,7 @@ from mooring.data.images import named_images
 from mooring.engines.loop import Plan
 from mooring.engines.simulate import Moment, simulate
 from mooring.engines.visits import mean_risk
-from mooring.experiments.nets import mlp
-from mooring.tasks.logistic import Logistic
+from mooring.experiments.nets import mlp, softmax
 from mooring.tasks.module import Module
 
 WIDTHS = {2: (16, 32), 3: (16, 32, 64), 5: (16, 16, 32, 32, 64)}  # channels of each layer; the paper names none
@@ -76,7 +75,7 @@ def task_of(model: str, given: Federation) -> Any:
     """softmax, mlp, or cnn2, cnn3, cnn5: as many convolutions."""
     classes = len(given.clients.classes)
     if model == "softmax":
-        return Logistic(given.x.shape[1], classes, ridge=0.0, dtype=torch.float32)
+        return softmax(given.x.shape[1], classes, ridge=0.0)
     if model == "mlp":
         return Module(mlp(given.x.shape[1], HIDDEN, classes))
     return Module(
