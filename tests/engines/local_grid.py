@@ -13,7 +13,7 @@ from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Message as Wire
 from flwr.supercore.task_identity import TaskIdentity
 
-from mooring.engines.flower.client_app import reply_of
+from mooring.engines.flower.replies import reply_of
 
 
 def through_the_wire(message):

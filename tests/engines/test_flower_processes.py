@@ -10,23 +10,31 @@ import sys
 import threading
 import tomllib
 from contextlib import ExitStack
+from multiprocessing.connection import Client
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 pytest.importorskip("flwr", reason="flwr is not installed; the extra is mooring[flower]")
 
+from flwr.app import Message, RecordDict
 from flwr.supercore.corestate import in_memory_corestate, sql_corestate
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
 from mooring.core.errors import RequestError
 from mooring.engines.fit import fit
-from mooring.engines.flower import federation, keys, node, started
+from mooring.engines.flower import client_app, federation, keys, node, started
+from mooring.engines.flower.door import bring, door
 from mooring.engines.flower.home import Home
+from mooring.engines.flower.packing import pack, unpack
+from mooring.engines.flower.parcels import Parcel
+from mooring.engines.flower.replies import reply_of
 from mooring.engines.flower.started import LARGEST, Guard, Notes, patient
 from mooring.engines.request import request
 from mooring.runs.directory import open_run
+from tests.engines.local_grid import LocalGrid
 from tests.engines.processes import LONG, Child, assert_models_are_the_simulators, commands_of, run_file, wait_until
 from tests.engines.test_flower import ALGORITHMS, write_clients
 
@@ -206,6 +214,36 @@ def test_a_refused_signature_is_told_and_interrupts_nobody(tmp_path):
             node.answer_letters(home, f"127.0.0.1:{server.server_port}", None, None, lambda: False)
         server.shutdown()
     assert "is this machine's clock right" in node.in_words(told.value)
+
+
+def test_letters_come_to_the_door(tmp_path):
+    """A process of Flower's own node imports nothing that learns; the door outlives letters that are none."""
+    said = "import sys, mooring.engines.flower.client_app, mooring.advice.flower_app; print('torch' in sys.modules)"
+    told = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert told.stdout.strip() == "False"
+    path, folder = run_file(tmp_path)
+    home = Home(request(path, purpose="fit"), folder / "site 0.csv", tmp_path / "state")
+    grid = LocalGrid([])
+
+    def ask(content, address):
+        message = Message(content, 5, "query", ttl=60.0)
+        message.metadata.__dict__["_message_id"] = "m1"
+        return bring(message, address)
+
+    with door(lambda message: reply_of(home, message, grid.memories[5])) as address:
+        assert stat.S_IMODE(Path(address).parent.stat().st_mode) == 0o700
+        with Client(address, "AF_UNIX") as stranger:
+            stranger.send_bytes(b"no letter")
+            with pytest.raises(EOFError):
+                stranger.recv_bytes()
+        reply = ask(pack(Parcel({"what": "hello"})), address)
+        assert unpack(reply.content).words["name"] == "site 0" and reply.metadata.reply_to_message_id == "m1"
+        refused = unpack(ask(RecordDict(), address).content).words["refused"]
+        assert "a message cannot be read" in refused
+        context = SimpleNamespace(node_config={"door": address})
+        assert client_app.answer(Message(pack(Parcel({"what": "hello"})), 5, "query", ttl=60.0), context).has_content()
+    with pytest.raises(OSError):
+        ask(pack(Parcel({"what": "hello"})), address)
 
 
 def test_keys_are_made_once_and_secret(tmp_path):

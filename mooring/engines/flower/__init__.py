@@ -7,6 +7,8 @@ post.py         letters to clients and their replies: who is where, deadlines, w
 exchange.py     `engines/exchange.py`'s contract over the post
 conversation.py a whole run as the server leads it: agree on a schema, call the roll, fit, say goodbye
 client_app.py, server_app.py   the two Flower apps
+replies.py      a client's reply to a message of Flower
+door.py         where Flower's own node brings letters to the client
 node.py         a client's node in this process, which runs no code that the server sends
 secure.py       Flower's secure aggregation around a visit
 started.py      Flower's processes: the SuperLink behind its guard, stock nodes

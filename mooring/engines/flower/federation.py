@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 from mooring.core.errors import RequestError, WorkError
@@ -431,18 +431,30 @@ def join(
 
         live(home, server, ca=ca, key=key, say=say, until=over)
     else:
-        stock_node(home, Path(path).resolve(), server, ca, key, over, say)
+        stock_node(home, server, ca, key, over, say)
     if dismissed.exists():
         raise RequestError(f"the server does without this client: {read_json(dismissed)['why']}")
     return read_json(done) | {"result": str(home.folder / RESULT)}
 
 
-def stock_node(
-    home: Home, run: Path, server: str, ca: Path | None, key: Path | None, until: Callable[[], bool], say: Say
+def stock_node(home: Home, server: str, ca: Path | None, key: Path | None, until: Callable[[], bool], say: Say) -> None:
+    """Flower's own node, started anew with longer and longer pauses whenever it ends; its letters come to our door."""
+    from flwr.app import RecordDict
+
+    from mooring.engines.flower.door import door
+    from mooring.engines.flower.replies import reply_of
+
+    memory = SimpleNamespace(state=RecordDict())
+    with door(lambda message: reply_of(home, message, memory)) as address:
+        keep_node(home, server, ca, key, address, until, say)
+
+
+def keep_node(
+    home: Home, server: str, ca: Path | None, key: Path | None, address: str, until: Callable[[], bool], say: Say
 ) -> None:
-    """Flower's own node, started anew with longer and longer pauses whenever it ends."""
     import httpx
 
+    from mooring.engines.flower.door import DOOR
     from mooring.engines.flower.node import remember_node, take_leave
 
     home.folder.mkdir(parents=True, exist_ok=True)
@@ -452,9 +464,7 @@ def stock_node(
             remember_node(home, int(known[-1]))
         with suppress(httpx.HTTPError):  # the node itself tells what is wrong with the connection
             take_leave(home, server, ca, key)
-        told = {"run": run, "data": home.path, "state": home.folder.parent, "name": home.name}
-        config = " ".join(f"{key_}={json.dumps(str(value))}" for key_, value in told.items())
-        arguments = [STARTED, "supernode", "--superlink", server, "--node-config", config]
+        arguments = [STARTED, "supernode", "--superlink", server, "--node-config", f"{DOOR}={json.dumps(address)}"]
         arguments += ["--host", "127.0.0.1", "--port", str(free_port())]
         arguments += ["--insecure"] if ca is None else ["--root-certificates", str(ca)]
         arguments += [] if key is None else ["--auth-supernode-private-key", str(key)]

@@ -37,8 +37,8 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from mooring.core.errors import RequestError
-from mooring.engines.flower.client_app import reply_of
 from mooring.engines.flower.home import Home
+from mooring.engines.flower.replies import reply_of
 from mooring.runs.files import make_folder
 
 VERSION = "1.41.0"

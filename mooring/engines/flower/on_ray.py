@@ -17,9 +17,9 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
 from mooring.data.readers import stem_of
-from mooring.engines.flower.client_app import reply_of
 from mooring.engines.flower.federation import tables_of
 from mooring.engines.flower.home import Home
+from mooring.engines.flower.replies import reply_of
 from mooring.engines.flower.server_app import lead
 from mooring.engines.request import request
 
