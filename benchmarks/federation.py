@@ -20,7 +20,9 @@ import json
 import os
 import statistics
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,6 +33,7 @@ import pandas as pd
 from mooring.engines.flower import federation, keys
 
 COLUMNS, ROWS, STEPS, ETA = 5, 100, 10, 0.05
+EVERY = 0.2  # seconds between looks at what processes use
 
 SERVER = """
 import json, time
@@ -102,7 +105,7 @@ class Taken(dict):
     and the largest client."""
 
 
-def with_mooring(folder: Path, tables: Path, rounds: int, embedded: bool) -> Taken:
+def with_mooring(folder: Path, tables: Path, rounds: int, embedded: bool, watch: Watch) -> Taken:
     run = folder / "run.toml"
     run.write_text(
         f'[data]\nsource = "{tables}"\ntarget = "y"\n\n[algorithm]\nname = "fedavg"\neta = {ETA}\nsteps = {STEPS}\n\n'
@@ -114,13 +117,13 @@ def with_mooring(folder: Path, tables: Path, rounds: int, embedded: bool) -> Tak
     def tell(what: str, done: int, of: int) -> None:
         if what == "fedavg":
             told.append(time.monotonic())
-            used.append(usage(folder))
+            used.append(watch.usage())
 
     federation.up(run, tables, folder / "out", embedded=embedded, say=lambda sentence: None, tell=tell)
     return summary(told, used)
 
 
-def by_hand(folder: Path, tables: Path, rounds: int, clients: int) -> Taken:
+def by_hand(folder: Path, tables: Path, rounds: int, clients: int, watch: Watch) -> Taken:
     names = [file.stem for file in sorted(tables.iterdir())]
     key_folder, port = folder / "keys", federation.free_port()
     keys.init(key_folder, names)
@@ -150,7 +153,7 @@ def by_hand(folder: Path, tables: Path, rounds: int, clients: int) -> Taken:
                         control.close()
                         return summary(told, used)
                     told.append(line["time"])
-                    used.append(usage(folder))
+                    used.append(watch.usage())
                 time.sleep(0.05)
     raise RuntimeError("the SuperLink has ended")
 
@@ -176,26 +179,57 @@ def start(control: Any, config: dict[str, str]) -> None:
 
 class Used(NamedTuple):
     server: float  # megabytes of the SuperLink and its app
-    client: float  # of the largest of all other processes that name the folder
-    computed: float  # seconds of processor time of all of them, and of those that they have waited for
+    client: float  # of the largest of all other processes
+    computed: float  # seconds of processor time of all of them, those that have ended included
 
 
-def usage(folder: Path) -> Used:
-    server, client, computed = 0.0, 0.0, 0.0
+class Watch:
+    """What the processes that this one starts use: they come and go, so that a thread looks again and again."""
+
+    def __init__(self) -> None:
+        self.mine, self.ticks = {os.getpid()}, dict[tuple[int, int], int]()  # processes by number, and by their start
+        self.lock, self.ended = threading.Lock(), threading.Event()
+        self.thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Watch:
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.ended.set()
+        self.thread.join()
+
+    def _watch(self) -> None:
+        while not self.ended.wait(EVERY):
+            self.usage()
+
+    def usage(self) -> Used:
+        server, client = 0.0, 0.0
+        with self.lock:
+            for number, words, size, parent, begun, ticks in sorted(processes()):
+                if parent in self.mine or number in self.mine:
+                    self.mine.add(number)
+                    if number == os.getpid():
+                        continue
+                    self.ticks[number, begun] = ticks
+                    if "superlink" in words or "serverapp" in words:
+                        server += size
+                    else:
+                        client = max(client, size)
+            return Used(server, client, sum(self.ticks.values()) / os.sysconf("SC_CLK_TCK"))
+
+
+def processes() -> Iterator[tuple[int, str, float, int, int, int]]:
+    """Number, command, megabytes, parent, time of birth and ticks of processor time of each."""
     for entry in Path("/proc").iterdir():
-        try:
-            words = (entry / "cmdline").read_bytes().decode(errors="replace")
-            size = int((entry / "statm").read_text().split()[1]) * 4096 / 1e6
-            ticks = sum(map(int, (entry / "stat").read_text().rpartition(")")[2].split()[11:15]))
-        except (OSError, ValueError, IndexError):
-            continue
-        if str(folder) in words:
-            computed += ticks / os.sysconf("SC_CLK_TCK")
-            if "superlink" in words or "serverapp" in words:
-                server += size
-            else:
-                client = max(client, size)
-    return Used(server, client, computed)
+        if entry.name.isdigit():
+            try:
+                words = (entry / "cmdline").read_bytes().decode(errors="replace")
+                size = int((entry / "statm").read_text().split()[1]) * 4096 / 1e6
+                known = [int(word) for word in (entry / "stat").read_text().rpartition(")")[2].split()[1:20]]
+            except (OSError, ValueError, IndexError):
+                continue
+            yield int(entry.name), words, size, known[0], known[18], known[10] + known[11]
 
 
 def summary(told: list[float], used: list[Used]) -> Taken:
@@ -216,13 +250,13 @@ def main() -> None:
     out = []
     for clients in map(int, asked.clients.split(",")):
         for way in asked.ways.split(","):
-            with tempfile.TemporaryDirectory(prefix="federation-") as name:
+            with tempfile.TemporaryDirectory(prefix="federation-") as name, Watch() as watch:
                 folder = Path(name)
                 tables = write_tables(folder, clients)
                 taken = (
-                    by_hand(folder, tables, asked.rounds, clients)
+                    by_hand(folder, tables, asked.rounds, clients, watch)
                     if way == "hand"
-                    else with_mooring(folder, tables, asked.rounds, way == "embedded")
+                    else with_mooring(folder, tables, asked.rounds, way == "embedded", watch)
                 )
             out.append({"clients": clients, "way": way, **taken})
             (a, b), (c, d) = taken["server"], taken["client"]
