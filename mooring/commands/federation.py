@@ -174,18 +174,20 @@ def whisper(sentence: str) -> None:
 
 def show_federation(display: Any, out: Path, json_: bool) -> None:
     """The answer of a run that is over: of a fit, or of an advice with its page."""
+    from mooring.engines.fit import as_json
     from mooring.report.answers import show_run
     from mooring.runs.directory import open_run
 
     directory = open_run(out)
     if directory.run.mooring.purpose == "advise":
+        from mooring.advice.advise import PRINTED
         from mooring.commands.training import show_written
         from mooring.report.figures import draw_advice
 
-        told = {name: directory.advice[name] for name in ("headline", "summary", "clients")}
+        told = directory.advice | {"run": str(out)}
         draw_advice(out)
-        show_written(display, out, told | {"run": str(out)} if json_ else None)
+        show_written(display, out, {name: told[name] for name in PRINTED} if json_ else None)
     elif json_:
-        emit({"summary": directory.summary, "clients": directory.clients.to_dict("records"), "run": str(out)})
+        emit(as_json(directory))
     else:
         show_run(display, out)

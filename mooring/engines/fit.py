@@ -190,9 +190,11 @@ class Result:
         return coefficients(self.job.task, scaling, self.trained.common, self.trained.models, names)
 
 
-def as_json(result: Result) -> dict[str, Any]:
-    """The object that `mooring fit --json` prints."""
-    return {"summary": result.summary, "clients": result.clients.to_dict("records"), "run": str(result.run)}
+def as_json(result: Result | RunDir) -> dict[str, Any]:
+    """The object that `mooring fit --json` prints, of a fit or of the run directory of one."""
+    path = result.path if isinstance(result, RunDir) else result.run
+    clients = result.clients.dropna(axis="columns", how="all") if isinstance(result, RunDir) else result.clients
+    return {"summary": result.summary, "clients": clients.to_dict("records"), "run": str(path)}
 
 
 def worse_than_both(name: str, summary: Mapping[str, Any]) -> list[str]:

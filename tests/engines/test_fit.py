@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mooring.cli import main
-from mooring.engines.fit import fit
+from mooring.engines.fit import as_json, fit
 from mooring.runs.directory import MODELS, OTHER_MODELS, open_run
 from mooring.runs.runfile import read_run
 from mooring.runs.tensors import read_tensors
@@ -80,7 +80,12 @@ def test_runs_of_the_first_version_are_read(noise, tmp_path):
 def test_json_tells_the_rounds(noise, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     out = printed(capsys, "fit", noise, "--client", "who", "--target", "y", "--rounds", 2, "--json")
-    assert {"kept", "best_round", "last_round"} <= set(json.loads(out)["summary"])
+    told = json.loads(out)
+    assert {"kept", "best_round", "last_round"} <= set(told["summary"])
+    directory = as_json(open_run(told["run"]))  # what a federation's server prints
+    assert told["summary"].items() <= directory["summary"].items() and directory["run"] == told["run"]
+    for row, right in zip(directory["clients"], told["clients"], strict=True):
+        assert row == {name: value for name, value in right.items() if value is not None}
 
 
 def test_every_client_has_its_mixture(noise):
