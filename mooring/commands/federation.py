@@ -107,8 +107,9 @@ def in_a_sentence(told: dict[str, Any]) -> str:
     if told["gain_low"] is None:
         return "too few test rows to tell them apart"
     known = {"the same": "the same model", "undecided": "your test rows cannot tell them apart"}
-    ends = f"saves {told['gain_low']:.3g} to {told['gain_high']:.3g} a row at 95 %"
-    return known.get(told["verdict"], f"{told['verdict']}, it {ends}")
+    low, high = (told["gain_low"], told["gain_high"])
+    ends = f"saves {low:.3g} to {high:.3g}" if low > 0 else f"costs {-high:.3g} to {-low:.3g} more"
+    return known.get(told["verdict"], f"{told['verdict']}, it {ends} a row at 95 %")
 
 
 @federation.command("up", epilog="Example: mooring federation up run.toml --clients clients/ --embedded")

@@ -55,7 +55,8 @@ def predict(
     """A row per row of `source`: the prediction (regression) or the class and its probabilities; and notes.
 
     With `client` every row is answered by that client's model. Otherwise a table with the client column is answered
-    row by row by each client's own model, and anybody unknown, or a row whose client cell is empty, by the common one.
+    row by row by each client's own model, and anybody unknown, or a row whose client cell is empty, by the common one;
+    a table without it by the only client of a run that has but one.
     Of a comparison, `method` says whose models answer (default: the best on validation rows). `trust` lets a run
     that a stranger made run the model file that it names.
     """
@@ -105,6 +106,8 @@ def owners_of(frame: pd.DataFrame, schema: Schema, client: Any, known: tuple[str
     if schema.client in frame.columns:
         names = as_names(frame[schema.client])
         return np.array([*names.categories, NOBODY], dtype=object)[names.codes]
+    if len(known) == 1:  # what a client of a federation is left: its own model, and nobody else's
+        return np.full(len(frame), known[0], dtype=object)
     raise RequestError(f"the rows have no column '{schema.client}' that says whose they are; name one with --client.")
 
 

@@ -114,7 +114,9 @@ def test_verdicts_and_models_are_the_simulators(federation):
         own = open_run(home.folder / RESULT).models.personal[0]
         place = here.job.clients.names.index(home.name)
         torch.testing.assert_close(own, here.models.deployed[place], rtol=CLOSE, atol=CLOSE)
-        assert len(predict(home.folder / RESULT, home.path, client=home.name)[0]) == row["rows"]
+        predicted = predict(home.folder / RESULT, home.path)[0]  # whose rows these are needs no word
+        assert list(predicted["client"]) == [home.name] * row["rows"]
+        assert predicted.equals(predict(home.folder / RESULT, home.path, client=home.name)[0])
 
 
 def test_no_value_of_a_row_is_in_any_reply(federation):

@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 import tomllib
 from contextlib import ExitStack
 from multiprocessing.connection import Client
@@ -23,6 +24,7 @@ from flwr.app import Message, RecordDict
 from flwr.supercore.corestate import in_memory_corestate, sql_corestate
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
+from mooring.commands.federation import in_a_sentence
 from mooring.core.errors import RequestError
 from mooring.engines.fit import fit
 from mooring.engines.flower import client_app, federation, keys, node, started
@@ -209,11 +211,38 @@ def test_a_refused_signature_is_told_and_interrupts_nobody(tmp_path):
     home = Home(request(path, purpose="fit"), folder / "site 0.csv", tmp_path / "state")
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        node.tame()
+        node.tame(lambda: False)
         with pytest.raises(node.NoConnection) as told:
-            node.answer_letters(home, f"127.0.0.1:{server.server_port}", None, None, lambda: False)
+            node.answer_letters(home, f"127.0.0.1:{server.server_port}", None, None, lambda: False, print)
         server.shutdown()
     assert "is this machine's clock right" in node.in_words(told.value)
+    taken = node.NoConnection("Failed to initialize the connection.\n[code: 2004] Failed to activate SuperNode.")
+    assert "a client with this key that is connected" in node.in_words(taken)
+
+
+def test_a_server_that_has_gone_costs_a_client_that_is_done_no_time(tmp_path):
+    """Flower would try again for 20 seconds, and log it."""
+    path, folder = run_file(tmp_path)
+    home = Home(request(path, purpose="fit"), folder / "site 0.csv", tmp_path / "state")
+    asked, said = [], []
+
+    def done():
+        asked.append(1)
+        return len(asked) > 2  # not when it begins
+
+    begun = time.monotonic()
+    node.live(home, f"127.0.0.1:{federation.free_port()}", ca=None, key=None, say=said.append, until=done)
+    assert time.monotonic() - begun < 5 and len(said) == 1 and said[0].startswith("looking for 127.0.0.1:")
+
+
+def test_a_clients_verdict_in_words():
+    """What a model costs is told as a cost."""
+    told = {"verdict": "worse", "gain_low": -0.4, "gain_high": -0.1}
+    assert in_a_sentence(told) == "worse, it costs 0.1 to 0.4 more a row at 95 %"
+    told = {"verdict": "better", "gain_low": 0.1, "gain_high": 0.4}
+    assert in_a_sentence(told) == "better, it saves 0.1 to 0.4 a row at 95 %"
+    assert "cannot tell" in in_a_sentence(told | {"verdict": "undecided", "gain_low": -0.1})
+    assert "too few" in in_a_sentence({"verdict": "undecided", "gain_low": None, "gain_high": None})
 
 
 def test_letters_come_to_the_door(tmp_path):

@@ -140,7 +140,7 @@ def serve(
             config = {"run": str(Path(path).resolve()), "out": str(out), "progress": str(progress)}
             config["clients"] = "" if clients is None else str(clients)
             number = submit(control, config, app_of(run))
-            say(f"serving {run_name(run)} on {address}; clients join with `mooring join`")
+            say(f"serving {run_name(run)} on {host}:{port}; clients join with `mooring join`")
             known = {base64.b64encode(key).decode(): name for name, key in clients_keys.items()}
             follow(progress, partial(refusal, known), lambda: status(control, number), alive, say, tell)
         finally:
@@ -459,6 +459,7 @@ def keep_node(
 
     home.folder.mkdir(parents=True, exist_ok=True)
     pause, log = 1.0, home.folder / "supernode.log"
+    say(f"looking for {server} with Flower's own node, which writes to {log}")
     while not until():
         if log.exists() and (known := re.findall(r"SuperNode ID: (\d+)", log.read_text(errors="replace"))):
             remember_node(home, int(known[-1]))

@@ -7,6 +7,7 @@ interface, so it refuses any other version than the one that it was tried with.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -46,6 +47,7 @@ PAUSE, LONGEST_PAUSE = 0.1, 0.8  # seconds between looks into an empty letter bo
 NODE = "node"  # file with the number of the client's node, in its folder
 LINGER = 5.0  # seconds after the end: the SuperLink does not pass on the replies of a node that has left
 FIRST_BACKOFF, LONGEST_BACKOFF = 1.0, 15.0
+IN_USE = "[code: 2004]"  # Flower's word for a node that cannot be activated
 
 
 class NoConnection(Exception):
@@ -64,14 +66,17 @@ def live(
     """Answer until `until` says that all is done; a lost connection is made again, with longer and longer pauses."""
     if flwr.__version__ != VERSION:
         raise RequestError(f"the embedded node was tried with flwr {VERSION}, not {flwr.__version__}; leave it out.")
-    tame()
+    tame(until)
     backoff = FIRST_BACKOFF
+    say(f"looking for {server}")
     while not until():
         begun = time.monotonic()
         try:
             take_leave(home, server, ca, key)
-            answer_letters(home, server, ca, key, until)
+            answer_letters(home, server, ca, key, until, say)
         except (NoConnection, httpx.HTTPError, OSError, RuntimeError) as error:
+            if until():
+                return  # the server has ended, too
             said = in_words(error)
             if time.monotonic() - begun > LONGEST_BACKOFF:
                 backoff = FIRST_BACKOFF
@@ -80,9 +85,18 @@ def live(
             backoff = min(2 * backoff, LONGEST_BACKOFF)
 
 
-def tame() -> None:
+def tame(until: Callable[[], bool]) -> None:
     """Flower ends its process where a connection fails, and interrupts it where a signature is refused (401): here only
-    the connection ends."""
+    the connection ends. What it would log is told in our own words, and nothing is tried again once all is done."""
+
+    def invoker() -> Any:
+        made = http_retry.make_simple_http_retry_invoker()
+        usual: Any = made.should_giveup
+        made.should_giveup = lambda error: until() or usual(error)
+        return made
+
+    logging.getLogger("flwr").setLevel(logging.CRITICAL)
+    connection.make_simple_http_retry_invoker = invoker
     connection.flwr_exit = give_up  # type: ignore[assignment]
     for module in (connection, http_retry):
         module.os = Refused()  # type: ignore[attr-defined]
@@ -103,6 +117,8 @@ def in_words(error: Exception) -> str:
     text = str(error).strip()
     if "401" in text:
         return "it does not accept our signature: is this machine's clock right, and the key the one enrolled?"
+    if IN_USE in text:
+        return "it knows a client with this key that is connected, or was less than a minute ago"
     return text.split("\n")[-1] or type(error).__name__
 
 
@@ -111,10 +127,13 @@ def give_up(code: int, message: str | None = None, *rest: Any, **more: Any) -> N
     raise NoConnection(message or f"Flower's exit code {code}")
 
 
-def answer_letters(home: Home, server: str, ca: Path | None, key: Path | None, until: Callable[[], bool]) -> None:
+def answer_letters(
+    home: Home, server: str, ca: Path | None, key: Path | None, until: Callable[[], bool], say: Callable[[str], None]
+) -> None:
     lost: Exception | None = None
     with connection.http_request_response(server, ca is None, read(ca), keys_of(key), 5, 20.0) as talk:
         remember_node(home, talk[0])
+        say(f"connected to {server}; waiting for what it asks")
         try:
             answer_until(home, talk, until)
         except Exception as error:
