@@ -57,7 +57,7 @@ EXPERIMENT = Experiment(
     presets={
         "smoke": Preset(POINTS, 1, {"clients": 10, "most": 100, "rounds": 3, "every": 1}),
         "quick": Preset(POINTS, 4, {"clients": 30, "most": 300, "rounds": 60, "every": 15}),
-        "paper": Preset(POINTS, 8, {"clients": 100, "most": 1000, "rounds": 100, "every": 5}),
+        "paper": Preset(POINTS, 14, {"clients": 100, "most": 1000, "rounds": 100, "every": 5}),
     },
     claims=[*claims("every-step", STEP), *claims("once-a-round", ROUND)],
     panels=[

@@ -43,7 +43,7 @@ EXPERIMENT = Experiment(
     presets={
         "smoke": Preset(POINTS, 1, {"data": "digits", "clients": 10, "rounds": 3, "every": 1}, DIGITS),
         "quick": Preset(POINTS, 5, {"data": "digits", "clients": 20, "rounds": 100, "every": 5}, DIGITS),
-        "paper": Preset(POINTS, 5, {"data": "mnist", "clients": 100, "rounds": 100, "every": 5}, MNIST, ("mnist",)),
+        "paper": Preset(POINTS, 12, {"data": "mnist", "clients": 100, "rounds": 100, "every": 5}, MNIST, ("mnist",)),
     },
     claims=[
         Claim(

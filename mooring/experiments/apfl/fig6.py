@@ -2,11 +2,13 @@
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from mooring.algorithms.apfl import APFL, Stay, mixture
+from mooring.algorithms.fedavg import FedAvg
 from mooring.core.cohort import Round
 from mooring.data.clients import Clients
 from mooring.engines.loop import Plan
@@ -17,9 +19,11 @@ from mooring.experiments.base.claims import Claim, every, higher, lower
 from mooring.experiments.base.experiment import Cell, Experiment, Panel, Preset, Table, grid
 from mooring.experiments.base.results import of
 from mooring.experiments.federated import loss_and_accuracy
+from mooring.tasks.compiled import available
 
 SPREADS = (0.0, 0.5)
 NEW, EPOCHS = 3, 5
+LONG = 50  # rounds from which compiled steps pay for their compilation
 TUNED, ADAPTIVE = "FedAvg, fine-tuned", "APFL adaptive"
 WAYS = {ADAPTIVE: (0.5, "round"), **{f"APFL {alpha}": (alpha, "no") for alpha in ALPHAS}}
 
@@ -31,23 +35,17 @@ def part(clients: Clients, position: torch.Tensor) -> Clients:
 
 
 def trial(seed: int, spread: float, clients: int, samples: int, rounds: int) -> dict:
-    """Losses and accuracies of the newcomers after 0 to 5 epochs. FedAvg and APFL train the same common model, and a
+    """Losses and accuracies of the newcomers after 0 to 5 epochs. FedAvg's common model is APFL's as well, and a
     newcomer's local model is what FedAvg would fine-tune."""
     everyone = synthetic(seed, spread, clients + NEW, samples)
     old, new = part(everyone, torch.arange(clients)), part(everyone, torch.arange(clients, clients + NEW))
-    work: dict[str, Any] = {
-        "adapt_on": "train",
-        "eta": ETA,
-        "decay": DECAY,
-        "fading": FADING,
-        "epochs": 1,
-        "batch": BATCH,
-    }
+    work: dict[str, Any] = {"eta": ETA, "decay": DECAY, "fading": FADING, "epochs": 1, "batch": BATCH}
     plan = Plan(rounds, seed=seed, evaluate_every=rounds)
-    server = simulate(APFL(**work), TASK, old, plan, weights="uniform", settled=True).server
+    task = replace(TASK, kernels="numba") if rounds >= LONG and available() else TASK
+    server = simulate(FedAvg(**work), task, old, plan, weights="uniform", settled=True).server
     out: dict = {"epoch": list(range(EPOCHS + 1))}
     for way, (alpha, adapt) in WAYS.items():
-        method = APFL(alpha=alpha, adapt=adapt, alpha_pull=PULL, **work)
+        method = APFL(alpha=alpha, adapt=adapt, adapt_on="train", alpha_pull=PULL, **work)
         stays = list(newcomers(method, server.w, new, rounds, seed))
         out |= named(way, [worths(new, mixture(stay.alpha, stay.v, stay.w)) for stay in stays])
     return out | named(TUNED, [worths(new, stay.w) for stay in stays])
