@@ -15,13 +15,13 @@ from mooring.core.errors import RequestError
 from mooring.data import roles as rules
 from mooring.data.agreement import far_cells, why_useless
 from mooring.data.clients import BINARY, CLASSES, COUNT, PARTS, REGRESSION
-from mooring.data.columns import NUMBER, Values, infinities, kind_of, missing, parse_values
+from mooring.data.columns import Values, infinities, kind_of, missing, parse_values
 from mooring.data.gather import gather
 from mooring.data.preparation import survey_columns
 from mooring.data.roles import Roles
 from mooring.data.splits import TRAIN, Shares, shares_of
 from mooring.data.summary import Summary, by_client
-from mooring.data.suspicions import gives_away, sentinel, twin_levels
+from mooring.data.suspicions import suspicious
 from mooring.data.tables import Table, counted, listing, need_column
 from mooring.data.target import Target, read_target
 
@@ -233,19 +233,10 @@ def size_findings(facts: Facts) -> Iterator[Finding]:
 
 
 def class_findings(facts: Facts) -> Iterator[Finding]:
-    """Clients with one class, and features that give the target away."""
+    """Clients with one class."""
     if facts.target is None:
         return
     y, roles = facts.target.y, facts.roles
-    for name, (kind, values) in facts.columns.items():
-        same = values.codes if isinstance(values, pd.Categorical) else values
-        if (kind == NUMBER or facts.target.classes) and np.array_equal(same, y):
-            yield Finding(WARNING, None, name, f"Column '{name}' equals the target '{roles.target}'.")
-        elif name not in facts.useless and gives_away(values, facts.target):
-            sentence = (
-                f"Column '{name}' alone tells the target '{roles.target}' nearly perfectly; is it known beforehand?"
-            )
-            yield Finding(WARNING, None, name, sentence)
     if facts.target.kind in (BINARY, CLASSES):
         cells = np.unique(np.stack([facts.code, y]), axis=1)
         lone = np.flatnonzero(np.bincount(cells[0], minlength=len(facts.names)) == 1)
@@ -257,24 +248,11 @@ def class_findings(facts: Facts) -> Iterator[Finding]:
 
 
 def value_findings(facts: Facts) -> Iterator[Finding]:
-    """Codes for missing values, and levels that are one level, spelt twice."""
-    for name, (_, values) in facts.columns.items():
-        if name in facts.useless:
-            continue
-        if isinstance(values, pd.Categorical):
-            for one, two in twin_levels(values.categories):
-                sentence = f"Column '{name}': '{one}' and '{two}' differ in case or spaces only, but count as two."
-                yield Finding(WARNING, None, name, sentence)
-            continue
-        found = sentinel(values)
-        if found is not None:
-            code, count = found
-            sentence = f"Column '{name}': {code:g} stands in {counted(count, 'row')}, far from all other values; if it "
-            yield Finding(WARNING, None, name, sentence + "means missing, leave those cells empty.")
+    """Columns that tell the target, codes for missing values, and levels that are one level, spelt twice."""
     if facts.target is not None:
-        for one, two in twin_levels(facts.target.classes):
-            sentence = f"Target '{facts.roles.target}': classes '{one}' and '{two}' differ in case or spaces only."
-            yield Finding(WARNING, None, facts.roles.target, sentence)
+        columns = {name: values for name, (_, values) in facts.columns.items() if name not in facts.useless}
+        for name, sentence in suspicious(columns, facts.target, facts.roles.target):
+            yield Finding(WARNING, None, name, sentence)
 
 
 def client_column_findings(facts: Facts) -> Iterator[Finding]:

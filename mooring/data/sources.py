@@ -35,6 +35,7 @@ from mooring.data.roles import (
 )
 from mooring.data.schema import Schema, describe, encode, to_numbers
 from mooring.data.splits import TRAIN, shares_of
+from mooring.data.suspicions import suspicious
 from mooring.data.tables import Table
 from mooring.data.target import Target, known_target
 
@@ -117,6 +118,7 @@ def load(
             x, said = to_numbers(reading.columns, schema.columns)
             x = (x - np.array(schema.mean)) / np.array(schema.scale)
             notes += [*describe(schema.columns, schema.dropped), *said]
+            notes += [sentence for _, sentence in suspicious(reading.columns, answer, roles.target)]
     else:
         learnt = schema
         answer = Target(schema.kind, target_of(table, roles, schema), schema.classes, [])

@@ -3,7 +3,7 @@ target away."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,13 +11,39 @@ import pandas as pd
 
 from mooring.data.clients import BINARY, CLASSES
 from mooring.data.columns import Values, missing
+from mooring.data.tables import counted
 from mooring.data.target import Target
 
 SENTINELS = (-9.0, -99.0, -999.0, -9999.0, -99999.0, 99.0, 999.0, 9999.0, 99999.0, 999999.0, -1e4, -1e6)
 FEW_LEVELS = 50
 NEARLY_ALL = 0.999  # share of the target's variation, or of its rows, that one column explains
 ONE_SIDED = 0.99  # a class with this share is predicted nearly always without any column
-LEAST_ROWS = 30
+LEAST_ROWS, MOST_ROWS = 30, 100_000  # of those to see whether a column gives the target away
+
+
+def suspicious(columns: Mapping[str, Values], target: Target, name_of_target: str) -> Iterator[tuple[str, str]]:
+    """(column, a sentence) for everything that looks odd."""
+    for name, values in columns.items():
+        same = values.codes if isinstance(values, pd.Categorical) else values
+        if (not isinstance(values, pd.Categorical) or target.classes) and np.array_equal(same, target.y):
+            yield name, f"Column '{name}' equals the target '{name_of_target}'."
+        elif gives_away(values, target):
+            yield (
+                name,
+                f"Column '{name}' alone tells the target '{name_of_target}' nearly perfectly; is it known beforehand?",
+            )
+        if isinstance(values, pd.Categorical):
+            for one, two in twin_levels(values.categories):
+                yield name, f"Column '{name}': '{one}' and '{two}' differ in case or spaces only, but count as two."
+        elif found := sentinel(values):
+            code, count = found
+            yield (
+                name,
+                f"Column '{name}': {code:g} stands in {counted(count, 'row')}, far from all other values; if it means "
+                "missing, leave those cells empty.",
+            )
+    for one, two in twin_levels(target.classes):
+        yield name_of_target, f"Target '{name_of_target}': classes '{one}' and '{two}' differ in case or spaces only."
 
 
 def sentinel(values: np.ndarray) -> tuple[float, int] | None:
@@ -53,7 +79,8 @@ def gives_away(values: Values, target: Target) -> bool:
     Few levels: the most frequent class of each level (or its mean) explains nearly all. Many numbers: the correlation
     with a number is nearly 1; or, along the sorted column, the class changes hardly more often than there are classes.
     """
-    known = ~missing(values) if isinstance(values, pd.Categorical) else np.isfinite(values)
+    known = np.flatnonzero(~missing(values) if isinstance(values, pd.Categorical) else np.isfinite(values))
+    known = known[:: 1 + len(known) // MOST_ROWS]
     y = np.asarray(target.y)[known]
     if len(y) < LEAST_ROWS:
         return False

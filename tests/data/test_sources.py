@@ -361,3 +361,18 @@ def test_large_finite_inputs_are_taken():
     """A sum that overflows is no proof of infinite terms."""
     images = np.full((30, 4, 4), 1e308)
     assert len(load((images, np.arange(30) % 3, np.arange(30) % 2))) == 2
+
+
+def test_values_that_are_not_what_they_seem_are_noted_wherever_a_table_is_read():
+    frame = table((40, 40))
+    frame["u"] = frame["u"].where(np.arange(80) % 10 > 0, -999.0)
+    frame["weather"] = np.where(np.arange(80) % 2, "rain", "Rain")
+    frame["again"] = 2 * frame["y"] + 1
+    said = load(frame, client="site", target="y").notes
+    assert (
+        "Column 'u': -999 stands in 8 rows, far from all other values; if it means missing, leave those cells empty."
+        in said
+    )
+    assert "Column 'weather': 'Rain' and 'rain' differ in case or spaces only, but count as two." in said
+    assert "Column 'again' alone tells the target 'y' nearly perfectly; is it known beforehand?" in said
+    assert not any("Column" in note for note in load(frame[["site", "v", "w", "y"]], client="site", target="y").notes)
