@@ -1,12 +1,12 @@
 """How long a round of a real federation takes, beside a minimal Flower app written by hand that does the same work.
 
-    python -m benchmarks.federation [--clients 3,10,20] [--rounds 5] [--ways embedded,stock,hand]
+    python -m benchmarks.federation [--clients 3,10,20] [--rounds 5] [--ways embedded,stock,hand] [--evaluate 1]
 
 Processes on this machine, over TLS, with enrolled keys. A round is ten steps of gradient descent on each client's own
 table (100 rows, 5 columns), the weighted mean, and everyone's loss under it. Times are medians of the clock between
 rounds, the first left out, and what all processes computed meanwhile, on average: on a busy machine the clock tells how
 busy it is. Megabytes are those of the server's app and of the largest client, after the second round and after the
-last: the difference over many rounds is what leaks.
+last: the difference over many rounds is what leaks (`--clients 20 --rounds 100 --ways embedded --evaluate 100`).
 
 The app by hand is what Flower's own tutorial does: `FedAvg.start` and a stock node for each client.
 """
@@ -105,11 +105,11 @@ class Taken(dict):
     and the largest client."""
 
 
-def with_mooring(folder: Path, tables: Path, rounds: int, embedded: bool, watch: Watch) -> Taken:
+def with_mooring(folder: Path, tables: Path, rounds: int, evaluate: int, embedded: bool, watch: Watch) -> Taken:
     run = folder / "run.toml"
     run.write_text(
         f'[data]\nsource = "{tables}"\ntarget = "y"\n\n[algorithm]\nname = "fedavg"\neta = {ETA}\nsteps = {STEPS}\n\n'
-        f"[training]\nrounds = {rounds}\nevaluate_every = 1\nthreads = 1\n"
+        f"[training]\nrounds = {rounds}\nevaluate_every = {evaluate}\nthreads = 1\nbaselines = false\n"
     )
     told: list[float] = []
     used: list[Used] = []
@@ -244,6 +244,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", default="3,10,20")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--evaluate", type=int, default=1, help="rounds from one evaluation to the next")
     parser.add_argument("--ways", default="embedded,stock,hand")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
@@ -256,7 +257,7 @@ def main() -> None:
                 taken = (
                     by_hand(folder, tables, asked.rounds, clients, watch)
                     if way == "hand"
-                    else with_mooring(folder, tables, asked.rounds, way == "embedded", watch)
+                    else with_mooring(folder, tables, asked.rounds, asked.evaluate, way == "embedded", watch)
                 )
             out.append({"clients": clients, "way": way, **taken})
             (a, b), (c, d) = taken["server"], taken["client"]

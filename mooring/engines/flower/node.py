@@ -118,7 +118,7 @@ def in_words(error: Exception) -> str:
     if "401" in text:
         return "it does not accept our signature: is this machine's clock right, and the key the one enrolled?"
     if IN_USE in text:
-        return "it knows a client with this key that is connected, or was less than a minute ago"
+        return "this key is not enrolled there yet, or a client with it was connected less than a minute ago"
     return text.split("\n")[-1] or type(error).__name__
 
 
