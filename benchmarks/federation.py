@@ -30,7 +30,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from mooring.engines.flower import federation, keys
+from mooring.engines.flower import federation, keys, processes, superlink
+from mooring.engines.flower.app_files import PYPROJECT
 
 COLUMNS, ROWS, STEPS, ETA = 5, 100, 10, 0.05
 EVERY = 0.2  # seconds between looks at what processes use
@@ -125,25 +126,25 @@ def with_mooring(folder: Path, tables: Path, rounds: int, evaluate: int, embedde
 
 def by_hand(folder: Path, tables: Path, rounds: int, clients: int, watch: Watch) -> Taken:
     names = [file.stem for file in sorted(tables.iterdir())]
-    key_folder, port = folder / "keys", federation.free_port()
+    key_folder, port = folder / "keys", processes.free_port()
     keys.init(key_folder, names)
     told: list[float] = []
     used: list[Used] = []
     with ExitStack() as stack:
-        address, ca, alive = stack.enter_context(federation.superlink(folder, "127.0.0.1", port, key_folder, False))
-        control = federation.controls(address, ca)
+        address, ca, alive = stack.enter_context(superlink.superlink(folder, "127.0.0.1", port, key_folder, False))
+        control = superlink.controls(address, ca)
         for name, key in keys.enrolled(key_folder).items():
-            federation.enrol(control, name, key)
+            superlink.enrol(control, name, key)
         for name in names:
-            words = [federation.STARTED, "supernode", "--superlink", address, "--root-certificates", str(ca)]
+            words = [processes.STARTED, "supernode", "--superlink", address, "--root-certificates", str(ca)]
             words += ["--node-config", f'data="{tables / name}.csv"', "--host", "127.0.0.1"]
             words += [
                 "--port",
-                str(federation.free_port()),
+                str(processes.free_port()),
                 "--auth-supernode-private-key",
                 str(key_folder / "clients" / name),
             ]
-            stack.enter_context(federation.process(words, folder / "homes" / name, folder / f"{name}.log"))
+            stack.enter_context(processes.process(words, folder / "homes" / name, folder / f"{name}.log"))
         progress = folder / "progress.jsonl"
         start(control, {"clients": str(clients), "rounds": str(rounds), "progress": str(progress)})
         with federation.tail(progress) as lines:
@@ -166,9 +167,7 @@ def start(control: Any, config: dict[str, str]) -> None:
     from flwr.supercore.fab import Fab
 
     about = (
-        federation.PYPROJECT.replace("mooring_app", "hand")
-        .replace("mooring-app", "hand")
-        .replace('run = ""\n', 'rounds = ""\n')
+        PYPROJECT.replace("mooring_app", "hand").replace("mooring-app", "hand").replace('run = ""\n', 'rounds = ""\n')
     )
     files = {"pyproject.toml": about, "hand/__init__.py": "", "hand/server.py": SERVER, "hand/client.py": CLIENT}
     content, _ = build_fab_from_files({name: text.encode() for name, text in files.items()})
@@ -206,7 +205,7 @@ class Watch:
     def usage(self) -> Used:
         server, client = 0.0, 0.0
         with self.lock:
-            for number, words, size, parent, begun, ticks in sorted(processes()):
+            for number, words, size, parent, begun, ticks in sorted(all_processes()):
                 if parent in self.mine or number in self.mine:
                     self.mine.add(number)
                     if number == os.getpid():
@@ -219,7 +218,7 @@ class Watch:
             return Used(server, client, sum(self.ticks.values()) / os.sysconf("SC_CLK_TCK"))
 
 
-def processes() -> Iterator[tuple[int, str, float, int, int, int]]:
+def all_processes() -> Iterator[tuple[int, str, float, int, int, int]]:
     """Number, command, megabytes, parent, time of birth and ticks of processor time of each."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

@@ -81,8 +81,8 @@ def join(
     RUN is the same run file as the server's. Rows and the personal model stay in this machine's folders.
     """
     from mooring.advice.at_home import AdvisedHome
-    from mooring.engines.flower.federation import join as take_part
     from mooring.engines.flower.home import Home
+    from mooring.engines.flower.joining import join as take_part
     from mooring.report.terminal import Display
 
     told = take_part(
@@ -141,7 +141,7 @@ def federation_app(run: Run, folder: Annotated[Path, typer.Argument(hidden=True,
 
     RUN is a run file, FOLDER the app's new folder.
     """
-    from mooring.engines.flower.federation import write_app
+    from mooring.engines.flower.app_files import write_app
     from mooring.report.terminal import Display
 
     write_app(run, folder)
@@ -158,7 +158,7 @@ def keys_init(
     host: Annotated[list[str] | None, typer.Option("--host", metavar="A,B", help="The server's host names.")] = None,
 ) -> None:
     """Make a certificate authority, the server's certificate and a key for each client, as far as they lack."""
-    from mooring.engines.flower.federation import need_flower
+    from mooring.engines.flower.processes import need_flower
     from mooring.report.terminal import Display
 
     need_flower()

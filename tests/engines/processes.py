@@ -11,8 +11,9 @@ import time
 import torch
 
 from mooring.engines.fit import fit
-from mooring.engines.flower import federation, keys
+from mooring.engines.flower import keys
 from mooring.engines.flower.home import RESULT, digest_of_run
+from mooring.engines.flower.processes import free_port
 from mooring.engines.request import request
 from mooring.runs.checkpoint import generations
 from mooring.runs.directory import open_run
@@ -135,7 +136,7 @@ class Federation:
 
     def __init__(self, tmp_path, path, folder, *, kind=Child, embedded=True, tls=True, port=None, through=None):
         self.path, self.folder, self.kind, self.tmp = path, folder, kind, tmp_path
-        self.out, self.place, self.port = tmp_path / "out", tmp_path / "out.federation", port or federation.free_port()
+        self.out, self.place, self.port = tmp_path / "out", tmp_path / "out.federation", port or free_port()
         self.names = sorted(file.stem for file in folder.iterdir())
         self.embedded, self.tls, self.through = embedded, tls, through
         if tls:

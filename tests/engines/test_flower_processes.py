@@ -27,9 +27,11 @@ from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 from mooring.commands.federation import in_a_sentence
 from mooring.core.errors import RequestError
 from mooring.engines.fit import fit
-from mooring.engines.flower import client_app, federation, keys, node, started
+from mooring.engines.flower import client_app, federation, keys, node, processes, started, superlink
+from mooring.engines.flower.app_files import write_app
 from mooring.engines.flower.door import bring, door
 from mooring.engines.flower.home import Home
+from mooring.engines.flower.joining import join as join_
 from mooring.engines.flower.packing import pack, unpack
 from mooring.engines.flower.parcels import Parcel
 from mooring.engines.flower.replies import reply_of
@@ -70,7 +72,7 @@ def test_the_page_on_deploying_works_as_typed(tmp_path, monkeypatch):
         (tmp_path / name / "run.toml").write_text(run)
     (tmp_path / "run.toml").write_text(run)
     monkeypatch.chdir(tmp_path)
-    port = federation.free_port()
+    port = processes.free_port()
 
     def command(line, who):
         words = line.replace("fed.example.org:9092", f"127.0.0.1:{port}").replace("0.0.0.0", "127.0.0.1").split()[1:]
@@ -231,7 +233,7 @@ def test_a_server_that_has_gone_costs_a_client_that_is_done_no_time(tmp_path):
         return len(asked) > 2  # not when it begins
 
     begun = time.monotonic()
-    node.live(home, f"127.0.0.1:{federation.free_port()}", ca=None, key=None, say=said.append, until=done)
+    node.live(home, f"127.0.0.1:{processes.free_port()}", ca=None, key=None, say=said.append, until=done)
     assert time.monotonic() - begun < 5 and len(said) == 1 and said[0].startswith("looking for 127.0.0.1:")
 
 
@@ -301,7 +303,7 @@ def test_what_is_not_safe_is_refused_before_anything_starts(tmp_path):
 
     def join(match, data="site 0.csv", **how):
         with pytest.raises(RequestError, match=match):
-            federation.join(path, folder / data, tmp_path / "state", say=print, **how)
+            join_(path, folder / data, tmp_path / "state", say=print, **how)
 
     join("needs TLS")
     join("for this machine only", insecure=True, server="10.0.0.1:9092")
@@ -332,14 +334,14 @@ def test_a_simulation_without_ray_is_refused(tmp_path, monkeypatch):
 def test_the_app_of_a_run_is_a_folder_of_its_own(tmp_path):
     """For a fit and for an advice; the run file is filled in."""
     path, _ = run_file(tmp_path, "fedavg")
-    app = federation.write_app(path, tmp_path / "app")
+    app = write_app(path, tmp_path / "app")
     about = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
     assert about["config"]["run"] == str(path) and about["components"]["clientapp"] == "mooring_app.client:app"
     assert "client_app.app" in (app / "mooring_app" / "client.py").read_text()
     with pytest.raises(RequestError, match="already exists"):
-        federation.write_app(path, app)
+        write_app(path, app)
     path.write_text('[mooring]\npurpose = "advise"\n' + path.read_text().replace('[algorithm]\nname = "fedavg"\n', ""))
-    advice = federation.write_app(path, tmp_path / "advice")
+    advice = write_app(path, tmp_path / "advice")
     assert "mooring.advice.flower_app.server" in (advice / "mooring_app" / "server.py").read_text()
 
 
@@ -347,25 +349,25 @@ def test_the_app_of_a_run_is_a_folder_of_its_own(tmp_path):
 def test_plain_flwr_run_gives_the_same_models(tmp_path):
     """A SuperLink and SuperNodes as Flower starts them, and its own command."""
     path, folder = run_file(tmp_path, "fedavg", rounds=2, clients=2)
-    app, out = federation.write_app(path, tmp_path / "app"), tmp_path / "out"
-    port, bin_ = federation.free_port(), Path(sys.executable).parent
+    app, out = write_app(path, tmp_path / "app"), tmp_path / "out"
+    port, bin_ = processes.free_port(), Path(sys.executable).parent
     with ExitStack() as stack:
 
         def start(name, *words):
             """One of Flower's commands, with a home of its own, ended with the block."""
             with (tmp_path / f"{name}.log").open("wb") as log:
-                known = federation.environment(tmp_path / f"home {name}")
+                known = processes.environment(tmp_path / f"home {name}")
                 one = subprocess.Popen([bin_ / words[0], *words[1:]], env=known, stdout=log, stderr=log)
-            stack.callback(federation.end, one)
+            stack.callback(processes.end, one)
             return one
 
         address = f"127.0.0.1:{port}"
         words = ["--insecure", "--host", "127.0.0.1", "--port", str(port), "--database", str(tmp_path / "state.db")]
         start("link", "flower-superlink", *words, "--disable-runtime-dependency-installation")
-        wait_until(lambda: federation.answers(address, None))
+        wait_until(lambda: superlink.answers(address, None))
         for i, file in enumerate(sorted(folder.iterdir())):
             told = f'run="{path}" data="{file}" state="{tmp_path / f"state {i}"}"'
-            where = ["--superlink", address, "--host", "127.0.0.1", "--port", str(federation.free_port())]
+            where = ["--superlink", address, "--host", "127.0.0.1", "--port", str(processes.free_port())]
             start(f"node {i}", "flower-supernode", "--insecure", *where, "--node-config", told)
         (tmp_path / "home run").mkdir()
         (tmp_path / "home run" / "config.toml").write_text(

@@ -23,9 +23,10 @@ from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest
 from flwr.proto.node_pb2 import Node
 from flwr.supernode import node_auth_http_interceptor as signing
 
-from mooring.engines.flower import federation, keys, node
 from mooring.engines.flower import home as homes
+from mooring.engines.flower import keys, node
 from mooring.engines.flower.home import digest_of_run
+from mooring.engines.flower.processes import free_port
 from mooring.engines.flower.started import LARGEST
 from mooring.engines.request import request
 from mooring.runs.tensors import read_tensors
@@ -261,7 +262,7 @@ def test_nothing_leaves_but_what_is_declared(tmp_path, monkeypatch):
     monkeypatch.setitem(homes.ANSWERS, "visit", noted)
 
     def work():
-        port = federation.free_port()
+        port = free_port()
         tap = Tap(port)
         with Federation(tmp_path, path, folder, tls=False, port=port, through=tap.port) as here:
             wait_until(lambda: here.alive["server"].poll() is not None)

@@ -14,5 +14,9 @@ secure.py       Flower's secure aggregation around a visit
 started.py      Flower's processes: the SuperLink behind its guard, stock nodes
 on_ray.py       Flower's own simulation instead of processes
 keys.py         certificates and client keys
-federation.py   what the commands serve, join and federation up start and stop
+processes.py    processes that are started, watched and ended
+superlink.py    Flower's SuperLink, and what is asked of it
+app_files.py    the Flower app of a run, as files
+joining.py      what the command join does
+federation.py   what the commands serve and federation up start and stop
 """

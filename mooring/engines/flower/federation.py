@@ -1,103 +1,49 @@
-"""What `mooring serve`, `mooring join` and `mooring federation up` start, watch and stop.
+"""What `mooring serve` and `mooring federation up` start, watch and stop.
 
-    serve   a SuperLink behind its guard, our app as its one run, and lines of progress from it
-    join    a node for one client: Flower's own, or the embedded one
-    up      both on this machine, a client for each table of a folder
-
-Every process that is started here ends with the process that started it. Telemetry and update checks are off.
+serve   a SuperLink behind its guard, our app as its one run, and lines of progress from it
+up      a server and its clients on this machine, a client for each table of a folder
 """
 
 from __future__ import annotations
 
 import base64
 import datetime
-import hashlib
 import importlib.util
-import ipaddress
 import json
-import os
-import re
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 from mooring.core.errors import RequestError, WorkError
 from mooring.data.readers import ENDINGS, ending_of, stem_of
 from mooring.engines.fit import Tell, silent
 from mooring.engines.flower import keys
-from mooring.engines.flower.home import DISMISSED, DONE, RESULT, Home
+from mooring.engines.flower.app_files import app_of
+from mooring.engines.flower.processes import (
+    GRACE,
+    STARTED,
+    Say,
+    end,
+    environment,
+    free_port,
+    is_loopback,
+    need_flower,
+    process,
+)
+from mooring.engines.flower.superlink import REFUSED, controls, enrol, status, stop_old_runs, submit, superlink
 from mooring.engines.request import asked_run
-from mooring.runs.files import read_json
 from mooring.runs.runfile import RunFile
 
 PORT = 9092
-STARTED, ON_RAY = "mooring.engines.flower.started", "mooring.engines.flower.on_ray"
+ON_RAY = "mooring.engines.flower.on_ray"
 SIMULATION = "flower-simulation"
-PATIENCE = 300.0  # seconds that a process may take to start, on a machine that is busy
-GRACE = 5.0  # seconds that a process has to end
 CLOCK = 5.0  # seconds that a client's clock may be off, as Flower has it
-REFUSED = "refused.jsonl"  # whom the guard saw refused
-Say = Callable[[str], None]
-
-PYPROJECT = """[project]
-name = "mooring-app"
-version = "1.0.0"
-description = "A Mooring run"
-license = "Apache-2.0"
-dependencies = []
-
-[tool.flwr.app]
-publisher = "mooring"
-
-[tool.flwr.app.components]
-serverapp = "mooring_app.server:app"
-clientapp = "mooring_app.client:app"
-
-[tool.flwr.app.config]
-run = ""
-out = ""
-progress = ""
-clients = ""
-"""
-APPS = {  # by purpose: where Flower finds the two apps
-    "fit": ("mooring.engines.flower.client_app.app", "mooring.engines.flower.server_app.app"),
-    "advise": ("mooring.advice.flower_app.client", "mooring.advice.flower_app.server"),
-}
-
-
-def app_of(run: RunFile) -> dict[str, str]:
-    """The files of the Flower app that runs this."""
-    files = {"pyproject.toml": PYPROJECT, "mooring_app/__init__.py": ""}
-    for name, place in zip(("client", "server"), APPS[run.mooring.purpose]):
-        module, _, what = place.rpartition(".")
-        files[f"mooring_app/{name}.py"] = f"import {module}\n\napp = {module}.{what}\n"
-    return files
-
-
-def write_app(path: str | Path, folder: str | Path) -> Path:
-    """The Flower app of a run file as a folder that `flwr run` starts; `run` is filled in, the rest is for
-    --run-config."""
-    run, folder = asked_run(path), Path(folder)
-    if folder.exists():
-        raise RequestError(f"{folder} already exists; choose another folder for the app.")
-    for name, text in app_of(run).items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text.replace('run = ""', f"run = {json.dumps(str(Path(path).resolve()))}"))
-    return folder
-
-
-def need_flower() -> None:
-    """One sentence where the extra is missing."""
-    if importlib.util.find_spec("flwr") is None:
-        raise RequestError("a federation across machines needs Flower; install it with: pip install 'mooring[flower]'.")
 
 
 def serve(
@@ -170,169 +116,6 @@ def check_lines(host: str, insecure: bool, key_folder: Path | None) -> None:
             raise RequestError(f"{key_folder} has no {name}; make it with `mooring keys init`.")
 
 
-def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    with suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return False
-
-
-def environment(home: Path) -> dict[str, str]:
-    """For Flower's processes: silent, with a home of their own, our package and its commands within reach."""
-    home.mkdir(parents=True, exist_ok=True)
-    package = str(Path(__file__).resolve().parents[3])
-    paths = [package, *(part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part)]
-    return os.environ | {
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_HOME": str(home),
-        "MOORING_PARENT": str(os.getpid()),
-        "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
-    }
-
-
-@contextmanager
-def process(arguments: list[str], home: Path, log: Path, **known: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that writes to a log and is ended with the block; `known` are variables of its environment."""
-    with log.open("ab") as file:
-        started = subprocess.Popen(
-            [sys.executable, "-m", *arguments],
-            env=environment(home) | known,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-        )
-    try:
-        yield started
-    finally:
-        end(started)
-
-
-def end(started: subprocess.Popen[bytes]) -> None:
-    for word, seconds in ((signal.SIGTERM, GRACE), (signal.SIGKILL, GRACE)):
-        if started.poll() is not None:
-            return
-        started.send_signal(word)
-        with suppress(subprocess.TimeoutExpired):
-            started.wait(seconds)
-
-
-@contextmanager
-def superlink(
-    folder: Path, host: str, port: int, key_folder: Path | None, lasting: bool
-) -> Iterator[tuple[str, Path | None, Callable[[], bool]]]:
-    """A SuperLink whose files are in `folder`; its address for this machine, the certificate to check it by, and
-    whether it still lives."""
-    wait_for_port(host, port)
-    arguments = [STARTED, "superlink", "--host", host, "--port", str(port)]
-    arguments += ["--database", str(folder / "state.db")] if lasting else []
-    arguments += ["--disable-runtime-dependency-installation"]
-    ca = None
-    if key_folder is None:
-        arguments += ["--insecure"]
-    else:
-        ca = key_folder / keys.CA
-        arguments += ["--ssl-ca-certfile", str(ca), "--ssl-certfile", str(key_folder / keys.SERVER)]
-        arguments += ["--ssl-keyfile", str(key_folder / keys.SERVER_KEY), "--enable-supernode-auth"]
-    address = f"{host if is_loopback(host) else '127.0.0.1'}:{port}"
-    log = folder / "superlink.log"
-    with process(arguments, folder / "home", log, MOORING_REFUSED=str(folder / REFUSED)) as started:
-        begun = time.monotonic()
-        while not answers(address, ca):
-            if started.poll() is not None or time.monotonic() - begun > PATIENCE:
-                raise WorkError(f"Flower's SuperLink did not start; {log} says why.")
-            time.sleep(0.2)
-        yield address, ca, lambda: started.poll() is None
-
-
-def wait_for_port(host: str, port: int) -> None:
-    """The SuperLink of a server that was killed may take a moment to end."""
-    begun = time.monotonic()
-    while True:
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host, port))
-                return
-            except OSError as error:
-                if time.monotonic() - begun > 3 * GRACE:
-                    raise RequestError(f"port {port} of {host} is taken ({error.strerror}); choose --port.") from error
-        time.sleep(0.3)
-
-
-def answers(address: str, ca: Path | None) -> bool:
-    import ssl
-
-    import httpx
-
-    check: Any = True if ca is None else ssl.create_default_context(cafile=str(ca))
-    try:
-        return httpx.get(f"{'http' if ca is None else 'https'}://{address}/health", verify=check, timeout=2).is_success
-    except httpx.HTTPError:
-        return False
-
-
-def controls(address: str, ca: Path | None) -> Any:
-    """A client of the interface that starts and stops runs."""
-    from flwr.cli.cli_client_interceptor import CliClientHttpInterceptor
-    from flwr.supercore.control import ControlHttpClient
-    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-
-    return ControlHttpClient.from_server_address(
-        server_address=address,
-        insecure=ca is None,
-        root_certificates=None if ca is None else ca.read_bytes(),
-        interceptors=[CliClientHttpInterceptor(), RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
-    )
-
-
-def stop_old_runs(control: Any, say: Say) -> None:
-    """A run that a killed server left would go on beside the new one."""
-    from flwr.proto.control_pb2 import ListRunsRequest, StopRunRequest
-
-    for number, run in control.ListRuns(ListRunsRequest()).run_dict.items():
-        if run.status.status != "finished":
-            control.StopRun(StopRunRequest(run_id=number))
-            say("an interrupted run was stopped; it goes on from its checkpoint")
-
-
-def enrol(control: Any, name: str, key: bytes) -> None:
-    import httpx
-    from flwr.proto.control_pb2 import RegisterNodeRequest
-
-    try:
-        control.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
-    except httpx.HTTPStatusError as error:
-        if error.response.status_code not in (httpx.codes.CONFLICT, httpx.codes.PRECONDITION_FAILED):
-            raise WorkError(f"client '{name}' could not be enrolled: {error.response.text[:200]}") from error
-
-
-def submit(control: Any, config: dict[str, str], app: dict[str, str]) -> int:
-    """Start an app of these files with these settings; the number of Flower's run."""
-    from flwr.cli.build import build_fab_from_files
-    from flwr.common.serde import fab_to_proto, user_config_to_proto
-    from flwr.proto.control_pb2 import StartRunRequest
-    from flwr.supercore.fab import Fab
-
-    content, _ = build_fab_from_files({name: text.encode() for name, text in app.items()})
-    fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
-    given: dict[str, Any] = dict(config)
-    return control.StartRun(StartRunRequest(fab=fab_to_proto(fab), override_config=user_config_to_proto(given))).run_id
-
-
-def status(control: Any, number: int) -> str:
-    import httpx
-    from flwr.proto.control_pb2 import ListRunsRequest
-
-    try:
-        run = control.ListRuns(ListRunsRequest(run_id=number)).run_dict[number]
-    except httpx.TransportError:
-        return "unknown"  # whether the SuperLink lives is seen elsewhere
-    return f"{run.status.status} {run.status.sub_status}".strip()
-
-
 def follow(
     progress: Path,
     refused: Callable[[dict[str, Any]], str],
@@ -390,100 +173,6 @@ def refusal(names: dict[str, str], line: dict[str, Any]) -> str:
         if abs(off) > CLOCK:
             return f"{who} was refused: its clock is {abs(off):.0f} s {'ahead' if off > 0 else 'behind'}"
     return f"{who} was refused: its signature is not right"
-
-
-def join(
-    path: str | Path,
-    data: str | Path,
-    state: str | Path,
-    *,
-    server: str = f"127.0.0.1:{PORT}",
-    name: str | None = None,
-    ca: Path | None = None,
-    key: Path | None = None,
-    insecure: bool = False,
-    embedded: bool = False,
-    kinds: Mapping[str, type[Home]] = MappingProxyType({"fit": Home}),
-    say: Say,
-) -> dict[str, Any]:
-    """Take part with one client's table until the run is over; how its own model does, and where it is.
-
-    `kinds` are clients by the purpose of the run."""
-    need_flower()
-    host = server.rsplit(":", 1)[0].strip("[]")
-    if (ca is None or key is None) and not insecure:
-        raise RequestError("joining needs TLS: give --ca and --key, as `mooring keys init` makes them, or --insecure.")
-    if insecure and not is_loopback(host):
-        raise RequestError(f"--insecure is for this machine only, and {host} is another; give --ca and --key.")
-    run = asked_run(path)
-    home = kinds[run.mooring.purpose](run, Path(data).resolve(), Path(state).resolve(), name)
-    home.member  # noqa: B018 - what is wrong with the table is told before anything is sent
-    say(f"client '{home.name}' takes part in {home.what}. A curious server sees {home.reveals}.")
-    done, dismissed = home.folder / DONE, home.folder / DISMISSED
-    for former in (done, dismissed):
-        former.unlink(missing_ok=True)
-
-    def over() -> bool:
-        return done.exists() or dismissed.exists()
-
-    if embedded:
-        from mooring.engines.flower.node import live
-
-        live(home, server, ca=ca, key=key, say=say, until=over)
-    else:
-        stock_node(home, server, ca, key, over, say)
-    if dismissed.exists():
-        raise RequestError(f"the server does without this client: {read_json(dismissed)['why']}")
-    return read_json(done) | {"result": str(home.folder / RESULT)}
-
-
-def stock_node(home: Home, server: str, ca: Path | None, key: Path | None, until: Callable[[], bool], say: Say) -> None:
-    """Flower's own node, started anew with longer and longer pauses whenever it ends; its letters come to our door."""
-    from flwr.app import RecordDict
-
-    from mooring.engines.flower.door import door
-    from mooring.engines.flower.replies import reply_of
-
-    memory = SimpleNamespace(state=RecordDict())
-    with door(lambda message: reply_of(home, message, memory)) as address:
-        keep_node(home, server, ca, key, address, until, say)
-
-
-def keep_node(
-    home: Home, server: str, ca: Path | None, key: Path | None, address: str, until: Callable[[], bool], say: Say
-) -> None:
-    import httpx
-
-    from mooring.engines.flower.door import DOOR
-    from mooring.engines.flower.node import remember_node, take_leave
-
-    home.folder.mkdir(parents=True, exist_ok=True)
-    pause, log = 1.0, home.folder / "supernode.log"
-    say(f"looking for {server} with Flower's own node, which writes to {log}")
-    while not until():
-        if log.exists() and (known := re.findall(r"SuperNode ID: (\d+)", log.read_text(errors="replace"))):
-            remember_node(home, int(known[-1]))
-        with suppress(httpx.HTTPError):  # the node itself tells what is wrong with the connection
-            take_leave(home, server, ca, key)
-        arguments = [STARTED, "supernode", "--superlink", server, "--node-config", f"{DOOR}={json.dumps(address)}"]
-        arguments += ["--host", "127.0.0.1", "--port", str(free_port())]
-        arguments += ["--insecure"] if ca is None else ["--root-certificates", str(ca)]
-        arguments += [] if key is None else ["--auth-supernode-private-key", str(key)]
-        with process(arguments, home.folder / "home", log) as started:
-            while started.poll() is None and not until():
-                time.sleep(0.3)
-            if until():
-                time.sleep(2 * GRACE)  # the last reply is on its way
-                return
-        say(f"Flower's node ended (see {log}); it is started again in {pause:g} s")
-        time.sleep(pause)
-        pause = min(2 * pause, 30.0)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def up(

@@ -1,0 +1,100 @@
+"""Processes that are started, watched and ended: each ends with the process that started it.
+
+Telemetry and update checks are off in all of them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import ipaddress
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from mooring.core.errors import RequestError
+
+STARTED = "mooring.engines.flower.started"
+GRACE = 5.0  # seconds that a process has to end
+Say = Callable[[str], None]
+
+
+def need_flower() -> None:
+    """One sentence where the extra is missing."""
+    if importlib.util.find_spec("flwr") is None:
+        raise RequestError("a federation across machines needs Flower; install it with: pip install 'mooring[flower]'.")
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return False
+
+
+def environment(home: Path) -> dict[str, str]:
+    """For Flower's processes: silent, with a home of their own, our package and its commands within reach."""
+    home.mkdir(parents=True, exist_ok=True)
+    package = str(Path(__file__).resolve().parents[3])
+    paths = [package, *(part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part)]
+    return os.environ | {
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_HOME": str(home),
+        "MOORING_PARENT": str(os.getpid()),
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+    }
+
+
+@contextmanager
+def process(arguments: list[str], home: Path, log: Path, **known: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that writes to a log and is ended with the block; `known` are variables of its environment."""
+    with log.open("ab") as file:
+        started = subprocess.Popen(
+            [sys.executable, "-m", *arguments],
+            env=environment(home) | known,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        yield started
+    finally:
+        end(started)
+
+
+def end(started: subprocess.Popen[bytes]) -> None:
+    for word, seconds in ((signal.SIGTERM, GRACE), (signal.SIGKILL, GRACE)):
+        if started.poll() is not None:
+            return
+        started.send_signal(word)
+        with suppress(subprocess.TimeoutExpired):
+            started.wait(seconds)
+
+
+def wait_for_port(host: str, port: int) -> None:
+    """The SuperLink of a server that was killed may take a moment to end."""
+    begun = time.monotonic()
+    while True:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+                return
+            except OSError as error:
+                if time.monotonic() - begun > 3 * GRACE:
+                    raise RequestError(f"port {port} of {host} is taken ({error.strerror}); choose --port.") from error
+        time.sleep(0.3)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
