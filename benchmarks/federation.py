@@ -17,6 +17,7 @@ import argparse
 import hashlib
 import itertools
 import json
+import multiprocessing
 import os
 import statistics
 import tempfile
@@ -30,7 +31,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from mooring.engines.flower import federation, keys, processes, superlink
+from mooring.engines.flower import federation, joining, keys, processes, superlink
 from mooring.engines.flower.app_files import PYPROJECT
 
 COLUMNS, ROWS, STEPS, ETA = 5, 100, 10, 0.05
@@ -120,8 +121,41 @@ def with_mooring(folder: Path, tables: Path, rounds: int, evaluate: int, embedde
             told.append(time.monotonic())
             used.append(watch.usage())
 
-    federation.up(run, tables, folder / "out", embedded=embedded, say=lambda sentence: None, tell=tell)
+    files, port, key_folder = sorted(tables.iterdir()), processes.free_port(), folder / "keys"
+    keys.init(key_folder, [file.stem for file in files])
+    fork = multiprocessing.get_context("fork").Process  # so that Python and its modules are not loaded for each
+    clients = [fork(target=client, args=(run, file, folder, port, embedded)) for file in files]
+    for one in clients:
+        one.start()
+    try:
+        federation.serve(
+            run,
+            folder / "out",
+            key_folder=key_folder,
+            port=port,
+            clients=len(files),
+            lasting=False,
+            say=quiet,
+            tell=tell,
+        )
+        for one in clients:
+            one.join(60)
+    finally:
+        for one in clients:
+            one.kill()
     return summary(told, used)
+
+
+def client(run: Path, file: Path, folder: Path, port: int, embedded: bool) -> None:
+    """What `mooring join` does."""
+    ca, key = folder / "keys" / keys.CA, folder / "keys" / keys.CLIENTS / file.stem
+    joining.join(
+        run, file, folder / file.stem, server=f"127.0.0.1:{port}", ca=ca, key=key, embedded=embedded, say=quiet
+    )
+
+
+def quiet(sentence: str) -> None:
+    pass
 
 
 def by_hand(folder: Path, tables: Path, rounds: int, clients: int, watch: Watch) -> Taken:

@@ -27,6 +27,7 @@ from mooring.engines.flower import keys
 from mooring.engines.flower.app_files import app_of
 from mooring.engines.flower.processes import (
     GRACE,
+    PORT,
     STARTED,
     Say,
     end,
@@ -40,7 +41,6 @@ from mooring.engines.flower.superlink import REFUSED, controls, enrol, status, s
 from mooring.engines.request import asked_run
 from mooring.runs.runfile import RunFile
 
-PORT = 9092
 ON_RAY = "mooring.engines.flower.on_ray"
 SIMULATION = "flower-simulation"
 CLOCK = 5.0  # seconds that a client's clock may be off, as Flower has it

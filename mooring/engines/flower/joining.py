@@ -13,7 +13,7 @@ from typing import Any
 
 from mooring.core.errors import RequestError
 from mooring.engines.flower.home import DISMISSED, DONE, RESULT, Home
-from mooring.engines.flower.processes import GRACE, STARTED, Say, free_port, is_loopback, need_flower, process
+from mooring.engines.flower.processes import GRACE, PORT, STARTED, Say, free_port, is_loopback, need_flower, process
 from mooring.engines.request import asked_run
 from mooring.runs.files import read_json
 
@@ -23,7 +23,7 @@ def join(
     data: str | Path,
     state: str | Path,
     *,
-    server: str,
+    server: str = f"127.0.0.1:{PORT}",
     name: str | None = None,
     ca: Path | None = None,
     key: Path | None = None,

@@ -20,6 +20,7 @@ from pathlib import Path
 from mooring.core.errors import RequestError
 
 STARTED = "mooring.engines.flower.started"
+PORT = 9092
 GRACE = 5.0  # seconds that a process has to end
 Say = Callable[[str], None]
 
