@@ -22,7 +22,6 @@ from mooring.advice.decide import Side
 from mooring.advice.explain import explained, theory_of
 from mooring.advice.families import ALONE, COMMON, LAMBDA, Setting
 from mooring.advice.folds import joined, units_of, usable
-from mooring.advice.heldout import steadied_error
 from mooring.advice.networks import Kept, network_evidence, network_folds
 from mooring.advice.plans import alpha_of, as_algorithm, kind_of, stiffness_of
 from mooring.advice.survey import Survey, as_table
@@ -240,7 +239,7 @@ def gathered(job: Job, directory: RunDir | None, tell: Tell) -> Gathered:
 
 def further(test: Tally) -> dict[str, tuple[Tensor, Tensor]]:
     """Test rows as one more witness: by pair, mean differences with their errors."""
-    return {name: (seen.observed, steadied_error(seen.error, seen.rows)) for name, seen in witnesses_of(test).items()}
+    return {name: (seen.observed, seen.error) for name, seen in witnesses_of(test).items()}
 
 
 def deploy(choice: Choice, trio: Trio, kinds: np.ndarray) -> Deployed:

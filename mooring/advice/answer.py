@@ -86,7 +86,7 @@ def of_everyone(seen: Witness, asked: Tensor, m: int) -> Witness:
         whole[asked] = part
     rows = torch.zeros(m, dtype=seen.rows.dtype)
     rows[asked] = seen.rows
-    return Witness(*parts, rows)  # type: ignore[call-arg]
+    return Witness(*parts, rows, seen.tempering)  # type: ignore[call-arg]
 
 
 def in_numbers(gain: Gain) -> Gain:

@@ -23,6 +23,7 @@ from mooring.advice.choice import MOST_CLIENTS, Choice, candidates, decide, prio
 from mooring.advice.families import ALONE, Models, Setting, fitted
 from mooring.advice.folds import FOLDS, Held, compact, cross, deal, owners, row_losses
 from mooring.advice.gain import Gain, at_future, at_rows, gains, joined_gains
+from mooring.advice.heldout import at_full_size
 from mooring.advice.losses import ByModel, ByRow, Losses
 from mooring.advice.path import BLOCK, Shape, path
 from mooring.advice.posterior import Truths, generalised_truths, has_posterior, linear_truths
@@ -124,6 +125,8 @@ def cross_fit(
     gain = None
     if prior is not None and has_posterior(task):
         gain = future_gains(task, rows, prior.noise, likely_variance(found), trio)
+    else:
+        seen = at_full_size(seen, float(parts[0].train.size.sum()) / float(some.size.sum()))
     return choice, Evidence(trio, gain, seen, judged, asked)
 
 
@@ -153,9 +156,10 @@ def future_gains(task: Any, rows: Rows, noise: Tensor, unit: Tensor, trio: Trio)
     return dict(zip(PAIRS, (joined_gains(parts) for parts in zip(*told))))
 
 
-def of_tally(trio: Trio, tally: Tally) -> Evidence:
-    """Evidence without a posterior: held-out rows alone."""
-    return Evidence(trio, None, witnesses_of(tally), mean_losses(tally), torch.arange(len(tally.rows)))
+def of_tally(trio: Trio, tally: Tally, share: Tensor | float = 1.0) -> Evidence:
+    """Evidence without a posterior: held-out rows alone, judging models of a `share` of each client's rows."""
+    seen = at_full_size(witnesses_of(tally), share)
+    return Evidence(trio, None, seen, mean_losses(tally), torch.arange(len(tally.rows)))
 
 
 def held_rows(evidence: Evidence) -> Tensor:

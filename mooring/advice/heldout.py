@@ -5,9 +5,15 @@ over rows (steadied by all clients'). The effects theta_i = gain_i / u_i are dra
 each observed with error 1/sqrt(n_i); mu and t are integrated, t on a grid: an estimate of t that happens to be 0 would
 decide about all clients at once. Effects, not gains, have one law: a client whose models differ more has both larger
 gains and larger errors, and weights by error would then be weights by gain.
+
+Rows' differences have long tails: a network is seldom wrong, but then by much. The means d_i have a kurtosis of
+k = 3 + (rows' kurtosis - 3) / n, their squares vary (k - 1) / 2 times as much as normal ones would, and so much less do
+they tell of t: its likelihood is tempered by 2 / (k - 1).
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,24 +21,76 @@ from torch import Tensor
 from mooring.advice.calibrate import Witness
 from mooring.advice.gain import Gain
 
-STEADY = 10.0  # rows' worth of everybody's variance that a client's own is steadied by
+OVER_ALONE, COMMON_OVER_ALONE = "personal over alone", "common over alone"
 SPREADS = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 8.0)  # t, in a typical client's error; half-Cauchy prior
 
 
-def steadied_error(error: Tensor, rows: Tensor) -> Tensor:
-    """[m]: standard errors of the mean differences, with row variances steadied by all clients."""
+class Moments(NamedTuple):
+    """Of rows' numbers, by client: [m] each."""
+
+    mean: Tensor
+    variance: Tensor
+    fourth: Tensor  # central moment
+
+
+def moments(rows: Tensor, sums: Tensor) -> Moments:
+    """From the sums [4, m] of the numbers and of their powers; zeros without rows."""
     n = rows.double()
-    own = error.double() ** 2 * n
+    first, second, third, fourth = torch.where(n > 0, sums.double() / n, 0.0)
+    peaks = fourth - 4 * first * third + 6 * first**2 * second - 3 * first**4
+    return Moments(first, (second - first**2).clamp(min=0), peaks.clamp(min=0))
+
+
+def steadied_error(rows: Tensor, sums: Tensor) -> Tensor:
+    """[m]: standard errors of clients' means, from the sums [4, m] of their rows' numbers and of their powers.
+
+    A client's variance is its own by the share n / (n + k), else everybody's: k is how much squares vary from row to
+    row, over how much variances vary from client to client beyond chance (Buehlmann and Straub's credibility). With
+    long tails hardly any client knows its own variance: it would be far too small where no row of large loss was in
+    sight, and these are the clients that seem to gain.
+    """
+    n = rows.double()
+    _, central, fourth = moments(rows, sums)
     freedom = (n - 1).clamp(min=0)
-    pooled = (freedom * torch.nan_to_num(own)).sum() / freedom.sum().clamp(min=1)
-    return ((freedom * torch.nan_to_num(own) + STEADY * pooled) / (freedom + STEADY) / n.clamp(min=1)).sqrt()
+    total = freedom.sum().clamp(min=1)
+    own = central * n / freedom.clamp(min=1)
+    pooled = (freedom * own).sum() / total
+    normal = 2 * own**2 * freedom / (n + 1)  # what squares of normal rows would vary: few rows show less than that
+    within = torch.maximum((n * (fourth - central**2)).sum(), (n * normal).sum()) / n.sum().clamp(min=1)
+    others = max(int((freedom > 0).sum()) - 1, 0)
+    chance = others + 2 * (2 * others) ** 0.5  # what equal variances would show at most, in 19 of 20 federations
+    seen = (freedom * (own - pooled) ** 2).sum() - chance * within
+    between = (seen / (total - (freedom**2).sum() / total).clamp(min=1)).clamp(min=0)
+    share = torch.where(between > 0, freedom * between / (freedom * between + within), 0.0)
+    return ((share * own + (1 - share) * pooled) / n.clamp(min=1)).sqrt()
+
+
+def tempering(rows: Tensor, sums: Tensor, error: Tensor) -> float:
+    """2 / (kurtosis of clients' means - 1), at most 1: how much less their spread tells than that of normal ones."""
+    n = rows.double()
+    square = n * error**2  # rows' variances
+    some = (n > 0) & (square > 0)
+    if not bool(some.any()):
+        return 1.0
+    fourth = moments(rows, sums).fourth
+    kurtosis = float((n * fourth / square**2)[some].sum() / n[some].sum())
+    return 1 / (1 + max(kurtosis - 3, 0.0) / 2 / float(n[some].mean()))
+
+
+def at_full_size(seen: dict[str, Witness], share: Tensor | float) -> dict[str, Witness]:
+    """What models of all rows gain over training alone, seen with models of a `share` of them.
+
+    What training alone loses more than a personal model falls as one over rows; it gains as much on a common model.
+    """
+    alone = seen[OVER_ALONE].observed
+    changed = {OVER_ALONE: share * alone, COMMON_OVER_ALONE: seen[COMMON_OVER_ALONE].observed - (1 - share) * alone}
+    return seen | {name: seen[name]._replace(observed=observed) for name, observed in changed.items()}
 
 
 def held_out_gain(seen: Witness) -> Gain:
     """Every client's gain from `observed`, `error` and `rows` alone; a client without rows has the others' law."""
     n = seen.rows.double()
-    error = steadied_error(seen.error, seen.rows)
-    unit = torch.where(n > 0, error * n.clamp(min=1).sqrt(), 0.0)
+    unit = torch.where(n > 0, seen.error * n.clamp(min=1).sqrt(), 0.0)
     typical = unit[n > 0].mean() if bool((n > 0).any()) else unit.sum()
     unit = torch.where(n > 0, unit, typical)
     known = (n > 0) & (unit > 0) & torch.isfinite(seen.observed)
@@ -51,7 +109,7 @@ def held_out_gain(seen: Witness) -> Gain:
     edges = torch.tensor(SPREADS, dtype=torch.float64)
     width = torch.cat([(edges[1:2] - edges[:1]) / 2, (edges[2:] - edges[:-2]) / 2, (edges[-1:] - edges[-2:-1]) / 2])
     prior = width / (1 + edges**2)
-    weight = torch.softmax(prior.log() + fit - 0.5 * total[:, 0].log(), 0)
+    weight = torch.softmax(prior.log() + seen.tempering * (fit - 0.5 * total[:, 0].log()), 0)
     own = torch.where(known, t2 / (t2 + noise), 0.0)
     mean = unit * (centre + own * (effect - centre))
     spread = torch.where(known, own * noise, t2) + (1 - own) ** 2 / total

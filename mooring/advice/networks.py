@@ -22,13 +22,13 @@ from torch import Tensor
 from mooring.advice.choice import Choice, decide
 from mooring.advice.crossfit import Evidence, of_tally, trio_from
 from mooring.advice.families import ALONE, COMMON, LAMBDA, TUNED, Models, Setting
-from mooring.advice.folds import FOLDS, compact, cross, deal, owners, row_losses, units_of
+from mooring.advice.folds import FOLDS, compact, cross, deal, joined, owners, row_losses, units_of, usable
 from mooring.advice.losses import ByRow
 from mooring.advice.tally import Tally, Trio, tally_of, total
 from mooring.algorithms.base import build
 from mooring.core.cohort import Round, Rows
 from mooring.core.errors import RequestError
-from mooring.data.clients import PARTS
+from mooring.data.clients import PARTS, Clients
 from mooring.engines.fit import Tell, train
 from mooring.engines.loop import Progress, settle
 from mooring.engines.prepare import Job, exchange_of
@@ -88,15 +88,25 @@ def network_evidence(
     if folds == 1:
         return choice, of_tally(deployed, tally_of(job.task, job.clients.test, deployed))
     told = []
-    for k, part in enumerate(
-        cross(compact(rows), job.clients.keys, job.run.training.seed, folds, units_of(job.clients)), 1
-    ):
+    others, units = apart_from_validation(job.clients)
+    for k, part in enumerate(cross(others, job.clients.keys, job.run.training.seed, folds, units), 1):
         if k not in kept:
-            trio = trained_on(job, part.train, choice, work, tell, f"fold {k} of {folds}")
+            train = joined(part.train, job.clients.validation)
+            trio = trained_on(job, train, choice, work, tell, f"fold {k} of {folds}")
             kept[k] = Kept(tally_of(job.task, part.held, trio)._asdict(), {})
             save(k, kept[k])
         told.append(Tally(**kept[k].tensors))
-    return choice, of_tally(deployed, total(told))
+    judged = total(told)
+    return choice, of_tally(deployed, judged, 1 - judged.rows / folds / rows.size.clamp(min=1))
+
+
+def apart_from_validation(clients: Clients) -> tuple[Rows, Tensor | None]:
+    """The rows that may judge a plan, and their units: validation rows chose it, and would flatter it."""
+    none = torch.zeros(len(clients), dtype=torch.long)
+    left = replace(clients, validation=Rows(clients.train.x[:0], clients.train.y[:0], none, none))
+    if clients.units is not None:
+        left = replace(left, units=clients.units | {"validation": torch.empty(0, dtype=torch.long)})
+    return usable(left), units_of(left)
 
 
 def tried(job: Job, tell: Tell) -> Kept:

@@ -1,7 +1,8 @@
 """What rows say that took no part in the fits they judge: sums over each client's rows, which it could send.
 
 Of every client its rows, the sums of its losses with each of three models (alone, common, personal), and for each pair
-of them the sums of the rows' differences of loss and of their squares. Sums of several folds add up.
+of them the sums of the rows' differences of loss and of their second, third and fourth powers. Sums of several folds
+add up.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from mooring.advice.asking import question
 from mooring.advice.calibrate import Witness
+from mooring.advice.heldout import steadied_error, tempering
 from mooring.core.cohort import Batch, Rows
 
 PAIRS = {
@@ -21,6 +23,7 @@ PAIRS = {
     "personal over common": ("common", "personal"),
     "common over alone": ("alone", "common"),
 }
+POWERS = 4
 MODELS = ("alone", "common", "personal")
 
 
@@ -36,21 +39,21 @@ class Trio(NamedTuple):
 class Tally(NamedTuple):
     rows: Tensor  # [m]
     losses: Tensor  # [3, m], sums with each of MODELS
-    gaps: Tensor  # [3, 2, m], of each of PAIRS: sums of differences, and of their squares
+    gaps: Tensor  # [3, 4, m], of each of PAIRS: sums of differences and of their powers, up to the fourth
 
 
 def tally_of(task: Any, held: Rows, trio: Trio) -> Tally:
     """The sums of these rows, with models that have not seen them."""
     if int(held.size.sum()) == 0:
         nothing = torch.zeros(len(held), dtype=torch.float64)
-        return Tally(held.size, nothing.expand(3, -1), nothing.expand(3, 2, -1))
+        return Tally(held.size, nothing.expand(3, -1), nothing.expand(3, POWERS, -1))
     found = summed_losses(task, held, trio.alone, trio.common.expand_as(trio.alone), trio.personal)
     return Tally(held.size, found.losses.T, found.gaps.permute(1, 2, 0))
 
 
 class Summed(NamedTuple):
     losses: Tensor  # [C, 3], sums with each of MODELS
-    gaps: Tensor  # [C, 3, 2], of each of PAIRS: sums of differences, and of their squares
+    gaps: Tensor  # [C, 3, 4], of each of PAIRS: sums of differences and of their powers
 
 
 @question
@@ -59,8 +62,8 @@ def summed_losses(task: Any, batch: Batch, *models: Tensor) -> Summed:
     real = batch.weight > 0
     loss = {name: torch.where(real, task.row_risk(w, batch).double(), 0.0) for name, w in zip(MODELS, models)}
     gaps = [loss[o] - loss[p] for o, p in PAIRS.values()]
-    both = [torch.stack([gap.sum(1), gap.square().sum(1)], 1) for gap in gaps]
-    return Summed(torch.stack([one.sum(1) for one in loss.values()], 1), torch.stack(both, 1))
+    powers = [torch.stack([(gap**k).sum(1) for k in range(1, POWERS + 1)], 1) for gap in gaps]
+    return Summed(torch.stack([one.sum(1) for one in loss.values()], 1), torch.stack(powers, 1))
 
 
 def total(tallies: Iterable[Tally]) -> Tally:
@@ -74,12 +77,11 @@ def mean_losses(tally: Tally) -> dict[str, Tensor]:
 
 
 def witnesses_of(tally: Tally) -> dict[str, Witness]:
-    """By pair: mean differences and their errors over the rows; nothing is predicted."""
+    """By pair: mean differences over the rows and their errors, steadied by all clients; nothing is predicted."""
     n = tally.rows.double()
     nothing = torch.full_like(n, torch.nan)
     out = {}
-    for name, (gap, square) in zip(PAIRS, tally.gaps):
-        mean = gap / n
-        left = ((square - n * mean**2) / (n - 1).clamp(min=1)).clamp(min=0)
-        out[name] = Witness(mean, (left / n).sqrt(), nothing, nothing, tally.rows)
+    for name, sums in zip(PAIRS, tally.gaps):
+        error = steadied_error(n, sums)
+        out[name] = Witness(sums[0] / n, error, nothing, nothing, tally.rows, tempering(n, sums, error))
     return out

@@ -3,6 +3,7 @@
 import numpy as np
 import torch
 
+from mooring.advice.heldout import moments
 from mooring.advice.tally import MODELS, PAIRS, Trio, mean_losses, tally_of, total, witnesses_of
 from mooring.core.cohort import Rows
 from mooring.tasks.linear import Linear
@@ -26,7 +27,7 @@ def loop(rows, models):
     return out
 
 
-def test_means_and_errors_are_those_of_the_rows():
+def test_means_and_moments_are_those_of_the_rows():
     clients, models = linear_clients(), trio()
     tally, expected = tally_of(Linear(3), clients.train, models), loop(clients.train, models)
     losses, seen = mean_losses(tally), witnesses_of(tally)
@@ -36,7 +37,9 @@ def test_means_and_errors_are_those_of_the_rows():
         for name, (o, p) in PAIRS.items():
             gap = mine[o] - mine[p]
             np.testing.assert_allclose(seen[name].observed[i], gap.mean())
-            np.testing.assert_allclose(seen[name].error[i], gap.std(ddof=1) / len(gap) ** 0.5)
+            found = moments(tally.rows, tally.gaps[list(PAIRS).index(name)])
+            np.testing.assert_allclose(found.variance[i], gap.var())
+            np.testing.assert_allclose(found.fourth[i], ((gap - gap.mean()) ** 4).mean())
             assert int(seen[name].rows[i]) == len(gap)
 
 
