@@ -1,6 +1,7 @@
 """Advice for networks against what a plan must not lose to: FedAvg, localized FedAvg and Local.
 
-    python -m benchmarks.advice_networks [--data-dir FOLDER] [--seeds 10] [--first 0] [--writers 100] [--rounds 50]
+    python -m benchmarks.advice_networks [--data-dir FOLDER] [--seeds 10] [--first 0] [--sets digits,mnist]
+                                         [--writers 100] [--rounds 50]
 
 Digits, two classes a client (a perceptron 64-32-10), and with --data-dir MNIST by its true writers (784-50-10). All
 methods are trained on the same rows and judged on 40 % of all rows that advice does not see. On digits, where what a
@@ -8,8 +9,9 @@ client sees depends on its classes alone, every client is judged on all of these
 each class with its share at the client; a writer only on its own. Differences are of the mean client's log-loss and of
 the worst decile's (mean of the worst tenth), averaged over seeds, advised less the other, with the standard error over
 seeds. A call (the deployed model is better than alone or common, or worse) is false where the rows held aside say the
-opposite, and surely false where they say so by more than two standard errors of theirs. These are still few rows: "their
-error taken out" is the share of false calls that is left if gains over errors are normal, of which errors make up 1.
+opposite, and surely false where they say so by more than two standard errors of theirs. These are still few rows:
+"their error taken out" is the share of false calls that is left if gains over errors are normal, of whose variance
+errors make up 1.
 """
 
 from __future__ import annotations
@@ -137,10 +139,8 @@ def compare(name: str, make, seeds: range, rounds: int, by_class: bool) -> None:
         for other, z in called.items():
             made[other].append(z)
         shown = ", ".join(f"{k} {v.mean():.3f} / {worst_decile(v):.3f}" for k, v in found.items())
-        print(
-            f"{name}, seed {seed}: mean / worst decile: {shown}; plan {plan}; {said(np.concatenate([*called.values()]))}",
-            flush=True,
-        )
+        told = said(np.concatenate([*called.values()]))
+        print(f"{name}, seed {seed}: mean / worst decile: {shown}; plan {plan}; {told}", flush=True)
         for other in REFEREES:
             for what, measure in (("mean", np.mean), ("worst decile", worst_decile)):
                 gaps[other, what].append(float(measure(found["advised"]) - measure(found[other])))
@@ -168,20 +168,22 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--sets", default="digits,mnist")
     parser.add_argument("--writers", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=50)
     asked = parser.parse_args()
     torch.set_num_threads(1)
     more = {"test": 0.6, "validation": 0.1}
     seeds = range(asked.first, asked.first + asked.seeds)
-    compare(
-        "digits",
-        lambda seed: named_images("digits", clients=20, classes_per_client=2, seed=seed, **more),
-        seeds,
-        asked.rounds,
-        by_class=True,
-    )
-    if asked.data_dir:
+    if "digits" in asked.sets:
+        compare(
+            "digits",
+            lambda seed: named_images("digits", clients=20, classes_per_client=2, seed=seed, **more),
+            seeds,
+            asked.rounds,
+            by_class=True,
+        )
+    if asked.data_dir and "mnist" in asked.sets:
         compare(
             "MNIST writers",
             lambda seed: named_images(
