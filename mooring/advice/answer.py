@@ -81,12 +81,13 @@ def of_everyone(seen: Witness, asked: Tensor, m: int) -> Witness:
     """A part of the clients' witness as one of all, the others having no rows."""
     if len(asked) == m:
         return seen
-    parts = [torch.full((m,), torch.nan, dtype=torch.float64) for _ in range(4)]
-    for whole, part in zip(parts, seen[:4]):
-        whole[asked] = part
-    rows = torch.zeros(m, dtype=seen.rows.dtype)
-    rows[asked] = seen.rows
-    return Witness(*parts, rows, seen.tempering)  # type: ignore[call-arg]
+
+    def spread(part: Tensor) -> Tensor:
+        return torch.full((m,), torch.nan, dtype=torch.float64).index_copy_(0, asked, part.double())
+
+    rows = torch.zeros(m, dtype=seen.rows.dtype).index_copy_(0, asked, seen.rows)
+    observed, error, predicted, sd = (spread(part) for part in seen[:4])
+    return Witness(observed, error, predicted, sd, rows, seen.tempering)
 
 
 def in_numbers(gain: Gain) -> Gain:

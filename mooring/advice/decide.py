@@ -55,19 +55,17 @@ def decide(
     """
     least = SAME * loss.abs()
     same = {ALONE: no_difference(over_alone, least), COMMON: no_difference(over_common, least)}
-    excess = torch.stack(  # of common, personal, alone over personal; equal models count as equal
+    excess = torch.stack(  # of common, alone, personal over personal; equal models count as equal
         [
             torch.where(same[COMMON], 0.0, over_common.expected),
-            torch.zeros_like(loss),
             torch.where(same[ALONE], 0.0, over_alone.expected),
+            torch.zeros_like(loss),
         ]
     )
-    names = np.array([COMMON, PERSONAL, ALONE])
-    pick = excess.argmin(0)  # the first of equals
-    deploy = names[pick.numpy()]
+    names = np.array([COMMON, ALONE, PERSONAL])
+    deploy = names[excess.argmin(0).numpy()]  # the first of equals is the simplest
     above = excess - excess.min(0).values <= practical * loss.abs()
-    simplest = np.array([COMMON, ALONE, PERSONAL])
-    will_do = simplest[above[[0, 2, 1]].to(torch.int8).argmax(0).numpy()]
+    will_do = names[above.to(torch.int8).argmax(0).numpy()]
     alone = side_of(deploy, {PERSONAL: over_alone, COMMON: common_over_alone}, ALONE, same[ALONE], least, level)
     common = side_of(deploy, {PERSONAL: over_common, ALONE: common_over_alone}, COMMON, same[COMMON], least, level)
     return Decision(deploy, will_do, alone, common, loss.numpy())

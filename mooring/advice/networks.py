@@ -12,6 +12,7 @@ on one split.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -105,7 +106,7 @@ def apart_from_validation(clients: Clients) -> tuple[Rows, Tensor | None]:
     none = torch.zeros(len(clients), dtype=torch.long)
     left = replace(clients, validation=Rows(clients.train.x[:0], clients.train.y[:0], none, none))
     if clients.units is not None:
-        left = replace(left, units=clients.units | {"validation": torch.empty(0, dtype=torch.long)})
+        left = replace(left, units={**clients.units, "validation": torch.empty(0, dtype=torch.long)})
     return usable(left), units_of(left)
 
 
@@ -134,7 +135,7 @@ def chosen_of(job: Job, found: Kept) -> tuple[Choice, Work]:
 def trained_on(job: Job, rows: Rows, choice: Choice, work: Work, tell: Tell, where: str) -> Trio:
     """The three models of a choice, trained on these rows for as many rounds as its validation found best."""
     wanted = {choice.plan, choice.alone, choice.common, *choice.own.values()}
-    whole = with_training(with_rows(job, rows), keep="last")
+    whole = with_training(with_rows(job, rows), keep="last", evaluate_every=job.run.training.rounds)
     again = candidates(whole, work, lambda what, *done: tell(f"{what}, {where}", *done), wanted)
     return trio_from(choice, {models.setting: models for models in again if models.setting in wanted})
 
@@ -152,19 +153,18 @@ def with_training(job: Job, **changes: Any) -> Job:
 
 
 def candidates(job: Job, work: Work, tell: Tell, wanted: set[Setting] | None = None) -> Iterator[Models]:
-    """Every setting's models; with `wanted`, only families that it asks for (and FedAvg, where the others begin).
+    """Every setting's models; with `wanted`, only those, what they begin from, and FedAvg's.
 
     An empty `work` is filled in; a filled one is repeated.
     """
-    families = {s.family for s in wanted} if wanted else {TUNED, LAMBDA, ALONE}
     w = trained(job, "fedavg", work, tell)[0]
     yield Models(Setting(COMMON, 0.0), w, w.expand(len(job.clients), -1))
-    if TUNED in families:
-        for times in TUNES:
-            yield Models(Setting(TUNED, float(times)), w, tuned(job, w, times))
-    if LAMBDA in families:
-        yield from slackened(job, w, work, tell)
-    if ALONE in families:
+    for times in TUNES:
+        setting = Setting(TUNED, float(times))
+        if wanted is None or setting in wanted:
+            yield Models(setting, w, tuned(job, w, times))
+    yield from slackened(job, w, work, tell, wanted)
+    if wanted is None or any(setting.family == ALONE for setting in wanted):
         yield Models(Setting(ALONE, 0.0), w, trained(job, "local", work, tell)[1])
 
 
@@ -192,15 +192,16 @@ def settled(algorithm: Any, job: Job) -> tuple[Any, Simulator, Any]:
     return ready, exchange, server
 
 
-def slackened(job: Job, w: Tensor, work: Work, tell: Tell) -> Iterator[Models]:
-    """The path of networks: each lambda goes on from the models of the tauter one."""
+def slackened(job: Job, w: Tensor, work: Work, tell: Tell, wanted: set[Setting] | None = None) -> Iterator[Models]:
+    """The path of networks: each lambda goes on from the models of the tauter one, up to the last that is wanted."""
+    slackest = min((s.value for s in wanted or () if s.family == LAMBDA), default=0.0 if wanted is None else math.inf)
     if not work.lams:
         auto = settled(build("fedprox_one_stage", {}), job)[0].lam
         work.lams = [factor * auto for factor in FACTORS]
     job = with_training(job, rounds=max(LEAST_ROUNDS, work.rounds["fedavg"] // SHARE), keep="last")
     everyone = torch.arange(len(job.clients))
     v = w.expand(len(everyone), -1)
-    for lam in work.lams:
+    for lam in (lam for lam in work.lams if lam >= slackest):
         ready, exchange, server = settled(build("fedprox_one_stage", {"lam": lam}), job)
         exchange.states.put(everyone, exchange.states.take(everyone)._replace(v=v), 1)
         found = train(job, ready, exchange, Progress(server._replace(w=w)), None, tell)

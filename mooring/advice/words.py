@@ -47,6 +47,10 @@ def in_words(
 def headline(summary: Mapping[str, Any]) -> str:
     """What personal models gain over the two ends, with intervals, and what that means."""
     alone, common = summary["gain_over_alone"], summary["gain_over_common"]
+    for end, gain, other in (("alone", common, "with one common model"), ("common", alone, "alone")):
+        if set(summary.get(f"sure_over_{end}", {})) == {"same"}:
+            better = f"{summary['metric']} is {change(gain)} than {other}"
+            return f"No personal model does better than {ENDS[end]}, whose {better}."
     told = f"{summary['metric']} is {change(alone)} than alone and {change(common)} than with one common model"
     most = max(("common", "alone", "personal"), key=lambda kind: summary["will_do"].get(kind, 0))
     if most != "personal":

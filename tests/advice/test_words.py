@@ -36,6 +36,22 @@ def test_the_headline_is_what_most_clients_need(low, will_do, begins):
     assert said.startswith(begins) and said.count("[") == 2
 
 
+def test_where_the_plan_is_one_of_the_ends_nothing_is_compared_with_itself():
+    told = summary(
+        gain(0.0), gain(5.0), will_do={"alone": 3}, sure_over_alone={"same": 3}, sure_over_common={"sure": 3}
+    )
+    assert words.headline(told) == (
+        "No personal model does better than training alone, whose mse is 5.0 % [4.0, 6.0] lower than with one common "
+        "model."
+    )
+    told = summary(
+        gain(5.0), gain(0.0), will_do={"common": 3}, sure_over_alone={"sure": 3}, sure_over_common={"same": 3}
+    )
+    assert words.headline(told) == (
+        "No personal model does better than one common model, whose mse is 5.0 % [4.0, 6.0] lower than alone."
+    )
+
+
 def test_a_gain_reads_as_people_write_it():
     assert words.change(gain(3.72, 2.7, 4.81)) == "3.7 % [2.7, 4.8] lower"
     assert words.change(gain(-2.0, -3.0, 1.0)) == "2.0 % [-1.0, 3.0] higher"
