@@ -180,11 +180,14 @@ def _drawn_alike(
         used = min(size, min(most - k, per_epoch) * batch)
         state = words(seeds, "batches", keys, t, slot, k // per_epoch)
         order = first_places(state, everyone, np.full(len(start), used)).reshape(len(start), used) + start[:, None]
+        full = np.full(len(start), min(batch, size))
         for begin in range(0, used, batch):
             place = order[:, begin : begin + batch]
             missing = min(batch, size) - place.shape[1]  # a last batch may be short
-            padded = np.hstack([place, np.repeat(start[:, None], missing, 1)]) if missing else place
-            yield Drawn(padded, np.full(len(start), place.shape[1]))
+            if missing:
+                yield Drawn(np.hstack([place, np.repeat(start[:, None], missing, 1)]), full - missing)
+            else:
+                yield Drawn(place, full)
 
 
 def first_places(state: np.ndarray, sizes: np.ndarray, used: np.ndarray) -> np.ndarray:

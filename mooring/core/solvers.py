@@ -166,15 +166,20 @@ def pieces(
     """Steps in pieces of at most MOST_DRAWN places: place [S, C, B], n [S, C] and rate [S, C], which is 0 for those
     who are done."""
     waiting: list[Drawn] = []
+    clients, last = len(counts), int(counts.max()) if len(counts) else 0
+    fixed = None if callable(eta) else torch.as_tensor(eta, dtype=dtype).expand(clients).numpy()
     for k, now in enumerate(drawn):
         waiting.append(now)
-        if len(waiting) * now.place.size < MOST_DRAWN and k + 1 < int(counts.max()):
+        if len(waiting) * now.place.size < MOST_DRAWN and k + 1 < last:
             continue
-        steps = np.arange(k + 1 - len(waiting), k + 1)
-        busy = steps[:, None] < counts.numpy()
-        sizes = [torch.as_tensor(eta(int(j)) if callable(eta) else eta, dtype=dtype).expand(len(counts)) for j in steps]
+        steps = range(k + 1 - len(waiting), k + 1)
+        busy = np.array(steps)[:, None] < counts.numpy()
         place, n = np.stack([one.place for one in waiting]), np.stack([one.n for one in waiting])
-        yield place, np.where(busy, n, 0), torch.stack(sizes).numpy() * busy
+        if callable(eta):
+            sizes = torch.stack([torch.as_tensor(eta(j), dtype=dtype).expand(clients) for j in steps]).numpy()
+        else:
+            sizes = fixed
+        yield place, np.where(busy, n, 0), sizes * busy
         waiting = []
 
 

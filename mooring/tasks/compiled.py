@@ -3,7 +3,8 @@
 The scores of a row are x'W + b, for linear regression, logistic regression and softmax. Batched products of matrices
 with so few columns leave most of a processor idle, and every step reads all clients' models from memory again. Here a
 client takes all steps of its stay before the next begins, its model turned to [scores, features], so that the inner
-loops run along features; rows are read where they lie, four at a time.
+loops run along features; rows are read where they lie. Four of them meet five scores at a time: twenty sums, which is
+what a processor's registers hold.
 
 A client's numbers depend on nobody else's and on no number of threads: each is worked on by one thread, in one order.
 Sums are reassociated, so that they differ from PyTorch's by rounding. Compiled by `numba` on first use in a process
@@ -104,33 +105,65 @@ def kernel() -> Any:
         """z[k, r + j] = x_j'W_k + b_k for four rows j."""
         K, F = len(W), W.shape[1]
         zero = W.dtype.type(0)
-        for k in range(0, K - 1, 2):
-            a0 = a1 = a2 = a3 = c0 = c1 = c2 = c3 = zero
+        k = 0
+        while k + 5 <= K:
+            a00 = a01 = a02 = a03 = zero
+            a10 = a11 = a12 = a13 = zero
+            a20 = a21 = a22 = a23 = zero
+            a30 = a31 = a32 = a33 = zero
+            a40 = a41 = a42 = a43 = zero
             for f in range(F):
-                w = W[k, f]
-                u = W[k + 1, f]
                 x0 = x[i0, f]
                 x1 = x[i1, f]
                 x2 = x[i2, f]
                 x3 = x[i3, f]
-                a0 += w * x0
-                a1 += w * x1
-                a2 += w * x2
-                a3 += w * x3
-                c0 += u * x0
-                c1 += u * x1
-                c2 += u * x2
-                c3 += u * x3
-            z[k, r] = a0 + b[k]
-            z[k, r + 1] = a1 + b[k]
-            z[k, r + 2] = a2 + b[k]
-            z[k, r + 3] = a3 + b[k]
-            z[k + 1, r] = c0 + b[k + 1]
-            z[k + 1, r + 1] = c1 + b[k + 1]
-            z[k + 1, r + 2] = c2 + b[k + 1]
-            z[k + 1, r + 3] = c3 + b[k + 1]
-        if K % 2:
-            k = K - 1
+                w = W[k, f]
+                a00 += w * x0
+                a01 += w * x1
+                a02 += w * x2
+                a03 += w * x3
+                w = W[k + 1, f]
+                a10 += w * x0
+                a11 += w * x1
+                a12 += w * x2
+                a13 += w * x3
+                w = W[k + 2, f]
+                a20 += w * x0
+                a21 += w * x1
+                a22 += w * x2
+                a23 += w * x3
+                w = W[k + 3, f]
+                a30 += w * x0
+                a31 += w * x1
+                a32 += w * x2
+                a33 += w * x3
+                w = W[k + 4, f]
+                a40 += w * x0
+                a41 += w * x1
+                a42 += w * x2
+                a43 += w * x3
+            z[k, r] = a00 + b[k]
+            z[k, r + 1] = a01 + b[k]
+            z[k, r + 2] = a02 + b[k]
+            z[k, r + 3] = a03 + b[k]
+            z[k + 1, r] = a10 + b[k + 1]
+            z[k + 1, r + 1] = a11 + b[k + 1]
+            z[k + 1, r + 2] = a12 + b[k + 1]
+            z[k + 1, r + 3] = a13 + b[k + 1]
+            z[k + 2, r] = a20 + b[k + 2]
+            z[k + 2, r + 1] = a21 + b[k + 2]
+            z[k + 2, r + 2] = a22 + b[k + 2]
+            z[k + 2, r + 3] = a23 + b[k + 2]
+            z[k + 3, r] = a30 + b[k + 3]
+            z[k + 3, r + 1] = a31 + b[k + 3]
+            z[k + 3, r + 2] = a32 + b[k + 3]
+            z[k + 3, r + 3] = a33 + b[k + 3]
+            z[k + 4, r] = a40 + b[k + 4]
+            z[k + 4, r + 1] = a41 + b[k + 4]
+            z[k + 4, r + 2] = a42 + b[k + 4]
+            z[k + 4, r + 3] = a43 + b[k + 4]
+            k += 5
+        while k < K:
             a0 = a1 = a2 = a3 = zero
             for f in range(F):
                 w = W[k, f]
@@ -142,6 +175,7 @@ def kernel() -> Any:
             z[k, r + 1] = a1 + b[k]
             z[k, r + 2] = a2 + b[k]
             z[k, r + 3] = a3 + b[k]
+            k += 1
 
     @fast
     def residual(z, r, target, g, link):  # type: ignore[no-untyped-def]
@@ -171,30 +205,47 @@ def kernel() -> Any:
     def descend(W, x, i0, i1, i2, i3, r, z):  # type: ignore[no-untyped-def]
         """W_k <- W_k - sum_j z[k, r + j] x_j for four rows j."""
         K, F = len(W), W.shape[1]
-        for k in range(0, K - 1, 2):
-            a0 = z[k, r]
-            a1 = z[k, r + 1]
-            a2 = z[k, r + 2]
-            a3 = z[k, r + 3]
-            c0 = z[k + 1, r]
-            c1 = z[k + 1, r + 1]
-            c2 = z[k + 1, r + 2]
-            c3 = z[k + 1, r + 3]
+        k = 0
+        while k + 5 <= K:
+            a00 = z[k, r]
+            a01 = z[k, r + 1]
+            a02 = z[k, r + 2]
+            a03 = z[k, r + 3]
+            a10 = z[k + 1, r]
+            a11 = z[k + 1, r + 1]
+            a12 = z[k + 1, r + 2]
+            a13 = z[k + 1, r + 3]
+            a20 = z[k + 2, r]
+            a21 = z[k + 2, r + 1]
+            a22 = z[k + 2, r + 2]
+            a23 = z[k + 2, r + 3]
+            a30 = z[k + 3, r]
+            a31 = z[k + 3, r + 1]
+            a32 = z[k + 3, r + 2]
+            a33 = z[k + 3, r + 3]
+            a40 = z[k + 4, r]
+            a41 = z[k + 4, r + 1]
+            a42 = z[k + 4, r + 2]
+            a43 = z[k + 4, r + 3]
             for f in range(F):
                 x0 = x[i0, f]
                 x1 = x[i1, f]
                 x2 = x[i2, f]
                 x3 = x[i3, f]
-                W[k, f] -= a0 * x0 + a1 * x1 + a2 * x2 + a3 * x3
-                W[k + 1, f] -= c0 * x0 + c1 * x1 + c2 * x2 + c3 * x3
-        if K % 2:
-            k = K - 1
+                W[k, f] -= a00 * x0 + a01 * x1 + a02 * x2 + a03 * x3
+                W[k + 1, f] -= a10 * x0 + a11 * x1 + a12 * x2 + a13 * x3
+                W[k + 2, f] -= a20 * x0 + a21 * x1 + a22 * x2 + a23 * x3
+                W[k + 3, f] -= a30 * x0 + a31 * x1 + a32 * x2 + a33 * x3
+                W[k + 4, f] -= a40 * x0 + a41 * x1 + a42 * x2 + a43 * x3
+            k += 5
+        while k < K:
             a0 = z[k, r]
             a1 = z[k, r + 1]
             a2 = z[k, r + 2]
             a3 = z[k, r + 3]
             for f in range(F):
                 W[k, f] -= a0 * x[i0, f] + a1 * x[i1, f] + a2 * x[i2, f] + a3 * x[i3, f]
+            k += 1
 
     @fast
     def stay(v, x, y, place, n, rate, share, begin, held, towards, link, W, b, z, H, T):  # type: ignore[no-untyped-def]

@@ -46,6 +46,7 @@ TASKS = {
     "linear without intercept": lambda: Linear(FEATURES, intercept=False),
     "logistic": lambda: Logistic(FEATURES, ridge=0.1),
     "softmax": lambda: Logistic(FEATURES, classes=3, ridge=0.1),
+    "softmax of seven classes": lambda: Logistic(FEATURES, classes=7, ridge=0.1),
     "softmax without intercept": lambda: Logistic(FEATURES, classes=3, intercept=False, ridge=0.0),
     "network": lambda: Module(double(net), ridge=0.1),
     "network for regression": lambda: Module(double(plain_net), "half_square"),
