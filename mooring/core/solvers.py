@@ -166,8 +166,7 @@ def pieces(
     """Steps in pieces of at most MOST_DRAWN places: place [S, C, B], n [S, C] and rate [S, C], which is 0 for those
     who are done."""
     waiting: list[Drawn] = []
-    clients, last = len(counts), int(counts.max()) if len(counts) else 0
-    fixed = None if callable(eta) else torch.as_tensor(eta, dtype=dtype).expand(clients).numpy()
+    last = int(counts.max()) if len(counts) else 0
     for k, now in enumerate(drawn):
         waiting.append(now)
         if len(waiting) * now.place.size < MOST_DRAWN and k + 1 < last:
@@ -175,11 +174,9 @@ def pieces(
         steps = range(k + 1 - len(waiting), k + 1)
         busy = np.array(steps)[:, None] < counts.numpy()
         place, n = np.stack([one.place for one in waiting]), np.stack([one.n for one in waiting])
-        if callable(eta):
-            sizes = torch.stack([torch.as_tensor(eta(j), dtype=dtype).expand(clients) for j in steps]).numpy()
-        else:
-            sizes = fixed
-        yield place, np.where(busy, n, 0), sizes * busy
+        told = steps if callable(eta) else steps[:1]  # the same in all steps
+        sizes = [torch.as_tensor(eta(j) if callable(eta) else eta, dtype=dtype).expand(len(counts)) for j in told]
+        yield place, np.where(busy, n, 0), torch.stack(sizes).numpy() * busy
         waiting = []
 
 

@@ -6,6 +6,7 @@ it begins, and its run file says which.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
@@ -19,19 +20,24 @@ from mooring.data.clients import Clients
 from mooring.engines.loop import cohort_size, plan_of
 from mooring.runs.runfile import RunFile
 from mooring.tasks.compiled import available
+from mooring.tasks.module import Module
 
 # Processor seconds, measured once: they decide what is worth compiling, never a number of a model.
 COMPILE = 4.0  # import and compilation
 PER_OPERATION = 7e-11  # what a kernel saves of each multiplication and addition
 PER_STEP = 2e-4  # and of each step of a cohort, however small: the calls of PyTorch
+PER_NETWORK_STEP = 5e-5  # of each step of each client of a large network
 MARGIN = 2.0  # a kernel must save this many times its compilation
 
 
 def with_kernels(run: RunFile, clients: Clients, task: Task, methods: Sequence[Any]) -> tuple[RunFile, Any]:
     """The run with `training.kernels` and `training.chunk` settled, and its task accordingly."""
-    asked, can = run.training.kernels, hasattr(task, "kernels") and type(task).stay is not None
+    asked, can = run.training.kernels, has_kernels(task)
     if asked == "numba" and not can:
-        raise RequestError(f"kernels = 'numba' are for linear and logistic tasks; task '{task.name}' has none.")
+        raise RequestError(
+            "kernels = 'numba' are for linear and logistic tasks, and for classification by large networks of linear "
+            f"layers and ReLU; task '{task.name}' has none here."
+        )
     if asked == "numba" and not available():
         raise RequestError(
             "this run takes its local steps by compiled kernels (kernels = 'numba'), and numba is not installed; "
@@ -41,7 +47,23 @@ def with_kernels(run: RunFile, clients: Clients, task: Task, methods: Sequence[A
     chosen = asked or ("numba" if pays else "torch")
     decided = {"kernels": chosen, "chunk": run.training.chunk or chunk_size(task)}
     settled = run.model_copy(update={"training": run.training.model_copy(update=decided)})
-    return settled, replace(task, kernels=chosen) if can else task  # type: ignore[type-var]
+    return settled, using(task, chosen)
+
+
+def has_kernels(task: Task) -> bool:
+    """Whether there are compiled local steps for the task."""
+    return task.compiles if isinstance(task, Module) else hasattr(task, "kernels") and type(task).stay is not None
+
+
+def using(task: Any, kernels: str) -> Any:
+    """The task with its local steps taken by these kernels, if it has any."""
+    if not has_kernels(task):
+        return task
+    if not isinstance(task, Module):
+        return replace(task, kernels=kernels)
+    task = copy.copy(task)
+    task.kernels = kernels
+    return task
 
 
 def seconds_saved(run: RunFile, clients: Clients, task: Task, methods: Sequence[Any]) -> float:
@@ -60,6 +82,9 @@ def seconds_saved(run: RunFile, clients: Clients, task: Task, methods: Sequence[
         if getattr(algorithm, "epochs", 0):
             steps = algorithm.epochs * float(batches_per_epoch(clients.train.size, batch or None).double().mean())
         height = float(rows.clamp(max=batch).mean() if batch else rows.mean())
+        if isinstance(task, Module):
+            saved += plan.rounds * steps * cohort * PER_NETWORK_STEP
+            continue
         operations = 4 * cohort * height * task.dim  # a product forward and one back
         saved += plan.rounds * steps * (PER_STEP + PER_OPERATION * operations)
     return saved

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any, NamedTuple, Unpack
 
 import torch
 
 from mooring.core.cohort import Round
 from mooring.engines import loop
+from mooring.engines.kernels import has_kernels, using
 from mooring.engines.prepare import Job, prepare
 from mooring.engines.request import request
 from mooring.engines.simulator import Simulator, chunk_size
@@ -67,7 +67,7 @@ def settings_of(job: Job) -> Iterator[tuple[int, int, str]]:
     """Threads, chunk and kernels to try."""
     cohort, usual = loop.cohort_size(job.plan, len(job.clients)), chunk_size(job.task)
     chunks = sorted({min(max(size, 1), cohort) for size in (usual // SPREAD, usual, usual * SPREAD)})
-    compiled = hasattr(job.task, "kernels") and available()
+    compiled = has_kernels(job.task) and available()
     for threads in sorted({1, torch.get_num_threads()}):
         for kernels in ("torch", "numba") if compiled else ("torch",):
             yield from ((threads, chunk, kernels) for chunk in chunks)
@@ -76,7 +76,7 @@ def settings_of(job: Job) -> Iterator[tuple[int, int, str]]:
 def seconds_of(job: Job, algorithm: Any, threads: int, chunk: int, kernels: str) -> float:
     """A round, by the clock."""
     torch.set_num_threads(threads)
-    task = replace(job.task, kernels=kernels) if hasattr(job.task, "kernels") else job.task
+    task = using(job.task, kernels)
     exchange, w0 = Simulator(task, job.clients, job.clients.weights(), chunk), task.start(job.plan.seed)
     exchange.begin(algorithm, w0)
     server, m, took = algorithm.start(task, w0)[0], len(job.clients), []

@@ -107,8 +107,8 @@ def mix(
 
 
 def each(values: Tensor, clients: int) -> list[Tensor]:
-    """Every client's row of [C, ...]; the same one of [1, ...]."""
-    return list(values) if len(values) > 1 else [values[0]] * clients
+    """Every client's row of [C, ...]; one and the same object where all are the same."""
+    return list(values) if len(values) > 1 and values.stride(0) else [values[0]] * clients
 
 
 def steps_on(rows: Rows, place: np.ndarray, n: np.ndarray, rate: np.ndarray, labels: Labels) -> Callable[[int], Steps]:

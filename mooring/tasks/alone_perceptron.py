@@ -84,8 +84,8 @@ class Net:
     def load(self, vector: Tensor, into: Parameters) -> Parameters:
         """The vector [d] as these parameters."""
         for mine, stage in zip(into.layers, self.stages):
-            turned = vector[self.places[f"{stage.name}.weight"]].view(stage.layer.weight.shape).mT
-            mine[: stage.layer.in_features].copy_(turned)
+            theirs = vector[self.places[f"{stage.name}.weight"]].view(stage.layer.weight.shape)
+            mine[: stage.layer.in_features].mT.copy_(theirs)  # quicker than from a turned view
             if stage.bias:
                 mine[-1].copy_(vector[self.places[f"{stage.name}.bias"]])
         return into

@@ -18,7 +18,7 @@ from mooring.core.errors import RequestError
 from mooring.core.seeds import words
 from mooring.core.steps import Move
 from mooring.core.task import Constants, Layout, Task, layout_of
-from mooring.tasks import alone, alone_perceptron
+from mooring.tasks import alone, alone_perceptron, compiled_perceptron
 from mooring.tasks.perceptron import is_perceptron, perceptron_grad, perceptron_step, slope_of
 
 RowLoss = Callable[[Tensor, Tensor], Tensor]  # (predictions [B, ...], y [B, ...]) -> [B], or [B, ...] to be averaged
@@ -60,6 +60,7 @@ class Module(Task):
     units   what the network's output is where the target is a number: "standard", that is (y - mean) / scale, or
             "target", that is y itself; a loss of one's own sees outputs and targets in the target's units
     device  where the network computes; parameters and rows are brought there and back
+    kernels "numba": compiled local steps, for large perceptrons of which `compiles` is true
     """
 
     name: ClassVar[str] = "module"
@@ -74,6 +75,7 @@ class Module(Task):
         mean: float = 0.0,
         scale: float = 1.0,
         device: str = "cpu",
+        kernels: str = "torch",
     ):
         if isinstance(loss, str) and loss not in LOSSES:
             raise RequestError(f"loss must be one of {', '.join(LOSSES)} or a function, got {loss!r}.")
@@ -103,6 +105,13 @@ class Module(Task):
         self.convolutional = alone.convolutional(self.module)
         self.stacks: bool | None = None  # whether clients' networks can be run as one; None until it was tried
         self.dtype = next(p.dtype for p in self.module.parameters() if p.requires_grad)
+        self.kernels = kernels
+
+    @property
+    def compiles(self) -> bool:
+        """Whether its local steps can be compiled."""
+        large = self.is_perceptron and self.stay is not None
+        return large and compiled_perceptron.compiles(self._net(), self.dtype)
 
     def _made(self, seed: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
@@ -259,7 +268,9 @@ class Module(Task):
         return type(rows) is Rows and rows.x.dtype == self.dtype
 
     def _client_by_client(self, v: Tensor, *how: Any) -> None:
-        if self.is_perceptron:
+        if self._compiled(how[1]):
+            compiled_perceptron.stay(self._net(), v, *how, ridge=self.ridge)
+        elif self.is_perceptron:
             net = self._net()
             with net.quick():
                 alone.stay(alone_perceptron.client(net), net.labels, v, *how, ridge=self.ridge)
@@ -268,9 +279,15 @@ class Module(Task):
             alone.stay(work, alone.as_they_are, v, *how, ridge=self.ridge)
 
     def _mixed_client_by_client(self, *how: Any) -> None:
-        net = self._net()
+        net, rows, felt = self._net(), how[4], how[8]
+        if self._compiled(rows) and felt.rows is None:
+            compiled_perceptron.mix(net, *how)
+            return
         with net.quick():
             alone.mix(alone_perceptron.mixed_client(net), net.labels, *how)
+
+    def _compiled(self, rows: Rows) -> bool:
+        return self.kernels == "numba" and self.compiles and compiled_perceptron.reads(rows)
 
     def _net(self) -> alone_perceptron.Net:
         assert isinstance(self.module, nn.Sequential)  # what is_perceptron says

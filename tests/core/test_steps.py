@@ -13,7 +13,8 @@ from mooring.core.batches import minibatches
 from mooring.core.cohort import CohortData, Round, Rows, per_client
 from mooring.core.costs import Meter, Metered
 from mooring.core.solvers import sgd
-from mooring.tasks import alone
+from mooring.engines.kernels import using
+from mooring.tasks import alone, compiled_perceptron
 from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic
 from mooring.tasks.module import Module
@@ -34,6 +35,11 @@ def net():
 
 def plain_net():
     return nn.Sequential(nn.Flatten(), nn.Linear(FEATURES, 4), nn.ReLU(), nn.Linear(4, 1))
+
+
+def bent_net():
+    layers = (nn.Linear(FEATURES, 5), nn.ReLU(), nn.Linear(5, 4, bias=False), nn.Linear(4, 4), nn.ReLU())
+    return nn.Sequential(*layers, nn.Linear(4, 3))
 
 
 def convolutional_net():
@@ -183,10 +189,43 @@ def test_compiled_steps_follow_the_gradient(name, pull, work):
         torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
 
 
-def test_compiled_steps_are_the_same_bytes_for_any_company_and_threads():
+def compiled_network(make, monkeypatch, **options):
+    pytest.importorskip("numba", reason="compiled kernels come with the extra mooring[fast]")
+    monkeypatch.setattr(alone, "LARGE", 0)
+    task = Module(make, kernels="numba", **options)
+    if compiled_perceptron.product(task.dtype) is None:
+        pytest.skip("PyTorch brings no products of matrices that can be called here")
+    assert task.compiles
+    return task
+
+
+@pytest.mark.parametrize("work", WORKS)
+@pytest.mark.parametrize("pull", PULLS)
+@pytest.mark.parametrize("make", [bent_net, lambda: nn.Sequential(nn.Linear(FEATURES, 3))])
+def test_compiled_networks_follow_the_gradient(make, pull, work, monkeypatch):
+    task = compiled_network(double(make), monkeypatch, ridge=0.1)
+    data, w = cohort(task), task.start(0) + 0.1
+    pulled, shift = pulls(task.dim)[pull]
+    for eta in RATES.values():
+        found = sgd(task, w, data, TURN, eta, pull=pulled, shift=shift, **WORKS[work])
+        expected = along_the_gradient(task, w, data, eta, pulled, shift, **WORKS[work])
+        torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
+
+
+def test_networks_of_other_layers_losses_and_sizes_are_not_compiled(monkeypatch):
+    assert not Module(bent_net).compiles  # small ones are worked on as a stack
+    monkeypatch.setattr(alone, "LARGE", 0)
+    assert not Module(net).compiles and not Module(convolutional_net).compiles
+    assert not Module(plain_net, "half_square").compiles
+
+
+@pytest.mark.parametrize("name", ["softmax", "network"])
+def test_compiled_steps_are_the_same_bytes_for_any_company_and_threads(name, monkeypatch):
     pytest.importorskip("numba", reason="compiled kernels come with the extra mooring[fast]")
     task = Logistic(FEATURES, classes=3, dtype=torch.float32, kernels="numba")
-    data, w = cohort(task, torch.float32), torch.zeros(task.dim)
+    if name == "network":
+        task = compiled_network(double(bent_net), monkeypatch)
+    data, w = cohort(task, task.dtype), torch.linspace(-0.5, 0.5, task.dim, dtype=task.dtype)
     before = torch.get_num_threads()
     found = []
     for threads in (1, 2, 3):
@@ -195,7 +234,7 @@ def test_compiled_steps_are_the_same_bytes_for_any_company_and_threads():
     torch.set_num_threads(before)
     apart = [sgd(task, w, data.select(torch.tensor([c])), TURN, 0.1, batch=3, epochs=2) for c in range(len(SIZES))]
     assert all(torch.equal(found[0], other) for other in (*found[1:], torch.cat(apart)))
-    plain = sgd(replace(task, kernels="torch"), w, data, TURN, 0.1, batch=3, epochs=2)
+    plain = sgd(using(task, "torch"), w, data, TURN, 0.1, batch=3, epochs=2)
     torch.testing.assert_close(found[0], plain, rtol=1e-5, atol=1e-6)
 
 
@@ -241,9 +280,18 @@ def visited(algorithm, task, data, turns=3):
 
 
 @pytest.mark.parametrize("mixture", MIXTURES)
+@pytest.mark.parametrize("make", [bent_net, lambda: nn.Sequential(nn.Linear(FEATURES, 3))])
+def test_compiled_mixtures_follow_their_gradients(make, mixture, monkeypatch):
+    with monkeypatch.context() as large:
+        compiled_network(double(make), large)  # or this is skipped
+    test_mixtures_client_by_client_follow_their_gradients(make, mixture, monkeypatch, "numba")
+
+
+@pytest.mark.parametrize("mixture", MIXTURES)
 @pytest.mark.parametrize("make", [net, plain_net, lambda: nn.Sequential(nn.Linear(FEATURES, 3))])
-def test_mixtures_client_by_client_follow_their_gradients(make, mixture, monkeypatch):
-    task = Module(double(make), "half_square" if make is plain_net else "cross_entropy")
+def test_mixtures_client_by_client_follow_their_gradients(make, mixture, monkeypatch, kernels="torch"):
+    loss = "half_square" if make is plain_net else "cross_entropy"
+    task = Module(double(make), loss, kernels=kernels)
     data = cohort(task)
     some = torch.tensor([5, 0, 4, 3, 1])  # of the clients' rows are held out; one has none, and one no others
     data = replace(data, validation=replace(data.train, size=some))
