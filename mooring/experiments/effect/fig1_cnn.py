@@ -23,7 +23,7 @@ EXPERIMENT = Experiment(
         "cnn2",
         "mlp",
         16,
-        {"repeats": 4, "rounds": 60, "clients": 10},
+        {"repeats": 4, "rounds": 160, "clients": 10},
         {"repeats": 2, "rounds": 20, "clients": 20},
         "; a perceptron with 50 hidden units instead of CNN2",
     ),
