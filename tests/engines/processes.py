@@ -22,7 +22,7 @@ from tests.engines.test_flower import write_clients
 LONG = 400.0  # seconds that anything may take on a busy machine
 
 
-def run_file(tmp_path, name="fedavg", rounds=3, clients=2, more="", settings=""):
+def run_file(tmp_path, name="fedavg", rounds=3, clients=2, more="", settings="", training=""):
     """A run file and the folder of its clients' tables."""
     folder = write_clients(tmp_path / "clients", clients=clients)
     text = f"""
@@ -36,6 +36,7 @@ name = "{name}"
 rounds = {rounds}
 evaluate_every = {max(rounds // 2, 1)}
 threads = 1
+{training}
 [federation]
 {more}
 """

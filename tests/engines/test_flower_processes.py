@@ -348,7 +348,7 @@ def test_the_app_of_a_run_is_a_folder_of_its_own(tmp_path):
 @pytest.mark.slow
 def test_plain_flwr_run_gives_the_same_models(tmp_path):
     """A SuperLink and SuperNodes as Flower starts them, and its own command."""
-    path, folder = run_file(tmp_path, "fedavg", rounds=2, clients=2)
+    path, folder = run_file(tmp_path, "fedavg", rounds=2, clients=2, training="baselines = false")
     app, out = write_app(path, tmp_path / "app"), tmp_path / "out"
     port, bin_ = processes.free_port(), Path(sys.executable).parent
     with ExitStack() as stack:
