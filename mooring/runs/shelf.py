@@ -72,5 +72,5 @@ class Shelf:
 
 
 def as_bytes(part: Tensor) -> memoryview:
-    """A contiguous tensor's own memory."""
-    return part.reshape(-1).view(torch.uint8).numpy().data
+    """A contiguous tensor's own memory; one entry is contiguous whatever its stride, which `view` does not take."""
+    return part.as_strided((part.numel(),), (1,)).view(torch.uint8).numpy().data

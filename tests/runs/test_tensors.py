@@ -80,6 +80,15 @@ def test_a_missing_part_is_named():
         flatten("server", Server(1.0, None, None))
 
 
+def test_one_entry_that_was_expanded(tmp_path):
+    """A client that is alone in its cohort: one entry is contiguous whatever its stride, even 0."""
+    alone = {"a": torch.zeros(2, 1).expand(2, 1)[:1, 0], "n": torch.tensor(7).expand(1), "none": torch.zeros(0)}
+    assert alone["n"].stride() == (0,)
+    write_tensors(tmp_path / "x.safetensors", alone, {})
+    found, _ = read_tensors(tmp_path / "x.safetensors")
+    assert all(torch.equal(found[name], right) for name, right in alone.items())
+
+
 def test_tensors_that_share_memory_or_are_views(tmp_path):
     grid = torch.arange(12.0).reshape(3, 4)
     tensors = {"a": grid, "b": grid, "c": grid.T, "d": grid[1], "e": grid[:0], "f": grid[0].expand(2, 4)}
