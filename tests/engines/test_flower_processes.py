@@ -2,6 +2,7 @@
 
 import asyncio
 import http.server
+import itertools
 import re
 import shutil
 import stat
@@ -235,6 +236,18 @@ def test_a_server_that_has_gone_costs_a_client_that_is_done_no_time(tmp_path):
     begun = time.monotonic()
     node.live(home, f"127.0.0.1:{processes.free_port()}", ca=None, key=None, say=said.append, until=done)
     assert time.monotonic() - begun < 5 and len(said) == 1 and said[0].startswith("looking for 127.0.0.1:")
+
+
+def test_a_client_that_waits_long_looks_less_often():
+    """A letter is found after a tenth of the wait for it at most, or after what it was found before."""
+    now, pause, looks = 0.0, node.PAUSE, []
+    while now < 60:
+        looks.append(now)
+        now += pause
+        pause = node.next_pause(pause, now)
+    gaps = [(after, after - before) for before, after in itertools.pairwise(looks)]
+    assert all(gap <= max(node.LONGER_PAUSE, node.OF_THE_WAIT * after) + 1e-9 for after, gap in gaps)
+    assert gaps[0][1] == node.PAUSE and gaps[-1][1] == node.LONGEST_PAUSE and len(looks) < 40
 
 
 def test_a_clients_verdict_in_words():

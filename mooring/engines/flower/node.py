@@ -43,7 +43,8 @@ from mooring.engines.flower.replies import reply_of
 from mooring.runs.files import make_folder
 
 VERSION = "1.41.0"
-PAUSE, LONGEST_PAUSE = 0.1, 0.8  # seconds between looks into an empty letter box: shortest after a letter
+PAUSE, LONGER_PAUSE = 0.1, 0.8  # seconds between looks into an empty letter box: shortest after a letter
+OF_THE_WAIT, LONGEST_PAUSE = 0.1, 3.0  # who has waited long may wait longer: looks of many clients keep a server busy
 NODE = "node"  # file with the number of the client's node, in its folder
 LINGER = 5.0  # seconds after the end: the SuperLink does not pass on the replies of a node that has left
 FIRST_BACKOFF, LONGEST_BACKOFF = 1.0, 15.0
@@ -145,13 +146,14 @@ def answer_letters(
 def answer_until(home: Home, talk: Any, until: Callable[[], bool]) -> None:
     _, receive, send, _, _, pull_object, push_object, confirm = talk
     leaving, pause, memory = None, PAUSE, SimpleNamespace(state=RecordDict())
+    latest = time.monotonic()  # when a letter came
     while leaving is None or time.monotonic() < leaving:
         if leaving is None and until():
             leaving = time.monotonic() + LINGER
         try:
             if (got := receive()) is None:
                 time.sleep(pause)
-                pause = min(2 * pause, LONGEST_PAUSE)
+                pause = next_pause(pause, time.monotonic() - latest)
                 continue
             head, tree = got
             run, number = head.metadata.run_id, head.metadata.message_id
@@ -163,9 +165,14 @@ def answer_until(home: Home, talk: Any, until: Callable[[], bool]) -> None:
             begun = time.monotonic()
             reply = reply_of(home, message, memory)
             post(reply, run, send, push_object, time.monotonic() - begun)
-            pause = PAUSE
+            pause, latest = PAUSE, time.monotonic()
         except RunNotRunningException:
             continue  # the server was started anew and asks again
+
+
+def next_pause(pause: float, waited: float) -> float:
+    """Twice as long as the last one up to a limit, and beyond it a share of the wait so far."""
+    return min(max(min(2 * pause, LONGER_PAUSE), OF_THE_WAIT * waited), LONGEST_PAUSE)
 
 
 def read(path: Path | None) -> bytes | None:
