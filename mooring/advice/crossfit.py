@@ -106,7 +106,11 @@ def cross_fit(
                 def told(more: int, before: int = before, steps: int = steps) -> None:
                     tell("holding rows out", before + more, steps)
 
-                fold = fit_fold(task, part, tried[k], near, found, few, told)
+                def lost(v: Tensor, held: Rows = part.held) -> Tensor:
+                    return row_losses(task, v, held).float()
+
+                fold, loss = fit_fold(task, part, tried[k], near, found, few, lost, told)
+                fold = fold._replace(loss=torch.stack(loss) if loss else torch.empty(0, len(part.place)))
                 if save is not None:
                     save(k, fold)
             kept.append(fold)
@@ -114,7 +118,8 @@ def cross_fit(
     else:
 
         def apart(k: int) -> list[tuple[Fold, Tensor]]:
-            return [fit_apart(task, parts[k], tried[k], near, found, few)]
+            fold, models = fit_fold(task, parts[k], tried[k], near, found, few, lambda v: v)
+            return [(fold, torch.stack(models, 1) if models else torch.empty(0))]
 
         kept, models = zip(*(one for (one,) in doing(some)(apart, range(len(parts)))))  # type: ignore[assignment]
         losses = ByModel(task, [part.held for part in parts[:choosing]], models[:choosing])
@@ -183,36 +188,20 @@ def fit_fold(
     prior: Prior | None,
     near: Sequence[Prior],
     weights: str | Tensor,
+    judge: Callable[[Tensor], Tensor],
     told: Callable[[int], None] = lambda done: None,
-) -> Fold:
-    """All candidates on the fold's training rows, with a prior of its own, judged on its held-out rows.
+) -> tuple[Fold, list[Tensor]]:
+    """All candidates on the fold's training rows, with a prior of its own: what `judge` makes of their models [m, d].
 
     `told` hears how many of them are done, the prior included.
     """
     fold = prior_of_fold(task, part, prior, near)
     told(1)
-    models = fitted(task, part.train, weights_of(part.train, weights), settings, own_prior(prior, fold))
-    loss = {}
-    for one in models:
-        loss[one.setting] = row_losses(task, one.v, part.held).float()
-        told(1 + len(loss))
-    none = torch.empty(0, len(part.place))
-    return fold._replace(loss=torch.stack([loss[setting] for setting in settings]) if settings else none)
-
-
-def fit_apart(
-    task: Any,
-    part: Held,
-    settings: list[Setting],
-    prior: Prior | None,
-    near: Sequence[Prior],
-    weights: str | Tensor,
-) -> tuple[Fold, Tensor]:
-    """The same without the losses, which stay with rows elsewhere; and the models [m, settings, d]."""
-    fold = prior_of_fold(task, part, prior, near)
-    models = fitted(task, part.train, weights_of(part.train, weights), settings, own_prior(prior, fold))
-    found = {one.setting: one.v for one in models}
-    return fold, torch.stack([found[setting] for setting in settings], 1) if settings else torch.empty(0)
+    found = {}
+    for one in fitted(task, part.train, weights_of(part.train, weights), settings, own_prior(prior, fold)):
+        found[one.setting] = judge(one.v)
+        told(1 + len(found))
+    return fold, [found[setting] for setting in settings]
 
 
 def prior_of_fold(task: Any, part: Held, prior: Prior | None, near: Sequence[Prior]) -> Fold:

@@ -17,6 +17,8 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from mooring.core.cohort import Rows
+from mooring.tasks.phase import Phase
+from mooring.tasks.scored import Kinked
 
 RELATIVE = 1e-3  # gradient at which a point counts as solved, relative to the one at the start (all parameters 0)
 NEWTON_STEPS = 50
@@ -192,13 +194,17 @@ def _conjugate(product: Any, g: Tensor, p: Tensor, lam: Tensor, common: bool, mo
 def envelope_path(
     task: Any, rows: Rows, p: Tensor, scales: list[float], tight: Tensor, ridge: Tensor
 ) -> Iterator[Found]:
-    """Infinity stands for a stiffness so large that nobody leaves w noticeably."""
+    """Infinity stands for a stiffness so large that nobody leaves w noticeably; kinked losses then have one client."""
     batches = [(block, rows.select(block).padded()) for block in rows.blocks()]
     finite = [s for s in scales if np.isfinite(s)]
     stiffest = 1e3 * max(finite) if finite else 1e6
     w = torch.zeros(task.dim, dtype=task.dtype)
     v = torch.zeros(len(rows), task.dim, dtype=task.dtype)
     for scale in scales:
+        if np.isinf(scale) and isinstance(task, Kinked) and not isinstance(task, Phase):  # convex
+            w = task.prox(torch.zeros_like(w), ridge[None], rows.pooled(p.to(task.dtype)))[0]
+            yield scale, w, w.expand_as(v)
+            continue
         lam = (min(scale, stiffest) * tight).to(task.dtype)
 
         def envelope(flat: np.ndarray, lam: Tensor = lam) -> tuple[float, np.ndarray]:

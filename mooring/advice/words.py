@@ -54,7 +54,9 @@ def headline(summary: Mapping[str, Any]) -> str:
     told = f"{summary['metric']} is {change(alone)} than alone and {change(common)} than with one common model"
     most = max(("common", "alone", "personal"), key=lambda kind: summary["will_do"].get(kind, 0))
     if most != "personal":
-        return f"{ENDS[most].capitalize()} will do for most clients. With personal models the {told}."
+        count, m = summary["will_do"][most], sum(summary["will_do"].values())
+        whom = "most" if 2 * count > m else f"{count:,} of {m:,}"
+        return f"{ENDS[most].capitalize()} will do for {whom} clients. With personal models the {told}."
     sure = min(alone["low"], common["low"]) > 0
     return f"Personal models {'pay' if sure else 'are the best guess'}: their {told}."
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from sklearn.linear_model import QuantileRegressor
 
 from mooring.advice.families import alone_models, common_model
 from mooring.advice.path import SCALES, Shape, curvature, path, penalised
@@ -107,6 +108,15 @@ def test_kinked_losses_by_their_envelopes():
         assert float((p @ (scale * (w - v))).norm()) < 1e-3
         expected = task.prox(w, scale, rows.padded())
         torch.testing.assert_close(v, expected, atol=1e-4, rtol=1e-3)
+
+
+def test_the_common_model_of_a_kinked_loss_is_quantile_regression_on_all_rows():
+    """Weighed by rows it is scikit-learn's, an independent linear program, to its tolerance."""
+    rows, task = linear_clients(spread=1.0).train, Quantile(3, tau=0.3)
+    found = common_model(task, rows, rows.size.double(), 0.0)
+    model = QuantileRegressor(quantile=0.3, alpha=0.0).fit(rows.x.numpy(), rows.y.numpy())
+    known = torch.tensor([*model.coef_, model.intercept_], dtype=found.dtype)
+    torch.testing.assert_close(found, known, rtol=1e-5, atol=1e-5)
 
 
 def test_scales_are_lambdas_in_units_of_the_curvature():

@@ -28,7 +28,7 @@ def summary(alone, common, **more):
         (-1.0, {"personal": 5, "common": 2}, "Personal models are the best guess"),
         (1.0, {"personal": 1, "common": 2}, "One common model will do for most clients"),
         (1.0, {"alone": 3, "common": 2}, "Training alone will do for most clients"),
-        (-1.0, {"personal": 2, "common": 2}, "One common model will do"),  # of as many the simpler
+        (-1.0, {"personal": 2, "common": 2}, "One common model will do for 2 of 4 clients"),  # of as many the simpler
     ],
 )
 def test_the_headline_is_what_most_clients_need(low, will_do, begins):
