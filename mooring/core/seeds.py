@@ -68,15 +68,16 @@ def onto(state: np.ndarray, mixed: np.ndarray) -> np.ndarray:
         return _mix(state + _GOLDEN + mixed)
 
 
-def under(state: np.ndarray, mixed: np.ndarray, bar: int) -> tuple[np.ndarray, np.ndarray]:
+def under(state: np.ndarray, mixed: np.ndarray, bar: int, room: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Where onto(state, mixed) [m] is below `bar`, and what it is there, for a state of one word.
 
     What `_mix` does last leaves the upper 31 bits as they are: it is done only for those that these bits let through.
+    `room` is memory to work in, at least [2, m].
     """
+    x, shifted = room[0, : len(mixed)], room[1, : len(mixed)]
     with np.errstate(over="ignore"):
-        x = mixed + (state + _GOLDEN)
-    shifted = x >> np.uint64(30)
-    x ^= shifted
+        np.add(mixed, state + _GOLDEN, out=x)
+    x ^= np.right_shift(x, np.uint64(30), out=shifted)
     x *= _MIX_A
     x ^= np.right_shift(x, np.uint64(27), out=shifted)
     x *= _MIX_B

@@ -146,7 +146,7 @@ def mixed_stay(
     drawn = drawings(data, round, batch=batch, counts=counts, draws=draws)
     apart = drawings(data, round, batch=batch, counts=counts, slot=1, draws=draws, part="validation")
     begin, own, alpha = w.expand_as(v)[:1] if w.ndim == 1 else w, v, alpha.clone()
-    w, v, k = torch.empty_like(v), torch.empty_like(v), 0
+    w, v, k = v.new_empty(v.shape), v.new_empty(v.shape), 0
     for place, n, rate in pieces(drawn, counts, eta, v.dtype):
         moves = [feels(j) for j in range(k, k + len(rate))]
         seen = [next(apart) for now in moves if held_out and now]

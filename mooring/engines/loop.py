@@ -34,7 +34,7 @@ EVALUATIONS = 20  # how often a run is evaluated when evaluate_every is not give
 LOSSES = ("train_loss", "validation_loss", "test_loss")
 EXPLODED = 1e6  # times the loss before the first round (and at least this much): a run that diverges
 BARREN = 3  # rounds in a row in which nobody's reply could be used, where a round asks some clients only
-LOTS = 1 << 15  # clients of a large population whose lots are drawn at once
+LOTS = 1 << 16  # clients of a large population whose lots are drawn at once
 
 
 @dataclass(frozen=True)
@@ -169,9 +169,9 @@ def lowest_lots(plan: Plan, lots: np.ndarray, t: int) -> Tensor:
 def _lots_under(state: np.ndarray, lots: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
     """The places and lots of the clients whose lots are in the lowest `share`: what is looked at of a large population
     fits the cache, and only few are sorted."""
-    places, found = [], []
+    places, found, room = [], [], np.empty((2, min(LOTS, len(lots))), np.uint64)
     for begin in range(0, len(lots), LOTS):
-        low, lot = under(state, lots[begin : begin + LOTS], int(share * 2.0**64))
+        low, lot = under(state, lots[begin : begin + LOTS], int(share * 2.0**64), room)
         places.append(begin + low)
         found.append(lot)
     return np.concatenate(places), np.concatenate(found)

@@ -28,7 +28,7 @@ class States:
 
     def take(self, position: Tensor) -> Any:
         if self.fields is None:
-            return type(self.first)(*(part.expand(len(position), *part.shape).clone() for part in self.first))
+            return type(self.first)(*(part.expand(len(position), *part.shape) for part in self.first))  # nothing copied
         return type(self.first)(*(part[position] for part in self.fields))
 
     def field(self, name: str) -> Tensor:

@@ -66,6 +66,7 @@ def take_steps(
     """Put into v [C, d] where each client's steps s = 0, 1, ... end, from its row of `begin`, [C, d] or [1, d], along
     the first n[s, c] rows place[s, c] of the pool at rate[s, c]; a rate of 0 is no step."""
     held, towards = hold(v, pull, shift, ridge)
+    begin = begin if begin.stride(0) else begin[:1]
     small = [array.contiguous().numpy() for array in (begin, held, towards)]
     share = rate / np.maximum(n, 1).astype(rate.dtype)  # of a row in a step
     features, whole = rows.x.shape[1], [rows.x.numpy(), rows.y.numpy()]

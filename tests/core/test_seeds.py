@@ -74,5 +74,5 @@ def test_words_under_a_bar_are_those_that_are():
     word = further(state, np.arange(50_000))
     low = int(np.sort(word)[100])
     for bar in (0, 1, 1 << 33, int(word.min()), low, low + 1, 1 << 60, (1 << 64) - 1):
-        places, found = seeds.under(state, lots, bar)
+        places, found = seeds.under(state, lots, bar, np.empty((2, len(lots)), np.uint64))
         assert np.array_equal(places, np.flatnonzero(word < np.uint64(bar))) and np.array_equal(found, word[places])
