@@ -1,0 +1,210 @@
+"""Exact solves, advice, large populations and sweeps against doing the same one after another."""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.peers.protocol import ETA
+from benchmarks.speed_measure import Contest, Times, timed, verdict
+from mooring.advice.path import SCALES, path
+from mooring.algorithms.fedavg import FedAvg
+from mooring.algorithms.fedprox_one_stage import FedProxOneStage
+from mooring.core.cohort import Rows
+from mooring.data.clients import Clients, from_arrays
+from mooring.engines.loop import Plan
+from mooring.engines.simulate import simulate
+from mooring.engines.sweep import Variant, sweep
+from mooring.tasks.linear import Linear
+from mooring.tasks.logistic import Logistic
+
+
+def table_clients(count: int = 1000, rows: int = 50, features: int = 20) -> Clients:
+    rng = np.random.default_rng(0)
+    xs = rng.normal(size=(count, rows, features))
+    ws = 1 + 0.5 * rng.normal(size=(count, features))
+    ys = np.einsum("crf,cf->cr", xs, ws) + rng.normal(size=(count, rows))
+    return from_arrays(list(xs), list(ys))
+
+
+LAM, CLOSE = 0.5, 1e-8
+
+
+def exact(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
+    from sklearn.linear_model import Ridge
+
+    task = Linear(20, intercept=False)
+    algorithm = FedProxOneStage(lam=LAM, inner="exact")
+    pulls: list[float] = []
+
+    def moved(moment: Any) -> bool:
+        pulls.append(float((moment.server.w - (before[0] if before else 0)).abs().max()))
+        before[:] = [moment.server.w]
+        return pulls[-1] < CLOSE
+
+    before: list[Tensor] = []
+
+    def ours() -> Any:
+        before.clear()
+        pulls.clear()
+        return simulate(algorithm, task, table_clients_once(), Plan(rounds=500, evaluate_every=500), watch=moved)
+
+    made = table_clients()
+
+    def table_clients_once() -> Clients:
+        """The same rows without what was computed from them before."""
+        return replace(made, train=replace(made.train, cache={}))
+
+    found = ours()
+    rounds, gamma, end = len(pulls), float(found.algorithm.gamma), found.outcome.progress.server.w
+
+    def one_round(w: np.ndarray) -> np.ndarray:
+        pull = np.zeros_like(w)
+        for i in range(len(made)):
+            x, y = (part.numpy() for part in made.train.of(i))
+            off = Ridge(alpha=LAM * len(y), fit_intercept=False).fit(x, y - x @ w).coef_
+            pull -= LAM * off / len(made)
+        return w - gamma * pull
+
+    w = np.zeros(20)
+    for _ in range(2):
+        w = one_round(w)
+    few = simulate(algorithm, task, made, Plan(rounds=2, evaluate_every=2)).outcome.progress.server.w
+    np.testing.assert_allclose(few.numpy(), w, rtol=1e-6)
+
+    def theirs() -> Times:
+        cpu, wall = timed(lambda: one_round(end.numpy()))
+        return rounds * cpu, rounds * wall
+
+    name = f"one-stage FedProx to 1e-8, {rounds} rounds"
+    yield Contest(
+        name,
+        partial(timed, ours),
+        {"scikit-learn, a round times rounds": theirs},
+        {"scikit-learn, a round times rounds": 50},
+        warm=True,
+    )
+
+
+def lambdas(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
+    task, made = Linear(20, intercept=False), table_clients()
+
+    def solve(count: int) -> None:
+        rows = replace(made.train, cache={})
+        for _ in path(task, rows, made.weights(), SCALES[:count] if count > 1 else [LAM]):
+            pass
+
+    rivals = {"one lambda": partial(timed, partial(solve, 1))}
+    yield Contest("path of 25 lambdas", partial(timed, partial(solve, 25)), rivals, {"one lambda": 5}, at_most=True)
+
+
+def advised(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
+    from benchmarks.advice_tables import mixed_model
+    from mooring import advise
+    from mooring.advice.folds import joined
+    from tests.tables import EXAM
+
+    clients = advise(EXAM.path, **EXAM.columns).job.clients
+    rows = joined(clients.train, clients.validation)
+
+    def theirs() -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return mixed_model(rows, clients.test)
+
+    ours = partial(timed, partial(advise, EXAM.path, **EXAM.columns))
+    yield Contest("advise exam", ours, {"MixedLM": partial(timed, theirs)}, {"MixedLM": 5}, warm=True)
+
+
+def many_clients(count: int, rows: int = 20, features: int = 20) -> Clients:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(count * rows, features, generator=generator)
+    y = torch.randint(0, 2, (count * rows,), generator=generator)
+    nothing = torch.zeros(count, dtype=torch.long)
+    none = Rows(x[:0], y[:0], nothing, nothing)
+    train = Rows(x, y, rows * torch.arange(count), torch.full((count,), rows))
+    return Clients(tuple(map(str, range(count))), train, none, none, kind="binary")
+
+
+def population(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
+    task, algorithm = Logistic(20, dtype=torch.float32), FedAvg(eta=0.1, steps=10, batch=10)
+    plan = Plan(rounds=100, participation=1000, evaluate_every=100)
+
+    def rounds_of(clients: Clients) -> Callable[[], Times]:
+        """Rounds of the engine's own loop, without evaluations."""
+        times: list[Times] = []
+        last: list[Times] = []
+
+        def watch(moment: Any) -> bool:
+            now = time.process_time(), time.perf_counter()
+            if last:
+                times.append((now[0] - last[0][0], now[1] - last[0][1]))
+            last[:] = [now]
+            return moment.t >= 12
+
+        def some() -> Times:
+            times.clear()
+            last.clear()
+            simulate(algorithm, task, clients, plan, settled=True, watch=watch)
+            return tuple(statistics.median(column) for column in zip(*times))
+
+        return some
+
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # what other rows needed is none of the peak
+    small, large = many_clients(10_000), many_clients(1_000_000)
+    done: list[str] = []
+
+    def note() -> str:
+        if not done:
+            wall = time.perf_counter()
+            simulate(algorithm, task, large, plan, settled=True)
+            took, peak = time.perf_counter() - wall, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+            done.append(f"100 rounds ran in {took:.0f} s; {peak:.1f} GB at most (wanted under 6: {verdict(peak < 6)})")
+        return done[0]
+
+    yield Contest(
+        "a round of 1,000,000 clients",
+        rounds_of(large),
+        {"10,000 clients": rounds_of(small)},
+        {"10,000 clients": 1.3},
+        at_most=True,
+        note=note,
+    )
+
+
+def sweeps(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
+    rng = np.random.default_rng(0)
+    xs, ys = rng.normal(size=(30, 50, 20)), rng.integers(0, 5, size=(30, 50))
+    parts = [np.where(np.arange(50) < 40, "train", "validation")] * 30
+    clients = from_arrays(list(xs), list(ys), kind="classes", parts=parts, dtype=torch.float32)
+    task, plan = Logistic(20, 5, dtype=torch.float32), Plan(rounds=20, evaluate_every=20)
+    variants = [
+        Variant(FedProxOneStage(lam=lam, gamma=1 / lam, inner="sgd", eta=ETA, steps=10, batch=10), seed)
+        for lam in np.logspace(-2, 1, 8).tolist()
+        for seed in range(5)
+    ]
+    lone = [simulate(one.algorithm, task, clients, replace(plan, seed=one.seed)) for one in variants[:7]]
+    for one, found in zip(lone, sweep(variants[:7], task, clients, plan)):
+        torch.testing.assert_close(found.server.w, one.outcome.progress.server.w, rtol=1e-4, atol=1e-6)
+
+    def apart() -> None:
+        for one in variants:
+            simulate(one.algorithm, task, clients, replace(plan, seed=one.seed))
+
+    ours = partial(timed, lambda: sweep(variants, task, clients, plan))
+    rivals = {"40 runs": partial(timed, apart)}
+    yield Contest("sweep of 8 lambdas x 5 seeds", ours, rivals, {"40 runs": 3}, warm=True)

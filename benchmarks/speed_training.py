@@ -1,0 +1,272 @@
+"""Rounds of training against other libraries, with the same batches for everyone."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from benchmarks.peers.protocol import BATCH, ETA, loss_of
+from benchmarks.speed_measure import Contest, Times, timed
+from mooring.algorithms.apfl import APFL
+from mooring.algorithms.fedavg import FedAvg
+from mooring.algorithms.fedprox_one_stage import FedProxOneStage
+from mooring.core.averages import average
+from mooring.core.batches import drawings
+from mooring.core.cohort import Round
+from mooring.data.clients import Clients, from_arrays
+from mooring.engines.simulator import Simulator
+from mooring.tasks.compiled import available
+from mooring.tasks.logistic import Logistic
+from mooring.tasks.module import Module
+
+ROWS, SIDE, CLASSES, STEPS = 600, 28, 10, 20
+FEATURES = SIDE**2
+SAME = 5e-3  # of the way: single precision, where rounding may decide a maximum of pooling or the side of a kink
+
+
+def softmax_net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(FEATURES, CLASSES))
+
+
+def deep_net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(FEATURES, 200), nn.ReLU(), nn.Linear(200, 200), nn.ReLU(), nn.Linear(200, CLASSES))
+
+
+def convolutional_net() -> nn.Sequential:
+    first = (nn.Unflatten(1, (1, SIDE, SIDE)), nn.Conv2d(1, 8, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2))
+    second = (nn.Conv2d(8, 16, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
+    return nn.Sequential(*first, *second, nn.Linear(16 * (SIDE // 4) ** 2, CLASSES))
+
+
+def some_clients(count: int) -> Clients:
+    rng = np.random.default_rng(0)
+    xs = rng.standard_normal((count, ROWS, FEATURES), dtype=np.float32)
+    ys = rng.integers(0, CLASSES, size=(count, ROWS))
+    return from_arrays(list(xs), list(ys), kind="classes", dtype=torch.float32)
+
+
+class Training:
+    """A round of an algorithm in the simulator, from the same start each time, and what rivals need to do the same."""
+
+    def __init__(self, task: Any, algorithm: Any, clients: Clients, net: nn.Sequential):
+        self.clients, self.algorithm, self.net = clients, algorithm, net
+        linear = isinstance(task, Logistic)  # whose slopes are [features, scores]
+        parts = [(p.mT if linear and p.ndim == 2 else p).detach().reshape(-1) for p in net.parameters()]
+        self.start = torch.cat(parts).clone()
+        self.exchange = Simulator(task, clients, clients.weights())
+        self.turn = Round(1, 100, len(clients), len(clients), 1.0, 0)
+        self.server = algorithm.start(task, self.start)[0]
+        self.task, self.linear, self.ended = task, linear, self.start
+
+    def round(self) -> None:
+        self.exchange.begin(self.algorithm, self.start)
+        everyone = torch.arange(len(self.clients))
+        replies = self.exchange.ask(self.server, everyone, self.turn)
+        mean = average(replies.message, self.exchange.p[replies.who], "mean")
+        self.ended = self.algorithm.merge(self.server, mean, self.turn).w
+
+    def places(self) -> Tensor:
+        """[C, S, B]: the rows of every batch of the round."""
+        data = self.clients.cohort()
+        counts = torch.full((len(data),), STEPS)
+        drawn = drawings(data, self.turn, batch=BATCH, counts=counts)
+        return torch.from_numpy(np.stack([one.place for one in drawn], 1))
+
+    def layers(self, w: Tensor) -> list[tuple[np.ndarray, np.ndarray]]:
+        """The perceptron with parameters w, matrices as [in, out]."""
+        if self.linear:
+            return [(w[: FEATURES * CLASSES].view(FEATURES, CLASSES).numpy(), w[FEATURES * CLASSES :].numpy())]
+        parts = self.task.layers(w[None])
+        shaped = [part[0] for part in parts.values()]
+        return [(a.mT.numpy(), b.numpy()) for a, b in zip(shaped[::2], shaped[1::2])]
+
+    def save(self, path: Path) -> Path:
+        at = self.places().flatten(1)
+        layers = {
+            f"{kind}{i}": part for i, pair in enumerate(self.layers(self.start)) for kind, part in zip("wb", pair)
+        }
+        x, y = self.clients.train.x[at], self.clients.train.y[at]
+        np.savez(path, x=x.numpy(), y=y.numpy(), **layers)
+        return path
+
+    def loss(self, w: Tensor) -> float:
+        at = self.places().flatten(1)[:10]
+        return loss_of(self.layers(w), self.clients.train.x[at].numpy(), self.clients.train.y[at].numpy())
+
+
+def looped(training: Training, places: Tensor) -> None:
+    """A round as most libraries write it: a copy of the model and an optimiser per client, step, collect, average."""
+    results, make = [], {1: softmax_net, 5: deep_net}.get(len(training.net), convolutional_net)
+    for i in range(len(training.clients)):
+        model = make()
+        model.load_state_dict(training.net.state_dict())
+        optimiser = torch.optim.SGD(model.parameters(), lr=ETA)
+        for rows in places[i]:
+            x, y = training.clients.train.x[rows], training.clients.train.y[rows]
+            optimiser.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimiser.step()
+        results.append([p.detach().clone() for p in model.parameters()])
+    mean = [torch.stack(parts).mean(0) for parts in zip(*results)]
+    found = torch.cat([(p.mT if training.linear and p.ndim == 2 else p).reshape(-1) for p in mean])
+    apart, moved = (found - training.ended).norm(), (training.ended - training.start).norm()
+    assert apart <= SAME * moved, f"the loop ends {float(apart / moved):.1e} of the way apart"
+
+
+class Peer:
+    """Another library in its own process and environment."""
+
+    def __init__(self, stack: ExitStack, folder: Path, name: str, work: Path, threads: int, method: str = "fedavg"):
+        script = Path(__file__).parent / "peers" / f"with_{name}.py"
+        command = [str(folder / name / "bin" / "python"), str(script), str(work), str(threads), method]
+        stack.enter_context(kept := tempfile.TemporaryFile("w+"))  # noqa: SIM115
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=kept, text=True, env=limited(threads)
+        )
+        stack.callback(self.close)
+        self.loss: float | None = None
+        self.read()
+
+    def read(self) -> dict[str, Any]:
+        for line in self.process.stdout or ():
+            if line.startswith("{"):
+                return json.loads(line)
+        raise RuntimeError("it ended without an answer")
+
+    def round(self) -> Times:
+        assert self.process.stdin is not None
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+        answer = self.read()
+        self.loss = answer["loss"]
+        return answer["cpu"], answer["wall"]
+
+    def close(self) -> None:
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+
+
+def limited(threads: int) -> dict[str, str]:
+    return os.environ | dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
+
+
+def with_peers(
+    contest: Contest, training: Training, stack: ExitStack, asked: argparse.Namespace, names: dict[str, float | None],
+    method: str = "fedavg", same_loss: bool = True,
+) -> Contest:  # fmt: skip
+    """The contest with every peer that can be started, once it has come to the same loss."""
+    work = training.save(Path(stack.enter_context(tempfile.TemporaryDirectory())) / "work.npz")
+    training.round()
+    expected = training.loss(training.ended)
+    for name, wanted in names.items():
+        if asked.peers is None or not (asked.peers / name).is_dir():
+            contest.missing[name] = "not installed"
+            continue
+        try:
+            peer = Peer(stack, asked.peers, name, work, asked.threads, method)
+            peer.round()
+        except (OSError, RuntimeError) as problem:
+            contest.missing[name] = f"failed: {problem}"
+            continue
+        if same_loss and not np.isclose(peer.loss, expected, rtol=1e-4):
+            contest.missing[name] = f"another loss: {peer.loss:.5f}, not {expected:.5f}"
+            continue
+        contest.rivals[name], contest.wanted[name] = peer.round, wanted
+    contest.warm = True
+    return contest
+
+
+FEDAVG = FedAvg(eta=ETA, steps=STEPS, batch=BATCH)
+DEEP = 4 * FEATURES * 200 + 6 * (200 * 200 + 200 * CLASSES)  # of a row, forward and back
+WIDE = 4 * FEATURES * CLASSES
+NETWORK = "network 784-200-200-10"
+CONVOLUTIONS = 4 * 8 * 25 * SIDE**2 + 6 * (16 * 8 * 25 * (SIDE // 2) ** 2 + 16 * (SIDE // 4) ** 2 * CLASSES)
+
+
+def kernels_here() -> tuple[str, ...]:
+    """What local steps can be taken by, the fastest first."""
+    return ("numba", "torch") if available() else ("torch",)
+
+
+def against_loop(name: str, training: Training, wanted: float | None, operations: float, **more: Any) -> Contest:
+    places = training.places()
+    samples = len(training.clients) * STEPS * BATCH
+    loop_ = partial(timed, partial(looped, training, places))
+    training.round()
+    loop_()
+    return Contest(
+        name,
+        partial(timed, training.round),
+        {"loop": loop_},
+        {"loop": wanted},
+        operations * samples,
+        warm=True,
+        **more,
+    )
+
+
+def softmax(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
+    clients, net = some_clients(100), softmax_net()
+    for kernels in kernels_here():
+        task = Logistic(FEATURES, CLASSES, ridge=0.0, dtype=torch.float32, kernels=kernels)
+        training = Training(task, FEDAVG, clients, net)
+        contest = against_loop(f"softmax 784-10, {kernels}", training, 18 if kernels == "numba" else None, WIDE)
+        peers = {"pfl": 14.0, "fedjax": 4.0, "flower": None}
+        yield with_peers(contest, training, stack, asked, peers) if kernels == "numba" else contest
+
+
+def mlp(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
+    clients, net = some_clients(100), deep_net()
+    for kernels in kernels_here():
+        training = Training(Module(deep_net, kernels=kernels), FEDAVG, clients, net)
+        best = kernels == kernels_here()[0]
+        least = 0.5 if best else None
+        contest = against_loop(f"{NETWORK}, {kernels}", training, 4 if best else None, DEEP, least_share=least)
+        peers = {"pfl": 3.0, "fedjax": 2.0, "flower": None}
+        yield with_peers(contest, training, stack, asked, peers) if best else contest
+
+
+def cnn(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
+    training = Training(Module(convolutional_net), FEDAVG, some_clients(30), convolutional_net())
+    yield against_loop("two convolutions", training, 1.2, CONVOLUTIONS)
+
+
+def fedprox(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
+    inexact = FedProxOneStage(lam=0.1, gamma=1.0, inner="sgd", eta=ETA, steps=STEPS, batch=BATCH)
+    clients = some_clients(100)
+    kernels = kernels_here()[0]
+    tasks = {
+        "softmax 784-10": (Logistic(FEATURES, CLASSES, ridge=0.0, dtype=torch.float32, kernels=kernels), softmax_net()),
+        NETWORK: (Module(deep_net, kernels=kernels), deep_net()),
+    }
+    for name, (task, net) in tasks.items():
+        pulled, plain = (Training(task, algorithm, clients, net) for algorithm in (inexact, FEDAVG))
+        rivals = {"FedAvg": partial(timed, plain.round)}
+        yield Contest(f"FedProx by SGD, {name}", partial(timed, pulled.round), rivals, {"FedAvg": 1.3}, at_most=True)
+
+
+def apfl(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
+    algorithm = APFL(alpha=0.5, adapt="step", adapt_on="train", eta=ETA, decay=0.0, steps=STEPS, batch=BATCH)
+    task = Module(deep_net, kernels=kernels_here()[0])
+    training = Training(task, algorithm, some_clients(asked.apfl_clients), deep_net())
+    samples = asked.apfl_clients * STEPS * BATCH
+    contest = Contest(
+        f"APFL, network, {asked.apfl_clients} clients", partial(timed, training.round), {}, {}, 2 * DEEP * samples
+    )
+    yield with_peers(contest, training, stack, asked, {"fedjax": 3.0}, "apfl")  # the common model is FedAvg's in both
