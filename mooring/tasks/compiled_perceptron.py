@@ -11,6 +11,7 @@ order, so that its numbers depend on nobody else's and on no number of threads.
 from __future__ import annotations
 
 import ctypes
+import sys
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -44,6 +45,8 @@ def product(dtype: torch.dtype) -> int | None:
 def compiles(net: Net, dtype: torch.dtype) -> bool:
     """Whether there are compiled steps for such a network, numba being installed."""
     kinds = [stage.kind for stage in net.stages]
+    if sys.byteorder != "little":  # see add_product
+        return False
     plain = net.classifies and not net.before and FREE not in kinds and kinds[-1] is PLAIN
     return plain and dtype in PRODUCTS and product(dtype) is not None
 
@@ -65,7 +68,7 @@ class Workplace:
         sizes = self.heights * self.outputs
         begins = np.cumsum(sizes) - sizes  # of each layer's parameters
         at = rows * (np.cumsum(self.heights) - self.heights)  # of what goes into each layer
-        told = np.zeros(6, np.int32), self.like.new_zeros(2).numpy(), np.frombuffer(b"NT", np.uint8).copy()
+        told = np.zeros(6, np.int64), self.like.new_zeros(2).numpy(), np.frombuffer(b"NT", np.uint8).copy()
         self.shape = (begins, self.heights, inputs, self.outputs, bent, at, *told)
 
     def room(self, width: int) -> np.ndarray:
@@ -188,7 +191,10 @@ def kernels(dtype: torch.dtype) -> tuple[Any, Any]:
 
     @fast
     def add_product(turned, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, net):  # type: ignore[no-untyped-def]
-        """C <- alpha A B + beta C in Fortran's order of memory, all by address; A turned if 1, B if 2."""
+        """C <- alpha A B + beta C in Fortran's order of memory, all by address; A turned if 1, B if 2.
+
+        Sizes are words of 64 bits, whose lower halves come first: right for a BLAS that reads 32 bits as well.
+        """
         _, _, _, _, _, _, ints, reals, letters = net
         ints[0] = m
         ints[1] = n
@@ -201,7 +207,7 @@ def kernels(dtype: torch.dtype) -> tuple[Any, Any]:
         i = ints.ctypes.data
         r = reals.ctypes.data
         t = letters.ctypes.data
-        multiply(t + turned % 2, t + turned // 2, i, i + 4, i + 8, r, a, i + 12, b, i + 16, r + size, c, i + 20)
+        multiply(t + turned % 2, t + turned // 2, i, i + 8, i + 16, r, a, i + 24, b, i + 32, r + size, c, i + 40)
 
     @fast
     def gather(x, index, m, seen, net):  # type: ignore[no-untyped-def]
