@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from mooring import fit
 from mooring.core.cohort import chunk_size
@@ -14,6 +15,8 @@ from mooring.engines.kernels import seconds_saved
 from mooring.engines.prepare import prepare
 from mooring.engines.request import request
 from mooring.runs.directory import open_run
+from mooring.tasks import alone
+from mooring.tasks.compiled_perceptron import product
 
 FIELDS = {"steps": 5, "batch": 4, "eta": 0.1}
 
@@ -72,6 +75,24 @@ def test_a_run_says_its_kernels_and_goes_on_with_them(tmp_path, monkeypatch):
     monkeypatch.setattr(kernels, "available", lambda: False)
     with pytest.raises(RequestError, match="numba is not installed; install mooring\\[fast\\]"):
         resume(tmp_path / "numba", source=clients())
+
+
+def test_a_network_has_kernels_as_well(tmp_path, monkeypatch):
+    pytest.importorskip("numba", reason="compiled kernels come with the extra mooring[fast]")
+    if product(torch.float64) is None:
+        pytest.skip("PyTorch brings no products of matrices that can be called here")
+    monkeypatch.setattr(alone, "LARGE", 0)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)).double()
+    found = {}
+    for name, kind in (("torch", "torch"), ("numba", "numba"), ("again", "numba")):
+        options = {"algorithm": "fedavg", "settings": FIELDS, "rounds": 3, "kernels": kind, "out": tmp_path / name}
+        found[name] = fit(clients(), model=model, **options).trained.models
+        assert open_run(tmp_path / name).run.training.kernels == kind
+    torch.testing.assert_close(found["numba"], found["torch"], rtol=1e-10, atol=1e-11)
+    assert torch.equal(found["again"], found["numba"])
+    resumed, _ = resume(tmp_path / "numba", source=clients(), model=model)
+    assert resumed.job.task.kernels == "numba"
 
 
 def test_tasks_without_kernels_refuse_them():
