@@ -5,6 +5,7 @@ import http.server
 import itertools
 import re
 import shutil
+import socket
 import stat
 import subprocess
 import sys
@@ -248,6 +249,21 @@ def test_a_client_that_waits_long_looks_less_often():
     gaps = [(after, after - before) for before, after in itertools.pairwise(looks)]
     assert all(gap <= max(node.LONGER_PAUSE, node.OF_THE_WAIT * after) + 1e-9 for after, gap in gaps)
     assert gaps[0][1] == node.PAUSE and gaps[-1][1] == node.LONGEST_PAUSE and len(looks) < 40
+
+
+def test_the_port_of_a_server_that_was_killed_is_waited_for(monkeypatch):
+    """Its SuperLink may need a while to notice; a port that stays taken is told."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        now = iter([0.0, 0.0, 30.0, 61.0])
+        monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=lambda: next(now), sleep=lambda _: None))
+        with pytest.raises(RequestError, match=f"port {port} of 127.0.0.1 is taken"):
+            processes.wait_for_port("127.0.0.1", port)
+        assert next(now, None) is None  # not before a minute
+    monkeypatch.undo()
+    processes.wait_for_port("127.0.0.1", port)
 
 
 def test_a_clients_verdict_in_words():

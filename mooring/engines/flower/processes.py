@@ -22,6 +22,7 @@ from mooring.core.errors import RequestError
 STARTED = "mooring.engines.flower.started"
 PORT = 9092
 GRACE = 5.0  # seconds that a process has to end
+OLD_SUPERLINK = 60.0  # seconds in which the SuperLink of a server that was killed notices, on a machine that is busy
 Say = Callable[[str], None]
 
 
@@ -90,7 +91,7 @@ def wait_for_port(host: str, port: int) -> None:
                 probe.bind((host, port))
                 return
             except OSError as error:
-                if time.monotonic() - begun > 3 * GRACE:
+                if time.monotonic() - begun > OLD_SUPERLINK:
                     raise RequestError(f"port {port} of {host} is taken ({error.strerror}); choose --port.") from error
         time.sleep(0.3)
 
