@@ -145,6 +145,17 @@ def test_newcomers_train_a_local_and_a_personal_model():
     assert losses[-1] < losses[0] / 2
 
 
+@pytest.mark.parametrize("alpha", [0.25, 0.5, 0.75])
+def test_a_newcomers_mixture_moves_by_less_than_its_local_model(alpha):
+    """By 1 - alpha + alpha^2 of it in the first step, here on all rows."""
+    new = fig6.synthetic(0, 0.5, fig6.NEW, 50)
+    w = torch.linspace(-1, 1, fig6.TASK.dim, dtype=torch.float64)
+    method = APFL(alpha=alpha, eta=0.1, epochs=1, batch=0, adapt="no")
+    first = list(fig6.newcomers(method, w, new, 7, 0))[1]
+    moved = mixture(first.alpha, first.v, first.w) - w
+    torch.testing.assert_close(moved, (1 - alpha + alpha**2) * (first.w - w))
+
+
 def test_every_method_has_a_run():
     for run in _methods.runs("APFL 0.25", _methods.ADAPTIVE, _methods.FEDAVG, _methods.SCAFFOLD_LOCAL, "pFedMe"):
         assert _methods.algorithm(run).steps == 10
