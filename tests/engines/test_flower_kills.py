@@ -51,7 +51,7 @@ def test_a_client_and_the_superlink_are_killed(tmp_path):
         check_end(here, "apfl", 5)
         for name in here.names:
             assert here.alive[name].wait(60) == 0, here.said(name)
-    assert commands_of(tmp_path) == {}
+    wait_until(lambda: commands_of(tmp_path) == {})  # what a killed SuperLink had begun notices by itself
 
 
 @pytest.mark.slow
