@@ -17,7 +17,7 @@ def reproduce(
     what: Annotated[str, typer.Argument(hidden=True)],
     preset: Annotated[
         str,
-        typer.Option("--preset", help="quick (a minute each) or paper (its own sizes). [quick]", show_default=False),
+        typer.Option("--preset", help="quick (minutes each) or paper (its own sizes). [quick]", show_default=False),
     ] = "quick",
     only: Annotated[
         list[str] | None, typer.Option("--only", help="Only such points, as in --only 'row=MNIST CNN2'.")

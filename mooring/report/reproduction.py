@@ -24,7 +24,7 @@ Every claim of the papers' figures and tables is a function of our results and g
 - **contradicted**: the whole interval lies on the other side; the page says why.
 
 `mooring reproduce ID` runs one of them again; these pages are written by `mooring reproduce ... --page`. Experiments
-run at two sizes: `quick`, a minute each, often on small stand-in data, and `paper`, the paper's own. Where both were
+run at two sizes: `quick`, minutes each, often on small stand-in data, and `paper`, the paper's own. Where both were
 run, the paper's size counts. The papers stand in [papers.md](papers.md).
 """
 PRESETS = ("quick", "paper")  # on the pages, in this order; smoke runs are no results

@@ -195,7 +195,7 @@ def test_a_matrix_on_disk_is_written_as_the_same_matrix(tmp_path):
 
 
 def test_a_file_is_never_in_memory_as_a_whole(tmp_path):
-    """Two matrices of 32 MB are written without a copy of either."""
+    """Two matrices of 32 MB are written without bytes of that size."""
     big = {str(n): torch.ones(1 << 20, 4, dtype=torch.float64) for n in range(2)}
     tracemalloc.start()
     write_tensors(tmp_path / "a", big, META)
