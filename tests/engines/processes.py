@@ -1,5 +1,6 @@
 """Federations of real processes for tests: the commands of a server and its clients, and what to compare them with."""
 
+import faulthandler
 import multiprocessing
 import os
 import runpy
@@ -86,6 +87,7 @@ def mooring(words, log, folder):
     sys.stdout = sys.stderr = open(log, "a", buffering=1)  # noqa: SIM115 - until the process ends
     os.dup2(sys.stdout.fileno(), 1)
     os.dup2(sys.stdout.fileno(), 2)
+    faulthandler.register(signal.SIGUSR1, file=sys.stdout)  # says where it hangs, when asked
     sys.argv = ["mooring", *map(str, words)]
     runpy.run_module("mooring", run_name="__main__")
 
@@ -203,6 +205,17 @@ class Federation:
         for who, one in self.alive.items():
             if one.poll() is not None:
                 self.start(who)
+
+    def check_end(self, seconds=LONG):
+        """The server ends, and well; else everybody tells what it said and where it stands."""
+        server = self.alive["server"]
+        if server.wait(seconds) != 0:
+            for one in self.alive.values():
+                if isinstance(one, Child) and one.poll() is None:
+                    os.kill(one.process.pid, signal.SIGUSR1)
+            time.sleep(2)
+            told = "\n".join(f"--- {who}, exit {one.poll()}\n{self.said(who)}" for who, one in self.alive.items())
+            raise AssertionError(told)
 
     def rounds_told(self, name):
         """For each time that the server ran: the rounds that it reported, in order."""

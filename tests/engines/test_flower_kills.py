@@ -24,10 +24,9 @@ pytestmark = [
 ]
 
 
-def check_end(federation, name, rounds):
+def check_end(federation, name, rounds, seconds=LONG):
     """The run ends, the models are right, and no round but the one that was cut is done twice."""
-    wait_until(lambda: federation.alive["server"].poll() is not None)
-    assert federation.alive["server"].wait(1) == 0, federation.said("server")
+    federation.check_end(seconds)
     assert_models_are_the_simulators(federation.path, federation.out, federation.place)
     told = [rounds for rounds in federation.rounds_told(name) if rounds]
     for before, after in itertools.pairwise(told):
@@ -80,5 +79,4 @@ def test_kills_with_flowers_own_nodes(victim, tmp_path):
         wait_until(lambda: here.saved() >= 1, 2 * LONG)
         here.kill(here.names[0] if victim == "client" else victim)
         here.again()
-        wait_until(lambda: here.alive["server"].poll() is not None, 3 * LONG)
-        check_end(here, "apfl", 4)
+        check_end(here, "apfl", 4, 3 * LONG)
