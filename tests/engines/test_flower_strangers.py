@@ -27,6 +27,7 @@ from flwr.supernode import node_auth_http_interceptor as signing
 from mooring.engines.flower import home as homes
 from mooring.engines.flower import keys, node
 from mooring.engines.flower.home import digest_of_run
+from mooring.engines.flower.post import KIND
 from mooring.engines.flower.processes import free_port
 from mooring.engines.flower.started import LARGEST
 from mooring.engines.request import request
@@ -180,9 +181,13 @@ def test_strangers_are_refused_while_the_run_completes(tmp_path):
 
 
 class Tap:
-    """A listener on the line: passes everything on, and keeps what came from clients and what came from the server."""
+    """A listener on the line: passes everything on, and keeps what came from clients and what came from the server.
 
-    def __init__(self, port):
+    It loses one answer of the server, the `lose`-th that brings a letter, as a bad line does.
+    """
+
+    def __init__(self, port, lose):
+        self.letters, self.lose = 0, lose
         self.listening = socket.create_server(("127.0.0.1", 0))
         self.port, self.to = self.listening.getsockname()[1], port
         self.up, self.down = bytearray(), bytearray()
@@ -204,6 +209,10 @@ class Tap:
     def pass_on(self, source, target, kept):
         try:
             while data := source.recv(1 << 16):
+                self.letters += kept is self.down and KIND.encode() in data
+                if kept is self.down and self.letters == self.lose:
+                    self.lose = None
+                    break
                 kept.extend(data)
                 target.sendall(data)
         except OSError:
@@ -250,7 +259,10 @@ def no_routes():
 
 
 def test_nothing_leaves_but_what_is_declared(tmp_path, monkeypatch):
-    """Without TLS, for once, and with loopback alone: rows and private state are not on the wire, messages are."""
+    """Without TLS, for once, and with loopback alone: rows and private state are not on the wire, messages are.
+
+    A letter that is lost on the way is asked for again.
+    """
     path, folder = run_file(tmp_path, "apfl", rounds=2, clients=2)
     visit = homes.ANSWERS["visit"]
 
@@ -265,9 +277,11 @@ def test_nothing_leaves_but_what_is_declared(tmp_path, monkeypatch):
 
     def work():
         port = free_port()
-        tap = Tap(port)
+        tap = Tap(port, lose=9)
         with Federation(tmp_path, path, folder, tls=False, port=port, through=tap.port) as here:
             here.check_end()
+            assert tap.lose is None, "no letter was lost"
+            assert "is back" in here.said("server")
             assert_models_are_the_simulators(path, here.out, here.place)
         assert no_routes() == 0
         with pytest.raises(OSError):

@@ -38,6 +38,7 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from mooring.core.errors import RequestError
+from mooring.engines.flower import lost_answers
 from mooring.engines.flower.home import Home
 from mooring.engines.flower.replies import reply_of
 from mooring.runs.files import make_folder
@@ -89,15 +90,8 @@ def live(
 def tame(until: Callable[[], bool]) -> None:
     """Flower ends its process where a connection fails, and interrupts it where a signature is refused (401): here only
     the connection ends. What it would log is told in our own words, and nothing is tried again once all is done."""
-
-    def invoker() -> Any:
-        made = http_retry.make_simple_http_retry_invoker()
-        usual: Any = made.should_giveup
-        made.should_giveup = lambda error: until() or usual(error)
-        return made
-
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
-    connection.make_simple_http_retry_invoker = invoker
+    lost_answers.end_connections(until)
     connection.flwr_exit = give_up  # type: ignore[assignment]
     for module in (connection, http_retry):
         module.os = Refused()  # type: ignore[attr-defined]

@@ -129,6 +129,9 @@ def superlink() -> None:
 def supernode() -> None:
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
+    from mooring.engines.flower import lost_answers
+
+    lost_answers.end_connections()
     flower_supernode()
 
 
