@@ -228,7 +228,7 @@ def far_cells(survey: Summary, names: list[str], title: str) -> Iterator[FarCell
         for i in np.flatnonzero(refused | (some & stray & (distance > stretch))):
             client, value = survey.clients[i], extreme[i]
             what = f"client '{client}', column '{name}': {value:.6g} lies"
-            how = f"{distance[i]:.1g} times the usual spread ({spread:.3g}) from the median ({centre:.6g})"
+            how = f"{distance[i]:,.0f} times the usual spread ({spread:.3g}) from the median ({centre:.6g})"
             end = (
                 "; it would set the scale of the column for everybody. Correct it, leave the cell empty, or leave the "
                 "column out."

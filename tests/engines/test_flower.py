@@ -311,6 +311,26 @@ def test_a_class_that_no_other_client_has(tables, tmp_path, clock):
     assert any("takes no part" in one and "site 1" in one and "maybe" in one for one in said), said
 
 
+def test_what_looks_odd_is_told_at_home_and_to_no_other_client(table, tmp_path, clock):
+    """A code for missing in a few rows, a level spelt twice."""
+    file, heard = sorted(table.iterdir())[3], []
+    frame = pd.read_csv(file)
+    frame["a"] = frame["a"].where(frame.index > 3, -999.0)
+    frame["colour"] = frame["colour"].where(frame.index > 3, "RED")
+    frame.to_csv(file, index=False)
+    run = run_of(table, rounds=1)
+    everybody = homes_of(run, table, tmp_path / "state")
+    for home in everybody:
+        home.say = lambda sentence, name=home.name: heard.append((name, sentence))
+    grid, letters = LocalGrid(everybody), []
+    grid.fate = lambda letter, node, number: letters.append((node, unpack(letter.content).words)) or "fine"
+    converse(run, grid, tmp_path / "run")
+    assert {name for name, _ in heard} == {"site 3"}
+    assert any("column 'a': -1000 lies" in sentence for _, sentence in heard)
+    assert {node for node, words in letters if "-1000" in str(words)} == {104}
+    assert any("'RED' and 'red' differ in case" in sentence for _, sentence in heard)
+
+
 def test_a_client_with_another_run_file_takes_no_part(table, tmp_path, clock):
     run, said = run_of(table, rounds=2, federation={"wait": 60.0}), []
     everybody = homes_of(run, table, tmp_path / "state")

@@ -6,7 +6,7 @@ The same call goes on with a run that was interrupted: the run directory says wh
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -160,11 +160,9 @@ def without(post: Post, names: tuple[str, ...], error: Unfit) -> tuple[str, ...]
 def agree(post: Post, names: tuple[str, ...], run: RunFile) -> tuple[Schema, list[str]]:
     """The schema of all clients' rows, from counts and sums; and notes."""
 
-    def letters(words: dict[str, Any]) -> dict[str, Parcel]:
-        return {name: Parcel(words) for name in names}
-
-    def ask(what: str, **words: Any) -> dict[str, Summary]:
-        replies = post.ask_all(what, letters(words))
+    def ask(what: str, notes: Iterable[str] = (), **words: Any) -> dict[str, Summary]:
+        letters = {name: Parcel(words | {"notes": not_on_others(notes, name)}) for name in names}
+        replies = post.ask_all(what, letters)
         told = {name: Summary.from_json(str(replies[name].words.get("summary"))) for name in names}
         for name, summary in told.items():
             if summary.clients != (name,):
@@ -173,17 +171,24 @@ def agree(post: Post, names: tuple[str, ...], run: RunFile) -> tuple[Schema, lis
 
     asked = run.data.features is not None
     plan = agreed(ask("survey"), lambda told: agree_plan(told, kind=run.data.kind or "auto", asked=asked, title=TITLE))
-    words = plan.model_dump(mode="json")
+    words = plan.model_dump(mode="json", exclude={"notes"})
     told, least = ask("tally", plan=words), run.data.rare or 1
     wanted = common(told.values(), least, post.run)
     spelt: Names = {column: {} for column in wanted}
-    for reply in post.ask_all("names", letters({"plan": words, "wanted": wanted})).values() if wanted else ():
+    to_spell = dict.fromkeys(names, Parcel({"plan": words, "wanted": wanted}))
+    for reply in post.ask_all("names", to_spell).values() if wanted else ():
         for column, levels in reply.words["names"].items():
             spelt[column] |= levels
     told = named(told, spelt, post.run)
     draft = agreed(told, lambda told: agree_draft(told, plan, rare=least, title=TITLE))
-    schema = agree_schema(merge(ask("spread", plan=words, draft=draft.model_dump(mode="json")).values()), draft)
+    spreads = ask("spread", plan.notes, plan=words, draft=draft.model_dump(mode="json"))
+    schema = agree_schema(merge(spreads.values()), draft)
     return schema, [*plan.notes, *describe(schema.columns, schema.dropped)]
+
+
+def not_on_others(notes: Iterable[str], name: str) -> list[str]:
+    """Those that a client may read: on itself, or on no client."""
+    return [note for note in notes if f"client '{name}'" in note or "client '" not in note]
 
 
 def agreed(told: dict[str, Summary], agree: Callable[[Summary], T]) -> T:
@@ -246,4 +251,6 @@ def goodbye(exchange: FlowerExchange, result: Result) -> None:
     at = LAST if trained.keep == LAST or shown.t == trained.outcome.last.t else BEST
     rows: list[dict[str, Any]] = [{str(k): v for k, v in row.items()} for row in result.clients.to_dict("records")]
     turn = everyones(shown.t, trained.outcome.rounds, exchange.roster, plan)
-    exchange.leave(server, turn, at, rows, in_short(result.job, trained, result.summary))
+    summary = in_short(result.job, trained, result.summary)
+    told = [summary | {"notes": not_on_others(summary["notes"], name)} for name in exchange.roster.names]
+    exchange.leave(server, turn, at, rows, told)

@@ -174,11 +174,11 @@ class FlowerExchange:
             return None
         return FlowerExchange(self.post, self.roster, self.task, self.how, self.row, fresh=True)
 
-    def leave(self, server: Any, round: Round, at: str, rows: list[dict[str, Any]], summary: dict[str, Any]) -> None:
-        """Tell every client that this round's model is the one to use, and how it does."""
-        letters = self._deployments(server, round, at, {"summary": summary})
-        for name, row in zip(self.roster.names, rows):
-            letters[name].words["row"] = row
+    def leave(self, server: Any, round: Round, at: str, rows: list[dict[str, Any]], told: list[dict[str, Any]]) -> None:
+        """Tell every client that this round's model is the one to use, how it does, and a summary of all."""
+        letters = self._deployments(server, round, at)
+        for name, row, summary in zip(self.roster.names, rows, told):
+            letters[name].words.update(row=row, summary=summary)
         self.post.ask("done", letters, deadline=self.how.deadline or GOODBYE, quorum=0)
 
     def _generations(self, at: str) -> list[int]:

@@ -43,6 +43,7 @@ from mooring.data.readers import stem_of
 from mooring.data.schema import Schema
 from mooring.data.sources import digest_of, load, member_of, name_columns
 from mooring.data.summary import Summary
+from mooring.data.suspicions import suspicious
 from mooring.engines import visits
 from mooring.engines.fit import task_facts, with_settled
 from mooring.engines.flower.parcels import Parcel
@@ -104,8 +105,16 @@ class Home:
     answers: ClassVar[dict[str, Callable[[Any, Parcel], Parcel]]] = {}  # by the request
     of_schema: ClassVar[tuple[str, ...]] = ("schema", "clients", "task")  # what another schema makes anew
 
-    def __init__(self, run: RunFile, data: str | Path, state: str | Path, name: str | None = None):
-        self.run, self.path, self.given = run, Path(data), name
+    def __init__(
+        self,
+        run: RunFile,
+        data: str | Path,
+        state: str | Path,
+        name: str | None = None,
+        say: Callable[[str], None] = lambda sentence: None,
+    ):
+        """`say` talks to whoever sits at this client."""
+        self.run, self.path, self.given, self.say = run, Path(data), name, say
         self.federation = run.federation or Federation()
         self.digest = digest_of_run(run)
         self.folder = Path(state) / self.digest
@@ -256,8 +265,13 @@ def own_tally(home: Home, parcel: Parcel) -> Summary:
 
 
 def give_spread(home: Home, parcel: Parcel) -> Parcel:
+    """Its spread to the server; what looks odd in its rows is told at home alone."""
     plan, draft = Plan.model_validate(parcel.words["plan"]), Schema.model_validate(parcel.words["draft"])
-    return of_summary(spread(home.member, draft, read(home.member, plan)))
+    reading = read(home.member, plan)
+    odd = suspicious(reading.columns, reading.target, home.member.roles.target)
+    for sentence in [*parcel.words["notes"], *(sentence for _, sentence in odd)]:
+        home.say(sentence)
+    return of_summary(spread(home.member, draft, reading))
 
 
 def of_summary(summary: Summary) -> Parcel:

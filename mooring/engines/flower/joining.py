@@ -42,7 +42,7 @@ def join(
     if insecure and not is_loopback(host):
         raise RequestError(f"--insecure is for this machine only, and {host} is another; give --ca and --key.")
     run = asked_run(path)
-    home = kinds[run.mooring.purpose](run, Path(data).resolve(), Path(state).resolve(), name)
+    home = kinds[run.mooring.purpose](run, Path(data).resolve(), Path(state).resolve(), name, say)
     home.member  # noqa: B018 - what is wrong with the table is told before anything is sent
     say(f"client '{home.name}' takes part in {home.what}. A curious server sees {home.reveals}.")
     done, dismissed = home.folder / DONE, home.folder / DISMISSED
