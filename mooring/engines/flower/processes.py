@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import ipaddress
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -21,6 +22,7 @@ from mooring.core.errors import RequestError
 
 STARTED = "mooring.engines.flower.started"
 PORT = 9092
+LOW_PORT, HIGH_PORT = 20_000, 32_000
 GRACE = 5.0  # seconds that a process has to end
 OLD_SUPERLINK = 60.0  # seconds in which the SuperLink of a server that was killed notices, on a machine that is busy
 Say = Callable[[str], None]
@@ -97,6 +99,9 @@ def wait_for_port(host: str, port: int) -> None:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """One by chance, from where no system takes ports for outgoing connections: it is still free a while later."""
+    while True:
+        port = LOW_PORT + secrets.randbelow(HIGH_PORT - LOW_PORT)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
