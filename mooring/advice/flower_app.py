@@ -18,10 +18,11 @@ def main(grid: Grid, context: Context) -> None:
     from flwr.supercore.app_utils import start_parent_process_monitor
 
     from mooring.advice.by_post import converse
+    from mooring.engines.flower.lost_answers import Noticing
     from mooring.engines.flower.server_app import lead
 
     start_parent_process_monitor(os.getppid())
-    lead(grid, {key: str(value) for key, value in context.run_config.items()}, converse)
+    lead(Noticing(grid), {key: str(value) for key, value in context.run_config.items()}, converse)
 
 
 @client.train()

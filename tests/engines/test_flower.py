@@ -259,6 +259,31 @@ def test_a_name_belongs_to_a_key(table, tmp_path, clock):
     assert any("a client calls itself 'site 1', but its key is that of 'site 9'" in one for one in said)
 
 
+def test_those_whose_replies_may_be_lost_are_asked_again(table, tmp_path, clock):
+    """Two replies of one pull never come, and nobody sets a deadline: the models are those of a good line."""
+    run = run_of(table, "apfl", rounds=3, federation={"wait": 60.0})
+    grid = LocalGrid(homes_of(run, table, tmp_path / "state"))
+    pull, lost = grid.pull_messages, []
+
+    def fate(message, node, number):
+        words = unpack(message.content).words
+        if words["what"] == "visit" and words["round"][0] == 2 and node in (102, 103) and node not in lost:
+            lost.append(node)
+            grid.lost = True
+            return "lost"
+        return "fine"
+
+    def pull_messages(message_ids):
+        grid.lost = False
+        return pull(message_ids)
+
+    grid.fate, grid.pull_messages = fate, pull_messages
+    result = converse(run, grid, tmp_path / "run")
+    assert lost == [102, 103]
+    right = converse(run, LocalGrid(homes_of(run, table, tmp_path / "a")), tmp_path / "whole")
+    assert_same(result.trained, right.trained)
+
+
 def test_a_silent_client_ends_the_wait_in_one_sentence(table, tmp_path, clock):
     run = run_of(table, federation={"wait": 60.0})
     grid = LocalGrid(homes_of(run, table, tmp_path / "state"))

@@ -269,6 +269,8 @@ class Post:
                 self._meet(sent.node, reply)
             elif sent.name in asked:
                 out.append((sent.name, reply))
+        if getattr(self.grid, "lost", False):
+            self._sent = {}  # nobody knows whose replies were lost: all who have not answered are asked again
         return out
 
     def _meet(self, node: int, reply: Parcel | str) -> None:

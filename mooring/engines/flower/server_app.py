@@ -17,6 +17,7 @@ from flwr.supercore.app_utils import start_parent_process_monitor
 
 from mooring.core.errors import RequestError, WorkError
 from mooring.engines.flower.conversation import converse
+from mooring.engines.flower.lost_answers import Noticing
 from mooring.engines.request import asked_run
 from mooring.runs.runfile import RunFile
 from mooring.runs.sections import Federation
@@ -27,10 +28,10 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     start_parent_process_monitor(os.getppid())  # whoever kills the SuperLink ends its app too
-    lead(grid, {key: str(value) for key, value in context.run_config.items()})
+    lead(Noticing(grid), {key: str(value) for key, value in context.run_config.items()})
 
 
-def lead(grid: Grid, told: Mapping[str, str], converse: Callable[..., Any] = converse) -> None:
+def lead(grid: Any, told: Mapping[str, str], converse: Callable[..., Any] = converse) -> None:
     """The run that `told` names, to its end; what happens is written to the file of progress."""
     note = Progress(told.get("progress", ""))
     try:
