@@ -163,10 +163,12 @@ def what_theory_says(summary: Mapping[str, Any], theory: Survey | None) -> str:
     border = f"{line['R']:.2g}" if line["R"] < 99.5 else f"{line['R']:,.0f}"
     if side not in ENDS:
         return (
-            f"{says} leaves it open, because R = {r:.2g} [{low:.2g}, {high:.2g}] straddles {border}; of its two ends "
-            f"the rows prefer {ENDS[seen]}."
+            f"{says} leaves it open, because R = {r:.2g} [{low:.2g}, {high:.2g}] straddles {border}; of "
+            f"its two ends the rows prefer {ENDS[seen]}."
         )
-    told = f"{says} says {ENDS[side]}, because R = {r:.2g} is {'below' if side == 'common' else 'above'} {border}"
+    # An estimate of 0 says that chance explains what was seen, not that nothing differs.
+    far = f"R = {r:.2g}" if r > 0 else f"R, at most {high:.2g},"
+    told = f"{says} says {ENDS[side]}, because {far} is {'below' if side == 'common' else 'above'} {border}"
     if side == seen:
         return f"{told}; of these two ends the rows say the same."
     return f"{told}; the rows say {ENDS[seen]}: trust them, it judges worst cases."

@@ -77,12 +77,20 @@ def survey(side, r=0.5, border=2.0):
 def test_theory_has_a_way_out_where_the_rows_differ():
     prefer_common = summary(gain(3.0), gain(1.0))
     same = words.what_theory_says(prefer_common, survey("common"))
-    assert "R = 0.5 is below 2" in same and same.endswith("the rows say the same.")
+    assert "because R = 0.5 is below 2" in same
+    assert same.endswith("the rows say the same.")
     other = words.what_theory_says(prefer_common, survey("alone", 5.0))
-    assert "says training alone, because R = 5 is above 2" in other and "the rows say one common model" in other
+    assert "says training alone, because R = 5 is above 2; the rows say" in other
     assert other.endswith("the rows say one common model: trust them, it judges worst cases.")
     assert "leaves it open" in words.what_theory_says(prefer_common, survey("undecided"))
     assert words.what_theory_says(prefer_common, None) == ""
+
+
+def test_no_spread_to_be_seen_is_told_by_how_large_it_can_be():
+    nothing = survey("common", 0.0)
+    nothing.heterogeneity["high"] = 1.46
+    said = words.what_theory_says(summary(gain(3.0), gain(1.0)), nothing)
+    assert "because R, at most 1.5, is below 2;" in said and "R = 0" not in said
 
 
 def test_columns_that_clients_do_not_vary_in_count_as_the_level():
