@@ -184,7 +184,12 @@ def advised(job: Job, directory: RunDir | None = None, tell: Tell = silent) -> A
     unit = clients.target_scale**task.unit_power
     size = torch.stack([getattr(clients, part).size for part in PARTS]).sum(0)
     found = answer(
-        evidence, size, unit=unit, practical=how.practical, level=how.level, tests=known.test and further(known.test)
+        evidence,
+        size,
+        unit=unit,
+        practical=how.practical,
+        level=how.level,
+        tests=known.test and witnesses_of(known.test),
     )
     models = deploy(choice, evidence.trio, found.decision.deploy)
     frame = clients_frame(job, models, known, found)
@@ -235,11 +240,6 @@ def gathered(job: Job, directory: RunDir | None, tell: Tell) -> Gathered:
     if not apart:
         return Gathered(*found, None, HELD)
     return Gathered(*found, tally_of(task, clients.test, found[1].trio), TESTS)
-
-
-def further(test: Tally) -> dict[str, tuple[Tensor, Tensor]]:
-    """Test rows as one more witness: by pair, mean differences with their errors."""
-    return {name: (seen.observed, seen.error) for name, seen in witnesses_of(test).items()}
 
 
 def deploy(choice: Choice, trio: Trio, kinds: np.ndarray) -> Deployed:

@@ -17,7 +17,7 @@ from mooring.advice.calibrate import Trust, Witness, federation_line, trust, tru
 from mooring.advice.crossfit import Evidence, held_rows
 from mooring.advice.decide import LEVEL, PRACTICAL, Decision, decide
 from mooring.advice.gain import Gain
-from mooring.advice.heldout import held_out_gain
+from mooring.advice.heldout import held_out_gain, together
 from mooring.advice.tally import PAIRS
 
 STEADY = 10.0  # rows' worth of everybody's loss that a client's own is steadied by
@@ -41,11 +41,11 @@ def answer(
     unit: float = 1.0,
     practical: float = PRACTICAL,
     level: float = LEVEL,
-    tests: Mapping[str, tuple[Tensor, Tensor]] | None = None,
+    tests: Mapping[str, Witness] | None = None,
 ) -> Answer:
     """Everyone's answer. `size` [m] are the clients' rows, `unit` turns losses into the target's own.
 
-    `tests` has, by pair, each client's mean difference on test rows and its error, in the unit of the task.
+    `tests` has, by pair, what test rows say, in the unit of the task.
     """
     m, share = len(size), size.double() / size.sum()
     known: dict[str, Trust] = {}
@@ -54,14 +54,16 @@ def answer(
     for name in PAIRS:
         seen = evidence.seen[name]
         if evidence.gain is None:
-            known[name], found = Trust(1.0, 0.0, 1.0), held_out_gain(of_everyone(seen, evidence.asked, m))
+            seen = of_everyone(seen, evidence.asked, m)
+            seen = seen if tests is None else together(seen, tests[name])
+            known[name], found = Trust(1.0, 0.0, 1.0), held_out_gain(seen)
             line = federation_line(seen, None, share, known[name], level)
         else:
             known[name] = trust(seen)
             found = trusted(evidence.gain[name], known[name])
             line = federation_line(seen, evidence.gain[name], share, known[name], level)
-        if tests is not None:
-            found = with_witness(found, *tests[name])
+            if tests is not None:
+                found = with_witness(found, tests[name].observed, tests[name].error)
         gains[name] = scaled(in_numbers(found), unit)
         lines[name] = tuple(unit * value if value == value else 0.0 for value in line)  # type: ignore[assignment]
     rows = held_rows(evidence).double()
@@ -87,7 +89,7 @@ def of_everyone(seen: Witness, asked: Tensor, m: int) -> Witness:
 
     rows = torch.zeros(m, dtype=seen.rows.dtype).index_copy_(0, asked, seen.rows)
     observed, error, predicted, sd = (spread(part) for part in seen[:4])
-    return Witness(observed, error, predicted, sd, rows, seen.tempering)
+    return Witness(observed, error, predicted, sd, rows, seen.kurtosis)
 
 
 def in_numbers(gain: Gain) -> Gain:

@@ -40,7 +40,7 @@ class Witness(NamedTuple):
     predicted: Tensor  # [m], m
     sd: Tensor  # [m]
     rows: Tensor  # [m]
-    tempering: float = 1.0  # how much less the spread of `observed` tells than that of normal means (`heldout.py`)
+    kurtosis: float = 3.0  # of the rows' differences: how long their tails are (`heldout.py`)
 
 
 class Trust(NamedTuple):

@@ -162,8 +162,12 @@ def future_gains(task: Any, rows: Rows, noise: Tensor, unit: Tensor, trio: Trio)
 
 
 def of_tally(trio: Trio, tally: Tally, share: Tensor | float = 1.0) -> Evidence:
-    """Evidence without a posterior: held-out rows alone, judging models of a `share` of each client's rows."""
-    seen = at_full_size(witnesses_of(tally), share)
+    """Evidence without a posterior: held-out rows alone, judging models of a `share` of each client's rows.
+
+    Networks could fit any rows: all that they lose alone counts as what more rows would save.
+    """
+    alone, _, personal = tally.losses.sum(1).tolist()
+    seen = at_full_size(witnesses_of(tally), share, min(max(1 - personal / alone, 0.0), 1.0) if alone > 0 else 0.0)
     return Evidence(trio, None, seen, mean_losses(tally), torch.arange(len(tally.rows)))
 
 

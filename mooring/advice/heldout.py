@@ -9,6 +9,9 @@ gains and larger errors, and weights by error would then be weights by gain.
 Rows' differences have long tails: a network is seldom wrong, but then by much. The means d_i have a kurtosis of
 k = 3 + (rows' kurtosis - 3) / n, their squares vary (k - 1) / 2 times as much as normal ones would, and so much less do
 they tell of t: its likelihood is tempered by 2 / (k - 1).
+
+Test rows that a table keeps apart are rows like those of the folds: together they know errors and tails better than
+either part, which may have seen no row of large loss.
 """
 
 from __future__ import annotations
@@ -65,25 +68,51 @@ def steadied_error(rows: Tensor, sums: Tensor) -> Tensor:
     return ((share * own + (1 - share) * pooled) / n.clamp(min=1)).sqrt()
 
 
-def tempering(rows: Tensor, sums: Tensor, error: Tensor) -> float:
-    """2 / (kurtosis of clients' means - 1), at most 1: how much less their spread tells than that of normal ones."""
+def row_kurtosis(rows: Tensor, sums: Tensor, error: Tensor) -> float:
+    """Of the rows' numbers, in units of their clients' variances; 3, as of normal ones, if nothing varies."""
     n = rows.double()
     square = n * error**2  # rows' variances
     some = (n > 0) & (square > 0)
     if not bool(some.any()):
-        return 1.0
+        return 3.0
     fourth = moments(rows, sums).fourth
-    kurtosis = float((n * fourth / square**2)[some].sum() / n[some].sum())
-    return 1 / (1 + max(kurtosis - 3, 0.0) / 2 / float(n[some].mean()))
+    return float((n * fourth / square**2)[some].sum() / n[some].sum())
 
 
-def at_full_size(seen: dict[str, Witness], share: Tensor | float) -> dict[str, Witness]:
+def tempering(kurtosis: float, rows: Tensor) -> float:
+    """2 / (kurtosis of clients' means - 1), at most 1: how much less their spread tells than that of normal ones."""
+    return 1 / (1 + max(kurtosis - 3, 0.0) / 2 / float(rows.double().mean()))
+
+
+def together(first: Witness, second: Witness) -> Witness:
+    """All rows of two witnesses of the same clients; nothing is predicted of them."""
+    rows, square, count, spread = [], [], [], []
+    for seen in (first, second):
+        n = seen.rows.double()
+        rows.append(n)
+        square.append(torch.where(n > 0, n * seen.error**2, 0.0))  # rows' variances
+        count.append(float(n.sum()))
+        spread.append(float(n @ square[-1]) / max(count[-1], 1.0))
+    n, total = rows[0] + rows[1], max(sum(count), 1.0)
+    sums = [torch.where(k > 0, k * seen.observed, 0.0) for k, seen in zip(rows, (first, second))]
+    error = ((rows[0] * square[0] + rows[1] * square[1]) / n**2).sqrt()
+    pooled = (count[0] * spread[0] + count[1] * spread[1]) / total
+    fourth = (count[0] * first.kurtosis * spread[0] ** 2 + count[1] * second.kurtosis * spread[1] ** 2) / total
+    nothing = torch.full_like(n, torch.nan)
+    kurtosis = fourth / pooled**2 if pooled > 0 else 3.0
+    return Witness((sums[0] + sums[1]) / n, error, nothing, nothing, first.rows + second.rows, kurtosis)
+
+
+def at_full_size(seen: dict[str, Witness], share: Tensor | float, saved: float = 1.0) -> dict[str, Witness]:
     """What models of all rows gain over training alone, seen with models of a `share` of them.
 
-    What training alone loses more than a personal model falls as one over rows; it gains as much on a common model.
+    Of what training alone loses beyond the truth a part r is `saved` by leaning on the others. As with normal truths,
+    r = k / (n + k) falls with the rows n, and that loss as one over them: from n to n / share rows the gain falls to
+    share^2 / (1 - r (1 - share)) of what it was, to `share` itself if r = 1. A common model is behind by as much more.
     """
     alone = seen[OVER_ALONE].observed
-    changed = {OVER_ALONE: share * alone, COMMON_OVER_ALONE: seen[COMMON_OVER_ALONE].observed - (1 - share) * alone}
+    kept = share**2 / (1 - saved * (1 - share))
+    changed = {OVER_ALONE: kept * alone, COMMON_OVER_ALONE: seen[COMMON_OVER_ALONE].observed - (1 - kept) * alone}
     return seen | {name: seen[name]._replace(observed=observed) for name, observed in changed.items()}
 
 
@@ -109,7 +138,7 @@ def held_out_gain(seen: Witness) -> Gain:
     edges = torch.tensor(SPREADS, dtype=torch.float64)
     width = torch.cat([(edges[1:2] - edges[:1]) / 2, (edges[2:] - edges[:-2]) / 2, (edges[-1:] - edges[-2:-1]) / 2])
     prior = width / (1 + edges**2)
-    weight = torch.softmax(prior.log() + seen.tempering * (fit - 0.5 * total[:, 0].log()), 0)
+    weight = torch.softmax(prior.log() + tempering(seen.kurtosis, n[known]) * (fit - 0.5 * total[:, 0].log()), 0)
     own = torch.where(known, t2 / (t2 + noise), 0.0)
     mean = unit * (centre + own * (effect - centre))
     spread = torch.where(known, own * noise, t2) + (1 - own) ** 2 / total

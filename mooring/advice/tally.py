@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mooring.advice.asking import question
 from mooring.advice.calibrate import Witness
-from mooring.advice.heldout import steadied_error, tempering
+from mooring.advice.heldout import row_kurtosis, steadied_error
 from mooring.core.cohort import Batch, Rows
 
 PAIRS = {
@@ -83,5 +83,5 @@ def witnesses_of(tally: Tally) -> dict[str, Witness]:
     out = {}
     for name, sums in zip(PAIRS, tally.gaps):
         error = steadied_error(n, sums)
-        out[name] = Witness(sums[0] / n, error, nothing, nothing, tally.rows, tempering(n, sums, error))
+        out[name] = Witness(sums[0] / n, error, nothing, nothing, tally.rows, row_kurtosis(n, sums, error))
     return out

@@ -5,13 +5,20 @@ import pytest
 import torch
 
 from mooring.advice.calibrate import Witness, chances
-from mooring.advice.heldout import at_full_size, held_out_gain, steadied_error, tempering
+from mooring.advice.heldout import at_full_size, held_out_gain, row_kurtosis, steadied_error, tempering, together
 
 
 def sums_of(clients):
     """[4, m] of each client's numbers."""
     powers = [[float((np.asarray(rows) ** k).sum()) for rows in clients] for k in range(1, 5)]
     return torch.tensor([len(rows) for rows in clients]), torch.tensor(powers, dtype=torch.float64)
+
+
+def witness_of(clients):
+    rows, sums = sums_of(clients)
+    error = steadied_error(rows, sums)
+    nothing = torch.full((len(rows),), torch.nan)
+    return Witness(sums[0] / rows, error, nothing, nothing, rows, row_kurtosis(rows, sums, error))
 
 
 def rare(rng, rate, n):
@@ -45,13 +52,37 @@ def test_clients_that_have_not_seen_a_rare_row_do_not_take_their_variance_for_sm
 
 def test_tempering_is_one_for_normal_rows_and_follows_the_kurtosis():
     rng = np.random.default_rng(2)
-    rows, sums = sums_of([rng.standard_normal(50) for _ in range(200)])
-    assert tempering(rows, sums, steadied_error(rows, sums)) > 0.99
-    rows, sums = sums_of([rare(rng, 0.02, 50) for _ in range(400)])
+    normal = witness_of([rng.standard_normal(50) for _ in range(200)])
+    assert tempering(normal.kurtosis, normal.rows) > 0.99
+    long = witness_of([rare(rng, 0.02, 50) for _ in range(400)])
     # Kurtosis 1 / .02 of rows, so 3 + 47 / 50 of means: 2 / (3.94 - 1); around a client's own mean a few per cent less.
-    assert tempering(rows, sums, steadied_error(rows, sums)) == pytest.approx(0.68, abs=0.1)
+    assert tempering(long.kurtosis, long.rows) == pytest.approx(0.68, abs=0.1)
     nothing = torch.zeros(3, dtype=torch.long), torch.zeros(4, 3)
-    assert tempering(*nothing, steadied_error(*nothing)) == 1.0
+    assert row_kurtosis(*nothing, steadied_error(*nothing)) == 3.0
+
+
+def test_two_witnesses_of_rows_are_one_of_all_rows():
+    """What 60 clients' 15 and 30 rows say together is what their 45 rows say: same means, variances and tails."""
+    rng = np.random.default_rng(4)
+    clients = [rare(rng, 0.02, 45) for _ in range(60)]
+    parts = witness_of([rows[:15] for rows in clients]), witness_of([rows[15:] for rows in clients])
+    both, whole = together(*parts), witness_of(clients)
+    torch.testing.assert_close(both.observed, whole.observed)
+    assert torch.equal(both.rows, whole.rows)
+    # Each part has its own view of how much of a client's variance is its own, and of its mean, at 1 / 15 of the rows.
+    assert float(both.error.mean()) == pytest.approx(float(whole.error.mean()), rel=0.05)
+    assert both.kurtosis == pytest.approx(whole.kurtosis, rel=0.25)  # (14 / 15)^4 is .76
+
+
+def test_a_witness_without_rows_adds_nothing():
+    rng = np.random.default_rng(5)
+    seen = witness_of([rng.standard_normal(10) for _ in range(5)])
+    none = Witness(*(torch.full((5,), torch.nan),) * 4, torch.zeros(5, dtype=torch.long))
+    both = together(seen, none)
+    torch.testing.assert_close(both.observed, seen.observed)
+    torch.testing.assert_close(both.error, seen.error)
+    assert both.kurtosis == pytest.approx(seen.kurtosis)
+    assert not torch.isfinite(together(none, none).observed).any()
 
 
 def test_chances_are_not_too_sure_where_rows_have_long_tails():
@@ -61,11 +92,7 @@ def test_chances_are_not_too_sure_where_rows_have_long_tails():
     for _ in range(60):
         rate = 0.02 + rng.choice((-0.01, 0.01), 20)
         clients = [np.where(rng.random(36) < r, -4.0, 0.08 + 0.02 * rng.random(36)) for r in rate]
-        rows, sums = sums_of(clients)
-        error = steadied_error(rows, sums)
-        nothing = torch.full((20,), torch.nan)
-        seen = Witness(sums[0] / rows, error, nothing, nothing, rows, tempering(rows, sums, error))
-        said.append(chances(held_out_gain(seen)).numpy())
+        said.append(chances(held_out_gain(witness_of(clients))).numpy())
         true.append(0.09 * (1 - rate) - 4 * rate > 0)
     said, true = np.concatenate(said), np.concatenate(true)
     assert true.mean() == pytest.approx(0.5, abs=0.05)
@@ -73,12 +100,28 @@ def test_chances_are_not_too_sure_where_rows_have_long_tails():
     assert (said >= 0.95).mean() < 0.05
 
 
-def test_at_full_size_training_alone_is_ahead_of_where_folds_saw_it():
-    seen = {
+def seen_gains(*gains):
+    names = ("personal over alone", "personal over common", "common over alone")
+    return {
         name: Witness(torch.tensor([gain]), *(torch.ones(1),) * 3, torch.tensor([10]))
-        for name, gain in (("personal over alone", 0.5), ("personal over common", 0.2), ("common over alone", 0.3))
+        for name, gain in zip(names, gains)
     }
-    found = {name: float(part.observed) for name, part in at_full_size(seen, 0.8).items()}
+
+
+def test_at_full_size_training_alone_is_ahead_of_where_folds_saw_it():
+    found = {name: float(part.observed) for name, part in at_full_size(seen_gains(0.5, 0.2, 0.3), 0.8).items()}
     assert found["personal over alone"] == pytest.approx(0.4)
     assert found["personal over common"] == pytest.approx(0.2)
     assert found["common over alone"] == pytest.approx(found["personal over alone"] - found["personal over common"])
+
+
+@pytest.mark.parametrize("tau2", [0.01, 0.3, 4.0])
+def test_gains_at_full_size_are_those_of_normal_truths(tau2):
+    """Means of n rows of variance 1 lose 1 / n; shrunk to truths of variance tau2 they lose tau2 / (1 + n tau2)."""
+
+    def gain(n):
+        return 1 / n - tau2 / (1 + n * tau2)
+
+    small, large = 8, 10
+    found = at_full_size(seen_gains(gain(small), 0.0, gain(small)), small / large, gain(small) * small)
+    assert float(found["personal over alone"].observed) == pytest.approx(gain(large))
