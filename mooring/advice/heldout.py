@@ -6,6 +6,10 @@ each observed with error 1/sqrt(n_i); mu and t are integrated, t on a grid: an e
 decide about all clients at once. Effects, not gains, have one law: a client whose models differ more has both larger
 gains and larger errors, and weights by error would then be weights by gain.
 
+One half of the prior is on mu = 0: of two models that are trained much alike neither need be the better one on average.
+The better looking one is deployed, and without this half what it seems to gain would be believed just because it was
+chosen. The other half is normal, as wide as a client's error or four times as wide: what many clients see survives.
+
 Rows' differences have long tails: a network is seldom wrong, but then by much. The means d_i have a kurtosis of
 k = 3 + (rows' kurtosis - 3) / n, their squares vary (k - 1) / 2 times as much as normal ones would, and so much less do
 they tell of t: its likelihood is tempered by 2 / (k - 1).
@@ -16,6 +20,7 @@ either part, which may have seen no row of large loss.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -25,6 +30,7 @@ from mooring.advice.calibrate import Witness
 from mooring.advice.gain import Gain
 
 OVER_ALONE, COMMON_OVER_ALONE = "personal over alone", "common over alone"
+MEANS = {0.0: 0.5, 1.0: 0.25, 4.0: 0.25}  # standard deviations of mu, in a typical client's error, and their chances
 SPREADS = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 8.0)  # t, in a typical client's error; half-Cauchy prior
 
 
@@ -130,20 +136,27 @@ def held_out_gain(seen: Witness) -> Gain:
             one[:, None].expand(1, len(n)), nothing, nothing, nothing[0], one, torch.zeros_like(one), nothing[0]
         )
     effect, noise = torch.where(known, seen.observed / unit, 0.0), 1 / n.clamp(min=1)
-    t2 = (torch.tensor(SPREADS, dtype=torch.float64)[:, None] ** 2) * noise[known].median()  # [t, 1]
+    one = noise[known].median()  # a typical client's squared error
+    edges = torch.tensor(SPREADS, dtype=torch.float64)
+    t2 = edges[:, None] ** 2 * one  # [t, 1]
     precision = torch.where(known, 1 / (t2 + noise), 0.0)  # [t, m]
     total = precision.sum(1, keepdim=True)
     centre = (precision * effect).sum(1, keepdim=True) / total
     fit = -0.5 * (torch.where(known, (t2 + noise).log(), 0.0) + precision * (effect - centre) ** 2).sum(1)
-    edges = torch.tensor(SPREADS, dtype=torch.float64)
     width = torch.cat([(edges[1:2] - edges[:1]) / 2, (edges[2:] - edges[:-2]) / 2, (edges[-1:] - edges[-2:-1]) / 2])
-    prior = width / (1 + edges**2)
-    weight = torch.softmax(prior.log() + tempering(seen.kurtosis, n[known]) * (fit - 0.5 * total[:, 0].log()), 0)
+    likely = (width / (1 + edges**2)).log() + tempering(seen.kurtosis, n[known]) * (fit - 0.5 * total[:, 0].log())
     own = torch.where(known, t2 / (t2 + noise), 0.0)
-    mean = unit * (centre + own * (effect - centre))
-    spread = torch.where(known, own * noise, t2) + (1 - own) ** 2 / total
+    parts = []
+    for size, chance in MEANS.items():
+        s2 = size**2 * one
+        wide = s2 + 1 / total  # variance of `centre` around 0
+        mu, doubt = s2 / wide * centre, s2 / wide / total
+        score = math.log(chance) + likely - 0.5 * (wide.log() + centre**2 / wide)[:, 0]
+        spread = torch.where(known, own * noise, t2) + (1 - own) ** 2 * doubt
+        parts.append((score, unit * (mu + own * (effect - mu)), unit**2 * spread, doubt[:, 0]))
+    score, mean, variance, doubt = (torch.cat(column) for column in zip(*parts))
+    weight = torch.softmax(score, 0)
     share = n / n.sum()
-    shared = ((1 - own) * unit) @ share
+    shared = (((1 - own) * unit) @ share).repeat(len(MEANS)) ** 2 * doubt
     none = torch.zeros_like(unit)
-    together = shared**2 / total[:, 0]
-    return Gain(weight[:, None].expand(-1, len(n)), mean, unit**2 * spread, noise * unit**2, weight, together, none)
+    return Gain(weight[:, None].expand(-1, len(n)), mean, variance, noise * unit**2, weight, shared, none)
