@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import importlib.util
 import pkgutil
 from collections.abc import Mapping
+from functools import lru_cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, ClassVar, get_type_hints
@@ -106,9 +106,15 @@ IN_MEMORY = "(in memory)"  # begins the name of an algorithm that no file define
 
 def names() -> list[str]:
     """All algorithms, found by folder, and those that installed packages offer."""
-    folder = importlib.import_module(PACKAGE)
-    own = sorted(m.name for m in pkgutil.iter_modules(folder.__path__) if m.name not in NOT_ALGORITHMS)
+    own = own_names()
     return own + sorted(point.name for point in entry_points(group=ENTRY_POINTS) if point.name not in own)
+
+
+@lru_cache(maxsize=1)
+def own_names() -> list[str]:
+    """The algorithms of this package."""
+    folder = importlib.import_module(PACKAGE)
+    return sorted(m.name for m in pkgutil.iter_modules(folder.__path__) if m.name not in NOT_ALGORITHMS)
 
 
 def find(name: str, kept: Path | None = None) -> type[Algorithm]:
@@ -120,10 +126,12 @@ def find(name: str, kept: Path | None = None) -> type[Algorithm]:
         raise RequestError(
             f"the run's algorithm {name[len(IN_MEMORY) + 1 :]} was in memory; pass it again from Python."
         )
-    if name not in names():
-        raise RequestError(f"{unknown('algorithm', name, names())}; or a file and a class, as my_file.py:MyAlgorithm.")
-    if not importlib.util.find_spec(f"{PACKAGE}.{name}"):
-        return checked(next(iter(entry_points(group=ENTRY_POINTS, name=name))).load(), name)
+    if name not in own_names():  # only then are installed packages searched, which takes a while
+        offered = next(iter(entry_points(group=ENTRY_POINTS, name=name)), None)
+        if offered is None:
+            known = unknown("algorithm", name, names())
+            raise RequestError(f"{known}; or a file and a class, as my_file.py:MyAlgorithm.")
+        return checked(offered.load(), name)
     module = importlib.import_module(f"{PACKAGE}.{name}")
     return next(
         thing

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -22,14 +21,16 @@ from mooring.engines.fit import (
     opening,
     rounds_frame,
     silent,
-    train,
+    training,
     with_settled,
     write_trained,
 )
-from mooring.engines.loop import LOSSES, Progress, check_participation, settle
+from mooring.engines.loop import LOSSES, Asking, Progress, check_participation, settle
 from mooring.engines.prepare import Job, exchange_of, prepare
 from mooring.engines.request import admit_run, fields_of, own_classes, request
 from mooring.engines.scores import known_scores
+from mooring.engines.simulator import Known
+from mooring.engines.sweep import alike, all_answered, most_together
 from mooring.runs.directory import (
     CLIENTS_CSV,
     COMPARISON,
@@ -123,7 +124,7 @@ def resume(
     methods: Sequence[Algorithm] = (),
     trust: bool = False,
 ) -> Comparison:
-    """Finish an interrupted comparison: methods that are done are kept, the current one goes on from its checkpoint."""
+    """Finish an interrupted comparison: methods that are done are kept, those begun go on from their checkpoints."""
     directory = open_run(path)
     with held(directory.path):
         admit_run(directory.run, directory.path, trust)
@@ -190,30 +191,36 @@ def mean_clients(tables: list[pd.DataFrame]) -> pd.DataFrame:
 
 
 def run_methods(job: Job, folder: Path | None, tell: Tell) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
-    """Every method once: a row a method, a row a client, and the learning curves."""
-    rows, columns, curves = [], {}, []
-    for label, algorithm in labelled(job):
-        begin = time.perf_counter()
-        trained, records = run_one(job, label, algorithm, folder, tell)
-        frame = rounds_frame(job, records)
-        rows.append(
-            {
+    """Every method once: a row a method, a row a client, and the learning curves.
+
+    Methods that differ only in numbers that clients may have of their own are trained side by side, if they are small.
+    """
+    known: Known = {}
+    methods = dict(labelled(job))
+    given = dict(zip(methods, job.run.algorithms or []))
+    rows, columns, curves = {}, {}, {}
+    for group in alike(methods, most_together(job.task, job.clients, job.plan, job.run.training.chunk or 0)):
+        runs = [run_one(job, label, given[label], folder, tell, known) for label in group]
+        for label, ((trained, records), seconds) in zip(group, all_answered(runs)):
+            frame = rounds_frame(job, records)
+            rows[label] = {
                 "method": label,
                 "test_loss": known_mean(trained.test, job.clients.test.size),
                 "validation_loss": known_mean(trained.validation, job.clients.validation.size),
                 **known_scores(job.task, job.clients, trained.models).overall,
-                "seconds": max(time.perf_counter() - begin, float(frame["seconds"].sum())),
+                "seconds": max(seconds, float(frame["seconds"].sum())),
                 "rounds": int(frame["t"].max()),
                 "kept_round": trained.kept.t,
                 "last_test_loss": float(frame["test_loss"].dropna().iloc[-1]),
                 "bytes": int(frame["bytes_up"].sum() + frame["bytes_down"].sum()),
             }
-        )
-        columns[label] = trained.test.numpy()
-        shown = ["t", *LOSSES, *(name for name in frame if name.startswith("test_") and name not in LOSSES)]
-        curves.append(frame.loc[frame["test_loss"].notna(), shown].assign(method=label))
-    clients = pd.DataFrame({"client": job.clients.names, "rows": total_rows(job), **columns})
-    return pd.DataFrame(rows), clients, pd.concat(curves, ignore_index=True)
+            columns[label] = trained.test.numpy()
+            shown = ["t", *LOSSES, *(name for name in frame if name.startswith("test_") and name not in LOSSES)]
+            curves[label] = frame.loc[frame["test_loss"].notna(), shown].assign(method=label)
+    losses = {label: columns[label] for label in methods}
+    clients = pd.DataFrame({"client": job.clients.names, "rows": total_rows(job), **losses})
+    ordered = pd.concat([curves[label] for label in methods], ignore_index=True)
+    return pd.DataFrame([rows[label] for label in methods]), clients, ordered
 
 
 def labelled(job: Job) -> list[tuple[str, Any]]:
@@ -238,12 +245,14 @@ def shortly(value: Any) -> str:
     return text if len(text) <= SHORT else text[:SHORT] + "..."
 
 
-def run_one(job: Job, label: str, algorithm: Any, folder: Path | None, tell: Tell) -> tuple[Trained, list[dict]]:
+def run_one(
+    job: Job, label: str, given: Any, folder: Path | None, tell: Tell, known: Known
+) -> Asking[tuple[Trained, list[dict[str, Any]]]]:
     """One method, fresh or from where its own run directory stands."""
     one = job.run.model_copy(
         update={
             "mooring": job.run.mooring.model_copy(update={"purpose": "fit"}),
-            "algorithm": next(a for (other, _), a in zip(labelled(job), job.run.algorithms or []) if other == label),
+            "algorithm": given,
             "algorithms": None,
         }
     )
@@ -252,14 +261,16 @@ def run_one(job: Job, label: str, algorithm: Any, folder: Path | None, tell: Tel
         inner = open_run(home)
         one = inner.run
     beside = replace(job, run=RunFile.model_validate(one))
-    exchange = exchange_of(beside)
+    exchange = exchange_of(beside, known)
     ready, server = settle(beside.algorithms()[0], job.task, exchange, beside.plan.seed)
     progress: Progress = Progress(server)
     if inner is not None:
         progress, _ = saving.restore(inner, server, exchange)
     elif home is not None:
         inner = create(home, opening(replace(beside, run=with_settled(one, ready))))
-    trained = train(beside, ready, exchange, progress, inner, lambda _, done, rounds: tell(label, done, rounds))
+    trained = yield from training(
+        beside, ready, exchange, progress, inner, lambda _, done, rounds: tell(label, done, rounds)
+    )
     if inner is not None and not inner.finished:
         write_trained(inner, job, exchange.roster, trained, rounds_frame(job, progress.records))
     return trained, progress.records

@@ -54,6 +54,7 @@ class Replies(NamedTuple):
     message: Any  # NamedTuple of [R, ...], a tensor [R, ...], None where nothing is sent; or a list, as it came
     missing: dict[int, str]  # place in the roster -> why there is no reply
     meter: Meter  # the work behind the replies, added up
+    elsewhere: float = 0.0  # seconds of the clock that went by for other runs meanwhile
 
 
 class Scores(NamedTuple):

@@ -25,13 +25,15 @@ from mooring.engines.divergence import remedy
 from mooring.engines.exchange import BEST, LAST, Exchange, Roster, Scores
 from mooring.engines.loop import (
     LOSSES,
+    Asking,
     Diverged,
     Outcome,
     Progress,
+    answered,
     check_participation,
     deployed,
     mean_over_rows,
-    run,
+    rounds_of,
     settle,
 )
 from mooring.engines.prepare import Job, exchange_of, prepare
@@ -369,8 +371,15 @@ def train(
     job: Job, ready: Any, exchange: Exchange, progress: Progress, directory: RunDir | None = None, tell: Tell = silent
 ) -> Trained:
     """Run the rounds that are left; what the best and the last of them deploy."""
+    return answered(training(job, ready, exchange, progress, directory, tell))
+
+
+def training(
+    job: Job, ready: Any, exchange: Exchange, progress: Progress, directory: RunDir | None = None, tell: Tell = silent
+) -> Asking[Trained]:
+    """`train`, whose questions are answered by others."""
     try:
-        outcome = run(
+        outcome = yield from rounds_of(
             ready,
             exchange,
             job.plan,

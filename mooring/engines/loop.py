@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from mooring.core.errors import RequestError, WorkError
 from mooring.core.seeds import mixed, onto, under, words
 from mooring.core.task import Task
 from mooring.data.clients import PARTS
-from mooring.engines.exchange import BEST, LAST, Exchange, Roster, Scores
+from mooring.engines.exchange import BEST, LAST, Exchange, Replies, Roster, Scores
 from mooring.engines.guard import capped, check_facts, check_weights, clipped, judge
 from mooring.engines.privacy import Private, private_of
 from mooring.engines.visits import UNSOUND
@@ -34,6 +34,7 @@ EVALUATIONS = 20  # how often a run is evaluated when evaluate_every is not give
 LOSSES = ("train_loss", "validation_loss", "test_loss")
 EXPLODED = 1e6  # times the loss before the first round (and at least this much): a run that diverges
 BARREN = 3  # rounds in a row in which nobody's reply could be used, where a round asks some clients only
+Result = TypeVar("Result")
 LOTS = 1 << 16  # clients of a large population whose lots are drawn at once
 
 
@@ -108,6 +109,32 @@ class Outcome(NamedTuple):
         if which == LAST or self.best.t == self.last.t:
             return self.last, self.progress.server
         return self.best, self.progress.best_server
+
+
+class Ask(NamedTuple):
+    """A round's question, for whoever answers it; what `Exchange.ask` takes."""
+
+    exchange: Exchange
+    server: Any
+    cohort: Tensor
+    round: Round
+    deadline: float | None
+
+    def answer(self) -> Replies:
+        return self.exchange.ask(*self[1:])
+
+
+Asking = Generator[Ask, Replies, Result]  # a run that stops at each round's question and goes on with the replies
+
+
+def answered(asking: Asking[Result]) -> Result:
+    """The run to its end, every question answered by its own exchange."""
+    try:
+        ask = next(asking)
+        while True:
+            ask = asking.send(ask.answer())
+    except StopIteration as end:
+        return end.value
 
 
 def settle(algorithm: Any, task: Task, exchange: Exchange, seed: int = 0, w0: Tensor | None = None) -> tuple[Any, Any]:
@@ -204,6 +231,20 @@ def run(
     """Run the remaining rounds from `progress`; `save` is called after every k-th round, `tell` after each.
 
     Where the plan asks for noise, `private` has the ledger (default: one in memory)."""
+    return answered(rounds_of(algorithm, exchange, plan, progress, save=save, tell=tell, private=private))
+
+
+def rounds_of(
+    algorithm: Any,
+    exchange: Exchange,
+    plan: Plan,
+    progress: Progress,
+    *,
+    save: Callable[[Progress], None] = lambda progress: None,
+    tell: Callable[[Progress, int], None] = lambda progress, rounds: None,
+    private: Private | None = None,
+) -> Asking[Outcome]:
+    """`run`, whose questions are answered by others."""
     roster = exchange.roster
     m, lots = len(roster), mixed(roster.keys)
     rounds = 1 if algorithm.one_shot else plan.rounds
@@ -222,7 +263,8 @@ def run(
         cohort = torch.arange(m) if algorithm.one_shot else lowest_lots(plan, lots, t)
         turn = Round(t, rounds, m, len(cohort), float(roster.p[cohort].sum()), plan.seed)
         down = nbytes(progress.server, algorithm.kept) * len(cohort)
-        replies = exchange.ask(progress.server, cohort, turn, plan.deadline)
+        replies = yield Ask(exchange, progress.server, cohort, turn, plan.deadline)
+        begin += replies.elsewhere
         if plan.attack is not None:
             lied = attacked(replies.message, replies.who, plan.attack, plan.seed, roster.keys, t)
             replies = replies._replace(message=lied)

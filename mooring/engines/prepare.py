@@ -24,7 +24,7 @@ from mooring.data.sources import load
 from mooring.engines.kernels import with_kernels
 from mooring.engines.loop import Plan, plan_of
 from mooring.engines.request import IN_MEMORY, specs_of
-from mooring.engines.simulator import Simulator
+from mooring.engines.simulator import Known, Simulator
 from mooring.runs.directory import RunDir
 from mooring.runs.runfile import RunFile
 from mooring.runs.sections import OPTIONS, Data
@@ -259,10 +259,10 @@ def task_of_run(directory: RunDir, model: Any = None, loss: Any = None) -> Any:
     return make_task(run, Shape(about, torch.float64 if wide else torch.float32), model, loss, directory.path)  # type: ignore[arg-type]
 
 
-def exchange_of(job: Job) -> Simulator:
+def exchange_of(job: Job, known: Known | None = None) -> Simulator:
     """The job's clients in this process; in a trial some of them train on wrong labels."""
     how, clients = job.run.training, job.clients
     if how.attack is not None and attacks.parse(how.attack)[0] == attacks.LABELS:
         lying = attacks.liars(how.attack, how.seed, clients.keys)
         clients = replace(clients, train=attacks.flip_labels(clients.train, lying, len(clients.classes)))
-    return Simulator(job.task, clients, clients.weights(how.weights), how.chunk or 0)
+    return Simulator(job.task, clients, clients.weights(how.weights), how.chunk or 0, known)

@@ -19,14 +19,18 @@ from mooring.engines.states import States
 from mooring.estimates.facts import Facts, gather
 from mooring.runs.tensors import Stored
 
+Known = dict[tuple[str, ...], tuple[Tensor, Facts]]  # by what was asked: the model that facts are about, and the facts
+
 
 class Simulator:
     """All clients in this process. States of clients change only when a round accepts their replies."""
 
     pattern = None  # messages are made here
 
-    def __init__(self, task: Task, clients: Clients, p: Tensor, chunk: int = 0):
+    def __init__(self, task: Task, clients: Clients, p: Tensor, chunk: int = 0, known: Known | None = None):
+        """`known` are the clients' facts as far as another run at them has asked."""
         self.task, self.clients, self.p = task, clients, p
+        self.known: Known = {} if known is None else known
         self.data = clients.cohort(p)
         self.chunk = chunk or chunk_size(task)
         self.algorithm: Any = None  # until `begin`
@@ -40,7 +44,9 @@ class Simulator:
         return Roster(self.clients.names, self.data.keys, self.p, sizes)
 
     def facts(self, w0: Tensor, asks: tuple[str, ...] = ("fit", "alone")) -> Facts:
-        return gather(self.task, self.data, w0, asks)
+        if asks not in self.known or not torch.equal(self.known[asks][0], w0):
+            self.known[asks] = w0, gather(self.task, self.data, w0, asks)
+        return self.known[asks][1]
 
     def begin(self, algorithm: Any, w0: Tensor) -> None:
         self.algorithm = algorithm
@@ -62,6 +68,10 @@ class Simulator:
         states, message = in_order(together, stay, side_by_side)
         for _, own in sorted(meters.items()):
             meter.add(own)
+        return self.replied(cohort, states, message, meter)
+
+    def replied(self, cohort: Tensor, states: Any, message: Any, meter: Meter) -> Replies:
+        """What a visit to the cohort came to, the new states waiting to be accepted."""
         self._pending = (cohort, states)
         good = visits.sound(states) if len(states) else torch.ones(len(cohort), dtype=torch.bool)
         if bool(good.all()):
@@ -115,7 +125,7 @@ class Simulator:
         self.best = States.found(first, BEST, snapshot) if f"{BEST}_merged" in snapshot else None
 
     def beside(self, algorithm: Any) -> Simulator:
-        return Simulator(self.task, self.clients, self.p, self.chunk)
+        return Simulator(self.task, self.clients, self.p, self.chunk, self.known)
 
     def _deployed(self, server: Any, round: Round, at: str, block: Tensor) -> Tensor:
         states = self._states(at)

@@ -2,13 +2,15 @@
 
 Where models are small, what a round costs is calls of PyTorch and not arithmetic: forty runs cost little more than one
 if all their clients are visited together. Clients of a variant start from that variant's server, with its numbers and
-its seed, and their messages are averaged and merged apart: each variant ends where it would have ended alone, up to
-rounding.
+its seed, and everything but the visit is each run's own, the common round loop: each variant ends where it would have
+ended alone, up to rounding. A run's numbers do not depend on which others are visited with it, so that those that
+were interrupted at different rounds resume to the same bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
@@ -16,18 +18,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mooring.core.averages import average
-from mooring.core.cohort import Round, select, stacked
+from mooring.core.cohort import PADDED_BYTES, chunk_size, in_order, select, stacked
 from mooring.core.costs import Meter
-from mooring.core.moor import Each
-from mooring.core.seeds import mixed
+from mooring.core.moor import Each, Moor
 from mooring.core.threads import side_by_side
 from mooring.data.clients import Clients
 from mooring.engines import loop, visits
-from mooring.engines.exchange import sent
-from mooring.engines.loop import Evaluation, Plan, Progress
-from mooring.engines.simulator import Simulator
-from mooring.estimates.facts import Facts
+from mooring.engines.exchange import Replies, sent
+from mooring.engines.loop import Ask, Asking, Evaluation, Plan, Progress
+from mooring.engines.simulator import Known, Simulator
 
 
 class Variant(NamedTuple):
@@ -52,99 +51,156 @@ def sweep(variants: Sequence[Variant], task: Any, clients: Clients, plan: Plan, 
 
     Variants that differ in nothing but seeds and what their algorithm lists in `swept` are trained as one cohort.
     """
-    known: dict[Any, tuple[Tensor, Facts]] = {}
-    runs = [_begin(variant, task, clients, plan, weights, known) for variant in variants]
-    groups: dict[Any, list[_Run]] = {}
-    for run in runs:
-        groups.setdefault(_likeness(run.algorithm), []).append(run)
-    for group in groups.values():
-        if len(group) > 1:
-            _train_together(group, task)
-        else:
-            loop.run(group[0].algorithm, group[0].exchange, group[0].plan, group[0].progress)
-    return [_ended(run) for run in runs]
+    known: Known = {}
+    runs = [_run(variant, task, clients, plan, weights, known) for variant in variants]
+    return [swept for swept, _ in all_answered(runs)]
 
 
-class _Run(NamedTuple):
-    algorithm: Any
-    exchange: Simulator
-    plan: Plan
-    progress: Progress
+def _run(variant: Variant, task: Any, clients: Clients, plan: Plan, weights: str, known: Known) -> Asking[Swept]:
+    exchange = Simulator(task, clients, clients.weights(weights), known=known)
+    ready, server = loop.settle(variant.algorithm, task, exchange, variant.seed)
+    outcome = yield from loop.rounds_of(ready, exchange, replace(plan, seed=variant.seed), Progress(server))
+    return Swept(ready, variant.seed, outcome.progress.server, exchange, outcome.last)
 
 
-class _Knowing(Simulator):
-    """Clients that are asked for their facts once: `known` are those of other runs, by what was asked, and the start
-    that they are about."""
-
-    known: dict[Any, tuple[Tensor, Facts]]
-
-    def facts(self, w0: Tensor, asks: tuple[str, ...] = ("fit", "alone")) -> Facts:
-        if asks not in self.known or not torch.equal(self.known[asks][0], w0):
-            self.known[asks] = w0, super().facts(w0, asks)
-        return self.known[asks][1]
+def most_together(task: Any, clients: Clients, plan: Plan, chunk: int = 0) -> int:
+    """How many runs at these clients are worth training as one cohort: as many as fit one chunk with all their models
+    and rows. Beyond that arithmetic counts, and memory."""
+    rows = clients.train
+    models = (chunk or chunk_size(task)) // loop.cohort_size(plan, len(clients))
+    return max(1, min(models, PADDED_BYTES // max(len(rows.y) * rows.x[:1].numel() * rows.x.element_size(), 1)))
 
 
-def _begin(
-    variant: Variant, task: Any, clients: Clients, plan: Plan, weights: str, known: dict[Any, tuple[Tensor, Facts]]
-) -> _Run:
-    exchange = _Knowing(task, clients, clients.weights(weights))
-    exchange.known = known
-    algorithm, server = loop.settle(variant.algorithm, task, exchange, variant.seed)
-    loop.check_participation(algorithm, plan, len(clients))
-    return _Run(algorithm, exchange, replace(plan, seed=variant.seed), Progress(server))
+def alike(methods: Mapping[str, Any], most: int) -> list[list[str]]:
+    """The names of algorithms in groups of at most `most` that may be visited together."""
+    groups: dict[Any, list[str]] = {}
+    for name, algorithm in methods.items():
+        groups.setdefault(_likeness(algorithm), []).append(name)
+    return [group[k : k + most] for group in groups.values() for k in range(0, len(group), most)]
 
 
-def _ended(run: _Run) -> Swept:
-    turn = loop.everyones(run.plan.rounds, run.plan.rounds, run.exchange.roster, run.plan)
-    last = loop.evaluate(run.exchange, run.progress.server, turn)
-    return Swept(run.algorithm, run.plan.seed, run.progress.server, run.exchange, last)
+def all_answered(runs: Sequence[Asking[Any]]) -> list[tuple[Any, float]]:
+    """What each of several runs comes to, and the seconds that it took; visits of runs that are alike are one.
+
+    Those that are behind go first. A run that fails stops those after it; the ones before it are finished.
+    """
+    clocks = [_Clocked(run) for run in runs]
+    going, failure = list(clocks), None
+    replies: list[tuple[_Clocked, Replies | None, float]] = [(one, None, 0.0) for one in clocks]
+    while replies:
+        for one, reply, share in replies:
+            try:
+                if one in going:
+                    one.go_on(reply, share)
+            except Exception as error:
+                going, failure = going[: going.index(one)], error
+        going = [one for one in going if one.ask is not None]
+        replies = [answer for group in _next_groups(going) for answer in _visited(group, alone=len(runs) == 1)]
+    if failure is not None:
+        raise failure
+    return [(one.found, one.seconds) for one in clocks]
+
+
+class _Clocked:
+    """A run, its question if it is not at its end, and its own seconds: those of other runs between them aside."""
+
+    def __init__(self, run: Asking[Any]):
+        self.run, self.found = run, None
+        self.ask: Any = None
+        self.seconds, self.since = 0.0, time.perf_counter()
+
+    def go_on(self, replies: Replies | None, share: float) -> None:
+        """Up to the next question or the end; `share` are its seconds of the visit that gave the replies."""
+        begin = time.perf_counter()
+        try:
+            if replies is None:
+                self.ask = next(self.run)
+            else:
+                self.ask = self.run.send(replies._replace(elsewhere=begin - self.since - share))
+        except StopIteration as end:
+            self.ask, self.found = None, end.value
+        self.since = time.perf_counter()
+        self.seconds += share + self.since - begin
+
+
+def _next_groups(runs: list[_Clocked]) -> list[list[_Clocked]]:
+    """Those that are furthest behind, the ones that can be visited together in one group."""
+    first = min((one.ask.round.t for one in runs), default=0)
+    groups: dict[Any, list[_Clocked]] = {}
+    for one in runs:
+        if one.ask.round.t == first:
+            groups.setdefault(_likeness(one.ask.exchange.algorithm), []).append(one)
+    return list(groups.values())
+
+
+def _visited(group: list[_Clocked], alone: bool) -> list[tuple[_Clocked, Replies, float]]:
+    """Everyone's replies, and its share of the seconds; a lone run's visit is a common one all the same, unless it
+    is `alone` from the beginning to the end."""
+    begin = time.perf_counter()
+    asks = [one.ask for one in group]
+    if alone or not _sweepable(asks[0].exchange.algorithm):
+        replies = [ask.answer() for ask in asks]
+    else:
+        replies = ask_together(asks)
+    share = (time.perf_counter() - begin) / len(group)
+    return [(one, reply, share) for one, reply in zip(group, replies)]
+
+
+def ask_together(asks: Sequence[Ask]) -> list[Replies]:
+    """What the simulators of runs that are alike reply to their asks, by one visit to all cohorts.
+
+    Blocks are those of one cohort, for all runs at once, where all have the same: a client is then padded as it always
+    is, whoever else takes part. Costs are told in equal shares.
+    """
+    exchanges: list[Any] = [ask.exchange for ask in asks]
+    cohorts, first = [ask.cohort for ask in asks], exchanges[0]
+    owner = torch.repeat_interleave(torch.arange(len(asks)), len(cohorts[0]))
+    seeds = np.array([ask.round.seed for ask in asks], dtype=np.uint64)[owner.numpy()]
+    data = replace(first.data.select(torch.cat(cohorts)), seeds=seeds)
+    servers = stacked([_row(sent(exchange.algorithm, ask.server)) for exchange, ask in zip(exchanges, asks)])
+    states = stacked([exchange.states.take(cohort) for exchange, cohort in zip(exchanges, cohorts)])
+    numbers = {
+        name: torch.tensor([float(getattr(one.algorithm, name)) for one in exchanges], dtype=torch.float64)
+        for name in first.algorithm.swept
+    }
+    meters: list[Meter] = []
+
+    def stay(block: Tensor) -> tuple[Any, Any]:
+        mine, meter = owner[block], Meter()
+        meters.append(meter)
+        algorithm = _with(first.algorithm, {name: values[mine] for name, values in numbers.items()})
+        clients, server = select(states, block), select(servers, mine)
+        return visits.visit(algorithm, first.task, server, clients, data.select(block), asks[0].round, meter)
+
+    if all(torch.equal(cohort, cohorts[0]) for cohort in cohorts):
+        run = torch.arange(len(asks))[:, None] * len(cohorts[0])
+        blocks = [(run + block).flatten() for block in first.data.train.select(cohorts[0]).blocks(first.chunk)]
+    else:
+        blocks = data.train.blocks(first.chunk)
+    found, message = in_order(blocks, stay, side_by_side)
+    whole = Meter()
+    for meter in meters:
+        whole.add(meter)
+    own = Meter(whole.samples // len(asks), whole.gradients // len(asks))
+    return [
+        exchange.replied(cohort, select(found, owner == r), select(message, owner == r), own)
+        for r, (exchange, cohort) in enumerate(zip(exchanges, cohorts))
+    ]
+
+
+def _sweepable(algorithm: Any) -> bool:
+    """Whether clients of several runs of the algorithm can be one cohort; promises of solves are told run by run."""
+    free = [getattr(algorithm, name) for name in algorithm.swept]
+    plain = not algorithm.pooled and not algorithm.one_shot and not getattr(algorithm, "tol", 0)
+    return bool(free) and plain and not any(isinstance(value, Moor) for value in free)
 
 
 def _likeness(algorithm: Any) -> Any:
-    """Equal for variants that can be one cohort."""
-    free = [getattr(algorithm, name) for name in algorithm.swept]
-    if not free or algorithm.pooled or algorithm.one_shot or not all(isinstance(value, float | int) for value in free):
+    """Equal for algorithms whose visits can be one."""
+    if not _sweepable(algorithm):
         return id(algorithm)
     theirs = {field.name for field in fields(algorithm)} - set(algorithm.swept) - set(algorithm.merges)
     return type(algorithm), tuple((name, repr(getattr(algorithm, name))) for name in sorted(theirs))
-
-
-def _train_together(runs: list[_Run], task: Any) -> None:
-    lots = mixed(runs[0].exchange.data.keys)
-    for t in range(1, runs[0].plan.rounds + 1):
-        _round(runs, [loop.lowest_lots(run.plan, lots, t) for run in runs], task, t)
-    for run in runs:
-        run.progress.t = run.plan.rounds
-
-
-def _round(runs: list[_Run], cohorts: list[Tensor], task: Any, t: int) -> None:
-    """Round t of all runs, on their cohorts as one."""
-    first, everyone = runs[0], runs[0].exchange.data
-    owner = torch.repeat_interleave(torch.arange(len(runs)), len(cohorts[0]))
-    seeds = np.array([run.plan.seed for run in runs], dtype=np.uint64)[owner.numpy()]
-    data = replace(everyone.select(torch.cat(cohorts)), seeds=seeds)
-    turn = Round(t, first.plan.rounds, len(everyone), len(cohorts[0]), 0.0, first.plan.seed)
-    servers = stacked([_row(sent(run.algorithm, run.progress.server)) for run in runs])
-    states = stacked([run.exchange.states.take(cohort) for run, cohort in zip(runs, cohorts)])
-    numbers = {
-        name: torch.tensor([float(getattr(run.algorithm, name)) for run in runs], dtype=torch.float64)
-        for name in first.algorithm.swept
-    }
-
-    def stay(block: Tensor) -> tuple[Any, Any]:
-        mine = owner[block]
-        algorithm = _with(first.algorithm, {name: values[mine] for name, values in numbers.items()})
-        clients = select(states, block)
-        return visits.visit(algorithm, task, select(servers, mine), clients, data.select(block), turn, Meter())
-
-    blocks = data.train.blocks(first.exchange.chunk)
-    found, messages = stacked(side_by_side(stay, blocks), torch.argsort(torch.cat(blocks)))
-    for r, (run, cohort) in enumerate(zip(runs, cohorts)):
-        share, mine = run.exchange.p[cohort], owner == r
-        here = turn._replace(weight=float(share.sum()), seed=run.plan.seed)
-        mean = average(select(messages, mine), share, run.plan.average)
-        run.progress.server = run.algorithm.merge(run.progress.server, mean, here)
-        run.exchange.states.put(cohort, select(found, mine), t)
 
 
 def _row(server: Any) -> Any:

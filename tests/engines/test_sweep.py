@@ -2,16 +2,23 @@
 
 from dataclasses import replace
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 from mooring.algorithms.fedavg import FedAvg
 from mooring.algorithms.fedprox_one_stage import FedProxOneStage
 from mooring.algorithms.local import Local
-from mooring.engines import sweep as engine
+from mooring.core.errors import WorkError
+from mooring.engines import compare as comparing
+from mooring.engines.compare import compare
+from mooring.engines.compare import resume as resume_comparison
 from mooring.engines.loop import Plan
 from mooring.engines.simulate import simulate
-from mooring.engines.sweep import Variant, sweep
+from mooring.engines.simulator import Simulator
+from mooring.engines.sweep import Variant, alike, most_together, sweep
+from mooring.runs.directory import MODELS, open_run
 from tests.problems import PROBLEMS
 
 PLAN = Plan(rounds=4, participation=0.6)
@@ -29,7 +36,7 @@ def test_each_variant_ends_where_it_would_alone(problem, family, monkeypatch):
     task, clients = PROBLEMS[problem]()
     variants = [Variant(algorithm, seed) for algorithm in FAMILIES[family] for seed in (0, 7)]
     lone = [simulate(one.algorithm, task, clients, replace(PLAN, seed=one.seed)) for one in variants]
-    monkeypatch.setattr(engine.loop, "run", None)  # all of them together, or not at all
+    monkeypatch.setattr(Simulator, "ask", None)  # all of them together, or not at all
     for one, found in zip(lone, sweep(variants, task, clients, PLAN)):
         torch.testing.assert_close(found.server.w, one.outcome.progress.server.w, rtol=1e-9, atol=1e-11)
         torch.testing.assert_close(found.last.test, one.outcome.last.test, rtol=1e-9, atol=1e-11, equal_nan=True)
@@ -43,3 +50,81 @@ def test_variants_that_have_nothing_in_common_run_one_by_one():
     for variant, found in zip(variants, sweep(variants, task, clients, plan)):
         alone = simulate(variant.algorithm, task, clients, plan)
         assert found.last.train_loss == alone.outcome.last.train_loss
+
+
+LAMS = ("0.05", "0.5", "5")
+STEPS = "inner=sgd steps=4 batch=4"
+METHODS = ["local", *(f"fedprox_one_stage lam={lam} {STEPS}" for lam in LAMS), "fedavg steps=3"]
+
+
+def table(classes=3):
+    """Ten clients, no two of them with as many rows."""
+    rng = np.random.default_rng(0)
+    who = np.repeat(np.arange(10), np.arange(15, 45, 3))
+    x = rng.normal(size=(len(who), 4))
+    score = (
+        x @ rng.normal(size=(4, classes)) + rng.normal(size=(10, classes))[who] + rng.gumbel(size=(len(who), classes))
+    )
+    return pd.DataFrame(x, columns=list("abcd")).assign(client=who, target=[f"class {k}" for k in score.argmax(1)])
+
+
+HOW = {"rounds": 7, "participation": 6, "evaluate_every": 2, "checkpoint_every": 1, "threads": 1}
+
+
+def test_a_comparison_is_the_same_side_by_side_and_one_by_one(tmp_path, monkeypatch):
+    asked = []
+    plain = Simulator.ask
+    monkeypatch.setattr(Simulator, "ask", lambda self, *how: asked.append(self.algorithm.name) or plain(self, *how))
+    found = compare(table(), METHODS, out=tmp_path / "together", **HOW)
+    assert sorted(set(asked)) == ["fedavg", "local"]
+    monkeypatch.setattr(comparing, "most_together", lambda *_: 1)
+    alone = compare(table(), METHODS, out=tmp_path / "apart", **HOW)
+    assert asked.count("fedprox_one_stage") == 7 * len(LAMS)
+    for name in ("methods", "seeds", "curves", "clients"):
+        one, other = getattr(found, name), getattr(alone, name)
+        pd.testing.assert_frame_equal(
+            one.drop(columns="seconds", errors="ignore"), other.drop(columns="seconds", errors="ignore"), rtol=1e-9
+        )
+    runs = sorted(path.parent.relative_to(tmp_path / "apart") for path in (tmp_path / "apart").rglob(MODELS))
+    assert len(runs) == len(METHODS)
+    for run in runs:
+        one, other = (open_run(tmp_path / how / run).rounds.drop(columns="seconds") for how in ("together", "apart"))
+        pd.testing.assert_frame_equal(one, other, rtol=1e-9)  # counts of rows, gradients and bytes among them
+    assert found.seeds["seconds"].gt(0).all()
+
+
+@pytest.mark.parametrize("family", ["fedprox_one_stage lam={} inner=sgd steps=4 batch=4", "fedavg eta={} batch=4"])
+def test_runs_that_were_interrupted_at_different_rounds_resume_to_the_same_bytes(tmp_path, family):
+    methods = ["local", *(family.format(number) for number in (0.02, 0.1, 0.3))]
+
+    def stop(what, done, rounds):
+        if what.endswith("=0.1") and done == 4:
+            raise InterruptedError
+
+    compare(table(), methods, out=tmp_path / "whole", **HOW)
+    with pytest.raises(InterruptedError):
+        compare(table(), methods, out=tmp_path / "cut", tell=stop, **HOW)
+    cut = list((tmp_path / "cut").rglob(MODELS))
+    resume_comparison(tmp_path / "cut", source=table())
+    whole = {path.parent.name: path.read_bytes() for path in (tmp_path / "whole").rglob(MODELS)}
+    assert len(whole) == 4 and len(cut) == 2, "those before the one that failed are done"
+    assert {path.parent.name: path.read_bytes() for path in (tmp_path / "cut").rglob(MODELS)} == whole
+
+
+def test_a_method_that_diverges_does_not_take_those_before_it_along(tmp_path):
+    methods = [f"fedprox_one_stage lam={lam} eta={eta} {STEPS}" for lam, eta in ((0.1, 0.1), (1e3, 1e3), (1, 0.1))]
+    with pytest.raises(WorkError, match="diverged"):
+        compare(table(), methods, out=tmp_path / "run", **{**HOW, "rounds": 30})
+    assert len(list((tmp_path / "run").rglob(MODELS))) == 1
+
+
+def test_what_is_worth_training_side_by_side():
+    task, clients = PROBLEMS["logistic"]()
+    cohort = 5
+    plan = Plan(participation=cohort)
+    assert most_together(task, clients, plan, chunk=4 * cohort) == 4
+    assert most_together(task, clients, plan, chunk=cohort - 1) == 1, "a run fills a chunk by itself"
+    prox = {lam: FedProxOneStage(lam=lam, inner="sgd") for lam in (0.1, 1.0, 2.0)}
+    others = {"shaped": FedProxOneStage(lam=[0.1] * 5), "told": FedProxOneStage(lam=1.0, tol=1e-3, inner="descent")}
+    methods = {**prox, **others, "one": FedAvg(eta=0.1), "two": FedAvg(eta=0.1, steps=3)}
+    assert alike(methods, 2) == [[0.1, 1.0], [2.0], ["shaped"], ["told"], ["one"], ["two"]]
