@@ -159,7 +159,7 @@ def what_theory_says(summary: Mapping[str, Any], theory: Survey | None) -> str:
         return ""
     line, r = theory.thresholds["alternative"], theory.heterogeneity["R"]
     low, high = theory.heterogeneity["low"], theory.heterogeneity["high"]
-    seen, side, says = better_end(summary), line["side"], "Theory: the theorem of the alternative"
+    seen, side, says = better_end(summary), line["side"], "The theorem of the alternative"
     border = f"{line['R']:.2g}" if line["R"] < 99.5 else f"{line['R']:,.0f}"
     if side not in ENDS:
         return (
@@ -168,10 +168,11 @@ def what_theory_says(summary: Mapping[str, Any], theory: Survey | None) -> str:
         )
     # An estimate of 0 says that chance explains what was seen, not that nothing differs.
     far = f"R = {r:.2g}" if r > 0 else f"R, at most {high:.2g},"
-    told = f"{says} says {ENDS[side]}, because {far} is {'below' if side == 'common' else 'above'} {border}"
+    other, way = ("alone", "below") if side == "common" else ("common", "above")
+    told = f"{says} says {side} rather than {other}, because {far} is {way} {border}"
     if side == seen:
-        return f"{told}; of these two ends the rows say the same."
-    return f"{told}; the rows say {ENDS[seen]}: trust them, it judges worst cases."
+        return f"{told}; so do the rows."
+    return f"{told}; the rows say the opposite: trust them, it is for worst cases."
 
 
 def listed(parts: list[str]) -> str:

@@ -106,7 +106,7 @@ def test_a_table_without_test_rows_has_an_answer():
 def test_options_of_the_advice_are_heeded():
     frame = planted(0.3, clients=10, samples=20)
     plain, wide = told(frame), told(frame, practical="50%", level=0.5, folds=3, theory=False)
-    assert plain.theory is not None and wide.theory is None and not any("Theory" in line for line in wide.words)
+    assert plain.theory is not None and wide.theory is None and not any("theorem" in line for line in wide.words)
     assert (wide.clients["will_do"] == "common").mean() > (plain.clients["will_do"] == "common").mean()
     width = [a.summary["gain_over_alone"]["high"] - a.summary["gain_over_alone"]["low"] for a in (plain, wide)]
     assert width[1] < 0.6 * width[0]  # the middle half is about a third of the middle 95 %

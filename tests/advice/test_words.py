@@ -77,11 +77,10 @@ def survey(side, r=0.5, border=2.0):
 def test_theory_has_a_way_out_where_the_rows_differ():
     prefer_common = summary(gain(3.0), gain(1.0))
     same = words.what_theory_says(prefer_common, survey("common"))
-    assert "because R = 0.5 is below 2" in same
-    assert same.endswith("the rows say the same.")
+    assert same.endswith("says common rather than alone, because R = 0.5 is below 2; so do the rows.")
     other = words.what_theory_says(prefer_common, survey("alone", 5.0))
-    assert "says training alone, because R = 5 is above 2; the rows say" in other
-    assert other.endswith("the rows say one common model: trust them, it judges worst cases.")
+    assert "says alone rather than common, because R = 5 is above 2; the rows say the opposite" in other
+    assert other.endswith("trust them, it is for worst cases.")
     assert "leaves it open" in words.what_theory_says(prefer_common, survey("undecided"))
     assert words.what_theory_says(prefer_common, None) == ""
 
