@@ -17,8 +17,12 @@ LARGE = 100  # features from which compiled steps pay for their compilation
 
 def softmax(features: int, classes: int, ridge: float) -> Logistic:
     """Softmax regression; on large images by compiled steps where they are installed, equal up to rounding."""
-    kernels = "numba" if features >= LARGE and available() else "torch"
-    return Logistic(features, classes, ridge=ridge, dtype=torch.float32, kernels=kernels)
+    return Logistic(features, classes, ridge=ridge, dtype=torch.float32, kernels=steps(features))
+
+
+def steps(features: int) -> str:
+    """Which steps inputs of so many features are worth: compiled ones, where they are installed, or PyTorch's."""
+    return "numba" if features >= LARGE and available() else "torch"
 
 
 def mlp(*widths: int) -> Make:

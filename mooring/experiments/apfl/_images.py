@@ -6,7 +6,7 @@ from mooring.data.clients import Clients
 from mooring.data.images import named_images
 from mooring.experiments.apfl._methods import algorithm, has_common
 from mooring.experiments.federated import follow
-from mooring.experiments.nets import mlp, softmax
+from mooring.experiments.nets import mlp, softmax, steps
 from mooring.tasks.module import Module
 
 CLASSES = 10
@@ -24,7 +24,8 @@ def dealt(seed: int, data: str, clients: int, classes: int, **more: Any) -> Clie
 
 
 def perceptron(clients: Clients, hidden: tuple[int, ...]) -> Module:
-    return Module(mlp(clients.train.x.shape[1], *hidden, CLASSES))
+    features = clients.train.x.shape[1]
+    return Module(mlp(features, *hidden, CLASSES), kernels=steps(features))
 
 
 def softmax_run(
