@@ -8,7 +8,8 @@ that width. The judge sees the gain with an error e (`steadied_error`: few rows 
     by noise   the part of these that it would deny although they are right
     left       what is left of the denied calls with the judge's error taken out: the share below 0 of the law of
                gains over errors that, with a normal error of 1, makes what the judge saw likeliest (Kiefer and
-               Wolfowitz's estimate, by EM on a grid); its error is that over resampled federations
+               Wolfowitz's estimate, by EM on a grid of normal laws half as wide as the error: points next to 0 would
+               stand on either side of it as they please); its error is that over resampled federations
     ECE        calibration error of the chances that the judge says "above 0": right chances make it 0, however large
                the judge's errors are
 """
@@ -24,7 +25,8 @@ from scipy.special import ndtr, ndtri
 LEVEL = 0.95  # of the stated intervals
 SURE = 1e-6  # chances are taken to be no nearer to 0 and 1
 POINTS = ndtri((np.arange(200) + 0.5) / 200)  # a normal law
-GRID = np.arange(-7.875, 20, 0.25)  # gains over errors, none of them 0
+GRID = np.arange(-8, 20, 0.25)  # gains over errors
+SMOOTH = 0.5
 SEEN = np.arange(-10, 22.05, 0.1)  # what was seen, in steps much finer than the judge's error
 STEPS = 300
 RESAMPLES = 50
@@ -68,12 +70,12 @@ def share_below(z: np.ndarray) -> float:
     count, _ = np.histogram(np.clip(z, SEEN[0], SEEN[-1]), SEEN)
     kept = count > 0
     middle = (SEEN[:-1] + SEEN[1:])[kept] / 2
-    likely = np.exp(-0.5 * (middle[:, None] - GRID) ** 2)
+    likely = np.exp(-0.5 * (middle[:, None] - GRID) ** 2 / (1 + SMOOTH**2))
     law = np.full(len(GRID), 1 / len(GRID))
     for _ in range(STEPS):
         mine = likely * law
         law = count[kept] / len(z) @ (mine / mine.sum(1, keepdims=True))
-    return float(law[GRID < 0].sum())
+    return float(law @ ndtr(-GRID / SMOOTH))
 
 
 def calibration_error(said: np.ndarray, true: np.ndarray, bins: int = 10) -> float:
