@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from benchmarks.advice_judged import calibration_error
 from benchmarks.planted import LOGISTIC, MISSPECIFIED, WELL, planted
 from mooring.advice.answer import answer
 from mooring.advice.crossfit import cross_fit
@@ -110,8 +111,7 @@ class Tally:
 
     def told(self) -> str:
         chance, truth = np.concatenate(self.chance), np.concatenate(self.truth)
-        place = np.clip((10 * chance).astype(int), 0, 9)
-        ece = sum(abs((chance - truth)[place == k].sum()) for k in range(10)) / len(chance)
+        ece = calibration_error(chance, truth)
         false = np.mean(self.false) if self.false else 0.0
         of_all = self.counts[0] / max(self.counts[1], 1)
         return (

@@ -108,6 +108,16 @@ def mixed_model(rows, test) -> torch.Tensor:
     return (torch.from_numpy(answer) - test.y) ** 2
 
 
+def over_each(means: list[dict[str, float]]) -> str:
+    """The advised loss over each single rival's, on average over the splits, with its error over them."""
+    parts = []
+    for rival in (name for name in means[0] if name != "advised"):
+        more = np.array([mean["advised"] / mean[rival] - 1 for mean in means])
+        error = f" (error {more.std(ddof=1) / len(more) ** 0.5:.2%})" if len(more) > 1 else ""
+        parts.append(f"{rival} {more.mean():+.2%}{error}")
+    return ", ".join(parts)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path, required=True)
@@ -120,6 +130,7 @@ def main() -> None:
     every: list[float] = []
     every_z: dict[tuple[str, str], list[np.ndarray]] = {}
     for name in asked.tables.split(","):
+        means: list[dict[str, float]] = []
         for seed in [None, *range(1, 1 + (0 if asked.quick else asked.splits))]:
             found, choice, scores = judged(table(asked.data_dir, name, seed), asked.mixed)
             mean = {k: float(v.mean()) for k, v in found.items()}
@@ -128,6 +139,7 @@ def main() -> None:
             error = float(difference.std()) / len(difference) ** 0.5
             excess = mean["advised"] / mean[best] - 1
             every.append(excess)
+            means.append(mean)
             shown = " ".join(f"{k} {v:.4f}" for k, v in mean.items())
             off = f"excess {excess:+.2%} over {best} ({float(difference.mean()) / max(error, 1e-12):+.1f} se)"
             plan = f"plan {choice.plan.family} x{choice.plan.value:.3g}, {len(choice.own)} leave"
@@ -135,8 +147,7 @@ def main() -> None:
             print(f"{name:14} {'given' if seed is None else seed!s:>5}  {shown}  {off}  {plan}  z {z}", flush=True)
             for pair, part in scores.items():
                 every_z.setdefault((name, pair), []).append(part)
-        mine = every[-1 - (0 if asked.quick else asked.splits) :]
-        print(f"{name:14} mean excess {np.mean(mine):+.2%}", flush=True)
+        print(f"{name:14} mean excess {np.mean(every[-len(means) :]):+.2%}; over {over_each(means)}", flush=True)
         for (_, pair), parts in ((key, parts) for key, parts in every_z.items() if key[0] == name):
             z = np.concatenate(parts)
             print(

@@ -218,20 +218,9 @@ def check_participation(algorithm: Any, plan: Plan, m: int) -> None:
         raise RequestError(f"{algorithm.name} needs every client in every round; set participation = 1.")
 
 
-def run(
-    algorithm: Any,
-    exchange: Exchange,
-    plan: Plan,
-    progress: Progress,
-    *,
-    save: Callable[[Progress], None] = lambda progress: None,
-    tell: Callable[[Progress, int], None] = lambda progress, rounds: None,
-    private: Private | None = None,
-) -> Outcome:
-    """Run the remaining rounds from `progress`; `save` is called after every k-th round, `tell` after each.
-
-    Where the plan asks for noise, `private` has the ledger (default: one in memory)."""
-    return answered(rounds_of(algorithm, exchange, plan, progress, save=save, tell=tell, private=private))
+def run(*given: Any, **more: Any) -> Outcome:
+    """`rounds_of`, every question answered by the run's own exchange."""
+    return answered(rounds_of(*given, **more))
 
 
 def rounds_of(
@@ -244,7 +233,10 @@ def rounds_of(
     tell: Callable[[Progress, int], None] = lambda progress, rounds: None,
     private: Private | None = None,
 ) -> Asking[Outcome]:
-    """`run`, whose questions are answered by others."""
+    """Run the remaining rounds from `progress`; `save` is called after every k-th round, `tell` after each. Whoever
+    drives it answers each round's question.
+
+    Where the plan asks for noise, `private` has the ledger (default: one in memory)."""
     roster = exchange.roster
     m, lots = len(roster), mixed(roster.keys)
     rounds = 1 if algorithm.one_shot else plan.rounds

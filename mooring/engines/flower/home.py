@@ -269,7 +269,7 @@ def give_spread(home: Home, parcel: Parcel) -> Parcel:
     plan, draft = Plan.model_validate(parcel.words["plan"]), Schema.model_validate(parcel.words["draft"])
     reading = read(home.member, plan)
     odd = suspicious(reading.columns, reading.target, home.member.roles.target)
-    for sentence in [*parcel.words["notes"], *(sentence for _, sentence in odd)]:
+    for sentence in [*parcel.words.get("notes", ()), *(sentence for _, sentence in odd)]:
         home.say(sentence)
     return of_summary(spread(home.member, draft, reading))
 
