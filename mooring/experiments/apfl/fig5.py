@@ -1,11 +1,11 @@
-"""Figure 5 of `apfl`: natural heterogeneity, one client per author; APFL with adaptive mixtures against localized "
-"FedAvg."""
+"""Figure 5 of `apfl`: natural heterogeneity, one client per author; adaptive APFL against localized FedAvg."""
 
 from typing import Any
 
 from mooring.data.clients import Clients
 from mooring.data.generators import Prototypes
 from mooring.data.images import named_images
+from mooring.experiments.apfl._images import perceptron
 from mooring.experiments.apfl._methods import (
     ACCURACY,
     ADAPTIVE,
@@ -22,8 +22,6 @@ from mooring.experiments.apfl._methods import (
 from mooring.experiments.base.claims import Claim, higher, lower
 from mooring.experiments.base.experiment import Experiment, Panel, Preset, grid
 from mooring.experiments.federated import follow, single
-from mooring.experiments.nets import mlp
-from mooring.tasks.module import Module
 
 METHODS = (ADAPTIVE, FEDAVG_LOCAL, FEDAVG)
 POINTS = grid(run=runs(*METHODS))
@@ -40,8 +38,7 @@ def authors(seed: int, data: str, clients: int) -> Clients:
 def trial(seed: int, run: str, data: str, clients: int, hidden: list[int], rounds: int, every: int) -> dict:
     """A tenth of the clients a round, one epoch each."""
     federation = authors(seed, data, clients)
-    task = Module(mlp(federation.train.x.shape[1], *hidden, len(federation.classes)))
-    method = algorithm(run, first_alpha=0.5, epochs=1)
+    task, method = perceptron(federation, tuple(hidden)), algorithm(run, first_alpha=0.5, epochs=1)
     how: dict[str, Any] = {"rounds": rounds, "every": every, "seed": seed, "participation": 0.1, "online": True}
     return follow(method, task, federation, common=has_common(run), **how)
 
