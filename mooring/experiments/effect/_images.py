@@ -35,7 +35,7 @@ from mooring.tasks.module import Module
 WIDTHS = {2: (16, 32), 3: (16, 32, 64), 5: (16, 16, 32, 32, 64)}  # channels of each layer; the paper names none
 HIDDEN = 50
 TINY = 1e-9  # a probability below this counts as this in a test loss
-FOLLOWED = 1000  # test rows on which curves are followed; accuracies at the end are on all of them
+FOLLOWED = 1000  # test rows on which curves are followed, at most; accuracies at the end are on all of them
 
 
 class Federation(NamedTuple):
@@ -117,10 +117,11 @@ class Trained(NamedTuple):
     curves: dict[str, list[float]]
 
 
-def train(algorithm: Any, task: Task, given: Federation, rounds: int, seed: int, follow: bool = True) -> Trained:
+def train(algorithm: Any, task: Task, given: Federation, rounds: int, seed: int, followed: int = 0) -> Trained:
+    """The models after so many rounds; curves where rows to follow them on are asked for."""
     clients = given.clients
     curves: dict[str, list[float]] = {"t": [], "loss": [], "common loss": [], "test loss": []}
-    seen = given._replace(x=given.x[:FOLLOWED], y=given.y[:FOLLOWED])
+    seen = given._replace(x=given.x[:followed], y=given.y[:followed])
 
     def watch(now: Moment) -> None:
         v = now.models()
@@ -132,7 +133,7 @@ def train(algorithm: Any, task: Task, given: Federation, rounds: int, seed: int,
         curves["test loss"].append(own(by_class(task, v, seen).loss, seen))
 
     plan = Plan(rounds=rounds, seed=seed, evaluate_every=rounds)
-    done = simulate(algorithm, task, clients, plan, settled=True, watch=watch if follow else lambda _: None)
+    done = simulate(algorithm, task, clients, plan, settled=True, watch=watch if followed else lambda _: None)
     v = done.models()
     return Trained(clients.weights().float() @ v if isinstance(algorithm, Local) else done.server.w, v, curves)
 
@@ -171,16 +172,16 @@ def accuracies(task: Task, w: Tensor, v: Tensor, given: Federation) -> dict[str,
 
 def trial(
     seed: int, data: str, model: str, method: str, classes: int, clients: int, samples: int, tested: int, rounds: int,
-    epochs: int, batch: int, eta: float, lam: float = 0.0, follow: bool = True,
+    epochs: int, batch: int, eta: float, lam: float = 0.0, followed: int = FOLLOWED,
 ) -> dict:  # fmt: skip
-    """One method on one federation; `follow` asks for the curves."""
+    """One method on one federation; `followed` test rows are those of the curves, 0 asks for none."""
     given = federation(seed, data, classes, clients, samples, tested, not model.startswith("cnn"))
     task = task_of(model, given)
     work: dict[str, Any] = {"eta": eta, "epochs": epochs, "batch": batch}
     if method.startswith("dichotomous"):
         return dichotomous(task, given, rounds, seed, method == "dichotomous", work)
-    found = train(algorithm(method, lam, given.clients, **work), task, given, rounds, seed, follow)
-    return accuracies(task, found.w, found.v, given) | (found.curves if follow else {})
+    found = train(algorithm(method, lam, given.clients, **work), task, given, rounds, seed, followed)
+    return accuracies(task, found.w, found.v, given) | (found.curves if followed else {})
 
 
 def dichotomous(task: Task, given: Federation, rounds: int, seed: int, halves: bool, work: dict) -> dict:
@@ -198,7 +199,6 @@ def dichotomous(task: Task, given: Federation, rounds: int, seed: int, halves: b
             given._replace(clients=replace(clients, train=rows)),
             rounds,
             seed,
-            follow=False,
         )
         for name, rows in (("LocalTrain", mine), ("GlobalTrain", ours))
     )

@@ -3,30 +3,29 @@
 from mooring.experiments.base.claims import Claim, every, higher, ordered
 from mooring.experiments.base.experiment import Experiment
 from mooring.experiments.base.results import of
-from mooring.experiments.effect._images import trial
-from mooring.experiments.effect._points import NAMES, NETWORK, START, line, presets
+from mooring.experiments.effect._points import NAMES, NETWORK, START
 from mooring.experiments.effect._rounds import rounds_to
+from mooring.experiments.effect._tables import FIRST, presets, ref, trial
 from mooring.experiments.effect.fig1_softmax import nearer, panels
 
-ACCURACY = line("common P2", NETWORK)
+METHODS = {"LocalTrain": ("LocalTrain", ""), **{name: ("FedProx", name) for name in NAMES}}
+METHODS |= {"GlobalTrain": ("GlobalTrain", "")}
 
 
-def arrival(lam: float):
-    return of(rounds_to("loss", 0.05, START), method="FedProx", lam=lam)
+def line(series: str, **fixed) -> dict:
+    """References to a series of every method, from LocalTrain over growing lambda to GlobalTrain."""
+    return {name: ref(series, method, **fixed) for name, method in METHODS.items()}
 
 
+def arrival(size: str):
+    return of(rounds_to("loss", 0.05, START), method="FedProx", size=size)
+
+
+ACCURACY = line("common P2")
 EXPERIMENT = Experiment(
     title="Test accuracy and training loss of a network between LocalTrain and GlobalTrain",
     trial=trial,
-    presets=presets(
-        NETWORK,
-        "cnn2",
-        "mlp",
-        16,
-        {"repeats": 4, "rounds": 160, "clients": 10},
-        {"repeats": 3, "rounds": 20, "clients": 10, "samples": 300},
-        "; a perceptron with 50 hidden units instead of CNN2",
-    ),
+    presets=presets(list(METHODS.values()), [FIRST]),
     claims=[
         Claim(
             "c-global-best",
@@ -42,10 +41,10 @@ EXPERIMENT = Experiment(
         Claim(
             "f-larger-lambda-more-rounds",
             "larger lambda converges in more rounds (training loss within 5 % of its way, at every number of classes)",
-            ordered([arrival(lam) for lam in NETWORK]),
+            ordered([arrival(size) for size in NAMES]),
         ),
     ],
-    panels=panels(NETWORK, "cf"),
-    reads="As effect-fig1-softmax, with batches of 16. Widths of the two convolutions are ours: 16 and 32. Clients and "
-    "rows are not printed: 10 with 300 each, as for Table 3.",
+    panels=panels(line, NETWORK, "cf"),
+    reads="As effect-fig1-softmax, with batches of 16: the runs of Table 3's first row. Widths of the two convolutions "
+    "are ours: 16 and 32. Clients and rows are not printed: 10 with 300 each.",
 )

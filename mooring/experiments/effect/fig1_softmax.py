@@ -1,5 +1,6 @@
 """Figure 1 (b, e) of `effect`: FedProx between LocalTrain and GlobalTrain, softmax regression on images."""
 
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -18,12 +19,10 @@ def arrival(lam: float):
     return of(rounds_to("loss", 0.05, START), method="FedProx", lam=lam)
 
 
-def panels(lams, what: str):
+def panels(line: Callable[..., dict], lams, what: str):
     """Accuracy against classes under both protocols and of both kinds of models, training loss against rounds."""
     return [
-        Panel(
-            "classes", labels(line(series, lams), lams), "classes per client", f"test accuracy, {name}", f"({what[0]})"
-        )
+        Panel("classes", labels(line(series), lams), "classes per client", f"test accuracy, {name}", f"({what[0]})")
         for series, name in (
             ("P2", "personal models, P2"),
             ("P1", "personal models, P1"),
@@ -33,7 +32,7 @@ def panels(lams, what: str):
     ] + [
         Panel(
             "t",
-            labels(line("loss", lams, classes=c), lams),
+            labels(line("loss", classes=c), lams),
             "communication rounds",
             "training loss",
             f"({what[1]}) {c} classes",
@@ -90,7 +89,7 @@ EXPERIMENT = Experiment(
             ordered([line("loss", SOFTMAX, at=-1)["LocalTrain"], *(fedprox("loss", lam, at=-1) for lam in SOFTMAX)]),
         ),
     ],
-    panels=panels(SOFTMAX, "be"),
+    panels=panels(partial(line, lams=SOFTMAX), SOFTMAX, "be"),
     reads="The text contrasts these figures with Figure 4's local models, and the accuracy printed for LocalTrain at 2 "
     "classes cannot be that of a personal model on all classes: the common models are judged, on the data set's test "
     "part (P2; LocalTrain's common model is the average of its models). The personal models are drawn beside them. "
