@@ -30,7 +30,20 @@ from mooring.core.moor import Moor, stiffness
 from mooring.estimates.facts import gather
 
 WAYS = ("mixture", "prox", "finish", "alone", "tune")
-WORK = ("decay", "fading", "steps", "epochs", "batch", "draws", "alpha", "adapt", "adapt_on", "alpha_pull", "radius")
+WORK = (
+    "decay",
+    "fading",
+    "steps",
+    "epochs",
+    "batch",
+    "draws",
+    "alpha",
+    "adapt",
+    "adapt_on",
+    "alpha_pull",
+    "alpha_by",
+    "radius",
+)
 STAYS = 5  # a newcomer's local work, in rounds' worth of the method's: 5 passes where a round is one (apfl, Figure 6)
 
 

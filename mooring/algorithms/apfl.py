@@ -5,8 +5,12 @@ apfl, Section 3, Eqs. 3-6 (Local Descent APFL), Theorems 2, 3 and 7.
     u = alpha_i v_i + (1 - alpha_i) w_i                          before the step; one minibatch xi for all three
     w_i     <- project( w_i - eta_t grad L_i(w_i; xi) )          from the common w, `steps` times
     v_i     <- project( v_i - eta_t alpha_i grad L_i(u; xi) )    kept from round to round
-    alpha_i <- clip( alpha_i - eta_t (<v_i - w_i, grad L_i(u; xi)> + alpha_pull alpha_i), 0, 1 )    (Eq. 6)
+    alpha_i <- clip( alpha_i - eta_t (s <v_i - w_i, grad L_i(u; xi)> + alpha_pull alpha_i), 0, 1 )    (Eq. 6: s = 1)
     w       <- sum_i p_i w_i / sum_i p_i                         over the cohort
+
+    alpha_by = "mixture"  s = 1
+    alpha_by = "parts"    s = alpha_i^2 + (1 - alpha_i)^2: the gradients of both parts, which carry their shares
+                          already, are weighed by them again, as in the authors' program
 
     eta = "theory"        16/(mu (t + a)) of Theorem 2, or 8/(mu (t + a)) of Theorem 7, local iterations t = 1..T
     eta = "nonconvex"     1/(2 sqrt(5) L sqrt(T)) of Theorem 3: full gradients, everybody every round, steps <= rounds
@@ -23,9 +27,9 @@ Limits   alpha = 0 is FedAvg, alpha = 1 is Local, with adapt = "no"; w does not 
 Departs  alpha_i times the gradient in the step of v_i: the chain rule that Eq. 5 leaves out and Appendix E uses; alpha
          clipped to [0, 1]; the average over clients weighs by p; adapt = "round" takes Eq. 6 at the first local step;
          adapt_on = "auto" takes Eq. 6 on validation rows where there are any, the paper on the training minibatch
-         (adapt_on = "train"), where alpha drifts to 1 by overfitting; alpha_pull is an addition; decay by 1 % a step
-         is read as eta/(1 + 0.01 k), other readings are fading = "steps", "rounds", "epochs"; Theorem 2's schedule is
-         also used with sampled clients, where its proof does not go through
+         (adapt_on = "train"), where alpha drifts to 1 by overfitting; alpha_pull and alpha_by = "parts" are additions;
+         decay by 1 % a step is read as eta/(1 + 0.01 k), other readings are fading = "steps", "rounds", "epochs";
+         Theorem 2's schedule is also used with sampled clients, where its proof does not go through
 """
 
 from __future__ import annotations
@@ -44,6 +48,7 @@ from mooring.core.batches import minibatches
 from mooring.core.cohort import per_client
 from mooring.core.errors import RequestError
 from mooring.core.solvers import Ball, mixed_stay, project
+from mooring.core.steps import parts_felt
 from mooring.estimates.from_facts import curvature
 from mooring.theory import apfl_schedule
 
@@ -80,6 +85,7 @@ class APFL(Algorithm):
     adapt: str = "round"  # "no", once a "round", or every "step"
     adapt_on: str = "auto"  # "validation" where there are such rows, else "train"
     alpha_pull: float = 0.0  # draws alpha to 0, the common model
+    alpha_by: str = "mixture"  # whose gradient moves alpha
     eta: Setting = "auto"  # "theory" sets eta, decay and shift; "nonconvex" eta and fading
     decay: float = 0.01
     fading: str = "inverse"  # what decay does: see settings.schedule
@@ -105,6 +111,7 @@ class APFL(Algorithm):
             check(self, alpha=(0, 1))
         check_work(self, "theory", "nonconvex")
         check(self, adapt=("no", "round", "step"), adapt_on=("auto", "train", "validation"), alpha_pull=(0, None))
+        check(self, alpha_by=("mixture", "parts"))
         check(self, radius=(0, None), output=("last", "own", "average"), shift=(0, None))
         if self.output == "average" and (self.adapt != "no" or self.epochs):
             raise RequestError(
@@ -161,6 +168,7 @@ class APFL(Algorithm):
             *mixed_stay(
                 task, server.w, client.v, client.alpha, data, round, eta, batch=batch, steps=count, draws=self.draws,
                 feels=self.adapts_in, held_out=self.adapt_on == "validation", pull=self.alpha_pull,
+                by_parts=self.alpha_by == "parts",
             )
         )  # fmt: skip
         done = torch.full_like(client.done, round.t * self.steps)
@@ -190,7 +198,8 @@ class APFL(Algorithm):
             new_w = project(torch.addcmul(w, task.grad(w, step.batch), -rate), region) if moves_w else w
             if self.adapts_in(step.k) and bool(adapts.any()):
                 felt = task.grad(u, next(held_out).batch) if on_validation else slope
-                new_alpha = alpha - rate.flatten() * (alpha_slope(v, w, felt) + self.alpha_pull * alpha)
+                felt = alpha_slope(v, w, felt) * (parts_felt(alpha) if self.alpha_by == "parts" else 1)
+                new_alpha = alpha - rate.flatten() * (felt + self.alpha_pull * alpha)
                 moving = adapts if step.active is None else adapts & step.active
                 alpha = torch.where(moving, new_alpha.clamp(0, 1), alpha)
             if step.active is not None:

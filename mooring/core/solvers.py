@@ -136,11 +136,12 @@ def mixed_stay(
     feels: Callable[[int], bool],
     held_out: bool,
     pull: float,
+    by_parts: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """w [C, d], v [C, d] and alpha [C] after the local steps of APFL, by a task that takes many at once.
 
     feels(k) tells whether alpha moves in step k: along the step's rows, or along validation rows of slot 1 where
-    they are `held_out`, for clients that have any.
+    they are `held_out`, for clients that have any; `pull` and `by_parts` are those of `Felt`.
     """
     counts = steps_of(data.train.size, batch, steps, None)
     drawn = drawings(data, round, batch=batch, counts=counts, draws=draws)
@@ -151,11 +152,13 @@ def mixed_stay(
         moves = [feels(j) for j in range(k, k + len(rate))]
         seen = [next(apart) for now in moves if held_out and now]
         busy = (rate != 0)[moves]
-        felt = Felt(moves, None, place[:0], n[:0])
+        felt = Felt(moves, None, place[:0], n[:0], pull, by_parts)
         if seen:
             shown = np.stack([one.n for one in seen])
-            felt = Felt(moves, data.validation, np.stack([one.place for one in seen]), np.where(busy, shown, 0))
-        task.mix(w, v, alpha, (begin, own), data.train, place, n, rate, felt, pull)
+            felt = felt._replace(
+                rows=data.validation, place=np.stack([one.place for one in seen]), n=np.where(busy, shown, 0)
+            )
+        task.mix(w, v, alpha, (begin, own), data.train, place, n, rate, felt)
         begin, own, k = w, v, k + len(rate)
     return (w, v, alpha) if k else (w.copy_(begin), v.copy_(own), alpha)
 

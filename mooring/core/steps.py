@@ -45,12 +45,24 @@ class Move(NamedTuple):
 
 
 class Felt(NamedTuple):
-    """Which of S steps move a mixture, and on which rows."""
+    """Which of S steps move a mixture, on which rows, and how."""
 
     steps: list[bool]  # [S]
     rows: Rows | None  # None: those of the step itself
     place: np.ndarray  # [T, C, B], for each of the T steps that do; and so is
     n: np.ndarray  # [T, C]
+    pull: float = 0.0  # draws it to 0
+    by_parts: bool = False  # the slope counts `parts_felt` of itself
+
+    def moved(self, alpha: float, rate: float, slope: float) -> float:
+        """The mixture after a step along the slope of the loss."""
+        slope = parts_felt(alpha) * slope if self.by_parts else slope
+        return min(max(alpha - rate * (slope + self.pull * alpha), 0.0), 1.0)
+
+
+def parts_felt(alpha: Any) -> Any:
+    """What is left of a mixture's slope where the gradients of its two parts are weighed by their shares again."""
+    return alpha * alpha + (1 - alpha) * (1 - alpha)
 
 
 def move(v: Tensor, size: Any, active: Tensor | None, pull: tuple[Any, Tensor] | None, shift: Tensor | None) -> Move:

@@ -122,7 +122,7 @@ class Task(Protocol):
     curve: Any = None  # curve(w, batch, direction) -> [C, d], the Hessian times a direction
     step: Any = None  # step(v, batch, move): one step of local SGD, in place (`core/steps.py`)
     stay: Any = None  # stay(v, begin, rows, place, n, rate, pull, shift): many steps at once (`core/solvers.py`)
-    mix: Any = None  # mix(w, v, alpha, begin, rows, place, n, rate, felt, pull): the same for a model and a mixture
+    mix: Any = None  # mix(w, v, alpha, begin, rows, place, n, rate, felt): the same for a model and a mixture
     lift: Any = None  # lift(x) -> the features that a kernel's linear model sees
 
     dim: int

@@ -86,7 +86,6 @@ def mix(
     n: np.ndarray,
     rate: np.ndarray,
     felt: Felt,
-    pull: float,
 ) -> None:
     """Put into w, v [C, d] and alpha [C] where every client's steps of a model and a mixture end, from `begin`."""
     steps = steps_on(rows, place, n, rate, labels)
@@ -103,7 +102,7 @@ def mix(
             yield *step, there > 0, (index, y)
 
     for c, (common, own) in enumerate(zip(each(begin[0], len(v)), each(begin[1], len(v)))):
-        alpha[c] = work(common, own, w[c], v[c], float(alpha[c]), pull, (rows.x, pool), mixed(c))
+        alpha[c] = work(common, own, w[c], v[c], float(alpha[c]), felt, (rows.x, pool), mixed(c))
 
 
 def each(values: Tensor, clients: int) -> list[Tensor]:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from mooring.core.steps import Felt
 from mooring.tasks.alone import Hold, Loss, MixedSteps, Steps, Work, held_back
 from mooring.tasks.perceptron import slope_of, steps_of
 
@@ -274,7 +275,7 @@ def mixed_client(net: Net) -> Any:
         return total
 
     def work(
-        begin: Tensor, v0: Tensor, w: Tensor, v: Tensor, alpha: float, pull: float, pools: Any, steps: MixedSteps
+        begin: Tensor, v0: Tensor, w: Tensor, v: Tensor, alpha: float, how: Felt, pools: Any, steps: MixedSteps
     ) -> float:
         nonlocal begun
         if begin is not begun:
@@ -307,8 +308,7 @@ def mixed_client(net: Net) -> Any:
             felt = back(plain, room, y, moves and elsewhere is None, take_own) / height
             plain.back(net.slope(plain, net.forward(plain, common.layers, done=1), y), common.turned, take_common)
             if moves:
-                slope = felt if elsewhere is None else slope
-                alpha = min(max(alpha - rate * (slope + pull * alpha), 0.0), 1.0)
+                alpha = how.moved(alpha, rate, felt if elsewhere is None else slope)
         net.store(common, w)
         net.store(own, v)
         return alpha

@@ -150,7 +150,6 @@ def mix(
     n: np.ndarray,
     rate: np.ndarray,
     felt: Felt,
-    pull: float,
 ) -> None:
     """Put into w, v [C, d] and alpha [C] where every client's steps of a model and a mixture end, from `begin`; the
     mixture moves along the rows of the steps themselves."""
@@ -169,7 +168,7 @@ def mix(
             own.flat.copy_(starts[1](owns[c]))
             steps = x, y, places[c], heights[c], rates[c], moves
             flat = (model.flat.numpy() for model in (common, own, *further))
-            weights[c] = take(*flat, float(weights[c]), pull, *steps, shop.shape, *memory)
+            weights[c] = take(*flat, float(weights[c]), felt.pull, felt.by_parts, *steps, shop.shape, *memory)
             net.store(common, w[c])
             net.store(own, v[c])
 
@@ -329,7 +328,7 @@ def kernels(dtype: torch.dtype) -> tuple[Any, Any]:
 
     @fast
     def mix(  # type: ignore[no-untyped-def]
-        common, own, mixed, gap, alpha, pull, x, y, place, n, rate, moves, net,
+        common, own, mixed, gap, alpha, pull, by_parts, x, y, place, n, rate, moves, net,
         seen, out, here, there, seen_mixed, out_mixed, here_mixed, there_mixed, scored,
     ):  # fmt: skip
         """All steps of a client on its model `common` and on `own`, its part in the mixture, whose last weight is
@@ -397,6 +396,8 @@ def kernels(dtype: torch.dtype) -> tuple[Any, Any]:
                 descend(common, layer, m, seen, behind, share, 1.0, net)
                 behind = slopes
             if moves[s]:
+                if by_parts:
+                    slope *= alpha * alpha + (1 - alpha) * (1 - alpha)
                 alpha = alpha - eta * (slope / max(m, 1) + pull * alpha)
                 if alpha < 0:
                     alpha = 0.0

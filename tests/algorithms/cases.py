@@ -26,6 +26,7 @@ CASES = [
     ("scaffold", {"batch": 4, "epochs": 2, "decay": 0.1, "eta": 0.1}, ("linear", "softmax")),
     ("fedavg_localized", {}, ("linear", "logistic")),
     ("fedavg_localized", {"batch": 4, "tune_epochs": 1}, ("softmax",)),
+    ("fedavg_localized", {"batch": 4, "output": "own"}, ("linear", "softmax")),
     ("scaffold_localized", {}, ("linear", "logistic")),
     ("ditto", {}, ("linear", "logistic")),
     ("ditto", {"lam": [0.1, 0.2, 0.3, 0.4, 0.5], "batch": 4, "epochs": 1, "decay": 0.1}, ("linear", "softmax")),

@@ -63,6 +63,7 @@ SAMPLED_TOO = [
     ("fedprox_two_stage", fedprox.TWO_STAGE, fedprox.naive_two_stage),
     ("fedprox_two_stage", fedprox.INVERSE, fedprox.naive_two_stage_inverse),
     ("apfl", APFL, personal.naive_apfl),
+    ("apfl", {**APFL, "alpha_by": "parts"}, partial(personal.naive_apfl, by_parts=True)),
     ("apfl", {**SGD, **personal.APFL_FIXED}, personal.naive_apfl_fixed),
     ("apfl", {**SGD, **personal.APFL_AVERAGE}, personal.naive_apfl_average),
     ("scaffold", SERVER, personal.naive_scaffold),

@@ -38,6 +38,13 @@ LIMITS = [
     ("models", ("ditto", {**SGD, "lam": 0, "personal_eta": 0.1}), ("local", {**SGD, **ALONE}), 3, 0),
     ("common", ("ditto", {**SGD, "lam": 2.0}), ("fedavg", SGD), 3, 0),
     ("both", ("fedavg_localized", {**SGD, "tune_steps": 0}), ("fedavg", SGD), 3, 0),
+    (
+        "both",
+        ("fedavg_localized", {**SGD, "output": "own"}),
+        ("apfl", {**SGD, "alpha": 0, "adapt": "no", "decay": 0.0, "output": "own"}),
+        3,
+        ULPS,
+    ),
     ("both", ("scaffold_localized", {**SGD, "tune_steps": 0}), ("scaffold", SGD), 3, 0),
     ("both", ("scaffold", SGD), ("fedavg", SGD), 1, 0),  # zero variates
     ("both", ("per_fedavg", {**FULL, "inner_eta": 0}), ("fedavg", FULL), 3, 1e-12),

@@ -20,6 +20,19 @@ def test_tuning_is_the_clients_copy_in_the_next_round(fields):
     torch.testing.assert_close(models, server.w + change, rtol=1e-13, atol=1e-13)
 
 
+def test_the_own_copy_is_that_of_the_last_stay():
+    """apfl, Section 5: evaluated right after the local steps of a round, from the common model before it."""
+    task, clients = PROBLEMS["logistic"]()
+    fields = {"eta": 0.1, "batch": 4, "steps": 3, "decay": 0.2}
+    before, _, _ = simulate(build("fedavg", fields), task, clients, rounds=2)
+    algorithm = build("fedavg_localized", {**fields, "output": "own"})
+    _, models, exchange = simulate(algorithm, task, clients, rounds=3)
+    _, change = algorithm.visit(
+        before, exchange.states.take(torch.arange(5)), task, exchange.data, Round(3, 3, 5, 5, 1.0, 0)
+    )
+    torch.testing.assert_close(models, before.w + change, rtol=1e-13, atol=1e-13)
+
+
 @pytest.mark.parametrize("name,plain", [("fedavg_localized", "fedavg"), ("scaffold_localized", "scaffold")])
 def test_tuning_leaves_the_training_alone(name, plain):
     task, clients = PROBLEMS["logistic"]()

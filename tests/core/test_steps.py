@@ -261,6 +261,7 @@ MIXTURES = {
     "fixed": {"adapt": "no", "batch": 4, "steps": 5},
     "once a round": {"adapt": "round", "adapt_on": "train", "batch": 4, "steps": 5},
     "every step": {"adapt": "step", "adapt_on": "train", "alpha_pull": 0.2, "batch": 5, "epochs": 2},
+    "by parts": {"adapt": "step", "adapt_on": "train", "alpha_pull": 0.2, "alpha_by": "parts", "batch": 4, "steps": 5},
     "on held-out rows": {"adapt": "step", "adapt_on": "validation", "batch": 4, "epochs": 2, "output": "own"},
     "once on held-out rows": {"adapt": "round", "adapt_on": "validation", "alpha_pull": 0.1, "batch": 4, "steps": 3},
     "each its own": {"alpha": (0.1, 0.9, 0.5, 0.3, 1.0), "adapt": "step", "adapt_on": "validation", "steps": 3},

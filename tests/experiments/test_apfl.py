@@ -130,15 +130,16 @@ def test_online_clients_are_those_of_the_round():
 def test_steps_fade_by_the_epochs_of_a_clients_own_visits():
     for run in _methods.runs("APFL 0.25", _methods.ADAPTIVE, _methods.FEDAVG, _methods.SCAFFOLD):
         assert _methods.algorithm(run).fading == "epochs" and _methods.algorithm(run).decay == 0.01
-    assert _methods.algorithm(_methods.ADAPTIVE).alpha_pull == 0.02
+    adaptive = _methods.algorithm(_methods.ADAPTIVE)
+    assert (adaptive.alpha_pull, adaptive.alpha_by) == (0.02, "parts")
 
 
 def test_newcomers_train_a_local_and_a_personal_model():
     """Both from w; the local one is plain SGD, whatever alpha."""
-    new = fig6.synthetic(0, 0.5, fig6.NEW, 50)
+    new = fig6.synthetic(0, 0.5, 3, 50)
     w = torch.zeros(fig6.TASK.dim, dtype=torch.float64)
     work = {"eta": 0.1, "decay": 0.01, "fading": "epochs", "epochs": 1, "batch": 20, "adapt": "no"}
-    half, most = (list(fig6.newcomers(APFL(alpha=a, **work), w, new, 7, 0)) for a in (0.5, 0.9))
+    half, most = (list(fig6.joining(APFL(alpha=a, **work), w, new, 7, 0)) for a in (0.5, 0.9))
     assert len(half) == fig6.EPOCHS + 1 and torch.equal(half[0].w, half[0].v)
     torch.testing.assert_close(half[-1].w, most[-1].w)
     losses = [fig6.worths(new, mixture(stay.alpha, stay.v, stay.w))[0] for stay in half]
@@ -148,10 +149,10 @@ def test_newcomers_train_a_local_and_a_personal_model():
 @pytest.mark.parametrize("alpha", [0.25, 0.5, 0.75])
 def test_a_newcomers_mixture_moves_by_less_than_its_local_model(alpha):
     """By 1 - alpha + alpha^2 of it in the first step, here on all rows."""
-    new = fig6.synthetic(0, 0.5, fig6.NEW, 50)
+    new = fig6.synthetic(0, 0.5, 3, 50)
     w = torch.linspace(-1, 1, fig6.TASK.dim, dtype=torch.float64)
     method = APFL(alpha=alpha, eta=0.1, epochs=1, batch=0, adapt="no")
-    first = list(fig6.newcomers(method, w, new, 7, 0))[1]
+    first = list(fig6.joining(method, w, new, 7, 0))[1]
     moved = mixture(first.alpha, first.v, first.w) - w
     torch.testing.assert_close(moved, (1 - alpha + alpha**2) * (first.w - w))
 
@@ -161,7 +162,8 @@ def test_every_method_has_a_run():
         assert _methods.algorithm(run).steps == 10
     assert _methods.runs(_methods.FEDAVG, _methods.FEDAVG_LOCAL) == ["FedAvg"]
     assert _methods.algorithm("SCAFFOLD", scaffold={"eta": 0.05}).eta == 0.05
-    assert _methods.algorithm("FedAvg", steps=20).tune_steps == 20
+    assert _methods.algorithm("SCAFFOLD", steps=20).tune_steps == 20
+    assert _methods.algorithm("FedAvg", steps=20).output == "own"
     with pytest.raises(KeyError):
         _methods.algorithm("FedSomething")
 

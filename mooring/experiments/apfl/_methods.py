@@ -19,7 +19,7 @@ from mooring.experiments.base.results import Ref, of
 
 ETA, DECAY, STEPS, BATCH = 0.1, 0.01, 10, 20  # batches are Table 2's
 FADING = "epochs"  # 1 % less after every pass that a client made over its rows
-PULL = 0.02  # of alpha to 0, beside Eq. 6, as in the authors' program
+PROGRAM: dict[str, Any] = {"alpha_pull": 0.02, "alpha_by": "parts"}  # how the authors' program moves alpha
 INNER_ETA = 0.05  # of pFedMe's 5 inner steps, not printed
 ALPHAS = (0.25, 0.5, 0.75)
 FIXED = tuple(f"APFL {alpha}" for alpha in ALPHAS)
@@ -50,11 +50,11 @@ def algorithm(
     work = usual | work
     tuning = {"tune_steps": work["steps"], "tune_epochs": work.get("epochs", 0)}
     if run.startswith(ADAPTIVE):
-        return APFL(alpha=first_alpha, adapt=adapt, adapt_on="train", alpha_pull=PULL, output="own", **work)
+        return APFL(alpha=first_alpha, adapt=adapt, adapt_on="train", output="own", **PROGRAM, **work)
     if run.startswith("APFL"):
         return APFL(alpha=float(run.split()[1]), adapt="no", output="own", **work)
     if run == "FedAvg":
-        return FedAvgLocalized(**work, **tuning)
+        return FedAvgLocalized(**work, output="own")
     if run == "SCAFFOLD":
         return ScaffoldLocalized(**work | (scaffold or {}), **tuning)
     if run == PER_FEDAVG:

@@ -113,6 +113,6 @@ EXPERIMENT = Experiment(
     reads="perFedAvg has the printed step sizes 0.01 and 0.001 and deploys its model after 20 inner steps; its "
     "meta-update draws from all training rows instead of a tenth. pFedMe has lam = 15 and eta = 0.01 as printed, 5 "
     "inner steps of a size that follows the curvature, and deploys its personal models. The adaptive mixture starts at "
-    "0.5 and is updated once a round, with the pull of 0.02 alpha of the authors' program. P1. The clients of a round "
-    "are evaluated right after it, each mixing with its own copy of the common model.",
+    "0.5 and is updated once a round, with the pull and the smaller slope of the authors' program. P1. The "
+    "clients of a round are evaluated right after it, each mixing with its own copy of the common model.",
 )

@@ -9,7 +9,7 @@ from mooring.experiments.effect._synthetic import LABELS
 from mooring.experiments.effect.fig1 import EXPERIMENT as FIG1
 
 BASELINES = ("LocalTrain", "GlobalTrain")
-MODERATE = 0.3
+MODERATE, SMALLEST = 0.3, 0.05
 RIDGE = 2e-5
 SHOWN = ("adaptive", *BASELINES, "from data")
 
@@ -49,14 +49,19 @@ EXPERIMENT = Experiment(
         ),
         Claim(
             "global-slightly-better-at-zero",
-            "as R approaches 0, GlobalTrain is slightly better: lower at R = 0, by less than 10 %",
+            "as R approaches very small values, GlobalTrain is slightly better: lower at the smallest R above 0 and at "
+            "R = 0, there by less than 10 %",
             every(
-                better=lower(at("GlobalTrain", 0.0), at("adaptive", 0.0)),
-                slightly=lower(at("adaptive", 0.0), at("GlobalTrain", 0.0), 1.1),
+                **{
+                    "better above 0": lower(at("GlobalTrain", SMALLEST), at("adaptive", SMALLEST)),
+                    "better at 0": lower(at("GlobalTrain", 0.0), at("adaptive", 0.0)),
+                    "slightly": lower(at("adaptive", 0.0), at("GlobalTrain", 0.0), 1.1),
+                }
             ),
-            evidence="At R = 0 Theorem 1 asks for a lambda so large that FedProx is GlobalTrain to six digits; neither "
-            "is better. Just above 0, where the rule switches to its small lambda, FedProx is as good or slightly "
-            "better.",
+            evidence="At R = 0 Theorem 1 asks for a lambda so large that FedProx is GlobalTrain to six digits: neither "
+            "is better. Above 0 the rule switches to its small lambda, and FedProx has the lower error already at the "
+            "smallest R. The paper explains its sentence by the slower rate of its bound at small R; a bound that is "
+            "larger says nothing about which error is.",
         ),
     ],
     panels=[
