@@ -3,9 +3,10 @@
     P1   on rows like the client's own: the common test rows, each class weighing as in the client's training rows
     P2   on the common test rows, all classes
 
-Both use rows that nobody trains on. "P1" and "P2" are accuracies of the models that clients deploy, "common P1" and
-"common P2" of the server's model, averaged over clients; "loss" and "common loss" are losses on the clients' training
-rows by round "t", "test loss" is that of the deployed models under P1.
+Both use rows that nobody trains on. "P1" and "P2" are accuracies of the models that clients deploy, averaged over
+clients, on PERSONAL of the common test rows; "common P1" and "common P2" of the server's model on all of them; "loss"
+and "common loss" are losses on the clients' training rows by round "t", "test loss" is that of the deployed models
+under P1.
 """
 
 from dataclasses import replace
@@ -22,10 +23,11 @@ from mooring.algorithms.fedprox_one_stage import FedProxOneStage
 from mooring.algorithms.local import Local
 from mooring.algorithms.pfedme import PFedMe
 from mooring.core.cohort import Rows
+from mooring.core.seeds import generator
 from mooring.core.task import Task
 from mooring.data.clients import Clients
 from mooring.data.generators import Prototypes
-from mooring.data.images import named_images
+from mooring.data.images import named_images, spread
 from mooring.engines.loop import Plan
 from mooring.engines.simulate import Moment, simulate
 from mooring.engines.visits import mean_risk
@@ -35,7 +37,8 @@ from mooring.tasks.module import Module
 WIDTHS = {2: (16, 32), 3: (16, 32, 64), 5: (16, 16, 32, 32, 64)}  # channels of each layer; the paper names none
 HIDDEN = 50
 TINY = 1e-9  # a probability below this counts as this in a test loss
-FOLLOWED = 1000  # test rows on which curves are followed, at most; accuracies at the end are on all of them
+PERSONAL = 2000  # test rows of personal models, at most: there are many of them
+FOLLOWED = 1000  # and of curves
 
 
 class Federation(NamedTuple):
@@ -62,6 +65,8 @@ def federation(
         )  # fmt: skip
         test = made.test
     x, y = test.of(0)
+    order = torch.from_numpy(spread(y.numpy(), generator(seed, "split")))  # any stretch of them has all classes
+    x, y = x[order], y[order]
     labels = [one_hot(made.train.of(i)[1], len(made.classes)).double().mean(0) for i in range(len(made))]
     none = Rows(x[:0], y[:0], torch.zeros(len(made), dtype=torch.long), torch.zeros(len(made), dtype=torch.long))
     plain = [_single(rows) for rows in (made.train, made.validation)]
@@ -121,7 +126,7 @@ def train(algorithm: Any, task: Task, given: Federation, rounds: int, seed: int,
     """The models after so many rounds; curves where rows to follow them on are asked for."""
     clients = given.clients
     curves: dict[str, list[float]] = {"t": [], "loss": [], "common loss": [], "test loss": []}
-    seen = given._replace(x=given.x[:followed], y=given.y[:followed])
+    seen = first(given, followed)
 
     def watch(now: Moment) -> None:
         v = now.models()
@@ -136,6 +141,11 @@ def train(algorithm: Any, task: Task, given: Federation, rounds: int, seed: int,
     done = simulate(algorithm, task, clients, plan, settled=True, watch=watch if followed else lambda _: None)
     v = done.models()
     return Trained(clients.weights().float() @ v if isinstance(algorithm, Local) else done.server.w, v, curves)
+
+
+def first(given: Federation, rows: int) -> Federation:
+    """With so many of its test rows."""
+    return given._replace(x=given.x[:rows], y=given.y[:rows])
 
 
 class ByClass(NamedTuple):
@@ -164,8 +174,8 @@ def own(values: Tensor, given: Federation) -> float:
 def accuracies(task: Task, w: Tensor, v: Tensor, given: Federation) -> dict[str, float]:
     found: dict[str, float] = {}
     every = one_hot(given.y, given.shares.shape[1]).double().mean(0)
-    for prefix, models in (("", v), ("common ", w[None])):
-        hits = by_class(task, models, given).accuracy
+    for prefix, models, seen in (("", v, first(given, PERSONAL)), ("common ", w[None], given)):
+        hits = by_class(task, models, seen).accuracy
         found |= {f"{prefix}P1": own(hits, given), f"{prefix}P2": float((hits @ every).mean())}
     return found
 
@@ -206,9 +216,10 @@ def dichotomous(task: Task, given: Federation, rounds: int, seed: int, halves: b
     losses = [mean_risk(task, models, clients.validation) for models in (alone.v, shared)]
     chosen = torch.where((losses[0] < losses[1])[:, None], alone.v, shared)
     every = one_hot(given.y, given.shares.shape[1]).double().mean(0)
-    hits = [by_class(task, models, given).accuracy for models in (alone.v, together.w[None])]
-    first = [torch.maximum((hits[0] * weight).sum(1), (hits[1] * weight).sum(1)) for weight in (given.shares, every)]
-    leaky = {f"leaky {protocol}": float(best.mean()) for protocol, best in zip(("P1", "P2"), first)}
+    seen = first(given, PERSONAL)
+    hits = [by_class(task, models, seen).accuracy for models in (alone.v, together.w[None])]
+    better = [torch.maximum((hits[0] * weight).sum(1), (hits[1] * weight).sum(1)) for weight in (given.shares, every)]
+    leaky = {f"leaky {protocol}": float(best.mean()) for protocol, best in zip(("P1", "P2"), better)}
     return (
         accuracies(task, together.w, chosen, given) | leaky | {"alone": float((losses[0] < losses[1]).double().mean())}
     )

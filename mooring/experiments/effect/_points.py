@@ -7,7 +7,7 @@ NAMES = ("small", "medium", "large")
 SOFTMAX = (0.5, 1.5, 2.5)  # lambda, as printed
 NETWORK = (0.2, 0.5, 2.5)
 DIGITS = {"data": "digits", "clients": 20, "samples": 90, "tested": 360, "eta": 0.1}
-MNIST = {"data": "mnist", "clients": 100, "samples": 600, "tested": 10_000, "eta": 0.01}
+MNIST = {"data": "mnist", "clients": 20, "samples": 100, "tested": 10_000, "eta": 0.01}
 START = 2.302585  # log 10: the loss of a model that knows nothing
 STAND_IN = "digits of scikit-learn, 8x8, instead of MNIST; P1 and P2"
 

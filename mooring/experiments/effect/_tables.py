@@ -70,7 +70,7 @@ ROWS = {
 FIRST = "MNIST CNN2"  # of the quick preset; Figure 1 (c, f) draws its curves
 SEEN = 100  # test rows on which they are followed
 SMALL: dict[str, Any] = {"clients": 10, "samples": 90, "tested": 300, "batch": 16, "eta": 0.1}
-LARGE: dict[str, Any] = {"clients": 10, "samples": 300, "tested": 10_000, "batch": 16, "eta": 0.01}
+LARGE: dict[str, Any] = {"clients": 10, "samples": 100, "tested": 10_000, "batch": 16, "eta": 0.01}
 STAND_IN = (
     "digits of scikit-learn for MNIST, the other data sets left out; a perceptron with 50 hidden units for CNN2; P1 "
     "and P2"

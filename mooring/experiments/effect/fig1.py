@@ -38,7 +38,9 @@ EXPERIMENT = Experiment(
     title="Statistical error of FedProx between LocalTrain and GlobalTrain (synthetic)",
     trial=statistical,
     presets={
-        "smoke": Preset(grid(spread=[0.0, 0.05, 0.1, 1.0, 2.0, 3.0]), repeats=1, settings={"clients": 5, "samples": 100}),
+        "smoke": Preset(
+            grid(spread=[0.0, 0.05, 0.1, 1.0, 2.0, 3.0]), repeats=1, settings={"clients": 5, "samples": 100}
+        ),
         "quick": Preset(grid(spread=SPREADS), repeats=20),
         "paper": Preset(grid(spread=SPREADS), repeats=50),
     },

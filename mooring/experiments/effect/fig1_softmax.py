@@ -13,10 +13,11 @@ from mooring.experiments.effect._points import NAMES, SOFTMAX, START, fedprox, l
 from mooring.experiments.effect._rounds import rounds_to
 
 ACCURACY = line("common P2", SOFTMAX)
+NEAR = 0.01  # of its way a curve has arrived: with 2 classes a client one round, five epochs, leaves less than 5 %
 
 
 def arrival(lam: float):
-    return of(rounds_to("loss", 0.05, START), method="FedProx", lam=lam)
+    return of(rounds_to("loss", NEAR, START), method="FedProx", lam=lam)
 
 
 def panels(line: Callable[..., dict], lams, what: str):
@@ -63,7 +64,7 @@ def nearer(accuracy: dict):
 EXPERIMENT = Experiment(
     title="Test accuracy and training loss of softmax regression between LocalTrain and GlobalTrain",
     trial=trial,
-    presets=presets(SOFTMAX, "softmax", "softmax", 32, {"repeats": 4, "rounds": 80}, {"repeats": 3, "rounds": 100}),
+    presets=presets(SOFTMAX, "softmax", "softmax", 32, {"repeats": 4, "rounds": 80}, {"repeats": 10, "rounds": 100}),
     claims=[
         Claim(
             "b-global-best",
@@ -78,10 +79,9 @@ EXPERIMENT = Experiment(
         ),
         Claim(
             "e-larger-lambda-more-rounds",
-            "larger lambda converges in more rounds (training loss within 5 % of its way, at every number of classes)",
+            "larger lambda converges in more rounds (training loss within 1 % of its way, which is ours, at every number "
+            "of classes)",
             ordered([arrival(lam) for lam in SOFTMAX]),
-            note="On MNIST with 2 classes a client every lambda is within 5 % of its way after the first round (five "
-            "epochs), so that rounds cannot tell them apart; it holds with 6 and 10 classes.",
         ),
         Claim(
             "e-small-lambda-lowest-loss",
@@ -95,6 +95,6 @@ EXPERIMENT = Experiment(
     "part (P2; LocalTrain's common model is the average of its models). The personal models are drawn beside them. "
     'LocalTrain is SGD, GlobalTrain FedAvg, all with the same epochs, batches and step size; gamma = 1/lambda. The "20 '
     'total runs" of the text leave the rounds open: after 20 the largest lambda, which moves by about 1/lambda of a '
-    "gradient a round, lags behind, so that 100 are run. On the small stand-in 80 and a step of 0.1, out of the "
+    "gradient a round, lags behind, so that 100 are run. Clients and rows are not printed: 20 with 100 rows each. On the small stand-in 80 and a step of 0.1, out of the "
     "paper's grid, lead to convergence.",
 )
