@@ -40,8 +40,8 @@ EXPERIMENT = Experiment(
         ),
         Claim(
             "f-larger-lambda-more-rounds",
-            "larger lambda converges in more rounds (training loss within 1 % of its way, which is ours, at every number "
-            "of classes)",
+            "larger lambda converges in more rounds (training loss within 1 % of its way, which is ours, at every "
+            "number of classes)",
             ordered([arrival(size) for size in NAMES]),
         ),
     ],

@@ -79,8 +79,8 @@ EXPERIMENT = Experiment(
         ),
         Claim(
             "e-larger-lambda-more-rounds",
-            "larger lambda converges in more rounds (training loss within 1 % of its way, which is ours, at every number "
-            "of classes)",
+            "larger lambda converges in more rounds (training loss within 1 % of its way, which is ours, at every "
+            "number of classes)",
             ordered([arrival(lam) for lam in SOFTMAX]),
         ),
         Claim(
@@ -95,6 +95,6 @@ EXPERIMENT = Experiment(
     "part (P2; LocalTrain's common model is the average of its models). The personal models are drawn beside them. "
     'LocalTrain is SGD, GlobalTrain FedAvg, all with the same epochs, batches and step size; gamma = 1/lambda. The "20 '
     'total runs" of the text leave the rounds open: after 20 the largest lambda, which moves by about 1/lambda of a '
-    "gradient a round, lags behind, so that 100 are run. Clients and rows are not printed: 20 with 100 rows each. On the small stand-in 80 and a step of 0.1, out of the "
-    "paper's grid, lead to convergence.",
+    "gradient a round, lags behind, so that 100 are run. Clients and rows are not printed: 20 with 100 rows each. On "
+    "the small stand-in 80 and a step of 0.1, out of the paper's grid, lead to convergence.",
 )
