@@ -21,15 +21,15 @@ Every claim of the papers' figures and tables is a function of our results and g
 
 - **held**: it holds beyond the 95 % interval over repeats;
 - **open**: the interval reaches both sides, or there is only one repeat; the page says how many repeats would decide;
-- **contradicted**: the whole interval lies on the other side; the page says why.
+- **contradicted**: the whole interval lies on the other side; *explained* are those with a reason and what shows it.
 
 `mooring reproduce ID` runs one of them again; these pages are written by `mooring reproduce ... --page`. Experiments
 run at two sizes: `quick`, minutes each, often on small stand-in data, and `paper`, the paper's own. Where both were
 run, the paper's size counts. The papers stand in [papers.md](papers.md).
 """
 PRESETS = ("quick", "paper")  # on the pages, in this order; smoke runs are no results
-WORDS = ("held", "open", "contradicted")
-NOT_RUN = "not run"
+HELD, OPEN, CONTRADICTED = WORDS = ("held", "open", "contradicted")
+EXPLAINED, NOT_RUN = "explained", "not run"
 
 Records = Sequence[Mapping[str, Any]]
 
@@ -79,12 +79,15 @@ def write_page(records: str | Path, page: str | Path, known: Records = ()) -> No
     for paper, group in groupby(ordered, key=lambda record: record["paper"]):
         mine = {one: list(same) for one, same in groupby(group, key=lambda record: record["experiment"])}
         write_whole(pages / f"{paper}.md", _paper_page(paper, mine, folder, pages, page).encode())
-        words = [word for same in mine.values() for word in _words(same)]
-        link = f"[{paper}]({page.stem}/{paper}.md)"
-        rows.append([link, _title(paper), *(str(words.count(word)) for word in (*WORDS, NOT_RUN)), str(len(words))])
-    total = [str(sum(int(row[k]) for row in rows)) for k in range(2, 7)]
+        claims = [claim for same in mine.values() for claim in _claims(same)]
+        words = [claim["word"] for claim in claims]
+        explained = sum(claim["word"] == CONTRADICTED and bool(claim["evidence"]) for claim in claims)
+        counts = [*(words.count(word) for word in WORDS), explained, words.count(NOT_RUN), len(words)]
+        rows.append([f"[{paper}]({page.stem}/{paper}.md)", _title(paper), *map(str, counts)])
+    total = [str(sum(int(row[k]) for row in rows)) for k in range(2, 8)]
     rows.append(["all", "", *total])
-    write_whole(page, "\n".join([HEAD, markdown(["paper", "", *WORDS, NOT_RUN, "claims"], rows)]).encode())
+    columns = ["paper", "", *WORDS, EXPLAINED, NOT_RUN, "claims"]
+    write_whole(page, "\n".join([HEAD, markdown(columns, rows)]).encode())
 
 
 def _is_result(record: Mapping[str, Any]) -> bool:
@@ -104,12 +107,15 @@ def _order(record: Mapping[str, Any]) -> tuple[Any, ...]:
     return place, name, PRESETS.index(record["preset"]) if "preset" in record else -1
 
 
-def _words(records: Records) -> list[str]:
-    """The word of each claim of an experiment: that of its largest size."""
+def _claims(records: Records) -> Records:
+    """The claims of an experiment as its largest size answers them."""
     if "preset" not in records[0]:
-        return [NOT_RUN] * len(records[0]["claims"])
-    by_claim = {claim["claim"]: claim["word"] for record in records for claim in record["claims"]}
-    return list(by_claim.values())
+        return [{"word": NOT_RUN} for _ in records[0]["claims"]]
+    return list({claim["claim"]: claim for record in records for claim in record["claims"]}.values())
+
+
+def _words(records: Records) -> list[str]:
+    return [claim["word"] for claim in _claims(records)]
 
 
 def _paper_page(paper: str, experiments: Mapping[str, Records], records: Path, pages: Path, overview: Path) -> str:
@@ -143,7 +149,7 @@ def _experiment(record: Mapping[str, Any], records: Path, pictures: Path) -> str
         lines.append(f"![{name}]({(pictures / name).as_posix()}.png)\n")
     rows = [[claim["says"], _bold(claim["word"]), key_number(claim["worst"])] for claim in record["claims"]]
     lines.append(markdown(["claim", "word", "decided by"], rows))
-    lines += [_paragraph(claim) for claim in record["claims"] if claim["word"] != "held"]
+    lines += [_paragraph(claim) for claim in record["claims"] if claim["word"] != HELD]
     folded = [record["reads"] + "\n"] if record["reads"] else []
     folded += [table(one) for one in record["tables"]]
     folded += ["\n".join(f"- *{claim['claim']}*: {number(claim['numbers'])}" for claim in record["claims"]) + "\n"]
@@ -153,14 +159,14 @@ def _experiment(record: Mapping[str, Any], records: Path, pictures: Path) -> str
 
 
 def _bold(word: str) -> str:
-    return word if word == "held" else f"**{word}**"
+    return word if word == HELD else f"**{word}**"
 
 
 def _paragraph(claim: Mapping[str, Any]) -> str:
     """What is to be said of a claim that is open or contradicted."""
     where = f" at: {claim['where']}" if claim["where"] else ""
     text = f"*{claim['claim']}* is {claim['word']}{where}."
-    if claim["word"] == "open":
+    if claim["word"] == OPEN:
         needs = claim["needs"]
         text += f" About {needs:,} repeats would decide." if needs and needs < 10_000 else ""
         text += f" {claim['note']}" if claim["note"] else ""

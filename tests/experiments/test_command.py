@@ -30,9 +30,9 @@ def trial(seed: int) -> dict:
     return {"x": [1, 10, 100], "curve": [3, 2, 1], "error": 2.0 + 0.1 * (seed - 1)}
 
 
-def toy(limit: float, data: str = "", repeats: int = 3) -> catalog.Entry:
+def toy(limit: float, data: str = "", repeats: int = 3, evidence: str = "") -> catalog.Entry:
     claims = [
-        Claim("small", "the error is small | tiny", lower("error", limit), NOTE),
+        Claim("small", "the error is small | tiny", lower("error", limit), NOTE, evidence),
         Claim("positive", "ok", lower("error", 9)),
     ]
     tables = [Table("Errors", ("ours",), {"a": [Cell("error", 1.5)], "b": [Cell(lambda results: 3.14159)]})]
@@ -121,13 +121,13 @@ def test_pages_tell_every_claim_and_why_one_is_contradicted(use, tmp_path):
         f"numpy {np.__version__}",
     ):
         assert part in text, part
-    assert "| [009](page/009.md) |  | 1 | 0 | 1 | 0 | 2 |" in overview
+    assert "| [009](page/009.md) |  | 1 | 0 | 1 | 0 | 0 | 2 |" in overview
     known = [catalog.describe("009-fig1")]
     assert run("reproduce", "009-fig1", "--preset", "smoke", "--out", str(records)) == 3
     write_page(records, page, known)
     assert (page.parent / "page" / "009.md").read_text() == text  # smoke runs are no results
     write_page(records, page, [*known, {"id": "009-fig2", "paper": "009", "title": "B", "claims": ["a", "b"]}])
-    assert "| [009](page/009.md) |  | 1 | 0 | 1 | 2 | 4 |" in page.read_text()
+    assert "| [009](page/009.md) |  | 1 | 0 | 1 | 0 | 2 | 4 |" in page.read_text()
     assert "Not run. `mooring reproduce 009-fig2` runs it." in (page.parent / "page" / "009.md").read_text()
 
 
@@ -146,7 +146,15 @@ def test_the_larger_size_counts(use, tmp_path):
         for preset, limit in (("quick", quick), ("paper", paper)):
             use(toy(limit))
             run("reproduce", "009-fig1", "--preset", preset, "--out", str(tmp_path), "--page", str(page))
-        assert f"| [009](page/009.md) |  | {counts} | 0 | 2 |" in page.read_text()
+        assert f"| [009](page/009.md) |  | {counts} | 0 | 0 | 2 |" in page.read_text()
+
+
+@pytest.mark.parametrize("limit,counts", [(1.0, "1 | 0 | 1 | 1"), (2.01, "1 | 1 | 0 | 0"), (3.0, "2 | 0 | 0 | 0")])
+def test_a_contradicted_claim_with_evidence_is_explained(use, tmp_path, limit, counts):
+    page = tmp_path / "page.md"
+    use(toy(limit, evidence="The paper's own table says so."))
+    run("reproduce", "009-fig1", "--out", str(tmp_path), "--page", str(page))
+    assert f"| [009](page/009.md) |  | {counts} | 0 | 2 |" in page.read_text()
 
 
 def test_titles_name_data_that_are_not_the_papers(use, tmp_path):
