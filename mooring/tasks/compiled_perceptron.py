@@ -4,6 +4,9 @@ A step of such a network takes some hundred microseconds of arithmetic, and sixt
 them a fifth as much again. Here a client's stay is one compiled call. Products of matrices are still those of the BLAS
 that PyTorch brings and uses itself, found by its Fortran name; where PyTorch brings none, there are no compiled steps.
 
+A client's parameters are one piece of memory for all its steps and lie there as in the model's vector, a layer's bias
+behind its matrix [out, in]: these products are as fast as those of turned matrices, and nothing has to be turned.
+
 For layers with nothing or ReLU between them and softmax at the end. Each client is worked on by one thread, in one
 order, so that its numbers depend on nobody else's and on no number of threads.
 """
@@ -25,7 +28,7 @@ from mooring.core.cohort import Rows
 from mooring.core.steps import Felt, hold
 from mooring.core.threads import side_by_side
 from mooring.tasks.alone import each
-from mooring.tasks.alone_perceptron import FREE, PLAIN, RELU, Net, Parameters
+from mooring.tasks.alone_perceptron import FREE, PLAIN, RELU, Net
 
 FAST = {"reassoc", "contract", "nsz", "arcp"}  # nan and infinity keep their meaning: divergence must show
 PRODUCTS = {torch.float32: "sgemm_", torch.float64: "dgemm_"}
@@ -61,42 +64,22 @@ class Workplace:
 
     def __init__(self, net: Net, rows: int):
         self.like, self.rows = net.stages[0].layer.weight, rows
-        self.heights = np.array([stage.height for stage in net.stages])
+        begins = np.array([net.places[f"{stage.name}.weight"].start for stage in net.stages])
+        self.inputs = np.array([stage.layer.in_features for stage in net.stages])
         self.outputs = np.array([stage.layer.out_features for stage in net.stages])
-        inputs = np.array([stage.layer.in_features for stage in net.stages])
+        biases = np.array([stage.bias * stage.layer.out_features for stage in net.stages])
         bent = np.array([stage.kind is RELU for stage in net.stages])
-        sizes = self.heights * self.outputs
-        begins = np.cumsum(sizes) - sizes  # of each layer's parameters
-        at = rows * (np.cumsum(self.heights) - self.heights)  # of what goes into each layer
+        at = rows * (np.cumsum(self.inputs) - self.inputs)  # of what goes into each layer
         told = np.zeros(6, np.int64), self.like.new_zeros(2).numpy(), np.frombuffer(b"NT", np.uint8).copy()
-        self.shape = (begins, self.heights, inputs, self.outputs, bent, at, *told)
+        self.shape = (begins, self.inputs, self.outputs, biases, bent, at, *told)
 
     def room(self, width: int) -> np.ndarray:
         return self.like.new_zeros(self.rows * width).numpy()
 
     def passing(self) -> tuple[np.ndarray, ...]:
-        """What goes into each layer, a 1 at each row's end; scores; slopes behind and before a layer."""
-        widest = int(max(self.heights.max(), self.outputs.max()))
-        seen = self.like.new_ones(self.rows * int(self.heights.sum())).numpy()
-        return seen, self.room(int(self.outputs[-1])), self.room(widest), self.room(widest)
-
-
-class Turned:
-    """Vectors [d] as parameters lie here, turned anew only when another one comes."""
-
-    def __init__(self, net: Net):
-        self.net = net
-        self.last: Tensor | None = None
-        self.found: Parameters | None = None
-
-    def __call__(self, vector: Tensor) -> Tensor:
-        """In turned order; nothing of nothing."""
-        if not len(vector):
-            return vector
-        if vector is not self.last:
-            self.found, self.last = self.net.load(vector, self.found or self.net.parameters()), vector
-        assert self.found is not None
-        return self.found.flat
+        """What goes into each layer; scores; slopes behind and before a layer."""
+        widest = int(max(self.inputs.max(), self.outputs.max()))
+        return self.room(int(self.inputs.sum())), self.room(int(self.outputs[-1])), self.room(widest), self.room(widest)
 
 
 def side_by_side_parts(work: Any, clients: int) -> None:
@@ -126,15 +109,15 @@ def stay(
     take = kernels(v.dtype)[0]
 
     def part(first: int, last: int) -> None:
-        shop, mine = Workplace(net, place.shape[2]), net.parameters()
-        start, stiff, goal, memory = Turned(net), Turned(net), Turned(net), shop.passing()
+        shop, mine = Workplace(net, place.shape[2]), v.new_empty(v.shape[1])
+        memory = shop.passing()
         for c in range(first, last):
-            mine.flat.copy_(start(starts[c]))
+            mine.copy_(starts[c])
             alike = len(helds[c]) == 1  # one number holds all coefficients
-            pulls = float(helds[c]) if alike else 0.0, stiff(helds[c][: 0 if alike else None]), goal(goals[c])
+            apart = (vector.contiguous().numpy() for vector in (helds[c][: 0 if alike else None], goals[c]))
             steps = x, y, places[c], heights[c], rates[c]
-            take(mine.flat.numpy(), *steps, pulls[0], *(one.numpy() for one in pulls[1:]), shop.shape, *memory)
-            net.store(mine, v[c])
+            take(mine.numpy(), *steps, float(helds[c]) if alike else 0.0, *apart, shop.shape, *memory)
+            v[c].copy_(mine)
 
     side_by_side_parts(part, len(v))
 
@@ -160,17 +143,17 @@ def mix(
     take = kernels(v.dtype)[1]
 
     def part(first: int, last: int) -> None:
-        shop, starts = Workplace(net, place.shape[2]), (Turned(net), Turned(net))
-        common, own, *further = (net.parameters() for _ in range(4))  # further: the mixture, and how far they are apart
+        shop = Workplace(net, place.shape[2])
+        common, own, *further = (v.new_empty(v.shape[1]) for _ in range(4))  # further: mixture, gap
         memory = *shop.passing(), *shop.passing(), shop.room(int(shop.outputs[0]))
         for c in range(first, last):
-            common.flat.copy_(starts[0](commons[c]))
-            own.flat.copy_(starts[1](owns[c]))
+            common.copy_(commons[c])
+            own.copy_(owns[c])
             steps = x, y, places[c], heights[c], rates[c], moves
-            flat = (model.flat.numpy() for model in (common, own, *further))
+            flat = (model.numpy() for model in (common, own, *further))
             weights[c] = take(*flat, float(weights[c]), felt.pull, felt.by_parts, *steps, shop.shape, *memory)
-            net.store(common, w[c])
-            net.store(own, v[c])
+            w[c].copy_(common)
+            v[c].copy_(own)
 
     side_by_side_parts(part, len(v))
 
@@ -179,7 +162,7 @@ def mix(
 def kernels(dtype: torch.dtype) -> tuple[Any, Any]:
     """The compiled steps of a client's model, and of a model and a mixture.
 
-    `net` is a Workplace's shape, `seen` what goes into all layers, [rows, height] one after another, from `at` on.
+    `net` is a Workplace's shape, `seen` what goes into all layers, [rows, inputs] one after another, from `at` on.
     Loops run over slices from 0 on: numba vectorises no others.
     """
     from numba import njit
@@ -209,48 +192,60 @@ def kernels(dtype: torch.dtype) -> tuple[Any, Any]:
         multiply(t + turned % 2, t + turned // 2, i, i + 8, i + 16, r, a, i + 24, b, i + 32, r + size, c, i + 40)
 
     @fast
-    def gather(x, index, m, seen, net):  # type: ignore[no-untyped-def]
+    def gather(x, index, m, seen):  # type: ignore[no-untyped-def]
         """Rows of x as what goes into the first layer."""
-        height = net[1][0]
+        width = x.shape[1]
         for r in range(m):
             row = x[index[r]]
-            to = seen[r * height : r * height + len(row)]
+            to = seen[r * width : (r + 1) * width]
             for j in range(len(to)):
                 to[j] = row[j]
 
     @fast
-    def score(W, layer, m, seen, out, wide, net):  # type: ignore[no-untyped-def]
-        """What goes into a layer times its parameters, to the address `out` in rows of `wide`."""
-        begins, heights, _, outputs, _, at, _, _, _ = net
+    def score(W, layer, m, seen, out, net):  # type: ignore[no-untyped-def]
+        """What goes into a layer times its matrix, to the address `out`."""
+        begins, inputs, outputs, _, _, at, _, _, _ = net
+        tall = inputs[layer]
         width = outputs[layer]
-        height = heights[layer]
         a = W.ctypes.data + size * begins[layer]
         b = seen.ctypes.data + size * at[layer]
-        add_product(0, width, m, height, 1.0, a, width, b, height, 0.0, out, wide, net)
+        add_product(1, width, m, tall, 1.0, a, tall, b, tall, 0.0, out, width, net)
+
+    @fast
+    def bias_of(W, layer, net):  # type: ignore[no-untyped-def]
+        """A layer's bias, a view; empty where it has none."""
+        begins, inputs, outputs, biases, _, _, _, _, _ = net
+        begin = begins[layer] + inputs[layer] * outputs[layer]
+        return W[begin : begin + biases[layer]]
+
+    @fast
+    def bend(W, layer, m, out, net):  # type: ignore[no-untyped-def]
+        """From products to what leaves a layer: the bias, and what follows."""
+        width = net[2][layer]
+        bias = bias_of(W, layer, net)
+        zero = out.dtype.type(0)
+        for r in range(m):
+            row = out[r * width : (r + 1) * width]
+            for j in range(len(bias)):
+                row[j] += bias[j]
+            if net[4][layer]:
+                for j in range(len(row)):
+                    row[j] = zero if row[j] < zero else row[j]
 
     @fast
     def forward(W, m, done, seen, out, net):  # type: ignore[no-untyped-def]
         """From what goes into the first layer to the scores `out`; `done` layers' products are there already."""
-        _, heights, _, outputs, bent, at, _, _, _ = net
-        zero = out.dtype.type(0)
-        last = len(heights) - 1
-        for layer in range(last):
-            begin = at[layer + 1]
-            wide = heights[layer + 1]
+        last = len(net[0]) - 1
+        for layer in range(last + 1):
+            to = seen[net[5][layer + 1] :] if layer < last else out
             if layer >= done:
-                score(W, layer, m, seen, seen.ctypes.data + size * begin, wide, net)
-            if bent[layer]:
-                for r in range(m):
-                    row = seen[begin + r * wide : begin + r * wide + outputs[layer]]
-                    for j in range(len(row)):
-                        row[j] = zero if row[j] < zero else row[j]
-        if last >= done:
-            score(W, last, m, seen, out.ctypes.data, outputs[last], net)
+                score(W, layer, m, seen, to.ctypes.data, net)
+            bend(W, layer, m, to, net)
 
     @fast
     def residual(out, m, y, index, net):  # type: ignore[no-untyped-def]
         """From scores to the slopes of the rows' losses there."""
-        width = net[3][-1]
+        width = net[2][-1]
         for r in range(m):
             row = out[r * width : (r + 1) * width]
             top = row[0]
@@ -268,41 +263,48 @@ def kernels(dtype: torch.dtype) -> tuple[Any, Any]:
     @fast
     def back(W, layer, m, seen, behind, slopes, net):  # type: ignore[no-untyped-def]
         """slopes [m, inputs] before a layer, of those behind it; and before what bends what goes in."""
-        begins, heights, inputs, outputs, bent, at, _, _, _ = net
-        wide = inputs[layer]
+        begins, inputs, outputs, _, bent, at, _, _, _ = net
+        tall = inputs[layer]
         width = outputs[layer]
         a = W.ctypes.data + size * begins[layer]
-        add_product(1, wide, m, width, 1.0, a, width, behind.ctypes.data, width, 0.0, slopes.ctypes.data, wide, net)
+        add_product(0, tall, m, width, 1.0, a, tall, behind.ctypes.data, width, 0.0, slopes.ctypes.data, tall, net)
         if bent[layer - 1]:
             zero = slopes.dtype.type(0)
-            for r in range(m):
-                begin = at[layer] + r * heights[layer]
-                row = seen[begin : begin + wide]
-                to = slopes[r * wide : (r + 1) * wide]
-                for j in range(len(to)):
-                    to[j] = zero if row[j] <= zero else to[j]
+            left = seen[at[layer] : at[layer] + m * tall]
+            to = slopes[: m * tall]
+            for j in range(len(to)):
+                to[j] = zero if left[j] <= zero else to[j]
 
     @fast
     def descend(W, layer, m, seen, behind, share, beta, net):  # type: ignore[no-untyped-def]
-        """A layer's parameters <- beta times themselves - share times what goes in, turned, times slopes behind."""
-        begins, heights, _, outputs, _, at, _, _, _ = net
+        """A layer's parameters <- beta times themselves - share times slopes behind, turned, times what goes in."""
+        begins, inputs, outputs, _, _, at, _, _, _ = net
+        tall = inputs[layer]
         width = outputs[layer]
-        height = heights[layer]
-        b = seen.ctypes.data + size * at[layer]
+        a = seen.ctypes.data + size * at[layer]
         c = W.ctypes.data + size * begins[layer]
-        add_product(2, width, height, m, -share, behind.ctypes.data, width, b, height, beta, c, width, net)
+        add_product(2, tall, width, m, -share, a, tall, behind.ctypes.data, width, beta, c, tall, net)
+        bias = bias_of(W, layer, net)
+        part = W.dtype.type(share)
+        factor = W.dtype.type(beta)
+        for j in range(len(bias)):
+            bias[j] *= factor
+        for r in range(m):
+            row = behind[r * width : (r + 1) * width]
+            for j in range(len(bias)):
+                bias[j] -= part * row[j]
 
     @fast
     def stay(W, x, y, place, n, rate, held, apart, towards, net, seen, out, here, there):  # type: ignore[no-untyped-def]
         """All steps of a client on its parameters W."""
-        begins, heights, _, outputs, _, _, _, _, _ = net
+        begins, inputs, outputs, biases, _, _, _, _, _ = net
         one = W.dtype.type(1)
         for s in range(len(place)):
             eta = rate[s]
             m = n[s]
             if eta == 0:
                 continue
-            gather(x, place[s], m, seen, net)
+            gather(x, place[s], m, seen)
             forward(W, m, 0, seen, out, net)
             residual(out, m, y, place[s], net)
             behind = out
@@ -312,7 +314,7 @@ def kernels(dtype: torch.dtype) -> tuple[Any, Any]:
                     back(W, layer, m, seen, behind, slopes, net)
                 beta = one - eta * W.dtype.type(held)
                 begin = begins[layer]
-                end = begin + heights[layer] * outputs[layer]
+                end = begin + inputs[layer] * outputs[layer] + biases[layer]
                 part = W[begin:end]
                 if len(apart) > 0:
                     stiff = apart[begin:end]
@@ -333,13 +335,12 @@ def kernels(dtype: torch.dtype) -> tuple[Any, Any]:
     ):  # fmt: skip
         """All steps of a client on its model `common` and on `own`, its part in the mixture, whose last weight is
         given back. As in `alone_perceptron.mixed_client`."""
-        _, heights, _, outputs, _, at, _, _, _ = net
-        last = len(heights) - 1
+        begins, inputs, outputs, _, _, at, _, _, _ = net
+        last = len(begins) - 1
         width = outputs[0]
-        wide = heights[1] if last > 0 else width
         first = seen[at[1] :] if last > 0 else out
         blend = seen_mixed[at[1] :] if last > 0 else out_mixed
-        rest = heights[0] * width  # the first layer is mixed by its scores
+        rest = begins[0] + inputs[0] * width  # the first matrix is mixed by its scores
         commons = common[rest:]
         owns = own[rest:]
         mixture = mixed[rest:]
@@ -353,16 +354,15 @@ def kernels(dtype: torch.dtype) -> tuple[Any, Any]:
             for j in range(len(commons)):
                 gaps[j] = owns[j] - commons[j]
                 mixture[j] = commons[j] + weight * gaps[j]
-            gather(x, place[s], m, seen, net)
-            score(common, 0, m, seen, first.ctypes.data, wide, net)
-            score(own, 0, m, seen, scored.ctypes.data, width, net)
-            for r in range(m):
-                row = first[r * wide : r * wide + width]
-                apart = scored[r * width : (r + 1) * width]
-                to = blend[r * wide : r * wide + width]
-                for j in range(len(row)):
-                    apart[j] -= row[j]
-                    to[j] = row[j] + weight * apart[j]
+            gather(x, place[s], m, seen)
+            score(common, 0, m, seen, first.ctypes.data, net)
+            score(own, 0, m, seen, scored.ctypes.data, net)
+            row = first[: m * width]
+            apart = scored[: m * width]
+            to = blend[: m * width]
+            for j in range(len(row)):
+                apart[j] -= row[j]
+                to[j] = row[j] + weight * apart[j]
             share = eta / max(m, 1)
 
             forward(mixed, m, 1, seen_mixed, out_mixed, net)
@@ -377,11 +377,16 @@ def kernels(dtype: torch.dtype) -> tuple[Any, Any]:
                     along = scored
                     if layer > 0:
                         along = here
-                        score(gap, layer, m, seen_mixed, here.ctypes.data, outputs[layer], net)
+                        score(gap, layer, m, seen_mixed, here.ctypes.data, net)
                     left = along[: m * outputs[layer]]
                     right = behind[: m * outputs[layer]]
                     for j in range(len(left)):
                         slope += left[j] * right[j]
+                    bias = bias_of(gap, layer, net)
+                    for r in range(m):
+                        right = behind[r * outputs[layer] : (r + 1) * outputs[layer]]
+                        for j in range(len(bias)):
+                            slope += bias[j] * right[j]
                 rows = seen_mixed if layer > 0 else seen
                 descend(own, layer, m, rows, behind, alpha * share, 1.0, net)
                 behind = slopes
