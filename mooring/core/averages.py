@@ -53,7 +53,8 @@ def average(message: Any, p: Tensor, spec: str = MEAN) -> Any:
         return weighted_mean(message, p)
     share = p.double() / p.double().sum()
     if name == KRUM:
-        return select(message, torch.tensor(krum(flat(message), beta)))
+        chosen = select(message, torch.tensor([krum(flat(message), beta)]))  # a copy: messages' memory is used again
+        return select(chosen, torch.tensor(0))
     if name == GEOMETRIC:
         return unflat(geometric_median(flat(message), share), message)
     if name == CLIPPED:

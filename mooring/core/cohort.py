@@ -169,10 +169,14 @@ class CohortData:
         return self.train.each(lambda _, block: work(self.select(block), block), most)
 
 
-def in_order(blocks: list[Tensor], work: Callable[[Tensor], Any], doing: Callable[..., Iterable[Any]] = map) -> Any:
+def in_order(
+    blocks: list[Tensor], work: Callable[[Tensor], Any], doing: Callable[..., Iterable[Any]] = map, used: Any = None
+) -> Any:
     """`work(positions)` on each of the blocks, which together hold each position once; results in that order.
 
     Straight into place: a large federation's matrix is not held twice. `doing(work, blocks)` may be side by side.
+    `used` is what an earlier call gave and nobody needs any more: written over where it fits, for a system that hands
+    out fresh memory clears it first, which takes longer than to fill it.
     """
     if len(blocks) == 1:
         return stacked([work(blocks[0])], torch.argsort(blocks[0]))
@@ -183,7 +187,7 @@ def in_order(blocks: list[Tensor], work: Callable[[Tensor], Any], doing: Callabl
         part = work(block)
         with making:
             if not whole:
-                whole.append(room_for(part, total))
+                whole.append(used if fits(used, part, total) else room_for(part, total))
         put(whole[0], block, part)
 
     deque(doing(fill, blocks), 0)
@@ -204,6 +208,15 @@ def room_for(part: Any, total: int) -> Any:
         return part.new_empty(total, *part.shape[1:])
     columns = [room_for(column, total) for column in part]
     return type(part)(*columns) if hasattr(part, "_fields") else tuple(columns)
+
+
+def fits(used: Any, part: Any, total: int) -> bool:
+    """Whether `used` is what `room_for` would make."""
+    if used is None or part is None:
+        return used is part
+    if isinstance(part, Tensor):
+        return used.shape == (total, *part.shape[1:]) and used.dtype == part.dtype and used.device == part.device
+    return type(used) is type(part) and all(fits(old, new, total) for old, new in zip(used, part, strict=True))
 
 
 def put(whole: Any, position: Tensor, part: Any) -> None:

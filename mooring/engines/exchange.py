@@ -95,8 +95,8 @@ class Exchange(Protocol):
     def ask(self, server: Any, cohort: Tensor, round: Round, deadline: float | None = None) -> Replies:
         """Let the clients at these places (ascending) visit; wait at most `deadline` seconds.
 
-        Their new states count only once `accept` names them. What `Algorithm.kept` names of the server's state is not
-        sent.
+        The messages are good until the next ask, which may use their memory again. Their new states count only once
+        `accept` names them. What `Algorithm.kept` names of the server's state is not sent.
         """
         ...
 

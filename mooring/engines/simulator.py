@@ -19,6 +19,7 @@ from mooring.engines.states import States
 from mooring.estimates.facts import Facts, gather
 from mooring.runs.tensors import Stored
 
+KEPT = 500_000_000  # bytes of replies up to which their memory waits for the next round's
 Known = dict[tuple[str, ...], tuple[Tensor, Facts]]  # by what was asked: the model that facts are about, and the facts
 
 
@@ -37,6 +38,7 @@ class Simulator:
         self.states: States
         self.best: States | None = None
         self._pending: Any = None
+        self._used: Any = None  # the last round's states and messages, whose memory is used again
 
     @cached_property
     def roster(self) -> Roster:
@@ -65,7 +67,9 @@ class Simulator:
                 meters[int(block[0])] = own
 
         together = [torch.arange(len(cohort))] if self.algorithm.pooled else data.train.blocks(self.chunk)
-        states, message = in_order(together, stay, side_by_side)
+        states, message = in_order(together, stay, side_by_side, self._used)
+        small = len(together) > 1 and loop.nbytes(states) + loop.nbytes(message) <= KEPT
+        self._used = (states, message) if small else None
         for _, own in sorted(meters.items()):
             meter.add(own)
         return self.replied(cohort, states, message, meter)

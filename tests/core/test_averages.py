@@ -103,6 +103,14 @@ def test_equal_messages_average_to_themselves_in_their_own_form(spec):
     torch.testing.assert_close(average(one, torch.ones(1), spec), one[0])
 
 
+@pytest.mark.parametrize("spec", AVERAGES)
+def test_an_average_does_not_share_memory_with_the_messages(spec):
+    message = torch.ones(5, 3)
+    found = average(message, even(5), spec)
+    message.zero_()
+    torch.testing.assert_close(found, torch.ones(3))
+
+
 def test_the_mean_is_the_loops_own():
     x, p = torch.randn(6, 3, dtype=torch.float64), torch.rand(6, dtype=torch.float64)
     assert torch.equal(average(x, p), weighted_mean(x, p))

@@ -9,10 +9,11 @@ from torch import nn
 
 from mooring.algorithms.base import build
 from mooring.algorithms.fedavg import FedAvg
-from mooring.core.cohort import Round
+from mooring.core.cohort import Round, weighted_mean
 from mooring.core.errors import RequestError
 from mooring.engines import visits
 from mooring.engines.exchange import BEST, LAST
+from mooring.engines.guard import parts_of
 from mooring.engines.loop import Plan, Progress, run
 from mooring.engines.simulate import simulate
 from mooring.engines.simulator import Simulator, chunk_size, settle
@@ -170,6 +171,34 @@ def test_chunks_side_by_side_give_the_bytes_and_counts_of_one_after_another(make
     assert torch.equal(found[0].message, found[1].message)
     counted = [(one.meter.samples, one.meter.gradients) for one in found]
     assert counted[0] == counted[1] and min(counted[0]) > 0
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedprox_one_stage", "apfl"])
+def test_rounds_that_use_memory_again_give_the_bytes_of_fresh_ones(name):
+    clients = logistic_clients(m=7, classes=3)
+    task, found = Logistic(3, classes=3), {True: [], False: []}
+    for again, heard in found.items():
+        algorithm, exchange, server = settle(build(name, {"steps": 3, "batch": 3}), task, clients, chunk=2)
+        for t, who in enumerate(([0, 1, 2, 3, 4, 5, 6], [0, 2, 3, 5, 6], [1, 2, 3, 4, 5], [2, 6]), 1):
+            cohort, turn = torch.tensor(who), Round(t, 4, 7, len(who), 1.0, 0)
+            if not again:
+                exchange._used = None
+            replies = exchange.ask(server, cohort, turn)
+            heard.append([part.clone() for part in parts_of(replies.message)])
+            server = algorithm.merge(server, weighted_mean(replies.message, exchange.p[cohort]), turn)
+            exchange.accept(cohort[1:], turn)
+        heard.append([server.w, exchange.models(server, turn)])
+    for one, other in zip(*found.values()):
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_messages_of_as_many_clients_lie_where_the_last_ones_did():
+    clients = logistic_clients(m=7, classes=3)
+    _, exchange, server = settle(FedAvg(eta=0.1, steps=2), Logistic(3, classes=3), clients, chunk=2)
+    first, second = (
+        exchange.ask(server, torch.tensor(who), TURN).message.data_ptr() for who in ([0, 1, 2, 3], [1, 2, 5, 6])
+    )
+    assert first == second
 
 
 def small_net():
