@@ -4,7 +4,8 @@ The scores of a row are x'W + b, for linear regression, logistic regression and 
 with so few columns leave most of a processor idle, and every step reads all clients' models from memory again. Here a
 client takes all steps of its stay before the next begins, its model turned to [scores, features], so that the inner
 loops run along features; rows are read where they lie. Four of them meet five scores at a time: twenty sums, which is
-what a processor's registers hold.
+what a processor's registers hold. Meanwhile memory is asked for the next step's rows, a few of them at a time: all at
+once they would be in the way of what is read now.
 
 A client's numbers depend on nobody else's and on no number of threads: each is worked on by one thread, in one order.
 Sums are reassociated, so that they differ from PyTorch's by rounding. Compiled by `numba` on first use in a process
@@ -28,6 +29,7 @@ from mooring.core.steps import hold
 from mooring.core.task import Task
 
 SQUARE, SIGMOID, SOFTMAX = 0, 1, 2  # what turns scores into residuals
+LINE = 64  # bytes that come from memory at once
 FAST = {"reassoc", "contract", "nsz", "arcp"}  # nan and infinity keep their meaning: divergence must show
 
 
@@ -97,6 +99,7 @@ def kernel() -> Any:
 
     Written plainly for the compiler's sake: tuples, slices, `min` and allocations all take it longer.
     """
+    from llvmlite.ir import Constant, FunctionType, IntType, VoidType
     from numba import njit, types
     from numba.extending import intrinsic
 
@@ -114,6 +117,30 @@ def kernel() -> Any:
         return types.void(), mark
 
     wide: Any = intrinsic(widened)
+
+    def asked(typing, address):  # type: ignore[no-untyped-def]
+        """Have the memory at an address brought into the processor's second cache; nobody waits for it."""
+
+        def ask(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+            reading, second_cache, data = (Constant(IntType(32), number) for number in (0, 2, 1))
+            place = builder.inttoptr(arguments[0], IntType(8).as_pointer())
+            prefetch = builder.module.declare_intrinsic("llvm.prefetch", [place.type], PREFETCH)
+            builder.call(prefetch, [place, reading, second_cache, data])
+            return context.get_dummy_value()
+
+        return types.void(address), ask
+
+    PREFETCH = FunctionType(VoidType(), [IntType(8).as_pointer(), *[IntType(32)] * 3])
+    line: Any = intrinsic(asked)
+
+    @fast
+    def expect(x, index, first, last):  # type: ignore[no-untyped-def]
+        """Rows x[index[first : last]], as far as there are any, will be needed."""
+        length = x.shape[1] * x.itemsize
+        for r in range(first, last if last < len(index) else len(index)):
+            begin = x.ctypes.data + index[r] * length
+            for at in range(0, length, LINE):
+                line(begin + at)
 
     @fast
     def score(W, b, x, i0, i1, i2, i3, r, z):  # type: ignore[no-untyped-def]
@@ -291,11 +318,15 @@ def kernel() -> Any:
                 m = n[s, c]
                 if eta == zero:
                     continue
+                then = s + 1 if s + 1 < len(place) else 0
+                who = c if then > 0 else c + 1
+                coming = place[then, who, : n[then, who]] if who < len(v) else place[s, c, :0]
                 for r in range(0, m, 4):
                     i0 = place[s, c, r]
                     i1 = place[s, c, r + 1 if r + 1 < m else r]
                     i2 = place[s, c, r + 2 if r + 2 < m else r]
                     i3 = place[s, c, r + 3 if r + 3 < m else r]
+                    expect(x, coming, r, r + 2)
                     score(W, b, x, i0, i1, i2, i3, r, z)
                     for j in range(r, r + 4):
                         if j < m:
@@ -319,6 +350,7 @@ def kernel() -> Any:
                     i1 = place[s, c, r + 1 if r + 1 < m else r]
                     i2 = place[s, c, r + 2 if r + 2 < m else r]
                     i3 = place[s, c, r + 3 if r + 3 < m else r]
+                    expect(x, coming, r + 2, r + 4)
                     descend(W, x, i0, i1, i2, i3, r, z)
                 if v.shape[1] > F * K:
                     for k in range(K):
