@@ -79,7 +79,7 @@ def take_steps(
     def work(part: slice) -> None:
         mine = [array if len(array) == 1 else array[part] for array in small]
         steps = (np.ascontiguousarray(array[:, part]) for array in (place, n, rate, share))
-        scratch = (np.zeros(shape, rate.dtype) for shape in room)
+        scratch = (v.new_zeros(shape).numpy() for shape in room)  # PyTorch's memory begins where a line of it does
         kernel()(v.numpy()[part], *whole, *steps, *mine, link, *scratch)
 
     threads = min(torch.get_num_threads(), len(v))
