@@ -1,19 +1,23 @@
 """Advice on five tables against what a statistician or an engineer would do with the same rows.
 
-    python -m benchmarks.advice_tables --data-dir FOLDER [--quick] [--splits 10] [--mixed]
+    python -m benchmarks.advice_tables --data-dir FOLDER [--quick] [--splits 10] [--mixed] [--keep FOLDER]
 
 For the split that each table comes with, and for random ones, the test loss of: training alone with a validated ridge,
 one common model, the best single lambda and the best shrinkage by c/n_i, both chosen on the test rows (no method could
 do that), with --mixed a mixed-effects model with diagonal random slopes (regression only, statsmodels), and the advised
-plan. All are fitted on train and validation rows. "excess" is the advised loss over the best of the others. z:
-what test rows say of each client's gain, less what was predicted of it, over the error of both; its standard deviation
-should be about 1.
+plan. All are fitted on train and validation rows. "excess" is the advised loss over that of the best of the others, as
+the test rows have it; "chosen" is what anyone can have of them: alone, common or a single lambda, whichever loses least
+on held-out rows. z: what test rows say of each client's gain, less what was predicted of it, over the error of both;
+its standard deviation should be about 1. With --keep finished splits are kept in a folder, of one version of the code,
+and a run that was interrupted goes on after them.
 """
 
 from __future__ import annotations
 
 import argparse
 import warnings
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +27,8 @@ import torch
 
 from mooring.advice.calibrate import trust, trusted
 from mooring.advice.choice import Choice
-from mooring.advice.crossfit import cross_fit, pairs_of, posterior_of, shares
+from mooring.advice.crossfit import Evidence, cross_fit, pairs_of, posterior_of, shares
+from mooring.advice.families import ALONE, COMMON, LAMBDA
 from mooring.advice.folds import joined, owners, row_losses
 from mooring.advice.gain import at_rows, gains
 from mooring.advice.path import Shape, curvature, path
@@ -35,6 +40,7 @@ from mooring.tasks.catalog import build
 
 TABLES = ("exam", "hsb82", "contraception", "heart4", "parkinsons")
 SCALES = np.logspace(3, -3, 49)
+CHOSEN = "chosen"
 
 
 def table(folder: Path, name: str, seed: int | None):
@@ -51,7 +57,7 @@ def table(folder: Path, name: str, seed: int | None):
 
 class Found(NamedTuple):
     loss: dict[str, torch.Tensor]  # each test row's, by method
-    choice: Choice
+    plan: str
     scores: dict[str, np.ndarray]  # by pair: (seen - predicted) gains of clients over their error, on test rows
 
 
@@ -66,9 +72,40 @@ def judged(clients, mixed: bool) -> Found:
     for name, shape in (("best lambda", None), ("best c/n", by_size)):
         points = path(task, rows, p, SCALES * unit, shape)
         out[name] = min((row_losses(task, point.v, test) for point in points), key=lambda loss: float(loss.mean()))
+    out[CHOSEN] = row_losses(task, chosen(task, rows, choice, evidence), test)
     if mixed and clients.kind == REGRESSION:
         out["mixed"] = mixed_model(rows, test)
-    return Found({"advised": out.pop("personal"), **out}, choice, predictive(task, rows, test, evidence))
+    plan = f"plan {choice.plan.family} x{choice.plan.value:.3g}, {len(choice.own)} leave"
+    return Found({"advised": out.pop("personal"), **out}, plan, predictive(task, rows, test, evidence))
+
+
+def chosen(task, rows, choice: Choice, evidence: Evidence) -> torch.Tensor:
+    """The models of alone, common or a single lambda, by losses on held-out rows."""
+    table = choice.table[choice.table["family"].isin((ALONE, COMMON, LAMBDA))]
+    best = table.loc[table["loss"].idxmin()]
+    if best["family"] == LAMBDA:
+        return next(path(task, rows, rows.size.double(), [best["value"]], ridge=best["ridge"])).v
+    return evidence.trio.alone if best["family"] == ALONE else evidence.trio.common
+
+
+def split_judged(folder: Path, name: str, seed: int | None, mixed: bool) -> Found:
+    return judged(table(folder, name, seed), mixed)
+
+
+def kept(folder: Path | None, name: str, work: Callable[[], Found]) -> Found:
+    """A split's figures, from the folder if an earlier run left them there."""
+    if folder is None:
+        return work()
+    file = folder / f"{name}.npz"
+    if not file.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        found, unfinished = work(), folder / "unfinished.npz"
+        parts = {f"loss.{k}": v.numpy() for k, v in found.loss.items()} | {f"z.{k}": v for k, v in found.scores.items()}
+        np.savez(unfinished, plan=found.plan, **parts)
+        unfinished.rename(file)
+    with np.load(file) as held:
+        loss, scores = ({k.split(".")[1]: held[k] for k in held if k.startswith(f"{part}.")} for part in ("loss", "z"))
+        return Found({k: torch.from_numpy(v) for k, v in loss.items()}, str(held["plan"]), scores)
 
 
 def predictive(task, rows, test, evidence) -> dict[str, np.ndarray]:
@@ -125,29 +162,34 @@ def main() -> None:
     parser.add_argument("--tables", default=",".join(TABLES))
     parser.add_argument("--quick", action="store_true", help="the given split only")
     parser.add_argument("--mixed", action="store_true")
+    parser.add_argument("--keep", type=Path, help="a folder for finished splits")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     every: list[float] = []
     every_z: dict[tuple[str, str], list[np.ndarray]] = {}
     for name in asked.tables.split(","):
         means: list[dict[str, float]] = []
+        chosens: list[float] = []
         for seed in [None, *range(1, 1 + (0 if asked.quick else asked.splits))]:
-            found, choice, scores = judged(table(asked.data_dir, name, seed), asked.mixed)
+            split = "given" if seed is None else str(seed)
+            work = partial(split_judged, asked.data_dir, name, seed, asked.mixed)
+            found, plan, scores = kept(asked.keep, f"{name}_{split}{'_mixed' * asked.mixed}", work)
             mean = {k: float(v.mean()) for k, v in found.items()}
-            best = min((k for k in mean if k != "advised"), key=mean.get)
+            best = min((k for k in mean if k not in ("advised", CHOSEN)), key=mean.get)
             difference = found["advised"] - found[best]
             error = float(difference.std()) / len(difference) ** 0.5
             excess = mean["advised"] / mean[best] - 1
             every.append(excess)
+            chosens.append(mean[CHOSEN] / mean[best] - 1)
             means.append(mean)
             shown = " ".join(f"{k} {v:.4f}" for k, v in mean.items())
             off = f"excess {excess:+.2%} over {best} ({float(difference.mean()) / max(error, 1e-12):+.1f} se)"
-            plan = f"plan {choice.plan.family} x{choice.plan.value:.3g}, {len(choice.own)} leave"
             z = ", ".join(f"{pair.split()[-1]} {np.std(part):.2f}" for pair, part in scores.items())
-            print(f"{name:14} {'given' if seed is None else seed!s:>5}  {shown}  {off}  {plan}  z {z}", flush=True)
+            print(f"{name:14} {split:>5}  {shown}  {off}  {plan}  z {z}", flush=True)
             for pair, part in scores.items():
                 every_z.setdefault((name, pair), []).append(part)
         print(f"{name:14} mean excess {np.mean(every[-len(means) :]):+.2%}; over {over_each(means)}", flush=True)
+        print(f"{name:14} mean excess of the one chosen on training rows: {np.mean(chosens):+.2%}", flush=True)
         for (_, pair), parts in ((key, parts) for key, parts in every_z.items() if key[0] == name):
             z = np.concatenate(parts)
             print(
