@@ -1,7 +1,7 @@
 """Advice on planted federations: the risk of its models, and the truth of what it says about them.
 
     python -m benchmarks.advice_planted [--quick] [--part risks|calls] [--repeats 10] [--federations 300] [--seed 0]
-                                        [--cache FOLDER]
+                                        [--kinked] [--cache FOLDER]
 
 Risks: each client's truth is drawn from N(w, spread^2), its rows have noise 1. For every setting the mean excess risk
 of the advised models over that of central empirical Bayes (restricted likelihood, one spread), of the Bayes oracle
@@ -11,7 +11,8 @@ Calls: over the federations of `planted.py`, a third of them well specified, a t
 two classes, and against alone and against common: the share of clients about which a call is made (the deployed model
 is better, or worse), the share of false calls (the true risks have the other order) averaged over the federations that
 have any, and over all calls; Brier's score and the expected calibration error of the chances; how often the
-federation's 95 % interval covers the true mean gain of its personal models.
+federation's 95 % interval covers the true mean gain of its personal models. With --kinked all federations have absolute
+losses and noise with heavy tails: there is no posterior, and held-out rows alone speak.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import numpy as np
 import torch
 
 from benchmarks.advice_judged import calibration_error
-from benchmarks.planted import LOGISTIC, MISSPECIFIED, WELL, planted
+from benchmarks.planted import ABSOLUTE, LOGISTIC, MISSPECIFIED, WELL, planted
 from mooring.advice.answer import answer
 from mooring.advice.crossfit import cross_fit
 from mooring.advice.folds import joined
@@ -161,9 +162,14 @@ def recorded(kind: str, seed: int, cache: Path | None) -> dict[str, dict[str, np
     return said
 
 
-def calls(federations: int, seed: int, kinds: tuple[str, ...], cache: Path | None) -> None:
+GROUPS = {"well specified": (WELL,), "misspecified": MISSPECIFIED, "two classes": (LOGISTIC,)}
+KINKED = {"absolute loss": (ABSOLUTE,)}
+
+
+def calls(
+    groups: dict[str, tuple[str, ...]], federations: int, seed: int, kinds: tuple[str, ...], cache: Path | None
+) -> None:
     """Print the table; every group has as many federations, from `seed` on."""
-    groups = {"well specified": (WELL,), "misspecified": MISSPECIFIED, "two classes": (LOGISTIC,)}
     print(f"{'':16} {'against':8} feds   called    false (of all)    Brier      ECE covered", flush=True)
     for group, members in groups.items():
         wanted = [kind for kind in members if not kinds or kind in kinds]
@@ -183,6 +189,7 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kinds", default="", help="only these of planted.py, by commas")
     parser.add_argument("--cache", type=Path, help="folder of finished federations: a stopped run goes on there")
+    parser.add_argument("--kinked", action="store_true", help="calls: absolute losses instead")
     parser.add_argument("--part", choices=("risks", "calls"))
     asked = parser.parse_args()
     torch.set_num_threads(1)
@@ -190,4 +197,5 @@ if __name__ == "__main__":
         risks(QUICK if asked.quick else GRID, asked.repeats or (3 if asked.quick else 10))
     if asked.part != "risks":
         only = tuple(name for name in asked.kinds.split(",") if name)
-        calls(asked.federations or (24 if asked.quick else 300), asked.seed, only, asked.cache)
+        federations = asked.federations or (24 if asked.quick else 300)
+        calls(KINKED if asked.kinked else GROUPS, federations, asked.seed, only, asked.cache)

@@ -15,6 +15,7 @@ times a client's own sampling variance.
     nonlinear       a sine of x_1 and a product of two inputs are added that no model has
     outliers        one client of eight lies four times as far from the centre as the others
     logistic        two classes, log-odds x'w_i
+    absolute        absolute loss; the noise of heavy tails
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from scipy import stats
 from torch import Tensor
 
 from mooring.core.seeds import generator
 from mooring.data.clients import BINARY, REGRESSION, Clients, from_arrays
+from mooring.tasks.absolute import Absolute
 from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic
 
@@ -42,9 +45,12 @@ MISSPECIFIED = (
     "outliers",
 )
 LOGISTIC = "logistic"
-KINDS = (WELL, *MISSPECIFIED, LOGISTIC)
+ABSOLUTE = "absolute"
+KINDS = (WELL, *MISSPECIFIED, LOGISTIC, ABSOLUTE)
 SIGNALS = (0.0, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)  # tau^2 over a typical client's sampling variance
 FRESH = 2_000  # rows that a client's true risk is measured on
+TAILS = stats.t(3, scale=3**-0.5)  # noise with heavy tails, of variance 1
+NOISES = torch.from_numpy(TAILS.ppf((np.arange(100) + 0.5) / 100))  # the same, as a mean over points
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,7 @@ class Planted:
     """A federation and what its models truly lose."""
 
     clients: Clients
-    task: Linear | Logistic
+    task: Linear | Logistic | Absolute
     x: Tensor  # [m, FRESH, features]
     truth: Tensor  # [m, FRESH], the mean of y there, or its log-odds
 
@@ -62,6 +68,8 @@ class Planted:
         z = torch.einsum("cbq,cq->cb", self.x, w[:, :-1]) + w[:, -1:]
         if isinstance(self.task, Linear):
             return ((z - self.truth) ** 2).mean(1)
+        if isinstance(self.task, Absolute):
+            return torch.stack([(z - self.truth - noise).abs().mean(1) for noise in NOISES]).mean(0)
         return (torch.nn.functional.softplus(z) - torch.sigmoid(self.truth) * z).mean(1)
 
 
@@ -105,7 +113,7 @@ def planted(kind: str, seed: int, *, signal: float | None = None) -> Planted:
         [b[:k] for b, k in zip(y, size)],
         kind=BINARY if kind == LOGISTIC else REGRESSION,
     )
-    task = Logistic(d) if kind == LOGISTIC else Linear(d)
+    task = {LOGISTIC: Logistic, ABSOLUTE: Absolute}.get(kind, Linear)(d)
     return Planted(clients, task, torch.from_numpy(fresh), torch.from_numpy(mean(fresh)))
 
 
@@ -124,7 +132,7 @@ def away(kind: str, rng: np.random.Generator, m: int, d: int) -> np.ndarray:
 
 def noise_of(kind: str, rng: np.random.Generator, x: np.ndarray) -> np.ndarray:
     """[m, rows]: noise of about variance 1."""
-    if kind == "heavy tails":
+    if kind in ("heavy tails", ABSOLUTE):
         return rng.standard_t(3, x.shape[:2]) / 3**0.5
     out = rng.standard_normal(x.shape[:2])
     return out * np.sqrt(0.2 + 0.65 * x[..., 0] ** 2) if kind == "noise by x" else out
