@@ -1,10 +1,12 @@
 """Which plan: chosen on rows that were held out inside the clients (`crossfit.py`).
 
-1. The prior proposes: lam_i (or lam_ij) of empirical Bayes, with the ridge on the common model that does best, is the
-   plan unless held-out rows speak against it. Without a prior (kinked losses, very many parameters, networks) the best
-   single lam takes its place.
-2. Another setting becomes the plan only if its held-out loss is lower by more than 2.5 standard errors of the paired
-   difference: noise does not unseat the prior.
+1. The prior proposes: lam_i (or lam_ij) of empirical Bayes, with one or another ridge on the common model, has half of
+   the belief before any row was held out, all other settings together have the other half.
+2. Held-out rows weigh the settings by their likelihoods, and everyone's model is the weighted average: where rows
+   cannot tell settings apart, their average loses less than the one that happens to look best (its loss is at most the
+   average of theirs). The heaviest one is called the plan: what is told of stiffness, and what newcomers get, is its.
+   Without a prior (kinked losses, very many parameters, networks, whose average is none of them) the best single lam
+   is the plan, or a setting whose held-out loss is lower by more than 2.5 standard errors of the paired difference.
 3. A client leaves the shared plan (looser, tighter, alone, common) only where its own held-out rows make that nearly
    sure, all clients' choices together being the prior of each one's (empirical Bayes again), and only if such choices,
    made on some folds, pay on the others by more than three standard errors. A client of few rows cannot: for it the
@@ -37,16 +39,19 @@ MIXED_RIDGES = OWN_RIDGES[4:9:2]
 COMMON_RIDGES = [0.0, *RIDGES[4:18:4].tolist()]
 MOST_CLIENTS = 2_000  # clients that choose the plan; the others follow
 TO_SWITCH, TO_LEAVE = 2.5, 3.0  # standard errors that another plan, and choices of clients' own, must win by
+BELIEF = 0.5  # in what the prior proposes, before any row was held out
+LEAST_WEIGHT = 0.01  # of a setting in the average: less is left out, and need not be fitted again
 SURE = 0.8  # a client leaves the plan only for what is likelier than this
 
 
 class Choice(NamedTuple):
-    plan: Setting
+    plan: Setting  # the heaviest in the mix
+    mix: dict[Setting, float]  # settings and their weights: the average of their models is everyone's
     default: Setting  # what the prior, or the best single lam, proposed
     alone: Setting  # the best of its family, as the plan's referees
     common: Setting
     own: dict[int, Setting]  # client -> where it leaves the plan
-    table: pd.DataFrame  # every candidate: family, value, ridge, held-out loss, how much worse than the plan, its error
+    table: pd.DataFrame  # of every candidate its numbers, held-out loss, how much worse than the plan, error, weight
     prior: Prior | None
     losses: Tensor  # [clients, candidates], mean held-out losses; nan without rows
 
@@ -102,9 +107,14 @@ def decide(task: Any, settings: list[Setting], losses: Losses, default: Setting 
     else:  # its ridge on the common model is the data's choice; with many rows all of them are next to nothing
         same = [k for k, s in enumerate(settings) if s[:2] == default[:2]]
         first = min(same, key=lambda k: float(mean[k]))
-    plan, least = first, int(mean.argmin())
-    if float(mean[first] - mean[least]) > TO_SWITCH * errors([(first, least)])[0]:
-        plan = least
+    if default is not None and default.family in OF_PRIOR.values():
+        weight = weights_of_settings(losses, same, temperature(task, float(mean[first])))
+        plan = int(weight.argmax())
+    else:
+        plan, least = first, int(mean.argmin())
+        if float(mean[first] - mean[least]) > TO_SWITCH * errors([(first, least)])[0]:
+            plan = least
+        weight = (torch.arange(len(settings)) == plan).double()
     alone, common = best(ALONE), best(COMMON)
     options = list(dict.fromkeys([plan, *family_of(settings, plan), alone, common]))
     own = leavers(losses, options, temperature(task, float(mean[plan])))
@@ -113,10 +123,25 @@ def decide(task: Any, settings: list[Setting], losses: Losses, default: Setting 
     table["worse"] = (mean - mean[plan]).numpy()
     table["error"] = errors([(k, plan) for k in range(len(settings))])
     table["plan"] = np.arange(len(settings)) == plan
+    table["weight"] = weight.numpy()
+    mix = {settings[k]: float(weight[k]) for k in torch.nonzero(weight)[:, 0].tolist()}
     chosen, default, by_itself, one = (settings[k] for k in (plan, first, alone, common))
     mine = {i: settings[options[k]] for i, k in own.items()}
     seen = losses.sums.sum(0) / losses.count.sum(0)[:, None]
-    return Choice(chosen, default, by_itself, one, mine, table, None, seen)
+    return Choice(chosen, mix, default, by_itself, one, mine, table, None, seen)
+
+
+def weights_of_settings(losses: Losses, proposed: list[int], heat: float) -> Tensor:
+    """[settings]: their weights after held-out rows; `heat` turns losses into log-likelihoods.
+
+    Before, the proposed ones share BELIEF evenly, and the others the rest.
+    """
+    score = -losses.sums.sum((0, 1)) / heat
+    belief = torch.full_like(score, (1 - BELIEF) / max(len(score) - len(proposed), 1))
+    belief[proposed] = BELIEF / len(proposed)
+    weight = torch.softmax(score + belief.log(), 0)
+    weight = torch.where(weight < LEAST_WEIGHT, 0.0, weight)
+    return weight / weight.sum()
 
 
 def error(rows: int, total: Tensor, square: Tensor) -> Tensor:

@@ -227,18 +227,20 @@ def own_prior(prior: Prior | None, fold: Fold) -> list[Prior]:
 
 def trio_of(task: Any, rows: Rows, choice: Choice, found: list[Prior], weights: str | Tensor) -> Trio:
     """Alone, common and each client's personal model, fitted on these rows."""
-    wanted = {choice.alone, choice.common, choice.plan, *choice.own.values()}
+    wanted = {choice.alone, choice.common, *choice.mix, *choice.own.values()}
     models = {m.setting: m for m in fitted(task, rows, weights_of(rows, weights), sorted(wanted), found)}
     return trio_from(choice, models)
 
 
 def trio_from(choice: Choice, models: Mapping[Setting, Models]) -> Trio:
-    """The models of a choice's settings: each client's personal one is the plan's, or that of its own choice."""
-    personal = models[choice.plan].v.clone()
+    """The models of a choice's settings: each client's personal one is the average of the mix, or of its own choice."""
+    common = models[choice.common].w
+    personal, centre = torch.zeros_like(models[choice.plan].v), torch.zeros_like(common)
+    for setting, weight in choice.mix.items():
+        personal += weight * models[setting].v
+        centre += weight * (common if setting.family == ALONE else models[setting].w)
     for i, setting in choice.own.items():
         personal[i] = models[setting].v[i]
-    common = models[choice.common].w
-    centre = common if choice.plan.family == ALONE else models[choice.plan].w
     return Trio(models[choice.alone].v, common, personal, centre)
 
 

@@ -46,7 +46,8 @@ def test_advice_beats_both_ends_where_personalization_pays():
 
 def test_identical_clients_are_told_that_common_will_do():
     advice = told(planted(0.0, samples=25))
-    assert (advice.clients["will_do"] == "common").all() and advice.headline.startswith("One common model will do")
+    assert (advice.clients["will_do"] == "common").all()
+    assert advice.headline.startswith(("One common model will do", "No personal model does better than one common"))
     assert advice.summary["advised"] <= 1.02 * advice.summary["common"]
 
 

@@ -1,10 +1,12 @@
 """The choice: folds, the prior's proposal, what unseats it, and clients that leave the plan."""
 
+from math import log
+
 import numpy as np
 import pytest
 import torch
 
-from mooring.advice.choice import decide, leavers, likely
+from mooring.advice.choice import Choice, decide, leavers, likely
 from mooring.advice.crossfit import cross_fit
 from mooring.advice.families import ALONE, COMMON, DIAGONAL, LAMBDA, MOORED, SIZE, Setting, fitted
 from mooring.advice.folds import compact, cross, deal, joined, owners
@@ -91,14 +93,42 @@ def test_a_common_model_with_many_rows_has_next_to_no_ridge():
     assert 0 < centre_ridge(task, priors(task, made.train)[0], len(made.train.y)) < 0.02
 
 
-def test_noise_does_not_unseat_the_prior_and_evidence_does():
+def test_held_out_rows_weigh_the_settings_and_the_prior_has_half_of_the_belief():
+    settings = [Setting(COMMON, 0.0), Setting(ALONE, 0.1), Setting(SIZE, 1.0, 0.0), Setting(SIZE, 1.0, 0.5)]
+    owner, fold, heat = torch.arange(400) // 20, torch.arange(400) % 5, 2.0  # squared losses of 1
+
+    def found(*more: float) -> Choice:
+        loss = torch.ones(4, 400) + torch.tensor(more)[:, None] / 400
+        return decide(Linear(1), settings, ByRow(loss, fold, owner, 20), settings[3])
+
+    even = found(0, 0, 0, 0)
+    assert sum(even.mix[setting] for setting in settings[2:]) == pytest.approx(0.5) and len(even.mix) == 4
+    odds = found(0, -heat * log(3), 0, 0)  # a likelihood three times as high
+    assert odds.plan == settings[1] and odds.mix[settings[1]] == pytest.approx(3 * odds.mix[settings[2]], rel=0.02)
+    sure = found(0, -80, 0, 0)
+    assert sure.mix == {settings[1]: 1.0} and sure.table["weight"].tolist() == [0, 1, 0, 0]
+
+
+def test_without_a_prior_noise_does_not_unseat_the_best_lambda_and_evidence_does():
     rng = torch.Generator().manual_seed(0)
-    settings = [Setting(COMMON, 0.0), Setting(ALONE, 0.1), Setting(LAMBDA, 1.0), Setting(SIZE, 1.0)]
+    settings = [Setting(COMMON, 0.0), Setting(ALONE, 0.1), Setting(LAMBDA, 1.0)]
     owner, fold = torch.arange(400) // 20, torch.arange(400) % 5
-    loss = 1 + 0.5 * torch.rand(4, 400, generator=rng)
-    assert decide(Linear(1), settings, ByRow(loss, fold, owner, 20), settings[3]).plan == settings[3]
+    loss = 1 + 0.5 * torch.rand(3, 400, generator=rng)
+    found = decide(Linear(1), settings, ByRow(loss, fold, owner, 20), None)
+    assert found.plan == settings[2] and found.mix == {settings[2]: 1.0}
     loss[1] -= 0.2
-    assert decide(Linear(1), settings, ByRow(loss, fold, owner, 20), settings[3]).plan == settings[1]
+    assert decide(Linear(1), settings, ByRow(loss, fold, owner, 20), None).plan == settings[1]
+
+
+def test_personal_models_are_the_average_of_the_mix():
+    made, task = planted(0.2, samples=12), Linear(4, intercept=False)
+    choice, evidence = cross_fit(task, made.train, made.keys)
+    assert len(choice.mix) > 1 and sum(choice.mix.values()) == pytest.approx(1) and not choice.own
+    p = made.train.size.double()
+    models = {m.setting: m.v for m in fitted(task, made.train, p, choice.mix, [choice.prior])}
+    average = sum(weight * models[setting] for setting, weight in choice.mix.items())
+    assert torch.allclose(evidence.trio.personal, average, atol=1e-6)
+    assert choice.mix[choice.plan] == max(choice.mix.values())
 
 
 def test_clients_leave_only_where_their_own_rows_are_sure():
