@@ -10,6 +10,7 @@ import torch
 
 from mooring.advice import why
 from mooring.advice.choice import MOST_CLIENTS, Choice, weights_of
+from mooring.advice.families import COMMON, MOORED, Setting
 from mooring.advice.path import penalised
 from mooring.advice.survey import Survey, survey
 from mooring.core.errors import RequestError
@@ -45,10 +46,17 @@ def explained(job: Job, frame: pd.DataFrame, choice: Choice) -> tuple[pd.DataFra
     needs, gives = np.full(m, np.nan), np.full(m, np.nan)
     if m <= MOST_CLIENTS and int(clients.train.size.min()) > 0:
         p = weights_of(clients.train, clients.weighting(job.run.training.weights))
-        fit = why.moored_fit(task, clients.train, p, choice.plan, choice.prior)
+        setting = heaviest_moored(choice)
+        fit = why.moored_fit(task, clients.train, p, setting, choice.prior)
         if fit is not None:
             unit = clients.target_scale**task.unit_power
             needs = why.rows_to_match(fit, clients.train) * (frame["rows"] / frame["train"]).to_numpy()
-            gives = unit * why.brings(task, fit, p, clients.validation, choice.plan.ridge * penalised(task))
+            gives = unit * why.brings(task, fit, p, clients.validation, setting.ridge * penalised(task))
     strange = why.unlike(choice.prior, m) if choice.prior is not None else np.zeros(m, bool)
     return frame.assign(unlike=strange, rows_to_match=needs, brings=gives), fit
+
+
+def heaviest_moored(choice: Choice) -> Setting:
+    """The setting that explains the models: only where a moor holds them is it known how far they follow whose rows."""
+    moored = [setting for setting in choice.mix if setting.family in (COMMON, *MOORED)]
+    return max(moored, key=choice.mix.__getitem__, default=choice.plan)
