@@ -93,11 +93,11 @@ def trial(seed: int, row: str, classes: int, method: str, rounds: int, size: str
     return _images.trial(seed, data, model, method, one.classes[classes], lam=lam, **work, **sizes)
 
 
-def points(rows: Sequence[str], methods: Sequence[Method], most: int | None = None) -> list[dict]:
+def points(rows: Sequence[str], methods: Sequence[Method]) -> list[dict]:
     return [
         {"row": row, "classes": c, "method": method} | ({"size": size} if size else {})
         for row in rows
-        for c in list(ROWS[row].classes)[:most]
+        for c in ROWS[row].classes
         for method, size in methods
     ]
 
@@ -105,7 +105,7 @@ def points(rows: Sequence[str], methods: Sequence[Method], most: int | None = No
 def presets(methods: Sequence[Method], rows: Sequence[str]) -> dict[str, Preset]:
     needs = ("mnist", "fashion_mnist", "cifar10")
     return {
-        "smoke": Preset(points([FIRST], methods, 2), 1, SMOKE, STAND_IN),
+        "smoke": Preset(points([FIRST], methods), 1, SMOKE, STAND_IN),
         "quick": Preset(points([FIRST], methods), 4, QUICK, STAND_IN),
         "paper": Preset(points(rows, methods), 2, PAPER | {"real": True}, REAL, needs),
     }

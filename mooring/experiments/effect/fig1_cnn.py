@@ -14,11 +14,11 @@ METHODS |= {"GlobalTrain": ("GlobalTrain", "")}
 
 def line(series: str, **fixed) -> dict:
     """References to a series of every method, from LocalTrain over growing lambda to GlobalTrain."""
-    return {name: ref(series, method, **fixed) for name, method in METHODS.items()}
+    return {name: ref(series, method, row=FIRST, **fixed) for name, method in METHODS.items()}
 
 
 def arrival(size: str):
-    return of(rounds_to("loss", NEAR, START), method="FedProx", size=size)
+    return of(rounds_to("loss", NEAR, START), row=FIRST, method="FedProx", size=size)
 
 
 ACCURACY = line("common P2")
