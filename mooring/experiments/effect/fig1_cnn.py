@@ -1,5 +1,7 @@
 """Figure 1 (c, f) of `effect`: FedProx between LocalTrain and GlobalTrain, a network on images."""
 
+from dataclasses import replace
+
 from mooring.experiments.base.claims import Claim, every, higher, ordered
 from mooring.experiments.base.experiment import Experiment
 from mooring.experiments.base.results import of
@@ -22,10 +24,11 @@ def arrival(size: str):
 
 
 ACCURACY = line("common P2")
+SIZES = presets(list(METHODS.values()), [FIRST])
 EXPERIMENT = Experiment(
     title="Test accuracy and training loss of a network between LocalTrain and GlobalTrain",
     trial=trial,
-    presets=presets(list(METHODS.values()), [FIRST]),
+    presets=SIZES | {"paper": replace(SIZES["paper"], data="MNIST; P1 and P2")},
     claims=[
         Claim(
             "c-global-best",
