@@ -34,26 +34,17 @@ def labels(refs: dict, lams) -> dict:
     return {named.get(name, name): ref for name, ref in refs.items()}
 
 
-def presets(
-    lams, model: str, quick_model: str, batch: int, quick: dict, paper: dict, more: str = ""
-) -> dict[str, Preset]:
-    """Figures 1b, c, e, f and 4: methods against classes per client; `quick` and `paper` hold their sizes."""
-    work = {"epochs": 5, "batch": batch}
+def presets(lams, model: str, batch: int, quick: dict, paper: dict) -> dict[str, Preset]:
+    """Figures 1b, 1e and 4: methods against classes per client; `quick` and `paper` hold their sizes."""
+    work = {"epochs": 5, "batch": batch, "model": model}
 
-    def sized(base: dict, size: dict, model: str) -> dict:
-        return base | work | {"model": model} | {name: value for name, value in size.items() if name != "repeats"}
+    def sized(base: dict, size: dict) -> dict:
+        return base | work | {name: value for name, value in size.items() if name != "repeats"}
 
-    smoke = sized(DIGITS, {"clients": 5, "rounds": 2, "tested": 100}, quick_model)
+    smoke = sized(DIGITS, {"clients": 5, "rounds": 2, "tested": 100})
+    every = methods(lams, [2, 6, 10])
     return {
-        "smoke": Preset(methods(lams, [2, 10]), 1, smoke, data=STAND_IN + more),
-        "quick": Preset(
-            methods(lams, [2, 6, 10]), quick["repeats"], sized(DIGITS, quick, quick_model), STAND_IN + more
-        ),
-        "paper": Preset(
-            methods(lams, [2, 6, 10]),
-            paper["repeats"],
-            sized(MNIST, paper, model),
-            "MNIST; P1 and P2",
-            ("mnist",),
-        ),
+        "smoke": Preset(methods(lams, [2, 10]), 1, smoke, STAND_IN),
+        "quick": Preset(every, quick["repeats"], sized(DIGITS, quick), STAND_IN),
+        "paper": Preset(every, paper["repeats"], sized(MNIST, paper), "MNIST; P1 and P2", ("mnist",)),
     }

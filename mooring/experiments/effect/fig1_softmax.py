@@ -64,7 +64,7 @@ def nearer(accuracy: dict):
 EXPERIMENT = Experiment(
     title="Test accuracy and training loss of softmax regression between LocalTrain and GlobalTrain",
     trial=trial,
-    presets=presets(SOFTMAX, "softmax", "softmax", 32, {"repeats": 4, "rounds": 80}, {"repeats": 18, "rounds": 100}),
+    presets=presets(SOFTMAX, "softmax", 32, {"repeats": 4, "rounds": 80}, {"repeats": 18, "rounds": 100}),
     claims=[
         Claim(
             "b-global-best",
