@@ -11,13 +11,14 @@ A fold's result is a few tensors (`Fold`), so a run that was interrupted need no
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from mooring.advice.asking import doing
+from mooring.advice.bends import Bent, bent_gains, bent_of, everyones_moments, total_bends, with_bends
 from mooring.advice.calibrate import Witness
 from mooring.advice.choice import MOST_CLIENTS, Choice, candidates, decide, prior_of, weights_of
 from mooring.advice.families import ALONE, Models, Setting, fitted
@@ -52,8 +53,8 @@ class Evidence(NamedTuple):
     """Everyone's models on all rows, and for each pair what was predicted and seen."""
 
     trio: Trio
-    gain: dict[str, Gain] | None  # at full size, on rows to come; None without a posterior
-    seen: dict[str, Witness]  # on held-out rows, predictions nan without a posterior
+    gain: dict[str, Gain] | None  # at full size, on rows to come; None for networks and newcomers
+    seen: dict[str, Witness]  # on held-out rows, predictions nan without `gain`
     losses: dict[str, Tensor]  # [k] mean held-out loss of alone, common and personal; nan without rows
     asked: Tensor  # [k], the clients that were held against each other: all, unless they are very many
 
@@ -126,12 +127,13 @@ def cross_fit(
     here = decide(task, settings, losses, default)._replace(prior=prior)
     choice = here._replace(own={int(asked[i]): s for i, s in here.own.items()})
     trio = trio_of(task, rows, choice, prior_of(prior, torch.arange(len(rows))), weights)
-    seen, judged = witnesses(task, some, parts, kept, here, few, tell)
-    gain = None
     if prior is not None and has_posterior(task):
+        seen, judged = foreseen(task, some, parts, kept, here, few, tell)
         gain = future_gains(task, rows, prior.noise, likely_variance(found), trio)
     else:
-        seen = at_full_size(seen, float(parts[0].train.size.sum()) / float(some.size.sum()))
+        x = everyones_moments(task, rows)
+        seen, judged, bent = foretold(task, some, parts, kept, here, few, x, tell)
+        gain = bent_gains(bent, asked, trio, x, rows.size)
     return choice, Evidence(trio, gain, seen, judged, asked)
 
 
@@ -253,7 +255,35 @@ def posterior_of(task: Any, rows: Rows, noise: Tensor, unit: Tensor) -> Truths:
     return generalised_truths(task, rows, point.v, unit)
 
 
-def witnesses(
+Said = TypeVar("Said")
+
+
+def judged_folds(
+    task: Any,
+    rows: Rows,
+    parts: list[Held],
+    kept: list[Fold],
+    choice: Choice,
+    weights: str | Tensor,
+    foresee: Callable[[Held, Fold, Trio], Said],
+    tell: Tell,
+) -> tuple[Tally, list[Said]]:
+    """What all folds' rows say of models that have not seen them, and of each fold what `foresee` says of them."""
+
+    def of_fold(k: int) -> list[tuple[Tally, Said]]:
+        part, fold = parts[k], kept[k]
+        trio = trio_of(task, part.train, choice, own_prior(choice.prior, fold), weights)
+        return [(tally_of(task, part.held, trio), foresee(part, fold, trio))]
+
+    told = []
+    for (one,) in doing(rows)(of_fold, range(len(parts))):
+        told.append(one)
+        tell("predicting what was held out", len(told), len(parts))
+    tallies, said = zip(*told)
+    return total(tallies), list(said)
+
+
+def foreseen(
     task: Any,
     rows: Rows,
     parts: list[Held],
@@ -262,29 +292,37 @@ def witnesses(
     weights: str | Tensor,
     tell: Tell = silent,
 ) -> tuple[dict[str, Witness], dict[str, Tensor]]:
-    """For each pair what every client's held-out rows say and what was predicted of them; mean losses."""
-    m, has = len(rows), choice.prior is not None and has_posterior(task)
+    """For each pair what every client's held-out rows say and what its posterior predicts of them; mean losses."""
 
-    def of_fold(k: int) -> list[tuple[Tally, list[Gain]]]:
-        part, fold = parts[k], kept[k]
-        trio = trio_of(task, part.train, choice, own_prior(choice.prior, fold), weights)
-        tally = tally_of(task, part.held, trio)
-        if not has:
-            return [(tally, [])]
+    def foresee(part: Held, fold: Fold, trio: Trio) -> list[Gain]:
         known = posterior_of(task, part.train, fold.noise, fold.unit)
-        return [(tally, gains(task, known, at_rows(task, part.held), pairs_of(trio), shares(rows)))]
+        return gains(task, known, at_rows(task, part.held), pairs_of(trio), shares(rows))
 
-    told = []
-    forecast = {name: torch.zeros(3, m, dtype=torch.float64) for name in PAIRS}  # mean, sd and noise, times rows
-    for part, ((tally, found),) in zip(parts, doing(rows)(of_fold, range(len(parts)))):
-        told.append(tally)
-        tell("predicting what was held out", len(told), len(parts))
-        share = part.held.size.double()
-        for name, gain in zip(PAIRS, found):
-            forecast[name] += torch.stack([share * gain.expected, share * gain.spread, share**2 * gain.noise])
-    seen, losses = witnesses_of(total(told)), mean_losses(total(told))
-    if has:
-        for name, (mean, sd, noise) in forecast.items():
-            n = seen[name].rows
-            seen[name] = seen[name]._replace(error=noise.sqrt() / n, predicted=mean / n, sd=sd / n)
-    return seen, losses
+    tally, said = judged_folds(task, rows, parts, kept, choice, weights, foresee, tell)
+    seen = witnesses_of(tally)
+    for name, found in zip(PAIRS, zip(*said)):
+        share, n = [part.held.size.double() for part in parts], seen[name].rows
+        mean, sd = (sum(k * getattr(g, what) for k, g in zip(share, found)) for what in ("expected", "spread"))
+        noise = sum(k**2 * g.noise for k, g in zip(share, found))
+        seen[name] = seen[name]._replace(error=noise.sqrt() / n, predicted=mean / n, sd=sd / n)
+    return seen, mean_losses(tally)
+
+
+def foretold(
+    task: Any,
+    rows: Rows,
+    parts: list[Held],
+    kept: list[Fold],
+    choice: Choice,
+    weights: str | Tensor,
+    x: Tensor,
+    tell: Tell = silent,
+) -> tuple[dict[str, Witness], dict[str, Tensor], Bent]:
+    """The same without a posterior, from how losses bend, given the second moments of everybody's `x`; and that."""
+
+    def foresee(part: Held, fold: Fold, trio: Trio) -> Bent:
+        return bent_of(task, part.held, part.train.size, trio, x)
+
+    tally, said = judged_folds(task, rows, parts, kept, choice, weights, foresee, tell)
+    bent = total_bends(said)
+    return with_bends(witnesses_of(tally), bent), mean_losses(tally), bent
