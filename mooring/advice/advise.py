@@ -22,6 +22,7 @@ from mooring.advice.decide import Side
 from mooring.advice.explain import explained, theory_of
 from mooring.advice.families import ALONE, COMMON, LAMBDA, Setting
 from mooring.advice.folds import joined, units_of, usable
+from mooring.advice.mix import mix_of
 from mooring.advice.networks import Kept, network_evidence, network_folds
 from mooring.advice.plans import alpha_of, as_algorithm, kind_of, stiffness_of
 from mooring.advice.survey import Survey, as_table
@@ -57,7 +58,7 @@ class Deployed(NamedTuple):
     common: Tensor  # [d]
     personal: Tensor  # [m, d]
     deployed: Tensor  # [m, d]
-    centre: Tensor  # [d], the common model inside the plan: what newcomers are moored to
+    centres: Tensor  # [k, d], the common model inside each setting of the mix: what newcomers are moored to
     plan: list[Setting]  # each client's, of the deployed model
 
 
@@ -246,7 +247,7 @@ def deploy(choice: Choice, trio: Trio, kinds: np.ndarray) -> Deployed:
     """Each client's model of the kind that it is told to deploy."""
     mine = {"alone": lambda i: choice.alone, "common": lambda i: choice.common}
     plan = [mine.get(kind, lambda i: choice.own.get(i, choice.plan))(i) for i, kind in enumerate(kinds)]
-    return Deployed(*trio[:3], deployed_of(trio, kinds), trio.centre, plan)
+    return Deployed(*trio[:3], deployed_of(trio, kinds), trio.centres, plan)
 
 
 def deployed_of(trio: Trio, kinds: np.ndarray) -> Tensor:
@@ -392,10 +393,18 @@ def write(directory: RunDir, advice: Advice) -> None:
     frame = frame.rename(columns={"lambda": "lam"})
     known = frame[[name for name in CLIENTS.names if name in frame]]
     write_parquet(directory.path / CLIENTS_FILE, clients_table(known.to_dict("records")))
-    models = advice.models
-    centre = None if torch.equal(models.centre, models.common) else models.centre
+    models, choice = advice.models, advice.choice
+    moorings = zip(choice.mix.values(), models.centres)
+    centre = sum((weight * w for weight, w in moorings), torch.zeros_like(models.common))
     apart = not isinstance(job.clients.train, Rows)  # then each client keeps its own
     shared = models.deployed if not apart or (job.run.federation and job.run.federation.share_models) else None
-    saved = Saved(models.common, shared, job.clients.names, *task_facts(job), centre=centre)
+    saved = Saved(
+        models.common,
+        shared,
+        job.clients.names,
+        *task_facts(job),
+        centre=None if torch.equal(centre, models.common) else centre,
+        mix=None if job.task.prox is None else mix_of(choice, models.centres),
+    )
     directory.write_models(saved)
     kept.remove(directory)

@@ -4,9 +4,10 @@
    the belief before any row was held out, all other settings together have the other half.
 2. Held-out rows weigh the settings by their likelihoods, and everyone's model is the weighted average: where rows
    cannot tell settings apart, their average loses less than the one that happens to look best (its loss is at most the
-   average of theirs). The heaviest one is called the plan: what is told of stiffness, and what newcomers get, is its.
-   Without a prior (kinked losses, very many parameters, networks, whose average is none of them) the best single lam
-   is the plan, or a setting whose held-out loss is lower by more than 2.5 standard errors of the paired difference.
+   average of theirs). Newcomers get the same average (`mix.py`). The heaviest setting is called the plan: what is told
+   of stiffness is its. Without a prior (kinked losses, very many parameters, networks, whose average is none of them)
+   the best single lam is the plan, or a setting whose held-out loss is lower by more than 2.5 standard errors of the
+   paired difference.
 3. A client leaves the shared plan (looser, tighter, alone, common) only where its own held-out rows make that nearly
    sure, all clients' choices together being the prior of each one's (empirical Bayes again), and only if such choices,
    made on some folds, pay on the others by more than three standard errors. A client of few rows cannot: for it the

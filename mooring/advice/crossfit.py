@@ -237,13 +237,13 @@ def trio_of(task: Any, rows: Rows, choice: Choice, found: list[Prior], weights: 
 def trio_from(choice: Choice, models: Mapping[Setting, Models]) -> Trio:
     """The models of a choice's settings: each client's personal one is the average of the mix, or of its own choice."""
     common = models[choice.common].w
-    personal, centre = torch.zeros_like(models[choice.plan].v), torch.zeros_like(common)
+    personal = torch.zeros_like(models[choice.plan].v)
     for setting, weight in choice.mix.items():
         personal += weight * models[setting].v
-        centre += weight * (common if setting.family == ALONE else models[setting].w)
     for i, setting in choice.own.items():
         personal[i] = models[setting].v[i]
-    return Trio(models[choice.alone].v, common, personal, centre)
+    centres = [common if setting.family == ALONE else models[setting].w for setting in choice.mix]
+    return Trio(models[choice.alone].v, common, personal, torch.stack(centres))
 
 
 def posterior_of(task: Any, rows: Rows, noise: Tensor, unit: Tensor) -> Truths:

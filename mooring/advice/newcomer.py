@@ -6,7 +6,8 @@
     alone     the method's own visits                                             Local, whose w is not trained
     tune      w after local SGD steps                                             methods of one shared model
 
-Each algorithm declares its way in `Algorithm.newcomer`.
+Each algorithm declares its way in `Algorithm.newcomer`; newcomers to an advice that is solved exactly get what its
+clients got (`mix.py`).
 
 Source   apfl, Eq. 7 (mixture).
 """

@@ -18,7 +18,8 @@ from mooring.advice.advise import deployed_of, told_of
 from mooring.advice.answer import answer
 from mooring.advice.crossfit import of_tally
 from mooring.advice.decide import LEVEL
-from mooring.advice.folds import FOLDS, compact, deal, joined, owners, row_losses, subset
+from mooring.advice.folds import FOLDS, compact, deal, joined, owners, row_losses, subset, usable
+from mooring.advice.mix import average_of_mix
 from mooring.advice.newcomer import models_of_newcomers
 from mooring.advice.tally import Trio, mean_losses, tally_of, total
 from mooring.algorithms.base import build
@@ -37,6 +38,7 @@ from mooring.runs.runfile import run_bytes
 from mooring.theory.federation_gain import risk_ratio
 
 CONFIDENT = float(norm.ppf((1 + LEVEL) / 2))
+AVERAGE = "average"  # the way of newcomers to an advice: that of its settings
 LEAST = 10  # held-out rows below which a ratio of losses says nothing
 
 
@@ -64,6 +66,8 @@ def personalize(
 ) -> Personalized:
     """Personal models for the clients in `source`, from the common model of the run at `path`.
 
+    Of an advice that is solved exactly they are what its clients got: the average of all settings (`mix.py`). `how`
+    asks for another way (`newcomer.py`), and other runs have their algorithm's own.
     A table without the run's client column is one newcomer. Newcomers are judged as advice judges networks, on rows
     that took no part in training: what to deploy (the personal model, the common one, its own), the gains with their
     intervals and chances, and the ratio of the losses alone and personal (the federation gain). With `out` they join
@@ -84,15 +88,19 @@ def personalize(
         said.append(f"{counted(len(known), 'client')} {taken}{'' if out is None else ', and their models replaced'}.")
     algorithm = build(asked.name, asked.fields | (asked.settled or {}), directory.path)
     centre = models.common if models.centre is None else models.centre
-    server = algorithm.start(task, centre)[0]
+    server, mix = algorithm.start(task, centre)[0], models.mix if how == "auto" else None
+
+    def personal(clients: Clients) -> Tensor:
+        if mix is not None:
+            return average_of_mix(task, usable(clients), mix)
+        m = len(clients)
+        return models_of_newcomers(algorithm, server, task, clients.cohort(), Round(1, 1, m, m, 1.0, seed), how=how)
 
     def trained(clients: Clients) -> Trio:
-        m = len(clients)
-        mine = models_of_newcomers(algorithm, server, task, clients.cohort(), Round(1, 1, m, m, 1.0, seed), how=how)
-        return Trio(train_alone(task, clients, seed), models.common, mine, centre)
+        return Trio(train_alone(task, clients, seed), models.common, personal(clients), centre[None])
 
     frame, found = judged(task, newcomers, trained, seed)
-    way = algorithm.newcomer if how == "auto" else how
+    way = AVERAGE if mix is not None else algorithm.newcomer if how == "auto" else how
     told = Personalized(frame, found, task.metric, way, [*said, *newcomers.notes], None if out is None else Path(out))
     if out is not None:
         join_run(out, directory, newcomers, told)

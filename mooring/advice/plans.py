@@ -41,7 +41,10 @@ def alpha_of(setting: Setting) -> float:
 
 
 def as_algorithm(choice: Choice, rows: Rows) -> dict[str, Any]:
-    """The shared plan as the section [algorithm] of a run file: newcomers are given their models by it."""
+    """The shared plan as the section [algorithm] of a run file.
+
+    Newcomers to an advice on networks get their models by it; others get the average of all settings (`mix.py`).
+    """
     plan, prior = choice.plan, choice.prior
     kind = kind_of(plan, prior)
     if kind == ALONE:

@@ -33,7 +33,7 @@ class Trio(NamedTuple):
     alone: Tensor  # [m, d]
     common: Tensor  # [d]
     personal: Tensor  # [m, d]
-    centre: Tensor  # [d], the common model inside the plan: what newcomers are moored to
+    centres: Tensor  # [k, d], the common model inside each setting of the mix: what newcomers are moored to
 
 
 class Tally(NamedTuple):

@@ -50,6 +50,14 @@ METHODS_CSV, SEEDS_CSV, CURVES_CSV, CLIENTS_CSV = "methods.csv", "seeds.csv", "c
 OTHER_MODELS = {which: f"models-{which}.safetensors" for which in ("best", "last")}  # of the round that is not kept
 
 
+class Mix(NamedTuple):
+    """The settings whose models an advice averages: what the models of newcomers are made from."""
+
+    settings: list[dict[str, Any]]  # of each its numbers and its weight
+    centres: Tensor  # [k, d], the common model of each
+    slack: Tensor | None  # [d], where some go by how clients vary: tau^2 over the noise
+
+
 class Models(NamedTuple):
     """What a finished run is for: the common model and every client's own."""
 
@@ -59,6 +67,7 @@ class Models(NamedTuple):
     task: dict[str, Any]  # what the task is, enough to build it again
     layout: Any  # how the d parameters split into the task's parts
     centre: Tensor | None = None  # [d], what newcomers are moored to, where that is not the common model
+    mix: Mix | None = None  # of an advice that is solved exactly: newcomers get the average that its clients got
 
 
 def default_out(name: str, root: str | Path = "runs") -> Path:
@@ -218,7 +227,8 @@ class RunDir:
     def models(self) -> Models:
         tensors, meta = read_tensors(self._at(MODELS, self._unfinished if self.run.algorithms is None else self._many))
         about = tuple(meta["clients"]), meta["task"], meta["layout"]
-        return Models(tensors["common"], tensors.get("personal"), *about, centre=tensors.get("centre"))
+        mix = Mix(meta["mix"], tensors["centres"], tensors.get("slack")) if "mix" in meta else None
+        return Models(tensors["common"], tensors.get("personal"), *about, centre=tensors.get("centre"), mix=mix)
 
     def write_models(self, models: Models) -> None:
         """Mark the run finished. The order of the files in time is what makes the mark true: write this one last."""
@@ -279,5 +289,8 @@ def models_file(models: Models) -> Stream:
     if models.personal is not None and models.personal.shape != shape:
         raise ValueError(f"personal models must have the shape {shape}, got {tuple(models.personal.shape)}")
     parts = {"common": models.common, "personal": models.personal, "centre": models.centre}
-    tensors = {name: part for name, part in parts.items() if part is not None}
-    return tensor_file(tensors, {"clients": models.clients, "task": models.task, "layout": models.layout})
+    meta = {"clients": models.clients, "task": models.task, "layout": models.layout}
+    if models.mix is not None:
+        parts |= {"centres": models.mix.centres, "slack": models.mix.slack}
+        meta["mix"] = models.mix.settings
+    return tensor_file({name: part for name, part in parts.items() if part is not None}, meta)

@@ -80,7 +80,8 @@ def test_models_that_are_written_are_those_to_deploy(tmp_path):
     saved = open_run(tmp_path / "run").models
     assert torch.equal(saved.personal, models.deployed)
     assert torch.equal(saved.common, models.common)  # whose losses the clients' table has
-    assert torch.equal(models.centre, saved.common if saved.centre is None else saved.centre)
+    centre = sum(weight * w for weight, w in zip(advice.choice.mix.values(), models.centres))
+    assert torch.equal(centre, saved.common if saved.centre is None else saved.centre)
 
 
 def test_all_rows_are_used_unless_the_table_brings_its_own_split():
@@ -136,6 +137,7 @@ def test_an_interrupted_advice_goes_on_to_the_same_bytes(tmp_path, monkeypatch, 
         (tmp_path / "net.py").write_text("from torch import nn\n\nmake = lambda features: nn.Linear(features, 1)\n")
         more |= {"model": str(tmp_path / "net.py:make"), "rounds": 2}
     advise(tmp_path / "rows.csv", out=tmp_path / "whole", **more)
+    assert (open_run(tmp_path / "whole").models.mix is None) == bool(model)  # an average of networks is none of them
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         interrupted_after(patch, 2)
         advise(tmp_path / "rows.csv", out=tmp_path / "cut", **more)

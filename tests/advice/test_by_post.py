@@ -13,6 +13,7 @@ pytest.importorskip("flwr", reason="flwr is not installed; the extra is mooring[
 from mooring.advice.advise import advise
 from mooring.advice.at_home import AdvisedHome
 from mooring.advice.by_post import Board, converse
+from mooring.advice.personalize import personalize
 from mooring.core.errors import RequestError
 from mooring.data.datasets import TABLES
 from mooring.data.gather import gather
@@ -68,7 +69,7 @@ def assert_same_advice(apart, here):
         torch.testing.assert_close(
             getattr(apart.models, which)[order], getattr(here.models, which), rtol=CLOSE, atol=CLOSE
         )
-    for which in ("common", "centre"):
+    for which in ("common", "centres"):
         torch.testing.assert_close(getattr(apart.models, which), getattr(here.models, which), rtol=CLOSE, atol=CLOSE)
     ours, theirs = apart.clients.iloc[order], here.clients
     for column in WORDS:
@@ -107,6 +108,11 @@ def test_verdicts_and_models_are_the_simulators(federation):
     here = advise(path)
     assert_same_advice(apart, here)
     assert open_run(out).models.personal is None  # each client has its own
+    later = personalize(out, homes[0].path)  # as a newcomer, whose rows are here
+    place = here.job.clients.names.index(homes[0].name)
+    assert later.way == "average" and later.clients["deploy"].tolist() == ["personal"]
+    # To `path.NEAR_ENOUGH`: where a moor is slack, the clients' path ends that far from their exact fits.
+    torch.testing.assert_close(later.models[0], here.models.personal[place], rtol=1e-4, atol=1e-4)
     for home in homes:
         row = here.clients.set_index("client").loc[home.name]
         told = read_json(home.folder / DONE)

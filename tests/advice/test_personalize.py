@@ -30,7 +30,7 @@ def newcomers(sizes, noise=0.3):
 
 def fixed(alone, common, personal):
     """Newcomers' models that no rows change."""
-    return lambda clients: Trio(alone, common, personal, common)
+    return lambda clients: Trio(alone, common, personal, common[None])
 
 
 def test_newcomers_are_judged_by_the_same_path_as_advice():
@@ -59,7 +59,7 @@ def test_every_row_judges_once_where_parts_are_by_chance():
     def train(part):
         seen.append([getattr(part, name).size.tolist() for name in ("train", "validation", "test")])
         w = torch.zeros(4, dtype=torch.float64)
-        return Trio(w.expand(2, -1), w, w.expand(2, -1), w)
+        return Trio(w.expand(2, -1), w, w.expand(2, -1), w[None])
 
     frame, _ = judged(task, clients, train)
     assert seen[0] == [[28, 15], [2, 2], [0, 0]] and len(seen) == 6  # all rows, then five folds

@@ -14,7 +14,7 @@ def trio(m=5, d=4, seed=0):
     draw = torch.Generator().manual_seed(seed)
     alone, personal = (torch.randn(m, d, dtype=torch.float64, generator=draw) for _ in range(2))
     common = torch.randn(d, dtype=torch.float64, generator=draw)
-    return Trio(alone, common, personal, common)
+    return Trio(alone, common, personal, common[None])
 
 
 def loop(rows, models):

@@ -8,10 +8,11 @@ import torch
 
 from mooring.core.errors import RequestError, WorkError
 from mooring.runs import checkpoint
-from mooring.runs.directory import Models, create, default_out, open_run
+from mooring.runs.directory import Mix, Models, create, default_out, open_run
 from mooring.runs.files import DamagedFile, clean, json_bytes, parquet_bytes, write_parquet
 from mooring.runs.records import clients_table, rounds_table
 from mooring.runs.runfile import make_run, run_bytes
+from mooring.runs.tensors import read_tensors
 
 RUN = make_run({"data": {"source": "exam.csv"}, "algorithm": {"name": "Ditto", "lam": 0.5}}, "here")
 SPLIT = pd.DataFrame({"client": ["a", "b"], "row": [0, 1], "part": ["train", "test"]})
@@ -59,6 +60,21 @@ def test_models_without_personal_ones_and_of_a_wrong_shape(tmp_path):
     assert not run.finished
     run.write_models(MODELS._replace(personal=None))
     assert run.models.personal is None
+
+
+def test_what_newcomers_to_an_advice_get_reads_back(tmp_path):
+    run = create(tmp_path / "run", FILES)
+    settings = [{"family": "size", "value": 0.1 + 0.2, "weight": 1 / 3}, {"family": "common", "value": 0.0}]
+    for slack in (torch.tensor([0.5, 0.0, 2.0], dtype=torch.float64), None):
+        mix = Mix(settings, torch.rand(2, 3), slack)
+        run.write_models(MODELS._replace(mix=mix, centre=torch.ones(3)))
+        found = run.models.mix
+        assert found.settings == settings and torch.equal(found.centres, mix.centres)
+        assert found.slack is None if slack is None else torch.equal(found.slack, slack)
+    run.write_models(MODELS)
+    assert run.models.mix is None
+    tensors, meta = read_tensors(run.path / "models.safetensors")  # as before there was such a thing
+    assert set(tensors) == {"common", "personal"} and set(meta) == {"clients", "task", "layout"}
 
 
 @pytest.mark.parametrize("make", [lambda p: p.mkdir(), lambda p: p.write_text("x"), lambda p: p.symlink_to("nowhere")])
