@@ -1,7 +1,7 @@
 """From evidence to an answer: trusted gains, what everyone should deploy, and the federation's line.
 
-With a posterior the predicted gains are trusted as far as held-out rows bear them out; without one, held-out rows are
-all there is. Rows that a table keeps apart for tests are one more witness in both cases.
+Predicted gains are trusted as far as held-out rows bear them out; of networks and newcomers, whose gains nothing
+predicts, held-out rows are all there is. Rows that a table keeps apart for tests are one more witness in both cases.
 """
 
 from __future__ import annotations

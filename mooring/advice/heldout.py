@@ -1,4 +1,4 @@
-"""Gains where no posterior exists (networks, kinked losses, very many parameters): held-out rows alone tell.
+"""Gains where nothing predicts them (networks, newcomers): held-out rows alone tell.
 
 Client i's n_i held-out rows have losses that differ between two models by d_i on average, with standard deviation u_i
 over rows (steadied by all clients'). The effects theta_i = gain_i / u_i are draws from N(mu, t^2) over the clients,
