@@ -33,10 +33,11 @@ from mooring.advice.tally import PAIRS, Tally, Trio, mean_losses, tally_of, tota
 from mooring.core.cohort import Rows
 from mooring.engines.fit import Tell, silent
 from mooring.tasks.linear import Linear
-from mooring.tasks.proximal import is_dense
+from mooring.tasks.proximal import DENSE, is_dense
 
 CHOOSING = 1  # folds in which candidates are compared where fits are rather dear,
 DEAR = 5e7  # rows times squared parameters from which they are: thousands of held-out rows are enough to choose by
+ENOUGH = 500  # rows to choose by where fits are dear on few rows, too: losses with kinks
 
 
 class Fold(NamedTuple):
@@ -75,7 +76,7 @@ def cross_fit(
 
     `done` are folds of an interrupted run, and `save(number, fold)` keeps a new one. Where fits are dear (very many
     parameters) and nobody says how many folds, one fold of five is held out; where they are rather dear, the candidates
-    are compared in CHOOSING folds only, and in the others what they chose is judged. No fold tears rows of one of the
+    are compared in some folds only, and in the others what they chose is judged. No fold tears rows of one of the
     `units` [N] apart.
     """
     tell("seeing how clients vary", 0, 1)
@@ -91,10 +92,10 @@ def cross_fit(
     near = prior_of(prior, asked)[0] if prior is not None else None
     if units is not None and some is not rows:
         units = units[torch.isin(owners(rows), asked)]
-    parts = list(cross(some, keys[asked.numpy()], seed, folds, units))
-    if folds is None and not is_dense(task):
+    parts = list(cross(some, keys[asked.numpy()], seed, folds if is_dense(task) else folds or FOLDS, units))
+    if folds is None and task.dim > DENSE:
         parts = parts[:1]
-    choosing = CHOOSING if rather_dear(task, some) else len(parts)
+    choosing = folds_to_choose(task, some, len(parts))
     tried = [settings if k < choosing else [] for k in range(len(parts))]
     if isinstance(some, Rows):
         kept = []
@@ -137,9 +138,12 @@ def cross_fit(
     return choice, Evidence(trio, gain, seen, judged, asked)
 
 
-def rather_dear(task: Any, rows: Rows) -> bool:
-    """Whether every candidate takes seconds: iterations with large Hessians on many rows."""
-    return is_dense(task) and not isinstance(task, Linear) and float(rows.size.sum()) * task.dim**2 > DEAR
+def folds_to_choose(task: Any, rows: Rows, folds: int) -> int:
+    """In how many of the folds candidates are compared: all of them, unless every candidate takes seconds."""
+    total = int(rows.size.sum())
+    if isinstance(task, Linear) or (is_dense(task) and total * task.dim**2 <= DEAR):
+        return folds
+    return CHOOSING if is_dense(task) else min(folds, max(CHOOSING, -(-ENOUGH * folds // max(total, 1))))
 
 
 def by_row(rows: Rows, parts: list[Held], kept: list[Fold], keys: np.ndarray, seed: int) -> ByRow:

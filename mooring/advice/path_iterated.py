@@ -26,6 +26,7 @@ PRODUCTS = 30  # Hessian products a Newton step may take
 FORCING = 0.3  # residual at which a Newton step counts as solved, relative to the gradient
 FLOOR = 1e-4  # of the moments in the preconditioner, as a share of the largest
 HALVINGS = 20
+FLAT = 1e-10  # an envelope that falls by less, relative to its value, is at its lowest
 
 Found = tuple[float, Tensor, Tensor]
 
@@ -219,7 +220,7 @@ def envelope_path(
             return total, slope.double().numpy()
 
         found = minimize(
-            envelope, w.double().numpy(), jac=True, method="L-BFGS-B", options={"maxiter": 300, "ftol": 1e-12}
+            envelope, w.double().numpy(), jac=True, method="L-BFGS-B", options={"maxiter": 300, "ftol": FLAT}
         )
         w = torch.from_numpy(found.x).to(task.dtype)
         envelope(found.x)

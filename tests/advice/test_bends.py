@@ -9,7 +9,6 @@ import torch
 import mooring
 from mooring.advice.answer import answer
 from mooring.advice.bends import (
-    OTHERS,
     Bent,
     bent_gains,
     bent_of,
@@ -21,7 +20,7 @@ from mooring.advice.bends import (
 )
 from mooring.advice.calibrate import chances
 from mooring.advice.crossfit import cross_fit
-from mooring.advice.tally import PAIRS, Trio, tally_of, witnesses_of
+from mooring.advice.tally import MODELS, PAIRS, Trio, tally_of, witnesses_of
 from mooring.core.cohort import Rows
 from mooring.data.clients import from_arrays
 from mooring.tasks.absolute import Absolute
@@ -133,37 +132,28 @@ def test_several_scores_are_as_wide_as_all_of_them_together():
     torch.testing.assert_close(widths(models, everyones_moments(task, rows))[0, 0], scores.square().sum(1).mean())
 
 
-def kinked_federation(kind, seed, m=20, n=30, spread=0.3):
-    """Clients whose truths vary, with their true risks: of absolute losses with normal noise, or of a hinge."""
-    rng = np.random.default_rng(seed)
-    truth = rng.normal(size=4) + spread * rng.normal(size=(m, 4))
-    x = rng.normal(size=(m, n + 3_000, 3))
-    z = np.einsum("cnq,cq->cn", x, truth[:, :3]) + truth[:, 3:]
+@pytest.mark.parametrize(("task", "kind"), [(Absolute(2), "regression"), (Hinge(2), "binary")])
+def test_gains_of_kinked_losses_turn_out_as_they_were_predicted(task, kind):
+    """Against fresh rows: the clients' gains are off by no more than twice their errors in root mean square (normal ones
+    are by 1, and by 1.6 once in a thousand federations of 15), and their mean is within the federation's interval
+    (widened to one in a thousand)."""
+    rng = np.random.default_rng(1)
+    m, n, fresh = 15, 30, 3_000
+    truth = rng.normal(size=3) + 0.5 * rng.normal(size=(m, 3))
+    x = rng.normal(size=(m, n + fresh, 2))
+    z = np.einsum("cnq,cq->cn", x, truth[:, :2]) + truth[:, 2:]
     y = z + rng.normal(size=z.shape) if kind == "regression" else (z + rng.logistic(size=z.shape) > 0).astype(int)
     clients = from_arrays(list(x[:, :n]), list(y[:, :n]), kind=kind)
-    fresh = Rows.stack(*([torch.from_numpy(part[i, n:]) for i in range(m)] for part in (x, y)))
-    return clients, fresh
-
-
-@pytest.mark.parametrize(("task", "kind"), [(Absolute(3), "regression"), (Hinge(3), "binary")])
-def test_chances_of_kinked_losses_are_right_as_often_as_they_say(task, kind):
-    """Over planted federations the mean chance of what is deployed to be better than alone, and than common, is the
-    share for which it is true: within four errors, federations being the units of chance."""
-    apart = {other: [] for other in OTHERS.values()}
-    for seed in range(3):
-        clients, fresh = kinked_federation(kind, seed)
-        _, evidence = cross_fit(task, clients.train, clients.keys)
-        found = answer(evidence, clients.train.size)
-        assert set(found.gains) == set(PAIRS)
-        sums = tally_of(task, fresh, evidence.trio).losses
-        risk = dict(zip(("alone", "common", "personal"), sums.numpy()))
-        mine = np.array([risk[kind][i] for i, kind in enumerate(found.decision.deploy)])
-        for other, side in (("alone", found.decision.over_alone), ("common", found.decision.over_common)):
-            told = side.sure != "same"
-            if told.any():
-                apart[other].append(float((side.chance - (risk[other] > mine))[told].mean()))
-    for gaps in apart.values():
-        assert abs(np.mean(gaps)) <= max(4 * np.std(gaps, ddof=1) / math.sqrt(len(gaps)), 0.05), gaps
+    _, evidence = cross_fit(task, clients.train, clients.keys)
+    found = answer(evidence, clients.train.size, level=0.999)
+    later = Rows.stack(*([torch.from_numpy(part[i, n:]) for i in range(m)] for part in (x, y)))
+    risk = dict(zip(MODELS, tally_of(task, later, evidence.trio).losses / fresh))
+    for name, (o, p) in PAIRS.items():
+        gain, true = found.gains[name], risk[o] - risk[p]
+        off = (true - gain.expected) / gain.spread
+        assert float(off.square().mean().sqrt()) < 2, (name, off)
+        _, low, high = found.lines[name]
+        assert low <= float(true.mean()) <= high, name
 
 
 def test_wide_tables_and_kinked_losses_are_advised():
