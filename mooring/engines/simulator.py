@@ -19,7 +19,7 @@ from mooring.engines.states import States
 from mooring.estimates.facts import Facts, gather
 from mooring.runs.tensors import Stored
 
-KEPT = 500_000_000  # bytes of replies up to which their memory waits for the next round's
+KEPT = 1_000_000_000  # bytes of replies up to which their memory waits for the next round's
 Known = dict[tuple[str, ...], tuple[Tensor, Facts]]  # by what was asked: the model that facts are about, and the facts
 
 
