@@ -93,56 +93,39 @@ def take_steps(
         list(pool.map(work, parts))
 
 
-@lru_cache(maxsize=1)
-def kernel() -> Any:
-    """The compiled function; its types are settled, and code made, by the arguments of each first call.
+def holds_twenty() -> bool:
+    """Whether the processor's registers hold twenty sums, and what is added to them."""
+    from numba.core.codegen import get_host_cpu_features
 
-    Written plainly for the compiler's sake: tuples, slices, `min` and allocations all take it longer.
-    """
-    from llvmlite.ir import Constant, FunctionType, IntType, VoidType
+    return "+avx512f" in get_host_cpu_features().split(",")
+
+
+@lru_cache(maxsize=1)
+def toolbox() -> tuple[Any, Any, Any, Any]:
+    """What kernels are made of: how functions are compiled, and those that Python does not call, which takes less
+    time; a mark for wide vectors; the scores of four rows."""
     from numba import njit, types
     from numba.extending import intrinsic
 
-    fast = njit(fastmath=FAST, nogil=True, error_model="numpy")
+    fast = partial(njit, fastmath=FAST, nogil=True, error_model="numpy")
+    inner = fast(no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
     def widened(typing):  # type: ignore[no-untyped-def]
-        """Where it is called, vectors are as wide as the processor's: by itself LLVM takes half of 512 bits."""
+        """Where it is called, vectors are as wide as the processor's: by itself LLVM takes half of 512 bits. Its
+        code is made once, not for every caller anew."""
 
         def mark(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
             attributes = builder.function.attributes
             if isinstance(attributes, set):  # its own `add` knows but a few names
                 set.add(attributes, '"prefer-vector-width"="512"')
+            attributes.add("noinline")
             return context.get_dummy_value()
 
         return types.void(), mark
 
     wide: Any = intrinsic(widened)
 
-    def asked(typing, address):  # type: ignore[no-untyped-def]
-        """Have the memory at an address brought into the processor's second cache; nobody waits for it."""
-
-        def ask(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-            reading, second_cache, data = (Constant(IntType(32), number) for number in (0, 2, 1))
-            place = builder.inttoptr(arguments[0], IntType(8).as_pointer())
-            prefetch = builder.module.declare_intrinsic("llvm.prefetch", [place.type], PREFETCH)
-            builder.call(prefetch, [place, reading, second_cache, data])
-            return context.get_dummy_value()
-
-        return types.void(address), ask
-
-    PREFETCH = FunctionType(VoidType(), [IntType(8).as_pointer(), *[IntType(32)] * 3])
-    line: Any = intrinsic(asked)
-
-    @fast
-    def expect(x, index, first, last):  # type: ignore[no-untyped-def]
-        """Rows x[index[first : last]], as far as there are any, will be needed."""
-        length = x.shape[1] * x.itemsize
-        for r in range(first, last if last < len(index) else len(index)):
-            begin = x.ctypes.data + index[r] * length
-            for at in range(0, length, LINE):
-                line(begin + at)
-
-    @fast
+    @inner
     def score(W, b, x, i0, i1, i2, i3, r, z):  # type: ignore[no-untyped-def]
         """z[k, r + j] = x_j'W_k + b_k for four rows j."""
         wide()
@@ -220,7 +203,46 @@ def kernel() -> Any:
             z[k, r + 3] = a3 + b[k]
             k += 1
 
-    @fast
+    return fast(), inner, wide, score
+
+
+@lru_cache(maxsize=1)
+def kernel() -> Any:
+    """The compiled function; its types are settled, and code made, by the arguments of each first call.
+
+    Written plainly for the compiler's sake: tuples, slices, `min` and allocations all take it longer.
+    """
+    from llvmlite.ir import Constant, FunctionType, IntType, VoidType
+    from numba import types
+    from numba.extending import intrinsic
+
+    fast, inner, wide, score = toolbox()
+
+    def asked(typing, address):  # type: ignore[no-untyped-def]
+        """Have the memory at an address brought into the processor's second cache; nobody waits for it."""
+
+        def ask(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+            reading, second_cache, data = (Constant(IntType(32), number) for number in (0, 2, 1))
+            place = builder.inttoptr(arguments[0], IntType(8).as_pointer())
+            prefetch = builder.module.declare_intrinsic("llvm.prefetch", [place.type], PREFETCH)
+            builder.call(prefetch, [place, reading, second_cache, data])
+            return context.get_dummy_value()
+
+        return types.void(address), ask
+
+    PREFETCH = FunctionType(VoidType(), [IntType(8).as_pointer(), *[IntType(32)] * 3])
+    line: Any = intrinsic(asked)
+
+    @inner
+    def expect(x, index, first, last):  # type: ignore[no-untyped-def]
+        """Rows x[index[first : last]], as far as there are any, will be needed."""
+        length = x.shape[1] * x.itemsize
+        for r in range(first, last if last < len(index) else len(index)):
+            begin = x.ctypes.data + index[r] * length
+            for at in range(0, length, LINE):
+                line(begin + at)
+
+    @inner
     def residual(z, r, target, g, link):  # type: ignore[no-untyped-def]
         """From the scores of row r to g times the loss's slope at them."""
         K = len(z)
@@ -244,7 +266,7 @@ def kernel() -> Any:
         else:
             z[0, r] = g * (z[0, r] - z.dtype.type(target))
 
-    @fast
+    @inner
     def descend(W, x, i0, i1, i2, i3, r, z):  # type: ignore[no-untyped-def]
         """W_k <- W_k - sum_j z[k, r + j] x_j for four rows j."""
         wide()

@@ -3,6 +3,7 @@
 A step of such a network takes some hundred microseconds of arithmetic, and sixteen calls of PyTorch with Python between
 them a fifth as much again. Here a client's stay is one compiled call. Products of matrices are still those of the BLAS
 that PyTorch brings and uses itself, found by its Fortran name; where PyTorch brings none, there are no compiled steps.
+But BLAS copies a layer's matrix before it multiplies few rows with it: where that counts, scores are summed here.
 
 A client's parameters are one piece of memory for all its steps and lie there as in the model's vector, a layer's bias
 behind its matrix [out, in]: these products are as fast as those of turned matrices, and nothing has to be turned.
@@ -29,8 +30,11 @@ from mooring.core.steps import Felt, hold
 from mooring.core.threads import side_by_side
 from mooring.tasks.alone import each
 from mooring.tasks.alone_perceptron import FREE, PLAIN, RELU, Net
+from mooring.tasks.compiled import holds_twenty, toolbox
 
-FAST = {"reassoc", "contract", "nsz", "arcp"}  # nan and infinity keep their meaning: divergence must show
+LONG, FEW = 300, 32  # inputs from which on, and outputs up to which, scores are faster without BLAS
+MANY = 64  # rows up to which they are
+AT_ONCE = 40  # outputs whose parameters stay in the cache while all rows meet them
 PRODUCTS = {torch.float32: "sgemm_", torch.float64: "dgemm_"}
 
 
@@ -59,10 +63,16 @@ def reads(rows: Rows) -> bool:
     return rows.x.ndim == 2 and rows.x.is_contiguous() and rows.y.is_contiguous()
 
 
+def by_hand(inputs: int, outputs: int) -> bool:
+    """Whether a layer's scores are summed here: BLAS first copies its matrix, which few rows do not make up for."""
+    return holds_twenty() and (inputs >= LONG or outputs <= FEW)
+
+
 class Workplace:
     """A thread's memory for steps on at most so many rows."""
 
     def __init__(self, net: Net, rows: int):
+        rows = (rows + 3) // 4 * 4
         self.like, self.rows = net.stages[0].layer.weight, rows
         begins = np.array([net.places[f"{stage.name}.weight"].start for stage in net.stages])
         self.inputs = np.array([stage.layer.in_features for stage in net.stages])
@@ -70,8 +80,10 @@ class Workplace:
         biases = np.array([stage.bias * stage.layer.out_features for stage in net.stages])
         bent = np.array([stage.kind is RELU for stage in net.stages])
         at = rows * (np.cumsum(self.inputs) - self.inputs)  # of what goes into each layer
+        direct = np.array([by_hand(*pair) for pair in zip(self.inputs, self.outputs)])
         told = np.zeros(6, np.int64), self.like.new_zeros(2).numpy(), np.frombuffer(b"NT", np.uint8).copy()
-        self.shape = (begins, self.inputs, self.outputs, biases, bent, at, *told)
+        nought = self.like.new_zeros(AT_ONCE).numpy()
+        self.shape = (begins, self.inputs, self.outputs, biases, bent, at, *told, direct, nought)
 
     def room(self, width: int) -> np.ndarray:
         return self.like.new_zeros(self.rows * width).numpy()
@@ -165,19 +177,17 @@ def kernels(dtype: torch.dtype) -> tuple[Any, Any]:
     `net` is a Workplace's shape, `seen` what goes into all layers, [rows, inputs] one after another, from `at` on.
     Loops run over slices from 0 on: numba vectorises no others.
     """
-    from numba import njit
-
     multiply = ctypes.CFUNCTYPE(None, *[ctypes.c_size_t] * 13)(product(dtype) or 0)
-    fast = njit(fastmath=FAST, nogil=True, error_model="numpy")
+    fast, inner, _, four = toolbox()
     size = dtype.itemsize
 
-    @fast
+    @inner
     def add_product(turned, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, net):  # type: ignore[no-untyped-def]
         """C <- alpha A B + beta C in Fortran's order of memory, all by address; A turned if 1, B if 2.
 
         Sizes are words of 64 bits, whose lower halves come first: right for a BLAS that reads 32 bits as well.
         """
-        _, _, _, _, _, _, ints, reals, letters = net
+        _, _, _, _, _, _, ints, reals, letters, _, _ = net
         ints[0] = m
         ints[1] = n
         ints[2] = k
@@ -191,7 +201,7 @@ def kernels(dtype: torch.dtype) -> tuple[Any, Any]:
         t = letters.ctypes.data
         multiply(t + turned % 2, t + turned // 2, i, i + 8, i + 16, r, a, i + 24, b, i + 32, r + size, c, i + 40)
 
-    @fast
+    @inner
     def gather(x, index, m, seen):  # type: ignore[no-untyped-def]
         """Rows of x as what goes into the first layer."""
         width = x.shape[1]
@@ -201,24 +211,38 @@ def kernels(dtype: torch.dtype) -> tuple[Any, Any]:
             for j in range(len(to)):
                 to[j] = row[j]
 
-    @fast
+    @inner
     def score(W, layer, m, seen, out, net):  # type: ignore[no-untyped-def]
-        """What goes into a layer times its matrix, to the address `out`."""
-        begins, inputs, outputs, _, _, at, _, _, _ = net
+        """What goes into a layer times its matrix, to the beginning of `out`."""
+        begins, inputs, outputs, _, _, at, _, _, _, direct, nought = net
         tall = inputs[layer]
         width = outputs[layer]
-        a = W.ctypes.data + size * begins[layer]
-        b = seen.ctypes.data + size * at[layer]
-        add_product(1, width, m, tall, 1.0, a, tall, b, tall, 0.0, out, width, net)
+        if m > MANY or not direct[layer]:
+            a = W.ctypes.data + size * begins[layer]
+            b = seen.ctypes.data + size * at[layer]
+            add_product(1, width, m, tall, 1.0, a, tall, b, tall, 0.0, out.ctypes.data, width, net)
+            return
+        matrix = W[begins[layer] : begins[layer] + width * tall].reshape((width, tall))
+        rows = seen[at[layer] : at[layer] + m * tall].reshape((m, tall))
+        room = (m + 3) // 4 * 4
+        turned = out[: room * width].reshape((room, width)).T
+        for k in range(0, width, AT_ONCE):
+            some = matrix[k : k + AT_ONCE]
+            to = turned[k : k + AT_ONCE]
+            for r in range(0, m, 4):
+                i1 = r + 1 if r + 1 < m else r
+                i2 = r + 2 if r + 2 < m else r
+                i3 = r + 3 if r + 3 < m else r
+                four(some, nought, rows, r, i1, i2, i3, r, to)
 
-    @fast
+    @inner
     def bias_of(W, layer, net):  # type: ignore[no-untyped-def]
         """A layer's bias, a view; empty where it has none."""
-        begins, inputs, outputs, biases, _, _, _, _, _ = net
+        begins, inputs, outputs, biases, _, _, _, _, _, _, _ = net
         begin = begins[layer] + inputs[layer] * outputs[layer]
         return W[begin : begin + biases[layer]]
 
-    @fast
+    @inner
     def bend(W, layer, m, out, net):  # type: ignore[no-untyped-def]
         """From products to what leaves a layer: the bias, and what follows."""
         width = net[2][layer]
@@ -232,17 +256,17 @@ def kernels(dtype: torch.dtype) -> tuple[Any, Any]:
                 for j in range(len(row)):
                     row[j] = zero if row[j] < zero else row[j]
 
-    @fast
+    @inner
     def forward(W, m, done, seen, out, net):  # type: ignore[no-untyped-def]
         """From what goes into the first layer to the scores `out`; `done` layers' products are there already."""
         last = len(net[0]) - 1
         for layer in range(last + 1):
             to = seen[net[5][layer + 1] :] if layer < last else out
             if layer >= done:
-                score(W, layer, m, seen, to.ctypes.data, net)
+                score(W, layer, m, seen, to, net)
             bend(W, layer, m, to, net)
 
-    @fast
+    @inner
     def residual(out, m, y, index, net):  # type: ignore[no-untyped-def]
         """From scores to the slopes of the rows' losses there."""
         width = net[2][-1]
@@ -260,10 +284,10 @@ def kernels(dtype: torch.dtype) -> tuple[Any, Any]:
                 row[j] /= total
             row[y[index[r]]] -= out.dtype.type(1)
 
-    @fast
+    @inner
     def back(W, layer, m, seen, behind, slopes, net):  # type: ignore[no-untyped-def]
         """slopes [m, inputs] before a layer, of those behind it; and before what bends what goes in."""
-        begins, inputs, outputs, _, bent, at, _, _, _ = net
+        begins, inputs, outputs, _, bent, at, _, _, _, _, _ = net
         tall = inputs[layer]
         width = outputs[layer]
         a = W.ctypes.data + size * begins[layer]
@@ -275,11 +299,11 @@ def kernels(dtype: torch.dtype) -> tuple[Any, Any]:
             for j in range(len(to)):
                 to[j] = zero if left[j] <= zero else to[j]
 
-    @fast
+    @inner
     def descend(W, layer, m, seen, behind, share, beta, net):  # type: ignore[no-untyped-def]
         """A layer's parameters <- beta times themselves - share times slopes behind, turned, times what goes in. Where
         beta is 0, what they were does not matter, whatever it was."""
-        begins, inputs, outputs, _, _, at, _, _, _ = net
+        begins, inputs, outputs, _, _, at, _, _, _, _, _ = net
         tall = inputs[layer]
         width = outputs[layer]
         a = seen.ctypes.data + size * at[layer]
@@ -298,7 +322,7 @@ def kernels(dtype: torch.dtype) -> tuple[Any, Any]:
     @fast
     def stay(W, x, y, place, n, rate, held, apart, towards, net, seen, out, here, there):  # type: ignore[no-untyped-def]
         """All steps of a client on its parameters W."""
-        begins, inputs, outputs, biases, _, _, _, _, _ = net
+        begins, inputs, outputs, biases, _, _, _, _, _, _, _ = net
         one = W.dtype.type(1)
         for s in range(len(place)):
             eta = rate[s]
@@ -329,7 +353,7 @@ def kernels(dtype: torch.dtype) -> tuple[Any, Any]:
                 descend(W, layer, m, seen, behind, eta / max(m, 1), beta, net)
                 behind = slopes
 
-    @fast
+    @inner
     def walk(own, common, gradient, share):  # type: ignore[no-untyped-def]
         """own <- own - share times the gradient; given back is (own - common)'gradient before, of the same pass."""
         part = own.dtype.type(share)
@@ -339,7 +363,7 @@ def kernels(dtype: torch.dtype) -> tuple[Any, Any]:
             own[j] -= part * gradient[j]
         return slope
 
-    @fast
+    @inner
     def along_first(own, common, m, apart, behind, net):  # type: ignore[no-untyped-def]
         """(own - common)'gradient of the first layer, by the scores that its matrices make, `apart`."""
         width = net[2][0]
@@ -364,7 +388,7 @@ def kernels(dtype: torch.dtype) -> tuple[Any, Any]:
         """All steps of a client on its model `common` and on `own`, its part in the mixture, whose last weight is
         given back. As in `alone_perceptron.mixed_client`, but the slope along the mixture is taken from the gradients
         of all layers behind the first: a pass over them costs less than a product with the gap."""
-        begins, inputs, outputs, biases, _, at, _, _, _ = net
+        begins, inputs, outputs, biases, _, at, _, _, _, _, _ = net
         last = len(begins) - 1
         width = outputs[0]
         first = seen[at[1] :] if last > 0 else out
@@ -382,8 +406,8 @@ def kernels(dtype: torch.dtype) -> tuple[Any, Any]:
             for j in range(len(commons)):
                 mixture[j] = commons[j] + weight * (owns[j] - commons[j])
             gather(x, place[s], m, seen)
-            score(common, 0, m, seen, first.ctypes.data, net)
-            score(own, 0, m, seen, scored.ctypes.data, net)
+            score(common, 0, m, seen, first, net)
+            score(own, 0, m, seen, scored, net)
             row = first[: m * width]
             apart = scored[: m * width]
             to = blend[: m * width]

@@ -60,14 +60,14 @@ TASKS = {
 }
 
 
-def cohort(task, dtype=torch.float64):
+def cohort(task, dtype=torch.float64, sizes=SIZES):
     rng = np.random.default_rng(0)
-    xs = [torch.tensor(rng.normal(size=(n, FEATURES)), dtype=dtype) for n in SIZES]
+    xs = [torch.tensor(rng.normal(size=(n, FEATURES)), dtype=dtype) for n in sizes]
     kinds = {"linear": None, "logistic": getattr(task, "classes", 2)}
     classes = 3 if getattr(task, "classifies", False) else kinds.get(task.name)
-    ys = [torch.tensor(rng.normal(size=n) if classes is None else rng.integers(0, classes, n)) for n in SIZES]
+    ys = [torch.tensor(rng.normal(size=n) if classes is None else rng.integers(0, classes, n)) for n in sizes]
     rows = Rows.stack(xs, [y.to(dtype) if classes is None else y for y in ys])
-    m = len(SIZES)
+    m = len(sizes)
     return CohortData(np.arange(m, dtype=np.uint64), torch.arange(m), torch.ones(m) / m, rows, rows)
 
 
@@ -199,10 +199,12 @@ def compiled_network(make, monkeypatch, **options):
     return task
 
 
+@pytest.mark.parametrize("by_hand", [True, False])
 @pytest.mark.parametrize("work", WORKS)
 @pytest.mark.parametrize("pull", PULLS)
 @pytest.mark.parametrize("make", [bent_net, lambda: nn.Sequential(nn.Linear(FEATURES, 3))])
-def test_compiled_networks_follow_the_gradient(make, pull, work, monkeypatch):
+def test_compiled_networks_follow_the_gradient(make, pull, work, by_hand, monkeypatch):
+    monkeypatch.setattr(compiled_perceptron, "by_hand", lambda inputs, outputs: by_hand)
     task = compiled_network(double(make), monkeypatch, ridge=0.1)
     data, w = cohort(task), task.start(0) + 0.1
     pulled, shift = pulls(task.dim)[pull]
@@ -210,6 +212,20 @@ def test_compiled_networks_follow_the_gradient(make, pull, work, monkeypatch):
         found = sgd(task, w, data, TURN, eta, pull=pulled, shift=shift, **WORKS[work])
         expected = along_the_gradient(task, w, data, eta, pulled, shift, **WORKS[work])
         torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("batch", [3, 14, 70])
+def test_compiled_networks_of_many_outputs_and_rows_follow_the_gradient(batch, monkeypatch):
+    """Outputs in several pieces, rows that are no multiple of four, and more rows than are summed by hand."""
+    make = double(lambda: nn.Sequential(nn.Linear(FEATURES, 93), nn.ReLU(), nn.Linear(93, 3)))
+    task = compiled_network(make, monkeypatch)
+    data, w, found = cohort(task, sizes=[70, 140]), task.start(0) + 0.1, []
+    expected = along_the_gradient(task, w, data, 0.1, None, None, batch=batch, steps=4)
+    for hand in (True, False):
+        monkeypatch.setattr(compiled_perceptron, "by_hand", lambda inputs, outputs, hand=hand: hand)
+        found.append(sgd(task, w, data, TURN, 0.1, batch=batch, steps=4))
+        torch.testing.assert_close(found[-1], expected, rtol=1e-11, atol=1e-12)
+    assert batch <= compiled_perceptron.MANY or torch.equal(*found)
 
 
 def test_networks_of_other_layers_losses_and_sizes_are_not_compiled(monkeypatch):
@@ -280,9 +296,11 @@ def visited(algorithm, task, data, turns=3):
     return server, client, (meter.samples, meter.gradients)
 
 
+@pytest.mark.parametrize("by_hand", [True, False])
 @pytest.mark.parametrize("mixture", MIXTURES)
 @pytest.mark.parametrize("make", [bent_net, lambda: nn.Sequential(nn.Linear(FEATURES, 3))])
-def test_compiled_mixtures_follow_their_gradients(make, mixture, monkeypatch):
+def test_compiled_mixtures_follow_their_gradients(make, mixture, by_hand, monkeypatch):
+    monkeypatch.setattr(compiled_perceptron, "by_hand", lambda inputs, outputs: by_hand)
     with monkeypatch.context() as large:
         compiled_network(double(make), large)  # or this is skipped
     test_mixtures_client_by_client_follow_their_gradients(make, mixture, monkeypatch, "numba")
