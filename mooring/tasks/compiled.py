@@ -15,6 +15,7 @@ Sums are reassociated, so that they differ from PyTorch's by rounding. Compiled 
 from __future__ import annotations
 
 import importlib.util
+import math
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from itertools import pairwise
@@ -30,6 +31,10 @@ from mooring.core.task import Task
 
 SQUARE, SIGMOID, SOFTMAX = 0, 1, 2  # what turns scores into residuals
 LINE = 64  # bytes that come from memory at once
+VECTOR = 16  # numbers that are worked on at once, at most
+LEAST = -87.0  # the exponential of anything below counts as this one's, 1e-38
+SERIES = tuple(1 / math.factorial(k) for k in range(14))  # of the exponential, exact to rounding up to log(2) / 2
+LOG_2 = math.log(2)
 FAST = {"reassoc", "contract", "nsz", "arcp"}  # nan and infinity keep their meaning: divergence must show
 
 
@@ -73,7 +78,8 @@ def take_steps(
     share = rate / np.maximum(n, 1).astype(rate.dtype)  # of a row in a step
     features, whole = rows.x.shape[1], [rows.x.numpy(), rows.y.numpy()]
     apart = held.shape[1] > 1 or towards.shape[1] > 0  # coefficients differ in how they are held
-    room = [(scores, features), (scores,), (scores, (place.shape[2] + 3) // 4 * 4)]
+    width = (place.shape[2] + VECTOR - 1) // VECTOR * VECTOR
+    room = [(scores, features), (scores,), (scores, width), (2, width)]
     room += [(scores if apart else 0, features + 1)] * 2
 
     def work(part: slice) -> None:
@@ -93,6 +99,7 @@ def take_steps(
         list(pool.map(work, parts))
 
 
+@lru_cache(maxsize=1)
 def holds_twenty() -> bool:
     """Whether the processor's registers hold twenty sums, and what is added to them."""
     from numba.core.codegen import get_host_cpu_features
@@ -242,29 +249,75 @@ def kernel() -> Any:
             for at in range(0, length, LINE):
                 line(begin + at)
 
+    def raised(typing, n):  # type: ignore[no-untyped-def]
+        """2 to the n-th power, n whole and such that there is one."""
+
+        def make(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+            word = IntType(signature.args[0].bitwidth)
+            digits, zero = (23, 127) if word.width == 32 else (52, 1023)
+            power = builder.add(builder.fptosi(arguments[0], word), Constant(word, zero))
+            return builder.bitcast(builder.shl(power, Constant(word, digits)), arguments[0].type)
+
+        return n(n), make
+
+    power_of_two: Any = intrinsic(raised)
+
     @inner
-    def residual(z, r, target, g, link):  # type: ignore[no-untyped-def]
-        """From the scores of row r to g times the loss's slope at them."""
-        K = len(z)
-        zero = z.dtype.type(0)
+    def softmax(z, top, total, g):  # type: ignore[no-untyped-def]
+        """From scores z [K, rows] to g times probabilities, many rows at a time: a call of `exp` takes one."""
+        wide()
+        number = z.dtype.type
+        least = number(LEAST)
+        for r in range(len(top)):
+            top[r] = z[0, r]
+            total[r] = number(0)
+        for k in range(1, len(z)):
+            for r in range(len(top)):
+                top[r] = z[k, r] if z[k, r] > top[r] else top[r]
+        for k in range(len(z)):
+            for r in range(len(top)):
+                x = z[k, r] - top[r]
+                x = least if x < least else x  # what is not a number stays none
+                n = np.floor((x if x > least else least) * number(1 / LOG_2) + number(0.5))
+                x -= n * number(LOG_2)
+                value = number(SERIES[13])
+                value = value * x + number(SERIES[12])
+                value = value * x + number(SERIES[11])
+                value = value * x + number(SERIES[10])
+                value = value * x + number(SERIES[9])
+                value = value * x + number(SERIES[8])
+                value = value * x + number(SERIES[7])
+                value = value * x + number(SERIES[6])
+                value = value * x + number(SERIES[5])
+                value = value * x + number(SERIES[4])
+                value = value * x + number(SERIES[3])
+                value = value * x + number(SERIES[2])
+                value = value * x + number(SERIES[1])
+                value = (value * x + number(SERIES[0])) * power_of_two(n)
+                z[k, r] = value
+                total[r] += value
+        for r in range(len(top)):
+            total[r] = g / total[r]
+        for k in range(len(z)):
+            for r in range(len(top)):
+                z[k, r] *= total[r]
+
+    @inner
+    def residual(z, room, y, index, m, g, link):  # type: ignore[no-untyped-def]
+        """From the scores of m rows to g times the loss's slopes at them, 0 behind the last one."""
         one = z.dtype.type(1)
         if link == SOFTMAX:
-            top = z[0, r]
-            for k in range(1, K):
-                if z[k, r] > top:
-                    top = z[k, r]
-            total = zero
-            for k in range(K):
-                z[k, r] = np.exp(z[k, r] - top)
-                total += z[k, r]
-            for k in range(K):
-                z[k, r] *= g / total
-            z[int(target), r] -= g
-        elif link == SIGMOID:
-            prob = one / (one + np.exp(-z[0, r]))  # exp may be infinite: then it is 0
-            z[0, r] = g * (prob - z.dtype.type(target))
+            softmax(z, room[0], room[1], g)
+            for r in range(m):
+                z[int(y[index[r]]), r] -= g
         else:
-            z[0, r] = g * (z[0, r] - z.dtype.type(target))
+            for r in range(m):
+                target = z.dtype.type(y[index[r]])
+                value = one / (one + np.exp(-z[0, r])) if link == SIGMOID else z[0, r]  # exp may be infinite: then 0
+                z[0, r] = g * (value - target)
+        for r in range(m, z.shape[1]):
+            for k in range(len(z)):
+                z[k, r] = z.dtype.type(0)
 
     @inner
     def descend(W, x, i0, i1, i2, i3, r, z):  # type: ignore[no-untyped-def]
@@ -314,8 +367,8 @@ def kernel() -> Any:
             k += 1
 
     @fast
-    def stay(v, x, y, place, n, rate, share, begin, held, towards, link, W, b, z, H, T):  # type: ignore[no-untyped-def]
-        """All steps of all clients; W, b, z, H and T are room to work in, z for a multiple of four rows."""
+    def stay(v, x, y, place, n, rate, share, begin, held, towards, link, W, b, z, room, H, T):  # type: ignore[no-untyped-def]
+        """All steps of all clients; W, b, z, room, H and T are there to work in, z for a multiple of VECTOR rows."""
         wide()
         K, F = len(W), W.shape[1]
         zero = v.dtype.type(0)
@@ -350,12 +403,7 @@ def kernel() -> Any:
                     i3 = place[s, c, r + 3 if r + 3 < m else r]
                     expect(x, coming, r, r + 2)
                     score(W, b, x, i0, i1, i2, i3, r, z)
-                    for j in range(r, r + 4):
-                        if j < m:
-                            residual(z, j, y[place[s, c, j]], share[s, c], link)
-                        else:  # a row that only fills up four
-                            for k in range(K):
-                                z[k, j] = zero
+                residual(z, room, y, place[s, c], m, share[s, c], link)
                 if len(H) > 0:
                     for k in range(K):
                         for f in range(F):

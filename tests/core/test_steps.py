@@ -254,11 +254,27 @@ def test_compiled_steps_are_the_same_bytes_for_any_company_and_threads(name, mon
     torch.testing.assert_close(found[0], plain, rtol=1e-5, atol=1e-6)
 
 
-def test_what_diverges_shows_in_compiled_steps():
+@pytest.mark.parametrize("task", [Linear(FEATURES, kernels="numba"), Logistic(FEATURES, classes=3, kernels="numba")])
+def test_what_diverges_shows_in_compiled_steps(task):
     pytest.importorskip("numba", reason="compiled kernels come with the extra mooring[fast]")
-    task = Linear(FEATURES, kernels="numba")
-    found = sgd(task, torch.ones(task.dim, dtype=torch.float64), cohort(task), TURN, 1e30, batch=4, steps=30)
+    start = torch.ones(task.dim, dtype=torch.float64)
+    found = sgd(task, start * (1e308 if task.name == "logistic" else 1), cohort(task), TURN, 1e30, batch=4, steps=30)
     assert not bool(torch.isfinite(found[0]).any())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_compiled_steps_know_how_far_apart_scores_are(dtype):
+    """One row of ones and a step of size one: what is added to the intercepts are the residuals themselves."""
+    pytest.importorskip("numba", reason="compiled kernels come with the extra mooring[fast]")
+    task = Logistic(1, classes=40, ridge=0.0, dtype=dtype, kernels="numba")
+    scores = torch.linspace(0, 200, 40, dtype=torch.float64).flip(0).to(dtype)
+    start = torch.cat([torch.zeros(40, dtype=dtype), scores])
+    one = torch.ones(1)
+    rows = Rows(one[:, None].to(dtype), torch.tensor([1]), torch.tensor([0]), torch.tensor([1]))
+    data = CohortData(np.zeros(1, np.uint64), torch.tensor([0]), one, rows, rows)
+    found = sgd(task, start, data, TURN, 1.0, batch=1, steps=1)[0, :40]
+    expected = torch.softmax(scores.double(), 0) - nn.functional.one_hot(torch.tensor(1), 40)
+    torch.testing.assert_close(-found.double(), expected, rtol=10 * torch.finfo(dtype).eps, atol=1e-30)
 
 
 @pytest.mark.parametrize("kernels", ["torch", "numba"])
