@@ -120,13 +120,14 @@ class Rows:
         """
         return in_order(self.blocks(most), lambda block: work(self.select(block), block))
 
-    def blocks(self, most: int | None = None) -> list[Tensor]:
+    def blocks(self, most: int | None = None, times: int = 1) -> list[Tensor]:
         """Positions of all clients in blocks of similar size, so that padding a block wastes little.
 
-        A block holds at most `most` clients and PADDED_BYTES of padded rows, and nobody in it has less than half of the
-        longest client's rows (beyond a floor of 16 rows). A formula of the sizes alone: equal data, equal blocks.
+        A block holds at most `most` clients and `times` PADDED_BYTES of padded rows, and nobody in it has less than
+        half of the longest client's rows (beyond a floor of 16 rows). A formula of the sizes alone: equal data, equal
+        blocks.
         """
-        room = PADDED_BYTES // max(self.x[:1].numel() * self.x.element_size(), 1)
+        room = times * PADDED_BYTES // max(self.x[:1].numel() * self.x.element_size(), 1)
         order = torch.argsort(self.size, stable=True)
         sizes = self.size[order].numpy()
         blocks, begin = [], 0

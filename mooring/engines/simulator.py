@@ -20,6 +20,7 @@ from mooring.estimates.facts import Facts, gather
 from mooring.runs.tensors import Stored
 
 KEPT = 1_000_000_000  # bytes of replies up to which their memory waits for the next round's
+UNPADDED = 4  # times as large blocks where compiled steps read rows where they lie: padding is then for other work
 Known = dict[tuple[str, ...], tuple[Tensor, Facts]]  # by what was asked: the model that facts are about, and the facts
 
 
@@ -66,7 +67,9 @@ class Simulator:
             finally:
                 meters[int(block[0])] = own
 
-        together = [torch.arange(len(cohort))] if self.algorithm.pooled else data.train.blocks(self.chunk)
+        in_place = getattr(self.task, "kernels", None) == "numba" and self.task.reads(data.train)
+        blocks = data.train.blocks(self.chunk, UNPADDED if in_place else 1)
+        together = [torch.arange(len(cohort))] if self.algorithm.pooled else blocks
         states, message = in_order(together, stay, side_by_side, self._used)
         small = len(together) > 1 and loop.nbytes(states) + loop.nbytes(message) <= KEPT
         self._used = (states, message) if small else None

@@ -192,6 +192,23 @@ def test_rounds_that_use_memory_again_give_the_bytes_of_fresh_ones(name):
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
+def test_compiled_steps_pad_nothing_and_are_taken_in_larger_blocks(monkeypatch):
+    pytest.importorskip("numba", reason="compiled kernels come with the extra mooring[fast]")
+    clients, visited, found = logistic_clients(m=7, classes=3), [], {}
+    row = clients.train.x[:1].numel() * clients.train.x.element_size()
+    monkeypatch.setattr("mooring.core.cohort.PADDED_BYTES", 2 * row * int(clients.train.size.max()))
+    visit = visits.visit
+    monkeypatch.setattr(visits, "visit", lambda *given: visited.append(len(given[4])) or visit(*given))
+    for kernels in ("torch", "numba"):
+        task, algorithm = Logistic(3, classes=3, kernels=kernels), FedAvg(eta=0.1, steps=3, batch=3)
+        exchange, visited[:] = Simulator(task, clients, clients.weights()), []
+        exchange.begin(algorithm, task.start())
+        server = algorithm.start(task, task.start())[0]
+        found[kernels] = exchange.ask(server, torch.arange(7), Round(1, 2, 7, 7, 1.0, 0)).message, len(visited)
+    assert found["numba"][1] < found["torch"][1] and sum(visited) == 7
+    torch.testing.assert_close(found["numba"][0], found["torch"][0])
+
+
 def test_messages_of_as_many_clients_lie_where_the_last_ones_did():
     clients = logistic_clients(m=7, classes=3)
     _, exchange, server = settle(FedAvg(eta=0.1, steps=2), Logistic(3, classes=3), clients, chunk=2)
