@@ -73,6 +73,8 @@ class PFedMe(Algorithm):
     reveals: ClassVar[str] = (
         "each client's change of the common model, from which its personal model follows if steps = 1"
     )
+    swept: ClassVar[tuple[str, ...]] = ("lam", "eta", "inner_eta")
+    merges: ClassVar[tuple[str, ...]] = ("server_step", "server_decay")
     newcomer: ClassVar[str] = "prox"
 
     def __post_init__(self) -> None:

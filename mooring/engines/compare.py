@@ -25,7 +25,7 @@ from mooring.engines.fit import (
     with_settled,
     write_trained,
 )
-from mooring.engines.loop import LOSSES, Asking, Progress, check_participation, settle
+from mooring.engines.loop import LOSSES, Asking, Progress, check_participation, cohort_size, settle
 from mooring.engines.prepare import Job, exchange_of, prepare
 from mooring.engines.request import admit_run, fields_of, own_classes, request
 from mooring.engines.scores import known_scores
@@ -199,7 +199,8 @@ def run_methods(job: Job, folder: Path | None, tell: Tell) -> tuple[pd.DataFrame
     methods = dict(labelled(job))
     given = dict(zip(methods, job.run.algorithms or []))
     rows, columns, curves = {}, {}, {}
-    for group in alike(methods, most_together(job.task, job.clients, job.plan, job.run.training.chunk or 0)):
+    most = most_together(job.task, job.clients, cohort_size(job.plan, len(job.clients)), job.run.training.chunk or 0)
+    for group in alike(methods, most):
         runs = [run_one(job, label, given[label], folder, tell, known) for label in group]
         for label, ((trained, records), seconds) in zip(group, all_answered(runs)):
             frame = rounds_frame(job, records)

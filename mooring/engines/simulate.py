@@ -10,7 +10,7 @@ from torch import Tensor
 from mooring.core.task import Task
 from mooring.data.clients import Clients
 from mooring.engines.exchange import LAST
-from mooring.engines.loop import Outcome, Plan, Progress, deployed, everyones, run, settle
+from mooring.engines.loop import Asking, Outcome, Plan, Progress, answered, deployed, everyones, rounds_of, settle
 from mooring.engines.simulator import Simulator
 
 
@@ -48,7 +48,12 @@ class Moment(NamedTuple):
         return self.exchange.models(self.server, everyones(self.t, self.plan.rounds, roster, self.plan))
 
 
-def simulate(
+def simulate(*given: Any, **more: Any) -> Simulated:
+    """`simulating`, every question answered by the run's own clients."""
+    return answered(simulating(*given, **more))
+
+
+def simulating(
     algorithm: Any,
     task: Task,
     clients: Clients,
@@ -59,8 +64,9 @@ def simulate(
     watch: Callable[[Moment], bool | None] = lambda moment: None,
     chunk: int = 0,
     w0: Tensor | None = None,
-) -> Simulated:
-    """Train on clients in this process. `watch` sees every round; a round after which it says True is the last.
+) -> Asking[Simulated]:
+    """Train on clients in this process; whoever drives it answers each round's question. `watch` sees every round; a
+    round after which it says True is the last.
 
     `settled` says that the algorithm's fields are numbers already: then no facts are gathered. `w0` takes the place of
     the task's own start.
@@ -77,4 +83,5 @@ def simulate(
         if watch(Moment(progress.t, progress.server, exchange, plan)):
             progress.stopped = True
 
-    return Simulated(ready, exchange, run(ready, exchange, plan, Progress(server), tell=tell), plan)
+    outcome = yield from rounds_of(ready, exchange, plan, Progress(server), tell=tell)
+    return Simulated(ready, exchange, outcome, plan)

@@ -63,11 +63,11 @@ def _run(variant: Variant, task: Any, clients: Clients, plan: Plan, weights: str
     return Swept(ready, variant.seed, outcome.progress.server, exchange, outcome.last)
 
 
-def most_together(task: Any, clients: Clients, plan: Plan, chunk: int = 0) -> int:
-    """How many runs at these clients are worth training as one cohort: as many as fit one chunk with all their models
-    and rows. Beyond that arithmetic counts, and memory."""
+def most_together(task: Any, clients: Clients, cohort: int, chunk: int = 0) -> int:
+    """How many runs that ask so many of these clients in a round are worth training as one cohort: as many as fit one
+    chunk with all their models and rows. Beyond that arithmetic counts, and memory."""
     rows = clients.train
-    models = (chunk or chunk_size(task)) // loop.cohort_size(plan, len(clients))
+    models = (chunk or chunk_size(task)) // cohort
     return max(1, min(models, PADDED_BYTES // max(len(rows.y) * rows.x[:1].numel() * rows.x.element_size(), 1)))
 
 
@@ -124,13 +124,23 @@ class _Clocked:
 
 
 def _next_groups(runs: list[_Clocked]) -> list[list[_Clocked]]:
-    """Those that are furthest behind, the ones that can be visited together in one group."""
+    """Those that are furthest behind, as many as are worth it of those that can be visited together in one group."""
     first = min((one.ask.round.t for one in runs), default=0)
-    groups: dict[Any, list[_Clocked]] = {}
+    alike: dict[Any, list[_Clocked]] = {}
     for one in runs:
         if one.ask.round.t == first:
-            groups.setdefault(_likeness(one.ask.exchange.algorithm), []).append(one)
-    return list(groups.values())
+            at = one.ask.exchange
+            alike.setdefault((_likeness(at.algorithm), id(at.task), id(at.clients.train)), []).append(one)
+    groups = []
+    for group in alike.values():
+        most = _most(group[0].ask)
+        groups += [group[k : k + most] for k in range(0, len(group), most)]
+    return groups
+
+
+def _most(ask: Ask) -> int:
+    at: Any = ask.exchange
+    return most_together(at.task, at.clients, len(ask.cohort), at.chunk)
 
 
 def _visited(group: list[_Clocked], alone: bool) -> list[tuple[_Clocked, Replies, float]]:
@@ -138,7 +148,7 @@ def _visited(group: list[_Clocked], alone: bool) -> list[tuple[_Clocked, Replies
     is `alone` from the beginning to the end."""
     begin = time.perf_counter()
     asks = [one.ask for one in group]
-    if alone or not _sweepable(asks[0].exchange.algorithm):
+    if alone or not _sweepable(asks[0].exchange.algorithm) or _most(asks[0]) == 1:
         replies = [ask.answer() for ask in asks]
     else:
         replies = ask_together(asks)

@@ -10,22 +10,26 @@ import torch
 from mooring.algorithms.fedavg import FedAvg
 from mooring.algorithms.fedprox_one_stage import FedProxOneStage
 from mooring.algorithms.local import Local
+from mooring.algorithms.pfedme import PFedMe
 from mooring.core.errors import WorkError
 from mooring.engines import compare as comparing
+from mooring.engines import sweep as sweeping
 from mooring.engines.compare import compare
 from mooring.engines.compare import resume as resume_comparison
-from mooring.engines.loop import Plan
-from mooring.engines.simulate import simulate
+from mooring.engines.loop import Plan, answered
+from mooring.engines.simulate import simulate, simulating
 from mooring.engines.simulator import Simulator
-from mooring.engines.sweep import Variant, alike, most_together, sweep
+from mooring.engines.sweep import Variant, alike, all_answered, most_together, sweep
 from mooring.runs.directory import MODELS, open_run
-from tests.problems import PROBLEMS
+from mooring.tasks.linear import Linear
+from tests.problems import PROBLEMS, linear_clients
 
 PLAN = Plan(rounds=4, participation=0.6)
 FAMILIES = {
     "fedavg": [FedAvg(eta=eta, steps=3, batch=4) for eta in (0.01, 0.1)],
     "fedprox": [FedProxOneStage(lam=lam, inner="sgd", eta=0.1 / (1 + lam), steps=3, batch=4) for lam in (0.1, 2.0)],
     "exact": [FedProxOneStage(lam=lam, inner="exact") for lam in (0.1, 2.0)],
+    "pfedme": [PFedMe(lam=lam, eta=0.1, inner_eta=0.1 / (1 + lam), steps=3, batch=4) for lam in (0.5, 2.0)],
     "falling": [FedAvg(eta=eta, decay=0.1, epochs=1, batch=4, server_step=0.5) for eta in (0.01, 0.1)],
 }  # fmt: skip
 
@@ -50,6 +54,29 @@ def test_variants_that_have_nothing_in_common_run_one_by_one():
     for variant, found in zip(variants, sweep(variants, task, clients, plan)):
         alone = simulate(variant.algorithm, task, clients, plan)
         assert found.last.train_loss == alone.outcome.last.train_loss
+
+
+def test_runs_at_other_clients_or_of_another_task_are_visited_apart():
+    task, clients = PROBLEMS["linear"]()
+    problems = [(task, clients), (task, linear_clients(seed=1)), (Linear(3, ridge=5.0), clients)]
+    lams = (0.1, 2.0)
+
+    def run(task, clients, lam):
+        return simulating(FedProxOneStage(lam=lam, inner="sgd", eta=0.05, steps=3, batch=4), task, clients, PLAN)
+
+    found = all_answered([run(task, clients, lam) for task, clients in problems for lam in lams])
+    for (task, clients, lam), (one, _) in zip([(*given, lam) for given in problems for lam in lams], found):
+        alone = answered(run(task, clients, lam))
+        torch.testing.assert_close(one.server.w, alone.server.w, rtol=1e-9, atol=1e-11)
+
+
+def test_a_run_that_fills_a_chunk_is_answered_by_its_own_clients(monkeypatch):
+    task, clients = PROBLEMS["linear"]()
+    monkeypatch.setattr(sweeping, "ask_together", None)
+    plan = replace(PLAN, participation=1.0)
+    runs = [simulating(one, task, clients, plan, chunk=len(clients)) for one in FAMILIES["fedprox"]]
+    for one, (found, _) in zip(FAMILIES["fedprox"], all_answered(runs)):
+        assert torch.equal(found.server.w, simulate(one, task, clients, plan, chunk=len(clients)).server.w)
 
 
 LAMS = ("0.05", "0.5", "5")
@@ -121,9 +148,8 @@ def test_a_method_that_diverges_does_not_take_those_before_it_along(tmp_path):
 def test_what_is_worth_training_side_by_side():
     task, clients = PROBLEMS["logistic"]()
     cohort = 5
-    plan = Plan(participation=cohort)
-    assert most_together(task, clients, plan, chunk=4 * cohort) == 4
-    assert most_together(task, clients, plan, chunk=cohort - 1) == 1, "a run fills a chunk by itself"
+    assert most_together(task, clients, cohort, chunk=4 * cohort) == 4
+    assert most_together(task, clients, cohort, chunk=cohort - 1) == 1, "a run fills a chunk by itself"
     prox = {lam: FedProxOneStage(lam=lam, inner="sgd") for lam in (0.1, 1.0, 2.0)}
     others = {"shaped": FedProxOneStage(lam=[0.1] * 5), "told": FedProxOneStage(lam=1.0, tol=1e-3, inner="descent")}
     methods = {**prox, **others, "one": FedAvg(eta=0.1), "two": FedAvg(eta=0.1, steps=3)}
