@@ -7,11 +7,15 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from mooring.core.errors import RequestError, WorkError
+from mooring.engines.loop import answered
+from mooring.engines.simulator import Simulator
 from mooring.experiments.base import cache, catalog, code, runner
 from mooring.experiments.base.claims import Claim, lower
 from mooring.experiments.base.experiment import Experiment, Preset, grid
@@ -190,6 +194,80 @@ def test_all_code_that_a_trial_runs_is_in_its_key(one, monkeypatch):
     assert missing == set()
 
 
+def with_points(name, points, settings):
+    """An experiment whose smoke preset has these points and settings."""
+    entry = LOAD(name)
+    smoke = entry.experiment.presets["smoke"]
+    preset = replace(smoke, points=points, settings=smoke.settings | settings, repeats=1)
+    experiment = replace(entry.experiment, presets=entry.experiment.presets | {"smoke": preset})
+    return entry._replace(experiment=experiment), runner.units(entry, preset)
+
+
+SWEPT = {
+    "effect-fig1-softmax": (grid(method=["FedProx"], classes=[10], lam=[0.5, 1.5, 2.5]), {"rounds": 4}),
+    "effect-fig2": (grid(relative=[False, True], lam=[0.1, 1.0], steps=[3]), {"rounds": 5}),
+    "effect-fig6-cnn": (grid(method=["FedProx"], classes=[6], lam=[0.2, 0.5, 2.5], epochs=[2]), {}),
+    "effect-tab3": (grid(row=["MNIST CNN2"], classes=[2], method=["pFedMe"], size=["small", "large"]), {"rounds": 3}),
+}
+
+
+@pytest.mark.parametrize("name", SWEPT)
+def test_trials_that_are_alike_are_trained_as_one_and_give_what_each_gives_alone(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(catalog, "load", LOAD)
+    entry, units = with_points(name, *SWEPT[name])
+    alone = [answered(entry.experiment.trial(seed=0, **unit.point, **unit.settings)) for unit in units]
+    monkeypatch.setattr(Simulator, "ask", None)  # all of them together, or not at all
+    found = runner.run([entry], "smoke", tmp_path, workers=1)[name]
+    for one, trial in zip(alone, found.results.trials, strict=True):
+        assert one.keys() == trial.values.keys()
+        for series, values in one.items():
+            np.testing.assert_allclose(trial.values[series], values, rtol=1e-5, atol=1e-7)
+
+    def values():
+        return {unit.key: json.loads(cache._place(tmp_path, unit.key).read_text())["values"] for unit in units}
+
+    whole = values()
+    for unit in units[1:]:
+        cache._place(tmp_path, unit.key).unlink()  # as if killed while these were written
+    runner.run([entry], "smoke", tmp_path, workers=1)
+    assert values() == whole, "to the last bit"
+
+
+def test_trials_of_unlike_methods_data_and_seeds_are_not_put_together():
+    entry = LOAD("effect-tab3")
+    units = runner.units(entry, replace(entry.experiment.presets["smoke"], repeats=2))
+    together = runner.batches(units)
+    assert sorted(unit.key for batch in together for unit in batch) == sorted(unit.key for unit in units)
+    for batch in together:
+        ways = {(unit.seed, *(unit.point[name] for name in ("row", "classes", "method"))) for unit in batch}
+        assert len(ways) == 1 and len(batch) == (3 if "size" in batch[0].point else 1)
+    whole, part = (
+        {u.key for u in runner.units(e, e.experiment.presets["quick"])} for e in (entry, LOAD("effect-fig1-cnn"))
+    )
+    assert part < whole, "figures and tables share their trials"
+    plain = LOAD("effect-tab2")
+    units = runner.units(plain, plain.experiment.presets["quick"])
+    assert runner.batches(units) == [[unit] for unit in units]
+
+
+def test_who_is_trained_beside_a_trial_and_how_is_part_of_the_key():
+    plain, together = (cache.origin(trial, together=how)["code"] for how in (False, True))
+    assert plain == code.digest(trial.__module__, trial.__qualname__) != together
+    points = [{"gap": gap} for gap in (1, 2, 3)]
+    assert len({cache.key(trial, {"gap": 1}, 0, (), beside) for beside in ((), points[:2], points)}) == 3
+
+
+def test_a_batch_is_kept_whole_or_not_at_all(tmp_path, monkeypatch):
+    given = entry(swept=("gap",))
+    monkeypatch.setattr(catalog, "load", lambda one: given)
+    BROKEN[2] = ZeroDivisionError("by zero")
+    with pytest.raises(WorkError, match="gap = 2, seed 0"):
+        run(tmp_path, given)
+    assert list(tmp_path.rglob("*.json")) == []
+    BROKEN.clear()
+    assert len(run(tmp_path, given).results.trials) == len(list(tmp_path.rglob("*.json"))) == 6
+
+
 def test_data_files_are_part_of_the_key(tmp_path, monkeypatch):
     monkeypatch.setenv("MOORING_DATA", str(tmp_path))
     (tmp_path / "mnist.npz").write_bytes(b"12")
@@ -245,14 +323,14 @@ import sys, time
 from pathlib import Path
 from mooring.experiments.base import runner
 
-def work(unit, folder):
-    (folder / unit).touch()
+def work(batch, folder):
+    (folder / batch[0]).touch()
     time.sleep(100)
 
 if __name__ == "__main__":
     runner.work = work
     try:
-        list(runner._finished(["a", "b", "c"], Path(sys.argv[1]), 2))
+        list(runner._finished([["a"], ["b"], ["c"]], Path(sys.argv[1]), 2))
     except KeyboardInterrupt:
         sys.exit(130)
 """

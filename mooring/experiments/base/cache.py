@@ -1,7 +1,8 @@
 """Finished trials on disk, each a file of its own, kept under what its numbers depend on.
 
 The key of a trial: its function, its arguments, its seed, the code that the function reaches (`code.py`), the versions
-of the libraries that make its numbers, and the digests of the data files that it needs. Rewording a claim repeats no
+of the libraries that make its numbers, and the digests of the data files that it needs; of a trial that is trained
+beside others also their points, and the code that does so. Rewording a claim repeats no
 trial, and neither does an edit of an algorithm that a trial does not use.
 """
 
@@ -10,13 +11,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from mooring.data.pools import ENVIRONMENT
+from mooring.engines.sweep import all_answered
 from mooring.experiments.base import code
 from mooring.runs.files import DamagedFile, make_folder, plain, read_json, unwritten, write_json
 
@@ -31,19 +33,30 @@ def default_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mooring" / "trials"
 
 
-def key(trial: Callable[..., Any], arguments: Mapping[str, Any], seed: int, needs: tuple[str, ...] = ()) -> str:
+def key(
+    trial: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    seed: int,
+    needs: tuple[str, ...] = (),
+    beside: Sequence[Mapping[str, Any]] = (),
+) -> str:
+    """`beside` are the points that are trained as one cohort, where there are several."""
     what = {
         "trial": f"{trial.__module__}.{trial.__qualname__}",
         "arguments": plain(dict(arguments)),
         "seed": seed,
-        **origin(trial, needs),
+        **({"beside": [plain(dict(point)) for point in beside]} if beside else {}),
+        **origin(trial, needs, bool(beside)),
     }
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
 
 
-def origin(trial: Callable[..., Any], needs: tuple[str, ...] = ()) -> dict[str, Any]:
+def origin(trial: Callable[..., Any], needs: tuple[str, ...] = (), together: bool = False) -> dict[str, Any]:
     """What a trial's numbers rest on beside its arguments: digest of the code, versions, digests of the data."""
-    return {"code": _code(trial.__module__, trial.__qualname__), "versions": versions(), "data": data_files(needs)}
+    functions = [trial, all_answered] if together else [trial]
+    digests = [_code(one.__module__, one.__qualname__) for one in functions]
+    whole = hashlib.sha256("".join(digests).encode()).hexdigest() if together else digests[0]
+    return {"code": whole, "versions": versions(), "data": data_files(needs)}
 
 
 def versions() -> dict[str, str]:

@@ -2,6 +2,7 @@
 
     trial(seed=..., **point, **settings) -> {name: a number, or a list for a curve}
 
+or a generator that ends with such values and leaves each round's question to whoever drives it (`simulating`).
 A trial makes its own data from its seed, so that methods at equal seeds see equal data, and is a pure function of its
 arguments: results are kept under them. Everything that changes a number is a coordinate of the point, a setting or
 code; never the name of a preset.
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
+from mooring.engines.loop import Asking
 from mooring.experiments.base.claims import Claim
 from mooring.experiments.base.results import Ref
 
@@ -34,6 +36,7 @@ class Preset:
     settings: Mapping[str, Any] = field(default_factory=dict)
     data: str = ""  # named in titles where the data are not the paper's own
     needs: tuple[str, ...] = ()  # data sets, by the beginnings of their file names in the data folder
+    swept: tuple[str, ...] = ()  # coordinates: trials that differ there alone are trained side by side, as one cohort
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ class Table:
 @dataclass(frozen=True)
 class Experiment:
     title: str
-    trial: Callable[..., dict[str, Any]]
+    trial: Callable[..., dict[str, Any] | Asking[dict[str, Any]]]
     presets: Mapping[str, Preset]
     claims: Sequence[Claim]
     panels: Sequence[Panel] = ()

@@ -27,7 +27,7 @@ def record(entry: Entry, preset: str, finished: Finished) -> dict[str, Any]:
         "data": size.data,
         "repeats": size.repeats,
         "seconds": finished.seconds,
-        "made": cache.origin(experiment.trial, size.needs),
+        "made": cache.origin(experiment.trial, size.needs, bool(size.swept)),
         "reads": experiment.reads,
         "panels": [panel_record(panel, results) for panel in experiment.panels],
         "tables": [table_record(table, results) for table in experiment.tables],

@@ -1,11 +1,15 @@
-"""Run the trials of experiments on all cores, each trial once: finished ones are kept, an interrupted run goes on."""
+"""Run the trials of experiments on all cores, each trial once: finished ones are kept, an interrupted run goes on.
+
+Trials that a preset says to be alike are trained as one cohort, in one process: all of them or none, since the last
+digits of what a trial gives depend on who is trained with it. They are part of its key.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from multiprocessing import active_children, get_context, parent_process
@@ -16,6 +20,8 @@ from typing import Any, NamedTuple
 import torch
 
 from mooring.core.errors import RequestError, WorkError
+from mooring.engines.loop import Asking
+from mooring.engines.sweep import all_answered
 from mooring.experiments.base import cache, catalog
 from mooring.experiments.base.experiment import Preset
 from mooring.experiments.base.results import Results, Trial
@@ -33,6 +39,7 @@ class Unit(NamedTuple):
     settings: dict[str, Any]
     seed: int
     key: str
+    beside: Sequence[Mapping[str, Any]]  # the points that are trained as one cohort, its own among them
 
 
 class Finished(NamedTuple):
@@ -42,11 +49,29 @@ class Finished(NamedTuple):
 
 def units(entry: catalog.Entry, preset: Preset) -> list[Unit]:
     trial, settings = entry.experiment.trial, dict(preset.settings)
-    return [
-        Unit(entry.id, dict(point), settings, seed, cache.key(trial, {**point, **settings}, seed, preset.needs))
-        for point in preset.points
-        for seed in range(preset.repeats)
-    ]
+    alike: dict[str, list[Mapping[str, Any]]] = {}
+
+    def peers(point: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        fixed = {name: value for name, value in point.items() if name not in preset.swept}
+        return alike.setdefault(repr(fixed), [])
+
+    for point in preset.points:
+        peers(point).append(dict(point))
+
+    def unit(point: Mapping[str, Any], seed: int) -> Unit:
+        beside = peers(point)
+        key = cache.key(trial, {**point, **settings}, seed, preset.needs, beside if len(beside) > 1 else ())
+        return Unit(entry.id, dict(point), settings, seed, key, beside)
+
+    return [unit(point, seed) for point in preset.points for seed in range(preset.repeats)]
+
+
+def batches(units: Sequence[Unit]) -> list[list[Unit]]:
+    """Trials that are trained as one cohort in one batch."""
+    found: dict[str, list[Unit]] = {}
+    for unit in units:
+        found.setdefault(repr((unit.experiment, unit.settings, unit.seed, unit.beside)), []).append(unit)
+    return list(found.values())
 
 
 def run(
@@ -61,8 +86,9 @@ def run(
     wanted = {entry.id: units(entry, catalog.preset(entry, preset)) for entry in entries}
     everything = [unit for mine in wanted.values() for unit in mine]
     kept = {name: trial for name in {unit.key for unit in everything} if (trial := cache.load(folder, name))}
-    missing = list({unit.key: unit for unit in everything if unit.key not in kept}.values())
-    total = len(kept) + len(missing)
+    some = [batch for batch in batches(everything) if any(unit.key not in kept for unit in batch)]
+    missing = list({batch[0].key: batch for batch in some}.values())
+    total = len({unit.key for unit in everything})
     tell(f"{preset} trials", len(kept), total)
     for unit in _finished(missing, folder, workers):
         done = cache.load(folder, unit.key)
@@ -72,22 +98,22 @@ def run(
     return {one: _gather(mine, kept) for one, mine in wanted.items()}
 
 
-def _finished(missing: list[Unit], folder: Path, workers: int | None) -> Iterator[Unit]:
-    """The units in the order in which they get done."""
+def _finished(missing: list[list[Unit]], folder: Path, workers: int | None) -> Iterator[Unit]:
+    """The units of all batches in the order in which they get done."""
     workers = min(workers or os.cpu_count() or 1, len(missing))
     if workers <= 1:
-        for unit in missing:
-            work(unit, folder)
-            yield unit
+        for batch in missing:
+            work(batch, folder)
+            yield from batch
         return
     others = set(active_children())
     with one_thread_each(), ProcessPoolExecutor(workers, get_context("spawn"), begin_worker) as pool:
         with deaf_to_interrupts():  # the processes start at the first of these
-            futures = {pool.submit(work, unit, folder): unit for unit in missing}
+            futures = {pool.submit(work, batch, folder): batch for batch in missing}
         try:
             for future in as_completed(futures):
                 future.result()
-                yield futures[future]
+                yield from futures[future]
         except KeyboardInterrupt:
             for worker in set(active_children()) - others:
                 worker.kill()  # nobody waits for trials that have begun; what is kept is whole
@@ -122,12 +148,22 @@ def deaf_to_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def work(unit: Unit, folder: Path) -> None:
-    """Run one trial and keep what it gave."""
-    trial = catalog.load(unit.experiment).experiment.trial
+def work(batch: Sequence[Unit], folder: Path) -> None:
+    """Run trials side by side and keep what they gave, once all are done; seconds are told in equal shares."""
     begin = time.process_time()
+    found = all_answered([_values(unit) for unit in batch])
+    seconds = (time.process_time() - begin) / len(batch)
+    for unit, (values, _) in zip(batch, found):
+        what = {"experiment": unit.experiment, "point": unit.point, "settings": unit.settings, "seed": unit.seed}
+        cache.save(folder, unit.key, values, seconds, what)
+
+
+def _values(unit: Unit) -> Asking[dict[str, Any]]:
+    """What a trial gives; the questions of its training, if it asks them, are for whoever drives it."""
+    trial = catalog.load(unit.experiment).experiment.trial
     try:
         values = trial(seed=unit.seed, **unit.point, **unit.settings)
+        return (yield from values) if isinstance(values, Generator) else values
     except (RequestError, WorkError):
         raise
     except Exception as error:
@@ -135,8 +171,6 @@ def work(unit: Unit, folder: Path) -> None:
         raise WorkError(
             f"{unit.experiment} failed at {where or 'its point'}, seed {unit.seed}: {type(error).__name__}: {error}"
         ) from error
-    what = {"experiment": unit.experiment, "point": unit.point, "settings": unit.settings, "seed": unit.seed}
-    cache.save(folder, unit.key, values, time.process_time() - begin, what)
 
 
 @contextmanager

@@ -28,8 +28,8 @@ from mooring.core.task import Task
 from mooring.data.clients import Clients
 from mooring.data.generators import Prototypes
 from mooring.data.images import named_images, spread
-from mooring.engines.loop import Plan
-from mooring.engines.simulate import Moment, simulate
+from mooring.engines.loop import Asking, Plan
+from mooring.engines.simulate import Moment, simulating
 from mooring.engines.visits import mean_risk
 from mooring.experiments.nets import mlp, softmax
 from mooring.tasks.module import Module
@@ -78,15 +78,17 @@ def _single(rows: Rows) -> Rows:
 
 
 def task_of(model: str, given: Federation) -> Any:
-    """softmax, mlp, or cnn2, cnn3, cnn5: as many convolutions."""
-    classes = len(given.clients.classes)
+    """softmax, mlp, or cnn2, cnn3, cnn5: as many convolutions; one object for all methods, which train together."""
+    return _task(model, tuple(given.x.shape[1:]), len(given.clients.classes))
+
+
+@lru_cache(maxsize=4)
+def _task(model: str, shape: tuple[int, ...], classes: int) -> Any:
     if model == "softmax":
-        return softmax(given.x.shape[1], classes, ridge=0.0)
+        return softmax(shape[0], classes, ridge=0.0)
     if model == "mlp":
-        return Module(mlp(given.x.shape[1], HIDDEN, classes))
-    return Module(
-        lambda: convolutions(WIDTHS[int(model.removeprefix("cnn"))], given.x.shape[1], given.x.shape[2], classes)
-    )
+        return Module(mlp(shape[0], HIDDEN, classes))
+    return Module(lambda: convolutions(WIDTHS[int(model.removeprefix("cnn"))], shape[0], shape[1], classes))
 
 
 def convolutions(widths: tuple[int, ...], channels: int, side: int, classes: int) -> nn.Module:
@@ -122,7 +124,7 @@ class Trained(NamedTuple):
     curves: dict[str, list[float]]
 
 
-def train(algorithm: Any, task: Task, given: Federation, rounds: int, seed: int, followed: int = 0) -> Trained:
+def train(algorithm: Any, task: Task, given: Federation, rounds: int, seed: int, followed: int = 0) -> Asking[Trained]:
     """The models after so many rounds; curves where rows to follow them on are asked for."""
     clients = given.clients
     curves: dict[str, list[float]] = {"t": [], "loss": [], "common loss": [], "test loss": []}
@@ -138,7 +140,8 @@ def train(algorithm: Any, task: Task, given: Federation, rounds: int, seed: int,
         curves["test loss"].append(own(by_class(task, v, seen).loss, seen))
 
     plan = Plan(rounds=rounds, seed=seed, evaluate_every=rounds)
-    done = simulate(algorithm, task, clients, plan, settled=True, watch=watch if followed else lambda _: None)
+    seeing = watch if followed else lambda _: None
+    done = yield from simulating(algorithm, task, clients, plan, settled=True, watch=seeing)
     v = done.models()
     return Trained(clients.weights().float() @ v if isinstance(algorithm, Local) else done.server.w, v, curves)
 
@@ -183,18 +186,18 @@ def accuracies(task: Task, w: Tensor, v: Tensor, given: Federation) -> dict[str,
 def trial(
     seed: int, data: str, model: str, method: str, classes: int, clients: int, samples: int, tested: int, rounds: int,
     epochs: int, batch: int, eta: float, lam: float = 0.0, followed: int = FOLLOWED,
-) -> dict:  # fmt: skip
+) -> Asking[dict]:  # fmt: skip
     """One method on one federation; `followed` test rows are those of the curves, 0 asks for none."""
     given = federation(seed, data, classes, clients, samples, tested, not model.startswith("cnn"))
     task = task_of(model, given)
     work: dict[str, Any] = {"eta": eta, "epochs": epochs, "batch": batch}
     if method.startswith("dichotomous"):
-        return dichotomous(task, given, rounds, seed, method == "dichotomous", work)
-    found = train(algorithm(method, lam, given.clients, **work), task, given, rounds, seed, followed)
+        return (yield from dichotomous(task, given, rounds, seed, method == "dichotomous", work))
+    found = yield from train(algorithm(method, lam, given.clients, **work), task, given, rounds, seed, followed)
     return accuracies(task, found.w, found.v, given) | (found.curves if followed else {})
 
 
-def dichotomous(task: Task, given: Federation, rounds: int, seed: int, halves: bool, work: dict) -> dict:
+def dichotomous(task: Task, given: Federation, rounds: int, seed: int, halves: bool, work: dict) -> Asking[dict]:
     """Alone or together, by each client's choice (effect, Appendix C.3): LocalTrain on one half of a client's rows and
     GlobalTrain on everybody's other halves, or both on all rows.
 
@@ -202,16 +205,11 @@ def dichotomous(task: Task, given: Federation, rounds: int, seed: int, halves: b
     """
     clients = given.clients
     mine, ours = split(clients.train, clients.keys, 0.5, seed) if halves else (clients.train, clients.train)
-    alone, together = (
-        train(
-            algorithm(name, 0.0, clients, **work),
-            task,
-            given._replace(clients=replace(clients, train=rows)),
-            rounds,
-            seed,
-        )
-        for name, rows in (("LocalTrain", mine), ("GlobalTrain", ours))
-    )
+    found = []
+    for name, rows in (("LocalTrain", mine), ("GlobalTrain", ours)):
+        theirs = given._replace(clients=replace(clients, train=rows))
+        found.append((yield from train(algorithm(name, 0.0, clients, **work), task, theirs, rounds, seed)))
+    alone, together = found
     shared = together.w.expand_as(alone.v)
     losses = [mean_risk(task, models, clients.validation) for models in (alone.v, shared)]
     chosen = torch.where((losses[0] < losses[1])[:, None], alone.v, shared)

@@ -44,7 +44,7 @@ def presets(lams, model: str, batch: int, quick: dict, paper: dict) -> dict[str,
     smoke = sized(DIGITS, {"clients": 5, "rounds": 2, "tested": 100})
     every = methods(lams, [2, 6, 10])
     return {
-        "smoke": Preset(methods(lams, [2, 10]), 1, smoke, STAND_IN),
-        "quick": Preset(every, quick["repeats"], sized(DIGITS, quick), STAND_IN),
-        "paper": Preset(every, paper["repeats"], sized(MNIST, paper), "MNIST; P1 and P2", ("mnist",)),
+        "smoke": Preset(methods(lams, [2, 10]), 1, smoke, STAND_IN, swept=("lam",)),
+        "quick": Preset(every, quick["repeats"], sized(DIGITS, quick), STAND_IN, swept=("lam",)),
+        "paper": Preset(every, paper["repeats"], sized(MNIST, paper), "MNIST; P1 and P2", ("mnist",), ("lam",)),
     }

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mooring.engines.loop import Asking
 from mooring.experiments.base.claims import Check, Verdict, every, measured
 from mooring.experiments.base.experiment import Cell, Preset
 from mooring.experiments.base.results import Results, interval, of
@@ -81,7 +82,9 @@ SMOKE, QUICK, PAPER = {"rounds": 1}, {"rounds": 160}, {"rounds": 0}  # 0: the ro
 Method = tuple[str, str]  # method and size of lambda ("" where it has none)
 
 
-def trial(seed: int, row: str, classes: int, method: str, rounds: int, size: str = "", real: bool = False) -> dict:
+def trial(
+    seed: int, row: str, classes: int, method: str, rounds: int, size: str = "", real: bool = False
+) -> Asking[dict]:
     """One cell; with `real`, on the paper's data and networks as far as they are at hand."""
     one = ROWS[row]
     lam = one.lams[NAMES.index(size)] if size else 0.0
@@ -105,8 +108,8 @@ def points(rows: Sequence[str], methods: Sequence[Method]) -> list[dict]:
 def presets(methods: Sequence[Method], rows: Sequence[str]) -> dict[str, Preset]:
     needs = ("mnist", "fashion_mnist", "cifar10")
     return {
-        "smoke": Preset(points([FIRST], methods), 1, SMOKE, STAND_IN),
-        "quick": Preset(points([FIRST], methods), 4, QUICK, STAND_IN),
+        "smoke": Preset(points([FIRST], methods), 1, SMOKE, STAND_IN, swept=("size",)),
+        "quick": Preset(points([FIRST], methods), 4, QUICK, STAND_IN, swept=("size",)),
         "paper": Preset(points(rows, methods), 2, PAPER | {"real": True}, REAL, needs),
     }
 

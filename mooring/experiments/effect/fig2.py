@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from mooring.engines.loop import Asking
 from mooring.experiments.base.claims import Claim
 from mooring.experiments.base.experiment import Experiment, Panel, Preset, grid
 from mooring.experiments.base.results import of
@@ -13,9 +14,10 @@ STEPS = [1, 2, 5, 10, 20]
 SPREAD = 0.6
 SHARES = [0.01, 1.0, 100.0]  # lambda / L
 NAMES = ("small", "medium", "large")
+SWEPT = ("lam", "relative")
 
 
-def trial(seed: int, lam: float, relative: bool, steps: int, rounds: int, **sizes: Any) -> dict:
+def trial(seed: int, lam: float, relative: bool, steps: int, rounds: int, **sizes: Any) -> Asking[dict]:
     """Curves of Algorithm 1 with `steps` full gradient steps a round."""
     return setup.iterated(seed, SPREAD, lam, rounds, relative, steps, **sizes)
 
@@ -33,9 +35,9 @@ EXPERIMENT = Experiment(
     title="Rounds of FedProx against local steps per round (synthetic)",
     trial=trial,
     presets={
-        "smoke": Preset(points(STEPS), repeats=1, settings={"rounds": 3, "clients": 4, "samples": 50}),
-        "quick": Preset(points(STEPS), repeats=5, settings={"rounds": 60}),
-        "paper": Preset(points(STEPS), repeats=20, settings={"rounds": 200}),
+        "smoke": Preset(points(STEPS), repeats=1, settings={"rounds": 3, "clients": 4, "samples": 50}, swept=SWEPT),
+        "quick": Preset(points(STEPS), repeats=5, settings={"rounds": 60}, swept=SWEPT),
+        "paper": Preset(points(STEPS), repeats=20, settings={"rounds": 200}, swept=SWEPT),
     },
     claims=[
         Claim(

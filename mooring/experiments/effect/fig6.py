@@ -6,17 +6,18 @@ from mooring.experiments.effect._points import DIGITS, MNIST, SOFTMAX, STAND_IN
 from mooring.experiments.effect._work import claim, panels, points
 
 WORK = {"model": "softmax", "batch": 32}
+SWEPT = ("lam",)
 
 EXPERIMENT = Experiment(
     title="Rounds against local epochs for the clients' own models (softmax regression)",
     trial=trial,
     presets={
         "smoke": Preset(
-            points(SOFTMAX), repeats=1, settings=DIGITS | WORK | {"clients": 5, "rounds": 2}, data=STAND_IN
+            points(SOFTMAX), 1, settings=DIGITS | WORK | {"clients": 5, "rounds": 2}, data=STAND_IN, swept=SWEPT
         ),
-        "quick": Preset(points(SOFTMAX), repeats=4, settings=DIGITS | WORK | {"rounds": 30}, data=STAND_IN),
+        "quick": Preset(points(SOFTMAX), 4, settings=DIGITS | WORK | {"rounds": 30}, data=STAND_IN, swept=SWEPT),
         "paper": Preset(
-            points(SOFTMAX), repeats=2, settings=MNIST | WORK | {"rounds": 20}, data="MNIST", needs=("mnist",)
+            points(SOFTMAX), 2, settings=MNIST | WORK | {"rounds": 20}, data="MNIST", needs=("mnist",), swept=SWEPT
         ),
     },
     claims=[

@@ -6,14 +6,17 @@ from mooring.experiments.effect._points import DIGITS, MNIST, NETWORK, STAND_IN
 from mooring.experiments.effect._work import claim, panels, points
 
 QUICK = DIGITS | {"model": "mlp", "batch": 16, "clients": 10}
+SWEPT = ("lam",)
 DATA = STAND_IN + "; a perceptron with 50 hidden units instead of CNN2"
 
 EXPERIMENT = Experiment(
     title="Rounds against local epochs for the common model (network)",
     trial=trial,
     presets={
-        "smoke": Preset(points(NETWORK), repeats=1, settings=QUICK | {"rounds": 2, "clients": 5}, data=DATA),
-        "quick": Preset(points(NETWORK), repeats=3, settings=QUICK | {"rounds": 30}, data=DATA),
+        "smoke": Preset(
+            points(NETWORK), repeats=1, settings=QUICK | {"rounds": 2, "clients": 5}, data=DATA, swept=SWEPT
+        ),
+        "quick": Preset(points(NETWORK), repeats=3, settings=QUICK | {"rounds": 30}, data=DATA, swept=SWEPT),
         "paper": Preset(
             points(NETWORK),
             repeats=2,
