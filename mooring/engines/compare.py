@@ -202,7 +202,7 @@ def run_methods(job: Job, folder: Path | None, tell: Tell) -> tuple[pd.DataFrame
     most = most_together(job.task, job.clients, cohort_size(job.plan, len(job.clients)), job.run.training.chunk or 0)
     for group in alike(methods, most):
         runs = [run_one(job, label, given[label], folder, tell, known) for label in group]
-        for label, ((trained, records), seconds) in zip(group, all_answered(runs)):
+        for label, ((trained, records), seconds) in zip(group, all_answered(runs, filled=True)):
             frame = rounds_frame(job, records)
             rows[label] = {
                 "method": label,

@@ -3,8 +3,9 @@
 Where models are small, what a round costs is calls of PyTorch and not arithmetic: forty runs cost little more than one
 if all their clients are visited together. Clients of a variant start from that variant's server, with its numbers and
 its seed, and everything but the visit is each run's own, the common round loop: each variant ends where it would have
-ended alone, up to rounding. A run's numbers do not depend on which others are visited with it, so that those that
-were interrupted at different rounds resume to the same bytes.
+ended alone, up to rounding. A run's last digits depend on how many are visited with it and on its place among them, as
+PyTorch works on the last few numbers of a tensor in another way than on the others. Where runs that were interrupted at
+different rounds must resume to the same bytes, a place whose run does not ask is therefore filled.
 """
 
 from __future__ import annotations
@@ -79,12 +80,13 @@ def alike(methods: Mapping[str, Any], most: int) -> list[list[str]]:
     return [group[k : k + most] for group in groups.values() for k in range(0, len(group), most)]
 
 
-def all_answered(runs: Sequence[Asking[Any]]) -> list[tuple[Any, float]]:
+def all_answered(runs: Sequence[Asking[Any]], filled: bool = False) -> list[tuple[Any, float]]:
     """What each of several runs comes to, and the seconds that it took; visits of runs that are alike are one.
 
-    Those that are behind go first. A run that fails stops those after it; the ones before it are finished.
+    Those that are behind go first. A run that fails stops those after it; the ones before it are finished. `filled`: a
+    visit has places for all runs, whoever asks, so that a run's bytes do not depend on where the others are.
     """
-    clocks = [_Clocked(run) for run in runs]
+    clocks = [_Clocked(run, place) for place, run in enumerate(runs)]
     going, failure = list(clocks), None
     replies: list[tuple[_Clocked, Replies | None, float]] = [(one, None, 0.0) for one in clocks]
     while replies:
@@ -95,7 +97,8 @@ def all_answered(runs: Sequence[Asking[Any]]) -> list[tuple[Any, float]]:
             except Exception as error:
                 going, failure = going[: going.index(one)], error
         going = [one for one in going if one.ask is not None]
-        replies = [answer for group in _next_groups(going) for answer in _visited(group, alone=len(runs) == 1)]
+        groups, places = _next_groups(going), len(runs) if filled else 0
+        replies = [answer for group in groups for answer in _visited(group, len(runs) == 1, places)]
     if failure is not None:
         raise failure
     return [(one.found, one.seconds) for one in clocks]
@@ -104,8 +107,8 @@ def all_answered(runs: Sequence[Asking[Any]]) -> list[tuple[Any, float]]:
 class _Clocked:
     """A run, its question if it is not at its end, and its own seconds: those of other runs between them aside."""
 
-    def __init__(self, run: Asking[Any]):
-        self.run, self.found = run, None
+    def __init__(self, run: Asking[Any], place: int):
+        self.run, self.place, self.found = run, place, None
         self.ask: Any = None
         self.seconds, self.since = 0.0, time.perf_counter()
 
@@ -143,21 +146,25 @@ def _most(ask: Ask) -> int:
     return most_together(at.task, at.clients, len(ask.cohort), at.chunk)
 
 
-def _visited(group: list[_Clocked], alone: bool) -> list[tuple[_Clocked, Replies, float]]:
+def _visited(group: list[_Clocked], alone: bool, places: int) -> list[tuple[_Clocked, Replies, float]]:
     """Everyone's replies, and its share of the seconds; a lone run's visit is a common one all the same, unless it
-    is `alone` from the beginning to the end."""
+    is `alone` from the beginning to the end. Of so many `places` those without a run are filled."""
     begin = time.perf_counter()
     asks = [one.ask for one in group]
     if alone or not _sweepable(asks[0].exchange.algorithm) or _most(asks[0]) == 1:
         replies = [ask.answer() for ask in asks]
+    elif places:
+        seats = {one.place: one.ask for one in group}
+        replies = ask_together([seats.get(place, asks[0]) for place in range(places)], sorted(seats))
     else:
         replies = ask_together(asks)
     share = (time.perf_counter() - begin) / len(group)
     return [(one, reply, share) for one, reply in zip(group, replies)]
 
 
-def ask_together(asks: Sequence[Ask]) -> list[Replies]:
-    """What the simulators of runs that are alike reply to their asks, by one visit to all cohorts.
+def ask_together(asks: Sequence[Ask], wanted: Sequence[int] | None = None) -> list[Replies]:
+    """What the simulators of runs that are alike reply to their asks, by one visit to all cohorts; only the replies to
+    the `wanted` asks count.
 
     Blocks are those of one cohort, for all runs at once, where all have the same: a client is then padded as it always
     is, whoever else takes part. Costs are told in equal shares.
@@ -193,8 +200,8 @@ def ask_together(asks: Sequence[Ask]) -> list[Replies]:
         whole.add(meter)
     own = Meter(whole.samples // len(asks), whole.gradients // len(asks))
     return [
-        exchange.replied(cohort, select(found, owner == r), select(message, owner == r), own)
-        for r, (exchange, cohort) in enumerate(zip(exchanges, cohorts))
+        exchanges[r].replied(cohorts[r], select(found, owner == r), select(message, owner == r), own)
+        for r in (range(len(asks)) if wanted is None else wanted)
     ]
 
 

@@ -120,19 +120,21 @@ def test_a_comparison_is_the_same_side_by_side_and_one_by_one(tmp_path, monkeypa
     assert found.seeds["seconds"].gt(0).all()
 
 
-@pytest.mark.parametrize("family", ["fedprox_one_stage lam={} inner=sgd steps=4 batch=4", "fedavg eta={} batch=4"])
-def test_runs_that_were_interrupted_at_different_rounds_resume_to_the_same_bytes(tmp_path, family):
+@pytest.mark.parametrize("classes, cohort", [(3, 6), (2, 5), (2, 7)])
+@pytest.mark.parametrize("family", ["fedprox_one_stage lam={} inner=sgd steps=4 batch=3", "fedavg eta={} batch=3"])
+def test_runs_that_were_interrupted_at_different_rounds_resume_to_the_same_bytes(tmp_path, family, classes, cohort):
+    how = HOW | {"participation": cohort}
     methods = ["local", *(family.format(number) for number in (0.02, 0.1, 0.3))]
 
     def stop(what, done, rounds):
         if what.endswith("=0.1") and done == 4:
             raise InterruptedError
 
-    compare(table(), methods, out=tmp_path / "whole", **HOW)
+    compare(table(classes), methods, out=tmp_path / "whole", **how)
     with pytest.raises(InterruptedError):
-        compare(table(), methods, out=tmp_path / "cut", tell=stop, **HOW)
+        compare(table(classes), methods, out=tmp_path / "cut", tell=stop, **how)
     cut = list((tmp_path / "cut").rglob(MODELS))
-    resume_comparison(tmp_path / "cut", source=table())
+    resume_comparison(tmp_path / "cut", source=table(classes))
     whole = {path.parent.name: path.read_bytes() for path in (tmp_path / "whole").rglob(MODELS)}
     assert len(whole) == 4 and len(cut) == 2, "those before the one that failed are done"
     assert {path.parent.name: path.read_bytes() for path in (tmp_path / "cut").rglob(MODELS)} == whole
