@@ -6,7 +6,8 @@ numbers. Clients without rows have nothing to tell and are left out.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -20,7 +21,8 @@ from mooring.estimates.spread import likelier
 from mooring.estimates.summaries import Summary
 
 
-class Federation(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Federation:
     clients: Tensor  # [k], those with rows, by their places among all
     n: Tensor  # [k]
     p: Tensor  # [k], their weights, of sum 1
@@ -38,7 +40,8 @@ class Federation(NamedTuple):
     def rules(self) -> dict[str, Rule]:
         """lam by every rule; the summary must have been asked for."""
         assert self.summary is not None
-        return lambda_rules(self.summary, self.p, self.scalar, self.diagonal or self.scalar, self.ridge)
+        spreads = self.scalar, self.diagonal or self.scalar
+        return lambda_rules(self.summary, self.p, *spreads, self.ridge, self.radii)
 
     @property
     def best(self) -> ClientSpread:
@@ -47,7 +50,7 @@ class Federation(NamedTuple):
             return self.scalar
         return self.diagonal
 
-    @property
+    @cached_property
     def radii(self) -> Radii:
         """R, R_max and R_i; the summary must have been asked for."""
         assert self.summary is not None

@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from scipy.special import gammainc
-from scipy.stats import chi2
+from scipy.special import chdtri, gammainc
 from torch import Tensor
 
 from mooring.estimates.client_spread import ClientSpread
@@ -78,7 +77,7 @@ def radius_likelihood(spread: Spread, n: Tensor, p: Tensor | None = None, level:
     tail = (1 - level) / 2
     plain = spread.data._replace(tilt=None)
     likeliest = maximise(plain, spread.form == "scalar")[0].deviance
-    ruled_out = evaluate(plain, torch.zeros_like(unit)).deviance - likeliest > chi2.ppf(1 - 2 * tail, 1)
+    ruled_out = evaluate(plain, torch.zeros_like(unit)).deviance - likeliest > chdtri(1, 2 * tail)
     top = 4 * np.sqrt((mean + 6 * np.sqrt(variance)).max())
     value = _posterior(spread.data, tau2, p)[2] ** 0.5
     low = _quantile(below, tail, top) if ruled_out else 0.0
@@ -93,12 +92,11 @@ def _posterior(data: Normal, t: Tensor, p: Tensor) -> tuple[float, float, float,
     cov = at.covs
     away = at.models - p @ at.models
     follow = pull - (p @ pull.flatten(1)).view(pull.shape[1:])
-    common = at.noise * (p[:, None, None] * (follow @ at.w_cov @ follow.mT)).sum(0)
-    shown, hidden = (p * away.square().sum(1)).sum(), (p * (1 - p) * trace(cov)).sum() + trace(common)
+    common = at.noise * float(p @ ((follow @ at.w_cov) * follow).sum((1, 2)))
+    shown, hidden = (p * away.square().sum(1)).sum(), (p * (1 - p) * trace(cov)).sum() + common
     mean = shown + hidden
-    own = p[:, None, None] * cov
     along = p[:, None] * away
-    variance = 2 * trace(own @ own).sum() + 4 * torch.einsum("mi,mij,mj->", along, cov, along)
+    variance = 2 * p**2 @ cov.square().sum((1, 2)) + 4 * ((cov @ along[..., None])[..., 0] * along).sum()
     if data.rows is not None:  # the posterior covariances scale with a noise that is known to so many rows only
         variance = variance + 2 * hidden**2 / (data.rows - len(t))
     return at.deviance, at.noise, float(mean), float(variance)

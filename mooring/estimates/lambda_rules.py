@@ -33,7 +33,7 @@ from torch import Tensor
 from mooring.estimates.client_spread import ClientSpread
 from mooring.estimates.constants import assumption_warnings, gradient_noise, smoothness, theorem_convexity
 from mooring.estimates.heterogeneity import client_weights
-from mooring.estimates.heterogeneity_likelihood import estimate_radii
+from mooring.estimates.heterogeneity_likelihood import Radii, estimate_radii
 from mooring.estimates.spread import Form, Spread, hessians_of, likelier, spread_fits, spread_likelihood
 from mooring.estimates.summaries import LinearStats, LocalFits, Summary, fits_of, trace
 from mooring.theory.lambda_aer import lambda_aer
@@ -61,10 +61,12 @@ def lambda_rules(
     scalar: ClientSpread | None = None,
     diagonal: ClientSpread | None = None,
     ridge: float = 0.0,
+    radii: Radii | None = None,
 ) -> dict[str, Rule]:
     """All rules from the clients' summaries; nan where a rule has no value.
 
-    Spreads that are not given are estimated from the summaries alone; `ridge` is the task's own, part of its curvature.
+    Spreads that are not given are estimated from the summaries alone, and radii from the likelier of them; `ridge` is
+    the task's own, part of its curvature.
     """
     fits = fits_of(summary)
     n, p = fits.n, client_weights(p, fits.n)
@@ -80,7 +82,7 @@ def lambda_rules(
         "client_and_coefficient": Rule(rich_per_client[:, None] * taus, source, more),
     }
     best = diagonal if likelier(scalar.spread, diagonal.spread) is diagonal.spread else scalar
-    return table | _theorems(summary, fits, p, best, ridge)
+    return table | _theorems(fits, p, best, ridge, radii or estimate_radii(summary, best, p))
 
 
 def settled_single(among: ClientSpread, n: Tensor, p: Tensor) -> float:
@@ -139,7 +141,7 @@ def _from_summary(summary: Summary, form: Form) -> ClientSpread:
     return ClientSpread(found, torch.arange(len(summary.n)))
 
 
-def _theorems(summary: Summary, fits: LocalFits, p: Tensor, spread: ClientSpread, ridge: float) -> dict[str, Rule]:
+def _theorems(fits: LocalFits, p: Tensor, spread: ClientSpread, ridge: float, radii: Radii) -> dict[str, Rule]:
     """alternative's and `effect`'s rules at the estimated constants."""
     n = fits.n
     hessian = fits.hessian + ridge * torch.eye(fits.hessian.shape[1], dtype=fits.hessian.dtype)
@@ -148,7 +150,6 @@ def _theorems(summary: Summary, fits: LocalFits, p: Tensor, spread: ClientSpread
     sigma2 = float(spread.spread.noise.mean())
     noise = rho.value if isfinite(rho.value) else sqrt(sigma2 * float(p @ trace(fits.hessian)))
     own = torch.where(fits.freedom > 0, trace(fits.gradient_cov), sigma2 * trace(fits.hessian)).sqrt()
-    radii = estimate_radii(summary, spread, p)
 
     def rule(source: str, value, *needs) -> Rule:
         doubts = tuple(dict.fromkeys(w for part in (convexity, *needs) for w in part.warnings))
