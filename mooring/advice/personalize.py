@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import torch
-from scipy.stats import norm
+from scipy.special import ndtri
 from torch import Tensor
 
 from mooring.advice.advise import deployed_of, told_of
@@ -37,7 +37,7 @@ from mooring.runs.records import CLIENTS, clients_table
 from mooring.runs.runfile import run_bytes
 from mooring.theory.federation_gain import risk_ratio
 
-CONFIDENT = float(norm.ppf((1 + LEVEL) / 2))
+CONFIDENT = float(ndtri((1 + LEVEL) / 2))
 AVERAGE = "average"  # the way of newcomers to an advice: that of its settings
 LEAST = 10  # held-out rows below which a ratio of losses says nothing
 

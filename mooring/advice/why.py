@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from scipy.stats import chi2, false_discovery_control
+from scipy.special import chdtrc
 from torch import Tensor
 
 from mooring.advice.asking import bend
@@ -115,5 +115,14 @@ def unlike(prior: Prior, m: int) -> np.ndarray:
         told = values > 1e-6 * values[:, -1:].clamp(min=torch.finfo(values.dtype).tiny)
         along = (vectors.mT @ away[..., None])[..., 0] ** 2
         square = torch.where(told, along / values, 0.0).sum(1)
-        chance[prior.clients.numpy()] = chi2.sf(square.numpy(), told.sum(1).numpy())
-    return false_discovery_control(chance) <= WRONG
+        chance[prior.clients.numpy()] = chdtrc(told.sum(1).clamp(min=1).numpy(), square.numpy())
+    return discoveries(chance, WRONG)
+
+
+def discoveries(chance: np.ndarray, rate: float) -> np.ndarray:
+    """[m] bool: the k least chances, k the most of which the largest is at most rate k / m (Benjamini, Hochberg)."""
+    m, order = len(chance), np.argsort(chance, kind="stable")
+    fits = np.flatnonzero(chance[order] * m / np.arange(1, m + 1) <= rate)
+    out = np.zeros(m, bool)
+    out[order[: fits[-1] + 1 if len(fits) else 0]] = True
+    return out

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from scipy.stats import chi2, norm
+from scipy.special import chdtri, ndtri
 from torch import Tensor
 
 from mooring.estimates.estimate import Estimate, not_identified
@@ -152,10 +152,10 @@ def assumption_warnings(
 def _eigenvalue(values: Tensor, at: int, n: Tensor, level: float, method: str, warnings: tuple[str, ...]) -> Estimate:
     """sqrt(n) (log l^ - log l) tends to N(0, 2) for the eigenvalue of a normal sample's second moment."""
     value = float(values[at])
-    width = float(norm.ppf((1 + level) / 2) * np.sqrt(2 / float(n[at])))
+    width = float(ndtri((1 + level) / 2) * np.sqrt(2 / float(n[at])))
     return Estimate(value, value * np.exp(-width), value * np.exp(width), method, warnings)
 
 
 def _variance_interval(square: float, freedom: float, level: float) -> tuple[float, float]:
     tail = (1 - level) / 2
-    return square * freedom / chi2.ppf(1 - tail, freedom), square * freedom / chi2.ppf(tail, freedom)
+    return square * freedom / chdtri(freedom, tail), square * freedom / chdtri(freedom, 1 - tail)

@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from scipy.stats import false_discovery_control
 
 from mooring.advice.families import COMMON, DIAGONAL, LAMBDA, SIZE, Setting, fitted
 from mooring.advice.folds import row_losses
 from mooring.advice.path import penalised
 from mooring.advice.prior import priors
-from mooring.advice.why import brings, moored_fit, rows_to_match, unlike
+from mooring.advice.why import brings, discoveries, moored_fit, rows_to_match, unlike
 from mooring.data.generators import LinearFederation
 from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic
@@ -68,3 +69,10 @@ def test_strangers_are_found_and_others_are_not():
     x, y = made.train.of(7)
     y += x @ torch.full((4,), 2.5, dtype=torch.float64)
     assert unlike(priors(task, made.train)[0], 60)[7]
+
+
+def test_discoveries_are_those_of_benjamini_and_hochberg():
+    rng = np.random.default_rng(0)
+    for few in (0, 3, 30):
+        chance = np.concatenate([rng.uniform(size=100), 1e-3 * rng.uniform(size=few), [1.0, 1.0]])
+        np.testing.assert_array_equal(discoveries(chance, 0.05), false_discovery_control(chance) <= 0.05)
