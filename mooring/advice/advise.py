@@ -24,7 +24,7 @@ from mooring.advice.families import ALONE, COMMON, LAMBDA, Setting
 from mooring.advice.folds import joined, units_of, usable
 from mooring.advice.mix import mix_of
 from mooring.advice.networks import Kept, network_evidence, network_folds
-from mooring.advice.plans import alpha_of, as_algorithm, kind_of, stiffness_of
+from mooring.advice.plans import alpha_of, as_algorithm, kind_of, stiffnesses
 from mooring.advice.survey import Survey, as_table
 from mooring.advice.tally import MODELS, Tally, Trio, mean_losses, tally_of, witnesses_of
 from mooring.advice.words import in_words
@@ -289,7 +289,7 @@ def clients_frame(job: Job, models: Deployed, known: Gathered, found: Answer) ->
     clients, choice, m = job.clients, known.choice, len(job.clients)
     sizes = {part: getattr(clients, part).size.numpy() for part in PARTS}
     rows = sum(sizes.values())
-    numbers = [stiffness_of(s, choice.prior, int(n), i) for i, (s, n) in enumerate(zip(models.plan, rows))]
+    kinds = {setting: kind_of(setting, choice.prior) for setting in set(models.plan)}
     everyone, judged = torch.arange(m), known.test
     losses = known.evidence.losses if judged is None else mean_losses(judged)
     who, count = (known.evidence.asked, held_rows(known.evidence)) if judged is None else (everyone, judged.rows)
@@ -309,8 +309,8 @@ def clients_frame(job: Job, models: Deployed, known: Gathered, found: Answer) ->
             **told_of("common", found.decision.over_common, found.base["common"]),
             **{name: unit * of_all(part) for name, part in losses.items()},
             "judged_rows": np.nan_to_num(of_all(count)).astype(int),
-            "plan": [kind_of(setting, choice.prior) for setting in models.plan],
-            "lambda": numbers,
+            "plan": [kinds[setting] for setting in models.plan],
+            "lambda": stiffnesses(models.plan, choice.prior, rows),
             "alpha": [alpha_of(setting) for setting in models.plan],
             "helped": found.decision.over_alone.better,
             "harmed": found.decision.over_alone.worse,

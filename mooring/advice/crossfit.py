@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mooring.advice.asking import doing
+from mooring.advice.asking import at_hand, doing
 from mooring.advice.bends import Bent, bent_gains, bent_of, everyones_moments, total_bends, with_bends
 from mooring.advice.calibrate import Witness
 from mooring.advice.choice import MOST_CLIENTS, Choice, candidates, decide, prior_of, weights_of
@@ -162,8 +162,9 @@ def future_gains(task: Any, rows: Rows, noise: Tensor, unit: Tensor, trio: Trio)
     for block in torch.arange(len(rows)).split(BLOCK):
         some = rows if len(block) == len(rows) else compact(rows.select(block))
         mine = trio._replace(alone=trio.alone[block], personal=trio.personal[block])
-        known = posterior_of(task, some, noise[block], unit)
-        told.append(gains(task, known, at_future(task, some), pairs_of(mine), shares(rows)[block]))
+        with at_hand(some):
+            known = posterior_of(task, some, noise[block], unit)
+            told.append(gains(task, known, at_future(task, some), pairs_of(mine), shares(rows)[block]))
     return dict(zip(PAIRS, (joined_gains(parts) for parts in zip(*told))))
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from mooring.advice.calibrate import calls, chances, interval
-from mooring.advice.gain import Gain
+from mooring.advice.gain import Gain, gain_of
 
 PERSONAL, COMMON, ALONE = "personal", "common", "alone"
 SURE, LIKELY = 0.95, 0.8
@@ -86,10 +86,11 @@ def side_of(deploy: np.ndarray, gains: dict[str, Gain], other: str, same: Tensor
         # "common over alone" speaks for those who deploy common, and with its sign turned for those who deploy alone.
         if name == ALONE:
             found = found._replace(mean=-found.mean)
+        found, place = gain_of(found, torch.from_numpy(here)), np.flatnonzero(here)
         ends = interval(found, level)
         for out, values in zip((gain, low, high, chance), (found.expected, *ends, chances(found))):
-            out[here] = values.numpy()[here]
-        alike = alike | (here & no_difference(found, least).numpy())
+            out[place] = values.numpy()
+        alike[place] |= no_difference(found, least[here]).numpy()
     if other in (ALONE, COMMON):
         alike = alike | ((deploy == PERSONAL) & same.numpy())
     for out, value in ((gain, 0.0), (low, 0.0), (high, 0.0), (chance, 0.5)):

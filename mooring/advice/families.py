@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from mooring.advice.asking import doing, own_fit
-from mooring.advice.path import common_minimiser, is_dense, moments, path, penalised
+from mooring.advice.path import BLOCK, common_minimiser, is_dense, moments, path, penalised
 from mooring.advice.prior import Prior
 from mooring.core.cohort import Rows
 from mooring.tasks.linear import Linear
@@ -30,7 +30,6 @@ COMMON, ALONE, LAMBDA, SIZE, DIAGONAL, MIXTURE = "common", "alone", "lambda", "s
 TUNED = "tuned"  # networks: the common model after local steps
 OF_PRIOR = {"scalar": SIZE, "diagonal": DIAGONAL}
 MOORED = (LAMBDA, SIZE, DIAGONAL)
-CHUNK = 20_000  # clients whose own fits are solved at once
 
 
 class Setting(NamedTuple):
@@ -108,33 +107,59 @@ def alone_models(task: Any, rows: Rows, ridge: float, free: bool = False, start:
     """
     zero = torch.zeros(1, task.dim, dtype=task.dtype)
     out = torch.zeros(len(rows), task.dim, dtype=task.dtype)
-    if isinstance(task, Linear) and free:
-        if len(rows) <= CHUNK:
-            return centred_models(task, rows, ridge)
-        return torch.cat([centred_models(task, rows.select(b), ridge) for b in torch.arange(len(rows)).split(CHUNK)])
-    if task.condense is not None and isinstance(rows, Rows):
-        for block in torch.arange(len(rows)).split(CHUNK):
-            out[block] = task.prox(zero, ridge, rows.select(block).full(task))
+    if isinstance(task, Linear) and isinstance(rows, Rows) and len(rows) > BLOCK and ridge > 0:
+        for block in torch.arange(len(rows)).split(BLOCK):
+            some = rows.select(block)
+            out[block] = solved_centred(task, some, ridge) if free else solved(task, some, ridge)
         return out
+    if isinstance(task, Linear) and free:
+        return centred_models(task, rows, ridge)
+    if task.condense is not None and isinstance(rows, Rows):
+        return task.prox(zero, ridge, rows.full(task))
     if isinstance(task, Linear):  # elsewhere: the sums that were sent once serve every ridge
-        h, moment = moments(task, rows)
-        return torch.linalg.solve(h + ridge * torch.eye(task.dim, dtype=h.dtype), moment).to(task.dtype)
+        return solved(task, rows, ridge)
     pull = ridge * penalised(task) if free else torch.tensor(ridge, dtype=task.dtype)
     return own_fit(task, rows, out if start is None else start, pull=pull)
+
+
+def solved(task: Linear, rows: Rows, ridge: float) -> Tensor:
+    """[m, d]: ridge regression."""
+    h, moment = moments(task, rows)
+    return ridged(h, moment, ridge).to(task.dtype)
+
+
+def solved_centred(task: Linear, rows: Rows, ridge: float) -> Tensor:
+    """The same as `centred_models`, for one ridge alone."""
+    spread, cross, mean, target = centred(task, rows)
+    return with_intercept(ridged(spread, cross, ridge), mean, target).to(task.dtype)
 
 
 def centred_models(task: Linear, rows: Rows, ridge: float) -> Tensor:
     """[m, d]: ridge regression on centred rows, then the intercept; one eigendecomposition serves all ridges."""
     name = ("centred", task)
     if name not in rows.cache:
-        h, moment = moments(task, rows)
-        mean, target = h[:, :-1, -1], moment[:, -1]
-        spread = h[:, :-1, :-1] - mean[..., None] * mean[:, None]
-        rows.cache[name] = (*torch.linalg.eigh(spread), moment[:, :-1] - mean * target[:, None], mean, target)
+        spread, *others = centred(task, rows)
+        rows.cache[name] = (*torch.linalg.eigh(spread), *others)
     values, vectors, cross, mean, target = rows.cache[name]
     inverse = 1 / (values.clamp(min=0) + ridge)
     slopes = (vectors @ (inverse * (vectors.mT @ cross[..., None])[..., 0])[..., None])[..., 0]
-    return torch.cat([slopes, (target - (mean * slopes).sum(1))[:, None]], 1).to(task.dtype)
+    return with_intercept(slopes, mean, target).to(task.dtype)
+
+
+def centred(task: Linear, rows: Rows) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Covariances of x [m, d-1, d-1] and with y [m, d-1], means of x [m, d-1] and of y [m]."""
+    h, moment = moments(task, rows)
+    mean, target = h[:, :-1, -1], moment[:, -1]
+    return h[:, :-1, :-1] - mean[..., None] * mean[:, None], moment[:, :-1] - mean * target[:, None], mean, target
+
+
+def with_intercept(slopes: Tensor, mean: Tensor, target: Tensor) -> Tensor:
+    return torch.cat([slopes, (target - (mean * slopes).sum(1))[:, None]], 1)
+
+
+def ridged(h: Tensor, moment: Tensor, ridge: float) -> Tensor:
+    """(h + ridge)^-1 moment."""
+    return torch.linalg.solve(h + ridge * torch.eye(h.shape[-1], dtype=h.dtype), moment)
 
 
 def has_free_intercept(task: Any) -> bool:

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from mooring.advice import glm
 from mooring.advice.asking import at_hand, doing, question
-from mooring.advice.posterior import Truths, along, cov_at, mean_at
+from mooring.advice.posterior import Truths, along, cov_at, mean_at, means_along
 from mooring.core.cohort import Batch, Rows
 from mooring.core.seeds import uniforms
 from mooring.tasks.linear import Linear
@@ -80,6 +80,11 @@ def joined_gains(parts: Sequence[Gain]) -> Gain:
     by_client = {name: torch.cat([getattr(g, name) for g in parts], -1) for name in BY_CLIENT}
     overall = torch.stack([g.overall for g in parts]).mean(0)
     return first._replace(**by_client, overall=overall, shared=torch.stack([g.shared for g in parts]).sum(0))
+
+
+def gain_of(gain: Gain, clients: Tensor) -> Gain:
+    """The gains of some of the clients."""
+    return gain._replace(**{name: getattr(gain, name)[..., clients] for name in BY_CLIENT})
 
 
 class Places(NamedTuple):
@@ -220,15 +225,23 @@ def _squared(task: Any, found: Truths, places: Places, o: Tensor, p: Tensor) -> 
     q = (o - p) @ s  # S is symmetric
     constant = ((o + p) * q).sum(-1)
     spill = 4 * found.data.noise[:, None] * ((o - p) * q).sum(-1)
-    for j in range(len(found.overall)):
-        yield constant - 2 * (q * mean_at(found, j)[:, None]).sum(-1), 2 * q, spill
+    for mean in means_along(found, q).unbind(-1):
+        yield constant - 2 * mean, 2 * q, spill
 
 
 @question
 def weighted_moments(task: Any, batch: Batch, *mixed: Tensor, reference: Tensor | None) -> Tensor:
-    """[C, d, d]: the second moments of x."""
-    x, weight = points(task, batch, mixed, reference)
-    return x.mT @ (weight[..., None] * x)
+    """[C, d, d]: the second moments of x. Those of everybody's points around a mean need no points, as theirs is 0."""
+    if reference is None or task.lift is not None:
+        x, weight = points(task, batch, mixed, reference)
+        return x.mT @ (weight[..., None] * x)
+    share, mean = mixed
+    own, weight, centre = glm.design(task, batch.x), batch.weight.double(), glm.design(task, mean)
+    around = torch.zeros(task.dim, task.dim, dtype=own.dtype)
+    around[: mean.shape[1], : mean.shape[1]] = reference.T @ reference / len(reference)
+    part = share[:, None, None]
+    both = (1 - part) * (own.mT @ (weight[..., None] * own)) + part * (around + centre[..., None] * centre[:, None])
+    return both / ((1 - share) * weight.sum(1) + share)[:, None, None]
 
 
 def _canonical(task: Any, found: Truths, places: Places, o: Tensor, p: Tensor) -> Told:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from mooring.advice.asking import Bend, at_hand, bend, question
 from mooring.advice.path_iterated import envelope_path, large_path
+from mooring.advice.weighted import weighted_squares
 from mooring.core.cohort import Batch, Rows
 from mooring.core.errors import RequestError
 from mooring.core.task import in_layers
@@ -115,43 +116,55 @@ def _linear(task, rows, p, scales, tight, slack, ridge) -> Iterator[Point]:
         return
     e, su, k, k0 = _eigen(task, rows, slack)
     flat = k.reshape(-1, task.dim)
-    for scale in scales:
-        inverse = torch.where(torch.isinf(tight * scale)[:, None], 0.0, 1 / (e + (scale * tight)[:, None]))
-        weight = p[:, None] * inverse
-        a = whole - (weight.reshape(-1, 1) * flat).T @ flat
-        b = target - torch.einsum("ck,cki->i", weight * k0, k)
-        w = solve_symmetric(a, b, whole)
-        v = w + torch.einsum("cij,cj->ci", su, inverse * (k0 - k @ w))
+    pull = tight[:, None, None] * torch.tensor(scales, dtype=torch.float64)
+    inverse = torch.where(torch.isinf(pull), 0.0, 1 / (e[..., None] + pull))  # [m, d, scales]
+    weight = (p[:, None, None] * inverse).flatten(0, 1)
+    squares, sums = weighted_squares(flat, weight), (k0.reshape(-1, 1) * weight).T @ flat
+    for j, scale in enumerate(scales):
+        w = solve_symmetric(whole - squares[j], target - sums[j], whole)
+        v = w + torch.einsum("cij,cj->ci", su, inverse[..., j] * (k0 - k @ w))
         yield Point(scale, w.to(task.dtype), v.to(task.dtype))
 
 
 def _linear_in_blocks(task, rows, p, scales, tight, slack, ridge) -> Iterator[Point]:
-    """The same for very many clients: twice over blocks of them for every scale, none of which is kept."""
+    """The same for very many clients: over blocks of them, once for every w and once for each scale's v; none is kept.
 
-    def parts() -> Iterator[tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]]:
-        for block in torch.arange(len(rows)).split(BLOCK):
-            some = rows.select(block)
-            h, moment = moments(task, some)
-            yield block, h, moment, _eigen(task, some, slack)
+    Few scales are asked of so many, and S H_i S + scale tight_i = L L' takes a third of an eigendecomposition's time.
+    """
+    s = torch.ones(task.dim, dtype=torch.float64) if slack is None else slack.double().sqrt()
+    blocks = torch.arange(len(rows)).split(BLOCK)
 
+    def factor(h: Tensor, block: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        """L [C, d, d], and whether the client moves at all [C]."""
+        pull = scale * tight[block]
+        inner = s[:, None] * h * s
+        diagonal = inner.diagonal(dim1=1, dim2=2)
+        diagonal += torch.where(torch.isinf(pull), 1.0, pull)[:, None]
+        diagonal *= 1 + 8 * torch.finfo(h.dtype).eps  # keeps it positive definite
+        return torch.linalg.cholesky_ex(inner)[0], torch.isfinite(pull)
+
+    whole = torch.zeros(task.dim, task.dim + 1, dtype=torch.float64)  # sums of H_i and, in the last column, of m_i
+    taken = {scale: torch.zeros_like(whole) for scale in scales}
+    for block in blocks:
+        h, moment = moments(task, rows.select(block))
+        both = torch.cat([h, moment[..., None]], 2)
+        whole = whole + torch.einsum("c,cij->ij", p[block], both)
+        for scale in taken:
+            if scale != torch.inf:
+                half, moves = factor(h, block, scale)
+                half = torch.linalg.solve_triangular(half, s[:, None] * both, upper=False)
+                weight = (p[block] * moves)[:, None].expand(-1, task.dim).reshape(-1, 1)
+                taken[scale] += weighted_squares(half.flatten(0, 1), weight)[0][:-1]
     for scale in scales:
-        a, b = torch.diag(ridge), torch.zeros(task.dim, dtype=torch.float64)
-        whole = a.clone()
-
-        def inverse(block: Tensor, e: Tensor, scale: float = scale) -> Tensor:
-            pull = (scale * tight[block])[:, None]
-            return torch.where(torch.isinf(pull), 0.0, 1 / (e + pull))
-
-        for block, h, moment, (e, _, k, k0) in parts():
-            weight = p[block][:, None] * inverse(block, e)
-            seen = torch.einsum("c,cij->ij", p[block], h)
-            flat = k.reshape(-1, task.dim)
-            whole, a = whole + seen, a + seen - (weight.reshape(-1, 1) * flat).T @ flat
-            b = b + p[block] @ moment - torch.einsum("ck,cki->i", weight * k0, k)
-        w = solve_symmetric(a, b, whole)
-        v = torch.empty(len(rows), task.dim, dtype=task.dtype)
-        for block, _, _, (e, su, k, k0) in parts():
-            v[block] = (w + torch.einsum("cij,cj->ci", su, inverse(block, e) * (k0 - k @ w))).to(task.dtype)
+        left = whole - taken[scale]
+        ridged = whole[:, :-1] + torch.diag(ridge)
+        w = solve_symmetric(left[:, :-1] + torch.diag(ridge), left[:, -1], ridged)
+        v = w.expand(len(rows), -1).to(task.dtype, copy=True)
+        for block in blocks if scale != torch.inf else ():
+            h, moment = moments(task, rows.select(block))
+            half, moves = factor(h, block, scale)
+            away = s * torch.cholesky_solve((s * (moment - h @ w))[..., None], half)[..., 0]
+            v[block] = (w + moves[:, None] * away).to(task.dtype)
         yield Point(scale, w.to(task.dtype), v)
 
 

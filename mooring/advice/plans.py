@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from mooring.advice.choice import Choice
 from mooring.advice.families import ALONE, COMMON, DIAGONAL, LAMBDA, MIXTURE, SIZE, TUNED, Setting
 from mooring.advice.prior import Prior
@@ -20,20 +22,23 @@ def kind_of(setting: Setting, prior: Prior | None) -> str:
     return setting.family
 
 
-def stiffness_of(setting: Setting, prior: Prior | None, n: int, i: int) -> float:
-    """lambda of client i with n rows: one number also where each coefficient has its own (their geometric mean).
+def stiffnesses(plan: list[Setting], prior: Prior | None, n: np.ndarray) -> np.ndarray:
+    """[m]: lambda of every client with its plan and its rows n [m]."""
+    each = {setting: stiffness_of(setting, prior, n) for setting in set(plan)}
+    return np.array([each[setting][i] for i, setting in enumerate(plan)])
+
+
+def stiffness_of(setting: Setting, prior: Prior | None, n: np.ndarray) -> np.ndarray:
+    """[m]: lambda of clients of n rows: one number also where each coefficient has its own (their geometric mean).
 
     0 for training alone, infinity for the common model, nan for a mixture or fine-tuning.
     """
     kind = kind_of(setting, prior)
-    if kind in (COMMON, ALONE):
-        return float("inf") if kind == COMMON else 0.0
-    if kind == LAMBDA:
-        return setting.value
     if kind in (SIZE, DIAGONAL) and prior is not None:
         free = prior.variance.clamp(min=float(prior.variance.max()) / TAUT)
-        return setting.value * float(prior.noise[i]) / max(n, 1) * float((-free.log()).mean().exp())
-    return float("nan")
+        return setting.value * prior.noise.numpy() / np.maximum(n, 1) * float((-free.log()).mean().exp())
+    known = {COMMON: np.inf, ALONE: 0.0, LAMBDA: setting.value}
+    return np.full(len(n), known.get(kind, np.nan))
 
 
 def alpha_of(setting: Setting) -> float:

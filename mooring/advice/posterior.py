@@ -25,6 +25,7 @@ from torch import Tensor
 
 from mooring.advice import glm
 from mooring.advice.asking import at_hand, question
+from mooring.advice.weighted import weighted_squares
 from mooring.core.cohort import Batch, Rows
 from mooring.estimates.client_spread import MOST_SPREADS
 from mooring.tasks.linear import Linear
@@ -53,7 +54,7 @@ class Likelihood(NamedTuple):
     square: Tensor  # [m], y'y / s_i^2; 0 where the noise is known
     rows: float | None  # all rows, where the noise's scale is profiled; None where it is known
     noise: Tensor  # [m], s_i^2; 1 where the loss is a whole likelihood
-    surplus: Tensor | None = None  # [m, d, d], M - K
+    excess: Tensor | None = None  # [d, d], E: M = K + (K E + E'K) / 2
 
 
 class Truths(NamedTuple):
@@ -64,8 +65,9 @@ class Truths(NamedTuple):
     scales: Tensor  # [c]
     root: Tensor  # [d], T^1/2
     values: Tensor  # [m, d], eigenvalues of T^1/2 K T^1/2
-    turned: Tensor  # [m, d, d], T^1/2 times its eigenvectors
-    seen: Tensor  # [m, d, d], K times that
+    turned: Tensor  # [m, d, d], T^1/2 times its eigenvectors U
+    seen: Tensor  # [m, d, d], U'T^1/2 K
+    told: Tensor  # [m, d], U'T^1/2 b
     data: Likelihood
     centre: Tensor  # [c, d], w
     centre_cov: Tensor  # [c, d, d], A^-1
@@ -93,39 +95,49 @@ def truths(data: Likelihood, variance: Tensor, basis: Basis | None = None) -> Tr
     """The posterior under spreads c `variance` [d]; `basis` where it is known already."""
     root = variance.double().clamp(min=0).sqrt()
     values, turned = basis or eigen(data.k, root)
-    ku = data.k @ turned  # [m, d, d]
-    bu = (turned.mT @ data.b[..., None])[..., 0]
+    seen, told = turned.mT @ data.k, along_basis(turned, data.b)
     whole, moment = data.k.sum(0), data.b.sum(0)
-    flat = ku.mT.reshape(-1, ku.shape[1])
     scales = torch.tensor(SCALES if bool((root > 0).any()) else SCALES[:1], dtype=torch.float64)
+    gain, logs_of = gains_at(values, scales), (1 + scales * values[..., None]).log().sum((0, 1))
+    shares, sums, squares = without_own(seen, told, gain)
     centres, covs, deviances = [], [], []
-    for c in scales:
-        gain = c / (1 + c * values)  # [m, d], V = turned diag(gain) turned'
-        a = whole - flat.T @ (gain.reshape(-1, 1) * flat)
-        r = moment - torch.einsum("cij,cj->i", ku, gain * bu)
+    for share, total, square, log in zip(shares, sums, squares, logs_of):
+        a, r = whole - share, moment - total
         e, q = torch.linalg.eigh((a + a.T) / 2)
-        seen = e > NULL * torch.linalg.matrix_norm(whole, 2).clamp(min=torch.finfo(e.dtype).tiny)
-        cov = (q[:, seen] / e[seen]) @ q[:, seen].T
-        left = float(data.square.sum() - (gain * bu**2).sum() - r @ cov @ r)
-        logs = float((1 + c * values).log().sum() + e[seen].log().sum())
+        known = e > NULL * torch.linalg.matrix_norm(whole, 2).clamp(min=torch.finfo(e.dtype).tiny)
+        cov = (q[:, known] / e[known]) @ q[:, known].T
+        left = float(data.square.sum() - square - r @ cov @ r)
+        logs = float(log + e[known].log().sum())
         if data.rows is None:
             deviances.append(left + logs)
         else:
-            freedom = max(data.rows - int(seen.sum()), 1.0)
+            freedom = max(data.rows - int(known.sum()), 1.0)
             deviances.append(freedom * torch.tensor(max(left, 1e-300)).log().item() + logs)
         centres.append(cov @ r)
         covs.append(cov)
     deviance = torch.tensor(deviances, dtype=torch.float64)
     overall = torch.softmax(scale_prior(scales).log() - (deviance - deviance.min()) / 2, 0)
-    own = torch.stack([_fit_at(data, turned, values, c, w) for c, w in zip(scales, centres)])
+    centre = torch.stack(centres)
+    # Each client's log-likelihood at every scale around its centre, up to what no scale changes.
+    own = 0.5 * (gain * (told[..., None] - seen @ centre.T) ** 2 - (1 + scales * values[..., None]).log()).sum(1).T
     weight = with_outliers(overall, own, scales)
-    return Truths(overall, weight, scales, root, values, turned, ku, data, torch.stack(centres), torch.stack(covs))
+    return Truths(overall, weight, scales, root, values, turned, seen, told, data, centre, torch.stack(covs))
 
 
-def _fit_at(data: Likelihood, turned: Tensor, values: Tensor, c: Tensor, w: Tensor) -> Tensor:
-    """[m]: each client's log-likelihood at scale c around the centre w, up to what no scale changes."""
-    along = (turned.mT @ (data.b - data.k @ w)[..., None])[..., 0]
-    return 0.5 * (c / (1 + c * values) * along**2 - (1 + c * values).log()).sum(1)
+def along_basis(turned: Tensor, b: Tensor) -> Tensor:
+    """[m, d]: turned'b."""
+    return (turned.mT @ b[..., None])[..., 0]
+
+
+def gains_at(values: Tensor, scales: Tensor) -> Tensor:
+    """[m, d, c]: V at the scales, in the basis of its eigenvectors: V = turned diag(c / (1 + c values)) turned'."""
+    return scales / (1 + scales * values[..., None])
+
+
+def without_own(seen: Tensor, told: Tensor, gain: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Sums over the clients, at every scale, of K V K [c, d, d], K V b [c, d] and b'V b [c]."""
+    flat, weight, b = seen.flatten(0, 1), gain.flatten(0, 1), told.reshape(-1, 1)
+    return weighted_squares(flat, weight), (b * weight).T @ flat, (b**2 * weight).sum(0)
 
 
 def with_outliers(overall: Tensor, own: Tensor, scales: Tensor) -> Tensor:
@@ -163,9 +175,15 @@ def scale_prior(scales: Tensor) -> Tensor:
 
 def mean_at(found: Truths, j: int, block: Tensor | slice = slice(None)) -> Tensor:
     """[m, d]: the means of a block's clients at the j-th scale."""
-    c, w, turned = found.scales[j], found.centre[j], found.turned[block]
-    left = (turned.mT @ (found.data.b[block] - found.data.k[block] @ w)[..., None])[..., 0]
-    return w + (turned @ (c / (1 + c * found.values[block]) * left)[..., None])[..., 0]
+    c, w = found.scales[j], found.centre[j]
+    left = found.told[block] - found.seen[block] @ w
+    return w + (found.turned[block] @ (c / (1 + c * found.values[block]) * left)[..., None])[..., 0]
+
+
+def means_along(found: Truths, q: Tensor) -> Tensor:
+    """[m, k, c]: the means of q'w_i at every scale, for directions q [m, k, d]."""
+    left = gains_at(found.values, found.scales) * (found.told[..., None] - found.seen @ found.centre.T)
+    return q @ found.centre.T + (q @ found.turned) @ left
 
 
 def along(found: Truths, j: int, q: Tensor, block: Tensor | slice = slice(None)) -> tuple[Tensor, Tensor]:
@@ -173,22 +191,23 @@ def along(found: Truths, j: int, q: Tensor, block: Tensor | slice = slice(None))
     c, turned = found.scales[j], found.turned[block]
     inside = (q @ turned) * (c / (1 + c * found.values[block]))[:, None]  # [m, k, d]
     vq = inside @ turned.mT
-    leant = q - inside @ found.seen[block].mT
+    kvq = inside @ found.seen[block]
+    leant = q - kvq
     variance = (q * vq).sum(-1) + ((leant @ found.centre_cov[j]) * leant).sum(-1)
-    if found.data.surplus is not None:
-        variance = variance + ((vq @ found.data.surplus[block]) * vq).sum(-1)
+    if found.data.excess is not None:
+        variance = variance + ((kvq @ found.data.excess) * vq).sum(-1)
     return variance.clamp(min=0), leant
 
 
 def cov_at(found: Truths, j: int, block: Tensor | slice = slice(None)) -> Tensor:
     """[m, d, d]: the covariances of a block's clients at the j-th scale."""
-    turned, k = found.turned[block], found.data.k[block]
-    c = found.scales[j]
-    v = (turned * (c / (1 + c * found.values[block]))[:, None]) @ turned.mT
-    left = torch.eye(k.shape[-1], dtype=v.dtype) - v @ k
+    turned, c = found.turned[block], found.scales[j]
+    half = turned * (c / (1 + c * found.values[block]))[:, None]
+    v, vk = half @ turned.mT, half @ found.seen[block]
+    left = torch.eye(v.shape[-1], dtype=v.dtype) - vk
     cov = v + left @ found.centre_cov[j] @ left.mT
-    if found.data.surplus is not None:
-        cov = cov + v @ found.data.surplus[block] @ v
+    if found.data.excess is not None:
+        cov = cov + vk @ found.data.excess @ v
     return (cov + cov.mT) / 2
 
 
@@ -202,33 +221,31 @@ def linear_truths(task: Linear, rows: Rows, variance: Tensor, noise: Tensor) -> 
         scaled = gram / noise[:, None, None], moment / noise[:, None], square / noise
         return Likelihood(*scaled, float(n.sum()), noise), (values / noise[:, None], turned)
 
-    def means(noise: Tensor) -> Tensor:
+    def means(data: Likelihood, basis: Basis) -> Tensor:
         """At scale 1."""
-        data, basis = quadratics(noise)
         return mean_at(_at_scale(data, basis), 0)
 
     least = LEAST_NOISE * float((square.sum() / n.sum()).clamp(min=1e-100))
     noise = noise.double().clamp(min=least)
     used = (values / (noise[:, None] + values)).sum(1)
-    rss, fourth = powers(task, rows, means(noise))
+    rss, fourth = powers(task, rows, means(*quadratics(noise)))
     own = steadied(rss, (n - used).clamp(min=0), tails_of(fourth, rss, n)).clamp(min=least)
     data, basis = quadratics(own)
-    total = meat(task, rows, means(own), *basis, own).sum(0)
-    return truths(data._replace(surplus=surplus_of(data.k, total)), variance, basis)
+    total = meat(task, rows, means(data, basis), *basis, own).sum(0)
+    return truths(data._replace(excess=excess_of(data.k, total)), variance, basis)
 
 
 def _at_scale(data: Likelihood, basis: Basis) -> Truths:
     """The posterior at scale 1 only."""
     values, turned = basis
-    ku = data.k @ turned
-    gain = 1 / (1 + values)
-    bu = (turned.mT @ data.b[..., None])[..., 0]
-    a = data.k.sum(0) - torch.einsum("cik,ck,cjk->ij", ku, gain, ku)
-    cov = torch.linalg.pinv((a + a.T) / 2, rtol=NULL, hermitian=True)
-    w = cov @ (data.b.sum(0) - torch.einsum("cij,cj->i", ku, gain * bu))
+    seen, told = turned.mT @ data.k, along_basis(turned, data.b)
     one = torch.ones(1, dtype=torch.float64)
+    (share,), (total,), _ = without_own(seen, told, gains_at(values, one))
+    a = data.k.sum(0) - share
+    cov = torch.linalg.pinv((a + a.T) / 2, rtol=NULL, hermitian=True)
+    w = cov @ (data.b.sum(0) - total)
     weight = one[:, None].expand(1, len(data.b))
-    return Truths(one, weight, one, one, values, turned, ku, data, w[None], cov[None])
+    return Truths(one, weight, one, one, values, turned, seen, told, data, w[None], cov[None])
 
 
 class Sums(NamedTuple):
@@ -275,11 +292,10 @@ def designed(task: Linear, batch: Batch) -> tuple[Tensor, Tensor]:
     return task.design(batch.x).double() * real[..., None], batch.y.double() * real
 
 
-def surplus_of(k: Tensor, total: Tensor) -> Tensor:
-    """[m, d, d]: M_i - K_i = (K_i G + G'K_i) / 2 - K_i with G = (sum K)^-1 M: the pooled surplus, shared out by K_i."""
+def excess_of(k: Tensor, total: Tensor) -> Tensor:
+    """[d, d]: E = (sum K)^-1 M - 1: the pooled surplus of M over K, shared out by K_i."""
     ratio = torch.linalg.pinv(k.sum(0), rtol=NULL, hermitian=True) @ total
-    mixed = k @ ratio
-    return (mixed + mixed.mT) / 2 - k
+    return ratio - torch.eye(len(ratio), dtype=ratio.dtype)
 
 
 def tails_of(fourth: Tensor, rss: Tensor, n: Tensor) -> float:

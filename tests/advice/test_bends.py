@@ -134,9 +134,9 @@ def test_several_scores_are_as_wide_as_all_of_them_together():
 
 @pytest.mark.parametrize(("task", "kind"), [(Absolute(2), "regression"), (Hinge(2), "binary")])
 def test_gains_of_kinked_losses_turn_out_as_they_were_predicted(task, kind):
-    """Against fresh rows: the clients' gains are off by no more than twice their errors in root mean square (normal ones
-    are by 1, and by 1.6 once in a thousand federations of 15), and their mean is within the federation's interval
-    (widened to one in a thousand)."""
+    """Against fresh rows: the clients' gains are off by no more than twice their errors in root mean square (if normal,
+    by 1, and by 1.6 once in a thousand federations of 15), and their mean is within the federation's interval (widened
+    to one in a thousand)."""
     rng = np.random.default_rng(1)
     m, n, fresh = 15, 30, 3_000
     truth = rng.normal(size=3) + 0.5 * rng.normal(size=(m, 3))

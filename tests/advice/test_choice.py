@@ -8,10 +8,10 @@ import torch
 
 from mooring.advice.choice import Choice, decide, leavers, likely
 from mooring.advice.crossfit import cross_fit
-from mooring.advice.families import ALONE, COMMON, DIAGONAL, LAMBDA, MOORED, SIZE, Setting, fitted
+from mooring.advice.families import ALONE, COMMON, DIAGONAL, LAMBDA, MIXTURE, MOORED, SIZE, Setting, fitted
 from mooring.advice.folds import compact, cross, deal, joined, owners
 from mooring.advice.losses import ByRow
-from mooring.advice.plans import as_algorithm, kind_of, stiffness_of
+from mooring.advice.plans import as_algorithm, kind_of, stiffness_of, stiffnesses
 from mooring.advice.prior import centre_ridge, preferred, priors, weights_of_kinds
 from mooring.algorithms.base import build
 from mooring.data.generators import LinearFederation
@@ -164,12 +164,14 @@ def test_a_plan_as_an_algorithm_gives_the_plans_models(family):
 def test_a_plan_in_numbers():
     made = planted(0.5)
     prior = priors(Linear(4, intercept=False), made.train)[0]
-    n = int(made.train.size[3])
-    assert stiffness_of(Setting(SIZE, 2.0), prior, n, 3) == pytest.approx(
-        2 * float(prior.noise[3]) / (n * float(prior.variance[0]))
-    )
-    assert stiffness_of(Setting(ALONE, 0.1), prior, n, 3) == 0 and np.isinf(
-        stiffness_of(Setting(COMMON, 0.0), None, n, 3)
-    )
+    n = made.train.size.numpy()
+    by_size = 2 * prior.noise.numpy() / (n * float(prior.variance[0]))
+    np.testing.assert_allclose(stiffness_of(Setting(SIZE, 2.0), prior, n), by_size)
+    assert (stiffness_of(Setting(ALONE, 0.1), prior, n) == 0).all()
+    assert np.isinf(stiffness_of(Setting(COMMON, 0.0), None, n)).all()
     none = prior._replace(variance=torch.zeros_like(prior.variance))
-    assert kind_of(Setting(SIZE, 1.0), none) == COMMON and np.isinf(stiffness_of(Setting(SIZE, 1.0), none, n, 3))
+    assert kind_of(Setting(SIZE, 1.0), none) == COMMON and np.isinf(stiffness_of(Setting(SIZE, 1.0), none, n)).all()
+    mixed = [Setting(SIZE, 2.0), Setting(LAMBDA, 0.7), Setting(MIXTURE, 0.5)]
+    found = stiffnesses([mixed[i % 3] for i in range(len(n))], prior, n)
+    np.testing.assert_allclose(found[::3], by_size[::3])
+    assert (found[1::3] == 0.7).all() and np.isnan(found[2::3]).all()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from mooring.advice.gain import at_future, at_rows, gains, points, spread_like
+from mooring.advice.gain import at_future, at_rows, gains, points, spread_like, weighted_moments
 from mooring.advice.posterior import Likelihood, along, cov_at, mean_at, truths
 from mooring.core.cohort import Rows
 from mooring.tasks.linear import Linear
@@ -127,6 +127,8 @@ def test_rows_to_come_have_the_covariance_of_all_clients_around_each_ones_mean()
         np.testing.assert_allclose(average[:2], x[c].mean(0), atol=0.1)
         # All clients have one covariance, so most of what stands for a client's is everybody's.
         np.testing.assert_allclose(spread[:2, :2], pooled, atol=0.25)
+    second = weighted_moments(Linear(2), rows, *places.mixed, reference=places.reference)
+    torch.testing.assert_close(second, found.mT @ (weight[..., None] * found))
 
 
 def test_own_rows_count_where_clients_inputs_differ_in_scale():

@@ -8,6 +8,7 @@ from sklearn.linear_model import QuantileRegressor
 from mooring.advice.families import alone_models, common_model
 from mooring.advice.path import SCALES, Shape, curvature, path, penalised
 from mooring.advice.path_iterated import RELATIVE, envelope_path, large_path
+from mooring.advice.weighted import weighted_squares
 from mooring.algorithms.fedprox_one_stage import FedProxOneStage
 from mooring.core.cohort import Rows
 from mooring.core.errors import RequestError
@@ -166,3 +167,21 @@ def test_block_by_block_a_linear_path_is_the_same(monkeypatch, slack):
     for one, other in zip(whole, apart):
         torch.testing.assert_close(other.w, one.w, rtol=1e-9, atol=1e-10)
         torch.testing.assert_close(other.v, one.v, rtol=1e-9, atol=1e-10)
+
+
+def test_block_by_block_models_alone_are_the_same(monkeypatch):
+    rows = linear_clients(m=7, sizes=[4, 9, 12, 5, 7, 20, 6]).train
+    for free in (False, True):
+        whole = alone_models(Linear(3), rows, 0.1, free)
+        with monkeypatch.context() as patch:
+            patch.setattr("mooring.advice.families.BLOCK", 3)
+            torch.testing.assert_close(alone_models(Linear(3), rows, 0.1, free), whole, rtol=1e-9, atol=1e-10)
+
+
+def test_weighted_squares_are_sums_of_outer_products(monkeypatch):
+    monkeypatch.setattr("mooring.advice.weighted.NUMBERS", 40)
+    rng = np.random.default_rng(0)
+    x, weight = rng.standard_normal((17, 3)), rng.standard_normal((17, 4))
+    wanted = np.einsum("nc,ni,nj->cij", weight, x, x)
+    found = weighted_squares(torch.from_numpy(x), torch.from_numpy(weight))
+    torch.testing.assert_close(found, torch.from_numpy(wanted))

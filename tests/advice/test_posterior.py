@@ -12,6 +12,7 @@ from mooring.advice.posterior import (
     generalised_truths,
     linear_truths,
     mean_at,
+    means_along,
     quadratic_at,
     scale_prior,
     steadied,
@@ -74,10 +75,16 @@ def test_posterior_is_the_joint_gaussians_at_every_scale_also_without_rows_and_w
 def test_variances_along_a_direction_are_those_of_the_covariance():
     x, y = clients()
     data = quadratics(x, y, [1.0] * 5)
-    data = data._replace(surplus=0.3 * data.k)
-    found = truths(data, torch.tensor([0.3, 0.0, 1.2], dtype=torch.float64))
-    q = torch.from_numpy(np.random.default_rng(0).standard_normal((5, 2, 3)))
+    rng = np.random.default_rng(0)
+    excess = 0.3 * torch.from_numpy(rng.standard_normal((3, 3)))
+    plain, found = (truths(d, torch.tensor([0.3, 0.0, 1.2]).double()) for d in (data, data._replace(excess=excess)))
+    q = torch.from_numpy(rng.standard_normal((5, 2, 3)))
+    means = means_along(found, q)
     for j in (0, 3, 9):
+        torch.testing.assert_close(means[..., j], torch.einsum("mkd,md->mk", q, mean_at(found, j)))
+        half = data.k @ excess
+        v = (found.turned * (found.scales[j] / (1 + found.scales[j] * found.values))[:, None]) @ found.turned.mT
+        torch.testing.assert_close(cov_at(found, j), cov_at(plain, j) + v @ (half + half.mT) / 2 @ v)
         wide, leant = along(found, j, q)
         torch.testing.assert_close(wide, torch.einsum("mki,mij,mkj->mk", q, cov_at(found, j), q))
         # q'w_i moves with the centre as its mean does.
@@ -93,17 +100,17 @@ def test_scales_have_half_their_prior_at_none_and_the_rest_flat_in_tau():
     torch.testing.assert_close(prior[2:-1] / inner, (prior[2] / inner[0]).expand(len(inner)))
 
 
-def test_surplus_is_nothing_for_equal_noise_and_the_noise_by_x_otherwise():
+def test_excess_is_nothing_for_equal_noise_and_the_noise_by_x_otherwise():
     rng = np.random.default_rng(3)
     m, n = 400, 60
     x = rng.standard_normal((m, n, 1))
     for by_x, wanted in ((False, 0.0), (True, 2.0)):
-        # Var(b) = E x^2 s(x)^2 against E x^2 E s^2 = 1: with s^2 = x^2 it is E x^4 = 3, a surplus of 2 K.
+        # Var(b) = E x^2 s(x)^2 against E x^2 E s^2 = 1: with s^2 = x^2 it is E x^4 = 3, an excess of 2.
         y = x[..., 0] * 0.3 + rng.standard_normal((m, n)) * (np.abs(x[..., 0]) if by_x else 1.0)
         rows = Rows.stack([torch.from_numpy(a) for a in x], [torch.from_numpy(b) for b in y])
         task = Linear(1, intercept=False)
         data = linear_truths(task, rows, torch.tensor([0.01]), torch.ones(m)).data
-        ratio = float(data.surplus.sum() / data.k.sum())
+        ratio = float(data.excess)
         # 24,000 rows: e^2 x^2 has a variance below 100 in both cases, so 4 standard errors are 0.26.
         assert ratio == pytest.approx(wanted, abs=0.26)
 
