@@ -4,8 +4,9 @@
 
 The path on Exam (64 schools), and with --data-dir on MNIST with 100 clients of two classes each (softmax regression,
 every point to a gradient of 1e-3 relative to the start's). Then the whole advice for clients of 20 rows and 20
-features, each number of clients in a process of its own, with its peak memory; and for planted tables of clients x rows
-x features x classes, with the longest time in which no progress was told.
+features, each number of clients in a process of its own, with its peak memory and what had been taken when the
+clients were made; and for planted tables of clients x rows x features x classes, with the longest time in which no
+progress was told.
 """
 
 from __future__ import annotations
@@ -45,14 +46,20 @@ def timed_path(name: str, task, rows) -> None:
 
 def whole_advice(clients: int) -> None:
     made = LinearFederation(clients, 20, 20, 0.3, validation=0.2, test=0.3).make(0)
-    begin = time.perf_counter()
+    before, begin, work = peak_memory(), time.perf_counter(), time.process_time()
     found = advise(made)
-    took = time.perf_counter() - begin
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    took, worked = time.perf_counter() - begin, time.process_time() - work
     told = {name: round(found.summary[name], 3) for name in ("alone", "common", "advised")}
     print(
-        f"advice for {clients} clients of 20 rows and features: {took:.0f} s, {peak:.2f} GB at most, {told}", flush=True
+        f"advice for {clients} clients of 20 rows and features: {took:.0f} s ({worked:.0f} s of CPU), "
+        f"{peak_memory():.2f} GB at most ({before:.2f} GB to make the clients), {told}",
+        flush=True,
     )
+
+
+def peak_memory() -> float:
+    """The most memory that this process has had, in GB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
 
 
 def planted_table(clients: int, rows: int, features: int, classes: int, seed: int = 0) -> pd.DataFrame:
@@ -80,10 +87,9 @@ def table_advice(shape: str) -> None:
         told.append(time.perf_counter())
 
     found = advise(table, client="client", target="y", tell=tell)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     print(
         f"advice for {clients} clients, {len(table)} rows, {features} features, {classes} classes: "
-        f"{time.perf_counter() - begin:.0f} s ({time.process_time() - work:.0f} s of CPU), {peak:.2f} GB at most, "
+        f"{time.perf_counter() - begin:.0f} s ({time.process_time() - work:.0f} s of CPU), {peak_memory():.2f} GB at most, "
         f"{max(silence):.0f} s without a word at most. {found.headline}",
         flush=True,
     )
