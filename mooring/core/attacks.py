@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.stats import norm
+from scipy.special import ndtri
 from torch import Tensor
 
 from mooring.core.averages import flat, scaled, unflat
@@ -73,7 +73,7 @@ def lies(name: str, x: Tensor, lying: Tensor, seed: int, t: int) -> Tensor:
     honest = x[~lying] if bool((~lying).any()) else x
     n, f = len(x), len(mine)
     needed = n // 2 + 1 - f  # honest clients that must be further out than the lie, for it to be the majority's
-    z = float(norm.ppf(min(max((n - f - needed) / max(n - f, 1), 0.5), 0.999)))
+    z = float(ndtri(min(max((n - f - needed) / max(n - f, 1), 0.5), 0.999)))
     return (honest.mean(0) - z * honest.std(0, unbiased=False)).expand_as(mine)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from mooring.core.errors import RequestError
 from mooring.report.answers import PLANS
-from mooring.report.style import COLOURS, MARKERS, STYLE, VERDICTS, canvas, image
+from mooring.report.style import COLOURS, MARKERS, STYLE, VERDICTS, canvas, images
 from mooring.report.terminal import plain
 from mooring.runs.directory import CURVES_FIGURE, GAINS_FIGURE, PATH_FIGURE, ROWS_FIGURE, RunDir, open_run
 from mooring.runs.files import frame_of, write_whole
@@ -44,16 +44,16 @@ def draw_advice(run: str | Path) -> None:
     if advice.get("learning_curve"):
         drawn[ROWS_FIGURE] = rows_figure(advice)
     for name, figure in drawn.items():
-        for form in ("png", "svg"):
-            write_whole(directory.path / f"{name}.{form}", image(figure, form))
+        for form, file in images(figure).items():
+            write_whole(directory.path / f"{name}.{form}", file)
 
 
 def draw_comparison(run: str | Path) -> None:
     """The learning curves of a comparison's run directory, as PNG and SVG, beside its tables."""
     directory = open_run(run)
     figure = curves_figure(directory)
-    for form in ("png", "svg"):
-        write_whole(directory.path / f"{CURVES_FIGURE}.{form}", image(figure, form))
+    for form, file in images(figure).items():
+        write_whole(directory.path / f"{CURVES_FIGURE}.{form}", file)
 
 
 def curves_figure(directory: RunDir) -> Any:
