@@ -89,8 +89,8 @@ def table_advice(shape: str) -> None:
     found = advise(table, client="client", target="y", tell=tell)
     print(
         f"advice for {clients} clients, {len(table)} rows, {features} features, {classes} classes: "
-        f"{time.perf_counter() - begin:.0f} s ({time.process_time() - work:.0f} s of CPU), {peak_memory():.2f} GB at most, "
-        f"{max(silence):.0f} s without a word at most. {found.headline}",
+        f"{time.perf_counter() - begin:.0f} s ({time.process_time() - work:.0f} s of CPU), "
+        f"{peak_memory():.2f} GB at most, {max(silence):.0f} s without a word at most. {found.headline}",
         flush=True,
     )
 

@@ -95,4 +95,9 @@ def uniforms(seed: int | np.ndarray, purpose: str, *counters: Any) -> np.ndarray
 
 def generator(seed: int, purpose: str, *counters: int) -> np.random.Generator:
     """A numpy generator for draws that need no replay inside a cohort, such as planted data or a split."""
-    return np.random.Generator(np.random.Philox(key=int(words(seed, purpose, *counters).ravel()[0])))
+    return stream(words(seed, purpose, *counters).ravel()[0])
+
+
+def stream(word: np.uint64) -> np.random.Generator:
+    """generator(seed, purpose, ...), given words(seed, purpose, ...): those of many are drawn at once in no time."""
+    return np.random.Generator(np.random.Philox(key=int(word)))

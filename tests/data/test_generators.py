@@ -24,6 +24,7 @@ from mooring.data.generators import (
     stationarity_setup,
 )
 from mooring.data.generators.chebyshev import U5, squared_distance
+from mooring.data.generators.draws import ROWS, own, owns
 
 SMALL = {
     "classes": SyntheticClasses(clients=4, samples=30, dim=5, classes=3, model_spread=1.0, input_spread=1.0, test=0),
@@ -353,3 +354,8 @@ def test_words_follow_the_planted_distribution():
     assert torch.allclose(
         slopes - slopes.mean(1, keepdim=True), (slopes - slopes.mean(1, keepdim=True))[0].expand(3, -1)
     )
+
+
+def test_streams_of_all_clients_at_once_are_those_of_each():
+    for i, rng in enumerate(owns(5, 4, ROWS)):
+        assert rng.random() == own(5, i, ROWS).random()

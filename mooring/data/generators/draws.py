@@ -6,14 +6,14 @@ do not change when test rows are added, and changing a spread rescales the same 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from mooring.core.errors import RequestError
-from mooring.core.seeds import generator
+from mooring.core.seeds import generator, stream, words
 from mooring.data.clients import PARTS, Clients, from_arrays
 
 SHARED, OWN = 0, 1
@@ -31,6 +31,11 @@ def shared(seed: int, purpose: int = TRUTH) -> np.random.Generator:
 def own(seed: int, client: int, purpose: int = TRUTH) -> np.random.Generator:
     """A stream that depends on the client's number and on no other client."""
     return generator(seed, "data", OWN, client, purpose)
+
+
+def owns(seed: int, clients: int, purpose: int = TRUTH) -> Iterator[np.random.Generator]:
+    """`own` of each client, one after another."""
+    return map(stream, words(seed, "data", OWN, np.arange(clients), purpose))
 
 
 def part_sizes(samples: int | Sequence[int], clients: int, validation: float, test: float) -> Sizes:
@@ -77,8 +82,9 @@ def weights(sizes: Sizes) -> torch.Tensor:
 def assemble(seed: int, sizes: Sizes, draw: Draw, **facts: Any) -> Clients:
     """Clients whose rows of each part come from `draw(client, part, stream, rows) -> x, y`."""
     xs, ys, parts = [], [], []
-    for i, counts in enumerate(sizes):
-        drawn = [draw(i, part, own(seed, i, ROWS + k), n) for k, (part, n) in enumerate(zip(PARTS, counts)) if n]
+    streams = zip(*(owns(seed, len(sizes), ROWS + k) for k in range(len(PARTS))))
+    for i, (counts, mine) in enumerate(zip(sizes, streams)):
+        drawn = [draw(i, part, rng, n) for part, rng, n in zip(PARTS, mine, counts) if n]
         xs.append(np.concatenate([x for x, _ in drawn]))
         ys.append(np.concatenate([y for _, y in drawn]))
         parts.append(np.repeat(PARTS, counts))

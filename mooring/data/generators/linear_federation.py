@@ -14,7 +14,7 @@ import torch
 
 from mooring.core.errors import RequestError
 from mooring.data.clients import REGRESSION, Clients
-from mooring.data.generators.draws import INPUTS, assemble, known, nonnegative, own, part_sizes, shared, weights
+from mooring.data.generators.draws import INPUTS, assemble, known, nonnegative, owns, part_sizes, shared, weights
 from mooring.data.generators.truth import LinearTruth
 from mooring.data.partitions import powerlaw_counts
 
@@ -44,7 +44,7 @@ class LinearFederation:
         nonnegative("LinearFederation", **{f"spread[{k}]": s for k, s in enumerate(spread)})
         sizes = part_sizes(self._samples(seed), self.clients, self.validation, self.test)
         centre = self.centre_scale * shared(seed).standard_normal(d)
-        w = np.stack([centre + spread * own(seed, i).standard_normal(d) for i in range(self.clients)])
+        w = np.stack([centre + spread * rng.standard_normal(d) for rng in owns(seed, self.clients)])
 
         def draw(i, part, rng, n):
             x = rng.standard_normal((n, self.dim))
