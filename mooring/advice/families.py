@@ -105,7 +105,6 @@ def alone_models(task: Any, rows: Rows, ridge: float, free: bool = False, start:
 
     `start` [m, d] is where iterations begin.
     """
-    zero = torch.zeros(1, task.dim, dtype=task.dtype)
     out = torch.zeros(len(rows), task.dim, dtype=task.dtype)
     if isinstance(task, Linear) and isinstance(rows, Rows) and len(rows) > BLOCK and ridge > 0:
         for block in torch.arange(len(rows)).split(BLOCK):
@@ -115,7 +114,7 @@ def alone_models(task: Any, rows: Rows, ridge: float, free: bool = False, start:
     if isinstance(task, Linear) and free:
         return centred_models(task, rows, ridge)
     if task.condense is not None and isinstance(rows, Rows):
-        return task.prox(zero, ridge, rows.full(task))
+        return task.prox(torch.zeros(1, task.dim, dtype=task.dtype), ridge, rows.full(task)).to(task.dtype)
     if isinstance(task, Linear):  # elsewhere: the sums that were sent once serve every ridge
         return solved(task, rows, ridge)
     pull = ridge * penalised(task) if free else torch.tensor(ridge, dtype=task.dtype)

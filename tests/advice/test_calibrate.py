@@ -71,6 +71,15 @@ def test_trusted_gains_have_the_recipes_chance():
     assert chances(gain_of([0.0], [0.0])).tolist() == [0.5]  # the same model
 
 
+def test_intervals_of_many_are_those_of_each(monkeypatch):
+    rng = np.random.default_rng(0)
+    gain = gain_of(rng.standard_normal((2, 7)), rng.uniform(0.1, 1, (2, 7)), [0.3, 0.7])
+    whole = interval(gain, 0.9)
+    monkeypatch.setattr("mooring.advice.calibrate.FEW", 3)
+    for one, other in zip(whole, interval(gain, 0.9)):
+        torch.testing.assert_close(other, one)
+
+
 def test_intervals_are_quantiles_of_the_mixture():
     gain = gain_of([[0.0], [2.0]], [[1.0], [0.5]], [0.6, 0.4])
     low, high = interval(gain, 0.9)
