@@ -35,7 +35,6 @@ from mooring.data.guesses import columns_of, likely_clients, likely_targets
 from mooring.data.readers import ENDINGS
 from mooring.engines.export import export
 from mooring.report.contents import contents
-from mooring.report.figures import draw_advice
 from mooring.report.page import PAGE, environment, template, write_report
 from mooring.runs.directory import MODELS, RUN, open_run
 from mooring.runs.files import csv_bytes, write_whole
@@ -217,7 +216,6 @@ async def start_advice(request: Request) -> Response:
     def work(job: Job) -> None:
         advise(str(path), **columns, drop_small=bool(asked.get("drop_small")), out=run, tell=job.tell)  # type: ignore[arg-type]
         job.tell("writing the report", 1, 1)
-        draw_advice(run)
         write_report([run])
 
     jobs.add(Job(run, work))

@@ -183,10 +183,8 @@ def show_federation(display: Any, out: Path, json_: bool) -> None:
     if directory.run.mooring.purpose == "advise":
         from mooring.advice.advise import PRINTED
         from mooring.commands.training import show_written
-        from mooring.report.figures import draw_advice
 
         told = directory.advice | {"run": str(out)}
-        draw_advice(out)
         show_written(display, out, {name: told[name] for name in PRINTED} if json_ else None)
     elif json_:
         emit(as_json(directory))

@@ -66,7 +66,6 @@ def advise(
     """Train alone, together or in between? What each client should deploy, what it gains, and how sure that is."""
     from mooring.advice.advise import advise as run
     from mooring.advice.advise import as_json
-    from mooring.report.figures import draw_advice
 
     display = prepared(json_ or csv_, track)
     given = task_only(set_, given)
@@ -75,7 +74,6 @@ def advise(
         advice = run(source, out=out, tell=tell, trust=trust, **given)
     display.notes(advice.job.clients.notes)
     instead = as_json(advice) if json_ else csv_text(advice.clients) if csv_ else None
-    draw_advice(out)
     show_written(display, out, instead, clients)
     tell_tracker(display, out, track)
 
@@ -139,14 +137,14 @@ def compare(
     """Train several methods on the same data, splits and cohorts."""
     from mooring.engines.compare import as_json
     from mooring.engines.compare import compare as run
-    from mooring.report.figures import draw_comparison
+    from mooring.report.figures import draw_images
 
     display = prepared(json_ or csv_, track)
     fields, given = apart(set_, given)
     out = begun(out or free_directory(source, "compare"))
     with display.progress() as tell:
         result = run(source, by_commas(methods), settings=by_method(fields), out=out, tell=tell, trust=trust, **given)
-    draw_comparison(out)
+    draw_images(out)
     display.notes(result.notes)
     show_written(display, out, as_json(result) if json_ else csv_text(result.clients) if csv_ else None)
     tell_tracker(display, out, track)
@@ -158,7 +156,7 @@ def resume(run: Run, json_: Json = False, trust: Trust = False) -> None:
     from mooring.advice import advise as advising
     from mooring.engines import compare as comparing
     from mooring.engines import fit as fitting
-    from mooring.report.figures import draw_advice, draw_comparison
+    from mooring.report.figures import draw_images
     from mooring.report.terminal import Display
     from mooring.runs.directory import open_run
 
@@ -181,11 +179,10 @@ def resume(run: Run, json_: Json = False, trust: Trust = False) -> None:
             )
     display.notes(notes)
     if purpose == "advise":
-        draw_advice(run)
         told = open_run(run).advice | {"run": str(run)}
         instead: Any = {name: told[name] for name in advising.PRINTED}
     elif purpose == "compare":
-        draw_comparison(run)
+        draw_images(run)
         instead = comparing.as_json(result)
     else:
         instead = fitting.as_json(fitted)
@@ -211,13 +208,19 @@ def report(
         Path | None, typer.Option("--out", help="The page. [RUN/report.html; of several runs mooring-report.html]")
     ] = None,
     open_: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
+    images: Annotated[bool, typer.Option("--images", help="Figures as PNG and SVG, too, in RUN.")] = False,
 ) -> None:
     """Write the page of a run again, or one page of several runs side by side (their directories RUN...)."""
     from mooring.report.page import write_report
     from mooring.report.terminal import Display
 
-    page = write_report(runs, out)
-    Display().say(f"Page: {page}")
+    page, display = write_report(runs, out), Display()
+    if images:
+        from mooring.report.figures import draw_images
+
+        for run in runs:
+            display.say(f"Images: {', '.join(map(str, draw_images(run)))}")
+    display.say(f"Page: {page}")
     if open_:
         typer.launch(page.resolve().as_uri())
 

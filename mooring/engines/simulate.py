@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -48,11 +49,6 @@ class Moment(NamedTuple):
         return self.exchange.models(self.server, everyones(self.t, self.plan.rounds, roster, self.plan))
 
 
-def simulate(*given: Any, **more: Any) -> Simulated:
-    """`simulating`, every question answered by the run's own clients."""
-    return answered(simulating(*given, **more))
-
-
 def simulating(
     algorithm: Any,
     task: Task,
@@ -85,3 +81,11 @@ def simulating(
 
     outcome = yield from rounds_of(ready, exchange, plan, Progress(server), tell=tell)
     return Simulated(ready, exchange, outcome, plan)
+
+
+@wraps(simulating)
+def simulate(*given: Any, **more: Any) -> Simulated:
+    return answered(simulating(*given, **more))
+
+
+simulate.__doc__ = "`simulating`, every question answered by the run's own clients."

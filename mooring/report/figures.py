@@ -36,24 +36,25 @@ def plot(source: Any, what: str = "gains") -> Any:
     return drawings[what](open_run(source).advice if isinstance(source, str | Path) else source.record)
 
 
-def draw_advice(run: str | Path) -> None:
-    """The figures of an advice's run directory, as PNG and SVG, beside its tables."""
+def draw_images(run: str | Path) -> list[Path]:
+    """The figures of an advice or a comparison as PNG and SVG files in its run directory; which files these are."""
     directory = open_run(run)
-    advice = directory.advice
-    drawn = {PATH_FIGURE: path_figure(advice), GAINS_FIGURE: gains_figure(advice)}
-    if advice.get("learning_curve"):
-        drawn[ROWS_FIGURE] = rows_figure(advice)
+    purpose = directory.run.mooring.purpose
+    if purpose == "advise":
+        advice = directory.advice
+        drawn = {PATH_FIGURE: path_figure(advice), GAINS_FIGURE: gains_figure(advice)}
+        if advice.get("learning_curve"):
+            drawn[ROWS_FIGURE] = rows_figure(advice)
+    elif purpose == "compare":
+        drawn = {CURVES_FIGURE: curves_figure(directory)}
+    else:
+        raise RequestError(f"{run} is a run of '{purpose}'; images are drawn of an advice or a comparison.")
+    out = []
     for name, figure in drawn.items():
         for form, file in images(figure).items():
-            write_whole(directory.path / f"{name}.{form}", file)
-
-
-def draw_comparison(run: str | Path) -> None:
-    """The learning curves of a comparison's run directory, as PNG and SVG, beside its tables."""
-    directory = open_run(run)
-    figure = curves_figure(directory)
-    for form, file in images(figure).items():
-        write_whole(directory.path / f"{CURVES_FIGURE}.{form}", file)
+            out.append(directory.path / f"{name}.{form}")
+            write_whole(out[-1], file)
+    return out
 
 
 def curves_figure(directory: RunDir) -> Any:

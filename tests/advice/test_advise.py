@@ -249,6 +249,10 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     assert left.value.code == 0 and "Personal models" in out and "Deploy" in out and "Better than" in out
     assert sum(max(1, -(-len(line) // 80)) for line in out.splitlines()) <= 15  # of a terminal 80 characters wide
     assert "lambda" not in out and "verdict" not in out.lower()
+    assert not list((tmp_path / "run").glob("*.png"))  # drawn when they are asked for
+    with pytest.raises(SystemExit):
+        main(["report", "run", "--images"])
+    assert "path.png" in capsys.readouterr().out
     for name in ("path.png", "path.svg", "gains.png", "gains.svg"):
         assert (tmp_path / "run" / name).stat().st_size > 1000
     with pytest.raises(SystemExit):

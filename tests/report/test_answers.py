@@ -144,10 +144,10 @@ def test_reports_work_from_the_directory_alone(run, tmp_path):
     code = (
         "import sys\n"
         "from mooring.report.answers import show_run\n"
-        "from mooring.report.figures import draw_advice\n"
+        "from mooring.report.figures import draw_images\n"
         "from mooring.report.terminal import Display\n"
         "show_run(Display(), 'there', clients=True)\n"
-        "draw_advice('there')\n"
+        "draw_images('there')\n"
         "rooms = ('engines', 'advice', 'algorithms', 'tasks', 'experiments', 'data.sources', 'theory')\n"
         "sys.exit(any(name.startswith(f'mooring.{room}') for name in sys.modules for room in rooms))\n"
     )

@@ -6,7 +6,7 @@ import pytest
 
 import mooring
 from mooring.core.errors import RequestError
-from mooring.report.figures import draw_comparison, gains_figure, path_figure, rows_figure
+from mooring.report.figures import draw_images, gains_figure, path_figure, rows_figure
 from mooring.report.style import image
 
 
@@ -146,5 +146,5 @@ def test_the_curves_of_a_comparison(tmp_path):
     mean = found.curves[found.curves["method"] == "fedavg"].groupby("t")["test_loss"].mean()
     np.testing.assert_allclose(lines["fedavg"].get_ydata(), mean)
     assert lines["local"].get_xdata().tolist() == [0, 4] and len(figure.axes[0].collections) == 2
-    draw_comparison(tmp_path / "run")
+    draw_images(tmp_path / "run")
     assert (tmp_path / "run" / "curves.png").stat().st_size > 1000 and (tmp_path / "run" / "curves.svg").exists()

@@ -42,9 +42,9 @@ mooring.compare("rows.csv", ["local", "fedavg"], rounds=3, out=sys.argv[1] + "/m
 
 ADVICE = """
 import sys, mooring
-from mooring.report.figures import draw_advice
+from mooring.report.figures import draw_images
 mooring.advise("rows.csv", client="who", target="y", threads=1, folds=2, out=sys.argv[1] + "/advice")
-draw_advice(sys.argv[1] + "/advice")
+draw_images(sys.argv[1] + "/advice")
 """
 
 
