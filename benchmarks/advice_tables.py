@@ -27,12 +27,12 @@ import torch
 
 from mooring.advice.calibrate import trust, trusted
 from mooring.advice.choice import Choice
-from mooring.advice.crossfit import Evidence, cross_fit, pairs_of, posterior_of, shares
+from mooring.advice.crossfit import Evidence, cross_fit, pairs_of, posterior_of, shares, with_own_noise
 from mooring.advice.families import ALONE, COMMON, LAMBDA
 from mooring.advice.folds import joined, owners, row_losses
 from mooring.advice.gain import at_rows, gains
 from mooring.advice.path import Shape, curvature, path
-from mooring.advice.prior import likely_variance, preferred, priors
+from mooring.advice.prior import likely_variance, priors
 from mooring.advice.tally import MODELS, PAIRS, tally_of, witnesses_of
 from mooring.core.seeds import client_key
 from mooring.data.clients import PARTS, REGRESSION
@@ -124,7 +124,7 @@ def predictive(task, rows, test, evidence) -> dict[str, np.ndarray]:
     found = priors(task, rows)
     if evidence.gain is None or not found:
         return {}
-    known = posterior_of(task, rows, preferred(found).noise, likely_variance(found))
+    known = posterior_of(task, rows, with_own_noise(task, rows, found).noise, likely_variance(found))
     seen, pairs = witnesses_of(tally_of(task, test, evidence.trio)), pairs_of(evidence.trio)
     scores = {}
     for name, gain in zip(PAIRS, gains(task, known, at_rows(task, test), pairs, shares(rows))):

@@ -27,7 +27,7 @@ from mooring.advice.gain import Gain, at_future, at_rows, gains, joined_gains
 from mooring.advice.heldout import at_full_size
 from mooring.advice.losses import ByModel, ByRow, Losses
 from mooring.advice.path import BLOCK, Shape, path
-from mooring.advice.posterior import Truths, generalised_truths, has_posterior, linear_truths
+from mooring.advice.posterior import Truths, generalised_truths, has_posterior, linear_truths, own_noise
 from mooring.advice.prior import Prior, likely_variance, preferred, priors
 from mooring.advice.tally import PAIRS, Tally, Trio, mean_losses, tally_of, total, witnesses_of
 from mooring.core.cohort import Rows
@@ -87,7 +87,7 @@ def cross_fit(
         some = compact(rows.select(asked))
     few = weights if isinstance(weights, str) else weights[asked]
     found = priors(task, rows)
-    prior = preferred(found) if found else None
+    prior = with_own_noise(task, rows, found) if found else None
     settings, default = candidates(task, some, prior, few, int(rows.size.sum()))
     near = prior_of(prior, asked)[0] if prior is not None else None
     if units is not None and some is not rows:
@@ -223,8 +223,17 @@ def prior_of_fold(task: Any, part: Held, prior: Prior | None, near: Sequence[Pri
     again = priors(task, part.train, near)
     if not again:
         return Fold(part.place, empty, prior.variance, prior.noise, prior.variance)
-    own = preferred(again)
+    own = with_own_noise(task, part.train, again)
     return Fold(part.place, empty, own.variance, own.noise, likely_variance(again))
+
+
+def with_own_noise(task: Any, rows: Rows, found: list[Prior]) -> Prior:
+    """The preferred prior, each client having its own noise where squared losses tell it."""
+    prior = preferred(found)
+    if not isinstance(task, Linear) or not has_posterior(task):
+        return prior
+    noise, law = own_noise(task, rows, likely_variance(found), prior.noise)
+    return prior._replace(noise=noise, law=law)
 
 
 def own_prior(prior: Prior | None, fold: Fold) -> list[Prior]:

@@ -6,8 +6,9 @@
     size, diagonal   arg min_v L(v) + 1/2 sum_j lam_j (v_j - w_j)^2,    lam_j = value noise / (n tau_j^2)
     mixture          alpha v + (1 - alpha) w
 
-w is the setting's own common model, as the clients left it; n are the newcomer's rows, and noise is the clients' mean.
-So a newcomer with the very rows of a client gets the client's model, unless that client left the shared plan.
+w is the setting's own common model, as the clients left it; n are the newcomer's rows, and noise is the clients'
+typical one, or the newcomer's own, steadied by them, where theirs differ (`posterior.own_noise`). So a newcomer with
+the very rows of a client gets the client's model, unless that client left the shared plan.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from mooring.advice.choice import Choice
 from mooring.advice.families import ALONE, COMMON, LAMBDA, MIXTURE, Setting, alone_models
+from mooring.advice.posterior import SLACK, Noises, eigen, powers, steadied, sums
 from mooring.core.cohort import Batch, Rows
 from mooring.core.newton import newton
 from mooring.runs.directory import Mix
@@ -28,23 +30,42 @@ def mix_of(choice: Choice, centres: Tensor) -> Mix:
     """What a run keeps of a choice for newcomers; `centres` are those of its trio."""
     settings = [setting._asdict() | {"weight": weight} for setting, weight in choice.mix.items()]
     prior = choice.prior
-    return Mix(settings, centres, None if prior is None else prior.variance / prior.noise.mean())
+    if prior is None or prior.law is None or prior.law.strength == torch.inf:
+        return Mix(settings, centres, None if prior is None else prior.variance / prior.noise.mean())
+    return Mix(settings, centres, prior.variance / prior.law.typical, list(prior.law))
 
 
 def average_of_mix(task: Any, rows: Rows, mix: Mix) -> Tensor:
     """[C, d]: the models of newcomers with these rows."""
     out = torch.zeros(len(rows), task.dim, dtype=task.dtype)
+    noise = relative_noise(task, rows, mix)
     for known, w in zip(mix.settings, mix.centres):
         about = dict(known)
         weight = about.pop("weight")
-        out += weight * newcomers_models(task, rows, Setting(**about), w, mix.slack)
+        out += weight * newcomers_models(task, rows, Setting(**about), w, mix.slack, noise)
     return out
 
 
-def newcomers_models(task: Any, rows: Rows, setting: Setting, w: Tensor, slack: Tensor | None) -> Tensor:
+def relative_noise(task: Any, rows: Rows, mix: Mix) -> Tensor:
+    """[C]: newcomers' noises over the clients' typical one, found as theirs were, around the clients' centre."""
+    if mix.noises is None or mix.slack is None:
+        return torch.ones(len(rows), dtype=torch.float64)
+    law = Noises(*mix.noises)
+    weights = torch.tensor([known["weight"] for known in mix.settings], dtype=mix.centres.dtype)
+    w, slack = weights @ mix.centres, SLACK * mix.slack
+    pull = 1 / rows.size.clamp(min=1).to(task.dtype)
+    fit = rows.each(lambda some, block: moored_fit(task, some.padded(), pull[block], w, slack))
+    held = eigen(sums(task, rows).gram, slack.double().sqrt())[0]
+    freedom = (rows.size - (held / (1 + held)).sum(1)).clamp(min=0)
+    return steadied(powers(task, rows, fit.double()).square, freedom, law) / law.typical
+
+
+def newcomers_models(
+    task: Any, rows: Rows, setting: Setting, w: Tensor, slack: Tensor | None, noise: Tensor | float = 1.0
+) -> Tensor:
     """[C, d], or [d] where all have the same: what newcomers get under one setting, whose common model is w.
 
-    `slack` [d] is tau^2 over the noise.
+    `slack` [d] is tau^2 over the typical noise, `noise` [C] their own over that.
     """
     if setting.family == COMMON:
         return w
@@ -56,7 +77,7 @@ def newcomers_models(task: Any, rows: Rows, setting: Setting, w: Tensor, slack: 
     if setting.family == LAMBDA:
         slack = None
     else:
-        pull = pull / rows.size.clamp(min=1)
+        pull = (pull * noise / rows.size.clamp(min=1)).to(task.dtype)
     return rows.each(lambda some, block: moored_fit(task, some.padded(), pull[block], w, slack))
 
 

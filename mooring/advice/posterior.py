@@ -11,9 +11,9 @@ M_i is the covariance of b_i where noise is not what K_i says (noise that depend
 against leverages over all clients (HC2) turn K_i into it. The scale c of the spread has a prior, one half at 0 (all
 alike) and flat in tau elsewhere, and weights by restricted likelihood: nothing here rests on one estimated spread.
 
-Each client's noise is steadied by all: s_i^2 = (nu s^2 + rss_i) / (nu + f_i), f_i = n_i - tr V_i K_i, nu by moments;
-with heavy tails f_i rows tell as much as fewer normal ones. A client without rows has K_i = 0, and its posterior is the
-prior.
+Each client's noise is steadied by all (`own_noise`): s_i^2 = (nu s^2 + rss_i) / (nu + f_i), f_i = n_i - tr V_i K_i, nu
+by moments; with heavy tails f_i rows tell as much as fewer normal ones. A client without rows has K_i = 0, and its
+posterior is the prior.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from torch import Tensor
 
 from mooring.advice import glm
 from mooring.advice.asking import at_hand, question
+from mooring.advice.path import BLOCK
 from mooring.advice.weighted import weighted_squares
 from mooring.core.cohort import Batch, Rows
 from mooring.estimates.client_spread import MOST_SPREADS
@@ -39,6 +40,7 @@ NULL = 1e-12  # share of the largest eigenvalue below which a direction counts a
 OUTLIERS = (0.02, 0.05, 0.1, 0.2, 0.4)  # shares of clients with a scale of their own that are tried
 ROUNDS = 8  # of the posterior's approximation, at most
 SETTLED = 1e-3  # relative change of its means at which it stays put
+SLACK = SCALES[-1]  # of the spread under which noise is estimated
 LEAST_NOISE = 1e-12  # share of the targets' mean square: rows without noise are told apart by rounding alone
 LEAST_LEFT = 1e-3  # 1 - leverage, at least
 
@@ -212,27 +214,46 @@ def cov_at(found: Truths, j: int, block: Tensor | slice = slice(None)) -> Tensor
 
 
 def linear_truths(task: Linear, rows: Rows, variance: Tensor, noise: Tensor) -> Truths:
-    """The posterior of a linear task: exact, with each client's own noise, steadied by all; `noise` [m] is a start."""
-    gram, moment, square = sums(task, rows)
-    n, variance = rows.size.double(), variance.double()
-    values, turned = eigen(gram, variance.clamp(min=0).sqrt())
-
-    def quadratics(noise: Tensor) -> tuple[Likelihood, Basis]:
-        scaled = gram / noise[:, None, None], moment / noise[:, None], square / noise
-        return Likelihood(*scaled, float(n.sum()), noise), (values / noise[:, None], turned)
-
-    def means(data: Likelihood, basis: Basis) -> Tensor:
-        """At scale 1."""
-        return mean_at(_at_scale(data, basis), 0)
-
-    least = LEAST_NOISE * float((square.sum() / n.sum()).clamp(min=1e-100))
-    noise = noise.double().clamp(min=least)
-    used = (values / (noise[:, None] + values)).sum(1)
-    rss, fourth = powers(task, rows, means(*quadratics(noise)))
-    own = steadied(rss, (n - used).clamp(min=0), tails_of(fourth, rss, n)).clamp(min=least)
-    data, basis = quadratics(own)
-    total = meat(task, rows, means(data, basis), *basis, own).sum(0)
+    """The posterior of a linear task: exact, with each client's noise [m]."""
+    found, variance = sums(task, rows), variance.double()
+    noise = noise.double().clamp(min=least_noise(found, rows.size))
+    data = scaled(found, rows.size, noise)
+    values, turned = eigen(found.gram, variance.clamp(min=0).sqrt())
+    basis = values / noise[:, None], turned
+    total = meat(task, rows, mean_at(_at_scale(data, basis), 0), *basis, noise).sum(0)
     return truths(data._replace(excess=excess_of(data.k, total)), variance, basis)
+
+
+def own_noise(task: Linear, rows: Rows, variance: Tensor, noise: Tensor) -> tuple[Tensor, Noises]:
+    """[m]: each client's noise, steadied by all, and by what law; `noise` [m] is a start.
+
+    Residuals are those of posterior means under spreads SLACK times `variance` [d]: a client that is unlike the others
+    would leave more of them under the spread itself, take that for noise, and be pulled to the others all the more.
+    Of very many clients each BLOCK has its own centre.
+    """
+    root, parts, least = (SLACK * variance.double().clamp(min=0)).sqrt(), [], 0.0
+    for block in torch.arange(len(rows)).split(BLOCK):
+        some = rows if len(block) == len(rows) else rows.select(block)
+        with at_hand(some):
+            found = sums(task, some)
+            least = max(least, least_noise(found, some.size))
+            data = scaled(found, some.size, noise[block].double().clamp(min=least))
+            known = _at_scale(data, halves(data.k, root))
+            rss, fourth = powers(task, some, mean_at(known, 0))
+        used = (known.seen * known.turned.mT).sum((1, 2))  # tr V K
+        parts.append((rss, fourth, (some.size - used).clamp(min=0)))
+    rss, fourth, freedom = (torch.cat(column) for column in zip(*parts))
+    law = law_of_noises(rss, freedom, tails_of(fourth, rss, rows.size.double()))
+    return steadied(rss, freedom, law).clamp(min=least), law
+
+
+def scaled(found: Sums, n: Tensor, noise: Tensor) -> Likelihood:
+    parts = found.gram / noise[:, None, None], found.moment / noise[:, None], found.square / noise
+    return Likelihood(*parts, float(n.sum()), noise)
+
+
+def least_noise(found: Sums, n: Tensor) -> float:
+    return LEAST_NOISE * float((found.square.sum() / n.sum()).clamp(min=1e-100))
 
 
 def _at_scale(data: Likelihood, basis: Basis) -> Truths:
@@ -304,22 +325,31 @@ def tails_of(fourth: Tensor, rss: Tensor, n: Tensor) -> float:
     return max(float(fourth.sum() / total), 1.5) if float(total) > 0 else 3.0
 
 
-def steadied(rss: Tensor, freedom: Tensor, tails: float = 3.0) -> Tensor:
-    """[m]: noise variances; a client of few rows, or of rows with heavy tails, has nearly everyone's."""
-    total = freedom.sum().clamp(min=1e-12)
-    typical = (rss.sum() / total).clamp(min=torch.finfo(rss.dtype).tiny)
-    ratio = rss / freedom.clamp(min=1e-12) / typical
+class Noises(NamedTuple):
+    """How clients' noises vary."""
+
+    typical: float
+    strength: float  # rows' worth that each client's own noise is steadied by; infinite if all have the same
+    tails: float = 3.0  # kurtosis of residuals
+
+
+def law_of_noises(rss: Tensor, freedom: Tensor, tails: float = 3.0) -> Noises:
+    """From sums of squared residuals and their degrees of freedom, [m] each."""
+    typical = (rss.sum() / freedom.sum().clamp(min=1e-12)).clamp(min=torch.finfo(rss.dtype).tiny)
     known = freedom > 1
-    if int(known.sum()) < 3:
-        return typical.expand(len(rss)).clone()
-    worth = freedom * 2 / (tails - 1)  # normal rows that would tell the variance as well
-    f, u = worth[known], ratio[known]
+    f, u = freedom[known] * 2 / (tails - 1), rss[known] / freedom[known] / typical
     # Var u = cv^2 + 2 (1 + cv^2) / f: cv^2 by weighted moments, weights that of the case cv = 0.
-    excess = float((f * ((u - 1) ** 2 - 2 / f)).sum() / (f + 2).sum())
-    if excess <= 1e-6:
-        return typical.expand(len(rss)).clone()
-    strength = 2 / excess + 2
-    return typical * (strength + worth * torch.where(known, ratio, 1.0)) / (strength + worth)
+    excess = float((f * ((u - 1) ** 2 - 2 / f)).sum() / (f + 2).sum()) if len(f) > 2 else 0.0
+    return Noises(float(typical), 2 / excess + 2 if excess > 1e-6 else torch.inf, tails)
+
+
+def steadied(rss: Tensor, freedom: Tensor, law: Noises) -> Tensor:
+    """[m]: noise variances; a client of few rows, or of rows with heavy tails, has nearly everyone's."""
+    if law.strength == torch.inf:
+        return torch.full_like(rss, law.typical)
+    worth = freedom * 2 / (law.tails - 1)  # normal rows that would tell the variance as well
+    ratio = torch.where(freedom > 1, rss / freedom.clamp(min=1e-12) / law.typical, 1.0)
+    return law.typical * (law.strength + worth * ratio) / (law.strength + worth)
 
 
 def generalised_truths(task: Any, rows: Rows, models: Tensor, variance: Tensor) -> Truths:

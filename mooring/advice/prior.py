@@ -32,6 +32,7 @@ class Prior(NamedTuple):
     noise: Tensor  # [m]
     spread: Spread  # the whole estimate, of the clients it was made from
     clients: Tensor  # [k], who they are
+    law: Any = None  # how the clients' noises vary (`posterior.Noises`); None: they have the same
 
     def shape(self, n: Tensor) -> Shape:
         """The stiffness that this prior proposes, at scale 1."""

@@ -55,7 +55,8 @@ class Mix(NamedTuple):
 
     settings: list[dict[str, Any]]  # of each its numbers and its weight
     centres: Tensor  # [k, d], the common model of each
-    slack: Tensor | None  # [d], where some go by how clients vary: tau^2 over the noise
+    slack: Tensor | None  # [d], where some go by how clients vary: tau^2 over the clients' typical noise
+    noises: list[float] | None = None  # how the clients' noises vary around that; None if they do not
 
 
 class Models(NamedTuple):
@@ -227,7 +228,9 @@ class RunDir:
     def models(self) -> Models:
         tensors, meta = read_tensors(self._at(MODELS, self._unfinished if self.run.algorithms is None else self._many))
         about = tuple(meta["clients"]), meta["task"], meta["layout"]
-        mix = Mix(meta["mix"], tensors["centres"], tensors.get("slack")) if "mix" in meta else None
+        mix = None
+        if "mix" in meta:
+            mix = Mix(meta["mix"], tensors["centres"], tensors.get("slack"), meta.get("noises"))
         return Models(tensors["common"], tensors.get("personal"), *about, centre=tensors.get("centre"), mix=mix)
 
     def write_models(self, models: Models) -> None:
@@ -292,5 +295,5 @@ def models_file(models: Models) -> Stream:
     meta = {"clients": models.clients, "task": models.task, "layout": models.layout}
     if models.mix is not None:
         parts |= {"centres": models.mix.centres, "slack": models.mix.slack}
-        meta["mix"] = models.mix.settings
+        meta |= {"mix": models.mix.settings} | ({"noises": models.mix.noises} if models.mix.noises else {})
     return tensor_file({name: part for name, part in parts.items() if part is not None}, meta)

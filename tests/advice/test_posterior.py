@@ -6,13 +6,16 @@ import torch
 
 from mooring.advice.posterior import (
     SCALES,
+    SLACK,
     Likelihood,
     along,
     cov_at,
     generalised_truths,
+    law_of_noises,
     linear_truths,
     mean_at,
     means_along,
+    own_noise,
     quadratic_at,
     scale_prior,
     steadied,
@@ -23,6 +26,7 @@ from mooring.core.cohort import Rows
 from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic
 from mooring.tasks.poisson import Poisson
+from tests.problems import linear_clients
 
 FLAT = 1e7  # prior variance of the centre, next to which everything else is small
 
@@ -119,22 +123,59 @@ def test_noise_is_steadied_by_as_much_as_the_clients_are_alike():
     rng = np.random.default_rng(0)
     freedom = torch.full((500,), 10.0, dtype=torch.float64)
     chi = torch.from_numpy(rng.chisquare(10, 500))
-    alike = steadied(chi, freedom)
+
+    def steady(rss, freedom, tails=3.0):
+        return steadied(rss, freedom, law_of_noises(rss, freedom, tails))
+
+    alike = steady(chi, freedom)
     assert float(alike.std() / alike.mean()) < 0.15
     unlike = torch.from_numpy(np.where(np.arange(500) % 2 == 0, 1.0, 2.5))
     off = {
         name: float((estimate - unlike).square().mean())
         for name, estimate in (
-            ("steadied", steadied(unlike * chi, freedom)),
+            ("steadied", steady(unlike * chi, freedom)),
             ("own", unlike * chi / freedom),
             ("pooled", (unlike * chi).sum() / freedom.sum()),
         )
     }
     assert off["steadied"] < 0.95 * min(off["own"], off["pooled"])
     # Rows with heavy tails tell less of a variance.
-    wild = steadied(unlike * chi, freedom, tails=6.0)
-    assert float(wild.std()) < float(steadied(unlike * chi, freedom).std())
-    assert float(steadied(torch.tensor([3.0, 0.0]), torch.tensor([3.0, 0.0]))[1]) == 1.0  # a client without rows
+    wild = steady(unlike * chi, freedom, tails=6.0)
+    assert float(wild.std()) < float(steady(unlike * chi, freedom).std())
+    assert float(steady(torch.tensor([3.0, 0.0]), torch.tensor([3.0, 0.0]))[1]) == 1.0  # a client without rows
+
+
+def test_every_client_has_its_own_noise_and_one_that_is_unlike_the_rest_does_not_take_that_for_noise():
+    """Half of the clients have three times the noise; one lies twenty spreads away from the others."""
+    rng = np.random.default_rng(1)
+    m, n, d = 60, 40, 3
+    sd = np.where(np.arange(m) % 2 == 0, 1.0, 3.0)
+    w = 0.2 * rng.standard_normal((m, d))
+    w[0] += 4.0
+    x = rng.standard_normal((m, n, d))
+    y = np.einsum("cnq,cq->cn", x, w) + sd[:, None] * rng.standard_normal((m, n))
+    rows = Rows.stack([torch.from_numpy(a) for a in x], [torch.from_numpy(b) for b in y])
+    task, start = Linear(d, intercept=False), torch.full((m,), 5.0, dtype=torch.float64)
+    spread = torch.full((d,), 0.04, dtype=torch.float64)
+    found, law = own_noise(task, rows, spread, start)
+    # A variance from about 40 normal rows has a relative error of sqrt(2 / 40) = 0.22, and is steadied a little.
+    wrong, pooled = ((estimate / torch.from_numpy(sd**2))[1:].log().abs() for estimate in (found, found.mean()))
+    assert float(wrong.mean()) < 2 * 0.22 and float(pooled.mean()) > 4 * 0.22 and law.strength < n
+    tight = own_noise(task, rows, spread / SLACK, start)[0]
+    assert float(found[0]) < float(tight[0])
+    alike = Rows.stack([torch.from_numpy(a) for a in x], [torch.from_numpy(b) for b in rng.standard_normal((m, n))])
+    same, law = own_noise(task, alike, spread, start)
+    assert float(same.std() / same.mean()) < 0.1
+
+
+def test_noises_of_many_clients_are_found_block_by_block(monkeypatch):
+    clients = linear_clients()
+    spread, start = torch.full((4,), 0.1, dtype=torch.float64), torch.ones(5, dtype=torch.float64)
+    whole = own_noise(Linear(3), clients.train, spread, start)[0]
+    monkeypatch.setattr("mooring.advice.posterior.BLOCK", 2)
+    parts = own_noise(Linear(3), clients.train, spread, start)[0]
+    assert parts.shape == whole.shape and bool((parts > 0).all())  # centres differ, so that numbers do, a little
+    torch.testing.assert_close(parts.sum(), whole.sum(), rtol=0.5, atol=0.0)
 
 
 @pytest.mark.parametrize("task", [Logistic(2), Logistic(2, classes=3), Poisson(2)])
