@@ -8,7 +8,7 @@
 
 w is the setting's own common model, as the clients left it; n are the newcomer's rows, and noise is the clients'
 typical one, or the newcomer's own, steadied by them, where theirs differ (`posterior.own_noise`). So a newcomer with
-the very rows of a client gets the client's model, unless that client left the shared plan.
+the very rows of a client gets the client's model, nearly so where noises differ, unless it left the shared plan.
 """
 
 from __future__ import annotations

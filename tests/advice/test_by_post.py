@@ -111,8 +111,9 @@ def test_verdicts_and_models_are_the_simulators(federation):
     later = personalize(out, homes[0].path)  # as a newcomer, whose rows are here
     place = here.job.clients.names.index(homes[0].name)
     assert later.way == "average" and later.clients["deploy"].tolist() == ["personal"]
-    # To `path.NEAR_ENOUGH`: where a moor is slack, the clients' path ends that far from their exact fits.
-    torch.testing.assert_close(later.models[0], here.models.personal[place], rtol=1e-4, atol=1e-4)
+    # To `path.NEAR_ENOUGH`: where a moor is slack, the clients' path ends that far from their exact fits. And a
+    # newcomer's noise is found around the centre that the clients were left with, theirs around that of their rows.
+    torch.testing.assert_close(later.models[0], here.models.personal[place], rtol=1e-2, atol=1e-3)
     for home in homes:
         row = here.clients.set_index("client").loc[home.name]
         told = read_json(home.folder / DONE)

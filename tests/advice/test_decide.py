@@ -127,11 +127,13 @@ def test_two_classes_have_all_of_it():
     assert found.over_common.chance.mean() > 0.6 and (found.over_alone.high > found.over_alone.low).any()
 
 
-def test_losses_without_a_posterior_have_held_out_rows_only():
+def test_losses_without_a_posterior_have_all_of_it_too():
     clients = federation(0.8, m=3, n=10)
     _, evidence = cross_fit(Quantile(3), clients.train, clients.keys, folds=2)
-    assert evidence.gain is None
-    assert torch.isfinite(evidence.seen["personal over alone"].observed).all()
+    for name in PAIRS:
+        seen, gain = evidence.seen[name], evidence.gain[name]
+        assert all(bool(torch.isfinite(part).all()) for part in (seen.observed, seen.predicted, seen.sd, gain.mean))
+        assert bool((gain.variance > 0).all())
 
 
 def test_folds_that_were_kept_are_not_fitted_again():
