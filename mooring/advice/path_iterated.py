@@ -26,6 +26,7 @@ PRODUCTS = 30  # Hessian products a Newton step may take
 FORCING = 0.3  # residual at which a Newton step counts as solved, relative to the gradient
 FLOOR = 1e-4  # of the moments in the preconditioner, as a share of the largest
 HALVINGS = 20
+SMALL = 1_000_000  # numbers, padding included, that are worked on at once
 FLAT = 1e-10  # an envelope that falls by less, relative to its value, is at its lowest
 
 Found = tuple[float, Tensor, Tensor]
@@ -192,11 +193,17 @@ def _conjugate(product: Any, g: Tensor, p: Tensor, lam: Tensor, common: bool, mo
     return s if float(s.abs().max()) > 0 else eased(g)
 
 
+def few_blocks(task: Any, rows: Rows) -> list[Tensor]:
+    """All clients at once where that pads little memory: a prox of few rows takes as long as one of many."""
+    padded = len(rows) * int(rows.size.max()) * task.dim
+    return [torch.arange(len(rows))] if padded <= SMALL else rows.blocks()
+
+
 def envelope_path(
     task: Any, rows: Rows, p: Tensor, scales: list[float], tight: Tensor, ridge: Tensor
 ) -> Iterator[Found]:
     """Infinity stands for a stiffness so large that nobody leaves w noticeably; kinked losses then have one client."""
-    batches = [(block, rows.select(block).padded()) for block in rows.blocks()]
+    batches = [(block, rows.select(block).padded()) for block in few_blocks(task, rows)]
     finite = [s for s in scales if np.isfinite(s)]
     stiffest = 1e3 * max(finite) if finite else 1e6
     w = torch.zeros(task.dim, dtype=task.dtype)
