@@ -246,3 +246,24 @@ def test_who_joined_leaves_the_average_as_it_was(advised, tmp_path):
     again = personalize(tmp_path / "joined", renamed(frame, ["c4"]))
     assert again.way == "average" and torch.equal(again.models, first.models)
     assert mooring.open(tmp_path / "joined").names[-1] == "new c7"
+
+
+def test_where_noises_differ_a_newcomer_is_moored_by_its_own():
+    """With a client's rows it gets the client's model nearly: its noise is found around the centre that the clients
+    were left with, not anew around that of all rows; with everyone's typical noise it would be far further off."""
+    rng = np.random.default_rng(0)
+    m, n, d = 30, 25, 3
+    sd = np.where(np.arange(m) % 2 == 0, 0.5, 2.0)
+    x = rng.standard_normal((m, n, d))
+    w = rng.standard_normal(d) + 0.5 * rng.standard_normal((m, d))
+    y = np.einsum("cnq,cq->cn", x, w) + sd[:, None] * rng.standard_normal((m, n))
+    rows, task = Rows.stack(*([torch.from_numpy(one) for one in part] for part in (x, y))), Linear(d)
+    choice, evidence = cross_fit(task, rows, np.arange(m, dtype=np.uint64))
+    mix = mix_of(choice, evidence.trio.centres)
+    assert mix.noises is not None and not choice.own
+    away = (evidence.trio.personal - evidence.trio.common).norm(dim=1)
+    off, typical = (
+        float(((average_of_mix(task, rows, kept) - evidence.trio.personal).norm(dim=1) / away).mean())
+        for kept in (mix, mix._replace(noises=None))
+    )
+    assert off < 0.02 and off < typical / 4, (off, typical)
