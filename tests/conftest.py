@@ -1,11 +1,16 @@
 """One thread for all tests: the problems are tiny, and the sums come out the same everywhere. Nothing is unpickled."""
 
+import signal
 import sys
 
 import pytest
 import torch
 
 torch.set_num_threads(1)
+
+# A shell's background job ignores interrupts, and so would all processes that tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 BETWEEN_PROCESSES = ("/multiprocessing/", "/concurrent/futures/")  # Python's own talk with processes that it started
 UNPICKLED: list[str] = []
