@@ -11,7 +11,8 @@ A fold's result is a few tensors (`Fold`), so a run that was interrupted need no
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -128,12 +129,13 @@ def cross_fit(
     here = decide(task, settings, losses, default)._replace(prior=prior)
     choice = here._replace(own={int(asked[i]): s for i, s in here.own.items()})
     trio = trio_of(task, rows, choice, prior_of(prior, torch.arange(len(rows))), weights)
+    judge = partial(judged_folds, task, some, parts, kept, here, few, tell)
     if prior is not None and has_posterior(task):
-        seen, judged = foreseen(task, some, parts, kept, here, few, tell)
+        seen, judged = foreseen(task, some, parts, judge)
         gain = future_gains(task, rows, prior.noise, likely_variance(found), trio)
     else:
         x = everyones_moments(task, rows)
-        seen, judged, bent = foretold(task, some, parts, kept, here, few, x, tell)
+        seen, judged, bent = foretold(task, x, judge)
         gain = bent_gains(bent, asked, trio, x, rows.size)
     return choice, Evidence(trio, gain, seen, judged, asked)
 
@@ -269,7 +271,8 @@ def posterior_of(task: Any, rows: Rows, noise: Tensor, unit: Tensor) -> Truths:
     return generalised_truths(task, rows, point.v, unit)
 
 
-Said = TypeVar("Said")
+Foresee = Callable[[Held, Fold, Trio], Any]
+Judge = Callable[[Foresee], tuple[Tally, list[Any]]]
 
 
 def judged_folds(
@@ -279,12 +282,12 @@ def judged_folds(
     kept: list[Fold],
     choice: Choice,
     weights: str | Tensor,
-    foresee: Callable[[Held, Fold, Trio], Said],
     tell: Tell,
-) -> tuple[Tally, list[Said]]:
+    foresee: Foresee,
+) -> tuple[Tally, list[Any]]:
     """What all folds' rows say of models that have not seen them, and of each fold what `foresee` says of them."""
 
-    def of_fold(k: int) -> list[tuple[Tally, Said]]:
+    def of_fold(k: int) -> list[tuple[Tally, Any]]:
         part, fold = parts[k], kept[k]
         trio = trio_of(task, part.train, choice, own_prior(choice.prior, fold), weights)
         return [(tally_of(task, part.held, trio), foresee(part, fold, trio))]
@@ -297,46 +300,29 @@ def judged_folds(
     return total(tallies), list(said)
 
 
-def foreseen(
-    task: Any,
-    rows: Rows,
-    parts: list[Held],
-    kept: list[Fold],
-    choice: Choice,
-    weights: str | Tensor,
-    tell: Tell = silent,
-) -> tuple[dict[str, Witness], dict[str, Tensor]]:
+def foreseen(task: Any, rows: Rows, parts: list[Held], judge: Judge) -> tuple[dict[str, Witness], dict[str, Tensor]]:
     """For each pair what every client's held-out rows say and what its posterior predicts of them; mean losses."""
 
     def foresee(part: Held, fold: Fold, trio: Trio) -> list[Gain]:
         known = posterior_of(task, part.train, fold.noise, fold.unit)
         return gains(task, known, at_rows(task, part.held), pairs_of(trio), shares(rows))
 
-    tally, said = judged_folds(task, rows, parts, kept, choice, weights, foresee, tell)
-    seen = witnesses_of(tally)
+    tally, said = judge(foresee)
+    seen, share = witnesses_of(tally), [part.held.size.double() for part in parts]
     for name, found in zip(PAIRS, zip(*said)):
-        share, n = [part.held.size.double() for part in parts], seen[name].rows
+        n = seen[name].rows
         mean, sd = (sum(k * getattr(g, what) for k, g in zip(share, found)) for what in ("expected", "spread"))
         noise = sum(k**2 * g.noise for k, g in zip(share, found))
         seen[name] = seen[name]._replace(error=noise.sqrt() / n, predicted=mean / n, sd=sd / n)
     return seen, mean_losses(tally)
 
 
-def foretold(
-    task: Any,
-    rows: Rows,
-    parts: list[Held],
-    kept: list[Fold],
-    choice: Choice,
-    weights: str | Tensor,
-    x: Tensor,
-    tell: Tell = silent,
-) -> tuple[dict[str, Witness], dict[str, Tensor], Bent]:
+def foretold(task: Any, x: Tensor, judge: Judge) -> tuple[dict[str, Witness], dict[str, Tensor], Bent]:
     """The same without a posterior, from how losses bend, given the second moments of everybody's `x`; and that."""
 
     def foresee(part: Held, fold: Fold, trio: Trio) -> Bent:
         return bent_of(task, part.held, part.train.size, trio, x)
 
-    tally, said = judged_folds(task, rows, parts, kept, choice, weights, foresee, tell)
+    tally, said = judge(foresee)
     bent = total_bends(said)
     return with_bends(witnesses_of(tally), bent), mean_losses(tally), bent
