@@ -54,7 +54,6 @@ def answer(
     for name in PAIRS:
         seen = evidence.seen[name]
         if evidence.gain is None:
-            seen = of_everyone(seen, evidence.asked, m)
             seen = seen if tests is None else together(seen, tests[name])
             known[name], found = Trust(1.0, 0.0, 1.0), held_out_gain(seen)
             line = federation_line(seen, None, share, known[name], level)
@@ -77,19 +76,6 @@ def answer(
         for other in ("alone", "common")
     }
     return Answer(decision, lines, overall, base, known, gains)
-
-
-def of_everyone(seen: Witness, asked: Tensor, m: int) -> Witness:
-    """A part of the clients' witness as one of all, the others having no rows."""
-    if len(asked) == m:
-        return seen
-
-    def spread(part: Tensor) -> Tensor:
-        return torch.full((m,), torch.nan, dtype=torch.float64).index_copy_(0, asked, part.double())
-
-    rows = torch.zeros(m, dtype=seen.rows.dtype).index_copy_(0, asked, seen.rows)
-    observed, error, predicted, sd = (spread(part) for part in seen[:4])
-    return Witness(observed, error, predicted, sd, rows, seen.kurtosis)
 
 
 def in_numbers(gain: Gain) -> Gain:
