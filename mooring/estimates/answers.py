@@ -4,6 +4,7 @@
     slope     at a common w    the gradient and the Hessian of L_i: finds the common model
     refit     at a centre and  the penalised fit and the Hessian there: Laplace's approximation
               a stiffness
+    pearson   at its model     two sums of residuals: how much more counts vary than Poisson's
 
 Clients whose rows are in one place answer all at once (`Here`), others one by one (`Apart`); the numbers agree up to
 rounding, and what is settled from them is rounded further than that (`lambda_rules.SETTLED`).
@@ -38,6 +39,8 @@ class Answers(Protocol):
 
     def refit(self, center: Tensor, lam: Tensor, start: Tensor) -> tuple[Tensor, Tensor]: ...
 
+    def pearson(self, models: Tensor) -> tuple[Tensor, Tensor]: ...
+
 
 @dataclass(frozen=True, eq=False)
 class Here:
@@ -71,6 +74,13 @@ class Here:
             lambda block, batch: self.task.prox(center, lam[block], batch, start[block]), lambda v, batch: v
         )
 
+    def pearson(self, models: Tensor) -> tuple[Tensor, Tensor]:
+        """Sums [m] of squared Pearson residuals and of residuals over means, at models [m, d]."""
+        square, ratio = torch.empty(len(self.rows)).double(), torch.empty(len(self.rows)).double()
+        for block, batch in self.batches:
+            square[block], ratio[block] = (part.double() for part in self.task.pearson(models[block], batch))
+        return square, ratio
+
     def _filled(self, where: Any, tell: Any) -> tuple[Tensor, Tensor]:
         first = torch.empty(len(self.rows), self.task.dim, dtype=self.task.dtype)
         hessians = torch.empty(len(self.rows), self.task.dim, self.task.dim, dtype=torch.float64)
@@ -101,3 +111,6 @@ class Apart:
 
     def refit(self, center: Tensor, lam: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
         return stacked([one.refit(center, lam[i : i + 1], start[i : i + 1]) for i, one in enumerate(self.each)])
+
+    def pearson(self, models: Tensor) -> tuple[Tensor, Tensor]:
+        return stacked([one.pearson(models[i : i + 1]) for i, one in enumerate(self.each)])

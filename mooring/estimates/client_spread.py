@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from mooring.core.task import Task
+from mooring.core.task import Task, in_layers
 from mooring.estimates.answers import Answers
 from mooring.estimates.reml import LARGEST, typical_spread
 from mooring.estimates.spread import SETTLED, Spread, spread_laplace, spread_likelihood
@@ -36,7 +36,13 @@ NEWTON_STEPS = 30
 ENOUGH = 1e-8  # its gradient, relative to the first one
 FIRST_VARIANCE = 0.1  # the spread that it starts from,
 LEAST_VARIANCE = 1e-3  # and the least mean that it starts from where it has a near one,
+DISPERSION_ROUNDS = 4  # of estimates of spread and dispersion in turn,
+NEAR_DISPERSION = 0.05  # which end at such a relative change
+LEAST_DISPERSION, MOST_DISPERSION = 0.5, 1e4
 NEAR_ENOUGH = 0.02  # where it may end sooner: such a change is far below what a spread is known to
+
+
+Kind = Literal["scalar", "diagonal", "intercept"]
 
 
 class ClientSpread(NamedTuple):
@@ -45,7 +51,7 @@ class ClientSpread(NamedTuple):
 
 
 def client_spread(
-    task: Task, answers: Answers, form: Literal["scalar", "diagonal"] = "scalar", near: Spread | None = None
+    task: Task, answers: Answers, form: Kind = "scalar", near: Spread | None = None
 ) -> ClientSpread | None:
     """How these clients' coefficients vary; None where nothing can be said.
 
@@ -63,25 +69,32 @@ def client_spread(
     if len(asked) < 2 or int(size[asked].sum()) <= task.dim + 1:
         return None
     some = answers if len(asked) == len(size) else answers.select(asked)
-    found = _linear(some, form) if linear else _laplace(task, some, form, near)
+    found = _linear(some, form, near) if linear else _laplace(task, some, form, near)
     return None if found is None else ClientSpread(found, asked)
 
 
-def forms_of(task: Task) -> tuple[Literal["scalar", "diagonal"], ...]:
-    """The forms of spread that clients can tell: only one above MOST_SPREADS coefficients (features of a kernel)."""
-    return ("scalar", "diagonal") if task.dim <= MOST_SPREADS else ("scalar",)
+def forms_of(task: Task) -> tuple[Kind, ...]:
+    """The forms of spread that can be estimated: one per coefficient up to MOST_SPREADS of them, the intercept's alone
+    where there is one."""
+    forms: tuple[Kind, ...] = ("scalar", "diagonal") if task.dim <= MOST_SPREADS else ("scalar",)
+    return (*forms, "intercept") if intercepts_of(task) else forms
 
 
-def _linear(answers: Answers, form: Literal["scalar", "diagonal"]) -> Spread | None:
+def intercepts_of(task: Task) -> int:
+    """How many of the last coefficients are intercepts."""
+    return int(in_layers(task.layout, ("intercept",)).sum()) if task.intercept else 0
+
+
+def _linear(answers: Answers, form: Kind, near: Spread | None) -> Spread | None:
     stats = answers.summary()
     assert isinstance(stats, LinearStats)
-    found = spread_likelihood(stats, form)
+    found = spread_likelihood(stats, form, near=near)
     ratio = float((found.variance / found.noise.mean()).max())
     unseparated = ratio >= LARGEST / 10 * typical_spread(found.data)  # the likelihood puts the noise at 0
     return None if unseparated else found
 
 
-def _laplace(task: Task, answers: Answers, form: Literal["scalar", "diagonal"], near: Spread | None) -> Spread:
+def _laplace(task: Task, answers: Answers, form: Kind, near: Spread | None) -> Spread:
     """Fits are renewed by the clients, warm started; the first centre is the common model, or the near one."""
     n = answers.size.double()
     common = common_model(answers, task.dim) if near is None else near.center
@@ -94,7 +107,30 @@ def _laplace(task: Task, answers: Answers, form: Literal["scalar", "diagonal"], 
         modes[0], hessians = answers.refit(center, lam, modes[0])
         return modes[0], hessians
 
-    return spread_laplace(n, refit, common, form, first, SETTLED if near is None else NEAR_ENOUGH)
+    settled = SETTLED if near is None else NEAR_ENOUGH
+    intercepts = max(intercepts_of(task), 1)
+    if not task.overdispersed:
+        return spread_laplace(n, refit, common, form, first, settled, intercepts)
+    phi = 1.0 if near is None else float(near.noise.mean())
+    for _ in range(DISPERSION_ROUNDS):
+        found = spread_laplace(n / phi, refit, common, form, first, settled, intercepts)
+        before, phi = phi, dispersion(answers, found, modes[0])
+        common, first = found.center, found.variance.clamp(min=LEAST_VARIANCE)
+        if abs(phi / before - 1) < NEAR_DISPERSION:
+            break
+    return found._replace(noise=torch.full_like(n, before))
+
+
+def dispersion(answers: Answers, found: Spread, models: Tensor) -> float:
+    """How much more counts vary than Poisson's around the clients' models: Pearson's estimate with Fletcher's
+    correction for small means (Biometrika 2012)."""
+    square, ratio = answers.pearson(models)
+    root = found.variance.clamp(min=0).sqrt()
+    values = torch.linalg.eigvalsh(root[:, None] * (found.data.c.mT @ found.data.c) * root).clamp(min=0)
+    rows = float(answers.size.sum())
+    freedom = max(rows - float((values / (1 + values)).sum()) - len(found.center), 1.0)
+    sparse = max(1 + float(ratio.sum()) / rows, LEAST_DISPERSION)
+    return min(max(float(square.sum()) / freedom / sparse, LEAST_DISPERSION), MOST_DISPERSION)
 
 
 def common_model(answers: Answers, dim: int) -> Tensor:

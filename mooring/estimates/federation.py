@@ -18,7 +18,7 @@ from mooring.estimates.client_spread import ClientSpread, client_spread, forms_o
 from mooring.estimates.heterogeneity_likelihood import Radii, estimate_radii
 from mooring.estimates.lambda_rules import Rule, lambda_rules, settled_single
 from mooring.estimates.spread import likelier
-from mooring.estimates.summaries import Summary
+from mooring.estimates.summaries import Summary, ridge_left_out
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +26,7 @@ class Federation:
     clients: Tensor  # [k], those with rows, by their places among all
     n: Tensor  # [k]
     p: Tensor  # [k], their weights, of sum 1
-    ridge: float  # the task's own
+    ridge: float  # what the summary's Hessians lack of the task's own
     scalar: ClientSpread  # places in these are among the k
     diagonal: ClientSpread | None  # None: the coefficients are too many to have one each, or it was not asked for
     summary: Summary | None  # None: not asked for
@@ -68,4 +68,5 @@ def estimate_federation(task: Task, answers: Answers, p: Tensor, everything: boo
     diagonal = client_spread(task, some, "diagonal") if everything and "diagonal" in forms_of(task) else None
     summary = some.summary() if everything else None
     weight = p[asked].double()
-    return Federation(asked, size[asked].double(), weight / weight.sum(), float(task.ridge), scalar, diagonal, summary)
+    ridge = ridge_left_out(task)
+    return Federation(asked, size[asked].double(), weight / weight.sum(), ridge, scalar, diagonal, summary)

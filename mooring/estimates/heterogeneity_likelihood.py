@@ -76,7 +76,7 @@ def radius_likelihood(spread: Spread, n: Tensor, p: Tensor | None = None, level:
 
     tail = (1 - level) / 2
     plain = spread.data._replace(tilt=None)
-    likeliest = maximise(plain, spread.form == "scalar")[0].deviance
+    likeliest = maximise(plain, torch.ones_like(spread.variance) if spread.form == "scalar" else None)[0].deviance
     ruled_out = evaluate(plain, torch.zeros_like(unit)).deviance - likeliest > chdtri(1, 2 * tail)
     top = 4 * np.sqrt((mean + 6 * np.sqrt(variance)).max())
     value = _posterior(spread.data, tau2, p)[2] ** 0.5

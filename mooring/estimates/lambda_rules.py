@@ -66,7 +66,7 @@ def lambda_rules(
     """All rules from the clients' summaries; nan where a rule has no value.
 
     Spreads that are not given are estimated from the summaries alone, and radii from the likelier of them; `ridge` is
-    the task's own, part of its curvature.
+    what the summary's Hessians lack of the task's curvature (`ridge_left_out`).
     """
     fits = fits_of(summary)
     n, p = fits.n, client_weights(p, fits.n)

@@ -127,18 +127,27 @@ def slope_terms(data: Normal, at: State) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def maximise(
-    data: Normal, common: bool, start: Tensor | None = None, iterations: int = ITERATIONS
+    data: Normal,
+    pattern: Tensor | None,
+    start: Tensor | None = None,
+    iterations: int = ITERATIONS,
+    least_gain: float = 0.0,
 ) -> tuple[State, bool]:
-    """The restricted maximum likelihood estimate of t, all its entries equal if `common`, and whether it converged."""
+    """The restricted maximum likelihood estimate of t, and whether it converged.
+
+    With `pattern` [d] t is a multiple of it, such as the same for all coefficients; without, each has its own. It ends
+    when a step lowers the deviance by less than `least_gain`, or by what rounding does.
+    """
     unit = typical_spread(data)
-    at = evaluate(data, torch.full_like(data.c[0, 0], unit) if start is None else start)
-    least_gain = TOLERANCE * (len(data.z) + (data.rows or 0))
+    first = torch.full_like(data.c[0, 0], unit) if start is None else start
+    at = evaluate(data, first if pattern is None else float((first * pattern).sum() / pattern.sum()) * pattern)
+    least_gain = max(least_gain, TOLERANCE * (len(data.z) + (data.rows or 0)))
     for _ in range(iterations):
         expected, observed, hessian = slope_terms(data, at)
-        new = _scoring(data, at, expected - observed, hessian, common, LARGEST * unit)
+        new = _scoring(data, at, expected - observed, hessian, pattern, LARGEST * unit)
         if new is None:
-            if common:
-                expected, observed = expected.sum(), observed.sum()
+            if pattern is not None:
+                expected, observed = pattern @ expected, pattern @ observed
             ratio = observed / expected.clamp(min=torch.finfo(at.t.dtype).tiny)
             new = evaluate(data, (at.t * ratio.sqrt()).clamp(max=LARGEST * unit))
             if not new.deviance < at.deviance:
@@ -149,11 +158,17 @@ def maximise(
     return at, False
 
 
-def _scoring(data: Normal, at: State, slope: Tensor, hessian: Tensor, common: bool, largest: float) -> State | None:
+def _scoring(
+    data: Normal, at: State, slope: Tensor, hessian: Tensor, pattern: Tensor | None, largest: float
+) -> State | None:
     """The first halved Fisher scoring step that lowers the deviance, on the coefficients not held at 0."""
     t = at.t
-    if common:
-        t, slope, hessian = t[:1], slope.sum()[None], hessian.sum()[None, None]
+    if pattern is not None:
+        t, slope, hessian = (
+            (at.t.max() / pattern.max())[None],
+            (pattern @ slope)[None],
+            (pattern @ hessian @ pattern)[None, None],
+        )
     free = (t > 0) | (slope < 0)
     if not bool(free.any()):
         return None
@@ -161,7 +176,8 @@ def _scoring(data: Normal, at: State, slope: Tensor, hessian: Tensor, common: bo
     step = torch.zeros_like(t)
     step[free] = torch.linalg.pinv(block, hermitian=True) @ slope[free]
     for halving in range(HALVINGS):
-        new = evaluate(data, (t - step * 0.5**halving).clamp(0, largest).expand_as(at.t).clone())
+        moved = (t - step * 0.5**halving).clamp(0, largest)
+        new = evaluate(data, moved if pattern is None else moved * pattern)
         if new.deviance < at.deviance:
             return new
     return None

@@ -7,8 +7,9 @@ the models v_i = arg min L_i(v) + 1/2 sum_j lam_ij (v_j - w_j)^2 are the posteri
     spread_fits         the same with each local fit as one observation of known covariance, for any convex task
     spread_laplace      the same with a Gaussian approximation at penalised fits, renewed until it stays put
 
-`form` is "scalar" (one tau), "diagonal" (one per coefficient) or "auto": diagonal where its likelihood is better by
-more than its number of further parameters (Akaike). Shrinking to exactly 0 is possible and means: one common model.
+`form` is "scalar" (one tau), "diagonal" (one per coefficient), "intercept" (the last coefficients alone vary, as many
+as there are scores) or "auto": diagonal where its likelihood is better by more than its number of further parameters
+(Akaike). Shrinking to exactly 0 is possible and means: one common model.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ from mooring.core.errors import RequestError
 from mooring.estimates.reml import ITERATIONS, Normal, State, evaluate, maximise, normal, slope_terms
 from mooring.estimates.summaries import LinearStats, LocalFits, fit_covariance, fits_from_stats, inverse
 
-Form = Literal["scalar", "diagonal", "auto"]
+Form = Literal["scalar", "diagonal", "intercept", "auto"]
+FORMS = ("scalar", "diagonal", "intercept", "auto")
 Refit = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 LOOSEST = 1e-8  # smallest tau^2 handed to a refit, as a share of its start, so that lam stays finite
+NEAR_GAIN = 1e-2  # deviance that a step must gain where a near spread is known: far below what tells spreads apart
 ROUNDS = 100
 WIDER = 0.1  # relative change of tau^2 by which the fits' answer to it is measured
 STEPS = 4  # of the likelihood's maximisation between two refits: more would chase an approximation that moves
@@ -51,10 +54,16 @@ class Spread(NamedTuple):
 
 
 def spread_likelihood(
-    stats: LinearStats, form: Form = "scalar", noise: Literal["common", "client"] = "common"
+    stats: LinearStats,
+    form: Form = "scalar",
+    noise: Literal["common", "client"] = "common",
+    near: Spread | None = None,
 ) -> Spread:
-    """Restricted maximum likelihood for a linear task; any n_i >= 1, also below d."""
-    _check_form(form, ("scalar", "diagonal", "auto"))
+    """Restricted maximum likelihood for a linear task; any n_i >= 1, also below d.
+
+    From `near`, the spread of much the same clients, it starts, and ends where the deviance hardly changes.
+    """
+    _check_form(form, FORMS)
     if noise not in ("common", "client"):
         raise RequestError(f"spread_likelihood: noise must be 'common' or 'client', got {noise!r}.")
     d, total = stats.moment.shape[1], float(stats.n.sum())
@@ -66,7 +75,11 @@ def spread_likelihood(
     if noise == "client":
         return _client_noise(stats, form)
     data = _normal(stats, torch.ones_like(stats.n), total)
-    at, used, warnings = _best(data, form)
+    if near is None:
+        at, used, warnings = _best(data, form)
+    else:
+        start = near.variance / near.noise.mean()
+        at, used, warnings = _best(data, form, start.clamp(min=LOOSEST * start.max()), least_gain=NEAR_GAIN)
     if not bool((stats.n > 1).any()):
         warnings += ("Every client has one row: spread and noise are told apart by the rows' lengths only.",)
     return _spread(at, data, torch.full_like(stats.n, at.noise), used, "restricted likelihood", warnings)
@@ -74,7 +87,7 @@ def spread_likelihood(
 
 def spread_fits(fits: LocalFits, form: Form = "scalar") -> Spread:
     """Restricted maximum likelihood where each local fit is one Gaussian observation, from the fits alone."""
-    _check_form(form, ("scalar", "diagonal", "auto"))
+    _check_form(form, FORMS)
     if int((fits.freedom > 0).sum()) < 2:
         raise RequestError("spread_fits: at least 2 clients need rows that determine their fit; use spread_laplace.")
     data = _normal_of(fits)
@@ -89,6 +102,7 @@ def spread_laplace(
     form: Form = "scalar",
     variance: float | Tensor = 1.0,
     settled: float = SETTLED,
+    intercepts: int = 1,
 ) -> Spread:
     """Laplace's approximation, for losses that are negative log-likelihoods; separable or tiny clients included.
 
@@ -99,11 +113,11 @@ def spread_laplace(
     tau (`_tilt`), which takes a second refit per round. What remains is about -20 % at 4 rows per coefficient.
     It starts from `variance`, one or [d], and ends when the relative change of a round is below `settled`.
     """
-    _check_form(form, ("scalar", "diagonal", "auto"))
+    _check_form(form, FORMS)
     n = n.double()
     first = torch.as_tensor(variance, dtype=torch.float64).expand(len(center))
     if form != "auto":
-        return _laplace(n, refit, center.double(), form, first, settled)
+        return _laplace(n, refit, center.double(), form, first, settled, intercepts)
     rich = _laplace(n, refit, center.double(), "diagonal", first, settled)
     if -rich.deviance > 2 * (len(first) - 1):
         return rich
@@ -111,7 +125,9 @@ def spread_laplace(
     return _laplace(n, refit, rich.center, "scalar", common, settled)
 
 
-def _laplace(n: Tensor, refit: Refit, center: Tensor, form: str, t: Tensor, settled: float) -> Spread:
+def _laplace(
+    n: Tensor, refit: Refit, center: Tensor, form: str, t: Tensor, settled: float, intercepts: int = 1
+) -> Spread:
     """The rounds of `spread_laplace`, from spread t."""
     floor = LOOSEST * t.mean()
     for _ in range(ROUNDS):
@@ -122,7 +138,7 @@ def _laplace(n: Tensor, refit: Refit, center: Tensor, form: str, t: Tensor, sett
         here = evaluate(data, now)
         tilt = _tilt(here, n, hessians.double(), refit, center, lam)
         data = data._replace(tilt=tilt, near=now)
-        at, _, warnings = _best(data, form, start=now, iterations=STEPS)
+        at, _, warnings = _best(data, form, start=now, iterations=STEPS, intercepts=intercepts)
         # A coefficient whose spread is on its way to 0 need not be followed to the end.
         moved = (at.t - t).abs() / (at.t + t + 2 * floor + NEGLIGIBLE * at.t.max())
         shift = (at.w - center).abs() / (at.t + floor + NEGLIGIBLE * at.t.max()).sqrt()
@@ -134,13 +150,16 @@ def _laplace(n: Tensor, refit: Refit, center: Tensor, form: str, t: Tensor, sett
     else:
         warnings += (f"Laplace's approximation still moved after {ROUNDS} rounds.",)
     found = _spread(at, data, torch.ones_like(n), form, "Laplace approximation", warnings)
-    return found._replace(deviance=at.deviance - maximise(data, True)[0].deviance if form == "diagonal" else 0.0)
+    return found._replace(
+        deviance=at.deviance - maximise(data, torch.ones_like(t))[0].deviance if form == "diagonal" else 0.0
+    )
 
 
 def above_none(spread: Spread) -> float:
     """By how much the deviance at this spread is below that at none, as the clients' log-likelihoods have it."""
     data = spread.data._replace(tilt=None)
-    at = evaluate(data, spread.variance / spread.noise.mean())
+    scale = 1.0 if data.rows is None else spread.noise.mean()  # None: the rows were divided by the noise
+    at = evaluate(data, spread.variance / scale)
     return evaluate(data, torch.zeros_like(spread.variance)).deviance - at.deviance
 
 
@@ -209,13 +228,17 @@ def _tilt(at: State, n: Tensor, before: Tensor, refit: Refit, center: Tensor, la
 
 
 def _best(
-    data: Normal, form: str, start: Tensor | None = None, iterations: int = ITERATIONS
+    data: Normal,
+    form: str,
+    start: Tensor | None = None,
+    iterations: int = ITERATIONS,
+    intercepts: int = 1,
+    least_gain: float = 0.0,
 ) -> tuple[State, str, tuple[str, ...]]:
     """The estimate of the wanted form, the form (where "auto" chose it) and warnings."""
     options = {}
     for name in ("scalar", "diagonal") if form == "auto" else (form,):
-        first = start.mean().expand_as(start).clone() if start is not None and name == "scalar" else start
-        options[name] = maximise(data, name == "scalar", first, iterations)
+        options[name] = maximise(data, _pattern(name, data.c.shape[2], intercepts), start, iterations, least_gain)
     if form == "auto":
         gain = options["scalar"][0].deviance - options["diagonal"][0].deviance
         form = "diagonal" if gain > 2 * (data.c.shape[2] - 1) else "scalar"
@@ -228,10 +251,21 @@ def _best(
     return at, form, warnings
 
 
+def _pattern(form: str, dim: int, intercepts: int) -> Tensor | None:
+    """[d]: what the spread is a multiple of; None where each coefficient has its own."""
+    if form == "diagonal":
+        return None
+    pattern = torch.ones(dim, dtype=torch.float64)
+    if form == "intercept":
+        pattern[: dim - intercepts] = 0
+    return pattern
+
+
 def _spread(at: State, data: Normal, noise: Tensor, form: str, method: str, warnings: tuple[str, ...] = ()) -> Spread:
     information = slope_terms(data, at)[2] / 2
-    if form == "scalar":
-        covariance = (1 / information.sum()).expand_as(information).clone()
+    if form in ("scalar", "intercept"):
+        pattern = (at.t / at.t.max()) if bool((at.t > 0).any()) else torch.ones_like(at.t)
+        covariance = torch.outer(pattern, pattern) / (pattern @ information @ pattern)
     else:
         covariance = torch.linalg.pinv(information, hermitian=True)
     scale = at.noise

@@ -64,6 +64,12 @@ def summarise(task: Task, rows: Rows) -> Summary:
     return convex_fits(task, rows)
 
 
+def ridge_left_out(task: Task) -> float:
+    """The task's ridge where `summarise` leaves it out of the Hessians, else 0: `convex_fits` is of the whole loss."""
+    without = isinstance(task, Linear) or (isinstance(task, Logistic) and task.classes == 2)
+    return float(task.ridge) if without else 0.0
+
+
 def linear_stats(rows: Rows, intercept: bool = False, lift: Callable[[Tensor], Tensor] | None = None) -> LinearStats:
     """The sufficient statistics of every client's linear regression on x, or on lift(x).
 

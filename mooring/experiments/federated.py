@@ -2,13 +2,15 @@
 
 Series of `follow`, all at the rounds in "round": loss and accuracy of the models that clients deploy ("train loss",
 "test accuracy", ...) and, with the word "common", of the server's model. Numbers are means over clients, each counting
-once; losses are without penalties. They are over all clients, or, with `online`, over those that took part in the
+once, and with the word "worst" those of the client with the largest loss or the lowest accuracy; losses are without
+penalties. They are over all clients, or, with `online`, over those that took part in the
 round that is evaluated, which is how `apfl` evaluates.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 import torch
@@ -54,9 +56,11 @@ def follow(
         models = models[taking_part]
         rows = {part: getattr(clients, part).select(taking_part) for part in PARTS}
         for part in PARTS:
-            loss, accuracy = loss_and_accuracy(task, models, rows[part])
-            note(f"{part} loss", loss)
-            note(f"{part} accuracy", accuracy)
+            losses, accuracies = by_client(task, models, rows[part])
+            note(f"{part} loss", float(losses.nanmean()))
+            note(f"{part} accuracy", float(accuracies.nanmean()))
+            note(f"worst {part} loss", float(losses.nan_to_num(-inf).max()))
+            note(f"worst {part} accuracy", float(accuracies.nan_to_num(inf).min()))
             if common:
                 loss, accuracy = loss_and_accuracy(task, now.server.w.expand_as(models), rows[part])
                 note(f"common {part} loss", loss)
@@ -70,13 +74,19 @@ def follow(
 
 def loss_and_accuracy(task: Task, models: Tensor, rows: Rows) -> tuple[float, float]:
     """Mean over clients of the loss and of the accuracy of models [m, d] on their own rows."""
+    loss, accuracy = by_client(task, models, rows)
+    return float(loss.nanmean()), float(accuracy.nanmean())
+
+
+def by_client(task: Task, models: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+    """[m] losses and accuracies of models [m, d] on their own rows; nan for a client without rows."""
     loss = torch.full((len(rows),), torch.nan, dtype=torch.float64)
     accuracy = loss.clone()
     for block in rows.blocks():
         batch = rows.select(block).padded()
         loss[block] = task.risk(models[block], batch).double()
         accuracy[block] = task.score(models[block], batch)["accuracy"].double()
-    return float(loss.nanmean()), float(accuracy.nanmean())
+    return loss, accuracy
 
 
 def mean_alpha(now: Moment) -> float:

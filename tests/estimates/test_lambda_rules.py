@@ -2,18 +2,22 @@ import numpy as np
 import pytest
 import torch
 
+from mooring.estimates.answers import Here
 from mooring.estimates.client_spread import ClientSpread
 from mooring.estimates.constants import gradient_noise, smoothness, strong_convexity
+from mooring.estimates.federation import estimate_federation
 from mooring.estimates.heterogeneity import client_radii, radius, radius_max
 from mooring.estimates.lambda_rules import CAP, TIGHTEST, best_single, lambda_rules, settled_single
 from mooring.estimates.spread import hessians_of, spread_laplace, spread_likelihood
 from mooring.estimates.summaries import fits_from_stats, linear_stats, logistic_fits, trace
 from mooring.tasks.logistic import Logistic
+from mooring.tasks.poisson import Poisson
+from mooring.tasks.squared_hinge import SquaredHinge
 from mooring.theory.lambda_aer import lambda_aer
 from mooring.theory.lambda_ier import lambda_ier
 from mooring.theory.lambda_one_stage import lambda_one_stage
 
-from .planted import linear_rows, logistic_rows, truths
+from .planted import linear_rows, logistic_rows, rows_of, truths
 
 
 def stats_of(n, tau=0.5, d=3, seed=0):
@@ -148,3 +152,27 @@ def test_logistic_fits_and_a_given_spread():
     for table in (given, own):
         assert float(table["client"].lam[0]) == pytest.approx(1 / 60 / 0.5, rel=0.5)
     assert given["one"].source == "empirical Bayes, Laplace approximation"
+
+
+@pytest.mark.parametrize("kind", ["poisson", "softmax", "squared hinge"])
+def test_a_ridge_counts_once_in_the_theorems(kind):
+    """The theorems' mu and L are eigenvalues of the whole loss, whose Hessian contains the ridge already."""
+    rng = np.random.default_rng(4)
+    n = np.array([60, 80, 70, 90])
+    xs = [0.5 * rng.normal(size=(k, 2)) for k in n]
+    scores = [x @ (np.array([0.4, -0.3]) + 0.3 * rng.normal(size=2)) for x in xs]
+    if kind == "poisson":
+        task, ys = Poisson(2, intercept=False, ridge=2.0), [rng.poisson(np.exp(z)).astype(float) for z in scores]
+    elif kind == "softmax":
+        task = Logistic(2, classes=3, intercept=False, ridge=2.0)
+        ys = [rng.integers(0, 3, len(z)) for z in scores]
+    else:
+        task = SquaredHinge(2, intercept=False, ridge=2.0)
+        ys = [(rng.random(len(z)) < 1 / (1 + np.exp(-z))).astype(float) for z in scores]
+    rows = rows_of(xs, ys)
+    p = torch.from_numpy(n / n.sum())
+    federation = estimate_federation(task, Here(task, rows), p)
+    w = task.solve(rows.full(task))
+    mu = float(torch.linalg.eigvalsh(task.hessian(w, rows.full(task)).double()).min())
+    found = federation.rules["aer"].lam
+    assert found == pytest.approx(lambda_aer(federation.radii.rms.value, mu, p.numpy(), n).lam, rel=1e-6)

@@ -299,7 +299,7 @@ def test_inverse_trigamma():
 
 def test_wrong_requests():
     stats = federation()[0]
-    with pytest.raises(RequestError, match="'scalar', 'diagonal', 'auto', got 'full'"):
+    with pytest.raises(RequestError, match="'scalar', 'diagonal', 'intercept', 'auto', got 'full'"):
         spread_likelihood(stats, "full")
     with pytest.raises(RequestError, match="noise must be"):
         spread_likelihood(stats, noise="row")

@@ -11,7 +11,7 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextPath
 
 from mooring.cli import main
-from mooring.experiments.base import catalog, runner
+from mooring.experiments.base import catalog, registry, runner
 from mooring.experiments.base.claims import Claim, lower
 from mooring.experiments.base.experiment import Cell, Experiment, Panel, Preset, Table
 from mooring.experiments.base.records import panel_record, table_record
@@ -19,8 +19,8 @@ from mooring.experiments.base.results import Results, Trial, of
 from mooring.report import panels as panels_module
 from mooring.report.markdown import brief, table
 from mooring.report.panels import DPI, draw
-from mooring.report.reproduction import write_page
-from mooring.runs.files import json_bytes
+from mooring.report.reproduction import granted_repeats, write_page
+from mooring.runs.files import json_bytes, write_json
 
 PANEL = Panel("x", {"a": "curve", "theory": "curve"}, "x", "y", log="xy", dashed=("theory",), across={"one": 1.0})
 NOTE = "The paper's number is for another scale."
@@ -41,12 +41,30 @@ def toy(limit: float, data: str = "", repeats: int = 3, evidence: str = "") -> c
     return catalog.Entry("009-fig1", "009", experiment)
 
 
+def registrations(entry, label="paper's data", preset="quick"):
+    """As many as the toy has claims."""
+    size = entry.experiment.presets["quick"]
+    sizes = {"preset": preset, "data": "toys", "label": label, "clients": 0, "rounds": 0, "repeats": size.repeats}
+    quoted = {"experiment": "fig1", "version": 1, "quote": "Errors are small.", "place": "Figure 1"}
+    return tuple(
+        registry.Registration(
+            "009",
+            "009-fig1",
+            claim.id,
+            quoted | {"id": claim.id, "test": claim.says, "check": claim.check.digest},
+            sizes | {"first_seed": 0},
+        )
+        for claim in entry.experiment.claims
+    )
+
+
 @pytest.fixture
 def use(monkeypatch, session_cache):
     def choose(entry):
         monkeypatch.setattr(catalog, "select", lambda what: [entry])
         monkeypatch.setattr(catalog, "load", lambda one: entry)
         monkeypatch.setattr(catalog, "ids", lambda: [entry.id])
+        monkeypatch.setattr(registry, "registrations", lambda paper: registrations(entry))
         monkeypatch.setattr(runner.os, "cpu_count", lambda: 1)  # other processes would not know the toy
 
     return choose
@@ -79,7 +97,7 @@ def test_terminal_table(use, tmp_path, capsys):
     use(toy(1.0))
     assert run("reproduce", "009-fig1", "--out", str(tmp_path)) == 3
     shown = capsys.readouterr().out
-    assert "2 claims, preset quick: 1 held, 0 open, 1 contradicted" in shown and "ratio" not in shown
+    assert "2 claims, preset quick: 1 held, 1 contradicted, 0 open" in shown and "ratio" not in shown
 
 
 def test_wrong_requests(capsys, tmp_path):
@@ -104,57 +122,91 @@ def test_a_kept_result_needs_no_second_run(session_cache, tmp_path, capsys):
     assert {c["experiment"] for c in json.loads(capsys.readouterr().out)["claims"]} == {"alternative-weights"}
 
 
-def test_pages_tell_every_claim_and_why_one_is_contradicted(use, tmp_path):
-    use(toy(1.0, data="stand-ins"))
-    page, records = tmp_path / "docs" / "page.md", tmp_path / "records"
-    page.parent.mkdir()
-    assert run("reproduce", "009-fig1", "--out", str(records), "--page", str(page)) == 3
-    text, overview = (page.parent / "page" / "009.md").read_text(), page.read_text()
+def described(entry, **more):
+    """The toy's registrations as pages take them."""
+    claims = [
+        {
+            **one.run,
+            **one.claim,
+            "experiment": one.experiment,
+            "title": entry.experiment.title,
+            "digest": one.digest,
+            **dict.fromkeys(("not_run", "takes", "tried", "reason"), ""),
+            "current": True,
+        }
+        | more
+        for one in registrations(entry)
+    ]
+    return [{"paper": "009", "believe": "Toys are small.", "claims": claims}]
+
+
+@pytest.fixture
+def pages(use, tmp_path):
+    """Run the toy and write its pages; gives the overview and the paper's page."""
+
+    def write(entry, *words: str, **more):
+        use(entry)
+        records, page = tmp_path / "records", tmp_path / "docs" / "page.md"
+        page.parent.mkdir(exist_ok=True)
+        run("reproduce", "009-fig1", "--out", str(records), *words)
+        write_page(records, page, described(entry, **more))
+        return page.read_text(), (page.parent / "page" / "009.md").read_text()
+
+    return write
+
+
+def test_pages_tell_every_claim_and_why_one_is_contradicted(pages):
+    overview, text = pages(toy(1.0))
     for part in (
-        "**quick**: 3 repeats, 0 s on one core. Data: stand-ins.",
-        "| the error is small \\| tiny | **contradicted** | ratio 2 [1.752, 2.248], limit 1 |",
+        "Run: 3 repeats, 0 s on one core, made by version 0.1.0",
+        '| "Errors are small." (Figure 1) | the error is small \\| tiny | **contradicted** | '
+        "ratio 2 [1.752, 2.248], limit 1 | toys (*paper's data*) |",
         f"*small* is contradicted. {NOTE}",
         "Read so.",
         "![009-fig1-quick](../../records/009-fig1-quick.png)",
         "2 claims: 1 held, 1 contradicted.",
         "3.142",
+        "Toys are small.",
         f"numpy {np.__version__}",
     ):
         assert part in text, part
-    assert "| [009](page/009.md) |  | 1 | 0 | 1 | 0 | 0 | 2 |" in overview
-    known = [catalog.describe("009-fig1")]
-    assert run("reproduce", "009-fig1", "--preset", "smoke", "--out", str(records)) == 3
-    write_page(records, page, known)
-    assert (page.parent / "page" / "009.md").read_text() == text  # smoke runs are no results
-    write_page(records, page, [*known, {"id": "009-fig2", "paper": "009", "title": "B", "claims": ["a", "b"]}])
-    assert "| [009](page/009.md) |  | 1 | 0 | 1 | 0 | 2 | 4 |" in page.read_text()
-    assert "Not run. `mooring reproduce 009-fig2` runs it." in (page.parent / "page" / "009.md").read_text()
+    assert "| [009](page/009.md) |  | 1 | 1 | 0 | 0 | 2 |" in overview
+    assert "2 are decided: 1 held, 1 contradicted, 0 open." in overview
+    assert "| paper's data | 1 | 1 | 0 | 0 | 2 |" in overview
 
 
-def test_an_open_claim_says_how_many_repeats_would_decide(use, tmp_path):
-    use(toy(2.01))
-    page = tmp_path / "page.md"
-    assert run("reproduce", "009-fig1", "--out", str(tmp_path), "--page", str(page)) == 4
-    half = 4.303 * 0.1 / np.sqrt(3)
-    text = (tmp_path / "page" / "009.md").read_text()
-    assert f"*small* is open. About {int(np.ceil(3 * (half / 0.01) ** 2)):,} repeats would decide. {NOTE}" in text
+def test_other_runs_decide_nothing(pages):
+    for words in (("--preset", "paper"), ("--preset", "smoke"), ("--repeats", "2")):
+        overview, text = pages(toy(3.0), *words)
+        assert "| [009](page/009.md) |  | 0 | 0 | 0 | 2 | 2 |" in overview and "**not run**" in text
+        assert "3 repeats at preset `quick`" in overview
 
 
-def test_the_larger_size_counts(use, tmp_path):
-    page = tmp_path / "page.md"
-    for quick, paper, counts in ((3.0, 2.01, "1 | 1 | 0"), (2.01, 1.0, "1 | 0 | 1"), (2.01, 2.01, "1 | 1 | 0")):
-        for preset, limit in (("quick", quick), ("paper", paper)):
-            use(toy(limit))
-            run("reproduce", "009-fig1", "--preset", preset, "--out", str(tmp_path), "--page", str(page))
-        assert f"| [009](page/009.md) |  | {counts} | 0 | 0 | 2 |" in page.read_text()
+def test_stand_in_data_are_never_held(pages):
+    overview, text = pages(toy(3.0), label="stand-in")
+    assert "**smoke test**" in text and "| held |" not in text
+    assert "| [009](page/009.md) |  | 0 | 0 | 0 | 0 | 2 |" in overview and "Of 0 registered claims" in overview
 
 
-@pytest.mark.parametrize("limit,counts", [(1.0, "1 | 0 | 1 | 1"), (2.01, "1 | 1 | 0 | 0"), (3.0, "2 | 0 | 0 | 0")])
-def test_a_contradicted_claim_with_evidence_is_explained(use, tmp_path, limit, counts):
-    page = tmp_path / "page.md"
-    use(toy(limit, evidence="The paper's own table says so."))
-    run("reproduce", "009-fig1", "--out", str(tmp_path), "--page", str(page))
-    assert f"| [009](page/009.md) |  | {counts} | 0 | 2 |" in page.read_text()
+def test_what_is_not_run_says_what_it_takes(pages):
+    overview, text = pages(toy(3.0), "--preset", "paper", not_run="The data are not at hand.", takes="the data set")
+    assert "The data are not at hand. It takes the data set." in overview and "The data are not at hand." in text
+
+
+def test_an_open_claim_says_how_many_repeats_are_granted(pages):
+    _, text = pages(toy(2.01))
+    assert "*small* is open. About" in text and "The protocol grants 10 repeats to a run of this length" in text
+    assert [granted_repeats(seconds) for seconds in (180, 181, 1440, 1441)] == [10, 5, 5, 3]
+
+
+def test_results_from_before_the_registration_are_folded(pages, tmp_path):
+    row = {"commit": "abc", "date": "2026-01-01", "experiment": "009-fig1", "preset": "paper", "claim": "gone"}
+    row |= {"says": "it was dropped", "word": "not held", "repeats": 3, "data": "", "decided by": ""}
+    (tmp_path / "records").mkdir()
+    write_json(tmp_path / "records" / "history.json", {"until": "abc", "results": [row]})
+    _, text = pages(toy(3.0))
+    assert "| 2026-01-01 abc | gone | it was dropped | not held |  | paper, 3 repeats |" in text
+    assert "results from before the registration" in text
 
 
 def test_titles_name_data_that_are_not_the_papers(use, tmp_path):
@@ -255,11 +307,11 @@ def test_tables_show_intervals_and_printed_numbers():
 def test_the_pages_of_the_repository_are_made_from_its_records(tmp_path):
     docs, copy = Path(__file__).parents[2] / "docs", tmp_path / "docs"
     shutil.copytree(docs / "reproduction", copy / "reproduction", ignore=shutil.ignore_patterns("*.md"))
-    write_page(copy / "reproduction", copy / "reproduction.md", [catalog.describe(one) for one in catalog.ids()])
+    write_page(copy / "reproduction", copy / "reproduction.md", [registry.described(p) for p in catalog.papers()])
     pages = ["reproduction.md", *(f"reproduction/{paper}.md" for paper in catalog.papers())]
     for page in pages:
         assert (copy / page).read_text() == (docs / page).read_text()
-    known = {f"{one}-{preset}.json" for one in catalog.ids() for preset in ("quick", "paper")}
+    known = {f"{one}-{preset}.json" for one in catalog.ids() for preset in ("quick", "paper")} | {"history.json"}
     assert {path.name for path in (docs / "reproduction").glob("*.json")} <= known
 
 

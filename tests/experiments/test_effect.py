@@ -7,68 +7,13 @@ import torch
 from mooring.engines.loop import answered
 from mooring.experiments import measures
 from mooring.experiments.base import catalog
+from mooring.experiments.base.claims import every
 from mooring.experiments.base.results import Results, Trial
 from mooring.experiments.effect import _images, _rounds, _synthetic, _tables, fig3, tab2
 
-ROWS = {
-    "Tab. 1 / E3-D: 1/n for R > 1/sqrt(n)": ["tab1 high"],
-    "Tab. 1 / E3-D: R^2 + 1/(mn) in the middle, not the printed minimum": ["tab1 middle", "tab1 sum-not-minimum"],
-    "Tab. 1 / E3-D: 1/(mn) for R <= 1/(m sqrt(n))": ["tab1 low"],
-    "Tab. 1: never worse than LocalTrain; below the bound": ["tab1 never-worse-than-alone", "tab1 bound"],
-    "Tab. 2: rounds of the order of cond_g": ["tab2 rounds-like-cond-g", "tab2 within-bound"],
-    "Tab. 2: work per round (lam + L)/(lam + mu), total independent of lam": [
-        "tab2 rounds-rise-work-falls",
-        "tab2 gradients-independent-of-lambda",
-    ],
-    "Fig. 1a: FedProx interpolates": ["fig1 interpolates"],
-    "Fig. 1a: larger lam better at small R, smaller at large R": ["fig1 low-heterogeneity", "fig1 high-heterogeneity"],
-    "Fig. 1a: adaptive lam low everywhere": ["fig1 adaptive-low"],
-    "Fig. 1a: LocalTrain only mildly affected": ["fig1 localtrain-least-affected"],
-    "Fig. 1b, c: GlobalTrain best": ["fig1-softmax b-global-best", "fig1-cnn c-global-best"],
-    "Fig. 1b, c: FedProx moves towards it": ["fig1-softmax b-moves-towards-global", "fig1-cnn c-moves-towards-global"],
-    "Fig. 1d, e, f: larger lam converges in more rounds": [
-        "fig1-rounds larger-lambda-more-rounds",
-        "fig1-softmax e-larger-lambda-more-rounds",
-        "fig1-cnn f-larger-lambda-more-rounds",
-    ],
-    "Fig. 1d: small R, large lam best; large R, small lam best": [
-        "fig1-rounds small-r-large-lambda",
-        "fig1-rounds large-r-small-lambda",
-    ],
-    "Fig. 1e: training loss": ["fig1-softmax e-small-lambda-lowest-loss"],
-    "Fig. 2: small lam gains from local work, large lam barely": [
-        "fig2 small-lambda-gains",
-        "fig2 small-lambda-gains-relative-to-smoothness",
-    ],
-    "Fig. 3: adaptive lowest in most cases": ["fig3 lowest-in-most"],
-    "Fig. 3: especially at moderate and high R": ["fig3 moderate-and-high"],
-    "Fig. 3: GlobalTrain slightly better as R -> 0": ["fig3 global-slightly-better-at-zero"],
-    "Fig. 4a: accuracy rises with fewer classes": ["fig4 a-fewer-classes-easier"],
-    "Fig. 4a: small lam and LocalTrain overtake GlobalTrain": [
-        "fig4 a-global-and-large-lambda-at-low-heterogeneity",
-        "fig4 a-local-and-small-lambda-at-high-heterogeneity",
-    ],
-    "Fig. 4b: small lam faster early": ["fig4 b-small-lambda-faster-early"],
-    "Fig. 5: as Fig. 1d at scale": [
-        "fig5 small-lambda-faster-early",
-        "fig5 large-lambda-more-rounds",
-        "fig5 small-lambda-wins-as-r-grows",
-    ],
-    "Fig. 6: as Fig. 2": ["fig6 small-lambda-gains", "fig6-cnn small-lambda-gains"],
-    "Tab. 3: from LocalTrain to GlobalTrain as lam grows": ["tab3 fedprox-interpolates"],
-    "Tab. 3: rises with homogeneity": ["tab3 homogeneity-helps"],
-    "Tab. 3: pFedMe similar": ["tab3 pfedme-interpolates"],
-    "Tab. 4: above the sample split in all rows": ["tab4 above-sample-split-p2", "tab4 above-sample-split-p1"],
-}
 SMALL = {
     "data": "digits", "clients": 5, "samples": 40, "tested": 60, "rounds": 1, "epochs": 1, "batch": 16, "eta": 0.1,
 }  # fmt: skip
-
-
-def test_every_row_has_its_claims():
-    entries = catalog.select("effect")
-    there = [f"{entry.id.removeprefix('effect-')} {claim.id}" for entry in entries for claim in entry.experiment.claims]
-    assert sorted(claim for claims in ROWS.values() for claim in claims) == sorted(there)
 
 
 def test_results_on_other_data_say_so():
@@ -183,9 +128,10 @@ def test_speed_ups():
     results = curves(a1=slow, a20=fast, b1=slow, b20=slow)
     few, many = {"steps": 1}, {"steps": 20}
     assert _rounds.speed_up(results, "gap", few | {"lam": "a"}, many | {"lam": "a"}).tolist() == [4, 4]
-    check = _rounds.gains_more("gap", few, many, {"lam": "a"}, {"lam": "b"}, 3, 1.5)
-    assert check(results).held
-    assert not _rounds.gains_more("gap", few, many, {"lam": "b"}, {"lam": "a"}, 3, 1.5)(results).held
+    right = _rounds.work_claims("gap", few, many, {"lam": "a"}, {"lam": "b"}, "gap")
+    assert [claim.check(results).word for claim in right] == ["held"] * 3
+    wrong = _rounds.work_claims("gap", few, many, {"lam": "b"}, {"lam": "a"}, "gap")
+    assert [claim.check(results).word for claim in wrong] == ["open", "contradicted", "contradicted"]
     assert _rounds.rounds_to("gap", 0.2)({"gap": slow, "t": range(5)}) == 2
 
 
@@ -194,23 +140,27 @@ def test_claims_of_their_own_can_fail():
         values = [{"cond_g": float(k), "rounds": r} for k, r in enumerate(rounds, 1)]
         return Results([Trial({"lam": k}, seed, value) for k, value in enumerate(values) for seed in (0, 1)])
 
-    assert tab2.like_cond_g(tab([3.0, 5.0, 7.0])).word == "held"
-    assert tab2.like_cond_g(tab([7.0, 5.0, 3.0])).word == "contradicted"
-    assert tab2.like_cond_g(tab([3.0, np.nan, 7.0])).word == "open"
+    linear = tab2.EXPERIMENT.claims[0].check
+    assert linear(tab([3.0, 5.0, 7.0])).word == "held"
+    assert linear(tab([7.0, 5.0, 3.0])).word == "contradicted"
+    assert linear(tab([3.0, np.nan, 7.0])).word == "open"
 
     def spread(adaptive):
         values = {"LocalTrain": 2.0, "GlobalTrain": 3.0}
-        made = [Trial({"spread": k}, s, values | {"adaptive": a}) for k, a in enumerate(adaptive) for s in (0, 1)]
+        made = [Trial({"spread": k}, s, values | {fig3.THEOREM: a}) for k, a in enumerate(adaptive) for s in (0, 1)]
         return Results(made)
 
-    assert fig3.lowest(spread([1.0, 1.0, 2.5])).word == "held"
-    assert fig3.lowest(spread([1.0, 2.5, 2.5])).word == "contradicted"
-    assert fig3.lowest(spread([-1.0, -1.0, -1.0])).word == "contradicted"
+    lowest = fig3.lowest_in_most(fig3.THEOREM)
+    assert lowest(spread([1.0, 1.0, 2.5])).word == "held"
+    assert lowest(spread([1.0, 2.5, 2.5])).word == "contradicted"
+    assert lowest(spread([-1.0, -1.0, -1.0])).word == "contradicted"
 
 
 def test_approach_to_both_ends():
     local, common, small, large = ("LocalTrain", ""), ("GlobalTrain", ""), ("FedProx", "small"), ("FedProx", "large")
-    check = _tables.approaches("P2", small, large, local, common)
+    check = every(
+        local=_tables.approaches("P2", (large, small), local), common=_tables.approaches("P2", (small, large), common)
+    )
 
     def results(accuracy):
         made = _tables.points(["MNIST CNN2"], [small, large, local, common])

@@ -57,7 +57,7 @@ def test_catalogue():
     ids = catalog.ids()
     assert len(ids) == len(set(ids))
     mine = [one for one in ids if one.startswith("kernel")]
-    assert mine == [*(f"kernel-fig{k}" for k in range(1, 7)), "kernel-stopping"]
+    assert mine == ["kernel-bounds", *(f"kernel-fig{k}" for k in range(1, 7)), "kernel-stopping"]
     assert [entry.id for entry in catalog.select("kernel-fig1")] == ["kernel-fig1"]
     assert {entry.paper for entry in catalog.select("kernel")} == {"kernel"}
     assert [entry.id for entry in catalog.select("all")] == ids

@@ -9,35 +9,6 @@ from mooring.experiments.base.results import Results, Trial
 from mooring.experiments.mspp import _judge, _speed, tab1
 from mooring.tasks.module import Module
 
-ROWS = {
-    "Tab. 1 / E1-D: rates of Theorems 1 and 3": [
-        "tab1 below-the-bounds",
-        "tab1 rate-two-thirds",
-        "tab1 rate-one-half",
-    ],
-    "Tab. 1 / E1-D: larger I and b lower the plateau": [
-        "tab1 more-devices-lower-plateau",
-        "tab1 larger-minibatch-lower-plateau",
-    ],
-    "Tab. 2 and 3: sizes and hyper-parameters": ["fig1 split-as-table-2"],
-    "Fig. 1: clearly fewer samples at every target": [
-        "fig1 fewer-samples-than-fedprox",
-        "fig1 fewer-samples-than-fedavg",
-    ],
-    "Fig. 1: smaller b more sample-efficient": ["fig1 smaller-minibatch-fewer-samples"],
-    "Fig. 2: only slightly more rounds in most cases": ["fig2 slightly-more-rounds"],
-}
-
-
-def test_every_row_has_its_claims():
-    there = {
-        f"{entry.id.removeprefix('mspp-')} {claim.id}"
-        for entry in catalog.select("mspp")
-        for claim in entry.experiment.claims
-    }
-    assert all(ROWS.values())
-    assert sorted(claim for claims in ROWS.values() for claim in claims) == sorted(there)
-
 
 def test_figures_1_and_2_share_their_runs():
     assert catalog.load("mspp-fig1").experiment.trial is catalog.load("mspp-fig2").experiment.trial
@@ -67,14 +38,14 @@ def test_reached_takes_the_first_round_at_the_target():
     assert np.isnan(rounds[2]) and np.isnan(points[2])
 
 
-def test_medians_are_judged_case_by_case():
+def test_ratios_are_judged_case_by_case():
     def results(values):
-        return Results([Trial({"panel": "a"}, k, {"r": [v, v]}) for k, v in enumerate(values)])
+        return Results([Trial({"panel": "a"}, k, {"r": [v, v, v]}) for k, v in enumerate(values)])
 
-    assert _judge.median_below({"r": "r"}, 1.0)(results([0.4, 0.5, 0.6])).held
-    assert not _judge.median_below({"r": "r"}, 0.45)(results([0.4, 0.5, 0.6])).held
-    assert not _judge.median_below({"r": "r"}, 1.0)(results([-0.4, -0.5, -0.6])).held
-    assert not _judge.median_below({"r": "r"}, 1.0)(results([np.nan, 0.5, 0.6])).held
+    assert _judge.ratio_below({"r": "r"}, ["a"])(results([0.4, 0.5, 0.6])).word == "held"
+    assert _judge.ratio_below({"r": "r"}, ["a"], 0.45)(results([0.4, 0.5, 0.6])).word == "open"
+    assert _judge.ratio_below({"r": "r"}, ["a"])(results([-0.4, -0.5, -0.6])).word == "contradicted"
+    assert _judge.ratio_below({"r": "r"}, ["a"])(results([np.nan, 0.5, 0.6])).word == "open"
 
 
 def test_devices_with_equal_rows_and_unit_lengths():

@@ -164,7 +164,7 @@ def test_an_algorithm_counts_only_where_it_is_used(monkeypatch):
         return {one for one, modules in parts.items() if f"mooring.{module}" in modules}
 
     assert users("algorithms.apfl") == {one for one in parts if one.startswith("apfl")}
-    assert users("algorithms.fedmspp") == {"mspp-fig1", "mspp-fig2", "mspp-tab1"}
+    assert users("algorithms.fedmspp") == {"mspp-fig1", "mspp-fig2", "mspp-nonsmooth", "mspp-tab1"}
     assert "alternative-alternative" in users("algorithms.dichotomous")
     assert not users("algorithms.ditto") and not users("algorithms.l2gd") and not users("experiments.base.claims")
     assert {one for one in parts if one.startswith("kernel")} <= users("theory.kernel_operator")

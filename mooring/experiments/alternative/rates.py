@@ -1,11 +1,18 @@
 """How fast two-stage FedProx settles (alternative, Lemmas B.1 and B.2): like 1/k in a client, 1/t at the server."""
 
+from functools import partial
+from typing import Any
+
 import numpy as np
 import torch
-from scipy.special import expit
 
+from mooring.algorithms.fedprox_two_stage import FedProxTwoStage
+from mooring.core.cohort import Round
+from mooring.data.clients import Clients
 from mooring.data.generators import HardLogistic
-from mooring.experiments.base.claims import Claim, alike, every, higher, lower, slope
+from mooring.engines.loop import Plan
+from mooring.engines.simulate import Moment, simulate
+from mooring.experiments.base.claims import NEARLY, Claim, every, lower, slope
 from mooring.experiments.base.experiment import Experiment, Panel, Preset, grid
 from mooring.experiments.base.results import of
 from mooring.experiments.measures import minimiser
@@ -18,115 +25,102 @@ SMOOTH = DIM / 4 + RIDGE  # of every record: its inputs are +-1
 RADIUS = 0.53  # of W, which holds every record's minimiser c x with c = sigmoid(-d c): |c x| = 0.527
 ELL_MAX = float(np.log1p(np.exp(DIM**0.5 * RADIUS)) + RIDGE / 2 * RADIUS**2)
 CONSTANTS = (MU, SMOOTH, LAM, ELL_MAX, 2 * RADIUS)
-INNER = 1000  # steps along which Lemma B.1 is followed
+PLACES = (0, 1, 4, 9, 19, 49, 99, 199, 499, 999)  # local steps at which Lemma B.1 is looked at
 
 
-def trial(seed: int, cohort: int, project: bool, rounds: int, runs: int, most: int) -> dict:
-    """Means over `runs` runs of Algorithm 3, one record a step, K_t of Lemma B.2 up to `most` steps.
+def algorithm(**more: Any) -> FedProxTwoStage:
+    """Algorithm 3 with the steps of Lemmas B.1 and B.2: one record per local step, both models kept in W."""
+    return FedProxTwoStage(
+        lam=LAM, schedule="inverse", eta=1.0, gamma=1 / LAM, mu=MU, smooth=SMOOTH, radius=RADIUS, batch=1,
+        draws="independent", final_steps=0, final_eta="stay", **more,
+    )  # fmt: skip
 
-    `common` along t: |w_t - w~|^2; `personal` along k: the largest client's |v_k - prox_i(w_0)|^2 inside a stay. Runs
-    start at random points of the sphere around W. Without `project` the server's w is left outside W.
+
+def trial(seed: int, cohort: int, rounds: int, runs: int) -> dict:
+    """Means over `runs` runs from random points of the sphere around W.
+
+    `common` along t: |w_t - w~|^2; `personal` along k: the largest client's |v_k - prox_i(w_0)|^2 in a local update.
     """
     data = HardLogistic(CLIENTS, SAMPLES, DIM, 1.0, "smooth", "rademacher", ridge=RIDGE).make(0)  # one problem for all
     task, rows, p = Logistic(DIM, intercept=False, ridge=RIDGE), data.train, data.weights()
-    x = rows.x.numpy().reshape(CLIENTS, SAMPLES, DIM)
-    signed = x * (2 * rows.y.numpy().reshape(CLIENTS, SAMPLES, 1) - 1)
-    best = minimiser(task, LAM, p, rows).w.numpy()
+    best = minimiser(task, LAM, p, rows).w
     rng = np.random.default_rng([seed, cohort])
-
-    def stay(v, w, who, steps, watch=None):
-        """SoftLocalSGD from v [runs, c, d] towards w [runs, 1, d] at the clients `who` [runs, c]."""
-        drawn = rng.integers(0, SAMPLES, (steps, *who.shape))
-        for k in range(steps):
-            if watch is not None:
-                watch(v)
-            record = signed[who, drawn[k]]
-            gradient = -expit(-(record * v).sum(2, keepdims=True)) * record + RIDGE * v + LAM * (v - w)
-            v = within_ball(v - theory.local_step(k, MU, LAM) * gradient)
-        return v
-
-    start = rng.standard_normal((runs, CLIENTS + 1, DIM))
-    start *= RADIUS / np.linalg.norm(start, axis=2, keepdims=True)
-    v, w = start[:, :CLIENTS], start[:, CLIENTS:]
-
-    goal = np.stack([task.prox(torch.from_numpy(one), LAM, rows.full(task)).numpy() for one in w])
-    personal: list = []
-    everyone = np.broadcast_to(np.arange(CLIENTS), (runs, CLIENTS))
-    stay(v, w, everyone, INNER, lambda now: personal.append(((now - goal) ** 2).sum(2).mean(0).max()))
-
-    common: list = []
-    for t in range(rounds):
-        common.append(np.mean(np.sum((w[:, 0] - best) ** 2, axis=1)))
-        who = np.argsort(rng.random((runs, CLIENTS)), axis=1)[:, :cohort]
-        trained = stay(np.take_along_axis(v, who[..., None], 1), w, who, min(theory.inner_steps(t, *CONSTANTS), most))
-        v = v.copy()
-        np.put_along_axis(v, who[..., None], trained, 1)
-        step = theory.server_step(t, MU, LAM) * LAM * CLIENTS / cohort
-        w = w - step * np.sum(p.numpy()[who][..., None] * (w - trained), axis=1, keepdims=True)
-        w = within_ball(w) if project else w
-    places, times = np.unique(np.geomspace(1, INNER, 60).astype(int)) - 1, np.arange(rounds)
+    common, personal = np.zeros(rounds), np.zeros(len(PLACES))
+    for _ in range(runs):
+        start = rng.standard_normal(DIM)
+        w0 = torch.from_numpy(RADIUS * start / np.linalg.norm(start))
+        draw = int(rng.integers(2**31))
+        path = [w0]
+        plan = Plan(rounds, float(cohort) if cohort < CLIENTS else 1.0, draw, evaluate_every=rounds)
+        simulate(algorithm(), task, data, plan, settled=True, w0=w0, watch=partial(note, path=path))
+        common += [float((w - best).square().sum()) / runs for w in path[:-1]]
+        personal += inside(task, data, w0, draw) / runs
+    times = np.arange(rounds)
     return {
         "t": (times + 1).tolist(),
-        "common": common,
+        "common": common.tolist(),
         "common bound": [theory.global_guarantee(int(t), *CONSTANTS, p.numpy()) for t in times],
-        "k": (places + 1).tolist(),
-        "personal": np.array(personal)[places].tolist(),
-        "personal bound": [theory.local_guarantee(int(k), MU, SMOOTH, 2 * RADIUS) for k in places],
+        "k": [k + 1 for k in PLACES],
+        "personal": personal.tolist(),
+        "personal bound": [theory.local_guarantee(k, MU, SMOOTH, 2 * RADIUS) for k in PLACES],
     }
 
 
-def within_ball(w: np.ndarray) -> np.ndarray:
-    return w * np.minimum(1, RADIUS / np.maximum(np.linalg.norm(w, axis=-1, keepdims=True), 1e-300))
+def note(now: Moment, path: list[torch.Tensor]) -> None:
+    path.append(now.server.w)
+
+
+def inside(task: Logistic, data: Clients, w0: torch.Tensor, seed: int) -> np.ndarray:
+    """[K]: the largest client's squared distance from its proximal point after k local steps from w_0."""
+    w = w0.expand(CLIENTS, -1)
+    goal = task.prox(w, LAM, data.train.full(task))
+    cohort, turn = data.cohort(), Round(1, 1, CLIENTS, CLIENTS, 1.0, seed)
+    eta = partial(theory.local_step, mu=MU, lam=LAM)
+    pull = torch.full_like(w, LAM)
+    found = [w if k == 0 else algorithm().soft_local_sgd(w, w, pull, task, cohort, turn, eta, k) for k in PLACES]
+    return np.array([float((v - goal).square().sum(1).max()) for v in found])
 
 
 COHORTS = (2, 5, 10)
-POINTS = [*grid(cohort=COHORTS, project=[True]), {"cohort": 2, "project": False}]
+POINTS = grid(cohort=COHORTS)
 
 
-def common(cohort: int, project: bool = True, at=None):
-    return of("common", at, cohort=cohort, project=project)
+def common(cohort: int):
+    return of("common", cohort=cohort)
 
 
 EXPERIMENT = Experiment(
     title="Optimisation error of two-stage FedProx on logistic regression",
     trial=trial,
     presets={
-        "smoke": Preset(POINTS, repeats=1, settings={"rounds": 24, "runs": 5, "most": 50}),
-        "quick": Preset(POINTS, repeats=5, settings={"rounds": 80, "runs": 40, "most": 2000}),
-        "paper": Preset(POINTS, repeats=5, settings={"rounds": 200, "runs": 40, "most": 2000}),
+        "smoke": Preset(POINTS, repeats=1, settings={"rounds": 24, "runs": 1}),
+        "quick": Preset(POINTS, repeats=10, settings={"rounds": 80, "runs": 1}),
+        "paper": Preset(POINTS, repeats=10, settings={"rounds": 200, "runs": 4}),
     },
     claims=[
         Claim(
-            "personal-slope-minus-1",
-            "inside a stay the distance to the proximal point falls like 1/k (slope -1.25 to -0.75)",
-            slope(of("personal", cohort=5, project=True), "k", -1.25, -0.75, span=(20, INNER)),
+            "inner-loop-below-lemma-b1",
+            "at every k the mean squared distance of a personal model from its proximal point is below the bound of "
+            "Lemma B.1, for every cohort",
+            lower("personal", "personal bound"),
         ),
         Claim(
-            "common-slope-minus-1",
-            "the common model's error falls like 1/t where clients are sampled (slope -1.3 to -0.75), and faster "
-            "where all take part",
-            every(
-                **{f"{c} of 10": slope(common(c), "t", -1.3, -0.75, span=(20, np.inf)) for c in COHORTS[:2]},
-                everyone=slope(common(10), "t", -3, -1, span=(20, np.inf)),
-            ),
+            "outer-loop-below-lemma-b2",
+            "at every t the mean squared distance of the global model from the minimizer is below the bound of Lemma "
+            "B.2, for 2, 5 and 10 of 10 clients in a round",
+            lower("common", "common bound"),
         ),
         Claim(
-            "bounds-never-violated",
-            "the mean errors never exceed the bounds of Lemma B.1 (at any k) and Lemma B.2 (at any t)",
-            every(
-                personal=lower(of("personal", project=True), of("personal bound", project=True)),
-                common=lower(of("common", project=True), of("common bound", project=True)),
-            ),
+            "inner-loop-rate",
+            "the exponent of the squared distance of a personal model from its proximal point in k + 1 (from 20 on) is "
+            "at most -0.9",
+            slope(of("personal", cohort=5), "k", -np.inf, -1 + NEARLY, span=(20, np.inf)),
         ),
         Claim(
-            "early-overshoot",
-            "the server's first step overshoots unless w is projected onto W: without, the error after it is over 1.2 "
-            "times that at the start; with it, below; at the end nothing is left of this (20 %)",
-            every(
-                without=higher(common(2, False, 1), common(2, False, 0), 1.2),
-                projected=lower(of("common", 1, project=True), of("common", 0, project=True)),
-                end=alike([common(2, True, -1), common(2, False, -1)], 0.2),
-            ),
+            "outer-loop-rate",
+            "the exponent of the squared distance of the global model from the minimizer in t + 1 (from 20 on) is at "
+            "most -0.9, for 2, 5 and 10 of 10 clients in a round",
+            every(**{f"{c} of 10": slope(common(c), "t", -np.inf, -1 + NEARLY, span=(20, np.inf)) for c in COHORTS}),
         ),
     ],
     panels=[
@@ -134,8 +128,7 @@ EXPERIMENT = Experiment(
             "t",
             {
                 **{f"{c} of {CLIENTS} clients": common(c) for c in COHORTS},
-                f"2 of {CLIENTS}, not projected": common(2, project=False),
-                "Lemma B.2": of("common bound", cohort=COHORTS[0], project=True),
+                "Lemma B.2": of("common bound", cohort=COHORTS[0]),
             },
             "t + 1",
             r"$E\|w_t - \tilde w\|^2$",
@@ -146,8 +139,8 @@ EXPERIMENT = Experiment(
         Panel(
             "k",
             {
-                "largest client": of("personal", cohort=5, project=True),
-                "Lemma B.1": of("personal bound", cohort=5, project=True),
+                "largest client": of("personal", cohort=5),
+                "Lemma B.1": of("personal bound", cohort=5),
             },
             "k + 1",
             r"$E\|v_k - \mathrm{prox}_i(w)\|^2$",
@@ -156,7 +149,8 @@ EXPERIMENT = Experiment(
             dashed=("Lemma B.1",),
         ),
     ],
-    reads="A ridge of 1 keeps every record's minimiser in W, as the lemmas' proofs need. Sampled clients train and the "
-    "others wait (the listing has it the other way round); w is projected onto W after the server's step, which is not "
-    "printed. Where all clients take part nothing is sampled, and the error falls faster than the lemma's 1/t.",
+    reads="A ridge of 1 keeps every record's minimiser in W, as the lemmas' proofs need. The package's two-stage "
+    "FedProx trains: sampled clients train and the others wait (the listing has it the other way round); w is "
+    "projected onto W after the server's step, which is not printed. Where all clients take part nothing is sampled, "
+    "and the error falls faster than the lemma's 1/t.",
 )

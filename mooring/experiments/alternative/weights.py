@@ -3,9 +3,9 @@
 import numpy as np
 
 from mooring.data.generators import LinearFederation
-from mooring.experiments.base.claims import Claim, close, higher
+from mooring.experiments.base.claims import NEARLY, Claim, close, higher
 from mooring.experiments.base.experiment import Experiment, Panel, Preset, grid
-from mooring.experiments.base.results import of
+from mooring.experiments.base.results import between, of
 from mooring.theory.weights import s2, size_weights, uniform_weights
 
 CLIENTS, SAMPLES, DIM, LEAST = 50, 100, 10, 10
@@ -29,6 +29,11 @@ def trial(seed: int, exponent: float, draws: int) -> dict:
     return out | {"ratio": out["uniform"] / out["size"]}
 
 
+def predicted(values: dict) -> float:
+    return values["size"] * values["predicted"]
+
+
+UNEVEN = between(low=0.5)
 EXPONENTS = [0.0, 0.5, 1.0, 1.5, 2.0]
 
 EXPERIMENT = Experiment(
@@ -36,19 +41,21 @@ EXPERIMENT = Experiment(
     trial=trial,
     presets={
         "smoke": Preset(grid(exponent=EXPONENTS[::2]), repeats=4, settings={"draws": 100}),
-        "quick": Preset(grid(exponent=EXPONENTS), repeats=20, settings={"draws": 100}),
+        "quick": Preset(grid(exponent=EXPONENTS), repeats=10, settings={"draws": 100}),
         "paper": Preset(grid(exponent=EXPONENTS), repeats=50, settings={"draws": 100}),
     },
     claims=[
         Claim(
             "size-weights-better",
-            "with uneven sizes, weights by size have the smaller risk",
-            higher(of("uniform", exponent=lambda e: e > 0), of("size", exponent=lambda e: e > 0)),
+            "with every uneven size distribution the average excess risk with equal weights is above that with "
+            "weights by size",
+            higher(of("uniform", exponent=UNEVEN), of("size", exponent=UNEVEN)),
         ),
         Claim(
             "factor-is-s2-ratio",
-            "the factor is the ratio of the two S2 = sum p_i^2/n_i (within 10 %)",
-            close("uniform", of(lambda values: values["size"] * values["predicted"]), 0.1),
+            "the average excess risk with equal weights is within 10 % of that with weights by size times the ratio "
+            "of the two sums of p_i^2/n_i",
+            close("uniform", of(predicted), NEARLY),
         ),
     ],
     panels=[

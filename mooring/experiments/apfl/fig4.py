@@ -20,20 +20,24 @@ def trial(seed: int, participation: float, run: str, data: str, clients: int, ro
     return softmax_run(seed, run, 2, data, clients, rounds, every, participation)
 
 
+def harm(results: Results, method: str, series: str) -> tuple[np.ndarray, ...]:
+    """What the late rounds lose when 30 % instead of 70 % of the clients take part."""
+    few, many = (results.one(late(method, series, participation=rate)) for rate in (0.3, 0.7))
+    return (1 if series == LOSS else -1) * (few - many), few, many
+
+
+def change_of_harm(results: Results, less: str, more: str, series: str) -> tuple[np.ndarray, ...]:
+    small, large = harm(results, less, series), harm(results, more, series)
+    return large[0] - small[0], *small[1:], *large[1:]
+
+
 def damped(series: str):
-    """What the late rounds lose when 30 % instead of 70 % take part falls from each alpha to the next."""
-    sign = 1 if series == LOSS else -1
-
-    def harm(results: Results, method: str) -> tuple[np.ndarray, ...]:
-        few, many = (results.one(late(method, series, participation=rate)) for rate in (0.3, 0.7))
-        return sign * (few - many), few, many
-
-    def change(results: Results, less: str, more: str) -> tuple[np.ndarray, ...]:
-        small, large = harm(results, less), harm(results, more)
-        return large[0] - small[0], *small[1:], *large[1:]
-
+    """The harm falls from each alpha to the next."""
     return every(
-        **{f"{b} less than {a}": measured(partial(change, less=a, more=b), high=0.0) for a, b in pairwise(FIXED)}
+        **{
+            f"{b} less than {a}": measured(partial(change_of_harm, less=a, more=b, series=series), high=0.0)
+            for a, b in pairwise(FIXED)
+        }
     )
 
 
@@ -43,39 +47,41 @@ EXPERIMENT = Experiment(
     presets={
         "smoke": Preset(POINTS, 1, {"data": "digits", "clients": 10, "rounds": 3, "every": 1}, DIGITS),
         "quick": Preset(POINTS, 5, {"data": "digits", "clients": 20, "rounds": 100, "every": 5}, DIGITS),
-        "paper": Preset(POINTS, 12, {"data": "mnist", "clients": 100, "rounds": 100, "every": 5}, MNIST, ("mnist",)),
+        "paper": Preset(POINTS, 10, {"data": "mnist", "clients": 100, "rounds": 100, "every": 5}, MNIST, ("mnist",)),
     },
     claims=[
         Claim(
-            "sampling-hurts-fedavg",
-            "the smaller the share that takes part, the worse localized FedAvg's training loss and validation "
-            "accuracy (means over the run)",
-            every(
-                loss=falling(curve(FEDAVG_LOCAL, LOSS, np.mean), "participation"),
-                accuracy=rising(curve(FEDAVG_LOCAL, ACCURACY, np.mean), "participation"),
-            ),
+            "sampling-hurts-fedavg-in-training",
+            "the training loss of localized FedAvg, averaged over the evaluated rounds, falls from 30 to 50 to 70 % of "
+            "the clients in a round",
+            falling(curve(FEDAVG_LOCAL, LOSS, np.mean), "participation"),
         ),
         Claim(
-            "apfl-better-at-every-rate",
-            "whatever the share, APFL is better than localized FedAvg in training loss and validation accuracy, at "
-            "every alpha",
-            every(
-                **{
-                    f"{m}, {part}": compare(late(m, series), late(FEDAVG_LOCAL, series))
-                    for m in FIXED
-                    for part, series, compare in (("loss", LOSS, lower), ("accuracy", ACCURACY, higher))
-                }
-            ),
+            "sampling-hurts-fedavg-in-generalization",
+            "its validation accuracy, averaged over the evaluated rounds, rises from 30 to 50 to 70 %",
+            rising(curve(FEDAVG_LOCAL, ACCURACY, np.mean), "participation"),
+        ),
+        Claim(
+            "apfl-better-in-training",
+            "at every share and every alpha the training loss of APFL is below that of localized FedAvg (last five "
+            "evaluated rounds)",
+            every(**{m: lower(late(m, LOSS), late(FEDAVG_LOCAL, LOSS)) for m in FIXED}),
+        ),
+        Claim(
+            "apfl-better-in-generalization",
+            "at every share and every alpha the validation accuracy of APFL is above that of localized FedAvg (last "
+            "five evaluated rounds)",
+            every(**{m: higher(late(m, ACCURACY), late(FEDAVG_LOCAL, ACCURACY)) for m in FIXED}),
         ),
         Claim(
             "larger-alpha-damps-in-training",
-            "larger alpha diminishes the harm of sampling in training: less loss is added by 30 % instead of 70 %",
+            "the training loss that 30 instead of 70 % of the clients add falls from alpha = 0.25 to 0.5 to 0.75",
             damped(LOSS),
         ),
         Claim(
-            "larger-alpha-damps-in-validation",
-            "larger alpha diminishes the harm of sampling in generalisation: less accuracy is lost by 30 % instead of "
-            "70 %",
+            "larger-alpha-damps-in-generalization",
+            "the validation accuracy that 30 instead of 70 % of the clients cost falls from alpha = 0.25 to 0.5 to "
+            "0.75",
             damped(ACCURACY),
         ),
     ],

@@ -12,6 +12,7 @@ from mooring.experiments.apfl._methods import (
     FEDAVG,
     FEDAVG_LOCAL,
     LOSS,
+    VARIANT,
     algorithm,
     curve,
     has_common,
@@ -19,11 +20,12 @@ from mooring.experiments.apfl._methods import (
     result_table,
     runs,
 )
-from mooring.experiments.base.claims import Claim, higher, lower
+from mooring.experiments.base.claims import Claim, higher, near
 from mooring.experiments.base.experiment import Experiment, Panel, Preset, grid
 from mooring.experiments.federated import follow, single
 
-METHODS = (ADAPTIVE, FEDAVG_LOCAL, FEDAVG)
+METHODS = (ADAPTIVE, VARIANT, FEDAVG_LOCAL, FEDAVG)
+SAME_LOSS = 0.0023  # the largest error of a training loss that the paper prints for these networks (Table 3)
 POINTS = grid(run=runs(*METHODS))
 STYLE = 0.7  # of the generated authors, against noise of 1: classes are 5 apart
 
@@ -56,22 +58,23 @@ EXPERIMENT = Experiment(
         ),
         "paper": Preset(
             POINTS,
-            3,
-            {"data": "mnist_writers", "clients": 0, "hidden": [200, 200], "rounds": 100, "every": 10},
-            "MNIST by its 539 true writers instead of EMNIST digits by 1000 authors; P1; 100 rounds",
+            5,
+            {"data": "mnist_writers", "clients": 0, "hidden": [200, 200], "rounds": 250, "every": 10},
+            "MNIST by its 539 writers; P1",
             ("mnist",),
         ),
     },
     claims=[
         Claim(
             "same-training-loss",
-            "APFL with adaptive alpha reaches the training loss of localized FedAvg (at most 10 % above, which is "
-            "ours)",
-            lower(late(ADAPTIVE, LOSS), late(FEDAVG_LOCAL, LOSS), 1.1),
+            f"the training losses of APFL with adaptive alpha (Eq. 6) and of localized FedAvg are within {SAME_LOSS} "
+            "of each other (last five evaluated rounds)",
+            near(late(ADAPTIVE, LOSS), late(FEDAVG_LOCAL, LOSS), SAME_LOSS),
         ),
         Claim(
-            "clearly-better-validation",
-            "APFL generalises clearly better than localized FedAvg (validation accuracy)",
+            "better-validation",
+            "the validation accuracy of APFL with adaptive alpha (Eq. 6) is above that of localized FedAvg (last five "
+            "evaluated rounds)",
             higher(late(ADAPTIVE, ACCURACY), late(FEDAVG_LOCAL, ACCURACY)),
         ),
     ],
@@ -80,8 +83,9 @@ EXPERIMENT = Experiment(
         Panel("round", {m: curve(m, ACCURACY) for m in METHODS}, "rounds", "validation accuracy"),
     ],
     tables=[result_table("The last of all rounds, over its clients", dict.fromkeys(METHODS, (None, None)))],
-    reads="Step sizes and batches are not printed: 0.1, 1 % less after every epoch of a client, and 20 rows, as "
-    "elsewhere. alpha starts at 0.5 and is updated once a round (Eq. 6 on training rows). P1. Claims are on the mean "
+    reads="Step sizes and batches are not printed: 0.1/(1 + k/100) in local step k, and 20 rows, as "
+    "elsewhere. alpha starts at 0.5 and is updated once per round by Eq. 6 on training rows; a "
+    "second row has the rule of the authors' program. P1. Claims are on the mean "
     "of the last five evaluated rounds. The clients of a round are evaluated right after it, each mixing with its own "
     "copy of the common model.",
 )

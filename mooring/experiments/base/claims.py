@@ -1,33 +1,41 @@
 """Claims: sentences of a paper as functions of the results, answered with one of three words.
 
-    held           the claim holds beyond the 95 % interval: the whole interval lies in what is claimed
-    open           the interval reaches both sides, or there is none: one repeat has no interval
-    contradicted   the whole interval lies outside of what is claimed
+    held           the whole 95 % interval is on the paper's side of the threshold
+    contradicted   the whole interval is on the other side
+    open           neither, or there is no interval: one repeat has none
 
-Comparisons are of means over repeats, paired by seed, at every point that the references leave open. The word is that
+Intervals are Student's over repeats: of paired differences for comparisons, of the repeats' own slopes, crossings or
+logarithms of ratios for others. A comparison is made at every point that the references leave open. The word is that
 of the worst place, measured by its margin: by how many half-widths of its interval a mean lies inside what is claimed.
-A margin grows like the root of the number of repeats, which tells how many would decide.
+A margin grows like the root of the number of repeats, which estimates how many would decide.
+
+"Nearly equal" and "not worse" are equivalence claims (`near`, `close`, `not_below`): held only if the whole interval
+lies inside the stated margin.
 
 Quantities are errors, losses, norms, gains or accuracies: negative ones contradict every claim, undefined ones leave it
-open.
+open. Every check describes itself (`Check.text`); the registration of a claim contains a digest of that text.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial, wraps
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from mooring.experiments.base.results import Point, Ref, Results, bootstrap, interval, of, ratio_interval
+from mooring.experiments.base.results import Point, Ref, Results, described, interval, of, ratio_interval
 
 Series = Ref | str
 Quantity = Series | float
 Span = tuple[float, float]
 EVERYWHERE = (-np.inf, np.inf)
+NEARLY = 0.1  # "almost the same", "negligible", "around": within 10 % where the paper prints no error of its own
+LINEAR = 0.95  # squared correlation of a "linear" relation
 HELD, OPEN, CONTRADICTED = WORDS = ("held", "open", "contradicted")
 
 
@@ -60,29 +68,58 @@ class Verdict(NamedTuple):
         return self.numbers if self.decides is None else self.decides
 
 
-Check = Callable[[Results], Verdict]
+@dataclass(frozen=True)
+class Check:
+    """What decides a claim, and its description."""
+
+    text: str
+    run: Callable[[Results], Verdict]
+
+    def __call__(self, results: Results) -> Verdict:
+        return self.run(results)
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(self.text.encode()).hexdigest()[:16]
+
+
+Maker = Callable[[Results], Verdict] | Check
+
+
+def described_check(function: Callable[..., Maker]) -> Callable[..., Check]:
+    """A function that makes checks, whose checks are described by its name and arguments."""
+
+    @wraps(function)
+    def make(*args: Any, **more: Any) -> Check:
+        found = function(*args, **more)
+        return Check(described(partial(function, *args, **more)), getattr(found, "run", found))
+
+    return make
 
 
 @dataclass(frozen=True)
 class Claim:
     id: str
-    says: str  # the paper's statement, with the tolerance under which it is tested
+    says: str  # how the paper's sentence, which the registration quotes, is tested
     check: Check
     note: str = ""  # what is known of a claim that is open
     evidence: str = ""  # why a contradicted claim is the paper's own: the reason, and what shows it
 
 
-def lower(a: Quantity, than: Quantity, factor: float = 1.0) -> Check:
+@described_check
+def lower(a: Quantity, than: Quantity, factor: float = 1.0) -> Maker:
     """a < factor * than at every point: the whole interval of mean(a)/mean(than) is below the factor."""
     return _compare(a, than, factor, sign=1)
 
 
-def higher(a: Quantity, than: Quantity, factor: float = 1.0) -> Check:
+@described_check
+def higher(a: Quantity, than: Quantity, factor: float = 1.0) -> Maker:
     """a > factor * than at every point: the whole interval of mean(a)/mean(than) is above the factor."""
     return _compare(a, than, factor, sign=-1)
 
 
-def close(a: Quantity, to: Quantity, within: float) -> Check:
+@described_check
+def close(a: Quantity, to: Quantity, within: float) -> Maker:
     """mean(a)/mean(to) is between 1/(1 + within) and 1 + within, with its whole interval, at every point."""
 
     def check(results: Results) -> Verdict:
@@ -96,12 +133,14 @@ def close(a: Quantity, to: Quantity, within: float) -> Check:
     return check
 
 
-def ratio(a: Quantity, b: Quantity, low: float, high: float) -> Check:
+@described_check
+def ratio(a: Quantity, b: Quantity, low: float, high: float) -> Maker:
     """mean(a)/mean(b) lies in [low, high] with its whole interval, at every point."""
     return every(**{f"at least {low:g}": higher(a, b, low), f"at most {high:g}": lower(a, b, high)})
 
 
-def alike(quantities: Sequence[Quantity], within: float) -> Check:
+@described_check
+def alike(quantities: Sequence[Quantity], within: float) -> Maker:
     """All quantities are within that share of each other, as in `close`, at every point."""
 
     def check(results: Results) -> Verdict:
@@ -116,12 +155,14 @@ def alike(quantities: Sequence[Quantity], within: float) -> Check:
     return check
 
 
-def ordered(quantities: Sequence[Quantity]) -> Check:
+@described_check
+def ordered(quantities: Sequence[Quantity]) -> Maker:
     """Each quantity is lower than the next, at every point."""
     return every(**{f"{_name(a)} < {_name(b)}": lower(a, b) for a, b in pairwise(quantities)})
 
 
-def within(a: Series, low: float, high: float) -> Check:
+@described_check
+def within(a: Series, low: float, high: float) -> Maker:
     """The mean of a lies in [low, high] with its whole interval, at every point."""
 
     def check(results: Results) -> Verdict:
@@ -137,7 +178,8 @@ def within(a: Series, low: float, high: float) -> Check:
     return check
 
 
-def measured(measure: Callable[[Results], tuple[np.ndarray, ...]], low: float = -np.inf, high: float = np.inf) -> Check:
+@described_check
+def measured(measure: Callable[[Results], tuple[np.ndarray, ...]], low: float = -np.inf, high: float = np.inf) -> Maker:
     """What `measure` makes of the results, [repeats], lies in [low, high] with its whole interval.
 
     It gives the measured values, which may be differences, and the quantities that they rest on.
@@ -145,30 +187,32 @@ def measured(measure: Callable[[Results], tuple[np.ndarray, ...]], low: float = 
 
     def check(results: Results) -> Verdict:
         values, *quantities = measure(results)
-        mean, bottom, top = map(float, interval(values))
-        verdict = _estimate("value", (mean, bottom, top), low, high, len(values))
+        verdict = _estimate("value", values, low, high)
         return verdict._replace(margin=float(sound(np.array(verdict.margin), *quantities)))
 
     return check
 
 
-def falling(a: Series, x: str, span: Span = EVERYWHERE) -> Check:
+@described_check
+def falling(a: Series, x: str, span: Span = EVERYWHERE) -> Maker:
     """a falls from each x to the next, beyond the interval of the paired differences."""
     return _monotone(a, x, span, -1)
 
 
-def rising(a: Series, x: str, span: Span = EVERYWHERE) -> Check:
+@described_check
+def rising(a: Series, x: str, span: Span = EVERYWHERE) -> Maker:
     """a rises from each x to the next, beyond the interval of the paired differences."""
     return _monotone(a, x, span, 1)
 
 
-def flat(a: Series, x: str, within: float, span: Span = EVERYWHERE) -> Check:
+@described_check
+def flat(a: Series, x: str, within: float, span: Span = EVERYWHERE) -> Maker:
     """Along x no mean is more than 1 + within times another, with the whole interval of their ratio."""
 
     def check(results: Results) -> Verdict:
         x_, y = results.curve(a, x, span)
         if len(x_) < 2:
-            return Verdict(np.nan, {"places": len(x_)}, len(y))
+            return Verdict(float(sound(np.array(np.nan), results.curve(a, x).y)), {"places": len(x_)}, len(y))
         top, bottom = (side.reshape(len(y), -1) for side in np.broadcast_arrays(y[:, :, None], y[:, None, :]))
         found = ratio_interval(top, bottom)
         k, margin = worst_place(sound(margins(*found, most=1 + within), y))
@@ -179,27 +223,28 @@ def flat(a: Series, x: str, within: float, span: Span = EVERYWHERE) -> Check:
     return check
 
 
-def slope(a: Series, x: str, low: float, high: float, span: Span = EVERYWHERE) -> Check:
-    """The slope of log mean(a) on log x lies in [low, high] with its whole bootstrap interval."""
+@described_check
+def slope(a: Series, x: str, low: float, high: float, span: Span = EVERYWHERE) -> Maker:
+    """The slope of log a on log x lies in [low, high] with the whole interval over the repeats' slopes."""
 
     def check(results: Results) -> Verdict:
         x_, y = results.curve(a, x, span)
         if not (_positive(y) and np.all(y > 0)) or len(x_) < 2:
             return Verdict(_unsound(results.curve(a, x).y), {"slope": np.nan, "range": [low, high]}, len(y))
-        found = bootstrap(lambda draw: np.polyfit(np.log(x_), np.log(y[draw].mean(0)), 1)[0], len(y))
-        return _estimate("slope", found, low, high, len(y))
+        slopes = np.polyfit(np.log(x_), np.log(y).T, 1)[0]
+        return _estimate("slope", slopes, low, high)
 
     return check
 
 
-def straight(a: Series, x: str, r2: float, span: Span = EVERYWHERE) -> Check:
-    """mean(a) is a rising straight line in x: its squared correlation with x, counted negative for a falling line, is
-    at least r2 with its whole bootstrap interval."""
+@described_check
+def straight(a: Series, x: str, r2: float, span: Span = EVERYWHERE) -> Maker:
+    """a is a rising straight line in x: the squared correlation with x, counted negative for a falling line, is at
+    least r2 with the whole interval over the repeats' own."""
 
     def check(results: Results) -> Verdict:
         x_, y = results.curve(a, x, span)
-        found = bootstrap(lambda draw: straightness(x_, y[draw].mean(0)), len(y))
-        verdict = _estimate("r2", found, r2, np.inf, len(y))
+        verdict = _estimate("r2", np.array([straightness(x_, row) for row in y]), r2, np.inf)
         slope_, offset = np.polyfit(x_, y.mean(0), 1)
         numbers = {"slope": float(slope_), "offset": float(offset), **verdict.numbers, "limit": r2}
         del numbers["range"]
@@ -208,11 +253,12 @@ def straight(a: Series, x: str, r2: float, span: Span = EVERYWHERE) -> Check:
     return check
 
 
-def crosses(a: Series, b: Quantity, x: str, low: float, high: float, span: Span = EVERYWHERE) -> Check:
-    """Along x, mean(a) starts above mean(b) and ends below it; they meet, on logarithmic axes, within [low, high].
+@described_check
+def crosses(a: Series, b: Quantity, x: str, low: float, high: float, span: Span = EVERYWHERE) -> Maker:
+    """Along x, a starts above b and ends below it; they meet, on logarithmic axes, within [low, high].
 
-    Where they do not meet exactly once the claim is not held, and contradicted if a is below b at the first place or
-    above it at the last one, beyond the interval.
+    The interval is that of the repeats' own meeting points. Where one repeat does not meet exactly once the claim is
+    not held, and contradicted if a is below b at the first place or above it at the last one, beyond the interval.
     """
 
     def check(results: Results) -> Verdict:
@@ -220,38 +266,43 @@ def crosses(a: Series, b: Quantity, x: str, low: float, high: float, span: Span 
         bottom = np.full_like(top, b) if isinstance(b, float | int) else results.curve(b, x, span).y
         if not _positive(top, bottom):
             return Verdict(_unsound(top, bottom), {"crossing": np.nan, "range": [low, high]}, len(top))
-
-        def meet(draw: np.ndarray) -> float:
-            return meeting(np.log(x_), np.log(top[draw].mean(0)) - np.log(bottom[draw].mean(0)))
-
-        value, first, last = (float(np.exp(v)) for v in bootstrap(meet, len(top)))
-        verdict = _estimate("crossing", (value, first, last), low, high, len(top))
-        if not np.isnan(value):
-            return verdict
+        gaps = np.log(top) - np.log(bottom)
+        places = np.array([meeting(np.log(x_), gap) for gap in gaps])
+        mean, first, last = (float(np.exp(part)) for part in interval(places))
+        numbers = {"crossing": mean, "low": first, "high": last, "range": [low, high]}
+        found = Verdict(float(margins(mean, first, last, low, high)), numbers, len(top))
+        if not np.isnan(mean):
+            return found
+        whole = float(np.exp(meeting(np.log(x_), np.log(top.mean(0)) - np.log(bottom.mean(0)))))
         ends = [margins(*ratio_interval(top[:, k], bottom[:, k]), **side) for k, side in ENDS.items()]
-        return verdict._replace(margin=min(0.0, *(_order(float(end)) for end in ends)))
+        margin = min(0.0, *(_order(float(end)) for end in ends))
+        return found._replace(margin=margin, numbers=numbers | {"crossing": whole})
 
     return check
 
 
-def every(**checks: Check) -> Check:
+@described_check
+def near(a: Quantity, b: Quantity, margin: float) -> Maker:
+    """a and b are equivalent: the whole interval of a - b lies within +-margin, at every point."""
+    return _difference(a, b, -margin, margin)
+
+
+@described_check
+def not_below(a: Quantity, b: Quantity, margin: float) -> Maker:
+    """a is not worse than b, higher being better: the whole interval of a - b lies above -margin, at every point."""
+    return _difference(a, b, -margin, np.inf)
+
+
+@described_check
+def every(**checks: Check) -> Maker:
     """All of several checks; their numbers are told apart by the given names."""
     return _several(checks, len(checks))
 
 
-def most(share: float, **checks: Check) -> Check:
+@described_check
+def most(share: float, **checks: Check) -> Maker:
     """At least this share of several checks."""
     return _several(checks, math.ceil(share * len(checks)))
-
-
-def not_worse(check: Check) -> Check:
-    """What `check` claims is not contradicted: for printed numbers whose intervals overlap."""
-
-    def relaxed(results: Results) -> Verdict:
-        verdict = check(results)
-        return verdict._replace(margin=verdict.margin + 2 if verdict.margin > -1 else verdict.margin)
-
-    return relaxed
 
 
 def meeting(x: np.ndarray, gap: np.ndarray) -> float:
@@ -312,7 +363,7 @@ def _badness(verdict: Verdict) -> float:
     return _order(verdict.margin)
 
 
-def _several(checks: Mapping[str, Check], enough: int) -> Check:
+def _several(checks: Mapping[str, Check], enough: int) -> Callable[[Results], Verdict]:
     """The word of the worst of the `enough` best."""
 
     def check(results: Results) -> Verdict:
@@ -329,32 +380,48 @@ def _several(checks: Mapping[str, Check], enough: int) -> Check:
     return check
 
 
-def _estimate(name: str, found: tuple[float, float, float], low: float, high: float, repeats: int) -> Verdict:
-    """An estimate with its interval against a range."""
-    value, bottom, top = map(float, found)
-    numbers = {name: value, "low": bottom, "high": top, "range": [low, high]}
-    return Verdict(float(margins(value, bottom, top, low, high)), numbers, repeats)
+def _estimate(name: str, values: np.ndarray, low: float, high: float) -> Verdict:
+    """The mean of the repeats' own estimates, with its interval, against a range."""
+    mean, bottom, top = (float(part) for part in interval(values))
+    numbers = {name: mean, "low": bottom, "high": top, "range": [low, high]}
+    return Verdict(float(margins(mean, bottom, top, low, high)), numbers, len(values))
 
 
-def _compare(a: Quantity, b: Quantity, factor: float, sign: int) -> Check:
-    """Whether sign * (mean(a)/mean(b) - factor) is below 0; the numbers are those of the worst place."""
-    limit = {"most": factor} if sign > 0 else {"least": factor}
+def _compare(a: Quantity, b: Quantity, factor: float, sign: int) -> Callable[[Results], Verdict]:
+    """Whether the paired differences sign * (a - factor * b) are below 0; the numbers are those of the worst place."""
 
     def check(results: Results) -> Verdict:
         rows = []
         for point, left, right in _paired(results, a, b):
+            found = margins(*interval(sign * (left - factor * right)), most=0.0)
+            worst, margin = worst_place(sound(found, left, right))
             ratio, low, high = ratio_interval(left, right)
-            worst, margin = worst_place(sound(margins(ratio, low, high, **limit), left, right))
-            found = (left.mean(0)[worst], right.mean(0)[worst], ratio[worst], low[worst], high[worst])
-            rows.append((margin, point, found))
-        margin, point, found = min(rows, key=lambda row: _order(row[0]))
-        numbers = dict(zip(("value", "reference", "ratio", "low", "high"), map(float, found))) | {"limit": factor}
-        return Verdict(margin, numbers | _where(point, len(rows)), len(left))
+            numbers = (left.mean(0)[worst], right.mean(0)[worst], ratio[worst], low[worst], high[worst])
+            rows.append((margin, point, numbers))
+        margin, point, numbers = min(rows, key=lambda row: _order(row[0]))
+        named = dict(zip(("value", "reference", "ratio", "low", "high"), map(float, numbers))) | {"limit": factor}
+        return Verdict(margin, named | _where(point, len(rows)), len(left))
 
     return check
 
 
-def _monotone(a: Series, x: str, span: Span, sign: int) -> Check:
+def _difference(a: Quantity, b: Quantity, low: float, high: float) -> Callable[[Results], Verdict]:
+    """Whether the paired differences a - b lie in [low, high]; the numbers are those of the worst place."""
+
+    def check(results: Results) -> Verdict:
+        rows = []
+        for point, left, right in _paired(results, a, b):
+            mean, bottom, top = interval(left - right)
+            worst, margin = worst_place(sound(margins(mean, bottom, top, low, high), left, right))
+            rows.append((margin, point, (mean[worst], bottom[worst], top[worst])))
+        margin, point, numbers = min(rows, key=lambda row: _order(row[0]))
+        named = dict(zip(("difference", "low", "high"), map(float, numbers))) | {"range": [low, high]}
+        return Verdict(margin, named | _where(point, len(rows)), len(left))
+
+    return check
+
+
+def _monotone(a: Series, x: str, span: Span, sign: int) -> Callable[[Results], Verdict]:
     def check(results: Results) -> Verdict:
         x_, y = results.curve(a, x, span)
         if len(x_) < 2:

@@ -36,6 +36,7 @@ class Preset:
     settings: Mapping[str, Any] = field(default_factory=dict)
     data: str = ""  # named in titles where the data are not the paper's own
     needs: tuple[str, ...] = ()  # data sets, by the beginnings of their file names in the data folder
+    first_seed: int = 0
     swept: tuple[str, ...] = ()  # coordinates: trials that differ there alone are trained side by side, as one cohort
 
 

@@ -2,42 +2,73 @@
 
 from __future__ import annotations
 
+import subprocess
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from mooring.experiments.base import cache
 from mooring.experiments.base.catalog import Entry
 from mooring.experiments.base.claims import Claim, Verdict
 from mooring.experiments.base.experiment import Cell, Panel, Table
-from mooring.experiments.base.results import Results, interval
+from mooring.experiments.base.registry import Registration
+from mooring.experiments.base.results import CONFIDENCE, Results, confidence, interval
 from mooring.experiments.base.runner import Finished
 
 DIGITS = 6  # of the numbers of a curve: more than a figure can show
 
 
-def record(entry: Entry, preset: str, finished: Finished) -> dict[str, Any]:
-    """The record of an experiment under a preset."""
+def record(
+    entry: Entry, preset: str, finished: Finished, known: Mapping[str, Registration] | None = None
+) -> dict[str, Any]:
+    """The record of an experiment under a preset; `known`: the registrations that it answers, by claim."""
     experiment, results = entry.experiment, finished.results
-    size = experiment.presets[preset]
-    verdicts = [(claim, claim.check(results)) for claim in experiment.claims]
+    size, known = experiment.presets[preset], known or {}
+    verdicts = [(claim, decide(claim, results, known.get(claim.id))) for claim in experiment.claims]
     return {
         "experiment": entry.id,
         "paper": entry.paper,
         "title": experiment.title,
         "preset": preset,
         "data": size.data,
+        "label": next((one.run["label"] for one in known.values()), ""),
         "repeats": size.repeats,
+        "first_seed": size.first_seed,
         "seconds": finished.seconds,
-        "made": cache.origin(experiment.trial, size.needs, bool(size.swept)),
+        "made": cache.origin(experiment.trial, size.needs, bool(size.swept)) | {"version": code_version()},
         "reads": experiment.reads,
         "panels": [panel_record(panel, results) for panel in experiment.panels],
         "tables": [table_record(table, results) for table in experiment.tables],
-        "claims": [claim_record(claim, verdict) for claim, verdict in verdicts],
+        "claims": [claim_record(claim, verdict, known.get(claim.id)) for claim, verdict in verdicts],
     }
 
 
-def claim_record(claim: Claim, verdict: Verdict) -> dict[str, Any]:
-    """A claim with its word, the numbers of the place that decides it, and all others."""
+def decide(claim: Claim, results: Results, one: Registration | None) -> Verdict:
+    with confidence(CONFIDENCE if one is None else one.level):
+        return claim.check(results)
+
+
+def code_version() -> str:
+    """The package's version and, in a checkout, its commit; "+" for files that are not committed."""
+    package = version("mooring-fl")
+    folder = Path(__file__).parents[3]
+    if not (folder / ".git").exists():
+        return package
+    ask = ["git", "-C", str(folder)]
+    commit = subprocess.run([*ask, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True)
+    changed = subprocess.run([*ask, "status", "--porcelain", "--", "mooring"], capture_output=True, text=True)
+    return f"{package} at {commit.stdout.strip()}{'+' if changed.stdout.strip() else ''}"
+
+
+def claim_record(claim: Claim, verdict: Verdict, one: Registration | None = None) -> dict[str, Any]:
+    """A claim with its word, the numbers of the place that decides it, and all others.
+
+    `registration` is the digest of what it answers; None: the run decides nothing.
+    """
     return {
+        "registration": None if one is None else one.digest,
+        "version": None if one is None else one.version,
         "claim": claim.id,
         "says": claim.says,
         "word": verdict.word,

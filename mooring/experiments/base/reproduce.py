@@ -15,8 +15,11 @@ from mooring.core.errors import RequestError
 from mooring.data.pools import ENVIRONMENT
 from mooring.experiments.base import cache, catalog
 from mooring.experiments.base.records import record
+from mooring.experiments.base.registry import Registration, as_registered
 from mooring.experiments.base.runner import Tell, run
 from mooring.runs.files import make_folder, unwritten, write_json
+
+SMOKE = "smoke"  # a preset that tests whether experiments run: it decides no claim
 
 
 def reproduce(
@@ -32,7 +35,9 @@ def reproduce(
 ) -> list[dict[str, Any]]:
     """Records of the experiments that `what` selects (an id, a paper, `all`, or several), in order.
 
-    `only` keeps some points of them, such as ["row=MNIST CNN2"], and `repeats` takes the preset's place.
+    The registered preset runs with the registered repeats and seeds and decides the claims; a claim that is not
+    registered is refused. `only` keeps some points, such as ["row=MNIST CNN2"], and `repeats` takes the preset's place:
+    such runs, and other presets, decide nothing, and their records name no registration.
     """
     names = [what] if isinstance(what, str) else what
     entries = {entry.id: catalog.part(entry, preset, only, repeats) for name in names for entry in catalog.select(name)}
@@ -43,9 +48,15 @@ def reproduce(
         make_folder(out.absolute())
     except OSError as error:
         raise unwritten(out, error) from error
+    known: dict[str, dict[str, Registration]] = {}
+    for name, entry in entries.items():
+        if preset != SMOKE:
+            sized, registrations = as_registered(entry, preset)
+            if not only and repeats is None:
+                entries[name], known[name] = sized, registrations
     finished = run(list(entries.values()), preset, cache.default_folder(), workers=workers, tell=tell)
     try:
-        records = [record(entry, preset, finished[entry.id]) for entry in entries.values()]
+        records = [record(entry, preset, finished[entry.id], known.get(entry.id)) for entry in entries.values()]
     except KeyError as missing:
         if not only:
             raise
@@ -57,7 +68,7 @@ def reproduce(
 
 def claims(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The claims of all records, one row each."""
-    keys = ("claim", "word", "worst", "numbers", "says")
+    keys = ("claim", "word", "worst", "numbers", "says", "registration")
     return [
         {"experiment": record["experiment"], **{key: claim[key] for key in keys}}
         for record in records

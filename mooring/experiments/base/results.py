@@ -1,29 +1,33 @@
 """What trials gave, and how claims and figures refer to it.
 
 A trial has a point (what is varied, such as {"gap": 0.5}), a seed, and values: a number or a list (a curve) by name.
-`of("error", at=-1, method="fedavg", gap=lambda g: g > 1)` refers to one quantity:
+`of("error", at=-1, method="fedavg", gap=between(1, 3))` refers to one quantity:
 
     "error"            the series, or a function of a trial's values
     at=-1              of a curve: this place, or what a function makes of each repeat's curve (np.min, ...)
     method="fedavg"    only these points; this coordinate is settled and drops out
-    gap=lambda ...     only points whose coordinate passes; it stays a coordinate
+    gap=between(1, 3)  only points whose coordinate passes; it stays a coordinate
 
 Two quantities are compared at equal remaining coordinates and equal seeds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import stats
+from scipy.special import stdtrit
 
 Values = dict[str, Any]
 Point = tuple[tuple[str, Any], ...]  # coordinates in the order of the trial's point
 
 CONFIDENCE = 0.95
-DRAWS = 200  # bootstrap resamples of the repeats
+_LEVEL = ContextVar("level", default=CONFIDENCE)
 
 
 class Trial(NamedTuple):
@@ -41,6 +45,50 @@ class Ref(NamedTuple):
 def of(series: str | Callable[[Values], Any], at: int | Callable | None = None, **fixed: Any) -> Ref:
     """A reference to a quantity, as the module says."""
     return Ref(series, at, fixed)
+
+
+@dataclass(frozen=True)
+class between:
+    """Passes numbers from `low` to `high`, both included."""
+
+    low: float = -np.inf
+    high: float = np.inf
+
+    def __call__(self, value: Any) -> bool:
+        return bool(self.low <= value <= self.high)
+
+
+@dataclass(frozen=True)
+class one_of:
+    """Passes these values."""
+
+    values: tuple[Any, ...]
+
+    def __call__(self, value: Any) -> bool:
+        return value in self.values
+
+
+def described(thing: Any) -> str:
+    """A reference, a function or a value in words that stay the same when code is renamed around it.
+
+    Part of a claim's registration: a function must have a name of its own.
+    """
+    if isinstance(thing, Ref):
+        fixed = [f"{name}={described(value)}" for name, value in thing.fixed.items()]
+        place = [] if thing.at is None else [f"at={described(thing.at)}"]
+        return f"{described(thing.series)}[{', '.join([*place, *fixed])}]"
+    if isinstance(thing, partial):
+        words = [*map(described, thing.args), *(f"{name}={described(value)}" for name, value in thing.keywords.items())]
+        return f"{described(thing.func)}({', '.join(words)})"
+    if isinstance(thing, between | one_of):
+        return repr(thing)
+    if callable(thing):
+        return str(getattr(thing, "text", None) or thing.__name__)
+    if isinstance(thing, dict):
+        return "{" + ", ".join(f"{name}={described(value)}" for name, value in thing.items()) + "}"
+    if isinstance(thing, list | tuple):
+        return "[" + ", ".join(map(described, thing)) + "]"
+    return f"{thing:.12g}" if isinstance(thing, float) else str(thing)
 
 
 class Curve(NamedTuple):
@@ -88,43 +136,57 @@ class Results:
         return Curve(place[kept], y[:, kept])
 
 
+@contextmanager
+def confidence(level: float) -> Iterator[None]:
+    """Intervals within this block have that level: a version with more repeats has a stricter one."""
+    token = _LEVEL.set(level)
+    try:
+        yield
+    finally:
+        _LEVEL.reset(token)
+
+
+def quantile(repeats: int) -> float:
+    """Of Student's t with repeats - 1 degrees of freedom, at the level of the interval."""
+    return float(stdtrit(repeats - 1, (1 + _LEVEL.get()) / 2))
+
+
 def interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Mean over repeats (axis 0) and the ends of its Student interval: nan for a lone repeat, which has none."""
+    """Mean over repeats (axis 0) and the ends of its Student interval: nan for one repeat, which has none."""
     values = np.asarray(values, dtype=float)
     mean, n = values.mean(0), len(values)
     if n == 1:
         return mean, np.full_like(mean, np.nan), np.full_like(mean, np.nan)
     with np.errstate(invalid="ignore"):  # an infinite repeat has no interval: nan, on which nothing is claimed
-        half = stats.t.ppf((1 + CONFIDENCE) / 2, n - 1) * values.std(0, ddof=1) / np.sqrt(n)
+        half = quantile(n) * values.std(0, ddof=1) / np.sqrt(n)
     return mean, mean - half, mean + half
 
 
 def ratio_interval(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """mean(a)/mean(b) over paired repeats (axis 0) and the ends of its interval, by the linearised ratio.
+    """mean(a)/mean(b) over paired repeats (axis 0) and the ends of Fieller's interval.
 
-    The interval is that of a - ratio * b in units of mean(b): what both have in common, such as a hard seed, cancels.
-    Where mean(b) is 0 the ratio is infinite.
+    It contains the factors f for which the Student interval of the paired differences a - f b contains 0, so that it
+    agrees with a test of the differences. Where mean(b) is 0 within its own interval, the ends are nan.
     """
-    top, bottom = np.mean(a, axis=0), np.mean(b, axis=0)
-    scale = np.where(bottom == 0, 1.0, bottom)
-    ratio = np.where(bottom == 0, np.inf, top / scale)
-    with np.errstate(invalid="ignore"):
-        _, low, high = interval((a - np.where(bottom == 0, 0.0, top / scale) * b) / scale)
-    return ratio, ratio + low, ratio + high
-
-
-def bootstrap(statistic: Callable[[np.ndarray], float], repeats: int) -> tuple[float, float, float]:
-    """`statistic` of all repeats, and its percentile interval over resampled ones; its argument: indices of repeats.
-
-    An undefined value (nan) anywhere makes the interval's ends nan, and so does a lone repeat: nothing rests on it.
-    """
-    rng = np.random.default_rng(0)
-    whole = statistic(np.arange(repeats))
-    if repeats == 1:
-        return whole, np.nan, np.nan
-    drawn = np.array([statistic(rng.integers(0, repeats, repeats)) for _ in range(DRAWS)])
-    low, high = np.quantile(drawn, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return whole, float(low), float(high)
+    a, b = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
+    top, bottom, n = a.mean(0), b.mean(0), len(a)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.where(bottom == 0, np.inf, top / bottom)
+        if n == 1:
+            return ratio, np.full_like(ratio, np.nan), np.full_like(ratio, np.nan)
+        residual = a - ratio * b  # of mean 0: the spread around the ratio's own line is free of rounding
+        scale = quantile(n) ** 2 / (n * (n - 1))
+        deviation = b - bottom
+        spread, cross, own = (
+            (x * y).sum(0) for x, y in ((residual, residual), (residual, deviation), (deviation,) * 2)
+        )
+        # (top - f bottom)^2 = scale * sum (residual - (f - ratio) deviation)^2, solved for f - ratio
+        square, linear, free = bottom**2 - scale * own, scale * cross, -scale * spread
+        root = np.sqrt(np.maximum(linear**2 - square * free, 0))
+        bounded = square > 0
+        low = np.where(bounded, ratio + (-linear - root) / square, np.nan)
+        high = np.where(bounded, ratio + (-linear + root) / square, np.nan)
+    return ratio, low, high
 
 
 def _passes(value: Any, wanted: Any) -> bool:

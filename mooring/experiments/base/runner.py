@@ -63,7 +63,8 @@ def units(entry: catalog.Entry, preset: Preset) -> list[Unit]:
         key = cache.key(trial, {**point, **settings}, seed, preset.needs, beside if len(beside) > 1 else ())
         return Unit(entry.id, dict(point), settings, seed, key, beside)
 
-    return [unit(point, seed) for point in preset.points for seed in range(preset.repeats)]
+    seeds = range(preset.first_seed, preset.first_seed + preset.repeats)
+    return [unit(point, seed) for point in preset.points for seed in seeds]
 
 
 def batches(units: Sequence[Unit]) -> list[list[Unit]]:

@@ -46,5 +46,5 @@ def presets(lams, model: str, batch: int, quick: dict, paper: dict) -> dict[str,
     return {
         "smoke": Preset(methods(lams, [2, 10]), 1, smoke, STAND_IN, swept=("lam",)),
         "quick": Preset(every, quick["repeats"], sized(DIGITS, quick), STAND_IN, swept=("lam",)),
-        "paper": Preset(every, paper["repeats"], sized(MNIST, paper), "MNIST; P1 and P2", ("mnist",), ("lam",)),
+        "paper": Preset(every, paper["repeats"], sized(MNIST, paper), "MNIST; P1 and P2", ("mnist",), swept=("lam",)),
     }

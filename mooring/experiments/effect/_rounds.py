@@ -1,11 +1,15 @@
 """How many rounds curves take, as functions of what trials gave."""
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 
-from mooring.experiments.base.claims import Check, every, measured
+from mooring.experiments.base.claims import NEARLY, Claim, measured
 from mooring.experiments.base.results import Ref, Results, of
+
+MINIMAL = 1 + NEARLY  # ratio of a "minimal" or "marginal" benefit
 
 
 def sound(*values: np.ndarray) -> bool:
@@ -13,18 +17,18 @@ def sound(*values: np.ndarray) -> bool:
     return all(bool(np.all(np.isfinite(array) & (array >= 0))) for array in values)
 
 
-def rounds_to(series: str, share: float, start: float | None = None):
+def rounds_to(series: str, share: float, start: float | None = None) -> Callable[[dict], float]:
     """The first round at which a curve has come within `share` of its way from its start to its end; -1 for a curve
     that no loss can have."""
+    return partial(first_round_within, series=series, share=share, start=start)
 
-    def measure(values: dict) -> float:
-        curve = np.asarray(values[series])
-        if not sound(curve):
-            return -1.0
-        first = curve[0] if start is None else start
-        return float(values["t"][int(np.argmax(curve - curve[-1] <= share * (first - curve[-1])))])
 
-    return measure
+def first_round_within(values: dict, series: str, share: float, start: float | None) -> float:
+    curve = np.asarray(values[series])
+    if not sound(curve):
+        return -1.0
+    first = curve[0] if start is None else start
+    return float(values["t"][int(np.argmax(curve - curve[-1] <= share * (first - curve[-1])))])
 
 
 def speed_up(results: Results, series: str, few: dict, many: dict) -> np.ndarray:
@@ -38,27 +42,49 @@ def speed_up(results: Results, series: str, few: dict, many: dict) -> np.ndarray
     return np.where((fast <= slow[:, -1:]).any(1), t[-1] / np.maximum(t[arrival], 1), 0.0)
 
 
-def gains_more(series: str, few: dict, many: dict, small: dict, large: dict, least: float, most: float) -> Check:
-    """The speed-up from more local work: at least `least` for `small`, at most `most` for `large`, and larger for the
-    former."""
+def work_claims(series: str, few: dict, many: dict, small: dict, large: dict, what: str) -> list[Claim]:
+    """Claims on the speed-up from more local work, with the smallest and with the largest lambda."""
 
-    def gain(results: Results, lam: dict) -> tuple[np.ndarray, ...]:
-        values = speed_up(results, series, few | lam, many | lam)
-        return values, values
+    def gain(lam: dict) -> Any:
+        return partial(speed_up_twice, series=series, few=few | lam, many=many | lam)
 
-    def difference(results: Results) -> tuple[np.ndarray, ...]:
-        much, little = gain(results, small)[0], gain(results, large)[0]
-        return much - little, much, little
+    difference = partial(speed_up_difference, series=series, few=few, many=many, small=small, large=large)
+    return [
+        Claim(
+            "small-lambda-gains",
+            f"{what}: with the smallest lambda the most local work takes fewer rounds to the value that the least "
+            "reaches at the end (ratio of rounds above 1)",
+            measured(gain(small), low=1.0),
+        ),
+        Claim(
+            "small-lambda-gains-more",
+            f"{what}: this ratio of rounds is larger with the smallest lambda than with the largest",
+            measured(difference, low=0.0),
+        ),
+        Claim(
+            "large-lambda-gains-minimally",
+            f"{what}: with the largest lambda the ratio of rounds is at most {MINIMAL}",
+            measured(gain(large), high=MINIMAL),
+        ),
+    ]
 
-    return every(
-        **{
-            "small lambda": measured(partial(gain, lam=small), low=least),
-            "large lambda": measured(partial(gain, lam=large), high=most),
-            "difference": measured(difference, low=0.0),
-        }
-    )
+
+def speed_up_twice(results: Results, series: str, few: dict, many: dict) -> tuple[np.ndarray, ...]:
+    values = speed_up(results, series, few, many)
+    return values, values
+
+
+def speed_up_difference(
+    results: Results, series: str, few: dict, many: dict, small: dict, large: dict
+) -> tuple[np.ndarray, ...]:
+    much, little = (speed_up(results, series, few | lam, many | lam) for lam in (small, large))
+    return much - little, much, little
 
 
 def at_round(series: str, t: int, **fixed) -> Ref:
     """A curve's value at round t."""
-    return of(lambda values: values[series][list(values["t"]).index(t)], **fixed)
+    return of(partial(value_at, series=series, t=t), **fixed)
+
+
+def value_at(values: dict, series: str, t: int) -> float:
+    return values[series][list(values["t"]).index(t)]

@@ -5,12 +5,13 @@ FedProx): its numbers are shown and are no targets.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from mooring.engines.loop import Asking
-from mooring.experiments.base.claims import Check, Verdict, every, measured
+from mooring.experiments.base.claims import Check, Verdict, described_check, every, measured
 from mooring.experiments.base.experiment import Cell, Preset
 from mooring.experiments.base.results import Results, interval, of
 from mooring.experiments.effect import _images
@@ -76,7 +77,6 @@ STAND_IN = (
     "digits of scikit-learn for MNIST, the other data sets left out; a perceptron with 50 hidden units for CNN2; P1 "
     "and P2"
 )
-REAL = "MNIST, Fashion-MNIST with 6, 8 or 10 classes for EMNIST, CIFAR-10 with 25,000 images; P1 and P2"
 SMOKE, QUICK, PAPER = {"rounds": 1}, {"rounds": 160}, {"rounds": 0}  # 0: the row's own; fewer and large lambda lags
 
 Method = tuple[str, str]  # method and size of lambda ("" where it has none)
@@ -105,12 +105,11 @@ def points(rows: Sequence[str], methods: Sequence[Method]) -> list[dict]:
     ]
 
 
-def presets(methods: Sequence[Method], rows: Sequence[str]) -> dict[str, Preset]:
-    needs = ("mnist", "fashion_mnist", "cifar10")
+def presets(methods: Sequence[Method]) -> dict[str, Preset]:
     return {
         "smoke": Preset(points([FIRST], methods), 1, SMOKE, STAND_IN, swept=("size",)),
         "quick": Preset(points([FIRST], methods), 4, QUICK, STAND_IN, swept=("size",)),
-        "paper": Preset(points(rows, methods), 2, PAPER | {"real": True}, REAL, needs),
+        "paper": Preset(points([FIRST], methods), 5, PAPER | {"real": True}, "MNIST; P1 and P2", ("mnist",)),
     }
 
 
@@ -127,7 +126,8 @@ def values(results: Results, series: str, method: Method) -> dict[tuple, np.ndar
     }
 
 
-def each_row(make: Callable[[str, list[int]], Check]) -> Check:
+@described_check
+def each_row(make: Callable[..., Check]):
     """A check for every row that was run, made from its name and its numbers of classes."""
 
     def check(results: Results) -> Verdict:
@@ -136,15 +136,16 @@ def each_row(make: Callable[[str, list[int]], Check]) -> Check:
             seen = rows.setdefault(trial_.point["row"], [])
             if trial_.point["classes"] not in seen:
                 seen.append(trial_.point["classes"])
-        return every(**{row: make(row, sorted(classes)) for row, classes in rows.items()})(results)
+        return every(**{row: make(row=row, classes=sorted(classes)) for row, classes in rows.items()})(results)
 
     return check
 
 
-def approaches(series: str, small: Method, large: Method, local: Method, common: Method) -> Check:
-    """In every cell the smallest lambda is nearer to LocalTrain than the largest, which is nearer to GlobalTrain."""
+@described_check
+def approaches(series: str, methods: Sequence[Method], end: Method):
+    """In every cell each method, from the first to the last, is nearer to `end` than the one before."""
 
-    def nearer(cell: tuple, end: Method, one: Method, other: Method) -> Check:
+    def nearer(cell: tuple, one: Method, other: Method) -> Check:
         def gap(results: Results) -> tuple[np.ndarray, ...]:
             near, far, goal = (values(results, series, m)[cell] for m in (one, other, end))
             return np.abs(near - goal) - np.abs(far - goal), near, far, goal
@@ -153,9 +154,9 @@ def approaches(series: str, small: Method, large: Method, local: Method, common:
 
     def check(results: Results) -> Verdict:
         checks = {
-            f"{cell[0]}, {cell[1]} classes, {end[0]}": nearer(cell, end, one, other)
-            for cell in values(results, series, small)
-            for end, one, other in ((local, small, large), (common, large, small))
+            f"{cell[0]}, {cell[1]} classes, {one[1]} nearer than {other[1]}": nearer(cell, one, other)
+            for cell in values(results, series, end)
+            for other, one in pairwise(methods)
         }
         return every(**checks)(results)
 

@@ -2,14 +2,15 @@
 
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 
-from mooring.experiments.base.claims import Claim, Verdict, every, higher, measured, ordered
+from mooring.experiments.base.claims import Claim, Verdict, described_check, every, higher, measured, ordered
 from mooring.experiments.base.experiment import Experiment, Panel
 from mooring.experiments.base.results import Results, of
 from mooring.experiments.effect._images import trial
-from mooring.experiments.effect._points import NAMES, SOFTMAX, START, fedprox, labels, line, presets
+from mooring.experiments.effect._points import NAMES, SOFTMAX, START, labels, line, presets
 from mooring.experiments.effect._rounds import rounds_to
 
 ACCURACY = line("common P2", SOFTMAX)
@@ -43,20 +44,29 @@ def panels(line: Callable[..., dict], lams, what: str):
     ]
 
 
+@described_check
 def nearer(accuracy: dict):
-    """The largest lambda is nearer to GlobalTrain than the smallest, at every number of classes."""
+    """The larger of any two lambda is nearer to GlobalTrain, at every number of classes."""
 
     def check(results: Results) -> Verdict:
         places = sorted({trial.point["classes"] for trial in results.trials})
 
-        def gap(results: Results, classes: int) -> tuple[np.ndarray, ...]:
+        def gap(results: Results, classes: int, less: str, more: str) -> tuple[np.ndarray, ...]:
             small, large, goal = (
                 results.one(accuracy[name]._replace(fixed=accuracy[name].fixed | {"classes": classes}))
-                for name in ("small", "large", "GlobalTrain")
+                for name in (less, more, "GlobalTrain")
             )
             return np.abs(small - goal) - np.abs(large - goal), small, large, goal
 
-        return every(**{f"{c} classes": measured(partial(gap, classes=c), low=0.0) for c in places})(results)
+        return every(
+            **{
+                f"{c} classes, {more} nearer than {less}": measured(
+                    partial(gap, classes=c, less=less, more=more), low=0.0
+                )
+                for c in places
+                for less, more in pairwise(NAMES)
+            }
+        )(results)
 
     return check
 
@@ -64,29 +74,25 @@ def nearer(accuracy: dict):
 EXPERIMENT = Experiment(
     title="Test accuracy and training loss of softmax regression between LocalTrain and GlobalTrain",
     trial=trial,
-    presets=presets(SOFTMAX, "softmax", 32, {"repeats": 4, "rounds": 80}, {"repeats": 18, "rounds": 100}),
+    presets=presets(SOFTMAX, "softmax", 32, {"repeats": 4, "rounds": 80}, {"repeats": 10, "rounds": 100}),
     claims=[
         Claim(
             "b-global-best",
-            "GlobalTrain performs best (common models, all classes, at every number of classes a client)",
+            "at every number of classes per client (2, 6, 10) the test accuracy of GlobalTrain on all classes is above "
+            "that of LocalTrain and of FedProx with every lambda (global models)",
             every(**{name: higher(ACCURACY["GlobalTrain"], ACCURACY[name]) for name in ("LocalTrain", *NAMES)}),
         ),
         Claim(
             "b-moves-towards-global",
-            "with increasing lambda FedProx moves closer to GlobalTrain's accuracy: the largest is nearer to it than "
-            "the smallest (common models, every number of classes)",
+            "at every number of classes the test accuracy of FedProx comes nearer to GlobalTrain's from the small to "
+            "the medium and from the medium to the large lambda (global models)",
             nearer(ACCURACY),
         ),
         Claim(
             "e-larger-lambda-more-rounds",
-            "larger lambda converges in more rounds (training loss within 1 % of its way, which is ours, at every "
-            "number of classes)",
+            "at every number of classes the rounds until the training loss is within 1 % of its way to its end rise "
+            "from the small over the medium to the large lambda",
             ordered([arrival(lam) for lam in SOFTMAX]),
-        ),
-        Claim(
-            "e-small-lambda-lowest-loss",
-            "smaller lambda has the lower training loss at every number of classes, LocalTrain the lowest",
-            ordered([line("loss", SOFTMAX, at=-1)["LocalTrain"], *(fedprox("loss", lam, at=-1) for lam in SOFTMAX)]),
         ),
     ],
     panels=panels(partial(line, lams=SOFTMAX), SOFTMAX, "be"),

@@ -3,14 +3,14 @@
 from mooring.experiments.base.experiment import Experiment, Preset
 from mooring.experiments.effect._images import trial
 from mooring.experiments.effect._points import DIGITS, MNIST, NETWORK, STAND_IN
-from mooring.experiments.effect._work import claim, panels, points
+from mooring.experiments.effect._work import claims, panels, points
 
 QUICK = DIGITS | {"model": "mlp", "batch": 16, "clients": 10}
 SWEPT = ("lam",)
 DATA = STAND_IN + "; a perceptron with 50 hidden units instead of CNN2"
 
 EXPERIMENT = Experiment(
-    title="Rounds against local epochs for the common model (network)",
+    title="Rounds against local epochs for the global model (network)",
     trial=trial,
     presets={
         "smoke": Preset(
@@ -19,13 +19,13 @@ EXPERIMENT = Experiment(
         "quick": Preset(points(NETWORK), repeats=3, settings=QUICK | {"rounds": 30}, data=DATA, swept=SWEPT),
         "paper": Preset(
             points(NETWORK),
-            repeats=2,
+            repeats=5,
             settings=MNIST | {"model": "cnn2", "batch": 16, "clients": 20, "rounds": 20},
             data="MNIST",
             needs=("mnist",),
         ),
     },
-    claims=[claim("common loss", NETWORK, "training loss of the common model")],
-    panels=panels("common loss", NETWORK, "training loss of the common model"),
-    reads="As effect-fig6, for the common model of a network.",
+    claims=claims("common loss", NETWORK, "training loss of the global model"),
+    panels=panels("common loss", NETWORK, "training loss of the global model"),
+    reads="As effect-fig6, for the global model of a network.",
 )

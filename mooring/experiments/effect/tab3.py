@@ -1,5 +1,7 @@
 """Table 3 of `effect`: accuracy of FedProx, GlobalTrain, LocalTrain and pFedMe by data set, classes and lambda."""
 
+from itertools import pairwise
+
 from mooring.experiments.base.claims import Claim, every, higher
 from mooring.experiments.base.experiment import Experiment, Table
 from mooring.experiments.effect._points import NAMES
@@ -13,11 +15,14 @@ COLUMNS = [*FEDPROX, COMMON, LOCAL, *PFEDME]
 
 
 def homogeneity(row: str, classes: list[int]):
-    few, many = classes[0], classes[-1]
+    """From each number of classes to the next larger one, every method."""
     return every(
         **{
-            " ".join(m).strip(): higher(ref(JUDGED, m, row=row, classes=many), ref(JUDGED, m, row=row, classes=few))
+            f"{' '.join(m).strip()}, {few} to {many}": higher(
+                ref(JUDGED, m, row=row, classes=many), ref(JUDGED, m, row=row, classes=few)
+            )
             for m in COLUMNS
+            for few, many in pairwise(classes)
         }
     )
 
@@ -25,24 +30,31 @@ def homogeneity(row: str, classes: list[int]):
 EXPERIMENT = Experiment(
     title="Accuracy of FedProx, GlobalTrain, LocalTrain and pFedMe by classes per client and lambda",
     trial=trial,
-    presets=presets(COLUMNS, list(ROWS)),
+    presets=presets(COLUMNS),
     claims=[
         Claim(
-            "fedprox-interpolates",
-            "as lambda decreases FedProx's accuracy approaches LocalTrain's, as it increases GlobalTrain's, "
-            "consistently (common models, all classes)",
-            approaches(JUDGED, FEDPROX[0], FEDPROX[-1], LOCAL, COMMON),
+            "smaller-lambda-nearer-to-local",
+            "MNIST CNN2: at every number of classes the test accuracy comes nearer to LocalTrain's from the large to "
+            "the medium and from the medium to the small lambda (global models, all classes)",
+            approaches(JUDGED, FEDPROX[::-1], LOCAL),
+        ),
+        Claim(
+            "larger-lambda-nearer-to-global",
+            "MNIST CNN2: at every number of classes the test accuracy comes nearer to GlobalTrain's from the small to "
+            "the medium and from the medium to the large lambda (global models, all classes)",
+            approaches(JUDGED, FEDPROX, COMMON),
         ),
         Claim(
             "homogeneity-helps",
-            "as homogeneity increases the accuracy of all methods generally improves: higher with the most classes per "
-            "client than with the fewest (common models, all classes)",
+            "MNIST CNN2: the test accuracy of every method rises from 2 to 6 and from 6 to 10 classes per client "
+            "(global models, all classes)",
             each_row(homogeneity),
         ),
         Claim(
             "pfedme-interpolates",
-            "pFedMe also interpolates between local and global learning: as for FedProx",
-            approaches(JUDGED, PFEDME[0], PFEDME[-1], LOCAL, COMMON),
+            "MNIST CNN2: pFedMe's test accuracy comes nearer to GlobalTrain's with each larger lambda and nearer to "
+            "LocalTrain's with each smaller one, at every number of classes",
+            every(local=approaches(JUDGED, PFEDME[::-1], LOCAL), common=approaches(JUDGED, PFEDME, COMMON)),
         ),
     ],
     tables=[

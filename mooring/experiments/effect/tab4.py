@@ -25,12 +25,6 @@ JUDGED = {
 }
 
 
-def above(protocol: str):
-    """In every cell, both FedProx columns against the sample-split strategy."""
-    how = JUDGED[protocol]
-    return every(**{name: higher(ref(how.series, m), ref(protocol, SPLIT)) for name, m in how.methods.items()})
-
-
 def row_of(protocol: str, name: str, classes: int):
     how, printed = JUDGED[protocol], ROWS[name].table4[classes] if protocol == "P2" else (None, None, None)
     return [
@@ -45,22 +39,16 @@ def row_of(protocol: str, name: str, classes: int):
 EXPERIMENT = Experiment(
     title="Accuracy of FedProx and of the dichotomous strategy with sample splitting",
     trial=trial,
-    presets=presets([SMALL, MEDIUM, LARGE, SPLIT, FULL], SHOWN),
+    presets=presets([SMALL, MEDIUM, LARGE, SPLIT, FULL]),
     claims=[
         Claim(
-            "above-sample-split-p2",
-            "FedProx with small and with large lambda is above the sample-split strategy in all rows (all classes; the "
-            "printed entries are Table 3's: common models, for CNN2 with its medium and its large lambda)",
-            above("P2"),
-        ),
-        Claim(
-            "above-sample-split-p1",
-            "FedProx with small and with large lambda is above the sample-split strategy in all rows (P1)",
-            above("P1"),
-            evidence="The paper has not tried this protocol: its entries for FedProx are those of Table 3, which are "
-            "of common models on all classes. On rows like a client's own, with 10 classes a client, the strategy "
-            "chooses the common model, and a personal model that a weak pull leaves near the client's hundred rows "
-            "is worse.",
+            "above-sample-split",
+            "MNIST CNN2: at every number of classes the test accuracy of FedProx with the small and with the large "
+            "lambda (global models, all classes) is above that of the sample-split strategy, each client reporting the "
+            "better model on the test set",
+            every(
+                **{" ".join(m): higher(ref("common P2", m), ref("leaky P2", SPLIT)) for m in (SMALL, LARGE)},
+            ),
         ),
     ],
     tables=[

@@ -1,10 +1,17 @@
 """Section 7.1 of `kernel`: 25 clients of 500 rows, one truth; the trajectories of Figures 1 to 3."""
 
+from typing import Any
+
 import numpy as np
 
+from mooring.algorithms.kernel_fedavg import KernelFedAvg
+from mooring.algorithms.kernel_fedprox import KernelFedProx
 from mooring.data.generators import LinearKernel
+from mooring.engines.loop import Plan
+from mooring.engines.simulate import simulate
 from mooring.experiments.base.experiment import Preset
 from mooring.experiments.base.results import Ref, of
+from mooring.tasks.linear import Linear
 from mooring.theory.kernel_operator import Array, fedavg, fedprox, minibatch_map
 
 ETA = 0.1
@@ -25,6 +32,15 @@ def gradient(method: str) -> str:
 
 def error(method: str) -> str:
     return f"error {method}"
+
+
+def package_error(method: str) -> str:
+    """The estimation error of KernelFedAvg or KernelFedProx after the last round."""
+    return f"package error {method}"
+
+
+def package_gradient(method: str) -> str:
+    return f"package gradient {method}"
 
 
 def rounds_to(method: str) -> str:
@@ -49,6 +65,7 @@ def trial(seed: int, batch: int, rounds: int, clients: int = 25, samples: int = 
     data = LinearKernel(clients=clients, samples=samples, dim=dim).make(seed)
     parts = [tuple(part.numpy() for part in data.train.of(i)) for i in range(clients)]
     pooled, y = data.train.x.numpy(), data.train.y.numpy()
+    task = Linear(dim, intercept=False)
     gram, moment, truth = pooled.T @ pooled / len(y), pooled.T @ y / len(y), data.truth.w[0].numpy()
     out: dict = {"t": list(range(rounds + 1))}
     passes = [minibatch_map(x, target, fedavg(ETA), batch or samples) for x, target in parts]
@@ -66,7 +83,17 @@ def trial(seed: int, batch: int, rounds: int, clients: int = 25, samples: int = 
         out[error(method)] = errors.tolist()
         out[rounds_to(method)] = int(np.argmax(errors <= goal)) if errors.min() <= goal else float("nan")
         out[f"limit {method}"] = 2 * float(np.linalg.norm(gram @ limit - moment))
+        own = simulate(package(steps, rounds, batch), task, data, Plan(1, seed=seed), settled=True).server.w.numpy()
+        out[package_error(method)] = float(np.linalg.norm(own - truth))
+        out[package_gradient(method)] = 2 * float(np.linalg.norm(gram @ own - moment))
     return out
+
+
+def package(steps: int | None, rounds: int, batch: int) -> Any:
+    """The package's algorithm after so many rounds; steps None: FedProx."""
+    if steps is None:
+        return KernelFedProx(lam=1 / ETA, rounds_exact=rounds, batch=batch)
+    return KernelFedAvg(eta=ETA, steps=steps, rounds_exact=rounds, batch=batch)
 
 
 def repeated(matrix: Array, offset: Array, times: int) -> tuple[Array, Array]:

@@ -1,10 +1,20 @@
 """Figure 1 of `kernel`: FedAvg with s > 1 and FedProx miss the stationary point and still estimate well."""
 
-from mooring.experiments.base.claims import Claim, alike, every, flat, higher, lower, ratio
+from mooring.experiments.base.claims import NEARLY, Claim, close, every, higher, lower, ratio
 from mooring.experiments.base.experiment import Cell, Experiment, Panel, Table, grid
 from mooring.experiments.base.results import of
 from mooring.experiments.kernel import _stationary as setup
-from mooring.experiments.kernel._stationary import FULL, LABELS, LEVELLING, METHODS, error, final, gradient, rounds_to
+from mooring.experiments.kernel._stationary import (
+    FULL,
+    LABELS,
+    LEVELLING,
+    METHODS,
+    error,
+    gradient,
+    package_error,
+    package_gradient,
+    rounds_to,
+)
 
 POINTS = grid(batch=[FULL])
 
@@ -16,31 +26,29 @@ EXPERIMENT = Experiment(
     claims=[
         Claim(
             "s1-is-stationary",
-            "FedAvg with s = 1 drives the gradient to 0: 200 rounds leave less than a millionth, the limit is 1e-12 "
-            "or less",
-            every(share=lower(final("s = 1"), of(gradient("s = 1"), at=0), 1e-6), limit=lower("limit s = 1", 1e-12)),
+            "the gradient at the limit of FedAvg with s = 1 is 0 up to rounding (1e-12)",
+            lower("limit s = 1", 1e-12),
         ),
         Claim(
-            "others-level-off",
-            "with s = 5, s = 10 and FedProx the gradient levels off (by 2 % over the last 50 rounds), "
-            "at over 1,000 times that of s = 1",
-            every(
-                **{f"{m} level": flat(gradient(m), "t", 0.02, span=(150, 200)) for m in LEVELLING},
-                **{f"{m} height": higher(final(m), final("s = 1"), 1000) for m in LEVELLING},
-            ),
+            "others-are-not",
+            "after 200 rounds of KernelFedAvg and KernelFedProx the gradients of s = 5, s = 10 and FedProx are above "
+            "that of s = 1",
+            every(**{m: higher(package_gradient(m), package_gradient("s = 1")) for m in LEVELLING}),
         ),
         Claim(
             "same-error",
-            "all four reach almost the same estimation error (within 5 %)",
-            alike([of(error(method), at=-1) for method in METHODS], 0.05),
+            "after 200 rounds of KernelFedAvg and KernelFedProx the estimation errors of s = 5, s = 10 and FedProx are "
+            "within 10 % of that of s = 1",
+            every(**{m: close(package_error(m), package_error("s = 1"), NEARLY) for m in LEVELLING}),
         ),
         Claim(
-            "s-fold-fewer-rounds",
-            "with s = 5 and s = 10 the rounds to converge shrink roughly by the factor s (30 % off at most)",
+            "rounds-proportional-to-s",
+            "the rounds of s = 1 until 1.05 times the limit's error are within 10 % of 5 times those of s = 5 and of "
+            "10 times those of s = 10",
             every(
                 **{
-                    "s = 5": ratio(rounds_to("s = 1"), rounds_to("s = 5"), 3.5, 6.5),
-                    "s = 10": ratio(rounds_to("s = 1"), rounds_to("s = 10"), 7, 13),
+                    f"s = {s}": ratio(rounds_to("s = 1"), rounds_to(f"s = {s}"), s / (1 + NEARLY), s * (1 + NEARLY))
+                    for s in (5, 10)
                 }
             ),
         ),
@@ -54,10 +62,19 @@ EXPERIMENT = Experiment(
     tables=[
         Table(
             "At the limit",
-            ("gradient norm", "estimation error", "rounds to 1.05 times the limit's error"),
-            {LABELS[m]: (Cell(f"limit {m}"), Cell(of(error(m), at=-1)), Cell(rounds_to(m))) for m in METHODS},
+            (
+                "gradient norm",
+                "estimation error",
+                "estimation error of the package's algorithm",
+                "rounds to 1.05 times the limit's error",
+            ),
+            {
+                LABELS[m]: (Cell(f"limit {m}"), Cell(of(error(m), at=-1)), Cell(package_error(m)), Cell(rounds_to(m)))
+                for m in METHODS
+            },
         )
     ],
     reads="The number of rounds is not printed: 200. Clients train on half of the displayed loss, 1/(2 n_i) per "
-    "client, as in Section 4; the gradient shown is that of the displayed loss.",
+    "client, as in Section 4; curves are the operator's, and the package's KernelFedAvg and KernelFedProx are judged "
+    "after the last round; the gradient shown is that of the displayed loss.",
 )

@@ -1,8 +1,8 @@
 """Figure 2 of `kernel`: minibatches hardly change the gradients that level off, and lift that of s = 1 off 0."""
 
-from mooring.experiments.base.claims import Claim, close, every, higher, lower
+from mooring.experiments.base.claims import NEARLY, Claim, close, every, higher
 from mooring.experiments.base.experiment import Experiment, Panel, grid
-from mooring.experiments.base.results import of
+from mooring.experiments.base.results import of, one_of
 from mooring.experiments.kernel import _stationary as setup
 from mooring.experiments.kernel._stationary import FULL, LABELS, METHODS, gradient
 
@@ -14,9 +14,7 @@ def last(method: str, batch):
     return of(gradient(method), at=-1, batch=batch)
 
 
-def small(batch: int) -> bool:
-    return batch != FULL
-
+MINI = one_of(BATCHES)
 
 EXPERIMENT = Experiment(
     title="Minibatches and the reachability of stationary points",
@@ -24,32 +22,20 @@ EXPERIMENT = Experiment(
     presets=setup.presets(POINTS),
     claims=[
         Claim(
-            "s1-without-batches-is-stationary",
-            "(a) with all rows at once, s = 1 drives the gradient to 0 (below 1e-6) and the others stay 1,000 times "
-            "above",
-            every(
-                zero=lower(last("s = 1", FULL), 1e-6),
-                **{m: higher(last(m, FULL), last("s = 1", FULL), 1000) for m in METHODS if m != "s = 1"},
-            ),
-        ),
-        Claim(
             "s5-s10-unaffected",
-            "(b-d) with s = 5 and s = 10 minibatches have a negligible effect on the final gradient (below 30 %)",
-            every(**{m: close(last(m, small), last(m, FULL), 0.3) for m in ("s = 5", "s = 10")}),
+            "with s = 5 and s = 10 the final gradient with batches of 20, 50 and 100 rows is within 10 % of that with "
+            "all rows",
+            every(**{m: close(last(m, MINI), last(m, FULL), NEARLY) for m in ("s = 5", "s = 10")}),
         ),
         Claim(
             "s1-no-longer-stationary",
-            "(b-d) with minibatches s = 1 no longer reaches 0: its final gradient is over 1,000 times that without",
-            higher(last("s = 1", small), last("s = 1", FULL), 1000),
+            "with s = 1 the final gradient with batches is above that with all rows",
+            higher(last("s = 1", MINI), last("s = 1", FULL)),
         ),
         Claim(
             "fedprox-coincides-with-s1",
-            "(b-d) FedProx with minibatches mostly coincides with FedAvg s = 1: within 15 % at the end, 40 % at every "
-            "round",
-            every(
-                end=close(last("FedProx", small), last("s = 1", small), 0.15),
-                way=close(of(gradient("FedProx"), batch=small), of(gradient("s = 1"), batch=small), 0.4),
-            ),
+            "with batches the gradient of FedProx is within 10 % of that of s = 1 after the last round",
+            close(last("FedProx", MINI), last("s = 1", MINI), NEARLY),
         ),
     ],
     panels=[

@@ -1,9 +1,9 @@
 """Figure 5 of `kernel`: gains when every client sees a random r of 100 coordinates; they jump once all are covered."""
 
 from mooring.data.generators import covariate_heterogeneity
-from mooring.experiments.base.claims import Claim, alike, close, every, higher, lower, rising, within
+from mooring.experiments.base.claims import NEARLY, Claim, alike, close, every, higher, lower, rising, within
 from mooring.experiments.base.experiment import Cell, Experiment, Panel, Preset, Table, grid
-from mooring.experiments.base.results import of
+from mooring.experiments.base.results import between, of, one_of
 from mooring.experiments.kernel._gains import METHODS, PROBES, flows, gain, gains
 from mooring.theory.federation_gain import covering_rank
 
@@ -21,64 +21,66 @@ def trial(seed: int, rank: int) -> dict:
     return plain | {f"{name} squared": value**2 for name, value in plain.items()}
 
 
-def all_methods(check):
-    return every(**{m: check(m) for m in METHODS})
-
+COVERED, LATE, FIRST = between(high=27), between(low=60), one_of((8, 16, 23, 60))
 
 EXPERIMENT = Experiment(
     title="Federation gain against the dimension of the clients' subspaces",
     trial=trial,
     presets={
-        "smoke": Preset(grid(rank=[8, 16, 23, 27, 60, 100]), repeats=1),
-        "quick": Preset(grid(rank=SOME), repeats=20),
+        "smoke": Preset(grid(rank=[8, 16, 23, 27, 60, 80, 100]), repeats=1),
+        "quick": Preset(grid(rank=SOME), repeats=10),
         "paper": Preset(grid(rank=range(1, DIM + 1)), repeats=20),
     },
     claims=[
         Claim(
             "methods-identical",
-            "for any r the gains of FedAvg with s = 1, 5, 10 and of FedProx are almost identical (within 10 %)",
-            every(**{client: alike([gain(client, m) for m in METHODS], 0.1) for client in PROBES}),
+            "at every r the gains of FedAvg with s = 1, 5, 10 and of FedProx are within 10 % of each other, for both "
+            "clients",
+            every(**{client: alike([gain(client, m) for m in METHODS], NEARLY) for client in PROBES}),
         ),
         Claim(
             "clients-alike-up-to-27",
-            "up to r = 27 the curves of the clients with few and with many rows are roughly the same (within 10 %)",
-            all_methods(
-                lambda m: close(
-                    of(gain("scarce", m), rank=lambda r: r <= 27), of(gain("rich", m), rank=lambda r: r <= 27), 0.1
-                )
-            ),
-        ),
-        Claim(
-            "jump-from-16-to-23",
-            "both curves jump from r = 16 to r = 23 (to over twice the gain), where the coordinates become covered",
+            "at every r up to 27 the gains of the client with few and of the client with many rows are within 10 % of "
+            "each other, for all methods",
             every(
                 **{
-                    client: all_methods(
-                        lambda m, client=client: higher(of(gain(client, m), rank=23), of(gain(client, m), rank=16), 2)
-                    )
-                    for client in PROBES
+                    m: close(of(gain("scarce", m), rank=COVERED), of(gain("rich", m), rank=COVERED), NEARLY)
+                    for m in METHODS
+                }
+            ),
+        ),
+        *(
+            Claim(
+                f"{client}-jumps-from-16-to-23",
+                f"the gain of the client with {what} rows is larger at r = 23 than at r = 16, for all methods",
+                every(**{m: higher(of(gain(client, m), rank=23), of(gain(client, m), rank=16)) for m in METHODS}),
+            )
+            for client, what in (("scarce", "few"), ("rich", "many"))
+        ),
+        Claim(
+            "scarce-increases",
+            "the gain of the client with few rows rises from r = 8 to 16, 23 and 60, for all methods",
+            every(**{m: rising(of(gain("scarce", m), rank=FIRST), "rank") for m in METHODS}),
+        ),
+        Claim(
+            "scarce-plateau-near-107",
+            "at every r of 60 and more the gain of the client with few rows is within 10 % of 107, for all methods",
+            every(
+                **{
+                    m: within(of(gain("scarce", m), rank=LATE), PLATEAU / (1 + NEARLY), PLATEAU * (1 + NEARLY))
+                    for m in METHODS
                 }
             ),
         ),
         Claim(
-            "scarce-plateau-near-107",
-            "the gain of the client with few rows first increases and then stabilises around 107 (within 15 %, r >= "
-            "60)",
-            every(
-                rises=all_methods(lambda m: rising(of(gain("scarce", m), rank=lambda r: r in (8, 16, 23, 60)), "rank")),
-                plateau=all_methods(
-                    lambda m: within(of(gain("scarce", m), rank=lambda r: r >= 60), PLATEAU / 1.15, PLATEAU * 1.15)
-                ),
-            ),
+            "rich-increases",
+            "the gain of the client with many rows rises from r = 8 to 16, 23 and 60, for all methods",
+            every(**{m: rising(of(gain("rich", m), rank=FIRST), "rank") for m in METHODS}),
         ),
         Claim(
-            "rich-rises-then-falls",
-            "the gain of the client with many rows first increases, then falls quickly as r approaches 100 "
-            "(to less than a fifth of that at r = 60)",
-            every(
-                rises=all_methods(lambda m: rising(of(gain("rich", m), rank=lambda r: r in (8, 16, 23, 60)), "rank")),
-                falls=all_methods(lambda m: lower(of(gain("rich", m), rank=100), of(gain("rich", m), rank=60), 0.2)),
-            ),
+            "rich-falls-near-100",
+            "the gain of the client with many rows is lower at r = 100 than at r = 80, for all methods",
+            every(**{m: lower(of(gain("rich", m), rank=100), of(gain("rich", m), rank=80)) for m in METHODS}),
         ),
     ],
     panels=[

@@ -5,7 +5,8 @@ import numpy as np
 from mooring.experiments.base.claims import Claim, every, higher, lower, slope
 from mooring.experiments.base.experiment import Cell, Experiment, Panel, Preset, Table, grid
 from mooring.experiments.base.results import of
-from mooring.theory.kernel_operator import fedavg, fedprox, gamma_k, kernel_flow
+from mooring.theory.kernel_bounds import stopped_bound
+from mooring.theory.kernel_operator import fedavg, fedprox, gamma_k, kappa_p, kernel_flow
 from mooring.theory.kernel_stopping import stopping_time
 
 GAMMA_K = 0.5
@@ -60,6 +61,10 @@ def trial(seed: int, samples: int, sigma: float, draws: int) -> dict:
             f"printed {method}": error(printed),
             f"endless {method}": path[-1],
             f"rounds {method}": rounds,
+            f"largest share of the bound {method}": max(
+                error(t) / stopped_bound(update, int(t), kappa_p(GAMMA_K, update), target_norm() ** 2, 0.0)
+                for t in (1, *times[times <= printed])
+            ),
         }
     return out
 
@@ -76,25 +81,24 @@ EXPERIMENT = Experiment(
     trial=trial,
     presets={
         "smoke": Preset(grid(samples=[60, 100, 200], sigma=[1.0]), repeats=3, settings={"draws": 10}),
-        "quick": Preset(grid(samples=SIZES, sigma=SIGMAS), repeats=5, settings={"draws": 10}),
+        "quick": Preset(grid(samples=SIZES, sigma=SIGMAS), repeats=10, settings={"draws": 10}),
         "paper": Preset(grid(samples=SIZES, sigma=SIGMAS), repeats=10, settings={"draws": 5}),
     },
     claims=[
         Claim(
-            "stop-near-best",
-            "the error at the rule's T is within a factor 3 of that at the best round, for every N and noise level",
-            every(**{m: lower(f"stopped {m}", f"best {m}", 3) for m in METHODS}),
+            "below-theorem-8",
+            "at every t up to T, N and noise level the mean of |f_t - f*|_N^2 is below the bound of Theorem 8",
+            every(**{m: lower(f"largest share of the bound {m}", 1.0) for m in METHODS}),
         ),
         Claim(
             "longer-runs-overfit",
-            "runs that go on overfit: after 1e7 rounds the error is over twice that at T",
-            every(**{m: higher(f"endless {m}", f"stopped {m}", 2) for m in METHODS}),
+            "after 1e7 rounds |f_t - f*|_N^2 is above that at T, for every N and noise level",
+            every(**{m: higher(f"endless {m}", f"stopped {m}") for m in METHODS}),
         ),
         Claim(
             "rate",
-            "the error at T falls like N^(-2 beta/(2 beta + 1)), beta = 1, or faster: the slope is at most -2/3 + "
-            "0.07 and not that of a parametric problem, -1",
-            every(**{m: slope(of(f"stopped {m}", sigma=1.0), "samples", -1.0, -0.6) for m in METHODS}),
+            "the exponent of |f_T - f*|_N^2 in N is at most -2 beta/(2 beta + 1) = -2/3 (kernel min(x, z), beta = 1)",
+            every(**{m: slope(of(f"stopped {m}", sigma=1.0), "samples", -np.inf, -2 / 3) for m in METHODS}),
         ),
     ],
     panels=[

@@ -1,0 +1,65 @@
+"""Results of the experiments from before their claims were registered, out of the repository's own history.
+
+    python -m benchmarks.reproduction_history docs/reproduction/history.json
+
+Each claim of each record that was ever committed to docs/reproduction up to LAST, with its wording, repeats, data and
+answer then; a record that did not change is told once. The pages show them folded, also what was dropped.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+from mooring.core.papers import key_of
+from mooring.report.markdown import key_number
+from mooring.runs.files import write_json
+
+FOLDER = "docs/reproduction"
+LAST = "44b69c4"  # the last commit before the registration
+
+
+def git(*words: str) -> str:
+    return subprocess.run(["git", *words], capture_output=True, text=True, check=True).stdout
+
+
+def answer(claim: dict[str, Any]) -> str:
+    """Today's word, or that of the records that had two."""
+    return claim["word"] if "word" in claim else "held" if claim["held"] else "not held"
+
+
+def history() -> list[dict[str, Any]]:
+    """All versions of all claims, oldest first."""
+    found: list[dict[str, Any]] = []
+    latest: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for line in reversed(git("log", "--format=%h %as", LAST, "--", FOLDER).splitlines()):
+        commit, date = line.split()
+        for name in git("ls-tree", "--name-only", commit, f"{FOLDER}/").splitlines():
+            if not name.endswith(".json"):
+                continue
+            record = json.loads(git("show", f"{commit}:{name}"))
+            experiment = key_of(record["experiment"])
+            for claim in record["claims"]:
+                said = {
+                    "experiment": experiment,
+                    "preset": record["preset"],
+                    "claim": claim["claim"],
+                    "says": claim["says"],
+                    "word": answer(claim),
+                    "repeats": record["repeats"],
+                    "data": record["data"],
+                    "decided by": key_number(claim["worst"]) if "worst" in claim else "",
+                }
+                key = (experiment, record["preset"], claim["claim"])
+                if latest.get(key) != said:
+                    latest[key] = said
+                    found.append({"commit": commit, "date": date} | said)
+    return found
+
+
+if __name__ == "__main__":
+    rows = history()
+    write_json(sys.argv[1], {"until": LAST, "results": rows})
+    print(f"{len(rows)} results of {len({(row['experiment'], row['claim']) for row in rows})} claims")
