@@ -285,7 +285,7 @@ def every_cut(folder: Path, quick: bool) -> Tried:
                     raise Cut
 
             try:
-                mooring.fit(rows, out=folder / "cut", tell=stop, **how)
+                mooring.fit(rows, out=folder / "cut", progress=stop, **how)
             except Cut:
                 fitting.resume(folder / "cut")
             tried += 1

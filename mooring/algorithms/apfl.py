@@ -4,13 +4,17 @@ apfl, Section 3, Eqs. 3-6 (Local Descent APFL), Theorems 2, 3 and 7.
 
     u = alpha_i v_i + (1 - alpha_i) w_i                          before the step; one minibatch xi for all three
     w_i     <- project( w_i - eta_t grad L_i(w_i; xi) )          from the common w, `steps` times
-    v_i     <- project( v_i - eta_t alpha_i grad L_i(u; xi) )    kept from round to round
+    v_i     <- project( v_i - eta_ratio eta_t alpha_i grad L_i(u; xi) )          kept from round to round
     alpha_i <- clip( alpha_i - eta_t (s <v_i - w_i, grad L_i(u; xi)> + alpha_pull alpha_i), 0, 1 )    (Eq. 6: s = 1)
     w       <- sum_i p_i w_i / sum_i p_i                         over the cohort
 
     alpha_by = "mixture"  s = 1
     alpha_by = "parts"    s = alpha_i^2 + (1 - alpha_i)^2: the gradients of both parts, which carry their shares
                           already, are weighed by them again, as in the authors' program
+
+    agnostic > 0          w is for the worst mixture of clients, min_w max_q sum_i q_i L_i(w) over the simplex (Eq. 8):
+                          w <- w + sum_i q_i (w_i - w) / sum_i q_i  over the cohort,
+                          q <- project_simplex( q + agnostic (m/cohort) L(w) ),  L_i(w) = 0 outside of the cohort
 
     eta = "theory"        16/(mu (t + a)) of Theorem 2, or 8/(mu (t + a)) of Theorem 7, local iterations t = 1..T
     eta = "nonconvex"     1/(2 sqrt(5) L sqrt(T)) of Theorem 3: full gradients, everybody every round, steps <= rounds
@@ -24,6 +28,7 @@ Symbols  w: Server.w    v_i, alpha_i: Client    alpha: one number, or a list wit
          W: the ball |.| <= radius (0: all of space)
 Limits   alpha = 0 is FedAvg, alpha = 1 is Local, with adapt = "no"; w does not depend on alpha; without a ball and for
          alpha > 0 the mixture tends to the client's own fit (Remark 2), so finite rounds are what regularises
+         eta_ratio other than 1: "different learning rate for local and global update" (Section 4)
 Departs  alpha_i times the gradient in the step of v_i: the chain rule that Eq. 5 leaves out and Appendix E uses; alpha
          clipped to [0, 1]; the average over clients weighs by p; adapt = "round" takes Eq. 6 at the first local step;
          adapt_on = "auto" takes Eq. 6 on validation rows where there are any, the paper on the training minibatch
@@ -57,6 +62,7 @@ class Server(NamedTuple):
     w: Tensor  # [d]
     average: Tensor | None  # [d], the iterations' average; None for output = "last"
     done: Tensor | None  # how many iterations it covers
+    q: Tensor | None = None  # [m], the worst mixture; [0] before the first round, where it is p; None unless agnostic
 
 
 class Client(NamedTuple):
@@ -77,6 +83,8 @@ class Stay(NamedTuple):
 class Message(NamedTuple):
     change: Tensor  # [C, d]  w_i - w
     path: Tensor | None  # [C, d]  this round's iterations of w_i, averaged, less w
+    share: Tensor | None = None  # [C, 1]  q_i/p_i, with which `change` is multiplied where the run is agnostic
+    losses: Tensor | None = None  # [C, m]  L_i(w)/p_i at place i: their weighted mean has every client's loss at w
 
 
 @dataclass(frozen=True)
@@ -87,6 +95,7 @@ class APFL(Algorithm):
     alpha_pull: float = 0.0  # draws alpha to 0, the common model
     alpha_by: str = "mixture"  # whose gradient moves alpha
     eta: Setting = "auto"  # "theory" sets eta, decay and shift; "nonconvex" eta and fading
+    eta_ratio: float = 1.0  # the step size of v over that of w
     decay: float = 0.01
     fading: str = "inverse"  # what decay does: see settings.schedule
     steps: int = 10
@@ -96,6 +105,7 @@ class APFL(Algorithm):
     radius: float = 0.0
     output: str = "last"
     shift: float = 0.0
+    agnostic: float = 0.0  # the step size of q (Eq. 8); 0: w is for the mean risk
 
     paper: ClassVar[str] = "apfl, Section 3"
     reveals: ClassVar[str] = "each client's change of the common model; its own model and mixture stay with it"
@@ -112,7 +122,10 @@ class APFL(Algorithm):
         check_work(self, "theory", "nonconvex")
         check(self, adapt=("no", "round", "step"), adapt_on=("auto", "train", "validation"), alpha_pull=(0, None))
         check(self, alpha_by=("mixture", "parts"))
-        check(self, radius=(0, None), output=("last", "own", "average"), shift=(0, None))
+        check(self, radius=(0, None), output=("last", "own", "average"), shift=(0, None), eta_ratio=(0, None))
+        check(self, agnostic=(0, None))
+        if self.agnostic and self.output == "average":
+            raise RequestError("APFL: output = 'average' is for the mean risk; set agnostic = 0 or another output.")
         if self.output == "average" and (self.adapt != "no" or self.epochs):
             raise RequestError(
                 "APFL: output = 'average' is for a fixed mixture and equal numbers of steps; "
@@ -138,7 +151,8 @@ class APFL(Algorithm):
         zero, visits = torch.tensor(0), first_visits(self)
         own = w0 if self.output == "own" else w0[:0]
         if self.output != "average":
-            return Server(w0, None, None), Client(w0, alpha, w0[:0], zero, visits, own)
+            q = w0.new_zeros(0) if self.agnostic else None
+            return Server(w0, None, None, q), Client(w0, alpha, w0[:0], zero, visits, own)
         return Server(w0, w0, zero), Client(w0, alpha, w0, zero, visits, own)
 
     def visit(self, server, client, task, data, round):
@@ -147,8 +161,10 @@ class APFL(Algorithm):
                 f"APFL: fading = 'horizon' (Theorem 3) needs steps <= rounds, got {self.steps} and {round.rounds}."
             )
         client = self.with_alpha(client, data)
-        if task.mix is not None and not self.radius and self.output != "average" and task.reads(data.train):
-            return self.visit_at_once(server, client, task, data, round)
+        plain = not self.radius and self.output != "average" and self.eta_ratio == 1
+        if task.mix is not None and plain and task.reads(data.train):
+            after, message = self.visit_at_once(server, client, task, data, round)
+            return after, self.by_worst_mixture(message, server, task, data, round)
         begin = Stay(server.w.expand(len(data), -1), client.v, client.alpha)
         before, average, path = (round.t - 1) * self.steps, self.caught_up(client, round.t - 1).average, begin.w
         for k, stay in enumerate(self.local_steps(begin, task, data, round, counted(client.visits))):
@@ -159,7 +175,8 @@ class APFL(Algorithm):
         done = torch.full_like(client.done, round.t * self.steps)
         own = stay.w if self.output == "own" else client.own
         after = Client(stay.v, stay.alpha, average, done, client.visits + 1, own)
-        return after, Message(stay.w - server.w, path - server.w if self.output == "average" else None)
+        message = Message(stay.w - server.w, path - server.w if self.output == "average" else None)
+        return after, self.by_worst_mixture(message, server, task, data, round)
 
     def visit_at_once(self, server, client, task, data, round):
         """The same by a task that takes all steps of a stay at once."""
@@ -176,6 +193,21 @@ class APFL(Algorithm):
         after = client._replace(v=stay.v, alpha=stay.alpha, done=done, visits=client.visits + 1)
         after = after._replace(own=stay.w) if own else after
         return after, Message(stay.w - server.w if own else stay.w.sub_(server.w), None)
+
+    def by_worst_mixture(self, message, server, task, data, round):
+        """The message of an agnostic run: the change weighs by q instead of p, and the loss at w goes along."""
+        if server.q is None:
+            return message
+        p = data.p.to(server.w.dtype)
+        share = (server.q[data.index] / p if len(server.q) else torch.ones_like(p))[:, None]
+        loss = task.loss(server.w.expand(len(data), -1), data.train.full(task)).to(p.dtype)
+        losses = torch.zeros(len(data), round.clients, dtype=p.dtype)
+        losses[torch.arange(len(data)), data.index] = loss / p
+        return message._replace(change=share * message.change, share=share, losses=losses)
+
+    @property
+    def additive(self) -> bool:
+        return not self.agnostic  # otherwise messages hold losses, and the step is a ratio of two means
 
     def adapts_in(self, k: int) -> bool:
         """Whether the mixture moves in the k-th step of a stay."""
@@ -194,7 +226,7 @@ class APFL(Algorithm):
             rate = per_client(eta(step.k) if callable(eta) else eta, v)
             u = mixture(alpha, v, w)
             slope = task.grad(u, step.batch)
-            new_v = project(torch.addcmul(v, slope, -rate * alpha[:, None]), region)
+            new_v = project(torch.addcmul(v, slope, -self.eta_ratio * rate * alpha[:, None]), region)
             new_w = project(torch.addcmul(w, task.grad(w, step.batch), -rate), region) if moves_w else w
             if self.adapts_in(step.k) and bool(adapts.any()):
                 felt = task.grad(u, next(held_out).batch) if on_validation else slope
@@ -209,6 +241,8 @@ class APFL(Algorithm):
             yield Stay(w, v, alpha)
 
     def merge(self, server, mean, round):
+        if mean.losses is not None:
+            return self.merge_worst_mixture(server, mean, round)
         w = server.w + mean.change
         if self.output != "average":
             return Server(w, None, None)
@@ -219,6 +253,14 @@ class APFL(Algorithm):
         average = updated_mean(average, server.w + mean.path, share(self.shift, before, now))
         return Server(w, average, torch.full_like(server.done, now))
 
+    def merge_worst_mixture(self, server, mean, round):
+        """One step down in w and one up in q; the weighted means are over the cohort."""
+        share = mean.share.clamp(min=torch.finfo(mean.share.dtype).tiny)
+        losses = mean.losses * round.weight
+        begin = server.q if len(server.q) else torch.full_like(losses, 1 / round.clients)
+        q = project_simplex(begin + self.agnostic * round.clients / round.cohort * losses)
+        return Server(server.w + mean.change / share, None, None, q)
+
     def finish(self, server, client, task, data, round):
         return self.with_alpha(self.caught_up(client, round.t), data)
 
@@ -226,6 +268,9 @@ class APFL(Algorithm):
         if self.output != "average":
             return mixture(client.alpha, client.v, client.own if self.output == "own" else server.w)
         return mixture(client.alpha, client.average, server.average)
+
+    def global_model(self, server):
+        return server.average if self.output == "average" else server.w
 
     def with_alpha(self, client, data):
         """The client, before its first visit with the mixture that is its own."""
@@ -242,6 +287,13 @@ class APFL(Algorithm):
         return client._replace(
             average=updated_mean(client.average, client.v, share(self.shift, client.done, now)), done=now
         )
+
+
+def project_simplex(values: Tensor) -> Tensor:
+    """The nearest point with entries >= 0 that sum to 1."""
+    ordered = values.sort(descending=True).values
+    excess = (ordered.cumsum(0) - 1) / torch.arange(1, len(values) + 1, dtype=values.dtype)
+    return (values - excess[int((ordered > excess).sum()) - 1]).clamp(min=0)
 
 
 def share(shift: float, before, now, begin: int = 0) -> Tensor:

@@ -91,6 +91,10 @@ class Algorithm:
         """[C, d]: the model that each client uses."""
         raise NotImplementedError
 
+    def global_model(self, server: Any) -> Tensor:
+        """[d]: the model of a client that has no state of its own, because it has no rows or was never sampled."""
+        return server.w
+
     @property
     def name(self) -> str:
         """The file's name for those of this package, the class's for others."""
@@ -100,6 +104,7 @@ class Algorithm:
 
 PACKAGE = "mooring.algorithms"
 NOT_ALGORITHMS = ("base", "settings")
+SYNONYMS = {"fedprox": "fedprox_shared"}  # names that the papers use
 ENTRY_POINTS = "mooring.algorithms"  # the group under which an installed package offers algorithms
 IN_MEMORY = "(in memory)"  # begins the name of an algorithm that no file defines
 
@@ -117,6 +122,18 @@ def own_names() -> list[str]:
     return sorted(m.name for m in pkgutil.iter_modules(folder.__path__) if m.name not in NOT_ALGORITHMS)
 
 
+def resolve_name(name: str) -> str:
+    """The name of an algorithm as it is spelled here: `FedAvg` is fedavg, `fedprox` is fedprox_shared."""
+    if is_spec(name) or name.startswith(IN_MEMORY):
+        return name
+    folded = {_letters(one): one for one in own_names()} | {_letters(word): one for word, one in SYNONYMS.items()}
+    return folded.get(_letters(name), name)
+
+
+def _letters(name: str) -> str:
+    return "".join(c for c in name.casefold() if c.isalnum())
+
+
 def find(name: str, kept: Path | None = None) -> type[Algorithm]:
     """The algorithm class of that name: of this package, of an installed one, or of a file ("my_file.py:MyAlgorithm",
     from the copy in `kept` where a run has one)."""
@@ -129,7 +146,7 @@ def find(name: str, kept: Path | None = None) -> type[Algorithm]:
     if name not in own_names():  # only then are installed packages searched, which takes a while
         offered = next(iter(entry_points(group=ENTRY_POINTS, name=name)), None)
         if offered is None:
-            known = unknown("algorithm", name, names())
+            known = unknown("algorithm", name, names(), "mooring list algorithms")
             raise RequestError(f"{known}; or a file and a class, as my_file.py:MyAlgorithm.")
         return checked(offered.load(), name)
     module = importlib.import_module(f"{PACKAGE}.{name}")

@@ -117,4 +117,7 @@ class FedMSPP(Algorithm):
         return moved(server, mean, round)
 
     def deploy(self, server, client):
+        return self.global_model(server)
+
+    def global_model(self, server):
         return server.w if self.output == "last" else server.drawn

@@ -125,6 +125,9 @@ class FedProxShared(Algorithm):
         return moved(server, mean, round)
 
     def deploy(self, server, client):
+        return self.global_model(server)
+
+    def global_model(self, server):
         return server.w if self.output == "last" else server.drawn
 
 

@@ -13,14 +13,17 @@ WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or f
 
 
 MOST_PROPOSED = 3
+MOST_LISTED = 12  # known names that an error lists where a command lists them all
 
 
-def unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """Half a sentence on a name that nobody knows: what it may have meant, and the known ones."""
+def unknown(what: str, name: str, known: Iterable[str], listed_by: str = "") -> str:
+    """Half a sentence on an unknown name: the nearest known ones, and all of them or the command that lists them."""
     known = list(known)
     near = [f"'{one}'" for one in nearest(name, known)]
     either = f"{', '.join(near[:-1])} or {near[-1]}" if len(near) > 1 else "".join(near)
     hint = f" (did you mean {either}?)" if near else ""
+    if listed_by and len(known) > MOST_LISTED:
+        return f"unknown {what} '{name}'{hint}; see `{listed_by}`"
     return f"unknown {what} '{name}'{hint}; known: {', '.join(known) or 'none'}"
 
 

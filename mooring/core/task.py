@@ -111,6 +111,7 @@ class Task(Protocol):
     kinds: ClassVar[tuple[str, ...]]  # the targets it fits: "regression", "binary", "classes", "count"
     smooth_loss: ClassVar[bool] = True
     likelihood: ClassVar[Any] = False  # bool: whether the loss is a negative log-likelihood, its dispersion being 1
+    overdispersed: ClassVar[bool] = False  # whether targets may vary more than the likelihood implies: counts
     risk_per_loss: ClassVar[Any] = 1.0  # float: how much `row_risk` changes when the loss of a row changes by 1
     intercept: bool = False
 
@@ -120,6 +121,7 @@ class Task(Protocol):
     prox: Any = None  # prox(center, lam, batch, start=None) -> [C, d], exact arg min L_i(v) + lam/2 |v - center|^2
     hessian: Any = None  # hessian(w, batch) -> [C, d, d]
     curve: Any = None  # curve(w, batch, direction) -> [C, d], the Hessian times a direction
+    pearson: Any = None  # pearson(w, batch) -> [C], [C]: sums that the dispersion of counts is estimated from
     step: Any = None  # step(v, batch, move): one step of local SGD, in place (`core/steps.py`)
     stay: Any = None  # stay(v, begin, rows, place, n, rate, pull, shift): many steps at once (`core/solvers.py`)
     mix: Any = None  # mix(w, v, alpha, begin, rows, place, n, rate, felt): the same for a model and a mixture
@@ -158,6 +160,13 @@ class Task(Protocol):
     def row_risk(self, w: Tensor, batch: Batch) -> Tensor:
         """[C, B]: what a user is told about each row, without penalties, in the unit that `metric` names."""
         raise NotImplementedError
+
+    def row_divergence(self, w: Tensor, reference: Tensor, batch: Batch) -> Tensor:
+        """[C, B]: how much higher each row's `row_risk` would be with w on average, if the model `reference` were true.
+
+        Losses that do not imply how targets vary have no such average: the absolute difference stands in.
+        """
+        return (self.row_risk(w, batch) - self.row_risk(reference, batch)).abs()
 
     def score(self, w: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Further measures a user of this task expects, each [C]; nan where undefined."""

@@ -21,7 +21,7 @@ from pathlib import Path
 from mooring.core.errors import RequestError
 
 CODE, DATA = "code", "data"
-HOW = "look at it, then repeat with --trust (in Python: trust=True)"
+HOW = "look at it, then repeat with --trust, for deployments --trust-code (in Python: trust=True)"
 ASK: list[Callable[[str], bool]] = []  # the command line puts its question here where a person can answer
 _given: set[tuple[str, str]] = set()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pyarrow
@@ -9,7 +10,21 @@ import pyarrow.parquet
 
 from mooring.core.errors import RequestError
 
-MOST_UNPACKED = 4 * 2**30  # bytes that a packed file may become
+VARIABLE = "MOORING_MAX_UNPACKED_BYTES"  # sets the limit for this process
+DEFAULT_MAX_UNPACKED_BYTES = 2**30
+
+
+def max_unpacked_bytes() -> int:
+    """Bytes that a packed file may become: 1 GiB, or what the environment's MOORING_MAX_UNPACKED_BYTES says."""
+    text = os.environ.get(VARIABLE, "")
+    try:
+        return int(float(text)) if text else DEFAULT_MAX_UNPACKED_BYTES
+    except (ValueError, OverflowError):
+        raise RequestError(f"{VARIABLE} must be a number of bytes, got {text!r}.") from None
+
+
+MOST_UNPACKED = max_unpacked_bytes()
+TOO_LARGE = f"set {VARIABLE} to allow more"
 
 
 def read_bounded(source: Path | pyarrow.BufferReader, title: str) -> pyarrow.Table:
@@ -29,5 +44,7 @@ def read_bounded(source: Path | pyarrow.BufferReader, title: str) -> pyarrow.Tab
                 if size > MOST_UNPACKED:
                     break
         if size > MOST_UNPACKED:
-            raise RequestError(f"{title}: unpacks to more than {MOST_UNPACKED:,} bytes; give fewer rows or columns.")
+            raise RequestError(
+                f"{title}: unpacks to more than {MOST_UNPACKED:,} bytes; give fewer rows or columns, or {TOO_LARGE}."
+            )
         return pyarrow.Table.from_batches(batches, file.schema_arrow)

@@ -1,4 +1,4 @@
-"""Coefficients in the units of the data: what every client's model says of each column, beside the common one.
+"""Coefficients in the units of the data: those of every client's model beside the global one.
 
 A model is trained on scaled columns and, in a regression, on a scaled target:
 
@@ -45,7 +45,8 @@ def scaling_of(data: Schema | Clients) -> Scaling:
         columns = (features, np.zeros(q), np.ones(q))
     else:
         data = data.schema if isinstance(data, Clients) else data
-        columns = (data.features, np.array(data.mean), np.array(data.scale))
+        extra = len(data.features) - len(data.mean)  # columns that bend are in standard units
+        columns = (data.features, np.append(data.mean, np.zeros(extra)), np.append(data.scale, np.ones(extra)))
     units = (data.target_mean, data.target_scale) if data.kind == REGRESSION else (0.0, 1.0)
     return Scaling(*columns, tuple(data.classes), *units)
 
@@ -73,10 +74,10 @@ def in_units_of_data(task: Task, w: Tensor, scaling: Scaling) -> tuple[np.ndarra
 def coefficients(
     task: Task, scaling: Scaling, common: Tensor, personal: Tensor | None, names: Sequence[str]
 ) -> pd.DataFrame:
-    """A row for each client and term: client, term, coefficient, common, deviation = coefficient - common.
+    """One row per client and term: client, term, coefficient, global, deviation = coefficient - global.
 
     With three classes or more each class has its own, and a column `class` says which. `names` and `personal` may be
-    empty: then the table has the common model's alone, under the client `None`.
+    empty: then the table has the global model only, under the client `None`.
     """
     slopes, intercept = in_units_of_data(task, common[None], scaling)
     shared = np.concatenate([intercept[..., None], slopes], -1)[0]  # [scores, 1 + q]
@@ -90,5 +91,5 @@ def coefficients(
         frame["class"] = np.tile(np.repeat(np.array(scaling.classes, dtype=object), terms), m)
     frame["term"] = np.tile(np.array([INTERCEPT, *scaling.features], dtype=object), m * scores)
     frame["coefficient"] = own.reshape(-1)
-    frame["common"] = np.tile(shared.reshape(-1), m)
-    return frame.assign(deviation=frame["coefficient"] - frame["common"])
+    frame["global"] = np.tile(shared.reshape(-1), m)
+    return frame.assign(deviation=frame["coefficient"] - frame["global"])

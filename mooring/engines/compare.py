@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from math import nan
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
 
@@ -16,6 +17,7 @@ from mooring.engines import saving
 from mooring.engines.fit import (
     Tell,
     Trained,
+    as_tell,
     check_same_data,
     known_mean,
     opening,
@@ -28,7 +30,7 @@ from mooring.engines.fit import (
 from mooring.engines.loop import LOSSES, Asking, Progress, check_participation, cohort_size, settle
 from mooring.engines.prepare import Job, exchange_of, prepare
 from mooring.engines.request import admit_run, fields_of, own_classes, request
-from mooring.engines.scores import known_scores
+from mooring.engines.scores import known_scores, mean_improvement
 from mooring.engines.simulator import Known
 from mooring.engines.sweep import alike, all_answered, most_together
 from mooring.runs.directory import (
@@ -57,16 +59,17 @@ SHORT = 12  # characters of a field's value in a label
 class Comparison:
     """What `compare` returns: a row a method, and each client's test loss by method, in the target's own units.
 
-    With several seeds numbers are means over them, `..._sd` their deviations (seconds and bytes: sums), and
-    `behind` how much more a method loses than the best one (of least mean loss) under the same seeds, with `behind_sd`.
+    `above_best_pct` is how much higher a method's test loss is than the lowest one, with an interval over clients. With
+    several seeds numbers are means over them, `..._sd` their deviations (seconds and bytes: sums), and `behind` the
+    difference from the best method (of least mean loss) under the same seeds, with `behind_sd`.
     """
 
     metric: str
     methods: pd.DataFrame  # method, test_loss, validation_loss, seconds, rounds, bytes, ...
-    clients: pd.DataFrame  # client, rows, then a column a method
+    clients: pd.DataFrame  # client, rows, test rows, then one column per method
     run: Path | None
     notes: list[str]  # what was dropped, imputed or moved in the data
-    curves: pd.DataFrame  # method, seed, t and the losses of every evaluated round
+    curves: pd.DataFrame  # method, seed, round and the losses of every evaluated round
     seeds: pd.DataFrame  # a row a method and seed, as `methods`
 
     def __repr__(self) -> str:
@@ -82,27 +85,27 @@ class Comparison:
 
 
 def compare(
-    source: Any,
+    data: Any,
     methods: Sequence[str | Algorithm] | None = None,
     *,
     out: str | Path | None = None,
     model: Any = None,
     settings: Mapping[str, Mapping[str, Any]] | None = None,
-    tell: Tell = silent,
+    progress: bool | Tell = False,
     trust: bool = False,
     **options: Unpack[Options],
 ) -> Comparison:
     """Train every method on the same federation; `methods` are names, names with fields ("ditto lam=0.1"),
     "my_file.py:MyAlgorithm" or algorithms, `settings` fields by name.
 
-    `source`, `model`, `trust` and `options` are those of `fit`. A run file says the methods too, unless they are given.
+    `data`, `progress`, `model`, `trust` and `options` are those of `fit`. Without `methods` they are the run file's.
     With `seeds` above 1 everything is repeated with the seeds that follow `seed`: splits, dealings and training, or
     only training where `split_seed` fixes the data.
     """
-    asked = request(source, purpose="compare", methods=methods, settings=settings, model=model, trust=trust, **options)
+    asked = request(data, purpose="compare", methods=methods, settings=settings, model=model, trust=trust, **options)
     loss = options.get("loss")
     given = Given(
-        None if isinstance(source, str | Path) else source,
+        None if isinstance(data, str | Path) else data,
         model,
         loss if callable(loss) else None,
         own_classes(methods or []),
@@ -112,7 +115,7 @@ def compare(
         check_participation(algorithm, job.plan, len(job.clients))
     directory = None if out is None else create(out, opening(job))
     with nullcontext() if directory is None else held(directory.path):
-        return run_all(job, given, directory, tell)
+        return run_all(job, given, directory, as_tell(progress))
 
 
 def resume(
@@ -158,8 +161,8 @@ def run_all(job: Job, given: Given, directory: RunDir | None, tell: Tell) -> Com
     rows = pd.concat([one.assign(seed=how.seed + k) for k, (one, _, _) in enumerate(found)], ignore_index=True)
     curves = pd.concat([one.assign(seed=how.seed + k) for k, (_, _, one) in enumerate(found)], ignore_index=True)
     curves = curves[["method", "seed", *(name for name in curves if name not in ("method", "seed"))]]
-    methods = rows.drop(columns="seed") if how.seeds == 1 else over_seeds(rows)
     clients = found[0][1] if how.seeds == 1 else mean_clients([one for _, one, _ in found])
+    methods = above_best(rows.drop(columns="seed"), clients) if how.seeds == 1 else over_seeds(rows)
     where = directory.path if directory else None
     result = Comparison(job.task.metric, methods, clients, where, job.clients.notes, curves, rows)
     if directory is not None:
@@ -170,6 +173,18 @@ def run_all(job: Job, given: Given, directory: RunDir | None, tell: Tell) -> Com
         write_json(directory.path / SECONDS, {"methods": dict(zip(methods["method"], methods["seconds"]))})
         write_json(directory.path / COMPARISON, as_json(result) | {"methods": timeless.to_dict("records")} | about)
     return result
+
+
+def above_best(methods: pd.DataFrame, clients: pd.DataFrame) -> pd.DataFrame:
+    """How much higher each method's test loss is than the lowest one, in percent of it, with intervals over clients."""
+    best = methods.loc[methods["test_loss"].idxmin(), "method"]
+    lines = [mean_improvement(clients["test"], clients[best], clients[name]) for name in methods["method"]]
+    ends = {"": "pct", "_ci_low": "pct_ci_high", "_ci_high": "pct_ci_low"}
+    columns = {f"above_best_pct{end}": [-line[key] if line else nan for line in lines] for end, key in ends.items()}
+    at = methods.columns.get_loc("test_loss") + 1
+    for k, (name, values) in enumerate(columns.items()):
+        methods.insert(at + k, name, values)
+    return methods
 
 
 def over_seeds(rows: pd.DataFrame) -> pd.DataFrame:
@@ -210,16 +225,17 @@ def run_methods(job: Job, folder: Path | None, tell: Tell) -> tuple[pd.DataFrame
                 "validation_loss": known_mean(trained.validation, job.clients.validation.size),
                 **known_scores(job.task, job.clients, trained.models).overall,
                 "seconds": max(seconds, float(frame["seconds"].sum())),
-                "rounds": int(frame["t"].max()),
+                "rounds": int(frame["round"].max()),
                 "kept_round": trained.kept.t,
                 "last_test_loss": float(frame["test_loss"].dropna().iloc[-1]),
                 "bytes": int(frame["bytes_up"].sum() + frame["bytes_down"].sum()),
             }
             columns[label] = trained.test.numpy()
-            shown = ["t", *LOSSES, *(name for name in frame if name.startswith("test_") and name not in LOSSES)]
+            shown = ["round", *LOSSES, *(name for name in frame if name.startswith("test_") and name not in LOSSES)]
             curves[label] = frame.loc[frame["test_loss"].notna(), shown].assign(method=label)
     losses = {label: columns[label] for label in methods}
-    clients = pd.DataFrame({"client": job.clients.names, "rows": total_rows(job), **losses})
+    sizes = {"rows": total_rows(job), "test": job.clients.test.size.numpy()}
+    clients = pd.DataFrame({"client": job.clients.names, **sizes, **losses})
     ordered = pd.concat([curves[label] for label in methods], ignore_index=True)
     return pd.DataFrame([rows[label] for label in methods]), clients, ordered
 

@@ -61,12 +61,14 @@ class Scores(NamedTuple):
     """How deployed models do at home: the mean loss over each client's rows [m], and over how many rows [m].
 
     A client that has no rows, or did not answer, has nan and 0. Measures of all rows together, such as accuracy, are
-    there where the rows are in one place.
+    there where the rows are in one place. Where only a sum over all clients is known, `mean` is their mean loss and
+    nobody has rows.
     """
 
     risk: Tensor
     rows: Tensor
     measures: Mapping[str, float] = {}
+    mean: float | None = None
 
 
 class Exchange(Protocol):

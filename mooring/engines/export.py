@@ -29,7 +29,7 @@ def export(path: str | Path, to: str = "csv", client: Any = None, method: str | 
 
 
 def as_csv(run: Opened, client: str | None) -> bytes:
-    """A row for each client and term: coefficient, common, deviation."""
+    """One row per client and term: coefficient, global, deviation."""
     return csv_bytes(table_of(run, client))
 
 
@@ -41,7 +41,7 @@ def as_json(run: Opened, client: str | None) -> bytes:
 def as_sklearn(run: Opened, client: str | None) -> bytes:
     """`coef_` and `intercept_` as scikit-learn's linear models hold them, on the encoded columns, by client."""
     scaling = scaling_of(run.schema)
-    named = {"common": run.common} if client is None else {}
+    named = {"global": run.global_} if client is None else {}
     chosen = run.models if client is None else {client: run.vector(client)}
 
     def numbers(w: Any) -> dict[str, Any]:

@@ -1,8 +1,9 @@
-"""`fit`: one method on one federation, with the two referees beside it, in memory or as a run directory."""
+"""`fit`: one method on one federation, with the two baselines beside it, in memory or as a run directory."""
 
 from __future__ import annotations
 
 import hashlib
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -16,8 +17,9 @@ from torch import Tensor, nn
 
 from mooring.algorithms.base import Algorithm, build
 from mooring.core.averages import MEAN
-from mooring.core.errors import RequestError
+from mooring.core.errors import ClientError, RequestError
 from mooring.core.python_files import copies
+from mooring.core.sentences import describe_scores
 from mooring.data.clients import PARTS, REGRESSION
 from mooring.engines import saving
 from mooring.engines.coefficients import coefficients, scaling_of
@@ -39,7 +41,7 @@ from mooring.engines.loop import (
 from mooring.engines.prepare import Job, exchange_of, prepare
 from mooring.engines.privacy import DELTA, private_of
 from mooring.engines.request import admit_run, fields_of, own_classes, request, specs_of
-from mooring.engines.scores import gain_percent, known_scores
+from mooring.engines.scores import LEVEL, improvement_pct, known_scores, mean_improvement
 from mooring.engines.usable import estimator_of
 from mooring.runs.directory import (
     CLIENTS_FILE,
@@ -60,14 +62,25 @@ from mooring.runs.runfile import RunFile, run_bytes
 from mooring.runs.sections import Options
 from mooring.tasks.module import Module, module_of
 
-WORSE = 1.01  # a loss is worse than another if it is larger by more than a hundredth
+BASELINES = {"local": "local", "pooled": "global"}  # by column: the algorithm that is trained beside
 SHOWN = 4  # clients that a result shows when it is printed
 
 Tell = Callable[[str, int, int], None]  # (what is running, rounds done, rounds in all)
 
 
 def silent(what: str, done: int, rounds: int) -> None:
-    """The progress bar of those who want none."""
+    """No progress is shown."""
+
+
+def print_progress(what: str, done: int, rounds: int) -> None:
+    """The step and how much of it is done, in one line on stderr."""
+    sys.stderr.write(f"\r\033[K{what}: {done} of {rounds}" + ("\n" if done == rounds else ""))
+    sys.stderr.flush()
+
+
+def as_tell(progress: bool | Tell) -> Tell:
+    """The function that is called with (step, done, total)."""
+    return progress if callable(progress) else print_progress if progress else silent
 
 
 @dataclass(frozen=True)
@@ -119,27 +132,26 @@ class Result:
 
     job: Job
     trained: Trained
-    summary: dict[str, Any]  # metric; alone, common, personal: losses; kept: "best" or "last"; best_round, last_round
+    summary: dict[str, Any]  # metric; local, pooled, personal: test losses; improvement_over_local, ...; kept; rounds
     clients: pd.DataFrame
     rounds: pd.DataFrame
     run: Path | None
 
     @property
     def notes(self) -> list[str]:
-        """What was done to the data, and what the numbers should make one think of."""
-        return [*self.job.clients.notes, *worse_than_both(self.trained.algorithm.name, self.summary)]
+        """What was done to the data."""
+        return list(self.job.clients.notes)
 
     def __repr__(self) -> str:
-        """Ten lines at most: what was trained, the three losses, some clients, where it lies."""
-        said, clients = self.summary, self.clients
-        told = [f"{name} {said[name]:.4g}" for name in ("alone", "common", "personal")]
+        """Ten lines at most: what was trained, its scores, some clients, where it lies."""
+        summary, clients = self.summary, self.clients
+        kept = summary[f"{summary['kept']}_round"]
         lines = [
             f"{self.trained.algorithm.name} on {self.job.clients.title or 'clients'}: {len(clients)} clients, "
-            f"{said['last_round']} rounds (kept: {said['best_round'] if said['kept'] == BEST else said['last_round']})",
-            f"test {said['metric']}: {', '.join(told)}",
+            f"{summary['last_round']} rounds (kept: {kept})",
+            *describe_scores(summary),
             *(f"  {row['client']}: {row['rows']} rows, {row['personal']:.4g}" for row in self._few()),
             *([f"  ... and {len(clients) - SHOWN} more in .clients"] if len(clients) > SHOWN else []),
-            *worse_than_both(self.trained.algorithm.name, said),
             f"run: {self.run}" if self.run else "not written; give out= to keep it",
         ]
         return "\n".join(lines)
@@ -153,31 +165,31 @@ class Result:
         return {name: self._model(name) for name in self.clients["client"]}
 
     def _model(self, client: str | None) -> Tensor:
-        """A client's parameter vector, or the common one."""
+        """A client's parameter vector, or the global one."""
         if client is None:
             return self.trained.common
         names = list(self.clients["client"])
         if client not in names:
             raise RequestError(f"unknown client {client!r}; the run has {len(names)}, such as {', '.join(names[:5])}.")
         if self.trained.models is None:
-            raise RequestError(f"client {client!r} keeps its own model; only the common one is here.")
+            raise RequestError(f"client {client!r} keeps its own model; only the global one is here.")
         return self.trained.models[names.index(client)]
 
     def predict(self, x: Any, client: str | None = None) -> Tensor:
-        """Predictions at rows x by a client's model (default: the common one); a regression in the target's units."""
+        """Predictions at rows x by a client's model (default: the global one); a regression in the target's units."""
         w = self._model(client)
         inputs = torch.as_tensor(x)
         inputs = inputs.to(self.job.task.dtype) if inputs.dtype.is_floating_point else inputs
         return in_units(self.job.clients, self.job.task.predict(w[None], inputs[None])[0])
 
     def module(self, client: str | None = None) -> nn.Module:
-        """A client's network (default: the common one), ready to be used: in evaluation mode, and answering in the
+        """A client's network (default: the global one), ready to be used: in evaluation mode, and answering in the
         target's own units; classes and labels come as logits."""
         clients = self.job.clients
         return module_of(self.job.task, self._model(client), clients.target_mean, clients.target_scale)
 
     def model(self, client: str | None = None) -> Any:
-        """A client's model (default: the common one), ready to be used: a network, or for linear and logistic tasks an
+        """A client's model (default: the global one), ready to be used: a network, or for linear and logistic tasks an
         estimator of scikit-learn's on the encoded columns in the units of the data."""
         if isinstance(self.job.task, Module):
             return self.module(client)
@@ -186,7 +198,7 @@ class Result:
 
     @property
     def coefficients(self) -> pd.DataFrame:
-        """A row for each client and term in the units of the data: coefficient, common, deviation."""
+        """One row per client and term in the units of the data: coefficient, global, deviation."""
         names = list(self.clients["client"])
         scaling = scaling_of(self.job.clients)
         return coefficients(self.job.task, scaling, self.trained.common, self.trained.models, names)
@@ -199,17 +211,6 @@ def as_json(result: Result | RunDir) -> dict[str, Any]:
     return {"summary": result.summary, "clients": clients.to_dict("records"), "run": str(path)}
 
 
-def worse_than_both(name: str, summary: Mapping[str, Any]) -> list[str]:
-    """A sentence where the method does worse than both ends: training alone, and one model for all."""
-    personal, alone, common = (summary[key] for key in ("personal", "alone", "common"))
-    if not (personal > WORSE * alone and personal > WORSE * common):
-        return []
-    return [
-        f"{name} does worse here ({personal:.4g}) than training alone ({alone:.4g}) and than one common model "
-        f"({common:.4g}); `mooring advise` looks for a plan that does not."
-    ]
-
-
 def in_units(clients: Any, prediction: Tensor) -> Tensor:
     """A standardised prediction in the target's own units; probabilities as they are."""
     if clients.kind != REGRESSION:
@@ -218,20 +219,23 @@ def in_units(clients: Any, prediction: Tensor) -> Tensor:
 
 
 def fit(
-    source: Any,
+    data: Any,
     second: Any = None,
     *,
     algorithm: str | Algorithm | None = None,
     out: str | Path | None = None,
     model: Any = None,
     settings: Mapping[str, Any] | None = None,
-    tell: Tell = silent,
+    lam: Any = None,
+    eta: Any = None,
+    lr: Any = None,
+    progress: bool | Tell = False,
     trust: bool = False,
     **options: Unpack[Options],
 ) -> Result:
-    """Train one method on a federation and compare it with training alone and with one common model.
+    """Train one algorithm on a federation and report its test scores beside local models and the pooled model.
 
-    `source` is a table's path, a data frame, (X, y, groups), `Clients`, each client's own data by name, or a run file;
+    `data` is a table's path, a data frame, (X, y, groups), `Clients`, each client's own data by name, or a run file;
     a network comes as `model`, or first as in `fit(model, clients)`: the weights of a module are the start, a function
     makes a fresh one. `algorithm` is a name (its fields in `settings`), "my_file.py:MyAlgorithm", or an algorithm;
     without one it is the run file's, or fedprox_one_stage, for networks fedavg_localized. `options` are those of the
@@ -239,15 +243,18 @@ def fit(
     With `out` the run is written there and can be resumed; without, nothing is written. `trust` lets a stranger's run
     file run the code that it names.
     """
+    source = data
+    given = {"lam": lam, "eta": eta, "lr": lr}
+    settings = dict(settings or {}) | {name: value for name, value in given.items() if value is not None}
     if isinstance(source, nn.Module) or (second is not None and callable(source)):
         source, model = second, source
     asked = request(source, purpose="fit", algorithm=algorithm, settings=settings, model=model, trust=trust, **options)
     if asked.training.seeds > 1:
-        raise RequestError("seeds has no use here: fit trains once; compare repeats.")
-    data = None if isinstance(source, str | Path) else source
+        raise RequestError("seeds does not apply: fit trains once; compare repeats.")
+    in_memory = None if isinstance(source, str | Path) else source
     loss = options.get("loss")
-    job = prepare(asked, data, model, loss if callable(loss) else None, own_classes([algorithm]))
-    return start(job, out, tell)
+    job = prepare(asked, in_memory, model, loss if callable(loss) else None, own_classes([algorithm]))
+    return start(job, out, as_tell(progress))
 
 
 def start(job: Job, out: str | Path | None, tell: Tell = silent, exchange: Exchange | None = None) -> Result:
@@ -323,22 +330,24 @@ def inputs_of(job: Job) -> dict[str, Any]:
 def finish(
     job: Job, ready: Any, exchange: Exchange, progress: Progress, directory: RunDir | None, tell: Tell
 ) -> Result:
-    """Run what is left, judge it beside the referees, write what is not yet written."""
+    """Run the remaining rounds, evaluate them beside the baselines, write what is not yet written."""
     trained = train(job, ready, exchange, progress, directory, tell)
     beside = job.run.training.baselines
-    alone = trained if ready.name == "local" else referee("local", job, exchange, tell) if beside else None
-    common = trained if ready.name == "global" else referee("global", job, exchange, tell) if beside else None
+    who = {
+        column: trained if ready.name == name else baseline(name, job, exchange, tell) if beside else None
+        for column, name in BASELINES.items()
+    } | {"personal": trained}
     roster = exchange.roster
-    losses = {name: losses_of(who, roster) for name, who in (("alone", alone), ("common", common))}
-    losses["personal"] = trained.test
-    who = {"alone": alone, "common": common, "personal": trained}
+    losses = {name: losses_of(one, roster) for name, one in who.items()}
     known = {name: known_scores(job.task, job.clients, None if w is None else w.models) for name, w in who.items()}
     clients = clients_frame(roster, losses, trained).assign(**known["personal"].by_client)
     rounds = rounds_frame(job, progress.records)
     rows = roster.sizes["test"]
-    summary = {"metric": job.task.metric} | {name: known_mean(loss, rows) for name, loss in losses.items()}
+    summary: dict[str, Any] = {"metric": job.task.metric, "test_rows": int(rows.sum()), "level": LEVEL}
+    summary |= {name: overall_loss(who[name], loss, rows, job) for name, loss in losses.items()}
+    for name in BASELINES:
+        summary[f"improvement_over_{name}"] = mean_improvement(rows, losses[name], losses["personal"])
     summary["measures"] = {name: scores.overall for name, scores in known.items()}
-    summary["gain_percent"] = float(gain_percent(summary["alone"], summary["personal"]))
     if "epsilon" in progress.records[-1]:
         plan = job.plan
         summary["privacy"] = {"epsilon": progress.records[-1]["epsilon"], "delta": plan.delta or DELTA}
@@ -395,7 +404,7 @@ def training(
     def after(which: str) -> Deployed:
         shown, server = outcome.at(which)
         models, alpha = deployed(outcome, exchange, job.plan, which), exchange.numbers("alpha", which)
-        return Deployed(shown.t, server.w, models, shown.validation * unit, shown.test * unit, alpha)
+        return Deployed(shown.t, ready.global_model(server), models, shown.validation * unit, shown.test * unit, alpha)
 
     last = after(LAST)
     return Trained(ready, outcome, job.plan.keep, last, last if outcome.best.t == last.t else after(BEST))
@@ -407,8 +416,8 @@ def spent(progress: Progress) -> str:
     return "" if epsilon is None else f": epsilon {epsilon:.3g}"
 
 
-def referee(name: str, job: Job, exchange: Exchange, tell: Tell = silent) -> Trained | None:
-    """Train a referee at the same clients, everyone honest and in every round; None where that cannot be done."""
+def baseline(name: str, job: Job, exchange: Exchange, tell: Tell = silent) -> Trained | None:
+    """Train a baseline at the same clients, all honest and in every round; None where that cannot be done."""
     plain = {"participation": 1.0, "average": MEAN, "clip": None, "weight_cap": None, "attack": None}
     plain |= {"noise": None, "delta": None}
     run = job.run.model_copy(update={"training": job.run.training.model_copy(update=plain)})
@@ -416,23 +425,26 @@ def referee(name: str, job: Job, exchange: Exchange, tell: Tell = silent) -> Tra
     apart = exchange.beside(asked)
     if apart is None:
         return None
-    ready, server = settle(asked, job.task, apart, job.plan.seed)
     try:
+        ready, server = settle(asked, job.task, apart, job.plan.seed)
         return train(beside, ready, apart, Progress(server), None, tell)
     except Diverged as error:
-        warnings.warn(f"without the referee '{name}': {error}")
-        return None
+        warnings.warn(f"without the baseline '{name}': {error}")
+    except ClientError:
+        if not getattr(exchange, "is_remote", False):
+            raise  # a client that went away from a deployment was named already
+    return None
 
 
 def losses_of(trained: Trained | None, roster: Roster) -> Tensor:
-    """[m]: nan for a referee that could not be trained."""
+    """[m]: nan for a baseline that could not be trained."""
     return torch.full((len(roster),), torch.nan, dtype=torch.float64) if trained is None else trained.test
 
 
 def in_short(job: Job, trained: Trained, summary: dict[str, Any]) -> dict[str, Any]:
     """What a report says of a fit before any table."""
-    notes = [*job.clients.notes, *worse_than_both(trained.algorithm.name, summary)]
-    return summary | {"title": job.clients.title, "algorithm": trained.algorithm.name, "notes": notes}
+    about = {"title": job.clients.title, "algorithm": trained.algorithm.name, "notes": list(job.clients.notes)}
+    return summary | about
 
 
 def known_mean(risk: Tensor, sizes: Tensor) -> float:
@@ -440,8 +452,15 @@ def known_mean(risk: Tensor, sizes: Tensor) -> float:
     return mean_over_rows(Scores(risk, torch.where(risk.isnan(), 0, sizes)))
 
 
+def overall_loss(trained: Trained | None, risk: Tensor, sizes: Tensor, job: Job) -> float:
+    """The mean over all clients' test rows; of a run that knows no client's own loss, the one that was summed."""
+    if trained is None or not bool(risk.isnan().all()):
+        return known_mean(risk, sizes)
+    return trained.outcome.at(trained.keep)[0].test_loss * job.clients.target_scale**job.task.unit_power
+
+
 def clients_frame(roster: Roster, losses: dict[str, Tensor], trained: Trained) -> pd.DataFrame:
-    """A row a client; gain is what its own model saves over training alone, as a loss."""
+    """One row per client: sizes, test losses, how much lower the personal model's is than the local one's."""
     sizes = {part: size.numpy() for part, size in roster.sizes.items()}
     return pd.DataFrame(
         {
@@ -449,8 +468,8 @@ def clients_frame(roster: Roster, losses: dict[str, Tensor], trained: Trained) -
             "rows": sum(sizes.values()),
             **sizes,
             **{name: loss.numpy() for name, loss in losses.items()},
-            "gain": (losses["alone"] - losses["personal"]).numpy(),
-            "gain_percent": gain_percent(losses["alone"].numpy(), losses["personal"].numpy()),
+            "improvement_over_local": (losses["local"] - losses["personal"]).numpy(),
+            "improvement_over_local_pct": improvement_pct(losses["local"].numpy(), losses["personal"].numpy()),
             "lam": per_client_lam(trained.algorithm, len(roster)),
             "alpha": torch.nan if trained.kept.alpha is None else trained.kept.alpha.numpy(),
             "left_out": left_out(trained.outcome.progress, len(roster)),
@@ -473,7 +492,7 @@ def per_client_lam(algorithm: Any, m: int) -> list[float]:
 
 def rounds_frame(job: Job, records: list[dict[str, Any]]) -> pd.DataFrame:
     """The records in the target's own units."""
-    frame = pd.DataFrame(records).rename(columns={"round": "t"})
+    frame = pd.DataFrame(records)
     for column in LOSSES:
         frame[column] = frame[column].astype(float) * job.clients.target_scale**job.task.unit_power
     if job.task.metric == "mse" and job.clients.kind == REGRESSION:

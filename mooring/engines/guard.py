@@ -22,7 +22,7 @@ from torch import Tensor
 from mooring.core.averages import flat, scaled
 from mooring.core.cohort import CohortData, Round, Rows, select, stacked
 from mooring.core.costs import Meter
-from mooring.core.errors import RequestError
+from mooring.core.errors import ClientError, RequestError
 from mooring.core.task import Task
 from mooring.engines import visits
 from mooring.estimates.facts import Facts
@@ -165,8 +165,9 @@ def check_facts(names: Sequence[str], facts: Facts) -> None:
         known = torch.isfinite(value) | (facts.n == 0)
         if bool(known[facts.n > 0].any()) and not bool(known.all()):
             place = int((~known).nonzero()[0])
-            raise RequestError(
+            sentence = (
                 f"client '{names[place]}' cannot take part: its rows give {field} = {float(value[place]):.3g} where a "
                 "finite number is needed; a value among them is not a number, or too large. Correct it, or leave the "
                 "client out."
             )
+            raise ClientError({names[place]: sentence})

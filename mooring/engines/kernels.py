@@ -41,7 +41,7 @@ def with_kernels(run: RunFile, clients: Clients, task: Task, methods: Sequence[A
     if asked == "numba" and not available():
         raise RequestError(
             "this run takes its local steps by compiled kernels (kernels = 'numba'), and numba is not installed; "
-            "install mooring[fast], or start a run with kernels = 'torch', which is the same up to rounding."
+            "install mooring-fl[fast], or start a run with kernels = 'torch', which is the same up to rounding."
         )
     pays = can and available() and seconds_saved(run, clients, task, methods) > MARGIN * COMPILE
     chosen = asked or ("numba" if pays else "torch")

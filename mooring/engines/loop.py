@@ -319,7 +319,7 @@ def check_robust(algorithm: Any, plan: Plan) -> None:
     asked = [f"average = {plan.average!r}"] if plan.average != MEAN else []
     asked += [f"clip = {plan.clip:g}"] if plan.clip is not None else []
     if asked and not algorithm.additive:
-        raise RequestError(f"{asked[0]} has no use here: the messages of {algorithm.name} are no changes of a model.")
+        raise RequestError(f"{asked[0]} does not apply: the messages of {algorithm.name} are no changes of a model.")
     if plan.noise is not None:
         noise = f"noise = {plan.noise:g}"
         if plan.clip is None:
@@ -327,7 +327,7 @@ def check_robust(algorithm: Any, plan: Plan) -> None:
         if plan.average != MEAN:
             raise RequestError(f"{noise} goes with average = 'mean'; what it does to {plan.average!r} is not known.")
         if algorithm.name == "local":
-            raise RequestError(f"{noise} has no use here: {algorithm.name} sends nothing.")
+            raise RequestError(f"{noise} does not apply: {algorithm.name} sends nothing.")
     elif plan.delta is not None:
         raise RequestError(f"delta = {plan.delta:g} is for noise; give noise too.")
 
@@ -344,6 +344,11 @@ def refuse_exploded(algorithm: Any, first: float, now: Evaluation, roster: Roste
     """Stop when the loss on training rows has become absurd: what follows would only be larger."""
     risk = torch.where(now.train.rows > 0, now.train.risk.double(), 0.0)
     most = EXPLODED * (1 + (first if np.isfinite(first) else 0.0))
+    if now.train.mean is not None and not now.train.mean <= most:
+        raise Diverged(
+            f"{algorithm.name} diverged by round {now.t}: the loss on training rows rose from {first:.3g} to "
+            f"{now.train_loss:.3g}."
+        )
     over = ~(risk <= most)
     if bool(over.any()):
         order = torch.nan_to_num(risk, nan=torch.inf).argsort(descending=True, stable=True)
@@ -382,6 +387,8 @@ def evaluate(exchange: Exchange, server: Any, round: Round, at: str = LAST) -> E
 
 def mean_over_rows(scores: Scores) -> float:
     """Each client counts by how many rows were scored; nan where none were."""
+    if scores.mean is not None:
+        return scores.mean
     count = scores.rows.double()
     if float(count.sum()) == 0:
         return float("nan")

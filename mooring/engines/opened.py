@@ -58,8 +58,8 @@ class Opened:
         return self.saved.clients
 
     @property
-    def common(self) -> Tensor:
-        """The common model's parameter vector."""
+    def global_(self) -> Tensor:
+        """The global model's parameter vector."""
         return self.saved.common
 
     @cached_property
@@ -70,13 +70,13 @@ class Opened:
 
     @cached_property
     def clients(self) -> pd.DataFrame:
-        """A row a client: sizes and test losses, as the run told them."""
+        """One row per client, as the run reports it."""
         whole = open_run(self.path)
         return frame_of(whole.comparison["clients"]) if self.purpose == "compare" else whole.clients
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """The run in short, as it told it; of a comparison, the row of the method."""
+        """The run's summary; of a comparison, the row of the method."""
         whole = open_run(self.path)
         if self.purpose == "advise":
             return whole.advice["summary"]
@@ -88,13 +88,13 @@ class Opened:
 
     @cached_property
     def coefficients(self) -> pd.DataFrame:
-        """A row for each client and term in the units of the data: coefficient, common, deviation."""
-        return coefficients(self.task, scaling_of(self.schema), self.common, self.saved.personal, self.names)
+        """One row per client and term in the units of the data: coefficient, global, deviation."""
+        return coefficients(self.task, scaling_of(self.schema), self.global_, self.saved.personal, self.names)
 
     def vector(self, client: Any = None) -> Tensor:
-        """A client's parameter vector (default: the common one)."""
+        """A client's parameter vector (default: the global one)."""
         if client is None:
-            return self.common
+            return self.global_
         name = name_of(client)
         if name not in self.models:
             some = f"{len(self.names)} clients, such as {', '.join(self.names[:5])}"
@@ -105,7 +105,7 @@ class Opened:
         """A row per row of a table, each by its own client's model, or all by the model of `client`.
 
         What is odd about the rows is warned of: clients that the run does not know, cells without a client. A run that
-        was made from arrays takes arrays, all rows by the model of `client` (default: the common one), and answers with
+        was made from arrays takes arrays, all rows by the model of `client` (default: the global one), and answers with
         a tensor, as the result of `fit` does.
         """
         if not (self.directory.path / SCHEMA).exists():
@@ -119,13 +119,13 @@ class Opened:
         return frame
 
     def module(self, client: Any = None) -> nn.Module:
-        """A client's network (default: the common one), ready to be used: in evaluation mode, and answering in the
+        """A client's network (default: the global one), ready to be used: in evaluation mode, and answering in the
         target's own units; classes and labels come as logits."""
         about = self.saved.task
         return module_of(self.task, self.vector(client), about.get("target_mean", 0.0), about.get("target_scale", 1.0))
 
     def model(self, client: Any = None) -> Any:
-        """A client's model (default: the common one), ready to be used: a network, or an estimator of scikit-learn's
+        """A client's model (default: the global one), ready to be used: a network, or an estimator of scikit-learn's
         that takes the columns of `inputs`."""
         if isinstance(self.task, Module):
             return self.module(client)

@@ -55,7 +55,7 @@ def predict(
     """A row per row of `source`: the prediction (regression) or the class and its probabilities; and notes.
 
     With `client` every row is answered by that client's model. Otherwise a table with the client column is answered
-    row by row by each client's own model, and anybody unknown, or a row whose client cell is empty, by the common one;
+    row by row by each client's own model, and anybody unknown, or a row whose client cell is empty, by the global one;
     a table without it by the only client of a run that has but one.
     Of a comparison, `method` says whose models answer (default: the best on validation rows). `trust` lets a run
     that a stranger made run the model file that it names.
@@ -78,10 +78,12 @@ def answer(
     nobody = owners == NOBODY
     if nobody.any():
         rows = counted(int(nobody.sum()), "row")
-        notes.append(f"{rows} with an empty cell in column '{schema.client}': answered by the common model.")
+        notes.append(f"{rows} with an empty cell in column '{schema.client}': predicted with the global model.")
     unknown = sorted(set(owners[~nobody]) - set(models.clients))
     if unknown:
-        notes.append(f"{counted(len(unknown), 'unknown client')}, {listing(unknown, 3)}: answered by the common model.")
+        notes.append(
+            f"{counted(len(unknown), 'unknown client')}, {listing(unknown, 3)}: predicted with the global model."
+        )
     known = pd.Index(models.clients).get_indexer(owners) if models.personal is not None else np.full(len(owners), -1)
     output: Any = None
     for place in np.unique(known):

@@ -135,7 +135,7 @@ def refuse_unused(run: RunFile, source: Any = None) -> None:
         unused, why = given & TABLES_TAKE_NOT, f"that is for pooled data sets such as digits; {run.data.source} is none"
     if unused:
         name = min(unused)
-        raise RequestError(f"{name} ({OPTIONS[name].flag}) has no use here: {why}.")
+        raise RequestError(f"{name} ({OPTIONS[name].flag}) does not apply: {why}.")
 
 
 def load_options(run: RunFile) -> dict[str, Any]:

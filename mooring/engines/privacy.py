@@ -42,7 +42,7 @@ def epsilon_of(noise: float, releases: int, delta: float) -> float:
     if not releases:
         return 0.0
     if importlib.util.find_spec("dp_accounting") is None:
-        raise RequestError("noise is accounted for by the package dp-accounting; install it, or mooring[privacy].")
+        raise RequestError("noise is accounted for by the package dp-accounting; install it, or mooring-fl[privacy].")
     from dp_accounting import get_epsilon_gaussian
 
     return float(get_epsilon_gaussian(noise / math.sqrt(releases), delta))

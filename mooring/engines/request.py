@@ -7,6 +7,7 @@ the run as it was: whoever changes anything has them settled anew.
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -15,7 +16,7 @@ from typing import Any
 
 import torch
 
-from mooring.algorithms.base import Algorithm, build, name_of
+from mooring.algorithms.base import Algorithm, build, name_of, resolve_name
 from mooring.core.errors import RequestError
 from mooring.core.fields import unknown
 from mooring.core.python_files import copy_in, full, is_spec, spec_of, with_imports
@@ -40,15 +41,16 @@ def request(
     settings: Mapping[str, Any] | None = None,
     model: Any = None,
     trust: bool = False,
+    reads_source: bool = True,
     **options: Any,
 ) -> RunFile:
     """The run of a call; `source` is a run file (`something.toml`) or data. `purpose` is "fit" (one `algorithm`, its
     fields in `settings`), "compare" (several `methods`, `settings` by name) or "advise" (neither). Files that a run
-    file names, and that nobody has given, are used under `trust` only."""
+    file names, and that nobody has given, are used under `trust` only. Without `reads_source` its data are not read."""
     file = in_tables(source)
     given = in_sections(options, model)
     if purpose != "advise" and given["advice"]:
-        raise RequestError(f"{min(given['advice'])} has no use here: it is for advise.")
+        raise RequestError(f"{min(given['advice'])} does not apply: it is for advise.")
     table = {section: file.get(section, {}) | given[section] for section in SECTIONS if section != "advice"}
     asked = {key: given["task"].get(key) for key in ("name", "model")}
     if any(word is not None and word != (file.get("task", {}).get(key) or "auto") for key, word in asked.items()):
@@ -62,11 +64,12 @@ def request(
     if any(table[section] != file.get(section) for section in table) or ready != known:
         ready = [{key: value for key, value in one.items() if key != "settled"} for one in ready]
     own = own_classes([algorithm, *(methods or [])])
-    mine = [*given["task"].values(), *(full(str(one).split(" ")[0]) for one in (algorithm, *(methods or []))), *own]
+    asked_for = [resolve_name(full(str(one).split(" ")[0])) for one in (algorithm, *(methods or []))]
+    mine = [*given["task"].values(), *asked_for, *own]
     if file:
         rest = {part: {k: v for k, v in table[part].items() if k not in given[part]} for part in table}
         code = [*rest["task"].values(), *(one["name"] for one in ready if one["name"] not in mine)]
-        admit_files(code, rest["data"], source, Path(source).parent, trust)
+        admit_files(code, rest["data"] if reads_source else {}, source, Path(source).parent, trust)
     admit_files(mine, given["data"] if file else {**given["data"], "source": source}, "this call", trust=True)
     for one in ready:  # a wrong field is told before any data are read
         if one["name"] not in own:
@@ -75,22 +78,28 @@ def request(
         if key in table["task"]:
             table["task"][key] = full(table["task"][key])
     table["data"]["source"] = source_name(table["data"].get("source", source))
-    table["training"].setdefault("threads", torch.get_num_threads())
+    # Advice on tables is many small matrices: PyTorch's second thread would only wait, and spin beside busy processes.
+    exact = purpose == "advise" and table["task"].get("model") is None and table["task"].get("name") != "module"
+    table["training"].setdefault("threads", 1 if exact else torch.get_num_threads())
     table |= {"algorithm": ready[0]} if purpose == "fit" else {"algorithms": ready or None}
     if purpose == "advise":
         table["advice"] = file.get("advice", {}) | given["advice"]
     if purpose in ("fit", "advise") and "federation" in file:
         table["federation"] = file["federation"]
-    return make_run({"mooring": {"purpose": purpose}, **table}, "")
+    try:
+        return make_run({"mooring": {"purpose": purpose}, **table}, "")
+    except RequestError as error:  # an option is named as it is given, without the section of a run file
+        raise RequestError(re.sub(r"^(?:data|training|advice)\.", "", str(error))) from None
 
 
-def asked_run(path: str | Path) -> RunFile:
+def asked_run(path: str | Path, trust: bool = False) -> RunFile:
     """The run of a run file that a federation is given: an advice where it says so, or has the section [advice] and no
-    algorithm; else a fit. An advice leaves rows without a target out, as on one machine."""
+    algorithm; else a fit. An advice leaves rows without a target out, as on one machine. The `source` of a deployment
+    is not read: each client names its own table."""
     file = read_run(path)
     if file.mooring.purpose != "advise" or (file.advice is None and not says_advise(path)):
-        return request(Path(path), purpose="fit")
-    run = request(Path(path), purpose="advise")
+        return request(Path(path), purpose="fit", trust=trust, reads_source=False)
+    run = request(Path(path), purpose="advise", trust=trust, reads_source=False)
     return run.model_copy(update={"data": run.data.model_copy(update={"drop_missing_target": True})})
 
 
@@ -139,7 +148,7 @@ def in_sections(options: Mapping[str, Any], model: Any = None) -> dict[str, Tabl
     out: dict[str, Tables] = {section: {} for section in SECTIONS}
     for name, value in {**options, "model": model}.items():
         if name not in OPTIONS:
-            raise RequestError(f"{unknown('option', name, sorted(OPTIONS))}.")
+            raise RequestError(f"{unknown('option', name, sorted(OPTIONS), 'mooring list options')}.")
         if value is None:
             continue
         if name == "task" and isinstance(value, Mapping):
@@ -187,15 +196,15 @@ def method_to_fit(known: list[Tables], algorithm: Any, settings: Mapping[str, An
         raise RequestError(f"the run file lists several methods ({names}); choose one by --algorithm.")
     if algorithm is None:
         usual = NETWORK_ALGORITHM if network else {"name": ALGORITHM}
-        return {**(known[0] if known else usual), **settings}
+        return {**(known[0] if known else usual), **with_eta(settings)}
     if not isinstance(algorithm, str):
         if not isinstance(algorithm, Algorithm):
             raise RequestError(f"algorithm must be a name or an Algorithm, got {type(algorithm).__name__}.")
         if settings:
             raise RequestError(f"give the fields of {algorithm.name} to the algorithm itself, not as settings.")
         return {"name": name_of(algorithm), **fields_of(algorithm)}
-    algorithm = full(algorithm)
-    return {**next((one for one in known if one["name"] == algorithm), {"name": algorithm}), **settings}
+    algorithm = resolve_name(full(algorithm))
+    return {**next((one for one in known if one["name"] == algorithm), {"name": algorithm}), **with_eta(settings)}
 
 
 def methods_to_compare(known: list[Tables], methods: Sequence[Any] | None, settings: Mapping[str, Any]) -> list[Tables]:
@@ -207,7 +216,8 @@ def methods_to_compare(known: list[Tables], methods: Sequence[Any] | None, setti
     for method in methods if len(known) < 2 else dict.fromkeys(methods):
         if isinstance(method, str):
             name, *words = method.split() if not is_spec(method) else [method]
-            name, given = full(name), settings.get(name, {}) | in_words(words)
+            given = with_eta(settings.get(name, {}) | in_words(words))
+            name = resolve_name(full(name))
             mine_too = [one for one in known if one["name"] == name] or [{"name": name}]
             out += [one | given for one in mine_too]
         else:
@@ -216,6 +226,11 @@ def methods_to_compare(known: list[Tables], methods: Sequence[Any] | None, setti
     if unused:
         raise RequestError(f"settings for {unused[0]!r}, which is not among the methods.")
     return out
+
+
+def with_eta(settings: Mapping[str, Any]) -> Tables:
+    """Hyperparameters by the names that algorithms have for them: `lr`, as others call the step size, is `eta`."""
+    return {"eta" if name == "lr" else name: value for name, value in settings.items()}
 
 
 def in_words(words: Sequence[str]) -> Tables:

@@ -14,12 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import torch
+from scipy.special import stdtrit
 from torch import Tensor
 
 from mooring.core.cohort import Rows
 from mooring.core.task import Task
 from mooring.data.clients import BINARY, CLASSES, COUNT, LABELS, REGRESSION, Clients
 
+LEVEL = 0.95  # of intervals over clients
 WITH_CLASSES = (BINARY, CLASSES, LABELS)
 Answers = tuple[np.ndarray, np.ndarray, np.ndarray]  # of rows: targets, what a model says, whose they are
 
@@ -125,7 +127,29 @@ def auc(y: np.ndarray, score: np.ndarray, owner: np.ndarray, m: int) -> np.ndarr
         return np.where(pairs > 0, right / pairs, np.nan)
 
 
-def gain_percent(alone: Any, personal: Any) -> Any:
-    """What the personal model saves of the loss of training alone, in per cent."""
+def improvement_pct(other: Any, mine: Any) -> Any:
+    """How much lower a loss is than another, in percent of the other."""
     with np.errstate(invalid="ignore", divide="ignore"):
-        return 100 * (alone - personal) / np.where(np.asarray(alone) > 0, alone, np.nan)
+        return 100 * (other - mine) / np.where(np.asarray(other) > 0, other, np.nan)
+
+
+def mean_improvement(rows: Any, other: Any, mine: Any, level: float = LEVEL) -> dict[str, float] | None:
+    """How much lower a mean loss over rows is than another, with Student's interval; clients are the units of chance.
+
+    `other` and `mine` are mean losses by client. In the unit of the loss, and in percent of the other mean; None where
+    no client has both.
+    """
+    rows, other, mine = (np.asarray(part, dtype=float) for part in (rows, other, mine))
+    seen = (rows > 0) & np.isfinite(other) & np.isfinite(mine)
+    rows, other, mine = rows[seen], other[seen], mine[seen]
+    m, total = len(rows), rows.sum()
+    if m == 0:
+        return None
+    mean = float(rows @ (other - mine) / total)
+    residual = rows * (other - mine - mean)
+    error = float(np.sqrt(residual @ residual * m / (m - 1)) / total) if m > 1 else np.inf
+    reach = float(stdtrit(max(m - 1, 1), (1 + level) / 2)) * error
+    values = {"mean": mean, "ci_low": mean - reach, "ci_high": mean + reach}
+    base = float(rows @ other / total)
+    ends = {"pct": mean, "pct_ci_low": mean - reach, "pct_ci_high": mean + reach}
+    return values | {name: 100 * value / base if base > 0 else np.nan for name, value in ends.items()}

@@ -113,8 +113,9 @@ class Simulator:
     def models(self, server: Any, round: Round, at: str = LAST) -> Tensor:
         if not self.algorithm.last_stage:
             one = self.algorithm.deploy(server, self._states(at).take(torch.zeros(1, dtype=torch.long)))
-            if one is server.w:  # the same for all: a view, not a copy for everyone
-                return server.w.expand(len(self.clients), -1)
+            shared = self.algorithm.global_model(server)
+            if one is shared:  # the same for all: a view, not a copy for everyone
+                return shared.expand(len(self.clients), -1)
         return in_order(self._blocks(), lambda block: self._deployed(server, round, at, block))
 
     def numbers(self, field: str, at: str = LAST) -> Tensor | None:

@@ -47,18 +47,18 @@ def estimator_of(task: Task, w: Tensor, scaling: Scaling, kind: str) -> Any:
 
 
 def load_sklearn(path: str | Path, client: Any = None) -> Any:
-    """A client's estimator (default: the common one) from a file of `mooring export RUN --to sklearn`."""
+    """A client's estimator (default: the global one) from a file of `mooring export RUN --to sklearn`."""
     try:
         held = json.loads(read_bytes(path))
         models = {str(name): model for name, model in held["clients"].items()}
-        common = held.get("common")
+        shared = held.get("global")
     except (ValueError, KeyError, AttributeError, TypeError):
         raise RequestError(f"{path} is no file of `mooring export RUN --to sklearn`.") from None
-    if client is None and common is None:
-        raise RequestError(f"{path} has no common model; it has {', '.join(models)}.")
+    if client is None and shared is None:
+        raise RequestError(f"{path} has no global model; it has {', '.join(models)}.")
     if client is not None and name_of(client) not in models:
         raise RequestError(f"{path}: no model of client {name_of(client)!r}; it has {', '.join(list(models)[:5])}.")
-    return _estimator(held, common if client is None else models[name_of(client)])
+    return _estimator(held, shared if client is None else models[name_of(client)])
 
 
 def _estimator(about: Mapping[str, Any], numbers: Mapping[str, Any]) -> Any:
@@ -78,7 +78,7 @@ def _estimator(about: Mapping[str, Any], numbers: Mapping[str, Any]) -> Any:
 def onnx_of(module: nn.Module, inputs: Tensor) -> bytes:
     """A network as an ONNX file: `input` [rows, ...] to `output`, any number of rows."""
     if find_spec("onnx") is None:
-        raise RequestError("--to onnx needs the package onnx: pip install 'mooring[onnx]'.")
+        raise RequestError("--to onnx needs the package onnx: pip install 'mooring-fl[onnx]'.")
     rows = {0: "rows"}
     with TemporaryDirectory() as folder, torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # torch's newer exporter wants onnxscript as well

@@ -47,14 +47,14 @@ def deployed(
     """[C, d]: what these clients deploy, `merged` being the rounds of their last merged replies (0: none).
 
     A last stage is for every client that has rows, asked before or not. Without one, a client that was never merged
-    has nothing of its own and deploys the common model, and so does a client without rows.
+    has nothing of its own and deploys the global model, and so does a client without rows.
     """
     final = algorithm.finish(server, client, task, data, round)
     own = algorithm.deploy(server, final).expand(len(data), -1)
     plain = data.train.size == 0
     if not algorithm.last_stage:
         plain = plain | (merged == 0)
-    return torch.where(plain[:, None], server.w, own)
+    return torch.where(plain[:, None], algorithm.global_model(server), own)
 
 
 def mean_risk(task: Task, w: Tensor, rows: Rows) -> Tensor:

@@ -42,9 +42,10 @@ RUN, SCHEMA, SPLIT, INPUTS = "run.toml", "schema.json", "split.parquet", "inputs
 ROUNDS_FILE, CLIENTS_FILE, MODELS = "rounds.parquet", "clients.parquet", "models.safetensors"
 SUMMARY, COMPARISON, ADVICE, THEORY = "summary.json", "compare.json", "advice.json", "theory.json"
 SECONDS = "seconds.json"  # how long it took: apart, because equal runs give equal bytes in all other files
+REPORT = "report.html"
 METHODS = "methods"  # the folder of a comparison's runs, one a method
 SEED = "seed-{}"  # the folder of one repetition inside a repeated comparison's directory
-PATH_FIGURE, GAINS_FIGURE, ROWS_FIGURE = "path", "gains", "rows"  # of an advice, as .png and .svg
+PATH_FIGURE, IMPROVEMENTS_FIGURE, ROWS_FIGURE = "path", "improvements", "rows"  # of an advice, as .png and .svg
 CURVES_FIGURE = "curves"  # of a comparison, as .png and .svg
 METHODS_CSV, SEEDS_CSV, CURVES_CSV, CLIENTS_CSV = "methods.csv", "seeds.csv", "curves.csv", "clients.csv"
 OTHER_MODELS = {which: f"models-{which}.safetensors" for which in ("best", "last")}  # of the round that is not kept
@@ -55,8 +56,8 @@ class Mix(NamedTuple):
 
     settings: list[dict[str, Any]]  # of each its numbers and its weight
     centres: Tensor  # [k, d], the common model of each
-    slack: Tensor | None  # [d], where some go by how clients vary: tau^2 over the clients' typical noise
-    noises: list[float] | None = None  # how the clients' noises vary around that; None if they do not
+    slack: dict[str, Tensor]  # by columns and family that goes by how clients vary: [d], tau^2 over their typical noise
+    noises: dict[str, list[float]] | None = None  # by columns: how the clients' noises vary; None if they do not
 
 
 class Models(NamedTuple):
@@ -93,7 +94,7 @@ def create(path: str | Path, files: Mapping[str, bytes | Stream]) -> RunDir:
         make_folder(path.parent)
         clean(path.parent)
         while handle is None:
-            os.mkdir(hidden)
+            os.mkdir(hidden, 0o700)
             handle = _locked(hidden)
         try:
             for name, data in files.items():
@@ -193,7 +194,7 @@ class RunDir:
 
     @property
     def curves(self) -> pd.DataFrame:
-        """The learning curves of a comparison: method, seed, t, and the losses of every evaluated round."""
+        """The learning curves of a comparison: method, seed, round, and the losses of every evaluated round."""
         return pd.read_csv(self._at(CURVES_CSV, self._other("compare")), dtype={"method": str})
 
     @property
@@ -211,7 +212,7 @@ class RunDir:
         """A row a round; `seconds` are read from a file of their own."""
         frame = self._records(ROUNDS_FILE, ROUNDS)
         known = self.seconds.get("rounds", [])
-        took = [known[t - 1] if t <= len(known) else None for t in frame["t"]]
+        took = [known[t - 1] if t <= len(known) else None for t in frame["round"]]
         return frame.assign(seconds=np.array(took, dtype=float))
 
     @property
@@ -230,8 +231,9 @@ class RunDir:
         about = tuple(meta["clients"]), meta["task"], meta["layout"]
         mix = None
         if "mix" in meta:
-            mix = Mix(meta["mix"], tensors["centres"], tensors.get("slack"), meta.get("noises"))
-        return Models(tensors["common"], tensors.get("personal"), *about, centre=tensors.get("centre"), mix=mix)
+            slack = {name.removeprefix("slack."): part for name, part in tensors.items() if name.startswith("slack.")}
+            mix = Mix(meta["mix"], tensors["centers"], slack, meta.get("noises"))
+        return Models(tensors["global"], tensors.get("personal"), *about, centre=tensors.get("center"), mix=mix)
 
     def write_models(self, models: Models) -> None:
         """Mark the run finished. The order of the files in time is what makes the mark true: write this one last."""
@@ -291,9 +293,9 @@ def models_file(models: Models) -> Stream:
     shape = (len(models.clients), *models.common.shape)
     if models.personal is not None and models.personal.shape != shape:
         raise ValueError(f"personal models must have the shape {shape}, got {tuple(models.personal.shape)}")
-    parts = {"common": models.common, "personal": models.personal, "centre": models.centre}
+    parts = {"global": models.common, "personal": models.personal, "center": models.centre}
     meta = {"clients": models.clients, "task": models.task, "layout": models.layout}
     if models.mix is not None:
-        parts |= {"centres": models.mix.centres, "slack": models.mix.slack}
+        parts |= {"centers": models.mix.centres} | {f"slack.{k}": part for k, part in models.mix.slack.items()}
         meta |= {"mix": models.mix.settings} | ({"noises": models.mix.noises} if models.mix.noises else {})
     return tensor_file({name: part for name, part in parts.items() if part is not None}, meta)

@@ -8,7 +8,6 @@ byte, so a flipped bit or a cut is noticed wherever it is.
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import hashlib
 import io
 import json
@@ -23,6 +22,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+try:
+    import fcntl
+except ImportError as error:  # Windows
+    raise ImportError("Mooring needs Linux or macOS; on Windows, run it in WSL 2 (docs/deploying.md).") from error
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -121,7 +124,7 @@ def make_folder(path: Path) -> None:
     """A folder and the folders above it, so that they survive a power cut; OSError when that fails."""
     for folder in reversed([place for place in (path, *path.parents) if not place.is_dir()]):
         with suppress(FileExistsError):  # another process was first
-            os.mkdir(folder)
+            os.mkdir(folder, 0o700)
         sync_directory(folder.parent)
 
 
@@ -145,7 +148,7 @@ def held(directory: Path) -> Iterator[None]:
     path, handle = directory / LOCK, None
     try:
         while handle is None:
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -173,7 +176,7 @@ def held(directory: Path) -> Iterator[None]:
 def _claim(directory: Path) -> tuple[Path, int]:
     while True:
         temp = temporary(directory)
-        handle = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        handle = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         lock(handle)
         if os.fstat(handle).st_nlink:
             return temp, handle

@@ -1,4 +1,7 @@
-"""The two tables of a run: a row a round, a row a client. Their columns are fixed here and nowhere else."""
+"""The two tables of a run: one row per round, one row per client. Their columns are declared here and nowhere else.
+
+A file holds the columns that its run fills: a fit has no recommendations, an exact method no privacy.
+"""
 
 from __future__ import annotations
 
@@ -14,88 +17,110 @@ from mooring.core.errors import RequestError
 from mooring.runs.files import read_table
 
 
-def _count(name: str) -> pa.Field:
-    return pa.field(name, pa.int64(), nullable=False)
+def _field(name: str, kind: pa.DataType, about: str, nullable: bool = True) -> pa.Field:
+    return pa.field(name, kind, nullable=nullable, metadata={"about": about})
 
 
-def _number(name: str) -> pa.Field:
-    return pa.field(name, pa.float64())  # NaN and missing are the same: no value
+def _count(name: str, about: str) -> pa.Field:
+    return _field(name, pa.int64(), about, nullable=False)
 
 
-def _over(other: str) -> list[pa.Field]:
-    """What an advice tells of the deployed model against another: gains with intervals, the chance to be better."""
-    gains = [f"gain_over_{other}{unit}{end}" for unit in ("", "_percent") for end in ("", "_low", "_high")]
-    return [*map(_number, gains), _number(f"chance_over_{other}"), pa.field(f"sure_over_{other}", pa.string())]
+def _number(name: str, about: str) -> pa.Field:
+    return _field(name, pa.float64(), about)  # NaN and missing are the same: no value
+
+
+def _improvements() -> list[pa.Field]:
+    """Of the recommended model over the local, the global and the pooled one."""
+    ends = {"": "", "_ci_low": ", lower end of its interval", "_ci_high": ", upper end of its interval"}
+    units = {"": "in the unit of the loss", "_pct": "in percent of the other model's loss"}
+    out = []
+    for other in ("local", "global"):
+        out += [
+            _number(f"improvement_over_{other}{unit}{end}", f"loss of the {other} model less this one, {words}{more}")
+            for unit, words in units.items()
+            for end, more in ends.items()
+        ]
+        out.append(
+            _number(f"probability_better_than_{other}", f"that the recommended model's loss is lower than the {other}")
+        )
+    return out
 
 
 ROUNDS = pa.schema(
     [
-        _count("t"),
-        _number("train_loss"),
-        _number("validation_loss"),
-        _number("test_loss"),
-        _number("test_rmse"),  # of a regression by squares, in the target's own units
-        _number("test_r2"),
-        _number("test_accuracy"),  # of classes, where the rows are in one place
-        _number("test_auc"),
-        _count("bytes_up"),
-        _count("bytes_down"),
-        _count("samples"),
-        _count("gradients"),
-        _count("promised"),  # inner solves that promised a gradient
-        _count("broken"),  # those of them that ended above it
-        _number("gradient_promised"),  # of the worst of them
-        _number("gradient_reached"),
-        _count("asked"),
-        _count("accepted"),
-        _number("epsilon"),  # of a private run, spent by then
+        _count("round", "communication round, from 1"),
+        _number("train_loss", "mean over the clients' training rows, in the target's own units"),
+        _number("validation_loss", "the same over validation rows"),
+        _number("test_loss", "the same over test rows"),
+        _number("test_rmse", "of a regression by squared loss"),
+        _number("test_r2", "of a regression by squared loss"),
+        _number("test_accuracy", "of classes, where the rows are in one place"),
+        _number("test_auc", "of two classes, where the rows are in one place"),
+        _count("bytes_up", "sent by the clients"),
+        _count("bytes_down", "sent by the server"),
+        _count("samples", "rows drawn in local updates"),
+        _count("gradients", "gradients of single rows that were computed"),
+        _count("promised", "inner solves that promised a gradient norm"),
+        _count("broken", "those of them that ended above it"),
+        _number("gradient_promised", "of the worst of them"),
+        _number("gradient_reached", "of the worst of them"),
+        _count("asked", "clients in the cohort"),
+        _count("accepted", "clients whose replies were used"),
+        _number("epsilon", "privacy spent so far, of a private run"),
     ]
 )
 
 CLIENTS = pa.schema(
     [
-        pa.field("client", pa.string(), nullable=False),
-        _count("rows"),
-        _count("train"),
-        _count("validation"),
-        _count("test"),
-        _number("alone"),
-        _number("common"),
-        _number("personal"),
-        _number("gain"),
-        _number("gain_percent"),
-        *map(_number, ("rmse", "mae", "r2", "accuracy", "auc")),  # of the personal model, as far as they apply
-        _number("lam"),
-        _number("alpha"),
-        pa.field("left_out", pa.string()),  # why, of a client whose replies could not all be used
-        pa.field("deploy", pa.string()),  # of an advice: personal, common or alone
-        pa.field("will_do", pa.string()),  # the simplest of them that is no practical difference worse
-        *(field for other in ("alone", "common") for field in _over(other)),
+        _field("client", pa.string(), "name", nullable=False),
+        _count("rows", "all of the client's rows"),
+        _count("train", "training rows"),
+        _count("validation", "validation rows"),
+        _count("test", "test rows"),
+        _field("recommended", pa.string(), "model that the client should use: local, global or personal"),
+        _field("confidence", pa.string(), "that it is better than both others: high, moderate or low"),
+        _number("local", "loss of the local model: expected (advise) or on test rows (fit)"),
+        _number("global", "loss of the global model: expected (advise)"),
+        _number("pooled", "loss of the pooled model on test rows (fit)"),
+        _number("personal", "loss of the personal model: expected (advise) or on test rows (fit)"),
+        *_improvements(),
+        *(_number(f"{model}_held_out", f"measured loss of the {model} model on held-out rows")
+          for model in ("local", "global", "personal")),
+        _field("held_out_rows", pa.int64(), "rows of the client that were held out"),
+        _number("rmse", "of the personal model on test rows"),
+        _number("mae", "of the personal model on test rows"),
+        _number("r2", "of the personal model on test rows"),
+        _number("accuracy", "of the personal model on test rows"),
+        _number("auc", "of the personal model on test rows"),
+        _field("plan", pa.string(), "kind of pull behind the recommended model"),
+        _number("lam", "lambda, the strength of the pull towards the global model"),
+        _number("alpha", "weight of the local part in a mixture"),
+        _number("rows_to_match", "rows at which a local model would match the personal one"),
+        _number("contribution", "rise of the other clients' loss without this client"),
+        _field("is_outlier", pa.bool_(), "whether its coefficients are far from the other clients'"),
+        _field("left_out", pa.string(), "in how many rounds the client's replies could not be used, and why"),
     ]
-)
-RETIRED = ("gain_low", "gain_high", "verdict", "seconds")  # columns that earlier versions wrote
+)  # fmt: skip
 
 
 def rounds_table(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
-    """`rounds.parquet` from a mapping a round, such as the records of a checkpoint; losses may be left out."""
+    """`rounds.parquet` from one mapping per round, such as the records of a checkpoint; losses may be left out."""
     return _table("rounds.parquet", rows, ROUNDS)
 
 
 def clients_table(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
-    """`clients.parquet` from a mapping a client; all but its name and sizes may be left out."""
+    """`clients.parquet` from one mapping per client; all but its name and sizes may be left out."""
     return _table("clients.parquet", rows, CLIENTS)
 
 
 def read_records(path: str | Path, columns: pa.Schema) -> pd.DataFrame:
-    """A table of the run, its columns as declared above; those that an earlier version did not write are empty."""
-    table = found = read_table(path)
-    table = table.drop_columns([name for name in RETIRED if name in found.column_names])
-    for k, column in enumerate(columns):
-        if column.nullable and column.name not in found.column_names and k <= table.num_columns:
-            table = table.add_column(k, column, pa.nulls(len(table), column.type))
-    if not table.schema.equals(columns):
-        mine, known = ", ".join(found.column_names), ", ".join(columns.names)
-        raise RequestError(f"{path} has the columns {mine}; this version of Mooring reads {known}.")
+    """A table of the run with the columns that the run filled."""
+    table = read_table(path)
+    known = {field.name: field for field in columns}
+    missing = [field.name for field in columns if not field.nullable and field.name not in table.column_names]
+    if missing or any(field.name not in known or field.type != known[field.name].type for field in table.schema):
+        mine, names = ", ".join(table.column_names), ", ".join(columns.names)
+        raise RequestError(f"{path} has the columns {mine}; this version of Mooring reads {names}.")
     return table.to_pandas()
 
 
@@ -103,17 +128,21 @@ def _table(file: str, rows: Iterable[Mapping[str, Any]], columns: pa.Schema) -> 
     rows = list(rows)
     unknown = sorted({name for row in rows for name in row} - set(columns.names))
     if unknown:
-        raise RequestError(f"{file} has no column '{unknown[0]}'; it knows {', '.join(columns.names)}.")
-    values = [[_value(file, row.get(field.name), field) for row in rows] for field in columns]
-    return pa.Table.from_arrays([pa.array(v, field.type) for v, field in zip(values, columns)], schema=columns)
+        raise RequestError(f"{file} has no column '{unknown[0]}'; it has {', '.join(columns.names)}.")
+    values = {field: [_value(file, row.get(field.name), field) for row in rows] for field in columns}
+    filled = [field for field in columns if not field.nullable or any(value is not None for value in values[field])]
+    schema = pa.schema([field.remove_metadata() for field in filled])
+    return pa.Table.from_arrays([pa.array(values[field], field.type) for field in filled], schema=schema)
 
 
 def _value(file: str, value: Any, field: pa.Field) -> Any:
-    if pa.types.is_float64(field.type) and value is not None:
+    if isinstance(value, float) and math.isnan(value):
+        value = None  # how a data frame shows that there is no value
+    if value is not None and pa.types.is_float64(field.type):
         value = float(value)
         value = None if math.isnan(value) else value
-    if isinstance(value, float) and pa.types.is_string(field.type):
-        value = None  # how a data frame says that there is no text
+    if value is not None and pa.types.is_int64(field.type):
+        value = int(value)
     if value is None and not field.nullable:
         raise RequestError(f"{file}: every row needs a value of '{field.name}', got none.")
     return value

@@ -23,7 +23,7 @@ def installed() -> str:
     from importlib.metadata import PackageNotFoundError, version  # slow to load, and few commands tell it
 
     try:
-        return version("mooring")
+        return version("mooring-fl")
     except PackageNotFoundError:
         return "(not installed)"
 
@@ -161,11 +161,11 @@ class Made(Section):
 class Data(Section):
     source: str = say("a file, or the name of a data set")
     client: str | None = option(
-        "Column that says whose row it is.", "the name of the column that says whose row it is", unset="`client`"
+        "Column that names the client.", "the name of the column that identifies the client", unset="`client`"
     )
     target: str | None = option("Column to predict.", "the name of the column to predict", unset="`target`")
     kind: Annotated[Literal["regression", "binary", "classes", "count"] | None, BeforeValidator(_auto)] = option(
-        "What the target is: regression, binary, classes, count.",
+        "regression, binary, classes or count.",
         '"auto", "regression", "binary", "classes" or "count"',
         unset="auto",
     )
@@ -176,7 +176,7 @@ class Data(Section):
         "the name of the column whose equal values stay in one part",
         unset="none",
     )
-    time: str | None = option(
+    time_column: str | None = option(
         "Column to split by: the latest rows test.", "the name of the column that orders the rows", unset="none"
     )
     split: Split | None = option(
@@ -208,7 +208,7 @@ class Data(Section):
 
 class Task(Open):
     name: Annotated[str | None, BeforeValidator(_auto)] = option(
-        "What is learnt: linear, logistic, ... (`mooring list tasks`).",
+        "Kind of model: `mooring list tasks`.",
         "the name of a task",
         flag="--task",
         unset="auto",
@@ -234,7 +234,7 @@ class Algorithm(Open):
 class Training(Section):
     rounds: int = option("Communication rounds.", "a whole number >= 1", 100, ge=1)
     participation: Participation = option(
-        "Share of the clients in a round, or their number.",
+        "Share or number of clients per round.",
         "a share of the clients (above 0, up to 1) or a whole number of them from 2 on",
         1.0,
     )
@@ -243,7 +243,7 @@ class Training(Section):
         '"size", "uniform", the name of a column, or a table with a positive number for each client',
         "size",
     )
-    baselines: bool = option("Train alone and common beside it, to compare with.", "true or false", True)
+    baselines: bool = option("Train local and pooled models beside it, as baselines.", "true or false", True)
     seed: int = option(
         "The same seed gives the same bytes.", "a whole number from 0 to 2^63 - 1", 0, ge=0, le=2**63 - 1
     )
@@ -270,7 +270,7 @@ class Training(Section):
     )
     average: Average = option(
         "How messages are averaged: mean, or robustly.",
-        '"mean", "median", "trimmed", "clipped", "geometric" or "krum"; "trimmed:0.3" names the share of liars',
+        '"mean", "median", "trimmed", "clipped", "geometric" or "krum"; "trimmed:0.3" sets the malicious share',
         "mean",
     )
     clip: float | None = option("The longest message that counts as it is.", "a number > 0", unset="none", gt=0)
@@ -284,30 +284,35 @@ class Training(Section):
         "The largest share of one client in a round.", "a share above 0, up to 1", unset="none", gt=0, le=1
     )
     attack: Attack | None = option(
-        "For trials: a share of the clients lies, sign-flip:0.2.",
+        "Simulate a share of malicious clients, sign-flip:0.2.",
         'an attack and a share: sign-flip, scale, noise, little, label-flip, nan or huge, as "sign-flip:0.2"',
-        unset="nobody lies",
+        unset="none",
     )
 
 
 class Advising(Section):
     """What an advice answers to."""
 
-    practical: Annotated[float, BeforeValidator(_per_cent)] = option(
-        "Share of the loss that makes no practical difference.",
+    margin: Annotated[float, BeforeValidator(_per_cent)] = option(
+        "Difference too small to matter.",
         'a share from 0 to below 1: 0.01 or "1%"',
         0.01,
         ge=0,
         lt=1,
     )
     level: Annotated[float, BeforeValidator(_per_cent)] = option(
-        "Level of the intervals.", 'a share above 0 and below 1: 0.95 or "95%"', 0.95, gt=0, lt=1
+        "Level of the federation's intervals.", 'a share above 0 and below 1: 0.95 or "95%"', 0.95, gt=0, lt=1
     )
     folds: int | None = option(
         "Parts of each client's rows that are held out in turn.",
         "a whole number >= 2",
-        unset="5; 10 up to 1,000 rows; 1 split where fits are dear",
+        unset="5; 10 up to 1,000 rows; 20 for small clients; 1 where fits are slow",
         ge=2,
+    )
+    shape: Literal["auto", "linear", "spline", "boosted"] = option(
+        "Extra columns for nonlinear effects.",
+        '"linear", "spline", "boosted" or "auto" (all of them from 100 rows on, weighed by held-out rows)',
+        "auto",
     )
     theory: bool = option("Ask the theorems too.", "true or false", True)
 
@@ -327,7 +332,8 @@ class Federation(Section):
     deadline: float | None = say("seconds > 0 after which a round with a quorum waits for nobody", None, gt=0)
     wait: float = say("seconds > 0 without a sign of life before the server gives up", 3600.0, gt=0)
     share_models: bool = say("true (clients send their personal models) or false", False)
-    secure: bool = say("true (the server learns sums of messages only, by Flower's SecAgg+) or false", False)
+    secure: bool = say("true (the server learns sums of messages only) or false", False)
+    max_rows: int | None = say("a whole number >= 1 of training rows that a client counts with at most", None, ge=1)
     secure_range: float = say("a number > 0 that no entry of a client's share of the mean exceeds", 8.0, gt=0)
 
 
@@ -381,7 +387,7 @@ class Options(TypedDict, total=False):
     features: Sequence[str] | None
     drop: Sequence[str] | None
     unit: str | None
-    time: str | None
+    time_column: str | None
     split: str | Sequence[float] | None
     min_rows: int | None
     drop_small: bool | None
@@ -417,7 +423,8 @@ class Options(TypedDict, total=False):
 class AdviceOptions(Options, total=False):
     """Those of `advise`."""
 
-    practical: float | str | None
+    margin: float | str | None
     level: float | str | None
     folds: int | None
+    shape: Literal["auto", "linear", "spline", "boosted"] | None
     theory: bool | None

@@ -72,7 +72,7 @@ APFL_ADAPTIVE = {"alpha": 0.4, "adapt": "step", "adapt_on": "train", "alpha_pull
 APFL_FIXED = {"alpha": [0.1, 0.3, 0.5, 0.7, 0.9], "adapt": "no", "decay": 0.0, "radius": 0.4}
 
 
-def naive_apfl(story, begin=(0.4,) * 5, pull=0.3, rate=inverse, radius=np.inf, adapts=True, by_parts=False):
+def naive_apfl(story, begin=(0.4,) * 5, pull=0.3, rate=inverse, radius=np.inf, adapts=True, by_parts=False, ratio=1.0):
     """apfl, Eqs. 5 and 6: alpha adapted on the training minibatch at every step and pulled to 0, on a ball."""
     m = len(story.clients)
     w, v, alpha, visits = np.zeros(D), [np.zeros(D) for _ in range(m)], list(begin), [0] * m
@@ -85,7 +85,7 @@ def naive_apfl(story, begin=(0.4,) * 5, pull=0.3, rate=inverse, radius=np.inf, a
                 share = alpha[i] ** 2 + (1 - alpha[i]) ** 2 if by_parts else 1.0
                 slope = share * (v[i] - copies[i]) @ c.grad(mixed) + pull * alpha[i]
                 v[i], copies[i], alpha[i] = (
-                    shrunk(v[i] - eta * alpha[i] * c.grad(mixed), radius),
+                    shrunk(v[i] - ratio * eta * alpha[i] * c.grad(mixed), radius),
                     shrunk(copies[i] - eta * c.grad(copies[i]), radius),
                     min(max(alpha[i] - eta * slope, 0), 1) if adapts else alpha[i],
                 )

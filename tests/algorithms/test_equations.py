@@ -64,6 +64,7 @@ SAMPLED_TOO = [
     ("fedprox_two_stage", fedprox.INVERSE, fedprox.naive_two_stage_inverse),
     ("apfl", APFL, personal.naive_apfl),
     ("apfl", {**APFL, "alpha_by": "parts"}, partial(personal.naive_apfl, by_parts=True)),
+    ("apfl", {**APFL, "eta_ratio": 0.3}, partial(personal.naive_apfl, ratio=0.3)),
     ("apfl", {**SGD, **personal.APFL_FIXED}, personal.naive_apfl_fixed),
     ("apfl", {**SGD, **personal.APFL_AVERAGE}, personal.naive_apfl_average),
     ("scaffold", SERVER, personal.naive_scaffold),

@@ -5,10 +5,9 @@ delivered to a later pull: what a real grid can do.
 """
 
 import itertools
-from collections import defaultdict
 from types import SimpleNamespace
 
-from flwr.app import Message, RecordDict
+from flwr.app import Message
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Message as Wire
 from flwr.supercore.task_identity import TaskIdentity
@@ -33,7 +32,6 @@ class LocalGrid:
         self.fate = lambda what, node, number: "fine"  # or "lost", "late", "twice"
         self.waiting, self.later, self.counter, self.pushed = [], [], itertools.count(1), 0
         self.log = []
-        self.memories = defaultdict(lambda: SimpleNamespace(state=RecordDict()))  # of nodes, between letters
 
     def get_nodes(self):
         return [
@@ -58,7 +56,7 @@ class LocalGrid:
             node = message.metadata.dst_node_id
             if node in self.deaf or node not in self.nodes:
                 continue
-            reply = through_the_wire(reply_of(self.nodes[node], message, self.memories[node]))
+            reply = through_the_wire(reply_of(self.nodes[node], message))
             assert isinstance(reply, Message) and reply.metadata.reply_to_message_id == message.metadata.message_id
             fate = self.fate(message, node, len(self.log))
             self.log.append((node, fate))

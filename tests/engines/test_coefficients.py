@@ -37,20 +37,20 @@ def test_a_regression_alone_is_least_squares_on_the_raw_columns():
     frame = homes()
     result = mooring.fit(frame, client="town", target="price", drop=["sold", "band"], **ALONE)
     table = result.coefficients
-    assert list(table.columns) == ["client", "term", "coefficient", "common", "deviation"]
+    assert list(table.columns) == ["client", "term", "coefficient", "global", "deviation"]
     assert list(table["term"][:4]) == ["(intercept)", "area", "share", "garden=yes"]
     for town, mine in frame[frame["split"] == "train"].groupby("town"):
         fitted = sm.OLS(mine["price"].to_numpy(), design(mine)).fit()
         found = table[table["client"] == town]["coefficient"].to_numpy()
         # The condition number of the raw columns is about 1e7: least squares on them has about 9 digits.
         np.testing.assert_allclose(found, fitted.params, rtol=1e-6)
-    np.testing.assert_allclose(table["deviation"], table["coefficient"] - table["common"])
+    np.testing.assert_allclose(table["deviation"], table["coefficient"] - table["global"])
 
 
 def test_the_common_ones_are_those_of_the_common_model():
     result = mooring.fit(homes(), client="town", target="price", drop=["sold", "band"], rounds=3, threads=1)
     table = result.coefficients
-    common = table[table["client"] == "town 0"]["common"].to_numpy()
+    common = table[table["client"] == "town 0"]["global"].to_numpy()
     rows = homes(seed=1)
     scaled = result.job.clients.schema
     x, _ = encode(rows, scaled)

@@ -52,7 +52,7 @@ def test_too_large_steps_are_named_and_smaller_ones_proposed(rows, name, fields,
     better = {key: float(value) for key, value in (pair.split(" = ") for pair in proposed.split(", "))}
     done = mooring.fit(rows, settings=fields | better, **how)
     assert np.isfinite(done.rounds["train_loss"].dropna()).all()
-    assert done.summary["personal"] < 10 * done.summary["alone"]
+    assert done.summary["personal"] < 10 * done.summary["local"]
 
 
 def test_the_command_fails_and_the_last_good_checkpoint_stays(rows, capsys):
@@ -79,7 +79,7 @@ def test_an_algorithm_without_steps_is_not_told_to_take_smaller_ones():
     assert "has no step size to make smaller" in remedy(Exact(), None, None, Plan(), 3)
 
 
-def test_a_referee_that_diverges_is_left_out(rows, tmp_path, monkeypatch):
+def test_a_baseline_that_diverges_is_left_out(rows, tmp_path, monkeypatch):
     from mooring.engines import fit as fitting
 
     def build(name, fields):
@@ -90,5 +90,5 @@ def test_a_referee_that_diverges_is_left_out(rows, tmp_path, monkeypatch):
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         done = mooring.fit(rows, algorithm="fedavg", rounds=3, threads=1)
-    assert any("without the referee 'local': local diverged" in str(one.message) for one in told)
-    assert np.isnan(done.summary["alone"]) and np.isfinite(done.summary["personal"])
+    assert any("without the baseline 'local': local diverged" in str(one.message) for one in told)
+    assert np.isnan(done.summary["local"]) and np.isfinite(done.summary["personal"])

@@ -241,8 +241,8 @@ def test_fit_needs_no_rows_at_the_server(table, tmp_path):
     exchange = LossyExchange(real.task, real.clients.names, homes, keep_models_home=True)
     result = start(job, tmp_path / "run", exchange=exchange)
     pooled = fit(table, client="who", target="y", rounds=7, evaluate_every=1, threads=1)
-    assert np.isnan(result.summary["common"]) and result.clients["common"].isna().all()
-    for who in ("alone", "personal"):
+    assert np.isnan(result.summary["pooled"]) and result.clients["pooled"].isna().all()
+    for who in ("local", "personal"):
         np.testing.assert_allclose(result.clients[who], pooled.clients[who], rtol=1e-9)
         assert result.summary[who] == pytest.approx(pooled.summary[who], rel=1e-9)
     saved = open_run(tmp_path / "run").models

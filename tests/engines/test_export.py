@@ -39,7 +39,7 @@ def test_scikit_learn_predicts_the_same(run):
     frame = homes(seed=1)
     told = json.loads(export(run, "sklearn")[0])
     assert told["feature_names_in_"] == ["area", "share", "garden=yes"] and len(told["clients"]) == 4
-    for name, owner in (("town 1", told["clients"]["town 1"]), ("elsewhere", told["common"])):
+    for name, owner in (("town 1", told["clients"]["town 1"]), ("elsewhere", told["global"])):
         model = LinearRegression()
         model.coef_, model.intercept_ = np.array(owner["coef_"]), np.array(owner["intercept_"])
         expected, _ = mooring.predict(run, frame.assign(town=name))

@@ -1,6 +1,5 @@
 """Federations of real processes on loopback over TLS, keys, the guard, and what is refused before anything starts."""
 
-import asyncio
 import http.server
 import itertools
 import re
@@ -26,10 +25,10 @@ from flwr.app import Message, RecordDict
 from flwr.supercore.corestate import in_memory_corestate, sql_corestate
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
-from mooring.commands.federation import in_a_sentence
+from mooring.commands.federation import describe_test_loss
 from mooring.core.errors import RequestError
 from mooring.engines.fit import fit
-from mooring.engines.flower import client_app, federation, keys, node, processes, started, superlink
+from mooring.engines.flower import client_app, federation, flower_patches, keys, node, processes, superlink
 from mooring.engines.flower.app_files import write_app
 from mooring.engines.flower.door import bring, door
 from mooring.engines.flower.home import Home
@@ -37,7 +36,7 @@ from mooring.engines.flower.joining import join as join_
 from mooring.engines.flower.packing import pack, unpack
 from mooring.engines.flower.parcels import Parcel
 from mooring.engines.flower.replies import reply_of
-from mooring.engines.flower.started import LARGEST, Guard, Notes, patient
+from mooring.engines.flower.started import Notes
 from mooring.engines.request import request
 from mooring.runs.directory import open_run
 from tests.engines.local_grid import LocalGrid
@@ -114,67 +113,19 @@ def test_larger_federations_over_tls(name, embedded, tmp_path):
     assert_models_are_the_simulators(path, out, federation.beside(out))
 
 
-def test_the_guard_knows_who_asks():
-    async def inside(scope, receive, send):
-        await send({"type": "inside"})
-
-    def ask(path, client, kind="http"):
-        sent = []
-
-        async def send(message):
-            sent.append(message)
-
-        asyncio.run(Guard(inside)({"type": kind, "path": path, "client": client}, None, send))
-        return sent[0]["type"] == "inside"
-
-    here, other = ("127.0.0.1", 5), ("10.0.0.7", 5)
-    assert ask("/v1/control/start-run", here) and ask("/v1/fleet/pull-messages", other) and ask("/health", other)
-    assert not ask("/v1/control/start-run", other) and not ask("/v1/runtime/x", other)
-    assert not ask("/v1/control/start-run", None) and not ask("/v1/fleet/", other, "websocket")
-
-
-def test_the_guard_bounds_requests_and_notes_refusals(tmp_path):
-    async def inside(scope, receive, send):
-        total = 0
-        while (message := await receive())["type"] == "http.request":
-            total += len(message["body"])
-            if not message["more_body"]:
-                await send({"type": "http.response.start", "status": 401})
-                return
-        await send({"type": "cut", "total": total})
-
-    guard = Guard(inside, Notes(str(tmp_path / "notes")))
-
-    def ask(pieces, length=None):
-        sent, rest = [], iter(enumerate(pieces, 1))
-
-        async def receive():
-            number, piece = next(rest)
-            return {"type": "http.request", "body": piece, "more_body": number < len(pieces)}
-
-        async def send(message):
-            sent.append(message)
-
-        heads = [(b"flwr-public-key", b"KEY"), (b"flwr-timestamp", b"2020-01-01T00:00:00+00:00")]
-        heads += [] if length is None else [(b"content-length", str(length).encode())]
-        scope = {"type": "http", "path": "/v1/fleet/x", "client": ("10.0.0.7", 5), "headers": heads}
-        asyncio.run(guard(scope, receive, send))
-        return sent[0]
-
-    assert ask([b""], LARGEST + 1)["status"] == 413
-    half = bytes(LARGEST // 2 + 1)
-    assert ask([half, half, half])["type"] == "cut"
-    assert ask([b"x"])["status"] == 401
-    assert ask([b"x"])["status"] == 401
+def test_what_is_said_of_a_refused_signature(tmp_path):
+    notes = Notes(str(tmp_path / "notes"))
+    for _ in range(2):
+        notes("KEY", "2020-01-01T00:00:00+00:00")
     with federation.tail(tmp_path / "notes") as lines:
         (line,) = lines()  # once for each key
     text = federation.refusal({"KEY": "north"}, line)
     assert text.startswith("client 'north' was refused: its clock is") and text.endswith("s behind")
-    ahead = line | {"when": "2100-01-01T00:00:00+00:00", "key": "other"}
-    assert "key was not enrolled was refused" in federation.refusal({}, ahead) and "ahead" in federation.refusal(
-        {}, ahead
-    )
-    assert "signature is not right" in federation.refusal({}, line | {"when": "nonsense"})
+    ahead = line | {"when": "2100-01-01T00:00:00+00:00"}
+    assert "ahead" in federation.refusal({"KEY": "north"}, ahead)
+    assert federation.refusal({}, line) == "a client whose key is not enrolled was refused"
+    assert "its key was revoked" in federation.refusal({"KEY": "north"}, line, {"south"})
+    assert "signature is not right" in federation.refusal({"KEY": "north"}, line | {"when": "nonsense"})
 
 
 def test_a_process_that_starts_slowly_keeps_its_task(monkeypatch):
@@ -196,8 +147,9 @@ def test_a_process_that_starts_slowly_keeps_its_task(monkeypatch):
         return state.get_task_by_token(token) is not None
 
     assert still_known(20) and not still_known(40)
-    patient()
-    assert still_known(40) and still_known(started.TO_START - 20) and not still_known(started.TO_START + 20)
+    flower_patches.be_patient()
+    long = flower_patches.SECONDS_TO_START
+    assert still_known(40) and still_known(long - 20) and not still_known(long + 20)
 
 
 def test_a_refused_signature_is_told_and_interrupts_nobody(tmp_path):
@@ -217,7 +169,7 @@ def test_a_refused_signature_is_told_and_interrupts_nobody(tmp_path):
         threading.Thread(target=server.serve_forever, daemon=True).start()
         node.tame(lambda: False)
         with pytest.raises(node.NoConnection) as told:
-            node.answer_letters(home, f"127.0.0.1:{server.server_port}", None, None, lambda: False, print)
+            node.answer_messages(home, f"127.0.0.1:{server.server_port}", None, None, lambda: False, print)
         server.shutdown()
     assert "is this machine's clock right" in node.in_words(told.value)
     taken = node.NoConnection("Failed to initialize the connection.\n[code: 2004] Failed to activate SuperNode.")
@@ -232,7 +184,7 @@ def test_a_server_that_has_gone_costs_a_client_that_is_done_no_time(tmp_path):
 
     def done():
         asked.append(1)
-        return len(asked) > 2  # not when it begins
+        return len(asked) > 1  # not when it begins
 
     begun = time.monotonic()
     node.live(home, f"127.0.0.1:{processes.free_port()}", ca=None, key=None, say=said.append, until=done)
@@ -266,14 +218,14 @@ def test_the_port_of_a_server_that_was_killed_is_waited_for(monkeypatch):
     processes.wait_for_port("127.0.0.1", port)
 
 
-def test_a_clients_verdict_in_words():
-    """What a model costs is told as a cost."""
-    told = {"verdict": "worse", "gain_low": -0.4, "gain_high": -0.1}
-    assert in_a_sentence(told) == "worse, it costs 0.1 to 0.4 more a row at 95 %"
-    told = {"verdict": "better", "gain_low": 0.1, "gain_high": 0.4}
-    assert in_a_sentence(told) == "better, it saves 0.1 to 0.4 a row at 95 %"
-    assert "cannot tell" in in_a_sentence(told | {"verdict": "undecided", "gain_low": -0.1})
-    assert "too few" in in_a_sentence({"verdict": "undecided", "gain_low": None, "gain_high": None})
+def test_a_clients_test_loss_in_words():
+    low, high = "improvement_over_local_ci_low", "improvement_over_local_ci_high"
+    result = {"metric": "mse", "personal": 1.5, "local": 1.75, low: 0.1, high: 0.4}
+    text = "Test mse of your personal model: 1.5; of your local model: 1.75."
+    assert describe_test_loss(result) == f"{text} Difference, 95% CI: 0.1 to 0.4."
+    assert describe_test_loss(result | {low: -0.1}).endswith("-0.1 to 0.4, which includes 0.")
+    assert "too few test rows" in describe_test_loss(result | {low: None, high: None})
+    assert describe_test_loss(result | {"local": None}) == "Test mse of your personal model: 1.5."
 
 
 def test_letters_come_to_the_door(tmp_path):
@@ -283,14 +235,14 @@ def test_letters_come_to_the_door(tmp_path):
     assert told.stdout.strip() == "False"
     path, folder = run_file(tmp_path)
     home = Home(request(path, purpose="fit"), folder / "site 0.csv", tmp_path / "state")
-    grid = LocalGrid([])
+    LocalGrid([])  # names the run that messages belong to
 
     def ask(content, address):
         message = Message(content, 5, "query", ttl=60.0)
         message.metadata.__dict__["_message_id"] = "m1"
         return bring(message, address)
 
-    with door(lambda message: reply_of(home, message, grid.memories[5])) as address:
+    with door(lambda message: reply_of(home, message)) as address:
         assert stat.S_IMODE(Path(address).parent.stat().st_mode) == 0o700
         with Client(address, "AF_UNIX") as stranger:
             stranger.send_bytes(b"no letter")

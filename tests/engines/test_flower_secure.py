@@ -1,40 +1,51 @@
-"""Secure aggregation: the sum is right, a single message looks like noise, and too few survivors give nothing."""
+"""Secure sums: the sum is right, single messages look like noise, and an active server gets nothing else."""
 
-import importlib
+import secrets
 
 import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from scipy.stats import kstest
 
 pytest.importorskip("flwr", reason="flwr is not installed; the extra is mooring[flower]")
 
-from flwr.common import bytes_to_ndarray
-from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key
-
 from mooring.core.errors import RequestError, WorkError
 from mooring.engines.fit import fit
-from mooring.engines.flower import secure
+from mooring.engines.flower import conversation, secure, secure_client
 from mooring.engines.flower.conversation import converse
+from mooring.engines.flower.home import Home
+from mooring.engines.flower.keys import Identity
 from mooring.engines.flower.packing import unpack
+from mooring.engines.flower.parcels import Parcel
+from mooring.runs.files import read_json
 from tests.engines.local_grid import LocalGrid
-from tests.engines.test_flower import HOW, clock, homes_of, run_of, table  # noqa: F401
+from tests.engines.test_flower import HOW, clock, run_of, table  # noqa: F401
 
 ROUNDS = 4
 SECURE = {"secure": True, "share_models": False, "secure_range": 4.0}
 
 
+def identities(names):
+    keys = {name: ec.generate_private_key(ec.SECP384R1()) for name in names}
+    public = {name: key.public_key() for name, key in keys.items()}
+    return {name: Identity(key, public) for name, key in keys.items()}
+
+
+def secure_homes(run, folder, state, known=None):
+    files = sorted(folder.iterdir())
+    known = known or identities([file.stem for file in files])
+    return [Home(run, file, state / file.stem, identity=known[file.stem]) for file in files]
+
+
 def masked_numbers(grid):
-    """What the server saw of single clients in the round's third letter, as shares of the modulus."""
+    """What the server saw of single clients, as shares of the modulus."""
     seen = []
     for content in grid.seen:
-        record = content.config_records.get(RECORD_KEY_CONFIGS, {})
-        for data in record.get(Key.MASKED_PARAMETERS, []):
-            seen += (
-                (np.atleast_1d(bytes_to_ndarray(data)).astype(np.float64) % secure.MODULUS / secure.MODULUS)
-                .ravel()
-                .tolist()
-            )
+        masked = unpack(content).tensors.get("masked")
+        if masked is not None and len(masked) > 3:  # a message, not losses
+            seen += (masked.numpy().view(np.uint64) / 2.0**64).tolist()
     return np.array(seen)
 
 
@@ -57,74 +68,145 @@ def looks_like_noise(numbers):
 
 def run_secure(table, tmp_path, name="fedavg", fate=None, **more):  # noqa: F811
     run = run_of(table, name, rounds=ROUNDS, keep="last", federation=SECURE | more)
-    grid = Watched(homes_of(run, table, tmp_path / "state"))
+    grid = Watched(secure_homes(run, table, tmp_path / "state"))
     grid.fate = fate or grid.fate
     return converse(run, grid, tmp_path / "run"), grid
 
 
 def test_the_sum_is_that_of_the_messages_and_nothing_else_is_seen(table, tmp_path, clock):  # noqa: F811
-    result, grid = run_secure(table, tmp_path)
-    here = fit(table, algorithm="fedavg", **HOW | {"rounds": ROUNDS, "keep": "last"})
-    # Each round adds at most one rounding step per client, over the smallest total weight (1), and a later round is a
-    # contraction of the earlier ones' error or near one; weights are rounded to 2^-22 of the whole as well.
-    step = 2 * SECURE["secure_range"] / secure.STEPS
-    right = here.trained.last.common
-    assert float((result.trained.last.common - right).abs().max()) < 4 * ROUNDS * len(here.clients) * step * (
-        1 + float(right.abs().max())
-    )
-    assert not torch.equal(result.trained.last.common, right)
+    eta = 0.05
+    run = run_of(table, "fedavg", {"eta": eta}, rounds=ROUNDS, keep="last", federation=SECURE)
+    grid = Watched(secure_homes(run, table, tmp_path / "state"))
+    result = converse(run, grid, tmp_path / "run")
+    here = fit(table, algorithm="fedavg", settings={"eta": eta}, **HOW | {"rounds": ROUNDS, "keep": "last"})
+    torch.testing.assert_close(result.trained.last.common, here.trained.last.common, rtol=1e-10, atol=1e-10)
     assert looks_like_noise(masked_numbers(grid))
     assert result.rounds["samples"].tolist() == here.rounds["samples"].tolist()
+    for name in ("train_loss", "validation_loss", "test_loss"):
+        np.testing.assert_allclose(result.rounds[name], here.rounds[name], rtol=1e-6)
+    assert result.summary["personal"] == pytest.approx(here.summary["personal"], rel=1e-6)
+    assert result.clients["personal"].isna().all()  # nobody's own loss is known to the server
+    own = [read_json(home.folder / "done.json")["personal"] for home in grid.nodes.values()]
+    np.testing.assert_allclose(own, here.clients["personal"], rtol=1e-9)
+    assert not any((home.folder / secure_client.STATE).exists() for home in grid.nodes.values())
+
+
+def test_a_step_size_is_settled_from_powers_of_two(table, tmp_path, clock):  # noqa: F811
+    result, grid = run_secure(table, tmp_path)
+    assert result.rounds["accepted"].tolist() == [4] * ROUNDS
+    shown = [unpack(content).tensors for content in grid.seen]
+    facts = [tensors for tensors in shown if "facts/smooth" in tensors]
+    assert facts and all(float(torch.log2(one["facts/smooth"])) % 1 == 0 for one in facts)
+    assert all(bool(one["facts/trace"].isnan().all()) for one in facts)
 
 
 def test_without_masks_the_same_look_sees_the_messages(table, tmp_path, clock, monkeypatch):  # noqa: F811
     """The negative control: masks of zeros."""
-    client = importlib.import_module("flwr.client.mod.secure_aggregation.secaggplus_mod")
-    server = importlib.import_module("flwr.server.workflow.secure_aggregation.secaggplus_workflow")
-
-    def no_mask(seed, modulus, shapes):
-        return [np.zeros(shape, dtype=np.int64) for shape in shapes]
-
-    for module in (client, server):
-        monkeypatch.setattr(module, "pseudo_rand_gen", no_mask)
+    monkeypatch.setattr(secure, "key_stream", lambda seed, size: np.zeros(size, np.uint64))
     _, grid = run_secure(table, tmp_path)
     assert not looks_like_noise(masked_numbers(grid))
 
 
+def test_masks_come_from_the_whole_shared_secret():
+    """Seeds of 32 bytes: the 2^32 seeds of a shorter one cannot be tried. Each attempt has its own."""
+    one, other = X25519PrivateKey.generate(), X25519PrivateKey.generate()
+    session, raw = secrets.token_hex(16), lambda key: key.private_bytes_raw()
+    public = lambda key: key.public_key().public_bytes_raw()  # noqa: E731
+    mine = secure.pair_seed(raw(one), public(other), session, 1, "a", "b")
+    assert mine == secure.pair_seed(raw(other), public(one), session, 1, "b", "a") and len(mine) == 32
+    others = [secure.pair_seed(raw(one), public(other), session, k, "a", "b") for k in range(2, 50)]
+    assert len({mine, *others}) == 49
+    stream = secure.key_stream(mine, 4000)
+    assert kstest(stream / 2.0**64, "uniform").pvalue > 1e-4
+    near = bytes([mine[0] ^ 1]) + mine[1:]
+    assert not np.array_equal(stream[:4], secure.key_stream(near, 4))
+
+
+@pytest.mark.parametrize("clients,lost", [(3, 0), (5, 1), (8, 2)])
+def test_masks_cancel_in_the_sum_of_those_who_stayed(clients, lost):
+    rng, names = np.random.default_rng(clients), [f"c{i}" for i in range(clients)]
+    values = {name: rng.normal(size=7) for name in names}
+    pairs = {frozenset((a, b)): secrets.token_bytes(32) for a in names for b in names if a < b}
+    seeds = {name: secrets.token_bytes(32) for name in names}
+    masked = {
+        name: secure.mask(
+            secure.quantize(values[name], 8.0, clients),
+            name,
+            seeds[name],
+            {other: pairs[frozenset((name, other))] for other in names if other != name},
+        )
+        for name in names
+    }
+    stayed, gone = names[lost:], names[:lost]
+    shown = {name: {other: pairs[frozenset((name, other))] for other in gone} for name in stayed}
+    total = secure.unmask({n: masked[n] for n in stayed}, {n: seeds[n] for n in stayed}, shown)
+    np.testing.assert_allclose(secure.dequantize(total, 8.0, clients), sum(values[name] for name in stayed), atol=1e-12)
+
+
 def stage_of(message):
-    """Which letter of the protocol it is, by what it holds once its client has read it."""
-    record = message.content.config_records.get(RECORD_KEY_CONFIGS)
-    if record is None:
-        return None
-    known = {Key.SAMPLE_NUMBER: "setup", Key.CIPHERTEXT_LIST: "collect", Key.ACTIVE_NODE_ID_LIST: "unmask"}
-    return next((stage for key, stage in known.items() if key in record), "share")
+    return str(unpack(message.content).words.get("what"))
 
 
 @pytest.mark.parametrize(
     "stage,first",
-    [("collect", 3), *(pytest.param(stage, 4, marks=pytest.mark.slow) for stage in ("setup", "share", "unmask"))],
+    [(secure.UPDATE, 3), *((stage, 4) for stage in (secure.KEYS, secure.PEERS, secure.CONFIRM, secure.UNMASK))],
 )
 def test_one_client_may_go_in_the_middle(stage, first, table, tmp_path, clock):  # noqa: F811
-    """Three of four are enough once all have shared their keys, and the mean is that of the three; before and after,
-    the round begins again."""
+    """Three of four are enough for a sum, which is that of the three; the other stages wait for the client's reply."""
     lost = []
 
     def fate(message, node, number):
         if stage_of(message) == stage and node == 103 and not lost:
             lost.append(number)
+            grid.since[103] = "later"  # the client was started again
             return "lost"
         return "fine"
 
-    result, _ = run_secure(table, tmp_path, fate=fate, deadline=5.0)
-    assert lost and result.rounds["accepted"].tolist() == [first, 4, 4, 4]
+    run = run_of(table, "fedavg", rounds=ROUNDS, keep="last", federation=SECURE | {"deadline": 5.0})
+    grid = Watched(secure_homes(run, table, tmp_path / "state"))
+    grid.fate = fate
+    if stage == secure.UPDATE:
+        grid.fate = lambda message, node, number: (
+            "lost"
+            if stage_of(message) == stage and node == 103 and unpack(message.content).words["round"][0] == 1
+            else "fine"
+        )
+    result = converse(run, grid, tmp_path / "run")
+    assert result.rounds["accepted"].tolist() == [first, 4, 4, 4]
 
 
 def test_too_few_survivors_give_nothing(table, tmp_path, clock):  # noqa: F811
     def fate(message, node, number):
-        return "lost" if stage_of(message) == "collect" and node in (102, 103) else "fine"
+        return "lost" if stage_of(message) == secure.UPDATE and node in (102, 103) else "fine"
 
-    with pytest.raises(WorkError, match="round 1: no secure sum after 10 attempts"):
-        run_secure(table, tmp_path, fate=fate, deadline=5.0)
+    with pytest.raises(WorkError, match=r"no reply for 60 seconds|no secure sum after 10 attempts"):
+        run_secure(table, tmp_path, fate=fate, deadline=5.0, wait=60.0)
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("stage", [secure.UPDATE, secure.CONFIRM, secure.UNMASK, secure.EVALUATE])
+def test_a_killed_server_resumes_a_secure_run(stage, table, tmp_path, clock):  # noqa: F811
+    """The round that was cut is summed again, over the same clients, under new masks."""
+    eta = {"eta": 0.05}
+    run = run_of(table, "fedavg", eta, rounds=ROUNDS, keep="last", federation=SECURE)
+    homes = secure_homes(run, table, tmp_path / "state")
+    grid, seen = LocalGrid(homes), []
+
+    def fate(message, node, number):
+        seen.append(stage_of(message))
+        if stage_of(message) == stage and seen.count(stage) == 11:
+            raise Killed
+        return "fine"
+
+    grid.fate = fate
+    with pytest.raises(Killed):
+        converse(run, grid, tmp_path / "run")
+    result = converse(run, LocalGrid(homes), tmp_path / "run")
+    here = fit(table, algorithm="fedavg", settings=eta, **HOW | {"rounds": ROUNDS, "keep": "last"})
+    torch.testing.assert_close(result.trained.last.common, here.trained.last.common, rtol=1e-9, atol=1e-9)
 
 
 def test_what_secure_rules_out(table, tmp_path, clock):  # noqa: F811
@@ -138,18 +220,208 @@ def test_what_secure_rules_out(table, tmp_path, clock):  # noqa: F811
         run_secure(table, tmp_path, secure_range=1e-9)
 
 
-def test_a_client_sends_nothing_that_is_not_masked(table, tmp_path, clock):  # noqa: F811
-    """A server that leaves the protocol out gets no message, whatever it says."""
+def test_a_client_without_keys_takes_no_part(table, tmp_path, clock):  # noqa: F811
     run = run_of(table, "fedavg", rounds=2, federation=SECURE)
-    grid = LocalGrid(homes_of(run, table, tmp_path / "state"))
-    plain = run.model_copy(update={"federation": run.federation.model_copy(update={"secure": False})})
-    from mooring.engines.flower import conversation
+    homes = [Home(run, file, tmp_path / "state" / file.stem) for file in sorted(table.iterdir())]
+    with pytest.raises(
+        RequestError, match="needs its key and its peers' keys for secure = true: give --key and --peers"
+    ):
+        converse(run, LocalGrid(homes), tmp_path / "run")
 
+
+class ActiveServer:
+    """A server that follows the protocol up to the first round, and then asks its clients whatever it likes."""
+
+    def __init__(self, table, tmp_path, clock):  # noqa: F811
+        self.run = run_of(table, "fedavg", {"eta": 0.05}, rounds=ROUNDS, keep="last", federation=SECURE)
+        self.homes = secure_homes(self.run, table, tmp_path / "state")
+        grid, self.requests = LocalGrid(self.homes), {}
+
+        def fate(message, node, number):
+            parcel = unpack(message.content)
+            self.requests.setdefault(parcel.words["what"], {})[self.name(node)] = parcel
+            if len(self.requests.get(secure.UPDATE, {})) == len(self.homes):
+                raise Killed  # nothing of round 1 is confirmed yet
+            return "fine"
+
+        self.grid = grid
+        grid.fate = fate
+        with pytest.raises(Killed):
+            converse(self.run, grid, tmp_path / "run")
+        self.digest = self.homes[0].digest
+
+    def name(self, node):
+        return self.grid.nodes[node].name
+
+    def ask(self, name, what, words, tensors=None):
+        client = next(one for one in self.homes if one.name == name)
+        return client.answer(what, Parcel({"run": self.digest, "what": what} | words, tensors or {}))
+
+    def again(self, name, what, **changes):
+        """The last request of this kind to a client, with some words changed."""
+        known = self.requests[what][name]
+        return self.ask(name, what, known.words | changes, known.tensors)
+
+
+@pytest.fixture
+def server(table, tmp_path, clock):  # noqa: F811
+    return ActiveServer(table, tmp_path, clock)
+
+
+def test_requests_outside_the_protocol_are_refused(server):
+    """What a run without secure sums answers: sums of rows, losses, fits, models."""
+    update = server.requests[secure.UPDATE]["site 1"]
+    asks = [("told", {"which": "summary"}, {}), ("told", {"which": "slope"}, {"w": torch.zeros(1, 5).double()})]
+    asks += [("facts", update.words | {"asks": ["spread"]}, {"w0": torch.zeros(5).double()})]
+    asks += [("evaluate", update.words | {"parts": ["train"]}, update.tensors)]
+    asks += [("models", update.words, update.tensors), ("numbers", update.words | {"field": "alpha"}, {})]
+    asks += [("visit", update.words, update.tensors)]
+    for what, words, tensors in asks:
+        reply = server.ask("site 1", what, words, tensors)
+        assert "refused" in reply.words and not reply.tensors, what
+
+
+def test_weights_that_do_not_follow_from_the_sizes_are_refused(server):
+    """All weight on one client would make the sum its message."""
+    reply = server.again("site 1", secure.UPDATE, p=1.0, attempt=90)
+    assert "follows from the agreed sizes" in reply.words["refused"]
+    reply = server.again("site 1", secure.EVALUATE, p=1.0, attempt=91)
+    assert "follows from the agreed sizes" in reply.words["refused"]
+
+
+def test_small_and_unknown_cohorts_are_refused(server):
+    session = secrets.token_hex(16)
+    for cohort in (["site 1"], ["site 0", "site 1"], ["site 1", "site 1", "site 0"]):
+        reply = server.ask("site 1", secure.KEYS, {"session": session, "cohort": cohort})
+        assert "3 clients or more" in reply.words["refused"]
+    reply = server.ask("site 1", secure.KEYS, {"session": session, "cohort": ["site 0", "site 1", "invented"]})
+    assert "does not know the key of 'invented'" in reply.words["refused"]
+    reply = server.again("site 1", secure.UPDATE, cohort=["site 0", "site 1"], attempt=92)
+    assert "3 clients or more" in reply.words["refused"]
+
+
+def test_keys_and_sizes_that_the_server_invents_are_refused(server):
+    """A key of the server's own would open the masks; small sizes of the others would unweight them."""
+    known = server.requests[secure.PEERS]["site 1"].words["statements"]
+    for change in ({"public": "00" * 32}, {"weight": 1e-9}, {"sizes": {"train": 0, "validation": 0, "test": 0}}):
+        forged = dict(known)
+        forged["site 2"] = known["site 2"] | {"statement": known["site 2"]["statement"] | change}
+        reply = server.again("site 1", secure.PEERS, statements=forged)
+        assert "that 'site 2' did not sign" in reply.words["refused"], change
+
+
+def test_one_mask_is_used_once(server):
+    """Another model under the same masks would show the difference of two messages."""
+    known = server.requests[secure.UPDATE]["site 1"]
+    tensors = {name: tensor + 1 for name, tensor in known.tensors.items()}
+    reply = server.ask("site 1", secure.UPDATE, known.words, tensors)
+    assert "has used the masks" in reply.words["refused"]
+    reply = server.again("site 1", secure.UPDATE, cohort=["site 0", "site 1", "site 2"])
+    assert "has used the masks" in reply.words["refused"]
+
+
+def confirmed(server, survivors, names=None):
+    attempt = server.requests[secure.UPDATE]["site 1"].words["attempt"]
+    session = server.requests[secure.UPDATE]["site 1"].words["session"]
+    about = {"session": session, "attempt": attempt, "survivors": survivors}
+    return about, {name: server.ask(name, secure.CONFIRM, about) for name in names or survivors}
+
+
+def test_two_lists_of_survivors_cannot_both_be_opened(server):
+    """Client 3 is told that all survived, the others that client 3 did not: its seed and its shared masks together
+    would open its message."""
+    everybody = sorted(server.requests[secure.UPDATE])
+    about, replies = confirmed(server, everybody, ["site 3"])
+    full = {"site 3": replies["site 3"].words["signature"]}
+    reply = server.ask("site 3", secure.UNMASK, about | {"signatures": full})
+    assert "needs 3 signatures under a sum, and sees 1" in reply.words["refused"]
+    less, replies = confirmed(server, everybody[:3])
+    signed = {name: reply.words["signature"] for name, reply in replies.items()}
+    opened = {name: server.ask(name, secure.UNMASK, less | {"signatures": signed}) for name in everybody[:3]}
+    assert all("site 3" in reply.words["pairs"] for reply in opened.values())  # the sum of three is theirs to open
+    more = {name: server.ask(name, secure.CONFIRM, about) for name in everybody[:3]}
+    assert all("signature" not in reply.words for reply in more.values())
+    reply = server.ask("site 3", secure.UNMASK, about | {"signatures": full | signed})
+    assert "refused" in reply.words  # the signatures are under another list
+
+
+def test_a_round_is_summed_over_one_set_of_clients(server):
+    """With and without a client, the difference would be its message: also with another attempt, or another round."""
+    everybody = sorted(server.requests[secure.UPDATE])
+    about, replies = confirmed(server, everybody)
+    signed = {name: reply.words["signature"] for name, reply in replies.items()}
+    opened = [server.ask(name, secure.UNMASK, about | {"signatures": signed}) for name in everybody]
+    assert all("seed" in reply.words for reply in opened)
+    for name in everybody[:3]:
+        reply = server.again(name, secure.UPDATE, attempt=50, cohort=everybody[:3])
+        assert "masked" in reply.tensors
+        about = {"session": server.requests[secure.UPDATE][name].words["session"], "attempt": 50}
+        reply = server.ask(name, secure.CONFIRM, about | {"survivors": everybody[:3]})
+        assert reply.words.get("confirmed") == everybody and "signature" not in reply.words
+    for name in everybody[:3]:
+        turn = server.requests[secure.UPDATE][name].words["round"]
+        reply = server.again(name, secure.UPDATE, attempt=51, cohort=everybody[:3], round=[2, *turn[1:]])
+        about = {"session": server.requests[secure.UPDATE][name].words["session"], "attempt": 51}
+        reply = server.ask(name, secure.CONFIRM, about | {"survivors": everybody[:3]})
+        assert "sum over other clients for the same model" in reply.words["refused"]
+
+
+def test_an_attempt_that_was_not_opened_stays_closed(server):
+    """A confirmed attempt may be repeated without a client that went away; then the first one is never opened."""
+    everybody = sorted(server.requests[secure.UPDATE])
+    first, replies = confirmed(server, everybody)
+    signed = {name: reply.words["signature"] for name, reply in replies.items()}
+    for name in everybody[:3]:
+        server.again(name, secure.UPDATE, attempt=70, cohort=everybody)
+    second = first | {"attempt": 70, "survivors": everybody[:3]}
+    again = {name: server.ask(name, secure.CONFIRM, second).words["signature"] for name in everybody[:3]}
+    for name in everybody[:3]:
+        reply = server.ask(name, secure.UNMASK, first | {"signatures": signed})
+        assert "no sum under way with this number" in reply.words["refused"]
+        assert "seed" in server.ask(name, secure.UNMASK, second | {"signatures": again}).words
+
+
+def test_evaluations_are_budgeted(server):
+    """A loss at each of many models is a gradient."""
+    known, refused = server.requests[secure.EVALUATE]["site 1"], []
+    for k in range(40):
+        tensors = {name: tensor + 0.01 * k for name, tensor in known.tensors.items()}
+        reply = server.ask("site 1", secure.EVALUATE, known.words | {"attempt": 100 + k}, tensors)
+        assert "risk" not in reply.tensors
+        refused.append("refused" in reply.words)
+    assert 0 < refused.count(False) <= secure_client.evaluation_budget(server.homes[1]) < 30
+    assert "all that its run file plans" in reply.words["refused"]
+
+
+def test_rounds_settings_and_beginnings_are_those_of_the_run_file(server):
+    reply = server.again("site 1", secure.UPDATE, attempt=60, round=[ROUNDS + 1, ROUNDS + 1, 4, 4, 1.0, 0])
+    assert f"takes part in {ROUNDS} rounds" in reply.words["refused"]
+    begin = server.requests["begin"]["site 1"]
+    reply = server.again("site 1", "begin", fields=begin.words["fields"] | {"eta": 50.0}, start="x")
+    assert "has eta = 0.05 in its run file" in reply.words["refused"]
+    for k in range(secure_client.MAX_STARTS):
+        last = server.again("site 1", "begin", start=f"start {k}")
+    assert "start `mooring join` again" in last.words["refused"]
+
+
+def test_a_schema_cannot_ask_for_values(server):
+    """Numbers taken as a category would be sent as names of levels."""
+    plan = server.requests["tally"]["site 1"].words["plan"]
+    columns = [column | {"kind": "category"} if column["name"] == "a" else column for column in plan["columns"]]
+    reply = server.again("site 1", "tally", plan=plan | {"columns": columns})
+    assert "column of numbers 'a' as a category" in reply.words["refused"]
+    for k in range(10):
+        last = server.again("site 1", "tally", plan=plan | {"limits": {"a": [-float(k), float(k)]}})
+    assert "it answers no more" in last.words["refused"]
+
+
+def test_a_client_sends_nothing_that_is_not_masked(table, tmp_path, clock, monkeypatch):  # noqa: F811
+    """A server that leaves the protocol out gets no message."""
+    run = run_of(table, "fedavg", {"eta": 0.05}, rounds=2, federation=SECURE)
+    grid = Watched(secure_homes(run, table, tmp_path / "state"))
+    plain = run.model_copy(update={"federation": run.federation.model_copy(update={"secure": False})})
     digest = conversation.digest_of_run
-    conversation.digest_of_run = lambda _: digest(run)
-    try:
-        with pytest.raises(WorkError, match="sends no message that is not masked"):
-            converse(plain, grid, tmp_path / "run")
-    finally:
-        conversation.digest_of_run = digest
-    assert unpack is not None
+    monkeypatch.setattr(conversation, "digest_of_run", lambda _: digest(run))
+    with pytest.raises((WorkError, RequestError)):
+        converse(plain, grid, tmp_path / "run")
+    assert not any("message" in unpack(content).tensors for content in grid.seen)

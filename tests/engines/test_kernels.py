@@ -73,7 +73,7 @@ def test_a_run_says_its_kernels_and_goes_on_with_them(tmp_path, monkeypatch):
     resumed, _ = resume(tmp_path / "numba", source=clients())
     assert resumed.job.task.kernels == "numba"
     monkeypatch.setattr(kernels, "available", lambda: False)
-    with pytest.raises(RequestError, match="numba is not installed; install mooring\\[fast\\]"):
+    with pytest.raises(RequestError, match="numba is not installed; install mooring-fl\\[fast\\]"):
         resume(tmp_path / "numba", source=clients())
 
 

@@ -10,7 +10,7 @@ pytest.importorskip("flwr", reason="flwr is not installed; the extra is mooring[
 
 from flwr.superlink.grid.http_grid import HttpGrid
 
-from mooring.engines.flower.lost_answers import Noticing
+from mooring.engines.flower.flower_patches import Noticing
 
 
 class Deaf(BaseHTTPRequestHandler):

@@ -64,12 +64,12 @@ def test_an_advice(frame, tmp_path):
     advice = mooring.advise(frame, **HOW, out=tmp_path / "run")
     run = mooring.open(tmp_path / "run")
     pd.testing.assert_frame_equal(run.coefficients, advice.coefficients)
-    assert run.summary["advised"] == pytest.approx(advice.summary["advised"])
+    assert run.summary["recommended"] == pytest.approx(advice.summary["recommended"])
     assert len(run.predict(frame)) == len(frame)
 
 
 def test_odd_rows_are_warned_of(frame, tmp_path):
     mooring.fit(frame, **HOW, rounds=1, out=tmp_path / "run")
     run = mooring.open(tmp_path / "run")
-    with pytest.warns(UserWarning, match="1 unknown client, 'elsewhere': answered by the common model"):
+    with pytest.warns(UserWarning, match="1 unknown client, 'elsewhere': predicted with the global model"):
         run.predict(frame.head(3).assign(town=["elsewhere", "town 1", "town 2"]))

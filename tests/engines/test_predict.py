@@ -21,7 +21,7 @@ def test_a_clients_number_may_be_written_in_any_way(tmp_path):
         pd.testing.assert_frame_equal(found, expected)
 
 
-def test_a_row_without_a_client_is_answered_by_the_common_model(tmp_path):
+def test_a_row_without_a_client_is_predicted_with_the_global_model(tmp_path):
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"town": np.repeat(list("abc"), 30), "x": rng.normal(size=90)})
     frame["y"] = frame["x"] + frame["town"].map({"a": 0.0, "b": 5.0, "c": 9.0})
@@ -29,7 +29,7 @@ def test_a_row_without_a_client_is_answered_by_the_common_model(tmp_path):
     rows = frame.head(3).assign(town=[None, "a", "nobody"], x=0.5)
     found, notes = predict(tmp_path / "run", rows)
     assert found["y"][0] == found["y"][2] != found["y"][1]
-    assert len(notes) == 2 and all("common model" in note for note in notes)
+    assert len(notes) == 2 and all("global model" in note for note in notes)
 
 
 def test_every_row_is_answered_whatever_its_client_cell_holds(tmp_path):
@@ -45,12 +45,12 @@ def test_every_row_is_answered_whatever_its_client_cell_holds(tmp_path):
         assert found["y"][0] == found["y"][2] == found["y"][3] != found["y"][1]
         assert np.isfinite(found["y"]).all() and list(found["client"]) == ["", "2", "", "9"]
         assert notes == [
-            "2 rows with an empty cell in column 'town': answered by the common model.",
-            "1 unknown client, '9': answered by the common model.",
+            "2 rows with an empty cell in column 'town': predicted with the global model.",
+            "1 unknown client, '9': predicted with the global model.",
         ]
     empty, notes = predict(tmp_path / "run", rows.assign(town=None))
     assert empty["y"].nunique() == 1 and empty["y"][0] == found["y"][0]
-    assert notes == ["4 rows with an empty cell in column 'town': answered by the common model."]
+    assert notes == ["4 rows with an empty cell in column 'town': predicted with the global model."]
 
 
 def test_one_client_answers_all_rows_however_its_number_is_written(tmp_path):
@@ -63,13 +63,13 @@ def test_one_client_answers_all_rows_however_its_number_is_written(tmp_path):
         pd.testing.assert_frame_equal(predict(tmp_path / "run", frame.head(3), client=name)[0], expected)
 
 
-def test_clients_too_small_to_learn_have_the_common_model_and_are_named(tmp_path):
+def test_clients_too_small_to_learn_have_the_global_model_and_are_named(tmp_path):
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"town": ["lone", *np.repeat(["a", "b"], 30)], "x": rng.normal(size=61)})
     frame["y"] = frame["x"] + 5 * (frame["town"] == "a")
     result = fit(frame, client="town", target="y", rounds=3, threads=1, out=tmp_path / "run")
     assert any("'lone'; the common model answers for them" in note for note in result.job.clients.notes)
     found, notes = predict(tmp_path / "run", frame.head(1))
-    assert notes == ["1 unknown client, 'lone': answered by the common model."]
+    assert notes == ["1 unknown client, 'lone': predicted with the global model."]
     same, _ = predict(tmp_path / "run", frame.head(1).assign(town=None))
     assert found["y"][0] == same["y"][0]

@@ -26,9 +26,9 @@ def asked(source="heart", task=None, training=None, **data):
 @pytest.mark.parametrize(
     ("source", "options", "sentence"),
     [
-        ("heart", {"partition": {"clients": 5}}, r"partition \(--deal\) has no use here: that is for pooled data sets"),
-        ("digits", {"target": "y"}, r"target \(--target\) has no use here: data set 'digits' is no table"),
-        ("digits", {"split": "part"}, r"split \(--split\) has no use here: data set 'digits' is no table"),
+        ("heart", {"partition": {"clients": 5}}, r"partition \(--deal\) does not apply: that is for pooled data sets"),
+        ("digits", {"target": "y"}, r"target \(--target\) does not apply: data set 'digits' is no table"),
+        ("digits", {"split": "part"}, r"split \(--split\) does not apply: data set 'digits' is no table"),
     ],
 )
 def test_options_without_a_use_are_refused_by_name(source, options, sentence):

@@ -166,12 +166,12 @@ def test_two_private_runs_of_one_seed_differ(rows):
     [
         ({"clip": None}, "noise = 2 needs clip"),
         ({"average": "median"}, "noise = 2 goes with average = 'mean'"),
-        ({"algorithm": "local"}, "noise = 2 has no use here: local sends nothing"),
+        ({"algorithm": "local"}, "noise = 2 does not apply: local sends nothing"),
         ({"algorithm": "global"}, "the messages of global are no changes of a model"),
         ({"algorithm": "kernel_fedavg", "task": "kernel"}, "no changes of a model"),
         ({"noise": None, "delta": 1e-6}, "delta = 1e-06 is for noise; give noise too"),
-        ({"noise": -1.0}, "training.noise must be a number >= 0.01"),
-        ({"delta": 1.0}, "training.delta must be"),
+        ({"noise": -1.0}, "noise must be a number >= 0.01"),
+        ({"delta": 1.0}, "delta must be"),
     ],
 )
 def test_what_cannot_be_private_is_refused(rows, changes, why):
@@ -184,7 +184,7 @@ def test_without_the_accountant_nothing_starts(rows, monkeypatch):
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *of: None if name == "dp_accounting" else found(name, *of)
     )
-    with pytest.raises(RequestError, match=r"install it, or mooring\[privacy\]"):
+    with pytest.raises(RequestError, match=r"install it, or mooring-fl\[privacy\]"):
         mooring.fit(rows, **HOW)
 
 

@@ -81,7 +81,7 @@ def test_every_algorithm_resumes_bit_for_bit(name, table, tmp_path):
     def run(out, tell=lambda *_: None):
         return fit(
             table, client="who", target="y", algorithm=name, settings=settings, rounds=6, out=out,
-            checkpoint_every=1, evaluate_every=1, threads=1, tell=tell, **({"participation": 5} | everyone),
+            checkpoint_every=1, evaluate_every=1, threads=1, progress=tell, **({"participation": 5} | everyone),
         )  # fmt: skip
 
     run(tmp_path / "whole")
@@ -114,7 +114,7 @@ def test_a_comparison_goes_on_where_it_was(table, tmp_path):
     methods = ["local", "fedavg", "fedprox_one_stage"]
     whole = compare(table, methods, out=tmp_path / "whole", **how)
     with pytest.raises(InterruptedError):
-        compare(table, methods, out=tmp_path / "cut", tell=stop, **how)
+        compare(table, methods, out=tmp_path / "cut", progress=stop, **how)
     again = resume_comparison(tmp_path / "cut")
     pd.testing.assert_frame_equal(again.clients, whole.clients)
     for method in methods:

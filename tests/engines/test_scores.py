@@ -4,10 +4,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy.stats import t
 from sklearn.metrics import accuracy_score, mean_absolute_error, r2_score, roc_auc_score, root_mean_squared_error
 
 import mooring
-from mooring.engines.scores import gain_percent, known_scores
+from mooring.engines.scores import improvement_pct, known_scores, mean_improvement
 from mooring.runs.directory import open_run
 from tests.engines.test_coefficients import homes
 
@@ -33,13 +34,13 @@ def test_numbers_in_the_units_of_the_target(tmp_path):
         mine = (rows["town"] == client["client"]).to_numpy()
         assert client["r2"] == pytest.approx(r2_score(rows["price"][mine], found[mine]), rel=1e-9)
         assert client["mae"] == pytest.approx(mean_absolute_error(rows["price"][mine], found[mine]), rel=1e-9)
-    assert set(result.summary["measures"]) == {"alone", "common", "personal"}
+    assert set(result.summary["measures"]) == {"local", "pooled", "personal"}
     again = mooring.open(tmp_path / "run")
     assert again.summary["measures"] == result.summary["measures"]
     pd.testing.assert_series_equal(again.clients["r2"], result.clients["r2"])
     losses = result.rounds.dropna(subset=["test_loss"])
     np.testing.assert_allclose(losses["test_rmse"] ** 2, losses["test_loss"])
-    last = losses[losses["t"] == result.summary["best_round"]].iloc[0]
+    last = losses[losses["round"] == result.summary["best_round"]].iloc[0]
     assert last["test_rmse"] == pytest.approx(told["rmse"]) and last["test_r2"] == pytest.approx(told["r2"])
 
 
@@ -51,11 +52,11 @@ def test_classes(tmp_path):
         rows = held_out(run, frame)
         found, told = mooring.predict(run, rows)[0], result.summary["measures"]["personal"]
         assert told["accuracy"] == pytest.approx(accuracy_score(rows[target], found[target]))
-        kept = result.rounds.set_index("t").loc[result.summary["best_round"]]
+        kept = result.rounds.set_index("round").loc[result.summary["best_round"]]
         assert kept["test_accuracy"] == pytest.approx(told["accuracy"])
         assert open_run(run).rounds["test_accuracy"].notna().all()
         if target == "band":
-            assert set(told) == {"accuracy"} and open_run(run).rounds["test_auc"].isna().all()
+            assert set(told) == {"accuracy"} and "test_auc" not in open_run(run).rounds
             continue
         assert kept["test_auc"] == pytest.approx(told["auc"])
         assert told["auc"] == pytest.approx(roc_auc_score(rows["sold"] == "sold", found["p(sold)"]))
@@ -79,13 +80,23 @@ def test_nobody_to_score():
     assert known_scores(result.job.task, result.job.clients, None) == ({}, {})
 
 
-def test_gains_are_told_in_per_cent():
-    assert gain_percent(4.0, 3.0) == 25 and np.isnan(gain_percent(0.0, 1.0))
+def test_improvements_follow_from_the_losses():
+    """In percent of the other loss, by client and over all rows, with Student's interval clustered by client."""
+    assert improvement_pct(4.0, 3.0) == 25 and np.isnan(improvement_pct(0.0, 1.0))
     result = mooring.fit(homes().drop(columns=["sold", "band"]), target="price", **HOW)
-    told = result.summary
-    assert told["gain_percent"] == pytest.approx(100 * (1 - told["personal"] / told["alone"]))
-    clients = result.clients
-    np.testing.assert_allclose(clients["gain_percent"], 100 * (1 - clients["personal"] / clients["alone"]))
+    summary, clients = result.summary, result.clients
+    for other in ("local", "pooled"):
+        line = summary[f"improvement_over_{other}"]
+        assert line["mean"] == pytest.approx(summary[other] - summary["personal"])
+        assert line["pct"] == pytest.approx(100 * (1 - summary["personal"] / summary[other]))
+        rows, gap = clients["test"].to_numpy(float), (clients[other] - clients["personal"]).to_numpy()
+        m = len(rows)
+        error = np.sqrt(m / (m - 1) * ((rows * (gap - line["mean"])) ** 2).sum()) / rows.sum()
+        assert line["ci_high"] - line["mean"] == pytest.approx(t.ppf(0.975, m - 1) * error)
+        assert line["ci_low"] < line["mean"] < line["ci_high"]
+    pct = 100 * (1 - clients["personal"] / clients["local"])
+    np.testing.assert_allclose(clients["improvement_over_local_pct"], pct)
+    assert mean_improvement([3, 0], [np.nan, 1.0], [1.0, 1.0]) is None
 
 
 def test_a_network_that_says_one_logit(tmp_path, monkeypatch):

@@ -231,3 +231,25 @@ def test_states_are_sound_where_every_number_is_finite():
     inf = float("inf")
     v = torch.tensor([[1.0, 2.0], [large, large], [inf, 1.0], [inf, -inf], [float("nan"), 0.0]])
     assert visits.sound(State(v, torch.ones(5, dtype=torch.long))).tolist() == [True, True, False, False, False]
+
+
+@pytest.mark.parametrize(
+    "name, fields, part",
+    [
+        ("fedprox_shared", {"lam": 1.0, "output": "random"}, "drawn"),
+        ("fedmspp", {"lam": 1.0, "batch": 4, "output": "random"}, "drawn"),
+        ("apfl", {"alpha": 0.5, "adapt": "no", "output": "average", "eta": 0.1, "epochs": 0}, "average"),
+    ],
+)
+def test_a_client_that_was_never_sampled_deploys_the_output_model(name, fields, part):
+    """Theorem 1 is about w_t*: every client deploys it, not the sampled ones only."""
+    task, clients = PROBLEMS["linear"]()
+    done = simulate(build(name, fields), task, clients, Plan(3, 0.2, seed=2, evaluate_every=3))
+    never = done.exchange.states.merged == 0
+    assert bool(never.any()) and not bool(never.all())
+    output = getattr(done.server, part)
+    assert not torch.equal(output, done.server.w)
+    models = done.models()
+    assert torch.equal(models[never], output.expand_as(models[never]))
+    if name != "apfl":
+        assert torch.equal(models, output.expand_as(models))

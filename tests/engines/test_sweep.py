@@ -132,7 +132,7 @@ def test_runs_that_were_interrupted_at_different_rounds_resume_to_the_same_bytes
 
     compare(table(classes), methods, out=tmp_path / "whole", **how)
     with pytest.raises(InterruptedError):
-        compare(table(classes), methods, out=tmp_path / "cut", tell=stop, **how)
+        compare(table(classes), methods, out=tmp_path / "cut", progress=stop, **how)
     cut = list((tmp_path / "cut").rglob(MODELS))
     resume_comparison(tmp_path / "cut", source=table(classes))
     whole = {path.parent.name: path.read_bytes() for path in (tmp_path / "whole").rglob(MODELS)}

@@ -63,7 +63,7 @@ def test_files_of_estimators_that_are_none_are_refused(made, tmp_path):
     _, folder, _ = made
     content, _ = export(folder / "run", "sklearn", client="a")
     (tmp_path / "one.json").write_bytes(content)
-    with pytest.raises(RequestError, match="no common model"):
+    with pytest.raises(RequestError, match="no global model"):
         mooring.load_sklearn(tmp_path / "one.json")
     with pytest.raises(RequestError, match="no model of client 'b'"):
         mooring.load_sklearn(tmp_path / "one.json", "b")
@@ -115,4 +115,4 @@ def test_a_missing_package_is_told(networks, monkeypatch, capsys):
     monkeypatch.setattr("mooring.engines.usable.find_spec", lambda name: None)
     with pytest.raises(SystemExit) as left:
         main(["export", "table", "--client", "a", "--to", "onnx", "--out", "a.onnx"])
-    assert left.value.code == 2 and "pip install 'mooring[onnx]'" in capsys.readouterr().err
+    assert left.value.code == 2 and "pip install 'mooring-fl[onnx]'" in capsys.readouterr().err

@@ -23,7 +23,7 @@ FILES = {
 }
 MODELS = Models(torch.zeros(3), torch.arange(6.0).reshape(2, 3), ("a", "ü"), {"name": "linear"}, [["weight", [3]]])
 COUNTS = ("bytes_up", "bytes_down", "samples", "gradients", "promised", "broken", "asked", "accepted")
-ROUND = {"t": 1} | dict.fromkeys(COUNTS, 1)
+ROUND = {"round": 1} | dict.fromkeys(COUNTS, 1)
 CLIENT = {"client": "a", "rows": 3, "train": 1, "validation": 1, "test": 1}
 
 
@@ -46,7 +46,7 @@ def test_a_run_reads_back(tmp_path):
     assert not run.finished
     finish(run)
     assert run.finished
-    assert run.rounds["t"].tolist() == [1] and run.clients["client"].tolist() == ["a"]
+    assert run.rounds["round"].tolist() == [1] and run.clients["client"].tolist() == ["a"]
     found = run.models
     assert torch.equal(found.common, MODELS.common) and torch.equal(found.personal, MODELS.personal)
     assert found[2:] == MODELS[2:]
@@ -62,19 +62,19 @@ def test_models_without_personal_ones_and_of_a_wrong_shape(tmp_path):
     assert run.models.personal is None
 
 
-def test_what_newcomers_to_an_advice_get_reads_back(tmp_path):
+def test_what_new_clients_of_a_run_get_reads_back(tmp_path):
     run = create(tmp_path / "run", FILES)
-    settings = [{"family": "size", "value": 0.1 + 0.2, "weight": 1 / 3}, {"family": "common", "value": 0.0}]
-    for slack in (torch.tensor([0.5, 0.0, 2.0], dtype=torch.float64), None):
+    settings = [{"family": "size", "value": 0.1 + 0.2, "weight": 1 / 3}, {"family": "global", "value": 0.0}]
+    for slack in ({"size": torch.tensor([0.5, 0.0, 2.0], dtype=torch.float64)}, {}):
         mix = Mix(settings, torch.rand(2, 3), slack)
         run.write_models(MODELS._replace(mix=mix, centre=torch.ones(3)))
         found = run.models.mix
         assert found.settings == settings and torch.equal(found.centres, mix.centres)
-        assert found.slack is None if slack is None else torch.equal(found.slack, slack)
+        assert set(found.slack) == set(slack) and all(torch.equal(found.slack[name], slack[name]) for name in slack)
     run.write_models(MODELS)
     assert run.models.mix is None
     tensors, meta = read_tensors(run.path / "models.safetensors")  # as before there was such a thing
-    assert set(tensors) == {"common", "personal"} and set(meta) == {"clients", "task", "layout"}
+    assert set(tensors) == {"global", "personal"} and set(meta) == {"clients", "task", "layout"}
 
 
 @pytest.mark.parametrize("make", [lambda p: p.mkdir(), lambda p: p.write_text("x"), lambda p: p.symlink_to("nowhere")])

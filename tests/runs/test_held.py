@@ -214,7 +214,7 @@ def test_control_c_tells_how_to_go_on(rows, tmp_path):
         time.sleep(0.1)
     child.send_signal(signal.SIGINT)
     _, err = child.communicate(timeout=60)
-    assert child.returncode == 130 and "go on with `mooring resume 'long run'`" in err
+    assert child.returncode == 130 and "continue with `mooring resume 'long run'`" in err
     assert not open_run("long run").finished
 
 

@@ -23,7 +23,7 @@ FULL = {
         "features": ["age", "größe"],
         "drop": [],
         "unit": "pupil",
-        "time": "year",
+        "time_column": "year",
         "split": [0.6, 0.2, 0.2],
         "min_rows": 3,
         "drop_small": True,

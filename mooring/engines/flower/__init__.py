@@ -10,7 +10,7 @@ client_app.py, server_app.py   the two Flower apps
 replies.py      a client's reply to a message of Flower
 door.py         where Flower's own node brings letters to the client
 node.py         a client's node in this process, which runs no code that the server sends
-secure.py       Flower's secure aggregation around a visit
+secure.py       secure sums: the protocol; secure_client.py, secure_server.py   its two parties
 started.py      Flower's processes: the SuperLink behind its guard, stock nodes
 on_ray.py       Flower's own simulation instead of processes
 keys.py         certificates and client keys

@@ -28,6 +28,9 @@ run = ""
 out = ""
 progress = ""
 clients = ""
+revoked = ""
+trust = ""
+audit = ""
 """
 APPS = {  # by purpose: where Flower finds the two apps
     "fit": ("mooring.engines.flower.client_app.app", "mooring.engines.flower.server_app.app"),

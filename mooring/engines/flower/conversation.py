@@ -6,15 +6,15 @@ The same call goes on with a run that was interrupted: the run directory says wh
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from mooring.core.averages import MEAN
 from mooring.core.cohort import Rows
-from mooring.core.errors import RequestError
+from mooring.core.errors import ClientError, RequestError
 from mooring.data.agreement import agree_draft, agree_plan, agree_schema
 from mooring.data.clients import BINARY, CLASSES, PARTS, Clients
 from mooring.data.rare import Names, common, named
@@ -26,6 +26,8 @@ from mooring.engines.flower.exchange import FlowerExchange
 from mooring.engines.flower.home import digest_of_run
 from mooring.engines.flower.parcels import Parcel
 from mooring.engines.flower.post import FEWEST, Grid, Post, Unfit, say_nothing
+from mooring.engines.flower.secure_server import check_secure
+from mooring.engines.guard import checked_sizes
 from mooring.engines.loop import everyones
 from mooring.engines.prepare import Job, make_task
 from mooring.runs.directory import RunDir, open_run
@@ -35,6 +37,10 @@ from mooring.runs.sections import Federation
 
 FEDERATION = "federation.json"  # who was missed how often, and who was left out
 TITLE = "the clients"
+BROKEN = (ArithmeticError, KeyError, IndexError, TypeError, ValueError)  # what malformed statistics lead to
+ROWS_OVER_MEDIAN = 100  # rows that a client counts with at most, in medians of all clients, where max_rows is not set
+NOTED_SHARE = 0.5  # of the weight, above which a client is named
+CONTINUOUS = 10  # different numbers at one client, above which a column is not a category
 T = TypeVar("T")
 
 
@@ -66,6 +72,11 @@ def gather(
     if directory is None:
         run, clients = agreed_run(post, names, run)
     else:
+        if isinstance(how.clients, list) and (gone := sorted(set(how.clients) - set(names))):
+            raise RequestError(
+                f"client '{gone[0]}' of the run in {directory.path} cannot take part any more; start a new run with "
+                "another --out."
+            )
         schema = Schema.model_validate({k: v for k, v in directory.schema.items() if k != "seal"})
         clients = roll(post, names, run, schema, [], fresh=False)
     return Gathered(directory, run, how, post, clients)
@@ -92,41 +103,38 @@ def converse(
     directory, run, how, post, clients = gather(run, grid, out, say, refuse_trials)
     if directory is None:  # a federation saves every round, so that a crash costs one at most
         run = run.model_copy(update={"training": run.training.model_copy(update={"checkpoint_every": 1})})
-    job = Job(run, clients, make_task(run, clients))
-    sizes = {part: getattr(clients, part).size for part in PARTS}
-    roster = Roster(clients.names, clients.keys, clients.weights(run.training.weights), sizes)
-    row = (clients.train.x[:1], clients.train.y[:1])
-    exchange = FlowerExchange(post, roster, job.task, how, row, fresh=directory is None)
-    if directory is None:
-        result = start(job, out, tell, exchange)
-    else:
-        with held(directory.path):
-            result, note = go_on(job, directory, exchange, tell)
-        say(note or "the run went on from its checkpoint")
+    while True:
+        job = Job(run, clients, make_task(run, clients))
+        exchange = exchange_with(post, job, how, fresh=directory is None)
+        if directory is not None:
+            with held(directory.path):
+                result, note = go_on(job, directory, exchange, tell)
+            say(note or "the run resumed from its checkpoint")
+            break
+        try:
+            result = start(job, out, tell, exchange)
+            break
+        except ClientError as error:
+            if Path(out).exists():  # rounds have begun
+                raise
+            run, clients = agreed_run(post, without(post, clients.names, error), run)
     goodbye(exchange, result)
     write_missed(out, post, clients.names)
     return result
+
+
+def exchange_with(post: Post, job: Job, how: Federation, *, fresh: bool) -> FlowerExchange:
+    clients = job.clients
+    sizes = {part: getattr(clients, part).size for part in PARTS}
+    roster = Roster(clients.names, clients.keys, clients.weights(job.run.training.weights), sizes)
+    row = (clients.train.x[:1], clients.train.y[:1])
+    return FlowerExchange(post, roster, job.task, how, row, fresh=fresh)
 
 
 def refuse_trials(run: RunFile, how: Federation) -> None:
     if run.training.attack is not None:
         raise RequestError("attack is for trials in one process; leave it out of a federation's run file.")
     check_secure(run, how)
-
-
-def check_secure(run: RunFile, how: Federation) -> None:
-    """Refuse what secure aggregation rules out: whatever needs single messages."""
-    training = run.training
-    asked = [f"average = {training.average!r}"] if training.average != MEAN else []
-    asked += ["clip"] * (training.clip is not None) + ["weight_cap"] * (training.weight_cap is not None)
-    asked += ["share_models = true"] * how.share_models
-    if how.secure and asked:
-        raise RequestError(f"secure = true lets nobody see single messages or models; leave out {asked[0]}.")
-    many = how.clients if isinstance(how.clients, int) else len(how.clients or ())
-    if how.secure and many < 3:
-        raise RequestError(
-            f"secure = true needs 3 clients or more, and {many} take part: two see each other's message."
-        )
 
 
 def same_run(directory: RunDir, run: RunFile) -> RunFile:
@@ -147,7 +155,7 @@ def prepare(post: Post, names: tuple[str, ...], run: RunFile) -> tuple[tuple[str
             names = without(post, names, error)
 
 
-def without(post: Post, names: tuple[str, ...], error: Unfit) -> tuple[str, ...]:
+def without(post: Post, names: tuple[str, ...], error: ClientError) -> tuple[str, ...]:
     """Those who are left when some cannot take part, who are told why; the error where they are too few."""
     left = tuple(name for name in names if name not in error.clients)
     if len(left) < FEWEST:
@@ -163,14 +171,12 @@ def agree(post: Post, names: tuple[str, ...], run: RunFile) -> tuple[Schema, lis
     def ask(what: str, notes: Iterable[str] = (), **words: Any) -> dict[str, Summary]:
         letters = {name: Parcel(words | {"notes": not_on_others(notes, name)}) for name in names}
         replies = post.ask_all(what, letters)
-        told = {name: Summary.from_json(str(replies[name].words.get("summary"))) for name in names}
-        for name, summary in told.items():
-            if summary.clients != (name,):
-                raise Unfit(name, f"client '{name}' speaks for {', '.join(summary.clients)}; a client has one name.")
-        return told
+        return {name: Summary.from_json(str(replies[name].words["summary"])) for name in names}
 
     asked = run.data.features is not None
-    plan = agreed(ask("survey"), lambda told: agree_plan(told, kind=run.data.kind or "auto", asked=asked, title=TITLE))
+    surveys = ask("survey")
+    check_words(surveys)
+    plan = agreed(surveys, lambda told: agree_plan(told, kind=run.data.kind or "auto", asked=asked, title=TITLE))
     words = plan.model_dump(mode="json", exclude={"notes"})
     told, least = ask("tally", plan=words), run.data.rare or 1
     wanted = common(told.values(), least, post.run)
@@ -182,8 +188,34 @@ def agree(post: Post, names: tuple[str, ...], run: RunFile) -> tuple[Schema, lis
     told = named(told, spelt, post.run)
     draft = agreed(told, lambda told: agree_draft(told, plan, rare=least, title=TITLE))
     spreads = ask("spread", plan.notes, plan=words, draft=draft.model_dump(mode="json"))
-    schema = agree_schema(merge(spreads.values()), draft)
+    schema = agreed(spreads, lambda told: agree_schema(told, draft))
     return schema, [*plan.notes, *describe(schema.columns, schema.dropped)]
+
+
+def check_words(surveys: dict[str, Summary]) -> None:
+    """Unfit for clients with words in a column that is numbers at most clients: the column would be lost for all."""
+    survey, found = merge(surveys.values()), dict[str, str]()
+    for column, about in survey.facts.items():
+        if not {"present", "numbers", "distinct", "dates"} <= about.keys():
+            continue  # the target
+        present, numbers = about["present"], about["numbers"] + about["dates"]
+        numeric = (present > 0) & (numbers >= present)
+        words = (present > 0) & ~numeric
+        if (
+            not words.any()
+            or 2 * numeric.sum() <= (present > 0).sum()
+            or about["distinct"][numeric].max() <= CONTINUOUS
+        ):
+            continue
+        for i in words.nonzero()[0]:
+            count = f"{present[i] - numbers[i]:.0f} of {present[i]:.0f} values"
+            found.setdefault(
+                survey.clients[i],
+                f"client '{survey.clients[i]}', column '{column}': {count} are words, and the other clients have "
+                "numbers there. Correct the cells or leave them empty, and join the next run.",
+            )
+    if found and len(surveys) - len(found) >= FEWEST:
+        raise Unfit(*next(iter(found.items())), found)
 
 
 def not_on_others(notes: Iterable[str], name: str) -> list[str]:
@@ -195,18 +227,20 @@ def agreed(told: dict[str, Summary], agree: Callable[[Summary], T]) -> T:
     """What all clients' summaries agree on; Unfit for the one client without which the others agree."""
     try:
         return agree(merge(told.values()))
-    except RequestError as error:
+    except (RequestError, *BROKEN) as error:
         for name in told if len(told) > FEWEST else ():
-            rest = [summary for other, summary in told.items() if other != name]
-            if f"client '{name}'" in str(error) and agrees(agree, rest):
-                raise Unfit(name, str(error)) from error
+            others = [summary for other, summary in told.items() if other != name]
+            named = f"client '{name}'" in str(error) or not isinstance(error, RequestError)
+            if named and agrees(agree, others):
+                why = str(error) if isinstance(error, RequestError) else f"its statistics are malformed ({error})"
+                raise Unfit(name, why) from error
         raise
 
 
 def agrees(agree: Callable[[Summary], Any], told: list[Summary]) -> bool:
     try:
         agree(merge(told))
-    except RequestError:
+    except (RequestError, *BROKEN):
         return False
     return True
 
@@ -220,13 +254,15 @@ def roll(post: Post, names: tuple[str, ...], run: RunFile, schema: Schema, notes
     dtype = torch.float64 if wide else torch.float32
     label = torch.int64 if schema.kind in (BINARY, CLASSES) else dtype
 
+    sizes = bounded_sizes(post, names, replies, (run.federation or Federation()).max_rows)
+
     def counted(part: str) -> Rows:
-        size = torch.tensor([int(replies[name].words["sizes"][part]) for name in names])
+        size = checked_sizes(names, [sizes[name][part] for name in names])
         x, y = torch.zeros(1, len(schema.features), dtype=dtype), torch.zeros(1, dtype=label)
         return Rows(x, y, torch.zeros_like(size), size)  # one row of zeros, which shows what rows look like
 
-    own = {name: float(replies[name].words["weight"] or math.nan) for name in names}
-    return Clients(
+    own = bounded_weights(post, {name: float(replies[name].words["weight"] or math.nan) for name in names})
+    clients = Clients(
         names,
         counted("train"),
         counted("validation"),
@@ -242,6 +278,44 @@ def roll(post: Post, names: tuple[str, ...], run: RunFile, schema: Schema, notes
         title=Path(run.data.source).stem,
         notes=notes,
     )
+    note_shares(post, clients, run)
+    return clients
+
+
+def bounded_sizes(
+    post: Post, names: tuple[str, ...], replies: dict[str, Parcel], max_rows: int | None
+) -> dict[str, dict[str, int]]:
+    """The numbers of rows that clients report, by part: a client counts with `max_rows` training rows at most, or with
+    ROWS_OVER_MEDIAN times the median, and is named where it reports more."""
+    sizes = {name: {part: int(replies[name].words["sizes"][part]) for part in PARTS} for name in names}
+    median = statistics.median(about["train"] for about in sizes.values())
+    bound = max_rows or max(int(ROWS_OVER_MEDIAN * median), 1)
+    for name, about in sizes.items():
+        for part in PARTS:
+            if about[part] > bound:
+                why = f"max_rows = {bound}" if max_rows else f"{ROWS_OVER_MEDIAN} times the median of {median:g}"
+                post.say(f"client '{name}' reports {about[part]} rows to {part}; it counts with {bound} ({why})")
+                about[part] = bound
+    return sizes
+
+
+def bounded_weights(post: Post, own: dict[str, float]) -> dict[str, float]:
+    """Weights of a column that clients name themselves, bounded in the same way."""
+    known = [weight for weight in own.values() if not math.isnan(weight)]
+    bound = ROWS_OVER_MEDIAN * statistics.median(known) if known else math.inf
+    for name, weight in own.items():
+        if weight > bound:
+            post.say(f"client '{name}' reports a weight of {weight:g}; it counts with {bound:g}")
+    return {name: min(weight, bound) if not math.isnan(weight) else weight for name, weight in own.items()}
+
+
+def note_shares(post: Post, clients: Clients, run: RunFile) -> None:
+    """Name a client that has most of the weight."""
+    if run.training.weight_cap is not None:
+        return
+    for name, share in zip(clients.names, clients.weights(run.training.weights).tolist()):
+        if share > NOTED_SHARE and len(clients) > FEWEST:
+            post.say(f"client '{name}' has {share:.0%} of the weight; weight_cap in [training] bounds it")
 
 
 def goodbye(exchange: FlowerExchange, result: Result) -> None:

@@ -20,39 +20,54 @@ from mooring.core.costs import Meter, Solves
 from mooring.core.errors import RequestError, WorkError
 from mooring.engines.exchange import BEST, LAST, Replies, Roster, Scores, sent
 from mooring.engines.flower.parcels import Parcel, received
-from mooring.engines.flower.post import Answered, Post
-from mooring.engines.guard import pattern_of
+from mooring.engines.flower.post import Answered, Post, Unfit
+from mooring.engines.flower.secure import EVALUATE, LOSS_RANGE, UPDATE, parted
+from mooring.engines.flower.secure_server import SecureSums
+from mooring.engines.guard import ABSURD, check_facts, pattern_of
 from mooring.engines.request import fields_of
 from mooring.engines.visits import UNSOUND
-from mooring.estimates.facts import Facts, together
+from mooring.estimates.facts import SETTLED, Facts, together
 from mooring.estimates.summaries import LinearStats, LocalFits, Summary
 from mooring.runs.sections import Federation
 from mooring.runs.tensors import flatten
 
 Row = tuple[Tensor, Tensor]  # x [1, ...] and y [1]: what a client's rows look like
-ATTEMPTS = 10  # at a secure sum, for clients that went away to come back
 GOODBYE = 30.0  # seconds that the end of a run waits for clients to say that they have their result
 
 
 class FlowerExchange:
     """The clients of a federation, reached by the post."""
 
-    def __init__(self, post: Post, roster: Roster, task: Any, how: Federation, row: Row, *, fresh: bool = True):
+    is_remote = True
+
+    def __init__(
+        self,
+        post: Post,
+        roster: Roster,
+        task: Any,
+        how: Federation,
+        row: Row,
+        *,
+        fresh: bool = True,
+        secure_sums: SecureSums | None = None,
+    ):
         self.post, self.roster, self.task, self.how, self.row, self.fresh = post, roster, task, how, row, fresh
         self.algorithm: Any = None  # until `begin`
         self.pattern: Any = None
         self.merged = torch.zeros(len(roster), dtype=torch.long)
         self.best = self.merged.clone()
+        self.secure = secure_sums or (SecureSums(post, roster.names, how) if how.secure else None)
         self.pins: deque[tuple[Tensor, Tensor]] = deque(maxlen=2)  # the generations of the two latest snapshots
 
     def facts(self, w0: Tensor, asks: tuple[str, ...]) -> Facts:
-        if self.how.secure and asks:
+        if self.how.secure and (shown := [name for name in asks if name != SETTLED]):
             raise RequestError(
-                f"secure = true hides messages, and a setting that is settled from clients' {' and '.join(asks)} shows "
-                'more than they do; give numbers instead of words such as "auto".'
+                f"secure = true hides messages, and a setting that is settled from clients' {' and '.join(shown)} "
+                'shows more than they do; give numbers instead of words such as "auto".'
             )
         replies = self._all("facts", {"asks": asks}, {"w0": w0})
-        each = stacked([Facts(*received("facts", reply.tensors)) for reply in replies])
+        each = stacked([Facts(**received("facts", reply.tensors)._asdict()) for reply in replies])
+        check_facts(self.roster.names, each)
         return together(each, self.task, Told(self, torch.arange(len(self.roster))), asks)
 
     def begin(self, algorithm: Any, w0: Tensor) -> None:
@@ -65,7 +80,10 @@ class FlowerExchange:
         fields = {name: value for name, value in fields_of(algorithm).items() if value is not None}
         words = self._label() | {"fields": fields, "fresh": self.fresh, "start": secrets.token_hex(8)}
         letters = {name: self._letter(place, words, {"w0": w0}) for place, name in enumerate(self.roster.names)}
-        self.post.ask("begin", letters)  # whoever cannot begin is left out of every round, in its own words
+        if self.secure is not None:
+            check_numbers(algorithm.name, fields)
+            self.secure.open()
+        self.post.ask("begin", letters)  # a client that cannot begin is left out of every round, in its own words
 
     def ask(self, server: Any, cohort: Tensor, round: Round, deadline: float | None = None) -> Replies:
         tensors = flatten("server", sent(self.algorithm, server))
@@ -75,8 +93,8 @@ class FlowerExchange:
             hold = {base, int(self.best[place]), *(int(tensor[place]) for pin in self.pins for tensor in pin)}
             words = self._label() | {"round": list(round), "base": base, "hold": sorted(hold)}
             letters[self.roster.names[place]] = self._letter(place, words, tensors)
-        if self.how.secure and self.pattern is not None:
-            return self._ask_masked(letters, round, deadline or self.how.deadline or self.how.wait)
+        if self.secure is not None and self.pattern is not None:
+            return self._ask_masked(self.secure, letters, round)
         answered = self._some("visit", letters, deadline)
         silent = {name: why for name, why in answered.missing.items() if why != UNSOUND}
         if not answered.replies and silent:
@@ -91,29 +109,39 @@ class FlowerExchange:
         missing = {places[name]: why for name, why in answered.missing.items()}
         return Replies(torch.tensor([place for place, _ in found], dtype=torch.long), message, missing, meter)
 
-    def _ask_masked(self, letters: dict[str, Parcel], round: Round, deadline: float) -> Replies:
-        """Everyone who stayed is said to have sent the mean of what they sent: nobody here knows more."""
-        from mooring.engines.flower.secure import parted, sum_masked
-
+    def _ask_masked(self, sums: SecureSums, letters: dict[str, Parcel], round: Round) -> Replies:
+        """Each client that stayed is recorded with the mean of all of them: the server knows no more."""
         places = {name: place for place, name in enumerate(self.roster.names)}
-        why = ""
-        for _ in range(ATTEMPTS):
-            asked = {self.post.nodes[name]: self.post.addressed("visit", parcel) for name, parcel in letters.items()}
-            summed = sum_masked(self.post.grid, asked, self.how.secure_range, deadline, self.post.sleep)
-            if not isinstance(summed, str):
-                names = {self.post.nodes[name]: name for name in letters}
-                who = sorted(places[names[node]] for node in summed.works)
-                meter = Meter()
-                for work in summed.works.values():
-                    meter.add(read_meter(work))
-                mean = received("message", parted(summed.mean, flatten("message", self.pattern)))
-                missing = dict.fromkeys(
-                    sorted({places[name] for name in letters} - set(who)), "it did not stay to the end"
-                )
-                return Replies(torch.tensor(who), [mean] * len(who), missing, meter)
-            why = summed
-            self.post.look_again()
-        raise WorkError(f"round {round.t}: no secure sum after {ATTEMPTS} attempts: {why}")
+        found = sums.ask(UPDATE, letters, self.how.secure_range, f"round {round.t}")
+        who = sorted(places[name] for name in found.survivors)
+        weight = float(self.roster.p[torch.tensor(who)].sum())
+        pattern = flatten("message", self.pattern)
+        if len(found.total) != sum(part.numel() for part in pattern.values()):
+            raise WorkError(f"round {round.t}: the clients' messages have {len(found.total)} entries.")
+        mean = received("message", parted(found.total / weight, pattern))
+        meter = Meter()
+        for words in found.words.values():
+            meter.add(read_meter({"solves": Solves(), **words.get("meter", {})}))
+        left = sorted({places[name] for name in letters} - set(who))
+        return Replies(torch.tensor(who), [mean] * len(who), dict.fromkeys(left, "it did not stay to the end"), meter)
+
+    def _evaluate_masked(
+        self, sums: SecureSums, server: Any, round: Round, parts: tuple[str, ...], at: str
+    ) -> dict[str, Scores]:
+        """The mean loss over all clients' rows; no client's own."""
+        letters = self._deployments(server, round, at, {"parts": list(parts)})
+        found = sums.ask(EVALUATE, letters, LOSS_RANGE, f"round {round.t}, losses")
+        places = {name: place for place, name in enumerate(self.roster.names)}
+        there = torch.tensor(sorted(places[name] for name in found.survivors))
+        unknown = torch.full((len(self.roster),), torch.nan, dtype=torch.float64)
+        none = torch.zeros(len(self.roster), dtype=torch.long)
+        out = {}
+        for k, part in enumerate(parts):
+            rows = self.roster.sizes[part].double()
+            share = float(rows[there].sum() / rows.sum()) if float(rows.sum()) else 0.0
+            mean = float(found.total[k]) / share if share else float("nan")
+            out[part] = Scores(unknown, none, mean=mean)
+        return out
 
     def _message(self, reply: Parcel) -> Any:
         """What a client sent as it came; the loop's guard holds it to the pattern."""
@@ -129,23 +157,52 @@ class FlowerExchange:
         self.best = self.merged.clone()
 
     def evaluate(self, server: Any, round: Round, parts: tuple[str, ...], at: str = LAST) -> dict[str, Scores]:
+        if self.secure is not None:
+            return self._evaluate_masked(self.secure, server, round, parts, at)
         answered = self._some("evaluate", self._deployments(server, round, at, {"parts": parts}))
         risk = torch.full((len(parts), len(self.roster)), torch.nan, dtype=torch.float64)
         rows = {part: self.roster.sizes[part].clone() for part in parts}
         for place, name in enumerate(self.roster.names):
-            told = answered.replies[name].tensors.get("risk") if name in answered.replies else None
-            if told is not None and told.shape == (len(parts),):
-                risk[:, place] = told.double()
-            else:
+            if name in answered.replies:
+                risk[:, place] = answered.replies[name].tensors["risk"].double()
+        absurd = self._absurd(risk, torch.stack([rows[part] for part in parts]), answered.replies)
+        for place, name in enumerate(self.roster.names):
+            if name not in answered.replies or absurd[place]:
+                risk[:, place] = torch.nan
                 for part in parts:
                     rows[part][place] = 0
         return {part: Scores(risk[k], rows[part]) for k, part in enumerate(parts)}
 
+    def _absurd(self, risk: Tensor, rows: Tensor, answered: Mapping[str, Any]) -> Tensor:
+        """[m]: whose losses [parts, m] are not finite or absurdly large where most clients' are not: they are left out,
+        by name, so that one client cannot end the run as if it had diverged."""
+        there = (rows > 0) & torch.tensor([name in answered for name in self.roster.names])
+        finite = risk[there & torch.isfinite(risk)]
+        usual = float(finite.median()) if len(finite) else 0.0
+        bad = (there & ~(risk.abs() <= ABSURD * max(1.0, usual))).any(0)
+        if 2 * int(bad.sum()) > int(there.any(0).sum()):
+            return torch.zeros_like(bad)  # the run has diverged
+        for place in bad.nonzero().reshape(-1).tolist():
+            shown = float(risk[:, place].nan_to_num(nan=torch.inf).max())
+            self.post.say(
+                f"client '{self.roster.names[place]}' is left out of this evaluation: it reports a loss of "
+                f"{shown:.3g}, where {usual:.3g} is usual"
+            )
+        return bad
+
     def models(self, server: Any, round: Round, at: str = LAST) -> Tensor | None:
+        """A client that sends no model is recorded with the global one, by name."""
         if not self.how.share_models:
             return None
-        replies = self.post.ask_all("models", self._deployments(server, round, at))
-        return torch.cat([replies[name].tensors["model"] for name in self.roster.names])
+        answered = self.post.ask("models", self._deployments(server, round, at))
+        out = server.w.reshape(1, -1).repeat(len(self.roster), 1)
+        for place, name in enumerate(self.roster.names):
+            reply = answered.replies.get(name)
+            if reply is not None and reply.tensors["model"].shape == out[:1].shape:
+                out[place] = reply.tensors["model"][0].to(out.dtype)
+            else:
+                self.post.say(f"client '{name}' sent no model of its own; the global model is recorded for it")
+        return out
 
     def numbers(self, field: str, at: str = LAST) -> Tensor | None:
         if not self.how.share_models:
@@ -154,11 +211,11 @@ class FlowerExchange:
             name: self._letter(place, self._label() | {"field": field, "base": base})
             for place, (name, base) in enumerate(zip(self.roster.names, self._generations(at)))
         }
-        replies = self.post.ask_all("numbers", letters)
-        told = [replies[name].words for name in self.roster.names]
-        if not any(one["known"] for one in told):
+        replies = self.post.ask("numbers", letters).replies
+        if not any(reply.words["known"] for reply in replies.values()):
             return None
-        known = [math.nan if one["number"] is None else float(one["number"]) for one in told]
+        numbers = [replies[name].words["number"] if name in replies else None for name in self.roster.names]
+        known = [math.nan if number is None else float(number) for number in numbers]
         return torch.tensor(known, dtype=torch.float64)
 
     def snapshot(self) -> dict[str, Tensor]:
@@ -172,7 +229,9 @@ class FlowerExchange:
     def beside(self, algorithm: Any) -> FlowerExchange | None:
         if algorithm.pooled or (self.how.secure and algorithm.asks):
             return None
-        return FlowerExchange(self.post, self.roster, self.task, self.how, self.row, fresh=True)
+        return FlowerExchange(
+            self.post, self.roster, self.task, self.how, self.row, fresh=True, secure_sums=self.secure
+        )
 
     def leave(self, server: Any, round: Round, at: str, rows: list[dict[str, Any]], told: list[dict[str, Any]]) -> None:
         """Tell every client that this round's model is the one to use, how it does, and a summary of all."""
@@ -228,6 +287,7 @@ class Told:
 
     def summary(self) -> Summary:
         found = [received("told", reply.tensors) for reply in self._ask("summary", lambda k: {})]
+        check_alike([self.exchange.roster.names[place] for place in self.who.tolist()], found)
         kind = LinearStats if set(found[0]._fields) == set(LinearStats._fields) else LocalFits
         return stacked([kind(**one._asdict()) for one in found])
 
@@ -238,6 +298,9 @@ class Told:
         return self._pairs(
             self._ask("refit", lambda k: {"center": center, "lam": lam[k : k + 1], "start": start[k : k + 1]})
         )
+
+    def pearson(self, models: Tensor) -> tuple[Tensor, Tensor]:
+        return self._pairs(self._ask("pearson", lambda k: {"models": models[k : k + 1]}))
 
     def _ask(self, which: str, tensors: Any) -> list[Parcel]:
         exchange, names = self.exchange, self.exchange.roster.names
@@ -265,3 +328,19 @@ def read_meter(words: Any) -> Meter:
         return Meter(int(words["samples"]), int(words["gradients"]), solves)
     except (TypeError, ValueError, KeyError):
         return Meter()
+
+
+def check_alike(names: list[str], found: list[Any]) -> None:
+    """Refuse summaries of another make than most clients'."""
+    shapes = [tuple(sorted((name, tuple(part.shape)) for name, part in one._asdict().items())) for one in found]
+    usual = max(set(shapes), key=shapes.count)
+    for name, shape in zip(names, shapes):
+        if shape != usual:
+            raise Unfit(name, f"client '{name}' summarizes its rows in another form than the other clients.")
+
+
+def check_numbers(name: str, fields: Mapping[str, Any]) -> None:
+    """Refuse settings that could not be settled from what a secure run reveals."""
+    for field, value in fields.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise RequestError(f"secure = true hides what {field} of {name} is settled from; give {field} as a number.")

@@ -10,21 +10,24 @@ import base64
 import datetime
 import importlib.util
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
+
+import httpx
 
 from mooring.core.errors import RequestError, WorkError
 from mooring.data.readers import ENDINGS, ending_of, stem_of
 from mooring.engines.fit import Tell, silent
 from mooring.engines.flower import keys
 from mooring.engines.flower.app_files import app_of
+from mooring.engines.flower.audit import AUDIT
 from mooring.engines.flower.processes import (
     GRACE,
     PORT,
@@ -35,14 +38,29 @@ from mooring.engines.flower.processes import (
     free_port,
     is_loopback,
     need_flower,
+    open_log,
     process,
 )
-from mooring.engines.flower.superlink import REFUSED, controls, enrol, status, stop_old_runs, submit, superlink
+from mooring.engines.flower.superlink import (
+    REFUSED,
+    Link,
+    controls,
+    report_gauges,
+    status,
+    stop_old_runs,
+    submit,
+    superlink,
+    synchronize,
+)
 from mooring.engines.request import asked_run
+from mooring.runs.files import make_folder, write_json
 from mooring.runs.runfile import RunFile
 
 ON_RAY = "mooring.engines.flower.on_ray"
 SIMULATION = "flower-simulation"
+REVOKED_NAMES = "revoked.json"  # clients whose keys were taken back: the server's app reads it
+SYNCHRONIZE_SECONDS = 2.0
+GAUGE_SECONDS = 2.0  # between reports to /metrics
 CLOCK = 5.0  # seconds that a client's clock may be off, as Flower has it
 
 
@@ -56,6 +74,7 @@ def serve(
     insecure: bool = False,
     clients: int | None = None,
     lasting: bool = True,
+    trust: bool = False,
     say: Say,
     tell: Tell = silent,
 ) -> Path:
@@ -64,34 +83,83 @@ def serve(
     `lasting`: the SuperLink keeps its own state on disk, so that clients find it again after it was killed.
     """
     need_flower()
-    run, out = asked_run(path), Path(out).resolve()
+    run, out = asked_run(path, trust), Path(out).resolve()
     check_lines(host, insecure, key_folder)
     if run.federation is not None and run.federation.engine == SIMULATION:
         raise RequestError(f'engine = "{SIMULATION}" has no clients that join; use `mooring federation up`.')
     if clients is None and (run.federation is None or run.federation.clients is None):
         raise RequestError("how many clients take part? Say --clients 8, or [federation] clients = 8 in the run file.")
     folder = beside(out)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     (folder / REFUSED).unlink(missing_ok=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what was started here is ended
-    with superlink(folder, host, port, key_folder, lasting) as (address, ca, alive):
-        control = controls(address, ca)
+    with superlink(folder, host, port, key_folder, lasting) as link:
+        control = controls(link)
+        tell = with_gauges(link, tell)
         try:
             stop_old_runs(control, say)
-            clients_keys = {} if key_folder is None else keys.enrolled(key_folder)
-            for name, key in clients_keys.items():
-                enrol(control, name, key)
+            enrollment = Enrollment(control, key_folder, folder, say)
+            enrollment.synchronize()
             progress = folder / f"progress-{time.time_ns()}.jsonl"
             progress.touch()
             config = {"run": str(Path(path).resolve()), "out": str(out), "progress": str(progress)}
             config["clients"] = "" if clients is None else str(clients)
+            config["audit"] = str(folder / AUDIT)
+            config["trust"] = "yes" if trust else ""
+            config["revoked"] = str(folder / REVOKED_NAMES)
             number = submit(control, config, app_of(run))
             say(f"serving {run_name(run)} on {host}:{port}; clients join with `mooring join`")
-            known = {base64.b64encode(key).decode(): name for name, key in clients_keys.items()}
-            follow(progress, partial(refusal, known), lambda: status(control, number), alive, say, tell)
+            follow(
+                progress, enrollment.refusal, lambda: status(control, number), link.is_alive, say, tell,
+                enrollment.synchronize,
+            )  # fmt: skip
         finally:
             control.close()
     return out
+
+
+def with_gauges(link: Link, tell: Tell) -> Tell:
+    """`tell` that also reports rounds and seconds to /metrics; epsilon where the run is private."""
+    begun, reported = time.monotonic(), -GAUGE_SECONDS
+
+    def both(what: str, done: int, rounds: int) -> None:
+        nonlocal reported
+        tell(what, done, rounds)
+        if time.monotonic() - reported < GAUGE_SECONDS and done < rounds:
+            return
+        reported = time.monotonic()
+        gauges = {"rounds_done": done, "rounds_planned": rounds, "run_seconds": time.monotonic() - begun}
+        if ": epsilon " in what:
+            gauges["epsilon_spent"] = float(what.rpartition(" ")[2])
+        with suppress(OSError, ValueError, httpx.HTTPError):
+            report_gauges(link, gauges)
+
+    return both
+
+
+class Enrollment:
+    """The enrolled keys of a server, which may change while it runs."""
+
+    def __init__(self, control: Any, key_folder: Path | None, folder: Path, say: Say):
+        self.control, self.key_folder, self.file, self.say = control, key_folder, folder / REVOKED_NAMES, say
+        self.known: dict[str, bytes] | None = None
+        self.names: dict[str, str] = {}  # by public key, also of those that are revoked now
+        self.revoked: set[str] = set()
+
+    def synchronize(self) -> None:
+        """Register new keys, and take back those that are gone: the gateway refuses them, the app leaves them out."""
+        if self.key_folder is None:
+            return
+        now = keys.enrolled(self.key_folder)
+        if now == self.known:
+            return
+        self.known = now
+        self.names |= {base64.b64encode(key).decode(): name for name, key in now.items()}
+        self.revoked = (self.revoked | synchronize(self.control, now, self.say)) - now.keys()
+        write_json(self.file, {"revoked": sorted(self.revoked)})
+
+    def refusal(self, line: dict[str, Any]) -> str:
+        return refusal(self.names, line, set(self.known or ()))
 
 
 def beside(out: Path) -> Path:
@@ -123,9 +191,12 @@ def follow(
     alive: Callable[[], bool],
     say: Say,
     tell: Tell,
+    synchronize: Callable[[], None] = lambda: None,
 ) -> None:
-    """Pass on what the app writes, and what the guard does, until the app has ended."""
+    """Pass on what the app writes, and what the gateway refuses, until the app has ended."""
     log, looked = progress.parent / "superlink.log", time.monotonic()
+    synchronized = time.monotonic()
+    app: int | None = None  # the process of the server's app
     with tail(progress) as lines, tail(progress.parent / REFUSED) as refusals:
         while True:
             for line in refusals():
@@ -136,17 +207,37 @@ def follow(
                     say(line["text"])
                 elif line["kind"] == "round":
                     tell(line["what"], line["done"], line["rounds"])
+                elif line["kind"] == "begun":
+                    app = int(line["process"])
                 elif line["kind"] == "failed":
                     raise (RequestError if line["request"] else WorkError)(line["text"])
                 elif line["kind"] == "done":
                     return
+            if time.monotonic() - synchronized > SYNCHRONIZE_SECONDS:
+                synchronize()
+                synchronized = time.monotonic()
             if not alive():
-                raise WorkError(f"Flower has ended ({log}); the same command goes on from the last round.")
+                raise WorkError(f"Flower has ended ({log}); the same command resumes from the last round.")
+            if app is not None and not news and not is_running(app):
+                say("the server's app was ended; its processes are being stopped")
+                raise WorkError(f"the server's app was ended ({log}); the same command resumes from the last round.")
             if not news and time.monotonic() - looked > GRACE:
                 looked = time.monotonic()
                 if (now := state()).startswith("finished"):
-                    raise WorkError(f"Flower's run is {now} ({log}); the same command goes on from the last round.")
+                    raise WorkError(f"Flower's run is {now} ({log}); the same command resumes from the last round.")
             time.sleep(0.2)
+
+
+def is_running(process: int) -> bool:
+    """Whether a process of this machine lives; a child that has ended and was not waited for does not."""
+    try:
+        os.kill(process, 0)
+        with open(f"/proc/{process}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True  # another system, or somebody else's
 
 
 @contextmanager
@@ -165,9 +256,13 @@ def tail(path: Path) -> Iterator[Callable[[], list[Any]]]:
         yield added
 
 
-def refusal(names: dict[str, str], line: dict[str, Any]) -> str:
+def refusal(names: dict[str, str], line: dict[str, Any], enrolled: set[str] | None = None) -> str:
     """What to say of a client whose signature was refused: its clock, or its key."""
-    who = f"client '{names[line['key']]}'" if line["key"] in names else "a client whose key was not enrolled"
+    who = f"client '{names[line['key']]}'" if line["key"] in names else "a client whose key is not enrolled"
+    if line["key"] not in names:
+        return f"{who} was refused"
+    if enrolled is not None and names[line["key"]] not in enrolled:
+        return f"{who} was refused: its key was revoked"
     with suppress(ValueError):
         off = datetime.datetime.fromisoformat(line["when"]).timestamp() - line["now"]
         if abs(off) > CLOCK:
@@ -182,6 +277,7 @@ def up(
     *,
     embedded: bool = False,
     insecure: bool = False,
+    trust: bool = False,
     say: Say,
     tell: Tell = silent,
 ) -> Path:
@@ -190,18 +286,20 @@ def up(
     files = tables_of(Path(folder))
     out = Path(out).resolve()
     place = beside(out)
-    (place / "clients").mkdir(parents=True, exist_ok=True)
-    run = asked_run(path)
+    make_folder(place / "clients")
+    run = asked_run(path, trust)
     if run.federation is not None and run.federation.engine == SIMULATION:
         if run.algorithm is None:
             raise RequestError(f'engine = "{SIMULATION}" is for fits; `mooring advise` advises on one machine.')
         return on_ray(Path(path).resolve(), Path(folder).resolve(), out, say, tell)
+    if run.federation is not None and run.federation.secure and insecure:
+        raise RequestError("secure = true needs the clients' keys; leave out --insecure.")
     key_folder = None
     if not insecure:
         key_folder = place / "keys"
         keys.init(key_folder, [stem_of(file) for file in files])
     port = free_port()
-    with everyone(files, Path(path).resolve(), place, port, key_folder, embedded):
+    with everyone(files, Path(path).resolve(), place, port, key_folder, embedded, trust):
         return serve(
             path,
             out,
@@ -210,6 +308,7 @@ def up(
             insecure=insecure,
             clients=len(files),
             lasting=False,
+            trust=trust,
             say=say,
             tell=tell,
         )
@@ -226,7 +325,7 @@ def tables_of(folder: Path) -> list[Path]:
 def on_ray(run: Path, folder: Path, out: Path, say: Say, tell: Tell) -> Path:
     """The same run in Flower's own simulation."""
     if importlib.util.find_spec("ray") is None:
-        raise RequestError(f'engine = "{SIMULATION}" needs Ray; install it with: pip install "mooring[ray]".')
+        raise RequestError(f'engine = "{SIMULATION}" needs Ray; install it with: pip install "mooring-fl[ray]".')
     place = beside(out)
     progress = place / f"progress-{time.time_ns()}.jsonl"
     words = [ON_RAY, str(run), str(folder), str(place / "clients"), str(out), str(progress)]
@@ -239,7 +338,7 @@ def on_ray(run: Path, folder: Path, out: Path, say: Say, tell: Tell) -> Path:
 
 @contextmanager
 def everyone(
-    files: list[Path], run: Path, place: Path, port: int, key_folder: Path | None, embedded: bool
+    files: list[Path], run: Path, place: Path, port: int, key_folder: Path | None, embedded: bool, trust: bool
 ) -> Iterator[None]:
     """A `mooring join` for each table, ended with the block."""
     started = []
@@ -248,12 +347,14 @@ def everyone(
             name = stem_of(file)
             words = ["join", str(run), "--data", str(file), "--state", str(place / "clients" / name)]
             words += ["--server", f"127.0.0.1:{port}"] + (["--embedded"] if embedded else [])
+            words += ["--trust-code"] if trust else []
             if key_folder is None:
                 words += ["--insecure"]
             else:
                 words += ["--ca", str(key_folder / keys.CA), "--key", str(key_folder / keys.CLIENTS / name)]
+                words += ["--peers", str(key_folder / keys.PEERS)]
             log = place / "clients" / f"{name}.log"
-            with log.open("ab") as file_:
+            with open_log(log) as file_:
                 started.append(
                     subprocess.Popen(
                         [sys.executable, "-m", STARTED, "mooring", *words],

@@ -23,9 +23,10 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,11 +47,12 @@ from mooring.data.summary import Summary
 from mooring.data.suspicions import suspicious
 from mooring.engines import visits
 from mooring.engines.fit import task_facts, with_settled
-from mooring.engines.flower.parcels import Parcel
-from mooring.engines.flower.verdict import verdict
+from mooring.engines.flower import audit, secure_client
+from mooring.engines.flower.parcels import PROTOCOL, Parcel
+from mooring.engines.flower.verdict import test_improvement
 from mooring.engines.prepare import Job, load_options, make_task
 from mooring.estimates.answers import Here
-from mooring.estimates.facts import own_facts
+from mooring.estimates.facts import SETTLED, own_facts
 from mooring.runs.directory import CLIENTS_FILE, RUN, SCHEMA, SUMMARY, Models, create
 from mooring.runs.files import json_bytes, make_folder, parquet_bytes, read_json, write_json
 from mooring.runs.records import clients_table
@@ -58,7 +60,12 @@ from mooring.runs.runfile import RunFile, run_bytes
 from mooring.runs.sections import Federation, installed
 from mooring.runs.tensors import flatten, read_tensors, unflatten, write_tensors
 
+if TYPE_CHECKING:
+    from mooring.engines.flower.keys import Identity
+    from mooring.engines.flower.policy import Policy
+
 ALONE = "local"
+HIDDEN_IN_SECURE_RUNS = ("convex", "noise", "trace", "dispersion", "largest")
 REFEREES = (ALONE,)  # what a server may ask for beside the run file's own algorithm
 ADOPTED, RESULT, DONE, DISMISSED = "adopted.json", "result", "done.json", "dismissed.json"
 
@@ -112,9 +119,12 @@ class Home:
         state: str | Path,
         name: str | None = None,
         say: Callable[[str], None] = lambda sentence: None,
+        identity: Identity | None = None,
+        policy: Policy | None = None,
     ):
-        """`say` talks to whoever sits at this client."""
+        """`say` prints for this client's operator; `identity` has its key and its peers', for secure sums."""
         self.run, self.path, self.given, self.say = run, Path(data), name, say
+        self.identity, self.policy = identity, policy
         self.federation = run.federation or Federation()
         self.digest = digest_of_run(run)
         self.folder = Path(state) / self.digest
@@ -122,10 +132,21 @@ class Home:
             torch.set_num_threads(run.training.threads)
 
     def answer(self, what: str, parcel: Parcel) -> Parcel:
-        """The reply to a request; a sentence under "refused" where it cannot be answered."""
+        """The reply to a request; a sentence under "refused" where it cannot be answered. What is sent is recorded."""
+        reply = self._answer(what, parcel)
+        with suppress(OSError):  # a full disk: the next state that is written reports it
+            make_folder(self.folder)
+            audit.append(self.folder / audit.SENT, audit.describe_reply(what, parcel, reply))
+        return reply
+
+    def _answer(self, what: str, parcel: Parcel) -> Parcel:
         try:
             if what not in self.answers:
                 raise RequestError(f"client '{self.name}' does not know the request {what!r}.")
+            if self.policy is not None:
+                self.policy.check_request(what, parcel.words, self.name)
+            if self.federation.secure:
+                secure_client.check_allowed(self, what, parcel)
             if what not in ("hello", "dismissed"):
                 self.check_run(parcel)
             return self.answers[what](self, parcel)
@@ -243,7 +264,14 @@ class Home:
 
 
 def say_hello(home: Home, parcel: Parcel) -> Parcel:
-    return Parcel({"name": home.name, "run": home.digest, "version": installed()})
+    """Its name, run file and version; a server of another version is told to the operator of this client too."""
+    theirs = parcel.words.get("protocol")
+    if theirs is not None and theirs != PROTOCOL:
+        home.say(
+            f"the server has Mooring {parcel.words.get('version')} (protocol {theirs}), this client {installed()} "
+            f"(protocol {PROTOCOL}); install the same version at both."
+        )
+    return Parcel({"name": home.name, "run": home.digest, "version": installed(), "protocol": PROTOCOL})
 
 
 def give_survey(home: Home, parcel: Parcel) -> Parcel:
@@ -300,8 +328,14 @@ def frame_digest(home: Home) -> str:
 
 
 def give_facts(home: Home, parcel: Parcel) -> Parcel:
-    words = parcel.words
-    facts = own_facts(home.task, home.data(words), parcel.tensors["w0"], tuple(words["asks"]))
+    words, asks = parcel.words, tuple(str(name) for name in parcel.words["asks"])
+    if home.federation.secure and (set(asks) - {SETTLED} or (home.task.solve is None and SETTLED not in asks)):
+        raise RequestError(f"client '{home.name}' tells no {asks}: its run file says secure = true; give numbers.")
+    facts = own_facts(home.task, home.data(words), parcel.tensors["w0"], asks)
+    if home.federation.secure:  # all that is shown of its rows is how steep its loss is, to a power of two
+        unknown: Any = {name: torch.full_like(facts.smooth, torch.nan) for name in HIDDEN_IN_SECURE_RUNS}
+        smooth = [secure_client.round_up_to_power_of_two(float(value)) for value in facts.smooth]
+        facts = facts._replace(smooth=torch.tensor(smooth, dtype=facts.smooth.dtype), **unknown)
     return Parcel({}, flatten("facts", facts))
 
 
@@ -314,8 +348,10 @@ def tell(home: Home, parcel: Parcel) -> Parcel:
         first, second = here.slope(given["w"])
     elif which == "refit":
         first, second = here.refit(given["center"], given["lam"], given["start"])
+    elif which == "pearson":
+        first, second = here.pearson(given["models"])
     else:
-        raise RequestError(f"client '{home.name}' is asked for {which!r}; it tells summary, slope and refit.")
+        raise RequestError(f"client '{home.name}' is asked for {which!r}; it sends summary, slope, refit and pearson.")
     return Parcel({}, {"told/first": first, "told/second": second})
 
 
@@ -324,6 +360,8 @@ def begin(home: Home, parcel: Parcel) -> Parcel:
     words = parcel.words
     label, fields = words["label"], words["fields"]
     path, algorithm = home._file(label), build(label, fields)
+    if home.federation.secure:
+        secure_client.check_begin(home, label, fields, str(words["start"]), bool(words["fresh"]))
     server, _ = algorithm.start(home.task, parcel.tensors["w0"])
     first = visits.first_states(algorithm, home.task, parcel.tensors["w0"], 1)
     if path.exists():
@@ -364,10 +402,16 @@ def stay(home: Home, parcel: Parcel) -> Parcel:
 
 
 def evaluate(home: Home, parcel: Parcel) -> Parcel:
+    return Parcel({"parts": parcel.words["parts"]}, {"risk": mean_losses(home, parcel)})
+
+
+def mean_losses(home: Home, parcel: Parcel) -> Tensor:
+    """[parts]: the mean loss of this client's deployed model over each named part of its rows."""
     _, w, _ = home.deployed(parcel)
-    parts = parcel.words["parts"]
-    risk = [visits.mean_risk(home.task, w, getattr(home.clients, part)) for part in parts]
-    return Parcel({"parts": parts}, {"risk": torch.cat(risk)})
+    parts = [str(part) for part in parcel.words["parts"]]
+    if not set(parts) <= set(PARTS):
+        raise RequestError(f"client '{home.name}' has rows to {', '.join(PARTS)}, not {', '.join(parts)}.")
+    return torch.cat([visits.mean_risk(home.task, w, getattr(home.clients, part)) for part in parts])
 
 
 def give_model(home: Home, parcel: Parcel) -> Parcel:
@@ -396,6 +440,10 @@ def leave(home: Home, parcel: Parcel) -> Parcel:
     """Write the client's own model beside the common one, as a run directory."""
     stretch, w, _ = home.deployed(parcel)
     row, summary = parcel.words["row"], parcel.words["summary"]
+    if home.federation.secure:  # the server does not know it
+        unit = home.clients.target_scale**home.task.unit_power
+        row = row | {"personal": float(visits.mean_risk(home.task, w, home.clients.test)[0]) * unit}
+        secure_client.forget(home)
     server = unflatten(stretch.server, "server", parcel.tensors)
     run = home.run.model_copy(
         update={"data": home.run.data.model_copy(update={"source": str(home.path)}), "federation": None}
@@ -410,19 +458,19 @@ def leave(home: Home, parcel: Parcel) -> Parcel:
     path = home.folder / RESULT
     shutil.rmtree(path, ignore_errors=True)
     about, layout = task_facts(Job(run, home.clients, home.task))
-    create(path, files).write_models(Models(server.w, w, (home.name,), about, layout))
-    write_json(home.folder / DONE, row | {"metric": summary["metric"]} | own_verdict(home, w))
+    create(path, files).write_models(Models(stretch.algorithm.global_model(server), w, (home.name,), about, layout))
+    write_json(home.folder / DONE, row | {"metric": summary["metric"]} | own_improvement(home, w))
     return Parcel({"result": True})
 
 
-def own_verdict(home: Home, w: Tensor) -> dict[str, Any]:
-    """Beside training alone, where that was done here."""
+def own_improvement(home: Home, w: Tensor) -> dict[str, Any]:
+    """Over its local model, where that was trained here."""
     if not home._file(ALONE).exists():
         return {}
     alone = home.stretch({"label": ALONE})
     state = alone.at(max(alone.states, default=0), f"client '{home.name}'")
     unit = home.clients.target_scale**home.task.unit_power
-    return verdict(home.task, w, alone.algorithm.deploy(alone.server, state), home.clients.test, unit)
+    return test_improvement(home.task, w, alone.algorithm.deploy(alone.server, state), home.clients.test, unit)
 
 
 ANSWERS: dict[str, Callable[[Home, Parcel], Parcel]] = {
@@ -441,5 +489,5 @@ ANSWERS: dict[str, Callable[[Home, Parcel], Parcel]] = {
     "numbers": give_number,
     "done": leave,
     "dismissed": go,
-}
+} | secure_client.ANSWERS
 Home.answers = ANSWERS

@@ -8,14 +8,18 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType
 from typing import Any
 
 from mooring.core.errors import RequestError
+from mooring.engines.flower import secure_client
+from mooring.engines.flower.audit import SENT
 from mooring.engines.flower.home import DISMISSED, DONE, RESULT, Home
+from mooring.engines.flower.keys import identity_of
+from mooring.engines.flower.policy import read_policy
 from mooring.engines.flower.processes import GRACE, PORT, STARTED, Say, free_port, is_loopback, need_flower, process
 from mooring.engines.request import asked_run
-from mooring.runs.files import read_json
+from mooring.runs.files import make_folder, read_json
 
 
 def join(
@@ -27,8 +31,11 @@ def join(
     name: str | None = None,
     ca: Path | None = None,
     key: Path | None = None,
+    peers: Path | None = None,
     insecure: bool = False,
     embedded: bool = False,
+    trust: bool = False,
+    policy: Path | None = None,
     kinds: Mapping[str, type[Home]] = MappingProxyType({"fit": Home}),
     say: Say,
 ) -> dict[str, Any]:
@@ -41,10 +48,20 @@ def join(
         raise RequestError("joining needs TLS: give --ca and --key, as `mooring keys init` makes them, or --insecure.")
     if insecure and not is_loopback(host):
         raise RequestError(f"--insecure is for this machine only, and {host} is another; give --ca and --key.")
-    run = asked_run(path)
-    home = kinds[run.mooring.purpose](run, Path(data).resolve(), Path(state).resolve(), name, say)
+    run = asked_run(path, trust)
+    if run.federation is not None and run.federation.secure and (key is None or peers is None):
+        raise RequestError("secure = true needs this client's key and its peers' keys: give --key and --peers.")
+    identity = identity_of(key, peers, ca)
+    rules = None if policy is None else read_policy(policy)
+    if rules is not None:
+        rules.check_run(run)
+    home = kinds[run.mooring.purpose](
+        run, Path(data).resolve(), Path(state).resolve(), name, say, identity=identity, policy=rules
+    )
+    secure_client.forget(home)  # this command is the consent to take part once
     home.member  # noqa: B018 - what is wrong with the table is told before anything is sent
     say(f"client '{home.name}' takes part in {home.what}. A curious server sees {home.reveals}.")
+    say(f"what leaves this machine is recorded in {home.folder / SENT}")
     done, dismissed = home.folder / DONE, home.folder / DISMISSED
     for former in (done, dismissed):
         former.unlink(missing_ok=True)
@@ -65,13 +82,10 @@ def join(
 
 def stock_node(home: Home, server: str, ca: Path | None, key: Path | None, until: Callable[[], bool], say: Say) -> None:
     """Flower's own node, started anew with longer and longer pauses whenever it ends; its letters come to our door."""
-    from flwr.app import RecordDict
-
     from mooring.engines.flower.door import door
     from mooring.engines.flower.replies import reply_of
 
-    memory = SimpleNamespace(state=RecordDict())
-    with door(lambda message: reply_of(home, message, memory)) as address:
+    with door(lambda message: reply_of(home, message)) as address:
         keep_node(home, server, ca, key, address, until, say)
 
 
@@ -83,7 +97,7 @@ def keep_node(
     from mooring.engines.flower.door import DOOR
     from mooring.engines.flower.node import remember_node, take_leave
 
-    home.folder.mkdir(parents=True, exist_ok=True)
+    make_folder(home.folder)
     pause, log = 1.0, home.folder / "supernode.log"
     say(f"looking for {server} with Flower's own node, which writes to {log}")
     while not until():

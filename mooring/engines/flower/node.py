@@ -1,27 +1,24 @@
 """A client's node in this process: it asks the SuperLink for messages and answers them itself.
 
 Flower's own node starts a process for every message and runs the code that comes with the run. This one runs nothing
-but what is installed here, and keeps the client's rows in memory. It uses parts of Flower that are not its public
-interface, so it refuses any other version than the one that it was tried with.
+but what is installed here, and keeps the client's rows in memory. Behind Mooring's gateway one request brings the last
+reply and waits for the next message; a SuperLink without the gateway is asked in Flower's own way.
 """
 
 from __future__ import annotations
 
-import logging
-import os
+import json
+import ssl
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import flwr
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-from flwr.app import Message, RecordDict
+from flwr.app import Message
 from flwr.proto.fleet_pb2 import DeactivateNodeRequest
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
@@ -29,31 +26,38 @@ from flwr.supercore.inflatable.inflatable_object import (
     iterate_object_tree,
     no_object_id_recompute,
 )
-from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects
+from flwr.supercore.inflatable.inflatable_utils import (
+    ObjectPullError,
+    ObjectPushError,
+    inflate_object_from_contents,
+    pull_objects,
+)
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-from flwr.supercore.retry import http_retry
 from flwr.supercore.run import RunNotRunningException
 from flwr.supernode import fleet_http_connection as connection
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from mooring.core.errors import RequestError
-from mooring.engines.flower import lost_answers
+from mooring.engines.flower.door import as_bytes, of_bytes
+from mooring.engines.flower.flower_patches import FIRST_BACKOFF as FIRST_PULL
+from mooring.engines.flower.flower_patches import LONGEST_BACKOFF as LONGEST_PULL
+from mooring.engines.flower.flower_patches import NoConnection, check_flower, tame
+from mooring.engines.flower.frames import join_frames, split_frames
+from mooring.engines.flower.gateway import EXCHANGE, OPEN_CHANNEL, POLL_SECONDS, SESSION
 from mooring.engines.flower.home import Home
+from mooring.engines.flower.keys import read_private
+from mooring.engines.flower.mailbox import LOOK
 from mooring.engines.flower.replies import reply_of
 from mooring.runs.files import make_folder
 
-VERSION = "1.41.0"
-PAUSE, LONGER_PAUSE = 0.1, 0.8  # seconds between looks into an empty letter box: shortest after a letter
-OF_THE_WAIT, LONGEST_PAUSE = 0.1, 3.0  # who has waited long may wait longer: looks of many clients keep a server busy
+PAUSE, LONGER_PAUSE = 0.1, 0.8  # seconds between looks for messages of a SuperLink without the gateway
+OF_THE_WAIT, LONGEST_PAUSE = 0.1, 3.0  # after a long wait looks are rarer: those of many clients keep a server busy
 NODE = "node"  # file with the number of the client's node, in its folder
-LINGER = 5.0  # seconds after the end: the SuperLink does not pass on the replies of a node that has left
+LINGER = 5.0  # seconds after the end: a SuperLink does not pass on the replies of a node that has left
 FIRST_BACKOFF, LONGEST_BACKOFF = 1.0, 15.0
-IN_USE = "[code: 2004]"  # Flower's word for a node that cannot be activated
-
-
-class NoConnection(Exception):
-    """The SuperLink could not be reached, or refused us."""
+RECONNECT_SECONDS = 10.0  # of lost lines to the mailbox, before the node is activated again
+IN_USE = "[code: 2004]"  # Flower's code for a node that cannot be activated
+BROKEN = (NoConnection, httpx.HTTPError, OSError, RuntimeError, ObjectPushError, ObjectPullError)
 
 
 def live(
@@ -66,8 +70,7 @@ def live(
     until: Callable[[], bool],
 ) -> None:
     """Answer until `until` says that all is done; a lost connection is made again, with longer and longer pauses."""
-    if flwr.__version__ != VERSION:
-        raise RequestError(f"the embedded node was tried with flwr {VERSION}, not {flwr.__version__}; leave it out.")
+    check_flower()
     tame(until)
     backoff = FIRST_BACKOFF
     say(f"looking for {server}")
@@ -75,36 +78,16 @@ def live(
         begun = time.monotonic()
         try:
             take_leave(home, server, ca, key)
-            answer_letters(home, server, ca, key, until, say)
-        except (NoConnection, httpx.HTTPError, OSError, RuntimeError) as error:
+            answer_messages(home, server, ca, key, until, say)
+        except BROKEN as error:
             if until():
                 return  # the server has ended, too
-            said = in_words(error)
+            reason = in_words(error)
             if time.monotonic() - begun > LONGEST_BACKOFF:
                 backoff = FIRST_BACKOFF
-            say(f"no connection to {server} ({said}); trying again in {backoff:g} s")
+            say(f"no connection to {server} ({reason}); trying again in {backoff:g} s")
             time.sleep(backoff)
             backoff = min(2 * backoff, LONGEST_BACKOFF)
-
-
-def tame(until: Callable[[], bool]) -> None:
-    """Flower ends its process where a connection fails, and interrupts it where a signature is refused (401): here only
-    the connection ends. What it would log is told in our own words, and nothing is tried again once all is done."""
-    logging.getLogger("flwr").setLevel(logging.CRITICAL)
-    lost_answers.end_connections(until)
-    connection.flwr_exit = give_up  # type: ignore[assignment]
-    for module in (connection, http_retry):
-        module.os = Refused()  # type: ignore[attr-defined]
-
-
-class Refused:
-    """The module `os` for Flower's connection: whoever interrupts the process gets an error instead."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(os, name)
-
-    def kill(self, process: int, signal: int) -> None:
-        raise NoConnection("401: the SuperLink refused our signature")
 
 
 def in_words(error: Exception) -> str:
@@ -117,51 +100,161 @@ def in_words(error: Exception) -> str:
     return text.split("\n")[-1] or type(error).__name__
 
 
-def give_up(code: int, message: str | None = None, *rest: Any, **more: Any) -> None:
-    """What Flower calls to end the process: here only the connection ends."""
-    raise NoConnection(message or f"Flower's exit code {code}")
-
-
-def answer_letters(
+def answer_messages(
     home: Home, server: str, ca: Path | None, key: Path | None, until: Callable[[], bool], say: Callable[[str], None]
 ) -> None:
     lost: Exception | None = None
-    with connection.http_request_response(server, ca is None, read(ca), keys_of(key), 5, 20.0) as talk:
+    pair = keys_of(key) or connection.generate_key_pairs()
+    if key is None:
+        register(server, ca, pair)
+    with connection.http_request_response(server, ca is None, read(ca), pair, 5, 20.0) as talk:
         remember_node(home, talk[0])
         say(f"connected to {server}; waiting for what it asks")
         try:
-            answer_until(home, talk, until)
+            with Line(server, ca, pair) as line:
+                if line.session:
+                    answer_inline(home, talk, line, until)
+                else:
+                    answer_until(home, talk, until)
         except Exception as error:
             lost = error  # Flower's own connection would swallow it
     if lost is not None:
         raise lost
 
 
+def register(server: str, ca: Path | None, pair: Any) -> None:
+    """A node without an enrolled key registers itself, where the server lets it (--insecure)."""
+    from flwr.proto.fleet_pb2 import RegisterNodeFleetRequest
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+    try:
+        with fleet_client(server, ca, pair) as fleet:
+            fleet.RegisterNode(RegisterNodeFleetRequest(public_key=public_key_to_bytes(pair[1])))
+    except httpx.HTTPStatusError as error:
+        raise NoConnection(f"{error.response.status_code}: the server did not register this node") from error
+
+
+def fleet_client(server: str, ca: Path | None, pair: Any) -> Any:
+    signed: list[Any] = [RuntimeVersionHttpInterceptor(component_name="SuperNode"), NodeAuthHttpInterceptor(*pair)]
+    return FleetHttpClient.from_server_address(server, ca is None, read(ca), interceptors=signed)
+
+
+class Line:
+    """The way to the mailbox behind the gateway; `session` is empty where the SuperLink has none."""
+
+    def __init__(self, server: str, ca: Path | None, pair: Any):
+        check: Any = True if ca is None else ssl.create_default_context(cafile=str(ca))
+        url = f"{'http' if ca is None else 'https'}://{server}"
+        self.client = httpx.Client(base_url=url, verify=check, timeout=POLL_SECONDS + 10, trust_env=False)
+        self.pair, self.session = pair, ""
+
+    def __enter__(self) -> Line:
+        response = self.client.post(OPEN_CHANNEL, headers=signed_headers(self.pair))
+        if response.status_code == httpx.codes.OK:
+            self.session = str(json.loads(response.content)["session"])
+        elif response.status_code != httpx.codes.NOT_FOUND:
+            raise NoConnection(f"{response.status_code}: no session")
+        return self
+
+    def __exit__(self, *rest: Any) -> None:
+        self.client.close()
+
+    def exchange(self, body: bytes) -> tuple[str, bytes] | None:
+        """Send a reply, if there is one, and wait for the next message; a lost answer is asked for again."""
+        begun, pause = time.monotonic(), 0.05
+        while True:
+            try:
+                response = self.client.post(EXCHANGE, content=body, headers={SESSION: self.session})
+                break
+            except httpx.TransportError:
+                if time.monotonic() - begun > RECONNECT_SECONDS:
+                    raise
+                time.sleep(pause)
+                pause = min(2 * pause, 1.0)
+        if response.status_code == httpx.codes.NO_CONTENT:
+            return None
+        if response.status_code != httpx.codes.OK:
+            raise NoConnection(f"{response.status_code}: {response.text[:100].strip()}")
+        about, (content,) = split_frames(response.content)
+        return str(about["message"]), content
+
+
+def signed_headers(pair: Any) -> dict[str, str]:
+    """As Flower signs a request."""
+    request = httpx.Request("POST", "http://unused")
+    context: Any = connection_context(request)
+    NodeAuthHttpInterceptor(*pair).intercept(context, lambda _: httpx.Response(200))
+    return {name: value for name, value in request.headers.items() if name.startswith("flwr-")}
+
+
+def connection_context(request: httpx.Request) -> Any:
+    from flwr.supercore.protobuf.client import ProtobufRequestContext
+
+    return ProtobufRequestContext(rpc_method="", message=DeactivateNodeRequest(), request=request)
+
+
+def answer_inline(home: Home, talk: Any, line: Line, until: Callable[[], bool]) -> None:
+    body = b""
+    while True:
+        done = until()
+        if done and body:
+            about, pieces = split_frames(body)
+            body = join_frames(about | {"leave": True}, pieces)
+        found = line.exchange(body) if body or not done else None
+        if done:
+            return
+        body = b""
+        if found is None:
+            continue
+        number, content = found
+        if number.startswith(LOOK):
+            answer_next(home, talk)
+            body = join_frames({"message": number}, [b""])
+            continue
+        message = of_bytes(content)
+        message.metadata.__dict__["_message_id"] = number
+        body = join_frames({"message": number}, [as_bytes(reply_of(home, message))])
+
+
 def answer_until(home: Home, talk: Any, until: Callable[[], bool]) -> None:
-    _, receive, send, _, _, pull_object, push_object, confirm = talk
-    leaving, pause, memory = None, PAUSE, SimpleNamespace(state=RecordDict())
-    latest = time.monotonic()  # when a letter came
+    """Flower's own way: the SuperLink is asked again and again."""
+    leaving, pause = None, PAUSE
+    latest = time.monotonic()  # when a message came
     while leaving is None or time.monotonic() < leaving:
         if leaving is None and until():
             leaving = time.monotonic() + LINGER
-        try:
-            if (got := receive()) is None:
-                time.sleep(pause)
-                pause = next_pause(pause, time.monotonic() - latest)
-                continue
-            head, tree = got
-            run, number = head.metadata.run_id, head.metadata.message_id
-            ids = [part.object_id for part in iterate_object_tree(tree)]
-            contents = pull_objects(ids, pull_object_fn=partial(pull_object, run))
-            confirm(run, number)
-            message: Any = inflate_object_from_contents(number, contents)
-            message.metadata.__dict__["_message_id"] = number
-            begun = time.monotonic()
-            reply = reply_of(home, message, memory)
-            post(reply, run, send, push_object, time.monotonic() - begun)
+        if answer_next(home, talk):
             pause, latest = PAUSE, time.monotonic()
-        except RunNotRunningException:
-            continue  # the server was started anew and asks again
+        else:
+            time.sleep(pause)
+            pause = next_pause(pause, time.monotonic() - latest)
+
+
+def answer_next(home: Home, talk: Any) -> bool:
+    """Whether Flower had a message, which is answered."""
+    _, receive, send, _, _, pull_object, push_object, confirm = talk
+    try:
+        if (got := receive()) is None:
+            return False
+        head, tree = got
+        run, number = head.metadata.run_id, head.metadata.message_id
+        ids = [part.object_id for part in iterate_object_tree(tree)]
+        contents = pull_objects(
+            ids,
+            pull_object_fn=partial(pull_object, run),
+            initial_backoff=FIRST_PULL,
+            backoff_cap=LONGEST_PULL,
+            max_tries_per_object=None,
+        )
+        confirm(run, number)
+        message: Any = inflate_object_from_contents(number, contents)
+        message.metadata.__dict__["_message_id"] = number
+        begun = time.monotonic()
+        reply = reply_of(home, message)
+        send_reply(reply, run, send, push_object, time.monotonic() - begun)
+    except RunNotRunningException:
+        pass  # the server was started anew and asks again
+    return True
 
 
 def next_pause(pause: float, waited: float) -> float:
@@ -184,15 +277,14 @@ def take_leave(home: Home, server: str, ca: Path | None, key: Path | None) -> No
     former, pair = home.folder / NODE, keys_of(key)
     if pair is None or not former.exists():
         return
-    signed: list[Any] = [RuntimeVersionHttpInterceptor(component_name="SuperNode"), NodeAuthHttpInterceptor(*pair)]
     with (
         suppress(httpx.HTTPStatusError, ValueError),  # it has left, or the SuperLink is a new one
-        FleetHttpClient.from_server_address(server, ca is None, read(ca), interceptors=signed) as fleet,
+        fleet_client(server, ca, pair) as fleet,
     ):
         fleet.DeactivateNode(DeactivateNodeRequest(node_id=int(former.read_text())))
 
 
-def post(reply: Message, run: int, send: Any, push_object: Any, seconds: float) -> None:
+def send_reply(reply: Message, run: int, send: Any, push_object: Any, seconds: float) -> None:
     with no_object_id_recompute():
         reply.metadata.__dict__["_message_id"] = reply.object_id
         objects = get_all_nested_objects(reply)
@@ -202,13 +294,8 @@ def post(reply: Message, run: int, send: Any, push_object: Any, seconds: float) 
 
 
 def keys_of(path: Path | None) -> tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey] | None:
-    """The client's key pair; None: it enrols itself, where the server lets it."""
+    """The client's key pair; None: it registers itself, where the server lets it."""
     if path is None:
         return None
-    try:
-        private = load_ssh_private_key(path.read_bytes(), None)
-    except (OSError, ValueError) as error:
-        raise RequestError(f"{path} is not a client's key: {error}.") from error
-    if not isinstance(private, ec.EllipticCurvePrivateKey):
-        raise RequestError(f"{path} is not a client's key: `mooring keys init` makes them.")
+    private = read_private(path)
     return private, private.public_key()

@@ -39,7 +39,7 @@ def client_app(run: str, files: list[str], states: str) -> ClientApp:
     @app.query()
     def answer(message: Message, context: Context) -> Message:
         file = files[int(context.node_config["partition-id"])]
-        return reply_of(home_of(run, file, str(Path(states) / stem_of(Path(file)))), message, context)
+        return reply_of(home_of(run, file, str(Path(states) / stem_of(Path(file)))), message)
 
     return app
 

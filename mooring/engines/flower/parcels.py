@@ -14,6 +14,8 @@ from torch import Tensor
 
 from mooring.core.errors import RequestError
 
+PROTOCOL = 2  # of requests and replies: clients and servers of different ones do not work together
+MAX_DEPTH = 8
 NOTHING = "=None"  # ends the name of a part that is None, as `runs/tensors.py` has it
 
 
@@ -31,10 +33,15 @@ def received(prefix: str, tensors: Mapping[str, Tensor]) -> Any:
     if prefix in tensors:
         return tensors[prefix]
     fields: dict[str, Any] = {}
+    if prefix.count("/") > MAX_DEPTH:
+        raise RequestError("a message is nested too deeply.")
     for name in tensors:
         if name.startswith(prefix + "/"):
             field = name[len(prefix) + 1 :].split("/")[0].removesuffix(NOTHING)
             fields.setdefault(field, received(f"{prefix}/{field}", tensors))
     if not fields:
         raise RequestError(f"a message has no '{prefix}'.")
-    return namedtuple("Received", fields)(**fields)  # type: ignore[misc]
+    try:
+        return namedtuple("Received", fields)(**fields)  # type: ignore[misc]
+    except ValueError as error:
+        raise RequestError(f"a message names its parts wrongly: {error}.") from error

@@ -16,9 +16,11 @@ from typing import Any, NamedTuple, Protocol
 
 from flwr.app import Message
 
-from mooring.core.errors import RequestError, WorkError
+from mooring.core.errors import ClientError, RequestError, WorkError
 from mooring.engines.flower.packing import pack, unpack
-from mooring.engines.flower.parcels import Parcel
+from mooring.engines.flower.parcels import PROTOCOL, Parcel
+from mooring.engines.flower.reply_schemas import printable, problem_of
+from mooring.runs.sections import installed
 
 KIND = "query"  # Flower's word for the kind of all our messages; `client_app.py` listens to it
 LOOK = 2.0  # seconds between looks at who is there
@@ -26,6 +28,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.5  # between pulls of replies
 AGAIN = 2.0  # seconds before a letter that failed is sent again
 UNASKED = ("hello", "dismissed")  # letters that nobody waits for
 FEWEST = 2  # clients of a federation
+REVOKED = "its key was revoked"
+REPORT_SECONDS = 10.0  # without a reply, after which a line says which clients are waited for
 LIFE = 3600.0  # seconds that Flower keeps a letter
 
 
@@ -57,19 +61,39 @@ class Answered(NamedTuple):
     missing: dict[str, str]  # client -> why there is no reply
 
 
-class Unfit(RequestError):
+class Unfit(ClientError):
     """A client, or some of them, cannot take part; the others may."""
 
     def __init__(self, client: str, why: str, others: Mapping[str, str] = MappingProxyType({})):
         each = {client: why} | dict(others)
-        self.clients = {
-            name: said if f"'{name}'" in said else f"client '{name}': {said}" for name, said in each.items()
-        }
-        super().__init__(self.clients[client])
+        super().__init__(
+            {name: said if f"'{name}'" in said else f"client '{name}': {said}" for name, said in each.items()}
+        )
 
 
 def say_nothing(sentence: str) -> None:
     """For those who do not want to know what is waited for."""
+
+
+def size_of(parcel: Parcel) -> int:
+    """Bytes of a parcel's tensors."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in parcel.tensors.values())
+
+
+def waiting_sentence(what: str, silent: list[str], why: Mapping[str, str], seconds: float) -> str:
+    """Which clients a request waits for."""
+    names = ", ".join(f"'{name}'" + (f" ({why[name]})" if name in why else "") for name in silent[:5])
+    more = f" and {len(silent) - 5} more" if len(silent) > 5 else ""
+    return f"waiting {seconds:.0f} s for the reply to '{what}' of {names}{more}"
+
+
+def version_sentence(name: Any, words: Mapping[str, Any]) -> str:
+    """A client of another version: what to install."""
+    theirs, number = printable(str(words.get("version")), 40), printable(str(words.get("protocol", 1)), 10)
+    return (
+        f"client '{printable(str(name), 100)}' has Mooring {theirs} (protocol {number}), the server {installed()} "
+        f"(protocol {PROTOCOL}); install the same version at both"
+    )
 
 
 class Post:
@@ -85,7 +109,9 @@ class Post:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ):
-        self.grid, self.run, self.wait, self.say = grid, run, wait, say
+        self.grid, self.run, self.wait = grid, run, wait
+        self.say = lambda sentence: say(printable(sentence))
+        self._reasons: dict[str, str] = {}  # client -> why it was left out, as last said
         self.clock, self.sleep = clock, sleep
         self.nodes: dict[str, int] = {}  # client -> its node
         self.enrolled: dict[int, str] = {}  # nodes that are there, and the name that their key was enrolled under
@@ -94,9 +120,11 @@ class Post:
         self.members: frozenset[str] | None = None  # once the roll was called: nobody else takes part
         self.dropped = 0  # replies that nobody waited for any more
         self.missed: Counter[str] = Counter()  # how often a client's reply did not come in time
+        self.revoked: frozenset[str] = frozenset()  # clients whose keys were taken back
         self.dismissed: dict[str, str] = {}  # clients that take no part any more, and why
         self._sent: dict[str, Sent] = {}  # letters by message id
         self._looked = -LOOK
+        self.record: Callable[..., None] = getattr(grid, "record", lambda **line: None)  # of the audit log
 
     def call_roll(self, wanted: int | Iterable[str]) -> tuple[str, ...]:
         """Wait until all clients are there, by number or by name; their names in order.
@@ -140,17 +168,22 @@ class Post:
         refused: dict[str, str] = {}
         why: dict[str, str] = {}
         retry: dict[str, float] = {}
-        begun = progress = self.clock()
+        begun = progress = reported = self.clock()
         pause = FIRST_PAUSE
         while len(found) + len(refused) < len(letters):
             self._look()
             self._send(what, letters, found.keys() | refused.keys(), retry)
             before = len(found) + len(refused)
+            gone = dict.fromkeys(self.revoked, REVOKED) | self.dismissed
+            refused |= {name: gone[name] for name in letters if name in gone and name not in found}
             for name, reply in self._open(frozenset(letters)):
                 if isinstance(reply, str):
                     why[name], retry[name] = reply, self.clock() + AGAIN
                 elif "refused" in reply.words:
-                    refused[name] = str(reply.words["refused"])
+                    refused[name] = printable(str(reply.words["refused"]))
+                elif (problem := problem_of(what, letters[name], reply, name)) is not None:
+                    refused[name] = f"client '{name}' sent a reply to '{what}' that cannot be used: {problem}"
+                    self.dismiss(name, refused[name])
                 else:
                     found[name] = reply
             now = self.clock()
@@ -163,14 +196,24 @@ class Post:
                 silent = (name for name in letters if name not in found and name not in refused)
                 away = ", ".join(f"'{name}' ({why.get(name, 'silent')})" for name in silent)
                 raise WorkError(f"no reply for {self.wait:g} seconds; missing: {away}. Start the same command again.")
+            if now - max(progress, reported) > REPORT_SECONDS:
+                reported = now
+                missing = [name for name in letters if name not in found and name not in refused]
+                self.say(waiting_sentence(what, missing, why, now - progress))
             self.sleep(pause)
             pause = min(pause * 1.5, LONGEST_PAUSE)
         self._sent = {key: sent for key, sent in self._sent.items() if sent.what in UNASKED}
         answered = found.keys() | refused.keys()
         late = {name: why.get(name, "no reply in time") for name in letters if name not in answered}
+        sent, came = sum(map(size_of, letters.values())), sum(map(size_of, found.values()))
+        self.record(
+            event="asked", request=what, clients=sorted(found), missing=late | refused, sent=sent, received=came
+        )
         for name, reason in (late | refused).items():
             self.missed[name] += 1
-            self.say(f"client '{name}' is left out of this {what}: {reason}")
+            if self._reasons.get(name) != reason or (reason not in self.dismissed.values() and reason != REVOKED):
+                self.say(f"client '{name}' is left out of this {what}: {reason}")
+            self._reasons[name] = reason
         return Answered(found, late | refused)
 
     def ask_all(
@@ -184,14 +227,17 @@ class Post:
 
     def dismiss(self, name: str, why: str) -> None:
         """A client takes no part any more: it is told why, and the others go on."""
-        node = self.nodes.pop(name)
         self.members = (self.members or frozenset()) - {name}
+        if name in self.dismissed:
+            return
         self.dismissed[name] = why
-        self._turn_away(node, name, why)
+        if (node := self.nodes.pop(name, None)) is not None:
+            self._turn_away(node, name, why)
 
     def _turn_away(self, node: int, name: str, why: str) -> None:
         self.strangers[node] = Stranger(name, why)
         self.say(f"a client takes no part: {why}")
+        self.record(event="dismissed", client=name, why=why)
         self._push([(Sent("dismissed", node, name), Parcel({"why": why}))])
 
     def _look(self) -> None:
@@ -199,12 +245,14 @@ class Post:
         if self.clock() - self._looked < LOOK:
             return
         self._looked = self.clock()
+        self.revoked = getattr(self.grid, "revoked", frozenset)()
         nodes = list(self.grid.get_nodes())
         self.enrolled = {node.node_id: node.name for node in nodes}
         self._forget({node.node_id: node.last_activated_at for node in nodes})
         here = set(self.enrolled)
         known = {*self.nodes.values(), *self.strangers, *(sent.node for sent in self._sent.values() if not sent.name)}
-        self._push([(Sent("hello", node, ""), Parcel({"run": self.run})) for node in sorted(here - known)])
+        about = {"run": self.run, "protocol": PROTOCOL, "version": installed()}
+        self._push([(Sent("hello", node, ""), Parcel(about)) for node in sorted(here - known)])
         self.strangers = {node: who for node, who in self.strangers.items() if node in here}
 
     def _forget(self, since: dict[int, str]) -> None:
@@ -264,7 +312,9 @@ class Post:
             try:
                 reply = f"Flower says: {message.error.reason}" if message.has_error() else unpack(message.content)
             except RequestError as error:
-                reply = str(error)
+                reply = Parcel({"refused": f"its reply cannot be used: {error}"})
+                if sent.name in asked:
+                    self.dismiss(sent.name, f"client '{sent.name}' sent a reply that cannot be read: {error}")
             if sent.what == "hello":
                 self._meet(sent.node, reply)
             elif sent.name in asked:
@@ -279,8 +329,10 @@ class Post:
             return  # it is greeted again at the next look
         words = reply.words
         name, why = words.get("name"), words.get("refused")
-        if why is None and (not isinstance(name, str) or not name):
-            why = "it gives no name"
+        if why is None and words.get("protocol") != PROTOCOL:
+            why = version_sentence(name, words)
+        if why is None and (not isinstance(name, str) or not name or printable(name, 100) != name):
+            why = "it gives no name that can be printed"
         if why is None and self.enrolled.get(node) not in ("", None, name):
             why = f"a client calls itself '{name}', but its key is that of '{self.enrolled[node]}'"
         if why is None and words.get("run") != self.run:
@@ -288,12 +340,13 @@ class Post:
         if why is None and self.members is not None and name not in self.members:
             why = f"client '{name}' came after the roll was called; it can be given a model by `mooring personalize`"
         if why is not None:
-            given = self.enrolled.get(node) or (name if isinstance(name, str) else "")
+            given = self.enrolled.get(node) or (printable(name, 100) if isinstance(name, str) else "")
             self._turn_away(node, given, str(why))
             return
         assert isinstance(name, str)
         self.say(f"client '{name}' is {'back' if name in self.nodes else 'here'}")
         self.nodes[name] = node
+        self.record(event="joined", client=name, version=str(words.get("version"))[:40])
 
     def _strange(self) -> str:
         return "".join(f" Refused: {who.why}." for who in list(self.strangers.values())[:3])

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 from mooring.core.errors import RequestError
 
@@ -31,7 +32,7 @@ Say = Callable[[str], None]
 def need_flower() -> None:
     """One sentence where the extra is missing."""
     if importlib.util.find_spec("flwr") is None:
-        raise RequestError("a federation across machines needs Flower; install it with: pip install 'mooring[flower]'.")
+        raise RequestError("a federation across machines needs Flower: pip install 'mooring-fl[flower]'.")
 
 
 def is_loopback(host: str) -> bool:
@@ -44,7 +45,7 @@ def is_loopback(host: str) -> bool:
 
 def environment(home: Path) -> dict[str, str]:
     """For Flower's processes: silent, with a home of their own, our package and its commands within reach."""
-    home.mkdir(parents=True, exist_ok=True)
+    home.mkdir(parents=True, exist_ok=True, mode=0o700)
     package = str(Path(__file__).resolve().parents[3])
     paths = [package, *(part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part)]
     return os.environ | {
@@ -57,10 +58,15 @@ def environment(home: Path) -> dict[str, str]:
     }
 
 
+def open_log(path: Path) -> IO[bytes]:
+    """A log to add to, which only its owner can read."""
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")
+
+
 @contextmanager
 def process(arguments: list[str], home: Path, log: Path, **known: str) -> Iterator[subprocess.Popen[bytes]]:
     """A process that writes to a log and is ended with the block; `known` are variables of its environment."""
-    with log.open("ab") as file:
+    with open_log(log) as file:
         started = subprocess.Popen(
             [sys.executable, "-m", *arguments],
             env=environment(home) | known,

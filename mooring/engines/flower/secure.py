@@ -1,72 +1,157 @@
-"""Secure aggregation: the server learns the weighted mean of the messages of a round, and no single one of them.
+"""Secure sums: the server learns the weighted sum of the clients' vectors, and no single one of them.
 
-Flower's SecAgg+ (its client part `secaggplus_mod`, its server part `SecAggPlusWorkflow`), around the same visit as
-without. It costs four letters a client and round instead of one, and precision: entries are rounded at random to
-steps of 2 range / 2^22. Entries of a client's share of the mean beyond `range` cannot be sent. Where too few clients
-are left to take the masks off, the round is tried again from its beginning.
+    session   every client signs fresh X25519 and Ed25519 keys, its weight and its numbers of rows with its enrolled
+              key; every client checks the signatures of all others against the keys that it was given (`peers.json`)
+    masked    y_i = q(p_i x_i) + G(b_i) + sum_{j > i} G(k_ij) - sum_{j < i} G(k_ij)        modulo 2^64
+    confirm   every client signs the list U of clients whose y arrived
+    unmask    with the signatures of more than two thirds of the cohort under the same U, client i of U sends b_i, and
+              k_ij for the clients j that are not in U
+    sum       sum_U y_i - sum_U G(b_i) - (the masks shared with clients outside U) = sum_U q(p_i x_i)
 
-Bell, Bonawitz, Gascon, Lepoint, Raykova. Secure single-server aggregation with (poly)logarithmic overhead. CCS 2020.
+k_ij = HKDF(X25519 secret of i and j, session, attempt) and b_i are 32 random bytes; G is the ChaCha20 key stream. A
+client reveals one sum for each round, whatever the server asks. q rounds to steps of range / 2^BITS.
+
+Bonawitz, Ivanov, Kreuter, Marcedone, McMahan, Patel, Ramage, Segal, Seth. Practical secure aggregation for
+privacy-preserving machine learning. CCS 2017 (the protocol for active servers). Departs: no secret sharing; a client
+that confirmed and went away is waited for, because its seed is known to nobody else.
+
+This module has the pure functions; `secure_client.py` and `secure_server.py` have the two parties.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
-import time
-from collections.abc import Callable, Mapping
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import ConfigRecord, Error, Message, RecordDict
-from flwr.client.mod import secaggplus_mod
-from flwr.common import Code, FitIns, FitRes, Parameters, Status, ndarrays_to_parameters, parameters_to_ndarrays
-from flwr.common.constant import ErrorCode
-from flwr.compat.common import recorddict_compat as compat
-from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECORD
-from flwr.server.workflow.constant import Key as WorkflowKey
-from flwr.server.workflow.secure_aggregation.secaggplus_workflow import SecAggPlusWorkflow, WorkflowState
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from torch import Tensor
 
-from mooring.core.errors import RequestError
-from mooring.core.seeds import words as seeded
-from mooring.engines.flower.home import Home, stay
-from mooring.engines.flower.packing import pack, unpack
-from mooring.engines.flower.parcels import Parcel
-
-WHOLE = 1_000_000  # the weight of a client that has all rows
-WORK = "work"  # what a client says of its work, beside its masked message
-STEPS = 2**22  # of the range
-MODULUS = 2**32
-SHARE = 2 / 3  # of the clients must stay for the masks to come off
-FEWEST = 3
-PAUSES = (0.02, 0.5)  # seconds between looks for replies: shortest, longest
+PROTOCOL = "mooring secure sum 1"
+MIN_COHORT = 3  # with two, each learns the other's vector from the sum
+MAX_BITS = 52  # of a rounded entry: float64 holds no more
+LOSS_RANGE = 2.0**20  # losses are clamped to it, so that one client's divergence looks like everybody's
+UPDATE, EVALUATE = "secure_update", "secure_evaluate"
+KEYS, PEERS, CONFIRM, UNMASK = "secure_keys", "secure_peers", "secure_confirm", "secure_unmask"
 
 
-def answer_masked(home: Home, message: Message, context: Any) -> Message:
-    """A client's reply to a letter of the protocol; `context.state` remembers its keys from letter to letter."""
+def min_survivors(cohort: int) -> int:
+    """More than two thirds of the cohort, and at least MIN_COHORT: two different lists cannot both be confirmed."""
+    return max(MIN_COHORT, 2 * cohort // 3 + 1)
 
-    def visit(letter: Message, _: Any) -> Message:
-        parcel = unpack(letter.content)
-        home.check_run(parcel)
-        reply = stay(home, parcel)
-        flat, p = joined(reply.tensors), float(parcel.words["p"])
-        most = float(home.federation.secure_range)
-        if flat.size and not np.abs(flat).max() * p <= most:
-            raise RequestError(
-                f"client '{home.name}' would send {np.abs(flat).max() * p:.3g}, and secure_range is {most:g}; raise it."
-            )
-        # Flower rounds at random: the same draws for the same run, client and round.
-        turn = parcel.words["round"]
-        np.random.seed(int(seeded(turn[-1], "rounding", turn[0], home.clients.keys)[0] % 2**32))
-        work = json.dumps(reply.words["meter"])
-        fitted = FitRes(Status(Code.OK, ""), ndarrays_to_parameters([flat]), round(p * WHOLE), {WORK: work})
-        return Message(compat.fitres_to_recorddict(fitted, False), reply_to=letter)
 
+def steps_per_unit(range_: float, cohort: int) -> float:
+    """Steps of a rounded entry: entries up to `range_` fit, and so does the sum of a cohort."""
+    bits = min(MAX_BITS, 62 - cohort.bit_length())
+    return 2.0**bits / range_
+
+
+def quantize(vector: np.ndarray, range_: float, cohort: int) -> np.ndarray:
+    """[d] uint64: entries as whole numbers of steps, negative ones modulo 2^64."""
+    return np.rint(vector * steps_per_unit(range_, cohort)).astype(np.int64).view(np.uint64)
+
+
+def dequantize(total: np.ndarray, range_: float, cohort: int) -> np.ndarray:
+    return total.view(np.int64).astype(np.float64) / steps_per_unit(range_, cohort)
+
+
+def key_stream(seed: bytes, size: int) -> np.ndarray:
+    """[size] uint64: the ChaCha20 key stream of a seed of 32 bytes."""
+    encryptor = Cipher(algorithms.ChaCha20(seed, bytes(16)), mode=None).encryptor()
+    return np.frombuffer(encryptor.update(bytes(8 * size)), dtype="<u8").astype(np.uint64)
+
+
+def pair_seed(private: bytes, public: bytes, session: str, attempt: int, one: str, other: str) -> bytes:
+    """The 32 bytes that two clients share in one attempt; those of other attempts do not follow from them."""
+    secret = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
+    info = canonical({"pair": sorted((one, other)), "attempt": attempt, "protocol": PROTOCOL})
+    return HKDF(hashes.SHA256(), 32, salt=bytes.fromhex(session), info=info).derive(secret)
+
+
+def mask(values: np.ndarray, own: str, seed: bytes, pairs: Mapping[str, bytes]) -> np.ndarray:
+    """[d] uint64: the values of client `own` under its own mask and those that it shares with its peers."""
+    out = values + key_stream(seed, len(values))
+    for other, shared in pairs.items():
+        stream = key_stream(shared, len(values))
+        out = out + stream if own < other else out - stream
+    return out
+
+
+def unmask(
+    masked: Mapping[str, np.ndarray], seeds: Mapping[str, bytes], pairs: Mapping[str, Mapping[str, bytes]]
+) -> np.ndarray:
+    """[d] uint64: the sum of the survivors' values; `pairs[i][j]` is what i shares with j, which did not survive."""
+    names = sorted(masked)
+    total = np.zeros_like(masked[names[0]])
+    for name in names:
+        total = total + masked[name] - key_stream(seeds[name], len(total))
+        for other, shared in pairs[name].items():
+            stream = key_stream(shared, len(total))
+            total = total - stream if name < other else total + stream
+    return total
+
+
+def canonical(value: Any) -> bytes:
+    """The bytes that are signed: sorted JSON."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+def sign_list(private: bytes, value: Any) -> str:
+    """A signature under a list of survivors by a session's Ed25519 key: there is one per client and sum."""
+    return base64.b64encode(Ed25519PrivateKey.from_private_bytes(private).sign(canonical(value))).decode()
+
+
+def is_signed_list(public: bytes, value: Any, signature: Any) -> bool:
     try:
-        return secaggplus_mod(message, context, visit)
-    except Exception as error:
-        return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, str(error)), reply_to=message)
+        Ed25519PublicKey.from_public_bytes(public).verify(
+            base64.b64decode(str(signature), validate=True), canonical(value)
+        )
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def sign(private: ec.EllipticCurvePrivateKey, value: Any) -> str:
+    return base64.b64encode(private.sign(canonical(value), ec.ECDSA(hashes.SHA384()))).decode()
+
+
+def is_signed(public: ec.EllipticCurvePublicKey, value: Any, signature: Any) -> bool:
+    try:
+        public.verify(base64.b64decode(str(signature), validate=True), canonical(value), ec.ECDSA(hashes.SHA384()))
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def survivor_list(run: str, session: str, attempt: int, survivors: Iterable[str]) -> dict[str, Any]:
+    """What a client signs when it confirms who is in a sum."""
+    return {
+        "protocol": PROTOCOL,
+        "run": run,
+        "session": session,
+        "attempt": attempt,
+        "survivors": sorted(survivors),
+    }
+
+
+def digest_of_request(words: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    """What decides a client's vector: the same digest gives the same vector."""
+    known = {name: words.get(name) for name in ("label", "round", "base", "parts", "p", "index")}
+    digest = hashlib.sha256(canonical(known))
+    for name in sorted(tensors):
+        digest.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}".encode())
+        digest.update(tensors[name].detach().contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def joined(tensors: Mapping[str, Tensor]) -> np.ndarray:
@@ -82,88 +167,3 @@ def parted(vector: np.ndarray, pattern: Mapping[str, Tensor]) -> dict[str, Tenso
         out[name] = rest[: like.numel()].reshape(like.shape).to(like.dtype)
         rest = rest[like.numel() :]
     return out
-
-
-class Summed(NamedTuple):
-    """The weighted mean of the messages of those who stayed, and what each of them says of its work."""
-
-    mean: np.ndarray
-    works: dict[int, dict[str, Any]]  # by node
-    failures: list[str]
-
-
-def sum_masked(
-    grid: Any,
-    letters: Mapping[int, Parcel],
-    range_: float,
-    deadline: float,
-    sleep: Callable[[float], None] = time.sleep,
-) -> Summed | str:
-    """One round of the protocol with these nodes, or why it could not be ended."""
-    strategy = Strategy(letters)
-    about = ConfigRecord({WorkflowKey.CURRENT_ROUND: 1})
-    state = RecordDict(
-        {MAIN_CONFIGS_RECORD: about, MAIN_PARAMS_RECORD: compat.parameters_to_arrayrecord(empty(), True)}
-    )
-    context: Any = SimpleNamespace(state=state, strategy=strategy, client_manager=strategy, history=strategy)
-    workflow = SecAggPlusWorkflow(
-        1.0, SHARE, max_weight=WHOLE, clipping_range=float(range_), quantization_range=STEPS, modulus_range=MODULUS,
-        timeout=deadline,
-    )  # fmt: skip
-    found, line = WorkflowState(), Line(grid, sleep)
-    way: Any = line
-    for number, step in enumerate(
-        (workflow.setup_stage, workflow.share_keys_stage, workflow.collect_masked_vectors_stage, workflow.unmask_stage)
-    ):
-        if not step(way, context, found):
-            return next(iter(line.failures), "too few clients answered")
-        if number == 0:
-            found.nid_to_fitins = {node: pack(parcel) for node, parcel in letters.items()}
-    works = {proxy.node_id: json.loads(str(fitted.metrics[WORK])) for proxy, fitted in strategy.results}
-    return Summed(strategy.mean, works, line.failures)
-
-
-def empty() -> Parameters:
-    return Parameters([], "numpy.ndarray")
-
-
-class Strategy:
-    """What the workflow asks its strategy and client manager: whom to ask, and what to do with the sum."""
-
-    def __init__(self, letters: Mapping[int, Parcel]):
-        self.nodes = list(letters)
-        self.results: list[tuple[Any, FitRes]] = []
-        self.mean = np.zeros(0)
-
-    def num_available(self) -> int:
-        return len(self.nodes)
-
-    def configure_fit(self, *_: Any) -> list[tuple[Any, FitIns]]:
-        return [(SimpleNamespace(node_id=node), FitIns(empty(), {})) for node in self.nodes]
-
-    def aggregate_fit(self, _: int, results: list[tuple[Any, FitRes]], __: Any) -> tuple[None, dict[str, Any]]:
-        self.results = results
-        self.mean = parameters_to_ndarrays(results[0][1].parameters)[0]
-        return None, {}
-
-
-class Line:
-    """The workflow's way to the nodes: letters, and their replies within a time."""
-
-    def __init__(self, grid: Any, sleep: Callable[[float], None]):
-        self.grid, self.sleep, self.failures = grid, sleep, list[str]()
-
-    def send_and_receive(self, messages: list[Message], *, timeout: float | None = None) -> list[Message]:
-        waiting = set(self.grid.push_messages(messages))
-        replies: list[Message] = []
-        left, pause = timeout or 0.0, PAUSES[0]
-        while waiting and left > 0:
-            for reply in self.grid.pull_messages(list(waiting)):
-                waiting.discard(reply.metadata.reply_to_message_id)
-                replies.append(reply)
-                if reply.has_error():
-                    self.failures.append(reply.error.reason)
-            if waiting:
-                self.sleep(pause)
-                left, pause = left - pause, min(1.5 * pause, PAUSES[1])
-        return replies

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,12 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.supercore.app_utils import start_parent_process_monitor
 
 from mooring.core.errors import RequestError, WorkError
+from mooring.engines.flower import audit
 from mooring.engines.flower.conversation import converse
-from mooring.engines.flower.lost_answers import Noticing
+from mooring.engines.flower.flower_patches import Noticing
+from mooring.engines.flower.inline_grid import with_inline_messages
 from mooring.engines.request import asked_run
+from mooring.runs.files import read_json
 from mooring.runs.runfile import RunFile
 from mooring.runs.sections import Federation
 
@@ -35,10 +39,14 @@ def lead(grid: Any, told: Mapping[str, str], converse: Callable[..., Any] = conv
     """The run that `told` names, to its end; what happens is written to the file of progress."""
     note = Progress(told.get("progress", ""))
     try:
-        run = asked_run(told["run"])
+        run = asked_run(told["run"], bool(told.get("trust")))
         if told.get("clients"):
             run = with_clients(run, int(told["clients"]))
         note.put(kind="begun", process=os.getpid())
+        grid = with_inline_messages(grid)
+        grid.revoked = partial(revoked_names, told.get("revoked", ""))
+        if told.get("audit"):
+            grid.record = lambda **line: audit.append(Path(told["audit"]), line)
         converse(
             run,
             grid,
@@ -58,6 +66,13 @@ def with_clients(run: RunFile, clients: int) -> RunFile:
     """The run file with how many take part."""
     known = run.federation.model_dump() if run.federation else {}
     return run.model_copy(update={"federation": Federation(**known | {"clients": clients})})
+
+
+def revoked_names(path: str) -> frozenset[str]:
+    """Clients whose keys were taken back while the run is under way."""
+    if not path or not Path(path).exists():
+        return frozenset()
+    return frozenset(read_json(path)["revoked"])
 
 
 class Progress:

@@ -1,28 +1,43 @@
-"""Flower's SuperLink behind its guard, and what is asked of it: whose keys are enrolled, which run it runs."""
+"""Flower's SuperLink behind its gateway, and what is asked of it: which keys are enrolled, which run it runs."""
 
 from __future__ import annotations
 
 import hashlib
+import os
+import secrets
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mooring.core.errors import WorkError
 from mooring.engines.flower import keys
-from mooring.engines.flower.processes import STARTED, Say, is_loopback, process, wait_for_port
+from mooring.engines.flower.frames import join_frames
+from mooring.engines.flower.gateway import OWN, SECRET
+from mooring.engines.flower.inline_grid import ADDRESS_VARIABLE, CA_VARIABLE
+from mooring.engines.flower.keys import write_secret
+from mooring.engines.flower.processes import STARTED, Say, environment, is_loopback, process, wait_for_port
+from mooring.engines.flower.started import KEYS_VARIABLE, METRICS_VARIABLE, REFUSED_VARIABLE, SECRET_VARIABLE
 
 PATIENCE = 300.0  # seconds that a process may take to start, on a machine that is busy
-REFUSED = "refused.jsonl"  # whom the guard saw refused
+REFUSED = "refused.jsonl"  # keys that the gateway refused
+METRICS_TOKEN = "metrics.token"
+
+
+class Link(NamedTuple):
+    """A SuperLink that was started here."""
+
+    address: str  # for this machine
+    ca: Path | None  # the certificate to check it by
+    secret: str  # that its own interfaces ask for
+    is_alive: Callable[[], bool]
 
 
 @contextmanager
-def superlink(
-    folder: Path, host: str, port: int, key_folder: Path | None, lasting: bool
-) -> Iterator[tuple[str, Path | None, Callable[[], bool]]]:
-    """A SuperLink whose files are in `folder`; its address for this machine, the certificate to check it by, and
-    whether it still lives."""
+def superlink(folder: Path, host: str, port: int, key_folder: Path | None, lasting: bool) -> Iterator[Link]:
+    """A SuperLink whose files are in `folder`."""
     wait_for_port(host, port)
     arguments = [STARTED, "superlink", "--host", host, "--port", str(port)]
     arguments += ["--database", str(folder / "state.db")] if lasting else []
@@ -36,13 +51,41 @@ def superlink(
         arguments += ["--ssl-keyfile", str(key_folder / keys.SERVER_KEY), "--enable-supernode-auth"]
     address = f"{host if is_loopback(host) else '127.0.0.1'}:{port}"
     log = folder / "superlink.log"
-    with process(arguments, folder / "home", log, MOORING_REFUSED=str(folder / REFUSED)) as started:
+    secret = secrets.token_urlsafe(32)
+    known = {
+        SECRET_VARIABLE: secret,
+        KEYS_VARIABLE: "" if key_folder is None else str(key_folder.resolve()),
+        REFUSED_VARIABLE: str(folder / REFUSED),
+        METRICS_VARIABLE: metrics_token(folder),
+        ADDRESS_VARIABLE: address,
+        CA_VARIABLE: "" if ca is None else str(ca.resolve()),
+        "PATH": os.pathsep.join([str(write_launchers(folder / "home" / "bin")), environment(folder / "home")["PATH"]]),
+    }
+    with process(arguments, folder / "home", log, **known) as started:
         begun = time.monotonic()
         while not answers(address, ca):
             if started.poll() is not None or time.monotonic() - begun > PATIENCE:
                 raise WorkError(f"Flower's SuperLink did not start; {log} says why.")
             time.sleep(0.2)
-        yield address, ca, lambda: started.poll() is None
+        yield Link(address, ca, secret, lambda: started.poll() is None)
+
+
+def write_launchers(folder: Path) -> Path:
+    """Flower finds the processes of the server's app by their names: these start them with the gateway's secret."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, what in (("flower-superexec", "superexec"), ("flwr-serverapp", "serverapp")):
+        path = folder / name
+        path.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m {STARTED} {what} "$@"\n')
+        path.chmod(0o700)
+    return folder
+
+
+def metrics_token(folder: Path) -> str:
+    """The token that /metrics asks for, from a file that only its owner can read."""
+    path = folder / METRICS_TOKEN
+    if not path.exists():
+        write_secret(path, secrets.token_urlsafe(24).encode() + b"\n")
+    return path.read_text().strip()
 
 
 def answers(address: str, ca: Path | None) -> bool:
@@ -57,17 +100,43 @@ def answers(address: str, ca: Path | None) -> bool:
         return False
 
 
-def controls(address: str, ca: Path | None) -> Any:
+def report_gauges(link: Link, gauges: dict[str, float]) -> None:
+    """Numbers for the gateway's /metrics."""
+    import ssl
+
+    import httpx
+
+    check: Any = True if link.ca is None else ssl.create_default_context(cafile=str(link.ca))
+    url = f"{'http' if link.ca is None else 'https'}://{link.address}{OWN}gauges"
+    httpx.post(url, content=join_frames({"gauges": gauges}), headers={SECRET: link.secret}, verify=check, timeout=2)
+
+
+class WithSecret:
+    """Sends the gateway's secret with each request."""
+
+    def __init__(self, secret: str):
+        self.secret = secret
+
+    def intercept(self, context: Any, call_next: Any) -> Any:
+        context.request.headers[SECRET] = self.secret
+        return call_next(context)
+
+
+def controls(link: Link) -> Any:
     """A client of the interface that starts and stops runs."""
     from flwr.cli.cli_client_interceptor import CliClientHttpInterceptor
     from flwr.supercore.control import ControlHttpClient
     from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
     return ControlHttpClient.from_server_address(
-        server_address=address,
-        insecure=ca is None,
-        root_certificates=None if ca is None else ca.read_bytes(),
-        interceptors=[CliClientHttpInterceptor(), RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+        server_address=link.address,
+        insecure=link.ca is None,
+        root_certificates=None if link.ca is None else link.ca.read_bytes(),
+        interceptors=[
+            CliClientHttpInterceptor(),
+            RuntimeVersionHttpInterceptor(component_name="flwr CLI"),
+            WithSecret(link.secret),
+        ],
     )
 
 
@@ -78,10 +147,28 @@ def stop_old_runs(control: Any, say: Say) -> None:
     for number, run in control.ListRuns(ListRunsRequest()).run_dict.items():
         if run.status.status != "finished":
             control.StopRun(StopRunRequest(run_id=number))
-            say("an interrupted run was stopped; it goes on from its checkpoint")
+            say("an interrupted run was stopped; it resumes from its checkpoint")
 
 
-def enrol(control: Any, name: str, key: bytes) -> None:
+def synchronize(control: Any, enrolled: dict[str, bytes], say: Say) -> set[str]:
+    """Make Flower's nodes those of the enrolled keys; the names of clients whose keys were taken back."""
+    from flwr.proto.control_pb2 import ListNodesRequest, UnregisterNodeRequest
+
+    nodes = [node for node in control.ListNodes(ListNodesRequest()).nodes_info if node.status != "unregistered"]
+    wanted, gone = set(enrolled.values()), set()
+    for node in nodes:
+        if node.public_key not in wanted:
+            control.UnregisterNode(UnregisterNodeRequest(node_id=node.node_id))
+            gone.add(node.name)
+            say(f"the key of client '{node.name}' was revoked")
+    there = {node.public_key for node in nodes}
+    for name, key in enrolled.items():
+        if key not in there:
+            enroll(control, name, key)
+    return gone - enrolled.keys()
+
+
+def enroll(control: Any, name: str, key: bytes) -> None:
     import httpx
     from flwr.proto.control_pb2 import RegisterNodeRequest
 

@@ -1,0 +1,145 @@
+"""How many clients one server takes: lightweight embedded clients, several in one process, over TLS.
+
+    python -m benchmarks.federation_capacity [--clients 3,10,50] [--rounds 6] [--secure]
+
+A round is ten steps of gradient descent on each client's own 20 rows, and everyone's loss under the mean. Printed are
+the median round by the server's clock and the processor time of the server (the SuperLink and its app) for each client
+and round. The clients run on the same machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import statistics
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from mooring.engines.flower import federation, joining, keys, processes
+from mooring.runs.directory import open_run
+
+ROWS, COLUMNS = 20, 5
+CLIENTS_PER_PROCESS = 25
+
+
+def quiet(*words: Any) -> None:
+    pass
+
+
+def write_tables(folder: Path, clients: int) -> list[Path]:
+    rng = np.random.default_rng(0)
+    folder.mkdir()
+    for i in range(clients):
+        x = rng.normal(size=(ROWS, COLUMNS))
+        frame = pd.DataFrame(x, columns=[f"x{j}" for j in range(COLUMNS)])
+        frame.assign(y=x @ np.arange(COLUMNS) + rng.normal(size=ROWS)).to_csv(folder / f"c{i:04d}.csv", index=False)
+    return sorted(folder.iterdir())
+
+
+def join_all(run: Path, files: list[Path], folder: Path, port: int) -> None:
+    """Several clients in the threads of one process."""
+
+    def join(file: Path) -> None:
+        joining.join(
+            run,
+            file,
+            folder / "states" / file.stem,
+            server=f"127.0.0.1:{port}",
+            ca=folder / "keys" / keys.CA,
+            key=folder / "keys" / keys.CLIENTS / file.stem,
+            peers=folder / "keys" / keys.PEERS,
+            embedded=True,
+            say=quiet,
+        )
+
+    threads = [threading.Thread(target=join, args=(file,), daemon=True) for file in files]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.02)
+    for thread in threads:
+        thread.join()
+
+
+def server_seconds(folder: Path) -> float:
+    """Processor time of the SuperLink and its app."""
+    total = 0
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "cmdline").read_bytes()
+                known = (entry / "stat").read_text().rpartition(")")[2].split()
+                about = (entry / "environ").read_bytes()
+            except OSError:
+                continue
+            if str(folder).encode() in words + about and (b"superlink" in words or b"serverapp" in words):
+                total += int(known[11]) + int(known[12])
+    return total / os.sysconf("SC_CLK_TCK")
+
+
+def measure(clients: int, rounds: int, secure: bool) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="capacity-") as name:
+        folder = Path(name)
+        files = write_tables(folder / "tables", clients)
+        keys.init(folder / "keys", [file.stem for file in files])
+        run = folder / "run.toml"
+        run.write_text(
+            f'[data]\nsource = "{folder / "tables"}"\ntarget = "y"\n'
+            '[algorithm]\nname = "fedavg"\neta = 0.05\nsteps = 10\n'
+            f"[training]\nrounds = {rounds}\nevaluate_every = 1\nbaselines = false\nthreads = 1\n[federation]\n"
+            f"clients = {clients}\nsecure = {str(secure).lower()}\n"
+        )
+        port, ticks = processes.free_port(), list[tuple[int, float, float]]()
+        context = multiprocessing.get_context("spawn")
+        groups = [files[k : k + CLIENTS_PER_PROCESS] for k in range(0, clients, CLIENTS_PER_PROCESS)]
+        started = [context.Process(target=join_all, args=(run, group, folder, port), daemon=True) for group in groups]
+        for one in started:
+            one.start()
+
+        def tell(what: str, done: int, total: int) -> None:
+            ticks.append((done, time.monotonic(), server_seconds(folder)))
+
+        begun = time.monotonic()
+        out = folder / "out"
+        federation.serve(run, out, key_folder=folder / "keys", port=port, clients=clients, say=quiet, tell=tell)
+        seconds = json.loads((out / "seconds.json").read_text())["rounds"]
+        first, last = ticks[0], ticks[-1]
+        cpu = (last[2] - first[2]) / max(last[0] - first[0], 1) / clients
+        for one in started:
+            one.join(60)
+            one.kill()
+        found = open_run(out).rounds
+        assert (found["accepted"] == clients).all()
+        return {
+            "clients": clients,
+            "round_seconds": statistics.median(seconds[1:]),
+            "server_cpu_ms_per_client_round": 1000 * cpu,
+            "until_first_round": first[1] - begun,
+        }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", default="3,10,50")
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--secure", action="store_true")
+    asked = parser.parse_args()
+    for clients in map(int, asked.clients.split(",")):
+        found = measure(clients, asked.rounds, asked.secure)
+        print(
+            f"{clients:4d} clients: {found['round_seconds']:.3f} s a round, "
+            f"{found['server_cpu_ms_per_client_round']:.1f} ms of the server's processor per client and round, "
+            f"{found['until_first_round']:.1f} s to the first round",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

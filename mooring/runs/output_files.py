@@ -1,0 +1,145 @@
+"""The files of a run directory, their columns and keys.
+
+`python -m mooring.runs.output_files > docs/output-files.md` writes the page that lists them.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import pyarrow as pa
+
+from mooring.runs import directory as names
+from mooring.runs.records import CLIENTS, ROUNDS
+
+FILES = {  # file -> the commands that write it, and what it contains
+    names.RUN: ("all", "the run file: data, task, algorithm and options, enough to run it again"),
+    names.SCHEMA: ("all (tables)", "columns, types, scaling and categories: what predictions of new rows need"),
+    names.SPLIT: ("all (tables)", "the part (train, validation or test) of each row"),
+    names.INPUTS: ("all (arrays)", "the digest of data that came as arrays"),
+    names.MODELS: ("all but compare", "the models; written last, so that a run with this file is finished"),
+    names.CLIENTS_FILE: ("advise, fit, personalize", "one row per client; columns below"),
+    names.ADVICE: ("advise", "recommendations, losses and everything that the report shows; keys below"),
+    names.THEORY: ("advise", "what the theorems state for these clients, as `mooring theory --json` prints it"),
+    names.SUMMARY: ("fit, personalize", "test losses and improvements; keys below"),
+    names.ROUNDS_FILE: ("fit", "one row per round; columns below"),
+    "models-last.safetensors": ("fit", "the models of the last round, where the best round is kept, or the reverse"),
+    "checkpoint/": ("fit", "the latest states, for `mooring resume`"),
+    names.SECONDS: ("fit, compare", "run times, apart because all other files are bit-for-bit reproducible"),
+    names.COMPARISON: ("compare", "test scores of all methods; keys below"),
+    "methods/": ("compare", "one run directory per method"),
+    names.METHODS_CSV: ("compare", "one row per method"),
+    names.SEEDS_CSV: ("compare", "one row per method and seed"),
+    names.CURVES_CSV: ("compare", "one row per method, seed and evaluated round"),
+    names.CLIENTS_CSV: ("compare", "one row per client, one column per method"),
+    f"{names.CURVES_FIGURE}.png, .svg": ("compare", "test losses by round"),
+    names.REPORT: ("advise, fit, compare", "the report"),
+}
+TENSORS = {
+    "global": "[parameters]: the global model",
+    "personal": "[clients, parameters]: each client's model, after `advise` the recommended one",
+    "center": "[parameters]: what new clients are pulled to, where that is not the global model",
+    "centers": "[settings, parameters]: the global model of each setting that personal models average",
+    "slack.NAME": "[parameters]: variation between clients over noise, for new clients",
+}
+LINE = "mean, ci_low, ci_high (in the unit of the loss), pct, pct_ci_low, pct_ci_high (in percent of the other loss)"
+ADVICE_KEYS = {
+    "headline": "the recommendation in one sentence",
+    "summary": "numbers of all clients together: see below",
+    "clients": "one object per client with the columns of clients.parquet",
+    "run": "the run directory (`--json` only)",
+    "title": "name of the data",
+    "notes": "notes on the data",
+    "words": "sentences by topic: losses, confidence, rows_needed, contributions, outliers, shape, differences, theory",
+    "plan": "family, value and held-out loss of the heaviest setting",
+    "path": "held-out loss by lambda: family, lam, loss",
+    "client_paths": "each client's held-out losses along the path",
+    "learning_curve": "a typical client's expected losses by rows; now, match",
+    "candidates": "all settings that were compared",
+}
+SUMMARY_KEYS = {
+    "local": "mean held-out loss of local models over rows",
+    "global": "of the global model",
+    "personal": "of personal models",
+    "recommended": "of the recommended models",
+    "metric": "name of the loss",
+    "evaluated_on": "what the losses are measured on",
+    "held_out_rows": "number of held-out rows",
+    "improvement_over_local": f"of the recommended models: {LINE}",
+    "improvement_over_global": "the same over the global model",
+    "personal_models": "improvement_over_local and improvement_over_global of personal models for all",
+    "with_all_rows": "the same, expected of models fitted to all rows instead of those of the folds; null for networks",
+    "recommended_counts": "clients by recommended model",
+    "confidence_counts": "clients by confidence",
+    "margin": "difference too small to matter, as a share of the loss",
+    "level": "of the intervals above",
+    "client_level": "of the clients' intervals",
+    "test": "losses on a table's own test rows, which decide nothing; null without such rows",
+    "measures": "rmse, r2, accuracy and the like on those test rows, by model",
+    "heterogeneity": "R with its interval; null where no theorem applies",
+    "threshold": "of R",
+}
+FIT_KEYS = {
+    "metric": "name of the loss",
+    "test_rows": "number of test rows",
+    "level": "of the intervals",
+    "local": "mean test loss of local models over rows",
+    "pooled": "of the pooled model",
+    "personal": "of the algorithm's models",
+    "improvement_over_local": f"of the algorithm's models: {LINE}; null without local models",
+    "improvement_over_pooled": "the same over the pooled model",
+    "measures": "rmse, r2, accuracy and the like, by model",
+    "kept": "best or last: the round whose models are kept",
+    "best_round": "by validation loss",
+    "last_round": "number of rounds",
+    "privacy": "epsilon, delta, clip and noise of a private run",
+    "title": "name of the data",
+    "algorithm": "its name",
+    "notes": "notes on the data",
+}
+COMPARISON_KEYS = {
+    "metric": "name of the loss",
+    "methods": "one object per method: test_loss, above_best_pct with its interval over clients, validation_loss, "
+    "measures, rounds, kept_round, last_test_loss, bytes, seconds; over several seeds also deviations and `behind`",
+    "clients": "one object per client: client, rows, test (rows), and its test loss by method",
+    "run": "the run directory (`--json` only)",
+    "title": "name of the data",
+    "notes": "notes on the data",
+}
+HEAD = """# Output files
+
+A run directory can be read without Mooring: TOML, JSON, Parquet, CSV and safetensors. Files hold only the columns and
+keys that their run fills. Losses are in the target's own units (mean squared error, log-loss, ...); lower is better.
+
+This page is written by `python -m mooring.runs.output_files > docs/output-files.md`.
+"""
+
+
+def page() -> str:
+    """`docs/output-files.md`."""
+    parts = [HEAD, "## Files", "", "| file | written by | contents |", "|---|---|---|"]
+    parts += [f"| `{name}` | {who} | {what} |" for name, (who, what) in FILES.items()]
+    for title, schema in ((names.CLIENTS_FILE, CLIENTS), (names.ROUNDS_FILE, ROUNDS)):
+        parts += ["", f"## `{title}`", "", "| column | type | contents |", "|---|---|---|"]
+        parts += [f"| `{field.name}` | {kind(field)} | {field.metadata[b'about'].decode()} |" for field in schema]
+    tables = {
+        f"`{names.ADVICE}`; `mooring advise --json` prints the first four": ADVICE_KEYS,
+        f"`summary` in `{names.ADVICE}`": SUMMARY_KEYS,
+        f"`{names.SUMMARY}` of a fit; `summary` in `mooring fit --json`": FIT_KEYS,
+        f"`{names.COMPARISON}`; `mooring compare --json` prints the first four": COMPARISON_KEYS,
+    }
+    for title, keys in tables.items():
+        parts += ["", f"## {title}", "", "| key | contents |", "|---|---|"]
+        parts += [f"| `{key}` | {what} |" for key, what in keys.items()]
+    parts += ["", f"## Tensors in `{names.MODELS}`", "", "| tensor | contents |", "|---|---|"]
+    parts += [f"| `{key}` | {what} |" for key, what in TENSORS.items()]
+    return "\n".join(parts) + "\n"
+
+
+def kind(field: pa.Field) -> str:
+    words = {pa.int64(): "integer", pa.float64(): "number", pa.string(): "text", pa.bool_(): "true or false"}
+    return words[field.type]
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())

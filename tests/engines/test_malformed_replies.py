@@ -1,0 +1,297 @@
+"""A client that answers nonsense is named and dismissed; the others finish, with the models of those who stayed."""
+
+import json
+import math
+import random
+
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="flwr is not installed; the extra is mooring[flower]")
+
+from flwr.app import Message, RecordDict
+
+from mooring.engines.flower import home as homes
+from mooring.engines.flower import secure
+from mooring.engines.flower.conversation import converse
+from mooring.engines.flower.parcels import Parcel
+from mooring.engines.flower.reply_schemas import printable
+from tests.engines.local_grid import LocalGrid
+from tests.engines.test_flower import clock, homes_of, run_of, table  # noqa: F401
+from tests.engines.test_flower_secure import SECURE, secure_homes
+
+BAD = "site 2"
+
+
+def words(**changes):
+    return lambda reply: reply._replace(words=reply.words | changes)
+
+
+def without_word(name):
+    return lambda reply: reply._replace(words={key: value for key, value in reply.words.items() if key != name})
+
+
+def summary(change):
+    """The summary with one thing changed, as JSON."""
+
+    def changed(reply):
+        found = json.loads(reply.words["summary"])
+        change(found)
+        return reply._replace(words=reply.words | {"summary": json.dumps(found)})
+
+    return changed
+
+
+def tensors(**changes):
+    named = {name.replace("__", "/"): value for name, value in changes.items()}
+    return lambda reply: reply._replace(tensors={**reply.tensors, **named})
+
+
+def nothing(reply):
+    return Parcel({})
+
+
+def first_column(found):
+    return found["facts"][next(iter(found["facts"]))]
+
+
+def set_fact(name, value):
+    return lambda found: first_column(found).update({name: [value]})
+
+
+def one(value):
+    return torch.tensor([value], dtype=torch.float64)
+
+
+CASES = [
+    ("survey", "nothing", nothing),
+    ("survey", "no text", words(summary=7)),
+    ("survey", "no JSON", words(summary="{{")),
+    ("survey", "a list", words(summary="[]")),
+    ("survey", "another client", summary(lambda found: found.update(clients=["site 0"]))),
+    ("survey", "two clients", summary(lambda found: found.update(clients=[BAD, "x"]))),
+    ("survey", "no facts", summary(lambda found: found.update(facts={}))),
+    ("survey", "a fact is missing", summary(lambda found: first_column(found).pop("distinct"))),
+    ("survey", "a negative count", summary(set_fact("present", -5))),
+    ("survey", "an absurd count", summary(set_fact("rows", 1e30))),
+    ("survey", "low above high", summary(set_fact("low", 1e9))),
+    ("survey", "no roles", summary(lambda found: found.update(roles={}))),
+    ("survey", "deeply nested", words(summary="[" * 100_000)),
+    ("survey", "levels of another", summary(lambda found: found["levels"].update(y={"a": [3, "site 0"]}))),
+    ("tally", "nothing", nothing),
+    ("tally", "other columns", summary(lambda found: found["facts"].update(extra={"rows": [1]}))),
+    ("tally", "no total", summary(lambda found: found["facts"]["a"].pop("total"))),
+    ("tally", "no levels", summary(lambda found: found.update(levels={}))),
+    ("tally", "an infinite total", words(summary='{"clients": ["site 2"], "facts": {"a": {"total": [1e999]}}}')),
+    ("spread", "nothing", nothing),
+    ("spread", "negative squares", summary(lambda found: found["facts"]["0"].update(squares=[-1.0]))),
+    ("spread", "too few columns", summary(lambda found: found["facts"].pop("0"))),
+    ("adopt", "nothing", nothing),
+    ("adopt", "no sizes", without_word("sizes")),
+    ("adopt", "sizes are text", words(sizes={"train": "many", "validation": 1, "test": 1})),
+    ("adopt", "a negative size", words(sizes={"train": -4, "validation": 1, "test": 1})),
+    ("adopt", "a part is missing", words(sizes={"train": 4})),
+    ("adopt", "nan rows", words(sizes={"train": math.nan, "validation": 1, "test": 1})),
+    ("adopt", "1e30 rows", words(sizes={"train": 1e30, "validation": 1, "test": 1})),
+    ("adopt", "a negative weight", words(weight=-1.0)),
+    ("facts", "nothing", nothing),
+    ("facts", "another shape", tensors(facts__smooth=torch.zeros(7).double())),
+    ("facts", "infinite", tensors(facts__smooth=one(math.inf))),
+    ("facts", "nan", tensors(facts__smooth=one(math.nan))),
+    ("facts", "negative", tensors(facts__smooth=one(-3.0))),
+    ("facts", "whole numbers", tensors(facts__smooth=torch.tensor([3]))),
+    ("told", "nothing", nothing),
+    ("told", "another shape", tensors(told__gram=torch.zeros(1, 99, 99).double())),
+    ("told", "nan", tensors(told__moment=torch.full((1, 7), math.nan).double())),
+    ("visit", "nothing", nothing),
+    ("visit", "nan", tensors(message=torch.full((1, 7), math.nan).double())),
+    ("visit", "an odd name", tensors(**{"message/x y": torch.zeros(1)})),
+    ("visit", "a keyword", tensors(**{"message__class": torch.zeros(1)})),
+    ("visit", "meter of text", words(meter={"samples": "x", "gradients": None, "solves": 5})),
+    ("evaluate", "nothing", nothing),
+    ("evaluate", "another shape", tensors(risk=torch.zeros(9).double())),
+    ("evaluate", "nan", tensors(risk=torch.full((3,), math.nan).double())),
+    ("evaluate", "absurd", tensors(risk=torch.full((3,), 1e300, dtype=torch.float64))),
+    ("models", "nothing", nothing),
+    ("models", "another shape", tensors(model=torch.zeros(1, 99).double())),
+    ("models", "nan", tensors(model=torch.full((1, 7), math.nan).double())),
+    ("numbers", "nothing", nothing),
+    ("numbers", "text", words(number="x", known=True)),
+    ("done", "nothing", nothing),
+]
+SPOKEN = {"survey", "tally", "spread", "adopt", "facts", "told", "models", "numbers", "visit"}  # the sender is named
+
+
+def run_with(table, tmp_path, monkeypatch, what, spoil, federation=None, name="fedprox_one_stage"):  # noqa: F811
+    """A federation in which one client's replies to a request are spoiled; the result, and what was said."""
+    run = run_of(table, name, rounds=2, federation=federation or {"wait": 60.0})
+    usual, said = homes.ANSWERS[what], []
+
+    def lie(home, parcel):
+        reply = usual(home, parcel)
+        return spoil(reply) if home.name == BAD and parcel.words.get("label") != "local" else reply
+
+    monkeypatch.setitem(homes.ANSWERS, what, lie)
+    grid = LocalGrid(homes_of(run, table, tmp_path / "state"))
+    return converse(run, grid, tmp_path / "run", say=said.append), said
+
+
+@pytest.mark.parametrize("what,name,spoil", CASES, ids=[f"{what}-{name}" for what, name, _ in CASES])
+def test_the_others_finish(what, name, spoil, table, tmp_path, clock, monkeypatch):  # noqa: F811
+    algorithm = "apfl" if what == "numbers" else "fedprox_one_stage"
+    result, said = run_with(table, tmp_path, monkeypatch, what, spoil, name=algorithm)
+    assert len(result.rounds) == 2 and bool(torch.isfinite(result.trained.common).all())
+    others = result.clients[result.clients["client"] != BAD]
+    assert len(others) == 3 and others["personal"].notna().all()
+    named = any(BAD in sentence and not sentence.endswith(("is here", "is back")) for sentence in said)
+    assert named or what not in SPOKEN or name in ("meter of text", "nan") or result.clients["left_out"].notna().any()
+
+
+RAW = [RecordDict(), None, "error"]
+
+
+@pytest.mark.parametrize("content", range(len(RAW)))
+def test_messages_that_are_no_replies(content, table, tmp_path, clock):  # noqa: F811
+    """Records without words, no content at all, and errors without end."""
+    run, said = run_of(table, rounds=2, federation={"wait": 60.0, "deadline": 5.0, "quorum": 2}), []
+
+    class Odd(LocalGrid):
+        def pull_messages(self, message_ids):
+            out = super().pull_messages(message_ids)
+            for k, reply in enumerate(out):
+                asked = reply.metadata.src_node_id == 103 or self.owner.get(reply.metadata.reply_to_message_id) == 103
+                if asked and self.what[reply.metadata.reply_to_message_id] == "visit":
+                    spoiled = Message(RecordDict(), reply_to=self.requests[reply.metadata.reply_to_message_id])
+                    out[k] = spoiled
+            return out
+
+        def push_messages(self, messages):
+            messages = list(messages)
+            numbers = super().push_messages(messages)
+            from mooring.engines.flower.packing import unpack
+
+            for number, message in zip(numbers, messages):
+                self.owner[number] = message.metadata.dst_node_id
+                self.what[number] = unpack(message.content).words["what"]
+                self.requests[number] = message
+            return numbers
+
+    grid = Odd(homes_of(run, table, tmp_path / "state"))
+    grid.owner, grid.what, grid.requests = {}, {}, {}
+    result = converse(run, grid, tmp_path / "run", say=said.append)
+    assert len(result.rounds) == 2 and any("site 2" in one and "cannot be read" in one for one in said)
+
+
+SECURE_CASES = [
+    (secure.KEYS, nothing),
+    (secure.KEYS, words(statement={})),
+    (secure.UPDATE, nothing),
+    (secure.UPDATE, tensors(masked=torch.zeros(3))),
+    (secure.EVALUATE, tensors(masked=torch.zeros(9, dtype=torch.int64))),
+    (secure.CONFIRM, words(signature=5)),
+    (secure.CONFIRM, words(confirmed="everybody")),
+]
+
+
+@pytest.mark.parametrize("what,spoil", SECURE_CASES, ids=[f"{what}-{k}" for k, (what, _) in enumerate(SECURE_CASES)])
+def test_the_others_finish_a_secure_run(what, spoil, table, tmp_path, clock, monkeypatch):  # noqa: F811
+    """Four clients, of which one answers nonsense: three are enough."""
+    run = run_of(table, "fedavg", {"eta": 0.05}, rounds=2, keep="last", federation=SECURE | {"deadline": 5.0})
+    usual, said = homes.ANSWERS[what], []
+
+    def lie(home, parcel):
+        reply = usual(home, parcel)
+        return spoil(reply) if home.name == BAD else reply
+
+    monkeypatch.setitem(homes.ANSWERS, what, lie)
+    result = converse(run, LocalGrid(secure_homes(run, table, tmp_path / "state")), tmp_path / "run", say=said.append)
+    assert len(result.rounds) == 2 and bool(torch.isfinite(result.trained.common).all())
+    assert any(BAD in sentence and "cannot be used" in sentence for sentence in said)
+
+
+JUNK = (
+    None,
+    True,
+    -1,
+    1e308,
+    -1e308,
+    math.nan,
+    "",
+    "\x1b[31mred\x1b[0m",
+    "x" * 5000,
+    [],
+    {},
+    [[[]]],
+    {"a": {"b": 1}},
+    2**80,
+)
+
+
+def fuzz(rng, value, depth=0):
+    """A JSON value with something in it replaced, removed or added."""
+    if depth > 4 or rng.random() < 0.15:
+        return rng.choice(JUNK)
+    if isinstance(value, dict) and value:
+        key = rng.choice(list(value))
+        out = dict(value)
+        action = rng.random()
+        if action < 0.2:
+            del out[key]
+        elif action < 0.3:
+            out[rng.choice(["x", "\x1b", "a/b", "=None"])] = rng.choice(JUNK)
+        else:
+            out[key] = fuzz(rng, value[key], depth + 1)
+        return out
+    if isinstance(value, list) and value:
+        out = list(value)
+        out[rng.randrange(len(out))] = fuzz(rng, rng.choice(value), depth + 1)
+        return out
+    if isinstance(value, str) and value[:1] == "{":
+        return json.dumps(fuzz(rng, json.loads(value), depth), allow_nan=True)
+    return rng.choice(JUNK)
+
+
+def fuzz_reply(rng, reply):
+    if reply.tensors and rng.random() < 0.5:
+        name = rng.choice(list(reply.tensors))
+        tensor = reply.tensors[name]
+        junk = [tensor[:0], tensor.repeat(*([2] * max(tensor.dim(), 1))) if tensor.dim() else tensor.repeat(2)]
+        junk += [tensor.double() * math.nan, tensor.double() * math.inf, tensor.to(torch.int8), torch.zeros(())]
+        out = dict(reply.tensors) | {name: rng.choice(junk)}
+        if rng.random() < 0.3:
+            out.pop(name)
+        if rng.random() < 0.2:
+            out[rng.choice(["x/y", "message/def", "facts/n/deep", "=None", "\x1b"])] = torch.zeros(2)
+        return reply._replace(tensors=out)
+    found = fuzz(rng, dict(reply.words))
+    return reply._replace(words=found if isinstance(found, dict) else {"words": found})
+
+
+@pytest.mark.parametrize("seed", [*range(24), *(pytest.param(k, marks=pytest.mark.slow) for k in range(24, 300))])
+def test_fuzzed_replies(seed, table, tmp_path, clock, monkeypatch):  # noqa: F811
+    """Every reply of one client may be changed anywhere."""
+    rng, said = random.Random(seed), []
+    name = rng.choice(["fedavg", "fedprox_one_stage", "apfl", "scaffold"])
+    run = run_of(table, name, rounds=2, federation={"wait": 60.0, "share_models": rng.random() < 0.5})
+    for what, usual in list(homes.ANSWERS.items()):
+        if what == "hello":
+            continue
+
+        def lie(home, parcel, usual=usual):
+            reply = usual(home, parcel)
+            return fuzz_reply(rng, reply) if home.name == BAD and rng.random() < 0.4 else reply
+
+        monkeypatch.setitem(homes.ANSWERS, what, lie)
+    result = converse(run, LocalGrid(homes_of(run, table, tmp_path / "state")), tmp_path / "run", say=said.append)
+    assert len(result.rounds) == 2 and bool(torch.isfinite(result.trained.common).all())
+    assert set(result.clients["client"]) >= {"site 0", "site 1", "site 3"}
+    assert not any("\x1b" in sentence for sentence in said)
+
+
+def test_what_a_client_says_cannot_reach_the_terminals_controls(table, tmp_path, clock, monkeypatch):  # noqa: F811
+    """Escape sequences, line breaks and texts without end in a refusal and in a name."""
+    text = "\x1b]0;owned\x07\x1b[2J\nerror: all is lost\r" + "x" * 10_000
+    _, said = run_with(table, tmp_path, monkeypatch, "adopt", lambda reply: Parcel({"refused": text}))
+    (sentence,) = [one for one in said if "takes no part" in one]
+    assert all(c.isprintable() for c in sentence) and len(sentence) < 700 and "error: all is lost" in sentence
+    assert printable("a\x1b[31m\tb\n") == "a [31m b"
