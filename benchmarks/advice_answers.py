@@ -1,4 +1,4 @@
-"""What `mooring advise` answers on five tables, as the page on advice shows it.
+"""What `mooring advise` prints for five tables, as the page on recommendations shows it.
 
     python -m benchmarks.advice_answers [--write]
 
@@ -10,8 +10,9 @@ from __future__ import annotations
 import argparse
 import re
 import tempfile
-import textwrap
 from pathlib import Path
+
+from rich.console import Console
 
 from mooring.advice.advise import advise
 from mooring.report.answers import show_advice
@@ -32,19 +33,18 @@ SOURCES = {
 
 
 def answered(name: str) -> str:
-    """The terminal's answer, in lines of WIDTH."""
+    """The terminal's output, in lines of WIDTH."""
     title, classic = SOURCES[name]
     source, columns = (name, {}) if classic is None else classic
     advice = advise(source, **columns, threads=1)
     with tempfile.TemporaryFile("w+") as sink:
         display = Display()
-        display.out.file = sink
+        display.out = Console(file=sink, width=WIDTH, highlight=False, emoji=False, markup=False)
         show_advice(display, plain(advice.record))
         sink.seek(0)
-        lines = sink.read().splitlines()
-    whole = (line.replace(" %", "\u00a0%") for line in lines)  # a number and its sign stay in one line
-    told = "\n".join(textwrap.fill(line, WIDTH, subsequent_indent="  ") for line in whole).replace("\u00a0", " ")
-    return f"**{title}**\n\n```text\n{told}\n```\n"
+        lines = [line.rstrip() for line in sink.read().splitlines()]
+    text = "\n".join(lines).strip()
+    return f"**{title}**\n\n```text\n{text}\n```\n"
 
 
 def main() -> None:

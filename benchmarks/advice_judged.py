@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-LEVEL = 0.95  # of the stated intervals
+LEVEL = 0.9  # of the stated intervals
 SURE = 1e-6  # chances are taken to be no nearer to 0 and 1
 POINTS = ndtri((np.arange(200) + 0.5) / 200)  # a normal law
 GRID = np.arange(-8, 20, 0.25)  # gains over errors
@@ -115,3 +115,19 @@ def left(parts: Sequence[Judged], seed: int) -> str:
     again = [[each[j] for j in rng.integers(len(each), size=len(each))] for _ in range(RESAMPLES)]
     shares = [share_below(np.concatenate(some)) for some in again if sum(map(len, some))]
     return f"{share:.1%} (error {np.std(shares):.1%})"
+
+
+def calls(probability: np.ndarray, rate: float = 0.035) -> tuple[np.ndarray, np.ndarray]:
+    """Which clients are called better, and which worse: each at a mean probability of the other sign of `rate`."""
+    return admit(1 - probability, rate), admit(probability, rate)
+
+
+def admit(wrong: np.ndarray, rate: float, ahead: float = 0.1) -> np.ndarray:
+    """The largest set of clients whose mean probability of a wrong call, `ahead` calls' worth added, is at most `rate`:
+    a handful of calls among many clients are the extremes, where a model's tails are least to be trusted."""
+    order = np.argsort(wrong, kind="stable")
+    running = (np.cumsum(wrong[order]) + ahead) / np.arange(1, len(wrong) + 1)
+    fits = np.flatnonzero(running <= rate)
+    out = np.zeros(len(wrong), bool)
+    out[order[: fits[-1] + 1 if len(fits) else 0]] = True
+    return out & (wrong < 0.5)

@@ -24,14 +24,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from benchmarks.advice_judged import Judged, told
+from benchmarks.advice_judged import Judged, calls, told
 from mooring.advice.advise import advised
-from mooring.advice.calibrate import calls
 from mooring.advice.families import TUNED
 from mooring.advice.folds import compact, deal, joined, owners, row_losses, subset
-from mooring.advice.heldout import steadied_error
 from mooring.advice.networks import tuned, with_rows
-from mooring.advice.tally import POWERS
 from mooring.core.cohort import Rows
 from mooring.data.clients import PARTS, Clients
 from mooring.data.images import named_images
@@ -39,6 +36,7 @@ from mooring.engines.prepare import prepare
 from mooring.engines.request import request
 
 REFEREES = ("FedAvg", "localized FedAvg", "Local")
+SHRINKAGE_ROWS = 20
 GROUP = 5  # writers that are one client together
 
 
@@ -66,10 +64,12 @@ class Judge(NamedTuple):
         return np.bincount(owners(self.rows).numpy(), (self.weight * loss).numpy(), len(self.rows))
 
     def error(self, loss: torch.Tensor) -> np.ndarray:
-        """[m]: its standard error, steadied by all clients' rows."""
-        owner, m = owners(self.rows).numpy(), len(self.rows)
-        sums = np.stack([np.bincount(owner, loss.numpy() ** k, m) for k in range(1, POWERS + 1)])
-        return steadied_error(self.rows.size, torch.from_numpy(sums)).numpy()
+        """[m]: its standard error, a client's variance shrunk to that of all by SHRINKAGE_ROWS rows."""
+        owner, m, n = owners(self.rows).numpy(), len(self.rows), self.rows.size.numpy()
+        first, second = (np.bincount(owner, loss.numpy() ** k, m) for k in (1, 2))
+        own = second - first**2 / np.maximum(n, 1)
+        pooled = own.sum() / max((n - 1).clip(0).sum(), 1)
+        return np.sqrt((own + SHRINKAGE_ROWS * pooled) / np.maximum(n - 1 + SHRINKAGE_ROWS, 1) / np.maximum(n, 1))
 
 
 def own_rows(aside: Rows) -> Judge:
@@ -104,24 +104,26 @@ def losses(clients: Clients, seed: int, rounds: int, by_class: bool, parts: int)
     whole = with_rows(job, joined(known.train, known.validation))
     by_name = {
         "advised": models.personal,
-        "deployed": models.deployed,
-        "FedAvg": models.common,
-        "localized FedAvg": tuned(whole, models.common, 1),
-        "Local": models.alone,
+        "recommended": models.recommended,
+        "FedAvg": models.global_,
+        "localized FedAvg": tuned(whole, models.global_, 1),
+        "Local": models.local,
     }
     judge = rows_of_class(aside, class_shares(clients)) if by_class else own_rows(aside)
     each = {k: row_losses(job.task, v, judge.rows) for k, v in by_name.items()}
     judged = {}
-    for other, name in (("alone", "Local"), ("common", "FedAvg")):
-        said = {k: advice.clients[f"{k}_over_{other}"].to_numpy() for k in ("chance", "sure")}
-        low, high = (advice.clients[f"gain_over_{other}_{end}"].to_numpy() for end in ("low", "high"))
-        better, worse = calls(torch.tensor(said["chance"]))
-        gain, some = each[name] - each["deployed"], (said["sure"] != "same") & (judge.rows.size > 0).numpy()
-        columns = (said["chance"], high - low, better.astype(int) - worse, judge.mean(gain), judge.error(gain))
+    for other, name in (("local", "Local"), ("global", "FedAvg")):
+        frame = advice.clients
+        probability = frame[f"probability_better_than_{other}"].to_numpy()
+        low, high = (frame[f"improvement_over_{other}_ci_{end}"].to_numpy() for end in ("low", "high"))
+        better, worse = calls(probability)
+        gain = each[name] - each["recommended"]
+        some = (low < high) & (judge.rows.size > 0).numpy()
+        columns = (probability, high - low, better.astype(int) - worse, judge.mean(gain), judge.error(gain))
         judged[other] = Judged(*(column[some] for column in columns))
     steps = " rounds' worth of steps" if choice.plan.family == TUNED else ""
     plan = f"{choice.plan.family} {choice.plan.value:.3g}{steps}, {len(choice.own)} clients leave it"
-    mean = {k: judge.mean(v)[judge.rows.size > 0] for k, v in each.items() if k != "deployed"}
+    mean = {k: judge.mean(v)[judge.rows.size > 0] for k, v in each.items() if k != "recommended"}
     return Found(mean, plan, judged)
 
 

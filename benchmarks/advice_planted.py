@@ -1,18 +1,21 @@
-"""Advice on planted federations: the risk of its models, and the truth of what it says about them.
+"""Advice on planted federations: the risk of its models, and the truth of its recommendations and probabilities.
 
     python -m benchmarks.advice_planted [--quick] [--part risks|calls] [--repeats 10] [--federations 300] [--seed 0]
                                         [--kinked] [--cache FOLDER]
 
 Risks: each client's truth is drawn from N(w, spread^2), its rows have noise 1. For every setting the mean excess risk
-of the advised models over that of central empirical Bayes (restricted likelihood, one spread), of the Bayes oracle
-(which knows w, spread and noise) and of the better of training alone and one common model.
+of the personal models over that of central empirical Bayes (restricted likelihood, one spread), of the Bayes oracle
+(which knows w, spread and noise) and of the better of local models and the global one.
 
 Calls: over the federations of `planted.py`, a third of them well specified, a third wrong in eight ways, a third with
-two classes, and against alone and against common: the share of clients about which a call is made (the deployed model
-is better, or worse), the share of false calls (the true risks have the other order) averaged over the federations that
-have any, and over all calls; Brier's score and the expected calibration error of the chances; how often the
-federation's 95 % interval covers the true mean gain of its personal models. With --kinked all federations have absolute
-losses and noise with heavy tails: there is no posterior, and held-out rows alone speak.
+two classes, and against local and global models: the share of clients about which a call is made (the recommended model
+is better, or worse, at a mean probability of error of 3.5%), the share of false calls (the true risks have the other
+order) averaged over the federations that have any, and over all calls; the shares of clients with high, and with high
+or moderate confidence, and of those that are false; Brier's score and the expected calibration error of the
+probabilities; how often the federation's 95% interval contains the true mean improvement of its personal models:
+that of held-out rows (covered), and that expected of models fitted to all rows (full). The last line has the share of
+clients with each recommendation, and the excess risk of the recommended models over that of the personal ones.
+With --kinked all federations have absolute losses and noise with heavy tails.
 """
 
 from __future__ import annotations
@@ -24,11 +27,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.advice_judged import calibration_error
+from benchmarks.advice_judged import calibration_error, calls
 from benchmarks.planted import ABSOLUTE, LOGISTIC, MISSPECIFIED, WELL, planted
-from mooring.advice.answer import answer
 from mooring.advice.crossfit import cross_fit
 from mooring.advice.folds import joined
+from mooring.advice.loss_sums import MODELS, OTHERS
+from mooring.advice.recommend import recommend
 from mooring.data.generators import LinearFederation
 from mooring.estimates.spread import spread_likelihood
 from mooring.estimates.summaries import linear_stats
@@ -36,18 +40,17 @@ from mooring.tasks.linear import Linear
 
 GRID = {"clients": (50, 200), "dim": (3, 10, 20), "samples": (5, 20, 100, 500), "spread": (0.0, 0.1, 0.3, 1.0, 3.0)}
 QUICK = {"clients": (50,), "dim": (3, 10), "samples": (5, 20, 100), "spread": (0.0, 0.3, 1.0)}
-OTHERS = ("alone", "common")
 SIZES = ("equal", "powerlaw")
-MEASURES = ("advised", "bayes", "oracle", "alone", "common")
+MEASURES = ("personal", "bayes", "oracle", "local", "global")
 
 
 def excesses(clients, dim: int) -> list[float]:
     """Mean excess risks of the advised models and of those they are measured by."""
     task, rows, truth = Linear(dim, intercept=False), joined(clients.train, clients.validation), clients.truth
-    found = cross_fit(task, rows, clients.keys)[1].trio
+    found = cross_fit(task, rows, clients.keys)[1].models
     stats = linear_stats(rows)
     bayes = spread_likelihood(stats, "scalar").models
-    models = [found.personal, bayes, oracle(stats, truth), found.alone, found.common.expand_as(bayes)]
+    models = [found.personal, bayes, oracle(stats, truth), found.local, found.global_.expand_as(bayes)]
     return [float(truth.excess_risk(v).mean()) for v in models]
 
 
@@ -69,9 +72,9 @@ def risks(grid: dict, repeats: int) -> None:
         found = dict(zip(MEASURES, np.mean([excesses(clients, d) for clients in made], 0)))
         signal = n * spread**2
         over = {
-            "bayes": found["advised"] / found["bayes"],
-            "oracle": found["advised"] / found["oracle"] if signal >= 0.3 else np.nan,
-            "end": found["advised"] / min(found["alone"], found["common"]),
+            "bayes": found["personal"] / found["bayes"],
+            "oracle": found["personal"] / found["oracle"] if signal >= 0.3 else np.nan,
+            "end": found["personal"] / min(found["local"], found["global"]),
         }
         print(
             f"{m:4} {d:3} {n:4} {sizes:>9} {spread:6.2f} {signal:7.2f}" + "".join(f"{over[k]:14.3f}" for k in over),
@@ -85,66 +88,77 @@ def risks(grid: dict, repeats: int) -> None:
 
 
 class Tally:
-    """What was said about one group of federations against one other model, and what was true."""
+    """What was stated about one group of federations against one other model, and what was true."""
 
     def __init__(self) -> None:
-        self.called: list[float] = []
-        self.false: list[float] = []
+        self.shares: dict[str, list[float]] = {name: [] for name in ("called", "high", "moderate")}
+        self.false: dict[str, list[float]] = {name: [] for name in self.shares}
         self.counts = np.zeros(2)
-        self.chance: list[np.ndarray] = []
+        self.probability: list[np.ndarray] = []
         self.truth: list[np.ndarray] = []
         self.covered: list[bool] = []
+        self.full: list[bool] = []
 
-    def add(self, said: dict[str, np.ndarray]) -> None:
-        """One federation's record, as `said_of` makes it."""
-        gain, better, worse = said["gain"], said["better"], said["worse"]
-        called = better | worse
-        wrong = (better & (gain < 0)) | (worse & (gain > 0))
-        self.called.append(called.mean())
-        self.counts += wrong.sum(), called.sum()
-        if called.any():
-            self.false.append(wrong[called].mean())
-        told = ~said["same"]
-        self.chance.append(said["chance"][told])
-        self.truth.append(gain[told] > 0)
-        if said["low"] < said["high"]:
-            self.covered.append(bool(said["low"] <= said["mean"] <= said["high"]))
+    def add(self, stated: dict[str, np.ndarray]) -> None:
+        """One federation's record, as `state` makes it."""
+        gain, probability, shown = stated["gain"], stated["probability"], ~stated["same"]
+        better, worse = calls(np.where(shown, probability, 0.5))
+        sets = {
+            "called": (better & shown, worse & shown),
+            "high": (shown & (probability >= 0.95), shown & (probability <= 0.05)),
+            "moderate": (shown & (probability >= 0.8), shown & (probability <= 0.2)),
+        }
+        for name, (above, below) in sets.items():
+            chosen, wrong = above | below, (above & (gain < 0)) | (below & (gain > 0))
+            self.shares[name].append(chosen.mean())
+            if name == "called":
+                self.counts += wrong.sum(), chosen.sum()
+            if chosen.any():
+                self.false[name].append(wrong[chosen].mean())
+        self.probability.append(probability[shown])
+        self.truth.append(gain[shown] > 0)
+        if stated["low"] < stated["high"]:
+            self.covered.append(bool(stated["low"] <= stated["mean"] <= stated["high"]))
+            self.full.append(bool(stated["full"][0] <= stated["mean"] <= stated["full"][1]))
 
-    def told(self) -> str:
-        chance, truth = np.concatenate(self.chance), np.concatenate(self.truth)
-        ece = calibration_error(chance, truth)
-        false = np.mean(self.false) if self.false else 0.0
+    def describe(self) -> str:
+        probability, truth = np.concatenate(self.probability), np.concatenate(self.truth)
+        ece = calibration_error(probability, truth)
+        parts = [f"{np.mean(self.shares[k]):6.3f} {np.mean(self.false[k] or [0.0]):6.3f}" for k in self.shares]
         of_all = self.counts[0] / max(self.counts[1], 1)
         return (
-            f"{len(self.called):4} {np.mean(self.called):8.3f} {false:8.3f} {of_all:9.3f} "
-            f"{np.mean((chance - truth) ** 2):8.3f} {ece:8.3f} {np.mean(self.covered):8.3f}"
+            f"{len(self.covered):4} {parts[0]} {of_all:9.3f} {parts[1]} {parts[2]} "
+            f"{np.mean((probability - truth) ** 2):8.3f} {ece:8.3f} "
+            f"{np.mean(self.covered):8.3f} {np.mean(self.full):8.3f}"
         )
 
 
-def said_of(kind: str, seed: int) -> dict[str, dict[str, np.ndarray]]:
-    """One federation's answer beside its truth, against alone and against common.
+def state(kind: str, seed: int) -> dict[str, dict[str, np.ndarray]]:
+    """One federation's answer beside its truth, against local and global models.
 
-    `gain` [m] is what the deployed models truly gain, `mean` that of the personal ones over all rows.
+    `gain` [m] is the true improvement of the recommended models, `mean` that of the personal ones over all rows.
     """
     made = planted(kind, seed)
     clients = made.clients
     _, evidence = cross_fit(made.task, clients.train, clients.keys)
-    found = answer(evidence, clients.train.size)
-    risk = {name: made.risk(getattr(evidence.trio, name)).numpy() for name in ("alone", "common", "personal")}
-    deployed = np.array([risk[name][i] for i, name in enumerate(found.decision.deploy)])
+    found = recommend(evidence.held, evidence.own, fitted=evidence.fitted)
+    assert found.full_line is not None
+    risk = dict(zip(MODELS, (made.risk(w).numpy() for w in evidence.models.each())))
+    used = np.array([risk[name][i] for i, name in enumerate(found.recommended)])
     share = (clients.train.size.double() / clients.train.size.sum()).numpy()
     out = {}
-    for other, side in (("alone", found.decision.over_alone), ("common", found.decision.over_common)):
-        _, low, high = found.lines[f"personal over {other}"]
+    for other in OTHERS:
+        _, low, high = found.personal_line[other]
         out[other] = {
-            "gain": risk[other] - deployed,
-            "better": side.better,
-            "worse": side.worse,
-            "same": side.sure == "same",
-            "chance": side.chance,
+            "gain": risk[other] - used,
+            "same": found.is_same[other],
+            "probability": found.over[other].probability.numpy(),
+            "full": np.array(found.full_line[other][1:]),
             "low": np.array(low),
             "high": np.array(high),
             "mean": np.array(share @ (risk[other] - risk["personal"])),
+            "recommended": found.recommended == other,
+            "over_personal": np.array(share @ used / max(share @ risk["personal"], 1e-300) - 1),
         }
     return out
 
@@ -155,7 +169,7 @@ def recorded(kind: str, seed: int, cache: Path | None) -> dict[str, dict[str, np
     if path is not None and path.exists():
         with np.load(path) as held:
             return {other: {k.split(".")[1]: held[k] for k in held if k.startswith(other)} for other in OTHERS}
-    said = said_of(kind, seed)
+    said = state(kind, seed)
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         np.savez(path, **{f"{other}.{k}": v for other, part in said.items() for k, v in part.items()})
@@ -166,19 +180,30 @@ GROUPS = {"well specified": (WELL,), "misspecified": MISSPECIFIED, "two classes"
 KINKED = {"absolute loss": (ABSOLUTE,)}
 
 
-def calls(
+def judge_calls(
     groups: dict[str, tuple[str, ...]], federations: int, seed: int, kinds: tuple[str, ...], cache: Path | None
 ) -> None:
     """Print the table; every group has as many federations, from `seed` on."""
-    print(f"{'':16} {'against':8} feds   called    false (of all)    Brier      ECE covered", flush=True)
+    print(
+        f"{'':16} {'against':8} feds called  false  (of all)   high  false  mod.+  false    Brier      ECE  covered"
+        "     full",
+        flush=True,
+    )
     for group, members in groups.items():
         wanted = [kind for kind in members if not kinds or kind in kinds]
         tallies = {other: Tally() for other in OTHERS}
+        simple: dict[str, list[float]] = {other: [] for other in OTHERS}
+        over: list[float] = []
         for number in range(federations // len(groups)) if wanted else ():
             for other, said in recorded(wanted[number % len(wanted)], seed + number, cache).items():
                 tallies[other].add(said)
+                simple[other].append(float(said["recommended"].mean()))
+                over.append(float(said["over_personal"]))
         for other, tally in tallies.items() if wanted else ():
-            print(f"{group:16} {other:8} {tally.told()}", flush=True)
+            print(f"{group:16} {other:8} {tally.describe()}", flush=True)
+        if wanted:
+            shares = ", ".join(f"{other} {np.mean(part):.2f}" for other, part in simple.items())
+            print(f"{group:16} recommended: {shares}; excess risk over personal {np.mean(over):+.3f}", flush=True)
 
 
 if __name__ == "__main__":
@@ -198,4 +223,4 @@ if __name__ == "__main__":
     if asked.part != "risks":
         only = tuple(name for name in asked.kinds.split(",") if name)
         federations = asked.federations or (24 if asked.quick else 300)
-        calls(KINKED if asked.kinked else GROUPS, federations, asked.seed, only, asked.cache)
+        judge_calls(KINKED if asked.kinked else GROUPS, federations, asked.seed, only, asked.cache)

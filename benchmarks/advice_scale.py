@@ -86,7 +86,7 @@ def table_advice(shape: str) -> None:
         silence.append(time.perf_counter() - told[-1])
         told.append(time.perf_counter())
 
-    found = advise(table, client="client", target="y", tell=tell)
+    found = advise(table, client="client", target="y", progress=tell)
     print(
         f"advice for {clients} clients, {len(table)} rows, {features} features, {classes} classes: "
         f"{time.perf_counter() - begin:.0f} s ({time.process_time() - work:.0f} s of CPU), "

@@ -1,212 +1,272 @@
-"""Advice on five tables against what a statistician or an engineer would do with the same rows.
+"""Recommendations on grouped tables, with test rows withheld, against baselines that were fitted to the same rows.
 
-    python -m benchmarks.advice_tables --data-dir FOLDER [--quick] [--splits 10] [--mixed] [--keep FOLDER]
+    python -m benchmarks.advice_tables --tables FOLDER --out FOLDER [--part design|closed] [--splits 2] [--by-time]
+                                       [--shape SHAPE] [--baselines FOLDER] [--only NAME,NAME] [--show]
 
-For the split that each table comes with, and for random ones, the test loss of: training alone with a validated ridge,
-one common model, the best single lambda and the best shrinkage by c/n_i, both chosen on the test rows (no method could
-do that), with --mixed a mixed-effects model with diagonal random slopes (regression only, statsmodels), and the advised
-plan. All are fitted on train and validation rows. "excess" is the advised loss over that of the best of the others, as
-the test rows have it; "chosen" is what anyone can have of them: alone, common or a single lambda, whichever loses least
-on held-out rows. z: what test rows say of each client's gain, less what was predicted of it, over the error of both;
-its standard deviation should be about 1. With --keep finished splits are kept in a folder, of one version of the code,
-and a run that was interrupted goes on after them.
+Tables come from `benchmarks.tables_fetch`, splits from `benchmarks.tables.split_of`, baselines (--baselines) from
+`benchmarks.rivals`. `advise` sees train and validation rows only; OUT/NAME/SPLIT.npz has its test losses row by row,
+and what it stated about every client. Finished splits are skipped, so that an interrupted run can be resumed. --show
+runs nothing and prints, over all tables that are there:
+
+    excess        of the recommended and of the personal models over the best linear baseline, and over the best of all
+                  baselines, picked in hindsight on the test rows
+    recommended   the share of clients with each model
+    coverage      of the federation's 95% interval: how often it contains what test rows show, whose own error counts
+    calibration   of the probability that a client's personal model is better than its local and than the global one, by
+                  test rows, whose error counts: differences between stated and seen shares, over ten groups
 """
 
 from __future__ import annotations
 
 import argparse
+import time
 import warnings
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
+from scipy.special import ndtr
 
-from mooring.advice.calibrate import trust, trusted
-from mooring.advice.choice import Choice
-from mooring.advice.crossfit import Evidence, cross_fit, pairs_of, posterior_of, shares, with_own_noise
-from mooring.advice.families import ALONE, COMMON, LAMBDA
-from mooring.advice.folds import joined, owners, row_losses
-from mooring.advice.gain import at_rows, gains
-from mooring.advice.path import Shape, curvature, path
-from mooring.advice.prior import likely_variance, priors
-from mooring.advice.tally import MODELS, PAIRS, tally_of, witnesses_of
-from mooring.core.seeds import client_key
-from mooring.data.clients import PARTS, REGRESSION
-from mooring.data.sources import load
-from mooring.data.splits import random_split
-from mooring.tasks.catalog import build
+from benchmarks.tables import Entry, list_tables, read_table, split_of, splits_of
+from benchmarks.tables_catalog import CLOSED, DESIGN
+from mooring.advice.advise import advised
+from mooring.advice.folds import row_losses
+from mooring.advice.improvements import compare, estimate_improvements
+from mooring.advice.loss_sums import MODELS, OTHERS, LossSums
+from mooring.advice.recommend import recommend
+from mooring.engines.prepare import prepare
+from mooring.engines.request import request
 
-TABLES = ("exam", "hsb82", "contraception", "heart4", "parkinsons")
-SCALES = np.logspace(3, -3, 49)
-LEAST = 5  # rows of a client that is not left out
-CHOSEN = "chosen"
+KINDS = {"regression": "regression", "binary": "binary", "count": "count", "multiclass": "classes"}
+MIN_ROWS = 3
+GROUPS = 10  # of stated probabilities
+SIZES = ((1, 7), (8, 15), (16, 39), (40, 10**9))  # rows of a client
 
 
-def table(folder: Path, name: str, seed: int | None):
-    """A table's clients, with its own split or a random one.
-
-    Classes are not dealt out evenly, as `load` does by itself: test rows would then know the training rows' shares of
-    the classes, and vary less around predictions than rows to come.
-    """
-    source = folder / f"tab_{name}.npz"
-    if seed is None:
-        return load(source)
-    with np.load(source) as held:
-        frame = pd.DataFrame(held["X"], columns=held["feature_names"].astype(str))
-        frame = frame.assign(y=held["y"], client=held["group"].astype(str))
-        kind = REGRESSION if held["y"].dtype.kind == "f" else "binary"
-    frame = frame[frame.groupby("client")["y"].transform("size") >= LEAST].reset_index(drop=True)
-    code, names = pd.factorize(frame["client"])
-    keys = np.array([client_key(name) for name in names], dtype=np.uint64)
-    part = random_split(code, keys, seed)
-    return load(frame.assign(split=np.array(PARTS)[part]), client="client", target="y", kind=kind, split="split")
-
-
-class Found(NamedTuple):
-    loss: dict[str, torch.Tensor]  # each test row's, by method
-    plan: str
-    scores: dict[str, np.ndarray]  # by pair: (seen - predicted) gains of clients over their error, on test rows
-
-
-def judged(clients, mixed: bool) -> Found:
-    """Every method on train and validation rows, judged on test rows; and the advice's predictions beside them."""
-    task = build("auto", clients.kind, clients.train.x.shape[1], len(clients.classes))
-    rows, test = joined(clients.train, clients.validation), clients.test
-    choice, evidence = cross_fit(task, rows, clients.keys)
-    out = {name: row_losses(task, getattr(evidence.trio, name), test) for name in MODELS}
-    p, unit = rows.size.double(), curvature(task, rows, rows.size.double())
-    by_size = Shape(tight=float(p.mean()) / p)
-    for name, shape in (("best lambda", None), ("best c/n", by_size)):
-        points = path(task, rows, p, SCALES * unit, shape)
-        out[name] = min((row_losses(task, point.v, test) for point in points), key=lambda loss: float(loss.mean()))
-    out[CHOSEN] = row_losses(task, chosen(task, rows, choice, evidence), test)
-    if mixed and clients.kind == REGRESSION:
-        out["mixed"] = mixed_model(rows, test)
-    plan = f"plan {choice.plan.family} x{choice.plan.value:.3g}, {len(choice.own)} leave"
-    return Found({"advised": out.pop("personal"), **out}, plan, predictive(task, rows, test, evidence))
+def advise_table(folder: Path, entry: Entry, split: int | str, shape: str | None) -> dict[str, np.ndarray]:
+    """Test losses by row with each model, the recommendation, and the sums behind it."""
+    frame = read_table(folder, entry)
+    columns = [entry["client"], entry["target"], *entry["features"]]
+    table = frame[columns].assign(split=split_of(frame, entry, split))
+    text = [name for name in entry["features"] if table[name].dtype == object or table[name].dtype == "string"]
+    table = table.astype(dict.fromkeys(text, "category"))  # codes of levels, as the baselines take them
+    options: dict[str, Any] = {} if shape is None else {"shape": shape}
+    if split == "time":
+        options |= {"time_column": entry["time"], "features": entry["features"]}
+        table = table.assign(**{entry["time"]: frame[entry["time"]]})
+    asked = request(
+        table,
+        purpose="advise",
+        client=entry["client"],
+        target=entry["target"],
+        kind=KINDS[entry["kind"]],
+        split="split",
+        min_rows=MIN_ROWS,
+        drop_small=True,
+        theory=False,
+        threads=1,
+        **options,
+    )
+    job = prepare(asked, table)
+    began = time.process_time()
+    advice = advised(job)
+    seconds = time.process_time() - began
+    clients, task = advice.job.clients, advice.job.task
+    unit = clients.target_scale**task.unit_power
+    models = advice.evidence.models
+    mine = dict(zip(MODELS, models.each())) | {"recommended": advice.models.recommended}
+    place = clients.placement[clients.placement["part"] == "test"]
+    code = pd.Index(clients.names).get_indexer(place["client"])
+    place = place.iloc[np.argsort(code, kind="stable")]
+    out = {name: row_losses(task, w, clients.test, unit).numpy() for name, w in mine.items()}
+    out |= {f"held_{k}": v.numpy() for k, v in advice.evidence.held._asdict().items()}
+    out |= {f"own_{k}": v.numpy() for k, v in advice.evidence.own._asdict().items()}
+    sizes = {"test_size": clients.test.size.numpy(), "unit": np.array(unit), "seconds": np.array(seconds)}
+    return out | sizes | {"row": place["row"].to_numpy(), "recommendation": advice.clients["recommended"].to_numpy(str)}
 
 
-def chosen(task, rows, choice: Choice, evidence: Evidence) -> torch.Tensor:
-    """The models of alone, common or a single lambda, by losses on held-out rows."""
-    table = choice.table[choice.table["family"].isin((ALONE, COMMON, LAMBDA))]
-    best = table.loc[table["loss"].idxmin()]
-    if best["family"] == LAMBDA:
-        return next(path(task, rows, rows.size.double(), [best["value"]], ridge=best["ridge"])).v
-    return evidence.trio.alone if best["family"] == ALONE else evidence.trio.common
+def read_result(path: Path) -> dict[str, np.ndarray]:
+    with np.load(path) as stored:
+        return dict(stored)
 
 
-def split_judged(folder: Path, name: str, seed: int | None, mixed: bool) -> Found:
-    return judged(table(folder, name, seed), mixed)
+def sums_of(found: dict[str, np.ndarray], which: str) -> LossSums:
+    return LossSums(*(torch.from_numpy(found[f"{which}_{name}"]) for name in LossSums._fields))
 
 
-def kept(folder: Path | None, name: str, work: Callable[[], Found]) -> Found:
-    """A split's figures, from the folder if an earlier run left them there."""
-    if folder is None:
-        return work()
-    file = folder / f"{name}.npz"
-    if not file.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        found, unfinished = work(), folder / "unfinished.npz"
-        parts = {f"loss.{k}": v.numpy() for k, v in found.loss.items()} | {f"z.{k}": v for k, v in found.scores.items()}
-        np.savez(unfinished, plan=found.plan, **parts)
-        unfinished.rename(file)
-    with np.load(file) as held:
-        loss, scores = ({k.split(".")[1]: held[k] for k in held if k.startswith(f"{part}.")} for part in ("loss", "z"))
-        return Found({k: torch.from_numpy(v) for k, v in loss.items()}, str(held["plan"]), scores)
+class Table:
+    """What one table and split shows; averages over splits of a table count as one table."""
+
+    def __init__(self, found: dict[str, np.ndarray], baselines: dict[str, np.ndarray] | None):
+        self.found, self.held, self.own = found, sums_of(found, "held"), sums_of(found, "own")
+        self.answer = recommend(self.held, self.own)
+        owner = np.repeat(np.arange(len(found["test_size"])), found["test_size"])
+        rows = np.arange(len(owner))
+        kinds = self.answer.recommended
+        losses = np.stack([found[name] for name in MODELS])
+        pick = np.array([MODELS.index(kind) for kind in kinds])[owner] if len(owner) else np.zeros(0, int)
+        self.loss = {name: found[name] for name in MODELS} | {"recommended": losses[pick, rows]}
+        self.owner = owner
+        self.baselines: dict[str, float] = {}
+        if baselines is not None:
+            place = pd.Series(np.arange(len(baselines["test_row_index"])), index=baselines["test_row_index"])
+            at = place.reindex(found["row"])
+            if at.notna().all() and len(at):
+                at = at.to_numpy(int)
+                names = [n for n in baselines if n.startswith(("linear.", "trees."))]
+                self.baselines = {n: float(baselines[n][at].mean()) for n in names if np.isfinite(baselines[n]).all()}
+
+    def excess(self, model: str, group: str) -> float:
+        """Of a model's mean test loss over that of the best baseline of a group ("" for all), in percent."""
+        rivals = [loss for name, loss in self.baselines.items() if name.startswith(group)]
+        return 100 * (self.loss[model].mean() / min(rivals) - 1) if rivals and min(rivals) > 0 else np.nan
+
+    def calibration(self, other: str) -> pd.DataFrame:
+        """Per client with test rows: the stated probability that personal is better, what test rows show, n."""
+        found = compare(estimate_improvements(self.held, self.own), "personal", other)
+        gap, m = self.loss[other] - self.loss["personal"], len(self.found["test_size"])
+        n = np.bincount(self.owner, minlength=m)
+        mean = np.bincount(self.owner, gap, minlength=m) / np.maximum(n, 1)
+        unit = float(self.found["unit"])
+        error = unit * np.sqrt(self.deviation_variance(OTHERS.index(other)) / np.maximum(n, 1))
+        center, sd = unit * found.mean.numpy(), unit * found.sd.numpy()
+        frame = pd.DataFrame(
+            {"stated": found.probability.numpy(), "mean": center, "sd": sd, "seen": mean, "error": error, "n": n}
+        )
+        frame["expected"] = ndtr(center / np.sqrt(np.maximum(sd**2 + error**2, 1e-300)))
+        return frame[(n > 0) & (np.abs(mean) > 1e-12 * np.abs(self.loss["personal"].mean()))]
+
+    def deviation_variance(self, k: int) -> np.ndarray:
+        """[m]: of a row's difference around its mean, by held-out rows, in units of each client's divergence."""
+        held = self.held
+        n, divergence = held.rows.clamp(min=1), held.divergence[:, k]
+        typical = held.deviation[:, k].sum() / divergence.sum().clamp(min=1e-300)
+        prior = 10 * divergence / n
+        own = (held.deviation[:, k] + prior * typical) / (divergence + prior).clamp(min=1e-300)
+        return (own * divergence / n).numpy()
+
+    def covered(self, other: str) -> tuple[bool, float]:
+        """Whether the federation's interval, widened by the test rows' own clustered error, contains what they show."""
+        line, unit = self.answer.personal_line[other], float(self.found["unit"])
+        gap = self.loss[other] - self.loss["personal"]
+        m = len(self.found["test_size"])
+        total, n = np.bincount(self.owner, gap, minlength=m), np.bincount(self.owner, minlength=m)
+        seen = total.sum() / max(n.sum(), 1)
+        some = n > 0
+        error = np.sqrt(((total - seen * n)[some] ** 2).sum() * some.sum() / max(some.sum() - 1, 1)) / max(n.sum(), 1)
+        half = unit * (line.high - line.low) / 2
+        return abs(seen - unit * line.mean) <= np.hypot(half, 1.96 * error), float(
+            half / max(self.loss["personal"].mean(), 1e-300)
+        )
 
 
-def predictive(task, rows, test, evidence) -> dict[str, np.ndarray]:
-    """(d - g) / sqrt(sd^2 + e^2) of every client with test rows; about standard normal if all is well."""
-    found = priors(task, rows)
-    if evidence.gain is None or not found:
-        return {}
-    known = posterior_of(task, rows, with_own_noise(task, rows, found).noise, likely_variance(found))
-    seen, pairs = witnesses_of(tally_of(task, test, evidence.trio)), pairs_of(evidence.trio)
-    scores = {}
-    for name, gain in zip(PAIRS, gains(task, known, at_rows(task, test), pairs, shares(rows))):
-        gain = trusted(gain, trust(evidence.seen[name]))
-        z = (seen[name].observed - gain.expected) / (gain.spread**2 + gain.noise).sqrt()
-        scores[name] = z[test.size > 0].numpy()
-    return {name: z for name, z in scores.items() if name.startswith("personal")}
+def calibration_error(stated: np.ndarray, seen: np.ndarray, groups: int = GROUPS) -> float:
+    """The mean absolute difference of stated and seen shares over groups of equal size."""
+    order = np.argsort(stated, kind="stable")
+    parts = [part for part in np.array_split(order, groups) if len(part)]
+    return float(sum(len(part) * abs(stated[part].mean() - seen[part].mean()) for part in parts) / max(len(stated), 1))
 
 
-def mixed_model(rows, test) -> torch.Tensor:
-    """statsmodels' MixedLM with a random intercept and slopes, uncorrelated, on train and validation rows."""
-    from statsmodels.regression.mixed_linear_model import MixedLM, MixedLMParams
-
-    def design(x):
-        return np.column_stack([x.numpy(), np.ones(len(x))])
-
-    x, group = design(rows.x), owners(rows).numpy()
-    seen = np.linalg.matrix_rank(x)
-    keep = [j for j in range(x.shape[1]) if np.linalg.matrix_rank(x[:, : j + 1]) > np.linalg.matrix_rank(x[:, :j])]
-    assert len(keep) == seen
-    model = MixedLM(rows.y.numpy(), x[:, keep], group, exog_re=x[:, keep])
-    diagonal = MixedLMParams.from_components(np.ones(seen), cov_re=np.eye(seen))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # statsmodels warns of every variance at 0
-        found = model.fit(free=diagonal, method="lbfgs", maxiter=200)
-        effects = found.random_effects
-    w = np.stack([found.fe_params + effects[i].to_numpy() for i in range(len(rows))])
-    answer = (design(test.x)[:, keep] * w[owners(test).numpy()]).sum(1)
-    return (torch.from_numpy(answer) - test.y) ** 2
+def show(folder: Path, entries: list[Entry], splits: int, by_time: bool, baselines: Path | None) -> None:
+    for label, wanted in (("random splits", lambda s: s != "time"), ("split by time", lambda s: s == "time")):
+        tables: dict[str, list[Table]] = {}
+        for entry in entries:
+            for split in splits_of(entry, splits, by_time):
+                path = folder / entry["name"] / f"{split}.npz"
+                rival = None if baselines is None else baselines / entry["name"] / f"{split}.npz"
+                if wanted(split) and path.exists():
+                    stored = read_result(rival) if rival is not None and rival.exists() else None
+                    tables.setdefault(entry["name"], []).append(Table(read_result(path), stored))
+        if tables:
+            print(f"\n{label}: {len(tables)} tables, {sum(map(len, tables.values()))} runs")
+            describe(tables)
 
 
-def over_each(means: list[dict[str, float]]) -> str:
-    """The advised loss over each single rival's, on average over the splits, with its error over them."""
-    parts = []
-    for rival in (name for name in means[0] if name != "advised"):
-        more = np.array([mean["advised"] / mean[rival] - 1 for mean in means])
-        error = f" (error {more.std(ddof=1) / len(more) ** 0.5:.2%})" if len(more) > 1 else ""
-        parts.append(f"{rival} {more.mean():+.2%}{error}")
-    return ", ".join(parts)
+def describe(tables: dict[str, list[Table]]) -> None:
+    rows = []
+    for name, parts in tables.items():
+        row: dict[str, Any] = {"table": name, "seconds": np.mean([float(p.found["seconds"]) for p in parts])}
+        for model in ("recommended", "personal"):
+            row[f"{model}/linear"] = np.mean([p.excess(model, "linear.") for p in parts])
+            row[f"{model}/all"] = np.mean([p.excess(model, "") for p in parts])
+        row["over personal"] = np.mean(
+            [100 * (p.loss["recommended"].mean() / p.loss["personal"].mean() - 1) for p in parts]
+        )
+        for kind in MODELS:
+            row[kind] = np.mean([(p.answer.recommended == kind).mean() for p in parts])
+        rows.append(row)
+    frame = pd.DataFrame(rows).set_index("table")
+    print(frame.round(2).to_string())
+    for column in ("recommended/linear", "personal/linear", "over personal"):
+        part = frame[column].dropna()
+        if len(part):
+            middle = f"mean {part.mean():+.2f}%, median {part.median():+.2f}%"
+            print(f"{column}: {middle}, worst {part.max():+.1f}% ({part.idxmax()}), {len(part)} tables")
+    for column in ("recommended/all", "personal/all"):
+        part = frame[column].dropna()
+        if len(part):
+            mean = 100 * (np.exp(np.log1p(part / 100).mean()) - 1)
+            print(f"{column}: geometric mean {mean:+.1f}%, worst {part.max():+.0f}% ({part.idxmax()})")
+    for other in OTHERS:
+        describe_evidence([table for parts in tables.values() for table in parts], other)
+
+
+def describe_evidence(tables: list[Table], other: str) -> None:
+    """Print coverage and calibration against one other model."""
+    covered = [table.covered(other) for table in tables]
+    half = 100 * np.median([width for _, width in covered])
+    print(
+        f"against {other}: covered {np.mean([hit for hit, _ in covered]):.2f} of {len(covered)}, half-width {half:.1f}%"
+    )
+    cal = pd.concat([table.calibration(other) for table in tables])
+    for name, mine in (
+        ("all clients", cal),
+        ("high", cal[cal["stated"] >= 0.95]),
+        ("high or moderate", cal[cal["stated"] >= 0.8]),
+        *((f"{a} to {b} rows", cal[(4 * cal["n"] >= a) & (4 * cal["n"] <= b)]) for a, b in SIZES),
+    ):
+        if len(mine):
+            seen = (mine["seen"] > 0).to_numpy(float)
+            error = calibration_error(mine["expected"].to_numpy(), seen)
+            shares = f"better expected {mine['expected'].mean():.3f}, seen {seen.mean():.3f}"
+            print(f"    {name} ({len(mine)}): {shares}, calibration error {error:.3f}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", type=Path, required=True)
-    parser.add_argument("--splits", type=int, default=10)
-    parser.add_argument("--tables", default=",".join(TABLES))
-    parser.add_argument("--quick", action="store_true", help="the given split only")
-    parser.add_argument("--mixed", action="store_true")
-    parser.add_argument("--keep", type=Path, help="a folder for finished splits")
-    asked = parser.parse_args()
+    parser.add_argument("--tables", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--part", choices=(DESIGN, CLOSED), default=DESIGN)
+    parser.add_argument("--splits", type=int, default=2)
+    parser.add_argument("--by-time", action="store_true")
+    parser.add_argument("--shape")
+    parser.add_argument("--baselines", type=Path)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--show", action="store_true")
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    every: list[float] = []
-    every_z: dict[tuple[str, str], list[np.ndarray]] = {}
-    for name in asked.tables.split(","):
-        means: list[dict[str, float]] = []
-        chosens: list[float] = []
-        for seed in [None, *range(1, 1 + (0 if asked.quick else asked.splits))]:
-            split = "given" if seed is None else str(seed)
-            work = partial(split_judged, asked.data_dir, name, seed, asked.mixed)
-            found, plan, scores = kept(asked.keep, f"{name}_{split}{'_mixed' * asked.mixed}", work)
-            mean = {k: float(v.mean()) for k, v in found.items()}
-            best = min((k for k in mean if k not in ("advised", CHOSEN)), key=mean.get)
-            difference = found["advised"] - found[best]
-            error = float(difference.std()) / len(difference) ** 0.5
-            excess = mean["advised"] / mean[best] - 1
-            every.append(excess)
-            chosens.append(mean[CHOSEN] / mean[best] - 1)
-            means.append(mean)
-            shown = " ".join(f"{k} {v:.4f}" for k, v in mean.items())
-            off = f"excess {excess:+.2%} over {best} ({float(difference.mean()) / max(error, 1e-12):+.1f} se)"
-            z = ", ".join(f"{pair.split()[-1]} {np.std(part):.2f}" for pair, part in scores.items())
-            print(f"{name:14} {split:>5}  {shown}  {off}  {plan}  z {z}", flush=True)
-            for pair, part in scores.items():
-                every_z.setdefault((name, pair), []).append(part)
-        print(f"{name:14} mean excess {np.mean(every[-len(means) :]):+.2%}; over {over_each(means)}", flush=True)
-        print(f"{name:14} mean excess of the one chosen on training rows: {np.mean(chosens):+.2%}", flush=True)
-        for (_, pair), parts in ((key, parts) for key, parts in every_z.items() if key[0] == name):
-            z = np.concatenate(parts)
-            print(
-                f"{name:14} {pair}: predictive z has mean {z.mean():+.2f}, standard deviation {z.std():.2f}", flush=True
-            )
-    print(f"mean excess over the best of the others, {len(every)} splits: {np.mean(every):+.2%}")
+    only = [name for name in options.only.split(",") if name]
+    entries = [e for e in list_tables(options.tables, options.part) if not only or e["name"] in only]
+    for entry in [] if options.show else entries:
+        for split in splits_of(entry, options.splits, options.by_time):
+            path = options.out / entry["name"] / f"{split}.npz"
+            if path.exists():
+                continue
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    found = advise_table(options.tables, entry, split, options.shape)
+            except Exception as error:
+                print(f"{entry['name']} {split}: FAILED {type(error).__name__}: {str(error)[:300]}", flush=True)
+                continue
+            np.savez(path.with_suffix(".part.npz"), **found)
+            path.with_suffix(".part.npz").rename(path)
+            losses = " ".join(f"{name} {found[name].mean():.5g}" for name in (*MODELS, "recommended"))
+            print(f"{entry['name']} {split}: {losses}; {float(found['seconds']):.1f} s", flush=True)
+    show(options.out, entries, options.splits, options.by_time, options.baselines)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
 
@@ -14,86 +14,95 @@ import torch
 from torch import Tensor, nn
 
 from mooring.advice import kept
-from mooring.advice.answer import Answer, answer
 from mooring.advice.choice import Choice
-from mooring.advice.crossfit import Evidence, Fold, cross_fit, held_rows
+from mooring.advice.crossfit import Evidence, Fold, cross_fit
 from mooring.advice.curve import LearningCurve, learning_curve
-from mooring.advice.decide import Side
 from mooring.advice.explain import explained, theory_of
-from mooring.advice.families import ALONE, COMMON, LAMBDA, Setting
-from mooring.advice.folds import joined, units_of, usable
+from mooring.advice.families import LAMBDA, Setting, personal_scores
+from mooring.advice.folds import compact, repeated_rows, times_of, units_of, usable, without_copies
+from mooring.advice.loss_sums import (
+    GLOBAL,
+    LOCAL,
+    MODELS,
+    OTHERS,
+    PERSONAL,
+    ModelTriple,
+    mean_losses,
+    pooled_losses,
+    sum_losses,
+)
 from mooring.advice.mix import mix_of
 from mooring.advice.networks import Kept, network_evidence, network_folds
 from mooring.advice.plans import alpha_of, as_algorithm, kind_of, stiffnesses
+from mooring.advice.prior import centre_ridge, preferred, priors
+from mooring.advice.recommend import CLIENT_LEVEL, Line, Recommendations, confidence, recommend
+from mooring.advice.result import Usable
+from mooring.advice.shaping import (
+    BOOSTED,
+    LINEAR,
+    MIN_ROWS_FOR_AUTO,
+    USED,
+    ColumnSets,
+    Shaper,
+    can_shape,
+    make_shaper,
+    numeric_columns,
+    prune,
+    used_columns,
+    with_columns,
+)
 from mooring.advice.survey import Survey, as_table
-from mooring.advice.tally import MODELS, Tally, Trio, mean_losses, tally_of, witnesses_of
 from mooring.advice.words import in_words
 from mooring.core.cohort import Rows
 from mooring.core.errors import RequestError
 from mooring.data.clients import PARTS, Clients
 from mooring.data.given import is_given
-from mooring.engines.coefficients import coefficients, scaling_of
-from mooring.engines.fit import Tell, check_same_data, opening, silent, task_facts
+from mooring.engines.fit import Tell, as_tell, check_same_data, opening, silent, task_facts
 from mooring.engines.prepare import Job, is_pooled, prepare
 from mooring.engines.request import admit_run, request
 from mooring.engines.scores import known_scores
-from mooring.runs.directory import ADVICE, CLIENTS_FILE, RUN, THEORY, RunDir, create, open_run
+from mooring.runs.directory import ADVICE, CLIENTS_FILE, RUN, SCHEMA, THEORY, RunDir, create, open_run
 from mooring.runs.directory import Models as Saved
 from mooring.runs.files import held, write_json, write_parquet, write_whole
 from mooring.runs.records import CLIENTS, clients_table
 from mooring.runs.runfile import RunFile, run_bytes
 from mooring.runs.sections import AdviceOptions, Advising
-from mooring.tasks.module import module_of
+from mooring.shapes.boosting import MISSING, has_boosting
+from mooring.tasks.proximal import is_dense
 
 UNUSED = ("keep", "checkpoint_every")
 OF_ROUNDS = ("rounds", "participation", "evaluate_every", "patience", "chunk")
 PRINTED = ("headline", "summary", "clients", "run")  # what `mooring advise --json` prints
-HELD, TESTS = "held-out rows", "test rows"  # what losses are averages over
+HELD_OUT = "held-out rows"
 
 
-class Deployed(NamedTuple):
-    """Everyone's models: the three that are compared, and the one that each client is told to deploy."""
+class AdvisedModels(NamedTuple):
+    """Everyone's models: the three that are compared, and the recommended one."""
 
-    alone: Tensor  # [m, d]
-    common: Tensor  # [d]
+    local: Tensor  # [m, d]
+    global_: Tensor  # [d]
     personal: Tensor  # [m, d]
-    deployed: Tensor  # [m, d]
-    centres: Tensor  # [k, d], the common model inside each setting of the mix: what newcomers are moored to
-    plan: list[Setting]  # each client's, of the deployed model
+    recommended: Tensor  # [m, d]
+    centers: Tensor  # [k, d], the global model inside each averaged setting: what new clients are pulled to
+    plan: list[Setting]  # each client's, of the recommended model
 
 
-@dataclass(frozen=True)
-class Advice:
-    """What `advise` returns. Losses and gains are in the target's own units."""
+@dataclass(frozen=True, repr=False)
+class Advice(Usable):
+    """What `advise` returns. Losses and improvements are in the target's own units."""
 
     job: Job
     summary: dict[str, Any]
-    clients: pd.DataFrame  # client, rows, deploy, will_do, gain_over_alone, chance_over_alone, ..., see docs/advice.md
-    models: Deployed
+    clients: pd.DataFrame  # client, rows, recommended, improvement_over_local_pct, confidence, ..., see docs/advice.md
+    models: AdvisedModels
     choice: Choice
-    path: pd.DataFrame  # family, lambda and held-out loss of the path, with its two ends
+    evidence: Evidence
+    path: pd.DataFrame  # family, lam and held-out loss of the path, with its two ends
     theory: Survey | None
-    learning_curve: LearningCurve | None  # a typical client's losses with more rows; None where alone gains nothing
+    learning_curve: LearningCurve | None  # a typical client's losses with more rows; None where local models do as well
     headline: str  # the answer in a sentence
-    words: list[str]  # what to make of it
+    words: dict[str, str]  # the sentences behind it, by what they are about
     run: Path | None
-
-    @property
-    def coefficients(self) -> pd.DataFrame:
-        """A row for each client and term in the units of the data: coefficient, common, deviation."""
-        job, models = self.job, self.models
-        return coefficients(job.task, scaling_of(job.clients), models.common, models.deployed, job.clients.names)
-
-    def module(self, client: str | None = None) -> nn.Module:
-        """The network that a client should deploy (default: the common one), in evaluation mode and in the target's own
-        units; classes and labels come as logits."""
-        clients, w = self.job.clients, self.models.common
-        if client is not None:
-            if client not in clients.names:
-                some = ", ".join(clients.names[:5])
-                raise RequestError(f"unknown client {client!r}; there are {len(clients)}, such as {some}.")
-            w = self.models.deployed[clients.names.index(client)]
-        return module_of(self.job.task, w, clients.target_mean, clients.target_scale)
 
     @property
     def record(self) -> dict[str, Any]:
@@ -112,22 +121,46 @@ class Advice:
             "run": None,
         }
 
+    def save(self, path: str | Path) -> Path:
+        """Write the run directory, as `advise(..., out=path)` does."""
+        directory = create(path, opening(self.job))
+        write(directory, self)
+        return directory.path
+
+    def saved_models(self) -> Saved:
+        """The models as a run directory holds them."""
+        job, models, choice = self.job, self.models, self.choice
+        shares = torch.tensor(list(choice.mix.values()), dtype=models.centers.dtype)
+        center = shares @ models.centers
+        remote = not isinstance(job.clients.train, Rows)  # then each client keeps its own
+        shared = models.recommended if not remote or (job.run.federation and job.run.federation.share_models) else None
+        return Saved(
+            models.global_,
+            shared,
+            job.clients.names,
+            *task_facts(job),
+            centre=None if torch.equal(center, models.global_) else center,
+            mix=None if job.task.prox is None else mix_of(choice, models.centers),
+        )
+
 
 def advise(
-    source: Any,
+    data: Any,
     second: Any = None,
     *,
     out: str | Path | None = None,
     model: Any = None,
-    tell: Tell = silent,
+    progress: bool | Tell = False,
     trust: bool = False,
     **options: Unpack[AdviceOptions],
 ) -> Advice:
-    """What every client should deploy (a personal model, the common one, its own), what it gains, and how sure that is.
+    """Which model every client should use (local, global or personal), how much better it is, and with what confidence.
 
-    `source`, `model`, `trust` and `options` are those of `fit`; what only rounds of training know is for networks. With
-    `out` the run directory with its tables and models is written there; an interrupted one goes on with `resume`.
+    `data`, `model`, `trust` and `options` are those of `fit`; options of training apply to networks only. With `out`
+    the run directory with its tables and models is written there; `resume` continues an interrupted one. `progress` is
+    True for a line on stderr, or a function of (step, done, total).
     """
+    source = data
     if isinstance(source, nn.Module) or (second is not None and callable(source)):
         source, model = second, source
     if out is not None and os.path.lexists(out):
@@ -137,12 +170,12 @@ def advise(
     if options.get("drop_missing_target") is None and not as_it_is:
         # Advice is for a first look: rows without a target are left out, and a note says how many.
         asked = asked.model_copy(update={"data": asked.data.model_copy(update={"drop_missing_target": True})})
-    data, loss = None if isinstance(source, str | Path) else source, options.get("loss")
-    job = prepare(asked, data, model, loss if callable(loss) else None)
+    in_memory, loss = None if isinstance(source, str | Path) else source, options.get("loss")
+    job = prepare(asked, in_memory, model, loss if callable(loss) else None)
     refuse_unused(job, [name for name, value in options.items() if value is not None])
     directory = None if out is None else create(out, opening(job))
     with nullcontext() if directory is None else held(directory.path):
-        return advised(job, directory, tell)
+        return advised(job, directory, as_tell(progress))
 
 
 def resume(path: str | Path, tell: Tell = silent, source: Any = None, model: Any = None, trust: bool = False) -> Advice:
@@ -159,54 +192,34 @@ def refuse_unused(job: Job, given: list[str]) -> None:
     """Options that this advice would not heed are refused by name."""
     for name in given:
         if name in UNUSED:
-            raise RequestError(f"{name} has no use here: advise keeps what its choice needs, and every fold is kept.")
+            raise RequestError(f"{name} does not apply: advise keeps what its choice needs, and every fold is kept.")
         if name in OF_ROUNDS and job.task.prox is not None:
             raise RequestError(
-                f"{name} has no use here: advice on task '{job.task.name}' is solved exactly, without rounds; it is "
+                f"{name} does not apply: models of task '{job.task.name}' are solved exactly, without rounds; it is "
                 "for networks."
             )
 
 
-class Gathered(NamedTuple):
-    """What the rows say, and which of them said it."""
-
-    choice: Choice
-    evidence: Evidence
-    test: Tally | None  # of test rows that took no part in either
-    judges: str  # "held-out rows" or "test rows": what losses are averages over
-
-
 def advised(job: Job, directory: RunDir | None = None, tell: Tell = silent) -> Advice:
-    """Choose, refit, judge, explain; folds are kept in the run directory, and the answer is written there last."""
-    task, clients, how = job.task, job.clients, options_of(job)
-    known = gathered(job, directory, tell)
+    """Choose, refit, evaluate, explain; folds are stored in the run directory, and the answer is written there last."""
+    options = options_of(job)
+    job, choice, evidence = gather_evidence(job, directory, tell)
+    task = job.task
     tell("explaining", 0, 2)
-    choice, evidence = known.choice, known.evidence
-    unit = clients.target_scale**task.unit_power
-    size = torch.stack([getattr(clients, part).size for part in PARTS]).sum(0)
-    found = answer(
-        evidence,
-        size,
-        unit=unit,
-        practical=how.practical,
-        level=how.level,
-        tests=known.test and witnesses_of(known.test),
-    )
-    models = deploy(choice, evidence.trio, found.decision.deploy)
-    frame = clients_frame(job, models, known, found)
+    found = recommend(evidence.held, evidence.own, options.margin, options.level, evidence.fitted)
+    models = recommended_models(choice, evidence.models, found.recommended)
+    frame = clients_frame(job, models, choice, evidence, found)
     theory, fit = None, None
     if task.prox is not None:
-        frame, fit = explained(job, frame, choice)
-        theory = theory_of(job) if how.theory else None
+        frame, fit = explained(job, frame, choice, evidence.shape)
+        theory = theory_of(job) if options.theory else None
     tell("explaining", 1, 2)
-    summary = summarise(job, frame, found, known.judges) | of_theory(theory)
-    here = isinstance(clients.test, Rows)  # else each client has its own rows, and their measures
-    summary |= {"measures": measures_of(job, models) if known.judges == TESTS and here else {}}
+    summary = summarize(job, frame, evidence, found) | of_theory(theory) | test_part(job, evidence.models, models)
     curve = learning_curve(fit, frame, summary) if fit is not None else None
-    headline, words = in_words(job.clients, frame, summary, choice, theory, curve)
-    table = path_table(choice, unit)
+    headline, words = in_words(job, frame, summary, choice, evidence.shape, theory, curve)
+    table = path_table(choice, loss_unit(job))
     run = None if directory is None else directory.path
-    advice = Advice(job, summary, frame, models, choice, table, theory, curve, headline, words, run)
+    advice = Advice(job, summary, frame, models, choice, evidence, table, theory, curve, headline, words, run)
     if directory is not None:
         write(directory, advice)
     return advice
@@ -216,64 +229,108 @@ def options_of(job: Job) -> Advising:
     return job.run.advice or Advising()
 
 
-def gathered(job: Job, directory: RunDir | None, tell: Tell) -> Gathered:
-    """The choice and the evidence, from folds that were kept or are fitted now."""
-    task, clients, how, folds = job.task, job.clients, job.run.training, options_of(job).folds
+def loss_unit(job: Job) -> float:
+    """What turns losses of the task into those in the target's own units."""
+    return job.clients.target_scale**job.task.unit_power
+
+
+def gather_evidence(job: Job, directory: RunDir | None, tell: Tell) -> tuple[Job, Choice, Evidence]:
+    """The choice and the evidence, from folds that were stored or are fitted now, and the job with the columns that the
+    models use. Test rows take no part."""
+    task, clients, training, folds = job.task, job.clients, job.run.training, options_of(job).folds
     done = kept.read(directory)
-    apart = not clients.parts_by_chance and int(clients.test.size.sum()) > 0
     if task.prox is None:
-        count = network_folds(job, folds)
-        rows = usable(clients) if count > 1 else joined(clients.train, clients.validation)
         parts = {k: Kept(*part) for k, part in done.items()}
-        found = network_evidence(job, rows, count, tell, parts, lambda k, part: kept.save(directory, k, *part))
-        if count == 1:
-            return Gathered(*found, None, TESTS)
-    else:
+        count = network_folds(job, folds)
+        return job, *network_evidence(job, count, tell, parts, lambda k, part: kept.save(directory, k, *part))
 
-        def keep(number: int, fold: Fold) -> None:
-            kept.save(directory, number, fold._asdict(), {})
+    def keep(number: int, fold: Fold) -> None:
+        kept.save(directory, number, fold._asdict(), {})
 
-        folded = {k: Fold(**tensors) for k, (tensors, _) in done.items()}
-        weights = clients.weighting(how.weights)
-        found = cross_fit(
-            task, usable(clients), clients.keys, weights, how.seed, folds, folded, keep, tell, units_of(clients)
-        )
-    if not apart:
-        return Gathered(*found, None, HELD)
-    return Gathered(*found, tally_of(task, clients.test, found[1].trio), TESTS)
-
-
-def deploy(choice: Choice, trio: Trio, kinds: np.ndarray) -> Deployed:
-    """Each client's model of the kind that it is told to deploy."""
-    mine = {"alone": lambda i: choice.alone, "common": lambda i: choice.common}
-    plan = [mine.get(kind, lambda i: choice.own.get(i, choice.plan))(i) for i, kind in enumerate(kinds)]
-    return Deployed(*trio[:3], deployed_of(trio, kinds), trio.centres, plan)
+    stored = {k: Fold(**tensors) for k, (tensors, _) in done.items()}
+    rows, units, time = usable(clients), units_of(clients), times_of(clients)
+    if units is None and time is None and isinstance(rows, Rows):
+        before = len(rows.y)
+        rows, units, _ = without_copies(rows, repeated_rows(rows))
+        if len(rows.y) < before:
+            clients.notes.append(f"Every row appears {before // len(rows.y)} times; each is used once.")
+    weights, shaper = clients.weighting(training.weights), shaper_for(job, rows, units)
+    choice, evidence = cross_fit(
+        task, rows, clients.keys, weights, training.seed, folds, stored, keep, tell, units, time, shaper
+    )
+    return apply_shape(job, choice, evidence)
 
 
-def deployed_of(trio: Trio, kinds: np.ndarray) -> Tensor:
-    """[m, d]: each client's model of the kind that it is told to deploy."""
-    out = trio.personal.clone()
-    for kind, models in (("alone", trio.alone), ("common", trio.common.expand_as(out))):
-        mine = torch.from_numpy(kinds == kind)
-        out[mine] = models[mine]
+def shaper_for(job: Job, rows: Any, units: Tensor | None) -> Shaper | None:
+    """How extra columns are made, if the run asks for any that serve its task."""
+    wanted, clients = options_of(job).shape, job.clients
+    if wanted == LINEAR or not can_shape(job.task) or not isinstance(rows, Rows) or clients.schema is None:
+        if wanted not in (LINEAR, "auto"):
+            raise RequestError(f"--shape {wanted} needs a table and a task that is linear in its columns.")
+        return None
+    if wanted == "auto" and (len(rows.y) < MIN_ROWS_FOR_AUTO or not is_dense(job.task)):
+        return None
+    if wanted == BOOSTED and not has_boosting():
+        raise RequestError(MISSING)
+    rows, seed = compact(rows), job.run.training.seed
+    found = preferred(priors(job.task, rows))
+    ridge = centre_ridge(job.task, found[0], len(rows.y)) if found else 0.0
+    offset = personal_scores(job.task, found[0], ridge) if found else None
+    return make_shaper(job.task, rows, clients.keys, wanted, numeric_columns(clients), offset, seed, units)
+
+
+def apply_shape(job: Job, choice: Choice, evidence: Evidence) -> tuple[Job, Choice, Evidence]:
+    """The job, the models and the schema with the extra columns that the choice uses, and no others."""
+    if evidence.shape is None:
+        return job, choice, evidence
+    used = {s.columns for s in (*choice.mix, choice.local, choice.global_, *choice.own.values())}
+    shape = prune(evidence.shape, used)
+    sets = ColumnSets(replace(job.task, features=evidence.shape.width), evidence.shape)
+    sets.columns[USED] = used_columns(evidence.shape, shape)
+    models = ModelTriple(*(sets.extract(USED, part) for part in evidence.models))
+    evidence = evidence._replace(models=models, shape=shape)
+    if shape is None:
+        return job, choice, evidence
+    clients = job.clients
+    parts = {part: with_columns(getattr(clients, part), shape) for part in PARTS}
+    schema = clients.schema.model_copy(update={"shape": shape.as_json()})
+    clients = replace(clients, **parts, features=schema.features, schema=schema)  # type: ignore[arg-type]
+    return replace(job, clients=clients, task=sets.task_on(USED)), choice, evidence
+
+
+def recommended_models(choice: Choice, models: ModelTriple, kinds: np.ndarray) -> AdvisedModels:
+    """Each client's model of the recommended kind."""
+    simple = {LOCAL: choice.local, GLOBAL: choice.global_}
+    plan = [simple.get(kind, choice.own.get(i, choice.plan)) for i, kind in enumerate(kinds)]
+    return AdvisedModels(*models[:3], pick_models(models, kinds), models.centers, plan)
+
+
+def pick_models(models: ModelTriple, kinds: np.ndarray) -> Tensor:
+    """[m, d]: each client's model of the kind that it is recommended."""
+    out = models.personal.clone()
+    for kind, mine in zip(MODELS, models.each()):
+        chosen = torch.from_numpy(kinds == kind)
+        out[chosen] = mine[chosen]
     return out
 
 
 def path_table(choice: Choice, unit: float) -> pd.DataFrame:
-    """The held-out losses along the path of single lambdas, and the best of its two ends."""
-    table = choice.table
-    moored = table[table["family"] == LAMBDA][["family", "value", "loss"]].rename(columns={"value": "lambda"})
+    """The held-out losses along the path of single lambdas with the plan's columns, and the best of its two ends."""
+    table = choice.table[choice.table["columns"] == choice.plan.columns]
+    pulled = table[table["family"] == LAMBDA][["family", "value", "loss"]].rename(columns={"value": "lam"})
     ends = [
-        {"family": family, "lambda": lam, "loss": float(table[table["family"] == family]["loss"].min())}
-        for family, lam in ((COMMON, np.inf), (ALONE, 0.0))
+        {"family": family, "lam": lam, "loss": float(table[table["family"] == family]["loss"].min())}
+        for family, lam in ((GLOBAL, np.inf), (LOCAL, 0.0))
+        if (table["family"] == family).any()
     ]
-    out = pd.concat([pd.DataFrame(ends), moored], ignore_index=True)
+    out = pd.concat([pd.DataFrame(ends), pulled], ignore_index=True)
     return out.assign(loss=out["loss"] * unit)
 
 
 def client_paths(choice: Choice, clients: int, unit: float) -> list[list[float]] | None:
     """Each client's held-out losses along the path, by rising lambda; None where only some clients were asked."""
-    moored = choice.table[choice.table["family"] == LAMBDA].sort_values("value").index
+    table = choice.table[choice.table["columns"] == choice.plan.columns]
+    moored = table[table["family"] == LAMBDA].sort_values("value").index
     if len(choice.losses) != clients:
         return None
     return (unit * choice.losses[:, moored.tolist()]).tolist()
@@ -284,77 +341,103 @@ def as_lists(curve: LearningCurve | None) -> dict[str, Any] | None:
     return None if curve is None else {"now": curve.now, "match": curve.match, **curve.table.to_dict("list")}
 
 
-def clients_frame(job: Job, models: Deployed, known: Gathered, found: Answer) -> pd.DataFrame:
-    """A row a client: what to deploy, what would do, gains with intervals and chances, losses, the plan in numbers."""
-    clients, choice, m = job.clients, known.choice, len(job.clients)
+def clients_frame(
+    job: Job, models: AdvisedModels, choice: Choice, evidence: Evidence, found: Recommendations
+) -> pd.DataFrame:
+    """One row per client: the recommendation, its improvements with intervals, losses, the plan in numbers."""
+    clients, unit = job.clients, loss_unit(job)
     sizes = {part: getattr(clients, part).size.numpy() for part in PARTS}
     rows = sum(sizes.values())
-    kinds = {setting: kind_of(setting, choice.prior) for setting in set(models.plan)}
-    everyone, judged = torch.arange(m), known.test
-    losses = known.evidence.losses if judged is None else mean_losses(judged)
-    who, count = (known.evidence.asked, held_rows(known.evidence)) if judged is None else (everyone, judged.rows)
-    unit = clients.target_scale**job.task.unit_power
-
-    def of_all(part: Tensor) -> np.ndarray:
-        return torch.full((m,), torch.nan, dtype=torch.float64).index_copy_(0, who, part.double()).numpy()
-
+    kinds = {setting: kind_of(setting, choice.priors) for setting in set(models.plan)}
     return pd.DataFrame(
         {
             "client": clients.names,
             "rows": rows,
             **sizes,
-            "deploy": found.decision.deploy,
-            "will_do": found.decision.will_do,
-            **told_of("alone", found.decision.over_alone, found.base["alone"]),
-            **told_of("common", found.decision.over_common, found.base["common"]),
-            **{name: unit * of_all(part) for name, part in losses.items()},
-            "judged_rows": np.nan_to_num(of_all(count)).astype(int),
+            **recommendation_columns(found, unit),
+            **{f"{name}_held_out": unit * part.numpy() for name, part in mean_losses(evidence.held).items()},
+            "held_out_rows": evidence.held.rows.numpy().astype(int),
             "plan": [kinds[setting] for setting in models.plan],
-            "lambda": stiffnesses(models.plan, choice.prior, rows),
+            "lam": stiffnesses(models.plan, choice.priors, rows),
             "alpha": [alpha_of(setting) for setting in models.plan],
-            "helped": found.decision.over_alone.better,
-            "harmed": found.decision.over_alone.worse,
         }
     )
 
 
-def told_of(other: str, side: Side, base: np.ndarray) -> dict[str, np.ndarray]:
-    """The columns about one other model: the gain over it with its interval, as a loss and in per cent of the loss."""
-    ends = {"": side.gain, "_low": side.low, "_high": side.high}
-    out = {f"gain_over_{other}{end}": value for end, value in ends.items()}
-    out |= {f"gain_over_{other}_percent{end}": percent(value, base) for end, value in ends.items()}
-    return out | {f"chance_over_{other}": side.chance, f"sure_over_{other}": side.sure}
+def recommendation_columns(found: Recommendations, unit: float) -> dict[str, np.ndarray]:
+    """What the clients' table has of recommendations: expected losses, and improvements that follow from them."""
+    out: dict[str, np.ndarray] = {"recommended": found.recommended}
+    out |= {name: unit * found.expected[name] for name in MODELS}
+    probabilities = {}
+    for other in OTHERS:
+        side = found.over[other]
+        low, high = (unit * end.numpy() for end in side.interval(CLIENT_LEVEL))
+        ends = {"": out[other] - expected_loss(found, out), "_ci_low": low, "_ci_high": high}
+        ends[""] = np.where(found.is_same[other], 0.0, ends[""])
+        out |= {f"improvement_over_{other}{end}": value for end, value in ends.items()}
+        out |= {f"improvement_over_{other}_pct{end}": percent(value, out[other]) for end, value in ends.items()}
+        probabilities[f"probability_better_than_{other}"] = side.probability.numpy()
+    least = np.min(
+        [np.where(found.is_same[o], 1.0, found.over[o].probability.numpy()) for o in OTHERS], axis=0
+    )  # where all three are one model, nothing can be better
+    return out | probabilities | {"confidence": confidence(least)}
 
 
-def percent(gain: Any, loss: Any) -> Any:
-    """A gain in per cent of the other model's loss, of which nobody can save more than all."""
+def expected_loss(found: Recommendations, losses: dict[str, np.ndarray]) -> np.ndarray:
+    """[m]: of the recommended models."""
+    return np.select([found.recommended == name for name in MODELS], [losses[name] for name in MODELS])
+
+
+def percent(improvement: Any, loss: Any) -> Any:
+    """An improvement in percent of the other model's loss, at most all of it."""
     loss = np.asarray(loss, dtype=float)
-    return np.minimum(100 * np.divide(gain, loss, out=np.zeros(np.broadcast(gain, loss).shape), where=loss > 0), 100.0)
+    shape = np.broadcast(improvement, loss).shape
+    return np.minimum(100 * np.divide(improvement, loss, out=np.zeros(shape), where=loss > 0), 100.0)
 
 
-def summarise(job: Job, frame: pd.DataFrame, found: Answer, judges: str) -> dict[str, Any]:
-    """The federation in numbers: losses of the three models, what personal ones gain, who should do what, how sure."""
-    how, told = options_of(job), frame[frame["judged_rows"] > 0]
-    weight = told["judged_rows"] / told["judged_rows"].sum()
-    deployed = np.select([told["deploy"] == name for name in MODELS], [told[name] for name in MODELS])
-    gains = {}
-    for other in ("alone", "common"):
-        line, base = found.lines[f"personal over {other}"], found.loss[other]
-        ends = dict(zip(("mean", "low", "high"), line))
-        gains[f"gain_over_{other}"] = ends | {f"percent_{k}": float(percent(v, base)) for k, v in ends.items()}
+def summarize(job: Job, frame: pd.DataFrame, evidence: Evidence, found: Recommendations) -> dict[str, Any]:
+    """The federation in numbers: held-out losses, improvements of the recommended models, who should use what."""
+    options, unit = options_of(job), loss_unit(job)
+    losses = {name: unit * loss for name, loss in found.loss.items()}
     return {
-        **{name: float(weight @ told[name]) for name in MODELS},
-        "advised": float(weight @ deployed),
+        **losses,
         "metric": job.task.metric,
-        "judged_on": judges,
-        **gains,
-        "deploy": counts(frame["deploy"]),
-        "will_do": counts(frame["will_do"]),
-        **{f"sure_over_{other}": counts(frame[f"sure_over_{other}"]) for other in ("alone", "common")},
-        "helped": int(frame["helped"].sum()),
-        "harmed": int(frame["harmed"].sum()),
-        "practical": how.practical,
-        "level": how.level,
+        "evaluated_on": HELD_OUT,
+        "held_out_rows": int(evidence.held.rows.sum()),
+        **{f"improvement_over_{o}": line_table(found.line[o], unit, losses[o]) for o in OTHERS},
+        "personal_models": {
+            f"improvement_over_{o}": line_table(found.personal_line[o], unit, losses[o]) for o in OTHERS
+        },
+        "with_all_rows": None
+        if found.full_line is None
+        else {f"improvement_over_{o}": line_table(found.full_line[o], unit, losses[o]) for o in OTHERS},
+        "recommended_counts": counts(frame["recommended"]),
+        "confidence_counts": counts(frame["confidence"]),
+        "margin": options.margin,
+        "level": options.level,
+        "client_level": CLIENT_LEVEL,
+    }
+
+
+def line_table(line: Line, unit: float, loss: float) -> dict[str, float]:
+    """A mean improvement with its interval, in units of the loss and in percent of `loss`."""
+    values = np.array(line) * unit
+    ends = ("mean", "ci_low", "ci_high"), ("pct", "pct_ci_low", "pct_ci_high")
+    return dict(zip(ends[0], values.tolist())) | dict(zip(ends[1], percent(values, loss).tolist()))
+
+
+def test_part(job: Job, compared: ModelTriple, models: AdvisedModels) -> dict[str, Any]:
+    """What a table's own test rows show of the models: reported, never used to decide."""
+    clients = job.clients
+    if clients.parts_by_chance or int(clients.test.size.sum()) == 0:
+        return {"test": None, "measures": {}}
+    sums, unit = sum_losses(job.task, clients.test, compared), loss_unit(job)
+    mine = sum_losses(job.task, clients.test, compared._replace(personal=models.recommended))
+    losses = pooled_losses(sums) | {"recommended": pooled_losses(mine)[PERSONAL]}
+    here = isinstance(clients.test, Rows)  # else each client has its own rows, and their measures
+    return {
+        "test": {"rows": int(sums.rows.sum())} | {name: unit * loss for name, loss in losses.items()},
+        "measures": measures_of(job, models) if here else {},
     }
 
 
@@ -369,9 +452,9 @@ def counts(column: pd.Series) -> dict[str, int]:
     return {str(word): int(count) for word, count in column.value_counts().items()}
 
 
-def measures_of(job: Job, models: Deployed) -> dict[str, dict[str, float]]:
+def measures_of(job: Job, models: AdvisedModels) -> dict[str, dict[str, float]]:
     """Measures that people know of everyone's models on test rows, which took no part in them."""
-    mine = {"alone": models.alone, "common": models.common, "personal": models.personal, "advised": models.deployed}
+    mine = dict(zip((*MODELS, "recommended"), models[:4]))
     return {name: known_scores(job.task, job.clients, w).overall for name, w in mine.items()}
 
 
@@ -384,27 +467,16 @@ def as_json(advice: Advice) -> dict[str, Any]:
 def write(directory: RunDir, advice: Advice) -> None:
     """The plan as an algorithm in run.toml, the tables, and last the models; what was kept of folds goes."""
     job, frame = advice.job, advice.clients
-    table = as_algorithm(advice.choice, usable(job.clients))
+    shape = advice.evidence.shape
+    table = as_algorithm(advice.choice, usable(job.clients), None if shape is None else ColumnSets(job.task, shape))
     plan = job.run.model_dump(exclude_none=True) | {"algorithm": table}
     write_whole(directory.path / RUN, run_bytes(RunFile.model_validate(plan)))
     write_json(directory.path / ADVICE, advice.record)
     if advice.theory is not None:
         write_json(directory.path / THEORY, as_table(advice.theory))
-    frame = frame.rename(columns={"lambda": "lam"})
+    if shape is not None:
+        write_json(directory.path / SCHEMA, job.clients.schema.model_dump(mode="json"))
     known = frame[[name for name in CLIENTS.names if name in frame]]
     write_parquet(directory.path / CLIENTS_FILE, clients_table(known.to_dict("records")))
-    models, choice = advice.models, advice.choice
-    moorings = zip(choice.mix.values(), models.centres)
-    centre = sum((weight * w for weight, w in moorings), torch.zeros_like(models.common))
-    apart = not isinstance(job.clients.train, Rows)  # then each client keeps its own
-    shared = models.deployed if not apart or (job.run.federation and job.run.federation.share_models) else None
-    saved = Saved(
-        models.common,
-        shared,
-        job.clients.names,
-        *task_facts(job),
-        centre=None if torch.equal(centre, models.common) else centre,
-        mix=None if job.task.prox is None else mix_of(choice, models.centres),
-    )
-    directory.write_models(saved)
+    directory.write_models(advice.saved_models())
     kept.remove(directory)

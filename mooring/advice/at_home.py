@@ -16,7 +16,9 @@ from torch import Tensor
 
 from mooring.advice.advise import Advice  # with it come all modules that have questions
 from mooring.advice.asking import QUESTIONS
-from mooring.advice.folds import compact, deal, subset, usable
+from mooring.advice.folds import compact, deal, repeated_rows, subset, time_blocks, times_of, units_of, usable
+from mooring.advice.loss_sums import OTHERS
+from mooring.advice.words import KINDS, WITH
 from mooring.core.cohort import Rows
 from mooring.core.errors import RequestError
 from mooring.engines.fit import task_facts
@@ -70,8 +72,20 @@ class AdvisedHome(Home):
             return whole
         if name not in ("held", "without"):
             raise RequestError(f"client '{self.name}' has no rows called {name!r}.")
-        mine = deal(whole, self.clients.keys, int(fold[1]), self.run.training.seed) == int(fold[0])
+        assigned = self.assigned(int(fold[1]))
+        mine = assigned == int(fold[0])
+        if times_of(self.clients) is not None and name == "without":
+            return subset(whole, assigned < int(fold[0]))
         return subset(whole, mine if name == "held" else ~mine)
+
+    def assigned(self, folds: int) -> Tensor:
+        """[N]: the fold of each usable row; -1 for rows that only train."""
+        rows, time = self.rows(("usable",)), times_of(self.clients)
+        if time is not None:
+            return time_blocks(rows, time, folds + 1) - 1
+        units = units_of(self.clients)
+        units = repeated_rows(rows) if units is None else units
+        return deal(rows, self.clients.keys, folds, self.run.training.seed, units)
 
 
 def solid(rows: Rows, like: Rows) -> Rows:
@@ -94,11 +108,13 @@ def give_answers(home: AdvisedHome, parcel: Parcel) -> Parcel:
 def one_answer(home: AdvisedHome, name: str, part: tuple[Any, ...], own: list[Tensor], shared: dict[str, Any]) -> Any:
     rows = home.rows(part)
     if name == "fold_sizes":
-        fold = deal(rows, home.clients.keys, int(shared["count"]), home.run.training.seed)
-        return torch.bincount(fold, minlength=int(shared["count"]))[None]
+        fold = home.assigned(int(shared["count"]))
+        return torch.bincount(fold[fold >= 0], minlength=int(shared["count"]))[None]
     here = Here(home.task, rows)
     if name == "summary":
         return here.summary()
+    if name == "pearson":
+        return Pair(*here.pearson(*own))
     if name == "slope":
         return Pair(*here.slope(shared["w"]))
     if name == "refit":
@@ -109,26 +125,25 @@ def one_answer(home: AdvisedHome, name: str, part: tuple[Any, ...], own: list[Te
 
 
 def own_record(advice: Advice, row: Any) -> dict[str, Any]:
-    """What a client is told: the answer for all in numbers, and its own row; nobody else's."""
+    """What a client receives: the federation's numbers, and its own row; no other client's."""
     record, mine = advice.record, plain(row.to_dict())
-    kept = {name: record[name] for name in ("headline", "summary", "title", "plan", "path", "candidates", "run")}
-    return kept | {
+    shared = {name: record[name] for name in ("headline", "summary", "title", "plan", "path", "candidates", "run")}
+    return shared | {
         "clients": [mine],
         "notes": [],
-        "words": [in_a_sentence(mine)],
+        "words": {"recommendation": describe_recommendation(mine)},
         "learning_curve": record["learning_curve"],
     }
 
 
-def in_a_sentence(row: dict[str, Any]) -> str:
-    """A client's verdict."""
+def describe_recommendation(row: dict[str, Any]) -> str:
+    """A client's recommendation in a sentence."""
     sides = [
-        f"better than {other}: {row[f'sure_over_{other}']} (chance {row[f'chance_over_{other}']:.2f})"
-        for other in ("alone", "common")
-        if row["deploy"] != other and row[f"sure_over_{other}"] != "same"
+        f"better than {WITH[other]} with probability {row[f'probability_better_than_{other}']:.2f}"
+        for other in OTHERS
+        if row["recommended"] != other and row[f"improvement_over_{other}"] != 0
     ]
-    simpler = "" if row["will_do"] == row["deploy"] else f"; {row['will_do']} will do"
-    return f"Deploy {row['deploy']}{simpler}. " + "; ".join(sides).capitalize() + ("." if sides else "")
+    return f"Use {KINDS[row['recommended']]}{': ' + ' and '.join(sides) if sides else ''}."
 
 
 def leave(home: AdvisedHome, parcel: Parcel) -> Parcel:
@@ -138,11 +153,10 @@ def leave(home: AdvisedHome, parcel: Parcel) -> Parcel:
     run = home.run.model_copy(
         update={"data": home.run.data.model_copy(update={"source": str(home.path)}), "federation": None}
     )
-    known = {("lam" if name == "lambda" else name): value for name, value in row.items()}
     files = {
         RUN: run_bytes(run),
         SCHEMA: json_bytes(home.schema.model_dump(mode="json")),
-        CLIENTS_FILE: parquet_bytes(clients_table([{name: known[name] for name in CLIENTS.names if name in known}])),
+        CLIENTS_FILE: parquet_bytes(clients_table([{name: row[name] for name in CLIENTS.names if name in row}])),
         ADVICE: json_bytes(record),
     }
     path = home.folder / RESULT
@@ -150,7 +164,9 @@ def leave(home: AdvisedHome, parcel: Parcel) -> Parcel:
     about, layout = task_facts(Job(run, home.clients, home.task))
     saved = Models(parcel.tensors["common"], parcel.tensors["own"], (home.name,), about, layout)
     create(path, files).write_models(saved)
-    write_json(home.folder / DONE, row | {"metric": record["summary"]["metric"], "said": record["words"][0]})
+    write_json(
+        home.folder / DONE, row | {"metric": record["summary"]["metric"], "said": record["words"]["recommendation"]}
+    )
     return Parcel({"result": True})
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from mooring.advice.advise import Advice, advised
 from mooring.advice.at_home import LEFT, own_record
-from mooring.advice.folds import Held
+from mooring.advice.folds import FoldSplit
 from mooring.core.cohort import Rows, stacked
 from mooring.core.errors import RequestError
 from mooring.data.clients import PARTS, Clients
@@ -164,12 +164,12 @@ class Elsewhere:
         """All rows that advice is learnt from."""
         return self._with(("usable",), self.all)
 
-    def folds(self, count: int) -> Iterator[Held]:
+    def folds(self, count: int) -> Iterator[FoldSplit]:
         sizes = self.ask("fold_sizes", (), {"count": torch.tensor(count)})  # [m, count]
         for k in range(count):
             if int(sizes[:, k].sum()):
                 held = self._with(("held", k, count), sizes[:, k])
-                yield Held(self._with(("without", k, count), self.size - held.size), held, sizes[:0, k])  # type: ignore[arg-type]
+                yield FoldSplit(self._with(("without", k, count), self.size - held.size), held, sizes[:0, k])  # type: ignore[arg-type]
 
     def ask(self, name: str, own: tuple[Tensor, ...], shared: dict[str, Any]) -> Any:
         return self.board.ask(Question(name, self.part, self.who, own, shared))
@@ -189,6 +189,9 @@ class Elsewhere:
 
     def refit(self, center: Tensor, lam: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
         return tuple(self.ask("refit", (lam, start), {"center": center}))  # type: ignore[return-value]
+
+    def pearson(self, models: Tensor) -> tuple[Tensor, Tensor]:
+        return tuple(self.ask("pearson", (models,), {}))  # type: ignore[return-value]
 
 
 def mailing(
@@ -305,10 +308,10 @@ def job_of(run: RunFile, clients: Clients, post: Post, patience: Patience, tell:
 
 
 def goodbye(post: Post, advice: Advice, how: Federation) -> None:
-    """Every client is told its verdict and its model."""
+    """Every client receives its recommendation and its model."""
     models, frame = advice.models, advice.clients
     letters = {}
     for i, name in enumerate(advice.job.clients.names):
-        tensors = {"common": models.common, "own": models.deployed[i : i + 1]}
+        tensors = {"common": models.global_, "own": models.recommended[i : i + 1]}
         letters[name] = Parcel({"record": own_record(advice, frame.iloc[i])}, tensors)
     post.ask(LEFT, letters, deadline=how.deadline or GOODBYE, quorum=0)

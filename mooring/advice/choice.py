@@ -16,6 +16,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,21 +24,24 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from mooring.advice.families import ALONE, COMMON, LAMBDA, MIXTURE, OF_PRIOR, Setting, has_free_intercept
+from mooring.advice.families import GLOBAL, LAMBDA, LOCAL, MIXTURE, OF_PRIOR, Setting, has_free_intercept
 from mooring.advice.losses import Losses
 from mooring.advice.path import SCALES, curvature, is_dense
 from mooring.advice.prior import Prior, centre_ridge
+from mooring.advice.shaping import LINEAR, ColumnSets, on_columns
 from mooring.core.cohort import Rows
 from mooring.estimates.facts import RIDGES
+from mooring.tasks.linear import Linear
 
 FACTORS = (16.0, 4.0, 2.0, 1.0, 0.5, 0.25, 0.0625)  # on the stiffness that the prior proposes
-NEAR = (2.0, 1.0, 0.5)
-RIDGE_FACTORS = {0.0: NEAR, 1.0: FACTORS, 4.0: NEAR, 16.0: NEAR}  # on the common model's ridge that the prior proposes
+NEAR, ALONE_FACTOR = (2.0, 1.0, 0.5), (1.0,)
+RIDGE_FACTORS = {0.0: NEAR, 1.0: FACTORS, 4.0: NEAR, 16.0: NEAR}  # on the global model's ridge that the prior proposes
+FEW_RIDGE_FACTORS = {1.0: (4.0, 1.0, 0.25), 4.0: ALONE_FACTOR, 16.0: ALONE_FACTOR}  # where every fit takes iterations
 NO_RIDGE = 3e-4  # a ridge on the common model so far below the curvature changes nothing: no others are tried
 ALPHAS = (0.25, 0.5, 0.75)  # 0 and 1 are `common` and `alone`
 OWN_RIDGES = RIDGES[::2].tolist()
 MIXED_RIDGES = OWN_RIDGES[4:9:2]
-COMMON_RIDGES = [0.0, *RIDGES[4:18:4].tolist()]
+GLOBAL_RIDGES = [0.0, *RIDGES[4:18:4].tolist()]
 MOST_CLIENTS = 2_000  # clients that choose the plan; the others follow
 TO_SWITCH, TO_LEAVE = 2.5, 3.0  # standard errors that another plan, and choices of clients' own, must win by
 BELIEF = 0.5  # in what the prior proposes, before any row was held out
@@ -49,38 +53,58 @@ class Choice(NamedTuple):
     plan: Setting  # the heaviest in the mix
     mix: dict[Setting, float]  # settings and their weights: the average of their models is everyone's
     default: Setting  # what the prior, or the best single lam, proposed
-    alone: Setting  # the best of its family, as the plan's referees
-    common: Setting
+    local: Setting  # the best of its family
+    global_: Setting
     own: dict[int, Setting]  # client -> where it leaves the plan
     table: pd.DataFrame  # of every candidate its numbers, held-out loss, how much worse than the plan, error, weight
-    prior: Prior | None
+    priors: list[Prior]  # the preferred one first
     losses: Tensor  # [clients, candidates], mean held-out losses; nan without rows
 
 
 def candidates(
-    task: Any, rows: Rows, prior: Prior | None, weights: str | Tensor, total: int
-) -> tuple[list[Setting], Setting | None]:
-    """All settings to compare, and the prior's own."""
+    task: Any, rows: Rows, priors: Sequence[Prior], weights: str | Tensor, total: int, sets: ColumnSets | None = None
+) -> tuple[list[Setting], list[Setting]]:
+    """All settings to compare, and those that the priors propose; of further column `sets` a part of them."""
+    settings, proposed = [], []
+    for name in [LINEAR] if sets is None else sets.names():
+        mine = [prior for prior in priors if prior.columns == name]
+        few = name != LINEAR
+        at = on_columns(task, rows, sets, name)
+        found = _settings_on(at.task, at.rows, mine, weights, total, few)
+        settings += [setting._replace(columns=name) for setting in found[0]]
+        proposed += [setting._replace(columns=name) for setting in found[1]]
+    return settings, proposed
+
+
+def _settings_on(
+    task: Any, rows: Rows, priors: Sequence[Prior], weights: str | Tensor, total: int, few: bool
+) -> tuple[list[Setting], list[Setting]]:
+    """The settings of one set of columns: a fine grid where fits are a matrix product, coarser ones otherwise, and
+    `few` on extra columns."""
     unit = curvature(task, rows, weights_of(rows, weights))
-    ridge = 0.0 if prior is None else centre_ridge(task, prior, total)
-    cheap = is_dense(task)
-    settings = [Setting(COMMON, r) for r in (COMMON_RIDGES if cheap else COMMON_RIDGES[:1])]
-    settings += [Setting(ALONE, r) for r in (OWN_RIDGES if cheap else MIXED_RIDGES)]
-    settings += [Setting(ALONE, r, free=True) for r in (OWN_RIDGES if has_free_intercept(task) else ())]
-    settings += [Setting(LAMBDA, float(s) * unit, ridge) for s in SCALES[::2]]
-    default = None
-    if prior is not None:
-        family = OF_PRIOR[prior.kind]
-        ridges = RIDGE_FACTORS if ridge >= NO_RIDGE * unit else {1.0: FACTORS}
-        settings += [Setting(family, f, r * ridge) for r, factors in ridges.items() for f in factors]
-        default = Setting(family, 1.0, ridge)
-    settings += [Setting(MIXTURE, a, ridge, r) for r in MIXED_RIDGES for a in ALPHAS]
-    return settings, default
+    ridge = centre_ridge(task, priors[0], total) if priors else 0.0
+    cheap, step = is_dense(task), (1 if isinstance(task, Linear) else 2) * (2 if few else 1)
+    settings = [Setting(GLOBAL, r) for r in (GLOBAL_RIDGES[::step] if cheap else GLOBAL_RIDGES[:1])]
+    if not few:
+        settings += [Setting(LOCAL, r) for r in (OWN_RIDGES[::step] if cheap else MIXED_RIDGES)]
+    settings += [Setting(LOCAL, r, free=True) for r in (OWN_RIDGES[::step] if has_free_intercept(task) else ())]
+    settings += [Setting(LAMBDA, float(s) * unit, ridge) for s in SCALES[:: 2 * step]]
+    proposed = []
+    for k, prior in enumerate(priors):
+        own = centre_ridge(task, prior, total)
+        grid = RIDGE_FACTORS if isinstance(task, Linear) and not few and k == 0 else FEW_RIDGE_FACTORS
+        ridges = grid if own >= NO_RIDGE * unit else {1.0: grid[1.0]}
+        mine = [Setting(OF_PRIOR[prior.kind], f, r * own) for r, factors in ridges.items() for f in factors]
+        settings += mine
+        proposed += [setting for setting in mine if setting.value == 1.0]
+    if not few:
+        settings += [Setting(MIXTURE, a, ridge, r) for r in MIXED_RIDGES[:: min(step, 2)] for a in ALPHAS]
+    return settings, proposed
 
 
-def prior_of(prior: Prior | None, asked: Tensor) -> list[Prior]:
-    """The prior for some of the clients."""
-    return [] if prior is None else [prior._replace(noise=prior.noise[asked])]
+def prior_of(priors: Sequence[Prior], asked: Tensor) -> list[Prior]:
+    """The priors for some of the clients."""
+    return [prior._replace(noise=prior.noise[asked]) for prior in priors]
 
 
 def weights_of(rows: Rows, weights: str | Tensor) -> Tensor:
@@ -90,10 +114,22 @@ def weights_of(rows: Rows, weights: str | Tensor) -> Tensor:
     return rows.size.double() if weights == "size" else (rows.size > 0).double()
 
 
-def decide(task: Any, settings: list[Setting], losses: Losses, default: Setting | None) -> Choice:
-    """The choice from held-out losses; their folds split the rows for the clients' own choices."""
+def decide(
+    task: Any,
+    settings: list[Setting],
+    losses: Losses,
+    proposed: Sequence[Setting],
+    priors: Sequence[Prior] = (),
+    belief: Tensor | None = None,
+) -> Choice:
+    """The choice from held-out losses; their folds split the rows for the clients' own choices.
+
+    `proposed` are the settings of the priors, or one to stay with unless another is clearly better. `belief` [settings]
+    is that before any row was held out, where `settings` are only a part of those that were tried.
+    """
     rows = int(losses.count.sum())
     mean = losses.sums.sum((0, 1)) / rows
+    scale = dispersion_of(task, priors)
 
     def best(*families: str) -> int:
         return min((k for k, s in enumerate(settings) if s.family in families), key=lambda k: float(mean[k]))
@@ -103,46 +139,63 @@ def decide(task: Any, settings: list[Setting], losses: Losses, default: Setting 
         first, second = (torch.tensor(side)[:, None, None].expand(-1, *losses.count.shape) for side in zip(*pairs))
         return [float(one) for one in error(rows, *losses.apart(first, second))]
 
-    if default is None:
-        first = best(LAMBDA)
-    else:  # its ridge on the common model is the data's choice; with many rows all of them are next to nothing
-        same = [k for k, s in enumerate(settings) if s[:2] == default[:2]]
-        first = min(same, key=lambda k: float(mean[k]))
-    if default is not None and default.family in OF_PRIOR.values():
-        weight = weights_of_settings(losses, same, temperature(task, float(mean[first])))
+    places = [settings.index(setting) for setting in proposed]
+    first = min(places, key=lambda k: float(mean[k])) if places else best(LAMBDA)
+    if priors:
+        belief = first_belief(settings, proposed) if belief is None else belief
+        weight = weights_of_settings(losses, belief, temperature(task, float(mean[first]), scale))
         plan = int(weight.argmax())
     else:
         plan, least = first, int(mean.argmin())
         if float(mean[first] - mean[least]) > TO_SWITCH * errors([(first, least)])[0]:
             plan = least
         weight = (torch.arange(len(settings)) == plan).double()
-    alone, common = best(ALONE), best(COMMON)
-    options = list(dict.fromkeys([plan, *family_of(settings, plan), alone, common]))
-    own = leavers(losses, options, temperature(task, float(mean[plan])))
-    table = pd.DataFrame([{"family": s.family, "value": s.value, "ridge": s.ridge} for s in settings])
+    local, global_ = best(LOCAL), best(GLOBAL)
+    options = list(dict.fromkeys([plan, *family_of(settings, plan), local, global_]))
+    own = leavers(losses, options, temperature(task, float(mean[plan]), scale))
+    table = pd.DataFrame(
+        [{"family": s.family, "columns": s.columns, "value": s.value, "ridge": s.ridge} for s in settings]
+    )
     table["loss"] = mean.numpy()
     table["worse"] = (mean - mean[plan]).numpy()
     table["error"] = errors([(k, plan) for k in range(len(settings))])
     table["plan"] = np.arange(len(settings)) == plan
     table["weight"] = weight.numpy()
     mix = {settings[k]: float(weight[k]) for k in torch.nonzero(weight)[:, 0].tolist()}
-    chosen, default, by_itself, one = (settings[k] for k in (plan, first, alone, common))
     mine = {i: settings[options[k]] for i, k in own.items()}
     seen = losses.sums.sum(0) / losses.count.sum(0)[:, None]
-    return Choice(chosen, mix, default, by_itself, one, mine, table, None, seen)
+    chosen = (settings[plan], mix, settings[first], settings[local], settings[global_])
+    return Choice(*chosen, mine, table, list(priors), seen)
 
 
-def weights_of_settings(losses: Losses, proposed: list[int], heat: float) -> Tensor:
-    """[settings]: their weights after held-out rows; `heat` turns losses into log-likelihoods.
+def first_belief(settings: list[Setting], proposed: Sequence[Setting]) -> Tensor:
+    """[settings]: before any row was held out. The proposed ones share BELIEF evenly, and the others the rest."""
+    mine = torch.tensor([setting in proposed for setting in settings])
+    rest = (1 - BELIEF) / max(len(settings) - int(mine.sum()), 1)
+    return torch.where(mine, BELIEF / max(int(mine.sum()), 1), rest).double()
 
-    Before, the proposed ones share BELIEF evenly, and the others the rest.
-    """
-    score = -losses.sums.sum((0, 1)) / heat
-    belief = torch.full_like(score, (1 - BELIEF) / max(len(score) - len(proposed), 1))
-    belief[proposed] = BELIEF / len(proposed)
-    weight = torch.softmax(score + belief.log(), 0)
+
+def weights_of_settings(losses: Losses, belief: Tensor, heat: float) -> Tensor:
+    """[settings]: their weights after held-out rows, by their `belief` before; `heat` turns losses into
+    log-likelihoods."""
+    sums, best = losses.sums.sum((0, 1)), int(losses.sums.sum((0, 1)).argmin())
+    first = torch.arange(len(sums))[:, None, None].expand(-1, *losses.count.shape)
+    total, square = losses.apart(first, torch.full_like(first, best))
+    behind = how_far_behind(total, square, int(losses.count.sum()), heat)
+    weight = torch.softmax(belief.log() - behind, 0)
     weight = torch.where(weight < LEAST_WEIGHT, 0.0, weight)
     return weight / weight.sum()
+
+
+def how_far_behind(total: Tensor, square: Tensor, rows: int, heat: float) -> Tensor:
+    """[settings]: log-likelihoods by which settings are behind the best one, from sums of the differences of losses
+    and of their squares.
+
+    At most twice the squared number of standard errors: of a likelihood that is right both are alike, and where a few
+    rows have very large losses the sum of these shows little.
+    """
+    variance = (square - total**2 / max(rows, 1)).clamp(min=torch.finfo(total.dtype).tiny)
+    return torch.minimum(total / heat, 2 * total**2 / variance).clamp(min=0)
 
 
 def error(rows: int, total: Tensor, square: Tensor) -> Tensor:
@@ -155,14 +208,19 @@ def error(rows: int, total: Tensor, square: Tensor) -> Tensor:
 def family_of(settings: list[Setting], plan: int) -> list[int]:
     """The settings that differ from the plan in their value only."""
     mine = settings[plan]
-    if mine.family in (COMMON, ALONE):
+    if mine.family in (GLOBAL, LOCAL):
         return [plan]
     return [k for k, s in enumerate(settings) if s._replace(value=0.0) == mine._replace(value=0.0)]
 
 
-def temperature(task: Any, loss: float) -> float:
+def dispersion_of(task: Any, priors: Sequence[Prior]) -> float:
+    """How much more targets vary than the likelihood implies."""
+    return float(priors[0].noise.mean()) if priors and task.overdispersed else 1.0
+
+
+def temperature(task: Any, loss: float, dispersion: float = 1.0) -> float:
     """What a sum of losses, `loss` on average, is divided by to be a negative log-likelihood."""
-    return max(task.risk_per_loss * (1.0 if task.likelihood else loss), 1e-12)
+    return max(task.risk_per_loss * (dispersion if task.likelihood else loss), 1e-12)
 
 
 def leavers(losses: Losses, options: list[int], heat: float) -> dict[int, int]:

@@ -1,64 +1,92 @@
-"""Choice and evidence from the same folds: every row is held out once, and the prior is fitted anew without it.
+"""Choice and evidence from the same folds: every row is held out once, and the prior is estimated again without it.
 
-In each fold of the clients' rows the prior and every candidate are fitted on the other folds and judged on this one.
-The losses choose the plan; the plan's, alone's and common's own losses are what predictions of gains are held against
-(`calibrate.py`), since a prior that saw the held-out rows would overstate what the plan gains over one common model.
-All that is deployed is then fitted on all rows.
+In each fold the prior and every candidate are fitted on the other folds' rows and evaluated on this fold's. The losses
+choose how candidates are averaged; the local, global and personal models that follow are then evaluated fold by fold
+(`loss_sums.py`). All models that clients will use are fitted on all rows.
 
-A fold's result is a few tensors (`Fold`), so a run that was interrupted need not repeat it.
+A fold's result is a few tensors (`Fold`), so an interrupted run need not repeat it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from mooring.advice.asking import at_hand, doing
-from mooring.advice.bends import Bent, bent_gains, bent_of, everyones_moments, total_bends, with_bends
-from mooring.advice.calibrate import Witness
-from mooring.advice.choice import MOST_CLIENTS, Choice, candidates, decide, prior_of, weights_of
-from mooring.advice.families import ALONE, Models, Setting, fitted
-from mooring.advice.folds import FOLDS, Held, compact, cross, deal, owners, row_losses
-from mooring.advice.gain import Gain, at_future, at_rows, gains, joined_gains
-from mooring.advice.heldout import at_full_size
+from mooring.advice.asking import doing
+from mooring.advice.choice import (
+    MOST_CLIENTS,
+    Choice,
+    candidates,
+    decide,
+    dispersion_of,
+    first_belief,
+    prior_of,
+    temperature,
+    weights_of,
+)
+from mooring.advice.families import GLOBAL, LAMBDA, LOCAL, Models, Setting, fitted
+from mooring.advice.folds import (
+    FOLDS,
+    MORE_FOLDS,
+    MOST_FOLDS,
+    FoldSplit,
+    compact,
+    count_folds,
+    deal,
+    iterate_folds,
+    owners,
+    row_losses,
+)
+from mooring.advice.loss_sums import LossSums, ModelTriple, add_sums, sum_losses, zero_sums
 from mooring.advice.losses import ByModel, ByRow, Losses
-from mooring.advice.path import BLOCK, Shape, path
-from mooring.advice.posterior import Truths, generalised_truths, has_posterior, linear_truths, own_noise
+from mooring.advice.noise import estimate_noise
 from mooring.advice.prior import Prior, likely_variance, preferred, priors
-from mooring.advice.tally import PAIRS, Tally, Trio, mean_losses, tally_of, total, witnesses_of
+from mooring.advice.shaping import LINEAR, ColumnSets, Shaper, on_columns
 from mooring.core.cohort import Rows
 from mooring.engines.fit import Tell, silent
+from mooring.estimates.client_spread import MOST_SPREADS
+from mooring.shapes.columns import ShapedColumns
 from mooring.tasks.linear import Linear
 from mooring.tasks.proximal import DENSE, is_dense
 
-CHOOSING = 1  # folds in which candidates are compared where fits are rather dear,
-DEAR = 5e7  # rows times squared parameters from which they are: thousands of held-out rows are enough to choose by
-ENOUGH = 500  # rows to choose by where fits are dear on few rows, too: losses with kinks
+CHOOSING_FOLDS = 1  # in which candidates are compared where fits are slow,
+SLOW_FIT = 5e7  # rows times squared parameters from which they are: thousands of held-out rows are enough to choose by
+SCREENING_FOLDS = 2  # after which candidates without a chance are dropped:
+HOPELESS = 20.0  # log-likelihood on these folds by which they are behind,
+REPORTED_SETTINGS = 3  # but for so many of the best local ones, and all global ones, which take one fit each
+ENOUGH_ROWS = 500  # to choose by where fits are slow on few rows, too: losses with kinks
 
 
 class Fold(NamedTuple):
-    """What one fold found out; without a prior the last three are empty."""
+    """The result of one fold; without a prior the last two are empty."""
 
     place: Tensor  # [rows of the fold], places among all rows
     loss: Tensor  # [settings, rows of the fold], float32
-    variance: Tensor  # [d], the prior's tau^2
-    noise: Tensor  # [m], the prior's
-    unit: Tensor  # [d], the posterior's unit of tau^2
+    variance: Tensor  # [priors, d], tau^2; 0 beyond a prior's own columns
+    noise: Tensor  # [priors, m]
+
+
+class Near(NamedTuple):
+    """The priors of all rows: what those of a fold are near to."""
+
+    combined: Sequence[Prior]
+    raw: Sequence[Prior]
 
 
 class Evidence(NamedTuple):
-    """Everyone's models on all rows, and for each pair what was predicted and seen."""
+    """Everyone's models, fitted on all rows, and what rows show of them."""
 
-    trio: Trio
-    gain: dict[str, Gain] | None  # at full size, on rows to come; None for networks and newcomers
-    seen: dict[str, Witness]  # on held-out rows, predictions nan without `gain`
-    losses: dict[str, Tensor]  # [k] mean held-out loss of alone, common and personal; nan without rows
-    asked: Tensor  # [k], the clients that were held against each other: all, unless they are very many
+    models: ModelTriple
+    held: LossSums  # over held-out rows, with models that have not seen them; 0 rows for clients that were not asked
+    own: LossSums  # over all rows, with `models`
+    fitted: LossSums | None = None  # over the rows that the folds' models were fitted to; None: not evaluated
+    shape: ShapedColumns | None = None  # the extra columns that the models use
 
 
 def cross_fit(
@@ -72,257 +100,292 @@ def cross_fit(
     save: Callable[[int, Fold], None] | None = None,
     tell: Tell = silent,
     units: Tensor | None = None,
+    time: Tensor | None = None,
+    shaper: Shaper | None = None,
 ) -> tuple[Choice, Evidence]:
-    """Choose on all rows by folds, predict and observe gains on them, refit on all rows.
+    """Choose by folds of all rows, evaluate the chosen models on them, and refit on all rows.
 
-    `done` are folds of an interrupted run, and `save(number, fold)` keeps a new one. Where fits are dear (very many
-    parameters) and nobody says how many folds, one fold of five is held out; where they are rather dear, the candidates
-    are compared in some folds only, and in the others what they chose is judged. No fold tears rows of one of the
-    `units` [N] apart.
+    `done` are folds of an interrupted run, and `save(number, fold)` stores a new one. Where fits are slow (very many
+    parameters) and `folds` is not given, one fold of five is held out; where they are rather slow, the candidates are
+    compared in some folds only. No fold separates rows of one of the `units` [N]; with `time` [N] each fold is
+    predicted from earlier rows only. With a `shaper` models may use extra columns.
     """
     tell("seeing how clients vary", 0, 1)
     asked = torch.arange(len(rows))
     some = rows = compact(rows) if isinstance(rows, Rows) else rows
+    everyones_units = units
     if len(asked) > MOST_CLIENTS:
         asked = torch.linspace(0, len(rows) - 1, MOST_CLIENTS).long()
         some = compact(rows.select(asked))
+        theirs = torch.isin(owners(rows), asked) if isinstance(rows, Rows) else None
+        units, time = (None if part is None else part[theirs] for part in (units, time))
     few = weights if isinstance(weights, str) else weights[asked]
-    found = priors(task, rows)
-    prior = with_own_noise(task, rows, found) if found else None
-    settings, default = candidates(task, some, prior, few, int(rows.size.sum()))
-    near = prior_of(prior, asked)[0] if prior is not None else None
-    if units is not None and some is not rows:
-        units = units[torch.isin(owners(rows), asked)]
-    parts = list(cross(some, keys[asked.numpy()], seed, folds if is_dense(task) else folds or FOLDS, units))
+    parts = list(iterate_folds(some, keys[asked.numpy()], seed, fold_count(task, some, folds, time), units, time))
     if folds is None and task.dim > DENSE:
         parts = parts[:1]
-    choosing = folds_to_choose(task, some, len(parts))
-    tried = [settings if k < choosing else [] for k in range(len(parts))]
+    shape, sets, everyone = None, None, len(asked) == len(rows)
+    if shaper is not None:
+        shape, rows = shaper.fit(rows, everyones_units)
+        some = rows if everyone else compact(rows.select(asked))
+        task = replace(task, features=shape.width)
+        sets = ColumnSets(task, shape)
+        mine = shaper if everyone else replace(shaper, keys=shaper.keys[asked.numpy()])
+        parts = [mine.split(part, units) for part in parts]
+    raw = raw_priors(task, rows, sets)
+    found = combine_priors(task, rows, raw, sets)
+    near = Near(prior_of(found, asked), raw)
+    settings, proposed = candidates(task, some, near.combined, few, int(rows.size.sum()), sets)
+    choosing, belief = folds_to_choose(task, some, len(parts)), first_belief(settings, proposed)
     if isinstance(some, Rows):
-        kept = []
-        for k, part in enumerate(parts):
-            fold = (done or {}).get(k)
-            before, steps = sum(map(len, tried[:k])) + k, sum(map(len, tried)) + len(tried)
-            tell("holding rows out", before, steps)
-            if fold is None:
-
-                def told(more: int, before: int = before, steps: int = steps) -> None:
-                    tell("holding rows out", before + more, steps)
-
-                def lost(v: Tensor, held: Rows = part.held) -> Tensor:
-                    return row_losses(task, v, held).float()
-
-                fold, loss = fit_fold(task, part, tried[k], near, found, few, lost, told)
-                fold = fold._replace(loss=torch.stack(loss) if loss else torch.empty(0, len(part.place)))
-                if save is not None:
-                    save(k, fold)
-            kept.append(fold)
-        losses: Losses = by_row(some, parts[:choosing], kept[:choosing], keys[asked.numpy()], seed)
+        fits, kept = fit_folds_here(task, parts, settings, choosing, near, few, done or {}, save, tell, sets)
+        proposed = [s for s in proposed if settings.index(s) in set(kept)]
+        settings, belief = [settings[k] for k in kept], belief[kept]
+        losses: Losses = losses_by_row(some, parts[:choosing], fits[:choosing], keys[asked.numpy()], seed)
     else:
+        fits, losses = fit_folds_remotely(task, some, parts, settings, choosing, near, few, sets)
+    here = decide(task, settings, losses, proposed, near.combined, belief)
+    choice = here._replace(own={int(asked[i]): s for i, s in here.own.items()}, priors=found)
+    models = fit_triple(task, rows, choice, found, weights, sets)
+    held, fitted_to = evaluate_folds(task, some, parts, fits, here, few, tell, sets)
+    if not everyone:
+        held, fitted_to = (spread_out(sums, asked, len(rows)) for sums in (held, fitted_to))
+    return choice, Evidence(models, held, sum_losses(task, rows, models), fitted_to, shape)
 
-        def apart(k: int) -> list[tuple[Fold, Tensor]]:
-            fold, models = fit_fold(task, parts[k], tried[k], near, found, few, lambda v: v)
-            return [(fold, torch.stack(models, 1) if models else torch.empty(0))]
 
-        kept, models = zip(*(one for (one,) in doing(some)(apart, range(len(parts)))))  # type: ignore[assignment]
-        losses = ByModel(task, [part.held for part in parts[:choosing]], models[:choosing])
-    here = decide(task, settings, losses, default)._replace(prior=prior)
-    choice = here._replace(own={int(asked[i]): s for i, s in here.own.items()})
-    trio = trio_of(task, rows, choice, prior_of(prior, torch.arange(len(rows))), weights)
-    judge = partial(judged_folds, task, some, parts, kept, here, few, tell)
-    if prior is not None and has_posterior(task):
-        seen, judged = foreseen(task, some, parts, judge)
-        gain = future_gains(task, rows, prior.noise, likely_variance(found), trio)
-    else:
-        x = everyones_moments(task, rows)
-        seen, judged, bent = foretold(task, x, judge)
-        gain = bent_gains(bent, asked, trio, x, rows.size)
-    return choice, Evidence(trio, gain, seen, judged, asked)
+def spread_out(sums: LossSums, asked: Tensor, m: int) -> LossSums:
+    """Sums of some clients as sums of all m, 0 elsewhere."""
+    return LossSums(*(whole.index_copy_(0, asked, part) for whole, part in zip(zero_sums(m), sums, strict=True)))
+
+
+def fold_count(task: Any, rows: Rows, folds: int | None, time: Tensor | None = None) -> int:
+    """How many folds: as asked, else by the rows, and fewer where every fit takes iterations."""
+    if folds is not None:
+        return folds
+    most = MOST_FOLDS if isinstance(task, Linear) else MORE_FOLDS if is_dense(task) else FOLDS
+    return min(count_folds(rows, time), most)
 
 
 def folds_to_choose(task: Any, rows: Rows, folds: int) -> int:
     """In how many of the folds candidates are compared: all of them, unless every candidate takes seconds."""
     total = int(rows.size.sum())
-    if isinstance(task, Linear) or (is_dense(task) and total * task.dim**2 <= DEAR):
+    if isinstance(task, Linear) or (is_dense(task) and total * task.dim**2 <= SLOW_FIT):
         return folds
-    return CHOOSING if is_dense(task) else min(folds, max(CHOOSING, -(-ENOUGH * folds // max(total, 1))))
+    return (
+        CHOOSING_FOLDS if is_dense(task) else min(folds, max(CHOOSING_FOLDS, -(-ENOUGH_ROWS * folds // max(total, 1))))
+    )
 
 
-def by_row(rows: Rows, parts: list[Held], kept: list[Fold], keys: np.ndarray, seed: int) -> ByRow:
-    """The losses of all folds. Of a single one, clients' own choices are tried on some of its rows and judged on
+def fit_folds_here(
+    task: Any,
+    parts: list[FoldSplit],
+    settings: list[Setting],
+    choosing: int,
+    near: Near,
+    weights: str | Tensor,
+    done: Mapping[int, Fold],
+    save: Callable[[int, Fold], None] | None,
+    tell: Tell,
+    sets: ColumnSets | None,
+) -> tuple[list[Fold], list[int]]:
+    """The folds of rows in this process, with losses by row of the settings that are still compared in the end, and
+    which these are: after SCREENING_FOLDS those that cannot get any weight are dropped."""
+    fits: list[Fold] = []
+    kept = list(range(len(settings)))
+    steps = len(parts)
+    for k, part in enumerate(parts):
+        if k == SCREENING_FOLDS and k < choosing:
+            kept = promising(task, settings, fits, near.combined)
+        tried = [settings[i] for i in kept] if k < choosing else []
+        tell("holding rows out", k, steps)
+        fold = done.get(k)
+        if fold is None:
+
+            def evaluate(v: Tensor, held: Rows = part.held) -> Tensor:
+                return row_losses(task, v, held).float()
+
+            fold, loss = fit_fold(task, part, tried, near, weights, sets, evaluate)
+            fold = fold._replace(loss=torch.stack(loss) if loss else torch.empty(0, len(part.place)))
+            if save is not None:
+                save(k, fold)
+        fits.append(fold)
+    place = torch.tensor(kept)
+    whole = [fold._replace(loss=fold.loss[place]) if len(fold.loss) == len(settings) else fold for fold in fits]
+    return whole, kept
+
+
+def promising(task: Any, settings: list[Setting], fits: list[Fold], priors: Sequence[Prior]) -> list[int]:
+    """The settings whose losses on the first folds leave them a chance of some weight, and the best of the families
+    that are always reported."""
+    total = torch.cat([fold.loss for fold in fits], 1).double()
+    behind = (total.sum(1) - total.sum(1).min()) / temperature(
+        task, float(total.mean(1).min()), dispersion_of(task, priors)
+    )
+    keep = set(torch.nonzero(behind <= HOPELESS)[:, 0].tolist())
+    columns = {settings[k].columns for k in keep}  # the plan will have one of these, and its path is reported
+    keep |= {k for k, s in enumerate(settings) if s.family == LAMBDA and s.columns in columns}
+    for family in (LOCAL, GLOBAL):
+        mine = sorted((k for k, s in enumerate(settings) if s.family == family), key=lambda k: float(behind[k]))
+        keep |= set(mine[:REPORTED_SETTINGS] if family == LOCAL else mine)
+        for name in columns:
+            keep |= set([k for k in mine if settings[k].columns == name][:1])
+    linear = (k for k, s in enumerate(settings) if s.columns == LINEAR)
+    keep.add(min(linear, key=lambda k: float(behind[k])))  # what the gain of other columns is reported against
+    return sorted(keep)
+
+
+def fit_folds_remotely(
+    task: Any,
+    rows: Any,
+    parts: list[FoldSplit],
+    settings: list[Setting],
+    choosing: int,
+    near: Near,
+    weights: str | Tensor,
+    sets: ColumnSets | None,
+) -> tuple[list[Fold], Losses]:
+    """The same of rows that stay with their clients: all settings, folds side by side, losses as sums."""
+
+    def fit(k: int) -> list[tuple[Fold, Tensor]]:
+        tried = settings if k < choosing else []
+        fold, models = fit_fold(task, parts[k], tried, near, weights, sets, lambda v: v)
+        return [(fold, torch.stack(models, 1) if models else torch.empty(0))]
+
+    fits, models = zip(*(one for (one,) in doing(rows)(fit, range(len(parts)))))
+    return list(fits), ByModel(task, [part.held for part in parts[:choosing]], models[:choosing])
+
+
+def losses_by_row(rows: Rows, parts: list[FoldSplit], fits: list[Fold], keys: np.ndarray, seed: int) -> ByRow:
+    """The losses of all folds. Of a single one, clients' own choices are made on some of its rows and evaluated on
     others."""
-    number = [torch.full((len(fold.place),), k) for k, fold in enumerate(kept)]
-    if len(kept) == 1:
+    number = [torch.full((len(fold.place),), k) for k, fold in enumerate(fits)]
+    if len(fits) == 1:
         number = [deal(parts[0].held, keys, FOLDS, seed)]
-    owner = owners(rows)[torch.cat([fold.place for fold in kept])]
-    return ByRow(torch.cat([fold.loss for fold in kept], 1), torch.cat(number), owner, len(rows))
+    owner = owners(rows)[torch.cat([fold.place for fold in fits])]
+    return ByRow(torch.cat([fold.loss for fold in fits], 1), torch.cat(number), owner, len(rows))
 
 
-def future_gains(task: Any, rows: Rows, noise: Tensor, unit: Tensor, trio: Trio) -> dict[str, Gain]:
-    """By pair, at rows to come. Of very many clients each BLOCK has its own centre, which it knows well enough."""
-    told = []
-    for block in torch.arange(len(rows)).split(BLOCK):
-        some = rows if len(block) == len(rows) else compact(rows.select(block))
-        mine = trio._replace(alone=trio.alone[block], personal=trio.personal[block])
-        with at_hand(some):
-            known = posterior_of(task, some, noise[block], unit)
-            told.append(gains(task, known, at_future(task, some), pairs_of(mine), shares(rows)[block]))
-    return dict(zip(PAIRS, (joined_gains(parts) for parts in zip(*told))))
+def raw_priors(
+    task: Any, rows: Rows, sets: ColumnSets | None, near: Sequence[Prior] = (), used: Collection[str] | None = None
+) -> list[Prior]:
+    """The priors of every kind, for each (or each `used`) set of columns; approximations start from `near`."""
+    if sets is None:
+        return priors(task, rows, near)
+
+    def estimate(name: str) -> list[Prior]:
+        mine = [prior for prior in near if prior.columns == name]
+        found = priors(sets.task_on(name), sets.rows_on(rows, name), mine)
+        return [prior._replace(columns=name) for prior in found]
+
+    names = [name for name in sets.names() if used is None or name in used]
+    return [prior for found in doing(rows)(estimate, names) for prior in found]
 
 
-def of_tally(trio: Trio, tally: Tally, share: Tensor | float = 1.0) -> Evidence:
-    """Evidence without a posterior: held-out rows alone, judging models of a `share` of each client's rows.
+def combine_priors(task: Any, rows: Rows, raw: Sequence[Prior], sets: ColumnSets | None) -> list[Prior]:
+    """The priors that settings go by, from those of every kind: for each set of columns the preferred one first.
 
-    Networks could fit any rows: all that they lose alone counts as what more rows would save.
+    With squared losses each client has its own noise.
     """
-    alone, _, personal = tally.losses.sum(1).tolist()
-    seen = at_full_size(witnesses_of(tally), share, min(max(1 - personal / alone, 0.0), 1.0) if alone > 0 else 0.0)
-    return Evidence(trio, None, seen, mean_losses(tally), torch.arange(len(tally.rows)))
-
-
-def held_rows(evidence: Evidence) -> Tensor:
-    """[k]: each asked client's held-out rows."""
-    return next(iter(evidence.seen.values())).rows
-
-
-def pairs_of(trio: Trio) -> list[tuple[Tensor, Tensor]]:
-    return [(getattr(trio, o), getattr(trio, p)) for o, p in PAIRS.values()]
-
-
-def shares(rows: Rows) -> Tensor:
-    """[m]: each client's share of the rows."""
-    return rows.size.double() / rows.size.sum()
+    out: list[Prior] = []
+    for name in [LINEAR] if sets is None else sets.names():
+        mine = [prior for prior in raw if prior.columns == name]
+        if not mine:
+            continue
+        at, found = on_columns(task, rows, sets, name), preferred(mine)
+        if isinstance(at.task, Linear) and at.task.dim <= MOST_SPREADS:
+            noise, law = estimate_noise(at.task, at.rows, likely_variance(mine), found[0].noise)
+            found = [prior._replace(noise=noise, law=law) for prior in found]
+        out += found
+    return out
 
 
 def fit_fold(
     task: Any,
-    part: Held,
+    part: FoldSplit,
     settings: list[Setting],
-    prior: Prior | None,
-    near: Sequence[Prior],
+    near: Near,
     weights: str | Tensor,
-    judge: Callable[[Tensor], Tensor],
-    told: Callable[[int], None] = lambda done: None,
+    sets: ColumnSets | None,
+    evaluate: Callable[[Tensor], Tensor],
 ) -> tuple[Fold, list[Tensor]]:
-    """All candidates on the fold's training rows, with a prior of its own: what `judge` makes of their models [m, d].
+    """All candidates on the fold's training rows, with priors of its own: what `evaluate` makes of their models [m, d].
 
-    `told` hears how many of them are done, the prior included.
+    Of columns that no setting uses any more, the priors are those of all rows.
     """
-    fold = prior_of_fold(task, part, prior, near)
-    told(1)
+    own = list(near.combined)
+    if own:
+        used = {setting.columns for setting in settings} or {prior.columns for prior in own}
+        raw = raw_priors(task, part.train, sets, near.raw, used)
+        again = {(p.columns, p.kind): p for p in combine_priors(task, part.train, raw, sets)}
+        first = {name: next((p for p in again.values() if p.columns == name), None) for name in used}
+        for k, prior in enumerate(own):
+            # The preferred prior of a set may be of another kind here: it is the first of its columns.
+            mine = again.get((prior.columns, prior.kind)) or (
+                first.get(prior.columns) if prior.kind != "intercept" else None
+            )
+            if mine is not None:
+                own[k] = prior._replace(variance=mine.variance, noise=mine.noise)
+    empty = torch.empty(0, dtype=torch.float64)
+    fold = Fold(part.place, empty, empty, empty)
+    if own:
+        padded = pad_sequence([p.variance for p in own], batch_first=True)
+        fold = fold._replace(variance=padded, noise=torch.stack([p.noise for p in own]))
     found = {}
-    for one in fitted(task, part.train, weights_of(part.train, weights), settings, own_prior(prior, fold)):
-        found[one.setting] = judge(one.v)
-        told(1 + len(found))
+    for one in fitted(task, part.train, weights_of(part.train, weights), settings, own, sets):
+        found[one.setting] = evaluate(one.v)
     return fold, [found[setting] for setting in settings]
 
 
-def prior_of_fold(task: Any, part: Held, prior: Prior | None, near: Sequence[Prior]) -> Fold:
-    """The prior of the fold's training rows, of the kind that all rows prefer; `near` are those of all rows."""
-    empty = torch.empty(0, dtype=torch.float64)
-    if prior is None:
-        return Fold(part.place, empty, empty, empty, empty)
-    again = priors(task, part.train, near)
-    if not again:
-        return Fold(part.place, empty, prior.variance, prior.noise, prior.variance)
-    own = with_own_noise(task, part.train, again)
-    return Fold(part.place, empty, own.variance, own.noise, likely_variance(again))
+def fold_priors(near: Sequence[Prior], fold: Fold) -> list[Prior]:
+    """The priors with a fold's own numbers."""
+    return [p._replace(variance=v[: len(p.variance)], noise=s) for p, v, s in zip(near, fold.variance, fold.noise)]
 
 
-def with_own_noise(task: Any, rows: Rows, found: list[Prior]) -> Prior:
-    """The preferred prior, each client having its own noise where squared losses tell it."""
-    prior = preferred(found)
-    if not isinstance(task, Linear) or not has_posterior(task):
-        return prior
-    noise, law = own_noise(task, rows, likely_variance(found), prior.noise)
-    return prior._replace(noise=noise, law=law)
+def fit_triple(
+    task: Any,
+    rows: Rows,
+    choice: Choice,
+    found: Sequence[Prior],
+    weights: str | Tensor,
+    sets: ColumnSets | None = None,
+) -> ModelTriple:
+    """The local, global and personal models of a choice, fitted on these rows."""
+    wanted = {choice.local, choice.global_, *choice.mix, *choice.own.values()}
+    models = {m.setting: m for m in fitted(task, rows, weights_of(rows, weights), sorted(wanted), found, sets)}
+    return triple_from(choice, models)
 
 
-def own_prior(prior: Prior | None, fold: Fold) -> list[Prior]:
-    """The prior with a fold's own numbers."""
-    return [] if prior is None else [prior._replace(variance=fold.variance, noise=fold.noise)]
-
-
-def trio_of(task: Any, rows: Rows, choice: Choice, found: list[Prior], weights: str | Tensor) -> Trio:
-    """Alone, common and each client's personal model, fitted on these rows."""
-    wanted = {choice.alone, choice.common, *choice.mix, *choice.own.values()}
-    models = {m.setting: m for m in fitted(task, rows, weights_of(rows, weights), sorted(wanted), found)}
-    return trio_from(choice, models)
-
-
-def trio_from(choice: Choice, models: Mapping[Setting, Models]) -> Trio:
+def triple_from(choice: Choice, models: Mapping[Setting, Models]) -> ModelTriple:
     """The models of a choice's settings: each client's personal one is the average of the mix, or of its own choice."""
-    common = models[choice.common].w
+    global_ = models[choice.global_].w
     personal = torch.zeros_like(models[choice.plan].v)
     for setting, weight in choice.mix.items():
         personal += weight * models[setting].v
     for i, setting in choice.own.items():
         personal[i] = models[setting].v[i]
-    centres = [common if setting.family == ALONE else models[setting].w for setting in choice.mix]
-    return Trio(models[choice.alone].v, common, personal, torch.stack(centres))
+    centers = [global_ if setting.family == LOCAL else models[setting].w for setting in choice.mix]
+    return ModelTriple(models[choice.local].v, global_, personal, torch.stack(centers))
 
 
-def posterior_of(task: Any, rows: Rows, noise: Tensor, unit: Tensor) -> Truths:
-    """The clients' truths, the spread being `unit` [d] times an unknown scale."""
-    if isinstance(task, Linear):
-        return linear_truths(task, rows, unit, noise)
-    shape = Shape(noise.double() / rows.size.double().clamp(min=1), unit)
-    point = next(path(task, rows, rows.size.double(), [1.0], shape))
-    return generalised_truths(task, rows, point.v, unit)
-
-
-Foresee = Callable[[Held, Fold, Trio], Any]
-Judge = Callable[[Foresee], tuple[Tally, list[Any]]]
-
-
-def judged_folds(
+def evaluate_folds(
     task: Any,
     rows: Rows,
-    parts: list[Held],
-    kept: list[Fold],
+    parts: list[FoldSplit],
+    fits: list[Fold],
     choice: Choice,
     weights: str | Tensor,
     tell: Tell,
-    foresee: Foresee,
-) -> tuple[Tally, list[Any]]:
-    """What all folds' rows say of models that have not seen them, and of each fold what `foresee` says of them."""
+    sets: ColumnSets | None = None,
+) -> tuple[LossSums, LossSums]:
+    """What all folds' rows show of the chosen models, fitted without them, and what the rows show that they were
+    fitted to."""
 
-    def of_fold(k: int) -> list[tuple[Tally, Any]]:
-        part, fold = parts[k], kept[k]
-        trio = trio_of(task, part.train, choice, own_prior(choice.prior, fold), weights)
-        return [(tally_of(task, part.held, trio), foresee(part, fold, trio))]
+    def evaluate(k: int) -> list[tuple[LossSums, LossSums]]:
+        models = fit_triple(task, parts[k].train, choice, fold_priors(choice.priors, fits[k]), weights, sets)
+        return [(sum_losses(task, parts[k].held, models), sum_losses(task, parts[k].train, models))]
 
-    told = []
-    for (one,) in doing(rows)(of_fold, range(len(parts))):
-        told.append(one)
-        tell("predicting what was held out", len(told), len(parts))
-    tallies, said = zip(*told)
-    return total(tallies), list(said)
-
-
-def foreseen(task: Any, rows: Rows, parts: list[Held], judge: Judge) -> tuple[dict[str, Witness], dict[str, Tensor]]:
-    """For each pair what every client's held-out rows say and what its posterior predicts of them; mean losses."""
-
-    def foresee(part: Held, fold: Fold, trio: Trio) -> list[Gain]:
-        known = posterior_of(task, part.train, fold.noise, fold.unit)
-        return gains(task, known, at_rows(task, part.held), pairs_of(trio), shares(rows))
-
-    tally, said = judge(foresee)
-    seen, share = witnesses_of(tally), [part.held.size.double() for part in parts]
-    for name, found in zip(PAIRS, zip(*said)):
-        n = seen[name].rows
-        mean, sd = (sum(k * getattr(g, what) for k, g in zip(share, found)) for what in ("expected", "spread"))
-        noise = sum(k**2 * g.noise for k, g in zip(share, found))
-        seen[name] = seen[name]._replace(error=noise.sqrt() / n, predicted=mean / n, sd=sd / n)
-    return seen, mean_losses(tally)
-
-
-def foretold(task: Any, x: Tensor, judge: Judge) -> tuple[dict[str, Witness], dict[str, Tensor], Bent]:
-    """The same without a posterior, from how losses bend, given the second moments of everybody's `x`; and that."""
-
-    def foresee(part: Held, fold: Fold, trio: Trio) -> Bent:
-        return bent_of(task, part.held, part.train.size, trio, x)
-
-    tally, said = judge(foresee)
-    bent = total_bends(said)
-    return with_bends(witnesses_of(tally), bent), mean_losses(tally), bent
+    out = []
+    for (sums,) in doing(rows)(evaluate, range(len(parts))):
+        out.append(sums)
+        tell("evaluating on held-out rows", len(out), len(parts))
+    held, fitted_to = zip(*out)
+    return add_sums(held), add_sums(fitted_to)

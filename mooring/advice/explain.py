@@ -10,12 +10,14 @@ import torch
 
 from mooring.advice import why
 from mooring.advice.choice import MOST_CLIENTS, Choice, weights_of
-from mooring.advice.families import COMMON, MOORED, Setting
+from mooring.advice.families import GLOBAL, MOORED, Setting
 from mooring.advice.path import penalised
+from mooring.advice.shaping import ColumnSets, on_columns
 from mooring.advice.survey import Survey, survey
 from mooring.core.errors import RequestError
 from mooring.data.clients import PARTS, Clients
 from mooring.engines.prepare import Job
+from mooring.shapes.columns import ShapedColumns
 
 MOST_SURVEYED = 1_000  # clients that the theorems' constants are estimated from
 
@@ -37,7 +39,9 @@ def theory_of(job: Job) -> Survey | None:
         return None
 
 
-def explained(job: Job, frame: pd.DataFrame, choice: Choice) -> tuple[pd.DataFrame, why.Moored | None]:
+def explained(
+    job: Job, frame: pd.DataFrame, choice: Choice, shape: ShapedColumns | None = None
+) -> tuple[pd.DataFrame, why.Moored | None]:
     """The clients' table with who is unlike the rest, the rows that training alone would need, what each one brings.
 
     And the fit behind it, where there is one.
@@ -47,16 +51,20 @@ def explained(job: Job, frame: pd.DataFrame, choice: Choice) -> tuple[pd.DataFra
     if m <= MOST_CLIENTS and int(clients.train.size.min()) > 0:
         p = weights_of(clients.train, clients.weighting(job.run.training.weights))
         setting = heaviest_moored(choice)
-        fit = why.moored_fit(task, clients.train, p, setting, choice.prior)
+        sets = None if shape is None else ColumnSets(task, shape)
+        at = on_columns(task, clients.train, sets, setting.columns)
+        mine = [prior for prior in choice.priors if prior.columns == setting.columns]
+        fit = why.moored_fit(at.task, at.rows, p, setting, mine)
         if fit is not None:
             unit = clients.target_scale**task.unit_power
             needs = why.rows_to_match(fit, clients.train) * (frame["rows"] / frame["train"]).to_numpy()
-            gives = unit * why.brings(task, fit, p, clients.validation, setting.ridge * penalised(task))
-    strange = why.unlike(choice.prior, m) if choice.prior is not None else np.zeros(m, bool)
-    return frame.assign(unlike=strange, rows_to_match=needs, brings=gives), fit
+            held = on_columns(task, clients.validation, sets, setting.columns).rows
+            gives = unit * why.brings(at.task, fit, p, held, setting.ridge * penalised(at.task))
+    outlier = why.unlike(choice.priors[0], m) if choice.priors else np.zeros(m, bool)
+    return frame.assign(is_outlier=outlier, rows_to_match=needs, contribution=gives), fit
 
 
 def heaviest_moored(choice: Choice) -> Setting:
     """The setting that explains the models: only where a moor holds them is it known how far they follow whose rows."""
-    moored = [setting for setting in choice.mix if setting.family in (COMMON, *MOORED)]
+    moored = [setting for setting in choice.mix if setting.family in (GLOBAL, *MOORED)]
     return max(moored, key=choice.mix.__getitem__, default=choice.plan)

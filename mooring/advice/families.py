@@ -12,24 +12,28 @@ tau and the noise come from the prior (`prior.py`), and so does the ridge of the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from itertools import groupby
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from mooring.advice.asking import doing, own_fit
+from mooring.advice.folds import owners, subset
 from mooring.advice.path import BLOCK, common_minimiser, is_dense, moments, path, penalised
 from mooring.advice.prior import Prior
+from mooring.advice.shaping import LINEAR, ColumnSets
 from mooring.core.cohort import Rows
 from mooring.tasks.linear import Linear
 
-COMMON, ALONE, LAMBDA, SIZE, DIAGONAL, MIXTURE = "common", "alone", "lambda", "size", "diagonal", "mixture"
+GLOBAL, LOCAL, LAMBDA, SIZE, DIAGONAL, MIXTURE = "global", "local", "lambda", "size", "diagonal", "mixture"
+INTERCEPT = "intercept"  # moored as `size`, but only the intercept may differ
 TUNED = "tuned"  # networks: the common model after local steps
-OF_PRIOR = {"scalar": SIZE, "diagonal": DIAGONAL}
-MOORED = (LAMBDA, SIZE, DIAGONAL)
+OF_PRIOR = {"scalar": SIZE, "diagonal": DIAGONAL, "intercept": INTERCEPT}
+MOORED = (LAMBDA, SIZE, DIAGONAL, INTERCEPT)
 
 
 class Setting(NamedTuple):
@@ -37,7 +41,8 @@ class Setting(NamedTuple):
     value: float
     ridge: float = 0.0  # of the common model inside moored families and mixtures
     own_ridge: float = 0.0  # of the models alone inside mixtures
-    free: bool = False  # alone: the ridge leaves the intercept as it is
+    free: bool = False  # local: the ridge leaves the intercept as it is
+    columns: str = LINEAR  # the set of columns that the models use (`shaping.py`)
 
 
 class Models(NamedTuple):
@@ -47,10 +52,39 @@ class Models(NamedTuple):
 
 
 def fitted(
-    task: Any, rows: Rows, p: Tensor, settings: Iterable[Setting], found: Iterable[Prior] = ()
+    task: Any,
+    rows: Rows,
+    p: Tensor,
+    settings: Iterable[Setting],
+    found: Iterable[Prior] = (),
+    sets: ColumnSets | None = None,
 ) -> Iterator[Models]:
-    """Every setting's models on these rows: first those without a moor, then path by path what lies on one."""
-    settings, by_family = list(settings), {OF_PRIOR[prior.kind]: prior for prior in found}
+    """Every setting's models on these rows: first those without a pull, then path by path what lies on one.
+
+    With column `sets` each setting is fitted on its own columns.
+    """
+    if sets is None:
+        yield from _fit_columns(task, rows, p, list(settings), list(found))
+        return
+    groups = [list(group) for _, group in groupby(sorted(settings, key=_by_columns), _by_columns)]
+
+    def solve(group: list[Setting]) -> Iterator[Models]:
+        name = group[0].columns
+        mine = [prior for prior in found if prior.columns == name]
+        for one in _fit_columns(sets.task_on(name), sets.rows_on(rows, name), p, group, mine):
+            yield Models(one.setting, sets.embed(name, one.w), sets.embed(name, one.v))
+
+    for models in doing(rows)(solve, groups):
+        yield from models
+
+
+def _by_columns(setting: Setting) -> str:
+    return setting.columns
+
+
+def _fit_columns(task: Any, rows: Rows, p: Tensor, settings: list[Setting], found: list[Prior]) -> Iterator[Models]:
+    """The models of settings on the same columns."""
+    by_family = {OF_PRIOR[prior.kind]: prior for prior in found}
     apart = [setting for setting in settings if setting.family not in MOORED]
     moored = [setting for setting in settings if setting.family in MOORED]
     groups = [list(group) for _, group in groupby(moored, lambda s: (s.family, s.ridge))]
@@ -74,18 +108,18 @@ def unmoored(task: Any, rows: Rows, p: Tensor, settings: list[Setting]) -> Itera
 
     @cache
     def common(ridge: float) -> Tensor:
-        last[COMMON] = common_model(task, rows, p, ridge, last.get(COMMON))
-        return last[COMMON]
+        last[GLOBAL] = common_model(task, rows, p, ridge, last.get(GLOBAL))
+        return last[GLOBAL]
 
     @cache
     def alone(ridge: float, free: bool = False) -> Tensor:
-        last[ALONE] = alone_models(task, rows, ridge, free, last.get(ALONE))
-        return last[ALONE]
+        last[LOCAL] = alone_models(task, rows, ridge, free, last.get(LOCAL))
+        return last[LOCAL]
 
     for setting in settings:
-        if setting.family == COMMON:
+        if setting.family == GLOBAL:
             yield Models(setting, common(setting.value), common(setting.value).expand(len(rows), -1))
-        elif setting.family == ALONE:
+        elif setting.family == LOCAL:
             v = alone(setting.value, setting.free)
             yield Models(setting, (p.to(v.dtype) / p.sum()) @ v, v)
         else:
@@ -164,3 +198,30 @@ def ridged(h: Tensor, moment: Tensor, ridge: float) -> Tensor:
 def has_free_intercept(task: Any) -> bool:
     """Whether "alone" comes in both forms."""
     return bool(getattr(task, "intercept", False)) and is_dense(task) and not (isinstance(task, Linear) and task.ridge)
+
+
+def personal_scores(task: Any, prior: Prior, ridge: float) -> Callable[[Rows, np.ndarray], np.ndarray]:
+    """A function that gives rows the linear scores of personal models that have not seen their fold.
+
+    It takes rows and their folds [N], and returns [N, scores]; the models are pulled as the prior proposes, with the
+    clients' typical noise.
+    """
+    setting = Setting(OF_PRIOR[prior.kind], 1.0, ridge)
+
+    def score(rows: Rows, fold: np.ndarray) -> np.ndarray:
+        out: np.ndarray | None = None
+        owner, noise = owners(rows), prior.noise.mean().expand(len(rows))
+        for label in np.unique(fold):
+            held = torch.from_numpy(fold == label)
+            part = subset(rows, ~held)
+            (models,) = fitted(task, part, part.size.double(), [setting], [prior._replace(noise=noise)])
+            v = models.v.double()[owner[held]]  # [rows, d]
+            slopes = v[:, : v.shape[1] - v.shape[1] // (task.features + 1) if task.intercept else None]
+            z = torch.einsum("nf,nfk->nk", rows.x[held].double(), slopes.view(len(v), task.features, -1))
+            z = z + v[:, slopes.shape[1] :] if task.intercept else z
+            out = np.zeros((len(owner), z.shape[1])) if out is None else out
+            out[held.numpy()] = z.numpy()
+        assert out is not None
+        return out
+
+    return score

@@ -18,7 +18,7 @@ def main(grid: Grid, context: Context) -> None:
     from flwr.supercore.app_utils import start_parent_process_monitor
 
     from mooring.advice.by_post import converse
-    from mooring.engines.flower.lost_answers import Noticing
+    from mooring.engines.flower.flower_patches import Noticing
     from mooring.engines.flower.server_app import lead
 
     start_parent_process_monitor(os.getppid())

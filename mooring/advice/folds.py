@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,16 +15,18 @@ from mooring.data.clients import PARTS, Clients
 from mooring.data.splits import units as of_units
 
 FOLDS = 5
-MORE_FOLDS = 10  # where rows are few
-FEW_ROWS = 1_000
+MORE_FOLDS, MORE_FOLDS_ROWS = 10, 1_000  # where rows are few in all
+MOST_FOLDS, SMALL_CLIENT_ROWS = 20, 16  # where clients are small: those of up to 20 rows leave out one row at a time
+SMALL_CLIENTS_SHARE = 0.1  # of the clients, from which on they count
+MOST_FOLDS_ROWS = 20_000  # and up to so many rows in all
 
 
-class Held(NamedTuple):
-    """One way to hold rows out: what is trained on, and what is judged."""
+class FoldSplit(NamedTuple):
+    """One way to hold rows out: what is fitted, and what is predicted."""
 
     train: Rows
     held: Rows
-    place: Tensor  # [rows of held], places among all rows, client after client; none of rows elsewhere
+    place: Tensor  # [rows of held], places among all rows, client after client; empty for remote rows
 
 
 def joined(first: Rows, second: Rows) -> Rows:
@@ -68,11 +70,58 @@ def subset(rows: Rows, keep: Tensor) -> Rows:
 
 def units_of(clients: Clients) -> Tensor | None:
     """[N]: the units of `usable` rows, in their order; None where every row stands for itself."""
-    if clients.units is None:
-        return None
+    return None if clients.units is None else _usable_order(clients, clients.units)
+
+
+def times_of(clients: Clients) -> Tensor | None:
+    """[N]: the times of `usable` rows, in their order; None where they are not ordered in time."""
+    return None if clients.times is None else _usable_order(clients, clients.times)
+
+
+def _usable_order(clients: Clients, by_part: Mapping[str, Tensor]) -> Tensor:
     parts = PARTS if clients.parts_by_chance else PARTS[:2]
     owner = torch.cat([owners(getattr(clients, part)) for part in parts])
-    return torch.cat([clients.units[part] for part in parts])[torch.argsort(owner, stable=True)]
+    return torch.cat([by_part[part] for part in parts])[torch.argsort(owner, stable=True)]
+
+
+def repeated_rows(rows: Rows) -> Tensor | None:
+    """[N]: a number for each distinct row of a compact pool, by which equal rows of a client stay in one fold.
+
+    None where no row is repeated. Where a client's rows repeat by nature, without a column that takes many values,
+    equal rows are different observations: each has a number of its own.
+    """
+    if not isinstance(rows, Rows) or rows.x.ndim != 2 or not len(rows.y):
+        return None
+    table = torch.cat([owners(rows)[:, None].double(), rows.x.double(), rows.y.double().reshape(len(rows.y), -1)], 1)
+    distinct, number = torch.unique(table, dim=0, return_inverse=True)
+    if len(distinct) == len(table):
+        return None
+    owner = distinct[:, 0].long()
+    values = [torch.unique(distinct[:, [0, j]], dim=0)[:, 0].long() for j in range(1, distinct.shape[1])]
+    widest = torch.stack([torch.bincount(column, minlength=len(rows)) for column in values]).amax(0)
+    by_nature = (2 * widest < torch.bincount(owner, minlength=len(rows)))[owners(rows)]
+    number = torch.where(by_nature, len(distinct) + torch.arange(len(number)), number)
+    return number if len(number.unique()) < len(number) else None
+
+
+def without_copies(rows: Rows, units: Tensor | None) -> tuple[Rows, Tensor | None, Tensor]:
+    """Rows of which every one appears equally often, or a multiple of that, are counted once.
+
+    The rows that stay, their `units` [N], and which rows these are.
+    """
+    everything = torch.ones(len(rows.y), dtype=torch.bool)
+    if units is None:
+        return rows, units, everything
+    count = torch.bincount(units)
+    copies = int(np.gcd.reduce(count.numpy()))
+    if copies < 2:
+        return rows, units, everything
+    order = torch.argsort(units, stable=True)
+    first = torch.cumsum(count, 0) - count
+    turn = torch.empty_like(units)
+    turn[order] = torch.arange(len(units)) - first[units[order]]
+    keep = turn < (count // copies)[units]
+    return subset(rows, keep), units[keep], keep
 
 
 def deal(rows: Rows, keys: np.ndarray, folds: int, seed: int, units: Tensor | None = None) -> Tensor:
@@ -95,19 +144,64 @@ def deal(rows: Rows, keys: np.ndarray, folds: int, seed: int, units: Tensor | No
     return torch.from_numpy(((rank + first[owner]) % folds)[mine])
 
 
-def cross(
-    rows: Rows, keys: np.ndarray, seed: int = 0, folds: int | None = None, units: Tensor | None = None
-) -> Iterator[Held]:
-    """The folds of a compact pool, one after another; those of rows elsewhere, as their clients deal them."""
-    count = folds or (MORE_FOLDS if int(rows.size.sum()) <= FEW_ROWS else FOLDS)
+def count_folds(rows: Any, time: Tensor | None = None) -> int:
+    """How many folds: the more, the fewer rows there are and the smaller the clients.
+
+    A local model of a small client is much worse without a fifth of its rows.
+    """
+    total = int(rows.size.sum())
+    if time is not None:
+        return FOLDS
+    if float((rows.size < SMALL_CLIENT_ROWS).double().mean()) >= SMALL_CLIENTS_SHARE and total <= MOST_FOLDS_ROWS:
+        return min(MOST_FOLDS, max(int(rows.size.max()), 2))
+    return MORE_FOLDS if total <= MORE_FOLDS_ROWS else FOLDS
+
+
+def iterate_folds(
+    rows: Rows,
+    keys: np.ndarray,
+    seed: int = 0,
+    folds: int | None = None,
+    units: Tensor | None = None,
+    time: Tensor | None = None,
+) -> Iterator[FoldSplit]:
+    """The folds of a compact pool, one after another; those of remote rows, as their clients assign them.
+
+    With `time` [N] the first fold's rows are the earliest and only train; each further one is predicted from all
+    earlier rows (forward chaining).
+    """
+    count = folds or count_folds(rows, time)
     if not isinstance(rows, Rows):
         yield from rows.folds(count)
+        return
+    if time is not None:
+        fold = time_blocks(rows, time, count + 1)
+        for k in range(1, count + 1):
+            out = fold == k
+            if bool(out.any()):
+                yield FoldSplit(subset(rows, fold < k), subset(rows, out), torch.nonzero(out)[:, 0])
         return
     fold = deal(rows, keys, count, seed, units)
     for k in range(count):
         out = fold == k
         if bool(out.any()):
-            yield Held(subset(rows, ~out), subset(rows, out), torch.nonzero(out)[:, 0])
+            yield FoldSplit(subset(rows, ~out), subset(rows, out), torch.nonzero(out)[:, 0])
+
+
+def time_blocks(rows: Rows, time: Tensor, count: int) -> Tensor:
+    """[N]: each row's block, 0 the earliest: a client's rows in order of time, cut into `count` blocks alike.
+
+    Rows of equal time share a block.
+    """
+    owner, when = owners(rows).numpy(), time.numpy()
+    order = np.lexsort((when, owner))
+    rank = np.empty(len(owner), dtype=np.int64)
+    size = rows.size.numpy()
+    rank[order] = np.arange(len(owner)) - np.repeat(np.cumsum(size) - size, size)
+    pair = np.unique(np.stack([owner, when], 1), axis=0, return_inverse=True)[1].ravel()
+    first = np.full(int(pair.max(initial=-1)) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(first, pair, rank)
+    return torch.from_numpy(first[pair] * count // np.maximum(size[owner], 1))
 
 
 def row_losses(task: Any, models: Tensor, rows: Rows, unit: float = 1.0) -> Tensor:

@@ -7,7 +7,7 @@
     mixture          alpha v + (1 - alpha) w
 
 w is the setting's own common model, as the clients left it; n are the newcomer's rows, and noise is the clients'
-typical one, or the newcomer's own, steadied by them, where theirs differ (`posterior.own_noise`). So a newcomer with
+typical one, or the newcomer's own, steadied by them, where theirs differ (`noise.py`). So a newcomer with
 the very rows of a client gets the client's model, nearly so where noises differ, unless it left the shared plan.
 """
 
@@ -19,45 +19,78 @@ import torch
 from torch import Tensor
 
 from mooring.advice.choice import Choice
-from mooring.advice.families import ALONE, COMMON, LAMBDA, MIXTURE, Setting, alone_models
-from mooring.advice.posterior import SLACK, Noises, eigen, powers, steadied, sums
+from mooring.advice.families import (
+    DIAGONAL,
+    GLOBAL,
+    INTERCEPT,
+    LAMBDA,
+    LOCAL,
+    MIXTURE,
+    OF_PRIOR,
+    SIZE,
+    Setting,
+    alone_models,
+)
+from mooring.advice.noise import LOOSENESS, NoiseLaw, degrees_of_freedom, residual_sums, shrink_to_pooled, square_sums
+from mooring.advice.shaping import ColumnSets, on_columns
 from mooring.core.cohort import Batch, Rows
 from mooring.core.newton import newton
 from mooring.runs.directory import Mix
+from mooring.shapes.columns import ShapedColumns
+
+PULLED = (DIAGONAL, SIZE, INTERCEPT)  # families that go by how clients vary, the richest first
 
 
-def mix_of(choice: Choice, centres: Tensor) -> Mix:
-    """What a run keeps of a choice for newcomers; `centres` are those of its trio."""
+def mix_of(choice: Choice, centers: Tensor) -> Mix:
+    """What a run keeps of a choice for new clients; `centers` are those of its models."""
     settings = [setting._asdict() | {"weight": weight} for setting, weight in choice.mix.items()]
-    prior = choice.prior
-    if prior is None or prior.law is None or prior.law.strength == torch.inf:
-        return Mix(settings, centres, None if prior is None else prior.variance / prior.noise.mean())
-    return Mix(settings, centres, prior.variance / prior.law.typical, list(prior.law))
+    laws = {prior.columns: prior.law for prior in choice.priors if prior.law and prior.law.strength < torch.inf}
+    slack = {
+        f"{prior.columns}.{OF_PRIOR[prior.kind]}": prior.variance
+        / (laws[prior.columns].typical if prior.columns in laws else prior.noise.mean())
+        for prior in choice.priors
+    }
+    return Mix(settings, centers, slack, {name: list(law) for name, law in laws.items()} or None)
 
 
-def average_of_mix(task: Any, rows: Rows, mix: Mix) -> Tensor:
-    """[C, d]: the models of newcomers with these rows."""
+def average_of_mix(task: Any, rows: Rows, mix: Mix, shape: ShapedColumns | None = None) -> Tensor:
+    """[C, d]: the models of new clients with these rows, which have the extra columns of `shape`."""
     out = torch.zeros(len(rows), task.dim, dtype=task.dtype)
-    noise = relative_noise(task, rows, mix)
+    sets = None if shape is None else ColumnSets(task, shape)
+    noise: dict[str, Tensor] = {}  # by set of columns
     for known, w in zip(mix.settings, mix.centres):
         about = dict(known)
         weight = about.pop("weight")
-        out += weight * newcomers_models(task, rows, Setting(**about), w, mix.slack, noise)
+        setting = Setting(**about)
+        name = setting.columns
+        at = on_columns(task, rows, sets, name)
+        if name not in noise:
+            noise[name] = relative_noise(*at, mix, sets, name)
+        slack = mix.slack.get(f"{name}.{setting.family}")
+        center = w if sets is None else sets.extract(name, w)
+        v = newcomers_models(at.task, at.rows, setting, center, slack, noise[name])
+        out += weight * (v if sets is None else sets.embed(name, v))
     return out
 
 
-def relative_noise(task: Any, rows: Rows, mix: Mix) -> Tensor:
-    """[C]: newcomers' noises over the clients' typical one, found as theirs were, around the clients' centre."""
-    if mix.noises is None or mix.slack is None:
+def relative_noise(task: Any, rows: Rows, mix: Mix, sets: ColumnSets | None, columns: str) -> Tensor:
+    """[C]: newcomers' noises over the clients' typical one, found as theirs were, around the clients' centre.
+
+    Each set of columns leaves its own: `task` and `rows` are those of `columns`.
+    """
+    known = (mix.noises or {}).get(columns)
+    slack = next((mix.slack[key] for f in PULLED if (key := f"{columns}.{f}") in mix.slack), None)
+    if known is None or slack is None:
         return torch.ones(len(rows), dtype=torch.float64)
-    law = Noises(*mix.noises)
-    weights = torch.tensor([known["weight"] for known in mix.settings], dtype=mix.centres.dtype)
-    w, slack = weights @ mix.centres, SLACK * mix.slack
+    law, slack = NoiseLaw(*known), LOOSENESS * slack
+    mine = [setting["weight"] * (setting["columns"] == columns) for setting in mix.settings]
+    weights = torch.tensor(mine, dtype=mix.centres.dtype)
+    w = (weights / weights.sum()) @ mix.centres
+    w = w if sets is None else sets.extract(columns, w)
     pull = 1 / rows.size.clamp(min=1).to(task.dtype)
     fit = rows.each(lambda some, block: moored_fit(task, some.padded(), pull[block], w, slack))
-    held = eigen(sums(task, rows).gram, slack.double().sqrt())[0]
-    freedom = (rows.size - (held / (1 + held)).sum(1)).clamp(min=0)
-    return steadied(powers(task, rows, fit.double()).square, freedom, law) / law.typical
+    freedom = (rows.size - degrees_of_freedom(square_sums(task, rows).gram, slack)).clamp(min=0)
+    return shrink_to_pooled(residual_sums(task, rows, fit.double()).square, freedom, law) / law.typical
 
 
 def newcomers_models(
@@ -67,9 +100,9 @@ def newcomers_models(
 
     `slack` [d] is tau^2 over the typical noise, `noise` [C] their own over that.
     """
-    if setting.family == COMMON:
+    if setting.family == GLOBAL:
         return w
-    if setting.family == ALONE:
+    if setting.family == LOCAL:
         return alone_models(task, rows, setting.value, setting.free)
     if setting.family == MIXTURE:
         return torch.lerp(w, alone_models(task, rows, setting.own_ridge), setting.value)

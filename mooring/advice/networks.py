@@ -1,13 +1,13 @@
 """Advice for networks: no exact path, so candidates are trained, each from where the one before ended.
 
-    common   FedAvg
+    global   FedAvg
     tuned    FedAvg, then local steps of each client: `value` times as many as a round has
     lambda   one-stage FedProx from FedAvg's model on, a few rounds per lambda, from taut to slack
-    alone    Local
+    local    Local
 
-Validation rows choose. The plan and its two referees are then trained again on all rows that are not kept apart, for as
-many rounds as validation found best, and judged by rows that took no part: fold by fold where training is cheap, else
-on one split.
+Validation rows choose. The plan, the global and the local models are then trained again, for as many rounds as
+validation found best, without each fold of the other rows (where training is slow, without one fold) and evaluated on
+it. The models that clients use are trained on all rows.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 
 from mooring.advice.choice import Choice, decide
-from mooring.advice.crossfit import Evidence, of_tally, trio_from
-from mooring.advice.families import ALONE, COMMON, LAMBDA, TUNED, Models, Setting
-from mooring.advice.folds import FOLDS, compact, cross, deal, joined, owners, row_losses, units_of, usable
+from mooring.advice.crossfit import Evidence, triple_from
+from mooring.advice.families import GLOBAL, LAMBDA, LOCAL, TUNED, Models, Setting
+from mooring.advice.folds import FOLDS, compact, deal, iterate_folds, joined, owners, row_losses, units_of, usable
+from mooring.advice.loss_sums import LossSums, ModelTriple, add_sums, sum_losses
 from mooring.advice.losses import ByRow
-from mooring.advice.tally import Tally, Trio, tally_of, total
 from mooring.algorithms.base import build
 from mooring.core.cohort import Round, Rows
 from mooring.core.errors import RequestError
@@ -58,7 +58,8 @@ class Work:
 
 
 def network_folds(job: Job, asked: int | None) -> int:
-    """How many folds judge: those asked for, else FOLDS where training is cheap, and 1 (test rows) where it is dear."""
+    """How many folds are held out: those asked for, else FOLDS where training is cheap, and one of them where it is
+    not."""
     rows = sum(int(getattr(job.clients, part).size.sum()) for part in PARTS)
     cheap = job.task.dim * float(rows) * job.run.training.rounds <= CHEAP
     return asked or (FOLDS if cheap else 1)
@@ -66,43 +67,44 @@ def network_folds(job: Job, asked: int | None) -> int:
 
 def network_evidence(
     job: Job,
-    rows: Rows,
     folds: int,
     tell: Tell,
     done: Mapping[int, Kept] | None = None,
     save: Callable[[int, Kept], None] | None = None,
 ) -> tuple[Choice, Evidence]:
-    """The choice, everyone's models trained on `rows`, and what rows say that took no part.
+    """The choice, everyone's models trained on all usable rows, and what held-out rows show.
 
-    The plan is chosen by training on the clients' training rows and judging on their validation rows. With one fold
-    test rows, which must not be among `rows`, judge the models that are deployed; else the three models are trained
-    without each fold of `rows` and judged on it. `done` and `save` are those of `cross_fit`: number 0 is the choice.
+    The plan is chosen by training on the clients' training rows and evaluating on their validation rows. The three
+    models are then trained without each fold of the other rows and evaluated on it; with `folds` = 1 on the first of
+    FOLDS only. `done` and `save` are those of `cross_fit`: number 0 is the choice.
     """
     kept, save = dict(done or {}), save or (lambda number, what: None)
-    if folds == 1 and int(job.clients.test.size.sum()) == 0:
-        raise RequestError(f"{job.clients.title}: there are no test rows to judge by; ask for --folds.")
     if 0 not in kept:
         kept[0] = tried(job, tell)
         save(0, kept[0])
     choice, work = chosen_of(job, kept[0])
-    deployed = trained_on(job, rows, choice, work, tell, "all rows")
-    if folds == 1:
-        return choice, of_tally(deployed, tally_of(job.task, job.clients.test, deployed))
-    told = []
-    others, units = apart_from_validation(job.clients)
-    for k, part in enumerate(cross(others, job.clients.keys, job.run.training.seed, folds, units), 1):
+    rows = usable(job.clients)
+    models = trained_on(job, rows, choice, work, tell, "all rows")
+    parts, (others, units) = [], apart_from_validation(job.clients)
+    splits = iterate_folds(others, job.clients.keys, job.run.training.seed, max(folds, FOLDS), units)
+    for k, part in enumerate(splits, 1):
+        if k > 1 and folds == 1:
+            break
         if k not in kept:
             train = joined(part.train, job.clients.validation)
-            trio = trained_on(job, train, choice, work, tell, f"fold {k} of {folds}")
-            kept[k] = Kept(tally_of(job.task, part.held, trio)._asdict(), {})
+            mine = trained_on(job, train, choice, work, tell, f"fold {k} of {folds}")
+            kept[k] = Kept(sum_losses(job.task, part.held, mine)._asdict(), {})
             save(k, kept[k])
-        told.append(Tally(**kept[k].tensors))
-    judged = total(told)
-    return choice, of_tally(deployed, judged, 1 - judged.rows / folds / rows.size.clamp(min=1))
+        parts.append(LossSums(**kept[k].tensors))
+    held = add_sums(parts)
+    # On its own training rows a network agrees with any other that fits them: divergences are those of held-out rows.
+    scale = (rows.size.double() / held.rows.clamp(min=1))[:, None]
+    own = LossSums(rows.size.double(), *(part * (scale if part.ndim == 2 else scale[:, 0]) for part in held[1:]))
+    return choice, Evidence(models, held, own)
 
 
 def apart_from_validation(clients: Clients) -> tuple[Rows, Tensor | None]:
-    """The rows that may judge a plan, and their units: validation rows chose it, and would flatter it."""
+    """The rows that a plan may be evaluated on, and their units: validation rows chose it, and would flatter it."""
     none = torch.zeros(len(clients), dtype=torch.long)
     left = replace(clients, validation=Rows(clients.train.x[:0], clients.train.y[:0], none, none))
     if clients.units is not None:
@@ -128,16 +130,16 @@ def chosen_of(job: Job, found: Kept) -> tuple[Choice, Work]:
     settings = [Setting(*given) for given in found.known["settings"]]
     fold = deal(held, job.clients.keys, FOLDS, job.run.training.seed)
     best = settings[int(loss.mean(1).argmin())]
-    choice = decide(job.task, settings, ByRow(loss, fold, owners(held), len(held)), best)
+    choice = decide(job.task, settings, ByRow(loss, fold, owners(held), len(held)), [best])
     return choice, Work(found.known["rounds"], found.known["lams"])
 
 
-def trained_on(job: Job, rows: Rows, choice: Choice, work: Work, tell: Tell, where: str) -> Trio:
+def trained_on(job: Job, rows: Rows, choice: Choice, work: Work, tell: Tell, where: str) -> ModelTriple:
     """The three models of a choice, trained on these rows for as many rounds as its validation found best."""
-    wanted = {choice.plan, choice.alone, choice.common, *choice.own.values()}
+    wanted = {choice.plan, choice.local, choice.global_, *choice.own.values()}
     whole = with_training(with_rows(job, rows), keep="last", evaluate_every=job.run.training.rounds)
     again = candidates(whole, work, lambda what, *done: tell(f"{what}, {where}", *done), wanted)
-    return trio_from(choice, {models.setting: models for models in again if models.setting in wanted})
+    return triple_from(choice, {models.setting: models for models in again if models.setting in wanted})
 
 
 def with_rows(job: Job, rows: Rows) -> Job:
@@ -158,14 +160,14 @@ def candidates(job: Job, work: Work, tell: Tell, wanted: set[Setting] | None = N
     An empty `work` is filled in; a filled one is repeated.
     """
     w = trained(job, "fedavg", work, tell)[0]
-    yield Models(Setting(COMMON, 0.0), w, w.expand(len(job.clients), -1))
+    yield Models(Setting(GLOBAL, 0.0), w, w.expand(len(job.clients), -1))
     for times in TUNES:
         setting = Setting(TUNED, float(times))
         if wanted is None or setting in wanted:
             yield Models(setting, w, tuned(job, w, times))
     yield from slackened(job, w, work, tell, wanted)
-    if wanted is None or any(setting.family == ALONE for setting in wanted):
-        yield Models(Setting(ALONE, 0.0), w, trained(job, "local", work, tell)[1])
+    if wanted is None or any(setting.family == LOCAL for setting in wanted):
+        yield Models(Setting(LOCAL, 0.0), w, trained(job, "local", work, tell)[1])
 
 
 def trained(job: Job, name: str, work: Work, tell: Tell) -> tuple[Tensor, Tensor]:

@@ -191,17 +191,21 @@ def second_moments(task: Any, batch: Batch) -> Moments:
 
 
 def _eigen(task: Any, rows: Rows, slack: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """e, S U, U'S H and U'S m of every client; the last slack's are kept, for the next ridge on the common model."""
+    """e, S U, U'S H and U'S m of every client; the last slack's are cached, for the next ridge on the global model.
+
+    Several threads may share `rows`: each reads the cache once and returns what it read or computed itself.
+    """
     name = ("eigen", task)
     key = None if slack is None else tuple(slack.tolist())
-    if name not in rows.cache or rows.cache[name][0] != key:
+    cached = rows.cache.get(name)
+    if cached is None or cached[0] != key:
         h, moment = moments(task, rows)
         s = torch.ones(task.dim, dtype=torch.float64) if slack is None else slack.double().sqrt()
         e, u = torch.linalg.eigh(s[:, None] * h * s)
         su = s[:, None] * u
-        found = e.clamp(min=0), su, su.mT @ h, (su.mT @ moment[..., None])[..., 0]
-        rows.cache[name] = (key, found)
-    return rows.cache[name][1]
+        cached = key, (e.clamp(min=0), su, su.mT @ h, (su.mT @ moment[..., None])[..., 0])
+        rows.cache[name] = cached
+    return cached[1]
 
 
 def solve_symmetric(a: Tensor, b: Tensor, like: Tensor | None = None) -> Tensor:

@@ -14,14 +14,12 @@ import torch
 from scipy.special import ndtri
 from torch import Tensor
 
-from mooring.advice.advise import deployed_of, told_of
-from mooring.advice.answer import answer
-from mooring.advice.crossfit import of_tally
-from mooring.advice.decide import LEVEL
+from mooring.advice.advise import pick_models, recommendation_columns
 from mooring.advice.folds import FOLDS, compact, deal, joined, owners, row_losses, subset, usable
+from mooring.advice.loss_sums import ModelTriple, add_sums, mean_losses, sum_losses
 from mooring.advice.mix import average_of_mix
 from mooring.advice.newcomer import models_of_newcomers
-from mooring.advice.tally import Trio, mean_losses, tally_of, total
+from mooring.advice.recommend import LEVEL, recommend
 from mooring.algorithms.base import build
 from mooring.core.cohort import Round, Rows
 from mooring.core.errors import RequestError
@@ -35,6 +33,7 @@ from mooring.runs.directory import CLIENTS_FILE, MODELS, RUN, SCHEMA, SPLIT, SUM
 from mooring.runs.files import Stream, json_bytes, parquet_bytes
 from mooring.runs.records import CLIENTS, clients_table
 from mooring.runs.runfile import run_bytes
+from mooring.shapes.columns import ShapedColumns
 from mooring.theory.federation_gain import risk_ratio
 
 CONFIDENT = float(ndtri((1 + LEVEL) / 2))
@@ -79,25 +78,26 @@ def personalize(
     directory, said = chosen(path, method)
     models, asked = directory.models, directory.run.algorithm
     if asked is None:
-        raise RequestError(f"{path} has no algorithm that newcomers could join.")
+        raise RequestError(f"{path} has no algorithm that new clients could join.")
     task, schema = task_of(directory)
     newcomers = load(source, schema=schema, seed=seed, dtype=task.dtype, min_rows=min_rows, drop_small=drop_small)
     known = [name for name in newcomers.names if name in set(models.clients)]
     if known:
-        taken = f"in the run already, {listing(known, 3)}: their rows are taken as those of newcomers"
+        taken = f"in the run already, {listing(known, 3)}: their rows are taken as those of new clients"
         said.append(f"{counted(len(known), 'client')} {taken}{'' if out is None else ', and their models replaced'}.")
     algorithm = build(asked.name, asked.fields | (asked.settled or {}), directory.path)
     centre = models.common if models.centre is None else models.centre
     server, mix = algorithm.start(task, centre)[0], models.mix if how == "auto" else None
+    shape = None if schema.shape is None else ShapedColumns.from_json(schema.shape)
 
     def personal(clients: Clients) -> Tensor:
         if mix is not None:
-            return average_of_mix(task, usable(clients), mix)
+            return average_of_mix(task, usable(clients), mix, shape)
         m = len(clients)
         return models_of_newcomers(algorithm, server, task, clients.cohort(), Round(1, 1, m, m, 1.0, seed), how=how)
 
-    def trained(clients: Clients) -> Trio:
-        return Trio(train_alone(task, clients, seed), models.common, personal(clients), centre[None])
+    def trained(clients: Clients) -> ModelTriple:
+        return ModelTriple(train_alone(task, clients, seed), models.common, personal(clients), centre[None])
 
     frame, found = judged(task, newcomers, trained, seed)
     way = AVERAGE if mix is not None else algorithm.newcomer if how == "auto" else how
@@ -126,7 +126,7 @@ def join_run(out: str | Path, before: RunDir, newcomers: Clients, told: Personal
         "algorithm": run.algorithm and run.algorithm.name,
         "way": told.way,
     }
-    newly = {"newcomers": told.clients.to_dict("records"), "notes": told.notes, "joined": str(before.path)}
+    newly = {"new_clients": told.clients.to_dict("records"), "notes": told.notes, "joined": str(before.path)}
     files[SUMMARY] = json_bytes(about | newly)
     models = before.models
     kept = [] if models.personal is None else [i for i, n in enumerate(models.clients) if n not in newcomers.names]
@@ -142,35 +142,34 @@ def train_alone(task: Any, clients: Clients, seed: int) -> Tensor:
     return simulate(build("local", {}), task, clients, plan).models(plan.keep)
 
 
-def judged(task: Any, clients: Clients, train: Callable[[Clients], Trio], seed: int = 0) -> tuple[pd.DataFrame, Tensor]:
-    """A row a newcomer, and the model that each is told to deploy, fitted on all its rows.
+def judged(
+    task: Any, clients: Clients, train: Callable[[Clients], ModelTriple], seed: int = 0
+) -> tuple[pd.DataFrame, Tensor]:
+    """One row per new client, and the model that each is recommended, fitted on all its rows.
 
-    Held-out rows judge: fold by fold, or, where the table brings its own split, its test rows.
+    Held-out rows decide: fold by fold, or, where the table has its own split, its test rows.
     """
     whole = (
         clients if has_tests(clients) else with_rows(clients, joined(clients.train, clients.test), clients.validation)
     )
-    trio, told, seen = train(whole), [], []
+    models, parts, seen = train(whole), [], []
     for part, held in [(whole, clients.test)] if has_tests(clients) else folds_of(whole, seed):
-        models = trio if part is whole else train(part)
-        told.append(tally_of(task, held, models))
-        seen.append((owners(held), *(row_losses(task, w, held) for w in (models.alone, models.personal))))
-    tally, unit = total(told), clients.target_scale**task.unit_power
-    found = answer(of_tally(trio, tally), tally.rows, unit=unit)
-    deployed = deployed_of(trio, found.decision.deploy)
-    owner, alone, personal = (torch.cat(parts).numpy() for parts in zip(*seen))
+        mine = models if part is whole else train(part)
+        parts.append(sum_losses(task, held, mine))
+        seen.append((owners(held), *(row_losses(task, w, held) for w in (mine.local, mine.personal))))
+    sums, unit = add_sums(parts), clients.target_scale**task.unit_power
+    found = recommend(sums, sum_losses(task, usable(clients), models))
+    owner, local, personal = (torch.cat(columns).numpy() for columns in zip(*seen))
     return pd.DataFrame(
         {
             "client": clients.names,
             "rows": sum(getattr(clients, part).size for part in PARTS).numpy(),
-            "deploy": found.decision.deploy,
-            "will_do": found.decision.will_do,
-            **told_of("alone", found.decision.over_alone, found.base["alone"]),
-            **told_of("common", found.decision.over_common, found.base["common"]),
-            **{name: unit * part.numpy() for name, part in mean_losses(tally).items()},
-            **ratios(owner, alone, personal, len(clients)),
+            **recommendation_columns(found, unit),
+            **{f"{name}_held_out": unit * part.numpy() for name, part in mean_losses(sums).items()},
+            "held_out_rows": sums.rows.numpy().astype(int),
+            **ratios(owner, local, personal, len(clients)),
         }
-    ), deployed
+    ), pick_models(models, found.recommended)
 
 
 def has_tests(clients: Clients) -> bool:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mooring.advice.asking import doing
 from mooring.advice.path import Shape, penalised
+from mooring.advice.shaping import LINEAR
 from mooring.core.cohort import Rows
 from mooring.estimates.answers import Answers, Here
 from mooring.estimates.client_spread import ClientSpread, client_spread, forms_of
@@ -27,12 +28,13 @@ NEGLIGIBLE = 0.05  # weight below which the richer kind is left out
 
 
 class Prior(NamedTuple):
-    kind: str  # "scalar": one spread for all coefficients, or "diagonal"
+    kind: str  # "scalar": one spread for all coefficients, "diagonal": one each, "intercept": the intercept's alone
     variance: Tensor  # [d], tau^2
     noise: Tensor  # [m]
     spread: Spread  # the whole estimate, of the clients it was made from
     clients: Tensor  # [k], who they are
-    law: Any = None  # how the clients' noises vary (`posterior.Noises`); None: they have the same
+    columns: str = LINEAR  # the set of columns that it is of (`shaping.py`)
+    law: Any = None  # how the clients' noises vary (`noise.NoiseLaw`); None: they have the same
 
     def shape(self, n: Tensor) -> Shape:
         """The stiffness that this prior proposes, at scale 1."""
@@ -73,22 +75,32 @@ def priors_of(told: list[ClientSpread], m: int) -> list[Prior]:
     return out
 
 
-def preferred(found: list[Prior]) -> Prior:
-    """No spread, one for all coefficients, or one each: their mean, weighed by how well each fits.
+def preferred(found: list[Prior]) -> list[Prior]:
+    """No spread, one for all coefficients, or one each: their mean, weighed by how well each fits; then the
+    intercept's alone, where it was estimated.
 
     Estimates of a spread are above 0 half of the time when there is none; their weight then keeps the harm small.
     """
-    simple, rich = found[0], found[-1]
+    if not found:
+        return []
+    simple, rich, intercept = by_kind(found)
     _, one, each = weights_of_kinds(found)
     share = each / max(one + each, 1e-300)
     if share < NEGLIGIBLE:
-        return simple._replace(variance=(one + each) * simple.variance)
-    heavier = rich if share > 0.5 else simple
-    return heavier._replace(
-        kind=rich.kind,
-        variance=one * simple.variance + each * rich.variance,
-        noise=(1 - share) * simple.noise + share * rich.noise,
-    )
+        first = simple._replace(variance=(one + each) * simple.variance)
+    else:
+        first = (rich if share > 0.5 else simple)._replace(
+            kind=rich.kind,
+            variance=one * simple.variance + each * rich.variance,
+            noise=(1 - share) * simple.noise + share * rich.noise,
+        )
+    return [first] if intercept is None else [first, intercept]
+
+
+def by_kind(found: list[Prior]) -> tuple[Prior, Prior, Prior | None]:
+    """The simplest prior, the richest of the others (or the same), and that of the intercept alone."""
+    kinds = {prior.kind: prior for prior in found}
+    return kinds["scalar"], kinds.get("diagonal", kinds["scalar"]), kinds.get("intercept")
 
 
 def weights_of_kinds(found: list[Prior]) -> tuple[float, float, float]:
@@ -98,7 +110,7 @@ def weights_of_kinds(found: list[Prior]) -> tuple[float, float, float]:
     spread above 0: at 0 they are free, unless the likelihood is an approximation, which knows a 0 from a little only
     roughly.
     """
-    simple, rich = found[0], found[-1]
+    simple, rich, _ = by_kind(found)
     gain, more = above_none(simple.spread) - ENTRY, -torch.inf
     if rich is not simple:
         free = int((rich.variance > 0).sum()) if rich.spread.data.rows is not None else len(rich.variance)
@@ -115,7 +127,7 @@ def likely_variance(found: list[Prior]) -> Tensor:
 
     Where one spread for all is estimated as 0, its standard error stands in: 0 is an estimate, too.
     """
-    simple, rich = found[0], found[-1]
+    simple, rich, _ = by_kind(found)
     _, one, each = weights_of_kinds(found)
     share = each / max(one + each, 1e-300)
     least = simple.spread.variance_cov[0, 0].clamp(min=0).sqrt()

@@ -22,7 +22,7 @@ from mooring.estimates.estimate import Estimate
 from mooring.estimates.federation import estimate_federation
 from mooring.estimates.heterogeneity import diameter
 from mooring.estimates.lambda_rules import Rule
-from mooring.estimates.summaries import fits_of
+from mooring.estimates.summaries import fits_of, ridge_left_out
 from mooring.tasks.linear import Linear
 from mooring.theory import alternative, minimax, upper_bounds
 from mooring.theory.federation_gain import break_even_spread
@@ -61,7 +61,7 @@ def survey(task: Any, clients: Clients, weights: Any = "size") -> Survey:
     fits = fits_of(told.summary)
     constants = estimate_constants(told.summary, losses=largest_loss(task, rows))
     rms, most, _ = told.radii
-    hessian = fits.hessian + task.ridge * torch.eye(task.dim, dtype=fits.hessian.dtype)
+    hessian = fits.hessian + ridge_left_out(task) * torch.eye(task.dim, dtype=fits.hessian.dtype)
     mu, smooth = theorem_convexity(hessian, n, p), constants.smooth.value
     trace = float((p[:, None, None] * fits.hessian).sum(0).trace())
     noise, ell_max = constants.noise.value, constants.ell_max.value
@@ -100,7 +100,7 @@ def thresholds(
     typical = float(n.median())
     border = sqrt(alternative.threshold_squared(mu, ell_max, n.numpy()))
     crossing = float(alternative.crossing_radius(mu, noise, typical))
-    best = preferred(found).spread
+    best = preferred(found)[0].spread
     # Spread and sampling error of a fit are equal at d tau^2 = d sigma^2 / (n h), h the mean curvature.
     shrunk = sqrt(task.dim * float(best.noise.mean()) / (typical * bend))
     out: dict[str, Any] = {
@@ -128,8 +128,8 @@ def thresholds(
 def side(rms: Estimate, border: float) -> str:
     """Which model a threshold speaks for; undecided where the interval straddles it."""
     if rms.high <= border:
-        return "common"
-    return "alone" if rms.low >= border else "undecided"
+        return "global"
+    return "local" if rms.low >= border else "undecided"
 
 
 def promises(r: float, mu: float, smooth: float, ell_max: float, lam: float, p: Tensor, n: Tensor) -> dict[str, Any]:
@@ -137,8 +137,8 @@ def promises(r: float, mu: float, smooth: float, ell_max: float, lam: float, p: 
     sizes, weight = n.numpy(), p.numpy()
     out: dict[str, Any] = {
         "minimax_aer": minimax.aer_lower(r, mu, smooth, sizes),
-        "common_aer": upper_bounds.fedavg_aer(r, mu, smooth, ell_max, weight, sizes),
-        "alone_aer": upper_bounds.local_aer(mu, smooth, ell_max, weight, sizes),
+        "global_aer": upper_bounds.fedavg_aer(r, mu, smooth, ell_max, weight, sizes),
+        "local_aer": upper_bounds.local_aer(mu, smooth, ell_max, weight, sizes),
         "fedprox_aer": upper_bounds.fedprox_aer(r, mu, smooth, ell_max, weight, sizes),
     }
     if isfinite(lam) and lam > 0:
@@ -158,29 +158,29 @@ def spread_by_feature(found: list[Prior], clients: Clients) -> dict[str, float]:
 
 def in_words(rms: Estimate, lines: dict[str, Any], rules: dict[str, Any], found: list[Prior]) -> list[str]:
     """What was found, in sentences."""
-    said = [f"The clients' models differ by R = {rms.value:.3g} (95 % interval {rms.low:.3g} to {rms.high:.3g})."]
+    said = [f"Heterogeneity is R = {rms.value:.3g} (95% CI: {rms.low:.3g} to {rms.high:.3g})."]
     sides = {
-        "common": "one common model is the safer of the two extremes",
-        "alone": "models of their own are the better of the two extremes",
+        "global": "the global model is the safer of the two extremes",
+        "local": "local models are the better of the two extremes",
     }
     verdict = lines["bayes"]["side"]
     if verdict in sides:
-        said.append(f"Against the noise of a typical client's own fit ({lines['bayes']['R']:.3g}), {sides[verdict]}.")
+        said.append(f"Against the noise of a typical client's local fit ({lines['bayes']['R']:.3g}), {sides[verdict]}.")
     else:
         said.append(
-            f"That straddles the noise of a typical client's own fit ({lines['bayes']['R']:.3g}): neither training "
-            "alone nor one common model wins for sure, and a moor in between is worth most."
+            f"That straddles the noise of a typical client's local fit ({lines['bayes']['R']:.3g}): neither local "
+            "models nor the global model are clearly better, and personal models in between are worth most."
         )
     theory = lines["alternative"]
     said.append(
-        f"The theorem of the alternative puts its border at R = {theory['R']:.3g} and says: {theory['side']}"
-        + (", unlike the data's own yardstick." if theory["side"] != verdict else ".")
+        f"The theorem of the alternative has its threshold at R = {theory['R']:.3g}: {theory['side']}"
+        + (", unlike the comparison with noise." if theory["side"] != verdict else ".")
     )
     lam = rules["one"]["value"]
     if isfinite(lam):
         said.append(f"Empirical Bayes proposes lambda = {lam:.3g} for all, tighter for clients with few rows.")
     else:
-        said.append("The estimated spread is zero: empirical Bayes proposes one common model.")
+        said.append("The estimated variation between clients is zero: empirical Bayes proposes the global model.")
     return [*said, *found[0].spread.warnings]
 
 

@@ -12,6 +12,7 @@ brings    what the others' validation loss would be without client i, less what 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,8 +21,9 @@ from scipy.special import chdtrc
 from torch import Tensor
 
 from mooring.advice.asking import bend
-from mooring.advice.families import COMMON, MOORED, OF_PRIOR, Setting, fitted
+from mooring.advice.families import GLOBAL, MOORED, Setting, fitted
 from mooring.advice.path import CELLS, Shape, is_dense
+from mooring.advice.plans import prior_of_family
 from mooring.advice.prior import Prior
 from mooring.core.cohort import Rows
 
@@ -41,26 +43,25 @@ class Moored(NamedTuple):
     told: Tensor  # [m, d], eigenvalues of Lam^-1/2 H Lam^-1/2: how much more the rows tell than the moor; 0 if taut
 
 
-def shape_of(setting: Setting, prior: Prior | None, rows: Rows) -> Shape | None:
+def shape_of(setting: Setting, priors: Sequence[Prior], rows: Rows) -> Shape | None:
     """The stiffness of a moored setting at scale 1; None where each client does not have one."""
-    if setting.family == COMMON or setting.family == MOORED[0]:
+    if setting.family == GLOBAL or setting.family == MOORED[0]:
         return Shape()
-    if prior is not None and setting.family == OF_PRIOR[prior.kind]:
-        return prior.shape(rows.size)
-    return None
+    prior = prior_of_family(setting, priors)
+    return None if prior is None else prior.shape(rows.size)
 
 
-def moored_fit(task: Any, rows: Rows, p: Tensor, setting: Setting, prior: Prior | None) -> Moored | None:
+def moored_fit(task: Any, rows: Rows, p: Tensor, setting: Setting, priors: Sequence[Prior]) -> Moored | None:
     """The fit of a common or moored setting with its curvature; None for other families and large models."""
-    shape = shape_of(setting, prior, rows)
+    shape = shape_of(setting, priors, rows)
     if shape is None or not is_dense(task):
         return None
-    v = next(fitted(task, rows, p, [setting], [] if prior is None else [prior])).v
+    v = next(fitted(task, rows, p, [setting], priors)).v
     d, m = task.dim, len(rows)
     tight = torch.ones(m, dtype=v.dtype) if shape.tight is None else shape.tight.to(v.dtype)
     slack = torch.ones(d, dtype=v.dtype) if shape.slack is None else shape.slack.to(v.dtype)
-    s = slack.sqrt() if setting.family != COMMON else torch.zeros(d, dtype=v.dtype)
-    scale = setting.value if setting.family != COMMON else 1.0
+    s = slack.sqrt() if setting.family != GLOBAL else torch.zeros(d, dtype=v.dtype)
+    scale = setting.value if setting.family != GLOBAL else 1.0
     out = [torch.empty(m, d, d, dtype=v.dtype) for _ in range(3)]
     seen, told = torch.empty(m, dtype=v.dtype), torch.empty(m, d).double()
     eye = torch.eye(d, dtype=v.dtype)

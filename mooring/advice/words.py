@@ -1,11 +1,10 @@
-"""An advice in words for somebody who has never heard of lambda: one sentence, then what is behind it."""
+"""The recommendation in sentences: the answer first, then the numbers and reasons behind it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
@@ -13,110 +12,134 @@ from torch import Tensor
 from mooring.advice.asking import question
 from mooring.advice.choice import Choice
 from mooring.advice.curve import LearningCurve
+from mooring.advice.loss_sums import GLOBAL, LOCAL, MODELS, OTHERS, PERSONAL
+from mooring.advice.plans import prior_of_family
+from mooring.advice.shaping import BOOSTED, BOTH, LINEAR, PRODUCT, SPLINE, ColumnSets, on_columns
 from mooring.advice.survey import Survey
 from mooring.core.cohort import Batch
-from mooring.data.clients import Clients
+from mooring.core.sentences import describe_change, direction, format_loss, join_words
+from mooring.engines.prepare import Job
+from mooring.shapes.columns import ShapedColumns
 
-KINDS = {"personal": "a personal model", "common": "the common model", "alone": "a model trained alone"}
-ENDS = {"common": "one common model", "alone": "training alone"}
-WORTH_NAMING = 0.1  # share of the spread that a coefficient must have to be named
-MOST_NAMED = 4
-BARS = "▇▆▅▄▃▂▁"
+KINDS = {GLOBAL: "the global model", PERSONAL: "a personal model", LOCAL: "a local model"}
+WITH = {LOCAL: "local models", GLOBAL: "the global model"}
+BENDS = {SPLINE: "splines", PRODUCT: "products of columns", BOOSTED: "a boosted score"}
+MIN_SHARE_NAMED = 0.1  # of the variation between clients that a coefficient must have to be named
+MAX_NAMED = 4
+MIN_CONTRIBUTION_PCT = 0.1  # of the loss, below which nobody is named
+MAX_CLIENTS_NAMED = 2  # in the headline
 
 
 def in_words(
-    clients: Clients,
+    job: Job,
     frame: pd.DataFrame,
     summary: Mapping[str, Any],
     choice: Choice,
+    shape: ShapedColumns | None,
     theory: Survey | None,
     curve: LearningCurve | None,
-) -> tuple[str, list[str]]:
-    """The headline, and the sentences behind it."""
-    said = [
-        who_deploys_what(summary, len(frame)),
-        " ".join(how_sure(summary, other) for other in ("alone", "common")),
-        what_differs(clients, choice),
-        what_it_takes(curve),
-        " ".join(part for part in (who_brings_most(frame, summary), who_is_unlike(frame)) if part),
-        what_theory_says(summary, theory),
+) -> tuple[str, dict[str, str]]:
+    """The headline, and the sentences behind it by what they are about."""
+    sentences = {
+        "losses": describe_losses(summary),
+        "confidence": describe_confidence(summary, len(frame)),
+        "rows_needed": describe_rows_needed(curve),
+        "contributions": describe_contributions(frame, summary),
+        "outliers": describe_outliers(frame),
+        "shape": describe_shape(choice, summary["metric"], job.clients.target_scale**job.task.unit_power),
+        "differences": describe_differences(job, choice, shape),
+        "test": describe_test_rows(summary),
+        "theory": describe_theory(summary, theory),
+    }
+    return headline(frame), {name: sentence for name, sentence in sentences.items() if sentence}
+
+
+def headline(frame: pd.DataFrame) -> str:
+    """Which model is recommended to how many clients; a few are named."""
+    m, counts = len(frame), frame["recommended"].value_counts()
+    if len(counts) == 1:
+        only = counts.index[0]
+        everywhere = f"at all {m:,} clients" if m > 2 else "at both clients" if m == 2 else "at the one client"
+        return f"Use {KINDS[only]} {everywhere}."
+    parts: list[str] = []
+    for kind, count in counts.items():
+        names = frame.loc[frame["recommended"] == kind, "client"].astype(str).tolist()
+        of_all = f"{count:,}" if parts else f"{count:,} of {m:,} clients"
+        where = join_words(names) if parts and count <= MAX_CLIENTS_NAMED else of_all
+        parts.append(f"{KINDS[str(kind)]} at {where}")
+    return f"Use {join_words(parts)}."
+
+
+def describe_losses(summary: Mapping[str, Any]) -> str:
+    """The recommended models' loss and those it is compared with, measured on the same held-out rows."""
+    metric, mine = summary["metric"], summary["recommended"]
+    sides = [
+        f"{describe_change(summary[f'improvement_over_{other}'], summary['level'])} than with {WITH[other]} "
+        f"({format_loss(summary[other])})"
+        for other in OTHERS
+        if set(summary["recommended_counts"]) != {other}
     ]
-    return headline(summary), [sentence for sentence in said if sentence]
+    rows = f"on {summary['held_out_rows']:,} held-out rows"
+    return f"With the recommended models, {metric} is {format_loss(mine)}: {' and '.join(sides)}, {rows}."
 
 
-def headline(summary: Mapping[str, Any]) -> str:
-    """What personal models gain over the two ends, with intervals, and what that means."""
-    alone, common = summary["gain_over_alone"], summary["gain_over_common"]
-    for end, gain, other in (("alone", common, "with one common model"), ("common", alone, "alone")):
-        if set(summary.get(f"sure_over_{end}", {})) == {"same"}:
-            better = f"{summary['metric']} is {change(gain)} than {other}"
-            return f"No personal model does better than {ENDS[end]}, whose {better}."
-    told = f"{summary['metric']} is {change(alone)} than alone and {change(common)} than with one common model"
-    most = max(("common", "alone", "personal"), key=lambda kind: summary["will_do"].get(kind, 0))
-    if most != "personal":
-        count, m = summary["will_do"][most], sum(summary["will_do"].values())
-        whom = "most" if 2 * count > m else f"{count:,} of {m:,}"
-        return f"{ENDS[most].capitalize()} will do for {whom} clients. With personal models the {told}."
-    sure = min(alone["low"], common["low"]) > 0
-    return f"Personal models {'pay' if sure else 'are the best guess'}: their {told}."
-
-
-def better_end(summary: Mapping[str, Any]) -> str:
-    """Of the two ends the one over which personal models gain less."""
-    return "common" if summary["gain_over_alone"]["mean"] >= summary["gain_over_common"]["mean"] else "alone"
-
-
-def change(gain: Mapping[str, float]) -> str:
-    """A gain in per cent with its interval: "3.7 % [2.7, 4.8] lower"."""
-    mean, low, high = (gain[f"percent_{end}"] for end in ("mean", "low", "high"))
-    word = "lower" if mean >= 0 else "higher"
-    if mean < 0:
-        mean, low, high = -mean, -high, -low
-    return f"{number(mean)} % [{number(low)}, {number(high)}] {word}"
-
-
-def number(value: float) -> str:
-    """A percentage as people write it."""
-    if not np.isfinite(value):
-        return "?"
-    return f"{value:,.0f}" if abs(value) >= 99.95 else f"{value:.1f}".replace("-0.0", "0.0")
-
-
-def who_deploys_what(summary: Mapping[str, Any], m: int) -> str:
-    """Counts of what to deploy, and of whom something simpler would serve as well."""
-    kinds = [f"{what} at {summary['deploy'][kind]:,}" for kind, what in KINDS.items() if summary["deploy"].get(kind)]
-    simple = [f"{kind} will do at {summary['will_do'][kind]:,}" for kind in ENDS if summary["will_do"].get(kind)]
-    within = f" Within {100 * summary['practical']:g} % of the loss {listed(simple)}." if simple else ""
-    return f"Deploy {listed(kinds)} of {m:,} clients.{within}"
-
-
-def how_sure(summary: Mapping[str, Any], other: str) -> str:
-    count = summary[f"sure_over_{other}"]
-    parts = [f"{word} at {count[word]:,}" for word in ("sure", "likely", "open") if count.get(word)]
-    same = [f"the same at {count['same']:,}"] if count.get("same") else []
-    return f"Better than {other}: {', '.join([*parts, *same])}."
-
-
-def what_differs(clients: Clients, choice: Choice) -> str:
-    """The coefficients that make up most of the clients' spread; standardised columns make them comparable.
-
-    A column that does not vary within clients moves a client's level only, and counts as that.
-    """
-    variance = None if choice.prior is None else choice.prior.variance.numpy()
-    if variance is None or len(variance) != len(clients.features) + 1:
+def describe_test_rows(summary: Mapping[str, Any]) -> str:
+    """What a table's own test rows show, which took no part in the recommendations."""
+    test = summary.get("test")
+    if not test:
         return ""
-    inside = varying(None, clients.train).any(0).numpy()
-    share = variance / max(variance.sum(), 1e-300)
-    parts = {f"the effect of {name}": share[j] for j, name in enumerate(clients.features) if inside[j]}
-    parts["the level"] = 1 - sum(parts.values())
-    # Equal shares keep their order, whatever rounding says.
-    top = sorted((pair for pair in parts.items() if pair[1] >= WORTH_NAMING), key=lambda pair: -round(pair[1], 9))
-    told = [f"{name} ({100 * part:.0f} %)" for name, part in top[:MOST_NAMED]]
-    return f"What differs: mostly {listed(told)}." if told and variance.sum() > 0 else ""
+    losses = ", ".join(f"{name} {format_loss(test[name])}" for name in ("recommended", *MODELS))
+    return f"On the table's own {test['rows']:,} test rows, which decided nothing, {summary['metric']} is: {losses}."
+
+
+def describe_confidence(summary: Mapping[str, Any], m: int) -> str:
+    counts = summary["confidence_counts"]
+    parts = [f"{word} for {counts[word]:,}" for word in ("high", "moderate", "low") if counts.get(word)]
+    return f"Confidence that it is better than the alternatives: {join_words(parts)} of {m:,} clients."
+
+
+def describe_shape(choice: Choice, metric: str, unit: float) -> str:
+    """How much lower the loss is with columns that bend, where the personal models use them."""
+    table = choice.table
+    bent = table[(table["weight"] > 0) & (table["columns"] != LINEAR)]
+    if bent.empty or not (table["columns"] == LINEAR).any():
+        return ""
+    line, best = table.loc[table["columns"] == LINEAR, "loss"].min(), bent["loss"].min()
+    parts = set(bent["columns"])
+    used = {SPLINE: {SPLINE, PRODUCT, BOTH}, PRODUCT: {PRODUCT}, BOOSTED: {BOOSTED, BOTH}}
+    kinds = [BENDS[kind] for kind, sets in used.items() if parts & sets]
+    losses = f"{format_loss(unit * best)} instead of {format_loss(unit * line)}"
+    change = f"held-out {metric} {direction(100 * (1 - best / line))} than with linear columns ({losses})"
+    return f"Effects are not linear: {join_words(kinds)} {'makes' if kinds == [BENDS[BOOSTED]] else 'make'} {change}."
+
+
+def describe_differences(job: Job, choice: Choice, shape: ShapedColumns | None) -> str:
+    """The coefficients that make up most of the variation between clients; standardized columns make them comparable.
+
+    A column that does not vary within clients moves a client's intercept only, and counts as that.
+    """
+    prior = prior_of_family(choice.plan, choice.priors) or (choice.priors[0] if choice.priors else None)
+    if prior is None or not float(prior.variance.sum()) > 0:
+        return ""
+    clients, variance = job.clients, prior.variance.numpy()
+    at = on_columns(job.task, clients.train, None if shape is None else ColumnSets(job.task, shape), prior.columns)
+    features = clients.features
+    if shape is not None:
+        features = tuple(clients.features[k] for k in ColumnSets(job.task, shape).columns[prior.columns])
+    if len(variance) != len(features) + 1:
+        return ""
+    inside = varies_within(None, at.rows).any(0).numpy()
+    share = variance / variance.sum()
+    parts = {f"the effect of {name}": share[j] for j, name in enumerate(features) if inside[j]}
+    parts["the intercept"] = 1 - sum(parts.values())
+    # Equal shares keep their order, whatever rounding does to them.
+    top = sorted((pair for pair in parts.items() if pair[1] >= MIN_SHARE_NAMED), key=lambda pair: -round(pair[1], 9))
+    named = [f"{name} ({100 * part:.0f}%)" for name, part in top[:MAX_NAMED]]
+    return f"Clients differ mostly in {join_words(named)}." if named else ""
 
 
 @question
-def varying(task: Any, batch: Batch) -> Tensor:
+def varies_within(task: Any, batch: Batch) -> Tensor:
     """[C, features] bool: whether a column takes several values at a client."""
     real = (batch.weight > 0)[..., None]
     x = torch.where(real, batch.x.double(), 0.0)
@@ -124,57 +147,51 @@ def varying(task: Any, batch: Batch) -> Tensor:
     return away.abs().amax(1) > 1e-9 * x.abs().amax(1)
 
 
-def who_is_unlike(frame: pd.DataFrame) -> str:
-    if "unlike" not in frame or not frame["unlike"].any():
+def describe_outliers(frame: pd.DataFrame) -> str:
+    if "is_outlier" not in frame or not frame["is_outlier"].any():
         return ""
-    names = frame.loc[frame["unlike"], "client"].astype(str).tolist()
-    more = f" and {len(names) - MOST_NAMED:,} more" if len(names) > MOST_NAMED else ""
-    return f"Unlike the rest: {', '.join(names[:MOST_NAMED])}{more}."
+    names = frame.loc[frame["is_outlier"], "client"].astype(str).tolist()
+    more = f" and {len(names) - MAX_NAMED:,} more" if len(names) > MAX_NAMED else ""
+    return f"Outliers, far from the other clients: {', '.join(names[:MAX_NAMED])}{more}."
 
 
-def what_it_takes(curve: LearningCurve | None) -> str:
-    """How many rows training alone would need to match, and how the gap closes on the way there."""
+def describe_rows_needed(curve: LearningCurve | None) -> str:
+    """How many rows a local model would need to do as well."""
     if curve is None:
         return ""
-    places = np.linspace(curve.now, curve.match, len(BARS))
-    left = (1 / places - 1 / curve.match) / (1 / curve.now - 1 / curve.match)  # of the gap: it falls as one over rows
-    drawn = "".join(BARS[min(int((1 - part) * len(BARS)), len(BARS) - 1)] for part in left)
-    told = f"{curve.match:,.0f} rows instead of {curve.now:,.0f}"
-    return f"To do as well alone, a typical client needs {told} (the gap: {drawn})."
+    needed, has = f"{float(f'{curve.match:.3g}'):,.0f}", f"{curve.now:,.0f}"
+    return f"A typical client would need about {needed} rows of its own (it has {has}) to do as well locally."
 
 
-def who_brings_most(frame: pd.DataFrame, summary: Mapping[str, Any]) -> str:
-    if "brings" not in frame or not frame["brings"].notna().any():
+def describe_contributions(frame: pd.DataFrame, summary: Mapping[str, Any]) -> str:
+    """Whose rows the other clients need most."""
+    if "contribution" not in frame or not frame["contribution"].notna().any():
         return ""
-    most = frame.loc[frame["brings"].idxmax()]
-    share = 100 * most["brings"] / summary["advised"] if summary["advised"] else 0.0
-    if not share > 0:
+    most = frame.loc[frame["contribution"].idxmax()]
+    loss, without = summary[PERSONAL], summary[PERSONAL] + most["contribution"]
+    if not loss > 0 or 100 * (without / loss - 1) < MIN_CONTRIBUTION_PCT:
         return ""
-    return f"Client {most['client']} brings most: without it the others would lose {share:.2g} % more."
+    change = f"{direction(100 * (1 - without / loss))} ({format_loss(without)} instead of {format_loss(loss)})"
+    return f"Without {most['client']}, the other clients' {summary['metric']} with personal models would be {change}."
 
 
-def what_theory_says(summary: Mapping[str, Any], theory: Survey | None) -> str:
-    """The theorem's view beside the evidence, and why they may differ."""
+def describe_theory(summary: Mapping[str, Any], theory: Survey | None) -> str:
+    """What the theorem of the alternative states, beside what the data show."""
     if theory is None:
         return ""
     line, r = theory.thresholds["alternative"], theory.heterogeneity["R"]
-    low, high = theory.heterogeneity["low"], theory.heterogeneity["high"]
-    seen, side, says = better_end(summary), line["side"], "The theorem of the alternative"
+    high, side = theory.heterogeneity["high"], line["side"]
+    seen = LOCAL if summary[LOCAL] < summary[GLOBAL] else GLOBAL
     border = f"{line['R']:.2g}" if line["R"] < 99.5 else f"{line['R']:,.0f}"
-    if side not in ENDS:
+    if side not in WITH:
+        low = theory.heterogeneity["low"]
         return (
-            f"{says} leaves it open, because R = {r:.2g} [{low:.2g}, {high:.2g}] straddles {border}; of "
-            f"its two ends the rows prefer {ENDS[seen]}."
+            f"The theorem of the alternative favors neither a global model nor local ones (R = {r:.2g}, between "
+            f"{low:.2g} and {high:.2g}, threshold {border}); held-out data favor {WITH[seen]}."
         )
-    # An estimate of 0 says that chance explains what was seen, not that nothing differs.
-    far = f"R = {r:.2g}" if r > 0 else f"R, at most {high:.2g},"
-    other, way = ("alone", "below") if side == "common" else ("common", "above")
-    told = f"{says} says {side} rather than {other}, because {far} is {way} {border}"
+    # An estimate of 0 means that chance explains what was seen, not that nothing differs.
+    far = f"R = {r:.2g}" if r > 0 else f"R at most {high:.2g}"
+    stated = f"The theorem of the alternative favors {WITH[side]} ({far} {'<' if side == GLOBAL else '>'} {border})"
     if side == seen:
-        return f"{told}; so do the rows."
-    return f"{told}; the rows say the opposite: trust them, it is for worst cases."
-
-
-def listed(parts: list[str]) -> str:
-    """ "a, b and c"."""
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}" if parts else "nothing"
+        return f"{stated}, and so do held-out data."
+    return f"{stated}, held-out data favor {WITH[seen]}. Go with the data: the theorem is a worst-case bound."

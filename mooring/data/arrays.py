@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from mooring.core.errors import RequestError
-from mooring.core.unpacking import MOST_UNPACKED
+from mooring.core.unpacking import MOST_UNPACKED, TOO_LARGE
 from mooring.data.readers import refuse_twins
 from mooring.data.tables import Table, listing
 
@@ -21,7 +21,7 @@ def read_npz(path: Path) -> Table:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as content:
             found = content.files
             if sum(entry.file_size for entry in content.zip.infolist()) > MOST_UNPACKED:
-                raise RequestError(f"{path.name}: unpacks to more than {MOST_UNPACKED:,} bytes.")
+                raise RequestError(f"{path.name}: unpacks to more than {MOST_UNPACKED:,} bytes; {TOO_LARGE}.")
             wanted = ("X", "y", "group", "split", "task", "feature_names", "group_names")
             arrays = {name: content[name] for name in wanted if name in found}
     except RequestError:

@@ -65,7 +65,7 @@ def check(
     features: Sequence[str] | None = None,
     drop: Sequence[str] | None = None,
     unit: str | None = None,
-    time: str | None = None,
+    time_column: str | None = None,
     split: str | Sequence[float] | None = None,
     min_rows: int = 5,
     drop_small: bool = False,
@@ -91,7 +91,7 @@ def check(
     if table is None:
         return all_found()
     wanted = {"client": client or table.client or "client", "target": target or table.target or "target"}
-    asked_for = {"unit": unit, "time": time, "split": split, "weights": weights}
+    asked_for = {"unit": unit, "time": time_column, "split": split, "weights": weights}
     wanted |= {role: name for role, name in asked_for.items() if isinstance(name, str)}
     for role, name in wanted.items():
         attempt(partial(need_column, table.frame, name, role, table.title), name)
@@ -106,7 +106,7 @@ def check(
             return all_found()
         table, said = kept
         found += [Finding(NOTE, None, wanted["target"], note) for note in said]
-    roles = attempt(lambda: rules.find_roles(table, client, target, unit, time, split, drop or (), weights))
+    roles = attempt(lambda: rules.find_roles(table, client, target, unit, time_column, split, drop or (), weights))
     members = attempt(lambda: rules.client_codes(table, wanted["client"]), wanted["client"])
     names = (
         []

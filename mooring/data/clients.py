@@ -40,6 +40,7 @@ class Clients:
     own_weights: Mapping[str, float] | None = None  # of a column of the table, by client
     parts_by_chance: bool = False  # whether the parts were drawn at random, nobody having asked for any
     units: Mapping[str, Tensor] | None = None  # by part: each row's unit, rows of which no fold may tear apart
+    times: Mapping[str, Tensor] | None = None  # by part: when each row was observed, for folds that go forward in time
     truth: Any = None  # planted parameters, for generators
     title: str = ""
     notes: list[str] = field(default_factory=list)  # sentences on what was dropped, imputed, moved

@@ -102,8 +102,8 @@ class Readable(NamedTuple):
 def readable(series: pd.Series) -> Readable:
     present = series.notna().to_numpy()
     none = np.zeros(len(series), dtype=bool)
-    if types.is_bool_dtype(series):
-        return Readable(present, none, none)
+    if types.is_bool_dtype(series) or isinstance(series.dtype, pd.CategoricalDtype):
+        return Readable(present, none, none)  # a data frame says that these are categories
     if types.is_datetime64_any_dtype(series):
         return Readable(present, none, present)
     if not is_text(series):

@@ -70,7 +70,7 @@ def take(
         raise RequestError(f"the target's kind must be one of {', '.join(KINDS)}, got {kind!r}.")
     for name, value in unused.items():
         if value:
-            raise RequestError(f"{name} has no use here: the clients' arrays are no table.")
+            raise RequestError(f"{name} does not apply: the clients' arrays are no table.")
     if isinstance(split, str):
         raise RequestError("split must be three shares here: the clients' arrays have no columns.")
     held = by_group(*source) if isinstance(source, tuple) else in_turn(source)

@@ -20,7 +20,7 @@ import pyarrow
 import pyarrow.parquet
 
 from mooring.core.errors import RequestError
-from mooring.core.unpacking import MOST_UNPACKED, read_bounded
+from mooring.core.unpacking import MOST_UNPACKED, TOO_LARGE, read_bounded
 
 CSV_ENDINGS, PARQUET_ENDINGS, EXCEL_ENDINGS = (".csv", ".tsv", ".txt"), (".parquet", ".pq"), (".xlsx", ".xlsm")
 PACKED = ".gz"
@@ -110,7 +110,7 @@ def read_excel(path: Path, cells: Cells) -> tuple[pd.DataFrame, list[str]]:
     try:
         with zipfile.ZipFile(path) as archive:
             if sum(entry.file_size for entry in archive.infolist()) > MOST_UNPACKED:
-                raise RequestError(f"{path.name}: unpacks to more than {MOST_UNPACKED:,} bytes.")
+                raise RequestError(f"{path.name}: unpacks to more than {MOST_UNPACKED:,} bytes; {TOO_LARGE}.")
         with pd.ExcelFile(path, engine="openpyxl") as book:
             sheets = list(book.sheet_names)
             raw = pd.read_excel(book, sheet_name=sheets[0], header=None, nrows=1)
@@ -141,7 +141,7 @@ def unpacked(path: Path) -> bytes:
     except (EOFError, zlib.error, gzip.BadGzipFile) as failure:
         raise RequestError(f"{path.name}: is not a readable .gz file; it may be cut off or damaged.") from failure
     if len(content) > MOST_UNPACKED:
-        raise RequestError(f"{path.name}: unpacks to more than {MOST_UNPACKED:,} bytes.")
+        raise RequestError(f"{path.name}: unpacks to more than {MOST_UNPACKED:,} bytes; {TOO_LARGE}.")
     return content
 
 

@@ -48,7 +48,7 @@ def find_roles(
     shares, split = (None, split) if split is None or isinstance(split, str) else (split, None)
     given = {"unit": unit, "time": time, "split": split}
     ways = [f"{role} = '{name}'" for role, name in given.items() if name is not None]
-    if len(ways) > 1:
+    if len(ways) > 1 and not (unit is None and len(ways) == 2):  # a split and a time: the time orders what it leaves
         raise RequestError(f"{table.title}: rows are held out in one way, got {' and '.join(ways)}.")
     for role, name in (("client", client or table.client), ("target", target or table.target)):
         if name is None and role not in table.frame.columns:

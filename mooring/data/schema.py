@@ -12,11 +12,13 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
+import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mooring.core.errors import RequestError
 from mooring.data.columns import CATEGORY, DATE, Values, date_part, missing, read_values
 from mooring.data.tables import Place, listing, near
+from mooring.shapes.columns import ShapedColumns
 
 OTHER = "other"
 FAR = 20.0  # so many times further out than what is usual, a cell counts as what is usual
@@ -73,11 +75,14 @@ class Schema(BaseModel):
     target_scale: float = 1.0
     dropped: dict[str, str] = {}  # columns left out, and why
     digest: str = ""  # sha256 of the table that it was learnt from
+    shape: dict[str, Any] | None = None  # extra columns that bend (`shapes.columns.ShapedColumns.as_json`)
     limits: Limits = {}  # of columns and targets with far cells: what lies beyond counts as `usual` says
 
     @property
     def features(self) -> tuple[str, ...]:
-        return tuple(name for column in self.columns for name in column.encoded)
+        """Names of the inputs: encoded columns, then extra ones."""
+        names = tuple(name for column in self.columns for name in column.encoded)
+        return names if self.shape is None else tuple(ShapedColumns.from_json(self.shape).names(names))
 
     def to_json(self) -> str:
         return self.model_dump_json(indent=2) + "\n"
@@ -148,7 +153,10 @@ def encode(frame: pd.DataFrame, schema: Schema, place: Place | None = None) -> t
             )
     columns = {column.name: column.read(frame, place) for column in schema.columns}
     x, notes = to_numbers(within(columns, schema.limits), schema.columns)
-    return (x - np.array(schema.mean)) / np.array(schema.scale), notes
+    x = (x - np.array(schema.mean)) / np.array(schema.scale)
+    if schema.shape is not None:
+        x = ShapedColumns.from_json(schema.shape, "schema.json")(torch.from_numpy(x)).numpy()
+    return x, notes
 
 
 def describe(specs: Sequence[Column], dropped: dict[str, str]) -> list[str]:

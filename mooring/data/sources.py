@@ -30,12 +30,13 @@ from mooring.data.roles import (
     feature_names,
     find_roles,
     split_rows,
+    times,
     unit_codes,
     weights_by_client,
 )
 from mooring.data.schema import Schema, describe, encode, to_numbers
 from mooring.data.splits import TRAIN, shares_of
-from mooring.data.suspicions import suspicious
+from mooring.data.suspicions import find_time_order, suspicious
 from mooring.data.tables import Table
 from mooring.data.target import Target, known_target
 
@@ -49,7 +50,7 @@ def load(
     features: Sequence[str] | None = None,
     drop: Sequence[str] | None = None,
     unit: str | None = None,
-    time: str | None = None,
+    time_column: str | None = None,
     split: str | Sequence[float] | None = None,
     min_rows: int = 5,
     drop_small: bool = False,
@@ -68,7 +69,7 @@ def load(
 
     kind      what the target is: "regression", "binary", "classes", "count", or "auto"
     features  the columns to learn from (default: all but useless ones); drop: columns to leave out
-    unit      rows of a unit stay in one part;  time: the earliest rows train, the latest test
+    unit      rows of a unit stay in one part;  time_column: the earliest rows train, the latest test
     split     a column that says train, validation or test (default: a column `split`, if it says that), or the shares
               of each client's rows to train, validate and test (default: 0.6, 0.2, 0.2)
     min_rows  smaller clients are an error, or are left out (`drop_small`); those with fewer than 3 rows always are
@@ -81,7 +82,16 @@ def load(
     """
     if datasets.is_name(source) and source in datasets.LOADERS:
         _, validation, test = shares_of(split)
-        columns = (client, target, unit, time, weights, features, drop, split if isinstance(split, str) else None)
+        columns = (
+            client,
+            target,
+            unit,
+            time_column,
+            weights,
+            features,
+            drop,
+            split if isinstance(split, str) else None,
+        )
         column = next((name for name in columns if name), None)
         if column is not None:
             raise RequestError(f"data set '{source}' is no table; it has no column {column!r}.")
@@ -94,7 +104,7 @@ def load(
         features=features,
         drop=drop,
         unit=unit,
-        time=time,
+        time_column=time_column,
         split=split,
         min_rows=min_rows,
         drop_small=drop_small,
@@ -119,6 +129,12 @@ def load(
             x = (x - np.array(schema.mean)) / np.array(schema.scale)
             notes += [*describe(schema.columns, schema.dropped), *said]
             notes += [sentence for _, sentence in suspicious(reading.columns, answer, roles.target)]
+            if roles.time is None and (ordered := find_time_order(reading.columns, code)):
+                notes.append(
+                    f"Rows seem to be ordered in time by '{ordered}'. Rows held out at random are then easier to "
+                    f"predict than later ones; --time-column {ordered} evaluates on later rows (name the column in "
+                    "--features as well if it is to stay a predictor)."
+                )
     else:
         learnt = schema
         answer = Target(schema.kind, target_of(table, roles, schema), schema.classes, [])
@@ -139,7 +155,8 @@ def load(
     kept, held_out, last = (
         rows_of(x, y, code, part == which, len(clients), dtype, label) for which in range(len(PARTS))
     )
-    unit_of = None if roles.unit is None else torch.from_numpy(unit_codes(table, roles.unit))
+    unit_of = None if roles.unit is None else unit_codes(table, roles.unit)
+    time_of = None if roles.time is None else times(table, roles.time)
     return Clients(
         tuple(clients),
         kept,
@@ -153,11 +170,20 @@ def load(
         schema=schema,
         placement=placement,
         own_weights=weights_by_client(table, roles.weights, code, clients),
-        units=None if unit_of is None else {name: unit_of[in_part(code, part == k)] for k, name in enumerate(PARTS)},
-        parts_by_chance=split is None and not (roles.split or roles.time or roles.unit),
+        units=by_part(unit_of, code, part),
+        times=by_part(time_of, code, part),
+        parts_by_chance=split is None and roles.split is None,
         title=table.title,
         notes=notes,
     )
+
+
+def by_part(values: np.ndarray | None, code: np.ndarray, part: np.ndarray) -> dict[str, torch.Tensor] | None:
+    """The rows' values as the parts hold their rows."""
+    if values is None:
+        return None
+    found = torch.from_numpy(np.array(values))
+    return {name: found[in_part(code, part == k)] for k, name in enumerate(PARTS)}
 
 
 def member_of(
@@ -169,7 +195,7 @@ def member_of(
     features: Sequence[str] | None = None,
     drop: Sequence[str] | None = None,
     unit: str | None = None,
-    time: str | None = None,
+    time_column: str | None = None,
     split: str | Sequence[float] | None = None,
     min_rows: int = 5,
     drop_small: bool = False,
@@ -185,7 +211,7 @@ def member_of(
     if schema is not None:
         table = fit_in(table, schema)
     digest = "" if table.x is not None else digest_of(table.frame)
-    roles = find_roles(table, client, target, unit, time, split, drop or (), weights)
+    roles = find_roles(table, client, target, unit, time_column, split, drop or (), weights)
     names = [] if table.x is not None or schema is not None else feature_names(table, roles, features, drop)
 
     notes = list(table.notes)
@@ -248,7 +274,7 @@ def constant_within(x: np.ndarray, code: np.ndarray, clients: int, features: Seq
     more = f" and {len(worst) - 6} more" if len(worst) > 6 else ""
     return [
         f"Columns that do not vary within the training rows of some clients: {shown}{more}; "
-        "training alone cannot learn their coefficients there without a ridge."
+        "a local model cannot learn their coefficients there without a ridge."
     ]
 
 

@@ -3,6 +3,7 @@ target away."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -18,6 +19,9 @@ SENTINELS = (-9.0, -99.0, -999.0, -9999.0, -99999.0, 99.0, 999.0, 9999.0, 99999.
 FEW_LEVELS = 50
 NEARLY_ALL = 0.999  # share of the target's variation, or of its rows, that one column explains
 ONE_SIDED = 0.99  # a class with this share is predicted nearly always without any column
+LEAST_ORDERED_ROWS, MOSTLY_ORDERED = 4, 0.9  # rows of clients, and share of clients, that show an order in time
+SHARED_VALUES = 2.0  # distinct values over all clients, at most, as a multiple of the largest client's rows
+TIME_NAME = re.compile(r"(?i)\b(year|yr|date|day|days|week|month|quarter|time|visit|wave|period|hour|occasion)\b")
 LEAST_ROWS, MOST_ROWS = 30, 100_000  # of those to see whether a column gives the target away
 
 
@@ -44,6 +48,26 @@ def suspicious(columns: Mapping[str, Values], target: Target, name_of_target: st
             )
     for one, two in twin_levels(target.classes):
         yield name_of_target, f"Target '{name_of_target}': classes '{one}' and '{two}' differ in case or spaces only."
+
+
+def find_time_order(columns: Mapping[str, Values], code: np.ndarray) -> str | None:
+    """A column that orders most clients' rows in time: dates, or numbers that never repeat within a client and are
+    called like a time, or run over the same whole numbers at all clients. None if there is none."""
+    for name, values in columns.items():
+        if isinstance(values, pd.Categorical) or np.isnan(values).any():
+            continue
+        pairs = pd.DataFrame({"client": code, "value": values})
+        size = pairs.groupby("client")["value"].agg(["size", "nunique"])
+        size = size[size["size"] >= LEAST_ORDERED_ROWS]
+        if len(size) < 2 or (size["size"] == size["nunique"]).mean() < MOSTLY_ORDERED:
+            continue
+        whole, distinct = bool((values == np.rint(values)).all()), len(np.unique(values))
+        shared = whole and distinct <= SHARED_VALUES * size["size"].max()
+        if TIME_NAME.search(name) and (whole or shared):
+            return name
+        if shared and np.ptp(values) + 1 <= SHARED_VALUES * distinct and len(size) > 2:
+            return name
+    return None
 
 
 def sentinel(values: np.ndarray) -> tuple[float, int] | None:

@@ -36,7 +36,7 @@ def names() -> list[str]:
 def find(name: str) -> type[Task]:
     known = classes_by_name()
     if name not in known:
-        raise RequestError(f"{unknown('task', name, ['auto', *known])}.")
+        raise RequestError(f"{unknown('task', name, ['auto', *known], 'mooring list tasks')}.")
     return known[name]
 
 

@@ -39,7 +39,7 @@ FAST = {"reassoc", "contract", "nsz", "arcp"}  # nan and infinity keep their mea
 
 
 def available() -> bool:
-    """Whether the extra `mooring[fast]` is installed."""
+    """Whether the extra `mooring-fl[fast]` is installed."""
     return importlib.util.find_spec("numba") is not None
 
 

@@ -142,6 +142,9 @@ class Linear(Task):
     def row_risk(self, w: Tensor, batch: Batch) -> Tensor:
         return (self.predict(w, batch.x) - batch.y) ** 2
 
+    def row_divergence(self, w: Tensor, reference: Tensor, batch: Batch) -> Tensor:
+        return self.predict(w - reference, batch.x) ** 2
+
     def score(self, w: Tensor, batch: Batch) -> dict[str, Tensor]:
         error = self.risk(w, batch)
         mean = (batch.weight * batch.y).sum(1, keepdim=True)

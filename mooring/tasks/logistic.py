@@ -23,6 +23,12 @@ from mooring.tasks import compiled
 from mooring.tasks.proximal import DENSE, proximal_newton
 
 
+def kl_divergence(z: Tensor, true: Tensor) -> Tensor:
+    """[...]: sum_k p_k log(p_k / q_k) of the probabilities p and q behind two sets of logits [..., classes]."""
+    p, q = torch.log_softmax(true, -1), torch.log_softmax(z, -1)
+    return (p.exp() * (p - q)).sum(-1).clamp(min=0)
+
+
 @dataclass(frozen=True)
 class Logistic(Task):
     """Logistic regression on `features` columns for `classes` classes; w is [features, scores] then intercepts."""
@@ -72,6 +78,14 @@ class Logistic(Task):
         if self.scores == 1:
             return F.softplus(torch.where(batch.y == 1, -z[..., 0], z[..., 0]))
         return torch.logsumexp(z, -1) - z.gather(-1, batch.y[..., None])[..., 0]
+
+    def row_divergence(self, w: Tensor, reference: Tensor, batch: Batch) -> Tensor:
+        """Kullback and Leibler's, of the predicted probabilities."""
+        z, true = self.logits(w, batch.x), self.logits(reference, batch.x)
+        if self.scores == 1:
+            rise = F.softplus(z) - F.softplus(true) - torch.sigmoid(true) * (z - true)
+            return rise[..., 0].clamp(min=0)
+        return kl_divergence(z, true)
 
     def loss(self, w: Tensor, batch: Batch) -> Tensor:
         return (batch.weight * self.row_risk(w, batch)).sum(1) + self.ridge / 2 * (w**2).sum(1)
@@ -175,9 +189,14 @@ class Logistic(Task):
 
 
 def _largest_square(batch: Batch, intercept: bool, rounds: int = 50) -> Tensor:
-    """[C]: the largest eigenvalue of each client's X'X/n, intercept column included, by power iteration."""
+    """[C]: the largest eigenvalue of each client's X'X/n, intercept column included, by power iteration.
+
+    It starts at one Gaussian vector for all clients: columns that cancel each other, such as z and -z, are orthogonal
+    to any start with a pattern of its own.
+    """
     x = torch.cat([batch.x, torch.ones_like(batch.x[..., :1])], -1) if intercept else batch.x
-    v = torch.ones(len(x), x.shape[-1], 1, dtype=x.dtype)
+    start = torch.randn(x.shape[-1], 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(x.dtype)
+    v = start.expand(len(x), -1, -1)
     for _ in range(rounds):
         v = v / v.norm(dim=1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
         v = torch.bmm(x.transpose(1, 2), batch.weight[..., None] * torch.bmm(x, v))

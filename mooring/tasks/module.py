@@ -46,6 +46,7 @@ STANDARD, TARGET = "standard", "target"  # what a network's output is: (y - mean
 ROW_CURVATURE = 5.0  # a network's Hessian has a few large eigenvalues: its trace is taken as this many of the largest
 CALLING = RLock()  # a functional call puts the parameters into the module for its time: one thread at a time
 FLAT_STEP, NEGLIGIBLE = 0.1, 1e-6  # the first step where a loss has no curvature, and what counts as none
+LEAST_PROBABILITY = 1e-12  # of a class, in a divergence
 NUDGE = 1e-3  # how far w is moved, as a share of its size, where curvature is a difference of gradients
 PROBE_CLIENTS, PROBE_ROWS = 2, 3  # what it takes to see whether networks can be stacked
 SLOW = "There is a performance drop"  # how torch begins to say that it stacks by a loop of its own
@@ -337,6 +338,20 @@ class Module(Task):
         with torch.no_grad():
             losses = self._row_losses(self.layers(w), batch)
         return (self.risk_per_loss * losses).cpu()
+
+    def row_divergence(self, w: Tensor, reference: Tensor, batch: Batch) -> Tensor:
+        """Of predicted numbers, or Kullback and Leibler's of predicted probabilities."""
+        if self.has_own_loss:
+            return super().row_divergence(w, reference, batch)
+        said, true = self.predict(w, batch.x), self.predict(reference, batch.x)
+        if self.row_loss is half_square:
+            rise = (said - true) ** 2
+        elif self.classifies:
+            rise = (torch.xlogy(true, true) - torch.xlogy(true, said.clamp(min=LEAST_PROBABILITY))).sum(-1)
+        else:
+            p, q = torch.stack([true, 1 - true], -1), torch.stack([said, 1 - said], -1)
+            rise = (torch.xlogy(p, p) - torch.xlogy(p, q.clamp(min=LEAST_PROBABILITY))).sum(-1)
+        return rise.reshape(*batch.y.shape[:2], -1).mean(2).clamp(min=0)
 
     def score(self, w: Tensor, batch: Batch) -> dict[str, Tensor]:
         if self.has_own_loss or self.row_loss is half_square:

@@ -18,12 +18,15 @@ from torch import Tensor
 from mooring.core.cohort import Batch
 from mooring.tasks.scored import Smooth
 
+LEAST_MEAN = 1e-6  # of a count, where residuals are divided by it
+
 
 @dataclass(frozen=True)
 class Poisson(Smooth):
     name: ClassVar[str] = "poisson"
     metric: ClassVar[str] = "deviance"
     likelihood: ClassVar[bool] = True
+    overdispersed: ClassVar[bool] = True
     risk_per_loss: ClassVar[float] = 2.0
     kinds: ClassVar[tuple[str, ...]] = ("count",)
     bend: ClassVar[float | None] = None
@@ -44,6 +47,16 @@ class Poisson(Smooth):
     def row_risk(self, w: Tensor, batch: Batch) -> Tensor:
         z = self.scores(w, batch.x)
         return 2 * (torch.xlogy(batch.y, batch.y) - batch.y * z - batch.y + z.exp())
+
+    def pearson(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """[C] each: sums over rows of (y - mu)^2 / mu and of (y - mu) / mu: what the dispersion is estimated from."""
+        mu = self.predict(w, batch.x).clamp(min=LEAST_MEAN)
+        away = torch.where(batch.weight > 0, batch.y - mu, 0.0)
+        return (away**2 / mu).sum(1), (away / mu).sum(1)
+
+    def row_divergence(self, w: Tensor, reference: Tensor, batch: Batch) -> Tensor:
+        z, true = self.scores(w, batch.x), self.scores(reference, batch.x)
+        return (2 * (z.exp() - true.exp() - true.exp() * (z - true))).clamp(min=0)
 
     def score(self, w: Tensor, batch: Batch) -> dict[str, Tensor]:
         error = (batch.weight * (self.predict(w, batch.x) - batch.y) ** 2).sum(1)

@@ -61,6 +61,15 @@ class Scored(Task):
     def row_risk(self, w: Tensor, batch: Batch) -> Tensor:
         return self.row_loss(self.scores(w, batch.x), batch.y)
 
+    def row_divergence(self, w: Tensor, reference: Tensor, batch: Batch) -> Tensor:
+        """By the mirror image of w behind `reference`: if the latter were true, both would add as much to the loss.
+
+        The mean of both rises depends on the target only through the loss's curvature between them.
+        """
+        z, true = self.scores(w, batch.x), self.scores(reference, batch.x)
+        rise = (self.row_loss(z, batch.y) + self.row_loss(2 * true - z, batch.y)) / 2 - self.row_loss(true, batch.y)
+        return rise.clamp(min=0)
+
     def loss(self, w: Tensor, batch: Batch) -> Tensor:
         data = self.row_loss(self.scores(w, batch.x), batch.y)
         return (batch.weight * data).sum(1) + self.ridge / 2 * (w**2).sum(1)

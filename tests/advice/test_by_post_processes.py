@@ -28,11 +28,11 @@ def test_a_federation_of_processes_is_advised_as_the_simulator_is(name, node, tm
     record, saved = open_run(out).advice, open_run(out).models
     assert (out / "report.html").exists()
     assert record["headline"] == here.headline and record["words"] == here.words and saved.personal is None
-    torch.testing.assert_close(saved.common, here.models.common, rtol=CLOSE, atol=CLOSE)
+    torch.testing.assert_close(saved.common, here.models.global_, rtol=CLOSE, atol=CLOSE)
     rows = {row["client"]: row for row in record["clients"]}
     for i, row in here.clients.iterrows():
         folder = beside(out) / "clients" / row["client"] / digest_of_run(asked_run(path))
         assert all(rows[row["client"]][column] == row[column] for column in WORDS)
         assert all(read_json(folder / DONE)[column] == row[column] for column in WORDS)
         own = open_run(folder / RESULT).models.personal[0]
-        torch.testing.assert_close(own, here.models.deployed[i], rtol=CLOSE, atol=CLOSE)
+        torch.testing.assert_close(own, here.models.recommended[i], rtol=CLOSE, atol=CLOSE)

@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from mooring.advice.choice import Choice, decide, leavers, likely
-from mooring.advice.crossfit import cross_fit
-from mooring.advice.families import ALONE, COMMON, DIAGONAL, LAMBDA, MIXTURE, MOORED, SIZE, Setting, fitted
-from mooring.advice.folds import compact, cross, deal, joined, owners
+from mooring.advice.choice import Choice, candidates, decide, first_belief, leavers, likely
+from mooring.advice.crossfit import Fold, cross_fit, promising
+from mooring.advice.families import DIAGONAL, GLOBAL, INTERCEPT, LAMBDA, LOCAL, MIXTURE, MOORED, SIZE, Setting, fitted
+from mooring.advice.folds import compact, deal, iterate_folds, joined, owners
 from mooring.advice.losses import ByRow
 from mooring.advice.plans import as_algorithm, kind_of, stiffness_of, stiffnesses
 from mooring.advice.prior import centre_ridge, preferred, priors, weights_of_kinds
 from mooring.algorithms.base import build
+from mooring.core.cohort import Rows
 from mooring.data.generators import LinearFederation
 from mooring.tasks.linear import Linear
 from tests.problems import linear_clients, simulate
@@ -34,7 +35,7 @@ def test_every_row_is_held_out_once_and_small_clients_are_spread_over_the_folds(
     clients = linear_clients(sizes=[3, 11, 40])
     rows = joined(clients.train, clients.validation)
     seen = torch.zeros(len(rows.y))
-    for part in cross(rows, clients.keys, folds=4):
+    for part in iterate_folds(rows, clients.keys, folds=4):
         seen[part.place] += 1
         assert torch.equal(part.train.size + part.held.size, rows.size)
         torch.testing.assert_close(rows.y[part.place], part.held.y)
@@ -53,8 +54,8 @@ def advised_risk(made, dim):
     task = Linear(dim, intercept=False)
     choice, evidence = cross_fit(task, joined(made.train, made.validation), made.keys)
     risk = {
-        name: float(made.truth.excess_risk(getattr(evidence.trio, name)).mean())
-        for name in ("alone", "common", "personal")
+        name: float(made.truth.excess_risk(getattr(evidence.models, name)).mean())
+        for name in ("local", "global_", "personal")
     }
     return choice, risk
 
@@ -62,12 +63,12 @@ def advised_risk(made, dim):
 def test_moored_plans_beat_both_ends_on_planted_data():
     choice, risk = advised_risk(planted(0.2), 4)
     assert choice.plan.family in MOORED and not choice.own
-    assert risk["personal"] < 0.9 * min(risk["alone"], risk["common"])
+    assert risk["personal"] < 0.9 * min(risk["local"], risk["global_"])
 
 
 def test_coefficients_that_differ_differently_get_their_own_stiffness():
     made = planted((0.0, 0.0, 1.0, 1.0))
-    prior = preferred(priors(Linear(4, intercept=False), made.train))
+    (prior,) = preferred(priors(Linear(4, intercept=False), made.train))
     assert prior.kind == "diagonal" and float(prior.variance[:2].max()) < 0.1 < float(prior.variance[2:].min())
     even = [weights_of_kinds(priors(Linear(4, intercept=False), planted(0.5, seed=s).train)) for s in range(8)]
     assert sum(each < one for _, one, each in even) >= 6
@@ -78,13 +79,13 @@ def test_clients_that_are_alike_are_hardly_sent_apart_by_chance():
     for seed in range(10):
         made = planted(0.0, samples=20, seed=seed)
         found = priors(task, made.train)
-        weighed, plain = preferred(found).variance.mean(), found[0].variance.mean()
+        weighed, plain = preferred(found)[0].variance.mean(), found[0].variance.mean()
         assert float(weighed) <= float(found[1].variance.max()) + 1e-12
         harm.append([float(weighed) ** 2, float(plain) ** 2])
     ours, plain = np.mean(harm, 0)
     assert 0 < ours < 0.3 * plain
     sure = priors(task, planted(0.5).train)
-    assert float(preferred(sure).variance.mean()) > 0.99 * min(float(q.variance.mean()) for q in sure)
+    assert float(preferred(sure)[0].variance.mean()) > 0.99 * min(float(q.variance.mean()) for q in sure)
 
 
 def test_a_common_model_with_many_rows_has_next_to_no_ridge():
@@ -94,12 +95,13 @@ def test_a_common_model_with_many_rows_has_next_to_no_ridge():
 
 
 def test_held_out_rows_weigh_the_settings_and_the_prior_has_half_of_the_belief():
-    settings = [Setting(COMMON, 0.0), Setting(ALONE, 0.1), Setting(SIZE, 1.0, 0.0), Setting(SIZE, 1.0, 0.5)]
+    settings = [Setting(GLOBAL, 0.0), Setting(LOCAL, 0.1), Setting(SIZE, 1.0, 0.0), Setting(SIZE, 1.0, 0.5)]
     owner, fold, heat = torch.arange(400) // 20, torch.arange(400) % 5, 2.0  # squared losses of 1
+    prior = priors(Linear(4, intercept=False), planted(0.2, clients=5).train)[0]
 
     def found(*more: float) -> Choice:
         loss = torch.ones(4, 400) + torch.tensor(more)[:, None] / 400
-        return decide(Linear(1), settings, ByRow(loss, fold, owner, 20), settings[3])
+        return decide(Linear(1), settings, ByRow(loss, fold, owner, 20), settings[2:], [prior])
 
     even = found(0, 0, 0, 0)
     assert sum(even.mix[setting] for setting in settings[2:]) == pytest.approx(0.5) and len(even.mix) == 4
@@ -111,13 +113,13 @@ def test_held_out_rows_weigh_the_settings_and_the_prior_has_half_of_the_belief()
 
 def test_without_a_prior_noise_does_not_unseat_the_best_lambda_and_evidence_does():
     rng = torch.Generator().manual_seed(0)
-    settings = [Setting(COMMON, 0.0), Setting(ALONE, 0.1), Setting(LAMBDA, 1.0)]
+    settings = [Setting(GLOBAL, 0.0), Setting(LOCAL, 0.1), Setting(LAMBDA, 1.0)]
     owner, fold = torch.arange(400) // 20, torch.arange(400) % 5
     loss = 1 + 0.5 * torch.rand(3, 400, generator=rng)
-    found = decide(Linear(1), settings, ByRow(loss, fold, owner, 20), None)
+    found = decide(Linear(1), settings, ByRow(loss, fold, owner, 20), [])
     assert found.plan == settings[2] and found.mix == {settings[2]: 1.0}
     loss[1] -= 0.2
-    assert decide(Linear(1), settings, ByRow(loss, fold, owner, 20), None).plan == settings[1]
+    assert decide(Linear(1), settings, ByRow(loss, fold, owner, 20), []).plan == settings[1]
 
 
 def test_personal_models_are_the_average_of_the_mix():
@@ -125,9 +127,9 @@ def test_personal_models_are_the_average_of_the_mix():
     choice, evidence = cross_fit(task, made.train, made.keys)
     assert len(choice.mix) > 1 and sum(choice.mix.values()) == pytest.approx(1) and not choice.own
     p = made.train.size.double()
-    models = {m.setting: m.v for m in fitted(task, made.train, p, choice.mix, [choice.prior])}
+    models = {m.setting: m.v for m in fitted(task, made.train, p, choice.mix, choice.priors)}
     average = sum(weight * models[setting] for setting, weight in choice.mix.items())
-    assert torch.allclose(evidence.trio.personal, average, atol=1e-6)
+    assert torch.allclose(evidence.models.personal, average, atol=1e-6)
     assert choice.mix[choice.plan] == max(choice.mix.values())
 
 
@@ -144,7 +146,7 @@ def test_who_cannot_tell_keeps_the_plan():
     assert likely(torch.zeros(5, 3, dtype=torch.float64)).tolist() == [0] * 5
 
 
-@pytest.mark.parametrize("family", [COMMON, LAMBDA, SIZE, DIAGONAL])
+@pytest.mark.parametrize("family", [GLOBAL, LAMBDA, SIZE, DIAGONAL])
 def test_a_plan_as_an_algorithm_gives_the_plans_models(family):
     made = planted(0.3, clients=8, samples=12, dim=3)
     task = Linear(3, intercept=False)
@@ -152,8 +154,8 @@ def test_a_plan_as_an_algorithm_gives_the_plans_models(family):
     choice, _ = cross_fit(task, rows, made.keys, folds=2)
     found = {q.kind: q for q in priors(task, rows)}
     prior = found["diagonal" if family == DIAGONAL else "scalar"]
-    setting = Setting(family, 0.0 if family == COMMON else 0.7)
-    choice = choice._replace(plan=setting, prior=prior, own={})
+    setting = Setting(family, 0.0 if family == GLOBAL else 0.7)
+    choice = choice._replace(plan=setting, priors=[prior], own={})
     table = as_algorithm(choice, rows)
     algorithm = build(table.pop("name"), table)
     _, models, _ = simulate(algorithm, task, made, rounds=400)
@@ -166,12 +168,58 @@ def test_a_plan_in_numbers():
     prior = priors(Linear(4, intercept=False), made.train)[0]
     n = made.train.size.numpy()
     by_size = 2 * prior.noise.numpy() / (n * float(prior.variance[0]))
-    np.testing.assert_allclose(stiffness_of(Setting(SIZE, 2.0), prior, n), by_size)
-    assert (stiffness_of(Setting(ALONE, 0.1), prior, n) == 0).all()
-    assert np.isinf(stiffness_of(Setting(COMMON, 0.0), None, n)).all()
+    np.testing.assert_allclose(stiffness_of(Setting(SIZE, 2.0), [prior], n), by_size)
+    assert (stiffness_of(Setting(LOCAL, 0.1), [prior], n) == 0).all()
+    assert np.isinf(stiffness_of(Setting(GLOBAL, 0.0), [], n)).all()
     none = prior._replace(variance=torch.zeros_like(prior.variance))
-    assert kind_of(Setting(SIZE, 1.0), none) == COMMON and np.isinf(stiffness_of(Setting(SIZE, 1.0), none, n)).all()
+    assert kind_of(Setting(SIZE, 1.0), [none]) == GLOBAL and np.isinf(stiffness_of(Setting(SIZE, 1.0), [none], n)).all()
     mixed = [Setting(SIZE, 2.0), Setting(LAMBDA, 0.7), Setting(MIXTURE, 0.5)]
-    found = stiffnesses([mixed[i % 3] for i in range(len(n))], prior, n)
+    found = stiffnesses([mixed[i % 3] for i in range(len(n))], [prior], n)
     np.testing.assert_allclose(found[::3], by_size[::3])
     assert (found[1::3] == 0.7).all() and np.isnan(found[2::3]).all()
+
+
+def test_hopeless_settings_are_dropped_and_those_that_are_reported_stay():
+    """Fifty rows in two folds; a squared loss of 1 is a log-likelihood of 1/2 per row."""
+    families = [(SIZE, 1.0), (SIZE, 4.0), *((LOCAL, 0.1 * k) for k in range(1, 6)), (GLOBAL, 0.0), (LAMBDA, 1.0)]
+    settings = [Setting(*family, columns=name) for name in ("linear", "spline") for family in families]
+    mean = torch.cat([torch.full((9,), 5.0), torch.tensor([1.0, 9.0, 8.0, 7.0, 6.0, 5.5, 6.5, 9.0, 8.0])])
+    mean[0] = 3.0
+    loss = mean[:, None].expand(-1, 25)
+    kept = promising(Linear(1), settings, [Fold(torch.arange(25), loss, torch.empty(0), torch.empty(0))] * 2, [])
+    best, linear = 9, 0
+    local, ends, lambdas = {13, 14, *range(2, 7)}, {7, 16}, {17}
+    assert {best, linear} | ends | lambdas <= set(kept) <= {best, linear} | ends | lambdas | local
+    assert len(set(kept) & local) == 4  # the best three, of linear columns here, and the best with the plan's columns
+    assert 14 in kept and 10 not in kept and 8 not in kept
+
+
+def test_an_average_does_not_depend_on_how_many_settings_were_dropped():
+    settings = [Setting(GLOBAL, 0.1 * k) for k in range(20)] + [Setting(SIZE, 1.0), Setting(SIZE, 1.0, 0.5)]
+    owner, fold = torch.arange(400) // 20, torch.arange(400) % 5
+    prior = priors(Linear(4, intercept=False), planted(0.2, clients=5).train)[0]
+    local = Setting(LOCAL, 0.1)
+    settings, proposed = [*settings, local], settings[20:22]
+    loss = torch.ones(23, 400) + torch.tensor([*[0.2] * 18, 0.002, 0.001, 0.0, 0.001, 0.2])[:, None]
+    belief, kept = first_belief(settings, proposed), [18, 19, 20, 21, 22]
+    assert float(belief.sum()) == pytest.approx(1) and float(belief[20:22].sum()) == pytest.approx(0.5)
+    whole = decide(Linear(1), settings, ByRow(loss, fold, owner, 20), proposed, [prior])
+    few = [settings[k] for k in kept]
+    part = decide(Linear(1), few, ByRow(loss[kept], fold, owner, 20), proposed, [prior], belief[kept])
+    assert len(whole.mix) > 2 and part.mix == pytest.approx(whole.mix)
+
+
+def test_clients_that_differ_in_their_intercept_alone_have_a_prior_for_it():
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((40, 12, 4))
+    y = x @ [1.0, -1.0, 0.5, 0.0] + rng.standard_normal((40, 1)) + rng.standard_normal((40, 12))
+    rows = Rows.stack(*([torch.from_numpy(one) for one in part] for part in (x, y)))
+    found = preferred(priors(Linear(4), rows))
+    assert [prior.kind for prior in found][1:] == ["intercept"]
+    assert float(found[1].variance[:4].abs().max()) == 0 and float(found[1].variance[4]) == pytest.approx(1, rel=0.5)
+    settings, proposed = candidates(Linear(4), rows, found, "size", 480)
+    assert {setting.family for setting in proposed} >= {INTERCEPT} and all(s.value == 1 for s in proposed)
+    (models,) = fitted(Linear(4), rows, rows.size.double(), [Setting(INTERCEPT, 1.0)], found)
+    torch.testing.assert_close(models.v[:, :4], models.w[:4].expand(40, 4))
+    assert float(models.v[:, 4].std()) > 0.5
+    assert len(settings) == len(set(settings))

@@ -23,8 +23,8 @@ class Sums:
     told = torch.full((3, DIM), ROWS * SPREAD**2 / NOISE, dtype=torch.float64)
 
 
-def summary(over_alone: float) -> dict:
-    return {"personal": 2.0, "gain_over_alone": {"mean": over_alone}, "gain_over_common": {"mean": 0.3}}
+def summary(over_local: float) -> dict:
+    return {"personal": 2.0, "local": 2.0 + over_local, "global": 2.3}
 
 
 def risk(n: np.ndarray) -> np.ndarray:
@@ -39,10 +39,10 @@ def test_the_course_is_that_of_bayes_risk_and_of_least_squares():
     found = learning_curve(Sums, frame, summary(gap))
     n, table = found.table["rows"].to_numpy(), found.table
     np.testing.assert_allclose(table["personal"] - 2.0, risk(n) - risk(ROWS), rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(table["alone"] - 2.0, 0.5 * NOISE * DIM / n - risk(ROWS), rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(table["common"], 2.3)
+    np.testing.assert_allclose(table["local"] - 2.0, 0.5 * NOISE * DIM / n - risk(ROWS), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(table["global"], 2.3)
     assert (found.now, found.match) == (ROWS, pytest.approx(match)) and n[0] < ROWS < match < n[-1]
-    assert (table["personal"] < table["alone"]).all()
+    assert (table["personal"] < table["local"]).all()
 
 
 def test_no_gain_and_a_taut_moor_have_no_curve():
@@ -55,23 +55,22 @@ def test_no_gain_and_a_taut_moor_have_no_curve():
 def test_freedom_is_the_trace_of_what_is_left_free():
     clients = LinearFederation(clients=20, samples=30, dim=DIM, spread=SPREAD).make(0)
     task = Linear(DIM, intercept=False)
-    fit = moored_fit(task, clients.train, clients.weights(), Setting(SIZE, 1.0), priors(task, clients.train)[0])
+    fit = moored_fit(task, clients.train, clients.weights(), Setting(SIZE, 1.0), [priors(task, clients.train)[0]])
     trace = float(fit.free.diagonal(dim1=1, dim2=2).sum(1).mean())
     assert freedom(fit) == pytest.approx(trace, rel=1e-9)
     assert freedom(fit, 4.0) > freedom(fit) > freedom(fit, 0.25)
 
 
 def test_an_advice_brings_its_curve_and_every_clients_path():
-    advice = mooring.advise(EXAM.path, **EXAM.columns)
+    advice = mooring.advise(EXAM.path, shape="linear", theory=False, folds=5, **EXAM.columns)
     curve, record = advice.learning_curve, advice.record
-    at_now = np.interp(curve.now, curve.table["rows"], curve.table["alone"])
-    gain = advice.summary["gain_over_alone"]["mean"]
-    assert at_now == pytest.approx(advice.summary["personal"] + gain, rel=0.01)
-    assert f"{curve.match:,.0f} rows instead of {curve.now:,.0f}" in " ".join(advice.words)
+    at_now = np.interp(curve.now, curve.table["rows"], curve.table["local"])
+    assert at_now == pytest.approx(advice.summary["local"], rel=0.01)
+    assert f"about {curve.match:,.0f} rows of its own (it has {curve.now:,.0f})" in advice.words["rows_needed"]
     assert record["learning_curve"]["rows"] == curve.table["rows"].tolist()
-    lams = sorted(row["lambda"] for row in record["path"] if row["family"] == "lambda")
+    lams = sorted(row["lam"] for row in record["path"] if row["family"] == "lambda")
     paths = np.array(record["client_paths"])
     assert paths.shape == (len(advice.clients), len(lams))
     # Over all clients, each with its held-out rows, the paths are the federation's.
-    whole = [row["loss"] for row in sorted(record["path"], key=lambda row: row["lambda"]) if row["family"] == "lambda"]
-    np.testing.assert_allclose(np.average(paths, 0, advice.clients["judged_rows"]), whole, rtol=1e-5)
+    whole = [row["loss"] for row in sorted(record["path"], key=lambda row: row["lam"]) if row["family"] == "lambda"]
+    np.testing.assert_allclose(np.average(paths, 0, advice.clients["held_out_rows"]), whole, rtol=1e-5)

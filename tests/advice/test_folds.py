@@ -2,17 +2,32 @@
 
 import numpy as np
 import pandas as pd
-import pytest
 import torch
 
 import mooring
 from mooring.advice import crossfit
-from mooring.advice.folds import compact, cross, deal, owners, units_of, usable
-from mooring.advice.posterior import eigen, halves
+from mooring.advice.folds import (
+    FOLDS,
+    MORE_FOLDS,
+    MOST_FOLDS,
+    compact,
+    count_folds,
+    deal,
+    iterate_folds,
+    owners,
+    repeated_rows,
+    time_blocks,
+    times_of,
+    units_of,
+    usable,
+    without_copies,
+)
+from mooring.core.cohort import Rows
 from mooring.data.sources import load
+from mooring.tasks.absolute import Absolute
+from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic
 from tests.problems import logistic_clients
-from tests.tables import CONTRACEPTION
 
 
 def visits(patients: int = 8, each: int = 12, rows: int = 3, seed: int = 0) -> pd.DataFrame:
@@ -44,7 +59,7 @@ def test_no_fold_tears_a_unit_apart():
     assert (count.max(axis=1) - count.min(axis=1)).max() <= 1
     torn = pd.DataFrame({"owner": owners(rows), "unit": units, "fold": deal(rows, clients.keys, 5, 0)})
     assert (torn.groupby(["owner", "unit"])["fold"].nunique() > 1).any()
-    held = [part.place for part in cross(rows, clients.keys, 0, 5, units)]
+    held = [part.place for part in iterate_folds(rows, clients.keys, 0, 5, units)]
     assert sorted(torch.cat(held).tolist()) == list(range(len(rows.y)))
 
 
@@ -57,42 +72,139 @@ def test_rows_that_are_units_of_their_own_are_dealt_as_without():
 
 def test_advice_heeds_the_units(monkeypatch):
     seen = []
-    monkeypatch.setattr(crossfit, "cross", lambda *given: seen.append(given[-1]) or cross(*given))
-    mooring.advise(visits(), client="patient", target="y", unit="visit", folds=4)
+    monkeypatch.setattr(crossfit, "iterate_folds", lambda *given: seen.append(given[4]) or iterate_folds(*given))
+    mooring.advise(visits(), client="patient", target="y", unit="visit", folds=4, shape="linear", theory=False)
     assert seen[0] is not None and len(torch.unique(seen[0])) > 50
 
 
 def test_progress_rises_to_its_end_while_folds_are_fitted():
-    told = []
+    steps = []
     mooring.advise(
-        CONTRACEPTION.path, **CONTRACEPTION.columns, folds=2, theory=False, tell=lambda *step: told.append(step)
+        visits(4), client="patient", target="y", folds=3, theory=False, progress=lambda *step: steps.append(step)
     )
-    done = [(k, n) for what, k, n in told if what == "holding rows out"]
-    assert done[0][0] == 0 and done[-1][0] == done[-1][1] > 50 and [k for k, _ in done] == sorted(k for k, _ in done)
-    assert [step for step in told if step[0] == "predicting what was held out"][-1][1:] == (2, 2)
+    done = [step[1:] for step in steps if step[0] == "holding rows out"]
+    assert done == [(0, 3), (1, 3), (2, 3)]
+    assert [step[1:] for step in steps if step[0] == "evaluating on held-out rows"] == [(1, 3), (2, 3), (3, 3)]
 
 
-def test_a_dear_choice_from_one_fold_is_nearly_that_of_all(monkeypatch):
+def test_a_slow_choice_from_one_fold_is_nearly_that_of_all(monkeypatch):
     """The candidates are compared in one fold; evidence still comes from every row."""
-    clients = logistic_clients(m=12, sizes=[60] * 12, seed=1)
+    clients = logistic_clients(m=8, sizes=[40] * 8, seed=1)
     task = Logistic(3)
-    whole, all_seen = crossfit.cross_fit(task, clients.train, clients.keys, folds=5)
-    monkeypatch.setattr(crossfit, "DEAR", 0.0)
-    part, seen = crossfit.cross_fit(task, clients.train, clients.keys, folds=5)
-    assert part.plan.family == whole.plan.family
-    for pair, witness in seen.seen.items():
-        assert torch.equal(witness.rows, all_seen.seen[pair].rows)
-
-
-def test_a_half_of_the_posterior_is_its_whole_at_scale_one():
-    rng = torch.Generator().manual_seed(0)
-    x = torch.randn(5, 7, 4, generator=rng, dtype=torch.float64)
-    k, root = x.mT @ x, torch.tensor([0.5, 0.0, 2.0, 1.0], dtype=torch.float64)
-    values, turned = eigen(k, root)
-    zero, half = halves(k, root)
-    assert not bool(zero.any())
-    exact = (turned / (1 + values)[:, None]) @ turned.mT
-    torch.testing.assert_close(half @ half.mT, exact, rtol=1e-10, atol=1e-12)
-    assert exact[0, 0, 0] == pytest.approx(
-        float(torch.linalg.inv(torch.diag(1 / root[[0, 2, 3]] ** 2) + k[0][[0, 2, 3]][:, [0, 2, 3]])[0, 0])
+    whole, everything = crossfit.cross_fit(task, clients.train, clients.keys, folds=3)
+    monkeypatch.setattr(crossfit, "SLOW_FIT", 0.0)
+    part, seen = crossfit.cross_fit(task, clients.train, clients.keys, folds=3)
+    assert part.plan.family in {setting.family for setting in whole.mix}
+    assert torch.equal(seen.held.rows, everything.held.rows) and torch.equal(
+        seen.held.rows, clients.train.size.double()
     )
+
+
+def rows_of_sizes(*sizes, seed=0, columns=2):
+    rng = np.random.default_rng(seed)
+    x = [torch.from_numpy(rng.standard_normal((n, columns))) for n in sizes]
+    return Rows.stack(x, [torch.from_numpy(rng.standard_normal(n)) for n in sizes])
+
+
+def test_how_many_folds_there_are_by_rows_and_by_the_size_of_clients():
+    assert count_folds(rows_of_sizes(*[30] * 50)) == FOLDS
+    assert count_folds(rows_of_sizes(*[30] * 10)) == MORE_FOLDS
+    assert count_folds(rows_of_sizes(*[8] * 5, *[200] * 10)) == MOST_FOLDS
+    assert count_folds(rows_of_sizes(*[8] * 5, *[12] * 10)) == 12  # no client has more rows to leave out
+    assert count_folds(rows_of_sizes(8, *[200] * 20)) == FOLDS  # one small client among many
+    assert count_folds(rows_of_sizes(*[8] * 5), torch.arange(40)) == FOLDS
+    small = rows_of_sizes(*[8] * 3)
+    assert crossfit.fold_count(Linear(2), small, None) == 8 and crossfit.fold_count(Linear(2), small, 3) == 3
+    assert crossfit.fold_count(Logistic(2), rows_of_sizes(*[15] * 3), None) == MORE_FOLDS
+    assert crossfit.fold_count(Absolute(2), rows_of_sizes(*[15] * 3), None) == FOLDS
+
+
+def test_clients_of_up_to_20_rows_are_left_out_one_row_at_a_time():
+    rows, keys = rows_of_sizes(7, 20, 14, 300), np.arange(4, dtype=np.uint64)
+    count = crossfit.fold_count(Linear(2), rows, None)
+    assert count == 20
+    fold = deal(rows, keys, count, 0)
+    for i in range(3):
+        assert int(torch.bincount(fold[owners(rows) == i]).max()) == 1
+    for part in iterate_folds(rows, keys, 0, count):
+        assert int(part.held.size[:3].max()) <= 1
+
+
+def test_repeated_rows_of_a_client_share_a_fold():
+    rows = rows_of_sizes(6, 9)
+    again = torch.tensor([0, 1, 2, 3, 4, 5, 0, 0, 3, *range(6, 15), 8])
+    twice = Rows(rows.x[again], rows.y[again], torch.tensor([0, 9]), torch.tensor([9, 10]))
+    number = repeated_rows(twice)
+    assert len(number.unique()) == 15
+    for seed in range(5):
+        fold = deal(twice, np.arange(2, dtype=np.uint64), 5, seed, number)
+        for one in number.unique():
+            assert len(fold[number == one].unique()) == 1
+    assert repeated_rows(rows) is None
+    other = Rows(rows.x, rows.y, rows.start, rows.size)
+    other.x[0], other.y[0] = other.x[7], other.y[7]  # equal rows of different clients
+    assert repeated_rows(other) is None
+    coarse = Rows(twice.x.sign(), twice.y.sign(), twice.start, twice.size)
+    assert repeated_rows(coarse) is None  # equal by nature: different observations
+
+
+def test_advice_keeps_repeated_rows_in_one_fold(monkeypatch):
+    seen = []
+    monkeypatch.setattr(crossfit, "iterate_folds", lambda *given: seen.append(given[4]) or iterate_folds(*given))
+    frame = visits(4).drop(columns="visit").reset_index(drop=True)
+    frame = pd.concat([frame, frame.iloc[::3]], ignore_index=True)
+    mooring.advise(frame, client="patient", target="y", folds=2, shape="linear", theory=False)
+    assert len(seen[0]) == len(frame) and len(seen[0].unique()) == len(frame) - len(frame) // 4
+
+
+def test_rows_that_all_appear_equally_often_are_counted_once():
+    rows = rows_of_sizes(6, 9)
+    order = torch.tensor([0, 1, 2, 3, 4, 5] * 3 + [*range(6, 15)] * 6)
+    copied = Rows(rows.x[order], rows.y[order], torch.tensor([0, 18]), torch.tensor([18, 54]))
+    units = repeated_rows(copied)
+    few, left, keep = without_copies(copied, units)
+    assert few.size.tolist() == [6, 18] and int(keep.sum()) == 24  # 3 and 6 times: thrice each is once and twice
+    torch.testing.assert_close(few.of(0)[0], rows.of(0)[0])
+    assert len(left) == 24 and len(left.unique()) == 15
+    same, units, keep = without_copies(rows, None)
+    assert same is rows and units is None and bool(keep.all())
+    uneven = Rows(rows.x[order[:-1]], rows.y[order[:-1]], torch.tensor([0, 18]), torch.tensor([18, 53]))
+    assert bool(without_copies(uneven, repeated_rows(uneven))[2].all())
+
+
+def test_forward_chaining_never_trains_on_later_rows():
+    rows, keys = rows_of_sizes(11, 24, 6, columns=1), np.arange(3, dtype=np.uint64)
+    rng = np.random.default_rng(0)
+    time = torch.from_numpy(rng.integers(0, 12, 41).astype(float))  # with ties
+    rows.x[:, 0] = time
+    held = []
+    for part in iterate_folds(rows, keys, 0, 4, None, time):
+        held.append(part.place)
+        for i in range(3):
+            before, after = part.train.of(i)[0], part.held.of(i)[0]
+            assert not len(after) or (len(before) and float(before.max()) < float(after.min()))
+        torch.testing.assert_close(rows.x[part.place], part.held.x)
+    places = torch.cat(held)
+    first = time_blocks(rows, time, 5) == 0
+    assert sorted(places.tolist()) == torch.nonzero(~first)[:, 0].tolist()  # the earliest rows only train
+
+
+def test_blocks_in_time_are_alike_and_equal_times_share_one():
+    rows = rows_of_sizes(10, 10)
+    time = torch.cat([torch.arange(10).flip(0), torch.tensor([0, 0, 0, 1, 1, 2, 3, 4, 5, 6])]).double()
+    found = time_blocks(rows, time, 5)
+    assert found[:10].tolist() == [4, 4, 3, 3, 2, 2, 1, 1, 0, 0]
+    assert found[10:].tolist() == [0, 0, 0, 1, 1, 2, 3, 3, 4, 4]
+
+
+def test_advice_with_a_time_column_goes_forward_in_time():
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"who": np.repeat(["a", "b", "c"], 30), "day": np.tile(np.arange(30), 3)})
+    frame["x"], frame["y"] = rng.normal(size=90), rng.normal(size=90)
+    frame = frame.sample(frac=1, random_state=0)
+    clients = load(frame, client="who", target="y", time_column="day")
+    time = times_of(clients)
+    rows = compact(usable(clients))
+    assert sorted(time[owners(rows) == 1].tolist()) == list(range(30))
+    advice = mooring.advise(frame, client="who", target="y", time_column="day", theory=False, folds=4, shape="linear")
+    assert (advice.clients["held_out_rows"] == 24).all()  # the first fifth only trains

@@ -5,6 +5,7 @@ import pytest
 from scipy.stats import norm
 
 from benchmarks.advice_judged import (
+    LEVEL,
     Judged,
     calibration_error,
     denied_though_right,
@@ -13,7 +14,7 @@ from benchmarks.advice_judged import (
     told,
 )
 
-WIDE = 2 * 1.959964  # intervals of a standard deviation of 1
+WIDE = 2 * norm.ppf((1 + LEVEL) / 2)  # intervals of a standard deviation of 1
 
 
 def planted(rng, k, sd=1.0, error=1.0):

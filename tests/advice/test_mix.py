@@ -11,7 +11,7 @@ from scipy.optimize import minimize
 import mooring
 from mooring.advice.advise import advise
 from mooring.advice.crossfit import cross_fit
-from mooring.advice.families import ALONE, COMMON, DIAGONAL, LAMBDA, MIXTURE, SIZE, Setting, fitted
+from mooring.advice.families import DIAGONAL, GLOBAL, LAMBDA, LOCAL, MIXTURE, SIZE, Setting, fitted
 from mooring.advice.folds import joined, usable
 from mooring.advice.mix import average_of_mix, mix_of, newcomers_models
 from mooring.advice.newcomer import models_of_newcomers
@@ -30,9 +30,9 @@ from mooring.tasks.proximal import is_dense
 from tests.problems import linear_clients, logistic_clients
 
 SETTINGS = [
-    Setting(COMMON, 0.03),
-    Setting(ALONE, 0.1),
-    Setting(ALONE, 0.1, free=True),
+    Setting(GLOBAL, 0.03),
+    Setting(LOCAL, 0.1),
+    Setting(LOCAL, 0.1, free=True),
     Setting(LAMBDA, 0.4, 0.02),
     Setting(SIZE, 0.5, 0.02),
     Setting(DIAGONAL, 2.0, 0.02),
@@ -40,6 +40,7 @@ SETTINGS = [
 ]
 SIZES = [9, 30, 16, 24, 40, 12]
 SLACK = torch.tensor([0.5, 0.0, 0.02, 1.0], dtype=torch.float64)  # the second coefficient is common to all
+SLACKS = {f"linear.{family}": SLACK for family in (SIZE, DIAGONAL)}
 
 
 def problem(name):
@@ -67,7 +68,7 @@ def test_with_a_clients_rows_and_the_settings_common_model_a_newcomer_has_the_cl
     torch.testing.assert_close(found, models.v, rtol=1e-7, atol=1e-7)
     if setting.family == DIAGONAL:
         assert torch.equal(found[:, 1], models.w[1].expand(len(rows)))
-    if setting.family != COMMON:
+    if setting.family != GLOBAL:
         assert float((found - models.w).abs().max()) > 0.1
 
 
@@ -95,9 +96,9 @@ def naive_model(task, x, y, setting, w):
         return out
 
     everything = np.full(4, True)
-    if setting.family == COMMON:
+    if setting.family == GLOBAL:
         return w
-    if setting.family == ALONE:
+    if setting.family == LOCAL:
         return solved(setting.value * np.array([1, 1, 1, 0 if setting.free else 1]), np.zeros(4), everything)
     if setting.family == MIXTURE:
         return setting.value * solved(setting.own_ridge, np.zeros(4), everything) + (1 - setting.value) * w
@@ -113,7 +114,7 @@ def test_the_average_by_weights_is_the_naive_one(name):
     rng = np.random.default_rng(0)
     weights, centres = rng.dirichlet(np.ones(len(SETTINGS))), rng.normal(size=(len(SETTINGS), 4))
     known = [s._asdict() | {"weight": float(weight)} for s, weight in zip(SETTINGS, weights)]
-    found = average_of_mix(task, rows, Mix(known, torch.from_numpy(centres), SLACK))
+    found = average_of_mix(task, rows, Mix(known, torch.from_numpy(centres), SLACKS))
     for i in range(len(rows)):
         x, y = (part.numpy() for part in rows.of(i))
         parts = [naive_model(task, x, y, s, w) for s, w in zip(SETTINGS, centres)]
@@ -122,7 +123,7 @@ def test_the_average_by_weights_is_the_naive_one(name):
 
 def test_nobody_depends_on_other_newcomers():
     task, rows = problem("logistic")
-    mix = Mix([s._asdict() | {"weight": 0.1} for s in SETTINGS], torch.ones(len(SETTINGS), 4).double(), SLACK)
+    mix = Mix([s._asdict() | {"weight": 0.1} for s in SETTINGS], torch.ones(len(SETTINGS), 4).double(), SLACKS)
     together = average_of_mix(task, rows, mix)
     for i in range(len(rows)):
         one = average_of_mix(task, rows.select(torch.tensor([i])), mix)[0]
@@ -136,7 +137,7 @@ def test_without_rows_a_newcomer_is_where_its_moorings_are():
     w = torch.tensor([1.0, -2.0, 3.0, 0.5]).double()
     for setting in SETTINGS:
         v = newcomers_models(task, some, setting, w, SLACK).expand(2, -1)
-        share = {ALONE: 0.0, MIXTURE: 0.75}.get(setting.family, 1.0)
+        share = {LOCAL: 0.0, MIXTURE: 0.75}.get(setting.family, 1.0)
         torch.testing.assert_close(v[1], share * w)
 
 
@@ -145,13 +146,13 @@ def test_a_choices_mix_gives_its_clients_their_personal_models(name):
     task, rows = problem(name)
     choice, evidence = cross_fit(task, rows, np.arange(len(rows), dtype=np.uint64), folds=3)
     assert len(choice.mix) > 1 and not choice.own
-    found = average_of_mix(task, rows, mix_of(choice, evidence.trio.centres))
-    torch.testing.assert_close(found, evidence.trio.personal, rtol=1e-6, atol=1e-6)
+    found = average_of_mix(task, rows, mix_of(choice, evidence.models.centers))
+    torch.testing.assert_close(found, evidence.models.personal, rtol=1e-6, atol=1e-6)
 
 
 def test_kinked_losses():
     task, rows = Absolute(3), usable(linear_clients(6, sizes=SIZES))
-    for setting in (Setting(LAMBDA, 0.2), Setting(MIXTURE, 0.5, 0.0, 0.1), Setting(ALONE, 0.1)):
+    for setting in (Setting(LAMBDA, 0.2), Setting(MIXTURE, 0.5, 0.0, 0.1), Setting(LOCAL, 0.1)):
         (models,) = fitted(task, rows, rows.size.double(), [setting])
         found = newcomers_models(task, rows, setting, models.w, None)
         torch.testing.assert_close(found, models.v, rtol=1e-6, atol=1e-6)
@@ -184,7 +185,7 @@ def towns(clients=12, samples=30, seed=0):
 def advised(tmp_path_factory):
     """(the table, the advice, its run directory)."""
     frame, path = towns(), tmp_path_factory.mktemp("advised") / "run"
-    return frame, advise(frame, client="who", target="y", threads=1, theory=False, out=path), path
+    return frame, advise(frame, client="who", target="y", threads=1, theory=False, shape="linear", out=path), path
 
 
 def renamed(frame, who):
@@ -198,7 +199,7 @@ def test_a_newcomer_with_a_clients_rows_gets_the_clients_model(advised):
     assert len(advice.choice.mix) > 1
     told = personalize(path, renamed(frame, advice.clients["client"]))
     assert told.way == "average" and told.clients["client"].tolist() == ["new " + c for c in advice.clients["client"]]
-    which = np.flatnonzero(told.clients["deploy"] == "personal").tolist()
+    which = np.flatnonzero(told.clients["recommended"] == "personal").tolist()
     assert len(which) > 6
     torch.testing.assert_close(told.models[which], advice.models.personal[which], rtol=1e-9, atol=1e-9)
 
@@ -217,7 +218,7 @@ def test_what_judges_newcomers_was_fitted_without_the_fold(advised):
         lost.append(task.row_risk(average_of_mix(task, left, directory.models.mix), held.padded())[0])
     assert len(lost) == 5
     mean = float(torch.cat(lost).mean()) * clients.target_scale**2
-    assert told.clients["personal"][0] == pytest.approx(mean, rel=1e-12)
+    assert told.clients["personal_held_out"][0] == pytest.approx(mean, rel=1e-12)
 
 
 def test_runs_of_before_and_other_ways_are_as_they_were(advised, tmp_path):
@@ -235,7 +236,7 @@ def test_runs_of_before_and_other_ways_are_as_they_were(advised, tmp_path):
     whole = with_rows(clients, joined(clients.train, clients.test), clients.validation)
     server = algorithm.start(task, models.centre)[0]
     moored = models_of_newcomers(algorithm, server, task, whole.cohort(), Round(1, 1, 6, 6, 1.0, 0))
-    which = np.flatnonzero(before.clients["deploy"] == "personal").tolist()
+    which = np.flatnonzero(before.clients["recommended"] == "personal").tolist()
     assert len(which) > 2 and torch.equal(before.models[which], moored[which])
 
 
@@ -259,11 +260,11 @@ def test_where_noises_differ_a_newcomer_is_moored_by_its_own():
     y = np.einsum("cnq,cq->cn", x, w) + sd[:, None] * rng.standard_normal((m, n))
     rows, task = Rows.stack(*([torch.from_numpy(one) for one in part] for part in (x, y))), Linear(d)
     choice, evidence = cross_fit(task, rows, np.arange(m, dtype=np.uint64))
-    mix = mix_of(choice, evidence.trio.centres)
+    mix = mix_of(choice, evidence.models.centers)
     assert mix.noises is not None and not choice.own
-    away = (evidence.trio.personal - evidence.trio.common).norm(dim=1)
+    away = (evidence.models.personal - evidence.models.global_).norm(dim=1)
     off, typical = (
-        float(((average_of_mix(task, rows, kept) - evidence.trio.personal).norm(dim=1) / away).mean())
+        float(((average_of_mix(task, rows, kept) - evidence.models.personal).norm(dim=1) / away).mean())
         for kept in (mix, mix._replace(noises=None))
     )
     assert off < 0.02 and off < typical / 4, (off, typical)

@@ -1,5 +1,7 @@
 """The path: fixed points of one-stage FedProx, its limits, its stationarity for every solver."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -185,3 +187,19 @@ def test_weighted_squares_are_sums_of_outer_products(monkeypatch):
     wanted = np.einsum("nc,ni,nj->cij", weight, x, x)
     found = weighted_squares(torch.from_numpy(x), torch.from_numpy(weight))
     torch.testing.assert_close(found, torch.from_numpy(wanted))
+
+
+def test_threads_that_share_rows_do_not_see_each_others_decompositions():
+    """Folds of a federation are fitted side by side: another thread may overwrite the cache at any moment."""
+    task, rows = Linear(3), linear_clients(seed=3).train
+    p = torch.ones(len(rows))
+    slacks = [torch.full((task.dim,), value, dtype=torch.float64) for value in (0.1, 3.0)]
+
+    class Overwritten(dict):
+        def __setitem__(self, key, value):
+            super().__setitem__(key, other if key[0] == "eigen" else value)
+
+    expected = [next(path(task, rows, p, [1.0], Shape(slack=slack))).v for slack in slacks]
+    other = rows.cache[("eigen", task)]  # the second slack's
+    shared = replace(rows, cache=Overwritten())
+    torch.testing.assert_close(next(path(task, shared, p, [1.0], Shape(slack=slacks[0]))).v, expected[0])

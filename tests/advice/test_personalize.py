@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import mooring
-from mooring.advice.answer import answer
-from mooring.advice.crossfit import of_tally
+from mooring.advice.folds import usable
+from mooring.advice.loss_sums import ModelTriple, sum_losses
 from mooring.advice.personalize import judged, personalize, train_alone
-from mooring.advice.tally import Trio, tally_of
+from mooring.advice.recommend import recommend
 from mooring.cli import main
 from mooring.data.clients import PARTS, from_arrays
 from mooring.estimates.facts import RIDGES
@@ -30,26 +30,25 @@ def newcomers(sizes, noise=0.3):
 
 def fixed(alone, common, personal):
     """Newcomers' models that no rows change."""
-    return lambda clients: Trio(alone, common, personal, common[None])
+    return lambda clients: ModelTriple(alone, common, personal, common[None])
 
 
-def test_newcomers_are_judged_by_the_same_path_as_advice():
-    """Test rows of a table's own split: gains, intervals and chances are those of `answer`, in units of the target."""
+def test_new_clients_are_recommended_models_by_the_same_path_as_advice():
+    """Test rows of a table's own split show the losses; improvements and probabilities are those of `recommend`."""
     clients, task = newcomers([60, 80, 12, 8]), Linear(3)
     alone, common = torch.zeros(4, 4, dtype=torch.float64), torch.tensor([*TRUTH, 0.0], dtype=torch.float64)
     train = fixed(alone, common, common.repeat(4, 1))
     frame, models = judged(task, clients, train, seed=3)
-    trio = train(clients)
-    found = answer(of_tally(trio, tally_of(task, clients.test, trio)), clients.test.size, unit=9.0)
-    np.testing.assert_array_equal(frame["gain_over_alone"], found.decision.over_alone.gain)
-    np.testing.assert_array_equal(frame["chance_over_alone"], found.decision.over_alone.chance)
-    assert set(frame["deploy"]) == {"common"} and torch.equal(
-        models, common.repeat(4, 1)
-    )  # of equal models the simplest
-    assert frame["sure_over_alone"].tolist()[:2] == ["sure", "sure"]
-    assert frame["rows"].tolist() == [60, 80, 12, 8] and np.isnan(frame["alone"][3])  # no test rows: by the others
+    whole = train(clients)
+    found = recommend(sum_losses(task, clients.test, whole), sum_losses(task, usable(clients), whole))
+    np.testing.assert_allclose(frame["improvement_over_local_ci_low"], 9 * found.over["local"].interval(0.9)[0])
+    np.testing.assert_array_equal(frame["probability_better_than_local"], found.over["local"].probability)
+    assert set(frame["recommended"]) == {"global"}  # of equal models the simpler one
+    assert torch.equal(models, common.repeat(4, 1))
+    assert frame["confidence"].tolist()[:2] == ["high", "high"]
+    assert frame["rows"].tolist() == [60, 80, 12, 8] and np.isnan(frame["local_held_out"][3])  # without test rows
     y = clients.test.of(0)[1].numpy()
-    assert frame["alone"][0] == pytest.approx(9 * float((y**2).mean()), rel=1e-12)
+    assert frame["local_held_out"][0] == pytest.approx(9 * float((y**2).mean()), rel=1e-12)
 
 
 def test_every_row_judges_once_where_parts_are_by_chance():
@@ -59,23 +58,22 @@ def test_every_row_judges_once_where_parts_are_by_chance():
     def train(part):
         seen.append([getattr(part, name).size.tolist() for name in ("train", "validation", "test")])
         w = torch.zeros(4, dtype=torch.float64)
-        return Trio(w.expand(2, -1), w, w.expand(2, -1), w[None])
+        return ModelTriple(w.expand(2, -1), w, w.expand(2, -1), w[None])
 
     frame, _ = judged(task, clients, train)
     assert seen[0] == [[28, 15], [2, 2], [0, 0]] and len(seen) == 6  # all rows, then five folds
     for fold in seen[1:]:
         assert all(27 - 5 <= n <= 28 - 5 + 1 or 15 - 4 <= n <= 15 - 2 for n in fold[0])
     whole = torch.cat([torch.cat([getattr(clients, part).of(0)[1] for part in PARTS])])
-    assert frame["personal"][0] == pytest.approx(9 * float((whole**2).mean()))
+    assert frame["personal_held_out"][0] == pytest.approx(9 * float((whole**2).mean()))
 
 
-def test_harm_is_told():
+def test_a_personal_model_that_is_worse_than_the_local_one_is_reported_so():
     clients, task = newcomers([200, 200]), Linear(3)
     good = torch.tensor([[*TRUTH, 0.0]], dtype=torch.float64).repeat(2, 1)
     bad = torch.zeros(2, 4, dtype=torch.float64)
-    frame, models = judged(task, clients, fixed(good, bad[0], bad))
-    assert frame["deploy"].tolist() == ["alone", "alone"] and torch.equal(models, good)
-    assert frame["sure_over_common"].tolist() == ["sure", "sure"] and (frame["ratio"] < 1).all()
+    frame, _ = judged(task, clients, fixed(good, bad[0], bad))
+    assert (frame["ratio_high"] < 1).all() and (frame["local_held_out"] < 0.1 * frame["personal_held_out"]).all()
 
 
 def test_alone_is_the_referee():
@@ -106,7 +104,9 @@ def test_newcomers_join_the_run_and_are_served(tmp_path):
     assert torch.equal(torch.stack([after.models["d"], after.models["e"]]), told.models)
     served, notes = mooring.predict(tmp_path / "joined", rows)
     assert notes == [] and ((served["y"] - rows["y"]) ** 2).mean() < 3
-    assert mooring.predict(tmp_path / "run", rows)[1] == ["2 unknown clients, 'd', 'e': answered by the common model."]
+    assert mooring.predict(tmp_path / "run", rows)[1] == [
+        "2 unknown clients, 'd', 'e': predicted with the global model."
+    ]
     again = personalize(tmp_path / "joined", towns(["f"], seed=2), out=tmp_path / "third")  # and so on
     assert mooring.open(again.run).names == ("a", "b", "c", "d", "e", "f")
     with pytest.raises(SystemExit) as left:
@@ -118,7 +118,7 @@ def test_a_known_client_is_noticed(tmp_path):
     mooring.fit(towns(["a", "b"]), client="town", target="y", rounds=3, threads=1, out=tmp_path / "run")
     told = personalize(tmp_path / "run", towns(["b", "new"], seed=1), out=tmp_path / "joined")
     assert told.notes[0] == (
-        "1 client in the run already, 'b': their rows are taken as those of newcomers, and their models replaced."
+        "1 client in the run already, 'b': their rows are taken as those of new clients, and their models replaced."
     )
     joined = mooring.open(tmp_path / "joined")
     assert joined.names == ("a", "b", "new") and torch.equal(joined.models["b"], told.models[0])

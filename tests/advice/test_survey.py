@@ -31,8 +31,8 @@ def test_the_interval_holds_the_planted_radius(spread):
 
 
 def test_sides_follow_the_spread():
-    assert planted(0.0)[1].thresholds["bayes"]["side"] == "common"
-    assert planted(1.5)[1].thresholds["bayes"]["side"] == "alone"
+    assert planted(0.0)[1].thresholds["bayes"]["side"] == "global"
+    assert planted(1.5)[1].thresholds["bayes"]["side"] == "local"
 
 
 def test_empirical_bayes_proposes_noise_over_rows_times_spread():
@@ -49,7 +49,7 @@ def test_constants_lie_in_their_intervals_and_promises_use_them():
     assert found.constants["response_noise"]["low"] <= 1.0 <= found.constants["response_noise"]["high"]
     known = moreau(found.constants["mu"]["value"], found.constants["smooth"]["value"], found.promises["lam"])
     assert found.promises["rounds"] >= known.cond_g
-    assert found.promises["minimax_aer"] <= found.promises["common_aer"]
+    assert found.promises["minimax_aer"] <= found.promises["global_aer"]
 
 
 def test_words_and_json():

@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy.stats import false_discovery_control
 
-from mooring.advice.families import COMMON, DIAGONAL, LAMBDA, SIZE, Setting, fitted
+from mooring.advice.families import DIAGONAL, GLOBAL, LAMBDA, SIZE, Setting, fitted
 from mooring.advice.folds import row_losses
 from mooring.advice.path import penalised
 from mooring.advice.prior import priors
@@ -17,7 +17,7 @@ from tests.problems import linear_clients, logistic_clients
 
 
 @pytest.mark.parametrize(
-    "setting", [Setting(LAMBDA, 0.5), Setting(COMMON, 0.0), Setting(SIZE, 1.0), Setting(DIAGONAL, 2.0)]
+    "setting", [Setting(LAMBDA, 0.5), Setting(GLOBAL, 0.0), Setting(SIZE, 1.0), Setting(DIAGONAL, 2.0)]
 )
 @pytest.mark.parametrize("kind", ["linear", "logistic"])
 def test_what_a_client_brings_is_what_refitting_without_it_costs(kind, setting):
@@ -29,7 +29,7 @@ def test_what_a_client_brings_is_what_refitting_without_it_costs(kind, setting):
     prior = next(
         (q for q in priors(task, rows) if {SIZE: "scalar", DIAGONAL: "diagonal"}.get(setting.family) == q.kind), None
     )
-    fit = moored_fit(task, rows, p, setting, prior)
+    fit = moored_fit(task, rows, p, setting, [] if prior is None else [prior])
     found = brings(task, fit, p, held, 0.0 * penalised(task))
     with_all = row_losses(task, fit.v, held)
     owner = torch.repeat_interleave(torch.arange(8), held.size)
@@ -49,7 +49,7 @@ def test_rows_to_match_are_those_at_which_least_squares_alone_is_as_good():
     for seed in range(5):
         made = LinearFederation(clients=60, samples=30, dim=5, spread=0.15, noise=1.0).make(seed)
         prior = priors(task, made.train)[0]
-        fit = moored_fit(task, made.train, made.weights(), Setting(SIZE, 1.0), prior)
+        fit = moored_fit(task, made.train, made.weights(), Setting(SIZE, 1.0), [prior])
         risk = float(made.truth.excess_risk(fit.v).mean())
         needed = float(np.mean(rows_to_match(fit, made.train)))
         ratios.append(risk / (0.5 * 5 / needed))  # least squares with n rows: noise^2 d / (2 n)
@@ -58,7 +58,7 @@ def test_rows_to_match_are_those_at_which_least_squares_alone_is_as_good():
 
 def test_a_common_plan_would_never_be_matched():
     clients = linear_clients()
-    fit = moored_fit(Linear(3), clients.train, clients.weights(), Setting(COMMON, 0.0), None)
+    fit = moored_fit(Linear(3), clients.train, clients.weights(), Setting(GLOBAL, 0.0), [])
     assert np.isinf(rows_to_match(fit, clients.train)).all()
 
 

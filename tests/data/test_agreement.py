@@ -358,7 +358,7 @@ def test_a_far_training_cell_spoils_nobody_elses_model(algorithm):
     about = {"client": "site", "target": "y", "algorithm": algorithm, "rounds": 20, "threads": 1}
     right, found = mooring.fit(frame, **about).clients, mooring.fit(far, **about).clients
     others = right["client"] != "c1"
-    for model in ("alone", "common", "personal"):
+    for model in ("local", "pooled", "personal"):
         assert found[model][others].mean() < 1.1 * right[model][others].mean()
 
 

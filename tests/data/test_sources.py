@@ -164,7 +164,7 @@ def test_unit_and_time_columns():
     parts = by_unit.placement.assign(person=frame["person"]).groupby(["client", "person"])["part"].nunique()
     assert (parts == 1).all() and "person" not in by_unit.features
     assert any("several clients" in note for note in by_unit.notes)
-    by_time = load(frame, client="site", target="y", time="when")
+    by_time = load(frame, client="site", target="y", time_column="when")
     last = by_time.placement.assign(when=frame["when"]).groupby(["client", "part"])["when"].agg(["min", "max"])
     for name in by_time.names:
         assert last.loc[(name, "train"), "max"] <= last.loc[(name, "validation"), "min"]
@@ -376,3 +376,43 @@ def test_values_that_are_not_what_they_seem_are_noted_wherever_a_table_is_read()
     assert "Column 'weather': 'Rain' and 'rain' differ in case or spaces only, but count as two." in said
     assert "Column 'again' alone tells the target 'y' nearly perfectly; is it known beforehand?" in said
     assert not any("Column" in note for note in load(frame[["site", "v", "w", "y"]], client="site", target="y").notes)
+
+
+def ordered(seed=0):
+    """Three sites, one row per day and site, in no order."""
+    rng = np.random.default_rng(seed)
+    frame = pd.DataFrame({"site": np.repeat(["a", "b", "c"], 20), "day": np.tile(np.arange(20), 3)})
+    frame = frame.assign(x=rng.normal(size=60), y=rng.normal(size=60))
+    return frame.sample(frac=1, random_state=seed, ignore_index=True)
+
+
+def test_times_lie_in_the_order_of_the_rows():
+    clients = load(ordered().assign(x=lambda f: f["day"] * 1.0), client="site", target="y", time_column="day")
+    place = clients.features.index("x")
+    for part in PARTS:
+        rows, times = getattr(clients, part), clients.times[part]
+        assert len(times) == len(rows.y) and float(np.corrcoef(rows.x[:, place], times)[0, 1]) > 0.999
+    assert float(clients.times["test"].min()) > float(clients.times["train"].max())
+    assert load(ordered(), client="site", target="y").times is None
+
+
+def test_parts_are_by_chance_unless_a_split_is_given():
+    frame = ordered()
+    assert load(frame, client="site", target="y").parts_by_chance
+    assert load(frame, client="site", target="y", time_column="day").parts_by_chance  # asked for folds, not for parts
+    assert not load(frame, client="site", target="y", split=[0.5, 0.25, 0.25]).parts_by_chance
+    frame["split"] = np.resize(["train", "train", "validation", "test"], 60)
+    both = load(frame, client="site", target="y", time_column="day", split="split")
+    assert not both.parts_by_chance and len(both.times["test"]) == len(both.test.y) == 15
+
+
+def test_rows_that_seem_to_be_ordered_in_time_are_noted():
+    def noted(frame):
+        return [note for note in load(frame, client="site", target="y").notes if "--time-column" in note]
+
+    (note,) = noted(ordered())
+    assert "ordered in time by 'day'" in note and "--time-column day" in note
+    assert noted(ordered().rename(columns={"day": "k"}))  # the same whole numbers at all sites
+    assert not noted(ordered().drop(columns="day"))
+    assert not noted(ordered().assign(day=lambda f: f["day"] // 4))  # several rows per value: a category, not a time
+    assert not load(ordered(), client="site", target="y", time_column="day").notes

@@ -198,3 +198,13 @@ def test_separable_data_do_not_break_the_prox():
     batch = Batch(x, (x[..., 0] > 0).long(), torch.full((1, 10), 0.1, dtype=torch.float64))
     v = Logistic(1, ridge=0.0).prox(torch.zeros(1, 2, dtype=torch.float64), 1e-4, batch)
     assert bool(torch.isfinite(v).all()) and float(v[0, 0]) > 5
+
+
+def test_smoothness_where_columns_cancel():
+    """Columns z, -z, z, -z are orthogonal to the vector of ones."""
+    z = torch.randn(1, 40, 1, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    x = torch.cat([z, -z, z, -z], -1)
+    batch = Batch(x, torch.zeros(1, 40, dtype=torch.long), torch.full((1, 40), 1 / 40, dtype=torch.float64))
+    task = Logistic(4, intercept=False, ridge=1e-4)
+    expected = np.linalg.eigvalsh(x[0].numpy().T @ x[0].numpy() / 40)[-1] / 4 + 1e-4
+    assert float(task.constants(batch).smooth) == pytest.approx(expected, rel=1e-6)

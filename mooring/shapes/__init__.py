@@ -1,0 +1,1 @@
+"""Extra columns for linear models: natural splines, products of columns, and a boosted-tree score."""

@@ -1,0 +1,162 @@
+"""Improvements: exact in the normal-mean problem, transitive, and with intervals that agree with probabilities."""
+
+import numpy as np
+import pytest
+import torch
+
+from mooring.advice.improvements import (
+    INFLATION,
+    MAX_EXCESS,
+    SHARE_FLOOR,
+    Improvements,
+    compare,
+    estimate_improvements,
+    share_of_own_rows,
+)
+from mooring.advice.loss_sums import GLOBAL, LOCAL, OTHERS, PERSONAL, zero_sums
+from mooring.advice.recommend import CLIENT_LEVEL, HIGH
+from tests.advice.sums import make_sums
+
+
+def normal_means(m, n, tau, sigma=1.0, seed=0):
+    """Clients that estimate a mean theta ~ N(0, tau^2) from n rows of variance sigma^2, and their posteriors.
+
+    local: the mean ybar; global: 0; personal: s ybar with s = tau^2 / (tau^2 + sigma^2/n). Sums over all rows, as
+    expected of rows that the models have not seen, except that differences are exactly those of theta.
+    """
+    rng = np.random.default_rng(seed)
+    theta = tau * rng.standard_normal(m)
+    ybar = theta + sigma / n**0.5 * rng.standard_normal(m)
+    s = tau**2 / (tau**2 + sigma**2 / n)
+    models = np.stack([ybar, 0 * ybar, s * ybar], 1)
+    loss = sigma**2 + (models - theta[:, None]) ** 2
+    divergence = (models[:, :2] - models[:, 2:]) ** 2
+    away = 2 * sigma * (models[:, 2:] - models[:, :2])  # deviation of a row: this times its standardized noise
+    deviation = np.stack([away[:, 0] ** 2, away[:, 1] ** 2, away[:, 0] * away[:, 1]], 1)
+    sums = make_sums(np.full(m, n), loss, divergence, deviation, apart=ybar**2)
+    return theta, ybar, s, sums
+
+
+def test_with_known_tau_they_are_the_posterior_of_a_normal_mean():
+    """global - personal = theta^2 - (theta - p)^2 = 2 p theta - p^2, p = s ybar: mean p^2, variance 4 p^2 v."""
+    tau, n, m = 0.5, 8, 4_000
+    theta, ybar, s, sums = normal_means(m, n, tau)
+    found = estimate_improvements(sums, sums)
+    p, v = s * ybar, tau**2 * (1 - s)  # the posterior's mean and variance
+    assert float(found.slope[1]) == pytest.approx(1, abs=0.06) and float(found.excess[1]) < 0.02
+    np.testing.assert_allclose(found.mean[:, 1], s**2 * ybar**2, rtol=0.1, atol=1e-3)
+    variance = found.covariance[:, 1, 1].numpy() / INFLATION  # which is for noise and tau that are estimated
+    np.testing.assert_allclose(variance, 4 * p**2 * v, rtol=0.1, atol=1e-4)
+    # And so they cover: theta is a draw from its posterior.
+    z = (2 * p * theta - p**2 - found.mean[:, 1].numpy()) / np.sqrt(variance)
+    assert np.mean(np.abs(z) < 1.645) == pytest.approx(0.9, abs=0.03)
+    # local - personal = (theta - ybar)^2 - (theta - p)^2 has the posterior mean (ybar - p)^2.
+    np.testing.assert_allclose(found.mean[:, 0], (ybar - p) ** 2, rtol=0.3, atol=1e-3)
+
+
+def test_the_share_of_own_rows_is_the_shrinkage_factor():
+    _, _, s, sums = normal_means(1_000, 8, 0.5)
+    share = share_of_own_rows(sums.divergence[:, 1], sums.apart)
+    np.testing.assert_allclose(share, np.sqrt(s**2 + SHARE_FLOOR / 1_000), rtol=1e-9)
+    assert float(share_of_own_rows(torch.tensor([9.0]), torch.tensor([1.0]))) == 1
+    few = share_of_own_rows(torch.zeros(4).double(), torch.ones(4).double())
+    assert bool((few == 1).all())  # of four clients the share is not known
+
+
+def test_held_out_rows_that_contradict_the_models_are_heeded():
+    """Where differences scatter far beyond chance, what a client's own rows show counts; where they do not, not."""
+    rng = np.random.default_rng(0)
+    m, n, divergence = 200, 400, 0.1
+    wrong = 0.15 * rng.standard_normal(m)
+
+    def found(beyond):
+        difference = divergence + beyond + 0.01 * rng.standard_normal(m)
+        loss = np.stack([1 + difference, 1 + difference, np.ones(m)], 1)
+        deviation = np.tile([0.04, 0.04, 0.04], (m, 1))
+        sums = make_sums(np.full(m, n), loss, np.full((m, 2), divergence), deviation, apart=np.full(m, 2 * divergence))
+        return estimate_improvements(sums, sums)
+
+    right, misled = found(0.0), found(wrong)
+    assert float(right.excess.max()) == 0 and 0.05 < float(misled.excess[0]) <= MAX_EXCESS
+    assert float(right.mean[:, 0].std()) < 0.002
+    assert np.corrcoef(misled.mean[:, 0], wrong)[0, 1] > 0.95
+
+
+def test_the_slope_is_shrunk_to_1_by_how_little_clients_show():
+    def slope(m, factor):
+        loss = np.stack([np.full(m, 1 + 0.1 * factor), np.full(m, 1.1), np.ones(m)], 1)
+        loss[::2, 0] += 0.05
+        loss[1::2, 0] -= 0.05
+        sums = make_sums(np.full(m, 20), loss, np.full((m, 2), 0.1))
+        return float(estimate_improvements(sums, sums).slope[0])
+
+    assert slope(1_000, 0.5) == pytest.approx(0.5, abs=0.01)
+    assert 0.5 < slope(4, 0.5) < 1 and slope(4, 0.5) > slope(100, 0.5)
+
+
+def test_clients_without_held_out_rows_have_wider_intervals_around_what_their_models_imply():
+    _, _, _, sums = normal_means(50, 8, 0.5)
+    held = sums._replace(**{name: part.clone() for name, part in sums._asdict().items()})
+    for part in held:
+        part[7] = 0
+    found = estimate_improvements(held, sums)
+    assert bool(torch.isfinite(found.mean).all()) and bool((found.covariance.diagonal(dim1=1, dim2=2) >= 0).all())
+    assert float(found.mean[7, 1]) == pytest.approx(float(found.slope[1] * sums.divergence[7, 1] / 8))
+    nothing = estimate_improvements(zero_sums(3), zero_sums(3))
+    assert float(nothing.mean.abs().sum()) == 0 and float(compare(nothing, GLOBAL, LOCAL).probability[0]) == 0.5
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_where_every_personal_model_is_the_local_or_the_global_one_the_other_comparison_stands(side):
+    """Identical clients end there: the personal models are the global one exactly."""
+    loss, divergence = np.tile([1.5, 1.5, 1.0], (30, 1)), np.full((30, 2), 0.5)
+    loss[:, side], divergence[:, side] = 1.0, 0.0
+    deviation = np.tile([2.0, 2.0, 0.0], (30, 1)) * (np.arange(3) != side)
+    sums = make_sums(np.full(30, 40), loss, divergence, deviation)
+    found = estimate_improvements(sums, sums)
+    assert bool(torch.isfinite(found.mean).all()) and bool(torch.isfinite(found.covariance).all())
+    same, other = (compare(found, PERSONAL, OTHERS[k]) for k in (side, 1 - side))
+    assert bool((same.probability == 0.5).all()) and float(other.probability.min()) > 0.9
+    ends = compare(found, OTHERS[side], OTHERS[1 - side])
+    torch.testing.assert_close(ends.probability, other.probability)
+
+
+def random_improvements(m=300, seed=0):
+    rng = np.random.default_rng(seed)
+    mean = rng.normal(size=(m, 2))
+    root = rng.normal(size=(m, 2, 2))
+    covariance = root @ root.transpose(0, 2, 1)
+    return Improvements(*(torch.from_numpy(part) for part in (mean, covariance)), torch.ones(2), torch.zeros(2))
+
+
+def test_comparisons_are_transitive():
+    found = random_improvements()
+    over_local, over_global, between = (
+        compare(found, *pair) for pair in ((PERSONAL, LOCAL), (PERSONAL, GLOBAL), (GLOBAL, LOCAL))
+    )
+    torch.testing.assert_close(between.mean, over_local.mean - over_global.mean)
+    both = (over_local.probability > 0.5) & (between.probability < 0.5)  # personal < local < global
+    assert int(both.sum()) > 20 and bool((over_global.probability[both] > 0.5).all())
+    # And from one joint distribution: simulated triples have these probabilities.
+    draws = torch.distributions.MultivariateNormal(found.mean[:20], found.covariance[:20]).sample((40_000,))
+    local, global_ = draws.unbind(-1)
+    for model, other, better in (
+        (PERSONAL, LOCAL, local > 0),
+        (PERSONAL, GLOBAL, global_ > 0),
+        (GLOBAL, LOCAL, local > global_),
+        (LOCAL, GLOBAL, global_ > local),
+    ):
+        shares = better.double().mean(0)
+        torch.testing.assert_close(compare(found, model, other).probability[:20], shares, atol=0.015, rtol=0)
+    back = compare(found, LOCAL, GLOBAL)
+    torch.testing.assert_close(back.probability, 1 - between.probability)
+    assert bool((compare(found, LOCAL, LOCAL).probability == 0.5).all())
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_an_interval_leaves_out_0_just_where_the_probability_is_high(other):
+    found = random_improvements(2_000, seed=1)
+    side = compare(found, PERSONAL, other)
+    low, high = side.interval(CLIENT_LEVEL)
+    assert torch.equal(low > 0, side.probability > HIGH) and torch.equal(high < 0, side.probability < 1 - HIGH)
+    assert 50 < int((low > 0).sum()) < 1_900 and bool((low < side.mean).all())
