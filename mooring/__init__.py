@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from mooring.estimators import PersonalizedClassifier as PersonalizedClassifier
     from mooring.estimators import PersonalizedRegressor as PersonalizedRegressor
     from mooring.report.figures import plot as plot
+    from mooring.report.page import write_report as write_report
 
 # PyTorch asks for large pages for large tensors: a cohort's matrix is new every round, and small pages cost as much
 # time as what is written to them. Read by PyTorch when it first makes a tensor.
@@ -30,6 +31,7 @@ _PUBLIC = {
     "compare": "mooring.engines.compare",
     "personalize": "mooring.advice.personalize",
     "plot": "mooring.report.figures",
+    "write_report": "mooring.report.page",
     "load": "mooring.data.sources",
     "load_sklearn": "mooring.engines.usable",
     "open": "mooring.engines.opened",
@@ -54,6 +56,7 @@ __all__ = [
     "personalize",
     "plot",
     "predict",
+    "write_report",
 ]
 
 if not TYPE_CHECKING:  # a type checker knows the names above, and no others

@@ -32,11 +32,11 @@ def tell_version(asked: bool) -> None:
 
 @app.callback(epilog="Example: mooring advise heart --out runs/heart")
 def options(
-    quiet: Annotated[bool, typer.Option("--quiet", help="The answer only: no notes, no progress.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Tell every step, with the time it took.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print the answer only, without notes and progress.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Print every step with the time that it took.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the stack trace of an error.")] = False,
     version: Annotated[
-        bool, typer.Option("--version", help="Tell the version.", callback=tell_version, is_eager=True)
+        bool, typer.Option("--version", help="Print the version.", callback=tell_version, is_eager=True)
     ] = False,
 ) -> None:
     pass  # the first three may stand anywhere: `main` takes them
@@ -65,13 +65,13 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def interrupted() -> int:
-    """Say how an interrupted command goes on; its exit code."""
+    """Print how an interrupted command can be continued; its exit code."""
     how = "nothing was written"
     for what in INTERRUPTED:
         if isinstance(what, str):
             how = what
         elif (what / "run.toml").is_file():
-            how = f"go on with `mooring resume {shlex.quote(str(what))}`"
+            how = f"continue with `mooring resume {shlex.quote(str(what))}`"
     print(f"interrupted; {how}.", file=sys.stderr)  # noqa: T201
     return 130
 
@@ -91,13 +91,15 @@ def say_error(error: Exception) -> int:
         return error.exit_code
     if isinstance(error, click.NoSuchOption) and error.ctx is not None:
         known = [word for parameter in error.ctx.command.params for word in parameter.opts if word.startswith("--")]
-        error = RequestError(f"{command_of(error.ctx)}: {unknown('option', error.option_name, known)}.")
+        asked = command_of(error.ctx)
+        error = RequestError(f"{asked}: {unknown('option', error.option_name, known, f'{asked} --help')}.")
     if isinstance(error, click.UsageError) and error.ctx is not None:
         text = error.format_message().split(" Did you mean")[0]
         if isinstance(error.ctx.command, click.Group) and text.startswith("No such command"):
             asked = text.split("'", 1)[-1].rstrip("'.")
-            text = f"{unknown('command', asked, error.ctx.command.commands)}."
-        error = RequestError(f"{command_of(error.ctx)}: {text} `{command_of(error.ctx)} --help` tells how to use it.")
+            text = f"{unknown('command', asked, error.ctx.command.commands, f'{command_of(error.ctx)} --help')}."
+        usage = "" if "--help`" in text else f" See `{command_of(error.ctx)} --help`."
+        error = RequestError(f"{command_of(error.ctx)}: {text}{usage}")
     if isinstance(error, click.ClickException):
         error = RequestError(error.format_message())
     if isinstance(error, click.Abort):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -50,7 +51,7 @@ RARELY = frozenset(
         "split_seed",
         "theory",
         "threads",
-        "time",
+        "time_column",
         "unit",
         "weight_cap",
         "weights",
@@ -68,27 +69,28 @@ Methods = Annotated[
     list[str] | None,
     typer.Option("--methods", metavar="A,B", help=f"Algorithms to compare, as `ditto lam=0.1`. [{', '.join(METHODS)}]"),
 ]
+Lam = Annotated[
+    str | None,
+    typer.Option("--lam", metavar="N", help="Pull towards the global model. [automatic]"),
+]
 Set = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set", metavar="NAME=VALUE", help="A field of the algorithm, lam=0.1, or of the task, task.ridge=1."
-    ),
+    typer.Option("--set", metavar="NAME=VALUE", help="Hyperparameter: lr=0.1 or task.ridge=1."),
 ]
 SetEach = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="A field of a method, fedavg.steps=5, or of the task."),
+    typer.Option("--set", metavar="NAME=VALUE", help="Hyperparameter: fedavg.steps=5."),
 ]
-SetTask = Annotated[
-    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A field of the task, task.ridge=1.")
-]
+SetTask = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Hyperparameter: task.ridge=1.")]
 Out = Annotated[Path | None, typer.Option("--out", metavar="PATH", help="The run directory. [runs/NAME-1, -2, ...]")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object, and nothing else.")]
 
-Csv = Annotated[bool, typer.Option("--csv", help="Print the table of clients as CSV on stdout.")]
+Csv = Annotated[bool, typer.Option("--csv", help="Print the clients' table as CSV only.")]
 Track = Annotated[
-    str | None, typer.Option("--track", metavar="mlflow|tensorboard", help="Tell the run to a tracker too. [none]")
+    str | None,
+    typer.Option("--track", metavar="mlflow|tensorboard", help="Also log the run to a tracker. [none]"),
 ]
-Trust = Annotated[bool, typer.Option("--trust", help="Run code that a stranger's run file names.")]
+Trust = Annotated[bool, typer.Option("--trust", help="Run code that an untrusted run file names.")]
 
 
 SOURCES = "SOURCE: a table (CSV, Parquet, npz), a folder of tables, a data set, or a run file (.toml)."
@@ -130,7 +132,13 @@ def takes(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
         @functools.wraps(function)
         def command(**words: Any) -> None:
             given = {name: value_of(OPTIONS[name], words.pop(name)) for name in names}
-            function(**words, **{name: value for name, value in given.items() if value is not None})
+            given = {name: value for name, value in given.items() if value is not None}
+            try:
+                function(**words, **given)
+            except RequestError as error:
+                if type(error) is not RequestError:
+                    raise
+                raise RequestError(with_flags(str(error), given)) from error
 
         first = [p for p in own if p.default is p.empty]
         rest = [p.replace(kind=p.KEYWORD_ONLY) for p in own if p.default is not p.empty]
@@ -139,6 +147,15 @@ def takes(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
         return command
 
     return dress
+
+
+def with_flags(text: str, given: Iterable[str]) -> str:
+    """An error with the flags that were typed instead of the fields of a run file."""
+    for name in given:
+        option = OPTIONS[name]
+        field = rf"(?:{option.section}\.{option.field}|{name}(?: \({option.flag}\))?)"
+        text = re.sub(rf"^{field}(?= (?:must|does not apply|is missing|asks|=))", option.flag, text)
+    return text
 
 
 def types_of(option: Option) -> set[Any]:

@@ -72,11 +72,11 @@ def own_shares(job: Any) -> list[float]:
 
 def simpler(advice: Any) -> int:
     """Clients for whom something simpler than a personal model will do."""
-    return int((advice.clients["will_do"] != "personal").sum())
+    return int((advice.clients["recommended"] != "personal").sum())
 
 
 def width(advice: Any) -> float:
-    return advice.summary["gain_over_alone"]["high"] - advice.summary["gain_over_alone"]["low"]
+    return advice.summary["improvement_over_local"]["ci_high"] - advice.summary["improvement_over_local"]["ci_low"]
 
 
 ROWS = [
@@ -88,7 +88,7 @@ ROWS = [
         lambda j, _: j.clients.features == ("age", "size")),
     Row("drop", ["--drop", "age"], ["age"], ["size"], lambda j, _: "age" not in j.clients.features),
     Row("unit", ["--unit", "pupil"], "pupil", "town", lambda j, _: parts_of_units(j) == 1),
-    Row("time", ["--time", "year"], "year", "age", lambda j, _: latest_test(j)),
+    Row("time_column", ["--time-column", "year"], "year", "age", lambda j, _: latest_test(j)),
     Row("split", ["--split", ".5,.25,.25"], [0.5, 0.25, 0.25], [0.8, 0.1, 0.1],
         lambda j, _: sizes(j) == [[24] * 4, [12] * 4, [12] * 4]),
     Row("split", ["--split", "part"], "part", [0.8, 0.1, 0.1], lambda j, _: sizes(j)[2] == [2] * 4),
@@ -119,7 +119,7 @@ ROWS = [
     Row("weights", ["--weights", "beds"], "beds", "size",
         lambda j, _: own_shares(j) == pytest.approx([0.1, 0.2, 0.3, 0.4]) and "beds" not in j.clients.features),
     Row("seed", ["--seed", "3"], 3, 4, lambda r, w: other_models(r, w), {"rounds": 3}, trains=True),
-    Row("baselines", ["--no-baselines"], False, True, lambda r, _: r.clients["alone"].isna().all(), {"rounds": 2},
+    Row("baselines", ["--no-baselines"], False, True, lambda r, _: r.clients["local"].isna().all(), {"rounds": 2},
         trains=True),
     Row("evaluate_every", ["--evaluate-every", "2"], 2, 3,
         lambda r, _: r.rounds["test_loss"].notna().tolist() == [False, True, False, True], {"rounds": 4}, trains=True),
@@ -144,9 +144,11 @@ ROWS = [
     Row("device", ["--device", "nowhere"], "nowhere", "cpu", lambda j, _: "'nowhere' is not there" in str(j),
         {"model": "net.py:make", "algorithm": "fedavg"}),
     Row("chunk", ["--chunk", "3"], 3, 2, lambda r, _: Spied.chunks[0] == 3, {"rounds": 1}, trains=True),
-    Row("practical", ["--practical", "90%"], 0.9, 0.02, lambda r, w: simpler(r) > simpler(w), FEW, True, "advise"),
+    Row("margin", ["--margin", "90%"], 0.9, 0.02, lambda r, w: simpler(r) > simpler(w), FEW, True, "advise"),
     Row("level", ["--level", "0.5"], 0.5, 0.9, lambda r, w: width(r) < 0.6 * width(w), FEW, True, "advise"),
-    Row("folds", ["--folds", "3"], 3, 4, lambda r, w: r.summary["alone"] != w.summary["alone"], FEW, True, "advise"),
+    Row("folds", ["--folds", "3"], 3, 4, lambda r, w: r.summary["local"] != w.summary["local"], FEW, True, "advise"),
+    Row("shape", ["--shape", "spline"], "spline", "linear", lambda r, _: r.job.run.advice.shape == "spline", FEW,
+        True, "advise"),
     Row("theory", ["--no-theory"], False, True, lambda r, _: r.theory is None, FEW, True, "advise"),
 ]  # fmt: skip
 IDS = [f"{row.name}={' '.join(row.words[1:]) or row.value}" for row in ROWS]
@@ -350,7 +352,7 @@ def test_every_command_takes_a_run_file(here, capsys):
         "compare": ["--rounds", "3"],
         "advise": ["--seed", "1"],
         "theory": ["--weights", "uniform"],
-        "check": ["--time", "year"],
+        "check": ["--time-column", "year"],
     }.items():
         code, out, err = call(capsys, command, "run.toml", *words, "--json")
         assert code == 0 and out.startswith("{"), (command, err)
@@ -379,28 +381,28 @@ REFUSED = [
     (["personalize", "run", "homes.csv", "--rounds", "3"], "mooring personalize: unknown option '--rounds'"),
     (["check", "homes.csv", "--rounds", "3"], "mooring check: unknown option '--rounds'"),
     (["theory", "homes.csv", "--rounds", "3"], "mooring theory: unknown option '--rounds'"),
-    (["fit", "homes.csv", "--practical", "1%"], "mooring fit: unknown option '--practical'"),
-    (["advise", "homes.csv", "--practical", "much"], "advice.practical must be a share from 0 to below 1"),
-    (["advise", "homes.csv", "--folds", "1"], "advice.folds must be a whole number >= 2, got 1"),
+    (["fit", "homes.csv", "--margin", "1%"], "mooring fit: unknown option '--margin'"),
+    (["advise", "homes.csv", "--margin", "much"], "--margin must be a share from 0 to below 1"),
+    (["advise", "homes.csv", "--folds", "1"], "--folds must be a whole number >= 2, got 1"),
     (["advise", "homes.csv", "--keep", "last"], "mooring advise: unknown option '--keep'"),
-    (["advise", "homes.csv", "--rounds", "3"], "rounds has no use here: advice on task 'linear' is solved exactly"),
+    (["advise", "homes.csv", "--rounds", "3"], "--rounds does not apply: models of task 'linear' are solved exactly"),
     (["advise", "homes.csv", "--set", "lam=3"], "--set takes task.FIELD=VALUE here, got 'lam'"),
-    (["fit", "digits", "--client", "town"], "client (--client) has no use here: data set 'digits' is no table"),
-    (["fit", "digits", "--split", "part"], "split (--split) has no use here"),
+    (["fit", "digits", "--client", "town"], "--client does not apply: data set 'digits' is no table"),
+    (["fit", "digits", "--split", "part"], "--split does not apply"),
     (["fit", "digits", "--split", ".6,.2,.2", "--deal", "test=0.1"], "test is said twice: by --split and by --deal"),
     (["fit", "digits", "--deal", "client=3"], "unknown field 'client' (did you mean 'clients'?)"),
     (["fit", "digits", "--deal", "clients=few"], "--deal of digits: clients must be a whole number, got 'few'"),
-    (["fit", "homes.csv", "--deal", "clients=3"], "partition (--deal) has no use here"),
-    (["fit", "homes.csv", "--data-dir", "x"], "data_dir (--data-dir) has no use here"),
+    (["fit", "homes.csv", "--deal", "clients=3"], "--deal does not apply"),
+    (["fit", "homes.csv", "--data-dir", "x"], "--data-dir does not apply"),
     (["fit", "homes.csv", "--loss", "half_square"], "loss 'half_square' is for a network"),
     (["fit", "homes.csv", "--task", "linear", "--model", "net.py:make"], "a model is a task of its own"),
-    (["fit", "homes.csv", "--unit", "pupil", "--time", "year"], "rows are held out in one way"),
-    (["fit", "homes.csv", "--split", "0.5,0.6"], "data.split must be three shares"),
-    (["fit", "homes.csv", "--split", "0.5,0.6,-0.1"], "data.split must be three shares"),
-    (["fit", "homes.csv", "--split", "0.5"], "data.split must be three shares"),
-    (["fit", "homes.csv", "--rounds", "ten"], "training.rounds must be a whole number >= 1, got 'ten'"),
-    (["fit", "homes.csv", "--participation", "2.5"], "training.participation must be a share"),
-    (["fit", "homes.csv", "--keep", "first"], "training.keep must be \"best\" or \"last\", got 'first'"),
+    (["fit", "homes.csv", "--unit", "pupil", "--time-column", "year"], "rows are held out in one way"),
+    (["fit", "homes.csv", "--split", "0.5,0.6"], "--split must be three shares"),
+    (["fit", "homes.csv", "--split", "0.5,0.6,-0.1"], "--split must be three shares"),
+    (["fit", "homes.csv", "--split", "0.5"], "--split must be three shares"),
+    (["fit", "homes.csv", "--rounds", "ten"], "--rounds must be a whole number >= 1, got 'ten'"),
+    (["fit", "homes.csv", "--participation", "2.5"], "--participation must be a share"),
+    (["fit", "homes.csv", "--keep", "first"], "--keep must be \"best\" or \"last\", got 'first'"),
     (["fit", "homes.csv", "--weights", "bets"], "no weights column 'bets'"),
     (["fit", "homes.csv", "--weights", "age"], "weights column 'age'"),
     (["fit", "homes.csv", "--weights", "shoe"], "a client's weight is the same in all its rows"),
@@ -409,7 +411,7 @@ REFUSED = [
     (["fit", "homes.csv", "--set", "steps=many"], "fedprox_one_stage: steps must be a whole number, got 'many'"),
     (["fit", "homes.csv", "--set", "task.rigde=1"], "task 'linear': unknown field 'rigde' (did you mean 'ridge'?)"),
     (["fit", "homes.csv", "--set", "task.ridge=big"], "task 'linear': ridge must be a number, got 'big'"),
-    (["fit", "homes.csv", "--algorithm", "FedAvg"], "did you mean 'fedavg'?"),
+    (["fit", "homes.csv", "--algorithm", "FedAvgs"], "did you mean 'fedavg'?"),
     (["fit", "shares.csv", "--split", ".6,.2,.2"], "column 'split' says each row's part already"),
     (["fit", "typo.toml"], "typo.toml: unknown field of [training] 'roundz' (did you mean 'rounds'?)"),
     (["fit", "lamda.toml"], "fedprox_one_stage: unknown field 'lamda' (did you mean 'lam'?)"),
@@ -432,14 +434,14 @@ def test_what_makes_no_sense_is_refused_by_name(here, capsys, argv, sentence):
 @pytest.mark.parametrize(
     "options, sentence",
     [
-        ({"roundz": 3}, "unknown option 'roundz' (did you mean 'rounds'?); known: attack, average, "),
-        ({"practical": 0.1}, "practical has no use here: it is for advise."),
-        ({"rounds": "3"}, "training.rounds must be a whole number >= 1, got '3'."),
-        ({"rounds": True}, "training.rounds must be a whole number >= 1, got True."),
-        ({"split": (0.5, 0.5)}, "data.split must be three shares"),
-        ({"features": "age"}, "data.features must be a list of column names, got 'age'."),
+        ({"roundz": 3}, "unknown option 'roundz' (did you mean 'rounds'?); see `mooring list options`."),
+        ({"margin": 0.1}, "margin does not apply: it is for advise."),
+        ({"rounds": "3"}, "rounds must be a whole number >= 1, got '3'."),
+        ({"rounds": True}, "rounds must be a whole number >= 1, got True."),
+        ({"split": (0.5, 0.5)}, "split must be three shares"),
+        ({"features": "age"}, "features must be a list of column names, got 'age'."),
         ({"weights": {"c0": 1.0}}, "weights has no number for client 'c1'."),
-        ({"weights": {"c0": 0.0}}, "training.weights must be"),
+        ({"weights": {"c0": 0.0}}, "weights must be"),
         ({"task": "linear", "model": torch.nn.Linear(2, 1)}, "a model is a task of its own; leave out task 'linear'"),
         ({"task": {"ridge": "big"}}, "task 'linear': ridge must be a number, got 'big'."),
     ],
@@ -478,14 +480,14 @@ def test_own_weights_are_the_minimisers(here, weights):
 def test_advice_heeds_own_weights(here):
     plain = mooring.advise("homes.csv", drop=["sold", "beds"])
     weighed = mooring.advise("homes.csv", drop=["sold"], weights="beds")
-    assert not torch.equal(plain.models.common, weighed.models.common)
+    assert not torch.equal(plain.models.global_, weighed.models.global_)
     by_name = mooring.advise("homes.csv", drop=["sold", "beds"], weights={f"c{i}": i + 1 for i in range(4)})
-    assert torch.equal(by_name.models.common, weighed.models.common)
+    assert torch.equal(by_name.models.global_, weighed.models.global_)
 
 
 def test_clients_in_memory_refuse_options_of_tables(here):
     clients = mooring.load("homes.csv")
-    with pytest.raises(RequestError, match=r"target \(--target\) has no use here: the clients' data are given"):
+    with pytest.raises(RequestError, match=r"target \(--target\) does not apply: the clients' data are given"):
         mooring.fit(clients, target="price")
 
 

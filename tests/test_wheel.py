@@ -31,7 +31,7 @@ def wheel(tmp_path_factory):
         shutil.copy(HERE / name, copy)
     shutil.copytree(HERE / "mooring", copy / "mooring", ignore=shutil.ignore_patterns("__pycache__"))
     done(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", out, copy)
-    (found,) = out.glob("mooring-*.whl")
+    (found,) = out.glob("mooring_fl-*.whl")
     return found
 
 

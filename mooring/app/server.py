@@ -1,4 +1,4 @@
-"""The local page: drop a table, pick its columns, see what is wrong with it, press a button, take the report.
+"""The local page: drop a table, choose its columns, check it, get a recommendation, download the report.
 
 It listens on this machine only. Every address holds a token that only the person who started it has been told, requests
 that name another host are refused (a name elsewhere may point to this machine), and what is served forbids every script
@@ -8,6 +8,7 @@ but our own and every request that leaves.
 from __future__ import annotations
 
 import io
+import os
 import re
 import secrets
 import socket
@@ -35,8 +36,8 @@ from mooring.data.guesses import columns_of, likely_clients, likely_targets
 from mooring.data.readers import ENDINGS
 from mooring.engines.export import export
 from mooring.report.contents import contents
-from mooring.report.page import PAGE, environment, template, write_report
-from mooring.runs.directory import MODELS, RUN, open_run
+from mooring.report.page import environment, template, write_report
+from mooring.runs.directory import MODELS, REPORT, RUN, open_run
 from mooring.runs.files import csv_bytes, write_whole
 
 PACKAGE = "mooring.app"
@@ -45,11 +46,11 @@ HOSTS = [HERE, "localhost"]
 MOST_BYTES = 2**31  # of a dropped table
 TABLES, RUNS = "tables", "runs"  # the two folders that the page keeps
 DOWNLOADS = {  # what a finished run offers
-    "report": "the report, one page that opens without a network",
-    "models": "every client's model, for `mooring.open` and `mooring predict`",
-    "coefficients": "every client's coefficients, as a table",
-    "clients": "every client's losses, gains and verdict, as a table",
-    "run": "all files of the run, packed",
+    "report": "the report, one file that opens offline",
+    "models": "each client's recommended model, for `mooring.open` and `mooring predict`",
+    "coefficients": "the coefficients of each client's recommended model, as a table",
+    "clients": "each client's recommendation, losses and improvements, as a table",
+    "run": "all files of the run as a zip archive",
 }
 POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'"
 HEADERS = {
@@ -62,6 +63,7 @@ HEADERS = {
 
 def serve(folder: Path, port: int, ready: Callable[[str], None]) -> None:
     """Serve the page until it is interrupted; `ready` is told its address."""
+    os.umask(0o077)  # tables that are dropped here are for their owner only
     (folder / TABLES).mkdir(parents=True, exist_ok=True)
     (folder / RUNS).mkdir(exist_ok=True)
     token = secrets.token_urlsafe(18)
@@ -207,14 +209,25 @@ def table_page(path: Path, asked: Any) -> Response:
     )
 
 
+async def json_of(request: Request) -> dict[str, Any]:
+    """The JSON object of a request's body; RequestError for anything else."""
+    try:
+        asked = await request.json()
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"the request is not JSON: {error}.") from None
+    if not isinstance(asked, dict) or not all(isinstance(asked.get(name), str) for name in ("client", "target")):
+        raise RequestError('the request must be a JSON object with the texts "client" and "target".')
+    return asked
+
+
 async def start_advice(request: Request) -> Response:
-    path, asked = one_of(request, TABLES), await request.json()
+    path, asked = one_of(request, TABLES), await json_of(request)
     folder, jobs = request.app.state.folder, request.app.state.jobs
     run = free_name(folder / RUNS, f"{path.name.partition('.')[0]}-advice", jobs.known)
     columns = {name: str(asked[name]) for name in ("client", "target")}
 
     def work(job: Job) -> None:
-        advise(str(path), **columns, drop_small=bool(asked.get("drop_small")), out=run, tell=job.tell)  # type: ignore[arg-type]
+        advise(str(path), **columns, drop_small=bool(asked.get("drop_small")), out=run, progress=job.tell)  # type: ignore[arg-type]
         job.tell("writing the report", 1, 1)
         write_report([run])
 
@@ -228,8 +241,8 @@ async def show_run(request: Request) -> Response:
     if job is not None and job.state != "done":
         return page("progress.html", "../", name=name, job=job)
     path = one_of(request, RUNS)
-    told = await run_in_threadpool(contents, path)
-    return page("run.html", "../", name=name, told=told, downloads=DOWNLOADS)
+    found = await run_in_threadpool(contents, path)
+    return page("run.html", "../", name=name, run=found, downloads=DOWNLOADS)
 
 
 async def tell_state(request: Request) -> Response:
@@ -243,7 +256,7 @@ async def download(request: Request) -> Response:
     """A file of a finished run; the report is shown, all else is saved."""
     path, what = one_of(request, RUNS), request.path_params["what"]
     if what == "report":
-        page = path / PAGE
+        page = path / REPORT
         own = {"Content-Security-Policy": "frame-ancestors 'none'"}  # the page has a policy of its own in it
         saved = f"{path.name}.html" if "save" in request.query_params else None
         return FileResponse(page, media_type="text/html", headers=own, filename=saved)

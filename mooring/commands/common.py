@@ -7,11 +7,27 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from mooring.core.errors import RequestError
 from mooring.options import apart
 
-app = typer.Typer(
+
+class PlainHelp(TyperCommand):
+    """A command whose help text escapes nothing: typer writes `\\[required]` for rich."""
+
+    def get_help(self, ctx: Any) -> str:
+        return super().get_help(ctx).replace("\\[", "[")
+
+
+class PlainTyper(typer.Typer):
+    """Commands with plain help texts."""
+
+    def command(self, *args: Any, **more: Any) -> Any:
+        return super().command(*args, **{"cls": PlainHelp} | more)
+
+
+app = PlainTyper(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,

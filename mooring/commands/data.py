@@ -19,7 +19,7 @@ TABLE_ONLY = tuple(name for name in DATA if name not in ("partition", "data_dir"
 @app.command(epilog="Example: mooring init visits.csv --out run.toml")
 def init(
     source: Source,
-    client: Annotated[str | None, typer.Option("--client", help="Column that says whose row it is. [asked]")] = None,
+    client: Annotated[str | None, typer.Option("--client", help="Column that identifies the client. [asked]")] = None,
     target: Annotated[str | None, typer.Option("--target", help="Column to predict. [asked]")] = None,
     drop_small: Annotated[
         bool | None, typer.Option("--drop-small/--no-drop-small", help="Leave clients with few rows out. [asked]")
@@ -28,9 +28,9 @@ def init(
         "run.toml"
     ),
 ) -> None:
-    """Write a run file with a comment on every option, from a table and at most three questions.
+    """Write a run file for a table.
 
-    SOURCE is a table. Where there is no terminal nothing is asked: the options say it.
+    It has a comment on every option. SOURCE is a table; at most three questions are asked, and none without a terminal.
     """
     from mooring.engines.questions import run_file_of
     from mooring.report.terminal import Display
@@ -49,7 +49,10 @@ def init(
 @app.command(epilog=example("mooring check exam.csv --client school --target score"))
 @takes(*TABLE_ONLY, "weights", "seed")
 def check(source: Source, json_: Json = False, trust: Trust = False, **given: Any) -> None:
-    """What is wrong with my data, per client? Exit code 2 when something must be put right first."""
+    """Check a table for problems, client by client.
+
+    The exit code is 2 when something must be fixed first.
+    """
     from mooring.data.checks import check as inspect
     from mooring.engines.prepare import load_options
     from mooring.engines.request import request
@@ -70,9 +73,10 @@ def check(source: Source, json_: Json = False, trust: Trust = False, **given: An
 @app.command(epilog=example("mooring theory exam.csv --client school --target score"))
 @takes(*DATA, "task", "weights", "seed", "threads")
 def theory(source: Source, set_: SetTask = None, json_: Json = False, trust: Trust = False, **given: Any) -> None:
-    """What the theorems say about a federation: constants, heterogeneity, thresholds, lambda by every rule.
+    """Apply the theorems to a federation.
 
-    `mooring theorem` evaluates a theorem at quantities of your own.
+    Constants, heterogeneity, thresholds, and lambda by every rule. `mooring theorem` evaluates a theorem at quantities
+    of your own.
     """
     from mooring.advice.survey import as_table, survey
     from mooring.engines.prepare import prepare
@@ -96,11 +100,12 @@ def local_page(
         Path, typer.Option("--folder", help="Where tables and runs are kept. [mooring-app]", show_default=False)
     ] = Path("mooring-app"),
     port: Annotated[int, typer.Option("--port", help="Port to listen on. [any that is free]", show_default=False)] = 0,
-    open_: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
+    open_: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
 ) -> None:
-    """A page on this machine: drop a table, pick its columns, press a button, take the report and the models.
+    """Open a local page that recommends models for a table.
 
-    It listens on the loopback address only, and its own address holds a token. Interrupt it to end it.
+    Drop a table, choose its columns, and download the report and the models. It listens on the loopback address only,
+    and its address holds a token. Interrupt it to end it.
     """
     from mooring.report.terminal import Display
     from mooring.runs.directory import refuse_unwritable
@@ -110,7 +115,7 @@ def local_page(
     except ModuleNotFoundError as missing:
         if missing.name not in ("starlette", "uvicorn"):
             raise
-        raise RequestError(f"`mooring app` needs {missing.name}: pip install 'mooring[app]'.") from None
+        raise RequestError(f"`mooring app` needs {missing.name}: pip install 'mooring-fl[app]'.") from None
     refuse_unwritable(folder / "runs")
 
     def ready(address: str) -> None:

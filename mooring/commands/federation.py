@@ -1,62 +1,87 @@
-"""A federation across machines: serve, join, federation up, keys init."""
+"""A federation across machines: serve, join, federation up, and the keys."""
 
 from __future__ import annotations
 
-import sys
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from mooring.commands.common import Run, app, emit
-from mooring.options import Json, Out, by_commas
+from mooring.commands.common import PlainTyper, Run, app, emit
+from mooring.commands.event_log import JSON, TEXT, EventLog
+from mooring.core.errors import RequestError
+from mooring.options import Json, by_commas
 
-federation = typer.Typer(
+federation = PlainTyper(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="A federation across processes.",
+    help="Run a whole federation on this machine.",
     epilog="Example: mooring federation up run.toml --clients clients/ --embedded",
 )
-keys = typer.Typer(
+keys = PlainTyper(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Certificates and keys of a federation.",
+    help="Make certificates and keys for a federation.",
     epilog="Example: mooring keys init keys --clients north,south,west",
 )
 app.add_typer(federation, name="federation")
 app.add_typer(keys, name="keys")
-Insecure = Annotated[bool, typer.Option("--insecure", help="Without TLS, on this machine only.")]
+FederationOut = Annotated[
+    Path | None, typer.Option("--out", metavar="PATH", help="The run directory. [runs/NAME-federation]")
+]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Connect without TLS, on this machine only.")]
 Embedded = Annotated[
     bool, typer.Option("--embedded", help="Answer in this process, not through Flower's own node: quicker.")
 ]
 
 
+TrustCode = Annotated[bool, typer.Option("--trust-code", help="Run the Python code that the run file names.")]
+LogFormat = Annotated[str, typer.Option("--log-format", help="Lines on standard error: text or json.")]
+
+
+def make_private() -> None:
+    """Files that this process makes are readable by their owner only."""
+    os.umask(0o077)
+
+
+def event_log(format_: str) -> EventLog:
+    if format_ not in (TEXT, JSON):
+        raise RequestError(f"--log-format must be text or json, got {format_!r}.")
+    return EventLog(format_)
+
+
 @app.command(epilog="Example: mooring serve run.toml --keys keys --host 0.0.0.0 --clients 3 --out runs/three")
 def serve(
     run: Run,
-    out: Out = None,
+    out: FederationOut = None,
     clients: Annotated[
-        int | None, typer.Option("--clients", help="How many take part. [as [federation] says]", show_default=False)
+        int | None, typer.Option("--clients", help="Number of clients. [as in [federation]]", show_default=False)
     ] = None,
     key_folder: Annotated[Path | None, typer.Option("--keys", help="Folder made by `mooring keys init`.")] = None,
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", help="Port to listen on.")] = 9092,
     insecure: Insecure = False,
+    trust_code: TrustCode = False,
+    log_format: LogFormat = TEXT,
     json_: Json = False,
 ) -> None:
-    """Lead a federation whose clients `mooring join` from their own machines; the same command goes on after a crash.
+    """Serve a federation whose clients join over the network.
 
-    RUN is a run file. Rows and personal models stay with the clients.
+    RUN is a run file. Rows stay with the clients. What their messages reveal depends on the algorithm, and some reveal
+    personal models: see `reveals` in `mooring list algorithms`. With `secure = true` in [federation] the server sees
+    sums of messages only. After a crash, the same command continues.
     """
     from mooring.engines.flower.federation import serve as lead
     from mooring.report.terminal import Display
 
-    display = Display(json_)
+    make_private()
+    display, log = Display(json_), event_log(log_format)
     out = out or Path("runs") / f"{run.stem}-federation"
     with display.progress() as tell:
         lead(
-            run, out, key_folder=key_folder, host=host, port=port, insecure=insecure, clients=clients, say=whisper,
-            tell=tell,
+            run, out, key_folder=key_folder, host=host, port=port, insecure=insecure, clients=clients, trust=trust_code,
+            say=log.say, tell=log.follow(tell),
         )  # fmt: skip
     show_federation(display, out, json_)
 
@@ -72,72 +97,91 @@ def join(
     name: Annotated[str | None, typer.Option("--name", help="This client's name. [the file's]")] = None,
     ca: Annotated[Path | None, typer.Option("--ca", help="The federation's certificate, ca.crt.")] = None,
     key: Annotated[Path | None, typer.Option("--key", help="This client's private key.")] = None,
+    peers: Annotated[
+        Path | None, typer.Option("--peers", help="The clients' public keys, peers.json, for secure sums.")
+    ] = None,
     insecure: Insecure = False,
     embedded: Embedded = False,
+    policy: Annotated[
+        Path | None, typer.Option("--policy", help="This client's rules for what may leave: policy.toml.")
+    ] = None,
+    trust_code: TrustCode = False,
+    log_format: LogFormat = TEXT,
     json_: Json = False,
 ) -> None:
-    """Take part in a federation with one client's table; the same command goes on after a crash.
+    """Join a federation with one client's table.
 
-    RUN is the same run file as the server's. Rows and the personal model stay in this machine's folders.
+    RUN is the same run file as the server's. Rows stay on this machine; what the messages reveal depends on the
+    algorithm (`mooring list algorithms`). After a crash, the same command continues.
     """
     from mooring.advice.at_home import AdvisedHome
     from mooring.engines.flower.home import Home
     from mooring.engines.flower.joining import join as take_part
     from mooring.report.terminal import Display
 
-    told = take_part(
-        run, data, state, server=server, name=name, ca=ca, key=key, insecure=insecure, embedded=embedded,
-        kinds={"fit": Home, "advise": AdvisedHome}, say=whisper,
+    make_private()
+    log = event_log(log_format)
+    result = take_part(
+        run, data, state, server=server, name=name, ca=ca, key=key, peers=peers, insecure=insecure, embedded=embedded,
+        policy=policy, trust=trust_code, kinds={"fit": Home, "advise": AdvisedHome}, say=log.say,
     )  # fmt: skip
     if json_:
-        emit(told)
-    elif "said" in told:
-        Display().say(f"{told['said']} `mooring predict {told['result']} NEW.csv` uses your model.")
-    else:
-        Display().say(
-            f"Test {told['metric']} of your own model {told['personal']:.4g}"
-            + ("" if told["alone"] is None else f", trained alone {told['alone']:.4g}")
-            + ("" if "verdict" not in told else f": {in_a_sentence(told)}")
-            + f". `mooring predict {told['result']} NEW.csv` uses it."
-        )
+        emit(result)
+        return
+    sentence = result["said"] if "said" in result else describe_test_loss(result)
+    Display().say(f"{sentence}\nPredict: mooring predict {result['result']} new.csv")
 
 
-def in_a_sentence(told: dict[str, Any]) -> str:
-    """What a client's own test rows say of its own model beside training alone."""
-    if told["gain_low"] is None:
-        return "too few test rows to tell them apart"
-    known = {"the same": "the same model", "undecided": "your test rows cannot tell them apart"}
-    low, high = (told["gain_low"], told["gain_high"])
-    ends = f"saves {low:.3g} to {high:.3g}" if low > 0 else f"costs {-high:.3g} to {-low:.3g} more"
-    return known.get(told["verdict"], f"{told['verdict']}, it {ends} a row at 95 %")
+def describe_test_loss(result: dict[str, Any]) -> str:
+    """A client's own test loss beside that of its local model, with the interval of the difference."""
+    text = f"Test {result['metric']} of your personal model: {result['personal']:.4g}"
+    if result.get("local") is None:
+        return f"{text}."
+    text = f"{text}; of your local model: {result['local']:.4g}"
+    low, high = (result.get(f"improvement_over_local_ci_{end}") for end in ("low", "high"))
+    if low is None or high is None:
+        return f"{text}. You have too few test rows for an interval."
+    if low == high == 0:
+        return f"{text}: the same model."
+    return f"{text}. Difference, 95% CI: {low:.3g} to {high:.3g}{'' if low > 0 or high < 0 else ', which includes 0'}."
 
 
 @federation.command("up", epilog="Example: mooring federation up run.toml --clients clients/ --embedded")
 def federation_up(
     run: Run,
     clients: Annotated[Path, typer.Option("--clients", help="Folder with one table per client.")],
-    out: Out = None,
+    out: FederationOut = None,
     insecure: Insecure = False,
     embedded: Embedded = False,
+    trust_code: TrustCode = False,
+    log_format: LogFormat = TEXT,
     json_: Json = False,
 ) -> None:
-    """A whole federation on this machine, a process per client, over TLS: for trying it out.
+    """Run server and clients on this machine, to try it out.
+
+    One process per client, over TLS.
 
     RUN is a run file. Keys, logs and the clients' folders are in OUT.federation.
     """
     from mooring.engines.flower.federation import up
     from mooring.report.terminal import Display
 
-    display = Display(json_)
+    make_private()
+    display, log = Display(json_), event_log(log_format)
     out = out or Path("runs") / f"{run.stem}-federation"
     with display.progress() as tell:
-        up(run, clients, out, embedded=embedded, insecure=insecure, say=whisper, tell=tell)
+        up(
+            run, clients, out, embedded=embedded, insecure=insecure, trust=trust_code, say=log.say,
+            tell=log.follow(tell),
+        )  # fmt: skip
     show_federation(display, out, json_)
 
 
 @federation.command("app", epilog="Example: mooring federation app run.toml app")
 def federation_app(run: Run, folder: Annotated[Path, typer.Argument(hidden=True, metavar="FOLDER")]) -> None:
-    """Write the Flower app of a run, for a SuperLink and SuperNodes of your own: `flwr run` starts it.
+    """Write a Flower app for your own SuperLink.
+
+    `flwr run` starts it on your SuperLink and SuperNodes.
 
     RUN is a run file, FOLDER the app's new folder.
     """
@@ -158,23 +202,74 @@ def keys_init(
     host: Annotated[list[str] | None, typer.Option("--host", metavar="A,B", help="The server's host names.")] = None,
 ) -> None:
     """Make a certificate authority, the server's certificate and a key for each client, as far as they lack."""
+    written = key_functions().init(folder, by_commas(clients) or [], by_commas(host) or [])
+    show(f"{len(written)} files in {folder}. A client needs ca.crt and its own file of clients/.")
+
+
+KeyFolder = Annotated[Path, typer.Argument(hidden=True, metavar="FOLDER")]
+
+
+@keys.command("request", epilog="Example: mooring keys request north --out keys")
+def keys_request(
+    name: Annotated[str, typer.Argument(hidden=True, metavar="NAME")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for the private key and the request.")] = Path("keys"),
+) -> None:
+    """Make this client's key, and the request to send to the server's operator; the private key stays here."""
+    module = key_functions()
+    private, request = module.request(name, out)
+    show(f"{private} is this client's key: keep it. Send {request} to the server's operator.")
+
+
+@keys.command("enroll", epilog="Example: mooring keys enroll keys north.request")
+def keys_enroll(folder: KeyFolder, request: Annotated[Path, typer.Argument(hidden=True, metavar="REQUEST")]) -> None:
+    """Let the client of a request join, also while a run is under way."""
+    name = key_functions().enroll(folder, request)
+    show(f"Client '{name}' is enrolled. It needs {folder / 'ca.crt'}, and for secure sums {folder / 'peers.json'}.")
+
+
+@keys.command("rotate", epilog="Example: mooring keys rotate keys north.request")
+def keys_rotate(folder: KeyFolder, request: Annotated[Path, typer.Argument(hidden=True, metavar="REQUEST")]) -> None:
+    """Replace a client's key by that of a new request; the old one is revoked."""
+    name = key_functions().enroll(folder, request, replace=True)
+    show(f"Client '{name}' has a new key; its old one is refused from now on.")
+
+
+@keys.command("revoke", epilog="Example: mooring keys revoke keys north")
+def keys_revoke(folder: KeyFolder, name: Annotated[str, typer.Argument(hidden=True, metavar="NAME")]) -> None:
+    """Take a client's key back: a server that runs refuses it within seconds."""
+    kept = key_functions().revoke(folder, name)
+    show(f"The key of client '{name}' is refused from now on; {kept} keeps it from being enrolled again.")
+
+
+@keys.command("renew", epilog="Example: mooring keys renew keys --host fed.example.org")
+def keys_renew(
+    folder: KeyFolder,
+    host: Annotated[list[str] | None, typer.Option("--host", metavar="A,B", help="More host names.")] = None,
+) -> None:
+    """Make a new certificate of the server, for its host names and more; clients keep what they have."""
+    module = key_functions()
+    module.renew(folder, by_commas(host) or [])
+    show(f"server.pem is for {', '.join(module.hosts_of(folder))}. Start `mooring serve` again to use it.")
+
+
+def key_functions() -> Any:
     from mooring.engines.flower.processes import need_flower
-    from mooring.report.terminal import Display
 
     need_flower()
-    from mooring.engines.flower.keys import init
+    make_private()
+    from mooring.engines.flower import keys as module
 
-    written = init(folder, by_commas(clients) or [], by_commas(host) or [])
-    Display().say(f"{len(written)} files in {folder}. A client needs ca.crt and its own file of clients/.")
+    return module
 
 
-def whisper(sentence: str) -> None:
-    """What is waited for, where it does not mix with the answer."""
-    print(sentence, file=sys.stderr, flush=True)  # noqa: T201
+def show(sentence: str) -> None:
+    from mooring.report.terminal import Display
+
+    Display().say(sentence)
 
 
 def show_federation(display: Any, out: Path, json_: bool) -> None:
-    """The answer of a run that is over: of a fit, or of an advice with its page."""
+    """The result of a finished run: of a fit, or of advise with its report."""
     from mooring.engines.fit import as_json
     from mooring.report.answers import show_run
     from mooring.runs.directory import open_run
@@ -184,8 +279,8 @@ def show_federation(display: Any, out: Path, json_: bool) -> None:
         from mooring.advice.advise import PRINTED
         from mooring.commands.training import show_written
 
-        told = directory.advice | {"run": str(out)}
-        show_written(display, out, {name: told[name] for name in PRINTED} if json_ else None)
+        record = directory.advice | {"run": str(out)}
+        show_written(display, out, {name: record[name] for name in PRINTED} if json_ else None)
     elif json_:
         emit(as_json(directory))
     else:

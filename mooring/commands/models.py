@@ -17,15 +17,18 @@ from mooring.options import Json, Source, Trust, takes
 def predict(
     run: Run,
     source: Source,
-    client: Annotated[str | None, typer.Option("--client", help="Whose model answers. [each row's own]")] = None,
+    client: Annotated[
+        str | None, typer.Option("--client", help="Use this client's model. [each row's own client]")
+    ] = None,
     method: Of = None,
     out: Annotated[Path | None, typer.Option("--out", help="Write a CSV file instead of printing.")] = None,
     json_: Json = False,
     trust: Trust = False,
 ) -> None:
-    """Predict rows with a finished run's models.
+    """Predict new rows with the models of a finished run.
 
-    RUN is the run's directory, SOURCE a table with the same columns (the target may be missing).
+    RUN is the run's directory, SOURCE a table with the same columns (the target may be missing). After `advise` each
+    client's rows are predicted with its recommended model.
     """
     from mooring.engines.predict import predict as answer
     from mooring.report.terminal import Display
@@ -57,15 +60,18 @@ def export(
             "--to", help="csv, json or sklearn (coefficients), torch or onnx (network). [csv]", show_default=False
         ),
     ] = "csv",
-    client: Annotated[str | None, typer.Option("--client", help="Whose model. [everyone's]")] = None,
+    client: Annotated[
+        str | None, typer.Option("--client", help="Export this client's model only. [all clients]")
+    ] = None,
     method: Of = None,
     out: Annotated[Path | None, typer.Option("--out", help="Write this file instead of printing.")] = None,
 ) -> None:
-    """Models of a finished run for other tools, in the units of the data.
+    """Export the models of a finished run to other tools.
 
-    RUN is the run's directory. csv: a row for each client and term with its coefficient, the common one and the
-    deviation. json: the same as one object. sklearn: JSON that `mooring.load_sklearn` reads. torch: a network's weights
-    (safetensors), of the common model or of --client; onnx: the network itself.
+    RUN is the run's directory; coefficients are in the units of the data. csv: one row per client and term with its
+    coefficient, the global one and the deviation. json: the same as one object. sklearn: JSON that
+    `mooring.load_sklearn` reads. torch: a network's weights (safetensors), of the global model or of --client; onnx:
+    the network itself.
     """
     from mooring.engines.export import export as write
     from mooring.report.terminal import Display
@@ -75,7 +81,7 @@ def export(
     display.notes(notes)
     if out is None:
         if to in ("torch", "onnx"):
-            raise RequestError(f"--to {to} writes a file; say which by --out.")
+            raise RequestError(f"--to {to} writes a file; name it with --out.")
         sys.stdout.write(content.decode())
     else:
         from mooring.runs.files import write_whole
@@ -86,29 +92,34 @@ def export(
         display.say(f"Written: {out}")
 
 
-@app.command(epilog="Example: mooring personalize runs/exam-1 newcomer.csv --out runs/exam-joined")
+@app.command(epilog="Example: mooring personalize runs/exam-1 new_client.csv --out runs/exam-joined")
 @takes("min_rows", "drop_small", "seed")
 def personalize(
     run: Run,
     source: Source,
     how: Annotated[
-        str, typer.Option("--how", help="mixture, prox, finish, alone or tune. [auto]", show_default=False)
+        str,
+        typer.Option(
+            "--how",
+            help="How the personal model is made: mixture, prox, finish, alone or tune. [auto]",
+            show_default=False,
+        ),
     ] = "auto",
     method: Of = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="A new run directory: the run with the newcomers in it.")
+        Path | None, typer.Option("--out", help="A new run directory: the run and the new clients. [none]")
     ] = None,
     json_: Json = False,
     trust: Trust = False,
     **given: Any,
 ) -> None:
-    """A personal model for a client that comes later, and whether joining pays.
+    """Recommend a model for new clients of a finished run.
 
-    RUN is a finished run's directory, SOURCE the newcomer's table; with the run's client column, several newcomers'.
+    RUN is the run's directory, SOURCE the new client's table; with the run's client column, several new clients'.
     """
     from mooring.advice.personalize import personalize as answer
     from mooring.engines.request import admit_run
-    from mooring.report.answers import show_newcomers
+    from mooring.report.answers import show_new_clients, show_notes
     from mooring.report.terminal import Display
     from mooring.runs.directory import open_run, refuse_unwritable
 
@@ -118,11 +129,11 @@ def personalize(
     if trust:
         admit_run(open_run(run).run, run, trust)
     found = answer(run, source, how=how, method=method, out=out, **given)
-    display.notes(found.notes)
     if json_:
-        told = {"metric": found.metric, "way": found.way, "clients": found.clients.to_dict("records")}
-        emit(told | {"run": str(out or run)})
+        record = {"metric": found.metric, "way": found.way, "clients": found.clients.to_dict("records")}
+        emit(record | {"run": str(out or run)})
     else:
-        show_newcomers(display, found.clients, found.metric, found.way)
+        show_new_clients(display, found.clients, found.metric, found.way)
         if out is not None:
-            display.say(f"Run: {out}, with the newcomers in it; `mooring predict {out} new.csv` serves them.")
+            display.say(f"Run: {out}    Predict: mooring predict {out} new.csv")
+    show_notes(display, found.notes)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from mooring.commands.common import INTERRUPTED, app, emit
-from mooring.options import Json, example, takes
+from mooring.options import Json, takes
 
 
 @app.command(epilog="Example: mooring reproduce all --preset quick")
@@ -22,7 +22,10 @@ def reproduce(
     only: Annotated[
         list[str] | None, typer.Option("--only", help="Only such points, as in --only 'row=MNIST CNN2'.")
     ] = None,
-    repeats: Annotated[int | None, typer.Option("--repeats", help="As many, instead of the preset's.")] = None,
+    repeats: Annotated[
+        int | None,
+        typer.Option("--repeats", help="As many, instead of the registered ones; the run then decides nothing."),
+    ] = None,
     out: Annotated[
         Path, typer.Option("--out", help="Where figures, tables and records go. [reproduction]", show_default=False)
     ] = Path("reproduction"),
@@ -30,13 +33,13 @@ def reproduce(
     json_: Json = False,
     **given: Any,
 ) -> None:
-    """Run figures and tables of the papers; every claim is held, open or contradicted.
+    """Reproduce figures and tables of the papers.
 
-    Exit code 3 when one is contradicted, 4 when none is but some are open.
+    Every claim is held, open or contradicted. Exit code 3 when one is contradicted, 4 when none is but some are open.
 
     WHAT is an experiment's id (`mooring list experiments`), a paper such as kernel, or all.
     """
-    from mooring.experiments.base import catalog
+    from mooring.experiments.base import catalog, registry
     from mooring.experiments.base.claims import CONTRADICTED, HELD
     from mooring.experiments.base.reproduce import claims
     from mooring.experiments.base.reproduce import reproduce as run
@@ -53,7 +56,7 @@ def reproduce(
         draw_record(record, out)
     found = claims(records)
     if page is not None:
-        write_page(out, page, [catalog.describe(one) for one in catalog.ids()])
+        write_page(out, page, [registry.described(paper) for paper in catalog.papers()])
     if json_:
         emit({"claims": found})
     else:
@@ -63,13 +66,16 @@ def reproduce(
         raise typer.Exit(3 if CONTRADICTED in words else 4)
 
 
-@app.command(epilog=example("mooring theorem"))
+@app.command(epilog="Example: mooring theorem")
 def theorem(
     name: Annotated[str | None, typer.Argument(help="A theorem, or a statement of one; none: list all.")] = None,
     given: Annotated[list[str] | None, typer.Argument(help="Its quantities, such as mu=0.5 n=[20,30].")] = None,
     json_: Json = False,
 ) -> None:
-    """The papers' theorems: list them, show what one asks for, or evaluate it at given quantities."""
+    """List the papers' theorems, or evaluate one.
+
+    Without NAME all are listed; with NAME its quantities; with quantities, such as mu=0.5 n=[20,30], its value.
+    """
     from mooring.report.terminal import Display
     from mooring.theory import catalog
 

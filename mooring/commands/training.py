@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,6 +29,7 @@ from mooring.options import (
     TRAINING,
     Csv,
     Json,
+    Lam,
     Method,
     Methods,
     Out,
@@ -41,12 +43,13 @@ from mooring.options import (
     by_commas,
     by_method,
     example,
+    number,
     takes,
 )
 from mooring.runs.sections import ALGORITHM
 
 ONCE = tuple(name for name in TRAINING if name != "seeds")
-Each = Annotated[bool, typer.Option("--clients", help="A row for every client, too.")]
+PerClient = Annotated[bool, typer.Option("--per-client", help="Show all clients.")]
 OF_ROUNDS = tuple(name for name in ONCE if name not in ("keep", "checkpoint_every", "baselines"))
 
 
@@ -56,14 +59,17 @@ def advise(
     source: Source,
     set_: SetTask = None,
     out: Out = None,
-    clients: Each = False,
+    per_client: PerClient = False,
     json_: Json = False,
     csv_: Csv = False,
     track: Track = None,
     trust: Trust = False,
     **given: Any,
 ) -> None:
-    """Train alone, together or in between? What each client should deploy, what it gains, and how sure that is."""
+    """Recommend a model for every client.
+
+    A local, the global or a personal one; how much better it is than the other two, and with what confidence.
+    """
     from mooring.advice.advise import advise as run
     from mooring.advice.advise import as_json
 
@@ -71,26 +77,28 @@ def advise(
     given = task_only(set_, given)
     out = begun(out or free_directory(source, "advice"))
     with display.progress() as tell:
-        advice = run(source, out=out, tell=tell, trust=trust, **given)
-    display.notes(advice.job.clients.notes)
+        advice = run(source, out=out, progress=tell, trust=trust, **given)
     instead = as_json(advice) if json_ else csv_text(advice.clients) if csv_ else None
-    show_written(display, out, instead, clients)
+    show_written(display, out, instead, per_client, advice.job.clients.notes)
     tell_tracker(display, out, track)
 
 
-def show_written(display: Any, run: Path, instead: Any, clients: bool = False) -> None:
-    """A run that is written: its page and its answer, or `instead` an object as JSON or a text."""
-    from mooring.report.answers import show_run
+def show_written(
+    display: Any, run: Path, instead: Any, per_client: bool = False, notes: Sequence[str] | None = None
+) -> None:
+    """Write a run's report and show its answer, or `instead` of it print an object as JSON or a text and `notes`."""
+    from mooring.report.answers import show_notes, show_run
     from mooring.report.page import write_report
 
-    page = write_report([run])
+    write_report([run])
+    if instead is None:
+        show_run(display, run, per_client)
+        return
     if isinstance(instead, str):
         sys.stdout.write(instead)
-    elif instead is not None:
-        emit(instead)
     else:
-        show_run(display, run, clients)
-        display.say(f"Page: {page}")
+        emit(instead)
+    show_notes(display, notes or [])
 
 
 @app.command(epilog=example("mooring fit exam.csv --client school --target score --set lam=0.5"))
@@ -98,26 +106,31 @@ def show_written(display: Any, run: Path, instead: Any, clients: bool = False) -
 def fit(
     source: Source,
     algorithm: Method = None,
+    lam: Lam = None,
     set_: Set = None,
     out: Out = None,
-    clients: Each = False,
+    per_client: PerClient = False,
     json_: Json = False,
     csv_: Csv = False,
     track: Track = None,
     trust: Trust = False,
     **given: Any,
 ) -> None:
-    """Train one method on a federation, with training alone and one common model beside it."""
+    """Train one algorithm and report its test scores.
+
+    Beside it, local models and the pooled model are trained as baselines.
+    """
     from mooring.engines.fit import as_json
     from mooring.engines.fit import fit as train
 
     display = prepared(json_ or csv_, track)
     settings, given = apart(set_, given)
+    settings |= {} if lam is None else {"lam": number(lam)}
     out = begun(out or free_directory(source, algorithm or ("fit" if source.endswith(".toml") else ALGORITHM)))
     with display.progress() as tell:
-        result = train(source, algorithm=algorithm, settings=settings, out=out, tell=tell, trust=trust, **given)
-    display.notes(result.notes)
-    show_written(display, out, as_json(result) if json_ else csv_text(result.clients) if csv_ else None, clients)
+        result = train(source, algorithm=algorithm, settings=settings, out=out, progress=tell, trust=trust, **given)
+    instead = as_json(result) if json_ else csv_text(result.clients) if csv_ else None
+    show_written(display, out, instead, per_client, result.notes)
     tell_tracker(display, out, track)
 
 
@@ -134,7 +147,7 @@ def compare(
     trust: Trust = False,
     **given: Any,
 ) -> None:
-    """Train several methods on the same data, splits and cohorts."""
+    """Compare the test scores of several algorithms."""
     from mooring.engines.compare import as_json
     from mooring.engines.compare import compare as run
     from mooring.report.figures import draw_images
@@ -143,16 +156,21 @@ def compare(
     fields, given = apart(set_, given)
     out = begun(out or free_directory(source, "compare"))
     with display.progress() as tell:
-        result = run(source, by_commas(methods), settings=by_method(fields), out=out, tell=tell, trust=trust, **given)
+        result = run(
+            source, by_commas(methods), settings=by_method(fields), out=out, progress=tell, trust=trust, **given
+        )
     draw_images(out)
-    display.notes(result.notes)
-    show_written(display, out, as_json(result) if json_ else csv_text(result.clients) if csv_ else None)
+    instead = as_json(result) if json_ else csv_text(result.clients) if csv_ else None
+    show_written(display, out, instead, notes=result.notes)
     tell_tracker(display, out, track)
 
 
 @app.command(epilog="Example: mooring resume runs/exam-1")
 def resume(run: Run, json_: Json = False, trust: Trust = False) -> None:
-    """Continue an interrupted run (its directory RUN) to the very result it would have had."""
+    """Resume an interrupted run.
+
+    RUN is the run's directory. The result is bit-for-bit the one without interruption.
+    """
     from mooring.advice import advise as advising
     from mooring.engines import compare as comparing
     from mooring.engines import fit as fitting
@@ -166,7 +184,6 @@ def resume(run: Run, json_: Json = False, trust: Trust = False) -> None:
     with display.progress() as tell:
         if purpose == "compare":
             result = comparing.resume(run, tell, trust=trust)
-            notes = result.notes
         elif purpose == "fit":
             fitted, note = fitting.resume(run, tell, trust=trust)
             notes = [note] if note else []
@@ -175,25 +192,26 @@ def resume(run: Run, json_: Json = False, trust: Trust = False) -> None:
                 advising.resume(run, tell, trust=trust)
         else:
             raise RequestError(
-                f"{run} is a run of '{purpose}', which is written whole when it is done: there is nothing to resume."
+                f"{run} is a run of '{purpose}', which is written in one step: there is nothing to resume."
             )
-    display.notes(notes)
     if purpose == "advise":
-        told = open_run(run).advice | {"run": str(run)}
-        instead: Any = {name: told[name] for name in advising.PRINTED}
+        record = open_run(run).advice | {"run": str(run)}
+        instead: Any = {name: record[name] for name in advising.PRINTED}
     elif purpose == "compare":
         draw_images(run)
         instead = comparing.as_json(result)
     else:
         instead = fitting.as_json(fitted)
+    display.notes(notes)
     show_written(display, run, instead if json_ else None)
 
 
 @app.command(epilog="Example: mooring watch runs/heart-fedprox_one_stage-1")
 def watch(run: Run) -> None:
-    """A running job, from its directory RUN: how far it is, its losses, who takes part, who failed, the time left.
+    """Show the progress of a run that is not finished.
 
-    What is shown is that of the latest checkpoint. Where there is no terminal, a line is written at every change.
+    Rounds, losses, participation and the time left, as of the latest checkpoint. RUN is the run's directory. Without a
+    terminal, one line is written per change.
     """
     from mooring.report.terminal import Display
     from mooring.report.watch import watch as show
@@ -205,12 +223,15 @@ def watch(run: Run) -> None:
 def report(
     runs: Annotated[list[Path], typer.Argument(hidden=True, metavar="RUN...")],
     out: Annotated[
-        Path | None, typer.Option("--out", help="The page. [RUN/report.html; of several runs mooring-report.html]")
+        Path | None, typer.Option("--out", help="The report. [RUN/report.html; of several runs mooring-report.html]")
     ] = None,
-    open_: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
-    images: Annotated[bool, typer.Option("--images", help="Figures as PNG and SVG, too, in RUN.")] = False,
+    open_: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+    images: Annotated[bool, typer.Option("--images", help="Also write figures as PNG and SVG into RUN.")] = False,
 ) -> None:
-    """Write the page of a run again, or one page of several runs side by side (their directories RUN...)."""
+    """Write the report of one or several runs.
+
+    Several runs stand side by side. RUN... are the runs' directories.
+    """
     from mooring.report.page import write_report
     from mooring.report.terminal import Display
 
@@ -220,7 +241,7 @@ def report(
 
         for run in runs:
             display.say(f"Images: {', '.join(map(str, draw_images(run)))}")
-    display.say(f"Page: {page}")
+    display.say(f"Report: {page}")
     if open_:
         typer.launch(page.resolve().as_uri())
 
@@ -230,7 +251,10 @@ def report(
 def tune(
     source: Source, algorithm: Method = None, set_: Set = None, json_: Json = False, trust: Trust = False, **given: Any
 ) -> None:
-    """Which threads, chunk and kernels are fastest on this machine: a few rounds with each. Nothing is written."""
+    """Measure which settings are fastest on this machine.
+
+    Threads, chunk and kernels are tried for a few rounds each. Nothing is written.
+    """
     from mooring.engines.tune import tune as measure
     from mooring.report.terminal import Display
 
@@ -241,5 +265,5 @@ def tune(
         emit({"proposed": trials[0]._asdict(), "trials": [trial._asdict() for trial in trials]})
         return
     for trial in trials:
-        display.say(f"{1000 * trial.seconds:10.1f} ms a round with {trial.options}")
+        display.say(f"{1000 * trial.seconds:10.1f} ms per round with {trial.options}")
     display.say(f"Fastest: {trials[0].options}")

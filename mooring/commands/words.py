@@ -17,7 +17,10 @@ from mooring.options import Json
 def explain(
     term: Annotated[list[str] | None, typer.Argument(hidden=True, metavar="TERM")] = None, json_: Json = False
 ) -> None:
-    """What a word of the answers means, an option or an algorithm; without a TERM, the words that are known."""
+    """Explain a word, an option or an algorithm.
+
+    Without TERM, all words are listed.
+    """
     from mooring.report.glossary import TERMS
     from mooring.report.terminal import Display
 
@@ -28,7 +31,7 @@ def explain(
     if json_:
         emit({"term": " ".join(term), "text": text, "read": where})
     else:
-        Display().say(f"{text}\nRead on: {where}")
+        Display().say(f"{text}\nRead more: {where}")
 
 
 def meaning(word: str) -> tuple[str, str]:
@@ -45,7 +48,8 @@ def meaning(word: str) -> tuple[str, str]:
         return f"{told['summary']} Without {told['flag']} it is: {told['default']}.", "docs/options.md"
     if bare in base.names():
         return f"{bare}: {base.describe(bare)['summary']}", "docs/maths.md; `mooring list algorithms` names them all"
-    raise RequestError(f"mooring explain: {unknown('word', word, [*words(), *flags.names(), *base.names()])}.")
+    known = [*words(), *flags.names(), *base.names()]
+    raise RequestError(f"mooring explain: {unknown('word', word, known, 'mooring explain')}.")
 
 
 LISTS: dict[str, tuple[str, str, dict[str, str]]] = {  # module, its function that names all, columns
@@ -85,7 +89,7 @@ def list_(
     what: Annotated[str, typer.Argument(hidden=True, metavar=f"{'|'.join(LISTS)}")],
     json_: Json = False,
 ) -> None:
-    """What there is to choose from."""
+    """List algorithms, tasks, data sets, options or experiments."""
     from mooring.report.terminal import Display
 
     if what not in LISTS:

@@ -2,124 +2,124 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from rich.filesize import decimal
 
+from mooring.core.sentences import ASK_ADVISE, describe_scores, direction, format_percent, join_words
 from mooring.report.terminal import Display, shown
-from mooring.runs.directory import open_run
+from mooring.runs.directory import CLIENTS_FILE, REPORT, open_run
 from mooring.runs.files import frame_of
 
-MOST_ROWS = 20  # clients that a terminal's table shows
-SCORES = {k: k for k in ("client", "rows", "alone", "common", "personal", "gain")}
-FITTED = SCORES | {"gain_percent": "gain %"}
+MAX_CLIENTS_SHOWN = 10  # in a terminal's table, unless all are asked for
+MAX_NOTES = 3  # on the data, below an answer; the report has all
+SCORES = ("local", "pooled", "personal")
+FITTED = {k: k for k in ("client", "rows", *SCORES)} | {"over_local": "vs. local"}
 KNOWN = ("rmse", "mae", "r2", "accuracy", "auc")
-ADVISED = {
+MODELS, OTHERS = ("local", "global", "personal"), ("local", "global")
+RECOMMENDED = {
     "client": "client",
-    "rows": "rows",
-    "deploy": "deploy",
-    "will_do": "will do",
-    "gain_over_alone_percent": "over alone, %",
-    "over_alone": "interval",
-    "chance_over_alone": "chance",
-    "gain_over_common_percent": "over common, %",
-    "over_common": "interval",
-    "chance_over_common": "chance",
+    "recommended": "recommended",
+    "over_local": "vs. local",
+    "short_over_local": "vs. local",
+    "over_global": "vs. global",
+    "short_over_global": "vs. global",
+    "confidence": "confidence",
+    **{name: f"{name} loss" for name in MODELS},
 }
-THREE = ("alone", "common", "personal")
-PRACTICAL = 0.01  # share of the loss that makes no practical difference, where the run does not say
-LOSSES = ("common", "alone", "personal")
-SPARE = ("rows", "over_common", "over_alone", "will_do")
+SHORTER = (MODELS, "over_global", "over_local", "short_over_global")  # what a narrow terminal drops, in this order
 PLANS = {
-    "common": "one model for all",
-    "alone": "everyone's own model, with a ridge",
-    "lambda": "one stiffness for all",
-    "size": "a stiffness by the client's rows, the fewer the tauter",
-    "diagonal": "a stiffness by the client's rows and the coefficient (lam: their geometric mean)",
-    "mixture": "own and common model mixed, a being the own one's share",
-    "tuned": "the common model after local steps",
+    "global": "one model for all",
+    "local": "local models, with a ridge",
+    "lambda": "one lambda for all",
+    "size": "a lambda by the client's rows: the fewer, the larger",
+    "diagonal": "a lambda by the client's rows and the coefficient (lam: their geometric mean)",
+    "intercept": "a lambda for the intercept only; the slopes are shared",
+    "mixture": "local and global model mixed; alpha is the weight of the local one",
+    "tuned": "the global model after local steps",
 }
+TERMINAL_SENTENCES = ("losses", "rows_needed", "contributions", "outliers")  # the report has the others
 
 
-def show_run(display: Display, run: str | Path, clients: bool = False) -> None:
+def show_run(display: Display, run: str | Path, per_client: bool = False) -> None:
     """A finished run of any kind, from its directory alone."""
     directory = open_run(run)
-    purpose = directory.run.mooring.purpose
+    purpose, notes = directory.run.mooring.purpose, []
     if purpose == "advise":
-        show_advice(display, directory.advice, clients)
+        advice = directory.advice
+        show_advice(display, advice, per_client, run)
+        notes = advice["notes"]
     elif purpose == "compare":
         show_comparison(display, directory.comparison)
+        notes = directory.comparison["notes"]
     elif purpose == "personalize":
-        told = directory.summary
-        show_newcomers(display, frame_of(told["newcomers"]), told["metric"], told["way"])
+        summary = directory.summary
+        show_new_clients(display, frame_of(summary["new_clients"]), summary["metric"], summary["way"])
+        notes = summary["notes"]
     else:
-        show_fit(display, directory.summary, directory.clients, clients)
-    display.say(f"Run: {run}")
+        show_fit(display, directory.summary, directory.clients, per_client)
+        notes = directory.summary["notes"]
+    report = Path(run) / REPORT
+    first = f"Report: {shlex.quote(str(report))}" if report.is_file() else f"Run: {shlex.quote(str(run))}"
+    predict = f"Predict: mooring predict {shlex.quote(str(run))} new.csv"
+    gap = "\n" if len(first) + len(predict) + 4 > display.out.width else "    "
+    display.say(f"{first}{gap}{predict}")
+    show_notes(display, notes)
 
 
-def show_fit(display: Display, summary: Mapping[str, Any], clients: pd.DataFrame, each: bool = False) -> None:
-    """A fit in short; `each`: a row for every client, too."""
+def show_notes(display: Display, notes: Sequence[str]) -> None:
+    """The first notes on the data, and how many more there are."""
+    display.notes(notes[:MAX_NOTES])
+    if len(notes) > MAX_NOTES:
+        more = len(notes) - MAX_NOTES
+        display.notes([f"{more} more {'notes' if more > 1 else 'note'} on the data: see the report."])
+
+
+def show_fit(display: Display, summary: Mapping[str, Any], clients: pd.DataFrame, per_client: bool = False) -> None:
+    """The scores of a fit; with `per_client` one row for every client, too."""
     metric, measures = summary["metric"], summary["measures"]
-    display.say(f"{summary['title']}: {len(clients):,} clients, {int(clients['rows'].sum()):,} rows.")
-    display.say(fit_in_short(summary))
-    for who in THREE[::-1]:
+    title = f"{summary['algorithm']} on {summary['title']} ({len(clients):,} clients, {rows_of(clients):,} rows)"
+    display.heading(title)
+    for sentence in describe_scores(summary):
+        display.paragraph(sentence)
+    for who in SCORES[::-1]:
         known = [f"{name} {shown(measures[who][name])}" for name in KNOWN if name in measures.get(who, {})]
         if known:
-            display.say(f"  {who}: {', '.join(known)}")
-    display.say(which_round(summary))
+            display.paragraph(f"{who}: {', '.join(known)}")
+    display.paragraph(which_round(summary))
     if "privacy" in summary:
-        display.say(spent_in_all(summary["privacy"]))
-    display.say(gains(clients))
-    if (odd := clients[clients["left_out"].notna()]).size:
-        display.say(left_out(odd))
-    if each:
-        order, caption = ends(clients, "gain: what the personal model saves over training alone")
-        rows = order.to_dict("records")
-        display.table(f"Clients, test {metric}", rows, FITTED, caption, spare=("rows", "common", "alone"))
+        display.paragraph(describe_privacy(summary["privacy"]))
+    if "left_out" in clients and clients["left_out"].notna().any():
+        display.paragraph(describe_left_out(clients.dropna(subset="left_out")))
+    display.say("")
+    if per_client:
+        rows = clients.to_dict("records")
+        for row in rows:
+            row["over_local"] = describe_side(row, "local", interval=False)
+        caption = f"test {metric} by client; vs. local: the personal model's loss against the local one's"
+        display.table("", rows, FITTED, caption, spare=("rows", "pooled", "local"))
 
 
-def verdict(losses: Mapping[str, float | None], metric: str, practical: float) -> str:
-    """Which of the three kinds of model to use, in one sentence, by their average losses as far as they are known."""
-    alone, common, personal = (losses[name] for name in THREE)
-    if alone is None or common is None or personal is None:
-        known = [f"{name} {loss:.4g}" for name, loss in losses.items() if loss is not None]
-        return f"Test {metric} of the models that were trained: {', '.join(known)}."
-    over = {name: 1 - personal / loss if loss else 0.0 for name, loss in (("alone", alone), ("common", common))}
-    told = (
-        f"test {metric} is {personal:.4g}, {per_cent(over['alone'])} than training alone ({alone:.4g}) and "
-        f"{per_cent(over['common'])} than one common model ({common:.4g})"
-    )
-    if over["common"] < practical and common <= alone * (1 + practical):
-        return f"One common model will do: with personal ones the {told}."
-    if over["alone"] < practical and alone <= common * (1 + practical):
-        return f"Training alone will do: with personal models the {told}."
-    return f"Personal models pay: their {told}."
+def rows_of(clients: pd.DataFrame) -> int:
+    return int(clients["rows"].sum())
 
 
-def per_cent(share: float) -> str:
-    return f"{abs(share):.1%} {'less' if share >= 0 else 'more'}".replace("%", " %")
-
-
-def fit_in_short(summary: Mapping[str, Any]) -> str:
-    """The answer of a fit in one sentence."""
-    told = verdict({name: summary[name] for name in THREE}, summary["metric"], PRACTICAL)
-    return f"{summary['algorithm']}: {told[:1].lower()}{told[1:]}"
-
-
-def spent_in_all(privacy: Mapping[str, float]) -> str:
-    """What the common models tell of a client, at most."""
+def describe_privacy(privacy: Mapping[str, float]) -> str:
+    """What the global models can reveal about a client."""
     return (
         f"Privacy of each client: epsilon = {privacy['epsilon']:.3g} at delta = {privacy['delta']:g} (clip "
-        f"{privacy['clip']:g}, noise {privacy['noise']:g}), for the common models; see docs/privacy.md."
+        f"{privacy['clip']:g}, noise {privacy['noise']:g}), for the global models; see `mooring explain epsilon`."
     )
 
 
-def left_out(odd: pd.DataFrame) -> str:
-    """Whose replies could not be used, and why."""
-    named = [f"{row['client']} ({row['left_out']})" for row in odd.head(MOST_ROWS // 4).to_dict("records")]
+def describe_left_out(odd: pd.DataFrame) -> str:
+    """Clients whose replies could not be used, and why."""
+    named = [f"{row['client']} ({row['left_out']})" for row in odd.head(MAX_CLIENTS_SHOWN // 2).to_dict("records")]
     more = f", and {len(odd) - len(named)} more, see clients.parquet" if len(odd) > len(named) else ""
     return f"Replies that could not be used: {', '.join(named)}{more}."
 
@@ -137,42 +137,15 @@ def which_round(summary: Mapping[str, Any]) -> str:
     )
 
 
-def ends(clients: pd.DataFrame, caption: str) -> tuple[pd.DataFrame, str]:
-    """The clients by how much their own model saves; the middle of a long list is left out, and the caption says so."""
-    order, half = clients.sort_values("gain", ascending=False), MOST_ROWS // 2
-    if len(order) <= MOST_ROWS:
-        return order, caption
-    some = order.iloc[[*range(half), *range(len(order) - half, len(order))]]
-    return some, f"The {half} that gain most and least of {len(clients)} clients. {caption}"
-
-
-def gains(clients: pd.DataFrame) -> str:
-    """Who gains from what, in one sentence."""
-    known = clients.reindex(columns=["alone", "common", "personal"])
-    if bool(known["alone"].isna().all()):
-        return "There is nothing to compare these models with: no client was trained alone beside them."
-    if bool(known["common"].isna().all()):  # rows that are not in one place have no common referee
-        seen = known.dropna(subset=["alone", "personal"])
-        better = int((seen["personal"] < seen["alone"]).sum())
-        return f"Of {len(seen)} clients, {better} do better with their personal model than alone."
-    seen = known.dropna()
-    common = int((seen["common"] < seen["alone"]).sum())
-    personal = int((seen["personal"] < seen["alone"]).sum())
-    both = int((seen["personal"] < seen[["alone", "common"]].min(axis=1)).sum())
-    return (
-        f"Of {len(seen)} clients, {common} do better with the common model than alone, {personal} with their personal "
-        f"model than alone, and {both} with their personal model than with either."
-    )
-
-
 def show_comparison(display: Display, comparison: Mapping[str, Any]) -> None:
-    """A row a method, best first, and who gains."""
+    """One row per method, the lowest test loss first, and which methods the test rows cannot separate."""
     methods, clients = frame_of(comparison["methods"]), frame_of(comparison["clients"])
     rows = methods.sort_values("test_loss").to_dict("records")
     for row in rows:
         row["sent"] = decimal(int(row["bytes"]))
         row["round"] = f"{row['kept_round']:.10g}/{row['rounds']:.10g}"
-    more = {name: name for name in KNOWN if name in methods and name != "mae"}  # the file has it too
+        row["above"] = describe_above(row)
+    more = {"above": "above the lowest"} | {name: name for name in KNOWN if name in methods and name != "mae"}
     if "behind" in methods:  # over several seeds
         more = {"test_loss_sd": "deviation", "behind": "behind", "behind_sd": "its deviation"}
     columns = {
@@ -184,71 +157,138 @@ def show_comparison(display: Display, comparison: Mapping[str, Any]) -> None:
         "sent": "sent",
         "seconds": "seconds",
     }
-    caption = "test: models of the kept round (by default the best on validation rows), averaged over test rows"
+    caption = "test: models of the kept round (by default the best on validation rows), mean over test rows"
     if "behind" in methods:
-        caption += "; means and deviations over seeds, behind: how much more than the best under the same seeds"
-    title = f"{comparison['title']}: {len(clients)} clients"
-    display.table(title, rows, columns, caption, spare=("seconds", "round", "last_test_loss", "sent"))
-    if "local" in clients:
-        for method in methods["method"]:
-            if method != "local":
-                better = int((clients[method] < clients["local"]).sum())
-                display.say(f"{better} of {len(clients)} clients do better with {method} than alone.")
+        caption += "; means and deviations over seeds, behind: difference from the lowest under the same seeds"
+    else:
+        caption += "; above the lowest: 95% interval over clients"
+    display.heading(f"Test scores on {comparison['title']} ({len(clients):,} clients)")
+    display.table("", rows, columns, caption, spare=("seconds", "round", "last_test_loss", "sent", *KNOWN))
+    for sentence in describe_comparison(methods):
+        display.paragraph(sentence)
+    display.say("")
 
 
-def show_advice(display: Display, advice: Mapping[str, Any], clients: bool = False) -> None:
-    """The answer and what is behind it; with `clients` a row for each of them, those that gain most first."""
+def describe_above(row: Mapping[str, Any]) -> str:
+    """How far a method's test loss is above the lowest one, with its interval over clients."""
+    if row.get("above_best_pct") is None or not np.isfinite(row["above_best_pct"]):
+        return "-"
+    if row["above_best_pct_ci_low"] == row["above_best_pct_ci_high"] == 0:
+        return "lowest"
+    value, low, high = (row[f"above_best_pct{end}"] for end in ("", "_ci_low", "_ci_high"))
+    ends = f" ({format_end(low)} to {format_end(high)})" if np.isfinite(low) and np.isfinite(high) else ""
+    return f"{format_percent(value)}%{ends}"
+
+
+def describe_comparison(methods: pd.DataFrame) -> list[str]:
+    """Which methods the test rows cannot separate from the one with the lowest loss."""
+    order = methods.sort_values("test_loss")
+    best = order["method"].iloc[0]
+    if "above_best_pct_ci_low" not in order:
+        return []
+    rest = order.iloc[1:]
+    close = rest.loc[~(rest["above_best_pct_ci_low"] > 0), "method"].tolist()
+    if not close:
+        return []
+    return [f"These test rows cannot separate {best} from {join_words(close)}. {ASK_ADVISE}"]
+
+
+def show_advice(
+    display: Display, advice: Mapping[str, Any], per_client: bool = False, run: str | Path | None = None
+) -> None:
+    """The recommendation, the clients (at most ten, or all), and the sentences behind it."""
     summary, frame = advice["summary"], frame_of(advice["clients"])
-    display.say(f"{advice['title']}: {len(frame):,} clients, {int(frame['rows'].sum()):,} rows.")
-    display.say(advice["headline"])
-    for sentence in advice["words"]:
-        display.say(sentence)
-    if clients:
-        order = advised_rows(frame.sort_values("gain_over_alone_percent", ascending=False))
-        level = f"{100 * summary['level']:g} %"
-        caption = f"gains of the deployed model in per cent of the other's loss, their {level} intervals and chances"
-        display.table("Clients", order, ADVISED, caption, spare=SPARE)
+    display.heading(f"Recommendation for {advice['title']} ({len(frame):,} clients, {rows_of(frame):,} rows)")
+    display.paragraph(advice["headline"])
+    display.say("")
+    order = frame.sort_values("improvement_over_local_pct", ascending=False, kind="stable")
+    caption = describe_columns(summary)
+    if len(order) > MAX_CLIENTS_SHOWN and not per_client:
+        where = f" or {Path(run) / CLIENTS_FILE}" if run is not None else ""
+        caption = (
+            f"The {MAX_CLIENTS_SHOWN} of {len(order):,} clients with the largest improvement over local models; all: "
+            f"--per-client{where}. {caption}"
+        )
+        order = order.head(MAX_CLIENTS_SHOWN)
+    display.table("", recommended_rows(order), RECOMMENDED, caption, spare=SHORTER, shorter=INTERVALS, indent=2)
+    for name in TERMINAL_SENTENCES:
+        if name in advice["words"]:
+            display.paragraph(advice["words"][name])
+    display.say("")
 
 
-def show_newcomers(display: Display, clients: pd.DataFrame, metric: str, way: str) -> None:
-    """Newcomers, what each should deploy, and whether joining pays for them."""
-    told = "losses on held-out rows, gains in per cent of the other model's loss with their 95 % intervals and chances"
-    caption = f"{metric}; personal models by {way}; {told}"
-    if len(clients) > MOST_ROWS:
-        caption = f"The first {MOST_ROWS} of {len(clients)} newcomers. {caption}"
-    columns = {**{k: k for k in ("client", "rows", "alone", "common", "personal")}, **ADVISED}
-    display.table("Newcomers", advised_rows(clients.head(MOST_ROWS)), columns, caption, spare=(*SPARE, *LOSSES))
-    count = clients["sure_over_alone"].value_counts()
-    words = [f"{word} for {count[word]}" for word in ("sure", "likely", "open") if count.get(word)]
-    same = f"; {count['same']} would deploy its own model" if count.get("same") else ""
-    display.say(f"Joining pays: {', '.join(words) or 'for nobody'}{same}.")
+def describe_columns(summary: Mapping[str, Any]) -> str:
+    """What the columns of the clients' table are."""
+    return (
+        f"vs.: expected {summary['metric']} with the recommended model against the other; in brackets the "
+        f"{100 * summary['client_level']:g}% interval of the improvement in % (negative: higher loss)."
+    )
 
 
-def advised_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Clients of an advice as a table shows them."""
+INTERVALS = {"over_local": "short_over_local", "over_global": "short_over_global"}  # without their intervals
+
+
+def show_new_clients(display: Display, clients: pd.DataFrame, metric: str, way: str, level: float = 0.9) -> None:
+    """New clients and the model that each should use."""
+    shown_clients = clients.head(MAX_CLIENTS_SHOWN)
+    caption = f"Personal models by {way}. {describe_columns({'metric': metric, 'client_level': level})}"
+    if len(clients) > len(shown_clients):
+        caption = f"The first {len(shown_clients)} of {len(clients):,} new clients. {caption}"
+    display.heading(f"Recommendation for {len(clients):,} new client{'s' * (len(clients) != 1)}")
+    rows = recommended_rows(shown_clients)
+    display.table("", rows, RECOMMENDED, caption, spare=SHORTER, shorter=INTERVALS, indent=2)
+
+
+def recommended_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Clients with their recommendations as a table shows them."""
     rows = frame.to_dict("records")
     for row in rows:
-        for other in ("alone", "common"):
-            ends = [row[f"gain_over_{other}_percent_{end}"] for end in ("low", "high")]
-            row[f"over_{other}"] = "[" + ", ".join(f"{end:,.1f}" for end in ends) + "]"
-            row[f"gain_over_{other}_percent"] = f"{row[f'gain_over_{other}_percent']:,.1f}"
-            row[f"chance_over_{other}"] = f"{row[f'chance_over_{other}']:.2f}"
+        for other in OTHERS:
+            row[f"over_{other}"] = describe_side(row, other)
+            row[f"short_over_{other}"] = describe_side(row, other, interval=False)
     return rows
 
 
+def describe_side(row: Mapping[str, Any], other: str, interval: bool = True) -> str:
+    """How much lower a client's loss is than with another model: "5.2% lower (-5 to 16)"."""
+    pct = row.get(f"improvement_over_{other}_pct")
+    if pct is None or not np.isfinite(pct):
+        return "-"
+    if row.get("recommended") == other:
+        return "same model"
+    low, high = (row.get(f"improvement_over_{other}_pct_ci_{end}") for end in ("low", "high"))
+    if low is not None and low == high == pct == 0:
+        return "no difference"
+    if not interval or low is None or high is None:
+        return direction(pct)
+    return f"{direction(pct)} ({format_end(low)} to {format_end(high)})"
+
+
+def format_end(value: float) -> str:
+    """An end of an interval in percent, which never rounds to 0 or to 100."""
+    if 99.5 <= value < 100:
+        return f"{min(value, 99.99):.4g}"
+    if value == 0 or abs(value) >= 0.5:
+        return f"{value:,.0f}"
+    return f"{value:.1g}" if abs(value) >= 0.01 else "0.01" if value > 0 else "-0.01"
+
+
 def show_theory(display: Display, theory: Mapping[str, Any]) -> None:
-    """The theory of a federation as tables, and in words."""
+    """The theory of a federation: in sentences, then as tables."""
 
     def rows(table: Mapping[str, Any]) -> list[dict[str, Any]]:
         return [{"name": name.replace("_", " "), **part} for name, part in table.items()]
 
+    for sentence in theory["words"]:
+        display.say(sentence)
+    display.say("")
     spread = theory["heterogeneity"]
     wide = {"name": "", "value": "value", "low": "low", "high": "high", "method": "from"}
     display.table("Constants", rows(theory["constants"]), wide)
     radii = {"R": {**spread, "value": spread["R"]}, "R_max": spread["R_max"], "Gamma": spread["Gamma"]}
     display.table("Heterogeneity", rows(radii), wide)
     borders = {name: {**part, "value": part.get("R", part.get("Gamma"))} for name, part in theory["thresholds"].items()}
-    display.table("Thresholds of R", rows(borders), {"name": "", "value": "at", "side": "speaks for", "source": "from"})
+    display.table("Thresholds of R", rows(borders), {"name": "", "value": "at", "side": "favors", "source": "from"})
     display.table(
         "Lambda by rule",
         rows(theory["lambda"]),
@@ -260,15 +300,13 @@ def show_theory(display: Display, theory: Mapping[str, Any]) -> None:
         largest = sorted(spread["by_feature"].items(), key=lambda pair: -pair[1])[:6]
         top = ", ".join(f"{name} {tau:.2g}" for name, tau in largest)
         display.say(f"Coefficients that differ most between clients (standard deviation): {top}.")
-    for sentence in theory["words"]:
-        display.say(sentence)
     for doubt in theory["assumptions"]:
-        display.say(f"Doubt: {doubt}")
+        display.say(f"Caveat: {doubt}")
 
 
 def show_findings(display: Display, source: str, findings: Sequence[Mapping[str, Any]]) -> None:
-    """What `check` found in a table."""
+    """The findings of `check` in a table."""
     columns = {"severity": "severity", "client": "client", "column": "column", "sentence": "what"}
     many = sum(finding["count"] for finding in findings if finding["severity"] != "target")
-    title = f"{many} finding(s)" if many else "nothing to complain about"
+    title = f"{many} finding(s)" if many else "no problems found"
     display.table(f"{source}: {title}", [dict(row) for row in findings], columns)

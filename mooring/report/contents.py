@@ -1,7 +1,7 @@
-"""What a page tells about a run, as plain tables, from its directory alone: an advice, a fit or a comparison.
+"""What the report of a run contains, as plain tables, from its directory alone: of `advise`, `fit` or `compare`.
 
-All three become the same parts (answer, models, clients, path, rounds, heterogeneity, settings); a part that a run does
-not have is empty. `judged` alone knows under which names an advice keeps its recommendations.
+All three become the same parts (decision, models, clients, path, rounds, heterogeneity, settings); a part that a run
+does not have is empty.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,143 +18,169 @@ import pandas as pd
 import tomli_w
 
 from mooring.core.errors import RequestError
+from mooring.core.sentences import BASELINES, describe_scores, format_loss
 from mooring.report.answers import (
+    MODELS,
     PLANS,
-    PRACTICAL,
-    THREE,
-    fit_in_short,
-    gains,
-    left_out,
-    per_cent,
-    spent_in_all,
-    verdict,
+    describe_comparison,
+    describe_left_out,
+    describe_privacy,
     which_round,
 )
-from mooring.runs.directory import METHODS, MODELS, RUN, RunDir, open_run
+from mooring.runs.directory import METHODS, RUN, RunDir, open_run
+from mooring.runs.directory import MODELS as SAVED
 from mooring.runs.files import frame_of
 
-SURE, LIKELY = 0.95, 0.8
-MOST_NUMBERS = 300_000  # coefficients beyond which a page leaves the clients' models out
-MOST_BYTES = 2**30  # of models beyond which their distances are left out
+CERTAIN = {"high": 1.0, "moderate": 0.65, "low": 0.3}  # how strongly a figure draws a client, by its confidence
+MAX_COEFFICIENTS = 300_000  # beyond which a report leaves the clients' models out
+MAX_MODEL_BYTES = 2**30  # beyond which their distances are left out
 LONGEST_LIST = 12  # numbers of a setting that are written out
-REFEREES = {"alone": "local", "common": "global"}  # what a comparison calls them
+MAX_WORDS = 12  # of a report's title
+BASELINE_METHODS = {"local": "local", "pooled": "global"}  # what a comparison calls them
 LABELS = {
     "client": "client",
-    "recommended": "deploy",
-    "how_sure": "how sure",
-    "will_do": "will do",
-    "saved": "saved, %",
-    "saved_low": "low, %",
-    "saved_high": "high, %",
-    "chance_over_alone": "chance over alone",
-    "chance_over_common": "chance over common",
+    "recommended": "recommended",
+    "lowest": "lowest test loss",
+    "improvement_over_local_pct": "vs. local",
+    "improvement_over_local_pct_ci_low": "vs. local, CI low",
+    "improvement_over_local_pct_ci_high": "vs. local, CI high",
+    "improvement_over_global_pct": "vs. global",
+    "improvement_over_global_pct_ci_low": "vs. global, CI low",
+    "improvement_over_global_pct_ci_high": "vs. global, CI high",
+    "confidence": "confidence",
+    "probability_better_than_local": "P(better than local)",
+    "probability_better_than_global": "P(better than global)",
     "rows": "rows",
-    "alone": "alone",
-    "common": "common",
+    "local": "local",
+    "global": "global",
+    "pooled": "pooled",
     "personal": "personal",
-    "gain": "gain",
-    "gain_low": "gain, low",
-    "gain_high": "gain, high",
-    "gain_over_common": "gain over common",
-    "gain_over_common_low": "low",
-    "gain_over_common_high": "high",
+    "local_held_out": "local, held-out",
+    "global_held_out": "global, held-out",
+    "personal_held_out": "personal, held-out",
+    "held_out_rows": "held-out rows",
+    "improvement_over_local": "improvement over local",
+    "improvement_over_local_ci_low": "improvement over local, CI low",
+    "improvement_over_local_ci_high": "improvement over local, CI high",
+    "improvement_over_global": "improvement over global",
+    "improvement_over_global_ci_low": "improvement over global, CI low",
+    "improvement_over_global_ci_high": "improvement over global, CI high",
     "plan": "plan",
-    "lambda": "lambda",
-    "alpha": "own share",
+    "lam": "lambda",
+    "alpha": "alpha",
     "distance": "distance",
     "train": "train rows",
     "validation": "validation rows",
     "test": "test rows",
-    "judged_rows": "judged rows",
     "rows_to_match": "rows to match",
-    "brings": "brings the others",
-    "unlike": "unlike the rest",
+    "contribution": "contribution",
+    "is_outlier": "outlier",
 }
+EXPECTED = {name: f"{name} loss" for name in MODELS}  # headings where losses are expected ones
 
 
 @dataclass
 class Contents:
-    """A run's page."""
+    """The report of a run."""
 
     name: str  # of the directory
     purpose: str  # "advise", "fit" or "compare"
     title: str
     metric: str
-    headline: str
-    todo: list[str]
-    words: list[str]
+    decision: str  # the title of the report, at most MAX_WORDS words
+    headline: str  # the same in a whole sentence
+    summary: list[str]  # sentences below it, with the losses
+    words: list[str]  # what else is known, behind a fold
     notes: list[str]
-    models: list[dict[str, Any]]  # name, about, loss; the best first in a comparison
-    clients: pd.DataFrame  # in the columns of LABELS, and a loss a method in a comparison
-    recommends: bool  # whether "recommended" is an advice rather than the lowest test loss
-    command: str
+    models: list[dict[str, Any]]  # name, about, loss; the lowest first in a comparison
+    losses_of: str  # what the models' losses are of
+    clients: pd.DataFrame  # in the columns of LABELS, and one column per method in a comparison
+    recommends: bool  # whether the run recommends models, rather than reporting test losses
+    commands: list[dict[str, str]]  # about, command
     settings: str
-    practical: float = PRACTICAL
+    version: str = ""
+    date: str = ""
+    digest: str = ""
+    level: float = 0.95  # of the federation's interval
+    client_level: float | None = None  # of the clients' intervals
+    margin: float | None = None
+    personal: str = "personal"  # the method whose personal models are shown
     path: dict[str, Any] | None = None
-    curve: dict[str, Any] | None = None  # of a typical client: rows, alone, personal, common; now, match
+    curve: dict[str, Any] | None = None  # of a typical client: rows, local, personal, global; now, match
     rounds: list[dict[str, Any]] = field(default_factory=list)  # name, kept, table
     theory: dict[str, Any] | None = None
-    coefficients: dict[str, Any] | None = None  # names, common [d], personal [m, d]
+    coefficients: dict[str, Any] | None = None  # names, global [d], personal [m, d]
 
     def loss(self, who: str) -> float | None:
-        """The average test loss of "alone" or "common", by whatever name the run calls it."""
-        names = (who, REFEREES.get(who))
+        """The mean loss of "local", "global" or "pooled", under the name that the run has for it."""
+        names = (who, BASELINE_METHODS.get(who))
         return next((row["loss"] for row in self.models if row["name"] in names), None)
 
 
 def contents(run: str | Path) -> Contents:
-    """All that a finished run's page tells."""
+    """All that the report of a finished run contains."""
     directory = open_run(run)
     purpose = directory.run.mooring.purpose
     makers = {"advise": of_advice, "fit": of_fit, "compare": of_comparison}
     if purpose not in makers:
-        raise RequestError(f"{run} is a run of '{purpose}'; pages are made of {', '.join(makers)}.")
+        raise RequestError(f"{run} is a run of '{purpose}'; reports are made of {', '.join(makers)}.")
     return makers[purpose](directory)
 
 
 def of_advice(directory: RunDir) -> Contents:
     advice = directory.advice
-    summary, clients = advice["summary"], judged(frame_of(advice["clients"]))
-    losses = {"alone": summary["alone"], "common": summary["common"], "personal": summary["advised"]}
-    practical = summary.get("practical") or PRACTICAL
+    summary, words = advice["summary"], dict(advice["words"])
+    clients = with_certainty(frame_of(advice["clients"]))
     models = [
-        {"name": "personal", "about": "what is advised", "loss": summary["advised"]},
-        {"name": "one lambda", "about": "the best single stiffness for all", "loss": summary.get("shared_lambda")},
-        {"name": "alone", "about": "every client by itself", "loss": summary["alone"]},
-        {"name": "common", "about": "one model for all", "loss": summary["common"]},
+        {"name": "recommended", "about": "each client's recommended model", "loss": summary["recommended"]},
+        {"name": "personal", "about": "a personal model for every client", "loss": summary["personal"]},
+        {"name": "local", "about": "every client's local model", "loss": summary["local"]},
+        {"name": "global", "about": "one model for all clients", "loss": summary["global"]},
     ]
+    theory = directory.theory
+    if theory is not None and "theory" in words:
+        theory = theory | {"words": [words["theory"], *theory["words"]]}
+    main = [words.pop(name) for name in ("losses", "confidence", "recommendation") if name in words]
+    words.pop("theory", None)
     return Contents(
         **_frame(directory, advice, summary["metric"]),
-        headline=advice.get("headline") or verdict(losses, summary["metric"], practical),
-        todo=[what_to_deploy(clients), *_next_steps(directory.path)],
-        words=list(advice["words"]),
-        models=[row for row in models if row["loss"] is not None],
+        decision=decide_title(advice["headline"], summary["recommended_counts"]),
+        headline=advice["headline"],
+        summary=main,
+        words=list(words.values()),
+        models=models,
+        losses_of=f"mean over {summary['held_out_rows']:,} {summary['evaluated_on']}",
         clients=with_distance(clients, directory),
         recommends=True,
-        practical=practical,
+        level=summary["level"],
+        client_level=summary["client_level"],
+        margin=summary["margin"],
         path=path_of(advice),
         curve=advice.get("learning_curve"),
-        theory=directory.theory,
+        theory=theory,
         coefficients=coefficients(directory),
     )
 
 
 def of_fit(directory: RunDir) -> Contents:
-    summary, clients = directory.summary, by_test_rows(directory.clients.rename(columns={"lam": "lambda"}))
-    private = [spent_in_all(summary["privacy"])] if "privacy" in summary else []
-    odd = directory.clients.dropna(subset="left_out")
+    summary, clients = directory.summary, by_test_rows(directory.clients)
+    private = [describe_privacy(summary["privacy"])] if "privacy" in summary else []
+    odd = clients.dropna(subset="left_out") if "left_out" in clients else clients.head(0)
     rounds = {"name": summary["algorithm"], "kept": _kept(summary), "table": directory.rounds}
     models = [
         {"name": "personal", "about": summary["algorithm"], "loss": summary["personal"]},
-        {"name": "alone", "about": "every client by itself", "loss": summary["alone"]},
-        {"name": "common", "about": "one model from all rows", "loss": summary["common"]},
+        {"name": "local", "about": "every client's local model", "loss": summary["local"]},
+        {"name": "pooled", "about": "one model fitted to all rows", "loss": summary["pooled"]},
     ]
+    scores = describe_scores(summary)
     return Contents(
         **_frame(directory, summary, summary["metric"]),
-        headline=fit_in_short(summary),
-        todo=_next_steps(directory.path),
-        words=[which_round(summary), *private, gains(clients), *([left_out(odd)] if len(odd) else [])],
+        decision=f"{summary['algorithm']}: test {summary['metric']} {format_loss(summary['personal'])}",
+        headline=scores[0],
+        summary=scores[1:],
+        words=[which_round(summary), *private, *([describe_left_out(odd)] if len(odd) else [])],
         models=[row for row in models if row["loss"] is not None],
+        losses_of=f"mean over {summary['test_rows']:,} test rows",
         clients=with_distance(clients, directory),
         recommends=False,
         rounds=[rounds],
@@ -165,10 +192,11 @@ def of_comparison(directory: RunDir) -> Contents:
     found = directory.comparison
     methods, clients = frame_of(found["methods"]).sort_values("test_loss"), frame_of(found["clients"])
     names = methods["method"].tolist()
-    own = [name for name in names if name not in REFEREES.values()] or names
+    own = [name for name in names if name not in BASELINE_METHODS.values()] or names
     best = own[0]
-    known = {who: clients[name] for who, name in REFEREES.items() if name in clients}
+    known = {who: clients[name] for who, name in BASELINE_METHODS.items() if name in clients}
     clients = by_test_rows(clients.assign(**known, personal=clients[best]))
+    clients = clients.assign(kind=clients["lowest"], lowest=clients[names].idxmin(axis=1))
     rounds = [
         {
             "name": row["method"],
@@ -177,114 +205,100 @@ def of_comparison(directory: RunDir) -> Contents:
         }
         for row in methods.to_dict("records")
     ]
+    first = methods.iloc[0]
+    loss = format_loss(first["test_loss"])
     return Contents(
         **_frame(directory, found, found["metric"]),
-        headline=_winner(methods, found["metric"]),
-        todo=[f"Each method's models are in {METHODS}/METHOD/{MODELS}; predict with {METHODS}/{names[0]}."],
-        words=_beaten(methods, clients, best),
+        decision=f"Lowest test {found['metric']} of {len(methods)} methods: {first['method']} ({loss})",
+        headline=f"{first['method']} has the lowest test {found['metric']} of {len(methods)} methods, {loss}.",
+        summary=describe_comparison(methods),
+        words=[
+            f"Figures and cards show {best}, the method with the lowest test loss among those with personal models.",
+            f"Each method's models are in {METHODS}/METHOD/{SAVED}; predict with {METHODS}/{names[0]}.",
+        ],
         models=[{"name": row["method"], "about": "", **_costs(row)} for row in methods.to_dict("records")],
+        losses_of="mean over test rows",
         clients=with_distance(clients, directory.of_method(best)),
         recommends=False,
+        personal=best,
         rounds=rounds,
     )
 
 
+def decide_title(headline: str, counts: Mapping[str, int]) -> str:
+    """The recommendation in at most MAX_WORDS words."""
+    if len(headline.split()) <= MAX_WORDS:
+        return headline.rstrip(".")
+    m = sum(counts.values())
+    (first, many), *others = sorted(counts.items(), key=lambda pair: -pair[1])
+    rest = ", ".join(f"{kind} for {count:,}" for kind, count in others)
+    model = " model" if len(others) == 1 else ""
+    return f"{first.capitalize()}{model} for {many:,} of {m:,} clients, {rest}"
+
+
 def _frame(directory: RunDir, record: Mapping[str, Any], metric: str) -> dict[str, Any]:
-    """What all of them have in common."""
-    purpose = directory.run.mooring.purpose
-    again = ["mooring", purpose, str(directory.path / RUN), "--out", f"{directory.path}-again"]
+    """What all of them have."""
+    run, path = directory.run, directory.path
     return {
-        "name": directory.path.resolve().name,
-        "purpose": purpose,
+        "name": path.resolve().name,
+        "purpose": run.mooring.purpose,
         "title": str(record["title"]),
         "metric": metric,
         "notes": list(record.get("notes", [])),
-        "command": shlex.join(again),
+        "commands": commands(directory),
         "settings": settings(directory),
+        "version": run.mooring.version,
+        "date": date_of(directory),
+        "digest": digest_of(directory),
     }
 
 
-def judged(frame: pd.DataFrame) -> pd.DataFrame:
-    """An advice's clients with `recommended`, `how_sure` and `certainty` (0 to 1), and gains in per cent (`saved`).
+def date_of(directory: RunDir) -> str:
+    """When the run was finished, by its last file; UTC."""
+    last = directory.path / SAVED
+    last = last if last.exists() else directory.path / RUN
+    return datetime.fromtimestamp(last.stat().st_mtime, UTC).strftime("%Y-%m-%d")
 
-    Where the advice tells chances, they say how sure it is; otherwise an interval on one side of 0 is sure.
-    """
-    frame = frame.rename(columns={"deploy": "recommended", "verdict": "recommended", "lam": "lambda"})
-    frame = frame.loc[:, ~frame.columns.duplicated()]
-    ends = ("", "_low", "_high")
-    frame = frame.rename(columns={f"gain_over_alone_percent{end}": f"saved{end}" for end in ends})
-    for end in ("", "_low", "_high"):
-        if f"gain_over_alone{end}" in frame:
-            frame = frame.drop(columns=f"gain{end}", errors="ignore")
-            frame = frame.rename(columns={f"gain_over_alone{end}": f"gain{end}"})
-    if {"chance_over_alone", "chance_over_common"} <= set(frame):
-        alone, common = frame["chance_over_alone"], frame["chance_over_common"]
-        chance = alone.where(frame["recommended"] == "common", common.where(frame["recommended"] == "alone"))
-        chance = chance.fillna(np.minimum(alone, common))
-        words = np.select([chance >= SURE, chance >= LIKELY], ["sure", "likely"], "open")
-        frame = frame.assign(how_sure=words, certainty=((chance - 0.5) / 0.45).clip(0, 1).fillna(0))
-    else:
-        told = (frame["gain_low"] > 0) | (frame["gain_high"] < 0)
-        frame = frame.assign(how_sure=np.where(told, "sure", "open"), certainty=np.where(told, 1.0, 0.35))
-    return inper_cent(frame)
+
+def digest_of(directory: RunDir) -> str:
+    """The first digits of the digest of the run's data."""
+    try:
+        found = directory.schema.get("digest")
+    except RequestError:
+        found = directory.inputs.get("rows")
+    return str(found or "")[:12]
+
+
+def commands(directory: RunDir) -> list[dict[str, str]]:
+    """What to do next with a run, as commands to copy."""
+    run, path = directory.run.mooring.purpose, shlex.quote(str(directory.path))
+    out = [{"about": "Predict new rows, each with its client's model", "command": f"mooring predict {path} new.csv"}]
+    if run != "compare":
+        out.append(
+            {
+                "about": "Recommend a model for a new client",
+                "command": f"mooring personalize {path} new_client.csv",
+            }
+        )
+    again = ["mooring", run, str(directory.path / RUN), "--out", f"{directory.path}-again"]
+    return [*out, {"about": "Run it again", "command": shlex.join(again)}]
+
+
+def with_certainty(frame: pd.DataFrame) -> pd.DataFrame:
+    """Clients with `certainty`, 0 to 1: how strongly a figure draws them."""
+    return frame.assign(certainty=frame["confidence"].map(CERTAIN).fillna(1.0))
 
 
 def by_test_rows(frame: pd.DataFrame) -> pd.DataFrame:
-    """Clients of a run that recommends nothing: the model of the lowest test loss, and what the personal one saves."""
-    known = frame[[name for name in THREE if name in frame]].dropna(how="all")
-    best = known.idxmin(axis=1).reindex(frame.index, fill_value="")
-    frame = frame.drop(columns="verdict", errors="ignore").assign(recommended=best, certainty=1.0)
-    if "gain" not in frame:
-        frame = frame.assign(gain=frame["alone"] - frame["personal"] if "alone" in frame else np.nan)
-    return inper_cent(frame.dropna(axis=1, how="all"))
-
-
-def inper_cent(frame: pd.DataFrame) -> pd.DataFrame:
-    """`gain` and its interval in per cent of the loss alone, where they are not told."""
-    if "gain" not in frame or "alone" not in frame or "saved" in frame:
-        return frame
-    base = frame["alone"].where(frame["alone"] > 0)
-    ends = [end for end in ("", "_low", "_high") if f"gain{end}" in frame]
-    return frame.assign(**{f"saved{end}": 100 * frame[f"gain{end}"] / base for end in ends})
-
-
-def what_to_deploy(clients: pd.DataFrame) -> str:
-    """Who should have which kind of model, and how sure that is."""
-    count = clients["recommended"].value_counts()
-    kinds = [f"{kind} for {count[kind]:,}" for kind in (*THREE[::-1], "undecided") if count.get(kind)]
-    sure = clients["how_sure"].value_counts()
-    told = [f"{word} for {sure[word]:,}" for word in ("sure", "likely", "open") if sure.get(word)]
-    return f"Deploy: {', '.join(kinds)} of {len(clients):,} clients ({', '.join(told)})."
-
-
-def _next_steps(run: Path) -> list[str]:
-    at = shlex.quote(str(run))
-    return [
-        f"Predict new rows, each by its own client's model: mooring predict {at} new.csv",
-        f"Give a newcomer a model, and see whether joining pays: mooring personalize {at} newcomer.csv",
-    ]
-
-
-def _winner(methods: pd.DataFrame, metric: str) -> str:
-    first = methods.iloc[0]
-    told = f"{first['method']} has the lowest test {metric} of {len(methods)} methods, {first['test_loss']:.4g}"
-    others = methods.iloc[1:]
-    against = [
-        f"{per_cent(1 - first['test_loss'] / row['test_loss'])} than {row['method']}"
-        for row in others.to_dict("records")[:3]
-        if row["test_loss"]
-    ]
-    return f"{told}{': ' if against else ''}{', '.join(against)}."
-
-
-def _beaten(methods: pd.DataFrame, clients: pd.DataFrame, best: str) -> list[str]:
-    said = [f"Boats, gains and cards show {best}, the best method that makes personal models."]
-    if "local" in clients:
-        for method in methods["method"]:
-            if method != "local":
-                better = int((clients[method] < clients["local"]).sum())
-                said.append(f"{better:,} of {len(clients):,} clients do better with {method} than alone.")
-    return said
+    """Clients of a run that recommends nothing: the model with the lowest test loss, and improvements over local."""
+    known = frame[[name for name in (*BASELINES, "personal") if name in frame]].dropna(how="all")
+    lowest = known.idxmin(axis=1).reindex(frame.index, fill_value="")
+    frame = frame.assign(lowest=lowest, certainty=1.0)
+    if "improvement_over_local" not in frame and "local" in frame:
+        gap = frame["local"] - frame["personal"]
+        base = frame["local"].where(frame["local"] > 0)
+        frame = frame.assign(improvement_over_local=gap, improvement_over_local_pct=100 * gap / base)
+    return frame.dropna(axis=1, how="all")
 
 
 def _costs(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -297,9 +311,9 @@ def _kept(summary: Mapping[str, Any]) -> int:
 
 
 def with_distance(clients: pd.DataFrame, directory: RunDir) -> pd.DataFrame:
-    """The clients with how far each personal model is from the common one, where the run holds both."""
-    path = directory.path / MODELS
-    if not path.exists() or path.stat().st_size > MOST_BYTES:
+    """The clients with how far each one's model is from the global one, where the run holds both."""
+    path = directory.path / SAVED
+    if not path.exists() or path.stat().st_size > MAX_MODEL_BYTES:
         return clients
     models = directory.models
     if models.personal is None:
@@ -314,9 +328,9 @@ def coefficients(directory: RunDir) -> dict[str, Any] | None:
     models = directory.models
     names = [*models.task.get("features", []), "(intercept)"]
     shapes = [part["shape"] for part in models.layout]
-    if models.personal is None or models.personal.numel() > MOST_NUMBERS or shapes != [[len(names) - 1], [1]]:
+    if models.personal is None or models.personal.numel() > MAX_COEFFICIENTS or shapes != [[len(names) - 1], [1]]:
         return None
-    return {"names": names, "common": models.common.tolist(), "personal": models.personal.tolist()}
+    return {"names": names, "global": models.common.tolist(), "personal": models.personal.tolist()}
 
 
 def path_of(advice: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -324,17 +338,19 @@ def path_of(advice: Mapping[str, Any]) -> dict[str, Any] | None:
     path = frame_of(advice["path"])
     if path.empty:
         return None
-    moored = path[path["family"] == "lambda"].sort_values("lambda")
+    pulled = path[path["family"] == "lambda"].sort_values("lam")
+    if pulled.empty:
+        return None
     ends = path[path["family"] != "lambda"].set_index("family")["loss"]
-    lams = pd.Series([row.get("lambda") for row in advice["clients"]], dtype=object)
+    lams = pd.Series([row.get("lam") for row in advice["clients"]], dtype=object)
     lams = pd.to_numeric(lams, errors="coerce").dropna()
-    lams = lams[lams > 0]
+    lams = lams[(lams > 0) & np.isfinite(lams)]
     plan = advice["plan"]
     return {
-        "lambda": moored["lambda"].tolist(),
-        "loss": moored["loss"].tolist(),
-        "alone": float(ends["alone"]),
-        "common": float(ends["common"]),
+        "lam": pulled["lam"].tolist(),
+        "loss": pulled["loss"].tolist(),
+        "local": float(ends["local"]) if "local" in ends else None,
+        "global": float(ends["global"]) if "global" in ends else None,
         "plan": {
             "family": plan["family"],
             "about": PLANS.get(plan["family"], plan["family"]),

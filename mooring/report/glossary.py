@@ -1,4 +1,4 @@
-"""The words of the answers and of the page, in two sentences each, and where to read on."""
+"""The words of the commands and of the report, in two sentences each, and where to read more."""
 
 from __future__ import annotations
 
@@ -15,163 +15,182 @@ class Term(NamedTuple):
 
 TERMS = {
     "client": Term(
-        "Whoever holds rows of their own: a hospital, a school, a phone. A table says by its client column whose "
-        "each row is.",
+        "A data holder, such as a hospital, a school or a phone. A table identifies it in its client column.",
         "tables.md",
         ("clients",),
     ),
-    "alone": Term(
-        "Every client's own fit on its own rows, with a ridge chosen on validation rows. It is what a client has "
-        "who does not take part.",
+    "local": Term(
+        "The model fitted to one client's rows only, with a ridge chosen on validation rows. A client can train it "
+        "without taking part in a federation.",
         "advice.md",
-        ("local", "training alone"),
+        ("local model", "local loss", "alone"),
     ),
-    "common": Term(
-        "One model for all clients, fitted to all rows. It is the buoy of the picture: what every personal model "
-        "is moored to.",
+    "global": Term(
+        "One model for all clients, kept by the server. Unknown clients are predicted with it.",
         "advice.md",
-        ("global", "buoy", "common model"),
+        ("global model", "global loss", "common"),
+    ),
+    "pooled": Term(
+        "One model fitted to all rows in one place, which only a simulation can do. `fit` reports it as a baseline.",
+        "tables.md",
+        ("pooled model", "baseline"),
     ),
     "personal": Term(
-        "A model per client, moored to the common one by a line whose stiffness is lambda. It lies between "
-        "training alone and one common model, and near whichever serves the client better.",
+        "A model for one client between its local and the global model (partial pooling). Lambda sets how strongly it "
+        "is pulled towards the global one.",
         "advice.md",
-        ("boat", "personal model", "moored"),
+        ("personal model", "personal loss", "partial pooling"),
     ),
     "lambda": Term(
-        "The stiffness of the line between a client's model and the common one. At 0 everybody trains alone; the "
-        "larger it is, the closer all stay to one common model.",
+        "The strength of the pull towards the global model. At 0 a personal model is the local one; the larger lambda "
+        "is, the closer it is to the global one.",
         "theory.md",
-        ("lam", "stiffness", "pull"),
+        ("lam", "pull"),
     ),
-    "own share": Term(
-        "The weight of a client's own model where it is mixed with the common one, from 0 (common) to 1 (own). "
-        "APFL calls it alpha.",
+    "alpha": Term(
+        "The weight of the local part in a mixture of local and global model, from 0 (global) to 1 (local). It is the "
+        "alpha of APFL.",
         "maths.md",
-        ("alpha", "mixture"),
+        ("mixture",),
     ),
-    "gain": Term(
-        "The test loss that a personal model saves over training alone, in the units of the loss or in per cent "
-        "of it. Below 0 the client would do better alone.",
-        "tables.md",
-        ("saved", "gain %", "gain over alone", "gain over common"),
+    "improvement": Term(
+        "How much lower a loss is than that of another model, in the unit of the loss or in percent of the other loss. "
+        "Below 0 the loss is higher.",
+        "advice.md",
+        (
+            "improvement over local",
+            "improvement over global",
+            "vs. local",
+            "vs. global",
+            "gain",
+        ),
     ),
     "interval": Term(
-        "The range that holds the true gain in 95 of 100 cases like this one. Where it lies on both sides of 0, "
-        "these rows cannot tell whether the client gains.",
+        "The range that contains the true improvement with the stated probability. If it includes 0, "
+        "the data do not show which model is better.",
         "advice.md",
-        ("low", "high", "confidence"),
+        ("ci", "confidence interval", "ci low", "ci high"),
     ),
-    "how sure": Term(
-        "How likely the recommended model is the better one for rows to come: sure from 95 in 100, likely from "
-        "80, open below. More test rows make it surer; a pale boat is an open one.",
+    "confidence": Term(
+        "How probable it is that the recommended model is better than both others: high from 0.95, moderate from 0.8, "
+        "low below. A client's 90% interval excludes 0 exactly where the confidence is high.",
         "advice.md",
-        ("sure", "likely", "open", "chance", "chance over alone", "chance over common", "certainty"),
+        ("high", "moderate", "low", "p(better than local)", "p(better than global)", "probability better"),
     ),
-    "practical difference": Term(
-        "A difference too small to matter, by default one per cent of the loss. Inside this band the simpler "
-        "model will do.",
-        "advice.md",
-        ("will do", "practical", "band"),
-    ),
-    "undecided": Term(
-        "The test rows do not tell which of the models is better for this client. It is given the model of the "
-        "plan all the same, which is the best guess.",
+    "margin": Term(
+        "A difference too small to matter, by default 1% of the loss (`--margin`). Within it the simpler model is "
+        "recommended.",
         "advice.md",
     ),
-    "deploy": Term(
-        "The kind of model that is recommended for a client: alone, common or personal. `mooring predict` answers"
-        " its rows with that model.",
+    "recommended": Term(
+        "The model that a client should use: local, global or personal. `mooring predict` uses it for its rows.",
         "advice.md",
-        ("verdict", "recommended", "recommendation"),
+        ("recommendation",),
+    ),
+    "lowest test loss": Term(
+        "The model with the lowest loss on a client's test rows. It is a score and not a recommendation: few test rows "
+        "cannot separate models.",
+        "tables.md",
+        ("lowest",),
     ),
     "plan": Term(
-        "How the clients are moored: one lambda for all, one by the client's rows, one by coefficient, or a "
-        "mixture of models. It is chosen on rows that are not used to judge it.",
+        "The kind of pull behind the recommended model: one lambda for all clients, by the client's rows, by "
+        "coefficient, or a mixture. It is chosen on held-out rows.",
         "advice.md",
         ("size", "diagonal", "tuned"),
     ),
     "path": Term(
-        "The held-out loss for every lambda from one common model to everyone alone. Its lowest point is where "
-        "the clients as a whole are moored best.",
+        "The held-out loss for every lambda between local models and the global model. Its lowest point is the best "
+        "single lambda for all clients.",
         "advice.md",
     ),
     "distance": Term(
-        "How far a client's model is from the common one, measured on standardised columns. In the picture it is "
-        "the boat's distance from the buoy.",
+        "How far a client's model is from the global one, measured on standardized columns. In the picture it is the "
+        "boat's distance from the buoy.",
         "reading-the-report.md",
+        ("boat", "buoy"),
     ),
     "heterogeneity": Term(
-        "How much the clients' true models differ, R, estimated from the spread of their fits less what chance "
-        "explains. Beyond a theorem's threshold training alone beats one common model.",
+        "How much the clients' true models differ (R), estimated from the variation of their fits less what chance "
+        "explains. Above a theorem's threshold local models beat the global one.",
         "theory.md",
-        ("r", "spread", "threshold"),
+        ("r", "threshold", "between-client standard deviation"),
+    ),
+    "expected loss": Term(
+        "The estimate of a client's loss on new rows: its measured loss, shrunk towards that of all clients, the more "
+        "so the fewer rows it has. Percentages of a client are computed from expected losses.",
+        "advice.md",
+        ("expected", "shrunk"),
+    ),
+    "held-out rows": Term(
+        "Rows that took no part in the fit that predicts them: with folds, every row is held out once. Measured losses "
+        "are means over them.",
+        "advice.md",
+        ("held-out", "held out", "folds", "measured"),
     ),
     "rows to match": Term(
-        "How many rows the client would need alone to do as well as with its personal model. It says what taking "
-        "part is worth in data.",
+        "How many rows a local model would need to match the client's personal model. The difference from its rows "
+        "today is what taking part is worth in data.",
         "advice.md",
     ),
-    "brings": Term(
-        "By how much the others' loss would rise without this client. Below 0 they would do better without it.",
+    "contribution": Term(
+        "How much the other clients' loss would rise without this client. Below 0 it would fall.",
         "advice.md",
-        ("brings the others",),
     ),
-    "unlike the rest": Term(
-        "The client's model differs from the others' by more than chance and their usual spread explain. Look at "
-        "its rows first: units or codes may differ there.",
+    "outlier": Term(
+        "A client whose coefficients are further from the others than chance and usual variation explain. "
+        "Check its rows first: units or codes may differ.",
         "advice.md",
-        ("unlike",),
+        ("is outlier",),
     ),
     "round": Term(
-        "One exchange between server and clients: the common model goes out, the clients work, their changes come"
-        " back. The models that are kept are those of the round with the best validation loss.",
+        "One exchange between server and clients: the global model goes out, clients update it, their changes return. "
+        "The run keeps the models of the round with the best validation loss.",
         "tables.md",
         ("rounds", "kept round", "communication round"),
     ),
     "participation": Term(
-        "The share of the clients that are asked in a round. Fewer make a round cheaper and noisier.",
+        "The share of the clients in a round's cohort. Fewer clients make a round cheaper and noisier.",
         "options.md",
         ("cohort",),
     ),
     "rows": Term(
-        "A client's rows are split into training, validation and test rows, 60, 20 and 20 in 100. Choices are "
-        "made on validation rows, and what is reported is measured on test rows.",
+        "A client's rows are split into training, validation and test rows, 60, 20 and 20 in 100. `fit` chooses on "
+        "validation rows and reports test rows; `advise` holds rows out in folds.",
         "tables.md",
         ("train", "validation", "test", "train rows", "validation rows", "test rows", "split"),
     ),
-    "judged rows": Term(
-        "The rows of a client by which its gain is judged: with folds, every row is held out once. The losses of "
-        "single models are those of the test rows alone, so the two need not agree to the last digit.",
-        "advice.md",
-        ("folds", "held out"),
-    ),
-    "newcomer": Term(
-        "A client that comes when the run is finished. `mooring personalize` gives it a model from the common one"
-        " and says whether joining pays.",
+    "new client": Term(
+        "A client that was not in a finished run. `mooring personalize` recommends a model for it.",
         "tables.md",
-        ("personalize",),
+        ("personalize", "newcomer"),
     ),
     "ridge": Term(
-        "A penalty on large coefficients that keeps a fit on few rows from running wild. Training alone has one, "
-        "chosen on validation rows, so that it is a fair opponent.",
+        "A penalty on large coefficients that stabilizes a fit on few rows. Local models have one, chosen on held-out "
+        "rows, so that they are a fair baseline.",
         "maths.md",
     ),
     "moreau envelope": Term(
-        "The smooth function that comes of minimising a client's loss plus lambda/2 times the squared distance "
-        "from the common model. FedProx descends along it, and the minimiser is the personal model.",
+        "The smooth function that results from minimizing a client's loss plus lambda/2 times the squared distance to "
+        "the global model. FedProx descends along it, and the minimizer is the personal model.",
         "maths.md",
         ("moreau", "prox", "proximal"),
     ),
+    "epsilon": Term(
+        "The bound of differential privacy on what the global models reveal about one client: smaller is more private. "
+        "It holds for the models of all rounds together.",
+        "privacy.md",
+        ("privacy", "delta"),
+    ),
     "seed": Term(
-        "The number from which every draw of a run follows. The same seed on the same data gives the same bytes.",
+        "The number that determines every random draw of a run. The same seed on the same data gives the same bytes.",
         "options.md",
     ),
 }
 
 
 def find(word: str) -> Term | None:
-    """A term by any of its names, whatever its capitals."""
+    """A term by any of its names, in any case."""
     asked = " ".join(word.replace("_", " ").casefold().split())
     return next((term for name, term in TERMS.items() if asked in (name, *term.also)), None)
 

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any
 
-KEY_NUMBERS = ("largest ratio", "r2", "ratio", "slope", "crossing", "worst step", "highest ratio", "value")
+KEY_NUMBERS = (
+    "largest ratio", "r2", "ratio", "slope", "crossing", "worst step", "highest ratio", "difference", "value",
+)  # fmt: skip
 
 
 def table(record: Mapping[str, Any]) -> str:
@@ -42,7 +44,7 @@ def _phrase(found: dict[str, Any]) -> str:
     if {"value", "reference", "ratio", "low", "high", "limit"} <= found.keys():
         return f"{shown['value']} / {shown['reference']} = {shown['ratio']}{span}, limit {shown['limit']}{where}"
     if {"low", "high", "range"} <= found.keys():
-        name = next((key for key in ("slope", "crossing", "value") if key in found), None)
+        name = next((key for key in ("slope", "crossing", "difference", "value") if key in found), None)
         if name:
             return f"{name} {shown[name]}{span}, within {shown['range']}{where}"
     return ""

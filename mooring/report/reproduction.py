@@ -1,10 +1,12 @@
-"""What came out of the experiments, from their records: figures, tables, an overview and a page for each paper."""
+"""What came out of the experiments, from their records and the registrations that they answer: an overview and a page
+for each paper, figures and tables."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -17,19 +19,28 @@ from mooring.runs.files import make_folder, read_json, write_whole
 
 HEAD = """# Reproduction of the five papers
 
-Every claim of the papers' figures and tables is a function of our results and gets one of three words:
+Sentences of the papers are registered as claims before the run that decides them: the quotation, the test with its
+threshold, the data, clients, rounds, repeats and seeds stand in `mooring/experiments/<paper>/claims.toml`. A
+registration changes only as a new version with a reason. The words:
 
-- **held**: it holds beyond the 95 % interval over repeats;
-- **open**: the interval reaches both sides, or there is only one repeat; the page says how many repeats would decide;
-- **contradicted**: the whole interval lies on the other side; *explained* are those with a reason and what shows it.
+- **held**: the whole 95 % interval (Student t over repeats of paired differences) is on the paper's side of the
+  threshold;
+- **contradicted**: the whole interval is on the other side;
+- **open**: neither;
+- **not run**: the data or the compute was not at hand.
 
-`mooring reproduce ID` runs one of them again; these pages are written by `mooring reproduce ... --page`. Experiments
-run at two sizes: `quick`, minutes each, often on small stand-in data, and `paper`, the paper's own. Where both were
-run, the paper's size counts. The papers stand in [papers.md](papers.md).
+"Almost the same", "around", "negligible" and the like mean within 10 % where the paper prints no errors of its own,
+"linear" a squared correlation of at least 0.95. Data are the *paper's data* (its generators count), *part of it*, or a
+*stand-in*; a run on stand-in data is a smoke test and never *held*. `mooring reproduce ID --preset ...` runs an
+experiment again; these pages are written by `mooring reproduce ... --page` from the records. Results from before the
+registration are folded on the papers' pages. The papers stand in [papers.md](papers.md).
 """
-PRESETS = ("quick", "paper")  # on the pages, in this order; smoke runs are no results
-HELD, OPEN, CONTRADICTED = WORDS = ("held", "open", "contradicted")
-EXPLAINED, NOT_RUN = "explained", "not run"
+HISTORY = "history.json"  # results from before the registration
+HELD, CONTRADICTED, OPEN = DECIDED = ("held", "contradicted", "open")
+NOT_RUN, SMOKE_TEST = "not run", "smoke test"
+WORDS = (*DECIDED, NOT_RUN)
+STAND_IN = "stand-in"
+MINUTES, HOURS = 30 * 60, 2 * 3600  # of a run that is granted ten, or five, repeats
 
 Records = Sequence[Mapping[str, Any]]
 
@@ -56,106 +67,193 @@ def show_claims(display: Display, claims: Records, preset: str, folder: str | Pa
     """Every claim of a selection in the terminal."""
     rows = [{**row, "worst": brief(dict(row["worst"]))} for row in claims]
     columns = {"experiment": "experiment", "says": "claim", "word": "", "worst": "decided by"}
-    counts = ", ".join(f"{sum(row['word'] == word for row in claims)} {word}" for word in WORDS)
+    counts = ", ".join(f"{sum(row['word'] == word for row in claims)} {word}" for word in DECIDED)
     heading = f"{len(claims)} claims, preset {preset}: {counts}"
+    if any(row["registration"] is None for row in claims):
+        heading += " (not the registered run: it decides nothing)"
     display.table(heading, rows, columns, f"Figures and tables: {folder}", spare=("worst",))
 
 
-def write_page(records: str | Path, page: str | Path, known: Records = ()) -> None:
+def write_page(records: str | Path, page: str | Path, papers: Records) -> None:
     """Write the overview and, in a folder of its name, a page for each paper, from all records in a folder.
 
-    `known` are the experiments that there are, as `mooring list experiments` tells them: what was not run says so.
+    `papers` are the registrations as plain data (`registry.described`), one entry per paper.
     """
     folder, page = Path(records), Path(page)
-    found = [record for path in sorted(folder.glob("*.json")) if _is_result(record := read_json(path))]
-    if not found:
+    known = [read_json(path) for path in sorted(folder.glob("*.json")) if path.name != HISTORY]
+    if not known and not (folder / HISTORY).exists():
         raise RequestError(f"{folder} holds no record of an experiment; run `mooring reproduce all --out {folder}`.")
-    there = {record["experiment"] for record in found}
-    missing = [{**one, "experiment": one["id"]} for one in known if one["id"] not in there]
+    answers = {
+        claim["registration"]: (record, claim)
+        for record in known
+        for claim in record["claims"]
+        if claim.get("registration")
+    }
+    past = read_json(folder / HISTORY)["results"] if (folder / HISTORY).exists() else []
     pages = page.parent / page.stem
     make_folder(pages.absolute())
-    rows = []
-    ordered = sorted([*found, *missing], key=_order)
-    for paper, group in groupby(ordered, key=lambda record: record["paper"]):
-        mine = {one: list(same) for one, same in groupby(group, key=lambda record: record["experiment"])}
-        write_whole(pages / f"{paper}.md", _paper_page(paper, mine, folder, pages, page).encode())
-        claims = [claim for same in mine.values() for claim in _claims(same)]
-        words = [claim["word"] for claim in claims]
-        explained = sum(claim["word"] == CONTRADICTED and bool(claim["evidence"]) for claim in claims)
-        counts = [*(words.count(word) for word in WORDS), explained, words.count(NOT_RUN), len(words)]
-        rows.append([f"[{paper}]({page.stem}/{paper}.md)", _title(paper), *map(str, counts)])
-    total = [str(sum(int(row[k]) for row in rows)) for k in range(2, 8)]
-    rows.append(["all", "", *total])
-    columns = ["paper", "", *WORDS, EXPLAINED, NOT_RUN, "claims"]
-    write_whole(page, "\n".join([HEAD, markdown(columns, rows)]).encode())
+    keys = [paper.key for paper in PAPERS]
+    ordered = sorted(papers, key=lambda given: keys.index(given["paper"]) if given["paper"] in keys else len(keys))
+    decided = [_decided(given, answers) for given in ordered]
+    for given, claims in zip(ordered, decided):
+        mine = [row for row in past if row["experiment"].split("-")[0] == given["paper"]]
+        text = _paper_page(given, claims, mine, folder, pages, page)
+        write_whole(pages / f"{given['paper']}.md", text.encode())
+    write_whole(page, _overview(ordered, decided, page).encode())
 
 
-def _is_result(record: Mapping[str, Any]) -> bool:
-    """A record of a preset that counts, in today's words: those of before had two."""
-    return record.get("preset") in PRESETS and all("word" in claim for claim in record["claims"])
+def _decided(given: Mapping[str, Any], answers: Mapping[str, tuple[Any, Any]]) -> list[dict[str, Any]]:
+    """The newest version of each claim, with its word and the record that decides it."""
+    claims = []
+    for claim in given["claims"]:
+        if not claim["current"]:
+            continue
+        record, answer = answers.get(claim["digest"], (None, None))
+        word = NOT_RUN if answer is None else answer["word"]
+        if answer is not None and claim["label"] == STAND_IN:
+            word = SMOKE_TEST
+        claims.append({**claim, "word": word, "record": record, "answer": answer})
+    return claims
+
+
+def _overview(papers: Records, decided: Sequence[Records], page: Path) -> str:
+    """Counts by paper, word and data; what to believe; what is not run."""
+    everything = [claim for claims in decided for claim in claims]
+    own = [claim for claim in everything if claim["label"] != STAND_IN]
+    answered = [claim for claim in own if claim["word"] in DECIDED]
+    count = Counter(claim["word"] for claim in answered)
+    head = (
+        f"Of {len(own)} registered claims on the papers' data or part of it, {len(answered)} are decided: "
+        f"{count[HELD]} held, {count[CONTRADICTED]} contradicted, {count[OPEN]} open.\n"
+    )
+    rows = [
+        [f"[{given['paper']}]({page.stem}/{given['paper']}.md)", _title(given["paper"]), *_counts(claims)]
+        for given, claims in zip(papers, decided)
+    ]
+    rows.append(["all", "", *_counts(everything)])
+    labels = sorted({claim["label"] for claim in everything})
+    by_label = [[label, *_counts([claim for claim in everything if claim["label"] == label])] for label in labels]
+    believe = [f"- **{given['paper']}**: {given['believe']}" for given in papers if given["believe"]]
+    waiting = [
+        [f"[{one}]({page.stem}/{one.split('-')[0]}.md#{one})", str(len(claims)), claims[0]["data"], _missing(claims[0])]
+        for (one, _), group in groupby(
+            [claim for claim in everything if claim["word"] == NOT_RUN],
+            key=lambda claim: (claim["experiment"], claim["data"]),
+        )
+        if (claims := list(group))
+    ]
+    parts = [HEAD, head, markdown(["paper", "", *WORDS, "claims"], rows)]
+    parts += ["By data:\n", markdown(["data", *WORDS, "claims"], by_label)]
+    if believe:
+        parts += ["## What to believe\n", "\n".join(believe) + "\n"]
+    if waiting:
+        parts += ["## What is not run\n", markdown(["experiment", "claims", "data", "what it takes"], waiting)]
+    return "\n".join(parts)
+
+
+def _counts(claims: Records) -> list[str]:
+    words = [claim["word"] for claim in claims]
+    return [*(str(words.count(word)) for word in WORDS), str(len(words))]
+
+
+def _missing(claim: Mapping[str, Any]) -> str:
+    size = f"{claim['repeats']} repeats at preset `{claim['preset']}`"
+    return " ".join(filter(None, [claim["not_run"], f"It takes {claim['takes']}." if claim["takes"] else size + "."]))
 
 
 def _title(paper: str) -> str:
     return BY_KEY[paper].title if paper in BY_KEY else ""
 
 
-def _order(record: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Papers as in the bibliography; figures and tables by their numbers; the quick preset first."""
-    keys = [paper.key for paper in PAPERS]
-    place = keys.index(record["paper"]) if record["paper"] in keys else len(keys)
-    name = [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", record["experiment"])]
-    return place, name, PRESETS.index(record["preset"]) if "preset" in record else -1
+def _order(experiment: str) -> list[Any]:
+    """Figures and tables by their numbers."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", experiment)]
 
 
-def _claims(records: Records) -> Records:
-    """The claims of an experiment as its largest size answers them."""
-    if "preset" not in records[0]:
-        return [{"word": NOT_RUN} for _ in records[0]["claims"]]
-    return list({claim["claim"]: claim for record in records for claim in record["claims"]}.values())
-
-
-def _words(records: Records) -> list[str]:
-    return [claim["word"] for claim in _claims(records)]
-
-
-def _paper_page(paper: str, experiments: Mapping[str, Records], records: Path, pages: Path, overview: Path) -> str:
-    words = [word for same in experiments.values() for word in _words(same)]
-    counts = ", ".join(f"{words.count(word)} {word}" for word in (*WORDS, NOT_RUN) if words.count(word))
+def _paper_page(
+    given: Mapping[str, Any], claims: Records, past: Records, records: Path, pages: Path, overview: Path
+) -> str:
+    paper = given["paper"]
     parts = [f"# {paper}: {_title(paper)}\n" if _title(paper) else f"# {paper}\n"]
-    parts.append(f"{len(words)} claims: {counts}. Back to the [overview](../{overview.name}).\n")
-    rows = [
-        [f"[{one}](#{one})", same[0]["title"], ", ".join(r["preset"] for r in same if "preset" in r) or NOT_RUN]
-        + [str(_words(same).count(word) or "") for word in WORDS]
-        for one, same in experiments.items()
-    ]
-    parts.append(markdown(["experiment", "", "run", *WORDS], rows))
+    words = Counter(claim["word"] for claim in claims)
+    shown = ", ".join(f"{words[word]} {word}" for word in (*WORDS, SMOKE_TEST) if words[word])
+    parts.append(f"{len(claims)} claims: {shown}. Back to the [overview](../{overview.name}).\n")
+    if given["believe"]:
+        parts.append(given["believe"] + "\n")
+    by_experiment: dict[str, list[Mapping[str, Any]]] = {}
+    for claim in claims:
+        by_experiment.setdefault(claim["experiment"], []).append(claim)
     pictures = Path(os.path.relpath(records, pages))
-    for one, same in experiments.items():
-        parts.append(f"## {one}\n\n{same[0]['title']}.\n")
-        if "preset" not in same[0]:
-            parts.append(f"Not run. `mooring reproduce {one}` runs it.\n")
-            continue
-        parts += [_experiment(record, records, pictures) for record in same]
+    for one in sorted(by_experiment, key=_order):
+        mine = [row for row in past if row["experiment"] == one]
+        older = [claim for claim in given["claims"] if claim["experiment"] == one and not claim["current"]]
+        parts.append(_experiment(one, by_experiment[one], older, mine, records, pictures))
+    left = [row for row in past if row["experiment"] not in by_experiment]
+    if left:
+        parts.append("## Experiments that are no more\n\n" + _folded("what they gave", _history(left)))
     return "\n".join(parts)
 
 
-def _experiment(record: Mapping[str, Any], records: Path, pictures: Path) -> str:
-    """One size: figure, claims, what is to be said of those that did not hold, and the rest folded away."""
-    data = f" Data: {record['data']}." if record["data"] else ""
-    repeats = "one repeat" if record["repeats"] == 1 else f"{record['repeats']} repeats"
-    lines = [f"**{record['preset']}**: {repeats}, {_time(record['seconds'])} on one core.{data}\n"]
-    name = f"{record['experiment']}-{record['preset']}"
-    if (records / f"{name}.png").exists():
-        lines.append(f"![{name}]({(pictures / name).as_posix()}.png)\n")
-    rows = [[claim["says"], _bold(claim["word"]), key_number(claim["worst"])] for claim in record["claims"]]
-    lines.append(markdown(["claim", "word", "decided by"], rows))
-    lines += [_paragraph(claim) for claim in record["claims"] if claim["word"] != HELD]
-    folded = [record["reads"] + "\n"] if record["reads"] else []
-    folded += [table(one) for one in record["tables"]]
-    folded += ["\n".join(f"- *{claim['claim']}*: {number(claim['numbers'])}" for claim in record["claims"]) + "\n"]
-    folded += [_origin(record)]
-    summary = f"<details><summary>{name}: how it was read, tables, all numbers</summary>\n"
-    return "\n".join([*lines, summary, *folded, "</details>\n"])
+def _experiment(one: str, claims: Records, older: Records, past: Records, records: Path, pictures: Path) -> str:
+    """The registered run, its figure, its claims, what is to be said of those that did not hold, and what is folded."""
+    title = next((claim["title"] for claim in claims if claim["title"]), "")
+    lines = [f"## {one}\n", f"{title}.\n" if title else ""]
+    for record in _records(claims):
+        name = f"{record['experiment']}-{record['preset']}"
+        repeats = f"{record['repeats']} repeats" if record["repeats"] > 1 else "one repeat"
+        made = record["made"].get("version", "")
+        lines.append(f"Run: {repeats}, {_time(record['seconds'])} on one core, made by version {made}.\n")
+        if (records / f"{name}.png").exists():
+            lines.append(f"![{name}]({(pictures / name).as_posix()}.png)\n")
+    rows = [
+        [f"\"{_cell(claim['quote'])}\" ({claim['place']})", claim["test"], _bold(claim["word"]), _number(claim),
+         f"{claim['data']} (*{claim['label']}*)"]
+        for claim in claims
+    ]  # fmt: skip
+    lines.append(markdown(["the paper", "test", "word", "decided by", "data"], rows))
+    lines += [_paragraph(claim) for claim in claims if claim["word"] in (CONTRADICTED, OPEN)]
+    for record in _records(claims):
+        folded = [record["reads"] + "\n"] if record["reads"] else []
+        folded += [table(part) for part in record["tables"]]
+        folded += [
+            "\n".join(f"- *{claim['claim']}*: {number(claim['numbers'])}" for claim in record["claims"]) + "\n",
+            _origin(record),
+        ]
+        lines.append(_folded("how it was read, tables, all numbers", "\n".join(folded)))
+    if older:
+        shown = [[claim["id"], str(claim["version"]), claim["test"], claim["reason"]] for claim in older]
+        lines.append(_folded("older versions", markdown(["claim", "version", "test", "reason"], shown)))
+    if past:
+        lines.append(_folded("results from before the registration, which decide nothing", _history(past)))
+    return "\n".join(line for line in lines if line)
+
+
+def _records(claims: Records) -> list[Mapping[str, Any]]:
+    """The records that decide some of the claims, each once."""
+    return list({id(claim["record"]): claim["record"] for claim in claims if claim["record"]}.values())
+
+
+def _cell(text: str) -> str:
+    return re.sub(r"\s+", " ", text)
+
+
+def _folded(summary: str, text: str) -> str:
+    return f"<details><summary>{summary}</summary>\n\n{text}\n</details>\n"
+
+
+def _history(rows: Iterable[Mapping[str, Any]]) -> str:
+    shown = [
+        [f"{row['date']} {row['commit']}", row["claim"], row["says"], row["word"], row["decided by"],
+         f"{row['preset']}, {row['repeats']} repeats" + (f"; {row['data']}" if row["data"] else "")]
+        for row in rows
+    ]  # fmt: skip
+    return markdown(["committed", "claim", "wording then", "answer then", "decided by", "run"], shown)
+
+
+def _number(claim: Mapping[str, Any]) -> str:
+    if claim["answer"] is None:
+        return claim["not_run"]
+    return key_number(claim["answer"]["worst"])
 
 
 def _bold(word: str) -> str:
@@ -164,15 +262,23 @@ def _bold(word: str) -> str:
 
 def _paragraph(claim: Mapping[str, Any]) -> str:
     """What is to be said of a claim that is open or contradicted."""
-    where = f" at: {claim['where']}" if claim["where"] else ""
-    text = f"*{claim['claim']}* is {claim['word']}{where}."
-    if claim["word"] == OPEN:
-        needs = claim["needs"]
-        text += f" About {needs:,} repeats would decide." if needs and needs < 10_000 else ""
-        text += f" {claim['note']}" if claim["note"] else ""
-        return text + "\n"
-    reason = claim["evidence"] or claim["note"] or "The reason is not known."
-    return f"{text} {reason}\n"
+    answer, record = claim["answer"], claim["record"]
+    where = f" at: {answer['where']}" if answer["where"] else ""
+    text = f"*{claim['id']}* is {claim['word']}{where}."
+    said = " ".join(filter(None, [answer["note"], answer["evidence"], claim["tried"]]))
+    if claim["word"] == CONTRADICTED:
+        return f"{text} {said or 'The reason is not known, and nothing else was tried.'}\n"
+    needs = answer["needs"]
+    text += f" About {needs:,} repeats would decide if the means stay." if needs and needs < 10_000 else ""
+    granted = granted_repeats(record["seconds"] / record["repeats"])
+    return f"{text} The protocol grants {granted} repeats to a run of this length, at 95 %. {said}".strip() + "\n"
+
+
+def granted_repeats(seconds: float) -> int:
+    """Of an experiment whose repeat takes so long: 10 for what takes minutes, 5 for up to two hours, else 3."""
+    if 10 * seconds <= MINUTES:
+        return 10
+    return 5 if 5 * seconds <= HOURS else 3
 
 
 def _origin(record: Mapping[str, Any]) -> str:

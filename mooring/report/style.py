@@ -6,7 +6,13 @@ import io
 from typing import Any
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8c6d31")  # colour-blind safe
-VERDICTS = {"personal": "#009e73", "common": "#0072b2", "alone": "#d55e00", "undecided": "#7f7f7f"}
+MODEL_COLOURS = {
+    "personal": "#009e73",
+    "global": "#0072b2",
+    "pooled": "#0072b2",
+    "local": "#d55e00",
+    "undecided": "#7f7f7f",
+}
 MARKERS = "osD^v<>P"
 STYLE: Any = {
     "axes.grid": True,

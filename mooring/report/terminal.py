@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from textwrap import fill
 from typing import Any, NamedTuple
 
 from rich.box import SIMPLE_HEAD
@@ -39,6 +40,18 @@ class Display:
     def say(self, text: str) -> None:
         self.out.print(plain(text), soft_wrap=True)
 
+    def paragraph(self, text: str, indent: int = 2) -> None:
+        """Sentences, wrapped to the width."""
+        self.out.print(Text(self._wrapped(text, indent)), soft_wrap=True)
+
+    def _wrapped(self, text: str, indent: int) -> str:
+        blank = " " * indent
+        return fill(plain(text), self.out.width, initial_indent=blank, subsequent_indent=blank, break_on_hyphens=False)
+
+    def heading(self, text: str) -> None:
+        self.out.print(Text(plain(text), style="bold"), soft_wrap=True)
+        self.out.print()
+
     def notes(self, notes: Sequence[str]) -> None:
         for note in notes if LEVEL[0] != "quiet" else ():
             self.err.print(plain(f"note: {note}"), style="dim", soft_wrap=True)
@@ -50,37 +63,48 @@ class Display:
         columns: dict[str, str],
         caption: str = "",
         *,
-        spare: Sequence[str] = (),
+        spare: Sequence[str | tuple[str, ...]] = (),
+        shorter: Mapping[str, str] | None = None,
+        indent: int = 0,
     ) -> None:
         """Rows as a table; `columns` maps a key to its heading.
 
-        Where the width is short, names are shortened, sentences wrapped, then the columns in `spare` left out from the
-        first on, and at last each row is told in lines of its own. Numbers are never cut.
+        Where the width is short, sentences are wrapped, then the columns in `spare` are left out from the first on,
+        several together where they are a tuple (or replaced, where `shorter` names another column), then names are
+        shortened, and at last each row is shown in lines of its own. Numbers are never cut, and names only when no
+        number can be left out.
         """
-        kept, left_out = list(columns), []
+        shorter, width = shorter or {}, self.out.width - indent
+        kept, left_out = [key for key in columns if key not in shorter.values()], []
         parts = {
-            key: Column(heading, [shown(row.get(key)) for row in rows], k == 0)
+            key: Column(heading, [shown(row.get(key)) for row in rows], k == 0, key in {*shorter, *shorter.values()})
             for k, (key, heading) in enumerate(columns.items())
         }
         first = next(iter(columns))
         parts[first] = parts[first]._replace(cells=[shortened(cell, LONG_NAME) for cell in parts[first].cells])
-        for key in [key for key in spare if key in columns]:
-            if least_width([parts[k] for k in kept]) <= self.out.width:
+        for group in spare:
+            if least_width([parts[k] for k in kept], whole_names=True) <= width:
                 break
-            kept.remove(key)
-            left_out.append(columns[key])
+            for key in [key for key in ((group,) if isinstance(group, str) else group) if key in kept]:
+                if key in shorter:
+                    kept[kept.index(key)] = shorter[key]
+                    left_out.append(f"interval {columns[key]}")
+                else:
+                    kept.remove(key)
+                    left_out.append(columns[key])
         if left_out:
-            caption += f"{' ' if caption else ''}Left out at this width: {', '.join(left_out)}."
+            before = "" if not caption else " " if caption.endswith(".") else ". "
+            caption += f"{before}Left out at this width: {', '.join(left_out)}."
         if title:
             self.out.print(Text(plain(title), style="bold"))
         shown_parts = [parts[key] for key in kept]
-        if least_width(shown_parts) <= self.out.width:
-            self.out.print(drawn(shown_parts, self.out.width))
+        if least_width(shown_parts) <= width:
+            self.out.print(Padding(drawn(shown_parts, width), (0, 0, 0, indent), expand=False))
         else:
             for k in range(len(rows)):
                 self.out.print(*stacked(shown_parts, k, self.out.width), sep="\n")
         if caption:
-            self.out.print(Text(plain(caption), style="dim"))
+            self.out.print(Text(self._wrapped(caption, indent), style="dim"), soft_wrap=True)
         self.out.print()
 
     @contextmanager
@@ -121,7 +145,8 @@ class Column(NamedTuple):
 
     heading: str
     cells: list[str]
-    names: bool = False  # the first column tells who or what a row is about
+    names: bool = False  # the first column names what a row is about
+    whole: bool = False  # its cells are not wrapped
 
     @property
     def numbers(self) -> bool:
@@ -130,7 +155,9 @@ class Column(NamedTuple):
     @property
     def prose(self) -> bool:
         """Sentences, which may be wrapped."""
-        return not self.numbers and any(cell_len(cell) > SHORT and " " in cell for cell in self.cells)
+        if self.whole or self.numbers:
+            return False
+        return any(cell_len(cell) > SHORT and " " in cell for cell in self.cells)
 
     @property
     def width(self) -> int:
@@ -139,7 +166,7 @@ class Column(NamedTuple):
     @property
     def least(self) -> int:
         """The width below which a number would be cut, or a name or a sentence could no longer be read."""
-        if self.numbers or not (self.prose or self.names or self.width > SHORT):
+        if self.numbers or self.whole or not (self.prose or self.names or self.width > SHORT):
             return self.width
         least = min(self.width, PROSE if self.prose else NAME)
         words = [word for cell in self.cells for word in cell.split()] if self.prose else []
@@ -147,8 +174,10 @@ class Column(NamedTuple):
         return max([least, cell_len(self.heading), *numbers])
 
 
-def least_width(columns: Sequence[Column], gap: int = 1) -> int:
-    return sum(column.least for column in columns) + gap * (len(columns) - 1)
+def least_width(columns: Sequence[Column], gap: int = 1, whole_names: bool = False) -> int:
+    """Of a table; with `whole_names` the names are not shortened."""
+    wide = [column.width if whole_names and column.names and not column.prose else column.least for column in columns]
+    return sum(wide) + gap * (len(columns) - 1)
 
 
 def widths(columns: Sequence[Column], width: int, gap: int) -> list[int]:
@@ -165,7 +194,8 @@ def widths(columns: Sequence[Column], width: int, gap: int) -> list[int]:
 
 
 def drawn(columns: Sequence[Column], width: int) -> Table:
-    gap = 2 if least_width(columns, 2) <= width else 1  # one blank is the box's own
+    fits = least_width(columns, 1, whole_names=True) <= width  # then names are not shortened for a wider gap
+    gap = 2 if least_width(columns, 2, whole_names=fits) <= width else 1  # one blank is the box's own
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, gap - 1, 0, 0))
     sizes = widths(columns, width, gap)
     for k, (column, size) in enumerate(zip(columns, sizes)):

@@ -14,8 +14,7 @@ from typing import Any
 
 from mooring.core.errors import RequestError
 from mooring.report.contents import Contents, contents
-from mooring.report.page import PAGE
-from mooring.runs.directory import RUN, open_run
+from mooring.runs.directory import REPORT, RUN, open_run
 
 EXPERIMENT, EVENTS = "mooring", "tensorboard"
 LONGEST = 200  # characters of a parameter
@@ -32,7 +31,7 @@ def refuse_missing(to: str) -> None:
     if to not in TRACKERS:
         raise RequestError(f"--track takes {' or '.join(TRACKERS)}, got {to!r}.")
     if find_spec(to) is None:
-        raise RequestError(f"--track {to} needs the package {to}: pip install 'mooring[{to}]'.")
+        raise RequestError(f"--track {to} needs the package {to}: pip install 'mooring-fl[{to}]'.")
 
 
 def to_mlflow(run: Path, told: Contents) -> str:
@@ -47,7 +46,7 @@ def to_mlflow(run: Path, told: Contents) -> str:
         for name, step, value in curves(told):
             mlflow.log_metric(name, value, step=step)
         mlflow.log_metrics(ends(told))
-        for name in (PAGE, RUN):
+        for name in (REPORT, RUN):
             if (run / name).is_file():
                 mlflow.log_artifact(str(run / name))
     return where
@@ -83,7 +82,7 @@ def curves(told: Contents) -> Iterator[tuple[str, int, float]]:
         before = f"{one['name']}/" if len(told.rounds) > 1 else ""
         table = one["table"]
         for column in ("train_loss", "validation_loss", "test_loss"):
-            for step, value in table[["t", column]].dropna().itertuples(index=False):
+            for step, value in table[["round", column]].dropna().itertuples(index=False):
                 yield f"{before}{column}", int(step), float(value)
 
 

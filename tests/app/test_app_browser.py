@@ -43,22 +43,22 @@ def test_from_a_dropped_file_to_the_report(address, tmp_path):
         )
         page.dispatch_event("#drop", "drop", {"dataTransfer": dropped})
         page.wait_for_url("**/tables/my-shops.csv")
-        assert page.get_by_label("Clients:").input_value() == "shop"
+        assert page.get_by_label("Client:").input_value() == "shop"
         assert page.get_by_label("Target:").input_value() == "sold"
-        assert page.get_by_role("button", name="Advise").is_disabled()
+        assert page.get_by_role("button", name="Recommend").is_disabled()
         assert "Shop-tiny" in page.locator("li.error").inner_text()
         page.get_by_label("Leave out clients").check()
         page.wait_for_url("**drop_small=on")
-        page.get_by_role("button", name="Advise").click()
+        page.get_by_role("button", name="Recommend").click()
         page.wait_for_url("**/runs/my-shops-advice")
         page.locator("#headline").wait_for()
-        assert "common model" in page.locator("#headline").inner_text()
+        assert "of 6 clients" in page.locator("#headline").inner_text()
         with page.expect_download() as coming:
             page.get_by_role("link", name="coefficients").click()
         coming.value.save_as(tmp_path / "coefficients.csv")
         assert len(pd.read_csv(tmp_path / "coefficients.csv")["client"].unique()) == 6
         page.get_by_role("link", name="Open the report").click()
-        assert "common model" in page.locator("h1").inner_text()
+        assert "of 6 clients" in page.locator("h1").inner_text()
         assert page.locator("table.clients tbody tr").count() == 6
         browser.close()
     assert complaints == []

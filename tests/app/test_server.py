@@ -115,9 +115,9 @@ def test_from_a_table_to_a_report(client, folder):
     told = give(client, table().to_csv(index=False)).json()
     page = client.get(f"/{TOKEN}/{told['next']}").text
     assert "<option selected>shop</option>" in page and "<option selected>sold</option>" in page
-    assert "To put right" in page and "disabled" in page and "Shop-tiny" in page  # too few rows
+    assert "To fix" in page and "disabled" in page and "Shop-tiny" in page  # too few rows
     page = client.get(f"/{TOKEN}/{told['next']}?client=shop&target=sold&drop_small=on").text
-    assert "To put right" not in page and "disabled" not in page
+    assert "To fix" not in page and "disabled" not in page
     asked = {"client": "shop", "target": "sold", "drop_small": True}
     told = client.post(f"/{TOKEN}/{told['next']}/advise", json.dumps(asked)).json()
     at = f"/{TOKEN}/{told['next'].removeprefix('../')}"
@@ -126,7 +126,7 @@ def test_from_a_table_to_a_report(client, folder):
         time.sleep(0.1)
         state = client.get(f"{at}/state").json()
     assert state["state"] == "done", state
-    assert "common model" in client.get(at).text
+    assert "of 6 clients" in client.get(at).text
     report = client.get(f"{at}/report")
     assert report.text == (folder / "runs" / at.rsplit("/", 1)[1] / "report.html").read_text()
     coefficients = pd.read_csv(io.BytesIO(client.get(f"{at}/coefficients").content))
@@ -136,6 +136,13 @@ def test_from_a_table_to_a_report(client, folder):
     assert {name.split("/")[1] for name in names} >= {"run.toml", "models.safetensors", "report.html"}
     assert client.get(f"{at}/run.toml").status_code == 404
     assert at.rsplit("/", 1)[1] in client.get(f"/{TOKEN}/").text
+
+
+@pytest.mark.parametrize("body", ["", "{", "[]", '"x"', "{}", '{"client": 5, "target": "y"}', "[" * 5000])
+def test_a_request_that_is_not_json_is_refused_in_a_sentence(body, client, folder):
+    told = give(client, table().to_csv(index=False)).json()
+    answer = client.post(f"/{TOKEN}/{told['next']}/advise", body)
+    assert answer.status_code == 422 and "the request" in answer.text
 
 
 def test_what_goes_wrong_on_the_way_is_told_in_a_sentence(tmp_path, capsys):

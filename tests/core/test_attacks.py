@@ -107,10 +107,10 @@ def test_every_algorithm_whose_messages_are_changes_takes_them(name, spec):
 
 @pytest.mark.parametrize("name,how", [("kernel_fedavg", {"average": "median"}), ("global", {"clip": 1.0})])
 def test_other_messages_are_refused(name, how):
-    with pytest.raises(RequestError, match=f"has no use here: the messages of {name} are no changes"):
+    with pytest.raises(RequestError, match=f"does not apply: the messages of {name} are no changes"):
         trained(name, {}, **how)
 
 
 def test_a_stiffness_that_travels_is_refused():
-    with pytest.raises(RequestError, match="has no use here"):
+    with pytest.raises(RequestError, match="does not apply"):
         trained("fedprox_one_stage", {"lam": [0.1] * 20}, average="median")

@@ -13,12 +13,12 @@ def test_the_page_on_tables(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     names: dict = {}
     run_page(ROOT / "docs" / "tables.md", names)
-    assert capsys.readouterr().out.count("Run: ") >= 5
+    assert capsys.readouterr().out.count("Predict: mooring predict ") >= 5
     assert len(pd.read_csv("predictions.csv")) == 100
     table = pd.read_csv("coefficients.csv")
-    assert list(table.columns) == ["client", "term", "coefficient", "common", "deviation"]
+    assert list(table.columns) == ["client", "term", "coefficient", "global", "deviation"]
     served = pd.read_csv("served.csv")
-    newcomer, told = pd.read_csv("newcomer.csv"), mooring.open("runs/joined")
+    newcomer, told = pd.read_csv("new_client.csv"), mooring.open("runs/joined")
     assert "14" in told.names and len(served) == len(newcomer)
     assert np.mean((served["score"] - newcomer["score"]) ** 2) < 0.8 * newcomer["score"].var()
     assert len(names["again"].clients) == len(names["result"].clients) == 41

@@ -135,7 +135,7 @@ def test_an_advice_gives_the_network_that_a_client_should_deploy():
     data = numbers()
     advice = mooring.advise(data, model=lambda: nn.Linear(3, 1), rounds=10, threads=1)
     net, x = advice.module("site 2"), data["site 2"][0]
-    w = advice.models.deployed[2]
+    w = advice.models.recommended[2]
     torch.testing.assert_close(net(x).detach()[:, 0], 942 + 0 * x[:, 0], atol=200, rtol=0)  # in the target's units
     assert not net.training and torch.equal(net.net.weight.flatten(), w[:3])
     with pytest.raises(RequestError, match="unknown client 'nobody'"):
@@ -276,8 +276,8 @@ def test_a_result_is_told_in_ten_lines():
 
 def test_without_baselines_nothing_else_is_trained():
     told = set()
-    result = mooring.fit(Plain, sentences(), rounds=2, **QUICK, tell=lambda what, *_: told.add(what))
-    assert told == {"fedavg_localized"} and result.clients["alone"].isna().all()
+    result = mooring.fit(Plain, sentences(), rounds=2, **QUICK, progress=lambda what, *_: told.add(what))
+    assert told == {"fedavg_localized"} and result.clients["local"].isna().all()
 
 
 def test_a_model_that_fails_says_where():

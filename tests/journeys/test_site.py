@@ -23,8 +23,9 @@ ELSEWHERE = {  # pages that other tests go through, or that only show what is do
     "tables.md": "tests/journeys/test_analyst.py",
     "theory.md": "tests/journeys/test_analyst.py",
     "options.md": "tests/test_options.py",
+    "output-files.md": "tests/runs/test_output_files.py",
 }
-HERE = ["comparing.md", "first-verdict.md", "privacy.md", "reading-the-report.md"]
+HERE = ["comparing.md", "quickstart.md", "privacy.md", "reading-the-report.md"]
 
 
 def visits():
@@ -39,11 +40,11 @@ def visits():
 @pytest.mark.parametrize("page", HERE)
 def test_a_page_works_in_an_empty_folder(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    if page == "first-verdict.md":
+    if page == "quickstart.md":
         visits().to_csv("visits.csv", index=False)
     assert run_page(ROOT / "docs" / page) >= 1
-    if page == "first-verdict.md":
-        assert "Page: verdict/report.html" in capsys.readouterr().out and (tmp_path / "verdict/report.html").is_file()
+    if page == "quickstart.md":
+        assert "Report: run/report.html" in capsys.readouterr().out and (tmp_path / "run/report.html").is_file()
         assert len(pd.read_csv("predictions.csv")) == len(visits())
 
 

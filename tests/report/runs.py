@@ -1,11 +1,11 @@
-"""Runs of every kind on a small federation whose clients have hostile names, for tests of pages."""
+"""Runs of every kind on a small federation whose clients have hostile names, for tests of reports."""
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from mooring.cli import main
-from mooring.report.contents import Contents, judged
+from mooring.report.contents import Contents, with_certainty
 from mooring.report.page import render
 
 HOSTILE = ["</script><script>document.title='hurt'</script>", "<img src=x onerror=document.title='hurt'>", '=1+1,"x"']
@@ -44,19 +44,21 @@ def advised(folder):
 
 
 def page_of_many(m):
-    """The page of an advice to m clients, made up."""
+    """The report of recommendations for m clients, made up."""
     rng = np.random.default_rng(0)
-    wide = ["alone", "common", "personal", "gain_over_alone", "gain_over_alone_low", "gain_over_alone_high", "lambda"]
-    wide += ["gain_over_common", "chance_over_alone", "chance_over_common", "distance", "rows_to_match", "brings"]
+    sides = [f"improvement_over_{o}_pct{end}" for o in ("local", "global") for end in ("", "_ci_low", "_ci_high")]
+    wide = [*sides, "local", "global", "personal", "lam", "probability_better_than_local"]
+    wide += ["probability_better_than_global", "distance", "rows_to_match", "contribution"]
     clients = pd.DataFrame(rng.random((m, len(wide))), columns=wide).assign(
         client=[f"a client with a name, number {i}" for i in range(m)],
-        deploy=rng.choice(["personal", "common", "alone"], m),
+        recommended=rng.choice(["personal", "global", "local"], m),
+        confidence=rng.choice(["high", "moderate", "low"], m),
         rows=rng.integers(5, 500, m),
     )
     lams = np.logspace(-3, 3, 13).tolist()
     plan = {"family": "size", "about": "by size", "loss": 1.0, "low": 0.1, "middle": 1.0, "high": 9.0}
-    path = {"lambda": lams, "loss": lams, "alone": 1.0, "common": 1.0, "plan": plan}
-    own = {"names": list("abcdefghij"), "common": [0.0] * 10, "personal": rng.random((m, 10)).tolist()}
+    path = {"lam": lams, "loss": lams, "local": 1.0, "global": 1.0, "plan": plan}
+    own = {"names": list("abcdefghij"), "global": [0.0] * 10, "personal": rng.random((m, 10)).tolist()}
     return render(
         [
             Contents(
@@ -64,14 +66,18 @@ def page_of_many(m):
                 purpose="advise",
                 title="many",
                 metric="mse",
+                decision="Yes",
                 headline="Yes.",
-                todo=[],
+                summary=[],
                 words=[],
                 notes=[],
                 models=[{"name": "personal", "about": "", "loss": 1.0}],
-                clients=judged(clients),
+                losses_of="mean over held-out rows",
+                clients=with_certainty(clients),
                 recommends=True,
-                command="mooring advise",
+                client_level=0.9,
+                margin=0.01,
+                commands=[],
                 settings="",
                 path={**path, "clients": rng.random((m, len(lams))).tolist()},
                 coefficients=own,

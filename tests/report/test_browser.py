@@ -72,7 +72,7 @@ def heading(page, label):
 @pytest.mark.parametrize("kind", ["advise", "fit", "compare"])
 def test_it_opens_with_its_answer_and_names_do_nothing(opened, kind):
     page = opened(kind)
-    words = {"advise": "than alone", "fit": "fedprox_one_stage:", "compare": "has the lowest test mse"}
+    words = {"advise": " clients", "fit": "fedprox_one_stage: test mse", "compare": "Lowest test mse of 3 methods"}
     assert words[kind] in page.locator("h1").inner_text()
     assert "hurt" not in page.title() and page.locator("article img").count() == 0
     for canvas in page.locator("canvas").all():
@@ -82,8 +82,8 @@ def test_it_opens_with_its_answer_and_names_do_nothing(opened, kind):
 
 def test_the_table_sorts_and_filters(opened):
     page = opened()
-    page.locator("table.clients thead button").nth(heading(page, "alone") - 1).click()
-    place = heading(page, "alone")
+    page.locator("table.clients thead button").nth(heading(page, "local loss") - 1).click()
+    place = heading(page, "local loss")
     assert page.locator("table.clients thead th").nth(place - 1).get_attribute("aria-sort") == "descending"
     found = numbers(column(page, place))
     assert len(found) == 25 and found == sorted(found, reverse=True)
@@ -115,15 +115,15 @@ def test_a_client_can_be_picked_by_name_by_table_by_picture_and_by_keys(opened):
     assert second != HOSTILE[0]
     picture.press("ArrowLeft")
     assert card.inner_text() == HOSTILE[0]
-    gains = page.locator('[data-part="gains"] canvas')
-    box = gains.bounding_box()
-    gains.click(position={"x": box["width"] - 20, "y": box["height"] / 2})
+    figure = page.locator('[data-part="improvements"] canvas')
+    box = figure.bounding_box()
+    figure.click(position={"x": box["width"] - 20, "y": box["height"] / 2})
     last = card.inner_text()
-    page.get_by_label("Next client by gain").click()  # after the last comes the first
+    page.get_by_label("Next client by improvement").click()  # after the last comes the first
     assert card.inner_text() != last
-    page.get_by_label("Previous client by gain").click()
+    page.get_by_label("Previous client by improvement").click()
     assert card.inner_text() == last
-    assert page.locator('[data-part="card"] tbody th').first.inner_text() == "alone"
+    assert page.locator('[data-part="card"] tbody th').first.inner_text().startswith("local")
 
 
 def test_dark_and_light(opened):
@@ -146,12 +146,13 @@ def test_the_csv_holds_every_client_and_no_formula(opened, tmp_path):
     rows = list(csv.DictReader(io.StringIO((tmp_path / "clients.csv").read_bytes().decode())))
     defused = ["'" + name if name[0] in "=+-@" else name for name in NAMES]
     assert sorted(row["client"] for row in rows) == sorted(defused)
-    assert any(float(row["gain_low"]) < 0 for row in rows)  # numbers stay numbers
+    assert any(float(row["improvement_over_local_ci_low"]) < 0 for row in rows)  # numbers stay numbers
 
 
 def test_figures_can_be_saved_and_their_data_read(opened, tmp_path):
     page = opened()
-    for part in ("mooring", "gains", "path", "rows", "spread"):
+    page.get_by_text("Theory", exact=True).click()
+    for part in ("mooring", "improvements", "path", "rows", "spread"):
         section = page.locator(f'[data-part="{part}"]')
         with page.expect_download() as coming:
             section.get_by_role("button", name="SVG").click()
@@ -182,14 +183,14 @@ def test_the_client_that_is_picked_has_a_path_of_its_own(opened):
     assert all(value not in ("-", "") for value in seen[0][1])
 
 
-def test_rows_until_alone_matches(opened, runs):
-    """The figure says what the advice says, and is read by keys."""
+def test_rows_that_a_local_model_needs(opened, runs):
+    """The figure shows what the run holds, and is read by keys."""
     page = opened()
     section = page.locator('[data-part="rows"]')
     curve = open_run(runs["advise"]).advice["learning_curve"]
     assert f"with {curve['match']:.0f} rows" in section.locator("figcaption").inner_text()
     first = section.locator(".readout").inner_text()
-    assert first.startswith(f"{curve['now']:.0f} rows: alone")
+    assert first.startswith(f"{curve['now']:.0f} rows: local")
     card = page.locator('[data-part="card"] h4').inner_text()
     for _ in range(3):
         section.locator("canvas").press("ArrowRight")

@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import html
 import json
 import re
 from html.parser import HTMLParser
@@ -12,9 +13,9 @@ import pytest
 
 from mooring.cli import main
 from mooring.core.errors import RequestError
-from mooring.report.contents import contents, judged, verdict
-from mooring.report.page import MARK, PAGE, _digits, columns, costs, embedded, spread, write_report
-from mooring.runs.directory import open_run
+from mooring.report.contents import MAX_WORDS, contents, decide_title
+from mooring.report.page import MARK, _digits, columns, costs, embedded, spread, write_report
+from mooring.runs.directory import REPORT, open_run
 from mooring.runs.files import plain
 from tests.report.runs import HOSTILE, advised, federation, page_of_many, run_of
 
@@ -88,7 +89,7 @@ def test_the_page_tells_what_the_run_holds(runs):
         Reader(write_report([runs["advise"]]).read_text()),
     )
     clients = directory.clients
-    for name in ("alone", "common", "personal", "rows"):
+    for name in ("local", "global", "personal", "rows", "improvement_over_local_pct"):
         np.testing.assert_allclose(told["clients"][name], clients[name], rtol=1e-5)
     models = directory.models
     apart = np.sqrt(((models.personal.numpy() - models.common.numpy()) ** 2).sum(1))
@@ -96,18 +97,19 @@ def test_the_page_tells_what_the_run_holds(runs):
     np.testing.assert_allclose(told["clients"]["distance"], apart, rtol=1e-5)
     np.testing.assert_allclose(told["coefficients"]["personal"], models.personal.numpy(), rtol=1e-4, atol=1e-6)
     assert told["coefficients"]["names"] == ["x0", "x1", "x2", "(intercept)"]
-    for words in (*directory.advice["words"], *directory.advice["notes"], "mooring advise", str(directory.path)):
+    advice = directory.advice
+    for words in (*advice["words"].values(), *advice["notes"], "mooring advise", str(directory.path)):
         assert words in page.text
     assert told["spread"]["R"] == pytest.approx(directory.theory["heterogeneity"]["R"], rel=1e-5)
-    lams = [row["lambda"] for row in directory.advice["path"] if row["family"] == "lambda"]
-    assert told["path"]["lambda"] == pytest.approx(sorted(lams), rel=1e-5)
+    lams = [row["lam"] for row in directory.advice["path"] if row["family"] == "lambda"]
+    assert told["path"]["lam"] == pytest.approx(sorted(lams), rel=1e-5)
 
 
 def test_rounds_are_told_with_what_was_spent_by_then(runs):
     rounds = open_run(runs["fit"]).rounds
     told = data_of(write_report([runs["fit"]]).read_text())[0]["rounds"]
     assert [one["name"] for one in told] == ["fedprox_one_stage"]
-    assert told[0]["table"]["round"] == rounds["t"].tolist()
+    assert told[0]["table"]["round"] == rounds["round"].tolist()
     sent = [sum(rounds["bytes_up"][: k + 1]) + sum(rounds["bytes_down"][: k + 1]) for k in range(len(rounds))]
     assert told[0]["table"]["bytes"] == sent and costs(rounds)["bytes"] == sent
     methods = data_of(write_report([runs["compare"]]).read_text())[0]["rounds"]
@@ -125,7 +127,7 @@ def test_the_page_is_written_again_but_nothing_else_is_overwritten(runs, tmp_pat
     first = write_report([runs["fit"]]).read_bytes()
     assert write_report([runs["fit"]]).read_bytes() == first
     (tmp_path / "thesis.html").write_text("mine")
-    with pytest.raises(RequestError, match="no report of Mooring's"):
+    with pytest.raises(RequestError, match="is not a report of Mooring"):
         write_report([runs["fit"]], tmp_path / "thesis.html")
     assert (tmp_path / "thesis.html").read_text() == "mine"
     with pytest.raises(RequestError, match="is a folder"):
@@ -139,65 +141,42 @@ def test_commands_write_it_and_end_with_its_path(tmp_path, monkeypatch, capsys):
     federation().to_csv("table.csv", index=False)
     for command in (["advise"], ["fit", "--rounds", "3"], ["compare", "--methods", "local,fedavg", "--rounds", "3"]):
         out = run_of(command, "table.csv")
-        said = capsys.readouterr().out
-        assert said.strip().splitlines()[-1] == f"Page: {out}/{PAGE}" and (tmp_path / out / PAGE).exists()
-    (tmp_path / out / PAGE).unlink()
+        last = capsys.readouterr().out.strip().splitlines()[-1]
+        assert last.startswith(f"Report: {out}/{REPORT}    Predict: mooring predict {out} ")
+        assert (tmp_path / out / REPORT).exists()
+    (tmp_path / out / REPORT).unlink()
     with pytest.raises(SystemExit) as left:
         main(["report", out])
-    assert left.value.code == 0 and (tmp_path / out / PAGE).exists()
+    assert left.value.code == 0 and (tmp_path / out / REPORT).exists()
 
 
-BEFORE = pd.DataFrame(
-    {
-        "client": ["a", "b", "c"],
-        "verdict": ["personal", "common", "undecided"],
-        "alone": [2.0, 4.0, 0.0],
-        "gain": [0.5, -1.0, 0.1],
-        "gain_low": [0.25, -2.0, -1.0],
-        "gain_high": [1.0, 2.0, 1.0],
-    }
-)
-
-
-def test_an_advice_without_chances_is_sure_where_the_interval_leaves_0():
-    found = judged(BEFORE)
-    assert found["recommended"].tolist() == ["personal", "common", "undecided"]
-    assert found["how_sure"].tolist() == ["sure", "open", "open"]
-    assert found["saved"].tolist()[:2] == [25.0, -25.0] and np.isnan(found["saved"][2])
-    assert found["saved_low"].tolist()[:2] == [12.5, -50.0]
-
-
-def test_an_advice_with_chances_is_as_sure_as_its_model_beats_the_others():
-    after = pd.DataFrame(
-        {
-            "client": list("abcd"),
-            "deploy": ["personal", "personal", "common", "alone"],
-            "alone": [2.0] * 4,
-            "gain_over_alone": [1.0, 0.5, 0.2, 0.0],
-            "gain_over_alone_low": [0.5, 0.0, -0.2, 0.0],
-            "gain_over_alone_high": [1.5, 1.0, 0.6, 0.0],
-            "chance_over_alone": [0.99, 0.99, 0.9, 0.5],
-            "chance_over_common": [0.96, 0.6, 0.5, 0.97],
-        }
+def test_the_title_is_the_decision_in_at_most_twelve_words():
+    assert decide_title("Use a personal model at all 42 clients.", {"personal": 42}) == (
+        "Use a personal model at all 42 clients"
     )
-    found = judged(after)
-    assert found["recommended"].tolist() == after["deploy"].tolist()
-    assert found["how_sure"].tolist() == ["sure", "open", "likely", "sure"]
-    assert found["gain"].tolist() == [1.0, 0.5, 0.2, 0.0] and found["saved"].tolist() == [50.0, 25.0, 10.0, 0.0]
-    np.testing.assert_allclose(found["certainty"], [1, 0.1 / 0.45, 0.4 / 0.45, 1])  # 0 at one half, 1 from .95 on
+    long = "Use the global model at 3 of 4 clients and a personal model at Zurich and Basel."
+    assert decide_title(long, {"global": 3, "personal": 1}) == "Global model for 3 of 4 clients, personal for 1"
+    counts = {"global": 5, "local": 3, "personal": 12}  # as JSON sorts them
+    title = decide_title(long, counts)
+    assert title == "Personal for 12 of 20 clients, global for 5, local for 3"
+    assert len(title.split()) <= MAX_WORDS
 
 
-@pytest.mark.parametrize(
-    ("alone", "common", "personal", "begins", "tells"),
-    [
-        (2.0, 4.0, 1.0, "Personal models pay", ["50.0 % less than training alone", "75.0 % less than one common"]),
-        (2.0, 1.0, 1.0, "One common model will do", ["50.0 % less than training alone"]),
-        (1.0, 2.0, 1.005, "Training alone will do", ["0.5 % more than training alone", "49.8 % less"]),
-    ],
-)
-def test_the_headline_says_what_the_losses_say(alone, common, personal, begins, tells):
-    said = verdict({"alone": alone, "common": common, "personal": personal}, "mse", 0.01)
-    assert said.startswith(begins) and all(words in said for words in tells)
+def test_the_clients_table_comes_second_and_theory_is_folded(runs):
+    page = write_report([runs["advise"]]).read_text()
+    parts = re.findall(r'data-part="(\w+)"', page)
+    assert parts[0] == "table" and parts.index("mooring") < parts.index("improvements") < parts.index("path")
+    assert page.index('<details data-part="theory">') > page.index('data-part="commands"')
+    made = contents(runs["advise"])
+    assert made.version in page and made.date in page and len(made.digest) == 12 and made.digest in page
+    assert f"<code>{html.escape(made.commands[0]['command'])}</code>" in page
+
+
+def test_a_fit_reports_scores_and_recommends_nothing(runs):
+    for kind in ("fit", "compare"):
+        told, page = contents(runs[kind]), Reader(write_report([runs[kind]]).read_text())
+        assert not told.recommends and "recommended" not in told.clients and "confidence" not in told.clients
+        assert "Recommended is" not in page.text and "test rows" in page.text
 
 
 def test_numbers_that_are_not_finite_are_left_out_and_names_are_kept():

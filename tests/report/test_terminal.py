@@ -43,10 +43,20 @@ def test_spare_columns_go_first_and_are_named(narrow, capsys):
     assert {"7,654,321", "1,898,234", "undecided", "Said."} <= set(words(out))
 
 
-def test_names_are_shortened_before_anything_is_left_out(narrow, capsys):
+def test_names_are_shortened_only_when_no_number_can_be_left_out(narrow, capsys):
     row = {"client": "a-very-long-name-without-a-blank-in-it", **BIG}
-    out = printed(capsys, [row, {**row, "client": "b"}], {key: key for key in row}, spare=("p",))
-    assert "Left out" not in out and "…" in out and set(SEEN) <= set(words(out))
+    rows, columns = [row, {**row, "client": "b"}], {key: key for key in row}
+    out = printed(capsys, rows, columns, spare=("p", "low", "gain"))
+    assert row["client"] in out and "…" not in out and "Left out at this width: p, low" in out
+    out = printed(capsys, rows, columns, spare=("p",))
+    assert "Left out at this width: p." in out and "…" in out and set(SEEN[:5]) <= set(words(out))
+
+
+def test_a_column_can_be_replaced_by_a_shorter_one(narrow, capsys):
+    rows = [{"client": "a" * 30, "wide": "1.0% lower (-10,000 to 20,000)", "short": "1.0% lower", "more": "y" * 20}]
+    columns = {"client": "client", "wide": "vs.", "short": "vs.", "more": "more"}
+    out = printed(capsys, rows, columns, spare=("wide",), shorter={"wide": "short"})
+    assert "1.0% lower" in out and "(-10,000" not in out and "Left out at this width: interval vs." in out
     assert shortened("abcdefghij", 5) == "ab…ij" and shortened("abc", 5) == "abc"
     assert shortened("x" * 30 + "1", 8).endswith("x1") and len(shortened("学校" * 20, 9)) <= 9
 

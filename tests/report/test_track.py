@@ -34,7 +34,7 @@ def test_a_tracker_that_is_not_there_is_told_before_the_work(table, monkeypatch,
     assert code == 2 and "--track takes mlflow or tensorboard, got 'diary'" in err
     monkeypatch.setattr("mooring.report.track.find_spec", lambda name: None)
     code, _, err = call(capsys, "fit", *table, "--track", "mlflow", "--out", "run")
-    assert code == 2 and "pip install 'mooring[mlflow]'" in err and not Path("run").exists()
+    assert code == 2 and "pip install 'mooring-fl[mlflow]'" in err and not Path("run").exists()
 
 
 def test_settings_have_dotted_names():
@@ -53,7 +53,7 @@ def test_mlflow_keeps_parameters_losses_and_the_page(table, capsys):
     assert kept.data.metrics["final_personal"] == pytest.approx(run.summary["personal"])
     history = mlflow.MlflowClient().get_metric_history(kept.info.run_id, "test_loss")
     rounds = run.directory.rounds.dropna(subset=["test_loss"])
-    assert [(m.step, m.value) for m in history] == [(t, v) for t, v in zip(rounds["t"], rounds["test_loss"])]
+    assert [(m.step, m.value) for m in history] == [(t, v) for t, v in zip(rounds["round"], rounds["test_loss"])]
     assert {a.path for a in mlflow.MlflowClient().list_artifacts(kept.info.run_id)} == {"report.html", "run.toml"}
 
 

@@ -41,10 +41,10 @@ def test_a_look_at_a_run_on_its_way(killed, made):
     assert (found.name, found.done, found.rounds, found.finished) == ("fedprox_one_stage", 15, 20, False)
     assert found.asked == found.accepted == 30 and found.left_out == {}
     rounds = mooring.open(made).directory.rounds
-    told = rounds.set_index("t").loc[15]
+    told = rounds.set_index("round").loc[15]
     ratios = [told[f"{part}_loss"] / found.losses[part] for part in ("train", "validation", "test")]
     assert ratios == pytest.approx([mooring.open(made).schema.target_scale ** 2] * 3)
-    spent = rounds[rounds["t"] <= 15]["seconds"].sum()
+    spent = rounds[rounds["round"] <= 15]["seconds"].sum()
     assert found.left == pytest.approx(spent / 15 * 5)
     text = watch.sentence(found)
     assert (

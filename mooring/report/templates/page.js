@@ -3,12 +3,13 @@
 // Every figure draws with a pen of few strokes; one pen paints a canvas, the other writes an SVG for saving.
 // Text from data becomes text nodes and nothing else.
 const RUNS = JSON.parse(document.getElementById("data").textContent);
-const KINDS = ["personal", "common", "alone", "undecided"];
-const SERIES = ["common", "alone", "personal", "undecided"];
+const KINDS = ["personal", "global", "pooled", "local", "undecided"];
+const MODELS = ["local", "global", "pooled", "personal"];
+const SERIES = ["global", "local", "personal", "undecided"];
 const DASHES = [[], [7, 4], [2, 3], [9, 3, 2, 3]];
-const FIRST = ["client", "recommended", "how_sure", "will_do", "saved", "saved_low", "saved_high", "chance_over_alone",
-  "chance_over_common", "rows", "alone", "common", "personal", "lambda"];
-const PAGE = 25, NAMED = 300, MANY = 1500, FAR = 8, ROWS_SHOWN = 200;
+const OVER = other => `improvement_over_${other}_pct`;
+const FIRST = ["client", "recommended", "lowest", OVER("local"), OVER("global"), "confidence", "rows", ...MODELS];
+const PAGE = 25, NAMED = 300, MANY = 1500, FAR = 8, ROWS_SHOWN = 200, LABELLED = 60, WIDE = 5;
 const TURN = Math.PI * (3 - Math.sqrt(5));  // the golden angle spreads boats of like distance all around
 const figures = [];
 
@@ -27,8 +28,19 @@ function number(x, digits = 4) {
   const size = Math.abs(x);
   return size >= 1e4 && size < 1e9 ? Math.round(x).toLocaleString("en") : String(Number(x.toPrecision(digits)));
 }
-const percent = x => known(x) ? `${x > 0 ? "+" : ""}${Number(x.toPrecision(3))} %` : "-";
-const chance = x => known(x) ? (x > 0.99 ? "over 99 %" : x < 0.01 ? "under 1 %" : `${Math.round(100 * x)} %`) : "-";
+// Improvements in percent: positive is a lower loss.
+const magnitude = x => x >= 100 ? Math.round(x).toLocaleString("en") : x >= 99.95 ? Math.min(x, 99.99).toFixed(2) : x.toFixed(1);
+const direction = x => known(x) ? `${magnitude(Math.abs(x))}% ${x >= 0 ? "lower" : "higher"}` : "-";
+const probability = x => known(x) ? (x > 0.99 ? "over 0.99" : x < 0.01 ? "under 0.01" : x.toFixed(2)) : "-";
+// An end of an interval never rounds to 0 or to 100.
+const end = x => x >= 99.5 && x < 100 ? String(Number(Math.min(x, 99.99).toPrecision(4))) : x === 0 || Math.abs(x) >= .5 ? Math.round(x).toLocaleString("en") : Math.abs(x) >= .01 ? String(Number(x.toPrecision(1))) : x > 0 ? "0.01" : "-0.01";
+function side(run, other, i, interval = true) {
+  const c = run.clients, value = c[OVER(other)]?.[i], low = c[OVER(other) + "_ci_low"]?.[i], high = c[OVER(other) + "_ci_high"]?.[i];
+  if (!known(value)) return "-";
+  if (c.recommended?.[i] === other) return "same model";
+  if (low === 0 && high === 0 && value === 0) return "no difference";
+  return direction(value) + (interval && known(low) && known(high) ? ` (${end(low)} to ${end(high)})` : "");
+}
 function make(tag, props = {}, ...children) {
   const node = document.createElement(tag);
   for (const [key, value] of Object.entries(props)) {
@@ -196,15 +208,23 @@ function logTicks(low, high) {
   for (let k = from; k <= to; k += every) if (10 ** k >= low * 0.999 && 10 ** k <= high * 1.001) out.push(10 ** k);
   return out.length > 1 ? out : [low, high];
 }
+// 1, 2 and 5 times powers of ten, or powers alone where they are many.
+function fineTicks(low, high) {
+  if (high / low > 1000) return logTicks(low, high);
+  const out = [];
+  for (let k = Math.floor(Math.log10(low)); k <= Math.log10(high); k++) for (const part of [1, 2, 5]) if (part * 10 ** k >= low && part * 10 ** k <= high) out.push(part * 10 ** k);
+  return out.length > 1 ? out : [low, high];
+}
+const isWide = values => { const some = values.filter(known), low = Math.min(...some); return low > 0 && Math.max(...some) >= WIDE * low; };
 // Axes inside a frame; the scales take numbers to places.
 function axes(pen, w, h, o) {
   const left = o.left ?? 58, right = w - 12, top = 12, bottom = h - 44;
   const scale = (low, high, a, b, log) => log
     ? x => a + (b - a) * (Math.log(x) - Math.log(low)) / (Math.log(high) - Math.log(low) || 1)
     : x => a + (b - a) * (x - low) / (high - low || 1);
-  const x = scale(...o.x, left, right, o.logx), y = scale(...o.y, bottom, top);
+  const x = scale(...o.x, left, right, o.logx), y = scale(...o.y, bottom, top, o.logy);
   const ink = colour("soft"), line = colour("line");
-  for (const tick of ticks(...o.y, Math.max(2, Math.floor((bottom - top) / 50)))) {
+  for (const tick of o.logy ? fineTicks(...o.y) : ticks(...o.y, Math.max(2, Math.floor((bottom - top) / 50)))) {
     pen.poly([[left, y(tick)], [right, y(tick)]], { stroke: line });
     pen.text(left - 6, y(tick), number(tick), { anchor: "end", fill: ink });
   }
@@ -216,12 +236,12 @@ function axes(pen, w, h, o) {
   pen.text(11, (top + bottom) / 2, o.ylabel, { anchor: "middle", fill: ink, turn: true });
   return { x, y, left, right, top, bottom };
 }
-// Marks differ by shape as well as by colour: a sail for personal, a disc for common, a square for alone, a ring if undecided.
+// Marks differ by shape as well as by colour: a sail for personal, a disc for global, a square for local, a ring if undecided.
 function mark(pen, kind, x, y, s, alpha, open) {
   const fill = colourOf(kind);
   const o = open || kind === "undecided" || !KINDS.includes(kind) ? { stroke: fill, width: 1.6, alpha } : { fill, alpha };
   if (kind === "personal") pen.poly([[x, y - 1.25 * s], [x + s, y + .75 * s], [x - s, y + .75 * s]], { ...o, closed: true });
-  else if (kind === "alone") pen.poly([[x - .85 * s, y - .85 * s], [x + .85 * s, y - .85 * s], [x + .85 * s, y + .85 * s], [x - .85 * s, y + .85 * s]], { ...o, closed: true });
+  else if (kind === "local") pen.poly([[x - .85 * s, y - .85 * s], [x + .85 * s, y - .85 * s], [x + .85 * s, y + .85 * s], [x - .85 * s, y + .85 * s]], { ...o, closed: true });
   else pen.circle(x, y, .95 * s, o);
 }
 function boat(pen, kind, x, y, s, alpha, open) {
@@ -232,7 +252,7 @@ function boat(pen, kind, x, y, s, alpha, open) {
 function legend(run) {
   const list = make("ul", { class: "legend" });
   const count = {};
-  for (const kind of run.clients.recommended) count[kind] = (count[kind] || 0) + 1;
+  for (const kind of run.kinds) count[kind] = (count[kind] || 0) + 1;
   for (const kind of [...KINDS, ""].filter(k => count[k])) {
     const parts = [];
     mark(svgPen(parts), kind, 8, 8, 6, 1);
@@ -247,17 +267,35 @@ function drawLegend(run, host) {
   figures.push(() => { const fresh = legend(run); list.replaceWith(fresh); list = fresh; });
 }
 
+// Names beside their marks, as far as they hide nothing: to the right, the left, above or below.
+function labelBoats(pen, places, size, w, h) {
+  const taken = places.map(p => [p.x - size - 2, p.y - size - 2, p.x + size + 2, p.y + size + 2]);
+  taken.push([w / 2 - 40, h / 2 - 11, w / 2 + 40, h / 2 + 30]);
+  for (const p of places) {
+    const text = p.text.length > 22 ? p.text.slice(0, 21) + "…" : p.text, wide = 6.1 * text.length, off = 1.4 * size + 4;
+    const spots = [[p.x + off, p.y, "start"], [p.x - off, p.y, "end"], [p.x, p.y - 1.6 * size - 8, "middle"], [p.x, p.y + 1.5 * size + 9, "middle"]];
+    for (const [x, y, anchor] of spots) {
+      const left = anchor === "start" ? x : anchor === "end" ? x - wide : x - wide / 2, box = [left, y - 7, left + wide, y + 7];
+      if (box[0] < 2 || box[2] > w - 2 || box[1] < 2 || box[3] > h - 2) continue;
+      if (taken.some(t => t[0] < box[2] && t[2] > box[0] && t[1] < box[3] && t[3] > box[1])) continue;
+      pen.text(x, y, text, { anchor, fill: colour("ink"), size: 11 });
+      taken.push(box);
+      break;
+    }
+  }
+}
+
 function mooring(run, host) {
   const c = run.clients, m = run.count, far = c.distance, order = [];
   if (!far || !far.some(known)) {
-    host.append(make("p", {}, "The run keeps no personal models to measure distances with."));
+    host.append(make("p", {}, "The run holds no personal models to measure distances with."));
     return null;
   }
   order.push(...run.all.filter(i => known(far[i])).sort((a, b) => far[a] - far[b] || a - b));
   const distances = order.map(i => far[i]), most = Math.max(...distances), usual = quantile(distances, .98);
-  const limit = most <= 1.6 * usual || usual === 0 ? most : 1.15 * usual;
+  const limit = m < 20 || most <= 1.6 * usual || usual === 0 ? most : 1.15 * usual;
   const beyond = distances.filter(d => d > limit).length;
-  const stiff = i => known(c.lambda?.[i]) && c.lambda[i] > 0 ? Math.log(c.lambda[i]) : known(c.alpha?.[i]) ? 1 - c.alpha[i] : null;
+  const stiff = i => known(c.lam?.[i]) && c.lam[i] > 0 ? Math.log(c.lam[i]) : known(c.alpha?.[i]) ? 1 - c.alpha[i] : null;
   const all = order.map(stiff).filter(known), low = Math.min(...all), high = Math.max(...all);
   const tight = i => { const s = stiff(i); return s === null ? 0 : high > low ? (s - low) / (high - low) : .4; };
   let size = 0;
@@ -265,13 +303,13 @@ function mooring(run, host) {
   return figure(run, host, {
     name: "mooring", title: "The mooring picture",
     height: w => clamp(w, 300, 560),
-    describe: () => `Each client is a boat; its distance from the buoy in the middle is how far its model is from the common one ` +
+    describe: () => `Each client is a boat moored to a buoy, the global model: its distance is how far its ${run.recommends ? "recommended" : "personal"} model is from the global one ` +
       `(up to ${number(most, 3)}, half of them within ${number(median(distances), 3)}). ` +
-      (all.length ? "The thicker its line, the stiffer it is moored. " : "") +
-      (run.recommends ? "Shape and colour say what to deploy, paler is less sure." : "Shape and colour say which model has the lowest test loss.") +
-      (beyond ? ` ${number(beyond)} beyond the rim are drawn open on it.` : ""),
-    say: i => i === null ? "" : `${c.client[i]}: distance ${number(far[i], 3)}${known(c.lambda?.[i]) ? `, lambda ${number(c.lambda[i], 3)}` : ""}, ${c.recommended[i]}`,
-    data: () => run.table(["client", "recommended", "how_sure", "distance", "lambda", "alpha"], order),
+      (all.length ? "The thicker the line, the larger lambda. " : "") +
+      (run.recommends ? "Shape and color show the recommended model; paler is lower confidence." : "Shape and color show the model with the lowest test loss.") +
+      (beyond ? ` Beyond the rim, drawn open on it: ${number(beyond)}.` : ""),
+    say: i => i === null ? "" : `${c.client[i]}: distance ${number(far[i], 3)}${known(c.lam?.[i]) ? `, lambda ${number(c.lam[i], 3)}` : ""}, ${run.kinds[i]}${c.confidence ? `, ${c.confidence[i]} confidence` : ""}`,
+    data: () => run.table(["client", "recommended", "lowest", "confidence", "distance", "lam", "alpha"], order),
     draw(pen, w, h) {
       size = clamp(.16 * Math.min(w, h) / Math.sqrt(m), 2.2, 12);
       const x0 = w / 2, y0 = h / 2, radius = Math.min(w, h) / 2 - 22, soft = colour("soft"), line = colour("line");
@@ -287,8 +325,10 @@ function mooring(run, host) {
       });
       const thin = m > MANY ? .25 : m > NAMED ? .5 : 1;
       for (const p of places) pen.poly([[x0, y0], [p.x, p.y]],
-        { stroke: colourOf(c.recommended[p.i]), width: thin * (.5 + 3.5 * tight(p.i)), alpha: (m > MANY ? .2 : .45) * (.35 + .65 * run.certain(p.i)) });
-      for (const p of places) (m > NAMED ? mark : boat)(pen, c.recommended[p.i], p.x, p.y, size, .3 + .7 * run.certain(p.i), p.open);
+        { stroke: colourOf(run.kinds[p.i]), width: thin * (.5 + 3.5 * tight(p.i)), alpha: (m > MANY ? .2 : .45) * (.35 + .65 * run.certain(p.i)) });
+      for (const p of places) (m > NAMED ? mark : boat)(pen, run.kinds[p.i], p.x, p.y, size, .3 + .7 * run.certain(p.i), p.open);
+      if (m <= LABELLED) pen.text(x0, y0 + 22, "global model", { anchor: "middle", fill: soft, size: 11 });
+      if (m <= LABELLED) labelBoats(pen, places.map(p => ({ ...p, text: String(c.client[p.i]) })), size, w, h);
       pen.circle(x0, y0, 9, { fill: colour("panel"), stroke: colour("ink"), width: 2 });
       pen.circle(x0, y0, 4, { fill: colour("ink") });
       return places;
@@ -300,43 +340,46 @@ function mooring(run, host) {
   });
 }
 
-function gainsFigure(run, host) {
-  const c = run.clients;
-  const order = run.all.filter(i => known(c.saved?.[i])).sort((a, b) => c.saved[b] - c.saved[a]);
-  if (!order.length) { host.append(make("p", {}, "There is no loss of training alone to compare with.")); return null; }
-  const gain = order.map(i => c.saved[i]), middle = median(gain), spans = !!c.saved_low;
-  const halves = spans ? order.map(i => ((c.saved_high[i] ?? 0) - (c.saved_low[i] ?? 0)) / 2) : [0];
-  const reach = FAR * Math.max(median(gain.map(g => Math.abs(g - middle))), median(halves) / 2, .1);
-  const near = order.filter(i => Math.abs(c.saved[i] - middle) <= reach);
-  const ends = near.flatMap(i => [c.saved[i], c.saved_low?.[i] ?? c.saved[i], c.saved_high?.[i] ?? c.saved[i]]);
-  const band = run.practical;
-  const low = Math.min(Math.max(ends.reduce((a, b) => Math.min(a, b)), middle - reach), -1.3 * band);
-  const high = Math.max(Math.min(ends.reduce((a, b) => Math.max(a, b)), middle + reach), 1.3 * band);
-  const outside = gain.filter(g => g < low || g > high).length;
-  const more = gain.filter(g => g > band).length, less = gain.filter(g => g < -band).length;
+function improvementsFigure(run, host) {
+  const c = run.clients, key = OVER("local"), values = c[key], lows = c[key + "_ci_low"], highs = c[key + "_ci_high"];
+  const order = run.all.filter(i => known(values?.[i])).sort((a, b) => values[b] - values[a]);
+  if (!order.length) { host.append(make("p", {}, "There are no local models to compare with.")); return null; }
+  const all = order.map(i => values[i]), middle = median(all), spans = !!lows;
+  const halves = spans ? order.map(i => ((highs[i] ?? 0) - (lows[i] ?? 0)) / 2) : [0];
+  const reach = FAR * Math.max(median(all.map(g => Math.abs(g - middle))), median(halves) / 2, .1);
+  const near = order.filter(i => Math.abs(values[i] - middle) <= reach);
+  const ends = near.flatMap(i => [values[i], lows?.[i] ?? values[i], highs?.[i] ?? values[i]]);
+  const band = run.margin ?? 0, least = band || 1;
+  const bottom = Math.min(Math.max(ends.reduce((a, b) => Math.min(a, b)), middle - reach), -1.3 * least);
+  const top = Math.max(Math.min(ends.reduce((a, b) => Math.max(a, b)), middle + reach), 1.3 * least);
+  const low = bottom - .05 * (top - bottom), high = top + .05 * (top - bottom);
+  const outside = all.filter(g => g < low || g > high).length;
+  const more = all.filter(g => g > band).length, less = all.filter(g => g < -band).length;
   const frame = { x: [-.5, order.length - .5], y: [low, high], xticks: false };
-  const size = clamp(300 / order.length, 1.6, 6);
+  const size = clamp(300 / order.length, 1.6, 6), what = run.recommends ? "recommended" : run.personal;
   return figure(run, host, {
-    name: "gains", title: "Gain of every client", upright: true,
+    name: "improvements", title: "Improvement over local models", upright: true,
     height: w => w < 500 ? 300 : 340,
-    describe: () => `What each client's model saves over training alone, in per cent of its loss alone, the most first` +
-      `${spans ? ", with 95 % intervals" : ""}. ${number(more)} of ${number(order.length)} save more than ${number(band)} %, ${number(less)} lose more than that; ` +
-      `the band between makes no practical difference.${outside ? ` ${number(outside)} beyond the edge are drawn open on it.` : ""}`,
-    say: i => i === null ? "" : `${c.client[i]}: ${percent(c.saved?.[i])}${spans && known(c.saved_low[i]) ? ` (${percent(c.saved_low[i])} to ${percent(c.saved_high[i])})` : ""}, ${c.recommended[i]}`,
-    data: () => run.table(["client", "saved", "saved_low", "saved_high", "gain", "gain_low", "gain_high", "recommended", "how_sure"], order),
+    describe: () => `How much lower each client's ${run.recommends ? "expected" : "test"} ${run.metric} is with its ${what} model than with its local model, in percent, the largest first` +
+      `${spans ? `, with ${number(run.level)}% intervals` : ""}. ` +
+      (band ? `${number(more)} of ${number(order.length)} clients improve by more than the margin (${number(band)}%), ${number(less)} are worse by more than that. The band shows the margin.` : `${number(more)} of ${number(order.length)} clients have a lower loss.`) +
+      `${outside ? ` Beyond the edge, drawn open on it: ${number(outside)}.` : ""}`,
+    say: i => i === null ? "" : `${c.client[i]}: ${side(run, "local", i)}, ${run.kinds[i]}`,
+    data: () => run.table(["client", key, key + "_ci_low", key + "_ci_high", "recommended", "lowest", "confidence"], order),
     draw(pen, w, h) {
-      const a = axes(pen, w, h, { ...frame, xlabel: `${number(order.length)} clients, by gain`, ylabel: "saved over alone, %" });
+      const a = axes(pen, w, h, { ...frame, xlabel: `${number(order.length)} clients, largest improvement first`, ylabel: "% lower than local" });
       const at = g => a.y(clamp(g, low, high));
-      pen.poly([[a.left, a.y(band)], [a.right, a.y(band)], [a.right, a.y(-band)], [a.left, a.y(-band)]], { fill: colour("soft"), alpha: .18, closed: true });
+      if (band) pen.poly([[a.left, a.y(band)], [a.right, a.y(band)], [a.right, a.y(-band)], [a.left, a.y(-band)]], { fill: colour("soft"), alpha: .18, closed: true });
       pen.poly([[a.left, a.y(0)], [a.right, a.y(0)]], { stroke: colour("ink") });
       const width = clamp(300 / order.length, .4, 2);
       if (spans) order.forEach((i, k) => {
-        if (known(c.saved_low[i])) pen.poly([[a.x(k), at(c.saved_low[i])], [a.x(k), at(c.saved_high[i])]],
-          { stroke: colourOf(c.recommended[i]), width, alpha: (order.length > MANY ? .25 : .55) });
+        if (known(lows[i])) pen.poly([[a.x(k), at(lows[i])], [a.x(k), at(highs[i])]],
+          { stroke: colourOf(run.kinds[i]), width, alpha: (order.length > MANY ? .25 : .55) });
       });
+      if (order.length <= w / 70) order.forEach((i, k) => pen.text(a.x(k), a.bottom + 13, String(c.client[i]).slice(0, Math.floor(w / order.length / 7)), { anchor: "middle", fill: colour("soft"), size: 11 }));
       return order.map((i, k) => {
-        mark(pen, c.recommended[i], a.x(k), at(c.saved[i]), size, .4 + .6 * run.certain(i), c.saved[i] < low || c.saved[i] > high);
-        return { i, x: a.x(k), y: at(c.saved[i]) };
+        mark(pen, run.kinds[i], a.x(k), at(values[i]), size, .4 + .6 * run.certain(i), values[i] < low || values[i] > high);
+        return { i, x: a.x(k), y: at(values[i]) };
       });
     },
     over(pen, marks) {
@@ -371,6 +414,10 @@ function key(pen, a, entries) {
   });
 }
 const nearestTo = (values, x) => values.reduce((best, v, k) => Math.abs(v - x) < Math.abs(values[best] - x) ? k : best, 0);
+function logSpanOf(values, room = .06) {
+  const low = Math.log(Math.min(...values)), high = Math.log(Math.max(...values)), more = (high - low || 1) * room;
+  return [Math.exp(low - more), Math.exp(high + more)];
+}
 function spanOf(values, room = .08) {
   const low = Math.min(...values), high = Math.max(...values), more = (high - low || Math.abs(high) || 1) * room;
   return [low - more, high + more];
@@ -378,25 +425,25 @@ function spanOf(values, room = .08) {
 
 function pathFigure(run, host) {
   const path = run.path, plan = path.plan, mine = () => path.clients?.[run.picked];
-  const lams = path.lambda, best = path.loss.indexOf(Math.min(...path.loss));
+  const lams = path.lam, best = path.loss.indexOf(Math.min(...path.loss));
   return figure(run, host, {
-    name: "path", title: "Loss along the path", marks: false, lively: true,
+    name: "path", title: "Held-out loss by lambda", marks: false, lively: true,
     height: w => w < 500 ? 300 : 340,
-    describe: () => `Held-out ${run.metric} of all clients against lambda, from slack lines (everyone alone, ${number(path.alone)}) to taut ones (one common model, ${number(path.common)}); ` +
-      `the best single lambda is ${number(lams[best], 3)} with ${number(path.loss[best])}. The plan is ${plan.about}: ${number(plan.loss)}.` +
-      (path.clients ? " The client that is picked has a line of its own." : ""),
+    describe: () => `Held-out ${run.metric} of all clients against lambda, the strength of the pull towards the global model: small is close to local models (${number(path.local)}), large close to the global model (${number(path.global)}). ` +
+      `The best single lambda is ${number(lams[best], 3)} with ${number(path.loss[best])}. The plan, ${plan.about}, has ${number(plan.loss)}; personal models average several settings.` +
+      (path.clients ? " The selected client has a line of its own." : "") + (isWide(losses()) ? " The loss axis is logarithmic." : ""),
     data: () => [["lambda", "loss", ...(mine() ? [String(run.clients.client[run.picked])] : [])], lams.map((lam, k) => [lam, path.loss[k], ...(mine() ? [mine()[k]] : [])])],
     draw(pen, w, h) {
-      const own = mine(), losses = [...path.loss, path.alone, path.common, plan.loss, ...(own || [])].filter(known);
-      const a = axes(pen, w, h, { x: [Math.min(...lams), Math.max(...lams)], y: spanOf(losses), logx: true,
-        xlabel: "lambda: slack to taut", ylabel: `held-out ${run.metric}` });
+      const own = mine(), shown = losses(), logy = isWide(shown);
+      const a = axes(pen, w, h, { x: [Math.min(...lams), Math.max(...lams)], y: logy ? logSpanOf(shown) : spanOf(shown), logx: true, logy,
+        xlabel: "lambda: local to global", ylabel: `held-out ${run.metric}` });
       const across = y => [[Math.min(...lams), y], [Math.max(...lams), y]];
       const lines = [
-        { points: across(path.alone), colour: "alone", dash: [7, 4], label: "alone" },
-        { points: across(path.common), colour: "common", dash: [2, 3], label: "common" },
+        ...(known(path.local) ? [{ points: across(path.local), colour: "local", dash: [7, 4], label: "local models" }] : []),
+        ...(known(path.global) ? [{ points: across(path.global), colour: "global", dash: [2, 3], label: "global model" }] : []),
         { points: lams.map((lam, k) => [lam, path.loss[k]]), colour: "ink", dash: [], dots: true, label: "one lambda for all" },
       ];
-      if (own) lines.push({ points: lams.map((lam, k) => [lam, own[k]]).filter(p => known(p[1])), colour: "accent", dash: [], label: String(run.clients.client[run.picked]).slice(0, 24) });
+      if (own) lines.push({ points: lams.map((lam, k) => [lam, own[k]]).filter(p => known(p[1]) && (!logy || p[1] > 0)), colour: "accent", dash: [], label: String(run.clients.client[run.picked]).slice(0, 24) });
       curves(pen, a, lines);
       const low = clamp(plan.low ?? lams[0], Math.min(...lams), Math.max(...lams)), high = clamp(plan.high ?? lams.at(-1), Math.min(...lams), Math.max(...lams));
       pen.poly([[a.x(low), a.y(plan.loss)], [a.x(high), a.y(plan.loss)]], { stroke: colour("personal"), width: 4 });
@@ -404,6 +451,7 @@ function pathFigure(run, host) {
       key(pen, a, [...lines, { label: "the plan", colour: "personal", dash: [], points: [[low, plan.loss], [high, plan.loss]] }]);
     },
   });
+  function losses() { return [...path.loss, path.local, path.global, plan.loss, ...(mine() || [])].filter(known); }
 }
 
 function rowsFigure(run, host) {
@@ -414,16 +462,16 @@ function rowsFigure(run, host) {
     const share = (Math.log(n) - Math.log(rows[k - 1])) / (Math.log(rows[k]) - Math.log(rows[k - 1]));
     return values[k - 1] + share * (values[k] - values[k - 1]);
   };
-  const here = at(c.personal, c.now), most = Math.max(...c.alone), least = Math.min(...c.personal);
-  const shown = ["alone", "personal", ...(c.common[0] < 2 * most - least ? ["common"] : [])];  // far away it would flatten the others
+  const here = at(c.personal, c.now), most = Math.max(...c.local), least = Math.min(...c.personal);
+  const shown = ["local", "personal", ...(c.global[0] < 2 * most - least ? ["global"] : [])];  // far away it would flatten the others
   return figure(run, host, {
-    name: "rows", title: "Rows until training alone does as well", upright: true, at: nearestTo(rows, c.now),
+    name: "rows", title: "Rows that a local model needs to do as well", upright: true, at: nearestTo(rows, c.now),
     height: w => w < 500 ? 300 : 340,
-    describe: () => `Expected ${run.metric} of a typical client by its number of rows. With its ${number(Math.round(c.now))} rows of today it has ${number(at(c.alone, c.now))} alone and ` +
-      `${number(here)} with its personal model; alone it would reach that with ${number(Math.round(c.match))} rows. ` +
-      `One common model has ${number(c.common[0])}${shown.includes("common") ? "" : ", beyond the edge"}. The level is that of the rows that were held out; its course with more rows is theory.`,
-    say: k => `${number(Math.round(rows[k]))} rows: alone ${number(c.alone[k])}, personal ${number(c.personal[k])}, common ${number(c.common[k])}`,
-    data: () => [["rows", "alone", "personal", "common"], rows.map((n, k) => [n, c.alone[k], c.personal[k], c.common[k]])],
+    describe: () => `Expected ${run.metric} of a typical client by its number of rows. With its ${number(Math.round(c.now))} rows today it is ${number(at(c.local, c.now))} with a local model and ` +
+      `${number(here)} with a personal model; a local model would reach that with ${number(Math.round(c.match))} rows. ` +
+      `With the global model it is ${number(c.global[0])}${shown.includes("global") ? "" : ", beyond the edge"}. Losses at today's rows are means over all clients' held-out rows; theory gives their course with more rows.`,
+    say: k => `${number(Math.round(rows[k]))} rows: local ${number(c.local[k])}, personal ${number(c.personal[k])}, global ${number(c.global[k])}`,
+    data: () => [["rows", "local", "personal", "global"], rows.map((n, k) => [n, c.local[k], c.personal[k], c.global[k]])],
     draw(pen, w, h) {
       const a = axes(pen, w, h, { x: span, y: spanOf(shown.flatMap(name => c[name])), logx: true, xticks: false, xlabel: "rows of the client", ylabel: `expected ${run.metric}` });
       const lines = shown.map((name, k) => ({ points: rows.map((n, j) => [n, c[name][j]]), colour: name, dash: DASHES[[1, 0, 2][k]], label: name }));
@@ -434,9 +482,9 @@ function rowsFigure(run, host) {
       curves(pen, a, lines);
       pen.poly([[a.x(c.now), a.y(here)], [a.x(c.match), a.y(here)]], { stroke: colour("ink"), width: 1.5, dash: [2, 4] });
       mark(pen, "personal", a.x(c.now), a.y(here), 6, 1);
-      mark(pen, "alone", a.x(c.match), a.y(here), 6, 1);
+      mark(pen, "local", a.x(c.match), a.y(here), 6, 1);
       key(pen, a, lines);
-      return rows.map((n, i) => ({ i, x: a.x(n), y: a.y(c.alone[i]) }));
+      return rows.map((n, i) => ({ i, x: a.x(n), y: a.y(c.local[i]) }));
     },
     over(pen, marks, k) {
       const p = marks[k];
@@ -485,14 +533,14 @@ function roundsFigure(run, host) {
 function spreadFigure(run, host) {
   const s = run.spread, rows = [...s.borders].sort((a, b) => a.R - b.R);
   const values = [s.R, s.low, s.high, ...rows.map(r => r.R)].filter(x => known(x) && x > 0);
-  if (!known(s.R) || !values.length) { host.append(make("p", {}, "How much clients differ could not be estimated.")); return null; }
+  if (!known(s.R) || !values.length) { host.append(make("p", {}, "Heterogeneity could not be estimated.")); return null; }
   const low = Math.min(...values) / 1.6, high = Math.max(...values) * 1.6;
   return figure(run, host, {
     name: "heterogeneity", title: "Heterogeneity against the thresholds", marks: false,
     height: () => 70 + 34 * rows.length,
-    describe: () => `The clients' models differ by R = ${number(s.R, 3)}${known(s.low) ? ` (95 % interval ${number(s.low, 3)} to ${number(s.high, 3)})` : ""}, the shaded line. ` +
-      rows.map(r => `${r.name}: border ${number(r.R, 3)}${r.side ? `, speaks for ${r.side}` : ""}`).join("; ") + ".",
-    data: () => [["what", "R", "low", "high", "speaks for", "from"], [["the clients", s.R, s.low, s.high, "", ""], ...rows.map(r => [r.name, r.R, null, null, r.side, r.source])]],
+    describe: () => `Heterogeneity is R = ${number(s.R, 3)}${known(s.low) ? ` (95% CI: ${number(s.low, 3)} to ${number(s.high, 3)})` : ""}, the shaded line. ` +
+      rows.map(r => `${r.name}: threshold ${number(r.R, 3)}${r.side ? `, favors ${r.side}` : ""}`).join("; ") + ".",
+    data: () => [["what", "R", "low", "high", "favors", "source"], [["the clients", s.R, s.low, s.high, "", ""], ...rows.map(r => [r.name, r.R, null, null, r.side, r.source])]],
     draw(pen, w, h) {
       const left = 92, right = w - 70, top = 10, bottom = h - 44, ink = colour("soft");
       const x = v => left + (right - left) * (Math.log(clamp(v, low, high)) - Math.log(low)) / (Math.log(high) - Math.log(low));
@@ -506,7 +554,7 @@ function spreadFigure(run, host) {
         pen.text(right + 6, y, r.side, { fill: colour("ink") });
       });
       for (const tick of logTicks(low, high)) pen.text(clamp(x(tick), left + 10, right - 10), bottom + 13, number(tick, 2), { anchor: "middle", fill: ink });
-      pen.text((left + right) / 2, h - 10, "R: how far clients' models lie apart", { anchor: "middle", fill: ink });
+      pen.text((left + right) / 2, h - 10, "R: heterogeneity", { anchor: "middle", fill: ink });
     },
   });
 }
@@ -530,58 +578,60 @@ function card(run, host) {
   });
   const move = step => () => { const at = run.order.indexOf(run.picked); run.pick(run.order[(at + step + run.count) % run.count]); };
   host.append(make("div", { class: "tools" }, search, list,
-    make("button", { type: "button", onclick: move(-1), "aria-label": "Previous client by gain" }, "‹"),
-    make("button", { type: "button", onclick: move(1), "aria-label": "Next client by gain" }, "›")), body);
+    make("button", { type: "button", onclick: move(-1), "aria-label": "Previous client by improvement" }, "‹"),
+    make("button", { type: "button", onclick: move(1), "aria-label": "Next client by improvement" }, "›")), body);
 
+  const kind = i => c.recommended?.[i] ?? "personal";
   function why(i) {
-    const out = [], name = x => x === 1 ? "" : "s";
-    if (known(c.saved?.[i])) out.push(`Its personal model's ${c.judged_rows ? "held-out" : "test"} loss is ${Math.abs(c.saved[i]).toPrecision(3)} % ${c.saved[i] >= 0 ? "below" : "above"} that of training alone` +
-      (known(c.saved_low?.[i]) ? (c.saved_low[i] > 0 || c.saved_high[i] < 0 ? "; the interval leaves no doubt on which side." : "; the interval reaches across 0.") : "."));
-    if (known(c.rows_to_match?.[i])) out.push(`Alone it would need about ${number(Math.ceil(c.rows_to_match[i]))} rows to do as well; it has ${number(c.rows[i])} row${name(c.rows[i])}.`);
-    if (known(c.distance?.[i])) {
-      const nearer = c.distance.filter(d => known(d) && d < c.distance[i]).length;
-      out.push(`Its model lies farther from the common one than those of ${Math.round(100 * nearer / Math.max(run.count - 1, 1))} % of the other clients.`);
+    const out = [], mine = run.recommends ? `the recommended (${kind(i)}) model` : run.personal === "personal" ? "the personal model" : run.personal, loss = c[kind(i)]?.[i];
+    for (const other of ["local", "global"]) {
+      if (!known(c[OVER(other)]?.[i]) || c.recommended?.[i] === other || side(run, other, i) === "no difference") continue;
+      const low = c[OVER(other) + "_ci_low"]?.[i], high = c[OVER(other) + "_ci_high"]?.[i];
+      out.push(`${run.recommends ? "Expected" : "Test"} ${run.metric} with ${mine} (${number(loss)}) is ${direction(c[OVER(other)][i])} than with ${other === "local" ? "its local" : "the global"} model (${number(c[other][i])})` +
+        (known(low) ? `; ${number(run.level)}% interval: ${direction(low)} to ${direction(high)}.` : "."));
     }
-    if (c.unlike?.[i] === true) out.push("Its model is unlike the rest.");
-    if (known(c.brings?.[i])) out.push(`Without it the others' validation loss would ${c.brings[i] >= 0 ? "rise" : "fall"} by ${number(Math.abs(c.brings[i]), 2)}.`);
-    if (run.path && c.plan?.[i] === run.path.plan.family) out.push(`Its plan: ${run.path.plan.about}.`);
+    if (known(c.rows_to_match?.[i]) && kind(i) !== "local") out.push(`A local model would need about ${number(Math.ceil(c.rows_to_match[i]))} rows to match its personal model; the client has ${number(c.rows[i])}.`);
+    if (known(c.distance?.[i]) && run.count > 2 && c.distance[i] > 0) {
+      const nearer = c.distance.filter(d => known(d) && d < c.distance[i]).length;
+      out.push(`Its model is farther from the global one than those of ${number(nearer)} of ${number(run.count - 1)} other clients.`);
+    }
+    if (c.is_outlier?.[i] === true) out.push("It is an outlier: its coefficients are far from the other clients'.");
     return out;
   }
   function losses(i) {
-    const names = ["alone", "common", "personal"].filter(n => known(c[n]?.[i]));
-    const more = run.purpose === "compare" ? run.columns.map(col => col.key).filter(k => run.methods.includes(k)) : [];
-    const shown = more.length ? more : names;
-    const most = Math.max(...shown.map(n => c[n][i]).filter(known));
-    return make("table", { class: "plain bars" }, make("caption", {}, `Test ${run.metric} of its models`),
-      make("thead", {}, make("tr", {}, make("th", { scope: "col" }, "model"), make("th", { scope: "col", class: "number" }, run.metric), make("td"))),
-      make("tbody", {}, ...shown.map(n => {
+    const measured = run.recommends, found = run.purpose === "compare" ? run.columns.map(col => col.key).filter(k => run.methods.includes(k)) : MODELS.filter(n => known(c[n]?.[i]));
+    const most = Math.max(...found.map(n => c[n][i]).filter(known));
+    const heads = measured ? ["model", "expected", "measured"] : ["model", "test loss"];
+    const where = measured ? `${run.metric} of its models; measured on its ${number(c.held_out_rows?.[i])} held-out rows` : `${run.metric} of its models on its ${number(c.test?.[i])} test rows`;
+    return make("table", { class: "plain bars" }, make("caption", {}, where),
+      make("thead", {}, make("tr", {}, ...heads.map((h, k) => make("th", { scope: "col", class: k ? "number" : false }, h)), make("td"))),
+      make("tbody", {}, ...found.map(n => {
         const bar = make("i");
         bar.style.width = `${clamp(100 * c[n][i] / most, 0, 100) || 0}%`;
         if (KINDS.includes(n)) bar.style.background = `var(--${n})`;
-        return make("tr", {}, make("th", { scope: "row" }, n), make("td", { class: "number" }, number(c[n][i])), make("td", { class: "bar" }, bar));
+        return make("tr", {}, make("th", { scope: "row" }, n + (c.recommended?.[i] === n ? " (recommended)" : "")), make("td", { class: "number" }, number(c[n][i])),
+          ...(measured ? [make("td", { class: "number" }, number(c[`${n}_held_out`]?.[i]))] : []), make("td", { class: "bar" }, bar));
       })));
   }
   function coefficients(i) {
     const k = run.coefficients;
     if (!k) return "";
-    const rows = k.names.map((n, j) => [n, k.personal[i][j], k.common[j], k.personal[i][j] - k.common[j]]).sort((a, b) => Math.abs(b[3]) - Math.abs(a[3]));
-    return make("details", {}, make("summary", {}, "Its coefficients"), make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Its coefficients" },
-      make("table", { class: "plain" }, make("thead", {}, make("tr", {}, ...["", "own", "common", "difference"].map(h => make("th", { scope: "col" }, h)))),
+    const rows = k.names.map((n, j) => [n, k.personal[i][j], k.global[j], k.personal[i][j] - k.global[j]]).sort((a, b) => Math.abs(b[3]) - Math.abs(a[3]));
+    return make("details", {}, make("summary", {}, run.recommends ? "Coefficients of its recommended model" : "Coefficients of its personal model"), make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Its coefficients" },
+      make("table", { class: "plain" }, make("thead", {}, make("tr", {}, ...["coefficient", "its model", "global model", "difference"].map(h => make("th", { scope: "col" }, h)))),
         make("tbody", {}, ...rows.map(([n, ...values]) => make("tr", {}, make("th", { scope: "row" }, n), ...values.map(v => make("td", { class: "number" }, number(v, 3)))))))));
   }
   return {
     show() {
       const i = run.picked;
       if (i === null) return;
-      const facts = [[run.recommends ? "deploy" : "lowest test loss", c.recommended[i] + (c.how_sure ? ` (${c.how_sure[i]})` : "")]];
-      if (c.will_do && c.will_do[i] !== c.recommended[i]) facts.push(["will do", c.will_do[i]]);
+      const facts = [run.recommends ? ["recommended", `${c.recommended[i]} model`] : ["lowest test loss", c.lowest?.[i] || "no test rows"]];
+      if (c.confidence) facts.push(["confidence", c.confidence[i]]);
+      for (const other of ["local", "global"]) if (known(c[`probability_better_than_${other}`]?.[i]) && side(run, other, i) !== "same model" && side(run, other, i) !== "no difference")
+        facts.push([`P(better than ${other})`, probability(c[`probability_better_than_${other}`][i])]);
       facts.push(["rows", number(c.rows[i]) + (c.train ? ` (${number(c.train[i])} train, ${number(c.validation[i])} validation, ${number(c.test[i])} test)` : "")]);
-      if (known(c.saved?.[i])) facts.push(["saved over alone", percent(c.saved[i]) + (known(c.saved_low?.[i]) ? ` (${percent(c.saved_low[i])} to ${percent(c.saved_high[i])})` : "")]);
-      if (known(c.judged_rows?.[i])) facts.push(["judged on", `${number(c.judged_rows[i])} rows, each held out`]);
-      if (known(c.chance_over_alone?.[i])) facts.push(["chance to beat alone", chance(c.chance_over_alone[i])]);
-      if (known(c.chance_over_common?.[i])) facts.push(["chance to beat common", chance(c.chance_over_common[i])]);
-      if (known(c.lambda?.[i])) facts.push(["lambda", number(c.lambda[i], 3)]);
-      if (known(c.alpha?.[i])) facts.push(["own share", number(c.alpha[i], 3)]);
+      if (known(c.lam?.[i]) && kind(i) === "personal") facts.push(["lambda", number(c.lam[i], 3)]);
+      if (known(c.alpha?.[i]) && kind(i) === "personal") facts.push(["alpha", number(c.alpha[i], 3)]);
       body.replaceChildren(make("h4", {}, String(c.client[i])),
         make("dl", {}, ...facts.flatMap(([term, fact]) => [make("dt", {}, term), make("dd", {}, fact)])), losses(i),
         make("ul", {}, ...why(i).map(sentence => make("li", {}, sentence))), coefficients(i));
@@ -595,8 +645,8 @@ function clientsTable(run, host) {
   let by = null, down = false, page = 0, rows = run.all;
   const every = make("input", { type: "checkbox", onchange: draw, id: `every-${run.index}` });
   const text = make("input", { type: "search", placeholder: "Filter", "aria-label": "Filter the clients", oninput: refilter });
-  const kind = make("select", { "aria-label": "Only those with", onchange: refilter }, make("option", { value: "" }, "all"),
-    ...KINDS.filter(k => c.recommended.includes(k)).map(k => make("option", { value: k }, k)));
+  const kind = make("select", { "aria-label": run.recommends ? "Recommended model" : "Model with the lowest test loss", onchange: refilter }, make("option", { value: "" }, "all"),
+    ...KINDS.filter(k => run.kinds.includes(k)).map(k => make("option", { value: k }, k)));
   const count = make("span", { role: "status" }), head = make("thead"), body = make("tbody");
   const back = make("button", { type: "button", onclick: () => { page -= 1; draw(); } }, "Previous");
   const on = make("button", { type: "button", onclick: () => { page += 1; draw(); } }, "Next");
@@ -605,9 +655,21 @@ function clientsTable(run, host) {
     make("button", { type: "button", onclick: () => save(fileName(run, "clients", "csv"), csv(...run.table(run.columns.map(col => col.key), rows)), "text/csv") }, "Download CSV")),
     make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Clients" }, make("table", { class: "clients" }, head, body)),
     make("div", { class: "tools" }, back, on, count));
+  const isText = key => key === OVER("local") || key === OVER("global");
+  const cue = make("p", { class: "cue" }, "Scroll the table sideways for more columns.");
+  const pane = host.querySelector(".scroll");
+  pane.after(cue);
+  if (!run.recommends && c[OVER("local")]) cue.after(make("p", { class: "cue" }, `vs. local: test ${run.metric} with ${run.personal === "personal" ? "the personal model" : run.personal} against the local model.`));
+  if (run.recommends) cue.after(make("p", { class: "cue" }, `vs.: expected ${run.metric} with the recommended model against the other, from the expected losses in this table; in brackets the ${number(run.level)}% interval of the improvement in % (negative: higher loss).`));
+  new ResizeObserver(() => { cue.hidden = pane.scrollWidth <= pane.clientWidth + 1; }).observe(pane);
+  function shownCell(key, i) {
+    for (const other of ["local", "global"]) if (key === OVER(other)) return side(run, other, i);
+    if (key.includes("_pct")) return known(c[key][i]) ? end(c[key][i]) : "-";
+    return key.startsWith("probability") ? probability(c[key][i]) : number(c[key][i]);
+  }
   function refilter() {
     const want = text.value.toLowerCase();
-    rows = run.all.filter(i => (!kind.value || c.recommended[i] === kind.value) &&
+    rows = run.all.filter(i => (!kind.value || run.kinds[i] === kind.value) &&
       (!want || run.names[i].includes(want) || words.some(key => String(c[key][i]).toLowerCase().includes(want))));
     resort();
   }
@@ -634,19 +696,33 @@ function clientsTable(run, host) {
     const shown = columns(), pages = Math.max(1, Math.ceil(rows.length / PAGE));
     page = clamp(page, 0, pages - 1);
     head.replaceChildren(make("tr", {}, ...shown.map(col => make("th", {
-      scope: "col", class: typeof c[col.key].find(x => x !== null) === "number" ? "number" : false,
+      scope: "col", class: typeof c[col.key].find(x => x !== null) === "number" && !isText(col.key) ? "number" : false,
       "aria-sort": col.key === by ? (down ? "descending" : "ascending") : false,
     }, make("button", { type: "button", "data-key": col.key, onclick: () => sortBy(col.key) }, col.label + (col.key === by ? (down ? " ↓" : " ↑") : ""))))));
     body.replaceChildren(...rows.slice(page * PAGE, (page + 1) * PAGE).map(i => make("tr", { class: i === run.picked ? "picked" : false },
       ...shown.map(col => col.key === "client"
         ? make("td", {}, make("button", { type: "button", class: "name", onclick: () => { run.pick(i); run.toCard(); } }, String(c.client[i])))
-        : make("td", { class: typeof c[col.key][i] === "number" ? "number" : false }, col.key.startsWith("saved") ? percent(c[col.key][i]) : col.key.startsWith("chance") ? chance(c[col.key][i]) : number(c[col.key][i]))))));
+        : make("td", { class: typeof c[col.key][i] === "number" && !isText(col.key) ? "number" : false }, shownCell(col.key, i))))));
+    cue.hidden = pane.scrollWidth <= pane.clientWidth + 1;
     count.textContent = `${number(rows.length)} of ${number(run.count)} clients, page ${page + 1} of ${pages}`;
     back.disabled = page === 0;
     on.disabled = page >= pages - 1;
   }
   draw();
   return { show: draw };
+}
+
+async function copy(code, button) {
+  try { await navigator.clipboard.writeText(code.textContent); }
+  catch {  // where a page may not use the clipboard: the command is selected, and copied the old way
+    const range = document.createRange();
+    range.selectNodeContents(code);
+    getSelection().removeAllRanges();
+    getSelection().addRange(range);
+    document.execCommand("copy");
+  }
+  button.textContent = "Copied";
+  setTimeout(() => { button.textContent = "Copy"; }, 2000);
 }
 
 RUNS.forEach((run, index) => {
@@ -657,8 +733,10 @@ RUNS.forEach((run, index) => {
   run.all = c.client.map((_, i) => i);
   run.names = c.client.map(name => String(name).toLowerCase());
   run.methods = run.rounds.map(r => r.name).filter(name => name in c);
+  run.kinds = c.kind ?? c.recommended ?? c.lowest ?? c.client.map(() => "");
   run.certain = i => c.certainty?.[i] ?? 1;
-  run.order = [...run.all].sort((a, b) => (c.saved?.[b] ?? -Infinity) - (c.saved?.[a] ?? -Infinity) || a - b);
+  const over = c[OVER("local")];
+  run.order = [...run.all].sort((a, b) => (over?.[b] ?? -Infinity) - (over?.[a] ?? -Infinity) || a - b);
   run.picked = run.count ? run.order[0] : null;
   run.table = (keys, rows) => {
     const had = keys.filter(key => key in c), labels = Object.fromEntries(run.columns.map(col => [col.key, col.key]));
@@ -668,18 +746,20 @@ RUNS.forEach((run, index) => {
   run.pick = i => {
     run.picked = i;
     for (const one of parts) one.repaint ? one.repaint() : one.show();
-    document.getElementById("tip").textContent = `${c.client[i]} picked`;
+    document.getElementById("tip").textContent = `${c.client[i]} selected`;
   };
   run.toCard = () => part("card").scrollIntoView({ block: "nearest" });
   const add = one => { if (one) parts.push(one); };
   add(mooring(run, part("mooring")));
   add(card(run, part("card")));
-  add(gainsFigure(run, part("gains")));
+  add(improvementsFigure(run, part("improvements")));
   if (run.path) { const path = pathFigure(run, part("path")); if (run.path.clients) add({ repaint: path.paint }); }
   if (run.curve) rowsFigure(run, part("rows"));
   if (run.rounds.length) roundsFigure(run, part("rounds"));
-  if (run.spread && part("spread")) spreadFigure(run, part("spread"));
+  const theory = part("theory");
+  if (run.spread && theory) theory.addEventListener("toggle", () => spreadFigure(run, part("spread")), { once: true });
   add(clientsTable(run, part("table")));
+  for (const box of article.querySelectorAll(".command")) box.append(make("button", { type: "button", onclick: event => copy(box.querySelector("code"), event.target) }, "Copy"));
   for (const one of parts) one.show?.();
 });
 
