@@ -15,10 +15,10 @@ from pathlib import Path
 from rich.console import Console
 
 from mooring.advice.advise import advise
-from mooring.report.answers import show_advice
 from mooring.report.terminal import Display
-from mooring.runs.files import plain
-from tests.tables import TABLES
+from mooring.report.terminal_results import show_advice
+from mooring.runs.atomic_files import to_plain
+from tests.support.tables import TABLES
 
 PAGE = Path(__file__).parent.parent / "docs" / "advice.md"
 BEGIN, END = "<!-- answers: python -m benchmarks.advice_answers --write -->", "<!-- end of answers -->"
@@ -32,7 +32,7 @@ SOURCES = {
 }
 
 
-def answered(name: str) -> str:
+def print_answer(name: str) -> str:
     """The terminal's output, in lines of WIDTH."""
     title, classic = SOURCES[name]
     source, columns = (name, {}) if classic is None else classic
@@ -40,7 +40,7 @@ def answered(name: str) -> str:
     with tempfile.TemporaryFile("w+") as sink:
         display = Display()
         display.out = Console(file=sink, width=WIDTH, highlight=False, emoji=False, markup=False)
-        show_advice(display, plain(advice.record))
+        show_advice(display, to_plain(advice.record))
         sink.seek(0)
         lines = [line.rstrip() for line in sink.read().splitlines()]
     text = "\n".join(lines).strip()
@@ -51,7 +51,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true")
     asked = parser.parse_args()
-    found = "\n".join(answered(name) for name in SOURCES)
+    found = "\n".join(print_answer(name) for name in SOURCES)
     if asked.write:
         text = PAGE.read_text()
         part = re.compile(f"{re.escape(BEGIN)}.*{re.escape(END)}", re.S)

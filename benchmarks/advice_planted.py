@@ -27,15 +27,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.advice_judged import calibration_error, calls
+from benchmarks.advice_calibration import calibration_error, select_calls
 from benchmarks.planted import ABSOLUTE, LOGISTIC, MISSPECIFIED, WELL, planted
-from mooring.advice.crossfit import cross_fit
-from mooring.advice.folds import joined
-from mooring.advice.loss_sums import MODELS, OTHERS
-from mooring.advice.recommend import recommend
+from mooring.advice.evaluation.cross_fitting import cross_fit
+from mooring.advice.evaluation.loss_sums import ALTERNATIVES, MODEL_KINDS
+from mooring.advice.folds import concatenate_rows
+from mooring.advice.inference.recommendation import recommend
 from mooring.data.generators import LinearFederation
-from mooring.estimates.spread import spread_likelihood
-from mooring.estimates.summaries import linear_stats
+from mooring.estimates.client_summaries import compute_linear_stats
+from mooring.estimates.random_effects import fit_reml
 from mooring.tasks.linear import Linear
 
 GRID = {"clients": (50, 200), "dim": (3, 10, 20), "samples": (5, 20, 100, 500), "spread": (0.0, 0.1, 0.3, 1.0, 3.0)}
@@ -44,17 +44,17 @@ SIZES = ("equal", "powerlaw")
 MEASURES = ("personal", "bayes", "oracle", "local", "global")
 
 
-def excesses(clients, dim: int) -> list[float]:
+def excess_risks(clients, dim: int) -> list[float]:
     """Mean excess risks of the advised models and of those they are measured by."""
-    task, rows, truth = Linear(dim, intercept=False), joined(clients.train, clients.validation), clients.truth
+    task, rows, truth = Linear(dim, intercept=False), concatenate_rows(clients.train, clients.validation), clients.truth
     found = cross_fit(task, rows, clients.keys)[1].models
-    stats = linear_stats(rows)
-    bayes = spread_likelihood(stats, "scalar").models
-    models = [found.personal, bayes, oracle(stats, truth), found.local, found.global_.expand_as(bayes)]
+    stats = compute_linear_stats(rows)
+    bayes = fit_reml(stats, "scalar").models
+    models = [found.personal, bayes, oracle_models(stats, truth), found.local, found.global_.expand_as(bayes)]
     return [float(truth.excess_risk(v).mean()) for v in models]
 
 
-def oracle(stats, truth) -> torch.Tensor:
+def oracle_models(stats, truth) -> torch.Tensor:
     """The posterior means under the true prior."""
     s = truth.spread
     inner = truth.noise**2 * torch.eye(len(s), dtype=s.dtype) + s[:, None] * (stats.n[:, None, None] * stats.gram) * s
@@ -62,14 +62,14 @@ def oracle(stats, truth) -> torch.Tensor:
     return truth.centre + s * torch.linalg.solve(inner, (s * residual)[..., None])[..., 0]
 
 
-def risks(grid: dict, repeats: int) -> None:
+def print_risks(grid: dict, repeats: int) -> None:
     print(
         f"{'m':>4} {'d':>3} {'n':>4} {'sizes':>9} {'spread':>6} {'n s^2':>7}  over bayes  over oracle  over better end"
     )
     worst = {"bayes": (0.0, ""), "oracle": (0.0, ""), "end": (0.0, "")}
     for m, d, n, spread, sizes in itertools.product(*grid.values(), SIZES):
         made = [LinearFederation(m, n, d, spread, sizes=sizes).make(seed) for seed in range(repeats)]
-        found = dict(zip(MEASURES, np.mean([excesses(clients, d) for clients in made], 0)))
+        found = dict(zip(MEASURES, np.mean([excess_risks(clients, d) for clients in made], 0)))
         signal = n * spread**2
         over = {
             "bayes": found["personal"] / found["bayes"],
@@ -87,7 +87,7 @@ def risks(grid: dict, repeats: int) -> None:
         print(f"worst over {k}: {value:.3f} at {where}")
 
 
-class Tally:
+class CallTotals:
     """What was stated about one group of federations against one other model, and what was true."""
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class Tally:
     def add(self, stated: dict[str, np.ndarray]) -> None:
         """One federation's record, as `state` makes it."""
         gain, probability, shown = stated["gain"], stated["probability"], ~stated["same"]
-        better, worse = calls(np.where(shown, probability, 0.5))
+        better, worse = select_calls(np.where(shown, probability, 0.5))
         sets = {
             "called": (better & shown, worse & shown),
             "high": (shown & (probability >= 0.95), shown & (probability <= 0.05)),
@@ -133,7 +133,7 @@ class Tally:
         )
 
 
-def state(kind: str, seed: int) -> dict[str, dict[str, np.ndarray]]:
+def state_federation(kind: str, seed: int) -> dict[str, dict[str, np.ndarray]]:
     """One federation's answer beside its truth, against local and global models.
 
     `gain` [m] is the true improvement of the recommended models, `mean` that of the personal ones over all rows.
@@ -143,11 +143,11 @@ def state(kind: str, seed: int) -> dict[str, dict[str, np.ndarray]]:
     _, evidence = cross_fit(made.task, clients.train, clients.keys)
     found = recommend(evidence.held, evidence.own, fitted=evidence.fitted)
     assert found.full_line is not None
-    risk = dict(zip(MODELS, (made.risk(w).numpy() for w in evidence.models.each())))
+    risk = dict(zip(MODEL_KINDS, (made.risk(w).numpy() for w in evidence.models.each())))
     used = np.array([risk[name][i] for i, name in enumerate(found.recommended)])
     share = (clients.train.size.double() / clients.train.size.sum()).numpy()
     out = {}
-    for other in OTHERS:
+    for other in ALTERNATIVES:
         _, low, high = found.personal_line[other]
         out[other] = {
             "gain": risk[other] - used,
@@ -163,13 +163,13 @@ def state(kind: str, seed: int) -> dict[str, dict[str, np.ndarray]]:
     return out
 
 
-def recorded(kind: str, seed: int, cache: Path | None) -> dict[str, dict[str, np.ndarray]]:
+def cached_statement(kind: str, seed: int, cache: Path | None) -> dict[str, dict[str, np.ndarray]]:
     """The record of one federation, from the folder `cache` where an earlier run left it."""
     path = None if cache is None else cache / f"{kind.replace(' ', '-')}-{seed}.npz"
     if path is not None and path.exists():
         with np.load(path) as held:
-            return {other: {k.split(".")[1]: held[k] for k in held if k.startswith(other)} for other in OTHERS}
-    said = state(kind, seed)
+            return {other: {k.split(".")[1]: held[k] for k in held if k.startswith(other)} for other in ALTERNATIVES}
+    said = state_federation(kind, seed)
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         np.savez(path, **{f"{other}.{k}": v for other, part in said.items() for k, v in part.items()})
@@ -191,11 +191,11 @@ def judge_calls(
     )
     for group, members in groups.items():
         wanted = [kind for kind in members if not kinds or kind in kinds]
-        tallies = {other: Tally() for other in OTHERS}
-        simple: dict[str, list[float]] = {other: [] for other in OTHERS}
+        tallies = {other: CallTotals() for other in ALTERNATIVES}
+        simple: dict[str, list[float]] = {other: [] for other in ALTERNATIVES}
         over: list[float] = []
         for number in range(federations // len(groups)) if wanted else ():
-            for other, said in recorded(wanted[number % len(wanted)], seed + number, cache).items():
+            for other, said in cached_statement(wanted[number % len(wanted)], seed + number, cache).items():
                 tallies[other].add(said)
                 simple[other].append(float(said["recommended"].mean()))
                 over.append(float(said["over_personal"]))
@@ -219,7 +219,7 @@ if __name__ == "__main__":
     asked = parser.parse_args()
     torch.set_num_threads(1)
     if asked.part != "calls":
-        risks(QUICK if asked.quick else GRID, asked.repeats or (3 if asked.quick else 10))
+        print_risks(QUICK if asked.quick else GRID, asked.repeats or (3 if asked.quick else 10))
     if asked.part != "risks":
         only = tuple(name for name in asked.kinds.split(",") if name)
         federations = asked.federations or (24 if asked.quick else 300)

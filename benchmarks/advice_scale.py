@@ -23,28 +23,29 @@ import pandas as pd
 import torch
 
 from mooring import advise
-from mooring.advice.folds import joined
-from mooring.advice.path import SCALES, curvature, path
+from mooring.advice.candidates.lambda_path import LAMBDA_SCALES, initial_curvature, solve_path
+from mooring.advice.folds import concatenate_rows
 from mooring.data.generators import LinearFederation
-from mooring.data.images import named_images
-from mooring.data.sources import load
+from mooring.data.image_datasets import load_image_dataset
+from mooring.data.loading import load
 from mooring.tasks.catalog import build
 from mooring.tasks.logistic import Logistic
-from tests.tables import EXAM
+from tests.support.tables import EXAM
 
 
-def timed_path(name: str, task, rows) -> None:
+def time_path(name: str, task, rows) -> None:
     p = rows.size.double()
     begin = time.perf_counter()
-    unit = curvature(task, rows, p)
-    for _ in path(task, rows, p, SCALES * unit):
+    unit = initial_curvature(task, rows, p)
+    for _ in solve_path(task, rows, p, LAMBDA_SCALES * unit):
         pass
     print(
-        f"path of {len(SCALES)} lambdas, {name}, {len(rows)} clients: {time.perf_counter() - begin:.2f} s", flush=True
+        f"path of {len(LAMBDA_SCALES)} lambdas, {name}, {len(rows)} clients: {time.perf_counter() - begin:.2f} s",
+        flush=True,
     )
 
 
-def whole_advice(clients: int) -> None:
+def time_advice(clients: int) -> None:
     made = LinearFederation(clients, 20, 20, 0.3, validation=0.2, test=0.3).make(0)
     before, begin, work = peak_memory(), time.perf_counter(), time.process_time()
     found = advise(made)
@@ -76,7 +77,7 @@ def planted_table(clients: int, rows: int, features: int, classes: int, seed: in
     return table.assign(client=[f"client {i}" for i in owner], y=[f"class {k}" for k in y])
 
 
-def table_advice(shape: str) -> None:
+def time_table_advice(shape: str) -> None:
     """Advice on a planted table: time, memory, and the longest silence."""
     clients, rows, features, classes = map(int, shape.split("x"))
     table = planted_table(clients, rows, features, classes)
@@ -103,17 +104,17 @@ def main() -> None:
     parser.add_argument("--only", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.only:
-        table_advice(asked.only) if "x" in asked.only else whole_advice(int(asked.only))
+        time_table_advice(asked.only) if "x" in asked.only else time_advice(int(asked.only))
         return
     print(f"{torch.get_num_threads()} threads")
     exam = load(EXAM.path, **EXAM.columns)
     task = build("auto", exam.kind, exam.train.x.shape[1], len(exam.classes))
-    timed_path("Exam", task, joined(exam.train, exam.validation))
+    time_path("Exam", task, concatenate_rows(exam.train, exam.validation))
     if asked.data_dir:
-        mnist = named_images(
+        mnist = load_image_dataset(
             "mnist", asked.data_dir, clients=100, partition="classes", classes_per_client=2, protocol="P1", seed=0
         )
-        timed_path("MNIST softmax", Logistic(784, 10, ridge=1e-4, dtype=torch.float32), mnist.train)
+        time_path("MNIST softmax", Logistic(784, 10, ridge=1e-4, dtype=torch.float32), mnist.train)
     for size in [*asked.clients.split(","), *asked.tables.split(",")]:
         if size:
             subprocess.run([sys.executable, "-m", "benchmarks.advice_scale", "--only", size], check=True)

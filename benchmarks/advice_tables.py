@@ -4,7 +4,8 @@
                                        [--shape SHAPE] [--baselines FOLDER] [--only NAME,NAME] [--show]
 
 Tables come from `benchmarks.tables_fetch`, splits from `benchmarks.tables.split_of`, baselines (--baselines) from
-`benchmarks.rivals`. `advise` sees train and validation rows only; OUT/NAME/SPLIT.npz has its test losses row by row,
+`benchmarks.table_baselines`. `advise` sees train and validation rows only; OUT/NAME/SPLIT.npz has its test losses
+row by row,
 and what it stated about every client. Finished splits are skipped, so that an interrupted run can be resumed. --show
 runs nothing and prints, over all tables that are there:
 
@@ -31,11 +32,11 @@ from scipy.special import ndtr
 
 from benchmarks.tables import Entry, list_tables, read_table, split_of, splits_of
 from benchmarks.tables_catalog import CLOSED, DESIGN
-from mooring.advice.advise import advised
+from mooring.advice.advise import run_advice
+from mooring.advice.evaluation.loss_sums import ALTERNATIVES, MODEL_KINDS, LossSums
 from mooring.advice.folds import row_losses
-from mooring.advice.improvements import compare, estimate_improvements
-from mooring.advice.loss_sums import MODELS, OTHERS, LossSums
-from mooring.advice.recommend import recommend
+from mooring.advice.inference.improvements import compare_models, estimate_improvements
+from mooring.advice.inference.recommendation import recommend
 from mooring.engines.prepare import prepare
 from mooring.engines.request import request
 
@@ -71,12 +72,12 @@ def advise_table(folder: Path, entry: Entry, split: int | str, shape: str | None
     )
     job = prepare(asked, table)
     began = time.process_time()
-    advice = advised(job)
+    advice = run_advice(job)
     seconds = time.process_time() - began
     clients, task = advice.job.clients, advice.job.task
     unit = clients.target_scale**task.unit_power
     models = advice.evidence.models
-    mine = dict(zip(MODELS, models.each())) | {"recommended": advice.models.recommended}
+    mine = dict(zip(MODEL_KINDS, models.each())) | {"recommended": advice.models.recommended}
     place = clients.placement[clients.placement["part"] == "test"]
     code = pd.Index(clients.names).get_indexer(place["client"])
     place = place.iloc[np.argsort(code, kind="stable")]
@@ -105,9 +106,9 @@ class Table:
         owner = np.repeat(np.arange(len(found["test_size"])), found["test_size"])
         rows = np.arange(len(owner))
         kinds = self.answer.recommended
-        losses = np.stack([found[name] for name in MODELS])
-        pick = np.array([MODELS.index(kind) for kind in kinds])[owner] if len(owner) else np.zeros(0, int)
-        self.loss = {name: found[name] for name in MODELS} | {"recommended": losses[pick, rows]}
+        losses = np.stack([found[name] for name in MODEL_KINDS])
+        pick = np.array([MODEL_KINDS.index(kind) for kind in kinds])[owner] if len(owner) else np.zeros(0, int)
+        self.loss = {name: found[name] for name in MODEL_KINDS} | {"recommended": losses[pick, rows]}
         self.owner = owner
         self.baselines: dict[str, float] = {}
         if baselines is not None:
@@ -125,12 +126,12 @@ class Table:
 
     def calibration(self, other: str) -> pd.DataFrame:
         """Per client with test rows: the stated probability that personal is better, what test rows show, n."""
-        found = compare(estimate_improvements(self.held, self.own), "personal", other)
+        found = compare_models(estimate_improvements(self.held, self.own), "personal", other)
         gap, m = self.loss[other] - self.loss["personal"], len(self.found["test_size"])
         n = np.bincount(self.owner, minlength=m)
         mean = np.bincount(self.owner, gap, minlength=m) / np.maximum(n, 1)
         unit = float(self.found["unit"])
-        error = unit * np.sqrt(self.deviation_variance(OTHERS.index(other)) / np.maximum(n, 1))
+        error = unit * np.sqrt(self.deviation_variance(ALTERNATIVES.index(other)) / np.maximum(n, 1))
         center, sd = unit * found.mean.numpy(), unit * found.sd.numpy()
         frame = pd.DataFrame(
             {"stated": found.probability.numpy(), "mean": center, "sd": sd, "seen": mean, "error": error, "n": n}
@@ -194,7 +195,7 @@ def describe(tables: dict[str, list[Table]]) -> None:
         row["over personal"] = np.mean(
             [100 * (p.loss["recommended"].mean() / p.loss["personal"].mean() - 1) for p in parts]
         )
-        for kind in MODELS:
+        for kind in MODEL_KINDS:
             row[kind] = np.mean([(p.answer.recommended == kind).mean() for p in parts])
         rows.append(row)
     frame = pd.DataFrame(rows).set_index("table")
@@ -209,7 +210,7 @@ def describe(tables: dict[str, list[Table]]) -> None:
         if len(part):
             mean = 100 * (np.exp(np.log1p(part / 100).mean()) - 1)
             print(f"{column}: geometric mean {mean:+.1f}%, worst {part.max():+.0f}% ({part.idxmax()})")
-    for other in OTHERS:
+    for other in ALTERNATIVES:
         describe_evidence([table for parts in tables.values() for table in parts], other)
 
 
@@ -264,7 +265,7 @@ def main() -> None:
                 continue
             np.savez(path.with_suffix(".part.npz"), **found)
             path.with_suffix(".part.npz").rename(path)
-            losses = " ".join(f"{name} {found[name].mean():.5g}" for name in (*MODELS, "recommended"))
+            losses = " ".join(f"{name} {found[name].mean():.5g}" for name in (*MODEL_KINDS, "recommended"))
             print(f"{entry['name']} {split}: {losses}; {float(found['seconds']):.1f} s", flush=True)
     show(options.out, entries, options.splits, options.by_time, options.baselines)
 

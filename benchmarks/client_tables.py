@@ -11,11 +11,11 @@ from pathlib import Path
 
 from torch import Tensor
 
-from mooring.data.datasets import TABLES
-from mooring.data.gather import gather
+from mooring.data.datasets import EMBEDDED_TABLES
+from mooring.data.table_sources import read_source
 from mooring.engines.fit import fit
-from mooring.engines.flower.federation import beside
-from mooring.engines.flower.home import RESULT, digest_of_run
+from mooring.engines.flower.client_node import RESULT_DIR, run_digest
+from mooring.engines.flower.federation import server_folder
 from mooring.engines.request import request
 from mooring.runs.directory import open_run
 
@@ -25,7 +25,7 @@ CLOSE = 1e-12  # of the largest entry: what another order of the same sums may m
 
 def write(name: str, folder: Path, clients: int) -> None:
     """The largest clients' rows, each in a file of its own, without the client column."""
-    table, about = gather(name), TABLES[name]
+    table, about = read_source(name), EMBEDDED_TABLES[name]
     (folder / "tables").mkdir(parents=True)
     for who in table.frame[about.client].value_counts().index[:clients]:
         mine = table.frame[table.frame[about.client] == who].drop(columns=about.client)
@@ -41,8 +41,8 @@ def compare(folder: Path, out: Path) -> tuple[float, float]:
     path = folder / "run.toml"
     here, run = fit(path), request(path, purpose="fit")
     common = difference(open_run(out).models.common, here.trained.common)
-    states = beside(out.resolve()) / "clients"
-    own = (open_run(states / name / digest_of_run(run) / RESULT).models.personal for name in here.models)
+    states = server_folder(out.resolve()) / "clients"
+    own = (open_run(states / name / run_digest(run) / RESULT_DIR).models.personal for name in here.models)
     return common, max(difference(one[0], right) for one, right in zip(own, here.models.values()))
 
 

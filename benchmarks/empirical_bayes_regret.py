@@ -23,8 +23,8 @@ import torch
 from scipy.optimize import minimize
 
 from mooring.core.cohort import Rows
-from mooring.estimates.spread import spread_likelihood
-from mooring.estimates.summaries import linear_stats
+from mooring.estimates.client_summaries import compute_linear_stats
+from mooring.estimates.random_effects import fit_reml
 
 RATIOS = (0.1, 0.3, 1.0, 10.0)  # n tau^2 / sigma^2
 
@@ -121,7 +121,7 @@ def risks(cell: Cell, ratio: float, seed: int) -> np.ndarray:
     rng = np.random.default_rng([seed, int(100 * ratio), cell.m, cell.d, cell.n, cell.uneven, cell.kind == "scalar"])
     xs, ys, truth, w, tau2 = planted(cell, ratio, rng)
     rows = Rows.stack([torch.from_numpy(x) for x in xs], [torch.from_numpy(y) for y in ys])
-    ours = spread_likelihood(linear_stats(rows), cell.kind).models.numpy()
+    ours = fit_reml(compute_linear_stats(rows), cell.kind).models.numpy()
     central = Central(xs, ys)
     referee, oracle = central.fit(cell.kind, tau2), central.solve(tau2, 1.0)[1]
     inverse = np.diag(1 / tau2)

@@ -31,8 +31,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from mooring.engines.flower import federation, joining, keys, processes, superlink
-from mooring.engines.flower.app_files import PYPROJECT
+from mooring.engines.flower import federation, join, keys, processes, superlink
+from mooring.engines.flower.app_files import APP_PYPROJECT
 from mooring.runs.directory import open_run
 
 COLUMNS, ROWS, STEPS, ETA = 5, 100, 10, 0.05
@@ -122,7 +122,7 @@ def with_mooring(folder: Path, tables: Path, rounds: int, evaluate: int, embedde
             told.append(time.monotonic())
             used.append(watch.usage())
 
-    files, port, key_folder = sorted(tables.iterdir()), processes.free_port(), folder / "keys"
+    files, port, key_folder = sorted(tables.iterdir()), processes.find_free_port(), folder / "keys"
     keys.init(key_folder, [file.stem for file in files])
     fork = multiprocessing.get_context("fork").Process  # so that Python and its modules are not loaded for each
     clients = [fork(target=client, args=(run, file, folder, port, embedded)) for file in files]
@@ -151,9 +151,7 @@ def with_mooring(folder: Path, tables: Path, rounds: int, evaluate: int, embedde
 def client(run: Path, file: Path, folder: Path, port: int, embedded: bool) -> None:
     """What `mooring join` does."""
     ca, key = folder / "keys" / keys.CA, folder / "keys" / keys.CLIENTS / file.stem
-    joining.join(
-        run, file, folder / file.stem, server=f"127.0.0.1:{port}", ca=ca, key=key, embedded=embedded, say=quiet
-    )
+    join.join(run, file, folder / file.stem, server=f"127.0.0.1:{port}", ca=ca, key=key, embedded=embedded, say=quiet)
 
 
 def quiet(sentence: str) -> None:
@@ -162,28 +160,28 @@ def quiet(sentence: str) -> None:
 
 def by_hand(folder: Path, tables: Path, rounds: int, clients: int, watch: Watch) -> Taken:
     names = [file.stem for file in sorted(tables.iterdir())]
-    key_folder, port = folder / "keys", processes.free_port()
+    key_folder, port = folder / "keys", processes.find_free_port()
     keys.init(key_folder, names)
     told: list[float] = []
     used: list[Used] = []
     with ExitStack() as stack:
         link = stack.enter_context(superlink.superlink(folder, "127.0.0.1", port, key_folder, False))
-        control = superlink.controls(link)
-        superlink.synchronize(control, keys.enrolled(key_folder), quiet)
+        control = superlink.control_client(link)
+        superlink.synchronize(control, keys.enrolled_keys(key_folder), quiet)
         for name in names:
-            words = [processes.STARTED, "supernode", "--superlink", link.address]
+            words = [processes.CHILD_MODULE, "supernode", "--superlink", link.address]
             words += ["--root-certificates", str(link.ca)]
             words += ["--node-config", f'data="{tables / name}.csv"', "--host", "127.0.0.1"]
             words += [
                 "--port",
-                str(processes.free_port()),
+                str(processes.find_free_port()),
                 "--auth-supernode-private-key",
                 str(key_folder / "clients" / name),
             ]
             stack.enter_context(processes.process(words, folder / "homes" / name, folder / f"{name}.log"))
         progress = folder / "progress.jsonl"
         start(control, {"clients": str(clients), "rounds": str(rounds), "progress": str(progress)})
-        with federation.tail(progress) as lines:
+        with federation.follow_json_lines(progress) as lines:
             while link.is_alive():
                 for line in lines():
                     if line["kind"] == "done":
@@ -203,7 +201,9 @@ def start(control: Any, config: dict[str, str]) -> None:
     from flwr.supercore.fab import Fab
 
     about = (
-        PYPROJECT.replace("mooring_app", "hand").replace("mooring-app", "hand").replace('run = ""\n', 'rounds = ""\n')
+        APP_PYPROJECT.replace("mooring_app", "hand")
+        .replace("mooring-app", "hand")
+        .replace('run = ""\n', 'rounds = ""\n')
     )
     files = {"pyproject.toml": about, "hand/__init__.py": "", "hand/server.py": SERVER, "hand/client.py": CLIENT}
     content, _ = build_fab_from_files({name: text.encode() for name, text in files.items()})

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from mooring.engines.flower import federation, joining, keys, processes
+from mooring.engines.flower import federation, join, keys, processes
 from mooring.runs.directory import open_run
 
 ROWS, COLUMNS = 20, 5
@@ -47,8 +47,8 @@ def write_tables(folder: Path, clients: int) -> list[Path]:
 def join_all(run: Path, files: list[Path], folder: Path, port: int) -> None:
     """Several clients in the threads of one process."""
 
-    def join(file: Path) -> None:
-        joining.join(
+    def join_client(file: Path) -> None:
+        join.join(
             run,
             file,
             folder / "states" / file.stem,
@@ -60,7 +60,7 @@ def join_all(run: Path, files: list[Path], folder: Path, port: int) -> None:
             say=quiet,
         )
 
-    threads = [threading.Thread(target=join, args=(file,), daemon=True) for file in files]
+    threads = [threading.Thread(target=join_client, args=(file,), daemon=True) for file in files]
     for thread in threads:
         thread.start()
         time.sleep(0.02)
@@ -96,7 +96,7 @@ def measure(clients: int, rounds: int, secure: bool) -> dict[str, Any]:
             f"[training]\nrounds = {rounds}\nevaluate_every = 1\nbaselines = false\nthreads = 1\n[federation]\n"
             f"clients = {clients}\nsecure = {str(secure).lower()}\n"
         )
-        port, ticks = processes.free_port(), list[tuple[int, float, float]]()
+        port, ticks = processes.find_free_port(), list[tuple[int, float, float]]()
         context = multiprocessing.get_context("spawn")
         groups = [files[k : k + CLIENTS_PER_PROCESS] for k in range(0, clients, CLIENTS_PER_PROCESS)]
         started = [context.Process(target=join_all, args=(run, group, folder, port), daemon=True) for group in groups]

@@ -19,13 +19,13 @@ import tomli_w
 
 from benchmarks.client_tables import compare, difference
 from mooring.advice.advise import advise
-from mooring.algorithms.base import find, names
-from mooring.engines.flower.federation import beside
-from mooring.engines.flower.home import RESULT, digest_of_run
-from mooring.engines.request import asked_run
+from mooring.algorithms.base import algorithm_names, find
+from mooring.engines.flower.client_node import RESULT_DIR, run_digest
+from mooring.engines.flower.federation import server_folder
+from mooring.engines.request import read_federation_request
 from mooring.runs.directory import open_run
-from tests.advice.test_by_post import CASES as TABLES
-from tests.advice.test_by_post import WORDS, write_case
+from tests.advice.test_remote_server import CASES as TABLES
+from tests.advice.test_remote_server import WORDS, write_case
 from tests.algorithms.cases import CASES
 from tests.engines.processes import LONG, Federation, wait_until
 from tests.engines.test_flower import write_clients
@@ -62,10 +62,10 @@ def advised(name: str, folder: Path) -> tuple[float, float, str]:
     """The differences of the common model and of those that clients are told to deploy, and of the verdicts."""
     path = write_case(name, folder)
     out = run_to_its_end(folder, path, folder / "clients")
-    here, there, digest = advise(path), open_run(out), digest_of_run(asked_run(path))
+    here, there, digest = advise(path), open_run(out), run_digest(read_federation_request(path))
     rows = {row["client"]: row for row in there.advice["clients"]}
     same = sum(all(rows[row["client"]][word] == row[word] for word in WORDS) for _, row in here.clients.iterrows())
-    folders = (beside(out) / "clients" / client / digest / RESULT for client in here.clients["client"])
+    folders = (server_folder(out) / "clients" / client / digest / RESULT_DIR for client in here.clients["client"])
     own = (open_run(folder).models.personal[0] for folder in folders)
     personal = max(difference(one, right) for one, right in zip(own, here.models.deployed))
     common = difference(there.models.common, here.models.common)
@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only")
     asked = parser.parse_args()
-    every = [*(name for name in names() if not find(name).pooled), *TABLES]
+    every = [*(name for name in algorithm_names() if not find(name).pooled), *TABLES]
     print("| | common model | personal models | the same | seconds |\n|---|---|---|---|---|", flush=True)
     for name in asked.only.split(",") if asked.only else every:
         begun = time.monotonic()

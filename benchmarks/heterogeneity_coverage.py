@@ -17,8 +17,15 @@ import numpy as np
 import torch
 
 from mooring.core.cohort import Rows
-from mooring.estimates.heterogeneity import client_weights, radius
-from mooring.estimates.summaries import fit_covariance, fits_from_stats, linear_fits, linear_stats, logistic_fits, trace
+from mooring.estimates.client_summaries import (
+    compute_linear_stats,
+    fit_covariance,
+    fit_from_stats,
+    fit_logistic,
+    linear_fits,
+    trace,
+)
+from mooring.estimates.heterogeneity import estimate_radius, resolve_client_weights
 
 
 class Cell(NamedTuple):
@@ -95,17 +102,17 @@ def planted(cell: Cell, r: float, rng: np.random.Generator) -> tuple[Rows, torch
 
 def measure(cell: Cell, r: float, repetitions: int) -> Row:
     build = {
-        "linear": lambda rows: fits_from_stats(linear_stats(rows)),
+        "linear": lambda rows: fit_from_stats(compute_linear_stats(rows)),
         "robust": linear_fits,
-        "logistic": logistic_fits,
+        "logistic": fit_logistic,
     }
     ends = []
     for repetition in range(repetitions):
         key = [repetition, int(1000 * r), *(ord(letter) for letter in cell.task), cell.m, cell.d, cell.n, cell.uneven]
         rows, p = planted(cell, r, np.random.default_rng(key))
         fits = build[cell.task](rows)
-        p = client_weights(p, fits.n)
-        found = radius(fits, p)
+        p = resolve_client_weights(p, fits.n)
+        found = estimate_radius(fits, p)
         noise = float((p * (1 - p) * trace(fit_covariance(fits))).sum())
         ends.append((found.value, found.low, found.high, noise))
     value, low, high, noise = np.array(ends).T

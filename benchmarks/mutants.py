@@ -39,7 +39,7 @@ ALGORITHMS = [
     f"tests/algorithms/test_{name}.py" for name in ("settings", "equations", "promises", "two_stage", "limits", "apfl")
 ]
 CORE = {
-    "kinks": ["tests/core/test_kinks.py", "tests/tasks/test_scored.py"],
+    "kinks": ["tests/core/test_nonsmooth.py", "tests/tasks/test_linear_score.py"],
     "newton": ["tests/core/test_solvers.py", "tests/tasks/test_convex.py"],
     "costs": ["tests/engines/test_loop.py"],
 }

@@ -18,7 +18,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from mooring.report.page import write_report
+from mooring.report.html_report import write_report
 
 ROOT = Path(__file__).parent.parent
 README, IMAGE = ROOT / "README.md", ROOT / "docs" / "images" / "report.png"
@@ -53,7 +53,7 @@ def draw_image(run: Path) -> None:
     """The top of the report."""
     from playwright.sync_api import sync_playwright
 
-    from tests.browser import launched
+    from tests.support.browser import launched
 
     page = write_report([run])
     with sync_playwright() as play:

@@ -13,9 +13,9 @@ import subprocess
 import sys
 from typing import Any
 
-from mooring.core.papers import key_of
-from mooring.report.markdown import key_number
-from mooring.runs.files import write_json
+from mooring.core.papers import paper_key
+from mooring.report.markdown import format_key_number
+from mooring.runs.atomic_files import write_json
 
 FOLDER = "docs/reproduction"
 LAST = "44b69c4"  # the last commit before the registration
@@ -40,7 +40,7 @@ def history() -> list[dict[str, Any]]:
             if not name.endswith(".json"):
                 continue
             record = json.loads(git("show", f"{commit}:{name}"))
-            experiment = key_of(record["experiment"])
+            experiment = paper_key(record["experiment"])
             for claim in record["claims"]:
                 said = {
                     "experiment": experiment,
@@ -50,7 +50,7 @@ def history() -> list[dict[str, Any]]:
                     "word": answer(claim),
                     "repeats": record["repeats"],
                     "data": record["data"],
-                    "decided by": key_number(claim["worst"]) if "worst" in claim else "",
+                    "decided by": format_key_number(claim["worst"]) if "worst" in claim else "",
                 }
                 key = (experiment, record["preset"], claim["claim"])
                 if latest.get(key) != said:

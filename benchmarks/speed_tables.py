@@ -20,12 +20,12 @@ from torch import Tensor
 
 from benchmarks.peers.protocol import ETA
 from benchmarks.speed_measure import Contest, Times, timed, verdict
-from mooring.advice.path import SCALES, path
+from mooring.advice.candidates.lambda_path import LAMBDA_SCALES, solve_path
 from mooring.algorithms.fedavg import FedAvg
-from mooring.algorithms.fedprox_one_stage import FedProxOneStage
+from mooring.algorithms.fedprox_personal import FedProxPersonal
 from mooring.core.cohort import Rows
 from mooring.data.clients import Clients, from_arrays
-from mooring.engines.loop import Plan
+from mooring.engines.loop import TrainingPlan
 from mooring.engines.simulate import simulate
 from mooring.engines.sweep import Variant, sweep
 from mooring.tasks.linear import Linear
@@ -47,7 +47,7 @@ def exact(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
     from sklearn.linear_model import Ridge
 
     task = Linear(20, intercept=False)
-    algorithm = FedProxOneStage(lam=LAM, inner="exact")
+    algorithm = FedProxPersonal(lam=LAM, inner="exact")
     pulls: list[float] = []
 
     def moved(moment: Any) -> bool:
@@ -60,7 +60,9 @@ def exact(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
     def ours() -> Any:
         before.clear()
         pulls.clear()
-        return simulate(algorithm, task, table_clients_once(), Plan(rounds=500, evaluate_every=500), watch=moved)
+        return simulate(
+            algorithm, task, table_clients_once(), TrainingPlan(rounds=500, evaluate_every=500), watch=moved
+        )
 
     made = table_clients()
 
@@ -82,7 +84,7 @@ def exact(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
     w = np.zeros(20)
     for _ in range(2):
         w = one_round(w)
-    few = simulate(algorithm, task, made, Plan(rounds=2, evaluate_every=2)).outcome.progress.server.w
+    few = simulate(algorithm, task, made, TrainingPlan(rounds=2, evaluate_every=2)).outcome.progress.server.w
     np.testing.assert_allclose(few.numpy(), w, rtol=1e-6)
 
     def theirs() -> Times:
@@ -104,7 +106,7 @@ def lambdas(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
 
     def solve(count: int) -> None:
         rows = replace(made.train, cache={})
-        for _ in path(task, rows, made.weights(), SCALES[:count] if count > 1 else [LAM]):
+        for _ in solve_path(task, rows, made.weights(), LAMBDA_SCALES[:count] if count > 1 else [LAM]):
             pass
 
     rivals = {"one lambda": partial(timed, partial(solve, 1))}
@@ -114,11 +116,11 @@ def lambdas(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
 def advised(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
     from benchmarks.advice_tables import mixed_model
     from mooring import advise
-    from mooring.advice.folds import joined
-    from tests.tables import EXAM
+    from mooring.advice.folds import concatenate_rows
+    from tests.support.tables import EXAM
 
     clients = advise(EXAM.path, **EXAM.columns).job.clients
-    rows = joined(clients.train, clients.validation)
+    rows = concatenate_rows(clients.train, clients.validation)
 
     def theirs() -> Any:
         with warnings.catch_warnings():
@@ -141,7 +143,7 @@ def many_clients(count: int, rows: int = 20, features: int = 20) -> Clients:
 
 def population(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
     task, algorithm = Logistic(20, dtype=torch.float32), FedAvg(eta=0.1, steps=10, batch=10)
-    plan = Plan(rounds=100, participation=1000, evaluate_every=100)
+    plan = TrainingPlan(rounds=100, participation=1000, evaluate_every=100)
 
     def rounds_of(clients: Clients) -> Callable[[], Times]:
         """Rounds of the engine's own loop, without evaluations."""
@@ -191,9 +193,9 @@ def sweeps(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
     xs, ys = rng.normal(size=(30, 50, 20)), rng.integers(0, 5, size=(30, 50))
     parts = [np.where(np.arange(50) < 40, "train", "validation")] * 30
     clients = from_arrays(list(xs), list(ys), kind="classes", parts=parts, dtype=torch.float32)
-    task, plan = Logistic(20, 5, dtype=torch.float32), Plan(rounds=20, evaluate_every=20)
+    task, plan = Logistic(20, 5, dtype=torch.float32), TrainingPlan(rounds=20, evaluate_every=20)
     variants = [
-        Variant(FedProxOneStage(lam=lam, gamma=1 / lam, inner="sgd", eta=ETA, steps=10, batch=10), seed)
+        Variant(FedProxPersonal(lam=lam, gamma=1 / lam, inner="sgd", eta=ETA, steps=10, batch=10), seed)
         for lam in np.logspace(-2, 1, 8).tolist()
         for seed in range(5)
     ]

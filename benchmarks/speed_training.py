@@ -21,15 +21,15 @@ from benchmarks.peers.protocol import BATCH, ETA, loss_of
 from benchmarks.speed_measure import Contest, Times, timed
 from mooring.algorithms.apfl import APFL
 from mooring.algorithms.fedavg import FedAvg
-from mooring.algorithms.fedprox_one_stage import FedProxOneStage
-from mooring.core.averages import average
-from mooring.core.batches import drawings
+from mooring.algorithms.fedprox_personal import FedProxPersonal
+from mooring.core.aggregation import average
 from mooring.core.cohort import Round
+from mooring.core.minibatches import draw_rows
 from mooring.data.clients import Clients, from_arrays
 from mooring.engines.simulator import Simulator
-from mooring.tasks.compiled import available
+from mooring.tasks.fused.linear_numba import is_numba_available
 from mooring.tasks.logistic import Logistic
-from mooring.tasks.module import Module
+from mooring.tasks.network import NetworkTask
 
 ROWS, SIDE, CLASSES, STEPS = 600, 28, 10, 20
 FEATURES = SIDE**2
@@ -81,7 +81,7 @@ class Training:
         """[C, S, B]: the rows of every batch of the round."""
         data = self.clients.cohort()
         counts = torch.full((len(data),), STEPS)
-        drawn = drawings(data, self.turn, batch=BATCH, counts=counts)
+        drawn = draw_rows(data, self.turn, batch=BATCH, counts=counts)
         return torch.from_numpy(np.stack([one.place for one in drawn], 1))
 
     def layers(self, w: Tensor) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -201,7 +201,7 @@ CONVOLUTIONS = 4 * 8 * 25 * SIDE**2 + 6 * (16 * 8 * 25 * (SIDE // 2) ** 2 + 16 *
 
 def kernels_here() -> tuple[str, ...]:
     """What local steps can be taken by, the fastest first."""
-    return ("numba", "torch") if available() else ("torch",)
+    return ("numba", "torch") if is_numba_available() else ("torch",)
 
 
 def against_loop(name: str, training: Training, wanted: float | None, operations: float, **more: Any) -> Contest:
@@ -234,7 +234,7 @@ def softmax(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
 def mlp(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
     clients, net = some_clients(100), deep_net()
     for kernels in kernels_here():
-        training = Training(Module(deep_net, kernels=kernels), FEDAVG, clients, net)
+        training = Training(NetworkTask(deep_net, kernels=kernels), FEDAVG, clients, net)
         best = kernels == kernels_here()[0]
         least = 0.5 if best else None
         contest = against_loop(f"{NETWORK}, {kernels}", training, 4 if best else None, DEEP, least_share=least)
@@ -243,17 +243,17 @@ def mlp(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
 
 
 def cnn(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
-    training = Training(Module(convolutional_net), FEDAVG, some_clients(30), convolutional_net())
+    training = Training(NetworkTask(convolutional_net), FEDAVG, some_clients(30), convolutional_net())
     yield against_loop("two convolutions", training, 1.2, CONVOLUTIONS)
 
 
 def fedprox(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
-    inexact = FedProxOneStage(lam=0.1, gamma=1.0, inner="sgd", eta=ETA, steps=STEPS, batch=BATCH)
+    inexact = FedProxPersonal(lam=0.1, gamma=1.0, inner="sgd", eta=ETA, steps=STEPS, batch=BATCH)
     clients = some_clients(100)
     kernels = kernels_here()[0]
     tasks = {
         "softmax 784-10": (Logistic(FEATURES, CLASSES, ridge=0.0, dtype=torch.float32, kernels=kernels), softmax_net()),
-        NETWORK: (Module(deep_net, kernels=kernels), deep_net()),
+        NETWORK: (NetworkTask(deep_net, kernels=kernels), deep_net()),
     }
     for name, (task, net) in tasks.items():
         pulled, plain = (Training(task, algorithm, clients, net) for algorithm in (inexact, FEDAVG))
@@ -263,7 +263,7 @@ def fedprox(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
 
 def apfl(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
     algorithm = APFL(alpha=0.5, adapt="step", adapt_on="train", eta=ETA, decay=0.0, steps=STEPS, batch=BATCH)
-    task = Module(deep_net, kernels=kernels_here()[0])
+    task = NetworkTask(deep_net, kernels=kernels_here()[0])
     training = Training(task, algorithm, some_clients(asked.apfl_clients), deep_net())
     samples = asked.apfl_clients * STEPS * BATCH
     contest = Contest(

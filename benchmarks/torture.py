@@ -29,28 +29,28 @@ import pandas as pd
 import torch
 
 import mooring
-from mooring.algorithms.base import build, names
+from mooring.algorithms.base import algorithm_names, build
 from mooring.core import attacks
 from mooring.core.errors import RequestError, WorkError
 from mooring.data.clients import from_arrays
-from mooring.data.sources import load
+from mooring.data.loading import load
 from mooring.engines import compare as comparing
 from mooring.engines import fit as fitting
-from mooring.engines.guard import check_weights, checked_sizes, clipped
-from mooring.engines.loop import Plan, Progress, run
-from mooring.engines.odd_clients import FINITE, REFUSED, check_federated
-from mooring.engines.privacy import epsilon_of, normals
-from mooring.engines.simulator import settle
-from mooring.experiments.base.cache import CACHE_ENVIRONMENT
+from mooring.engines.loop import TrainingPlan, TrainingState, run
+from mooring.engines.privacy import compute_epsilon, draw_normals
+from mooring.engines.reply_checks import check_sizes, check_weights, clip_messages
+from mooring.engines.simulator import resolve
 from mooring.experiments.base.reproduce import reproduce as run_experiments
-from mooring.report.page import write_report
+from mooring.experiments.base.trial_cache import CACHE_ENVIRONMENT
+from mooring.report.html_report import write_report
 from mooring.report.reproduction import draw_record
-from mooring.runs.checkpoint import FOLDER, latest
-from mooring.runs.directory import SECONDS, open_run
-from mooring.runs.files import SEAL, json_bytes, read_json, read_parquet
+from mooring.runs.atomic_files import CHECKSUM_MARK, json_bytes, read_json, read_parquet
+from mooring.runs.checkpoint import CHECKPOINT_FOLDER, read_latest_checkpoint
+from mooring.runs.directory import SECONDS_FILE, open_run
 from mooring.runs.runfile import read_run
-from mooring.runs.tensors import read_tensors
+from mooring.runs.tensor_files import read_tensors
 from mooring.tasks.linear import Linear
+from mooring.testing import FINITE, REFUSED, check_federated
 
 CALLS = ("write", "pwrite64", "fsync", "rename", "mkdir", "unlink", "ftruncate")
 ERRORS = ("ENOSPC", "EIO", "EACCES")
@@ -76,7 +76,7 @@ def table(path: Path, clients: int = 6, rows: int = 20) -> Path:
 
 def digests(folder: Path) -> dict[str, str]:
     """Of every file that equal runs have alike, of a reproduction's record all but its seconds."""
-    found = (f for f in sorted(folder.rglob("*")) if f.is_file() and f.name not in (SECONDS, ".mooring.lock"))
+    found = (f for f in sorted(folder.rglob("*")) if f.is_file() and f.name not in (SECONDS_FILE, ".mooring.lock"))
     return {str(f.relative_to(folder)): hashlib.sha256(timeless(f)).hexdigest() for f in found}
 
 
@@ -139,8 +139,13 @@ def jobs(folder: Path) -> list[Job]:
     rows, out = table(folder / "rows.csv"), folder / "run"
     how = ABOUT | {"rounds": 5, "checkpoint_every": 1, "out": out}
     return [
-        Job("fit", out, lambda: mooring.fit(rows, algorithm="apfl", **how), lambda: fitting.resume(out)),
-        Job("compare", out, lambda: mooring.compare(rows, ["local", "scaffold"], **how), lambda: comparing.resume(out)),
+        Job("fit", out, lambda: mooring.fit(rows, algorithm="apfl", **how), lambda: fitting.resume_fit(out)),
+        Job(
+            "compare",
+            out,
+            lambda: mooring.compare(rows, ["local", "scaffold"], **how),
+            lambda: comparing.resume_comparison(out),
+        ),
     ]
 
 
@@ -244,7 +249,7 @@ def damage(folder: Path, quick: bool) -> Tried:
     readers = {".json": read_json, ".parquet": read_parquet, ".safetensors": read_tensors}
     files = [f for f in sorted(out.rglob("*")) if f.suffix in readers or f.name == "run.toml"]
     rng, silent, count = random.Random(0), [], 30 if quick else 1000
-    newest = max((out / FOLDER).iterdir())
+    newest = max((out / CHECKPOINT_FOLDER).iterdir())
     for k in range(count):
         file = files[k % len(files)]
         whole = file.read_bytes()
@@ -258,7 +263,7 @@ def damage(folder: Path, quick: bool) -> Tried:
             _ = open_run(out).run if file.name == "run.toml" else readers[file.suffix](file)
             silent.append(f"{file.name} was read")
         except RequestError:
-            if file == newest and (found := latest(out)) is not None and found.note is None:
+            if file == newest and (found := read_latest_checkpoint(out)) is not None and found.note is None:
                 silent.append(f"{file.name} was passed over without a word")
         file.write_bytes(whole)
     return count, count - len(silent), silent[0] if silent else f"all noticed, in {len(files)} files"
@@ -270,7 +275,7 @@ class Cut(Exception):
 
 def every_cut(folder: Path, quick: bool) -> Tried:
     rows, tried, wrong, refused = table(folder / "rows.csv"), 0, [], []
-    for name in some(list(names()), quick, 3):
+    for name in some(list(algorithm_names()), quick, 3):
         how = ABOUT | {"algorithm": name, "rounds": 4, "checkpoint_every": 1}
         how |= {"task": "kernel"} if name.startswith("kernel") else {}
         try:
@@ -287,7 +292,7 @@ def every_cut(folder: Path, quick: bool) -> Tried:
             try:
                 mooring.fit(rows, out=folder / "cut", progress=stop, **how)
             except Cut:
-                fitting.resume(folder / "cut")
+                fitting.resume_fit(folder / "cut")
             tried += 1
             if digests(folder / "cut") != digests(folder / "whole"):
                 wrong.append(f"{name} cut in round {at}")
@@ -298,17 +303,17 @@ def every_cut(folder: Path, quick: bool) -> Tried:
 
 
 def poison(folder: Path, quick: bool) -> Tried:
-    from tests.engines.test_guard import LIES, federation
+    from tests.engines.test_reply_checks import LIES, federation
 
     wrong, tried, worst = [], 0, 0.0
     for k in [1, 10, 19] if quick else range(1, 20):
         ready, without, progress = federation(20, alone=range(k, 20))
-        right = run(ready, without, Plan(rounds=4), progress).progress.server.w
+        right = run(ready, without, TrainingPlan(rounds=4), progress).progress.server.w
         for lie in LIES:
             if lie == "1e30" and k > 9:
                 continue  # most say so
             ready, exchange, progress = federation(20, tuple(range(k)), lie)
-            found = run(ready, exchange, Plan(rounds=4), progress).progress
+            found = run(ready, exchange, TrainingPlan(rounds=4), progress).progress
             off = float(((found.server.w - right).abs() / right.abs().clamp(min=1e-2)).max())
             worst, tried = max(worst, off), tried + 1
             if not off <= 1e-12 or sorted(found.offenders) != list(range(k)):
@@ -319,7 +324,7 @@ def poison(folder: Path, quick: bool) -> Tried:
         ready, exchange, progress = federation(20, tuple(range(20)), lie)
         before, tried = progress.server.w.clone(), tried + 1
         try:
-            run(ready, exchange, Plan(rounds=4), progress)
+            run(ready, exchange, TrainingPlan(rounds=4), progress)
             wrong.append(f"20 of 20 send {lie}: nobody says so")
         except WorkError:
             if not progress.server.w.equal(before):
@@ -332,7 +337,7 @@ def weights(folder: Path, quick: bool) -> Tried:
     lies = (-1, float("nan"), 1e30, "text", 0)
     for lie in lies:
         try:
-            size = checked_sizes(["a", "liar"], [10, lie])
+            size = check_sizes(["a", "liar"], [10, lie])
             check_weights(["a", "liar"], size / size.sum())
             if lie != 0 or float(size[1]) != 0:
                 wrong.append(f"{lie!r} rows are believed")
@@ -363,7 +368,7 @@ def liars(folder: Path, quick: bool) -> Tried:
         for kind in kinds:
             for share in shares:
                 spec = f"{kind}:{share}"
-                lying = np.asarray(attacks.liars(spec, 0, keys))
+                lying = np.asarray(attacks.malicious_clients(spec, 0, keys))
                 lying = lying if lying.dtype == bool else np.isin(np.arange(len(keys)), lying)
                 row = []
                 for average in ("mean", "median", "trimmed:0.4" if share > 0.25 else "trimmed", "clipped"):
@@ -384,7 +389,7 @@ def liars(folder: Path, quick: bool) -> Tried:
 
 def odd_clients(folder: Path, quick: bool) -> Tried:
     tried, wrong, ends = 0, [], Counter()
-    for k, name in enumerate(names()):
+    for k, name in enumerate(algorithm_names()):
         try:
             found = check_federated(build(name, {}), slice(k % 20, None, 20) if quick else slice(None))
             ends.update(verdict.outcome for verdict in found)
@@ -450,14 +455,18 @@ def growth(folder: Path, quick: bool) -> Tried:
     rng = np.random.default_rng(0)
     xs = [rng.normal(size=(6, 5)) for _ in range(clients)]
     data = from_arrays(xs, [x @ np.ones(5) for x in xs])
-    ready, exchange, server = settle(build("scaffold", {"eta": 0.05}), Linear(5), data)
+    ready, exchange, server = resolve(build("scaffold", {"eta": 0.05}), Linear(5), data)
     used: list[float] = []
 
-    def look(progress: Progress, _: int) -> None:
+    def look(progress: TrainingState, _: int) -> None:
         used.append(int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6)
 
     run(
-        ready, exchange, Plan(rounds=rounds, participation=100, evaluate_every=rounds // 4), Progress(server), tell=look
+        ready,
+        exchange,
+        TrainingPlan(rounds=rounds, participation=100, evaluate_every=rounds // 4),
+        TrainingState(server),
+        tell=look,
     )
     begin = rounds // 5
     grown = (max(used[-20:]) - max(used[begin : begin + 20])) / (rounds - begin) * 100
@@ -471,8 +480,8 @@ def unpickled(folder: Path, quick: bool) -> Tried:
     count, before = 40 if quick else 1000, len(SEEN)
     for k in range(count):
         bad = mutated(whole, rng)
-        if k % 2 and bad.count(SEAL) == 1:  # a stranger seals what was changed
-            place = bad.index(SEAL) + len(SEAL)
+        if k % 2 and bad.count(CHECKSUM_MARK) == 1:  # a stranger seals what was changed
+            place = bad.index(CHECKSUM_MARK) + len(CHECKSUM_MARK)
             blank = bad[:place] + b"0" * 64 + bad[place + 64 :]
             bad = bad[:place] + hashlib.sha256(blank).hexdigest().encode() + bad[place + 64 :]
         path.write_bytes(bad)
@@ -506,14 +515,14 @@ def privacy(folder: Path, quick: bool) -> Tried:
         s = noise / math.sqrt(releases)
         bound = lambda e, s=s: stats.norm.cdf(0.5 / s - e * s) - math.exp(e) * stats.norm.cdf(-0.5 / s - e * s)  # noqa: E731
         right = optimize.brentq(lambda e, f=bound, delta=delta: f(e) - delta, 0, 650, xtol=1e-12)
-        worst = max(worst, abs(epsilon_of(noise, releases, delta) - right))
+        worst = max(worst, abs(compute_epsilon(noise, releases, delta) - right))
     wrong += [f"epsilon is off by {worst:.1g}"] * (worst > 1e-6)
-    spread = float(normals(b"torture", 10**6).std())
+    spread = float(draw_normals(b"torture", 10**6).std())
     wrong += [f"noise of {spread:.4f} for 1"] * (abs(spread - 1) > 0.01)
     updates = (
         torch.randn(10_000, 50, generator=torch.Generator().manual_seed(0)) * torch.logspace(-9, 9, 10_000)[:, None]
     )
-    longest = float(clipped(updates, 0.7).double().norm(dim=1).max())
+    longest = float(clip_messages(updates, 0.7).double().norm(dim=1).max())
     wrong += [f"a clipped update is {longest:.9f} long"] * (longest > 0.7)
     told = f"epsilon off by {worst:.0e}, noise by {abs(spread - 1):.2%}, longest update {longest / 0.7:.7f} clips"
     return len(cases) + 2, len(cases) + 2 - len(wrong), wrong[0] if wrong else told

@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mooring.advice.advise import advise as advise
-    from mooring.advice.personalize import personalize as personalize
+    from mooring.advice.new_clients.personalize import personalize
     from mooring.core.errors import RequestError as RequestError
     from mooring.core.errors import WorkError as WorkError
-    from mooring.data.sources import load as load
+    from mooring.data.loading import load
     from mooring.engines.compare import compare as compare
+    from mooring.engines.exported_models import load_sklearn
     from mooring.engines.fit import fit as fit
-    from mooring.engines.opened import open as open
     from mooring.engines.predict import predict as predict
-    from mooring.engines.usable import load_sklearn as load_sklearn
+    from mooring.engines.saved_run import open
     from mooring.estimators import PersonalizedClassifier as PersonalizedClassifier
     from mooring.estimators import PersonalizedRegressor as PersonalizedRegressor
     from mooring.report.figures import plot as plot
-    from mooring.report.page import write_report as write_report
+    from mooring.report.html_report import write_report
 
 # PyTorch asks for large pages for large tensors: a cohort's matrix is new every round, and small pages cost as much
 # time as what is written to them. Read by PyTorch when it first makes a tensor.
@@ -29,12 +29,12 @@ _PUBLIC = {
     "fit": "mooring.engines.fit",
     "advise": "mooring.advice.advise",
     "compare": "mooring.engines.compare",
-    "personalize": "mooring.advice.personalize",
+    "personalize": "mooring.advice.new_clients.personalize",
     "plot": "mooring.report.figures",
-    "write_report": "mooring.report.page",
-    "load": "mooring.data.sources",
-    "load_sklearn": "mooring.engines.usable",
-    "open": "mooring.engines.opened",
+    "write_report": "mooring.report.html_report",
+    "load": "mooring.data.loading",
+    "load_sklearn": "mooring.engines.exported_models",
+    "open": "mooring.engines.saved_run",
     "predict": "mooring.engines.predict",
     "RequestError": "mooring.core.errors",
     "WorkError": "mooring.core.errors",

@@ -10,23 +10,23 @@ from typing import Annotated, Any
 
 import typer
 
-from mooring.commands.common import INTERRUPTED, app
+from mooring.commands.common import RESUMABLE_RUNS, app
 from mooring.core.errors import RequestError, WorkError
-from mooring.core.fields import unknown
-from mooring.core.level import LEVEL
-from mooring.core.trust import ASK
-from mooring.runs.sections import installed
+from mooring.core.field_checks import describe_unknown
+from mooring.core.trust import CONFIRMATIONS
+from mooring.core.verbosity import LEVEL
+from mooring.runs.sections import installed_version
 
-for part in ("training", "models", "data", "papers", "words", "federation"):  # in the order of `mooring --help`
+for part in ("training", "models", "data", "papers", "reference", "federation"):  # in the order of `mooring --help`
     import_module(f"mooring.commands.{part}")
 
 DEBUG = {"on": False}
-ANYWHERE = ("--debug", "--quiet", "--verbose")  # options that may stand anywhere
+GLOBAL_FLAGS = ("--debug", "--quiet", "--verbose")  # options that may stand anywhere
 
 
-def tell_version(asked: bool) -> None:
+def print_version(asked: bool) -> None:
     if asked:
-        print(f"mooring {installed()}")  # noqa: T201
+        print(f"mooring {installed_version()}")  # noqa: T201
         raise typer.Exit
 
 
@@ -36,7 +36,7 @@ def options(
     verbose: Annotated[bool, typer.Option("--verbose", help="Print every step with the time that it took.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the stack trace of an error.")] = False,
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=tell_version, is_eager=True)
+        bool, typer.Option("--version", help="Print the version.", callback=print_version, is_eager=True)
     ] = False,
 ) -> None:
     pass  # the first three may stand anywhere: `main` takes them
@@ -46,28 +46,28 @@ def main(argv: list[str] | None = None) -> None:
     """Run a command. Exit codes: 0 done, 1 the work failed, 2 the request was wrong."""
     warnings.showwarning = lambda message, *rest, **more: print(f"note: {message}", file=sys.stderr)  # noqa: T201
     if sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty():
-        ASK[:] = [lambda question: typer.confirm(question, err=True)]
+        CONFIRMATIONS[:] = [lambda question: typer.confirm(question, err=True)]
     try:
         given = sys.argv[1:] if argv is None else argv
-        INTERRUPTED.clear()
+        RESUMABLE_RUNS.clear()
         DEBUG["on"] = "--debug" in given
         LEVEL[0] = "quiet" if "--quiet" in given else "verbose" if "--verbose" in given else "normal"
-        code = app([word for word in given if word not in ANYWHERE], prog_name="mooring", standalone_mode=False)
+        code = app([word for word in given if word not in GLOBAL_FLAGS], prog_name="mooring", standalone_mode=False)
         if code == 130:  # typer's own way to say that it was interrupted
-            interrupted()
+            describe_interruption()
     except Exception as error:
         if DEBUG["on"]:
             raise
-        code = say_error(error)
+        code = print_error(error)
     except KeyboardInterrupt:
-        code = interrupted()
+        code = describe_interruption()
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def interrupted() -> int:
+def describe_interruption() -> int:
     """Print how an interrupted command can be continued; its exit code."""
     how = "nothing was written"
-    for what in INTERRUPTED:
+    for what in RESUMABLE_RUNS:
         if isinstance(what, str):
             how = what
         elif (what / "run.toml").is_file():
@@ -76,35 +76,36 @@ def interrupted() -> int:
     return 130
 
 
-def command_of(context: Any) -> str:
+def command_name(context: Any) -> str:
     """`mooring fit`, whichever way it was started."""
-    return "mooring" if context.parent is None else f"{command_of(context.parent)} {context.info_name}"
+    return "mooring" if context.parent is None else f"{command_name(context.parent)} {context.info_name}"
 
 
-def say_error(error: Exception) -> int:
+def print_error(error: Exception) -> int:
     """Say an error in one sentence, which may hold words from files and data; its exit code."""
     import click
 
-    from mooring.report.terminal import plain
+    from mooring.report.terminal import replace_control_characters
 
     if isinstance(error, click.exceptions.Exit):
         return error.exit_code
     if isinstance(error, click.NoSuchOption) and error.ctx is not None:
         known = [word for parameter in error.ctx.command.params for word in parameter.opts if word.startswith("--")]
-        asked = command_of(error.ctx)
-        error = RequestError(f"{asked}: {unknown('option', error.option_name, known, f'{asked} --help')}.")
+        asked = command_name(error.ctx)
+        error = RequestError(f"{asked}: {describe_unknown('option', error.option_name, known, f'{asked} --help')}.")
     if isinstance(error, click.UsageError) and error.ctx is not None:
         text = error.format_message().split(" Did you mean")[0]
         if isinstance(error.ctx.command, click.Group) and text.startswith("No such command"):
             asked = text.split("'", 1)[-1].rstrip("'.")
-            text = f"{unknown('command', asked, error.ctx.command.commands, f'{command_of(error.ctx)} --help')}."
-        usage = "" if "--help`" in text else f" See `{command_of(error.ctx)} --help`."
-        error = RequestError(f"{command_of(error.ctx)}: {text}{usage}")
+            usage = f"{command_name(error.ctx)} --help"
+            text = f"{describe_unknown('command', asked, error.ctx.command.commands, usage)}."
+        usage = "" if "--help`" in text else f" See `{command_name(error.ctx)} --help`."
+        error = RequestError(f"{command_name(error.ctx)}: {text}{usage}")
     if isinstance(error, click.ClickException):
         error = RequestError(error.format_message())
     if isinstance(error, click.Abort):
-        return interrupted()
+        return describe_interruption()
     foreseen = isinstance(error, RequestError | WorkError)
     text = str(error) if foreseen else f"unexpected {type(error).__name__}: {error} (run with --debug for the details)"
-    print(f"error: {plain(text)}", file=sys.stderr)  # noqa: T201
+    print(f"error: {replace_control_characters(text)}", file=sys.stderr)  # noqa: T201
     return 2 if isinstance(error, RequestError) else 1

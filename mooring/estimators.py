@@ -27,18 +27,18 @@ from mooring.algorithms.base import build
 from mooring.core.errors import RequestError
 from mooring.core.seeds import client_key, uniforms
 from mooring.data.clients import BINARY, CLASSES, REGRESSION, from_arrays
-from mooring.data.columns import as_names
-from mooring.data.tables import counted, listing
-from mooring.engines.coefficients import Scaling, coefficients, in_units_of_data
-from mooring.engines.loop import plan_of
+from mooring.data.column_types import to_client_names
+from mooring.data.tables import count_phrase, quote_list
+from mooring.engines.coefficients import Scaling, coefficient_table, to_data_units
+from mooring.engines.loop import make_plan
 from mooring.engines.simulate import simulate
 from mooring.runs.runfile import make_training
 from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic
 
-LEAST_FOR_VALIDATION = 5  # a client with fewer rows trains on all of them
-LONE_RIDGE = 1e-6  # a single client has nobody to be moored to: nearly unpenalised
-LONE = "all"  # the one client of a fit without clients
+MIN_ROWS_FOR_VALIDATION = 5  # a client with fewer rows trains on all of them
+SINGLE_CLIENT_RIDGE = 1e-6  # a single client has nobody to be moored to: nearly unpenalised
+SINGLE_CLIENT = "all"  # the one client of a fit without clients
 
 PARAMETERS = """
 
@@ -98,13 +98,13 @@ class _Personalized(BaseEstimator):
     def _apart(self, x: Any, groups: Any) -> tuple[Any, pd.Categorical | None]:
         """X without its client column, and each row's client; None where nobody says."""
         if self.client is None:
-            return x, None if groups is None else as_names(pd.Series(np.asarray(groups, dtype=object)))
+            return x, None if groups is None else to_client_names(pd.Series(np.asarray(groups, dtype=object)))
         if groups is not None:
             raise RequestError(f"whose a row is, is said twice: by column {self.client!r} of X and by groups.")
         if isinstance(x, pd.DataFrame):
             if self.client not in x.columns:
-                raise RequestError(f"X has no client column {self.client!r}; its columns are {listing(x.columns)}.")
-            return x.drop(columns=[self.client]), as_names(x[self.client])
+                raise RequestError(f"X has no client column {self.client!r}; its columns are {quote_list(x.columns)}.")
+            return x.drop(columns=[self.client]), to_client_names(x[self.client])
         if not isinstance(self.client, int | np.integer):
             raise RequestError(
                 f"client={self.client!r} names a column, but X is no data frame; give the column's number, or X as a "
@@ -113,11 +113,11 @@ class _Personalized(BaseEstimator):
         x = np.asarray(x)
         if x.ndim != 2 or not -x.shape[1] <= self.client < x.shape[1]:
             raise RequestError(f"X has no client column {self.client}; its shape is {x.shape}.")
-        return np.delete(x, self.client, axis=1), as_names(pd.Series(x[:, self.client]))
+        return np.delete(x, self.client, axis=1), to_client_names(pd.Series(x[:, self.client]))
 
     def _train(self, x: np.ndarray, y: np.ndarray, names: pd.Categorical | None, kind: str) -> None:
         self.with_clients_ = names is not None
-        names = as_names(pd.Series([LONE] * len(y))) if names is None else names
+        names = to_client_names(pd.Series([SINGLE_CLIENT] * len(y))) if names is None else names
         check_length(names, len(y))
         if (names.codes < 0).any():
             first = int(np.argmax(names.codes < 0)) + 1
@@ -140,17 +140,17 @@ class _Personalized(BaseEstimator):
         )
         self.task_ = self._task(x.shape[1])
         if len(clients) == 1:
-            algorithm = build("local", {"ridge": LONE_RIDGE})
+            algorithm = build("local", {"ridge": SINGLE_CLIENT_RIDGE})
         else:
             fields = dict(self.settings or {}) | ({} if self.lam is None else {"lam": self.lam})
             algorithm = build(self.algorithm, fields)
-        plan = plan_of(make_training(type(self).__name__, rounds=self.rounds, seed=int(seed)))
+        plan = make_plan(make_training(type(self).__name__, rounds=self.rounds, seed=int(seed)))
         done = simulate(algorithm, self.task_, clients, plan)
         self.models_ = done.models(plan.keep)
         self.common_ = self.models_[0] if len(clients) == 1 else done.outcome.at(plan.keep)[1].w
         self.algorithm_ = done.algorithm
         self.n_iter_ = done.outcome.progress.t
-        slopes, intercept = in_units_of_data(self.task_, torch.cat([self.common_[None], self.models_]), self._units())
+        slopes, intercept = to_data_units(self.task_, torch.cat([self.common_[None], self.models_]), self._units())
         if self.task_.layout[0].shape == (x.shape[1],):  # one score: no axis of classes
             slopes, intercept = slopes[:, 0], intercept[:, 0]
         self.common_coef_, self.coef_ = slopes[0], slopes[1:]
@@ -166,11 +166,11 @@ class _Personalized(BaseEstimator):
     def coefficients_(self) -> pd.DataFrame:
         """A row for each client and term in the units of X and y: coefficient, common, deviation."""
         check_is_fitted(self)
-        return coefficients(self.task_, self._units(), self.common_, self.models_, list(map(str, self.clients_)))
+        return coefficient_table(self.task_, self._units(), self.common_, self.models_, list(map(str, self.clients_)))
 
     def _parts(self, name: str, n: int, seed: int) -> np.ndarray:
         parts = np.full(n, "train", dtype="<U10")
-        if self.validation > 0 and len(self.clients_) > 1 and n >= LEAST_FOR_VALIDATION:
+        if self.validation > 0 and len(self.clients_) > 1 and n >= MIN_ROWS_FOR_VALIDATION:
             order = np.argsort(uniforms(seed, "split", client_key(name), np.arange(n)))
             parts[order[: max(1, round(self.validation * n))]] = "validation"
         return parts
@@ -189,10 +189,13 @@ class _Personalized(BaseEstimator):
             place = np.append(pd.Index(self.clients_).get_indexer(names.categories), -1)[names.codes]
             nobody = int((names.codes < 0).sum())
             if nobody:
-                warnings.warn(f"{counted(nobody, 'row')} without a client: answered by the common model.", stacklevel=3)
+                warnings.warn(
+                    f"{count_phrase(nobody, 'row')} without a client: answered by the common model.", stacklevel=3
+                )
         elif self.with_clients_:
             warnings.warn(
-                f"fitted on {counted(len(self.clients_), 'client')}, but nobody says whose these rows are: they are "
+                f"fitted on {count_phrase(len(self.clients_), 'client')}, but nobody says whose these rows are: "
+                "they are "
                 "answered by the common model. Pass groups=, or make the client a column of X with client=.",
                 stacklevel=3,
             )

@@ -17,8 +17,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import typer
 
 from mooring.core.errors import RequestError
-from mooring.core.fields import alternatives
-from mooring.runs.sections import ALGORITHM, METHODS, OPTIONS, Option
+from mooring.core.field_checks import type_alternatives
+from mooring.runs.sections import DEFAULT_ALGORITHM, DEFAULT_METHODS, OPTIONS, Option
 
 DATA, TASK, TRAINING, ADVICE = (
     tuple(name for name, option in OPTIONS.items() if option.section == section)
@@ -26,7 +26,7 @@ DATA, TASK, TRAINING, ADVICE = (
 )
 
 # What few need: `mooring list options` and the page tell it, and help texts fit a screen.
-RARELY = frozenset(
+RARE_OPTIONS = frozenset(
     (
         "attack",
         "average",
@@ -62,12 +62,16 @@ Source = Annotated[str, typer.Argument(hidden=True)]
 Method = Annotated[
     str | None,
     typer.Option(
-        "--algorithm", metavar="NAME", help=f"See `mooring list algorithms`; or my_file.py:MyAlgorithm. [{ALGORITHM}]"
+        "--algorithm",
+        metavar="NAME",
+        help=f"See `mooring list algorithms`; or my_file.py:MyAlgorithm. [{DEFAULT_ALGORITHM}]",
     ),
 ]
 Methods = Annotated[
     list[str] | None,
-    typer.Option("--methods", metavar="A,B", help=f"Algorithms to compare, as `ditto lam=0.1`. [{', '.join(METHODS)}]"),
+    typer.Option(
+        "--methods", metavar="A,B", help=f"Algorithms to compare, as `ditto lam=0.1`. [{', '.join(DEFAULT_METHODS)}]"
+    ),
 ]
 Lam = Annotated[
     str | None,
@@ -94,15 +98,15 @@ Trust = Annotated[bool, typer.Option("--trust", help="Run code that an untrusted
 
 
 SOURCES = "SOURCE: a table (CSV, Parquet, npz), a folder of tables, a data set, or a run file (.toml)."
-MORE = "Rarer options: `mooring list options`."
+RARE_OPTIONS_HINT = "Rarer options: `mooring list options`."
 
 
 def example(command: str) -> str:
     """What stands at the end of a help text."""
-    return f"{SOURCES} {MORE}\n\nExample: {command}"
+    return f"{SOURCES} {RARE_OPTIONS_HINT}\n\nExample: {command}"
 
 
-def names() -> list[str]:
+def option_names() -> list[str]:
     return list(OPTIONS)
 
 
@@ -118,20 +122,20 @@ def describe(name: str) -> dict[str, str]:
     }
 
 
-def takes(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def add_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """A command with these options as flags: its `**given` are those that were given, as a run file would hold them."""
 
     def dress(function: Callable[..., None]) -> Callable[..., None]:
         parameters = inspect.signature(function, eval_str=True).parameters.values()
         own = [p for p in parameters if p.kind is not p.VAR_KEYWORD]
         derived = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=flag_of(OPTIONS[name]))
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=make_flag(OPTIONS[name]))
             for name in names
         ]
 
         @functools.wraps(function)
         def command(**words: Any) -> None:
-            given = {name: value_of(OPTIONS[name], words.pop(name)) for name in names}
+            given = {name: parse_value(OPTIONS[name], words.pop(name)) for name in names}
             given = {name: value for name, value in given.items() if value is not None}
             try:
                 function(**words, **given)
@@ -158,32 +162,32 @@ def with_flags(text: str, given: Iterable[str]) -> str:
     return text
 
 
-def types_of(option: Option) -> set[Any]:
+def option_types(option: Option) -> set[Any]:
     """What a field may hold: str, int, float, bool, list, dict or Literal."""
     found = set()
-    for type_ in alternatives(option.info.annotation):
+    for type_ in type_alternatives(option.info.annotation):
         if get_origin(type_) is Annotated:
-            found |= {get_origin(one) or one for one in alternatives(get_args(type_)[0])}
+            found |= {get_origin(one) or one for one in type_alternatives(get_args(type_)[0])}
         elif type_ is not type(None):
             found.add(get_origin(type_) or type_)
     return found
 
 
-def words_of(option: Option) -> list[str]:
+def allowed_words(option: Option) -> list[str]:
     """The words that a field may be, if it may be certain words only."""
     return [
         word
-        for type_ in alternatives(option.info.annotation)
+        for type_ in type_alternatives(option.info.annotation)
         if get_origin(type_) is Literal
         for word in get_args(type_)
     ]
 
 
-def flag_of(option: Option) -> Any:
+def make_flag(option: Option) -> Any:
     """An option as typer declares it: text, or texts that add up, for the run file's own check to judge."""
-    types = types_of(option)
+    types = option_types(option)
     help_ = f"{option.info.title} [{option.default}]"
-    hidden = option.name in RARELY
+    hidden = option.name in RARE_OPTIONS
     if types == {bool}:
         both = f"{option.flag}/--no-{option.flag[2:]}"
         return Annotated[bool | None, typer.Option(both, help=help_, hidden=hidden)]
@@ -192,8 +196,8 @@ def flag_of(option: Option) -> Any:
         if types == {dict}
         else "A,B"
         if types == {list}
-        else "|".join(words_of(option))
-        if words_of(option) and option.name != "kind"
+        else "|".join(allowed_words(option))
+        if allowed_words(option) and option.name != "kind"
         else "N"
         if types <= {int, float}
         else "TEXT"
@@ -202,22 +206,22 @@ def flag_of(option: Option) -> Any:
     return Annotated[several | None, typer.Option(option.flag, metavar=form, help=help_, hidden=hidden)]
 
 
-def value_of(option: Option, words: Any) -> Any:
+def parse_value(option: Option, words: Any) -> Any:
     """What a flag's text says, as a run file would hold it; None if the flag was not given."""
-    types = types_of(option)
+    types = option_types(option)
     if words is None or words == [] or types == {bool}:
         return None if words == [] else words
     if types == {dict}:
         return assignments(words, option.flag)
     if types == {list}:
-        return by_commas(words)
+        return split_commas(words)
     if list in types:  # shares, or a word
-        shares = [number(part) for part in words.split(",")]
+        shares = [parse_number(part) for part in words.split(",")]
         return shares if len(shares) > 1 or not isinstance(shares[0], str) else words
-    return number(words) if types <= {int, float} else words
+    return parse_number(words) if types <= {int, float} else words
 
 
-def number(text: str) -> int | float | str:
+def parse_number(text: str) -> int | float | str:
     """A number if it is one, else the text."""
     for kind in (int, float):
         try:
@@ -227,7 +231,7 @@ def number(text: str) -> int | float | str:
     return text.strip()
 
 
-def by_commas(texts: Iterable[str] | None) -> list[str] | None:
+def split_commas(texts: Iterable[str] | None) -> list[str] | None:
     return None if not texts else [word.strip() for text in texts for word in text.split(",") if word.strip()]
 
 
@@ -245,7 +249,7 @@ def assignments(texts: Iterable[str] | None, flag: str = "--set") -> dict[str, A
     return out
 
 
-def apart(texts: Iterable[str] | None, given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def split_assignments(texts: Iterable[str] | None, given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The fields of methods, and the options with the fields of the task (`task.ridge=1`) among them."""
     fields = assignments(texts)
     of_task = {name[5:]: fields.pop(name) for name in list(fields) if name.startswith("task.")}
@@ -255,7 +259,7 @@ def apart(texts: Iterable[str] | None, given: dict[str, Any]) -> tuple[dict[str,
     return fields, given
 
 
-def by_method(fields: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def group_by_method(fields: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """{"fedavg.steps": 5} as {"fedavg": {"steps": 5}}."""
     out: dict[str, dict[str, Any]] = {}
     for name, value in fields.items():
@@ -272,7 +276,7 @@ TITLES = {
     "training": "Training: how a run goes on",
     "advice": "Advice: what counts as a difference, and how sure to be",
 }
-PAGE = """# All options
+PAGE_HEADER = """# All options
 
 An option has the same meaning as a flag, in a run file and in Python: `--min-rows 10`, `min_rows = 10` in the section
 `[data]` of `run.toml`, `mooring.fit(..., min_rows=10)`. Where a source is a run file, flags and arguments override what
@@ -281,7 +285,7 @@ no use for is refused, never ignored.
 
 This page is written by `python -m mooring.options > docs/options.md`.
 """
-AFTER = """
+PAGE_FOOTER = """
 ## Algorithm
 
 `--algorithm NAME` (`algorithm=`) chooses the method of `fit`, `--methods A,B` (`methods=`) those of `compare`; in a run
@@ -295,9 +299,9 @@ as it is, and settled anew as soon as an option changes anything.
 """
 
 
-def page() -> str:
+def render_page() -> str:
     """`docs/options.md`."""
-    lines = [PAGE]
+    lines = [PAGE_HEADER]
     for section, title in TITLES.items():
         lines += [
             f"## {title}",
@@ -311,8 +315,8 @@ def page() -> str:
                 cells = [f"`{option.flag}`", f"`{option.field}`", f"`{option.name}`", option.default, right]
                 lines.append(f"| {' | '.join(cells)} |")
         lines.append("")
-    return "\n".join(lines).rstrip() + "\n" + AFTER
+    return "\n".join(lines).rstrip() + "\n" + PAGE_FOOTER
 
 
 if __name__ == "__main__":
-    sys.stdout.write(page())
+    sys.stdout.write(render_page())

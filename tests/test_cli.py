@@ -12,7 +12,7 @@ import pytest
 import mooring
 from mooring.cli import main
 from mooring.runs.directory import open_run
-from mooring.runs.sections import installed
+from mooring.runs.sections import installed_version
 
 
 @pytest.fixture
@@ -261,7 +261,7 @@ def test_help_imports_nothing_heavy():
 
 def test_the_version(capsys):
     code, out, _ = call(capsys, "--version")
-    assert code == 0 and out == f"mooring {installed()}\n"
+    assert code == 0 and out == f"mooring {installed_version()}\n"
 
 
 @pytest.mark.parametrize(

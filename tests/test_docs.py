@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import nn
 
-from mooring.algorithms.base import describe, names
+from mooring.algorithms.base import algorithm_names, describe
 from mooring.algorithms.fedavg import FedAvg
 from mooring.cli import main
-from mooring.core.task import head
-from mooring.tasks.module import Module
-from tests.problems import PROBLEMS, linear_clients, simulate
+from mooring.core.task import head_mask
+from mooring.tasks.network import NetworkTask
+from tests.support.problems import PROBLEMS, linear_clients, simulate
 
 ROOT = Path(__file__).parent.parent
 
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parent.parent
 def federation(problem):
     if problem == "linear":
         return PROBLEMS["linear"]()
-    net = Module(lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double(), "half_square")
+    net = NetworkTask(lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double(), "half_square")
     return net, linear_clients()
 
 
@@ -54,7 +54,7 @@ def test_the_example_algorithm_keeps_its_limits(fed_per, problem):
 def test_the_example_algorithm_shares_the_body_alone(fed_per, problem):
     task, clients = federation(problem)
     server, models, _ = simulate(fed_per(), task, clients, rounds=5)
-    mine = head(task.layout)
+    mine = head_mask(task.layout)
     assert 0 < int(mine.sum()) < task.dim
     assert torch.equal(models[:, ~mine], server.w[~mine].expand(len(models), -1))
     assert not torch.isclose(models[0, mine], models[1, mine]).any()
@@ -90,7 +90,7 @@ def test_the_page_on_networks_works_as_typed(tmp_path, monkeypatch, capsys):
 
 def departures() -> str:
     """The section of docs/maths.md, from the docstrings; `python -m tests.test_docs` prints it."""
-    told = [(name, describe(name)["departs"]) for name in names()]
+    told = [(name, describe(name)["departs"]) for name in algorithm_names()]
     return "\n".join(f"- `{name}`: {text}" for name, text in told)
 
 

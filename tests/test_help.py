@@ -14,11 +14,11 @@ import typer
 
 from mooring import cli
 from mooring.core.errors import RequestError
-from mooring.data.datasets import known
-from mooring.engines.questions import run_file_of
-from mooring.options import RARELY
-from mooring.report.contents import LABELS
-from mooring.report.glossary import TERMS, find, words
+from mooring.data.datasets import known_datasets
+from mooring.engines.init_wizard import write_run_file
+from mooring.options import RARE_OPTIONS
+from mooring.report.glossary import TERMS, find_term, list_names
+from mooring.report.report_contents import COLUMN_LABELS
 from mooring.runs.runfile import read_run
 from mooring.runs.sections import OPTIONS
 from tests.test_docs import ROOT
@@ -61,7 +61,7 @@ def test_help_fits_a_screen_with_an_example_and_defaults(path, capsys, monkeypat
 
 
 def test_rare_options_work_though_help_leaves_them_out(capsys):
-    assert set(OPTIONS) > RARELY
+    assert set(OPTIONS) > RARE_OPTIONS
     _, out, _ = call(capsys, "list", "options", "--json")
     for option in OPTIONS.values():
         assert f'"{option.flag}"' in out
@@ -72,11 +72,11 @@ def test_rare_options_work_though_help_leaves_them_out(capsys):
 
 
 def test_terms_are_two_sentences_and_a_page(capsys):
-    assert len(words()) == len(set(words()))
+    assert len(list_names()) == len(set(list_names()))
     for name, term in TERMS.items():
         assert len(re.findall(r"[.!?](?= |$)", term.text)) == 2, name
         assert (ROOT / "docs" / term.page).is_file(), name
-        assert find(name.upper()) == term
+        assert find_term(name.upper()) == term
     code, out, _ = call(capsys, "explain", "held-out", "rows")
     assert code == 0 and out.count("\n") <= 4 and "docs/advice.md" in out
     assert call(capsys, "explain", "--json", "lam")[1].count("strength") == 1
@@ -87,7 +87,7 @@ def test_terms_are_two_sentences_and_a_page(capsys):
 
 
 def test_what_the_page_calls_its_columns_is_explained():
-    missing = [label for label in LABELS.values() if find(label.split(",")[0]) is None]
+    missing = [label for label in COLUMN_LABELS.values() if find_term(label.split(",")[0]) is None]
     assert missing == []
 
 
@@ -107,7 +107,7 @@ def test_init_asks_little_and_writes_a_run_file_that_works(visits):
         asked.append(question)
         return default
 
-    text = run_file_of("visits.csv", "run.toml", {"client": None, "target": None, "drop_small": None}, ask)
+    text = write_run_file("visits.csv", "run.toml", {"client": None, "target": None, "drop_small": None}, ask)
     assert len(asked) == 3 <= 4 and "3 of" not in asked[2] and asked[2].startswith("1 of 4 clients")
     assert tomllib.loads(text)["data"] == {
         "source": "visits.csv", "client": "clinic", "target": "score", "drop_small": True,
@@ -131,7 +131,7 @@ def test_init_never_asks_in_a_pipe(visits, capsys, monkeypatch):
     code, _, err = call(capsys, "init", "visits.csv", "--client", "clinic", "--target", "score")
     assert code == 2 and "already exists" in err
     with pytest.raises(RequestError, match="Did you mean 'clinic'"):
-        run_file_of("visits.csv", "run.toml", {"client": "clnic", "target": "score", "drop_small": None}, None)
+        write_run_file("visits.csv", "run.toml", {"client": "clnic", "target": "score", "drop_small": None}, None)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_no_colour_where_it_is_not_wanted(monkeypatch, capsys):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("NO_COLOR", "1")
     _, out, _ = call(capsys, "list", "datasets")
-    assert known()[0] in out and not re.search(r"\x1b\[[\d;]*3\dm", out)
+    assert known_datasets()[0] in out and not re.search(r"\x1b\[[\d;]*3\dm", out)
 
 
 def test_shells_complete_commands(monkeypatch, capsys):

@@ -18,15 +18,23 @@ import mooring
 from mooring.advice import advise as advising
 from mooring.cli import main
 from mooring.core.errors import RequestError
-from mooring.core.python_files import full
+from mooring.core.user_code import absolute_spec
 from mooring.engines import fit as fitting
 from mooring.engines.prepare import prepare
 from mooring.engines.request import request
 from mooring.engines.simulator import Simulator
-from mooring.options import page
-from mooring.runs.files import read_bytes
+from mooring.options import render_page
+from mooring.runs.atomic_files import read_bytes
 from mooring.runs.runfile import parse_run, read_run
-from mooring.runs.sections import OPTIONS, AdviceOptions, Advising, Data, Options, Task, Training
+from mooring.runs.sections import (
+    OPTIONS,
+    AdviceOptions,
+    AdviceSection,
+    DataSection,
+    Options,
+    TaskSection,
+    TrainingSection,
+)
 from tests.test_docs import ROOT
 
 FEW = {"features": ["age", "size"]}
@@ -246,7 +254,7 @@ def asked(monkeypatch):
 
 
 def test_every_field_has_a_row_and_a_type():
-    declared = {"data": Data, "task": Task, "training": Training, "advice": Advising}
+    declared = {"data": DataSection, "task": TaskSection, "training": TrainingSection, "advice": AdviceSection}
     fields = {(section, name) for section, model in declared.items() for name in model.model_fields}
     assert fields - {("data", "source")} == {(option.section, option.field) for option in OPTIONS.values()}
     # `seeds` is of `compare` alone: see tests/journeys/test_researcher.py
@@ -268,7 +276,7 @@ def test_flag_file_and_python_say_the_same(here, asked, row):
     write_file("run.toml", source, context | {row.name: row.value})
     file = asked(lambda: main([row.command, "run.toml"]))
     option = OPTIONS[row.name]
-    assert getattr(getattr(python, option.section), option.field) == full(row.value)
+    assert getattr(getattr(python, option.section), option.field) == absolute_spec(row.value)
     assert flag == python == file
 
 
@@ -280,12 +288,12 @@ def test_what_is_given_overrides_the_file(here, asked, row):
     option = OPTIONS[row.name]
     call = getattr(mooring, row.command)
     plain = asked(lambda: call("run.toml"))
-    assert getattr(getattr(plain, option.section), option.field) == full(row.other)
+    assert getattr(getattr(plain, option.section), option.field) == absolute_spec(row.other)
     for run in (
         asked(lambda: main([row.command, "run.toml", *row.words])),
         asked(lambda: call("run.toml", **{row.name: row.value})),
     ):
-        assert getattr(getattr(run, option.section), option.field) == full(row.value)
+        assert getattr(getattr(run, option.section), option.field) == absolute_spec(row.value)
 
 
 def outcome(row: Row, options: dict[str, Any], out: str) -> Any:
@@ -472,7 +480,7 @@ def test_own_weights_are_the_minimisers(here, weights):
     best = torch.linalg.lstsq(x * scale[:, None], (rows.y * scale)[:, None]).solution[:, 0]
     # both solve the same well-conditioned least squares problem in float64
     torch.testing.assert_close(result.trained.common, best, rtol=1e-9, atol=1e-9)
-    again, _ = fitting.resume("run")
+    again, _ = fitting.resume_fit("run")
     assert torch.equal(again.trained.common, result.trained.common)
     assert read_run("run/run.toml").training.weights == weights
 
@@ -508,7 +516,7 @@ def test_personalize_leaves_small_newcomers_out(here, capsys):
 
 
 def test_the_page_of_options_is_up_to_date():
-    assert (ROOT / "docs" / "options.md").read_text() == page()
+    assert (ROOT / "docs" / "options.md").read_text() == render_page()
 
 
 @pytest.mark.parametrize("command", ["fit", "compare", "advise", "theory", "check"])

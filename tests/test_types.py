@@ -19,9 +19,9 @@ mooring.fit("a.csv", roundz=7)
 mooring.nothing
 """
 SAID = {
-    4: 'Revealed type is "mooring.engines.fit.Result"',
+    4: 'Revealed type is "mooring.engines.fit.FitResult"',
     5: 'Revealed type is "mooring.engines.compare.Comparison"',
-    6: 'Revealed type is "mooring.advice.advise.Advice"',
+    6: 'Revealed type is "mooring.advice.advise.AdviceResult"',
     7: 'Argument "rounds" to "fit" has incompatible type "str"',
     8: 'Unexpected keyword argument "roundz"',
     9: 'Module has no attribute "nothing"',

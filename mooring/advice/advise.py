@@ -13,70 +13,92 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from mooring.advice import kept
-from mooring.advice.choice import Choice
-from mooring.advice.crossfit import Evidence, Fold, cross_fit
-from mooring.advice.curve import LearningCurve, learning_curve
-from mooring.advice.explain import explained, theory_of
-from mooring.advice.families import LAMBDA, Setting, personal_scores
-from mooring.advice.folds import compact, repeated_rows, times_of, units_of, usable, without_copies
-from mooring.advice.loss_sums import (
-    GLOBAL,
-    LOCAL,
-    MODELS,
-    OTHERS,
-    PERSONAL,
-    ModelTriple,
-    mean_losses,
-    pooled_losses,
-    sum_losses,
-)
-from mooring.advice.mix import mix_of
-from mooring.advice.networks import Kept, network_evidence, network_folds
-from mooring.advice.plans import alpha_of, as_algorithm, kind_of, stiffnesses
-from mooring.advice.prior import centre_ridge, preferred, priors
-from mooring.advice.recommend import CLIENT_LEVEL, Line, Recommendations, confidence, recommend
-from mooring.advice.result import Usable
-from mooring.advice.shaping import (
+from mooring.advice.candidates.client_prior import average_kinds, estimate_global_ridge, estimate_priors
+from mooring.advice.candidates.column_sets import (
     BOOSTED,
     LINEAR,
     MIN_ROWS_FOR_AUTO,
     USED,
     ColumnSets,
     Shaper,
+    add_columns,
     can_shape,
     make_shaper,
     numeric_columns,
-    prune,
+    prune_columns,
     used_columns,
-    with_columns,
 )
-from mooring.advice.survey import Survey, as_table
-from mooring.advice.words import in_words
+from mooring.advice.candidates.families import LAMBDA, Setting, make_offset
+from mooring.advice.evaluation import fold_checkpoints
+from mooring.advice.evaluation.cross_fitting import Evidence, FoldResult, cross_fit
+from mooring.advice.evaluation.loss_sums import (
+    ALTERNATIVES,
+    GLOBAL,
+    LOCAL,
+    MODEL_KINDS,
+    PERSONAL,
+    ModelTriple,
+    mean_losses,
+    pooled_losses,
+    sum_losses,
+)
+from mooring.advice.evaluation.networks import NetworkCheckpoint, network_evidence, network_folds
+from mooring.advice.evaluation.setting_choice import Choice
+from mooring.advice.folds import compact_rows, drop_copies, number_distinct_rows, row_groups, row_times, usable_rows
+from mooring.advice.inference.recommendation import (
+    CLIENT_LEVEL,
+    MeanDifference,
+    Recommendations,
+    describe_probability,
+    recommend,
+)
+from mooring.advice.new_clients.model_average import describe_average
+from mooring.advice.reporting.explanations import add_explanations, find_theory
+from mooring.advice.reporting.learning_curve import LearningCurve, estimate_learning_curve
+from mooring.advice.reporting.sentences import write_sentences
+from mooring.advice.reporting.setting_summary import as_algorithm, client_lams, effective_family, setting_alpha
+from mooring.advice.reporting.theory_report import TheoryReport, theory_as_json
+from mooring.advice.result import AdviceMethods
 from mooring.core.cohort import Rows
 from mooring.core.errors import RequestError
+from mooring.data.client_arrays import is_client_arrays
 from mooring.data.clients import PARTS, Clients
-from mooring.data.given import is_given
-from mooring.engines.fit import Tell, as_tell, check_same_data, opening, silent, task_facts
+from mooring.engines.fit import (
+    OnProgress,
+    check_same_data,
+    describe_task,
+    ignore_progress,
+    initial_files,
+    progress_function,
+)
+from mooring.engines.metrics import compute_metrics
 from mooring.engines.prepare import Job, is_pooled, prepare
-from mooring.engines.request import admit_run, request
-from mooring.engines.scores import known_scores
-from mooring.runs.directory import ADVICE, CLIENTS_FILE, RUN, SCHEMA, THEORY, RunDir, create, open_run
-from mooring.runs.directory import Models as Saved
-from mooring.runs.files import held, write_json, write_parquet, write_whole
-from mooring.runs.records import CLIENTS, clients_table
+from mooring.engines.request import check_trusted_run, request
+from mooring.runs.atomic_files import directory_lock, write_atomically, write_json, write_parquet
+from mooring.runs.directory import (
+    ADVICE_FILE,
+    CLIENTS_FILE,
+    RUN_FILE,
+    SCHEMA_FILE,
+    THEORY_FILE,
+    RunDirectory,
+    create_run,
+    open_run,
+)
+from mooring.runs.directory import StoredModels as Saved
 from mooring.runs.runfile import RunFile, run_bytes
-from mooring.runs.sections import AdviceOptions, Advising
-from mooring.shapes.boosting import MISSING, has_boosting
+from mooring.runs.sections import AdviceOptions, AdviceSection
+from mooring.runs.table_schemas import CLIENTS_SCHEMA, clients_table
+from mooring.shapes.boosting import MISSING_XGBOOST, has_boosting
 from mooring.tasks.proximal import is_dense
 
-UNUSED = ("keep", "checkpoint_every")
-OF_ROUNDS = ("rounds", "participation", "evaluate_every", "patience", "chunk")
-PRINTED = ("headline", "summary", "clients", "run")  # what `mooring advise --json` prints
+UNUSED_OPTIONS = ("keep", "checkpoint_every")
+ROUND_OPTIONS = ("rounds", "participation", "evaluate_every", "patience", "chunk")
+PRINTED_KEYS = ("headline", "summary", "clients", "run")  # what `mooring advise --json` prints
 HELD_OUT = "held-out rows"
 
 
-class AdvisedModels(NamedTuple):
+class RecommendedModels(NamedTuple):
     """Everyone's models: the three that are compared, and the recommended one."""
 
     local: Tensor  # [m, d]
@@ -88,17 +110,17 @@ class AdvisedModels(NamedTuple):
 
 
 @dataclass(frozen=True, repr=False)
-class Advice(Usable):
+class AdviceResult(AdviceMethods):
     """What `advise` returns. Losses and improvements are in the target's own units."""
 
     job: Job
     summary: dict[str, Any]
     clients: pd.DataFrame  # client, rows, recommended, improvement_over_local_pct, confidence, ..., see docs/advice.md
-    models: AdvisedModels
+    models: RecommendedModels
     choice: Choice
     evidence: Evidence
     path: pd.DataFrame  # family, lam and held-out loss of the path, with its two ends
-    theory: Survey | None
+    theory: TheoryReport | None
     learning_curve: LearningCurve | None  # a typical client's losses with more rows; None where local models do as well
     headline: str  # the answer in a sentence
     words: dict[str, str]  # the sentences behind it, by what they are about
@@ -116,15 +138,15 @@ class Advice(Usable):
             "plan": {"family": plan["family"], "value": float(plan["value"]), "loss": float(plan["loss"]) * unit},
             "path": self.path.to_dict("records"),
             "client_paths": client_paths(self.choice, len(self.clients), unit),
-            "learning_curve": as_lists(self.learning_curve),
+            "learning_curve": curve_as_lists(self.learning_curve),
             "candidates": table.to_dict("records"),
             "run": None,
         }
 
     def save(self, path: str | Path) -> Path:
         """Write the run directory, as `advise(..., out=path)` does."""
-        directory = create(path, opening(self.job))
-        write(directory, self)
+        directory = create_run(path, initial_files(self.job))
+        write_run(directory, self)
         return directory.path
 
     def saved_models(self) -> Saved:
@@ -138,9 +160,9 @@ class Advice(Usable):
             models.global_,
             shared,
             job.clients.names,
-            *task_facts(job),
+            *describe_task(job),
             centre=None if torch.equal(center, models.global_) else center,
-            mix=None if job.task.prox is None else mix_of(choice, models.centers),
+            mix=None if job.task.prox is None else describe_average(choice, models.centers),
         )
 
 
@@ -150,10 +172,10 @@ def advise(
     *,
     out: str | Path | None = None,
     model: Any = None,
-    progress: bool | Tell = False,
+    progress: bool | OnProgress = False,
     trust: bool = False,
     **options: Unpack[AdviceOptions],
-) -> Advice:
+) -> AdviceResult:
     """Which model every client should use (local, global or personal), how much better it is, and with what confidence.
 
     `data`, `model`, `trust` and `options` are those of `fit`; options of training apply to networks only. With `out`
@@ -166,43 +188,47 @@ def advise(
     if out is not None and os.path.lexists(out):
         raise RequestError(f"{out} already exists; choose another --out, or resume it.")
     asked = request(source, purpose="advise", model=model, trust=trust, **options)
-    as_it_is = isinstance(source, Clients) or is_pooled(asked.data.source) or (model is not None and is_given(source))
+    as_it_is = (
+        isinstance(source, Clients) or is_pooled(asked.data.source) or (model is not None and is_client_arrays(source))
+    )
     if options.get("drop_missing_target") is None and not as_it_is:
         # Advice is for a first look: rows without a target are left out, and a note says how many.
         asked = asked.model_copy(update={"data": asked.data.model_copy(update={"drop_missing_target": True})})
     in_memory, loss = None if isinstance(source, str | Path) else source, options.get("loss")
     job = prepare(asked, in_memory, model, loss if callable(loss) else None)
     refuse_unused(job, [name for name, value in options.items() if value is not None])
-    directory = None if out is None else create(out, opening(job))
-    with nullcontext() if directory is None else held(directory.path):
-        return advised(job, directory, as_tell(progress))
+    directory = None if out is None else create_run(out, initial_files(job))
+    with nullcontext() if directory is None else directory_lock(directory.path):
+        return run_advice(job, directory, progress_function(progress))
 
 
-def resume(path: str | Path, tell: Tell = silent, source: Any = None, model: Any = None, trust: bool = False) -> Advice:
+def resume(
+    path: str | Path, tell: OnProgress = ignore_progress, source: Any = None, model: Any = None, trust: bool = False
+) -> AdviceResult:
     """Continue an interrupted advice to the very bytes it would have had: folds that are done are not fitted again."""
     directory = open_run(path)
-    with held(directory.path):
-        admit_run(directory.run, directory.path, trust)
+    with directory_lock(directory.path):
+        check_trusted_run(directory.run, directory.path, trust)
         job = prepare(directory.run, source, model)
         check_same_data(directory, job)
-        return advised(job, directory, tell)
+        return run_advice(job, directory, tell)
 
 
 def refuse_unused(job: Job, given: list[str]) -> None:
     """Options that this advice would not heed are refused by name."""
     for name in given:
-        if name in UNUSED:
+        if name in UNUSED_OPTIONS:
             raise RequestError(f"{name} does not apply: advise keeps what its choice needs, and every fold is kept.")
-        if name in OF_ROUNDS and job.task.prox is not None:
+        if name in ROUND_OPTIONS and job.task.prox is not None:
             raise RequestError(
                 f"{name} does not apply: models of task '{job.task.name}' are solved exactly, without rounds; it is "
                 "for networks."
             )
 
 
-def advised(job: Job, directory: RunDir | None = None, tell: Tell = silent) -> Advice:
+def run_advice(job: Job, directory: RunDirectory | None = None, tell: OnProgress = ignore_progress) -> AdviceResult:
     """Choose, refit, evaluate, explain; folds are stored in the run directory, and the answer is written there last."""
-    options = options_of(job)
+    options = advice_options(job)
     job, choice, evidence = gather_evidence(job, directory, tell)
     task = job.task
     tell("explaining", 0, 2)
@@ -211,22 +237,26 @@ def advised(job: Job, directory: RunDir | None = None, tell: Tell = silent) -> A
     frame = clients_frame(job, models, choice, evidence, found)
     theory, fit = None, None
     if task.prox is not None:
-        frame, fit = explained(job, frame, choice, evidence.shape)
-        theory = theory_of(job) if options.theory else None
+        frame, fit = add_explanations(job, frame, choice, evidence.shape)
+        theory = find_theory(job) if options.theory else None
     tell("explaining", 1, 2)
-    summary = summarize(job, frame, evidence, found) | of_theory(theory) | test_part(job, evidence.models, models)
-    curve = learning_curve(fit, frame, summary) if fit is not None else None
-    headline, words = in_words(job, frame, summary, choice, evidence.shape, theory, curve)
-    table = path_table(choice, loss_unit(job))
+    summary = (
+        summarize(job, frame, evidence, found)
+        | summarize_theory(theory)
+        | evaluate_test_rows(job, evidence.models, models)
+    )
+    curve = estimate_learning_curve(fit, frame, summary) if fit is not None else None
+    headline, words = write_sentences(job, frame, summary, choice, evidence.shape, theory, curve)
+    table = lambda_path_table(choice, loss_unit(job))
     run = None if directory is None else directory.path
-    advice = Advice(job, summary, frame, models, choice, evidence, table, theory, curve, headline, words, run)
+    advice = AdviceResult(job, summary, frame, models, choice, evidence, table, theory, curve, headline, words, run)
     if directory is not None:
-        write(directory, advice)
+        write_run(directory, advice)
     return advice
 
 
-def options_of(job: Job) -> Advising:
-    return job.run.advice or Advising()
+def advice_options(job: Job) -> AdviceSection:
+    return job.run.advice or AdviceSection()
 
 
 def loss_unit(job: Job) -> float:
@@ -234,36 +264,38 @@ def loss_unit(job: Job) -> float:
     return job.clients.target_scale**job.task.unit_power
 
 
-def gather_evidence(job: Job, directory: RunDir | None, tell: Tell) -> tuple[Job, Choice, Evidence]:
+def gather_evidence(job: Job, directory: RunDirectory | None, tell: OnProgress) -> tuple[Job, Choice, Evidence]:
     """The choice and the evidence, from folds that were stored or are fitted now, and the job with the columns that the
     models use. Test rows take no part."""
-    task, clients, training, folds = job.task, job.clients, job.run.training, options_of(job).folds
-    done = kept.read(directory)
+    task, clients, training, folds = job.task, job.clients, job.run.training, advice_options(job).folds
+    done = fold_checkpoints.read_folds(directory)
     if task.prox is None:
-        parts = {k: Kept(*part) for k, part in done.items()}
+        parts = {k: NetworkCheckpoint(*part) for k, part in done.items()}
         count = network_folds(job, folds)
-        return job, *network_evidence(job, count, tell, parts, lambda k, part: kept.save(directory, k, *part))
+        return job, *network_evidence(
+            job, count, tell, parts, lambda k, part: fold_checkpoints.save_fold(directory, k, *part)
+        )
 
-    def keep(number: int, fold: Fold) -> None:
-        kept.save(directory, number, fold._asdict(), {})
+    def keep(number: int, fold: FoldResult) -> None:
+        fold_checkpoints.save_fold(directory, number, fold._asdict(), {})
 
-    stored = {k: Fold(**tensors) for k, (tensors, _) in done.items()}
-    rows, units, time = usable(clients), units_of(clients), times_of(clients)
+    stored = {k: FoldResult(**tensors) for k, (tensors, _) in done.items()}
+    rows, units, time = usable_rows(clients), row_groups(clients), row_times(clients)
     if units is None and time is None and isinstance(rows, Rows):
         before = len(rows.y)
-        rows, units, _ = without_copies(rows, repeated_rows(rows))
+        rows, units, _ = drop_copies(rows, number_distinct_rows(rows))
         if len(rows.y) < before:
             clients.notes.append(f"Every row appears {before // len(rows.y)} times; each is used once.")
-    weights, shaper = clients.weighting(training.weights), shaper_for(job, rows, units)
+    weights, shaper = clients.weighting(training.weights), choose_shaper(job, rows, units)
     choice, evidence = cross_fit(
         task, rows, clients.keys, weights, training.seed, folds, stored, keep, tell, units, time, shaper
     )
     return apply_shape(job, choice, evidence)
 
 
-def shaper_for(job: Job, rows: Any, units: Tensor | None) -> Shaper | None:
+def choose_shaper(job: Job, rows: Any, units: Tensor | None) -> Shaper | None:
     """How extra columns are made, if the run asks for any that serve its task."""
-    wanted, clients = options_of(job).shape, job.clients
+    wanted, clients = advice_options(job).shape, job.clients
     if wanted == LINEAR or not can_shape(job.task) or not isinstance(rows, Rows) or clients.schema is None:
         if wanted not in (LINEAR, "auto"):
             raise RequestError(f"--shape {wanted} needs a table and a task that is linear in its columns.")
@@ -271,11 +303,11 @@ def shaper_for(job: Job, rows: Any, units: Tensor | None) -> Shaper | None:
     if wanted == "auto" and (len(rows.y) < MIN_ROWS_FOR_AUTO or not is_dense(job.task)):
         return None
     if wanted == BOOSTED and not has_boosting():
-        raise RequestError(MISSING)
-    rows, seed = compact(rows), job.run.training.seed
-    found = preferred(priors(job.task, rows))
-    ridge = centre_ridge(job.task, found[0], len(rows.y)) if found else 0.0
-    offset = personal_scores(job.task, found[0], ridge) if found else None
+        raise RequestError(MISSING_XGBOOST)
+    rows, seed = compact_rows(rows), job.run.training.seed
+    found = average_kinds(estimate_priors(job.task, rows))
+    ridge = estimate_global_ridge(job.task, found[0], len(rows.y)) if found else 0.0
+    offset = make_offset(job.task, found[0], ridge) if found else None
     return make_shaper(job.task, rows, clients.keys, wanted, numeric_columns(clients), offset, seed, units)
 
 
@@ -284,7 +316,7 @@ def apply_shape(job: Job, choice: Choice, evidence: Evidence) -> tuple[Job, Choi
     if evidence.shape is None:
         return job, choice, evidence
     used = {s.columns for s in (*choice.mix, choice.local, choice.global_, *choice.own.values())}
-    shape = prune(evidence.shape, used)
+    shape = prune_columns(evidence.shape, used)
     sets = ColumnSets(replace(job.task, features=evidence.shape.width), evidence.shape)
     sets.columns[USED] = used_columns(evidence.shape, shape)
     models = ModelTriple(*(sets.extract(USED, part) for part in evidence.models))
@@ -292,29 +324,29 @@ def apply_shape(job: Job, choice: Choice, evidence: Evidence) -> tuple[Job, Choi
     if shape is None:
         return job, choice, evidence
     clients = job.clients
-    parts = {part: with_columns(getattr(clients, part), shape) for part in PARTS}
+    parts = {part: add_columns(getattr(clients, part), shape) for part in PARTS}
     schema = clients.schema.model_copy(update={"shape": shape.as_json()})
     clients = replace(clients, **parts, features=schema.features, schema=schema)  # type: ignore[arg-type]
     return replace(job, clients=clients, task=sets.task_on(USED)), choice, evidence
 
 
-def recommended_models(choice: Choice, models: ModelTriple, kinds: np.ndarray) -> AdvisedModels:
+def recommended_models(choice: Choice, models: ModelTriple, kinds: np.ndarray) -> RecommendedModels:
     """Each client's model of the recommended kind."""
     simple = {LOCAL: choice.local, GLOBAL: choice.global_}
     plan = [simple.get(kind, choice.own.get(i, choice.plan)) for i, kind in enumerate(kinds)]
-    return AdvisedModels(*models[:3], pick_models(models, kinds), models.centers, plan)
+    return RecommendedModels(*models[:3], pick_models(models, kinds), models.centers, plan)
 
 
 def pick_models(models: ModelTriple, kinds: np.ndarray) -> Tensor:
     """[m, d]: each client's model of the kind that it is recommended."""
     out = models.personal.clone()
-    for kind, mine in zip(MODELS, models.each()):
+    for kind, mine in zip(MODEL_KINDS, models.each()):
         chosen = torch.from_numpy(kinds == kind)
         out[chosen] = mine[chosen]
     return out
 
 
-def path_table(choice: Choice, unit: float) -> pd.DataFrame:
+def lambda_path_table(choice: Choice, unit: float) -> pd.DataFrame:
     """The held-out losses along the path of single lambdas with the plan's columns, and the best of its two ends."""
     table = choice.table[choice.table["columns"] == choice.plan.columns]
     pulled = table[table["family"] == LAMBDA][["family", "value", "loss"]].rename(columns={"value": "lam"})
@@ -336,19 +368,19 @@ def client_paths(choice: Choice, clients: int, unit: float) -> list[list[float]]
     return (unit * choice.losses[:, moored.tolist()]).tolist()
 
 
-def as_lists(curve: LearningCurve | None) -> dict[str, Any] | None:
+def curve_as_lists(curve: LearningCurve | None) -> dict[str, Any] | None:
     """A learning curve as `advice.json` keeps it: `now`, `match`, and a list for each column."""
     return None if curve is None else {"now": curve.now, "match": curve.match, **curve.table.to_dict("list")}
 
 
 def clients_frame(
-    job: Job, models: AdvisedModels, choice: Choice, evidence: Evidence, found: Recommendations
+    job: Job, models: RecommendedModels, choice: Choice, evidence: Evidence, found: Recommendations
 ) -> pd.DataFrame:
     """One row per client: the recommendation, its improvements with intervals, losses, the plan in numbers."""
     clients, unit = job.clients, loss_unit(job)
     sizes = {part: getattr(clients, part).size.numpy() for part in PARTS}
     rows = sum(sizes.values())
-    kinds = {setting: kind_of(setting, choice.priors) for setting in set(models.plan)}
+    kinds = {setting: effective_family(setting, choice.priors) for setting in set(models.plan)}
     return pd.DataFrame(
         {
             "client": clients.names,
@@ -358,8 +390,8 @@ def clients_frame(
             **{f"{name}_held_out": unit * part.numpy() for name, part in mean_losses(evidence.held).items()},
             "held_out_rows": evidence.held.rows.numpy().astype(int),
             "plan": [kinds[setting] for setting in models.plan],
-            "lam": stiffnesses(models.plan, choice.priors, rows),
-            "alpha": [alpha_of(setting) for setting in models.plan],
+            "lam": client_lams(models.plan, choice.priors, rows),
+            "alpha": [setting_alpha(setting) for setting in models.plan],
         }
     )
 
@@ -367,28 +399,28 @@ def clients_frame(
 def recommendation_columns(found: Recommendations, unit: float) -> dict[str, np.ndarray]:
     """What the clients' table has of recommendations: expected losses, and improvements that follow from them."""
     out: dict[str, np.ndarray] = {"recommended": found.recommended}
-    out |= {name: unit * found.expected[name] for name in MODELS}
+    out |= {name: unit * found.expected[name] for name in MODEL_KINDS}
     probabilities = {}
-    for other in OTHERS:
+    for other in ALTERNATIVES:
         side = found.over[other]
         low, high = (unit * end.numpy() for end in side.interval(CLIENT_LEVEL))
         ends = {"": out[other] - expected_loss(found, out), "_ci_low": low, "_ci_high": high}
         ends[""] = np.where(found.is_same[other], 0.0, ends[""])
         out |= {f"improvement_over_{other}{end}": value for end, value in ends.items()}
-        out |= {f"improvement_over_{other}_pct{end}": percent(value, out[other]) for end, value in ends.items()}
+        out |= {f"improvement_over_{other}_pct{end}": as_percent(value, out[other]) for end, value in ends.items()}
         probabilities[f"probability_better_than_{other}"] = side.probability.numpy()
     least = np.min(
-        [np.where(found.is_same[o], 1.0, found.over[o].probability.numpy()) for o in OTHERS], axis=0
+        [np.where(found.is_same[o], 1.0, found.over[o].probability.numpy()) for o in ALTERNATIVES], axis=0
     )  # where all three are one model, nothing can be better
-    return out | probabilities | {"confidence": confidence(least)}
+    return out | probabilities | {"confidence": describe_probability(least)}
 
 
 def expected_loss(found: Recommendations, losses: dict[str, np.ndarray]) -> np.ndarray:
     """[m]: of the recommended models."""
-    return np.select([found.recommended == name for name in MODELS], [losses[name] for name in MODELS])
+    return np.select([found.recommended == name for name in MODEL_KINDS], [losses[name] for name in MODEL_KINDS])
 
 
-def percent(improvement: Any, loss: Any) -> Any:
+def as_percent(improvement: Any, loss: Any) -> Any:
     """An improvement in percent of the other model's loss, at most all of it."""
     loss = np.asarray(loss, dtype=float)
     shape = np.broadcast(improvement, loss).shape
@@ -397,39 +429,39 @@ def percent(improvement: Any, loss: Any) -> Any:
 
 def summarize(job: Job, frame: pd.DataFrame, evidence: Evidence, found: Recommendations) -> dict[str, Any]:
     """The federation in numbers: held-out losses, improvements of the recommended models, who should use what."""
-    options, unit = options_of(job), loss_unit(job)
+    options, unit = advice_options(job), loss_unit(job)
     losses = {name: unit * loss for name, loss in found.loss.items()}
     return {
         **losses,
         "metric": job.task.metric,
         "evaluated_on": HELD_OUT,
         "held_out_rows": int(evidence.held.rows.sum()),
-        **{f"improvement_over_{o}": line_table(found.line[o], unit, losses[o]) for o in OTHERS},
+        **{f"improvement_over_{o}": difference_record(found.line[o], unit, losses[o]) for o in ALTERNATIVES},
         "personal_models": {
-            f"improvement_over_{o}": line_table(found.personal_line[o], unit, losses[o]) for o in OTHERS
+            f"improvement_over_{o}": difference_record(found.personal_line[o], unit, losses[o]) for o in ALTERNATIVES
         },
         "with_all_rows": None
         if found.full_line is None
-        else {f"improvement_over_{o}": line_table(found.full_line[o], unit, losses[o]) for o in OTHERS},
-        "recommended_counts": counts(frame["recommended"]),
-        "confidence_counts": counts(frame["confidence"]),
+        else {f"improvement_over_{o}": difference_record(found.full_line[o], unit, losses[o]) for o in ALTERNATIVES},
+        "recommended_counts": count_values(frame["recommended"]),
+        "confidence_counts": count_values(frame["confidence"]),
         "margin": options.margin,
         "level": options.level,
         "client_level": CLIENT_LEVEL,
     }
 
 
-def line_table(line: Line, unit: float, loss: float) -> dict[str, float]:
+def difference_record(line: MeanDifference, unit: float, loss: float) -> dict[str, float]:
     """A mean improvement with its interval, in units of the loss and in percent of `loss`."""
     values = np.array(line) * unit
     ends = ("mean", "ci_low", "ci_high"), ("pct", "pct_ci_low", "pct_ci_high")
-    return dict(zip(ends[0], values.tolist())) | dict(zip(ends[1], percent(values, loss).tolist()))
+    return dict(zip(ends[0], values.tolist())) | dict(zip(ends[1], as_percent(values, loss).tolist()))
 
 
-def test_part(job: Job, compared: ModelTriple, models: AdvisedModels) -> dict[str, Any]:
+def evaluate_test_rows(job: Job, compared: ModelTriple, models: RecommendedModels) -> dict[str, Any]:
     """What a table's own test rows show of the models: reported, never used to decide."""
     clients = job.clients
-    if clients.parts_by_chance or int(clients.test.size.sum()) == 0:
+    if clients.has_random_parts or int(clients.test.size.sum()) == 0:
         return {"test": None, "measures": {}}
     sums, unit = sum_losses(job.task, clients.test, compared), loss_unit(job)
     mine = sum_losses(job.task, clients.test, compared._replace(personal=models.recommended))
@@ -437,46 +469,48 @@ def test_part(job: Job, compared: ModelTriple, models: AdvisedModels) -> dict[st
     here = isinstance(clients.test, Rows)  # else each client has its own rows, and their measures
     return {
         "test": {"rows": int(sums.rows.sum())} | {name: unit * loss for name, loss in losses.items()},
-        "measures": measures_of(job, models) if here else {},
+        "measures": known_measures(job, models) if here else {},
     }
 
 
-def of_theory(theory: Survey | None) -> dict[str, Any]:
+def summarize_theory(theory: TheoryReport | None) -> dict[str, Any]:
     if theory is None:
         return {"heterogeneity": None, "threshold": None}
     return {"heterogeneity": theory.heterogeneity, "threshold": theory.thresholds["bayes"]["R"]}
 
 
-def counts(column: pd.Series) -> dict[str, int]:
+def count_values(column: pd.Series) -> dict[str, int]:
     """How often each word stands there, the most frequent first."""
     return {str(word): int(count) for word, count in column.value_counts().items()}
 
 
-def measures_of(job: Job, models: AdvisedModels) -> dict[str, dict[str, float]]:
+def known_measures(job: Job, models: RecommendedModels) -> dict[str, dict[str, float]]:
     """Measures that people know of everyone's models on test rows, which took no part in them."""
-    mine = dict(zip((*MODELS, "recommended"), models[:4]))
-    return {name: known_scores(job.task, job.clients, w).overall for name, w in mine.items()}
+    mine = dict(zip((*MODEL_KINDS, "recommended"), models[:4]))
+    return {name: compute_metrics(job.task, job.clients, w).overall for name, w in mine.items()}
 
 
-def as_json(advice: Advice) -> dict[str, Any]:
+def as_json(advice: AdviceResult) -> dict[str, Any]:
     """The object that `mooring advise --json` prints."""
     rows = advice.clients.to_dict("records")
-    return dict(zip(PRINTED, (advice.headline, advice.summary, rows, str(advice.run) if advice.run else None)))
+    return dict(zip(PRINTED_KEYS, (advice.headline, advice.summary, rows, str(advice.run) if advice.run else None)))
 
 
-def write(directory: RunDir, advice: Advice) -> None:
+def write_run(directory: RunDirectory, advice: AdviceResult) -> None:
     """The plan as an algorithm in run.toml, the tables, and last the models; what was kept of folds goes."""
     job, frame = advice.job, advice.clients
     shape = advice.evidence.shape
-    table = as_algorithm(advice.choice, usable(job.clients), None if shape is None else ColumnSets(job.task, shape))
+    table = as_algorithm(
+        advice.choice, usable_rows(job.clients), None if shape is None else ColumnSets(job.task, shape)
+    )
     plan = job.run.model_dump(exclude_none=True) | {"algorithm": table}
-    write_whole(directory.path / RUN, run_bytes(RunFile.model_validate(plan)))
-    write_json(directory.path / ADVICE, advice.record)
+    write_atomically(directory.path / RUN_FILE, run_bytes(RunFile.model_validate(plan)))
+    write_json(directory.path / ADVICE_FILE, advice.record)
     if advice.theory is not None:
-        write_json(directory.path / THEORY, as_table(advice.theory))
+        write_json(directory.path / THEORY_FILE, theory_as_json(advice.theory))
     if shape is not None:
-        write_json(directory.path / SCHEMA, job.clients.schema.model_dump(mode="json"))
-    known = frame[[name for name in CLIENTS.names if name in frame]]
+        write_json(directory.path / SCHEMA_FILE, job.clients.schema.model_dump(mode="json"))
+    known = frame[[name for name in CLIENTS_SCHEMA.names if name in frame]]
     write_parquet(directory.path / CLIENTS_FILE, clients_table(known.to_dict("records")))
     directory.write_models(advice.saved_models())
-    kept.remove(directory)
+    fold_checkpoints.remove_folds(directory)

@@ -9,16 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mooring.core.cohort import Rows, batches_of
+from mooring.core.cohort import Rows, padded_batches
 from mooring.core.seeds import uniforms
 from mooring.data.clients import PARTS, Clients
-from mooring.data.splits import units as of_units
+from mooring.data.splits import number_groups as of_units
 
-FOLDS = 5
-MORE_FOLDS, MORE_FOLDS_ROWS = 10, 1_000  # where rows are few in all
-MOST_FOLDS, SMALL_CLIENT_ROWS = 20, 16  # where clients are small: those of up to 20 rows leave out one row at a time
+DEFAULT_FOLDS = 5
+FEW_ROWS_FOLDS, MAX_FEW_ROWS = 10, 1_000  # where rows are few in all
+MAX_FOLDS, SMALL_CLIENT_ROWS = 20, 16  # where clients are small: those of up to 20 rows leave out one row at a time
 SMALL_CLIENTS_SHARE = 0.1  # of the clients, from which on they count
-MOST_FOLDS_ROWS = 20_000  # and up to so many rows in all
+MAX_ROWS_FOR_MAX_FOLDS = 20_000  # and up to so many rows in all
 
 
 class FoldSplit(NamedTuple):
@@ -29,31 +29,31 @@ class FoldSplit(NamedTuple):
     place: Tensor  # [rows of held], places among all rows, client after client; empty for remote rows
 
 
-def joined(first: Rows, second: Rows) -> Rows:
+def concatenate_rows(first: Rows, second: Rows) -> Rows:
     """The rows of two parts of the same clients, client after client."""
     if int(second.size.sum()) == 0:
-        return compact(first)
-    owner = torch.cat([owners(first), owners(second)])
+        return compact_rows(first)
+    owner = torch.cat([row_clients(first), row_clients(second)])
     order = torch.argsort(owner, stable=True)
-    x, y = (torch.cat([getattr(compact(part), name) for part in (first, second)])[order] for name in ("x", "y"))
+    x, y = (torch.cat([getattr(compact_rows(part), name) for part in (first, second)])[order] for name in ("x", "y"))
     size = first.size + second.size
     return Rows(x, y, torch.cumsum(size, 0) - size, size)
 
 
-def usable(clients: Clients) -> Rows:
+def usable_rows(clients: Clients) -> Rows:
     """The rows that advice is learnt from: all, but for the test rows of a table that brings its own split."""
     if not isinstance(clients.train, Rows):
         return clients.train.usable
-    rows = joined(clients.train, clients.validation)
-    return joined(rows, clients.test) if clients.parts_by_chance else rows
+    rows = concatenate_rows(clients.train, clients.validation)
+    return concatenate_rows(rows, clients.test) if clients.has_random_parts else rows
 
 
-def owners(rows: Rows) -> Tensor:
+def row_clients(rows: Rows) -> Tensor:
     """[N]: each row's client, client after client."""
     return torch.repeat_interleave(torch.arange(len(rows)), rows.size)
 
 
-def compact(rows: Rows) -> Rows:
+def compact_rows(rows: Rows) -> Rows:
     """The same rows in a pool of their own, client after client."""
     begin = torch.cumsum(rows.size, 0) - rows.size
     if len(rows.y) == int(rows.size.sum()) and torch.equal(begin, rows.start):
@@ -62,29 +62,29 @@ def compact(rows: Rows) -> Rows:
     return Rows(rows.x[index], rows.y[index], begin, rows.size)
 
 
-def subset(rows: Rows, keep: Tensor) -> Rows:
+def filter_rows(rows: Rows, keep: Tensor) -> Rows:
     """The rows of a compact pool that `keep` [N] marks."""
-    size = torch.bincount(owners(rows)[keep], minlength=len(rows))
+    size = torch.bincount(row_clients(rows)[keep], minlength=len(rows))
     return Rows(rows.x[keep], rows.y[keep], torch.cumsum(size, 0) - size, size)
 
 
-def units_of(clients: Clients) -> Tensor | None:
+def row_groups(clients: Clients) -> Tensor | None:
     """[N]: the units of `usable` rows, in their order; None where every row stands for itself."""
     return None if clients.units is None else _usable_order(clients, clients.units)
 
 
-def times_of(clients: Clients) -> Tensor | None:
+def row_times(clients: Clients) -> Tensor | None:
     """[N]: the times of `usable` rows, in their order; None where they are not ordered in time."""
     return None if clients.times is None else _usable_order(clients, clients.times)
 
 
 def _usable_order(clients: Clients, by_part: Mapping[str, Tensor]) -> Tensor:
-    parts = PARTS if clients.parts_by_chance else PARTS[:2]
-    owner = torch.cat([owners(getattr(clients, part)) for part in parts])
+    parts = PARTS if clients.has_random_parts else PARTS[:2]
+    owner = torch.cat([row_clients(getattr(clients, part)) for part in parts])
     return torch.cat([by_part[part] for part in parts])[torch.argsort(owner, stable=True)]
 
 
-def repeated_rows(rows: Rows) -> Tensor | None:
+def number_distinct_rows(rows: Rows) -> Tensor | None:
     """[N]: a number for each distinct row of a compact pool, by which equal rows of a client stay in one fold.
 
     None where no row is repeated. Where a client's rows repeat by nature, without a column that takes many values,
@@ -92,19 +92,21 @@ def repeated_rows(rows: Rows) -> Tensor | None:
     """
     if not isinstance(rows, Rows) or rows.x.ndim != 2 or not len(rows.y):
         return None
-    table = torch.cat([owners(rows)[:, None].double(), rows.x.double(), rows.y.double().reshape(len(rows.y), -1)], 1)
+    table = torch.cat(
+        [row_clients(rows)[:, None].double(), rows.x.double(), rows.y.double().reshape(len(rows.y), -1)], 1
+    )
     distinct, number = torch.unique(table, dim=0, return_inverse=True)
     if len(distinct) == len(table):
         return None
     owner = distinct[:, 0].long()
     values = [torch.unique(distinct[:, [0, j]], dim=0)[:, 0].long() for j in range(1, distinct.shape[1])]
     widest = torch.stack([torch.bincount(column, minlength=len(rows)) for column in values]).amax(0)
-    by_nature = (2 * widest < torch.bincount(owner, minlength=len(rows)))[owners(rows)]
+    by_nature = (2 * widest < torch.bincount(owner, minlength=len(rows)))[row_clients(rows)]
     number = torch.where(by_nature, len(distinct) + torch.arange(len(number)), number)
     return number if len(number.unique()) < len(number) else None
 
 
-def without_copies(rows: Rows, units: Tensor | None) -> tuple[Rows, Tensor | None, Tensor]:
+def drop_copies(rows: Rows, units: Tensor | None) -> tuple[Rows, Tensor | None, Tensor]:
     """Rows of which every one appears equally often, or a multiple of that, are counted once.
 
     The rows that stay, their `units` [N], and which rows these are.
@@ -121,15 +123,15 @@ def without_copies(rows: Rows, units: Tensor | None) -> tuple[Rows, Tensor | Non
     turn = torch.empty_like(units)
     turn[order] = torch.arange(len(units)) - first[units[order]]
     keep = turn < (count // copies)[units]
-    return subset(rows, keep), units[keep], keep
+    return filter_rows(rows, keep), units[keep], keep
 
 
-def deal(rows: Rows, keys: np.ndarray, folds: int, seed: int, units: Tensor | None = None) -> Tensor:
+def assign_folds(rows: Rows, keys: np.ndarray, folds: int, seed: int, units: Tensor | None = None) -> Tensor:
     """[N]: each row's fold. A client's rows are shuffled and dealt in turn from a random fold on: sizes differ by 1.
 
     Of rows with `units` [N] the units are: those of one lie in one fold.
     """
-    owner = owners(rows).numpy()
+    owner = row_clients(rows).numpy()
     place = np.arange(len(owner)) - np.repeat(np.cumsum(rows.size.numpy()) - rows.size.numpy(), rows.size.numpy())
     mine = np.arange(len(owner))
     if units is not None and len(units):  # a unit is dealt as its first row is
@@ -151,10 +153,13 @@ def count_folds(rows: Any, time: Tensor | None = None) -> int:
     """
     total = int(rows.size.sum())
     if time is not None:
-        return FOLDS
-    if float((rows.size < SMALL_CLIENT_ROWS).double().mean()) >= SMALL_CLIENTS_SHARE and total <= MOST_FOLDS_ROWS:
-        return min(MOST_FOLDS, max(int(rows.size.max()), 2))
-    return MORE_FOLDS if total <= MORE_FOLDS_ROWS else FOLDS
+        return DEFAULT_FOLDS
+    if (
+        float((rows.size < SMALL_CLIENT_ROWS).double().mean()) >= SMALL_CLIENTS_SHARE
+        and total <= MAX_ROWS_FOR_MAX_FOLDS
+    ):
+        return min(MAX_FOLDS, max(int(rows.size.max()), 2))
+    return FEW_ROWS_FOLDS if total <= MAX_FEW_ROWS else DEFAULT_FOLDS
 
 
 def iterate_folds(
@@ -175,25 +180,25 @@ def iterate_folds(
         yield from rows.folds(count)
         return
     if time is not None:
-        fold = time_blocks(rows, time, count + 1)
+        fold = assign_time_blocks(rows, time, count + 1)
         for k in range(1, count + 1):
             out = fold == k
             if bool(out.any()):
-                yield FoldSplit(subset(rows, fold < k), subset(rows, out), torch.nonzero(out)[:, 0])
+                yield FoldSplit(filter_rows(rows, fold < k), filter_rows(rows, out), torch.nonzero(out)[:, 0])
         return
-    fold = deal(rows, keys, count, seed, units)
+    fold = assign_folds(rows, keys, count, seed, units)
     for k in range(count):
         out = fold == k
         if bool(out.any()):
-            yield FoldSplit(subset(rows, ~out), subset(rows, out), torch.nonzero(out)[:, 0])
+            yield FoldSplit(filter_rows(rows, ~out), filter_rows(rows, out), torch.nonzero(out)[:, 0])
 
 
-def time_blocks(rows: Rows, time: Tensor, count: int) -> Tensor:
+def assign_time_blocks(rows: Rows, time: Tensor, count: int) -> Tensor:
     """[N]: each row's block, 0 the earliest: a client's rows in order of time, cut into `count` blocks alike.
 
     Rows of equal time share a block.
     """
-    owner, when = owners(rows).numpy(), time.numpy()
+    owner, when = row_clients(rows).numpy(), time.numpy()
     order = np.lexsort((when, owner))
     rank = np.empty(len(owner), dtype=np.int64)
     size = rows.size.numpy()
@@ -212,7 +217,7 @@ def row_losses(task: Any, models: Tensor, rows: Rows, unit: float = 1.0) -> Tens
     out = torch.empty(int(rows.size.sum()), dtype=torch.float64)
     first = torch.cumsum(rows.size, 0) - rows.size
     models = models.expand(len(rows), -1) if models.ndim == 1 else models
-    for block, batch in batches_of(rows) if len(out) else ():
+    for block, batch in padded_batches(rows) if len(out) else ():
         column = torch.arange(batch.y.shape[1])
         real = column < rows.size[block][:, None]
         out[(first[block][:, None] + column)[real]] = task.row_risk(models[block], batch)[real].double()

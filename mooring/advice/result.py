@@ -13,32 +13,32 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from mooring.advice.loss_sums import MODELS, OTHERS
+from mooring.advice.evaluation.loss_sums import ALTERNATIVES, MODEL_KINDS
 from mooring.core.errors import RequestError
-from mooring.core.fields import nearest
-from mooring.core.sentences import direction, format_loss
-from mooring.engines.coefficients import coefficients, scaling_of
-from mooring.engines.fit import in_units
-from mooring.engines.predict import answer
+from mooring.core.field_checks import nearest_names
+from mooring.core.score_sentences import direction, format_loss
+from mooring.engines.coefficients import coefficient_table, read_scaling
+from mooring.engines.exported_models import make_estimator
+from mooring.engines.fit import to_target_units
+from mooring.engines.predict import predict_rows
 from mooring.engines.prepare import Job
-from mooring.engines.usable import estimator_of
-from mooring.runs.directory import REPORT
-from mooring.runs.directory import Models as SavedModels
-from mooring.tasks.module import Module, module_of
+from mooring.runs.directory import REPORT_FILE
+from mooring.runs.directory import StoredModels as SavedModels
+from mooring.tasks.network import NetworkTask, build_module
 
-MAX_LINES = 10  # of a printed result
-COLUMNS = (  # of `recommendations`
+MAX_PRINTED_LINES = 10  # of a printed result
+RECOMMENDATION_COLUMNS = (  # of `recommendations`
     "client",
     "rows",
     "recommended",
     "confidence",
-    *MODELS,
-    *(f"improvement_over_{other}_pct{end}" for other in OTHERS for end in ("", "_ci_low", "_ci_high")),
-    *(f"probability_better_than_{other}" for other in OTHERS),
+    *MODEL_KINDS,
+    *(f"improvement_over_{other}_pct{end}" for other in ALTERNATIVES for end in ("", "_ci_low", "_ci_high")),
+    *(f"probability_better_than_{other}" for other in ALTERNATIVES),
 )
 
 
-class Usable:
+class AdviceMethods:
     """Methods of the result of `advise`, which has the attributes below."""
 
     job: Job
@@ -52,13 +52,15 @@ class Usable:
     @property
     def recommendations(self) -> pd.DataFrame:
         """One row per client: the recommended model, the confidence, expected losses, improvements and intervals."""
-        return self.clients[list(COLUMNS)]
+        return self.clients[list(RECOMMENDATION_COLUMNS)]
 
     @property
     def coefficients(self) -> pd.DataFrame:
         """One row per client and term in the units of the data: coefficient, global, deviation."""
         job, models = self.job, self.models
-        return coefficients(job.task, scaling_of(job.clients), models.global_, models.recommended, job.clients.names)
+        return coefficient_table(
+            job.task, read_scaling(job.clients), models.global_, models.recommended, job.clients.names
+        )
 
     def predict(self, data: Any, client: Any = None) -> Any:
         """Predictions for new rows, each with its client's recommended model, or all with that of `client`.
@@ -70,8 +72,10 @@ class Usable:
         if clients.schema is None:
             x = torch.as_tensor(data)
             x = x.to(self.job.task.dtype) if x.dtype.is_floating_point else x
-            return in_units(clients, self.job.task.predict(self.vector(client)[None], x[None])[0])
-        frame, notes = answer(self.job.task, clients.schema, self.saved_models(), data, client, self.run or Path())
+            return to_target_units(clients, self.job.task.predict(self.vector(client)[None], x[None])[0])
+        frame, notes = predict_rows(
+            self.job.task, clients.schema, self.saved_models(), data, client, self.run or Path()
+        )
         for note in notes:
             warnings.warn(note, stacklevel=2)
         return frame
@@ -82,7 +86,7 @@ class Usable:
             return self.models.global_
         names = list(self.job.clients.names)
         if str(client) not in names:
-            near = nearest(str(client), names)
+            near = nearest_names(str(client), names)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise RequestError(
                 f"unknown client {str(client)!r}; there are {len(names)}, such as {', '.join(names[:5])}.{hint}"
@@ -93,15 +97,15 @@ class Usable:
         """The network that a client should use (default: the global one), in evaluation mode and in the target's own
         units; classes and labels come as logits."""
         clients = self.job.clients
-        return module_of(self.job.task, self.vector(client), clients.target_mean, clients.target_scale)
+        return build_module(self.job.task, self.vector(client), clients.target_mean, clients.target_scale)
 
     def model(self, client: Any = None) -> Any:
         """A client's recommended model (default: the global one): a network, or an estimator of scikit-learn's on the
         encoded columns in the units of the data."""
-        if isinstance(self.job.task, Module):
+        if isinstance(self.job.task, NetworkTask):
             return self.module(client)
         clients = self.job.clients
-        return estimator_of(self.job.task, self.vector(client), scaling_of(clients), clients.kind)
+        return make_estimator(self.job.task, self.vector(client), read_scaling(clients), clients.kind)
 
     def plot(self, what: str = "improvements") -> Any:
         """A matplotlib figure: "improvements" of all clients, the "path" of lambdas, or the "rows" that local models
@@ -110,13 +114,13 @@ class Usable:
 
     def report(self, path: str | Path | None = None) -> Path:
         """Write the report, by default into the run directory, or as report.html where there is none; its path."""
-        write_report = import_module("mooring.report.page").write_report
+        write_report = import_module("mooring.report.html_report").write_report
         if self.run is not None:
             return write_report([self.run], path)
         with tempfile.TemporaryDirectory() as folder:
             run = Path(folder) / (self.job.clients.title or "run")
             self.save(run)
-            return write_report([run], path or REPORT)
+            return write_report([run], path or REPORT_FILE)
 
     def save(self, path: str | Path) -> Path:
         """Write the run directory, as `advise(..., out=path)` does."""
@@ -134,7 +138,7 @@ class Usable:
             f"Recommendation for {self.job.clients.title or 'clients'} ({len(frame):,} clients, {rows:,} rows)",
             self.headline,
         ]
-        room = MAX_LINES - len(lines) - 2
+        room = MAX_PRINTED_LINES - len(lines) - 2
         shown = frame.head(room if len(frame) <= room else room - 1)
         lines += [f"  {describe_client(row)}" for row in shown.to_dict("records")]
         if len(frame) > len(shown):
@@ -143,8 +147,8 @@ class Usable:
         return "\n".join([*lines, self.words["losses"], where])
 
     def _repr_html_(self) -> str:
-        table = self.recommendations.head(MAX_LINES).to_html(index=False, float_format=lambda x: f"{x:.4g}")
-        more = len(self.clients) - MAX_LINES
+        table = self.recommendations.head(MAX_PRINTED_LINES).to_html(index=False, float_format=lambda x: f"{x:.4g}")
+        more = len(self.clients) - MAX_PRINTED_LINES
         rest = f"<p>... and {more:,} more in <code>.recommendations</code></p>" if more > 0 else ""
         return f"<p><strong>{escape(self.headline)}</strong></p><p>{escape(self.words['losses'])}</p>{table}{rest}"
 
@@ -154,7 +158,7 @@ def describe_client(row: dict[str, Any]) -> str:
     mine = row["recommended"]
     sides = [
         f"{direction(row[f'improvement_over_{other}_pct'])} than {other} ({format_loss(row[other])})"
-        for other in OTHERS
+        for other in ALTERNATIVES
         if mine != other and row[f"improvement_over_{other}"] != 0
     ]
     text = f"{row['client']}: {mine} ({format_loss(row[mine])})"

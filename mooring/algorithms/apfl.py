@@ -47,14 +47,21 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from mooring.algorithms.base import Algorithm, Setting
-from mooring.algorithms.settings import check, check_work, counted, first_visits, schedule, settled
-from mooring.core.batches import minibatches
-from mooring.core.cohort import per_client
+from mooring.algorithms.base import Algorithm, Auto
+from mooring.algorithms.hyperparameters import (
+    check_local_work,
+    check_ranges,
+    init_update_count,
+    resolve_auto,
+    schedule,
+    tracked_updates,
+)
+from mooring.core.cohort import broadcast_per_client
 from mooring.core.errors import RequestError
-from mooring.core.solvers import Ball, mixed_stay, project
-from mooring.core.steps import parts_felt
-from mooring.estimates.from_facts import curvature
+from mooring.core.minibatches import minibatches
+from mooring.core.sgd_step import mixture_slope_factor
+from mooring.core.solvers import Ball, project, run_mixture_steps
+from mooring.estimates.lambda_from_statistics import bound_curvature
 from mooring.theory import apfl_schedule
 
 
@@ -74,7 +81,7 @@ class Client(NamedTuple):
     own: Tensor  # [C, d], its copy of the common model after its last stay; [C, 0] but for output = "own"
 
 
-class Stay(NamedTuple):
+class MixtureSteps(NamedTuple):
     w: Tensor  # [C, d], each client's copy of the common model
     v: Tensor  # [C, d]
     alpha: Tensor  # [C]
@@ -94,13 +101,13 @@ class APFL(Algorithm):
     adapt_on: str = "auto"  # "validation" where there are such rows, else "train"
     alpha_pull: float = 0.0  # draws alpha to 0, the common model
     alpha_by: str = "mixture"  # whose gradient moves alpha
-    eta: Setting = "auto"  # "theory" sets eta, decay and shift; "nonconvex" eta and fading
+    eta: Auto = "auto"  # "theory" sets eta, decay and shift; "nonconvex" eta and fading
     eta_ratio: float = 1.0  # the step size of v over that of w
     decay: float = 0.01
     fading: str = "inverse"  # what decay does: see settings.schedule
     steps: int = 10
     epochs: int = 0  # passes over the data instead of steps, when > 0
-    batch: Setting = "auto"  # 0: all rows
+    batch: Auto = "auto"  # 0: all rows
     draws: str = "passes"  # of minibatches; or "independent", "replacement"
     radius: float = 0.0
     output: str = "last"
@@ -116,14 +123,16 @@ class APFL(Algorithm):
         if isinstance(self.alpha, list | tuple):
             object.__setattr__(self, "alpha", tuple(self.alpha))
             for alpha in self.alpha:
-                check(replace(self, alpha=alpha), alpha=(0, 1))
+                check_ranges(replace(self, alpha=alpha), alpha=(0, 1))
         else:
-            check(self, alpha=(0, 1))
-        check_work(self, "theory", "nonconvex")
-        check(self, adapt=("no", "round", "step"), adapt_on=("auto", "train", "validation"), alpha_pull=(0, None))
-        check(self, alpha_by=("mixture", "parts"))
-        check(self, radius=(0, None), output=("last", "own", "average"), shift=(0, None), eta_ratio=(0, None))
-        check(self, agnostic=(0, None))
+            check_ranges(self, alpha=(0, 1))
+        check_local_work(self, "theory", "nonconvex")
+        check_ranges(
+            self, adapt=("no", "round", "step"), adapt_on=("auto", "train", "validation"), alpha_pull=(0, None)
+        )
+        check_ranges(self, alpha_by=("mixture", "parts"))
+        check_ranges(self, radius=(0, None), output=("last", "own", "average"), shift=(0, None), eta_ratio=(0, None))
+        check_ranges(self, agnostic=(0, None))
         if self.agnostic and self.output == "average":
             raise RequestError("APFL: output = 'average' is for the mean risk; set agnostic = 0 or another output.")
         if self.output == "average" and (self.adapt != "no" or self.epochs):
@@ -140,15 +149,15 @@ class APFL(Algorithm):
             raise RequestError(
                 f"APFL: alpha has {len(self.alpha)} numbers, one per client, but there are {len(facts.n)}."
             )
-        rules = {"theory": in_theory, "nonconvex": for_nonconvex}
+        rules = {"theory": set_by_theory, "nonconvex": set_for_nonconvex}
         ready = rules[self.eta](self, task, facts) if self.eta in rules else self
         if self.adapt_on == "auto":
             ready = replace(ready, adapt_on="validation" if held_out else "train")
-        return settled(ready, task, facts)
+        return resolve_auto(ready, task, facts)
 
     def start(self, task, w0):
         alpha = torch.tensor(nan if isinstance(self.alpha, tuple) else float(self.alpha), dtype=w0.dtype)
-        zero, visits = torch.tensor(0), first_visits(self)
+        zero, visits = torch.tensor(0), init_update_count(self)
         own = w0 if self.output == "own" else w0[:0]
         if self.output != "average":
             q = w0.new_zeros(0) if self.agnostic else None
@@ -165,13 +174,13 @@ class APFL(Algorithm):
         if task.mix is not None and plain and task.reads(data.train):
             after, message = self.visit_at_once(server, client, task, data, round)
             return after, self.by_worst_mixture(message, server, task, data, round)
-        begin = Stay(server.w.expand(len(data), -1), client.v, client.alpha)
+        begin = MixtureSteps(server.w.expand(len(data), -1), client.v, client.alpha)
         before, average, path = (round.t - 1) * self.steps, self.caught_up(client, round.t - 1).average, begin.w
-        for k, stay in enumerate(self.local_steps(begin, task, data, round, counted(client.visits))):
+        for k, stay in enumerate(self.local_steps(begin, task, data, round, tracked_updates(client.visits))):
             if self.output == "average":
                 now = before + k + 1
-                average = updated_mean(average, stay.v, share(self.shift, now - 1, now))
-                path = updated_mean(path, stay.w, share(self.shift, now - 1, now, begin=before))
+                average = update_mean(average, stay.v, share(self.shift, now - 1, now))
+                path = update_mean(path, stay.w, share(self.shift, now - 1, now, begin=before))
         done = torch.full_like(client.done, round.t * self.steps)
         own = stay.w if self.output == "own" else client.own
         after = Client(stay.v, stay.alpha, average, done, client.visits + 1, own)
@@ -180,9 +189,9 @@ class APFL(Algorithm):
 
     def visit_at_once(self, server, client, task, data, round):
         """The same by a task that takes all steps of a stay at once."""
-        batch, count, eta = schedule(self, data, round, counted(client.visits))
-        stay = Stay(
-            *mixed_stay(
+        batch, count, eta = schedule(self, data, round, tracked_updates(client.visits))
+        stay = MixtureSteps(
+            *run_mixture_steps(
                 task, server.w, client.v, client.alpha, data, round, eta, batch=batch, steps=count, draws=self.draws,
                 feels=self.adapts_in, held_out=self.adapt_on == "validation", pull=self.alpha_pull,
                 by_parts=self.alpha_by == "parts",
@@ -213,7 +222,7 @@ class APFL(Algorithm):
         """Whether the mixture moves in the k-th step of a stay."""
         return self.adapt == "step" or (self.adapt == "round" and k == 0)
 
-    def local_steps(self, stay: Stay, task, data, round, visits=None, moves_w: bool = True):
+    def local_steps(self, stay: MixtureSteps, task, data, round, visits=None, moves_w: bool = True):
         """The stay after each local step; w stands still for clients that join after the training (Eq. 7)."""
         w, v, alpha = stay
         batch, count, eta = schedule(self, data, round, visits)
@@ -223,14 +232,14 @@ class APFL(Algorithm):
         on_validation = self.adapt_on == "validation"
         adapts = data.validation.size > 0 if on_validation else torch.ones(len(data), dtype=torch.bool)
         for step in minibatches(task, data, round, **work):
-            rate = per_client(eta(step.k) if callable(eta) else eta, v)
-            u = mixture(alpha, v, w)
+            rate = broadcast_per_client(eta(step.k) if callable(eta) else eta, v)
+            u = mix_models(alpha, v, w)
             slope = task.grad(u, step.batch)
             new_v = project(torch.addcmul(v, slope, -self.eta_ratio * rate * alpha[:, None]), region)
             new_w = project(torch.addcmul(w, task.grad(w, step.batch), -rate), region) if moves_w else w
             if self.adapts_in(step.k) and bool(adapts.any()):
                 felt = task.grad(u, next(held_out).batch) if on_validation else slope
-                felt = alpha_slope(v, w, felt) * (parts_felt(alpha) if self.alpha_by == "parts" else 1)
+                felt = alpha_gradient(v, w, felt) * (mixture_slope_factor(alpha) if self.alpha_by == "parts" else 1)
                 new_alpha = alpha - rate.flatten() * (felt + self.alpha_pull * alpha)
                 moving = adapts if step.active is None else adapts & step.active
                 alpha = torch.where(moving, new_alpha.clamp(0, 1), alpha)
@@ -238,7 +247,7 @@ class APFL(Algorithm):
                 new_v = torch.where(step.active[:, None], new_v, v)
                 new_w = torch.where(step.active[:, None], new_w, w)
             w, v = new_w, new_v
-            yield Stay(w, v, alpha)
+            yield MixtureSteps(w, v, alpha)
 
     def merge(self, server, mean, round):
         if mean.losses is not None:
@@ -247,10 +256,10 @@ class APFL(Algorithm):
         if self.output != "average":
             return Server(w, None, None)
         before, now = (round.t - 1) * self.steps, round.t * self.steps
-        average = updated_mean(
+        average = update_mean(
             server.average, server.w, share(self.shift, server.done, before)
         )  # rounds without a reply
-        average = updated_mean(average, server.w + mean.path, share(self.shift, before, now))
+        average = update_mean(average, server.w + mean.path, share(self.shift, before, now))
         return Server(w, average, torch.full_like(server.done, now))
 
     def merge_worst_mixture(self, server, mean, round):
@@ -264,10 +273,10 @@ class APFL(Algorithm):
     def finish(self, server, client, task, data, round):
         return self.with_alpha(self.caught_up(client, round.t), data)
 
-    def deploy(self, server, client):
+    def personal_model(self, server, client):
         if self.output != "average":
-            return mixture(client.alpha, client.v, client.own if self.output == "own" else server.w)
-        return mixture(client.alpha, client.average, server.average)
+            return mix_models(client.alpha, client.v, client.own if self.output == "own" else server.w)
+        return mix_models(client.alpha, client.average, server.average)
 
     def global_model(self, server):
         return server.average if self.output == "average" else server.w
@@ -285,7 +294,7 @@ class APFL(Algorithm):
             return client
         now = torch.full_like(client.done, rounds * self.steps)
         return client._replace(
-            average=updated_mean(client.average, client.v, share(self.shift, client.done, now)), done=now
+            average=update_mean(client.average, client.v, share(self.shift, client.done, now)), done=now
         )
 
 
@@ -303,24 +312,24 @@ def share(shift: float, before, now, begin: int = 0) -> Tensor:
     return (end - middle) / (end - start).clamp(min=1)
 
 
-def updated_mean(mean: Tensor, value: Tensor, part: Tensor) -> Tensor:
+def update_mean(mean: Tensor, value: Tensor, part: Tensor) -> Tensor:
     """The running mean after `value` has come in with the weight `part` (one number, or one per client)."""
-    return mean + per_client(part, mean) * (value - mean)
+    return mean + broadcast_per_client(part, mean) * (value - mean)
 
 
-def mixture(alpha: Tensor, v: Tensor, w: Tensor) -> Tensor:
+def mix_models(alpha: Tensor, v: Tensor, w: Tensor) -> Tensor:
     """alpha_i v_i + (1 - alpha_i) w, for every client."""
     return torch.lerp(w.expand_as(v), v, alpha[:, None])
 
 
-def alpha_slope(v: Tensor, w: Tensor, slope: Tensor) -> Tensor:
+def alpha_gradient(v: Tensor, w: Tensor, slope: Tensor) -> Tensor:
     """[C]: d/d alpha of L_i(alpha v + (1 - alpha) w), given the gradient of L_i at the mixture (Eq. 6)."""
     return ((v - w) * slope).sum(1)
 
 
-def in_theory(algorithm: APFL, task, facts) -> APFL:
+def set_by_theory(algorithm: APFL, task, facts) -> APFL:
     """Step sizes 16/(mu (t + a)) of Theorem 2, or 8/(mu (t + a)) of Theorem 7, as eta/(1 + decay k) with k = t - 1."""
-    mu, smooth, _ = curvature("APFL: eta = 'theory'", task, facts)
+    mu, smooth, _ = bound_curvature("APFL: eta = 'theory'", task, facts)
     least = apfl_schedule.least_alpha(mu, smooth)
     smallest = min(algorithm.alpha) if isinstance(algorithm.alpha, tuple) else algorithm.alpha
     any_alpha = algorithm.adapt != "no" or smallest < least
@@ -334,7 +343,7 @@ def in_theory(algorithm: APFL, task, facts) -> APFL:
     return replace(algorithm, eta=eta, decay=1 / (a + 1), fading="inverse", shift=a)
 
 
-def for_nonconvex(algorithm: APFL, task, facts) -> APFL:
+def set_for_nonconvex(algorithm: APFL, task, facts) -> APFL:
     """Theorem 3's step size, whose sqrt(T) waits for the run's horizon."""
     smooth = float(facts.smooth.max())
     if not 0 < smooth < inf:

@@ -19,12 +19,12 @@ from torch import Tensor
 
 from mooring.core.cohort import CohortData, Round
 from mooring.core.errors import RequestError
-from mooring.core.fields import check_fields, unknown
-from mooring.core.papers import spelled_out
-from mooring.core.python_files import is_spec, load_python, spec_of
+from mooring.core.field_checks import check_fields, describe_unknown
+from mooring.core.papers import expand_citations
 from mooring.core.task import Task
+from mooring.core.user_code import is_spec, load_python, spec_of
 
-Setting = Any  # of a field: a number (lam: or a moor), or a word such as "auto" that `settle` turns into one
+Auto = Any  # of a field: a number (lam: or a moor), or a word such as "auto" that `settle` turns into one
 
 
 class Algorithm:
@@ -53,11 +53,12 @@ class Algorithm:
 
     @property
     def asks(self) -> tuple[str, ...]:
-        """The optional facts that `settle` uses: "fit", "spread", "rules", "alone" (`estimates/facts.py`)."""
+        """The optional facts that `settle` uses: "fit", "spread", "rules", "alone"
+        (`estimates/client_statistics.py`)."""
         return ("spread",) if getattr(self, "lam", None) == "auto" else ()
 
     @property
-    def is_settled(self) -> bool:
+    def is_resolved(self) -> bool:
         """Whether every field that may be a number is one: `settle` then needs no constants of the clients' losses.
 
         Nobody knows what the `settle` of an algorithm outside this package does with them.
@@ -87,7 +88,7 @@ class Algorithm:
         """The last local stage before deployment; one that trains declares `last_stage`."""
         return client
 
-    def deploy(self, server: Any, client: Any) -> Tensor:
+    def personal_model(self, server: Any, client: Any) -> Tensor:
         """[C, d]: the model that each client uses."""
         raise NotImplementedError
 
@@ -103,30 +104,30 @@ class Algorithm:
 
 
 PACKAGE = "mooring.algorithms"
-NOT_ALGORITHMS = ("base", "settings")
+SHARED_MODULES = ("base", "settings")
 SYNONYMS = {"fedprox": "fedprox_shared"}  # names that the papers use
-ENTRY_POINTS = "mooring.algorithms"  # the group under which an installed package offers algorithms
-IN_MEMORY = "(in memory)"  # begins the name of an algorithm that no file defines
+ENTRY_POINT_GROUP = "mooring.algorithms"  # the group under which an installed package offers algorithms
+IN_MEMORY_PREFIX = "(in memory)"  # begins the name of an algorithm that no file defines
 
 
-def names() -> list[str]:
+def algorithm_names() -> list[str]:
     """All algorithms, found by folder, and those that installed packages offer."""
-    own = own_names()
-    return own + sorted(point.name for point in entry_points(group=ENTRY_POINTS) if point.name not in own)
+    own = builtin_names()
+    return own + sorted(point.name for point in entry_points(group=ENTRY_POINT_GROUP) if point.name not in own)
 
 
 @lru_cache(maxsize=1)
-def own_names() -> list[str]:
+def builtin_names() -> list[str]:
     """The algorithms of this package."""
     folder = importlib.import_module(PACKAGE)
-    return sorted(m.name for m in pkgutil.iter_modules(folder.__path__) if m.name not in NOT_ALGORITHMS)
+    return sorted(m.name for m in pkgutil.iter_modules(folder.__path__) if m.name not in SHARED_MODULES)
 
 
-def resolve_name(name: str) -> str:
+def normalize_name(name: str) -> str:
     """The name of an algorithm as it is spelled here: `FedAvg` is fedavg, `fedprox` is fedprox_shared."""
-    if is_spec(name) or name.startswith(IN_MEMORY):
+    if is_spec(name) or name.startswith(IN_MEMORY_PREFIX):
         return name
-    folded = {_letters(one): one for one in own_names()} | {_letters(word): one for word, one in SYNONYMS.items()}
+    folded = {_letters(one): one for one in builtin_names()} | {_letters(word): one for word, one in SYNONYMS.items()}
     return folded.get(_letters(name), name)
 
 
@@ -138,17 +139,17 @@ def find(name: str, kept: Path | None = None) -> type[Algorithm]:
     """The algorithm class of that name: of this package, of an installed one, or of a file ("my_file.py:MyAlgorithm",
     from the copy in `kept` where a run has one)."""
     if is_spec(name):
-        return checked(load_python(name, "algorithm", kept), name)
-    if name.startswith(IN_MEMORY):
+        return check_algorithm_class(load_python(name, "algorithm", kept), name)
+    if name.startswith(IN_MEMORY_PREFIX):
         raise RequestError(
-            f"the run's algorithm {name[len(IN_MEMORY) + 1 :]} was in memory; pass it again from Python."
+            f"the run's algorithm {name[len(IN_MEMORY_PREFIX) + 1 :]} was in memory; pass it again from Python."
         )
-    if name not in own_names():  # only then are installed packages searched, which takes a while
-        offered = next(iter(entry_points(group=ENTRY_POINTS, name=name)), None)
+    if name not in builtin_names():  # only then are installed packages searched, which takes a while
+        offered = next(iter(entry_points(group=ENTRY_POINT_GROUP, name=name)), None)
         if offered is None:
-            known = unknown("algorithm", name, names(), "mooring list algorithms")
+            known = describe_unknown("algorithm", name, algorithm_names(), "mooring list algorithms")
             raise RequestError(f"{known}; or a file and a class, as my_file.py:MyAlgorithm.")
-        return checked(offered.load(), name)
+        return check_algorithm_class(offered.load(), name)
     module = importlib.import_module(f"{PACKAGE}.{name}")
     return next(
         thing
@@ -157,22 +158,22 @@ def find(name: str, kept: Path | None = None) -> type[Algorithm]:
     )
 
 
-def checked(thing: Any, name: str) -> type[Algorithm]:
+def check_algorithm_class(thing: Any, name: str) -> type[Algorithm]:
     """Refuse what is no algorithm."""
     if not (isinstance(thing, type) and issubclass(thing, Algorithm) and dataclasses.is_dataclass(thing)):
         raise RequestError(f"algorithm {name!r} must be a frozen dataclass that inherits from Algorithm.")
     return thing
 
 
-def name_of(algorithm: Algorithm) -> str:
+def reference_of(algorithm: Algorithm) -> str:
     """What a run file calls an algorithm, so that `find` finds it again."""
     cls = type(algorithm)
     if cls.__module__.rpartition(".")[0] == PACKAGE:
         return algorithm.name
     offered = next(
-        (p.name for p in entry_points(group=ENTRY_POINTS) if p.value == f"{cls.__module__}:{cls.__name__}"), None
+        (p.name for p in entry_points(group=ENTRY_POINT_GROUP) if p.value == f"{cls.__module__}:{cls.__name__}"), None
     )
-    return offered or spec_of(cls) or f"{IN_MEMORY} {cls.__name__}"
+    return offered or spec_of(cls) or f"{IN_MEMORY_PREFIX} {cls.__name__}"
 
 
 def build(
@@ -196,7 +197,7 @@ def describe(name: str) -> dict[str, Any]:
     return {
         "name": name,
         "summary": head.split(": ", 1)[-1],
-        "paper": spelled_out(getattr(cls, "paper", "")),
+        "paper": expand_citations(getattr(cls, "paper", "")),
         "limits": _section(text, "Limits"),
         "departs": _section(text, "Departs"),
         "reveals": getattr(cls, "reveals", ""),

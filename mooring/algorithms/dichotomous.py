@@ -28,13 +28,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mooring.algorithms.base import Algorithm, Setting
-from mooring.algorithms.settings import auto_ridge, check
+from mooring.algorithms.base import Algorithm, Auto
+from mooring.algorithms.hyperparameters import auto_ridge, check_ranges
 from mooring.core.cohort import Rows
 from mooring.core.errors import RequestError
 from mooring.core.seeds import uniforms
-from mooring.estimates.from_facts import curvature, federation_of
-from mooring.theory.alternative import decide
+from mooring.estimates.lambda_from_statistics import bound_curvature, require_federation
+from mooring.theory.alternative import choose_model
 
 
 class Server(NamedTuple):
@@ -50,11 +50,11 @@ class Client(NamedTuple):
 class Dichotomous(Algorithm):
     variant: str = "full_data"
     unit: str = "auto"
-    ridge: Setting = "auto"
+    ridge: Auto = "auto"
     fraction: float = 0.5
-    radius: Setting = "auto"  # these three: known_r only
-    mu: Setting = "auto"
-    ell_max: Setting = "auto"
+    radius: Auto = "auto"  # these three: known_r only
+    mu: Auto = "auto"
+    ell_max: Auto = "auto"
 
     paper: ClassVar[str] = "alternative, Corollary 3.1 and Section 3.3; effect, Appendix C.3"
     reveals: ClassVar[str] = "everything: all rows are pooled; an analysis for simulations"
@@ -63,10 +63,12 @@ class Dichotomous(Algorithm):
     needs: ClassVar[tuple[str, ...]] = ("prox", "solve")
 
     def __post_init__(self) -> None:
-        check(
+        check_ranges(
             self, variant=("known_r", "full_data", "sample_split"), unit=("auto", "system", "client"), fraction=(0, 1)
         )
-        check(self, ridge=(0, None, "auto"), radius=(0, None, "auto"), mu=(0, None, "auto"), ell_max=(0, None, "auto"))
+        check_ranges(
+            self, ridge=(0, None, "auto"), radius=(0, None, "auto"), mu=(0, None, "auto"), ell_max=(0, None, "auto")
+        )
 
     @property
     def one_shot(self) -> bool:
@@ -86,10 +88,10 @@ class Dichotomous(Algorithm):
         if self.variant != "known_r":
             radius, mu, ell_max = (0.0 if value == "auto" else value for value in (radius, mu, ell_max))
         if radius == "auto":
-            found = federation_of("Dichotomous: radius = 'auto'", task, facts).radii
+            found = require_federation("Dichotomous: radius = 'auto'", task, facts).radii
             radius = found.rms.value if unit == "system" else found.most.value
         if "auto" in (mu, ell_max):
-            known = curvature("Dichotomous: variant = 'known_r'", task, facts)
+            known = bound_curvature("Dichotomous: variant = 'known_r'", task, facts)
             mu = known.mu if mu == "auto" else mu
             ell_max = known.noise**2 / mu if ell_max == "auto" else ell_max
         return replace(self, unit=unit, ridge=ridge, radius=radius, mu=mu, ell_max=ell_max)
@@ -100,7 +102,7 @@ class Dichotomous(Algorithm):
     def visit(self, server, client, task, data, round):
         own, shared = data.train, data.train
         if self.variant == "sample_split":
-            own, shared = split(data.train, data.keys, self.fraction, round.seed)
+            own, shared = split_rows(data.train, data.keys, self.fraction, round.seed)
         zero = torch.zeros(1, task.dim, dtype=task.dtype)
         v, w = zero.expand(len(data), -1), server.w
         if int(own.size.sum()) > 0:
@@ -113,7 +115,7 @@ class Dichotomous(Algorithm):
     def choose(self, v, w, task, data):
         """[C]: who should keep its own model."""
         if self.variant == "known_r":
-            verdict = decide(self.radius, self.mu, self.ell_max, data.train.size.numpy())
+            verdict = choose_model(self.radius, self.mu, self.ell_max, data.train.size.numpy())
             return torch.full((len(data),), verdict == "alone")
         held = data.validation
         if int(held.size.sum()) == 0:
@@ -130,11 +132,11 @@ class Dichotomous(Algorithm):
     def merge(self, server, mean, round):
         return Server(server.w + mean)
 
-    def deploy(self, server, client):
+    def personal_model(self, server, client):
         return client.v
 
 
-def split(rows: Rows, keys: np.ndarray, fraction: float, seed: int) -> tuple[Rows, Rows]:
+def split_rows(rows: Rows, keys: np.ndarray, fraction: float, seed: int) -> tuple[Rows, Rows]:
     """Each client's rows at random: the share `fraction`, rounded, and the others."""
     first, second = [], []
     for c, key in enumerate(keys):

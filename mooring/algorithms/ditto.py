@@ -18,9 +18,18 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from mooring.algorithms.base import Algorithm, Setting
-from mooring.algorithms.settings import auto_eta, check, check_work, counted, first_visits, local_sgd, read_lam, settled
-from mooring.core.moor import stiffness
+from mooring.algorithms.base import Algorithm, Auto
+from mooring.algorithms.hyperparameters import (
+    auto_eta,
+    check_local_work,
+    check_ranges,
+    init_update_count,
+    local_sgd,
+    parse_lam_field,
+    resolve_auto,
+    tracked_updates,
+)
+from mooring.core.penalty import penalty_rows
 
 
 class Server(NamedTuple):
@@ -34,14 +43,14 @@ class Client(NamedTuple):
 
 @dataclass(frozen=True)
 class Ditto(Algorithm):
-    lam: Setting = "auto"
-    eta: Setting = "auto"
-    personal_eta: Setting = "auto"
+    lam: Auto = "auto"
+    eta: Auto = "auto"
+    personal_eta: Auto = "auto"
     decay: float = 0.0
     fading: str = "inverse"  # what decay does: see settings.schedule
     steps: int = 10
     epochs: int = 0  # passes over the data instead of steps, when > 0
-    batch: Setting = "auto"  # 0: all rows
+    batch: Auto = "auto"  # 0: all rows
     draws: str = "passes"  # of minibatches; or "independent", "replacement"
 
     paper: ClassVar[str] = "ditto, Algorithm 1"
@@ -49,23 +58,23 @@ class Ditto(Algorithm):
     newcomer: ClassVar[str] = "prox"
 
     def __post_init__(self) -> None:
-        read_lam(self, ("auto",))
-        check(self, personal_eta=(0, None, "auto"))
-        check_work(self)
+        parse_lam_field(self, ("auto",))
+        check_ranges(self, personal_eta=(0, None, "auto"))
+        check_local_work(self)
 
     def settle(self, task, facts):
-        ready = settled(self, task, facts)
+        ready = resolve_auto(self, task, facts)
         eta = auto_eta(task, facts, ready.batch) if self.eta == "auto" else self.eta
         personal = auto_eta(task, facts, ready.batch, ready.lam) if self.personal_eta == "auto" else self.personal_eta
         return replace(ready, eta=eta, personal_eta=personal)
 
     def start(self, task, w0):
-        return Server(w0), Client(w0, first_visits(self))
+        return Server(w0), Client(w0, init_update_count(self))
 
     def visit(self, server, client, task, data, round):
-        lam = stiffness(self.lam, data.index, client.v)
+        lam = penalty_rows(self.lam, data.index, client.v)
         personal = replace(self, eta=self.personal_eta)
-        visits = counted(client.visits)
+        visits = tracked_updates(client.visits)
         w = local_sgd(self, task, server.w, data, round, visits)
         v = local_sgd(personal, task, client.v, data, round, visits, pull=(lam, server.w))
         return Client(v, client.visits + 1), w - server.w
@@ -73,5 +82,5 @@ class Ditto(Algorithm):
     def merge(self, server, mean, round):
         return Server(server.w + mean)
 
-    def deploy(self, server, client):
+    def personal_model(self, server, client):
         return client.v

@@ -22,10 +22,18 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from mooring.algorithms.base import Algorithm, Setting
-from mooring.algorithms.settings import check, check_work, counted, first_visits, local_sgd, server_share, settled
+from mooring.algorithms.base import Algorithm, Auto
+from mooring.algorithms.hyperparameters import (
+    check_local_work,
+    check_ranges,
+    init_update_count,
+    local_sgd,
+    resolve_auto,
+    server_step_factor,
+    tracked_updates,
+)
 
-LARGE_WEIGHT = 2.0  # an elastic step whose weights sum to more than this overshoots visibly
+MAX_ELASTIC_WEIGHT = 2.0  # an elastic step whose weights sum to more than this overshoots visibly
 
 
 class Server(NamedTuple):
@@ -38,12 +46,12 @@ class Client(NamedTuple):
 
 @dataclass(frozen=True)
 class FedAvg(Algorithm):
-    eta: Setting = "auto"
+    eta: Auto = "auto"
     decay: float = 0.0
     fading: str = "inverse"  # what decay does: see settings.schedule
     steps: int = 10
     epochs: int = 0  # passes over the data instead of steps, when > 0
-    batch: Setting = "auto"  # 0: all rows
+    batch: Auto = "auto"  # 0: all rows
     draws: str = "passes"  # of minibatches; or "independent", "replacement"
     aggregation: str = "average"
     server_step: float = 1.0
@@ -55,27 +63,27 @@ class FedAvg(Algorithm):
     merges: ClassVar[tuple[str, ...]] = ("aggregation", "server_step", "server_decay")
 
     def __post_init__(self) -> None:
-        check_work(self)
-        check(self, aggregation=("average", "elastic"), server_step=(0, None), server_decay=(0, None))
+        check_local_work(self)
+        check_ranges(self, aggregation=("average", "elastic"), server_step=(0, None), server_decay=(0, None))
 
     def settle(self, task, facts):
-        return settled(self, task, facts)
+        return resolve_auto(self, task, facts)
 
     def start(self, task, w0):
-        return Server(w0), Client(first_visits(self))
+        return Server(w0), Client(init_update_count(self))
 
     def visit(self, server, client, task, data, round):
-        w = local_sgd(self, task, server.w, data, round, counted(client.visits))
+        w = local_sgd(self, task, server.w, data, round, tracked_updates(client.visits))
         return Client(client.visits + 1), w.sub_(server.w)
 
     def merge(self, server, mean, round):
-        step = self.server_step * server_share(self, round)
+        step = self.server_step * server_step_factor(self, round)
         if self.aggregation == "elastic":
             total = round.clients / round.cohort * round.weight
-            if total > LARGE_WEIGHT:
+            if total > MAX_ELASTIC_WEIGHT:
                 warnings.warn(f"round {round.t}: elastic weights sum to {total:.1f}; the step may overshoot.")
             step = step * total
         return Server(server.w + step * mean)
 
-    def deploy(self, server, client):
+    def personal_model(self, server, client):
         return server.w

@@ -32,13 +32,26 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from mooring.algorithms.base import Algorithm, Setting
-from mooring.algorithms.fedprox_shared import at_horizon, by_theorem, check_growth, moved, with_lipschitz
-from mooring.algorithms.settings import SMALL_BATCH, auto_lam, check, choose_inner, read_lam, settled
-from mooring.core.batches import minibatches
+from mooring.algorithms.base import Algorithm, Auto
+from mooring.algorithms.fedprox import (
+    apply_mean_change,
+    check_growth,
+    resolve_lipschitz,
+    scale_to_horizon,
+    set_by_theorem,
+)
+from mooring.algorithms.hyperparameters import (
+    DEFAULT_BATCH_ROWS,
+    auto_lam,
+    check_ranges,
+    choose_inner_solver,
+    parse_lam_field,
+    resolve_auto,
+)
 from mooring.core.errors import RequestError
-from mooring.core.moor import stiffness
-from mooring.core.solvers import descend
+from mooring.core.minibatches import minibatches
+from mooring.core.penalty import penalty_rows
+from mooring.core.solvers import descend_to_tolerance
 from mooring.theory.fedmspp_rate import gradient_tolerance, step_size
 
 
@@ -53,12 +66,12 @@ class Client(NamedTuple):
 
 @dataclass(frozen=True)
 class FedMSPP(Algorithm):
-    lam: Setting = "auto"
+    lam: Auto = "auto"
     growth: str = "none"
-    batch: Setting = "auto"  # records a round; 0: all
+    batch: Auto = "auto"  # records a round; 0: all
     replacement: bool = False
     inner: str = "auto"  # "exact" or "descent"; auto: exact where the task has a prox
-    eta: Setting = "auto"
+    eta: Auto = "auto"
     steps: int = 10
     tol: float = 1e-6
     lipschitz: float = 0.0  # 0: unknown
@@ -69,22 +82,24 @@ class FedMSPP(Algorithm):
     kept: ClassVar[tuple[str, ...]] = ("drawn",)
 
     def __post_init__(self) -> None:
-        read_lam(self, ("auto", "theory"))
-        check(self, growth=("none", "smooth", "kinked"), batch=(0, None, "auto"), inner=("auto", "exact", "descent"))
-        check(self, eta=(0, None, "auto"), steps=(1, None), tol=(0, None), lipschitz=(0, None))
-        check(self, output=("last", "random"))
+        parse_lam_field(self, ("auto", "theory"))
+        check_ranges(
+            self, growth=("none", "smooth", "kinked"), batch=(0, None, "auto"), inner=("auto", "exact", "descent")
+        )
+        check_ranges(self, eta=(0, None, "auto"), steps=(1, None), tol=(0, None), lipschitz=(0, None))
+        check_ranges(self, output=("last", "random"))
         check_growth(self)
         if self.batch == 0 and (self.growth == "smooth" or self.lam == "theory"):
             raise RequestError("FedMSPP: theory's lam needs batch > 0; with all records use fedprox_shared.")
 
     def settle(self, task, facts):
-        batch = max(1, min(SMALL_BATCH, int(facts.n.median()) // 2)) if self.batch == "auto" else self.batch
-        ready = by_theorem(self, task, facts, factor=8, batch=batch) if self.lam == "theory" else self
+        batch = max(1, min(DEFAULT_BATCH_ROWS, int(facts.n.median()) // 2)) if self.batch == "auto" else self.batch
+        ready = set_by_theorem(self, task, facts, factor=8, batch=batch) if self.lam == "theory" else self
         if self.lam == "auto" and batch:
             # The stiffness that fits n rows is n/b times too loose for b of them.
             ready = replace(self, lam=auto_lam(task, facts) * max(1.0, float(facts.n.median()) / batch))
-        ready = replace(ready, batch=batch, inner=choose_inner(ready, task, "descent"))
-        return settled(with_lipschitz(ready, task, facts), task, facts)
+        ready = replace(ready, batch=batch, inner=choose_inner_solver(ready, task, "descent"))
+        return resolve_auto(resolve_lipschitz(ready, task, facts), task, facts)
 
     def start(self, task, w0):
         return Server(w0, w0 if self.output == "random" else None), Client()
@@ -92,7 +107,7 @@ class FedMSPP(Algorithm):
     def visit(self, server, client, task, data, round):
         w = server.w.expand(len(data), -1)
         now = self.at(round)
-        lam = stiffness(now.lam, data.index, w)
+        lam = penalty_rows(now.lam, data.index, w)
         draws = minibatches(
             task, data, round, batch=self.batch or None, steps=1, draws="replacement" if self.replacement else "passes"
         )
@@ -100,7 +115,7 @@ class FedMSPP(Algorithm):
         if self.inner == "exact":
             v = task.prox(w, lam, rows)
         else:
-            v = descend(task, w, rows, lam, w, now.eta, tol=now.tol, most=self.steps)
+            v = descend_to_tolerance(task, w, rows, lam, w, now.eta, tol=now.tol, most=self.steps)
         return client, v - w
 
     def at(self, round):
@@ -108,15 +123,15 @@ class FedMSPP(Algorithm):
         if self.growth == "none":
             return self
         if self.growth == "kinked":
-            return at_horizon(self, self.lam * sqrt(round.rounds), self.tol)
+            return scale_to_horizon(self, self.lam * sqrt(round.rounds), self.tol)
         smooth, sampled = self.lam / 8, round.cohort
         step = step_size(smooth, round.rounds, sampled, self.batch)
-        return at_horizon(self, 1 / step, gradient_tolerance(self.lipschitz, smooth, step, sampled, self.batch))
+        return scale_to_horizon(self, 1 / step, gradient_tolerance(self.lipschitz, smooth, step, sampled, self.batch))
 
     def merge(self, server, mean, round):
-        return moved(server, mean, round)
+        return apply_mean_change(server, mean, round)
 
-    def deploy(self, server, client):
+    def personal_model(self, server, client):
         return self.global_model(server)
 
     def global_model(self, server):

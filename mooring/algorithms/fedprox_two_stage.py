@@ -31,32 +31,32 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
-from mooring.algorithms.base import Algorithm, Setting
-from mooring.algorithms.fedprox_one_stage import Message, mean_pull
-from mooring.algorithms.settings import (
+from mooring.algorithms.base import Algorithm, Auto
+from mooring.algorithms.fedprox_personal import Message, server_direction
+from mooring.algorithms.hyperparameters import (
     auto_eta,
-    check,
-    check_work,
-    choose_inner,
-    counted,
-    first_visits,
-    read_lam,
-    server_share,
-    settled,
+    check_local_work,
+    check_ranges,
+    choose_inner_solver,
+    init_update_count,
+    parse_lam_field,
+    resolve_auto,
+    server_step_factor,
+    tracked_updates,
 )
-from mooring.algorithms.settings import schedule as local_work
-from mooring.core.batches import batches_per_epoch
+from mooring.algorithms.hyperparameters import schedule as local_work
 from mooring.core.errors import RequestError
-from mooring.core.moor import Moor, is_uniform, stiffness
+from mooring.core.minibatches import batches_per_epoch
+from mooring.core.penalty import PerClientPenalty, is_uniform, penalty_rows
 from mooring.core.solvers import Ball, project, sgd
-from mooring.estimates.from_facts import curvature, lam_by_rule
+from mooring.estimates.lambda_from_statistics import bound_curvature, resolve_lam_rule
 from mooring.theory.two_stage_rate import inner_steps, local_step, server_step
 
-FINAL_STAYS = 10  # final_steps = "auto": as much work as so many stays where the curvature is unknown
-FINAL_ERROR = 1e-3  # and elsewhere enough for the distance to prox_i(w) to shrink to this share
-FINAL_MOST = 10_000  # steps
+FINAL_STAGE_UPDATES = 10  # final_steps = "auto": as much work as so many stays where the curvature is unknown
+FINAL_RELATIVE_ERROR = 1e-3  # and elsewhere enough for the distance to prox_i(w) to shrink to this share
+MAX_FINAL_STEPS = 10_000  # steps
 FINAL_SLOT = 1  # the last stage draws apart from the round it follows
-DIAMETER = 1.0  # any: it cancels in the number of steps
+UNIT_DIAMETER = 1.0  # any: it cancels in the number of steps
 
 
 class Server(NamedTuple):
@@ -70,24 +70,24 @@ class Client(NamedTuple):
 
 @dataclass(frozen=True)
 class FedProxTwoStage(Algorithm):
-    lam: Setting = "auto"
+    lam: Auto = "auto"
     schedule: str = "constant"  # of step sizes and work; "inverse" is the theorems'
     inner: str = "sgd"  # or "exact"
-    eta: Setting = "auto"
+    eta: Auto = "auto"
     decay: float = 0.0
     fading: str = "inverse"  # what decay does: see settings.schedule
-    gamma: Setting = "auto"
+    gamma: Auto = "auto"
     server_decay: float = 0.0  # the server's step is divided by 1 + server_decay (t - 1)
     steps: int = 10
     epochs: int = 0  # passes over the data instead of steps, when > 0
-    final_steps: Setting = "auto"
-    final_eta: Setting = "auto"  # "stay": as in a stay; auto: that, but with final_steps = "auto" never too long
-    batch: Setting = "auto"  # 0: all rows
+    final_steps: Auto = "auto"
+    final_eta: Auto = "auto"  # "stay": as in a stay; auto: that, but with final_steps = "auto" never too long
+    batch: Auto = "auto"  # 0: all rows
     draws: str = "passes"  # of minibatches; or "independent", "replacement"
-    radius: Setting = "auto"  # 0: W is all of space
+    radius: Auto = "auto"  # 0: W is all of space
     aggregation: str = "elastic"  # or "average": weights that sum to 1 over the cohort
-    mu: Setting = "auto"  # used by schedule = "inverse"
-    smooth: Setting = "auto"
+    mu: Auto = "auto"  # used by schedule = "inverse"
+    smooth: Auto = "auto"
 
     paper: ClassVar[str] = "alternative, Algorithms 2 and 3"
     reveals: ClassVar[str] = "each client's personal model: w + message; use secure aggregation"
@@ -95,13 +95,13 @@ class FedProxTwoStage(Algorithm):
     newcomer: ClassVar[str] = "prox"
 
     def __post_init__(self) -> None:
-        read_lam(self, ("auto", "aer", "ier"))
-        check_work(self)
-        check(self, schedule=("constant", "inverse"), inner=("sgd", "exact"), gamma=(0, None, "auto"))
-        check(self, server_decay=(0, None), final_steps=(0, None, "auto"), final_eta=(0, None, "auto", "stay"))
-        check(self, radius=(0, None, "auto"), aggregation=("elastic", "average"))
-        check(self, mu=(0, None, "auto"), smooth=(0, None, "auto"))
-        if self.schedule == "inverse" and (isinstance(self.lam, Moor) or self.lam == 0):
+        parse_lam_field(self, ("auto", "aer", "ier"))
+        check_local_work(self)
+        check_ranges(self, schedule=("constant", "inverse"), inner=("sgd", "exact"), gamma=(0, None, "auto"))
+        check_ranges(self, server_decay=(0, None), final_steps=(0, None, "auto"), final_eta=(0, None, "auto", "stay"))
+        check_ranges(self, radius=(0, None, "auto"), aggregation=("elastic", "average"))
+        check_ranges(self, mu=(0, None, "auto"), smooth=(0, None, "auto"))
+        if self.schedule == "inverse" and (isinstance(self.lam, PerClientPenalty) or self.lam == 0):
             raise RequestError(f"FedProxTwoStage: schedule = 'inverse' needs lam as one number > 0, got {self.lam}.")
 
     @property
@@ -110,16 +110,16 @@ class FedProxTwoStage(Algorithm):
         return rules + (("fit",) if self.radius == "auto" else ())
 
     def settle(self, task, facts):
-        choose_inner(self, task)
+        choose_inner_solver(self, task)
         ready = self
         if self.lam in ("aer", "ier"):
-            ready = replace(self, lam=lam_by_rule(f"FedProxTwoStage: lam = '{self.lam}'", self.lam, task, facts))
-        ready = settled(ready, task, facts)
+            ready = replace(self, lam=resolve_lam_rule(f"FedProxTwoStage: lam = '{self.lam}'", self.lam, task, facts))
+        ready = resolve_auto(ready, task, facts)
         radius, mu, smooth = self.radius, self.mu, self.smooth
         if radius == "auto":
             radius = 0.0 if facts.fit is None else 2 * float(facts.fit.norm(dim=1).max())
         if self.schedule == "inverse" and "auto" in (mu, smooth):
-            known = curvature("FedProxTwoStage: schedule = 'inverse'", task, facts)
+            known = bound_curvature("FedProxTwoStage: schedule = 'inverse'", task, facts)
             mu, smooth = known.mu if mu == "auto" else mu, known.smooth if smooth == "auto" else smooth
         gamma = self.gamma
         if gamma == "auto":
@@ -131,19 +131,19 @@ class FedProxTwoStage(Algorithm):
             mu=0.0 if mu == "auto" else mu,
             smooth=0.0 if smooth == "auto" else smooth,
         )
-        return with_last_stage(ready, task, facts)
+        return resolve_final_stage(ready, task, facts)
 
     @property
     def additive(self) -> bool:
         return is_uniform(self.lam)  # otherwise the stiffness travels too, and the step is a ratio of two means
 
     def start(self, task, w0):
-        return Server(w0), Client(w0, first_visits(self))
+        return Server(w0), Client(w0, init_update_count(self))
 
     def visit(self, server, client, task, data, round):
         w = server.w.expand(len(data), -1)
-        lam = stiffness(self.lam, data.index, w)
-        eta, steps = self.step_size(data, round, counted(client.visits)), self.work(data, round)
+        lam = penalty_rows(self.lam, data.index, w)
+        eta, steps = self.step_size(data, round, tracked_updates(client.visits)), self.work(data, round)
         v = self.soft_local_sgd(client.v, w, lam, task, data, round, eta, steps)
         return Client(v, client.visits + 1), Message(lam * (w - v), None if is_uniform(self.lam) else lam)
 
@@ -164,8 +164,8 @@ class FedProxTwoStage(Algorithm):
         """K_t."""
         if self.schedule == "constant":
             return local_work(self, data, round)[1]
-        most = self.smooth * DIAMETER**2 / 2  # how far losses in W lie above their minimum
-        return inner_steps(round.t - 1, self.mu, self.smooth, self.lam, most, DIAMETER)
+        most = self.smooth * UNIT_DIAMETER**2 / 2  # how far losses in W lie above their minimum
+        return inner_steps(round.t - 1, self.mu, self.smooth, self.lam, most, UNIT_DIAMETER)
 
     @property
     def region(self):
@@ -173,22 +173,22 @@ class FedProxTwoStage(Algorithm):
 
     def merge(self, server, mean, round):
         gamma = server_step(round.t - 1, self.mu, self.lam) if self.schedule == "inverse" else self.gamma
-        gamma = gamma * server_share(self, round)
-        return Server(project(server.w - gamma * mean_pull(mean, round, self.aggregation), self.region))
+        gamma = gamma * server_step_factor(self, round)
+        return Server(project(server.w - gamma * server_direction(mean, round, self.aggregation), self.region))
 
     def finish(self, server, client, task, data, round):
         w = server.w.expand(len(data), -1)
-        lam = stiffness(self.lam, data.index, w)
+        lam = penalty_rows(self.lam, data.index, w)
         stay = self.final_eta == "stay"
-        eta = self.step_size(data, round, counted(client.visits)) if stay else self.final_eta
+        eta = self.step_size(data, round, tracked_updates(client.visits)) if stay else self.final_eta
         v = self.soft_local_sgd(client.v, w, lam, task, data, round, eta, self.final_steps, FINAL_SLOT)
         return Client(v, client.visits)
 
-    def deploy(self, server, client):
+    def personal_model(self, server, client):
         return client.v
 
 
-def with_last_stage(algorithm, task, facts):
+def resolve_final_stage(algorithm, task, facts):
     """final_steps and final_eta as numbers (or "stay"): see the docstring."""
     if algorithm.final_steps != "auto":
         return algorithm if algorithm.final_eta != "auto" else replace(algorithm, final_eta="stay")
@@ -196,23 +196,28 @@ def with_last_stage(algorithm, task, facts):
     if eta == "auto":
         inverse = algorithm.schedule == "inverse"
         eta = auto_eta(task, facts, algorithm.batch, algorithm.lam) if inverse else algorithm.eta
-    mu, lam = float(facts.convex.min()), least(algorithm.lam)
+    mu, lam = float(facts.convex.min()), smallest_lam(algorithm.lam)
     if eta == "stay" or not (isfinite(mu) and task.solve is not None and task.smooth_loss):
         passes = batches_per_epoch(facts.n.long(), algorithm.batch or None).max()
         stay = algorithm.epochs * int(passes) if algorithm.epochs else algorithm.steps
         return replace(
-            algorithm, final_eta="stay" if algorithm.final_eta == "auto" else eta, final_steps=FINAL_STAYS * stay
+            algorithm,
+            final_eta="stay" if algorithm.final_eta == "auto" else eta,
+            final_steps=FINAL_STAGE_UPDATES * stay,
         )
     pull = eta * (max(mu, 0.0) + lam)
-    need = ceil(log(1 / FINAL_ERROR) / pull) if pull > 0 else inf
-    if need > FINAL_MOST and algorithm.inner != "exact":
+    need = ceil(log(1 / FINAL_RELATIVE_ERROR) / pull) if pull > 0 else inf
+    if need > MAX_FINAL_STEPS and algorithm.inner != "exact":
         warnings.warn(
-            f"FedProxTwoStage: final_steps = 'auto' is cut at {FINAL_MOST}; so flat a loss asks for {need:.3g} steps. "
+            f"FedProxTwoStage: final_steps = 'auto' is cut at {MAX_FINAL_STEPS}; so flat a loss asks for "
+            f"{need:.3g} steps. "
             "Set inner = 'exact', a larger lam, or final_steps."
         )
-    return replace(algorithm, final_eta=eta, final_steps=min(need, FINAL_MOST))
+    return replace(algorithm, final_eta=eta, final_steps=min(need, MAX_FINAL_STEPS))
 
 
-def least(lam):
+def smallest_lam(lam):
     """The smallest pull of any client on any coefficient."""
-    return min(lam.per_client or (1.0,)) * min(lam.per_coefficient or (1.0,)) if isinstance(lam, Moor) else lam
+    return (
+        min(lam.per_client or (1.0,)) * min(lam.per_coefficient or (1.0,)) if isinstance(lam, PerClientPenalty) else lam
+    )

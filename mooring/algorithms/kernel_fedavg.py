@@ -29,8 +29,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mooring.algorithms.base import Algorithm, Setting
-from mooring.algorithms.settings import check
+from mooring.algorithms.base import Algorithm, Auto
+from mooring.algorithms.hyperparameters import check_ranges
 from mooring.core.cohort import CohortData
 from mooring.core.errors import RequestError
 from mooring.core.task import Task
@@ -39,7 +39,7 @@ from mooring.theory import kernel_operator as op
 from mooring.theory import kernel_rounds as exact
 from mooring.theory.kernel_stopping import stopping_time
 
-GAMMA = 0.5  # eta = "auto" takes this share of the largest step that Lemma 4 allows
+AUTO_STEP_SHARE = 0.5  # eta = "auto" takes this share of the largest step that Lemma 4 allows
 
 
 class Server(NamedTuple):
@@ -60,13 +60,13 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True)
 class KernelFedAvg(Algorithm):
-    eta: Setting = "auto"
+    eta: Auto = "auto"
     steps: int = 10
-    rounds_exact: Setting = "stop"  # or "limit"
+    rounds_exact: Auto = "stop"  # or "limit"
     batch: int = 0  # 0: all rows
     per: str = "client"  # a batch's loss is divided by 2 n_i; "batch": by 2 batch
-    sigma: Setting = "residuals"  # standard deviation of the noise in y, for the stop
-    norm: Setting = "path"  # |w_0 - truth|, for the stop
+    sigma: Auto = "residuals"  # standard deviation of the noise in y, for the stop
+    norm: Auto = "path"  # |w_0 - truth|, for the stop
 
     paper: ClassVar[str] = "kernel, Propositions 1 and 3, Eq. 23"
     reveals: ClassVar[str] = (
@@ -78,7 +78,7 @@ class KernelFedAvg(Algorithm):
     kept: ClassVar[tuple[str, ...]] = ("rounds",)
 
     def __post_init__(self) -> None:
-        check(self, eta=(0, None, "auto"), steps=(1, None))
+        check_ranges(self, eta=(0, None, "auto"), steps=(1, None))
         check_path(self)
         if self.eta != "auto":
             self.update  # noqa: B018  # refuses eta = 0
@@ -92,35 +92,35 @@ class KernelFedAvg(Algorithm):
         return op.fedavg(float(self.eta), self.steps)
 
     def settle(self, task, facts):
-        return replace(self, eta=GAMMA / float(facts.smooth.max())) if self.eta == "auto" else self
+        return replace(self, eta=AUTO_STEP_SHARE / float(facts.smooth.max())) if self.eta == "auto" else self
 
     def start(self, task, w0):
-        return first_states(self, task, w0)
+        return init_states(self, task, w0)
 
     def visit(self, server, client, task, data, round):
-        return client, tell(self, task, data)
+        return client, send_matrices(self, task, data)
 
     def merge(self, server, mean, round):
-        return arrive(self, server, mean)
+        return advance_server(self, server, mean)
 
-    def deploy(self, server, client):
+    def personal_model(self, server, client):
         return server.w
 
 
 def check_path(algorithm: Any) -> None:
     """The fields that kernel FedAvg and kernel FedProx share."""
-    check(algorithm, rounds_exact=(0, None, "stop", "limit"), batch=(0, None), per=exact.PER)
+    check_ranges(algorithm, rounds_exact=(0, None, "stop", "limit"), batch=(0, None), per=exact.BATCH_LOSS_SCALES)
     rounds = algorithm.rounds_exact
     if not isinstance(rounds, str) and not float(rounds).is_integer():
         owner = type(algorithm).__name__
         raise RequestError(f"{owner}: rounds_exact must be a whole number, 'stop' or 'limit', got {rounds}.")
-    check(algorithm, sigma=(0, None, "residuals"), norm=(0, None, "path"))
+    check_ranges(algorithm, sigma=(0, None, "residuals"), norm=(0, None, "path"))
     if algorithm.rounds_exact == "stop" and algorithm.batch and algorithm.per == "batch":
         owner = type(algorithm).__name__
         raise RequestError(f"{owner}: Eq. 23 knows no steps of size 1/batch; with per = 'batch' set rounds_exact.")
 
 
-def first_states(algorithm: Any, task: Task, w0: Tensor) -> tuple[Server, Client]:
+def init_states(algorithm: Any, task: Task, w0: Tensor) -> tuple[Server, Client]:
     if not isinstance(task, Linear):
         raise RequestError(
             f"{algorithm.name} needs squared loss and a task that is linear in its parameters, 'linear' or 'kernel'; "
@@ -129,7 +129,7 @@ def first_states(algorithm: Any, task: Task, w0: Tensor) -> tuple[Server, Client
     return Server(w0, torch.tensor(0.0, dtype=torch.float64)), Client()
 
 
-def tell(algorithm: Any, task: Task, data: CohortData) -> Message:
+def send_matrices(algorithm: Any, task: Task, data: CohortData) -> Message:
     """What a cohort's clients do in any round, and what the stop asks of them."""
     update, rows = algorithm.update, data.train.full(task)
     push = -task.grad(torch.zeros(len(data), task.dim, dtype=task.dtype), rows).double()
@@ -137,7 +137,7 @@ def tell(algorithm: Any, task: Task, data: CohortData) -> Message:
     curvature = values + task.ridge
     op.require_contraction(update.eta * float(curvature.max()), update)
     if algorithm.batch:
-        stays = [minibatch_stay(algorithm, task, *data.train.of(c)) for c in range(len(data))]
+        stays = [minibatch_update(algorithm, task, *data.train.of(c)) for c in range(len(data))]
         matrix, push = (torch.from_numpy(np.stack(parts)) for parts in zip(*stays))
     else:
         gain = update.eta * torch.from_numpy(op.local_gain(curvature.numpy(), update))
@@ -147,31 +147,37 @@ def tell(algorithm: Any, task: Task, data: CohortData) -> Message:
         return Message(matrix, push, None, None)
     n, noise = data.train.size.double(), torch.zeros(len(data), dtype=torch.float64)
     if algorithm.sigma == "residuals":
-        clients = (rows_of(task, *data.train.of(c)) for c in range(len(data)))
+        clients = (client_design(task, *data.train.of(c)) for c in range(len(data)))
         noise = torch.tensor([exact.residual_variance(x, y) for x, y in clients], dtype=torch.float64)
-    sums = torch.stack([n, n * noise, n * rows.square.double()], 1) / data.p.clamp(min=exact.TINY)[:, None]
+    sums = torch.stack([n, n * noise, n * rows.square.double()], 1) / data.p.clamp(min=exact.SMALLEST_NORM)[:, None]
     return Message(matrix, push, _spectral(vectors, values), sums)
 
 
-def arrive(algorithm: Any, server: Server, mean: Message) -> Server:
+def advance_server(algorithm: Any, server: Server, mean: Message) -> Server:
     """The common model after all its rounds, from the weighted means of the clients' messages."""
     update, matrix, push = algorithm.update, mean.matrix.numpy(), mean.push.numpy()
-    flow, start = exact.flow_of(matrix, push, update), server.w.double().numpy()
+    flow, start = exact.make_theta_flow(matrix, push, update), server.w.double().numpy()
     rounds = algorithm.rounds_exact
     if mean.moment is not None and mean.sums is not None:
-        rounds = stop(algorithm, flow, start, np.linalg.eigvalsh(mean.moment.numpy()), *mean.sums.tolist())
+        rounds = choose_stopping_round(
+            algorithm, flow, start, np.linalg.eigvalsh(mean.moment.numpy()), *mean.sums.tolist()
+        )
     count = np.inf if rounds == "limit" else float(rounds)
     if algorithm.batch:
         w = exact.propagate(matrix, push, count, start)
     else:
-        w = op.limit_point(flow, ONE, start) if rounds == "limit" else op.theta_at(flow, ONE, int(count), start)
+        w = (
+            op.limit_point(flow, UNIT_RESPONSE, start)
+            if rounds == "limit"
+            else op.theta_at(flow, UNIT_RESPONSE, int(count), start)
+        )
     return Server(torch.from_numpy(w).to(server.w.dtype), torch.tensor(count, dtype=torch.float64))
 
 
-ONE = np.ones(1)  # the only response of an averaged flow
+UNIT_RESPONSE = np.ones(1)  # the only response of an averaged flow
 
 
-def stop(
+def choose_stopping_round(
     algorithm: Any,
     flow: op.ThetaFlow,
     start: np.ndarray,
@@ -186,12 +192,12 @@ def stop(
     """
 
     def moved(rounds: int) -> float:
-        return float(((op.theta_at(flow, ONE, rounds, start) - start) ** 2).sum())
+        return float(((op.theta_at(flow, UNIT_RESPONSE, rounds, start) - start) ** 2).sum())
 
     sigma = (noise / rows) ** 0.5 if algorithm.sigma == "residuals" else algorithm.sigma
     norm = algorithm.norm
     if norm == "path":
-        first = (square / rows / max(spectrum.sum(), exact.TINY)) ** 0.5
+        first = (square / rows / max(spectrum.sum(), exact.SMALLEST_NORM)) ** 0.5
         norm = exact.norm_from_path(moved, flow.eigenvalues, spectrum, round(rows), flow.update, sigma, first)
     rounds = stopping_time(spectrum, round(rows), flow.update, sigma, norm) if norm > 0 else 0
     if rounds == 0:
@@ -202,9 +208,9 @@ def stop(
     return rounds
 
 
-def minibatch_stay(algorithm: Any, task: Task, x: Tensor, y: Tensor) -> tuple[np.ndarray, np.ndarray]:
+def minibatch_update(algorithm: Any, task: Task, x: Tensor, y: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """(matrix, push) of one client; batches are consecutive rows, the same in every round."""
-    design, target = rows_of(task, x, y)
+    design, target = client_design(task, x, y)
     update, batch = algorithm.update, algorithm.batch
     if algorithm.per == "batch" and not update.prox and len(y):
         cuts = np.split(design, range(batch, len(design), batch))
@@ -216,7 +222,7 @@ def minibatch_stay(algorithm: Any, task: Task, x: Tensor, y: Tensor) -> tuple[np
     return exact.minibatch_round(design, target, update, batch, algorithm.per, task.ridge)
 
 
-def rows_of(task: Any, x: Tensor, y: Tensor) -> tuple[np.ndarray, np.ndarray]:
+def client_design(task: Any, x: Tensor, y: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """A client's design [n, d] and targets [n]."""
     return task.design(x[None])[0].double().numpy(), y.double().numpy()
 

@@ -24,21 +24,28 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from mooring.algorithms.base import Algorithm, Setting
-from mooring.algorithms.kernel_fedavg import GAMMA, KernelFedAvg, arrive, check_path, first_states, tell
-from mooring.algorithms.settings import check
+from mooring.algorithms.base import Algorithm, Auto
+from mooring.algorithms.hyperparameters import check_ranges
+from mooring.algorithms.kernel_fedavg import (
+    AUTO_STEP_SHARE,
+    KernelFedAvg,
+    advance_server,
+    check_path,
+    init_states,
+    send_matrices,
+)
 from mooring.core.errors import RequestError
 from mooring.theory import kernel_operator as op
 
 
 @dataclass(frozen=True)
 class KernelFedProx(Algorithm):
-    lam: Setting = "auto"  # twice the largest curvature: no client runs far from the common model in a round
-    rounds_exact: Setting = "stop"  # or "limit"
+    lam: Auto = "auto"  # twice the largest curvature: no client runs far from the common model in a round
+    rounds_exact: Auto = "stop"  # or "limit"
     batch: int = 0  # 0: all rows
     per: str = "client"  # a batch's loss is divided by 2 n_i; "batch": by 2 batch
-    sigma: Setting = "residuals"  # standard deviation of the noise in y, for the stop
-    norm: Setting = "path"  # |w_0 - truth|, for the stop
+    sigma: Auto = "residuals"  # standard deviation of the noise in y, for the stop
+    norm: Auto = "path"  # |w_0 - truth|, for the stop
 
     paper: ClassVar[str] = "kernel, Eq. 6, Propositions 1 and 3, Eq. 23"
     reveals: ClassVar[str] = KernelFedAvg.reveals
@@ -47,7 +54,7 @@ class KernelFedProx(Algorithm):
     kept: ClassVar[tuple[str, ...]] = ("rounds",)
 
     def __post_init__(self) -> None:
-        check(self, lam=(0, None, "auto"))
+        check_ranges(self, lam=(0, None, "auto"))
         if self.lam == 0:
             raise RequestError("KernelFedProx: lam must be > 0, got 0; without a pull use Local.")
         check_path(self)
@@ -65,16 +72,16 @@ class KernelFedProx(Algorithm):
         return ()
 
     def settle(self, task, facts):
-        return replace(self, lam=float(facts.smooth.max()) / GAMMA) if self.lam == "auto" else self
+        return replace(self, lam=float(facts.smooth.max()) / AUTO_STEP_SHARE) if self.lam == "auto" else self
 
     def start(self, task, w0):
-        return first_states(self, task, w0)
+        return init_states(self, task, w0)
 
     def visit(self, server, client, task, data, round):
-        return client, tell(self, task, data)
+        return client, send_matrices(self, task, data)
 
     def merge(self, server, mean, round):
-        return arrive(self, server, mean)
+        return advance_server(self, server, mean)
 
-    def deploy(self, server, client):
+    def personal_model(self, server, client):
         return server.w

@@ -22,15 +22,17 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from mooring.algorithms.base import Algorithm, Setting
-from mooring.algorithms.settings import auto_eta, check, read_lam, settled
+from mooring.algorithms.base import Algorithm, Auto
+from mooring.algorithms.hyperparameters import auto_eta, check_ranges, parse_lam_field, resolve_auto
 from mooring.core.cohort import Round
 from mooring.core.errors import RequestError
-from mooring.core.moor import Moor
+from mooring.core.penalty import PerClientPenalty
 from mooring.core.seeds import uniforms
 from mooring.core.solvers import sgd
 
-RAREST = 0.05  # q = "auto" stays away from 0 and 1 by this much: at most twenty local steps a round on average
+MIN_COIN_PROBABILITY = (
+    0.05  # q = "auto" stays away from 0 and 1 by this much: at most twenty local steps a round on average
+)
 HEADS, TAILS = 0, 1
 
 
@@ -44,10 +46,10 @@ class Client(NamedTuple):
 
 @dataclass(frozen=True)
 class L2GD(Algorithm):
-    lam: Setting = "auto"
-    q: Setting = "auto"
-    eta: Setting = "auto"
-    batch: Setting = "auto"  # 0: all rows
+    lam: Auto = "auto"
+    q: Auto = "auto"
+    eta: Auto = "auto"
+    batch: Auto = "auto"  # 0: all rows
 
     paper: ClassVar[str] = "l2gd, Algorithm 1"
     reveals: ClassVar[str] = "each client's change of its personal model: all changes together are that model"
@@ -55,17 +57,21 @@ class L2GD(Algorithm):
     newcomer: ClassVar[str] = "prox"
 
     def __post_init__(self) -> None:
-        read_lam(self, ("auto",))
-        check(self, q=(0, 1, "auto"), eta=(0, None, "auto"), batch=(0, None, "auto"))
-        if isinstance(self.lam, Moor):
+        parse_lam_field(self, ("auto",))
+        check_ranges(self, q=(0, 1, "auto"), eta=(0, None, "auto"), batch=(0, None, "auto"))
+        if isinstance(self.lam, PerClientPenalty):
             raise RequestError("L2GD: lam must be one number, as steps towards the mean would else move the mean.")
         if self.q in (0, 1):
             raise RequestError(f"L2GD: q must lie strictly between 0 and 1, got {self.q}.")
 
     def settle(self, task, facts):
-        ready = settled(self, task, facts)
+        ready = resolve_auto(self, task, facts)
         pull, smooth = ready.lam, 1 / auto_eta(task, facts, ready.batch)
-        q = min(max(pull / (pull + smooth), RAREST), 1 - RAREST) if self.q == "auto" else self.q
+        q = (
+            min(max(pull / (pull + smooth), MIN_COIN_PROBABILITY), 1 - MIN_COIN_PROBABILITY)
+            if self.q == "auto"
+            else self.q
+        )
         eta = 1 / (2 * max(smooth / (1 - q), pull / q)) if self.eta == "auto" else self.eta
         return replace(ready, q=q, eta=eta)
 
@@ -92,5 +98,5 @@ class L2GD(Algorithm):
     def merge(self, server, mean, round):
         return Server(server.w + round.weight * mean)  # replies that were lost leave their v_i, and so w, as they were
 
-    def deploy(self, server, client):
+    def personal_model(self, server, client):
         return client.v

@@ -20,16 +20,16 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from mooring.algorithms.base import Algorithm, Setting
-from mooring.algorithms.settings import (
+from mooring.algorithms.base import Algorithm, Auto
+from mooring.algorithms.hyperparameters import (
     auto_ridge,
-    check,
-    check_work,
-    choose_inner,
-    counted,
-    first_visits,
+    check_local_work,
+    check_ranges,
+    choose_inner_solver,
+    init_update_count,
     local_sgd,
-    settled,
+    resolve_auto,
+    tracked_updates,
 )
 
 
@@ -44,14 +44,14 @@ class Client(NamedTuple):
 
 @dataclass(frozen=True)
 class Local(Algorithm):
-    ridge: Setting = "auto"
+    ridge: Auto = "auto"
     inner: str = "auto"  # "exact" where the task has a prox and few parameters, "sgd" elsewhere
-    eta: Setting = "auto"
+    eta: Auto = "auto"
     decay: float = 0.0
     fading: str = "inverse"  # what decay does: see settings.schedule
     steps: int = 10
     epochs: int = 0  # passes over the data instead of steps, when > 0
-    batch: Setting = "auto"  # 0: all rows
+    batch: Auto = "auto"  # 0: all rows
     draws: str = "passes"  # of minibatches; or "independent", "replacement"
 
     paper: ClassVar[str] = "alternative, Eq. 1.3; effect, Eq. 2"
@@ -59,8 +59,8 @@ class Local(Algorithm):
     newcomer: ClassVar[str] = "alone"
 
     def __post_init__(self) -> None:
-        check(self, ridge=(0, None, "auto"), inner=("auto", "exact", "sgd"))
-        check_work(self)
+        check_ranges(self, ridge=(0, None, "auto"), inner=("auto", "exact", "sgd"))
+        check_local_work(self)
 
     @property
     def one_shot(self) -> bool:
@@ -72,21 +72,21 @@ class Local(Algorithm):
 
     def settle(self, task, facts):
         ridge = auto_ridge(facts) if self.ridge == "auto" else self.ridge
-        return settled(replace(self, ridge=ridge, inner=choose_inner(self, task)), task, facts)
+        return resolve_auto(replace(self, ridge=ridge, inner=choose_inner_solver(self, task)), task, facts)
 
     def start(self, task, w0):
-        return Server(w0), Client(w0, first_visits(self))
+        return Server(w0), Client(w0, init_update_count(self))
 
     def visit(self, server, client, task, data, round):
         pull = (self.ridge, torch.zeros_like(client.v))
         if self.inner == "exact":
             v = task.prox(pull[1], self.ridge, data.train.full(task))
         else:
-            v = local_sgd(self, task, client.v, data, round, counted(client.visits), pull=pull)
+            v = local_sgd(self, task, client.v, data, round, tracked_updates(client.visits), pull=pull)
         return Client(v, client.visits + 1), None
 
     def merge(self, server, mean, round):
         return server
 
-    def deploy(self, server, client):
+    def personal_model(self, server, client):
         return client.v

@@ -23,10 +23,18 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from mooring.algorithms.base import Algorithm, Setting
-from mooring.algorithms.settings import auto_eta, check, check_work, counted, first_visits, schedule, settled
-from mooring.core.batches import minibatches
-from mooring.core.cohort import per_client
+from mooring.algorithms.base import Algorithm, Auto
+from mooring.algorithms.hyperparameters import (
+    auto_eta,
+    check_local_work,
+    check_ranges,
+    init_update_count,
+    resolve_auto,
+    schedule,
+    tracked_updates,
+)
+from mooring.core.cohort import broadcast_per_client
+from mooring.core.minibatches import minibatches
 from mooring.core.solvers import sgd
 
 
@@ -44,13 +52,13 @@ class Tuned(NamedTuple):
 
 @dataclass(frozen=True)
 class PerFedAvg(Algorithm):
-    inner_eta: Setting = "auto"
-    eta: Setting = "auto"
+    inner_eta: Auto = "auto"
+    eta: Auto = "auto"
     decay: float = 0.0
     fading: str = "inverse"  # what decay does: see settings.schedule
     steps: int = 10
     epochs: int = 0  # passes over the data instead of steps, when > 0
-    batch: Setting = "auto"  # 0: all rows
+    batch: Auto = "auto"  # 0: all rows
     draws: str = "passes"  # of minibatches; or "independent", "replacement"
     variant: str = "hessian-free"
     tune_steps: int = 1
@@ -61,25 +69,25 @@ class PerFedAvg(Algorithm):
     newcomer: ClassVar[str] = "finish"
 
     def __post_init__(self) -> None:
-        check_work(self)
-        check(self, inner_eta=(0, None, "auto"), variant=("first-order", "hessian-free"))
-        check(self, tune_steps=(0, None))
+        check_local_work(self)
+        check_ranges(self, inner_eta=(0, None, "auto"), variant=("first-order", "hessian-free"))
+        check_ranges(self, tune_steps=(0, None))
 
     def settle(self, task, facts):
-        ready = settled(self, task, facts)
+        ready = resolve_auto(self, task, facts)
         inner = auto_eta(task, facts, ready.batch) if self.inner_eta == "auto" else self.inner_eta
         return replace(ready, inner_eta=inner)
 
     def start(self, task, w0):
-        return Server(w0), Client(first_visits(self))
+        return Server(w0), Client(init_update_count(self))
 
     def visit(self, server, client, task, data, round):
-        batch, count, eta = schedule(self, data, round, counted(client.visits))
+        batch, count, eta = schedule(self, data, round, tracked_updates(client.visits))
         w = server.w.expand(len(data), -1)
         work: dict[str, Any] = {"batch": batch, "steps": count, "draws": self.draws}
         slots = [minibatches(task, data, round, slot=slot, **work) for slot in range(self.slots)]
         for inner, outer, *third in zip(*slots):
-            rate = per_client(eta(inner.k) if callable(eta) else eta, w)
+            rate = broadcast_per_client(eta(inner.k) if callable(eta) else eta, w)
             g = task.grad(w - self.inner_eta * task.grad(w, inner.batch), outer.batch)
             if third:
                 g = g - self.inner_eta * hessian_product(task, w, third[0].batch, g)
@@ -95,7 +103,7 @@ class PerFedAvg(Algorithm):
         work: dict[str, Any] = {"batch": self.batch or None, "steps": self.tune_steps, "draws": self.draws}
         return Tuned(sgd(task, server.w, data, ahead, self.inner_eta, **work))
 
-    def deploy(self, server, client):
+    def personal_model(self, server, client):
         return client.v
 
     @property

@@ -23,24 +23,24 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from mooring.algorithms.base import Algorithm, Setting
-from mooring.algorithms.settings import (
+from mooring.algorithms.base import Algorithm, Auto
+from mooring.algorithms.hyperparameters import (
     auto_eta,
-    check,
-    check_work,
-    choose_inner,
-    counted,
-    first_visits,
-    largest,
-    read_lam,
+    check_local_work,
+    check_ranges,
+    choose_inner_solver,
+    init_update_count,
+    largest_lam,
+    parse_lam_field,
+    resolve_auto,
     schedule,
-    server_share,
-    settled,
+    server_step_factor,
+    tracked_updates,
 )
-from mooring.core.batches import minibatches
-from mooring.core.cohort import per_client
-from mooring.core.moor import stiffness
-from mooring.core.solvers import descend
+from mooring.core.cohort import broadcast_per_client
+from mooring.core.minibatches import minibatches
+from mooring.core.penalty import penalty_rows
+from mooring.core.solvers import descend_to_tolerance
 
 
 class Server(NamedTuple):
@@ -54,16 +54,16 @@ class Client(NamedTuple):
 
 @dataclass(frozen=True)
 class PFedMe(Algorithm):
-    lam: Setting = "auto"
-    eta: Setting = "auto"
+    lam: Auto = "auto"
+    eta: Auto = "auto"
     decay: float = 0.0
     fading: str = "inverse"  # what decay does: see settings.schedule
     steps: int = 10
     epochs: int = 0  # passes over the data instead of steps, when > 0
-    batch: Setting = "auto"  # 0: all rows
+    batch: Auto = "auto"  # 0: all rows
     draws: str = "passes"  # of minibatches; or "independent", "replacement"
     inner: str = "descent"  # or "exact", where the task has a prox
-    inner_eta: Setting = "auto"
+    inner_eta: Auto = "auto"
     inner_steps: int = 5
     tol: float = 0.0  # of inner = "descent": the paper's nu; 0: all inner steps are taken and nothing is promised
     server_step: float = 1.0
@@ -78,34 +78,36 @@ class PFedMe(Algorithm):
     newcomer: ClassVar[str] = "prox"
 
     def __post_init__(self) -> None:
-        read_lam(self, ("auto",))
-        check_work(self)
-        check(self, inner=("descent", "exact"), inner_eta=(0, None, "auto"), inner_steps=(1, None))
-        check(self, server_step=(0, None), server_decay=(0, None), tol=(0, None))
+        parse_lam_field(self, ("auto",))
+        check_local_work(self)
+        check_ranges(self, inner=("descent", "exact"), inner_eta=(0, None, "auto"), inner_steps=(1, None))
+        check_ranges(self, server_step=(0, None), server_decay=(0, None), tol=(0, None))
 
     def settle(self, task, facts):
-        choose_inner(self, task, "descent")
-        ready = settled(self, task, facts)
+        choose_inner_solver(self, task, "descent")
+        ready = resolve_auto(self, task, facts)
         if self.eta == "auto":
-            pull = ready.steps * largest(ready.lam)
+            pull = ready.steps * largest_lam(ready.lam)
             ready = replace(ready, eta=1 / pull if pull else 0.0)
         if self.inner_eta == "auto":
             ready = replace(ready, inner_eta=auto_eta(task, facts, ready.batch, ready.lam))
         return ready
 
     def start(self, task, w0):
-        return Server(w0), Client(w0, first_visits(self))
+        return Server(w0), Client(w0, init_update_count(self))
 
     def visit(self, server, client, task, data, round):
-        batch, count, eta = schedule(self, data, round, counted(client.visits))
-        lam = stiffness(self.lam, data.index, client.v)
+        batch, count, eta = schedule(self, data, round, tracked_updates(client.visits))
+        lam = penalty_rows(self.lam, data.index, client.v)
         w, v = server.w.expand(len(data), -1), client.v
         for step in minibatches(task, data, round, batch=batch, steps=count, draws=self.draws):
-            rate = per_client(eta(step.k) if callable(eta) else eta, v)
+            rate = broadcast_per_client(eta(step.k) if callable(eta) else eta, v)
             if self.inner == "exact":
                 new_v = task.prox(w, lam, step.batch, v)
             else:
-                new_v = descend(task, v, step.batch, lam, w, self.inner_eta, tol=self.tol, most=self.inner_steps)
+                new_v = descend_to_tolerance(
+                    task, v, step.batch, lam, w, self.inner_eta, tol=self.tol, most=self.inner_steps
+                )
             new_w = w - rate * lam * (w - new_v)
             if step.active is not None:
                 new_w = torch.where(step.active[:, None], new_w, w)
@@ -114,7 +116,7 @@ class PFedMe(Algorithm):
         return Client(v, client.visits + 1), w - server.w
 
     def merge(self, server, mean, round):
-        return Server(server.w + self.server_step * server_share(self, round) * mean)
+        return Server(server.w + self.server_step * server_step_factor(self, round) * mean)
 
-    def deploy(self, server, client):
+    def personal_model(self, server, client):
         return client.v

@@ -23,9 +23,17 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from mooring.algorithms.base import Algorithm, Setting
-from mooring.algorithms.settings import check, check_work, counted, first_visits, schedule, server_share, settled
-from mooring.core.cohort import per_client
+from mooring.algorithms.base import Algorithm, Auto
+from mooring.algorithms.hyperparameters import (
+    check_local_work,
+    check_ranges,
+    init_update_count,
+    resolve_auto,
+    schedule,
+    server_step_factor,
+    tracked_updates,
+)
+from mooring.core.cohort import broadcast_per_client
 from mooring.core.solvers import sgd
 
 
@@ -46,12 +54,12 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True)
 class Scaffold(Algorithm):
-    eta: Setting = "auto"
+    eta: Auto = "auto"
     decay: float = 0.0
     fading: str = "inverse"  # what decay does: see settings.schedule
     steps: int = 10
     epochs: int = 0  # passes over the data instead of steps, when > 0
-    batch: Setting = "auto"  # 0: all rows
+    batch: Auto = "auto"  # 0: all rows
     draws: str = "passes"  # of minibatches; or "independent", "replacement"
     server_step: float = 1.0
     server_decay: float = 0.0  # the server's step is divided by 1 + server_decay (t - 1)
@@ -60,32 +68,32 @@ class Scaffold(Algorithm):
     reveals: ClassVar[str] = "each client's change of the common model and its mean gradient on the way"
 
     def __post_init__(self) -> None:
-        check_work(self)
-        check(self, server_step=(0, None), server_decay=(0, None))
+        check_local_work(self)
+        check_ranges(self, server_step=(0, None), server_decay=(0, None))
 
     def settle(self, task, facts):
-        return settled(self, task, facts)
+        return resolve_auto(self, task, facts)
 
     def start(self, task, w0):
-        return Server(w0, torch.zeros_like(w0)), Client(torch.zeros_like(w0), first_visits(self))
+        return Server(w0, torch.zeros_like(w0)), Client(torch.zeros_like(w0), init_update_count(self))
 
     def visit(self, server, client, task, data, round):
-        batch, count, eta = schedule(self, data, round, counted(client.visits))
+        batch, count, eta = schedule(self, data, round, tracked_updates(client.visits))
         work: dict[str, Any] = {"batch": batch, "steps": count, "draws": self.draws}
         y = sgd(task, server.w, data, round, eta, shift=server.c - client.c, **work)
-        c = client.c - server.c + (server.w - y) / per_client(travelled(eta, count), y)
+        c = client.c - server.c + (server.w - y) / broadcast_per_client(sum_step_sizes(eta, count), y)
         return Client(c, client.visits + 1), Message(y - server.w, c - client.c)
 
     def merge(self, server, mean, round):
         return Server(
-            server.w + self.server_step * server_share(self, round) * mean.w, server.c + round.weight * mean.c
+            server.w + self.server_step * server_step_factor(self, round) * mean.w, server.c + round.weight * mean.c
         )
 
-    def deploy(self, server, client):
+    def personal_model(self, server, client):
         return server.w
 
 
-def travelled(eta, count: Tensor) -> Tensor:
+def sum_step_sizes(eta, count: Tensor) -> Tensor:
     """[C]: the sum of each client's step sizes."""
     if not callable(eta):
         return eta * count.double()

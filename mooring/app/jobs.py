@@ -13,7 +13,7 @@ from typing import Any
 from mooring.core.errors import RequestError, WorkError
 
 WAITING, RUNNING, DONE, FAILED = "waiting", "running", "done", "failed"
-Work = Callable[["Job"], None]
+JobFunction = Callable[["Job"], None]
 
 
 @dataclass
@@ -21,7 +21,7 @@ class Job:
     """A run on its way; `state` is what the page shows."""
 
     run: Path
-    work: Work
+    work: JobFunction
     state: str = WAITING
     what: str = "waiting for an earlier run"
     done: int = 0
@@ -52,10 +52,10 @@ class Jobs:
 
     def _work(self) -> None:
         while True:
-            carry_out(self.line.get())
+            run_job(self.line.get())
 
 
-def carry_out(job: Job) -> None:
+def run_job(job: Job) -> None:
     """Do a job's work; what goes wrong is kept as one sentence."""
     job.state, job.what = RUNNING, "reading the table"
     try:

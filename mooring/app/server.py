@@ -30,20 +30,20 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from mooring.advice.advise import advise
 from mooring.app.jobs import Job, Jobs
 from mooring.core.errors import RequestError
-from mooring.data.checks import check
-from mooring.data.gather import gather
-from mooring.data.guesses import columns_of, likely_clients, likely_targets
-from mooring.data.readers import ENDINGS
+from mooring.data.data_checks import check
+from mooring.data.file_readers import ENDINGS
+from mooring.data.role_guesses import describe_columns, guess_client_columns, guess_target_columns
+from mooring.data.table_sources import read_source
 from mooring.engines.export import export
-from mooring.report.contents import contents
-from mooring.report.page import environment, template, write_report
-from mooring.runs.directory import MODELS, REPORT, RUN, open_run
-from mooring.runs.files import csv_bytes, write_whole
+from mooring.report.html_report import get_environment, read_template, write_report
+from mooring.report.report_contents import collect_contents
+from mooring.runs.atomic_files import csv_bytes, write_atomically
+from mooring.runs.directory import MODELS_FILE, REPORT_FILE, RUN_FILE, open_run
 
 PACKAGE = "mooring.app"
-HERE = "127.0.0.1"
-HOSTS = [HERE, "localhost"]
-MOST_BYTES = 2**31  # of a dropped table
+LOOPBACK = "127.0.0.1"
+ALLOWED_HOSTS = [LOOPBACK, "localhost"]
+MAX_TABLE_BYTES = 2**31  # of a dropped table
 TABLES, RUNS = "tables", "runs"  # the two folders that the page keeps
 DOWNLOADS = {  # what a finished run offers
     "report": "the report, one file that opens offline",
@@ -69,37 +69,37 @@ def serve(folder: Path, port: int, ready: Callable[[str], None]) -> None:
     token = secrets.token_urlsafe(18)
     with socket.socket() as listening:
         try:
-            listening.bind((HERE, port))
+            listening.bind((LOOPBACK, port))
             listening.listen()
         except OSError as error:
             raise RequestError(f"port {port} cannot be used ({error.strerror}); choose another --port.") from None
-        ready(f"http://{HERE}:{listening.getsockname()[1]}/{token}/")
-        running(build(folder, token)).run(sockets=[listening])
+        ready(f"http://{LOOPBACK}:{listening.getsockname()[1]}/{token}/")
+        make_server(build_app(folder, token)).run(sockets=[listening])
 
 
-def running(app: Starlette) -> uvicorn.Server:
+def make_server(app: Starlette) -> uvicorn.Server:
     """The server of the page, with nothing beside it."""
     quiet: Any = {"log_level": "warning", "access_log": False}  # a log of requests would hold the token
     return uvicorn.Server(uvicorn.Config(app, loop="asyncio", ws="none", lifespan="off", **quiet))
 
 
-def build(folder: Path, token: str) -> Starlette:
+def build_app(folder: Path, token: str) -> Starlette:
     """The application; all its addresses begin with the token."""
     routes = [
         Route("/", home),
         Route("/static/{name}", static),
-        Route("/tables", take_table, methods=["POST"]),
+        Route("/tables", upload_table, methods=["POST"]),
         Route("/tables/{name}", show_table),
         Route("/tables/{name}/advise", start_advice, methods=["POST"]),
         Route("/runs/{name}", show_run),
-        Route("/runs/{name}/state", tell_state),
+        Route("/runs/{name}/state", run_state),
         Route("/runs/{name}/{what}", download),
     ]
     guards = [
-        Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS, www_redirect=False),
+        Middleware(TrustedHostMiddleware, allowed_hosts=ALLOWED_HOSTS, www_redirect=False),
         Middleware(TokenGuard, token=token),
     ]
-    app = Starlette(routes=routes, middleware=guards, exception_handlers={RequestError: refused})
+    app = Starlette(routes=routes, middleware=guards, exception_handlers={RequestError: show_refusal})
     app.state.folder, app.state.jobs = folder, Jobs()
     app.state.jobs.start()
     return app
@@ -130,17 +130,17 @@ class TokenGuard:
         return await self.app(inner, receive, with_headers)
 
 
-async def refused(request: Request, error: Exception) -> Response:
+async def show_refusal(request: Request, error: Exception) -> Response:
     """A request that cannot be met, in one sentence: as a page, or for the script."""
     if request.method == "GET":
-        return page("refused.html", "../" * (request.url.path.count("/") - 1), error=str(error), status=422)
+        return render_page("refused.html", "../" * (request.url.path.count("/") - 1), error=str(error), status=422)
     return JSONResponse({"error": str(error)}, 422)
 
 
 async def home(request: Request) -> Response:
     folder = request.app.state.folder
-    finished = [path.name for path in sorted((folder / RUNS).glob("*")) if (path / MODELS).is_file()]
-    return page("home.html", "", finished=finished, endings=", ".join(ENDINGS), folder=folder)
+    finished = [path.name for path in sorted((folder / RUNS).glob("*")) if (path / MODELS_FILE).is_file()]
+    return render_page("home.html", "", finished=finished, endings=", ".join(ENDINGS), folder=folder)
 
 
 async def static(request: Request) -> Response:
@@ -148,22 +148,22 @@ async def static(request: Request) -> Response:
     name = request.path_params["name"]
     if name not in kinds:
         return PlainTextResponse("There is no such file.", 404)
-    look = template("page.css") if name == "app.css" else ""  # the report's own, and a little more
-    return Response(look + template(name, PACKAGE), media_type=kinds[name])
+    look = read_template("page.css") if name == "app.css" else ""  # the report's own, and a little more
+    return Response(look + read_template(name, PACKAGE), media_type=kinds[name])
 
 
-async def take_table(request: Request) -> Response:
+async def upload_table(request: Request) -> Response:
     """Keep a dropped file under a name of its own; it must be a table."""
     asked = Path(request.query_params.get("name", "")).name
     path = free_name(request.app.state.folder / TABLES, re.sub(r"[^\w.-]+", "-", asked).strip(".-") or "table.csv")
     data = bytearray()
     async for part in request.stream():
         data += part
-        if len(data) > MOST_BYTES:
-            raise RequestError(f"{asked} has more than {MOST_BYTES:,} bytes; use `mooring advise` for it.")
-    await run_in_threadpool(write_whole, path, bytes(data))
+        if len(data) > MAX_TABLE_BYTES:
+            raise RequestError(f"{asked} has more than {MAX_TABLE_BYTES:,} bytes; use `mooring advise` for it.")
+    await run_in_threadpool(write_atomically, path, bytes(data))
     try:
-        await run_in_threadpool(gather, path)
+        await run_in_threadpool(read_source, path)
     except Exception:
         path.unlink()
         raise
@@ -182,19 +182,19 @@ def free_name(folder: Path, name: str, promised: Container[str] = ()) -> Path:
 
 async def show_table(request: Request) -> Response:
     """The columns found, the two that were picked, and what is wrong with the data then."""
-    path = one_of(request, TABLES)
+    path = find_entry(request, TABLES)
     return await run_in_threadpool(table_page, path, request.query_params)
 
 
 def table_page(path: Path, asked: Any) -> Response:
-    table = gather(path)
-    found, rows = columns_of(table.frame), len(table.frame)
-    clients = likely_clients(found, rows)
+    table = read_source(path)
+    found, rows = describe_columns(table.frame), len(table.frame)
+    clients = guess_client_columns(found, rows)
     client = asked.get("client") or next(iter(clients), found[0].name)
-    target = asked.get("target") or next(iter(likely_targets(found, client)), found[-1].name)
+    target = asked.get("target") or next(iter(guess_target_columns(found, client)), found[-1].name)
     drop_small = asked.get("drop_small") == "on"
     findings = check(path, client=client, target=target, drop_small=drop_small, drop_missing_target=True)
-    return page(
+    return render_page(
         "table.html",
         "../",
         name=path.name,
@@ -209,7 +209,7 @@ def table_page(path: Path, asked: Any) -> Response:
     )
 
 
-async def json_of(request: Request) -> dict[str, Any]:
+async def parse_request(request: Request) -> dict[str, Any]:
     """The JSON object of a request's body; RequestError for anything else."""
     try:
         asked = await request.json()
@@ -221,7 +221,7 @@ async def json_of(request: Request) -> dict[str, Any]:
 
 
 async def start_advice(request: Request) -> Response:
-    path, asked = one_of(request, TABLES), await json_of(request)
+    path, asked = find_entry(request, TABLES), await parse_request(request)
     folder, jobs = request.app.state.folder, request.app.state.jobs
     run = free_name(folder / RUNS, f"{path.name.partition('.')[0]}-advice", jobs.known)
     columns = {name: str(asked[name]) for name in ("client", "target")}
@@ -239,13 +239,13 @@ async def show_run(request: Request) -> Response:
     name, jobs = request.path_params["name"], request.app.state.jobs
     job = jobs.known.get(name)
     if job is not None and job.state != "done":
-        return page("progress.html", "../", name=name, job=job)
-    path = one_of(request, RUNS)
-    found = await run_in_threadpool(contents, path)
-    return page("run.html", "../", name=name, run=found, downloads=DOWNLOADS)
+        return render_page("progress.html", "../", name=name, job=job)
+    path = find_entry(request, RUNS)
+    found = await run_in_threadpool(collect_contents, path)
+    return render_page("run.html", "../", name=name, run=found, downloads=DOWNLOADS)
 
 
-async def tell_state(request: Request) -> Response:
+async def run_state(request: Request) -> Response:
     job = request.app.state.jobs.known.get(request.path_params["name"])
     if job is None:
         return JSONResponse({"error": "There is no such run."}, 404)
@@ -254,17 +254,17 @@ async def tell_state(request: Request) -> Response:
 
 async def download(request: Request) -> Response:
     """A file of a finished run; the report is shown, all else is saved."""
-    path, what = one_of(request, RUNS), request.path_params["what"]
+    path, what = find_entry(request, RUNS), request.path_params["what"]
     if what == "report":
-        page = path / REPORT
+        page = path / REPORT_FILE
         own = {"Content-Security-Policy": "frame-ancestors 'none'"}  # the page has a policy of its own in it
         saved = f"{path.name}.html" if "save" in request.query_params else None
         return FileResponse(page, media_type="text/html", headers=own, filename=saved)
     makers: dict[str, tuple[str, Callable[[Path], bytes]]] = {
-        "models": (MODELS, lambda run: (run / MODELS).read_bytes()),
+        "models": (MODELS_FILE, lambda run: (run / MODELS_FILE).read_bytes()),
         "coefficients": ("coefficients.csv", lambda run: export(run, "csv")[0]),
         "clients": ("clients.csv", lambda run: csv_bytes(open_run(run).clients)),
-        "run": ("run.zip", packed),
+        "run": ("run.zip", zip_run),
     }
     if what not in makers:
         return PlainTextResponse("There is no such file.", 404)
@@ -274,7 +274,7 @@ async def download(request: Request) -> Response:
     return Response(content, media_type="application/octet-stream", headers=headers)
 
 
-def packed(run: Path) -> bytes:
+def zip_run(run: Path) -> bytes:
     """All files of a run as a zip archive."""
     held = io.BytesIO()
     with zipfile.ZipFile(held, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -284,15 +284,15 @@ def packed(run: Path) -> bytes:
     return held.getvalue()
 
 
-def one_of(request: Request, kind: str) -> Path:
+def find_entry(request: Request, kind: str) -> Path:
     """A table or a run of the folder by its name, and nothing else on this machine."""
     folder, name = request.app.state.folder / kind, request.path_params["name"]
-    known = {path.name: path for path in folder.iterdir() if kind == TABLES or (path / RUN).is_file()}
+    known = {path.name: path for path in folder.iterdir() if kind == TABLES or (path / RUN_FILE).is_file()}
     if name not in known:
         raise RequestError(f"there is no {kind[:-1]} called {name!r} here.")
     return known[name]
 
 
-def page(file: str, root: str, /, *, status: int = 200, **words: Any) -> HTMLResponse:
+def render_page(file: str, root: str, /, *, status: int = 200, **words: Any) -> HTMLResponse:
     """A page from its template; `root` leads back to the start."""
-    return HTMLResponse(environment(PACKAGE).get_template(file).render(root=root or "./", **words), status)
+    return HTMLResponse(get_environment(PACKAGE).get_template(file).render(root=root or "./", **words), status)

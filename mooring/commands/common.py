@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperCommand
 
 from mooring.core.errors import RequestError
-from mooring.options import apart
+from mooring.options import split_assignments
 
 
 class PlainHelp(TyperCommand):
@@ -34,64 +34,64 @@ app = PlainTyper(
     context_settings={"max_content_width": 120},
     help="Personalized federated learning: how tightly should each client be moored to the others?",
 )
-INTERRUPTED: list[Path | str] = []  # the run directory of the command that is running, or how it goes on
-Run = Annotated[Path, typer.Argument(hidden=True)]
-Of = Annotated[
+RESUMABLE_RUNS: list[Path | str] = []  # the run directory of the command that is running, or how it goes on
+RunArgument = Annotated[Path, typer.Argument(hidden=True)]
+MethodChoice = Annotated[
     str | None, typer.Option("--method", help="Of a comparison: whose models. [the best on validation rows]")
 ]
 
 
-def prepared(aside: bool, track: str | None) -> Any:
+def open_display(aside: bool, track: str | None) -> Any:
     """Where a command speaks (`aside`: stdout is for data); a tracker that is not there is told before the work."""
     from mooring.report.terminal import Display
 
     if track is not None:
-        from mooring.report.track import refuse_missing
+        from mooring.report.tracking import check_tracker
 
-        refuse_missing(track)
+        check_tracker(track)
     return Display(aside)
 
 
-def tell_tracker(display: Any, out: Path, track: str | None) -> None:
+def log_to_tracker(display: Any, out: Path, track: str | None) -> None:
     if track is not None:
-        from mooring.report.track import track as tell
+        from mooring.report.tracking import log_run as tell
 
         display.say(f"Tracked: {tell(out, track)}")
 
 
-def begun(out: Path) -> Path:
+def mark_resumable(out: Path) -> Path:
     """Where a run is about to be written: it must be possible, and an interrupted command tells how to go on."""
-    from mooring.runs.directory import refuse_unwritable
+    from mooring.runs.directory import check_writable
 
-    refuse_unwritable(out)
-    INTERRUPTED[:] = [out]
+    check_writable(out)
+    RESUMABLE_RUNS[:] = [out]
     return out
 
 
 def free_directory(source: str, purpose: str) -> Path:
     """Where a run goes if nobody says: named after its source and what is done with it."""
-    from mooring.runs.directory import default_out
+    from mooring.runs.directory import default_run_path
 
-    return default_out(f"{Path(source).stem}-{purpose}")
+    return default_run_path(f"{Path(source).stem}-{purpose}")
 
 
-def task_only(texts: list[str] | None, given: dict[str, Any]) -> dict[str, Any]:
+def parse_task_settings(texts: list[str] | None, given: dict[str, Any]) -> dict[str, Any]:
     """The options with the task's fields, where there is no algorithm to set fields of."""
-    fields, given = apart(texts, given)
+    fields, given = split_assignments(texts, given)
     if fields:
         raise RequestError(f"--set takes task.FIELD=VALUE here, got {next(iter(fields))!r}.")
     return given
 
 
-def emit(value: Any) -> None:
+def print_json(value: Any) -> None:
     """One JSON object on stdout."""
-    from mooring.runs.files import to_json
+    from mooring.runs.atomic_files import to_json
 
     sys.stdout.write(to_json(value) + "\n")
 
 
 def csv_text(frame: Any) -> str:
     """A table as CSV, without formulas for spreadsheets."""
-    from mooring.runs.files import csv_bytes
+    from mooring.runs.atomic_files import csv_bytes
 
     return csv_bytes(frame).decode()

@@ -8,12 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
-from mooring.commands.common import app, emit, task_only
+from mooring.commands.common import app, parse_task_settings, print_json
 from mooring.core.errors import RequestError
-from mooring.core.trust import ASK
-from mooring.options import DATA, Json, SetTask, Source, Trust, example, takes
+from mooring.core.trust import CONFIRMATIONS
+from mooring.options import DATA, Json, SetTask, Source, Trust, add_options, example
 
-TABLE_ONLY = tuple(name for name in DATA if name not in ("partition", "data_dir", "rare"))
+TABLE_OPTIONS = tuple(name for name in DATA if name not in ("partition", "data_dir", "rare"))
 
 
 @app.command(epilog="Example: mooring init visits.csv --out run.toml")
@@ -32,38 +32,38 @@ def init(
 
     It has a comment on every option. SOURCE is a table; at most three questions are asked, and none without a terminal.
     """
-    from mooring.engines.questions import run_file_of
+    from mooring.engines.init_wizard import write_run_file
     from mooring.report.terminal import Display
-    from mooring.runs.directory import refuse_unwritable
-    from mooring.runs.files import write_whole
+    from mooring.runs.atomic_files import write_atomically
+    from mooring.runs.directory import check_writable
 
     if out.exists():
         raise RequestError(f"{out} already exists; choose another --out.")
-    refuse_unwritable(out)
-    ask = typer.prompt if ASK else None  # ASK is empty in a pipe
-    text = run_file_of(source, out.name, {"client": client, "target": target, "drop_small": drop_small}, ask)
-    write_whole(out, text.encode())
+    check_writable(out)
+    ask = typer.prompt if CONFIRMATIONS else None  # ASK is empty in a pipe
+    text = write_run_file(source, out.name, {"client": client, "target": target, "drop_small": drop_small}, ask)
+    write_atomically(out, text.encode())
     Display().say(f"Written: {out}; `mooring advise {shlex.quote(str(out))}` runs it.")
 
 
 @app.command(epilog=example("mooring check exam.csv --client school --target score"))
-@takes(*TABLE_ONLY, "weights", "seed")
+@add_options(*TABLE_OPTIONS, "weights", "seed")
 def check(source: Source, json_: Json = False, trust: Trust = False, **given: Any) -> None:
     """Check a table for problems, client by client.
 
     The exit code is 2 when something must be fixed first.
     """
-    from mooring.data.checks import check as inspect
+    from mooring.data.data_checks import check as inspect
     from mooring.engines.prepare import load_options
     from mooring.engines.request import request
-    from mooring.report.answers import show_findings
     from mooring.report.terminal import Display
+    from mooring.report.terminal_results import show_findings
 
     display = Display(json_)
     asked = request(source, purpose="advise", trust=trust, **given)
     findings = [finding._asdict() for finding in inspect(asked.data.source, **load_options(asked))]
     if json_:
-        emit({"findings": findings})
+        print_json({"findings": findings})
     else:
         show_findings(display, source, findings)
     if any(finding["severity"] == "error" for finding in findings):
@@ -71,27 +71,27 @@ def check(source: Source, json_: Json = False, trust: Trust = False, **given: An
 
 
 @app.command(epilog=example("mooring theory exam.csv --client school --target score"))
-@takes(*DATA, "task", "weights", "seed", "threads")
+@add_options(*DATA, "task", "weights", "seed", "threads")
 def theory(source: Source, set_: SetTask = None, json_: Json = False, trust: Trust = False, **given: Any) -> None:
     """Apply the theorems to a federation.
 
     Constants, heterogeneity, thresholds, and lambda by every rule. `mooring theorem` evaluates a theorem at quantities
     of your own.
     """
-    from mooring.advice.survey import as_table, survey
+    from mooring.advice.reporting.theory_report import report_theory, theory_as_json
     from mooring.engines.prepare import prepare
     from mooring.engines.request import request
-    from mooring.report.answers import show_theory
     from mooring.report.terminal import Display
+    from mooring.report.terminal_results import show_theory
 
     display = Display(json_)
-    job = prepare(request(source, purpose="advise", trust=trust, **task_only(set_, given)))
-    found = survey(job.task, job.clients, job.run.training.weights)
+    job = prepare(request(source, purpose="advise", trust=trust, **parse_task_settings(set_, given)))
+    found = report_theory(job.task, job.clients, job.run.training.weights)
     display.notes(job.clients.notes)
     if json_:
-        emit(as_table(found))
+        print_json(theory_as_json(found))
     else:
-        show_theory(display, as_table(found))
+        show_theory(display, theory_as_json(found))
 
 
 @app.command("app", epilog="Example: mooring app --open")
@@ -108,7 +108,7 @@ def local_page(
     and its address holds a token. Interrupt it to end it.
     """
     from mooring.report.terminal import Display
-    from mooring.runs.directory import refuse_unwritable
+    from mooring.runs.directory import check_writable
 
     try:
         from mooring.app.server import serve as show
@@ -116,7 +116,7 @@ def local_page(
         if missing.name not in ("starlette", "uvicorn"):
             raise
         raise RequestError(f"`mooring app` needs {missing.name}: pip install 'mooring-fl[app]'.") from None
-    refuse_unwritable(folder / "runs")
+    check_writable(folder / "runs")
 
     def ready(address: str) -> None:
         Display().say(f"Mooring's page: {address}")

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from mooring.commands.common import PlainTyper, Run, app, emit
+from mooring.commands.common import PlainTyper, RunArgument, app, print_json
 from mooring.commands.event_log import JSON, TEXT, EventLog
 from mooring.core.errors import RequestError
-from mooring.options import Json, by_commas
+from mooring.options import Json, split_commas
 
 federation = PlainTyper(
     no_args_is_help=True,
@@ -53,7 +53,7 @@ def event_log(format_: str) -> EventLog:
 
 @app.command(epilog="Example: mooring serve run.toml --keys keys --host 0.0.0.0 --clients 3 --out runs/three")
 def serve(
-    run: Run,
+    run: RunArgument,
     out: FederationOut = None,
     clients: Annotated[
         int | None, typer.Option("--clients", help="Number of clients. [as in [federation]]", show_default=False)
@@ -88,7 +88,7 @@ def serve(
 
 @app.command(epilog="Example: mooring join run.toml --data me.csv --state me --server host:9092 --ca ca.crt --key me")
 def join(
-    run: Run,
+    run: RunArgument,
     data: Annotated[Path, typer.Option("--data", help="This client's own table.")],
     state: Annotated[Path, typer.Option("--state", help="Folder for what this client keeps.")],
     server: Annotated[str, typer.Option("--server", metavar="HOST:PORT", help="Where the server is.")] = (
@@ -114,19 +114,19 @@ def join(
     RUN is the same run file as the server's. Rows stay on this machine; what the messages reveal depends on the
     algorithm (`mooring list algorithms`). After a crash, the same command continues.
     """
-    from mooring.advice.at_home import AdvisedHome
-    from mooring.engines.flower.home import Home
-    from mooring.engines.flower.joining import join as take_part
+    from mooring.advice.remote.client_node import AdviceClientNode
+    from mooring.engines.flower.client_node import ClientNode
+    from mooring.engines.flower.join import join as take_part
     from mooring.report.terminal import Display
 
     make_private()
     log = event_log(log_format)
     result = take_part(
         run, data, state, server=server, name=name, ca=ca, key=key, peers=peers, insecure=insecure, embedded=embedded,
-        policy=policy, trust=trust_code, kinds={"fit": Home, "advise": AdvisedHome}, say=log.say,
+        policy=policy, trust=trust_code, kinds={"fit": ClientNode, "advise": AdviceClientNode}, say=log.say,
     )  # fmt: skip
     if json_:
-        emit(result)
+        print_json(result)
         return
     sentence = result["said"] if "said" in result else describe_test_loss(result)
     Display().say(f"{sentence}\nPredict: mooring predict {result['result']} new.csv")
@@ -148,7 +148,7 @@ def describe_test_loss(result: dict[str, Any]) -> str:
 
 @federation.command("up", epilog="Example: mooring federation up run.toml --clients clients/ --embedded")
 def federation_up(
-    run: Run,
+    run: RunArgument,
     clients: Annotated[Path, typer.Option("--clients", help="Folder with one table per client.")],
     out: FederationOut = None,
     insecure: Insecure = False,
@@ -163,14 +163,14 @@ def federation_up(
 
     RUN is a run file. Keys, logs and the clients' folders are in OUT.federation.
     """
-    from mooring.engines.flower.federation import up
+    from mooring.engines.flower.federation import run_local_federation
     from mooring.report.terminal import Display
 
     make_private()
     display, log = Display(json_), event_log(log_format)
     out = out or Path("runs") / f"{run.stem}-federation"
     with display.progress() as tell:
-        up(
+        run_local_federation(
             run, clients, out, embedded=embedded, insecure=insecure, trust=trust_code, say=log.say,
             tell=log.follow(tell),
         )  # fmt: skip
@@ -178,7 +178,7 @@ def federation_up(
 
 
 @federation.command("app", epilog="Example: mooring federation app run.toml app")
-def federation_app(run: Run, folder: Annotated[Path, typer.Argument(hidden=True, metavar="FOLDER")]) -> None:
+def federation_app(run: RunArgument, folder: Annotated[Path, typer.Argument(hidden=True, metavar="FOLDER")]) -> None:
     """Write a Flower app for your own SuperLink.
 
     `flwr run` starts it on your SuperLink and SuperNodes.
@@ -202,7 +202,7 @@ def keys_init(
     host: Annotated[list[str] | None, typer.Option("--host", metavar="A,B", help="The server's host names.")] = None,
 ) -> None:
     """Make a certificate authority, the server's certificate and a key for each client, as far as they lack."""
-    written = key_functions().init(folder, by_commas(clients) or [], by_commas(host) or [])
+    written = key_functions().init(folder, split_commas(clients) or [], split_commas(host) or [])
     show(f"{len(written)} files in {folder}. A client needs ca.crt and its own file of clients/.")
 
 
@@ -248,14 +248,14 @@ def keys_renew(
 ) -> None:
     """Make a new certificate of the server, for its host names and more; clients keep what they have."""
     module = key_functions()
-    module.renew(folder, by_commas(host) or [])
+    module.renew(folder, split_commas(host) or [])
     show(f"server.pem is for {', '.join(module.hosts_of(folder))}. Start `mooring serve` again to use it.")
 
 
 def key_functions() -> Any:
-    from mooring.engines.flower.processes import need_flower
+    from mooring.engines.flower.processes import require_flower
 
-    need_flower()
+    require_flower()
     make_private()
     from mooring.engines.flower import keys as module
 
@@ -271,17 +271,17 @@ def show(sentence: str) -> None:
 def show_federation(display: Any, out: Path, json_: bool) -> None:
     """The result of a finished run: of a fit, or of advise with its report."""
     from mooring.engines.fit import as_json
-    from mooring.report.answers import show_run
+    from mooring.report.terminal_results import show_run
     from mooring.runs.directory import open_run
 
     directory = open_run(out)
     if directory.run.mooring.purpose == "advise":
-        from mooring.advice.advise import PRINTED
+        from mooring.advice.advise import PRINTED_KEYS
         from mooring.commands.training import show_written
 
         record = directory.advice | {"run": str(out)}
-        show_written(display, out, {name: record[name] for name in PRINTED} if json_ else None)
+        show_written(display, out, {name: record[name] for name in PRINTED_KEYS} if json_ else None)
     elif json_:
-        emit(as_json(directory))
+        print_json(as_json(directory))
     else:
         show_run(display, out)

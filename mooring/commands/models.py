@@ -8,19 +8,19 @@ from typing import Annotated, Any
 
 import typer
 
-from mooring.commands.common import Of, Run, app, emit
+from mooring.commands.common import MethodChoice, RunArgument, app, print_json
 from mooring.core.errors import RequestError
-from mooring.options import Json, Source, Trust, takes
+from mooring.options import Json, Source, Trust, add_options
 
 
 @app.command(epilog="Example: mooring predict runs/exam-1 new.csv --out predictions.csv")
 def predict(
-    run: Run,
+    run: RunArgument,
     source: Source,
     client: Annotated[
         str | None, typer.Option("--client", help="Use this client's model. [each row's own client]")
     ] = None,
-    method: Of = None,
+    method: MethodChoice = None,
     out: Annotated[Path | None, typer.Option("--out", help="Write a CSV file instead of printing.")] = None,
     json_: Json = False,
     trust: Trust = False,
@@ -32,20 +32,20 @@ def predict(
     """
     from mooring.engines.predict import predict as answer
     from mooring.report.terminal import Display
-    from mooring.runs.directory import refuse_unwritable
-    from mooring.runs.files import csv_bytes, write_whole
+    from mooring.runs.atomic_files import csv_bytes, write_atomically
+    from mooring.runs.directory import check_writable
 
     display = Display(json_)
     if out is not None:
-        refuse_unwritable(out)
+        check_writable(out)
     frame, notes = answer(run, source, client, method, trust)
     display.notes(notes)
     if json_:
-        emit({"predictions": frame.to_dict("records"), "run": str(run)})
+        print_json({"predictions": frame.to_dict("records"), "run": str(run)})
     elif out is not None:
         if out.exists():
             raise RequestError(f"{out} already exists; choose another --out.")
-        write_whole(out, csv_bytes(frame))
+        write_atomically(out, csv_bytes(frame))
         display.say(f"{len(frame)} predictions in {out}")
     else:
         sys.stdout.write(csv_bytes(frame).decode())
@@ -53,7 +53,7 @@ def predict(
 
 @app.command(epilog="Example: mooring export runs/exam-1 --out coefficients.csv")
 def export(
-    run: Run,
+    run: RunArgument,
     to: Annotated[
         str,
         typer.Option(
@@ -63,7 +63,7 @@ def export(
     client: Annotated[
         str | None, typer.Option("--client", help="Export this client's model only. [all clients]")
     ] = None,
-    method: Of = None,
+    method: MethodChoice = None,
     out: Annotated[Path | None, typer.Option("--out", help="Write this file instead of printing.")] = None,
 ) -> None:
     """Export the models of a finished run to other tools.
@@ -84,18 +84,18 @@ def export(
             raise RequestError(f"--to {to} writes a file; name it with --out.")
         sys.stdout.write(content.decode())
     else:
-        from mooring.runs.files import write_whole
+        from mooring.runs.atomic_files import write_atomically
 
         if out.exists():
             raise RequestError(f"{out} already exists; choose another --out.")
-        write_whole(out, content)
+        write_atomically(out, content)
         display.say(f"Written: {out}")
 
 
 @app.command(epilog="Example: mooring personalize runs/exam-1 new_client.csv --out runs/exam-joined")
-@takes("min_rows", "drop_small", "seed")
+@add_options("min_rows", "drop_small", "seed")
 def personalize(
-    run: Run,
+    run: RunArgument,
     source: Source,
     how: Annotated[
         str,
@@ -105,7 +105,7 @@ def personalize(
             show_default=False,
         ),
     ] = "auto",
-    method: Of = None,
+    method: MethodChoice = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="A new run directory: the run and the new clients. [none]")
     ] = None,
@@ -117,21 +117,21 @@ def personalize(
 
     RUN is the run's directory, SOURCE the new client's table; with the run's client column, several new clients'.
     """
-    from mooring.advice.personalize import personalize as answer
-    from mooring.engines.request import admit_run
-    from mooring.report.answers import show_new_clients, show_notes
+    from mooring.advice.new_clients.personalize import personalize as answer
+    from mooring.engines.request import check_trusted_run
     from mooring.report.terminal import Display
-    from mooring.runs.directory import open_run, refuse_unwritable
+    from mooring.report.terminal_results import show_new_clients, show_notes
+    from mooring.runs.directory import check_writable, open_run
 
     display = Display(json_)
     if out is not None:
-        refuse_unwritable(out)
+        check_writable(out)
     if trust:
-        admit_run(open_run(run).run, run, trust)
+        check_trusted_run(open_run(run).run, run, trust)
     found = answer(run, source, how=how, method=method, out=out, **given)
     if json_:
         record = {"metric": found.metric, "way": found.way, "clients": found.clients.to_dict("records")}
-        emit(record | {"run": str(out or run)})
+        print_json(record | {"run": str(out or run)})
     else:
         show_new_clients(display, found.clients, found.metric, found.way)
         if out is not None:

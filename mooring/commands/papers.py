@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from mooring.commands.common import INTERRUPTED, app, emit
-from mooring.options import Json, takes
+from mooring.commands.common import RESUMABLE_RUNS, app, print_json
+from mooring.options import Json, add_options
 
 
 @app.command(epilog="Example: mooring reproduce all --preset quick")
-@takes("data_dir")
+@add_options("data_dir")
 def reproduce(
     what: Annotated[str, typer.Argument(hidden=True)],
     preset: Annotated[
@@ -41,24 +41,24 @@ def reproduce(
     """
     from mooring.experiments.base import catalog, registry
     from mooring.experiments.base.claims import CONTRADICTED, HELD
-    from mooring.experiments.base.reproduce import claims
+    from mooring.experiments.base.reproduce import list_claims
     from mooring.experiments.base.reproduce import reproduce as run
     from mooring.report.reproduction import draw_record, show_claims, write_page
     from mooring.report.terminal import Display
-    from mooring.runs.directory import refuse_unwritable
+    from mooring.runs.directory import check_writable
 
     display = Display(json_)
-    refuse_unwritable(out)
-    INTERRUPTED[:] = ["trials that are done are kept: the same command goes on"]
+    check_writable(out)
+    RESUMABLE_RUNS[:] = ["trials that are done are kept: the same command goes on"]
     with display.progress() as tell:
         records = run(what, preset, out, only=only or (), repeats=repeats, tell=tell, **given)
     for record in records:
         draw_record(record, out)
-    found = claims(records)
+    found = list_claims(records)
     if page is not None:
-        write_page(out, page, [registry.described(paper) for paper in catalog.papers()])
+        write_page(out, page, [registry.describe_registrations(paper) for paper in catalog.papers()])
     if json_:
-        emit({"claims": found})
+        print_json({"claims": found})
     else:
         show_claims(display, found, preset, out)
     words = {row["word"] for row in found}
@@ -83,7 +83,7 @@ def theorem(
     if given and name:
         answer = catalog.evaluate(name, given)
         if json_:
-            emit(answer)
+            print_json(answer)
         else:
             display.table(
                 name, [{"name": key, "value": part} for key, part in answer.items()], {"name": "", "value": ""}
@@ -91,6 +91,6 @@ def theorem(
         return
     rows = catalog.describe(name)
     if json_:
-        emit({"theorems" if name is None else "statements": rows})
+        print_json({"theorems" if name is None else "statements": rows})
     else:
         display.table(name or "theorems", rows, {"name": "name", "says": "what", "asks": "quantities"})

@@ -10,16 +10,16 @@ from typing import Annotated, Any
 import typer
 
 from mooring.commands.common import (
-    INTERRUPTED,
-    Run,
+    RESUMABLE_RUNS,
+    RunArgument,
     app,
-    begun,
     csv_text,
-    emit,
     free_directory,
-    prepared,
-    task_only,
-    tell_tracker,
+    log_to_tracker,
+    mark_resumable,
+    open_display,
+    parse_task_settings,
+    print_json,
 )
 from mooring.core.errors import RequestError
 from mooring.options import (
@@ -39,22 +39,22 @@ from mooring.options import (
     Source,
     Track,
     Trust,
-    apart,
-    by_commas,
-    by_method,
+    add_options,
     example,
-    number,
-    takes,
+    group_by_method,
+    parse_number,
+    split_assignments,
+    split_commas,
 )
-from mooring.runs.sections import ALGORITHM
+from mooring.runs.sections import DEFAULT_ALGORITHM
 
-ONCE = tuple(name for name in TRAINING if name != "seeds")
+SINGLE_RUN_OPTIONS = tuple(name for name in TRAINING if name != "seeds")
 PerClient = Annotated[bool, typer.Option("--per-client", help="Show all clients.")]
-OF_ROUNDS = tuple(name for name in ONCE if name not in ("keep", "checkpoint_every", "baselines"))
+ROUND_OPTIONS = tuple(name for name in SINGLE_RUN_OPTIONS if name not in ("keep", "checkpoint_every", "baselines"))
 
 
 @app.command(epilog=example("mooring advise exam.csv --client school --target score"))
-@takes(*DATA, *TASK, *OF_ROUNDS, *ADVICE)
+@add_options(*DATA, *TASK, *ROUND_OPTIONS, *ADVICE)
 def advise(
     source: Source,
     set_: SetTask = None,
@@ -73,22 +73,22 @@ def advise(
     from mooring.advice.advise import advise as run
     from mooring.advice.advise import as_json
 
-    display = prepared(json_ or csv_, track)
-    given = task_only(set_, given)
-    out = begun(out or free_directory(source, "advice"))
+    display = open_display(json_ or csv_, track)
+    given = parse_task_settings(set_, given)
+    out = mark_resumable(out or free_directory(source, "advice"))
     with display.progress() as tell:
         advice = run(source, out=out, progress=tell, trust=trust, **given)
     instead = as_json(advice) if json_ else csv_text(advice.clients) if csv_ else None
     show_written(display, out, instead, per_client, advice.job.clients.notes)
-    tell_tracker(display, out, track)
+    log_to_tracker(display, out, track)
 
 
 def show_written(
     display: Any, run: Path, instead: Any, per_client: bool = False, notes: Sequence[str] | None = None
 ) -> None:
     """Write a run's report and show its answer, or `instead` of it print an object as JSON or a text and `notes`."""
-    from mooring.report.answers import show_notes, show_run
-    from mooring.report.page import write_report
+    from mooring.report.html_report import write_report
+    from mooring.report.terminal_results import show_notes, show_run
 
     write_report([run])
     if instead is None:
@@ -97,12 +97,12 @@ def show_written(
     if isinstance(instead, str):
         sys.stdout.write(instead)
     else:
-        emit(instead)
+        print_json(instead)
     show_notes(display, notes or [])
 
 
 @app.command(epilog=example("mooring fit exam.csv --client school --target score --set lam=0.5"))
-@takes(*DATA, *TASK, *ONCE)
+@add_options(*DATA, *TASK, *SINGLE_RUN_OPTIONS)
 def fit(
     source: Source,
     algorithm: Method = None,
@@ -123,19 +123,21 @@ def fit(
     from mooring.engines.fit import as_json
     from mooring.engines.fit import fit as train
 
-    display = prepared(json_ or csv_, track)
-    settings, given = apart(set_, given)
-    settings |= {} if lam is None else {"lam": number(lam)}
-    out = begun(out or free_directory(source, algorithm or ("fit" if source.endswith(".toml") else ALGORITHM)))
+    display = open_display(json_ or csv_, track)
+    settings, given = split_assignments(set_, given)
+    settings |= {} if lam is None else {"lam": parse_number(lam)}
+    out = mark_resumable(
+        out or free_directory(source, algorithm or ("fit" if source.endswith(".toml") else DEFAULT_ALGORITHM))
+    )
     with display.progress() as tell:
         result = train(source, algorithm=algorithm, settings=settings, out=out, progress=tell, trust=trust, **given)
     instead = as_json(result) if json_ else csv_text(result.clients) if csv_ else None
     show_written(display, out, instead, per_client, result.notes)
-    tell_tracker(display, out, track)
+    log_to_tracker(display, out, track)
 
 
 @app.command(epilog=example("mooring compare exam.csv --client school --target score --methods local,fedavg,ditto"))
-@takes(*DATA, *TASK, *(name for name in TRAINING if name != "baselines"))
+@add_options(*DATA, *TASK, *(name for name in TRAINING if name != "baselines"))
 def compare(
     source: Source,
     methods: Methods = None,
@@ -152,21 +154,27 @@ def compare(
     from mooring.engines.compare import compare as run
     from mooring.report.figures import draw_images
 
-    display = prepared(json_ or csv_, track)
-    fields, given = apart(set_, given)
-    out = begun(out or free_directory(source, "compare"))
+    display = open_display(json_ or csv_, track)
+    fields, given = split_assignments(set_, given)
+    out = mark_resumable(out or free_directory(source, "compare"))
     with display.progress() as tell:
         result = run(
-            source, by_commas(methods), settings=by_method(fields), out=out, progress=tell, trust=trust, **given
+            source,
+            split_commas(methods),
+            settings=group_by_method(fields),
+            out=out,
+            progress=tell,
+            trust=trust,
+            **given,
         )
     draw_images(out)
     instead = as_json(result) if json_ else csv_text(result.clients) if csv_ else None
     show_written(display, out, instead, notes=result.notes)
-    tell_tracker(display, out, track)
+    log_to_tracker(display, out, track)
 
 
 @app.command(epilog="Example: mooring resume runs/exam-1")
-def resume(run: Run, json_: Json = False, trust: Trust = False) -> None:
+def resume(run: RunArgument, json_: Json = False, trust: Trust = False) -> None:
     """Resume an interrupted run.
 
     RUN is the run's directory. The result is bit-for-bit the one without interruption.
@@ -179,13 +187,13 @@ def resume(run: Run, json_: Json = False, trust: Trust = False) -> None:
     from mooring.runs.directory import open_run
 
     display = Display(json_)
-    INTERRUPTED[:] = [run]
+    RESUMABLE_RUNS[:] = [run]
     purpose, notes = open_run(run).run.mooring.purpose, []
     with display.progress() as tell:
         if purpose == "compare":
-            result = comparing.resume(run, tell, trust=trust)
+            result = comparing.resume_comparison(run, tell, trust=trust)
         elif purpose == "fit":
-            fitted, note = fitting.resume(run, tell, trust=trust)
+            fitted, note = fitting.resume_fit(run, tell, trust=trust)
             notes = [note] if note else []
         elif purpose == "advise":
             if not open_run(run).finished:
@@ -196,7 +204,7 @@ def resume(run: Run, json_: Json = False, trust: Trust = False) -> None:
             )
     if purpose == "advise":
         record = open_run(run).advice | {"run": str(run)}
-        instead: Any = {name: record[name] for name in advising.PRINTED}
+        instead: Any = {name: record[name] for name in advising.PRINTED_KEYS}
     elif purpose == "compare":
         draw_images(run)
         instead = comparing.as_json(result)
@@ -207,14 +215,14 @@ def resume(run: Run, json_: Json = False, trust: Trust = False) -> None:
 
 
 @app.command(epilog="Example: mooring watch runs/heart-fedprox_one_stage-1")
-def watch(run: Run) -> None:
+def watch(run: RunArgument) -> None:
     """Show the progress of a run that is not finished.
 
     Rounds, losses, participation and the time left, as of the latest checkpoint. RUN is the run's directory. Without a
     terminal, one line is written per change.
     """
     from mooring.report.terminal import Display
-    from mooring.report.watch import watch as show
+    from mooring.report.watch import watch_run as show
 
     show(Display(), run)
 
@@ -232,7 +240,7 @@ def report(
 
     Several runs stand side by side. RUN... are the runs' directories.
     """
-    from mooring.report.page import write_report
+    from mooring.report.html_report import write_report
     from mooring.report.terminal import Display
 
     page, display = write_report(runs, out), Display()
@@ -247,7 +255,7 @@ def report(
 
 
 @app.command(epilog=example("mooring tune exam.csv --client school --target score --algorithm fedavg"))
-@takes(*DATA, *TASK, "participation", "weights", "threads")
+@add_options(*DATA, *TASK, "participation", "weights", "threads")
 def tune(
     source: Source, algorithm: Method = None, set_: Set = None, json_: Json = False, trust: Trust = False, **given: Any
 ) -> None:
@@ -259,10 +267,10 @@ def tune(
     from mooring.report.terminal import Display
 
     display = Display(json_)
-    settings, given = apart(set_, given)
+    settings, given = split_assignments(set_, given)
     trials = measure(source, algorithm=algorithm, settings=settings, trust=trust, **given)
     if json_:
-        emit({"proposed": trials[0]._asdict(), "trials": [trial._asdict() for trial in trials]})
+        print_json({"proposed": trials[0]._asdict(), "trials": [trial._asdict() for trial in trials]})
         return
     for trial in trials:
         display.say(f"{1000 * trial.seconds:10.1f} ms per round with {trial.options}")

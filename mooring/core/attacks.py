@@ -23,16 +23,16 @@ import torch
 from scipy.special import ndtri
 from torch import Tensor
 
-from mooring.core.averages import flat, scaled, unflat
+from mooring.core.aggregation import flatten_messages, scale_messages, unflatten_message
 from mooring.core.cohort import Rows
-from mooring.core.seeds import generator, words
+from mooring.core.seeds import generator, random_words
 
-LABELS = "label-flip"
-ATTACKS = ("sign-flip", "scale", "noise", "little", LABELS, "nan", "huge")
-SCALE, LOUD, HUGE = 100.0, 10.0, 1e30
+LABEL_FLIP = "label-flip"
+ATTACKS = ("sign-flip", "scale", "noise", "little", LABEL_FLIP, "nan", "huge")
+SCALE_FACTOR, NOISE_FACTOR, HUGE_VALUE = 100.0, 10.0, 1e30
 
 
-def parse(spec: str) -> tuple[str, float]:
+def parse_attack(spec: str) -> tuple[str, float]:
     """("sign-flip", 0.2) of "sign-flip:0.2"; ValueError for what is none."""
     name, _, share = spec.partition(":")
     if name not in ATTACKS or not 0 <= float(share) <= 1:
@@ -40,36 +40,36 @@ def parse(spec: str) -> tuple[str, float]:
     return name, float(share)
 
 
-def liars(spec: str, seed: int, keys: np.ndarray) -> np.ndarray:
+def malicious_clients(spec: str, seed: int, keys: np.ndarray) -> np.ndarray:
     """[m] bool: who lies."""
-    _, share = parse(spec)
+    _, share = parse_attack(spec)
     out = np.zeros(len(keys), dtype=bool)
-    out[np.argsort(words(seed, "attack", keys), kind="stable")[: round(share * len(keys))]] = True
+    out[np.argsort(random_words(seed, "attack", keys), kind="stable")[: round(share * len(keys))]] = True
     return out
 
 
-def attacked(message: Any, who: Tensor, spec: str, seed: int, keys: np.ndarray, t: int) -> Any:
+def apply_attack(message: Any, who: Tensor, spec: str, seed: int, keys: np.ndarray, t: int) -> Any:
     """The messages of the clients `who` in round t, with the liars' own among them."""
-    name, _ = parse(spec)
-    lying = torch.from_numpy(liars(spec, seed, keys))[who]
-    if name == LABELS or message is None or not bool(lying.any()):
+    name, _ = parse_attack(spec)
+    lying = torch.from_numpy(malicious_clients(spec, seed, keys))[who]
+    if name == LABEL_FLIP or message is None or not bool(lying.any()):
         return message
     if name in ("sign-flip", "scale"):
-        by = torch.where(lying, {"sign-flip": -1.0, "scale": SCALE}[name], 1.0)
-        return scaled(message, by)
-    return with_rows(message, lying, lies(name, flat(message), lying, seed, t))
+        by = torch.where(lying, {"sign-flip": -1.0, "scale": SCALE_FACTOR}[name], 1.0)
+        return scale_messages(message, by)
+    return replace_rows(message, lying, malicious_messages(name, flatten_messages(message), lying, seed, t))
 
 
-def lies(name: str, x: Tensor, lying: Tensor, seed: int, t: int) -> Tensor:
+def malicious_messages(name: str, x: Tensor, lying: Tensor, seed: int, t: int) -> Tensor:
     """[liars, D]: what they send instead of their rows of x [R, D]."""
     mine = x[lying]
     if name == "nan":
         return torch.full_like(mine, torch.nan)
     if name == "huge":
-        return torch.full_like(mine, HUGE)
+        return torch.full_like(mine, HUGE_VALUE)
     if name == "noise":
         draw = torch.from_numpy(generator(seed, "attack", t).standard_normal(mine.shape)).to(x.dtype)
-        return LOUD * mine.norm(dim=1, keepdim=True) / math.sqrt(max(mine.shape[1], 1)) * draw
+        return NOISE_FACTOR * mine.norm(dim=1, keepdim=True) / math.sqrt(max(mine.shape[1], 1)) * draw
     honest = x[~lying] if bool((~lying).any()) else x
     n, f = len(x), len(mine)
     needed = n // 2 + 1 - f  # honest clients that must be further out than the lie, for it to be the majority's
@@ -77,13 +77,13 @@ def lies(name: str, x: Tensor, lying: Tensor, seed: int, t: int) -> Tensor:
     return (honest.mean(0) - z * honest.std(0, unbiased=False)).expand_as(mine)
 
 
-def with_rows(message: Any, which: Tensor, rows: Tensor) -> Any:
+def replace_rows(message: Any, which: Tensor, rows: Tensor) -> Any:
     """A stacked message in which these clients' rows are others."""
-    new = flat(message).clone()
+    new = flatten_messages(message).clone()
     new[which] = rows
     if isinstance(message, Tensor):
         return new.reshape(message.shape).to(message.dtype)
-    out = [unflat(row, message) for row in new]
+    out = [unflatten_message(row, message) for row in new]
     return type(message)(*(None if part is None else torch.stack(column) for part, column in zip(message, zip(*out))))
 
 

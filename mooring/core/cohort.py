@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-PADDED_BYTES = 64_000_000  # features that one padded block of clients may hold: bounds memory
-CONDENSING = RLock()  # summaries of a federation are computed once, whoever comes first
-CACHE_BYTES = 20_000_000  # parameters of one chunk: above this the cohort's matrix no longer fits the cache
-SMALL = 1_000_000  # numbers up to which all clients are padded into one batch, whatever their sizes
+MAX_PADDED_BYTES = 64_000_000  # features that one padded block of clients may hold: bounds memory
+SUMMARY_LOCK = RLock()  # summaries of a federation are computed once, whoever comes first
+CHUNK_CACHE_BYTES = 20_000_000  # parameters of one chunk: above this the cohort's matrix no longer fits the cache
+MAX_NUMBERS_IN_ONE_BATCH = 1_000_000  # numbers up to which all clients are padded into one batch, whatever their sizes
 
 
 class Batch(NamedTuple):
@@ -107,7 +107,7 @@ class Rows:
                 self.cache["padded"] = self.padded()
             return self.cache["padded"]
         root = self.parent if self.parent is not None else self
-        with CONDENSING:
+        with SUMMARY_LOCK:
             if task not in root.cache:
                 root.cache[task] = root.each(lambda rows, _: task.condense(rows.padded()))
         whole = root.cache[task]
@@ -118,7 +118,7 @@ class Rows:
 
         Whatever `work` gives, a tensor [C, ...], a (named) tuple of such, or None, comes back for all clients at once.
         """
-        return in_order(self.blocks(most), lambda block: work(self.select(block), block))
+        return map_blocks(self.blocks(most), lambda block: work(self.select(block), block))
 
     def blocks(self, most: int | None = None, times: int = 1) -> list[Tensor]:
         """Positions of all clients in blocks of similar size, so that padding a block wastes little.
@@ -127,7 +127,7 @@ class Rows:
         half of the longest client's rows (beyond a floor of 16 rows). A formula of the sizes alone: equal data, equal
         blocks.
         """
-        room = times * PADDED_BYTES // max(self.x[:1].numel() * self.x.element_size(), 1)
+        room = times * MAX_PADDED_BYTES // max(self.x[:1].numel() * self.x.element_size(), 1)
         order = torch.argsort(self.size, stable=True)
         sizes = self.size[order].numpy()
         blocks, begin = [], 0
@@ -170,7 +170,7 @@ class CohortData:
         return self.train.each(lambda _, block: work(self.select(block), block), most)
 
 
-def in_order(
+def map_blocks(
     blocks: list[Tensor], work: Callable[[Tensor], Any], doing: Callable[..., Iterable[Any]] = map, used: Any = None
 ) -> Any:
     """`work(positions)` on each of the blocks, which together hold each position once; results in that order.
@@ -180,7 +180,7 @@ def in_order(
     out fresh memory clears it first, which takes longer than to fill it.
     """
     if len(blocks) == 1:
-        return stacked([work(blocks[0])], torch.argsort(blocks[0]))
+        return stack_states([work(blocks[0])], torch.argsort(blocks[0]))
     total, making = sum(len(block) for block in blocks), Lock()
     whole: list[Any] = []
 
@@ -188,8 +188,8 @@ def in_order(
         part = work(block)
         with making:
             if not whole:
-                whole.append(used if fits(used, part, total) else room_for(part, total))
-        put(whole[0], block, part)
+                whole.append(used if has_room(used, part, total) else allocate_like(part, total))
+        write_block(whole[0], block, part)
 
     deque(doing(fill, blocks), 0)
     return whole[0]
@@ -198,51 +198,51 @@ def in_order(
 def chunk_size(task: Any) -> int:
     """How many clients are worked on at once: a formula of the model's size alone, so that it cannot change bytes."""
     itemsize = torch.empty(0, dtype=task.dtype).element_size()
-    return max(1, CACHE_BYTES // (task.dim * itemsize))
+    return max(1, CHUNK_CACHE_BYTES // (task.dim * itemsize))
 
 
-def room_for(part: Any, total: int) -> Any:
+def allocate_like(part: Any, total: int) -> Any:
     """Tensors [total, ...] to hold what `part` holds a piece of."""
     if part is None:
         return None
     if isinstance(part, Tensor):
         return part.new_empty(total, *part.shape[1:])
-    columns = [room_for(column, total) for column in part]
+    columns = [allocate_like(column, total) for column in part]
     return type(part)(*columns) if hasattr(part, "_fields") else tuple(columns)
 
 
-def fits(used: Any, part: Any, total: int) -> bool:
+def has_room(used: Any, part: Any, total: int) -> bool:
     """Whether `used` is what `room_for` would make."""
     if used is None or part is None:
         return used is part
     if isinstance(part, Tensor):
         return used.shape == (total, *part.shape[1:]) and used.dtype == part.dtype and used.device == part.device
-    return type(used) is type(part) and all(fits(old, new, total) for old, new in zip(used, part, strict=True))
+    return type(used) is type(part) and all(has_room(old, new, total) for old, new in zip(used, part, strict=True))
 
 
-def put(whole: Any, position: Tensor, part: Any) -> None:
+def write_block(whole: Any, position: Tensor, part: Any) -> None:
     """Write the rows of `part` to their positions in `whole`; those of neighbours in order at once."""
     if isinstance(whole, Tensor):
         first = int(position[0])
-        whole[slice(first, first + len(position)) if in_turn(position - first) else position] = part
+        whole[slice(first, first + len(position)) if is_ordered(position - first) else position] = part
     elif whole is not None:
         for place, column in zip(whole, part):
-            put(place, position, column)
+            write_block(place, position, column)
 
 
-def stacked(parts: Sequence[Any], order: Tensor | None = None) -> Any:
+def stack_states(parts: Sequence[Any], order: Tensor | None = None) -> Any:
     """Tensors [C, ...], (named) tuples of them or None, of several cohorts, as one; its rows then in this order."""
     first = parts[0]
     if first is None:
         return None
     if isinstance(first, Tensor):
         whole = torch.cat(list(parts)) if len(parts) > 1 else first
-        return whole if order is None or in_turn(order) else whole[order]
-    columns = [stacked(column, order) for column in zip(*parts)]
+        return whole if order is None or is_ordered(order) else whole[order]
+    columns = [stack_states(column, order) for column in zip(*parts)]
     return type(first)(*columns) if hasattr(first, "_fields") else tuple(columns)
 
 
-def in_turn(order: Tensor) -> bool:
+def is_ordered(order: Tensor) -> bool:
     """Whether the order is 0, 1, 2, ...: then a large matrix need not be copied."""
     return bool((order == torch.arange(len(order))).all())
 
@@ -267,14 +267,14 @@ class Round(NamedTuple):
     seed: int
 
 
-def batches_of(rows: Rows) -> list[tuple[Tensor, Batch]]:
+def padded_batches(rows: Rows) -> list[tuple[Tensor, Batch]]:
     """All rows in padded blocks of clients: one where that is small: there overhead counts, not padding."""
-    if len(rows) * int(rows.size.max()) * rows.x[:1].numel() <= SMALL:
+    if len(rows) * int(rows.size.max()) * rows.x[:1].numel() <= MAX_NUMBERS_IN_ONE_BATCH:
         return [(torch.arange(len(rows)), rows.padded())]
     return [(block, rows.select(block).padded()) for block in rows.blocks()]
 
 
-def per_client(values: Any, like: Tensor) -> Tensor:
+def broadcast_per_client(values: Any, like: Tensor) -> Tensor:
     """A number, [C] or [C, d] as something that multiplies a [C, d] matrix."""
     tensor = torch.as_tensor(values, dtype=like.dtype)
     return tensor[:, None] if tensor.ndim == 1 else tensor

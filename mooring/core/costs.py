@@ -15,7 +15,7 @@ from torch import Tensor
 from mooring.core.task import Task
 
 
-class Solves(NamedTuple):
+class SolveTolerances(NamedTuple):
     """Inexact solves that promised |gradient| <= some number, and what they reached."""
 
     promised: int = 0  # how many
@@ -23,10 +23,10 @@ class Solves(NamedTuple):
     gradient_promised: float = nan  # the promise of the worst of them, by reached / promised
     gradient_reached: float = nan  # what that one reached
 
-    def __add__(self, other: Solves) -> Solves:  # type: ignore[override]
+    def __add__(self, other: SolveTolerances) -> SolveTolerances:  # type: ignore[override]
         """Both together."""
-        worst = max(self, other, key=Solves.excess)
-        return Solves(self.promised + other.promised, self.broken + other.broken, *worst[2:])
+        worst = max(self, other, key=SolveTolerances.excess)
+        return SolveTolerances(self.promised + other.promised, self.broken + other.broken, *worst[2:])
 
     def excess(self) -> float:
         """By what factor the worst solve missed its promise; 1 or less: it was kept."""
@@ -35,23 +35,23 @@ class Solves(NamedTuple):
         return inf if isnan(self.gradient_reached) else self.gradient_reached / self.gradient_promised
 
 
-def reached(norm: Tensor, promise: float) -> Solves:
+def compare_with_tolerance(norm: Tensor, promise: float) -> SolveTolerances:
     """What a cohort's solves reached: each client's gradient norm [C] beside the promise."""
     if not len(norm):
-        return Solves()
+        return SolveTolerances()
     worst = norm.nan_to_num(nan=inf).max()
-    return Solves(len(norm), int((~(norm <= promise)).sum()), promise, float(worst))
+    return SolveTolerances(len(norm), int((~(norm <= promise)).sum()), promise, float(worst))
 
 
 @dataclass
-class Meter:
+class CostMeter:
     """Counters of a stay at a cohort. An exact solve or prox counts as one gradient per row."""
 
     samples: int = 0  # rows drawn into minibatches
     gradients: int = 0  # per-row gradient evaluations
-    solves: Solves = field(default_factory=Solves)
+    solves: SolveTolerances = field(default_factory=SolveTolerances)
 
-    def add(self, other: Meter) -> None:
+    def add(self, other: CostMeter) -> None:
         """Count another stay's work on top."""
         for part in fields(self):
             setattr(self, part.name, getattr(self, part.name) + getattr(other, part.name))
@@ -65,10 +65,10 @@ class Meter:
         return out
 
 
-class Metered:
+class MeteredTask:
     """A task that counts; everything else is the task's own."""
 
-    def __init__(self, task: Task, meter: Meter):
+    def __init__(self, task: Task, meter: CostMeter):
         self._task = task
         self._meter = meter
 
@@ -79,13 +79,13 @@ class Metered:
         return hash(self._task)
 
     def __eq__(self, other: object) -> bool:
-        return self._task == (other._task if isinstance(other, Metered) else other)
+        return self._task == (other._task if isinstance(other, MeteredTask) else other)
 
     def drawn(self, batch: Any) -> None:
         self._meter.samples += self._task.count(batch)
 
     def solved(self, norm: Tensor, promise: float) -> None:
-        self._meter.solves += reached(norm, promise)
+        self._meter.solves += compare_with_tolerance(norm, promise)
 
     def grad(self, w: Any, batch: Any) -> Any:
         self._meter.gradients += self._task.count(batch)

@@ -5,12 +5,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-ARMIJO = 1e-4  # share of the predicted decrease that a step must bring
-SHRINK = 0.5
-HALVINGS = 40
+ARMIJO_SHARE = 1e-4  # share of the predicted decrease that a step must bring
+STEP_SHRINK_FACTOR = 0.5
+MAX_HALVINGS = 40
 
 
-def newton(
+def damped_newton(
     value: Callable[[Tensor], Tensor],
     grad: Callable[[Tensor], Tensor],
     direction: Callable[[Tensor, Tensor], Tensor],
@@ -44,16 +44,16 @@ def newton(
         searching = live.clone()
         # At the end of a run the decrease drowns in rounding: allow for it, and let the gradient decide.
         rounding = 8 * torch.finfo(w.dtype).eps * (1 + f.abs())
-        for _ in range(HALVINGS):
+        for _ in range(MAX_HALVINGS):
             candidate = torch.where(searching[:, None], w - rate[:, None] * s, trial_w)
             value_at = value(candidate)
-            good = searching & (value_at <= f - ARMIJO * rate * slope + rounding)
+            good = searching & (value_at <= f - ARMIJO_SHARE * rate * slope + rounding)
             trial_w = torch.where(good[:, None], candidate, trial_w)
             trial_f = torch.where(good, value_at, trial_f)
             searching = searching & ~good
             if not bool(searching.any()):
                 break
-            rate = torch.where(searching, rate * SHRINK, rate)
+            rate = torch.where(searching, rate * STEP_SHRINK_FACTOR, rate)
         moved = live & ~searching
         new_g = grad(trial_w)
         # Within rounding of the minimum: the value no longer falls, and the gradient is down to its own rounding.

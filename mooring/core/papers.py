@@ -116,13 +116,13 @@ BY_KEY = {paper.key: paper for paper in PAPERS}
 BY_ALIAS = {paper.alias: paper for paper in PAPERS if paper.alias}
 
 
-def key_of(text: str) -> str:
+def paper_key(text: str) -> str:
     """An id with its paper's key for the alias it may begin with: 004-fig1 is kernel-fig1, 004 is kernel."""
     number, dash, rest = text.partition("-")
     return f"{BY_ALIAS[number].key}{dash}{rest}" if number in BY_ALIAS else text
 
 
-def spelled_out(text: str) -> str:
+def expand_citations(text: str) -> str:
     """A citation with its authors: "apfl, Section 3" is "Deng, Kamani and Mahdavi 2020 (apfl), Section 3".
 
     What is not in the bibliography, such as the source of somebody's own algorithm, stays as it is.

@@ -41,34 +41,34 @@ def _mix(x: np.ndarray) -> np.ndarray:
     return x
 
 
-def words(seed: int | np.ndarray, purpose: str, *counters: Any) -> np.ndarray:
+def random_words(seed: int | np.ndarray, purpose: str, *counters: Any) -> np.ndarray:
     """Independent 64-bit words, one per broadcast element of seed and counters (non-negative integers or arrays)."""
     begin = seed if isinstance(seed, np.ndarray) else np.atleast_1d(np.uint64(seed))
     with np.errstate(over="ignore"):
         state = _mix(begin + _GOLDEN * np.uint64(PURPOSES[purpose]))
     for counter in counters:
-        state = further(state, counter)
+        state = add_counter(state, counter)
     return state
 
 
-def further(state: np.ndarray, counter: Any) -> np.ndarray:
+def add_counter(state: np.ndarray, counter: Any) -> np.ndarray:
     """The words with one more counter: further(words(s, p, a), b) = words(s, p, a, b)."""
-    return onto(state, mixed(counter))
+    return add_mixed_counter(state, mix_counter(counter))
 
 
-def mixed(counter: Any) -> np.ndarray:
+def mix_counter(counter: Any) -> np.ndarray:
     """A counter's own part in `further`, for those that are used again and again."""
     with np.errstate(over="ignore"):
         return _mix(np.asarray(counter).astype(np.uint64, copy=False) + _GOLDEN)
 
 
-def onto(state: np.ndarray, mixed: np.ndarray) -> np.ndarray:
+def add_mixed_counter(state: np.ndarray, mixed: np.ndarray) -> np.ndarray:
     """further(state, counter), given mixed(counter)."""
     with np.errstate(over="ignore"):
         return _mix(state + _GOLDEN + mixed)
 
 
-def under(state: np.ndarray, mixed: np.ndarray, bar: int, room: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def words_below(state: np.ndarray, mixed: np.ndarray, bar: int, room: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Where onto(state, mixed) [m] is below `bar`, and what it is there, for a state of one word.
 
     What `_mix` does last leaves the upper 31 bits as they are: it is done only for those that these bits let through.
@@ -90,14 +90,14 @@ def under(state: np.ndarray, mixed: np.ndarray, bar: int, room: np.ndarray) -> t
 
 def uniforms(seed: int | np.ndarray, purpose: str, *counters: Any) -> np.ndarray:
     """Uniform numbers in [0, 1) with 53 random bits."""
-    return (words(seed, purpose, *counters) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return (random_words(seed, purpose, *counters) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def generator(seed: int, purpose: str, *counters: int) -> np.random.Generator:
     """A numpy generator for draws that need no replay inside a cohort, such as planted data or a split."""
-    return stream(words(seed, purpose, *counters).ravel()[0])
+    return generator_from_word(random_words(seed, purpose, *counters).ravel()[0])
 
 
-def stream(word: np.uint64) -> np.random.Generator:
+def generator_from_word(word: np.uint64) -> np.random.Generator:
     """generator(seed, purpose, ...), given words(seed, purpose, ...): those of many are drawn at once in no time."""
     return np.random.Generator(np.random.Philox(key=int(word)))

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mooring.core.batches import Drawn, drawings, minibatches, resting, steps_of
-from mooring.core.cohort import Batch, CohortData, Round, Rows, per_client
-from mooring.core.steps import Felt, move
+from mooring.core.cohort import Batch, CohortData, Round, Rows, broadcast_per_client
+from mooring.core.minibatches import RowDraw, count_local_steps, draw_rows, minibatches, without_finished_clients
+from mooring.core.sgd_step import MixtureUpdate, step_terms
 from mooring.core.task import Task
 
-MOST_DRAWN = 1 << 22  # places of rows that are drawn before steps are taken: bounds memory
+MAX_DRAWN_ROWS = 1 << 22  # places of rows that are drawn before steps are taken: bounds memory
 StepSize = float | Tensor | Callable[[int], Any]
 
 
@@ -44,12 +44,12 @@ def project(w: Tensor, region: Ball | Box | None) -> Tensor:
     return center + gap * (region.radius / norm.clamp(min=region.radius))
 
 
-def decayed(eta: float, decay: float, before: Any = 0) -> Callable[[int], Any]:
+def inverse_decay(eta: float, decay: float, before: Any = 0) -> Callable[[int], Any]:
     """The step size eta / (1 + decay * k), k counted on from `before` (a number or [C]); decay 0 is constant."""
     return lambda k: eta / (1 + decay * (before + k))
 
 
-def geometric(eta: float, decay: float, before: Any = 0, every: Any = 1) -> Callable[[int], Any]:
+def geometric_decay(eta: float, decay: float, before: Any = 0, every: Any = 1) -> Callable[[int], Any]:
     """The step size eta (1 - decay)^j, j full stretches of `every` steps (a number or [C]) done before the k-th step,
     k counted on from `before` (a number or [C])."""
     return lambda k: eta * (1 - decay) ** torch.as_tensor((before + k) // every, dtype=torch.float64)
@@ -80,34 +80,36 @@ def sgd(
     """
     summed = batch is None and task.condense is not None
     if region is None and task.stay is not None and not summed and task.reads(data.train):
-        counts = steps_of(data.train.size, batch, steps, epochs)
-        drawn = drawings(data, round, batch=batch, counts=counts, slot=slot, draws=draws)
-        return stay(task, w, data.train, counts, drawn, eta, pull, shift)
+        counts = count_local_steps(data.train.size, batch, steps, epochs)
+        drawn = draw_rows(data, round, batch=batch, counts=counts, slot=slot, draws=draws)
+        return run_local_steps(task, w, data.train, counts, drawn, eta, pull, shift)
     v = w.expand(len(data), -1).clone()
     for step in minibatches(task, data, round, batch=batch, steps=steps, epochs=epochs, slot=slot, draws=draws):
         size = eta(step.k) if callable(eta) else eta
         if region is None and task.step is not None and isinstance(step.batch, Batch):
-            task.step(v, step.batch, move(v, size, step.active, pull, shift))
+            task.step(v, step.batch, step_terms(v, size, step.active, pull, shift))
             continue
         g = task.grad(v, step.batch)
         if pull is not None:
-            g = torch.addcmul(g, v - pull[1], per_client(pull[0], v))
+            g = torch.addcmul(g, v - pull[1], broadcast_per_client(pull[0], v))
         if shift is not None:
             g = g + shift
         if region is None and step.active is None:
-            v.addcmul_(g, -per_client(size, v))  # v is our own: a large cohort is not allocated anew at every step
+            v.addcmul_(
+                g, -broadcast_per_client(size, v)
+            )  # v is our own: a large cohort is not allocated anew at every step
             continue
-        moved = project(torch.addcmul(v, g, -per_client(size, v)), region)
+        moved = project(torch.addcmul(v, g, -broadcast_per_client(size, v)), region)
         v = moved if step.active is None else torch.where(step.active[:, None], moved, v)
     return v
 
 
-def stay(
+def run_local_steps(
     task: Task,
     w: Tensor,
     rows: Rows,
     counts: Tensor,
-    drawn: Iterator[Drawn],
+    drawn: Iterator[RowDraw],
     eta: StepSize,
     pull: tuple[Any, Tensor] | None,
     shift: Tensor | None,
@@ -115,13 +117,13 @@ def stay(
     """[C, d]: all steps of a stay by a task that takes many at once: as many as MOST_DRAWN places allow."""
     begin = w if w.ndim == 2 else w[None]
     v = begin.new_empty(len(rows), begin.shape[1])
-    for place, n, rate in pieces(drawn, counts, eta, v.dtype):
+    for place, n, rate in step_pieces(drawn, counts, eta, v.dtype):
         task.stay(v, begin, rows, place, n, rate, pull, shift)
         begin = v
     return v if begin is v else v.copy_(begin)
 
 
-def mixed_stay(
+def run_mixture_steps(
     task: Task,
     w: Tensor,
     v: Tensor,
@@ -143,16 +145,16 @@ def mixed_stay(
     feels(k) tells whether alpha moves in step k: along the step's rows, or along validation rows of slot 1 where
     they are `held_out`, for clients that have any; `pull` and `by_parts` are those of `Felt`.
     """
-    counts = steps_of(data.train.size, batch, steps, None)
-    drawn = drawings(data, round, batch=batch, counts=counts, draws=draws)
-    apart = drawings(data, round, batch=batch, counts=counts, slot=1, draws=draws, part="validation")
+    counts = count_local_steps(data.train.size, batch, steps, None)
+    drawn = draw_rows(data, round, batch=batch, counts=counts, draws=draws)
+    apart = draw_rows(data, round, batch=batch, counts=counts, slot=1, draws=draws, part="validation")
     begin, own, alpha = w.expand_as(v)[:1] if w.ndim == 1 else w, v, alpha.clone()
     w, v, k = v.new_empty(v.shape), v.new_empty(v.shape), 0
-    for place, n, rate in pieces(drawn, counts, eta, v.dtype):
+    for place, n, rate in step_pieces(drawn, counts, eta, v.dtype):
         moves = [feels(j) for j in range(k, k + len(rate))]
         seen = [next(apart) for now in moves if held_out and now]
         busy = (rate != 0)[moves]
-        felt = Felt(moves, None, place[:0], n[:0], pull, by_parts)
+        felt = MixtureUpdate(moves, None, place[:0], n[:0], pull, by_parts)
         if seen:
             shown = np.stack([one.n for one in seen])
             felt = felt._replace(
@@ -163,16 +165,16 @@ def mixed_stay(
     return (w, v, alpha) if k else (w.copy_(begin), v.copy_(own), alpha)
 
 
-def pieces(
-    drawn: Iterator[Drawn], counts: Tensor, eta: StepSize, dtype: torch.dtype
+def step_pieces(
+    drawn: Iterator[RowDraw], counts: Tensor, eta: StepSize, dtype: torch.dtype
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Steps in pieces of at most MOST_DRAWN places: place [S, C, B], n [S, C] and rate [S, C], which is 0 for those
     who are done."""
-    waiting: list[Drawn] = []
+    waiting: list[RowDraw] = []
     last = int(counts.max()) if len(counts) else 0
     for k, now in enumerate(drawn):
         waiting.append(now)
-        if len(waiting) * now.place.size < MOST_DRAWN and k + 1 < last:
+        if len(waiting) * now.place.size < MAX_DRAWN_ROWS and k + 1 < last:
             continue
         steps = range(k + 1 - len(waiting), k + 1)
         busy = np.array(steps)[:, None] < counts.numpy()
@@ -183,21 +185,23 @@ def pieces(
         waiting = []
 
 
-def certify(task: Task, v: Tensor, rows: Any, lam: Any, center: Tensor, tol: float) -> None:
+def record_tolerance(task: Task, v: Tensor, rows: Any, lam: Any, center: Tensor, tol: float) -> None:
     """Measure |grad h_i(v)|, h_i(v) = L_i(v) + lam/2 |v - center|^2, after a solve that promised at most tol."""
-    task.solved(task.grad(v, rows).addcmul_(v - center, per_client(lam, v)).norm(dim=1), tol)
+    task.solved(task.grad(v, rows).addcmul_(v - center, broadcast_per_client(lam, v)).norm(dim=1), tol)
 
 
-def descend(task: Task, v: Tensor, rows: Any, lam: Any, center: Tensor, eta: Any, *, tol: float, most: int) -> Tensor:
+def descend_to_tolerance(
+    task: Task, v: Tensor, rows: Any, lam: Any, center: Tensor, eta: Any, *, tol: float, most: int
+) -> Tensor:
     """Full-gradient steps on h_i(v) = L_i(v) + lam/2 |v - center|^2 until each client certifies |grad h_i| <= tol.
 
     At most `most` steps; a client that is done rests while the others go on. The promise tol and what was reached are
     told to the task. tol = 0 promises nothing: all steps are taken.
     """
-    pull, rate = per_client(lam, v), per_client(eta, v)
+    pull, rate = broadcast_per_client(lam, v), broadcast_per_client(eta, v)
     norm, live = torch.full((len(v),), torch.inf, dtype=v.dtype), torch.ones(len(v), dtype=torch.bool)
     for k in range(most + 1 if tol > 0 else most):
-        g = task.grad(v, rows if bool(live.all()) else resting(rows, ~live)).addcmul_(v - center, pull)
+        g = task.grad(v, rows if bool(live.all()) else without_finished_clients(rows, ~live)).addcmul_(v - center, pull)
         norm = torch.where(live, g.norm(dim=1), norm)
         live = ~(norm <= tol)  # a gradient that is nan has reached nothing
         if k == most or not bool(live.any()):

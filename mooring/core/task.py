@@ -48,12 +48,12 @@ METRICS = {
 }
 
 
-def metric(name: str) -> Metric:
+def find_metric(name: str) -> Metric:
     """The metric of that name; one that is not listed has no unit, and less of it is better."""
     return METRICS.get(name, Metric(name))
 
 
-class Part(NamedTuple):
+class ParameterBlock(NamedTuple):
     """Where a part of the model lies inside w: w[start : start + size], of this shape."""
 
     name: str  # as users know it: "slopes", "intercept", "0.weight"
@@ -70,15 +70,15 @@ class Part(NamedTuple):
         return slice(self.start, self.start + self.size)
 
 
-Layout = tuple[Part, ...]
+Layout = tuple[ParameterBlock, ...]
 
 
 def layout_of(parts: Mapping[str, tuple[int, ...]], layers: dict[str, str] | None = None) -> Layout:
     """Parts one after another; each is a layer of its own unless `layers` says otherwise."""
-    out: list[Part] = []
+    out: list[ParameterBlock] = []
     start = 0
     for name, shape in parts.items():
-        out.append(Part(name, tuple(shape), start, (layers or {}).get(name, name)))
+        out.append(ParameterBlock(name, tuple(shape), start, (layers or {}).get(name, name)))
         start += out[-1].size
     return tuple(out)
 
@@ -89,7 +89,7 @@ def score_layout(features: int, scores: int, intercept: bool) -> Layout:
     return layout_of(parts | ({"intercept": (scores,)} if intercept else {}))
 
 
-def in_layers(layout: Layout, layers: tuple[str, ...]) -> Tensor:
+def layer_mask(layout: Layout, layers: tuple[str, ...]) -> Tensor:
     """[d] bool: which coefficients belong to these layers."""
     mask = torch.zeros(sum(part.size for part in layout), dtype=torch.bool)
     for part in layout:
@@ -97,10 +97,10 @@ def in_layers(layout: Layout, layers: tuple[str, ...]) -> Tensor:
     return mask
 
 
-def head(layout: Layout, layers: int = 1) -> Tensor:
+def head_mask(layout: Layout, layers: int = 1) -> Tensor:
     """[d] bool: the last layers of a model: a network's output layer, a table's intercept."""
     names = tuple(dict.fromkeys(part.layer for part in layout))
-    return in_layers(layout, names[max(len(names) - layers, 0) :])
+    return layer_mask(layout, names[max(len(names) - layers, 0) :])
 
 
 class Task(Protocol):
@@ -122,7 +122,7 @@ class Task(Protocol):
     hessian: Any = None  # hessian(w, batch) -> [C, d, d]
     curve: Any = None  # curve(w, batch, direction) -> [C, d], the Hessian times a direction
     pearson: Any = None  # pearson(w, batch) -> [C], [C]: sums that the dispersion of counts is estimated from
-    step: Any = None  # step(v, batch, move): one step of local SGD, in place (`core/steps.py`)
+    step: Any = None  # step(v, batch, move): one step of local SGD, in place (`core/sgd_step.py`)
     stay: Any = None  # stay(v, begin, rows, place, n, rate, pull, shift): many steps at once (`core/solvers.py`)
     mix: Any = None  # mix(w, v, alpha, begin, rows, place, n, rate, felt): the same for a model and a mixture
     lift: Any = None  # lift(x) -> the features that a kernel's linear model sees
@@ -139,7 +139,7 @@ class Task(Protocol):
     @property
     def unit_power(self) -> int:
         """How the metric grows with the unit of a regression target."""
-        return metric(self.metric).unit_power
+        return find_metric(self.metric).unit_power
 
     def start(self, seed: int = 0) -> Tensor:
         """The first parameters [d] of every run."""

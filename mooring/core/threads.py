@@ -16,7 +16,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def side_by_side(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+def map_threads(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
     """[work(item) for each], on as many threads as PyTorch may use. A lone item has them all to itself."""
     threads = torch.get_num_threads()
     if threads == 1 or len(items) < 2:

@@ -21,48 +21,50 @@ from pathlib import Path
 from mooring.core.errors import RequestError
 
 CODE, DATA = "code", "data"
-HOW = "look at it, then repeat with --trust, for deployments --trust-code (in Python: trust=True)"
-ASK: list[Callable[[str], bool]] = []  # the command line puts its question here where a person can answer
+HOW_TO_TRUST = "look at it, then repeat with --trust, for deployments --trust-code (in Python: trust=True)"
+CONFIRMATIONS: list[Callable[[str], bool]] = []  # the command line puts its question here where a person can answer
 _given: set[tuple[str, str]] = set()
 
 
-def record() -> Path:
+def trust_file() -> Path:
     """Where it is remembered what this user has given."""
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(state) / "mooring" / "given"
 
 
-def give_code(path: str | Path) -> None:
+def trust_code(path: str | Path) -> None:
     """This user gives a Python file, as it is now."""
     if Path(path).is_file():
         _remember(CODE, _digest(_read(path)))
 
 
-def code_of(path: str | Path) -> bytes:
+def read_trusted_code(path: str | Path) -> bytes:
     """The bytes of a Python file that may be run. Run these: the file, or a compiled one beside it, may change."""
     data = _read(path)
     if not _is_given(CODE, _digest(data)):
         question = f"{path} is Python that a run file wants to run, and you have not given it on a command line"
         if not _yes(f"{question}. Run it?"):
-            raise RequestError(f"{question}: {HOW}.")
+            raise RequestError(f"{question}: {HOW_TO_TRUST}.")
         _remember(CODE, _digest(data))
     return data
 
 
-def admit(where: str | Path, folder: Path, code: Iterable[str], data: Iterable[str], trust: bool = False) -> None:
+def check_trusted(
+    where: str | Path, folder: Path, code: Iterable[str], data: Iterable[str], trust: bool = False
+) -> None:
     """The files that a run file names may be used: all of them under `trust`, else as said above, or RequestError."""
     for path in code:
         if trust:
-            give_code(path)
+            trust_code(path)
         elif Path(path).is_file():
-            code_of(path)
+            read_trusted_code(path)
     for name in data:
         file = Path(name).resolve()
         inside = file.is_relative_to(folder.resolve())
         if not (trust or inside or any(_is_given(DATA, str(place)) for place in (file, *file.parents))):
             question = f"{where} wants to read {file}, which is outside its folder and which you have not given"
             if not _yes(f"{question}. Read it?"):
-                raise RequestError(f"{question}: {HOW}.")
+                raise RequestError(f"{question}: {HOW_TO_TRUST}.")
         _remember(DATA, str(file))
 
 
@@ -78,14 +80,14 @@ def _read(path: str | Path) -> bytes:
 
 
 def _yes(question: str) -> bool:
-    return bool(ASK) and ASK[-1](question)
+    return bool(CONFIRMATIONS) and CONFIRMATIONS[-1](question)
 
 
 def _is_given(kind: str, what: str) -> bool:
     if (kind, what) in _given:
         return True
     with suppress(OSError, UnicodeDecodeError):
-        return _line(kind, what) in record().read_text().splitlines()
+        return _line(kind, what) in trust_file().read_text().splitlines()
     return False
 
 
@@ -95,8 +97,8 @@ def _remember(kind: str, what: str) -> None:
     if known:
         return
     with suppress(OSError):
-        record().parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with open(record(), "a", encoding="utf-8") as file:
+        trust_file().parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with open(trust_file(), "a", encoding="utf-8") as file:
             file.write(_line(kind, what) + "\n")
 
 

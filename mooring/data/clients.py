@@ -16,7 +16,7 @@ from mooring.core.seeds import client_key
 
 PARTS = ("train", "validation", "test")
 REGRESSION, BINARY, CLASSES, COUNT = "regression", "binary", "classes", "count"
-LABELS = "labels"  # several yes or no per row, for networks
+MULTILABEL = "labels"  # several yes or no per row, for networks
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,8 +37,8 @@ class Clients:
     target_scale: float = 1.0
     schema: Any = None  # how a table became these arrays; None for arrays
     placement: Any = None  # data frame (client, row, part): which source row is in which part
-    own_weights: Mapping[str, float] | None = None  # of a column of the table, by client
-    parts_by_chance: bool = False  # whether the parts were drawn at random, nobody having asked for any
+    weights_from_column: Mapping[str, float] | None = None  # of a column of the table, by client
+    has_random_parts: bool = False  # whether the parts were drawn at random, nobody having asked for any
     units: Mapping[str, Tensor] | None = None  # by part: each row's unit, rows of which no fold may tear apart
     times: Mapping[str, Tensor] | None = None  # by part: when each row was observed, for folds that go forward in time
     truth: Any = None  # planted parameters, for generators
@@ -64,7 +64,7 @@ class Clients:
             return self.train.size.double() / self.train.size.sum()
         if kind == "uniform":
             return torch.full((len(self),), 1 / len(self), dtype=torch.float64)
-        given = self.own_weights if isinstance(kind, str) else kind
+        given = self.weights_from_column if isinstance(kind, str) else kind
         if given is None:
             raise RequestError(f"weights must be 'size', 'uniform' or a number for each client, got {kind!r}.")
         lacking = next((name for name in self.names if name not in given), None)
@@ -85,7 +85,7 @@ class Clients:
         return whole if position is None else whole.select(position)
 
 
-def refuse_infinite(values: Tensor, who: str, what: str = "inputs") -> None:
+def require_finite(values: Tensor, who: str, what: str = "inputs") -> None:
     """Refuse a client's rows that hold NaN or infinite numbers."""
     if not values.dtype.is_floating_point or bool(torch.isfinite(values.sum())):
         return  # a finite sum has finite terms
@@ -113,7 +113,7 @@ def from_arrays(
     label = torch.int64 if kind in (BINARY, CLASSES) else dtype
     for name, x, y in zip(names, xs, ys):
         for what, values in (("inputs", x), ("targets", y)):
-            refuse_infinite(torch.tensor(np.asarray(values)), f"client '{name}'", what)
+            require_finite(torch.tensor(np.asarray(values)), f"client '{name}'", what)
 
     def rows(part: str) -> Rows:
         mine = [np.asarray(p) == part for p in parts]

@@ -1,4 +1,4 @@
-"""Data sets by name: two tables that come with the package, and the image and text data of `images.py`."""
+"""Data sets by name: two tables that come with the package, and the image and text data of `image_datasets.py`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from mooring.core.errors import RequestError
 from mooring.data.clients import Clients
-from mooring.data.tables import listing, near
+from mooring.data.tables import quote_list, suggest_name
 
 
-class Embedded(NamedTuple):
+class EmbeddedTable(NamedTuple):
     """A table of the package, and its client and target columns."""
 
     file: str
@@ -21,11 +21,13 @@ class Embedded(NamedTuple):
     summary: str
 
 
-TABLES = {
-    "heart": Embedded("heart.csv", "hospital", "disease", "heart disease of 920 patients in four hospitals"),
-    "parkinsons": Embedded("parkinsons.csv", "subject", "total_UPDRS", "Parkinson symptoms of 42 patients, by voice"),
+EMBEDDED_TABLES = {
+    "heart": EmbeddedTable("heart.csv", "hospital", "disease", "heart disease of 920 patients in four hospitals"),
+    "parkinsons": EmbeddedTable(
+        "parkinsons.csv", "subject", "total_UPDRS", "Parkinson symptoms of 42 patients, by voice"
+    ),
 }
-IMAGES = "mooring.data.images"  # its `named_images(name, data_dir=..., **options)` loads all that is no table
+IMAGES = "mooring.data.image_datasets"  # its `named_images(name, data_dir=..., **options)` loads all that is no table
 SUMMARIES = {
     "digits": "1,797 handwritten digits, 8 x 8",
     "mnist": "70,000 handwritten digits, 28 x 28",
@@ -44,38 +46,39 @@ LOADERS = dict.fromkeys(SUMMARIES, IMAGES)  # name -> module, imported when it i
 WITH_DEPENDENCIES = ("digits",)  # scikit-learn brings it
 
 
-def known() -> list[str]:
-    return [*TABLES, *LOADERS]
+def known_datasets() -> list[str]:
+    return [*EMBEDDED_TABLES, *LOADERS]
 
 
 def describe(name: str) -> dict[str, str]:
     """Name, summary, and what the user must have for it."""
-    refuse_unknown(name)
-    summary = TABLES[name].summary if name in TABLES else SUMMARIES[name]
-    free = name in TABLES or name in WITH_DEPENDENCIES
+    require_known_dataset(name)
+    summary = EMBEDDED_TABLES[name].summary if name in EMBEDDED_TABLES else SUMMARIES[name]
+    free = name in EMBEDDED_TABLES or name in WITH_DEPENDENCIES
     return {"name": name, "summary": summary, "needs": "nothing" if free else "its files in --data-dir"}
 
 
-def is_name(source: Any) -> bool:
+def is_dataset_name(source: Any) -> bool:
     """Whether a source is the name of a data set rather than a path; a file of that name comes first."""
-    return isinstance(source, str) and source in known() and not Path(source).exists()
+    return isinstance(source, str) and source in known_datasets() and not Path(source).exists()
 
 
-def refuse_unknown(name: str) -> None:
-    if name not in known():
+def require_known_dataset(name: str) -> None:
+    if name not in known_datasets():
         raise RequestError(
-            f"there is no file or data set '{name}'; the known data sets are {listing(known(), len(known()))}."
-            f"{near(name, known())}"
+            f"there is no file or data set '{name}'; the known data sets are "
+            f"{quote_list(known_datasets(), len(known_datasets()))}."
+            f"{suggest_name(name, known_datasets())}"
         )
 
 
 def table_path(name: str) -> Path:
-    return Path(str(files("mooring.data").joinpath("embedded", TABLES[name].file)))
+    return Path(str(files("mooring.data").joinpath("embedded", EMBEDDED_TABLES[name].file)))
 
 
-def named(name: str, data_dir: str | Path | None = None, **options: Any) -> Clients:
+def load_dataset(name: str, data_dir: str | Path | None = None, **options: Any) -> Clients:
     """The data set `name`, which is no table; `options` are those of `named_images`. `sources.load` reads tables."""
-    refuse_unknown(name)
-    if name in TABLES:
+    require_known_dataset(name)
+    if name in EMBEDDED_TABLES:
         raise RequestError(f"data set '{name}' is a table; load it like a file.")
     return import_module(LOADERS[name]).named_images(name, data_dir=data_dir, **options)

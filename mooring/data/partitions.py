@@ -14,7 +14,7 @@ from mooring.core.errors import RequestError
 from mooring.core.seeds import generator
 
 IID, CLASSES, SHARDS, DIRICHLET, GROUPS, POWERLAW = range(6)  # one random stream each
-REDRAWS = 200  # attempts at a Dirichlet partition in which nobody is left with too little
+MAX_REDRAWS = 200  # attempts at a Dirichlet partition in which nobody is left with too little
 
 
 def iid(y: Any, clients: int, seed: int = 0) -> list[np.ndarray]:
@@ -96,14 +96,14 @@ def dirichlet(
     pools = [rng.permutation(np.flatnonzero(y == value)) for value in np.unique(y)]
     if equal_sizes:
         return _dirichlet_equal(pools, clients, alpha, rng)
-    for _ in range(REDRAWS):
+    for _ in range(MAX_REDRAWS):
         cuts = [np.cumsum(rng.dirichlet(np.full(clients, alpha)))[:-1] * len(pool) for pool in pools]
         pieces = [np.split(pool, np.round(cut).astype(int)) for pool, cut in zip(pools, cuts)]
         dealt = [rng.permutation(np.concatenate([piece[i] for piece in pieces])) for i in range(clients)]
         if min(len(rows) for rows in dealt) >= least:
             return dealt
     raise RequestError(
-        f"Dirichlet({alpha}) over {clients} clients left a client with fewer than {least} rows in {REDRAWS} draws; "
+        f"Dirichlet({alpha}) over {clients} clients left a client with fewer than {least} rows in {MAX_REDRAWS} draws; "
         f"use a larger alpha, fewer clients or equal sizes."
     )
 

@@ -2,7 +2,7 @@
 
 Numbers are one column each; dates become days, month and weekday; a category with two levels is one column, with more
 levels one per level; a column that had missing values in training gets a second one that flags them. Then every column
-is centred and scaled. How clients agree on a schema: `agreement.py`.
+is centred and scaled. How clients agree on a schema: `schema_server.py`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mooring.core.errors import RequestError
-from mooring.data.columns import CATEGORY, DATE, Values, date_part, missing, read_values
-from mooring.data.tables import Place, listing, near
+from mooring.data.column_types import CATEGORY, DATE, Values, date_part, is_missing, read_values
+from mooring.data.tables import RowLocator, quote_list, suggest_name
 from mooring.shapes.columns import ShapedColumns
 
-OTHER = "other"
-FAR = 20.0  # so many times further out than what is usual, a cell counts as what is usual
+OTHER_LEVEL = "other"
+OUTLIER_FACTOR = 20.0  # so many times further out than what is usual, a cell counts as what is usual
 Limits = dict[str, tuple[float, float]]  # by column
 
 
@@ -35,7 +35,7 @@ class Feature(BaseModel):
     source: str = ""  # the column that it is read from, where that has another name
     part: Literal["", "month", "weekday"] = ""
 
-    def read(self, frame: pd.DataFrame, place: Place) -> Values:
+    def read(self, frame: pd.DataFrame, place: RowLocator) -> Values:
         """The feature's values in a table."""
         if not self.part:
             return read_values(frame[self.name], self.kind, place)
@@ -97,24 +97,24 @@ class Schema(BaseModel):
             raise RequestError(f"schema.json is not a schema of this version: {where}: {first['msg']}.") from failure
 
 
-def usual(values: Any, limits: tuple[float, float]) -> np.ndarray:
+def clip_outliers(values: Any, limits: tuple[float, float]) -> np.ndarray:
     """Cells, of which those beyond the limits count as the furthest that is usual: a FAR-th of the way to the limit."""
     low, high = limits
-    centre, near = (low + high) / 2, (high - low) / 2 / FAR
+    centre, near = (low + high) / 2, (high - low) / 2 / OUTLIER_FACTOR
     return np.where(values > high, centre + near, np.where(values < low, centre - near, values))
 
 
-def within(columns: dict[str, Values], limits: Limits) -> dict[str, Values]:
+def clip_columns(columns: dict[str, Values], limits: Limits) -> dict[str, Values]:
     """Columns as they count."""
-    return columns | {name: usual(columns[name], limits[name]) for name in limits if name in columns}
+    return columns | {name: clip_outliers(columns[name], limits[name]) for name in limits if name in columns}
 
 
-def to_numbers(columns: dict[str, Values], specs: Sequence[Column]) -> tuple[np.ndarray, list[str]]:
+def encode_columns(columns: dict[str, Values], specs: Sequence[Column]) -> tuple[np.ndarray, list[str]]:
     """The unscaled numbers of every row, and sentences on what did not fit."""
     blocks, notes = [], []
     for spec in specs:
         values: Any = columns[spec.name]
-        absent = missing(values)
+        absent = is_missing(values)
         if spec.kind == CATEGORY:
             lookup = pd.Index(spec.levels).get_indexer(values.categories)
             lookup = np.where((lookup < 0) & spec.other, len(spec.levels) - 1, lookup)
@@ -123,7 +123,7 @@ def to_numbers(columns: dict[str, Values], specs: Sequence[Column]) -> tuple[np.
             if unseen.any():
                 notes.append(
                     f"Column '{spec.name}': {unseen.sum()} rows hold values that no training row has "
-                    f"({listing(sorted(set(values[unseen])), 3)}); they are encoded as zeros."
+                    f"({quote_list(sorted(set(values[unseen])), 3)}); they are encoded as zeros."
                 )
             codes = np.where(absent, spec.levels.index(str(spec.fill)) if spec.levels else -1, codes)
             block = codes[:, None] == np.arange(len(spec.levels))
@@ -140,7 +140,7 @@ def to_numbers(columns: dict[str, Values], specs: Sequence[Column]) -> tuple[np.
     return np.concatenate(blocks, axis=1), notes
 
 
-def encode(frame: pd.DataFrame, schema: Schema, place: Place | None = None) -> tuple[np.ndarray, list[str]]:
+def encode_table(frame: pd.DataFrame, schema: Schema, place: RowLocator | None = None) -> tuple[np.ndarray, list[str]]:
     """A table's scaled inputs, float64 [rows, features], and sentences on what did not fit the schema."""
     place = place or (lambda position: f"row {position + 1}")
     for column in schema.columns:
@@ -148,30 +148,30 @@ def encode(frame: pd.DataFrame, schema: Schema, place: Place | None = None) -> t
         if name not in frame.columns:
             raise RequestError(
                 f"column '{name}' is missing from the table; it needs the columns "
-                f"{listing(dict.fromkeys(c.source or c.name for c in schema.columns))}."
-                f"{near(name, map(str, frame.columns))}"
+                f"{quote_list(dict.fromkeys(c.source or c.name for c in schema.columns))}."
+                f"{suggest_name(name, map(str, frame.columns))}"
             )
     columns = {column.name: column.read(frame, place) for column in schema.columns}
-    x, notes = to_numbers(within(columns, schema.limits), schema.columns)
+    x, notes = encode_columns(clip_columns(columns, schema.limits), schema.columns)
     x = (x - np.array(schema.mean)) / np.array(schema.scale)
     if schema.shape is not None:
         x = ShapedColumns.from_json(schema.shape, "schema.json")(torch.from_numpy(x)).numpy()
     return x, notes
 
 
-def describe(specs: Sequence[Column], dropped: dict[str, str]) -> list[str]:
+def describe_schema(specs: Sequence[Column], dropped: dict[str, str]) -> list[str]:
     """Sentences on what became of the columns."""
     notes = [f"Column '{name}' was left out: it {reason}." for name, reason in dropped.items()]
     dates = [spec.name for spec in specs if spec.kind == DATE]
     if dates:
-        notes.append(f"Dates became days since 1970-01-01, month and weekday: {listing(dates)}.")
+        notes.append(f"Dates became days since 1970-01-01, month and weekday: {quote_list(dates)}.")
     grouped = [spec.name for spec in specs if spec.other]
     if grouped:
-        notes.append(f"Rare levels became the level '{OTHER}': {listing(grouped)}.")
+        notes.append(f"Rare levels became the level '{OTHER_LEVEL}': {quote_list(grouped)}.")
     flagged = [spec.name for spec in specs if spec.flagged]
     if flagged:
         notes.append(
             "Missing values were replaced by the mean or the most frequent value of all clients' training rows, and "
-            f"flagged in a column of their own: {listing(flagged)}."
+            f"flagged in a column of their own: {quote_list(flagged)}."
         )
     return notes

@@ -15,9 +15,9 @@ from mooring.core.errors import RequestError
 from mooring.core.seeds import uniforms
 
 TRAIN, VALIDATION, TEST = range(3)
-HELD_OUT = 0.2  # share of a client's rows in validation, and in test
+HELD_OUT_SHARE = 0.2  # share of a client's rows in validation, and in test
 Shares = tuple[float, float, float]  # of a client's rows: to train, to validate, to test
-SHARES: Shares = (1 - 2 * HELD_OUT, HELD_OUT, HELD_OUT)
+DEFAULT_SHARES: Shares = (1 - 2 * HELD_OUT_SHARE, HELD_OUT_SHARE, HELD_OUT_SHARE)
 
 
 def are_shares(split: Sequence[float]) -> bool:
@@ -26,10 +26,10 @@ def are_shares(split: Sequence[float]) -> bool:
     return known and math.isclose(sum(split), 1)
 
 
-def shares_of(split: str | Sequence[float] | None) -> Shares:
+def parse_shares(split: str | Sequence[float] | None) -> Shares:
     """The shares that a split asks for; the usual ones for a column, or for nothing."""
     if split is None or isinstance(split, str):
-        return SHARES
+        return DEFAULT_SHARES
     if not are_shares(split):
         raise RequestError(
             f"split must be three shares (train, validation, test) that add up to 1, or a column, got {list(split)}."
@@ -46,7 +46,7 @@ def ranks(group: np.ndarray, *scores: np.ndarray) -> np.ndarray:
     return rank
 
 
-def cut(code: np.ndarray, rank: np.ndarray, shares: Shares = SHARES) -> np.ndarray:
+def cut(code: np.ndarray, rank: np.ndarray, shares: Shares = DEFAULT_SHARES) -> np.ndarray:
     """Parts by rank within the client: the first rows train, then come validation and test.
 
     Each held-out part has its share of the rows, rounded; a share above 0 is one row at least, and so are the training
@@ -61,7 +61,7 @@ def cut(code: np.ndarray, rank: np.ndarray, shares: Shares = SHARES) -> np.ndarr
 
 
 def random_split(
-    code: np.ndarray, keys: np.ndarray, seed: int, strata: np.ndarray | None = None, shares: Shares = SHARES
+    code: np.ndarray, keys: np.ndarray, seed: int, strata: np.ndarray | None = None, shares: Shares = DEFAULT_SHARES
 ) -> np.ndarray:
     """A random split within each client; rows of each stratum (class) are spread over the parts alike.
 
@@ -77,28 +77,28 @@ def random_split(
     return cut(code, ranks(code, quantile, row), shares)
 
 
-def unit_split(
+def group_split(
     code: np.ndarray,
     keys: np.ndarray,
     seed: int,
     unit: np.ndarray,
     strata: np.ndarray | None = None,
-    shares: Shares = SHARES,
+    shares: Shares = DEFAULT_SHARES,
 ) -> np.ndarray:
     """A random split that keeps a unit's rows together; a unit's stratum is that of its first row. Shares are of units.
 
     Units of different clients are different, whatever their numbers.
     """
-    pair, first = units(code, unit)
+    pair, first = number_groups(code, unit)
     return random_split(code[first], keys, seed, None if strata is None else strata[first], shares)[pair]
 
 
-def units(code: np.ndarray, unit: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def number_groups(code: np.ndarray, unit: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Each row's (client, unit) pair as a number in order of appearance, and the first row of each pair."""
     pair, _ = pd.factorize(code * (int(unit.max()) + 1) + unit)
     return pair, np.unique(pair, return_index=True)[1]
 
 
-def time_split(code: np.ndarray, time: np.ndarray, shares: Shares = SHARES) -> np.ndarray:
+def time_split(code: np.ndarray, time: np.ndarray, shares: Shares = DEFAULT_SHARES) -> np.ndarray:
     """The earliest rows of each client train, the latest test; rows of equal time stay in their order."""
     return cut(code, ranks(code, time, np.arange(len(code))), shares)

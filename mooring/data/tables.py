@@ -15,11 +15,11 @@ import numpy as np
 import pandas as pd
 
 from mooring.core.errors import RequestError
-from mooring.data.readers import ENDINGS, Cells, ending_of, read_file, refuse_twins, stem_of
+from mooring.data.file_readers import ENDINGS, CellReading, file_ending, file_stem, read_file, require_distinct_names
 
-AS_GUESSED = Cells()
+DEFAULT_READING = CellReading()
 
-Place = Callable[[int], str]  # where the row at a position of the table stands, in words
+RowLocator = Callable[[int], str]  # where the row at a position of the table stands, in words
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,39 +44,39 @@ class Table:
         return f"{where}, row {int(self.rows()[position]) + 1}"
 
 
-def counted(count: int, what: str) -> str:
+def count_phrase(count: int, what: str) -> str:
     """1 row, 2 rows."""
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
-def listing(names: Iterable[Any], most: int = 12) -> str:
+def quote_list(names: Iterable[Any], most: int = 12) -> str:
     """'a', 'b', 'c' and 4 more."""
     names = [f"'{name}'" for name in names]
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def near(name: str, known: Iterable[str]) -> str:
+def suggest_name(name: str, known: Iterable[str]) -> str:
     """A sentence that proposes the closest of the known names, or nothing."""
     folded = {str(k).casefold(): str(k) for k in known}
     close = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=0.6)
     return f" Did you mean '{folded[close[0]]}'?" if close else ""
 
 
-def need_column(frame: pd.DataFrame, name: str, role: str, title: str) -> None:
+def require_column(frame: pd.DataFrame, name: str, role: str, title: str) -> None:
     """Refuse a column name that the table does not have."""
     if name not in frame.columns:
         raise RequestError(
-            f"{title}: there is no {role} column '{name}'; the columns are {listing(frame.columns)}."
-            f"{near(str(name), frame.columns)}"
+            f"{title}: there is no {role} column '{name}'; the columns are {quote_list(frame.columns)}."
+            f"{suggest_name(str(name), frame.columns)}"
         )
 
 
-def read_table(path: str | Path, cells: Cells = AS_GUESSED) -> Table:
+def read_table(path: str | Path, cells: CellReading = DEFAULT_READING) -> Table:
     """Read a file or a folder; `cells` says which columns stay as they are written."""
     path = Path(path)
     if not path.exists():
         beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise RequestError(f"{path}: there is no such file or folder.{near(path.name, beside)}")
+        raise RequestError(f"{path}: there is no such file or folder.{suggest_name(path.name, beside)}")
     if path.is_dir():
         return read_folder(path, cells)
     if not path.is_file():
@@ -85,15 +85,15 @@ def read_table(path: str | Path, cells: Cells = AS_GUESSED) -> Table:
     return Table(frame, path.name, notes=notes)
 
 
-def read_folder(folder: Path, cells: Cells) -> Table:
+def read_folder(folder: Path, cells: CellReading) -> Table:
     """One table per client; the file's name without its ending is the client's name."""
     entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
-    files = [entry for entry in entries if ending_of(entry) in ENDINGS]
+    files = [entry for entry in entries if file_ending(entry) in ENDINGS]
     if not files:
         raise RequestError(
             f"{folder}: the folder holds no table; one {' or '.join(ENDINGS)} file per client is needed."
         )
-    stems = [stem_of(file) for file in files]
+    stems = [file_stem(file) for file in files]
     twice = next((stem for stem in stems if stems.count(stem) > 1), None) if len(set(stems)) < len(stems) else None
     if twice is not None:
         raise RequestError(
@@ -103,7 +103,7 @@ def read_folder(folder: Path, cells: Cells) -> Table:
     ignored = [entry.name for entry in entries if entry not in files]
     said = [note for notes_of_one in notes for note in notes_of_one]
     if ignored:
-        said.append(f"{folder.name}: {listing(ignored, 3)} ignored.")
+        said.append(f"{folder.name}: {quote_list(ignored, 3)} ignored.")
     return replace(join(dict(zip(stems, frames)), folder.name, [file.name for file in files]), notes=said)
 
 
@@ -111,7 +111,7 @@ def join(frames: dict[str, pd.DataFrame], title: str, labels: list[str]) -> Tabl
     """One table from a table per client; `labels` say in words where each came from."""
     reference = next(iter(frames.values()))
     for frame, label in zip(frames.values(), labels):
-        refuse_twins([str(name) for name in frame.columns], label)
+        require_distinct_names([str(name) for name in frame.columns], label)
         lacking = [c for c in reference.columns if c not in frame.columns]
         extra = [c for c in frame.columns if c not in reference.columns]
         if lacking or extra:

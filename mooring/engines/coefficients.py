@@ -37,7 +37,7 @@ class Scaling(NamedTuple):
     target_scale: float = 1.0
 
 
-def scaling_of(data: Schema | Clients) -> Scaling:
+def read_scaling(data: Schema | Clients) -> Scaling:
     """The scaling of a schema, or of clients: by their schema, or of the target alone where rows came as arrays."""
     if isinstance(data, Clients) and data.schema is None:
         q = data.train.x.shape[-1]
@@ -51,7 +51,7 @@ def scaling_of(data: Schema | Clients) -> Scaling:
     return Scaling(*columns, tuple(data.classes), *units)
 
 
-def in_units_of_data(task: Task, w: Tensor, scaling: Scaling) -> tuple[np.ndarray, np.ndarray]:
+def to_data_units(task: Task, w: Tensor, scaling: Scaling) -> tuple[np.ndarray, np.ndarray]:
     """Slopes [C, scores, q] and intercepts [C, scores] of the models w [C, d]."""
     parts = {part.name: part for part in task.layout}
     q = len(scaling.mean)
@@ -71,7 +71,7 @@ def in_units_of_data(task: Task, w: Tensor, scaling: Scaling) -> tuple[np.ndarra
     return scaling.target_scale * slopes, intercept
 
 
-def coefficients(
+def coefficient_table(
     task: Task, scaling: Scaling, common: Tensor, personal: Tensor | None, names: Sequence[str]
 ) -> pd.DataFrame:
     """One row per client and term: client, term, coefficient, global, deviation = coefficient - global.
@@ -79,11 +79,11 @@ def coefficients(
     With three classes or more each class has its own, and a column `class` says which. `names` and `personal` may be
     empty: then the table has the global model only, under the client `None`.
     """
-    slopes, intercept = in_units_of_data(task, common[None], scaling)
+    slopes, intercept = to_data_units(task, common[None], scaling)
     shared = np.concatenate([intercept[..., None], slopes], -1)[0]  # [scores, 1 + q]
     own, owners = shared[None], np.array([None], dtype=object)
     if personal is not None and len(names):
-        slopes, intercept = in_units_of_data(task, personal, scaling)
+        slopes, intercept = to_data_units(task, personal, scaling)
         own, owners = np.concatenate([intercept[..., None], slopes], -1), np.array(names, dtype=object)
     m, scores, terms = own.shape
     frame = pd.DataFrame({"client": np.repeat(owners, scores * terms)})

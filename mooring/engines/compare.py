@@ -13,46 +13,46 @@ from typing import Any, NamedTuple, Unpack
 import pandas as pd
 
 from mooring.algorithms.base import Algorithm
-from mooring.engines import saving
+from mooring.engines import training_checkpoint
 from mooring.engines.fit import (
-    Tell,
-    Trained,
-    as_tell,
+    OnProgress,
+    TrainedModels,
     check_same_data,
-    known_mean,
-    opening,
+    ignore_progress,
+    initial_files,
+    mean_known_loss,
+    progress_function,
     rounds_frame,
-    silent,
     training,
-    with_settled,
+    with_resolved,
     write_trained,
 )
-from mooring.engines.loop import LOSSES, Asking, Progress, check_participation, cohort_size, settle
-from mooring.engines.prepare import Job, exchange_of, prepare
-from mooring.engines.request import admit_run, fields_of, own_classes, request
-from mooring.engines.scores import known_scores, mean_improvement
-from mooring.engines.simulator import Known
-from mooring.engines.sweep import alike, all_answered, most_together
+from mooring.engines.loop import LOSS_COLUMNS, Asking, TrainingState, check_participation, cohort_size, resolve
+from mooring.engines.metrics import compute_metrics, mean_improvement
+from mooring.engines.prepare import Job, make_simulator, prepare
+from mooring.engines.request import check_trusted_run, hyperparameters, request, user_classes
+from mooring.engines.simulator import StatisticsCache
+from mooring.engines.sweep import all_answered, group_methods, max_runs_per_cohort
+from mooring.runs.atomic_files import csv_bytes, directory_lock, write_atomically, write_json
 from mooring.runs.directory import (
     CLIENTS_CSV,
-    COMPARISON,
+    COMPARISON_FILE,
     CURVES_CSV,
     METHODS_CSV,
-    SECONDS,
-    SEED,
+    SECONDS_FILE,
+    SEED_FOLDER,
     SEEDS_CSV,
-    RunDir,
-    create,
+    RunDirectory,
+    create_run,
     method_folder,
     open_run,
 )
-from mooring.runs.files import csv_bytes, held, write_json, write_whole
 from mooring.runs.runfile import RunFile
 from mooring.runs.sections import Options
 
-REPEATED = ("test_loss", "validation_loss", "last_test_loss")  # what has a deviation over repetitions
-SUMS = ("seconds", "bytes")
-SHORT = 12  # characters of a field's value in a label
+REPEATED_COLUMNS = ("test_loss", "validation_loss", "last_test_loss")  # what has a deviation over repetitions
+SUMMED_COLUMNS = ("seconds", "bytes")
+MAX_LABEL_VALUE_LENGTH = 12  # characters of a field's value in a label
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def compare(
     out: str | Path | None = None,
     model: Any = None,
     settings: Mapping[str, Mapping[str, Any]] | None = None,
-    progress: bool | Tell = False,
+    progress: bool | OnProgress = False,
     trust: bool = False,
     **options: Unpack[Options],
 ) -> Comparison:
@@ -104,23 +104,23 @@ def compare(
     """
     asked = request(data, purpose="compare", methods=methods, settings=settings, model=model, trust=trust, **options)
     loss = options.get("loss")
-    given = Given(
+    given = InMemoryInputs(
         None if isinstance(data, str | Path) else data,
         model,
         loss if callable(loss) else None,
-        own_classes(methods or []),
+        user_classes(methods or []),
     )
     job = prepare(asked, *given)
     for algorithm in job.algorithms():
         check_participation(algorithm, job.plan, len(job.clients))
-    directory = None if out is None else create(out, opening(job))
-    with nullcontext() if directory is None else held(directory.path):
-        return run_all(job, given, directory, as_tell(progress))
+    directory = None if out is None else create_run(out, initial_files(job))
+    with nullcontext() if directory is None else directory_lock(directory.path):
+        return run_comparison(job, given, directory, progress_function(progress))
 
 
-def resume(
+def resume_comparison(
     path: str | Path,
-    tell: Tell = silent,
+    tell: OnProgress = ignore_progress,
     source: Any = None,
     model: Any = None,
     loss: Any = None,
@@ -129,15 +129,15 @@ def resume(
 ) -> Comparison:
     """Finish an interrupted comparison: methods that are done are kept, those begun go on from their checkpoints."""
     directory = open_run(path)
-    with held(directory.path):
-        admit_run(directory.run, directory.path, trust)
-        given = Given(source, model, loss, own_classes(methods))
+    with directory_lock(directory.path):
+        check_trusted_run(directory.run, directory.path, trust)
+        given = InMemoryInputs(source, model, loss, user_classes(methods))
         job = prepare(directory.run, *given, directory.path)
         check_same_data(directory, job)
-        return run_all(job, given, directory, tell)
+        return run_comparison(job, given, directory, tell)
 
 
-class Given(NamedTuple):
+class InMemoryInputs(NamedTuple):
     """What a run file cannot hold."""
 
     source: Any
@@ -146,7 +146,7 @@ class Given(NamedTuple):
     own: Mapping[str, type[Algorithm]]
 
 
-def run_all(job: Job, given: Given, directory: RunDir | None, tell: Tell) -> Comparison:
+def run_comparison(job: Job, given: InMemoryInputs, directory: RunDirectory | None, tell: OnProgress) -> Comparison:
     """Every method under every seed; the tables are written when all are done."""
     how = job.run.training
     found = []
@@ -156,26 +156,26 @@ def run_all(job: Job, given: Given, directory: RunDir | None, tell: Tell) -> Com
             run = job.run.model_copy(update={"training": how.model_copy(update={"seed": seed, "seeds": 1})})
             again = job if seed == how.seed else prepare(run, *given, job.kept)
             again, label = replace(again, run=run), f", seed {seed}"
-            folder = folder / SEED.format(seed) if folder else None
+            folder = folder / SEED_FOLDER.format(seed) if folder else None
         found.append(run_methods(again, folder, lambda what, *done, label=label: tell(what + label, *done)))
     rows = pd.concat([one.assign(seed=how.seed + k) for k, (one, _, _) in enumerate(found)], ignore_index=True)
     curves = pd.concat([one.assign(seed=how.seed + k) for k, (_, _, one) in enumerate(found)], ignore_index=True)
     curves = curves[["method", "seed", *(name for name in curves if name not in ("method", "seed"))]]
-    clients = found[0][1] if how.seeds == 1 else mean_clients([one for _, one, _ in found])
-    methods = above_best(rows.drop(columns="seed"), clients) if how.seeds == 1 else over_seeds(rows)
+    clients = found[0][1] if how.seeds == 1 else mean_client_table([one for _, one, _ in found])
+    methods = difference_from_best(rows.drop(columns="seed"), clients) if how.seeds == 1 else summarize_seeds(rows)
     where = directory.path if directory else None
     result = Comparison(job.task.metric, methods, clients, where, job.clients.notes, curves, rows)
     if directory is not None:
         about = {"title": job.clients.title, "notes": list(job.clients.notes), "run": None}
         timeless, each = methods.drop(columns="seconds"), rows.drop(columns="seconds")
         for name, table in ((METHODS_CSV, timeless), (SEEDS_CSV, each), (CURVES_CSV, curves), (CLIENTS_CSV, clients)):
-            write_whole(directory.path / name, csv_bytes(table))
-        write_json(directory.path / SECONDS, {"methods": dict(zip(methods["method"], methods["seconds"]))})
-        write_json(directory.path / COMPARISON, as_json(result) | {"methods": timeless.to_dict("records")} | about)
+            write_atomically(directory.path / name, csv_bytes(table))
+        write_json(directory.path / SECONDS_FILE, {"methods": dict(zip(methods["method"], methods["seconds"]))})
+        write_json(directory.path / COMPARISON_FILE, as_json(result) | {"methods": timeless.to_dict("records")} | about)
     return result
 
 
-def above_best(methods: pd.DataFrame, clients: pd.DataFrame) -> pd.DataFrame:
+def difference_from_best(methods: pd.DataFrame, clients: pd.DataFrame) -> pd.DataFrame:
     """How much higher each method's test loss is than the lowest one, in percent of it, with intervals over clients."""
     best = methods.loc[methods["test_loss"].idxmin(), "method"]
     lines = [mean_improvement(clients["test"], clients[best], clients[name]) for name in methods["method"]]
@@ -187,43 +187,45 @@ def above_best(methods: pd.DataFrame, clients: pd.DataFrame) -> pd.DataFrame:
     return methods
 
 
-def over_seeds(rows: pd.DataFrame) -> pd.DataFrame:
+def summarize_seeds(rows: pd.DataFrame) -> pd.DataFrame:
     """A row a method: means and deviations over seeds, and how far behind the best of its seed it is, paired."""
     best = rows.groupby("method")["test_loss"].mean().idxmin()
     reference = rows[rows["method"] == best].set_index("seed")["test_loss"]
     rows = rows.assign(behind=rows["test_loss"] - rows["seed"].map(reference))
     groups = rows.groupby("method", sort=False)
-    out = groups[[name for name in rows if name not in ("method", "seed", *SUMS)]].mean()
-    for name in (*REPEATED, "behind"):
+    out = groups[[name for name in rows if name not in ("method", "seed", *SUMMED_COLUMNS)]].mean()
+    for name in (*REPEATED_COLUMNS, "behind"):
         out.insert(out.columns.get_loc(name) + 1, f"{name}_sd", groups[name].std())
-    return out.join(groups[list(SUMS)].sum()).reset_index()
+    return out.join(groups[list(SUMMED_COLUMNS)].sum()).reset_index()
 
 
-def mean_clients(tables: list[pd.DataFrame]) -> pd.DataFrame:
+def mean_client_table(tables: list[pd.DataFrame]) -> pd.DataFrame:
     """Each client's loss by method, averaged over the seeds that it was in."""
     whole = pd.concat(tables, ignore_index=True)
     return whole.groupby("client", sort=False).mean().reset_index().astype({"rows": int})
 
 
-def run_methods(job: Job, folder: Path | None, tell: Tell) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+def run_methods(job: Job, folder: Path | None, tell: OnProgress) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     """Every method once: a row a method, a row a client, and the learning curves.
 
     Methods that differ only in numbers that clients may have of their own are trained side by side, if they are small.
     """
-    known: Known = {}
-    methods = dict(labelled(job))
+    known: StatisticsCache = {}
+    methods = dict(label_methods(job))
     given = dict(zip(methods, job.run.algorithms or []))
     rows, columns, curves = {}, {}, {}
-    most = most_together(job.task, job.clients, cohort_size(job.plan, len(job.clients)), job.run.training.chunk or 0)
-    for group in alike(methods, most):
-        runs = [run_one(job, label, given[label], folder, tell, known) for label in group]
+    most = max_runs_per_cohort(
+        job.task, job.clients, cohort_size(job.plan, len(job.clients)), job.run.training.chunk or 0
+    )
+    for group in group_methods(methods, most):
+        runs = [run_method(job, label, given[label], folder, tell, known) for label in group]
         for label, ((trained, records), seconds) in zip(group, all_answered(runs, filled=True)):
             frame = rounds_frame(job, records)
             rows[label] = {
                 "method": label,
-                "test_loss": known_mean(trained.test, job.clients.test.size),
-                "validation_loss": known_mean(trained.validation, job.clients.validation.size),
-                **known_scores(job.task, job.clients, trained.models).overall,
+                "test_loss": mean_known_loss(trained.test, job.clients.test.size),
+                "validation_loss": mean_known_loss(trained.validation, job.clients.validation.size),
+                **compute_metrics(job.task, job.clients, trained.models).overall,
                 "seconds": max(seconds, float(frame["seconds"].sum())),
                 "rounds": int(frame["round"].max()),
                 "kept_round": trained.kept.t,
@@ -231,7 +233,11 @@ def run_methods(job: Job, folder: Path | None, tell: Tell) -> tuple[pd.DataFrame
                 "bytes": int(frame["bytes_up"].sum() + frame["bytes_down"].sum()),
             }
             columns[label] = trained.test.numpy()
-            shown = ["round", *LOSSES, *(name for name in frame if name.startswith("test_") and name not in LOSSES)]
+            shown = [
+                "round",
+                *LOSS_COLUMNS,
+                *(name for name in frame if name.startswith("test_") and name not in LOSS_COLUMNS),
+            ]
             curves[label] = frame.loc[frame["test_loss"].notna(), shown].assign(method=label)
     losses = {label: columns[label] for label in methods}
     sizes = {"rows": total_rows(job), "test": job.clients.test.size.numpy()}
@@ -240,16 +246,16 @@ def run_methods(job: Job, folder: Path | None, tell: Tell) -> tuple[pd.DataFrame
     return pd.DataFrame([rows[label] for label in methods]), clients, ordered
 
 
-def labelled(job: Job) -> list[tuple[str, Any]]:
+def label_methods(job: Job) -> list[tuple[str, Any]]:
     """Each method under its name; where a name comes twice, with the fields in which its settings differ."""
     algorithms = job.algorithms()
     names = [a.name for a in algorithms]
     labels = []
     for one in algorithms:
-        alike = [fields_of(other) for other in algorithms if other.name == one.name]
-        mine = fields_of(one)
+        alike = [hyperparameters(other) for other in algorithms if other.name == one.name]
+        mine = hyperparameters(one)
         differ = [key for key, value in mine.items() if any(other.get(key) != value for other in alike)]
-        labels.append(" ".join([one.name, *(f"{key}={shortly(mine[key])}" for key in differ)]))
+        labels.append(" ".join([one.name, *(f"{key}={shorten_value(mine[key])}" for key in differ)]))
     same = [
         label if labels.count(label) == 1 else f"{label} {labels[: i + 1].count(label)}"
         for i, label in enumerate(labels)
@@ -257,14 +263,14 @@ def labelled(job: Job) -> list[tuple[str, Any]]:
     return list(zip(same if len(set(names)) < len(names) else names, algorithms))
 
 
-def shortly(value: Any) -> str:
+def shorten_value(value: Any) -> str:
     text = re.sub(r"[^\w.+-]+", "-", f"{value:g}" if isinstance(value, float) else str(value))
-    return text if len(text) <= SHORT else text[:SHORT] + "..."
+    return text if len(text) <= MAX_LABEL_VALUE_LENGTH else text[:MAX_LABEL_VALUE_LENGTH] + "..."
 
 
-def run_one(
-    job: Job, label: str, given: Any, folder: Path | None, tell: Tell, known: Known
-) -> Asking[tuple[Trained, list[dict[str, Any]]]]:
+def run_method(
+    job: Job, label: str, given: Any, folder: Path | None, tell: OnProgress, known: StatisticsCache
+) -> Asking[tuple[TrainedModels, list[dict[str, Any]]]]:
     """One method, fresh or from where its own run directory stands."""
     one = job.run.model_copy(
         update={
@@ -278,13 +284,13 @@ def run_one(
         inner = open_run(home)
         one = inner.run
     beside = replace(job, run=RunFile.model_validate(one))
-    exchange = exchange_of(beside, known)
-    ready, server = settle(beside.algorithms()[0], job.task, exchange, beside.plan.seed)
-    progress: Progress = Progress(server)
+    exchange = make_simulator(beside, known)
+    ready, server = resolve(beside.algorithms()[0], job.task, exchange, beside.plan.seed)
+    progress: TrainingState = TrainingState(server)
     if inner is not None:
-        progress, _ = saving.restore(inner, server, exchange)
+        progress, _ = training_checkpoint.restore_training(inner, server, exchange)
     elif home is not None:
-        inner = create(home, opening(replace(beside, run=with_settled(one, ready))))
+        inner = create_run(home, initial_files(replace(beside, run=with_resolved(one, ready))))
     trained = yield from training(
         beside, ready, exchange, progress, inner, lambda _, done, rounds: tell(label, done, rounds)
     )

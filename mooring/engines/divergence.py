@@ -5,29 +5,31 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
-from mooring.core.averages import MEAN
+from mooring.core.aggregation import MEAN
 from mooring.core.errors import RequestError
 from mooring.core.task import Task
 from mooring.engines.exchange import Exchange
-from mooring.engines.loop import Diverged, Plan, Progress, run, settle
+from mooring.engines.loop import Diverged, TrainingPlan, TrainingState, resolve, run
 
-STEPS = ("eta", "personal_eta", "inner_eta", "gamma", "server_step")  # fields that are step sizes
-TRIAL = 10  # rounds that a proposal is tried for, at most
-SHORTER = (0.1, 0.01, 1e-3, 1e-4)
+STEP_SIZE_FIELDS = ("eta", "personal_eta", "inner_eta", "gamma", "server_step")  # fields that are step sizes
+MAX_TRIAL_ROUNDS = 10  # rounds that a proposal is tried for, at most
+STEP_SIZE_FACTORS = (0.1, 0.01, 1e-3, 1e-4)
 
 
-def remedy(algorithm: Any, task: Task, exchange: Exchange, plan: Plan, t: int) -> str:
+def suggest_step_sizes(algorithm: Any, task: Task, exchange: Exchange, plan: TrainingPlan, t: int) -> str:
     """A sentence on step sizes that work here, tried for as many rounds as the run went well, up to TRIAL."""
     kept = "What was saved before is whole."
-    mine = {f.name: getattr(algorithm, f.name) for f in fields(algorithm) if f.name in STEPS}
+    mine = {f.name: getattr(algorithm, f.name) for f in fields(algorithm) if f.name in STEP_SIZE_FIELDS}
     mine = {name: value for name, value in mine.items() if isinstance(value, int | float)}
     if not mine:
         return f"{algorithm.name} has no step size to make smaller: look at the data of the clients named. {kept}"
     known = {f.name: f.default for f in fields(algorithm)}
     usual = {name: known[name] for name in mine}
-    shorter = [{name: value * share for name, value in mine.items() if name != "server_step"} for share in SHORTER]
+    shorter = [
+        {name: value * share for name, value in mine.items() if name != "server_step"} for share in STEP_SIZE_FACTORS
+    ]
     for changes in (usual, *shorter):
-        found = tried(algorithm, changes, task, exchange, replace(plan, rounds=min(t, TRIAL)))
+        found = try_step_sizes(algorithm, changes, task, exchange, replace(plan, rounds=min(t, MAX_TRIAL_ROUNDS)))
         if found is not None:
             other = {name: found[name] for name in found if name in mine and found[name] != mine[name]}
             if other:
@@ -38,15 +40,17 @@ def remedy(algorithm: Any, task: Task, exchange: Exchange, plan: Plan, t: int) -
     return f"No smaller steps than {was} were found to help: look at the data of the clients named. {kept}"
 
 
-def tried(algorithm: Any, changes: dict[str, Any], task: Task, exchange: Exchange, plan: Plan) -> dict[str, Any] | None:
+def try_step_sizes(
+    algorithm: Any, changes: dict[str, Any], task: Task, exchange: Exchange, plan: TrainingPlan
+) -> dict[str, Any] | None:
     """The settled fields with these changes, if with them the loss on training rows does not rise; else None."""
     apart = exchange.beside(algorithm)
     if apart is None:
         return None
     honest = replace(plan, evaluate_every=plan.rounds, patience=None, average=MEAN, attack=None, noise=None, delta=None)
     try:
-        ready, server = settle(replace(algorithm, **changes), task, apart, plan.seed)
-        outcome = run(ready, apart, honest, Progress(server))
+        ready, server = resolve(replace(algorithm, **changes), task, apart, plan.seed)
+        outcome = run(ready, apart, honest, TrainingState(server))
     except (Diverged, RequestError):
         return None
     if not outcome.last.train_loss <= outcome.progress.first_loss:

@@ -24,15 +24,15 @@ import numpy as np
 from torch import Tensor
 
 from mooring.core.cohort import Round
-from mooring.core.costs import Meter
-from mooring.estimates.facts import Facts
-from mooring.runs.tensors import Stored
+from mooring.core.costs import CostMeter
+from mooring.estimates.client_statistics import ClientStatistics
+from mooring.runs.tensor_files import StoredTensor
 
 LAST, BEST = "last", "best"
 
 
 @dataclass(frozen=True, eq=False)
-class Roster:
+class ClientRoster:
     """Who is there. A client's place in these is its number everywhere in the engine."""
 
     names: tuple[str, ...]
@@ -53,7 +53,7 @@ class Replies(NamedTuple):
     who: Tensor  # [R], places in the roster, ascending
     message: Any  # NamedTuple of [R, ...], a tensor [R, ...], None where nothing is sent; or a list, as it came
     missing: dict[int, str]  # place in the roster -> why there is no reply
-    meter: Meter  # the work behind the replies, added up
+    meter: CostMeter  # the work behind the replies, added up
     elsewhere: float = 0.0  # seconds of the clock that went by for other runs meanwhile
 
 
@@ -75,7 +75,7 @@ class Exchange(Protocol):
     """A way to exchange messages with clients."""
 
     @property
-    def roster(self) -> Roster: ...
+    def roster(self) -> ClientRoster: ...
 
     @property
     def pattern(self) -> Any:
@@ -83,7 +83,7 @@ class Exchange(Protocol):
         (`guard.pattern_of` makes it after `begin`); None where they are made here, and so of one shape."""
         ...
 
-    def facts(self, w0: Tensor, asks: tuple[str, ...]) -> Facts:
+    def facts(self, w0: Tensor, asks: tuple[str, ...]) -> ClientStatistics:
         """What all clients tell before the first round, stacked in roster order; optional facts as `asks` names."""
         ...
 
@@ -123,7 +123,7 @@ class Exchange(Protocol):
         where the state has no such part, or clients keep it to themselves."""
         ...
 
-    def snapshot(self) -> Mapping[str, Stored]:
+    def snapshot(self) -> Mapping[str, StoredTensor]:
         """What a checkpoint must hold of the clients, by name; `restore` takes it back, after `begin`."""
         ...
 
@@ -134,6 +134,6 @@ class Exchange(Protocol):
         ...
 
 
-def sent(algorithm: Any, server: Any) -> Any:
+def visible_state(algorithm: Any, server: Any) -> Any:
     """The server's state as clients see it: the parts that visits do without are not sent."""
     return server._replace(**dict.fromkeys(algorithm.kept)) if algorithm.kept else server

@@ -9,43 +9,43 @@ import torch
 from torch import Tensor, nn
 
 from mooring.core.errors import RequestError
-from mooring.core.fields import unknown
-from mooring.data.columns import name_of
-from mooring.engines.coefficients import scaling_of
-from mooring.engines.opened import Opened, open
-from mooring.engines.usable import fitted, onnx_of
-from mooring.runs.directory import SCHEMA
-from mooring.runs.files import csv_bytes, to_json
+from mooring.core.field_checks import describe_unknown
+from mooring.data.column_types import client_name
+from mooring.engines.coefficients import read_scaling
+from mooring.engines.exported_models import onnx_bytes, sklearn_coefficients
+from mooring.engines.saved_run import SavedRun, open
+from mooring.runs.atomic_files import csv_bytes, to_json
+from mooring.runs.directory import SCHEMA_FILE
 
 
 def export(path: str | Path, to: str = "csv", client: Any = None, method: str | None = None) -> tuple[bytes, list[str]]:
     """The file, and notes. `to` is one of FORMATS; `client` keeps one client, `method` is that of a comparison."""
     if to not in FORMATS:
-        raise RequestError(f"mooring export: {unknown('format', to, FORMATS)}.")
+        raise RequestError(f"mooring export: {describe_unknown('format', to, FORMATS)}.")
     run = open(path, method)
     if client is not None:
         run.vector(client)  # a client that is not there is told in one sentence
-    return FORMATS[to](run, None if client is None else name_of(client)), run.notes
+    return FORMATS[to](run, None if client is None else client_name(client)), run.notes
 
 
-def as_csv(run: Opened, client: str | None) -> bytes:
+def as_csv(run: SavedRun, client: str | None) -> bytes:
     """One row per client and term: coefficient, global, deviation."""
-    return csv_bytes(table_of(run, client))
+    return csv_bytes(client_coefficients(run, client))
 
 
-def as_json(run: Opened, client: str | None) -> bytes:
+def as_json(run: SavedRun, client: str | None) -> bytes:
     about = {"run": str(run.path), "method": run.method, "target": run.schema.target, "kind": run.schema.kind}
-    return (to_json(about | {"coefficients": table_of(run, client).to_dict("records")}) + "\n").encode()
+    return (to_json(about | {"coefficients": client_coefficients(run, client).to_dict("records")}) + "\n").encode()
 
 
-def as_sklearn(run: Opened, client: str | None) -> bytes:
+def as_sklearn(run: SavedRun, client: str | None) -> bytes:
     """`coef_` and `intercept_` as scikit-learn's linear models hold them, on the encoded columns, by client."""
-    scaling = scaling_of(run.schema)
+    scaling = read_scaling(run.schema)
     named = {"global": run.global_} if client is None else {}
     chosen = run.models if client is None else {client: run.vector(client)}
 
     def numbers(w: Any) -> dict[str, Any]:
-        return fitted(run.task, w, scaling, run.schema.kind)
+        return sklearn_coefficients(run.task, w, scaling, run.schema.kind)
 
     columns = {"feature_names_in_": list(scaling.features), "classes_": list(scaling.classes)}
     models = {"clients": {name: numbers(w) for name, w in chosen.items()}}
@@ -53,19 +53,19 @@ def as_sklearn(run: Opened, client: str | None) -> bytes:
     return (to_json(about | models | {name: numbers(w) for name, w in named.items()}) + "\n").encode()
 
 
-def as_torch(run: Opened, client: str | None) -> bytes:
+def as_torch(run: SavedRun, client: str | None) -> bytes:
     """The weights of a network as its `state_dict` names them."""
     from safetensors.torch import save
 
     return save({name: part.contiguous() for name, part in run.module(client).state_dict().items()})
 
 
-def as_onnx(run: Opened, client: str | None) -> bytes:
+def as_onnx(run: SavedRun, client: str | None) -> bytes:
     """A network; of a table it takes the encoded columns in the units of the data, else the inputs as they were."""
     module = run.module(client)
-    if (run.directory.path / SCHEMA).is_file():
+    if (run.directory.path / SCHEMA_FILE).is_file():
         mean, scale = torch.tensor(run.schema.mean), torch.tensor(run.schema.scale)
-        return onnx_of(Scaled(module, mean, scale), torch.zeros(2, len(mean)))
+        return onnx_bytes(StandardizedModule(module, mean, scale), torch.zeros(2, len(mean)))
     first = next((part for part in module.modules() if isinstance(part, nn.Linear)), None)
     plain = first is not None and not any(hasattr(part, "kernel_size") for part in module.modules())
     if first is None or not plain:
@@ -73,10 +73,10 @@ def as_onnx(run: Opened, client: str | None) -> bytes:
             f"{run.path}: the shape of a row is not kept in the run; export `mooring.open(...).module(client)` by "
             "torch.onnx with an input of your own."
         )
-    return onnx_of(module, torch.zeros(2, first.in_features))
+    return onnx_bytes(module, torch.zeros(2, first.in_features))
 
 
-class Scaled(nn.Module):
+class StandardizedModule(nn.Module):
     """A network behind the scaling of its columns."""
 
     mean: Tensor
@@ -92,7 +92,7 @@ class Scaled(nn.Module):
         return self.module((x - self.mean) / self.scale)
 
 
-def table_of(run: Opened, client: str | None) -> Any:
+def client_coefficients(run: SavedRun, client: str | None) -> Any:
     table = run.coefficients
     return table if client is None else table[table["client"] == client]
 

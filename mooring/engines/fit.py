@@ -16,59 +16,59 @@ import torch
 from torch import Tensor, nn
 
 from mooring.algorithms.base import Algorithm, build
-from mooring.core.averages import MEAN
+from mooring.core.aggregation import MEAN
 from mooring.core.errors import ClientError, RequestError
-from mooring.core.python_files import copies
-from mooring.core.sentences import describe_scores
+from mooring.core.score_sentences import describe_scores
+from mooring.core.user_code import copy_files
 from mooring.data.clients import PARTS, REGRESSION
-from mooring.engines import saving
-from mooring.engines.coefficients import coefficients, scaling_of
-from mooring.engines.divergence import remedy
-from mooring.engines.exchange import BEST, LAST, Exchange, Roster, Scores
+from mooring.engines import training_checkpoint
+from mooring.engines.coefficients import coefficient_table, read_scaling
+from mooring.engines.divergence import suggest_step_sizes
+from mooring.engines.exchange import BEST, LAST, ClientRoster, Exchange, Scores
+from mooring.engines.exported_models import make_estimator
 from mooring.engines.loop import (
-    LOSSES,
+    LOSS_COLUMNS,
     Asking,
     Diverged,
-    Outcome,
-    Progress,
+    TrainingOutcome,
+    TrainingState,
     answered,
     check_participation,
-    deployed,
+    collect_models,
     mean_over_rows,
+    resolve,
     rounds_of,
-    settle,
 )
-from mooring.engines.prepare import Job, exchange_of, prepare
-from mooring.engines.privacy import DELTA, private_of
-from mooring.engines.request import admit_run, fields_of, own_classes, request, specs_of
-from mooring.engines.scores import LEVEL, improvement_pct, known_scores, mean_improvement
-from mooring.engines.usable import estimator_of
+from mooring.engines.metrics import CONFIDENCE_LEVEL, compute_metrics, improvement_pct, mean_improvement
+from mooring.engines.prepare import Job, make_simulator, prepare
+from mooring.engines.privacy import DEFAULT_DELTA, make_private_mean
+from mooring.engines.request import check_trusted_run, hyperparameters, request, user_classes, user_code_specs
+from mooring.runs.atomic_files import DamagedFile, directory_lock, json_bytes, parquet_bytes, write_json, write_parquet
 from mooring.runs.directory import (
     CLIENTS_FILE,
-    INPUTS,
+    INPUTS_FILE,
     ROUNDS_FILE,
-    RUN,
-    SCHEMA,
-    SPLIT,
-    SUMMARY,
-    Models,
-    RunDir,
-    create,
+    RUN_FILE,
+    SCHEMA_FILE,
+    SPLIT_FILE,
+    SUMMARY_FILE,
+    RunDirectory,
+    StoredModels,
+    create_run,
     open_run,
 )
-from mooring.runs.files import DamagedFile, held, json_bytes, parquet_bytes, write_json, write_parquet
-from mooring.runs.records import clients_table, rounds_table
 from mooring.runs.runfile import RunFile, run_bytes
 from mooring.runs.sections import Options
-from mooring.tasks.module import Module, module_of
+from mooring.runs.table_schemas import clients_table, rounds_table
+from mooring.tasks.network import NetworkTask, build_module
 
-BASELINES = {"local": "local", "pooled": "global"}  # by column: the algorithm that is trained beside
-SHOWN = 4  # clients that a result shows when it is printed
+BASELINE_ALGORITHMS = {"local": "local", "pooled": "global"}  # by column: the algorithm that is trained beside
+MAX_SHOWN_CLIENTS = 4  # clients that a result shows when it is printed
 
-Tell = Callable[[str, int, int], None]  # (what is running, rounds done, rounds in all)
+OnProgress = Callable[[str, int, int], None]  # (what is running, rounds done, rounds in all)
 
 
-def silent(what: str, done: int, rounds: int) -> None:
+def ignore_progress(what: str, done: int, rounds: int) -> None:
     """No progress is shown."""
 
 
@@ -78,13 +78,13 @@ def print_progress(what: str, done: int, rounds: int) -> None:
     sys.stderr.flush()
 
 
-def as_tell(progress: bool | Tell) -> Tell:
+def progress_function(progress: bool | OnProgress) -> OnProgress:
     """The function that is called with (step, done, total)."""
-    return progress if callable(progress) else print_progress if progress else silent
+    return progress if callable(progress) else print_progress if progress else ignore_progress
 
 
 @dataclass(frozen=True)
-class Deployed:
+class RoundModels:
     """What a federation uses after a round: its models, and their losses in the target's own units."""
 
     t: int
@@ -96,17 +96,17 @@ class Deployed:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedModels:
     """A method's result after its last round and after its best, which may be the same, and which of them is kept."""
 
     algorithm: Any
-    outcome: Outcome
+    outcome: TrainingOutcome
     keep: str
-    last: Deployed
-    best: Deployed
+    last: RoundModels
+    best: RoundModels
 
     @property
-    def kept(self) -> Deployed:
+    def kept(self) -> RoundModels:
         return self.best if self.keep == BEST else self.last
 
     @property
@@ -127,11 +127,11 @@ class Trained:
 
 
 @dataclass(frozen=True)
-class Result:
+class FitResult:
     """What `fit` returns. Losses are averages over test rows of the models that clients would deploy."""
 
     job: Job
-    trained: Trained
+    trained: TrainedModels
     summary: dict[str, Any]  # metric; local, pooled, personal: test losses; improvement_over_local, ...; kept; rounds
     clients: pd.DataFrame
     rounds: pd.DataFrame
@@ -151,13 +151,17 @@ class Result:
             f"{summary['last_round']} rounds (kept: {kept})",
             *describe_scores(summary),
             *(f"  {row['client']}: {row['rows']} rows, {row['personal']:.4g}" for row in self._few()),
-            *([f"  ... and {len(clients) - SHOWN} more in .clients"] if len(clients) > SHOWN else []),
+            *(
+                [f"  ... and {len(clients) - MAX_SHOWN_CLIENTS} more in .clients"]
+                if len(clients) > MAX_SHOWN_CLIENTS
+                else []
+            ),
             f"run: {self.run}" if self.run else "not written; give out= to keep it",
         ]
         return "\n".join(lines)
 
     def _few(self) -> list[Any]:
-        return self.clients.head(SHOWN).to_dict("records")
+        return self.clients.head(MAX_SHOWN_CLIENTS).to_dict("records")
 
     @property
     def models(self) -> dict[str, Tensor]:
@@ -180,38 +184,38 @@ class Result:
         w = self._model(client)
         inputs = torch.as_tensor(x)
         inputs = inputs.to(self.job.task.dtype) if inputs.dtype.is_floating_point else inputs
-        return in_units(self.job.clients, self.job.task.predict(w[None], inputs[None])[0])
+        return to_target_units(self.job.clients, self.job.task.predict(w[None], inputs[None])[0])
 
     def module(self, client: str | None = None) -> nn.Module:
         """A client's network (default: the global one), ready to be used: in evaluation mode, and answering in the
         target's own units; classes and labels come as logits."""
         clients = self.job.clients
-        return module_of(self.job.task, self._model(client), clients.target_mean, clients.target_scale)
+        return build_module(self.job.task, self._model(client), clients.target_mean, clients.target_scale)
 
     def model(self, client: str | None = None) -> Any:
         """A client's model (default: the global one), ready to be used: a network, or for linear and logistic tasks an
         estimator of scikit-learn's on the encoded columns in the units of the data."""
-        if isinstance(self.job.task, Module):
+        if isinstance(self.job.task, NetworkTask):
             return self.module(client)
         clients = self.job.clients
-        return estimator_of(self.job.task, self._model(client), scaling_of(clients), clients.kind)
+        return make_estimator(self.job.task, self._model(client), read_scaling(clients), clients.kind)
 
     @property
     def coefficients(self) -> pd.DataFrame:
         """One row per client and term in the units of the data: coefficient, global, deviation."""
         names = list(self.clients["client"])
-        scaling = scaling_of(self.job.clients)
-        return coefficients(self.job.task, scaling, self.trained.common, self.trained.models, names)
+        scaling = read_scaling(self.job.clients)
+        return coefficient_table(self.job.task, scaling, self.trained.common, self.trained.models, names)
 
 
-def as_json(result: Result | RunDir) -> dict[str, Any]:
+def as_json(result: FitResult | RunDirectory) -> dict[str, Any]:
     """The object that `mooring fit --json` prints, of a fit or of the run directory of one."""
-    path = result.path if isinstance(result, RunDir) else result.run
-    clients = result.clients.dropna(axis="columns", how="all") if isinstance(result, RunDir) else result.clients
+    path = result.path if isinstance(result, RunDirectory) else result.run
+    clients = result.clients.dropna(axis="columns", how="all") if isinstance(result, RunDirectory) else result.clients
     return {"summary": result.summary, "clients": clients.to_dict("records"), "run": str(path)}
 
 
-def in_units(clients: Any, prediction: Tensor) -> Tensor:
+def to_target_units(clients: Any, prediction: Tensor) -> Tensor:
     """A standardised prediction in the target's own units; probabilities as they are."""
     if clients.kind != REGRESSION:
         return prediction
@@ -229,10 +233,10 @@ def fit(
     lam: Any = None,
     eta: Any = None,
     lr: Any = None,
-    progress: bool | Tell = False,
+    progress: bool | OnProgress = False,
     trust: bool = False,
     **options: Unpack[Options],
-) -> Result:
+) -> FitResult:
     """Train one algorithm on a federation and report its test scores beside local models and the pooled model.
 
     `data` is a table's path, a data frame, (X, y, groups), `Clients`, each client's own data by name, or a run file;
@@ -253,58 +257,62 @@ def fit(
         raise RequestError("seeds does not apply: fit trains once; compare repeats.")
     in_memory = None if isinstance(source, str | Path) else source
     loss = options.get("loss")
-    job = prepare(asked, in_memory, model, loss if callable(loss) else None, own_classes([algorithm]))
-    return start(job, out, as_tell(progress))
+    job = prepare(asked, in_memory, model, loss if callable(loss) else None, user_classes([algorithm]))
+    return start_fit(job, out, progress_function(progress))
 
 
-def start(job: Job, out: str | Path | None, tell: Tell = silent, exchange: Exchange | None = None) -> Result:
+def start_fit(
+    job: Job, out: str | Path | None, tell: OnProgress = ignore_progress, exchange: Exchange | None = None
+) -> FitResult:
     """Settle and run a new fit, with clients in this process unless they are reached by another exchange."""
-    exchange = exchange_of(job) if exchange is None else exchange
+    exchange = make_simulator(job) if exchange is None else exchange
     asked = job.algorithms()[0]
     check_participation(asked, job.plan, len(exchange.roster))
-    ready, server = settle(asked, job.task, exchange, job.plan.seed)
-    job = replace(job, run=with_settled(job.run, ready))
-    directory = None if out is None else create(out, opening(job))
-    with nullcontext() if directory is None else held(directory.path):
-        return finish(job, ready, exchange, Progress(server), directory, tell)
+    ready, server = resolve(asked, job.task, exchange, job.plan.seed)
+    job = replace(job, run=with_resolved(job.run, ready))
+    directory = None if out is None else create_run(out, initial_files(job))
+    with nullcontext() if directory is None else directory_lock(directory.path):
+        return complete_fit(job, ready, exchange, TrainingState(server), directory, tell)
 
 
-def resume(
+def resume_fit(
     path: str | Path,
-    tell: Tell = silent,
+    tell: OnProgress = ignore_progress,
     source: Any = None,
     model: Any = None,
     loss: Any = None,
     algorithm: Algorithm | None = None,
     trust: bool = False,
-) -> tuple[Result, str | None]:
+) -> tuple[FitResult, str | None]:
     """Continue an interrupted fit to the very bytes it would have had; a finished one is only read again.
 
     Data, model, loss and algorithm that were in memory are passed again.
     """
     directory = open_run(path)
-    with held(directory.path):
-        admit_run(directory.run, directory.path, trust)
-        job = prepare(directory.run, source, model, loss, own_classes([algorithm]), directory.path)
+    with directory_lock(directory.path):
+        check_trusted_run(directory.run, directory.path, trust)
+        job = prepare(directory.run, source, model, loss, user_classes([algorithm]), directory.path)
         check_same_data(directory, job)
-        return go_on(job, directory, exchange_of(job), tell)
+        return continue_fit(job, directory, make_simulator(job), tell)
 
 
-def go_on(job: Job, directory: RunDir, exchange: Exchange, tell: Tell = silent) -> tuple[Result, str | None]:
+def continue_fit(
+    job: Job, directory: RunDirectory, exchange: Exchange, tell: OnProgress = ignore_progress
+) -> tuple[FitResult, str | None]:
     """The rest of a run from its latest checkpoint, and a note if a newer one was damaged."""
-    ready, server = settle(job.algorithms()[0], job.task, exchange, job.plan.seed)
-    progress, note = saving.restore(directory, server, exchange)
-    return finish(job, ready, exchange, progress, directory, tell), note
+    ready, server = resolve(job.algorithms()[0], job.task, exchange, job.plan.seed)
+    progress, note = training_checkpoint.restore_training(directory, server, exchange)
+    return complete_fit(job, ready, exchange, progress, directory, tell), note
 
 
-def check_same_data(directory: RunDir, job: Job) -> None:
+def check_same_data(directory: RunDirectory, job: Job) -> None:
     """The rows must be those that the run began with; a finished run must be whole."""
     changed = "has changed since the run began; start a new run"
     mine = job.clients.schema
-    if mine is not None and (directory.path / SCHEMA).exists() and directory.schema.get("digest") != mine.digest:
+    if mine is not None and (directory.path / SCHEMA_FILE).exists() and directory.schema.get("digest") != mine.digest:
         raise RequestError(f"{directory.path}: {job.run.data.source} {changed}.")
     was = directory.inputs
-    if was and was.get("rows") != inputs_of(job).get("rows"):
+    if was and was.get("rows") != digest_inputs(job).get("rows"):
         raise RequestError(f"{directory.path}: {job.run.data.source} {changed}.")
     if directory.finished:
         try:
@@ -313,7 +321,7 @@ def check_same_data(directory: RunDir, job: Job) -> None:
             raise DamagedFile(f"{error} Remove it and resume: the checkpoints make it again.") from None
 
 
-def inputs_of(job: Job) -> dict[str, Any]:
+def digest_inputs(job: Job) -> dict[str, Any]:
     """The digest of what a schema does not tell: rows that came as arrays or images."""
     out: dict[str, Any] = {}
     if job.clients.schema is None:
@@ -327,46 +335,48 @@ def inputs_of(job: Job) -> dict[str, Any]:
     return out
 
 
-def finish(
-    job: Job, ready: Any, exchange: Exchange, progress: Progress, directory: RunDir | None, tell: Tell
-) -> Result:
+def complete_fit(
+    job: Job, ready: Any, exchange: Exchange, progress: TrainingState, directory: RunDirectory | None, tell: OnProgress
+) -> FitResult:
     """Run the remaining rounds, evaluate them beside the baselines, write what is not yet written."""
     trained = train(job, ready, exchange, progress, directory, tell)
     beside = job.run.training.baselines
     who = {
-        column: trained if ready.name == name else baseline(name, job, exchange, tell) if beside else None
-        for column, name in BASELINES.items()
+        column: trained if ready.name == name else train_baseline(name, job, exchange, tell) if beside else None
+        for column, name in BASELINE_ALGORITHMS.items()
     } | {"personal": trained}
     roster = exchange.roster
-    losses = {name: losses_of(one, roster) for name, one in who.items()}
-    known = {name: known_scores(job.task, job.clients, None if w is None else w.models) for name, w in who.items()}
+    losses = {name: test_losses(one, roster) for name, one in who.items()}
+    known = {name: compute_metrics(job.task, job.clients, None if w is None else w.models) for name, w in who.items()}
     clients = clients_frame(roster, losses, trained).assign(**known["personal"].by_client)
     rounds = rounds_frame(job, progress.records)
     rows = roster.sizes["test"]
-    summary: dict[str, Any] = {"metric": job.task.metric, "test_rows": int(rows.sum()), "level": LEVEL}
+    summary: dict[str, Any] = {"metric": job.task.metric, "test_rows": int(rows.sum()), "level": CONFIDENCE_LEVEL}
     summary |= {name: overall_loss(who[name], loss, rows, job) for name, loss in losses.items()}
-    for name in BASELINES:
+    for name in BASELINE_ALGORITHMS:
         summary[f"improvement_over_{name}"] = mean_improvement(rows, losses[name], losses["personal"])
     summary["measures"] = {name: scores.overall for name, scores in known.items()}
     if "epsilon" in progress.records[-1]:
         plan = job.plan
-        summary["privacy"] = {"epsilon": progress.records[-1]["epsilon"], "delta": plan.delta or DELTA}
+        summary["privacy"] = {"epsilon": progress.records[-1]["epsilon"], "delta": plan.delta or DEFAULT_DELTA}
         summary["privacy"] |= {"clip": plan.clip, "noise": plan.noise}
     summary |= {"kept": trained.keep, "best_round": trained.best.t, "last_round": trained.last.t}
     if directory is not None and not directory.finished:
         write_parquet(directory.path / CLIENTS_FILE, clients_table(clients.to_dict("records")))
-        write_json(directory.path / SUMMARY, in_short(job, trained, summary))
+        write_json(directory.path / SUMMARY_FILE, summarize_fit(job, trained, summary))
         write_trained(directory, job, roster, trained, rounds)
-    return Result(job, trained, summary, clients, rounds, directory.path if directory else None)
+    return FitResult(job, trained, summary, clients, rounds, directory.path if directory else None)
 
 
-def write_trained(directory: RunDir, job: Job, roster: Roster, trained: Trained, rounds: pd.DataFrame) -> None:
+def write_trained(
+    directory: RunDirectory, job: Job, roster: ClientRoster, trained: TrainedModels, rounds: pd.DataFrame
+) -> None:
     """The rounds, the models of the round that was not kept where it is another one, and last the models kept."""
     write_parquet(directory.path / ROUNDS_FILE, rounds_table(rounds.drop(columns="seconds").to_dict("records")))
-    saving.save_seconds(directory, trained.outcome.progress)
+    training_checkpoint.save_seconds(directory, trained.outcome.progress)
 
-    def models(which: Deployed) -> Models:
-        return Models(which.common, which.models, roster.names, *task_facts(job))
+    def models(which: RoundModels) -> StoredModels:
+        return StoredModels(which.common, which.models, roster.names, *describe_task(job))
 
     if trained.best.t != trained.last.t:
         if trained.keep == BEST:
@@ -377,15 +387,25 @@ def write_trained(directory: RunDir, job: Job, roster: Roster, trained: Trained,
 
 
 def train(
-    job: Job, ready: Any, exchange: Exchange, progress: Progress, directory: RunDir | None = None, tell: Tell = silent
-) -> Trained:
+    job: Job,
+    ready: Any,
+    exchange: Exchange,
+    progress: TrainingState,
+    directory: RunDirectory | None = None,
+    tell: OnProgress = ignore_progress,
+) -> TrainedModels:
     """Run the rounds that are left; what the best and the last of them deploy."""
     return answered(training(job, ready, exchange, progress, directory, tell))
 
 
 def training(
-    job: Job, ready: Any, exchange: Exchange, progress: Progress, directory: RunDir | None = None, tell: Tell = silent
-) -> Asking[Trained]:
+    job: Job,
+    ready: Any,
+    exchange: Exchange,
+    progress: TrainingState,
+    directory: RunDirectory | None = None,
+    tell: OnProgress = ignore_progress,
+) -> Asking[TrainedModels]:
     """`train`, whose questions are answered by others."""
     try:
         outcome = yield from rounds_of(
@@ -393,30 +413,32 @@ def training(
             exchange,
             job.plan,
             progress,
-            save=lambda now: saving.save(directory, now, exchange) if directory else None,
-            tell=lambda now, rounds: tell(ready.name + spent(now), now.t, rounds),
-            private=private_of(job.plan, len(exchange.roster), directory.path if directory else None),
+            save=lambda now: training_checkpoint.save_training(directory, now, exchange) if directory else None,
+            tell=lambda now, rounds: tell(ready.name + describe_epsilon(now), now.t, rounds),
+            private=make_private_mean(job.plan, len(exchange.roster), directory.path if directory else None),
         )
     except Diverged as error:
-        raise Diverged(f"{error} {remedy(ready, job.task, exchange, job.plan, progress.t + 1)}") from error
+        raise Diverged(f"{error} {suggest_step_sizes(ready, job.task, exchange, job.plan, progress.t + 1)}") from error
     unit = job.clients.target_scale**job.task.unit_power
 
-    def after(which: str) -> Deployed:
+    def after(which: str) -> RoundModels:
         shown, server = outcome.at(which)
-        models, alpha = deployed(outcome, exchange, job.plan, which), exchange.numbers("alpha", which)
-        return Deployed(shown.t, ready.global_model(server), models, shown.validation * unit, shown.test * unit, alpha)
+        models, alpha = collect_models(outcome, exchange, job.plan, which), exchange.numbers("alpha", which)
+        return RoundModels(
+            shown.t, ready.global_model(server), models, shown.validation * unit, shown.test * unit, alpha
+        )
 
     last = after(LAST)
-    return Trained(ready, outcome, job.plan.keep, last, last if outcome.best.t == last.t else after(BEST))
+    return TrainedModels(ready, outcome, job.plan.keep, last, last if outcome.best.t == last.t else after(BEST))
 
 
-def spent(progress: Progress) -> str:
+def describe_epsilon(progress: TrainingState) -> str:
     """What a private run has spent by now, in words."""
     epsilon = progress.records[-1].get("epsilon")
     return "" if epsilon is None else f": epsilon {epsilon:.3g}"
 
 
-def baseline(name: str, job: Job, exchange: Exchange, tell: Tell = silent) -> Trained | None:
+def train_baseline(name: str, job: Job, exchange: Exchange, tell: OnProgress = ignore_progress) -> TrainedModels | None:
     """Train a baseline at the same clients, all honest and in every round; None where that cannot be done."""
     plain = {"participation": 1.0, "average": MEAN, "clip": None, "weight_cap": None, "attack": None}
     plain |= {"noise": None, "delta": None}
@@ -426,8 +448,8 @@ def baseline(name: str, job: Job, exchange: Exchange, tell: Tell = silent) -> Tr
     if apart is None:
         return None
     try:
-        ready, server = settle(asked, job.task, apart, job.plan.seed)
-        return train(beside, ready, apart, Progress(server), None, tell)
+        ready, server = resolve(asked, job.task, apart, job.plan.seed)
+        return train(beside, ready, apart, TrainingState(server), None, tell)
     except Diverged as error:
         warnings.warn(f"without the baseline '{name}': {error}")
     except ClientError:
@@ -436,30 +458,30 @@ def baseline(name: str, job: Job, exchange: Exchange, tell: Tell = silent) -> Tr
     return None
 
 
-def losses_of(trained: Trained | None, roster: Roster) -> Tensor:
+def test_losses(trained: TrainedModels | None, roster: ClientRoster) -> Tensor:
     """[m]: nan for a baseline that could not be trained."""
     return torch.full((len(roster),), torch.nan, dtype=torch.float64) if trained is None else trained.test
 
 
-def in_short(job: Job, trained: Trained, summary: dict[str, Any]) -> dict[str, Any]:
+def summarize_fit(job: Job, trained: TrainedModels, summary: dict[str, Any]) -> dict[str, Any]:
     """What a report says of a fit before any table."""
     about = {"title": job.clients.title, "algorithm": trained.algorithm.name, "notes": list(job.clients.notes)}
     return summary | about
 
 
-def known_mean(risk: Tensor, sizes: Tensor) -> float:
+def mean_known_loss(risk: Tensor, sizes: Tensor) -> float:
     """The mean over rows of the clients whose loss is known."""
     return mean_over_rows(Scores(risk, torch.where(risk.isnan(), 0, sizes)))
 
 
-def overall_loss(trained: Trained | None, risk: Tensor, sizes: Tensor, job: Job) -> float:
+def overall_loss(trained: TrainedModels | None, risk: Tensor, sizes: Tensor, job: Job) -> float:
     """The mean over all clients' test rows; of a run that knows no client's own loss, the one that was summed."""
     if trained is None or not bool(risk.isnan().all()):
-        return known_mean(risk, sizes)
+        return mean_known_loss(risk, sizes)
     return trained.outcome.at(trained.keep)[0].test_loss * job.clients.target_scale**job.task.unit_power
 
 
-def clients_frame(roster: Roster, losses: dict[str, Tensor], trained: Trained) -> pd.DataFrame:
+def clients_frame(roster: ClientRoster, losses: dict[str, Tensor], trained: TrainedModels) -> pd.DataFrame:
     """One row per client: sizes, test losses, how much lower the personal model's is than the local one's."""
     sizes = {part: size.numpy() for part, size in roster.sizes.items()}
     return pd.DataFrame(
@@ -472,12 +494,12 @@ def clients_frame(roster: Roster, losses: dict[str, Tensor], trained: Trained) -
             "improvement_over_local_pct": improvement_pct(losses["local"].numpy(), losses["personal"].numpy()),
             "lam": per_client_lam(trained.algorithm, len(roster)),
             "alpha": torch.nan if trained.kept.alpha is None else trained.kept.alpha.numpy(),
-            "left_out": left_out(trained.outcome.progress, len(roster)),
+            "left_out": describe_left_out(trained.outcome.progress, len(roster)),
         }
     )
 
 
-def left_out(progress: Progress, m: int) -> list[str | None]:
+def describe_left_out(progress: TrainingState, m: int) -> list[str | None]:
     """Of each client whose replies could not all be used: in how many rounds, and why in the last of them."""
     rounds = {place: f"{count} round{'s' * (count > 1)}" for place, count in progress.left_out.items()}
     return [f"{rounds[i]}: {progress.offenders[i]}" if i in rounds else None for i in range(m)]
@@ -493,7 +515,7 @@ def per_client_lam(algorithm: Any, m: int) -> list[float]:
 def rounds_frame(job: Job, records: list[dict[str, Any]]) -> pd.DataFrame:
     """The records in the target's own units."""
     frame = pd.DataFrame(records)
-    for column in LOSSES:
+    for column in LOSS_COLUMNS:
         frame[column] = frame[column].astype(float) * job.clients.target_scale**job.task.unit_power
     if job.task.metric == "mse" and job.clients.kind == REGRESSION:
         frame["test_rmse"] = frame["test_loss"] ** 0.5
@@ -504,27 +526,27 @@ def rounds_frame(job: Job, records: list[dict[str, Any]]) -> pd.DataFrame:
     return frame
 
 
-def with_settled(run: RunFile, ready: Any) -> RunFile:
+def with_resolved(run: RunFile, ready: Any) -> RunFile:
     """The run file with the numbers that "auto" and the like became."""
     asked = run.algorithm
     assert asked is not None
-    settled = {k: v for k, v in fields_of(ready).items() if asked.fields.get(k) != v}
+    settled = {k: v for k, v in hyperparameters(ready).items() if asked.fields.get(k) != v}
     return run.model_copy(update={"algorithm": asked.model_copy(update={"settled": settled})})
 
 
-def opening(job: Job) -> dict[str, bytes]:
+def initial_files(job: Job) -> dict[str, bytes]:
     """The files that a run directory appears with."""
-    files = {RUN: run_bytes(job.run), **copies(specs_of(job.run), job.kept)}
+    files = {RUN_FILE: run_bytes(job.run), **copy_files(user_code_specs(job.run), job.kept)}
     if job.clients.schema is not None:
-        files[SCHEMA] = json_bytes(job.clients.schema.model_dump(mode="json"))
+        files[SCHEMA_FILE] = json_bytes(job.clients.schema.model_dump(mode="json"))
     if job.clients.placement is not None:
-        files[SPLIT] = parquet_bytes(job.clients.placement)
-    if inputs := inputs_of(job):
-        files[INPUTS] = json_bytes(inputs)
+        files[SPLIT_FILE] = parquet_bytes(job.clients.placement)
+    if inputs := digest_inputs(job):
+        files[INPUTS_FILE] = json_bytes(inputs)
     return files
 
 
-def task_facts(job: Job) -> tuple[dict[str, Any], Any]:
+def describe_task(job: Job) -> tuple[dict[str, Any], Any]:
     """How a models file describes its task and the order of its parameters."""
     task = job.task
     about = {"name": task.name, "metric": task.metric, "kind": job.clients.kind, "classes": list(job.clients.classes)}

@@ -15,32 +15,34 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mooring.core.attacks import attacked
-from mooring.core.averages import MEAN, average
+from mooring.core.aggregation import MEAN, average
+from mooring.core.attacks import apply_attack
 from mooring.core.cohort import Round
-from mooring.core.costs import Solves
+from mooring.core.costs import SolveTolerances
 from mooring.core.errors import RequestError, WorkError
-from mooring.core.seeds import mixed, onto, under, words
+from mooring.core.seeds import add_mixed_counter, mix_counter, random_words, words_below
 from mooring.core.task import Task
 from mooring.data.clients import PARTS
-from mooring.engines.exchange import BEST, LAST, Exchange, Replies, Roster, Scores
-from mooring.engines.guard import capped, check_facts, check_weights, clipped, judge
-from mooring.engines.privacy import Private, private_of
-from mooring.engines.visits import UNSOUND
-from mooring.estimates.facts import SETTLED, Facts
-from mooring.runs.runfile import Training
+from mooring.engines.exchange import BEST, LAST, ClientRoster, Exchange, Replies, Scores
+from mooring.engines.local_update import NOT_FINITE
+from mooring.engines.privacy import PrivateMean, make_private_mean
+from mooring.engines.reply_checks import cap_shares, check_replies, check_statistics, check_weights, clip_messages
+from mooring.estimates.client_statistics import ALL_RESOLVED, ClientStatistics
+from mooring.runs.sections import TrainingSection
 
-EVALUATIONS = 20  # how often a run is evaluated when evaluate_every is not given
-LOSSES = ("train_loss", "validation_loss", "test_loss")
-EXPLODED = 1e6  # times the loss before the first round (and at least this much): a run that diverges
-BARREN = 3  # rounds in a row in which nobody's reply could be used, where a round asks some clients only
+DEFAULT_EVALUATIONS = 20  # how often a run is evaluated when evaluate_every is not given
+LOSS_COLUMNS = ("train_loss", "validation_loss", "test_loss")
+MAX_LOSS_FACTOR = 1e6  # times the loss before the first round (and at least this much): a run that diverges
+MAX_ROUNDS_WITHOUT_REPLY = (
+    3  # rounds in a row in which nobody's reply could be used, where a round asks some clients only
+)
 Result = TypeVar("Result")
-LOTS = 1 << 16  # clients of a large population whose lots are drawn at once
+COHORT_DRAW_CLIENTS = 1 << 16  # clients of a large population whose lots are drawn at once
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How a run goes on: the numbers that are not the algorithm's. `Training` of the run file checks them."""
+class TrainingPlan:
+    """How a run goes on: the numbers that are not the algorithm's. `TrainingSection` of the run file checks them."""
 
     rounds: int = 100
     participation: float = 1.0  # a share of the clients (up to 1), or their number (above 1)
@@ -58,9 +60,9 @@ class Plan:
     attack: str | None = None  # for trials: some clients lie, see core/attacks.py
 
 
-def plan_of(training: Training) -> Plan:
+def make_plan(training: TrainingSection) -> TrainingPlan:
     """The plan of a run file."""
-    return Plan(**training.model_dump(include={f.name for f in fields(Plan)}))
+    return TrainingPlan(**training.model_dump(include={f.name for f in fields(TrainingPlan)}))
 
 
 class Evaluation(NamedTuple):
@@ -77,7 +79,7 @@ class Evaluation(NamedTuple):
 
 
 @dataclass
-class Progress:
+class TrainingState:
     """All that changes during a run, the clients' states aside; a checkpoint holds exactly this and their snapshot."""
 
     server: Any
@@ -98,8 +100,8 @@ class Diverged(WorkError):
     """The numbers ran away: one sentence that says where; nothing of that round was saved."""
 
 
-class Outcome(NamedTuple):
-    progress: Progress
+class TrainingOutcome(NamedTuple):
+    progress: TrainingState
     last: Evaluation
     best: Evaluation  # of the round with the best validation loss; the last one without validation rows
     rounds: int  # as many as there could have been
@@ -137,7 +139,7 @@ def answered(asking: Asking[Result]) -> Result:
         return end.value
 
 
-def settle(algorithm: Any, task: Task, exchange: Exchange, seed: int = 0, w0: Tensor | None = None) -> tuple[Any, Any]:
+def resolve(algorithm: Any, task: Task, exchange: Exchange, seed: int = 0, w0: Tensor | None = None) -> tuple[Any, Any]:
     """Facts, settle, start: the algorithm in numbers and the server's first state; the clients are told both.
 
     The first model is the task's own for this seed, unless `w0` is given.
@@ -147,64 +149,64 @@ def settle(algorithm: Any, task: Task, exchange: Exchange, seed: int = 0, w0: Te
             raise RequestError(f"{algorithm.name} needs a task with {need!r}, and task '{task.name}' has none.")
     w0 = task.start(seed) if w0 is None else w0
     check_weights(exchange.roster.names, exchange.roster.p)
-    asks = (*algorithm.asks, SETTLED) if algorithm.is_settled else algorithm.asks
-    ready = algorithm.settle(task, sound_facts(exchange, w0, asks))
+    asks = (*algorithm.asks, ALL_RESOLVED) if algorithm.is_resolved else algorithm.asks
+    ready = algorithm.settle(task, gather_statistics(exchange, w0, asks))
     server, _ = ready.start(task, w0)
     exchange.begin(ready, w0)
     return ready, server
 
 
-def sound_facts(exchange: Exchange, w0: Tensor, asks: tuple[str, ...]) -> Facts:
+def gather_statistics(exchange: Exchange, w0: Tensor, asks: tuple[str, ...]) -> ClientStatistics:
     """The clients' facts; a client whose own are not finite is named, also where they make the common ones fail."""
     try:
         facts = exchange.facts(w0, asks)
     except (ArithmeticError, RuntimeError, ValueError):  # of linear algebra, on numbers that are none
-        check_facts(exchange.roster.names, exchange.facts(w0, ()))
+        check_statistics(exchange.roster.names, exchange.facts(w0, ()))
         raise
-    check_facts(exchange.roster.names, facts)
+    check_statistics(exchange.roster.names, facts)
     return facts
 
 
-def deployed(outcome: Outcome, exchange: Exchange, plan: Plan, which: str) -> Tensor | None:
+def collect_models(outcome: TrainingOutcome, exchange: Exchange, plan: TrainingPlan, which: str) -> Tensor | None:
     """[m, d]: every client's model of the last or of the best round; None where clients keep their own."""
     shown, server = outcome.at(which)
     at = LAST if shown.t == outcome.last.t else BEST
-    return exchange.models(server, everyones(shown.t, outcome.rounds, exchange.roster, plan), at)
+    return exchange.models(server, full_round(shown.t, outcome.rounds, exchange.roster, plan), at)
 
 
-def everyones(t: int, rounds: int, roster: Roster, plan: Plan) -> Round:
+def full_round(t: int, rounds: int, roster: ClientRoster, plan: TrainingPlan) -> Round:
     """Round t as something that concerns all clients."""
     return Round(t, rounds, len(roster), len(roster), 1.0, plan.seed)
 
 
-def sample_cohort(plan: Plan, keys: np.ndarray, t: int) -> Tensor:
+def sample_cohort(plan: TrainingPlan, keys: np.ndarray, t: int) -> Tensor:
     """Who takes part in round t: uniform, without replacement, the same for every method under one seed."""
-    return lowest_lots(plan, mixed(keys), t)
+    return draw_cohort(plan, mix_counter(keys), t)
 
 
-def lowest_lots(plan: Plan, lots: np.ndarray, t: int) -> Tensor:
+def draw_cohort(plan: TrainingPlan, lots: np.ndarray, t: int) -> Tensor:
     """`sample_cohort`, given mixed(keys)."""
-    state, m = words(plan.seed, "participation", t), len(lots)
+    state, m = random_words(plan.seed, "participation", t), len(lots)
     count = cohort_size(plan, m)
     share = (count + 6 * count**0.5 + 10) / m  # a bar that hardly ever fewer than `count` lots are under
     places, found = _lots_under(state, lots, share) if share < 0.5 else (np.zeros(0, int), np.zeros(0))
     if len(places) < count:
-        places, found = np.arange(m), onto(state, lots)
+        places, found = np.arange(m), add_mixed_counter(state, lots)
     return torch.from_numpy(np.sort(places[np.argsort(found, kind="stable")[:count]]))
 
 
 def _lots_under(state: np.ndarray, lots: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
     """The places and lots of the clients whose lots are in the lowest `share`: what is looked at of a large population
     fits the cache, and only few are sorted."""
-    places, found, room = [], [], np.empty((2, min(LOTS, len(lots))), np.uint64)
-    for begin in range(0, len(lots), LOTS):
-        low, lot = under(state, lots[begin : begin + LOTS], int(share * 2.0**64), room)
+    places, found, room = [], [], np.empty((2, min(COHORT_DRAW_CLIENTS, len(lots))), np.uint64)
+    for begin in range(0, len(lots), COHORT_DRAW_CLIENTS):
+        low, lot = words_below(state, lots[begin : begin + COHORT_DRAW_CLIENTS], int(share * 2.0**64), room)
         places.append(begin + low)
         found.append(lot)
     return np.concatenate(places), np.concatenate(found)
 
 
-def cohort_size(plan: Plan, m: int) -> int:
+def cohort_size(plan: TrainingPlan, m: int) -> int:
     """How many of m clients take part in a round."""
     count = round(plan.participation * m) if plan.participation <= 1 else int(plan.participation)
     if count > m:
@@ -212,13 +214,13 @@ def cohort_size(plan: Plan, m: int) -> int:
     return max(count, 1)
 
 
-def check_participation(algorithm: Any, plan: Plan, m: int) -> None:
+def check_participation(algorithm: Any, plan: TrainingPlan, m: int) -> None:
     """Refuse what cannot run before anything is written."""
     if cohort_size(plan, m) < m and (algorithm.full_participation or algorithm.pooled):
         raise RequestError(f"{algorithm.name} needs every client in every round; set participation = 1.")
 
 
-def run(*given: Any, **more: Any) -> Outcome:
+def run(*given: Any, **more: Any) -> TrainingOutcome:
     """`rounds_of`, every question answered by the run's own exchange."""
     return answered(rounds_of(*given, **more))
 
@@ -226,78 +228,78 @@ def run(*given: Any, **more: Any) -> Outcome:
 def rounds_of(
     algorithm: Any,
     exchange: Exchange,
-    plan: Plan,
-    progress: Progress,
+    plan: TrainingPlan,
+    progress: TrainingState,
     *,
-    save: Callable[[Progress], None] = lambda progress: None,
-    tell: Callable[[Progress, int], None] = lambda progress, rounds: None,
-    private: Private | None = None,
-) -> Asking[Outcome]:
+    save: Callable[[TrainingState], None] = lambda progress: None,
+    tell: Callable[[TrainingState, int], None] = lambda progress, rounds: None,
+    private: PrivateMean | None = None,
+) -> Asking[TrainingOutcome]:
     """Run the remaining rounds from `progress`; `save` is called after every k-th round, `tell` after each. Whoever
     drives it answers each round's question.
 
     Where the plan asks for noise, `private` has the ledger (default: one in memory)."""
     roster = exchange.roster
-    m, lots = len(roster), mixed(roster.keys)
+    m, lots = len(roster), mix_counter(roster.keys)
     rounds = 1 if algorithm.one_shot else plan.rounds
     check_participation(algorithm, plan, m)
-    check_robust(algorithm, plan)
+    check_aggregation(algorithm, plan)
     if private is None:
-        private = private_of(plan, m)
-    every = plan.evaluate_every or max(1, rounds // EVALUATIONS)
+        private = make_private_mean(plan, m)
+    every = plan.evaluate_every or max(1, rounds // DEFAULT_EVALUATIONS)
     last: Evaluation | None = None
     if progress.t == 0 and not algorithm.one_shot:
-        before = exchange.evaluate(progress.server, everyones(1, rounds, roster, plan), PARTS[:1])
+        before = exchange.evaluate(progress.server, full_round(1, rounds, roster, plan), PARTS[:1])
         progress.first_loss = mean_over_rows(before[PARTS[0]])
     while progress.t < rounds and not progress.stopped:
         t = progress.t + 1
         begin = time.perf_counter()
-        cohort = torch.arange(m) if algorithm.one_shot else lowest_lots(plan, lots, t)
+        cohort = torch.arange(m) if algorithm.one_shot else draw_cohort(plan, lots, t)
         turn = Round(t, rounds, m, len(cohort), float(roster.p[cohort].sum()), plan.seed)
-        down = nbytes(progress.server, algorithm.kept) * len(cohort)
+        down = count_bytes(progress.server, algorithm.kept) * len(cohort)
         replies = yield Ask(exchange, progress.server, cohort, turn, plan.deadline)
         begin += replies.elsewhere
         if plan.attack is not None:
-            lied = attacked(replies.message, replies.who, plan.attack, plan.seed, roster.keys, t)
+            lied = apply_attack(replies.message, replies.who, plan.attack, plan.seed, roster.keys, t)
             replies = replies._replace(message=lied)
         # Privacy bounds a message by its clip alone: who is absurd beside the others depends on the others.
         usual = float(progress.server.w.abs().max()) if private is None else float("inf")
-        taken, message, refused = judge(replies.message, replies.who, exchange.pattern, usual)
+        taken, message, refused = check_replies(replies.message, replies.who, exchange.pattern, usual)
         for place, why in (replies.missing | refused).items():
             progress.offenders[place] = why
             progress.left_out[place] = progress.left_out.get(place, 0) + 1
         if len(taken):
             if private is not None:
-                share = capped(roster.p[cohort], plan.weight_cap)
+                share = cap_shares(roster.p[cohort], plan.weight_cap)
                 mean = private.mean(message, taken, cohort, share, t)
             else:
                 turn = turn._replace(cohort=len(taken), weight=float(roster.p[taken].sum()))
-                share = capped(roster.p[taken], plan.weight_cap)
-                mean = average(clipped(message, plan.clip), share, plan.average)
+                share = cap_shares(roster.p[taken], plan.weight_cap)
+                mean = average(clip_messages(message, plan.clip), share, plan.average)
             progress.server = algorithm.merge(progress.server, mean, turn)
             exchange.accept(taken, turn)
-        lost = refused | {place: why for place, why in replies.missing.items() if why == UNSOUND}
+        lost = refused | {place: why for place, why in replies.missing.items() if why == NOT_FINITE}
         progress.barren = 0 if len(taken) or not lost else progress.barren + 1
-        if progress.barren and (len(cohort) == m or progress.barren >= BARREN):
-            raise barren(algorithm, t, lost, roster)
+        if progress.barren and (len(cohort) == m or progress.barren >= MAX_ROUNDS_WITHOUT_REPLY):
+            raise no_usable_reply(algorithm, t, lost, roster)
         progress.t = t
         record = {
             "round": t,
             "asked": len(cohort),
             "accepted": len(taken),
             "bytes_down": 0 if message is None and len(replies.who) else down,
-            "bytes_up": nbytes(replies.message),
+            "bytes_up": count_bytes(replies.message),
             **replies.meter.counts(),
-            **dict.fromkeys(LOSSES, float("nan")),
+            **dict.fromkeys(LOSS_COLUMNS, float("nan")),
             **({} if private is None else {"epsilon": private.epsilon}),
         }
         del replies, message  # a large federation's messages make room for the next round's
         if t % every == 0 or t == rounds:
             last = evaluate(exchange, progress.server, turn)
-            record |= {name: getattr(last, name) for name in LOSSES}
+            record |= {name: getattr(last, name) for name in LOSS_COLUMNS}
             record |= {f"test_{name}": value for name, value in last.measures.items()}
             if not algorithm.one_shot:
-                refuse_exploded(algorithm, progress.first_loss, last, roster)
+                check_loss_growth(algorithm, progress.first_loss, last, roster)
             _remember(progress, plan, exchange, last, turn)
         record["seconds"] = time.perf_counter() - begin
         progress.records.append(record)
@@ -305,16 +307,16 @@ def rounds_of(
             save(progress)
         tell(progress, rounds)
     if last is None or last.t != progress.t:
-        last = evaluate(exchange, progress.server, everyones(progress.t, rounds, roster, plan))
+        last = evaluate(exchange, progress.server, full_round(progress.t, rounds, roster, plan))
     best = last
     if progress.best_server is not None and progress.best_round != progress.t:
-        best = evaluate(exchange, progress.best_server, everyones(progress.best_round, rounds, roster, plan), BEST)
-    if (broken := broken_promises(progress.records)) is not None:
+        best = evaluate(exchange, progress.best_server, full_round(progress.best_round, rounds, roster, plan), BEST)
+    if (broken := describe_missed_tolerances(progress.records)) is not None:
         warnings.warn(f"{algorithm.name}: {broken}")
-    return Outcome(progress, last, best, rounds)
+    return TrainingOutcome(progress, last, best, rounds)
 
 
-def check_robust(algorithm: Any, plan: Plan) -> None:
+def check_aggregation(algorithm: Any, plan: TrainingPlan) -> None:
     """Clipping and robust averages are for messages that are changes, which may be shortened or left out."""
     asked = [f"average = {plan.average!r}"] if plan.average != MEAN else []
     asked += [f"clip = {plan.clip:g}"] if plan.clip is not None else []
@@ -332,18 +334,18 @@ def check_robust(algorithm: Any, plan: Plan) -> None:
         raise RequestError(f"delta = {plan.delta:g} is for noise; give noise too.")
 
 
-def barren(algorithm: Any, t: int, lost: dict[int, str], roster: Roster) -> Diverged:
+def no_usable_reply(algorithm: Any, t: int, lost: dict[int, str], roster: ClientRoster) -> Diverged:
     """No reply could be used: all clients were asked, or it went on for BARREN rounds."""
     return Diverged(
         f"{algorithm.name} diverged in round {t}: no client's reply can be used "
-        f"({named(list(lost), roster)}: {next(iter(lost.values()))})."
+        f"({list_clients(list(lost), roster)}: {next(iter(lost.values()))})."
     )
 
 
-def refuse_exploded(algorithm: Any, first: float, now: Evaluation, roster: Roster) -> None:
+def check_loss_growth(algorithm: Any, first: float, now: Evaluation, roster: ClientRoster) -> None:
     """Stop when the loss on training rows has become absurd: what follows would only be larger."""
     risk = torch.where(now.train.rows > 0, now.train.risk.double(), 0.0)
-    most = EXPLODED * (1 + (first if np.isfinite(first) else 0.0))
+    most = MAX_LOSS_FACTOR * (1 + (first if np.isfinite(first) else 0.0))
     if now.train.mean is not None and not now.train.mean <= most:
         raise Diverged(
             f"{algorithm.name} diverged by round {now.t}: the loss on training rows rose from {first:.3g} to "
@@ -353,22 +355,24 @@ def refuse_exploded(algorithm: Any, first: float, now: Evaluation, roster: Roste
     if bool(over.any()):
         order = torch.nan_to_num(risk, nan=torch.inf).argsort(descending=True, stable=True)
         alike = bool(over[now.train.rows > 0].all())
-        who = "all clients" if alike else named(order[: int(over.sum())].tolist(), roster)
+        who = "all clients" if alike else list_clients(order[: int(over.sum())].tolist(), roster)
         raise Diverged(
             f"{algorithm.name} diverged by round {now.t}: the loss on training rows rose from {first:.3g} to "
             f"{now.train_loss:.3g} ({who})."
         )
 
 
-def named(places: list[int], roster: Roster) -> str:
+def list_clients(places: list[int], roster: ClientRoster) -> str:
     """Clients by name, the first of many."""
     names = ", ".join(f"'{roster.names[place]}'" for place in places[:3])
     return f"client{'s' * (len(places) > 1)} {names}{', ...' * (len(places) > 3)}"
 
 
-def broken_promises(records: list[dict[str, Any]]) -> str | None:
+def describe_missed_tolerances(records: list[dict[str, Any]]) -> str | None:
     """One sentence about inner solves that ended above the gradient they promised; None if there are none."""
-    total = sum((Solves(*(record[name] for name in Solves._fields)) for record in records), Solves())
+    total = sum(
+        (SolveTolerances(*(record[name] for name in SolveTolerances._fields)) for record in records), SolveTolerances()
+    )
     if not total.broken:
         return None
     return (
@@ -381,7 +385,7 @@ def broken_promises(records: list[dict[str, Any]]) -> str | None:
 def evaluate(exchange: Exchange, server: Any, round: Round, at: str = LAST) -> Evaluation:
     scores = exchange.evaluate(server, round, PARTS, at)
     train, validation, test = (scores[part] for part in PARTS)
-    losses = {name: mean_over_rows(scores[part]) for name, part in zip(LOSSES, PARTS)}
+    losses = {name: mean_over_rows(scores[part]) for name, part in zip(LOSS_COLUMNS, PARTS)}
     return Evaluation(round.t, train, validation.risk, test.risk, **losses, measures=test.measures)
 
 
@@ -395,7 +399,7 @@ def mean_over_rows(scores: Scores) -> float:
     return float(torch.where(count > 0, scores.risk * count, 0.0).sum() / count.sum())
 
 
-def _remember(progress: Progress, plan: Plan, exchange: Exchange, now: Evaluation, turn: Round) -> None:
+def _remember(progress: TrainingState, plan: TrainingPlan, exchange: Exchange, now: Evaluation, turn: Round) -> None:
     """Keep the best round's state, and stop when nothing has improved for `patience` evaluations."""
     if not np.isfinite(now.validation_loss):
         if now.validation_loss == float("inf"):
@@ -410,10 +414,10 @@ def _remember(progress: Progress, plan: Plan, exchange: Exchange, now: Evaluatio
     progress.stopped = plan.patience is not None and progress.waited >= plan.patience
 
 
-def nbytes(tree: Any, kept: tuple[str, ...] = ()) -> int:
+def count_bytes(tree: Any, kept: tuple[str, ...] = ()) -> int:
     """Bytes of all tensors of a state, a message or a list of such, fields in `kept` aside."""
     if isinstance(tree, Tensor):
         return tree.numel() * tree.element_size()
     if isinstance(tree, list):
-        return sum(map(nbytes, tree))
-    return sum(nbytes(part) for name, part in zip(getattr(tree, "_fields", ()), tree or ()) if name not in kept)
+        return sum(map(count_bytes, tree))
+    return sum(count_bytes(part) for name, part in zip(getattr(tree, "_fields", ()), tree or ()) if name not in kept)

@@ -11,29 +11,29 @@ import torch
 
 from mooring.core.errors import RequestError
 from mooring.data.clients import BINARY, REGRESSION
-from mooring.data.columns import as_names, name_of
-from mooring.data.gather import gather
-from mooring.data.schema import Schema, encode
-from mooring.data.sources import name_columns, text_columns
-from mooring.data.tables import counted, listing, near
-from mooring.engines.prepare import task_of_run
-from mooring.engines.request import admit_run
-from mooring.runs.directory import Models, RunDir, open_run
+from mooring.data.column_types import client_name, to_client_names
+from mooring.data.loading import name_columns, text_columns
+from mooring.data.schema import Schema, encode_table
+from mooring.data.table_sources import read_source
+from mooring.data.tables import count_phrase, quote_list, suggest_name
+from mooring.engines.prepare import read_task
+from mooring.engines.request import check_trusted_run
+from mooring.runs.directory import RunDirectory, StoredModels, open_run
 
-NOBODY = ""  # the owner of a row whose client cell is empty
+NO_CLIENT = ""  # the owner of a row whose client cell is empty
 
 
-def task_of(directory: RunDir) -> tuple[Any, Schema]:
+def read_task_and_schema(directory: RunDirectory) -> tuple[Any, Schema]:
     """The task and the schema of a run that was made from a table."""
-    return task_of_run(directory), schema_of(directory)
+    return read_task(directory), read_schema(directory)
 
 
-def schema_of(directory: RunDir) -> Schema:
+def read_schema(directory: RunDirectory) -> Schema:
     """How the table of a run became numbers."""
     return Schema.model_validate({k: v for k, v in directory.schema.items() if k != "seal"})
 
 
-def chosen(path: str | Path, method: str | None = None) -> tuple[RunDir, list[str]]:
+def choose_method(path: str | Path, method: str | None = None) -> tuple[RunDirectory, list[str]]:
     """The run whose models are meant, and notes: of a comparison, `method`, or else its best on validation rows."""
     directory = open_run(path)
     if directory.run.mooring.purpose != "compare":
@@ -42,7 +42,9 @@ def chosen(path: str | Path, method: str | None = None) -> tuple[RunDir, list[st
         return directory, []
     found = {row["method"]: row["validation_loss"] for row in directory.comparison["methods"]}
     if method is not None and method not in found:
-        raise RequestError(f"{path}: unknown method '{method}'; it compares {', '.join(found)}.{near(method, found)}")
+        raise RequestError(
+            f"{path}: unknown method '{method}'; it compares {', '.join(found)}.{suggest_name(method, found)}"
+        )
     known = {name: loss for name, loss in found.items() if loss is not None and loss == loss}
     best = method or min(known or found, key=lambda name: known.get(name, 0.0))
     said = [] if method else [f"A comparison: the models are those of {best}, the best on validation rows."]
@@ -60,29 +62,30 @@ def predict(
     Of a comparison, `method` says whose models answer (default: the best on validation rows). `trust` lets a run
     that a stranger made run the model file that it names.
     """
-    directory, said = chosen(path, method)
+    directory, said = choose_method(path, method)
     if trust:
-        admit_run(directory.run, directory.path, trust)
-    task, schema = task_of(directory)
-    frame, notes = answer(task, schema, directory.models, source, client, directory.path)
+        check_trusted_run(directory.run, directory.path, trust)
+    task, schema = read_task_and_schema(directory)
+    frame, notes = predict_rows(task, schema, directory.models, source, client, directory.path)
     return frame, [*said, *notes]
 
 
-def answer(
-    task: Any, schema: Schema, models: Models, source: Any, client: Any, where: Path
+def predict_rows(
+    task: Any, schema: Schema, models: StoredModels, source: Any, client: Any, where: Path
 ) -> tuple[pd.DataFrame, list[str]]:
     """Predictions of a table's rows in the target's own units and words, and notes."""
-    table = gather(source, text_columns(schema), name_columns(None, schema))
-    x, notes = encode(table.frame, schema, table.place)
-    owners = owners_of(table.frame, schema, client, models.clients, where)
-    nobody = owners == NOBODY
+    table = read_source(source, text_columns(schema), name_columns(None, schema))
+    x, notes = encode_table(table.frame, schema, table.place)
+    owners = row_clients(table.frame, schema, client, models.clients, where)
+    nobody = owners == NO_CLIENT
     if nobody.any():
-        rows = counted(int(nobody.sum()), "row")
+        rows = count_phrase(int(nobody.sum()), "row")
         notes.append(f"{rows} with an empty cell in column '{schema.client}': predicted with the global model.")
     unknown = sorted(set(owners[~nobody]) - set(models.clients))
     if unknown:
         notes.append(
-            f"{counted(len(unknown), 'unknown client')}, {listing(unknown, 3)}: predicted with the global model."
+            f"{count_phrase(len(unknown), 'unknown client')}, {quote_list(unknown, 3)}: predicted with the "
+            "global model."
         )
     known = pd.Index(models.clients).get_indexer(owners) if models.personal is not None else np.full(len(owners), -1)
     output: Any = None
@@ -94,26 +97,26 @@ def answer(
         output[mine] = part
     if schema.kind == BINARY and output.ndim == 1 and task.likelihood:  # a network that says one logit
         output = np.stack([1 - output, output], 1)
-    return answers(output, owners, schema), notes
+    return prediction_table(output, owners, schema), notes
 
 
-def owners_of(frame: pd.DataFrame, schema: Schema, client: Any, known: tuple[str, ...], where: Path) -> np.ndarray:
+def row_clients(frame: pd.DataFrame, schema: Schema, client: Any, known: tuple[str, ...], where: Path) -> np.ndarray:
     """Whose model answers each row; 3, 3.0 and "3" are one client."""
     if client is not None:
-        name = name_of(client)
+        name = client_name(client)
         if name not in known:
             some = f"it has {len(known)}, such as {', '.join(known[:5])}"
-            raise RequestError(f"{where}: unknown client {str(client)!r}; {some}.{near(name, known)}")
+            raise RequestError(f"{where}: unknown client {str(client)!r}; {some}.{suggest_name(name, known)}")
         return np.full(len(frame), name, dtype=object)
     if schema.client in frame.columns:
-        names = as_names(frame[schema.client])
-        return np.array([*names.categories, NOBODY], dtype=object)[names.codes]
+        names = to_client_names(frame[schema.client])
+        return np.array([*names.categories, NO_CLIENT], dtype=object)[names.codes]
     if len(known) == 1:  # what a client of a federation is left: its own model, and nobody else's
         return np.full(len(frame), known[0], dtype=object)
     raise RequestError(f"the rows have no column '{schema.client}' that says whose they are; name one with --client.")
 
 
-def answers(output: Any, owners: np.ndarray, schema: Schema) -> pd.DataFrame:
+def prediction_table(output: Any, owners: np.ndarray, schema: Schema) -> pd.DataFrame:
     """Predictions as a table, in the target's own units and words."""
     frame = pd.DataFrame({"client": owners})
     if schema.kind == REGRESSION:

@@ -15,26 +15,26 @@ from torch import nn
 from mooring.algorithms.base import Algorithm, build
 from mooring.core import attacks
 from mooring.core.errors import RequestError
-from mooring.core.fields import check_fields
-from mooring.core.python_files import check_unchanged, is_spec, load_python
-from mooring.data import given
-from mooring.data.clients import BINARY, COUNT, LABELS, REGRESSION, Clients
-from mooring.data.datasets import LOADERS, is_name, named
-from mooring.data.sources import load
-from mooring.engines.kernels import with_kernels
-from mooring.engines.loop import Plan, plan_of
-from mooring.engines.request import IN_MEMORY, specs_of
-from mooring.engines.simulator import Known, Simulator
-from mooring.runs.directory import RunDir
+from mooring.core.field_checks import check_fields
+from mooring.core.user_code import check_unchanged, is_spec, load_python
+from mooring.data import client_arrays
+from mooring.data.clients import BINARY, COUNT, MULTILABEL, REGRESSION, Clients
+from mooring.data.datasets import LOADERS, is_dataset_name, load_dataset
+from mooring.data.loading import load
+from mooring.engines.kernel_choice import choose_kernels
+from mooring.engines.loop import TrainingPlan, make_plan
+from mooring.engines.request import IN_MEMORY, user_code_specs
+from mooring.engines.simulator import Simulator, StatisticsCache
+from mooring.runs.directory import RunDirectory
 from mooring.runs.runfile import RunFile
-from mooring.runs.sections import OPTIONS, Data
+from mooring.runs.sections import OPTIONS, DataSection
 from mooring.tasks import catalog
-from mooring.tasks.module import STANDARD, TARGET, Module
+from mooring.tasks.network import STANDARD_UNITS, TARGET_UNITS, NetworkTask
 
-VALIDATION = 0.2  # share of each client's rows, where a pooled data set is dealt out
-POOLED_TAKE = {"split", "partition", "data_dir"}  # options of [data] for data sets that are dealt out
-TABLES_TAKE_NOT = {"partition", "data_dir"}
-SEEN_ROWS = 10_000  # enough to see which units a network speaks
+VALIDATION_SHARE = 0.2  # share of each client's rows, where a pooled data set is dealt out
+POOLED_DATA_OPTIONS = {"split", "partition", "data_dir"}  # options of [data] for data sets that are dealt out
+POOLED_ONLY_OPTIONS = {"partition", "data_dir"}
+MAX_UNIT_CHECK_ROWS = 10_000  # enough to see which units a network speaks
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class Job:
     kept: Path | None = None  # the run directory that has copies of the user's Python files
 
     @property
-    def plan(self) -> Plan:
-        return plan_of(self.run.training)
+    def plan(self) -> TrainingPlan:
+        return make_plan(self.run.training)
 
     def algorithms(self) -> list[Algorithm]:
         """The methods of the run; settled ones take the settled numbers."""
@@ -71,10 +71,10 @@ def prepare(
     that goes on is `kept` in its directory, with copies of the Python files that it names.
     """
     if kept is not None:
-        check_unchanged(specs_of(run), kept)
+        check_unchanged(user_code_specs(run), kept)
     if run.training.threads:
         torch.set_num_threads(run.training.threads)
-    refuse_unused(run, source)
+    check_unused_options(run, source)
     own_loss = callable(loss) or is_spec(run.task.loss)
     clients = source if isinstance(source, Clients) else read_clients(run, source, not own_loss)
     if len(clients) < 2:
@@ -83,20 +83,24 @@ def prepare(
             "more. Check the client column."
         )
     task = make_task(run, clients, model, loss, kept)
-    if isinstance(task, Module) and "units" not in run.task.fields and speaks_units(task, clients, run.training.seed):
-        run = run.model_copy(update={"task": run.task.model_copy(update={"units": TARGET})})
+    if (
+        isinstance(task, NetworkTask)
+        and "units" not in run.task.fields
+        and predicts_target_units(task, clients, run.training.seed)
+    ):
+        run = run.model_copy(update={"task": run.task.model_copy(update={"units": TARGET_UNITS})})
         task = make_task(run, clients, model, loss, kept)
     job = Job(run, clients, task, own or {}, kept)
-    run, task = with_kernels(run, clients, task, job.algorithms())
+    run, task = choose_kernels(run, clients, task, job.algorithms())
     return replace(job, run=run, task=task)
 
 
-def speaks_units(task: Module, clients: Clients, seed: int) -> bool:
+def predicts_target_units(task: NetworkTask, clients: Clients, seed: int) -> bool:
     """Whether a network as it is given, pretrained perhaps, tells the target better in its own units than in standard
     ones, (y - mean) / scale, which a fresh one learns more easily."""
     if clients.kind != REGRESSION or task.has_own_loss or (clients.target_mean, clients.target_scale) == (0.0, 1.0):
         return False
-    x, y = clients.train.x[:SEEN_ROWS], clients.train.y[:SEEN_ROWS].double()
+    x, y = clients.train.x[:MAX_UNIT_CHECK_ROWS], clients.train.y[:MAX_UNIT_CHECK_ROWS].double()
     output = task.predict(task.start(seed)[None], x[None])[0].double().reshape(y.shape)
     as_is = (output - clients.target_mean) / clients.target_scale
     return bool((as_is - y).square().mean() < (output - y).square().mean())
@@ -109,30 +113,35 @@ def read_clients(run: RunFile, source: Any = None, standardise: bool = True) -> 
             raise RequestError("this run's data were in memory; pass the same data again from Python.")
         source = data.source
     if is_pooled(source):
-        return named(source, data.data_dir, **dealing(run))
+        return load_dataset(source, data.data_dir, **partition_options(run))
     wide = run.task.model is None and run.task.name != "module"
-    if not wide and given.is_given(source):
-        return given.take(source, standardise=standardise, **load_options(run))
+    if not wide and client_arrays.is_client_arrays(source):
+        return client_arrays.load_client_arrays(source, standardise=standardise, **load_options(run))
     return load(source, dtype=torch.float64 if wide else torch.float32, **load_options(run))
 
 
 def is_pooled(source: Any) -> bool:
     """Whether a source is a data set that has no clients until it is dealt out."""
-    return is_name(source) and source in LOADERS
+    return is_dataset_name(source) and source in LOADERS
 
 
-def refuse_unused(run: RunFile, source: Any = None) -> None:
+def check_unused_options(run: RunFile, source: Any = None) -> None:
     """Options of [data] that this source has no use for are refused by name, not ignored."""
     source = run.data.source if source is None else source
-    given = {name for name, field in Data.model_fields.items() if getattr(run.data, name) != field.default} - {"source"}
+    given = {name for name, field in DataSection.model_fields.items() if getattr(run.data, name) != field.default} - {
+        "source"
+    }
     if isinstance(source, Clients):
         unused, why = given, "the clients' data are given as they are to be used"
     elif is_pooled(source):
-        unused, why = given - POOLED_TAKE, f"data set '{source}' is no table; it is dealt out by --deal"
+        unused, why = given - POOLED_DATA_OPTIONS, f"data set '{source}' is no table; it is dealt out by --deal"
         if isinstance(run.data.split, str):
             unused |= {"split"}
     else:
-        unused, why = given & TABLES_TAKE_NOT, f"that is for pooled data sets such as digits; {run.data.source} is none"
+        unused, why = (
+            given & POOLED_ONLY_OPTIONS,
+            f"that is for pooled data sets such as digits; {run.data.source} is none",
+        )
     if unused:
         name = min(unused)
         raise RequestError(f"{name} ({OPTIONS[name].flag}) does not apply: {why}.")
@@ -140,7 +149,7 @@ def refuse_unused(run: RunFile, source: Any = None) -> None:
 
 def load_options(run: RunFile) -> dict[str, Any]:
     """A run file's options as `load` and `check` take them."""
-    options = run.data.model_dump(exclude_none=True, exclude={"source", "split_seed", *TABLES_TAKE_NOT})
+    options = run.data.model_dump(exclude_none=True, exclude={"source", "split_seed", *POOLED_ONLY_OPTIONS})
     weights = run.training.weights
     if isinstance(weights, str) and weights not in ("size", "uniform"):
         options["weights"] = weights
@@ -152,15 +161,15 @@ def data_seed(run: RunFile) -> int:
     return run.training.seed if run.data.split_seed is None else run.data.split_seed
 
 
-def dealing(run: RunFile) -> dict[str, Any]:
+def partition_options(run: RunFile) -> dict[str, Any]:
     """How a pooled data set is dealt out; the run's shares and seed hold unless the dealing has its own."""
-    from mooring.data.images import named_images
+    from mooring.data.image_datasets import load_image_dataset
 
     own = run.data.partition or {}
-    hints = get_type_hints(named_images)
+    hints = get_type_hints(load_image_dataset)
     fixed = ("name", "data_dir", "dtype", "return")
     check_fields(f"--deal of {run.data.source}", own, {name: hints[name] for name in hints if name not in fixed})
-    shares: dict[str, Any] = {"validation": VALIDATION}
+    shares: dict[str, Any] = {"validation": VALIDATION_SHARE}
     if run.data.split is not None:
         twice = {"validation", "test"} & set(own)
         if twice:
@@ -178,7 +187,7 @@ def make_task(run: RunFile, clients: Clients, model: Any = None, loss: Any = Non
     if model is not None:
         if about.name not in (None, "module"):
             raise RequestError(f"a model is a task of its own; leave out task '{about.name}', or the model.")
-        return network(run, clients, model, loss, kept)
+        return make_network_task(run, clients, model, loss, kept)
     if about.name == "module":
         raise RequestError("task 'module' needs a model; give one as model = \"my_model.py:make\".")
     if run.training.device not in (None, "cpu"):
@@ -197,34 +206,36 @@ def make_task(run: RunFile, clients: Clients, model: Any = None, loss: Any = Non
     return catalog.build(about.name or "auto", clients.kind, clients.train.x.shape[1], len(clients.classes), known)
 
 
-def network(run: RunFile, clients: Clients, model: Any, loss: Any = None, kept: Path | None = None) -> Module:
+def make_network_task(
+    run: RunFile, clients: Clients, model: Any, loss: Any = None, kept: Path | None = None
+) -> NetworkTask:
     """A network's task; its loss is the one asked for, or follows from the target."""
     about = run.task
-    fields_ = {name: kind for name, kind in catalog.field_types(Module).items() if name != "loss"}
+    fields_ = {name: kind for name, kind in catalog.field_types(NetworkTask).items() if name != "loss"}
     check_fields("the model's task", about.fields, fields_)
     if not callable(loss):
         loss = about.loss
         if loss == IN_MEMORY:
             raise RequestError("the run's loss was in memory; pass it again from Python.")
         loss = load_python(loss, "loss", kept) if loss is not None and is_spec(loss) else loss
-    make, units = maker(model, clients), about.fields.get("units", STANDARD)
+    make, units = model_factory(model, clients), about.fields.get("units", STANDARD_UNITS)
     fields = {"ridge": about.fields.get("ridge", 0.0), "device": run.training.device or "cpu"}
     fields |= {"mean": clients.target_mean, "scale": clients.target_scale} if clients.kind == REGRESSION else {}
     if loss is not None:
-        return Module(make, loss, units=units, **fields)
-    if clients.kind == BINARY and one_number(Module(make), clients):
-        return Module(make, "binary_cross_entropy", **fields)
-    usual = {REGRESSION: "half_square", COUNT: "half_square", LABELS: "binary_cross_entropy"}
-    return Module(make, usual.get(clients.kind, "cross_entropy"), units=units, **fields)
+        return NetworkTask(make, loss, units=units, **fields)
+    if clients.kind == BINARY and has_single_output(NetworkTask(make), clients):
+        return NetworkTask(make, "binary_cross_entropy", **fields)
+    usual = {REGRESSION: "half_square", COUNT: "half_square", MULTILABEL: "binary_cross_entropy"}
+    return NetworkTask(make, usual.get(clients.kind, "cross_entropy"), units=units, **fields)
 
 
-def one_number(task: Module, clients: Clients) -> bool:
+def has_single_output(task: NetworkTask, clients: Clients) -> bool:
     """Whether the network says one number about a row: of two classes, the logit of the second."""
     row = clients.train.x[:1]
     return len(row) > 0 and task.predict(task.start()[None], row[None]).numel() == 1
 
 
-def maker(model: Any, clients: Clients) -> Callable[[], nn.Module]:
+def model_factory(model: Any, clients: Clients) -> Callable[[], nn.Module]:
     """A function without arguments that makes the model: a copy of the one given, with its weights, or what a function
     makes; `features` and `classes` are filled in."""
     if isinstance(model, nn.Module):
@@ -238,7 +249,7 @@ def maker(model: Any, clients: Clients) -> Callable[[], nn.Module]:
     return lambda: model(**given)
 
 
-class Shape:
+class DataShape:
     """What a task needs to know of the data that a run was made from, without the data."""
 
     def __init__(self, about: Mapping[str, Any], dtype: torch.dtype):
@@ -250,19 +261,19 @@ class Shape:
         self.y = torch.zeros(1, *about.get("outputs", ()))
 
 
-def task_of_run(directory: RunDir, model: Any = None, loss: Any = None) -> Any:
+def read_task(directory: RunDirectory, model: Any = None, loss: Any = None) -> Any:
     """The task of a finished run, without its data; a model or a loss that was in memory is passed again."""
     run, about = directory.run, directory.models.task
     if run.task.name == "module" and run.task.model is None and model is None:
         raise RequestError(f"{directory.path}: its model was in memory; pass it again: mooring.open(run, model=model).")
     wide = run.task.model is None and run.task.name != "module"
-    return make_task(run, Shape(about, torch.float64 if wide else torch.float32), model, loss, directory.path)  # type: ignore[arg-type]
+    return make_task(run, DataShape(about, torch.float64 if wide else torch.float32), model, loss, directory.path)  # type: ignore[arg-type]
 
 
-def exchange_of(job: Job, known: Known | None = None) -> Simulator:
+def make_simulator(job: Job, known: StatisticsCache | None = None) -> Simulator:
     """The job's clients in this process; in a trial some of them train on wrong labels."""
     how, clients = job.run.training, job.clients
-    if how.attack is not None and attacks.parse(how.attack)[0] == attacks.LABELS:
-        lying = attacks.liars(how.attack, how.seed, clients.keys)
+    if how.attack is not None and attacks.parse_attack(how.attack)[0] == attacks.LABEL_FLIP:
+        lying = attacks.malicious_clients(how.attack, how.seed, clients.keys)
         clients = replace(clients, train=attacks.flip_labels(clients.train, lying, len(clients.classes)))
     return Simulator(job.task, clients, clients.weights(how.weights), how.chunk or 0, known)

@@ -27,17 +27,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mooring.core.averages import flat, unflat
+from mooring.core.aggregation import flatten_messages, unflatten_message
 from mooring.core.errors import RequestError
-from mooring.engines.guard import clipped
-from mooring.runs.files import json_bytes as sealed_json
-from mooring.runs.files import read_json, sync_directory, temporary, unwritten, write_json
+from mooring.engines.reply_checks import clip_messages
+from mooring.runs.atomic_files import json_bytes as sealed_json
+from mooring.runs.atomic_files import read_json, sync_directory, temporary_path, write_error, write_json
 
-LEDGER, KEY = "privacy.json", "noise.key"
-DELTA = 1e-5  # where nobody says otherwise
+LEDGER_FILE, NOISE_KEY_FILE = "privacy.json", "noise.key"
+DEFAULT_DELTA = 1e-5  # where nobody says otherwise
 
 
-def epsilon_of(noise: float, releases: int, delta: float) -> float:
+def compute_epsilon(noise: float, releases: int, delta: float) -> float:
     """The epsilon at `delta` of so many releases with Gaussian noise of `noise` sensitivities."""
     if not releases:
         return 0.0
@@ -48,14 +48,14 @@ def epsilon_of(noise: float, releases: int, delta: float) -> float:
     return float(get_epsilon_gaussian(noise / math.sqrt(releases), delta))
 
 
-def private_of(plan: Any, clients: int, directory: Path | None = None) -> Private | None:
+def make_private_mean(plan: Any, clients: int, directory: Path | None = None) -> PrivateMean | None:
     """What keeps the promise of a plan that asks for noise."""
     if plan.noise is None or plan.clip is None:
         return None
-    return Private(plan.noise, plan.clip, plan.delta or DELTA, clients, directory)
+    return PrivateMean(plan.noise, plan.clip, plan.delta or DEFAULT_DELTA, clients, directory)
 
 
-class Private:
+class PrivateMean:
     """The private mean of each round, and the ledger: in memory, or in a run's directory."""
 
     def __init__(self, noise: float, clip: float, delta: float, clients: int, directory: Path | None = None):
@@ -63,19 +63,19 @@ class Private:
         self.key = secrets.token_bytes(32)
         self.taken = np.zeros(clients, dtype=np.int64)  # in how many releases each client took part
         self.entries: list[dict[str, Any]] = []
-        epsilon_of(noise, 1, delta)  # told at once where it cannot be counted
+        compute_epsilon(noise, 1, delta)  # told at once where it cannot be counted
         if directory is not None:
             self._open(directory)
 
     @property
     def epsilon(self) -> float:
-        return epsilon_of(self.noise, int(self.taken.max(initial=0)), self.delta)
+        return compute_epsilon(self.noise, int(self.taken.max(initial=0)), self.delta)
 
     def mean(self, message: Any, who: Tensor, cohort: Tensor, p: Tensor, t: int) -> Any:
         """The noisy sum of the clipped messages of `who`, with shares p / sum p of the whole cohort that was asked."""
         share = p.double() / p.double().sum()
         mine = share[torch.isin(cohort, who)]
-        safe = flat(clipped(message, self.clip))
+        safe = flatten_messages(clip_messages(message, self.clip))
         total = (mine[:, None] * safe.double()).sum(0)
         digest = hashlib.blake2b(key=self.key, digest_size=32)
         digest.update(f"{t} {safe.dtype} {tuple(safe.shape)}".encode())
@@ -83,7 +83,7 @@ class Private:
             digest.update(part.contiguous().numpy().tobytes())
         self._enter(t, digest.hexdigest(), cohort)
         sigma = self.noise * self.clip * float(share.max())
-        return unflat(total + sigma * normals(self.key + digest.digest(), len(total)), message)
+        return unflatten_message(total + sigma * draw_normals(self.key + digest.digest(), len(total)), message)
 
     def _enter(self, t: int, digest: str, cohort: Tensor) -> None:
         """Write a release down before it happens; the same one again is none."""
@@ -93,22 +93,22 @@ class Private:
         self.entries.append({"round": t, "digest": digest, "cohort": len(cohort), "epsilon": self.epsilon})
         if self.directory is not None:
             write_json(
-                self.directory / LEDGER,
+                self.directory / LEDGER_FILE,
                 {"noise": self.noise, "clip": self.clip, "delta": self.delta}
                 | {"epsilon": self.epsilon, "taken": self.taken, "releases": self.entries},
             )
 
     def _open(self, directory: Path) -> None:
-        if (directory / LEDGER).exists():
-            found = read_json(directory / LEDGER)
+        if (directory / LEDGER_FILE).exists():
+            found = read_json(directory / LEDGER_FILE)
             self.taken, self.entries = np.array(found["taken"], dtype=np.int64), found["releases"]
-        if (directory / KEY).exists():
-            self.key = bytes.fromhex(read_json(directory / KEY)["key"])
+        if (directory / NOISE_KEY_FILE).exists():
+            self.key = bytes.fromhex(read_json(directory / NOISE_KEY_FILE)["key"])
         else:
-            write_secret(directory / KEY, {"key": self.key.hex()})
+            write_secret(directory / NOISE_KEY_FILE, {"key": self.key.hex()})
 
 
-def normals(key: bytes, count: int) -> Tensor:
+def draw_normals(key: bytes, count: int) -> Tensor:
     """[count] independent standard normal numbers, a function of the key that nobody can guess (SHAKE-256)."""
     pairs = (count + 1) // 2
     words = np.frombuffer(hashlib.shake_256(key).digest(16 * pairs), dtype="<u8").reshape(2, pairs)
@@ -120,7 +120,7 @@ def normals(key: bytes, count: int) -> Tensor:
 
 def write_secret(path: Path, value: dict[str, Any]) -> None:
     """A sealed file that its owner alone may read, whole or absent."""
-    temp = temporary(path.parent)
+    temp = temporary_path(path.parent)
     try:
         handle = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
@@ -131,4 +131,4 @@ def write_secret(path: Path, value: dict[str, Any]) -> None:
         os.rename(temp, path)
         sync_directory(path.parent)
     except OSError as error:
-        raise unwritten(path, error) from error
+        raise write_error(path, error) from error

@@ -16,16 +16,16 @@ from typing import Any
 
 import torch
 
-from mooring.algorithms.base import Algorithm, build, name_of, resolve_name
+from mooring.algorithms.base import Algorithm, build, normalize_name, reference_of
 from mooring.core.errors import RequestError
-from mooring.core.fields import unknown
-from mooring.core.python_files import copy_in, full, is_spec, spec_of, with_imports
-from mooring.core.trust import admit
-from mooring.data.datasets import is_name
-from mooring.runs.directory import RUN
-from mooring.runs.files import plain
+from mooring.core.field_checks import describe_unknown
+from mooring.core.trust import check_trusted
+from mooring.core.user_code import absolute_spec, add_imported_files, find_copy, is_spec, spec_of
+from mooring.data.datasets import is_dataset_name
+from mooring.runs.atomic_files import to_plain
+from mooring.runs.directory import RUN_FILE
 from mooring.runs.runfile import RunFile, make_run, read_run
-from mooring.runs.sections import ALGORITHM, METHODS, NETWORK_ALGORITHM, OPTIONS
+from mooring.runs.sections import DEFAULT_ALGORITHM, DEFAULT_METHODS, DEFAULT_NETWORK_ALGORITHM, OPTIONS
 
 IN_MEMORY = "(in memory)"
 SECTIONS = ("data", "task", "training", "advice")
@@ -47,15 +47,15 @@ def request(
     """The run of a call; `source` is a run file (`something.toml`) or data. `purpose` is "fit" (one `algorithm`, its
     fields in `settings`), "compare" (several `methods`, `settings` by name) or "advise" (neither). Files that a run
     file names, and that nobody has given, are used under `trust` only. Without `reads_source` its data are not read."""
-    file = in_tables(source)
-    given = in_sections(options, model)
+    file = read_tables(source)
+    given = group_by_section(options, model)
     if purpose != "advise" and given["advice"]:
         raise RequestError(f"{min(given['advice'])} does not apply: it is for advise.")
     table = {section: file.get(section, {}) | given[section] for section in SECTIONS if section != "advice"}
     asked = {key: given["task"].get(key) for key in ("name", "model")}
     if any(word is not None and word != (file.get("task", {}).get(key) or "auto") for key, word in asked.items()):
         table["task"] = given["task"]  # another task: the file's settings are not for it
-    known = [one | {"name": full(one["name"])} for one in listed_in(file)]
+    known = [one | {"name": absolute_spec(one["name"])} for one in listed_methods(file)]
     if purpose == "fit":
         network = table["task"].get("model") is not None or table["task"].get("name") == "module"
         ready = [method_to_fit(known, algorithm, settings or {}, network)]
@@ -63,20 +63,20 @@ def request(
         ready = [] if purpose == "advise" else methods_to_compare(known, methods, settings or {})
     if any(table[section] != file.get(section) for section in table) or ready != known:
         ready = [{key: value for key, value in one.items() if key != "settled"} for one in ready]
-    own = own_classes([algorithm, *(methods or [])])
-    asked_for = [resolve_name(full(str(one).split(" ")[0])) for one in (algorithm, *(methods or []))]
+    own = user_classes([algorithm, *(methods or [])])
+    asked_for = [normalize_name(absolute_spec(str(one).split(" ")[0])) for one in (algorithm, *(methods or []))]
     mine = [*given["task"].values(), *asked_for, *own]
     if file:
         rest = {part: {k: v for k, v in table[part].items() if k not in given[part]} for part in table}
         code = [*rest["task"].values(), *(one["name"] for one in ready if one["name"] not in mine)]
-        admit_files(code, rest["data"] if reads_source else {}, source, Path(source).parent, trust)
-    admit_files(mine, given["data"] if file else {**given["data"], "source": source}, "this call", trust=True)
+        check_trusted_files(code, rest["data"] if reads_source else {}, source, Path(source).parent, trust)
+    check_trusted_files(mine, given["data"] if file else {**given["data"], "source": source}, "this call", trust=True)
     for one in ready:  # a wrong field is told before any data are read
         if one["name"] not in own:
             build(one["name"], {k: v for k, v in one.items() if k not in ("name", "settled")})
     for key in ("model", "loss"):
         if key in table["task"]:
-            table["task"][key] = full(table["task"][key])
+            table["task"][key] = absolute_spec(table["task"][key])
     table["data"]["source"] = source_name(table["data"].get("source", source))
     # Advice on tables is many small matrices: PyTorch's second thread would only wait, and spin beside busy processes.
     exact = purpose == "advise" and table["task"].get("model") is None and table["task"].get("name") != "module"
@@ -92,34 +92,34 @@ def request(
         raise RequestError(re.sub(r"^(?:data|training|advice)\.", "", str(error))) from None
 
 
-def asked_run(path: str | Path, trust: bool = False) -> RunFile:
+def read_federation_request(path: str | Path, trust: bool = False) -> RunFile:
     """The run of a run file that a federation is given: an advice where it says so, or has the section [advice] and no
     algorithm; else a fit. An advice leaves rows without a target out, as on one machine. The `source` of a deployment
     is not read: each client names its own table."""
     file = read_run(path)
-    if file.mooring.purpose != "advise" or (file.advice is None and not says_advise(path)):
+    if file.mooring.purpose != "advise" or (file.advice is None and not has_advise_purpose(path)):
         return request(Path(path), purpose="fit", trust=trust, reads_source=False)
     run = request(Path(path), purpose="advise", trust=trust, reads_source=False)
     return run.model_copy(update={"data": run.data.model_copy(update={"drop_missing_target": True})})
 
 
-def says_advise(path: str | Path) -> bool:
+def has_advise_purpose(path: str | Path) -> bool:
     """Whether the file itself names its purpose: without one a file serves every command."""
     return tomllib.loads(Path(path).read_text()).get("mooring", {}).get("purpose") == "advise"
 
 
-def specs_of(run: RunFile) -> list[str]:
+def user_code_specs(run: RunFile) -> list[str]:
     """The user's own Python files that a run names, as "my_file.py:thing"."""
     methods = [run.algorithm] if run.algorithm else run.algorithms or []
     return [str(spec) for spec in (run.task.model, run.task.loss, *(one.name for one in methods)) if is_spec(spec)]
 
 
-def admit_run(run: RunFile, folder: Path, trust: bool = False) -> None:
+def check_trusted_run(run: RunFile, folder: Path, trust: bool = False) -> None:
     """Use the files that a run directory's run file names, as far as they were given before, or under `trust`."""
-    admit_files(specs_of(run), run.data.model_dump(), folder / RUN, folder, trust, folder)
+    check_trusted_files(user_code_specs(run), run.data.model_dump(), folder / RUN_FILE, folder, trust, folder)
 
 
-def admit_files(
+def check_trusted_files(
     code: Iterable[Any],
     data: Tables,
     where: str | Path,
@@ -129,26 +129,26 @@ def admit_files(
 ) -> None:
     """The code that "my_file.py:thing" names among some words, from the copy in `kept` where there is one, and the data
     of a section [data]; names of data sets are no files."""
-    specs = with_imports([spec for spec in code if is_spec(spec)], kept)
-    scripts = [str(copy_in(kept, spec) or spec.rpartition(":")[0]) for spec in specs]
+    specs = add_imported_files([spec for spec in code if is_spec(spec)], kept)
+    scripts = [str(find_copy(kept, spec) or spec.rpartition(":")[0]) for spec in specs]
     named = [data.get("source"), data.get("data_dir")]
-    files = [name for name in named if isinstance(name, str | Path) and name != IN_MEMORY and not is_name(name)]
-    admit(where, folder, scripts, map(str, files), trust)
+    files = [name for name in named if isinstance(name, str | Path) and name != IN_MEMORY and not is_dataset_name(name)]
+    check_trusted(where, folder, scripts, map(str, files), trust)
 
 
-def in_tables(source: Any) -> Tables:
+def read_tables(source: Any) -> Tables:
     """The tables of a run file; none for any other source."""
     if not isinstance(source, str | Path) or not str(source).endswith(".toml"):
         return {}
     return read_run(source).model_dump(exclude_none=True, exclude={"mooring"})
 
 
-def in_sections(options: Mapping[str, Any], model: Any = None) -> dict[str, Tables]:
+def group_by_section(options: Mapping[str, Any], model: Any = None) -> dict[str, Tables]:
     """Options by the section that they belong to; those that are None are left out."""
     out: dict[str, Tables] = {section: {} for section in SECTIONS}
     for name, value in {**options, "model": model}.items():
         if name not in OPTIONS:
-            raise RequestError(f"{unknown('option', name, sorted(OPTIONS), 'mooring list options')}.")
+            raise RequestError(f"{describe_unknown('option', name, sorted(OPTIONS), 'mooring list options')}.")
         if value is None:
             continue
         if name == "task" and isinstance(value, Mapping):
@@ -163,30 +163,30 @@ def in_sections(options: Mapping[str, Any], model: Any = None) -> dict[str, Tabl
         elif name == "loss" and callable(value):
             out["task"]["loss"] = spec_of(value) or IN_MEMORY
         else:
-            out[OPTIONS[name].section][OPTIONS[name].field] = as_plain(value)
+            out[OPTIONS[name].section][OPTIONS[name].field] = to_run_file_value(value)
     return out
 
 
-def as_plain(value: Any) -> Any:
+def to_run_file_value(value: Any) -> Any:
     """A value as a run file holds it, where that is possible; the run file's own check tells where it is not."""
     if isinstance(value, Path):
         return str(value)
     if hasattr(value, "items"):  # a mapping, or a pandas series
-        return {str(key): as_plain(item) for key, item in value.items()}
+        return {str(key): to_run_file_value(item) for key, item in value.items()}
     try:
-        return plain(value)
+        return to_plain(value)
     except TypeError:
         return value
 
 
-def listed_in(file: Tables) -> list[Tables]:
+def listed_methods(file: Tables) -> list[Tables]:
     """The methods of a run file."""
     return [file["algorithm"]] if "algorithm" in file else file.get("algorithms", [])
 
 
-def own_classes(algorithms: Sequence[Any]) -> dict[str, type[Algorithm]]:
+def user_classes(algorithms: Sequence[Any]) -> dict[str, type[Algorithm]]:
     """The classes of the algorithms among these that were given as objects, by the names that run files give them."""
-    return {name_of(one): type(one) for one in algorithms if isinstance(one, Algorithm)}
+    return {reference_of(one): type(one) for one in algorithms if isinstance(one, Algorithm)}
 
 
 def method_to_fit(known: list[Tables], algorithm: Any, settings: Mapping[str, Any], network: bool = False) -> Tables:
@@ -195,45 +195,47 @@ def method_to_fit(known: list[Tables], algorithm: Any, settings: Mapping[str, An
         names = ", ".join(one["name"] for one in known)
         raise RequestError(f"the run file lists several methods ({names}); choose one by --algorithm.")
     if algorithm is None:
-        usual = NETWORK_ALGORITHM if network else {"name": ALGORITHM}
-        return {**(known[0] if known else usual), **with_eta(settings)}
+        usual = DEFAULT_NETWORK_ALGORITHM if network else {"name": DEFAULT_ALGORITHM}
+        return {**(known[0] if known else usual), **rename_lr(settings)}
     if not isinstance(algorithm, str):
         if not isinstance(algorithm, Algorithm):
             raise RequestError(f"algorithm must be a name or an Algorithm, got {type(algorithm).__name__}.")
         if settings:
             raise RequestError(f"give the fields of {algorithm.name} to the algorithm itself, not as settings.")
-        return {"name": name_of(algorithm), **fields_of(algorithm)}
-    algorithm = resolve_name(full(algorithm))
-    return {**next((one for one in known if one["name"] == algorithm), {"name": algorithm}), **with_eta(settings)}
+        return {"name": reference_of(algorithm), **hyperparameters(algorithm)}
+    algorithm = normalize_name(absolute_spec(algorithm))
+    return {**next((one for one in known if one["name"] == algorithm), {"name": algorithm}), **rename_lr(settings)}
 
 
 def methods_to_compare(known: list[Tables], methods: Sequence[Any] | None, settings: Mapping[str, Any]) -> list[Tables]:
     """The sections [[algorithms]]: what is asked for, the run file's (a lone one beside its referees), or the usual."""
     if methods is None:
         mine = [one["name"] for one in known]
-        methods = mine or METHODS if len(mine) != 1 else [*(n for n in ("local", "global") if n not in mine), *mine]
+        methods = (
+            mine or DEFAULT_METHODS if len(mine) != 1 else [*(n for n in ("local", "global") if n not in mine), *mine]
+        )
     out: list[Tables] = []
     for method in methods if len(known) < 2 else dict.fromkeys(methods):
         if isinstance(method, str):
             name, *words = method.split() if not is_spec(method) else [method]
-            given = with_eta(settings.get(name, {}) | in_words(words))
-            name = resolve_name(full(name))
+            given = rename_lr(settings.get(name, {}) | parse_assignments(words))
+            name = normalize_name(absolute_spec(name))
             mine_too = [one for one in known if one["name"] == name] or [{"name": name}]
             out += [one | given for one in mine_too]
         else:
-            out.append({"name": name_of(method), **fields_of(method)})
+            out.append({"name": reference_of(method), **hyperparameters(method)})
     unused = sorted(set(settings) - {method.split()[0] for method in methods if isinstance(method, str)})
     if unused:
         raise RequestError(f"settings for {unused[0]!r}, which is not among the methods.")
     return out
 
 
-def with_eta(settings: Mapping[str, Any]) -> Tables:
+def rename_lr(settings: Mapping[str, Any]) -> Tables:
     """Hyperparameters by the names that algorithms have for them: `lr`, as others call the step size, is `eta`."""
     return {"eta" if name == "lr" else name: value for name, value in settings.items()}
 
 
-def in_words(words: Sequence[str]) -> Tables:
+def parse_assignments(words: Sequence[str]) -> Tables:
     """The fields of a method that is named together with them: `ditto lam=0.1`."""
     fields = {}
     for word in words:
@@ -251,10 +253,10 @@ def source_name(source: Any) -> str:
     """What a run file says of a source: a data set's name, a file's full path, or that it was in memory."""
     if not isinstance(source, str | Path):
         return IN_MEMORY
-    return str(source) if is_name(source) or not Path(source).exists() else str(Path(source).resolve())
+    return str(source) if is_dataset_name(source) or not Path(source).exists() else str(Path(source).resolve())
 
 
-def fields_of(algorithm: Algorithm) -> dict[str, Any]:
+def hyperparameters(algorithm: Algorithm) -> dict[str, Any]:
     """An algorithm's fields as a run file holds them."""
     out = {}
     for field in fields(algorithm):  # type: ignore[arg-type]

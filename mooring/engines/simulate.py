@@ -11,17 +11,27 @@ from torch import Tensor
 from mooring.core.task import Task
 from mooring.data.clients import Clients
 from mooring.engines.exchange import LAST
-from mooring.engines.loop import Asking, Outcome, Plan, Progress, answered, deployed, everyones, rounds_of, settle
+from mooring.engines.loop import (
+    Asking,
+    TrainingOutcome,
+    TrainingPlan,
+    TrainingState,
+    answered,
+    collect_models,
+    full_round,
+    resolve,
+    rounds_of,
+)
 from mooring.engines.simulator import Simulator
 
 
-class Simulated(NamedTuple):
+class SimulationResult(NamedTuple):
     """What a simulation leaves."""
 
     algorithm: Any  # settled
     exchange: Simulator
-    outcome: Outcome
-    plan: Plan
+    outcome: TrainingOutcome
+    plan: TrainingPlan
 
     @property
     def server(self) -> Any:
@@ -30,37 +40,37 @@ class Simulated(NamedTuple):
 
     def models(self, which: str = LAST) -> Tensor:
         """[m, d]: what every client deploys after the last or the best round."""
-        found = deployed(self.outcome, self.exchange, self.plan, which)
+        found = collect_models(self.outcome, self.exchange, self.plan, which)
         assert found is not None  # the simulator has them all
         return found
 
 
-class Moment(NamedTuple):
+class RoundSnapshot(NamedTuple):
     """A simulation after round t, for whoever watches it."""
 
     t: int
     server: Any
     exchange: Simulator
-    plan: Plan
+    plan: TrainingPlan
 
     def models(self) -> Tensor:
         """[m, d]: what every client would deploy now."""
         roster = self.exchange.roster
-        return self.exchange.models(self.server, everyones(self.t, self.plan.rounds, roster, self.plan))
+        return self.exchange.models(self.server, full_round(self.t, self.plan.rounds, roster, self.plan))
 
 
 def simulating(
     algorithm: Any,
     task: Task,
     clients: Clients,
-    plan: Plan,
+    plan: TrainingPlan,
     *,
     weights: str = "size",
     settled: bool = False,
-    watch: Callable[[Moment], bool | None] = lambda moment: None,
+    watch: Callable[[RoundSnapshot], bool | None] = lambda moment: None,
     chunk: int = 0,
     w0: Tensor | None = None,
-) -> Asking[Simulated]:
+) -> Asking[SimulationResult]:
     """Train on clients in this process; whoever drives it answers each round's question. `watch` sees every round; a
     round after which it says True is the last.
 
@@ -73,18 +83,18 @@ def simulating(
         ready, server = algorithm, algorithm.start(task, begin)[0]
         exchange.begin(ready, begin)
     else:
-        ready, server = settle(algorithm, task, exchange, plan.seed, w0)
+        ready, server = resolve(algorithm, task, exchange, plan.seed, w0)
 
-    def tell(progress: Progress, _: int) -> None:
-        if watch(Moment(progress.t, progress.server, exchange, plan)):
+    def tell(progress: TrainingState, _: int) -> None:
+        if watch(RoundSnapshot(progress.t, progress.server, exchange, plan)):
             progress.stopped = True
 
-    outcome = yield from rounds_of(ready, exchange, plan, Progress(server), tell=tell)
-    return Simulated(ready, exchange, outcome, plan)
+    outcome = yield from rounds_of(ready, exchange, plan, TrainingState(server), tell=tell)
+    return SimulationResult(ready, exchange, outcome, plan)
 
 
 @wraps(simulating)
-def simulate(*given: Any, **more: Any) -> Simulated:
+def simulate(*given: Any, **more: Any) -> SimulationResult:
     return answered(simulating(*given, **more))
 
 

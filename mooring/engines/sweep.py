@@ -19,15 +19,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mooring.core.cohort import PADDED_BYTES, chunk_size, in_order, select, stacked
-from mooring.core.costs import Meter
-from mooring.core.moor import Each, Moor
-from mooring.core.threads import side_by_side
+from mooring.core.cohort import MAX_PADDED_BYTES, chunk_size, map_blocks, select, stack_states
+from mooring.core.costs import CostMeter
+from mooring.core.penalty import PerClientPenalty, PerRow
+from mooring.core.threads import map_threads
 from mooring.data.clients import Clients
-from mooring.engines import loop, visits
-from mooring.engines.exchange import Replies, sent
-from mooring.engines.loop import Ask, Asking, Evaluation, Plan, Progress
-from mooring.engines.simulator import Known, Simulator
+from mooring.engines import local_update, loop
+from mooring.engines.exchange import Replies, visible_state
+from mooring.engines.loop import Ask, Asking, Evaluation, TrainingPlan, TrainingState
+from mooring.engines.simulator import Simulator, StatisticsCache
 
 
 class Variant(NamedTuple):
@@ -37,7 +37,7 @@ class Variant(NamedTuple):
     seed: int
 
 
-class Swept(NamedTuple):
+class VariantResult(NamedTuple):
     """What a variant came to."""
 
     algorithm: Any  # settled
@@ -47,32 +47,36 @@ class Swept(NamedTuple):
     last: Evaluation
 
 
-def sweep(variants: Sequence[Variant], task: Any, clients: Clients, plan: Plan, weights: str = "size") -> list[Swept]:
+def sweep(
+    variants: Sequence[Variant], task: Any, clients: Clients, plan: TrainingPlan, weights: str = "size"
+) -> list[VariantResult]:
     """Every variant after all rounds of `plan`, whose seed the variants replace; they need not have anything in common.
 
     Variants that differ in nothing but seeds and what their algorithm lists in `swept` are trained as one cohort.
     """
-    known: Known = {}
+    known: StatisticsCache = {}
     runs = [_run(variant, task, clients, plan, weights, known) for variant in variants]
     return [swept for swept, _ in all_answered(runs)]
 
 
-def _run(variant: Variant, task: Any, clients: Clients, plan: Plan, weights: str, known: Known) -> Asking[Swept]:
+def _run(
+    variant: Variant, task: Any, clients: Clients, plan: TrainingPlan, weights: str, known: StatisticsCache
+) -> Asking[VariantResult]:
     exchange = Simulator(task, clients, clients.weights(weights), known=known)
-    ready, server = loop.settle(variant.algorithm, task, exchange, variant.seed)
-    outcome = yield from loop.rounds_of(ready, exchange, replace(plan, seed=variant.seed), Progress(server))
-    return Swept(ready, variant.seed, outcome.progress.server, exchange, outcome.last)
+    ready, server = loop.resolve(variant.algorithm, task, exchange, variant.seed)
+    outcome = yield from loop.rounds_of(ready, exchange, replace(plan, seed=variant.seed), TrainingState(server))
+    return VariantResult(ready, variant.seed, outcome.progress.server, exchange, outcome.last)
 
 
-def most_together(task: Any, clients: Clients, cohort: int, chunk: int = 0) -> int:
+def max_runs_per_cohort(task: Any, clients: Clients, cohort: int, chunk: int = 0) -> int:
     """How many runs that ask so many of these clients in a round are worth training as one cohort: as many as fit one
     chunk with all their models and rows. Beyond that arithmetic counts, and memory."""
     rows = clients.train
     models = (chunk or chunk_size(task)) // cohort
-    return max(1, min(models, PADDED_BYTES // max(len(rows.y) * rows.x[:1].numel() * rows.x.element_size(), 1)))
+    return max(1, min(models, MAX_PADDED_BYTES // max(len(rows.y) * rows.x[:1].numel() * rows.x.element_size(), 1)))
 
 
-def alike(methods: Mapping[str, Any], most: int) -> list[list[str]]:
+def group_methods(methods: Mapping[str, Any], most: int) -> list[list[str]]:
     """The names of algorithms in groups of at most `most` that may be visited together."""
     groups: dict[Any, list[str]] = {}
     for name, algorithm in methods.items():
@@ -143,7 +147,7 @@ def _next_groups(runs: list[_Clocked]) -> list[list[_Clocked]]:
 
 def _most(ask: Ask) -> int:
     at: Any = ask.exchange
-    return most_together(at.task, at.clients, len(ask.cohort), at.chunk)
+    return max_runs_per_cohort(at.task, at.clients, len(ask.cohort), at.chunk)
 
 
 def _visited(group: list[_Clocked], alone: bool, places: int) -> list[tuple[_Clocked, Replies, float]]:
@@ -155,14 +159,14 @@ def _visited(group: list[_Clocked], alone: bool, places: int) -> list[tuple[_Clo
         replies = [ask.answer() for ask in asks]
     elif places:
         seats = {one.place: one.ask for one in group}
-        replies = ask_together([seats.get(place, asks[0]) for place in range(places)], sorted(seats))
+        replies = update_cohorts_together([seats.get(place, asks[0]) for place in range(places)], sorted(seats))
     else:
-        replies = ask_together(asks)
+        replies = update_cohorts_together(asks)
     share = (time.perf_counter() - begin) / len(group)
     return [(one, reply, share) for one, reply in zip(group, replies)]
 
 
-def ask_together(asks: Sequence[Ask], wanted: Sequence[int] | None = None) -> list[Replies]:
+def update_cohorts_together(asks: Sequence[Ask], wanted: Sequence[int] | None = None) -> list[Replies]:
     """What the simulators of runs that are alike reply to their asks, by one visit to all cohorts; only the replies to
     the `wanted` asks count.
 
@@ -174,31 +178,35 @@ def ask_together(asks: Sequence[Ask], wanted: Sequence[int] | None = None) -> li
     owner = torch.repeat_interleave(torch.arange(len(asks)), len(cohorts[0]))
     seeds = np.array([ask.round.seed for ask in asks], dtype=np.uint64)[owner.numpy()]
     data = replace(first.data.select(torch.cat(cohorts)), seeds=seeds)
-    servers = stacked([_row(sent(exchange.algorithm, ask.server)) for exchange, ask in zip(exchanges, asks)])
-    states = stacked([exchange.states.take(cohort) for exchange, cohort in zip(exchanges, cohorts)])
+    servers = stack_states(
+        [_row(visible_state(exchange.algorithm, ask.server)) for exchange, ask in zip(exchanges, asks)]
+    )
+    states = stack_states([exchange.states.take(cohort) for exchange, cohort in zip(exchanges, cohorts)])
     numbers = {
         name: torch.tensor([float(getattr(one.algorithm, name)) for one in exchanges], dtype=torch.float64)
         for name in first.algorithm.swept
     }
-    meters: list[Meter] = []
+    meters: list[CostMeter] = []
 
     def stay(block: Tensor) -> tuple[Any, Any]:
-        mine, meter = owner[block], Meter()
+        mine, meter = owner[block], CostMeter()
         meters.append(meter)
         algorithm = _with(first.algorithm, {name: values[mine] for name, values in numbers.items()})
         clients, server = select(states, block), select(servers, mine)
-        return visits.visit(algorithm, first.task, server, clients, data.select(block), asks[0].round, meter)
+        return local_update.client_update(
+            algorithm, first.task, server, clients, data.select(block), asks[0].round, meter
+        )
 
     if all(torch.equal(cohort, cohorts[0]) for cohort in cohorts):
         run = torch.arange(len(asks))[:, None] * len(cohorts[0])
         blocks = [(run + block).flatten() for block in first.data.train.select(cohorts[0]).blocks(first.chunk)]
     else:
         blocks = data.train.blocks(first.chunk)
-    found, message = in_order(blocks, stay, side_by_side)
-    whole = Meter()
+    found, message = map_blocks(blocks, stay, map_threads)
+    whole = CostMeter()
     for meter in meters:
         whole.add(meter)
-    own = Meter(whole.samples // len(asks), whole.gradients // len(asks))
+    own = CostMeter(whole.samples // len(asks), whole.gradients // len(asks))
     return [
         exchanges[r].replied(cohorts[r], select(found, owner == r), select(message, owner == r), own)
         for r in (range(len(asks)) if wanted is None else wanted)
@@ -209,7 +217,7 @@ def _sweepable(algorithm: Any) -> bool:
     """Whether clients of several runs of the algorithm can be one cohort; promises of solves are told run by run."""
     free = [getattr(algorithm, name) for name in algorithm.swept]
     plain = not algorithm.pooled and not algorithm.one_shot and not getattr(algorithm, "tol", 0)
-    return bool(free) and plain and not any(isinstance(value, Moor) for value in free)
+    return bool(free) and plain and not any(isinstance(value, PerClientPenalty) for value in free)
 
 
 def _likeness(algorithm: Any) -> Any:
@@ -231,5 +239,5 @@ def _with(algorithm: Any, numbers: dict[str, Tensor]) -> Any:
     for field in fields(algorithm):
         object.__setattr__(twin, field.name, getattr(algorithm, field.name))
     for name, values in numbers.items():
-        object.__setattr__(twin, name, Each(values) if name == "lam" else values)
+        object.__setattr__(twin, name, PerRow(values) if name == "lam" else values)
     return twin

@@ -14,18 +14,18 @@ import torch
 
 from mooring.core.cohort import Round
 from mooring.engines import loop
-from mooring.engines.kernels import has_kernels, using
+from mooring.engines.kernel_choice import has_kernels, set_kernels
 from mooring.engines.prepare import Job, prepare
 from mooring.engines.request import request
 from mooring.engines.simulator import Simulator, chunk_size
 from mooring.runs.sections import Options
-from mooring.tasks.compiled import available
+from mooring.tasks.fused.linear_numba import is_numba_available
 
-SPREAD = 4  # chunks of a quarter, once and four times the usual number of clients are tried
-ROUNDS = 3  # of which the quickest counts; one before them warms up
+CHUNK_FACTOR = 4  # chunks of a quarter, once and four times the usual number of clients are tried
+TIMED_ROUNDS = 3  # of which the quickest counts; one before them warms up
 
 
-class Trial(NamedTuple):
+class TunedSetting(NamedTuple):
     """How long a round takes with these settings."""
 
     threads: int
@@ -46,7 +46,7 @@ def tune(
     settings: Mapping[str, Any] | None = None,
     trust: bool = False,
     **options: Unpack[Options],
-) -> list[Trial]:
+) -> list[TunedSetting]:
     """Rounds of the run that `fit` would train with the same arguments, timed with other settings: the fastest first.
 
     The clock decides, so that the machine should have nothing else to do.
@@ -54,33 +54,33 @@ def tune(
     asked = request(source, purpose="fit", algorithm=algorithm, settings=settings, model=model, trust=trust, **options)
     job = prepare(asked, None if isinstance(source, str) else source, model)
     exchange = Simulator(job.task, job.clients, job.clients.weights(asked.training.weights))
-    ready, _ = loop.settle(job.algorithms()[0], job.task, exchange, job.plan.seed)
+    ready, _ = loop.resolve(job.algorithms()[0], job.task, exchange, job.plan.seed)
     before = torch.get_num_threads()
     try:
-        trials = [Trial(*setting, seconds_of(job, ready, *setting)) for setting in settings_of(job)]
+        trials = [TunedSetting(*setting, time_round(job, ready, *setting)) for setting in list_settings(job)]
     finally:
         torch.set_num_threads(before)
     return sorted(trials, key=lambda trial: trial.seconds)
 
 
-def settings_of(job: Job) -> Iterator[tuple[int, int, str]]:
+def list_settings(job: Job) -> Iterator[tuple[int, int, str]]:
     """Threads, chunk and kernels to try."""
     cohort, usual = loop.cohort_size(job.plan, len(job.clients)), chunk_size(job.task)
-    chunks = sorted({min(max(size, 1), cohort) for size in (usual // SPREAD, usual, usual * SPREAD)})
-    compiled = has_kernels(job.task) and available()
+    chunks = sorted({min(max(size, 1), cohort) for size in (usual // CHUNK_FACTOR, usual, usual * CHUNK_FACTOR)})
+    compiled = has_kernels(job.task) and is_numba_available()
     for threads in sorted({1, torch.get_num_threads()}):
         for kernels in ("torch", "numba") if compiled else ("torch",):
             yield from ((threads, chunk, kernels) for chunk in chunks)
 
 
-def seconds_of(job: Job, algorithm: Any, threads: int, chunk: int, kernels: str) -> float:
+def time_round(job: Job, algorithm: Any, threads: int, chunk: int, kernels: str) -> float:
     """A round, by the clock."""
     torch.set_num_threads(threads)
-    task = using(job.task, kernels)
+    task = set_kernels(job.task, kernels)
     exchange, w0 = Simulator(task, job.clients, job.clients.weights(), chunk), task.start(job.plan.seed)
     exchange.begin(algorithm, w0)
     server, m, took = algorithm.start(task, w0)[0], len(job.clients), []
-    for t in range(1, ROUNDS + 2):
+    for t in range(1, TIMED_ROUNDS + 2):
         cohort = loop.sample_cohort(job.plan, exchange.data.keys, t)
         begin = time.perf_counter()
         exchange.ask(server, cohort, Round(t, job.plan.rounds, m, len(cohort), 1.0, job.plan.seed))

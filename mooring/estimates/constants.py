@@ -19,14 +19,14 @@ from numpy.typing import ArrayLike
 from scipy.special import chdtri, ndtri
 from torch import Tensor
 
-from mooring.estimates.estimate import Estimate, not_identified
-from mooring.estimates.reml import LARGEST
-from mooring.estimates.spread import spread_likelihood
-from mooring.estimates.summaries import LinearStats, LocalFits, Summary, fits_from_stats, fits_of, trace
+from mooring.estimates.client_summaries import ClientSummary, LinearStats, LocalFits, fit_from_stats, local_fits, trace
+from mooring.estimates.estimate import Estimate, unidentified
+from mooring.estimates.random_effects import fit_reml
+from mooring.estimates.reml import MAX_VARIANCE_RATIO
 from mooring.theory.weights import check_weights
 
-FLAT = 1e-8  # a curvature below this share of the largest is a direction that no row looks along
-SAMPLE = "{} is a property of the rows at hand: the truth's may differ more than the interval says."
+FLAT_EIGENVALUE_SHARE = 1e-8  # a curvature below this share of the largest is a direction that no row looks along
+SAMPLE_WARNING = "{} is a property of the rows at hand: the truth's may differ more than the interval says."
 
 
 class ConstantEstimates(NamedTuple):
@@ -38,7 +38,7 @@ class ConstantEstimates(NamedTuple):
 
 
 def estimate_constants(
-    summary: Summary,
+    summary: ClientSummary,
     *,
     losses: Tensor | None = None,
     bounded: bool = False,
@@ -48,13 +48,13 @@ def estimate_constants(
 
     `losses` holds every record's loss at its client's fit, `bounded` says whether the loss has a bound at all.
     """
-    fits = fits_of(summary)
-    unknown = not_identified("Not asked for.")
+    fits = local_fits(summary)
+    unknown = unidentified("Not asked for.")
     return ConstantEstimates(
         smoothness(fits.hessian, fits.n, level),
         strong_convexity(fits.hessian, fits.n, level),
         gradient_noise(fits, level),
-        response_noise(summary, level) if isinstance(summary, LinearStats) else not_identified("Not a linear task."),
+        response_noise(summary, level) if isinstance(summary, LinearStats) else unidentified("Not a linear task."),
         unknown if losses is None else loss_bound(losses, bounded),
     )
 
@@ -70,7 +70,7 @@ def strong_convexity(hessian: Tensor, n: Tensor, level: float = 0.95) -> Estimat
     values = torch.linalg.eigvalsh(hessian)
     open_ = values[:, 0] <= torch.finfo(values.dtype).eps * values.shape[1] * values[:, -1]
     smallest = torch.where(open_, 0.0, values[:, 0])
-    warnings = (SAMPLE.format("Strong convexity"),)
+    warnings = (SAMPLE_WARNING.format("Strong convexity"),)
     if bool(open_.any()):
         warnings = (f"{int(open_.sum())} clients' losses are not strongly convex; give the task a ridge > 0.",)
     return _eigenvalue(
@@ -81,10 +81,10 @@ def strong_convexity(hessian: Tensor, n: Tensor, level: float = 0.95) -> Estimat
 def theorem_convexity(hessian: Tensor, n: Tensor, p: Tensor, level: float = 0.95) -> Estimate:
     """mu for the theorems: the smallest client's, or that of the averaged risk where rows leave directions open."""
     least = strong_convexity(hessian, n, level)
-    if least.value > FLAT * float(torch.linalg.eigvalsh(hessian).max()):
+    if least.value > FLAT_EIGENVALUE_SHARE * float(torch.linalg.eigvalsh(hessian).max()):
         return least
     values = torch.linalg.eigvalsh((p[:, None, None] * hessian).sum(0))
-    seen = values[values > FLAT * values[-1]]
+    seen = values[values > FLAT_EIGENVALUE_SHARE * values[-1]]
     said = "Some clients' rows leave directions open (mu_i = 0); mu of the averaged risk stands in for theirs."
     if len(seen) < len(values):
         said += f" {len(values) - len(seen)} direction(s) that no row looks along are left out."
@@ -95,7 +95,7 @@ def gradient_noise(fits: LocalFits, level: float = 0.95) -> Estimate:
     """rho, the largest client's root mean square gradient of a record at its truth."""
     known = fits.freedom > 0
     if not bool(known.any()):
-        return not_identified("No client has more rows than coefficients.")
+        return unidentified("No client has more rows than coefficients.")
     square = torch.where(known, trace(fits.gradient_cov), -inf)
     top = int(square.argmax())
     low, high = _variance_interval(float(square[top]), float(fits.freedom[top]), level)
@@ -107,13 +107,13 @@ def gradient_noise(fits: LocalFits, level: float = 0.95) -> Estimate:
 
 def response_noise(stats: LinearStats, level: float = 0.95) -> Estimate:
     """sigma of a linear task: residuals of the clients' own fits, or restricted likelihood where there are none."""
-    fits = fits_from_stats(stats)
+    fits = fit_from_stats(stats)
     freedom = float(fits.freedom.sum())
     if freedom <= 0:
-        spread = spread_likelihood(stats)
+        spread = fit_reml(stats)
         t = float(spread.variance[0] / spread.noise[0])
-        if t * float(stats.n.max()) * float(trace(stats.gram).max()) > LARGEST / 10:
-            return not_identified("No client has more rows than coefficients and the likelihood puts the noise at 0.")
+        if t * float(stats.n.max()) * float(trace(stats.gram).max()) > MAX_VARIANCE_RATIO / 10:
+            return unidentified("No client has more rows than coefficients and the likelihood puts the noise at 0.")
         value = float(spread.noise[0]) ** 0.5
         return Estimate(value, nan, nan, "restricted likelihood under a common spread", spread.warnings)
     own = stats.n * (stats.yy - (fits.fit * stats.moment).sum(1)).clamp(min=0)

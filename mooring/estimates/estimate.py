@@ -14,6 +14,6 @@ class Estimate(NamedTuple):
     warnings: tuple[str, ...] = ()
 
 
-def not_identified(reason: str) -> Estimate:
+def unidentified(reason: str) -> Estimate:
     """The data cannot tell: no value and no interval, but the reason."""
     return Estimate(nan, nan, nan, "not identified", (reason,))

@@ -22,29 +22,29 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from mooring.core.newton import newton
+from mooring.core.newton import damped_newton
 
-PAIRS = 2_000  # up to so many rows a client's curvature includes its term over pairs, which costs n^2 d,
-PLENTY = 100  # and up to so many rows per coefficient: its share is of order d/n
-FLOOR = 1e-10  # relative ridge that keeps the algebra finite for clients with too few rows
-LEAST = 0.25  # J counts only where it is at least this share of the Fisher information
-PHI = 3.0  # phi is 1 up to sampling error: anything further off is a client of few rows close to separation
-REACH = 4.0  # no record's log-odds move by more than this in one step
+MAX_PAIR_ROWS = 2_000  # up to so many rows a client's curvature includes its term over pairs, which costs n^2 d,
+MAX_ROWS_PER_COEFFICIENT = 100  # and up to so many rows per coefficient: its share is of order d/n
+RELATIVE_RIDGE = 1e-10  # relative ridge that keeps the algebra finite for clients with too few rows
+MIN_CURVATURE_SHARE = 0.25  # J counts only where it is at least this share of the Fisher information
+MAX_PHI = 3.0  # phi is 1 up to sampling error: anything further off is a client of few rows close to separation
+MAX_LOG_ODDS_STEP = 4.0  # no record's log-odds move by more than this in one step
 
 
-class Firth(NamedTuple):
+class FirthFit(NamedTuple):
     fit: Tensor  # [m, d]
     curvature: Tensor  # [m, d, d], J
     fisher: Tensor  # [m, d, d], X'WX
     phi: Tensor  # [m]
 
 
-def firth(x: Tensor, success: Tensor, valid: Tensor) -> Firth:
+def fit_firth(x: Tensor, success: Tensor, valid: Tensor) -> FirthFit:
     """Fits for x [m, B, d] and success [m, B]; rows with valid = False are padding and must be zero in x."""
     y, valid = success.double(), valid.double()
     n, d = valid.sum(1), x.shape[2]
     size = (x**2).sum((1, 2)) / n
-    floor = FLOOR * size.clamp(min=FLOOR)[:, None, None] * torch.eye(d, dtype=x.dtype)
+    floor = RELATIVE_RIDGE * size.clamp(min=RELATIVE_RIDGE)[:, None, None] * torch.eye(d, dtype=x.dtype)
 
     last: list[tuple[Tensor, ...]] = []  # Newton's method asks for value, slope and direction at the same w
 
@@ -68,14 +68,14 @@ def firth(x: Tensor, success: Tensor, valid: Tensor) -> Firth:
 
     def direction(w: Tensor, g: Tensor) -> Tensor:
         step = n[:, None] * torch.cholesky_solve(g[..., None], parts(w)[3])[..., 0]
-        return step * (REACH / (x @ step[..., None]).abs().amax(1).clamp(min=REACH))
+        return step * (MAX_LOG_ODDS_STEP / (x @ step[..., None]).abs().amax(1).clamp(min=MAX_LOG_ODDS_STEP))
 
-    w = newton(value, slope, direction, torch.zeros(len(x), d, dtype=x.dtype), tol=1e-9)
+    w = damped_newton(value, slope, direction, torch.zeros(len(x), d, dtype=x.dtype), tol=1e-9)
     _, prob, curve, factor = parts(w)
     h, tilt = _leverage(x, curve, factor), 1 - 2 * prob
     bent = curve * (1 + h) - h * tilt**2 / 2
     curvature = (bent[..., None] * x).mT @ x
-    if x.shape[1] <= min(PAIRS, PLENTY * d):
+    if x.shape[1] <= min(MAX_PAIR_ROWS, MAX_ROWS_PER_COEFFICIENT * d):
         half = torch.linalg.solve_triangular(factor, x.mT, upper=False)
         slant = tilt * curve
         curvature = curvature + x.mT @ (slant[:, :, None] * (half.mT @ half) ** 2 @ (slant[..., None] * x)) / 2
@@ -83,14 +83,14 @@ def firth(x: Tensor, success: Tensor, valid: Tensor) -> Firth:
     # Close to separation the expansion behind J may fail; the Fisher information is then the better curvature.
     half = torch.linalg.solve_triangular(factor, curvature, upper=False)
     relative = torch.linalg.solve_triangular(factor, half.mT, upper=False)
-    usable = torch.linalg.eigvalsh((relative + relative.mT) / 2)[:, 0] > LEAST
+    usable = torch.linalg.eigvalsh((relative + relative.mT) / 2)[:, 0] > MIN_CURVATURE_SHARE
     curvature = torch.where(usable[:, None, None], curvature, fisher)
     bent = torch.where(usable[:, None], bent, curve)
     bent_leverage = bent * ((x @ torch.linalg.inv(curvature + floor)) * x).sum(-1)
     expected = (bent * (1 - bent_leverage)).sum(1)
     score = _score(y, valid, prob, h)
-    phi = (score.square().sum(1) / expected.clamp(min=FLOOR)).clamp(1 / PHI, PHI)
-    return Firth(w, curvature, fisher, phi)
+    phi = (score.square().sum(1) / expected.clamp(min=RELATIVE_RIDGE)).clamp(1 / MAX_PHI, MAX_PHI)
+    return FirthFit(w, curvature, fisher, phi)
 
 
 def _leverage(x: Tensor, curve: Tensor, factor: Tensor) -> Tensor:

@@ -5,7 +5,8 @@
 
 for the clients at hand (they are not a sample of others; only their records are random). Fits scatter even if all
 w*_i are equal: E sum_i p_i |w_i - wbar|^2 = R^2 + sum_i p_i (1 - p_i) tr Cov(w_i). Each client estimates its part of
-the second term (`summaries.py`), which is taken off; `quadratic_form.py` makes the interval. Per client that takes a
+the second term (`client_summaries.py`), which is taken off; `quadratic_form.py` makes the interval. Per client that
+takes a
 model and its covariance.
 
 Norms are those of the coefficients, so R changes with the units of the features: standardise them first.
@@ -21,39 +22,46 @@ import torch
 from torch import Tensor
 
 from mooring.core.errors import RequestError
-from mooring.estimates.estimate import Estimate, not_identified
-from mooring.estimates.quadratic_form import Form, interval, noise_quantile
-from mooring.estimates.summaries import LocalFits, Summary, fit_covariance, fits_of, shaped_covariance, trace
+from mooring.estimates.client_summaries import (
+    ClientSummary,
+    LocalFits,
+    fit_covariance,
+    local_fits,
+    shaped_covariance,
+    trace,
+)
+from mooring.estimates.estimate import Estimate, unidentified
+from mooring.estimates.quadratic_form import QuadraticForm, confidence_interval, noise_quantile
 from mooring.theory.weights import check_weights
 
-SELECTION = "The largest of many noisy distances tends to be too large; only the interval allows for that."
-PAIR_BLOCK = 1_000  # clients whose distances to all others are held at a time
+SELECTION_WARNING = "The largest of many noisy distances tends to be too large; only the interval allows for that."
+PAIR_BLOCK_CLIENTS = 1_000  # clients whose distances to all others are held at a time
 
 
-def radius(summary: Summary, p: Tensor | None = None, level: float = 0.95) -> Estimate:
+def estimate_radius(summary: ClientSummary, p: Tensor | None = None, level: float = 0.95) -> Estimate:
     """R: plug-in minus the fits' variance. Clients with n <= d make it unidentified: see `radius_likelihood`."""
-    fits = fits_of(summary)
-    p = client_weights(p, fits.n)
+    fits = local_fits(summary)
+    p = resolve_client_weights(p, fits.n)
     if problem := _undetermined(fits):
         return problem
     form = _between(fits.fit, shaped_covariance(fits), trace(fit_covariance(fits)), fits.freedom, p)
     return _rooted(form, level, "debiased fits", _warnings(fits))
 
 
-def client_radii(summary: Summary, p: Tensor | None = None, level: float = 0.95) -> Estimate:
+def estimate_client_radii(summary: ClientSummary, p: Tensor | None = None, level: float = 0.95) -> Estimate:
     """R_i [m], each client's distance from the average model; each interval holds for its client alone."""
-    fits = fits_of(summary)
-    p = client_weights(p, fits.n)
+    fits = local_fits(summary)
+    p = resolve_client_weights(p, fits.n)
     if problem := _undetermined(fits):
         return problem
     _, form = _from_average(fits, p)
     return _rooted(form, level, "debiased fits", _warnings(fits))
 
 
-def radius_max(summary: Summary, p: Tensor | None = None, level: float = 0.95) -> Estimate:
+def estimate_max_radius(summary: ClientSummary, p: Tensor | None = None, level: float = 0.95) -> Estimate:
     """R_max; the interval holds for the largest because it holds for all clients at once."""
-    fits = fits_of(summary)
-    p = client_weights(p, fits.n)
+    fits = local_fits(summary)
+    p = resolve_client_weights(p, fits.n)
     if problem := _undetermined(fits):
         return problem
     away, form = _from_average(fits, p)
@@ -61,19 +69,21 @@ def radius_max(summary: Summary, p: Tensor | None = None, level: float = 0.95) -
     reach = np.sqrt(noise_quantile(form, level ** (1 / len(p))))
     value = np.sqrt(np.maximum(form.square - form.bias, 0).max())
     low, high = np.maximum(distance - reach, 0).max(), (distance + reach).max()
-    return Estimate(float(value), float(low), float(high), "largest debiased distance", (*_warnings(fits), SELECTION))
+    return Estimate(
+        float(value), float(low), float(high), "largest debiased distance", (*_warnings(fits), SELECTION_WARNING)
+    )
 
 
-def diameter(summary: Summary, level: float = 0.95) -> Estimate:
+def estimate_diameter(summary: ClientSummary, level: float = 0.95) -> Estimate:
     """Gamma; the interval comes from balls that hold all true models at once."""
-    fits = fits_of(summary)
+    fits = local_fits(summary)
     if problem := _undetermined(fits):
         return problem
     v = trace(fit_covariance(fits))
     form = _each(fits.fit - fits.fit.mean(0), shaped_covariance(fits), v, 2 * v**2 / fits.freedom)
     reach = torch.from_numpy(np.sqrt(noise_quantile(form, level ** (1 / len(v)))))
     best = torch.zeros(3, dtype=torch.float64)
-    for rows in torch.arange(len(v)).split(PAIR_BLOCK):
+    for rows in torch.arange(len(v)).split(PAIR_BLOCK_CLIENTS):
         distance = torch.cdist(fits.fit[rows], fits.fit, compute_mode="donot_use_mm_for_euclid_dist")
         slack = reach[rows, None] + reach
         off = torch.arange(len(v)) != rows[:, None]
@@ -81,10 +91,10 @@ def diameter(summary: Summary, level: float = 0.95) -> Estimate:
         for k, candidate in enumerate((debiased, distance - slack, distance + slack)):
             best[k] = torch.maximum(best[k], torch.where(off, candidate, 0.0).max())
     value, low, high = best.tolist()
-    return Estimate(value**0.5, low, high, "largest debiased distance", (*_warnings(fits), SELECTION))
+    return Estimate(value**0.5, low, high, "largest debiased distance", (*_warnings(fits), SELECTION_WARNING))
 
 
-def client_weights(p: Tensor | None, n: Tensor) -> Tensor:
+def resolve_client_weights(p: Tensor | None, n: Tensor) -> Tensor:
     """p as given, or n/N."""
     checked, _ = check_weights(n / n.sum() if p is None else p, n)
     if len(checked) < 2:
@@ -92,7 +102,7 @@ def client_weights(p: Tensor | None, n: Tensor) -> Tensor:
     return torch.from_numpy(checked)
 
 
-def _between(points: Tensor, cov: Tensor, v: Tensor, freedom: Tensor, p: Tensor) -> Form:
+def _between(points: Tensor, cov: Tensor, v: Tensor, freedom: Tensor, p: Tensor) -> QuadraticForm:
     """Q = sum_i p_i |x_i - xbar|^2: A = diag(p) - pp' over clients, so AV is block diagonal less a matrix of rank d."""
     away = points - p @ points
     square = (p * away.square().sum(1)).sum()
@@ -111,7 +121,7 @@ def _between(points: Tensor, cov: Tensor, v: Tensor, freedom: Tensor, p: Tensor)
     return _form(square, bias, second, third, directed, even, *parts)
 
 
-def _from_average(fits: LocalFits, p: Tensor) -> tuple[Tensor, Form]:
+def _from_average(fits: LocalFits, p: Tensor) -> tuple[Tensor, QuadraticForm]:
     """w_i - wbar, and the squares |w_i - wbar|^2."""
     v, cov = trace(fit_covariance(fits)), shaped_covariance(fits)
     own = 1 - 2 * p
@@ -122,7 +132,7 @@ def _from_average(fits: LocalFits, p: Tensor) -> tuple[Tensor, Form]:
     return away, _each(away, contrast, bias, bias2)
 
 
-def _each(away: Tensor, cov: Tensor, bias: Tensor, bias2: Tensor) -> Form:
+def _each(away: Tensor, cov: Tensor, bias: Tensor, bias2: Tensor) -> QuadraticForm:
     """One square |away_i|^2 per client, with noise of covariance cov_i and an estimated bias of variance bias2."""
     two = cov @ cov
     directed = torch.einsum("mi,mij,mj->m", away, cov, away)
@@ -131,19 +141,19 @@ def _each(away: Tensor, cov: Tensor, bias: Tensor, bias2: Tensor) -> Form:
     return _form(away.square().sum(1), bias, second, third, directed, bias / away.shape[1], bias2, bias3)
 
 
-def _form(square, bias, second, third, directed, even, bias2, bias3) -> Form:
+def _form(square, bias, second, third, directed, even, bias2, bias3) -> QuadraticForm:
     """eta is the noise along the true differences. It is estimated along the observed ones (`directed`), less their own
     noise, and drawn towards the noise along a random direction (`even`) while the square is not far above its noise.
     That is also its least value: chance pulls square and eta down together, and an interval must not shrink then."""
     signal, along = (square - bias).clamp(min=0), (directed - second).clamp(min=0)
     eta = torch.maximum((along + bias * even) / (signal + bias), even).nan_to_num()
     eta2 = (eta * third / second).nan_to_num()
-    return Form(*(part.numpy() for part in (square, bias, second, third, eta, eta2, bias2, bias3)))
+    return QuadraticForm(*(part.numpy() for part in (square, bias, second, third, eta, eta2, bias2, bias3)))
 
 
-def _rooted(form: Form, level: float, method: str, warnings: tuple[str, ...]) -> Estimate:
+def _rooted(form: QuadraticForm, level: float, method: str, warnings: tuple[str, ...]) -> Estimate:
     value = np.sqrt(np.maximum(form.square - form.bias, 0))
-    low, high = (np.sqrt(end) for end in interval(form, level))
+    low, high = (np.sqrt(end) for end in confidence_interval(form, level))
     if value.ndim == 0:
         return Estimate(float(value), float(low), float(high), method, warnings)
     return Estimate(torch.from_numpy(value), torch.from_numpy(low), torch.from_numpy(high), method, warnings)
@@ -154,7 +164,7 @@ def _undetermined(fits: LocalFits) -> Estimate | None:
     if not few:
         return None
     d = fits.fit.shape[1]
-    return not_identified(
+    return unidentified(
         f"{few} of {len(fits.n)} clients have rows that do not determine their d = {d} coefficients; "
         "leave them out, or state a spread and use radius_likelihood."
     )

@@ -18,18 +18,23 @@ import torch
 from scipy.special import chdtri, gammainc
 from torch import Tensor
 
-from mooring.estimates.client_spread import ClientSpread
+from mooring.estimates.client_summaries import ClientSummary, local_fits, trace
 from mooring.estimates.estimate import Estimate
-from mooring.estimates.heterogeneity import client_radii, client_weights, radius, radius_max
-from mooring.estimates.reml import Normal, evaluate, maximise, typical_spread
-from mooring.estimates.spread import Spread
-from mooring.estimates.summaries import Summary, fits_of, trace
+from mooring.estimates.heterogeneity import (
+    estimate_client_radii,
+    estimate_max_radius,
+    estimate_radius,
+    resolve_client_weights,
+)
+from mooring.estimates.random_effects import RandomEffects
+from mooring.estimates.reml import GaussianLikelihoods, evaluate_deviance, maximize_likelihood, typical_variance_ratio
+from mooring.estimates.task_random_effects import SampledRandomEffects
 
-ASSUMED = "R rests on the assumed spread for what the clients' own rows do not show."
-SCALES = 64
-SMALLEST = 0.01  # smallest multiple of the estimated spread
-LARGEST = 1e2  # largest multiple of the estimated spread
-NEGLIGIBLE = 30.0  # a scale whose deviance is so much above the least does not count
+ASSUMPTION_WARNING = "R rests on the assumed spread for what the clients' own rows do not show."
+SCALE_GRID_POINTS = 64
+MIN_SCALE = 0.01  # smallest multiple of the estimated spread
+MAX_SCALE = 1e2  # largest multiple of the estimated spread
+NEGLIGIBLE_DEVIANCE = 30.0  # a scale whose deviance is so much above the least does not count
 
 
 class Radii(NamedTuple):
@@ -38,31 +43,37 @@ class Radii(NamedTuple):
     each: Estimate  # R_i
 
 
-def estimate_radii(summary: Summary, spread: ClientSpread, p: Tensor | None = None, level: float = 0.95) -> Radii:
+def estimate_radii(
+    summary: ClientSummary, spread: SampledRandomEffects, p: Tensor | None = None, level: float = 0.95
+) -> Radii:
     """R, R_max and R_i: from debiased fits if all clients have one, else under the spread that was estimated.
 
     Under the spread R_i and R_max have no intervals; clients that it was not estimated from stand at R.
     """
-    fits = fits_of(summary)
-    p = client_weights(p, fits.n)
+    fits = local_fits(summary)
+    p = resolve_client_weights(p, fits.n)
     if bool((fits.freedom > 0).all()):
-        return Radii(radius(fits, p, level), radius_max(fits, p, level), client_radii(fits, p, level))
+        return Radii(
+            estimate_radius(fits, p, level), estimate_max_radius(fits, p, level), estimate_client_radii(fits, p, level)
+        )
     found, asked = spread
     share = p[asked] / p[asked].sum()
-    rms = radius_likelihood(found, fits.n[asked], share, level)
+    rms = estimate_radius_by_likelihood(found, fits.n[asked], share, level)
     each = torch.full_like(p, rms.value)
     each[asked] = ((found.models - share @ found.models).square().sum(1) + trace(found.covs)).sqrt()
-    method, doubts = found.method, (*found.warnings, ASSUMED)
+    method, doubts = found.method, (*found.warnings, ASSUMPTION_WARNING)
     unknown = torch.full_like(each, nan)
     most = Estimate(float(each.max()), nan, nan, method, doubts)
     return Radii(rms, most, Estimate(each, unknown, unknown, method, doubts))
 
 
-def radius_likelihood(spread: Spread, n: Tensor, p: Tensor | None = None, level: float = 0.95) -> Estimate:
+def estimate_radius_by_likelihood(
+    spread: RandomEffects, n: Tensor, p: Tensor | None = None, level: float = 0.95
+) -> Estimate:
     """R from a spread that was estimated by likelihood, whichever the task."""
-    p = client_weights(p, n)
+    p = resolve_client_weights(p, n)
     tau2 = spread.variance / (1.0 if spread.data.rows is None else spread.noise[0])
-    unit = tau2 if bool((tau2 > 0).any()) else torch.full_like(tau2, typical_spread(spread.data))
+    unit = tau2 if bool((tau2 > 0).any()) else torch.full_like(tau2, typical_variance_ratio(spread.data))
     scales = _scales(spread.data, unit)
     posteriors = [_posterior(spread.data, s**2 * unit, p) for s in scales]
     deviance, noise, mean, variance = (np.array(part) for part in zip(*posteriors))
@@ -76,18 +87,20 @@ def radius_likelihood(spread: Spread, n: Tensor, p: Tensor | None = None, level:
 
     tail = (1 - level) / 2
     plain = spread.data._replace(tilt=None)
-    likeliest = maximise(plain, torch.ones_like(spread.variance) if spread.form == "scalar" else None)[0].deviance
-    ruled_out = evaluate(plain, torch.zeros_like(unit)).deviance - likeliest > chdtri(1, 2 * tail)
+    likeliest = maximize_likelihood(plain, torch.ones_like(spread.variance) if spread.form == "scalar" else None)[
+        0
+    ].deviance
+    ruled_out = evaluate_deviance(plain, torch.zeros_like(unit)).deviance - likeliest > chdtri(1, 2 * tail)
     top = 4 * np.sqrt((mean + 6 * np.sqrt(variance)).max())
     value = _posterior(spread.data, tau2, p)[2] ** 0.5
     low = _quantile(below, tail, top) if ruled_out else 0.0
-    warnings = (*spread.warnings, ASSUMED)
+    warnings = (*spread.warnings, ASSUMPTION_WARNING)
     return Estimate(value, min(low, value), max(_quantile(below, 1 - tail, top), value), spread.method, warnings)
 
 
-def _posterior(data: Normal, t: Tensor, p: Tensor) -> tuple[float, float, float, float]:
+def _posterior(data: GaussianLikelihoods, t: Tensor, p: Tensor) -> tuple[float, float, float, float]:
     """Deviance and noise at t, posterior mean and variance of R^2."""
-    at = evaluate(data, t)
+    at = evaluate_deviance(data, t)
     pull = torch.eye(len(t), dtype=t.dtype) - t[:, None] * at.p  # how w_i follows w
     cov = at.covs
     away = at.models - p @ at.models
@@ -102,13 +115,13 @@ def _posterior(data: Normal, t: Tensor, p: Tensor) -> tuple[float, float, float,
     return at.deviance, at.noise, float(mean), float(variance)
 
 
-def _scales(data: Normal, unit: Tensor) -> np.ndarray:
+def _scales(data: GaussianLikelihoods, unit: Tensor) -> np.ndarray:
     """Multiples of sqrt(unit), each the same share above the last, from near 0 to where the likelihood has vanished."""
-    best = evaluate(data, unit).deviance
+    best = evaluate_deviance(data, unit).deviance
     top = 2.0
-    while top < LARGEST and evaluate(data, top**2 * unit).deviance < best + NEGLIGIBLE:
+    while top < MAX_SCALE and evaluate_deviance(data, top**2 * unit).deviance < best + NEGLIGIBLE_DEVIANCE:
         top *= 1.5
-    return np.geomspace(SMALLEST, top, SCALES)
+    return np.geomspace(MIN_SCALE, top, SCALE_GRID_POINTS)
 
 
 def _quantile(below, chance: float, top: float) -> float:

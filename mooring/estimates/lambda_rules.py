@@ -10,7 +10,8 @@
     shrinkage               noise_i^2 / (n_i mu R_i^2), each client's own (effect, Eq. 18, leaves it open)
     shrinkage_of_all        noise^2 S1 / (mu R^2), one number
 
-The first five are empirical Bayes (`spread.py`): right for coefficients that are spread normally, close to right for
+The first five are empirical Bayes (`random_effects.py`): right for coefficients that are spread normally, close to
+right for
 others. The theorems' constants are worst cases: expect them off by orders of magnitude. lam = inf stands for one common
 model, lam = 0 for everyone alone.
 
@@ -30,81 +31,94 @@ import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
-from mooring.estimates.client_spread import ClientSpread
+from mooring.estimates.client_summaries import ClientSummary, LinearStats, LocalFits, local_fits, trace
 from mooring.estimates.constants import assumption_warnings, gradient_noise, smoothness, theorem_convexity
-from mooring.estimates.heterogeneity import client_weights
+from mooring.estimates.heterogeneity import resolve_client_weights
 from mooring.estimates.heterogeneity_likelihood import Radii, estimate_radii
-from mooring.estimates.spread import Form, Spread, hessians_of, likelier, spread_fits, spread_likelihood
-from mooring.estimates.summaries import LinearStats, LocalFits, Summary, fits_of, trace
+from mooring.estimates.random_effects import (
+    RandomEffects,
+    VarianceFormOrAuto,
+    choose_by_aic,
+    client_hessians,
+    fit_reml,
+    fit_reml_to_fits,
+)
+from mooring.estimates.task_random_effects import SampledRandomEffects
 from mooring.theory.lambda_aer import lambda_aer
 from mooring.theory.lambda_ier import lambda_ier
 from mooring.theory.lambda_one_stage import lambda_one_stage, lambda_shrinkage
 from mooring.theory.weights import s1
 
-SETTLED = 8  # significant digits of a lam that clients settle on
-CAP = 1e4  # lam of `effect` is cut at so many times the smoothness: there models are one common model to four digits
-TIGHTEST = 10.0  # lam = "auto" is at most so many times the clients' mean largest curvature
-RULES = (
+LAM_DIGITS = 8  # significant digits of a lam that clients settle on
+MAX_LAM_PER_SMOOTHNESS = (
+    1e4  # lam of `effect` is cut at so many times the smoothness: there models are one common model to four digits
+)
+MAX_AUTO_LAM_PER_CURVATURE = 10.0  # lam = "auto" is at most so many times the clients' mean largest curvature
+LAMBDA_RULES = (
     "one", "client", "coefficient", "client_and_coefficient", "theory", "aer", "ier", "shrinkage", "shrinkage_of_all",
 )  # fmt: skip
 
 
-class Rule(NamedTuple):
+class LambdaRule(NamedTuple):
     lam: float | Tensor  # one number, [m], [d] or [m, d]
     source: str
     warnings: tuple[str, ...] = ()
 
 
 def lambda_rules(
-    summary: Summary,
+    summary: ClientSummary,
     p: Tensor | None = None,
-    scalar: ClientSpread | None = None,
-    diagonal: ClientSpread | None = None,
+    scalar: SampledRandomEffects | None = None,
+    diagonal: SampledRandomEffects | None = None,
     ridge: float = 0.0,
     radii: Radii | None = None,
-) -> dict[str, Rule]:
+) -> dict[str, LambdaRule]:
     """All rules from the clients' summaries; nan where a rule has no value.
 
     Spreads that are not given are estimated from the summaries alone, and radii from the likelier of them; `ridge` is
     what the summary's Hessians lack of the task's curvature (`ridge_left_out`).
     """
-    fits = fits_of(summary)
-    n, p = fits.n, client_weights(p, fits.n)
+    fits = local_fits(summary)
+    n, p = fits.n, resolve_client_weights(p, fits.n)
     scalar = scalar or _from_summary(summary, "scalar")
     diagonal = diagonal or _from_summary(summary, "diagonal")
-    (per_client, tau), (rich_per_client, taus) = client_factor(scalar, n), client_factor(diagonal, n)
+    (per_client, tau), (rich_per_client, taus) = lam_factors(scalar, n), lam_factors(diagonal, n)
     source, doubts, more = f"empirical Bayes, {scalar.spread.method}", scalar.spread.warnings, diagonal.spread.warnings
     table = {
-        "auto": Rule(settled_single(scalar, n, p), f"{source}; at most {TIGHTEST:g} times the curvature", doubts),
-        "one": Rule(rounded(one_for_all(scalar, n, p)), source, doubts),
-        "client": Rule(per_client * tau[0], source, doubts),
-        "coefficient": Rule((p @ rich_per_client) * taus, source, more),
-        "client_and_coefficient": Rule(rich_per_client[:, None] * taus, source, more),
+        "auto": LambdaRule(
+            resolve_auto_lam(scalar, n, p),
+            f"{source}; at most {MAX_AUTO_LAM_PER_CURVATURE:g} times the curvature",
+            doubts,
+        ),
+        "one": LambdaRule(round_lam(compute_single_lam(scalar, n, p)), source, doubts),
+        "client": LambdaRule(per_client * tau[0], source, doubts),
+        "coefficient": LambdaRule((p @ rich_per_client) * taus, source, more),
+        "client_and_coefficient": LambdaRule(rich_per_client[:, None] * taus, source, more),
     }
-    best = diagonal if likelier(scalar.spread, diagonal.spread) is diagonal.spread else scalar
+    best = diagonal if choose_by_aic(scalar.spread, diagonal.spread) is diagonal.spread else scalar
     return table | _theorems(fits, p, best, ridge, radii or estimate_radii(summary, best, p))
 
 
-def settled_single(among: ClientSpread, n: Tensor, p: Tensor) -> float:
+def resolve_auto_lam(among: SampledRandomEffects, n: Tensor, p: Tensor) -> float:
     """What lam = "auto" becomes: `one_for_all`, cut at TIGHTEST times the mean of the clients' largest curvatures."""
     spread, asked = among
-    top = torch.linalg.eigvalsh(hessians_of(spread, n[asked]))[:, -1]
+    top = torch.linalg.eigvalsh(client_hessians(spread, n[asked]))[:, -1]
     share = p[asked] / p[asked].sum()
-    return rounded(min(one_for_all(among, n, p), TIGHTEST * float(share @ top)))
+    return round_lam(min(compute_single_lam(among, n, p), MAX_AUTO_LAM_PER_CURVATURE * float(share @ top)))
 
 
-def rounded(lam: float) -> float:
+def round_lam(lam: float) -> float:
     """lam in SETTLED digits: clients that are asked apart differ in the last ones from clients asked together."""
-    return float(f"{lam:.{SETTLED}g}")
+    return float(f"{lam:.{LAM_DIGITS}g}")
 
 
-def one_for_all(among: ClientSpread, n: Tensor, p: Tensor) -> float:
+def compute_single_lam(among: SampledRandomEffects, n: Tensor, p: Tensor) -> float:
     """The rule `one`, for the clients that told how they vary; n and p are those of all clients."""
     spread, asked = among
-    return best_single(spread, hessians_of(spread, n[asked]), n[asked], p[asked] / p[asked].sum())
+    return minimize_expected_risk(spread, client_hessians(spread, n[asked]), n[asked], p[asked] / p[asked].sum())
 
 
-def best_single(spread: Spread, hessian: Tensor, n: Tensor, p: Tensor) -> float:
+def minimize_expected_risk(spread: RandomEffects, hessian: Tensor, n: Tensor, p: Tensor) -> float:
     """The lam that minimises sum_i p_i E[L_i(v_i) - L_i(w*_i)], to second order and with w known.
 
     Along an eigenvector of H_i with curvature h and spread tau^2 the expected risk is
@@ -129,19 +143,21 @@ def best_single(spread: Spread, hessian: Tensor, n: Tensor, p: Tensor) -> float:
     return float(np.exp(minimize_scalar(risk, bounds=(low, high), method="bounded", options={"xatol": 1e-6}).x))
 
 
-def client_factor(among: ClientSpread, n: Tensor) -> tuple[Tensor, Tensor]:
+def lam_factors(among: SampledRandomEffects, n: Tensor) -> tuple[Tensor, Tensor]:
     """sigma_i^2 / n_i of all clients [m] and 1 / tau_j^2 [d]: their product is empirical Bayes' lam_ij."""
     noise = torch.full_like(n, float(among.spread.noise.mean()))
     noise[among.clients] = among.spread.noise
     return noise / n, 1 / among.spread.variance
 
 
-def _from_summary(summary: Summary, form: Form) -> ClientSpread:
-    found = spread_likelihood(summary, form) if isinstance(summary, LinearStats) else spread_fits(summary, form)
-    return ClientSpread(found, torch.arange(len(summary.n)))
+def _from_summary(summary: ClientSummary, form: VarianceFormOrAuto) -> SampledRandomEffects:
+    found = fit_reml(summary, form) if isinstance(summary, LinearStats) else fit_reml_to_fits(summary, form)
+    return SampledRandomEffects(found, torch.arange(len(summary.n)))
 
 
-def _theorems(fits: LocalFits, p: Tensor, spread: ClientSpread, ridge: float, radii: Radii) -> dict[str, Rule]:
+def _theorems(
+    fits: LocalFits, p: Tensor, spread: SampledRandomEffects, ridge: float, radii: Radii
+) -> dict[str, LambdaRule]:
     """alternative's and `effect`'s rules at the estimated constants."""
     n = fits.n
     hessian = fits.hessian + ridge * torch.eye(fits.hessian.shape[1], dtype=fits.hessian.dtype)
@@ -151,17 +167,17 @@ def _theorems(fits: LocalFits, p: Tensor, spread: ClientSpread, ridge: float, ra
     noise = rho.value if isfinite(rho.value) else sqrt(sigma2 * float(p @ trace(fits.hessian)))
     own = torch.where(fits.freedom > 0, trace(fits.gradient_cov), sigma2 * trace(fits.hessian)).sqrt()
 
-    def rule(source: str, value, *needs) -> Rule:
+    def rule(source: str, value, *needs) -> LambdaRule:
         doubts = tuple(dict.fromkeys(w for part in (convexity, *needs) for w in part.warnings))
         if not mu > 0 or not all(bool(torch.as_tensor(part.value).isfinite().all()) for part in needs):
-            return Rule(nan, source, doubts)
+            return LambdaRule(nan, source, doubts)
         lam = value()
-        lam = rounded(lam) if isinstance(lam, float) else lam
+        lam = round_lam(lam) if isinstance(lam, float) else lam
         one = lam if isinstance(lam, float) and isfinite(lam) else None
-        return Rule(lam, source, (*doubts, *assumption_warnings(mu, smooth, n, p, one)))
+        return LambdaRule(lam, source, (*doubts, *assumption_warnings(mu, smooth, n, p, one)))
 
     def one_stage() -> float:
-        return lambda_one_stage(radii.most.value, mu, smooth, noise, p, n, cap=CAP).lam
+        return lambda_one_stage(radii.most.value, mu, smooth, noise, p, n, cap=MAX_LAM_PER_SMOOTHNESS).lam
 
     def shrunk() -> float:
         return float(lambda_shrinkage(radii.rms.value, mu, noise, 1 / s1(p, n)))

@@ -20,41 +20,41 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammainc, gammaincc, ndtr
 
-NORMAL = 1e-4  # skewness below which the gamma variable is normal for all purposes
+MIN_SKEWNESS = 1e-4  # skewness below which the gamma variable is normal for all purposes
 BISECTIONS = 40
-LUCK = 0.05
-Numbers = Any  # a number or an array of them
-NOISELESS = 1e-12  # noise below this share of the square counts as this share
+LOW_TAIL_PROBABILITY = 0.05
+FloatOrArray = Any  # a number or an array of them
+MIN_RELATIVE_NOISE = 1e-12  # noise below this share of the square counts as this share
 
 
-class Form(NamedTuple):
+class QuadraticForm(NamedTuple):
     """What is known about Q; arrays of any one shape."""
 
-    square: Numbers  # Q as observed
-    bias: Numbers  # C^
-    second: Numbers  # tr((AV)^2)
-    third: Numbers  # tr((AV)^3)
-    slope: Numbers  # eta
-    slope2: Numbers  # eta_2
-    bias2: Numbers  # variance of C^
-    bias3: Numbers  # third cumulant of C^
+    square: FloatOrArray  # Q as observed
+    bias: FloatOrArray  # C^
+    second: FloatOrArray  # tr((AV)^2)
+    third: FloatOrArray  # tr((AV)^3)
+    slope: FloatOrArray  # eta
+    slope2: FloatOrArray  # eta_2
+    bias2: FloatOrArray  # variance of C^
+    bias3: FloatOrArray  # third cumulant of C^
 
 
-def interval(form: Form, level: float = 0.95) -> tuple[NDArray, NDArray]:
+def confidence_interval(form: QuadraticForm, level: float = 0.95) -> tuple[NDArray, NDArray]:
     """The ends (low, high) of the interval for r^2."""
     form = _regular(form)
     tail = (1 - level) / 2
-    none = chance_below(form, 0.0)
+    none = probability_below(form, 0.0)
     low = np.where(none <= 1 - tail, 0.0, _solve(form, form.square, 1 - tail))
-    raised = form._replace(square=np.maximum(form.square, noise_quantile(form, LUCK)))
-    chance = tail * chance_below(raised, 0.0)
+    raised = form._replace(square=np.maximum(form.square, noise_quantile(form, LOW_TAIL_PROBABILITY)))
+    chance = tail * probability_below(raised, 0.0)
     far = raised.square + form.bias + 20 * np.sqrt(form.second) + 40 * form.slope
-    while (short := chance_below(raised, far) > chance).any():
+    while (short := probability_below(raised, far) > chance).any():
         far = np.where(short, 2 * far, far)
     return low, _solve(raised, far, chance)
 
 
-def chance_below(form: Form, r2: Numbers) -> NDArray:
+def probability_below(form: QuadraticForm, r2: FloatOrArray) -> NDArray:
     """P(T <= its observed value) if the squared length is r2; it falls as r2 grows."""
     t = (form.square - r2) / form.bias
     mean = form.bias * (1 - t)
@@ -63,40 +63,40 @@ def chance_below(form: Form, r2: Numbers) -> NDArray:
     return _gamma_below(-mean / np.sqrt(variance), third / variance**1.5)
 
 
-def _regular(form: Form) -> Form:
+def _regular(form: QuadraticForm) -> QuadraticForm:
     """Arrays of one shape, with a trace of noise where there is none, so that nothing is divided by 0."""
-    form = Form(*np.broadcast_arrays(*(np.asarray(part, float) for part in form)))
-    least = NOISELESS * np.maximum(form.square + form.bias, np.finfo(float).tiny ** 0.25)
+    form = QuadraticForm(*np.broadcast_arrays(*(np.asarray(part, float) for part in form)))
+    least = MIN_RELATIVE_NOISE * np.maximum(form.square + form.bias, np.finfo(float).tiny ** 0.25)
     return form._replace(bias=np.maximum(form.bias, least), second=np.maximum(form.second, least**2))
 
 
 def _gamma_below(z: NDArray, skew: NDArray) -> NDArray:
     """P(Z <= z) for a standardised gamma variable Z, reflected where its skewness is negative."""
-    size = np.maximum(np.abs(skew), NORMAL)
+    size = np.maximum(np.abs(skew), MIN_SKEWNESS)
     shape = 4 / size**2
     at = np.maximum(shape + np.sqrt(shape) * np.sign(skew) * z, 0.0)
     below = np.where(skew > 0, gammainc(shape, at), gammaincc(shape, at))
-    return np.where(np.abs(skew) > NORMAL, below, ndtr(z))
+    return np.where(np.abs(skew) > MIN_SKEWNESS, below, ndtr(z))
 
 
-def _solve(form: Form, far: NDArray, chance: Numbers) -> NDArray:
+def _solve(form: QuadraticForm, far: NDArray, chance: FloatOrArray) -> NDArray:
     """The r2 in [0, far] with chance_below(r2) = chance, by bisection in r."""
     low, high = np.zeros(far.shape), np.sqrt(far)
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
-        above = chance_below(form, middle**2) > chance
+        above = probability_below(form, middle**2) > chance
         low, high = np.where(above, middle, low), np.where(above, high, middle)
     return ((low + high) / 2) ** 2
 
 
-def noise_quantile(form: Form, chance: float) -> NDArray:
+def noise_quantile(form: QuadraticForm, chance: float) -> NDArray:
     """The square that pure noise (r = 0) stays below with this chance, allowing for the error of C^."""
     form = _regular(form)
     low, high = np.zeros(form.bias.shape), form.bias + 20 * np.sqrt(form.second)
-    while (short := chance_below(form._replace(square=high), 0.0) < chance).any():
+    while (short := probability_below(form._replace(square=high), 0.0) < chance).any():
         high = np.where(short, 2 * high, high)
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
-        below = chance_below(form._replace(square=middle), 0.0) < chance
+        below = probability_below(form._replace(square=middle), 0.0) < chance
         low, high = np.where(below, middle, low), np.where(below, high, middle)
     return (low + high) / 2

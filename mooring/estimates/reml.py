@@ -34,14 +34,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-ITERATIONS = 200
-HALVINGS = 6
-TOLERANCE = 1e-11  # on the deviance's last decrease, relative to the number of clients and rows
-NULL = 1e-12  # share of the largest eigenvalue below which a direction counts as seen by no row
-LARGEST = 1e8  # largest spread over noise, relative to 1/K: beyond it the noise is 0 for all purposes
+MAX_ITERATIONS = 200
+MAX_HALVINGS = 6
+DEVIANCE_TOLERANCE = 1e-11  # on the deviance's last decrease, relative to the number of clients and rows
+NULL_EIGENVALUE_SHARE = 1e-12  # share of the largest eigenvalue below which a direction counts as seen by no row
+MAX_VARIANCE_RATIO = 1e8  # largest spread over noise, relative to 1/K: beyond it the noise is 0 for all purposes
 
 
-class Normal(NamedTuple):
+class GaussianLikelihoods(NamedTuple):
     """Every client's log-likelihood, a quadratic in its coefficients."""
 
     c: Tensor  # [m, r, d], C: as many rows as the client that sees most directions needs
@@ -52,7 +52,7 @@ class Normal(NamedTuple):
     near: Tensor | None = None  # [d]  at t = near is tilt_j: bounded at 0, so that a spread may go there
 
 
-class State(NamedTuple):
+class RemlState(NamedTuple):
     t: Tensor  # [d], spread over noise
     deviance: float
     noise: float  # sigma^2
@@ -72,23 +72,23 @@ class State(NamedTuple):
         return self.noise * (torch.diag(self.t) - self.t[:, None] * self.p * self.t)
 
 
-def normal(k: Tensor, b: Tensor, q: Tensor, rows: float | None) -> Normal:
+def factor_likelihoods(k: Tensor, b: Tensor, q: Tensor, rows: float | None) -> GaussianLikelihoods:
     """The factors of K_i [m, d, d], b_i [m, d], q_i [m]."""
     values, vectors = torch.linalg.eigh(k)
-    seen = values > NULL * values[:, -1:].clamp(min=torch.finfo(k.dtype).tiny)
+    seen = values > NULL_EIGENVALUE_SHARE * values[:, -1:].clamp(min=torch.finfo(k.dtype).tiny)
     root = torch.where(seen, values, 0.0).sqrt()
     z = torch.where(seen, (vectors.mT @ b[..., None])[..., 0] / torch.where(seen, root, 1.0), 0.0)
     left = float((q - z.square().sum(1)).clamp(min=0).sum())
     rank = max(int(seen.sum(1).max()), 1)  # eigenvalues ascend: what nobody sees comes first
-    return Normal((root[..., None] * vectors.mT)[:, -rank:], z[:, -rank:], left, rows)
+    return GaussianLikelihoods((root[..., None] * vectors.mT)[:, -rank:], z[:, -rank:], left, rows)
 
 
-def typical_spread(data: Normal) -> float:
+def typical_variance_ratio(data: GaussianLikelihoods) -> float:
     """The t at which a client's own rows and the others weigh the same, on average over clients and coefficients."""
     return 1 / max(float(data.c.square().sum(1).mean()), torch.finfo(torch.float64).tiny)
 
 
-def evaluate(data: Normal, t: Tensor) -> State:
+def evaluate_deviance(data: GaussianLikelihoods, t: Tensor) -> RemlState:
     """All of the above at t."""
     factor = torch.linalg.cholesky(torch.eye(data.c.shape[1], dtype=t.dtype) + (data.c * t) @ data.c.mT)
     half = torch.linalg.solve_triangular(factor, torch.cat([data.c, data.z[..., None]], -1), upper=False)
@@ -96,7 +96,7 @@ def evaluate(data: Normal, t: Tensor) -> State:
     p = half.mT @ half
     r = (half.mT @ hz[..., None])[..., 0]
     values, vectors = torch.linalg.eigh(p.sum(0))
-    seen = values > NULL * values[-1].clamp(min=torch.finfo(values.dtype).tiny)
+    seen = values > NULL_EIGENVALUE_SHARE * values[-1].clamp(min=torch.finfo(values.dtype).tiny)
     w_cov = vectors[:, seen] / values[seen] @ vectors[:, seen].T
     w = w_cov @ r.sum(0)
     rss = data.rss + float((hz - (half @ w)).square().sum())
@@ -109,10 +109,10 @@ def evaluate(data: Normal, t: Tensor) -> State:
         deviance = freedom * log(noise) + logs
     if data.tilt is not None and data.near is not None:
         deviance += 2 * float((data.tilt * (t / data.near).log1p()).sum())
-    return State(t, deviance, noise, w, w_cov, p, r - p @ w)
+    return RemlState(t, deviance, noise, w, w_cov, p, r - p @ w)
 
 
-def slope_terms(data: Normal, at: State) -> tuple[Tensor, Tensor, Tensor]:
+def score_terms(data: GaussianLikelihoods, at: RemlState) -> tuple[Tensor, Tensor, Tensor]:
     """Per coefficient: sum_i [P - P A^-1 P]_jj, sum_i u^2/sigma^2, and the deviance's expected Hessian [d, d]."""
     expected = (at.p.diagonal(dim1=1, dim2=2) - ((at.p @ at.w_cov) * at.p).sum(-1)).sum(0)
     observed = at.u.square().sum(0) / at.noise
@@ -126,30 +126,30 @@ def slope_terms(data: Normal, at: State) -> tuple[Tensor, Tensor, Tensor]:
     return expected, observed, hessian
 
 
-def maximise(
-    data: Normal,
+def maximize_likelihood(
+    data: GaussianLikelihoods,
     pattern: Tensor | None,
     start: Tensor | None = None,
-    iterations: int = ITERATIONS,
+    iterations: int = MAX_ITERATIONS,
     least_gain: float = 0.0,
-) -> tuple[State, bool]:
+) -> tuple[RemlState, bool]:
     """The restricted maximum likelihood estimate of t, and whether it converged.
 
     With `pattern` [d] t is a multiple of it, such as the same for all coefficients; without, each has its own. It ends
     when a step lowers the deviance by less than `least_gain`, or by what rounding does.
     """
-    unit = typical_spread(data)
+    unit = typical_variance_ratio(data)
     first = torch.full_like(data.c[0, 0], unit) if start is None else start
-    at = evaluate(data, first if pattern is None else float((first * pattern).sum() / pattern.sum()) * pattern)
-    least_gain = max(least_gain, TOLERANCE * (len(data.z) + (data.rows or 0)))
+    at = evaluate_deviance(data, first if pattern is None else float((first * pattern).sum() / pattern.sum()) * pattern)
+    least_gain = max(least_gain, DEVIANCE_TOLERANCE * (len(data.z) + (data.rows or 0)))
     for _ in range(iterations):
-        expected, observed, hessian = slope_terms(data, at)
-        new = _scoring(data, at, expected - observed, hessian, pattern, LARGEST * unit)
+        expected, observed, hessian = score_terms(data, at)
+        new = _scoring(data, at, expected - observed, hessian, pattern, MAX_VARIANCE_RATIO * unit)
         if new is None:
             if pattern is not None:
                 expected, observed = pattern @ expected, pattern @ observed
             ratio = observed / expected.clamp(min=torch.finfo(at.t.dtype).tiny)
-            new = evaluate(data, (at.t * ratio.sqrt()).clamp(max=LARGEST * unit))
+            new = evaluate_deviance(data, (at.t * ratio.sqrt()).clamp(max=MAX_VARIANCE_RATIO * unit))
             if not new.deviance < at.deviance:
                 return at, True
         gain, at = at.deviance - new.deviance, new
@@ -159,8 +159,8 @@ def maximise(
 
 
 def _scoring(
-    data: Normal, at: State, slope: Tensor, hessian: Tensor, pattern: Tensor | None, largest: float
-) -> State | None:
+    data: GaussianLikelihoods, at: RemlState, slope: Tensor, hessian: Tensor, pattern: Tensor | None, largest: float
+) -> RemlState | None:
     """The first halved Fisher scoring step that lowers the deviance, on the coefficients not held at 0."""
     t = at.t
     if pattern is not None:
@@ -175,9 +175,9 @@ def _scoring(
     block = hessian[free][:, free]
     step = torch.zeros_like(t)
     step[free] = torch.linalg.pinv(block, hermitian=True) @ slope[free]
-    for halving in range(HALVINGS):
+    for halving in range(MAX_HALVINGS):
         moved = (t - step * 0.5**halving).clamp(0, largest)
-        new = evaluate(data, moved if pattern is None else moved * pattern)
+        new = evaluate_deviance(data, moved if pattern is None else moved * pattern)
         if new.deviance < at.deviance:
             return new
     return None

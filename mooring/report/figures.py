@@ -11,31 +11,33 @@ from typing import Any
 import numpy as np
 
 from mooring.core.errors import RequestError
-from mooring.core.fields import unknown
-from mooring.report.answers import PLANS
-from mooring.report.style import COLOURS, MARKERS, MODEL_COLOURS, STYLE, canvas, images
-from mooring.report.terminal import plain
-from mooring.runs.directory import CURVES_FIGURE, IMPROVEMENTS_FIGURE, PATH_FIGURE, ROWS_FIGURE, RunDir, open_run
-from mooring.runs.files import frame_of, write_whole
+from mooring.core.field_checks import describe_unknown
+from mooring.report.figure_style import COLORS, MARKERS, MODEL_COLORS, STYLE, create_figure, encode_images
+from mooring.report.terminal import replace_control_characters
+from mooring.report.terminal_results import PLAN_DESCRIPTIONS
+from mooring.runs.atomic_files import frame_from_rows, write_atomically
+from mooring.runs.directory import CURVES_FIGURE, IMPROVEMENTS_FIGURE, PATH_FIGURE, ROWS_FIGURE, RunDirectory, open_run
 
-MARKED = 50  # evaluated rounds up to which a curve marks each one
-NAMED = 80  # clients up to which a figure names each one; beyond, they are drawn side by side without names
-FAR = 8.0  # typical deviations from the median beyond which an improvement is an arrow at the edge
-BY_LAMBDA = ("lambda", "size", "diagonal", "intercept")  # plans
-LOG_SPAN = 5.0  # factor between the largest and the smallest loss from which on their axis is logarithmic
+MAX_MARKED_ROUNDS = 50  # evaluated rounds up to which a curve marks each one
+MAX_NAMED_CLIENTS = 80  # clients up to which a figure names each one; beyond, they are drawn side by side without names
+MAX_DEVIATIONS_ON_AXIS = 8.0  # typical deviations from the median beyond which an improvement is an arrow at the edge
+LAMBDA_PLANS = ("lambda", "size", "diagonal", "intercept")  # plans
+LOG_AXIS_FACTOR = 5.0  # factor between the largest and the smallest loss from which on their axis is logarithmic
 COLUMN = "improvement_over_local_pct"
-RASTER = 1_000  # clients beyond which an SVG holds their marks as pixels
+MAX_VECTOR_CLIENTS = 1_000  # clients beyond which an SVG holds their marks as pixels
 
 
 def plot(source: Any, what: str = "improvements") -> Any:
     """A matplotlib figure of the result of `advise` or of its run directory: "improvements" of every client, the "path"
     of lambdas, or the "rows" that a local model needs; of a comparison's directory, its learning "curves"."""
-    drawings = {"improvements": improvements_figure, "path": path_figure, "rows": rows_figure}
+    drawings = {"improvements": draw_improvements, "path": draw_path, "rows": draw_rows_needed}
     if what == CURVES_FIGURE and isinstance(source, str | Path):
-        return curves_figure(open_run(source))
+        return draw_curves(open_run(source))
     if what not in drawings:
         known = [*drawings, CURVES_FIGURE]
-        raise RequestError(f"plot: {unknown('figure', what, known)}; '{CURVES_FIGURE}' is of a comparison's directory.")
+        raise RequestError(
+            f"plot: {describe_unknown('figure', what, known)}; '{CURVES_FIGURE}' is of a comparison's directory."
+        )
     return drawings[what](open_run(source).advice if isinstance(source, str | Path) else source.record)
 
 
@@ -45,22 +47,22 @@ def draw_images(run: str | Path) -> list[Path]:
     purpose = directory.run.mooring.purpose
     if purpose == "advise":
         advice = directory.advice
-        drawn = {PATH_FIGURE: path_figure(advice), IMPROVEMENTS_FIGURE: improvements_figure(advice)}
+        drawn = {PATH_FIGURE: draw_path(advice), IMPROVEMENTS_FIGURE: draw_improvements(advice)}
         if advice.get("learning_curve"):
-            drawn[ROWS_FIGURE] = rows_figure(advice)
+            drawn[ROWS_FIGURE] = draw_rows_needed(advice)
     elif purpose == "compare":
-        drawn = {CURVES_FIGURE: curves_figure(directory)}
+        drawn = {CURVES_FIGURE: draw_curves(directory)}
     else:
         raise RequestError(f"{run} is a run of '{purpose}'; images are drawn of runs of 'advise' and 'compare'.")
     out = []
     for name, figure in drawn.items():
-        for form, file in images(figure).items():
+        for form, file in encode_images(figure).items():
             out.append(directory.path / f"{name}.{form}")
-            write_whole(out[-1], file)
+            write_atomically(out[-1], file)
     return out
 
 
-def curves_figure(directory: RunDir) -> Any:
+def draw_curves(directory: RunDirectory) -> Any:
     """Test loss against rounds, one line per method; over several seeds their mean with a band of one deviation.
 
     A method of one round, such as an exact baseline, is a line across.
@@ -70,17 +72,17 @@ def curves_figure(directory: RunDir) -> Any:
     metric, table = directory.comparison["metric"], directory.curves
     longest = int(table["round"].max())
     with mpl.rc_context(STYLE):
-        figure = canvas(6.4, 4.0)
+        figure = create_figure(6.4, 4.0)
         axes = figure.add_subplot()
         for k, (method, mine) in enumerate(table.groupby("method", sort=False)):
-            colour, rounds = COLOURS[k % len(COLOURS)], mine.groupby("round")["test_loss"]
+            colour, rounds = COLORS[k % len(COLORS)], mine.groupby("round")["test_loss"]
             mean, deviation = rounds.mean(), rounds.std().fillna(0.0)
             t = mean.index.to_numpy(float)
-            way: dict[str, Any] = {"color": colour, "label": plain(str(method))}
+            way: dict[str, Any] = {"color": colour, "label": replace_control_characters(str(method))}
             if len(t) == 1 and longest > 1:
                 t, mean, deviation = np.array([0.0, longest]), mean.repeat(2), deviation.repeat(2)
                 way |= {"linestyle": "--"}
-            elif len(t) < MARKED:
+            elif len(t) < MAX_MARKED_ROUNDS:
                 way |= {"marker": MARKERS[k % len(MARKERS)], "markersize": 3}
             axes.plot(t, mean.to_numpy(), **way)
             if bool((deviation > 0).any()):
@@ -92,22 +94,22 @@ def curves_figure(directory: RunDir) -> Any:
     return figure
 
 
-def path_figure(advice: Mapping[str, Any]) -> Any:
+def draw_path(advice: Mapping[str, Any]) -> Any:
     """Held-out loss against lambda, with local and global models as lines, and the plan at its clients' lambdas."""
     import matplotlib as mpl
 
-    path, clients = frame_of(advice["path"]), frame_of(advice["clients"])
+    path, clients = frame_from_rows(advice["path"]), frame_from_rows(advice["clients"])
     ends = path[path["family"] != "lambda"].set_index("family")["loss"]
     pulled = path[path["family"] == "lambda"].sort_values("lam")
     with mpl.rc_context(STYLE):
-        figure = canvas(6.4, 4.0)
+        figure = create_figure(6.4, 4.0)
         axes = figure.add_subplot()
         axes.semilogx(pulled["lam"], pulled["loss"], marker="o", markersize=3, color="0.35", label="one lambda for all")
         for name, line, label in (("local", "--", "local models"), ("global", ":", "global model")):
             if name in ends:
-                axes.axhline(ends[name], color=MODEL_COLOURS[name], linestyle=line, label=label)
+                axes.axhline(ends[name], color=MODEL_COLORS[name], linestyle=line, label=label)
         _mark_plan(axes, advice["plan"], clients["lam"].to_numpy(float), pulled["lam"].to_numpy(float))
-        if is_wide([*path["loss"], advice["plan"]["loss"]]):
+        if needs_log_axis([*path["loss"], advice["plan"]["loss"]]):
             axes.set_yscale("log")
         axes.set_xlabel("lambda: small (close to local models) to large (close to the global model)")
         axes.set_ylabel(f"held-out {advice['summary']['metric']}")
@@ -115,18 +117,18 @@ def path_figure(advice: Mapping[str, Any]) -> Any:
     return figure
 
 
-def is_wide(losses: Iterable[float]) -> bool:
+def needs_log_axis(losses: Iterable[float]) -> bool:
     """Whether losses span a factor of LOG_SPAN or more, so that small ones would lie on the floor of a linear axis."""
     known = [loss for loss in losses if np.isfinite(loss)]
-    return bool(known) and min(known) > 0 and max(known) >= LOG_SPAN * min(known)
+    return bool(known) and min(known) > 0 and max(known) >= LOG_AXIS_FACTOR * min(known)
 
 
 def _mark_plan(axes: Any, plan: Mapping[str, Any], lams: np.ndarray, grid: np.ndarray) -> None:
     """The plan's held-out loss at its clients' lambdas; a line where they have none."""
     lams = np.sort(lams[np.isfinite(lams) & (lams > 0)])
-    if plan["family"] not in BY_LAMBDA or not len(lams):
-        words = PLANS.get(plan["family"], plan["family"]).split(",")[0]
-        axes.axhline(plan["loss"], color=MODEL_COLOURS["personal"], linewidth=1, label=f"plan: {words}")
+    if plan["family"] not in LAMBDA_PLANS or not len(lams):
+        words = PLAN_DESCRIPTIONS.get(plan["family"], plan["family"]).split(",")[0]
+        axes.axhline(plan["loss"], color=MODEL_COLORS["personal"], linewidth=1, label=f"plan: {words}")
         return
     low, middle, high = lams[0], lams[len(lams) // 2], lams[-1]
     words = f"plan: lambda = {middle:.3g}"
@@ -134,11 +136,11 @@ def _mark_plan(axes: Any, plan: Mapping[str, Any], lams: np.ndarray, grid: np.nd
         words = f"plan: lambda {low:.3g} to {high:.3g} by client, median {middle:.3g}"
     elif plan["family"] == "lambda" and len(grid) and not grid[0] < middle < grid[-1]:
         words += ", at the edge of what was tried"
-    axes.plot([low, high], [plan["loss"]] * 2, color=MODEL_COLOURS["personal"], linewidth=3, solid_capstyle="butt")
-    axes.plot([middle], [plan["loss"]], "D", markersize=7, color=MODEL_COLOURS["personal"], label=words)
+    axes.plot([low, high], [plan["loss"]] * 2, color=MODEL_COLORS["personal"], linewidth=3, solid_capstyle="butt")
+    axes.plot([middle], [plan["loss"]], "D", markersize=7, color=MODEL_COLORS["personal"], label=words)
 
 
-def rows_figure(advice: Mapping[str, Any]) -> Any:
+def draw_rows_needed(advice: Mapping[str, Any]) -> Any:
     """Expected losses of a typical client by its rows, and how many rows a local model needs to do as well."""
     import matplotlib as mpl
 
@@ -147,17 +149,17 @@ def rows_figure(advice: Mapping[str, Any]) -> Any:
         raise RequestError("there is no learning curve: local models do as well, or no number of rows would do.")
     rows = np.array(curve["rows"], dtype=float)
     with mpl.rc_context(STYLE):
-        figure = canvas(6.4, 4.0)
+        figure = create_figure(6.4, 4.0)
         axes = figure.add_subplot()
         axes.set_xscale("log")
         edge = 2 * max(curve["local"]) - min(curve["personal"])  # what lies beyond would flatten the others
         for name, line in (("local", "--"), ("personal", "-"), ("global", ":")):
             if name != "global" or curve[name][0] < edge:
-                axes.plot(rows, curve[name], color=MODEL_COLOURS[name], linestyle=line, label=name)
+                axes.plot(rows, curve[name], color=MODEL_COLORS[name], linestyle=line, label=name)
         level = float(np.interp(np.log(curve["now"]), np.log(rows), curve["personal"]))
         axes.plot([curve["now"], curve["match"]], [level] * 2, color="0.3", linestyle=(0, (1, 3)))
-        axes.plot([curve["now"]], [level], "^", markersize=8, color=MODEL_COLOURS["personal"])
-        axes.plot([curve["match"]], [level], "s", markersize=7, color=MODEL_COLOURS["local"])
+        axes.plot([curve["now"]], [level], "^", markersize=8, color=MODEL_COLORS["personal"])
+        axes.plot([curve["match"]], [level], "s", markersize=7, color=MODEL_COLORS["local"])
         ticks = {curve["now"]: f"{curve['now']:,.0f} now", curve["match"]: f"{curve['match']:,.0f} to match"}
         axes.set_xticks(list(ticks), list(ticks.values()))
         axes.minorticks_off()
@@ -167,7 +169,7 @@ def rows_figure(advice: Mapping[str, Any]) -> Any:
     return figure
 
 
-def improvements_figure(advice: Mapping[str, Any]) -> Any:
+def draw_improvements(advice: Mapping[str, Any]) -> Any:
     """Every client's improvement over its local model, in percent of the expected loss, with its interval, in order.
 
     All clients are drawn. One that lies far from the rest is an arrow at the edge with its number, so that it does not
@@ -175,25 +177,27 @@ def improvements_figure(advice: Mapping[str, Any]) -> Any:
     """
     import matplotlib as mpl
 
-    frame = frame_of(advice["clients"])
+    frame = frame_from_rows(advice["clients"])
     names = {f"{COLUMN}{end}": f"value{end.removeprefix('_ci')}" for end in ("", "_ci_low", "_ci_high")}
     table = frame.rename(columns=names).sort_values("value", ignore_index=True)
-    named = len(table) <= NAMED
+    named = len(table) <= MAX_NAMED_CLIENTS
     with mpl.rc_context(STYLE):
-        figure = canvas(6.4, min(max(2.5, 0.16 * len(table) + 1.2), 14.0) if named else 6.0)
+        figure = create_figure(6.4, min(max(2.5, 0.16 * len(table) + 1.2), 14.0) if named else 6.0)
         axes = figure.add_subplot()
         low, high = _span(table)
         axes.set_xlim(low, high)
         axes.set_ylim(-1, len(table))
         place = np.arange(len(table))
-        for kind, colour in MODEL_COLOURS.items():
+        for kind, colour in MODEL_COLORS.items():
             mine = (table["recommended"] == kind).to_numpy()
             if mine.any():
                 _client_marks(axes, table[mine], place[mine], colour, f"{kind} ({mine.sum():,})", named)
         far = _arrows(axes, table, place, low, high, named)
         axes.axvline(0, color="0.4", linewidth=1)
         if named:
-            axes.set_yticks(place, [plain(str(name)) for name in table["client"]], fontsize=6, parse_math=False)
+            axes.set_yticks(
+                place, [replace_control_characters(str(name)) for name in table["client"]], fontsize=6, parse_math=False
+            )
             axes.grid(visible=False, axis="y")
         else:
             axes.set_yticks([])
@@ -201,7 +205,7 @@ def improvements_figure(advice: Mapping[str, Any]) -> Any:
         arrows = f"; arrows: {far:,} beyond the edge" if far else ""
         metric = advice["summary"]["metric"]
         axes.set_xlabel(f"{metric} of the recommended model: % lower than the local model's{arrows}")
-        figure.legend(loc="outside upper left", ncols=len(MODEL_COLOURS), fontsize=8)  # beside the marks, not on them
+        figure.legend(loc="outside upper left", ncols=len(MODEL_COLORS), fontsize=8)  # beside the marks, not on them
     return figure
 
 
@@ -212,7 +216,7 @@ def _span(table: Any) -> tuple[float, float]:
     value = table["value"].to_numpy(float)
     middle = float(np.median(value))
     half = np.nan_to_num((table["value_high"] - table["value_low"]).to_numpy(float) / 2)
-    far = FAR * max(float(np.median(np.abs(value - middle))), float(np.median(half)) / 2, 1e-3)
+    far = MAX_DEVIATIONS_ON_AXIS * max(float(np.median(np.abs(value - middle))), float(np.median(half)) / 2, 1e-3)
     near = table[np.abs(value - middle) <= far]
     low = max(float(near[["value", "value_low"]].min().min()), middle - far)
     high = min(float(near[["value", "value_high"]].max().max()), middle + far)
@@ -227,7 +231,9 @@ def _client_marks(axes: Any, part: Any, place: np.ndarray, colour: str, label: s
     style: dict[str, Any] = {"fmt": "o", "markersize": 3}
     if not named:  # pale intervals, so that the improvements stand out
         style = {"fmt": ".", "markersize": 3, "elinewidth": 0.5, "ecolor": (colour, 0.3)}
-    axes.errorbar(value, place, xerr=width, color=colour, label=label, rasterized=len(place) > RASTER, **style)
+    axes.errorbar(
+        value, place, xerr=width, color=colour, label=label, rasterized=len(place) > MAX_VECTOR_CLIENTS, **style
+    )
 
 
 def _arrows(axes: Any, table: Any, place: np.ndarray, low: float, high: float, named: bool) -> int:
@@ -236,7 +242,7 @@ def _arrows(axes: Any, table: Any, place: np.ndarray, low: float, high: float, n
     for side, edge, marker in ((table["value"] < low, low, "<"), (table["value"] > high, high, ">")):
         for k in np.flatnonzero(side.to_numpy()):
             far += 1
-            colour = MODEL_COLOURS.get(table["recommended"][k], "0.5")
+            colour = MODEL_COLORS.get(table["recommended"][k], "0.5")
             axes.plot([edge], [place[k]], marker, color=colour, markersize=6, clip_on=False)
             if named:
                 align, offset = ("left", 6) if marker == "<" else ("right", -6)

@@ -189,12 +189,12 @@ TERMS = {
 }
 
 
-def find(word: str) -> Term | None:
+def find_term(word: str) -> Term | None:
     """A term by any of its names, in any case."""
     asked = " ".join(word.replace("_", " ").casefold().split())
     return next((term for name, term in TERMS.items() if asked in (name, *term.also)), None)
 
 
-def words() -> list[str]:
+def list_names() -> list[str]:
     """Every name that `find` knows."""
     return [word for name, term in TERMS.items() for word in (name, *term.also)]

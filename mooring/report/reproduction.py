@@ -13,9 +13,9 @@ from typing import Any
 
 from mooring.core.errors import RequestError
 from mooring.core.papers import BY_KEY, PAPERS
-from mooring.report.markdown import brief, key_number, markdown, number, table
+from mooring.report.markdown import format_brief, format_key_number, format_number, format_record_table, format_table
 from mooring.report.terminal import Display
-from mooring.runs.files import make_folder, read_json, write_whole
+from mooring.runs.atomic_files import make_synced_folder, read_json, write_atomically
 
 HEAD = """# Reproduction of the five papers
 
@@ -52,20 +52,20 @@ def title(record: Mapping[str, Any]) -> str:
 
 def draw_record(record: Mapping[str, Any], folder: str | Path) -> None:
     """The figure and the tables of a record, beside it."""
-    from mooring.report.panels import draw
+    from mooring.report.experiment_figures import draw_panels
 
     name = Path(folder) / f"{record['experiment']}-{record['preset']}"
     if record["panels"]:
-        for ending, data in draw(title(record), record["panels"]).items():
-            write_whole(f"{name}.{ending}", data)
+        for ending, data in draw_panels(title(record), record["panels"]).items():
+            write_atomically(f"{name}.{ending}", data)
     if record["tables"]:
-        parts = [f"# {title(record)}", *(table(one) for one in record["tables"])]
-        write_whole(f"{name}.md", "\n\n".join(parts).encode())
+        parts = [f"# {title(record)}", *(format_record_table(one) for one in record["tables"])]
+        write_atomically(f"{name}.md", "\n\n".join(parts).encode())
 
 
 def show_claims(display: Display, claims: Records, preset: str, folder: str | Path) -> None:
     """Every claim of a selection in the terminal."""
-    rows = [{**row, "worst": brief(dict(row["worst"]))} for row in claims]
+    rows = [{**row, "worst": format_brief(dict(row["worst"]))} for row in claims]
     columns = {"experiment": "experiment", "says": "claim", "word": "", "worst": "decided by"}
     counts = ", ".join(f"{sum(row['word'] == word for row in claims)} {word}" for word in DECIDED)
     heading = f"{len(claims)} claims, preset {preset}: {counts}"
@@ -91,15 +91,15 @@ def write_page(records: str | Path, page: str | Path, papers: Records) -> None:
     }
     past = read_json(folder / HISTORY)["results"] if (folder / HISTORY).exists() else []
     pages = page.parent / page.stem
-    make_folder(pages.absolute())
+    make_synced_folder(pages.absolute())
     keys = [paper.key for paper in PAPERS]
     ordered = sorted(papers, key=lambda given: keys.index(given["paper"]) if given["paper"] in keys else len(keys))
     decided = [_decided(given, answers) for given in ordered]
     for given, claims in zip(ordered, decided):
         mine = [row for row in past if row["experiment"].split("-")[0] == given["paper"]]
         text = _paper_page(given, claims, mine, folder, pages, page)
-        write_whole(pages / f"{given['paper']}.md", text.encode())
-    write_whole(page, _overview(ordered, decided, page).encode())
+        write_atomically(pages / f"{given['paper']}.md", text.encode())
+    write_atomically(page, _overview(ordered, decided, page).encode())
 
 
 def _decided(given: Mapping[str, Any], answers: Mapping[str, tuple[Any, Any]]) -> list[dict[str, Any]]:
@@ -142,12 +142,12 @@ def _overview(papers: Records, decided: Sequence[Records], page: Path) -> str:
         )
         if (claims := list(group))
     ]
-    parts = [HEAD, head, markdown(["paper", "", *WORDS, "claims"], rows)]
-    parts += ["By data:\n", markdown(["data", *WORDS, "claims"], by_label)]
+    parts = [HEAD, head, format_table(["paper", "", *WORDS, "claims"], rows)]
+    parts += ["By data:\n", format_table(["data", *WORDS, "claims"], by_label)]
     if believe:
         parts += ["## What to believe\n", "\n".join(believe) + "\n"]
     if waiting:
-        parts += ["## What is not run\n", markdown(["experiment", "claims", "data", "what it takes"], waiting)]
+        parts += ["## What is not run\n", format_table(["experiment", "claims", "data", "what it takes"], waiting)]
     return "\n".join(parts)
 
 
@@ -210,19 +210,19 @@ def _experiment(one: str, claims: Records, older: Records, past: Records, record
          f"{claim['data']} (*{claim['label']}*)"]
         for claim in claims
     ]  # fmt: skip
-    lines.append(markdown(["the paper", "test", "word", "decided by", "data"], rows))
+    lines.append(format_table(["the paper", "test", "word", "decided by", "data"], rows))
     lines += [_paragraph(claim) for claim in claims if claim["word"] in (CONTRADICTED, OPEN)]
     for record in _records(claims):
         folded = [record["reads"] + "\n"] if record["reads"] else []
-        folded += [table(part) for part in record["tables"]]
+        folded += [format_record_table(part) for part in record["tables"]]
         folded += [
-            "\n".join(f"- *{claim['claim']}*: {number(claim['numbers'])}" for claim in record["claims"]) + "\n",
+            "\n".join(f"- *{claim['claim']}*: {format_number(claim['numbers'])}" for claim in record["claims"]) + "\n",
             _origin(record),
         ]
         lines.append(_folded("how it was read, tables, all numbers", "\n".join(folded)))
     if older:
         shown = [[claim["id"], str(claim["version"]), claim["test"], claim["reason"]] for claim in older]
-        lines.append(_folded("older versions", markdown(["claim", "version", "test", "reason"], shown)))
+        lines.append(_folded("older versions", format_table(["claim", "version", "test", "reason"], shown)))
     if past:
         lines.append(_folded("results from before the registration, which decide nothing", _history(past)))
     return "\n".join(line for line in lines if line)
@@ -247,13 +247,13 @@ def _history(rows: Iterable[Mapping[str, Any]]) -> str:
          f"{row['preset']}, {row['repeats']} repeats" + (f"; {row['data']}" if row["data"] else "")]
         for row in rows
     ]  # fmt: skip
-    return markdown(["committed", "claim", "wording then", "answer then", "decided by", "run"], shown)
+    return format_table(["committed", "claim", "wording then", "answer then", "decided by", "run"], shown)
 
 
 def _number(claim: Mapping[str, Any]) -> str:
     if claim["answer"] is None:
         return claim["not_run"]
-    return key_number(claim["answer"]["worst"])
+    return format_key_number(claim["answer"]["worst"])
 
 
 def _bold(word: str) -> str:

@@ -20,13 +20,13 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from mooring.core.level import LEVEL
+from mooring.core.verbosity import LEVEL
 
-SHORT = 22  # a column whose cells are no longer than this is never wrapped
-NAME = 8  # a name is shortened to no less
-PROSE = 24  # a column of sentences is no narrower
-LONGEST = 30  # a word with digits that is longer is no number
-LONG_NAME = 40  # a name is shown with no more
+MAX_UNWRAPPED_WIDTH = 22  # a column whose cells are no longer than this is never wrapped
+MIN_NAME_WIDTH = 8  # a name is shortened to no less
+MIN_PROSE_WIDTH = 24  # a column of sentences is no narrower
+MAX_NUMBER_WIDTH = 30  # a word with digits that is longer is no number
+MAX_NAME_WIDTH = 40  # a name is shown with no more
 
 
 class Display:
@@ -38,7 +38,7 @@ class Display:
         self.err = Console(stderr=True, highlight=False, emoji=False, markup=False)
 
     def say(self, text: str) -> None:
-        self.out.print(plain(text), soft_wrap=True)
+        self.out.print(replace_control_characters(text), soft_wrap=True)
 
     def paragraph(self, text: str, indent: int = 2) -> None:
         """Sentences, wrapped to the width."""
@@ -46,15 +46,21 @@ class Display:
 
     def _wrapped(self, text: str, indent: int) -> str:
         blank = " " * indent
-        return fill(plain(text), self.out.width, initial_indent=blank, subsequent_indent=blank, break_on_hyphens=False)
+        return fill(
+            replace_control_characters(text),
+            self.out.width,
+            initial_indent=blank,
+            subsequent_indent=blank,
+            break_on_hyphens=False,
+        )
 
     def heading(self, text: str) -> None:
-        self.out.print(Text(plain(text), style="bold"), soft_wrap=True)
+        self.out.print(Text(replace_control_characters(text), style="bold"), soft_wrap=True)
         self.out.print()
 
     def notes(self, notes: Sequence[str]) -> None:
         for note in notes if LEVEL[0] != "quiet" else ():
-            self.err.print(plain(f"note: {note}"), style="dim", soft_wrap=True)
+            self.err.print(replace_control_characters(f"note: {note}"), style="dim", soft_wrap=True)
 
     def table(
         self,
@@ -77,13 +83,15 @@ class Display:
         shorter, width = shorter or {}, self.out.width - indent
         kept, left_out = [key for key in columns if key not in shorter.values()], []
         parts = {
-            key: Column(heading, [shown(row.get(key)) for row in rows], k == 0, key in {*shorter, *shorter.values()})
+            key: TableColumn(
+                heading, [format_cell(row.get(key)) for row in rows], k == 0, key in {*shorter, *shorter.values()}
+            )
             for k, (key, heading) in enumerate(columns.items())
         }
         first = next(iter(columns))
-        parts[first] = parts[first]._replace(cells=[shortened(cell, LONG_NAME) for cell in parts[first].cells])
+        parts[first] = parts[first]._replace(cells=[shorten_name(cell, MAX_NAME_WIDTH) for cell in parts[first].cells])
         for group in spare:
-            if least_width([parts[k] for k in kept], whole_names=True) <= width:
+            if measure_min_width([parts[k] for k in kept], whole_names=True) <= width:
                 break
             for key in [key for key in ((group,) if isinstance(group, str) else group) if key in kept]:
                 if key in shorter:
@@ -96,13 +104,13 @@ class Display:
             before = "" if not caption else " " if caption.endswith(".") else ". "
             caption += f"{before}Left out at this width: {', '.join(left_out)}."
         if title:
-            self.out.print(Text(plain(title), style="bold"))
+            self.out.print(Text(replace_control_characters(title), style="bold"))
         shown_parts = [parts[key] for key in kept]
-        if least_width(shown_parts) <= width:
-            self.out.print(Padding(drawn(shown_parts, width), (0, 0, 0, indent), expand=False))
+        if measure_min_width(shown_parts) <= width:
+            self.out.print(Padding(draw_table(shown_parts, width), (0, 0, 0, indent), expand=False))
         else:
             for k in range(len(rows)):
-                self.out.print(*stacked(shown_parts, k, self.out.width), sep="\n")
+                self.out.print(*stack_row(shown_parts, k, self.out.width), sep="\n")
         if caption:
             self.out.print(Text(self._wrapped(caption, indent), style="dim"), soft_wrap=True)
         self.out.print()
@@ -125,9 +133,9 @@ class Display:
                 name, _, detail = what.partition(": ")
                 if name not in jobs:
                     jobs[name] = bar.add_task(what, total=rounds)
-                bar.update(jobs[name], completed=done, total=rounds, description=plain(what))
+                bar.update(jobs[name], completed=done, total=rounds, description=replace_control_characters(what))
                 if detail and not self.err.is_terminal:
-                    self.err.print(plain(f"{what} ({done} of {rounds})"), soft_wrap=True)
+                    self.err.print(replace_control_characters(f"{what} ({done} of {rounds})"), soft_wrap=True)
 
             yield tell
 
@@ -135,12 +143,15 @@ class Display:
         began = time.monotonic()
 
         def tell(what: str, done: int, rounds: int) -> None:
-            self.err.print(plain(f"{time.monotonic() - began:.1f} s: {what}, {done} of {rounds}"), soft_wrap=True)
+            self.err.print(
+                replace_control_characters(f"{time.monotonic() - began:.1f} s: {what}, {done} of {rounds}"),
+                soft_wrap=True,
+            )
 
         return tell
 
 
-class Column(NamedTuple):
+class TableColumn(NamedTuple):
     """A heading and the cells below it, as text."""
 
     heading: str
@@ -157,7 +168,7 @@ class Column(NamedTuple):
         """Sentences, which may be wrapped."""
         if self.whole or self.numbers:
             return False
-        return any(cell_len(cell) > SHORT and " " in cell for cell in self.cells)
+        return any(cell_len(cell) > MAX_UNWRAPPED_WIDTH and " " in cell for cell in self.cells)
 
     @property
     def width(self) -> int:
@@ -166,23 +177,23 @@ class Column(NamedTuple):
     @property
     def least(self) -> int:
         """The width below which a number would be cut, or a name or a sentence could no longer be read."""
-        if self.numbers or self.whole or not (self.prose or self.names or self.width > SHORT):
+        if self.numbers or self.whole or not (self.prose or self.names or self.width > MAX_UNWRAPPED_WIDTH):
             return self.width
-        least = min(self.width, PROSE if self.prose else NAME)
+        least = min(self.width, MIN_PROSE_WIDTH if self.prose else MIN_NAME_WIDTH)
         words = [word for cell in self.cells for word in cell.split()] if self.prose else []
-        numbers = [cell_len(word) for word in words if any(map(str.isdigit, word)) and len(word) <= LONGEST]
+        numbers = [cell_len(word) for word in words if any(map(str.isdigit, word)) and len(word) <= MAX_NUMBER_WIDTH]
         return max([least, cell_len(self.heading), *numbers])
 
 
-def least_width(columns: Sequence[Column], gap: int = 1, whole_names: bool = False) -> int:
+def measure_min_width(columns: Sequence[TableColumn], gap: int = 1, whole_names: bool = False) -> int:
     """Of a table; with `whole_names` the names are not shortened."""
     wide = [column.width if whole_names and column.names and not column.prose else column.least for column in columns]
     return sum(wide) + gap * (len(columns) - 1)
 
 
-def widths(columns: Sequence[Column], width: int, gap: int) -> list[int]:
+def assign_widths(columns: Sequence[TableColumn], width: int, gap: int) -> list[int]:
     """What each column gets: what it must have, then names what they would like, and sentences share the rest."""
-    given, room = [column.least for column in columns], width - least_width(columns, gap)
+    given, room = [column.least for column in columns], width - measure_min_width(columns, gap)
     wordy = [k for k, column in enumerate(columns) if column.prose]
     for k, column in enumerate(columns):
         more = 0 if k in wordy else min(room, column.width - given[k])
@@ -193,21 +204,21 @@ def widths(columns: Sequence[Column], width: int, gap: int) -> list[int]:
     return given
 
 
-def drawn(columns: Sequence[Column], width: int) -> Table:
-    fits = least_width(columns, 1, whole_names=True) <= width  # then names are not shortened for a wider gap
-    gap = 2 if least_width(columns, 2, whole_names=fits) <= width else 1  # one blank is the box's own
+def draw_table(columns: Sequence[TableColumn], width: int) -> Table:
+    fits = measure_min_width(columns, 1, whole_names=True) <= width  # then names are not shortened for a wider gap
+    gap = 2 if measure_min_width(columns, 2, whole_names=fits) <= width else 1  # one blank is the box's own
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, gap - 1, 0, 0))
-    sizes = widths(columns, width, gap)
+    sizes = assign_widths(columns, width, gap)
     for k, (column, size) in enumerate(zip(columns, sizes)):
         justify: Any = "right" if column.numbers and k else "left"
         table.add_column(Text(column.heading), justify=justify, width=size, overflow="fold", no_wrap=not column.prose)
     for row in zip(*(column.cells for column in columns)):
-        cells = (cell if c.prose else shortened(cell, size) for cell, c, size in zip(row, columns, sizes))
+        cells = (cell if c.prose else shorten_name(cell, size) for cell, c, size in zip(row, columns, sizes))
         table.add_row(*(Text(cell) for cell in cells))
     return table
 
 
-def stacked(columns: Sequence[Column], row: int, width: int) -> Iterator[RenderableType]:
+def stack_row(columns: Sequence[TableColumn], row: int, width: int) -> Iterator[RenderableType]:
     """A row in lines of its own: the first cell, then heading and cell of the others, sentences in their own lines."""
     yield Text(f"{columns[0].cells[row] or '-'}:")
     line = ""
@@ -224,7 +235,7 @@ def stacked(columns: Sequence[Column], row: int, width: int) -> Iterator[Rendera
         yield Text(f"  {line}")
 
 
-def shortened(name: str, width: int) -> str:
+def shorten_name(name: str, width: int) -> str:
     """A name without its middle where it is too long, so that names that begin alike can be told apart."""
     if cell_len(name) <= width:
         return name
@@ -233,12 +244,12 @@ def shortened(name: str, width: int) -> str:
     return set_cell_size(name, width - 1 - cell_len(end)) + "…" + end
 
 
-def plain(text: str) -> str:
+def replace_control_characters(text: str) -> str:
     """Text that does nothing to a terminal: control characters and the like become blanks."""
     return "".join(c if c.isprintable() or c == "\n" else " " for c in text)
 
 
-def shown(value: Any) -> str:
+def format_cell(value: Any) -> str:
     """A cell: about four digits for numbers, whole ones with separators, a dash for nothing."""
     value = value.item() if hasattr(value, "item") else value  # numpy's numbers as Python's
     if value is None or (isinstance(value, float) and value != value):
@@ -253,7 +264,7 @@ def shown(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-    return plain(text).replace("\n", " ")
+    return replace_control_characters(text).replace("\n", " ")
 
 
 def is_number(text: str) -> bool:

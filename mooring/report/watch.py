@@ -16,16 +16,16 @@ from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from mooring.core.errors import RequestError
-from mooring.report.terminal import Display, plain, shown
-from mooring.runs.checkpoint import latest
-from mooring.runs.directory import COMPARISON, METHODS, RUN, RunDir, open_run
+from mooring.report.terminal import Display, format_cell, replace_control_characters
+from mooring.runs.checkpoint import read_latest_checkpoint
+from mooring.runs.directory import COMPARISON_FILE, METHODS_FOLDER, RUN_FILE, RunDirectory, open_run
 
-MOST_NAMES = 5  # clients that are named
-PAUSE = 1.0  # seconds between looks
-LOSSES = {"train_loss": "train", "validation_loss": "validation", "test_loss": "test"}
+MAX_NAMED_CLIENTS = 5  # clients that are named
+POLL_SECONDS = 1.0  # seconds between looks
+LOSS_LABELS = {"train_loss": "train", "validation_loss": "validation", "test_loss": "test"}
 
 
-class Look(NamedTuple):
+class JobStatus(NamedTuple):
     """A job at a glance."""
 
     name: str
@@ -39,48 +39,48 @@ class Look(NamedTuple):
     left: float | None  # seconds, by the rounds so far
 
 
-def looks(run: str | Path) -> list[Look]:
+def read_all_status(run: str | Path) -> list[JobStatus]:
     """Every job of a run: one, or one a method of a comparison; none where the work leaves no trace on its way."""
     directory = open_run(run)
     if directory.run.mooring.purpose == "compare":
-        begun = sorted(path.parent for path in directory.path.glob(f"**/{METHODS}/*/{RUN}"))
-        return [look(open_run(path))._replace(name=method_of(directory.path, path)) for path in begun]
-    return [look(directory)]
+        begun = sorted(path.parent for path in directory.path.glob(f"**/{METHODS_FOLDER}/*/{RUN_FILE}"))
+        return [read_status(open_run(path))._replace(name=name_method(directory.path, path)) for path in begun]
+    return [read_status(directory)]
 
 
-def method_of(run: Path, folder: Path) -> str:
+def name_method(run: Path, folder: Path) -> str:
     """A method of a comparison, and which repetition it belongs to."""
-    return " ".join(part for part in folder.relative_to(run).parts if part != METHODS)
+    return " ".join(part for part in folder.relative_to(run).parts if part != METHODS_FOLDER)
 
 
-def look(directory: RunDir) -> Look:
+def read_status(directory: RunDirectory) -> JobStatus:
     run = directory.run
     name, rounds = run.algorithm.name if run.algorithm else run.mooring.purpose, run.training.rounds or 0
-    found = latest(directory.path)
+    found = read_latest_checkpoint(directory.path)
     records: list[dict[str, Any]] = found.meta["records"] if found else []
     told: dict[str, Any] = next((record for record in reversed(records) if has_loss(record)), {})
     last = records[-1] if records else {}
     done = found.round if found else 0
     spent = sum(directory.seconds.get("rounds", [])[:done])
     offenders = found.meta.get("offenders", {}) if found and not directory.finished else {}
-    return Look(
+    return JobStatus(
         name,
         done,
         max(rounds, done),
         directory.finished,
-        {word: told[key] for key, word in LOSSES.items() if told.get(key) is not None},
+        {word: told[key] for key, word in LOSS_LABELS.items() if told.get(key) is not None},
         last.get("asked", 0),
         last.get("accepted", 0),
-        {client_name(directory, int(number)): why for number, why in offenders.items()},
+        {find_client_name(directory, int(number)): why for number, why in offenders.items()},
         None if not done or directory.finished else spent / done * (max(rounds, done) - done),
     )
 
 
 def has_loss(record: dict[str, Any]) -> bool:
-    return any(record.get(key) is not None for key in LOSSES)
+    return any(record.get(key) is not None for key in LOSS_LABELS)
 
 
-def client_name(directory: RunDir, number: int) -> str:
+def find_client_name(directory: RunDirectory, number: int) -> str:
     """A client by its place, which is that of its first row."""
     try:
         return str(directory.split["client"].unique()[number])
@@ -88,64 +88,69 @@ def client_name(directory: RunDir, number: int) -> str:
         return f"client {number}"
 
 
-def sentence(look: Look) -> str:
+def describe_status(look: JobStatus) -> str:
     """A look in one line."""
     parts = [f"{look.name}: round {look.done:,} of {look.rounds:,}"]
     if look.losses:
-        parts.append("loss as trained: " + ", ".join(f"{word} {shown(value)}" for word, value in look.losses.items()))
+        parts.append(
+            "loss as trained: " + ", ".join(f"{word} {format_cell(value)}" for word, value in look.losses.items())
+        )
     if look.asked:
         parts.append(f"{look.accepted:,} of {look.asked:,} clients answered")
     if look.left_out:
-        named = [f"{name} ({why})" for name, why in list(look.left_out.items())[:MOST_NAMES]]
+        named = [f"{name} ({why})" for name, why in list(look.left_out.items())[:MAX_NAMED_CLIENTS]]
         more = len(look.left_out) - len(named)
         parts.append(f"left out: {', '.join(named)}{f' and {more:,} more' if more else ''}")
     if look.finished:
         parts.append("finished")
     elif look.left is not None:
-        parts.append(f"about {duration(look.left)} left")
+        parts.append(f"about {format_duration(look.left)} left")
     return "; ".join(parts)
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     whole = round(seconds)
     if whole < 120:
         return f"{whole} s"
     return f"{whole // 60} min" if whole < 7200 else f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-def drawn(found: list[Look]) -> RenderableType:
+def draw_status(found: list[JobStatus]) -> RenderableType:
     """Looks with a bar each, for a terminal."""
     parts: list[RenderableType] = []
     for one in found:
-        parts += [Text(plain(sentence(one))), ProgressBar(total=max(one.rounds, 1), completed=one.done, width=60)]
+        parts += [
+            Text(replace_control_characters(describe_status(one))),
+            ProgressBar(total=max(one.rounds, 1), completed=one.done, width=60),
+        ]
     return Group(*parts)
 
 
-def watch(display: Display, run: str | Path, sleep: Callable[[float], None] = time.sleep) -> None:
+def watch_run(display: Display, run: str | Path, sleep: Callable[[float], None] = time.sleep) -> None:
     """Show a run until it is finished: in place on a terminal, elsewhere a line whenever something has changed."""
     if display.out.is_terminal:
         with Live(console=display.out, auto_refresh=False) as live:
-            for found in until_finished(run, sleep):
-                live.update(drawn(found), refresh=True)
+            for found in poll_status(run, sleep):
+                live.update(draw_status(found), refresh=True)
         return
     said: dict[str, str] = {}
-    for found in until_finished(run, sleep):
+    for found in poll_status(run, sleep):
         for one in found:
-            if said.get(one.name) != (text := sentence(one)):
+            if said.get(one.name) != (text := describe_status(one)):
                 said[one.name] = text
                 display.say(text)
 
 
-def until_finished(run: str | Path, sleep: Callable[[float], None]) -> Iterator[list[Look]]:
+def poll_status(run: str | Path, sleep: Callable[[float], None]) -> Iterator[list[JobStatus]]:
     while True:
-        over = finished(run)  # before the look, so that the last one is whole
-        yield looks(run)
+        over = is_finished(run)  # before the look, so that the last one is whole
+        yield read_all_status(run)
         if over:
             return
-        sleep(PAUSE)
+        sleep(POLL_SECONDS)
 
 
-def finished(run: str | Path) -> bool:
+def is_finished(run: str | Path) -> bool:
     directory = open_run(run)
     several = directory.run.mooring.purpose == "compare"
-    return (directory.path / COMPARISON).is_file() if several else directory.finished
+    return (directory.path / COMPARISON_FILE).is_file() if several else directory.finished

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from mooring.core.errors import RequestError
-from mooring.runs.files import DamagedFile, make_folder, unwritten
-from mooring.runs.tensors import Stored, read_tensors, write_tensors
+from mooring.runs.atomic_files import DamagedFile, make_synced_folder, write_error
+from mooring.runs.tensor_files import StoredTensor, read_tensors, write_tensors
 
-FOLDER = "checkpoint"
-KEPT = 2
+CHECKPOINT_FOLDER = "checkpoint"
+MAX_CHECKPOINTS = 2
 _NAME = re.compile(r"round-(\d+)\.safetensors")
 
 
@@ -28,31 +28,31 @@ class Checkpoint(NamedTuple):
     note: str | None  # a sentence when a newer generation was damaged and this older one took its place
 
 
-def generations(run: str | Path) -> list[tuple[int, Path]]:
+def list_checkpoints(run: str | Path) -> list[tuple[int, Path]]:
     """(round, file) of every generation, latest first."""
-    folder = Path(run) / FOLDER
+    folder = Path(run) / CHECKPOINT_FOLDER
     names = ((_NAME.fullmatch(path.name), path) for path in folder.glob("*"))
     return sorted(((int(match[1]), path) for match, path in names if match), reverse=True)
 
 
-def save(run: str | Path, round: int, tensors: Mapping[str, Stored], meta: dict[str, Any]) -> None:
+def write_checkpoint(run: str | Path, round: int, tensors: Mapping[str, StoredTensor], meta: dict[str, Any]) -> None:
     """Add the generation of `round`, then drop all but the two latest up to it.
 
     Later generations are dropped too: a run that saves an earlier round has gone back behind them.
     """
-    folder = Path(run) / FOLDER
+    folder = Path(run) / CHECKPOINT_FOLDER
     try:
-        make_folder(folder)
+        make_synced_folder(folder)
     except OSError as error:
-        raise unwritten(folder, error) from error
+        raise write_error(folder, error) from error
     write_tensors(folder / f"round-{round:08d}.safetensors", tensors, {"round": round, "run": meta})
-    upto = [path for at, path in generations(run) if at <= round]
-    drop(path for _, path in generations(run) if path not in upto[:KEPT])
+    upto = [path for at, path in list_checkpoints(run) if at <= round]
+    drop(path for _, path in list_checkpoints(run) if path not in upto[:MAX_CHECKPOINTS])
 
 
 def drop_old(run: str | Path) -> None:
     """All but the two latest generations: what a process that was killed between adding and dropping has left."""
-    drop(path for _, path in generations(run)[KEPT:])
+    drop(path for _, path in list_checkpoints(run)[MAX_CHECKPOINTS:])
 
 
 def drop(files: Iterable[Path]) -> None:
@@ -60,13 +60,13 @@ def drop(files: Iterable[Path]) -> None:
         try:
             os.unlink(path)
         except OSError as error:
-            raise unwritten(path.parent, error) from error
+            raise write_error(path.parent, error) from error
 
 
-def latest(run: str | Path) -> Checkpoint | None:
+def read_latest_checkpoint(run: str | Path) -> Checkpoint | None:
     """The newest generation that is whole; None when there is none yet, DamagedFile when none is whole."""
     failures = []
-    for round, path in generations(run):
+    for round, path in list_checkpoints(run):
         try:
             tensors, meta = read_tensors(path)
             if meta.get("round") != round:

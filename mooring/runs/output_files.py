@@ -10,30 +10,30 @@ import sys
 import pyarrow as pa
 
 from mooring.runs import directory as names
-from mooring.runs.records import CLIENTS, ROUNDS
+from mooring.runs.table_schemas import CLIENTS_SCHEMA, ROUNDS_SCHEMA
 
 FILES = {  # file -> the commands that write it, and what it contains
-    names.RUN: ("all", "the run file: data, task, algorithm and options, enough to run it again"),
-    names.SCHEMA: ("all (tables)", "columns, types, scaling and categories: what predictions of new rows need"),
-    names.SPLIT: ("all (tables)", "the part (train, validation or test) of each row"),
-    names.INPUTS: ("all (arrays)", "the digest of data that came as arrays"),
-    names.MODELS: ("all but compare", "the models; written last, so that a run with this file is finished"),
+    names.RUN_FILE: ("all", "the run file: data, task, algorithm and options, enough to run it again"),
+    names.SCHEMA_FILE: ("all (tables)", "columns, types, scaling and categories: what predictions of new rows need"),
+    names.SPLIT_FILE: ("all (tables)", "the part (train, validation or test) of each row"),
+    names.INPUTS_FILE: ("all (arrays)", "the digest of data that came as arrays"),
+    names.MODELS_FILE: ("all but compare", "the models; written last, so that a run with this file is finished"),
     names.CLIENTS_FILE: ("advise, fit, personalize", "one row per client; columns below"),
-    names.ADVICE: ("advise", "recommendations, losses and everything that the report shows; keys below"),
-    names.THEORY: ("advise", "what the theorems state for these clients, as `mooring theory --json` prints it"),
-    names.SUMMARY: ("fit, personalize", "test losses and improvements; keys below"),
+    names.ADVICE_FILE: ("advise", "recommendations, losses and everything that the report shows; keys below"),
+    names.THEORY_FILE: ("advise", "what the theorems state for these clients, as `mooring theory --json` prints it"),
+    names.SUMMARY_FILE: ("fit, personalize", "test losses and improvements; keys below"),
     names.ROUNDS_FILE: ("fit", "one row per round; columns below"),
     "models-last.safetensors": ("fit", "the models of the last round, where the best round is kept, or the reverse"),
     "checkpoint/": ("fit", "the latest states, for `mooring resume`"),
-    names.SECONDS: ("fit, compare", "run times, apart because all other files are bit-for-bit reproducible"),
-    names.COMPARISON: ("compare", "test scores of all methods; keys below"),
+    names.SECONDS_FILE: ("fit, compare", "run times, apart because all other files are bit-for-bit reproducible"),
+    names.COMPARISON_FILE: ("compare", "test scores of all methods; keys below"),
     "methods/": ("compare", "one run directory per method"),
     names.METHODS_CSV: ("compare", "one row per method"),
     names.SEEDS_CSV: ("compare", "one row per method and seed"),
     names.CURVES_CSV: ("compare", "one row per method, seed and evaluated round"),
     names.CLIENTS_CSV: ("compare", "one row per client, one column per method"),
     f"{names.CURVES_FIGURE}.png, .svg": ("compare", "test losses by round"),
-    names.REPORT: ("advise, fit, compare", "the report"),
+    names.REPORT_FILE: ("advise, fit, compare", "the report"),
 }
 TENSORS = {
     "global": "[parameters]: the global model",
@@ -115,31 +115,31 @@ This page is written by `python -m mooring.runs.output_files > docs/output-files
 """
 
 
-def page() -> str:
+def render_page() -> str:
     """`docs/output-files.md`."""
     parts = [HEAD, "## Files", "", "| file | written by | contents |", "|---|---|---|"]
     parts += [f"| `{name}` | {who} | {what} |" for name, (who, what) in FILES.items()]
-    for title, schema in ((names.CLIENTS_FILE, CLIENTS), (names.ROUNDS_FILE, ROUNDS)):
+    for title, schema in ((names.CLIENTS_FILE, CLIENTS_SCHEMA), (names.ROUNDS_FILE, ROUNDS_SCHEMA)):
         parts += ["", f"## `{title}`", "", "| column | type | contents |", "|---|---|---|"]
-        parts += [f"| `{field.name}` | {kind(field)} | {field.metadata[b'about'].decode()} |" for field in schema]
+        parts += [f"| `{field.name}` | {type_name(field)} | {field.metadata[b'about'].decode()} |" for field in schema]
     tables = {
-        f"`{names.ADVICE}`; `mooring advise --json` prints the first four": ADVICE_KEYS,
-        f"`summary` in `{names.ADVICE}`": SUMMARY_KEYS,
-        f"`{names.SUMMARY}` of a fit; `summary` in `mooring fit --json`": FIT_KEYS,
-        f"`{names.COMPARISON}`; `mooring compare --json` prints the first four": COMPARISON_KEYS,
+        f"`{names.ADVICE_FILE}`; `mooring advise --json` prints the first four": ADVICE_KEYS,
+        f"`summary` in `{names.ADVICE_FILE}`": SUMMARY_KEYS,
+        f"`{names.SUMMARY_FILE}` of a fit; `summary` in `mooring fit --json`": FIT_KEYS,
+        f"`{names.COMPARISON_FILE}`; `mooring compare --json` prints the first four": COMPARISON_KEYS,
     }
     for title, keys in tables.items():
         parts += ["", f"## {title}", "", "| key | contents |", "|---|---|"]
         parts += [f"| `{key}` | {what} |" for key, what in keys.items()]
-    parts += ["", f"## Tensors in `{names.MODELS}`", "", "| tensor | contents |", "|---|---|"]
+    parts += ["", f"## Tensors in `{names.MODELS_FILE}`", "", "| tensor | contents |", "|---|---|"]
     parts += [f"| `{key}` | {what} |" for key, what in TENSORS.items()]
     return "\n".join(parts) + "\n"
 
 
-def kind(field: pa.Field) -> str:
+def type_name(field: pa.Field) -> str:
     words = {pa.int64(): "integer", pa.float64(): "number", pa.string(): "text", pa.bool_(): "true or false"}
     return words[field.type]
 
 
 if __name__ == "__main__":
-    sys.stdout.write(page())
+    sys.stdout.write(render_page())

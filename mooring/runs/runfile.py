@@ -10,32 +10,34 @@ import tomli_w
 from pydantic import BaseModel, ValidationError, model_validator
 
 from mooring.core.errors import RequestError
-from mooring.core.fields import unknown
-from mooring.runs.files import UNSEALED, read_bytes, sealed
+from mooring.core.field_checks import describe_unknown
+from mooring.runs.atomic_files import BLANK_CHECKSUM, read_bytes, with_checksum
 from mooring.runs.sections import (
-    FORMAT,
-    Advising,
-    Algorithm,
-    Data,
-    Federation,
-    Made,
+    FORMAT_VERSION,
+    AdviceSection,
+    AlgorithmSection,
+    DataSection,
+    FederationSection,
+    RunInfo,
     Section,
-    Task,
-    Training,
-    installed,
-    say,
+    TaskSection,
+    TrainingSection,
+    installed_version,
+    plain_field,
 )
 
 
 class RunFile(Section):
-    mooring: Made = say("a table", default_factory=Made)
-    data: Data = say("a table with a source")
-    task: Task = say("a table", default_factory=Task)
-    algorithm: Algorithm | None = say("a table", None)
-    algorithms: list[Algorithm] | None = say("tables [[algorithms]], one for each method to compare", None)
-    training: Training = say("a table", default_factory=Training)
-    advice: Advising | None = say("a table", None)
-    federation: Federation | None = say("a table", None)
+    mooring: RunInfo = plain_field("a table", default_factory=RunInfo)
+    data: DataSection = plain_field("a table with a source")
+    task: TaskSection = plain_field("a table", default_factory=TaskSection)
+    algorithm: AlgorithmSection | None = plain_field("a table", None)
+    algorithms: list[AlgorithmSection] | None = plain_field(
+        "tables [[algorithms]], one for each method to compare", None
+    )
+    training: TrainingSection = plain_field("a table", default_factory=TrainingSection)
+    advice: AdviceSection | None = plain_field("a table", None)
+    federation: FederationSection | None = plain_field("a table", None)
 
     @model_validator(mode="after")
     def _has_methods(self) -> RunFile:
@@ -48,14 +50,14 @@ class RunFile(Section):
 
 
 SECTIONS: dict[str, type[BaseModel]] = {
-    "mooring": Made,
-    "data": Data,
-    "task": Task,
-    "algorithm": Algorithm,
-    "algorithms": Algorithm,
-    "training": Training,
-    "advice": Advising,
-    "federation": Federation,
+    "mooring": RunInfo,
+    "data": DataSection,
+    "task": TaskSection,
+    "algorithm": AlgorithmSection,
+    "algorithms": AlgorithmSection,
+    "training": TrainingSection,
+    "advice": AdviceSection,
+    "federation": FederationSection,
 }
 
 
@@ -65,10 +67,10 @@ def make_run(table: dict[str, Any], where: str) -> RunFile:
     A participation up to 1 is a share of the clients, so 1 is everyone; a whole number above 1 is how many.
     """
     made = table.get("mooring", {})
-    if isinstance(made, dict) and made.get("format", FORMAT) != FORMAT:
+    if isinstance(made, dict) and made.get("format", FORMAT_VERSION) != FORMAT_VERSION:
         raise RequestError(
             f"{where}: made by Mooring {made.get('version', 'of an unknown version')} in format {made['format']!r}; "
-            f"this is Mooring {installed()}, which reads format {FORMAT}."
+            f"this is Mooring {installed_version()}, which reads format {FORMAT_VERSION}."
         )
     try:
         return RunFile.model_validate(table)
@@ -76,10 +78,10 @@ def make_run(table: dict[str, Any], where: str) -> RunFile:
         raise RequestError(f"{where}: {_sentence(error)}" if where else _sentence(error)) from None
 
 
-def make_training(where: str, **options: Any) -> Training:
+def make_training(where: str, **options: Any) -> TrainingSection:
     """The section [training] alone, held to the same rules."""
     try:
-        return Training(**options)
+        return TrainingSection(**options)
     except ValidationError as error:
         raise RequestError(f"{where}: {_sentence(error, 'training')}") from None
 
@@ -113,8 +115,8 @@ def run_bytes(run: RunFile) -> bytes:
     """The file, sealed: equal runs give equal bytes, and a run directory notices a later change."""
     checked = make_run(run.model_dump(exclude_none=True), "run.toml")  # `model_copy` checks nothing
     table = checked.model_dump(exclude_none=True)
-    table["mooring"]["seal"] = UNSEALED
-    return sealed(tomli_w.dumps(table).encode())
+    table["mooring"]["seal"] = BLANK_CHECKSUM
+    return with_checksum(tomli_w.dumps(table).encode())
 
 
 def _sentence(error: ValidationError, *section: str) -> str:
@@ -127,7 +129,7 @@ def _sentence(error: ValidationError, *section: str) -> str:
     if first["type"] == "extra_forbidden":
         parent, _, name = dotted.rpartition(".")
         what = f"field of [{parent}]" if parent else "section"
-        return f"{unknown(what, name, sorted(model.model_fields.keys() - {'seal'}))}."
+        return f"{describe_unknown(what, name, sorted(model.model_fields.keys() - {'seal'}))}."
     if first["type"] == "missing":
         return f"{dotted} is missing; it must be {right}."
     found = repr(first["input"])

@@ -13,13 +13,13 @@ from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
 
-FORMAT = 1
-ALGORITHM = "fedprox_one_stage"  # what `fit` trains if nobody says otherwise
-NETWORK_ALGORITHM: dict[str, Any] = {"name": "fedavg_localized", "tune_steps": 50}  # and of networks
-METHODS = ("local", "global", "fedavg", "fedprox_shared", "fedprox_one_stage")  # what `compare` compares
+FORMAT_VERSION = 1
+DEFAULT_ALGORITHM = "fedprox_one_stage"  # what `fit` trains if nobody says otherwise
+DEFAULT_NETWORK_ALGORITHM: dict[str, Any] = {"name": "fedavg_localized", "tune_steps": 50}  # and of networks
+DEFAULT_METHODS = ("local", "global", "fedavg", "fedprox_shared", "fedprox_one_stage")  # what `compare` compares
 
 
-def installed() -> str:
+def installed_version() -> str:
     from importlib.metadata import PackageNotFoundError, version  # slow to load, and few commands tell it
 
     try:
@@ -32,10 +32,10 @@ def _storable(value: Any) -> Any:
     """A value as TOML can hold it; its tables lose their Nones and are sorted: equal runs give equal bytes."""
     import tomli_w
 
-    from mooring.runs.files import plain
+    from mooring.runs.atomic_files import to_plain
 
     try:
-        value = _tidy(plain(value))
+        value = _tidy(to_plain(value))
         tomli_w.dumps({"value": value})
     except TypeError as error:
         raise ValueError(str(error)) from None
@@ -73,16 +73,16 @@ def _positive(weights: dict[str, float] | str) -> dict[str, float] | str:
 
 
 def _is_average(spec: str) -> str:
-    from mooring.core.averages import parse
+    from mooring.core.aggregation import parse_average
 
-    parse(spec)
+    parse_average(spec)
     return spec
 
 
 def _is_attack(spec: str) -> str:
-    from mooring.core.attacks import parse
+    from mooring.core.attacks import parse_attack
 
-    parse(spec)
+    parse_attack(spec)
     return spec
 
 
@@ -115,7 +115,7 @@ Attack = Annotated[str, AfterValidator(_is_attack)]
 Weights = Annotated[str | dict[str, float], AfterValidator(_positive)]
 
 
-def say(right: str, default: Any = ..., **bounds: Any) -> Any:
+def plain_field(right: str, default: Any = ..., **bounds: Any) -> Any:
     """A field that is no option."""
     return Field(default, description=right, **bounds)
 
@@ -130,7 +130,7 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
 
-class Open(BaseModel):
+class OpenSection(BaseModel):
     """A section with fields of its own choosing: the hyper-parameters of an algorithm, the settings of a task."""
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True, defer_build=True)
@@ -149,17 +149,17 @@ class Open(BaseModel):
         return dict(self.__pydantic_extra__ or {})
 
 
-class Made(Section):
-    version: str = say("the version of Mooring that made the run", default_factory=installed)
-    format: int = say(f"{FORMAT}", FORMAT, ge=FORMAT, le=FORMAT)
-    purpose: Literal["fit", "compare", "advise", "personalize"] = say(
+class RunInfo(Section):
+    version: str = plain_field("the version of Mooring that made the run", default_factory=installed_version)
+    format: int = plain_field(f"{FORMAT_VERSION}", FORMAT_VERSION, ge=FORMAT_VERSION, le=FORMAT_VERSION)
+    purpose: Literal["fit", "compare", "advise", "personalize"] = plain_field(
         '"fit", "compare", "advise" or "personalize"', "fit"
     )
-    seal: str | None = say("left to Mooring", None)
+    seal: str | None = plain_field("left to Mooring", None)
 
 
-class Data(Section):
-    source: str = say("a file, or the name of a data set")
+class DataSection(Section):
+    source: str = plain_field("a file, or the name of a data set")
     client: str | None = option(
         "Column that names the client.", "the name of the column that identifies the client", unset="`client`"
     )
@@ -206,7 +206,7 @@ class Data(Section):
     data_dir: str | None = option("Folder of large data sets.", "a folder", unset="$MOORING_DATA")
 
 
-class Task(Open):
+class TaskSection(OpenSection):
     name: Annotated[str | None, BeforeValidator(_auto)] = option(
         "Kind of model: `mooring list tasks`.",
         "the name of a task",
@@ -226,12 +226,12 @@ class Task(Open):
     )
 
 
-class Algorithm(Open):
-    name: str = say("the name of an algorithm")
-    settled: Table | None = say("a table of numbers that the run settled", None)
+class AlgorithmSection(OpenSection):
+    name: str = plain_field("the name of an algorithm")
+    settled: Table | None = plain_field("a table of numbers that the run settled", None)
 
 
-class Training(Section):
+class TrainingSection(Section):
     rounds: int = option("Communication rounds.", "a whole number >= 1", 100, ge=1)
     participation: Participation = option(
         "Share or number of clients per round.",
@@ -290,7 +290,7 @@ class Training(Section):
     )
 
 
-class Advising(Section):
+class AdviceSection(Section):
     """What an advice answers to."""
 
     margin: Annotated[float, BeforeValidator(_per_cent)] = option(
@@ -317,24 +317,28 @@ class Advising(Section):
     theory: bool = option("Ask the theorems too.", "true or false", True)
 
 
-class Federation(Section):
+class FederationSection(Section):
     """How clients on machines of their own take part; see docs/deploying.md."""
 
-    clients: int | list[str] | None = say("how many clients take part (2 or more), or a list of their names", None)
-    engine: Literal["flower", "flower-simulation"] = say(
+    clients: int | list[str] | None = plain_field(
+        "how many clients take part (2 or more), or a list of their names", None
+    )
+    engine: Literal["flower", "flower-simulation"] = plain_field(
         '"flower" (processes that talk over a network) or "flower-simulation" (virtual nodes on Ray)', "flower"
     )
-    quorum: Participation = say(
+    quorum: Participation = plain_field(
         "a share of the clients asked (above 0, up to 1) or a whole number of them from 2 on: so many replies a round "
         "needs",
         1.0,
     )
-    deadline: float | None = say("seconds > 0 after which a round with a quorum waits for nobody", None, gt=0)
-    wait: float = say("seconds > 0 without a sign of life before the server gives up", 3600.0, gt=0)
-    share_models: bool = say("true (clients send their personal models) or false", False)
-    secure: bool = say("true (the server learns sums of messages only) or false", False)
-    max_rows: int | None = say("a whole number >= 1 of training rows that a client counts with at most", None, ge=1)
-    secure_range: float = say("a number > 0 that no entry of a client's share of the mean exceeds", 8.0, gt=0)
+    deadline: float | None = plain_field("seconds > 0 after which a round with a quorum waits for nobody", None, gt=0)
+    wait: float = plain_field("seconds > 0 without a sign of life before the server gives up", 3600.0, gt=0)
+    share_models: bool = plain_field("true (clients send their personal models) or false", False)
+    secure: bool = plain_field("true (the server learns sums of messages only) or false", False)
+    max_rows: int | None = plain_field(
+        "a whole number >= 1 of training rows that a client counts with at most", None, ge=1
+    )
+    secure_range: float = plain_field("a number > 0 that no entry of a client's share of the mean exceeds", 8.0, gt=0)
 
 
 class Option(NamedTuple):
@@ -365,7 +369,12 @@ class Option(NamedTuple):
 
 
 def _options() -> dict[str, Option]:
-    sections: dict[str, type[BaseModel]] = {"data": Data, "task": Task, "training": Training, "advice": Advising}
+    sections: dict[str, type[BaseModel]] = {
+        "data": DataSection,
+        "task": TaskSection,
+        "training": TrainingSection,
+        "advice": AdviceSection,
+    }
     found = [
         Option(section if field == "name" else field, section, field, info)
         for section, model in sections.items()

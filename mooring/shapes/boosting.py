@@ -28,7 +28,7 @@ import numpy as np
 from mooring.core.errors import RequestError
 from mooring.shapes.trees import MAX_DEPTH, Trees
 
-MISSING = "Boosted columns need XGBoost, which is not installed: pip install 'mooring-fl[trees]'."
+MISSING_XGBOOST = "Boosted columns need XGBoost, which is not installed: pip install 'mooring-fl[trees]'."
 OBJECTIVES = {
     "squared": "reg:squarederror",
     "logistic": "binary:logistic",
@@ -37,8 +37,8 @@ OBJECTIVES = {
     "absolute": "reg:absoluteerror",
     "quantile": "reg:quantileerror",
 }
-CHECK_EVERY = 5  # trees between two evaluations of the held-out loss
-PRIOR_COUNT = 0.5  # added to the rows of each class, and to the sum of the counts, in the constant score
+TREES_PER_CHECK = 5  # trees between two evaluations of the held-out loss
+PSEUDO_COUNT = 0.5  # added to the rows of each class, and to the sum of the counts, in the constant score
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def out_of_fold_scores(
     for step in range(settings.max_trees if x.shape[1] else 0):
         for _, booster, matrix, _ in parts:
             booster.update(matrix, step)
-        if (step + 1) % CHECK_EVERY:
+        if (step + 1) % TREES_PER_CHECK:
             continue
         for held, booster, _, held_rows in parts:
             scores[held] = booster.predict(held_rows, output_margin=True).reshape(-1, settings.classes)
@@ -170,9 +170,9 @@ def constant_score(y: np.ndarray, settings: Boosting, weight: np.ndarray | None 
         return y[order][[min(int(np.searchsorted(share, level)), len(y) - 1)]]
     if settings.loss == "squared":
         return np.array([w @ y / w.sum()])
-    count = np.bincount(y.astype(int), w, max(settings.classes, 2)) + PRIOR_COUNT
+    count = np.bincount(y.astype(int), w, max(settings.classes, 2)) + PSEUDO_COUNT
     if settings.loss == "poisson":
-        return np.array([np.log((w @ y + PRIOR_COUNT) / w.sum())])
+        return np.array([np.log((w @ y + PSEUDO_COUNT) / w.sum())])
     return np.log(count[1:] / count[:1]) if settings.loss == "logistic" else np.log(count / count.sum())
 
 
@@ -198,7 +198,7 @@ def average_loss(y: np.ndarray, scores: np.ndarray, settings: Boosting, weight: 
 
 def _import_xgboost() -> Any:
     if not has_boosting():
-        raise RequestError(MISSING)
+        raise RequestError(MISSING_XGBOOST)
     import xgboost
 
     return xgboost

@@ -30,13 +30,13 @@ from mooring.shapes.boosting import Boosting, measure_loss
 from mooring.shapes.quantiles import bin_values
 from mooring.shapes.trees import Trees
 
-TIE = 1e-9  # relative; of splits with equal gains the first is taken, however the sums were rounded
+TIE_TOLERANCE = 1e-9  # relative; of splits with equal gains the first is taken, however the sums were rounded
 MIN_GAIN = 1e-6  # XGBoost's: a split must lower the loss by more
 POISSON_STEP = 0.7  # XGBoost's max_delta_step: bounds a leaf before `rate`, and h = exp(score + 0.7)
 Edges = Sequence[np.ndarray]  # per column, rising float32: bin b holds edge[b - 1] <= x < edge[b]
 
 
-class Splits(NamedTuple):
+class NodeSplits(NamedTuple):
     """Where the nodes of a level are split; gain 0: not at all."""
 
     feature: np.ndarray  # [L, n]
@@ -45,23 +45,23 @@ class Splits(NamedTuple):
     child: np.ndarray  # [L, 2 n, 2], G and H of the children
 
 
-class Step(NamedTuple):
+class BoostingStep(NamedTuple):
     """A message to the clients: how the level before was split, then histograms of which level to send."""
 
     tree: int
     level: int
-    splits: Splits | None  # of the level before; at level 0 those of the last level of the tree before
+    splits: NodeSplits | None  # of the level before; at level 0 those of the last level of the tree before
     leaf: np.ndarray | None  # [L, 2^d] of the tree before, at level 0
 
 
-class Reply(NamedTuple):
+class HistogramReply(NamedTuple):
     """A client's sums; those of clients are added."""
 
     histogram: np.ndarray  # [L, n, f, B, 2]
     loss: np.ndarray  # [M], of the rows that each booster does not see, at its score before this tree
 
-    def __add__(self, other: Reply) -> Reply:  # type: ignore[override]
-        return Reply(self.histogram + other.histogram, self.loss + other.loss)
+    def __add__(self, other: HistogramReply) -> HistogramReply:  # type: ignore[override]
+        return HistogramReply(self.histogram + other.histogram, self.loss + other.loss)
 
 
 class ClientRows(NamedTuple):
@@ -111,7 +111,7 @@ def node_histograms(
     return sums.reshape(len(node), len(bins), nodes, width, 2).swapaxes(1, 2)
 
 
-def grow_level(histogram: np.ndarray, settings: Boosting, columns: np.ndarray) -> Splits:
+def grow_level(histogram: np.ndarray, settings: Boosting, columns: np.ndarray) -> NodeSplits:
     """The best split of every node from the sums over clients [L, n, f, B, 2], among these columns [f] (booleans)."""
     left = histogram.cumsum(3)
     total = left[:, :, 0, -1]
@@ -119,17 +119,17 @@ def grow_level(histogram: np.ndarray, settings: Boosting, columns: np.ndarray) -
     gain = _explain(left, settings) + _explain(right, settings) - _explain(total, settings)[:, :, None, None]
     allowed = (np.minimum(left[..., 1], right[..., 1]) >= settings.min_leaf) & columns[:, None]
     gain = np.where(allowed & (gain > MIN_GAIN), gain, 0.0).reshape(*total.shape[:2], -1)
-    best = (gain >= (1 - TIE) * gain.max(-1, keepdims=True)).argmax(-1)
+    best = (gain >= (1 - TIE_TOLERANCE) * gain.max(-1, keepdims=True)).argmax(-1)
     feature, cut = np.divmod(best, histogram.shape[3])
     lane, node = np.ogrid[: len(histogram), : histogram.shape[1]]
     gain = gain[lane, node, best]
     first = left[lane, node, feature, cut]
     split = (gain > 0)[..., None]
     child = np.where(split[:, :, None], np.stack([first, total - first], 2), total[:, :, None])  # or both the node's
-    return Splits(feature, cut, gain, child.reshape(len(histogram), -1, 2))
+    return NodeSplits(feature, cut, gain, child.reshape(len(histogram), -1, 2))
 
 
-def split_rows(bins: np.ndarray, node: np.ndarray, splits: Splits) -> np.ndarray:
+def split_rows(bins: np.ndarray, node: np.ndarray, splits: NodeSplits) -> np.ndarray:
     """The nodes of the next level that rows in nodes [L, N] go to. Rows of a node without split go left."""
     lane = np.arange(len(node))[:, None]
     above = bins[splits.feature[lane, node], np.arange(node.shape[1])] > splits.cut[lane, node]
@@ -152,7 +152,9 @@ def find_derivatives(y: np.ndarray, score: np.ndarray, settings: Boosting) -> tu
     return np.where(score > y, 1 - level, -level), np.ones_like(score)
 
 
-def answer_step(rows: ClientRows, step: Step, settings: Boosting, width: int) -> tuple[ClientRows, Reply]:
+def answer_step(
+    rows: ClientRows, step: BoostingStep, settings: Boosting, width: int
+) -> tuple[ClientRows, HistogramReply]:
     """A client's rows after a message, and the sums that it sends."""
     boosters, classes, size = rows.score.shape
     node = np.zeros((boosters * classes, size), np.int64) if rows.node is None else rows.node
@@ -169,11 +171,15 @@ def answer_step(rows: ClientRows, step: Step, settings: Boosting, width: int) ->
         rows = rows._replace(g=g, h=h)
     rows = rows._replace(node=node)
     loss = np.array([measure_loss(rows.y, score.T, settings) @ ~m for score, m in zip(rows.score, rows.trains)])
-    return rows, Reply(node_histograms(rows.bins, node, rows.g, rows.h, 2**step.level, width), loss)
+    return rows, HistogramReply(node_histograms(rows.bins, node, rows.g, rows.h, 2**step.level, width), loss)
 
 
 def fit_by_histograms(
-    send: Callable[[Step], Reply], edges: Edges, base: np.ndarray, settings: Boosting, trees: int | None = None
+    send: Callable[[BoostingStep], HistogramReply],
+    edges: Edges,
+    base: np.ndarray,
+    settings: Boosting,
+    trees: int | None = None,
 ) -> tuple[list[Trees], np.ndarray]:
     """Boosters [M] that start from base [M, K], and their held-out loss by number of trees.
 
@@ -189,7 +195,7 @@ def fit_by_histograms(
         columns = columns if columns.any() else ~columns
         levels = []
         for level in range(settings.depth):
-            reply = send(Step(tree, level, splits, leaf if level == 0 else None))
+            reply = send(BoostingStep(tree, level, splits, leaf if level == 0 else None))
             if level == 0:
                 curve.append(float(reply.loss.sum()))
                 stop = tree == trees if trees is not None else tree - int(np.argmin(curve)) >= settings.patience
@@ -203,10 +209,12 @@ def fit_by_histograms(
     raise AssertionError("unreachable")
 
 
-def gather_replies(clients: list[ClientRows], settings: Boosting, width: int) -> Callable[[Step], Reply]:
+def gather_replies(
+    clients: list[ClientRows], settings: Boosting, width: int
+) -> Callable[[BoostingStep], HistogramReply]:
     """A `send` for clients in this process."""
 
-    def send(step: Step) -> Reply:
+    def send(step: BoostingStep) -> HistogramReply:
         clients[:], replies = zip(*(answer_step(rows, step, settings, width) for rows in clients))
         return reduce(add, replies)
 

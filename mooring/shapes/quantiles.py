@@ -13,15 +13,15 @@ import numpy as np
 from mooring.core.errors import RequestError
 
 BINS = 1_001  # odd: the middle one is around 0
-FARTHEST = 1e4  # values beyond are counted in the last bins
-FINE = 0.05
-REACH = float(np.arcsinh(FARTHEST / FINE))
-STEP = 2 * REACH / BINS
+MAX_ABSOLUTE_VALUE = 1e4  # values beyond are counted in the last bins
+LINEAR_WIDTH = 0.05
+MAX_ARCSINH = float(np.arcsinh(MAX_ABSOLUTE_VALUE / LINEAR_WIDTH))
+BIN_WIDTH = 2 * MAX_ARCSINH / BINS
 
 
 def bin_values() -> np.ndarray:
     """The middle of every bin: [BINS]."""
-    return FINE * np.sinh(-REACH + STEP * (np.arange(BINS) + 0.5))
+    return LINEAR_WIDTH * np.sinh(-MAX_ARCSINH + BIN_WIDTH * (np.arange(BINS) + 0.5))
 
 
 def count_values(x: np.ndarray) -> np.ndarray:
@@ -29,7 +29,7 @@ def count_values(x: np.ndarray) -> np.ndarray:
     x = np.asarray(x, dtype=np.float64)
     if not np.isfinite(x).all():
         raise RequestError("quantiles: the columns must be finite; fill in missing values first.")
-    place = np.floor((np.arcsinh(x / FINE) + REACH) / STEP).clip(0, BINS - 1).astype(np.int64)
+    place = np.floor((np.arcsinh(x / LINEAR_WIDTH) + MAX_ARCSINH) / BIN_WIDTH).clip(0, BINS - 1).astype(np.int64)
     width = x.shape[1]
     return np.bincount((place + BINS * np.arange(width)).ravel(), minlength=width * BINS).reshape(width, BINS)
 

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from mooring.core.cohort import Batch
-from mooring.tasks.scored import Kinked
+from mooring.tasks.linear_score import NonsmoothScoreTask
 
 
 @dataclass(frozen=True)
-class Absolute(Kinked):
+class Absolute(NonsmoothScoreTask):
     name: ClassVar[str] = "absolute"
     metric: ClassVar[str] = "mae"
     kinds: ClassVar[tuple[str, ...]] = ("regression",)

@@ -9,7 +9,7 @@ import pkgutil
 from typing import Any, get_type_hints
 
 from mooring.core.errors import RequestError
-from mooring.core.fields import check_fields, unknown
+from mooring.core.field_checks import check_fields, describe_unknown
 from mooring.core.task import Task
 
 NOT_TASKS = ("catalog",)
@@ -36,7 +36,7 @@ def names() -> list[str]:
 def find(name: str) -> type[Task]:
     known = classes_by_name()
     if name not in known:
-        raise RequestError(f"{unknown('task', name, ['auto', *known], 'mooring list tasks')}.")
+        raise RequestError(f"{describe_unknown('task', name, ['auto', *known], 'mooring list tasks')}.")
     return known[name]
 
 

@@ -14,11 +14,11 @@ from typing import ClassVar
 from torch import Tensor
 
 from mooring.core.cohort import Batch
-from mooring.tasks.scored import Kinked, accuracy, by_margin, signs
+from mooring.tasks.linear_score import NonsmoothScoreTask, accuracy, margin_probabilities, signs
 
 
 @dataclass(frozen=True)
-class Hinge(Kinked):
+class Hinge(NonsmoothScoreTask):
     name: ClassVar[str] = "hinge"
     metric: ClassVar[str] = "hinge loss"
     kinds: ClassVar[tuple[str, ...]] = ("binary",)
@@ -33,7 +33,7 @@ class Hinge(Kinked):
 
     def predict(self, w: Tensor, x: Tensor) -> Tensor:
         """[C, B, 2]: shares of the margin, not calibrated probabilities."""
-        return by_margin(self.scores(w, x))
+        return margin_probabilities(self.scores(w, x))
 
     def score(self, w: Tensor, batch: Batch) -> dict[str, Tensor]:
         return accuracy(self.scores(w, batch.x), batch)

@@ -14,10 +14,10 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from mooring.core.cohort import Batch, Rows, per_client
-from mooring.core.steps import Move
+from mooring.core.cohort import Batch, Rows, broadcast_per_client
+from mooring.core.sgd_step import StepTerms
 from mooring.core.task import Constants, Layout, Task, score_layout
-from mooring.tasks import compiled
+from mooring.tasks.fused import linear_numba
 
 UNSEEN = 4096  # units of rounding, of a client's largest eigenvalue, up to which an eigenvalue is 0
 
@@ -92,7 +92,7 @@ class Linear(Task):
         data = torch.cat([slope, residual.sum(1, keepdim=True)], 1) if self.intercept else slope
         return data + self.ridge * w
 
-    def step(self, v: Tensor, batch: Batch, move: Move) -> None:
+    def step(self, v: Tensor, batch: Batch, move: StepTerms) -> None:
         residual = (batch.weight * move.rate) * (self.predict(v, batch.x) - batch.y)
         kept = move.keep(v, self.ridge)
         v[:, None, : self.features].baddbmm_(residual[:, None], batch.x, beta=kept, alpha=-1)
@@ -102,10 +102,10 @@ class Linear(Task):
 
     @property
     def stay(self):  # type: ignore[override]
-        return compiled.stay(self, compiled.SQUARE, 1)
+        return linear_numba.stay(self, linear_numba.SQUARE, 1)
 
     def reads(self, rows: Rows) -> bool:
-        return compiled.reads(self, rows)
+        return linear_numba.can_read(self, rows)
 
     def solve(self, batch: Batch | Quadratic) -> Tensor:
         """The minimiser; the one of least norm where a client's rows do not determine it."""
@@ -121,7 +121,7 @@ class Linear(Task):
         which is the limit of a vanishing ridge.
         """
         q = self._condensed(batch)
-        pull = per_client(lam, q.moment)
+        pull = broadcast_per_client(lam, q.moment)
         told = _across(q, q.moment) * (q.values > 0)  # what is left of the moment in unseen directions is rounding
         if pull.ndim < 2 or pull.shape[1] == 1:
             return _along(q, _over(told + pull * _across(q, center.expand_as(q.moment)), q.values + self.ridge + pull))

@@ -16,11 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mooring.core.cohort import Batch, Rows, per_client
-from mooring.core.steps import Move
+from mooring.core.cohort import Batch, Rows, broadcast_per_client
+from mooring.core.sgd_step import StepTerms
 from mooring.core.task import Constants, Layout, Task, score_layout
-from mooring.tasks import compiled
-from mooring.tasks.proximal import DENSE, proximal_newton
+from mooring.tasks.fused import linear_numba
+from mooring.tasks.proximal import MAX_DENSE_PARAMETERS, proximal_newton
 
 
 def kl_divergence(z: Tensor, true: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ class Logistic(Task):
         scored = batch.weight[..., None] * self._residual(self.logits(w, batch.x), batch.y)
         return self._pull_back(batch.x, scored) + self.ridge * w
 
-    def step(self, v: Tensor, batch: Batch, move: Move) -> None:
+    def step(self, v: Tensor, batch: Batch, move: StepTerms) -> None:
         scored = self._residual(self.logits(v, batch.x), batch.y).mul_((batch.weight * move.rate)[..., None])
         kept = move.keep(v, self.ridge)
         slopes = v[:, : self.features * self.scores].view(-1, self.features, self.scores)
@@ -116,10 +116,10 @@ class Logistic(Task):
 
     @property
     def stay(self):  # type: ignore[override]
-        return compiled.stay(self, compiled.SIGMOID if self.scores == 1 else compiled.SOFTMAX, self.scores)
+        return linear_numba.stay(self, linear_numba.SIGMOID if self.scores == 1 else linear_numba.SOFTMAX, self.scores)
 
     def reads(self, rows: Rows) -> bool:
-        return compiled.reads(self, rows)
+        return linear_numba.can_read(self, rows)
 
     def curve(self, w: Tensor, batch: Batch, direction: Tensor) -> Tensor:
         """[C, d]: the Hessian of L_i at w times `direction`."""
@@ -156,7 +156,7 @@ class Logistic(Task):
         return proximal_newton(self, torch.zeros_like(start), start, batch, start)
 
     def prox(self, center: Tensor, lam: Tensor | float, batch: Batch, start: Tensor | None = None) -> Tensor:
-        pull = per_client(lam, batch.weight) * torch.ones(len(batch.y), self.dim, dtype=self.dtype)
+        pull = broadcast_per_client(lam, batch.weight) * torch.ones(len(batch.y), self.dim, dtype=self.dtype)
         center = center.expand(len(batch.y), -1)
         return proximal_newton(self, pull, center, batch, center if start is None else start)
 
@@ -174,7 +174,7 @@ class Logistic(Task):
         top = _largest_square(batch, self.intercept)
         bend = 4 if self.scores == 1 else 2
         smooth = top / bend + self.ridge
-        if self.dim <= DENSE:
+        if self.dim <= MAX_DENSE_PARAMETERS:
             convex = torch.linalg.eigvalsh(self.hessian(fit, batch))[:, 0].clamp(min=self.ridge)
         else:
             convex = torch.full_like(smooth, self.ridge)

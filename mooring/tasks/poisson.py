@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from mooring.core.cohort import Batch
-from mooring.tasks.scored import Smooth
+from mooring.tasks.linear_score import SmoothScoreTask
 
 LEAST_MEAN = 1e-6  # of a count, where residuals are divided by it
 
 
 @dataclass(frozen=True)
-class Poisson(Smooth):
+class Poisson(SmoothScoreTask):
     name: ClassVar[str] = "poisson"
     metric: ClassVar[str] = "deviance"
     likelihood: ClassVar[bool] = True

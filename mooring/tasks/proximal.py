@@ -7,17 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mooring.core.newton import conjugate_gradient, newton
+from mooring.core.newton import conjugate_gradient, damped_newton
 from mooring.core.task import Task
 
-DENSE = 300  # up to so many parameters each client's Hessian is factorised; above, conjugate gradients
-LEAST_RIDGE = 1e-10  # in place of a ridge of 0 and no pull: what makes a minimiser exist and be the only one
-MOST_PRODUCTS = 200  # Hessian products that one Newton direction may take
+MAX_DENSE_PARAMETERS = 300  # up to so many parameters each client's Hessian is factorised; above, conjugate gradients
+MIN_RIDGE = 1e-10  # in place of a ridge of 0 and no pull: what makes a minimiser exist and be the only one
+MAX_HESSIAN_PRODUCTS = 200  # Hessian products that one Newton direction may take
 
 
 def is_dense(task: Task) -> bool:
     """Whether Newton's method with each client's Hessian is affordable."""
-    return task.prox is not None and task.smooth_loss and task.hessian is not None and task.dim <= DENSE
+    return task.prox is not None and task.smooth_loss and task.hessian is not None and task.dim <= MAX_DENSE_PARAMETERS
 
 
 def proximal_newton(
@@ -32,7 +32,7 @@ def proximal_newton(
     last. The task offers loss, grad, hessian (up to DENSE parameters) and curve, the Hessian times a direction.
     """
     held = pull + task.ridge > 0
-    center, pull = torch.where(pull > 0, center, 0.0), torch.where(held, pull, LEAST_RIDGE)
+    center, pull = torch.where(pull > 0, center, 0.0), torch.where(held, pull, MIN_RIDGE)
 
     def value(v: Tensor) -> Tensor:
         return task.loss(v, batch) + 0.5 * (pull * (v - center) ** 2).sum(1)
@@ -48,10 +48,10 @@ def proximal_newton(
     def iterated(v: Tensor, g: Tensor) -> Tensor:
         tol = g.norm(dim=1).sqrt().clamp(max=0.1)
         return conjugate_gradient(
-            lambda s: task.curve(v, batch, s) + pull * s, g, tol=tol, most=min(MOST_PRODUCTS, task.dim)
+            lambda s: task.curve(v, batch, s) + pull * s, g, tol=tol, most=min(MAX_HESSIAN_PRODUCTS, task.dim)
         )
 
     exact = 1e-10 if task.dtype == torch.float64 else 1e-4
     # The pull of LEAST_RIDGE must show in the gradient, or it decides nothing: such clients go on to rounding.
-    goal = torch.where(held.all(1), exact if tol is None else tol, exact * LEAST_RIDGE).to(task.dtype)
-    return newton(value, slope, dense if task.dim <= DENSE else iterated, start, tol=goal)
+    goal = torch.where(held.all(1), exact if tol is None else tol, exact * MIN_RIDGE).to(task.dtype)
+    return damped_newton(value, slope, dense if task.dim <= MAX_DENSE_PARAMETERS else iterated, start, tol=goal)

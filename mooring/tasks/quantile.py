@@ -16,11 +16,11 @@ from torch import Tensor
 
 from mooring.core.cohort import Batch
 from mooring.core.errors import RequestError
-from mooring.tasks.scored import Kinked
+from mooring.tasks.linear_score import NonsmoothScoreTask
 
 
 @dataclass(frozen=True)
-class Quantile(Kinked):
+class Quantile(NonsmoothScoreTask):
     tau: float = 0.5
 
     name: ClassVar[str] = "quantile"

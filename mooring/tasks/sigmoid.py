@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from mooring.core.cohort import Batch
-from mooring.tasks.scored import Smooth, accuracy, signs
+from mooring.tasks.linear_score import SmoothScoreTask, accuracy, signs
 
 
 @dataclass(frozen=True)
-class Sigmoid(Smooth):
+class Sigmoid(SmoothScoreTask):
     name: ClassVar[str] = "sigmoid"
     metric: ClassVar[str] = "sigmoid loss"
     kinds: ClassVar[tuple[str, ...]] = ("binary",)

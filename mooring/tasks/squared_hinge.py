@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from mooring.core.cohort import Batch
-from mooring.tasks.scored import Smooth, accuracy, by_margin, signs
+from mooring.tasks.linear_score import SmoothScoreTask, accuracy, margin_probabilities, signs
 
 
 @dataclass(frozen=True)
-class SquaredHinge(Smooth):
+class SquaredHinge(SmoothScoreTask):
     name: ClassVar[str] = "squared_hinge"
     metric: ClassVar[str] = "squared hinge loss"
     kinds: ClassVar[tuple[str, ...]] = ("binary",)
@@ -35,7 +35,7 @@ class SquaredHinge(Smooth):
 
     def predict(self, w: Tensor, x: Tensor) -> Tensor:
         """[C, B, 2]: (1 + z)/2, the probability to which this loss leads with unlimited data, cut to [0, 1]."""
-        return by_margin(self.scores(w, x))
+        return margin_probabilities(self.scores(w, x))
 
     def score(self, w: Tensor, batch: Batch) -> dict[str, Tensor]:
         return accuracy(self.scores(w, batch.x), batch)

@@ -31,7 +31,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mooring.theory.lambda_aer import borders
+from mooring.theory.lambda_aer import regime_borders
 from mooring.theory.weights import require_nonnegative, require_positive, s1, s2
 
 
@@ -48,7 +48,7 @@ def threshold_squared(mu: float, ell_max: float, n: ArrayLike, p: ArrayLike | No
     return float(ell_max * alone / mu)
 
 
-def decide(
+def choose_model(
     radius: float, mu: float, ell_max: float, n: ArrayLike, p: ArrayLike | None = None
 ) -> Literal["common", "alone"]:
     """What the dichotomous strategy deploys at all clients."""
@@ -65,7 +65,7 @@ def crossing_radius(mu: float, noise: float, n: ArrayLike) -> NDArray:
 def fedprox_aer_regime(radius: float, p: ArrayLike, n: ArrayLike) -> Regime:
     """Where R_rms lies and the order of FedProx's average excess risk there."""
     require_nonnegative("fedprox_aer_regime", radius=radius)
-    lower, upper = borders(p, n)
+    lower, upper = regime_borders(p, n)
     if radius >= upper:
         return Regime("alone", s1(p, n))
     if radius >= lower:

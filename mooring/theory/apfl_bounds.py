@@ -43,7 +43,7 @@ class PersonalOrder(NamedTuple):
         return sum(self)
 
 
-def common_distance_bound(
+def global_distance_bound(
     start_sq: float,
     mu: float,
     smooth: float,
@@ -59,7 +59,7 @@ def common_distance_bound(
     return 16 / (mu * (iterations + shift) ** 3) * total
 
 
-def common_risk_bound(
+def global_risk_bound(
     start_sq: float,
     mu: float,
     smooth: float,
@@ -160,7 +160,7 @@ def nonconvex_residual(alpha: float, smooth: float, zeta_i: float, domain_sq: fl
     return (1 - alpha**2) ** 2 * (48 * zeta_i + 128 * smooth**2 * domain_sq)
 
 
-def nonconvex_common_bound(
+def nonconvex_global_bound(
     start_risk: float, smooth: float, zeta: float, clients: int, eta: float, local_steps: float, iterations: int
 ) -> float:
     """Theorem 8 with the constants of Lemmas 9, 10: mean_t |grad F(w_t)|^2, start_risk = F(w_1), F >= 0.

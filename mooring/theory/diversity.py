@@ -54,7 +54,7 @@ def pairwise_spread(truths: ArrayLike) -> float:
     return float(pdist(truths).max()) if len(truths) > 1 else 0.0
 
 
-def minimiser_gaps(local: ArrayLike, common: ArrayLike) -> NDArray:
+def minimizer_gaps(local: ArrayLike, common: ArrayLike) -> NDArray:
     """Delta_i from the minimisers of the f_i [m, d] and of their mean F [d]."""
     return np.sum((np.asarray(local, dtype=float) - np.asarray(common, dtype=float)) ** 2, axis=1)
 

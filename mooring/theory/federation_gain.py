@@ -50,13 +50,13 @@ def federation_gain(local: np.ndarray, federated: np.ndarray, truth: np.ndarray)
     return Gain((own / joint) ** 2, own / joint)
 
 
-class Ratio(NamedTuple):
+class RatioInterval(NamedTuple):
     value: float
     low: float
     high: float
 
 
-def risk_ratio(alone: np.ndarray, federated: np.ndarray, width: float = 1.96) -> Ratio:
+def risk_ratio(alone: np.ndarray, federated: np.ndarray, width: float = 1.96) -> RatioInterval:
     """Definition 15 on held-out rows: mean loss alone over that of the federated model, with Fieller's interval.
 
     It holds every r for which mean(alone - r federated) is within `width` standard errors of 0, rows [n] being paired;
@@ -66,16 +66,16 @@ def risk_ratio(alone: np.ndarray, federated: np.ndarray, width: float = 1.96) ->
     pair = np.stack([alone, federated]).astype(float)
     top, bottom = pair.mean(1)
     if len(pair[0]) < 2 or not bottom > 0:
-        return Ratio(top / bottom if bottom > 0 else math.nan, 0.0, math.inf)
+        return RatioInterval(top / bottom if bottom > 0 else math.nan, 0.0, math.inf)
     spread = np.cov(pair) * (width**2 / pair.shape[1])
     # (bottom^2 - s_ff) r^2 - 2 (top bottom - s_af) r + (top^2 - s_aa) <= 0
     square, middle, rest = bottom**2 - spread[1, 1], top * bottom - spread[0, 1], top**2 - spread[0, 0]
     root = math.sqrt(max(middle**2 - square * rest, 0.0))
     if square > 0:
-        return Ratio(top / bottom, max((middle - root) / square, 0.0), (middle + root) / square)
+        return RatioInterval(top / bottom, max((middle - root) / square, 0.0), (middle + root) / square)
     # The set is all numbers, or all outside an interval of which only the upper part is meant.
     low = rest / (middle + root) if rest > 0 and middle + root > 0 else 0.0
-    return Ratio(top / bottom, low, math.inf)
+    return RatioInterval(top / bottom, low, math.inf)
 
 
 def local_risk_floor(
@@ -86,7 +86,7 @@ def local_risk_floor(
     return c1 * min(sigma**2 * dim / samples, radius**2) + unseen * radius**2
 
 
-def gain_under_model_spread(
+def gain_under_model_heterogeneity(
     samples: int,
     total: int,
     dim: int,
@@ -100,7 +100,7 @@ def gain_under_model_spread(
     return local_risk_floor(samples, dim, sigma, radius, c1=c1) / (kappa * (sigma**2 * dim / total + spread**2))
 
 
-def gain_under_covariate_spread(
+def gain_under_covariate_heterogeneity(
     samples: int,
     total: int,
     dim: int,
@@ -114,7 +114,7 @@ def gain_under_covariate_spread(
     return local_risk_floor(samples, dim, sigma, radius, rank, c1) / (kappa * sigma**2 * dim / total)
 
 
-def break_even_spread(samples: int, dim: int, sigma: float, radius: float) -> float:
+def break_even_heterogeneity(samples: int, dim: int, sigma: float, radius: float) -> float:
     """The Gamma at which joining stops paying, as predicted after Theorem 16."""
     if samples < dim:
         return radius * math.sqrt(1 - samples / dim)

@@ -31,10 +31,10 @@ from mooring.theory import kernel_operator as op
 from mooring.theory.kernel_stopping import sigma_from_residuals, stopping_time
 
 Array = np.ndarray
-TINY = 1e-300
+SMALLEST_NORM = 1e-300
 ROUNDING = 1e-6  # by which the eigenvalue 1 of directions that no row sees may come out larger
 PATH_TRIALS = 100
-PER = ("client", "batch")  # what a batch loss is divided by: the client's rows or the batch's
+BATCH_LOSS_SCALES = ("client", "batch")  # what a batch loss is divided by: the client's rows or the batch's
 
 
 def minibatch_round(
@@ -60,12 +60,12 @@ def minibatch_round(
 
 def divisor(n: int, batch: int, per: str) -> int:
     """What a batch loss of a client with n rows is divided by, up to the 2."""
-    if per not in PER:
-        raise RequestError(f"kernel minibatches: per must be one of {PER}, got {per!r}.")
+    if per not in BATCH_LOSS_SCALES:
+        raise RequestError(f"kernel minibatches: per must be one of {BATCH_LOSS_SCALES}, got {per!r}.")
     return max(n if per == "client" else min(batch, n), 1)
 
 
-def flow_of(matrix: Array, push: Array, update: op.LocalUpdate) -> op.ThetaFlow:
+def make_theta_flow(matrix: Array, push: Array, update: op.LocalUpdate) -> op.ThetaFlow:
     """An average of full-batch rounds as a flow with a single response, which is 1: `op.theta_at(flow, [1.0], t)`.
 
     Its gamma is nan: gamma_K belongs to the clients, not to their average.
@@ -109,11 +109,11 @@ def norm_from_path(
     moved(t) = |f_t - f_0|_H^2, reached: eigenvalues of eta K_x P, spectrum: those of K_x. Noise alone gives at most
     sigma^2 (eta s/N) sum_k (1 - (1 - reached_k)^t)^2/reached_k, as P <= s I.
     """
-    reached = reached[reached > TINY]
+    reached = reached[reached > SMALLEST_NORM]
     share = sigma**2 * update.eta * update.steps / samples
     norm = float(first)
     for _ in range(PATH_TRIALS):
-        if norm <= TINY:
+        if norm <= SMALLEST_NORM:
             return 0.0
         rounds = max(stopping_time(spectrum, samples, update, sigma, norm), 1)
         noise = share * float((op.geometric_sum(reached, rounds) ** 2 * reached).sum())

@@ -30,7 +30,7 @@ class AerLambda(NamedTuple):
     case: Literal["A", "B", "C"]
 
 
-def borders(p: ArrayLike, n: ArrayLike) -> tuple[float, float]:
+def regime_borders(p: ArrayLike, n: ArrayLike) -> tuple[float, float]:
     """The radii (S2/sqrt(S1), sqrt(S1)) that separate the cases C, B and A."""
     alone = s1(p, n)
     return s2(p, n) / sqrt(alone), sqrt(alone)
@@ -40,7 +40,7 @@ def lambda_aer(radius: float, mu: float, p: ArrayLike, n: ArrayLike) -> AerLambd
     """lam and the case it falls in, for the heterogeneity radius R_rms."""
     require_positive("lambda_aer", mu=mu)
     require_nonnegative("lambda_aer", radius=radius)
-    lower, upper = borders(p, n)
+    lower, upper = regime_borders(p, n)
     if radius >= upper:
         return AerLambda(mu * s1(p, n) / (16 * radius**2), "A")
     if radius >= lower:

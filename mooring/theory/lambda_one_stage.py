@@ -52,7 +52,7 @@ class ErrorConstants(NamedTuple):
     c4: float
 
 
-def border(mu: float, noise: float, p: ArrayLike, n: ArrayLike, *, scale_free: bool = False) -> float:
+def regime_border(mu: float, noise: float, p: ArrayLike, n: ArrayLike, *, scale_free: bool = False) -> float:
     """The R at which the rule jumps: sqrt(S1), or noise sqrt(S1)/mu when scale_free."""
     return sqrt(s1(p, n)) * (noise / mu if scale_free else 1.0)
 
@@ -74,7 +74,7 @@ def lambda_one_stage(
     require_nonnegative("lambda_one_stage", radius=radius, noise=noise)
     if large not in ("floor", "inf"):
         raise RequestError(f"lambda_one_stage: large must be 'floor' or 'inf', got {large!r}.")
-    if radius > border(mu, noise, p, n, scale_free=scale_free):
+    if radius > regime_border(mu, noise, p, n, scale_free=scale_free):
         lam = noise**2 * s1(p, n) / (mu * radius**2)  # Eq. 34
         case: Literal["small", "large"] = "small"
     elif large == "inf":
@@ -145,7 +145,7 @@ def local_error_bound(radius: float, mu: float, smooth: float, noise: float, p: 
     return c.c3 * s2(p, n) + c.c4 * min(s1(p, n), radius**2)
 
 
-def distance_to_common(mu: float, smooth: float, lam: float, p: ArrayLike, grad_norms: ArrayLike) -> float:
+def distance_to_global(mu: float, smooth: float, lam: float, p: ArrayLike, grad_norms: ArrayLike) -> float:
     """Bound on |w~ - w_GT|^2, w_GT = argmin sum_i p_i L_i, from the norms |grad L_i(w~)| (Lemma 1, Eq. 4)."""
     mean_square = np.sum(np.asarray(p, float) * np.square(grad_norms))
     return float(4 * (1 + smooth / mu) / (mu * (mu + lam)) * mean_square)
@@ -156,6 +156,6 @@ def distance_to_personal(mu: float, lam: float, grad_norms: ArrayLike) -> NDArra
     return 2 * np.asarray(grad_norms, float) / (mu + lam)
 
 
-def common_error(mu: float, smooth: float, noise: float, radius: float, p: ArrayLike, n: ArrayLike) -> float:
+def global_error(mu: float, smooth: float, noise: float, radius: float, p: ArrayLike, n: ArrayLike) -> float:
     """Bound on E|w_GT - w*_avg|: (noise sqrt(S2) + smooth R) 2/mu (Lemma 5)."""
     return (noise * sqrt(s2(p, n)) + smooth * radius) * 2 / mu

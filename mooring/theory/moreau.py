@@ -26,7 +26,7 @@ from mooring.core.errors import RequestError
 from mooring.theory.weights import require_nonnegative, require_positive
 
 
-class Moreau(NamedTuple):
+class MoreauConstants(NamedTuple):
     mu_g: float
     smooth_g: float
     mu_l: float
@@ -35,13 +35,13 @@ class Moreau(NamedTuple):
     cond_g: float
 
 
-def moreau(mu: float, smooth: float, lam: float) -> Moreau:
+def moreau(mu: float, smooth: float, lam: float) -> MoreauConstants:
     """The constants of F_i, h_i and prox_i for a loss with constants mu <= smooth and the pull lam."""
     require_positive("moreau", mu=mu, smooth=smooth)
     require_nonnegative("moreau", lam=lam)
     if mu > smooth:
         raise RequestError(f"moreau: mu must be at most smooth, got mu = {mu} and smooth = {smooth}.")
-    return Moreau(
+    return MoreauConstants(
         mu_g=lam * mu / (lam + mu),
         smooth_g=lam * smooth / (lam + smooth),
         mu_l=mu + lam,

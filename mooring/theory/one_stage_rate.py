@@ -30,7 +30,7 @@ from mooring.theory.moreau import moreau
 from mooring.theory.weights import require_positive
 
 
-class Preset(NamedTuple):
+class StepSizes(NamedTuple):
     eta: float
     gamma: float
     steps: int
@@ -74,12 +74,12 @@ def least_steps(mu: float, smooth: float, lam: float, eta: float, gamma: float) 
     return max(1, ceil((4 * log1p(-gamma * c.smooth_g) - log(2 + 64 * (lam / mu) ** 2)) / log(left)))
 
 
-def preset(mu: float, smooth: float, lam: float) -> Preset:
+def corollary_step_sizes(mu: float, smooth: float, lam: float) -> StepSizes:
     """eta, gamma and the number of local steps of Corollary 1 (Eq. 118)."""
     require_positive("preset", lam=lam)
     c = moreau(mu, smooth, lam)
     steps = ceil(2 + c.smooth_l / c.mu_l * log(1056 * (smooth / mu) ** 2))
-    return Preset(eta=1 / c.smooth_l, gamma=1 / (2 * c.smooth_g), steps=steps)
+    return StepSizes(eta=1 / c.smooth_l, gamma=1 / (2 * c.smooth_g), steps=steps)
 
 
 def rate(gamma: float, mu_g: float) -> float:

@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 import mooring
-from mooring.advice import kept
 from mooring.advice.advise import advise, as_json, resume
-from mooring.advice.survey import as_table
+from mooring.advice.evaluation import fold_checkpoints
+from mooring.advice.reporting.theory_report import theory_as_json
 from mooring.cli import main
 from mooring.core.errors import RequestError
 from mooring.data.generators import LinearFederation
-from mooring.runs.directory import RunDir, open_run
-from mooring.runs.files import json_bytes, to_json
+from mooring.runs.atomic_files import json_bytes, to_json
+from mooring.runs.directory import RunDirectory, open_run
 
 
 def planted(spread, clients=30, samples=40, seed=0, dim=3, noise=1.0):
@@ -173,7 +173,7 @@ def test_options_of_the_advice_are_heeded():
 
 def interrupted_after(monkeypatch, folds):
     """Lets so many folds be kept, then fails as a killed process would."""
-    keep, done = kept.save, []
+    keep, done = fold_checkpoints.save_fold, []
 
     def save(*given):
         if len(done) == folds:
@@ -181,7 +181,7 @@ def interrupted_after(monkeypatch, folds):
         done.append(given)
         keep(*given)
 
-    monkeypatch.setattr(kept, "save", save)
+    monkeypatch.setattr(fold_checkpoints, "save", save)
 
 
 @pytest.mark.parametrize("model", [None, "network"])
@@ -210,7 +210,7 @@ def test_an_advice_killed_while_writing_is_no_dead_end(tmp_path, monkeypatch):
     frame = planted(0.4, clients=5, samples=20)
     frame.to_csv(tmp_path / "rows.csv", index=False)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(RunDir, "write_models", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(RunDirectory, "write_models", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         told(tmp_path / "rows.csv", out=tmp_path / "run", folds=2)
     assert not open_run(tmp_path / "run").finished
     again = resume(tmp_path / "run")
@@ -225,7 +225,7 @@ def test_the_run_holds_models_tables_and_theory(tmp_path):
     for name in ("recommended", "improvement_over_local", "probability_better_than_global", "confidence"):
         assert list(directory.clients[name]) == list(advice.clients[name])
     assert json_bytes(directory.advice) == json_bytes(advice.record)  # in memory and on disk alike
-    assert json_bytes(directory.theory) == json_bytes(as_table(advice.theory))
+    assert json_bytes(directory.theory) == json_bytes(theory_as_json(advice.theory))
     answers, _ = mooring.predict(tmp_path / "run", frame)
     assert np.corrcoef(answers["y"], frame["y"])[0, 1] > 0.5
 

@@ -5,29 +5,29 @@ import pandas as pd
 import torch
 
 import mooring
-from mooring.advice import crossfit
+from mooring.advice.evaluation import cross_fitting
 from mooring.advice.folds import (
-    FOLDS,
-    MORE_FOLDS,
-    MOST_FOLDS,
-    compact,
+    DEFAULT_FOLDS,
+    FEW_ROWS_FOLDS,
+    MAX_FOLDS,
+    assign_folds,
+    assign_time_blocks,
+    compact_rows,
     count_folds,
-    deal,
+    drop_copies,
     iterate_folds,
-    owners,
-    repeated_rows,
-    time_blocks,
-    times_of,
-    units_of,
-    usable,
-    without_copies,
+    number_distinct_rows,
+    row_clients,
+    row_groups,
+    row_times,
+    usable_rows,
 )
 from mooring.core.cohort import Rows
-from mooring.data.sources import load
+from mooring.data.loading import load
 from mooring.tasks.absolute import Absolute
 from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic
-from tests.problems import logistic_clients
+from tests.support.problems import logistic_clients
 
 
 def visits(patients: int = 8, each: int = 12, rows: int = 3, seed: int = 0) -> pd.DataFrame:
@@ -43,21 +43,21 @@ def visits(patients: int = 8, each: int = 12, rows: int = 3, seed: int = 0) -> p
 
 def test_units_lie_in_the_order_of_the_rows():
     clients = load(visits(), client="patient", target="y", unit="visit")
-    rows, units = usable(clients), units_of(clients)
-    told = pd.DataFrame({"owner": owners(rows), "unit": units, "x": compact(rows).x[:, 0]})
+    rows, units = usable_rows(clients), row_groups(clients)
+    told = pd.DataFrame({"owner": row_clients(rows), "unit": units, "x": compact_rows(rows).x[:, 0]})
     assert (told.groupby(["owner", "unit"])["x"].nunique() == 1).all()  # x is the visit's
     assert told["x"].nunique() == len(told.groupby(["owner", "unit"]))
 
 
 def test_no_fold_tears_a_unit_apart():
     clients = load(visits(), client="patient", target="y", unit="visit")
-    rows, units = compact(usable(clients)), units_of(clients)
-    fold = deal(rows, clients.keys, 5, 0, units)
-    told = pd.DataFrame({"owner": owners(rows), "unit": units, "fold": fold})
+    rows, units = compact_rows(usable_rows(clients)), row_groups(clients)
+    fold = assign_folds(rows, clients.keys, 5, 0, units)
+    told = pd.DataFrame({"owner": row_clients(rows), "unit": units, "fold": fold})
     assert (told.groupby(["owner", "unit"])["fold"].nunique() == 1).all()
     count = told.drop_duplicates(["owner", "unit"]).groupby(["owner", "fold"]).size().unstack(fill_value=0)
     assert (count.max(axis=1) - count.min(axis=1)).max() <= 1
-    torn = pd.DataFrame({"owner": owners(rows), "unit": units, "fold": deal(rows, clients.keys, 5, 0)})
+    torn = pd.DataFrame({"owner": row_clients(rows), "unit": units, "fold": assign_folds(rows, clients.keys, 5, 0)})
     assert (torn.groupby(["owner", "unit"])["fold"].nunique() > 1).any()
     held = [part.place for part in iterate_folds(rows, clients.keys, 0, 5, units)]
     assert sorted(torch.cat(held).tolist()) == list(range(len(rows.y)))
@@ -65,14 +65,14 @@ def test_no_fold_tears_a_unit_apart():
 
 def test_rows_that_are_units_of_their_own_are_dealt_as_without():
     clients = load(visits(), client="patient", target="y", drop=["visit"])
-    rows = compact(usable(clients))
-    alone = deal(rows, clients.keys, 5, 3, torch.arange(len(rows.y)))
-    assert units_of(clients) is None and torch.equal(alone, deal(rows, clients.keys, 5, 3))
+    rows = compact_rows(usable_rows(clients))
+    alone = assign_folds(rows, clients.keys, 5, 3, torch.arange(len(rows.y)))
+    assert row_groups(clients) is None and torch.equal(alone, assign_folds(rows, clients.keys, 5, 3))
 
 
 def test_advice_heeds_the_units(monkeypatch):
     seen = []
-    monkeypatch.setattr(crossfit, "iterate_folds", lambda *given: seen.append(given[4]) or iterate_folds(*given))
+    monkeypatch.setattr(cross_fitting, "iterate_folds", lambda *given: seen.append(given[4]) or iterate_folds(*given))
     mooring.advise(visits(), client="patient", target="y", unit="visit", folds=4, shape="linear", theory=False)
     assert seen[0] is not None and len(torch.unique(seen[0])) > 50
 
@@ -91,9 +91,9 @@ def test_a_slow_choice_from_one_fold_is_nearly_that_of_all(monkeypatch):
     """The candidates are compared in one fold; evidence still comes from every row."""
     clients = logistic_clients(m=8, sizes=[40] * 8, seed=1)
     task = Logistic(3)
-    whole, everything = crossfit.cross_fit(task, clients.train, clients.keys, folds=3)
-    monkeypatch.setattr(crossfit, "SLOW_FIT", 0.0)
-    part, seen = crossfit.cross_fit(task, clients.train, clients.keys, folds=3)
+    whole, everything = cross_fitting.cross_fit(task, clients.train, clients.keys, folds=3)
+    monkeypatch.setattr(cross_fitting, "SLOW_FIT", 0.0)
+    part, seen = cross_fitting.cross_fit(task, clients.train, clients.keys, folds=3)
     assert part.plan.family in {setting.family for setting in whole.mix}
     assert torch.equal(seen.held.rows, everything.held.rows) and torch.equal(
         seen.held.rows, clients.train.size.double()
@@ -107,25 +107,28 @@ def rows_of_sizes(*sizes, seed=0, columns=2):
 
 
 def test_how_many_folds_there_are_by_rows_and_by_the_size_of_clients():
-    assert count_folds(rows_of_sizes(*[30] * 50)) == FOLDS
-    assert count_folds(rows_of_sizes(*[30] * 10)) == MORE_FOLDS
-    assert count_folds(rows_of_sizes(*[8] * 5, *[200] * 10)) == MOST_FOLDS
+    assert count_folds(rows_of_sizes(*[30] * 50)) == DEFAULT_FOLDS
+    assert count_folds(rows_of_sizes(*[30] * 10)) == FEW_ROWS_FOLDS
+    assert count_folds(rows_of_sizes(*[8] * 5, *[200] * 10)) == MAX_FOLDS
     assert count_folds(rows_of_sizes(*[8] * 5, *[12] * 10)) == 12  # no client has more rows to leave out
-    assert count_folds(rows_of_sizes(8, *[200] * 20)) == FOLDS  # one small client among many
-    assert count_folds(rows_of_sizes(*[8] * 5), torch.arange(40)) == FOLDS
+    assert count_folds(rows_of_sizes(8, *[200] * 20)) == DEFAULT_FOLDS  # one small client among many
+    assert count_folds(rows_of_sizes(*[8] * 5), torch.arange(40)) == DEFAULT_FOLDS
     small = rows_of_sizes(*[8] * 3)
-    assert crossfit.fold_count(Linear(2), small, None) == 8 and crossfit.fold_count(Linear(2), small, 3) == 3
-    assert crossfit.fold_count(Logistic(2), rows_of_sizes(*[15] * 3), None) == MORE_FOLDS
-    assert crossfit.fold_count(Absolute(2), rows_of_sizes(*[15] * 3), None) == FOLDS
+    assert (
+        cross_fitting.count_task_folds(Linear(2), small, None) == 8
+        and cross_fitting.count_task_folds(Linear(2), small, 3) == 3
+    )
+    assert cross_fitting.count_task_folds(Logistic(2), rows_of_sizes(*[15] * 3), None) == FEW_ROWS_FOLDS
+    assert cross_fitting.count_task_folds(Absolute(2), rows_of_sizes(*[15] * 3), None) == DEFAULT_FOLDS
 
 
 def test_clients_of_up_to_20_rows_are_left_out_one_row_at_a_time():
     rows, keys = rows_of_sizes(7, 20, 14, 300), np.arange(4, dtype=np.uint64)
-    count = crossfit.fold_count(Linear(2), rows, None)
+    count = cross_fitting.count_task_folds(Linear(2), rows, None)
     assert count == 20
-    fold = deal(rows, keys, count, 0)
+    fold = assign_folds(rows, keys, count, 0)
     for i in range(3):
-        assert int(torch.bincount(fold[owners(rows) == i]).max()) == 1
+        assert int(torch.bincount(fold[row_clients(rows) == i]).max()) == 1
     for part in iterate_folds(rows, keys, 0, count):
         assert int(part.held.size[:3].max()) <= 1
 
@@ -134,23 +137,23 @@ def test_repeated_rows_of_a_client_share_a_fold():
     rows = rows_of_sizes(6, 9)
     again = torch.tensor([0, 1, 2, 3, 4, 5, 0, 0, 3, *range(6, 15), 8])
     twice = Rows(rows.x[again], rows.y[again], torch.tensor([0, 9]), torch.tensor([9, 10]))
-    number = repeated_rows(twice)
+    number = number_distinct_rows(twice)
     assert len(number.unique()) == 15
     for seed in range(5):
-        fold = deal(twice, np.arange(2, dtype=np.uint64), 5, seed, number)
+        fold = assign_folds(twice, np.arange(2, dtype=np.uint64), 5, seed, number)
         for one in number.unique():
             assert len(fold[number == one].unique()) == 1
-    assert repeated_rows(rows) is None
+    assert number_distinct_rows(rows) is None
     other = Rows(rows.x, rows.y, rows.start, rows.size)
     other.x[0], other.y[0] = other.x[7], other.y[7]  # equal rows of different clients
-    assert repeated_rows(other) is None
+    assert number_distinct_rows(other) is None
     coarse = Rows(twice.x.sign(), twice.y.sign(), twice.start, twice.size)
-    assert repeated_rows(coarse) is None  # equal by nature: different observations
+    assert number_distinct_rows(coarse) is None  # equal by nature: different observations
 
 
 def test_advice_keeps_repeated_rows_in_one_fold(monkeypatch):
     seen = []
-    monkeypatch.setattr(crossfit, "iterate_folds", lambda *given: seen.append(given[4]) or iterate_folds(*given))
+    monkeypatch.setattr(cross_fitting, "iterate_folds", lambda *given: seen.append(given[4]) or iterate_folds(*given))
     frame = visits(4).drop(columns="visit").reset_index(drop=True)
     frame = pd.concat([frame, frame.iloc[::3]], ignore_index=True)
     mooring.advise(frame, client="patient", target="y", folds=2, shape="linear", theory=False)
@@ -161,15 +164,15 @@ def test_rows_that_all_appear_equally_often_are_counted_once():
     rows = rows_of_sizes(6, 9)
     order = torch.tensor([0, 1, 2, 3, 4, 5] * 3 + [*range(6, 15)] * 6)
     copied = Rows(rows.x[order], rows.y[order], torch.tensor([0, 18]), torch.tensor([18, 54]))
-    units = repeated_rows(copied)
-    few, left, keep = without_copies(copied, units)
+    units = number_distinct_rows(copied)
+    few, left, keep = drop_copies(copied, units)
     assert few.size.tolist() == [6, 18] and int(keep.sum()) == 24  # 3 and 6 times: thrice each is once and twice
     torch.testing.assert_close(few.of(0)[0], rows.of(0)[0])
     assert len(left) == 24 and len(left.unique()) == 15
-    same, units, keep = without_copies(rows, None)
+    same, units, keep = drop_copies(rows, None)
     assert same is rows and units is None and bool(keep.all())
     uneven = Rows(rows.x[order[:-1]], rows.y[order[:-1]], torch.tensor([0, 18]), torch.tensor([18, 53]))
-    assert bool(without_copies(uneven, repeated_rows(uneven))[2].all())
+    assert bool(drop_copies(uneven, number_distinct_rows(uneven))[2].all())
 
 
 def test_forward_chaining_never_trains_on_later_rows():
@@ -185,14 +188,14 @@ def test_forward_chaining_never_trains_on_later_rows():
             assert not len(after) or (len(before) and float(before.max()) < float(after.min()))
         torch.testing.assert_close(rows.x[part.place], part.held.x)
     places = torch.cat(held)
-    first = time_blocks(rows, time, 5) == 0
+    first = assign_time_blocks(rows, time, 5) == 0
     assert sorted(places.tolist()) == torch.nonzero(~first)[:, 0].tolist()  # the earliest rows only train
 
 
 def test_blocks_in_time_are_alike_and_equal_times_share_one():
     rows = rows_of_sizes(10, 10)
     time = torch.cat([torch.arange(10).flip(0), torch.tensor([0, 0, 0, 1, 1, 2, 3, 4, 5, 6])]).double()
-    found = time_blocks(rows, time, 5)
+    found = assign_time_blocks(rows, time, 5)
     assert found[:10].tolist() == [4, 4, 3, 3, 2, 2, 1, 1, 0, 0]
     assert found[10:].tolist() == [0, 0, 0, 1, 1, 2, 3, 3, 4, 4]
 
@@ -203,8 +206,8 @@ def test_advice_with_a_time_column_goes_forward_in_time():
     frame["x"], frame["y"] = rng.normal(size=90), rng.normal(size=90)
     frame = frame.sample(frac=1, random_state=0)
     clients = load(frame, client="who", target="y", time_column="day")
-    time = times_of(clients)
-    rows = compact(usable(clients))
-    assert sorted(time[owners(rows) == 1].tolist()) == list(range(30))
+    time = row_times(clients)
+    rows = compact_rows(usable_rows(clients))
+    assert sorted(time[row_clients(rows) == 1].tolist()) == list(range(30))
     advice = mooring.advise(frame, client="who", target="y", time_column="day", theory=False, folds=4, shape="linear")
     assert (advice.clients["held_out_rows"] == 24).all()  # the first fifth only trains

@@ -4,18 +4,18 @@ import numpy as np
 import pytest
 import torch
 
-from mooring.advice.improvements import (
-    INFLATION,
+from mooring.advice.evaluation.loss_sums import ALTERNATIVES, GLOBAL, LOCAL, PERSONAL, zero_sums
+from mooring.advice.inference.improvements import (
     MAX_EXCESS,
     SHARE_FLOOR,
+    VARIANCE_INFLATION,
     Improvements,
-    compare,
+    compare_models,
     estimate_improvements,
     share_of_own_rows,
 )
-from mooring.advice.loss_sums import GLOBAL, LOCAL, OTHERS, PERSONAL, zero_sums
-from mooring.advice.recommend import CLIENT_LEVEL, HIGH
-from tests.advice.sums import make_sums
+from mooring.advice.inference.recommendation import CLIENT_LEVEL, HIGH_PROBABILITY
+from tests.advice.loss_sum_cases import make_sums
 
 
 def normal_means(m, n, tau, sigma=1.0, seed=0):
@@ -45,7 +45,7 @@ def test_with_known_tau_they_are_the_posterior_of_a_normal_mean():
     p, v = s * ybar, tau**2 * (1 - s)  # the posterior's mean and variance
     assert float(found.slope[1]) == pytest.approx(1, abs=0.06) and float(found.excess[1]) < 0.02
     np.testing.assert_allclose(found.mean[:, 1], s**2 * ybar**2, rtol=0.1, atol=1e-3)
-    variance = found.covariance[:, 1, 1].numpy() / INFLATION  # which is for noise and tau that are estimated
+    variance = found.covariance[:, 1, 1].numpy() / VARIANCE_INFLATION  # which is for noise and tau that are estimated
     np.testing.assert_allclose(variance, 4 * p**2 * v, rtol=0.1, atol=1e-4)
     # And so they cover: theta is a draw from its posterior.
     z = (2 * p * theta - p**2 - found.mean[:, 1].numpy()) / np.sqrt(variance)
@@ -103,7 +103,7 @@ def test_clients_without_held_out_rows_have_wider_intervals_around_what_their_mo
     assert bool(torch.isfinite(found.mean).all()) and bool((found.covariance.diagonal(dim1=1, dim2=2) >= 0).all())
     assert float(found.mean[7, 1]) == pytest.approx(float(found.slope[1] * sums.divergence[7, 1] / 8))
     nothing = estimate_improvements(zero_sums(3), zero_sums(3))
-    assert float(nothing.mean.abs().sum()) == 0 and float(compare(nothing, GLOBAL, LOCAL).probability[0]) == 0.5
+    assert float(nothing.mean.abs().sum()) == 0 and float(compare_models(nothing, GLOBAL, LOCAL).probability[0]) == 0.5
 
 
 @pytest.mark.parametrize("side", [0, 1])
@@ -115,9 +115,9 @@ def test_where_every_personal_model_is_the_local_or_the_global_one_the_other_com
     sums = make_sums(np.full(30, 40), loss, divergence, deviation)
     found = estimate_improvements(sums, sums)
     assert bool(torch.isfinite(found.mean).all()) and bool(torch.isfinite(found.covariance).all())
-    same, other = (compare(found, PERSONAL, OTHERS[k]) for k in (side, 1 - side))
+    same, other = (compare_models(found, PERSONAL, ALTERNATIVES[k]) for k in (side, 1 - side))
     assert bool((same.probability == 0.5).all()) and float(other.probability.min()) > 0.9
-    ends = compare(found, OTHERS[side], OTHERS[1 - side])
+    ends = compare_models(found, ALTERNATIVES[side], ALTERNATIVES[1 - side])
     torch.testing.assert_close(ends.probability, other.probability)
 
 
@@ -132,7 +132,7 @@ def random_improvements(m=300, seed=0):
 def test_comparisons_are_transitive():
     found = random_improvements()
     over_local, over_global, between = (
-        compare(found, *pair) for pair in ((PERSONAL, LOCAL), (PERSONAL, GLOBAL), (GLOBAL, LOCAL))
+        compare_models(found, *pair) for pair in ((PERSONAL, LOCAL), (PERSONAL, GLOBAL), (GLOBAL, LOCAL))
     )
     torch.testing.assert_close(between.mean, over_local.mean - over_global.mean)
     both = (over_local.probability > 0.5) & (between.probability < 0.5)  # personal < local < global
@@ -147,16 +147,18 @@ def test_comparisons_are_transitive():
         (LOCAL, GLOBAL, global_ > local),
     ):
         shares = better.double().mean(0)
-        torch.testing.assert_close(compare(found, model, other).probability[:20], shares, atol=0.015, rtol=0)
-    back = compare(found, LOCAL, GLOBAL)
+        torch.testing.assert_close(compare_models(found, model, other).probability[:20], shares, atol=0.015, rtol=0)
+    back = compare_models(found, LOCAL, GLOBAL)
     torch.testing.assert_close(back.probability, 1 - between.probability)
-    assert bool((compare(found, LOCAL, LOCAL).probability == 0.5).all())
+    assert bool((compare_models(found, LOCAL, LOCAL).probability == 0.5).all())
 
 
-@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("other", ALTERNATIVES)
 def test_an_interval_leaves_out_0_just_where_the_probability_is_high(other):
     found = random_improvements(2_000, seed=1)
-    side = compare(found, PERSONAL, other)
+    side = compare_models(found, PERSONAL, other)
     low, high = side.interval(CLIENT_LEVEL)
-    assert torch.equal(low > 0, side.probability > HIGH) and torch.equal(high < 0, side.probability < 1 - HIGH)
+    assert torch.equal(low > 0, side.probability > HIGH_PROBABILITY) and torch.equal(
+        high < 0, side.probability < 1 - HIGH_PROBABILITY
+    )
     assert 50 < int((low > 0).sum()) < 1_900 and bool((low < side.mean).all())

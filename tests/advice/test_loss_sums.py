@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from mooring.advice.loss_sums import (
-    MODELS,
+from mooring.advice.evaluation.loss_sums import (
+    MODEL_KINDS,
     LossSums,
     ModelTriple,
     add_sums,
@@ -16,7 +16,7 @@ from mooring.advice.loss_sums import (
 from mooring.core.cohort import Batch, Rows
 from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic
-from tests.problems import linear_clients, logistic_clients
+from tests.support.problems import linear_clients, logistic_clients
 
 
 def problem(kind):
@@ -82,7 +82,7 @@ def test_means_by_client_and_over_all_rows():
     task, rows, models = problem("linear")
     sums = sum_losses(task, rows, models)
     means, pooled = mean_losses(sums), pooled_losses(sums)
-    for name, w in zip(MODELS, models.each()):
+    for name, w in zip(MODEL_KINDS, models.each()):
         risks = task.risk(w, rows.padded())
         torch.testing.assert_close(means[name], risks)
         assert pooled[name] == pytest.approx(float((risks * rows.size).sum() / rows.size.sum()))

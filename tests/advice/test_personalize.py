@@ -8,13 +8,13 @@ import pytest
 import torch
 
 import mooring
-from mooring.advice.folds import usable
-from mooring.advice.loss_sums import ModelTriple, sum_losses
-from mooring.advice.personalize import judged, personalize, train_alone
-from mooring.advice.recommend import recommend
+from mooring.advice.evaluation.loss_sums import ModelTriple, sum_losses
+from mooring.advice.folds import usable_rows
+from mooring.advice.inference.recommendation import recommend
+from mooring.advice.new_clients.personalize import evaluate_new_clients, fit_locally, personalize
 from mooring.cli import main
 from mooring.data.clients import PARTS, from_arrays
-from mooring.estimates.facts import RIDGES
+from mooring.estimates.client_statistics import RIDGE_GRID
 from mooring.tasks.linear import Linear
 
 RNG = np.random.default_rng(0)
@@ -38,9 +38,9 @@ def test_new_clients_are_recommended_models_by_the_same_path_as_advice():
     clients, task = newcomers([60, 80, 12, 8]), Linear(3)
     alone, common = torch.zeros(4, 4, dtype=torch.float64), torch.tensor([*TRUTH, 0.0], dtype=torch.float64)
     train = fixed(alone, common, common.repeat(4, 1))
-    frame, models = judged(task, clients, train, seed=3)
+    frame, models = evaluate_new_clients(task, clients, train, seed=3)
     whole = train(clients)
-    found = recommend(sum_losses(task, clients.test, whole), sum_losses(task, usable(clients), whole))
+    found = recommend(sum_losses(task, clients.test, whole), sum_losses(task, usable_rows(clients), whole))
     np.testing.assert_allclose(frame["improvement_over_local_ci_low"], 9 * found.over["local"].interval(0.9)[0])
     np.testing.assert_array_equal(frame["probability_better_than_local"], found.over["local"].probability)
     assert set(frame["recommended"]) == {"global"}  # of equal models the simpler one
@@ -52,7 +52,7 @@ def test_new_clients_are_recommended_models_by_the_same_path_as_advice():
 
 
 def test_every_row_judges_once_where_parts_are_by_chance():
-    clients, task = replace(newcomers([30, 17]), parts_by_chance=True), Linear(3)
+    clients, task = replace(newcomers([30, 17]), has_random_parts=True), Linear(3)
     seen = []
 
     def train(part):
@@ -60,7 +60,7 @@ def test_every_row_judges_once_where_parts_are_by_chance():
         w = torch.zeros(4, dtype=torch.float64)
         return ModelTriple(w.expand(2, -1), w, w.expand(2, -1), w[None])
 
-    frame, _ = judged(task, clients, train)
+    frame, _ = evaluate_new_clients(task, clients, train)
     assert seen[0] == [[28, 15], [2, 2], [0, 0]] and len(seen) == 6  # all rows, then five folds
     for fold in seen[1:]:
         assert all(27 - 5 <= n <= 28 - 5 + 1 or 15 - 4 <= n <= 15 - 2 for n in fold[0])
@@ -72,15 +72,15 @@ def test_a_personal_model_that_is_worse_than_the_local_one_is_reported_so():
     clients, task = newcomers([200, 200]), Linear(3)
     good = torch.tensor([[*TRUTH, 0.0]], dtype=torch.float64).repeat(2, 1)
     bad = torch.zeros(2, 4, dtype=torch.float64)
-    frame, _ = judged(task, clients, fixed(good, bad[0], bad))
+    frame, _ = evaluate_new_clients(task, clients, fixed(good, bad[0], bad))
     assert (frame["ratio_high"] < 1).all() and (frame["local_held_out"] < 0.1 * frame["personal_held_out"]).all()
 
 
 def test_alone_is_the_referee():
     """Both newcomers' models are ridge fits, with one ridge for both."""
     clients, task = newcomers([40, 50]), Linear(3)
-    models, zero = train_alone(task, clients, 0), torch.zeros(1, 4, dtype=torch.float64)
-    fits = torch.stack([task.prox(zero, float(ridge), clients.train.full(task)) for ridge in RIDGES])
+    models, zero = fit_locally(task, clients, 0), torch.zeros(1, 4, dtype=torch.float64)
+    fits = torch.stack([task.prox(zero, float(ridge), clients.train.full(task)) for ridge in RIDGE_GRID])
     assert float((fits - models).abs().amax((1, 2)).min()) < 1e-12
 
 

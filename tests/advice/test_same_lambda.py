@@ -5,27 +5,27 @@ import warnings
 import pytest
 
 import mooring
-from mooring.advice.explain import theory_of
-from mooring.advice.survey import survey
+from mooring.advice.reporting.explanations import find_theory
+from mooring.advice.reporting.theory_report import report_theory
 from mooring.algorithms.base import build
 from mooring.engines.prepare import prepare
 from mooring.engines.request import request
-from mooring.estimates.facts import gather
-from mooring.estimates.lambda_rules import RULES
-from tests.tables import HSB82, TABLES
+from mooring.estimates.client_statistics import collect_statistics
+from mooring.estimates.lambda_rules import LAMBDA_RULES
+from tests.support.tables import HSB82, TABLES
 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_fit_and_theory_and_advise_tell_the_same_lambda(name):
     table, columns = TABLES[name]
     job = prepare(request(table, purpose="fit", algorithm="local", **columns))
-    theory = survey(job.task, job.clients).lam
-    assert theory_of(prepare(request(table, purpose="advise", **columns))).lam == theory
-    assert set(theory) == {"auto", *RULES}
+    theory = report_theory(job.task, job.clients).lam
+    assert find_theory(prepare(request(table, purpose="advise", **columns))).lam == theory
+    assert set(theory) == {"auto", *LAMBDA_RULES}
     trained = mooring.fit(table, algorithm="fedprox_one_stage", rounds=1, **columns).trained.algorithm
     assert trained.lam == theory["auto"]["value"] == theory["one"]["value"]
-    facts = gather(job.task, job.clients.cohort(), job.task.start(), ("rules",))
-    for rule in RULES:
+    facts = collect_statistics(job.task, job.clients.cohort(), job.task.start(), ("rules",))
+    for rule in LAMBDA_RULES:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # theorems may ask for more than the cap
             lam, told = build("fedprox_one_stage", {"lam": rule}).settle(job.task, facts).lam, theory[rule]
@@ -38,7 +38,7 @@ def test_fit_and_theory_and_advise_tell_the_same_lambda(name):
 
 def test_the_other_methods_start_from_it_too():
     job = prepare(request(HSB82.path, purpose="fit", algorithm="local", **HSB82.columns))
-    lam = survey(job.task, job.clients).lam["auto"]["value"]
-    facts = gather(job.task, job.clients.cohort(), job.task.start(), ("spread", "fit"))
+    lam = report_theory(job.task, job.clients).lam["auto"]["value"]
+    facts = collect_statistics(job.task, job.clients.cohort(), job.task.start(), ("spread", "fit"))
     for name in ("ditto", "fedprox_two_stage", "fedprox_shared", "pfedme", "l2gd"):
         assert build(name, {}).settle(job.task, facts).lam == lam, name

@@ -8,11 +8,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from mooring.core.batches import minibatches
 from mooring.core.cohort import CohortData, Round
-from mooring.engines.loop import Plan, sample_cohort
+from mooring.core.minibatches import minibatches
+from mooring.engines.loop import TrainingPlan, sample_cohort
 from mooring.tasks.linear import Linear
-from tests.problems import linear_clients
+from tests.support.problems import linear_clients
 
 RIDGE, ETA, LAM, STEPS, ROUNDS = 0.1, 0.05, 0.3, 4, 3
 D = 4
@@ -42,7 +42,7 @@ class Naive:
         return np.linalg.solve(self.x.T @ self.x / n + RIDGE * np.eye(d) + pull, self.x.T @ self.y / n + pull @ center)
 
 
-class Story(NamedTuple):
+class NaiveRun(NamedTuple):
     clients: list[Naive]  # with all their training rows
     p: np.ndarray
     cohorts: list[list[int]]  # who takes part, a list a round
@@ -80,15 +80,15 @@ def everyone(weights="size"):
     """All clients in all rounds, all rows in every step."""
     _, clients, naive, _ = problem()
     p = clients.weights(weights).numpy()
-    return Story(naive, p, [list(range(len(p)))] * ROUNDS, clients.cohort(), None, 0)
+    return NaiveRun(naive, p, [list(range(len(p)))] * ROUNDS, clients.cohort(), None, 0)
 
 
 def sampled():
     """Three of five clients a round, unequal weights, minibatches of four; everybody comes at least once."""
     _, clients, naive, p = problem()
     for seed in range(100):
-        plan = Plan(participation=SAMPLED, seed=seed)
+        plan = TrainingPlan(participation=SAMPLED, seed=seed)
         cohorts = [sample_cohort(plan, clients.cohort().keys, t + 1).tolist() for t in range(ROUNDS)]
         if set().union(*cohorts) == set(range(len(p))):
-            return Story(naive, p, cohorts, clients.cohort(), BATCH, seed)
+            return NaiveRun(naive, p, cohorts, clients.cohort(), BATCH, seed)
     raise AssertionError("no seed samples everybody")

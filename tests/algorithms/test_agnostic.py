@@ -7,10 +7,10 @@ import torch
 from mooring.algorithms.apfl import APFL, project_simplex
 from mooring.core.errors import RequestError
 from mooring.data.clients import from_arrays
-from mooring.engines.loop import Plan
+from mooring.engines.loop import TrainingPlan
 from mooring.engines.simulate import simulate
 from mooring.tasks.linear import Linear
-from tests.problems import PROBLEMS
+from tests.support.problems import PROBLEMS
 
 STEPS, ETA, ASCENT = 2, 0.05, 0.4
 
@@ -24,7 +24,7 @@ def clients_at(centers, sizes):
 def run(clients, rounds, task=None, **fields):
     task = task or Linear(1, intercept=False)
     work = {"alpha": 0.5, "adapt": "no", "eta": ETA, "decay": 0.0, "steps": STEPS, "batch": 0}
-    return simulate(APFL(**work | fields), task, clients, Plan(rounds, evaluate_every=rounds), settled=True)
+    return simulate(APFL(**work | fields), task, clients, TrainingPlan(rounds, evaluate_every=rounds), settled=True)
 
 
 def test_rounds_equal_a_transcription_in_loops():
@@ -67,14 +67,14 @@ def test_the_worst_client_is_better_off():
 
 def test_without_ascent_it_is_apfl():
     task, clients = PROBLEMS["softmax"]()
-    plan = Plan(3, 0.6, evaluate_every=3)
+    plan = TrainingPlan(3, 0.6, evaluate_every=3)
     plain, same = (simulate(APFL(eta=0.1, batch=4, **more), task, clients, plan) for more in ({}, {"agnostic": 0.0}))
     assert torch.equal(plain.models(), same.models()) and same.server.q is None
 
 
 def test_sampled_clients():
     task, clients = PROBLEMS["logistic"]()
-    done = simulate(APFL(eta=0.1, batch=4, agnostic=0.5), task, clients, Plan(6, 0.4, evaluate_every=6))
+    done = simulate(APFL(eta=0.1, batch=4, agnostic=0.5), task, clients, TrainingPlan(6, 0.4, evaluate_every=6))
     assert float(done.server.q.sum()) == pytest.approx(1) and bool((done.server.q >= 0).all())
     assert bool(torch.isfinite(done.models()).all())
 

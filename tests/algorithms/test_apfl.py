@@ -4,19 +4,19 @@ import numpy as np
 import pytest
 import torch
 
-from mooring.algorithms.apfl import APFL, alpha_slope, mixture
+from mooring.algorithms.apfl import APFL, alpha_gradient, mix_models
 from mooring.algorithms.base import build
-from mooring.algorithms.settings import schedule
+from mooring.algorithms.hyperparameters import schedule
 from mooring.core.cohort import Round
 from mooring.core.errors import RequestError
 from mooring.data.clients import from_arrays
-from mooring.engines.loop import Plan, sample_cohort
+from mooring.engines.loop import TrainingPlan, sample_cohort
 from mooring.engines.simulate import simulate as library_simulate
 from mooring.tasks.linear import Linear
 from mooring.theory import apfl_schedule
-from tests.algorithms.lossy import Lossy, train
+from tests.algorithms.lossy_simulator import LossySimulator, train
 from tests.algorithms.naive import problem
-from tests.problems import PROBLEMS, linear_clients, settled_simulator, simulate
+from tests.support.problems import PROBLEMS, linear_clients, settled_simulator, simulate
 
 FIRST = Round(1, 1, 5, 5, 1.0, 0)
 STEP = 1e-6
@@ -33,8 +33,8 @@ def test_gradient_of_alpha_is_the_finite_difference(name):
     task, clients = PROBLEMS[name]()
     rows = clients.train.full(task)
     v, w, alpha = drawn_models(task)
-    slope = alpha_slope(v, w, task.grad(mixture(alpha, v, w), rows))
-    up, down = (task.loss(mixture(alpha + h, v, w), rows) for h in (STEP, -STEP))
+    slope = alpha_gradient(v, w, task.grad(mix_models(alpha, v, w), rows))
+    up, down = (task.loss(mix_models(alpha + h, v, w), rows) for h in (STEP, -STEP))
     torch.testing.assert_close(slope, (up - down) / (2 * STEP), rtol=1e-6, atol=1e-6)
 
 
@@ -48,7 +48,7 @@ def test_step_of_v_carries_the_chain_rule():
     after, _ = algorithm.visit(server, client, task, exchange.data, FIRST)
     rows = exchange.data.train.full(task)
     for j, unit in enumerate(torch.eye(task.dim, dtype=torch.float64)):
-        up, down = (task.loss(mixture(client.alpha, v + h * unit, w[0]), rows) for h in (STEP, -STEP))
+        up, down = (task.loss(mix_models(client.alpha, v + h * unit, w[0]), rows) for h in (STEP, -STEP))
         torch.testing.assert_close((v - after.v)[:, j] / 0.2, (up - down) / (2 * STEP), rtol=1e-6, atol=1e-6)
 
 
@@ -62,7 +62,7 @@ def test_once_a_round_alpha_takes_one_clipped_step_at_the_models_before_it(part,
     client, server = exchange.states.take(torch.arange(5))._replace(v=v), server._replace(w=w[0])
     after, _ = algorithm.visit(server, client, task, exchange.data, FIRST)
     rows = getattr(exchange.data, part).full(task)
-    slope = alpha_slope(v, w[0], task.grad(mixture(client.alpha, v, w[0]), rows))
+    slope = alpha_gradient(v, w[0], task.grad(mix_models(client.alpha, v, w[0]), rows))
     torch.testing.assert_close(after.alpha, (client.alpha - eta * slope).clamp(0, 1))
     assert (after.alpha != 0.5).all()
     assert eta < 1 or {0.0, 1.0} == set(after.alpha.tolist())
@@ -118,7 +118,7 @@ def test_without_a_ball_the_mixture_becomes_the_local_fit_and_in_a_ball_it_does_
     server, _, exchange = simulate(build("apfl", {**fields, "radius": 0.5}), task, clients, rounds=100)
     v = exchange.states.take(torch.arange(5)).v
     assert float(v.norm(dim=1).max()) <= 0.5 + 1e-12 and float(server.w.norm()) <= 0.5 + 1e-12
-    assert float((mixture(torch.full((5,), 0.5, dtype=v.dtype), v, server.w) - own).norm()) > 0.1
+    assert float((mix_models(torch.full((5,), 0.5, dtype=v.dtype), v, server.w) - own).norm()) > 0.1
 
 
 AVERAGE = {"alpha": 0.7, "adapt": "no", "eta": 0.05, "decay": 0.0, "steps": 3, "output": "average", "shift": 2.0}
@@ -130,11 +130,13 @@ def test_average_counts_the_rounds_that_a_client_missed(exchange_of):
     task, clients, naive, p = problem()
     rounds, m = 9, len(clients)
     lossy = exchange_of == "lossy"
-    server, exchange = train(build("apfl", AVERAGE), task, clients, Lossy if lossy else Lossy.__base__, rounds, 0.4)
+    server, exchange = train(
+        build("apfl", AVERAGE), task, clients, LossySimulator if lossy else LossySimulator.__base__, rounds, 0.4
+    )
     w, v = np.zeros(4), np.zeros((m, 4))
     total, weight, t, empty = np.zeros((m, 4)), 0.0, 0, 0
     for r in range(1, rounds + 1):
-        cohort = sample_cohort(Plan(participation=0.4), exchange.data.keys, r).numpy()
+        cohort = sample_cohort(TrainingPlan(participation=0.4), exchange.data.keys, r).numpy()
         if lossy:
             lost = torch.rand(len(cohort), generator=torch.Generator().manual_seed(r)) < 1 / 3
             cohort = cohort[~lost.numpy()]
@@ -240,7 +242,7 @@ def test_a_client_may_mix_with_its_own_copy():
     task, clients = PROBLEMS["logistic"]()
     eta, steps, alpha, rounds = 0.3, 3, 0.4, 4
     fields = {"alpha": alpha, "adapt": "no", "eta": eta, "decay": 0.0, "steps": steps, "batch": 0, "output": "own"}
-    plan = Plan(rounds, 0.4, 3, evaluate_every=rounds)
+    plan = TrainingPlan(rounds, 0.4, 3, evaluate_every=rounds)
     algorithm, exchange, server = settled_simulator(build("apfl", fields), task, clients)
     p, start = exchange.roster.p, server.w.clone()
     w, v, own, seen = start.clone(), start.expand(5, -1).clone(), start.expand(5, -1).clone(), set()

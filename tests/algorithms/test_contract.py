@@ -5,11 +5,11 @@ import dataclasses
 import pytest
 import torch
 
-from mooring.algorithms.base import build, describe, names
+from mooring.algorithms.base import algorithm_names, build, describe
 from mooring.core.cohort import Round, weighted_mean
-from tests.accuracy import EPS, assert_equal_up_to_rounding
 from tests.algorithms.cases import CASES
-from tests.problems import PROBLEMS, settled_simulator, simulate
+from tests.support.accuracy import EPS, assert_equal_up_to_rounding
+from tests.support.problems import PROBLEMS, settled_simulator, simulate
 
 ROWS = [(name, fields, problem) for name, fields, problems in CASES for problem in problems]
 IDS = [f"{name}-{problem}-{i}" for i, (name, _, problem) in enumerate(ROWS)]
@@ -33,10 +33,10 @@ def visit(name, fields, problem, position=None):
 
 
 def test_every_algorithm_has_a_row():
-    assert {name for name, _, _ in CASES} == set(names())
+    assert {name for name, _, _ in CASES} == set(algorithm_names())
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", algorithm_names())
 def test_describes_itself(name):
     told = describe(name)
     assert told["summary"] and told["paper"] and told["reveals"] and told["limits"]
@@ -54,8 +54,8 @@ def test_keeps_shapes_and_dtypes(name, fields, problem):
     for old, new in zip(leaves(server), leaves(merged)):
         assert new.shape == old.shape and new.dtype == old.dtype
     final = algorithm.finish(merged, after, task, data, turn)
-    assert algorithm.deploy(merged, final).shape[-1] == task.dim
-    assert algorithm.deploy(merged, final).dtype == task.dtype
+    assert algorithm.personal_model(merged, final).shape[-1] == task.dim
+    assert algorithm.personal_model(merged, final).dtype == task.dtype
 
 
 @pytest.mark.parametrize("name,fields,problem", ROWS, ids=IDS)

@@ -4,12 +4,12 @@ from functools import cache
 
 import pytest
 
-from mooring.algorithms.base import build, names
-from mooring.data.sources import load
-from mooring.engines.loop import Plan, Progress, run
+from mooring.algorithms.base import algorithm_names, build
+from mooring.data.loading import load
+from mooring.engines.loop import TrainingPlan, TrainingState, run
 from mooring.tasks import catalog
-from tests.problems import settled_simulator
-from tests.tables import TABLES
+from tests.support.problems import settled_simulator
+from tests.support.tables import TABLES
 
 
 @cache
@@ -22,12 +22,14 @@ def problem(name):
 @cache
 def loss_of(name, table):
     ready, exchange, server = settled_simulator(build(name, {}), *problem(table))
-    return run(ready, exchange, Plan(rounds=100, evaluate_every=100, keep="last"), Progress(server)).last.test_loss
+    return run(
+        ready, exchange, TrainingPlan(rounds=100, evaluate_every=100, keep="last"), TrainingState(server)
+    ).last.test_loss
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("table", ["exam", "contraception"])
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", algorithm_names())
 def test_defaults_stay_near_the_referees(name, table):
     task, _ = problem(table)
     if name.startswith("kernel"):

@@ -5,12 +5,12 @@ import pytest
 import torch
 
 from mooring.algorithms.base import build
-from mooring.algorithms.dichotomous import split
+from mooring.algorithms.dichotomous import split_rows
 from mooring.core.errors import RequestError
 from mooring.data.clients import from_arrays
 from mooring.tasks.linear import Linear
 from mooring.tasks.sigmoid import Sigmoid
-from tests.problems import PROBLEMS, linear_clients, logistic_clients, settled_simulator, simulate
+from tests.support.problems import PROBLEMS, linear_clients, logistic_clients, settled_simulator, simulate
 
 
 def run(fields, problem="linear", seed=0):
@@ -88,7 +88,7 @@ def test_full_data_takes_the_smaller_validation_risk(problem):
 def test_sample_splitting_uses_separate_rows():
     """Each side is fit to its own part, and the two parts together are all rows."""
     task, clients = PROBLEMS["linear"]()
-    own, shared = split(clients.train, clients.keys, 0.4, seed=3)
+    own, shared = split_rows(clients.train, clients.keys, 0.4, seed=3)
     assert own.size.tolist() == [round(0.4 * n) for n in clients.train.size.tolist()]
     for i in range(5):
         both = torch.cat([own.of(i)[1], shared.of(i)[1]]).sort().values

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from mooring.algorithms.base import build
-from mooring.core.moor import stiffness
-from tests.problems import PROBLEMS, simulate
+from mooring.core.penalty import penalty_rows
+from tests.support.problems import PROBLEMS, simulate
 
 
 @pytest.mark.parametrize("lam", [0.2, 3.0, [0.1, 0.2, 0.5, 1.0, 2.0]])
@@ -13,7 +13,7 @@ def test_personal_models_are_proximal_points(lam):
     task, clients = PROBLEMS["linear"]()
     algorithm = build("ditto", {"lam": lam})
     server, models, exchange = simulate(algorithm, task, clients, rounds=40)
-    pull = stiffness(algorithm.lam, torch.arange(5), server.w)
+    pull = penalty_rows(algorithm.lam, torch.arange(5), server.w)
     expected = task.prox(server.w.expand(5, -1), pull, exchange.data.train.full(task))
     torch.testing.assert_close(models, expected, rtol=1e-7, atol=1e-8)
     assert float((models - server.w).norm()) > 0.1

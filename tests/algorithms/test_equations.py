@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from mooring.algorithms.base import build, names
+from mooring.algorithms.base import algorithm_names, build
 from tests.algorithms import naive_fedprox as fedprox
 from tests.algorithms import naive_kernel as kernel
 from tests.algorithms import naive_personal as personal
 from tests.algorithms.naive import BATCH, ETA, LAM, RIDGE, ROUNDS, SAMPLED, STEPS, everyone, problem, sampled
-from tests.problems import simulate
+from tests.support.problems import simulate
 
 
 def naive_local(story):
@@ -100,7 +100,7 @@ def label(row):
 
 
 def test_every_algorithm_has_a_row():
-    assert {name for name, _, _ in SAMPLED_TOO + EVERYONE_ONLY} == set(names())
+    assert {name for name, _, _ in SAMPLED_TOO + EVERYONE_ONLY} == set(algorithm_names())
 
 
 def compare(name, fields, transcription, story, **how):

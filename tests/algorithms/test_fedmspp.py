@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from mooring.algorithms.base import build
-from mooring.core.batches import minibatches
 from mooring.core.cohort import Batch, Round, weighted_mean
-from mooring.estimates.facts import gather
+from mooring.core.minibatches import minibatches
+from mooring.estimates.client_statistics import collect_statistics
 from mooring.tasks.absolute import Absolute
 from mooring.tasks.sigmoid import Sigmoid
 from mooring.theory.fedmspp_rate import weakly_convex_bound
 from mooring.theory.fedprox_shared_rate import moreau_gradient_norm
-from tests.problems import PROBLEMS, linear_clients, logistic_clients, settled_simulator, simulate
+from tests.support.problems import PROBLEMS, linear_clients, logistic_clients, settled_simulator, simulate
 
 
 class Spy:
@@ -68,7 +68,7 @@ def test_theory_certifies_minibatch_solves_of_a_non_convex_loss():
     assert ready.inner == "descent" and ready.growth == "smooth"
     turn = Round(1, 64, 5, 3, 0.5, 0)
     now = ready.at(turn)
-    facts = gather(task, exchange.data, server.w)
+    facts = collect_statistics(task, exchange.data, server.w)
     smooth = float(torch.minimum(facts.largest, facts.n / 4 * facts.smooth).max())
     assert now.lam == pytest.approx(8 * smooth * max(64 ** (1 / 3), (64 / 12) ** 0.5))
     lipschitz, step = float(facts.noise.max()), 1 / now.lam
@@ -87,7 +87,7 @@ def test_no_batch_is_steeper_than_the_theory_takes_it(problem, replacement):
     """lam = 8 L: L is at least the largest curvature of any batch of 1, 2 or 3 rows, found by trying them all."""
     task, clients = PROBLEMS[problem]()
     data = clients.cohort()
-    facts = gather(task, data, task.start())
+    facts = collect_statistics(task, data, task.start())
     for batch in (1, 2, 3):
         fields = {"lam": "theory", "batch": batch, "replacement": replacement}
         smooth = build("fedmspp", fields).settle(task, facts).lam / 8

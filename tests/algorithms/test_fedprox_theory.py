@@ -8,15 +8,15 @@ from mooring.algorithms.base import build
 from mooring.core.cohort import Round
 from mooring.core.errors import RequestError
 from mooring.data.clients import from_arrays
-from mooring.engines.loop import Plan, Progress, run
-from mooring.experiments.measures import minimiser, objective
+from mooring.engines.loop import TrainingPlan, TrainingState, run
+from mooring.experiments.exact_minimum import minimize_objective, objective
 from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic
 from mooring.tasks.sigmoid import Sigmoid
 from mooring.theory import one_stage_rate, two_stage_rate
 from mooring.theory.moreau import moreau
 from tests.algorithms.quadratics import LAM, MU, SMOOTH, D, M, Quadratics
-from tests.problems import PROBLEMS, linear_clients, settled_simulator, simulate
+from tests.support.problems import PROBLEMS, linear_clients, settled_simulator, simulate
 
 
 @pytest.mark.parametrize("lam", [0.2, 1.0, 5.0])
@@ -26,7 +26,7 @@ def test_the_preset_contracts_as_theorem_2_says(lam):
     ready, exchange, server = settled_simulator(
         build("fedprox_one_stage", {"lam": lam, "preset": "theory", "tol": 0.0}), oracle.task, oracle.clients
     )
-    expected = one_stage_rate.preset(MU, SMOOTH, lam)
+    expected = one_stage_rate.corollary_step_sizes(MU, SMOOTH, lam)
     assert (ready.eta, ready.gamma, ready.steps) == (
         pytest.approx(expected.eta),
         pytest.approx(expected.gamma),
@@ -34,7 +34,7 @@ def test_the_preset_contracts_as_theorem_2_says(lam):
     )
     assert ready.inner == "descent"
     rounds = 12
-    run(ready, exchange, Plan(rounds=rounds, keep="last"), progress := Progress(server))
+    run(ready, exchange, TrainingPlan(rounds=rounds, keep="last"), progress := TrainingState(server))
     target = oracle.minimiser(lam)[0]
     before, after = np.sum(target**2), np.sum((progress.server.w.numpy() - target) ** 2)
     assert after <= before * one_stage_rate.rate(expected.gamma, moreau(MU, SMOOTH, lam).mu_g) ** rounds
@@ -159,7 +159,7 @@ def test_infeasible_requests_to_the_others(name, fields, task, sentence):
 def test_partial_participation_stays_near_the_minimiser():
     """Half of the clients a round: both aggregations hover around w~, nobody's model is lost."""
     task, clients = PROBLEMS["logistic"]()
-    best = minimiser(task, 1.0, clients.weights("uniform"), clients.train)
+    best = minimize_objective(task, 1.0, clients.weights("uniform"), clients.train)
     for aggregation in ("average", "elastic"):
         fields = {"lam": 1.0, "gamma": 0.1, "aggregation": aggregation}
         server, models, _ = simulate(

@@ -13,12 +13,12 @@ from mooring.core.errors import RequestError
 from mooring.data.clients import from_arrays
 from mooring.data.generators import Chebyshev, LinearKernel, stationarity_setup
 from mooring.data.generators.chebyshev import squared_distance
-from mooring.tasks.features import KernelRegression
+from mooring.tasks.kernel_regression import KernelRegression
 from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic
 from mooring.theory import kernel_operator, kernel_stopping
-from tests import kernel_machine
-from tests.problems import PROBLEMS, logistic_clients, settled_simulator, simulate
+from tests.support import kernel_machine
+from tests.support.problems import PROBLEMS, logistic_clients, settled_simulator, simulate
 
 TASKS = pytest.mark.parametrize("problem", ["linear", "kernel"])
 WEIGHTS = pytest.mark.parametrize("weights", ["size", "uniform"])

@@ -8,8 +8,8 @@ from mooring.algorithms.base import build
 from mooring.core.cohort import Round
 from mooring.core.errors import RequestError
 from mooring.engines.simulator import Simulator
-from tests.algorithms.lossy import Lossy, train
-from tests.problems import PROBLEMS, settled_simulator, simulate
+from tests.algorithms.lossy_simulator import LossySimulator, train
+from tests.support.problems import PROBLEMS, settled_simulator, simulate
 
 
 def test_run_lengths_are_those_of_a_coin():
@@ -29,7 +29,7 @@ def test_runs_follow_the_seed_and_the_round():
     assert runs[0] == runs[1] != runs[2]
 
 
-@pytest.mark.parametrize("exchange_of", [Simulator, Lossy])
+@pytest.mark.parametrize("exchange_of", [Simulator, LossySimulator])
 def test_the_common_model_is_the_mean_of_the_personal_ones(exchange_of):
     task, clients = PROBLEMS["linear"]()
     server, exchange = train(build("l2gd", {"lam": 0.5}), task, clients, exchange_of, 20)

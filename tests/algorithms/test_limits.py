@@ -14,7 +14,7 @@ from mooring.tasks.absolute import Absolute
 from mooring.tasks.hinge import Hinge
 from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic
-from tests.problems import PROBLEMS, simulate
+from tests.support.problems import PROBLEMS, simulate
 
 SGD = {"eta": 0.1, "batch": 4, "steps": 3}
 FULL = {"eta": 0.1, "batch": 0, "steps": 3}
@@ -133,7 +133,7 @@ def test_places_of_the_pool_are_rows_at_their_weights():
     """Over shifts each row of client i has N p_i/n_i of the N places; a round's count is that rounded up or down."""
     _, clients = PROBLEMS["linear"]()
     data = clients.cohort(clients.weights("uniform"))
-    pooled = import_module("mooring.algorithms.global").in_one_place(data, Round(1, 1, 5, 5, 1.0, 0)).train
+    pooled = import_module("mooring.algorithms.pooled").in_one_place(data, Round(1, 1, 5, 5, 1.0, 0)).train
     n = len(pooled.y)
     everything, valid = torch.arange(n)[None], torch.ones(1, n, dtype=torch.bool)
     expected = n * torch.repeat_interleave(data.p / data.train.size, data.train.size)

@@ -5,7 +5,7 @@ import torch
 from mooring.algorithms.base import build
 from mooring.algorithms.per_fedavg import hessian_product
 from mooring.core.cohort import Round
-from tests.problems import PROBLEMS, settled_simulator
+from tests.support.problems import PROBLEMS, settled_simulator
 
 
 def test_hessian_product_on_a_curved_loss():

@@ -6,8 +6,8 @@ import torch
 from mooring.algorithms.base import build
 from mooring.core.cohort import Round
 from mooring.core.errors import RequestError
-from mooring.tasks.module import Module
-from tests.problems import PROBLEMS, settled_simulator, simulate
+from mooring.tasks.network import NetworkTask
+from tests.support.problems import PROBLEMS, settled_simulator, simulate
 
 
 @pytest.mark.parametrize("problem", ["linear", "logistic"])
@@ -55,6 +55,6 @@ def test_single_local_rounds_minimise_the_envelopes():
 
 def test_exact_needs_a_prox():
     _, clients = PROBLEMS["linear"]()
-    network = Module(lambda: torch.nn.Linear(3, 1, dtype=torch.float64), loss="half_square")
+    network = NetworkTask(lambda: torch.nn.Linear(3, 1, dtype=torch.float64), loss="half_square")
     with pytest.raises(RequestError, match="no exact prox; set inner = 'descent'"):
         settled_simulator(build("pfedme", {"inner": "exact"}), network, clients)

@@ -6,8 +6,8 @@ import torch
 from mooring.algorithms.base import build
 from mooring.engines.simulator import Simulator
 from mooring.tasks.linear import Linear
-from tests.algorithms.lossy import Lossy, train
-from tests.problems import linear_clients, simulate
+from tests.algorithms.lossy_simulator import LossySimulator, train
+from tests.support.problems import linear_clients, simulate
 
 
 def problem():
@@ -24,7 +24,7 @@ def test_fedavg_with_local_steps_misses_the_minimiser():
     assert float((server.w - best).norm()) > 0.01
 
 
-@pytest.mark.parametrize("exchange_of", [Simulator, Lossy])
+@pytest.mark.parametrize("exchange_of", [Simulator, LossySimulator])
 @pytest.mark.parametrize("participation,rounds", [(1.0, 200), (0.4, 400)])
 def test_reaches_the_minimiser(exchange_of, participation, rounds):
     task, clients, best = problem()
@@ -33,7 +33,7 @@ def test_reaches_the_minimiser(exchange_of, participation, rounds):
     torch.testing.assert_close(server.c, torch.zeros_like(server.c), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("exchange_of", [Simulator, Lossy])
+@pytest.mark.parametrize("exchange_of", [Simulator, LossySimulator])
 def test_the_common_variate_is_the_mean_of_all_clients(exchange_of):
     task, clients, _ = problem()
     server, exchange = train(build("scaffold", {"steps": 10}), task, clients, exchange_of, 7, 0.6)

@@ -5,15 +5,15 @@ import pytest
 import torch
 
 from mooring.algorithms.base import build
-from mooring.algorithms.fedprox_two_stage import FINAL_MOST
+from mooring.algorithms.fedprox_two_stage import MAX_FINAL_STEPS
 from mooring.core.cohort import Round
 from mooring.data.clients import from_arrays
-from mooring.estimates.facts import gather
-from mooring.estimates.from_facts import curvature
+from mooring.estimates.client_statistics import collect_statistics
+from mooring.estimates.lambda_from_statistics import bound_curvature
 from mooring.tasks.linear import Linear
 from mooring.theory.lambda_aer import lambda_aer
 from mooring.theory.lambda_ier import lambda_ier
-from tests.problems import PROBLEMS, settled_simulator
+from tests.support.problems import PROBLEMS, settled_simulator
 
 
 def steep(condition=200.0, m=4, seed=0):
@@ -66,8 +66,8 @@ def test_the_rules_take_the_radius_that_their_theorem_is_about(name, rule):
     """Average risk: the root mean square distance; every client's risk: the largest one."""
     task, clients = Linear(3, intercept=False), unlike_one_another()
     ready, exchange, _ = settled_simulator(build(name, {"lam": rule}), task, clients)
-    facts = gather(task, exchange.data, task.start(), ("rules",))
-    found, mu = facts.federation.radii, curvature("", task, facts).mu
+    facts = collect_statistics(task, exchange.data, task.start(), ("rules",))
+    found, mu = facts.federation.radii, bound_curvature("", task, facts).mu
     rms, most = found.rms.value, found.most.value
     rules = {"aer": (lambda_aer, rms, most), "ier": (lambda_ier, most, rms)}
     law, right, wrong = rules[rule]
@@ -104,4 +104,4 @@ def test_without_any_curvature_or_pull_the_last_stage_is_as_long_as_allowed():
     task = Linear(4, intercept=False, ridge=0.0)
     with pytest.warns(UserWarning, match="asks for inf steps"):
         ready = settled_simulator(build("fedprox_two_stage", {"lam": 0.0, "eta": 0.1}), task, clients)[0]
-    assert ready.final_steps == FINAL_MOST
+    assert ready.final_steps == MAX_FINAL_STEPS

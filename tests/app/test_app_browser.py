@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from tests.app.tables import table
-from tests.browser import launched, needs_browser
+from tests.support.browser import launched, needs_browser
 
 driver = pytest.importorskip("playwright.sync_api", reason="playwright, which drives the browser, is not installed")
 pytest.importorskip("uvicorn", reason="the page's server is not installed")

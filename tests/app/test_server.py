@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from mooring.app import server
-from mooring.app.jobs import FAILED, Job, carry_out
+from mooring.app.jobs import FAILED, Job, run_job
 from mooring.core.errors import RequestError
 from tests.app.tables import table
 
@@ -62,7 +62,7 @@ def client(folder):
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
-        running = server.running(server.build(folder, TOKEN))
+        running = server.make_server(server.build_app(folder, TOKEN))
         thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]})
         thread.start()
         yield Client(listening.getsockname()[1])
@@ -151,7 +151,7 @@ def test_what_goes_wrong_on_the_way_is_told_in_a_sentence(tmp_path, capsys):
             raise error
 
         job = Job(tmp_path, work)
-        carry_out(job)
+        run_job(job)
         return job
 
     job = wrong(RequestError("column 'x' is missing."))
@@ -181,7 +181,7 @@ def test_it_listens_on_this_machine_only(tmp_path, monkeypatch):
 
 
 def test_guesses_of_columns():
-    from mooring.data.guesses import columns_of, likely_clients, likely_targets
+    from mooring.data.role_guesses import describe_columns, guess_client_columns, guess_target_columns
 
     rng = np.random.default_rng(0)
     frame = pd.DataFrame(
@@ -194,9 +194,9 @@ def test_guesses_of_columns():
             "when": pd.date_range("2024-01-01", periods=60).astype(str),
         }
     )
-    found = columns_of(frame)
-    assert likely_clients(found, 60) == ["hospital_id", "colour", "outcome"]
-    assert likely_targets(found, "hospital_id")[0] == "outcome"
+    found = describe_columns(frame)
+    assert guess_client_columns(found, 60) == ["hospital_id", "colour", "outcome"]
+    assert guess_target_columns(found, "hospital_id")[0] == "outcome"
     assert [(c.name, c.kind, c.values, c.missing) for c in found[:3]] == [
         ("id", "number", 60, 0),
         ("colour", "category", 2, 0),

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from mooring.algorithms.base import build, find
-from mooring.core.attacks import ATTACKS, attacked, flip_labels, liars, parse
+from mooring.core.attacks import ATTACKS, apply_attack, flip_labels, malicious_clients, parse_attack
 from mooring.core.errors import RequestError
-from mooring.engines.loop import Plan, Progress, everyones, mean_over_rows, run, settle
+from mooring.engines.loop import TrainingPlan, TrainingState, full_round, mean_over_rows, resolve, run
 from mooring.engines.simulator import Simulator
 from mooring.tasks.linear import Linear
 from tests.algorithms.cases import CASES
-from tests.problems import linear_clients, logistic_clients
+from tests.support.problems import linear_clients, logistic_clients
 
 
 class Message(NamedTuple):
@@ -27,8 +27,12 @@ KEYS = np.arange(100, 120).astype(np.uint64)
 def sent(spec, t=1, parts=False):
     x = torch.randn(20, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     message = Message(x[:, :2], x[:, 2:]) if parts else x
-    found = attacked(message, torch.arange(20), spec, 0, KEYS, t)
-    return x, torch.cat([found.change, found.path], 1) if parts else found, torch.from_numpy(liars(spec, 0, KEYS))
+    found = apply_attack(message, torch.arange(20), spec, 0, KEYS, t)
+    return (
+        x,
+        torch.cat([found.change, found.path], 1) if parts else found,
+        torch.from_numpy(malicious_clients(spec, 0, KEYS)),
+    )
 
 
 @pytest.mark.parametrize("name", ATTACKS)
@@ -62,18 +66,18 @@ def test_labels_are_flipped_at_liars_alone():
 @pytest.mark.parametrize("spec", ["sign-flip", "sign-flip:2", "poison:0.1", "nan:x"])
 def test_what_is_no_attack_is_refused(spec):
     with pytest.raises(ValueError):
-        parse(spec)
+        parse_attack(spec)
 
 
 def trained(name, fields, **plan):
     clients = linear_clients(m=20, sizes=[30] * 20, spread=0.3)
     task = Linear(3, ridge=0.01)
-    plan = Plan(**{"rounds": 15} | plan)
+    plan = TrainingPlan(**{"rounds": 15} | plan)
     exchange = Simulator(task, clients, clients.weights())
-    ready, server = settle(build(name, fields), task, exchange)
-    outcome = run(ready, exchange, plan, Progress(server))
-    lying = torch.from_numpy(liars(plan.attack or "nan:0.2", plan.seed, clients.keys))
-    scores = exchange.evaluate(outcome.progress.server, everyones(15, 15, exchange.roster, plan), ("test",))["test"]
+    ready, server = resolve(build(name, fields), task, exchange)
+    outcome = run(ready, exchange, plan, TrainingState(server))
+    lying = torch.from_numpy(malicious_clients(plan.attack or "nan:0.2", plan.seed, clients.keys))
+    scores = exchange.evaluate(outcome.progress.server, full_round(15, 15, exchange.roster, plan), ("test",))["test"]
     return mean_over_rows(scores._replace(rows=torch.where(lying, 0, scores.rows))), outcome
 
 

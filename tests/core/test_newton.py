@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from scipy.optimize import minimize
 
-from mooring.core.newton import conjugate_gradient, newton
+from mooring.core.newton import conjugate_gradient, damped_newton
 
 RNG = np.random.default_rng(3)
 
@@ -32,7 +32,7 @@ def test_a_quadratic_takes_one_step_and_a_closed_form():
     def grad(w):
         return torch.einsum("cij,cj->ci", a, w) - b
 
-    found = newton(value, grad, direction, torch.zeros(3, 4, dtype=torch.float64))
+    found = damped_newton(value, grad, direction, torch.zeros(3, 4, dtype=torch.float64))
     torch.testing.assert_close(found, torch.linalg.solve(a, b), rtol=1e-10, atol=1e-12)
     assert len(calls) == 2  # the step, and the one that polishes
 
@@ -51,7 +51,7 @@ def test_each_problem_ends_at_scipys_minimum_from_a_start_far_away():
     c, n, d = 4, 12, 3
     k, t = tensor(RNG.normal(size=(c, n, d))), tensor(RNG.choice([-1.0, 1.0], size=(c, n)))
     far = tensor(RNG.normal(size=(c, d)) * 60)  # full steps overshoot from here: the search must shorten them
-    found = newton(
+    found = damped_newton(
         lambda w: sums(w, t, k)[0],
         lambda w: sums(w, t, k)[1],
         lambda w, g: torch.linalg.solve(sums(w, t, k)[2], g),
@@ -66,7 +66,7 @@ def test_each_problem_ends_at_scipys_minimum_from_a_start_far_away():
 
         expected = minimize(one, np.zeros(d), jac=True, method="BFGS", options={"gtol": 1e-10}).x
         np.testing.assert_allclose(found[i].numpy(), expected, rtol=1e-6, atol=1e-7)
-        alone = newton(
+        alone = damped_newton(
             lambda w, i=i: sums(w, t[i : i + 1], k[i : i + 1])[0],
             lambda w, i=i: sums(w, t[i : i + 1], k[i : i + 1])[1],
             lambda w, g, i=i: torch.linalg.solve(sums(w, t[i : i + 1], k[i : i + 1])[2], g),
@@ -79,7 +79,7 @@ def test_a_direction_uphill_is_replaced_by_the_gradient():
     """The descent goes on where a direction is not one; it is slow, so a loose goal is what it must meet."""
     a = tensor([[[2.0, 0.0], [0.0, 1.0]]])
     b = tensor([[1.0, -1.0]])
-    found = newton(
+    found = damped_newton(
         lambda w: 0.5 * torch.einsum("ci,cij,cj->c", w, a, w) - (b * w).sum(1),
         lambda w: torch.einsum("cij,cj->ci", a, w) - b,
         lambda w, g: -g,

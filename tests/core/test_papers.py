@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from mooring.algorithms.base import describe, find, names
-from mooring.core.papers import BY_KEY, PAPERS, key_of, spelled_out
+from mooring.algorithms.base import algorithm_names, describe, find
+from mooring.core.papers import BY_KEY, PAPERS, expand_citations, paper_key
 from mooring.experiments.base import catalog
-from mooring.report.papers import papers_page
+from mooring.report.bibliography_page import format_bibliography
 
 ROOT = Path(__file__).parents[2]
 LONE = re.compile(r"(?<![\w.,#\\/])00[0-4](?![\d_A-Za-z])(?!\.\d)(?!,\d)")  # not as a part of 1,000, 0.001, 1_000, #000
@@ -23,15 +23,21 @@ def test_keys_and_aliases_are_unique():
 
 
 def test_citations_name_their_authors():
-    assert spelled_out("apfl, Section 3") == "Deng, Kamani and Mahdavi 2020 (apfl), Section 3"
-    assert spelled_out("mspp, Eq. 1.3; effect") == "Yuan and Li 2022 (mspp), Eq. 1.3; anonymous, under review (effect)"
-    assert spelled_out("Doe 2024, Section 1; apfl") == "Doe 2024, Section 1; Deng, Kamani and Mahdavi 2020 (apfl)"
+    assert expand_citations("apfl, Section 3") == "Deng, Kamani and Mahdavi 2020 (apfl), Section 3"
+    assert (
+        expand_citations("mspp, Eq. 1.3; effect")
+        == "Yuan and Li 2022 (mspp), Eq. 1.3; anonymous, under review (effect)"
+    )
+    assert expand_citations("Doe 2024, Section 1; apfl") == "Doe 2024, Section 1; Deng, Kamani and Mahdavi 2020 (apfl)"
     assert BY_KEY["ditto"].who == "Li et al. 2021"
 
 
 def test_numbers_are_aliases_of_keys():
-    assert catalog.select("004") == catalog.select("kernel") and catalog.load("000-alternative").paper == "alternative"
-    assert [key_of(text) for text in ("004-fig1", "000", "kernel-fig1", "all", "009-fig1")] == [
+    assert (
+        catalog.select_experiments("004") == catalog.select_experiments("kernel")
+        and catalog.load_experiment("000-alternative").paper == "alternative"
+    )
+    assert [paper_key(text) for text in ("004-fig1", "000", "kernel-fig1", "all", "009-fig1")] == [
         "kernel-fig1",
         "alternative",
         "kernel-fig1",
@@ -40,14 +46,14 @@ def test_numbers_are_aliases_of_keys():
     ]
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", algorithm_names())
 def test_every_algorithm_says_who_and_where(name):
     assert all(part.strip().partition(", ")[0] in BY_KEY for part in find(name).paper.split(";"))
-    assert describe(name)["paper"] == spelled_out(find(name).paper)
+    assert describe(name)["paper"] == expand_citations(find(name).paper)
 
 
 def test_the_page_is_the_data():
-    assert (ROOT / "docs" / "papers.md").read_text() == papers_page()
+    assert (ROOT / "docs" / "papers.md").read_text() == format_bibliography()
 
 
 def test_no_paper_is_called_by_its_number():

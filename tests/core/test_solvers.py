@@ -6,11 +6,11 @@ import torch
 
 from mooring.core.cohort import Round
 from mooring.core.errors import RequestError
-from mooring.core.moor import Moor, parse_stiffness, stiffness
-from mooring.core.newton import conjugate_gradient, newton
-from mooring.core.solvers import Ball, Box, decayed, descend, geometric, project, sgd
+from mooring.core.newton import conjugate_gradient, damped_newton
+from mooring.core.penalty import PerClientPenalty, parse_lam, penalty_rows
+from mooring.core.solvers import Ball, Box, descend_to_tolerance, geometric_decay, inverse_decay, project, sgd
 from mooring.tasks.linear import Linear
-from tests.problems import linear_clients
+from tests.support.problems import linear_clients
 
 
 def test_projections():
@@ -23,11 +23,11 @@ def test_projections():
 
 
 def test_schedules():
-    assert [decayed(1.0, 0.5)(k) for k in range(3)] == [1.0, 1 / 1.5, 0.5]
-    assert decayed(1.0, 0.5, before=2)(0) == 0.5
-    halved = geometric(1.0, 0.5, before=torch.tensor([0, 3]), every=torch.tensor([2, 3]))
+    assert [inverse_decay(1.0, 0.5)(k) for k in range(3)] == [1.0, 1 / 1.5, 0.5]
+    assert inverse_decay(1.0, 0.5, before=2)(0) == 0.5
+    halved = geometric_decay(1.0, 0.5, before=torch.tensor([0, 3]), every=torch.tensor([2, 3]))
     assert [halved(k).tolist() for k in range(4)] == [[1.0, 0.5], [1.0, 0.5], [0.5, 0.5], [0.5, 0.25]]
-    assert [float(geometric(2.0, 0.1)(k)) for k in range(3)] == pytest.approx([2.0, 1.8, 1.62], rel=1e-15)
+    assert [float(geometric_decay(2.0, 0.1)(k)) for k in range(3)] == pytest.approx([2.0, 1.8, 1.62], rel=1e-15)
 
 
 def test_sgd_with_a_pull_reaches_the_prox():
@@ -40,7 +40,7 @@ def test_sgd_with_a_pull_reaches_the_prox():
     found = sgd(task, torch.zeros(4, dtype=torch.float64), data, turn, 0.2, steps=2000, pull=(lam, center))
     expected = task.prox(center, lam, clients.train.full(task))
     torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-9)
-    certified = descend(
+    certified = descend_to_tolerance(
         task, torch.zeros(5, 4, dtype=torch.float64), data.train.full(task), lam, center, 0.2, tol=1e-9, most=5000
     )
     torch.testing.assert_close(certified, expected, rtol=1e-6, atol=1e-7)
@@ -68,7 +68,7 @@ def test_newton_minimises_convex_functions():
     def direction(w, g):
         return g / (a**2 / torch.cosh((a * (w - b)).clamp(-300, 300)) ** 2 + 1e-9)
 
-    torch.testing.assert_close(newton(value, grad, direction, torch.zeros(2, 2, dtype=torch.float64)), b)
+    torch.testing.assert_close(damped_newton(value, grad, direction, torch.zeros(2, 2, dtype=torch.float64)), b)
 
 
 def test_conjugate_gradient_solves_each_system():
@@ -83,10 +83,10 @@ def test_conjugate_gradient_solves_each_system():
 def test_stiffness_is_a_product():
     like = torch.zeros(1, 3, dtype=torch.float64)
     index = torch.tensor([2, 0])
-    assert stiffness(0.5, index, like).tolist() == [[0.5], [0.5]]
-    assert stiffness(Moor(per_client=(1.0, 2.0, 3.0)), index, like).tolist() == [[3.0], [1.0]]
-    both = Moor((1.0, 2.0, 3.0), (1.0, 10.0, 100.0))
-    assert stiffness(both, index, like).tolist() == [[3.0, 30.0, 300.0], [1.0, 10.0, 100.0]]
+    assert penalty_rows(0.5, index, like).tolist() == [[0.5], [0.5]]
+    assert penalty_rows(PerClientPenalty(per_client=(1.0, 2.0, 3.0)), index, like).tolist() == [[3.0], [1.0]]
+    both = PerClientPenalty((1.0, 2.0, 3.0), (1.0, 10.0, 100.0))
+    assert penalty_rows(both, index, like).tolist() == [[3.0, 30.0, 300.0], [1.0, 10.0, 100.0]]
 
 
 @pytest.mark.parametrize(
@@ -101,5 +101,5 @@ def test_stiffness_is_a_product():
 )
 def test_wrong_stiffness_is_one_sentence(lam, sentence):
     with pytest.raises(RequestError) as error:
-        parse_stiffness("X", lam, ("auto",))
+        parse_lam("X", lam, ("auto",))
     assert str(error.value).startswith(sentence)

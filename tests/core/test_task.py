@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 from mooring.core.cohort import Batch
-from mooring.core.task import head, in_layers, layout_of, metric
+from mooring.core.task import find_metric, head_mask, layer_mask, layout_of
 from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic
-from mooring.tasks.module import Module
+from mooring.tasks.network import NetworkTask
 from mooring.tasks.poisson import Poisson
 
 TASKS = {
@@ -17,7 +17,7 @@ TASKS = {
     "two classes": Logistic(3),
     "three classes": Logistic(3, classes=3),
     "counts": Poisson(3),
-    "network": Module(lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()),
+    "network": NetworkTask(lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()),
 }
 
 
@@ -30,16 +30,16 @@ def test_the_parts_cover_w_once_and_in_order(name):
 
 @pytest.mark.parametrize(("name", "size"), [("linear", 1), ("three classes", 3), ("network", 10)])
 def test_the_head_is_the_last_layer(name, size):
-    mask = head(TASKS[name].layout)
+    mask = head_mask(TASKS[name].layout)
     assert int(mask.sum()) == size and bool(mask[-size:].all())
-    assert bool(head(TASKS[name].layout, 99).all()) and not bool(head(TASKS[name].layout, 0).any())
+    assert bool(head_mask(TASKS[name].layout, 99).all()) and not bool(head_mask(TASKS[name].layout, 0).any())
 
 
 @pytest.mark.parametrize("name", ["linear", "two classes", "three classes", "counts"])
 def test_the_part_called_intercept_shifts_the_answer_at_zero(name):
     task = TASKS[name]
     x = torch.zeros(1, 1, 3, dtype=torch.float64)
-    intercept = in_layers(task.layout, ("intercept",))
+    intercept = layer_mask(task.layout, ("intercept",))
     w = torch.arange(1.0, task.dim + 1, dtype=torch.float64)[None]
     at_zero = task.predict(w * intercept, x)
     torch.testing.assert_close(task.predict(w, x), at_zero)
@@ -69,10 +69,14 @@ def test_risk_per_loss_is_how_the_reported_risk_follows_the_loss(name):
 
 
 def test_metrics_know_their_unit_and_direction():
-    assert metric("mse").unit_power == 2 and metric("rmse").unit_power == 1 and metric("log-loss").unit_power == 0
-    assert metric("accuracy").better == "higher" and metric("something new").better == "lower"
+    assert (
+        find_metric("mse").unit_power == 2
+        and find_metric("rmse").unit_power == 1
+        and find_metric("log-loss").unit_power == 0
+    )
+    assert find_metric("accuracy").better == "higher" and find_metric("something new").better == "lower"
 
 
 def test_parts_of_one_layer_go_together():
     layout = layout_of({"a.weight": (2, 2), "a.bias": (2,), "b.weight": (1, 2)}, {"a.weight": "a", "a.bias": "a"})
-    assert in_layers(layout, ("a",)).tolist() == [True] * 6 + [False] * 2
+    assert layer_mask(layout, ("a",)).tolist() == [True] * 6 + [False] * 2

@@ -11,10 +11,10 @@ import mooring
 from mooring.cli import main
 from mooring.core import trust
 from mooring.core.errors import RequestError
-from mooring.core.python_files import load_python
-from mooring.engines.compare import resume as resume_comparison
-from mooring.engines.fit import resume
-from mooring.runs.files import UNSEALED, sealed
+from mooring.core.user_code import load_python
+from mooring.engines.compare import resume_comparison
+from mooring.engines.fit import resume_fit
+from mooring.runs.atomic_files import BLANK_CHECKSUM, with_checksum
 
 NET = """from pathlib import Path
 from torch import nn
@@ -82,7 +82,7 @@ def test_what_is_given_on_the_command_line_is_run(here, capsys):
     with pytest.raises(SystemExit) as left:
         main(["fit", "rows.csv", "--model", "net.py:make", "--rounds", "1", "--out", "mine"])
     assert left.value.code == 0 and ran(here)
-    resume("mine")
+    resume_fit("mine")
     mooring.predict("mine", "rows.csv")
     assert ran(here)
 
@@ -126,8 +126,8 @@ def test_evil_code_inside_a_resealed_run_directory(here, new_user):
     )
     text = text.replace("[task]\n\n", "")
     head, _, rest = text.partition("mooring-sha256:")
-    (here / "theirs" / "run.toml").write_bytes(sealed((head + UNSEALED + rest[64:]).encode()))
-    for call in (lambda: resume("theirs"), lambda: mooring.predict("theirs", "rows.csv")):
+    (here / "theirs" / "run.toml").write_bytes(with_checksum((head + BLANK_CHECKSUM + rest[64:]).encode()))
+    for call in (lambda: resume_fit("theirs"), lambda: mooring.predict("theirs", "rows.csv")):
         with pytest.raises(RequestError, match=r"evil\.py is Python|wants to read"):
             call()
         assert not ran(here)
@@ -148,7 +148,7 @@ def test_a_compiled_file_beside_trusted_code_is_not_run(here):
     py_compile.compile(str(source), cfile=importlib.util.cache_from_source(str(source)))
     source.write_text(harmless.ljust(size, "#"))
     os.utime(source, (1, 1))
-    trust.give_code(source)
+    trust.trust_code(source)
     load_python("net.py:make", "model")
     assert not ran(here)
 
@@ -163,7 +163,7 @@ def test_data_stay_inside_the_folder_of_a_run_file(here, new_user, tmp_path):
     (theirs / "link.csv").symlink_to(here / "rows.csv")
     write_toml(theirs / "linked.toml", "theirs/link.csv")
     new_user()
-    trust.give_code("net.py")
+    trust.trust_code("net.py")
     mooring.fit("theirs/inside.toml")
     for name in ("outside", "up", "linked"):
         with pytest.raises(RequestError, match=rf"{name}\.toml wants to read .*rows\.csv, which is outside its folder"):

@@ -24,7 +24,7 @@ from mooring.data.generators import (
     stationarity_setup,
 )
 from mooring.data.generators.chebyshev import U5, squared_distance
-from mooring.data.generators.draws import ROWS, own, owns
+from mooring.data.generators.random_streams import ROWS_STREAM, client_generator, client_generators
 
 SMALL = {
     "classes": SyntheticClasses(clients=4, samples=30, dim=5, classes=3, model_spread=1.0, input_spread=1.0, test=0),
@@ -357,5 +357,5 @@ def test_words_follow_the_planted_distribution():
 
 
 def test_streams_of_all_clients_at_once_are_those_of_each():
-    for i, rng in enumerate(owns(5, 4, ROWS)):
-        assert rng.random() == own(5, i, ROWS).random()
+    for i, rng in enumerate(client_generators(5, 4, ROWS_STREAM)):
+        assert rng.random() == client_generator(5, i, ROWS_STREAM).random()

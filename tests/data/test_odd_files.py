@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from benchmarks.torture import mutated
 from mooring.core.errors import RequestError
-from mooring.data.checks import check
-from mooring.data.sources import load
+from mooring.data.data_checks import check
+from mooring.data.loading import load
 from mooring.runs.runfile import parse_run, run_bytes
 from tests.runs.test_runfile import FULL, make_run
 

@@ -5,8 +5,8 @@ import pandas as pd
 import pytest
 
 from mooring.core.errors import RequestError
-from mooring.data.schema import Schema, encode
-from mooring.data.sources import load, newcomer
+from mooring.data.loading import encode_new_rows, load
+from mooring.data.schema import Schema, encode_table
 
 ROWS = 60
 
@@ -130,7 +130,7 @@ def test_json_round_trip(frame):
     clients = load_frame(frame)
     again = Schema.from_json(clients.schema.to_json())
     assert again == clients.schema
-    np.testing.assert_array_equal(encode(frame, again)[0], encode(frame, clients.schema)[0])
+    np.testing.assert_array_equal(encode_table(frame, again)[0], encode_table(frame, clients.schema)[0])
     with pytest.raises(RequestError, match=r"schema\.json is not a schema"):
         Schema.from_json("{}")
 
@@ -147,7 +147,7 @@ def test_the_digest_follows_the_data(frame):
 
 def test_loaded_rows_equal_encoded_rows(frame):
     clients = load_frame(frame)
-    x, y, notes = newcomer(frame, clients.schema)
+    x, y, notes = encode_new_rows(frame, clients.schema)
     np.testing.assert_allclose(x, in_source_order(clients, frame)[0])
     np.testing.assert_allclose(y, in_source_order(clients, frame)[1])
     assert notes == []
@@ -159,7 +159,7 @@ def test_rows_that_come_later(frame, tmp_path):
     later.loc[0, "colour"] = "mauve"
     later.loc[1, "number"] = np.nan
     later.to_csv(tmp_path / "later.csv", index=False)
-    x, y, notes = newcomer(tmp_path / "later.csv", clients.schema)
+    x, y, notes = encode_new_rows(tmp_path / "later.csv", clients.schema)
     assert y is None and x.shape == (4, len(clients.features)) and x.dtype == np.float64
     raw = x * clients.schema.scale + clients.schema.mean
     colours = [clients.features.index(f"colour={c}") for c in ("blue", "green", "red")]
@@ -172,11 +172,11 @@ def test_rows_that_come_later(frame, tmp_path):
 def test_a_missing_or_wrong_column_is_named(frame):
     schema = load_frame(frame).schema
     with pytest.raises(RequestError, match=r"column 'number' is missing.*Did you mean 'numbers'"):
-        newcomer(frame.rename(columns={"number": "numbers"}), schema)
+        encode_new_rows(frame.rename(columns={"number": "numbers"}), schema)
     slip = frame.astype({"whole": object})
     slip.loc[2, "whole"] = "many"
     with pytest.raises(RequestError, match=r"row 3, column 'whole': 'many' is not a number"):
-        newcomer(slip, schema)
+        encode_new_rows(slip, schema)
 
 
 def test_codes_that_look_like_numbers_stay_levels(tmp_path):
@@ -186,7 +186,7 @@ def test_codes_that_look_like_numbers_stay_levels(tmp_path):
     assert schema.columns[0].levels == ("0", "1", "2", "3+")
     (tmp_path / "later.csv").write_text("kids,z\n1,0\n,0\n2,0\n")
     for later in (tmp_path / "later.csv", pd.DataFrame({"kids": [1.0, np.nan, 2.0]})):
-        raw = newcomer(later, schema)[0] * schema.scale + schema.mean
+        raw = encode_new_rows(later, schema)[0] * schema.scale + schema.mean
         np.testing.assert_allclose(raw[[0, 2]], [[0, 1, 0, 0], [0, 0, 1, 0]], atol=1e-12)
 
 

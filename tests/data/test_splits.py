@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from mooring.core.errors import RequestError
 from mooring.core.seeds import client_key
-from mooring.data.splits import TEST, TRAIN, VALIDATION, random_split, shares_of, time_split, unit_split
+from mooring.data.splits import TEST, TRAIN, VALIDATION, group_split, parse_shares, random_split, time_split
 
 sizes = st.lists(st.integers(3, 40), min_size=1, max_size=8)
 seeds = st.integers(0, 2**32 - 1)
@@ -91,7 +91,7 @@ def test_a_unit_is_in_one_part(units_of, seed):
     unit = np.concatenate([np.repeat(np.arange(u), 3) for u in units_of])
     mixed = rng.permutation(len(code))
     code, unit = code[mixed], unit[mixed]
-    part = unit_split(code, keys(len(units_of)), seed, unit)
+    part = group_split(code, keys(len(units_of)), seed, unit)
     for i, u in enumerate(units_of):
         parts = [set(part[(code == i) & (unit == k)]) for k in range(u)]
         assert all(len(p) == 1 for p in parts)
@@ -139,11 +139,11 @@ def test_shares_of_units_and_of_time():
     asked = (0.5, 0.1, 0.4)
     part = time_split(code, time, asked)
     np.testing.assert_array_equal(part, np.repeat([TRAIN, VALIDATION, TEST], [20, 4, 16]))
-    part = unit_split(code, keys(1), 0, np.arange(40) // 4, shares=asked)
+    part = group_split(code, keys(1), 0, np.arange(40) // 4, shares=asked)
     assert np.bincount(part).tolist() == [20, 4, 16] and all(len(set(part[4 * u : 4 * u + 4])) == 1 for u in range(10))
 
 
 @pytest.mark.parametrize("wrong", [(0.5, 0.5), (0.0, 0.5, 0.5), (1.2, -0.1, -0.1), (0.5, 0.3, 0.3), (np.nan, 0.5, 0.5)])
 def test_other_shares_are_refused(wrong):
     with pytest.raises(RequestError, match="split must be three shares"):
-        shares_of(wrong)
+        parse_shares(wrong)

@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from mooring.core.errors import RequestError
-from mooring.data import readers
-from mooring.data.sources import load
+from mooring.data import file_readers
+from mooring.data.loading import load
 
 GOOD = "site,x,colour,y\n" + "".join(
     f"{s},{i / 7:.3f},{'rgb'[i % 3]},{i * 0.37:.3f}\n" for s in "ab" for i in range(40)
@@ -208,14 +208,14 @@ def wide(columns, rows=12):
 
 def test_a_header_of_any_length_is_read_to_its_end(tmp_path):
     text = wide(3000)
-    assert text.index("\n") > readers.SNIFFED
+    assert text.index("\n") > file_readers.SNIFF_BYTES
     (tmp_path / "data.csv").write_text(text)
     assert load(tmp_path / "data.csv", client="site", target="y").names == ("007", "7")
     moved = "\n".join(",".join([*line.split(",")[1:], line.split(",")[0]]) for line in text.splitlines()) + "\n"
     (tmp_path / "data.csv").write_text(moved)  # the client column comes last
     assert load(tmp_path / "data.csv", client="site", target="y").names == ("007", "7")
     (tmp_path / "data.csv").write_text(wide(20_000, 6))
-    assert readers.read_file(tmp_path / "data.csv", readers.Cells())[0].shape == (6, 20_002)
+    assert file_readers.read_file(tmp_path / "data.csv", file_readers.CellReading())[0].shape == (6, 20_002)
 
 
 def test_names_such_as_na_are_names_and_only_an_empty_cell_is_missing(tmp_path):
@@ -233,7 +233,7 @@ def test_names_such_as_na_are_names_and_only_an_empty_cell_is_missing(tmp_path):
 def test_missing_values_are_those_of_pandas_and_two_more():
     from pandas._libs.parsers import STR_NA_VALUES
 
-    assert set(readers.MISSING) == STR_NA_VALUES | {"?", "."}
+    assert set(file_readers.MISSING_TEXTS) == STR_NA_VALUES | {"?", "."}
 
 
 def test_three_is_one_client_however_it_is_written(tmp_path):
@@ -277,7 +277,7 @@ def test_packed_files_alone_and_in_folders(tmp_path):
 
 
 def test_a_packed_file_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(readers, "MOST_UNPACKED", 1000)
+    monkeypatch.setattr(file_readers, "MOST_UNPACKED", 1000)
     (tmp_path / "data.csv.gz").write_bytes(gzip.compress(GOOD.encode()))
     with pytest.raises(RequestError, match="unpacks to more than 1,000 bytes"):
         load(tmp_path / "data.csv.gz", client="site", target="y")

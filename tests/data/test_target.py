@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from mooring.core.errors import RequestError
-from mooring.data.target import known_target, read_target
+from mooring.data.target import encode_target, read_target
 
 
 def place(position):
@@ -66,7 +66,7 @@ def test_refusals():
 
 
 def test_later_targets_use_the_first_codes():
-    codes = known_target(pd.Series(["c", "a"], name="t"), "classes", ("a", "b", "c"), place)
+    codes = encode_target(pd.Series(["c", "a"], name="t"), "classes", ("a", "b", "c"), place)
     assert codes.tolist() == [2, 0]
     with pytest.raises(RequestError, match=r"row 2, target column 't': 'z' is not one of the classes 'a', 'b'"):
-        known_target(pd.Series(["a", "z"], name="t"), "binary", ("a", "b"), place)
+        encode_target(pd.Series(["a", "z"], name="t"), "binary", ("a", "b"), place)

@@ -12,7 +12,7 @@ from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Message as Wire
 from flwr.supercore.task_identity import TaskIdentity
 
-from mooring.engines.flower.replies import reply_of
+from mooring.engines.flower.message_replies import answer_message
 
 
 def through_the_wire(message):
@@ -56,7 +56,7 @@ class LocalGrid:
             node = message.metadata.dst_node_id
             if node in self.deaf or node not in self.nodes:
                 continue
-            reply = through_the_wire(reply_of(self.nodes[node], message))
+            reply = through_the_wire(answer_message(self.nodes[node], message))
             assert isinstance(reply, Message) and reply.metadata.reply_to_message_id == message.metadata.message_id
             fate = self.fate(message, node, len(self.log))
             self.log.append((node, fate))

@@ -14,15 +14,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from mooring.core.cohort import CohortData, Rows, stacked
-from mooring.core.costs import Meter
+from mooring.core.cohort import CohortData, Rows, stack_states
+from mooring.core.costs import CostMeter
 from mooring.core.errors import RequestError
 from mooring.data.clients import PARTS
-from mooring.engines import visits
-from mooring.engines.exchange import BEST, LAST, Replies, Roster, Scores, sent
-from mooring.engines.guard import pattern_of
-from mooring.estimates.answers import Apart, Here
-from mooring.estimates.facts import own_facts, together
+from mooring.engines import local_update
+from mooring.engines.exchange import BEST, LAST, ClientRoster, Replies, Scores, visible_state
+from mooring.engines.reply_checks import message_pattern
+from mooring.estimates.client_queries import InMemoryQueries, SeparateQueries
+from mooring.estimates.client_statistics import add_federation_estimates, compute_statistics
 
 FINE, NEVER_ASKED, LOST, LATE, TWICE = "fine", "never asked", "lost", "late", "twice"
 COMES = (FINE, TWICE)
@@ -54,13 +54,13 @@ class Home:
 
     def begin(self, run, algorithm, w0):
         self.algorithm[run] = algorithm
-        self.runs.setdefault(run, {0: visits.first_states(algorithm, self.task, w0, 1)})
+        self.runs.setdefault(run, {0: local_update.initial_states(algorithm, self.task, w0, 1)})
 
     def visit(self, run, server, round, base, hold):
         """From generation `base`; generations that nobody will ask for any more are dropped."""
         known = {t: state for t, state in self.runs[run].items() if t in hold}
-        meter = Meter()
-        state, message = visits.visit(
+        meter = CostMeter()
+        state, message = local_update.client_update(
             self.algorithm[run], self.task, copy.deepcopy(server), known[base], self.data, round, meter
         )
         self.runs[run] = known | {round.t: state}
@@ -69,17 +69,17 @@ class Home:
 
     def deployed(self, run, server, round, at):
         state, merged = self.runs[run][at], torch.tensor([at])
-        return visits.deployed(self.algorithm[run], self.task, server, state, merged, self.data, round)
+        return local_update.personal_models(self.algorithm[run], self.task, server, state, merged, self.data, round)
 
     def scores(self, run, server, round, at, part):
-        return visits.mean_risk(self.task, self.deployed(run, server, round, at), self.parts[part])
+        return local_update.mean_risk(self.task, self.deployed(run, server, round, at), self.parts[part])
 
 
 class Letter(NamedTuple):
     ticket: int  # of the ask that it answers
     place: int
     message: Any
-    meter: Meter
+    meter: CostMeter
 
 
 def homes_of(task, clients, p):
@@ -101,13 +101,15 @@ class LossyExchange:
         self.task, self.keep_models_home = task, keep_models_home
         sizes = {part: torch.cat([home.parts[part].size for home in homes]) for part in PARTS}
         keys = np.concatenate([home.data.keys for home in homes])
-        self.roster = Roster(tuple(names), keys, torch.cat([home.data.p for home in homes]), sizes)
+        self.roster = ClientRoster(tuple(names), keys, torch.cat([home.data.p for home in homes]), sizes)
         self.pins = deque(maxlen=2)  # the generations of the two latest snapshots
         self.post, self.ticket, self.dropped = [], next(TICKETS), []
 
     def facts(self, w0, asks):
-        each = stacked([own_facts(home.task, home.data, w0, asks) for home in self.homes])
-        return together(each, self.task, Apart([Here(home.task, home.data.train) for home in self.homes]), asks)
+        each = stack_states([compute_statistics(home.task, home.data, w0, asks) for home in self.homes])
+        return add_federation_estimates(
+            each, self.task, SeparateQueries([InMemoryQueries(home.task, home.data.train) for home in self.homes]), asks
+        )
 
     def begin(self, algorithm, w0):
         if algorithm.pooled:
@@ -116,7 +118,7 @@ class LossyExchange:
         self.merged = torch.zeros(len(self.homes), dtype=torch.long)
         self.best = self.merged.clone()
         x, y = self.homes[0].parts["train"].x[:1], self.homes[0].parts["train"].y[:1]
-        self.pattern = pattern_of(algorithm, self.task, w0, x, y)
+        self.pattern = message_pattern(algorithm, self.task, w0, x, y)
         for home in self.homes:
             home.begin(self.run, algorithm, w0)
 
@@ -131,7 +133,7 @@ class LossyExchange:
             pinned = [int(tensor[place]) for pin in self.pins for tensor in pin]
             base = int(self.merged[place])
             hold = {base, int(self.best[place]), *pinned}
-            message, meter = self.homes[place].visit(self.run, sent(self.algorithm, server), round, base, hold)
+            message, meter = self.homes[place].visit(self.run, visible_state(self.algorithm, server), round, base, hold)
             letter = Letter(self.ticket, place, message, meter)
             if fate in COMES:
                 came = [*came, letter]
@@ -151,7 +153,7 @@ class LossyExchange:
             else:
                 self.dropped.append(letter)
         places = sorted(found)
-        meter = Meter()
+        meter = CostMeter()
         for place in places:
             meter.add(found[place].meter)
         message = [found[place].message for place in places]  # as they came: the loop's guard looks at each

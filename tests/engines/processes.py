@@ -13,10 +13,10 @@ import torch
 
 from mooring.engines.fit import fit
 from mooring.engines.flower import keys
-from mooring.engines.flower.home import RESULT, digest_of_run
-from mooring.engines.flower.processes import free_port
+from mooring.engines.flower.client_node import RESULT_DIR, run_digest
+from mooring.engines.flower.processes import find_free_port
 from mooring.engines.request import request
-from mooring.runs.checkpoint import generations
+from mooring.runs.checkpoint import list_checkpoints
 from mooring.runs.directory import open_run
 from tests.engines.test_flower import write_clients
 
@@ -53,7 +53,7 @@ def assert_models_are_the_simulators(path, out, place):
     torch.testing.assert_close(saved.common, here.trained.common, rtol=1e-12, atol=1e-12)
     assert saved.personal is None
     for name, right in here.models.items():
-        own = open_run(place / "clients" / name / digest_of_run(run) / RESULT).models
+        own = open_run(place / "clients" / name / run_digest(run) / RESULT_DIR).models
         torch.testing.assert_close(own.personal[0], right, rtol=1e-12, atol=1e-12)
 
 
@@ -139,7 +139,7 @@ class Federation:
 
     def __init__(self, tmp_path, path, folder, *, kind=Child, embedded=True, tls=True, port=None, through=None):
         self.path, self.folder, self.kind, self.tmp = path, folder, kind, tmp_path
-        self.out, self.place, self.port = tmp_path / "out", tmp_path / "out.federation", port or free_port()
+        self.out, self.place, self.port = tmp_path / "out", tmp_path / "out.federation", port or find_free_port()
         self.names = sorted(file.stem for file in folder.iterdir())
         self.embedded, self.tls, self.through = embedded, tls, through
         if tls:
@@ -185,7 +185,7 @@ class Federation:
 
     def saved(self):
         """The round of the latest checkpoint."""
-        return max((t for t, _ in generations(self.out)), default=0)
+        return max((t for t, _ in list_checkpoints(self.out)), default=0)
 
     def kill(self, victim):
         """SIGKILL of the server, of the SuperLink, of a client, or of all at once."""

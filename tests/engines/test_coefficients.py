@@ -7,7 +7,7 @@ import statsmodels.api as sm
 
 import mooring
 from mooring.core.errors import RequestError
-from mooring.data.schema import encode
+from mooring.data.schema import encode_table
 
 ALONE = {"algorithm": "local", "settings": {"ridge": 0.0}, "rounds": 1, "threads": 1}
 
@@ -53,7 +53,7 @@ def test_the_common_ones_are_those_of_the_common_model():
     common = table[table["client"] == "town 0"]["global"].to_numpy()
     rows = homes(seed=1)
     scaled = result.job.clients.schema
-    x, _ = encode(rows, scaled)
+    x, _ = encode_table(rows, scaled)
     np.testing.assert_allclose(design(rows) @ common, result.predict(x).numpy(), rtol=1e-9)
 
 
@@ -80,7 +80,7 @@ def test_three_classes_have_coefficients_each():
     rows = frame[frame["town"] == "town 0"]
     score = design(rows) @ found.T
     prob = np.exp(score) / np.exp(score).sum(1, keepdims=True)
-    x, _ = encode(rows, result.job.clients.schema)
+    x, _ = encode_table(rows, result.job.clients.schema)
     np.testing.assert_allclose(prob, result.predict(x, "town 0").numpy(), rtol=1e-9)
 
 

@@ -12,8 +12,8 @@ import mooring
 from mooring.algorithms.base import Algorithm
 from mooring.cli import main
 from mooring.core.errors import WorkError
-from mooring.engines.divergence import remedy
-from mooring.engines.loop import Plan
+from mooring.engines.divergence import suggest_step_sizes
+from mooring.engines.loop import TrainingPlan
 from mooring.runs import checkpoint
 from mooring.runs.directory import open_run
 
@@ -65,7 +65,7 @@ def test_the_command_fails_and_the_last_good_checkpoint_stays(rows, capsys):
     told = capsys.readouterr().err
     assert left.value.code == 1 and "diverged by round" in told and "with eta = " in told
     run = open_run("run")
-    saved = checkpoint.latest(run.path)
+    saved = checkpoint.read_latest_checkpoint(run.path)
     assert not run.finished and saved is not None and saved.note is None
     losses = [record["train_loss"] for record in saved.meta["records"]]
     assert np.isfinite(losses).all() and max(losses) <= 1e6 * (1 + saved.meta["first_loss"])
@@ -76,7 +76,7 @@ def test_an_algorithm_without_steps_is_not_told_to_take_smaller_ones():
     class Exact(Algorithm):
         lam: float = 1.0
 
-    assert "has no step size to make smaller" in remedy(Exact(), None, None, Plan(), 3)
+    assert "has no step size to make smaller" in suggest_step_sizes(Exact(), None, None, TrainingPlan(), 3)
 
 
 def test_a_baseline_that_diverges_is_left_out(rows, tmp_path, monkeypatch):

@@ -10,20 +10,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from mooring.algorithms.base import Algorithm, build, find, names
+from mooring.algorithms.base import Algorithm, algorithm_names, build, find
 from mooring.core.cohort import select
 from mooring.core.errors import RequestError
 from mooring.engines.exchange import BEST, LAST, Exchange, Scores
-from mooring.engines.fit import fit, go_on, start
-from mooring.engines.loop import LOSSES, Plan, Progress, deployed, mean_over_rows, run, settle
-from mooring.engines.prepare import Job, exchange_of, prepare
+from mooring.engines.fit import continue_fit, fit, start_fit
+from mooring.engines.loop import LOSS_COLUMNS, TrainingPlan, TrainingState, collect_models, mean_over_rows, resolve, run
+from mooring.engines.prepare import Job, make_simulator, prepare
 from mooring.engines.request import request
 from mooring.engines.simulator import Simulator
 from mooring.runs.directory import open_run
-from mooring.runs.tensors import flatten
+from mooring.runs.tensor_files import flatten
 from tests.algorithms.cases import CASES
 from tests.engines.lossy import COMES, LATE, TWICE, LossyExchange, bad_post, homes_of
-from tests.problems import PROBLEMS
+from tests.support.problems import PROBLEMS
 
 ROWS = [(name, fields, problem) for name, fields, problems in CASES for problem in problems if not find(name).pooled]
 IDS = [f"{name}-{problem}-{i}" for i, (name, _, problem) in enumerate(ROWS)]
@@ -44,10 +44,10 @@ def lossy(task, clients, **how):
 
 def whole(algorithm, task, exchange, **plan):
     """(outcome, models of the last round, models of the best)."""
-    plan = Plan(**{"rounds": 4, "evaluate_every": 1} | plan)
-    ready, server = settle(algorithm, task, exchange, plan.seed)
-    outcome = run(ready, exchange, plan, Progress(server))
-    return outcome, *(deployed(outcome, exchange, plan, which) for which in (LAST, BEST))
+    plan = TrainingPlan(**{"rounds": 4, "evaluate_every": 1} | plan)
+    ready, server = resolve(algorithm, task, exchange, plan.seed)
+    outcome = run(ready, exchange, plan, TrainingState(server))
+    return outcome, *(collect_models(outcome, exchange, plan, which) for which in (LAST, BEST))
 
 
 def assert_same(one, other):
@@ -73,7 +73,7 @@ def test_clients_on_their_own_machines_equal_the_simulator(name, fields, problem
     here = whole(build(name, fields), task, Simulator(task, clients, clients.weights()), **some(name))
     assert_same(apart, here)
     for mine, right in zip(apart[0].progress.records, here[0].progress.records):
-        same = mine.keys() - {"seconds", "gradient_reached", *LOSSES}
+        same = mine.keys() - {"seconds", "gradient_reached", *LOSS_COLUMNS}
         assert {k: mine[k] for k in same} == pytest.approx({k: right[k] for k in same}, nan_ok=True)
 
 
@@ -107,7 +107,7 @@ def test_pooled_algorithms_are_refused_where_rows_are_not():
     task, clients = PROBLEMS["linear"]()
     for name in ("global", "dichotomous"):
         with pytest.raises(RequestError, match="needs all rows in one place"):
-            settle(build(name, {}), task, lossy(task, clients))
+            resolve(build(name, {}), task, lossy(task, clients))
 
 
 class Only:
@@ -158,7 +158,7 @@ class Sketched(Algorithm):
     def merge(self, server, mean, round):
         return Sketch(server.w + mean)
 
-    def deploy(self, server, client):
+    def personal_model(self, server, client):
         return server.w + client.w.sum(1, keepdim=True)
 
 
@@ -203,7 +203,7 @@ def job_of(table, name, fields, **more):
     return Job(job.run, bare, job.task), job, homes_of(job.task, job.clients, p)
 
 
-@pytest.mark.parametrize("name", [name for name in names() if not find(name).pooled])
+@pytest.mark.parametrize("name", [name for name in algorithm_names() if not find(name).pooled])
 def test_every_algorithm_resumes_over_bad_post(name, table, tmp_path):
     """The server is killed after round 5, two rounds after its last checkpoint: its clients are ahead of it."""
     fields = dict(next(fields for other, fields, problems in CASES if other == name and "linear" in problems))
@@ -211,7 +211,7 @@ def test_every_algorithm_resumes_over_bad_post(name, table, tmp_path):
     def run(out, tell=lambda *_: None):
         job, real, homes = job_of(table, name, fields, **some(name))
         exchange = LossyExchange(real.task, real.clients.names, homes, fate=bad_post)
-        return start(job, out, tell, exchange)
+        return start_fit(job, out, tell, exchange)
 
     right = run(tmp_path / "whole")
     homes = None
@@ -223,12 +223,12 @@ def test_every_algorithm_resumes_over_bad_post(name, table, tmp_path):
     job, real, homes = job_of(table, name, fields, **some(name))
     exchange = LossyExchange(real.task, real.clients.names, homes, fate=bad_post)
     try:
-        found = start(job, tmp_path / "cut", stop, exchange)
+        found = start_fit(job, tmp_path / "cut", stop, exchange)
     except InterruptedError:
         again = LossyExchange(real.task, real.clients.names, homes, fate=bad_post)
         again.post = exchange.post  # what was on its way before the kill comes after it
         directory = open_run(tmp_path / "cut")
-        found, _ = go_on(Job(directory.run, job.clients, job.task), directory, again)
+        found, _ = continue_fit(Job(directory.run, job.clients, job.task), directory, again)
     for which in ("last", "best"):
         one, other = getattr(found.trained, which), getattr(right.trained, which)
         assert one.t == other.t and torch.equal(one.common, other.common) and torch.equal(one.models, other.models)
@@ -239,7 +239,7 @@ def test_fit_needs_no_rows_at_the_server(table, tmp_path):
     """Without the rows there is no pooled referee; training alone is done by the clients, who keep their models."""
     job, real, homes = job_of(table, "fedprox_one_stage", {})
     exchange = LossyExchange(real.task, real.clients.names, homes, keep_models_home=True)
-    result = start(job, tmp_path / "run", exchange=exchange)
+    result = start_fit(job, tmp_path / "run", exchange=exchange)
     pooled = fit(table, client="who", target="y", rounds=7, evaluate_every=1, threads=1)
     assert np.isnan(result.summary["pooled"]) and result.clients["pooled"].isna().all()
     for who in ("local", "personal"):
@@ -254,12 +254,12 @@ def test_fit_needs_no_rows_at_the_server(table, tmp_path):
 
 def test_the_simulators_snapshot_brings_everything_back(table):
     real = job_of(table, "apfl", {})[1]
-    exchange = exchange_of(real)
-    ready, server = settle(build("apfl", {}), real.task, exchange)
-    outcome = run(ready, exchange, Plan(rounds=3, evaluate_every=1), Progress(server))
-    twin = exchange_of(real)
-    settle(build("apfl", {}), real.task, twin)
+    exchange = make_simulator(real)
+    ready, server = resolve(build("apfl", {}), real.task, exchange)
+    outcome = run(ready, exchange, TrainingPlan(rounds=3, evaluate_every=1), TrainingState(server))
+    twin = make_simulator(real)
+    resolve(build("apfl", {}), real.task, twin)
     twin.restore(exchange.snapshot())
     for which in (LAST, BEST):
-        plan = Plan(rounds=3)
-        assert torch.equal(deployed(outcome, twin, plan, which), deployed(outcome, exchange, plan, which))
+        plan = TrainingPlan(rounds=3)
+        assert torch.equal(collect_models(outcome, twin, plan, which), collect_models(outcome, exchange, plan, which))

@@ -9,9 +9,9 @@ import torch
 
 from mooring.cli import main
 from mooring.engines.fit import as_json, fit
-from mooring.runs.directory import MODELS, OTHER_MODELS, open_run
+from mooring.runs.directory import MODELS_FILE, OTHER_MODELS, open_run
 from mooring.runs.runfile import read_run
-from mooring.runs.tensors import read_tensors
+from mooring.runs.tensor_files import read_tensors
 
 HOW = {"client": "who", "target": "y", "algorithm": "local", "rounds": 30, "evaluate_every": 1, "threads": 1}
 SGD = {"inner": "sgd", "ridge": 0.0}
@@ -45,9 +45,9 @@ def test_both_rounds_are_saved_and_one_word_chooses(noise, tmp_path):
     assert best.trained.best.t == int(losses.argmin()) + 1 < best.trained.last.t == 30
     assert (best.summary["kept"], last.summary["kept"]) == ("best", "last")
     assert best.summary["personal"] < last.summary["personal"]
-    kept, other = tensors(tmp_path / "best" / MODELS), tensors(tmp_path / "best" / OTHER_MODELS["last"])
+    kept, other = tensors(tmp_path / "best" / MODELS_FILE), tensors(tmp_path / "best" / OTHER_MODELS["last"])
     assert not torch.equal(kept["personal"], other["personal"])
-    swapped, first = tensors(tmp_path / "last" / MODELS), tensors(tmp_path / "last" / OTHER_MODELS["best"])
+    swapped, first = tensors(tmp_path / "last" / MODELS_FILE), tensors(tmp_path / "last" / OTHER_MODELS["best"])
     assert torch.equal(swapped["personal"], other["personal"]) and torch.equal(first["personal"], kept["personal"])
     assert torch.equal(open_run(tmp_path / "best").models.personal, best.trained.best.models)
 

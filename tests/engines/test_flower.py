@@ -15,31 +15,31 @@ from scipy.stats import ttest_1samp
 
 pytest.importorskip("flwr", reason="flwr is not installed; the extra is mooring[flower]")
 
-from mooring.algorithms.base import find, names
+from mooring.algorithms.base import algorithm_names, find
 from mooring.core.cohort import select
 from mooring.core.errors import RequestError, WorkError
 from mooring.engines import prepare
 from mooring.engines.fit import fit
-from mooring.engines.flower import home as homes
-from mooring.engines.flower import packing
-from mooring.engines.flower import post as posting
-from mooring.engines.flower.conversation import converse
+from mooring.engines.flower import client_node as homes
+from mooring.engines.flower import flower_records
+from mooring.engines.flower import messenger as posting
+from mooring.engines.flower.client_node import RESULT_DIR, ClientNode, run_digest
 from mooring.engines.flower.exchange import FlowerExchange
-from mooring.engines.flower.home import RESULT, Home, digest_of_run
-from mooring.engines.flower.packing import pack, unpack
-from mooring.engines.flower.parcels import Parcel, received
+from mooring.engines.flower.flower_records import from_records, to_records
+from mooring.engines.flower.messages import Payload, rebuild_tree
+from mooring.engines.flower.server_run import run_federation
 from mooring.engines.predict import predict
 from mooring.engines.request import request
 from mooring.engines.simulator import Simulator
-from mooring.estimates.summaries import LinearStats
+from mooring.estimates.client_summaries import LinearStats
+from mooring.runs.atomic_files import read_json
 from mooring.runs.directory import open_run
-from mooring.runs.files import read_json
-from mooring.runs.sections import Federation
-from mooring.runs.tensors import flatten
+from mooring.runs.sections import FederationSection
+from mooring.runs.tensor_files import flatten
 from tests.algorithms.cases import CASES
 from tests.engines.local_grid import LocalGrid
 
-ALGORITHMS = [name for name in names() if not find(name).pooled]
+ALGORITHMS = [name for name in algorithm_names() if not find(name).pooled]
 HOW = {"target": "y", "rounds": 4, "evaluate_every": 1, "threads": 1}
 
 
@@ -73,11 +73,11 @@ def table(tmp_path):
 def run_of(folder, name="fedprox_one_stage", fields=None, federation=None, **more):
     asked = request(str(folder), purpose="fit", algorithm=name, settings=fields, **HOW | more)
     known = {"clients": len(list(folder.iterdir())), "share_models": True}
-    return asked.model_copy(update={"federation": Federation(**known | (federation or {}))})
+    return asked.model_copy(update={"federation": FederationSection(**known | (federation or {}))})
 
 
 def homes_of(run, folder, state):
-    return [Home(run, file, state / file.stem) for file in sorted(folder.iterdir())]
+    return [ClientNode(run, file, state / file.stem) for file in sorted(folder.iterdir())]
 
 
 def settings_of(name):
@@ -124,7 +124,7 @@ def test_every_algorithm_equals_the_simulator(name, kind, tables, tmp_path):
     tables = tables[kind]
     fields, more = settings_of(name), {} if find(name).full_participation else {"participation": 3}
     run = run_of(tables, name, fields, **more)
-    apart = converse(run, LocalGrid(homes_of(run, tables, tmp_path / "state")), tmp_path / "run")
+    apart = run_federation(run, LocalGrid(homes_of(run, tables, tmp_path / "state")), tmp_path / "run")
     here = fit(tables, algorithm=name, settings=fields, **HOW, **more)
     assert_same(apart.trained, here.trained)
     ours, theirs = (result.job.clients.schema.model_dump(exclude={"digest"}) for result in (apart, here))
@@ -136,7 +136,7 @@ def test_every_algorithm_equals_the_simulator(name, kind, tables, tmp_path):
 def test_settings_that_are_settled_from_answers(kind, tables, tmp_path):
     tables, lam = tables[kind], "aer"
     run = run_of(tables, "fedprox_one_stage", {"lam": lam})
-    apart = converse(run, LocalGrid(homes_of(run, tables, tmp_path / "state")), tmp_path / "run")
+    apart = run_federation(run, LocalGrid(homes_of(run, tables, tmp_path / "state")), tmp_path / "run")
     assert_same(apart.trained, fit(tables, algorithm="fedprox_one_stage", settings={"lam": lam}, **HOW).trained)
 
 
@@ -158,7 +158,7 @@ class Killed(BaseException):
 def test_a_killed_server_goes_on_to_the_same_models(name, moment, table, tmp_path):
     """At any letter, with clients that live for one letter only; its own new process finds what it needs on disk."""
     run = run_of(table, name)
-    right = converse(run, LocalGrid(homes_of(run, table, tmp_path / "a")), tmp_path / "whole")
+    right = run_federation(run, LocalGrid(homes_of(run, table, tmp_path / "a")), tmp_path / "whole")
 
     class Brief(dict):
         def __missing__(self, node):
@@ -177,10 +177,10 @@ def test_a_killed_server_goes_on_to_the_same_models(name, moment, table, tmp_pat
 
     grid.fate = fate
     with pytest.raises(Killed):
-        converse(run, grid, tmp_path / "cut")
+        run_federation(run, grid, tmp_path / "cut")
     again = LocalGrid([])
     again.nodes = grid.nodes
-    found = converse(run, again, tmp_path / "cut")
+    found = run_federation(run, again, tmp_path / "cut")
     for which in ("last", "best"):
         one, other = getattr(found.trained, which), getattr(right.trained, which)
         assert torch.equal(one.common, other.common) and torch.equal(one.models, other.models)
@@ -201,9 +201,9 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch):
-    clock, init = Clock(), posting.Post.__init__
+    clock, init = Clock(), posting.Messenger.__init__
     monkeypatch.setattr(
-        posting.Post, "__init__", lambda self, *a, **k: init(self, *a, **k, clock=clock, sleep=clock.sleep)
+        posting.Messenger, "__init__", lambda self, *a, **k: init(self, *a, **k, clock=clock, sleep=clock.sleep)
     )
     return clock
 
@@ -213,14 +213,14 @@ def test_late_and_repeated_replies_are_dropped_and_stragglers_named(table, tmp_p
     grid = LocalGrid(homes_of(run, table, tmp_path / "state"))
 
     def fate(message, node, number):
-        words = unpack(message.content).words
+        words = from_records(message.content).words
         if words["what"] != "visit" or words["label"] == "local":
             return "fine"
         return {(102, 2): "late", (103, 3): "twice", (104, 3): "lost"}.get((node, words["round"][0]), "fine")
 
     grid.fate = fate
     said = []
-    result = converse(run, grid, tmp_path / "run", say=said.append)
+    result = run_federation(run, grid, tmp_path / "run", say=said.append)
     assert list(result.rounds["accepted"]) == [4, 3, 3, 4]
     about = read_json(tmp_path / "run" / "federation.json")
     assert about["missed"] == {"site 1": 1, "site 3": 1} and about["dropped"] == 2
@@ -230,11 +230,11 @@ def test_late_and_repeated_replies_are_dropped_and_stragglers_named(table, tmp_p
 def test_without_a_deadline_a_client_that_comes_back_is_waited_for(table, tmp_path, clock):
     """Its node dies with the letter; the client starts again under another node, and the numbers are the same."""
     run = run_of(table)
-    right = converse(run, LocalGrid(homes_of(run, table, tmp_path / "a")), tmp_path / "whole")
+    right = run_federation(run, LocalGrid(homes_of(run, table, tmp_path / "a")), tmp_path / "whole")
     grid = LocalGrid(homes_of(run, table, tmp_path / "b"))
 
     def fate(message, node, number):
-        words = unpack(message.content).words
+        words = from_records(message.content).words
         if node == 102 and words["what"] == "visit" and words["round"][0] == 3:
             del grid.nodes[102]
             grid.nodes[205] = homes_of(run, table, tmp_path / "b")[1]
@@ -243,18 +243,18 @@ def test_without_a_deadline_a_client_that_comes_back_is_waited_for(table, tmp_pa
 
     grid.fate = fate
     said = []
-    assert_same(converse(run, grid, tmp_path / "run", say=said.append).trained, right.trained)
+    assert_same(run_federation(run, grid, tmp_path / "run", say=said.append).trained, right.trained)
     assert "client 'site 1' is back" in said
 
 
 def test_a_client_started_again_under_its_old_node_is_asked_again(table, tmp_path, clock):
     """With a key a client has the same node for ever; only the time of its activation tells that it was killed."""
     run = run_of(table)
-    right = converse(run, LocalGrid(homes_of(run, table, tmp_path / "a")), tmp_path / "whole")
+    right = run_federation(run, LocalGrid(homes_of(run, table, tmp_path / "a")), tmp_path / "whole")
     grid = LocalGrid(homes_of(run, table, tmp_path / "b"))
 
     def fate(message, node, number):
-        words = unpack(message.content).words
+        words = from_records(message.content).words
         if node == 102 and words["what"] == "visit" and words["round"][0] == 3 and not grid.since:
             grid.since[102] = "later"
             return "lost"
@@ -262,7 +262,7 @@ def test_a_client_started_again_under_its_old_node_is_asked_again(table, tmp_pat
 
     grid.fate = fate
     said = []
-    assert_same(converse(run, grid, tmp_path / "run", say=said.append).trained, right.trained)
+    assert_same(run_federation(run, grid, tmp_path / "run", say=said.append).trained, right.trained)
     assert "client 'site 1' was started again" in said and "client 'site 1' is back" not in said
 
 
@@ -271,7 +271,7 @@ def test_a_name_belongs_to_a_key(table, tmp_path, clock):
     grid = LocalGrid(homes_of(run, table, tmp_path / "state"))
     grid.enrolled = {101: "site 0", 102: "site 9"}
     said = []
-    assert len(converse(run, grid, tmp_path / "run", say=said.append).clients) == 3
+    assert len(run_federation(run, grid, tmp_path / "run", say=said.append).clients) == 3
     assert any("a client calls itself 'site 1', but its key is that of 'site 9'" in one for one in said)
 
 
@@ -282,7 +282,7 @@ def test_those_whose_replies_may_be_lost_are_asked_again(table, tmp_path, clock)
     pull, lost = grid.pull_messages, []
 
     def fate(message, node, number):
-        words = unpack(message.content).words
+        words = from_records(message.content).words
         if words["what"] == "visit" and words["round"][0] == 2 and node in (102, 103) and node not in lost:
             lost.append(node)
             grid.lost = True
@@ -294,9 +294,9 @@ def test_those_whose_replies_may_be_lost_are_asked_again(table, tmp_path, clock)
         return pull(message_ids)
 
     grid.fate, grid.pull_messages = fate, pull_messages
-    result = converse(run, grid, tmp_path / "run")
+    result = run_federation(run, grid, tmp_path / "run")
     assert lost == [102, 103]
-    right = converse(run, LocalGrid(homes_of(run, table, tmp_path / "a")), tmp_path / "whole")
+    right = run_federation(run, LocalGrid(homes_of(run, table, tmp_path / "a")), tmp_path / "whole")
     assert_same(result.trained, right.trained)
 
 
@@ -305,7 +305,7 @@ def test_a_silent_client_ends_the_wait_in_one_sentence(table, tmp_path, clock):
     grid = LocalGrid(homes_of(run, table, tmp_path / "state"))
     grid.deaf = {103}
     with pytest.raises(WorkError, match=r"did not come in 60 seconds: 3 of 4 clients are here"):
-        converse(run, grid, tmp_path / "run")
+        run_federation(run, grid, tmp_path / "run")
 
 
 FAULTS = {
@@ -332,7 +332,7 @@ def test_a_client_that_does_not_fit_is_told_and_the_others_go_on(fault, table, t
     spoil(pd.read_csv(file)).to_csv(file, index=False)
     run, said = run_of(table, rounds=2, federation={"wait": 60.0}), []
     homes_ = homes_of(run, table, tmp_path / "state")
-    result = converse(run, LocalGrid(homes_), tmp_path / "run", say=said.append)
+    result = run_federation(run, LocalGrid(homes_), tmp_path / "run", say=said.append)
     assert any(sentence in one for one in said if "takes no part" in one), said
     assert sentence in read_json(homes_[2].folder / "dismissed.json")["why"]
     file.unlink()
@@ -349,7 +349,7 @@ def test_words_in_one_clients_numbers_leave_that_client_out(table, tmp_path, clo
     frame.to_csv(file, index=False)
     run, said = run_of(table, rounds=2, federation={"wait": 60.0}), []
     homes_ = homes_of(run, table, tmp_path / "state")
-    result = converse(run, LocalGrid(homes_), tmp_path / "run", say=said.append)
+    result = run_federation(run, LocalGrid(homes_), tmp_path / "run", say=said.append)
     why = read_json(homes_[2].folder / "dismissed.json")["why"]
     assert "client 'site 2', column 'a': 5 of 30 values are words, and the other clients have numbers" in why
     assert any(why in sentence for sentence in said)
@@ -362,15 +362,15 @@ def test_words_in_one_clients_numbers_leave_that_client_out(table, tmp_path, clo
 @pytest.mark.parametrize("more,rows", [({}, 100 * 15), ({"max_rows": 40}, 40)])
 def test_claimed_rows_are_bounded_and_named(more, rows, table, tmp_path, clock, monkeypatch):
     """A client that claims 1e12 rows does not own the model."""
-    run, said, usual = run_of(table, "fedavg", rounds=2, federation=more), [], homes.ANSWERS["adopt"]
+    run, said, usual = run_of(table, "fedavg", rounds=2, federation=more), [], homes.REQUEST_HANDLERS["adopt"]
 
     def claim(home, parcel):
         reply = usual(home, parcel)
         sizes = {"train": 10**12, "validation": 10**12, "test": 10**12}
         return reply._replace(words=reply.words | {"sizes": sizes}) if home.name == "site 2" else reply
 
-    monkeypatch.setitem(homes.ANSWERS, "adopt", claim)
-    result = converse(run, LocalGrid(homes_of(run, table, tmp_path / "state")), tmp_path / "run", say=said.append)
+    monkeypatch.setitem(homes.REQUEST_HANDLERS, "adopt", claim)
+    result = run_federation(run, LocalGrid(homes_of(run, table, tmp_path / "state")), tmp_path / "run", say=said.append)
     assert any(f"client 'site 2' reports {10**12} rows to train; it counts with" in sentence for sentence in said)
     share = result.job.clients.weights("size")
     assert float(share[2]) < 0.99 and result.clients["train"][2] <= 2 * rows
@@ -378,21 +378,21 @@ def test_claimed_rows_are_bounded_and_named(more, rows, table, tmp_path, clock, 
 
 
 def test_a_client_of_another_version_gets_one_sentence(table, tmp_path, clock, monkeypatch):
-    run, said, usual = run_of(table, rounds=1, federation={"wait": 60.0}), [], homes.ANSWERS["hello"]
+    run, said, usual = run_of(table, rounds=1, federation={"wait": 60.0}), [], homes.REQUEST_HANDLERS["hello"]
 
     def old(home, parcel):
         reply = usual(home, parcel)
         words = {name: value for name, value in reply.words.items() if name != "protocol"} | {"version": "0.0.9"}
         return reply._replace(words=words) if home.name == "site 2" else reply
 
-    monkeypatch.setitem(homes.ANSWERS, "hello", old)
+    monkeypatch.setitem(homes.REQUEST_HANDLERS, "hello", old)
     everybody = homes_of(run, table, tmp_path / "state")
-    result = converse(run, LocalGrid(everybody), tmp_path / "run", say=said.append)
+    result = run_federation(run, LocalGrid(everybody), tmp_path / "run", say=said.append)
     assert len(result.clients) == 3
     assert any("client 'site 2' has Mooring 0.0.9 (protocol 1)" in one and "install the same" in one for one in said)
     heard = []
     everybody[0].say = heard.append
-    everybody[0].answer("hello", Parcel({"run": everybody[0].digest, "protocol": 99, "version": "9.9"}))
+    everybody[0].answer("hello", Payload({"run": everybody[0].digest, "protocol": 99, "version": "9.9"}))
     assert "the server has Mooring 9.9 (protocol 99)" in heard[0]
 
 
@@ -401,11 +401,11 @@ def test_a_silence_is_explained_within_ten_seconds(table, tmp_path, clock):
     grid = LocalGrid(homes_of(run, table, tmp_path / "state"))
 
     def fate(message, node, number):
-        words = unpack(message.content).words
+        words = from_records(message.content).words
         return "lost" if node == 103 and words["what"] == "visit" and words["round"][0] == 2 else "fine"
 
     grid.fate = fate
-    converse(run, grid, tmp_path / "run", say=said.append)
+    run_federation(run, grid, tmp_path / "run", say=said.append)
     waits = [one for one in said if one.startswith("waiting 1") and "'visit' of 'site 2'" in one]
     assert waits and int(waits[0].split()[1]) <= 11
 
@@ -417,7 +417,7 @@ def test_a_class_that_no_other_client_has(tables, tmp_path, clock):
     frame = pd.read_csv(file)
     frame.assign(y=frame["y"].where(frame.index > 3, "maybe")).to_csv(file, index=False)
     run, said = run_of(folder, rounds=1, kind="binary"), []
-    converse(run, LocalGrid(homes_of(run, folder, tmp_path / "state")), tmp_path / "run", say=said.append)
+    run_federation(run, LocalGrid(homes_of(run, folder, tmp_path / "state")), tmp_path / "run", say=said.append)
     assert any("takes no part" in one and "site 1" in one and "maybe" in one for one in said), said
 
 
@@ -433,8 +433,8 @@ def test_what_looks_odd_is_told_at_home_and_to_no_other_client(table, tmp_path, 
     for home in everybody:
         home.say = lambda sentence, name=home.name: heard.append((name, sentence))
     grid, letters = LocalGrid(everybody), []
-    grid.fate = lambda letter, node, number: letters.append((node, unpack(letter.content).words)) or "fine"
-    converse(run, grid, tmp_path / "run")
+    grid.fate = lambda letter, node, number: letters.append((node, from_records(letter.content).words)) or "fine"
+    run_federation(run, grid, tmp_path / "run")
     assert {name for name, _ in heard} == {"site 3"}
     assert any("column 'a': -1000 lies" in sentence for _, sentence in heard)
     assert {node for node, words in letters if "-1000" in str(words)} == {104}
@@ -444,8 +444,8 @@ def test_what_looks_odd_is_told_at_home_and_to_no_other_client(table, tmp_path, 
 def test_a_client_with_another_run_file_takes_no_part(table, tmp_path, clock):
     run, said = run_of(table, rounds=2, federation={"wait": 60.0}), []
     everybody = homes_of(run, table, tmp_path / "state")
-    everybody[2] = Home(run_of(table, "ditto"), sorted(table.iterdir())[2], tmp_path / "state" / "x")
-    result = converse(run, LocalGrid(everybody), tmp_path / "run", say=said.append)
+    everybody[2] = ClientNode(run_of(table, "ditto"), sorted(table.iterdir())[2], tmp_path / "state" / "x")
+    result = run_federation(run, LocalGrid(everybody), tmp_path / "run", say=said.append)
     assert len(result.clients) == 3
     assert any("client 'site 2' has another run file than the server" in one for one in said)
     assert "another run file" in read_json(everybody[2].folder / "dismissed.json")["why"]
@@ -455,7 +455,7 @@ def test_a_client_with_another_run_file_takes_no_part(table, tmp_path, clock):
 def test_a_full_disk_at_one_client(when, table, tmp_path, clock, monkeypatch):
     """Its own sentence at the server; the others go on, with it only as far as it can."""
     run, said = run_of(table, rounds=3, federation={"share_models": False}), []
-    usual = homes.ANSWERS[when]
+    usual = homes.REQUEST_HANDLERS[when]
 
     def full(home, parcel):
         with monkeypatch.context() as patch:
@@ -463,8 +463,8 @@ def test_a_full_disk_at_one_client(when, table, tmp_path, clock, monkeypatch):
                 patch.setattr(os, "write", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left")))
             return usual(home, parcel)
 
-    monkeypatch.setitem(homes.ANSWERS, when, full)
-    result = converse(run, LocalGrid(homes_of(run, table, tmp_path / "state")), tmp_path / "run", say=said.append)
+    monkeypatch.setitem(homes.REQUEST_HANDLERS, when, full)
+    result = run_federation(run, LocalGrid(homes_of(run, table, tmp_path / "state")), tmp_path / "run", say=said.append)
     assert any("site 2" in one and "could not be written (No space left)" in one for one in said), said
     assert len(result.clients) == (3 if when == "adopt" else 4)
     assert list(result.rounds["accepted"]) == [3, 3, 3]
@@ -475,7 +475,7 @@ def test_a_client_whose_state_was_lost_is_left_out_and_says_so(table, tmp_path):
     grid, gone = LocalGrid(homes_of(run, table, tmp_path / "state")), []
 
     def fate(message, node, number):
-        words = unpack(message.content).words
+        words = from_records(message.content).words
         if words["what"] == "evaluate" and words["round"][0] == 2 and not gone:
             gone.append(next((tmp_path / "state" / "site 1").rglob("fedprox_one_stage.safetensors")))
             gone[0].unlink()
@@ -483,32 +483,32 @@ def test_a_client_whose_state_was_lost_is_left_out_and_says_so(table, tmp_path):
 
     grid.fate = fate
     said = []
-    converse(run, grid, tmp_path / "run", say=said.append)
+    run_federation(run, grid, tmp_path / "run", say=said.append)
     assert any("'site 1' sent no model of its own; the global model is recorded" in one for one in said)
     assert sum("'site 1' is left out of this visit: client 'site 1' has no state" in one for one in said) == 2
 
 
 def test_rows_that_changed_are_refused_when_a_run_goes_on(table, tmp_path):
     run = run_of(table)
-    converse(run, LocalGrid(homes_of(run, table, tmp_path / "state")), tmp_path / "run")
+    run_federation(run, LocalGrid(homes_of(run, table, tmp_path / "state")), tmp_path / "run")
     file = sorted(table.iterdir())[0]
     file.write_text("\n".join(file.read_text().split("\n")[:-3]) + "\n")
     with pytest.raises(RequestError, match=r"site 0.csv has changed since the run began"):
-        converse(run, LocalGrid(homes_of(run, table, tmp_path / "state")), tmp_path / "run")
+        run_federation(run, LocalGrid(homes_of(run, table, tmp_path / "state")), tmp_path / "run")
     with pytest.raises(RequestError, match="is another run than the run file's"):
         other = run_of(table, "ditto")
-        converse(other, LocalGrid(homes_of(other, table, tmp_path / "state")), tmp_path / "run")
+        run_federation(other, LocalGrid(homes_of(other, table, tmp_path / "state")), tmp_path / "run")
 
 
 def test_personal_models_stay_home_unless_shared(table, tmp_path):
     """The server's directory has none; each client's own predicts as the simulator's does."""
     run = run_of(table, federation={"share_models": False})
-    result = converse(run, LocalGrid(homes_of(run, table, tmp_path / "state")), tmp_path / "run")
+    result = run_federation(run, LocalGrid(homes_of(run, table, tmp_path / "state")), tmp_path / "run")
     assert open_run(tmp_path / "run").models.personal is None and result.trained.kept.alpha is None
     here = fit(table, **HOW, out=tmp_path / "here")
     rows = pd.read_csv(sorted(table.iterdir())[1])
     right, _ = predict(here.run, rows.assign(client="site 1"))
-    found, _ = predict(tmp_path / "state" / "site 1" / digest_of_run(run) / RESULT, rows.assign(client="site 1"))
+    found, _ = predict(tmp_path / "state" / "site 1" / run_digest(run) / RESULT_DIR, rows.assign(client="site 1"))
     np.testing.assert_allclose(found["y"], right["y"], rtol=1e-9)
 
 
@@ -518,7 +518,7 @@ def test_each_client_has_a_verdict_of_its_own(kind, tables, tmp_path):
     folder = tables[kind]
     run = run_of(folder, rounds=2, keep="last", federation={"share_models": False})
     everybody = homes_of(run, folder, tmp_path / "state")
-    converse(run, LocalGrid(everybody), tmp_path / "run")
+    run_federation(run, LocalGrid(everybody), tmp_path / "run")
     here = fit(folder, algorithm="fedprox_one_stage", **HOW | {"rounds": 2, "keep": "last"})
     alone = fit(folder, algorithm="local", **HOW | {"rounds": 2, "keep": "last"})
     unit = here.job.clients.target_scale**here.job.task.unit_power
@@ -537,20 +537,22 @@ def test_each_client_has_a_verdict_of_its_own(kind, tables, tmp_path):
 def test_pooled_algorithms_are_refused(table, tmp_path):
     run = run_of(table, "global")
     with pytest.raises(RequestError, match="needs all rows in one place"):
-        converse(run, LocalGrid(homes_of(run, table, tmp_path / "state")), tmp_path / "run")
+        run_federation(run, LocalGrid(homes_of(run, table, tmp_path / "state")), tmp_path / "run")
 
 
-@pytest.mark.parametrize("largest", [packing.LARGEST, 0], ids=["small", "large"])
+@pytest.mark.parametrize("largest", [flower_records.MAX_INLINE_TENSOR_BYTES, 0], ids=["small", "large"])
 def test_parcels_come_out_as_they_went_in(largest, monkeypatch):
-    monkeypatch.setattr(packing, "LARGEST", largest)
+    monkeypatch.setattr(flower_records, "LARGEST", largest)
     rng = torch.Generator().manual_seed(0)
     state = LinearStats(
         torch.tensor([3.0]), torch.rand(1, 2, 2, generator=rng), None, torch.tensor([[True, False], [False, True]])
     )
     words = {"a": 0.1 + 0.2, "b": [1, None, "é"], "c": {"d": float("nan")}}
-    found = unpack(pack(Parcel(words, flatten("x", state) | {"deep": torch.zeros(0, 3, dtype=torch.int64)})))
+    found = from_records(
+        to_records(Payload(words, flatten("x", state) | {"deep": torch.zeros(0, 3, dtype=torch.int64)}))
+    )
     assert repr(found.words) == repr(words)
-    twin = received("x", found.tensors)
+    twin = rebuild_tree("x", found.tensors)
     assert twin._fields == state._fields and twin.moment is None
     assert all(torch.equal(one, other) for one, other in zip(twin, state) if other is not None)
     assert found.tensors["deep"].shape == (0, 3) and found.tensors["deep"].dtype == torch.int64
@@ -565,7 +567,7 @@ def test_a_message_of_another_form_is_left_out_and_named(table, tmp_path, clock,
         ("site 2", 3): {},
         ("site 3", 4): {"message/x y": torch.zeros(1)},
     }
-    visit = homes.ANSWERS["visit"]
+    visit = homes.REQUEST_HANDLERS["visit"]
 
     def lie(home, parcel):
         reply = visit(home, parcel)
@@ -573,8 +575,8 @@ def test_a_message_of_another_form_is_left_out_and_named(table, tmp_path, clock,
         known = forged.get(turn) if parcel.words["label"] != "local" else None
         return reply if known is None else reply._replace(tensors=known)
 
-    monkeypatch.setitem(homes.ANSWERS, "visit", lie)
-    result = converse(run, LocalGrid(homes_of(run, table, tmp_path / "state")), tmp_path / "run")
+    monkeypatch.setitem(homes.REQUEST_HANDLERS, "visit", lie)
+    result = run_federation(run, LocalGrid(homes_of(run, table, tmp_path / "state")), tmp_path / "run")
     assert list(result.rounds["accepted"]) == [3, 3, 3, 3]
     why = result.trained.outcome.progress.offenders
     assert "has the shape [99]" in why[0] and "float32" in why[1]
@@ -601,7 +603,7 @@ def test_drop_out_in_every_phase(rate, table, tmp_path, clock, monkeypatch):
     grid, rng, accepted = LocalGrid(homes_of(run, table, tmp_path / "state")), random.Random(7), {}
 
     def fate(message, node, number):
-        words = unpack(message.content).words
+        words = from_records(message.content).words
         if words["what"] not in ("visit", "evaluate", "done") or words.get("label") == "local":
             return "fine"
         return rng.choice(["lost", "late", "twice"]) if rng.random() < rate else "fine"
@@ -617,7 +619,7 @@ def test_drop_out_in_every_phase(rate, table, tmp_path, clock, monkeypatch):
     monkeypatch.setattr(FlowerExchange, "accept", noted)
     begun = clock.now
     try:
-        result = converse(run, grid, tmp_path / "run")
+        result = run_federation(run, grid, tmp_path / "run")
     except WorkError as error:
         assert rate > 0.5 and ("no reply for 60 seconds" in str(error) or "no client answered" in str(error))
         return
@@ -642,7 +644,7 @@ class Overheard(LocalGrid):
 
     def pull_messages(self, message_ids):
         found = super().pull_messages(message_ids)
-        self.heard += [repr(unpack(message.content).words) for message in found]
+        self.heard += [repr(from_records(message.content).words) for message in found]
         return found
 
 
@@ -656,7 +658,7 @@ def test_rare_levels_are_not_named_and_the_schema_is_the_pooled_one(table, tmp_p
         frame.to_csv(file, index=False)
     run = run_of(table, rounds=1, rare=4)
     grid = Overheard(homes_of(run, table, tmp_path / "state"))
-    apart = converse(run, grid, tmp_path / "run")
+    apart = run_federation(run, grid, tmp_path / "run")
     here = fit(table, algorithm="fedprox_one_stage", **HOW | {"rounds": 1, "rare": 4})
     ours, theirs = (result.job.clients.schema.model_dump(exclude={"digest"}) for result in (apart, here))
     assert ours == theirs

@@ -28,15 +28,15 @@ from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 from mooring.commands.federation import describe_test_loss
 from mooring.core.errors import RequestError
 from mooring.engines.fit import fit
-from mooring.engines.flower import client_app, federation, flower_patches, keys, node, processes, superlink
+from mooring.engines.flower import client_app, embedded_node, federation, flower_patches, keys, processes, superlink
 from mooring.engines.flower.app_files import write_app
-from mooring.engines.flower.door import bring, door
-from mooring.engines.flower.home import Home
-from mooring.engines.flower.joining import join as join_
-from mooring.engines.flower.packing import pack, unpack
-from mooring.engines.flower.parcels import Parcel
-from mooring.engines.flower.replies import reply_of
-from mooring.engines.flower.started import Notes
+from mooring.engines.flower.child_process import RefusedKeyLog
+from mooring.engines.flower.client_node import ClientNode
+from mooring.engines.flower.flower_records import from_records, to_records
+from mooring.engines.flower.join import join as join_
+from mooring.engines.flower.local_socket import door, forward_to_client
+from mooring.engines.flower.message_replies import answer_message
+from mooring.engines.flower.messages import Payload
 from mooring.engines.request import request
 from mooring.runs.directory import open_run
 from tests.engines.local_grid import LocalGrid
@@ -73,7 +73,7 @@ def test_the_page_on_deploying_works_as_typed(tmp_path, monkeypatch):
         (tmp_path / name / "run.toml").write_text(run)
     (tmp_path / "run.toml").write_text(run)
     monkeypatch.chdir(tmp_path)
-    port = processes.free_port()
+    port = processes.find_free_port()
 
     def command(line, who):
         words = line.replace("fed.example.org:9092", f"127.0.0.1:{port}").replace("0.0.0.0", "127.0.0.1").split()[1:]
@@ -109,15 +109,15 @@ def test_the_page_on_deploying_works_as_typed(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name,embedded", [*((name, True) for name in ALGORITHMS), ("apfl", False)])
 def test_larger_federations_over_tls(name, embedded, tmp_path):
     path, folder = run_file(tmp_path, name, rounds=20 if embedded else 3, clients=8 if embedded else 3)
-    out = federation.up(path, folder, tmp_path / "out", embedded=embedded, say=lambda sentence: None)
-    assert_models_are_the_simulators(path, out, federation.beside(out))
+    out = federation.run_local_federation(path, folder, tmp_path / "out", embedded=embedded, say=lambda sentence: None)
+    assert_models_are_the_simulators(path, out, federation.server_folder(out))
 
 
 def test_what_is_said_of_a_refused_signature(tmp_path):
-    notes = Notes(str(tmp_path / "notes"))
+    notes = RefusedKeyLog(str(tmp_path / "notes"))
     for _ in range(2):
         notes("KEY", "2020-01-01T00:00:00+00:00")
-    with federation.tail(tmp_path / "notes") as lines:
+    with federation.follow_json_lines(tmp_path / "notes") as lines:
         (line,) = lines()  # once for each key
     text = federation.refusal({"KEY": "north"}, line)
     assert text.startswith("client 'north' was refused: its clock is") and text.endswith("s behind")
@@ -147,8 +147,8 @@ def test_a_process_that_starts_slowly_keeps_its_task(monkeypatch):
         return state.get_task_by_token(token) is not None
 
     assert still_known(20) and not still_known(40)
-    flower_patches.be_patient()
-    long = flower_patches.SECONDS_TO_START
+    flower_patches.extend_start_timeout()
+    long = flower_patches.START_SECONDS
     assert still_known(40) and still_known(long - 20) and not still_known(long + 20)
 
 
@@ -164,22 +164,24 @@ def test_a_refused_signature_is_told_and_interrupts_nobody(tmp_path):
             pass
 
     path, folder = run_file(tmp_path)
-    home = Home(request(path, purpose="fit"), folder / "site 0.csv", tmp_path / "state")
+    home = ClientNode(request(path, purpose="fit"), folder / "site 0.csv", tmp_path / "state")
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        node.tame(lambda: False)
-        with pytest.raises(node.NoConnection) as told:
-            node.answer_messages(home, f"127.0.0.1:{server.server_port}", None, None, lambda: False, print)
+        embedded_node.tame(lambda: False)
+        with pytest.raises(embedded_node.NoConnection) as told:
+            embedded_node.answer_messages(home, f"127.0.0.1:{server.server_port}", None, None, lambda: False, print)
         server.shutdown()
-    assert "is this machine's clock right" in node.in_words(told.value)
-    taken = node.NoConnection("Failed to initialize the connection.\n[code: 2004] Failed to activate SuperNode.")
-    assert "or a client with it was connected less than a minute ago" in node.in_words(taken)
+    assert "is this machine's clock right" in embedded_node.describe_error(told.value)
+    taken = embedded_node.NoConnection(
+        "Failed to initialize the connection.\n[code: 2004] Failed to activate SuperNode."
+    )
+    assert "or a client with it was connected less than a minute ago" in embedded_node.describe_error(taken)
 
 
 def test_a_server_that_has_gone_costs_a_client_that_is_done_no_time(tmp_path):
     """Flower would try again for 20 seconds, and log it."""
     path, folder = run_file(tmp_path)
-    home = Home(request(path, purpose="fit"), folder / "site 0.csv", tmp_path / "state")
+    home = ClientNode(request(path, purpose="fit"), folder / "site 0.csv", tmp_path / "state")
     asked, said = [], []
 
     def done():
@@ -187,20 +189,29 @@ def test_a_server_that_has_gone_costs_a_client_that_is_done_no_time(tmp_path):
         return len(asked) > 1  # not when it begins
 
     begun = time.monotonic()
-    node.live(home, f"127.0.0.1:{processes.free_port()}", ca=None, key=None, say=said.append, until=done)
+    embedded_node.run_embedded_node(
+        home, f"127.0.0.1:{processes.find_free_port()}", ca=None, key=None, say=said.append, until=done
+    )
     assert time.monotonic() - begun < 5 and len(said) == 1 and said[0].startswith("looking for 127.0.0.1:")
 
 
 def test_a_client_that_waits_long_looks_less_often():
     """A letter is found after a tenth of the wait for it at most, or after what it was found before."""
-    now, pause, looks = 0.0, node.PAUSE, []
+    now, pause, looks = 0.0, embedded_node.FIRST_POLL_SECONDS, []
     while now < 60:
         looks.append(now)
         now += pause
-        pause = node.next_pause(pause, now)
+        pause = embedded_node.next_pause(pause, now)
     gaps = [(after, after - before) for before, after in itertools.pairwise(looks)]
-    assert all(gap <= max(node.LONGER_PAUSE, node.OF_THE_WAIT * after) + 1e-9 for after, gap in gaps)
-    assert gaps[0][1] == node.PAUSE and gaps[-1][1] == node.LONGEST_PAUSE and len(looks) < 40
+    assert all(
+        gap <= max(embedded_node.USUAL_POLL_SECONDS, embedded_node.POLL_SHARE_OF_WAIT * after) + 1e-9
+        for after, gap in gaps
+    )
+    assert (
+        gaps[0][1] == embedded_node.FIRST_POLL_SECONDS
+        and gaps[-1][1] == embedded_node.MAX_POLL_SECONDS
+        and len(looks) < 40
+    )
 
 
 def test_the_port_of_a_server_that_was_killed_is_waited_for(monkeypatch):
@@ -230,32 +241,36 @@ def test_a_clients_test_loss_in_words():
 
 def test_letters_come_to_the_door(tmp_path):
     """A process of Flower's own node imports nothing that learns; the door outlives letters that are none."""
-    said = "import sys, mooring.engines.flower.client_app, mooring.advice.flower_app; print('torch' in sys.modules)"
+    said = (
+        "import sys, mooring.engines.flower.client_app, mooring.advice.remote.flower_app; print('torch' in sys.modules)"
+    )
     told = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, cwd=ROOT, check=True)
     assert told.stdout.strip() == "False"
     path, folder = run_file(tmp_path)
-    home = Home(request(path, purpose="fit"), folder / "site 0.csv", tmp_path / "state")
+    home = ClientNode(request(path, purpose="fit"), folder / "site 0.csv", tmp_path / "state")
     LocalGrid([])  # names the run that messages belong to
 
     def ask(content, address):
         message = Message(content, 5, "query", ttl=60.0)
         message.metadata.__dict__["_message_id"] = "m1"
-        return bring(message, address)
+        return forward_to_client(message, address)
 
-    with door(lambda message: reply_of(home, message)) as address:
+    with door(lambda message: answer_message(home, message)) as address:
         assert stat.S_IMODE(Path(address).parent.stat().st_mode) == 0o700
         with Client(address, "AF_UNIX") as stranger:
             stranger.send_bytes(b"no letter")
             with pytest.raises(EOFError):
                 stranger.recv_bytes()
-        reply = ask(pack(Parcel({"what": "hello"})), address)
-        assert unpack(reply.content).words["name"] == "site 0" and reply.metadata.reply_to_message_id == "m1"
-        refused = unpack(ask(RecordDict(), address).content).words["refused"]
+        reply = ask(to_records(Payload({"what": "hello"})), address)
+        assert from_records(reply.content).words["name"] == "site 0" and reply.metadata.reply_to_message_id == "m1"
+        refused = from_records(ask(RecordDict(), address).content).words["refused"]
         assert "a message cannot be read" in refused
         context = SimpleNamespace(node_config={"door": address})
-        assert client_app.answer(Message(pack(Parcel({"what": "hello"})), 5, "query", ttl=60.0), context).has_content()
+        assert client_app.answer(
+            Message(to_records(Payload({"what": "hello"})), 5, "query", ttl=60.0), context
+        ).has_content()
     with pytest.raises(OSError):
-        ask(pack(Parcel({"what": "hello"})), address)
+        ask(to_records(Payload({"what": "hello"})), address)
 
 
 def test_keys_are_made_once_and_secret(tmp_path):
@@ -264,7 +279,7 @@ def test_keys_are_made_once_and_secret(tmp_path):
     assert {path.name for path in keys.init(tmp_path / "keys", ["west"])} == {"west", "west.pub"}
     for name in ("ca.key", "server.key", "clients/north"):
         assert stat.S_IMODE((tmp_path / "keys" / name).stat().st_mode) == 0o600
-    assert set(keys.enrolled(tmp_path / "keys")) == {"north", "south", "west"}
+    assert set(keys.enrolled_keys(tmp_path / "keys")) == {"north", "south", "west"}
     with pytest.raises(RequestError, match="usable as a file's name"):
         keys.init(tmp_path / "keys", ["../x"])
 
@@ -297,9 +312,11 @@ def test_flowers_own_simulation_gives_the_same_models(tmp_path):
     pytest.importorskip("ray", reason="ray is not installed; the extra is mooring[ray]")
     path, folder = run_file(tmp_path, "apfl", rounds=2, clients=3, more='engine = "flower-simulation"')
     told = []
-    out = federation.up(path, folder, tmp_path / "out", say=lambda sentence: None, tell=lambda *a: told.append(a))
+    out = federation.run_local_federation(
+        path, folder, tmp_path / "out", say=lambda sentence: None, tell=lambda *a: told.append(a)
+    )
     assert ("apfl", 2, 2) in told
-    assert_models_are_the_simulators(path, out, federation.beside(out))
+    assert_models_are_the_simulators(path, out, federation.server_folder(out))
 
 
 def test_a_simulation_without_ray_is_refused(tmp_path, monkeypatch):
@@ -309,7 +326,7 @@ def test_a_simulation_without_ray_is_refused(tmp_path, monkeypatch):
     find = federation.importlib.util.find_spec
     monkeypatch.setattr(federation.importlib.util, "find_spec", lambda name: None if name == "ray" else find(name))
     with pytest.raises(RequestError, match="needs Ray"):
-        federation.up(path, folder, tmp_path / "out", say=print)
+        federation.run_local_federation(path, folder, tmp_path / "out", say=print)
 
 
 def test_the_app_of_a_run_is_a_folder_of_its_own(tmp_path):
@@ -323,7 +340,7 @@ def test_the_app_of_a_run_is_a_folder_of_its_own(tmp_path):
         write_app(path, app)
     path.write_text('[mooring]\npurpose = "advise"\n' + path.read_text().replace('[algorithm]\nname = "fedavg"\n', ""))
     advice = write_app(path, tmp_path / "advice")
-    assert "mooring.advice.flower_app.server" in (advice / "mooring_app" / "server.py").read_text()
+    assert "mooring.advice.remote.flower_app.server" in (advice / "mooring_app" / "server.py").read_text()
 
 
 @pytest.mark.slow
@@ -331,13 +348,13 @@ def test_plain_flwr_run_gives_the_same_models(tmp_path):
     """A SuperLink and SuperNodes as Flower starts them, and its own command."""
     path, folder = run_file(tmp_path, "fedavg", rounds=2, clients=2, training="baselines = false")
     app, out = write_app(path, tmp_path / "app"), tmp_path / "out"
-    port, bin_ = processes.free_port(), Path(sys.executable).parent
+    port, bin_ = processes.find_free_port(), Path(sys.executable).parent
     with ExitStack() as stack:
 
         def start(name, *words):
             """One of Flower's commands, with a home of its own, ended with the block."""
             with (tmp_path / f"{name}.log").open("wb") as log:
-                known = processes.environment(tmp_path / f"home {name}")
+                known = processes.child_environment(tmp_path / f"home {name}")
                 one = subprocess.Popen([bin_ / words[0], *words[1:]], env=known, stdout=log, stderr=log)
             stack.callback(processes.end, one)
             return one
@@ -345,10 +362,10 @@ def test_plain_flwr_run_gives_the_same_models(tmp_path):
         address = f"127.0.0.1:{port}"
         words = ["--insecure", "--host", "127.0.0.1", "--port", str(port), "--database", str(tmp_path / "state.db")]
         start("link", "flower-superlink", *words, "--disable-runtime-dependency-installation")
-        wait_until(lambda: superlink.answers(address, None))
+        wait_until(lambda: superlink.is_healthy(address, None))
         for i, file in enumerate(sorted(folder.iterdir())):
             told = f'run="{path}" data="{file}" state="{tmp_path / f"state {i}"}"'
-            where = ["--superlink", address, "--host", "127.0.0.1", "--port", str(processes.free_port())]
+            where = ["--superlink", address, "--host", "127.0.0.1", "--port", str(processes.find_free_port())]
             start(f"node {i}", "flower-supernode", "--insecure", *where, "--node-config", told)
         (tmp_path / "home run").mkdir()
         (tmp_path / "home run" / "config.toml").write_text(

@@ -13,13 +13,13 @@ pytest.importorskip("flwr", reason="flwr is not installed; the extra is mooring[
 
 from mooring.core.errors import RequestError, WorkError
 from mooring.engines.fit import fit
-from mooring.engines.flower import conversation, secure, secure_client
-from mooring.engines.flower.conversation import converse
-from mooring.engines.flower.home import Home
+from mooring.engines.flower import secure_client, secure_sums, server_run
+from mooring.engines.flower.client_node import ClientNode
+from mooring.engines.flower.flower_records import from_records
 from mooring.engines.flower.keys import Identity
-from mooring.engines.flower.packing import unpack
-from mooring.engines.flower.parcels import Parcel
-from mooring.runs.files import read_json
+from mooring.engines.flower.messages import Payload
+from mooring.engines.flower.server_run import run_federation
+from mooring.runs.atomic_files import read_json
 from tests.engines.local_grid import LocalGrid
 from tests.engines.test_flower import HOW, clock, run_of, table  # noqa: F401
 
@@ -36,14 +36,14 @@ def identities(names):
 def secure_homes(run, folder, state, known=None):
     files = sorted(folder.iterdir())
     known = known or identities([file.stem for file in files])
-    return [Home(run, file, state / file.stem, identity=known[file.stem]) for file in files]
+    return [ClientNode(run, file, state / file.stem, identity=known[file.stem]) for file in files]
 
 
 def masked_numbers(grid):
     """What the server saw of single clients, as shares of the modulus."""
     seen = []
     for content in grid.seen:
-        masked = unpack(content).tensors.get("masked")
+        masked = from_records(content).tensors.get("masked")
         if masked is not None and len(masked) > 3:  # a message, not losses
             seen += (masked.numpy().view(np.uint64) / 2.0**64).tolist()
     return np.array(seen)
@@ -70,14 +70,14 @@ def run_secure(table, tmp_path, name="fedavg", fate=None, **more):  # noqa: F811
     run = run_of(table, name, rounds=ROUNDS, keep="last", federation=SECURE | more)
     grid = Watched(secure_homes(run, table, tmp_path / "state"))
     grid.fate = fate or grid.fate
-    return converse(run, grid, tmp_path / "run"), grid
+    return run_federation(run, grid, tmp_path / "run"), grid
 
 
 def test_the_sum_is_that_of_the_messages_and_nothing_else_is_seen(table, tmp_path, clock):  # noqa: F811
     eta = 0.05
     run = run_of(table, "fedavg", {"eta": eta}, rounds=ROUNDS, keep="last", federation=SECURE)
     grid = Watched(secure_homes(run, table, tmp_path / "state"))
-    result = converse(run, grid, tmp_path / "run")
+    result = run_federation(run, grid, tmp_path / "run")
     here = fit(table, algorithm="fedavg", settings={"eta": eta}, **HOW | {"rounds": ROUNDS, "keep": "last"})
     torch.testing.assert_close(result.trained.last.common, here.trained.last.common, rtol=1e-10, atol=1e-10)
     assert looks_like_noise(masked_numbers(grid))
@@ -94,7 +94,7 @@ def test_the_sum_is_that_of_the_messages_and_nothing_else_is_seen(table, tmp_pat
 def test_a_step_size_is_settled_from_powers_of_two(table, tmp_path, clock):  # noqa: F811
     result, grid = run_secure(table, tmp_path)
     assert result.rounds["accepted"].tolist() == [4] * ROUNDS
-    shown = [unpack(content).tensors for content in grid.seen]
+    shown = [from_records(content).tensors for content in grid.seen]
     facts = [tensors for tensors in shown if "facts/smooth" in tensors]
     assert facts and all(float(torch.log2(one["facts/smooth"])) % 1 == 0 for one in facts)
     assert all(bool(one["facts/trace"].isnan().all()) for one in facts)
@@ -102,7 +102,7 @@ def test_a_step_size_is_settled_from_powers_of_two(table, tmp_path, clock):  # n
 
 def test_without_masks_the_same_look_sees_the_messages(table, tmp_path, clock, monkeypatch):  # noqa: F811
     """The negative control: masks of zeros."""
-    monkeypatch.setattr(secure, "key_stream", lambda seed, size: np.zeros(size, np.uint64))
+    monkeypatch.setattr(secure_sums, "key_stream", lambda seed, size: np.zeros(size, np.uint64))
     _, grid = run_secure(table, tmp_path)
     assert not looks_like_noise(masked_numbers(grid))
 
@@ -112,14 +112,14 @@ def test_masks_come_from_the_whole_shared_secret():
     one, other = X25519PrivateKey.generate(), X25519PrivateKey.generate()
     session, raw = secrets.token_hex(16), lambda key: key.private_bytes_raw()
     public = lambda key: key.public_key().public_bytes_raw()  # noqa: E731
-    mine = secure.pair_seed(raw(one), public(other), session, 1, "a", "b")
-    assert mine == secure.pair_seed(raw(other), public(one), session, 1, "b", "a") and len(mine) == 32
-    others = [secure.pair_seed(raw(one), public(other), session, k, "a", "b") for k in range(2, 50)]
+    mine = secure_sums.pair_seed(raw(one), public(other), session, 1, "a", "b")
+    assert mine == secure_sums.pair_seed(raw(other), public(one), session, 1, "b", "a") and len(mine) == 32
+    others = [secure_sums.pair_seed(raw(one), public(other), session, k, "a", "b") for k in range(2, 50)]
     assert len({mine, *others}) == 49
-    stream = secure.key_stream(mine, 4000)
+    stream = secure_sums.key_stream(mine, 4000)
     assert kstest(stream / 2.0**64, "uniform").pvalue > 1e-4
     near = bytes([mine[0] ^ 1]) + mine[1:]
-    assert not np.array_equal(stream[:4], secure.key_stream(near, 4))
+    assert not np.array_equal(stream[:4], secure_sums.key_stream(near, 4))
 
 
 @pytest.mark.parametrize("clients,lost", [(3, 0), (5, 1), (8, 2)])
@@ -129,8 +129,8 @@ def test_masks_cancel_in_the_sum_of_those_who_stayed(clients, lost):
     pairs = {frozenset((a, b)): secrets.token_bytes(32) for a in names for b in names if a < b}
     seeds = {name: secrets.token_bytes(32) for name in names}
     masked = {
-        name: secure.mask(
-            secure.quantize(values[name], 8.0, clients),
+        name: secure_sums.mask(
+            secure_sums.quantize(values[name], 8.0, clients),
             name,
             seeds[name],
             {other: pairs[frozenset((name, other))] for other in names if other != name},
@@ -139,17 +139,22 @@ def test_masks_cancel_in_the_sum_of_those_who_stayed(clients, lost):
     }
     stayed, gone = names[lost:], names[:lost]
     shown = {name: {other: pairs[frozenset((name, other))] for other in gone} for name in stayed}
-    total = secure.unmask({n: masked[n] for n in stayed}, {n: seeds[n] for n in stayed}, shown)
-    np.testing.assert_allclose(secure.dequantize(total, 8.0, clients), sum(values[name] for name in stayed), atol=1e-12)
+    total = secure_sums.unmask({n: masked[n] for n in stayed}, {n: seeds[n] for n in stayed}, shown)
+    np.testing.assert_allclose(
+        secure_sums.dequantize(total, 8.0, clients), sum(values[name] for name in stayed), atol=1e-12
+    )
 
 
 def stage_of(message):
-    return str(unpack(message.content).words.get("what"))
+    return str(from_records(message.content).words.get("what"))
 
 
 @pytest.mark.parametrize(
     "stage,first",
-    [(secure.UPDATE, 3), *((stage, 4) for stage in (secure.KEYS, secure.PEERS, secure.CONFIRM, secure.UNMASK))],
+    [
+        (secure_sums.UPDATE, 3),
+        *((stage, 4) for stage in (secure_sums.KEYS, secure_sums.PEERS, secure_sums.CONFIRM, secure_sums.UNMASK)),
+    ],
 )
 def test_one_client_may_go_in_the_middle(stage, first, table, tmp_path, clock):  # noqa: F811
     """Three of four are enough for a sum, which is that of the three; the other stages wait for the client's reply."""
@@ -165,19 +170,19 @@ def test_one_client_may_go_in_the_middle(stage, first, table, tmp_path, clock): 
     run = run_of(table, "fedavg", rounds=ROUNDS, keep="last", federation=SECURE | {"deadline": 5.0})
     grid = Watched(secure_homes(run, table, tmp_path / "state"))
     grid.fate = fate
-    if stage == secure.UPDATE:
+    if stage == secure_sums.UPDATE:
         grid.fate = lambda message, node, number: (
             "lost"
-            if stage_of(message) == stage and node == 103 and unpack(message.content).words["round"][0] == 1
+            if stage_of(message) == stage and node == 103 and from_records(message.content).words["round"][0] == 1
             else "fine"
         )
-    result = converse(run, grid, tmp_path / "run")
+    result = run_federation(run, grid, tmp_path / "run")
     assert result.rounds["accepted"].tolist() == [first, 4, 4, 4]
 
 
 def test_too_few_survivors_give_nothing(table, tmp_path, clock):  # noqa: F811
     def fate(message, node, number):
-        return "lost" if stage_of(message) == secure.UPDATE and node in (102, 103) else "fine"
+        return "lost" if stage_of(message) == secure_sums.UPDATE and node in (102, 103) else "fine"
 
     with pytest.raises(WorkError, match=r"no reply for 60 seconds|no secure sum after 10 attempts"):
         run_secure(table, tmp_path, fate=fate, deadline=5.0, wait=60.0)
@@ -187,7 +192,7 @@ class Killed(BaseException):
     pass
 
 
-@pytest.mark.parametrize("stage", [secure.UPDATE, secure.CONFIRM, secure.UNMASK, secure.EVALUATE])
+@pytest.mark.parametrize("stage", [secure_sums.UPDATE, secure_sums.CONFIRM, secure_sums.UNMASK, secure_sums.EVALUATE])
 def test_a_killed_server_resumes_a_secure_run(stage, table, tmp_path, clock):  # noqa: F811
     """The round that was cut is summed again, over the same clients, under new masks."""
     eta = {"eta": 0.05}
@@ -203,8 +208,8 @@ def test_a_killed_server_resumes_a_secure_run(stage, table, tmp_path, clock):  #
 
     grid.fate = fate
     with pytest.raises(Killed):
-        converse(run, grid, tmp_path / "run")
-    result = converse(run, LocalGrid(homes), tmp_path / "run")
+        run_federation(run, grid, tmp_path / "run")
+    result = run_federation(run, LocalGrid(homes), tmp_path / "run")
     here = fit(table, algorithm="fedavg", settings=eta, **HOW | {"rounds": ROUNDS, "keep": "last"})
     torch.testing.assert_close(result.trained.last.common, here.trained.last.common, rtol=1e-9, atol=1e-9)
 
@@ -222,11 +227,11 @@ def test_what_secure_rules_out(table, tmp_path, clock):  # noqa: F811
 
 def test_a_client_without_keys_takes_no_part(table, tmp_path, clock):  # noqa: F811
     run = run_of(table, "fedavg", rounds=2, federation=SECURE)
-    homes = [Home(run, file, tmp_path / "state" / file.stem) for file in sorted(table.iterdir())]
+    homes = [ClientNode(run, file, tmp_path / "state" / file.stem) for file in sorted(table.iterdir())]
     with pytest.raises(
         RequestError, match="needs its key and its peers' keys for secure = true: give --key and --peers"
     ):
-        converse(run, LocalGrid(homes), tmp_path / "run")
+        run_federation(run, LocalGrid(homes), tmp_path / "run")
 
 
 class ActiveServer:
@@ -238,16 +243,16 @@ class ActiveServer:
         grid, self.requests = LocalGrid(self.homes), {}
 
         def fate(message, node, number):
-            parcel = unpack(message.content)
+            parcel = from_records(message.content)
             self.requests.setdefault(parcel.words["what"], {})[self.name(node)] = parcel
-            if len(self.requests.get(secure.UPDATE, {})) == len(self.homes):
+            if len(self.requests.get(secure_sums.UPDATE, {})) == len(self.homes):
                 raise Killed  # nothing of round 1 is confirmed yet
             return "fine"
 
         self.grid = grid
         grid.fate = fate
         with pytest.raises(Killed):
-            converse(self.run, grid, tmp_path / "run")
+            run_federation(self.run, grid, tmp_path / "run")
         self.digest = self.homes[0].digest
 
     def name(self, node):
@@ -255,7 +260,7 @@ class ActiveServer:
 
     def ask(self, name, what, words, tensors=None):
         client = next(one for one in self.homes if one.name == name)
-        return client.answer(what, Parcel({"run": self.digest, "what": what} | words, tensors or {}))
+        return client.answer(what, Payload({"run": self.digest, "what": what} | words, tensors or {}))
 
     def again(self, name, what, **changes):
         """The last request of this kind to a client, with some words changed."""
@@ -270,7 +275,7 @@ def server(table, tmp_path, clock):  # noqa: F811
 
 def test_requests_outside_the_protocol_are_refused(server):
     """What a run without secure sums answers: sums of rows, losses, fits, models."""
-    update = server.requests[secure.UPDATE]["site 1"]
+    update = server.requests[secure_sums.UPDATE]["site 1"]
     asks = [("told", {"which": "summary"}, {}), ("told", {"which": "slope"}, {"w": torch.zeros(1, 5).double()})]
     asks += [("facts", update.words | {"asks": ["spread"]}, {"w0": torch.zeros(5).double()})]
     asks += [("evaluate", update.words | {"parts": ["train"]}, update.tensors)]
@@ -283,110 +288,110 @@ def test_requests_outside_the_protocol_are_refused(server):
 
 def test_weights_that_do_not_follow_from_the_sizes_are_refused(server):
     """All weight on one client would make the sum its message."""
-    reply = server.again("site 1", secure.UPDATE, p=1.0, attempt=90)
+    reply = server.again("site 1", secure_sums.UPDATE, p=1.0, attempt=90)
     assert "follows from the agreed sizes" in reply.words["refused"]
-    reply = server.again("site 1", secure.EVALUATE, p=1.0, attempt=91)
+    reply = server.again("site 1", secure_sums.EVALUATE, p=1.0, attempt=91)
     assert "follows from the agreed sizes" in reply.words["refused"]
 
 
 def test_small_and_unknown_cohorts_are_refused(server):
     session = secrets.token_hex(16)
     for cohort in (["site 1"], ["site 0", "site 1"], ["site 1", "site 1", "site 0"]):
-        reply = server.ask("site 1", secure.KEYS, {"session": session, "cohort": cohort})
+        reply = server.ask("site 1", secure_sums.KEYS, {"session": session, "cohort": cohort})
         assert "3 clients or more" in reply.words["refused"]
-    reply = server.ask("site 1", secure.KEYS, {"session": session, "cohort": ["site 0", "site 1", "invented"]})
+    reply = server.ask("site 1", secure_sums.KEYS, {"session": session, "cohort": ["site 0", "site 1", "invented"]})
     assert "does not know the key of 'invented'" in reply.words["refused"]
-    reply = server.again("site 1", secure.UPDATE, cohort=["site 0", "site 1"], attempt=92)
+    reply = server.again("site 1", secure_sums.UPDATE, cohort=["site 0", "site 1"], attempt=92)
     assert "3 clients or more" in reply.words["refused"]
 
 
 def test_keys_and_sizes_that_the_server_invents_are_refused(server):
     """A key of the server's own would open the masks; small sizes of the others would unweight them."""
-    known = server.requests[secure.PEERS]["site 1"].words["statements"]
+    known = server.requests[secure_sums.PEERS]["site 1"].words["statements"]
     for change in ({"public": "00" * 32}, {"weight": 1e-9}, {"sizes": {"train": 0, "validation": 0, "test": 0}}):
         forged = dict(known)
         forged["site 2"] = known["site 2"] | {"statement": known["site 2"]["statement"] | change}
-        reply = server.again("site 1", secure.PEERS, statements=forged)
+        reply = server.again("site 1", secure_sums.PEERS, statements=forged)
         assert "that 'site 2' did not sign" in reply.words["refused"], change
 
 
 def test_one_mask_is_used_once(server):
     """Another model under the same masks would show the difference of two messages."""
-    known = server.requests[secure.UPDATE]["site 1"]
+    known = server.requests[secure_sums.UPDATE]["site 1"]
     tensors = {name: tensor + 1 for name, tensor in known.tensors.items()}
-    reply = server.ask("site 1", secure.UPDATE, known.words, tensors)
+    reply = server.ask("site 1", secure_sums.UPDATE, known.words, tensors)
     assert "has used the masks" in reply.words["refused"]
-    reply = server.again("site 1", secure.UPDATE, cohort=["site 0", "site 1", "site 2"])
+    reply = server.again("site 1", secure_sums.UPDATE, cohort=["site 0", "site 1", "site 2"])
     assert "has used the masks" in reply.words["refused"]
 
 
 def confirmed(server, survivors, names=None):
-    attempt = server.requests[secure.UPDATE]["site 1"].words["attempt"]
-    session = server.requests[secure.UPDATE]["site 1"].words["session"]
+    attempt = server.requests[secure_sums.UPDATE]["site 1"].words["attempt"]
+    session = server.requests[secure_sums.UPDATE]["site 1"].words["session"]
     about = {"session": session, "attempt": attempt, "survivors": survivors}
-    return about, {name: server.ask(name, secure.CONFIRM, about) for name in names or survivors}
+    return about, {name: server.ask(name, secure_sums.CONFIRM, about) for name in names or survivors}
 
 
 def test_two_lists_of_survivors_cannot_both_be_opened(server):
     """Client 3 is told that all survived, the others that client 3 did not: its seed and its shared masks together
     would open its message."""
-    everybody = sorted(server.requests[secure.UPDATE])
+    everybody = sorted(server.requests[secure_sums.UPDATE])
     about, replies = confirmed(server, everybody, ["site 3"])
     full = {"site 3": replies["site 3"].words["signature"]}
-    reply = server.ask("site 3", secure.UNMASK, about | {"signatures": full})
+    reply = server.ask("site 3", secure_sums.UNMASK, about | {"signatures": full})
     assert "needs 3 signatures under a sum, and sees 1" in reply.words["refused"]
     less, replies = confirmed(server, everybody[:3])
     signed = {name: reply.words["signature"] for name, reply in replies.items()}
-    opened = {name: server.ask(name, secure.UNMASK, less | {"signatures": signed}) for name in everybody[:3]}
+    opened = {name: server.ask(name, secure_sums.UNMASK, less | {"signatures": signed}) for name in everybody[:3]}
     assert all("site 3" in reply.words["pairs"] for reply in opened.values())  # the sum of three is theirs to open
-    more = {name: server.ask(name, secure.CONFIRM, about) for name in everybody[:3]}
+    more = {name: server.ask(name, secure_sums.CONFIRM, about) for name in everybody[:3]}
     assert all("signature" not in reply.words for reply in more.values())
-    reply = server.ask("site 3", secure.UNMASK, about | {"signatures": full | signed})
+    reply = server.ask("site 3", secure_sums.UNMASK, about | {"signatures": full | signed})
     assert "refused" in reply.words  # the signatures are under another list
 
 
 def test_a_round_is_summed_over_one_set_of_clients(server):
     """With and without a client, the difference would be its message: also with another attempt, or another round."""
-    everybody = sorted(server.requests[secure.UPDATE])
+    everybody = sorted(server.requests[secure_sums.UPDATE])
     about, replies = confirmed(server, everybody)
     signed = {name: reply.words["signature"] for name, reply in replies.items()}
-    opened = [server.ask(name, secure.UNMASK, about | {"signatures": signed}) for name in everybody]
+    opened = [server.ask(name, secure_sums.UNMASK, about | {"signatures": signed}) for name in everybody]
     assert all("seed" in reply.words for reply in opened)
     for name in everybody[:3]:
-        reply = server.again(name, secure.UPDATE, attempt=50, cohort=everybody[:3])
+        reply = server.again(name, secure_sums.UPDATE, attempt=50, cohort=everybody[:3])
         assert "masked" in reply.tensors
-        about = {"session": server.requests[secure.UPDATE][name].words["session"], "attempt": 50}
-        reply = server.ask(name, secure.CONFIRM, about | {"survivors": everybody[:3]})
+        about = {"session": server.requests[secure_sums.UPDATE][name].words["session"], "attempt": 50}
+        reply = server.ask(name, secure_sums.CONFIRM, about | {"survivors": everybody[:3]})
         assert reply.words.get("confirmed") == everybody and "signature" not in reply.words
     for name in everybody[:3]:
-        turn = server.requests[secure.UPDATE][name].words["round"]
-        reply = server.again(name, secure.UPDATE, attempt=51, cohort=everybody[:3], round=[2, *turn[1:]])
-        about = {"session": server.requests[secure.UPDATE][name].words["session"], "attempt": 51}
-        reply = server.ask(name, secure.CONFIRM, about | {"survivors": everybody[:3]})
+        turn = server.requests[secure_sums.UPDATE][name].words["round"]
+        reply = server.again(name, secure_sums.UPDATE, attempt=51, cohort=everybody[:3], round=[2, *turn[1:]])
+        about = {"session": server.requests[secure_sums.UPDATE][name].words["session"], "attempt": 51}
+        reply = server.ask(name, secure_sums.CONFIRM, about | {"survivors": everybody[:3]})
         assert "sum over other clients for the same model" in reply.words["refused"]
 
 
 def test_an_attempt_that_was_not_opened_stays_closed(server):
     """A confirmed attempt may be repeated without a client that went away; then the first one is never opened."""
-    everybody = sorted(server.requests[secure.UPDATE])
+    everybody = sorted(server.requests[secure_sums.UPDATE])
     first, replies = confirmed(server, everybody)
     signed = {name: reply.words["signature"] for name, reply in replies.items()}
     for name in everybody[:3]:
-        server.again(name, secure.UPDATE, attempt=70, cohort=everybody)
+        server.again(name, secure_sums.UPDATE, attempt=70, cohort=everybody)
     second = first | {"attempt": 70, "survivors": everybody[:3]}
-    again = {name: server.ask(name, secure.CONFIRM, second).words["signature"] for name in everybody[:3]}
+    again = {name: server.ask(name, secure_sums.CONFIRM, second).words["signature"] for name in everybody[:3]}
     for name in everybody[:3]:
-        reply = server.ask(name, secure.UNMASK, first | {"signatures": signed})
+        reply = server.ask(name, secure_sums.UNMASK, first | {"signatures": signed})
         assert "no sum under way with this number" in reply.words["refused"]
-        assert "seed" in server.ask(name, secure.UNMASK, second | {"signatures": again}).words
+        assert "seed" in server.ask(name, secure_sums.UNMASK, second | {"signatures": again}).words
 
 
 def test_evaluations_are_budgeted(server):
     """A loss at each of many models is a gradient."""
-    known, refused = server.requests[secure.EVALUATE]["site 1"], []
+    known, refused = server.requests[secure_sums.EVALUATE]["site 1"], []
     for k in range(40):
         tensors = {name: tensor + 0.01 * k for name, tensor in known.tensors.items()}
-        reply = server.ask("site 1", secure.EVALUATE, known.words | {"attempt": 100 + k}, tensors)
+        reply = server.ask("site 1", secure_sums.EVALUATE, known.words | {"attempt": 100 + k}, tensors)
         assert "risk" not in reply.tensors
         refused.append("refused" in reply.words)
     assert 0 < refused.count(False) <= secure_client.evaluation_budget(server.homes[1]) < 30
@@ -394,7 +399,7 @@ def test_evaluations_are_budgeted(server):
 
 
 def test_rounds_settings_and_beginnings_are_those_of_the_run_file(server):
-    reply = server.again("site 1", secure.UPDATE, attempt=60, round=[ROUNDS + 1, ROUNDS + 1, 4, 4, 1.0, 0])
+    reply = server.again("site 1", secure_sums.UPDATE, attempt=60, round=[ROUNDS + 1, ROUNDS + 1, 4, 4, 1.0, 0])
     assert f"takes part in {ROUNDS} rounds" in reply.words["refused"]
     begin = server.requests["begin"]["site 1"]
     reply = server.again("site 1", "begin", fields=begin.words["fields"] | {"eta": 50.0}, start="x")
@@ -420,8 +425,8 @@ def test_a_client_sends_nothing_that_is_not_masked(table, tmp_path, clock, monke
     run = run_of(table, "fedavg", {"eta": 0.05}, rounds=2, federation=SECURE)
     grid = Watched(secure_homes(run, table, tmp_path / "state"))
     plain = run.model_copy(update={"federation": run.federation.model_copy(update={"secure": False})})
-    digest = conversation.digest_of_run
-    monkeypatch.setattr(conversation, "digest_of_run", lambda _: digest(run))
+    digest = server_run.digest_of_run
+    monkeypatch.setattr(server_run, "digest_of_run", lambda _: digest(run))
     with pytest.raises((WorkError, RequestError)):
-        converse(plain, grid, tmp_path / "run")
-    assert not any("message" in unpack(content).tensors for content in grid.seen)
+        run_federation(plain, grid, tmp_path / "run")
+    assert not any("message" in from_records(content).tensors for content in grid.seen)

@@ -21,10 +21,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.proto.control_pb2 import ListRunsRequest, RegisterNodeRequest, StartRunRequest
 
 from mooring.core.errors import RequestError
-from mooring.engines.flower import flower_patches, gateway, keys, node
+from mooring.engines.flower import embedded_node, flower_patches, gateway, keys
 from mooring.engines.flower.frames import join_frames, split_frames
 from mooring.engines.flower.mailbox import Mailbox
-from mooring.engines.flower.superlink import Link, controls, superlink, synchronize
+from mooring.engines.flower.superlink import RunningSuperLink, control_client, superlink, synchronize
 from tests.engines.processes import Federation, free_port, run_file, wait_until
 
 pytestmark = [
@@ -45,7 +45,7 @@ def headers_of(key, seconds=0.0):
     when = (datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=seconds)).isoformat()
     signature = key.sign(when.encode(), ec.ECDSA(hashes.SHA256()))
     named = {
-        gateway.KEY: base64.b64encode(keys.public_bytes(key.public_key())),
+        gateway.KEY: base64.b64encode(keys.flower_key_bytes(key.public_key())),
         gateway.WHEN: when.encode(),
         gateway.SIGNATURE: base64.b64encode(signature),
     }
@@ -297,13 +297,16 @@ def pid_of(port):
 def test_a_forwarder_on_the_servers_host_opens_nothing(link, key_folder):
     """Runs are not listed, nobody is enrolled, no code is run; the server itself can do all of it."""
     forwarder = Forwarder(int(link.address.rsplit(":", 1)[1]))
-    stranger, own = controls(Link(f"127.0.0.1:{forwarder.port}", link.ca, "guessed", link.is_alive)), controls(link)
+    stranger, own = (
+        control_client(RunningSuperLink(f"127.0.0.1:{forwarder.port}", link.ca, "guessed", link.is_alive)),
+        control_client(link),
+    )
     with closing(stranger), closing(own), closing(forwarder):
         try_through(stranger, own, key_folder)
 
 
 def try_through(stranger, own, key_folder):
-    public = keys.public_bytes(ec.generate_private_key(ec.SECP384R1()).public_key())
+    public = keys.flower_key_bytes(ec.generate_private_key(ec.SECP384R1()).public_key())
     for what, message in (
         ("ListRuns", ListRunsRequest()),
         ("RegisterNode", RegisterNodeRequest(public_key=public, name="north")),
@@ -314,9 +317,9 @@ def try_through(stranger, own, key_folder):
         assert error.value.response.status_code == 403, what
     assert dict(own.ListRuns(ListRunsRequest()).run_dict) == {}
     said = []
-    assert synchronize(own, keys.enrolled(key_folder), said.append) == set() and not said
+    assert synchronize(own, keys.enrolled_keys(key_folder), said.append) == set() and not said
     keys.revoke(key_folder, "north")
-    assert synchronize(own, keys.enrolled(key_folder), said.append) == {"north"} and len(said) == 1
+    assert synchronize(own, keys.enrolled_keys(key_folder), said.append) == {"north"} and len(said) == 1
 
 
 def test_strangers_cost_little_memory(link):
@@ -350,12 +353,12 @@ def test_a_key_revoked_during_a_run_gets_401_and_the_others_finish(tmp_path):
         shutil.copytree(tmp_path / "keys", tmp_path / "copy")
         wait_until(lambda: here.saved() >= 1)
         address, ca = f"127.0.0.1:{here.port}", tmp_path / "keys" / "ca.crt"
-        pair = node.keys_of(tmp_path / "copy" / "clients" / "site 2")
+        pair = embedded_node.load_key_pair(tmp_path / "copy" / "clients" / "site 2")
         keys.revoke(tmp_path / "keys", "site 2")
         begun = time.monotonic()
         check = ssl.create_default_context(cafile=str(ca))
         with httpx.Client(base_url=f"https://{address}", verify=check) as client:
-            while client.post("/v1/fleet/pull-messages", headers=node.signed_headers(pair)).status_code != 401:
+            while client.post("/v1/fleet/pull-messages", headers=embedded_node.signed_headers(pair)).status_code != 401:
                 assert time.monotonic() - begun < 5
                 time.sleep(0.1)
         here.check_end()

@@ -4,28 +4,28 @@ import numpy as np
 import pytest
 import torch
 
-from mooring.algorithms.base import build, find, names
+from mooring.algorithms.base import algorithm_names, build, find
 from mooring.core.cohort import Round
 from mooring.core.errors import RequestError, WorkError
-from mooring.core.seeds import words
-from mooring.engines.loop import Plan, Progress, plan_of, run, sample_cohort
-from mooring.engines.simulator import Simulator, settle
+from mooring.core.seeds import random_words
+from mooring.engines.loop import TrainingPlan, TrainingState, make_plan, run, sample_cohort
+from mooring.engines.simulator import Simulator, resolve
 from mooring.runs.runfile import make_training
 from mooring.tasks.linear import Linear
 from tests.algorithms.cases import CASES
-from tests.problems import PROBLEMS, linear_clients, simulate
+from tests.support.problems import PROBLEMS, linear_clients, simulate
 
 
 def start(name="fedavg", fields=None, **how):
     task, clients = PROBLEMS["linear"]()
-    return settle(build(name, fields or {}), task, clients, **how)
+    return resolve(build(name, fields or {}), task, clients, **how)
 
 
 def test_cohorts_are_the_same_for_every_method_and_uniform():
     keys = linear_clients(m=10).keys
-    plan = Plan(participation=0.3, seed=5)
+    plan = TrainingPlan(participation=0.3, seed=5)
     assert [sample_cohort(plan, keys, t).tolist() for t in range(20)] == [
-        sample_cohort(Plan(participation=3, seed=5, rounds=7), keys, t).tolist() for t in range(20)
+        sample_cohort(TrainingPlan(participation=3, seed=5, rounds=7), keys, t).tolist() for t in range(20)
     ]
     counts = np.zeros(10)
     for t in range(2000):
@@ -37,13 +37,13 @@ def test_cohorts_are_the_same_for_every_method_and_uniform():
 
 def test_more_clients_than_there_are_is_refused():
     with pytest.raises(RequestError, match="asks for 9 clients, but there are 5"):
-        sample_cohort(Plan(participation=9), linear_clients().keys, 1)
+        sample_cohort(TrainingPlan(participation=9), linear_clients().keys, 1)
 
 
 def test_the_referee_refuses_partial_participation():
     algorithm, exchange, server = start("global")
     with pytest.raises(RequestError, match="global needs every client"):
-        run(algorithm, exchange, Plan(participation=0.5), Progress(server))
+        run(algorithm, exchange, TrainingPlan(participation=0.5), TrainingState(server))
 
 
 class Sick(Simulator):
@@ -62,11 +62,11 @@ class Sick(Simulator):
 
 def sick_run(sick, rounds=3):
     task, clients = PROBLEMS["linear"]()
-    algorithm, _, server = settle(build("fedavg", {"eta": 0.1}), task, clients)
+    algorithm, _, server = resolve(build("fedavg", {"eta": 0.1}), task, clients)
     exchange = Sick(task, clients, clients.weights())
     exchange.begin(algorithm, task.start())
     exchange.sick = sick
-    return run(algorithm, exchange, Plan(rounds=rounds, evaluate_every=rounds), Progress(server)), exchange
+    return run(algorithm, exchange, TrainingPlan(rounds=rounds, evaluate_every=rounds), TrainingState(server)), exchange
 
 
 @pytest.mark.parametrize("k", [1, 2, 4])
@@ -76,7 +76,7 @@ def test_bad_replies_are_left_out_and_named(k):
     assert sorted(outcome.progress.offenders) == list(range(k))
     assert exchange.states.merged.tolist() == [0] * k + [3] * (5 - k)
     task, clients = PROBLEMS["linear"]()
-    algorithm, healthy, server = settle(build("fedavg", {"eta": 0.1}), task, clients)
+    algorithm, healthy, server = resolve(build("fedavg", {"eta": 0.1}), task, clients)
     everyone, p = torch.arange(k, 5), healthy.data.p
     for t in range(1, 4):
         replies = healthy.ask(server, everyone, Round(t, 3, 5, 5 - k, 1.0, 0))
@@ -93,13 +93,13 @@ def test_a_diverged_run_is_one_sentence():
 def test_costs_are_counted():
     """Three rounds, two of five clients: bytes of the models that travel, rows and gradients of local steps."""
     algorithm, exchange, server = start("fedavg", {"steps": 4, "batch": 2})
-    plan = Plan(rounds=3, participation=2, evaluate_every=3)
-    records = run(algorithm, exchange, plan, Progress(server)).progress.records
+    plan = TrainingPlan(rounds=3, participation=2, evaluate_every=3)
+    records = run(algorithm, exchange, plan, TrainingState(server)).progress.records
     for record in records:
         assert record["bytes_up"] == record["bytes_down"] == 2 * 4 * 8
         assert 2 * 4 <= record["samples"] == record["gradients"] <= 2 * 4 * 2
     algorithm, exchange, server = start("local")
-    records = run(algorithm, exchange, Plan(rounds=3), Progress(server)).progress.records
+    records = run(algorithm, exchange, TrainingPlan(rounds=3), TrainingState(server)).progress.records
     assert len(records) == 1 and records[0]["bytes_up"] == records[0]["bytes_down"] == 0
     assert records[0]["gradients"] == int(exchange.data.train.size.sum())
 
@@ -107,14 +107,14 @@ def test_costs_are_counted():
 def test_evaluation_changes_nothing():
     often = simulate(build("fedprox_one_stage", {"inner": "sgd", "batch": 3}), *PROBLEMS["linear"](), rounds=6)
     algorithm, exchange, server = start("fedprox_one_stage", {"inner": "sgd", "batch": 3})
-    rare = run(algorithm, exchange, Plan(rounds=6, evaluate_every=1), Progress(server))
+    rare = run(algorithm, exchange, TrainingPlan(rounds=6, evaluate_every=1), TrainingState(server))
     assert torch.equal(often[0].w, rare.progress.server.w)
 
 
 def test_losses_are_means_over_rows_of_deployed_models():
     task, clients = PROBLEMS["linear"]()
-    algorithm, exchange, server = settle(build("local", {"ridge": 0.1}), task, clients)
-    outcome = run(algorithm, exchange, Plan(rounds=1), Progress(server))
+    algorithm, exchange, server = resolve(build("local", {"ridge": 0.1}), task, clients)
+    outcome = run(algorithm, exchange, TrainingPlan(rounds=1), TrainingState(server))
     total = count = 0.0
     for i in range(len(clients)):
         x, y = clients.test.of(i)
@@ -138,8 +138,8 @@ def test_early_stop_keeps_the_best_round():
     clients = linear_clients(m=4, d=30, sizes=[40] * 4, seed=3)
     noise = torch.randn(len(clients.train.y), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     object.__setattr__(clients.train, "y", noise)
-    algorithm, exchange, server = settle(build("local", {"inner": "sgd", "eta": 0.05}), Linear(30), clients)
-    outcome = run(algorithm, exchange, Plan(rounds=200, evaluate_every=1, patience=5), Progress(server))
+    algorithm, exchange, server = resolve(build("local", {"inner": "sgd", "eta": 0.05}), Linear(30), clients)
+    outcome = run(algorithm, exchange, TrainingPlan(rounds=200, evaluate_every=1, patience=5), TrainingState(server))
     losses = [record["validation_loss"] for record in outcome.progress.records]
     assert len(losses) < 200
     assert outcome.best.t == int(np.argmin(losses)) + 1 == len(losses) - 5
@@ -157,14 +157,14 @@ def test_chunks_do_not_matter(problem):
 
 def test_a_plan_is_what_the_run_file_says():
     training = make_training("here", rounds=7, participation=0.5, seed=3, keep="last", patience=2, threads=1)
-    assert plan_of(training) == Plan(rounds=7, participation=0.5, seed=3, keep="last", patience=2)
+    assert make_plan(training) == TrainingPlan(rounds=7, participation=0.5, seed=3, keep="last", patience=2)
     with pytest.raises(RequestError, match=r"here: training\.rounds must be a whole number >= 1, got 0"):
         make_training("here", rounds=0)
     with pytest.raises(RequestError, match="participation must be a share"):
         make_training("here", participation=-0.5)
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", algorithm_names())
 def test_a_last_stage_is_for_everyone_with_rows(name):
     """Two of five clients are asked, once. The others deploy the common model, or what a last stage makes of it; so
     does the one without rows."""
@@ -197,5 +197,7 @@ def test_the_second_stage_of_two_stage_fedprox_is_at_every_client():
 def test_a_cohort_of_a_large_population_has_the_lowest_lots_of_all(count):
     keys = np.random.default_rng(0).integers(0, 2**63, 70_000).astype(np.uint64)
     for t in (1, 2):
-        lots = words(3, "participation", t, keys)
-        assert sample_cohort(Plan(participation=count, seed=3), keys, t).tolist() == sorted(np.argsort(lots)[:count])
+        lots = random_words(3, "participation", t, keys)
+        assert sample_cohort(TrainingPlan(participation=count, seed=3), keys, t).tolist() == sorted(
+            np.argsort(lots)[:count]
+        )

@@ -11,11 +11,11 @@ pytest.importorskip("flwr", reason="flwr is not installed; the extra is mooring[
 
 from flwr.app import Message, RecordDict
 
-from mooring.engines.flower import home as homes
-from mooring.engines.flower import secure
-from mooring.engines.flower.conversation import converse
-from mooring.engines.flower.parcels import Parcel
+from mooring.engines.flower import client_node as homes
+from mooring.engines.flower import secure_sums
+from mooring.engines.flower.messages import Payload
 from mooring.engines.flower.reply_schemas import printable
+from mooring.engines.flower.server_run import run_federation
 from tests.engines.local_grid import LocalGrid
 from tests.engines.test_flower import clock, homes_of, run_of, table  # noqa: F401
 from tests.engines.test_flower_secure import SECURE, secure_homes
@@ -48,7 +48,7 @@ def tensors(**changes):
 
 
 def nothing(reply):
-    return Parcel({})
+    return Payload({})
 
 
 def first_column(found):
@@ -125,15 +125,15 @@ SPOKEN = {"survey", "tally", "spread", "adopt", "facts", "told", "models", "numb
 def run_with(table, tmp_path, monkeypatch, what, spoil, federation=None, name="fedprox_one_stage"):  # noqa: F811
     """A federation in which one client's replies to a request are spoiled; the result, and what was said."""
     run = run_of(table, name, rounds=2, federation=federation or {"wait": 60.0})
-    usual, said = homes.ANSWERS[what], []
+    usual, said = homes.REQUEST_HANDLERS[what], []
 
     def lie(home, parcel):
         reply = usual(home, parcel)
         return spoil(reply) if home.name == BAD and parcel.words.get("label") != "local" else reply
 
-    monkeypatch.setitem(homes.ANSWERS, what, lie)
+    monkeypatch.setitem(homes.REQUEST_HANDLERS, what, lie)
     grid = LocalGrid(homes_of(run, table, tmp_path / "state"))
-    return converse(run, grid, tmp_path / "run", say=said.append), said
+    return run_federation(run, grid, tmp_path / "run", say=said.append), said
 
 
 @pytest.mark.parametrize("what,name,spoil", CASES, ids=[f"{what}-{name}" for what, name, _ in CASES])
@@ -168,28 +168,28 @@ def test_messages_that_are_no_replies(content, table, tmp_path, clock):  # noqa:
         def push_messages(self, messages):
             messages = list(messages)
             numbers = super().push_messages(messages)
-            from mooring.engines.flower.packing import unpack
+            from mooring.engines.flower.flower_records import from_records
 
             for number, message in zip(numbers, messages):
                 self.owner[number] = message.metadata.dst_node_id
-                self.what[number] = unpack(message.content).words["what"]
+                self.what[number] = from_records(message.content).words["what"]
                 self.requests[number] = message
             return numbers
 
     grid = Odd(homes_of(run, table, tmp_path / "state"))
     grid.owner, grid.what, grid.requests = {}, {}, {}
-    result = converse(run, grid, tmp_path / "run", say=said.append)
+    result = run_federation(run, grid, tmp_path / "run", say=said.append)
     assert len(result.rounds) == 2 and any("site 2" in one and "cannot be read" in one for one in said)
 
 
 SECURE_CASES = [
-    (secure.KEYS, nothing),
-    (secure.KEYS, words(statement={})),
-    (secure.UPDATE, nothing),
-    (secure.UPDATE, tensors(masked=torch.zeros(3))),
-    (secure.EVALUATE, tensors(masked=torch.zeros(9, dtype=torch.int64))),
-    (secure.CONFIRM, words(signature=5)),
-    (secure.CONFIRM, words(confirmed="everybody")),
+    (secure_sums.KEYS, nothing),
+    (secure_sums.KEYS, words(statement={})),
+    (secure_sums.UPDATE, nothing),
+    (secure_sums.UPDATE, tensors(masked=torch.zeros(3))),
+    (secure_sums.EVALUATE, tensors(masked=torch.zeros(9, dtype=torch.int64))),
+    (secure_sums.CONFIRM, words(signature=5)),
+    (secure_sums.CONFIRM, words(confirmed="everybody")),
 ]
 
 
@@ -197,14 +197,16 @@ SECURE_CASES = [
 def test_the_others_finish_a_secure_run(what, spoil, table, tmp_path, clock, monkeypatch):  # noqa: F811
     """Four clients, of which one answers nonsense: three are enough."""
     run = run_of(table, "fedavg", {"eta": 0.05}, rounds=2, keep="last", federation=SECURE | {"deadline": 5.0})
-    usual, said = homes.ANSWERS[what], []
+    usual, said = homes.REQUEST_HANDLERS[what], []
 
     def lie(home, parcel):
         reply = usual(home, parcel)
         return spoil(reply) if home.name == BAD else reply
 
-    monkeypatch.setitem(homes.ANSWERS, what, lie)
-    result = converse(run, LocalGrid(secure_homes(run, table, tmp_path / "state")), tmp_path / "run", say=said.append)
+    monkeypatch.setitem(homes.REQUEST_HANDLERS, what, lie)
+    result = run_federation(
+        run, LocalGrid(secure_homes(run, table, tmp_path / "state")), tmp_path / "run", say=said.append
+    )
     assert len(result.rounds) == 2 and bool(torch.isfinite(result.trained.common).all())
     assert any(BAD in sentence and "cannot be used" in sentence for sentence in said)
 
@@ -273,7 +275,7 @@ def test_fuzzed_replies(seed, table, tmp_path, clock, monkeypatch):  # noqa: F81
     rng, said = random.Random(seed), []
     name = rng.choice(["fedavg", "fedprox_one_stage", "apfl", "scaffold"])
     run = run_of(table, name, rounds=2, federation={"wait": 60.0, "share_models": rng.random() < 0.5})
-    for what, usual in list(homes.ANSWERS.items()):
+    for what, usual in list(homes.REQUEST_HANDLERS.items()):
         if what == "hello":
             continue
 
@@ -281,8 +283,8 @@ def test_fuzzed_replies(seed, table, tmp_path, clock, monkeypatch):  # noqa: F81
             reply = usual(home, parcel)
             return fuzz_reply(rng, reply) if home.name == BAD and rng.random() < 0.4 else reply
 
-        monkeypatch.setitem(homes.ANSWERS, what, lie)
-    result = converse(run, LocalGrid(homes_of(run, table, tmp_path / "state")), tmp_path / "run", say=said.append)
+        monkeypatch.setitem(homes.REQUEST_HANDLERS, what, lie)
+    result = run_federation(run, LocalGrid(homes_of(run, table, tmp_path / "state")), tmp_path / "run", say=said.append)
     assert len(result.rounds) == 2 and bool(torch.isfinite(result.trained.common).all())
     assert set(result.clients["client"]) >= {"site 0", "site 1", "site 3"}
     assert not any("\x1b" in sentence for sentence in said)
@@ -291,7 +293,7 @@ def test_fuzzed_replies(seed, table, tmp_path, clock, monkeypatch):  # noqa: F81
 def test_what_a_client_says_cannot_reach_the_terminals_controls(table, tmp_path, clock, monkeypatch):  # noqa: F811
     """Escape sequences, line breaks and texts without end in a refusal and in a name."""
     text = "\x1b]0;owned\x07\x1b[2J\nerror: all is lost\r" + "x" * 10_000
-    _, said = run_with(table, tmp_path, monkeypatch, "adopt", lambda reply: Parcel({"refused": text}))
+    _, said = run_with(table, tmp_path, monkeypatch, "adopt", lambda reply: Payload({"refused": text}))
     (sentence,) = [one for one in said if "takes no part" in one]
     assert all(c.isprintable() for c in sentence) and len(sentence) < 700 and "error: all is lost" in sentence
     assert printable("a\x1b[31m\tb\n") == "a [31m b"

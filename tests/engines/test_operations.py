@@ -17,16 +17,16 @@ import torch
 pytest.importorskip("flwr", reason="flwr is not installed; the extra is mooring[flower]")
 
 from mooring.commands.event_log import EventLog
-from mooring.core import unpacking
+from mooring.core import size_limits
 from mooring.core.errors import RequestError
 from mooring.engines.flower import federation, keys, processes
-from mooring.engines.flower.audit import PURPOSES, SENT
-from mooring.engines.flower.conversation import converse
-from mooring.engines.flower.home import ANSWERS, Home
-from mooring.engines.flower.joining import join
-from mooring.engines.flower.parcels import Parcel
-from mooring.engines.flower.policy import QUANTITIES, Policy, read_policy
-from mooring.engines.request import asked_run
+from mooring.engines.flower.audit import SENT_DESCRIPTIONS, SENT_FILE
+from mooring.engines.flower.client_node import REQUEST_HANDLERS, ClientNode
+from mooring.engines.flower.join import join
+from mooring.engines.flower.messages import Payload
+from mooring.engines.flower.policy import REQUESTS_BY_QUANTITY, Policy, read_policy
+from mooring.engines.flower.server_run import run_federation
+from mooring.engines.request import read_federation_request
 from tests.engines.local_grid import LocalGrid
 from tests.engines.processes import Federation, assert_models_are_the_simulators, run_file, wait_until
 from tests.engines.test_flower import clock, homes_of, run_of, table  # noqa: F401
@@ -48,15 +48,17 @@ def silent_flower(monkeypatch, tmp_path):
 def test_a_client_records_what_left_its_machine(table, tmp_path, clock):  # noqa: F811
     run = run_of(table, "fedavg", rounds=2)
     homes = homes_of(run, table, tmp_path / "state")
-    converse(run, LocalGrid(homes), tmp_path / "run")
-    path = homes[1].folder / SENT
+    run_federation(run, LocalGrid(homes), tmp_path / "run")
+    path = homes[1].folder / SENT_FILE
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [line["request"] for line in lines][:2] == ["hello", "survey"] and lines[-1]["request"] == "done"
     updates = [line for line in lines if line["request"] == "visit" and line["arrays"]]
     assert [line["round"] for line in updates][:2] == [1, 2] and updates[0]["arrays"]["message"] == [1, 7]
-    assert all(line["sent"] == PURPOSES[line["request"]] and line["bytes"] > 0 and "time" in line for line in lines)
-    assert set(ANSWERS) <= set(PURPOSES)
+    assert all(
+        line["sent"] == SENT_DESCRIPTIONS[line["request"]] and line["bytes"] > 0 and "time" in line for line in lines
+    )
+    assert set(REQUEST_HANDLERS) <= set(SENT_DESCRIPTIONS)
 
 
 def test_a_policy_refuses_runs_and_requests(table, tmp_path, clock):  # noqa: F811
@@ -77,12 +79,12 @@ def test_a_policy_refuses_runs_and_requests(table, tmp_path, clock):  # noqa: F8
         Policy(max_epsilon=0.1).check_run(private)
     Policy(max_epsilon=9.0, algorithms=["fedavg"], purposes=["fit"]).check_run(private)
     file = sorted(table.iterdir())[0]
-    client = Home(run, file, tmp_path / "state", policy=Policy(quantities=["schema", "updates"], min_clients=3))
-    for what in (*QUANTITIES["statistics"], *QUANTITIES["losses"], *QUANTITIES["models"]):
-        reply = client.answer(what, Parcel({"run": client.digest}))
+    client = ClientNode(run, file, tmp_path / "state", policy=Policy(quantities=["schema", "updates"], min_clients=3))
+    for what in (*REQUESTS_BY_QUANTITY["statistics"], *REQUESTS_BY_QUANTITY["losses"], *REQUESTS_BY_QUANTITY["models"]):
+        reply = client.answer(what, Payload({"run": client.digest}))
         assert "its policy does not allow it" in reply.words["refused"], what
-    assert "summary" in client.answer("survey", Parcel({"run": client.digest})).words
-    small = client.answer("visit", Parcel({"run": client.digest, "round": [1, 5, 4, 2, 1.0, 0]}))
+    assert "summary" in client.answer("survey", Payload({"run": client.digest})).words
+    small = client.answer("visit", Payload({"run": client.digest, "round": [1, 5, 4, 2, 1.0, 0]}))
     assert "rounds of 3 clients or more" in small.words["refused"]
     (tmp_path / "policy.toml").write_text('quantities = ["rows"]\n')
     with pytest.raises(RequestError, match="unknown quantity 'rows'; known: schema"):
@@ -118,13 +120,13 @@ def test_a_deployment_does_not_read_the_source_of_its_run_file(tmp_path, monkeyp
     )
     monkeypatch.chdir("/")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    assert asked_run(path).data.target == "y"
+    assert read_federation_request(path).data.target == "y"
     model = tmp_path / "etc" / "net.py"
     model.write_text("def make(features, classes):\n    raise SystemExit\n")
     path.write_text(path.read_text() + f'[task]\nmodel = "{model}:make"\n')
     with pytest.raises(RequestError, match="--trust-code"):
-        asked_run(path)
-    assert asked_run(path, trust=True).task.model.endswith("net.py:make")
+        read_federation_request(path)
+    assert read_federation_request(path, trust=True).task.model.endswith("net.py:make")
 
 
 def test_stored_files_are_for_their_owner(table, tmp_path, clock):  # noqa: F811
@@ -132,7 +134,7 @@ def test_stored_files_are_for_their_owner(table, tmp_path, clock):  # noqa: F811
     before = os.umask(0o000)
     try:
         run = run_of(table, "apfl", rounds=2)
-        converse(run, LocalGrid(homes_of(run, table, tmp_path / "state")), tmp_path / "run")
+        run_federation(run, LocalGrid(homes_of(run, table, tmp_path / "state")), tmp_path / "run")
     finally:
         os.umask(before)
     found = [path for root in ("state", "run") for path in (tmp_path / root).rglob("*")]
@@ -143,13 +145,13 @@ def test_stored_files_are_for_their_owner(table, tmp_path, clock):  # noqa: F811
 
 
 def test_the_limit_of_packed_files_is_an_option(monkeypatch):
-    monkeypatch.delenv(unpacking.VARIABLE, raising=False)
-    assert unpacking.max_unpacked_bytes() == 2**30
-    monkeypatch.setenv(unpacking.VARIABLE, "5e9")
-    assert unpacking.max_unpacked_bytes() == 5 * 10**9
-    monkeypatch.setenv(unpacking.VARIABLE, "much")
+    monkeypatch.delenv(size_limits.LIMIT_VARIABLE, raising=False)
+    assert size_limits.read_unpacked_limit() == 2**30
+    monkeypatch.setenv(size_limits.LIMIT_VARIABLE, "5e9")
+    assert size_limits.read_unpacked_limit() == 5 * 10**9
+    monkeypatch.setenv(size_limits.LIMIT_VARIABLE, "much")
     with pytest.raises(RequestError, match="must be a number of bytes"):
-        unpacking.max_unpacked_bytes()
+        size_limits.read_unpacked_limit()
 
 
 def test_keys_from_the_command_line(tmp_path):
@@ -230,7 +232,7 @@ class SlowLine:
 
 def test_a_line_with_200_ms_delay_ends_nobody(tmp_path):
     path, folder = run_file(tmp_path, "fedavg", rounds=3, clients=3)
-    port = processes.free_port()
+    port = processes.find_free_port()
     line = SlowLine(port, 0.2)
     with Federation(tmp_path, path, folder, port=port, through=line.port) as here:
         here.check_end()
@@ -247,13 +249,13 @@ def test_a_secure_federation_of_processes(tmp_path):
         tmp_path, "fedavg", rounds=3, clients=3, more="secure = true", settings="eta = 0.05", training="keep = 'last'"
     )
     said = []
-    out = federation.up(path, folder, tmp_path / "out", embedded=True, say=said.append)
+    out = federation.run_local_federation(path, folder, tmp_path / "out", embedded=True, say=said.append)
     from mooring.engines.fit import fit
     from mooring.runs.directory import open_run
 
     here = fit(path)
     torch.testing.assert_close(open_run(out).models.common, here.trained.common, rtol=1e-9, atol=1e-9)
-    place = federation.beside(out)
+    place = federation.server_folder(out)
     lines = [json.loads(line) for line in (place / "audit.jsonl").read_text().splitlines()]
     assert {"joined", "asked"} <= {line["event"] for line in lines}
     assert any(line.get("request") == "secure_update" and len(line["clients"]) == 3 for line in lines)

@@ -7,13 +7,21 @@ import torch
 from torch import nn
 
 from mooring.core.errors import RequestError
-from mooring.engines.prepare import data_seed, dealing, load_options, make_task, maker, prepare, refuse_unused
+from mooring.engines.prepare import (
+    check_unused_options,
+    data_seed,
+    load_options,
+    make_task,
+    model_factory,
+    partition_options,
+    prepare,
+)
 from mooring.runs.runfile import make_run
 from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic
-from mooring.tasks.module import LOSSES
+from mooring.tasks.network import LOSSES
 from mooring.tasks.quantile import Quantile
-from tests.problems import linear_clients, logistic_clients
+from tests.support.problems import linear_clients, logistic_clients
 
 BINARY = replace(logistic_clients(), classes=("no", "yes"))
 
@@ -33,13 +41,13 @@ def asked(source="heart", task=None, training=None, **data):
 )
 def test_options_without_a_use_are_refused_by_name(source, options, sentence):
     with pytest.raises(RequestError, match=sentence):
-        refuse_unused(asked(source, **options))
+        check_unused_options(asked(source, **options))
 
 
 def test_clients_in_memory_take_no_options_of_tables():
     with pytest.raises(RequestError, match="the clients' data are given as they are to be used"):
-        refuse_unused(asked(target="y"), linear_clients())
-    refuse_unused(asked("digits", split=[0.5, 0.25, 0.25], partition={"clients": 4}))
+        check_unused_options(asked(target="y"), linear_clients())
+    check_unused_options(asked("digits", split=[0.5, 0.25, 0.25], partition={"clients": 4}))
 
 
 def test_one_client_is_no_federation():
@@ -55,14 +63,14 @@ def test_seeds_of_the_data_and_of_the_training_part_where_asked():
 
 
 def test_dealing_takes_the_runs_shares_unless_it_has_its_own():
-    assert dealing(asked("digits", training={"seed": 2})) == {"seed": 2, "validation": 0.2}
-    shares = dealing(asked("digits", split=[0.5, 0.3, 0.2]))
+    assert partition_options(asked("digits", training={"seed": 2})) == {"seed": 2, "validation": 0.2}
+    shares = partition_options(asked("digits", split=[0.5, 0.3, 0.2]))
     assert (shares["validation"], shares["test"]) == (0.3, 0.2)
-    assert dealing(asked("digits", partition={"seed": 3, "clients": 4}, training={"seed": 2}))["seed"] == 3
+    assert partition_options(asked("digits", partition={"seed": 3, "clients": 4}, training={"seed": 2}))["seed"] == 3
     with pytest.raises(RequestError, match="test is said twice: by --split and by --deal"):
-        dealing(asked("digits", split=[0.5, 0.3, 0.2], partition={"test": 0.1}))
+        partition_options(asked("digits", split=[0.5, 0.3, 0.2], partition={"test": 0.1}))
     with pytest.raises(RequestError, match="--deal of digits"):
-        dealing(asked("digits", partition={"client": 4}))
+        partition_options(asked("digits", partition={"client": 4}))
 
 
 def test_tasks_follow_the_target_or_the_name():
@@ -91,9 +99,9 @@ def test_networks_get_the_loss_of_their_target():
 
 def test_a_module_is_copied_with_its_weights_and_a_function_is_told_the_sizes():
     given = nn.Linear(3, 2)
-    twin = maker(given, BINARY)()
+    twin = model_factory(given, BINARY)()
     assert twin is not given and torch.equal(twin.weight, given.weight)
-    made = maker(lambda features, classes: nn.Linear(features, classes), BINARY)()
+    made = model_factory(lambda features, classes: nn.Linear(features, classes), BINARY)()
     assert (made.in_features, made.out_features) == (3, 2)
     with pytest.raises(RequestError, match=r"a model is a torch.nn.Module or a function that makes one, got int"):
-        maker(3, BINARY)
+        model_factory(3, BINARY)

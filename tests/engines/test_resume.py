@@ -10,12 +10,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mooring.algorithms.base import find, names
+from mooring.algorithms.base import algorithm_names, find
 from mooring.core.errors import RequestError
-from mooring.engines.compare import compare
-from mooring.engines.compare import resume as resume_comparison
-from mooring.engines.fit import fit, resume
-from mooring.runs.directory import MODELS
+from mooring.engines.compare import compare, resume_comparison
+from mooring.engines.fit import fit, resume_fit
+from mooring.runs.directory import MODELS_FILE
 from tests.algorithms.cases import CASES
 
 
@@ -32,7 +31,7 @@ def table(tmp_path):
 
 
 def digest(run):
-    return hashlib.sha256((run / MODELS).read_bytes()).hexdigest()
+    return hashlib.sha256((run / MODELS_FILE).read_bytes()).hexdigest()
 
 
 def start(table, out, algorithm="fedprox_one_stage", settings=None, rounds=12, **more):
@@ -67,11 +66,11 @@ def test_killed_at_twenty_random_moments(table, tmp_path):
         if not out.exists():  # killed before the directory appeared: nothing half-made is left to be resumed
             assert not list(tmp_path.glob(f"run {k}*"))
             start(table, out)
-        resume(out)
+        resume_fit(out)
         assert digest(out) == expected, k
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", algorithm_names())
 def test_every_algorithm_resumes_bit_for_bit(name, table, tmp_path):
     """Stopped after the third round's checkpoint, by an error that stands for a kill."""
     settings = dict(next(fields for other, fields, problems in CASES if other == name and "linear" in problems))
@@ -93,14 +92,14 @@ def test_every_algorithm_resumes_bit_for_bit(name, table, tmp_path):
     try:
         run(tmp_path / "cut", stop)
     except InterruptedError:
-        resume(tmp_path / "cut")
+        resume_fit(tmp_path / "cut")
     assert digest(tmp_path / "cut") == digest(tmp_path / "whole")
 
 
 def test_equal_requests_give_equal_bytes(table, tmp_path):
     start(table, tmp_path / "a")
     start(table, tmp_path / "b")
-    for name in (MODELS, "run.toml", "split.parquet", "schema.json", "clients.parquet"):
+    for name in (MODELS_FILE, "run.toml", "split.parquet", "schema.json", "clients.parquet"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes(), name
 
 
@@ -127,7 +126,7 @@ def test_changed_data_are_refused(table, tmp_path):
     frame.loc[0, "a"] += 1
     frame.to_csv(table, index=False)
     with pytest.raises(RequestError, match="has changed since the run began"):
-        resume(tmp_path / "run")
+        resume_fit(tmp_path / "run")
 
 
 def test_an_existing_directory_is_refused(table, tmp_path):

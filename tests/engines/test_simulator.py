@@ -11,23 +11,23 @@ from mooring.algorithms.base import build
 from mooring.algorithms.fedavg import FedAvg
 from mooring.core.cohort import Round, weighted_mean
 from mooring.core.errors import RequestError
-from mooring.engines import visits
+from mooring.engines import local_update
 from mooring.engines.exchange import BEST, LAST
-from mooring.engines.guard import parts_of
-from mooring.engines.loop import Plan, Progress, run
+from mooring.engines.loop import TrainingPlan, TrainingState, run
+from mooring.engines.reply_checks import message_tensors
 from mooring.engines.simulate import simulate
-from mooring.engines.simulator import Simulator, chunk_size, settle
+from mooring.engines.simulator import Simulator, chunk_size, resolve
 from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic
-from mooring.tasks.module import Module
-from tests.problems import PROBLEMS, linear_clients, logistic_clients
+from mooring.tasks.network import NetworkTask
+from tests.support.problems import PROBLEMS, linear_clients, logistic_clients
 
 TURN = Round(1, 3, 5, 5, 1.0, 0)
 
 
 def ready(name="ditto", **fields):
     task, clients = PROBLEMS["linear"]()
-    return task, clients, *settle(build(name, fields), task, clients)
+    return task, clients, *resolve(build(name, fields), task, clients)
 
 
 def test_who_is_there():
@@ -100,10 +100,10 @@ def test_chunks_follow_the_model_alone():
 
 def test_simulate_equals_the_loop_by_hand():
     task, clients = PROBLEMS["logistic"]()
-    plan = Plan(rounds=5, participation=3, seed=4, evaluate_every=2)
+    plan = TrainingPlan(rounds=5, participation=3, seed=4, evaluate_every=2)
     done = simulate(build("ditto", {}), task, clients, plan, weights="uniform")
-    algorithm, exchange, server = settle(build("ditto", {}), task, clients, weights="uniform", seed=4)
-    outcome = run(algorithm, exchange, plan, Progress(server))
+    algorithm, exchange, server = resolve(build("ditto", {}), task, clients, weights="uniform", seed=4)
+    outcome = run(algorithm, exchange, plan, TrainingState(server))
     assert done.algorithm == algorithm and torch.equal(done.server.w, outcome.progress.server.w)
     assert torch.equal(done.models(), exchange.models(outcome.progress.server, Round(5, 5, 5, 5, 1.0, 4)))
     again = simulate(algorithm, task, clients, plan, weights="uniform", settled=True)
@@ -118,10 +118,10 @@ def test_whoever_watches_sees_every_round_and_may_stop():
         seen.append((now.t, now.models()))
         return now.t == 3
 
-    done = simulate(build("ditto", {}), *linear_problem, Plan(rounds=9), watch=watch)
+    done = simulate(build("ditto", {}), *linear_problem, TrainingPlan(rounds=9), watch=watch)
     assert [t for t, _ in seen] == [1, 2, 3] and done.outcome.last.t == 3
     assert torch.equal(seen[-1][1], done.models())
-    shorter = simulate(build("ditto", {}), task, clients, Plan(rounds=2))
+    shorter = simulate(build("ditto", {}), task, clients, TrainingPlan(rounds=2))
     torch.testing.assert_close(seen[1][1], shorter.models(), rtol=0, atol=0)
 
 
@@ -130,14 +130,14 @@ def test_a_run_may_begin_elsewhere():
     w0 = torch.arange(4, dtype=torch.float64)
     for settled in (False, True):
         method = build("fedavg", {"eta": 1e-9, "batch": 0, "steps": 1})
-        done = simulate(method, task, clients, Plan(rounds=1), settled=settled, w0=w0)
+        done = simulate(method, task, clients, TrainingPlan(rounds=1), settled=settled, w0=w0)
         torch.testing.assert_close(done.server.w, w0, rtol=0, atol=1e-6)
 
 
 def test_a_task_that_lacks_what_is_needed_is_refused():
     task, clients = PROBLEMS["softmax"]()
     with pytest.raises(RequestError, match="dichotomous needs a task with 'prox'"):
-        simulate(build("dichotomous", {}), Without(task), clients, Plan(rounds=1))
+        simulate(build("dichotomous", {}), Without(task), clients, TrainingPlan(rounds=1))
 
 
 class Without:
@@ -152,11 +152,11 @@ class Without:
         return getattr(self._task, name)
 
 
-@pytest.mark.parametrize("make", [lambda: Logistic(3, classes=3), lambda: Module(small_net)])
+@pytest.mark.parametrize("make", [lambda: Logistic(3, classes=3), lambda: NetworkTask(small_net)])
 def test_chunks_side_by_side_give_the_bytes_and_counts_of_one_after_another(make):
     task, before = make(), torch.get_num_threads()
     clients = logistic_clients(m=7, classes=3)
-    if isinstance(task, Module):
+    if isinstance(task, NetworkTask):
         clients = replace(clients, train=replace(clients.train, x=clients.train.x.float()))
     algorithm, everyone = FedAvg(eta=0.1, steps=4, batch=3), torch.arange(7)
     found = []
@@ -178,13 +178,13 @@ def test_rounds_that_use_memory_again_give_the_bytes_of_fresh_ones(name):
     clients = logistic_clients(m=7, classes=3)
     task, found = Logistic(3, classes=3), {True: [], False: []}
     for again, heard in found.items():
-        algorithm, exchange, server = settle(build(name, {"steps": 3, "batch": 3}), task, clients, chunk=2)
+        algorithm, exchange, server = resolve(build(name, {"steps": 3, "batch": 3}), task, clients, chunk=2)
         for t, who in enumerate(([0, 1, 2, 3, 4, 5, 6], [0, 2, 3, 5, 6], [1, 2, 3, 4, 5], [2, 6]), 1):
             cohort, turn = torch.tensor(who), Round(t, 4, 7, len(who), 1.0, 0)
             if not again:
                 exchange._used = None
             replies = exchange.ask(server, cohort, turn)
-            heard.append([part.clone() for part in parts_of(replies.message)])
+            heard.append([part.clone() for part in message_tensors(replies.message)])
             server = algorithm.merge(server, weighted_mean(replies.message, exchange.p[cohort]), turn)
             exchange.accept(cohort[1:], turn)
         heard.append([server.w, exchange.models(server, turn)])
@@ -196,9 +196,9 @@ def test_compiled_steps_pad_nothing_and_are_taken_in_larger_blocks(monkeypatch):
     pytest.importorskip("numba", reason="compiled kernels come with the extra mooring[fast]")
     clients, visited, found = logistic_clients(m=7, classes=3), [], {}
     row = clients.train.x[:1].numel() * clients.train.x.element_size()
-    monkeypatch.setattr("mooring.core.cohort.PADDED_BYTES", 2 * row * int(clients.train.size.max()))
-    visit = visits.visit
-    monkeypatch.setattr(visits, "visit", lambda *given: visited.append(len(given[4])) or visit(*given))
+    monkeypatch.setattr("mooring.core.cohort.MAX_PADDED_BYTES", 2 * row * int(clients.train.size.max()))
+    visit = local_update.client_update
+    monkeypatch.setattr(local_update, "visit", lambda *given: visited.append(len(given[4])) or visit(*given))
     for kernels in ("torch", "numba"):
         task, algorithm = Logistic(3, classes=3, kernels=kernels), FedAvg(eta=0.1, steps=3, batch=3)
         exchange, visited[:] = Simulator(task, clients, clients.weights()), []
@@ -211,7 +211,7 @@ def test_compiled_steps_pad_nothing_and_are_taken_in_larger_blocks(monkeypatch):
 
 def test_messages_of_as_many_clients_lie_where_the_last_ones_did():
     clients = logistic_clients(m=7, classes=3)
-    _, exchange, server = settle(FedAvg(eta=0.1, steps=2), Logistic(3, classes=3), clients, chunk=2)
+    _, exchange, server = resolve(FedAvg(eta=0.1, steps=2), Logistic(3, classes=3), clients, chunk=2)
     first, second = (
         exchange.ask(server, torch.tensor(who), TURN).message.data_ptr() for who in ([0, 1, 2, 3], [1, 2, 5, 6])
     )
@@ -230,7 +230,13 @@ def test_states_are_sound_where_every_number_is_finite():
     large = torch.finfo(torch.float32).max
     inf = float("inf")
     v = torch.tensor([[1.0, 2.0], [large, large], [inf, 1.0], [inf, -inf], [float("nan"), 0.0]])
-    assert visits.sound(State(v, torch.ones(5, dtype=torch.long))).tolist() == [True, True, False, False, False]
+    assert local_update.finite_states(State(v, torch.ones(5, dtype=torch.long))).tolist() == [
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -244,7 +250,7 @@ def test_states_are_sound_where_every_number_is_finite():
 def test_a_client_that_was_never_sampled_deploys_the_output_model(name, fields, part):
     """Theorem 1 is about w_t*: every client deploys it, not the sampled ones only."""
     task, clients = PROBLEMS["linear"]()
-    done = simulate(build(name, fields), task, clients, Plan(3, 0.2, seed=2, evaluate_every=3))
+    done = simulate(build(name, fields), task, clients, TrainingPlan(3, 0.2, seed=2, evaluate_every=3))
     never = done.exchange.states.merged == 0
     assert bool(never.any()) and not bool(never.all())
     output = getattr(done.server, part)

@@ -8,27 +8,26 @@ import pytest
 import torch
 
 from mooring.algorithms.fedavg import FedAvg
-from mooring.algorithms.fedprox_one_stage import FedProxOneStage
+from mooring.algorithms.fedprox_personal import FedProxPersonal
 from mooring.algorithms.local import Local
 from mooring.algorithms.pfedme import PFedMe
 from mooring.core.errors import WorkError
 from mooring.engines import compare as comparing
 from mooring.engines import sweep as sweeping
-from mooring.engines.compare import compare
-from mooring.engines.compare import resume as resume_comparison
-from mooring.engines.loop import Plan, answered
+from mooring.engines.compare import compare, resume_comparison
+from mooring.engines.loop import TrainingPlan, answered
 from mooring.engines.simulate import simulate, simulating
 from mooring.engines.simulator import Simulator
-from mooring.engines.sweep import Variant, alike, all_answered, most_together, sweep
-from mooring.runs.directory import MODELS, open_run
+from mooring.engines.sweep import Variant, all_answered, group_methods, max_runs_per_cohort, sweep
+from mooring.runs.directory import MODELS_FILE, open_run
 from mooring.tasks.linear import Linear
-from tests.problems import PROBLEMS, linear_clients
+from tests.support.problems import PROBLEMS, linear_clients
 
-PLAN = Plan(rounds=4, participation=0.6)
+PLAN = TrainingPlan(rounds=4, participation=0.6)
 FAMILIES = {
     "fedavg": [FedAvg(eta=eta, steps=3, batch=4) for eta in (0.01, 0.1)],
-    "fedprox": [FedProxOneStage(lam=lam, inner="sgd", eta=0.1 / (1 + lam), steps=3, batch=4) for lam in (0.1, 2.0)],
-    "exact": [FedProxOneStage(lam=lam, inner="exact") for lam in (0.1, 2.0)],
+    "fedprox": [FedProxPersonal(lam=lam, inner="sgd", eta=0.1 / (1 + lam), steps=3, batch=4) for lam in (0.1, 2.0)],
+    "exact": [FedProxPersonal(lam=lam, inner="exact") for lam in (0.1, 2.0)],
     "pfedme": [PFedMe(lam=lam, eta=0.1, inner_eta=0.1 / (1 + lam), steps=3, batch=4) for lam in (0.5, 2.0)],
     "falling": [FedAvg(eta=eta, decay=0.1, epochs=1, batch=4, server_step=0.5) for eta in (0.01, 0.1)],
 }  # fmt: skip
@@ -62,7 +61,7 @@ def test_runs_at_other_clients_or_of_another_task_are_visited_apart():
     lams = (0.1, 2.0)
 
     def run(task, clients, lam):
-        return simulating(FedProxOneStage(lam=lam, inner="sgd", eta=0.05, steps=3, batch=4), task, clients, PLAN)
+        return simulating(FedProxPersonal(lam=lam, inner="sgd", eta=0.05, steps=3, batch=4), task, clients, PLAN)
 
     found = all_answered([run(task, clients, lam) for task, clients in problems for lam in lams])
     for (task, clients, lam), (one, _) in zip([(*given, lam) for given in problems for lam in lams], found):
@@ -112,7 +111,7 @@ def test_a_comparison_is_the_same_side_by_side_and_one_by_one(tmp_path, monkeypa
         pd.testing.assert_frame_equal(
             one.drop(columns="seconds", errors="ignore"), other.drop(columns="seconds", errors="ignore"), rtol=1e-9
         )
-    runs = sorted(path.parent.relative_to(tmp_path / "apart") for path in (tmp_path / "apart").rglob(MODELS))
+    runs = sorted(path.parent.relative_to(tmp_path / "apart") for path in (tmp_path / "apart").rglob(MODELS_FILE))
     assert len(runs) == len(METHODS)
     for run in runs:
         one, other = (open_run(tmp_path / how / run).rounds.drop(columns="seconds") for how in ("together", "apart"))
@@ -133,26 +132,26 @@ def test_runs_that_were_interrupted_at_different_rounds_resume_to_the_same_bytes
     compare(table(classes), methods, out=tmp_path / "whole", **how)
     with pytest.raises(InterruptedError):
         compare(table(classes), methods, out=tmp_path / "cut", progress=stop, **how)
-    cut = list((tmp_path / "cut").rglob(MODELS))
+    cut = list((tmp_path / "cut").rglob(MODELS_FILE))
     resume_comparison(tmp_path / "cut", source=table(classes))
-    whole = {path.parent.name: path.read_bytes() for path in (tmp_path / "whole").rglob(MODELS)}
+    whole = {path.parent.name: path.read_bytes() for path in (tmp_path / "whole").rglob(MODELS_FILE)}
     assert len(whole) == 4 and len(cut) == 2, "those before the one that failed are done"
-    assert {path.parent.name: path.read_bytes() for path in (tmp_path / "cut").rglob(MODELS)} == whole
+    assert {path.parent.name: path.read_bytes() for path in (tmp_path / "cut").rglob(MODELS_FILE)} == whole
 
 
 def test_a_method_that_diverges_does_not_take_those_before_it_along(tmp_path):
     methods = [f"fedprox_one_stage lam={lam} eta={eta} {STEPS}" for lam, eta in ((0.1, 0.1), (1e3, 1e3), (1, 0.1))]
     with pytest.raises(WorkError, match="diverged"):
         compare(table(), methods, out=tmp_path / "run", **{**HOW, "rounds": 30})
-    assert len(list((tmp_path / "run").rglob(MODELS))) == 1
+    assert len(list((tmp_path / "run").rglob(MODELS_FILE))) == 1
 
 
 def test_what_is_worth_training_side_by_side():
     task, clients = PROBLEMS["logistic"]()
     cohort = 5
-    assert most_together(task, clients, cohort, chunk=4 * cohort) == 4
-    assert most_together(task, clients, cohort, chunk=cohort - 1) == 1, "a run fills a chunk by itself"
-    prox = {lam: FedProxOneStage(lam=lam, inner="sgd") for lam in (0.1, 1.0, 2.0)}
-    others = {"shaped": FedProxOneStage(lam=[0.1] * 5), "told": FedProxOneStage(lam=1.0, tol=1e-3, inner="descent")}
+    assert max_runs_per_cohort(task, clients, cohort, chunk=4 * cohort) == 4
+    assert max_runs_per_cohort(task, clients, cohort, chunk=cohort - 1) == 1, "a run fills a chunk by itself"
+    prox = {lam: FedProxPersonal(lam=lam, inner="sgd") for lam in (0.1, 1.0, 2.0)}
+    others = {"shaped": FedProxPersonal(lam=[0.1] * 5), "told": FedProxPersonal(lam=1.0, tol=1e-3, inner="descent")}
     methods = {**prox, **others, "one": FedAvg(eta=0.1), "two": FedAvg(eta=0.1, steps=3)}
-    assert alike(methods, 2) == [[0.1, 1.0], [2.0], ["shaped"], ["told"], ["one"], ["two"]]
+    assert group_methods(methods, 2) == [[0.1, 1.0], [2.0], ["shaped"], ["told"], ["one"], ["two"]]

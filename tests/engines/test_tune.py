@@ -6,8 +6,8 @@ import torch
 from mooring import fit
 from mooring.engines import tune as engine
 from mooring.engines.tune import tune
-from mooring.tasks.compiled import available
-from tests.problems import linear_clients
+from mooring.tasks.fused.linear_numba import is_numba_available
+from tests.support.problems import linear_clients
 
 
 def test_the_fastest_comes_first_and_threads_are_put_back(monkeypatch):
@@ -31,6 +31,6 @@ def test_what_is_proposed_can_be_run():
     assert fit(clients, algorithm="fedavg", rounds=2, **settled).summary
 
 
-@pytest.mark.skipif(not available(), reason="compiled kernels come with the extra mooring[fast]")
+@pytest.mark.skipif(not is_numba_available(), reason="compiled kernels come with the extra mooring[fast]")
 def test_kernels_are_tried_where_the_task_has_them():
     assert {trial.kernels for trial in tune(linear_clients(), algorithm="fedavg", threads=1)} == {"torch", "numba"}

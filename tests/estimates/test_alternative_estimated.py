@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from mooring.data.generators import LinearFederation
+from mooring.estimates.client_summaries import compute_linear_stats
 from mooring.estimates.constants import estimate_constants
-from mooring.estimates.heterogeneity import radius
-from mooring.estimates.summaries import linear_stats
+from mooring.estimates.heterogeneity import estimate_radius
 from mooring.tasks.linear import Linear
 from mooring.theory.alternative import crossing_radius
 
@@ -50,9 +50,9 @@ def test_the_estimated_radius_picks_the_better_of_the_two(draws):
     right = []
     for r in RADII[(border / 2 > RADII) | (2 * border < RADII)]:
         for made, common, alone in draws[r]:
-            stats = linear_stats(made.train)
+            stats = compute_linear_stats(made.train)
             known = estimate_constants(stats)
             mu = float(np.mean(np.linalg.eigvalsh(stats.gram.numpy())))  # typical: a single client's is noisy
-            picks_common = radius(stats).value <= crossing_radius(mu, known.noise.value, ROWS)
+            picks_common = estimate_radius(stats).value <= crossing_radius(mu, known.noise.value, ROWS)
             right.append(picks_common == (common < alone))
     assert len(right) >= 80 and np.mean(right) >= 0.9

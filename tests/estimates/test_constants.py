@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from mooring.estimates.client_summaries import compute_linear_stats, fit_from_stats, linear_fits, trace
 from mooring.estimates.constants import (
     assumption_warnings,
     estimate_constants,
@@ -13,7 +14,6 @@ from mooring.estimates.constants import (
     smoothness,
     strong_convexity,
 )
-from mooring.estimates.summaries import fits_from_stats, linear_fits, linear_stats, trace
 
 from .planted import linear_rows
 
@@ -28,7 +28,7 @@ def clients():
 
 def test_curvatures_are_eigenvalues(clients):
     rows, xs, _ = clients
-    stats = linear_stats(rows)
+    stats = compute_linear_stats(rows)
     values = [np.linalg.eigvalsh(x.T @ x / len(x)) for x in xs]
     top, bottom = smoothness(stats.gram, stats.n), strong_convexity(stats.gram, stats.n)
     assert top.value == pytest.approx(max(v[-1] for v in values)) and top.low < top.value < top.high
@@ -48,7 +48,7 @@ def test_noise_is_unbiased_at_three_rows_per_coefficient():
     for _ in range(200):
         rows, (x,), _ = linear_rows([12], np.ones((1, 4)), rng, noise=0.7)
         truth = 0.49 * np.sum(x**2) / 12
-        found = gradient_noise(fits_from_stats(linear_stats(rows)))
+        found = gradient_noise(fit_from_stats(compute_linear_stats(rows)))
         ratio.append(found.value**2 / truth)
         covered += found.low**2 <= truth <= found.high**2
     assert np.mean(ratio) == pytest.approx(1, abs=0.1)
@@ -60,7 +60,7 @@ def test_response_noise_pools_residuals_and_covers():
     covered = []
     for _ in range(100):
         rows, xs, ys = linear_rows([6, 8, 3], rng.normal(size=(3, 3)), rng, noise=0.7)
-        found = response_noise(linear_stats(rows))
+        found = response_noise(compute_linear_stats(rows))
         covered.append(found.low <= 0.7 <= found.high)
     assert np.mean(covered) >= 0.89
     rss = sum(np.linalg.lstsq(x, y, rcond=None)[1][0] for x, y in zip(xs[:2], ys[:2]))
@@ -70,10 +70,10 @@ def test_response_noise_pools_residuals_and_covers():
 def test_response_noise_without_local_fits_comes_from_the_likelihood():
     rng = np.random.default_rng(3)
     rows, _, _ = linear_rows([3] * 200, 1 + 0.5 * rng.normal(size=(200, 4)), rng, noise=0.7)
-    found = response_noise(linear_stats(rows))
+    found = response_noise(compute_linear_stats(rows))
     assert found.value == pytest.approx(0.7, rel=0.2) and "likelihood" in found.method and isnan(found.low)
     rows, _, _ = linear_rows([2] * 40, 3 * rng.normal(size=(40, 3)), rng, noise=0.0)
-    assert response_noise(linear_stats(rows)).method == "not identified"
+    assert response_noise(compute_linear_stats(rows)).method == "not identified"
 
 
 def test_loss_bound_says_what_it_is():
@@ -84,9 +84,9 @@ def test_loss_bound_says_what_it_is():
 
 def test_all_constants_at_once(clients):
     rows = clients[0]
-    stats = linear_stats(rows)
+    stats = compute_linear_stats(rows)
     found = estimate_constants(stats, losses=torch.rand(9))
-    fits = fits_from_stats(stats)
+    fits = fit_from_stats(stats)
     assert found.noise.value == pytest.approx(float(trace(fits.gradient_cov).max()) ** 0.5)
     assert 0 < found.mu.value < found.smooth.value
     assert found.response_noise.value == pytest.approx(0.7, rel=0.3)

@@ -2,14 +2,20 @@ import numpy as np
 import pytest
 import torch
 
-from mooring.estimates.answers import Here
-from mooring.estimates.client_spread import ClientSpread
+from mooring.estimates.client_queries import InMemoryQueries
+from mooring.estimates.client_summaries import compute_linear_stats, fit_from_stats, fit_logistic, trace
 from mooring.estimates.constants import gradient_noise, smoothness, strong_convexity
-from mooring.estimates.federation import estimate_federation
-from mooring.estimates.heterogeneity import client_radii, radius, radius_max
-from mooring.estimates.lambda_rules import CAP, TIGHTEST, best_single, lambda_rules, settled_single
-from mooring.estimates.spread import hessians_of, spread_laplace, spread_likelihood
-from mooring.estimates.summaries import fits_from_stats, linear_stats, logistic_fits, trace
+from mooring.estimates.federation_estimates import estimate_federation
+from mooring.estimates.heterogeneity import estimate_client_radii, estimate_max_radius, estimate_radius
+from mooring.estimates.lambda_rules import (
+    MAX_AUTO_LAM_PER_CURVATURE,
+    MAX_LAM_PER_SMOOTHNESS,
+    lambda_rules,
+    minimize_expected_risk,
+    resolve_auto_lam,
+)
+from mooring.estimates.random_effects import client_hessians, fit_laplace, fit_reml
+from mooring.estimates.task_random_effects import SampledRandomEffects
 from mooring.tasks.logistic import Logistic
 from mooring.tasks.poisson import Poisson
 from mooring.tasks.squared_hinge import SquaredHinge
@@ -22,14 +28,14 @@ from .planted import linear_rows, logistic_rows, rows_of, truths
 
 def stats_of(n, tau=0.5, d=3, seed=0):
     rng = np.random.default_rng(seed)
-    return linear_stats(linear_rows(n, 1 + tau * rng.normal(size=(len(n), d)), rng)[0])
+    return compute_linear_stats(linear_rows(n, 1 + tau * rng.normal(size=(len(n), d)), rng)[0])
 
 
 def test_empirical_bayes_rules_are_noise_over_rows_and_spread():
     n = [20, 30, 80, 40, 25]
     stats = stats_of(n)
     table = lambda_rules(stats)
-    scalar, diagonal = spread_likelihood(stats), spread_likelihood(stats, "diagonal")
+    scalar, diagonal = fit_reml(stats), fit_reml(stats, "diagonal")
     for i in range(5):
         assert float(table["client"].lam[i]) == pytest.approx(float(scalar.noise[0] / n[i] / scalar.variance[0]))
         for j in range(3):
@@ -49,7 +55,7 @@ def test_one_lam_has_the_least_risk_of_all():
     """Against the exact expected risk of each client's ridge fit, on a grid."""
     n = torch.tensor([5.0, 20.0, 100.0]).double()
     stats = stats_of([5, 20, 100], seed=2)
-    spread = spread_likelihood(stats)
+    spread = fit_reml(stats)
     p, eye = n / n.sum(), torch.eye(3).double()
     tau2, noise = float(spread.variance[0]), float(spread.noise[0])
 
@@ -62,7 +68,7 @@ def test_one_lam_has_the_least_risk_of_all():
             total += float(p[i] * trace(h @ error))
         return total
 
-    best = best_single(spread, stats.gram, n, p)
+    best = minimize_expected_risk(spread, stats.gram, n, p)
     grid = best * np.geomspace(0.5, 2, 41)
     assert grid[np.argmin([risk(lam) for lam in grid])] == pytest.approx(best)
 
@@ -70,15 +76,17 @@ def test_one_lam_has_the_least_risk_of_all():
 def test_theorems_are_evaluated_at_the_estimates():
     n = np.array([40, 60, 50, 90])
     stats = stats_of(n, tau=1.0)
-    table, fits = lambda_rules(stats), fits_from_stats(stats)
+    table, fits = lambda_rules(stats), fit_from_stats(stats)
     p = n / n.sum()
     mu, smooth = strong_convexity(fits.hessian, fits.n).value, smoothness(fits.hessian, fits.n).value
-    noise, rms, most = gradient_noise(fits).value, radius(stats).value, radius_max(stats).value
+    noise, rms, most = gradient_noise(fits).value, estimate_radius(stats).value, estimate_max_radius(stats).value
     assert table["aer"].lam == pytest.approx(lambda_aer(rms, mu, p, n).lam, rel=1e-7)
     assert table["ier"].lam == pytest.approx(lambda_ier(most, mu, p, n).lam, rel=1e-7)
-    assert table["theory"].lam == pytest.approx(lambda_one_stage(most, mu, smooth, noise, p, n, cap=CAP).lam, rel=1e-7)
+    assert table["theory"].lam == pytest.approx(
+        lambda_one_stage(most, mu, smooth, noise, p, n, cap=MAX_LAM_PER_SMOOTHNESS).lam, rel=1e-7
+    )
     assert table["shrinkage_of_all"].lam == pytest.approx(noise**2 * np.sum(p / n) / (mu * rms**2), rel=1e-7)
-    own, each = trace(fits.gradient_cov), client_radii(stats).value
+    own, each = trace(fits.gradient_cov), estimate_client_radii(stats).value
     np.testing.assert_allclose(table["shrinkage"].lam, own / (fits.n * mu * each**2))
     assert table["aer"].source == "alternative, Theorem 4.4"
 
@@ -103,11 +111,11 @@ def test_auto_is_one_but_never_tighter_than_ten_curvatures():
     n = torch.full((8,), 20.0).double()
     equal, apart = stats_of([20] * 8, tau=0.0, seed=2), stats_of([20] * 8, tau=1.0)
     top = np.mean([np.linalg.eigvalsh(g)[-1] for g in equal.gram.numpy()])
-    assert lambda_rules(equal)["auto"].lam == pytest.approx(TIGHTEST * top)
+    assert lambda_rules(equal)["auto"].lam == pytest.approx(MAX_AUTO_LAM_PER_CURVATURE * top)
     table = lambda_rules(apart)
     assert table["auto"].lam == table["one"].lam
-    told = ClientSpread(spread_likelihood(apart), torch.arange(8))
-    assert settled_single(told, n, n / n.sum()) == table["auto"].lam
+    told = SampledRandomEffects(fit_reml(apart), torch.arange(8))
+    assert resolve_auto_lam(told, n, n / n.sum()) == table["auto"].lam
 
 
 def test_a_part_of_the_clients_speaks_for_all():
@@ -115,18 +123,18 @@ def test_a_part_of_the_clients_speaks_for_all():
     stats = stats_of([20, 30, 80, 40, 25])
     part = torch.tensor([0, 2, 3])
     some = type(stats)(*(field[part] for field in stats))
-    spread = spread_likelihood(some)
-    told = ClientSpread(spread, part)
-    table = lambda_rules(stats, scalar=told, diagonal=ClientSpread(spread_likelihood(some, "diagonal"), part))
+    spread = fit_reml(some)
+    told = SampledRandomEffects(spread, part)
+    table = lambda_rules(stats, scalar=told, diagonal=SampledRandomEffects(fit_reml(some, "diagonal"), part))
     np.testing.assert_allclose(table["client"].lam, spread.noise[0] / stats.n / spread.variance[0])
     assert table["one"].lam == lambda_rules(some)["one"].lam
 
 
 def test_hessians_of_a_spread_are_those_it_was_made_with():
     stats = stats_of([20, 30, 80])
-    torch.testing.assert_close(hessians_of(spread_likelihood(stats), stats.n), stats.gram)
+    torch.testing.assert_close(client_hessians(fit_reml(stats), stats.n), stats.gram)
     # Noise per client is told after its last renewal, which changed it by 1e-4 at most.
-    each = hessians_of(spread_likelihood(stats, noise="client"), stats.n)
+    each = client_hessians(fit_reml(stats, noise="client"), stats.n)
     torch.testing.assert_close(each, stats.gram, rtol=1e-3, atol=1e-12)
 
 
@@ -145,9 +153,9 @@ def test_logistic_fits_and_a_given_spread():
         modes = task.prox(center[None], lam, batch)
         return modes, task.hessian(modes, batch)
 
-    spread = spread_laplace(rows.size, refit, torch.zeros(2).double())
-    fits = logistic_fits(rows)
-    given, own = lambda_rules(fits, scalar=ClientSpread(spread, torch.arange(20))), lambda_rules(fits)
+    spread = fit_laplace(rows.size, refit, torch.zeros(2).double())
+    fits = fit_logistic(rows)
+    given, own = lambda_rules(fits, scalar=SampledRandomEffects(spread, torch.arange(20))), lambda_rules(fits)
     # A radius of 1 in two coefficients is a variance of 1/2 each; a log-likelihood has noise 1.
     for table in (given, own):
         assert float(table["client"].lam[0]) == pytest.approx(1 / 60 / 0.5, rel=0.5)
@@ -171,7 +179,7 @@ def test_a_ridge_counts_once_in_the_theorems(kind):
         ys = [(rng.random(len(z)) < 1 / (1 + np.exp(-z))).astype(float) for z in scores]
     rows = rows_of(xs, ys)
     p = torch.from_numpy(n / n.sum())
-    federation = estimate_federation(task, Here(task, rows), p)
+    federation = estimate_federation(task, InMemoryQueries(task, rows), p)
     w = task.solve(rows.full(task))
     mu = float(torch.linalg.eigvalsh(task.hessian(w, rows.full(task)).double()).min())
     found = federation.rules["aer"].lam

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from mooring.algorithms.apfl import APFL, mixture
-from mooring.algorithms.fedavg_localized import FedAvgLocalized
+from mooring.algorithms.apfl import APFL, mix_models
+from mooring.algorithms.fedavg_finetune import FedAvgFinetune
 from mooring.data.generators import Prototypes
-from mooring.engines.loop import Plan, sample_cohort
+from mooring.engines.loop import TrainingPlan, sample_cohort
 from mooring.engines.simulate import simulate
-from mooring.experiments import federated, nets
+from mooring.experiments import networks, training_curves
 from mooring.experiments.apfl import _images, _methods, fig4, fig6
 from mooring.experiments.base.results import Results, Trial
 from mooring.tasks.logistic import Logistic
@@ -31,18 +31,22 @@ def test_worth_is_the_mean_over_clients_of_their_own_rows():
         scores = x @ models[i, :9].view(3, 3) + models[i, 9:]
         losses.append(float(torch.nn.functional.cross_entropy(scores, y)))
         hits.append(float((scores.argmax(1) == y).double().mean()))
-    assert federated.loss_and_accuracy(task, models, clients.test) == pytest.approx((np.mean(losses), np.mean(hits)))
+    assert training_curves.loss_and_accuracy(task, models, clients.test) == pytest.approx(
+        (np.mean(losses), np.mean(hits))
+    )
 
 
 def test_follow_tells_deployed_and_common_models_apart():
     clients, task = small(), Logistic(3, 3, ridge=0.1)
     work = {"eta": 0.1, "decay": 0.01, "steps": 5, "batch": 8}
     how = {"rounds": 5, "every": 2, "seed": 1}
-    tuned = federated.follow(FedAvgLocalized(**work, tune_steps=5), task, clients, common=True, **how)
+    tuned = training_curves.train_and_evaluate(FedAvgFinetune(**work, tune_steps=5), task, clients, common=True, **how)
     assert tuned["round"] == [1, 2, 4, 5]
     assert tuned["train loss"] != tuned["common train loss"]
     for alpha, series in ((0.0, "common train loss"), (0.3, None)):
-        mixed = federated.follow(APFL(alpha=alpha, adapt="no", **work), task, clients, common=True, **how)
+        mixed = training_curves.train_and_evaluate(
+            APFL(alpha=alpha, adapt="no", **work), task, clients, common=True, **how
+        )
         assert mixed["common train loss"] == pytest.approx(tuned["common train loss"])  # w does not depend on alpha
         assert mixed["alpha"] == pytest.approx([alpha] * 4)
         if series:
@@ -52,10 +56,12 @@ def test_follow_tells_deployed_and_common_models_apart():
 def test_the_worst_client_is_followed():
     clients, task = small(), Logistic(3, 3, ridge=0.1)
     method = APFL(alpha=0.4, adapt="no", eta=0.1, decay=0.01, steps=5, batch=8)
-    plan = Plan(2, evaluate_every=2)
+    plan = TrainingPlan(2, evaluate_every=2)
     models = simulate(method, task, clients, plan, weights="uniform", settled=True).models()
-    found = federated.follow(method, task, clients, rounds=2, every=2, seed=0)
-    alone = [federated.loss_and_accuracy(task, models[[i]], clients.test.select(torch.tensor([i]))) for i in range(4)]
+    found = training_curves.train_and_evaluate(method, task, clients, rounds=2, every=2, seed=0)
+    alone = [
+        training_curves.loss_and_accuracy(task, models[[i]], clients.test.select(torch.tensor([i]))) for i in range(4)
+    ]
     assert found["worst test loss"][-1] == pytest.approx(max(loss for loss, _ in alone))
     assert found["worst test accuracy"][-1] == pytest.approx(min(accuracy for _, accuracy in alone))
 
@@ -64,19 +70,19 @@ def test_online_clients_are_those_of_the_round():
     clients, task = small(), Logistic(3, 3, ridge=0.1)
     method = APFL(alpha=0.4, adapt="no", eta=0.1, decay=0.01, steps=5, batch=8, output="own")
     how = {"rounds": 3, "every": 1, "seed": 1, "participation": 0.5}
-    online = federated.follow(method, task, clients, online=True, **how)
+    online = training_curves.train_and_evaluate(method, task, clients, online=True, **how)
     found = {}
 
     def watch(now):
         found[now.t] = (now.models(), sample_cohort(now.plan, now.exchange.roster.keys, now.t))
 
-    plan = Plan(3, 0.5, 1, evaluate_every=3)
+    plan = TrainingPlan(3, 0.5, 1, evaluate_every=3)
     simulate(method, task, clients, plan, weights="uniform", settled=True, watch=watch)
     for k, (models, who) in enumerate(found.values()):
         assert len(who) == 2
         losses = [float(task.risk(models[i][None], clients.train.select(i[None]).padded())) for i in who]
         assert online["train loss"][k] == pytest.approx(np.mean(losses))
-    assert online["train loss"] != federated.follow(method, task, clients, **how)["train loss"]
+    assert online["train loss"] != training_curves.train_and_evaluate(method, task, clients, **how)["train loss"]
 
 
 def test_step_sizes_and_mixtures_follow_the_paper():
@@ -95,7 +101,7 @@ def test_fine_tuning_does_not_depend_on_alpha():
     half, most = (list(fig6.joining(APFL(alpha=a, **work), w, new, 7, 0, moves_w=True)) for a in (0.5, 0.9))
     assert len(half) == fig6.EPOCHS + 1 and torch.equal(half[0].w, half[0].v)
     torch.testing.assert_close(half[-1].w, most[-1].w)
-    losses = [fig6.worths(new, mixture(stay.alpha, stay.v, stay.w))[0] for stay in half]
+    losses = [fig6.worths(new, mix_models(stay.alpha, stay.v, stay.w))[0] for stay in half]
     assert losses[-1] < losses[0] / 2
 
 
@@ -107,7 +113,7 @@ def test_a_new_client_keeps_the_global_model_fixed(alpha):
     method = APFL(alpha=alpha, eta=0.1, epochs=1, batch=0, adapt="no")
     first, tuned = (list(fig6.joining(method, w, new, 7, 0, moves_w=moves))[1] for moves in (False, True))
     assert torch.equal(first.w, w.expand_as(first.w))
-    moved = mixture(first.alpha, first.v, first.w) - w
+    moved = mix_models(first.alpha, first.v, first.w) - w
     torch.testing.assert_close(moved, alpha**2 * (tuned.w - w))
 
 
@@ -123,9 +129,9 @@ def test_every_method_has_a_run():
 
 
 def test_rows_are_dealt_by_classes_or_at_random():
-    by_class = _images.dealt(0, "digits", 10, 2)
+    by_class = _images.partition_images(0, "digits", 10, 2)
     assert all(len(by_class.train.of(i)[1].unique()) == 2 for i in range(10))
-    at_random = _images.dealt(0, "digits", 10, 10)
+    at_random = _images.partition_images(0, "digits", 10, 10)
     assert min(len(at_random.train.of(i)[1].unique()) for i in range(10)) > 6
 
 
@@ -157,14 +163,14 @@ def test_newcomers_take_no_part_in_the_training():
     assert torch.equal(new.train.of(0)[0], clients.train.of(3)[0])
 
 
-@pytest.mark.parametrize("make, shape", [(nets.mlp(6, 4, 3), (6,)), (nets.cnn(1, 8, 3, (2, 3), 4), (1, 8, 8))])
+@pytest.mark.parametrize("make, shape", [(networks.mlp(6, 4, 3), (6,)), (networks.cnn(1, 8, 3, (2, 3), 4), (1, 8, 8))])
 def test_networks_give_a_score_per_class(make, shape):
     assert make()(torch.randn(5, *shape)).shape == (5, 3)
 
 
 def test_lstm_equals_the_fused_one_on_texts_without_padding():
     torch.manual_seed(0)
-    ours = nets.lstm(20, 2, embedding=4, hidden=5, layers=2)()
+    ours = networks.lstm(20, 2, embedding=4, hidden=5, layers=2)()
     fused = torch.nn.LSTM(4, 5, num_layers=2, batch_first=True)
     with torch.no_grad():
         for k, (into, again) in enumerate(zip(ours.inputs, ours.states)):

@@ -256,5 +256,5 @@ MEETINGS = [([1, -1], 0.5), ([1, 0.5, -0.5, -1], 1.5), ([1, -1, 1], np.nan), ([1
 
 @pytest.mark.parametrize(("gap", "where"), [*MEETINGS, ([1, -1, 1, -1], np.nan)])
 def test_meeting(gap, where):
-    found = claims.meeting(np.arange(len(gap), dtype=float), np.array(gap))
+    found = claims.find_crossing(np.arange(len(gap), dtype=float), np.array(gap))
     assert found == pytest.approx(where, nan_ok=True)

@@ -16,11 +16,11 @@ from mooring.experiments.base.claims import Claim, lower
 from mooring.experiments.base.experiment import Cell, Experiment, Panel, Preset, Table
 from mooring.experiments.base.records import panel_record, table_record
 from mooring.experiments.base.results import Results, Trial, of
-from mooring.report import panels as panels_module
-from mooring.report.markdown import brief, table
-from mooring.report.panels import DPI, draw
+from mooring.report import experiment_figures as panels_module
+from mooring.report.experiment_figures import DPI, draw_panels
+from mooring.report.markdown import format_brief, format_record_table
 from mooring.report.reproduction import granted_repeats, write_page
-from mooring.runs.files import json_bytes, write_json
+from mooring.runs.atomic_files import json_bytes, write_json
 
 PANEL = Panel("x", {"a": "curve", "theory": "curve"}, "x", "y", log="xy", dashed=("theory",), across={"one": 1.0})
 NOTE = "The paper's number is for another scale."
@@ -30,7 +30,7 @@ def trial(seed: int) -> dict:
     return {"x": [1, 10, 100], "curve": [3, 2, 1], "error": 2.0 + 0.1 * (seed - 1)}
 
 
-def toy(limit: float, data: str = "", repeats: int = 3, evidence: str = "") -> catalog.Entry:
+def toy(limit: float, data: str = "", repeats: int = 3, evidence: str = "") -> catalog.CatalogEntry:
     claims = [
         Claim("small", "the error is small | tiny", lower("error", limit), NOTE, evidence),
         Claim("positive", "ok", lower("error", 9)),
@@ -38,7 +38,7 @@ def toy(limit: float, data: str = "", repeats: int = 3, evidence: str = "") -> c
     tables = [Table("Errors", ("ours",), {"a": [Cell("error", 1.5)], "b": [Cell(lambda results: 3.14159)]})]
     presets = dict.fromkeys(("smoke", "quick", "paper"), Preset(repeats=repeats, data=data))
     experiment = Experiment("A toy", trial, presets, claims, [PANEL], tables, reads="Read so.")
-    return catalog.Entry("009-fig1", "009", experiment)
+    return catalog.CatalogEntry("009-fig1", "009", experiment)
 
 
 def registrations(entry, label="paper's data", preset="quick"):
@@ -110,13 +110,13 @@ def test_wrong_requests(capsys, tmp_path):
 def test_list_experiments(capsys):
     assert run("list", "experiments", "--json") == 0
     listed = json.loads(capsys.readouterr().out)["experiments"]
-    assert [one["id"] for one in listed] == catalog.ids()
+    assert [one["id"] for one in listed] == catalog.list_experiments()
     first = next(one for one in listed if one["id"] == "kernel-fig1")
     assert first["paper"] == "kernel" and "s1-is-stationary" in first["claims"] and first["title"]
 
 
 def test_a_kept_result_needs_no_second_run(session_cache, tmp_path, capsys):
-    entry = catalog.load("alternative-weights")
+    entry = catalog.load_experiment("alternative-weights")
     runner.run([entry], "smoke", session_cache, workers=1)
     assert run("reproduce", "alternative-weights", "--preset", "smoke", "--json", "--out", str(tmp_path)) in (0, 3, 4)
     assert {c["experiment"] for c in json.loads(capsys.readouterr().out)["claims"]} == {"alternative-weights"}
@@ -219,10 +219,10 @@ def test_titles_name_data_that_are_not_the_papers(use, tmp_path):
 def test_figures_are_the_same_bytes_and_survive_intervals_that_reach_0():
     wide = [Trial({}, seed, {"x": [1, 2, 3], "curve": [1 + seed, 1 + seed, 9 * seed + 0.1]}) for seed in range(3)]
     panel = panel_record(PANEL, Results(wide))
-    first, second = draw("A", [panel]), draw("A", [panel])
+    first, second = draw_panels("A", [panel]), draw_panels("A", [panel])
     assert first == second and first.keys() == {"png", "svg"}
     kept = json.loads(json_bytes({"panel": panel}))["panel"]  # what a file holds gives the same picture
-    assert draw("A", [kept]) == first
+    assert draw_panels("A", [kept]) == first
     assert b"<dc:date>" not in first["svg"] and b"matplotlib" not in first["svg"].lower()[:400]
 
 
@@ -234,11 +234,11 @@ def test_panels_have_names_of_their_own_and_none_is_empty():
     record = panel_record(PANEL, Results([Trial({}, seed, trial(seed)) for seed in range(3)]))
     nothing = record | {"curves": [curve | {"mean": [None] * 3} for curve in record["curves"]], "title": "nothing"}
     twice = [record | {"title": "(a)", "ylabel": what} for what in ("loss", "accuracy")]
-    shown = texts(draw("A", [*twice, nothing]))
+    shown = texts(draw_panels("A", [*twice, nothing]))
     assert "(a): loss" in shown and "(a): accuracy" in shown and "nothing" not in shown
     assert shown.count("theory") == 1  # one legend for panels that show the same
     other = record | {"title": "(b)", "curves": [record["curves"][0] | {"label": "b"}]}
-    assert texts(draw("A", [twice[0], other])).count("theory") == 1
+    assert texts(draw_panels("A", [twice[0], other])).count("theory") == 1
 
 
 def test_legends_lie_beside_the_curves():
@@ -256,7 +256,7 @@ def test_legends_lie_beside_the_curves():
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(panels_module, "image", look)
-            draw("A", panels)
+            draw_panels("A", panels)
         assert boxes and not any(boxes)
 
 
@@ -275,14 +275,14 @@ def test_intervals_on_a_log_axis_are_those_of_logarithms():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(panels_module, "image", look)
-        draw("A", [record])
+        draw_panels("A", [record])
     below, above = np.log(found[0])
     assert (below + above) / 2 == pytest.approx(np.log(4)) and above - below == pytest.approx((high - low) / 4)
 
 
 def test_long_titles_are_not_cut():
     panel = panel_record(PANEL, Results([Trial({}, 0, trial(0))]))
-    drawn = ET.fromstring(draw("wide words " * 14, [panel])["svg"])
+    drawn = ET.fromstring(draw_panels("wide words " * 14, [panel])["svg"])
     lines = [t.text for t in drawn.iter("{http://www.w3.org/2000/svg}text") if "wide words" in (t.text or "")]
     assert len(lines) > 1 and " ".join(lines) == ("wide words " * 14).strip()
     font = FontProperties(size=10)
@@ -292,31 +292,36 @@ def test_long_titles_are_not_cut():
 def test_tables_show_intervals_and_printed_numbers():
     results = Results([Trial({"m": m}, seed, {"error": m + seed}) for m in (1, 2) for seed in (-1, 0, 1)])
     given = Table("T", ("one", "two"), {"row": [Cell(of("error", m=1), 0.9), Cell(of("error", m=2), "n/a")]})
-    text = table(table_record(given, results))
+    text = format_record_table(table_record(given, results))
     half = 4.303 / np.sqrt(3)
     assert f"1 ± {half:.4g} (0.9)" in text and "(n/a)" in text
-    assert brief({"a": 1.23456, "b": {"c": [1, 2.5]}}) == "a: 1.235; b: c: [1, 2.5]"
-    assert len(brief({f"n{k}": k for k in range(99)})) <= 90
+    assert format_brief({"a": 1.23456, "b": {"c": [1, 2.5]}}) == "a: 1.235; b: c: [1, 2.5]"
+    assert len(format_brief({f"n{k}": k for k in range(99)})) <= 90
     lower = {"value": 1.0, "reference": 2.0, "ratio": 0.5, "low": 0.4, "high": 0.6, "limit": 1.0, "worst n": 3}
-    assert brief(lower) == "1 / 2 = 0.5 [0.4, 0.6], limit 1 (worst: n 3)"
+    assert format_brief(lower) == "1 / 2 = 0.5 [0.4, 0.6], limit 1 (worst: n 3)"
     assert (
-        brief({"slope": -1.0, "low": -1.1, "high": -0.9, "range": [-2, 0]}) == "slope -1 [-1.1, -0.9], within [-2, 0]"
+        format_brief({"slope": -1.0, "low": -1.1, "high": -0.9, "range": [-2, 0]})
+        == "slope -1 [-1.1, -0.9], within [-2, 0]"
     )
 
 
 def test_the_pages_of_the_repository_are_made_from_its_records(tmp_path):
     docs, copy = Path(__file__).parents[2] / "docs", tmp_path / "docs"
     shutil.copytree(docs / "reproduction", copy / "reproduction", ignore=shutil.ignore_patterns("*.md"))
-    write_page(copy / "reproduction", copy / "reproduction.md", [registry.described(p) for p in catalog.papers()])
+    write_page(
+        copy / "reproduction", copy / "reproduction.md", [registry.describe_registrations(p) for p in catalog.papers()]
+    )
     pages = ["reproduction.md", *(f"reproduction/{paper}.md" for paper in catalog.papers())]
     for page in pages:
         assert (copy / page).read_text() == (docs / page).read_text()
-    known = {f"{one}-{preset}.json" for one in catalog.ids() for preset in ("quick", "paper")} | {"history.json"}
+    known = {f"{one}-{preset}.json" for one in catalog.list_experiments() for preset in ("quick", "paper")} | {
+        "history.json"
+    }
     assert {path.name for path in (docs / "reproduction").glob("*.json")} <= known
 
 
 def test_a_part_of_an_experiment_says_that_it_is_one():
-    entry = catalog.load("effect-tab3")
+    entry = catalog.load_experiment("effect-tab3")
     some = catalog.part(entry, "paper", ["row=MNIST CNN2", "classes=2"], 5).experiment.presets["paper"]
     assert {(point["row"], point["classes"]) for point in some.points} == {("MNIST CNN2", 2)} and some.repeats == 5
     assert some.data.endswith("; only row = MNIST CNN2; only classes = 2")

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from mooring.engines.loop import answered
-from mooring.experiments import measures
+from mooring.experiments import exact_minimum
 from mooring.experiments.base import catalog
 from mooring.experiments.base.claims import every
 from mooring.experiments.base.results import Results, Trial
@@ -18,7 +18,9 @@ SMALL = {
 
 def test_results_on_other_data_say_so():
     """Experiments with images name what they ran on, and what stands in for what."""
-    images = [entry.experiment for entry in catalog.select("effect") if entry.experiment.presets["paper"].needs]
+    images = [
+        entry.experiment for entry in catalog.select_experiments("effect") if entry.experiment.presets["paper"].needs
+    ]
     assert len(images) == 7
     for experiment in images:
         quick = experiment.presets["quick"].data
@@ -29,15 +31,15 @@ def test_results_on_other_data_say_so():
 @pytest.mark.parametrize("lam", [2e-4, 0.1, 1e4])
 def test_joint_newton_is_the_minimiser(lam):
     given = _synthetic.problem(3, 0.6, clients=5, samples=60)
-    ours = _synthetic.minimiser(given.task, lam, given.p, given.clients.train)
-    theirs = measures.minimiser(given.task, lam, given.p, given.clients.train)
+    ours = _synthetic.minimize_jointly(given.task, lam, given.p, given.clients.train)
+    theirs = exact_minimum.minimize_objective(given.task, lam, given.p, given.clients.train)
     torch.testing.assert_close(ours.w, theirs.w, rtol=1e-6, atol=1e-7)
     torch.testing.assert_close(ours.v, theirs.v, rtol=1e-6, atol=1e-7)
 
 
 def test_statistical_errors_by_hand():
     """LocalTrain's and GlobalTrain's errors from their own definitions; FedProx tends to both."""
-    out = _synthetic.statistical(0, 0.6, clients=4, samples=80)
+    out = _synthetic.statistical_errors(0, 0.6, clients=4, samples=80)
     given = _synthetic.problem(0, 0.6, 4, 80)
     rows, truths = given.clients.train, given.clients.truth.w
     alone = [given.task.solve(rows.select(torch.tensor([i])).padded())[0] for i in range(4)]
@@ -47,18 +49,18 @@ def test_statistical_errors_by_hand():
 
 
 def test_iterates_reach_the_minimiser():
-    curves = answered(_synthetic.iterated(0, 0.6, 0.02, rounds=40, clients=5, samples=80))
+    curves = answered(_synthetic.total_errors(0, 0.6, 0.02, rounds=40, clients=5, samples=80))
     assert curves["t"] == list(range(41))
     assert curves["gap"][0] == 1 and curves["gap"][-1] < 1e-2
     assert sorted(curves["gap"], reverse=True) == curves["gap"]
-    inexact = answered(_synthetic.iterated(0, 0.6, 0.02, rounds=40, steps=1, clients=5, samples=80))
+    inexact = answered(_synthetic.total_errors(0, 0.6, 0.02, rounds=40, steps=1, clients=5, samples=80))
     assert inexact["gap"][5] > curves["gap"][5]
 
 
 def test_protocols_by_hand():
     """P1 and P2 from a loop over rows: P1 weighs a class as the client's own rows do."""
     given = _images.federation(0, "digits", 2, 5, 40, 80, True)
-    task = _images.task_of("softmax", given)
+    task = _images.make_task("softmax", given)
     v = torch.randn(5, task.dim, generator=torch.Generator().manual_seed(1))
     found = _images.accuracies(task, v[0], v, given)
     p1, p2 = [], []
@@ -85,7 +87,7 @@ def test_prototypes_test_rows_have_all_classes():
 @pytest.mark.parametrize("model", ["cnn2", "cnn3", "cnn5"])
 def test_networks_run(model):
     given = _images.federation(0, "digits", 2, 5, 20, 20, False)
-    task = _images.task_of(model, given)
+    task = _images.make_task(model, given)
     convolutions = [layer for layer in task.module if isinstance(layer, torch.nn.Conv2d)]
     assert len(convolutions) == int(model[-1])
     out = answered(_images.trial(0, model=model, classes=2, method="FedProx", lam=0.5, **SMALL | {"samples": 20}))

@@ -10,38 +10,38 @@ import numpy as np
 import pytest
 
 from mooring.core.errors import RequestError
-from mooring.experiments.base import cache, catalog, claims, runner
+from mooring.experiments.base import catalog, claims, runner, trial_cache
 from mooring.experiments.base.experiment import Experiment, Preset
 from mooring.experiments.base.reproduce import reproduce
 from mooring.experiments.base.results import Results, Trial
-from mooring.report.markdown import table
+from mooring.report.markdown import format_record_table
 from mooring.report.reproduction import draw_record
-from mooring.runs.files import read_json
+from mooring.runs.atomic_files import read_json
 
 
-@pytest.mark.parametrize("one", catalog.ids())
+@pytest.mark.parametrize("one", catalog.list_experiments())
 def test_smoke(one, session_cache, tmp_path):
     (record,) = reproduce(one, "smoke", tmp_path, workers=1)
     draw_record(record, tmp_path)
-    experiment = catalog.load(one).experiment
+    experiment = catalog.load_experiment(one).experiment
     assert [claim["claim"] for claim in record["claims"]] == [claim.id for claim in experiment.claims]
     assert all(claim["word"] in claims.WORDS and claim["numbers"] for claim in record["claims"])
     assert record["repeats"] > 1 or not any(claim["word"] == claims.HELD for claim in record["claims"])
-    assert record["made"]["code"] and record["made"]["versions"].keys() == set(cache.LIBRARIES)
+    assert record["made"]["code"] and record["made"]["versions"].keys() == set(trial_cache.LIBRARIES)
     assert read_json(tmp_path / f"{one}-smoke.json")["experiment"] == one
     assert experiment.panels or experiment.tables
     if experiment.panels:
         assert (tmp_path / f"{one}-smoke.png").read_bytes().startswith(b"\x89PNG")
         ET.parse(tmp_path / f"{one}-smoke.svg")
-    for text in map(table, record["tables"]):
+    for text in map(format_record_table, record["tables"]):
         rows = [line.count("|") for line in text.splitlines() if line.startswith("|")]
         assert len(rows) > 2 and len(set(rows)) == 1
 
 
-@pytest.mark.parametrize("one", catalog.ids())
+@pytest.mark.parametrize("one", catalog.list_experiments())
 def test_a_change_of_sign_contradicts_every_claim(one, session_cache):
     """Places along an axis stay; every measured number is negated."""
-    entry = catalog.load(one)
+    entry = catalog.load_experiment(one)
     results = runner.run([entry], "smoke", session_cache, workers=1)[one].results
     axes = {panel.x for panel in entry.experiment.panels}
 
@@ -54,20 +54,22 @@ def test_a_change_of_sign_contradicts_every_claim(one, session_cache):
 
 
 def test_catalogue():
-    ids = catalog.ids()
+    ids = catalog.list_experiments()
     assert len(ids) == len(set(ids))
     mine = [one for one in ids if one.startswith("kernel")]
     assert mine == ["kernel-bounds", *(f"kernel-fig{k}" for k in range(1, 7)), "kernel-stopping"]
-    assert [entry.id for entry in catalog.select("kernel-fig1")] == ["kernel-fig1"]
-    assert {entry.paper for entry in catalog.select("kernel")} == {"kernel"}
-    assert [entry.id for entry in catalog.select("all")] == ids
+    assert [entry.id for entry in catalog.select_experiments("kernel-fig1")] == ["kernel-fig1"]
+    assert {entry.paper for entry in catalog.select_experiments("kernel")} == {"kernel"}
+    assert [entry.id for entry in catalog.select_experiments("all")] == ids
     assert [one.split("-")[0] for one in ids] == sorted((i.split("-")[0] for i in ids), key=catalog.papers().index)
-    assert [entry.id for entry in catalog.select("004-fig1")] == ["kernel-fig1"]  # papers' numbers still work
+    assert [entry.id for entry in catalog.select_experiments("004-fig1")] == [
+        "kernel-fig1"
+    ]  # papers' numbers still work
     with pytest.raises(RequestError, match=r"unknown experiment 'kernel-fig9'; known: alternative-alternative"):
-        catalog.select("kernel-fig9")
+        catalog.select_experiments("kernel-fig9")
     with pytest.raises(RequestError, match="--preset must be one of smoke, quick, paper, got 'big'"):
         reproduce("kernel-fig1", "big")
-    described = catalog.describe("kernel-fig1")
+    described = catalog.describe_experiment("kernel-fig1")
     assert described.keys() == {"id", "paper", "title", "claims"}
     assert described["claims"][0] == "s1-is-stationary"
 
@@ -84,8 +86,8 @@ def test_the_example_of_the_guide_runs(monkeypatch, tmp_path):
     module = ModuleType("example")
     exec(re.search(r"```python\n(.*?)```", text, re.S).group(1), module.__dict__)
     monkeypatch.setitem(sys.modules, "example", module)
-    entry = catalog.Entry("009-fig9", "009", module.EXPERIMENT)
-    monkeypatch.setattr(cache, "_code", lambda module, name: "")
+    entry = catalog.CatalogEntry("009-fig9", "009", module.EXPERIMENT)
+    monkeypatch.setattr(trial_cache, "_code", lambda module, name: "")
     monkeypatch.setattr(catalog, "load", lambda one: entry)
     results = runner.run([entry], "quick", tmp_path, workers=1)["009-fig9"].results
     assert [claim.check(results).held for claim in module.EXPERIMENT.claims] == [True, True]
@@ -94,7 +96,7 @@ def test_the_example_of_the_guide_runs(monkeypatch, tmp_path):
 
 
 def test_both_cores_give_the_same_numbers(session_cache, tmp_path):
-    entry = catalog.load("alternative-lambda")
+    entry = catalog.load_experiment("alternative-lambda")
     alone = runner.run([entry], "smoke", session_cache, workers=1)["alternative-lambda"].results
     two = runner.run([entry], "smoke", tmp_path, workers=2)["alternative-lambda"].results
     assert [(t.point, t.seed, t.values) for t in alone.trials] == [(t.point, t.seed, t.values) for t in two.trials]

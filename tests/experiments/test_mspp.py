@@ -6,34 +6,43 @@ import torch
 
 from mooring.experiments.base import catalog
 from mooring.experiments.base.results import Results, Trial
-from mooring.experiments.mspp import _judge, _speed, tab1
-from mooring.tasks.module import Module
+from mooring.experiments.mspp import _accuracy_targets, _ratio_claims, tab1
+from mooring.tasks.network import NetworkTask
 
 
 def test_figures_1_and_2_share_their_runs():
-    assert catalog.load("mspp-fig1").experiment.trial is catalog.load("mspp-fig2").experiment.trial
+    assert (
+        catalog.load_experiment("mspp-fig1").experiment.trial is catalog.load_experiment("mspp-fig2").experiment.trial
+    )
 
 
 def test_data_points_are_gradients_of_rows():
-    problem = _speed.PROBLEMS["tiny"]["a"]._replace(rounds=3)
-    clients, task = problem.make(0), Module(problem.net)
-    methods = _speed.algorithms(problem)
+    problem = _accuracy_targets.PROBLEMS["tiny"]["a"]._replace(rounds=3)
+    clients, task = problem.make(0), NetworkTask(problem.net)
+    methods = _accuracy_targets.algorithms(problem)
     n = int(clients.train.size[0])
     assert (clients.train.size - n).abs().max() <= 3
-    for name, rows in (("FedMSPP, large b", problem.minibatches[0]), (_speed.FEDPROX, n)):
-        points = _speed.track(methods[name], task, clients, problem, 0, np.inf).points
+    for name, rows in (("FedMSPP, large b", problem.minibatches[0]), (_accuracy_targets.FEDPROX, n)):
+        points = _accuracy_targets.track(methods[name], task, clients, problem, 0, np.inf).points
         assert points / (problem.sampled * problem.epochs * rows) == pytest.approx([1, 2, 3], rel=0.06)
 
 
 def test_a_run_stops_when_its_accuracy_is_enough():
-    problem = _speed.PROBLEMS["tiny"]["a"]
-    clients, task = problem.make(0), Module(problem.net)
-    assert len(_speed.track(_speed.algorithms(problem)["FedAvg"], task, clients, problem, 0, 0.0).accuracy) == 1
+    problem = _accuracy_targets.PROBLEMS["tiny"]["a"]
+    clients, task = problem.make(0), NetworkTask(problem.net)
+    assert (
+        len(
+            _accuracy_targets.track(
+                _accuracy_targets.algorithms(problem)["FedAvg"], task, clients, problem, 0, 0.0
+            ).accuracy
+        )
+        == 1
+    )
 
 
 def test_reached_takes_the_first_round_at_the_target():
-    track = _speed.Track(np.array([0.1, 0.6, 0.5, 0.8]), np.array([10.0, 20.0, 30.0, 40.0]))
-    rounds, points = _speed.reached(track, np.array([0.5, 0.7, 0.9]))
+    track = _accuracy_targets.Track(np.array([0.1, 0.6, 0.5, 0.8]), np.array([10.0, 20.0, 30.0, 40.0]))
+    rounds, points = _accuracy_targets.reached(track, np.array([0.5, 0.7, 0.9]))
     assert rounds[:2] == [2, 4] and points[:2] == [20, 40]
     assert np.isnan(rounds[2]) and np.isnan(points[2])
 
@@ -42,10 +51,10 @@ def test_ratios_are_judged_case_by_case():
     def results(values):
         return Results([Trial({"panel": "a"}, k, {"r": [v, v, v]}) for k, v in enumerate(values)])
 
-    assert _judge.ratio_below({"r": "r"}, ["a"])(results([0.4, 0.5, 0.6])).word == "held"
-    assert _judge.ratio_below({"r": "r"}, ["a"], 0.45)(results([0.4, 0.5, 0.6])).word == "open"
-    assert _judge.ratio_below({"r": "r"}, ["a"])(results([-0.4, -0.5, -0.6])).word == "contradicted"
-    assert _judge.ratio_below({"r": "r"}, ["a"])(results([np.nan, 0.5, 0.6])).word == "open"
+    assert _ratio_claims.ratio_below({"r": "r"}, ["a"])(results([0.4, 0.5, 0.6])).word == "held"
+    assert _ratio_claims.ratio_below({"r": "r"}, ["a"], 0.45)(results([0.4, 0.5, 0.6])).word == "open"
+    assert _ratio_claims.ratio_below({"r": "r"}, ["a"])(results([-0.4, -0.5, -0.6])).word == "contradicted"
+    assert _ratio_claims.ratio_below({"r": "r"}, ["a"])(results([np.nan, 0.5, 0.6])).word == "open"
 
 
 def test_devices_with_equal_rows_and_unit_lengths():

@@ -12,17 +12,17 @@ from mooring.core.papers import PAPERS
 from mooring.experiments.base import catalog, registry
 from mooring.experiments.base.claims import HELD
 from mooring.experiments.base.reproduce import reproduce
-from mooring.runs.files import read_json
+from mooring.runs.atomic_files import read_json
 
 RECORDS = Path(__file__).parents[2] / "docs" / "reproduction"
 PAPERS_FOLDER = "MOORING_PAPERS"  # the papers as text, each file beginning with its number
-ALL = [one for paper in catalog.papers() for one in registry.registrations(paper)]
+ALL = [one for paper in catalog.papers() for one in registry.read_registrations(paper)]
 
 
-@pytest.mark.parametrize("one", catalog.ids())
+@pytest.mark.parametrize("one", catalog.list_experiments())
 def test_every_claim_is_registered_as_it_stands_in_the_code(one):
-    entry = catalog.load(one)
-    known = registry.registered(entry)
+    entry = catalog.load_experiment(one)
+    known = registry.require_registered(entry)
     assert set(known) == {claim.id for claim in entry.experiment.claims}
     for claim in entry.experiment.claims:
         assert "<lambda>" not in claim.check.text and " object at " not in claim.check.text
@@ -33,14 +33,14 @@ def test_every_claim_is_registered_as_it_stands_in_the_code(one):
 
 
 def test_what_has_no_experiment_says_why():
-    known = {(entry.id, claim.id) for entry in catalog.select("all") for claim in entry.experiment.claims}
+    known = {(entry.id, claim.id) for entry in catalog.select_experiments("all") for claim in entry.experiment.claims}
     for one in ALL:
         if (one.experiment, one.id) not in known and one.version == current_version(one):
             assert one.not_run and (one.run.get("takes") or one.claim.get("takes")), one.id
 
 
 def current_version(one):
-    return registry.current(one.paper)[one.experiment, one.id].version
+    return registry.newest_registrations(one.paper)[one.experiment, one.id].version
 
 
 def test_a_change_is_a_new_version_with_a_reason():
@@ -54,7 +54,7 @@ def test_a_change_is_a_new_version_with_a_reason():
 
 
 def test_the_digest_covers_what_is_fixed_before_the_run():
-    one = registry.current("apfl")["apfl-fig1", "fedavg-training-loss-grows"]
+    one = registry.newest_registrations("apfl")["apfl-fig1", "fedavg-training-loss-grows"]
     for name in registry.CLAIM_FIELDS:
         assert replace(one, claim={**one.claim, name: "other"}).digest != one.digest or name == "version"
     for name in registry.RUN_FIELDS:
@@ -78,7 +78,7 @@ def test_records_answer_registrations():
 
 
 def test_an_unregistered_claim_is_refused(monkeypatch, tmp_path):
-    entry = catalog.load("kernel-fig1")
+    entry = catalog.load_experiment("kernel-fig1")
     claim = entry.experiment.claims[0]
     for other, sentence in (
         (replace(claim, id="new"), "claim 'new' is not registered"),
@@ -94,9 +94,9 @@ def test_an_unregistered_claim_is_refused(monkeypatch, tmp_path):
 
 
 def test_only_the_registered_run_decides(session_cache, tmp_path):
-    entry, known = registry.as_registered(catalog.load("kernel-fig1"), "quick")
+    entry, known = registry.apply_registration(catalog.load_experiment("kernel-fig1"), "quick")
     assert known and entry.experiment.presets["quick"].first_seed == 1000
-    assert registry.as_registered(catalog.load("kernel-fig1"), "paper")[1] == {}
+    assert registry.apply_registration(catalog.load_experiment("kernel-fig1"), "paper")[1] == {}
     (record,) = reproduce("kernel-fig1", "smoke", tmp_path, workers=1)
     assert all(claim["registration"] is None for claim in record["claims"])
 

@@ -16,12 +16,12 @@ import pytest
 from mooring.core.errors import RequestError, WorkError
 from mooring.engines.loop import answered
 from mooring.engines.simulator import Simulator
-from mooring.experiments.base import cache, catalog, code, runner
+from mooring.experiments.base import catalog, code_digest, runner, trial_cache
 from mooring.experiments.base.claims import Claim, lower
 from mooring.experiments.base.experiment import Experiment, Preset, grid
 
 CALLS: list = []
-LOAD = catalog.load
+LOAD = catalog.load_experiment
 CREATED = "__create_fn__"  # what dataclasses write
 
 
@@ -38,7 +38,7 @@ BROKEN: dict = {}
 def entry(**more):
     preset = Preset(grid(gap=[1, 2, 3]), repeats=2, **more)
     claims = [Claim("small", "it is small", lower("value", 10.0))]
-    return catalog.Entry(
+    return catalog.CatalogEntry(
         "009-fig1", "009", Experiment("A", trial, dict.fromkeys(("smoke", "quick", "paper"), preset), claims)
     )
 
@@ -70,7 +70,7 @@ def test_settings_points_and_seeds_are_part_of_the_key(tmp_path):
     run(tmp_path)
     run(tmp_path, entry(settings={"scale": 2.0}))
     assert len(CALLS) == 12
-    more = catalog.Entry("009-fig2", "009", entry().experiment)  # another experiment with the same trials
+    more = catalog.CatalogEntry("009-fig2", "009", entry().experiment)  # another experiment with the same trials
     runner.run([more], "quick", tmp_path, workers=1)
     assert len(CALLS) == 12
 
@@ -123,11 +123,11 @@ def test_the_key_follows_the_code_but_not_its_prose(tmp_path, monkeypatch):
     )
     main.write_text(text.format(claim=1))
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(code, "PACKAGE", "mooring_toy")
+    monkeypatch.setattr(code_digest, "PACKAGE", "mooring_toy")
 
     def digest():
-        code.forget()
-        return code.digest("mooring_toy.fig", "trial")
+        code_digest.clear_caches()
+        return code_digest.digest_code("mooring_toy.fig", "trial")
 
     first = digest()
     main.write_text(text.format(claim=2).replace("Prose", "Other prose") + "# a comment\n")
@@ -148,17 +148,17 @@ def test_the_key_follows_the_code_but_not_its_prose(tmp_path, monkeypatch):
     sixth = digest()
     (folder / "other.py").write_text("X = 5\n")  # reached as other.X
     assert len({first, second, third, fourth, fifth, sixth, digest()}) == 7
-    code.forget()
+    code_digest.clear_caches()
 
 
 def reached(one):
-    trial = catalog.load(one).experiment.trial
-    return {place.split(":")[0] for place in code.reached(trial.__module__, trial.__qualname__)}
+    trial = catalog.load_experiment(one).experiment.trial
+    return {place.split(":")[0] for place in code_digest.reachable_definitions(trial.__module__, trial.__qualname__)}
 
 
 def test_an_algorithm_counts_only_where_it_is_used(monkeypatch):
     monkeypatch.setattr(catalog, "load", LOAD)
-    parts = {one: reached(one) for one in catalog.ids()}
+    parts = {one: reached(one) for one in catalog.list_experiments()}
 
     def users(module):
         return {one for one, modules in parts.items() if f"mooring.{module}" in modules}
@@ -173,7 +173,7 @@ def test_an_algorithm_counts_only_where_it_is_used(monkeypatch):
 @pytest.mark.parametrize("one", ["kernel-fig1", "effect-tab2", "apfl-fig5", "mspp-tab1"])
 def test_all_code_that_a_trial_runs_is_in_its_key(one, monkeypatch):
     monkeypatch.setattr(catalog, "load", LOAD)
-    entry = catalog.load(one)
+    entry = catalog.load_experiment(one)
     preset = entry.experiment.presets["smoke"]
     ran: set = set()
 
@@ -188,7 +188,7 @@ def test_all_code_that_a_trial_runs_is_in_its_key(one, monkeypatch):
     finally:
         sys.setprofile(None)
     trial = entry.experiment.trial
-    known = code.reached(trial.__module__, trial.__qualname__)
+    known = code_digest.reachable_definitions(trial.__module__, trial.__qualname__)
     assert len(ran) > 5
     missing = {f"{module}:{name}" for module, name in ran if name[:1] != "<" and name != CREATED} - known.keys()
     assert missing == set()
@@ -224,11 +224,11 @@ def test_trials_that_are_alike_are_trained_as_one_and_give_what_each_gives_alone
             np.testing.assert_allclose(trial.values[series], values, rtol=1e-5, atol=1e-7)
 
     def values():
-        return {unit.key: json.loads(cache._place(tmp_path, unit.key).read_text())["values"] for unit in units}
+        return {unit.key: json.loads(trial_cache._place(tmp_path, unit.key).read_text())["values"] for unit in units}
 
     whole = values()
     for unit in units[1:]:
-        cache._place(tmp_path, unit.key).unlink()  # as if killed while these were written
+        trial_cache._place(tmp_path, unit.key).unlink()  # as if killed while these were written
     runner.run([entry], "smoke", tmp_path, workers=1)
     assert values() == whole, "to the last bit"
 
@@ -251,10 +251,10 @@ def test_trials_of_unlike_methods_data_and_seeds_are_not_put_together():
 
 
 def test_who_is_trained_beside_a_trial_and_how_is_part_of_the_key():
-    plain, together = (cache.origin(trial, together=how)["code"] for how in (False, True))
-    assert plain == code.digest(trial.__module__, trial.__qualname__) != together
+    plain, together = (trial_cache.describe_origin(trial, together=how)["code"] for how in (False, True))
+    assert plain == code_digest.digest_code(trial.__module__, trial.__qualname__) != together
     points = [{"gap": gap} for gap in (1, 2, 3)]
-    assert len({cache.key(trial, {"gap": 1}, 0, (), beside) for beside in ((), points[:2], points)}) == 3
+    assert len({trial_cache.trial_key(trial, {"gap": 1}, 0, (), beside) for beside in ((), points[:2], points)}) == 3
 
 
 def test_a_batch_is_kept_whole_or_not_at_all(tmp_path, monkeypatch):
@@ -272,12 +272,12 @@ def test_data_files_are_part_of_the_key(tmp_path, monkeypatch):
     monkeypatch.setenv("MOORING_DATA", str(tmp_path))
     (tmp_path / "mnist.npz").write_bytes(b"12")
     (tmp_path / "other.npz").write_bytes(b"1")
-    assert cache.data_files(()) == {}
-    assert cache.data_files(("mnist",)) == {"mnist.npz": hashlib.sha256(b"12").hexdigest()}
-    keys = [cache.key(trial, {"gap": 1}, 0, needs) for needs in ((), ("mnist",))]
+    assert trial_cache.digest_data_files(()) == {}
+    assert trial_cache.digest_data_files(("mnist",)) == {"mnist.npz": hashlib.sha256(b"12").hexdigest()}
+    keys = [trial_cache.trial_key(trial, {"gap": 1}, 0, needs) for needs in ((), ("mnist",))]
     (tmp_path / "mnist.npz").write_bytes(b"13")  # as long as before
     os.utime(tmp_path / "mnist.npz", ns=(1, 1))
-    assert len({*keys, cache.key(trial, {"gap": 1}, 0, ("mnist",))}) == 3
+    assert len({*keys, trial_cache.trial_key(trial, {"gap": 1}, 0, ("mnist",))}) == 3
 
 
 def test_an_unwritable_folder_is_one_sentence(tmp_path):
@@ -288,10 +288,10 @@ def test_an_unwritable_folder_is_one_sentence(tmp_path):
 
 def test_the_default_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("MOORING_CACHE", str(tmp_path))
-    assert cache.default_folder() == tmp_path
+    assert trial_cache.default_trial_folder() == tmp_path
     monkeypatch.delenv("MOORING_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache.default_folder() == tmp_path / "mooring" / "trials"
+    assert trial_cache.default_trial_folder() == tmp_path / "mooring" / "trials"
 
 
 ORPHANS = """

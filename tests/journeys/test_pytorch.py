@@ -13,10 +13,10 @@ from torch.utils.data import DataLoader, TensorDataset
 import mooring
 from mooring.core.errors import RequestError
 from mooring.engines.export import export
-from mooring.engines.fit import resume
+from mooring.engines.fit import resume_fit
 from mooring.runs import checkpoint
-from mooring.runs.directory import MODELS
-from mooring.tasks.module import Module
+from mooring.runs.directory import MODELS_FILE
+from mooring.tasks.network import NetworkTask
 
 CLIENTS, ROWS = 4, 60
 QUICK = {"threads": 1, "baselines": False}
@@ -97,10 +97,10 @@ def test_sequence_networks_train_resume_predict_and_export(tmp_path, make):
     x = data["site 1"][0]
     net = result.module("site 1")
     torch.testing.assert_close(torch.softmax(net(x), -1), result.predict(x, "site 1"))
-    (tmp_path / "run" / MODELS).unlink()  # as if killed before the end
+    (tmp_path / "run" / MODELS_FILE).unlink()  # as if killed before the end
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        again, _ = resume(tmp_path / "run", source=data, model=make)
+        again, _ = resume_fit(tmp_path / "run", source=data, model=make)
     assert torch.equal(again.models["site 1"], result.models["site 1"])
 
 
@@ -150,7 +150,7 @@ def test_given_weights_are_the_start_and_frozen_parts_stay():
         part.requires_grad_(False)
     model = nn.Sequential(body, nn.Linear(8, 2))
     before = copy.deepcopy(model.state_dict())
-    task = Module(lambda: copy.deepcopy(model))
+    task = NetworkTask(lambda: copy.deepcopy(model))
     assert task.dim == 8 * 2 + 2 and [part.name for part in task.layout] == ["1.weight", "1.bias"]
     assert torch.equal(task.start(7), torch.cat([model[1].weight.flatten(), model[1].bias]).detach())
     rng = torch.Generator().manual_seed(0)
@@ -346,12 +346,12 @@ def test_whatever_is_trained_is_resumed_predicted_and_exported(tmp_path, monkeyp
         warnings.simplefilter("ignore")
         how = {"model": f"nets.py:{make}", "rounds": 4, "checkpoint_every": 2, "evaluate_every": 2, **QUICK}
         result = mooring.fit(data, out="run", loss=loss, **how)
-        whole = (tmp_path / "run" / MODELS).read_bytes()
-        (tmp_path / "run" / MODELS).unlink()  # as if killed before the end
-        newest = checkpoint.generations("run")[0][1]
+        whole = (tmp_path / "run" / MODELS_FILE).read_bytes()
+        (tmp_path / "run" / MODELS_FILE).unlink()  # as if killed before the end
+        newest = checkpoint.list_checkpoints("run")[0][1]
         newest.unlink()
-        resume("run", source=data)
-        assert (tmp_path / "run" / MODELS).read_bytes() == whole
+        resume_fit("run", source=data)
+        assert (tmp_path / "run" / MODELS_FILE).read_bytes() == whole
         run = mooring.open("run")
         torch.testing.assert_close(run.predict(x, "site 1"), result.predict(x, "site 1"))
         weights, _ = export("run", "torch", "site 1")

@@ -13,8 +13,8 @@ import mooring
 from mooring.algorithms import base
 from mooring.cli import main
 from mooring.core.errors import RequestError
-from mooring.engines.fit import resume
-from mooring.runs.directory import MODELS, open_run
+from mooring.engines.fit import resume_fit
+from mooring.runs.directory import MODELS_FILE, open_run
 from mooring.runs.runfile import read_run
 from tests.test_docs import ROOT
 
@@ -64,7 +64,7 @@ def test_an_algorithm_in_a_file_of_ones_own(here, capsys):
     before = kept.models.personal
     # the file is gone: its copy in the run serves
     (here / "fedper.py").unlink()
-    (here / "run" / MODELS).unlink()
+    (here / "run" / MODELS_FILE).unlink()
     shutil.rmtree(here / "run" / "checkpoint")
     assert command("resume", "run") == 0, capsys.readouterr().err
     assert torch.equal(open_run("run").models.personal, before)
@@ -72,7 +72,7 @@ def test_an_algorithm_in_a_file_of_ones_own(here, capsys):
 
 def test_a_changed_file_is_noticed(here, capsys):
     assert command("fit", *DATA, "--model", "net.py:make", "--rounds", "2", "--out", "run", "--no-baselines") == 0
-    (here / "run" / MODELS).unlink()
+    (here / "run" / MODELS_FILE).unlink()
     (here / "net.py").write_text(NET.replace("4", "5"))
     assert command("resume", "run") == 2
     assert "net.py has changed since the run began" in " ".join(capsys.readouterr().err.split())
@@ -110,7 +110,7 @@ def test_files_that_a_model_imports_are_kept_and_given_with_it(here, monkeypatch
     assert len(list((here / "run").glob("code-*.py"))) == 3 and "parts" not in sys.modules
     (here / "sizes.py").write_text("WIDTH = 6\n")
     with pytest.raises(RequestError, match=r"sizes\.py has changed since the run began"):
-        resume("run")
+        resume_fit("run")
     for name in ("two.py", "parts.py", "sizes.py"):
         (here / name).unlink()
     (here / "elsewhere").mkdir()
@@ -152,10 +152,10 @@ def test_an_algorithm_as_an_object(here, monkeypatch):
 
     by_memory = mooring.fit("rows.csv", client="site", target="y", algorithm=Mine(steps=3), rounds=3, out="mine")
     assert torch.equal(by_memory.trained.models, by_file.trained.models)
-    (here / "mine" / MODELS).unlink()
+    (here / "mine" / MODELS_FILE).unlink()
     with pytest.raises(RequestError, match="Mine was in memory; pass it again"):
-        resume("mine")
-    again, _ = resume("mine", algorithm=Mine())
+        resume_fit("mine")
+    again, _ = resume_fit("mine", algorithm=Mine())
     assert torch.equal(again.trained.models, by_memory.trained.models)
 
 
@@ -170,9 +170,9 @@ def test_algorithms_of_installed_packages_are_found(here, monkeypatch):
     monkeypatch.syspath_prepend(here)
     from importlib.metadata import EntryPoint
 
-    point = EntryPoint("fed_per", "fedper:FedPer", base.ENTRY_POINTS)
+    point = EntryPoint("fed_per", "fedper:FedPer", base.ENTRY_POINT_GROUP)
     monkeypatch.setattr(base, "entry_points", lambda group, name=None: [point] if name in (None, point.name) else [])
-    assert "fed_per" in base.names()
+    assert "fed_per" in base.algorithm_names()
     result = mooring.fit("rows.csv", client="site", target="y", algorithm="fed_per", rounds=2, out="run")
     assert read_run("run/run.toml").algorithm.name == "fed_per" and result.trained.algorithm.name == "FedPer"
 
@@ -206,7 +206,7 @@ def test_a_repeated_comparison_resumes(here):
     whole = mooring.compare("rows.csv", ["fedavg", "local"], out="run", **options)
     shutil.rmtree(here / "run" / "seed-1" / "methods" / "local")
     (here / "run" / "compare.json").unlink()
-    from mooring.engines.compare import resume as go_on
+    from mooring.engines.compare import resume_comparison as go_on
 
     again = go_on("run")
     for name in ("test_loss", "test_loss_sd", "behind"):

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from mooring.report.page import write_report
+from mooring.report.html_report import write_report
 from mooring.runs.directory import open_run
-from tests.browser import launched, needs_browser
-from tests.report.runs import HOSTILE, NAMES, advised, page_of_many
+from tests.report.example_runs import HOSTILE, NAMES, advised, page_of_many
+from tests.support.browser import launched, needs_browser
 
 driver = pytest.importorskip("playwright.sync_api", reason="playwright, which drives the browser, is not installed")
 pytestmark = needs_browser

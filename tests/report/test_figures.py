@@ -6,8 +6,8 @@ import pytest
 
 import mooring
 from mooring.core.errors import RequestError
-from mooring.report.figures import draw_images, improvements_figure, path_figure, rows_figure
-from mooring.report.style import image
+from mooring.report.figure_style import encode_image
+from mooring.report.figures import draw_images, draw_improvements, draw_path, draw_rows_needed
 
 
 def advice(gains, names=None, local=2.0, **plan):
@@ -46,18 +46,18 @@ def labels(figure):
 @pytest.mark.parametrize("m", [3, 80, 81, 1_500])
 def test_all_clients_are_drawn_in_percent_of_their_local_loss(m):
     gains = np.random.default_rng(0).normal(size=m)
-    figure = improvements_figure(advice(gains.tolist(), local=4.0))
+    figure = draw_improvements(advice(gains.tolist(), local=4.0))
     assert sorted(points(figure)[:, 0]) == pytest.approx(sorted(100 * gains / 4))
     assert f"{m:,} clients" == figure.axes[0].get_ylabel()
     assert labels(figure).count("(") == len({i % 3 for i in range(m)})
-    assert image(figure, "svg") == image(figure, "svg")
+    assert encode_image(figure, "svg") == encode_image(figure, "svg")
 
 
 @pytest.mark.parametrize("m", [4, 60, 500])
 def test_an_outlier_is_an_arrow_and_flattens_nobody(m):
     gains = np.linspace(0.1, 0.3, m)
     gains[0] = -1000.0
-    figure = improvements_figure(advice(gains.tolist()))
+    figure = draw_improvements(advice(gains.tolist()))
     low, high = figure.axes[0].get_xlim()
     assert low > -100 and high < 100 and low < 0 < high
     (arrow,) = arrows(figure)
@@ -67,7 +67,7 @@ def test_an_outlier_is_an_arrow_and_flattens_nobody(m):
 
 
 def test_without_an_outlier_everything_is_inside():
-    figure = improvements_figure(advice(np.linspace(-1, 1, 40).tolist()))
+    figure = draw_improvements(advice(np.linspace(-1, 1, 40).tolist()))
     low, high = figure.axes[0].get_xlim()
     assert low < -55 and high > 55 and not arrows(figure) and "edge" not in figure.axes[0].get_xlabel()
 
@@ -76,13 +76,13 @@ def test_gains_of_nothing_at_all_are_drawn():
     given = advice([0.0, 0.0])
     for row in given["clients"]:
         row |= {"improvement_over_local_pct_ci_low": 0.0, "improvement_over_local_pct_ci_high": 0.0}
-    low, high = improvements_figure(given).axes[0].get_xlim()
+    low, high = draw_improvements(given).axes[0].get_xlim()
     assert low < 0 < high
 
 
 def test_names_are_never_formulas():
-    figure = improvements_figure(advice([0.1, 0.2, 0.3], names=["$x_{$", "\\frac", "a$b$c"]))
-    drawn = image(figure, "svg").decode()
+    figure = draw_improvements(advice([0.1, 0.2, 0.3], names=["$x_{$", "\\frac", "a$b$c"]))
+    drawn = encode_image(figure, "svg").decode()
     assert "$x_{$" in drawn and "a$b$c" in drawn and "dc:date" not in drawn
 
 
@@ -97,17 +97,17 @@ def marked(figure):
 
 def test_the_marked_lambda_is_the_plans():
     """Not the best of the path's, which is 1.5."""
-    figure = path_figure(advice([0.1] * 3, lams=[0.1] * 3, loss=2.9))
+    figure = draw_path(advice([0.1] * 3, lams=[0.1] * 3, loss=2.9))
     assert marked(figure) == (0.1, 2.9) and path_words(figure) == "plan: lambda = 0.1"
-    figure = path_figure(advice([0.1] * 3, family="size", lams=[0.2, 0.8, 3.0]))
+    figure = draw_path(advice([0.1] * 3, family="size", lams=[0.2, 0.8, 3.0]))
     assert marked(figure)[0] == 0.8 and path_words(figure) == "plan: lambda 0.2 to 3 by client, median 0.8"
-    figure = path_figure(advice([0.1] * 3, lams=[100.0] * 3))
+    figure = draw_path(advice([0.1] * 3, lams=[100.0] * 3))
     assert path_words(figure).endswith("at the edge of what was tried")
 
 
 @pytest.mark.parametrize("family,lam", [("global", float("inf")), ("local", 0.0), ("mixture", float("nan"))])
 def test_plans_without_a_lambda_are_a_line(family, lam):
-    figure = path_figure(advice([0.1] * 3, family=family, lams=[lam] * 3))
+    figure = draw_path(advice([0.1] * 3, family=family, lams=[lam] * 3))
     assert path_words(figure).startswith("plan: ")
     assert not [line for line in figure.axes[0].lines if line.get_marker() == "D"]
 
@@ -117,22 +117,22 @@ def test_rows_until_a_local_model_matches():
     rows = np.geomspace(30, 400, 41)
     curve = {"now": 60.0, "match": 200.0, "rows": rows.tolist(), "local": (1 + 200 / rows).tolist()}
     curve |= {"personal": (1 + (200 / rows) * (60 / 200)).tolist(), "global": [20.0] * 41}  # far: left out
-    figure = rows_figure({"learning_curve": curve, "summary": {"metric": "mse"}})
+    figure = draw_rows_needed({"learning_curve": curve, "summary": {"metric": "mse"}})
     lines = {line.get_label(): line for line in figure.axes[0].lines}
     assert {"local", "personal"} <= set(lines) and "global" not in lines
     ends = next(line for line in figure.axes[0].lines if list(line.get_xdata()) == [60.0, 200.0])
     assert ends.get_ydata() == pytest.approx([2.0, 2.0], rel=1e-2)
     assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["60 now", "200 to match"]
-    near = rows_figure({"learning_curve": curve | {"global": [3.0] * 41}, "summary": {"metric": "mse"}})
+    near = draw_rows_needed({"learning_curve": curve | {"global": [3.0] * 41}, "summary": {"metric": "mse"}})
     assert "global" in [line.get_label() for line in near.axes[0].lines]
     with pytest.raises(RequestError, match="no learning curve"):
-        rows_figure({"learning_curve": None})
+        draw_rows_needed({"learning_curve": None})
 
 
 def test_losses_far_apart_have_a_logarithmic_axis():
     near, far = advice([0.1] * 3), advice([0.1] * 3)
     far["path"][0]["loss"] = 200.0
-    assert path_figure(near).axes[0].get_yscale() == "linear" and path_figure(far).axes[0].get_yscale() == "log"
+    assert draw_path(near).axes[0].get_yscale() == "linear" and draw_path(far).axes[0].get_yscale() == "log"
 
 
 def test_plot_knows_its_figures():

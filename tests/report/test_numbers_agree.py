@@ -16,14 +16,14 @@ import torch
 
 import mooring
 from mooring.advice.advise import as_json
-from mooring.report.answers import show_run
-from mooring.report.contents import MAX_WORDS
-from mooring.report.page import MIN_CONTRIBUTION_PCT, write_report
+from mooring.report.html_report import MIN_CONTRIBUTION_PCT, write_report
+from mooring.report.report_contents import MAX_TITLE_WORDS
 from mooring.report.terminal import Display
+from mooring.report.terminal_results import show_run
+from mooring.runs.atomic_files import to_json
 from mooring.runs.directory import open_run
-from mooring.runs.files import to_json
-from tests.browser import launched, needs_browser
-from tests.report.test_page import Reader, data_of
+from tests.report.test_html_report import Reader, data_of
+from tests.support.browser import launched, needs_browser
 
 TOLERANCE = 0.16  # percentage points: 0.1 from four digits of two losses, 0.05 from one decimal
 MODELS, OTHERS = ("local", "global", "personal"), ("local", "global")
@@ -167,7 +167,7 @@ def test_headlines_agree_with_the_counts(run):
         assert f"{kind} model" in headline
         assert str(count) in headline or all(name in headline for name in names)
     title = re.search(r'<h1 class="headline"[^>]*>([^<]*)</h1>', run.report)[1]
-    assert len(title.split()) <= MAX_WORDS
+    assert len(title.split()) <= MAX_TITLE_WORDS
     for kind, count in counts.items():
         assert kind in title.lower() and (str(count) in title or count == 1)
 

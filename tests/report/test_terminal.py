@@ -4,8 +4,15 @@ import re
 
 import pytest
 
-from mooring.report.terminal import Column as Part
-from mooring.report.terminal import Display, is_number, plain, shortened, shown, widths
+from mooring.report.terminal import (
+    Display,
+    assign_widths,
+    format_cell,
+    is_number,
+    replace_control_characters,
+    shorten_name,
+)
+from mooring.report.terminal import TableColumn as Part
 
 BIG = {"rows": 1_234_567, "alone": 7654321.4, "common": -1234567.8, "gain": 1898234.5, "low": -2.345678e-05, "p": 1e13}
 SEEN = ["1,234,567", "7,654,321", "-1,234,568", "1,898,234", "-2.346e-05", "1.000e+13"]
@@ -57,8 +64,8 @@ def test_a_column_can_be_replaced_by_a_shorter_one(narrow, capsys):
     columns = {"client": "client", "wide": "vs.", "short": "vs.", "more": "more"}
     out = printed(capsys, rows, columns, spare=("wide",), shorter={"wide": "short"})
     assert "1.0% lower" in out and "(-10,000" not in out and "Left out at this width: interval vs." in out
-    assert shortened("abcdefghij", 5) == "ab…ij" and shortened("abc", 5) == "abc"
-    assert shortened("x" * 30 + "1", 8).endswith("x1") and len(shortened("学校" * 20, 9)) <= 9
+    assert shorten_name("abcdefghij", 5) == "ab…ij" and shorten_name("abc", 5) == "abc"
+    assert shorten_name("x" * 30 + "1", 8).endswith("x1") and len(shorten_name("学校" * 20, 9)) <= 9
 
 
 def test_sentences_are_wrapped_between_words(narrow, capsys):
@@ -78,19 +85,20 @@ def test_names_are_no_markup_and_no_control_characters(narrow, capsys):
     display.notes(["client '[b]\x07' is small"])
     out, err = capsys.readouterr()
     assert out == "[a]  [31m :smile:\n" and err == "note: client '[b] ' is small\n"
-    assert plain("a\x9bb\u2028") == "a b "
+    assert replace_control_characters("a\x9bb\u2028") == "a b "
 
 
 def test_cells():
-    assert [shown(v) for v in (None, float("nan"), True, 3, 1234567, 0.00012345, 86440.0, 1e12, float("inf"))] == [
+    cells = (None, float("nan"), True, 3, 1234567, 0.00012345, 86440.0, 1e12, float("inf"))
+    assert [format_cell(v) for v in cells] == [
         "-", "-", "yes", "3", "1,234,567", "0.0001234", "86,440", "1.000e+12", "inf",
     ]  # fmt: skip
-    assert shown(["a", 1]) == "a, 1"
+    assert format_cell(["a", 1]) == "a, 1"
     assert all(map(is_number, ("1,234", "-2e-3", "inf", "-", "", "12 %".replace(" ", ""))))
     assert not any(map(is_number, ("a 0.3", "12/100", "school", "nothing")))
 
 
 def test_columns_share_what_is_left():
     columns = [Part("n", ["1,234"]), Part("what", ["word " * 30]), Part("why", ["word " * 30])]
-    given = widths(columns, 80, 1)
+    given = assign_widths(columns, 80, 1)
     assert given[0] == 5 and sum(given) + 2 == 80 and abs(given[1] - given[2]) <= 1

@@ -7,8 +7,8 @@ import torch
 
 from mooring.core.errors import WorkError
 from mooring.runs import checkpoint
-from mooring.runs.files import DamagedFile, clean
-from mooring.runs.tensors import write_tensors
+from mooring.runs.atomic_files import DamagedFile, remove_leftovers
+from mooring.runs.tensor_files import write_tensors
 
 
 def state(round: int):
@@ -16,15 +16,17 @@ def state(round: int):
 
 
 def save(run, round):
-    checkpoint.save(run, round, state(round), {"records": [{"t": t, "loss": 1 / t} for t in range(1, round + 1)]})
+    checkpoint.write_checkpoint(
+        run, round, state(round), {"records": [{"t": t, "loss": 1 / t} for t in range(1, round + 1)]}
+    )
 
 
 def rounds(run):
-    return [round for round, _ in checkpoint.generations(run)]
+    return [round for round, _ in checkpoint.list_checkpoints(run)]
 
 
 def is_whole(run, round):
-    found = checkpoint.latest(run)
+    found = checkpoint.read_latest_checkpoint(run)
     equal = all(torch.equal(found.tensors[name], tensor) for name, tensor in state(round).items())
     return found.round == round and equal and len(found.meta["records"]) == round
 
@@ -34,10 +36,10 @@ def everything(folder):
 
 
 def test_keeps_the_two_latest(tmp_path):
-    assert checkpoint.latest(tmp_path) is None
+    assert checkpoint.read_latest_checkpoint(tmp_path) is None
     for round in (1, 2, 3, 10, 100):
         save(tmp_path, round)
-        assert is_whole(tmp_path, round) and checkpoint.latest(tmp_path).note is None
+        assert is_whole(tmp_path, round) and checkpoint.read_latest_checkpoint(tmp_path).note is None
     assert rounds(tmp_path) == [100, 10]
     (tmp_path / "checkpoint" / "notes.txt").write_text("mine")
     assert rounds(tmp_path) == [100, 10]
@@ -46,7 +48,7 @@ def test_keeps_the_two_latest(tmp_path):
 def test_what_a_kill_before_dropping_left_is_dropped_later(tmp_path):
     for round in (1, 2):
         save(tmp_path, round)
-    first = checkpoint.generations(tmp_path)[-1][1]
+    first = checkpoint.list_checkpoints(tmp_path)[-1][1]
     kept = first.read_bytes()
     save(tmp_path, 3)
     first.write_bytes(kept)
@@ -76,7 +78,7 @@ def test_damage_falls_back_and_says_so(tmp_path, faults):
     newest = tmp_path / "checkpoint" / "round-00000002.safetensors"
     for damaged in faults.damages(newest.read_bytes(), flips=300):
         newest.write_bytes(damaged)
-        found = checkpoint.latest(tmp_path)
+        found = checkpoint.read_latest_checkpoint(tmp_path)
         assert found.round == 1 and torch.equal(found.tensors["server/w"], state(1)["server/w"])
         assert str(newest) in found.note and found.note.endswith("Resuming from round 1 instead.")
 
@@ -86,26 +88,26 @@ def test_a_renamed_checkpoint_is_not_believed(tmp_path):
     save(tmp_path, 2)
     folder = tmp_path / "checkpoint"
     os.rename(folder / "round-00000002.safetensors", folder / "round-00000007.safetensors")
-    assert checkpoint.latest(tmp_path).round == 1
+    assert checkpoint.read_latest_checkpoint(tmp_path).round == 1
 
 
 def test_nothing_whole_is_an_error(tmp_path):
     for round in (1, 2):
         save(tmp_path, round)
-    for _, path in checkpoint.generations(tmp_path):
+    for _, path in checkpoint.list_checkpoints(tmp_path):
         path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(DamagedFile, match="No earlier checkpoint is whole"):
-        checkpoint.latest(tmp_path)
+        checkpoint.read_latest_checkpoint(tmp_path)
 
 
 def resume(run, last=4):
     """A run in small: go on from the latest checkpoint to the end."""
-    clean(run / "checkpoint")
-    found = checkpoint.latest(run)
+    remove_leftovers(run / "checkpoint")
+    found = checkpoint.read_latest_checkpoint(run)
     w = torch.ones(30) if found is None else found.tensors["w"]
     for round in range(1 if found is None else found.round + 1, last + 1):
         w = 0.9 * w + torch.sin(w * round)
-        checkpoint.save(run, round, {"w": w}, {"t": round})
+        checkpoint.write_checkpoint(run, round, {"w": w}, {"t": round})
     write_tensors(run / "models.safetensors", {"common": w}, {})
 
 
@@ -119,10 +121,10 @@ def test_killed_anywhere_resumes_to_the_same_bytes(tmp_path, faults):
         run.mkdir()
         assert faults.killed_at(k, lambda: resume(run), midway=midway) == faults.KILLED
         renamed = log[: k - 1].count("rename")
-        found = checkpoint.latest(run)
+        found = checkpoint.read_latest_checkpoint(run)
         assert (found.round if found else 0) == min(renamed, 4) and (found is None or found.note is None)
         resume(run)
-        clean(run)
+        remove_leftovers(run)
         extra = everything(run).keys() - everything(whole).keys()
         assert everything(whole).items() <= everything(run).items()
         assert extra <= {"checkpoint/round-00000002.safetensors"}  # killed between the last save and its tidying
@@ -154,4 +156,4 @@ def test_no_room_for_the_first_checkpoint(tmp_path, faults):
     shutil.rmtree(tmp_path / "checkpoint")
     with pytest.raises(WorkError, match="No space left on device"):
         faults.failing_at(1, errno.ENOSPC, lambda: save(tmp_path, 1))
-    assert checkpoint.latest(tmp_path) is None
+    assert checkpoint.read_latest_checkpoint(tmp_path) is None

@@ -8,11 +8,11 @@ import torch
 
 from mooring.core.errors import RequestError, WorkError
 from mooring.runs import checkpoint
-from mooring.runs.directory import Mix, Models, create, default_out, open_run
-from mooring.runs.files import DamagedFile, clean, json_bytes, parquet_bytes, write_parquet
-from mooring.runs.records import clients_table, rounds_table
+from mooring.runs.atomic_files import DamagedFile, json_bytes, parquet_bytes, remove_leftovers, write_parquet
+from mooring.runs.directory import StoredMixture, StoredModels, create_run, default_run_path, open_run
 from mooring.runs.runfile import make_run, run_bytes
-from mooring.runs.tensors import read_tensors
+from mooring.runs.table_schemas import clients_table, rounds_table
+from mooring.runs.tensor_files import read_tensors
 
 RUN = make_run({"data": {"source": "exam.csv"}, "algorithm": {"name": "Ditto", "lam": 0.5}}, "here")
 SPLIT = pd.DataFrame({"client": ["a", "b"], "row": [0, 1], "part": ["train", "test"]})
@@ -21,7 +21,9 @@ FILES = {
     "schema.json": json_bytes({"columns": ["age"], "mean": [0.25]}),
     "split.parquet": parquet_bytes(SPLIT),
 }
-MODELS = Models(torch.zeros(3), torch.arange(6.0).reshape(2, 3), ("a", "ü"), {"name": "linear"}, [["weight", [3]]])
+MODELS = StoredModels(
+    torch.zeros(3), torch.arange(6.0).reshape(2, 3), ("a", "ü"), {"name": "linear"}, [["weight", [3]]]
+)
 COUNTS = ("bytes_up", "bytes_down", "samples", "gradients", "promised", "broken", "asked", "accepted")
 ROUND = {"round": 1} | dict.fromkeys(COUNTS, 1)
 CLIENT = {"client": "a", "rows": 3, "train": 1, "validation": 1, "test": 1}
@@ -38,7 +40,7 @@ def hidden(folder):
 
 
 def test_a_run_reads_back(tmp_path):
-    create(tmp_path / "deep" / "er" / "run", FILES)
+    create_run(tmp_path / "deep" / "er" / "run", FILES)
     run = open_run(tmp_path / "deep" / "er" / "run")
     assert run.run == RUN
     assert run.schema == {"columns": ["age"], "mean": [0.25]}
@@ -54,7 +56,7 @@ def test_a_run_reads_back(tmp_path):
 
 
 def test_models_without_personal_ones_and_of_a_wrong_shape(tmp_path):
-    run = create(tmp_path / "run", FILES)
+    run = create_run(tmp_path / "run", FILES)
     with pytest.raises(ValueError, match=r"shape \(2, 3\), got \(1, 3\)"):
         run.write_models(MODELS._replace(personal=torch.zeros(1, 3)))
     assert not run.finished
@@ -63,10 +65,10 @@ def test_models_without_personal_ones_and_of_a_wrong_shape(tmp_path):
 
 
 def test_what_new_clients_of_a_run_get_reads_back(tmp_path):
-    run = create(tmp_path / "run", FILES)
+    run = create_run(tmp_path / "run", FILES)
     settings = [{"family": "size", "value": 0.1 + 0.2, "weight": 1 / 3}, {"family": "global", "value": 0.0}]
     for slack in ({"size": torch.tensor([0.5, 0.0, 2.0], dtype=torch.float64)}, {}):
-        mix = Mix(settings, torch.rand(2, 3), slack)
+        mix = StoredMixture(settings, torch.rand(2, 3), slack)
         run.write_models(MODELS._replace(mix=mix, centre=torch.ones(3)))
         found = run.models.mix
         assert found.settings == settings and torch.equal(found.centres, mix.centres)
@@ -81,17 +83,17 @@ def test_what_new_clients_of_a_run_get_reads_back(tmp_path):
 def test_what_exists_is_left_alone(tmp_path, make):
     make(tmp_path / "run")
     with pytest.raises(RequestError, match=r"run already exists; choose another --out, or resume it\."):
-        create(tmp_path / "run", FILES)
+        create_run(tmp_path / "run", FILES)
     assert os.listdir(tmp_path) == ["run"]
 
 
 def test_killed_anywhere_the_directory_is_absent_or_whole(tmp_path, faults):
-    log = faults.calls_of(lambda: create(tmp_path / "whole" / "run", FILES))
+    log = faults.calls_of(lambda: create_run(tmp_path / "whole" / "run", FILES))
     appears = len(log) - 1 - log[::-1].index("rename")
     swept = 0
     for k, midway in faults.kills(log):
         place = tmp_path / f"at-{k}-{midway}"
-        assert faults.killed_at(k, lambda place=place: create(place / "run", FILES), midway=midway) == faults.KILLED
+        assert faults.killed_at(k, lambda place=place: create_run(place / "run", FILES), midway=midway) == faults.KILLED
         if (place / "run").exists():
             assert k > appears + 1
             run = open_run(place / "run")
@@ -100,19 +102,19 @@ def test_killed_anywhere_the_directory_is_absent_or_whole(tmp_path, faults):
         else:
             assert k <= appears + 1
             swept += place.exists() and len(hidden(place))
-            create(place / "run", FILES)
+            create_run(place / "run", FILES)
         assert hidden(place) == []
     assert swept > len(log) / 2
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EACCES])
 def test_failing_disk_leaves_no_trace(tmp_path, faults, code):
-    log = faults.calls_of(lambda: create(tmp_path / "whole" / "run", FILES))
+    log = faults.calls_of(lambda: create_run(tmp_path / "whole" / "run", FILES))
     appears = len(log) - 1 - log[::-1].index("rename")
     for k in range(1, len(log) + 1):
         path = tmp_path / str(k) / "run"
         with pytest.raises(WorkError) as error:
-            faults.failing_at(k, code, lambda path=path: create(path, FILES))
+            faults.failing_at(k, code, lambda path=path: create_run(path, FILES))
         assert f"{path} could not be written ({os.strerror(code)})" in str(error.value)
         assert path.exists() == (k > appears + 1) and not (path.parent.exists() and hidden(path.parent))
 
@@ -127,16 +129,16 @@ def test_another_run_that_cleans_up_meanwhile_does_no_harm(tmp_path, monkeypatch
         result = real(path, *args, **kwargs)
         if not swept and Path(path).parent == tmp_path and Path(path).suffix == ".tmp":
             swept.append(path)  # before `clean`, which opens files itself
-            assert clean(tmp_path) == [path]
+            assert remove_leftovers(tmp_path) == [path]
         return result
 
     def clean_then_fsync(handle):
-        assert clean(tmp_path) == []
+        assert remove_leftovers(tmp_path) == []
         fsync(handle)
 
     monkeypatch.setattr(os, moment, then_clean)
     monkeypatch.setattr(os, "fsync", clean_then_fsync)
-    assert create(tmp_path / "run", FILES).run == RUN
+    assert create_run(tmp_path / "run", FILES).run == RUN
     assert len(swept) == 1 and os.listdir(tmp_path) == ["run"]
 
 
@@ -151,23 +153,26 @@ def test_a_name_taken_meanwhile_is_left_alone(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "rename", too_late)
     with pytest.raises(RequestError, match="run already exists"):
-        create(tmp_path / "run", FILES)
+        create_run(tmp_path / "run", FILES)
     assert os.listdir(tmp_path) == ["run"] and os.listdir(tmp_path / "run") == ["theirs"]
 
 
 def test_open_sweeps_up_after_a_kill(tmp_path, faults):
-    run = create(tmp_path / "run", FILES)
-    checkpoint.save(run.path, 1, {"w": torch.ones(2)}, {})
-    for action in (lambda: run.write_models(MODELS), lambda: checkpoint.save(run.path, 2, {"w": torch.ones(2)}, {})):
+    run = create_run(tmp_path / "run", FILES)
+    checkpoint.write_checkpoint(run.path, 1, {"w": torch.ones(2)}, {})
+    for action in (
+        lambda: run.write_models(MODELS),
+        lambda: checkpoint.write_checkpoint(run.path, 2, {"w": torch.ones(2)}, {}),
+    ):
         assert faults.killed_at(3, action) == faults.KILLED
     assert hidden(run.path) and hidden(run.path / "checkpoint")
     open_run(run.path)
     assert not hidden(run.path) and not hidden(run.path / "checkpoint")
-    assert checkpoint.latest(run.path).round == 1
+    assert checkpoint.read_latest_checkpoint(run.path).round == 1
 
 
 def test_a_read_only_run_opens(tmp_path):
-    run = create(tmp_path / "run", FILES)
+    run = create_run(tmp_path / "run", FILES)
     run.path.chmod(0o500)
     try:
         assert open_run(run.path).run == RUN
@@ -186,7 +191,7 @@ def test_not_a_run(tmp_path):
 
 
 def test_an_unfinished_run_says_how_to_go_on(tmp_path):
-    run = create(tmp_path / "run", {"run.toml": FILES["run.toml"]})
+    run = create_run(tmp_path / "run", {"run.toml": FILES["run.toml"]})
     for name in ("rounds", "clients", "models"):
         with pytest.raises(RequestError, match=rf"no {name}.*not finished; resume it with `mooring resume {run.path}`"):
             getattr(run, name)
@@ -211,7 +216,7 @@ def test_an_unfinished_run_says_how_to_go_on(tmp_path):
     ],
 )
 def test_a_damaged_file_is_never_read(tmp_path, faults, name, attribute):
-    run = create(tmp_path / "run", FILES)
+    run = create_run(tmp_path / "run", FILES)
     finish(run)
     data = (run.path / name).read_bytes()
     for damaged in faults.damages(data, flips=100):
@@ -221,7 +226,7 @@ def test_a_damaged_file_is_never_read(tmp_path, faults, name, attribute):
 
 
 def test_an_edited_run_file_is_not_resumed(tmp_path):
-    run = create(tmp_path / "run", FILES)
+    run = create_run(tmp_path / "run", FILES)
     text = FILES["run.toml"].decode()
     (run.path / "run.toml").write_text(text.replace("lam = 0.5", "lam = 0.7"))
     with pytest.raises(DamagedFile, match="start a new run with it"):
@@ -229,19 +234,19 @@ def test_an_edited_run_file_is_not_resumed(tmp_path):
 
 
 def test_nothing_is_unpickled(tmp_path, unpickled):
-    run = create(tmp_path / "run", FILES)
+    run = create_run(tmp_path / "run", FILES)
     finish(run)
-    checkpoint.save(run.path, 1, {"w": torch.ones(2)}, {})
+    checkpoint.write_checkpoint(run.path, 1, {"w": torch.ones(2)}, {})
     unpickled.clear()
-    _ = run.run, run.schema, run.split, run.rounds, run.clients, run.models, checkpoint.latest(run.path)
+    _ = run.run, run.schema, run.split, run.rounds, run.clients, run.models, checkpoint.read_latest_checkpoint(run.path)
     assert unpickled == []
 
 
 def test_default_out_is_the_first_free_number(tmp_path):
-    assert default_out("exam", tmp_path) == tmp_path / "exam-1"
+    assert default_run_path("exam", tmp_path) == tmp_path / "exam-1"
     (tmp_path / "exam-1").mkdir()
     (tmp_path / "exam-3").mkdir()
-    assert default_out("exam", tmp_path) == tmp_path / "exam-2"
-    assert default_out("../my exam?.csv", tmp_path) == tmp_path / "my-exam-.csv-1"
-    assert default_out("", tmp_path) == tmp_path / "run-1"
-    assert str(default_out("exam")) == "runs/exam-1"
+    assert default_run_path("exam", tmp_path) == tmp_path / "exam-2"
+    assert default_run_path("../my exam?.csv", tmp_path) == tmp_path / "my-exam-.csv-1"
+    assert default_run_path("", tmp_path) == tmp_path / "run-1"
+    assert str(default_run_path("exam")) == "runs/exam-1"

@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mooring.core.errors import RequestError
-from mooring.core.moor import Moor, parse_stiffness
+from mooring.core.penalty import PerClientPenalty, parse_lam
 from mooring.data import clients
-from mooring.runs.runfile import Data, make_run, parse_run, read_run, run_bytes
+from mooring.runs.runfile import make_run, parse_run, read_run, run_bytes
+from mooring.runs.sections import DataSection
 
 FULL = {
     "mooring": {"version": "0.1.0", "format": 1, "purpose": "fit"},
@@ -96,7 +97,7 @@ def test_sections_with_fields_of_their_own():
     run = make_run(FULL, "here")
     assert run.algorithm.fields == {key: FULL["algorithm"][key] for key in ("lam", "eta")}
     assert run.task.fields == {"ridge": 1e-300}
-    assert parse_stiffness("Ditto", run.algorithm.fields["lam"]) == Moor((0.1, 1e-17), (1, 2))
+    assert parse_lam("Ditto", run.algorithm.fields["lam"]) == PerClientPenalty((0.1, 1e-17), (1, 2))
     named = {"name": "A", "fields": 1, "copy": 2, "json": 3, "schema": 4, "model_config": 5}
     again = parse_run(run_bytes(make_run(LEAST | {"algorithm": named}, "here")), "here")
     assert again.algorithm.fields == {key: named[key] for key in named if key != "name"}
@@ -104,7 +105,7 @@ def test_sections_with_fields_of_their_own():
 
 def test_values_as_algorithms_hold_them():
     """A dataclass' fields: tuples, Moors, and None where nothing is set."""
-    held = {"name": "FedProx", "lam": Moor((1.0, 2.0)), "sizes": (3, 4), "batch": None}
+    held = {"name": "FedProx", "lam": PerClientPenalty((1.0, 2.0)), "sizes": (3, 4), "batch": None}
     run = make_run(LEAST | {"algorithm": held}, "here")
     assert run.algorithm.fields == {"lam": {"per_client": [1.0, 2.0]}, "sizes": [3, 4]}
     assert parse_run(run_bytes(run), "here") == run
@@ -112,7 +113,7 @@ def test_values_as_algorithms_hold_them():
 
 def test_settled_values_added_to_a_copy_are_made_plain():
     run = make_run(LEAST, "here")
-    settled = {"lam": Moor((1.0, 2.0)), "eta": 0.5, "batch": None}
+    settled = {"lam": PerClientPenalty((1.0, 2.0)), "eta": 0.5, "batch": None}
     run = run.model_copy(update={"algorithm": run.algorithm.model_copy(update={"settled": settled})})
     again = parse_run(run_bytes(run), "here")
     assert again.algorithm.settled == {"lam": {"per_client": [1.0, 2.0]}, "eta": 0.5}
@@ -247,7 +248,7 @@ def test_an_edited_copy_is_read(tmp_path):
 
 
 def test_kinds_of_target_are_those_of_the_data():
-    kinds = get_args(get_args(Data.model_fields["kind"].annotation)[0])
+    kinds = get_args(get_args(DataSection.model_fields["kind"].annotation)[0])
     assert set(kinds) == {clients.REGRESSION, clients.BINARY, clients.CLASSES, clients.COUNT}
 
 

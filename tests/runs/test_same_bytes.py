@@ -10,10 +10,10 @@ import pytest
 
 import mooring
 from mooring.engines.export import export
-from mooring.runs.directory import SECONDS, open_run
-from mooring.runs.files import csv_bytes, write_json
+from mooring.runs.atomic_files import csv_bytes, write_json
+from mooring.runs.directory import SECONDS_FILE, open_run
 
-TIMED = (SECONDS, "report.html")
+TIMED = (SECONDS_FILE, "report.html")
 
 
 def table(names, rows=12):
@@ -88,9 +88,9 @@ def test_seconds_that_were_lost_or_damaged_stop_nothing(tmp_path):
     mooring.fit(rows, client="who", target="y", algorithm="fedavg", rounds=3, threads=1, out=tmp_path / "run")
     run = open_run(tmp_path / "run")
     assert run.rounds["seconds"].notna().all()
-    write_json(run.path / SECONDS, {"rounds": [0.5, None]})
+    write_json(run.path / SECONDS_FILE, {"rounds": [0.5, None]})
     assert run.rounds["seconds"].tolist()[0] == 0.5 and run.rounds["seconds"].isna().tolist() == [False, True, True]
-    (run.path / SECONDS).unlink()
+    (run.path / SECONDS_FILE).unlink()
     assert run.rounds["seconds"].isna().all()
 
 

@@ -2,7 +2,15 @@ import numpy as np
 import pytest
 
 from mooring.core.errors import RequestError
-from mooring.shapes.quantiles import BINS, FARTHEST, FINE, STEP, bin_values, count_values, find_quantiles
+from mooring.shapes.quantiles import (
+    BIN_WIDTH,
+    BINS,
+    LINEAR_WIDTH,
+    MAX_ABSOLUTE_VALUE,
+    bin_values,
+    count_values,
+    find_quantiles,
+)
 
 RNG = np.random.default_rng(0)
 LEVELS = np.array([0.05, 0.23, 0.5, 0.77, 0.95])
@@ -19,7 +27,7 @@ def test_quantiles_are_those_of_the_rows_to_the_width_of_a_bin(name):
     x = (DRAWS[name] - DRAWS[name].mean()) / DRAWS[name].std()
     found = find_quantiles(count_values(x[:, None]), LEVELS)[0]
     exact = np.quantile(x, LEVELS, method="inverted_cdf")
-    assert (np.abs(found - exact) <= STEP * np.hypot(exact, FINE)).all()
+    assert (np.abs(found - exact) <= BIN_WIDTH * np.hypot(exact, LINEAR_WIDTH)).all()
 
 
 def test_counts_of_clients_add_up_to_those_of_the_pooled_rows():
@@ -31,7 +39,9 @@ def test_counts_of_clients_add_up_to_those_of_the_pooled_rows():
 def test_every_bin_holds_its_middle_and_far_values_are_in_the_last():
     values = bin_values()
     assert (count_values(values[:, None]) == 1).all() and len(values) == BINS
-    assert values[BINS // 2] == pytest.approx(0, abs=1e-12) and values[-1] == pytest.approx(FARTHEST, rel=STEP)
+    assert values[BINS // 2] == pytest.approx(0, abs=1e-12) and values[-1] == pytest.approx(
+        MAX_ABSOLUTE_VALUE, rel=BIN_WIDTH
+    )
     far = count_values(np.array([[1e300], [-1e300]]))[0]
     assert far[0] == far[-1] == 1
 

@@ -9,9 +9,9 @@ from sklearn.metrics import log_loss, r2_score, roc_auc_score
 from mooring.core.cohort import Batch
 from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic
-from mooring.tasks.proximal import LEAST_RIDGE
-from tests.accuracy import assert_equal_up_to_rounding
-from tests.problems import PROBLEMS, linear_clients, logistic_clients
+from mooring.tasks.proximal import MIN_RIDGE
+from tests.support.accuracy import assert_equal_up_to_rounding
+from tests.support.problems import PROBLEMS, linear_clients, logistic_clients
 
 TASKS = ("linear", "logistic", "softmax")
 
@@ -115,7 +115,7 @@ def test_prox_is_the_limit_of_a_vanishing_ridge(lam):
 def test_separable_classes_without_a_ridge_have_a_finite_fit(classes):
     """The fit is that of a ridge of 1e-10: every row on its side, and as its optimality condition says."""
     clients = logistic_clients(classes=classes, sizes=[5, 6, 7, 40, 60])
-    task, ridged = Logistic(3, classes=classes, ridge=0.0), Logistic(3, classes=classes, ridge=LEAST_RIDGE)
+    task, ridged = Logistic(3, classes=classes, ridge=0.0), Logistic(3, classes=classes, ridge=MIN_RIDGE)
     rows = clients.train.full(task)
     found = task.solve(rows)
     assert bool(torch.isfinite(found).all())
@@ -123,7 +123,7 @@ def test_separable_classes_without_a_ridge_have_a_finite_fit(classes):
     assert bool((hits[:3] == 1).all()) and float(found[:3].norm(dim=1).min()) > 10
     # A gradient is a mean of rows times 1 at most, and right to some eps; the ridge's own share is far above that.
     rounding = 64 * torch.finfo(torch.float64).eps * rows.x.norm(dim=2).amax(1)
-    assert bool((LEAST_RIDGE * found[:3].norm(dim=1) > 1000 * rounding[:3]).all())
+    assert bool((MIN_RIDGE * found[:3].norm(dim=1) > 1000 * rounding[:3]).all())
     assert bool((ridged.grad(found, rows).norm(dim=1) <= rounding).all())
     # Along separating directions the curvature is about LEAST_RIDGE: that much rounding moves the fit by 1e-4.
     start = at(task, clients)
@@ -156,7 +156,7 @@ def test_newton_cg_agrees_with_newton(monkeypatch):
     task = Logistic(3, classes=3, ridge=0.1)
     rows = clients.train.full(task)
     dense = task.solve(rows)
-    monkeypatch.setattr("mooring.tasks.proximal.DENSE", 0)
+    monkeypatch.setattr("mooring.tasks.proximal.MAX_DENSE_PARAMETERS", 0)
     iterated = task.solve(rows)
     assert not torch.equal(iterated, dense)  # it took another way
     assert_equal_up_to_rounding(iterated, dense, task, clients)
@@ -168,7 +168,7 @@ def test_newton_finds_the_same_fit_in_any_company(problem, dense, monkeypatch):
     """A client with a hard problem and a far start neither hastens nor delays the others."""
     task, clients = PROBLEMS[problem]()
     if not dense:
-        monkeypatch.setattr("mooring.tasks.proximal.DENSE", 0)
+        monkeypatch.setattr("mooring.tasks.proximal.MAX_DENSE_PARAMETERS", 0)
     center, lam = at(task, clients), torch.tensor([1e-3, 0.1, 1.0, 10.0, 100.0], dtype=torch.float64)
     start = center.clone()
     start[0] *= 30

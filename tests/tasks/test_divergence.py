@@ -9,11 +9,11 @@ from torch import nn
 from mooring.core.cohort import Batch
 from mooring.tasks.absolute import Absolute
 from mooring.tasks.catalog import build, find, names
-from mooring.tasks.features import KernelRegression
 from mooring.tasks.hinge import Hinge
+from mooring.tasks.kernel_regression import KernelRegression
 from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic
-from mooring.tasks.module import Module
+from mooring.tasks.network import NetworkTask
 from mooring.tasks.poisson import Poisson
 from mooring.tasks.quantile import Quantile
 from mooring.tasks.squared_hinge import SquaredHinge
@@ -118,12 +118,12 @@ def test_squared_hinges_rise_by_the_squared_distance_inside_the_margin():
 
 def test_networks_diverge_in_what_they_predict():
     x = inputs().float()
-    numbers = Module(lambda: nn.Linear(FEATURES, 1), loss="half_square")
+    numbers = NetworkTask(lambda: nn.Linear(FEATURES, 1), loss="half_square")
     w, reference = two_models(numbers)
     rise = average_rise(numbers, w, reference, x, *normal_targets(numbers.predict(reference, x)))
     found = numbers.row_divergence(w, reference, batch_with(x, torch.zeros(CLIENTS, ROWS)))
     torch.testing.assert_close(found.double(), rise, rtol=1e-4, atol=1e-5)
-    classes = Module(lambda: nn.Linear(FEATURES, 3), loss="cross_entropy")
+    classes = NetworkTask(lambda: nn.Linear(FEATURES, 3), loss="cross_entropy")
     w, reference = two_models(classes)
     labels = [torch.full((CLIENTS, ROWS), k) for k in range(3)]
     rise = average_rise(classes, w, reference, x, labels, classes.predict(reference, x).unbind(-1))
@@ -132,7 +132,7 @@ def test_networks_diverge_in_what_they_predict():
 
 
 def test_several_yes_or_no_diverge_by_their_mean():
-    task = Module(lambda: nn.Linear(FEATURES, 2), loss="binary_cross_entropy")
+    task = NetworkTask(lambda: nn.Linear(FEATURES, 2), loss="binary_cross_entropy")
     x, (w, reference) = inputs().float(), two_models(task)
     p = task.predict(reference, x)
     total = torch.zeros(CLIENTS, ROWS).double()
@@ -147,7 +147,7 @@ def test_several_yes_or_no_diverge_by_their_mean():
 
 
 def test_a_loss_of_ones_own_has_the_absolute_difference():
-    task = Module(lambda: nn.Linear(FEATURES, 1), loss=lambda z, y: (z.reshape(y.shape) - y).abs() ** 1.5)
+    task = NetworkTask(lambda: nn.Linear(FEATURES, 1), loss=lambda z, y: (z.reshape(y.shape) - y).abs() ** 1.5)
     x, (w, reference) = inputs().float(), two_models(task)
     batch = batch_with(x, torch.ones(CLIENTS, ROWS))
     difference = task.row_risk(w, batch) - task.row_risk(reference, batch)

@@ -5,7 +5,7 @@ import pytest
 
 from mooring.core.errors import RequestError
 from mooring.theory import alternative as theory
-from mooring.theory.lambda_aer import borders, lambda_aer
+from mooring.theory.lambda_aer import lambda_aer, regime_borders
 from mooring.theory.upper_bounds import fedavg_aer, local_aer
 from mooring.theory.weights import size_weights, uniform_weights
 
@@ -17,14 +17,14 @@ def test_switches_once_and_exactly_at_the_threshold():
     threshold = theory.threshold_squared(0.5, 2.0, n)
     assert threshold == pytest.approx(2.0 * 3 / (0.5 * 100))
     radius = sqrt(threshold)
-    assert theory.decide(radius * (1 - 1e-12), 0.5, 2.0, n) == "common"
-    assert theory.decide(radius * (1 + 1e-12), 0.5, 2.0, n) == "alone"
-    decisions = [theory.decide(r, 0.5, 2.0, n) for r in np.linspace(0, 2, 400)]
+    assert theory.choose_model(radius * (1 - 1e-12), 0.5, 2.0, n) == "common"
+    assert theory.choose_model(radius * (1 + 1e-12), 0.5, 2.0, n) == "alone"
+    decisions = [theory.choose_model(r, 0.5, 2.0, n) for r in np.linspace(0, 2, 400)]
     assert decisions == ["common"] * decisions.count("common") + ["alone"] * decisions.count("alone")
     assert set(decisions) == {"common", "alone"}
     exact = np.array([1, 1, 2])  # threshold 1 * 3/(0.75 * 4) = 1, exact in floating point
-    assert theory.decide(1.0, 0.75, 1.0, exact) == "common"
-    assert theory.decide(np.nextafter(1.0, 2.0), 0.75, 1.0, exact) == "alone"
+    assert theory.choose_model(1.0, 0.75, 1.0, exact) == "common"
+    assert theory.choose_model(np.nextafter(1.0, 2.0), 0.75, 1.0, exact) == "alone"
 
 
 def test_threshold_for_weights():
@@ -75,7 +75,7 @@ def test_orders_are_continuous_and_the_cases_those_of_lambda():
     for _ in range(20):
         m = int(RNG.integers(2, 30))
         p, n = RNG.dirichlet(np.ones(m)), RNG.integers(5, 500, m)
-        for border in borders(p, n):
+        for border in regime_borders(p, n):
             below, above = (theory.fedprox_aer_regime(border * f, p, n).order for f in (1 - 1e-9, 1 + 1e-9))
             assert below == pytest.approx(above, rel=1e-7)
         for border in (sqrt(m / n.sum()), sqrt(1 / n.sum())):
@@ -88,6 +88,6 @@ def test_orders_are_continuous_and_the_cases_those_of_lambda():
 
 def test_refusals():
     with pytest.raises(RequestError, match="threshold_squared: ell_max"):
-        theory.decide(0.1, 1.0, float("inf"), [10, 10])
+        theory.choose_model(0.1, 1.0, float("inf"), [10, 10])
     with pytest.raises(RequestError, match="decide: radius"):
-        theory.decide(float("nan"), 1.0, 1.0, [10, 10])
+        theory.choose_model(float("nan"), 1.0, 1.0, [10, 10])

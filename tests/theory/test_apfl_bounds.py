@@ -28,25 +28,25 @@ def test_the_distance_bound_covers_its_recursion(mu, iterations, sgd_var, zeta):
     smooth, averaged, tau = 2 * mu, 5, 10
     a = schedule.shift(mu, smooth, tau)
     args = (4.0, mu, smooth, sgd_var, zeta, averaged, tau, iterations, a)
-    assert recursion(*args) <= bounds.common_distance_bound(*args) * (1 + 1e-9)
+    assert recursion(*args) <= bounds.global_distance_bound(*args) * (1 + 1e-9)
 
 
 def test_the_printed_constant_does_not_cover_the_recursion():
     mu = smooth = 1.0
     args = (0.0, mu, smooth, 0.0, 5.0, 5, 10, 3000, schedule.shift(mu, smooth, 10))
-    assert recursion(*args) > PRINTED_OVER_CORRECTED * bounds.common_distance_bound(*args)
+    assert recursion(*args) > PRINTED_OVER_CORRECTED * bounds.global_distance_bound(*args)
 
 
 def test_the_distance_bound_term_by_term():
     mu, smooth, averaged, tau, t = 0.5, 2.0, 4, 6, 100
     a = schedule.shift(mu, smooth, tau)
-    start = bounds.common_distance_bound(3.0, mu, smooth, 0.0, 0.0, averaged, tau, t, a)
+    start = bounds.global_distance_bound(3.0, mu, smooth, 0.0, 0.0, averaged, tau, t, a)
     assert start == pytest.approx(3.0 * a**3 / (t + a) ** 3)
-    noise = bounds.common_distance_bound(0.0, mu, smooth, 1.7, 0.0, averaged, 1, t, a)
+    noise = bounds.global_distance_bound(0.0, mu, smooth, 1.7, 0.0, averaged, 1, t, a)
     factor = (t + 16 * (1 / (a + 1) + math.log(t + a))) * a**2 / ((a - 1) ** 2 * mu**4 * (t + a) ** 3)
     expected = factor * 24576 * 1.7 * smooth**2 + 128 * 1.7 * t * (t + 2 * a + 1) / (averaged * mu**2 * (t + a) ** 3)
     assert noise == pytest.approx(expected)
-    drift = bounds.common_distance_bound(0.0, mu, smooth, 0.0, 1.3, averaged, tau, t, a)
+    drift = bounds.global_distance_bound(0.0, mu, smooth, 0.0, 1.3, averaged, tau, t, a)
     assert drift == pytest.approx(factor * 24576 * tau * 2 * tau * 1.3 / averaged * smooth**2)
 
 
@@ -55,7 +55,7 @@ def test_the_risk_bound_is_the_distance_bound_in_other_units():
     a = schedule.shift(mu, smooth, tau)
     args = (3.0, mu, smooth, 1.7, 1.3, averaged, tau, t, a)
     ratio = mu * (t + a) ** 3 / 16 / math.fsum((k + a) ** 2 for k in range(1, t + 1))
-    assert bounds.common_risk_bound(*args) == pytest.approx(ratio * bounds.common_distance_bound(*args))
+    assert bounds.global_risk_bound(*args) == pytest.approx(ratio * bounds.global_distance_bound(*args))
 
 
 def test_local_sgd_stays_inside_the_bounds():
@@ -76,10 +76,10 @@ def test_local_sgd_stays_inside_the_bounds():
         if t % tau == 0:
             w = np.repeat(w.mean(1, keepdims=True), clients, axis=1)
     args = ((4.0 - best) ** 2, mu, smooth, noise**2, zeta, clients, tau, iterations, a)
-    assert np.mean((w.mean(1) - best) ** 2) <= bounds.common_distance_bound(*args)
+    assert np.mean((w.mean(1) - best) ** 2) <= bounds.global_distance_bound(*args)
     mean = total / schedule.weight_sum(iterations, a)
     excess = hessians.mean() / 2 * (mean - best) ** 2
-    assert np.mean(excess) <= bounds.common_risk_bound(*args)
+    assert np.mean(excess) <= bounds.global_risk_bound(*args)
 
 
 def bump(w, c):
@@ -112,7 +112,7 @@ def test_full_gradient_apfl_on_a_non_convex_problem_stays_inside_theorems_3_and_
         if t % tau == 0:
             w = np.full(clients, w.mean())
     start = bump(1.5, centres)
-    limit = bounds.nonconvex_common_bound(start.mean(), smooth, zetas.sum(), clients, eta, tau, iterations)
+    limit = bounds.nonconvex_global_bound(start.mean(), smooth, zetas.sum(), clients, eta, tau, iterations)
     assert np.mean(common) <= limit
     for i in range(clients):
         args = (alpha, start[i], start.mean(), smooth, zetas[i], zetas.sum(), apart, clients, eta, tau, iterations)
@@ -122,7 +122,7 @@ def test_full_gradient_apfl_on_a_non_convex_problem_stays_inside_theorems_3_and_
 def test_nonconvex_terms():
     assert bounds.nonconvex_residual(1.0, 2.0, 3.0, 4.0) == 0.0
     assert bounds.nonconvex_residual(0.0, 2.0, 3.0, 4.0) == 48 * 3 + 128 * 4 * 4
-    common = bounds.nonconvex_common_bound(0.7, 2.0, 30.0, 10, 0.01, 5, 1000)
+    common = bounds.nonconvex_global_bound(0.7, 2.0, 30.0, 10, 0.01, 5, 1000)
     assert common == pytest.approx(8 * 0.7 / 10 + 6 * 4 * 10 * 25 * 1e-4 * 3)  # Lemma 9 with Lemma 10 inserted
     alone = bounds.nonconvex_personal_bound(1.0, 0.7, 9.0, 2.0, 3.0, 30.0, 4.0, 10, 0.01, 5, 1000)
     assert alone == pytest.approx(8 * 0.7 / (0.01 * 1000))

@@ -44,7 +44,7 @@ def random_quadratics(m, d):
 def test_minimiser_gaps():
     h, c = random_quadratics(5, 3)
     common = np.linalg.solve(h.sum(0), np.einsum("iab,ib->a", h, c))
-    assert theory.minimiser_gaps(c, common) == pytest.approx([sum((v - common) ** 2) for v in c])
+    assert theory.minimizer_gaps(c, common) == pytest.approx([sum((v - common) ** 2) for v in c])
 
 
 def test_gradient_diversity_against_a_grid_on_the_circle():

@@ -12,9 +12,9 @@ DIM, SIGMA = 100, 0.5
 
 
 def test_break_even_numbers_of_section_7_2():
-    assert fg.break_even_spread(50, 100, 0.5, 10.0) == pytest.approx(7.07, abs=0.005)
-    assert fg.break_even_spread(500, 100, 0.5, 10.0) == pytest.approx(0.2236, abs=5e-5)
-    assert fg.break_even_spread(500, 100, 50.0, 10.0) == 10.0
+    assert fg.break_even_heterogeneity(50, 100, 0.5, 10.0) == pytest.approx(7.07, abs=0.005)
+    assert fg.break_even_heterogeneity(500, 100, 0.5, 10.0) == pytest.approx(0.2236, abs=5e-5)
+    assert fg.break_even_heterogeneity(500, 100, 50.0, 10.0) == 10.0
 
 
 def test_coupon_collector_number_of_section_7_3():
@@ -80,18 +80,18 @@ def test_least_squares_is_the_minimum_norm_one():
 
 
 def test_lower_bounds_at_one_point_and_their_monotonicity():
-    rich = fg.gain_under_model_spread(500, 5500, 100, 0.5, 10.0, 0.3, kappa=1.5, c1=0.2)
+    rich = fg.gain_under_model_heterogeneity(500, 5500, 100, 0.5, 10.0, 0.3, kappa=1.5, c1=0.2)
     assert rich == pytest.approx(0.2 * 0.05 / (1.5 * (0.25 * 100 / 5500 + 0.09)))
-    scarce = fg.gain_under_model_spread(50, 5500, 100, 0.5, 10.0, 0.3)
+    scarce = fg.gain_under_model_heterogeneity(50, 5500, 100, 0.5, 10.0, 0.3)
     assert scarce == pytest.approx((0.5 + 50) / (0.25 * 100 / 5500 + 0.09))
-    spreads = [fg.gain_under_model_spread(50, 5500, 100, 0.5, 10.0, s) for s in (0, 0.1, 1, 10)]
+    spreads = [fg.gain_under_model_heterogeneity(50, 5500, 100, 0.5, 10.0, s) for s in (0, 0.1, 1, 10)]
     assert spreads == sorted(spreads, reverse=True)
-    ranks = [fg.gain_under_covariate_spread(500, 5500, 100, r, 0.5, 10.0) for r in (10, 50, 99, 100)]
+    ranks = [fg.gain_under_covariate_heterogeneity(500, 5500, 100, r, 0.5, 10.0) for r in (10, 50, 99, 100)]
     assert ranks == sorted(ranks, reverse=True)
     assert ranks[-1] == pytest.approx((0.25 * 100 / 500) / (0.25 * 100 / 5500))
     # at the break-even spread, with N large, the bound for a scarce client crosses 1
-    at = fg.break_even_spread(50, 100, 1e-9, 10.0)
-    assert fg.gain_under_model_spread(50, 10**9, 100, 1e-9, 10.0, at) == pytest.approx(1)
+    at = fg.break_even_heterogeneity(50, 100, 1e-9, 10.0)
+    assert fg.gain_under_model_heterogeneity(50, 10**9, 100, 1e-9, 10.0, at) == pytest.approx(1)
 
 
 def test_no_local_least_squares_beats_the_floor_of_a_scarce_client():

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from mooring.core.errors import RequestError
-from mooring.tasks import kernels
+from mooring.tasks import kernel_functions
 from mooring.theory import kernel_operator as op
 from mooring.theory import kernel_rounds as kr
-from tests import kernel_machine as km
+from tests.support import kernel_machine as km
 
 UPDATES = [op.fedavg(0.2), op.fedavg(0.2, 4), op.fedprox(0.2), op.fedprox(4.0)]
 every_update = pytest.mark.parametrize("update", UPDATES, ids=["gd", "fedavg4", "fedprox", "fedprox-long"])
@@ -59,7 +59,7 @@ def rbf(x, z):
 
 @every_update
 @pytest.mark.parametrize("batch", [0, 3, 100])
-@pytest.mark.parametrize("per", kr.PER)
+@pytest.mark.parametrize("per", kr.BATCH_LOSS_SCALES)
 def test_equals_functions_moved_step_by_step(update, batch, per):
     xs, ys = problem()
     machine = km.fit("rbf", xs, ys, update, 5, batch=batch, per=per)
@@ -123,7 +123,7 @@ def test_one_full_step_is_gradient_descent_on_the_pooled_rows():
 def test_shared_truths_balance_at_themselves_and_others_between(update):
     """Four functions of a four-dimensional space, so that 16 rows determine them."""
     xs, _ = problem()
-    kernel = kernels.find("polynomial", degree=3)
+    kernel = kernel_functions.find("polynomial", degree=3)
     truths = [lambda z: z[:, 0] ** 3 - z[:, 0], lambda z: 2 + z[:, 0], lambda z: z[:, 0] ** 2]
     small = update._replace(eta=update.eta / 200) if not update.prox else update  # gamma_K < 1
     same = km.balance(kernel, xs, [truths[0]] * 3, small)

@@ -17,7 +17,7 @@ def test_a_single_batch_is_the_full_round(update):
     x, y = client()
     flow = op.theta_flow([x], update)
     for batch in (8, 50):
-        for per in kr.PER:
+        for per in kr.BATCH_LOSS_SCALES:
             matrix, push = kr.minibatch_round(x, y, update, batch, per)
             np.testing.assert_allclose(matrix, flow.matrix, atol=1e-12)
             np.testing.assert_allclose(push, flow.drive @ y, atol=1e-12)
@@ -68,7 +68,7 @@ def test_a_newcomer_is_averaged_in_and_moves_the_limit():
         p = np.array([len(y) for _, y in some]) / sum(len(y) for _, y in some)
         matrix = sum(q * flow.matrix for q, flow in zip(p, flows))
         push = sum(q * flow.drive @ y for q, flow, (_, y) in zip(p, flows, some))
-        return op.limit_point(kr.flow_of(matrix, push, update), np.ones(1))
+        return op.limit_point(kr.make_theta_flow(matrix, push, update), np.ones(1))
 
     for some in (rows, rows[:2]):
         direct = op.limit_point(op.theta_flow([x for x, _ in some], update), np.concatenate([y for _, y in some]))

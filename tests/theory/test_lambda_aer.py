@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mooring.core.errors import RequestError
-from mooring.theory.lambda_aer import borders, lambda_aer
+from mooring.theory.lambda_aer import lambda_aer, regime_borders
 from mooring.theory.upper_bounds import fedprox_aer, fedprox_aer_at
 from mooring.theory.weights import imbalance, s1, s2, uniform_weights
 
@@ -22,13 +22,13 @@ def federations():
 
 
 def radii(p, n):
-    lower, upper = borders(p, n)
+    lower, upper = regime_borders(p, n)
     return np.r_[0.0, lower, upper, np.geomspace(lower / 100, upper * 100, 24)]
 
 
 def test_cases_by_hand_for_equal_clients():
     p, n = uniform_weights(10), np.full(10, 100)  # S1 = .01, S2 = .001, C_p = 1
-    assert borders(p, n) == pytest.approx((0.01, 0.1))
+    assert regime_borders(p, n) == pytest.approx((0.01, 0.1))
     assert lambda_aer(0.2, MU, p, n) == (pytest.approx(MU * 0.01 / (16 * 0.04)), "A")
     assert lambda_aer(0.05, MU, p, n) == (pytest.approx(MU * 0.1 / (16 * 0.05)), "B")
     assert lambda_aer(0.001, MU, p, n) == (pytest.approx(MU * 10 / 16), "C")
@@ -37,7 +37,7 @@ def test_cases_by_hand_for_equal_clients():
 def test_borders_are_those_of_the_stated_regimes():
     """Equal clients: R^2 = m/N and R^2 = 1/(mN)."""
     for m, n in ((5, 20), (40, 7), (3, 5000)):
-        lower, upper = borders(uniform_weights(m), np.full(m, n))
+        lower, upper = regime_borders(uniform_weights(m), np.full(m, n))
         assert (lower**2, upper**2) == pytest.approx((1 / (m * m * n), 1 / n))
 
 
@@ -52,7 +52,7 @@ def test_stability_invariant_and_largest_case():
 
 def test_right_case_at_and_beside_the_borders():
     for p, n in federations():
-        lower, upper = borders(p, n)
+        lower, upper = regime_borders(p, n)
         assert lambda_aer(upper, MU, p, n).case == "A"
         assert lambda_aer(0.0, MU, p, n).case == "C"
         if lower < upper * (1 - 1e-9):
@@ -63,7 +63,7 @@ def test_right_case_at_and_beside_the_borders():
 
 def test_continuous_at_one_border_and_jumps_by_the_imbalance_at_the_other():
     for p, n in federations():
-        lower, upper = borders(p, n)
+        lower, upper = regime_borders(p, n)
         if lower > upper * (1 - 1e-6):
             continue
         below, at = lambda_aer(lower * (1 - 1e-9), MU, p, n).lam, lambda_aer(lower, MU, p, n).lam
@@ -89,7 +89,7 @@ def test_risk_at_this_lam_is_the_theorems():
             assert at <= 16 * fedprox_aer(radius, MU, smooth, ell_max, p, n)
     # and in case C, where lam is largest, the heterogeneity term stays below mu S2/(32 C_p), as the proof says
     for p, n in federations():
-        radius = borders(p, n)[0] * (1 - 1e-12)
+        radius = regime_borders(p, n)[0] * (1 - 1e-12)
         lam = lambda_aer(radius, MU, p, n).lam
         assert lam / 2 * radius**2 <= MU / (32 * imbalance(p, n)) * s2(p, n) * (1 + 1e-9)
         assert lam / 2 * radius**2 <= MU / 32 * s1(p, n)

@@ -92,7 +92,7 @@ def test_border_jump_and_monotonicity():
 def test_unequal_clients_enter_through_s1_and_s2():
     n = np.array([20, 50, 400])
     p = size_weights(n)
-    assert theory.border(0.5, 1.3, p, n) == pytest.approx(sqrt(3 / 470))
+    assert theory.regime_border(0.5, 1.3, p, n) == pytest.approx(sqrt(3 / 470))
     assert theory.lambda_one_stage(0.3, **CONSTANTS, p=p, n=n).lam == pytest.approx(1.3**2 * (3 / 470) / (0.5 * 0.09))
     found = theory.lambda_one_stage(0.01, **CONSTANTS, p=p, n=n)
     assert found.lam == pytest.approx(theory.lambda_floor(0.01, 0.5, 2.0, 1.3, s1(p, n), s2(p, n)))
@@ -201,7 +201,7 @@ def test_lemmas_1_4_5():
     sample = problem.truths + np.einsum("iab,sib->sia", root, RNG.normal(size=(400, 6, 3)))
     by_mean = np.einsum("iab,sib->as", problem.a, sample)
     together = np.linalg.solve(problem.a.sum(0), by_mean).T
-    assert np.linalg.norm(together, axis=1).mean() <= theory.common_error(
+    assert np.linalg.norm(together, axis=1).mean() <= theory.global_error(
         problem.mu, problem.smooth, problem.noise, problem.radius, p, n
     )
     for lam in (0.01, 1.0, 100.0):
@@ -211,7 +211,7 @@ def test_lemmas_1_4_5():
             w = np.linalg.solve(pulled.sum(0), np.einsum("iab,ib->a", pulled, means))
             gradients = np.linalg.norm(np.einsum("iab,ib->ia", problem.a, w - means), axis=1)
             personal = np.einsum("iab,ib->ia", inverse, np.einsum("iab,ib->ia", problem.a, means) + lam * w)
-            assert np.sum((w - joint) ** 2) <= theory.distance_to_common(problem.mu, problem.smooth, lam, p, gradients)
+            assert np.sum((w - joint) ** 2) <= theory.distance_to_global(problem.mu, problem.smooth, lam, p, gradients)
             bound = theory.distance_to_personal(problem.mu, lam, gradients)
             assert np.all(np.linalg.norm(w - personal, axis=1) <= bound)
 
@@ -234,8 +234,8 @@ def test_bounds_equal_a_transcription():
         assert theory.global_error_bound(*args) == pytest.approx(c.c1 * together + c.c2 * spread)
         assert theory.local_error_bound(*args) == pytest.approx(c.c3 * together + c.c4 * spread)
         expected = (noise * together**0.5 + smooth * radius) / (mu / 2)
-        assert theory.common_error(mu, smooth, noise, radius, p, n) == pytest.approx(expected)
+        assert theory.global_error(mu, smooth, noise, radius, p, n) == pytest.approx(expected)
     norms = [0.3, 1.1, 2.0]
     expected = 4 * (1 + smooth / mu) / mu / (mu + lam) * sum(w * g * g for w, g in zip(p, norms))
-    assert theory.distance_to_common(mu, smooth, lam, p, norms) == pytest.approx(expected)
+    assert theory.distance_to_global(mu, smooth, lam, p, norms) == pytest.approx(expected)
     assert theory.distance_to_personal(mu, lam, norms) == pytest.approx([2 * g / (mu + lam) for g in norms])

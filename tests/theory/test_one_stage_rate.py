@@ -21,7 +21,7 @@ def eq12(mu, smooth, lam, eta, gamma, steps):
 
 def test_preset_satisfies_both_conditions_on_a_grid():
     for mu, smooth, lam in GRID:
-        eta, gamma, steps = theory.preset(mu, smooth, lam)
+        eta, gamma, steps = theory.corollary_step_sizes(mu, smooth, lam)
         assert steps == ceil(2 + (lam + smooth) / (lam + mu) * log(1056 * (smooth / mu) ** 2))
         assert eq12(mu, smooth, lam, eta, gamma, steps)
         assert theory.eq12_holds(mu, smooth, lam, eta, gamma, steps)
@@ -39,14 +39,14 @@ def test_least_steps_is_the_first_that_satisfies_eq12():
             assert steps == 1 or not eq12(mu, smooth, lam, eta, gamma, steps - 1)
             assert theory.eq12_holds(mu, smooth, lam, eta, gamma, steps)
             assert steps == 1 or not theory.eq12_holds(mu, smooth, lam, eta, gamma, steps - 1)
-        eta, gamma, steps = theory.preset(mu, smooth, lam)
+        eta, gamma, steps = theory.corollary_step_sizes(mu, smooth, lam)
         assert theory.least_steps(mu, smooth, lam, eta, gamma) <= steps
     assert theory.least_steps(0.5, 0.5, 1.0, 1 / 1.5, 1.0) == 1  # one step of size 1/smooth_l solves it
 
 
 def test_step_of_the_papers_experiments_never_qualifies():
     mu, smooth, lam = 0.1, 1.0, 0.5
-    eta, gamma, _ = theory.preset(mu, smooth, lam)
+    eta, gamma, _ = theory.corollary_step_sizes(mu, smooth, lam)
     assert not theory.eq12_holds(mu, smooth, lam, eta, 2 * gamma, 10**6)
     assert not theory.eq12_holds(mu, smooth, lam, 1.01 * eta, gamma, 10**6)
     with pytest.raises(RequestError, match="below 1/smooth_g"):
@@ -88,7 +88,7 @@ def test_algorithm_1_contracts_as_stated(cond, lam):
     pulled = lam * np.einsum("iab,ibc->iac", inverse, h)
     best = np.linalg.solve(np.einsum("i,iab->ab", p, pulled), np.einsum("i,iab,ib->a", p, pulled, c))
 
-    eta, gamma, steps = theory.preset(mu, smooth, lam)
+    eta, gamma, steps = theory.corollary_step_sizes(mu, smooth, lam)
     m = moreau(mu, smooth, lam)
     r = theory.rate(gamma, m.mu_g)
     eps_g, zeta = m.mu_g / 2 * (1 - gamma * m.mu_g), 1 - gamma * m.smooth_g  # Eq. 105, below Eq. 110
@@ -118,7 +118,7 @@ def test_algorithm_1_contracts_as_stated(cond, lam):
 
 def test_rounds():
     for mu, smooth, lam in GRID:
-        gamma = theory.preset(mu, smooth, lam).gamma
+        gamma = theory.corollary_step_sizes(mu, smooth, lam).gamma
         r = theory.rate(gamma, moreau(mu, smooth, lam).mu_g)
         for eps in (0.5, 1e-3, 1e-9):
             rounds = theory.rounds_for(eps, r)
@@ -150,6 +150,6 @@ def test_table_2():
 
 def test_orders_match_the_preset_up_to_the_logarithm():
     for mu, smooth, lam in GRID:
-        cost, steps = theory.cost_one_stage(1e-3, mu, smooth, lam), theory.preset(mu, smooth, lam).steps
+        cost, steps = theory.cost_one_stage(1e-3, mu, smooth, lam), theory.corollary_step_sizes(mu, smooth, lam).steps
         assert cost.computation <= steps <= cost.computation * (log(1056 * (smooth / mu) ** 2) + 3)
         assert theory.rounds_bound(mu, smooth, lam, 1e-3) == ceil(4 * cost.rounds)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from mooring.data.generators import HardLogistic
-from mooring.experiments.measures import minimiser
+from mooring.experiments.exact_minimum import minimize_objective
 from mooring.tasks.logistic import Logistic
 from mooring.theory.proximal_estimate import error_bound, error_inequality, truth_to_prox
 
@@ -34,7 +34,7 @@ def test_the_prox_of_the_true_average_is_near_each_truth(seed, lam):
 @pytest.mark.parametrize("lam", [0.01, 0.5, 10.0])
 def test_equation_5_holds_with_half_the_printed_mu(seed, lam):
     data, _, p, truth, gradient, average = planted(seed)
-    v = minimiser(TASK, lam, p, data.train).v
+    v = minimize_objective(TASK, lam, p, data.train).v
     radius = float((p @ (truth - average).square().sum(1)).sqrt())
     errors = v - truth
     left = error_inequality(errors.numpy(), gradient.numpy(), p.numpy(), RIDGE)

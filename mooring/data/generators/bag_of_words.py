@@ -16,8 +16,15 @@ import torch
 
 from mooring.core.errors import RequestError
 from mooring.data.clients import BINARY, CLASSES, Clients
-from mooring.data.generators.draws import assemble, nonnegative, own, part_sizes, shared, weights
-from mooring.data.generators.truth import ClassTruth, flat
+from mooring.data.generators.ground_truth import ClassTruth, flatten_parameters
+from mooring.data.generators.random_streams import (
+    assemble_clients,
+    client_generator,
+    require_nonnegative,
+    shared_generator,
+    size_weights,
+    split_sizes,
+)
 
 
 @dataclass(frozen=True)
@@ -34,13 +41,13 @@ class BagOfWords:
     test: float = 0.2
 
     def make(self, seed: int = 0) -> Clients:
-        nonnegative("BagOfWords", signal=self.signal, topics=self.topics, taste=self.taste)
+        require_nonnegative("BagOfWords", signal=self.signal, topics=self.topics, taste=self.taste)
         if self.classes < 2:
             raise RequestError(f"BagOfWords: classes must be at least 2, got {self.classes}.")
-        sizes = part_sizes(self.samples, self.clients, self.validation, self.test)
+        sizes = split_sizes(self.samples, self.clients, self.validation, self.test)
         common = -np.log(np.arange(self.words) + 1.0)
-        common = common + self.signal * shared(seed).standard_normal((self.classes, self.words))
-        theta = np.stack([self._user(own(seed, i), common) for i in range(self.clients)])
+        common = common + self.signal * shared_generator(seed).standard_normal((self.classes, self.words))
+        theta = np.stack([self._user(client_generator(seed, i), common) for i in range(self.clients)])
 
         def draw(i, part, rng, n):
             y = rng.integers(0, self.classes, n)
@@ -48,14 +55,14 @@ class BagOfWords:
 
         weight = torch.from_numpy(np.log(theta)).mT  # [m, words, classes]
         bias = torch.zeros(self.clients, self.classes, dtype=torch.float64)
-        return assemble(
+        return assemble_clients(
             seed,
             sizes,
             draw,
             kind=BINARY if self.classes == 2 else CLASSES,
             classes=tuple(str(c) for c in range(self.classes)),
             features=tuple(f"word {v}" for v in range(self.words)),
-            truth=ClassTruth(flat(weight, bias), weights(sizes), weight, bias),
+            truth=ClassTruth(flatten_parameters(weight, bias), size_weights(sizes), weight, bias),
             title="bag-of-words users",
         )
 

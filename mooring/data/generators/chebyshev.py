@@ -15,8 +15,14 @@ from torch import Tensor
 
 from mooring.core.errors import RequestError
 from mooring.data.clients import REGRESSION, Clients
-from mooring.data.generators.draws import assemble, known, nonnegative, part_sizes, weights
-from mooring.data.generators.truth import LinearTruth
+from mooring.data.generators.ground_truth import LinearTruth
+from mooring.data.generators.random_streams import (
+    assemble_clients,
+    require_known,
+    require_nonnegative,
+    size_weights,
+    split_sizes,
+)
 
 U5 = (0.0, 6.0, 0.0, -32.0, 0.0, 32.0)
 POWERS = np.arange(len(U5))
@@ -32,12 +38,12 @@ class Chebyshev:
     test: int = 0
 
     def make(self, seed: int = 0) -> Clients:
-        known("Chebyshev", "grid", self.grid, ("left", "midpoint"))
-        nonnegative("Chebyshev", noise=self.noise)
+        require_known("Chebyshev", "grid", self.grid, ("left", "midpoint"))
+        require_nonnegative("Chebyshev", noise=self.noise)
         for field, rows in (("validation", self.validation), ("test", self.test)):
             if 0 < rows < 1:
                 raise RequestError(f"Chebyshev: {field} must be a whole number of extra rows, got {rows}.")
-        sizes = part_sizes(self.samples, self.clients, self.validation, self.test)
+        sizes = split_sizes(self.samples, self.clients, self.validation, self.test)
         offset = 0.0 if self.grid == "left" else 0.5
 
         def draw(i, part, rng, n):
@@ -51,13 +57,13 @@ class Chebyshev:
         m = self.clients
         moments = torch.from_numpy(_moments()).expand(m, -1, -1) / 2
         w = torch.tensor(U5, dtype=torch.float64).repeat(m, 1)
-        return assemble(
+        return assemble_clients(
             seed,
             sizes,
             draw,
             kind=REGRESSION,
             features=tuple(f"x^{k}" for k in POWERS),
-            truth=LinearTruth(w, weights(sizes), second_moment=moments, noise=self.noise),
+            truth=LinearTruth(w, size_weights(sizes), second_moment=moments, noise=self.noise),
             title="Chebyshev polynomial U_5",
         )
 

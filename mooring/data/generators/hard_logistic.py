@@ -20,9 +20,17 @@ from scipy.stats import qmc
 
 from mooring.core.errors import RequestError
 from mooring.data.clients import BINARY, Clients
-from mooring.data.generators.draws import assemble, known, nonnegative, own, part_sizes, shared, weights
-from mooring.data.generators.logit import bernoulli
-from mooring.data.generators.truth import LogisticTruth, PointInputs
+from mooring.data.generators.ground_truth import LogisticTruth, PointInputs
+from mooring.data.generators.random_streams import (
+    assemble_clients,
+    client_generator,
+    require_known,
+    require_nonnegative,
+    shared_generator,
+    size_weights,
+    split_sizes,
+)
+from mooring.data.generators.synthetic_logit import bernoulli
 
 POINTS = 2**14  # points that stand for the input distribution in population risks
 
@@ -41,13 +49,13 @@ class HardLogistic:
     test: float = 0
 
     def make(self, seed: int = 0) -> Clients:
-        known("HardLogistic", "family", self.family, ("hard", "smooth"))
-        known("HardLogistic", "inputs", self.inputs, ("uniform", "rademacher"))
-        nonnegative("HardLogistic", radius=self.radius, ridge=self.ridge)
+        require_known("HardLogistic", "family", self.family, ("hard", "smooth"))
+        require_known("HardLogistic", "inputs", self.inputs, ("uniform", "rademacher"))
+        require_nonnegative("HardLogistic", radius=self.radius, ridge=self.ridge)
         if not 0 < self.scale <= 1 / (2 * sqrt(2)):
             raise RequestError(f"HardLogistic: scale must be in (0, {1 / (2 * sqrt(2)):.4f}], got {self.scale}.")
-        sizes = part_sizes(self.samples, self.clients, self.validation, self.test)
-        p = weights(sizes)
+        sizes = split_sizes(self.samples, self.clients, self.validation, self.test)
+        p = size_weights(sizes)
         truths = self._hard(seed, sizes) if self.family == "hard" else self._smooth(seed, p.numpy())
 
         def draw(i, part, rng, n):
@@ -58,20 +66,20 @@ class HardLogistic:
         inputs = PointInputs(torch.from_numpy(input_points(self.dim, self.inputs)))
         truth = LogisticTruth.solve(torch.from_numpy(truths), p, self.ridge, inputs)
         title = f"logistic clients, {self.family} family"
-        return assemble(seed, sizes, draw, kind=BINARY, classes=("0", "1"), truth=truth, title=title)
+        return assemble_clients(seed, sizes, draw, kind=BINARY, classes=("0", "1"), truth=truth, title=title)
 
     def _hard(self, seed: int, sizes: list[tuple[int, ...]]) -> np.ndarray:
         n = np.array([size[0] for size in sizes])
-        signs = np.stack([2.0 * own(seed, i).integers(0, 2, self.dim) - 1 for i in range(self.clients)])
+        signs = np.stack([2.0 * client_generator(seed, i).integers(0, 2, self.dim) - 1 for i in range(self.clients)])
         far = self.radius**2 >= self.dim * self.clients / n.sum()
         delta = self.scale / np.sqrt(n) if far else np.full(self.clients, self.scale * self.radius / sqrt(self.dim))
         return delta[:, None] * signs
 
     def _smooth(self, seed: int, p: np.ndarray) -> np.ndarray:
-        w0 = shared(seed).standard_normal(self.dim) / sqrt(self.dim)
+        w0 = shared_generator(seed).standard_normal(self.dim) / sqrt(self.dim)
         if self.clients == 1 or self.radius == 0:
             return np.tile(w0, (self.clients, 1))
-        u = np.stack([own(seed, i).standard_normal(self.dim) for i in range(self.clients)])
+        u = np.stack([client_generator(seed, i).standard_normal(self.dim) for i in range(self.clients)])
         u /= np.linalg.norm(u, axis=1, keepdims=True)
         u -= p @ u
         return w0 + self.radius * u / np.linalg.norm(u, axis=1).max()

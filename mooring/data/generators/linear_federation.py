@@ -14,8 +14,17 @@ import torch
 
 from mooring.core.errors import RequestError
 from mooring.data.clients import REGRESSION, Clients
-from mooring.data.generators.draws import INPUTS, assemble, known, nonnegative, owns, part_sizes, shared, weights
-from mooring.data.generators.truth import LinearTruth
+from mooring.data.generators.ground_truth import LinearTruth
+from mooring.data.generators.random_streams import (
+    INPUTS_STREAM,
+    assemble_clients,
+    client_generators,
+    require_known,
+    require_nonnegative,
+    shared_generator,
+    size_weights,
+    split_sizes,
+)
 from mooring.data.partitions import powerlaw_counts
 
 
@@ -35,16 +44,16 @@ class LinearFederation:
     test: float = 0
 
     def make(self, seed: int = 0) -> Clients:
-        known("LinearFederation", "sizes", self.sizes, ("equal", "powerlaw"))
-        nonnegative("LinearFederation", noise=self.noise, centre_scale=self.centre_scale)
+        require_known("LinearFederation", "sizes", self.sizes, ("equal", "powerlaw"))
+        require_nonnegative("LinearFederation", noise=self.noise, centre_scale=self.centre_scale)
         d = self.dim + self.intercept
         if isinstance(self.spread, Sized) and len(self.spread) != d:
             raise RequestError(f"LinearFederation: spread lists {len(self.spread)} numbers for {d} coefficients.")
         spread = np.broadcast_to(np.asarray(self.spread, dtype=float), d)
-        nonnegative("LinearFederation", **{f"spread[{k}]": s for k, s in enumerate(spread)})
-        sizes = part_sizes(self._samples(seed), self.clients, self.validation, self.test)
-        centre = self.centre_scale * shared(seed).standard_normal(d)
-        w = np.stack([centre + spread * rng.standard_normal(d) for rng in owns(seed, self.clients)])
+        require_nonnegative("LinearFederation", **{f"spread[{k}]": s for k, s in enumerate(spread)})
+        sizes = split_sizes(self._samples(seed), self.clients, self.validation, self.test)
+        centre = self.centre_scale * shared_generator(seed).standard_normal(d)
+        w = np.stack([centre + spread * rng.standard_normal(d) for rng in client_generators(seed, self.clients)])
 
         def draw(i, part, rng, n):
             x = rng.standard_normal((n, self.dim))
@@ -53,13 +62,13 @@ class LinearFederation:
 
         truth = LinearTruth(
             torch.from_numpy(w),
-            weights(sizes),
+            size_weights(sizes),
             second_moment=torch.eye(d, dtype=torch.float64).expand(self.clients, d, d),
             noise=self.noise,
             centre=torch.from_numpy(centre),
             spread=torch.from_numpy(spread.copy()),
         )
-        return assemble(seed, sizes, draw, kind=REGRESSION, truth=truth, title="Gaussian random effects")
+        return assemble_clients(seed, sizes, draw, kind=REGRESSION, truth=truth, title="Gaussian random effects")
 
     def _samples(self, seed: int):
         if self.sizes == "equal":
@@ -67,4 +76,6 @@ class LinearFederation:
         if isinstance(self.samples, Sized):
             raise RequestError("LinearFederation: under a power law samples is one number, the mean.")
         total = self.clients * self.samples
-        return powerlaw_counts(total, self.clients, self.exponent, shared(seed, INPUTS), least=self.least)
+        return powerlaw_counts(
+            total, self.clients, self.exponent, shared_generator(seed, INPUTS_STREAM), least=self.least
+        )

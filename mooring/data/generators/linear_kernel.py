@@ -28,8 +28,17 @@ import torch
 
 from mooring.core.errors import RequestError
 from mooring.data.clients import REGRESSION, Clients
-from mooring.data.generators.draws import INPUTS, assemble, known, nonnegative, own, part_sizes, shared, weights
-from mooring.data.generators.truth import LinearTruth
+from mooring.data.generators.ground_truth import LinearTruth
+from mooring.data.generators.random_streams import (
+    INPUTS_STREAM,
+    assemble_clients,
+    client_generator,
+    require_known,
+    require_nonnegative,
+    shared_generator,
+    size_weights,
+    split_sizes,
+)
 
 MODES = ("probe_vs_rest", "gaussian", "probe_moved", "two_cluster")
 DESIGNS = ("full", "sparse", "subspace", "orthogonal")
@@ -51,14 +60,14 @@ class LinearKernel:
     test: float = 0
 
     def make(self, seed: int = 0) -> Clients:
-        known("LinearKernel", "mode", self.mode, MODES)
-        known("LinearKernel", "design", self.design, DESIGNS)
-        nonnegative("LinearKernel", noise=self.noise, gap=self.gap)
+        require_known("LinearKernel", "mode", self.mode, MODES)
+        require_known("LinearKernel", "design", self.design, DESIGNS)
+        require_nonnegative("LinearKernel", noise=self.noise, gap=self.gap)
         if not 0 <= self.probe < self.clients:
             raise RequestError(f"LinearKernel: probe must be 0 to {self.clients - 1}, got {self.probe}.")
-        sizes = part_sizes(self.samples, self.clients, self.validation, self.test)
+        sizes = split_sizes(self.samples, self.clients, self.validation, self.test)
         theta = self._truths(seed)
-        roots = [self._root(own(seed, i, INPUTS), r) for i, r in enumerate(self._ranks(sizes))]
+        roots = [self._root(client_generator(seed, i, INPUTS_STREAM), r) for i, r in enumerate(self._ranks(sizes))]
 
         def draw(i, part, rng, n):
             root = roots[i]
@@ -67,9 +76,9 @@ class LinearKernel:
             return x, x @ theta[i] + self.noise * rng.standard_normal(n)
 
         moments = torch.from_numpy(np.stack([root @ root.T for root in roots]))
-        truth = LinearTruth(torch.from_numpy(theta), weights(sizes), second_moment=moments, noise=self.noise)
+        truth = LinearTruth(torch.from_numpy(theta), size_weights(sizes), second_moment=moments, noise=self.noise)
         title = f"linear clients, {self.design} design, truths {self.gap:g} apart"
-        return assemble(seed, sizes, draw, kind=REGRESSION, truth=truth, title=title)
+        return assemble_clients(seed, sizes, draw, kind=REGRESSION, truth=truth, title=title)
 
     def _ranks(self, sizes: list[tuple[int, ...]]) -> list[int]:
         rank = self.dim if self.rank is None else self.rank
@@ -95,12 +104,12 @@ class LinearKernel:
         return np.sqrt(self.dim / r) * np.linalg.qr(rng.standard_normal((self.dim, r)))[0]
 
     def _truths(self, seed: int) -> np.ndarray:
-        common = shared(seed).standard_normal(self.dim)
-        u = shared(seed, INPUTS).standard_normal(self.dim)
+        common = shared_generator(seed).standard_normal(self.dim)
+        u = shared_generator(seed, INPUTS_STREAM).standard_normal(self.dim)
         u /= np.linalg.norm(u)
         probe = np.arange(self.clients)[:, None] == self.probe
         if self.mode == "gaussian" and self.clients > 1:
-            z = np.stack([own(seed, i).standard_normal(self.dim) for i in range(self.clients)])
+            z = np.stack([client_generator(seed, i).standard_normal(self.dim) for i in range(self.clients)])
             return common + self.gap / max(np.linalg.norm(z - row, axis=1).max() for row in z) * z
         if self.mode == "two_cluster":
             return common + self.gap * (np.arange(self.clients)[:, None] % 2 - 0.5) * u

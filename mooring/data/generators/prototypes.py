@@ -18,8 +18,16 @@ import torch
 
 from mooring.core.errors import RequestError
 from mooring.data.clients import CLASSES, Clients
-from mooring.data.generators.draws import INPUTS, assemble, nonnegative, own, part_sizes, shared, weights
-from mooring.data.generators.truth import ClassTruth
+from mooring.data.generators.ground_truth import ClassTruth
+from mooring.data.generators.random_streams import (
+    INPUTS_STREAM,
+    assemble_clients,
+    client_generator,
+    require_nonnegative,
+    shared_generator,
+    size_weights,
+    split_sizes,
+)
 
 
 @dataclass(frozen=True)
@@ -36,16 +44,20 @@ class Prototypes:
     test: float = 0.2
 
     def make(self, seed: int = 0) -> Clients:
-        nonnegative("Prototypes", distance=self.distance, style=self.style, noise=self.noise)
+        require_nonnegative("Prototypes", distance=self.distance, style=self.style, noise=self.noise)
         if self.noise == 0:
             raise RequestError("Prototypes: noise must be > 0, got 0.")
         k = self.classes if self.classes_per_client is None else self.classes_per_client
         if not 1 <= k <= self.classes:
             raise RequestError(f"Prototypes: classes_per_client must be 1 to {self.classes}, got {k}.")
-        sizes = part_sizes(self.samples, self.clients, self.validation, self.test)
-        points = self.distance / sqrt(2 * self.dim) * shared(seed).standard_normal((self.classes, self.dim))
-        styles = np.stack([self.style * own(seed, i).standard_normal(self.dim) for i in range(self.clients)])
-        held = np.stack([own(seed, i, INPUTS).permutation(self.classes)[:k] for i in range(self.clients)])
+        sizes = split_sizes(self.samples, self.clients, self.validation, self.test)
+        points = self.distance / sqrt(2 * self.dim) * shared_generator(seed).standard_normal((self.classes, self.dim))
+        styles = np.stack(
+            [self.style * client_generator(seed, i).standard_normal(self.dim) for i in range(self.clients)]
+        )
+        held = np.stack(
+            [client_generator(seed, i, INPUTS_STREAM).permutation(self.classes)[:k] for i in range(self.clients)]
+        )
 
         def draw(i, part, rng, n):
             y = held[i][rng.integers(0, k, n)]
@@ -56,12 +68,12 @@ class Prototypes:
         np.put_along_axis(absent, held, False, axis=1)
         bias[absent] = -np.inf
         weight = torch.from_numpy(points.T / self.noise**2).expand(self.clients, -1, -1)
-        return assemble(
+        return assemble_clients(
             seed,
             sizes,
             draw,
             kind=CLASSES,
             classes=tuple(str(c) for c in range(self.classes)),
-            truth=ClassTruth(torch.from_numpy(styles), weights(sizes), weight, torch.from_numpy(bias)),
+            truth=ClassTruth(torch.from_numpy(styles), size_weights(sizes), weight, torch.from_numpy(bias)),
             title="class prototypes",
         )

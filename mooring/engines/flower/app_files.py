@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 from mooring.core.errors import RequestError
-from mooring.engines.request import asked_run
+from mooring.engines.request import read_federation_request
 from mooring.runs.runfile import RunFile
 
-PYPROJECT = """[project]
+APP_PYPROJECT = """[project]
 name = "mooring-app"
 version = "1.0.0"
 description = "A Mooring run"
@@ -32,16 +32,16 @@ revoked = ""
 trust = ""
 audit = ""
 """
-APPS = {  # by purpose: where Flower finds the two apps
+APP_OBJECTS = {  # by purpose: where Flower finds the two apps
     "fit": ("mooring.engines.flower.client_app.app", "mooring.engines.flower.server_app.app"),
-    "advise": ("mooring.advice.flower_app.client", "mooring.advice.flower_app.server"),
+    "advise": ("mooring.advice.remote.flower_app.client", "mooring.advice.remote.flower_app.server"),
 }
 
 
-def app_of(run: RunFile) -> dict[str, str]:
+def make_app_files(run: RunFile) -> dict[str, str]:
     """The files of the Flower app that runs this."""
-    files = {"pyproject.toml": PYPROJECT, "mooring_app/__init__.py": ""}
-    for name, place in zip(("client", "server"), APPS[run.mooring.purpose]):
+    files = {"pyproject.toml": APP_PYPROJECT, "mooring_app/__init__.py": ""}
+    for name, place in zip(("client", "server"), APP_OBJECTS[run.mooring.purpose]):
         module, _, what = place.rpartition(".")
         files[f"mooring_app/{name}.py"] = f"import {module}\n\napp = {module}.{what}\n"
     return files
@@ -50,10 +50,10 @@ def app_of(run: RunFile) -> dict[str, str]:
 def write_app(path: str | Path, folder: str | Path) -> Path:
     """The Flower app of a run file as a folder that `flwr run` starts; `run` is filled in, the rest is for
     --run-config."""
-    run, folder = asked_run(path), Path(folder)
+    run, folder = read_federation_request(path), Path(folder)
     if folder.exists():
         raise RequestError(f"{folder} already exists; choose another folder for the app.")
-    for name, text in app_of(run).items():
+    for name, text in make_app_files(run).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text.replace('run = ""', f"run = {json.dumps(str(Path(path).resolve()))}"))
     return folder

@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mooring.engines.flower.parcels import Parcel
+from mooring.engines.flower.messages import Payload
 
-SENT = "sent.jsonl"
-AUDIT = "audit.jsonl"
-PURPOSES = {
+SENT_FILE = "sent.jsonl"
+AUDIT_FILE = "audit.jsonl"
+SENT_DESCRIPTIONS = {
     "hello": "its name, version and a digest of its run file",
     "survey": "for every column: counts of values, rounded extremes, median and quartiles; classes of the target",
     "tally": "for every column: sums of values, and how many rows have each level of a category",
@@ -44,22 +44,22 @@ PURPOSES = {
 }
 
 
-def now() -> str:
+def timestamp() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
 
 
-def append(path: Path, line: Mapping[str, Any]) -> None:
+def append_record(path: Path, line: Mapping[str, Any]) -> None:
     """Add a line; a file that does not exist is made for its owner only."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     with os.fdopen(handle, "w") as file:
-        file.write(json.dumps({"time": now(), **line}) + "\n")
+        file.write(json.dumps({"time": timestamp(), **line}) + "\n")
 
 
-def describe_reply(what: str, asked: Parcel, reply: Parcel) -> dict[str, Any]:
+def describe_reply(what: str, asked: Payload, reply: Payload) -> dict[str, Any]:
     """What leaves a client: in words, and the size of each part."""
     parts = {name: list(tensor.shape) for name, tensor in reply.tensors.items()}
     size = sum(tensor.numel() * tensor.element_size() for tensor in reply.tensors.values())
-    line: dict[str, Any] = {"request": what, "sent": PURPOSES.get(what, "an answer to an unknown request")}
+    line: dict[str, Any] = {"request": what, "sent": SENT_DESCRIPTIONS.get(what, "an answer to an unknown request")}
     if "refused" in reply.words:
         line["sent"] = "a refusal"
         line["why"] = str(reply.words["refused"])[:500]

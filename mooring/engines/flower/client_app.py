@@ -9,7 +9,7 @@ from __future__ import annotations
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from mooring.engines.flower.door import DOOR, bring
+from mooring.engines.flower.local_socket import SOCKET_KEY, forward_to_client
 
 app = ClientApp()
 
@@ -17,9 +17,9 @@ app = ClientApp()
 @app.train()
 @app.query()
 def answer(message: Message, context: Context) -> Message:
-    if DOOR in context.node_config:
-        return bring(message, str(context.node_config[DOOR]))
-    from mooring.engines.flower.home import Home  # slow to import, which a letter should not cost
-    from mooring.engines.flower.replies import reply_as
+    if SOCKET_KEY in context.node_config:
+        return forward_to_client(message, str(context.node_config[SOCKET_KEY]))
+    from mooring.engines.flower.client_node import ClientNode  # slow to import, which a letter should not cost
+    from mooring.engines.flower.message_replies import answer_as
 
-    return reply_as(Home, message, context)
+    return answer_as(ClientNode, message, context)

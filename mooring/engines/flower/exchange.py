@@ -15,24 +15,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mooring.core.cohort import Round, stacked
-from mooring.core.costs import Meter, Solves
+from mooring.core.cohort import Round, stack_states
+from mooring.core.costs import CostMeter, SolveTolerances
 from mooring.core.errors import RequestError, WorkError
-from mooring.engines.exchange import BEST, LAST, Replies, Roster, Scores, sent
-from mooring.engines.flower.parcels import Parcel, received
-from mooring.engines.flower.post import Answered, Post, Unfit
-from mooring.engines.flower.secure import EVALUATE, LOSS_RANGE, UPDATE, parted
-from mooring.engines.flower.secure_server import SecureSums
-from mooring.engines.guard import ABSURD, check_facts, pattern_of
-from mooring.engines.request import fields_of
-from mooring.engines.visits import UNSOUND
-from mooring.estimates.facts import SETTLED, Facts, together
-from mooring.estimates.summaries import LinearStats, LocalFits, Summary
-from mooring.runs.sections import Federation
-from mooring.runs.tensors import flatten
+from mooring.engines.exchange import BEST, LAST, ClientRoster, Replies, Scores, visible_state
+from mooring.engines.flower.messages import Payload, rebuild_tree
+from mooring.engines.flower.messenger import ClientFailedError, CollectedReplies, Messenger
+from mooring.engines.flower.secure_server import SecureAggregator
+from mooring.engines.flower.secure_sums import EVALUATE, LOSS_RANGE, UPDATE, split_vector
+from mooring.engines.local_update import NOT_FINITE
+from mooring.engines.reply_checks import MAX_SIZE_FACTOR, check_statistics, message_pattern
+from mooring.engines.request import hyperparameters
+from mooring.estimates.client_statistics import ALL_RESOLVED, ClientStatistics, add_federation_estimates
+from mooring.estimates.client_summaries import ClientSummary, LinearStats, LocalFits
+from mooring.runs.sections import FederationSection
+from mooring.runs.tensor_files import flatten
 
-Row = tuple[Tensor, Tensor]  # x [1, ...] and y [1]: what a client's rows look like
-GOODBYE = 30.0  # seconds that the end of a run waits for clients to say that they have their result
+ExampleRow = tuple[Tensor, Tensor]  # x [1, ...] and y [1]: what a client's rows look like
+RESULT_DEADLINE_SECONDS = 30.0  # seconds that the end of a run waits for clients to say that they have their result
 
 
 class FlowerExchange:
@@ -42,51 +42,51 @@ class FlowerExchange:
 
     def __init__(
         self,
-        post: Post,
-        roster: Roster,
+        post: Messenger,
+        roster: ClientRoster,
         task: Any,
-        how: Federation,
-        row: Row,
+        how: FederationSection,
+        row: ExampleRow,
         *,
         fresh: bool = True,
-        secure_sums: SecureSums | None = None,
+        secure_sums: SecureAggregator | None = None,
     ):
         self.post, self.roster, self.task, self.how, self.row, self.fresh = post, roster, task, how, row, fresh
         self.algorithm: Any = None  # until `begin`
         self.pattern: Any = None
         self.merged = torch.zeros(len(roster), dtype=torch.long)
         self.best = self.merged.clone()
-        self.secure = secure_sums or (SecureSums(post, roster.names, how) if how.secure else None)
+        self.secure = secure_sums or (SecureAggregator(post, roster.names, how) if how.secure else None)
         self.pins: deque[tuple[Tensor, Tensor]] = deque(maxlen=2)  # the generations of the two latest snapshots
 
-    def facts(self, w0: Tensor, asks: tuple[str, ...]) -> Facts:
-        if self.how.secure and (shown := [name for name in asks if name != SETTLED]):
+    def facts(self, w0: Tensor, asks: tuple[str, ...]) -> ClientStatistics:
+        if self.how.secure and (shown := [name for name in asks if name != ALL_RESOLVED]):
             raise RequestError(
                 f"secure = true hides messages, and a setting that is settled from clients' {' and '.join(shown)} "
                 'shows more than they do; give numbers instead of words such as "auto".'
             )
         replies = self._all("facts", {"asks": asks}, {"w0": w0})
-        each = stacked([Facts(**received("facts", reply.tensors)._asdict()) for reply in replies])
-        check_facts(self.roster.names, each)
-        return together(each, self.task, Told(self, torch.arange(len(self.roster))), asks)
+        each = stack_states([ClientStatistics(**rebuild_tree("facts", reply.tensors)._asdict()) for reply in replies])
+        check_statistics(self.roster.names, each)
+        return add_federation_estimates(each, self.task, RemoteStatistics(self, torch.arange(len(self.roster))), asks)
 
     def begin(self, algorithm: Any, w0: Tensor) -> None:
         if algorithm.pooled:
             raise RequestError(f"{algorithm.name} needs all rows in one place; these clients keep theirs.")
         self.algorithm = algorithm
-        self.pattern = pattern_of(algorithm, self.task, w0, *self.row)
+        self.pattern = message_pattern(algorithm, self.task, w0, *self.row)
         self.merged = torch.zeros(len(self.roster), dtype=torch.long)
         self.best = self.merged.clone()
-        fields = {name: value for name, value in fields_of(algorithm).items() if value is not None}
+        fields = {name: value for name, value in hyperparameters(algorithm).items() if value is not None}
         words = self._label() | {"fields": fields, "fresh": self.fresh, "start": secrets.token_hex(8)}
         letters = {name: self._letter(place, words, {"w0": w0}) for place, name in enumerate(self.roster.names)}
         if self.secure is not None:
-            check_numbers(algorithm.name, fields)
+            check_resolved(algorithm.name, fields)
             self.secure.open()
         self.post.ask("begin", letters)  # a client that cannot begin is left out of every round, in its own words
 
     def ask(self, server: Any, cohort: Tensor, round: Round, deadline: float | None = None) -> Replies:
-        tensors = flatten("server", sent(self.algorithm, server))
+        tensors = flatten("server", visible_state(self.algorithm, server))
         letters = {}
         for place in cohort.tolist():
             base = int(self.merged[place])
@@ -96,20 +96,20 @@ class FlowerExchange:
         if self.secure is not None and self.pattern is not None:
             return self._ask_masked(self.secure, letters, round)
         answered = self._some("visit", letters, deadline)
-        silent = {name: why for name, why in answered.missing.items() if why != UNSOUND}
+        silent = {name: why for name, why in answered.missing.items() if why != NOT_FINITE}
         if not answered.replies and silent:
             name, why = next(iter(silent.items()))
             raise WorkError(f"round {round.t}: no client answered; '{name}': {why}")
         places = {name: place for place, name in enumerate(self.roster.names)}
         found = sorted((places[name], reply) for name, reply in answered.replies.items())
-        meter = Meter()
+        meter = CostMeter()
         for _, reply in found:
             meter.add(read_meter(reply.words.get("meter")))
         message = [self._message(reply) for _, reply in found]
         missing = {places[name]: why for name, why in answered.missing.items()}
         return Replies(torch.tensor([place for place, _ in found], dtype=torch.long), message, missing, meter)
 
-    def _ask_masked(self, sums: SecureSums, letters: dict[str, Parcel], round: Round) -> Replies:
+    def _ask_masked(self, sums: SecureAggregator, letters: dict[str, Payload], round: Round) -> Replies:
         """Each client that stayed is recorded with the mean of all of them: the server knows no more."""
         places = {name: place for place, name in enumerate(self.roster.names)}
         found = sums.ask(UPDATE, letters, self.how.secure_range, f"round {round.t}")
@@ -118,15 +118,15 @@ class FlowerExchange:
         pattern = flatten("message", self.pattern)
         if len(found.total) != sum(part.numel() for part in pattern.values()):
             raise WorkError(f"round {round.t}: the clients' messages have {len(found.total)} entries.")
-        mean = received("message", parted(found.total / weight, pattern))
-        meter = Meter()
+        mean = rebuild_tree("message", split_vector(found.total / weight, pattern))
+        meter = CostMeter()
         for words in found.words.values():
-            meter.add(read_meter({"solves": Solves(), **words.get("meter", {})}))
+            meter.add(read_meter({"solves": SolveTolerances(), **words.get("meter", {})}))
         left = sorted({places[name] for name in letters} - set(who))
         return Replies(torch.tensor(who), [mean] * len(who), dict.fromkeys(left, "it did not stay to the end"), meter)
 
     def _evaluate_masked(
-        self, sums: SecureSums, server: Any, round: Round, parts: tuple[str, ...], at: str
+        self, sums: SecureAggregator, server: Any, round: Round, parts: tuple[str, ...], at: str
     ) -> dict[str, Scores]:
         """The mean loss over all clients' rows; no client's own."""
         letters = self._deployments(server, round, at, {"parts": list(parts)})
@@ -143,10 +143,10 @@ class FlowerExchange:
             out[part] = Scores(unknown, none, mean=mean)
         return out
 
-    def _message(self, reply: Parcel) -> Any:
+    def _message(self, reply: Payload) -> Any:
         """What a client sent as it came; the loop's guard holds it to the pattern."""
         try:
-            return received("message", reply.tensors)
+            return rebuild_tree("message", reply.tensors)
         except (RequestError, ValueError) as error:
             return str(error)
 
@@ -179,7 +179,7 @@ class FlowerExchange:
         there = (rows > 0) & torch.tensor([name in answered for name in self.roster.names])
         finite = risk[there & torch.isfinite(risk)]
         usual = float(finite.median()) if len(finite) else 0.0
-        bad = (there & ~(risk.abs() <= ABSURD * max(1.0, usual))).any(0)
+        bad = (there & ~(risk.abs() <= MAX_SIZE_FACTOR * max(1.0, usual))).any(0)
         if 2 * int(bad.sum()) > int(there.any(0).sum()):
             return torch.zeros_like(bad)  # the run has diverged
         for place in bad.nonzero().reshape(-1).tolist():
@@ -238,14 +238,14 @@ class FlowerExchange:
         letters = self._deployments(server, round, at)
         for name, row, summary in zip(self.roster.names, rows, told):
             letters[name].words.update(row=row, summary=summary)
-        self.post.ask("done", letters, deadline=self.how.deadline or GOODBYE, quorum=0)
+        self.post.ask("done", letters, deadline=self.how.deadline or RESULT_DEADLINE_SECONDS, quorum=0)
 
     def _generations(self, at: str) -> list[int]:
         return (self.best if at == BEST else self.merged).tolist()
 
     def _deployments(
         self, server: Any, round: Round, at: str, words: Mapping[str, Any] | None = None
-    ) -> dict[str, Parcel]:
+    ) -> dict[str, Payload]:
         """A letter to everyone about the model that it deploys."""
         tensors = flatten("server", server)
         about = self._label() | {"round": list(round)} | dict(words or {})
@@ -257,22 +257,22 @@ class FlowerExchange:
     def _label(self) -> dict[str, Any]:
         return {"label": self.algorithm.name}
 
-    def _letter(self, place: int, words: Mapping[str, Any], tensors: Mapping[str, Tensor] = {}) -> Parcel:
-        return Parcel({**words, "index": place, "p": float(self.roster.p[place])}, tensors)
+    def _letter(self, place: int, words: Mapping[str, Any], tensors: Mapping[str, Tensor] = {}) -> Payload:
+        return Payload({**words, "index": place, "p": float(self.roster.p[place])}, tensors)
 
-    def _all(self, what: str, words: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> list[Parcel]:
+    def _all(self, what: str, words: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> list[Payload]:
         """Everyone's reply to the same letter, in roster order."""
         letters = {name: self._letter(place, words, tensors) for place, name in enumerate(self.roster.names)}
         replies = self.post.ask_all(what, letters)
         return [replies[name] for name in self.roster.names]
 
-    def _some(self, what: str, letters: dict[str, Parcel], deadline: float | None = None) -> Answered:
+    def _some(self, what: str, letters: dict[str, Payload], deadline: float | None = None) -> CollectedReplies:
         """The replies of a quorum or more."""
-        quorum = quorum_of(self.how, len(letters))
+        quorum = required_replies(self.how, len(letters))
         return self.post.ask(what, letters, deadline=deadline or self.how.deadline, quorum=quorum)
 
 
-class Told:
+class RemoteStatistics:
     """`estimates.answers.Answers` by post."""
 
     def __init__(self, exchange: FlowerExchange, who: Tensor):
@@ -282,14 +282,14 @@ class Told:
     def size(self) -> Tensor:
         return self.exchange.roster.sizes["train"][self.who]
 
-    def select(self, who: Tensor) -> Told:
-        return Told(self.exchange, self.who[who])
+    def select(self, who: Tensor) -> RemoteStatistics:
+        return RemoteStatistics(self.exchange, self.who[who])
 
-    def summary(self) -> Summary:
-        found = [received("told", reply.tensors) for reply in self._ask("summary", lambda k: {})]
-        check_alike([self.exchange.roster.names[place] for place in self.who.tolist()], found)
+    def summary(self) -> ClientSummary:
+        found = [rebuild_tree("told", reply.tensors) for reply in self._ask("summary", lambda k: {})]
+        check_same_form([self.exchange.roster.names[place] for place in self.who.tolist()], found)
         kind = LinearStats if set(found[0]._fields) == set(LinearStats._fields) else LocalFits
-        return stacked([kind(**one._asdict()) for one in found])
+        return stack_states([kind(**one._asdict()) for one in found])
 
     def slope(self, w: Tensor) -> tuple[Tensor, Tensor]:
         return self._pairs(self._ask("slope", lambda k: {"w": w}))
@@ -302,7 +302,7 @@ class Told:
     def pearson(self, models: Tensor) -> tuple[Tensor, Tensor]:
         return self._pairs(self._ask("pearson", lambda k: {"models": models[k : k + 1]}))
 
-    def _ask(self, which: str, tensors: Any) -> list[Parcel]:
+    def _ask(self, which: str, tensors: Any) -> list[Payload]:
         exchange, names = self.exchange, self.exchange.roster.names
         places = self.who.tolist()
         letters = {
@@ -311,35 +311,37 @@ class Told:
         replies = exchange.post.ask_all("told", letters)
         return [replies[names[place]] for place in places]
 
-    def _pairs(self, replies: list[Parcel]) -> tuple[Tensor, Tensor]:
-        first, second = zip(*(received("told", reply.tensors) for reply in replies))
+    def _pairs(self, replies: list[Payload]) -> tuple[Tensor, Tensor]:
+        first, second = zip(*(rebuild_tree("told", reply.tensors) for reply in replies))
         return torch.cat(first), torch.cat(second)
 
 
-def quorum_of(how: Federation, asked: int) -> int:
+def required_replies(how: FederationSection, asked: int) -> int:
     """How many of those asked must answer."""
     return math.ceil(how.quorum * asked) if how.quorum <= 1 else int(how.quorum)
 
 
-def read_meter(words: Any) -> Meter:
+def read_meter(words: Any) -> CostMeter:
     """The work that a client says it took; nothing where it says nonsense."""
     try:
-        solves = Solves(*(kind(value) for kind, value in zip((int, int, float, float), words["solves"])))
-        return Meter(int(words["samples"]), int(words["gradients"]), solves)
+        solves = SolveTolerances(*(kind(value) for kind, value in zip((int, int, float, float), words["solves"])))
+        return CostMeter(int(words["samples"]), int(words["gradients"]), solves)
     except (TypeError, ValueError, KeyError):
-        return Meter()
+        return CostMeter()
 
 
-def check_alike(names: list[str], found: list[Any]) -> None:
+def check_same_form(names: list[str], found: list[Any]) -> None:
     """Refuse summaries of another make than most clients'."""
     shapes = [tuple(sorted((name, tuple(part.shape)) for name, part in one._asdict().items())) for one in found]
     usual = max(set(shapes), key=shapes.count)
     for name, shape in zip(names, shapes):
         if shape != usual:
-            raise Unfit(name, f"client '{name}' summarizes its rows in another form than the other clients.")
+            raise ClientFailedError(
+                name, f"client '{name}' summarizes its rows in another form than the other clients."
+            )
 
 
-def check_numbers(name: str, fields: Mapping[str, Any]) -> None:
+def check_resolved(name: str, fields: Mapping[str, Any]) -> None:
     """Refuse settings that could not be settled from what a secure run reveals."""
     for field, value in fields.items():
         if isinstance(value, float) and not math.isfinite(value):

@@ -23,45 +23,45 @@ from typing import Any
 import httpx
 
 from mooring.core.errors import RequestError, WorkError
-from mooring.data.readers import ENDINGS, ending_of, stem_of
-from mooring.engines.fit import Tell, silent
+from mooring.data.file_readers import ENDINGS, file_ending, file_stem
+from mooring.engines.fit import OnProgress, ignore_progress
 from mooring.engines.flower import keys
-from mooring.engines.flower.app_files import app_of
-from mooring.engines.flower.audit import AUDIT
+from mooring.engines.flower.app_files import make_app_files
+from mooring.engines.flower.audit import AUDIT_FILE
 from mooring.engines.flower.processes import (
-    GRACE,
-    PORT,
-    STARTED,
+    CHILD_MODULE,
+    DEFAULT_PORT,
+    TERMINATE_SECONDS,
     Say,
+    child_environment,
     end,
-    environment,
-    free_port,
+    find_free_port,
     is_loopback,
-    need_flower,
     open_log,
     process,
+    require_flower,
 )
 from mooring.engines.flower.superlink import (
-    REFUSED,
-    Link,
-    controls,
+    REFUSED_KEYS_FILE,
+    RunningSuperLink,
+    control_client,
     report_gauges,
     status,
-    stop_old_runs,
-    submit,
+    stop_interrupted_runs,
+    submit_run,
     superlink,
     synchronize,
 )
-from mooring.engines.request import asked_run
-from mooring.runs.files import make_folder, write_json
+from mooring.engines.request import read_federation_request
+from mooring.runs.atomic_files import make_synced_folder, write_json
 from mooring.runs.runfile import RunFile
 
-ON_RAY = "mooring.engines.flower.on_ray"
-SIMULATION = "flower-simulation"
+RAY_MODULE = "mooring.engines.flower.ray_simulation"
+RAY_ENGINE = "flower-simulation"
 REVOKED_NAMES = "revoked.json"  # clients whose keys were taken back: the server's app reads it
 SYNCHRONIZE_SECONDS = 2.0
 GAUGE_SECONDS = 2.0  # between reports to /metrics
-CLOCK = 5.0  # seconds that a client's clock may be off, as Flower has it
+MAX_CLOCK_SKEW_SECONDS = 5.0  # seconds that a client's clock may be off, as Flower has it
 
 
 def serve(
@@ -70,46 +70,46 @@ def serve(
     *,
     key_folder: Path | None = None,
     host: str = "127.0.0.1",
-    port: int = PORT,
+    port: int = DEFAULT_PORT,
     insecure: bool = False,
     clients: int | None = None,
     lasting: bool = True,
     trust: bool = False,
     say: Say,
-    tell: Tell = silent,
+    tell: OnProgress = ignore_progress,
 ) -> Path:
     """Run a federation to its end, or go on with the one in `out`; the run directory.
 
     `lasting`: the SuperLink keeps its own state on disk, so that clients find it again after it was killed.
     """
-    need_flower()
-    run, out = asked_run(path, trust), Path(out).resolve()
-    check_lines(host, insecure, key_folder)
-    if run.federation is not None and run.federation.engine == SIMULATION:
-        raise RequestError(f'engine = "{SIMULATION}" has no clients that join; use `mooring federation up`.')
+    require_flower()
+    run, out = read_federation_request(path, trust), Path(out).resolve()
+    check_transport(host, insecure, key_folder)
+    if run.federation is not None and run.federation.engine == RAY_ENGINE:
+        raise RequestError(f'engine = "{RAY_ENGINE}" has no clients that join; use `mooring federation up`.')
     if clients is None and (run.federation is None or run.federation.clients is None):
         raise RequestError("how many clients take part? Say --clients 8, or [federation] clients = 8 in the run file.")
-    folder = beside(out)
+    folder = server_folder(out)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    (folder / REFUSED).unlink(missing_ok=True)
+    (folder / REFUSED_KEYS_FILE).unlink(missing_ok=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what was started here is ended
     with superlink(folder, host, port, key_folder, lasting) as link:
-        control = controls(link)
-        tell = with_gauges(link, tell)
+        control = control_client(link)
+        tell = report_to_metrics(link, tell)
         try:
-            stop_old_runs(control, say)
+            stop_interrupted_runs(control, say)
             enrollment = Enrollment(control, key_folder, folder, say)
             enrollment.synchronize()
             progress = folder / f"progress-{time.time_ns()}.jsonl"
             progress.touch()
             config = {"run": str(Path(path).resolve()), "out": str(out), "progress": str(progress)}
             config["clients"] = "" if clients is None else str(clients)
-            config["audit"] = str(folder / AUDIT)
+            config["audit"] = str(folder / AUDIT_FILE)
             config["trust"] = "yes" if trust else ""
             config["revoked"] = str(folder / REVOKED_NAMES)
-            number = submit(control, config, app_of(run))
+            number = submit_run(control, config, make_app_files(run))
             say(f"serving {run_name(run)} on {host}:{port}; clients join with `mooring join`")
-            follow(
+            follow_run(
                 progress, enrollment.refusal, lambda: status(control, number), link.is_alive, say, tell,
                 enrollment.synchronize,
             )  # fmt: skip
@@ -118,7 +118,7 @@ def serve(
     return out
 
 
-def with_gauges(link: Link, tell: Tell) -> Tell:
+def report_to_metrics(link: RunningSuperLink, tell: OnProgress) -> OnProgress:
     """`tell` that also reports rounds and seconds to /metrics; epsilon where the run is private."""
     begun, reported = time.monotonic(), -GAUGE_SECONDS
 
@@ -150,7 +150,7 @@ class Enrollment:
         """Register new keys, and take back those that are gone: the gateway refuses them, the app leaves them out."""
         if self.key_folder is None:
             return
-        now = keys.enrolled(self.key_folder)
+        now = keys.enrolled_keys(self.key_folder)
         if now == self.known:
             return
         self.known = now
@@ -162,7 +162,7 @@ class Enrollment:
         return refusal(self.names, line, set(self.known or ()))
 
 
-def beside(out: Path) -> Path:
+def server_folder(out: Path) -> Path:
     """Where a server keeps Flower's own files."""
     return out.with_name(out.name + ".federation")
 
@@ -171,7 +171,7 @@ def run_name(run: RunFile) -> str:
     return "an advice" if run.algorithm is None else run.algorithm.name
 
 
-def check_lines(host: str, insecure: bool, key_folder: Path | None) -> None:
+def check_transport(host: str, insecure: bool, key_folder: Path | None) -> None:
     """TLS, or nothing but this machine."""
     if key_folder is None and not insecure:
         raise RequestError("a federation needs TLS: make keys with `mooring keys init` and give --keys, or --insecure.")
@@ -184,20 +184,20 @@ def check_lines(host: str, insecure: bool, key_folder: Path | None) -> None:
             raise RequestError(f"{key_folder} has no {name}; make it with `mooring keys init`.")
 
 
-def follow(
+def follow_run(
     progress: Path,
     refused: Callable[[dict[str, Any]], str],
     state: Callable[[], str],
     alive: Callable[[], bool],
     say: Say,
-    tell: Tell,
+    tell: OnProgress,
     synchronize: Callable[[], None] = lambda: None,
 ) -> None:
     """Pass on what the app writes, and what the gateway refuses, until the app has ended."""
     log, looked = progress.parent / "superlink.log", time.monotonic()
     synchronized = time.monotonic()
     app: int | None = None  # the process of the server's app
-    with tail(progress) as lines, tail(progress.parent / REFUSED) as refusals:
+    with follow_json_lines(progress) as lines, follow_json_lines(progress.parent / REFUSED_KEYS_FILE) as refusals:
         while True:
             for line in refusals():
                 say(refused(line))
@@ -221,7 +221,7 @@ def follow(
             if app is not None and not news and not is_running(app):
                 say("the server's app was ended; its processes are being stopped")
                 raise WorkError(f"the server's app was ended ({log}); the same command resumes from the last round.")
-            if not news and time.monotonic() - looked > GRACE:
+            if not news and time.monotonic() - looked > TERMINATE_SECONDS:
                 looked = time.monotonic()
                 if (now := state()).startswith("finished"):
                     raise WorkError(f"Flower's run is {now} ({log}); the same command resumes from the last round.")
@@ -241,7 +241,7 @@ def is_running(process: int) -> bool:
 
 
 @contextmanager
-def tail(path: Path) -> Iterator[Callable[[], list[Any]]]:
+def follow_json_lines(path: Path) -> Iterator[Callable[[], list[Any]]]:
     """A function that gives the lines of JSON that were added since it was last called."""
     rest = ""
     with path.open("a+") as file:
@@ -265,12 +265,12 @@ def refusal(names: dict[str, str], line: dict[str, Any], enrolled: set[str] | No
         return f"{who} was refused: its key was revoked"
     with suppress(ValueError):
         off = datetime.datetime.fromisoformat(line["when"]).timestamp() - line["now"]
-        if abs(off) > CLOCK:
+        if abs(off) > MAX_CLOCK_SKEW_SECONDS:
             return f"{who} was refused: its clock is {abs(off):.0f} s {'ahead' if off > 0 else 'behind'}"
     return f"{who} was refused: its signature is not right"
 
 
-def up(
+def run_local_federation(
     path: str | Path,
     folder: str | Path,
     out: str | Path,
@@ -279,27 +279,27 @@ def up(
     insecure: bool = False,
     trust: bool = False,
     say: Say,
-    tell: Tell = silent,
+    tell: OnProgress = ignore_progress,
 ) -> Path:
     """A whole federation on this machine: a client for each table of `folder`."""
-    need_flower()
-    files = tables_of(Path(folder))
+    require_flower()
+    files = find_client_tables(Path(folder))
     out = Path(out).resolve()
-    place = beside(out)
-    make_folder(place / "clients")
-    run = asked_run(path, trust)
-    if run.federation is not None and run.federation.engine == SIMULATION:
+    place = server_folder(out)
+    make_synced_folder(place / "clients")
+    run = read_federation_request(path, trust)
+    if run.federation is not None and run.federation.engine == RAY_ENGINE:
         if run.algorithm is None:
-            raise RequestError(f'engine = "{SIMULATION}" is for fits; `mooring advise` advises on one machine.')
-        return on_ray(Path(path).resolve(), Path(folder).resolve(), out, say, tell)
+            raise RequestError(f'engine = "{RAY_ENGINE}" is for fits; `mooring advise` advises on one machine.')
+        return run_ray_simulation(Path(path).resolve(), Path(folder).resolve(), out, say, tell)
     if run.federation is not None and run.federation.secure and insecure:
         raise RequestError("secure = true needs the clients' keys; leave out --insecure.")
     key_folder = None
     if not insecure:
         key_folder = place / "keys"
-        keys.init(key_folder, [stem_of(file) for file in files])
-    port = free_port()
-    with everyone(files, Path(path).resolve(), place, port, key_folder, embedded, trust):
+        keys.init(key_folder, [file_stem(file) for file in files])
+    port = find_free_port()
+    with running_clients(files, Path(path).resolve(), place, port, key_folder, embedded, trust):
         return serve(
             path,
             out,
@@ -314,37 +314,37 @@ def up(
         )
 
 
-def tables_of(folder: Path) -> list[Path]:
+def find_client_tables(folder: Path) -> list[Path]:
     """A folder's tables, one a client."""
-    files = sorted(file for file in folder.iterdir() if ending_of(file) in ENDINGS)
+    files = sorted(file for file in folder.iterdir() if file_ending(file) in ENDINGS)
     if len(files) < 2:
         raise RequestError(f"{folder} holds {len(files)} client tables; a federation needs two or more.")
     return files
 
 
-def on_ray(run: Path, folder: Path, out: Path, say: Say, tell: Tell) -> Path:
+def run_ray_simulation(run: Path, folder: Path, out: Path, say: Say, tell: OnProgress) -> Path:
     """The same run in Flower's own simulation."""
     if importlib.util.find_spec("ray") is None:
-        raise RequestError(f'engine = "{SIMULATION}" needs Ray; install it with: pip install "mooring-fl[ray]".')
-    place = beside(out)
+        raise RequestError(f'engine = "{RAY_ENGINE}" needs Ray; install it with: pip install "mooring-fl[ray]".')
+    place = server_folder(out)
     progress = place / f"progress-{time.time_ns()}.jsonl"
-    words = [ON_RAY, str(run), str(folder), str(place / "clients"), str(out), str(progress)]
+    words = [RAY_MODULE, str(run), str(folder), str(place / "clients"), str(out), str(progress)]
     with process(words, place / "home", place / "simulation.log", RAY_USAGE_STATS_ENABLED="0") as started:
-        follow(progress, str, lambda: "running", lambda: started.poll() is None, say, tell)
+        follow_run(progress, str, lambda: "running", lambda: started.poll() is None, say, tell)
         with suppress(subprocess.TimeoutExpired):
-            started.wait(4 * GRACE)
+            started.wait(4 * TERMINATE_SECONDS)
     return out
 
 
 @contextmanager
-def everyone(
+def running_clients(
     files: list[Path], run: Path, place: Path, port: int, key_folder: Path | None, embedded: bool, trust: bool
 ) -> Iterator[None]:
     """A `mooring join` for each table, ended with the block."""
     started = []
     try:
         for file in files:
-            name = stem_of(file)
+            name = file_stem(file)
             words = ["join", str(run), "--data", str(file), "--state", str(place / "clients" / name)]
             words += ["--server", f"127.0.0.1:{port}"] + (["--embedded"] if embedded else [])
             words += ["--trust-code"] if trust else []
@@ -357,8 +357,8 @@ def everyone(
             with open_log(log) as file_:
                 started.append(
                     subprocess.Popen(
-                        [sys.executable, "-m", STARTED, "mooring", *words],
-                        env=environment(place / "home"),
+                        [sys.executable, "-m", CHILD_MODULE, "mooring", *words],
+                        env=child_environment(place / "home"),
                         stdin=subprocess.DEVNULL,
                         stdout=file_,
                         stderr=subprocess.STDOUT,
@@ -367,7 +367,7 @@ def everyone(
         yield
         for one in started:
             with suppress(subprocess.TimeoutExpired):
-                one.wait(4 * GRACE)
+                one.wait(4 * TERMINATE_SECONDS)
     finally:
         for one in started:
             if one.poll() is None:

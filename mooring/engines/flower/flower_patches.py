@@ -26,10 +26,14 @@ from flwr.app import Message
 
 from mooring.core.errors import RequestError
 
-LOST = (httpx.ReadError, httpx.ReadTimeout, httpx.RemoteProtocolError)  # the request may have been heard and obeyed
-SECONDS_TO_START, SECONDS_TO_BEAT = 300.0, 60.0  # of an app's process: to start, and from one heartbeat to the next
-FIRST_BACKOFF, LONGEST_BACKOFF = 0.01, 1.0  # seconds between attempts to pull a part that has not arrived
-OLDEST = (1, 41)
+LOST_RESPONSE_ERRORS = (
+    httpx.ReadError,
+    httpx.ReadTimeout,
+    httpx.RemoteProtocolError,
+)  # the request may have been heard and obeyed
+START_SECONDS, HEARTBEAT_SECONDS = 300.0, 60.0  # of an app's process: to start, and from one heartbeat to the next
+FIRST_PULL_SECONDS, MAX_PULL_SECONDS = 0.01, 1.0  # seconds between attempts to pull a part that has not arrived
+OLDEST_VERSION = (1, 41)
 PRIVATE_NAMES = (
     "flwr.cli.build:build_fab_from_files",
     "flwr.cli.cli_client_interceptor:CliClientHttpInterceptor",
@@ -78,7 +82,7 @@ PRIVATE_NAMES = (
 )
 
 
-class NoConnection(Exception):
+class ConnectionLostError(Exception):
     """The SuperLink could not be reached, or refused us."""
 
 
@@ -99,14 +103,14 @@ def check_flower() -> None:
     import flwr
 
     number = tuple(int(part) for part in flwr.__version__.split(".")[:2])
-    if number < OLDEST or (missing := missing_names()):
-        lacks = "" if number < OLDEST else f" (it lacks {missing[0]})"
+    if number < OLDEST_VERSION or (missing := missing_names()):
+        lacks = "" if number < OLDEST_VERSION else f" (it lacks {missing[0]})"
         raise RequestError(
             f"flwr {flwr.__version__} does not fit{lacks}; install flwr 1.41.0, or leave out --embedded."
         )
 
 
-class Noticing:
+class LossDetectingGrid:
     """Flower's grid. After a pull of messages, `lost` says whether an answer that may have brought some was lost.
 
     Flower would pull again, and what was in the lost answer would never come: the SuperLink has delivered it. The
@@ -117,7 +121,7 @@ class Noticing:
         usual = grid._retry_invoker.should_giveup
 
         def noticed(error: Exception) -> bool:
-            self.lost = self.lost or isinstance(error, LOST)
+            self.lost = self.lost or isinstance(error, LOST_RESPONSE_ERRORS)
             return bool(usual(error))
 
         grid._retry_invoker.should_giveup = noticed
@@ -130,7 +134,7 @@ class Noticing:
         return getattr(self.grid, name)
 
 
-def end_connections(until: Callable[[], bool] = lambda: False) -> None:
+def end_connection_on_loss(until: Callable[[], bool] = lambda: False) -> None:
     """Let Flower's connections of this process end where an answer is lost, and where `until` says that all is done.
 
     Once the connection is made anew the server sees that the node was activated again, and sends again what was not
@@ -141,21 +145,21 @@ def end_connections(until: Callable[[], bool] = lambda: False) -> None:
     def invoker() -> Any:
         made = make_simple_http_retry_invoker()
         usual: Any = made.should_giveup
-        made.should_giveup = lambda error: until() or isinstance(error, LOST) or usual(error)
+        made.should_giveup = lambda error: until() or isinstance(error, LOST_RESPONSE_ERRORS) or usual(error)
         return made
 
     connection.make_simple_http_retry_invoker = invoker
 
 
-def tame(until: Callable[[], bool]) -> None:
+def contain_connection_failures(until: Callable[[], bool]) -> None:
     """Flower ends its process where a connection fails, and interrupts it where a signature is refused (401): here only
     the connection ends. Nothing is tried again once all is done."""
     from flwr.supercore.retry import http_retry
     from flwr.supernode import fleet_http_connection as connection
 
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
-    end_connections(until)
-    connection.flwr_exit = give_up  # type: ignore[assignment]
+    end_connection_on_loss(until)
+    connection.flwr_exit = raise_instead_of_exit  # type: ignore[assignment]
     for module in (connection, http_retry):
         module.os = RefusedSignal()  # type: ignore[attr-defined]
 
@@ -167,23 +171,23 @@ class RefusedSignal:
         return getattr(os, name)
 
     def kill(self, process: int, signal: int) -> None:
-        raise NoConnection("401: the SuperLink refused our signature")
+        raise ConnectionLostError("401: the SuperLink refused our signature")
 
 
-def give_up(code: int, message: str | None = None, *rest: Any, **more: Any) -> None:
+def raise_instead_of_exit(code: int, message: str | None = None, *rest: Any, **more: Any) -> None:
     """What Flower calls to end the process."""
-    raise NoConnection(message or f"Flower's exit code {code}")
+    raise ConnectionLostError(message or f"Flower's exit code {code}")
 
 
-def be_patient() -> None:
+def extend_start_timeout() -> None:
     """Let an app's process take longer to start than Flower's 30 seconds.
 
     A process that is later finds its task's token expired (401), while another is started in its place: on a busy
     machine, where starting takes long, that makes it busier, and none of them ever comes in time."""
     for module in ("in_memory_corestate", "sql_corestate"):
         state: Any = importlib.import_module(f"flwr.supercore.corestate.{module}")
-        state.HEARTBEAT_DEFAULT_INTERVAL = SECONDS_TO_START
-        state.HEARTBEAT_PATIENCE = SECONDS_TO_BEAT / SECONDS_TO_START
+        state.HEARTBEAT_DEFAULT_INTERVAL = START_SECONDS
+        state.HEARTBEAT_PATIENCE = HEARTBEAT_SECONDS / START_SECONDS
 
 
 def shorten_backoff() -> None:
@@ -191,13 +195,15 @@ def shorten_backoff() -> None:
     second."""
     from flwr.supercore.inflatable.inflatable_utils import pull_objects
 
-    quick = partial(pull_objects, initial_backoff=FIRST_BACKOFF, backoff_cap=LONGEST_BACKOFF, max_tries_per_object=None)
+    quick = partial(
+        pull_objects, initial_backoff=FIRST_PULL_SECONDS, backoff_cap=MAX_PULL_SECONDS, max_tries_per_object=None
+    )
     for name in ("flwr.superlink.grid.http_grid", "flwr.supernode.start_client_internal"):
         module: Any = importlib.import_module(name)
         module.pull_objects = quick
 
 
-def serve_behind(wrap: Callable[[Any], Any], **options: Any) -> Any:
+def wrap_superlink(wrap: Callable[[Any], Any], **options: Any) -> Any:
     """The module of Flower's SuperLink, whose server then serves `wrap(application)` with more options of uvicorn."""
     module: Any = importlib.import_module("flwr.superlink.cli.flower_superlink")  # its function has the same name
     serve = module.uvicorn.run
@@ -209,7 +215,7 @@ def serve_behind(wrap: Callable[[Any], Any], **options: Any) -> Any:
     return module
 
 
-def send_secret(name: str, secret: str) -> None:
+def add_secret_header(name: str, secret: str) -> None:
     """All of Flower's HTTP clients of this process send a header with the gateway's secret."""
     from flwr.supercore.protobuf.client import ProtobufClient
 

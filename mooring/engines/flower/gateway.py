@@ -57,7 +57,7 @@ class EnrolledKeys:
 
     def scan(self) -> bool:
         """Whether something has changed."""
-        from mooring.engines.flower.keys import enrolled
+        from mooring.engines.flower.keys import enrolled_keys
 
         if self.folder is None:
             return False
@@ -65,7 +65,7 @@ class EnrolledKeys:
         if stamp == self.stamp:
             return False
         try:
-            self.names = {key: name for name, key in enrolled(self.folder).items()}
+            self.names = {key: name for name, key in enrolled_keys(self.folder).items()}
         except (OSError, ValueError):
             return False  # a file is being written: the next scan reads it
         self.stamp = stamp

@@ -17,10 +17,10 @@ from flwr.app import Message, Metadata, RecordDict
 from flwr.app.message import make_message
 
 from mooring.core.errors import WorkError
-from mooring.engines.flower.door import as_bytes, of_bytes
 from mooring.engines.flower.frames import join_frames, split_frames
 from mooring.engines.flower.gateway import OWN, SECRET
-from mooring.engines.flower.mailbox import LOOK
+from mooring.engines.flower.local_socket import message_from_bytes, message_to_bytes
+from mooring.engines.flower.mailbox import FLOWER_MESSAGE_PREFIX
 
 ADDRESS_VARIABLE, CA_VARIABLE, SECRET_VARIABLE = "MOORING_ADDRESS", "MOORING_CA", "MOORING_SECRET"
 MAX_INLINE_BYTES = 4_000_000
@@ -28,7 +28,7 @@ RETRY_SECONDS = 30.0  # for the SuperLink to answer again
 WAIT_SECONDS = 0.25  # for a first reply; after it the caller looks who is there
 
 
-def with_inline_messages(grid: Any) -> Any:
+def use_gateway(grid: Any) -> Any:
     """The grid with inline messages where this process was started behind a gateway; else the grid."""
     address = os.environ.get(ADDRESS_VARIABLE, "")
     if not address:
@@ -69,7 +69,7 @@ class InlineGrid:
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         messages = list(messages)
         numbers = [uuid.uuid4().hex for _ in messages]
-        contents = [as_bytes(message) for message in messages]
+        contents = [message_to_bytes(message) for message in messages]
         small = [k for k, content in enumerate(contents) if len(content) <= MAX_INLINE_BYTES]
         reached: set[int] = set()
         if small:
@@ -85,7 +85,7 @@ class InlineGrid:
                 numbers[k] = number
                 self.slow.add(number)
             nodes = [messages[k].metadata.dst_node_id for k in others]
-            notes = [LOOK + uuid.uuid4().hex for _ in nodes]
+            notes = [FLOWER_MESSAGE_PREFIX + uuid.uuid4().hex for _ in nodes]
             self._request("push", {"nodes": nodes, "messages": notes}, [b""] * len(nodes))
         return numbers
 
@@ -102,17 +102,17 @@ class InlineGrid:
             wait = 0.0 if out else 0.02 if slow else WAIT_SECONDS
             found, pieces = self._request("pull", {"messages": inline, "wait": wait})
             for number, piece in zip(found["messages"], pieces):
-                out.append(reply_of_bytes(number, piece))
+                out.append(parse_reply(number, piece))
         return out
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.grid, name)
 
 
-def reply_of_bytes(number: str, content: bytes) -> Message:
+def parse_reply(number: str, content: bytes) -> Message:
     """A node's reply. Bytes that are not one become a reply without content, so that the sender can be named."""
     try:
-        message = of_bytes(content)
+        message = message_from_bytes(content)
         message.metadata.__dict__["_reply_to_message_id"] = number
         return message
     except Exception:  # of protobuf and of Flower, on bytes that a client chose

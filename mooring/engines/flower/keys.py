@@ -34,7 +34,7 @@ from mooring.core.errors import RequestError
 CA, CA_KEY, SERVER, SERVER_KEY, CLIENTS = "ca.crt", "ca.key", "server.pem", "server.key", "clients"
 REVOKED, PEERS, REQUEST_ENDING = "revoked", "peers.json", ".request"
 LOOPBACK = ("localhost", "127.0.0.1")  # the server's own processes reach it there
-DAYS = 825
+CERTIFICATE_DAYS = 825
 SIGNED_WITH = ec.ECDSA(hashes.SHA384())
 
 
@@ -81,14 +81,14 @@ def make_authority(folder: Path) -> list[Path]:
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Mooring federation")])
     usage = x509.KeyUsage(True, False, False, False, False, True, True, False, False)
     certificate = (
-        begin_certificate(name, name, key.public_key())
+        certificate_builder(name, name, key.public_key())
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage, critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA384())
     )
     return [
-        write_secret(folder / CA_KEY, pem(key)),
+        write_secret(folder / CA_KEY, pem_bytes(key)),
         write(folder / CA, certificate.public_bytes(serialization.Encoding.PEM)),
     ]
 
@@ -107,16 +107,16 @@ def make_server(folder: Path, hosts: list[str]) -> list[Path]:
     key = ec.generate_private_key(ec.SECP384R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0])])
     certificate = (
-        begin_certificate(name, authority.subject, key.public_key())
+        certificate_builder(name, authority.subject, key.public_key())
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.SubjectAlternativeName([named(host) for host in hosts]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([general_name(host) for host in hosts]), critical=False)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
         .sign(signer, hashes.SHA384())
     )
     return [
-        replace_secret(folder / SERVER_KEY, pem(key)),
+        replace_secret(folder / SERVER_KEY, pem_bytes(key)),
         write(folder / SERVER, certificate.public_bytes(serialization.Encoding.PEM)),
     ]
 
@@ -148,7 +148,7 @@ def make_client(folder: Path, name: str) -> list[Path]:
         return []
     key = ec.generate_private_key(ec.SECP384R1())
     return [
-        write_secret(path, openssh(key)),
+        write_secret(path, openssh_bytes(key)),
         write(path.with_name(f"{name}.pub"), ssh_text(key.public_key()).encode() + b"\n"),
     ]
 
@@ -163,7 +163,7 @@ def request(name: str, folder: str | Path) -> tuple[Path, Path]:
     key = ec.generate_private_key(ec.SECP384R1())
     about = {"name": name, "public": ssh_text(key.public_key())}
     signature = key.sign(signed_bytes(about), SIGNED_WITH)  # whoever sends it has the private key
-    private = write_secret(folder / name, openssh(key))
+    private = write_secret(folder / name, openssh_bytes(key))
     text = json.dumps(about | {"signature": base64.b64encode(signature).decode()}, indent=1)
     return private, write(folder / f"{name}{REQUEST_ENDING}", text.encode() + b"\n")
 
@@ -173,7 +173,7 @@ def read_request(path: str | Path) -> tuple[str, ec.EllipticCurvePublicKey]:
     try:
         found = json.loads(Path(path).read_bytes()[:10_000])
         about = {"name": str(found["name"]), "public": str(found["public"])}
-        key = public_of(about["public"].encode())
+        key = parse_public_key(about["public"].encode())
         key.verify(base64.b64decode(found["signature"], validate=True), signed_bytes(about), SIGNED_WITH)
     except (OSError, ValueError, KeyError, TypeError, InvalidSignature) as error:
         raise RequestError(
@@ -190,7 +190,7 @@ def enroll(folder: str | Path, path: str | Path, *, replace: bool = False) -> st
     known = folder / CLIENTS / f"{name}.pub"
     if fingerprint(key) in revoked_fingerprints(folder):
         raise RequestError(f"the key of {path} was revoked; the client needs a new one: `mooring keys request`.")
-    if known.exists() and fingerprint(public_of(known.read_bytes())) != fingerprint(key):
+    if known.exists() and fingerprint(parse_public_key(known.read_bytes())) != fingerprint(key):
         if not replace:
             raise RequestError(f"client '{name}' has another key already; `mooring keys rotate` replaces it.")
         revoke(folder, name)
@@ -209,7 +209,7 @@ def revoke(folder: str | Path, name: str) -> Path:
         names = ", ".join(sorted(path.stem for path in (folder / CLIENTS).glob("*.pub"))) or "none"
         raise RequestError(f"client '{name}' has no enrolled key; enrolled: {names}.")
     make_private_folder(folder / REVOKED)
-    kept = folder / REVOKED / f"{name}-{fingerprint(public_of(known.read_bytes()))[:16]}.pub"
+    kept = folder / REVOKED / f"{name}-{fingerprint(parse_public_key(known.read_bytes()))[:16]}.pub"
     os.replace(known, kept)
     (folder / CLIENTS / name).unlink(missing_ok=True)
     if (folder / CA_KEY).exists():
@@ -218,20 +218,20 @@ def revoke(folder: str | Path, name: str) -> Path:
 
 
 def revoked_fingerprints(folder: Path) -> set[str]:
-    return {fingerprint(public_of(path.read_bytes())) for path in (folder / REVOKED).glob("*.pub")}
+    return {fingerprint(parse_public_key(path.read_bytes())) for path in (folder / REVOKED).glob("*.pub")}
 
 
 def public_keys(folder: str | Path) -> dict[str, ec.EllipticCurvePublicKey]:
     """The public keys of all enrolled clients by name."""
     return {
-        path.name.removesuffix(".pub"): public_of(path.read_bytes())
+        path.name.removesuffix(".pub"): parse_public_key(path.read_bytes())
         for path in sorted((Path(folder) / CLIENTS).glob("*.pub"))
     }
 
 
-def enrolled(folder: Path) -> dict[str, bytes]:
+def enrolled_keys(folder: Path) -> dict[str, bytes]:
     """The public keys of all clients by name, as Flower's SuperLink registers them."""
-    return {name: public_bytes(key) for name, key in public_keys(folder).items()}
+    return {name: flower_key_bytes(key) for name, key in public_keys(folder).items()}
 
 
 def write_peers(folder: str | Path) -> Path:
@@ -249,7 +249,7 @@ def read_peers(path: str | Path, ca: str | Path | None) -> dict[str, ec.Elliptic
         found = json.loads(Path(path).read_bytes())
         peers = {str(name): str(key) for name, key in found["peers"].items()}
         signature = base64.b64decode(found["signature"], validate=True)
-        known = {name: public_of(key.encode()) for name, key in peers.items()}
+        known = {name: parse_public_key(key.encode()) for name, key in peers.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RequestError(f"{path} is not a list of peers made by `mooring keys`: {error}.") from error
     if ca is None:
@@ -263,7 +263,7 @@ def read_peers(path: str | Path, ca: str | Path | None) -> dict[str, ec.Elliptic
     return known
 
 
-def identity_of(key: str | Path | None, peers: str | Path | None, ca: str | Path | None) -> Identity | None:
+def load_identity(key: str | Path | None, peers: str | Path | None, ca: str | Path | None) -> Identity | None:
     """A client's identity in secure sums; None where it has no key or no list of peers."""
     if key is None or peers is None:
         return None
@@ -280,14 +280,14 @@ def read_private(path: str | Path) -> ec.EllipticCurvePrivateKey:
     return private
 
 
-def public_of(text: bytes) -> ec.EllipticCurvePublicKey:
+def parse_public_key(text: bytes) -> ec.EllipticCurvePublicKey:
     key = serialization.load_ssh_public_key(text)
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
         raise ValueError("a key of the curve P-384 is needed")
     return key
 
 
-def public_bytes(key: ec.EllipticCurvePublicKey) -> bytes:
+def flower_key_bytes(key: ec.EllipticCurvePublicKey) -> bytes:
     """As Flower's headers and its SuperLink have it."""
     return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
@@ -301,7 +301,7 @@ def ssh_text(key: ec.EllipticCurvePublicKey) -> str:
     return key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH).decode()
 
 
-def openssh(key: ec.EllipticCurvePrivateKey) -> bytes:
+def openssh_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
     )
@@ -311,7 +311,7 @@ def signed_bytes(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
-def begin_certificate(
+def certificate_builder(
     subject: x509.Name, issuer: x509.Name, public: ec.EllipticCurvePublicKey
 ) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
@@ -322,18 +322,18 @@ def begin_certificate(
         .public_key(public)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(hours=1))  # clocks differ
-        .not_valid_after(now + datetime.timedelta(days=DAYS))
+        .not_valid_after(now + datetime.timedelta(days=CERTIFICATE_DAYS))
     )
 
 
-def named(host: str) -> x509.GeneralName:
+def general_name(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         return x509.DNSName(host)
 
 
-def pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+def pem_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )

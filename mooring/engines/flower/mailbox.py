@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 MAX_REPLIES = 100_000  # that nobody has pulled yet
-LOOK = "look-"  # begins the name of a note: Flower has a message for the node
+FLOWER_MESSAGE_PREFIX = "look-"  # begins the name of a note: Flower has a message for the node
 AWAY_SECONDS = 90.0  # without a request after which a node is no longer reached here
 
 
@@ -74,7 +74,7 @@ class Mailbox:
             return False
         channel = self.channels[node]
         channel.outbox[message] = content
-        if not message.startswith(LOOK):
+        if not message.startswith(FLOWER_MESSAGE_PREFIX):
             self.expected.add(message)
         channel.changed.set()
         return True

@@ -24,9 +24,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mooring.core.errors import RequestError
 from mooring.runs.runfile import RunFile
-from mooring.runs.sections import Federation
+from mooring.runs.sections import FederationSection
 
-QUANTITIES = {
+REQUESTS_BY_QUANTITY = {
     "schema": {"survey", "tally", "names", "spread", "adopt"},
     "statistics": {"facts", "told"},
     "updates": {"visit", "secure_update"},
@@ -49,7 +49,7 @@ class Policy(BaseModel):
 
     def check_run(self, run: RunFile) -> None:
         """Refuse a run that asks for more than is allowed."""
-        how, purpose = run.federation or Federation(), run.mooring.purpose
+        how, purpose = run.federation or FederationSection(), run.mooring.purpose
         algorithm = None if run.algorithm is None else run.algorithm.name
         if self.purposes is not None and purpose not in self.purposes:
             raise RequestError(f"this client's policy allows runs to {', '.join(self.purposes)}, not to {purpose}.")
@@ -68,14 +68,14 @@ class Policy(BaseModel):
             self._check_epsilon(run)
 
     def _check_epsilon(self, run: RunFile) -> None:
-        from mooring.engines.privacy import DELTA, epsilon_of
+        from mooring.engines.privacy import DEFAULT_DELTA, compute_epsilon
 
         training = run.training
         if training.noise is None:
             raise RequestError(
                 f"this client's policy bounds epsilon by {self.max_epsilon:g}, and the run file has no noise."
             )
-        spent = epsilon_of(training.noise, training.rounds, training.delta or DELTA)
+        spent = compute_epsilon(training.noise, training.rounds, training.delta or DEFAULT_DELTA)
         if not spent <= self.max_epsilon:  # type: ignore[operator]
             raise RequestError(
                 f"this client's policy bounds epsilon by {self.max_epsilon:g}, and the run would spend {spent:.3g}."
@@ -83,7 +83,7 @@ class Policy(BaseModel):
 
     def check_request(self, what: str, words: dict[str, Any], name: str) -> None:
         """Refuse a request for a quantity that may not leave, or for too small a cohort."""
-        quantity = next((quantity for quantity, requests in QUANTITIES.items() if what in requests), None)
+        quantity = next((quantity for quantity, requests in REQUESTS_BY_QUANTITY.items() if what in requests), None)
         if quantity is not None and not self._allows(quantity):
             raise RequestError(f"client '{name}' does not send {quantity}: its policy does not allow it.")
         turn = words.get("round")
@@ -104,7 +104,7 @@ def read_policy(path: str | Path) -> Policy:
     except ValidationError as error:
         first = error.errors()[0]
         raise RequestError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}.") from error
-    unknown = set(policy.quantities or ()) - set(QUANTITIES)
+    unknown = set(policy.quantities or ()) - set(REQUESTS_BY_QUANTITY)
     if unknown:
-        raise RequestError(f"{path}: unknown quantity {min(unknown)!r}; known: {', '.join(QUANTITIES)}.")
+        raise RequestError(f"{path}: unknown quantity {min(unknown)!r}; known: {', '.join(REQUESTS_BY_QUANTITY)}.")
     return policy

@@ -21,15 +21,17 @@ from typing import IO
 
 from mooring.core.errors import RequestError
 
-STARTED = "mooring.engines.flower.started"
-PORT = 9092
-LOW_PORT, HIGH_PORT = 20_000, 32_000
-GRACE = 5.0  # seconds that a process has to end
-OLD_SUPERLINK = 60.0  # seconds in which the SuperLink of a server that was killed notices, on a machine that is busy
+CHILD_MODULE = "mooring.engines.flower.child_process"
+DEFAULT_PORT = 9092
+MIN_PORT, MAX_PORT = 20_000, 32_000
+TERMINATE_SECONDS = 5.0  # seconds that a process has to end
+PORT_WAIT_SECONDS = (
+    60.0  # seconds in which the SuperLink of a server that was killed notices, on a machine that is busy
+)
 Say = Callable[[str], None]
 
 
-def need_flower() -> None:
+def require_flower() -> None:
     """One sentence where the extra is missing."""
     if importlib.util.find_spec("flwr") is None:
         raise RequestError("a federation across machines needs Flower: pip install 'mooring-fl[flower]'.")
@@ -43,7 +45,7 @@ def is_loopback(host: str) -> bool:
     return False
 
 
-def environment(home: Path) -> dict[str, str]:
+def child_environment(home: Path) -> dict[str, str]:
     """For Flower's processes: silent, with a home of their own, our package and its commands within reach."""
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     package = str(Path(__file__).resolve().parents[3])
@@ -69,7 +71,7 @@ def process(arguments: list[str], home: Path, log: Path, **known: str) -> Iterat
     with open_log(log) as file:
         started = subprocess.Popen(
             [sys.executable, "-m", *arguments],
-            env=environment(home) | known,
+            env=child_environment(home) | known,
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
@@ -81,7 +83,7 @@ def process(arguments: list[str], home: Path, log: Path, **known: str) -> Iterat
 
 
 def end(started: subprocess.Popen[bytes]) -> None:
-    for word, seconds in ((signal.SIGTERM, GRACE), (signal.SIGKILL, GRACE)):
+    for word, seconds in ((signal.SIGTERM, TERMINATE_SECONDS), (signal.SIGKILL, TERMINATE_SECONDS)):
         if started.poll() is not None:
             return
         started.send_signal(word)
@@ -99,15 +101,15 @@ def wait_for_port(host: str, port: int) -> None:
                 probe.bind((host, port))
                 return
             except OSError as error:
-                if time.monotonic() - begun > OLD_SUPERLINK:
+                if time.monotonic() - begun > PORT_WAIT_SECONDS:
                     raise RequestError(f"port {port} of {host} is taken ({error.strerror}); choose --port.") from error
         time.sleep(0.3)
 
 
-def free_port() -> int:
+def find_free_port() -> int:
     """One by chance, from where no system takes ports for outgoing connections: it is still free a while later."""
     while True:
-        port = LOW_PORT + secrets.randbelow(HIGH_PORT - LOW_PORT)
+        port = MIN_PORT + secrets.randbelow(MAX_PORT - MIN_PORT)
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port

@@ -1,4 +1,4 @@
-"""A client's part in secure sums (`secure.py`): what it sends, and what it refuses.
+"""A client's part in secure sums (`secure_sums.py`): what it sends, and what it refuses.
 
 The server is not trusted to follow the protocol. The client refuses
 
@@ -29,14 +29,21 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from mooring.core.errors import RequestError
 from mooring.data.clients import PARTS
-from mooring.engines.flower import secure
-from mooring.engines.flower.parcels import Parcel
-from mooring.runs.files import json_bytes, make_folder, read_json, write_json
+from mooring.engines.flower import secure_sums
+from mooring.engines.flower.messages import Payload
+from mooring.runs.atomic_files import json_bytes, make_synced_folder, read_json, write_json
 
 STATE = "secure.json"
 ALLOWED = frozenset(
     {"hello", "survey", "tally", "names", "spread", "adopt", "facts", "begin", "visit", "done", "dismissed"}
-    | {secure.KEYS, secure.PEERS, secure.UPDATE, secure.EVALUATE, secure.CONFIRM, secure.UNMASK}
+    | {
+        secure_sums.KEYS,
+        secure_sums.PEERS,
+        secure_sums.UPDATE,
+        secure_sums.EVALUATE,
+        secure_sums.CONFIRM,
+        secure_sums.UNMASK,
+    }
 )
 SCHEMA_REQUESTS = ("survey", "tally", "names", "spread")
 MAX_OWN_SHARE = 0.9
@@ -46,32 +53,32 @@ SPARE_EVALUATIONS = 5
 EVALUATIONS_IF_UNSET = 20  # as the round loop has it
 
 
-def check_allowed(home: Any, what: str, parcel: Parcel) -> None:
+def check_allowed(home: Any, what: str, parcel: Payload) -> None:
     """Refuse a request that is not part of the protocol of a secure run."""
     if what not in ALLOWED:
         raise RequestError(f"client '{home.name}' refuses {what!r}: with secure = true it sends secure sums only.")
     if what in SCHEMA_REQUESTS:
-        known = load(home)
+        known = load_state(home)
         seen = known["schema"].setdefault(what, [])
         words = {key: parcel.words.get(key) for key in ("plan", "draft", "wanted")}
-        digest = hashlib.sha256(secure.canonical(words)).hexdigest()
+        digest = hashlib.sha256(secure_sums.canonical_bytes(words)).hexdigest()
         if digest not in seen:
             if len(seen) >= MAX_SCHEMA_VARIANTS:
                 raise RequestError(
                     f"client '{home.name}' was asked {len(seen)} different times for {what!r}; it answers no more."
                 )
             seen.append(digest)
-            save(home, known)
+            save_state(home, known)
         check_plan(home, parcel.words.get("plan"))
 
 
 def check_plan(home: Any, plan: Any) -> None:
     """A column of numbers must not become a category: its values would be sent as names."""
-    from mooring.data.preparation import survey
+    from mooring.data.schema_client import survey_table
 
     if not isinstance(plan, dict):
         return
-    own = survey(home.member).facts
+    own = survey_table(home.member).facts
     for column in plan.get("columns", ()):
         about = own.get(str(column.get("source") or column.get("name")))
         if about is None or column.get("kind") != "category" or column.get("part"):
@@ -92,7 +99,7 @@ def check_begin(home: Any, label: str, fields: dict[str, Any], start: str, fresh
                 raise RequestError(
                     f"client '{home.name}' has {name} = {value!r} in its run file, and the server {fields.get(name)!r}."
                 )
-    known = load(home)
+    known = load_state(home)
     starts = known["starts"].setdefault(label, [])
     if fresh and start not in starts:
         if len(starts) >= MAX_STARTS:
@@ -101,7 +108,7 @@ def check_begin(home: Any, label: str, fields: dict[str, Any], start: str, fresh
             )
         starts.append(start)
         known["sums"] = {key: value for key, value in known["sums"].items() if not key.startswith(f"{label}/")}
-        save(home, known)
+        save_state(home, known)
 
 
 def round_up_to_power_of_two(value: float) -> float:
@@ -113,33 +120,33 @@ def empty_state() -> dict[str, Any]:
     return {"session": None, "starts": {}, "sums": {}, "evaluations": {}, "schema": {}}
 
 
-def path_of(home: Any) -> Path:
+def state_path(home: Any) -> Path:
     return home.folder / STATE
 
 
-def load(home: Any) -> dict[str, Any]:
-    return read_json(path_of(home)) if path_of(home).exists() else empty_state()
+def load_state(home: Any) -> dict[str, Any]:
+    return read_json(state_path(home)) if state_path(home).exists() else empty_state()
 
 
-def save(home: Any, known: dict[str, Any], *, durable: bool = True) -> None:
+def save_state(home: Any, known: dict[str, Any], *, durable: bool = True) -> None:
     """Replace the state. What a power cut may cost is not `durable`: an attempt that is then made anew."""
-    make_folder(home.folder)
+    make_synced_folder(home.folder)
     if durable:
-        write_json(path_of(home), known)
+        write_json(state_path(home), known)
         return
-    fresh = path_of(home).with_suffix(".new")
+    fresh = state_path(home).with_suffix(".new")
     handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(handle, "wb") as file:
         file.write(json_bytes(known))
-    os.replace(fresh, path_of(home))
+    os.replace(fresh, state_path(home))
 
 
-def forget(home: Any) -> None:
+def delete_state(home: Any) -> None:
     """Keys and seeds of a run that is over: nobody can take the masks off any more."""
-    path_of(home).unlink(missing_ok=True)
+    state_path(home).unlink(missing_ok=True)
 
 
-def identity_of(home: Any) -> Any:
+def require_identity(home: Any) -> Any:
     if home.identity is None:
         raise RequestError(
             f"client '{home.name}' needs its key and its peers' keys for secure = true: give --key and --peers."
@@ -147,18 +154,18 @@ def identity_of(home: Any) -> Any:
     return home.identity
 
 
-def give_keys(home: Any, parcel: Parcel) -> Parcel:
+def handle_keys(home: Any, parcel: Payload) -> Payload:
     """A fresh key for a session, signed together with this client's weight and numbers of rows."""
-    identity, words = identity_of(home), parcel.words
+    identity, words = require_identity(home), parcel.words
     session, cohort = str(words["session"]), [str(name) for name in words["cohort"]]
     check_cohort(home, cohort)
-    known = load(home)
+    known = load_state(home)
     current = known["session"]
     if current is None or current["id"] != session:
         private, signing = X25519PrivateKey.generate(), Ed25519PrivateKey.generate()
         sizes = {part: int(getattr(home.clients, part).size[0]) for part in PARTS}
         statement = {
-            "protocol": secure.PROTOCOL,
+            "protocol": secure_sums.PROTOCOL_NAME,
             "run": home.digest,
             "session": session,
             "name": home.name,
@@ -173,22 +180,22 @@ def give_keys(home: Any, parcel: Parcel) -> Parcel:
             "private": private.private_bytes_raw().hex(),
             "signing": signing.private_bytes_raw().hex(),
             "statement": statement,
-            "signature": secure.sign(identity.private, statement),
+            "signature": secure_sums.sign(identity.private, statement),
             "peers": None,
             "attempt": None,
         }
-        save(home, known)
+        save_state(home, known)
     elif current["statement"]["cohort"] != sorted(cohort):
         raise RequestError(f"client '{home.name}' is told another cohort for the same session.")
     current = known["session"]
-    return Parcel({"statement": current["statement"], "signature": current["signature"]})
+    return Payload({"statement": current["statement"], "signature": current["signature"]})
 
 
 def check_cohort(home: Any, cohort: list[str]) -> None:
-    identity = identity_of(home)
-    if len(set(cohort)) < secure.MIN_COHORT:
+    identity = require_identity(home)
+    if len(set(cohort)) < secure_sums.MIN_COHORT:
         raise RequestError(
-            f"client '{home.name}' takes part in secure sums of {secure.MIN_COHORT} clients or more, not of "
+            f"client '{home.name}' takes part in secure sums of {secure_sums.MIN_COHORT} clients or more, not of "
             f"{len(set(cohort))}."
         )
     unknown = [name for name in cohort if name != home.name and name not in identity.peers]
@@ -210,14 +217,14 @@ def own_weight(home: Any) -> float:
         return float(home.clients.train.size[0])
     if rule == "uniform":
         return 1.0
-    own = home.clients.own_weights
+    own = home.clients.weights_from_column
     return 1.0 if own is None else float(own[home.name])
 
 
-def take_peers(home: Any, parcel: Parcel) -> Parcel:
+def handle_peers(home: Any, parcel: Payload) -> Payload:
     """Check what all others signed, and keep it for the session."""
-    identity, known = identity_of(home), load(home)
-    current = session_of(home, known, parcel)
+    identity, known = require_identity(home), load_state(home)
+    current = find_session(home, known, parcel)
     cohort = current["statement"]["cohort"]
     statements = parcel.words["statements"]
     if sorted(statements) != cohort:
@@ -226,11 +233,11 @@ def take_peers(home: Any, parcel: Parcel) -> Parcel:
     for name in cohort:
         statement, signature = statements[name]["statement"], statements[name]["signature"]
         public = identity.own if name == home.name else identity.peers[name]
-        expected = {"protocol": secure.PROTOCOL, "run": home.digest, "session": current["id"], "name": name}
+        expected = {"protocol": secure_sums.PROTOCOL_NAME, "run": home.digest, "session": current["id"], "name": name}
         expected |= {"cohort": cohort}
         if any(statement.get(key) != value for key, value in expected.items()):
             raise RequestError(f"client '{home.name}' is shown a statement of '{name}' for another session.")
-        if not secure.is_signed(public, statement, signature):
+        if not secure_sums.is_signed(public, statement, signature):
             raise RequestError(f"client '{home.name}' is shown a statement of '{name}' that '{name}' did not sign.")
         if not (float(statement["weight"]) > 0 and all(int(statement["sizes"][part]) >= 0 for part in PARTS)):
             raise RequestError(f"client '{name}' states no weight.")
@@ -244,46 +251,46 @@ def take_peers(home: Any, parcel: Parcel) -> Parcel:
             '"uniform".'
         )
     current["peers"] = peers
-    save(home, known)
-    return Parcel({})
+    save_state(home, known)
+    return Payload({})
 
 
-def session_of(home: Any, known: dict[str, Any], parcel: Parcel) -> dict[str, Any]:
+def find_session(home: Any, known: dict[str, Any], parcel: Payload) -> dict[str, Any]:
     current = known["session"]
     if current is None or current["id"] != parcel.words.get("session"):
         raise RequestError(f"client '{home.name}' has no such session of secure sums; its keys are made anew.")
     return current
 
 
-def give_masked_update(home: Any, parcel: Parcel) -> Parcel:
+def handle_masked_update(home: Any, parcel: Payload) -> Payload:
     """The message of a local update under masks, and the work that it took."""
-    from mooring.engines.flower.home import stay
+    from mooring.engines.flower.client_node import run_local_update
 
-    words, known = parcel.words, load(home)
-    current = session_of(home, known, parcel)
+    words, known = parcel.words, load_state(home)
+    current = find_session(home, known, parcel)
     turn = int(words["round"][0])
     if not 1 <= turn <= max(home.run.training.rounds, 1):
         raise RequestError(f"client '{home.name}' takes part in {home.run.training.rounds} rounds, not in {turn}.")
     check_share(home, current, words)
-    reply = stay(home, parcel)
+    reply = run_local_update(home, parcel)
     share, limit = float(words["p"]), float(home.federation.secure_range)
-    vector = secure.joined(reply.tensors) * share
+    vector = secure_sums.flatten_message(reply.tensors) * share
     if vector.size and not np.abs(vector).max() <= limit:
         raise RequestError(
             f"client '{home.name}' would send {np.abs(vector).max():.3g}, and secure_range is {limit:g}; raise it."
         )
-    masked = masked_once(home, known, parcel, lambda cohort: secure.quantize(vector, limit, cohort))
+    masked = mask_once(home, known, parcel, lambda cohort: secure_sums.quantize(vector, limit, cohort))
     work = {name: reply.words["meter"][name] for name in ("samples", "gradients")}
-    return Parcel({"meter": work}, {"masked": masked})
+    return Payload({"meter": work}, {"masked": masked})
 
 
-def give_masked_losses(home: Any, parcel: Parcel) -> Parcel:
+def handle_masked_losses(home: Any, parcel: Payload) -> Payload:
     """This client's part of the mean loss over all clients' rows, under masks."""
-    from mooring.engines.flower.home import mean_losses
+    from mooring.engines.flower.client_node import mean_losses
 
-    known = load(home)
-    current = session_of(home, known, parcel)
-    digest = secure.digest_of_request(parcel.words, parcel.tensors)
+    known = load_state(home)
+    current = find_session(home, known, parcel)
+    digest = secure_sums.request_digest(parcel.words, parcel.tensors)
     budget, used = evaluation_budget(home), known["evaluations"]
     if digest not in used and len(used) >= budget:
         raise RequestError(
@@ -295,13 +302,13 @@ def give_masked_losses(home: Any, parcel: Parcel) -> Parcel:
     for part, loss in zip(parts, losses):
         rows = {name: int(about["sizes"][part]) for name, about in current["peers"].items()}
         mine, total = rows[home.name], sum(rows.values())
-        usable = loss if np.isfinite(loss) else secure.LOSS_RANGE
-        values.append(0.0 if not mine else mine / total * min(max(usable, 0.0), secure.LOSS_RANGE))
+        usable = loss if np.isfinite(loss) else secure_sums.LOSS_RANGE
+        values.append(0.0 if not mine else mine / total * min(max(usable, 0.0), secure_sums.LOSS_RANGE))
     used.setdefault(digest, None)
-    masked = masked_once(
-        home, known, parcel, lambda cohort: secure.quantize(np.array(values), secure.LOSS_RANGE, cohort)
+    masked = mask_once(
+        home, known, parcel, lambda cohort: secure_sums.quantize(np.array(values), secure_sums.LOSS_RANGE, cohort)
     )
-    return Parcel({}, {"masked": masked})
+    return Payload({}, {"masked": masked})
 
 
 def evaluation_budget(home: Any) -> int:
@@ -324,7 +331,7 @@ def check_share(home: Any, current: dict[str, Any], words: dict[str, Any]) -> No
         )
 
 
-def masked_once(home: Any, known: dict[str, Any], parcel: Parcel, values: Callable[[int], np.ndarray]) -> torch.Tensor:
+def mask_once(home: Any, known: dict[str, Any], parcel: Payload, values: Callable[[int], np.ndarray]) -> torch.Tensor:
     """[d] int64 under the masks of an attempt. The same request gets the same reply; another one with the same number
     is refused, because two vectors under one mask show their difference."""
     words, current = parcel.words, known["session"]
@@ -333,7 +340,7 @@ def masked_once(home: Any, known: dict[str, Any], parcel: Parcel, values: Callab
     outside = set(cohort) - set(current["peers"])
     if outside:
         raise RequestError(f"client '{home.name}' has no key of '{min(outside)}' in this session.")
-    digest = secure.digest_of_request(words, parcel.tensors)
+    digest = secure_sums.request_digest(words, parcel.tensors)
     label = str(words.get("label"))
     name = f"{label}/round {int(words['round'][0])}" if "parts" not in words else f"{label}/loss {digest}"
     before = known["sums"].get(name)
@@ -342,19 +349,19 @@ def masked_once(home: Any, known: dict[str, Any], parcel: Parcel, values: Callab
     attempt = current["attempt"]
     if attempt is None or attempt["number"] < number:
         attempt = {"number": number, "digest": digest, "cohort": cohort, "name": name, "survivors": None}
-        attempt["model"] = secure.digest_of_request({}, parcel.tensors) if "parts" not in words else digest
+        attempt["model"] = secure_sums.request_digest({}, parcel.tensors) if "parts" not in words else digest
         attempt["seed"] = secrets.token_bytes(32).hex()
         current["attempt"] = attempt
-        save(home, known, durable=False)
+        save_state(home, known, durable=False)
     elif (attempt["number"], attempt["digest"], attempt["cohort"]) != (number, digest, cohort):
         raise RequestError(f"client '{home.name}' has used the masks of attempt {number} already.")
     pairs = {other: shared_seed(home, current, other) for other in cohort if other != home.name}
-    masked = secure.mask(values(len(cohort)), home.name, bytes.fromhex(attempt["seed"]), pairs)
+    masked = secure_sums.mask(values(len(cohort)), home.name, bytes.fromhex(attempt["seed"]), pairs)
     return torch.from_numpy(masked.view(np.int64).copy())
 
 
 def shared_seed(home: Any, current: dict[str, Any], other: str) -> bytes:
-    return secure.pair_seed(
+    return secure_sums.pair_seed(
         bytes.fromhex(current["private"]),
         bytes.fromhex(current["peers"][other]["public"]),
         current["id"],
@@ -364,26 +371,27 @@ def shared_seed(home: Any, current: dict[str, Any], other: str) -> bytes:
     )
 
 
-def confirm(home: Any, parcel: Parcel) -> Parcel:
+def handle_confirm(home: Any, parcel: Payload) -> Payload:
     """Sign who is in the sum, once for each attempt: `confirmed` names those of a sum that was opened before.
 
     An attempt that this client has not opened may be repeated over other clients: its masks stay on for ever."""
-    known = load(home)
-    current = session_of(home, known, parcel)
-    attempt = attempt_of(home, current, parcel)
+    known = load_state(home)
+    current = find_session(home, known, parcel)
+    attempt = find_attempt(home, current, parcel)
     survivors = sorted(str(name) for name in parcel.words["survivors"])
     if not set(survivors) <= set(attempt["cohort"]) or home.name not in survivors:
         raise RequestError(f"client '{home.name}' is shown survivors that are not of its cohort.")
-    if len(survivors) < secure.min_survivors(len(attempt["cohort"])):
+    if len(survivors) < secure_sums.min_survivors(len(attempt["cohort"])):
         raise RequestError(
-            f"client '{home.name}' needs {secure.min_survivors(len(attempt['cohort']))} of {len(attempt['cohort'])} "
+            f"client '{home.name}' needs {secure_sums.min_survivors(len(attempt['cohort']))} of "
+            f"{len(attempt['cohort'])} "
             f"clients in a sum, not {len(survivors)}."
         )
     before = known["sums"].get(attempt["name"])
     if before is not None and before["survivors"] != survivors:
-        return Parcel({"confirmed": before["survivors"]})
+        return Payload({"confirmed": before["survivors"]})
     if attempt["survivors"] not in (None, survivors):
-        return Parcel({"confirmed": attempt["survivors"]})
+        return Payload({"confirmed": attempt["survivors"]})
     for name, other in known["sums"].items():
         if other["model"] == attempt["model"] and other["survivors"] != survivors:
             raise RequestError(
@@ -391,48 +399,50 @@ def confirm(home: Any, parcel: Parcel) -> Parcel:
                 "difference of the two would show single messages."
             )
     attempt["survivors"] = survivors
-    save(home, known, durable=False)
-    signed = secure.survivor_list(home.digest, current["id"], attempt["number"], survivors)
-    return Parcel({"signature": secure.sign_list(bytes.fromhex(current["signing"]), signed)})
+    save_state(home, known, durable=False)
+    signed = secure_sums.survivor_list(home.digest, current["id"], attempt["number"], survivors)
+    return Payload({"signature": secure_sums.sign_survivors(bytes.fromhex(current["signing"]), signed)})
 
 
-def attempt_of(home: Any, current: dict[str, Any], parcel: Parcel) -> dict[str, Any]:
+def find_attempt(home: Any, current: dict[str, Any], parcel: Payload) -> dict[str, Any]:
     attempt = current["attempt"]
     if attempt is None or attempt["number"] != int(parcel.words["attempt"]):
         raise RequestError(f"client '{home.name}' has no sum under way with this number.")
     return attempt
 
 
-def reveal(home: Any, parcel: Parcel) -> Parcel:
+def handle_unmask(home: Any, parcel: Payload) -> Payload:
     """The seeds that take the masks off a sum that enough clients have confirmed."""
-    known = load(home)
-    current = session_of(home, known, parcel)
-    attempt = attempt_of(home, current, parcel)
+    known = load_state(home)
+    current = find_session(home, known, parcel)
+    attempt = find_attempt(home, current, parcel)
     survivors = attempt["survivors"]
     if survivors is None or sorted(str(name) for name in parcel.words["survivors"]) != survivors:
         raise RequestError(f"client '{home.name}' has not confirmed this sum.")
-    signed = secure.survivor_list(home.digest, current["id"], attempt["number"], survivors)
+    signed = secure_sums.survivor_list(home.digest, current["id"], attempt["number"], survivors)
     signatures = {str(name): signature for name, signature in parcel.words["signatures"].items()}
     good = [
         name
         for name in survivors
-        if secure.is_signed_list(bytes.fromhex(current["peers"][name]["signing"]), signed, signatures.get(name))
+        if secure_sums.is_signed_by_session_key(
+            bytes.fromhex(current["peers"][name]["signing"]), signed, signatures.get(name)
+        )
     ]
-    needed = secure.min_survivors(len(attempt["cohort"]))
+    needed = secure_sums.min_survivors(len(attempt["cohort"]))
     if len(good) < needed:
         raise RequestError(f"client '{home.name}' needs {needed} signatures under a sum, and sees {len(good)}.")
     known["sums"][attempt["name"]] = {name: attempt[name] for name in ("digest", "model", "survivors")}
-    save(home, known)
+    save_state(home, known)
     missing = [name for name in attempt["cohort"] if name not in survivors]
     pairs = {other: shared_seed(home, current, other).hex() for other in missing}
-    return Parcel({"seed": attempt["seed"], "pairs": pairs})
+    return Payload({"seed": attempt["seed"], "pairs": pairs})
 
 
-ANSWERS: dict[str, Callable[[Any, Parcel], Parcel]] = {
-    secure.KEYS: give_keys,
-    secure.PEERS: take_peers,
-    secure.UPDATE: give_masked_update,
-    secure.EVALUATE: give_masked_losses,
-    secure.CONFIRM: confirm,
-    secure.UNMASK: reveal,
+REQUEST_HANDLERS: dict[str, Callable[[Any, Payload], Payload]] = {
+    secure_sums.KEYS: handle_keys,
+    secure_sums.PEERS: handle_peers,
+    secure_sums.UPDATE: handle_masked_update,
+    secure_sums.EVALUATE: handle_masked_losses,
+    secure_sums.CONFIRM: handle_confirm,
+    secure_sums.UNMASK: handle_unmask,
 }

@@ -1,4 +1,5 @@
-"""The server's part in secure sums (`secure.py`): it carries keys and signatures, and takes the masks off the sum."""
+"""The server's part in secure sums (`secure_sums.py`): it carries keys and signatures, and takes the masks off the
+sum."""
 
 from __future__ import annotations
 
@@ -9,12 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mooring.core.errors import RequestError, WorkError
-from mooring.engines.flower import secure
-from mooring.engines.flower.parcels import Parcel
-from mooring.engines.flower.post import Post, Unfit
-from mooring.runs.sections import Federation
+from mooring.engines.flower import secure_sums
+from mooring.engines.flower.messages import Payload
+from mooring.engines.flower.messenger import ClientFailedError, Messenger
+from mooring.runs.sections import FederationSection
 
-ATTEMPTS = 10  # at a secure sum, for clients that went away to come back
+MAX_ATTEMPTS = 10  # at a secure sum, for clients that went away to come back
 
 
 class SecureSum(NamedTuple):
@@ -25,10 +26,10 @@ class SecureSum(NamedTuple):
     words: dict[str, dict[str, Any]]
 
 
-class SecureSums:
+class SecureAggregator:
     """Sums over the clients of one federation; `open` agrees on keys, once for each start of the server."""
 
-    def __init__(self, post: Post, names: tuple[str, ...], how: Federation):
+    def __init__(self, post: Messenger, names: tuple[str, ...], how: FederationSection):
         self.post, self.names, self.how = post, names, how
         self.session, self.number = "", 0
         self.weights: dict[str, float] = {}
@@ -39,35 +40,35 @@ class SecureSums:
             return
         session = secrets.token_hex(16)
         about = {"session": session, "cohort": list(self.names)}
-        replies = self.post.ask_all(secure.KEYS, {name: Parcel(about) for name in self.names})
+        replies = self.post.ask_all(secure_sums.KEYS, {name: Payload(about) for name in self.names})
         statements = {}
         for name, reply in replies.items():
             statements[name] = {key: reply.words[key] for key in ("statement", "signature")}
             self.weights[name] = float(reply.words["statement"]["weight"])
-        shown = Parcel({"session": session, "statements": statements})
-        self.post.ask_all(secure.PEERS, dict.fromkeys(self.names, shown))
+        shown = Payload({"session": session, "statements": statements})
+        self.post.ask_all(secure_sums.PEERS, dict.fromkeys(self.names, shown))
         self.session = session
 
-    def ask(self, what: str, requests: Mapping[str, Parcel], range_: float, title: str) -> SecureSum:
+    def ask(self, what: str, requests: Mapping[str, Payload], range_: float, title: str) -> SecureSum:
         """The sum of what these clients answer; attempts that too few clients finish are repeated."""
         self.open()
         deadline = self.how.deadline or self.how.wait
         why = "too few clients answered"
-        for _ in range(ATTEMPTS):
+        for _ in range(MAX_ATTEMPTS):
             found = self._attempt(what, requests, range_, deadline, title)
             if not isinstance(found, str):
                 return found
             why = found or why
             self.post.look_again()
-        raise WorkError(f"{title}: no secure sum after {ATTEMPTS} attempts: {why}")
+        raise WorkError(f"{title}: no secure sum after {MAX_ATTEMPTS} attempts: {why}")
 
     def _attempt(
-        self, what: str, requests: Mapping[str, Parcel], range_: float, deadline: float, title: str
+        self, what: str, requests: Mapping[str, Payload], range_: float, deadline: float, title: str
     ) -> SecureSum | str:
         self.number += 1
         cohort = sorted(requests)
         about = {"session": self.session, "attempt": self.number}
-        enough = secure.min_survivors(len(cohort))
+        enough = secure_sums.min_survivors(len(cohort))
         letters = {
             name: parcel._replace(words=parcel.words | about | {"cohort": cohort}) for name, parcel in requests.items()
         }
@@ -77,8 +78,8 @@ class SecureSums:
         survivors, signatures = self._confirm(about, sorted(answered.replies), enough, deadline)
         if unsigned := [name for name in survivors if name not in signatures]:
             return f"client '{unsigned[0]}' did not confirm who is in the sum"
-        shown = Parcel(about | {"survivors": survivors, "signatures": signatures})
-        opened = self.post.ask(secure.UNMASK, dict.fromkeys(survivors, shown))
+        shown = Payload(about | {"survivors": survivors, "signatures": signatures})
+        opened = self.post.ask(secure_sums.UNMASK, dict.fromkeys(survivors, shown))
         if opened.missing:
             name, reason = next(iter(opened.missing.items()))
             raise WorkError(
@@ -88,13 +89,13 @@ class SecureSums:
         masked = {name: masked_vector(name, answered.replies[name]) for name in survivors}
         if len({len(vector) for vector in masked.values()}) > 1:
             return "the clients' vectors differ in length"
-        seeds = {name: seed_of(name, reply.words.get("seed")) for name, reply in opened.replies.items()}
+        seeds = {name: parse_seed(name, reply.words.get("seed")) for name, reply in opened.replies.items()}
         outside = [name for name in cohort if name not in survivors]
         pairs = {
-            name: {other: seed_of(name, reply.words.get("pairs", {}).get(other)) for other in outside}
+            name: {other: parse_seed(name, reply.words.get("pairs", {}).get(other)) for other in outside}
             for name, reply in opened.replies.items()
         }
-        total = secure.dequantize(secure.unmask(masked, seeds, pairs), range_, len(cohort))
+        total = secure_sums.dequantize(secure_sums.unmask(masked, seeds, pairs), range_, len(cohort))
         return SecureSum(total, tuple(survivors), {name: answered.replies[name].words for name in survivors})
 
     def _confirm(
@@ -103,8 +104,10 @@ class SecureSums:
         """The signatures under a list of survivors. Clients that confirmed an earlier list for the same sum, before the
         server was started again, confirm that one only."""
         for _ in range(2):
-            asked = Parcel(about | {"survivors": survivors})
-            answered = self.post.ask(secure.CONFIRM, dict.fromkeys(survivors, asked), deadline=deadline, quorum=enough)
+            asked = Payload(about | {"survivors": survivors})
+            answered = self.post.ask(
+                secure_sums.CONFIRM, dict.fromkeys(survivors, asked), deadline=deadline, quorum=enough
+            )
             earlier = [reply.words["confirmed"] for reply in answered.replies.values() if "confirmed" in reply.words]
             if not earlier:
                 signed = {name: str(reply.words.get("signature")) for name, reply in answered.replies.items()}
@@ -116,26 +119,26 @@ class SecureSums:
         return survivors, {}
 
 
-def masked_vector(name: str, reply: Parcel) -> np.ndarray:
+def masked_vector(name: str, reply: Payload) -> np.ndarray:
     found = reply.tensors.get("masked")
     if found is None or found.dim() != 1:
-        raise Unfit(name, f"client '{name}' sends no masked vector.")
+        raise ClientFailedError(name, f"client '{name}' sends no masked vector.")
     return found.numpy().astype(np.int64).view(np.uint64)
 
 
-def seed_of(name: str, value: Any) -> bytes:
+def parse_seed(name: str, value: Any) -> bytes:
     try:
         seed = bytes.fromhex(str(value))
     except ValueError:
         seed = b""
     if len(seed) != 32:
-        raise Unfit(name, f"client '{name}' does not reveal the seed of a mask that it confirmed.")
+        raise ClientFailedError(name, f"client '{name}' does not reveal the seed of a mask that it confirmed.")
     return seed
 
 
-def check_secure(run: Any, how: Federation) -> None:
+def check_secure_run(run: Any, how: FederationSection) -> None:
     """Refuse what secure sums rule out: all that needs single messages."""
-    from mooring.core.averages import MEAN
+    from mooring.core.aggregation import MEAN
 
     training = run.training
     asked = [f"average = {training.average!r}"] if training.average != MEAN else []
@@ -144,7 +147,7 @@ def check_secure(run: Any, how: Federation) -> None:
     if how.secure and asked:
         raise RequestError(f"secure = true hides single messages and models; leave out {asked[0]}.")
     many = how.clients if isinstance(how.clients, int) else len(how.clients or ())
-    if how.secure and many < secure.MIN_COHORT:
+    if how.secure and many < secure_sums.MIN_COHORT:
         raise RequestError(
             f"secure = true needs 3 clients or more, and {many} take part: two see each other's message."
         )

@@ -18,13 +18,13 @@ from flwr.supercore.app_utils import start_parent_process_monitor
 
 from mooring.core.errors import RequestError, WorkError
 from mooring.engines.flower import audit
-from mooring.engines.flower.conversation import converse
-from mooring.engines.flower.flower_patches import Noticing
-from mooring.engines.flower.inline_grid import with_inline_messages
-from mooring.engines.request import asked_run
-from mooring.runs.files import read_json
+from mooring.engines.flower.flower_patches import LossDetectingGrid
+from mooring.engines.flower.inline_grid import use_gateway
+from mooring.engines.flower.server_run import run_federation
+from mooring.engines.request import read_federation_request
+from mooring.runs.atomic_files import read_json
 from mooring.runs.runfile import RunFile
-from mooring.runs.sections import Federation
+from mooring.runs.sections import FederationSection
 
 app = ServerApp()
 
@@ -32,21 +32,21 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     start_parent_process_monitor(os.getppid())  # whoever kills the SuperLink ends its app too
-    lead(Noticing(grid), {key: str(value) for key, value in context.run_config.items()})
+    run_server_app(LossDetectingGrid(grid), {key: str(value) for key, value in context.run_config.items()})
 
 
-def lead(grid: Any, told: Mapping[str, str], converse: Callable[..., Any] = converse) -> None:
+def run_server_app(grid: Any, told: Mapping[str, str], converse: Callable[..., Any] = run_federation) -> None:
     """The run that `told` names, to its end; what happens is written to the file of progress."""
-    note = Progress(told.get("progress", ""))
+    note = ProgressFile(told.get("progress", ""))
     try:
-        run = asked_run(told["run"], bool(told.get("trust")))
+        run = read_federation_request(told["run"], bool(told.get("trust")))
         if told.get("clients"):
-            run = with_clients(run, int(told["clients"]))
+            run = set_client_count(run, int(told["clients"]))
         note.put(kind="begun", process=os.getpid())
-        grid = with_inline_messages(grid)
-        grid.revoked = partial(revoked_names, told.get("revoked", ""))
+        grid = use_gateway(grid)
+        grid.revoked = partial(read_revoked, told.get("revoked", ""))
         if told.get("audit"):
-            grid.record = lambda **line: audit.append(Path(told["audit"]), line)
+            grid.record = lambda **line: audit.append_record(Path(told["audit"]), line)
         converse(
             run,
             grid,
@@ -62,20 +62,20 @@ def lead(grid: Any, told: Mapping[str, str], converse: Callable[..., Any] = conv
     note.put(kind="done")
 
 
-def with_clients(run: RunFile, clients: int) -> RunFile:
+def set_client_count(run: RunFile, clients: int) -> RunFile:
     """The run file with how many take part."""
     known = run.federation.model_dump() if run.federation else {}
-    return run.model_copy(update={"federation": Federation(**known | {"clients": clients})})
+    return run.model_copy(update={"federation": FederationSection(**known | {"clients": clients})})
 
 
-def revoked_names(path: str) -> frozenset[str]:
+def read_revoked(path: str) -> frozenset[str]:
     """Clients whose keys were taken back while the run is under way."""
     if not path or not Path(path).exists():
         return frozenset()
     return frozenset(read_json(path)["revoked"])
 
 
-class Progress:
+class ProgressFile:
     """Lines of JSON that `mooring serve` reads while the run goes on."""
 
     def __init__(self, path: str):

@@ -14,19 +14,19 @@ from typing import Any, NamedTuple
 
 from mooring.core.errors import WorkError
 from mooring.engines.flower import keys
+from mooring.engines.flower.child_process import KEYS_VARIABLE, METRICS_VARIABLE, REFUSED_VARIABLE, SECRET_VARIABLE
 from mooring.engines.flower.frames import join_frames
 from mooring.engines.flower.gateway import OWN, SECRET
 from mooring.engines.flower.inline_grid import ADDRESS_VARIABLE, CA_VARIABLE
 from mooring.engines.flower.keys import write_secret
-from mooring.engines.flower.processes import STARTED, Say, environment, is_loopback, process, wait_for_port
-from mooring.engines.flower.started import KEYS_VARIABLE, METRICS_VARIABLE, REFUSED_VARIABLE, SECRET_VARIABLE
+from mooring.engines.flower.processes import CHILD_MODULE, Say, child_environment, is_loopback, process, wait_for_port
 
-PATIENCE = 300.0  # seconds that a process may take to start, on a machine that is busy
-REFUSED = "refused.jsonl"  # keys that the gateway refused
-METRICS_TOKEN = "metrics.token"
+START_TIMEOUT_SECONDS = 300.0  # seconds that a process may take to start, on a machine that is busy
+REFUSED_KEYS_FILE = "refused.jsonl"  # keys that the gateway refused
+METRICS_TOKEN_FILE = "metrics.token"
 
 
-class Link(NamedTuple):
+class RunningSuperLink(NamedTuple):
     """A SuperLink that was started here."""
 
     address: str  # for this machine
@@ -36,10 +36,10 @@ class Link(NamedTuple):
 
 
 @contextmanager
-def superlink(folder: Path, host: str, port: int, key_folder: Path | None, lasting: bool) -> Iterator[Link]:
+def superlink(folder: Path, host: str, port: int, key_folder: Path | None, lasting: bool) -> Iterator[RunningSuperLink]:
     """A SuperLink whose files are in `folder`."""
     wait_for_port(host, port)
-    arguments = [STARTED, "superlink", "--host", host, "--port", str(port)]
+    arguments = [CHILD_MODULE, "superlink", "--host", host, "--port", str(port)]
     arguments += ["--database", str(folder / "state.db")] if lasting else []
     arguments += ["--disable-runtime-dependency-installation"]
     ca = None
@@ -55,19 +55,21 @@ def superlink(folder: Path, host: str, port: int, key_folder: Path | None, lasti
     known = {
         SECRET_VARIABLE: secret,
         KEYS_VARIABLE: "" if key_folder is None else str(key_folder.resolve()),
-        REFUSED_VARIABLE: str(folder / REFUSED),
+        REFUSED_VARIABLE: str(folder / REFUSED_KEYS_FILE),
         METRICS_VARIABLE: metrics_token(folder),
         ADDRESS_VARIABLE: address,
         CA_VARIABLE: "" if ca is None else str(ca.resolve()),
-        "PATH": os.pathsep.join([str(write_launchers(folder / "home" / "bin")), environment(folder / "home")["PATH"]]),
+        "PATH": os.pathsep.join(
+            [str(write_launchers(folder / "home" / "bin")), child_environment(folder / "home")["PATH"]]
+        ),
     }
     with process(arguments, folder / "home", log, **known) as started:
         begun = time.monotonic()
-        while not answers(address, ca):
-            if started.poll() is not None or time.monotonic() - begun > PATIENCE:
+        while not is_healthy(address, ca):
+            if started.poll() is not None or time.monotonic() - begun > START_TIMEOUT_SECONDS:
                 raise WorkError(f"Flower's SuperLink did not start; {log} says why.")
             time.sleep(0.2)
-        yield Link(address, ca, secret, lambda: started.poll() is None)
+        yield RunningSuperLink(address, ca, secret, lambda: started.poll() is None)
 
 
 def write_launchers(folder: Path) -> Path:
@@ -75,20 +77,20 @@ def write_launchers(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for name, what in (("flower-superexec", "superexec"), ("flwr-serverapp", "serverapp")):
         path = folder / name
-        path.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m {STARTED} {what} "$@"\n')
+        path.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m {CHILD_MODULE} {what} "$@"\n')
         path.chmod(0o700)
     return folder
 
 
 def metrics_token(folder: Path) -> str:
     """The token that /metrics asks for, from a file that only its owner can read."""
-    path = folder / METRICS_TOKEN
+    path = folder / METRICS_TOKEN_FILE
     if not path.exists():
         write_secret(path, secrets.token_urlsafe(24).encode() + b"\n")
     return path.read_text().strip()
 
 
-def answers(address: str, ca: Path | None) -> bool:
+def is_healthy(address: str, ca: Path | None) -> bool:
     import ssl
 
     import httpx
@@ -100,7 +102,7 @@ def answers(address: str, ca: Path | None) -> bool:
         return False
 
 
-def report_gauges(link: Link, gauges: dict[str, float]) -> None:
+def report_gauges(link: RunningSuperLink, gauges: dict[str, float]) -> None:
     """Numbers for the gateway's /metrics."""
     import ssl
 
@@ -111,7 +113,7 @@ def report_gauges(link: Link, gauges: dict[str, float]) -> None:
     httpx.post(url, content=join_frames({"gauges": gauges}), headers={SECRET: link.secret}, verify=check, timeout=2)
 
 
-class WithSecret:
+class SecretHeader:
     """Sends the gateway's secret with each request."""
 
     def __init__(self, secret: str):
@@ -122,7 +124,7 @@ class WithSecret:
         return call_next(context)
 
 
-def controls(link: Link) -> Any:
+def control_client(link: RunningSuperLink) -> Any:
     """A client of the interface that starts and stops runs."""
     from flwr.cli.cli_client_interceptor import CliClientHttpInterceptor
     from flwr.supercore.control import ControlHttpClient
@@ -135,12 +137,12 @@ def controls(link: Link) -> Any:
         interceptors=[
             CliClientHttpInterceptor(),
             RuntimeVersionHttpInterceptor(component_name="flwr CLI"),
-            WithSecret(link.secret),
+            SecretHeader(link.secret),
         ],
     )
 
 
-def stop_old_runs(control: Any, say: Say) -> None:
+def stop_interrupted_runs(control: Any, say: Say) -> None:
     """A run that a killed server left would go on beside the new one."""
     from flwr.proto.control_pb2 import ListRunsRequest, StopRunRequest
 
@@ -179,7 +181,7 @@ def enroll(control: Any, name: str, key: bytes) -> None:
             raise WorkError(f"client '{name}' could not be enrolled: {error.response.text[:200]}") from error
 
 
-def submit(control: Any, config: dict[str, str], app: dict[str, str]) -> int:
+def submit_run(control: Any, config: dict[str, str], app: dict[str, str]) -> int:
     """Start an app of these files with these settings; the number of Flower's run."""
     from flwr.cli.build import build_fab_from_files
     from flwr.common.serde import fab_to_proto, user_config_to_proto

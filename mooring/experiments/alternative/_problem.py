@@ -13,7 +13,7 @@ from torch import Tensor
 from mooring.core.task import Task
 from mooring.data.clients import Clients
 from mooring.data.generators import HardLogistic, LinearFederation
-from mooring.experiments.measures import average_excess
+from mooring.experiments.exact_minimum import average_excess
 from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic
 

@@ -5,7 +5,7 @@ import numpy as np
 from mooring.experiments.base.claims import NEARLY, Claim, every, flat, lower, slope
 from mooring.experiments.base.experiment import Experiment, Panel, Preset, grid
 from mooring.experiments.base.results import of
-from mooring.theory.lambda_aer import borders, lambda_aer
+from mooring.theory.lambda_aer import lambda_aer, regime_borders
 from mooring.theory.weights import s1, uniform_weights
 
 SAMPLES, DIM = 100, 10
@@ -23,7 +23,7 @@ def trial(seed: int, clients: int, per_decade: int, draws: int) -> dict:
     unit -= unit.mean(1, keepdims=True)
     unit /= np.sqrt((unit**2).sum(2).mean(1))[:, None, None]  # R_rms = 1
     noise = rng.standard_normal((draws, clients, DIM)) / np.sqrt(DIM * SAMPLES)
-    lower_border, upper_border = borders(p, n)
+    lower_border, upper_border = regime_borders(p, n)
     out: dict = {name: [] for name in ("fedprox", "shrinkage", "alone", "common", "lam", "pull")}
     radii = np.geomspace(LEAST, MOST, round(per_decade * np.log10(MOST / LEAST)) + 1)
     for radius in radii:

@@ -6,8 +6,8 @@ from mooring.experiments.alternative._problem import DIM, problem
 from mooring.experiments.base.claims import NEARLY, Claim, close, crosses, every, flat, slope
 from mooring.experiments.base.experiment import Experiment, Panel, Preset, grid
 from mooring.experiments.base.results import of
-from mooring.experiments.measures import minimiser
-from mooring.theory.alternative import decide
+from mooring.experiments.exact_minimum import minimize_objective
+from mooring.theory.alternative import choose_model
 from mooring.theory.lambda_aer import lambda_aer
 
 # Beyond, logistic labels are all but certain and risks no longer quadratic.
@@ -37,8 +37,8 @@ def risks(seed: int, task: str, clients: int, relative: float, samples: int) -> 
     together, alone = given.task.solve(rows.pooled(p))[0], given.task.solve(rows.full(given.task))
     lam = lambda_aer(given.radius, given.mu, p.numpy(), n).lam
     # In units of noise/mu the threshold ell_max m/(mu N) of Corollary 3.1 is m/N.
-    chosen = together if decide(given.radius, 1.0, 1.0, n) == "common" else alone
-    models = (together, alone, minimiser(given.task, lam, p, rows).v, chosen)
+    chosen = together if choose_model(given.radius, 1.0, 1.0, n) == "common" else alone
+    models = (together, alone, minimize_objective(given.task, lam, p, rows).v, chosen)
     found = dict(zip(METHODS, models))
     worst = {f"worst {name}": float(given.clients.truth.excess_risk(v).max()) for name, v in found.items()}
     return {name: given.risk(v) for name, v in found.items()} | worst

@@ -10,12 +10,12 @@ from mooring.algorithms.fedprox_two_stage import FedProxTwoStage
 from mooring.core.cohort import Round
 from mooring.data.clients import Clients
 from mooring.data.generators import HardLogistic
-from mooring.engines.loop import Plan
-from mooring.engines.simulate import Moment, simulate
+from mooring.engines.loop import TrainingPlan
+from mooring.engines.simulate import RoundSnapshot, simulate
 from mooring.experiments.base.claims import NEARLY, Claim, every, lower, slope
 from mooring.experiments.base.experiment import Experiment, Panel, Preset, grid
 from mooring.experiments.base.results import of
-from mooring.experiments.measures import minimiser
+from mooring.experiments.exact_minimum import minimize_objective
 from mooring.tasks.logistic import Logistic
 from mooring.theory import two_stage_rate as theory
 
@@ -43,7 +43,7 @@ def trial(seed: int, cohort: int, rounds: int, runs: int) -> dict:
     """
     data = HardLogistic(CLIENTS, SAMPLES, DIM, 1.0, "smooth", "rademacher", ridge=RIDGE).make(0)  # one problem for all
     task, rows, p = Logistic(DIM, intercept=False, ridge=RIDGE), data.train, data.weights()
-    best = minimiser(task, LAM, p, rows).w
+    best = minimize_objective(task, LAM, p, rows).w
     rng = np.random.default_rng([seed, cohort])
     common, personal = np.zeros(rounds), np.zeros(len(PLACES))
     for _ in range(runs):
@@ -51,7 +51,7 @@ def trial(seed: int, cohort: int, rounds: int, runs: int) -> dict:
         w0 = torch.from_numpy(RADIUS * start / np.linalg.norm(start))
         draw = int(rng.integers(2**31))
         path = [w0]
-        plan = Plan(rounds, float(cohort) if cohort < CLIENTS else 1.0, draw, evaluate_every=rounds)
+        plan = TrainingPlan(rounds, float(cohort) if cohort < CLIENTS else 1.0, draw, evaluate_every=rounds)
         simulate(algorithm(), task, data, plan, settled=True, w0=w0, watch=partial(note, path=path))
         common += [float((w - best).square().sum()) / runs for w in path[:-1]]
         personal += inside(task, data, w0, draw) / runs
@@ -66,7 +66,7 @@ def trial(seed: int, cohort: int, rounds: int, runs: int) -> dict:
     }
 
 
-def note(now: Moment, path: list[torch.Tensor]) -> None:
+def note(now: RoundSnapshot, path: list[torch.Tensor]) -> None:
     path.append(now.server.w)
 
 

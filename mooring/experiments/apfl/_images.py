@@ -3,11 +3,11 @@
 from typing import Any
 
 from mooring.data.clients import Clients
-from mooring.data.images import named_images
-from mooring.experiments.apfl._methods import algorithm, has_common
-from mooring.experiments.federated import follow
-from mooring.experiments.nets import mlp, softmax, steps
-from mooring.tasks.module import Module
+from mooring.data.image_datasets import load_image_dataset
+from mooring.experiments.apfl._methods import algorithm, has_global_model
+from mooring.experiments.networks import mlp, softmax, steps
+from mooring.experiments.training_curves import train_and_evaluate
+from mooring.tasks.network import NetworkTask
 
 CLASSES = 10
 RIDGE = 1e-4  # the paper regularises and does not say by how much
@@ -15,25 +15,25 @@ DIGITS = "digits of scikit-learn, 8x8, instead of MNIST; P1"
 MNIST = "MNIST; P1"
 
 
-def dealt(seed: int, data: str, clients: int, classes: int, **more: Any) -> Clients:
+def partition_images(seed: int, data: str, clients: int, classes: int, **more: Any) -> Clients:
     """`classes` classes per client; with all ten the rows are dealt at random (IID)."""
     partition = "iid" if classes == CLASSES else "classes"
-    return named_images(
+    return load_image_dataset(
         data, partition=partition, clients=clients, classes_per_client=classes, protocol="P1", seed=seed, **more
     )
 
 
-def perceptron(clients: Clients, hidden: tuple[int, ...]) -> Module:
+def perceptron(clients: Clients, hidden: tuple[int, ...]) -> NetworkTask:
     features = clients.train.x.shape[1]
-    return Module(mlp(features, *hidden, CLASSES), kernels=steps(features))
+    return NetworkTask(mlp(features, *hidden, CLASSES), kernels=steps(features))
 
 
-def softmax_run(
+def run_softmax(
     seed: int, run: str, classes: int, data: str, clients: int, rounds: int, every: int, participation: float = 1.0
 ) -> dict[str, list[float]]:
     """Regularised softmax regression: tau = 10 local steps a round."""
-    federation = dealt(seed, data, clients, classes)
-    return follow(
+    federation = partition_images(seed, data, clients, classes)
+    return train_and_evaluate(
         algorithm(run),
         softmax(federation.train.x.shape[1], CLASSES, ridge=RIDGE),
         federation,
@@ -41,6 +41,6 @@ def softmax_run(
         every=every,
         seed=seed,
         participation=participation,
-        common=has_common(run),
+        common=has_global_model(run),
         online=True,
     )

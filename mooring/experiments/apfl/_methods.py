@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from mooring.algorithms.apfl import APFL
-from mooring.algorithms.fedavg_localized import FedAvgLocalized
+from mooring.algorithms.fedavg_finetune import FedAvgFinetune
 from mooring.algorithms.per_fedavg import PerFedAvg
 from mooring.algorithms.pfedme import PFedMe
-from mooring.algorithms.scaffold_localized import ScaffoldLocalized
+from mooring.algorithms.scaffold_finetune import ScaffoldFinetune
 from mooring.experiments.base.claims import Check, every, higher, lower
 from mooring.experiments.base.experiment import Cell, Table
 from mooring.experiments.base.results import Ref, of
@@ -33,7 +33,7 @@ LAST = 5  # evaluated rounds that count as late
 LOSS, ACCURACY = "train loss", "test accuracy"  # the paper's validation rows are our test rows
 
 
-def run_of(method: str) -> str:
+def name_run(method: str) -> str:
     """The run in which a method is followed."""
     return method.removesuffix(" global").removesuffix(" localized")
 
@@ -56,9 +56,9 @@ def algorithm(
     if run.startswith("APFL"):
         return APFL(alpha=float(run.split()[1]), adapt="no", output="own", **work)
     if run == "FedAvg":
-        return FedAvgLocalized(**work, output="own")
+        return FedAvgFinetune(**work, output="own")
     if run == "SCAFFOLD":
-        return ScaffoldLocalized(**work | (scaffold or {}), **tuning)
+        return ScaffoldFinetune(**work | (scaffold or {}), **tuning)
     if run == PER_FEDAVG:
         return PerFedAvg(**work | {"inner_eta": 0.01, "eta": 0.001, "decay": 0.0}, tune_steps=work["steps"])
     if run == PFEDME:
@@ -66,18 +66,18 @@ def algorithm(
     raise KeyError(run)
 
 
-def has_common(run: str) -> bool:
+def has_global_model(run: str) -> bool:
     return run in ("FedAvg", "SCAFFOLD")
 
 
 def runs(*methods: str) -> list[str]:
-    return list(dict.fromkeys(map(run_of, methods)))
+    return list(dict.fromkeys(map(name_run, methods)))
 
 
 def curve(method: str, series: str, at: Any = None, **fixed: Any) -> Ref:
     """A method's series: of the common model where the method is a global one."""
     common = "common " if method.endswith(" global") else ""
-    return of(common + series, at, run=run_of(method), **fixed)
+    return of(common + series, at, run=name_run(method), **fixed)
 
 
 def final(method: str, series: str, **fixed: Any) -> Ref:
@@ -97,7 +97,7 @@ def mean_of_last(values: np.ndarray) -> float:
 def percent(method: str, **fixed: Any) -> Ref:
     """A method's last accuracy in %."""
     name = str(curve(method, ACCURACY).series)
-    return of(lambda values: 100 * values[name][-1], run=run_of(method), **fixed)
+    return of(lambda values: 100 * values[name][-1], run=name_run(method), **fixed)
 
 
 def better(method: str, than: str, **fixed: Any) -> Check:

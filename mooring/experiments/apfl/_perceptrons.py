@@ -2,16 +2,18 @@
 
 from typing import Any
 
-from mooring.data.images import named_images
+from mooring.data.image_datasets import load_image_dataset
 from mooring.experiments.apfl._images import perceptron
-from mooring.experiments.apfl._methods import algorithm, has_common
-from mooring.experiments.federated import follow
+from mooring.experiments.apfl._methods import algorithm, has_global_model
+from mooring.experiments.training_curves import train_and_evaluate
 
 
-def perceptron_run(
+def run_perceptron(
     seed: int, run: str, data: str, clients: int, hidden: list[int], rounds: int, deal: dict[str, Any], **work: Any
 ) -> dict[str, list[float]]:
     """The last round of a run on rows dealt out as `deal` says, every client tested on rows like its own (P1)."""
-    federation = named_images(data, clients=clients, protocol="P1", seed=seed, **deal)
+    federation = load_image_dataset(data, clients=clients, protocol="P1", seed=seed, **deal)
     task, method = perceptron(federation, tuple(hidden)), algorithm(run, **work)
-    return follow(method, task, federation, rounds=rounds, every=rounds, seed=seed, common=has_common(run), online=True)
+    return train_and_evaluate(
+        method, task, federation, rounds=rounds, every=rounds, seed=seed, common=has_global_model(run), online=True
+    )

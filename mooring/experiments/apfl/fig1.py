@@ -1,7 +1,7 @@
 """Figure 1 of `apfl`: the more the clients' data differ, the worse one global model is for each of them."""
 
-from mooring.experiments.apfl._images import CLASSES, DIGITS, MNIST, softmax_run
-from mooring.experiments.apfl._methods import FEDAVG, SCAFFOLD, final, run_of, runs
+from mooring.experiments.apfl._images import CLASSES, DIGITS, MNIST, run_softmax
+from mooring.experiments.apfl._methods import FEDAVG, SCAFFOLD, final, name_run, runs
 from mooring.experiments.base.claims import Claim, lower, rising
 from mooring.experiments.base.experiment import Experiment, Panel, Preset, grid
 from mooring.experiments.base.results import between
@@ -15,7 +15,7 @@ DIVERSE = between(low=1)
 
 def trial(seed: int, missing: int, run: str, data: str, clients: int, rounds: int) -> dict:
     """Losses in the last round when every client lacks `missing` of the ten classes; 0 is IID."""
-    return softmax_run(seed, run, CLASSES - missing, data, clients, rounds, every=rounds)
+    return run_softmax(seed, run, CLASSES - missing, data, clients, rounds, every=rounds)
 
 
 EXPERIMENT = Experiment(
@@ -31,7 +31,7 @@ EXPERIMENT = Experiment(
     claims=[
         *(
             Claim(
-                f"{run_of(m).lower()}-{kind}-loss-grows",
+                f"{name_run(m).lower()}-{kind}-loss-grows",
                 f"the {kind} loss of {m} in the last round rises from each diversity (0, 4, 6, 8 of 10 classes that a "
                 "client lacks) to the next",
                 rising(final(m, series), "missing"),
@@ -41,7 +41,7 @@ EXPERIMENT = Experiment(
         ),
         *(
             Claim(
-                f"apfl-generalizes-better-than-{run_of(m).lower()}",
+                f"apfl-generalizes-better-than-{name_run(m).lower()}",
                 f"the generalization loss of APFL in the last round is below that of {m} at every diversity above 0",
                 lower(final(PERSONAL, "test loss", missing=DIVERSE), final(m, "test loss", missing=DIVERSE)),
             )

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from mooring.experiments.apfl._images import CLASSES, DIGITS, MNIST, softmax_run
+from mooring.experiments.apfl._images import CLASSES, DIGITS, MNIST, run_softmax
 from mooring.experiments.apfl._methods import (
     ACCURACY,
     ALPHAS,
@@ -35,7 +35,7 @@ POINTS = grid(classes=list(SPLITS), run=runs(*METHODS))
 
 
 def trial(seed: int, classes: int, run: str, data: str, clients: int, rounds: int, every: int) -> dict:
-    return softmax_run(seed, run, classes, data, clients, rounds, every)
+    return run_softmax(seed, run, classes, data, clients, rounds, every)
 
 
 def linearity_in_alpha(results: Results, classes: int) -> tuple[np.ndarray, ...]:

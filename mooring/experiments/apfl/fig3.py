@@ -12,7 +12,7 @@ from mooring.experiments.apfl._methods import (
     algorithm,
     curve,
     final,
-    has_common,
+    has_global_model,
     percent,
     runs,
 )
@@ -20,7 +20,7 @@ from mooring.experiments.apfl._synthetic import TASK, synthetic
 from mooring.experiments.base.claims import Claim, every, higher, lower, near
 from mooring.experiments.base.experiment import Cell, Experiment, Panel, Preset, Table, grid
 from mooring.experiments.base.results import of
-from mooring.experiments.federated import follow
+from mooring.experiments.training_curves import train_and_evaluate
 
 SPREADS = (0.0, 0.5, 1.0)
 ALIKE = 0.0051  # the largest error of an accuracy that the paper prints (Table 1, adaptive alpha)
@@ -33,7 +33,9 @@ POINTS = grid(spread=SPREADS, run=runs(*METHODS))
 def trial(seed: int, spread: float, run: str, clients: int, most: int, rounds: int, every: int) -> dict:
     federation = synthetic(seed, spread, clients, most, "lognormal")
     method = algorithm(run, first_alpha=0.01, adapt="step" if run == STEP else "round")
-    return follow(method, TASK, federation, rounds=rounds, every=every, seed=seed, common=has_common(run), online=True)
+    return train_and_evaluate(
+        method, TASK, federation, rounds=rounds, every=every, seed=seed, common=has_global_model(run), online=True
+    )
 
 
 def claims(name: str, method: str) -> list[Claim]:

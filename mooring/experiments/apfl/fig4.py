@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from mooring.experiments.apfl._images import DIGITS, MNIST, softmax_run
+from mooring.experiments.apfl._images import DIGITS, MNIST, run_softmax
 from mooring.experiments.apfl._methods import ACCURACY, FEDAVG_LOCAL, FIXED, LOSS, curve, late, percent, runs
 from mooring.experiments.base.claims import Claim, every, falling, higher, lower, measured, rising
 from mooring.experiments.base.experiment import Cell, Experiment, Panel, Preset, Table, grid
@@ -17,7 +17,7 @@ POINTS = grid(participation=RATES, run=runs(*METHODS))
 
 
 def trial(seed: int, participation: float, run: str, data: str, clients: int, rounds: int, every: int) -> dict:
-    return softmax_run(seed, run, 2, data, clients, rounds, every, participation)
+    return run_softmax(seed, run, 2, data, clients, rounds, every, participation)
 
 
 def harm(results: Results, method: str, series: str) -> tuple[np.ndarray, ...]:

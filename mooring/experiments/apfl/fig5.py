@@ -4,7 +4,7 @@ from typing import Any
 
 from mooring.data.clients import Clients
 from mooring.data.generators import Prototypes
-from mooring.data.images import named_images
+from mooring.data.image_datasets import load_image_dataset
 from mooring.experiments.apfl._images import perceptron
 from mooring.experiments.apfl._methods import (
     ACCURACY,
@@ -15,14 +15,14 @@ from mooring.experiments.apfl._methods import (
     VARIANT,
     algorithm,
     curve,
-    has_common,
+    has_global_model,
     late,
     result_table,
     runs,
 )
 from mooring.experiments.base.claims import Claim, higher, near
 from mooring.experiments.base.experiment import Experiment, Panel, Preset, grid
-from mooring.experiments.federated import follow, single
+from mooring.experiments.training_curves import to_single_precision, train_and_evaluate
 
 METHODS = (ADAPTIVE, VARIANT, FEDAVG_LOCAL, FEDAVG)
 SAME_LOSS = 0.0023  # the largest error of a training loss that the paper prints for these networks (Table 3)
@@ -33,8 +33,8 @@ STYLE = 0.7  # of the generated authors, against noise of 1: classes are 5 apart
 def authors(seed: int, data: str, clients: int) -> Clients:
     """`clients` authors of real digits (0: all with at least 20), or generated ones."""
     if data == "prototypes":
-        return single(Prototypes(clients, samples=60, style=STYLE).make(seed))
-    return named_images(data, clients=clients or None, least=20, protocol="P1", seed=seed)
+        return to_single_precision(Prototypes(clients, samples=60, style=STYLE).make(seed))
+    return load_image_dataset(data, clients=clients or None, least=20, protocol="P1", seed=seed)
 
 
 def trial(seed: int, run: str, data: str, clients: int, hidden: list[int], rounds: int, every: int) -> dict:
@@ -42,7 +42,7 @@ def trial(seed: int, run: str, data: str, clients: int, hidden: list[int], round
     federation = authors(seed, data, clients)
     task, method = perceptron(federation, tuple(hidden)), algorithm(run, first_alpha=0.5, epochs=1)
     how: dict[str, Any] = {"rounds": rounds, "every": every, "seed": seed, "participation": 0.1, "online": True}
-    return follow(method, task, federation, common=has_common(run), **how)
+    return train_and_evaluate(method, task, federation, common=has_global_model(run), **how)
 
 
 GENERATED = "generated authors (class prototypes with a style each) instead of EMNIST digits by author; P1"

@@ -8,19 +8,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from mooring.algorithms.apfl import APFL, Stay, mixture
+from mooring.algorithms.apfl import APFL, MixtureSteps, mix_models
 from mooring.algorithms.fedavg import FedAvg
 from mooring.core.cohort import Round
 from mooring.data.clients import Clients
-from mooring.engines.loop import Plan
+from mooring.engines.loop import TrainingPlan
 from mooring.engines.simulate import simulate
 from mooring.experiments.apfl._methods import ALPHAS, BATCH, DECAY, EQUATION, ETA, FADING, PROGRAM
 from mooring.experiments.apfl._synthetic import TASK, synthetic
 from mooring.experiments.base.claims import Claim, every, higher, lower
 from mooring.experiments.base.experiment import Cell, Experiment, Panel, Preset, Table, grid
 from mooring.experiments.base.results import Ref, of
-from mooring.experiments.federated import loss_and_accuracy
-from mooring.tasks.compiled import available
+from mooring.experiments.training_curves import loss_and_accuracy
+from mooring.tasks.fused.linear_numba import is_numba_available
 
 SPREADS = (0.0, 0.5)
 EPOCHS = 5
@@ -46,25 +46,25 @@ def trial(seed: int, spread: float, clients: int, samples: int, rounds: int) -> 
     everyone = synthetic(seed, spread, clients + NEW_CLIENTS, samples)
     old, new = part(everyone, torch.arange(clients)), part(everyone, torch.arange(clients, len(everyone)))
     work: dict[str, Any] = {"eta": ETA, "decay": DECAY, "fading": FADING, "epochs": 1, "batch": BATCH}
-    plan = Plan(rounds, seed=seed, evaluate_every=rounds)
-    task = replace(TASK, kernels="numba") if rounds >= LONG and available() else TASK
+    plan = TrainingPlan(rounds, seed=seed, evaluate_every=rounds)
+    task = replace(TASK, kernels="numba") if rounds >= LONG and is_numba_available() else TASK
     server = simulate(FedAvg(**work), task, old, plan, weights="uniform", settled=True).server
     out: dict = {"epoch": list(range(EPOCHS + 1))}
     for way, fields in WAYS.items():
         stays = joining(APFL(adapt_on="train", **fields, **work), server.w, new, rounds, seed)
-        out |= named(way, [worths(new, mixture(stay.alpha, stay.v, stay.w)) for stay in stays])
+        out |= named(way, [worths(new, mix_models(stay.alpha, stay.v, stay.w)) for stay in stays])
     tuning = joining(APFL(alpha=0.5, adapt="no", **work), server.w, new, rounds, seed, moves_w=True)
     return out | named(TUNED, [worths(new, stay.w) for stay in tuning])
 
 
 def joining(
     method: APFL, w: torch.Tensor, new: Clients, rounds: int, seed: int, moves_w: bool = False
-) -> Iterator[Stay]:
+) -> Iterator[MixtureSteps]:
     """The new clients' models at first and after each epoch; w stands still for APFL (Eq. 7), and is what FedAvg
     fine-tunes."""
     count = len(new)
     alpha = torch.tensor(method.alpha, dtype=w.dtype).expand(count)
-    stay = Stay(w.expand(count, -1), w.expand(count, -1), alpha)
+    stay = MixtureSteps(w.expand(count, -1), w.expand(count, -1), alpha)
     yield stay
     for epoch in range(EPOCHS):
         turn = Round(rounds + 1 + epoch, rounds + EPOCHS, count, count, 1.0, seed)

@@ -2,7 +2,7 @@
 
 from mooring.data.clients import Clients
 from mooring.data.generators import Prototypes
-from mooring.experiments.apfl._images import CLASSES, dealt
+from mooring.experiments.apfl._images import CLASSES, partition_images
 from mooring.experiments.apfl._methods import (
     ACCURACY,
     ADAPTIVE,
@@ -17,15 +17,15 @@ from mooring.experiments.apfl._methods import (
     best,
     every_pair,
     final,
-    has_common,
+    has_global_model,
     result_table,
     runs,
 )
 from mooring.experiments.base.claims import Claim, higher
 from mooring.experiments.base.experiment import Experiment, Preset, grid
-from mooring.experiments.federated import follow, single
-from mooring.experiments.nets import cnn, mlp
-from mooring.tasks.module import Module
+from mooring.experiments.networks import cnn, mlp
+from mooring.experiments.training_curves import to_single_precision, train_and_evaluate
+from mooring.tasks.network import NetworkTask
 
 PRINTED = {
     FIXED[0]: (0.154, 89.33),
@@ -41,18 +41,22 @@ APFLS, LOCALIZED, GLOBAL = (*FIXED, ADAPTIVE), (FEDAVG_LOCAL, SCAFFOLD_LOCAL), (
 POINTS = grid(run=runs(*PRINTED, VARIANT))
 
 
-def problem(seed: int, data: str, clients: int, samples: int) -> tuple[Clients, Module]:
+def problem(seed: int, data: str, clients: int, samples: int) -> tuple[Clients, NetworkTask]:
     if data == "prototypes":
-        federation = single(Prototypes(clients, samples, dim=64, classes_per_client=2, distance=4.0).make(seed))
-        return federation, Module(mlp(64, 32, 32, CLASSES))
-    federation = dealt(seed, data, clients, 2, flat=False, samples_per_client=samples)
-    return federation, Module(cnn(3, 32, CLASSES))
+        federation = to_single_precision(
+            Prototypes(clients, samples, dim=64, classes_per_client=2, distance=4.0).make(seed)
+        )
+        return federation, NetworkTask(mlp(64, 32, 32, CLASSES))
+    federation = partition_images(seed, data, clients, 2, flat=False, samples_per_client=samples)
+    return federation, NetworkTask(cnn(3, 32, CLASSES))
 
 
 def trial(seed: int, run: str, data: str, clients: int, samples: int, rounds: int) -> dict:
     federation, task = problem(seed, data, clients, samples)
     method = algorithm(run, scaffold={"eta": 0.05, "decay": 0.05})
-    return follow(method, task, federation, rounds=rounds, every=rounds, seed=seed, common=has_common(run), online=True)
+    return train_and_evaluate(
+        method, task, federation, rounds=rounds, every=rounds, seed=seed, common=has_global_model(run), online=True
+    )
 
 
 PROTOTYPES = "class prototypes and an MLP instead of CIFAR-10 and a CNN; P1"

@@ -17,7 +17,7 @@ from mooring.experiments.apfl._methods import (
     result_table,
     runs,
 )
-from mooring.experiments.apfl._perceptrons import perceptron_run
+from mooring.experiments.apfl._perceptrons import run_perceptron
 from mooring.experiments.base.claims import Claim
 from mooring.experiments.base.experiment import Experiment, Preset, grid
 
@@ -38,7 +38,7 @@ POINTS = grid(run=runs(*PRINTED, VARIANT))
 def trial(seed: int, run: str, data: str, clients: int, hidden: list[int], rounds: int) -> dict:
     """tau = 20 steps of 20 rows a round."""
     deal = {"partition": "classes", "classes_per_client": 2}
-    return perceptron_run(seed, run, data, clients, hidden, rounds, deal, steps=20)
+    return run_perceptron(seed, run, data, clients, hidden, rounds, deal, steps=20)
 
 
 EXPERIMENT = Experiment(

@@ -2,7 +2,7 @@
 
 from mooring.experiments.apfl._images import CLASSES, DIGITS, MNIST
 from mooring.experiments.apfl._methods import ACCURACY, FEDAVG, FEDAVG_LOCAL, FIXED, every_pair, result_table, runs
-from mooring.experiments.apfl._perceptrons import perceptron_run
+from mooring.experiments.apfl._perceptrons import run_perceptron
 from mooring.experiments.base.claims import Claim
 from mooring.experiments.base.experiment import Experiment, Preset, grid
 
@@ -19,7 +19,7 @@ POINTS = grid(run=runs(*PRINTED))
 def trial(seed: int, run: str, data: str, clients: int, hidden: list[int], rounds: int) -> dict:
     """One epoch of batches of 20 a round."""
     deal = {"partition": "dirichlet_equal", "alpha": 1.0 / CLASSES}
-    return perceptron_run(seed, run, data, clients, hidden, rounds, deal, epochs=1)
+    return run_perceptron(seed, run, data, clients, hidden, rounds, deal, epochs=1)
 
 
 EXPERIMENT = Experiment(

@@ -13,20 +13,20 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from mooring.core.errors import RequestError
-from mooring.core.papers import PAPERS, key_of
+from mooring.core.papers import PAPERS, paper_key
 from mooring.experiments.base.experiment import PRESETS, Experiment, Preset
 
 ALL = "all"
 ROOT = "mooring.experiments"
 
 
-class Entry(NamedTuple):
+class CatalogEntry(NamedTuple):
     id: str
     paper: str
     experiment: Experiment
 
 
-def ids() -> list[str]:
+def list_experiments() -> list[str]:
     """All experiments by paper in the bibliography's order, figures and tables in the order of their numbers."""
     return [f"{paper}-{name.replace('_', '-')}" for paper in papers() for name in _files(paper)]
 
@@ -43,31 +43,33 @@ def _files(paper: str) -> list[str]:
     return sorted(names, key=lambda text: [int(p) if p.isdigit() else p for p in re.split(r"(\d+)", text)])
 
 
-def load(one: str) -> Entry:
+def load_experiment(one: str) -> CatalogEntry:
     """The experiment with this id."""
-    found = key_of(one)
-    if found not in ids():
-        raise RequestError(f"unknown experiment {one!r}; known: {', '.join(ids())}; or a paper or '{ALL}'.")
+    found = paper_key(one)
+    if found not in list_experiments():
+        raise RequestError(
+            f"unknown experiment {one!r}; known: {', '.join(list_experiments())}; or a paper or '{ALL}'."
+        )
     paper, name = found.split("-", 1)
     module = importlib.import_module(f"{ROOT}.{paper}.{name.replace('-', '_')}")
-    return Entry(found, paper, module.EXPERIMENT)
+    return CatalogEntry(found, paper, module.EXPERIMENT)
 
 
-def select(what: str) -> list[Entry]:
+def select_experiments(what: str) -> list[CatalogEntry]:
     """An experiment's id, a paper's key for all of its experiments, or `all`."""
-    wanted = key_of(what)
+    wanted = paper_key(what)
     if what != ALL and wanted not in papers():
-        return [load(what)]
-    return [load(one) for one in ids() if what == ALL or one.split("-")[0] == wanted]
+        return [load_experiment(what)]
+    return [load_experiment(one) for one in list_experiments() if what == ALL or one.split("-")[0] == wanted]
 
 
-def preset(entry: Entry, name: str) -> Preset:
+def preset(entry: CatalogEntry, name: str) -> Preset:
     if name not in PRESETS:
         raise RequestError(f"--preset must be one of {', '.join(PRESETS)}, got {name!r}.")
     return entry.experiment.presets[name]
 
 
-def part(entry: Entry, name: str, only: Sequence[str], repeats: int | None) -> Entry:
+def part(entry: CatalogEntry, name: str, only: Sequence[str], repeats: int | None) -> CatalogEntry:
     """The experiment with those points of a preset alone that `only` names, such as ["row=MNIST CNN2"], and with as
     many repeats; its record says so."""
     whole = preset(entry, name)
@@ -95,8 +97,8 @@ def coordinates(points: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
     return {key: list(values) for key, values in found.items()}
 
 
-def describe(one: str) -> dict[str, object]:
+def describe_experiment(one: str) -> dict[str, object]:
     """What `mooring list experiments` tells."""
-    entry = load(one)
+    entry = load_experiment(one)
     claims = [claim.id for claim in entry.experiment.claims]
     return {"id": one, "paper": entry.paper, "title": entry.experiment.title, "claims": claims}

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mooring.experiments.base.results import Point, Ref, Results, described, interval, of, ratio_interval
+from mooring.experiments.base.results import Coordinates, Ref, Results, describe, interval, of, ratio_interval
 
 Series = Ref | str
 Quantity = Series | float
@@ -86,13 +86,13 @@ class Check:
 Maker = Callable[[Results], Verdict] | Check
 
 
-def described_check(function: Callable[..., Maker]) -> Callable[..., Check]:
+def check_maker(function: Callable[..., Maker]) -> Callable[..., Check]:
     """A function that makes checks, whose checks are described by its name and arguments."""
 
     @wraps(function)
     def make(*args: Any, **more: Any) -> Check:
         found = function(*args, **more)
-        return Check(described(partial(function, *args, **more)), getattr(found, "run", found))
+        return Check(describe(partial(function, *args, **more)), getattr(found, "run", found))
 
     return make
 
@@ -106,19 +106,19 @@ class Claim:
     evidence: str = ""  # why a contradicted claim is the paper's own: the reason, and what shows it
 
 
-@described_check
+@check_maker
 def lower(a: Quantity, than: Quantity, factor: float = 1.0) -> Maker:
     """a < factor * than at every point: the whole interval of mean(a)/mean(than) is below the factor."""
     return _compare(a, than, factor, sign=1)
 
 
-@described_check
+@check_maker
 def higher(a: Quantity, than: Quantity, factor: float = 1.0) -> Maker:
     """a > factor * than at every point: the whole interval of mean(a)/mean(than) is above the factor."""
     return _compare(a, than, factor, sign=-1)
 
 
-@described_check
+@check_maker
 def close(a: Quantity, to: Quantity, within: float) -> Maker:
     """mean(a)/mean(to) is between 1/(1 + within) and 1 + within, with its whole interval, at every point."""
 
@@ -133,13 +133,13 @@ def close(a: Quantity, to: Quantity, within: float) -> Maker:
     return check
 
 
-@described_check
+@check_maker
 def ratio(a: Quantity, b: Quantity, low: float, high: float) -> Maker:
     """mean(a)/mean(b) lies in [low, high] with its whole interval, at every point."""
     return every(**{f"at least {low:g}": higher(a, b, low), f"at most {high:g}": lower(a, b, high)})
 
 
-@described_check
+@check_maker
 def alike(quantities: Sequence[Quantity], within: float) -> Maker:
     """All quantities are within that share of each other, as in `close`, at every point."""
 
@@ -155,13 +155,13 @@ def alike(quantities: Sequence[Quantity], within: float) -> Maker:
     return check
 
 
-@described_check
+@check_maker
 def ordered(quantities: Sequence[Quantity]) -> Maker:
     """Each quantity is lower than the next, at every point."""
     return every(**{f"{_name(a)} < {_name(b)}": lower(a, b) for a, b in pairwise(quantities)})
 
 
-@described_check
+@check_maker
 def within(a: Series, low: float, high: float) -> Maker:
     """The mean of a lies in [low, high] with its whole interval, at every point."""
 
@@ -178,7 +178,7 @@ def within(a: Series, low: float, high: float) -> Maker:
     return check
 
 
-@described_check
+@check_maker
 def measured(measure: Callable[[Results], tuple[np.ndarray, ...]], low: float = -np.inf, high: float = np.inf) -> Maker:
     """What `measure` makes of the results, [repeats], lies in [low, high] with its whole interval.
 
@@ -193,19 +193,19 @@ def measured(measure: Callable[[Results], tuple[np.ndarray, ...]], low: float = 
     return check
 
 
-@described_check
+@check_maker
 def falling(a: Series, x: str, span: Span = EVERYWHERE) -> Maker:
     """a falls from each x to the next, beyond the interval of the paired differences."""
     return _monotone(a, x, span, -1)
 
 
-@described_check
+@check_maker
 def rising(a: Series, x: str, span: Span = EVERYWHERE) -> Maker:
     """a rises from each x to the next, beyond the interval of the paired differences."""
     return _monotone(a, x, span, 1)
 
 
-@described_check
+@check_maker
 def flat(a: Series, x: str, within: float, span: Span = EVERYWHERE) -> Maker:
     """Along x no mean is more than 1 + within times another, with the whole interval of their ratio."""
 
@@ -223,7 +223,7 @@ def flat(a: Series, x: str, within: float, span: Span = EVERYWHERE) -> Maker:
     return check
 
 
-@described_check
+@check_maker
 def slope(a: Series, x: str, low: float, high: float, span: Span = EVERYWHERE) -> Maker:
     """The slope of log a on log x lies in [low, high] with the whole interval over the repeats' slopes."""
 
@@ -237,7 +237,7 @@ def slope(a: Series, x: str, low: float, high: float, span: Span = EVERYWHERE) -
     return check
 
 
-@described_check
+@check_maker
 def straight(a: Series, x: str, r2: float, span: Span = EVERYWHERE) -> Maker:
     """a is a rising straight line in x: the squared correlation with x, counted negative for a falling line, is at
     least r2 with the whole interval over the repeats' own."""
@@ -253,7 +253,7 @@ def straight(a: Series, x: str, r2: float, span: Span = EVERYWHERE) -> Maker:
     return check
 
 
-@described_check
+@check_maker
 def crosses(a: Series, b: Quantity, x: str, low: float, high: float, span: Span = EVERYWHERE) -> Maker:
     """Along x, a starts above b and ends below it; they meet, on logarithmic axes, within [low, high].
 
@@ -267,13 +267,13 @@ def crosses(a: Series, b: Quantity, x: str, low: float, high: float, span: Span 
         if not _positive(top, bottom):
             return Verdict(_unsound(top, bottom), {"crossing": np.nan, "range": [low, high]}, len(top))
         gaps = np.log(top) - np.log(bottom)
-        places = np.array([meeting(np.log(x_), gap) for gap in gaps])
+        places = np.array([find_crossing(np.log(x_), gap) for gap in gaps])
         mean, first, last = (float(np.exp(part)) for part in interval(places))
         numbers = {"crossing": mean, "low": first, "high": last, "range": [low, high]}
         found = Verdict(float(margins(mean, first, last, low, high)), numbers, len(top))
         if not np.isnan(mean):
             return found
-        whole = float(np.exp(meeting(np.log(x_), np.log(top.mean(0)) - np.log(bottom.mean(0)))))
+        whole = float(np.exp(find_crossing(np.log(x_), np.log(top.mean(0)) - np.log(bottom.mean(0)))))
         ends = [margins(*ratio_interval(top[:, k], bottom[:, k]), **side) for k, side in ENDS.items()]
         margin = min(0.0, *(_order(float(end)) for end in ends))
         return found._replace(margin=margin, numbers=numbers | {"crossing": whole})
@@ -281,31 +281,31 @@ def crosses(a: Series, b: Quantity, x: str, low: float, high: float, span: Span 
     return check
 
 
-@described_check
+@check_maker
 def near(a: Quantity, b: Quantity, margin: float) -> Maker:
     """a and b are equivalent: the whole interval of a - b lies within +-margin, at every point."""
     return _difference(a, b, -margin, margin)
 
 
-@described_check
+@check_maker
 def not_below(a: Quantity, b: Quantity, margin: float) -> Maker:
     """a is not worse than b, higher being better: the whole interval of a - b lies above -margin, at every point."""
     return _difference(a, b, -margin, np.inf)
 
 
-@described_check
+@check_maker
 def every(**checks: Check) -> Maker:
     """All of several checks; their numbers are told apart by the given names."""
     return _several(checks, len(checks))
 
 
-@described_check
+@check_maker
 def most(share: float, **checks: Check) -> Maker:
     """At least this share of several checks."""
     return _several(checks, math.ceil(share * len(checks)))
 
 
-def meeting(x: np.ndarray, gap: np.ndarray) -> float:
+def find_crossing(x: np.ndarray, gap: np.ndarray) -> float:
     """Where the line through (x, gap) comes down through 0; nan unless it starts above, ends below and crosses once."""
     above = gap > 0
     if not above[0] or above[-1] or (np.diff(above.astype(int)) != 0).sum() != 1:
@@ -436,7 +436,7 @@ def _monotone(a: Series, x: str, span: Span, sign: int) -> Callable[[Results], V
     return check
 
 
-def _paired(results: Results, a: Quantity, b: Quantity) -> list[tuple[Point, np.ndarray, np.ndarray]]:
+def _paired(results: Results, a: Quantity, b: Quantity) -> list[tuple[Coordinates, np.ndarray, np.ndarray]]:
     """(point, values of a, values of b) at every point of the one with more coordinates; the other is repeated."""
     if isinstance(a, float | int):
         assert not isinstance(b, float | int), "a claim compares a quantity, not two numbers"
@@ -450,7 +450,7 @@ def _paired(results: Results, a: Quantity, b: Quantity) -> list[tuple[Point, np.
     return [(point, values, right[_match(point, right)]) for point, values in left.items()]
 
 
-def _match(point: Point, others: Iterable[Point]) -> Point:
+def _match(point: Coordinates, others: Iterable[Coordinates]) -> Coordinates:
     """The one of `others` whose coordinates all agree with `point`."""
     others = list(others)
     found = [other for other in others if set(other) <= set(point)]
@@ -468,7 +468,7 @@ def _unsound(*arrays: np.ndarray) -> float:
     return -np.inf if any(bool(np.any(values < 0)) for values in arrays) else np.nan
 
 
-def _where(point: Point, points: int) -> dict[str, Any]:
+def _where(point: Coordinates, points: int) -> dict[str, Any]:
     """How many points a claim was tested at, and which of them is shown: the worst."""
     return {"points": points, **{f"worst {name}": value for name, value in point}} if points > 1 else {}
 

@@ -8,19 +8,19 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from mooring.experiments.base import cache
-from mooring.experiments.base.catalog import Entry
+from mooring.experiments.base import trial_cache
+from mooring.experiments.base.catalog import CatalogEntry
 from mooring.experiments.base.claims import Claim, Verdict
 from mooring.experiments.base.experiment import Cell, Panel, Table
 from mooring.experiments.base.registry import Registration
 from mooring.experiments.base.results import CONFIDENCE, Results, confidence, interval
-from mooring.experiments.base.runner import Finished
+from mooring.experiments.base.runner import ExperimentResults
 
 DIGITS = 6  # of the numbers of a curve: more than a figure can show
 
 
 def record(
-    entry: Entry, preset: str, finished: Finished, known: Mapping[str, Registration] | None = None
+    entry: CatalogEntry, preset: str, finished: ExperimentResults, known: Mapping[str, Registration] | None = None
 ) -> dict[str, Any]:
     """The record of an experiment under a preset; `known`: the registrations that it answers, by claim."""
     experiment, results = entry.experiment, finished.results
@@ -36,7 +36,8 @@ def record(
         "repeats": size.repeats,
         "first_seed": size.first_seed,
         "seconds": finished.seconds,
-        "made": cache.origin(experiment.trial, size.needs, bool(size.swept)) | {"version": code_version()},
+        "made": trial_cache.describe_origin(experiment.trial, size.needs, bool(size.swept))
+        | {"version": code_version()},
         "reads": experiment.reads,
         "panels": [panel_record(panel, results) for panel in experiment.panels],
         "tables": [table_record(table, results) for table in experiment.tables],

@@ -66,25 +66,25 @@ class Registration:
 
 
 @cache
-def registrations(paper: str) -> tuple[Registration, ...]:
+def read_registrations(paper: str) -> tuple[Registration, ...]:
     """All versions of all claims of a paper, in the order of its file."""
     given = _given(paper)
     return tuple(_read(paper, claim, given["run"]) for claim in given.get("claim", ()))
 
 
-def current(paper: str) -> dict[tuple[str, str], Registration]:
+def newest_registrations(paper: str) -> dict[tuple[str, str], Registration]:
     """The newest version of each claim, by experiment and claim."""
     found: dict[tuple[str, str], Registration] = {}
-    for one in registrations(paper):
+    for one in read_registrations(paper):
         key = (one.experiment, one.id)
         if key not in found or found[key].version < one.version:
             found[key] = one
     return found
 
 
-def registered(entry: catalog.Entry) -> dict[str, Registration]:
+def require_registered(entry: catalog.CatalogEntry) -> dict[str, Registration]:
     """The registrations of an experiment's claims as they stand in the code, by claim; refused where one is missing."""
-    known = {key[1]: one for key, one in current(entry.paper).items() if key[0] == entry.id}
+    known = {key[1]: one for key, one in newest_registrations(entry.paper).items() if key[0] == entry.id}
     for claim in entry.experiment.claims:
         one = known.get(claim.id)
         if one is None:
@@ -100,12 +100,14 @@ def registered(entry: catalog.Entry) -> dict[str, Registration]:
     return {claim.id: known[claim.id] for claim in entry.experiment.claims}
 
 
-def as_registered(entry: catalog.Entry, preset: str) -> tuple[catalog.Entry, dict[str, Registration]]:
+def apply_registration(
+    entry: catalog.CatalogEntry, preset: str
+) -> tuple[catalog.CatalogEntry, dict[str, Registration]]:
     """The experiment with the registered repeats and seeds, and its registrations; none where another preset decides.
 
     Refused where a claim is not registered as it stands in the code.
     """
-    known = registered(entry)
+    known = require_registered(entry)
     runs = {json.dumps(dict(one.run), sort_keys=True): one.run for one in known.values()}
     if len(runs) > 1:
         raise RequestError(
@@ -119,10 +121,10 @@ def as_registered(entry: catalog.Entry, preset: str) -> tuple[catalog.Entry, dic
     return entry._replace(experiment=replace(entry.experiment, presets=sizes)), known
 
 
-def described(paper: str) -> dict[str, Any]:
+def describe_registrations(paper: str) -> dict[str, Any]:
     """What pages show of a paper's registrations, as plain data: claims in the order of the file, newest versions."""
-    titles = {entry.id: entry.experiment.title for entry in catalog.select(paper)}
-    newest = current(paper)
+    titles = {entry.id: entry.experiment.title for entry in catalog.select_experiments(paper)}
+    newest = newest_registrations(paper)
     claims = [
         {
             **{name: one.run[name] for name in RUN_FIELDS},
@@ -136,7 +138,7 @@ def described(paper: str) -> dict[str, Any]:
             "reason": one.claim.get("reason", ""),
             "current": newest[one.experiment, one.id] is one,
         }
-        for one in registrations(paper)
+        for one in read_registrations(paper)
     ]
     return {"paper": paper, "believe": _given(paper).get("believe", ""), "claims": claims}
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from mooring.core.errors import RequestError
-from mooring.data.pools import ENVIRONMENT
-from mooring.experiments.base import cache, catalog
+from mooring.data.benchmark_datasets import DATA_DIR_VARIABLE
+from mooring.experiments.base import catalog, trial_cache
 from mooring.experiments.base.records import record
-from mooring.experiments.base.registry import Registration, as_registered
-from mooring.experiments.base.runner import Tell, run
-from mooring.runs.files import make_folder, unwritten, write_json
+from mooring.experiments.base.registry import Registration, apply_registration
+from mooring.experiments.base.runner import OnTrial, run
+from mooring.runs.atomic_files import make_synced_folder, write_error, write_json
 
 SMOKE = "smoke"  # a preset that tests whether experiments run: it decides no claim
 
@@ -31,7 +31,7 @@ def reproduce(
     repeats: int | None = None,
     data_dir: str | None = None,
     workers: int | None = None,
-    tell: Tell = lambda what, done, all: None,
+    tell: OnTrial = lambda what, done, all: None,
 ) -> list[dict[str, Any]]:
     """Records of the experiments that `what` selects (an id, a paper, `all`, or several), in order.
 
@@ -40,21 +40,25 @@ def reproduce(
     such runs, and other presets, decide nothing, and their records name no registration.
     """
     names = [what] if isinstance(what, str) else what
-    entries = {entry.id: catalog.part(entry, preset, only, repeats) for name in names for entry in catalog.select(name)}
+    entries = {
+        entry.id: catalog.part(entry, preset, only, repeats)
+        for name in names
+        for entry in catalog.select_experiments(name)
+    }
     if data_dir is not None:
-        os.environ[ENVIRONMENT] = str(Path(data_dir).resolve())  # for the processes that run the trials
+        os.environ[DATA_DIR_VARIABLE] = str(Path(data_dir).resolve())  # for the processes that run the trials
     out = Path(out)
     try:
-        make_folder(out.absolute())
+        make_synced_folder(out.absolute())
     except OSError as error:
-        raise unwritten(out, error) from error
+        raise write_error(out, error) from error
     known: dict[str, dict[str, Registration]] = {}
     for name, entry in entries.items():
         if preset != SMOKE:
-            sized, registrations = as_registered(entry, preset)
+            sized, registrations = apply_registration(entry, preset)
             if not only and repeats is None:
                 entries[name], known[name] = sized, registrations
-    finished = run(list(entries.values()), preset, cache.default_folder(), workers=workers, tell=tell)
+    finished = run(list(entries.values()), preset, trial_cache.default_trial_folder(), workers=workers, tell=tell)
     try:
         records = [record(entry, preset, finished[entry.id], known.get(entry.id)) for entry in entries.values()]
     except KeyError as missing:
@@ -66,7 +70,7 @@ def reproduce(
     return records
 
 
-def claims(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def list_claims(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The claims of all records, one row each."""
     keys = ("claim", "word", "worst", "numbers", "says", "registration")
     return [

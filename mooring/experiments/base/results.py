@@ -24,7 +24,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 Values = dict[str, Any]
-Point = tuple[tuple[str, Any], ...]  # coordinates in the order of the trial's point
+Coordinates = tuple[tuple[str, Any], ...]  # coordinates in the order of the trial's point
 
 CONFIDENCE = 0.95
 _LEVEL = ContextVar("level", default=CONFIDENCE)
@@ -68,26 +68,26 @@ class one_of:
         return value in self.values
 
 
-def described(thing: Any) -> str:
+def describe(thing: Any) -> str:
     """A reference, a function or a value in words that stay the same when code is renamed around it.
 
     Part of a claim's registration: a function must have a name of its own.
     """
     if isinstance(thing, Ref):
-        fixed = [f"{name}={described(value)}" for name, value in thing.fixed.items()]
-        place = [] if thing.at is None else [f"at={described(thing.at)}"]
-        return f"{described(thing.series)}[{', '.join([*place, *fixed])}]"
+        fixed = [f"{name}={describe(value)}" for name, value in thing.fixed.items()]
+        place = [] if thing.at is None else [f"at={describe(thing.at)}"]
+        return f"{describe(thing.series)}[{', '.join([*place, *fixed])}]"
     if isinstance(thing, partial):
-        words = [*map(described, thing.args), *(f"{name}={described(value)}" for name, value in thing.keywords.items())]
-        return f"{described(thing.func)}({', '.join(words)})"
+        words = [*map(describe, thing.args), *(f"{name}={describe(value)}" for name, value in thing.keywords.items())]
+        return f"{describe(thing.func)}({', '.join(words)})"
     if isinstance(thing, between | one_of):
         return repr(thing)
     if callable(thing):
         return str(getattr(thing, "text", None) or thing.__name__)
     if isinstance(thing, dict):
-        return "{" + ", ".join(f"{name}={described(value)}" for name, value in thing.items()) + "}"
+        return "{" + ", ".join(f"{name}={describe(value)}" for name, value in thing.items()) + "}"
     if isinstance(thing, list | tuple):
-        return "[" + ", ".join(map(described, thing)) + "]"
+        return "[" + ", ".join(map(describe, thing)) + "]"
     return f"{thing:.12g}" if isinstance(thing, float) else str(thing)
 
 
@@ -102,10 +102,10 @@ class Results:
     def __init__(self, trials: Sequence[Trial]):
         self.trials = sorted(trials, key=lambda trial: trial.seed)
 
-    def take(self, ref: Ref | str) -> dict[Point, np.ndarray]:
+    def take(self, ref: Ref | str) -> dict[Coordinates, np.ndarray]:
         """[repeats] (or [repeats, T] for a curve) by the coordinates that `ref` leaves open, in order of trials."""
         ref = of(ref) if isinstance(ref, str) else ref
-        found: dict[Point, list[np.ndarray]] = {}
+        found: dict[Coordinates, list[np.ndarray]] = {}
         for trial in self.trials:
             if all(_passes(trial.point.get(name), wanted) for name, wanted in ref.fixed.items()):
                 found.setdefault(_open(trial.point, ref.fixed), []).append(_value(trial.values, ref))
@@ -193,7 +193,7 @@ def _passes(value: Any, wanted: Any) -> bool:
     return bool(wanted(value)) if callable(wanted) else value == wanted
 
 
-def _open(point: dict[str, Any], fixed: dict[str, Any]) -> Point:
+def _open(point: dict[str, Any], fixed: dict[str, Any]) -> Coordinates:
     return tuple((name, value) for name, value in point.items() if name not in fixed or callable(fixed[name]))
 
 

@@ -22,13 +22,13 @@ import torch
 from mooring.core.errors import RequestError, WorkError
 from mooring.engines.loop import Asking
 from mooring.engines.sweep import all_answered
-from mooring.experiments.base import cache, catalog
+from mooring.experiments.base import catalog, trial_cache
 from mooring.experiments.base.experiment import Preset
 from mooring.experiments.base.results import Results, Trial
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")  # one each: the trials share the cores
 
-Tell = Callable[[str, int, int], None]
+OnTrial = Callable[[str, int, int], None]
 
 
 class Unit(NamedTuple):
@@ -42,12 +42,12 @@ class Unit(NamedTuple):
     beside: Sequence[Mapping[str, Any]]  # the points that are trained as one cohort, its own among them
 
 
-class Finished(NamedTuple):
+class ExperimentResults(NamedTuple):
     results: Results
     seconds: float  # of processor time, whenever it was spent
 
 
-def units(entry: catalog.Entry, preset: Preset) -> list[Unit]:
+def units(entry: catalog.CatalogEntry, preset: Preset) -> list[Unit]:
     trial, settings = entry.experiment.trial, dict(preset.settings)
     alike: dict[str, list[Mapping[str, Any]]] = {}
 
@@ -60,7 +60,7 @@ def units(entry: catalog.Entry, preset: Preset) -> list[Unit]:
 
     def unit(point: Mapping[str, Any], seed: int) -> Unit:
         beside = peers(point)
-        key = cache.key(trial, {**point, **settings}, seed, preset.needs, beside if len(beside) > 1 else ())
+        key = trial_cache.trial_key(trial, {**point, **settings}, seed, preset.needs, beside if len(beside) > 1 else ())
         return Unit(entry.id, dict(point), settings, seed, key, beside)
 
     seeds = range(preset.first_seed, preset.first_seed + preset.repeats)
@@ -76,23 +76,25 @@ def batches(units: Sequence[Unit]) -> list[list[Unit]]:
 
 
 def run(
-    entries: Sequence[catalog.Entry],
+    entries: Sequence[catalog.CatalogEntry],
     preset: str,
     folder: Path,
     *,
     workers: int | None = None,
-    tell: Tell = lambda what, done, all: None,
-) -> dict[str, Finished]:
+    tell: OnTrial = lambda what, done, all: None,
+) -> dict[str, ExperimentResults]:
     """Results by experiment; `folder` keeps the trials, `workers` is the number of processes (default: the cores)."""
     wanted = {entry.id: units(entry, catalog.preset(entry, preset)) for entry in entries}
     everything = [unit for mine in wanted.values() for unit in mine]
-    kept = {name: trial for name in {unit.key for unit in everything} if (trial := cache.load(folder, name))}
+    kept = {
+        name: trial for name in {unit.key for unit in everything} if (trial := trial_cache.load_trial(folder, name))
+    }
     some = [batch for batch in batches(everything) if any(unit.key not in kept for unit in batch)]
     missing = list({batch[0].key: batch for batch in some}.values())
     total = len({unit.key for unit in everything})
     tell(f"{preset} trials", len(kept), total)
     for unit in _finished(missing, folder, workers):
-        done = cache.load(folder, unit.key)
+        done = trial_cache.load_trial(folder, unit.key)
         assert done is not None, f"trial {unit.key} was finished but not kept"
         kept[unit.key] = done
         tell(f"{preset} trials", len(kept), total)
@@ -109,7 +111,7 @@ def _finished(missing: list[list[Unit]], folder: Path, workers: int | None) -> I
         return
     others = set(active_children())
     with one_thread_each(), ProcessPoolExecutor(workers, get_context("spawn"), begin_worker) as pool:
-        with deaf_to_interrupts():  # the processes start at the first of these
+        with ignore_interrupts():  # the processes start at the first of these
             futures = {pool.submit(work, batch, folder): batch for batch in missing}
         try:
             for future in as_completed(futures):
@@ -137,7 +139,7 @@ def begin_worker() -> None:
 
 
 @contextmanager
-def deaf_to_interrupts() -> Iterator[None]:
+def ignore_interrupts() -> Iterator[None]:
     """Processes that start within this block ignore interrupts, which a terminal sends to all: this one answers."""
     if current_thread() is not main_thread():  # only the main thread hears them
         yield
@@ -156,12 +158,12 @@ def work(batch: Sequence[Unit], folder: Path) -> None:
     seconds = (time.process_time() - begin) / len(batch)
     for unit, (values, _) in zip(batch, found):
         what = {"experiment": unit.experiment, "point": unit.point, "settings": unit.settings, "seed": unit.seed}
-        cache.save(folder, unit.key, values, seconds, what)
+        trial_cache.save_trial(folder, unit.key, values, seconds, what)
 
 
 def _values(unit: Unit) -> Asking[dict[str, Any]]:
     """What a trial gives; the questions of its training, if it asks them, are for whoever drives it."""
-    trial = catalog.load(unit.experiment).experiment.trial
+    trial = catalog.load_experiment(unit.experiment).experiment.trial
     try:
         values = trial(seed=unit.seed, **unit.point, **unit.settings)
         return (yield from values) if isinstance(values, Generator) else values
@@ -189,6 +191,6 @@ def one_thread_each() -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _gather(mine: Sequence[Unit], kept: Mapping[str, Any]) -> Finished:
+def _gather(mine: Sequence[Unit], kept: Mapping[str, Any]) -> ExperimentResults:
     trials = [Trial(unit.point, unit.seed, kept[unit.key]["values"]) for unit in mine]
-    return Finished(Results(trials), sum(kept[unit.key]["seconds"] for unit in mine))
+    return ExperimentResults(Results(trials), sum(kept[unit.key]["seconds"] for unit in mine))

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import nll_loss, one_hot
 
-from mooring.algorithms.dichotomous import split
+from mooring.algorithms.dichotomous import split_rows
 from mooring.algorithms.fedavg import FedAvg
-from mooring.algorithms.fedprox_one_stage import FedProxOneStage
+from mooring.algorithms.fedprox_personal import FedProxPersonal
 from mooring.algorithms.local import Local
 from mooring.algorithms.pfedme import PFedMe
 from mooring.core.cohort import Rows
@@ -27,12 +27,12 @@ from mooring.core.seeds import generator
 from mooring.core.task import Task
 from mooring.data.clients import Clients
 from mooring.data.generators import Prototypes
-from mooring.data.images import named_images, spread
-from mooring.engines.loop import Asking, Plan
-from mooring.engines.simulate import Moment, simulating
-from mooring.engines.visits import mean_risk
-from mooring.experiments.nets import mlp, softmax
-from mooring.tasks.module import Module
+from mooring.data.image_datasets import interleave_classes, load_image_dataset
+from mooring.engines.local_update import mean_risk
+from mooring.engines.loop import Asking, TrainingPlan
+from mooring.engines.simulate import RoundSnapshot, simulating
+from mooring.experiments.networks import mlp, softmax
+from mooring.tasks.network import NetworkTask
 
 WIDTHS = {2: (16, 32), 3: (16, 32, 64), 5: (16, 16, 32, 32, 64)}  # channels of each layer; the paper names none
 HIDDEN = 50
@@ -59,13 +59,15 @@ def federation(
         ).make(seed)
         test = Prototypes(1, 1, distance=4.0, test=tested).make(seed).test  # the same prototypes, all classes
     else:
-        made = named_images(
+        made = load_image_dataset(
             data, partition="classes", clients=clients, classes_per_client=classes, protocol="P2",
             samples_per_client=samples, validation=validation, test_samples=tested, seed=seed, flat=flat,
         )  # fmt: skip
         test = made.test
     x, y = test.of(0)
-    order = torch.from_numpy(spread(y.numpy(), generator(seed, "split")))  # any stretch of them has all classes
+    order = torch.from_numpy(
+        interleave_classes(y.numpy(), generator(seed, "split"))
+    )  # any stretch of them has all classes
     x, y = x[order], y[order]
     labels = [one_hot(made.train.of(i)[1], len(made.classes)).double().mean(0) for i in range(len(made))]
     none = Rows(x[:0], y[:0], torch.zeros(len(made), dtype=torch.long), torch.zeros(len(made), dtype=torch.long))
@@ -77,7 +79,7 @@ def _single(rows: Rows) -> Rows:
     return replace(rows, x=rows.x.float(), cache={})
 
 
-def task_of(model: str, given: Federation) -> Any:
+def make_task(model: str, given: Federation) -> Any:
     """softmax, mlp, or cnn2, cnn3, cnn5: as many convolutions; one object for all methods, which train together."""
     return _task(model, tuple(given.x.shape[1:]), len(given.clients.classes))
 
@@ -87,8 +89,8 @@ def _task(model: str, shape: tuple[int, ...], classes: int) -> Any:
     if model == "softmax":
         return softmax(shape[0], classes, ridge=0.0)
     if model == "mlp":
-        return Module(mlp(shape[0], HIDDEN, classes))
-    return Module(lambda: convolutions(WIDTHS[int(model.removeprefix("cnn"))], shape[0], shape[1], classes))
+        return NetworkTask(mlp(shape[0], HIDDEN, classes))
+    return NetworkTask(lambda: convolutions(WIDTHS[int(model.removeprefix("cnn"))], shape[0], shape[1], classes))
 
 
 def convolutions(widths: tuple[int, ...], channels: int, side: int, classes: int) -> nn.Module:
@@ -111,7 +113,7 @@ def algorithm(method: str, lam: float, clients: Clients, eta: float, epochs: int
     if method == "GlobalTrain":
         return FedAvg(**work)
     if method == "FedProx":
-        return FedProxOneStage(lam=lam, gamma=1 / lam, inner="sgd", **work)
+        return FedProxPersonal(lam=lam, gamma=1 / lam, inner="sgd", **work)
     if method == "pFedMe":
         steps = -(-int(clients.train.size.max()) // batch)
         return PFedMe(lam=lam, eta=1 / (lam * steps), steps=steps, batch=batch, inner_eta=eta, inner_steps=epochs)
@@ -130,7 +132,7 @@ def train(algorithm: Any, task: Task, given: Federation, rounds: int, seed: int,
     curves: dict[str, list[float]] = {"t": [], "loss": [], "common loss": [], "test loss": []}
     seen = first(given, followed)
 
-    def watch(now: Moment) -> None:
+    def watch(now: RoundSnapshot) -> None:
         v = now.models()
         p = clients.weights()
         w = p.float() @ v if isinstance(algorithm, Local) else now.server.w
@@ -139,7 +141,7 @@ def train(algorithm: Any, task: Task, given: Federation, rounds: int, seed: int,
         curves["common loss"].append(float(p @ mean_risk(task, w.expand_as(v), clients.train)))
         curves["test loss"].append(own(by_class(task, v, seen).loss, seen))
 
-    plan = Plan(rounds=rounds, seed=seed, evaluate_every=rounds)
+    plan = TrainingPlan(rounds=rounds, seed=seed, evaluate_every=rounds)
     seeing = watch if followed else lambda _: None
     done = yield from simulating(algorithm, task, clients, plan, settled=True, watch=seeing)
     v = done.models()
@@ -189,7 +191,7 @@ def trial(
 ) -> Asking[dict]:  # fmt: skip
     """One method on one federation; `followed` test rows are those of the curves, 0 asks for none."""
     given = federation(seed, data, classes, clients, samples, tested, not model.startswith("cnn"))
-    task = task_of(model, given)
+    task = make_task(model, given)
     work: dict[str, Any] = {"eta": eta, "epochs": epochs, "batch": batch}
     if method.startswith("dichotomous"):
         return (yield from dichotomous(task, given, rounds, seed, method == "dichotomous", work))
@@ -204,7 +206,7 @@ def dichotomous(task: Task, given: Federation, rounds: int, seed: int, halves: b
     "P1" and "P2" have the choice made on validation rows; with the word "leaky" on the test rows, as printed.
     """
     clients = given.clients
-    mine, ours = split(clients.train, clients.keys, 0.5, seed) if halves else (clients.train, clients.train)
+    mine, ours = split_rows(clients.train, clients.keys, 0.5, seed) if halves else (clients.train, clients.train)
     found = []
     for name, rows in (("LocalTrain", mine), ("GlobalTrain", ours)):
         theirs = given._replace(clients=replace(clients, train=rows))

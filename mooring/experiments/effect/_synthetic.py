@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mooring.algorithms.fedprox_one_stage import FedProxOneStage
-from mooring.core.newton import newton
+from mooring.algorithms.fedprox_personal import FedProxPersonal
+from mooring.core.newton import damped_newton
 from mooring.core.task import Task
 from mooring.data.clients import Clients
 from mooring.data.generators import SyntheticLogit
-from mooring.engines.loop import Asking, Plan
-from mooring.engines.simulate import Moment, simulating
-from mooring.engines.simulator import settle
-from mooring.experiments.measures import Minimum, squared_errors
+from mooring.engines.loop import Asking, TrainingPlan
+from mooring.engines.simulate import RoundSnapshot, simulating
+from mooring.engines.simulator import resolve
+from mooring.experiments.exact_minimum import Minimum, squared_errors
 from mooring.tasks.logistic import Logistic
 from mooring.theory.lambda_one_stage import lambda_one_stage
 from mooring.theory.moreau import moreau
@@ -54,7 +54,9 @@ def problem(seed: int, spread: float, clients: int, samples: int, ridge: float =
     return Problem(data, task, data.weights(), float(curvature.max()), float(curvature.mean()))
 
 
-def statistical(seed: int, spread: float, clients: int = CLIENTS, samples: int = SAMPLES, ridge: float = RIDGE) -> dict:
+def statistical_errors(
+    seed: int, spread: float, clients: int = CLIENTS, samples: int = SAMPLES, ridge: float = RIDGE
+) -> dict:
     """By method: the mean squared error of the personal models ("small"), of the common one ("global small"), and how
     far the personal models lie from those of the two baselines ("small to LocalTrain", "small to GlobalTrain")."""
     given = problem(seed, spread, clients, samples, ridge)
@@ -65,10 +67,10 @@ def statistical(seed: int, spread: float, clients: int = CLIENTS, samples: int =
         **LAMS,
         "adaptive": lambda_one_stage(radius, given.mean, given.smooth, RHO, p.numpy(), n).lam,
         "smallest curvature": lambda_one_stage(radius, ridge, given.smooth, RHO, p.numpy(), n).lam,
-        "from data": settle(FedProxOneStage(), task, data)[0].lam,
+        "from data": resolve(FedProxPersonal(), task, data)[0].lam,
     }
     models = {"LocalTrain": (p @ alone, alone), "GlobalTrain": (together, together.expand_as(alone))}
-    models |= {name: minimiser(task, value, p, data.train) for name, value in lam.items()}
+    models |= {name: minimize_jointly(task, value, p, data.train) for name, value in lam.items()}
     out: dict[str, float] = {"radius": radius} | {f"lam {name}": float(value) for name, value in lam.items()}
     for name, (w, v) in models.items():
         errors = squared_errors(w, v, data.truth.w, p)
@@ -78,8 +80,9 @@ def statistical(seed: int, spread: float, clients: int = CLIENTS, samples: int =
     return out
 
 
-def minimiser(task: Task, lam: float, p: Tensor, rows: Any) -> Minimum:
-    """The exact minimiser of Phi (see `experiments/measures.py`) by Newton's method on all models at once: every figure
+def minimize_jointly(task: Task, lam: float, p: Tensor, rows: Any) -> Minimum:
+    """The exact minimiser of Phi (see `experiments/exact_minimum.py`) by Newton's method on all models at once:
+    every figure
     takes hundreds of them, and nested solves cost ten times as much.
 
     With A_i = H_i + lam, the step is  (sum_i p_i lam H_i A_i^-1) s_w = grad_w + lam sum_i p_i A_i^-1 g_i  and
@@ -110,7 +113,7 @@ def minimiser(task: Task, lam: float, p: Tensor, rows: Any) -> Minimum:
         s = torch.linalg.solve((bend + bend.T) / 2, g[0, :d] + lam * (p @ torch.linalg.solve(stiff, local)))
         return torch.cat([s, torch.linalg.solve(stiff, local + lam * s).flatten()])[None]
 
-    w, v = parts(newton(value, grad, direction, torch.zeros(1, (m + 1) * d, dtype=task.dtype), tol=1e-12))
+    w, v = parts(damped_newton(value, grad, direction, torch.zeros(1, (m + 1) * d, dtype=task.dtype), tol=1e-12))
     return Minimum(w, v)
 
 
@@ -118,7 +121,7 @@ def distance(v: Tensor, other: Tensor) -> float:
     return float((v - other).square().sum(1).mean())
 
 
-def iterated(
+def total_errors(
     seed: int,
     spread: float,
     lam: float,
@@ -141,13 +144,13 @@ def iterated(
     lam = lam * given.smooth if relative else lam
     gamma, eta = 1 / moreau(RIDGE, given.smooth, lam).smooth_g, 1 / (lam + given.smooth)
     inner = {"inner": "descent", "steps": steps, "tol": 0.0} if steps else {"inner": "exact"}
-    algorithm = FedProxOneStage(lam=lam, gamma=gamma, eta=eta, batch=0, **inner)
+    algorithm = FedProxPersonal(lam=lam, gamma=gamma, eta=eta, batch=0, **inner)
     w0 = task.start()
-    best = minimiser(task, lam, p, given.clients.train).v if exact else w0.expand_as(truths)
+    best = minimize_jointly(task, lam, p, given.clients.train).v if exact else w0.expand_as(truths)
     first = distance(w0.expand_as(truths), best) if exact else 1.0
     curves: dict[str, list[float]] = {"t": [], "total": [], "global total": [], "gap": []}
 
-    def watch(now: Moment) -> None:
+    def watch(now: RoundSnapshot) -> None:
         note(now.t, now.server.w, now.models())
 
     def note(t: int, w: Tensor, v: Tensor) -> None:
@@ -158,7 +161,7 @@ def iterated(
         curves["gap"].append(distance(v, best) / first)
 
     note(0, w0, w0.expand_as(truths))
-    plan = Plan(rounds, participation, seed, evaluate_every=rounds)
+    plan = TrainingPlan(rounds, participation, seed, evaluate_every=rounds)
     yield from simulating(algorithm, task, given.clients, plan, settled=True, watch=watch, w0=w0)
     if not exact:
         del curves["gap"]

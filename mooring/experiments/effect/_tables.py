@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mooring.engines.loop import Asking
-from mooring.experiments.base.claims import Check, Verdict, described_check, every, measured
+from mooring.experiments.base.claims import Check, Verdict, check_maker, every, measured
 from mooring.experiments.base.experiment import Cell, Preset
 from mooring.experiments.base.results import Results, interval, of
 from mooring.experiments.effect import _images
-from mooring.experiments.effect._points import NAMES
+from mooring.experiments.effect._image_settings import NAMES
 
 
 class Row(NamedTuple):
@@ -126,7 +126,7 @@ def values(results: Results, series: str, method: Method) -> dict[tuple, np.ndar
     }
 
 
-@described_check
+@check_maker
 def each_row(make: Callable[..., Check]):
     """A check for every row that was run, made from its name and its numbers of classes."""
 
@@ -141,7 +141,7 @@ def each_row(make: Callable[..., Check]):
     return check
 
 
-@described_check
+@check_maker
 def approaches(series: str, methods: Sequence[Method], end: Method):
     """In every cell each method, from the first to the last, is nearer to `end` than the one before."""
 

@@ -8,7 +8,7 @@ import numpy as np
 from mooring.experiments.base.claims import NEARLY, Claim, every, lower, measured, ordered
 from mooring.experiments.base.experiment import Experiment, Panel, Preset, grid
 from mooring.experiments.base.results import Results, between, of
-from mooring.experiments.effect._synthetic import FEDPROX, LABELS, statistical
+from mooring.experiments.effect._synthetic import FEDPROX, LABELS, statistical_errors
 
 ANY = between()
 SPREADS = [0.0, 0.05, 0.1, 0.3, 0.6, 1.0, 2.0, 3.0]
@@ -35,7 +35,7 @@ def smaller_rise(results: Results, than: str) -> tuple[np.ndarray, ...]:
 
 EXPERIMENT = Experiment(
     title="Statistical error of FedProx between LocalTrain and GlobalTrain (synthetic)",
-    trial=statistical,
+    trial=statistical_errors,
     presets={
         "smoke": Preset(
             grid(spread=[0.0, 0.05, 0.1, 1.0, 2.0, 3.0]), repeats=1, settings={"clients": 5, "samples": 100}

@@ -3,7 +3,7 @@
 from mooring.experiments.base.claims import Claim, every, higher, ordered
 from mooring.experiments.base.experiment import Experiment
 from mooring.experiments.base.results import of
-from mooring.experiments.effect._points import NAMES, NETWORK, START
+from mooring.experiments.effect._image_settings import NAMES, NETWORK, START
 from mooring.experiments.effect._rounds import rounds_to
 from mooring.experiments.effect._tables import FIRST, presets, ref, trial
 from mooring.experiments.effect.fig1_softmax import NEAR, nearer, panels

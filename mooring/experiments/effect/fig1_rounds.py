@@ -4,7 +4,7 @@ from mooring.experiments.base.claims import Claim, every, ordered
 from mooring.experiments.base.experiment import Experiment, Panel, Preset, grid
 from mooring.experiments.base.results import of
 from mooring.experiments.effect._rounds import rounds_to
-from mooring.experiments.effect._synthetic import FEDPROX, LABELS, LAMS, iterated
+from mooring.experiments.effect._synthetic import FEDPROX, LABELS, LAMS, total_errors
 
 SPREADS = [0.05, 0.6, 2.0]
 POINTS = grid(spread=SPREADS, lam=list(LAMS.values()))
@@ -20,7 +20,7 @@ def final(name: str, spread: float):
 
 EXPERIMENT = Experiment(
     title="Total error of FedProx by rounds (synthetic)",
-    trial=iterated,
+    trial=total_errors,
     presets={
         "smoke": Preset(POINTS, repeats=1, settings={"rounds": 4, "clients": 5, "samples": 100}),
         "quick": Preset(POINTS, repeats=10, settings={"rounds": 160}),

@@ -6,11 +6,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from mooring.experiments.base.claims import Claim, Verdict, described_check, every, higher, measured, ordered
+from mooring.experiments.base.claims import Claim, Verdict, check_maker, every, higher, measured, ordered
 from mooring.experiments.base.experiment import Experiment, Panel
 from mooring.experiments.base.results import Results, of
+from mooring.experiments.effect._image_settings import NAMES, SOFTMAX, START, labels, line, presets
 from mooring.experiments.effect._images import trial
-from mooring.experiments.effect._points import NAMES, SOFTMAX, START, labels, line, presets
 from mooring.experiments.effect._rounds import rounds_to
 
 ACCURACY = line("common P2", SOFTMAX)
@@ -44,7 +44,7 @@ def panels(line: Callable[..., dict], lams, what: str):
     ]
 
 
-@described_check
+@check_maker
 def nearer(accuracy: dict):
     """The larger of any two lambda is nearer to GlobalTrain, at every number of classes."""
 

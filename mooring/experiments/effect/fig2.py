@@ -18,7 +18,7 @@ SWEPT = ("lam", "relative")
 
 def trial(seed: int, lam: float, relative: bool, steps: int, rounds: int, **sizes: Any) -> Asking[dict]:
     """Curves of Algorithm 1 with `steps` full gradient steps a round."""
-    return setup.iterated(seed, SPREAD, lam, rounds, relative, steps, **sizes)
+    return setup.total_errors(seed, SPREAD, lam, rounds, relative, steps, **sizes)
 
 
 def points(steps):

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from mooring.experiments.base.claims import Claim, Verdict, described_check, every, lower, most
+from mooring.experiments.base.claims import Claim, Verdict, check_maker, every, lower, most
 from mooring.experiments.base.experiment import Experiment, Panel
 from mooring.experiments.base.results import Results, between, of
 from mooring.experiments.effect._synthetic import LABELS
@@ -20,7 +20,7 @@ def at(name: str, spread: Any = ANY):
     return of(name, spread=spread)
 
 
-@described_check
+@check_maker
 def lowest_in_most(series: str):
     """The adaptive choice below both baselines, at more than half of the places."""
 

@@ -7,8 +7,8 @@ import numpy as np
 from mooring.experiments.base.claims import Claim, every, falling, higher, ordered
 from mooring.experiments.base.experiment import Experiment, Panel
 from mooring.experiments.base.results import of
+from mooring.experiments.effect._image_settings import NAMES, SOFTMAX, START, labels, line
 from mooring.experiments.effect._images import trial
-from mooring.experiments.effect._points import NAMES, SOFTMAX, START, labels, line
 from mooring.experiments.effect._rounds import sound
 from mooring.experiments.effect.fig1_softmax import EXPERIMENT as FIG1
 

@@ -14,7 +14,9 @@ SAMPLES, SHARE = 100, 0.1
 
 
 def trial(seed: int, clients: int, spread: float, lam: float, rounds: int, samples: int = SAMPLES) -> Asking[dict]:
-    return setup.iterated(seed, spread, lam, rounds, clients=clients, samples=samples, participation=SHARE, exact=False)
+    return setup.total_errors(
+        seed, spread, lam, rounds, clients=clients, samples=samples, participation=SHARE, exact=False
+    )
 
 
 def points(sizes):

@@ -1,9 +1,9 @@
 """Figure 6 of `effect`, first part: local epochs and rounds for clients' own models, softmax regression on images."""
 
 from mooring.experiments.base.experiment import Experiment, Preset
+from mooring.experiments.effect._image_settings import DIGITS, MNIST, SOFTMAX, STAND_IN
 from mooring.experiments.effect._images import trial
-from mooring.experiments.effect._points import DIGITS, MNIST, SOFTMAX, STAND_IN
-from mooring.experiments.effect._work import claims, panels, points
+from mooring.experiments.effect._local_epochs import claims, panels, points
 
 WORK = {"model": "softmax", "batch": 32}
 SWEPT = ("lam",)

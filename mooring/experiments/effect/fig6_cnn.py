@@ -1,9 +1,9 @@
 """Figure 6 of `effect`, second part: local epochs and rounds for the common model, a network on images."""
 
 from mooring.experiments.base.experiment import Experiment, Preset
+from mooring.experiments.effect._image_settings import DIGITS, MNIST, NETWORK, STAND_IN
 from mooring.experiments.effect._images import trial
-from mooring.experiments.effect._points import DIGITS, MNIST, NETWORK, STAND_IN
-from mooring.experiments.effect._work import claims, panels, points
+from mooring.experiments.effect._local_epochs import claims, panels, points
 
 QUICK = DIGITS | {"model": "mlp", "batch": 16, "clients": 10}
 SWEPT = ("lam",)

@@ -6,7 +6,7 @@ from mooring.data.generators import LinearFederation
 from mooring.experiments.base.claims import NEARLY, Claim, lower, slope
 from mooring.experiments.base.experiment import Cell, Experiment, Panel, Preset, Table, grid
 from mooring.experiments.base.results import Results, of
-from mooring.experiments.measures import minimiser, squared_errors
+from mooring.experiments.exact_minimum import minimize_objective, squared_errors
 from mooring.tasks.linear import Linear
 from mooring.theory.lambda_one_stage import lambda_one_stage, local_error_bound
 
@@ -26,7 +26,7 @@ def trial(seed: int, regime: str, vary: str, x: float) -> dict:
     data = LinearFederation(m, n, DIM, radius / unit, noise=DIM**-0.5).make(seed)  # rho = mu = L = 1
     task, p = Linear(DIM, intercept=False), data.weights()
     lam = lambda_one_stage(radius, 1.0, 1.0, 1.0, p.numpy(), data.train.size.numpy()).lam
-    best = minimiser(task, lam, p, data.train)
+    best = minimize_objective(task, lam, p, data.train)
     alone = task.solve(data.train.full(task))
     bound = local_error_bound(radius, 1.0, 1.0, 1.0, p.numpy(), data.train.size.numpy())
     return {

@@ -5,22 +5,22 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from mooring.algorithms.fedprox_one_stage import FedProxOneStage
+from mooring.algorithms.fedprox_personal import FedProxPersonal
 from mooring.data.generators import SyntheticLogit
-from mooring.engines.loop import Plan
-from mooring.engines.simulate import Moment, simulate
+from mooring.engines.loop import TrainingPlan
+from mooring.engines.simulate import RoundSnapshot, simulate
 from mooring.experiments.base.claims import LINEAR, NEARLY, Claim, lower, measured, rising, slope, straightness
 from mooring.experiments.base.experiment import Cell, Experiment, Panel, Preset, Table, grid
 from mooring.experiments.base.results import Results, of
-from mooring.experiments.measures import minimiser
+from mooring.experiments.exact_minimum import minimize_objective
 from mooring.tasks.linear import Linear
 from mooring.theory.moreau import moreau
 from mooring.theory.one_stage_rate import (
+    corollary_step_sizes,
     cost_ditto,
     cost_l2gd,
     cost_one_stage,
     cost_two_stage,
-    preset,
     rounds_bound,
 )
 
@@ -42,19 +42,19 @@ def trial(seed: int, lam: float) -> dict:
     task, p = Linear(5, intercept=False, ridge=RIDGE), data.weights()
     hessian = torch.linalg.eigvalsh(task.hessian(torch.zeros(len(data), 5, dtype=task.dtype), data.train.full(task)))
     mu, smooth = float(hessian.min()), float(hessian.max())
-    chosen = preset(mu, smooth, lam)
-    algorithm = FedProxOneStage(
+    chosen = corollary_step_sizes(mu, smooth, lam)
+    algorithm = FedProxPersonal(
         lam=lam, gamma=chosen.gamma, eta=chosen.eta, steps=chosen.steps, inner="descent", tol=0.0, batch=0
     )
-    best = minimiser(task, lam, p, data.train).w
+    best = minimize_objective(task, lam, p, data.train).w
     most = rounds_bound(mu, smooth, lam, ACCURACY)
     left = [float(best.square().sum())]
 
-    def watch(now: Moment) -> bool:
+    def watch(now: RoundSnapshot) -> bool:
         left.append(float((now.server.w - best).square().sum()))
         return left[-1] <= ACCURACY * left[0]
 
-    simulate(algorithm, task, data, Plan(most, 1.0, seed, evaluate_every=most), settled=True, watch=watch)
+    simulate(algorithm, task, data, TrainingPlan(most, 1.0, seed, evaluate_every=most), settled=True, watch=watch)
     done = left[-1] <= ACCURACY * left[0]
     rounds = float(len(left) - 1) if done else np.nan
     orders = {name: cost(mu, smooth, lam) for name, cost in COSTS.items()}

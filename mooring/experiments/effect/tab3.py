@@ -4,7 +4,7 @@ from itertools import pairwise
 
 from mooring.experiments.base.claims import Claim, every, higher
 from mooring.experiments.base.experiment import Experiment, Table
-from mooring.experiments.effect._points import NAMES
+from mooring.experiments.effect._image_settings import NAMES
 from mooring.experiments.effect._tables import ROWS, approaches, cell, each_row, presets, ref, trial
 
 LOCAL, COMMON = ("LocalTrain", ""), ("GlobalTrain", "")

@@ -7,7 +7,7 @@ import numpy as np
 from mooring.algorithms.kernel_fedavg import KernelFedAvg
 from mooring.algorithms.kernel_fedprox import KernelFedProx
 from mooring.data.generators import LinearKernel
-from mooring.engines.loop import Plan
+from mooring.engines.loop import TrainingPlan
 from mooring.engines.simulate import simulate
 from mooring.experiments.base.experiment import Preset
 from mooring.experiments.base.results import Ref, of
@@ -83,7 +83,9 @@ def trial(seed: int, batch: int, rounds: int, clients: int = 25, samples: int = 
         out[error(method)] = errors.tolist()
         out[rounds_to(method)] = int(np.argmax(errors <= goal)) if errors.min() <= goal else float("nan")
         out[f"limit {method}"] = 2 * float(np.linalg.norm(gram @ limit - moment))
-        own = simulate(package(steps, rounds, batch), task, data, Plan(1, seed=seed), settled=True).server.w.numpy()
+        own = simulate(
+            package(steps, rounds, batch), task, data, TrainingPlan(1, seed=seed), settled=True
+        ).server.w.numpy()
         out[package_error(method)] = float(np.linalg.norm(own - truth))
         out[package_gradient(method)] = 2 * float(np.linalg.norm(gram @ own - moment))
     return out

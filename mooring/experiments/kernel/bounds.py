@@ -14,7 +14,7 @@ from mooring.experiments.base.experiment import Cell, Experiment, Panel, Preset,
 from mooring.experiments.base.results import of
 from mooring.experiments.kernel._gains import METHODS, PROBES, flows, gain, gains, updates
 from mooring.experiments.kernel.stopping import CLIENTS, GAMMA_K, target, target_norm
-from mooring.theory.federation_gain import gain_under_covariate_spread
+from mooring.theory.federation_gain import gain_under_covariate_heterogeneity
 from mooring.theory.kernel_bounds import likely_stopped_bound, random_design_bound, subspace_balance_bound
 from mooring.theory.kernel_operator import (
     balancing_model,
@@ -104,7 +104,7 @@ def gains_and_bounds(seed: int, rank: int) -> dict:
     for client, j in PROBES.items():
         found = gains(data, flow, client, y, truth)
         for method, one in flow.items():
-            bound = gain_under_covariate_spread(
+            bound = gain_under_covariate_heterogeneity(
                 int(size[j]), total, 100, rank, NOISE, float(np.linalg.norm(truth)), kappa_p(one.gamma, one.update), 0.0
             )
             out |= {f"gain {client} {method}": float(found[gain(client, method)][0] ** 2)}

@@ -7,11 +7,11 @@ from mooring.experiments.base.claims import NEARLY, Claim, alike, crosses, every
 from mooring.experiments.base.experiment import Cell, Experiment, Panel, Preset, Table
 from mooring.experiments.base.results import Results
 from mooring.experiments.kernel._gains import METHODS, PROBES, flows, gain, gains
-from mooring.theory.federation_gain import break_even_spread
+from mooring.theory.federation_gain import break_even_heterogeneity
 
 ETA, DIM, NOISE = 0.1, 100, 0.5
 GAPS = np.geomspace(0.05, 20, 25).tolist()
-SCARCE, RICH = break_even_spread(50, DIM, NOISE, DIM**0.5), break_even_spread(500, DIM, NOISE, DIM**0.5)
+SCARCE, RICH = break_even_heterogeneity(50, DIM, NOISE, DIM**0.5), break_even_heterogeneity(500, DIM, NOISE, DIM**0.5)
 PLACED = {
     "one client apart from the rest (shown)": "probe_vs_rest",
     "the client itself moved": "probe_moved",

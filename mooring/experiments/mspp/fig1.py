@@ -5,8 +5,8 @@ from itertools import pairwise
 from mooring.experiments.base.claims import Claim
 from mooring.experiments.base.experiment import Cell, Experiment, Table
 from mooring.experiments.base.results import of
-from mooring.experiments.mspp._judge import OVER_HALF, PANELS, PRESETS, medians, panels, ratio_below
-from mooring.experiments.mspp._speed import FEDAVG, FEDPROX, METHODS, MINIBATCHES, over, trial
+from mooring.experiments.mspp._accuracy_targets import FEDAVG, FEDPROX, METHODS, MINIBATCHES, over, trial
+from mooring.experiments.mspp._ratio_claims import OVER_HALF, PANELS, PRESETS, medians, panels, ratio_below
 
 SIZES = {"a": (100, 63000, 56700), "b": (50, 55050, 49545), "c": (261, 21546, 17237)}  # Table 2
 HYPER = {  # Table 3

@@ -2,8 +2,8 @@
 
 from mooring.experiments.base.claims import NEARLY, Claim
 from mooring.experiments.base.experiment import Cell, Experiment, Table
-from mooring.experiments.mspp._judge import OVER_HALF, PANELS, PRESETS, medians, panels, ratio_below
-from mooring.experiments.mspp._speed import FEDAVG, FEDPROX, METHODS, MINIBATCHES, over, trial
+from mooring.experiments.mspp._accuracy_targets import FEDAVG, FEDPROX, METHODS, MINIBATCHES, over, trial
+from mooring.experiments.mspp._ratio_claims import OVER_HALF, PANELS, PRESETS, medians, panels, ratio_below
 
 SLIGHTLY = 1 + NEARLY
 

@@ -12,18 +12,18 @@ import numpy as np
 import torch
 
 from mooring.algorithms.fedmspp import FedMSPP
-from mooring.algorithms.fedprox_shared import FedProxShared
+from mooring.algorithms.fedprox import FedProx
 from mooring.core.task import Task
 from mooring.data.clients import BINARY, REGRESSION, Clients, from_arrays
-from mooring.engines.loop import Plan
-from mooring.engines.simulate import Moment, simulate
+from mooring.engines.loop import TrainingPlan
+from mooring.engines.simulate import RoundSnapshot, simulate
 from mooring.experiments.base.claims import Claim, every, lower, slope
 from mooring.experiments.base.experiment import Cell, Experiment, Panel, Preset, Table, grid
 from mooring.experiments.base.results import of
 from mooring.experiments.mspp import tab1
 from mooring.tasks.absolute import Absolute
 from mooring.tasks.hinge import Hinge
-from mooring.tasks.phase import Phase
+from mooring.tasks.phase_retrieval import PhaseRetrieval
 from mooring.theory.fedprox_shared_rate import moreau_gradient_norm, weakly_convex_bound
 
 DEVICES, SAMPLES, DIM = 20, 20, 3
@@ -48,12 +48,12 @@ def problem(seed: int, loss: str) -> tuple[Task, Clients]:
     if loss == "hinge":
         y = (z + 0.5 * noise > 0).astype(np.int64)
         return Hinge(DIM, intercept=False, ridge=0.0), from_arrays(list(x), list(y), kind=BINARY)
-    return Phase(DIM, exact=True), from_arrays(list(x), list(z**2 + 0.1 * np.abs(noise)), kind=REGRESSION)
+    return PhaseRetrieval(DIM, exact=True), from_arrays(list(x), list(z**2 + 0.1 * np.abs(noise)), kind=REGRESSION)
 
 
 def weak_convexity(task: Task, clients: Clients) -> float:
     """nu of a record's loss: rows have length 1."""
-    return 2.0 if isinstance(task, Phase) else 0.0
+    return 2.0 if isinstance(task, PhaseRetrieval) else 0.0
 
 
 def envelope(seed: int, loss: str, method: str, sampled: int, horizons: list[int]) -> dict:
@@ -64,7 +64,7 @@ def envelope(seed: int, loss: str, method: str, sampled: int, horizons: list[int
     p = clients.weights("uniform")
     pooled = clients.train.pooled(p)
     common: dict[str, Any] = {"lam": 1 / rho, "growth": "kinked", "inner": "exact", "eta": 1.0}  # eta: not used
-    algorithm = FedMSPP(batch=BATCH, replacement=True, **common) if method == "FedMSPP" else FedProxShared(**common)
+    algorithm = FedMSPP(batch=BATCH, replacement=True, **common) if method == "FedMSPP" else FedProx(**common)
     out: dict[str, list[float]] = {"T": [], "envelope": [], "bound": []}
     for rounds in horizons:
         squares: list[float] = []
@@ -74,13 +74,13 @@ def envelope(seed: int, loss: str, method: str, sampled: int, horizons: list[int
             near = task.prox(w[None], 1 / rho, pooled)[0]
             squares.append(moreau_gradient_norm(w.numpy(), near.numpy(), rho) ** 2)
 
-        def watch(now: Moment, rounds: int = rounds, every_: int = every_, note: Any = note) -> None:
+        def watch(now: RoundSnapshot, rounds: int = rounds, every_: int = every_, note: Any = note) -> None:
             if now.t < rounds and now.t % every_ == 0:
                 note(now.server.w)
 
         w0 = task.start(seed) if loss == "phase" else task.start()
         note(w0)
-        plan = Plan(rounds, float(sampled) if sampled < DEVICES else 1.0, seed, evaluate_every=rounds)
+        plan = TrainingPlan(rounds, float(sampled) if sampled < DEVICES else 1.0, seed, evaluate_every=rounds)
         simulate(algorithm, task, clients, plan, weights="uniform", settled=True, w0=w0, watch=watch)
         gap = float(task.loss(w0[None], pooled)[0])
         out["T"].append(rounds)

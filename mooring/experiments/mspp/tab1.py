@@ -13,9 +13,9 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from mooring.algorithms.fedmspp import FedMSPP
-from mooring.algorithms.fedprox_shared import FedProxShared
+from mooring.algorithms.fedprox import FedProx
 from mooring.data.clients import BINARY, Clients, from_arrays
-from mooring.engines.loop import Plan
+from mooring.engines.loop import TrainingPlan
 from mooring.engines.simulate import simulate
 from mooring.experiments.base.claims import Claim, every, lower, slope
 from mooring.experiments.base.experiment import Cell, Experiment, Panel, Preset, Table
@@ -62,7 +62,7 @@ def squared_gradients(
         return float(task.grad(w[None], pooled).square().sum())
 
     found = [measure(w0)]
-    plan = Plan(rounds, float(sampled) if sampled > 1 else 1 / CLIENTS, seed, evaluate_every=rounds)
+    plan = TrainingPlan(rounds, float(sampled) if sampled > 1 else 1 / CLIENTS, seed, evaluate_every=rounds)
     how: dict[str, Any] = {"weights": "uniform", "settled": True, "w0": w0}
     simulate(method, task, clients, plan, watch=lambda now: found.append(measure(now.server.w)), **how)
     return np.array(found[:-1])
@@ -87,7 +87,7 @@ def theory(sampled: int, batch: int) -> Any:
     """The algorithm with the step of Theorem 1 (batch 0: all rows) or 3, whatever the horizon."""
     if batch:
         return fedmspp(batch, lam=8 * SMOOTH, growth="smooth", lipschitz=LIPSCHITZ)
-    return FedProxShared(
+    return FedProx(
         lam=3 * SMOOTH,
         growth="smooth",
         lipschitz=LIPSCHITZ,

@@ -1,0 +1,263 @@
+"""Columns that bend: splines, products and a boosted score beside the linear columns, made inside every fold.
+
+A model stays a vector: all candidates live on the columns [linear, splines, products, boosted score], and a candidate
+of one set of columns has zeros elsewhere.
+
+    linear    the columns of the table
+    spline    and natural splines of the numeric ones that explain residuals
+    product   and products of a few pairs that do
+    boosted   linear columns and the boosted score
+    both      linear columns, splines and the boosted score
+
+Which splines and products are tried is decided once, by a strict test on all rows. Trees are fitted inside every fold:
+they add to the out-of-fold scores of personal linear models (the offset), so that they learn what these miss; the rows
+of a fold get scores of trees that have not seen them, and training rows get scores of trees that have not seen their
+inner fold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mooring.advice.folds import FoldSplit, assign_folds
+from mooring.core.cohort import Rows
+from mooring.core.task import layer_mask
+from mooring.data.column_types import CATEGORY
+from mooring.shapes.boosting import Boosting, has_boosting, out_of_fold_scores
+from mooring.shapes.columns import ShapedColumns
+from mooring.shapes.fitting import fit_columns
+from mooring.tasks.absolute import Absolute
+from mooring.tasks.hinge import Hinge
+from mooring.tasks.kernel_regression import KernelRegression
+from mooring.tasks.linear import Linear
+from mooring.tasks.logistic import Logistic
+from mooring.tasks.poisson import Poisson
+from mooring.tasks.quantile import Quantile
+from mooring.tasks.squared_hinge import SquaredHinge
+
+LINEAR, SPLINE, PRODUCT, BOOSTED, BOTH = "linear", "spline", "product", "boosted", "both"
+USED = "used"  # what is left of all columns when a run is written
+EXTRA_KINDS = (SPLINE, PRODUCT, BOOSTED)  # what `ShapedColumns.groups` calls extra columns
+Offset = Callable[[Rows, np.ndarray], np.ndarray]  # (rows, fold [N]) -> [N, K], scores of models without each fold
+MIN_ROWS_FOR_AUTO = 100  # below which "auto" keeps linear columns
+INNER_FOLDS = 3  # of training rows, whose scores come from the others
+MAX_SPLINE_COLUMNS = 40  # extra columns that splines may add
+MAX_BOOSTED_NUMBERS = 20_000_000  # rows times columns times folds up to which "auto" fits trees
+
+
+class ColumnSets:
+    """Named sets of columns, and models on them as models on all columns."""
+
+    def __init__(self, task: Any, shape: ShapedColumns):
+        self.task, self.shape = task, shape
+        base = list(range(shape.inputs))
+        extra = [(shape.inputs + k, column.kind) for k, column in enumerate(shape.groups)]
+        bends, pairs, scores = ([k for k, kind in extra if kind == one] for one in EXTRA_KINDS)
+        self.columns = {LINEAR: base}
+        if bends:
+            self.columns[SPLINE] = base + bends
+        if pairs:
+            self.columns[PRODUCT] = base + bends + pairs
+        if scores:
+            self.columns[BOOSTED] = base + scores
+        if bends and scores:
+            self.columns[BOTH] = base + bends + scores
+
+    def names(self) -> list[str]:
+        return list(self.columns)
+
+    def task_on(self, name: str) -> Any:
+        """The task with these columns only."""
+        return replace(self.task, features=len(self.columns[name]))
+
+    def rows_on(self, rows: Any, name: str) -> Any:
+        """The rows with these columns only; kept with the rows."""
+        if not isinstance(rows, Rows):
+            return rows.with_columns(name)
+        key = ("columns", name)
+        if key not in rows.cache:
+            columns = self.columns[name]
+            every = len(columns) == rows.x.shape[-1]
+            rows.cache[key] = rows if every else Rows(rows.x[:, columns], rows.y, rows.start, rows.size)
+        return rows.cache[key]
+
+    def place(self, name: str) -> Tensor:
+        """[d of the set]: where its coefficients lie among all."""
+        small, large = self.task_on(name), self.task
+        scores = _scores(large)
+        slopes = torch.tensor(self.columns[name])[:, None] * scores + torch.arange(scores)
+        rest = torch.arange(large.dim - (small.dim - slopes.numel()), large.dim)
+        return torch.cat([slopes.flatten(), rest])
+
+    def embed(self, name: str, v: Tensor) -> Tensor:
+        """Models [..., d of the set] as models [..., d] on all columns."""
+        out = v.new_zeros(*v.shape[:-1], self.task.dim)
+        out[..., self.place(name)] = v
+        return out
+
+    def extract(self, name: str, v: Tensor) -> Tensor:
+        """The coefficients of the set from models [..., d] on all columns."""
+        return v[..., self.place(name)]
+
+
+class TaskAndRows(NamedTuple):
+    task: Any
+    rows: Any
+
+
+def on_columns(task: Any, rows: Any, sets: ColumnSets | None, name: str) -> TaskAndRows:
+    """Task and rows with a set of columns only; as they are without sets."""
+    if sets is None:
+        return TaskAndRows(task, rows)
+    return TaskAndRows(sets.task_on(name), sets.rows_on(rows, name))
+
+
+def _scores(task: Any) -> int:
+    """Linear scores per row."""
+    return max(int(layer_mask(task.layout, ("intercept",)).sum()), 1) if task.intercept else task.dim // task.features
+
+
+@dataclass(frozen=True, eq=False)
+class Shaper:
+    """How extra columns are made from training rows."""
+
+    splines: tuple[tuple[int, tuple[float, ...]], ...]
+    products: tuple[tuple[int, int], ...]
+    boosting: Boosting | None
+    offset: Offset | None
+    keys: np.ndarray
+    seed: int
+
+    def fit(self, rows: Rows, units: Tensor | None = None) -> tuple[ShapedColumns, Rows]:
+        """The extra columns of these rows, and the rows with them; their boosted scores are out of fold."""
+        shape = ShapedColumns(rows.x.shape[1], self.splines, self.products)
+        scores = None
+        if self.boosting is not None:
+            fold = assign_folds(rows, self.keys, INNER_FOLDS, self.seed + 1, units).numpy()
+            offset = None if self.offset is None else self.offset(rows, fold)
+            found = out_of_fold_scores(
+                rows.x.double().numpy(), rows.y.double().numpy(), fold, self.boosting, offset=offset
+            )
+            scores = torch.from_numpy(found.scores)
+            shape = replace(shape, booster=found.booster)
+        shape = shape.standardize(shape.sum_extra(rows.x.double(), scores))
+        return shape, add_columns(rows, shape, scores)
+
+    def split(self, part: FoldSplit, units: Tensor | None = None) -> FoldSplit:
+        """A fold with extra columns made from its training rows."""
+        mine = None if units is None else units[_others(part, len(units))]
+        shape, train = self.fit(part.train, mine)
+        return FoldSplit(train, add_columns(part.held, shape), part.place)
+
+
+def _others(part: FoldSplit, total: int) -> Tensor:
+    """The places of the rows that a fold trains on; with forward chaining it need not train on all others."""
+    keep = torch.ones(total, dtype=torch.bool)
+    keep[part.place] = False
+    return torch.nonzero(keep)[:, 0][: len(part.train.y)]
+
+
+def add_columns(rows: Rows, shape: ShapedColumns, scores: Tensor | None = None) -> Rows:
+    """The rows with their extra columns; `scores` replace those of the booster."""
+    return Rows(shape(rows.x, scores), rows.y, rows.start, rows.size)
+
+
+def can_shape(task: Any) -> bool:
+    """Whether extra columns serve the task: one that is linear in its columns and solved exactly."""
+    return task.prox is not None and hasattr(task, "features") and not isinstance(task, KernelRegression)
+
+
+def boosting_of(task: Any) -> Boosting | None:
+    """How trees are fitted for the task's loss; None where they are not."""
+    if isinstance(task, Linear):
+        return Boosting("squared")
+    if isinstance(task, Logistic):
+        return Boosting("logistic") if task.classes == 2 else Boosting("softmax", classes=task.classes)
+    if isinstance(task, Quantile):
+        return Boosting("quantile", level=task.tau)
+    losses = {Poisson: "poisson", Absolute: "absolute", Hinge: "logistic", SquaredHinge: "logistic"}
+    loss = next((name for kind, name in losses.items() if isinstance(task, kind)), None)
+    return None if loss is None else Boosting(loss)
+
+
+def numeric_columns(clients: Any) -> Sequence[int] | None:
+    """Places of the numeric columns among the encoded ones; None where rows came as arrays."""
+    if clients.schema is None:
+        return None
+    places, start = [], 0
+    for column in clients.schema.columns:
+        if column.kind != CATEGORY:
+            places.append(start)
+        start += len(column.encoded)
+    return places
+
+
+def make_shaper(
+    task: Any,
+    rows: Rows,
+    keys: np.ndarray,
+    wanted: str,
+    numeric: Sequence[int] | None,
+    offset: Offset | None,
+    seed: int,
+    units: Tensor | None,
+) -> Shaper | None:
+    """The shaper for `wanted` ("spline", "boosted" or "auto"); None where no extra column is worth trying."""
+    boosting = boosting_of(task)
+    if boosting is None:
+        return None
+    small = rows.x.numel() <= MAX_BOOSTED_NUMBERS
+    boosted = has_boosting() and (wanted == BOOSTED or (wanted == "auto" and small))
+    fold = assign_folds(rows, keys, INNER_FOLDS, seed + 2, units).numpy()
+    scores = None if offset is None else offset(rows, fold)
+    bends = wanted != BOOSTED
+    found = fit_columns(rows.x, rows.y, fold, boosting, scores, numeric, bends, bends, boosted).columns
+    splines = limit_splines(found.splines)
+    if not splines and not found.products and found.booster is None:
+        return None
+    return Shaper(splines, found.products, boosting if found.booster is not None else None, offset, keys, seed)
+
+
+def limit_splines(splines: tuple[tuple[int, tuple[float, ...]], ...]) -> tuple[tuple[int, tuple[float, ...]], ...]:
+    """Splines of at most MAX_SPLINE_COLUMNS columns in all: knots are left out where there are more, ends stay."""
+    while sum(len(knots) - 2 for _, knots in splines) > MAX_SPLINE_COLUMNS:
+        most = max(len(knots) for _, knots in splines)
+        if most == 3:
+            return splines[:MAX_SPLINE_COLUMNS]
+        splines = tuple(
+            (column, knots if len(knots) < most else (*knots[: most // 2], *knots[most // 2 + 1 :]))
+            for column, knots in splines
+        )
+    return splines
+
+
+def prune_columns(shape: ShapedColumns, used: set[str]) -> ShapedColumns | None:
+    """The extra columns that models on these sets of columns need; None if they need none."""
+    kept = {
+        SPLINE: bool(used & {SPLINE, PRODUCT, BOTH}),
+        PRODUCT: PRODUCT in used,
+        BOOSTED: bool(used & {BOOSTED, BOTH}),
+    }
+    keep = [k for k, column in enumerate(shape.groups) if kept[column.kind]]
+    if not keep:
+        return None
+    return replace(
+        shape,
+        splines=shape.splines if kept[SPLINE] else (),
+        products=shape.products if kept[PRODUCT] else (),
+        booster=shape.booster if kept[BOOSTED] else None,
+        centers=tuple(shape.centers[k] for k in keep),
+        scales=tuple(shape.scales[k] for k in keep),
+    )
+
+
+def used_columns(shape: ShapedColumns, pruned: ShapedColumns | None) -> list[int]:
+    """The places of the columns of a pruned shape among those of the whole one."""
+    extra = () if pruned is None else pruned.groups
+    return [*range(shape.inputs), *(shape.inputs + k for k, column in enumerate(shape.groups) if column in extra)]

@@ -1,0 +1,237 @@
+"""The families that a plan is chosen from: what each setting gives every client, fitted on given rows.
+
+    common     one model for all                               value: its ridge
+    alone      everyone's own model                            value: its ridge, one for all; its intercept may be free
+    lambda     moored with one lam for all                     value: lam
+    size       moored with lam_i = noise_i / (n_i tau^2)       value: a factor on that stiffness
+    diagonal   moored with lam_ij = noise_i / (n_i tau_j^2)    value: a factor on that stiffness
+    mixture    alpha v_alone + (1 - alpha) w_common            value: alpha (APFL's, with both ends exact)
+
+tau and the noise come from the prior (`client_prior.py`), and so does the ridge of the common model inside moored
+families.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mooring.advice.candidates.client_prior import Prior
+from mooring.advice.candidates.column_sets import LINEAR, ColumnSets
+from mooring.advice.candidates.lambda_path import (
+    MAX_CLIENTS_PER_BLOCK,
+    cached_moments,
+    is_dense,
+    minimize_global_loss,
+    ridge_mask,
+    solve_path,
+)
+from mooring.advice.client_functions import fit_ridge, independent_map
+from mooring.advice.folds import filter_rows, row_clients
+from mooring.core.cohort import Rows
+from mooring.tasks.linear import Linear
+
+GLOBAL, LOCAL, LAMBDA, SIZE, DIAGONAL, MIXTURE = "global", "local", "lambda", "size", "diagonal", "mixture"
+INTERCEPT = "intercept"  # moored as `size`, but only the intercept may differ
+TUNED = "tuned"  # networks: the common model after local steps
+FAMILY_OF_PRIOR = {"scalar": SIZE, "diagonal": DIAGONAL, "intercept": INTERCEPT}
+PULLED_FAMILIES = (LAMBDA, SIZE, DIAGONAL, INTERCEPT)
+
+
+class Setting(NamedTuple):
+    family: str
+    value: float
+    ridge: float = 0.0  # of the common model inside moored families and mixtures
+    own_ridge: float = 0.0  # of the models alone inside mixtures
+    free: bool = False  # local: the ridge leaves the intercept as it is
+    columns: str = LINEAR  # the set of columns that the models use (`column_sets.py`)
+
+
+class SettingModels(NamedTuple):
+    setting: Setting
+    w: Tensor  # [d], the common model of this setting
+    v: Tensor  # [m, d], what each client gets
+
+
+def fit_settings(
+    task: Any,
+    rows: Rows,
+    p: Tensor,
+    settings: Iterable[Setting],
+    found: Iterable[Prior] = (),
+    sets: ColumnSets | None = None,
+) -> Iterator[SettingModels]:
+    """Every setting's models on these rows: first those without a pull, then path by path what lies on one.
+
+    With column `sets` each setting is fitted on its own columns.
+    """
+    if sets is None:
+        yield from _fit_columns(task, rows, p, list(settings), list(found))
+        return
+    groups = [list(group) for _, group in groupby(sorted(settings, key=_by_columns), _by_columns)]
+
+    def solve(group: list[Setting]) -> Iterator[SettingModels]:
+        name = group[0].columns
+        mine = [prior for prior in found if prior.columns == name]
+        for one in _fit_columns(sets.task_on(name), sets.rows_on(rows, name), p, group, mine):
+            yield SettingModels(one.setting, sets.embed(name, one.w), sets.embed(name, one.v))
+
+    for models in independent_map(rows)(solve, groups):
+        yield from models
+
+
+def _by_columns(setting: Setting) -> str:
+    return setting.columns
+
+
+def _fit_columns(
+    task: Any, rows: Rows, p: Tensor, settings: list[Setting], found: list[Prior]
+) -> Iterator[SettingModels]:
+    """The models of settings on the same columns."""
+    by_family = {FAMILY_OF_PRIOR[prior.kind]: prior for prior in found}
+    apart = [setting for setting in settings if setting.family not in PULLED_FAMILIES]
+    moored = [setting for setting in settings if setting.family in PULLED_FAMILIES]
+    groups = [list(group) for _, group in groupby(moored, lambda s: (s.family, s.ridge))]
+
+    def solve(group: list[Setting]) -> Iterator[SettingModels]:
+        if group is apart:
+            yield from fit_unpulled(task, rows, p, group)
+            return
+        family, ridge = group[0].family, group[0].ridge
+        shape = by_family[family].shape(rows.size) if family in by_family else None
+        for setting, point in zip(group, solve_path(task, rows, p, [s.value for s in group], shape, ridge)):
+            yield SettingModels(setting, point.w, point.v)
+
+    for models in independent_map(rows)(solve, [apart, *groups] if apart else groups):
+        yield from models
+
+
+def fit_unpulled(task: Any, rows: Rows, p: Tensor, settings: list[Setting]) -> Iterator[SettingModels]:
+    """The common models, those of everyone alone, and mixtures of the two."""
+    last: dict[str, Tensor] = {}  # where the next of a kind are looked for
+
+    @cache
+    def common(ridge: float) -> Tensor:
+        last[GLOBAL] = fit_global_model(task, rows, p, ridge, last.get(GLOBAL))
+        return last[GLOBAL]
+
+    @cache
+    def alone(ridge: float, free: bool = False) -> Tensor:
+        last[LOCAL] = fit_local_models(task, rows, ridge, free, last.get(LOCAL))
+        return last[LOCAL]
+
+    for setting in settings:
+        if setting.family == GLOBAL:
+            yield SettingModels(setting, common(setting.value), common(setting.value).expand(len(rows), -1))
+        elif setting.family == LOCAL:
+            v = alone(setting.value, setting.free)
+            yield SettingModels(setting, (p.to(v.dtype) / p.sum()) @ v, v)
+        else:
+            w = common(setting.ridge)
+            yield SettingModels(setting, w, torch.lerp(w, alone(setting.own_ridge), setting.value))
+
+
+def fit_global_model(task: Any, rows: Rows, p: Tensor, ridge: float, start: Tensor | None = None) -> Tensor:
+    """[d]: one model for all rows, client i's rows weighing p_i; `start` is where iterations begin."""
+    if isinstance(task, Linear) or not is_dense(task):
+        return next(solve_path(task, rows, p, [torch.inf], ridge=ridge)).w
+    return minimize_global_loss(task, rows, p, ridge * ridge_mask(task), start)
+
+
+def fit_local_models(task: Any, rows: Rows, ridge: float, free: bool = False, start: Tensor | None = None) -> Tensor:
+    """[m, d]: everyone's own model with a ridge, the intercept's left out if `free`; a client without rows gets 0.
+
+    `start` [m, d] is where iterations begin.
+    """
+    out = torch.zeros(len(rows), task.dim, dtype=task.dtype)
+    if isinstance(task, Linear) and isinstance(rows, Rows) and len(rows) > MAX_CLIENTS_PER_BLOCK and ridge > 0:
+        for block in torch.arange(len(rows)).split(MAX_CLIENTS_PER_BLOCK):
+            some = rows.select(block)
+            out[block] = solve_centered_ridge(task, some, ridge) if free else solve_ridge(task, some, ridge)
+        return out
+    if isinstance(task, Linear) and free:
+        return fit_centered_models(task, rows, ridge)
+    if task.condense is not None and isinstance(rows, Rows):
+        return task.prox(torch.zeros(1, task.dim, dtype=task.dtype), ridge, rows.full(task)).to(task.dtype)
+    if isinstance(task, Linear):  # elsewhere: the sums that were sent once serve every ridge
+        return solve_ridge(task, rows, ridge)
+    pull = ridge * ridge_mask(task) if free else torch.tensor(ridge, dtype=task.dtype)
+    return fit_ridge(task, rows, out if start is None else start, pull=pull)
+
+
+def solve_ridge(task: Linear, rows: Rows, ridge: float) -> Tensor:
+    """[m, d]: ridge regression."""
+    h, moment = cached_moments(task, rows)
+    return solve_with_ridge(h, moment, ridge).to(task.dtype)
+
+
+def solve_centered_ridge(task: Linear, rows: Rows, ridge: float) -> Tensor:
+    """The same as `centred_models`, for one ridge alone."""
+    spread, cross, mean, target = centered_moments(task, rows)
+    return append_intercept(solve_with_ridge(spread, cross, ridge), mean, target).to(task.dtype)
+
+
+def fit_centered_models(task: Linear, rows: Rows, ridge: float) -> Tensor:
+    """[m, d]: ridge regression on centred rows, then the intercept; one eigendecomposition serves all ridges."""
+    name = ("centred", task)
+    if name not in rows.cache:
+        spread, *others = centered_moments(task, rows)
+        rows.cache[name] = (*torch.linalg.eigh(spread), *others)
+    values, vectors, cross, mean, target = rows.cache[name]
+    inverse = 1 / (values.clamp(min=0) + ridge)
+    slopes = (vectors @ (inverse * (vectors.mT @ cross[..., None])[..., 0])[..., None])[..., 0]
+    return append_intercept(slopes, mean, target).to(task.dtype)
+
+
+def centered_moments(task: Linear, rows: Rows) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Covariances of x [m, d-1, d-1] and with y [m, d-1], means of x [m, d-1] and of y [m]."""
+    h, moment = cached_moments(task, rows)
+    mean, target = h[:, :-1, -1], moment[:, -1]
+    return h[:, :-1, :-1] - mean[..., None] * mean[:, None], moment[:, :-1] - mean * target[:, None], mean, target
+
+
+def append_intercept(slopes: Tensor, mean: Tensor, target: Tensor) -> Tensor:
+    return torch.cat([slopes, (target - (mean * slopes).sum(1))[:, None]], 1)
+
+
+def solve_with_ridge(h: Tensor, moment: Tensor, ridge: float) -> Tensor:
+    """(h + ridge)^-1 moment."""
+    return torch.linalg.solve(h + ridge * torch.eye(h.shape[-1], dtype=h.dtype), moment)
+
+
+def has_free_intercept(task: Any) -> bool:
+    """Whether "alone" comes in both forms."""
+    return bool(getattr(task, "intercept", False)) and is_dense(task) and not (isinstance(task, Linear) and task.ridge)
+
+
+def make_offset(task: Any, prior: Prior, ridge: float) -> Callable[[Rows, np.ndarray], np.ndarray]:
+    """A function that gives rows the linear scores of personal models that have not seen their fold.
+
+    It takes rows and their folds [N], and returns [N, scores]; the models are pulled as the prior proposes, with the
+    clients' typical noise.
+    """
+    setting = Setting(FAMILY_OF_PRIOR[prior.kind], 1.0, ridge)
+
+    def score(rows: Rows, fold: np.ndarray) -> np.ndarray:
+        out: np.ndarray | None = None
+        owner, noise = row_clients(rows), prior.noise.mean().expand(len(rows))
+        for label in np.unique(fold):
+            held = torch.from_numpy(fold == label)
+            part = filter_rows(rows, ~held)
+            (models,) = fit_settings(task, part, part.size.double(), [setting], [prior._replace(noise=noise)])
+            v = models.v.double()[owner[held]]  # [rows, d]
+            slopes = v[:, : v.shape[1] - v.shape[1] // (task.features + 1) if task.intercept else None]
+            z = torch.einsum("nf,nfk->nk", rows.x[held].double(), slopes.view(len(v), task.features, -1))
+            z = z + v[:, slopes.shape[1] :] if task.intercept else z
+            out = np.zeros((len(owner), z.shape[1])) if out is None else out
+            out[held.numpy()] = z.numpy()
+        assert out is not None
+        return out
+
+    return score

@@ -1,0 +1,324 @@
+"""The personalization path: the FedProx objective solved for every stiffness between "all as one" and "each alone".
+
+    min  sum_i p_i [ L_i(v_i) + 1/2 sum_j lam_ij (v_ij - w_j)^2 ] + ridge/2 |w|^2,    lam_ij = scale tight_i / slack_j
+
+A path has fixed tight [m] and slack [d] (1 unless given: one lam for all) and is solved for any number of scales,
+infinity (v_i = w: one common model) among them. A slack of 0 makes a coefficient common to all clients. The ridge
+leaves intercepts alone.
+
+    linear tasks      exact: one eigendecomposition per client serves every scale
+    smooth convex     Newton's method on w and all v_i at once, warm started from the scale before
+    other tasks       see `lambda_path_iterative.py`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mooring.advice.candidates.lambda_path_iterative import solve_envelope_path, solve_large_path
+from mooring.advice.candidates.weighted_squares import sum_weighted_squares
+from mooring.advice.client_functions import LossDerivatives, client_function, differentiate_losses, with_cached_batches
+from mooring.core.cohort import Batch, Rows
+from mooring.core.errors import RequestError
+from mooring.core.task import layer_mask
+from mooring.tasks.linear import Linear
+from mooring.tasks.proximal import is_dense
+
+LAMBDA_SCALES = torch.logspace(
+    3, -3, 25, dtype=torch.float64
+)  # lambdas of a whole path, in units of the clients' curvature
+MIN_EIGENVALUE_SHARE = 1e-12  # share of the largest eigenvalue below which a direction counts as undetermined
+RELATIVE_GRADIENT_TOLERANCE = (
+    1e-4  # Newton: a gradient, relative to the first one, from which the next step is the last: it squares it
+)
+GRADIENT_TOLERANCE = 1e-10  # the same of one common model, absolute, as of everyone's own
+MAX_NEWTON_STEPS = 50
+MAX_HALVINGS = 30
+MAX_CLIENTS_PER_BLOCK = 4_000  # clients beyond which a linear path is solved block by block
+MAX_HESSIAN_NUMBERS = 20_000_000  # numbers that the Hessians may have that are factorised at a time
+
+
+class PathPoint(NamedTuple):
+    """The solution at one scale."""
+
+    scale: float
+    w: Tensor  # [d]
+    v: Tensor  # [m, d]
+
+
+class PullShape(NamedTuple):
+    """What a path's lam_ij = scale tight_i / slack_j has besides its scale; None is 1."""
+
+    tight: Tensor | None = None  # [m]
+    slack: Tensor | None = None  # [d]
+
+
+def solve_path(
+    task: Any,
+    rows: Rows,
+    p: Tensor,
+    scales: Sequence[float] | Tensor,
+    shape: PullShape | None = None,
+    ridge: float = 0.0,
+) -> Iterator[PathPoint]:
+    """The path at `scales`, in that order; from tight to slack is the quickest."""
+    shape = shape or PullShape()
+    scales = [float(s) for s in scales]
+    if min(scales, default=1.0) <= 0:
+        raise RequestError(f"path: scales must be above 0, got {min(scales)}; training alone has its own ridge.")
+    tight = torch.ones(len(rows), dtype=torch.float64) if shape.tight is None else shape.tight.double()
+    p = p.double() / p.double().sum()
+    penalty = ridge * ridge_mask(task)
+    if isinstance(task, Linear):
+        return _linear(task, rows, p, scales, tight, shape.slack, penalty.double())
+    if is_dense(task):
+        return _newton(task, rows, p, scales, tight, shape.slack, penalty)
+    if shape.slack is not None:
+        raise RequestError(f"path: task '{task.name}' has no Hessian to give each coefficient its own stiffness.")
+    solver = solve_large_path if task.smooth_loss and task.curve is not None else solve_envelope_path
+    return (PathPoint(*found) for found in solver(task, rows, p, scales, tight, penalty))
+
+
+def ridge_mask(task: Any) -> Tensor:
+    """[d]: 1 where a ridge on the common model applies, 0 at intercepts."""
+    return (~layer_mask(task.layout, ("intercept",))).to(task.dtype)
+
+
+def initial_curvature(task: Any, rows: Rows, p: Tensor) -> float:
+    """The mean curvature of a coefficient at the start: the unit in which SCALES are lambdas."""
+    mean = float((p.double() / p.double().sum()) @ client_curvature(task, rows).double())
+    return mean if 0 < mean < float("inf") else 1.0
+
+
+@client_function
+def client_curvature(task: Any, batch: Batch) -> Tensor:
+    """[C]: over the coefficients, at 0."""
+    w = torch.zeros(len(batch.y), task.dim, dtype=task.dtype)
+    if is_dense(task):
+        return task.hessian(w, batch).diagonal(dim1=1, dim2=2).mean(1)
+    return task.constants(batch, w).trace / task.dim
+
+
+def _linear(task, rows, p, scales, tight, slack, ridge) -> Iterator[PathPoint]:
+    """v_i = w + S U (e + scale tight_i)^-1 U'S (m_i - H_i w),  S = slack^1/2,  S H_i S = U diag(e) U'.
+
+    w makes sum_i p_i (H_i v_i - m_i) + ridge w = 0: a d x d system per scale.
+    """
+    if len(rows) > MAX_CLIENTS_PER_BLOCK:
+        yield from _linear_in_blocks(task, rows, p, scales, tight, slack, ridge)
+        return
+    h, moment = cached_moments(task, rows)
+    whole = torch.einsum("c,cij->ij", p, h) + torch.diag(ridge)
+    target = p @ moment
+    if all(scale == torch.inf for scale in scales):
+        w = solve_symmetric(whole, target, whole).to(task.dtype)
+        yield from (PathPoint(scale, w, w.expand(len(rows), -1)) for scale in scales)
+        return
+    e, su, k, k0 = _eigen(task, rows, slack)
+    flat = k.reshape(-1, task.dim)
+    pull = tight[:, None, None] * torch.tensor(scales, dtype=torch.float64)
+    inverse = torch.where(torch.isinf(pull), 0.0, 1 / (e[..., None] + pull))  # [m, d, scales]
+    weight = (p[:, None, None] * inverse).flatten(0, 1)
+    squares, sums = sum_weighted_squares(flat, weight), (k0.reshape(-1, 1) * weight).T @ flat
+    for j, scale in enumerate(scales):
+        w = solve_symmetric(whole - squares[j], target - sums[j], whole)
+        v = w + torch.einsum("cij,cj->ci", su, inverse[..., j] * (k0 - k @ w))
+        yield PathPoint(scale, w.to(task.dtype), v.to(task.dtype))
+
+
+def _linear_in_blocks(task, rows, p, scales, tight, slack, ridge) -> Iterator[PathPoint]:
+    """The same for very many clients: over blocks of them, once for every w and once for each scale's v; none is kept.
+
+    Few scales are asked of so many, and S H_i S + scale tight_i = L L' takes a third of an eigendecomposition's time.
+    """
+    s = torch.ones(task.dim, dtype=torch.float64) if slack is None else slack.double().sqrt()
+    blocks = torch.arange(len(rows)).split(MAX_CLIENTS_PER_BLOCK)
+
+    def factor(h: Tensor, block: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        """L [C, d, d], and whether the client moves at all [C]."""
+        pull = scale * tight[block]
+        inner = s[:, None] * h * s
+        diagonal = inner.diagonal(dim1=1, dim2=2)
+        diagonal += torch.where(torch.isinf(pull), 1.0, pull)[:, None]
+        diagonal *= 1 + 8 * torch.finfo(h.dtype).eps  # keeps it positive definite
+        return torch.linalg.cholesky_ex(inner)[0], torch.isfinite(pull)
+
+    whole = torch.zeros(task.dim, task.dim + 1, dtype=torch.float64)  # sums of H_i and, in the last column, of m_i
+    taken = {scale: torch.zeros_like(whole) for scale in scales}
+    for block in blocks:
+        h, moment = cached_moments(task, rows.select(block))
+        both = torch.cat([h, moment[..., None]], 2)
+        whole = whole + torch.einsum("c,cij->ij", p[block], both)
+        for scale in taken:
+            if scale != torch.inf:
+                half, moves = factor(h, block, scale)
+                half = torch.linalg.solve_triangular(half, s[:, None] * both, upper=False)
+                weight = (p[block] * moves)[:, None].expand(-1, task.dim).reshape(-1, 1)
+                taken[scale] += sum_weighted_squares(half.flatten(0, 1), weight)[0][:-1]
+    for scale in scales:
+        left = whole - taken[scale]
+        ridged = whole[:, :-1] + torch.diag(ridge)
+        w = solve_symmetric(left[:, :-1] + torch.diag(ridge), left[:, -1], ridged)
+        v = w.expand(len(rows), -1).to(task.dtype, copy=True)
+        for block in blocks if scale != torch.inf else ():
+            h, moment = cached_moments(task, rows.select(block))
+            half, moves = factor(h, block, scale)
+            away = s * torch.cholesky_solve((s * (moment - h @ w))[..., None], half)[..., 0]
+            v[block] = (w + moves[:, None] * away).to(task.dtype)
+        yield PathPoint(scale, w.to(task.dtype), v)
+
+
+def cached_moments(task: Any, rows: Rows) -> tuple[Tensor, Tensor]:
+    """Every client's H = X'X/n + ridge [m, d, d] and X'y/n [m, d], computed once."""
+    name = ("moments", task)
+    if name not in rows.cache:
+        rows.cache[name] = tuple(second_moments(task, rows))
+    return rows.cache[name]
+
+
+class Moments(NamedTuple):
+    h: Tensor  # [C, d, d]
+    moment: Tensor  # [C, d]
+
+
+@client_function
+def second_moments(task: Any, batch: Batch) -> Moments:
+    """What a linear task sees of the rows, but for y'y."""
+    x = task.design(batch.x).double()
+    weighted = batch.weight.double()[..., None] * x
+    ridge = task.ridge * torch.eye(task.dim, dtype=torch.float64)
+    return Moments(weighted.mT @ x + ridge, (weighted.mT @ batch.y.double()[..., None])[..., 0])
+
+
+def _eigen(task: Any, rows: Rows, slack: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """e, S U, U'S H and U'S m of every client; the last slack's are cached, for the next ridge on the global model.
+
+    Several threads may share `rows`: each reads the cache once and returns what it read or computed itself.
+    """
+    name = ("eigen", task)
+    key = None if slack is None else tuple(slack.tolist())
+    cached = rows.cache.get(name)
+    if cached is None or cached[0] != key:
+        h, moment = cached_moments(task, rows)
+        s = torch.ones(task.dim, dtype=torch.float64) if slack is None else slack.double().sqrt()
+        e, u = torch.linalg.eigh(s[:, None] * h * s)
+        su = s[:, None] * u
+        cached = key, (e.clamp(min=0), su, su.mT @ h, (su.mT @ moment[..., None])[..., 0])
+        rows.cache[name] = cached
+    return cached[1]
+
+
+def solve_symmetric(a: Tensor, b: Tensor, like: Tensor | None = None) -> Tensor:
+    """a^-1 b for a positive semi-definite a, the least-norm solution where a direction is undetermined.
+
+    A direction is undetermined when `like`, which a was made from, does not see it, or when a itself is rounding.
+    """
+    values, vectors = torch.linalg.eigh((a + a.T) / 2)
+    top = values[-1].clamp(min=torch.finfo(a.dtype).tiny)
+    keep = values > MIN_EIGENVALUE_SHARE * top
+    if like is not None:
+        floor = 100 * torch.finfo(a.dtype).eps * torch.linalg.matrix_norm(like, 2)
+        keep &= values > torch.minimum(floor, top / 2)
+    return vectors[:, keep] @ ((vectors[:, keep].T @ b) / values[keep])
+
+
+def minimize_global_loss(task: Any, rows: Rows, p: Tensor, ridge: Tensor, start: Tensor | None = None) -> Tensor:
+    """[d]: arg min sum_i p_i L_i(w) + 1/2 sum_j ridge_j w_j^2 of a smooth convex task, by Newton's method."""
+    w = torch.zeros(task.dim, dtype=task.dtype) if start is None else start
+    p = (p.double() / p.double().sum()).to(task.dtype)
+
+    def at(w: Tensor) -> tuple[float, Tensor, Tensor]:
+        found = differentiate_losses(task, rows, w.expand(len(rows), -1))
+        value = float(p @ found.loss) + 0.5 * float(ridge @ w**2)
+        return value, p @ found.slope + ridge * w, torch.einsum("c,cij->ij", p, found.hessian) + torch.diag(ridge)
+
+    with with_cached_batches(rows):
+        value, slope, hessian = at(w)
+        for _ in range(MAX_NEWTON_STEPS):
+            if float(slope.norm()) <= GRADIENT_TOLERANCE:
+                break
+            step = solve_symmetric(hessian, slope)
+            for _ in range(MAX_HALVINGS):
+                ahead = at(w - step)
+                if ahead[0] <= value + 1e-14 * (1 + abs(value)):
+                    break
+                step = step / 2
+            moved = ahead[0] < value or float(ahead[1].norm()) < float(slope.norm())
+            if not moved:
+                break
+            w, (value, slope, hessian) = w - step, ahead
+    return w
+
+
+def _newton(task, rows, p, scales, tight, slack, ridge) -> Iterator[PathPoint]:
+    """Newton's method on (w, z_1..z_m), v_i = w + S z_i, pull scale tight_i |z_i|^2 / 2; w by a Schur complement.
+
+    The clients tell their losses, gradients and Hessians at v: once for every point that is looked at.
+    """
+    s = torch.ones(task.dim, dtype=task.dtype) if slack is None else slack.sqrt().to(task.dtype)
+    w = torch.zeros(task.dim, dtype=task.dtype)
+    z = torch.zeros(len(rows), task.dim, dtype=task.dtype)
+    first, p = None, p.to(task.dtype)
+    with with_cached_batches(rows):
+        here = differentiate_losses(task, rows, w + s * z)
+        for scale in scales:
+            pull = (scale * tight).to(task.dtype)
+            frozen = torch.isinf(pull)[:, None] & (z != 0)
+            if bool(frozen.any()):
+                z = torch.where(frozen, 0.0, z)
+                here = differentiate_losses(task, rows, w + s * z)
+            value = _objective(here, p, pull, ridge, w, z)
+            for _ in range(MAX_NEWTON_STEPS):
+                dw, dz, size = _newton_step(here, p, s, pull, ridge, w, z)
+                first = size if first is None else max(first, size)
+                rate, moved = 1.0, False
+                for _ in range(MAX_HALVINGS):
+                    ahead = differentiate_losses(task, rows, w - rate * dw + s * (z - rate * dz))
+                    new = _objective(ahead, p, pull, ridge, w - rate * dw, z - rate * dz)
+                    if new <= value + 1e-14 * (1 + abs(value)):
+                        moved = new < value
+                        break
+                    rate /= 2
+                if not moved:
+                    break
+                w, z, value, here = w - rate * dw, z - rate * dz, new, ahead
+                if size <= RELATIVE_GRADIENT_TOLERANCE * (1 + first):
+                    break
+            yield PathPoint(scale, w, w + s * z)
+
+
+def _objective(here: LossDerivatives, p, pull, ridge, w, z) -> float:
+    finite = torch.where(torch.isinf(pull), 0.0, pull)
+    return 0.5 * float(ridge @ w**2) + float(p @ (here.loss + 0.5 * finite * (z**2).sum(1)))
+
+
+def _newton_step(here: LossDerivatives, p, s, pull, ridge, w, z) -> tuple[Tensor, Tensor, float]:
+    """The steps of w and z, and the size of the gradient in w and, per client, in z."""
+    dim = len(w)
+    eye = torch.eye(dim, dtype=w.dtype)
+    schur, slope, square = torch.diag(ridge), ridge * w, 0.0
+    kept = []
+    for block in torch.arange(len(z)).split(max(1, MAX_HESSIAN_NUMBERS // dim**2)):
+        share, g, h = p[block], here.slope[block], here.hessian[block]
+        stiff = torch.where(torch.isinf(pull[block]), 1.0, pull[block])
+        moored = (~torch.isinf(pull[block])).to(w.dtype)[:, None]
+        inner = s[:, None] * h * s + stiff[:, None, None] * eye
+        grown = inner.diagonal(dim1=1, dim2=2) * (8 * torch.finfo(h.dtype).eps)  # keeps it positive definite
+        factor = torch.linalg.cholesky_ex(inner + torch.diag_embed(grown))[0]
+        sh = moored[..., None] * s[:, None] * h
+        gz = moored * (s * g + stiff[:, None] * z[block])
+        both = torch.cholesky_solve(torch.cat([sh, gz[..., None]], 2), factor)
+        schur = schur + torch.einsum("c,cij->ij", share, h - sh.mT @ both[..., :-1])
+        slope = slope + share @ (g - (sh.mT @ both[..., -1:])[..., 0])
+        square += float(share @ (gz**2).sum(1)) + float((share @ g) @ (share @ g))
+        kept.append((block, both))
+    square += float((ridge * w) @ (ridge * w))
+    dw = solve_symmetric(schur, slope)
+    dz = torch.zeros_like(z)
+    for block, both in kept:
+        dz[block] = both[..., -1] - (both[..., :-1] @ dw)
+    return dw, dz, (square + float(slope @ slope)) ** 0.5

@@ -1,0 +1,242 @@
+"""The personalization path where Hessians are too large or do not exist; one number lam_i per client.
+
+large_path      smooth convex tasks of many parameters (softmax on images): Newton's method with conjugate gradients on
+                all v_i at once. Given them the best w is their mean with weights p_i lam_i, so w is eliminated.
+envelope_path   tasks with an exact prox and kinks: L-BFGS on w and the sum of Moreau envelopes, which is smooth:
+                gradient sum_i p_i lam_i (w - prox_i(w))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.optimize import minimize
+from torch import Tensor
+
+from mooring.core.cohort import Rows
+from mooring.tasks.linear_score import NonsmoothScoreTask
+from mooring.tasks.phase_retrieval import PhaseRetrieval
+
+RELATIVE_GRADIENT_TOLERANCE = (
+    1e-3  # gradient at which a point counts as solved, relative to the one at the start (all parameters 0)
+)
+MAX_NEWTON_STEPS = 50
+MAX_HESSIAN_PRODUCTS = 30  # Hessian products a Newton step may take
+RELATIVE_STEP_RESIDUAL = 0.3  # residual at which a Newton step counts as solved, relative to the gradient
+MOMENT_FLOOR_SHARE = 1e-4  # of the moments in the preconditioner, as a share of the largest
+MAX_HALVINGS = 20
+MAX_PADDED_NUMBERS = 1_000_000  # numbers, padding included, that are worked on at once
+RELATIVE_ENVELOPE_TOLERANCE = 1e-10  # an envelope that falls by less, relative to its value, is at its lowest
+
+PathSolution = tuple[float, Tensor, Tensor]
+
+
+def solve_large_path(
+    task: Any, rows: Rows, p: Tensor, scales: list[float], tight: Tensor, ridge: Tensor
+) -> Iterator[PathSolution]:
+    """Each point to a gradient of RELATIVE times that at the start, in the norm that weighs client i by p_i.
+
+    The inputs are rotated to the eigenvectors of their pooled second moments: there the Hessian is nearly diagonal, so
+    that conjugate gradients need few products; lengths, and with them pulls and ridges, are unchanged.
+    """
+    p = p.to(task.dtype)
+    basis, moments = _principal(task, rows, p)
+    turned = Rows(rows.x @ basis, rows.y, rows.start, rows.size)
+    batches = [(block, turned.select(block).padded()) for block in turned.blocks()]
+    v = torch.zeros(len(rows), task.dim, dtype=task.dtype)
+    start = _norm(_slopes(task, batches, v, None), p)
+    v = _together(task, turned, ridge, RELATIVE_GRADIENT_TOLERANCE, moments).expand_as(v).clone()
+    change = torch.zeros_like(v)
+    for k, scale in enumerate(scales):
+        lam = (scale * tight).to(task.dtype)
+        # Scales are usually a geometric series: once two points are solved, go on in a line.
+        found = _solve(task, batches, v + change, p, lam, ridge, RELATIVE_GRADIENT_TOLERANCE * start, moments)
+        v, change = found, found - v if k else change
+        back = _turn(task, v, basis)
+        yield scale, _centre(back, p, lam, ridge), back
+
+
+def _together(task: Any, rows: Rows, ridge: Tensor, goal: float, moments: Tensor) -> Tensor:
+    """[d]: roughly the common model, from all rows as those of one client: where a path begins."""
+    first, last = int(rows.start.min()), int((rows.start + rows.size).max())
+    batch = Rows(
+        rows.x[first:last], rows.y[first:last], torch.zeros(1, dtype=torch.long), torch.tensor([last - first])
+    ).padded()
+    zero, one = torch.zeros(1, task.dim, dtype=task.dtype), torch.ones(1, dtype=task.dtype)
+    start = _norm(task.grad(zero, batch), one)
+    return _solve(
+        task, [(torch.zeros(1, dtype=torch.long), batch)], zero, one, one * torch.inf, ridge, 10 * goal * start, moments
+    )[0]
+
+
+def _principal(task: Any, rows: Rows, p: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvectors [q, q] of the pooled second moments of the inputs, and the moments [d] of each parameter's input."""
+    weight = torch.repeat_interleave(p / rows.size.clamp(min=1), rows.size).to(task.dtype)
+    place = torch.arange(int(rows.size.sum())) - torch.repeat_interleave(
+        torch.cumsum(rows.size, 0) - rows.size, rows.size
+    )
+    x = rows.x[torch.repeat_interleave(rows.start, rows.size) + place]
+    values, basis = torch.linalg.eigh((x.T @ (weight[:, None] * x)).double())
+    outputs = task.dim // (task.features + task.intercept)
+    moments = torch.cat([values.clamp(min=0), torch.ones(int(task.intercept), dtype=values.dtype)])
+    return basis.to(task.dtype), moments.repeat_interleave(outputs).to(task.dtype)
+
+
+def _turn(task: Any, v: Tensor, basis: Tensor) -> Tensor:
+    """Models of the turned inputs as models of the inputs."""
+    outputs = task.dim // (task.features + task.intercept)
+    slopes = basis @ v[:, : task.features * outputs].reshape(len(v), task.features, outputs)
+    return torch.cat([slopes.flatten(1), v[:, task.features * outputs :]], 1)
+
+
+def _centre(v: Tensor, p: Tensor, lam: Tensor, ridge: Tensor) -> Tensor:
+    """The w that minimises sum_i p_i lam_i/2 |v_i - w|^2 + ridge/2 |w|^2."""
+    if bool(torch.isinf(lam).all()):
+        return p @ v
+    return (p * lam) @ v / ((p * lam).sum() + ridge)
+
+
+def _slopes(task: Any, batches: Any, v: Tensor, direction: Tensor | None) -> Tensor:
+    """[m, d]: the gradients of L_i at v, or their Hessians times a direction."""
+    out = torch.empty_like(v)
+    for block, batch in batches:
+        if direction is None:
+            out[block] = task.grad(v[block], batch)
+        else:
+            out[block] = task.curve(v[block], batch, direction[block])
+    return out
+
+
+def _dot(a: Tensor, b: Tensor, p: Tensor) -> float:
+    return float(p @ (a * b).sum(1))
+
+
+def _norm(g: Tensor, p: Tensor) -> float:
+    return _dot(g, g, p) ** 0.5
+
+
+def _solve(
+    task: Any, batches: Any, v: Tensor, p: Tensor, lam: Tensor, ridge: Tensor, goal: float, moments: Tensor
+) -> Tensor:
+    common = bool(torch.isinf(lam).all())
+    if common:
+        v = (p @ v).expand_as(v).clone()
+
+    def pulled(s: Tensor) -> Tensor:
+        """The Hessian of all pulls (w eliminated), times s."""
+        return ridge * s if common else lam[:, None] * (s - _centre(s, p, lam, ridge))
+
+    def joined(g: Tensor) -> Tensor:
+        """One common model has one gradient."""
+        return (p @ g).expand_as(g) if common else g
+
+    def slope(v: Tensor) -> Tensor:
+        return joined(_slopes(task, batches, v, None)) + pulled(v)
+
+    g = slope(v)
+    for _ in range(MAX_NEWTON_STEPS):
+        size = _norm(g, p)
+        if size <= goal:
+            break
+        step = _conjugate(
+            lambda s, v=v: joined(_slopes(task, batches, v, s)) + pulled(s),
+            g,
+            p,
+            lam,
+            common,
+            moments,
+            0.5 * goal / size,
+        )
+        rate = 1.0
+        for _ in range(MAX_HALVINGS):  # the gradient's own size judges the step: it costs no pass for the value
+            trial = slope(v - rate * step)
+            if _norm(trial, p) <= size:
+                break
+            rate /= 2
+        v, g = v - rate * step, trial
+    return v
+
+
+def _conjugate(product: Any, g: Tensor, p: Tensor, lam: Tensor, common: bool, moments: Tensor, enough: float) -> Tensor:
+    """Solve Hessian s = g to a residual of FORCING (or `enough`, if larger), in the inner product sum_i p_i <a_i, b_i>.
+
+    Preconditioned by c moments + lam on what clients differ in and c moments on what they share, c so that both have
+    the Hessian's curvature along g.
+    """
+    length = _dot(g, g, p)
+    mean = p @ g
+    apart = 0.0 if common else _dot(lam[:, None] * (g - mean), g - mean, p)
+    c = max((_dot(g, product(g), p) - apart) / _dot(g, moments * g, p), 1e-4)
+    shared = c * (moments + MOMENT_FLOOR_SHARE * moments.max())
+    own = shared if common else shared + lam[:, None]
+
+    def eased(r: Tensor) -> Tensor:
+        if common:
+            return r / shared
+        mean = p @ r
+        return (r - mean) / own + mean / shared
+
+    s, r = torch.zeros_like(g), g.clone()
+    y = eased(r)
+    q, ry = y.clone(), _dot(r, y, p)
+    for _ in range(MAX_HESSIAN_PRODUCTS):
+        hq = product(q)
+        bend = _dot(q, hq, p)
+        if bend <= 0:
+            break
+        step = ry / bend
+        s, r = s + step * q, r - step * hq
+        if _dot(r, r, p) <= max(RELATIVE_STEP_RESIDUAL, enough) ** 2 * length:
+            break
+        y = eased(r)
+        new = _dot(r, y, p)
+        q, ry = y + new / ry * q, new
+    return s if float(s.abs().max()) > 0 else eased(g)
+
+
+def padding_blocks(task: Any, rows: Rows) -> list[Tensor]:
+    """All clients at once where that pads little memory: a prox of few rows takes as long as one of many."""
+    padded = len(rows) * int(rows.size.max()) * task.dim
+    return [torch.arange(len(rows))] if padded <= MAX_PADDED_NUMBERS else rows.blocks()
+
+
+def solve_envelope_path(
+    task: Any, rows: Rows, p: Tensor, scales: list[float], tight: Tensor, ridge: Tensor
+) -> Iterator[PathSolution]:
+    """Infinity stands for a stiffness so large that nobody leaves w noticeably; kinked losses then have one client."""
+    batches = [(block, rows.select(block).padded()) for block in padding_blocks(task, rows)]
+    finite = [s for s in scales if np.isfinite(s)]
+    stiffest = 1e3 * max(finite) if finite else 1e6
+    w = torch.zeros(task.dim, dtype=task.dtype)
+    v = torch.zeros(len(rows), task.dim, dtype=task.dtype)
+    for scale in scales:
+        if np.isinf(scale) and isinstance(task, NonsmoothScoreTask) and not isinstance(task, PhaseRetrieval):  # convex
+            w = task.prox(torch.zeros_like(w), ridge[None], rows.pooled(p.to(task.dtype)))[0]
+            yield scale, w, w.expand_as(v)
+            continue
+        lam = (min(scale, stiffest) * tight).to(task.dtype)
+
+        def envelope(flat: np.ndarray, lam: Tensor = lam) -> tuple[float, np.ndarray]:
+            at = torch.from_numpy(flat).to(task.dtype)
+            total, slope = 0.5 * float(ridge @ at**2), ridge * at
+            for block, batch in batches:
+                share, stiff = p[block].to(task.dtype), lam[block][:, None]
+                v[block] = task.prox(at, stiff, batch, v[block])
+                gap = at - v[block]
+                total += float(share @ (task.loss(v[block], batch) + 0.5 * (stiff * gap**2).sum(1)))
+                slope = slope + share @ (stiff * gap)
+            return total, slope.double().numpy()
+
+        found = minimize(
+            envelope,
+            w.double().numpy(),
+            jac=True,
+            method="L-BFGS-B",
+            options={"maxiter": 300, "ftol": RELATIVE_ENVELOPE_TOLERANCE},
+        )
+        w = torch.from_numpy(found.x).to(task.dtype)
+        envelope(found.x)
+        yield scale, w, w.expand_as(v).clone() if np.isinf(scale) else v.clone()

@@ -1,0 +1,151 @@
+"""How much lower a client's loss is with one model than with another, as one joint distribution per client.
+
+Let d be the mean difference of losses between another model o and the personal model p on held-out rows, and D the mean
+divergence of o from p there: the difference to expect if p were the truth. p is the best guess of the truth, so the
+true difference is b D plus what p misses,
+
+    difference_o ~ N(b D,  s u D / n  +  c^2 D^2)
+
+    b    slope of d on D over the clients (sum of d over sum of D, clustered errors), shrunk to 1
+    u    variance of a row's deviation from D per unit of D: 4 sigma^2 for squared loss; a client's own, shrunk to all
+         clients'
+    s    how far the client's rows moved its model from the global one: the square root of D(global, personal) over
+         D(global, local), 0 to 1. With normal truths and squared loss s u D / n is the posterior variance, exactly so
+         for one coefficient
+    c^2  what varies in proportion to D beyond chance (u D / n) and that: models that are wrong. Only this part
+         of the held-out residual d - b D is information beyond the personal model, which has seen the rows itself
+
+The two differences (local and global) have the correlation of their rows' deviations, so that all three comparisons
+follow from one bivariate normal distribution: they are transitive, and an interval and a probability never disagree.
+Nothing here depends on the kind of task.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from scipy.special import ndtri
+from torch import Tensor
+
+from mooring.advice.evaluation.loss_sums import GLOBAL, LOCAL, PERSONAL, LossSums
+
+SLOPE_PRIOR_SD = 0.5  # prior standard deviation of b around 1
+SHRINKAGE_ROWS = 10.0  # rows' worth of all clients' variance that a client's own is shrunk by
+SHARE_FLOOR = 4.0  # the square of s is at least this over the number of clients: how well s itself is known
+VARIANCE_INFLATION = 1.25  # of the posterior variance: noise and variation between clients are estimated, too
+MAX_SQUARED_RESIDUAL = 9.0  # in units of its variance, that counts towards c^2
+MAX_EXCESS = 1.0  # c^2 at most
+TINY = torch.finfo(torch.float64).tiny
+
+# Differences (local less personal, global less personal) as contrasts: loss of `other` less loss of `model`.
+_CONTRASTS = {
+    (PERSONAL, LOCAL): (1.0, 0.0),
+    (PERSONAL, GLOBAL): (0.0, 1.0),
+    (GLOBAL, LOCAL): (1.0, -1.0),
+    (LOCAL, GLOBAL): (-1.0, 1.0),
+}
+
+
+class Improvements(NamedTuple):
+    """Every client's differences of loss, of its local and of the global model less its personal one."""
+
+    mean: Tensor  # [m, 2]
+    covariance: Tensor  # [m, 2, 2]
+    slope: Tensor  # [2], b
+    excess: Tensor  # [2], c^2
+
+
+def estimate_improvements(held: LossSums, own: LossSums) -> Improvements:
+    """The joint distribution of every client's differences.
+
+    `held` are sums over held-out rows with models that have not seen them, `own` those over all of a client's rows with
+    the models that it would use. Where no row of a client was held out, the divergences of the latter stand in.
+    """
+    seen, size = held.rows > 0, own.rows.clamp(min=1)
+    count = torch.where(seen, held.rows, size)
+    divergence, apart = (
+        torch.where(seen[:, None] if part.ndim == 2 else seen, part, other)
+        for part, other in ((held.divergence, own.divergence), (held.apart, own.apart))
+    )
+    share = share_of_own_rows(divergence[:, 1], apart)
+    columns = [
+        _one_side(held.rows, held.difference[:, k], held.deviation[:, k], divergence[:, k] / count, share, size)
+        for k in range(2)
+    ]
+    mean, variance, slope, excess = (torch.stack(parts, -1) for parts in zip(*columns))
+    steadied = held.deviation + SHRINKAGE_ROWS * held.deviation.sum(0) / held.rows.sum().clamp(min=1)
+    correlation = steadied[:, 2] / (steadied[:, 0] * steadied[:, 1]).clamp(min=TINY).sqrt()
+    covariance = torch.diag_embed(variance)
+    covariance[:, 0, 1] = covariance[:, 1, 0] = correlation.clamp(-1, 1) * variance.prod(1).sqrt()
+    return Improvements(mean, covariance, slope, excess)
+
+
+def share_of_own_rows(divergence: Tensor, apart: Tensor) -> Tensor:
+    """[m]: s, how far each personal model is from the global towards the local one, 0 to 1."""
+    square = (divergence / apart.clamp(min=TINY)).clamp(0, 1)
+    return (square + SHARE_FLOOR / len(square)).clamp(max=1).sqrt()
+
+
+def _one_side(
+    rows: Tensor, difference: Tensor, deviation: Tensor, divergence: Tensor, share: Tensor, size: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Mean and variance [m] of one difference, the slope and the excess.
+
+    `difference` and `deviation` are sums over `rows` held-out rows, `divergence` is D, `size` are all of a client's
+    rows.
+    """
+    seen, n, summed = rows > 0, rows.clamp(min=1), rows * divergence
+    slope, slope_error = _slope(difference[seen], summed[seen])
+    typical = deviation.sum() / summed.sum().clamp(min=TINY)
+    prior = SHRINKAGE_ROWS * divergence
+    unit = torch.where(divergence > 0, (deviation + prior * typical) / (summed + prior).clamp(min=TINY), typical)
+    posterior = VARIANCE_INFLATION * share * unit * divergence / size
+    base = (unit * divergence / n + posterior).clamp(min=TINY)  # variance of the mean over held-out rows
+    residual = torch.where(seen, difference / n - slope * divergence, 0.0)
+    signal = torch.where(seen, divergence**2 / base, 0.0)
+    beyond = torch.where(seen & (divergence > 0), (residual**2 / base).clamp(max=MAX_SQUARED_RESIDUAL) - 1, 0.0)
+    weight = signal.square().sum().clamp(min=TINY)
+    # One standard error is taken off: an excess that chance explains counts as 0.
+    excess = (((signal * beyond).sum() - (2 * weight).sqrt()) / weight).clamp(0, MAX_EXCESS)
+    wrong = excess * divergence**2
+    kept = torch.where(seen, wrong / (wrong + base), 0.0)
+    variance = posterior + (1 - kept) * wrong + (slope_error * divergence) ** 2
+    return slope * divergence + kept * residual, variance, slope, excess
+
+
+def _slope(difference: Tensor, divergence: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum over sum with its error clustered by client, shrunk to 1."""
+    m, total = len(difference), divergence.sum()
+    if m < 2 or not float(total) ** 2 > 0:  # no client, or models that are the same, show nothing of it
+        return torch.ones((), dtype=torch.float64), torch.tensor(SLOPE_PRIOR_SD, dtype=torch.float64)
+    raw = difference.sum() / total
+    residual = difference - raw * divergence
+    square = residual.square().sum() * m / (m - 1) / total**2
+    weight = 1 / (1 + square / SLOPE_PRIOR_SD**2)
+    return weight * raw + (1 - weight), (weight * square).sqrt()
+
+
+class Comparison(NamedTuple):
+    """One model against another, every client's: [m] each."""
+
+    mean: Tensor  # loss of the other model less that of this one
+    sd: Tensor
+    probability: Tensor  # that this model's loss is lower; one half where both are the same model
+
+    def interval(self, level: float) -> tuple[Tensor, Tensor]:
+        reach = float(ndtri((1 + level) / 2)) * self.sd
+        return self.mean - reach, self.mean + reach
+
+
+def compare_models(found: Improvements, model: str, other: str) -> Comparison:
+    """Every client's loss with `other` less its loss with `model`."""
+    if model == other:
+        nothing = torch.zeros(len(found.mean), dtype=torch.float64)
+        return Comparison(nothing, nothing, nothing + 0.5)
+    contrast = torch.tensor(_CONTRASTS[model, other], dtype=torch.float64)
+    mean = found.mean @ contrast
+    sd = torch.einsum("i,mij,j->m", contrast, found.covariance, contrast).clamp(min=0).sqrt()
+    same = (mean == 0) & (sd == 0)
+    z = mean / sd.clamp(min=TINY)
+    return Comparison(mean, sd, torch.where(same, 0.5, torch.special.ndtr(z)))

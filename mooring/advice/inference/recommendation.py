@@ -1,0 +1,184 @@
+"""One recommendation per client: the simplest model that is practically the same as its personal one.
+
+A client's local (or global) model is practically the same as its personal model when its divergence from it, averaged
+over the client's own rows, is at most `margin` times the pooled held-out loss of the personal models. If both are, the
+closer one is recommended; if neither is, the personal model.
+
+The guard: the clients that would get one kind of simpler model are a group. If their held-out rows show it to be worse
+than the personal models by more than GUARD_MARGINS margins beyond one standard error (clustered by client), all of them
+keep their personal models.
+
+The federation's line is what held-out rows show: the mean difference of losses over all rows, with Student's interval,
+its error clustered by client.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from scipy.special import stdtrit
+from torch import Tensor
+
+from mooring.advice.evaluation.loss_sums import ALTERNATIVES, MODEL_KINDS, PERSONAL, LossSums, pooled_losses
+from mooring.advice.inference.improvements import Comparison, Improvements, compare_models, estimate_improvements
+
+DEFAULT_MARGIN = 0.01  # difference too small to matter, as a share of the loss
+DEFAULT_LEVEL = 0.95  # of the federation's interval
+CLIENT_LEVEL = 0.9  # of a client's: it leaves 0 out just where the probability to be better is above HIGH
+HIGH_PROBABILITY, MODERATE_PROBABILITY = 0.95, 0.8
+GUARD_MARGINS = 2.0
+SHRINKAGE_ROWS = 10.0  # rows' worth of all clients' losses that a client's own are shrunk by
+MAX_FREEDOM_SHARE = 0.95  # degrees of freedom as a share of the rows
+SAME_LOSS_SHARE = 1e-9  # share of the loss below which two models' losses are the same
+MIN_LOSS_SHARE = 0.01  # of a client's expected loss: no other model is expected to have less
+
+
+class MeanDifference(NamedTuple):
+    """A mean difference over the federation's rows, with its interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+class Recommendations(NamedTuple):
+    """What every client should use, and how much better that is. Losses are in the unit of the task."""
+
+    recommended: np.ndarray  # [m] str, one of MODELS
+    expected: dict[str, np.ndarray]  # by model: [m], expected losses
+    over: dict[str, Comparison]  # by other model: the recommended one against it
+    is_same: dict[str, np.ndarray]  # by other model: [m], whether the recommended one is that very model
+    loss: dict[str, float]  # by model, and of the recommended ones: mean held-out loss over rows
+    line: dict[str, MeanDifference]  # by other model: its held-out loss less that of the recommended models
+    personal_line: dict[str, MeanDifference]  # the same of the personal models
+    full_line: dict[str, MeanDifference] | None  # that of the personal models, expected of models fitted to all rows
+
+
+def recommend(
+    held: LossSums,
+    own: LossSums,
+    margin: float = DEFAULT_MARGIN,
+    level: float = DEFAULT_LEVEL,
+    fitted: LossSums | None = None,
+) -> Recommendations:
+    """Everyone's recommendation from held-out sums, and from sums over all rows with the models to be used.
+
+    `fitted` are sums over the rows that the held-out models were fitted to.
+    """
+    found = estimate_improvements(held, own)
+    loss = pooled_losses(held)
+    chosen = choose_models(held, own, margin)
+    used = torch.from_numpy(np.array([MODEL_KINDS.index(name) for name in chosen]))
+    mine = held.loss.gather(1, used[:, None])[:, 0]
+    over, same = compare_recommended(found, chosen, SAME_LOSS_SHARE * abs(loss[PERSONAL]))
+    lines = {o: mean_difference(held.rows, held.loss[:, k] - mine, level) for k, o in enumerate(ALTERNATIVES)}
+    personal = {o: mean_difference(held.rows, held.difference[:, k], level) for k, o in enumerate(ALTERNATIVES)}
+    losses = loss | {"recommended": float(mine.sum() / held.rows.sum().clamp(min=1))}
+    full = None
+    if fitted is not None:
+        scale = full_size_factors(held, fitted) * held.loss
+        full = {o: mean_difference(held.rows, scale[:, k] - scale[:, 2], level) for k, o in enumerate(ALTERNATIVES)}
+    return Recommendations(chosen, expected_losses(held, found), over, same, losses, lines, personal, full)
+
+
+def full_size_factors(held: LossSums, fitted: LossSums) -> Tensor:
+    """[m, 3]: what losses of models fitted to all n rows are to those of the folds' models, fitted to n' of them.
+
+    By generalized cross-validation a model of q degrees of freedom has a held-out loss of n'^2 / (n' - q)^2 times its
+    loss on the rows that it was fitted to, and one of n' / (n' - q) times the noise. A client's ratio of losses is
+    shrunk to that of all clients.
+    """
+    total = held.rows.sum().clamp(min=1)
+    often = (fitted.rows.sum() / total).clamp(min=1)  # how many folds' models are fitted to a row: n' / (n - n')
+    seen = fitted.loss / often
+    prior = [SHRINKAGE_ROWS * part.sum(0) / total for part in (seen, held.loss)]
+    ratio = (seen + prior[0]) / (held.loss + prior[1]).clamp(min=torch.finfo(seen.dtype).tiny)
+    used = (1 - ratio.clamp(0, 1).sqrt()).clamp(max=MAX_FREEDOM_SHARE)  # q / n'
+    return (1 - used) / (1 - used * often / (often + 1))
+
+
+def choose_models(held: LossSums, own: LossSums, margin: float = DEFAULT_MARGIN) -> np.ndarray:
+    """[m] str: the recommended kinds of model."""
+    limit = margin * abs(pooled_losses(held)[PERSONAL])
+    divergence = own.divergence / own.rows.clamp(min=1)[:, None]
+    closest = divergence.min(1)
+    chosen = np.where((closest.values <= limit).numpy(), np.array(ALTERNATIVES)[closest.indices.numpy()], PERSONAL)
+    for k, other in enumerate(ALTERNATIVES):
+        group = torch.from_numpy(chosen == other) & (held.rows > 0)
+        mean, error = clustered_mean(held.rows[group], held.difference[group, k])
+        if mean - error > GUARD_MARGINS * limit:
+            chosen = np.where(chosen == other, PERSONAL, chosen)
+    return chosen
+
+
+def clustered_mean(rows: Tensor, sums: Tensor) -> tuple[float, float]:
+    """The mean over rows of clients' sums, and its standard error, clients being the units of chance; infinite for
+    one."""
+    m = len(rows)
+    if m == 0:
+        return 0.0, float("inf")
+    total = float(rows.sum())
+    mean = float(sums.sum()) / total
+    if m == 1:
+        return mean, float("inf")
+    return mean, float((sums - mean * rows).square().sum() * m / (m - 1)) ** 0.5 / total
+
+
+def mean_difference(rows: Tensor, sums: Tensor, level: float = DEFAULT_LEVEL) -> MeanDifference:
+    """The mean difference over rows with Student's interval."""
+    seen = rows > 0
+    mean, error = clustered_mean(rows[seen], sums[seen])
+    reach = float(stdtrit(max(int(seen.sum()) - 1, 1), (1 + level) / 2)) * error
+    return MeanDifference(mean, mean - reach, mean + reach)
+
+
+def compare_recommended(
+    found: Improvements, chosen: np.ndarray, least: float
+) -> tuple[dict[str, Comparison], dict[str, np.ndarray]]:
+    """The recommended models against local and global ones; differences below `least` count as none."""
+    over, same = {}, {}
+    for other in ALTERNATIVES:
+        parts = {model: compare_models(found, model, other) for model in MODEL_KINDS}
+        pick = {model: torch.from_numpy(chosen == model) for model in MODEL_KINDS}
+        columns = [
+            sum(pick[model] * getattr(parts[model], name) for model in MODEL_KINDS) for name in Comparison._fields
+        ]
+        mixed = Comparison(*columns)
+        alike = pick[other] | ((mixed.mean.abs() <= least) & (mixed.sd <= least))
+        half = torch.full_like(mixed.mean, 0.5)
+        over[other] = Comparison(
+            torch.where(alike, 0.0, mixed.mean),
+            torch.where(alike, 0.0, mixed.sd),
+            torch.where(alike, half, mixed.probability),
+        )
+        same[other] = alike.numpy()
+    return over, same
+
+
+def expected_losses(held: LossSums, found: Improvements) -> dict[str, np.ndarray]:
+    """By model [m]: the personal model's held-out loss, shrunk on the log scale by how little a client's rows tell of
+    it, and the others' by their expected differences from it."""
+    n, loss = held.rows, held.loss[:, 2]
+    total = n.sum().clamp(min=1)
+    overall = (loss.sum() / total).clamp(min=torch.finfo(loss.dtype).tiny)
+    seen = (n > 0) & (loss > 0)
+    own = torch.where(seen, loss / n.clamp(min=1), overall)
+    chance = ((held.loss_square.sum() / total / overall**2 - 1).clamp(min=0) / n.clamp(min=1))[seen]
+    logs = (own / overall).log()
+    between = (logs[seen].square().mean() - chance.mean()).clamp(min=0) if bool(seen.any()) else torch.zeros(())
+    weight = torch.zeros_like(own)
+    weight[seen] = between / (between + chance).clamp(min=torch.finfo(loss.dtype).tiny)
+    personal = overall * (weight * logs).exp()
+    others = {
+        o: torch.maximum(personal + found.mean[:, k], MIN_LOSS_SHARE * personal) for k, o in enumerate(ALTERNATIVES)
+    }
+    return {name: part.numpy() for name, part in (others | {PERSONAL: personal}).items()}
+
+
+def describe_probability(probability: np.ndarray) -> np.ndarray:
+    """[m] str: high, moderate or low."""
+    return np.select(
+        [probability >= HIGH_PROBABILITY, probability >= MODERATE_PROBABILITY], ["high", "moderate"], "low"
+    )

@@ -1,0 +1,126 @@
+"""A client that comes after the training: a personal model from the common one, without another round.
+
+    mixture   v <- v - eta alpha grad L_k(alpha v + (1 - alpha) w) from v = w;  alpha v + (1 - alpha) w    APFL
+    prox      arg min_v L_k(v) + lam/2 |v - w|^2                                  methods of personal models on a pull
+    finish    the method's own last stage                                         methods that fine-tune before use
+    alone     the method's own visits                                             Local, whose w is not trained
+    tune      w after local SGD steps                                             methods of one shared model
+
+Each algorithm declares its way in `Algorithm.newcomer`; newcomers to an advice that is solved exactly get what its
+clients got (`model_average.py`).
+
+Source   apfl, Eq. 7 (mixture).
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mooring.algorithms.apfl import APFL, MixtureSteps, mix_models
+from mooring.algorithms.fedavg import FedAvg
+from mooring.algorithms.hyperparameters import auto_eta, local_sgd
+from mooring.core.cohort import CohortData, Round
+from mooring.core.errors import RequestError
+from mooring.core.penalty import PerClientPenalty, penalty_rows
+from mooring.estimates.client_statistics import collect_statistics
+
+ADAPTATION_METHODS = ("mixture", "prox", "finish", "alone", "tune")
+LOCAL_WORK_FIELDS = (
+    "decay",
+    "fading",
+    "steps",
+    "epochs",
+    "batch",
+    "draws",
+    "alpha",
+    "adapt",
+    "adapt_on",
+    "alpha_pull",
+    "alpha_by",
+    "radius",
+)
+ADAPTATION_ROUNDS = (
+    5  # a newcomer's local work, in rounds' worth of the method's: 5 passes where a round is one (apfl, Figure 6)
+)
+
+
+def adapt_models(
+    algorithm: Any,
+    server: Any,
+    task: Any,
+    data: CohortData,
+    round: Round,
+    *,
+    how: str = "auto",
+    stays: int = ADAPTATION_ROUNDS,
+) -> Tensor:
+    """[C, d]: what newcomers with these data deploy, given a finished run's settled algorithm and server state.
+
+    Step sizes are the run's, on convex tasks at most what the newcomer's own curvature allows; an exact prox is used
+    where the task has one. A lam or alpha per client has no value for a newcomer: the median stands in.
+    """
+    how = algorithm.newcomer if how == "auto" else how
+    if how not in ADAPTATION_METHODS:
+        raise RequestError(f"how must be one of {', '.join(ADAPTATION_METHODS)} or auto, got {how!r}.")
+    if how == "prox" and not hasattr(algorithm, "lam"):
+        raise RequestError(f"{algorithm.name} has no lam to moor a newcomer by; use how = 'tune'.")
+    alone = [data.select(torch.tensor([i])) for i in range(len(data))]
+    return torch.cat([_one(algorithm, server, task, mine, round, how, stays) for mine in alone])
+
+
+def _one(algorithm: Any, server: Any, task: Any, data: CohortData, round: Round, how: str, stays: int) -> Tensor:
+    """[1, d]: the model of a single newcomer, which depends on no other."""
+    w = server.w[None]
+    turns = [round._replace(t=t) for t in range(1, stays + 1)]
+    if how in ("finish", "alone"):
+        first = algorithm.start(task, server.w)[1]
+        client = type(first)(*(part[None] for part in first))
+        for turn in turns if how == "alone" else []:
+            client = algorithm.visit(server, client, task, data, turn)[0]
+        client = algorithm.finish(server, client, task, data, round)
+        return algorithm.personal_model(server, client).expand(1, -1)
+    if how == "mixture":
+        mixer = make_local_algorithm(APFL, algorithm, task, data, w)
+        stay = MixtureSteps(w, w, torch.full((1,), float(mixer.alpha), dtype=w.dtype))
+        for turn in turns:
+            stay = deque(mixer.local_steps(stay, task, data, turn, moves_w=False), maxlen=1).pop()
+        return mix_models(stay.alpha, stay.v, w)
+    lam = new_client_lam(algorithm.lam, w) if how == "prox" else 0.0
+    if how == "prox" and task.prox is not None:
+        return task.prox(w, lam, data.train.full(task), w)
+    v, tuner = w, make_local_algorithm(FedAvg, algorithm, task, data, w, float(torch.as_tensor(lam).max()))
+    for turn in turns:
+        v = local_sgd(tuner, task, v, data, turn, pull=(lam, w))
+    return v
+
+
+def make_local_algorithm(kind: Any, algorithm: Any, task: Any, data: CohortData, w: Tensor, pull: float = 0.0) -> Any:
+    """An algorithm of that kind, for its local steps, with the run's fields where it has the same."""
+    same = [f.name for f in fields(kind) if f.name in LOCAL_WORK_FIELDS and hasattr(algorithm, f.name)]
+    shared = {name: getattr(algorithm, name) for name in same}
+    if shared.get("adapt_on") == "validation":
+        shared["adapt_on"] = "auto"  # the newcomer may have no validation rows
+    if isinstance(shared.get("alpha"), tuple):
+        shared["alpha"] = statistics.median(shared["alpha"])
+    facts = collect_statistics(task, data, w[0], ())
+    ready = kind(**shared).settle(task, facts)
+    # The step of the personal model, where the method has two.
+    known = [getattr(algorithm, name, "auto") for name in ("personal_eta", "inner_eta", "eta")]
+    given = next((eta for eta in known if not isinstance(eta, str)), None)
+    safe = auto_eta(task, facts, ready.batch, pull)
+    if given is not None and task.solve is not None:
+        given = min(given, safe)
+    return replace(ready, eta=safe if given is None else given)
+
+
+def new_client_lam(lam: Any, w: Tensor) -> Tensor:
+    """lam as [1, 1] or [1, d]."""
+    if isinstance(lam, PerClientPenalty) and lam.per_client is not None:
+        lam = replace(lam, per_client=(statistics.median(lam.per_client),))
+    return penalty_rows(lam, torch.zeros(len(w), dtype=torch.long), w)

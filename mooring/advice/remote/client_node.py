@@ -1,0 +1,190 @@
+"""What a client answers where a federation is advised: questions about its rows, from its own table.
+
+asked      some of `asking.QUESTIONS`, or what spreads are estimated from (`estimates/client_queries.py`)
+advised    the end: it writes its verdict and its model as a run directory that `mooring predict` reads
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mooring.advice.advise import AdviceResult  # with it come all modules that have questions
+from mooring.advice.client_functions import CLIENT_FUNCTIONS
+from mooring.advice.evaluation.loss_sums import ALTERNATIVES
+from mooring.advice.folds import (
+    assign_folds,
+    assign_time_blocks,
+    compact_rows,
+    filter_rows,
+    number_distinct_rows,
+    row_groups,
+    row_times,
+    usable_rows,
+)
+from mooring.advice.reporting.sentences import ALTERNATIVE_PHRASES, MODEL_PHRASES
+from mooring.core.cohort import Rows
+from mooring.core.errors import RequestError
+from mooring.engines.fit import describe_task
+from mooring.engines.flower.client_node import DONE_FILE, REQUEST_HANDLERS, RESULT_DIR, ClientNode
+from mooring.engines.flower.messages import Payload
+from mooring.engines.prepare import Job
+from mooring.estimates.client_queries import InMemoryQueries
+from mooring.runs.atomic_files import json_bytes, parquet_bytes, to_plain, write_json
+from mooring.runs.directory import ADVICE_FILE, CLIENTS_FILE, RUN_FILE, SCHEMA_FILE, StoredModels, create_run
+from mooring.runs.runfile import run_bytes
+from mooring.runs.table_schemas import CLIENTS_SCHEMA, clients_table
+from mooring.runs.tensor_files import flatten
+
+FINISH_MESSAGE = "advised"
+DISCLOSED = (
+    "sums over its rows: for a linear task all first and second moments of its columns and its target, for others its "
+    "loss, gradient and Hessian at the models that it is sent; for every candidate the sum of its losses on held-out "
+    "rows. From these its own models follow, and more where it has few rows; no row is sent"
+)
+
+
+class Pair(NamedTuple):
+    first: Tensor
+    second: Tensor
+
+
+class AdviceClientNode(ClientNode):
+    """A client of a federation that is advised."""
+
+    answers: ClassVar[dict[str, Callable[[Any, Payload], Payload]]] = {}
+    of_schema: ClassVar[tuple[str, ...]] = (*ClientNode.of_schema, "parts")
+    reveals = DISCLOSED
+    what = "an advice"
+
+    def rows(self, part: tuple[Any, ...]) -> Rows:
+        """Some of its rows, in a pool of their own; where there are none, one that does not count."""
+        if part not in self.parts:
+            self.parts[part] = ensure_nonempty(self._rows(part), self.clients.train)
+        return self.parts[part]
+
+    @cached_property
+    def parts(self) -> dict[tuple[Any, ...], Rows]:
+        return {}
+
+    def _rows(self, part: tuple[Any, ...]) -> Rows:
+        name, *fold = part
+        if name in ("train", "validation", "test"):
+            return compact_rows(getattr(self.clients, name))
+        whole = compact_rows(usable_rows(self.clients))
+        if name == "usable":
+            return whole
+        if name not in ("held", "without"):
+            raise RequestError(f"client '{self.name}' has no rows called {name!r}.")
+        assigned = self.assigned(int(fold[1]))
+        mine = assigned == int(fold[0])
+        if row_times(self.clients) is not None and name == "without":
+            return filter_rows(whole, assigned < int(fold[0]))
+        return filter_rows(whole, mine if name == "held" else ~mine)
+
+    def assigned(self, folds: int) -> Tensor:
+        """[N]: the fold of each usable row; -1 for rows that only train."""
+        rows, time = self.rows(("usable",)), row_times(self.clients)
+        if time is not None:
+            return assign_time_blocks(rows, time, folds + 1) - 1
+        units = row_groups(self.clients)
+        units = number_distinct_rows(rows) if units is None else units
+        return assign_folds(rows, self.clients.keys, folds, self.run.training.seed, units)
+
+
+def ensure_nonempty(rows: Rows, like: Rows) -> Rows:
+    if len(rows.y):
+        return rows
+    return Rows(torch.zeros_like(like.x[:1]), torch.zeros_like(like.y[:1]), rows.start, rows.size)
+
+
+def answer_calls(home: AdviceClientNode, parcel: Payload) -> Payload:
+    out: dict[str, Tensor] = {}
+    for k, about in parcel.words["asked"].items():
+        own = [parcel.tensors[f"{k}/own/{i}"] for i in range(int(about["own"]))]
+        shared = {
+            name: parcel.tensors[f"{k}/shared/{name}"] if given else None for name, given in about["shared"].items()
+        }
+        out |= flatten(k, call_client_function(home, str(about["name"]), tuple(about["part"]), own, shared))
+    return Payload({}, out)
+
+
+def call_client_function(
+    home: AdviceClientNode, name: str, part: tuple[Any, ...], own: list[Tensor], shared: dict[str, Any]
+) -> Any:
+    rows = home.rows(part)
+    if name == "fold_sizes":
+        fold = home.assigned(int(shared["count"]))
+        return torch.bincount(fold[fold >= 0], minlength=int(shared["count"]))[None]
+    here = InMemoryQueries(home.task, rows)
+    if name == "summary":
+        return here.summary()
+    if name == "pearson":
+        return Pair(*here.pearson(*own))
+    if name == "slope":
+        return Pair(*here.slope(shared["w"]))
+    if name == "refit":
+        return Pair(*here.refit(shared["center"], *own))
+    if name not in CLIENT_FUNCTIONS:
+        raise RequestError(f"client '{home.name}' does not know the question {name!r}.")
+    return CLIENT_FUNCTIONS[name](home.task, rows.padded(), *own, **shared)
+
+
+def client_record(advice: AdviceResult, row: Any) -> dict[str, Any]:
+    """What a client receives: the federation's numbers, and its own row; no other client's."""
+    record, mine = advice.record, to_plain(row.to_dict())
+    shared = {name: record[name] for name in ("headline", "summary", "title", "plan", "path", "candidates", "run")}
+    return shared | {
+        "clients": [mine],
+        "notes": [],
+        "words": {"recommendation": describe_recommendation(mine)},
+        "learning_curve": record["learning_curve"],
+    }
+
+
+def describe_recommendation(row: dict[str, Any]) -> str:
+    """A client's recommendation in a sentence."""
+    sides = [
+        f"better than {ALTERNATIVE_PHRASES[other]} with probability {row[f'probability_better_than_{other}']:.2f}"
+        for other in ALTERNATIVES
+        if row["recommended"] != other and row[f"improvement_over_{other}"] != 0
+    ]
+    return f"Use {MODEL_PHRASES[row['recommended']]}{': ' + ' and '.join(sides) if sides else ''}."
+
+
+def write_client_run(home: AdviceClientNode, parcel: Payload) -> Payload:
+    """Write verdict and model as a run directory."""
+    record = parcel.words["record"]
+    row = record["clients"][0]
+    run = home.run.model_copy(
+        update={"data": home.run.data.model_copy(update={"source": str(home.path)}), "federation": None}
+    )
+    files = {
+        RUN_FILE: run_bytes(run),
+        SCHEMA_FILE: json_bytes(home.schema.model_dump(mode="json")),
+        CLIENTS_FILE: parquet_bytes(clients_table([{name: row[name] for name in CLIENTS_SCHEMA.names if name in row}])),
+        ADVICE_FILE: json_bytes(record),
+    }
+    path = home.folder / RESULT_DIR
+    shutil.rmtree(path, ignore_errors=True)
+    about, layout = describe_task(Job(run, home.clients, home.task))
+    saved = StoredModels(parcel.tensors["common"], parcel.tensors["own"], (home.name,), about, layout)
+    create_run(path, files).write_models(saved)
+    write_json(
+        home.folder / DONE_FILE,
+        row | {"metric": record["summary"]["metric"], "said": record["words"]["recommendation"]},
+    )
+    return Payload({"result": True})
+
+
+AdviceClientNode.answers = {
+    name: REQUEST_HANDLERS[name] for name in ("hello", "survey", "tally", "names", "spread", "adopt", "dismissed")
+} | {
+    "asked": answer_calls,
+    FINISH_MESSAGE: write_client_run,
+}

@@ -1,0 +1,72 @@
+"""What to make of an advice: theory beside evidence, who is unlike the rest, what it would take."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import torch
+
+from mooring.advice.candidates.column_sets import ColumnSets, on_columns
+from mooring.advice.candidates.families import GLOBAL, PULLED_FAMILIES, Setting
+from mooring.advice.candidates.lambda_path import ridge_mask
+from mooring.advice.evaluation.setting_choice import MAX_CHOOSING_CLIENTS, Choice, client_weights
+from mooring.advice.reporting import contributions
+from mooring.advice.reporting.theory_report import TheoryReport, report_theory
+from mooring.core.errors import RequestError
+from mooring.data.clients import PARTS, Clients
+from mooring.engines.prepare import Job
+from mooring.shapes.columns import ShapedColumns
+
+MAX_THEORY_CLIENTS = 1_000  # clients that the theorems' constants are estimated from
+
+
+def subsample_clients(clients: Clients) -> Clients:
+    """A part of very many clients, evenly taken."""
+    if len(clients) <= MAX_THEORY_CLIENTS:
+        return clients
+    some = torch.linspace(0, len(clients) - 1, MAX_THEORY_CLIENTS).long()
+    parts = {part: getattr(clients, part).select(some) for part in PARTS}
+    return replace(clients, names=tuple(clients.names[i] for i in some.tolist()), **parts)
+
+
+def find_theory(job: Job) -> TheoryReport | None:
+    """What the theorems say; None where they do not apply."""
+    try:
+        return report_theory(job.task, subsample_clients(job.clients), job.run.training.weights)
+    except RequestError:
+        return None
+
+
+def add_explanations(
+    job: Job, frame: pd.DataFrame, choice: Choice, shape: ShapedColumns | None = None
+) -> tuple[pd.DataFrame, contributions.PulledFit | None]:
+    """The clients' table with who is unlike the rest, the rows that training alone would need, what each one brings.
+
+    And the fit behind it, where there is one.
+    """
+    task, clients, m, fit = job.task, job.clients, len(job.clients), None
+    needs, gives = np.full(m, np.nan), np.full(m, np.nan)
+    if m <= MAX_CHOOSING_CLIENTS and int(clients.train.size.min()) > 0:
+        p = client_weights(clients.train, clients.weighting(job.run.training.weights))
+        setting = heaviest_pulled_setting(choice)
+        sets = None if shape is None else ColumnSets(task, shape)
+        at = on_columns(task, clients.train, sets, setting.columns)
+        mine = [prior for prior in choice.priors if prior.columns == setting.columns]
+        fit = contributions.fit_with_curvature(at.task, at.rows, p, setting, mine)
+        if fit is not None:
+            unit = clients.target_scale**task.unit_power
+            needs = contributions.rows_to_match(fit, clients.train) * (frame["rows"] / frame["train"]).to_numpy()
+            held = on_columns(task, clients.validation, sets, setting.columns).rows
+            gives = unit * contributions.estimate_contributions(
+                at.task, fit, p, held, setting.ridge * ridge_mask(at.task)
+            )
+    outlier = contributions.find_outliers(choice.priors[0], m) if choice.priors else np.zeros(m, bool)
+    return frame.assign(is_outlier=outlier, rows_to_match=needs, contribution=gives), fit
+
+
+def heaviest_pulled_setting(choice: Choice) -> Setting:
+    """The setting that explains the models: only where a moor holds them is it known how far they follow whose rows."""
+    moored = [setting for setting in choice.mix if setting.family in (GLOBAL, *PULLED_FAMILIES)]
+    return max(moored, key=choice.mix.__getitem__, default=choice.plan)

@@ -1,0 +1,65 @@
+"""Localized FedAvg: FedAvg's common model, fine-tuned by every client before use.
+
+apfl, Section 5.
+
+    w   by FedAvg
+    v_i = w after `tune_steps` local SGD steps on L_i            what client i deploys
+
+    output = "tuned"      from the last common model
+    output = "own"        v_i is the client's copy of w after its last stay, before it was averaged: what the paper's
+                          experiments evaluate, over the clients of a round, right after their local steps
+
+Symbols  w: Server.w    v_i: Tuned.v    tune_steps: the paper's tau
+Limits   tune_steps = 0 is FedAvg; tune_steps = steps is the client's copy of w in the next round, before it is averaged
+Departs  as fedavg; fine-tuning takes the draws and step sizes of the round that would come next
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor
+
+from mooring.algorithms.fedavg import FedAvg
+from mooring.algorithms.hyperparameters import check_ranges, finetune_global, tracked_updates
+
+
+class Client(NamedTuple):
+    visits: Tensor  # [C], its own visits so far; [C, 0] where no step size asks
+    own: Tensor  # [C, d], its copy of the common model after its last stay; [C, 0] but for output = "own"
+
+
+class Tuned(NamedTuple):
+    v: Tensor  # [C, d]
+
+
+@dataclass(frozen=True)
+class FedAvgFinetune(FedAvg):
+    tune_steps: int = 10
+    tune_epochs: int = 0  # passes over the data instead of steps, when > 0
+    output: str = "tuned"
+
+    paper: ClassVar[str] = "apfl, Section 5"
+    last_stage: ClassVar[bool] = True
+    newcomer: ClassVar[str] = "finish"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_ranges(self, tune_steps=(0, None), tune_epochs=(0, None), output=("tuned", "own"))
+
+    def start(self, task, w0):
+        server, first = super().start(task, w0)
+        return server, Client(first.visits, w0 if self.output == "own" else w0[:0])
+
+    def visit(self, server, client, task, data, round):
+        after, change = super().visit(server, client, task, data, round)
+        return Client(after.visits, server.w + change if self.output == "own" else client.own), change
+
+    def finish(self, server, client, task, data, round):
+        if self.output == "own":
+            return Tuned(client.own)
+        return Tuned(finetune_global(self, task, server.w, data, round, tracked_updates(client.visits)))
+
+    def personal_model(self, server, client):
+        return client.v

@@ -1,0 +1,191 @@
+"""FedProx, shared model: clients return a proximal step from the common model, the server averages.
+
+mspp, Eq. 1.3; kernel, Eq. 6 (there eta = 1/lam).
+
+    w_i ~ arg min_v  L_i(v) + lam/2 |v - w|^2
+    w  <- sum_i p_i w_i                                over the cohort
+
+    growth = "smooth"   lam max{T^(1/3), (T/I)^(1/2)} is used, I clients a round for T rounds (mspp, Theorem 1: lam =
+                        3L); lam T^(1/3) with everybody in every round (Remark 2)
+    growth = "kinked"   lam sqrt(T)                       (mspp, Theorem 2: exact solves, lam > 2 x weak convexity)
+    lam = "theory"      sets growth and lam as those theorems do, and certifies each solve
+    output = "random"   deploys w_t*, t* drawn uniformly from 0..T-1: what the theorems speak about
+
+Symbols  w: Server.w    lam: the papers' 1/eta    eta: the inner step size    lipschitz: G    w_t*: Server.drawn
+Limits   lam -> 0 with SGD is FedAvg; lam -> infinity stands still; the fixed point minimises sum_i p_i F_i, F_i the
+         Moreau envelope of L_i, not sum_i p_i L_i
+Departs  inner = "descent" stops at a gradient certificate |grad| <= tol, at most `steps` steps; with growth = "smooth"
+         tol is mspp's min{G/sqrt(I), 2LG/(lam I)}, or L^2 G/lam^2 with everybody: bounds on the gradient, which SGD is
+         held to by one full gradient after its steps. What was promised and reached is counted. The theorems bound the
+         mean over rounds, so output = "last" has no guarantee. growth = "smooth" takes G, unless given, from the
+         clients' fits; lam = "theory" takes 1/lam of Theorem 2 from the rows' lengths; w sums by p, not 1/I
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import inf, sqrt
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor
+
+from mooring.algorithms.base import Algorithm, Auto
+from mooring.algorithms.hyperparameters import (
+    batch_smoothness,
+    check_local_work,
+    check_ranges,
+    choose_inner_solver,
+    init_update_count,
+    local_sgd,
+    parse_lam_field,
+    resolve_auto,
+    tracked_updates,
+)
+from mooring.core.errors import RequestError
+from mooring.core.penalty import PerClientPenalty, penalty_rows
+from mooring.core.seeds import uniforms
+from mooring.core.solvers import descend_to_tolerance, record_tolerance
+from mooring.theory import fedprox_shared_rate as rate
+
+MAX_CERTIFIED_STEPS = 200  # steps that a certified solve may take: lam_T >= 3L at least halves its error with each
+
+
+class Server(NamedTuple):
+    w: Tensor  # [d]
+    drawn: Tensor | None  # [d], w_t for t up to t*, then w_t*; None for output = "last"
+
+
+class Client(NamedTuple):
+    visits: Tensor  # [C], its own visits so far; [C, 0] where no step size asks
+
+
+@dataclass(frozen=True)
+class FedProx(Algorithm):
+    lam: Auto = "auto"
+    growth: str = "none"
+    inner: str = "auto"  # "exact", "descent" or "sgd"; auto: exact where the task has a prox, sgd elsewhere
+    eta: Auto = "auto"
+    decay: float = 0.0
+    fading: str = "inverse"  # what decay does: see settings.schedule
+    steps: int = 10
+    epochs: int = 0  # passes over the data instead of steps, when > 0
+    batch: Auto = "auto"  # 0: all rows
+    draws: str = "passes"  # of minibatches; or "independent", "replacement"
+    tol: float = 1e-6
+    lipschitz: float = 0.0  # 0: unknown
+    output: str = "last"  # or "random"
+
+    paper: ClassVar[str] = "mspp, Eq. 1.3; kernel, Eq. 6"
+    reveals: ClassVar[str] = "each client's proximal step from the common model"
+    kept: ClassVar[tuple[str, ...]] = ("drawn",)
+
+    def __post_init__(self) -> None:
+        parse_lam_field(self, ("auto", "theory"))
+        check_ranges(self, growth=("none", "smooth", "kinked"), inner=("auto", "exact", "descent", "sgd"))
+        check_local_work(self)
+        check_ranges(self, tol=(0, None), lipschitz=(0, None), output=("last", "random"))
+        check_growth(self)
+
+    def settle(self, task, facts):
+        ready = set_by_theorem(self, task, facts, factor=3) if self.lam == "theory" else self
+        ready = replace(ready, inner=choose_inner_solver(ready, task))
+        return resolve_auto(resolve_lipschitz(ready, task, facts), task, facts)
+
+    def start(self, task, w0):
+        return Server(w0, w0 if self.output == "random" else None), Client(init_update_count(self))
+
+    def visit(self, server, client, task, data, round):
+        w = server.w.expand(len(data), -1)
+        now = self.at(round)
+        lam = penalty_rows(now.lam, data.index, w)
+        if self.inner == "exact":
+            v = task.prox(w, lam, data.train.full(task))
+        elif self.inner == "descent":
+            v = descend_to_tolerance(task, w, data.train.full(task), lam, w, now.eta, tol=now.tol, most=self.steps)
+        else:
+            v = local_sgd(now, task, w, data, round, tracked_updates(client.visits), pull=(lam, w))
+            if self.growth == "smooth":
+                record_tolerance(task, v, data.train.full(task), lam, w, now.tol)
+        return Client(client.visits + 1), v - w
+
+    def at(self, round):
+        """The settings for this horizon and cohort."""
+        if self.growth == "none":
+            return self
+        if self.growth == "kinked":
+            return scale_to_horizon(self, self.lam * sqrt(round.rounds), self.tol)
+        smooth, sampled = self.lam / 3, round.cohort
+        if sampled == round.clients:
+            step = rate.full_participation_step(smooth, round.rounds)
+            return scale_to_horizon(self, 1 / step, rate.full_participation_tolerance(self.lipschitz, smooth, step))
+        step = rate.step_size(smooth, round.rounds, sampled)
+        return scale_to_horizon(self, 1 / step, rate.gradient_tolerance(self.lipschitz, smooth, step, sampled))
+
+    def merge(self, server, mean, round):
+        return apply_mean_change(server, mean, round)
+
+    def personal_model(self, server, client):
+        return self.global_model(server)
+
+    def global_model(self, server):
+        return server.w if self.output == "last" else server.drawn
+
+
+def apply_mean_change(server, mean, round):
+    """The server after a round, w_t* kept once it is there; a round without replies leaves w where it was."""
+    w = server.w + mean
+    if server.drawn is None:
+        return type(server)(w, None)
+    return type(server)(w, w if round.t <= draw_output_round(round) else server.drawn)
+
+
+def draw_output_round(round) -> int:
+    """t*, uniform on 0..T-1: a function of the seed and the horizon alone."""
+    return int(uniforms(round.seed, "algorithm", round.rounds)[0] * round.rounds)
+
+
+def check_growth(algorithm):
+    """A lam that grows with the horizon is one number, and never 0."""
+    lam, owner = algorithm.lam, type(algorithm).__name__
+    if algorithm.growth != "none" and (isinstance(lam, PerClientPenalty) or lam == 0):
+        raise RequestError(f"{owner}: growth = '{algorithm.growth}' needs lam as one number > 0, got {lam}.")
+
+
+def set_by_theorem(algorithm, task, facts, factor, batch=0):
+    """lam = factor x L with certified solves (smooth losses), or 1/rho with exact ones (kinked: rho < 1/(2 weak)).
+
+    L bounds the curvature of what is solved: of all rows, or of minibatches.
+    """
+    owner = type(algorithm).__name__
+    if task.smooth_loss:
+        smooth = batch_smoothness(facts, batch, getattr(algorithm, "replacement", False))
+        if not 0 < smooth < inf:
+            raise RequestError(
+                f"{owner}: lam = 'theory' needs the loss's smoothness, and task '{task.name}' tells {smooth:.3g}; "
+                "give lam a number."
+            )
+        inner = choose_inner_solver(algorithm, task, otherwise="descent")
+        steps = max(algorithm.steps, MAX_CERTIFIED_STEPS)
+        return replace(algorithm, lam=factor * smooth, growth="smooth", inner=inner, steps=steps, batch=batch)
+    if task.prox is None:
+        raise RequestError(f"{owner}: lam = 'theory' needs exact solves, and task '{task.name}' has no exact prox.")
+    weak = max(0.0, -float(facts.convex.min()))
+    return replace(algorithm, lam=max(float(facts.noise.max()) ** 2, 4 * weak), growth="kinked", inner="exact")
+
+
+def resolve_lipschitz(algorithm, task, facts):
+    """The algorithm with G where inexact solves must keep a tolerance that is proportional to it."""
+    if algorithm.growth != "smooth" or algorithm.inner == "exact" or algorithm.lipschitz > 0:
+        return algorithm
+    lipschitz = float(facts.noise.max())
+    if not 0 < lipschitz < inf:
+        raise RequestError(
+            f"{type(algorithm).__name__}: growth = 'smooth' promises gradients in proportion to the loss's Lipschitz "
+            f"constant, and task '{task.name}' tells {lipschitz:.3g}; set lipschitz, or inner = 'exact'."
+        )
+    return replace(algorithm, lipschitz=lipschitz)
+
+
+def scale_to_horizon(algorithm, lam, tol):
+    """The algorithm at the lam of this horizon; its step size, settled for the smaller lam, gives way."""
+    return replace(algorithm, lam=lam, tol=tol, eta=1 / (1 / algorithm.eta + lam - algorithm.lam))

@@ -1,0 +1,182 @@
+"""FedProx, one stage: personal models moored to a common one, both trained in one loop with warm starts.
+
+effect, Algorithm 1, Eqs. 8-11.
+
+    v_i <- K steps on  h_i(v) = L_i(v) + lam/2 |v - w|^2   from the last v_i      (exact: v_i = prox_i(w))
+    g_i  = lam (w - v_i)
+    w   <- w - gamma sum_i p_i g_i                          over the cohort
+
+    lam per client or per coefficient:  w <- w - gamma (sum_i p_i lam_i)^-1 sum_i p_i lam_i (w - v_i)
+
+    preset = "theory"   inner = "descent" with eta, gamma and steps of effect, Corollary 1
+    lam = "auto", "one", "client", "coefficient", "client_and_coefficient" (empirical Bayes), "theory" (effect, Theorem
+    1),
+          "aer", "ier" (alternative, Theorems 4.4, 4.5), "shrinkage", "shrinkage_of_all": `mooring theory` prints each
+
+Symbols  w: Server.w    v_i: Client.v    K: steps    gamma: server step (with lam per client, relative to plain
+         averaging)
+Limits   lam = 0 is Local; lam -> infinity is Global; gamma = 1/lam averages the personal models; exact prox is
+         gradient descent on sum_i p_i F_i
+Departs  the printed 1/m is p_i; w_{T+1} is returned, not w_T; clients may be sampled, the paper has all of
+         them; gamma = "auto" is 1/L_g = 1/lam + 1/L with exact inner solves, half of it otherwise. inner = "sgd" is
+         stochastic; inner = "descent" takes K full gradients; with tol > 0 it stops once |grad h_i| <= tol, which puts
+         v_i within tol / (mu + lam) of prox_i(w), and counts the solves that did not get there
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mooring.algorithms.base import Algorithm, Auto
+from mooring.algorithms.hyperparameters import (
+    check_local_work,
+    check_ranges,
+    choose_inner_solver,
+    init_update_count,
+    local_sgd,
+    parse_lam_field,
+    resolve_auto,
+    server_step_factor,
+    tracked_updates,
+)
+from mooring.core.errors import RequestError
+from mooring.core.penalty import PerClientPenalty, is_uniform, penalty_rows
+from mooring.core.solvers import descend_to_tolerance
+from mooring.estimates.lambda_from_statistics import bound_curvature, resolve_lam_rule
+from mooring.estimates.lambda_rules import LAMBDA_RULES
+from mooring.theory.one_stage_rate import corollary_step_sizes
+
+
+class Server(NamedTuple):
+    w: Tensor  # [d]
+
+
+class Client(NamedTuple):
+    v: Tensor  # [C, d]
+    visits: Tensor  # [C], its own visits so far; [C, 0] where no step size asks
+
+
+class Message(NamedTuple):
+    pull: Tensor  # [C, d]  lam (w - v_i)
+    lam: Tensor | None  # [C, 1] or [C, d]; None when one number serves all
+
+
+@dataclass(frozen=True)
+class FedProxPersonal(Algorithm):
+    lam: Auto = "auto"
+    gamma: Auto | tuple[float, ...] = "auto"  # a tuple, one step per coefficient, is what "auto" gives for many lam
+    server_decay: float = 0.0  # the server's step is divided by 1 + server_decay (t - 1)
+    inner: str = "auto"  # "exact", "descent" or "sgd"; auto: exact where the task has a prox, sgd elsewhere
+    eta: Auto = "auto"
+    decay: float = 0.0
+    fading: str = "inverse"  # what decay does: see settings.schedule
+    steps: int = 10
+    epochs: int = 0  # passes over the data instead of steps, when > 0
+    batch: Auto = "auto"  # 0: all rows
+    draws: str = "passes"  # of minibatches; or "independent", "replacement"
+    tol: float = 0.0  # of inner = "descent"; 0: all steps are taken and nothing is promised
+    warm: bool = True  # start from the client's last model; False: from the common one
+    aggregation: str = "average"  # "elastic": unbiased under partial participation
+    preset: str = "none"  # "theory": Corollary 1
+
+    paper: ClassVar[str] = "effect, Algorithm 1"
+    reveals: ClassVar[str] = "each client's personal model: w - message / lam; use secure aggregation"
+    swept: ClassVar[tuple[str, ...]] = ("lam", "eta")
+    merges: ClassVar[tuple[str, ...]] = ("gamma", "server_decay", "aggregation")
+    newcomer: ClassVar[str] = "prox"
+
+    def __post_init__(self) -> None:
+        parse_lam_field(self, ("auto", *LAMBDA_RULES))
+        check_ranges(self, inner=("auto", "exact", "descent", "sgd"), server_decay=(0, None), tol=(0, None))
+        check_local_work(self)
+        if not isinstance(self.gamma, tuple):
+            check_ranges(self, gamma=(0, None, "auto"))
+        check_ranges(self, aggregation=("average", "elastic"), preset=("none", "theory"))
+        if self.preset == "theory":
+            for field, free in (("gamma", "auto"), ("eta", "auto"), ("inner", "auto")):
+                if getattr(self, field) != free:
+                    found = getattr(self, field)
+                    raise RequestError(f"FedProxOneStage: preset = 'theory' sets {field}; leave it out, got {found!r}.")
+
+    @property
+    def asks(self):
+        return ("rules",) if self.lam in LAMBDA_RULES else super().asks
+
+    def settle(self, task, facts):
+        ready = self
+        if ready.lam in LAMBDA_RULES:
+            owner = f"FedProxOneStage: lam = '{ready.lam}'"
+            ready = replace(ready, lam=resolve_lam_rule(owner, ready.lam, task, facts))
+        if ready.preset == "theory":
+            ready = replace(ready, batch=0, inner="descent", eta=0.0, gamma=0.0, preset="none")
+            return set_by_corollary(resolve_auto(ready, task, facts), task, facts)
+        ready = resolve_auto(replace(ready, inner=choose_inner_solver(ready, task)), task, facts)
+        return ready if ready.gamma != "auto" else replace(ready, gamma=auto_gamma(ready, task, facts))
+
+    @property
+    def additive(self) -> bool:
+        return is_uniform(self.lam)  # otherwise the stiffness travels too, and the step is a ratio of two means
+
+    def start(self, task, w0):
+        return Server(w0), Client(w0, init_update_count(self))
+
+    def visit(self, server, client, task, data, round):
+        w = server.w.expand(len(data), -1)
+        lam = penalty_rows(self.lam, data.index, w)
+        v = self.moored(client.v if self.warm else w, w, lam, task, data, round, tracked_updates(client.visits))
+        return Client(v, client.visits + 1), Message((w - v).mul_(lam), None if is_uniform(self.lam) else lam)
+
+    def moored(self, v, w, lam, task, data, round, visits):
+        """Each client's model after its inner loop from v, moored to w."""
+        rows = data.train.full(task) if self.inner != "sgd" else None
+        if self.inner == "exact":
+            return task.prox(w, lam, rows, v)
+        if self.inner == "descent":
+            return descend_to_tolerance(task, v, rows, lam, w, self.eta, tol=self.tol, most=self.steps)
+        return local_sgd(self, task, v, data, round, visits, pull=(lam, w))
+
+    def merge(self, server, mean, round):
+        gamma = torch.as_tensor(self.gamma, dtype=server.w.dtype) * server_step_factor(self, round)
+        return Server(server.w - gamma * server_direction(mean, round, self.aggregation))
+
+    def personal_model(self, server, client):
+        return client.v
+
+
+def server_direction(mean, round, aggregation):
+    """The server's direction: sum_i p_i lam (w - v_i), or with lam_i its ratio to sum_i p_i lam_i, over the cohort."""
+    step = mean.pull
+    if mean.lam is not None:
+        step = step / mean.lam.clamp(min=torch.finfo(step.dtype).tiny)
+    return step * (round.clients / round.cohort * round.weight) if aggregation == "elastic" else step
+
+
+def auto_gamma(algorithm, task, facts) -> float | tuple[float, ...]:
+    """1/L_g with exact inner solves, half of that (effect, Corollary 1) otherwise; plain averaging where L is unknown.
+
+    With lam_ij, the diagonal matrix of sum_i p_i lam_ij L / (lam_ij + L) is above the Hessian of sum_i p_i F_i, so each
+    coefficient j has a step of its own: taut ones would crawl at the step of slack ones.
+    """
+    smooth = float(facts.smooth.max())
+    known = smooth > 0 and task.smooth_loss and task.solve is not None
+    share = 1.0 if algorithm.inner == "exact" else 0.5
+    if not isinstance(algorithm.lam, PerClientPenalty):
+        lam = algorithm.lam
+        return 0.0 if lam == 0 else share * (1 / lam + 1 / smooth) if known else 1 / lam
+    lam = penalty_rows(algorithm.lam, torch.arange(len(facts.n)), facts.p)
+    bend = (facts.p[:, None] * lam * smooth / (lam + smooth)).sum(0)
+    pull = (facts.p[:, None] * lam).sum(0)
+    return tuple((share * pull / bend).where(bend > 0, 1.0).tolist()) if known else 1.0
+
+
+def set_by_corollary(algorithm, task, facts):
+    """eta, gamma and steps of effect, Corollary 1."""
+    known = bound_curvature("FedProxOneStage: preset = 'theory'", task, facts)
+    if isinstance(algorithm.lam, PerClientPenalty) or algorithm.lam == 0:
+        raise RequestError(f"FedProxOneStage: preset = 'theory' needs lam as one number > 0, got {algorithm.lam}.")
+    found = corollary_step_sizes(known.mu, known.smooth, algorithm.lam)
+    return replace(algorithm, eta=found.eta, gamma=found.gamma, steps=found.steps)

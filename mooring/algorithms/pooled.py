@@ -1,0 +1,119 @@
+"""Global: one model for all, from all rows in one place. The pooled referee.
+
+effect, Eq. 2 (GlobalTrain); the exact FedAvg of alternative, Eq. 1.2.
+
+    w = arg min_w  sum_i p_i L_i(w)
+
+Symbols  w: Server.w
+Limits   FedProx as lam -> infinity; with p = size, empirical risk minimisation on the pooled rows
+Departs  tasks without an exact solver are trained by SGD, `steps` a round: with all rows a row of client i weighs
+         p_i/n_i, into a batch it is drawn with that probability (in shuffled passes, for p = size exactly once a pass)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mooring.algorithms.base import Algorithm, Auto
+from mooring.algorithms.hyperparameters import check_local_work, check_ranges, local_sgd, resolve_auto
+from mooring.core.cohort import Batch, CohortData, Round, Rows
+from mooring.core.seeds import uniforms
+from mooring.core.task import Task
+
+EQUAL_WEIGHT_TOLERANCE = 1e-9  # rows whose weights differ by no more than this share of them are alike: p = size
+
+
+class Server(NamedTuple):
+    w: Tensor  # [d]
+
+
+class Client(NamedTuple):
+    pass
+
+
+@dataclass(frozen=True)
+class Pooled(Algorithm):
+    inner: str = "auto"  # "exact" where the task has a solver, "sgd" elsewhere
+    eta: Auto = "auto"
+    decay: float = 0.0
+    fading: str = "inverse"  # what decay does: see settings.schedule
+    steps: int = 100
+    epochs: int = 0  # passes over the data instead of steps, when > 0
+    batch: Auto = "auto"  # 0: all rows
+    draws: str = "passes"  # of minibatches; or "independent", "replacement"
+
+    paper: ClassVar[str] = "effect, Eq. 2"
+    reveals: ClassVar[str] = "everything: all rows are pooled; a referee for simulations"
+    pooled: ClassVar[bool] = True
+    full_participation: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_ranges(self, inner=("auto", "exact", "sgd"))
+        check_local_work(self)
+
+    @property
+    def one_shot(self) -> bool:
+        return self.inner == "exact"
+
+    def settle(self, task, facts):
+        inner = ("exact" if task.solve else "sgd") if self.inner == "auto" else self.inner
+        return resolve_auto(replace(self, inner=inner), task, facts)
+
+    def start(self, task, w0):
+        return Server(w0), Client()
+
+    def visit(self, server, client, task, data, round):
+        if self.inner == "exact":
+            w = task.solve(data.train.pooled(data.p))[0]
+        else:
+            w = local_sgd(self, task, server.w, pool_clients(data, round), round)[0]
+        return client, (w - server.w).expand(len(data), -1)
+
+    def merge(self, server, mean, round):
+        return Server(server.w + mean)
+
+    def personal_model(self, server, client):
+        return server.w
+
+
+@dataclass(frozen=True, eq=False)
+class PooledRows(Rows):
+    """Everyone's rows as one client's, of unequal weight."""
+
+    weight: Tensor | None = None  # [N], p_i/n_i, sums to 1
+    shift: float = 0.0  # in [0, 1)
+
+    def padded(self) -> Batch:
+        assert self.weight is not None
+        return Batch(self.x[None], self.y[None], self.weight[None].to(self.weight_dtype))
+
+    def full(self, task: Task) -> Any:
+        return self.padded() if task.condense is None else task.condense(self.padded())
+
+    def take(self, index: Tensor, valid: Tensor) -> Batch:
+        """Rows by systematic sampling: place k of N is the row at (k + shift)/N of the heaped-up weights.
+
+        Over shifts, a row has N p_i/n_i places on average, and never fewer or more than that rounded down or up.
+        """
+        assert self.weight is not None
+        heap = torch.cumsum(self.weight, 0)
+        spot = torch.searchsorted(heap, (index + self.shift) / len(heap) * heap[-1], right=True)
+        return super().take(spot.clamp(max=len(heap) - 1), valid)
+
+
+def pool_clients(data: CohortData, round: Round) -> CohortData:
+    """The whole federation as a cohort of one, for SGD on sum_i p_i L_i; every round has its own `Pool.shift`."""
+    one, size = torch.zeros(1, dtype=torch.long), data.train.size.sum()[None]
+    batch = data.train.pooled(data.p)
+    rows = Rows(batch.x[0], batch.y[0], one, size)
+    weight = torch.repeat_interleave(data.p.double() / data.train.size.clamp(min=1), data.train.size)
+    weight = weight / weight.sum()
+    if float((weight * size - 1).abs().max()) > EQUAL_WEIGHT_TOLERANCE:
+        shift = float(uniforms(round.seed, "algorithm", round.t)[0])
+        rows = PooledRows(rows.x, rows.y, one, size, weight=weight, shift=shift)
+    return CohortData(np.zeros(1, np.uint64), one, torch.ones(1), rows, rows)

@@ -1,0 +1,46 @@
+"""Localized SCAFFOLD: SCAFFOLD's common model, fine-tuned by every client before use.
+
+apfl, Section 5.
+
+    w   by SCAFFOLD
+    v_i = w after `tune_steps` local SGD steps on L_i            what client i deploys
+
+Symbols  w: Server.w    v_i: Tuned.v    tune_steps: the paper's tau
+Limits   tune_steps = 0 is SCAFFOLD
+Departs  as scaffold; fine-tuning takes plain steps, as control variates would hold a client back from its own optimum,
+         with the draws and step sizes of the round that would come next
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor
+
+from mooring.algorithms.hyperparameters import check_ranges, finetune_global, tracked_updates
+from mooring.algorithms.scaffold import Scaffold
+
+
+class Tuned(NamedTuple):
+    v: Tensor  # [C, d]
+
+
+@dataclass(frozen=True)
+class ScaffoldFinetune(Scaffold):
+    tune_steps: int = 10
+    tune_epochs: int = 0  # passes over the data instead of steps, when > 0
+
+    paper: ClassVar[str] = "apfl, Section 5"
+    last_stage: ClassVar[bool] = True
+    newcomer: ClassVar[str] = "finish"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_ranges(self, tune_steps=(0, None), tune_epochs=(0, None))
+
+    def finish(self, server, client, task, data, round):
+        return Tuned(finetune_global(self, task, server.w, data, round, tracked_updates(client.visits)))
+
+    def personal_model(self, server, client):
+        return client.v

@@ -1,0 +1,105 @@
+"""What there is, and what it means: explain, list."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Annotated
+
+import typer
+
+from mooring.commands.common import app, print_json
+from mooring.core.errors import RequestError
+from mooring.core.field_checks import describe_unknown
+from mooring.options import Json
+
+
+@app.command(epilog="Example: mooring explain lambda")
+def explain(
+    term: Annotated[list[str] | None, typer.Argument(hidden=True, metavar="TERM")] = None, json_: Json = False
+) -> None:
+    """Explain a word, an option or an algorithm.
+
+    Without TERM, all words are listed.
+    """
+    from mooring.report.glossary import TERMS
+    from mooring.report.terminal import Display
+
+    if not term:
+        Display().say(", ".join(TERMS))
+        return
+    text, where = explain_term(" ".join(term))
+    if json_:
+        print_json({"term": " ".join(term), "text": text, "read": where})
+    else:
+        Display().say(f"{text}\nRead more: {where}")
+
+
+def explain_term(word: str) -> tuple[str, str]:
+    """What a word means, and where to read on."""
+    from mooring import options as flags
+    from mooring.algorithms import base
+    from mooring.report.glossary import find_term, list_names
+
+    if (found := find_term(word)) is not None:
+        return found.text, f"docs/{found.page}"
+    bare = word.lstrip("-").replace("-", "_")
+    if bare in flags.option_names():
+        told = flags.describe(bare)
+        return f"{told['summary']} Without {told['flag']} it is: {told['default']}.", "docs/options.md"
+    if bare in base.algorithm_names():
+        return f"{bare}: {base.describe(bare)['summary']}", "docs/maths.md; `mooring list algorithms` names them all"
+    known = [*list_names(), *flags.option_names(), *base.algorithm_names()]
+    raise RequestError(f"mooring explain: {describe_unknown('word', word, known, 'mooring explain')}.")
+
+
+LISTS: dict[str, tuple[str, str, dict[str, str]]] = {  # module, its function that names all, columns
+    "algorithms": (
+        "mooring.algorithms.base",
+        "names",
+        {
+            "name": "algorithm",
+            "summary": "what",
+            "fields": "fields for --set",
+            "paper": "source",
+            "limits": "limits",
+            "reveals": "reveals",
+        },
+    ),
+    "tasks": (
+        "mooring.tasks.catalog",
+        "names",
+        {"name": "task", "summary": "what", "targets": "targets", "exact": "exact prox"},
+    ),
+    "datasets": ("mooring.data.datasets", "known", {"name": "data set", "summary": "what", "needs": "needs"}),
+    "options": (
+        "mooring.options",
+        "names",
+        {"flag": "flag", "file": "run file", "python": "Python", "default": "default", "summary": "what"},
+    ),
+    "experiments": (
+        "mooring.experiments.base.catalog",
+        "ids",
+        {"id": "experiment", "title": "what", "claims": "claims"},
+    ),
+}
+
+
+@app.command("list", epilog="Example: mooring list algorithms")
+def list_(
+    what: Annotated[str, typer.Argument(hidden=True, metavar=f"{'|'.join(LISTS)}")],
+    json_: Json = False,
+) -> None:
+    """List algorithms, tasks, data sets, options or experiments."""
+    from mooring.report.terminal import Display
+
+    if what not in LISTS:
+        raise RequestError(f"mooring list: {describe_unknown('list', what, LISTS)}.")
+    module, names, columns = LISTS[what]
+    found = import_module(module)
+    rows = [found.describe(name) for name in getattr(found, names)()]
+    if json_:
+        print_json({what: rows})
+    else:
+        short = [{k: list(v) if isinstance(v, dict) else v for k, v in row.items()} for row in rows]
+        caption = "Defaults of the fields: `mooring list algorithms --json`." if what == "algorithms" else ""
+        Display().table(what, short, columns, caption, spare=("limits", "reveals", "paper"))

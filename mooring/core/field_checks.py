@@ -1,0 +1,79 @@
+"""Settings by name: an unknown name is answered with the nearest known one, a wrong type with the right one."""
+
+from __future__ import annotations
+
+import difflib
+import types
+from collections.abc import Iterable, Mapping
+from typing import Any, Union, get_args, get_origin
+
+from mooring.core.errors import RequestError
+
+TYPE_NAMES = {
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    bool: "true or false",
+    dict: "a table",
+    list: "a list",
+}
+
+
+MAX_SUGGESTIONS = 3
+MAX_LISTED_NAMES = 12  # known names that an error lists where a command lists them all
+
+
+def describe_unknown(what: str, name: str, known: Iterable[str], listed_by: str = "") -> str:
+    """Half a sentence on an unknown name: the nearest known ones, and all of them or the command that lists them."""
+    known = list(known)
+    near = [f"'{one}'" for one in nearest_names(name, known)]
+    either = f"{', '.join(near[:-1])} or {near[-1]}" if len(near) > 1 else "".join(near)
+    hint = f" (did you mean {either}?)" if near else ""
+    if listed_by and len(known) > MAX_LISTED_NAMES:
+        return f"unknown {what} '{name}'{hint}; see `{listed_by}`"
+    return f"unknown {what} '{name}'{hint}; known: {', '.join(known) or 'none'}"
+
+
+def nearest_names(name: str, known: Iterable[str]) -> list[str]:
+    """Known names that a name may have meant, capitals and signs aside: itself, those that begin so, the closest."""
+    folded: dict[str, str] = {}
+    for one in known:
+        folded.setdefault(_letters(one), one)
+    asked = _letters(name)
+    if asked in folded:
+        return [folded[asked]]
+    begin = [one for letters, one in folded.items() if len(asked) > 2 and letters.startswith(asked)]
+    close = difflib.get_close_matches(asked, folded, n=1)
+    return begin[:MAX_SUGGESTIONS] or [folded[one] for one in close]
+
+
+def _letters(name: str) -> str:
+    return "".join(c for c in name.casefold() if c.isalnum())
+
+
+def check_fields(owner: str, given: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    """Refuse fields that are not `known`, and values that are not of the known field's type (Any: whatever it is)."""
+    for name, value in given.items():
+        if name not in known:
+            raise RequestError(f"{owner}: {describe_unknown('field', name, known)}.")
+        choices = [get_origin(kind) or kind for kind in type_alternatives(known[name])]
+        if not any(matches_type(value, kind) for kind in choices):
+            words = [TYPE_NAMES[kind] for kind in choices if kind in TYPE_NAMES]
+            raise RequestError(f"{owner}: {name} must be {' or '.join(words)}, got {value!r}.")
+
+
+def type_alternatives(hint: Any) -> list[Any]:
+    """The members of a union, or the one type that it is."""
+    if get_origin(hint) in (Union, types.UnionType):
+        return [kind for member in get_args(hint) for kind in type_alternatives(member)]
+    return [hint]
+
+
+def matches_type(value: Any, kind: Any) -> bool:
+    """Whether a value may stand in a field of this type; types that no run file can hold are left to their owner."""
+    if kind not in TYPE_NAMES:
+        return value is None if kind is type(None) else True
+    if isinstance(value, bool):
+        return kind is bool
+    taken = {float: (int, float), list: (list, tuple)}.get(kind, kind)
+    return isinstance(value, taken)

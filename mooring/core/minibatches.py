@@ -1,0 +1,222 @@
+"""Minibatches of a cohort: shuffled passes over each client's rows, replayable from (seed, client, round, slot)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mooring.core.cohort import Batch, CohortData, Round, Rows
+from mooring.core.errors import RequestError
+from mooring.core.seeds import add_counter, random_words, uniforms
+from mooring.core.task import Task
+
+DRAWS = ("passes", "independent", "replacement")
+ROW_BITS = np.uint64(24)  # of a word that orders rows, those that number the row
+MAX_PADDING_FACTOR = 4  # padded places per row up to which the orders of several clients are drawn in one table
+
+
+def without_finished_clients(batch: Any, done: Tensor) -> Any:
+    """The batch without the rows of the clients that are `done` [C]: they neither move nor cost."""
+    if isinstance(batch, Batch):
+        return batch._replace(weight=batch.weight * ~done[:, None])
+    return batch._replace(n=batch.n * ~done)
+
+
+class Step(NamedTuple):
+    """The k-th local step (from 0): its rows, and who still works (None: everyone)."""
+
+    k: int
+    batch: Any  # a Batch, or the task's summary of all rows
+    active: Tensor | None  # [C] bool
+
+
+class RowDraw(NamedTuple):
+    """Which rows a step takes: client c those at place[c, : n[c]] of the pool; what follows is padding."""
+
+    place: np.ndarray  # [C, B]
+    n: np.ndarray  # [C]
+
+
+def batches_per_epoch(size: Tensor, batch: int | None) -> Tensor:
+    """How many minibatches one pass takes, the last one possibly short; 1 for full batches."""
+    return torch.ones_like(size) if batch is None else ((size + batch - 1) // batch).clamp(min=1)
+
+
+def check_draws(draws: str) -> None:
+    if draws not in DRAWS:
+        raise RequestError(f"draws must be one of {', '.join(map(repr, DRAWS))}, got {draws!r}.")
+
+
+def count_local_steps(size: Tensor, batch: int | None, steps: int | Tensor | None, epochs: int | None) -> Tensor:
+    """How many local steps each client [C] takes, given either `steps` or `epochs`."""
+    if (steps is None) == (epochs is None):
+        raise RequestError(f"Local work is given by steps or by epochs, got steps = {steps} and epochs = {epochs}.")
+    if epochs is not None:
+        return epochs * batches_per_epoch(size, batch)
+    return torch.as_tensor(steps).expand(len(size))
+
+
+def minibatches(
+    task: Task,
+    data: CohortData,
+    round: Round,
+    *,
+    batch: int | None,
+    steps: int | Tensor | None = None,
+    epochs: int | None = None,
+    slot: int = 0,
+    draws: str = "passes",
+    part: str = "train",
+) -> Iterator[Step]:
+    """The steps of a stay at a cohort.
+
+    `batch = None` gives every step all rows. Otherwise `batch` rows at a time, by `draws`:
+
+        "passes"        each client runs through its rows, in a fresh random order per pass
+        "independent"   every step draws afresh from all rows, without replacement
+        "replacement"   every step draws afresh from all rows, with replacement
+
+    A client with fewer rows uses them all, unless it draws with replacement. Different `slot`s give independent draws
+    in the same round.
+    """
+    rows: Rows = getattr(data, part)
+    counts = count_local_steps(rows.size, batch, steps, epochs)
+    most = int(counts.max()) if len(counts) else 0
+    ragged = bool((counts != most).any())
+
+    def step(k: int, batch: Any) -> Step:
+        """Clients that are done carry no rows, so that they neither move nor cost."""
+        busy = counts > k if ragged else None
+        if busy is not None:
+            batch = without_finished_clients(batch, ~busy)
+        task.drawn(batch)
+        return Step(k, batch, busy)
+
+    check_draws(draws)
+    if uses_all_rows(rows, batch, draws):
+        whole = rows.full(task) if batch is None else rows.padded()
+        for k in range(most):
+            yield step(k, whole)
+        return
+    for k, drawn in enumerate(draw_rows(data, round, batch=batch, counts=counts, slot=slot, draws=draws, part=part)):
+        valid = torch.from_numpy(np.arange(drawn.place.shape[1]) < drawn.n[:, None])
+        yield step(k, rows.take(torch.from_numpy(drawn.place), valid))
+
+
+def uses_all_rows(rows: Rows, batch: int | None, draws: str) -> bool:
+    """Whether every step takes all rows of every client."""
+    return batch is None or (draws != "replacement" and batch >= int(rows.size.max()))
+
+
+def draw_rows(
+    data: CohortData,
+    round: Round,
+    *,
+    batch: int | None,
+    counts: Tensor,
+    slot: int = 0,
+    draws: str = "passes",
+    part: str = "train",
+) -> Iterator[RowDraw]:
+    """What `minibatches` draws for each step, before any row is gathered; `counts` [C] are the clients' steps."""
+    check_draws(draws)
+    rows: Rows = getattr(data, part)
+    start, sizes = rows.start.numpy(), rows.size.numpy()
+    seeds = np.full(len(rows), round.seed, dtype=np.uint64) if data.seeds is None else data.seeds
+    most = int(counts.max()) if len(counts) else 0
+    last = max(len(rows.y) - 1, 0)
+    if uses_all_rows(rows, batch, draws):
+        column = np.arange(min(int(sizes.max()), len(rows.y)))
+        whole = RowDraw(np.minimum(start[:, None] + np.where(column < sizes[:, None], column, 0), last), sizes)
+        yield from (whole for _ in range(most))
+        return
+    assert batch is not None  # all rows otherwise
+    if draws == "replacement":
+        for k in range(most):
+            u = uniforms(seeds[:, None], "batches", data.keys[:, None], round.t, slot, k, np.arange(batch))
+            place = np.floor(u * sizes[:, None]).astype(np.int64)
+            yield RowDraw(np.minimum(start[:, None] + place, last), np.where(sizes > 0, batch, 0))
+        return
+
+    column = np.arange(min(batch, int(sizes.max())))
+    per_epoch = np.ones_like(sizes) if draws == "independent" else np.maximum(-(-sizes // batch), 1)
+    room = np.minimum(sizes, per_epoch * batch)  # how much of an order any pass uses
+    if bool((sizes == sizes[0]).all()):
+        yield from _drawn_alike(data.keys, seeds, round.t, slot, batch, most, start, int(sizes[0]), int(per_epoch[0]))
+        return
+    offset = np.cumsum(room) - room
+    order = np.zeros(int(room.sum()), dtype=np.int64)
+    for k in range(most):
+        fresh = np.flatnonzero((k % per_epoch == 0) & (sizes > 0))
+        if len(fresh):
+            used = np.minimum(room[fresh], (most - k) * batch)
+            state = random_words(seeds[fresh], "batches", data.keys[fresh], round.t, slot, k // per_epoch[fresh])
+            order[np.repeat(offset[fresh], used) + counts_to_positions(used)] = draw_order(state, sizes[fresh], used)
+        begin = k % per_epoch * batch
+        n = np.clip(sizes - begin, 0, len(column))
+        spot = np.where(column < n[:, None], (offset + begin)[:, None] + column, 0)
+        place = np.where(column < n[:, None], order[spot], 0)
+        yield RowDraw(np.minimum(start[:, None] + place, last), n)
+
+
+def _drawn_alike(
+    keys: np.ndarray,
+    seeds: np.ndarray,
+    t: int,
+    slot: int,
+    batch: int,
+    most: int,
+    start: np.ndarray,
+    size: int,
+    per_epoch: int,
+) -> Iterator[RowDraw]:
+    """The same draws where all clients have as many rows: an order serves its steps as it is."""
+    everyone = np.full(len(start), size)
+    for k in range(0, most, per_epoch):
+        used = min(size, min(most - k, per_epoch) * batch)
+        state = random_words(seeds, "batches", keys, t, slot, k // per_epoch)
+        order = draw_order(state, everyone, np.full(len(start), used)).reshape(len(start), used) + start[:, None]
+        full = np.full(len(start), min(batch, size))
+        for begin in range(0, used, batch):
+            place = order[:, begin : begin + batch]
+            missing = min(batch, size) - place.shape[1]  # a last batch may be short
+            if missing:
+                yield RowDraw(np.hstack([place, np.repeat(start[:, None], missing, 1)]), full - missing)
+            else:
+                yield RowDraw(place, full)
+
+
+def draw_order(state: np.ndarray, sizes: np.ndarray, used: np.ndarray) -> np.ndarray:
+    """The first `used` places of a random order of 0..n-1 for each n in `sizes`, one client's after another's.
+
+    Rows are ordered by 40 bits of their words, which follow from the client's words `state` and their numbers, and
+    equal ones by number. Both fit one 64-bit word each, so that plain sorts do, and partial ones where few are used.
+    """
+    longest, few = int(sizes.max()), int(used.max())
+    if longest > 1 << ROW_BITS:
+        tops = (
+            np.argsort(add_counter(one, np.arange(n)) >> ROW_BITS, kind="stable")[:u]
+            for one, n, u in zip(state, sizes, used)
+        )
+        return np.concatenate(list(tops))
+    if len(sizes) > 1 and longest * len(sizes) > MAX_PADDING_FACTOR * sizes.sum():  # too uneven for one table
+        alone = (draw_order(state[i : i + 1], sizes[i : i + 1], used[i : i + 1]) for i in range(len(sizes)))
+        return np.concatenate(list(alone))
+    row = np.arange(longest, dtype=np.uint64)
+    table = (add_counter(state[:, None], row) >> ROW_BITS << ROW_BITS) | row
+    if int(sizes.min()) < longest:
+        table[row >= sizes[:, None]] = np.iinfo(np.uint64).max
+    if 2 * few < longest:
+        table = np.partition(table, few - 1, axis=1)[:, :few]
+    table.sort(axis=1)
+    places = (table[:, :few] & np.uint64((1 << ROW_BITS) - 1)).astype(np.int64)
+    return places[np.arange(few) < used[:, None]]
+
+
+def counts_to_positions(n: np.ndarray) -> np.ndarray:
+    """0..n_1-1, 0..n_2-1, ... in one array."""
+    return np.arange(n.sum()) - np.repeat(np.cumsum(n) - n, n)

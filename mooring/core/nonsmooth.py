@@ -1,0 +1,207 @@
+"""Minimise sums of kinked losses plus a quadratic, exactly: C problems at once, by a primal-dual interior point.
+
+    min_v  sum_j max_{low <= a_j <= high} a_j u_j(v)  +  linear'v + 1/2 v' diag(quad) v
+
+u_j is a row's weighted residual: y - x'v gives quantile losses (low = tau - 1, high = tau), 1 - s x'v the hinge (0, 1),
+(x'v)^2 - y robust phase retrieval (-1, 1), the last one as long as the whole stays convex. The conditions
+
+    quad v + linear + J'a = 0      u + z - y = 0      z (a - low) = y (high - a) = mu      J = du/dv
+
+with the box's multipliers z, y >= 0 are followed to mu = 0 by Mehrotra's predictor and corrector; each iteration
+factorises one d x d matrix per problem.
+
+That path leaves an error: a gap of rounding size, eps f, allows |v - v*| up to sqrt(2 eps f / quad), half the digits,
+and which of them are right depends on rounding. So the end is polished: rows are told apart into those at their kink,
+u_j = 0 with a_j inside the box, and those beside it, whose a_j is a bound, and the equations that are left,
+
+    quad v + linear + J'a = 0      u_j = 0 at the kinks
+
+are solved by proximal multiplier steps; a solution that every row agrees with is the minimiser. It is off by rounding
+alone, at most about eps (forces / quad + (size of u) / |J|), however it was found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+Residuals = Callable[[Tensor], tuple[Tensor, Tensor]]  # v [C, d] -> u [C, B], J [C, B, d]
+Curvature = Callable[[Tensor], Tensor]  # a [C, B] -> sum_j a_j grad^2 u_j, [C, d, d]
+
+MAX_BOUNDARY_STEP_SHARE = 0.995  # share of the way to the nearest bound that a step may go
+MAX_STALLED_ITERATIONS = 3  # iterations near the end that do not halve the error: rounding has been reached
+POLISHING_STEPS = 3  # steps on one partition: the error falls to about SLACK of it in each
+ACTIVE_SET_RATIOS = (
+    1.0,
+    1e-3,
+    1e3,
+    1e-5,
+    1e5,
+    1e-7,
+    1e7,
+)  # how small a slack, beside its multiplier, puts a row at a bound
+POLISHING_RIDGE_SHARE = (
+    1e-8  # how far a polishing step gives at a kink, as a share of how far the kink's row can move the model
+)
+ROUNDING_UNITS = 64  # units of rounding by which a row may miss its kink, or be on the wrong side of it
+
+
+class PrimalDualPoint(NamedTuple):
+    """Where the iteration stands, or a step from there."""
+
+    v: Tensor  # [C, d]
+    low: Tensor  # [C, B], a - low
+    high: Tensor  # high - a
+    z: Tensor
+    y: Tensor
+
+
+def minimize_nonsmooth(
+    residuals: Residuals,
+    low: float,
+    high: float,
+    quad: Tensor,
+    linear: Tensor,
+    v: Tensor,
+    real: Tensor,
+    *,
+    curvature: Curvature | None = None,
+    most: int = 100,
+) -> Tensor:
+    """The minimisers [C, d] from the start v; quad [C, d] > 0; `real` [C, B] tells rows from padding (u = 0, J = 0).
+
+    A problem stops when its duality gap and the residuals of the conditions are down to rounding, and is polished then:
+    see above. Where no partition settles, the interior point's own digits are kept.
+    """
+    u, j = residuals(v)
+    tol, tiny = 4 * torch.finfo(u.dtype).eps, torch.finfo(u.dtype).tiny
+    rows = real.sum(1, keepdim=True).clamp(min=1)
+    first = u.abs().sum(1) + tiny
+    spread = first[:, None] / rows
+    half = torch.full_like(u, (high - low) / 2)
+    at = PrimalDualPoint(v, half, half, (-u).clamp(min=0) + spread, u.clamp(min=0) + spread)
+    best, best_error, waited = at, torch.full_like(first, torch.inf), torch.zeros_like(first)
+    for _ in range(most):
+        a = low + at.low
+        mu = (_gap(at, real) / rows).clamp(min=tiny)
+        force = _back(j, a)
+        slope = quad * at.v + linear + force
+        forces = (quad * at.v).norm(dim=1) + linear.norm(dim=1) + force.norm(dim=1) + tiny
+        miss = (real * (u + at.z - at.y)).abs().sum(1)
+        error = ((rows * mu)[:, 0] + miss) / first + slope.norm(dim=1) / forces
+        waited = torch.where((error < best_error / 2) | (best_error > tol**0.5), 0, waited + 1)
+        better = error < best_error
+        best = PrimalDualPoint(*(torch.where(better[:, None], new, old) for new, old in zip(at, best)))
+        best_error = torch.where(better, error, best_error)
+        live = (best_error > tol) & (waited < MAX_STALLED_ITERATIONS) & torch.isfinite(error)
+        if not bool(live.any()):
+            break
+        stiff = at.z / at.low + at.y / at.high
+        h = torch.bmm((j / stiff[..., None]).mT, j) + torch.diag_embed(quad)
+        if curvature is not None:
+            h = h + curvature(a)
+        factor = _factor(h)
+        zero = torch.zeros_like(u)
+        ahead = _newton(at, u, j, slope, stiff, factor, zero, zero)
+        reached = _gap(_moved(at, ahead, _room(at, ahead, real)), real) / rows
+        goal = mu / 2 * (reached / mu).clamp(max=1) ** 3
+        step = _newton(at, u, j, slope, stiff, factor, goal - ahead.low * ahead.z, goal - ahead.high * ahead.y)
+        at = _moved(at, step, (MAX_BOUNDARY_STEP_SHARE * _room(at, step, real)).clamp(max=1) * live[:, None])
+        u, j = residuals(at.v)
+    return _polished(best, spread, residuals, low, high, quad, linear, real, curvature)
+
+
+def _polished(
+    at: PrimalDualPoint,
+    spread: Tensor,
+    residuals: Residuals,
+    low: float,
+    high: float,
+    quad: Tensor,
+    linear: Tensor,
+    real: Tensor,
+    curvature: Curvature | None,
+) -> Tensor:
+    """The minimisers from where the path ended, by the partition of the rows that it shows; at.v where none settles."""
+    box, eps = high - low, torch.finfo(quad.dtype).eps
+    found, waiting = at.v, real.any(1)
+    for balance in ACTIVE_SET_RATIOS:
+        above = real & (at.high / box < balance * at.y / spread)  # beside the kink, a = high
+        below = real & ~above & (at.low / box < balance * at.z / spread)
+        on = real & ~above & ~below
+        v, a = at.v, torch.where(above, high, torch.where(below, low, low + at.low))
+        u, j = residuals(v)
+        for _ in range(POLISHING_STEPS):
+            give = POLISHING_RIDGE_SHARE * (j**2 / quad[:, None]).sum(2)
+            weight = torch.where(on & (give > 0), 1 / give.clamp(min=torch.finfo(quad.dtype).tiny), 0.0)
+            h = torch.diag_embed(quad) + (weight[..., None] * j).mT @ j
+            if curvature is not None:
+                h = h + curvature(a)
+            slope = quad * v + linear + _back(j, a + weight * u)
+            dv = -torch.cholesky_solve(slope[..., None], _factor(h))[..., 0]
+            v, a = v + dv, a + weight * (u + torch.bmm(j, dv[..., None])[..., 0])
+            u, j = residuals(v)
+        # What rounding alone may do to u (a sum of such terms) and to a (forces balanced by a row of length |J_j|).
+        off = ROUNDING_UNITS * eps * (u.abs() + 2 * torch.bmm(j.abs(), v.abs()[..., None])[..., 0])
+        forces = (quad * v).norm(dim=1) + linear.norm(dim=1) + _back(j, a).norm(dim=1)
+        out = ROUNDING_UNITS * eps * (box + forces[:, None] / j.norm(dim=2).clamp(min=torch.finfo(quad.dtype).tiny))
+        outside = (a > high + out) | (a < low - out)
+        wrong = (on & (outside | (u.abs() > off))) | (above & (u < -off)) | (below & (u > off))
+        done = waiting & ~wrong.any(1) & torch.isfinite(v).all(1)
+        found = torch.where(done[:, None], v, found)
+        waiting = waiting & ~done
+        if not bool(waiting.any()):
+            break
+    return found
+
+
+def _newton(
+    at: PrimalDualPoint,
+    u: Tensor,
+    j: Tensor,
+    slope: Tensor,
+    stiff: Tensor,
+    factor: Tensor,
+    z_goal: Tensor,
+    y_goal: Tensor,
+) -> PrimalDualPoint:
+    """The step towards z (a - low) = z_goal and y (high - a) = y_goal."""
+    pull = u + z_goal / at.low - y_goal / at.high
+    right = -slope - _back(j, pull / stiff)
+    dv = torch.cholesky_solve(right[..., None], factor)[..., 0]
+    da = (pull + torch.bmm(j, dv[..., None])[..., 0]) / stiff
+    return PrimalDualPoint(dv, da, -da, (z_goal - at.z * da) / at.low - at.z, (y_goal + at.y * da) / at.high - at.y)
+
+
+def _factor(h: Tensor) -> Tensor:
+    """Cholesky factors; where rounding spoils one, that of the matrix with a diagonal larger by rounding."""
+    factor, broken = torch.linalg.cholesky_ex(h)
+    if bool(broken.any()):
+        more = ROUNDING_UNITS * torch.finfo(h.dtype).eps * torch.diag_embed(h.diagonal(dim1=1, dim2=2))
+        factor = torch.where((broken > 0)[:, None, None], torch.linalg.cholesky_ex(h + more)[0], factor)
+    return factor
+
+
+def _back(j: Tensor, rows: Tensor) -> Tensor:
+    """J' rows, [C, d]."""
+    return torch.bmm(rows[:, None], j)[:, 0]
+
+
+def _gap(at: PrimalDualPoint, real: Tensor) -> Tensor:
+    """[C, 1]: the complementarity that is left."""
+    return (real * (at.z * at.low + at.y * at.high)).sum(1, keepdim=True)
+
+
+def _moved(at: PrimalDualPoint, step: PrimalDualPoint, share: Tensor) -> PrimalDualPoint:
+    return PrimalDualPoint(*(value + share * change for value, change in zip(at, step)))
+
+
+def _room(at: PrimalDualPoint, step: PrimalDualPoint, real: Tensor) -> Tensor:
+    """[C, 1]: how far all that must stay positive may move until the first is 0, at most 1/BOUNDARY."""
+    far = torch.full_like(at.z, 1 / MAX_BOUNDARY_STEP_SHARE)
+    for value, change in zip(at[1:], step[1:]):
+        far = torch.minimum(far, torch.where(real & (change < 0), -value / change, far))
+    return far.amin(1, keepdim=True)

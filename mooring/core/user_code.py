@@ -1,0 +1,183 @@
+"""Things of a user's own in a Python file, named as "my_file.py:thing": models, losses, algorithms.
+
+A run directory keeps a copy of every such file, and of those beside it that it imports, so that the run works from
+another folder. `load_python` is the only place where a file that a run names is executed, and only if this user has
+given it; so it is with the files that it imports.
+"""
+
+from __future__ import annotations
+
+import ast
+import glob
+import hashlib
+import inspect
+import re
+import sys
+from collections.abc import Iterable
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from mooring.core.errors import RequestError
+from mooring.core.trust import read_trusted_code
+
+SPEC_PATTERN = re.compile(r"^.+\.py:[A-Za-z_]\w*$")
+COPY_PREFIX = "code-"  # begins the name of a copy in a run directory
+COPY_DIGEST_DIGITS = 16  # of a copy's digest in its name
+
+
+def is_spec(text: Any) -> bool:
+    return isinstance(text, str) and SPEC_PATTERN.match(text) is not None
+
+
+def load_python(spec: str, what: str, kept: Path | None = None) -> Any:
+    """The thing that "my_file.py:thing" names, from the run's own copy where `kept`, a run directory, has one.
+
+    `what` is it called in errors.
+    """
+    path, name = spec.rsplit(":", 1)
+    file = find_copy(kept, spec) or Path(path)
+    if not file.is_file():
+        raise RequestError(f"{what} {spec!r}: there is no file {path}.")
+    title = f"{_begins(spec)}{Path(path).stem}"  # no name that anybody imports
+    module, source = ModuleType(title), read_trusted_code(file)
+    module.__file__ = str(file)
+    sys.modules[title] = module  # dataclasses look their module up
+    beside = SiblingImporter(Path(path).resolve().parent, kept)
+    sys.meta_path.append(beside)  # last: no file of a folder stands in for an installed package
+    try:
+        exec(compile(source, str(file), "exec"), vars(module))
+    except RequestError:
+        raise
+    except Exception as error:
+        raise RequestError(f"{what} {spec!r}: {path} fails with {type(error).__name__}: {error}.") from error
+    finally:
+        sys.meta_path.remove(beside)
+        for loaded in beside.loaded:  # another folder may have a file of the same name
+            sys.modules.pop(loaded, None)
+    if not callable(getattr(module, name, None)):
+        known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise RequestError(f"{what} {spec!r}: {path} has no function {name!r}; it has {', '.join(known) or 'none'}.")
+    return getattr(module, name)
+
+
+class SiblingImporter(MetaPathFinder, Loader):
+    """Imports of the Python files in a folder, from the copies in `kept` where there are some; only given ones run."""
+
+    def __init__(self, folder: Path, kept: Path | None):
+        self.folder, self.kept = folder, kept
+        self.loaded: list[str] = []
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        file = None if path is not None or "." in fullname else _beside(self.folder, fullname, self.kept)
+        return None if file is None else ModuleSpec(fullname, self, origin=str(file))
+
+    def exec_module(self, module: ModuleType) -> None:
+        file = _beside(self.folder, module.__name__, self.kept)
+        assert file is not None  # found a moment ago
+        self.loaded.append(module.__name__)
+        module.__file__ = str(file)
+        exec(compile(read_trusted_code(file), str(file), "exec"), vars(module))
+
+
+def _beside(folder: Path, name: str, kept: Path | None) -> Path | None:
+    file = folder / f"{name}.py"
+    return find_copy(kept, f"{file}:_") or (file if file.is_file() else None)
+
+
+def add_imported_files(specs: Iterable[str], kept: Path | None = None) -> list[str]:
+    """These specs, and one for each file beside theirs that they import, directly or through others."""
+    out: list[str] = []
+    waiting = list(specs)
+    while waiting:
+        spec = waiting.pop(0)
+        if spec in out:
+            continue
+        out.append(spec)
+        folder = Path(spec.rsplit(":", 1)[0]).resolve().parent
+        waiting += [f"{folder / name}.py:_" for name in imported_files(spec, kept) if _beside(folder, name, kept)]
+    return out
+
+
+def imported_files(spec: str, kept: Path | None) -> list[str]:
+    """The top-level names that a spec's file imports; none of a file that cannot be read or parsed."""
+    file = find_copy(kept, spec) or Path(spec.rsplit(":", 1)[0])
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return []
+    names: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name.partition(".")[0] for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.append(node.module.partition(".")[0])
+    return names
+
+
+def spec_of(thing: Any) -> str | None:
+    """ "my_file.py:thing" for a function or a class that an imported file defines; None for all that is only in memory.
+
+    A script that is running is no such file: loading it again would run it again.
+    """
+    module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", "")
+    home = sys.modules.get(module or "")
+    if thing is None or module in (None, "__main__") or home is None or getattr(home, name, None) is not thing:
+        return None
+    try:
+        file = inspect.getsourcefile(thing)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+    spec = f"{Path(file).resolve()}:{name}" if file and Path(file).is_file() else ""
+    return spec if is_spec(spec) else None
+
+
+def absolute_spec(spec: Any) -> Any:
+    """A spec with its file's full path, where the file is there; anything else as it is."""
+    if not is_spec(spec):
+        return spec
+    path, name = spec.rsplit(":", 1)
+    return f"{Path(path).resolve()}:{name}" if Path(path).is_file() else spec
+
+
+def copy_name(spec: str, content: bytes) -> str:
+    """What the copy of a spec's file is called: by the file, its folder and a digest of what it holds."""
+    return f"{_begins(spec)}{hashlib.sha256(content).hexdigest()[:COPY_DIGEST_DIGITS]}.py"
+
+
+def _begins(spec: str) -> str:
+    path = Path(spec.rsplit(":", 1)[0])
+    return f"{COPY_PREFIX}{path.stem}-{hashlib.sha256(str(path.parent).encode()).hexdigest()[:4]}-"
+
+
+def find_copy(kept: Path | None, spec: str) -> Path | None:
+    """The run's copy of a spec's file, if it has one; a damaged one is refused."""
+    found = [] if kept is None else sorted(kept.glob(glob.escape(_begins(spec)) + "*.py"))
+    if not found:
+        return None
+    if copy_name(spec, found[0].read_bytes()) != found[0].name:
+        raise RequestError(f"{found[0]} is damaged: it is not the file that the run was begun with.")
+    return found[0]
+
+
+def copy_files(specs: Iterable[str], kept: Path | None = None) -> dict[str, bytes]:
+    """The files of these specs by the names of their copies, from the copies in `kept` where there are some."""
+    out = {}
+    for spec in add_imported_files(specs, kept):
+        file = find_copy(kept, spec) or Path(spec.rsplit(":", 1)[0])
+        if file.is_file():
+            content = file.read_bytes()
+            out[copy_name(spec, content)] = content
+    return out
+
+
+def check_unchanged(specs: Iterable[str], kept: Path) -> None:
+    """Refuse files that are no longer what the run began with; for one that is gone there is its copy in the run."""
+    for spec in add_imported_files(specs, kept):
+        file, copy = Path(spec.rsplit(":", 1)[0]), find_copy(kept, spec)
+        if copy is not None and file.is_file() and file.read_bytes() != copy.read_bytes():
+            raise RequestError(
+                f"{kept}: {file} has changed since the run began; start a new run, or bring back {copy.name}."
+            )

@@ -1,0 +1,268 @@
+"""Each client's own arrays for a network, taken as they are: nothing is scaled, dropped or coded anew.
+
+A federation is a dict by client name, or a list, of: (x, y) of arrays or tensors, a torch Dataset, a DataLoader, or a
+dict of these by part, {"train": ..., "validation": ..., "test": ...}. (X, y, groups) is one as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+)
+
+from mooring.core.cohort import Rows
+from mooring.core.errors import RequestError
+from mooring.core.seeds import client_key
+from mooring.data.clients import BINARY, CLASSES, COUNT, MULTILABEL, PARTS, REGRESSION, Clients, require_finite
+from mooring.data.splits import TRAIN, parse_shares, random_split
+from mooring.data.tables import count_phrase
+
+MIN_ROWS_TO_SPLIT = 3  # rows that a client needs to train, validate and test
+KINDS = (REGRESSION, BINARY, CLASSES, COUNT, MULTILABEL)
+ROW_FORMS = "(x, y), a torch Dataset, a DataLoader, or a dict of these by part (train, validation, test)"
+
+
+class ClientRows(NamedTuple):
+    """A client's rows, and the part of each where the user says it."""
+
+    x: Tensor  # [n, ...]
+    y: Tensor  # [n] or [n, k]
+    part: np.ndarray | None  # [n]
+
+
+def is_client_arrays(source: Any) -> bool:
+    """Whether a source is arrays or data sets by client, and no table."""
+    if isinstance(source, tuple) and len(source) == 3:
+        return not isinstance(source[0], pd.DataFrame)
+    if not isinstance(source, Mapping | list) or not source:
+        return False
+    values = list(source.values()) if isinstance(source, Mapping) else source
+    return not any(isinstance(value, pd.DataFrame) for value in values)
+
+
+def load_client_arrays(
+    source: Any,
+    *,
+    kind: str | None = None,
+    split: Any = None,
+    min_rows: int | None = None,
+    drop_small: bool = False,
+    seed: int = 0,
+    standardise: bool = True,
+    **unused: Any,
+) -> Clients:
+    """The clients of a source that `is_given`; `standardise` says whether a column of numbers to predict is kept as
+    (y - mean) / scale, which a network's answers are turned back from."""
+    if kind is not None and kind not in KINDS:
+        raise RequestError(f"the target's kind must be one of {', '.join(KINDS)}, got {kind!r}.")
+    for name, value in unused.items():
+        if value:
+            raise RequestError(f"{name} does not apply: the clients' arrays are no table.")
+    if isinstance(split, str):
+        raise RequestError("split must be three shares here: the clients' arrays have no columns.")
+    held = by_group(*source) if isinstance(source, tuple) else rows_by_client(source)
+    names, notes = list(held), []
+    kind, classes, ys = targets([one.y for one in held.values()], names, kind)
+    notes += told(kind, classes, ys)
+    small = [
+        i
+        for i, one in enumerate(held.values())
+        if not enough(one, max(min_rows or MIN_ROWS_TO_SPLIT, MIN_ROWS_TO_SPLIT))
+    ]
+    if small and not drop_small:
+        one = held[names[small[0]]]
+        what = (
+            "no training rows"
+            if one.part is not None
+            else f"{count_phrase(len(one.y), 'row')}; at least {MIN_ROWS_TO_SPLIT} are needed"
+        )
+        raise RequestError(f"client '{names[small[0]]}' has {what}. Use drop_small to leave such clients out.")
+    if small:
+        left = ", ".join(f"'{names[i]}'" for i in small[:6])
+        notes.append(f"{count_phrase(len(small), 'client')} too small to split left out: {left}.")
+    keep = [i for i in range(len(names)) if i not in small]
+    if not keep:
+        raise RequestError("every client is too small to train, validate and test.")
+    names, ys = [names[i] for i in keep], [ys[i] for i in keep]
+    xs = [held[name].x for name in names]
+    parts = parts_of([held[name].part for name in names], ys, names, kind, split, seed)
+    mean, scale = 0.0, 1.0
+    if kind == REGRESSION and ys[0].ndim == 1 and standardise:
+        train = torch.cat([y[torch.from_numpy(part == TRAIN)] for y, part in zip(ys, parts)]).double()
+        mean, scale = float(train.mean()), float(train.std(unbiased=False)) or 1.0
+        ys = [((y.double() - mean) / scale).to(y.dtype) for y in ys]
+
+    def rows(which: int) -> Rows:
+        mine = [torch.from_numpy(part == which) for part in parts]
+        return Rows.stack([x[rows] for x, rows in zip(xs, mine)], [y[rows] for y, rows in zip(ys, mine)])
+
+    placement = pd.DataFrame(
+        {
+            "client": np.repeat(np.array(names, dtype=object), [len(y) for y in ys]),
+            "row": np.concatenate([np.arange(len(y)) for y in ys]),
+            "part": np.array(PARTS)[np.concatenate(parts)],
+        }
+    )
+    facts = {"target_mean": mean, "target_scale": scale, "placement": placement, "title": "the arrays", "notes": notes}
+    return Clients(tuple(names), rows(0), rows(1), rows(2), kind=kind, classes=classes, **facts)
+
+
+def by_group(x: Any, y: Any, group: Any) -> dict[str, ClientRows]:
+    """(X, y, groups) as each client's own, in the order of appearance."""
+    x, y, group = tensor(x), tensor(y), np.asarray(group)
+    if not len(x) == len(y) == len(group):
+        raise RequestError(f"X, y and groups must have equally many rows, got {len(x)}, {len(y)} and {len(group)}.")
+    labels = np.array([str(label) for label in group], dtype=object)
+    return alike(
+        {name: ClientRows(x[mine], y[mine], None) for name in dict.fromkeys(labels) for mine in [labels == name]}
+    )
+
+
+def rows_by_client(source: Mapping[Any, Any] | Sequence[Any]) -> dict[str, ClientRows]:
+    """A dict by name, or a list, as each client's own."""
+    named = source if isinstance(source, Mapping) else {f"client {i}": value for i, value in enumerate(source)}
+    return alike({str(name): rows_of(value, f"client '{name}'") for name, value in named.items()})
+
+
+def rows_of(value: Any, label: str) -> ClientRows:
+    if isinstance(value, Mapping):
+        strange = [name for name in value if name not in PARTS]
+        if strange or "train" not in value:
+            raise RequestError(f"{label}: a dict says train, validation and test, got {', '.join(map(repr, value))}.")
+        found = {part: pair_of(value[part], f"{label}, {part}") for part in PARTS if part in value}
+        part = np.concatenate([np.full(len(y), PARTS.index(name)) for name, (_, y) in found.items()])
+        return ClientRows(torch.cat([x for x, _ in found.values()]), torch.cat([y for _, y in found.values()]), part)
+    return ClientRows(*pair_of(value, label), None)
+
+
+def pair_of(value: Any, label: str) -> tuple[Tensor, Tensor]:
+    if isinstance(value, DataLoader):
+        pairs = list(in_sequence(value))
+        x, y = (torch.cat([torch.as_tensor(pair[k]) for pair in pairs]) for k in (0, 1))
+    elif isinstance(value, Dataset):
+        x, y = stack_items(value, label)
+    elif isinstance(value, tuple | list) and len(value) == 2:
+        x, y = tensor(value[0]), tensor(value[1])
+    else:
+        raise RequestError(f"{label}: a client's rows are {ROW_FORMS}; got {type(value).__name__}.")
+    if len(x) != len(y):
+        raise RequestError(f"{label}: x and y must have equally many rows, got {len(x)} and {len(y)}.")
+    require_finite(x, label)
+    require_finite(y, label, "targets")
+    return x, y.squeeze(-1) if y.ndim == 2 and y.shape[1] == 1 else y
+
+
+def stack_items(dataset: Any, label: str) -> tuple[Tensor, Tensor]:
+    """All items (x, y) of a torch data set as two tensors."""
+    if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
+        x, y = dataset.tensors
+    else:
+        items = [dataset[i] for i in range(len(dataset))]
+        if not items or any(not isinstance(item, (tuple, list)) or len(item) != 2 for item in items):
+            raise RequestError(f"{label}: a data set must have items (x, y), and at least one.")
+        xs, ys = [torch.as_tensor(x) for x, _ in items], [torch.as_tensor(y) for _, y in items]
+        odd = next((i for i, x in enumerate(xs) if x.shape != xs[0].shape), None)
+        if odd is not None:
+            shapes = f"{tuple(xs[odd].shape)}, the first {tuple(xs[0].shape)}"
+            raise RequestError(f"{label}: item {odd + 1} has the shape {shapes}; all must be alike.")
+        x, y = torch.stack(xs), torch.stack(ys)
+    return x, y
+
+
+def in_sequence(loader: DataLoader) -> Any:
+    """A loader's batches, its rows in their own order whatever order it shuffles them into."""
+    rows: Any = loader.dataset
+    if isinstance(rows, IterableDataset):
+        return loader
+    if isinstance(loader.sampler, SubsetRandomSampler):
+        order = sorted(loader.sampler.indices)
+    elif isinstance(loader.sampler, RandomSampler | SequentialSampler):
+        order = list(range(len(rows)))
+    else:
+        return loader
+    return DataLoader(rows, batch_size=loader.batch_size or 1, sampler=order, collate_fn=loader.collate_fn)
+
+
+def tensor(values: Any) -> Tensor:
+    """An array or a tensor on the processor; numbers in double precision become single, as networks have them."""
+    try:
+        found = values.detach().cpu() if isinstance(values, Tensor) else torch.as_tensor(np.asarray(values))
+    except TypeError:
+        raise RequestError(
+            "arrays for a network hold numbers, got text or objects; number the classes 0, 1, ..."
+        ) from None
+    return found.float() if found.dtype in (torch.float64, torch.float16, torch.bfloat16) else found
+
+
+def alike(held: dict[str, ClientRows]) -> dict[str, ClientRows]:
+    first, reference = next(iter(held.items()))
+    for name, one in held.items():
+        for what, mine, theirs in (("inputs", one.x, reference.x), ("targets", one.y, reference.y)):
+            if mine.shape[1:] != theirs.shape[1:]:
+                shapes = f"{tuple(mine.shape[1:])}, unlike {tuple(theirs.shape[1:])} of client '{first}'"
+                raise RequestError(f"client '{name}': the {what} have the shape {shapes}.")
+    return held
+
+
+def targets(ys: list[Tensor], names: list[str], kind: str | None) -> tuple[str, tuple[str, ...], list[Tensor]]:
+    """What the targets are, the classes, and the targets as a network takes them.
+
+    Whole numbers are classes as they are (0, 1, 2, ...), numbers a regression, and several yes or no per row labels.
+    """
+    every = torch.cat([y.reshape(len(y), -1) for y in ys])
+    several = ys[0].ndim > 1
+    whole = not every.dtype.is_floating_point
+    if kind is None:
+        yes_or_no = bool(((every == 0) | (every == 1)).all())
+        top = int(every.max()) if whole else 0
+        kind = (MULTILABEL if yes_or_no else REGRESSION) if several else REGRESSION if not whole else CLASSES
+        kind = BINARY if kind == CLASSES and top <= 1 else kind
+    if several and kind in (BINARY, CLASSES, COUNT):
+        raise RequestError(f"a target that is {kind} has one value per row, got the shape {tuple(ys[0].shape[1:])}.")
+    if kind not in (BINARY, CLASSES):
+        return kind, (), [y.float() for y in ys]
+    low, high = int(every.min()), int(every.max())
+    if low < 0 or bool((every != every.long()).any()):
+        raise RequestError("classes are the whole numbers 0, 1, 2, ...; give kind = 'regression' for other numbers.")
+    if high > max(10, len(every) // 2):
+        raise RequestError(
+            f"the targets are whole numbers up to {high} in {len(every)} rows: too many classes to learn. Give "
+            "kind = 'regression' if they are amounts."
+        )
+    return kind, tuple(str(i) for i in range(max(high + 1, 2))), [y.long() for y in ys]
+
+
+def told(kind: str, classes: tuple[str, ...], ys: list[Tensor]) -> list[str]:
+    if kind in (BINARY, CLASSES):
+        return [
+            f"The targets are whole numbers, taken as {len(classes)} classes; kind = 'regression' makes them amounts."
+        ]
+    return [f"The targets have {ys[0].shape[1]} columns of 0 and 1, taken as labels."] if kind == MULTILABEL else []
+
+
+def enough(one: ClientRows, least: int) -> bool:
+    return len(one.y) >= least if one.part is None else bool((one.part == TRAIN).any())
+
+
+def parts_of(
+    given: list[np.ndarray | None], ys: list[Tensor], names: list[str], kind: str, split: Any, seed: int
+) -> list[np.ndarray]:
+    """The part of every row of every client: as it is said, or by a random split of each client's rows."""
+    code = np.repeat(np.arange(len(ys)), [len(y) for y in ys])
+    keys = np.array([client_key(name) for name in names], dtype=np.uint64)
+    strata = torch.cat(ys).numpy() if kind in (BINARY, CLASSES) else None
+    drawn = random_split(code, keys, seed, strata, parse_shares(split))
+    return [drawn[code == i] if part is None else part for i, part in enumerate(given)]

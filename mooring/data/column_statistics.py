@@ -1,0 +1,241 @@
+"""What clients say about their columns so that all can agree on one schema: counts, sums, extremes, no row.
+
+A summary has a row per client. A lone client's has one row; the pooled path writes all clients' at once, by the same
+functions. `merge` lays summaries together: whoever comes first, and however they are bracketed, the result is the same
+to the last bit, because clients are kept in the order of their names and sums over them are taken only afterwards, in
+that order. Each client's own sums run over its rows in the order of its table.
+
+Values that name something (levels of a category, classes of the target) are counted over clients.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mooring.core.errors import RequestError
+from mooring.data.column_types import sort_levels
+
+
+class LevelCount(NamedTuple):
+    """How many rows have a value, and the client that has it whose name comes first as text."""
+
+    rows: int
+    client: str
+
+
+@dataclass(frozen=True, eq=False)
+class ColumnStatistics:
+    clients: tuple[str, ...]
+    facts: dict[str, dict[str, np.ndarray]]  # column -> fact -> a number per client; 0 where it lacks the column
+    levels: dict[str, dict[str, LevelCount]] = field(default_factory=dict)  # column -> value -> how often
+    roles: dict[str, dict[str, LevelCount]] = field(default_factory=dict)  # role -> column's name -> how many clients
+
+    def of(self, column: str, fact: str) -> np.ndarray:
+        """[m]: one fact of a column, client by client."""
+        return self.facts[column][fact]
+
+    def total(self, column: str, fact: str) -> float:
+        return float(self.of(column, fact)[:, None].sum(0)[0])
+
+    def stack(self, columns: Sequence[str], fact: str) -> np.ndarray:
+        """[m, d]: one fact of several columns."""
+        return np.stack([self.of(column, fact) for column in columns], axis=1)
+
+    def where(self, column: str, mask: np.ndarray) -> list[str]:
+        """The clients that have the column and for which the mask is true."""
+        return [name for name, yes in zip(self.clients, mask & (self.of(column, "has") > 0)) if yes]
+
+    def to_json(self) -> str:
+        """Plain JSON; numbers are written so that they read back to the same bits."""
+        return json.dumps(
+            {
+                "clients": self.clients,
+                "facts": {c: {f: v.tolist() for f, v in facts.items()} for c, facts in self.facts.items()},
+                "levels": self.levels,
+                "roles": self.roles,
+            },
+            allow_nan=False,
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> ColumnStatistics:
+        """Read what a client sent; anything but a summary is refused in one sentence."""
+        try:
+            found = json.loads(text, parse_constant=_no_number)
+            clients = tuple(_text(name) for name in found["clients"])
+            facts = {
+                _text(column): {_text(fact): _numbers(values, len(clients)) for fact, values in about.items()}
+                for column, about in found["facts"].items()
+            }
+            levels, roles = (
+                {
+                    _text(key): {_text(k): LevelCount(_count(c), _text(who)) for k, (c, who) in of.items()}
+                    for key, of in d
+                }
+                for d in (found["levels"].items(), found["roles"].items())
+            )
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as failure:
+            raise RequestError(f"a client's summary cannot be read: {failure}.") from failure
+        if not clients or len(set(clients)) < len(clients):
+            raise RequestError("a client's summary must name each of its clients once.")
+        return cls(clients, facts, levels, roles)
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no number")
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is no text")
+    return value
+
+
+def _count(value: Any) -> int:
+    if not isinstance(value, int) or value < 0:
+        raise ValueError(f"{value!r} is no count")
+    return value
+
+
+def _numbers(values: Any, many: int) -> np.ndarray:
+    if not isinstance(values, list) or len(values) != many:
+        raise ValueError(f"{many} numbers are needed, a number per client")
+    if not all(isinstance(v, int | float) and math.isfinite(v) for v in values):
+        raise ValueError("a fact is no finite number")
+    return np.array(values, dtype=float)
+
+
+def merge_statistics(summaries: Iterable[ColumnStatistics]) -> ColumnStatistics:
+    """All clients' summaries as one; the order in which they come does not matter."""
+    found = list(summaries)
+    clients = [name for summary in found for name in summary.clients]
+    if len(set(clients)) < len(clients):
+        twice = next(name for name in clients if clients.count(name) > 1)
+        raise RequestError(f"client '{twice}' sent its summary twice; client names must differ.")
+    names = sort_levels(clients)
+    place = {name: i for i, name in enumerate(names)}
+    rows = [np.array([place[name] for name in summary.clients]) for summary in found]
+    facts: dict[str, dict[str, np.ndarray]] = {}
+    for summary, mine in zip(found, rows):
+        for column, about in summary.facts.items():
+            for fact, values in about.items():
+                facts.setdefault(column, {}).setdefault(fact, np.zeros(len(names)))[mine] = values
+    return ColumnStatistics(
+        tuple(names),
+        {column: facts[column] for column in sorted(facts)},
+        _added([summary.levels for summary in found]),
+        _added([summary.roles for summary in found]),
+    )
+
+
+def _added(parts: Sequence[dict[str, dict[str, LevelCount]]]) -> dict[str, dict[str, LevelCount]]:
+    """Counts added up, value by value."""
+    out: dict[str, dict[str, LevelCount]] = {}
+    for part in parts:
+        for column, levels in part.items():
+            known = out.setdefault(column, {})
+            for value, level in levels.items():
+                before = known.get(value, LevelCount(0, level.client))
+                known[value] = LevelCount(before.rows + level.rows, min(before.client, level.client))
+    return {column: dict(sorted(out[column].items())) for column in sorted(out)}
+
+
+def sum_by_client(values: np.ndarray, code: np.ndarray, clients: int) -> np.ndarray:
+    """Each client's sum [clients] of values [N], where row r belongs to client code[r]."""
+    return np.bincount(code, weights=values, minlength=clients)
+
+
+def count_levels(
+    codes: np.ndarray, values: Sequence[str], code: np.ndarray, clients: Sequence[str]
+) -> dict[str, LevelCount]:
+    """How often each of `values` occurs among the clients' rows; code -1 is a missing value."""
+    present = codes >= 0
+    owner, level = code[present], codes[present]
+    ordered = sorted(clients)
+    place = {name: i for i, name in enumerate(ordered)}
+    rank = np.array([place[name] for name in clients])
+    first = np.full(len(values), len(clients))
+    np.minimum.at(first, level, rank[owner])
+    count = np.bincount(level, minlength=len(values))
+    return {values[k]: LevelCount(int(count[k]), ordered[int(first[k])]) for k in np.flatnonzero(count).tolist()}
+
+
+def order_statistics(values: np.ndarray, code: np.ndarray, clients: int) -> dict[str, np.ndarray]:
+    """What sorting tells, client by client: how many finite values there are, how many of them differ, the extremes,
+    the median, how far the quartiles are apart, and the mean distance from the median. 0 where there is no value.
+
+    None of these is a cell of the table: extremes are rounded outwards and the median to steps of a tenth or less of
+    the mean distance, values that are short decimals at that anyway aside. Where all values are one, see `disguised`.
+    """
+    present = np.isfinite(values)
+    values, code = values[present], code[present]
+    order = np.lexsort((values, code))
+    value, owner = values[order], code[order]
+    size = np.bincount(owner, minlength=clients)
+    start = np.cumsum(size) - size
+    some = size > 0
+    new = np.ones(len(value), dtype=bool)
+    new[1:] = (value[1:] != value[:-1]) | (owner[1:] != owner[:-1])
+
+    def at(share: float) -> np.ndarray:
+        """The value below which that share of a client's values lies (an observed one)."""
+        out = np.zeros(clients)
+        out[some] = value[start[some] + np.floor(share * (size[some] - 1)).astype(np.int64)]
+        return out
+
+    middle = at(0.5)
+    with np.errstate(over="ignore"):
+        off = sum_by_client(np.abs(value - middle[owner]), owner, clients) / np.maximum(size, 1)
+        between = at(0.75) - at(0.25)
+    top = np.finfo(float).max
+    low, high, off = at(0.0), at(1.0), np.minimum(off, top)
+    step = steps(off)
+    alike = low == high
+    low, high = (
+        np.where(alike, low, to_steps(low, step, np.floor)),
+        np.where(alike, high, to_steps(high, step, np.ceil)),
+    )
+    middle = np.where(alike, middle, to_steps(middle, step, np.rint))
+    for k in np.flatnonzero(alike & (low != 0)):
+        low[k] = high[k] = middle[k] = disguised(low[k])
+    return {
+        "finite": size.astype(float),
+        "distinct": sum_by_client(new, owner, clients),
+        "low": low,
+        "high": high,
+        "middle": middle,
+        "between": to_steps(np.minimum(between, top), step, np.rint),
+        "off": off,
+    }
+
+
+def steps(size: np.ndarray) -> np.ndarray:
+    """Powers of ten between a hundredth and a tenth of these sizes; 1 where a size is 0."""
+    return 10.0 ** (np.floor(np.log10(np.where(size > 0, size, 10.0))) - 1)
+
+
+def to_steps(values: np.ndarray, step: np.ndarray, way: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """Values at whole numbers of steps, `way` (floor, ceil, rint) from where they are; those that are there stay."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        count = values / step
+        near = np.rint(count)
+        there = np.abs(count - near) <= 1e-9 + 4 * np.finfo(float).eps * np.abs(count)
+        moved = np.where(there, values, way(count) * step)
+    return np.where(np.isfinite(moved), moved, values)
+
+
+def disguised(value: float) -> float:
+    """A value that all rows of a client share, to three digits, with a fingerprint of it in the digits behind: clients
+    with the same value say the same, and those with others say others."""
+    short = float(f"{value:.3g}")
+    if short == value:
+        return value
+    return short * (1 + 1e-6 * (1 + zlib.crc32(struct.pack("<d", value))) / 2**32)

@@ -1,0 +1,143 @@
+"""Values that are probably not what they seem: codes for missing, one level spelt twice, a column that gives the
+target away."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from mooring.data.clients import BINARY, CLASSES
+from mooring.data.column_types import Values, is_missing
+from mooring.data.tables import count_phrase
+from mooring.data.target import Target
+
+SENTINELS = (-9.0, -99.0, -999.0, -9999.0, -99999.0, 99.0, 999.0, 9999.0, 99999.0, 999999.0, -1e4, -1e6)
+MAX_LEVELS_FOR_LEAK = 50
+MIN_EXPLAINED_SHARE = 0.999  # share of the target's variation, or of its rows, that one column explains
+MAX_MAJORITY_SHARE = 0.99  # a class with this share is predicted nearly always without any column
+MIN_ORDERED_ROWS, MIN_ORDERED_SHARE = 4, 0.9  # rows of clients, and share of clients, that show an order in time
+MAX_VALUES_PER_ROW = 2.0  # distinct values over all clients, at most, as a multiple of the largest client's rows
+TIME_NAME = re.compile(r"(?i)\b(year|yr|date|day|days|week|month|quarter|time|visit|wave|period|hour|occasion)\b")
+MIN_ROWS_FOR_LEAK, MAX_ROWS_FOR_LEAK = 30, 100_000  # of those to see whether a column gives the target away
+
+
+def find_suspicious_values(
+    columns: Mapping[str, Values], target: Target, name_of_target: str
+) -> Iterator[tuple[str, str]]:
+    """(column, a sentence) for everything that looks odd."""
+    for name, values in columns.items():
+        same = values.codes if isinstance(values, pd.Categorical) else values
+        if (not isinstance(values, pd.Categorical) or target.classes) and np.array_equal(same, target.y):
+            yield name, f"Column '{name}' equals the target '{name_of_target}'."
+        elif predicts_perfectly(values, target):
+            yield (
+                name,
+                f"Column '{name}' alone tells the target '{name_of_target}' nearly perfectly; is it known beforehand?",
+            )
+        if isinstance(values, pd.Categorical):
+            for one, two in twin_levels(values.categories):
+                yield name, f"Column '{name}': '{one}' and '{two}' differ in case or spaces only, but count as two."
+        elif found := sentinel(values):
+            code, count = found
+            yield (
+                name,
+                f"Column '{name}': {code:g} stands in {count_phrase(count, 'row')}, far from all other values; "
+                "if it means "
+                "missing, leave those cells empty.",
+            )
+    for one, two in twin_levels(target.classes):
+        yield name_of_target, f"Target '{name_of_target}': classes '{one}' and '{two}' differ in case or spaces only."
+
+
+def find_time_order(columns: Mapping[str, Values], code: np.ndarray) -> str | None:
+    """A column that orders most clients' rows in time: dates, or numbers that never repeat within a client and are
+    called like a time, or run over the same whole numbers at all clients. None if there is none."""
+    for name, values in columns.items():
+        if isinstance(values, pd.Categorical) or np.isnan(values).any():
+            continue
+        pairs = pd.DataFrame({"client": code, "value": values})
+        size = pairs.groupby("client")["value"].agg(["size", "nunique"])
+        size = size[size["size"] >= MIN_ORDERED_ROWS]
+        if len(size) < 2 or (size["size"] == size["nunique"]).mean() < MIN_ORDERED_SHARE:
+            continue
+        whole, distinct = bool((values == np.rint(values)).all()), len(np.unique(values))
+        shared = whole and distinct <= MAX_VALUES_PER_ROW * size["size"].max()
+        if TIME_NAME.search(name) and (whole or shared):
+            return name
+        if shared and np.ptp(values) + 1 <= MAX_VALUES_PER_ROW * distinct and len(size) > 2:
+            return name
+    return None
+
+
+def sentinel(values: np.ndarray) -> tuple[float, int] | None:
+    """A number such as -999 that repeats and lies apart from all other values, and how often it stands there."""
+    known = values[np.isfinite(values)]
+    if len(known) < MIN_ROWS_FOR_LEAK:
+        return None
+    for code in (known.min(), known.max()):
+        count = int((known == code).sum())
+        others = known[known != code]
+        if code in SENTINELS and count > 1 and len(others):
+            gap, range_ = np.abs(others - code).min(), others.max() - others.min()
+            if gap > range_ > 0:  # further away than all the others lie from each other
+                return float(code), count
+    return None
+
+
+def twin_levels(levels: Iterable[str]) -> list[tuple[str, str]]:
+    """Pairs of levels that differ in case or spaces only."""
+    seen: dict[str, str] = {}
+    pairs = []
+    for level in levels:
+        plain = " ".join(level.split()).casefold()
+        if plain in seen:
+            pairs.append((seen[plain], level))
+        seen.setdefault(plain, level)
+    return pairs
+
+
+def predicts_perfectly(values: Values, target: Target) -> bool:
+    """Whether one column alone tells the target nearly perfectly.
+
+    Few levels: the most frequent class of each level (or its mean) explains nearly all. Many numbers: the correlation
+    with a number is nearly 1; or, along the sorted column, the class changes hardly more often than there are classes.
+    """
+    known = np.flatnonzero(~is_missing(values) if isinstance(values, pd.Categorical) else np.isfinite(values))
+    known = known[:: 1 + len(known) // MAX_ROWS_FOR_LEAK]
+    y = np.asarray(target.y)[known]
+    if len(y) < MIN_ROWS_FOR_LEAK:
+        return False
+    column: Any = values[known]
+    number = np.asarray(column.codes if isinstance(column, pd.Categorical) else column, dtype=float)
+    classes = target.kind in (BINARY, CLASSES)
+    if classes and np.bincount(y).max() > MAX_MAJORITY_SHARE * len(y):
+        return False
+    level = np.unique(number, return_inverse=True)[1]
+    many = int(level.max()) + 1
+    if many <= min(MAX_LEVELS_FOR_LEAK, len(y) / 5):
+        return explained_by_levels(level, y, classes) >= MIN_EXPLAINED_SHARE
+    if isinstance(column, pd.Categorical):
+        return False
+    if not classes:
+        sizes = np.abs(number).max(), np.abs(y).max()  # divided by, so that squares do not overflow
+        return np.ptp(y) > 0 and np.corrcoef(number / sizes[0], y / sizes[1])[0, 1] ** 2 >= MIN_EXPLAINED_SHARE
+    if many < 0.9 * len(y):  # ties hide the order
+        return False
+    ordered = y[np.argsort(number, kind="stable")]
+    runs = 1 + int((ordered[1:] != ordered[:-1]).sum())
+    return runs <= len(np.unique(y)) + 2 * (1 - MIN_EXPLAINED_SHARE) * len(y)  # a misplaced row makes two runs more
+
+
+def explained_by_levels(level: np.ndarray, y: np.ndarray, classes: bool) -> float:
+    """The share of rows in the most frequent class of their level, or of the variance between the levels' means."""
+    if classes:
+        return float(pd.crosstab(level, y).to_numpy().max(1).sum() / len(y))
+    y = y.astype(float) / max(np.abs(y).max(), np.finfo(float).tiny)
+    count = np.bincount(level)
+    mean = np.bincount(level, y) / count
+    spread = ((y - y.mean()) ** 2).sum()
+    return float((count * (mean - y.mean()) ** 2).sum() / spread) if spread > 0 else 0.0

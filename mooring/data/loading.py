@@ -1,0 +1,312 @@
+"""`load`: any source of rows as `Clients`; `newcomer`: rows that come later, in the same numbers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from pandas.api import types
+from torch import Tensor
+
+from mooring.core.cohort import Rows
+from mooring.core.errors import RequestError
+from mooring.data import datasets
+from mooring.data.clients import BINARY, CLASSES, PARTS, REGRESSION, Clients, require_finite
+from mooring.data.column_roles import (
+    client_codes,
+    drop_missing_targets,
+    drop_small_clients,
+    feature_names,
+    find_roles,
+    group_codes,
+    row_times,
+    split_rows,
+    weights_by_client,
+)
+from mooring.data.column_types import CATEGORY
+from mooring.data.data_warnings import find_suspicious_values, find_time_order
+from mooring.data.file_readers import file_stem
+from mooring.data.schema import Schema, describe_schema, encode_columns, encode_table
+from mooring.data.schema_client import ClientTable, agree_on_schema, target_of
+from mooring.data.schema_server import SchemaPlan
+from mooring.data.splits import TRAIN, parse_shares
+from mooring.data.table_sources import read_source
+from mooring.data.tables import Table
+from mooring.data.target import Target, encode_target
+
+
+def load(
+    source: Any,
+    *,
+    client: str | None = None,
+    target: str | None = None,
+    kind: str = "auto",
+    features: Sequence[str] | None = None,
+    drop: Sequence[str] | None = None,
+    unit: str | None = None,
+    time_column: str | None = None,
+    split: str | Sequence[float] | None = None,
+    min_rows: int = 5,
+    drop_small: bool = False,
+    weights: str | None = None,
+    drop_missing_target: bool = False,
+    rare: int = 1,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+    schema: Schema | None = None,
+    data_dir: str | Path | None = None,
+) -> Clients:
+    """Clients from a path or a known name, a data frame, (X, y, groups), or a dict with each client's own data.
+
+    A dict holds a data frame, (x, y) or a torch Dataset for every client. Tables are encoded, imputed and scaled by
+    the training rows of all clients (`Clients.schema`); inputs that are no table are taken as they are.
+
+    kind      what the target is: "regression", "binary", "classes", "count", or "auto"
+    features  the columns to learn from (default: all but useless ones); drop: columns to leave out
+    unit      rows of a unit stay in one part;  time_column: the earliest rows train, the latest test
+    split     a column that says train, validation or test (default: a column `split`, if it says that), or the shares
+              of each client's rows to train, validate and test (default: 0.6, 0.2, 0.2)
+    min_rows  smaller clients are an error, or are left out (`drop_small`); those with fewer than 3 rows always are
+    weights   a column with each client's weight, the same in all its rows
+    drop_missing_target  rows without a target are left out instead of being an error
+    rare      levels of a category with fewer training rows than this, over all clients, are not named in the schema:
+              they count as "other"
+    schema    encode by the schema of an earlier run instead of learning one; a table without the client column is
+              then one client, called by its title
+    """
+    if datasets.is_dataset_name(source) and source in datasets.LOADERS:
+        _, validation, test = parse_shares(split)
+        columns = (
+            client,
+            target,
+            unit,
+            time_column,
+            weights,
+            features,
+            drop,
+            split if isinstance(split, str) else None,
+        )
+        column = next((name for name in columns if name), None)
+        if column is not None:
+            raise RequestError(f"data set '{source}' is no table; it has no column {column!r}.")
+        return datasets.load_dataset(source, data_dir, validation=validation, test=test, seed=seed)
+    member, digest, notes = read_client_table(
+        source,
+        client=client,
+        target=target,
+        kind=kind,
+        features=features,
+        drop=drop,
+        unit=unit,
+        time_column=time_column,
+        split=split,
+        min_rows=min_rows,
+        drop_small=drop_small,
+        weights=weights,
+        drop_missing_target=drop_missing_target,
+        seed=seed,
+        schema=schema,
+    )
+    table, roles, code, clients, shares = member.table, member.roles, member.code, member.clients, member.shares
+    x = table.x
+    if x is not None:
+        refuse_infinite_inputs(torch.as_tensor(x), code, clients)
+    if schema is None:
+        learnt, plan, (reading,) = agree_on_schema([member], asked=features is not None, rare=rare, title=table.title)
+        answer, part = reading.target, reading.part
+        notes += [*plan.notes, *reading.notes]
+        if len(clients) == 1:
+            notes.append(f"There is one client only, '{clients[0]}'; a federation needs more.")
+        if x is None:
+            schema = learnt.model_copy(update={"digest": digest})
+            x, said = encode_columns(reading.columns, schema.columns)
+            x = (x - np.array(schema.mean)) / np.array(schema.scale)
+            notes += [*describe_schema(schema.columns, schema.dropped), *said]
+            notes += [sentence for _, sentence in find_suspicious_values(reading.columns, answer, roles.target)]
+            if roles.time is None and (ordered := find_time_order(reading.columns, code)):
+                notes.append(
+                    f"Rows seem to be ordered in time by '{ordered}'. Rows held out at random are then easier to "
+                    f"predict than later ones; --time-column {ordered} evaluates on later rows (name the column in "
+                    "--features as well if it is to stay a predictor)."
+                )
+    else:
+        learnt = schema
+        answer = Target(schema.kind, target_of(table, roles, schema), schema.classes, [])
+        part, said = split_rows(table, roles, code, clients, answer, seed, shares)
+        notes += said
+        if x is None:
+            x, said = encode_table(table.frame, schema, table.place)
+            notes += said
+    mean, scale = learnt.target_mean, learnt.target_scale
+    y = (answer.y - mean) / scale if answer.kind == REGRESSION else answer.y
+    train = part == TRAIN
+    if table.x is None:
+        notes += constant_within(x[train], code[train], len(clients), learnt.features)
+    placement = pd.DataFrame(
+        {"client": np.array(clients, dtype=object)[code], "row": table.rows(), "part": np.array(PARTS)[part]}
+    )
+    label = torch.int64 if answer.kind in (BINARY, CLASSES) else dtype
+    kept, held_out, last = (
+        rows_of(x, y, code, part == which, len(clients), dtype, label) for which in range(len(PARTS))
+    )
+    unit_of = None if roles.unit is None else group_codes(table, roles.unit)
+    time_of = None if roles.time is None else row_times(table, roles.time)
+    return Clients(
+        tuple(clients),
+        kept,
+        held_out,
+        last,
+        kind=answer.kind,
+        classes=answer.classes,
+        features=() if table.x is not None else learnt.features,
+        target_mean=mean,
+        target_scale=scale,
+        schema=schema,
+        placement=placement,
+        weights_from_column=weights_by_client(table, roles.weights, code, clients),
+        units=by_part(unit_of, code, part),
+        times=by_part(time_of, code, part),
+        has_random_parts=split is None and roles.split is None,
+        title=table.title,
+        notes=notes,
+    )
+
+
+def by_part(values: np.ndarray | None, code: np.ndarray, part: np.ndarray) -> dict[str, torch.Tensor] | None:
+    """The rows' values as the parts hold their rows."""
+    if values is None:
+        return None
+    found = torch.from_numpy(np.array(values))
+    return {name: found[in_part(code, part == k)] for k, name in enumerate(PARTS)}
+
+
+def read_client_table(
+    source: Any,
+    *,
+    client: str | None = None,
+    target: str | None = None,
+    kind: str = "auto",
+    features: Sequence[str] | None = None,
+    drop: Sequence[str] | None = None,
+    unit: str | None = None,
+    time_column: str | None = None,
+    split: str | Sequence[float] | None = None,
+    min_rows: int = 5,
+    drop_small: bool = False,
+    weights: str | None = None,
+    drop_missing_target: bool = False,
+    seed: int = 0,
+    schema: Schema | None = None,
+) -> tuple[ClientTable, str, list[str]]:
+    """A source's rows as they enter the agreement on a schema, their digest, and notes; the arguments are `load`'s."""
+    table = read_source(source, text_columns(schema), name_columns(client, schema))
+    if table.x is not None and (features or drop):
+        raise RequestError(f"{table.title}: the inputs are no table; there are no columns to choose or drop.")
+    if schema is not None:
+        table = fit_in(table, schema)
+    digest = "" if table.x is not None else table_digest(table.frame)
+    roles = find_roles(table, client, target, unit, time_column, split, drop or (), weights)
+    names = [] if table.x is not None or schema is not None else feature_names(table, roles, features, drop)
+
+    notes = list(table.notes)
+    if drop_missing_target:
+        table, said = drop_missing_targets(table, roles.target)
+        notes += said
+    code, clients = client_codes(table, roles.client)
+    table, code, clients, said = drop_small_clients(table, roles, code, clients, min_rows, drop_small)
+    notes += said
+    asked = table.kind if kind == "auto" and table.kind else kind
+    return ClientTable(table, roles, code, clients, names, asked, seed, parse_shares(split)), digest, notes
+
+
+def encode_new_rows(source: Any, schema: Schema) -> tuple[np.ndarray, np.ndarray | None, list[str]]:
+    """A later table's inputs and, if it has the target column, its targets, in the numbers of `Clients`; and notes."""
+    table = read_source(source, text_columns(schema), name_columns(None, schema))
+    x, notes = encode_table(table.frame, schema, table.place)
+    if schema.target not in table.frame.columns:
+        return x, None, notes
+    y = encode_target(table.frame[schema.target], schema.kind, schema.classes, table.place)
+    return x, (y - schema.target_mean) / schema.target_scale if schema.kind == REGRESSION else y, notes
+
+
+def text_columns(known: Schema | SchemaPlan | None) -> set[str]:
+    """The columns of a file to read as they are written: the categories of a schema, or of a plan on the way to it."""
+    if known is None:
+        return set()
+    return {column.name for column in known.columns if column.kind == CATEGORY and not column.part}
+
+
+def name_columns(client: str | None, schema: Schema | None) -> set[str]:
+    """The columns of a file that may hold the clients' names."""
+    return {name for name in (client, "client", schema.client if schema else None) if name is not None}
+
+
+def fit_in(table: Table, schema: Schema) -> Table:
+    """A table in the roles of a schema; without the schema's client column it is one client."""
+    if table.client is None and schema.client is not None and schema.client not in table.frame.columns:
+        table = replace(table, frame=table.frame.assign(**{schema.client: file_stem(Path(table.title))}))
+    return replace(table, client=table.client or schema.client, target=table.target or schema.target)
+
+
+def refuse_infinite_inputs(x: Tensor, code: np.ndarray, clients: Sequence[str]) -> None:
+    """Inputs that are no table are taken as they are: NaN and infinity are refused by the client's name."""
+    if x.dtype.is_floating_point and not bool(torch.isfinite(x.sum())):
+        for i, name in enumerate(clients):
+            require_finite(x[torch.from_numpy(code == i)], f"client '{name}'")
+
+
+def constant_within(x: np.ndarray, code: np.ndarray, clients: int, features: Sequence[str]) -> list[str]:
+    """A note on columns that do not vary within a client: training alone cannot learn their coefficients."""
+    order = np.argsort(code, kind="stable")
+    start = np.searchsorted(code[order], np.arange(clients))
+    flat = np.minimum.reduceat(x[order], start) == np.maximum.reduceat(x[order], start)
+    hit = flat.sum(0)
+    worst = sorted(np.flatnonzero(hit).tolist(), key=lambda j: (-hit[j], j))
+    if not worst:
+        return []
+    shown = ", ".join(f"'{features[j]}' ({hit[j]} of {clients})" for j in worst[:6])
+    more = f" and {len(worst) - 6} more" if len(worst) > 6 else ""
+    return [
+        f"Columns that do not vary within the training rows of some clients: {shown}{more}; "
+        "a local model cannot learn their coefficients there without a ridge."
+    ]
+
+
+def in_part(code: np.ndarray, mine: np.ndarray) -> np.ndarray:
+    """The places of a part's rows, client after client."""
+    index = np.flatnonzero(mine)
+    return index[np.argsort(code[index], kind="stable")]
+
+
+def rows_of(
+    x: Any, y: np.ndarray, code: np.ndarray, mine: np.ndarray, clients: int, dtype: torch.dtype, label: torch.dtype
+) -> Rows:
+    """One part's rows, client after client; inputs that are whole numbers (images, tokens) keep their type."""
+    index = in_part(code, mine)
+    size = torch.from_numpy(np.bincount(code[index], minlength=clients))
+    inputs = torch.as_tensor(x[index])
+    return Rows(
+        inputs.to(dtype) if inputs.dtype.is_floating_point else inputs,
+        torch.as_tensor(y[index]).to(label),
+        torch.cumsum(size, 0) - size,
+        size,
+    )
+
+
+def table_digest(frame: pd.DataFrame) -> str:
+    """sha256 of a table's column names and values."""
+    digest = hashlib.sha256()
+    for name in frame.columns:
+        column = frame[name]
+        digest.update(str(name).encode() + b"\0")
+        if types.is_numeric_dtype(column):
+            digest.update(column.to_numpy(float, na_value=np.nan).tobytes())
+        else:
+            digest.update(pd.util.hash_array(column.astype(str).to_numpy(object)).tobytes())
+    return digest.hexdigest()

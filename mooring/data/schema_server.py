@@ -1,0 +1,380 @@
+"""One schema for all clients, from what each of them says (`column_statistics.py`): the server's side of
+`schema_client.py`.
+
+    plan   = agree_plan(merge(surveys))             kinds, columns left out and why, the target's kind and classes
+    draft  = agree_draft(merge(tallies), plan)      vocabularies, imputation, means
+    schema = agree_schema(merge(spreads), draft)    scales
+
+The pooled path takes the same three steps with all clients' summaries at once, so a federation whose tables never meet
+gives the schema of the pooled table, bit for bit: sums over clients are taken in the order of their names.
+
+A cell far outside what all clients have would set the scale of its column, and pull the common model, for everybody.
+It is refused, by client and column, when it lies further than REFUSED spreads from the centre. When it lies FAR times
+further than the usual client's furthest cell, in the spreads of all clients and in its own client's, it is noted and
+counts as the furthest that is usual (`schema.usual`); so does a client that lies whole beyond NOTED spreads. What is
+usual are lower medians over clients, which no single client of two can move; cells of all other clients lie within.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from mooring.core.errors import RequestError
+from mooring.data.clients import REGRESSION
+from mooring.data.column_statistics import ColumnStatistics, LevelCount
+from mooring.data.column_types import CATEGORY, DATE, MONTH, NUMBER, WEEKDAY, choose_kind, sort_levels
+from mooring.data.schema import OTHER_LEVEL, OUTLIER_FACTOR, Column, Feature, Limits, Schema, clip_outliers
+from mooring.data.target import agree_target
+
+MAX_CATEGORY_LEVELS = 50  # a category with more levels says little per level and makes the model wide
+MIN_VALUES_FOR_KEY = 10  # fewer values without a repeat are no evidence of a key
+MIN_EXPECTED_REPEATS = 5  # whole numbers without any repeat where so many were due are a key
+KEY_NAME = re.compile(r"(?i:(^|[ _.-])(id|key|uuid|guid|index|rownames?|row))$|^Unnamed: \d+$|[a-z]I[dD]$")
+MIN_RELATIVE_SCALE = 1e-12  # a spread this small against the mean is rounding of a constant
+MAX_CELL_DISTANCE, MAX_CLIENT_DISTANCE = 1e5, 1e3  # distances from the centre, in spreads: of a cell, of a whole client
+TARGET_KEY = "target"  # what a spread calls the target; the columns of numbers are called by their places
+MAX_MAGNITUDE = 1e100  # squares and their sums stay finite below
+
+
+class SchemaPlan(BaseModel):
+    """What clients are told after the survey."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    target: str
+    client: str | None
+    kind: Literal["regression", "binary", "classes", "count"]
+    classes: tuple[str, ...] = ()
+    columns: tuple[Feature, ...] = ()
+    asked: bool = False  # the columns were asked for: all stay
+    dropped: dict[str, str] = {}
+    limits: Limits = {}  # of columns with far cells: what lies beyond counts as what is usual
+    notes: tuple[str, ...] = ()
+
+
+def plan_schema(
+    survey: ColumnStatistics, *, kind: str = "auto", asked: bool = False, title: str = "the clients"
+) -> SchemaPlan:
+    """Kinds of the columns, which of them are of use, and what the target is. `asked`: useless columns stay."""
+    roles = {role: one_answer(found, f"{title}: the {role} column") for role, found in survey.roles.items()}
+    target = roles["target"] or ""
+    names = ordered_columns(survey, target, title)
+    answer = agree_target(survey, target, kind, title)
+    kinds = {name: agreed_kind(survey, name) for name in names}
+    numbers = [name for name in names if kinds[name] != CATEGORY]
+    stray = list(find_outlier_cells(survey, [*numbers, *([target] if answer.kind == REGRESSION else [])], title))
+    refuse_first(stray)
+    dropped = {} if asked else {n: why for n in names if (why := explain_uselessness(survey, n, kinds[n])) is not None}
+    columns: list[Feature] = []
+    for name in names:
+        if name in dropped:
+            continue
+        columns.append(feature(name, kinds[name]))
+        if kinds[name] == DATE:
+            parts = {f"{name} {part}": part for part in (MONTH, WEEKDAY)}
+            columns += [feature(new, CATEGORY, name, part) for new, part in parts.items() if new not in names]
+    notes = [*answer.notes, *mixed_notes(survey, kinds, dropped), *(cell.sentence for cell in stray)]
+    return SchemaPlan.model_validate(
+        {
+            "target": target,
+            "client": roles["client"],
+            "kind": answer.kind,
+            "classes": answer.classes,
+            "columns": tuple(columns),
+            "asked": asked,
+            "dropped": dropped,
+            "limits": {cell.column: cell.limits for cell in stray},
+            "notes": tuple(notes),
+        }
+    )
+
+
+def feature(name: str, kind: str, source: str = "", part: str = "") -> Feature:
+    return Feature.model_validate({"name": name, "kind": kind, "source": source, "part": part})
+
+
+def one_answer(found: dict[str, LevelCount], what: str) -> str | None:
+    """What all clients say; two answers are refused by the names of two clients."""
+    if len(found) > 1:
+        said = [f"client '{level.client}' has '{name or 'none'}'" for name, level in list(found.items())[:2]]
+        raise RequestError(f"{what} must be the same for all clients, but {' and '.join(said)}.")
+    return next(iter(found)) or None
+
+
+def ordered_columns(survey: ColumnStatistics, target: str, title: str) -> list[str]:
+    """The feature columns, in the order of the first client's table; a client that differs is named."""
+    names = [name for name in survey.facts if name != target]
+    for name in names:
+        has = survey.of(name, "has") > 0
+        if not has.all():
+            lacking = [client for client, yes in zip(survey.clients, has) if not yes]
+            holding = [client for client, yes in zip(survey.clients, has) if yes]
+            if len(holding) < len(lacking):
+                raise RequestError(
+                    f"{title}: client '{holding[0]}' has the extra column '{name}'; all must have the same columns."
+                )
+            raise RequestError(f"{title}: client '{lacking[0]}' lacks column '{name}'; all must have the same columns.")
+    return sorted(names, key=lambda name: (survey.of(name, "place")[0], name))
+
+
+def agreed_kind(survey: ColumnStatistics, name: str) -> str:
+    return choose_kind(*(int(survey.total(name, fact)) for fact in ("present", "numbers", "dates")))
+
+
+def explain_uselessness(survey: ColumnStatistics, name: str, kind: str) -> str | None:
+    """Why a column is better left out: empty, constant, a key, or text with too many levels; None if it is not.
+
+    A repeat counts where it can be seen without showing values: within a client.
+    """
+    present, distinct = survey.of(name, "present"), survey.of(name, "distinct")
+    count = int(present.sum())
+    if count == 0:
+        return "has no values"
+    if kind == CATEGORY:
+        if (distinct == present).all() and count >= MIN_VALUES_FOR_KEY and (distinct > 1).any():
+            return "is a key: its texts do not repeat within any client"
+        if distinct.max() > MAX_CATEGORY_LEVELS:
+            return (
+                f"is text with {distinct.max():.0f} different values or more at one client{number_hint(survey, name)}"
+            )
+        return None
+    some = survey.of(name, "finite") > 0
+    if not some.any():
+        return None  # infinite values are refused by their rows
+    low, high = survey.of(name, "low")[some].min(), survey.of(name, "high")[some].max()
+    if low == high and survey.total(name, "finite") == survey.total(name, "rows"):
+        return "has the same value everywhere"
+    if kind == NUMBER and survey.of(name, "whole").all():
+        return why_key(name, present, distinct, high - low + 1)
+    return None
+
+
+def why_key(name: str, present: np.ndarray, distinct: np.ndarray, width: float) -> str | None:
+    """Whether whole numbers are a key: called one and with many values, or without repeats where some were due.
+
+    n numbers drawn from a range of some width repeat about n^2 / (2 width) times; a range narrower than the number of
+    rows means that numbers repeat between clients (rows counted within each client).
+    """
+    named = KEY_NAME.search(name) is not None
+    different = bool((distinct == present).all()) and present.sum() > 1
+    unique = different and width >= present.sum()
+    due = (present**2).sum() / (2 * width)
+    if (named and min(distinct.sum(), width) > MAX_CATEGORY_LEVELS) or (
+        unique and (named or due >= MIN_EXPECTED_REPEATS)
+    ):
+        return "is a key: its whole numbers " + ("do not repeat within any client" if unique else "hardly repeat")
+    return None
+
+
+def number_hint(survey: ColumnStatistics, name: str) -> str:
+    """Tells text that is partly numbers from plain text."""
+    share = survey.total(name, "numbers") / survey.total(name, "present")
+    return f", {share:.0%} of them numbers" if share >= 0.5 else ""
+
+
+def mixed_notes(survey: ColumnStatistics, kinds: dict[str, str], dropped: dict[str, str]) -> list[str]:
+    """Columns that are numbers at some clients and text at others."""
+    notes = []
+    for name, kind in kinds.items():
+        if kind != CATEGORY or name in dropped:
+            continue
+        present, numbers = survey.of(name, "present"), survey.of(name, "numbers")
+        numeric = survey.where(name, (numbers == present) & (present > 0) & (survey.of(name, "distinct") > 2))
+        texts = survey.where(name, (numbers == 0) & (present > 0))
+        if numeric and texts:
+            notes.append(
+                f"Column '{name}' is numbers at client '{numeric[0]}' and text at client '{texts[0]}'; "
+                "it was taken as text."
+            )
+    return notes
+
+
+class OutlierCell(NamedTuple):
+    client: str
+    column: str
+    distance: float  # in spreads
+    refused: bool
+    limits: tuple[float, float]  # beyond which a cell does not count as it is
+    sentence: str
+
+
+def find_outlier_cells(survey: ColumnStatistics, names: list[str], title: str) -> Iterator[OutlierCell]:
+    """Clients' extremes that lie far outside what clients have."""
+    for name in names:
+        about = survey.facts[name]
+        some = about["finite"] > 0
+        if not some.any():
+            continue
+        middle = about["middle"]
+        centre = float(np.median(middle[some]))
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            apart = float(np.subtract(*np.quantile(middle[some], (0.75, 0.25), method="inverted_cdf")))
+            spread = max(*(lower_median(about[fact][some]) for fact in ("between", "off")), apart)
+            extreme = np.where(
+                np.abs(about["high"] - centre) >= np.abs(about["low"] - centre), about["high"], about["low"]
+            )
+            # A column that hardly varies has no spread to measure by: only the absurd is refused.
+            unit = spread if spread > 0 else MAX_CELL_DISTANCE * max(1.0, abs(centre))
+            distance = np.where(some, np.abs(extreme - centre) / unit, 0.0)
+            own = np.where(about["between"] > 0, np.abs(extreme - middle) / about["between"], np.inf)
+            shifted = np.where(some, np.abs(middle - centre) / unit, 0.0)
+        loose = OUTLIER_FACTOR * max(1.0, lower_median(distance[some])) if spread > 0 else MAX_CLIENT_DISTANCE
+        alien = distance > max(MAX_CLIENT_DISTANCE, loose)
+        stray = alien | ((distance > loose) & (own > OUTLIER_FACTOR * lower_median(own[some])))
+        within = np.append(distance[~stray], shifted[~alien])
+        stretch = max(loose, 2 * float(within.max(initial=0.0)))
+        refused = some & ((distance > MAX_CELL_DISTANCE) | (np.abs(extreme) > MAX_MAGNITUDE))
+        limits = (centre - stretch * unit, centre + stretch * unit)
+        for i in np.flatnonzero(refused | (some & stray & (distance > stretch))):
+            client, value = survey.clients[i], extreme[i]
+            what = f"client '{client}', column '{name}': {value:.6g} lies"
+            how = f"{distance[i]:,.0f} times the usual spread ({spread:.3g}) from the median ({centre:.6g})"
+            end = (
+                "; it would set the scale of the column for everybody. Correct it, leave the cell empty, or leave the "
+                "column out."
+                if refused[i]
+                else f"; is it right? What lies beyond {limits[int(value > centre)]:.6g} counts as "
+                f"{clip_outliers(value, limits):.6g}, so that it does not spoil the others' models."
+            )
+            yield OutlierCell(client, name, float(distance[i]), bool(refused[i]), limits, f"{title}: {what} {how}{end}")
+
+
+def lower_median(values: np.ndarray) -> float:
+    """The median that is one of the values: of two the lower, so that one of them alone cannot raise it."""
+    return float(np.quantile(values, 0.5, method="inverted_cdf"))
+
+
+def refuse_first(cells: list[OutlierCell]) -> None:
+    refused = [cell for cell in cells if cell.refused]
+    if refused:
+        raise RequestError(max(refused, key=lambda cell: cell.distance).sentence)
+
+
+def draft_schema(tally: ColumnStatistics, plan: SchemaPlan, *, rare: int = 1, title: str = "the clients") -> Schema:
+    """Vocabularies, imputation and means. Levels with fewer than `rare` training rows in all become "other"."""
+    if rare < 1:
+        raise RequestError(f"rare must be at least 1, got {rare}.")
+    low, high = tally.of(plan.target, "low").min(), tally.of(plan.target, "high").max()
+    if low == high:
+        raise RequestError(
+            f"{title}: target column '{plan.target}' has the same value in every training row; "
+            "there is nothing to learn."
+        )
+    dropped, columns = dict(plan.dropped), []
+    for feature in plan.columns:
+        reason = None if plan.asked else why_idle(tally, feature)
+        if reason is None:
+            columns.append(learnt(tally, feature, rare))
+        elif not feature.part:
+            dropped[feature.name] = reason
+    if (plan.columns or plan.dropped) and not any(column.encoded for column in columns):
+        refuse_useless(dropped, title)
+    target_mean = tally.total(plan.target, "total") / max(tally.total(plan.target, "rows"), 1.0)
+    return Schema(
+        target=plan.target,
+        client=plan.client,
+        kind=plan.kind,
+        classes=plan.classes,
+        columns=tuple(columns),
+        mean=means(tally, columns),
+        scale=(),
+        target_mean=target_mean if plan.kind == REGRESSION else 0.0,
+        limits=plan.limits,
+        dropped=dropped,
+    )
+
+
+def refuse_useless(dropped: dict[str, str], title: str) -> None:
+    reasons = "; ".join(f"'{name}' {reason}" for name, reason in list(dropped.items())[:5])
+    raise RequestError(f"{title}: no useful feature column is left ({reasons or 'all are constant'}).")
+
+
+def why_idle(tally: ColumnStatistics, feature: Feature) -> str | None:
+    """Why a column teaches nothing: its training rows are empty or all alike."""
+    present = tally.of(feature.name, "present")
+    if present.sum() == 0:
+        return "has no value in any training row"
+    if feature.kind == CATEGORY:
+        many = len(tally.levels.get(feature.name, {}))
+        if many > MAX_CATEGORY_LEVELS and not feature.part:
+            return f"is text with {many} different values"
+        alike = many == 1
+    else:
+        some = present > 0
+        alike = tally.of(feature.name, "low")[some].min() == tally.of(feature.name, "high")[some].max()
+    return "has the same value in every training row" if alike and tally.total(feature.name, "missing") == 0 else None
+
+
+def learnt(tally: ColumnStatistics, feature: Feature, rare: int) -> Column:
+    """A column's vocabulary and what stands in for a missing value."""
+    present = tally.total(feature.name, "present")
+    flagged = not feature.part and present < tally.total(feature.name, "rows")
+    facts = feature.model_dump() | {"flagged": flagged}
+    if feature.kind != CATEGORY:
+        return Column(**facts, fill=tally.total(feature.name, "total") / max(present, 1.0))
+    count = {value: level.rows for value, level in tally.levels.get(feature.name, {}).items()}
+    named = sort_levels(value for value, number in count.items() if number >= rare and value != OTHER_LEVEL)
+    other = len(named) + (OTHER_LEVEL in count) < len(count)
+    levels = [*named, OTHER_LEVEL] if other or count.get(OTHER_LEVEL, 0) >= rare else named
+    if not other:
+        levels = sort_levels(levels)
+    grouped = {value: count.get(value, 0) for value in levels}
+    if other:
+        grouped[OTHER_LEVEL] = sum(count.values()) - sum(count[value] for value in named)
+    fill = max(levels, key=lambda value: grouped[value]) if levels else ""
+    return Column(**facts, fill=fill, levels=tuple(levels), other=other)
+
+
+def means(tally: ColumnStatistics, columns: list[Column]) -> tuple[float, ...]:
+    """Each encoded column's mean over all training rows, missing values filled."""
+    if not columns:
+        return ()
+    rows = tally.total(columns[0].name, "rows")
+    numbers = [column.name for column in columns if column.kind != CATEGORY]
+    summed: dict[str, float] = {}
+    if numbers:
+        total, count = (added(tally, numbers, fact) for fact in ("total", "present"))
+        summed = dict(zip(numbers, (total / np.maximum(count, 1)).tolist()))
+    out: list[float] = []
+    for column in columns:
+        absent = rows - tally.total(column.name, "present")
+        if column.kind != CATEGORY:
+            out.append(summed[column.name])  # filling with the mean keeps it
+        else:
+            count_of = {value: level.rows for value, level in tally.levels.get(column.name, {}).items()}
+            each = [count_of.get(value, 0) + absent * (value == column.fill) for value in column.levels]
+            if column.other:
+                each[-1] += sum(n for value, n in count_of.items() if value not in column.levels)
+            out += [number / rows for number in (each[1:] if len(each) <= 2 else each)]
+        if column.flagged:
+            out.append(absent / rows)
+    return tuple(out)
+
+
+def added(summary: ColumnStatistics, columns: list[str], fact: str) -> np.ndarray:
+    """[d]: a fact of each column added up one client after another, in the order of their names."""
+    return np.add.accumulate(summary.stack(columns, fact), axis=0)[-1]
+
+
+def complete_schema(spread: ColumnStatistics, draft: Schema) -> Schema:
+    """The scales: standard deviations (divided by n) over all clients' training rows; 1 for a constant column."""
+    rows = spread.total(TARGET_KEY, "rows")
+    scale: tuple[float, ...] = ()
+    if draft.mean:
+        squares = added(spread, [str(j) for j in range(len(draft.mean))], "squares")
+        scale = tuple(scales(squares, np.array(draft.mean), rows).tolist())
+    target = 1.0
+    if draft.kind == REGRESSION:
+        squares = np.array([spread.total(TARGET_KEY, "squares")])
+        target = float(scales(squares, np.array([draft.target_mean]), rows)[0])
+    return draft.model_copy(update={"scale": scale, "target_scale": target})
+
+
+def scales(squares: np.ndarray, mean: np.ndarray, rows: float) -> np.ndarray:
+    found = np.sqrt(squares / max(rows, 1.0))
+    return np.where(found > MIN_RELATIVE_SCALE * np.abs(mean), found, 1.0)

@@ -1,0 +1,116 @@
+"""Any source of rows as one `Table`: a path, a data frame, arrays, or a dict with something for each client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from mooring.core.errors import RequestError
+from mooring.data import datasets
+from mooring.data.array_tables import read_npz, table_of_arrays
+from mooring.data.client_arrays import rows_by_client, stack_items
+from mooring.data.clients import PARTS
+from mooring.data.file_readers import CellReading, require_distinct_names
+from mooring.data.tables import Table, join, read_table
+
+SOURCE_FORMS = (
+    "a path, a data frame, (X, y, groups), or a dict that gives each client a data frame, (x, y) or a torch Dataset"
+)
+
+
+def read_source(source: Any, text: Iterable[str] = (), names: Iterable[str] = ("client",)) -> Table:
+    """The rows of a source; a file's columns in `text` stay as they are written, and those in `names` hold names."""
+    cells = CellReading(frozenset(text), frozenset(names))
+    if isinstance(source, str) and source in datasets.EMBEDDED_TABLES and datasets.is_dataset_name(source):
+        own = datasets.EMBEDDED_TABLES[source]
+        table = read_table(datasets.table_path(source), cells._replace(names=cells.names | {own.client}))
+        return replace(table, title=source, client=own.client, target=own.target)
+    if isinstance(source, (str, Path)):
+        path = Path(source)
+        if not path.exists() and path.name == str(source) and not path.suffix:
+            datasets.require_known_dataset(str(source))
+            raise RequestError(f"data set '{source}' is no table.")
+        return read_npz(path) if path.is_file() and path.suffix.lower() == ".npz" else read_table(path, cells)
+    if isinstance(source, pd.DataFrame):
+        return table_of_frame(source, "the data frame")
+    if isinstance(source, tuple) and len(source) == 3:
+        return table_of_arrays(*source)
+    if isinstance(source, list) and source:
+        source = {f"client {i}": value for i, value in enumerate(source)}
+    if isinstance(source, Mapping) and source:
+        if any(
+            isinstance(value, Mapping | DataLoader) and not isinstance(value, pd.DataFrame) for value in source.values()
+        ):
+            return table_of_parts(source)
+        return table_of_clients({str(name): value for name, value in source.items()})
+    raise RequestError(f"clients are read from {SOURCE_FORMS}; got {type(source).__name__}.")
+
+
+def table_of_frame(frame: pd.DataFrame, title: str) -> Table:
+    frame = frame.rename(columns=str).reset_index(drop=True)
+    require_distinct_names(list(frame.columns), title)
+    if frame.empty:
+        raise RequestError(f"{title}: the table has no rows.")
+    return Table(frame, title)
+
+
+def table_of_clients(source: dict[str, Any]) -> Table:
+    labels = [f"client '{name}'" for name in source]
+    values = list(source.values())
+    if all(isinstance(value, pd.DataFrame) for value in values):
+        frames = {name: table_of_frame(frame, f"client '{name}'").frame for name, frame in source.items()}
+        return join(frames, "the tables", labels)
+    if all(isinstance(value, Dataset) for value in values):
+        pairs: list[Any] = [stack(dataset, label) for dataset, label in zip(values, labels)]
+    elif all(isinstance(value, tuple) and len(value) == 2 for value in values):
+        pairs = [(np.asarray(x), np.asarray(y)) for x, y in values]
+    else:
+        raise RequestError(f"clients are read from {SOURCE_FORMS}; the dict holds {type(values[0]).__name__}.")
+    for (x, y), label in zip(pairs, labels):
+        if len(x) != len(y):
+            raise RequestError(f"{label}: x and y must have equally many rows, got {len(x)} and {len(y)}.")
+        if x.shape[1:] != pairs[0][0].shape[1:]:
+            shapes = f"{tuple(x.shape[1:])}, unlike {tuple(pairs[0][0].shape[1:])} of {labels[0]}"
+            raise RequestError(f"{label}: the inputs have the shape {shapes}.")
+    sizes = [len(y) for _, y in pairs]
+    group = np.repeat(np.array(list(source), dtype=object), sizes)
+    if isinstance(pairs[0][0], Tensor):
+        answers = np.asarray(torch.cat([y for _, y in pairs]))
+        table = Table(pd.DataFrame({"group": group, "y": answers}), "the data sets", "group", "y")
+        inputs = torch.cat([x for x, _ in pairs])
+    else:
+        table = table_of_arrays(np.concatenate([x for x, _ in pairs]), np.concatenate([y for _, y in pairs]), group)
+        inputs = table.x
+    row = np.concatenate([np.arange(size) for size in sizes])
+    origin = np.repeat(np.array(labels, dtype=object), sizes)
+    return Table(table.frame, table.title, "group", "y", origin=origin, row=row, x=inputs)
+
+
+def table_of_parts(source: Mapping[Any, Any]) -> Table:
+    """Clients whose rows come by part, or in batches."""
+    held = rows_by_client(source)
+    sizes = [len(one.y) for one in held.values()]
+    group = np.repeat(np.array(list(held), dtype=object), sizes)
+    said = [one.part for one in held.values() if one.part is not None]
+    if 0 < len(said) < len(held):
+        raise RequestError("some clients say which rows train, validate and test, and some do not; all must, or none.")
+    split = np.array(PARTS, dtype=object)[np.concatenate(said)] if said else None
+    x, y = torch.cat([one.x for one in held.values()]).numpy(), torch.cat([one.y for one in held.values()]).numpy()
+    return table_of_arrays(x, y, group, split=split)
+
+
+def stack(dataset: Dataset, label: str) -> tuple[Tensor, Tensor]:
+    """All items (x, y) of a torch data set as two tensors, a number y for each."""
+    x, y = stack_items(dataset, label)
+    y = y.squeeze(-1) if y.ndim == 2 and y.shape[1] == 1 else y
+    if y.ndim != 1:
+        raise RequestError(f"{label}: y must have one value per row, got the shape {tuple(y.shape)}.")
+    return x, y

@@ -1,0 +1,75 @@
+"""Every client's state between rounds: in memory, or on disk where they are large.
+
+A model of ten million numbers at fifty clients is 2 GB, and a round holds it three times over: the states before and
+after, and the messages. States that wait for their turn lie in a file without a name, of which only those rows are read
+that are asked for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mooring.runs.disk_matrix import DiskMatrix
+from mooring.runs.tensor_files import StoredTensor, flatten, unflatten
+
+MIN_DISK_BYTES = 1_000_000_000  # bytes of one field of all clients' states from which it lies on disk
+
+
+class ClientStates:
+    """Every client's state, stacked; those that were never merged still have the first state."""
+
+    def __init__(self, first: Any, clients: int):
+        self.first = first
+        self.merged = torch.zeros(clients, dtype=torch.long)  # the round of each client's last merged reply
+        self.fields: Any = None  # allocated when the first reply is merged
+
+    def take(self, position: Tensor) -> Any:
+        if self.fields is None:
+            return type(self.first)(*(part.expand(len(position), *part.shape) for part in self.first))  # nothing copied
+        return type(self.first)(*(part[position] for part in self.fields))
+
+    def field(self, name: str) -> Tensor:
+        """[m, ...]: one part of every client's state."""
+        everyone = torch.arange(len(self.merged))
+        if self.fields is None:
+            return getattr(self.first, name).expand(len(everyone), *getattr(self.first, name).shape)
+        return getattr(self.fields, name)[everyone]
+
+    def put(self, position: Tensor, states: Any, t: int) -> None:
+        if self.fields is None:
+            self.fields = type(self.first)(*(allocate_states(part, len(self.merged)) for part in self.first))
+        for whole, part in zip(self.fields, states):
+            whole[position] = part
+        self.merged[position] = t
+
+    def copy(self) -> ClientStates:
+        twin = ClientStates(self.first, len(self.merged))
+        twin.merged = self.merged.clone()
+        if self.fields is not None:
+            twin.fields = type(self.fields)(*(part.clone() for part in self.fields))
+        return twin
+
+    def named(self, prefix: str) -> dict[str, StoredTensor]:
+        """As the tensors of a snapshot, which are these states themselves: it is to be written before they change."""
+        merged: dict[str, StoredTensor] = {f"{prefix}_merged": self.merged}
+        return merged if self.fields is None else merged | flatten(prefix, self.fields)
+
+    @classmethod
+    def found(cls, first: Any, prefix: str, snapshot: dict[str, Tensor]) -> ClientStates:
+        """What `named` put into a snapshot."""
+        merged = snapshot[f"{prefix}_merged"]
+        states = cls(first, len(merged))
+        if any(name.startswith(prefix + "/") for name in snapshot):
+            states.put(torch.arange(len(merged)), unflatten(first, prefix, snapshot), 0)
+        states.merged = merged
+        return states
+
+
+def allocate_states(first: Tensor, clients: int) -> StoredTensor:
+    """All clients' first state, on disk if it is large."""
+    if clients * first.numel() * first.element_size() < MIN_DISK_BYTES or first.device.type != "cpu":
+        return first.expand(clients, *first.shape).clone()
+    return DiskMatrix(first, clients)

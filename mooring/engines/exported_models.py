@@ -1,0 +1,95 @@
+"""A client's model in the form its tools use: a torch module, a scikit-learn estimator, or a file of either.
+
+Estimators take the encoded columns in the units of the data (`Opened.inputs` makes them from a table). They travel as
+JSON (`export --to sklearn`, `load_sklearn`): nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mooring.core.errors import RequestError
+from mooring.core.task import Task
+from mooring.data.clients import BINARY, CLASSES, REGRESSION
+from mooring.data.column_types import client_name
+from mooring.engines.coefficients import Scaling, to_data_units
+from mooring.runs.atomic_files import read_bytes
+
+SKLEARN_TASKS = ("linear", "logistic")  # tasks whose models scikit-learn has
+
+
+def sklearn_coefficients(task: Task, w: Tensor, scaling: Scaling, kind: str) -> dict[str, Any]:
+    """`coef_` and `intercept_` as scikit-learn's linear models hold them, on the encoded columns."""
+    slopes, intercept = to_data_units(task, w[None], scaling)
+    one = kind not in (BINARY, CLASSES)  # a regression has no axis of classes
+    return {"coef_": (slopes[0, 0] if one else slopes[0]).tolist(), "intercept_": intercept[0].tolist()}
+
+
+def make_estimator(task: Task, w: Tensor, scaling: Scaling, kind: str) -> Any:
+    """A fitted LinearRegression or LogisticRegression."""
+    if task.name not in SKLEARN_TASKS:
+        raise RequestError(
+            f"task '{task.name}' is no model of scikit-learn's; those of {' and '.join(SKLEARN_TASKS)} are. "
+            "`coefficients` has the numbers."
+        )
+    about = {"feature_names_in_": list(scaling.features), "classes_": list(scaling.classes), "kind": kind}
+    return _estimator(about, sklearn_coefficients(task, w, scaling, kind))
+
+
+def load_sklearn(path: str | Path, client: Any = None) -> Any:
+    """A client's estimator (default: the global one) from a file of `mooring export RUN --to sklearn`."""
+    try:
+        held = json.loads(read_bytes(path))
+        models = {str(name): model for name, model in held["clients"].items()}
+        shared = held.get("global")
+    except (ValueError, KeyError, AttributeError, TypeError):
+        raise RequestError(f"{path} is no file of `mooring export RUN --to sklearn`.") from None
+    if client is None and shared is None:
+        raise RequestError(f"{path} has no global model; it has {', '.join(models)}.")
+    if client is not None and client_name(client) not in models:
+        raise RequestError(f"{path}: no model of client {client_name(client)!r}; it has {', '.join(list(models)[:5])}.")
+    return _estimator(held, shared if client is None else models[client_name(client)])
+
+
+def _estimator(about: Mapping[str, Any], numbers: Mapping[str, Any]) -> Any:
+    from sklearn.linear_model import LinearRegression, LogisticRegression
+
+    found = LinearRegression() if about["kind"] == REGRESSION else LogisticRegression()
+    found.coef_ = np.array(numbers["coef_"])
+    intercept = np.array(numbers["intercept_"])
+    found.intercept_ = intercept.item() if about["kind"] == REGRESSION else intercept
+    found.feature_names_in_ = np.array(about["feature_names_in_"], dtype=object)
+    found.n_features_in_ = len(found.feature_names_in_)
+    if about["kind"] != REGRESSION:
+        found.classes_ = np.array(about["classes_"])
+    return found
+
+
+def onnx_bytes(module: nn.Module, inputs: Tensor) -> bytes:
+    """A network as an ONNX file: `input` [rows, ...] to `output`, any number of rows."""
+    if find_spec("onnx") is None:
+        raise RequestError("--to onnx needs the package onnx: pip install 'mooring-fl[onnx]'.")
+    rows = {0: "rows"}
+    with TemporaryDirectory() as folder, torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch's newer exporter wants onnxscript as well
+        path = Path(folder) / "model.onnx"
+        torch.onnx.export(
+            module.eval(),
+            (inputs,),
+            str(path),
+            input_names=["input"],
+            output_names=["output"],
+            dynamic_axes={"input": rows, "output": rows},
+            dynamo=False,
+        )
+        return path.read_bytes()

@@ -1,0 +1,51 @@
+"""What `mooring init` asks about a table, and the run file that comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mooring.core.errors import RequestError
+from mooring.data.role_guesses import describe_columns, guess_client_columns, guess_target_columns
+from mooring.data.table_sources import read_source
+from mooring.data.tables import require_column
+from mooring.runs.run_file_template import render_run_file
+
+MIN_CLIENT_ROWS = 5  # rows that a client may have without being asked about
+Ask = Callable[..., Any]  # (question, default=...) -> answer
+
+
+def write_run_file(source: str, name: str, said: Mapping[str, Any], ask: Ask | None) -> str:
+    """The text of a run file called `name`. What `said` leaves open is asked with a guess, or refused without `ask`."""
+    if source.endswith(".toml"):
+        raise RequestError(f"{source} is a run file already; give a table.")
+    table = read_source(source)
+    found = describe_columns(table.frame)
+    client = said["client"] or table.client
+    if client is None:
+        client = ask_column(
+            ask, "client", "Which column says whose a row is?", guess_client_columns(found, len(table.frame))
+        )
+    require_column(table.frame, client, "client", table.title)
+    target = said["target"] or table.target
+    if target is None:
+        target = ask_column(ask, "target", "Which column should be predicted?", guess_target_columns(found, client))
+    require_column(table.frame, target, "target", table.title)
+    drop_small = said["drop_small"]
+    sizes = table.frame[client].value_counts()
+    small = int((sizes < MIN_CLIENT_ROWS).sum())
+    if drop_small is None and small and ask is not None:
+        question = f"{small} of {len(sizes)} clients have fewer than {MIN_CLIENT_ROWS} rows. Leave them out? (yes, no)"
+        drop_small = str(ask(question, default="yes")).lower().startswith("y")
+    data = {"source": source, "client": client, "target": target} | ({"drop_small": True} if drop_small else {})
+    return render_run_file({"data": data}, name)
+
+
+def ask_column(ask: Ask | None, flag: str, question: str, guesses: list[str]) -> str:
+    """A column's name from a person, or a refusal that names the option which says it."""
+    guess = guesses[0] if guesses else None
+    if ask is None:
+        hint = f" (perhaps --{flag} {guess!r})" if guess else ""
+        raise RequestError(f"mooring init: --{flag} is missing, and there is no terminal to ask: {question}{hint}.")
+    some = f" ({', '.join(guesses[:6])}, ...)" if len(guesses) > 1 else ""
+    return str(ask(f"{question}{some}", default=guess))

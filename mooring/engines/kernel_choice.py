@@ -1,0 +1,94 @@
+"""Which code takes a run's local steps: PyTorch's, or compiled kernels where their compile time pays.
+
+Both give the same numbers up to rounding, and either gives the same bytes every time: so a run settles on one before
+it begins, and its run file says which.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from mooring.algorithms.hyperparameters import auto_batch
+from mooring.core.cohort import chunk_size
+from mooring.core.errors import RequestError
+from mooring.core.minibatches import batches_per_epoch
+from mooring.core.task import Task
+from mooring.data.clients import Clients
+from mooring.engines.loop import cohort_size, make_plan
+from mooring.runs.runfile import RunFile
+from mooring.tasks.fused.linear_numba import is_numba_available
+from mooring.tasks.network import NetworkTask
+
+# Processor seconds, measured once: they decide what is worth compiling, never a number of a model.
+COMPILE_SECONDS = 4.0  # import and compilation
+SECONDS_PER_OPERATION = 7e-11  # what a kernel saves of each multiplication and addition
+SECONDS_PER_STEP = 2e-4  # and of each step of a cohort, however small: the calls of PyTorch
+SECONDS_PER_NETWORK_STEP = 5e-5  # of each step of each client of a large network
+MIN_SAVING_FACTOR = 2.0  # a kernel must save this many times its compilation
+
+
+def choose_kernels(run: RunFile, clients: Clients, task: Task, methods: Sequence[Any]) -> tuple[RunFile, Any]:
+    """The run with `training.kernels` and `training.chunk` settled, and its task accordingly."""
+    asked, can = run.training.kernels, has_kernels(task)
+    if asked == "numba" and not can:
+        raise RequestError(
+            "kernels = 'numba' are for linear and logistic tasks, and for classification by large networks of linear "
+            f"layers and ReLU; task '{task.name}' has none here."
+        )
+    if asked == "numba" and not is_numba_available():
+        raise RequestError(
+            "this run takes its local steps by compiled kernels (kernels = 'numba'), and numba is not installed; "
+            "install mooring-fl[fast], or start a run with kernels = 'torch', which is the same up to rounding."
+        )
+    pays = (
+        can
+        and is_numba_available()
+        and estimate_seconds_saved(run, clients, task, methods) > MIN_SAVING_FACTOR * COMPILE_SECONDS
+    )
+    chosen = asked or ("numba" if pays else "torch")
+    decided = {"kernels": chosen, "chunk": run.training.chunk or chunk_size(task)}
+    settled = run.model_copy(update={"training": run.training.model_copy(update=decided)})
+    return settled, set_kernels(task, chosen)
+
+
+def has_kernels(task: Task) -> bool:
+    """Whether there are compiled local steps for the task."""
+    return task.compiles if isinstance(task, NetworkTask) else hasattr(task, "kernels") and type(task).stay is not None
+
+
+def set_kernels(task: Any, kernels: str) -> Any:
+    """The task with its local steps taken by these kernels, if it has any."""
+    if not has_kernels(task):
+        return task
+    if not isinstance(task, NetworkTask):
+        return replace(task, kernels=kernels)
+    task = copy.copy(task)
+    task.kernels = kernels
+    return task
+
+
+def estimate_seconds_saved(run: RunFile, clients: Clients, task: Task, methods: Sequence[Any]) -> float:
+    """What compiled kernels would save of all local SGD of a run: a formula of its sizes, an estimate."""
+    plan = make_plan(run.training)
+    cohort, rows = cohort_size(plan, len(clients)), clients.train.size.double()
+    saved = 0.0
+    for algorithm in methods:
+        have = {field.name for field in fields(algorithm)}
+        if not {"steps", "batch"} <= have or getattr(algorithm, "inner", "sgd") not in ("sgd", "auto"):
+            continue
+        batch = auto_batch(task) if algorithm.batch == "auto" else algorithm.batch
+        if not batch and task.condense is not None:
+            continue  # steps on summaries of all rows
+        steps = float(algorithm.steps)
+        if getattr(algorithm, "epochs", 0):
+            steps = algorithm.epochs * float(batches_per_epoch(clients.train.size, batch or None).double().mean())
+        height = float(rows.clamp(max=batch).mean() if batch else rows.mean())
+        if isinstance(task, NetworkTask):
+            saved += plan.rounds * steps * cohort * SECONDS_PER_NETWORK_STEP
+            continue
+        operations = 4 * cohort * height * task.dim  # a product forward and one back
+        saved += plan.rounds * steps * (SECONDS_PER_STEP + SECONDS_PER_OPERATION * operations)
+    return saved

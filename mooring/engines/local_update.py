@@ -1,0 +1,67 @@
+"""What happens at clients: a visit, a deployment, a score, on a cohort of any size.
+
+The simulator calls these on chunks of hundreds, a client of a real federation on itself, a cohort of one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mooring.core.cohort import CohortData, Round, Rows
+from mooring.core.costs import CostMeter, MeteredTask
+from mooring.core.task import Task
+
+NOT_FINITE = "its own model is no longer finite"
+
+
+def initial_states(algorithm: Any, task: Task, w0: Tensor, clients: int) -> Any:
+    """The states [C, ...] of clients that were never merged."""
+    first = algorithm.start(task, w0)[1]
+    return type(first)(*(part.expand(clients, *part.shape).clone() for part in first))
+
+
+def client_update(
+    algorithm: Any, task: Task, server: Any, client: Any, data: CohortData, round: Round, meter: CostMeter
+) -> tuple[Any, Any]:
+    """A stay: new states and messages; its work is counted on `meter`."""
+    return algorithm.visit(server, client, MeteredTask(task, meter), data, round)
+
+
+def finite_states(states: Any) -> Tensor:
+    """[C]: whose new state holds finite numbers only; a client keeps the old one instead of any other."""
+    good = torch.ones(len(states[0]) if len(states) else 0, dtype=torch.bool)
+    for part in states:
+        if part.dtype.is_floating_point and part[:1].numel():
+            flat = part.reshape(len(part), -1)
+            suspect = ~torch.isfinite(flat.sum(1))  # a finite sum has finite parts; large ones may add up to infinity
+            good[suspect] &= torch.isfinite(flat[suspect]).all(1)
+    return good
+
+
+def personal_models(
+    algorithm: Any, task: Task, server: Any, client: Any, merged: Tensor, data: CohortData, round: Round
+) -> Tensor:
+    """[C, d]: what these clients deploy, `merged` being the rounds of their last merged replies (0: none).
+
+    A last stage is for every client that has rows, asked before or not. Without one, a client that was never merged
+    has nothing of its own and deploys the global model, and so does a client without rows.
+    """
+    final = algorithm.finish(server, client, task, data, round)
+    own = algorithm.personal_model(server, final).expand(len(data), -1)
+    plain = data.train.size == 0
+    if not algorithm.last_stage:
+        plain = plain | (merged == 0)
+    return torch.where(plain[:, None], algorithm.global_model(server), own)
+
+
+def mean_risk(task: Task, w: Tensor, rows: Rows) -> Tensor:
+    """[C] in float64: the mean reported loss of each client's model on its rows; nan for a client without rows."""
+    out = torch.full((len(rows),), torch.nan, dtype=torch.float64)
+    for block in rows.blocks():
+        part = rows.select(block)
+        if int(part.size.max()) > 0:
+            out[block] = task.risk(w[block], part.padded()).double()
+    return out

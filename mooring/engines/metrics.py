@@ -1,0 +1,155 @@
+"""Measures that people know, of the models that clients would deploy: on all test rows together, and by client.
+
+    numbers   rmse, mae in the target's own units; r2 = 1 - sum (y - f)^2 / sum (y - mean y)^2
+    classes   accuracy; with two classes auc, the share of pairs (one of each class) in the right order
+    labels    accuracy, the share of all yes and no that are right
+
+A client's r2 and auc are about its own rows, and nan where these do not vary.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from scipy.special import stdtrit
+from torch import Tensor
+
+from mooring.core.cohort import Rows
+from mooring.core.task import Task
+from mooring.data.clients import BINARY, CLASSES, COUNT, MULTILABEL, REGRESSION, Clients
+
+CONFIDENCE_LEVEL = 0.95  # of intervals over clients
+CLASS_TARGETS = (BINARY, CLASSES, MULTILABEL)
+Predictions = tuple[np.ndarray, np.ndarray, np.ndarray]  # of rows: targets, what a model says, whose they are
+
+
+class MetricValues(NamedTuple):
+    """Measures by name: on all rows together, and each client's own [m]."""
+
+    overall: dict[str, float]
+    by_client: dict[str, np.ndarray]
+
+
+def compute_metrics(task: Task, clients: Clients, models: Tensor | None, part: str = "test") -> MetricValues:
+    """The measures of each client's model [m, d] (or one model [d] for all); none where they say nothing.
+
+    That is where clients keep their models or their rows, or answer something else than a number or probabilities.
+    """
+    rows: Rows | None = getattr(clients, part, None)
+    if models is None or rows is None or not 0 < int(rows.size.sum()) <= len(rows.y):  # sizes without their rows
+        return MetricValues({}, {})
+    y, prediction, owner = predict_all(task, models if models.ndim == 2 else models.expand(len(rows), -1), rows)
+    if clients.kind in (REGRESSION, COUNT) and prediction.ndim == 1:
+        unit, mean = (clients.target_scale, clients.target_mean) if clients.kind == REGRESSION else (1.0, 0.0)
+        return number_metrics(y * unit + mean, prediction * unit + mean, owner, len(rows))
+    return class_metrics(task, clients.kind, y, prediction, owner, len(rows))
+
+
+def overall_class_metrics(task: Task, kind: str, found: list[Predictions]) -> dict[str, float]:
+    """Measures of all rows together, of answers about classes or labels."""
+    y, prediction, owner = concatenate_predictions(found)
+    return class_metrics(task, kind, y, prediction, np.zeros_like(owner), 1).overall
+
+
+def predict_all(task: Task, models: Tensor, rows: Rows) -> Predictions:
+    """Targets, answers and owners of all rows, client after client."""
+    return concatenate_predictions(predict_blocks(task, models, rows))
+
+
+def concatenate_predictions(found: list[Predictions]) -> Predictions:
+    y, prediction, owner = (np.concatenate(column) for column in zip(*found))
+    return y, prediction, owner
+
+
+def predict_blocks(task: Task, models: Tensor, rows: Rows) -> list[Predictions]:
+    """Those of each block of clients that has rows."""
+    found: list[Predictions] = []
+    for block in rows.blocks():
+        some = rows.select(block)
+        if int(some.size.sum()) == 0:
+            continue
+        batch = some.padded()
+        real = (batch.weight > 0).numpy()
+        with torch.no_grad():
+            answer = task.predict(models[block], batch.x).double().numpy()
+        found.append((batch.y.numpy()[real], answer[real], np.repeat(block.numpy(), some.size.numpy())))
+    return found
+
+
+def number_metrics(y: np.ndarray, prediction: np.ndarray, owner: np.ndarray, m: int) -> MetricValues:
+    def measures(who: np.ndarray, groups: int) -> dict[str, np.ndarray]:
+        with np.errstate(invalid="ignore", divide="ignore"):
+            count = np.bincount(who, minlength=groups)
+            square = np.bincount(who, (prediction - y) ** 2, groups)
+            mean = np.bincount(who, y, groups) / count
+            spread = np.bincount(who, (y - mean[who]) ** 2, groups)
+            r2 = np.where(spread > 0, 1 - square / spread, np.nan)
+            return {
+                "rmse": np.sqrt(square / count),
+                "mae": np.bincount(who, np.abs(prediction - y), groups) / count,
+                "r2": r2,
+            }
+
+    whole = measures(np.zeros(len(y), dtype=int), 1)
+    return MetricValues({name: float(value[0]) for name, value in whole.items()}, measures(owner, m))
+
+
+def class_metrics(task: Task, kind: str, y: np.ndarray, prob: np.ndarray, owner: np.ndarray, m: int) -> MetricValues:
+    """Of probabilities: a column a class, one number for two classes, or one for each label."""
+    if kind == BINARY and prob.ndim == 1 and task.likelihood:
+        prob = np.stack([1 - prob, prob], 1)
+    if kind == MULTILABEL and prob.shape == y.shape and task.likelihood:
+        hit = ((prob > 0.5) == (y > 0.5)).reshape(len(y), -1).mean(1)
+    elif kind in (BINARY, CLASSES) and prob.ndim == 2 and prob.shape[1] > 1 and y.ndim == 1:
+        hit = (prob.argmax(1) == y).astype(float)
+    else:
+        return MetricValues({}, {})
+    with np.errstate(invalid="ignore", divide="ignore"):
+        own = {"accuracy": np.bincount(owner, hit, m) / np.bincount(owner, minlength=m)}
+    whole = {"accuracy": float(hit.mean())}
+    if kind == BINARY:
+        own["auc"] = auc(y, prob[:, 1], owner, m)
+        whole["auc"] = float(auc(y, prob[:, 1], np.zeros(len(y), dtype=int), 1)[0])
+    return MetricValues(whole, own)
+
+
+def auc(y: np.ndarray, score: np.ndarray, owner: np.ndarray, m: int) -> np.ndarray:
+    """[m], by ranks within each owner's rows: (sum of the positives' ranks - n1 (n1 + 1) / 2) / (n1 n0)."""
+    rank = pd.Series(score).groupby(owner).rank().to_numpy()
+    positive = np.bincount(owner, y, m)
+    negative = np.bincount(owner, minlength=m) - positive
+    with np.errstate(invalid="ignore", divide="ignore"):
+        pairs = positive * negative
+        right = np.bincount(owner, rank * (y == 1), m) - positive * (positive + 1) / 2
+        return np.where(pairs > 0, right / pairs, np.nan)
+
+
+def improvement_pct(other: Any, mine: Any) -> Any:
+    """How much lower a loss is than another, in percent of the other."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return 100 * (other - mine) / np.where(np.asarray(other) > 0, other, np.nan)
+
+
+def mean_improvement(rows: Any, other: Any, mine: Any, level: float = CONFIDENCE_LEVEL) -> dict[str, float] | None:
+    """How much lower a mean loss over rows is than another, with Student's interval; clients are the units of chance.
+
+    `other` and `mine` are mean losses by client. In the unit of the loss, and in percent of the other mean; None where
+    no client has both.
+    """
+    rows, other, mine = (np.asarray(part, dtype=float) for part in (rows, other, mine))
+    seen = (rows > 0) & np.isfinite(other) & np.isfinite(mine)
+    rows, other, mine = rows[seen], other[seen], mine[seen]
+    m, total = len(rows), rows.sum()
+    if m == 0:
+        return None
+    mean = float(rows @ (other - mine) / total)
+    residual = rows * (other - mine - mean)
+    error = float(np.sqrt(residual @ residual * m / (m - 1)) / total) if m > 1 else np.inf
+    reach = float(stdtrit(max(m - 1, 1), (1 + level) / 2)) * error
+    values = {"mean": mean, "ci_low": mean - reach, "ci_high": mean + reach}
+    base = float(rows @ other / total)
+    ends = {"pct": mean, "pct_ci_low": mean - reach, "pct_ci_high": mean + reach}
+    return values | {name: 100 * value / base if base > 0 else np.nan for name, value in ends.items()}

@@ -1,0 +1,162 @@
+"""`mooring.open`: a finished run from its directory, without its data."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from mooring.core.errors import RequestError
+from mooring.data.column_types import client_name
+from mooring.data.loading import encode_new_rows
+from mooring.data.schema import Schema
+from mooring.data.tables import suggest_name
+from mooring.engines.coefficients import coefficient_table, read_scaling
+from mooring.engines.exported_models import make_estimator
+from mooring.engines.fit import to_target_units
+from mooring.engines.predict import choose_method, predict_rows, read_schema
+from mooring.engines.prepare import read_task
+from mooring.engines.request import check_trusted_run
+from mooring.runs.atomic_files import frame_from_rows
+from mooring.runs.directory import SCHEMA_FILE, RunDirectory, StoredModels, method_folder, open_run
+from mooring.tasks.network import NetworkTask, build_module
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """A finished run: its models, its tables, and predictions of new rows."""
+
+    path: Path
+    purpose: str  # "fit", "compare", "advise" or "personalize"
+    method: str | None  # the algorithm whose models these are
+    directory: RunDirectory  # of the models: a comparison has one a method
+    notes: list[str]
+    given: tuple[Any, Any] = (None, None)  # a model and a loss that were in memory
+
+    @cached_property
+    def saved(self) -> StoredModels:
+        return self.directory.models
+
+    @cached_property
+    def task(self) -> Any:
+        return read_task(self.directory, *self.given)
+
+    @cached_property
+    def schema(self) -> Schema:
+        """How the run's table became numbers."""
+        return read_schema(self.directory)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.saved.clients
+
+    @property
+    def global_(self) -> Tensor:
+        """The global model's parameter vector."""
+        return self.saved.common
+
+    @cached_property
+    def models(self) -> dict[str, Tensor]:
+        """Every client's parameter vector by name; none where each client keeps its own."""
+        personal = self.saved.personal
+        return {} if personal is None else dict(zip(self.names, personal))
+
+    @cached_property
+    def clients(self) -> pd.DataFrame:
+        """One row per client, as the run reports it."""
+        whole = open_run(self.path)
+        return frame_from_rows(whole.comparison["clients"]) if self.purpose == "compare" else whole.clients
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """The run's summary; of a comparison, the row of the method."""
+        whole = open_run(self.path)
+        if self.purpose == "advise":
+            return whole.advice["summary"]
+        if self.purpose != "compare":
+            return whole.summary
+        rows = whole.comparison["methods"]
+        mine = next(row for row in rows if method_folder(Path(), row["method"]).name == self.directory.path.name)
+        return {"metric": whole.comparison["metric"], **mine}
+
+    @cached_property
+    def coefficients(self) -> pd.DataFrame:
+        """One row per client and term in the units of the data: coefficient, global, deviation."""
+        return coefficient_table(self.task, read_scaling(self.schema), self.global_, self.saved.personal, self.names)
+
+    def vector(self, client: Any = None) -> Tensor:
+        """A client's parameter vector (default: the global one)."""
+        if client is None:
+            return self.global_
+        name = client_name(client)
+        if name not in self.models:
+            some = f"{len(self.names)} clients, such as {', '.join(self.names[:5])}"
+            raise RequestError(
+                f"{self.path}: no model of client {name!r}; the run has {some}.{suggest_name(name, self.names)}"
+            )
+        return self.models[name]
+
+    def predict(self, source: Any, client: Any = None) -> Any:
+        """A row per row of a table, each by its own client's model, or all by the model of `client`.
+
+        What is odd about the rows is warned of: clients that the run does not know, cells without a client. A run that
+        was made from arrays takes arrays, all rows by the model of `client` (default: the global one), and answers with
+        a tensor, as the result of `fit` does.
+        """
+        if not (self.directory.path / SCHEMA_FILE).exists():
+            x = torch.as_tensor(source)
+            x = x.to(self.task.dtype) if x.dtype.is_floating_point else x
+            answers = self.task.predict(self.vector(client)[None], x[None])[0]
+            return to_target_units(SimpleNamespace(**self.saved.task), answers)
+        frame, notes = predict_rows(self.task, self.schema, self.saved, source, client, self.path)
+        for note in notes:
+            warnings.warn(note, stacklevel=2)
+        return frame
+
+    def module(self, client: Any = None) -> nn.Module:
+        """A client's network (default: the global one), ready to be used: in evaluation mode, and answering in the
+        target's own units; classes and labels come as logits."""
+        about = self.saved.task
+        return build_module(
+            self.task, self.vector(client), about.get("target_mean", 0.0), about.get("target_scale", 1.0)
+        )
+
+    def model(self, client: Any = None) -> Any:
+        """A client's model (default: the global one), ready to be used: a network, or an estimator of scikit-learn's
+        that takes the columns of `inputs`."""
+        if isinstance(self.task, NetworkTask):
+            return self.module(client)
+        return make_estimator(self.task, self.vector(client), read_scaling(self.schema), self.schema.kind)
+
+    def inputs(self, source: Any) -> pd.DataFrame:
+        """A table's rows as the models see them, in the units of the data: a column for each term."""
+        scaled, _, notes = encode_new_rows(source, self.schema)
+        for note in notes:
+            warnings.warn(note, stacklevel=2)
+        return pd.DataFrame(scaled * self.schema.scale + self.schema.mean, columns=list(self.schema.features))
+
+    def __repr__(self) -> str:
+        return f"<run {self.path}: {self.purpose}, {self.method}, {len(self.names)} clients>"
+
+
+def open(
+    path: str | Path, method: str | None = None, *, model: Any = None, loss: Any = None, trust: bool = False
+) -> SavedRun:
+    """A finished run of `fit`, `compare`, `advise` or `personalize`.
+
+    `method` chooses among those of a comparison; without it, it is the best on validation rows. A `model` or a `loss`
+    that was in memory is passed again. `trust` lets a run that a stranger made run the code that it names.
+    """
+    purpose = open_run(path).run.mooring.purpose
+    directory, notes = choose_method(path, method)
+    algorithm = directory.run.algorithm
+    if trust:
+        check_trusted_run(directory.run, directory.path, trust)
+    return SavedRun(Path(path), purpose, algorithm.name if algorithm else None, directory, notes, (model, loss))

@@ -1,0 +1,108 @@
+"""What clients tell before the first round, so that settings such as "auto" become numbers; nothing here is a row.
+
+    always         sizes, weights, and the constants that step sizes need: a few scalars per client
+    "fit"          each client's own fit
+    "spread"       how the clients vary, which lam = "auto" needs (`task_random_effects.py`: sums, or penalised fits)
+    "rules"        that, and the summaries behind every other rule for lam (`client_summaries.py` says what they reveal)
+    "alone"        validation risk of each client's own fits, by ridge
+    SETTLED        nothing is left to settle: the constants of a network, which are dear to measure, are nan
+
+An algorithm's `asks` names what it needs; nothing else is computed. What a task cannot tell (networks, kinked losses,
+more parameters than DENSE) is None, and settings fall back on the scalars.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mooring.core.cohort import Batch, CohortData, chunk_size
+from mooring.core.task import Constants, Task
+from mooring.estimates.client_queries import ClientQueries, InMemoryQueries
+from mooring.estimates.federation_estimates import FederationEstimates, estimate_federation
+from mooring.tasks.proximal import MAX_DENSE_PARAMETERS
+
+RIDGE_GRID = torch.logspace(-4, 2, 25, dtype=torch.float64)  # what "a ridge chosen on validation" chooses from
+MAX_PROBE_ROWS = 256  # rows of a client that a network's curvature is measured on
+ALL_RESOLVED = "settled"  # asked where no setting is a word
+LOCAL_FIT_RIDGE = 1e-6  # makes every client's own fit exist, also where its rows do not determine it
+
+
+class ClientStatistics(NamedTuple):
+    """Stacked over all clients, [m] unless said otherwise. What a task cannot say is nan or None."""
+
+    n: Tensor  # training rows
+    p: Tensor  # client weights
+    smooth: Tensor
+    convex: Tensor
+    noise: Tensor
+    trace: Tensor
+    dispersion: Tensor
+    largest: Tensor
+    fit: Tensor | None  # [m, d] each client's own fit
+    alone: Tensor | None  # [m, len(RIDGES)] validation risk of the ridge fits
+    validation: Tensor  # validation rows
+    federation: (
+        FederationEstimates | None
+    )  # what all of them say together: how they vary and, for "rules", every rule's lam
+
+
+def collect_statistics(task: Task, data: CohortData, w0: Tensor, asks: tuple[str, ...] = ()) -> ClientStatistics:
+    """The facts of a cohort whose rows are here; the optional ones only where asked for."""
+    return add_federation_estimates(
+        compute_statistics(task, data, w0, asks), task, InMemoryQueries(task, data.train), asks
+    )
+
+
+def compute_statistics(task: Task, data: CohortData, w0: Tensor, asks: tuple[str, ...] = ()) -> ClientStatistics:
+    """What each client tells of itself: the facts of many are stacked."""
+    return data.each(
+        lambda block, _: _of_block(task, block, w0, asks), chunk_size(task) if task.solve is None else None
+    )
+
+
+def add_federation_estimates(
+    each: ClientStatistics, task: Task, answers: ClientQueries, asks: tuple[str, ...]
+) -> ClientStatistics:
+    """All clients' facts with what they say together, as far as it was asked for."""
+    if not {"spread", "rules"} & set(asks):
+        return each
+    return each._replace(federation=estimate_federation(task, answers, each.p, everything="rules" in asks))
+
+
+def _of_block(task: Task, data: CohortData, w0: Tensor, asks: tuple[str, ...]) -> ClientStatistics:
+    rows = data.train.full(task) if task.solve is not None else _probe(data)
+    dear = (
+        task.solve is None or task.dim > MAX_DENSE_PARAMETERS
+    )  # no fits and no Hessians of such tasks only to settle a number
+    if task.solve is None and ALL_RESOLVED in asks:
+        constants = Constants(*(torch.full((len(data),), torch.nan, dtype=torch.float64) for _ in Constants._fields))
+    else:
+        constants = Constants(*(c.double() for c in task.constants(rows, w0.expand(len(data), -1) if dear else None)))
+    fit = alone = None
+    if not dear and task.smooth_loss and "fit" in asks:
+        fit = task.prox(torch.zeros(1, task.dim, dtype=task.dtype), LOCAL_FIT_RIDGE, rows)
+    if task.prox is not None and task.dim <= MAX_DENSE_PARAMETERS and "alone" in asks:
+        alone = _ridge_path(task, rows, data.validation.padded())
+    sizes = data.train.size.double(), data.validation.size.double()
+    return ClientStatistics(sizes[0], data.p, *constants, fit, alone, sizes[1], None)
+
+
+def _ridge_path(task: Task, rows: Any, held_out: Batch) -> Tensor:
+    """[C, len(RIDGES)]: validation risk of each ridge fit, from stiff to loose, each from the one before."""
+    zero = torch.zeros(1, task.dim, dtype=task.dtype)
+    risk = torch.full((len(held_out.y), len(RIDGE_GRID)), torch.inf, dtype=torch.float64)
+    fit = None
+    for k in range(len(RIDGE_GRID) - 1, -1, -1):
+        fit = task.prox(zero, float(RIDGE_GRID[k]), rows, fit)
+        risk[:, k] = task.risk(fit, held_out)
+    return risk
+
+
+def _probe(data: CohortData) -> Batch:
+    batch = data.train.padded()
+    weight = batch.weight[:, :MAX_PROBE_ROWS]
+    weight = weight / weight.sum(1, keepdim=True).clamp(min=torch.finfo(weight.dtype).tiny)
+    return Batch(batch.x[:, :MAX_PROBE_ROWS], batch.y[:, :MAX_PROBE_ROWS], weight)

@@ -1,0 +1,76 @@
+"""The theorems' constants and lam, from what clients tell before the first round.
+
+    mu = min_i convex_i        smooth = max_i smooth_i        noise = max_i noise_i
+
+These bound the curvature wherever training may go, which step sizes need; the rules for lam take the curvature at the
+fits (`lambda_rules.py`), as `mooring theory` prints it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from mooring.core.errors import RequestError
+from mooring.core.penalty import PerClientPenalty
+from mooring.core.task import Task
+from mooring.estimates.federation_estimates import FederationEstimates
+from mooring.estimates.lambda_rules import MAX_LAM_PER_SMOOTHNESS, lam_factors
+
+
+class CurvatureBounds(NamedTuple):
+    mu: float
+    smooth: float
+    noise: float
+
+
+def bound_curvature(owner: str, task: Task, facts: Any) -> CurvatureBounds:
+    """mu, smooth and noise of all clients; refused unless 0 < mu <= smooth < infinity."""
+    mu, smooth, noise = float(facts.convex.min()), float(facts.smooth.max()), float(facts.noise.max())
+    if not np.isfinite([smooth, noise]).all():
+        raise RequestError(f"{owner} needs the smoothness of the loss, and task '{task.name}' cannot tell it.")
+    if not mu > 0:
+        raise RequestError(
+            f"{owner} needs every client's loss to be strongly convex, but the smallest curvature is {mu:.3g}; "
+            "give the task a ridge > 0."
+        )
+    return CurvatureBounds(mu, smooth, noise)
+
+
+def require_federation(owner: str, task: Task, facts: Any) -> FederationEstimates:
+    """The federation's estimates, refused in one sentence where there are none."""
+    if facts.federation is None:
+        raise RequestError(
+            f"{owner} needs to know how the clients vary, and task '{task.name}' on these rows cannot tell: it takes a "
+            "smooth convex task, two clients, and more rows than parameters."
+        )
+    return facts.federation
+
+
+def resolve_lam_rule(owner: str, rule: str, task: Task, facts: Any) -> float | PerClientPenalty:
+    """lam as a rule gives it, in numbers that an algorithm can run with: at most CAP times the smoothness."""
+    federation = require_federation(owner, task, facts)
+    found = federation.rules[rule]
+    most = MAX_LAM_PER_SMOOTHNESS * float(facts.smooth[federation.clients].max())
+    lam = torch.as_tensor(found.lam, dtype=torch.float64)
+    if bool(lam.isnan().any()):
+        raise RequestError(f"{owner} has no value here: {' '.join(found.warnings) or 'its constants are unknown.'}")
+    if lam.ndim == 0:
+        if lam > most:
+            warnings.warn(
+                f"{owner}: the rule asks for more than {MAX_LAM_PER_SMOOTHNESS:g} times the smoothness; lam is "
+                "cut there."
+            )
+        return min(float(lam), most)
+    if rule == "coefficient":
+        return PerClientPenalty(per_coefficient=tuple(lam.clamp(max=most).tolist()))
+    each, factor = (lam, None) if lam.ndim == 1 else lam_factors(federation.diagonal or federation.scalar, federation.n)
+    everyone = torch.full((len(facts.n),), most, dtype=torch.float64)  # who has no rows follows the common model
+    everyone[federation.clients] = each.clamp(max=most)
+    per_client = tuple(everyone.tolist())
+    return PerClientPenalty(
+        per_client, None if factor is None else tuple(factor.clamp(max=most / float(each.min())).tolist())
+    )

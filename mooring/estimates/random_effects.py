@@ -1,0 +1,342 @@
+"""How the clients' coefficients are spread: w_i ~ N(w, diag(tau^2)), with tau and w estimated from all clients.
+
+With half the squared loss and noise sigma^2 this spread makes the moor's stiffness lam_ij = sigma^2/(n_i tau_j^2), and
+the models v_i = arg min L_i(v) + 1/2 sum_j lam_ij (v_j - w_j)^2 are the posterior means: empirical Bayes.
+
+    spread_likelihood   from sufficient statistics of a linear task, by restricted maximum likelihood (`reml.py`)
+    spread_fits         the same with each local fit as one observation of known covariance, for any convex task
+    spread_laplace      the same with a Gaussian approximation at penalised fits, renewed until it stays put
+
+`form` is "scalar" (one tau), "diagonal" (one per coefficient), "intercept" (the last coefficients alone vary, as many
+as there are scores) or "auto": diagonal where its likelihood is better by more than its number of further parameters
+(Akaike). Shrinking to exactly 0 is possible and means: one common model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import log, log1p
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mooring.core.errors import RequestError
+from mooring.estimates.client_summaries import LinearStats, LocalFits, fit_covariance, fit_from_stats, inverse
+from mooring.estimates.reml import (
+    MAX_ITERATIONS,
+    GaussianLikelihoods,
+    RemlState,
+    evaluate_deviance,
+    factor_likelihoods,
+    maximize_likelihood,
+    score_terms,
+)
+
+VarianceFormOrAuto = Literal["scalar", "diagonal", "intercept", "auto"]
+VARIANCE_FORMS = ("scalar", "diagonal", "intercept", "auto")
+Refit = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+MIN_VARIANCE_SHARE = 1e-8  # smallest tau^2 handed to a refit, as a share of its start, so that lam stays finite
+WARM_START_MIN_GAIN = (
+    1e-2  # deviance that a step must gain where a near spread is known: far below what tells spreads apart
+)
+MAX_LAPLACE_ROUNDS = 100
+VARIANCE_PROBE_SHARE = 0.1  # relative change of tau^2 by which the fits' answer to it is measured
+STEPS_PER_REFIT = 4  # of the likelihood's maximisation between two refits: more would chase an approximation that moves
+LAPLACE_TOLERANCE = 1e-4  # relative change of spread and centre at which Laplace's approximation stays put,
+GAIN_TOLERANCE_FACTOR = (
+    1.0  # and deviance that a round gains, as a multiple of it: far below what tells two spreads apart
+)
+NEGLIGIBLE_SHARE = 1e-3  # a spread below this share of the largest is as good as 0; a deviance per client below it, too
+
+
+class RandomEffects(NamedTuple):
+    center: Tensor  # [d], w
+    center_cov: Tensor  # [d, d]
+    variance: Tensor  # [d], tau^2
+    variance_cov: Tensor  # [d, d], sampling covariance of tau^2, from the expected information
+    noise: Tensor  # [m], sigma^2: the factor between n_i L_i and a log-likelihood
+    models: Tensor  # [m, d], posterior means v_i
+    covs: Tensor  # [m, d, d], posterior covariances given w
+    data: GaussianLikelihoods  # the clients' log-likelihoods that this was estimated from
+    deviance: float  # -2 restricted log-likelihood up to a constant (Laplace: less that of one tau)
+    form: str
+    method: str
+    warnings: tuple[str, ...]
+
+
+def fit_reml(
+    stats: LinearStats,
+    form: VarianceFormOrAuto = "scalar",
+    noise: Literal["common", "client"] = "common",
+    near: RandomEffects | None = None,
+) -> RandomEffects:
+    """Restricted maximum likelihood for a linear task; any n_i >= 1, also below d.
+
+    From `near`, the spread of much the same clients, it starts, and ends where the deviance hardly changes.
+    """
+    _check_form(form, VARIANCE_FORMS)
+    if noise not in ("common", "client"):
+        raise RequestError(f"spread_likelihood: noise must be 'common' or 'client', got {noise!r}.")
+    d, total = stats.moment.shape[1], float(stats.n.sum())
+    if len(stats.n) < 2 or total <= d:
+        raise RequestError(
+            f"spread_likelihood: at least 2 clients and more than d = {d} rows in all are needed, "
+            f"got {len(stats.n)} clients with {total:g} rows."
+        )
+    if noise == "client":
+        return _client_noise(stats, form)
+    data = _normal(stats, torch.ones_like(stats.n), total)
+    if near is None:
+        at, used, warnings = _best(data, form)
+    else:
+        start = near.variance / near.noise.mean()
+        at, used, warnings = _best(
+            data, form, start.clamp(min=MIN_VARIANCE_SHARE * start.max()), least_gain=WARM_START_MIN_GAIN
+        )
+    if not bool((stats.n > 1).any()):
+        warnings += ("Every client has one row: spread and noise are told apart by the rows' lengths only.",)
+    return _spread(at, data, torch.full_like(stats.n, at.noise), used, "restricted likelihood", warnings)
+
+
+def fit_reml_to_fits(fits: LocalFits, form: VarianceFormOrAuto = "scalar") -> RandomEffects:
+    """Restricted maximum likelihood where each local fit is one Gaussian observation, from the fits alone."""
+    _check_form(form, VARIANCE_FORMS)
+    if int((fits.freedom > 0).sum()) < 2:
+        raise RequestError("spread_fits: at least 2 clients need rows that determine their fit; use spread_laplace.")
+    data = _normal_of(fits)
+    at, used, warnings = _best(data, form)
+    return _spread(at, data, pooled_dispersion(fits), used, "restricted likelihood of local fits", warnings)
+
+
+def fit_laplace(
+    n: Tensor,
+    refit: Refit,
+    center: Tensor,
+    form: VarianceFormOrAuto = "scalar",
+    variance: float | Tensor = 1.0,
+    settled: float = LAPLACE_TOLERANCE,
+    intercepts: int = 1,
+) -> RandomEffects:
+    """Laplace's approximation, for losses that are negative log-likelihoods; separable or tiny clients included.
+
+    `refit(center [d], lam [m, d])` returns each client's minimiser of L_i(v) + 1/2 sum_j lam_ij (v_j - center_j)^2 and
+    the Hessian of L_i there. Each round replaces n_i L_i by its quadratic at the penalised fit and estimates w and
+    tau^2 as for a linear task with noise 1. That alone is penalised quasi-likelihood, which halves tau^2 of binary
+    targets at 4 rows per coefficient; the deviance of Laplace's approximation also counts how the Hessians change with
+    tau (`_tilt`), which takes a second refit per round. What remains is about -20 % at 4 rows per coefficient.
+    It starts from `variance`, one or [d], and ends when the relative change of a round is below `settled`.
+    """
+    _check_form(form, VARIANCE_FORMS)
+    n = n.double()
+    first = torch.as_tensor(variance, dtype=torch.float64).expand(len(center))
+    if form != "auto":
+        return _laplace(n, refit, center.double(), form, first, settled, intercepts)
+    rich = _laplace(n, refit, center.double(), "diagonal", first, settled)
+    if -rich.deviance > 2 * (len(first) - 1):
+        return rich
+    common = rich.variance.mean().expand_as(first).clamp(min=MIN_VARIANCE_SHARE)
+    return _laplace(n, refit, rich.center, "scalar", common, settled)
+
+
+def _laplace(
+    n: Tensor, refit: Refit, center: Tensor, form: str, t: Tensor, settled: float, intercepts: int = 1
+) -> RandomEffects:
+    """The rounds of `spread_laplace`, from spread t."""
+    floor = MIN_VARIANCE_SHARE * t.mean()
+    for _ in range(MAX_LAPLACE_ROUNDS):
+        now = torch.maximum(t, floor)
+        lam = 1 / (n[:, None] * now)
+        modes, hessians = refit(center, lam)
+        data = _quadratic(n, modes.double(), hessians.double(), lam, center)
+        here = evaluate_deviance(data, now)
+        tilt = _tilt(here, n, hessians.double(), refit, center, lam)
+        data = data._replace(tilt=tilt, near=now)
+        at, _, warnings = _best(data, form, start=now, iterations=STEPS_PER_REFIT, intercepts=intercepts)
+        # A coefficient whose spread is on its way to 0 need not be followed to the end.
+        moved = (at.t - t).abs() / (at.t + t + 2 * floor + NEGLIGIBLE_SHARE * at.t.max())
+        shift = (at.w - center).abs() / (at.t + floor + NEGLIGIBLE_SHARE * at.t.max()).sqrt()
+        gained = here.deviance + 2 * log(2) * float(tilt.sum()) - at.deviance
+        t, center = at.t, at.w
+        # Along what rows hardly tell, spreads wander on while the likelihood stays as it is.
+        if gained < GAIN_TOLERANCE_FACTOR * settled or (float(moved.max()) < settled and float(shift.max()) < settled):
+            break
+    else:
+        warnings += (f"Laplace's approximation still moved after {MAX_LAPLACE_ROUNDS} rounds.",)
+    found = _spread(at, data, torch.ones_like(n), form, "Laplace approximation", warnings)
+    return found._replace(
+        deviance=at.deviance - maximize_likelihood(data, torch.ones_like(t))[0].deviance if form == "diagonal" else 0.0
+    )
+
+
+def deviance_gain(spread: RandomEffects) -> float:
+    """By how much the deviance at this spread is below that at none, as the clients' log-likelihoods have it."""
+    data = spread.data._replace(tilt=None)
+    scale = 1.0 if data.rows is None else spread.noise.mean()  # None: the rows were divided by the noise
+    at = evaluate_deviance(data, spread.variance / scale)
+    return evaluate_deviance(data, torch.zeros_like(spread.variance)).deviance - at.deviance
+
+
+def choose_by_aic(scalar: RandomEffects, diagonal: RandomEffects) -> RandomEffects:
+    """One spread per coefficient where its likelihood is better by more than its further parameters (Akaike)."""
+    return diagonal if scalar.deviance - diagonal.deviance > 2 * (len(scalar.center) - 1) else scalar
+
+
+def client_hessians(spread: RandomEffects, n: Tensor) -> Tensor:
+    """[m, d, d]: the Hessians of the L_i, of n rows each, that the spread was estimated with."""
+    scale = spread.noise if spread.data.rows is None else torch.ones_like(n)  # None: the rows were divided by the noise
+    return (scale / n)[:, None, None] * (spread.data.c.mT @ spread.data.c)
+
+
+def pooled_dispersion(fits: LocalFits) -> Tensor:
+    """[m]: tr(H^-1 G)/d over the clients with a fit: sigma^2 for half the squared loss, 1 for a log-likelihood."""
+    known = fits.freedom > 0
+    ratio = (inverse(fits.hessian, known) * fits.gradient_cov).sum((1, 2)) / fits.fit.shape[1]
+    weight = fits.freedom / fits.freedom.sum()
+    return (weight[known] * ratio[known]).sum().expand(len(fits.n)).clone()
+
+
+def _check_form(form: str, known: tuple[str, ...]) -> None:
+    if form not in known:
+        raise RequestError(f"spread: form must be one of {', '.join(map(repr, known))}, got {form!r}.")
+
+
+def _normal(stats: LinearStats, noise: Tensor, rows: float | None) -> GaussianLikelihoods:
+    scale = stats.n / noise
+    return factor_likelihoods(scale[:, None, None] * stats.gram, scale[:, None] * stats.moment, scale * stats.yy, rows)
+
+
+def _normal_of(fits: LocalFits) -> GaussianLikelihoods:
+    """The local fits as Gaussian observations; a client without a fit has precision 0.
+
+    All have the clients' mean covariance, divided by their rows: a client's own depends on its own fit (a logistic fit
+    is the less certain the larger it is), and weights that do so would draw the spread towards 0.
+    """
+    known, n = fits.freedom > 0, fits.n
+    mean = (n[:, None, None] * fit_covariance(fits))[known].mean(0)
+    k = (n * known)[:, None, None] * torch.linalg.inv(mean)
+    fit = torch.where(known[:, None], fits.fit, 0.0)
+    b = (k @ fit[..., None])[..., 0]
+    return factor_likelihoods(k, b, (b * fit).sum(1), None)
+
+
+def _quadratic(n: Tensor, modes: Tensor, hessians: Tensor, lam: Tensor, center: Tensor) -> GaussianLikelihoods:
+    """n_i L_i to second order at the mode, where grad L_i = lam (center - mode)."""
+    k = n[:, None, None] * hessians
+    b = (k @ modes[..., None])[..., 0] - n[:, None] * lam * (center - modes)
+    return factor_likelihoods(k, b, torch.zeros_like(n), None)
+
+
+def _tilt(at: RemlState, n: Tensor, before: Tensor, refit: Refit, center: Tensor, lam: Tensor) -> Tensor:
+    """[d]: how sum_i log|1 + T n_i H_i| changes with log t because the fits, hence their Hessians, move with t.
+
+    The change for all t at once, by a difference, and shared out by how far each coefficient's spread moves the fits.
+    """
+    before, t = before.clone(), at.t
+    after = refit(center, lam / (1 + VARIANCE_PROBE_SHARE))[1].double()
+    change = float((n[:, None, None] * at.covs * (after - before)).sum()) / log1p(VARIANCE_PROBE_SHARE)
+    if abs(change) < NEGLIGIBLE_SHARE * len(n):
+        return torch.zeros_like(t)
+    share = t * at.u.square().sum(0)
+    return change * share / share.sum()
+
+
+def _best(
+    data: GaussianLikelihoods,
+    form: str,
+    start: Tensor | None = None,
+    iterations: int = MAX_ITERATIONS,
+    intercepts: int = 1,
+    least_gain: float = 0.0,
+) -> tuple[RemlState, str, tuple[str, ...]]:
+    """The estimate of the wanted form, the form (where "auto" chose it) and warnings."""
+    options = {}
+    for name in ("scalar", "diagonal") if form == "auto" else (form,):
+        options[name] = maximize_likelihood(
+            data, _pattern(name, data.c.shape[2], intercepts), start, iterations, least_gain
+        )
+    if form == "auto":
+        gain = options["scalar"][0].deviance - options["diagonal"][0].deviance
+        form = "diagonal" if gain > 2 * (data.c.shape[2] - 1) else "scalar"
+    at, converged = options[form]
+    warnings: tuple[str, ...] = ()
+    if not converged and iterations >= MAX_ITERATIONS:
+        warnings += ("The likelihood's maximum was not reached.",)
+    if not bool((at.t > 0).any()):
+        warnings += ("The estimated spread is 0: one common model fits as well.",)
+    return at, form, warnings
+
+
+def _pattern(form: str, dim: int, intercepts: int) -> Tensor | None:
+    """[d]: what the spread is a multiple of; None where each coefficient has its own."""
+    if form == "diagonal":
+        return None
+    pattern = torch.ones(dim, dtype=torch.float64)
+    if form == "intercept":
+        pattern[: dim - intercepts] = 0
+    return pattern
+
+
+def _spread(
+    at: RemlState, data: GaussianLikelihoods, noise: Tensor, form: str, method: str, warnings: tuple[str, ...] = ()
+) -> RandomEffects:
+    information = score_terms(data, at)[2] / 2
+    if form in ("scalar", "intercept"):
+        pattern = (at.t / at.t.max()) if bool((at.t > 0).any()) else torch.ones_like(at.t)
+        covariance = torch.outer(pattern, pattern) / (pattern @ information @ pattern)
+    else:
+        covariance = torch.linalg.pinv(information, hermitian=True)
+    scale = at.noise
+    return RandomEffects(
+        at.w, scale * at.w_cov, scale * at.t, scale**2 * covariance, noise, at.models, at.covs, data, at.deviance,
+        form, method, warnings,
+    )  # fmt: skip
+
+
+def _client_noise(stats: LinearStats, form: VarianceFormOrAuto) -> RandomEffects:
+    """Noise that differs by client: tau by likelihood given the noise, the noise by its posterior mean given tau.
+
+    Each sigma_i^2 is shrunk to a common scaled inverse chi-square prior, fitted to the residual variances of the
+    clients that have one (Smyth 2004), so that clients of few rows need not estimate their own.
+    """
+    fits = fit_from_stats(stats)
+    known = fits.freedom > 0
+    warnings: tuple[str, ...] = ()
+    if int(known.sum()) < 3:
+        found = fit_reml(stats, form)
+        return found._replace(
+            warnings=(*found.warnings, "Too few clients with n > d for noise per client: common noise.")
+        )
+    residual = (stats.yy - (fits.fit * stats.moment).sum(1)) * stats.n / fits.freedom.clamp(min=1)
+    strength, typical = _variance_prior(residual[known], fits.freedom[known])
+    noise = (strength * typical + fits.freedom * residual) / (strength + fits.freedom)
+    noise = torch.where(known, noise, typical)
+    for _ in range(MAX_LAPLACE_ROUNDS):
+        data = _normal(stats, noise, None)
+        at, used, warnings = _best(data, form)
+        v = at.models
+        square = stats.yy - 2 * (v * stats.moment).sum(1) + (v * (stats.gram @ v[..., None])[..., 0]).sum(1)
+        left = stats.n * (square.clamp(min=0) + (stats.gram * at.covs).sum((1, 2)))
+        new = (strength * typical + left) / (strength + stats.n)
+        done = float((new / noise).log().abs().max()) < 1e-4
+        noise = new
+        if done:
+            break
+    return _spread(at, data, noise, used, "restricted likelihood, noise per client", warnings)
+
+
+def _variance_prior(variance: Tensor, freedom: Tensor) -> tuple[Tensor, Tensor]:
+    """Degrees of freedom and scale of the prior from the mean and variance of log s^2 (method of moments)."""
+    half = freedom / 2
+    e = variance.clamp(min=torch.finfo(variance.dtype).tiny).log() - torch.digamma(half) + half.log()
+    extra = (e.var() - torch.polygamma(1, half).mean()).clamp(min=1e-6)
+    strength = 2 * _inverse_trigamma(extra)
+    return strength, (e.mean() + torch.digamma(strength / 2) - (strength / 2).log()).exp()
+
+
+def _inverse_trigamma(value: Tensor) -> Tensor:
+    """x with trigamma(x) = value, by Newton's method on 1/trigamma, which is convex and nearly linear."""
+    x = 0.5 + 1 / value
+    for _ in range(50):
+        x = x + torch.polygamma(1, x) * (1 - torch.polygamma(1, x) / value) / torch.polygamma(2, x)
+    return x

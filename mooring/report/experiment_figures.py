@@ -1,0 +1,112 @@
+"""Figures of an experiment's record: means over repeats with their intervals, as PNG and SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from textwrap import fill
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.ticker import LogLocator, NullLocator
+
+from mooring.report.figure_style import COLORS, MARKERS, STYLE, create_figure, encode_image
+
+PANEL_COLUMNS = {4: 2, 6: 3, 9: 3}  # panels side by side that fill their rows; else up to four
+MAX_MARKED_POINTS = 30  # curves with fewer places show them
+DPI = 90
+PANEL_WIDTH_INCHES = 4.6  # of a panel, inches
+TITLE_LETTERS_PER_INCH = 12  # of a title to an inch
+
+
+def draw_panels(title: str, panels: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
+    """The figure by file ending: png and svg. Panels in which nothing was measured are left out."""
+    shown = [panel for panel in panels if any(np.isfinite(_means(curve)).any() for curve in panel["curves"])]
+    with mpl.rc_context(STYLE):
+        columns = PANEL_COLUMNS.get(len(shown), min(max(len(shown), 1), 4))
+        rows = max(-(-len(shown) // columns), 1)
+        figure = create_figure(PANEL_WIDTH_INCHES * columns, 3.6 * rows + 0.8)
+        figure.suptitle(fill(title, int(TITLE_LETTERS_PER_INCH * PANEL_WIDTH_INCHES * columns)), fontsize=10)
+        axes = figure.subplots(rows, columns, squeeze=False).ravel()
+        for axis, panel, name in zip(axes, shown, name_panels(shown)):
+            _panel(axis, panel, name)
+        _legends(figure, axes[: len(shown)], rows)
+        for axis in axes[len(shown) :]:
+            axis.set_axis_off()
+        figure.get_layout_engine().execute(figure)
+        figure.set_layout_engine("none")  # laid out once for both files
+        return {ending: encode_image(figure, ending, DPI) for ending in ("png", "svg")}
+
+
+def name_panels(panels: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A name of its own for every panel: its title, with what it shows where titles are missing or the same."""
+    titles = [panel["title"] for panel in panels]
+    if len(set(titles)) == len(titles) and all(titles):
+        return titles
+    return [": ".join(part for part in (panel["title"], panel["ylabel"]) if part) for panel in panels]
+
+
+def _means(curve: Mapping[str, Any]) -> np.ndarray:
+    return np.array(curve["mean"], dtype=float)
+
+
+def log_interval(mean: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A mean's interval on a logarithmic axis: that of its logarithm, by the delta method, which never reaches 0."""
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        factor = np.exp((high - low) / 2 / mean)
+    return mean / factor, mean * factor
+
+
+def _panel(axis: Axes, panel: Mapping[str, Any], name: str) -> None:
+    for side in panel["log"]:
+        getattr(axis, f"set_{side}scale")("log")
+    for i, curve in enumerate(panel["curves"]):
+        x, mean, low, high = (np.array(curve[part], dtype=float) for part in ("x", "mean", "low", "high"))
+        if curve["dashed"]:
+            axis.plot(x, mean, "--", color="0.4", linewidth=1, label=curve["label"])
+            continue
+        colour = COLORS[i % len(COLORS)]
+        marker = MARKERS[i % len(MARKERS)] if len(x) <= MAX_MARKED_POINTS else None
+        axis.plot(x, mean, color=colour, marker=marker, markersize=3.5, linewidth=1.3, label=curve["label"])
+        low, high = log_interval(mean, low, high) if "y" in panel["log"] else (low, high)
+        axis.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
+    for label, value in panel["across"].items():
+        axis.axhline(value, color="0.4", linestyle=":", linewidth=1, label=label)
+    for label, value in panel["upright"].items():
+        axis.axvline(value, color="0.4", linestyle="-.", linewidth=1, label=label)
+    for side in panel["log"]:
+        _log_ticks(getattr(axis, f"{side}axis"))
+    axis.set(xlabel=panel["xlabel"], ylabel=panel["ylabel"])
+    axis.set_title(fill(name, int(TITLE_LETTERS_PER_INCH * PANEL_WIDTH_INCHES)), fontsize=9)
+
+
+def _legends(figure: Any, axes: Sequence[Axes], rows: int) -> None:
+    """Beside the curves, not on them: one for the figure where all panels show the same, else one below each panel."""
+    found = [axis.get_legend_handles_labels() for axis in axes]
+    if not found:
+        return
+    labels = found[0][1]
+    if all(one[1] == labels for one in found):
+        columns = max(
+            1,
+            min(
+                len(labels),
+                int(len(axes) / rows * PANEL_WIDTH_INCHES * TITLE_LETTERS_PER_INCH / (max(map(len, labels)) + 6)),
+            ),
+        )
+        figure.legend(*found[0], loc="outside lower center", ncols=columns, fontsize=7.5)
+        return
+    for axis, (handles, own) in zip(axes, found):
+        columns = max(1, min(2, int(PANEL_WIDTH_INCHES * TITLE_LETTERS_PER_INCH / (max(map(len, own)) + 6))))
+        axis.legend(handles, own, loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=columns, fontsize=7.5)
+
+
+def _log_ticks(axis: Axis) -> None:
+    """Powers of ten, or 1, 2, 5 where the axis spans less than two of them; no minor ticks."""
+    low, high = axis.get_view_interval()
+    axis.set_minor_locator(NullLocator())
+    if high < 100 * low:
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter("{x:g}")

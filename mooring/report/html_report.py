@@ -1,0 +1,188 @@
+"""`report.html`: one or several runs in one file that needs nothing beside it, from their directories alone.
+
+Text from data (names of clients, columns, files) is never markup: Jinja escapes what the page says, the numbers lie in
+a JSON block in which no tag can end, and the script writes text nodes only. A policy in the page lets no script run but
+ours (by its digest) and no request leave.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+import pandas as pd
+
+from mooring.core.errors import RequestError
+from mooring.core.score_sentences import direction
+from mooring.report.figure_style import MODEL_COLORS
+from mooring.report.report_contents import COLUMN_LABELS, EXPECTED_LOSS_LABELS, ReportContents, collect_contents
+from mooring.report.terminal import format_cell
+from mooring.runs.atomic_files import to_plain, write_atomically
+from mooring.runs.directory import REPORT_FILE
+
+DEFAULT_COMPARISON_FILE = "mooring-report.html"
+REPORT_MARKER = "<!-- A report of Mooring: `mooring report` writes it again. -->"
+MAX_DIGITS = 6  # of the numbers in a page
+FIGURE_ONLY_COLUMNS = ("certainty", "kind", "personal", "pooled")  # for the figures, not for the table
+DARK_MODEL_COLORS = {
+    "personal": "#35c79b",
+    "global": "#5cb3ec",
+    "pooled": "#5cb3ec",
+    "local": "#f58a4b",
+    "undecided": "#a3a3a3",
+}
+MIN_CONTRIBUTION_PCT = 0.1  # of the loss: smaller contributions are not listed
+MAX_CONTRIBUTIONS = 10  # clients that the report lists by what they contribute
+
+
+def write_report(runs: Sequence[str | Path], out: str | Path | None = None) -> Path:
+    """The page of one run, in its directory, or of several side by side; where it is."""
+    if not runs:
+        raise RequestError("mooring report: give at least one run's directory.")
+    path = (
+        Path(out)
+        if out is not None
+        else Path(runs[0]) / REPORT_FILE
+        if len(runs) == 1
+        else Path(DEFAULT_COMPARISON_FILE)
+    )
+    if path.is_dir():
+        raise RequestError(f"{path} is a folder; --out takes the name of a file, such as {path / REPORT_FILE}.")
+    if path.exists() and REPORT_MARKER.encode() not in path.read_bytes()[:200]:
+        raise RequestError(f"{path} exists and is not a report of Mooring; choose another --out.")
+    page = render_report([collect_contents(run) for run in runs])
+    write_atomically(path, page.encode())
+    return path
+
+
+def render_report(parts: Sequence[ReportContents]) -> str:
+    """The page as text; the same runs give the same bytes."""
+    script, style = read_template("page.js"), read_template("page.css")
+    return (
+        get_environment()
+        .get_template("page.html")
+        .render(
+            mark=REPORT_MARKER,
+            runs=parts,
+            several=len(parts) > 1,
+            data=encode_for_script([collect_figure_data(part) for part in parts]),
+            script=script,
+            style=style,
+            colours={"light": MODEL_COLORS, "dark": DARK_MODEL_COLORS},
+            contributions=list_contributions,
+            script_digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        )
+    )
+
+
+@cache
+def get_environment(package: str = "mooring.report") -> jinja2.Environment:
+    """Where a package's pages come from: what they are given is text, never markup."""
+    loader = jinja2.FunctionLoader(lambda name: read_template(name, package))
+    found = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    found.filters["shown"] = format_cell
+    found.filters["change"] = lambda pct: direction(-pct)
+    return found
+
+
+@cache
+def read_template(name: str, package: str = "mooring.report") -> str:
+    return files(package).joinpath("templates", name).read_text(encoding="utf-8")
+
+
+def encode_for_script(value: Any) -> str:
+    """JSON for a script block: no `<`, so that nothing in it can end the block."""
+    text = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    for sign in "<>&\u2028\u2029":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return text
+
+
+def collect_figure_data(part: ReportContents) -> dict[str, Any]:
+    """What the script draws: tables by column, numbers in short."""
+    known = [name for name in part.clients if name in COLUMN_LABELS or name in [row["name"] for row in part.models]]
+    order = [name for name in COLUMN_LABELS if name in known] + [name for name in known if name not in COLUMN_LABELS]
+    order = [name for name in order if part.clients[name].notna().any()]
+    if part.purpose == "compare":  # which has them under the methods' own names
+        order = [name for name in order if name not in FIGURE_ONLY_COLUMNS]
+    labels = COLUMN_LABELS | (EXPECTED_LOSS_LABELS if part.recommends else {})
+    hidden = [name for name in FIGURE_ONLY_COLUMNS if name in part.clients and name not in order]
+    made = {
+        "purpose": part.purpose,
+        "name": part.name,
+        "title": part.title,
+        "metric": part.metric,
+        "recommends": part.recommends,
+        "personal": part.personal,
+        "margin": None if part.margin is None else 100 * part.margin,
+        "level": None if part.client_level is None else 100 * part.client_level,
+        "columns": [{"key": name, "label": labels.get(name, name)} for name in order],
+        "clients": list_columns(part.clients[[*order, *hidden]]),
+        "path": part.path,
+        "curve": part.curve,
+        "rounds": [one | {"table": accumulate_costs(one["table"])} for one in part.rounds],
+        "spread": summarize_heterogeneity(part.theory),
+        "coefficients": part.coefficients,
+    }
+    return to_plain(made, _digits)
+
+
+def list_columns(frame: pd.DataFrame) -> dict[str, list[Any]]:
+    return {name: frame[name].astype(object).where(frame[name].notna(), None).tolist() for name in frame}
+
+
+def accumulate_costs(rounds: pd.DataFrame) -> dict[str, list[Any]]:
+    """Losses by round, and what had been spent by then."""
+    sums = {
+        "bytes": (rounds["bytes_up"] + rounds["bytes_down"]).cumsum(),
+        "gradients": rounds["gradients"].cumsum(),
+        "seconds": rounds["seconds"].cumsum(),
+    }
+    losses = {part: rounds[f"{part}_loss"] for part in ("test", "validation", "train") if f"{part}_loss" in rounds}
+    spent = {"epsilon": rounds["epsilon"]} if "epsilon" in rounds else {}
+    table = pd.DataFrame({"round": rounds["round"], **losses, **sums, **spent}).dropna(axis=1, how="all")
+    return list_columns(table)
+
+
+def list_contributions(part: ReportContents) -> list[dict[str, Any]]:
+    """The clients that contribute most: the other clients' loss now and without them, and the change in percent."""
+    if "contribution" not in part.clients or not part.recommends:
+        return []
+    now = next(row["loss"] for row in part.models if row["name"] == "personal")
+    frame = part.clients[["client", "contribution"]].dropna().sort_values("contribution", ascending=False)
+    if frame.empty or not now > 0 or 100 * frame["contribution"].abs().max() / now < MIN_CONTRIBUTION_PCT:
+        return []
+    return [
+        {"client": row.client, "now": now, "without": now + row.contribution, "pct": 100 * row.contribution / now}
+        for row in frame.head(MAX_CONTRIBUTIONS).itertuples()
+    ]
+
+
+def summarize_heterogeneity(theory: dict[str, Any] | None) -> dict[str, Any] | None:
+    """How much clients differ, and the thresholds of the theorems."""
+    if theory is None:
+        return None
+    found = theory["heterogeneity"]
+    borders = [
+        {"name": name.replace("_", " "), "R": part["R"], "side": part.get("side", ""), "source": part["source"]}
+        for name, part in theory["thresholds"].items()
+        if "R" in part
+    ]
+    ends = {name: found[name] if isinstance(found[name], float) else None for name in ("R", "low", "high")}
+    return {**ends, "borders": [row for row in borders if isinstance(row["R"], float)]}
+
+
+def _digits(value: float) -> float | int | None:
+    """A number with DIGITS digits; None where it is not finite."""
+    if not np.isfinite(value):
+        return None
+    value = float(f"{value:.{MAX_DIGITS}g}")
+    return int(value) if value.is_integer() and abs(value) < 1e15 else value

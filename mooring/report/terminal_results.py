@@ -1,0 +1,329 @@
+"""What the commands answer in the terminal, from plain tables: of a run directory, or the same in memory."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from rich.filesize import decimal
+
+from mooring.core.score_sentences import ASK_ADVISE, describe_scores, direction, format_percent, join_words
+from mooring.report.terminal import Display, format_cell
+from mooring.runs.atomic_files import frame_from_rows
+from mooring.runs.directory import CLIENTS_FILE, REPORT_FILE, open_run
+
+MAX_CLIENTS_SHOWN = 10  # in a terminal's table, unless all are asked for
+MAX_NOTES = 3  # on the data, below an answer; the report has all
+SCORED_MODELS = ("local", "pooled", "personal")
+FIT_COLUMNS = {k: k for k in ("client", "rows", *SCORED_MODELS)} | {"over_local": "vs. local"}
+REPORTED_METRICS = ("rmse", "mae", "r2", "accuracy", "auc")
+MODELS, ALTERNATIVES = ("local", "global", "personal"), ("local", "global")
+RECOMMENDATION_COLUMNS = {
+    "client": "client",
+    "recommended": "recommended",
+    "over_local": "vs. local",
+    "short_over_local": "vs. local",
+    "over_global": "vs. global",
+    "short_over_global": "vs. global",
+    "confidence": "confidence",
+    **{name: f"{name} loss" for name in MODELS},
+}
+COLUMNS_TO_DROP = (
+    MODELS,
+    "over_global",
+    "over_local",
+    "short_over_global",
+)  # what a narrow terminal drops, in this order
+PLAN_DESCRIPTIONS = {
+    "global": "one model for all",
+    "local": "local models, with a ridge",
+    "lambda": "one lambda for all",
+    "size": "a lambda by the client's rows: the fewer, the larger",
+    "diagonal": "a lambda by the client's rows and the coefficient (lam: their geometric mean)",
+    "intercept": "a lambda for the intercept only; the slopes are shared",
+    "mixture": "local and global model mixed; alpha is the weight of the local one",
+    "tuned": "the global model after local steps",
+}
+TERMINAL_SENTENCES = ("losses", "rows_needed", "contributions", "outliers")  # the report has the others
+
+
+def show_run(display: Display, run: str | Path, per_client: bool = False) -> None:
+    """A finished run of any kind, from its directory alone."""
+    directory = open_run(run)
+    purpose, notes = directory.run.mooring.purpose, []
+    if purpose == "advise":
+        advice = directory.advice
+        show_advice(display, advice, per_client, run)
+        notes = advice["notes"]
+    elif purpose == "compare":
+        show_comparison(display, directory.comparison)
+        notes = directory.comparison["notes"]
+    elif purpose == "personalize":
+        summary = directory.summary
+        show_new_clients(display, frame_from_rows(summary["new_clients"]), summary["metric"], summary["way"])
+        notes = summary["notes"]
+    else:
+        show_fit(display, directory.summary, directory.clients, per_client)
+        notes = directory.summary["notes"]
+    report = Path(run) / REPORT_FILE
+    first = f"Report: {shlex.quote(str(report))}" if report.is_file() else f"Run: {shlex.quote(str(run))}"
+    predict = f"Predict: mooring predict {shlex.quote(str(run))} new.csv"
+    gap = "\n" if len(first) + len(predict) + 4 > display.out.width else "    "
+    display.say(f"{first}{gap}{predict}")
+    show_notes(display, notes)
+
+
+def show_notes(display: Display, notes: Sequence[str]) -> None:
+    """The first notes on the data, and how many more there are."""
+    display.notes(notes[:MAX_NOTES])
+    if len(notes) > MAX_NOTES:
+        more = len(notes) - MAX_NOTES
+        display.notes([f"{more} more {'notes' if more > 1 else 'note'} on the data: see the report."])
+
+
+def show_fit(display: Display, summary: Mapping[str, Any], clients: pd.DataFrame, per_client: bool = False) -> None:
+    """The scores of a fit; with `per_client` one row for every client, too."""
+    metric, measures = summary["metric"], summary["measures"]
+    title = f"{summary['algorithm']} on {summary['title']} ({len(clients):,} clients, {count_rows(clients):,} rows)"
+    display.heading(title)
+    for sentence in describe_scores(summary):
+        display.paragraph(sentence)
+    for who in SCORED_MODELS[::-1]:
+        known = [
+            f"{name} {format_cell(measures[who][name])}" for name in REPORTED_METRICS if name in measures.get(who, {})
+        ]
+        if known:
+            display.paragraph(f"{who}: {', '.join(known)}")
+    display.paragraph(describe_kept_round(summary))
+    if "privacy" in summary:
+        display.paragraph(describe_privacy(summary["privacy"]))
+    if "left_out" in clients and clients["left_out"].notna().any():
+        display.paragraph(describe_left_out(clients.dropna(subset="left_out")))
+    display.say("")
+    if per_client:
+        rows = clients.to_dict("records")
+        for row in rows:
+            row["over_local"] = describe_improvement(row, "local", interval=False)
+        caption = f"test {metric} by client; vs. local: the personal model's loss against the local one's"
+        display.table("", rows, FIT_COLUMNS, caption, spare=("rows", "pooled", "local"))
+
+
+def count_rows(clients: pd.DataFrame) -> int:
+    return int(clients["rows"].sum())
+
+
+def describe_privacy(privacy: Mapping[str, float]) -> str:
+    """What the global models can reveal about a client."""
+    return (
+        f"Privacy of each client: epsilon = {privacy['epsilon']:.3g} at delta = {privacy['delta']:g} (clip "
+        f"{privacy['clip']:g}, noise {privacy['noise']:g}), for the global models; see `mooring explain epsilon`."
+    )
+
+
+def describe_left_out(odd: pd.DataFrame) -> str:
+    """Clients whose replies could not be used, and why."""
+    named = [f"{row['client']} ({row['left_out']})" for row in odd.head(MAX_CLIENTS_SHOWN // 2).to_dict("records")]
+    more = f", and {len(odd) - len(named)} more, see clients.parquet" if len(odd) > len(named) else ""
+    return f"Replies that could not be used: {', '.join(named)}{more}."
+
+
+def describe_kept_round(summary: Mapping[str, Any]) -> str:
+    """Which round's models a fit keeps, and where the others are."""
+    best, last, kept = summary["best_round"], summary["last_round"], summary["kept"]
+    if best == last:
+        return f"The models are those of round {last}, the last; no earlier one was better on validation rows."
+    other = {"best": "last", "last": "best"}[kept]
+    what = {"best": f"round {best}, the best on validation rows", "last": f"round {last}, the last"}
+    return (
+        f"The models are those of {what[kept]}; those of {what[other]}, are in models-{other}.safetensors "
+        f"(--keep {other} exchanges them)."
+    )
+
+
+def show_comparison(display: Display, comparison: Mapping[str, Any]) -> None:
+    """One row per method, the lowest test loss first, and which methods the test rows cannot separate."""
+    methods, clients = frame_from_rows(comparison["methods"]), frame_from_rows(comparison["clients"])
+    rows = methods.sort_values("test_loss").to_dict("records")
+    for row in rows:
+        row["sent"] = decimal(int(row["bytes"]))
+        row["round"] = f"{row['kept_round']:.10g}/{row['rounds']:.10g}"
+        row["above"] = describe_above(row)
+    more = {"above": "above the lowest"} | {
+        name: name for name in REPORTED_METRICS if name in methods and name != "mae"
+    }
+    if "behind" in methods:  # over several seeds
+        more = {"test_loss_sd": "deviation", "behind": "behind", "behind_sd": "its deviation"}
+    columns = {
+        "method": "method",
+        "test_loss": f"test {comparison['metric']}",
+        **more,
+        "last_test_loss": "last round",
+        "round": "round",
+        "sent": "sent",
+        "seconds": "seconds",
+    }
+    caption = "test: models of the kept round (by default the best on validation rows), mean over test rows"
+    if "behind" in methods:
+        caption += "; means and deviations over seeds, behind: difference from the lowest under the same seeds"
+    else:
+        caption += "; above the lowest: 95% interval over clients"
+    display.heading(f"Test scores on {comparison['title']} ({len(clients):,} clients)")
+    display.table("", rows, columns, caption, spare=("seconds", "round", "last_test_loss", "sent", *REPORTED_METRICS))
+    for sentence in describe_comparison(methods):
+        display.paragraph(sentence)
+    display.say("")
+
+
+def describe_above(row: Mapping[str, Any]) -> str:
+    """How far a method's test loss is above the lowest one, with its interval over clients."""
+    if row.get("above_best_pct") is None or not np.isfinite(row["above_best_pct"]):
+        return "-"
+    if row["above_best_pct_ci_low"] == row["above_best_pct_ci_high"] == 0:
+        return "lowest"
+    value, low, high = (row[f"above_best_pct{end}"] for end in ("", "_ci_low", "_ci_high"))
+    ends = f" ({format_end(low)} to {format_end(high)})" if np.isfinite(low) and np.isfinite(high) else ""
+    return f"{format_percent(value)}%{ends}"
+
+
+def describe_comparison(methods: pd.DataFrame) -> list[str]:
+    """Which methods the test rows cannot separate from the one with the lowest loss."""
+    order = methods.sort_values("test_loss")
+    best = order["method"].iloc[0]
+    if "above_best_pct_ci_low" not in order:
+        return []
+    rest = order.iloc[1:]
+    close = rest.loc[~(rest["above_best_pct_ci_low"] > 0), "method"].tolist()
+    if not close:
+        return []
+    return [f"These test rows cannot separate {best} from {join_words(close)}. {ASK_ADVISE}"]
+
+
+def show_advice(
+    display: Display, advice: Mapping[str, Any], per_client: bool = False, run: str | Path | None = None
+) -> None:
+    """The recommendation, the clients (at most ten, or all), and the sentences behind it."""
+    summary, frame = advice["summary"], frame_from_rows(advice["clients"])
+    display.heading(f"Recommendation for {advice['title']} ({len(frame):,} clients, {count_rows(frame):,} rows)")
+    display.paragraph(advice["headline"])
+    display.say("")
+    order = frame.sort_values("improvement_over_local_pct", ascending=False, kind="stable")
+    caption = describe_columns(summary)
+    if len(order) > MAX_CLIENTS_SHOWN and not per_client:
+        where = f" or {Path(run) / CLIENTS_FILE}" if run is not None else ""
+        caption = (
+            f"The {MAX_CLIENTS_SHOWN} of {len(order):,} clients with the largest improvement over local models; all: "
+            f"--per-client{where}. {caption}"
+        )
+        order = order.head(MAX_CLIENTS_SHOWN)
+    display.table(
+        "",
+        format_recommendations(order),
+        RECOMMENDATION_COLUMNS,
+        caption,
+        spare=COLUMNS_TO_DROP,
+        shorter=WITHOUT_INTERVALS,
+        indent=2,
+    )
+    for name in TERMINAL_SENTENCES:
+        if name in advice["words"]:
+            display.paragraph(advice["words"][name])
+    display.say("")
+
+
+def describe_columns(summary: Mapping[str, Any]) -> str:
+    """What the columns of the clients' table are."""
+    return (
+        f"vs.: expected {summary['metric']} with the recommended model against the other; in brackets the "
+        f"{100 * summary['client_level']:g}% interval of the improvement in % (negative: higher loss)."
+    )
+
+
+WITHOUT_INTERVALS = {"over_local": "short_over_local", "over_global": "short_over_global"}  # without their intervals
+
+
+def show_new_clients(display: Display, clients: pd.DataFrame, metric: str, way: str, level: float = 0.9) -> None:
+    """New clients and the model that each should use."""
+    shown_clients = clients.head(MAX_CLIENTS_SHOWN)
+    caption = f"Personal models by {way}. {describe_columns({'metric': metric, 'client_level': level})}"
+    if len(clients) > len(shown_clients):
+        caption = f"The first {len(shown_clients)} of {len(clients):,} new clients. {caption}"
+    display.heading(f"Recommendation for {len(clients):,} new client{'s' * (len(clients) != 1)}")
+    rows = format_recommendations(shown_clients)
+    display.table("", rows, RECOMMENDATION_COLUMNS, caption, spare=COLUMNS_TO_DROP, shorter=WITHOUT_INTERVALS, indent=2)
+
+
+def format_recommendations(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Clients with their recommendations as a table shows them."""
+    rows = frame.to_dict("records")
+    for row in rows:
+        for other in ALTERNATIVES:
+            row[f"over_{other}"] = describe_improvement(row, other)
+            row[f"short_over_{other}"] = describe_improvement(row, other, interval=False)
+    return rows
+
+
+def describe_improvement(row: Mapping[str, Any], other: str, interval: bool = True) -> str:
+    """How much lower a client's loss is than with another model: "5.2% lower (-5 to 16)"."""
+    pct = row.get(f"improvement_over_{other}_pct")
+    if pct is None or not np.isfinite(pct):
+        return "-"
+    if row.get("recommended") == other:
+        return "same model"
+    low, high = (row.get(f"improvement_over_{other}_pct_ci_{end}") for end in ("low", "high"))
+    if low is not None and low == high == pct == 0:
+        return "no difference"
+    if not interval or low is None or high is None:
+        return direction(pct)
+    return f"{direction(pct)} ({format_end(low)} to {format_end(high)})"
+
+
+def format_end(value: float) -> str:
+    """An end of an interval in percent, which never rounds to 0 or to 100."""
+    if 99.5 <= value < 100:
+        return f"{min(value, 99.99):.4g}"
+    if value == 0 or abs(value) >= 0.5:
+        return f"{value:,.0f}"
+    return f"{value:.1g}" if abs(value) >= 0.01 else "0.01" if value > 0 else "-0.01"
+
+
+def show_theory(display: Display, theory: Mapping[str, Any]) -> None:
+    """The theory of a federation: in sentences, then as tables."""
+
+    def rows(table: Mapping[str, Any]) -> list[dict[str, Any]]:
+        return [{"name": name.replace("_", " "), **part} for name, part in table.items()]
+
+    for sentence in theory["words"]:
+        display.say(sentence)
+    display.say("")
+    spread = theory["heterogeneity"]
+    wide = {"name": "", "value": "value", "low": "low", "high": "high", "method": "from"}
+    display.table("Constants", rows(theory["constants"]), wide)
+    radii = {"R": {**spread, "value": spread["R"]}, "R_max": spread["R_max"], "Gamma": spread["Gamma"]}
+    display.table("Heterogeneity", rows(radii), wide)
+    borders = {name: {**part, "value": part.get("R", part.get("Gamma"))} for name, part in theory["thresholds"].items()}
+    display.table("Thresholds of R", rows(borders), {"name": "", "value": "at", "side": "favors", "source": "from"})
+    display.table(
+        "Lambda by rule",
+        rows(theory["lambda"]),
+        {"name": "", "value": "lambda", "low": "low", "high": "high", "source": "from"},
+    )
+    promised = [{"name": name.replace("_", " "), "value": value} for name, value in theory["promises"].items()]
+    display.table("Promises (orders of the average excess risk; rounds to 1e-3)", promised, {"name": "", "value": ""})
+    if spread["by_feature"]:
+        largest = sorted(spread["by_feature"].items(), key=lambda pair: -pair[1])[:6]
+        top = ", ".join(f"{name} {tau:.2g}" for name, tau in largest)
+        display.say(f"Coefficients that differ most between clients (standard deviation): {top}.")
+    for doubt in theory["assumptions"]:
+        display.say(f"Caveat: {doubt}")
+
+
+def show_findings(display: Display, source: str, findings: Sequence[Mapping[str, Any]]) -> None:
+    """The findings of `check` in a table."""
+    columns = {"severity": "severity", "client": "client", "column": "column", "sentence": "what"}
+    many = sum(finding["count"] for finding in findings if finding["severity"] != "target")
+    title = f"{many} finding(s)" if many else "no problems found"
+    display.table(f"{source}: {title}", [dict(row) for row in findings], columns)

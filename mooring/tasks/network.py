@@ -1,0 +1,459 @@
+"""Any torch.nn.Module with any loss as a task: the cohort's trainable parameters are one matrix [C, d]."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from threading import RLock
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from mooring.core.cohort import Batch, Rows
+from mooring.core.errors import RequestError
+from mooring.core.seeds import random_words
+from mooring.core.sgd_step import StepTerms
+from mooring.core.task import Constants, Layout, Task, layout_of
+from mooring.tasks.fused import per_client, perceptron_numba, perceptron_torch
+from mooring.tasks.fused.perceptron_stacked import gradient_at, is_perceptron, perceptron_grad, perceptron_step
+
+RowLoss = Callable[[Tensor, Tensor], Tensor]  # (predictions [B, ...], y [B, ...]) -> [B], or [B, ...] to be averaged
+
+
+def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(output, y, reduction="none")
+
+
+def binary_cross_entropy(output: Tensor, y: Tensor) -> Tensor:
+    """Of logits, one for each yes or no of a row."""
+    return F.binary_cross_entropy_with_logits(output.reshape(y.shape), y.to(output.dtype), reduction="none")
+
+
+def half_square(output: Tensor, y: Tensor) -> Tensor:
+    return 0.5 * (output.reshape(y.shape) - y) ** 2
+
+
+LOSSES: dict[str, RowLoss] = {
+    "cross_entropy": cross_entropy,
+    "binary_cross_entropy": binary_cross_entropy,
+    "half_square": half_square,
+}
+STANDARD_UNITS, TARGET_UNITS = "standard", "target"  # what a network's output is: (y - mean) / scale, or y
+ROW_CURVATURE = 5.0  # a network's Hessian has a few large eigenvalues: its trace is taken as this many of the largest
+CALLING = RLock()  # a functional call puts the parameters into the module for its time: one thread at a time
+FLAT_STEP, NEGLIGIBLE = 0.1, 1e-6  # the first step where a loss has no curvature, and what counts as none
+LEAST_PROBABILITY = 1e-12  # of a class, in a divergence
+NUDGE = 1e-3  # how far w is moved, as a share of its size, where curvature is a difference of gradients
+PROBE_CLIENTS, PROBE_ROWS = 2, 3  # what it takes to see whether networks can be stacked
+SLOW = "There is a performance drop"  # how torch begins to say that it stacks by a loop of its own
+
+
+class NetworkTask(Task):
+    """A network as a task. `make()` returns the module: its weights are the start, random ones following the seed.
+
+    w holds the trainable parameters. Frozen ones (`requires_grad = False`) and buffers stay as they were made and are
+    sent nowhere. Stochastic layers such as dropout are switched off, so that a stay at a client can be replayed.
+
+    units   what the network's output is where the target is a number: "standard", that is (y - mean) / scale, or
+            "target", that is y itself; a loss of one's own sees outputs and targets in the target's units
+    device  where the network computes; parameters and rows are brought there and back
+    kernels "numba": compiled local steps, for large perceptrons of which `compiles` is true
+    """
+
+    name: ClassVar[str] = "module"
+    kinds: ClassVar[tuple[str, ...]] = ("regression", "binary", "classes", "labels")
+
+    def __init__(
+        self,
+        make: Callable[[], nn.Module],
+        loss: str | RowLoss = "cross_entropy",
+        ridge: float = 0.0,
+        units: str = STANDARD_UNITS,
+        mean: float = 0.0,
+        scale: float = 1.0,
+        device: str = "cpu",
+        kernels: str = "torch",
+    ):
+        if isinstance(loss, str) and loss not in LOSSES:
+            raise RequestError(f"loss must be one of {', '.join(LOSSES)} or a function, got {loss!r}.")
+        if units not in (STANDARD_UNITS, TARGET_UNITS):
+            raise RequestError(f"units must be '{STANDARD_UNITS}' or '{TARGET_UNITS}', got {units!r}.")
+        self.make = make
+        self.row_loss: RowLoss = LOSSES[loss] if isinstance(loss, str) else by_row(loss)
+        self.classifies = self.row_loss is cross_entropy
+        self.ridge = ridge
+        self.mean, self.scale = mean, scale
+        self.units = TARGET_UNITS if self.has_own_loss else units
+        self.device = find_device(device)
+        self.module = self._made(0).eval().to(self.device)
+        for path, layer in self.module.named_modules():
+            if mixes_rows(layer):
+                raise RequestError(
+                    f"layer '{path}' is a {type(layer).__name__} that learns: its running statistics leak between "
+                    "clients and do not average. Use nn.GroupNorm or nn.LayerNorm instead, or freeze it."
+                )
+        self.shapes = {name: p.shape for name, p in self.module.named_parameters() if p.requires_grad}
+        self.sizes = [shape.numel() for shape in self.shapes.values()]
+        if not self.sizes:
+            raise RequestError("the model has no parameters to train.")
+        self.dim = sum(self.sizes)
+        frozen = any(not p.requires_grad for p in self.module.parameters())
+        self.is_perceptron = is_perceptron(self.module) and not frozen
+        self.convolutional = per_client.has_convolution(self.module)
+        self.stacks: bool | None = None  # whether clients' networks can be run as one; None until it was tried
+        self.dtype = next(p.dtype for p in self.module.parameters() if p.requires_grad)
+        self.kernels = kernels
+
+    @property
+    def compiles(self) -> bool:
+        """Whether its local steps can be compiled."""
+        large = self.is_perceptron and self.stay is not None
+        return large and perceptron_numba.can_compile(self._net(), self.dtype)
+
+    def _made(self, seed: int) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(random_words(seed, "model")[0] >> 1))
+            made = self.make()
+        if not isinstance(made, nn.Module):
+            raise RequestError(f"the model's function must return a torch.nn.Module, got {type(made).__name__}.")
+        return made
+
+    @property
+    def has_own_loss(self) -> bool:
+        """Whether the loss is a function that a user wrote."""
+        return self.row_loss not in LOSSES.values()
+
+    @property
+    def metric(self) -> str:
+        if self.has_own_loss:
+            return "loss"
+        return "mse" if self.row_loss is half_square else "log-loss"
+
+    @property
+    def likelihood(self) -> bool:
+        return self.row_loss in (cross_entropy, binary_cross_entropy)
+
+    @property
+    def risk_per_loss(self) -> float:
+        return 2.0 if self.row_loss is half_square else 1.0
+
+    @property
+    def layout(self) -> Layout:
+        return layout_of(self.shapes, {name: name.rpartition(".")[0] for name in self.shapes})
+
+    def describe(self) -> dict[str, object]:
+        return {"units": self.units}
+
+    def start(self, seed: int = 0) -> Tensor:
+        fresh = self._made(seed)
+        return torch.cat([p.detach().reshape(-1) for p in fresh.parameters() if p.requires_grad]).to(self.dtype)
+
+    def layers(self, w: Tensor) -> dict[str, Tensor]:
+        """Each layer's parameters [C, ...] as views of w [C, d]."""
+        return {
+            name: part.reshape(len(w), *shape)
+            for (name, shape), part in zip(self.shapes.items(), torch.split(w, self.sizes, 1))
+        }
+
+    def _forward(self, layers: dict[str, Tensor], x: Tensor) -> Tensor:
+        """[C, B, ...]: what the clients' networks say about their rows."""
+        x = x.to(self.dtype) if x.dtype.is_floating_point else x
+        if len(x) == 1:  # a lone client needs no stacking, and its kernels are faster
+            return self._one_by_one(layers, x)
+        with CALLING:
+            if self.stacks is None:
+                # a stack of convolutions would be one with as many groups, which is slower
+                self.stacks = self._can_stack(layers, x) and not self.convolutional
+        return self._together(layers, x) if self.stacks else self._one_by_one(layers, x)
+
+    def _together(self, layers: dict[str, Tensor], x: Tensor) -> Tensor:
+        with CALLING:
+            return vmap(lambda params, rows: functional_call(self.module, params, (rows,)))(layers, x)
+
+    def _one_by_one(self, layers: dict[str, Tensor], x: Tensor) -> Tensor:
+        outputs = []
+        for c, rows in enumerate(x):
+            single = {name: part[c] for name, part in layers.items()}
+            try:
+                with CALLING:
+                    outputs.append(functional_call(self.module, single, (rows,)))
+            except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
+                kind = f"{tuple(rows.shape[1:])} of {rows.dtype}"
+                raise RequestError(f"the model fails on rows of shape {kind}: {str(error).splitlines()[0]}") from error
+        return outputs[0][None] if len(outputs) == 1 else torch.stack(outputs)
+
+    def _can_stack(self, layers: dict[str, Tensor], x: Tensor) -> bool:
+        """Whether torch runs several of these networks as one, gradients included; what keeps it from that is said."""
+        some = {name: part[:PROBE_CLIENTS].detach().requires_grad_() for name, part in layers.items()}
+        rows = x[:PROBE_CLIENTS, :PROBE_ROWS]
+        try:
+            with warnings.catch_warnings(), torch.enable_grad():
+                warnings.filterwarnings("error", message=SLOW)
+                output = self._together(some, rows)
+                torch.autograd.grad(output.sum(), list(some.values()), allow_unused=True)
+                with torch.no_grad():
+                    self._together(some, rows)
+            return True
+        except Exception as error:
+            if "random" in str(error):
+                raise RequestError(
+                    "the model draws random numbers when it is evaluated; a stay at a client could not be replayed."
+                ) from error
+            self._one_by_one({name: part.detach() for name, part in some.items()}, rows)  # fails where the model does
+            why = str(error).splitlines()[0].split(". ")[0]
+            warnings.warn(f"the clients' networks are trained one after another, for torch cannot stack them ({why}).")
+            return False
+
+    def _row_losses(self, layers: dict[str, Tensor], batch: Batch) -> Tensor:
+        return self._each_loss(self._forward(layers, batch.x), batch.y)
+
+    def _each_loss(self, output: Tensor, y: Tensor) -> Tensor:
+        """[C, B]: the loss of outputs [C, B, ...]; several numbers of a row are averaged."""
+        if self.has_own_loss:
+            y = y * self.scale + self.mean if y.dtype.is_floating_point else y
+        elif self.units == TARGET_UNITS:
+            output = (output - self.mean) / self.scale
+        losses = self.row_loss(output.flatten(0, 1), y.flatten(0, 1))
+        rows = y.shape[0] * y.shape[1]
+        if losses.ndim == 0 or len(losses) != rows:
+            raise RequestError(
+                f"the loss must return one number per row, got the shape {tuple(losses.shape)} for {rows} rows."
+            )
+        return losses.reshape(*y.shape[:2], -1).mean(2)
+
+    def _here(self, w: Tensor, batch: Batch) -> tuple[Tensor, Batch]:
+        """Parameters and rows where the network computes."""
+        if self.device.type == "cpu":
+            return w, batch
+        return w.to(self.device), Batch(*(part.to(self.device) for part in batch))
+
+    def loss(self, w: Tensor, batch: Batch) -> Tensor:
+        w, batch = self._here(w, batch)
+        with torch.no_grad():
+            data = (batch.weight * self._row_losses(self.layers(w), batch)).sum(1)
+        return (data + self.ridge / 2 * (w**2).sum(1)).cpu()
+
+    def grad(self, w: Tensor, batch: Batch) -> Tensor:
+        w, batch = self._here(w, batch)
+        out = torch.empty_like(w, memory_format=torch.contiguous_format)
+        places = self.layers(out)
+        if self.is_perceptron and isinstance(self.module, nn.Sequential):
+
+            def total(output: Tensor) -> Tensor:
+                return (batch.weight * self._each_loss(output, batch.y)).sum()
+
+            perceptron_grad(self.module, self.layers(w.detach()), batch.x, total, places)
+        else:
+            self._grad_by_autograd(w, batch, places)
+        return (out.add_(w, alpha=self.ridge) if self.ridge else out).cpu()
+
+    @property
+    def step(self):  # type: ignore[override]
+        return self._perceptron_step if self.is_perceptron and self.device.type == "cpu" else None
+
+    @property
+    def stay(self):  # type: ignore[override]
+        """Client by client, where that is faster than stacked: large perceptrons, and convolutions."""
+        large = self.is_perceptron and self.dim * self.dtype.itemsize >= per_client.MIN_PER_CLIENT_BYTES
+        return self._client_by_client if (self.convolutional or large) and self.device.type == "cpu" else None
+
+    @property
+    def mix(self):  # type: ignore[override]
+        return self._mixed_client_by_client if self.stay is not None and self.is_perceptron and not self.ridge else None
+
+    def reads(self, rows: Rows) -> bool:
+        return type(rows) is Rows and rows.x.dtype == self.dtype
+
+    def _client_by_client(self, v: Tensor, *how: Any) -> None:
+        if self._compiled(how[1]):
+            perceptron_numba.stay(self._net(), v, *how, ridge=self.ridge)
+        elif self.is_perceptron:
+            net = self._net()
+            with net.quick():
+                per_client.stay(perceptron_torch.client(net), net.labels, v, *how, ridge=self.ridge)
+        else:
+            work = per_client.make_module_update(self.module, self._places(), self._loss_of_one)
+            per_client.stay(work, per_client.keep_labels, v, *how, ridge=self.ridge)
+
+    def _mixed_client_by_client(self, *how: Any) -> None:
+        net, rows, felt = self._net(), how[4], how[8]
+        if self._compiled(rows) and felt.rows is None:
+            perceptron_numba.mix(net, *how)
+            return
+        with net.quick():
+            per_client.mix(perceptron_torch.make_mixture_update(net), net.labels, *how)
+
+    def _compiled(self, rows: Rows) -> bool:
+        return self.kernels == "numba" and self.compiles and perceptron_numba.can_read(rows)
+
+    def _net(self) -> perceptron_torch.Perceptron:
+        assert isinstance(self.module, nn.Sequential)  # what is_perceptron says
+        return perceptron_torch.Perceptron(self.module, self._places(), self._loss_of_one, self.classifies)
+
+    def _places(self) -> dict[str, slice]:
+        return {part.name: part.place for part in self.layout}
+
+    def _loss_of_one(self, output: Tensor, y: Tensor) -> Tensor:
+        """[B], of a lone client."""
+        return self._each_loss(output[None], y[None])[0]
+
+    def _perceptron_step(self, v: Tensor, batch: Batch, move: StepTerms) -> None:
+        weight = batch.weight * move.rate
+
+        def slope(output: Tensor) -> Tensor:
+            if not self.classifies:
+                return gradient_at(lambda out: (weight * self._each_loss(out, batch.y)).sum(), output)
+            residual = torch.softmax(output, -1)
+            residual.scatter_add_(-1, batch.y[..., None], residual.new_full((), -1).expand_as(batch.y)[..., None])
+            return residual.mul_(weight[..., None])
+
+        assert isinstance(self.module, nn.Sequential)  # what is_perceptron says
+        perceptron_step(self.module, self.layers(v), batch.x, slope, move, self.ridge, self._places())
+
+    def _grad_by_autograd(self, w: Tensor, batch: Batch, places: dict[str, Tensor]) -> None:
+        leaves = {name: part.detach().requires_grad_() for name, part in self.layers(w).items()}
+        with torch.enable_grad():
+            total = (batch.weight * self._row_losses(leaves, batch)).sum()
+            parts = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+        for place, part in zip(places.values(), parts):  # straight into place: half the copying of a cat
+            place.copy_(part) if part is not None else place.zero_()
+
+    def predict(self, w: Tensor, x: Tensor) -> Tensor:
+        """Probabilities of the classes, or of each label; numbers as (y - mean) / scale, like the rows' own."""
+        with torch.no_grad():
+            output = self._forward(self.layers(w.to(self.device)), x.to(self.device)).cpu()
+        if self.classifies:
+            return torch.softmax(output, -1)
+        output = output.reshape(x.shape[:2]) if output.shape[2:].numel() == 1 else output
+        if self.row_loss is binary_cross_entropy:
+            return torch.sigmoid(output)
+        return (output - self.mean) / self.scale if self.units == TARGET_UNITS else output
+
+    def row_risk(self, w: Tensor, batch: Batch) -> Tensor:
+        w, batch = self._here(w, batch)
+        with torch.no_grad():
+            losses = self._row_losses(self.layers(w), batch)
+        return (self.risk_per_loss * losses).cpu()
+
+    def row_divergence(self, w: Tensor, reference: Tensor, batch: Batch) -> Tensor:
+        """Of predicted numbers, or Kullback and Leibler's of predicted probabilities."""
+        if self.has_own_loss:
+            return super().row_divergence(w, reference, batch)
+        said, true = self.predict(w, batch.x), self.predict(reference, batch.x)
+        if self.row_loss is half_square:
+            rise = (said - true) ** 2
+        elif self.classifies:
+            rise = (torch.xlogy(true, true) - torch.xlogy(true, said.clamp(min=LEAST_PROBABILITY))).sum(-1)
+        else:
+            p, q = torch.stack([true, 1 - true], -1), torch.stack([said, 1 - said], -1)
+            rise = (torch.xlogy(p, p) - torch.xlogy(p, q.clamp(min=LEAST_PROBABILITY))).sum(-1)
+        return rise.reshape(*batch.y.shape[:2], -1).mean(2).clamp(min=0)
+
+    def score(self, w: Tensor, batch: Batch) -> dict[str, Tensor]:
+        if self.has_own_loss or self.row_loss is half_square:
+            return {}
+        said = self.predict(w, batch.x)
+        right = said.argmax(-1) == batch.y if self.classifies else (said > 0.5) == (batch.y > 0.5)
+        hit = (batch.weight * right.to(batch.weight.dtype).reshape(*batch.y.shape[:2], -1).mean(2)).sum(1)
+        return {"accuracy": torch.where(batch.weight.sum(1) > 0, hit, torch.full_like(hit, torch.nan))}
+
+    def constants(self, batch: Batch, w: Tensor | None = None, rounds: int = 10) -> Constants:
+        """smooth: the largest curvature at w, by power iteration on Hessian products, or what stands for it where the
+        loss has none there; convexity is unknown (nan), and a single row's curvature a guess from `smooth`."""
+        w = self.start()[None].expand(len(batch.y), -1) if w is None else w
+        w, batch = self._here(w, batch)
+        v = torch.randn(w.shape, generator=torch.Generator().manual_seed(0), dtype=w.dtype).to(w.device)
+        try:
+            v = self._largest_curvature(w, batch, v, rounds)
+        except RuntimeError:  # a layer of the network has no second derivative in torch
+            for _ in range(rounds):
+                v = self._curve_by_difference(w, batch, v / v.norm(dim=1, keepdim=True).clamp(min=1e-30))
+        smooth = self._or_by_slope(v.norm(dim=1).cpu(), w, batch) + self.ridge
+        nan = torch.full_like(smooth, torch.nan)
+        return Constants(smooth, nan, nan, ROW_CURVATURE * smooth, nan, (1 + ROW_CURVATURE) * smooth)
+
+    def _largest_curvature(self, w: Tensor, batch: Batch, v: Tensor, rounds: int) -> Tensor:
+        leaf = w.detach().clone().requires_grad_()
+        with torch.enable_grad():
+            total = (batch.weight * self._row_losses(self.layers(leaf), batch)).sum()
+            (g,) = torch.autograd.grad(total, leaf, create_graph=True)
+            for _ in range(rounds):
+                v = v / v.norm(dim=1, keepdim=True).clamp(min=1e-30)
+                (v,) = torch.autograd.grad(g, leaf, v, retain_graph=True)
+        return v
+
+    def _or_by_slope(self, smooth: Tensor, w: Tensor, batch: Batch) -> Tensor:
+        """The curvature [C]; where the loss is flat at w (absolute errors, the arms of Huber's loss), what makes a step
+        of 1 / curvature take off the share FLAT_STEP of the loss, as its slope has it."""
+        slope, height = self.grad(w, batch).square().sum(1), self.loss(w, batch)
+        full = slope / height.clamp(min=torch.finfo(w.dtype).tiny)
+        flat = smooth <= NEGLIGIBLE * full
+        return torch.where(flat & (full > 0), full / FLAT_STEP, torch.where(smooth > 0, smooth, 1.0))
+
+    def _curve_by_difference(self, w: Tensor, batch: Batch, v: Tensor) -> Tensor:
+        """The Hessian times v, |v| = 1, as a central difference of gradients."""
+        far = NUDGE * w.norm(dim=1, keepdim=True).clamp(min=1)
+        ahead, behind = torch.empty_like(v), torch.empty_like(v)
+        self._grad_by_autograd(w + far * v, batch, self.layers(ahead))
+        self._grad_by_autograd(w - far * v, batch, self.layers(behind))
+        return (ahead - behind) / (2 * far)
+
+
+def by_row(loss: RowLoss) -> RowLoss:
+    """A loss that speaks of each row: torch's own loss modules average unless they are told not to."""
+    if isinstance(loss, nn.Module) and getattr(loss, "reduction", "none") != "none":
+        loss = copy.copy(loss)
+        loss.reduction = "none"  # type: ignore[assignment]
+    return loss
+
+
+def mixes_rows(layer: nn.Module) -> bool:
+    """Whether a layer's output at a row depends on other rows: BatchNorm, unless it is frozen as it was trained."""
+    if not isinstance(layer, nn.modules.batchnorm._BatchNorm):
+        return False
+    return not layer.track_running_stats or any(p.requires_grad for p in layer.parameters())
+
+
+def find_device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError):
+        here = "cpu" + (", cuda" if torch.cuda.is_available() else "")
+        raise RequestError(f"device {name!r} is not there; this machine has {here}.") from None
+    return device
+
+
+class TargetUnitsModule(nn.Module):
+    """A network that was trained on (y - mean) / scale, and answers in the units of y."""
+
+    def __init__(self, net: nn.Module, mean: float, scale: float):
+        super().__init__()
+        self.net = net
+        self.register_buffer("mean", torch.tensor(mean, dtype=torch.float64))
+        self.register_buffer("scale", torch.tensor(scale, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        output = self.net(x)
+        return output * self.scale.to(output.dtype) + self.mean.to(output.dtype)
+
+
+def build_module(task: Task, w: Tensor, mean: float = 0.0, scale: float = 1.0) -> nn.Module:
+    """The network with the parameters w [d], ready to be used: evaluation mode, answers in the target's own units.
+
+    `mean` and `scale` are those of the target that the rows were standardised by. Classes and labels come as logits.
+    """
+    if not isinstance(task, NetworkTask):
+        raise RequestError(f"task '{task.name}' is no network; its models are in .models, and in .coefficients.")
+    net = copy.deepcopy(task.module).cpu()
+    values = task.layers(w[None])
+    with torch.no_grad():
+        for name, part in net.named_parameters():
+            if name in values:
+                part.copy_(values[name][0])
+    plain = task.units == TARGET_UNITS or task.metric == "log-loss" or (mean == 0 and scale == 1)
+    return (net if plain else TargetUnitsModule(net, mean, scale)).eval()
