@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from mooring.commands.common import app, print_json
+from mooring.core.documentation import page_url
 from mooring.core.errors import RequestError
 from mooring.core.field_checks import describe_unknown
 from mooring.options import Json
@@ -17,9 +18,9 @@ from mooring.options import Json
 def explain(
     term: Annotated[list[str] | None, typer.Argument(hidden=True, metavar="TERM")] = None, json_: Json = False
 ) -> None:
-    """Explain a word, an option or an algorithm.
+    """Explain a term, an option or an algorithm.
 
-    Without TERM, all words are listed.
+    Without TERM, all terms are listed.
     """
     from mooring.report.glossary import TERMS
     from mooring.report.terminal import Display
@@ -41,21 +42,22 @@ def explain_term(word: str) -> tuple[str, str]:
     from mooring.report.glossary import find_term, list_names
 
     if (found := find_term(word)) is not None:
-        return found.text, f"docs/{found.page}"
+        return found.text, page_url(found.page)
     bare = word.lstrip("-").replace("-", "_")
     if bare in flags.option_names():
         told = flags.describe(bare)
-        return f"{told['summary']} Without {told['flag']} it is: {told['default']}.", "docs/options.md"
+        return f"{told['summary']} Without {told['flag']} it is: {told['default']}.", page_url("options")
     if bare in base.algorithm_names():
-        return f"{bare}: {base.describe(bare)['summary']}", "docs/maths.md; `mooring list algorithms` names them all"
+        return f"{bare}: {base.describe(bare)['summary']}", f"{page_url('algorithms')}, or `mooring list algorithms`"
     known = [*list_names(), *flags.option_names(), *base.algorithm_names()]
     raise RequestError(f"mooring explain: {describe_unknown('word', word, known, 'mooring explain')}.")
 
 
-LISTS: dict[str, tuple[str, str, dict[str, str]]] = {  # module, its function that names all, columns
+LISTS: dict[str, tuple[str, str, str, dict[str, str]]] = {  # module, what lists names, what describes one, columns
     "algorithms": (
         "mooring.algorithms.base",
-        "names",
+        "algorithm_names",
+        "describe",
         {
             "name": "algorithm",
             "summary": "what",
@@ -68,17 +70,25 @@ LISTS: dict[str, tuple[str, str, dict[str, str]]] = {  # module, its function th
     "tasks": (
         "mooring.tasks.catalog",
         "names",
+        "describe",
         {"name": "task", "summary": "what", "targets": "targets", "exact": "exact prox"},
     ),
-    "datasets": ("mooring.data.datasets", "known", {"name": "data set", "summary": "what", "needs": "needs"}),
+    "datasets": (
+        "mooring.data.datasets",
+        "known_datasets",
+        "describe",
+        {"name": "data set", "summary": "what", "needs": "needs"},
+    ),
     "options": (
         "mooring.options",
-        "names",
+        "option_names",
+        "describe",
         {"flag": "flag", "file": "run file", "python": "Python", "default": "default", "summary": "what"},
     ),
     "experiments": (
         "mooring.experiments.base.catalog",
-        "ids",
+        "list_experiments",
+        "describe_experiment",
         {"id": "experiment", "title": "what", "claims": "claims"},
     ),
 }
@@ -94,9 +104,9 @@ def list_(
 
     if what not in LISTS:
         raise RequestError(f"mooring list: {describe_unknown('list', what, LISTS)}.")
-    module, names, columns = LISTS[what]
+    module, names, describe, columns = LISTS[what]
     found = import_module(module)
-    rows = [found.describe(name) for name in getattr(found, names)()]
+    rows = [getattr(found, describe)(name) for name in getattr(found, names)()]
     if json_:
         print_json({what: rows})
     else:

@@ -23,6 +23,7 @@ import pandas as pd
 from mooring.core.errors import RequestError
 from mooring.core.score_sentences import direction
 from mooring.report.figure_style import MODEL_COLORS
+from mooring.report.glossary import explain_label
 from mooring.report.report_contents import COLUMN_LABELS, EXPECTED_LOSS_LABELS, ReportContents, collect_contents
 from mooring.report.terminal import format_cell
 from mooring.runs.atomic_files import to_plain, write_atomically
@@ -39,6 +40,16 @@ DARK_MODEL_COLORS = {
     "local": "#f58a4b",
     "undecided": "#a3a3a3",
 }
+CARD_LABELS = (  # of a client's card, which the script writes
+    "recommended",
+    "lowest test loss",
+    "confidence",
+    "P(better than local)",
+    "P(better than global)",
+    "rows",
+    "lambda",
+    "alpha",
+)
 MIN_CONTRIBUTION_PCT = 0.1  # of the loss: smaller contributions are not listed
 MAX_CONTRIBUTIONS = 10  # clients that the report lists by what they contribute
 
@@ -114,6 +125,7 @@ def collect_figure_data(part: ReportContents) -> dict[str, Any]:
     if part.purpose == "compare":  # which has them under the methods' own names
         order = [name for name in order if name not in FIGURE_ONLY_COLUMNS]
     labels = COLUMN_LABELS | (EXPECTED_LOSS_LABELS if part.recommends else {})
+    headings = {name: str(labels.get(name, name)) for name in order}
     hidden = [name for name in FIGURE_ONLY_COLUMNS if name in part.clients and name not in order]
     made = {
         "purpose": part.purpose,
@@ -124,7 +136,8 @@ def collect_figure_data(part: ReportContents) -> dict[str, Any]:
         "personal": part.personal,
         "margin": None if part.margin is None else 100 * part.margin,
         "level": None if part.client_level is None else 100 * part.client_level,
-        "columns": [{"key": name, "label": labels.get(name, name)} for name in order],
+        "columns": [{"key": name, "label": label, "about": explain_label(label)} for name, label in headings.items()],
+        "terms": {label: explain_label(label) for label in CARD_LABELS},
         "clients": list_columns(part.clients[[*order, *hidden]]),
         "path": part.path,
         "curve": part.curve,

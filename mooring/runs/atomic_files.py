@@ -25,7 +25,7 @@ from typing import Any, BinaryIO, NamedTuple
 try:
     import fcntl
 except ImportError as error:  # Windows
-    raise ImportError("Mooring needs Linux or macOS; on Windows, run it in WSL 2 (docs/deploying.md).") from error
+    raise ImportError("Mooring needs Linux or macOS; on Windows, run it in WSL 2.") from error
 import numpy as np
 import pandas as pd
 import pyarrow as pa

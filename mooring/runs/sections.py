@@ -275,7 +275,10 @@ class TrainingSection(Section):
     )
     clip: float | None = option("The longest message that counts as it is.", "a number > 0", unset="none", gt=0)
     noise: float | None = option(
-        "Gaussian noise for privacy, in clips; see docs/privacy.md.", "a number >= 0.01", unset="none", ge=0.01
+        "Gaussian noise for privacy, in clips; see `mooring explain epsilon`.",
+        "a number >= 0.01",
+        unset="none",
+        ge=0.01,
     )
     delta: float | None = option(
         "The delta at which epsilon is told.", "a number between 0 and 1", unset="1e-05", gt=0, lt=1

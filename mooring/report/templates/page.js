@@ -633,7 +633,7 @@ function card(run, host) {
       if (known(c.lam?.[i]) && kind(i) === "personal") facts.push(["lambda", number(c.lam[i], 3)]);
       if (known(c.alpha?.[i]) && kind(i) === "personal") facts.push(["alpha", number(c.alpha[i], 3)]);
       body.replaceChildren(make("h4", {}, String(c.client[i])),
-        make("dl", {}, ...facts.flatMap(([term, fact]) => [make("dt", {}, term), make("dd", {}, fact)])), losses(i),
+        make("dl", {}, ...facts.flatMap(([term, fact]) => [make("dt", { title: run.terms[term] || false }, term), make("dd", {}, fact)])), losses(i),
         make("ul", {}, ...why(i).map(sentence => make("li", {}, sentence))), coefficients(i));
     },
   };
@@ -698,7 +698,7 @@ function clientsTable(run, host) {
     head.replaceChildren(make("tr", {}, ...shown.map(col => make("th", {
       scope: "col", class: typeof c[col.key].find(x => x !== null) === "number" && !isText(col.key) ? "number" : false,
       "aria-sort": col.key === by ? (down ? "descending" : "ascending") : false,
-    }, make("button", { type: "button", "data-key": col.key, onclick: () => sortBy(col.key) }, col.label + (col.key === by ? (down ? " ↓" : " ↑") : ""))))));
+    }, make("button", { type: "button", "data-key": col.key, title: col.about || false, onclick: () => sortBy(col.key) }, col.label + (col.key === by ? (down ? " ↓" : " ↑") : ""))))));
     body.replaceChildren(...rows.slice(page * PAGE, (page + 1) * PAGE).map(i => make("tr", { class: i === run.picked ? "picked" : false },
       ...shown.map(col => col.key === "client"
         ? make("td", {}, make("button", { type: "button", class: "name", onclick: () => { run.pick(i); run.toCard(); } }, String(c.client[i])))
