@@ -146,8 +146,8 @@ class _Personalized(BaseEstimator):
             algorithm = build(self.algorithm, fields)
         plan = make_plan(make_training(type(self).__name__, rounds=self.rounds, seed=int(seed)))
         done = simulate(algorithm, self.task_, clients, plan)
-        self.models_ = done.models(plan.keep)
-        self.common_ = self.models_[0] if len(clients) == 1 else done.outcome.at(plan.keep)[1].w
+        self.models_ = done.models(plan.checkpoint)
+        self.common_ = self.models_[0] if len(clients) == 1 else done.outcome.at(plan.checkpoint)[1].w
         self.algorithm_ = done.algorithm
         self.n_iter_ = done.outcome.progress.t
         slopes, intercept = to_data_units(self.task_, torch.cat([self.common_[None], self.models_]), self._units())

@@ -40,19 +40,19 @@ RARE_OPTIONS = frozenset(
         "drop_missing_target",
         "evaluate_every",
         "folds",
-        "keep",
+        "checkpoint",
         "kernels",
         "level",
         "loss",
         "noise",
         "partition",
         "patience",
-        "rare",
+        "min_category_rows",
         "split_seed",
         "theory",
         "threads",
         "time_column",
-        "unit",
+        "group",
         "weight_cap",
         "weights",
     )
@@ -94,7 +94,7 @@ Track = Annotated[
     str | None,
     typer.Option("--track", metavar="mlflow|tensorboard", help="Also log the run to a tracker. [none]"),
 ]
-Trust = Annotated[bool, typer.Option("--trust", help="Run code that an untrusted run file names.")]
+TrustCode = Annotated[bool, typer.Option("--trust-code", help="Run the Python code that the run file names.")]
 
 
 SOURCES = "SOURCE: a table (CSV, Parquet, npz), a folder of tables, a data set, or a run file (.toml)."
@@ -197,7 +197,7 @@ def make_flag(option: Option) -> Any:
         else "A,B"
         if types == {list}
         else "|".join(allowed_words(option))
-        if allowed_words(option) and option.name != "kind"
+        if allowed_words(option) and option.name != "target_type"
         else "N"
         if types <= {int, float}
         else "TEXT"

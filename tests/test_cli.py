@@ -57,7 +57,7 @@ def test_fit_json_is_one_object_and_nothing_else(here, capsys):
     assert code == 0 and set(told) == {"summary", "clients", "run"}
     assert set(told["summary"]) == {
         "metric", "test_rows", "level", "local", "pooled", "personal", "improvement_over_local",
-        "improvement_over_pooled", "measures", "kept", "best_round", "last_round",
+        "improvement_over_pooled", "measures", "checkpoint", "best_round", "last_round",
     }  # fmt: skip
     assert told["summary"]["metric"] == "mse" and len(told["clients"]) == 5
     assert (here / told["run"] / "models.safetensors").exists()
@@ -238,7 +238,7 @@ def test_bad_requests_are_one_sentence_and_leave_nothing(here, capsys, argv, wor
 
 def test_another_versions_run_is_refused(here, capsys):
     run = json.loads(call(capsys, "fit", *HOMES, "--rounds", 2, "--json")[1])["run"]
-    text = (here / run / "run.toml").read_text().replace("format = 1", "format = 7")
+    text = (here / run / "run.toml").read_text().replace("format = 2", "format = 7")
     (here / "newer.toml").write_text(text)
     code, _, err = call(capsys, "fit", "newer.toml")
     assert code == 2 and "format 7" in err

@@ -82,7 +82,7 @@ def test_the_page_on_networks_works_as_typed(tmp_path, monkeypatch, capsys):
     assert len(commands) == 4
     for line in commands:
         words = [*shlex.split(line), "--rounds", "1"]
-        words += ["--deal", "clients=5", "--seeds", "2"] if "--seeds" in words else []
+        words += ["--partition", "clients=5", "--seeds", "2"] if "--seeds" in words else []
         with pytest.raises(SystemExit) as left:
             main(words)
         assert left.value.code == 0, capsys.readouterr().err

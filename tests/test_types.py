@@ -13,7 +13,7 @@ import mooring
 
 reveal_type(mooring.fit("a.csv", rounds=7, split=[0.5, 0.25, 0.25], weights={"a": 1.0}))
 reveal_type(mooring.compare("run.toml", ["local", "fedavg"], seed=3))
-reveal_type(mooring.advise("a.csv", keep="last"))
+reveal_type(mooring.advise("a.csv", checkpoint="last"))
 mooring.fit("a.csv", rounds="7")
 mooring.fit("a.csv", roundz=7)
 mooring.nothing

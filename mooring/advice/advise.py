@@ -92,7 +92,7 @@ from mooring.runs.table_schemas import CLIENTS_SCHEMA, clients_table
 from mooring.shapes.boosting import MISSING_XGBOOST, has_boosting
 from mooring.tasks.proximal import is_dense
 
-UNUSED_OPTIONS = ("keep", "checkpoint_every")
+UNUSED_OPTIONS = ("checkpoint", "checkpoint_every")
 ROUND_OPTIONS = ("rounds", "participation", "evaluate_every", "patience", "chunk")
 PRINTED_KEYS = ("headline", "summary", "clients", "run")  # what `mooring advise --json` prints
 HELD_OUT = "held-out rows"
@@ -173,21 +173,21 @@ def advise(
     out: str | Path | None = None,
     model: Any = None,
     progress: bool | OnProgress = False,
-    trust: bool = False,
+    trust_code: bool = False,
     **options: Unpack[AdviceOptions],
 ) -> AdviceResult:
     """Which model every client should use (local, global or personal), how much better it is, and with what confidence.
 
-    `data`, `model`, `trust` and `options` are those of `fit`; options of training apply to networks only. With `out`
-    the run directory with its tables and models is written there; `resume` continues an interrupted one. `progress` is
-    True for a line on stderr, or a function of (step, done, total).
+    `data`, `model`, `trust_code` and `options` are those of `fit`; options of training apply to networks only. With
+    `out` the run directory with its tables and models is written there; `resume` continues an interrupted run.
+    `progress` is True for a line on stderr, or a function of (step, done, total).
     """
     source = data
     if isinstance(source, nn.Module) or (second is not None and callable(source)):
         source, model = second, source
     if out is not None and os.path.lexists(out):
         raise RequestError(f"{out} already exists; choose another --out, or resume it.")
-    asked = request(source, purpose="advise", model=model, trust=trust, **options)
+    asked = request(source, purpose="advise", model=model, trust_code=trust_code, **options)
     as_it_is = (
         isinstance(source, Clients) or is_pooled(asked.data.source) or (model is not None and is_client_arrays(source))
     )
@@ -203,12 +203,16 @@ def advise(
 
 
 def resume(
-    path: str | Path, tell: OnProgress = ignore_progress, source: Any = None, model: Any = None, trust: bool = False
+    path: str | Path,
+    tell: OnProgress = ignore_progress,
+    source: Any = None,
+    model: Any = None,
+    trust_code: bool = False,
 ) -> AdviceResult:
     """Continue an interrupted advice to the very bytes it would have had: folds that are done are not fitted again."""
     directory = open_run(path)
     with directory_lock(directory.path):
-        check_trusted_run(directory.run, directory.path, trust)
+        check_trusted_run(directory.run, directory.path, trust_code)
         job = prepare(directory.run, source, model)
         check_same_data(directory, job)
         return run_advice(job, directory, tell)

@@ -11,9 +11,9 @@ import typer
 from mooring.commands.common import app, parse_task_settings, print_json
 from mooring.core.errors import RequestError
 from mooring.core.trust import CONFIRMATIONS
-from mooring.options import DATA, Json, SetTask, Source, Trust, add_options, example
+from mooring.options import DATA, Json, SetTask, Source, TrustCode, add_options, example
 
-TABLE_OPTIONS = tuple(name for name in DATA if name not in ("partition", "data_dir", "rare"))
+TABLE_OPTIONS = tuple(name for name in DATA if name not in ("partition", "data_dir", "min_category_rows"))
 
 
 @app.command(epilog="Example: mooring init visits.csv --out run.toml")
@@ -48,7 +48,7 @@ def init(
 
 @app.command(epilog=example("mooring check exam.csv --client school --target score"))
 @add_options(*TABLE_OPTIONS, "weights", "seed")
-def check(source: Source, json_: Json = False, trust: Trust = False, **given: Any) -> None:
+def check(source: Source, json_: Json = False, trust_code: TrustCode = False, **given: Any) -> None:
     """Check a table for problems, client by client.
 
     The exit code is 2 when something must be fixed first.
@@ -60,7 +60,7 @@ def check(source: Source, json_: Json = False, trust: Trust = False, **given: An
     from mooring.report.terminal_results import show_findings
 
     display = Display(json_)
-    asked = request(source, purpose="advise", trust=trust, **given)
+    asked = request(source, purpose="advise", trust_code=trust_code, **given)
     findings = [finding._asdict() for finding in inspect(asked.data.source, **load_options(asked))]
     if json_:
         print_json({"findings": findings})
@@ -72,7 +72,9 @@ def check(source: Source, json_: Json = False, trust: Trust = False, **given: An
 
 @app.command(epilog=example("mooring theory exam.csv --client school --target score"))
 @add_options(*DATA, "task", "weights", "seed", "threads")
-def theory(source: Source, set_: SetTask = None, json_: Json = False, trust: Trust = False, **given: Any) -> None:
+def theory(
+    source: Source, set_: SetTask = None, json_: Json = False, trust_code: TrustCode = False, **given: Any
+) -> None:
     """Apply the theorems to a federation.
 
     Constants, heterogeneity, thresholds, and lambda by every rule. `mooring theorem` evaluates a theorem at quantities
@@ -85,7 +87,7 @@ def theory(source: Source, set_: SetTask = None, json_: Json = False, trust: Tru
     from mooring.report.terminal_results import show_theory
 
     display = Display(json_)
-    job = prepare(request(source, purpose="advise", trust=trust, **parse_task_settings(set_, given)))
+    job = prepare(request(source, purpose="advise", trust_code=trust_code, **parse_task_settings(set_, given)))
     found = report_theory(job.task, job.clients, job.run.training.weights)
     display.notes(job.clients.notes)
     if json_:

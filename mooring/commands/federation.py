@@ -11,19 +11,19 @@ import typer
 from mooring.commands.common import PlainTyper, RunArgument, app, print_json
 from mooring.commands.event_log import JSON, TEXT, EventLog
 from mooring.core.errors import RequestError
-from mooring.options import Json, split_commas
+from mooring.options import Json, TrustCode, split_commas
 
 federation = PlainTyper(
     no_args_is_help=True,
     rich_markup_mode=None,
     help="Run a whole federation on this machine.",
-    epilog="Example: mooring federation up run.toml --clients clients/ --embedded",
+    epilog="Example: mooring federation up run.toml --client-dir clients/ --embedded",
 )
 keys = PlainTyper(
     no_args_is_help=True,
     rich_markup_mode=None,
     help="Make certificates and keys for a federation.",
-    epilog="Example: mooring keys init keys --clients north,south,west",
+    epilog="Example: mooring keys init keys --names north,south,west",
 )
 app.add_typer(federation, name="federation")
 app.add_typer(keys, name="keys")
@@ -36,7 +36,6 @@ Embedded = Annotated[
 ]
 
 
-TrustCode = Annotated[bool, typer.Option("--trust-code", help="Run the Python code that the run file names.")]
 LogFormat = Annotated[str, typer.Option("--log-format", help="Lines on standard error: text or json.")]
 
 
@@ -51,12 +50,12 @@ def event_log(format_: str) -> EventLog:
     return EventLog(format_)
 
 
-@app.command(epilog="Example: mooring serve run.toml --keys keys --host 0.0.0.0 --clients 3 --out runs/three")
+@app.command(epilog="Example: mooring serve run.toml --keys keys --host 0.0.0.0 --num-clients 3 --out runs/three")
 def serve(
     run: RunArgument,
     out: FederationOut = None,
     clients: Annotated[
-        int | None, typer.Option("--clients", help="Number of clients. [as in [federation]]", show_default=False)
+        int | None, typer.Option("--num-clients", help="Number of clients. [as in [federation]]", show_default=False)
     ] = None,
     key_folder: Annotated[Path | None, typer.Option("--keys", help="Folder made by `mooring keys init`.")] = None,
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
@@ -146,10 +145,10 @@ def describe_test_loss(result: dict[str, Any]) -> str:
     return f"{text}. Difference, 95% CI: {low:.3g} to {high:.3g}{'' if low > 0 or high < 0 else ', which includes 0'}."
 
 
-@federation.command("up", epilog="Example: mooring federation up run.toml --clients clients/ --embedded")
+@federation.command("up", epilog="Example: mooring federation up run.toml --client-dir clients/ --embedded")
 def federation_up(
     run: RunArgument,
-    clients: Annotated[Path, typer.Option("--clients", help="Folder with one table per client.")],
+    clients: Annotated[Path, typer.Option("--client-dir", help="Folder with one table per client.")],
     out: FederationOut = None,
     insecure: Insecure = False,
     embedded: Embedded = False,
@@ -195,10 +194,10 @@ def federation_app(run: RunArgument, folder: Annotated[Path, typer.Argument(hidd
     )
 
 
-@keys.command("init", epilog="Example: mooring keys init keys --clients north,south,west --host fed.example.org")
+@keys.command("init", epilog="Example: mooring keys init keys --names north,south,west --host fed.example.org")
 def keys_init(
     folder: Annotated[Path, typer.Argument(hidden=True)],
-    clients: Annotated[list[str], typer.Option("--clients", metavar="A,B", help="The clients' names.")],
+    clients: Annotated[list[str], typer.Option("--names", metavar="A,B", help="The clients' names.")],
     host: Annotated[list[str] | None, typer.Option("--host", metavar="A,B", help="The server's host names.")] = None,
 ) -> None:
     """Make a certificate authority, the server's certificate and a key for each client, as far as they lack."""

@@ -10,7 +10,7 @@ import typer
 
 from mooring.commands.common import MethodChoice, RunArgument, app, print_json
 from mooring.core.errors import RequestError
-from mooring.options import Json, Source, Trust, add_options
+from mooring.options import Json, Source, TrustCode, add_options
 
 
 @app.command(epilog="Example: mooring predict runs/exam-1 new.csv --out predictions.csv")
@@ -23,7 +23,7 @@ def predict(
     method: MethodChoice = None,
     out: Annotated[Path | None, typer.Option("--out", help="Write a CSV file instead of printing.")] = None,
     json_: Json = False,
-    trust: Trust = False,
+    trust_code: TrustCode = False,
 ) -> None:
     """Predict new rows with the models of a finished run.
 
@@ -38,7 +38,7 @@ def predict(
     display = Display(json_)
     if out is not None:
         check_writable(out)
-    frame, notes = answer(run, source, client, method, trust)
+    frame, notes = answer(run, source, client, method, trust_code)
     display.notes(notes)
     if json_:
         print_json({"predictions": frame.to_dict("records"), "run": str(run)})
@@ -110,7 +110,7 @@ def personalize(
         Path | None, typer.Option("--out", help="A new run directory: the run and the new clients. [none]")
     ] = None,
     json_: Json = False,
-    trust: Trust = False,
+    trust_code: TrustCode = False,
     **given: Any,
 ) -> None:
     """Recommend a model for new clients of a finished run.
@@ -126,8 +126,8 @@ def personalize(
     display = Display(json_)
     if out is not None:
         check_writable(out)
-    if trust:
-        check_trusted_run(open_run(run).run, run, trust)
+    if trust_code:
+        check_trusted_run(open_run(run).run, run, trust_code)
     found = answer(run, source, how=how, method=method, out=out, **given)
     if json_:
         record = {"metric": found.metric, "way": found.way, "clients": found.clients.to_dict("records")}

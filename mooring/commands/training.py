@@ -38,7 +38,7 @@ from mooring.options import (
     SetTask,
     Source,
     Track,
-    Trust,
+    TrustCode,
     add_options,
     example,
     group_by_method,
@@ -50,7 +50,9 @@ from mooring.runs.sections import DEFAULT_ALGORITHM
 
 SINGLE_RUN_OPTIONS = tuple(name for name in TRAINING if name != "seeds")
 PerClient = Annotated[bool, typer.Option("--per-client", help="Show all clients.")]
-ROUND_OPTIONS = tuple(name for name in SINGLE_RUN_OPTIONS if name not in ("keep", "checkpoint_every", "baselines"))
+ROUND_OPTIONS = tuple(
+    name for name in SINGLE_RUN_OPTIONS if name not in ("checkpoint", "checkpoint_every", "baselines")
+)
 
 
 @app.command(epilog=example("mooring advise exam.csv --client school --target score"))
@@ -63,7 +65,7 @@ def advise(
     json_: Json = False,
     csv_: Csv = False,
     track: Track = None,
-    trust: Trust = False,
+    trust_code: TrustCode = False,
     **given: Any,
 ) -> None:
     """Recommend a model for every client.
@@ -77,7 +79,7 @@ def advise(
     given = parse_task_settings(set_, given)
     out = mark_resumable(out or free_directory(source, "advice"))
     with display.progress() as tell:
-        advice = run(source, out=out, progress=tell, trust=trust, **given)
+        advice = run(source, out=out, progress=tell, trust_code=trust_code, **given)
     instead = as_json(advice) if json_ else csv_text(advice.clients) if csv_ else None
     show_written(display, out, instead, per_client, advice.job.clients.notes)
     log_to_tracker(display, out, track)
@@ -113,7 +115,7 @@ def fit(
     json_: Json = False,
     csv_: Csv = False,
     track: Track = None,
-    trust: Trust = False,
+    trust_code: TrustCode = False,
     **given: Any,
 ) -> None:
     """Train one algorithm and report its test scores.
@@ -130,7 +132,9 @@ def fit(
         out or free_directory(source, algorithm or ("fit" if source.endswith(".toml") else DEFAULT_ALGORITHM))
     )
     with display.progress() as tell:
-        result = train(source, algorithm=algorithm, settings=settings, out=out, progress=tell, trust=trust, **given)
+        result = train(
+            source, algorithm=algorithm, settings=settings, out=out, progress=tell, trust_code=trust_code, **given
+        )
     instead = as_json(result) if json_ else csv_text(result.clients) if csv_ else None
     show_written(display, out, instead, per_client, result.notes)
     log_to_tracker(display, out, track)
@@ -146,7 +150,7 @@ def compare(
     json_: Json = False,
     csv_: Csv = False,
     track: Track = None,
-    trust: Trust = False,
+    trust_code: TrustCode = False,
     **given: Any,
 ) -> None:
     """Compare the test scores of several algorithms."""
@@ -164,7 +168,7 @@ def compare(
             settings=group_by_method(fields),
             out=out,
             progress=tell,
-            trust=trust,
+            trust_code=trust_code,
             **given,
         )
     draw_images(out)
@@ -174,7 +178,7 @@ def compare(
 
 
 @app.command(epilog="Example: mooring resume runs/exam-1")
-def resume(run: RunArgument, json_: Json = False, trust: Trust = False) -> None:
+def resume(run: RunArgument, json_: Json = False, trust_code: TrustCode = False) -> None:
     """Resume an interrupted run.
 
     RUN is the run's directory. The result is bit-for-bit the one without interruption.
@@ -191,13 +195,13 @@ def resume(run: RunArgument, json_: Json = False, trust: Trust = False) -> None:
     purpose, notes = open_run(run).run.mooring.purpose, []
     with display.progress() as tell:
         if purpose == "compare":
-            result = comparing.resume_comparison(run, tell, trust=trust)
+            result = comparing.resume_comparison(run, tell, trust_code=trust_code)
         elif purpose == "fit":
-            fitted, note = fitting.resume_fit(run, tell, trust=trust)
+            fitted, note = fitting.resume_fit(run, tell, trust_code=trust_code)
             notes = [note] if note else []
         elif purpose == "advise":
             if not open_run(run).finished:
-                advising.resume(run, tell, trust=trust)
+                advising.resume(run, tell, trust_code=trust_code)
         else:
             raise RequestError(
                 f"{run} is a run of '{purpose}', which is written in one step: there is nothing to resume."
@@ -257,7 +261,12 @@ def report(
 @app.command(epilog=example("mooring tune exam.csv --client school --target score --algorithm fedavg"))
 @add_options(*DATA, *TASK, "participation", "weights", "threads")
 def tune(
-    source: Source, algorithm: Method = None, set_: Set = None, json_: Json = False, trust: Trust = False, **given: Any
+    source: Source,
+    algorithm: Method = None,
+    set_: Set = None,
+    json_: Json = False,
+    trust_code: TrustCode = False,
+    **given: Any,
 ) -> None:
     """Measure which settings are fastest on this machine.
 
@@ -268,7 +277,7 @@ def tune(
 
     display = Display(json_)
     settings, given = split_assignments(set_, given)
-    trials = measure(source, algorithm=algorithm, settings=settings, trust=trust, **given)
+    trials = measure(source, algorithm=algorithm, settings=settings, trust_code=trust_code, **given)
     if json_:
         print_json({"proposed": trials[0]._asdict(), "trials": [trial._asdict() for trial in trials]})
         return

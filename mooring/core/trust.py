@@ -2,7 +2,8 @@
 
 A run file or a run directory may come from a stranger. Reading it executes nothing: a Python file that it names
 ("net.py:make") is run only if this user has given that file, on a command line, as an argument, or by trusting the
-run file (`--trust`, `trust=True`, or yes to a question). Its data lie in its own folder, or are given in the same way.
+run file (`--trust-code`, `trust_code=True`, or yes to a question). Its data lie in its own folder, or are given in the
+same way.
 
 What was given is remembered, so that one's own runs go on without a question: code by the sha256 of its bytes, so that
 a changed file is a new one, data by their path. The record is one text file in the user's state folder; where that
@@ -21,7 +22,7 @@ from pathlib import Path
 from mooring.core.errors import RequestError
 
 CODE, DATA = "code", "data"
-HOW_TO_TRUST = "look at it, then repeat with --trust, for deployments --trust-code (in Python: trust=True)"
+HOW_TO_TRUST = "look at it, then repeat with --trust-code (in Python: trust_code=True)"
 CONFIRMATIONS: list[Callable[[str], bool]] = []  # the command line puts its question here where a person can answer
 _given: set[tuple[str, str]] = set()
 

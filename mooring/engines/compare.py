@@ -92,17 +92,19 @@ def compare(
     model: Any = None,
     settings: Mapping[str, Mapping[str, Any]] | None = None,
     progress: bool | OnProgress = False,
-    trust: bool = False,
+    trust_code: bool = False,
     **options: Unpack[Options],
 ) -> Comparison:
     """Train every method on the same federation; `methods` are names, names with fields ("ditto lam=0.1"),
     "my_file.py:MyAlgorithm" or algorithms, `settings` fields by name.
 
-    `data`, `progress`, `model`, `trust` and `options` are those of `fit`. Without `methods` they are the run file's.
-    With `seeds` above 1 everything is repeated with the seeds that follow `seed`: splits, dealings and training, or
-    only training where `split_seed` fixes the data.
+    `data`, `progress`, `model`, `trust_code` and `options` are those of `fit`. Without `methods` they are the run
+    file's. With `seeds` above 1 everything is repeated with the seeds that follow `seed`: splits, partitions and
+    training, or only training where `split_seed` fixes the data.
     """
-    asked = request(data, purpose="compare", methods=methods, settings=settings, model=model, trust=trust, **options)
+    asked = request(
+        data, purpose="compare", methods=methods, settings=settings, model=model, trust_code=trust_code, **options
+    )
     loss = options.get("loss")
     given = InMemoryInputs(
         None if isinstance(data, str | Path) else data,
@@ -125,12 +127,12 @@ def resume_comparison(
     model: Any = None,
     loss: Any = None,
     methods: Sequence[Algorithm] = (),
-    trust: bool = False,
+    trust_code: bool = False,
 ) -> Comparison:
     """Finish an interrupted comparison: methods that are done are kept, those begun go on from their checkpoints."""
     directory = open_run(path)
     with directory_lock(directory.path):
-        check_trusted_run(directory.run, directory.path, trust)
+        check_trusted_run(directory.run, directory.path, trust_code)
         given = InMemoryInputs(source, model, loss, user_classes(methods))
         job = prepare(directory.run, *given, directory.path)
         check_same_data(directory, job)
@@ -228,7 +230,7 @@ def run_methods(job: Job, folder: Path | None, tell: OnProgress) -> tuple[pd.Dat
                 **compute_metrics(job.task, job.clients, trained.models).overall,
                 "seconds": max(seconds, float(frame["seconds"].sum())),
                 "rounds": int(frame["round"].max()),
-                "kept_round": trained.kept.t,
+                "used_round": trained.used.t,
                 "last_test_loss": float(frame["test_loss"].dropna().iloc[-1]),
                 "bytes": int(frame["bytes_up"].sum() + frame["bytes_down"].sum()),
             }

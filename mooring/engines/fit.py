@@ -101,29 +101,29 @@ class TrainedModels:
 
     algorithm: Any
     outcome: TrainingOutcome
-    keep: str
+    checkpoint: str
     last: RoundModels
     best: RoundModels
 
     @property
-    def kept(self) -> RoundModels:
-        return self.best if self.keep == BEST else self.last
+    def used(self) -> RoundModels:
+        return self.best if self.checkpoint == BEST else self.last
 
     @property
     def common(self) -> Tensor:
-        return self.kept.common
+        return self.used.common
 
     @property
     def models(self) -> Any:
-        return self.kept.models
+        return self.used.models
 
     @property
     def validation(self) -> Tensor:
-        return self.kept.validation
+        return self.used.validation
 
     @property
     def test(self) -> Tensor:
-        return self.kept.test
+        return self.used.test
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,9 @@ class FitResult:
 
     job: Job
     trained: TrainedModels
-    summary: dict[str, Any]  # metric; local, pooled, personal: test losses; improvement_over_local, ...; kept; rounds
+    summary: dict[
+        str, Any
+    ]  # metric; local, pooled, personal: test losses; improvement_over_local, ...; checkpoint; rounds
     clients: pd.DataFrame
     rounds: pd.DataFrame
     run: Path | None
@@ -145,7 +147,7 @@ class FitResult:
     def __repr__(self) -> str:
         """Ten lines at most: what was trained, its scores, some clients, where it lies."""
         summary, clients = self.summary, self.clients
-        kept = summary[f"{summary['kept']}_round"]
+        kept = summary[f"{summary['checkpoint']}_round"]
         lines = [
             f"{self.trained.algorithm.name} on {self.job.clients.title or 'clients'}: {len(clients)} clients, "
             f"{summary['last_round']} rounds (kept: {kept})",
@@ -234,7 +236,7 @@ def fit(
     eta: Any = None,
     lr: Any = None,
     progress: bool | OnProgress = False,
-    trust: bool = False,
+    trust_code: bool = False,
     **options: Unpack[Options],
 ) -> FitResult:
     """Train one algorithm on a federation and report its test scores beside local models and the pooled model.
@@ -244,15 +246,17 @@ def fit(
     makes a fresh one. `algorithm` is a name (its fields in `settings`), "my_file.py:MyAlgorithm", or an algorithm;
     without one it is the run file's, or fedprox_one_stage, for networks fedavg_localized. `options` are those of the
     run file's sections [data], [task] and [training], and override what the run file says; `loss` may be a function.
-    With `out` the run is written there and can be resumed; without, nothing is written. `trust` lets a stranger's run
-    file run the code that it names.
+    With `out` the run is written there and can be resumed; without, nothing is written. `trust_code` lets an untrusted
+    run file run the code that it names.
     """
     source = data
     given = {"lam": lam, "eta": eta, "lr": lr}
     settings = dict(settings or {}) | {name: value for name, value in given.items() if value is not None}
     if isinstance(source, nn.Module) or (second is not None and callable(source)):
         source, model = second, source
-    asked = request(source, purpose="fit", algorithm=algorithm, settings=settings, model=model, trust=trust, **options)
+    asked = request(
+        source, purpose="fit", algorithm=algorithm, settings=settings, model=model, trust_code=trust_code, **options
+    )
     if asked.training.seeds > 1:
         raise RequestError("seeds does not apply: fit trains once; compare repeats.")
     in_memory = None if isinstance(source, str | Path) else source
@@ -282,7 +286,7 @@ def resume_fit(
     model: Any = None,
     loss: Any = None,
     algorithm: Algorithm | None = None,
-    trust: bool = False,
+    trust_code: bool = False,
 ) -> tuple[FitResult, str | None]:
     """Continue an interrupted fit to the very bytes it would have had; a finished one is only read again.
 
@@ -290,7 +294,7 @@ def resume_fit(
     """
     directory = open_run(path)
     with directory_lock(directory.path):
-        check_trusted_run(directory.run, directory.path, trust)
+        check_trusted_run(directory.run, directory.path, trust_code)
         job = prepare(directory.run, source, model, loss, user_classes([algorithm]), directory.path)
         check_same_data(directory, job)
         return continue_fit(job, directory, make_simulator(job), tell)
@@ -360,7 +364,7 @@ def complete_fit(
         plan = job.plan
         summary["privacy"] = {"epsilon": progress.records[-1]["epsilon"], "delta": plan.delta or DEFAULT_DELTA}
         summary["privacy"] |= {"clip": plan.clip, "noise": plan.noise}
-    summary |= {"kept": trained.keep, "best_round": trained.best.t, "last_round": trained.last.t}
+    summary |= {"checkpoint": trained.checkpoint, "best_round": trained.best.t, "last_round": trained.last.t}
     if directory is not None and not directory.finished:
         write_parquet(directory.path / CLIENTS_FILE, clients_table(clients.to_dict("records")))
         write_json(directory.path / SUMMARY_FILE, summarize_fit(job, trained, summary))
@@ -379,11 +383,11 @@ def write_trained(
         return StoredModels(which.common, which.models, roster.names, *describe_task(job))
 
     if trained.best.t != trained.last.t:
-        if trained.keep == BEST:
+        if trained.checkpoint == BEST:
             directory.write_other_models(LAST, models(trained.last))
         else:
             directory.write_other_models(BEST, models(trained.best))
-    directory.write_models(models(trained.kept))
+    directory.write_models(models(trained.used))
 
 
 def train(
@@ -429,7 +433,7 @@ def training(
         )
 
     last = after(LAST)
-    return TrainedModels(ready, outcome, job.plan.keep, last, last if outcome.best.t == last.t else after(BEST))
+    return TrainedModels(ready, outcome, job.plan.checkpoint, last, last if outcome.best.t == last.t else after(BEST))
 
 
 def describe_epsilon(progress: TrainingState) -> str:
@@ -478,7 +482,7 @@ def overall_loss(trained: TrainedModels | None, risk: Tensor, sizes: Tensor, job
     """The mean over all clients' test rows; of a run that knows no client's own loss, the one that was summed."""
     if trained is None or not bool(risk.isnan().all()):
         return mean_known_loss(risk, sizes)
-    return trained.outcome.at(trained.keep)[0].test_loss * job.clients.target_scale**job.task.unit_power
+    return trained.outcome.at(trained.checkpoint)[0].test_loss * job.clients.target_scale**job.task.unit_power
 
 
 def clients_frame(roster: ClientRoster, losses: dict[str, Tensor], trained: TrainedModels) -> pd.DataFrame:
@@ -493,7 +497,7 @@ def clients_frame(roster: ClientRoster, losses: dict[str, Tensor], trained: Trai
             "improvement_over_local": (losses["local"] - losses["personal"]).numpy(),
             "improvement_over_local_pct": improvement_pct(losses["local"].numpy(), losses["personal"].numpy()),
             "lam": per_client_lam(trained.algorithm, len(roster)),
-            "alpha": torch.nan if trained.kept.alpha is None else trained.kept.alpha.numpy(),
+            "alpha": torch.nan if trained.used.alpha is None else trained.used.alpha.numpy(),
             "left_out": describe_left_out(trained.outcome.progress, len(roster)),
         }
     )

@@ -49,7 +49,7 @@ class TrainingPlan:
     seed: int = 0
     evaluate_every: int | None = None  # None: about twenty times a run
     patience: int | None = None  # evaluations without a better validation loss before the run stops; None: never
-    keep: str = BEST  # the models of the round with the best validation loss, or of the last round
+    checkpoint: str = BEST  # the models of the round with the best validation loss, or of the last round
     checkpoint_every: int = 10
     deadline: float | None = None  # seconds that a round waits for replies; None: until all are there
     average: str = MEAN  # of the messages: see core/averages.py

@@ -52,19 +52,19 @@ def choose_method(path: str | Path, method: str | None = None) -> tuple[RunDirec
 
 
 def predict(
-    path: str | Path, source: Any, client: Any = None, method: str | None = None, trust: bool = False
+    path: str | Path, source: Any, client: Any = None, method: str | None = None, trust_code: bool = False
 ) -> tuple[pd.DataFrame, list[str]]:
     """A row per row of `source`: the prediction (regression) or the class and its probabilities; and notes.
 
     With `client` every row is answered by that client's model. Otherwise a table with the client column is answered
     row by row by each client's own model, and anybody unknown, or a row whose client cell is empty, by the global one;
     a table without it by the only client of a run that has but one.
-    Of a comparison, `method` says whose models answer (default: the best on validation rows). `trust` lets a run
+    Of a comparison, `method` says whose models answer (default: the best on validation rows). `trust_code` lets a run
     that a stranger made run the model file that it names.
     """
     directory, said = choose_method(path, method)
-    if trust:
-        check_trusted_run(directory.run, directory.path, trust)
+    if trust_code:
+        check_trusted_run(directory.run, directory.path, trust_code)
     task, schema = read_task_and_schema(directory)
     frame, notes = predict_rows(task, schema, directory.models, source, client, directory.path)
     return frame, [*said, *notes]

@@ -33,6 +33,7 @@ from mooring.tasks.network import STANDARD_UNITS, TARGET_UNITS, NetworkTask
 
 VALIDATION_SHARE = 0.2  # share of each client's rows, where a pooled data set is dealt out
 POOLED_DATA_OPTIONS = {"split", "partition", "data_dir"}  # options of [data] for data sets that are dealt out
+LOAD_ARGUMENTS = {"target_type": "kind", "group": "unit", "min_category_rows": "rare"}  # where `load` has another name
 POOLED_ONLY_OPTIONS = {"partition", "data_dir"}
 MAX_UNIT_CHECK_ROWS = 10_000  # enough to see which units a network speaks
 
@@ -134,7 +135,7 @@ def check_unused_options(run: RunFile, source: Any = None) -> None:
     if isinstance(source, Clients):
         unused, why = given, "the clients' data are given as they are to be used"
     elif is_pooled(source):
-        unused, why = given - POOLED_DATA_OPTIONS, f"data set '{source}' is no table; it is dealt out by --deal"
+        unused, why = given - POOLED_DATA_OPTIONS, f"data set '{source}' is no table; it is dealt out by --partition"
         if isinstance(run.data.split, str):
             unused |= {"split"}
     else:
@@ -150,6 +151,7 @@ def check_unused_options(run: RunFile, source: Any = None) -> None:
 def load_options(run: RunFile) -> dict[str, Any]:
     """A run file's options as `load` and `check` take them."""
     options = run.data.model_dump(exclude_none=True, exclude={"source", "split_seed", *POOLED_ONLY_OPTIONS})
+    options = {LOAD_ARGUMENTS.get(name, name): value for name, value in options.items()}
     weights = run.training.weights
     if isinstance(weights, str) and weights not in ("size", "uniform"):
         options["weights"] = weights
@@ -168,12 +170,12 @@ def partition_options(run: RunFile) -> dict[str, Any]:
     own = run.data.partition or {}
     hints = get_type_hints(load_image_dataset)
     fixed = ("name", "data_dir", "dtype", "return")
-    check_fields(f"--deal of {run.data.source}", own, {name: hints[name] for name in hints if name not in fixed})
+    check_fields(f"--partition of {run.data.source}", own, {name: hints[name] for name in hints if name not in fixed})
     shares: dict[str, Any] = {"validation": VALIDATION_SHARE}
     if run.data.split is not None:
         twice = {"validation", "test"} & set(own)
         if twice:
-            raise RequestError(f"{min(twice)} is said twice: by --split and by --deal; leave one out.")
+            raise RequestError(f"{min(twice)} is given twice: by --split and by --partition; leave one out.")
         shares = {"validation": run.data.split[1], "test": run.data.split[2]}
     return {"seed": data_seed(run), **shares, **own}
 

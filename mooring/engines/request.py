@@ -40,13 +40,14 @@ def request(
     methods: Sequence[Any] | None = None,
     settings: Mapping[str, Any] | None = None,
     model: Any = None,
-    trust: bool = False,
+    trust_code: bool = False,
     reads_source: bool = True,
     **options: Any,
 ) -> RunFile:
     """The run of a call; `source` is a run file (`something.toml`) or data. `purpose` is "fit" (one `algorithm`, its
     fields in `settings`), "compare" (several `methods`, `settings` by name) or "advise" (neither). Files that a run
-    file names, and that nobody has given, are used under `trust` only. Without `reads_source` its data are not read."""
+    file names, and that nobody has given, are used under `trust_code` only. Without `reads_source` its data are
+    not read."""
     file = read_tables(source)
     given = group_by_section(options, model)
     if purpose != "advise" and given["advice"]:
@@ -69,8 +70,10 @@ def request(
     if file:
         rest = {part: {k: v for k, v in table[part].items() if k not in given[part]} for part in table}
         code = [*rest["task"].values(), *(one["name"] for one in ready if one["name"] not in mine)]
-        check_trusted_files(code, rest["data"] if reads_source else {}, source, Path(source).parent, trust)
-    check_trusted_files(mine, given["data"] if file else {**given["data"], "source": source}, "this call", trust=True)
+        check_trusted_files(code, rest["data"] if reads_source else {}, source, Path(source).parent, trust_code)
+    check_trusted_files(
+        mine, given["data"] if file else {**given["data"], "source": source}, "this call", trust_code=True
+    )
     for one in ready:  # a wrong field is told before any data are read
         if one["name"] not in own:
             build(one["name"], {k: v for k, v in one.items() if k not in ("name", "settled")})
@@ -92,14 +95,14 @@ def request(
         raise RequestError(re.sub(r"^(?:data|training|advice)\.", "", str(error))) from None
 
 
-def read_federation_request(path: str | Path, trust: bool = False) -> RunFile:
+def read_federation_request(path: str | Path, trust_code: bool = False) -> RunFile:
     """The run of a run file that a federation is given: an advice where it says so, or has the section [advice] and no
     algorithm; else a fit. An advice leaves rows without a target out, as on one machine. The `source` of a deployment
     is not read: each client names its own table."""
     file = read_run(path)
     if file.mooring.purpose != "advise" or (file.advice is None and not has_advise_purpose(path)):
-        return request(Path(path), purpose="fit", trust=trust, reads_source=False)
-    run = request(Path(path), purpose="advise", trust=trust, reads_source=False)
+        return request(Path(path), purpose="fit", trust_code=trust_code, reads_source=False)
+    run = request(Path(path), purpose="advise", trust_code=trust_code, reads_source=False)
     return run.model_copy(update={"data": run.data.model_copy(update={"drop_missing_target": True})})
 
 
@@ -114,9 +117,9 @@ def user_code_specs(run: RunFile) -> list[str]:
     return [str(spec) for spec in (run.task.model, run.task.loss, *(one.name for one in methods)) if is_spec(spec)]
 
 
-def check_trusted_run(run: RunFile, folder: Path, trust: bool = False) -> None:
-    """Use the files that a run directory's run file names, as far as they were given before, or under `trust`."""
-    check_trusted_files(user_code_specs(run), run.data.model_dump(), folder / RUN_FILE, folder, trust, folder)
+def check_trusted_run(run: RunFile, folder: Path, trust_code: bool = False) -> None:
+    """Use the files that a run directory's run file names, as far as they were given before, or under `trust_code`."""
+    check_trusted_files(user_code_specs(run), run.data.model_dump(), folder / RUN_FILE, folder, trust_code, folder)
 
 
 def check_trusted_files(
@@ -124,7 +127,7 @@ def check_trusted_files(
     data: Tables,
     where: str | Path,
     folder: Path = Path(),
-    trust: bool = False,
+    trust_code: bool = False,
     kept: Path | None = None,
 ) -> None:
     """The code that "my_file.py:thing" names among some words, from the copy in `kept` where there is one, and the data
@@ -133,7 +136,7 @@ def check_trusted_files(
     scripts = [str(find_copy(kept, spec) or spec.rpartition(":")[0]) for spec in specs]
     named = [data.get("source"), data.get("data_dir")]
     files = [name for name in named if isinstance(name, str | Path) and name != IN_MEMORY and not is_dataset_name(name)]
-    check_trusted(where, folder, scripts, map(str, files), trust)
+    check_trusted(where, folder, scripts, map(str, files), trust_code)
 
 
 def read_tables(source: Any) -> Tables:

@@ -147,16 +147,16 @@ class SavedRun:
 
 
 def open(
-    path: str | Path, method: str | None = None, *, model: Any = None, loss: Any = None, trust: bool = False
+    path: str | Path, method: str | None = None, *, model: Any = None, loss: Any = None, trust_code: bool = False
 ) -> SavedRun:
     """A finished run of `fit`, `compare`, `advise` or `personalize`.
 
     `method` chooses among those of a comparison; without it, it is the best on validation rows. A `model` or a `loss`
-    that was in memory is passed again. `trust` lets a run that a stranger made run the code that it names.
+    that was in memory is passed again. `trust_code` lets a run that a stranger made run the code that it names.
     """
     purpose = open_run(path).run.mooring.purpose
     directory, notes = choose_method(path, method)
     algorithm = directory.run.algorithm
-    if trust:
-        check_trusted_run(directory.run, directory.path, trust)
+    if trust_code:
+        check_trusted_run(directory.run, directory.path, trust_code)
     return SavedRun(Path(path), purpose, algorithm.name if algorithm else None, directory, notes, (model, loss))

@@ -44,14 +44,16 @@ def tune(
     algorithm: Any = None,
     model: Any = None,
     settings: Mapping[str, Any] | None = None,
-    trust: bool = False,
+    trust_code: bool = False,
     **options: Unpack[Options],
 ) -> list[TunedSetting]:
     """Rounds of the run that `fit` would train with the same arguments, timed with other settings: the fastest first.
 
     The clock decides, so that the machine should have nothing else to do.
     """
-    asked = request(source, purpose="fit", algorithm=algorithm, settings=settings, model=model, trust=trust, **options)
+    asked = request(
+        source, purpose="fit", algorithm=algorithm, settings=settings, model=model, trust_code=trust_code, **options
+    )
     job = prepare(asked, None if isinstance(source, str) else source, model)
     exchange = Simulator(job.task, job.clients, job.clients.weights(asked.training.weights))
     ready, _ = loop.resolve(job.algorithms()[0], job.task, exchange, job.plan.seed)

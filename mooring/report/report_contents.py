@@ -204,7 +204,7 @@ def of_comparison(directory: RunDirectory) -> ReportContents:
     rounds = [
         {
             "name": row["method"],
-            "kept": int(row["kept_round"]),
+            "kept": int(row["used_round"]),
             "table": directory.of_method(row["method"]).rounds,
         }
         for row in methods.to_dict("records")
@@ -306,12 +306,12 @@ def add_test_results(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _costs(row: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {"loss": row["test_loss"], "last round": row["last_test_loss"], "round": row["kept_round"]}
+    kept = {"loss": row["test_loss"], "last round": row["last_test_loss"], "round": row["used_round"]}
     return kept | {"rounds": row["rounds"], "bytes": row["bytes"], "seconds": row["seconds"]}
 
 
 def _kept(summary: Mapping[str, Any]) -> int:
-    return int(summary[f"{summary['kept']}_round"])
+    return int(summary[f"{summary['checkpoint']}_round"])
 
 
 def add_distance(clients: pd.DataFrame, directory: RunDirectory) -> pd.DataFrame:

@@ -133,14 +133,14 @@ def describe_left_out(odd: pd.DataFrame) -> str:
 
 def describe_kept_round(summary: Mapping[str, Any]) -> str:
     """Which round's models a fit keeps, and where the others are."""
-    best, last, kept = summary["best_round"], summary["last_round"], summary["kept"]
+    best, last, kept = summary["best_round"], summary["last_round"], summary["checkpoint"]
     if best == last:
         return f"The models are those of round {last}, the last; no earlier one was better on validation rows."
     other = {"best": "last", "last": "best"}[kept]
     what = {"best": f"round {best}, the best on validation rows", "last": f"round {last}, the last"}
     return (
         f"The models are those of {what[kept]}; those of {what[other]}, are in models-{other}.safetensors "
-        f"(--keep {other} exchanges them)."
+        f"(--checkpoint {other} exchanges them)."
     )
 
 
@@ -150,7 +150,7 @@ def show_comparison(display: Display, comparison: Mapping[str, Any]) -> None:
     rows = methods.sort_values("test_loss").to_dict("records")
     for row in rows:
         row["sent"] = decimal(int(row["bytes"]))
-        row["round"] = f"{row['kept_round']:.10g}/{row['rounds']:.10g}"
+        row["round"] = f"{row['used_round']:.10g}/{row['rounds']:.10g}"
         row["above"] = describe_above(row)
     more = {"above": "above the lowest"} | {
         name: name for name in REPORTED_METRICS if name in methods and name != "mae"

@@ -89,7 +89,7 @@ FIT_KEYS = {
     "improvement_over_local": f"of the algorithm's models: {LINE}; null without local models",
     "improvement_over_pooled": "the same over the pooled model",
     "measures": "rmse, r2, accuracy and the like, by model",
-    "kept": "best or last: the round whose models are kept",
+    "checkpoint": "best or last: the round whose models are used",
     "best_round": "by validation loss",
     "last_round": "number of rounds",
     "privacy": "epsilon, delta, clip and noise of a private run",
@@ -100,7 +100,7 @@ FIT_KEYS = {
 COMPARISON_KEYS = {
     "metric": "name of the loss",
     "methods": "one object per method: test_loss, above_best_pct with its interval over clients, validation_loss, "
-    "measures, rounds, kept_round, last_test_loss, bytes, seconds; over several seeds also deviations and `behind`",
+    "measures, rounds, used_round, last_test_loss, bytes, seconds; over several seeds also deviations and `behind`",
     "clients": "one object per client: client, rows, test (rows), and its test loss by method",
     "run": "the run directory (`--json` only)",
     "title": "name of the data",

@@ -94,8 +94,6 @@ def parse_run(data: bytes, where: str) -> RunFile:
         raise RequestError(f"{where}: this is not TOML: {error}.") from None
     made = table.setdefault("mooring", {})
     if isinstance(made, dict):
-        if "kind" in made:  # as it was called at first
-            made.setdefault("purpose", made.pop("kind"))
         made.setdefault("purpose", purpose_of(table))
     run = make_run(table, where)
     return run.model_copy(update={"mooring": run.mooring.model_copy(update={"seal": None})})

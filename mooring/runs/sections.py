@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 DEFAULT_ALGORITHM = "fedprox_one_stage"  # what `fit` trains if nobody says otherwise
 DEFAULT_NETWORK_ALGORITHM: dict[str, Any] = {"name": "fedavg_localized", "tune_steps": 50}  # and of networks
 DEFAULT_METHODS = ("local", "global", "fedavg", "fedprox_shared", "fedprox_one_stage")  # what `compare` compares
@@ -101,10 +101,6 @@ def _per_cent(value: Any) -> Any:
     return value
 
 
-def _best(value: Any) -> Any:
-    return "best" if value == "chosen" else value  # as earlier versions wrote it
-
-
 Value = Annotated[Any, BeforeValidator(_storable)]
 Table = Annotated[dict[str, Any], BeforeValidator(_storable)]
 Columns = Annotated[list[str], BeforeValidator(_list)]
@@ -164,14 +160,14 @@ class DataSection(Section):
         "Column that names the client.", "the name of the column that identifies the client", unset="`client`"
     )
     target: str | None = option("Column to predict.", "the name of the column to predict", unset="`target`")
-    kind: Annotated[Literal["regression", "binary", "classes", "count"] | None, BeforeValidator(_auto)] = option(
+    target_type: Annotated[Literal["regression", "binary", "classes", "count"] | None, BeforeValidator(_auto)] = option(
         "regression, binary, classes or count.",
         '"auto", "regression", "binary", "classes" or "count"',
         unset="auto",
     )
     features: Columns | None = option("Columns to learn from.", "a list of column names", unset="all useful ones")
     drop: Columns | None = option("Columns to leave out.", "a list of column names", unset="none")
-    unit: str | None = option(
+    group: str | None = option(
         "Column whose equal values stay in one part.",
         "the name of the column whose equal values stay in one part",
         unset="none",
@@ -188,19 +184,18 @@ class DataSection(Section):
     drop_small: bool = option("Leave smaller clients out.", "true or false", False)
     drop_missing_target: bool = option("Leave rows without a target out.", "true or false", False)
     split_seed: int | None = option(
-        "Seed of the split into parts and of the dealing.",
+        "Seed of the split into parts and of the partition.",
         "a whole number from 0 to 2^63 - 1",
         unset="that of training",
         ge=0,
         le=2**63 - 1,
     )
-    rare: int | None = option(
-        "Levels of a category with fewer training rows are not named.", "a whole number >= 1", unset="1", ge=1
+    min_category_rows: int | None = option(
+        "Fewest training rows of a category that has a column of its own.", "a whole number >= 1", unset="1", ge=1
     )
     partition: Table | None = option(
-        "How a pooled data set is dealt out: clients=100.",
+        "How a pooled data set is divided among clients: clients=100.",
         "a table of settings of the named data set",
-        flag="--deal",
         unset="as the data set says",
     )
     data_dir: str | None = option("Folder of large data sets.", "a folder", unset="$MOORING_DATA")
@@ -254,8 +249,8 @@ class TrainingSection(Section):
     patience: int | None = option(
         "Evaluations without improvement before stopping.", "a whole number of evaluations >= 1", unset="never", ge=1
     )
-    keep: Annotated[Literal["best", "last"], BeforeValidator(_best)] = option(
-        "Deploy the best validation round, or the last.", '"best" or "last"', "best"
+    checkpoint: Literal["best", "last"] = option(
+        "Whose models are used: the round with the best validation loss, or the last.", '"best" or "last"', "best"
     )
     checkpoint_every: int = option("Rounds between checkpoints.", "a whole number of rounds >= 1", 10, ge=1)
     threads: int | None = option("Threads; kept in the run file.", "a whole number >= 1", unset="all", ge=1)
@@ -395,16 +390,16 @@ class Options(TypedDict, total=False):
 
     client: str | None
     target: str | None
-    kind: Literal["auto", "regression", "binary", "classes", "count"] | None
+    target_type: Literal["auto", "regression", "binary", "classes", "count"] | None
     features: Sequence[str] | None
     drop: Sequence[str] | None
-    unit: str | None
+    group: str | None
     time_column: str | None
     split: str | Sequence[float] | None
     min_rows: int | None
     drop_small: bool | None
     drop_missing_target: bool | None
-    rare: int | None
+    min_category_rows: int | None
     partition: Mapping[str, Any] | None
     data_dir: str | None
     task: str | Mapping[str, Any] | None
@@ -418,7 +413,7 @@ class Options(TypedDict, total=False):
     seeds: int | None
     evaluate_every: int | None
     patience: int | None
-    keep: Literal["best", "last"] | None
+    checkpoint: Literal["best", "last"] | None
     checkpoint_every: int | None
     threads: int | None
     device: str | None

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationW
 @pytest.mark.parametrize("name,node", [("parkinsons", "--embedded"), ("heart", "--embedded"), ("parkinsons", None)])
 def test_a_federation_of_processes_is_advised_as_the_simulator_is(name, node, tmp_path):
     path, out = write_case(name, tmp_path), tmp_path / "run"
-    words = ["federation", "up", path, "--clients", tmp_path / "clients", "--out", out, *([node] if node else [])]
+    words = ["federation", "up", path, "--client-dir", tmp_path / "clients", "--out", out, *([node] if node else [])]
     command = Command(words, tmp_path / "log")
     assert command.wait(3 * LONG) == 0, (tmp_path / "log").read_text()
     here = advise(path)

@@ -39,7 +39,7 @@ BROKEN = [
 def records(name, fields, rounds=4):
     ready, exchange, server = settled_simulator(build(name, fields), *PROBLEMS["logistic"]())
     return run(
-        ready, exchange, TrainingPlan(rounds=rounds, participation=3, keep="last"), TrainingState(server)
+        ready, exchange, TrainingPlan(rounds=rounds, participation=3, checkpoint="last"), TrainingState(server)
     ).progress.records
 
 
@@ -136,7 +136,7 @@ def test_the_random_output_is_the_model_of_a_random_round(name):
         )
         path = [server.w]
         for t in range(1, rounds + 1):
-            plan = TrainingPlan(rounds=rounds, seed=seed, keep="last", evaluate_every=99)
+            plan = TrainingPlan(rounds=rounds, seed=seed, checkpoint="last", evaluate_every=99)
             progress = TrainingState(server, t=t - 1)
             turn = Round(t, rounds, 5, 5, 1.0, seed)
             replies = exchange.ask(progress.server, torch.arange(5), turn)

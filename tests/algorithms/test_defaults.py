@@ -23,7 +23,7 @@ def problem(name):
 def loss_of(name, table):
     ready, exchange, server = settled_simulator(build(name, {}), *problem(table))
     return run(
-        ready, exchange, TrainingPlan(rounds=100, evaluate_every=100, keep="last"), TrainingState(server)
+        ready, exchange, TrainingPlan(rounds=100, evaluate_every=100, checkpoint="last"), TrainingState(server)
     ).last.test_loss
 
 

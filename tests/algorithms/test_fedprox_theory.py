@@ -34,7 +34,7 @@ def test_the_preset_contracts_as_theorem_2_says(lam):
     )
     assert ready.inner == "descent"
     rounds = 12
-    run(ready, exchange, TrainingPlan(rounds=rounds, keep="last"), progress := TrainingState(server))
+    run(ready, exchange, TrainingPlan(rounds=rounds, checkpoint="last"), progress := TrainingState(server))
     target = oracle.minimiser(lam)[0]
     before, after = np.sum(target**2), np.sum((progress.server.w.numpy() - target) ** 2)
     assert after <= before * one_stage_rate.rate(expected.gamma, moreau(MU, SMOOTH, lam).mu_g) ** rounds

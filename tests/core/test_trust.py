@@ -65,15 +65,15 @@ def write_toml(path, source="rows.csv", model="net.py:make", **more):
 def test_a_run_file_runs_no_code_unless_trusted(here):
     write_toml(here / "run.toml")
     for call in (mooring.fit, mooring.advise):
-        with pytest.raises(RequestError, match=r"net\.py is Python that a run file wants to run.*--trust"):
+        with pytest.raises(RequestError, match=r"net\.py is Python that a run file wants to run.*--trust-code"):
             call("run.toml")
         assert not ran(here)
-    mooring.fit("run.toml", trust=True)
+    mooring.fit("run.toml", trust_code=True)
     assert ran(here)
     mooring.fit("run.toml")  # the same code was trusted before
     assert ran(here)
     (here / "net.py").write_text((here / "net.py").read_text() + "# changed\n")
-    with pytest.raises(RequestError, match="--trust"):
+    with pytest.raises(RequestError, match="--trust-code"):
         mooring.fit("run.toml")
     assert not ran(here)
 
@@ -98,9 +98,9 @@ def test_a_strangers_run_directory_runs_no_code(here, new_user, capsys, command)
     with pytest.raises(SystemExit) as left:
         main(command)
     assert left.value.code == 2 and not ran(here)
-    assert "--trust" in capsys.readouterr().err
+    assert "--trust-code" in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        main([*command, "--trust"])
+        main([*command, "--trust-code"])
     assert ran(here)
 
 
@@ -109,7 +109,7 @@ def test_a_comparison_of_a_stranger_runs_no_code(here, new_user):
     assert ran(here)
     new_user()
     trust._remember(trust.DATA, str(here / "rows.csv"))
-    with pytest.raises(RequestError, match="--trust"):
+    with pytest.raises(RequestError, match="--trust-code"):
         resume_comparison("mine")
     assert not ran(here)
 
@@ -168,7 +168,7 @@ def test_data_stay_inside_the_folder_of_a_run_file(here, new_user, tmp_path):
     for name in ("outside", "up", "linked"):
         with pytest.raises(RequestError, match=rf"{name}\.toml wants to read .*rows\.csv, which is outside its folder"):
             mooring.fit(f"theirs/{name}.toml")
-    mooring.fit("theirs/outside.toml", trust=True)
+    mooring.fit("theirs/outside.toml", trust_code=True)
 
 
 def test_a_person_at_a_terminal_is_asked(here, monkeypatch):

@@ -167,7 +167,7 @@ class Federation:
         return self.tmp / f"{who}.log"
 
     def server(self):
-        words = ["serve", self.path, "--out", self.out, "--port", self.port, "--clients", len(self.names)]
+        words = ["serve", self.path, "--out", self.out, "--port", self.port, "--num-clients", len(self.names)]
         return [*words, "--keys", self.tmp / "keys"] if self.tls else [*words, "--insecure"]
 
     def client(self, name, **instead):

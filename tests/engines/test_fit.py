@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from mooring.cli import main
+from mooring.core.errors import RequestError
 from mooring.engines.fit import as_json, fit
 from mooring.runs.directory import MODELS_FILE, OTHER_MODELS, open_run
 from mooring.runs.runfile import read_run
@@ -40,10 +41,10 @@ def printed(capsys, *argv):
 
 def test_both_rounds_are_saved_and_one_word_chooses(noise, tmp_path):
     best = fit(noise, settings=SGD, out=tmp_path / "best", **HOW)
-    last = fit(noise, settings=SGD, out=tmp_path / "last", keep="last", **HOW)
+    last = fit(noise, settings=SGD, out=tmp_path / "last", checkpoint="last", **HOW)
     losses = best.rounds["validation_loss"].to_numpy()
     assert best.trained.best.t == int(losses.argmin()) + 1 < best.trained.last.t == 30
-    assert (best.summary["kept"], last.summary["kept"]) == ("best", "last")
+    assert (best.summary["checkpoint"], last.summary["checkpoint"]) == ("best", "last")
     assert best.summary["personal"] < last.summary["personal"]
     kept, other = tensors(tmp_path / "best" / MODELS_FILE), tensors(tmp_path / "best" / OTHER_MODELS["last"])
     assert not torch.equal(kept["personal"], other["personal"])
@@ -63,25 +64,26 @@ def test_the_terminal_says_which_round_it_is(noise, tmp_path, capsys, monkeypatc
     fit(noise, settings=SGD, out="first", **HOW)
     text = (tmp_path / "first" / "run.toml").read_text()
     for keep in ("best", "last"):
-        (tmp_path / f"{keep}.toml").write_text(text.replace('keep = "best"', f'keep = "{keep}"'))
+        (tmp_path / f"{keep}.toml").write_text(text.replace('checkpoint = "best"', f'checkpoint = "{keep}"'))
         said = " ".join(printed(capsys, "fit", f"{keep}.toml", "--out", f"again-{keep}").split())
         assert f"The models are those of round {30 if keep == 'last' else ''}" in said
         other = {"best": "last", "last": "best"}[keep]
         assert f"models-{other}.safetensors" in said and (tmp_path / f"again-{keep}" / OTHER_MODELS[other]).exists()
 
 
-def test_runs_of_the_first_version_are_read(noise, tmp_path):
+def test_runs_of_an_earlier_version_are_refused(noise, tmp_path):
     fit(noise, settings=SGD, out=tmp_path / "run", **HOW | {"rounds": 1})
-    text = (tmp_path / "run" / "run.toml").read_text().replace('keep = "best"', 'keep = "chosen"')
-    (tmp_path / "old.toml").write_text(text)
-    assert read_run(tmp_path / "old.toml").training.keep == "best"
+    text = (tmp_path / "run" / "run.toml").read_text()
+    (tmp_path / "old.toml").write_text(text.replace("format = 2", "format = 1"))
+    with pytest.raises(RequestError, match=r"made by Mooring .* in format 1; this is Mooring .*, which reads format 2"):
+        read_run(tmp_path / "old.toml")
 
 
 def test_json_tells_the_rounds(noise, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     out = printed(capsys, "fit", noise, "--client", "who", "--target", "y", "--rounds", 2, "--json")
     told = json.loads(out)
-    assert {"kept", "best_round", "last_round"} <= set(told["summary"])
+    assert {"checkpoint", "best_round", "last_round"} <= set(told["summary"])
     directory = as_json(open_run(told["run"]))  # what a federation's server prints
     assert told["summary"].items() <= directory["summary"].items() and directory["run"] == told["run"]
     for row, right in zip(directory["clients"], told["clients"], strict=True):
@@ -97,7 +99,7 @@ def test_every_client_has_its_mixture(noise):
 
 
 def test_training_losses_are_those_of_the_deployed_models(noise):
-    result = fit(noise, **HOW | {"algorithm": "fedprox_one_stage", "rounds": 3, "keep": "last"})
+    result = fit(noise, **HOW | {"algorithm": "fedprox_one_stage", "rounds": 3, "checkpoint": "last"})
     clients, errors = result.job.clients, []
     for i, w in enumerate(result.trained.models):
         x, y = clients.train.of(i)

@@ -416,7 +416,7 @@ def test_a_class_that_no_other_client_has(tables, tmp_path, clock):
     file = sorted(folder.iterdir())[1]
     frame = pd.read_csv(file)
     frame.assign(y=frame["y"].where(frame.index > 3, "maybe")).to_csv(file, index=False)
-    run, said = run_of(folder, rounds=1, kind="binary"), []
+    run, said = run_of(folder, rounds=1, target_type="binary"), []
     run_federation(run, LocalGrid(homes_of(run, folder, tmp_path / "state")), tmp_path / "run", say=said.append)
     assert any("takes no part" in one and "site 1" in one and "maybe" in one for one in said), said
 
@@ -504,7 +504,7 @@ def test_personal_models_stay_home_unless_shared(table, tmp_path):
     """The server's directory has none; each client's own predicts as the simulator's does."""
     run = run_of(table, federation={"share_models": False})
     result = run_federation(run, LocalGrid(homes_of(run, table, tmp_path / "state")), tmp_path / "run")
-    assert open_run(tmp_path / "run").models.personal is None and result.trained.kept.alpha is None
+    assert open_run(tmp_path / "run").models.personal is None and result.trained.used.alpha is None
     here = fit(table, **HOW, out=tmp_path / "here")
     rows = pd.read_csv(sorted(table.iterdir())[1])
     right, _ = predict(here.run, rows.assign(client="site 1"))
@@ -516,11 +516,11 @@ def test_personal_models_stay_home_unless_shared(table, tmp_path):
 def test_each_client_has_a_verdict_of_its_own(kind, tables, tmp_path):
     """By its own test rows: the simulator's models, and the paired interval of a textbook."""
     folder = tables[kind]
-    run = run_of(folder, rounds=2, keep="last", federation={"share_models": False})
+    run = run_of(folder, rounds=2, checkpoint="last", federation={"share_models": False})
     everybody = homes_of(run, folder, tmp_path / "state")
     run_federation(run, LocalGrid(everybody), tmp_path / "run")
-    here = fit(folder, algorithm="fedprox_one_stage", **HOW | {"rounds": 2, "keep": "last"})
-    alone = fit(folder, algorithm="local", **HOW | {"rounds": 2, "keep": "last"})
+    here = fit(folder, algorithm="fedprox_one_stage", **HOW | {"rounds": 2, "checkpoint": "last"})
+    alone = fit(folder, algorithm="local", **HOW | {"rounds": 2, "checkpoint": "last"})
     unit = here.job.clients.target_scale**here.job.task.unit_power
     for k, home in enumerate(everybody):
         told = read_json(home.folder / "done.json")
@@ -598,7 +598,9 @@ class Only(Simulator):
 def test_drop_out_in_every_phase(rate, table, tmp_path, clock, monkeypatch):
     """Letters of rounds and evaluations are lost, late or doubled: each round ends by its deadline with a quorum, or
     the run says why not; and what was merged is exactly what those clients make of that round."""
-    run = run_of(table, "scaffold", rounds=8, keep="last", federation={"deadline": 5.0, "quorum": 0.25, "wait": 60.0})
+    run = run_of(
+        table, "scaffold", rounds=8, checkpoint="last", federation={"deadline": 5.0, "quorum": 0.25, "wait": 60.0}
+    )
     run = run.model_copy(update={"federation": run.federation.model_copy(update={"share_models": False})})
     grid, rng, accepted = LocalGrid(homes_of(run, table, tmp_path / "state")), random.Random(7), {}
 
@@ -627,7 +629,7 @@ def test_drop_out_in_every_phase(rate, table, tmp_path, clock, monkeypatch):
     assert rate == 0 or any(len(who) < len(table_of(table)) for who in accepted.values())
     monkeypatch.setattr(Only, "kept", accepted)
     monkeypatch.setattr(prepare, "Simulator", Only)
-    here = fit(table, algorithm="scaffold", **HOW | {"rounds": 8, "keep": "last"})
+    here = fit(table, algorithm="scaffold", **HOW | {"rounds": 8, "checkpoint": "last"})
     torch.testing.assert_close(result.trained.last.common, here.trained.last.common, rtol=1e-12, atol=1e-12)
 
 
@@ -656,10 +658,10 @@ def test_rare_levels_are_not_named_and_the_schema_is_the_pooled_one(table, tmp_p
         frame.loc[13 : 15 if i == 0 else 12, "colour"] = "ochre"
         frame.loc[3 : 4 if i else 12, "colour"] = "teal"
         frame.to_csv(file, index=False)
-    run = run_of(table, rounds=1, rare=4)
+    run = run_of(table, rounds=1, min_category_rows=4)
     grid = Overheard(homes_of(run, table, tmp_path / "state"))
     apart = run_federation(run, grid, tmp_path / "run")
-    here = fit(table, algorithm="fedprox_one_stage", **HOW | {"rounds": 1, "rare": 4})
+    here = fit(table, algorithm="fedprox_one_stage", **HOW | {"rounds": 1, "min_category_rows": 4})
     ours, theirs = (result.job.clients.schema.model_dump(exclude={"digest"}) for result in (apart, here))
     assert ours == theirs
     colour = next(column for column in here.job.clients.schema.columns if column.name == "colour")

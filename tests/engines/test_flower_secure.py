@@ -67,7 +67,7 @@ def looks_like_noise(numbers):
 
 
 def run_secure(table, tmp_path, name="fedavg", fate=None, **more):  # noqa: F811
-    run = run_of(table, name, rounds=ROUNDS, keep="last", federation=SECURE | more)
+    run = run_of(table, name, rounds=ROUNDS, checkpoint="last", federation=SECURE | more)
     grid = Watched(secure_homes(run, table, tmp_path / "state"))
     grid.fate = fate or grid.fate
     return run_federation(run, grid, tmp_path / "run"), grid
@@ -75,10 +75,10 @@ def run_secure(table, tmp_path, name="fedavg", fate=None, **more):  # noqa: F811
 
 def test_the_sum_is_that_of_the_messages_and_nothing_else_is_seen(table, tmp_path, clock):  # noqa: F811
     eta = 0.05
-    run = run_of(table, "fedavg", {"eta": eta}, rounds=ROUNDS, keep="last", federation=SECURE)
+    run = run_of(table, "fedavg", {"eta": eta}, rounds=ROUNDS, checkpoint="last", federation=SECURE)
     grid = Watched(secure_homes(run, table, tmp_path / "state"))
     result = run_federation(run, grid, tmp_path / "run")
-    here = fit(table, algorithm="fedavg", settings={"eta": eta}, **HOW | {"rounds": ROUNDS, "keep": "last"})
+    here = fit(table, algorithm="fedavg", settings={"eta": eta}, **HOW | {"rounds": ROUNDS, "checkpoint": "last"})
     torch.testing.assert_close(result.trained.last.common, here.trained.last.common, rtol=1e-10, atol=1e-10)
     assert looks_like_noise(masked_numbers(grid))
     assert result.rounds["samples"].tolist() == here.rounds["samples"].tolist()
@@ -167,7 +167,7 @@ def test_one_client_may_go_in_the_middle(stage, first, table, tmp_path, clock): 
             return "lost"
         return "fine"
 
-    run = run_of(table, "fedavg", rounds=ROUNDS, keep="last", federation=SECURE | {"deadline": 5.0})
+    run = run_of(table, "fedavg", rounds=ROUNDS, checkpoint="last", federation=SECURE | {"deadline": 5.0})
     grid = Watched(secure_homes(run, table, tmp_path / "state"))
     grid.fate = fate
     if stage == secure_sums.UPDATE:
@@ -196,7 +196,7 @@ class Killed(BaseException):
 def test_a_killed_server_resumes_a_secure_run(stage, table, tmp_path, clock):  # noqa: F811
     """The round that was cut is summed again, over the same clients, under new masks."""
     eta = {"eta": 0.05}
-    run = run_of(table, "fedavg", eta, rounds=ROUNDS, keep="last", federation=SECURE)
+    run = run_of(table, "fedavg", eta, rounds=ROUNDS, checkpoint="last", federation=SECURE)
     homes = secure_homes(run, table, tmp_path / "state")
     grid, seen = LocalGrid(homes), []
 
@@ -210,7 +210,7 @@ def test_a_killed_server_resumes_a_secure_run(stage, table, tmp_path, clock):  #
     with pytest.raises(Killed):
         run_federation(run, grid, tmp_path / "run")
     result = run_federation(run, LocalGrid(homes), tmp_path / "run")
-    here = fit(table, algorithm="fedavg", settings=eta, **HOW | {"rounds": ROUNDS, "keep": "last"})
+    here = fit(table, algorithm="fedavg", settings=eta, **HOW | {"rounds": ROUNDS, "checkpoint": "last"})
     torch.testing.assert_close(result.trained.last.common, here.trained.last.common, rtol=1e-9, atol=1e-9)
 
 
@@ -238,7 +238,7 @@ class ActiveServer:
     """A server that follows the protocol up to the first round, and then asks its clients whatever it likes."""
 
     def __init__(self, table, tmp_path, clock):  # noqa: F811
-        self.run = run_of(table, "fedavg", {"eta": 0.05}, rounds=ROUNDS, keep="last", federation=SECURE)
+        self.run = run_of(table, "fedavg", {"eta": 0.05}, rounds=ROUNDS, checkpoint="last", federation=SECURE)
         self.homes = secure_homes(self.run, table, tmp_path / "state")
         grid, self.requests = LocalGrid(self.homes), {}
 

@@ -156,8 +156,8 @@ def test_chunks_do_not_matter(problem):
 
 
 def test_a_plan_is_what_the_run_file_says():
-    training = make_training("here", rounds=7, participation=0.5, seed=3, keep="last", patience=2, threads=1)
-    assert make_plan(training) == TrainingPlan(rounds=7, participation=0.5, seed=3, keep="last", patience=2)
+    training = make_training("here", rounds=7, participation=0.5, seed=3, checkpoint="last", patience=2, threads=1)
+    assert make_plan(training) == TrainingPlan(rounds=7, participation=0.5, seed=3, checkpoint="last", patience=2)
     with pytest.raises(RequestError, match=r"here: training\.rounds must be a whole number >= 1, got 0"):
         make_training("here", rounds=0)
     with pytest.raises(RequestError, match="participation must be a share"):

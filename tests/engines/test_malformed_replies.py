@@ -196,7 +196,7 @@ SECURE_CASES = [
 @pytest.mark.parametrize("what,spoil", SECURE_CASES, ids=[f"{what}-{k}" for k, (what, _) in enumerate(SECURE_CASES)])
 def test_the_others_finish_a_secure_run(what, spoil, table, tmp_path, clock, monkeypatch):  # noqa: F811
     """Four clients, of which one answers nonsense: three are enough."""
-    run = run_of(table, "fedavg", {"eta": 0.05}, rounds=2, keep="last", federation=SECURE | {"deadline": 5.0})
+    run = run_of(table, "fedavg", {"eta": 0.05}, rounds=2, checkpoint="last", federation=SECURE | {"deadline": 5.0})
     usual, said = homes.REQUEST_HANDLERS[what], []
 
     def lie(home, parcel):

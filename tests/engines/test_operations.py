@@ -126,7 +126,7 @@ def test_a_deployment_does_not_read_the_source_of_its_run_file(tmp_path, monkeyp
     path.write_text(path.read_text() + f'[task]\nmodel = "{model}:make"\n')
     with pytest.raises(RequestError, match="--trust-code"):
         read_federation_request(path)
-    assert read_federation_request(path, trust=True).task.model.endswith("net.py:make")
+    assert read_federation_request(path, trust_code=True).task.model.endswith("net.py:make")
 
 
 def test_stored_files_are_for_their_owner(table, tmp_path, clock):  # noqa: F811
@@ -164,14 +164,14 @@ def test_keys_from_the_command_line(tmp_path):
         assert (done.returncode != 0) == fails, done.stderr
         return done.stdout + done.stderr
 
-    mooring("init", "keys", "--clients", "south", "--host", "fed.example.org")
+    mooring("init", "keys", "--names", "south", "--host", "fed.example.org")
     assert "Send north/north.request" in mooring("request", "north", "--out", "north").replace("\n", " ")
     mooring("enroll", "keys", "north/north.request")
     mooring("request", "north", "--out", "new")
     assert "keys rotate" in mooring("enroll", "keys", "new/north.request", fails=True)
     mooring("rotate", "keys", "new/north.request")
     mooring("revoke", "keys", "south")
-    assert "keys renew" in mooring("init", "keys", "--clients", "south", "--host", "other.example.org", fails=True)
+    assert "keys renew" in mooring("init", "keys", "--names", "south", "--host", "other.example.org", fails=True)
     assert "other.example.org" in mooring("renew", "keys", "--host", "other.example.org")
     assert set(keys.public_keys(tmp_path / "keys")) == {"north"}
 

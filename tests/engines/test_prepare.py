@@ -34,7 +34,11 @@ def asked(source="heart", task=None, training=None, **data):
 @pytest.mark.parametrize(
     ("source", "options", "sentence"),
     [
-        ("heart", {"partition": {"clients": 5}}, r"partition \(--deal\) does not apply: that is for pooled data sets"),
+        (
+            "heart",
+            {"partition": {"clients": 5}},
+            r"partition \(--partition\) does not apply: that is for pooled data sets",
+        ),
         ("digits", {"target": "y"}, r"target \(--target\) does not apply: data set 'digits' is no table"),
         ("digits", {"split": "part"}, r"split \(--split\) does not apply: data set 'digits' is no table"),
     ],
@@ -67,9 +71,9 @@ def test_dealing_takes_the_runs_shares_unless_it_has_its_own():
     shares = partition_options(asked("digits", split=[0.5, 0.3, 0.2]))
     assert (shares["validation"], shares["test"]) == (0.3, 0.2)
     assert partition_options(asked("digits", partition={"seed": 3, "clients": 4}, training={"seed": 2}))["seed"] == 3
-    with pytest.raises(RequestError, match="test is said twice: by --split and by --deal"):
+    with pytest.raises(RequestError, match="test is given twice: by --split and by --partition"):
         partition_options(asked("digits", split=[0.5, 0.3, 0.2], partition={"test": 0.1}))
-    with pytest.raises(RequestError, match="--deal of digits"):
+    with pytest.raises(RequestError, match="--partition of digits"):
         partition_options(asked("digits", partition={"client": 4}))
 
 

@@ -42,7 +42,7 @@ ONE = {"value": LOSS, "low": GAIN, "high": 2 * LOSS, "method": "a long way to sa
 
 
 def fit(display):
-    more = {"algorithm": "fedprox_one_stage", "kept": "best", "best_round": 1_234_567, "last_round": 7_654_321}
+    more = {"algorithm": "fedprox_one_stage", "checkpoint": "best", "best_round": 1_234_567, "last_round": 7_654_321}
     measures = {who: {"rmse": LOSS, "mae": LOSS, "r2": -LOSS} for who in ("local", "pooled", "personal")}
     more |= {"measures": measures, "test_rows": 1_234_567, "level": 0.95}
     more |= {"improvement_over_local": LINE, "improvement_over_pooled": None}
@@ -62,7 +62,7 @@ def advice(display):
 
 def comparison(display):
     known = {"accuracy": 0.123456789, "auc": 0.87654321}
-    methods = [{"method": name, "kept_round": 1_234_567, **METHOD, **known} for name in ("local", "fedprox_one_stage")]
+    methods = [{"method": name, "used_round": 1_234_567, **METHOD, **known} for name in ("local", "fedprox_one_stage")]
     clients = [{"client": "[a]", "local": LOSS, "fedprox_one_stage": LOSS}]
     terminal_results.show_comparison(
         display, {"title": "t", "metric": "log-loss", "methods": methods, "clients": clients}
@@ -70,7 +70,7 @@ def comparison(display):
 
 
 def repeated(display):
-    spread = {"test_loss_sd": LOSS, "behind": -LOSS, "behind_sd": LOSS, "accuracy": 0.5, "kept_round": 1.5}
+    spread = {"test_loss_sd": LOSS, "behind": -LOSS, "behind_sd": LOSS, "accuracy": 0.5, "used_round": 1.5}
     methods = [{"method": f"ditto lam={lam}", **METHOD, **spread} for lam in (0.1, 10)]
     clients = [{"client": "[a]", "ditto lam=0.1": LOSS, "ditto lam=10": LOSS}]
     terminal_results.show_comparison(

@@ -180,7 +180,7 @@ def test_a_model_file_that_changed_is_refused(rows, tmp_path):
     before = mooring.predict("run", rows)[0]
     net.write_text(net.read_text().replace("return", "return nn.Sequential(nn.Tanh()) and"))
     with pytest.raises(RequestError, match=r"net\.py has changed since the run began"):
-        resume_fit("run", trust=True)
+        resume_fit("run", trust_code=True)
     assert mooring.predict("run", rows)[0].equals(before)  # by the copy that the run keeps
 
 

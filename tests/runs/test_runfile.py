@@ -15,21 +15,21 @@ from mooring.runs.runfile import make_run, parse_run, read_run, run_bytes
 from mooring.runs.sections import DataSection
 
 FULL = {
-    "mooring": {"version": "0.1.0", "format": 1, "purpose": "fit"},
+    "mooring": {"version": "0.1.0", "format": 2, "purpose": "fit"},
     "data": {
         "source": "exam.csv",
         "client": "school",
         "target": "score",
-        "kind": "regression",
+        "target_type": "regression",
         "features": ["age", "größe"],
         "drop": [],
-        "unit": "pupil",
+        "group": "pupil",
         "time_column": "year",
         "split": [0.6, 0.2, 0.2],
         "min_rows": 3,
         "drop_small": True,
         "drop_missing_target": True,
-        "rare": 5,
+        "min_category_rows": 5,
         "partition": {"name": "dirichlet", "a": 0.5, "clients": 20},
         "data_dir": "data",
     },
@@ -50,7 +50,7 @@ FULL = {
         "device": "cpu",
         "evaluate_every": 2,
         "patience": 3,
-        "keep": "last",
+        "checkpoint": "last",
         "checkpoint_every": 1,
         "threads": 2,
         "chunk": 25,
@@ -187,12 +187,12 @@ def test_nan_survives():
          "or a table with a positive number for each client, got {'a': inf}."),
         ("training.participation", math.nan, "training.participation must be a share of the clients (above 0, up to 1) "
          "or a whole number of them from 2 on, got nan."),
-        ("training.keep", "first", "training.keep must be \"best\" or \"last\", got 'first'."),
+        ("training.checkpoint", "first", "training.checkpoint must be \"best\" or \"last\", got 'first'."),
         ("data.min_rows", 2, "data.min_rows must be a whole number >= 3, got 2."),
         ("data.split", [0.0, 0.5, 0.5], "data.split must be three shares (train, validation, test) that add up to 1, "
          "or the name of a column that says each row's part, got [0.0, 0.5, 0.5]."),
         ("training.round", 5, "unknown field of [training] 'round' (did you mean 'rounds'?); known: attack, average, "
-         "baselines, checkpoint_every, chunk, clip, delta, device, evaluate_every, keep, kernels, noise, "
+         "baselines, checkpoint, checkpoint_every, chunk, clip, delta, device, evaluate_every, kernels, noise, "
          "participation, patience, rounds, seed, seeds, threads, weight_cap, weights."),
         ("trainng", {}, "unknown section 'trainng' (did you mean 'training'?); known: advice, algorithm, algorithms, "
          "data, federation, mooring, task, training."),
@@ -223,8 +223,8 @@ def test_mistakes_are_one_sentence(path, value, sentence):
 
 
 def test_another_format_says_who_made_it():
-    with pytest.raises(RequestError, match=r"run.toml: made by Mooring 0.9 in format 2; .* reads format 1\."):
-        make_run({"mooring": {"format": 2, "version": "0.9"}, "anything": {"else": 1}}, "run.toml")
+    with pytest.raises(RequestError, match=r"run.toml: made by Mooring 0.9 in format 3; .* reads format 2\."):
+        make_run({"mooring": {"format": 3, "version": "0.9"}, "anything": {"else": 1}}, "run.toml")
 
 
 def test_files_that_are_not_run_files(tmp_path):
@@ -248,10 +248,5 @@ def test_an_edited_copy_is_read(tmp_path):
 
 
 def test_kinds_of_target_are_those_of_the_data():
-    kinds = get_args(get_args(DataSection.model_fields["kind"].annotation)[0])
+    kinds = get_args(get_args(DataSection.model_fields["target_type"].annotation)[0])
     assert set(kinds) == {clients.REGRESSION, clients.BINARY, clients.CLASSES, clients.COUNT}
-
-
-def test_a_run_file_may_call_its_purpose_kind_as_at_first():
-    text = b'[mooring]\nkind = "advise"\n[data]\nsource = "a.csv"\n'
-    assert parse_run(text, "here").mooring.purpose == "advise"

@@ -151,7 +151,7 @@ def train_triple(
 ) -> ModelTriple:
     """The three models of a choice, trained on these rows for as many rounds as its validation found best."""
     wanted = {choice.plan, choice.local, choice.global_, *choice.own.values()}
-    whole = replace_training(replace_rows(job, rows), keep="last", evaluate_every=job.run.training.rounds)
+    whole = replace_training(replace_rows(job, rows), checkpoint="last", evaluate_every=job.run.training.rounds)
     again = iterate_candidates(whole, work, lambda what, *done: tell(f"{what}, {where}", *done), wanted)
     return assemble_triple(choice, {models.setting: models for models in again if models.setting in wanted})
 
@@ -219,7 +219,7 @@ def train_lambda_path(
         auto = resolve_for_job(build("fedprox_one_stage", {}), job)[0].lam
         work.lams = [factor * auto for factor in LAMBDA_FACTORS]
     job = replace_training(
-        job, rounds=max(MIN_LAMBDA_ROUNDS, work.rounds["fedavg"] // LAMBDA_ROUND_DIVISOR), keep="last"
+        job, rounds=max(MIN_LAMBDA_ROUNDS, work.rounds["fedavg"] // LAMBDA_ROUND_DIVISOR), checkpoint="last"
     )
     everyone = torch.arange(len(job.clients))
     v = w.expand(len(everyone), -1)

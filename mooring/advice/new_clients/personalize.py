@@ -161,7 +161,7 @@ def join_run(out: str | Path, before: RunDirectory, newcomers: Clients, told: Pe
 def fit_locally(task: Any, clients: Clients, seed: int) -> Tensor:
     """[C, d]: each newcomer's own fit, as the referee `local` makes it."""
     plan = TrainingPlan(seed=seed)
-    return simulate(build("local", {}), task, clients, plan).models(plan.keep)
+    return simulate(build("local", {}), task, clients, plan).models(plan.checkpoint)
 
 
 def evaluate_new_clients(

@@ -283,7 +283,9 @@ def handle_survey(home: ClientNode, parcel: Payload) -> Payload:
 
 
 def handle_tally(home: ClientNode, parcel: Payload) -> Payload:
-    return summary_payload(hide_rare_levels(compute_tally(home, parcel), home.run.data.rare or 1, home.digest))
+    return summary_payload(
+        hide_rare_levels(compute_tally(home, parcel), home.run.data.min_category_rows or 1, home.digest)
+    )
 
 
 def handle_names(home: ClientNode, parcel: Payload) -> Payload:

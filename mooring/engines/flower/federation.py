@@ -88,7 +88,7 @@ def serve(
     if run.federation is not None and run.federation.engine == RAY_ENGINE:
         raise RequestError(f'engine = "{RAY_ENGINE}" has no clients that join; use `mooring federation up`.')
     if clients is None and (run.federation is None or run.federation.clients is None):
-        raise RequestError("how many clients take part? Say --clients 8, or [federation] clients = 8 in the run file.")
+        raise RequestError("how many clients take part? Give --num-clients 8, or clients = 8 in [federation].")
     folder = server_folder(out)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     (folder / REFUSED_KEYS_FILE).unlink(missing_ok=True)

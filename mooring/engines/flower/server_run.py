@@ -188,10 +188,10 @@ def agree_on_schema(post: Messenger, names: tuple[str, ...], run: RunFile) -> tu
     surveys = ask("survey")
     check_text_in_numeric_columns(surveys)
     plan = agree_or_reject(
-        surveys, lambda told: plan_schema(told, kind=run.data.kind or "auto", asked=asked, title=CLIENTS_TITLE)
+        surveys, lambda told: plan_schema(told, kind=run.data.target_type or "auto", asked=asked, title=CLIENTS_TITLE)
     )
     words = plan.model_dump(mode="json", exclude={"notes"})
-    told, least = ask("tally", plan=words), run.data.rare or 1
+    told, least = ask("tally", plan=words), run.data.min_category_rows or 1
     wanted = find_common_fingerprints(told.values(), least, post.run)
     spelt: LevelNames = {column: {} for column in wanted}
     to_spell = dict.fromkeys(names, Payload({"plan": words, "wanted": wanted}))
@@ -336,8 +336,8 @@ def report_large_shares(post: Messenger, clients: Clients, run: RunFile) -> None
 def send_results(exchange: FlowerExchange, result: FitResult) -> None:
     """Every client is told which round's model to use, and how it does."""
     trained, plan = result.trained, result.job.plan
-    shown, server = trained.outcome.at(trained.keep)
-    at = LAST if trained.keep == LAST or shown.t == trained.outcome.last.t else BEST
+    shown, server = trained.outcome.at(trained.checkpoint)
+    at = LAST if trained.checkpoint == LAST or shown.t == trained.outcome.last.t else BEST
     rows: list[dict[str, Any]] = [{str(k): v for k, v in row.items()} for row in result.clients.to_dict("records")]
     turn = full_round(shown.t, trained.outcome.rounds, exchange.roster, plan)
     summary = summarize_fit(result.job, trained, result.summary)
