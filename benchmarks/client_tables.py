@@ -32,7 +32,7 @@ def write(name: str, folder: Path, clients: int) -> None:
         mine.to_csv(folder / "tables" / f"{who}.csv", index=False)
     (folder / "run.toml").write_text(
         f'[data]\nsource = "{(folder / "tables").resolve()}"\ntarget = "{about.target}"\n\n'
-        f'[algorithm]\nname = "fedprox_one_stage"\n\n[training]\nrounds = {ROUNDS}\nkeep = "last"\nthreads = 1\n'
+        f'[algorithm]\nname = "fedprox_personal"\n\n[training]\nrounds = {ROUNDS}\nkeep = "last"\nthreads = 1\n'
     )
 
 

@@ -84,13 +84,13 @@ class Mutant(NamedTuple):
 
 LISTED = [  # file, what stands there, the mistake
     ("algorithms/fedavg.py", "step = step * total", "step = step * 1"),
-    ("algorithms/fedprox_one_stage.py", "step * (round.clients / round.cohort * round.weight)", "step * round.weight"),
-    ("algorithms/fedprox_one_stage.py", "(round.clients / round.cohort * round.weight)", "1"),
-    ("algorithms/fedprox_shared.py", "self.lam * sqrt(round.rounds)", "self.lam * round.rounds"),
+    ("algorithms/fedprox_personal.py", "step * (round.clients / round.cohort * round.weight)", "step * round.weight"),
+    ("algorithms/fedprox_personal.py", "(round.clients / round.cohort * round.weight)", "1"),
+    ("algorithms/fedprox.py", "self.lam * sqrt(round.rounds)", "self.lam * round.rounds"),
     ("algorithms/fedmspp.py", "self.lam * sqrt(round.rounds)", "self.lam * round.rounds"),
-    ("algorithms/fedprox_shared.py", "self.lam / 3, round.cohort", "self.lam / 3, round.clients"),
+    ("algorithms/fedprox.py", "self.lam / 3, round.cohort", "self.lam / 3, round.clients"),
     ("algorithms/fedmspp.py", "self.lam / 8, round.cohort", "self.lam / 8, round.clients"),
-    ("algorithms/fedprox_one_stage.py", 'share = 1.0 if algorithm.inner == "exact" else 0.5', "share = 1.0"),
+    ("algorithms/fedprox_personal.py", 'share = 1.0 if algorithm.inner == "exact" else 0.5', "share = 1.0"),
     ("estimates/lambda_rules.py", "lambda_ier(radii.most", "lambda_ier(radii.rms"),
 ]
 

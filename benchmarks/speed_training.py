@@ -67,7 +67,7 @@ class Training:
         self.start = torch.cat(parts).clone()
         self.exchange = Simulator(task, clients, clients.weights())
         self.turn = Round(1, 100, len(clients), len(clients), 1.0, 0)
-        self.server = algorithm.start(task, self.start)[0]
+        self.server = algorithm.init(task, self.start)[0]
         self.task, self.linear, self.ended = task, linear, self.start
 
     def round(self) -> None:
@@ -75,7 +75,7 @@ class Training:
         everyone = torch.arange(len(self.clients))
         replies = self.exchange.ask(self.server, everyone, self.turn)
         mean = average(replies.message, self.exchange.p[replies.who], "mean")
-        self.ended = self.algorithm.merge(self.server, mean, self.turn).w
+        self.ended = self.algorithm.server_update(self.server, mean, self.turn).w
 
     def places(self) -> Tensor:
         """[C, S, B]: the rows of every batch of the round."""

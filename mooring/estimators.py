@@ -44,7 +44,7 @@ PARAMETERS = """
 
     Parameters
     ----------
-    algorithm : str, default="fedprox_one_stage"
+    algorithm : str, default="fedprox_personal"
         The method: a name of `mooring list algorithms`.
     lam : float, "auto" or None, default=None
         How tightly clients are moored to the common model: 0 is everyone alone, large is one model for all. None
@@ -79,7 +79,7 @@ class _Personalized(BaseEstimator):
 
     def __init__(
         self,
-        algorithm: str = "fedprox_one_stage",
+        algorithm: str = "fedprox_personal",
         lam: float | str | None = None,
         client: str | int | None = None,
         settings: dict | None = None,

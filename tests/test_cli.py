@@ -77,10 +77,10 @@ def test_compare(here, capsys):
     code, out, _ = call(capsys, "compare", *HOMES, "--rounds", 5, "--methods", "local,global,fedavg", "--json")
     told = json.loads(out)
     assert code == 0 and set(told) == {"metric", "methods", "clients", "run"}
-    assert [row["method"] for row in told["methods"]] == ["local", "global", "fedavg"]
+    assert [row["method"] for row in told["methods"]] == ["local", "pooled", "fedavg"]
     for key in ("test_loss", "validation_loss", "seconds", "rounds", "bytes"):
         assert key in told["methods"][0]
-    assert set(told["clients"][0]) == {"client", "rows", "test", "local", "global", "fedavg"}
+    assert set(told["clients"][0]) == {"client", "rows", "test", "local", "pooled", "fedavg"}
 
 
 def test_a_run_file_runs_again(here, capsys):
@@ -319,8 +319,8 @@ def test_export_and_open_after_a_comparison(here, capsys):
     ("argv", "name", "settings"),
     [
         (["--algorithm", "FedAvg", "--set", "lr=0.1"], "fedavg", {"eta": 0.1}),
-        (["--algorithm", "fedprox", "--lam", "3"], "fedprox_shared", {"lam": 3}),
-        (["--lam", "0.5"], "fedprox_one_stage", {"lam": 0.5}),
+        (["--algorithm", "fedprox", "--lam", "3"], "fedprox", {"lam": 3}),
+        (["--lam", "0.5"], "fedprox_personal", {"lam": 0.5}),
         (["--algorithm", "Ditto", "--lam", "2"], "ditto", {"lam": 2}),
     ],
 )

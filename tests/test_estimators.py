@@ -230,7 +230,7 @@ def test_lam_is_a_parameter_and_goes_from_alone_to_common():
 
 def test_random_state_is_the_seed():
     frame, y, _ = with_column()
-    method = {"algorithm": "fedavg_localized", "settings": {"batch": 8}, "rounds": 5, "client": "town"}
+    method = {"algorithm": "fedavg_finetune", "settings": {"batch": 8}, "rounds": 5, "client": "town"}
 
     def coef(state):
         return clone(PersonalizedRegressor(random_state=state, **method)).fit(frame, y).coef_

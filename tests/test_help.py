@@ -102,7 +102,7 @@ def test_init_asks_little_and_writes_a_run_file_that_works(visits):
     for option in OPTIONS.values():
         assert re.search(rf"^(# )?{option.field} =", text, re.M), option.name
     Path("run.toml").write_text(text)
-    assert read_run("run.toml").algorithm.name == "fedprox_one_stage"
+    assert read_run("run.toml").algorithm.name == "fedprox_personal"
     loose = re.sub(r"^# (\w+ = \S[^\n]*?)  +#", r"\1  #", text, flags=re.M)  # what the comments say is the default
     Path("loose.toml").write_text(loose)
     assert read_run("loose.toml").training == read_run("run.toml").training
@@ -143,7 +143,7 @@ def test_a_bad_run_file_is_answered_with_the_key_and_the_nearest_name(text, told
 def test_quiet_and_verbose(visits, capsys):
     words = ["fit", "visits.csv", "--client", "clinic", "--target", "score", "--drop-small", "--rounds", "3"]
     _, out, err = call(capsys, *words, "--out", "loud", "--verbose")
-    assert re.search(r"^\d+\.\d s: fedprox_one_stage, 3 of 3$", err, re.M) and "note: " in err
+    assert re.search(r"^\d+\.\d s: fedprox_personal, 3 of 3$", err, re.M) and "note: " in err
     _, quiet, err = call(capsys, *words, "--out", "mute", "--quiet")
     assert err == "" and quiet.replace("mute", "loud") == out
 

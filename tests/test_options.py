@@ -212,7 +212,7 @@ def sections(options: dict[str, Any]) -> dict[str, Any]:
 def write_file(path: str, source: str, options: dict[str, Any]) -> None:
     """A run file as a person writes it."""
     options = dict(options)
-    method = {"name": options.pop("algorithm", "fedprox_one_stage"), **options.pop("settings", {})}
+    method = {"name": options.pop("algorithm", "fedprox_personal"), **options.pop("settings", {})}
     table = {"data": {"source": source}, "algorithm": method}
     for section, fields in sections(options).items():
         table[section] = table.get(section, {}) | fields
@@ -345,7 +345,7 @@ def test_another_algorithm_over_a_run_file(here, asked):
 
 def test_settled_numbers_are_those_of_the_run_as_it_was(here, asked):
     plain = asked(lambda: mooring.fit("homes.csv")).model_dump(exclude_none=True)
-    settled = plain | {"algorithm": {"name": "fedprox_one_stage", "settled": {"lam": 0.7}}}
+    settled = plain | {"algorithm": {"name": "fedprox_personal", "settled": {"lam": 0.7}}}
     with open("run.toml", "wb") as file:
         tomli_w.dump(settled, file)
     assert asked(lambda: mooring.fit("run.toml")).algorithm.settled == {"lam": 0.7}
@@ -367,19 +367,19 @@ def test_every_command_takes_a_run_file(here, capsys):
         assert code == 0 and out.startswith("{"), (command, err)
     assert read_run("runs/run-fit-1/run.toml").training.rounds == 3
     compared = parse_run(read_bytes("runs/run-compare-1/run.toml"), "here")
-    assert [one.name for one in compared.algorithms] == ["local", "global", "fedprox_one_stage"]
+    assert [one.name for one in compared.algorithms] == ["local", "pooled", "fedprox_personal"]
     advised = read_run("runs/run-advice-1/run.toml")
     assert advised.data.target == "price" and advised.training.seed == 1
     code, _, err = call(capsys, "fit", "runs/run-compare-1/run.toml")
-    assert code == 2 and "lists several methods (local, global, fedprox_one_stage)" in err
-    code, *_ = call(capsys, "fit", "runs/run-compare-1/run.toml", "--algorithm", "global", "--rounds", "1")
+    assert code == 2 and "lists several methods (local, global, fedprox_personal)" in err
+    code, *_ = call(capsys, "fit", "runs/run-compare-1/run.toml", "--algorithm", "pooled", "--rounds", "1")
     assert code == 0
 
 
 def test_a_run_file_may_say_the_data_only(here, asked, capsys):
     (here / "data.toml").write_text('[data]\nsource = "homes.csv"\ntarget = "price"\n')
     run = asked(lambda: mooring.fit("data.toml"))
-    assert run.algorithm.name == "fedprox_one_stage" and run.data.target == "price" and run.mooring.purpose == "fit"
+    assert run.algorithm.name == "fedprox_personal" and run.data.target == "price" and run.mooring.purpose == "fit"
     code, out, _ = call(capsys, "check", "data.toml", "--json")
     assert code == 0 and out.startswith("{")
 
@@ -416,14 +416,14 @@ REFUSED = [
     (["fit", "homes.csv", "--weights", "age"], "weights column 'age'"),
     (["fit", "homes.csv", "--weights", "shoe"], "a client's weight is the same in all its rows"),
     (["fit", "homes.csv", "--weights", "beds", "--features", "beds,age"], "is the weights column and cannot be"),
-    (["fit", "homes.csv", "--set", "lamda=3"], "fedprox_one_stage: unknown field 'lamda' (did you mean 'lam'?)"),
-    (["fit", "homes.csv", "--set", "steps=many"], "fedprox_one_stage: steps must be a whole number, got 'many'"),
+    (["fit", "homes.csv", "--set", "lamda=3"], "fedprox_personal: unknown field 'lamda' (did you mean 'lam'?)"),
+    (["fit", "homes.csv", "--set", "steps=many"], "fedprox_personal: steps must be a whole number, got 'many'"),
     (["fit", "homes.csv", "--set", "task.rigde=1"], "task 'linear': unknown field 'rigde' (did you mean 'ridge'?)"),
     (["fit", "homes.csv", "--set", "task.ridge=big"], "task 'linear': ridge must be a number, got 'big'"),
     (["fit", "homes.csv", "--algorithm", "FedAvgs"], "did you mean 'fedavg'?"),
     (["fit", "shares.csv", "--split", ".6,.2,.2"], "column 'split' says each row's part already"),
     (["fit", "typo.toml"], "typo.toml: unknown field of [training] 'roundz' (did you mean 'rounds'?)"),
-    (["fit", "lamda.toml"], "fedprox_one_stage: unknown field 'lamda' (did you mean 'lam'?)"),
+    (["fit", "lamda.toml"], "fedprox_personal: unknown field 'lamda' (did you mean 'lam'?)"),
 ]  # fmt: skip
 
 
@@ -474,7 +474,7 @@ def test_numpy_numbers_tuples_paths_and_series_are_taken(here, asked):
 @pytest.mark.parametrize("weights", ["beds", {"c0": 1, "c1": 2, "c2": 3, "c3": 4}], ids=["column", "mapping"])
 def test_own_weights_are_the_minimisers(here, weights):
     """The common model minimises sum p_i L_i with p = 1..4 over 10, and resuming a run keeps it so."""
-    result = mooring.fit("homes.csv", algorithm="global", weights=weights, features=["age", "size"], out="run")
+    result = mooring.fit("homes.csv", algorithm="pooled", weights=weights, features=["age", "size"], out="run")
     rows, p = result.job.clients.train, torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
     scale = (p / rows.size).repeat_interleave(rows.size).sqrt()
     x = torch.cat([rows.x, torch.ones(len(rows.x), 1)], dim=1)

@@ -54,10 +54,10 @@ class Careless(FedAvg):
 
 @dataclass(frozen=True)
 class Broken(FedAvg):
-    def visit(self, server, client, task, data, round):
+    def client_update(self, server, client, task, data, round):
         if int(data.train.size.min()) == 0:
             raise IndexError("no rows")
-        return super().visit(server, client, task, data, round)
+        return super().client_update(server, client, task, data, round)
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ class Client(NamedTuple):
     alpha: Tensor  # [C]; nan before the first visit where each client has its own
     average: Tensor  # [C, d], of v; [C, 0] for output = "last"
     done: Tensor  # [C], how many iterations it covers
-    visits: Tensor  # [C], its own visits so far; [C, 0] where no step size asks
+    visits: Tensor  # [C], its own visits so far; [C, 0] where the step size does not depend on it
     own: Tensor  # [C, d], its copy of the common model after its last stay; [C, 0] but for output = "own"
 
 
@@ -116,8 +116,8 @@ class APFL(Algorithm):
 
     paper: ClassVar[str] = "apfl, Section 3"
     reveals: ClassVar[str] = "each client's change of the common model; its own model and mixture stay with it"
-    kept: ClassVar[tuple[str, ...]] = ("average", "done")
-    newcomer: ClassVar[str] = "mixture"
+    server_only: ClassVar[tuple[str, ...]] = ("average", "done")
+    new_client_method: ClassVar[str] = "mixture"
 
     def __post_init__(self) -> None:
         if isinstance(self.alpha, list | tuple):
@@ -141,21 +141,21 @@ class APFL(Algorithm):
                 f"set adapt = 'no' and epochs = 0, got adapt = {self.adapt!r} and epochs = {self.epochs}."
             )
 
-    def settle(self, task, facts):
-        held_out = float(facts.validation.sum()) > 0
+    def resolve(self, task, statistics):
+        held_out = float(statistics.validation.sum()) > 0
         if self.adapt != "no" and self.adapt_on == "validation" and not held_out:
             raise RequestError("APFL: adapt_on = 'validation' needs validation rows, but no client has any.")
-        if isinstance(self.alpha, tuple) and len(self.alpha) != len(facts.n):
+        if isinstance(self.alpha, tuple) and len(self.alpha) != len(statistics.n):
             raise RequestError(
-                f"APFL: alpha has {len(self.alpha)} numbers, one per client, but there are {len(facts.n)}."
+                f"APFL: alpha has {len(self.alpha)} numbers, one per client, but there are {len(statistics.n)}."
             )
         rules = {"theory": set_by_theory, "nonconvex": set_for_nonconvex}
-        ready = rules[self.eta](self, task, facts) if self.eta in rules else self
+        ready = rules[self.eta](self, task, statistics) if self.eta in rules else self
         if self.adapt_on == "auto":
             ready = replace(ready, adapt_on="validation" if held_out else "train")
-        return resolve_auto(ready, task, facts)
+        return resolve_auto(ready, task, statistics)
 
-    def start(self, task, w0):
+    def init(self, task, w0):
         alpha = torch.tensor(nan if isinstance(self.alpha, tuple) else float(self.alpha), dtype=w0.dtype)
         zero, visits = torch.tensor(0), init_update_count(self)
         own = w0 if self.output == "own" else w0[:0]
@@ -164,7 +164,7 @@ class APFL(Algorithm):
             return Server(w0, None, None, q), Client(w0, alpha, w0[:0], zero, visits, own)
         return Server(w0, w0, zero), Client(w0, alpha, w0, zero, visits, own)
 
-    def visit(self, server, client, task, data, round):
+    def client_update(self, server, client, task, data, round):
         if self.fading == "horizon" and self.steps > round.rounds:
             raise RequestError(
                 f"APFL: fading = 'horizon' (Theorem 3) needs steps <= rounds, got {self.steps} and {round.rounds}."
@@ -249,7 +249,7 @@ class APFL(Algorithm):
             w, v = new_w, new_v
             yield MixtureSteps(w, v, alpha)
 
-    def merge(self, server, mean, round):
+    def server_update(self, server, mean, round):
         if mean.losses is not None:
             return self.merge_worst_mixture(server, mean, round)
         w = server.w + mean.change
@@ -270,7 +270,7 @@ class APFL(Algorithm):
         q = project_simplex(begin + self.agnostic * round.clients / round.cohort * losses)
         return Server(server.w + mean.change / share, None, None, q)
 
-    def finish(self, server, client, task, data, round):
+    def finetune(self, server, client, task, data, round):
         return self.with_alpha(self.caught_up(client, round.t), data)
 
     def personal_model(self, server, client):
@@ -327,9 +327,9 @@ def alpha_gradient(v: Tensor, w: Tensor, slope: Tensor) -> Tensor:
     return ((v - w) * slope).sum(1)
 
 
-def set_by_theory(algorithm: APFL, task, facts) -> APFL:
+def set_by_theory(algorithm: APFL, task, statistics) -> APFL:
     """Step sizes 16/(mu (t + a)) of Theorem 2, or 8/(mu (t + a)) of Theorem 7, as eta/(1 + decay k) with k = t - 1."""
-    mu, smooth, _ = bound_curvature("APFL: eta = 'theory'", task, facts)
+    mu, smooth, _ = bound_curvature("APFL: eta = 'theory'", task, statistics)
     least = apfl_schedule.least_alpha(mu, smooth)
     smallest = min(algorithm.alpha) if isinstance(algorithm.alpha, tuple) else algorithm.alpha
     any_alpha = algorithm.adapt != "no" or smallest < least
@@ -343,9 +343,9 @@ def set_by_theory(algorithm: APFL, task, facts) -> APFL:
     return replace(algorithm, eta=eta, decay=1 / (a + 1), fading="inverse", shift=a)
 
 
-def set_for_nonconvex(algorithm: APFL, task, facts) -> APFL:
+def set_for_nonconvex(algorithm: APFL, task, statistics) -> APFL:
     """Theorem 3's step size, whose sqrt(T) waits for the run's horizon."""
-    smooth = float(facts.smooth.max())
+    smooth = float(statistics.smooth.max())
     if not 0 < smooth < inf:
         raise RequestError(
             f"APFL: eta = 'nonconvex' needs the loss's smoothness; task '{task.name}' tells {smooth:.3g}."

@@ -34,12 +34,18 @@ class Algorithm:
     reveals: ClassVar[str]  # what a curious server could reconstruct from the messages
     pooled: ClassVar[bool] = False  # an exact referee that sees all rows; simulator only
     full_participation: ClassVar[bool] = False  # the engine refuses anything else
-    kept: ClassVar[tuple[str, ...]] = ()  # parts of the server's state that visits do without: not sent, None there
-    last_stage: ClassVar[bool] = False  # `finish` trains: at every client with rows, also those that were never asked
-    newcomer: ClassVar[str] = "tune"  # how a client that comes after the training gets its model; see advice/newcomer
-    swept: ClassVar[tuple[str, ...]] = ()  # numbers that `visit` takes per client too: runs that differ there are one
-    merges: ClassVar[tuple[str, ...]] = ()  # numbers that only `merge` uses
-    needs: ClassVar[tuple[str, ...]] = ()  # what the task must have: "prox", "solve", "smooth_loss"
+    server_only: ClassVar[
+        tuple[str, ...]
+    ] = ()  # parts of the server's state that visits do without: not sent, None there
+    finetunes: ClassVar[bool] = False  # `finish` trains: at every client with rows, also those that were never asked
+    new_client_method: ClassVar[str] = (
+        "tune"  # how a client that comes after the training gets its model; see advice/newcomer
+    )
+    per_client_fields: ClassVar[
+        tuple[str, ...]
+    ] = ()  # numbers that `visit` takes per client too: runs that differ there are one
+    server_fields: ClassVar[tuple[str, ...]] = ()  # numbers that only `merge` uses
+    required_capabilities: ClassVar[tuple[str, ...]] = ()  # what the task must have: "prox", "solve", "smooth_loss"
 
     @property
     def one_shot(self) -> bool:
@@ -52,39 +58,39 @@ class Algorithm:
         return not self.pooled
 
     @property
-    def asks(self) -> tuple[str, ...]:
-        """The optional facts that `settle` uses: "fit", "spread", "rules", "alone"
+    def required_statistics(self) -> tuple[str, ...]:
+        """The optional statistics that `settle` uses: "fit", "spread", "rules", "alone"
         (`estimates/client_statistics.py`)."""
         return ("spread",) if getattr(self, "lam", None) == "auto" else ()
 
     @property
     def is_resolved(self) -> bool:
-        """Whether every field that may be a number is one: `settle` then needs no constants of the clients' losses.
+        """Whether every field that may be a number is one: `resolve` then needs no constants of the clients' losses.
 
-        Nobody knows what the `settle` of an algorithm outside this package does with them.
+        Nobody knows what the `resolve` of an algorithm outside this package does with them.
         """
-        numbers = ("int", "float", "Setting")
+        numbers = ("int", "float", "Auto")
         words = [f.name for f in dataclasses.fields(self) if any(kind in str(f.type) for kind in numbers)]  # type: ignore[arg-type]
         mine = type(self).__module__.startswith(PACKAGE + ".")
         return mine and not any(isinstance(getattr(self, name), str) for name in words)
 
-    def settle(self, task: Task, facts: Any) -> Any:
-        """Turn fields such as "auto" into numbers from one exchange of facts."""
+    def resolve(self, task: Task, statistics: Any) -> Any:
+        """Turn fields such as "auto" into numbers from one exchange of statistics."""
         return self
 
-    def start(self, task: Task, w0: Tensor) -> tuple[Any, Any]:
+    def init(self, task: Task, w0: Tensor) -> tuple[Any, Any]:
         """The server's state and one client's first state (without the leading [C])."""
         raise NotImplementedError
 
-    def visit(self, server: Any, client: Any, task: Task, data: CohortData, round: Round) -> tuple[Any, Any]:
+    def client_update(self, server: Any, client: Any, task: Task, data: CohortData, round: Round) -> tuple[Any, Any]:
         """One stay at a cohort: the clients' new states and their messages."""
         raise NotImplementedError
 
-    def merge(self, server: Any, mean: Any, round: Round) -> Any:
+    def server_update(self, server: Any, mean: Any, round: Round) -> Any:
         """The server's next state from the weighted mean of the messages."""
         raise NotImplementedError
 
-    def finish(self, server: Any, client: Any, task: Task, data: CohortData, round: Round) -> Any:
+    def finetune(self, server: Any, client: Any, task: Task, data: CohortData, round: Round) -> Any:
         """The last local stage before deployment; one that trains declares `last_stage`."""
         return client
 
@@ -104,8 +110,7 @@ class Algorithm:
 
 
 PACKAGE = "mooring.algorithms"
-SHARED_MODULES = ("base", "settings")
-SYNONYMS = {"fedprox": "fedprox_shared"}  # names that the papers use
+SHARED_MODULES = ("base", "hyperparameters")
 ENTRY_POINT_GROUP = "mooring.algorithms"  # the group under which an installed package offers algorithms
 IN_MEMORY_PREFIX = "(in memory)"  # begins the name of an algorithm that no file defines
 
@@ -124,10 +129,10 @@ def builtin_names() -> list[str]:
 
 
 def normalize_name(name: str) -> str:
-    """The name of an algorithm as it is spelled here: `FedAvg` is fedavg, `fedprox` is fedprox_shared."""
+    """The name of an algorithm as it is spelled here: `FedAvg` is fedavg."""
     if is_spec(name) or name.startswith(IN_MEMORY_PREFIX):
         return name
-    folded = {_letters(one): one for one in builtin_names()} | {_letters(word): one for word, one in SYNONYMS.items()}
+    folded = {_letters(one): one for one in builtin_names()}
     return folded.get(_letters(name), name)
 
 

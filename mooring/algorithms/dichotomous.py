@@ -60,7 +60,7 @@ class Dichotomous(Algorithm):
     reveals: ClassVar[str] = "everything: all rows are pooled; an analysis for simulations"
     pooled: ClassVar[bool] = True
     full_participation: ClassVar[bool] = True
-    needs: ClassVar[tuple[str, ...]] = ("prox", "solve")
+    required_capabilities: ClassVar[tuple[str, ...]] = ("prox", "solve")
 
     def __post_init__(self) -> None:
         check_ranges(
@@ -75,12 +75,12 @@ class Dichotomous(Algorithm):
         return True
 
     @property
-    def asks(self):
+    def required_statistics(self):
         estimate = self.variant == "known_r" and self.radius == "auto"
         return (("alone",) if self.ridge == "auto" else ()) + (("rules",) if estimate else ())
 
-    def settle(self, task, facts):
-        ridge = auto_ridge(facts) if self.ridge == "auto" else self.ridge
+    def resolve(self, task, statistics):
+        ridge = auto_ridge(statistics) if self.ridge == "auto" else self.ridge
         unit = self.unit
         if unit == "auto":
             unit = "client" if self.variant == "sample_split" else "system"
@@ -88,18 +88,18 @@ class Dichotomous(Algorithm):
         if self.variant != "known_r":
             radius, mu, ell_max = (0.0 if value == "auto" else value for value in (radius, mu, ell_max))
         if radius == "auto":
-            found = require_federation("Dichotomous: radius = 'auto'", task, facts).radii
+            found = require_federation("Dichotomous: radius = 'auto'", task, statistics).radii
             radius = found.rms.value if unit == "system" else found.most.value
         if "auto" in (mu, ell_max):
-            known = bound_curvature("Dichotomous: variant = 'known_r'", task, facts)
+            known = bound_curvature("Dichotomous: variant = 'known_r'", task, statistics)
             mu = known.mu if mu == "auto" else mu
             ell_max = known.noise**2 / mu if ell_max == "auto" else ell_max
         return replace(self, unit=unit, ridge=ridge, radius=radius, mu=mu, ell_max=ell_max)
 
-    def start(self, task, w0):
+    def init(self, task, w0):
         return Server(w0), Client(w0, torch.zeros((), dtype=torch.bool))
 
-    def visit(self, server, client, task, data, round):
+    def client_update(self, server, client, task, data, round):
         own, shared = data.train, data.train
         if self.variant == "sample_split":
             own, shared = split_rows(data.train, data.keys, self.fraction, round.seed)
@@ -129,7 +129,7 @@ class Dichotomous(Algorithm):
         system = ((data.p * gain).nansum() > 0).expand(len(data))
         return system if self.unit == "system" else torch.where(gain.isnan(), system, gain > 0)
 
-    def merge(self, server, mean, round):
+    def server_update(self, server, mean, round):
         return Server(server.w + mean)
 
     def personal_model(self, server, client):

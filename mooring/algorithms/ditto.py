@@ -38,7 +38,7 @@ class Server(NamedTuple):
 
 class Client(NamedTuple):
     v: Tensor  # [C, d]
-    visits: Tensor  # [C], its own visits so far; [C, 0] where no step size asks
+    visits: Tensor  # [C], its own visits so far; [C, 0] where the step size does not depend on it
 
 
 @dataclass(frozen=True)
@@ -55,23 +55,25 @@ class Ditto(Algorithm):
 
     paper: ClassVar[str] = "ditto, Algorithm 1"
     reveals: ClassVar[str] = "each client's change of the common model; its personal model stays with it"
-    newcomer: ClassVar[str] = "prox"
+    new_client_method: ClassVar[str] = "prox"
 
     def __post_init__(self) -> None:
         parse_lam_field(self, ("auto",))
         check_ranges(self, personal_eta=(0, None, "auto"))
         check_local_work(self)
 
-    def settle(self, task, facts):
-        ready = resolve_auto(self, task, facts)
-        eta = auto_eta(task, facts, ready.batch) if self.eta == "auto" else self.eta
-        personal = auto_eta(task, facts, ready.batch, ready.lam) if self.personal_eta == "auto" else self.personal_eta
+    def resolve(self, task, statistics):
+        ready = resolve_auto(self, task, statistics)
+        eta = auto_eta(task, statistics, ready.batch) if self.eta == "auto" else self.eta
+        personal = (
+            auto_eta(task, statistics, ready.batch, ready.lam) if self.personal_eta == "auto" else self.personal_eta
+        )
         return replace(ready, eta=eta, personal_eta=personal)
 
-    def start(self, task, w0):
+    def init(self, task, w0):
         return Server(w0), Client(w0, init_update_count(self))
 
-    def visit(self, server, client, task, data, round):
+    def client_update(self, server, client, task, data, round):
         lam = penalty_rows(self.lam, data.index, client.v)
         personal = replace(self, eta=self.personal_eta)
         visits = tracked_updates(client.visits)
@@ -79,7 +81,7 @@ class Ditto(Algorithm):
         v = local_sgd(personal, task, client.v, data, round, visits, pull=(lam, server.w))
         return Client(v, client.visits + 1), w - server.w
 
-    def merge(self, server, mean, round):
+    def server_update(self, server, mean, round):
         return Server(server.w + mean)
 
     def personal_model(self, server, client):

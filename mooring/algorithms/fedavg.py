@@ -41,7 +41,7 @@ class Server(NamedTuple):
 
 
 class Client(NamedTuple):
-    visits: Tensor  # [C], its own visits so far; [C, 0] where no step size asks
+    visits: Tensor  # [C], its own visits so far; [C, 0] where the step size does not depend on it
 
 
 @dataclass(frozen=True)
@@ -59,24 +59,24 @@ class FedAvg(Algorithm):
 
     paper: ClassVar[str] = "alternative, Algorithm 1; apfl, Section 3; kernel, Section 4"
     reveals: ClassVar[str] = "each client's change of the common model"
-    swept: ClassVar[tuple[str, ...]] = ("eta",)
-    merges: ClassVar[tuple[str, ...]] = ("aggregation", "server_step", "server_decay")
+    per_client_fields: ClassVar[tuple[str, ...]] = ("eta",)
+    server_fields: ClassVar[tuple[str, ...]] = ("aggregation", "server_step", "server_decay")
 
     def __post_init__(self) -> None:
         check_local_work(self)
         check_ranges(self, aggregation=("average", "elastic"), server_step=(0, None), server_decay=(0, None))
 
-    def settle(self, task, facts):
-        return resolve_auto(self, task, facts)
+    def resolve(self, task, statistics):
+        return resolve_auto(self, task, statistics)
 
-    def start(self, task, w0):
+    def init(self, task, w0):
         return Server(w0), Client(init_update_count(self))
 
-    def visit(self, server, client, task, data, round):
+    def client_update(self, server, client, task, data, round):
         w = local_sgd(self, task, server.w, data, round, tracked_updates(client.visits))
         return Client(client.visits + 1), w.sub_(server.w)
 
-    def merge(self, server, mean, round):
+    def server_update(self, server, mean, round):
         step = self.server_step * server_step_factor(self, round)
         if self.aggregation == "elastic":
             total = round.clients / round.cohort * round.weight

@@ -26,7 +26,7 @@ from mooring.algorithms.hyperparameters import check_ranges, finetune_global, tr
 
 
 class Client(NamedTuple):
-    visits: Tensor  # [C], its own visits so far; [C, 0] where no step size asks
+    visits: Tensor  # [C], its own visits so far; [C, 0] where the step size does not depend on it
     own: Tensor  # [C, d], its copy of the common model after its last stay; [C, 0] but for output = "own"
 
 
@@ -41,22 +41,22 @@ class FedAvgFinetune(FedAvg):
     output: str = "tuned"
 
     paper: ClassVar[str] = "apfl, Section 5"
-    last_stage: ClassVar[bool] = True
-    newcomer: ClassVar[str] = "finish"
+    finetunes: ClassVar[bool] = True
+    new_client_method: ClassVar[str] = "finish"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_ranges(self, tune_steps=(0, None), tune_epochs=(0, None), output=("tuned", "own"))
 
-    def start(self, task, w0):
-        server, first = super().start(task, w0)
+    def init(self, task, w0):
+        server, first = super().init(task, w0)
         return server, Client(first.visits, w0 if self.output == "own" else w0[:0])
 
-    def visit(self, server, client, task, data, round):
-        after, change = super().visit(server, client, task, data, round)
+    def client_update(self, server, client, task, data, round):
+        after, change = super().client_update(server, client, task, data, round)
         return Client(after.visits, server.w + change if self.output == "own" else client.own), change
 
-    def finish(self, server, client, task, data, round):
+    def finetune(self, server, client, task, data, round):
         if self.output == "own":
             return Tuned(client.own)
         return Tuned(finetune_global(self, task, server.w, data, round, tracked_updates(client.visits)))

@@ -79,7 +79,7 @@ class FedMSPP(Algorithm):
 
     paper: ClassVar[str] = "mspp, Algorithm 1"
     reveals: ClassVar[str] = "each client's proximal step on its minibatch"
-    kept: ClassVar[tuple[str, ...]] = ("drawn",)
+    server_only: ClassVar[tuple[str, ...]] = ("drawn",)
 
     def __post_init__(self) -> None:
         parse_lam_field(self, ("auto", "theory"))
@@ -90,21 +90,21 @@ class FedMSPP(Algorithm):
         check_ranges(self, output=("last", "random"))
         check_growth(self)
         if self.batch == 0 and (self.growth == "smooth" or self.lam == "theory"):
-            raise RequestError("FedMSPP: theory's lam needs batch > 0; with all records use fedprox_shared.")
+            raise RequestError("FedMSPP: theory's lam needs batch > 0; with all records use fedprox.")
 
-    def settle(self, task, facts):
-        batch = max(1, min(DEFAULT_BATCH_ROWS, int(facts.n.median()) // 2)) if self.batch == "auto" else self.batch
-        ready = set_by_theorem(self, task, facts, factor=8, batch=batch) if self.lam == "theory" else self
+    def resolve(self, task, statistics):
+        batch = max(1, min(DEFAULT_BATCH_ROWS, int(statistics.n.median()) // 2)) if self.batch == "auto" else self.batch
+        ready = set_by_theorem(self, task, statistics, factor=8, batch=batch) if self.lam == "theory" else self
         if self.lam == "auto" and batch:
             # The stiffness that fits n rows is n/b times too loose for b of them.
-            ready = replace(self, lam=auto_lam(task, facts) * max(1.0, float(facts.n.median()) / batch))
+            ready = replace(self, lam=auto_lam(task, statistics) * max(1.0, float(statistics.n.median()) / batch))
         ready = replace(ready, batch=batch, inner=choose_inner_solver(ready, task, "descent"))
-        return resolve_auto(resolve_lipschitz(ready, task, facts), task, facts)
+        return resolve_auto(resolve_lipschitz(ready, task, statistics), task, statistics)
 
-    def start(self, task, w0):
+    def init(self, task, w0):
         return Server(w0, w0 if self.output == "random" else None), Client()
 
-    def visit(self, server, client, task, data, round):
+    def client_update(self, server, client, task, data, round):
         w = server.w.expand(len(data), -1)
         now = self.at(round)
         lam = penalty_rows(now.lam, data.index, w)
@@ -128,7 +128,7 @@ class FedMSPP(Algorithm):
         step = step_size(smooth, round.rounds, sampled, self.batch)
         return scale_to_horizon(self, 1 / step, gradient_tolerance(self.lipschitz, smooth, step, sampled, self.batch))
 
-    def merge(self, server, mean, round):
+    def server_update(self, server, mean, round):
         return apply_mean_change(server, mean, round)
 
     def personal_model(self, server, client):

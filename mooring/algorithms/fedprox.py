@@ -56,7 +56,7 @@ class Server(NamedTuple):
 
 
 class Client(NamedTuple):
-    visits: Tensor  # [C], its own visits so far; [C, 0] where no step size asks
+    visits: Tensor  # [C], its own visits so far; [C, 0] where the step size does not depend on it
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class FedProx(Algorithm):
 
     paper: ClassVar[str] = "mspp, Eq. 1.3; kernel, Eq. 6"
     reveals: ClassVar[str] = "each client's proximal step from the common model"
-    kept: ClassVar[tuple[str, ...]] = ("drawn",)
+    server_only: ClassVar[tuple[str, ...]] = ("drawn",)
 
     def __post_init__(self) -> None:
         parse_lam_field(self, ("auto", "theory"))
@@ -86,15 +86,15 @@ class FedProx(Algorithm):
         check_ranges(self, tol=(0, None), lipschitz=(0, None), output=("last", "random"))
         check_growth(self)
 
-    def settle(self, task, facts):
-        ready = set_by_theorem(self, task, facts, factor=3) if self.lam == "theory" else self
+    def resolve(self, task, statistics):
+        ready = set_by_theorem(self, task, statistics, factor=3) if self.lam == "theory" else self
         ready = replace(ready, inner=choose_inner_solver(ready, task))
-        return resolve_auto(resolve_lipschitz(ready, task, facts), task, facts)
+        return resolve_auto(resolve_lipschitz(ready, task, statistics), task, statistics)
 
-    def start(self, task, w0):
+    def init(self, task, w0):
         return Server(w0, w0 if self.output == "random" else None), Client(init_update_count(self))
 
-    def visit(self, server, client, task, data, round):
+    def client_update(self, server, client, task, data, round):
         w = server.w.expand(len(data), -1)
         now = self.at(round)
         lam = penalty_rows(now.lam, data.index, w)
@@ -121,7 +121,7 @@ class FedProx(Algorithm):
         step = rate.step_size(smooth, round.rounds, sampled)
         return scale_to_horizon(self, 1 / step, rate.gradient_tolerance(self.lipschitz, smooth, step, sampled))
 
-    def merge(self, server, mean, round):
+    def server_update(self, server, mean, round):
         return apply_mean_change(server, mean, round)
 
     def personal_model(self, server, client):
@@ -151,14 +151,14 @@ def check_growth(algorithm):
         raise RequestError(f"{owner}: growth = '{algorithm.growth}' needs lam as one number > 0, got {lam}.")
 
 
-def set_by_theorem(algorithm, task, facts, factor, batch=0):
+def set_by_theorem(algorithm, task, statistics, factor, batch=0):
     """lam = factor x L with certified solves (smooth losses), or 1/rho with exact ones (kinked: rho < 1/(2 weak)).
 
     L bounds the curvature of what is solved: of all rows, or of minibatches.
     """
     owner = type(algorithm).__name__
     if task.smooth_loss:
-        smooth = batch_smoothness(facts, batch, getattr(algorithm, "replacement", False))
+        smooth = batch_smoothness(statistics, batch, getattr(algorithm, "replacement", False))
         if not 0 < smooth < inf:
             raise RequestError(
                 f"{owner}: lam = 'theory' needs the loss's smoothness, and task '{task.name}' tells {smooth:.3g}; "
@@ -169,15 +169,15 @@ def set_by_theorem(algorithm, task, facts, factor, batch=0):
         return replace(algorithm, lam=factor * smooth, growth="smooth", inner=inner, steps=steps, batch=batch)
     if task.prox is None:
         raise RequestError(f"{owner}: lam = 'theory' needs exact solves, and task '{task.name}' has no exact prox.")
-    weak = max(0.0, -float(facts.convex.min()))
-    return replace(algorithm, lam=max(float(facts.noise.max()) ** 2, 4 * weak), growth="kinked", inner="exact")
+    weak = max(0.0, -float(statistics.convex.min()))
+    return replace(algorithm, lam=max(float(statistics.noise.max()) ** 2, 4 * weak), growth="kinked", inner="exact")
 
 
-def resolve_lipschitz(algorithm, task, facts):
+def resolve_lipschitz(algorithm, task, statistics):
     """The algorithm with G where inexact solves must keep a tolerance that is proportional to it."""
     if algorithm.growth != "smooth" or algorithm.inner == "exact" or algorithm.lipschitz > 0:
         return algorithm
-    lipschitz = float(facts.noise.max())
+    lipschitz = float(statistics.noise.max())
     if not 0 < lipschitz < inf:
         raise RequestError(
             f"{type(algorithm).__name__}: growth = 'smooth' promises gradients in proportion to the loss's Lipschitz "

@@ -57,7 +57,7 @@ class Server(NamedTuple):
 
 class Client(NamedTuple):
     v: Tensor  # [C, d]
-    visits: Tensor  # [C], its own visits so far; [C, 0] where no step size asks
+    visits: Tensor  # [C], its own visits so far; [C, 0] where the step size does not depend on it
 
 
 class Message(NamedTuple):
@@ -85,9 +85,9 @@ class FedProxPersonal(Algorithm):
 
     paper: ClassVar[str] = "effect, Algorithm 1"
     reveals: ClassVar[str] = "each client's personal model: w - message / lam; use secure aggregation"
-    swept: ClassVar[tuple[str, ...]] = ("lam", "eta")
-    merges: ClassVar[tuple[str, ...]] = ("gamma", "server_decay", "aggregation")
-    newcomer: ClassVar[str] = "prox"
+    per_client_fields: ClassVar[tuple[str, ...]] = ("lam", "eta")
+    server_fields: ClassVar[tuple[str, ...]] = ("gamma", "server_decay", "aggregation")
+    new_client_method: ClassVar[str] = "prox"
 
     def __post_init__(self) -> None:
         parse_lam_field(self, ("auto", *LAMBDA_RULES))
@@ -100,31 +100,31 @@ class FedProxPersonal(Algorithm):
             for field, free in (("gamma", "auto"), ("eta", "auto"), ("inner", "auto")):
                 if getattr(self, field) != free:
                     found = getattr(self, field)
-                    raise RequestError(f"FedProxOneStage: preset = 'theory' sets {field}; leave it out, got {found!r}.")
+                    raise RequestError(f"FedProxPersonal: preset = 'theory' sets {field}; leave it out, got {found!r}.")
 
     @property
-    def asks(self):
-        return ("rules",) if self.lam in LAMBDA_RULES else super().asks
+    def required_statistics(self):
+        return ("rules",) if self.lam in LAMBDA_RULES else super().required_statistics
 
-    def settle(self, task, facts):
+    def resolve(self, task, statistics):
         ready = self
         if ready.lam in LAMBDA_RULES:
-            owner = f"FedProxOneStage: lam = '{ready.lam}'"
-            ready = replace(ready, lam=resolve_lam_rule(owner, ready.lam, task, facts))
+            owner = f"FedProxPersonal: lam = '{ready.lam}'"
+            ready = replace(ready, lam=resolve_lam_rule(owner, ready.lam, task, statistics))
         if ready.preset == "theory":
             ready = replace(ready, batch=0, inner="descent", eta=0.0, gamma=0.0, preset="none")
-            return set_by_corollary(resolve_auto(ready, task, facts), task, facts)
-        ready = resolve_auto(replace(ready, inner=choose_inner_solver(ready, task)), task, facts)
-        return ready if ready.gamma != "auto" else replace(ready, gamma=auto_gamma(ready, task, facts))
+            return set_by_corollary(resolve_auto(ready, task, statistics), task, statistics)
+        ready = resolve_auto(replace(ready, inner=choose_inner_solver(ready, task)), task, statistics)
+        return ready if ready.gamma != "auto" else replace(ready, gamma=auto_gamma(ready, task, statistics))
 
     @property
     def additive(self) -> bool:
         return is_uniform(self.lam)  # otherwise the stiffness travels too, and the step is a ratio of two means
 
-    def start(self, task, w0):
+    def init(self, task, w0):
         return Server(w0), Client(w0, init_update_count(self))
 
-    def visit(self, server, client, task, data, round):
+    def client_update(self, server, client, task, data, round):
         w = server.w.expand(len(data), -1)
         lam = penalty_rows(self.lam, data.index, w)
         v = self.moored(client.v if self.warm else w, w, lam, task, data, round, tracked_updates(client.visits))
@@ -139,7 +139,7 @@ class FedProxPersonal(Algorithm):
             return descend_to_tolerance(task, v, rows, lam, w, self.eta, tol=self.tol, most=self.steps)
         return local_sgd(self, task, v, data, round, visits, pull=(lam, w))
 
-    def merge(self, server, mean, round):
+    def server_update(self, server, mean, round):
         gamma = torch.as_tensor(self.gamma, dtype=server.w.dtype) * server_step_factor(self, round)
         return Server(server.w - gamma * server_direction(mean, round, self.aggregation))
 
@@ -155,28 +155,28 @@ def server_direction(mean, round, aggregation):
     return step * (round.clients / round.cohort * round.weight) if aggregation == "elastic" else step
 
 
-def auto_gamma(algorithm, task, facts) -> float | tuple[float, ...]:
+def auto_gamma(algorithm, task, statistics) -> float | tuple[float, ...]:
     """1/L_g with exact inner solves, half of that (effect, Corollary 1) otherwise; plain averaging where L is unknown.
 
     With lam_ij, the diagonal matrix of sum_i p_i lam_ij L / (lam_ij + L) is above the Hessian of sum_i p_i F_i, so each
     coefficient j has a step of its own: taut ones would crawl at the step of slack ones.
     """
-    smooth = float(facts.smooth.max())
+    smooth = float(statistics.smooth.max())
     known = smooth > 0 and task.smooth_loss and task.solve is not None
     share = 1.0 if algorithm.inner == "exact" else 0.5
     if not isinstance(algorithm.lam, PerClientPenalty):
         lam = algorithm.lam
         return 0.0 if lam == 0 else share * (1 / lam + 1 / smooth) if known else 1 / lam
-    lam = penalty_rows(algorithm.lam, torch.arange(len(facts.n)), facts.p)
-    bend = (facts.p[:, None] * lam * smooth / (lam + smooth)).sum(0)
-    pull = (facts.p[:, None] * lam).sum(0)
+    lam = penalty_rows(algorithm.lam, torch.arange(len(statistics.n)), statistics.p)
+    bend = (statistics.p[:, None] * lam * smooth / (lam + smooth)).sum(0)
+    pull = (statistics.p[:, None] * lam).sum(0)
     return tuple((share * pull / bend).where(bend > 0, 1.0).tolist()) if known else 1.0
 
 
-def set_by_corollary(algorithm, task, facts):
+def set_by_corollary(algorithm, task, statistics):
     """eta, gamma and steps of effect, Corollary 1."""
-    known = bound_curvature("FedProxOneStage: preset = 'theory'", task, facts)
+    known = bound_curvature("FedProxPersonal: preset = 'theory'", task, statistics)
     if isinstance(algorithm.lam, PerClientPenalty) or algorithm.lam == 0:
-        raise RequestError(f"FedProxOneStage: preset = 'theory' needs lam as one number > 0, got {algorithm.lam}.")
+        raise RequestError(f"FedProxPersonal: preset = 'theory' needs lam as one number > 0, got {algorithm.lam}.")
     found = corollary_step_sizes(known.mu, known.smooth, algorithm.lam)
     return replace(algorithm, eta=found.eta, gamma=found.gamma, steps=found.steps)

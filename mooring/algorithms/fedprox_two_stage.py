@@ -65,7 +65,7 @@ class Server(NamedTuple):
 
 class Client(NamedTuple):
     v: Tensor  # [C, d]
-    visits: Tensor  # [C], its own visits so far; [C, 0] where no step size asks
+    visits: Tensor  # [C], its own visits so far; [C, 0] where the step size does not depend on it
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,8 @@ class FedProxTwoStage(Algorithm):
 
     paper: ClassVar[str] = "alternative, Algorithms 2 and 3"
     reveals: ClassVar[str] = "each client's personal model: w + message; use secure aggregation"
-    last_stage: ClassVar[bool] = True
-    newcomer: ClassVar[str] = "prox"
+    finetunes: ClassVar[bool] = True
+    new_client_method: ClassVar[str] = "prox"
 
     def __post_init__(self) -> None:
         parse_lam_field(self, ("auto", "aer", "ier"))
@@ -105,21 +105,23 @@ class FedProxTwoStage(Algorithm):
             raise RequestError(f"FedProxTwoStage: schedule = 'inverse' needs lam as one number > 0, got {self.lam}.")
 
     @property
-    def asks(self):
-        rules = ("rules",) if self.lam in ("aer", "ier") else super().asks
+    def required_statistics(self):
+        rules = ("rules",) if self.lam in ("aer", "ier") else super().required_statistics
         return rules + (("fit",) if self.radius == "auto" else ())
 
-    def settle(self, task, facts):
+    def resolve(self, task, statistics):
         choose_inner_solver(self, task)
         ready = self
         if self.lam in ("aer", "ier"):
-            ready = replace(self, lam=resolve_lam_rule(f"FedProxTwoStage: lam = '{self.lam}'", self.lam, task, facts))
-        ready = resolve_auto(ready, task, facts)
+            ready = replace(
+                self, lam=resolve_lam_rule(f"FedProxTwoStage: lam = '{self.lam}'", self.lam, task, statistics)
+            )
+        ready = resolve_auto(ready, task, statistics)
         radius, mu, smooth = self.radius, self.mu, self.smooth
         if radius == "auto":
-            radius = 0.0 if facts.fit is None else 2 * float(facts.fit.norm(dim=1).max())
+            radius = 0.0 if statistics.fit is None else 2 * float(statistics.fit.norm(dim=1).max())
         if self.schedule == "inverse" and "auto" in (mu, smooth):
-            known = bound_curvature("FedProxTwoStage: schedule = 'inverse'", task, facts)
+            known = bound_curvature("FedProxTwoStage: schedule = 'inverse'", task, statistics)
             mu, smooth = known.mu if mu == "auto" else mu, known.smooth if smooth == "auto" else smooth
         gamma = self.gamma
         if gamma == "auto":
@@ -131,16 +133,16 @@ class FedProxTwoStage(Algorithm):
             mu=0.0 if mu == "auto" else mu,
             smooth=0.0 if smooth == "auto" else smooth,
         )
-        return resolve_final_stage(ready, task, facts)
+        return resolve_final_stage(ready, task, statistics)
 
     @property
     def additive(self) -> bool:
         return is_uniform(self.lam)  # otherwise the stiffness travels too, and the step is a ratio of two means
 
-    def start(self, task, w0):
+    def init(self, task, w0):
         return Server(w0), Client(w0, init_update_count(self))
 
-    def visit(self, server, client, task, data, round):
+    def client_update(self, server, client, task, data, round):
         w = server.w.expand(len(data), -1)
         lam = penalty_rows(self.lam, data.index, w)
         eta, steps = self.step_size(data, round, tracked_updates(client.visits)), self.work(data, round)
@@ -171,12 +173,12 @@ class FedProxTwoStage(Algorithm):
     def region(self):
         return Ball(self.radius) if self.radius else None
 
-    def merge(self, server, mean, round):
+    def server_update(self, server, mean, round):
         gamma = server_step(round.t - 1, self.mu, self.lam) if self.schedule == "inverse" else self.gamma
         gamma = gamma * server_step_factor(self, round)
         return Server(project(server.w - gamma * server_direction(mean, round, self.aggregation), self.region))
 
-    def finish(self, server, client, task, data, round):
+    def finetune(self, server, client, task, data, round):
         w = server.w.expand(len(data), -1)
         lam = penalty_rows(self.lam, data.index, w)
         stay = self.final_eta == "stay"
@@ -188,17 +190,17 @@ class FedProxTwoStage(Algorithm):
         return client.v
 
 
-def resolve_final_stage(algorithm, task, facts):
+def resolve_final_stage(algorithm, task, statistics):
     """final_steps and final_eta as numbers (or "stay"): see the docstring."""
     if algorithm.final_steps != "auto":
         return algorithm if algorithm.final_eta != "auto" else replace(algorithm, final_eta="stay")
     eta = algorithm.final_eta
     if eta == "auto":
         inverse = algorithm.schedule == "inverse"
-        eta = auto_eta(task, facts, algorithm.batch, algorithm.lam) if inverse else algorithm.eta
-    mu, lam = float(facts.convex.min()), smallest_lam(algorithm.lam)
+        eta = auto_eta(task, statistics, algorithm.batch, algorithm.lam) if inverse else algorithm.eta
+    mu, lam = float(statistics.convex.min()), smallest_lam(algorithm.lam)
     if eta == "stay" or not (isfinite(mu) and task.solve is not None and task.smooth_loss):
-        passes = batches_per_epoch(facts.n.long(), algorithm.batch or None).max()
+        passes = batches_per_epoch(statistics.n.long(), algorithm.batch or None).max()
         stay = algorithm.epochs * int(passes) if algorithm.epochs else algorithm.steps
         return replace(
             algorithm,

@@ -57,19 +57,19 @@ def parse_lam_field(algorithm: Any, rules: tuple[str, ...]) -> None:
     object.__setattr__(algorithm, "lam", parse_lam(type(algorithm).__name__, algorithm.lam, rules))
 
 
-def resolve_auto(algorithm: Any, task: Task, facts: Any) -> Any:
+def resolve_auto(algorithm: Any, task: Task, statistics: Any) -> Any:
     """The algorithm with "auto" in batch, lam and eta turned into numbers (in this order: later ones use earlier)."""
     changes: dict[str, Any] = {}
     have = {f.name for f in dataclasses.fields(algorithm)}
     if "batch" in have and algorithm.batch == "auto":
         changes["batch"] = auto_batch(task)
     if "lam" in have and algorithm.lam == "auto":
-        changes["lam"] = auto_lam(task, facts)
+        changes["lam"] = auto_lam(task, statistics)
     if "eta" in have and algorithm.eta == "auto":
         batch = changes.get("batch", getattr(algorithm, "batch", 0))
-        changes["eta"] = auto_eta(task, facts, batch, changes.get("lam", getattr(algorithm, "lam", 0.0)))
+        changes["eta"] = auto_eta(task, statistics, batch, changes.get("lam", getattr(algorithm, "lam", 0.0)))
     ready = dataclasses.replace(algorithm, **changes)
-    check_lam_lengths(ready, task, len(facts.n))
+    check_lam_lengths(ready, task, len(statistics.n))
     return ready
 
 
@@ -98,41 +98,41 @@ def auto_batch(task: Task) -> int:
     return 0 if task.solve is not None and task.dim <= MAX_DENSE_PARAMETERS else DEFAULT_BATCH_ROWS
 
 
-def auto_eta(task: Task, facts: Any, batch: int, lam: Any = 0.0) -> float:
+def auto_eta(task: Task, statistics: Any, batch: int, lam: Any = 0.0) -> float:
     """1 / (largest curvature that a step can meet): the steepest client, small batches, and the pull."""
     pull = 0.0 if isinstance(lam, str) else largest_lam(lam)
     if not task.smooth_loss:
         # No curvature to go by: a step along one record's sub-gradient moves its score by KINKED_STEP at most.
-        return NONSMOOTH_SCORE_STEP / (float(facts.noise.max()) ** 2 + pull)
-    curvature = facts.smooth + (facts.trace / batch if batch else 0.0)
+        return NONSMOOTH_SCORE_STEP / (float(statistics.noise.max()) ** 2 + pull)
+    curvature = statistics.smooth + (statistics.trace / batch if batch else 0.0)
     return 1.0 / (float(curvature.max()) + pull)
 
 
-def batch_smoothness(facts: Any, batch: int, replacement: bool = False) -> float:
+def batch_smoothness(statistics: Any, batch: int, replacement: bool = False) -> float:
     """A bound on the curvature of any client's loss on any `batch` of its rows (0: all of them).
 
     A mean over rows is at most its steepest row; and b of n rows, none of them twice, hold at most n/b times what all n
     hold. Drawn with replacement, one row may fill a batch.
     """
     if not batch:
-        return float(facts.smooth.max())
+        return float(statistics.smooth.max())
     if replacement:
-        return float(facts.largest.max())
-    return float(torch.minimum(facts.largest, (facts.n / batch).clamp(min=1) * facts.smooth).max())
+        return float(statistics.largest.max())
+    return float(torch.minimum(statistics.largest, (statistics.n / batch).clamp(min=1) * statistics.smooth).max())
 
 
-def auto_ridge(facts: Any) -> float:
+def auto_ridge(statistics: Any) -> float:
     """The ridge of RIDGES with which the clients' own fits do best on all validation rows; 0 without any.
 
     A client does not decide for the others: where its say costs them more than SWAY of their loss, it has none. The one
     with most to lose is looked at first, as long as more than half of the clients are heard.
     """
-    if facts.alone is None or float(facts.validation.sum()) == 0:
+    if statistics.alone is None or float(statistics.validation.sum()) == 0:
         return 0.0
-    known = facts.alone.nan_to_num(nan=0.0, posinf=MAX_SUMMABLE_LOSS).clamp(max=MAX_SUMMABLE_LOSS)
-    loss = torch.where(facts.validation[:, None] > 0, facts.validation[:, None] * known, 0.0)
+    known = statistics.alone.nan_to_num(nan=0.0, posinf=MAX_SUMMABLE_LOSS).clamp(max=MAX_SUMMABLE_LOSS)
+    loss = torch.where(statistics.validation[:, None] > 0, statistics.validation[:, None] * known, 0.0)
     stake = loss.amax(1) - loss.amin(1)
-    heard = facts.validation > 0
+    heard = statistics.validation > 0
     least = int(heard.sum()) // 2 + 1
     while True:
         best = int(loss[heard].sum(0).argmin())
@@ -144,15 +144,15 @@ def auto_ridge(facts: Any) -> float:
         heard = others
 
 
-def auto_lam(task: Task, facts: Any) -> float:
+def auto_lam(task: Task, statistics: Any) -> float:
     """The single lam of least expected risk under the clients' estimated spread: `auto` in `mooring theory`'s table.
 
     At most TIGHTEST (`estimates/lambda_rules.py`) times the curvature, also where no spread is seen. Where nothing can
     be told of a spread (`estimates/task_random_effects.py` says where), the pull is a share of the curvature.
     """
-    if facts.federation is not None:
-        return facts.federation.auto
-    known = facts.smooth[torch.isfinite(facts.smooth)]
+    if statistics.federation is not None:
+        return statistics.federation.auto
+    known = statistics.smooth[torch.isfinite(statistics.smooth)]
     return NETWORK_LAM_PER_CURVATURE * (float(known.mean()) if len(known) else 1.0)
 
 
@@ -204,7 +204,7 @@ def schedule(
 
 
 def init_update_count(algorithm: Any) -> Tensor:
-    """The counter of a client's own visits in its first state: 0, or nothing at all where no step size asks for it."""
+    """The counter of a client's own visits in its first state: 0, or nothing at all where it is not needed."""
     return torch.tensor(0) if algorithm.fading == "epochs" else torch.zeros(0, dtype=torch.long)
 
 

@@ -75,7 +75,7 @@ class KernelFedAvg(Algorithm):
     )
     full_participation: ClassVar[bool] = True
     additive: ClassVar[bool] = False  # type: ignore[misc,assignment]  # matrices
-    kept: ClassVar[tuple[str, ...]] = ("rounds",)
+    server_only: ClassVar[tuple[str, ...]] = ("rounds",)
 
     def __post_init__(self) -> None:
         check_ranges(self, eta=(0, None, "auto"), steps=(1, None))
@@ -91,16 +91,16 @@ class KernelFedAvg(Algorithm):
     def update(self) -> op.LocalUpdate:
         return op.fedavg(float(self.eta), self.steps)
 
-    def settle(self, task, facts):
-        return replace(self, eta=AUTO_STEP_SHARE / float(facts.smooth.max())) if self.eta == "auto" else self
+    def resolve(self, task, statistics):
+        return replace(self, eta=AUTO_STEP_SHARE / float(statistics.smooth.max())) if self.eta == "auto" else self
 
-    def start(self, task, w0):
+    def init(self, task, w0):
         return init_states(self, task, w0)
 
-    def visit(self, server, client, task, data, round):
+    def client_update(self, server, client, task, data, round):
         return client, send_matrices(self, task, data)
 
-    def merge(self, server, mean, round):
+    def server_update(self, server, mean, round):
         return advance_server(self, server, mean)
 
     def personal_model(self, server, client):

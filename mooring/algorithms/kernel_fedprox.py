@@ -14,7 +14,7 @@ once and the run is over. With batch > 0 a round is one pass of proximal solves 
 centred at the last one's solution.
 
 Symbols  w: Server.w, the paper's theta    T: Server.rounds    lam: the paper's 1/eta
-Limits   fedprox_shared with exact solves and as many rounds; lam -> infinity at the limit is Global, lam -> 0 averages
+Limits   fedprox with exact solves and as many rounds; lam -> infinity at the limit is Global, lam -> 0 averages
          the local fits
 Departs  as kernel_fedavg: p_i, the ridge, sigma = "residuals" and norm = "path"
 """
@@ -51,7 +51,7 @@ class KernelFedProx(Algorithm):
     reveals: ClassVar[str] = KernelFedAvg.reveals
     full_participation: ClassVar[bool] = True
     additive: ClassVar[bool] = False  # type: ignore[misc,assignment]  # matrices
-    kept: ClassVar[tuple[str, ...]] = ("rounds",)
+    server_only: ClassVar[tuple[str, ...]] = ("rounds",)
 
     def __post_init__(self) -> None:
         check_ranges(self, lam=(0, None, "auto"))
@@ -68,19 +68,19 @@ class KernelFedProx(Algorithm):
         return op.fedprox(1 / float(self.lam))
 
     @property
-    def asks(self) -> tuple[str, ...]:
+    def required_statistics(self) -> tuple[str, ...]:
         return ()
 
-    def settle(self, task, facts):
-        return replace(self, lam=float(facts.smooth.max()) / AUTO_STEP_SHARE) if self.lam == "auto" else self
+    def resolve(self, task, statistics):
+        return replace(self, lam=float(statistics.smooth.max()) / AUTO_STEP_SHARE) if self.lam == "auto" else self
 
-    def start(self, task, w0):
+    def init(self, task, w0):
         return init_states(self, task, w0)
 
-    def visit(self, server, client, task, data, round):
+    def client_update(self, server, client, task, data, round):
         return client, send_matrices(self, task, data)
 
-    def merge(self, server, mean, round):
+    def server_update(self, server, mean, round):
         return advance_server(self, server, mean)
 
     def personal_model(self, server, client):

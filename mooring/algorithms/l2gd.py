@@ -54,7 +54,7 @@ class L2GD(Algorithm):
     paper: ClassVar[str] = "l2gd, Algorithm 1"
     reveals: ClassVar[str] = "each client's change of its personal model: all changes together are that model"
     full_participation: ClassVar[bool] = True
-    newcomer: ClassVar[str] = "prox"
+    new_client_method: ClassVar[str] = "prox"
 
     def __post_init__(self) -> None:
         parse_lam_field(self, ("auto",))
@@ -64,9 +64,9 @@ class L2GD(Algorithm):
         if self.q in (0, 1):
             raise RequestError(f"L2GD: q must lie strictly between 0 and 1, got {self.q}.")
 
-    def settle(self, task, facts):
-        ready = resolve_auto(self, task, facts)
-        pull, smooth = ready.lam, 1 / auto_eta(task, facts, ready.batch)
+    def resolve(self, task, statistics):
+        ready = resolve_auto(self, task, statistics)
+        pull, smooth = ready.lam, 1 / auto_eta(task, statistics, ready.batch)
         q = (
             min(max(pull / (pull + smooth), MIN_COIN_PROBABILITY), 1 - MIN_COIN_PROBABILITY)
             if self.q == "auto"
@@ -75,10 +75,10 @@ class L2GD(Algorithm):
         eta = 1 / (2 * max(smooth / (1 - q), pull / q)) if self.eta == "auto" else self.eta
         return replace(ready, q=q, eta=eta)
 
-    def start(self, task, w0):
+    def init(self, task, w0):
         return Server(w0), Client(w0)
 
-    def visit(self, server, client, task, data, round):
+    def client_update(self, server, client, task, data, round):
         heads, tails = self.run_lengths(round)
         gap = (1 - self.eta * self.lam / self.q) ** heads
         v = server.w + gap * (client.v - server.w)
@@ -95,7 +95,7 @@ class L2GD(Algorithm):
             n += 1
         return n
 
-    def merge(self, server, mean, round):
+    def server_update(self, server, mean, round):
         return Server(server.w + round.weight * mean)  # replies that were lost leave their v_i, and so w, as they were
 
     def personal_model(self, server, client):

@@ -39,7 +39,7 @@ class Server(NamedTuple):
 
 class Client(NamedTuple):
     v: Tensor  # [C, d]
-    visits: Tensor  # [C], its own visits so far; [C, 0] where no step size asks
+    visits: Tensor  # [C], its own visits so far; [C, 0] where the step size does not depend on it
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Local(Algorithm):
 
     paper: ClassVar[str] = "alternative, Eq. 1.3; effect, Eq. 2"
     reveals: ClassVar[str] = "nothing: no message is sent"
-    newcomer: ClassVar[str] = "alone"
+    new_client_method: ClassVar[str] = "alone"
 
     def __post_init__(self) -> None:
         check_ranges(self, ridge=(0, None, "auto"), inner=("auto", "exact", "sgd"))
@@ -67,17 +67,17 @@ class Local(Algorithm):
         return self.inner == "exact"
 
     @property
-    def asks(self) -> tuple[str, ...]:
+    def required_statistics(self) -> tuple[str, ...]:
         return ("alone",) if self.ridge == "auto" else ()
 
-    def settle(self, task, facts):
-        ridge = auto_ridge(facts) if self.ridge == "auto" else self.ridge
-        return resolve_auto(replace(self, ridge=ridge, inner=choose_inner_solver(self, task)), task, facts)
+    def resolve(self, task, statistics):
+        ridge = auto_ridge(statistics) if self.ridge == "auto" else self.ridge
+        return resolve_auto(replace(self, ridge=ridge, inner=choose_inner_solver(self, task)), task, statistics)
 
-    def start(self, task, w0):
+    def init(self, task, w0):
         return Server(w0), Client(w0, init_update_count(self))
 
-    def visit(self, server, client, task, data, round):
+    def client_update(self, server, client, task, data, round):
         pull = (self.ridge, torch.zeros_like(client.v))
         if self.inner == "exact":
             v = task.prox(pull[1], self.ridge, data.train.full(task))
@@ -85,7 +85,7 @@ class Local(Algorithm):
             v = local_sgd(self, task, client.v, data, round, tracked_updates(client.visits), pull=pull)
         return Client(v, client.visits + 1), None
 
-    def merge(self, server, mean, round):
+    def server_update(self, server, mean, round):
         return server
 
     def personal_model(self, server, client):

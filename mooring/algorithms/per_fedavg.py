@@ -43,7 +43,7 @@ class Server(NamedTuple):
 
 
 class Client(NamedTuple):
-    visits: Tensor  # [C], its own visits so far; [C, 0] where no step size asks
+    visits: Tensor  # [C], its own visits so far; [C, 0] where the step size does not depend on it
 
 
 class Tuned(NamedTuple):
@@ -65,23 +65,23 @@ class PerFedAvg(Algorithm):
 
     paper: ClassVar[str] = "per-fedavg, Algorithm 1"
     reveals: ClassVar[str] = "each client's change of the common model; its personal model stays with it"
-    last_stage: ClassVar[bool] = True
-    newcomer: ClassVar[str] = "finish"
+    finetunes: ClassVar[bool] = True
+    new_client_method: ClassVar[str] = "finish"
 
     def __post_init__(self) -> None:
         check_local_work(self)
         check_ranges(self, inner_eta=(0, None, "auto"), variant=("first-order", "hessian-free"))
         check_ranges(self, tune_steps=(0, None))
 
-    def settle(self, task, facts):
-        ready = resolve_auto(self, task, facts)
-        inner = auto_eta(task, facts, ready.batch) if self.inner_eta == "auto" else self.inner_eta
+    def resolve(self, task, statistics):
+        ready = resolve_auto(self, task, statistics)
+        inner = auto_eta(task, statistics, ready.batch) if self.inner_eta == "auto" else self.inner_eta
         return replace(ready, inner_eta=inner)
 
-    def start(self, task, w0):
+    def init(self, task, w0):
         return Server(w0), Client(init_update_count(self))
 
-    def visit(self, server, client, task, data, round):
+    def client_update(self, server, client, task, data, round):
         batch, count, eta = schedule(self, data, round, tracked_updates(client.visits))
         w = server.w.expand(len(data), -1)
         work: dict[str, Any] = {"batch": batch, "steps": count, "draws": self.draws}
@@ -95,10 +95,10 @@ class PerFedAvg(Algorithm):
             w = moved if inner.active is None else torch.where(inner.active[:, None], moved, w)
         return Client(client.visits + 1), w - server.w
 
-    def merge(self, server, mean, round):
+    def server_update(self, server, mean, round):
         return Server(server.w + mean)
 
-    def finish(self, server, client, task, data, round):
+    def finetune(self, server, client, task, data, round):
         ahead = round._replace(t=round.t + 1)
         work: dict[str, Any] = {"batch": self.batch or None, "steps": self.tune_steps, "draws": self.draws}
         return Tuned(sgd(task, server.w, data, ahead, self.inner_eta, **work))

@@ -49,7 +49,7 @@ class Server(NamedTuple):
 
 class Client(NamedTuple):
     v: Tensor  # [C, d]
-    visits: Tensor  # [C], its own visits so far; [C, 0] where no step size asks
+    visits: Tensor  # [C], its own visits so far; [C, 0] where the step size does not depend on it
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,9 @@ class PFedMe(Algorithm):
     reveals: ClassVar[str] = (
         "each client's change of the common model, from which its personal model follows if steps = 1"
     )
-    swept: ClassVar[tuple[str, ...]] = ("lam", "eta", "inner_eta")
-    merges: ClassVar[tuple[str, ...]] = ("server_step", "server_decay")
-    newcomer: ClassVar[str] = "prox"
+    per_client_fields: ClassVar[tuple[str, ...]] = ("lam", "eta", "inner_eta")
+    server_fields: ClassVar[tuple[str, ...]] = ("server_step", "server_decay")
+    new_client_method: ClassVar[str] = "prox"
 
     def __post_init__(self) -> None:
         parse_lam_field(self, ("auto",))
@@ -83,20 +83,20 @@ class PFedMe(Algorithm):
         check_ranges(self, inner=("descent", "exact"), inner_eta=(0, None, "auto"), inner_steps=(1, None))
         check_ranges(self, server_step=(0, None), server_decay=(0, None), tol=(0, None))
 
-    def settle(self, task, facts):
+    def resolve(self, task, statistics):
         choose_inner_solver(self, task, "descent")
-        ready = resolve_auto(self, task, facts)
+        ready = resolve_auto(self, task, statistics)
         if self.eta == "auto":
             pull = ready.steps * largest_lam(ready.lam)
             ready = replace(ready, eta=1 / pull if pull else 0.0)
         if self.inner_eta == "auto":
-            ready = replace(ready, inner_eta=auto_eta(task, facts, ready.batch, ready.lam))
+            ready = replace(ready, inner_eta=auto_eta(task, statistics, ready.batch, ready.lam))
         return ready
 
-    def start(self, task, w0):
+    def init(self, task, w0):
         return Server(w0), Client(w0, init_update_count(self))
 
-    def visit(self, server, client, task, data, round):
+    def client_update(self, server, client, task, data, round):
         batch, count, eta = schedule(self, data, round, tracked_updates(client.visits))
         lam = penalty_rows(self.lam, data.index, client.v)
         w, v = server.w.expand(len(data), -1), client.v
@@ -115,7 +115,7 @@ class PFedMe(Algorithm):
             w, v = new_w, new_v
         return Client(v, client.visits + 1), w - server.w
 
-    def merge(self, server, mean, round):
+    def server_update(self, server, mean, round):
         return Server(server.w + self.server_step * server_step_factor(self, round) * mean)
 
     def personal_model(self, server, client):

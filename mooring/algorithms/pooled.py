@@ -60,21 +60,21 @@ class Pooled(Algorithm):
     def one_shot(self) -> bool:
         return self.inner == "exact"
 
-    def settle(self, task, facts):
+    def resolve(self, task, statistics):
         inner = ("exact" if task.solve else "sgd") if self.inner == "auto" else self.inner
-        return resolve_auto(replace(self, inner=inner), task, facts)
+        return resolve_auto(replace(self, inner=inner), task, statistics)
 
-    def start(self, task, w0):
+    def init(self, task, w0):
         return Server(w0), Client()
 
-    def visit(self, server, client, task, data, round):
+    def client_update(self, server, client, task, data, round):
         if self.inner == "exact":
             w = task.solve(data.train.pooled(data.p))[0]
         else:
             w = local_sgd(self, task, server.w, pool_clients(data, round), round)[0]
         return client, (w - server.w).expand(len(data), -1)
 
-    def merge(self, server, mean, round):
+    def server_update(self, server, mean, round):
         return Server(server.w + mean)
 
     def personal_model(self, server, client):

@@ -44,7 +44,7 @@ class Server(NamedTuple):
 
 class Client(NamedTuple):
     c: Tensor  # [C, d]
-    visits: Tensor  # [C], its own visits so far; [C, 0] where no step size asks
+    visits: Tensor  # [C], its own visits so far; [C, 0] where the step size does not depend on it
 
 
 class Message(NamedTuple):
@@ -71,20 +71,20 @@ class Scaffold(Algorithm):
         check_local_work(self)
         check_ranges(self, server_step=(0, None), server_decay=(0, None))
 
-    def settle(self, task, facts):
-        return resolve_auto(self, task, facts)
+    def resolve(self, task, statistics):
+        return resolve_auto(self, task, statistics)
 
-    def start(self, task, w0):
+    def init(self, task, w0):
         return Server(w0, torch.zeros_like(w0)), Client(torch.zeros_like(w0), init_update_count(self))
 
-    def visit(self, server, client, task, data, round):
+    def client_update(self, server, client, task, data, round):
         batch, count, eta = schedule(self, data, round, tracked_updates(client.visits))
         work: dict[str, Any] = {"batch": batch, "steps": count, "draws": self.draws}
         y = sgd(task, server.w, data, round, eta, shift=server.c - client.c, **work)
         c = client.c - server.c + (server.w - y) / broadcast_per_client(sum_step_sizes(eta, count), y)
         return Client(c, client.visits + 1), Message(y - server.w, c - client.c)
 
-    def merge(self, server, mean, round):
+    def server_update(self, server, mean, round):
         return Server(
             server.w + self.server_step * server_step_factor(self, round) * mean.w, server.c + round.weight * mean.c
         )

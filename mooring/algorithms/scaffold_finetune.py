@@ -32,14 +32,14 @@ class ScaffoldFinetune(Scaffold):
     tune_epochs: int = 0  # passes over the data instead of steps, when > 0
 
     paper: ClassVar[str] = "apfl, Section 5"
-    last_stage: ClassVar[bool] = True
-    newcomer: ClassVar[str] = "finish"
+    finetunes: ClassVar[bool] = True
+    new_client_method: ClassVar[str] = "finish"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_ranges(self, tune_steps=(0, None), tune_epochs=(0, None))
 
-    def finish(self, server, client, task, data, round):
+    def finetune(self, server, client, task, data, round):
         return Tuned(finetune_global(self, task, server.w, data, round, tracked_updates(client.visits)))
 
     def personal_model(self, server, client):

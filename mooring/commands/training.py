@@ -218,7 +218,7 @@ def resume(run: RunArgument, json_: Json = False, trust_code: TrustCode = False)
     show_written(display, run, instead if json_ else None)
 
 
-@app.command(epilog="Example: mooring watch runs/heart-fedprox_one_stage-1")
+@app.command(epilog="Example: mooring watch runs/heart-fedprox_personal-1")
 def watch(run: RunArgument) -> None:
     """Show the progress of a run that is not finished.
 

@@ -5,7 +5,7 @@ replies, whose replies were merged, which round is the best so far, how deployed
 `fit` and the algorithms reach for nothing else, so that a federation in one process and one across machines run the
 same lines. A run goes
 
-    facts -> Algorithm.settle -> Algorithm.start -> begin -> (ask -> accept -> evaluate -> mark_best)* -> models
+    client_statistics -> Algorithm.resolve -> Algorithm.init -> begin -> (ask -> accept -> evaluate -> mark_best)* -> models
 
 A client's state lives with the client. It has a generation for each round whose reply was merged, 0 being the first
 state. An ask names the generation to start from (the client's last merged round), so a reply that was lost, came late
@@ -83,7 +83,7 @@ class Exchange(Protocol):
         (`guard.pattern_of` makes it after `begin`); None where they are made here, and so of one shape."""
         ...
 
-    def facts(self, w0: Tensor, asks: tuple[str, ...]) -> ClientStatistics:
+    def client_statistics(self, w0: Tensor, asks: tuple[str, ...]) -> ClientStatistics:
         """What all clients tell before the first round, stacked in roster order; optional facts as `asks` names."""
         ...
 
@@ -98,7 +98,7 @@ class Exchange(Protocol):
         """Let the clients at these places (ascending) visit; wait at most `deadline` seconds.
 
         The messages are good until the next ask, which may use their memory again. Their new states count only once
-        `accept` names them. What `Algorithm.kept` names of the server's state is not sent.
+        `accept` names them. What `Algorithm.server_only` names of the server's state is not sent.
         """
         ...
 
@@ -136,4 +136,4 @@ class Exchange(Protocol):
 
 def visible_state(algorithm: Any, server: Any) -> Any:
     """The server's state as clients see it: the parts that visits do without are not sent."""
-    return server._replace(**dict.fromkeys(algorithm.kept)) if algorithm.kept else server
+    return server._replace(**dict.fromkeys(algorithm.server_only)) if algorithm.server_only else server

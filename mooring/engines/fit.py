@@ -62,7 +62,7 @@ from mooring.runs.sections import Options
 from mooring.runs.table_schemas import clients_table, rounds_table
 from mooring.tasks.network import NetworkTask, build_module
 
-BASELINE_ALGORITHMS = {"local": "local", "pooled": "global"}  # by column: the algorithm that is trained beside
+BASELINE_ALGORITHMS = {"local": "local", "pooled": "pooled"}  # by column: the algorithm that is trained beside
 MAX_SHOWN_CLIENTS = 4  # clients that a result shows when it is printed
 
 OnProgress = Callable[[str, int, int], None]  # (what is running, rounds done, rounds in all)
@@ -244,7 +244,7 @@ def fit(
     `data` is a table's path, a data frame, (X, y, groups), `Clients`, each client's own data by name, or a run file;
     a network comes as `model`, or first as in `fit(model, clients)`: the weights of a module are the start, a function
     makes a fresh one. `algorithm` is a name (its fields in `settings`), "my_file.py:MyAlgorithm", or an algorithm;
-    without one it is the run file's, or fedprox_one_stage, for networks fedavg_localized. `options` are those of the
+    without one it is the run file's, or fedprox_personal, for networks fedavg_finetune. `options` are those of the
     run file's sections [data], [task] and [training], and override what the run file says; `loss` may be a function.
     With `out` the run is written there and can be resumed; without, nothing is written. `trust_code` lets an untrusted
     run file run the code that it names.

@@ -19,7 +19,7 @@ NOT_FINITE = "its own model is no longer finite"
 
 def initial_states(algorithm: Any, task: Task, w0: Tensor, clients: int) -> Any:
     """The states [C, ...] of clients that were never merged."""
-    first = algorithm.start(task, w0)[1]
+    first = algorithm.init(task, w0)[1]
     return type(first)(*(part.expand(clients, *part.shape).clone() for part in first))
 
 
@@ -27,7 +27,7 @@ def client_update(
     algorithm: Any, task: Task, server: Any, client: Any, data: CohortData, round: Round, meter: CostMeter
 ) -> tuple[Any, Any]:
     """A stay: new states and messages; its work is counted on `meter`."""
-    return algorithm.visit(server, client, MeteredTask(task, meter), data, round)
+    return algorithm.client_update(server, client, MeteredTask(task, meter), data, round)
 
 
 def finite_states(states: Any) -> Tensor:
@@ -49,10 +49,10 @@ def personal_models(
     A last stage is for every client that has rows, asked before or not. Without one, a client that was never merged
     has nothing of its own and deploys the global model, and so does a client without rows.
     """
-    final = algorithm.finish(server, client, task, data, round)
+    final = algorithm.finetune(server, client, task, data, round)
     own = algorithm.personal_model(server, final).expand(len(data), -1)
     plain = data.train.size == 0
-    if not algorithm.last_stage:
+    if not algorithm.finetunes:
         plain = plain | (merged == 0)
     return torch.where(plain[:, None], algorithm.global_model(server), own)
 

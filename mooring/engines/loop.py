@@ -144,14 +144,14 @@ def resolve(algorithm: Any, task: Task, exchange: Exchange, seed: int = 0, w0: T
 
     The first model is the task's own for this seed, unless `w0` is given.
     """
-    for need in algorithm.needs:
+    for need in algorithm.required_capabilities:
         if not getattr(task, need):
             raise RequestError(f"{algorithm.name} needs a task with {need!r}, and task '{task.name}' has none.")
     w0 = task.start(seed) if w0 is None else w0
     check_weights(exchange.roster.names, exchange.roster.p)
-    asks = (*algorithm.asks, ALL_RESOLVED) if algorithm.is_resolved else algorithm.asks
-    ready = algorithm.settle(task, gather_statistics(exchange, w0, asks))
-    server, _ = ready.start(task, w0)
+    asks = (*algorithm.required_statistics, ALL_RESOLVED) if algorithm.is_resolved else algorithm.required_statistics
+    ready = algorithm.resolve(task, gather_statistics(exchange, w0, asks))
+    server, _ = ready.init(task, w0)
     exchange.begin(ready, w0)
     return ready, server
 
@@ -159,9 +159,9 @@ def resolve(algorithm: Any, task: Task, exchange: Exchange, seed: int = 0, w0: T
 def gather_statistics(exchange: Exchange, w0: Tensor, asks: tuple[str, ...]) -> ClientStatistics:
     """The clients' facts; a client whose own are not finite is named, also where they make the common ones fail."""
     try:
-        facts = exchange.facts(w0, asks)
+        facts = exchange.client_statistics(w0, asks)
     except (ArithmeticError, RuntimeError, ValueError):  # of linear algebra, on numbers that are none
-        check_statistics(exchange.roster.names, exchange.facts(w0, ()))
+        check_statistics(exchange.roster.names, exchange.client_statistics(w0, ()))
         raise
     check_statistics(exchange.roster.names, facts)
     return facts
@@ -256,7 +256,7 @@ def rounds_of(
         begin = time.perf_counter()
         cohort = torch.arange(m) if algorithm.one_shot else draw_cohort(plan, lots, t)
         turn = Round(t, rounds, m, len(cohort), float(roster.p[cohort].sum()), plan.seed)
-        down = count_bytes(progress.server, algorithm.kept) * len(cohort)
+        down = count_bytes(progress.server, algorithm.server_only) * len(cohort)
         replies = yield Ask(exchange, progress.server, cohort, turn, plan.deadline)
         begin += replies.elsewhere
         if plan.attack is not None:
@@ -276,7 +276,7 @@ def rounds_of(
                 turn = turn._replace(cohort=len(taken), weight=float(roster.p[taken].sum()))
                 share = cap_shares(roster.p[taken], plan.weight_cap)
                 mean = average(clip_messages(message, plan.clip), share, plan.average)
-            progress.server = algorithm.merge(progress.server, mean, turn)
+            progress.server = algorithm.server_update(progress.server, mean, turn)
             exchange.accept(taken, turn)
         lost = refused | {place: why for place, why in replies.missing.items() if why == NOT_FINITE}
         progress.barren = 0 if len(taken) or not lost else progress.barren + 1

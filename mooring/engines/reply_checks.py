@@ -107,7 +107,7 @@ def message_pattern(algorithm: Any, task: Task, w0: Tensor, x: Tensor, y: Tensor
     rows = Rows.stack([torch.zeros_like(x)], [torch.zeros_like(y)])
     index = torch.tensor([0])
     data = CohortData(np.zeros(1, np.uint64), index, torch.ones(1, dtype=torch.float64), rows, rows)
-    server, _ = algorithm.start(task, w0)
+    server, _ = algorithm.init(task, w0)
     first = local_update.initial_states(algorithm, task, w0, 1)
     return local_update.client_update(algorithm, task, server, first, data, Round(1, 1, 1, 1, 1.0, 0), CostMeter())[1]
 

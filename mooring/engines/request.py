@@ -215,7 +215,7 @@ def methods_to_compare(known: list[Tables], methods: Sequence[Any] | None, setti
     if methods is None:
         mine = [one["name"] for one in known]
         methods = (
-            mine or DEFAULT_METHODS if len(mine) != 1 else [*(n for n in ("local", "global") if n not in mine), *mine]
+            mine or DEFAULT_METHODS if len(mine) != 1 else [*(n for n in ("local", "pooled") if n not in mine), *mine]
         )
     out: list[Tables] = []
     for method in methods if len(known) < 2 else dict.fromkeys(methods):

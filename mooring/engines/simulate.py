@@ -80,7 +80,7 @@ def simulating(
     exchange = Simulator(task, clients, clients.weights(weights), chunk)
     if settled:
         begin = task.start(plan.seed) if w0 is None else w0
-        ready, server = algorithm, algorithm.start(task, begin)[0]
+        ready, server = algorithm, algorithm.init(task, begin)[0]
         exchange.begin(ready, begin)
     else:
         ready, server = resolve(algorithm, task, exchange, plan.seed, w0)

@@ -50,14 +50,14 @@ class Simulator:
         sizes = {part: getattr(self.clients, part).size for part in PARTS}
         return ClientRoster(self.clients.names, self.data.keys, self.p, sizes)
 
-    def facts(self, w0: Tensor, asks: tuple[str, ...] = ("fit", "alone")) -> ClientStatistics:
+    def client_statistics(self, w0: Tensor, asks: tuple[str, ...] = ("fit", "alone")) -> ClientStatistics:
         if asks not in self.known or not torch.equal(self.known[asks][0], w0):
             self.known[asks] = w0, collect_statistics(self.task, self.data, w0, asks)
         return self.known[asks][1]
 
     def begin(self, algorithm: Any, w0: Tensor) -> None:
         self.algorithm = algorithm
-        self.states, self.best = ClientStates(algorithm.start(self.task, w0)[1], len(self.clients)), None
+        self.states, self.best = ClientStates(algorithm.init(self.task, w0)[1], len(self.clients)), None
 
     def ask(self, server: Any, cohort: Tensor, round: Round, deadline: float | None = None) -> Replies:
         """Everyone answers at once, so that there is nothing to wait for."""
@@ -117,7 +117,7 @@ class Simulator:
         return {part: Scores(risk, rows[part].size, told.get(part, {})) for part, risk in zip(parts, found)}
 
     def models(self, server: Any, round: Round, at: str = LAST) -> Tensor:
-        if not self.algorithm.last_stage:
+        if not self.algorithm.finetunes:
             one = self.algorithm.personal_model(server, self._states(at).take(torch.zeros(1, dtype=torch.long)))
             shared = self.algorithm.global_model(server)
             if one is shared:  # the same for all: a view, not a copy for everyone

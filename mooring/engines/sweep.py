@@ -184,7 +184,7 @@ def update_cohorts_together(asks: Sequence[Ask], wanted: Sequence[int] | None = 
     states = stack_states([exchange.states.take(cohort) for exchange, cohort in zip(exchanges, cohorts)])
     numbers = {
         name: torch.tensor([float(getattr(one.algorithm, name)) for one in exchanges], dtype=torch.float64)
-        for name in first.algorithm.swept
+        for name in first.algorithm.per_client_fields
     }
     meters: list[CostMeter] = []
 
@@ -215,7 +215,7 @@ def update_cohorts_together(asks: Sequence[Ask], wanted: Sequence[int] | None = 
 
 def _sweepable(algorithm: Any) -> bool:
     """Whether clients of several runs of the algorithm can be one cohort; promises of solves are told run by run."""
-    free = [getattr(algorithm, name) for name in algorithm.swept]
+    free = [getattr(algorithm, name) for name in algorithm.per_client_fields]
     plain = not algorithm.pooled and not algorithm.one_shot and not getattr(algorithm, "tol", 0)
     return bool(free) and plain and not any(isinstance(value, PerClientPenalty) for value in free)
 
@@ -224,7 +224,9 @@ def _likeness(algorithm: Any) -> Any:
     """Equal for algorithms whose visits can be one."""
     if not _sweepable(algorithm):
         return id(algorithm)
-    theirs = {field.name for field in fields(algorithm)} - set(algorithm.swept) - set(algorithm.merges)
+    theirs = (
+        {field.name for field in fields(algorithm)} - set(algorithm.per_client_fields) - set(algorithm.server_fields)
+    )
     return type(algorithm), tuple((name, repr(getattr(algorithm, name))) for name in sorted(theirs))
 
 

@@ -81,7 +81,7 @@ def time_round(job: Job, algorithm: Any, threads: int, chunk: int, kernels: str)
     task = set_kernels(job.task, kernels)
     exchange, w0 = Simulator(task, job.clients, job.clients.weights(), chunk), task.start(job.plan.seed)
     exchange.begin(algorithm, w0)
-    server, m, took = algorithm.start(task, w0)[0], len(job.clients), []
+    server, m, took = algorithm.init(task, w0)[0], len(job.clients), []
     for t in range(1, TIMED_ROUNDS + 2):
         cohort = loop.sample_cohort(job.plan, exchange.data.keys, t)
         begin = time.perf_counter()

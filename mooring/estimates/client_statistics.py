@@ -5,10 +5,10 @@
     "spread"       how the clients vary, which lam = "auto" needs (`task_random_effects.py`: sums, or penalised fits)
     "rules"        that, and the summaries behind every other rule for lam (`client_summaries.py` says what they reveal)
     "alone"        validation risk of each client's own fits, by ridge
-    SETTLED        nothing is left to settle: the constants of a network, which are dear to measure, are nan
+    ALL_RESOLVED   nothing is left to resolve: the constants of a network, which are dear to measure, are nan
 
-An algorithm's `asks` names what it needs; nothing else is computed. What a task cannot tell (networks, kinked losses,
-more parameters than DENSE) is None, and settings fall back on the scalars.
+An algorithm's `required_statistics` names what it needs; nothing else is computed. Statistics that a task does not have
+(networks, nonsmooth losses, very many parameters) are None, and hyperparameters are resolved from the scalars.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from mooring.tasks.proximal import MAX_DENSE_PARAMETERS
 
 RIDGE_GRID = torch.logspace(-4, 2, 25, dtype=torch.float64)  # what "a ridge chosen on validation" chooses from
 MAX_PROBE_ROWS = 256  # rows of a client that a network's curvature is measured on
-ALL_RESOLVED = "settled"  # asked where no setting is a word
+ALL_RESOLVED = "resolved"  # sent where no hyperparameter is a word
 LOCAL_FIT_RIDGE = 1e-6  # makes every client's own fit exist, also where its rows do not determine it
 
 
@@ -49,42 +49,42 @@ class ClientStatistics(NamedTuple):
     )  # what all of them say together: how they vary and, for "rules", every rule's lam
 
 
-def collect_statistics(task: Task, data: CohortData, w0: Tensor, asks: tuple[str, ...] = ()) -> ClientStatistics:
-    """The facts of a cohort whose rows are here; the optional ones only where asked for."""
+def collect_statistics(task: Task, data: CohortData, w0: Tensor, required: tuple[str, ...] = ()) -> ClientStatistics:
+    """The statistics of a cohort whose rows are here; the optional ones only where asked for."""
     return add_federation_estimates(
-        compute_statistics(task, data, w0, asks), task, InMemoryQueries(task, data.train), asks
+        compute_statistics(task, data, w0, required), task, InMemoryQueries(task, data.train), required
     )
 
 
-def compute_statistics(task: Task, data: CohortData, w0: Tensor, asks: tuple[str, ...] = ()) -> ClientStatistics:
-    """What each client tells of itself: the facts of many are stacked."""
+def compute_statistics(task: Task, data: CohortData, w0: Tensor, required: tuple[str, ...] = ()) -> ClientStatistics:
+    """What each client tells of itself: the statistics of many are stacked."""
     return data.each(
-        lambda block, _: _of_block(task, block, w0, asks), chunk_size(task) if task.solve is None else None
+        lambda block, _: _of_block(task, block, w0, required), chunk_size(task) if task.solve is None else None
     )
 
 
 def add_federation_estimates(
-    each: ClientStatistics, task: Task, answers: ClientQueries, asks: tuple[str, ...]
+    each: ClientStatistics, task: Task, answers: ClientQueries, required: tuple[str, ...]
 ) -> ClientStatistics:
-    """All clients' facts with what they say together, as far as it was asked for."""
-    if not {"spread", "rules"} & set(asks):
+    """All clients' statistics with what they say together, as far as it was asked for."""
+    if not {"spread", "rules"} & set(required):
         return each
-    return each._replace(federation=estimate_federation(task, answers, each.p, everything="rules" in asks))
+    return each._replace(federation=estimate_federation(task, answers, each.p, everything="rules" in required))
 
 
-def _of_block(task: Task, data: CohortData, w0: Tensor, asks: tuple[str, ...]) -> ClientStatistics:
+def _of_block(task: Task, data: CohortData, w0: Tensor, required: tuple[str, ...]) -> ClientStatistics:
     rows = data.train.full(task) if task.solve is not None else _probe(data)
     dear = (
         task.solve is None or task.dim > MAX_DENSE_PARAMETERS
     )  # no fits and no Hessians of such tasks only to settle a number
-    if task.solve is None and ALL_RESOLVED in asks:
+    if task.solve is None and ALL_RESOLVED in required:
         constants = Constants(*(torch.full((len(data),), torch.nan, dtype=torch.float64) for _ in Constants._fields))
     else:
         constants = Constants(*(c.double() for c in task.constants(rows, w0.expand(len(data), -1) if dear else None)))
     fit = alone = None
-    if not dear and task.smooth_loss and "fit" in asks:
+    if not dear and task.smooth_loss and "fit" in required:
         fit = task.prox(torch.zeros(1, task.dim, dtype=task.dtype), LOCAL_FIT_RIDGE, rows)
-    if task.prox is not None and task.dim <= MAX_DENSE_PARAMETERS and "alone" in asks:
+    if task.prox is not None and task.dim <= MAX_DENSE_PARAMETERS and "alone" in required:
         alone = _ridge_path(task, rows, data.validation.padded())
     sizes = data.train.size.double(), data.validation.size.double()
     return ClientStatistics(sizes[0], data.p, *constants, fit, alone, sizes[1], None)

@@ -27,9 +27,9 @@ class CurvatureBounds(NamedTuple):
     noise: float
 
 
-def bound_curvature(owner: str, task: Task, facts: Any) -> CurvatureBounds:
+def bound_curvature(owner: str, task: Task, statistics: Any) -> CurvatureBounds:
     """mu, smooth and noise of all clients; refused unless 0 < mu <= smooth < infinity."""
-    mu, smooth, noise = float(facts.convex.min()), float(facts.smooth.max()), float(facts.noise.max())
+    mu, smooth, noise = float(statistics.convex.min()), float(statistics.smooth.max()), float(statistics.noise.max())
     if not np.isfinite([smooth, noise]).all():
         raise RequestError(f"{owner} needs the smoothness of the loss, and task '{task.name}' cannot tell it.")
     if not mu > 0:
@@ -40,21 +40,21 @@ def bound_curvature(owner: str, task: Task, facts: Any) -> CurvatureBounds:
     return CurvatureBounds(mu, smooth, noise)
 
 
-def require_federation(owner: str, task: Task, facts: Any) -> FederationEstimates:
+def require_federation(owner: str, task: Task, statistics: Any) -> FederationEstimates:
     """The federation's estimates, refused in one sentence where there are none."""
-    if facts.federation is None:
+    if statistics.federation is None:
         raise RequestError(
             f"{owner} needs to know how the clients vary, and task '{task.name}' on these rows cannot tell: it takes a "
             "smooth convex task, two clients, and more rows than parameters."
         )
-    return facts.federation
+    return statistics.federation
 
 
-def resolve_lam_rule(owner: str, rule: str, task: Task, facts: Any) -> float | PerClientPenalty:
+def resolve_lam_rule(owner: str, rule: str, task: Task, statistics: Any) -> float | PerClientPenalty:
     """lam as a rule gives it, in numbers that an algorithm can run with: at most CAP times the smoothness."""
-    federation = require_federation(owner, task, facts)
+    federation = require_federation(owner, task, statistics)
     found = federation.rules[rule]
-    most = MAX_LAM_PER_SMOOTHNESS * float(facts.smooth[federation.clients].max())
+    most = MAX_LAM_PER_SMOOTHNESS * float(statistics.smooth[federation.clients].max())
     lam = torch.as_tensor(found.lam, dtype=torch.float64)
     if bool(lam.isnan().any()):
         raise RequestError(f"{owner} has no value here: {' '.join(found.warnings) or 'its constants are unknown.'}")
@@ -68,7 +68,7 @@ def resolve_lam_rule(owner: str, rule: str, task: Task, facts: Any) -> float | P
     if rule == "coefficient":
         return PerClientPenalty(per_coefficient=tuple(lam.clamp(max=most).tolist()))
     each, factor = (lam, None) if lam.ndim == 1 else lam_factors(federation.diagonal or federation.scalar, federation.n)
-    everyone = torch.full((len(facts.n),), most, dtype=torch.float64)  # who has no rows follows the common model
+    everyone = torch.full((len(statistics.n),), most, dtype=torch.float64)  # who has no rows follows the common model
     everyone[federation.clients] = each.clamp(max=most)
     per_client = tuple(everyone.tolist())
     return PerClientPenalty(

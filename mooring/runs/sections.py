@@ -14,9 +14,9 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic.fields import FieldInfo
 
 FORMAT_VERSION = 2
-DEFAULT_ALGORITHM = "fedprox_one_stage"  # what `fit` trains if nobody says otherwise
-DEFAULT_NETWORK_ALGORITHM: dict[str, Any] = {"name": "fedavg_localized", "tune_steps": 50}  # and of networks
-DEFAULT_METHODS = ("local", "global", "fedavg", "fedprox_shared", "fedprox_one_stage")  # what `compare` compares
+DEFAULT_ALGORITHM = "fedprox_personal"  # what `fit` trains if nobody says otherwise
+DEFAULT_NETWORK_ALGORITHM: dict[str, Any] = {"name": "fedavg_finetune", "tune_steps": 50}  # and of networks
+DEFAULT_METHODS = ("local", "global", "fedavg", "fedprox", "fedprox_personal")  # what `compare` compares
 
 
 def installed_version() -> str:

@@ -70,7 +70,7 @@ def test_none_of_the_common_model_is_fine_tuning():
     torch.testing.assert_close(mixed, tuned, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["fedprox_one_stage", "fedprox_two_stage", "ditto", "pfedme", "l2gd"])
+@pytest.mark.parametrize("name", ["fedprox_personal", "fedprox_two_stage", "ditto", "pfedme", "l2gd"])
 @pytest.mark.parametrize("problem", ["linear", "logistic"])
 def test_moored_methods_give_the_proximal_point(name, problem):
     _, w, model, data, task = newcomer(name, {"lam": 0.4}, problem)
@@ -97,14 +97,14 @@ def test_without_a_prox_the_proximal_point_is_approached():
 def test_fine_tuning_methods_use_their_own_last_stage():
     _, w, model, data, task = newcomer("per_fedavg", {"tune_steps": 1, "inner_eta": 0.1})
     torch.testing.assert_close(model, w - 0.1 * task.grad(w[None], data.train.full(task))[0])
-    _, w, model, data, task = newcomer("fedavg_localized", {"tune_steps": 2, "eta": 0.1})
+    _, w, model, data, task = newcomer("fedavg_finetune", {"tune_steps": 2, "eta": 0.1})
     v = w[None]
     for _ in range(2):
         v = v - 0.1 * task.grad(v, data.train.full(task))
     torch.testing.assert_close(model, v[0])
 
 
-@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedprox_shared"])
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedprox"])
 def test_shared_models_are_fine_tuned(name):
     _, w, model, data, task = newcomer(name, {"eta": 0.05, "steps": 3}, stays=2)
     v = w[None]
@@ -142,10 +142,10 @@ def test_every_algorithm_declares_a_way_that_it_can_go(name):
     """A prox is for personal models that lam pulls, never for a shared one; a last stage must be there to be used."""
     task, clients = PROBLEMS["linear"]()
     algorithm, exchange, _ = settled_simulator(build(name, {}), task, clients)
-    way, personal = find(name).newcomer, hasattr(exchange.states.first, "v")
+    way, personal = find(name).new_client_method, hasattr(exchange.states.first, "v")
     assert way in ADAPTATION_METHODS
     assert (way == "prox") == (personal and hasattr(algorithm, "lam"))
-    assert way != "finish" or algorithm.last_stage
+    assert way != "finish" or algorithm.finetunes
     assert personal or way in ("tune", "finish")
 
 

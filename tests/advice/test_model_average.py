@@ -232,13 +232,13 @@ def test_runs_of_before_and_other_ways_are_as_they_were(advised, tmp_path):
     asked, models = directory.run.algorithm, directory.models
     algorithm = build(asked.name, asked.fields)
     directory.write_models(models._replace(mix=None))
-    before, other = personalize(directory.path, rows), personalize(path, rows, how=algorithm.newcomer)
-    assert before.way == other.way == algorithm.newcomer == "prox"
+    before, other = personalize(directory.path, rows), personalize(path, rows, how=algorithm.new_client_method)
+    assert before.way == other.way == algorithm.new_client_method == "prox"
     pd.testing.assert_frame_equal(before.clients, other.clients)
     assert torch.equal(before.models, other.models)
     clients = load(rows, schema=schema, dtype=task.dtype)
     whole = replace_client_rows(clients, concatenate_rows(clients.train, clients.test), clients.validation)
-    server = algorithm.start(task, models.centre)[0]
+    server = algorithm.init(task, models.centre)[0]
     moored = adapt_models(algorithm, server, task, whole.cohort(), Round(1, 1, 6, 6, 1.0, 0))
     which = np.flatnonzero(before.clients["recommended"] == "personal").tolist()
     assert len(which) > 2 and torch.equal(before.models[which], moored[which])

@@ -22,13 +22,13 @@ def test_fit_and_theory_and_advise_tell_the_same_lambda(name):
     theory = report_theory(job.task, job.clients).lam
     assert find_theory(prepare(request(table, purpose="advise", **columns))).lam == theory
     assert set(theory) == {"auto", *LAMBDA_RULES}
-    trained = mooring.fit(table, algorithm="fedprox_one_stage", rounds=1, **columns).trained.algorithm
+    trained = mooring.fit(table, algorithm="fedprox_personal", rounds=1, **columns).trained.algorithm
     assert trained.lam == theory["auto"]["value"] == theory["one"]["value"]
     facts = collect_statistics(job.task, job.clients.cohort(), job.task.start(), ("rules",))
     for rule in LAMBDA_RULES:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # theorems may ask for more than the cap
-            lam, told = build("fedprox_one_stage", {"lam": rule}).settle(job.task, facts).lam, theory[rule]
+            lam, told = build("fedprox_personal", {"lam": rule}).resolve(job.task, facts).lam, theory[rule]
         if "numbers" not in told:
             assert lam == told["value"], rule
         elif rule in ("client", "shrinkage"):
@@ -40,5 +40,5 @@ def test_the_other_methods_start_from_it_too():
     job = prepare(request(HSB82.path, purpose="fit", algorithm="local", **HSB82.columns))
     lam = report_theory(job.task, job.clients).lam["auto"]["value"]
     facts = collect_statistics(job.task, job.clients.cohort(), job.task.start(), ("spread", "fit"))
-    for name in ("ditto", "fedprox_two_stage", "fedprox_shared", "pfedme", "l2gd"):
-        assert build(name, {}).settle(job.task, facts).lam == lam, name
+    for name in ("ditto", "fedprox_two_stage", "fedprox", "pfedme", "l2gd"):
+        assert build(name, {}).resolve(job.task, facts).lam == lam, name

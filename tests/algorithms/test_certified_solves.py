@@ -19,19 +19,19 @@ from tests.support.problems import PROBLEMS, settled_simulator
 
 THEORY = {"lam": "theory", "inner": "descent"}
 KEPT = [
-    ("fedprox_shared", THEORY),
-    ("fedprox_shared", {"lam": 2.0, "growth": "smooth", "inner": "descent", "steps": 300}),
+    ("fedprox", THEORY),
+    ("fedprox", {"lam": 2.0, "growth": "smooth", "inner": "descent", "steps": 300}),
     ("fedmspp", {**THEORY, "batch": 3}),
     ("fedmspp", {"lam": 1.0, "inner": "descent", "batch": 0, "steps": 300, "tol": 1e-3}),
-    ("fedprox_one_stage", {"lam": 0.5, "inner": "descent", "steps": 300, "tol": 1e-3}),
+    ("fedprox_personal", {"lam": 0.5, "inner": "descent", "steps": 300, "tol": 1e-3}),
     ("pfedme", {"lam": 0.5, "inner_steps": 300, "tol": 1e-3}),
 ]
 BROKEN = [
-    ("fedprox_shared", {**THEORY, "eta": 1e-5}),
-    ("fedprox_shared", {"lam": "theory", "inner": "sgd", "eta": 1e-5}),
-    ("fedprox_shared", {"lam": 2.0, "growth": "smooth", "inner": "descent", "steps": 2, "lipschitz": 1e-3}),
+    ("fedprox", {**THEORY, "eta": 1e-5}),
+    ("fedprox", {"lam": "theory", "inner": "sgd", "eta": 1e-5}),
+    ("fedprox", {"lam": 2.0, "growth": "smooth", "inner": "descent", "steps": 2, "lipschitz": 1e-3}),
     ("fedmspp", {**THEORY, "batch": 3, "eta": 1e-5}),
-    ("fedprox_one_stage", {"lam": 0.5, "inner": "descent", "steps": 1, "tol": 1e-3}),
+    ("fedprox_personal", {"lam": 0.5, "inner": "descent", "steps": 1, "tol": 1e-3}),
     ("pfedme", {"lam": 0.5, "inner_steps": 1, "steps": 1, "tol": 1e-6}),
 ]
 
@@ -61,7 +61,7 @@ def test_a_broken_promise_is_counted_and_said(name, fields):
 def test_what_is_recorded_is_the_gradient_of_the_subproblem(inner):
     task, clients = PROBLEMS["logistic"]()
     fields = {"lam": "theory", "inner": inner, "eta": 1e-3, "steps": 1}
-    ready, exchange, server = settled_simulator(build("fedprox_shared", fields), task, clients)
+    ready, exchange, server = settled_simulator(build("fedprox", fields), task, clients)
     turn = Round(1, 50, 5, 3, 1.0, 0)
     cohort = torch.tensor([0, 2, 4])
     replies, now = exchange.ask(server, cohort, turn), ready.at(turn)
@@ -74,7 +74,7 @@ def test_what_is_recorded_is_the_gradient_of_the_subproblem(inner):
 
 
 def test_methods_that_promise_nothing_record_nothing():
-    for name in ("fedavg", "fedprox_one_stage", "pfedme"):
+    for name in ("fedavg", "fedprox_personal", "pfedme"):
         row = records(name, {}, rounds=1)[0]
         assert row["promised"] == row["broken"] == 0 and isnan(row["gradient_reached"])
 
@@ -95,28 +95,28 @@ def test_a_fit_writes_the_columns_and_says_it(tmp_path):
     frame = pd.DataFrame({"x": rng.normal(size=60), "g": np.repeat(list("abc"), 20)})
     frame["y"] = frame["x"] + rng.normal(size=60)
     settings = {"lam": 1.0, "inner": "descent", "steps": 1, "tol": 1e-9}
-    with pytest.warns(UserWarning, match="fedprox_shared: 6 of 6 inner solves did not reach"):
-        fit(frame, algorithm="fedprox_shared", settings=settings, client="g", target="y", rounds=2, out=tmp_path / "r")
+    with pytest.warns(UserWarning, match="fedprox: 6 of 6 inner solves did not reach"):
+        fit(frame, algorithm="fedprox", settings=settings, client="g", target="y", rounds=2, out=tmp_path / "r")
     rounds = pd.read_parquet(tmp_path / "r" / "rounds.parquet")
     assert rounds["broken"].tolist() == rounds["promised"].tolist() == [3, 3]
     assert (rounds["gradient_reached"] > rounds["gradient_promised"]).all()
 
 
-@pytest.mark.parametrize("name", ["fedprox_shared", "fedmspp"])
+@pytest.mark.parametrize("name", ["fedprox", "fedmspp"])
 def test_a_growing_lam_never_promises_zero(name):
     """Without a Lipschitz constant it comes from the clients' facts, or the request is refused."""
     fields = {"lam": 2.0, "growth": "smooth", "inner": "descent", **({"batch": 3} if name == "fedmspp" else {})}
     task, clients = PROBLEMS["logistic"]()
     ready, exchange, _ = settled_simulator(build(name, fields), task, clients)
-    assert ready.lipschitz == pytest.approx(float(exchange.facts(task.start()).noise.max()))
+    assert ready.lipschitz == pytest.approx(float(exchange.client_statistics(task.start()).noise.max()))
     assert ready.at(Round(1, 9, 5, 3, 1.0, 0)).tol > 0
-    facts = exchange.facts(task.start())
+    facts = exchange.client_statistics(task.start())
     with pytest.raises(RequestError, match="set lipschitz, or inner = 'exact'"):
-        build(name, fields).settle(task, facts._replace(noise=torch.zeros(5, dtype=torch.float64)))
+        build(name, fields).resolve(task, facts._replace(noise=torch.zeros(5, dtype=torch.float64)))
 
 
 def test_with_everybody_remark_2_sets_the_step_and_its_promise():
-    ready, *_ = settled_simulator(build("fedprox_shared", THEORY), *PROBLEMS["logistic"]())
+    ready, *_ = settled_simulator(build("fedprox", THEORY), *PROBLEMS["logistic"]())
     smooth, horizon = ready.lam / 3, 1000
     everybody, some = (ready.at(Round(1, horizon, 5, cohort, 1.0, 0)) for cohort in (5, 4))
     step = rate.full_participation_step(smooth, horizon)
@@ -125,7 +125,7 @@ def test_with_everybody_remark_2_sets_the_step_and_its_promise():
     assert some.lam == pytest.approx(ready.lam * (horizon / 4) ** 0.5) and some.lam > everybody.lam
 
 
-@pytest.mark.parametrize("name", ["fedprox_shared", "fedmspp"])
+@pytest.mark.parametrize("name", ["fedprox", "fedmspp"])
 def test_the_random_output_is_the_model_of_a_random_round(name):
     """t* is uniform on 0..T-1; what is deployed is w_t*, whatever came after."""
     task, clients = PROBLEMS["linear"]()
@@ -141,7 +141,7 @@ def test_the_random_output_is_the_model_of_a_random_round(name):
             turn = Round(t, rounds, 5, 5, 1.0, seed)
             replies = exchange.ask(progress.server, torch.arange(5), turn)
             mean = (exchange.data.p[:, None] * replies.message).sum(0)
-            server = ready.merge(server, mean, turn)
+            server = ready.server_update(server, mean, turn)
             path.append(server.w)
         star = draw_output_round(turn)
         assert 0 <= star < rounds == plan.rounds

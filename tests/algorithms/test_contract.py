@@ -29,7 +29,7 @@ def visit(name, fields, problem, position=None):
     data = exchange.data.select(position)
     client = exchange.states.take(position)
     turn = Round(1, 3, len(clients), len(clients), 1.0, 0)  # everyone's round, whoever of it is visited here
-    return algorithm, server, client, data, turn, algorithm.visit(server, client, task, data, turn), task
+    return algorithm, server, client, data, turn, algorithm.client_update(server, client, task, data, turn), task
 
 
 def test_every_algorithm_has_a_row():
@@ -50,10 +50,10 @@ def test_keeps_shapes_and_dtypes(name, fields, problem):
         assert new.shape == old.shape and new.dtype == old.dtype
     for part in leaves(message):
         assert len(part) == len(data)
-    merged = algorithm.merge(server, weighted_mean(message, data.p), turn)
+    merged = algorithm.server_update(server, weighted_mean(message, data.p), turn)
     for old, new in zip(leaves(server), leaves(merged)):
         assert new.shape == old.shape and new.dtype == old.dtype
-    final = algorithm.finish(merged, after, task, data, turn)
+    final = algorithm.finetune(merged, after, task, data, turn)
     assert algorithm.personal_model(merged, final).shape[-1] == task.dim
     assert algorithm.personal_model(merged, final).dtype == task.dtype
 
@@ -66,8 +66,8 @@ def test_does_not_change_its_inputs(name, fields, problem):
     client = exchange.states.take(everyone)
     before = [leaf.clone() for leaf in leaves((server, client, exchange.data.train.x, exchange.data.train.y))]
     turn = Round(1, 3, len(clients), len(clients), 1.0, 0)
-    algorithm.visit(server, client, task, exchange.data, turn)
-    algorithm.finish(server, client, task, exchange.data, turn)
+    algorithm.client_update(server, client, task, exchange.data, turn)
+    algorithm.finetune(server, client, task, exchange.data, turn)
     for old, new in zip(before, leaves((server, client, exchange.data.train.x, exchange.data.train.y))):
         assert torch.equal(old, new)
 

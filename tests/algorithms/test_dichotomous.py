@@ -74,7 +74,7 @@ def test_given_constants_are_kept_and_the_others_are_the_clients_own():
 def test_full_data_takes_the_smaller_validation_risk(problem):
     task, clients, server, models, _ = run({"unit": "system", "ridge": 0.1}, problem)
     _, alone, _ = simulate(build("local", {"ridge": 0.1}), task, clients)
-    common = simulate(build("global", {}), task, clients)[0].w.expand_as(alone)
+    common = simulate(build("pooled", {}), task, clients)[0].w.expand_as(alone)
     torch.testing.assert_close(server.w, common[0])
     p = clients.weights()
     best = min(float(p @ risks(task, clients, alone)), float(p @ risks(task, clients, common)))
@@ -114,7 +114,7 @@ def test_extreme_splits_are_the_two_baselines(unit):
     task, clients = PROBLEMS["linear"]()
     fields = {"variant": "sample_split", "unit": unit, "ridge": 0.1}
     _, alone, _ = simulate(build("local", {"ridge": 0.1}), task, clients)
-    common = simulate(build("global", {}), task, clients)[0].w
+    common = simulate(build("pooled", {}), task, clients)[0].w
     torch.testing.assert_close(run({**fields, "fraction": 1.0})[3], alone)
     torch.testing.assert_close(run({**fields, "fraction": 0.0})[3], common.expand_as(alone))
 

@@ -38,7 +38,7 @@ def test_every_round_draws_fresh_records(replacement):
     ready, exchange, server = settled_simulator(build("fedmspp", fields), task, clients)
     spy = Spy(task)
     for t in (1, 2, 1):
-        ready.visit(server, None, spy, exchange.data, Round(t, 2, 5, 5, 1.0, 0))
+        ready.client_update(server, None, spy, exchange.data, Round(t, 2, 5, 5, 1.0, 0))
     first, second, again = spy.seen
     assert first.x.shape == (5, 4, 3) and bool((first.weight == 0.25).all())
     assert torch.equal(first.x, again.x) and not torch.equal(first.x, second.x)
@@ -53,7 +53,7 @@ def test_drawing_all_records_with_replacement_is_another_method():
     task, clients = PROBLEMS["linear"]()
     every = simulate(build("fedmspp", {"lam": 1.0, "batch": 0}), task, clients)[0].w
     drawn = simulate(build("fedmspp", {"lam": 1.0, "batch": 13, "replacement": True}), task, clients)[0].w
-    shared = simulate(build("fedprox_shared", {"lam": 1.0}), task, clients)[0].w
+    shared = simulate(build("fedprox", {"lam": 1.0}), task, clients)[0].w
     assert torch.equal(every, shared) and float((drawn - shared).norm()) > 1e-3
 
 
@@ -75,7 +75,7 @@ def test_theory_certifies_minibatch_solves_of_a_non_convex_loss():
     terms = (lipschitz, smooth * lipschitz * step / 12, lipschitz / 8 * (1 - step * smooth) ** 0.5)
     assert now.tol == pytest.approx(min(terms))
     w = torch.full((5, 4), 0.5, dtype=torch.float64)
-    change = ready.visit(server._replace(w=w[0]), None, task, exchange.data, turn)[1]
+    change = ready.client_update(server._replace(w=w[0]), None, task, exchange.data, turn)[1]
     batch = next(minibatches(task, exchange.data, turn, batch=4, steps=1, slot=0)).batch
     certificate = (task.grad(w + change, batch) + now.lam * change).norm(dim=1)
     assert bool((certificate <= now.tol).all()) and float(change.norm()) > 0
@@ -90,7 +90,7 @@ def test_no_batch_is_steeper_than_the_theory_takes_it(problem, replacement):
     facts = collect_statistics(task, data, task.start())
     for batch in (1, 2, 3):
         fields = {"lam": "theory", "batch": batch, "replacement": replacement}
-        smooth = build("fedmspp", fields).settle(task, facts).lam / 8
+        smooth = build("fedmspp", fields).resolve(task, facts).lam / 8
         pick = combinations_with_replacement if replacement else combinations
         for i in range(len(clients)):
             x, y = clients.train.of(i)
@@ -117,7 +117,7 @@ def test_on_absolute_regression_the_envelopes_gradient_decays_like_one_over_root
                 squares.append(moreau_gradient_norm(server.w.numpy(), near[0].numpy(), rho) ** 2)
             turn = Round(t, rounds, 4, 4, 1.0, 0)
             message = exchange.ask(server, torch.arange(4), turn).message
-            server = ready.merge(server, weighted_mean(message, p), turn)
+            server = ready.server_update(server, weighted_mean(message, p), turn)
         lipschitz = float(torch.cat([clients.train.of(i)[0] for i in range(4)]).square().sum(1).add(1).sqrt().max())
         means.append(np.mean(squares))
         assert means[-1] <= weakly_convex_bound(start, lipschitz, rho, rounds, 0.0)

@@ -29,11 +29,11 @@ MOORS = {
     ),
 }
 FORMS = [
-    ("fedprox_one_stage", {"gamma": "auto"}, tuple(MOORS)),
-    ("fedprox_one_stage", {"inner": "descent", "steps": 300, "tol": 1e-12}, tuple(MOORS)),
-    ("fedprox_one_stage", {"preset": "theory"}, ("number",)),
+    ("fedprox_personal", {"gamma": "auto"}, tuple(MOORS)),
+    ("fedprox_personal", {"inner": "descent", "steps": 300, "tol": 1e-12}, tuple(MOORS)),
+    ("fedprox_personal", {"preset": "theory"}, ("number",)),
     ("fedprox_two_stage", {"inner": "exact"}, tuple(MOORS)),
-    ("fedprox_shared", {}, ("number",)),
+    ("fedprox", {}, ("number",)),
     ("fedmspp", {"batch": 0}, ("number",)),
 ]
 
@@ -45,7 +45,7 @@ def test_every_form_reaches_the_minimiser_of_its_objective(name, fields, moor):
     server, models, _ = simulate(build(name, {"lam": given, **fields}), oracle.task, oracle.clients, rounds=150)
     w, v = oracle.minimiser(lam)
     np.testing.assert_allclose(server.w, w, atol=1e-8)
-    if name in ("fedprox_one_stage", "fedprox_two_stage"):
+    if name in ("fedprox_personal", "fedprox_two_stage"):
         np.testing.assert_allclose(models, v, atol=1e-8)
 
 
@@ -87,7 +87,7 @@ def test_stationarity_identities(problem):
     """Matrix 6: v_i = prox_i(w), w = sum p_i v_i, grad L_i(v_i) = lam (w - v_i), sum p_i grad L_i(v_i) = 0."""
     task, clients = PROBLEMS[problem]()
     p, rows = clients.weights(), clients.train
-    server, models, _ = simulate(build("fedprox_one_stage", {"lam": 0.7}), task, clients, rounds=200)
+    server, models, _ = simulate(build("fedprox_personal", {"lam": 0.7}), task, clients, rounds=200)
     w, v = minimize_objective(task, 0.7, p, rows)
     for common, personal in ((w, v), (server.w, models)):
         grad = task.grad(personal, rows.full(task))

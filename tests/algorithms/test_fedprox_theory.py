@@ -24,7 +24,7 @@ def test_the_preset_contracts_as_theorem_2_says(lam):
     """Matrix 14: over the long run |w_t - w~|^2 shrinks by at most r a round under Corollary 1's settings."""
     oracle = Quadratics(1)
     ready, exchange, server = settled_simulator(
-        build("fedprox_one_stage", {"lam": lam, "preset": "theory", "tol": 0.0}), oracle.task, oracle.clients
+        build("fedprox_personal", {"lam": lam, "preset": "theory", "tol": 0.0}), oracle.task, oracle.clients
     )
     expected = one_stage_rate.corollary_step_sizes(MU, SMOOTH, lam)
     assert (ready.eta, ready.gamma, ready.steps) == (
@@ -69,7 +69,7 @@ def test_a_certified_stop_is_near_the_prox():
     exact = oracle.task.prox(w, LAM, rows)
     work = []
     for tol in (0.1, 1e-4):
-        algorithm = build("fedprox_one_stage", {"lam": LAM, "inner": "descent", "tol": tol, "steps": 1000})
+        algorithm = build("fedprox_personal", {"lam": LAM, "inner": "descent", "tol": tol, "steps": 1000})
         _, exchange, server = settled_simulator(algorithm, oracle.task, oracle.clients)
         replies = exchange.ask(server, torch.arange(M), Round(1, 1, M, M, 1.0, 0))
         v = -replies.message.pull / LAM
@@ -84,7 +84,7 @@ def test_warm_starts_help_when_the_moor_is_loose():
     errors = {}
     for warm in (True, False):
         fields = {"lam": 0.1, "inner": "descent", "steps": 2, "tol": 0.0, "warm": warm}
-        _, models, _ = simulate(build("fedprox_one_stage", fields), oracle.task, oracle.clients, rounds=40)
+        _, models, _ = simulate(build("fedprox_personal", fields), oracle.task, oracle.clients, rounds=40)
         errors[warm] = float((models - torch.from_numpy(target)).norm())
     assert errors[True] < 0.1 * errors[False]
 
@@ -98,7 +98,7 @@ def test_rules_loosen_the_moor_as_clients_differ(rule):
         xs = [rng.normal(size=(60, 3)) for _ in range(8)]
         ys = [x @ (1 + spread * rng.normal(size=3)) + 0.1 * rng.normal(size=60) for x in xs]
         task, clients = Linear(3, intercept=False), from_arrays(xs, ys)
-        ready, *_ = settled_simulator(build("fedprox_one_stage", {"lam": rule}), task, clients)
+        ready, *_ = settled_simulator(build("fedprox_personal", {"lam": rule}), task, clients)
         found.append(np.mean(ready.lam.per_client) if rule == "shrinkage" else ready.lam)
     assert 0 < found[1] < found[0]
 
@@ -126,18 +126,18 @@ def test_rules_loosen_the_moor_as_clients_differ(rule):
 def test_infeasible_requests_are_one_sentence(fields, task, sentence):
     sizes = [4, 5, 6, 7, 8]  # fewer training rows than coefficients at the first client
     with pytest.raises(RequestError) as error:
-        settled_simulator(build("fedprox_one_stage", fields), task, linear_clients(sizes=sizes))
-    assert str(error.value).startswith(f"FedProxOneStage: {sentence}")
+        settled_simulator(build("fedprox_personal", fields), task, linear_clients(sizes=sizes))
+    assert str(error.value).startswith(f"FedProxPersonal: {sentence}")
 
 
 @pytest.mark.parametrize(
     "name, fields, task, sentence",
     [
         (
-            "fedprox_shared",
+            "fedprox",
             {"growth": "smooth", "lam": 0},
             None,
-            "FedProxShared: growth = 'smooth' needs lam as one number",
+            "FedProx: growth = 'smooth' needs lam as one number",
         ),
         ("fedmspp", {"lam": "theory", "batch": 0}, None, "FedMSPP: theory's lam needs batch > 0"),
         ("fedmspp", {"inner": "exact"}, Sigmoid(3), "FedMSPP: task 'sigmoid' has no exact prox; set inner = 'descent'"),
@@ -163,7 +163,7 @@ def test_partial_participation_stays_near_the_minimiser():
     for aggregation in ("average", "elastic"):
         fields = {"lam": 1.0, "gamma": 0.1, "aggregation": aggregation}
         server, models, _ = simulate(
-            build("fedprox_one_stage", fields), task, clients, 100, participation=0.6, weights="uniform"
+            build("fedprox_personal", fields), task, clients, 100, participation=0.6, weights="uniform"
         )
         assert float((server.w - best.w).norm()) < 0.1 * float(best.w.norm())
         assert float((models - best.v).norm()) < 0.1 * float(best.v.norm())
@@ -171,9 +171,7 @@ def test_partial_participation_stays_near_the_minimiser():
 
 def test_theory_on_logistic_regression_certifies_its_solves():
     task, clients = Logistic(3, ridge=0.1), PROBLEMS["logistic"]()[1]
-    ready, exchange, server = settled_simulator(
-        build("fedprox_shared", {"lam": "theory", "inner": "descent"}), task, clients
-    )
+    ready, exchange, server = settled_simulator(build("fedprox", {"lam": "theory", "inner": "descent"}), task, clients)
     turn = Round(1, 50, 5, 5, 1.0, 0)
     now = ready.at(turn)
     change = exchange.ask(server, torch.arange(5), turn).message

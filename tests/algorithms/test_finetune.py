@@ -12,9 +12,9 @@ from tests.support.problems import PROBLEMS, simulate
 def test_tuning_is_the_clients_copy_in_the_next_round(fields):
     """apfl, Section 5: the localized model is the client's copy of the common model just before it is averaged."""
     task, clients = PROBLEMS["logistic"]()
-    algorithm = build("fedavg_localized", {"eta": 0.1, "steps": 3, "tune_steps": 3, **fields})
+    algorithm = build("fedavg_finetune", {"eta": 0.1, "steps": 3, "tune_steps": 3, **fields})
     server, models, exchange = simulate(algorithm, task, clients, rounds=2)
-    _, change = algorithm.visit(
+    _, change = algorithm.client_update(
         server, exchange.states.take(torch.arange(5)), task, exchange.data, Round(3, 3, 5, 5, 1.0, 0)
     )
     torch.testing.assert_close(models, server.w + change, rtol=1e-13, atol=1e-13)
@@ -25,15 +25,15 @@ def test_the_own_copy_is_that_of_the_last_stay():
     task, clients = PROBLEMS["logistic"]()
     fields = {"eta": 0.1, "batch": 4, "steps": 3, "decay": 0.2}
     before, _, _ = simulate(build("fedavg", fields), task, clients, rounds=2)
-    algorithm = build("fedavg_localized", {**fields, "output": "own"})
+    algorithm = build("fedavg_finetune", {**fields, "output": "own"})
     _, models, exchange = simulate(algorithm, task, clients, rounds=3)
-    _, change = algorithm.visit(
+    _, change = algorithm.client_update(
         before, exchange.states.take(torch.arange(5)), task, exchange.data, Round(3, 3, 5, 5, 1.0, 0)
     )
     torch.testing.assert_close(models, before.w + change, rtol=1e-13, atol=1e-13)
 
 
-@pytest.mark.parametrize("name,plain", [("fedavg_localized", "fedavg"), ("scaffold_localized", "scaffold")])
+@pytest.mark.parametrize("name,plain", [("fedavg_finetune", "fedavg"), ("scaffold_finetune", "scaffold")])
 def test_tuning_leaves_the_training_alone(name, plain):
     task, clients = PROBLEMS["logistic"]()
     fields = {"eta": 0.1, "batch": 4, "steps": 3}
@@ -46,5 +46,5 @@ def test_tuning_leaves_the_training_alone(name, plain):
 
 def test_many_steps_forget_the_common_model():
     task, clients = PROBLEMS["linear"]()
-    _, models, exchange = simulate(build("fedavg_localized", {"tune_steps": 3000}), task, clients)
+    _, models, exchange = simulate(build("fedavg_finetune", {"tune_steps": 3000}), task, clients)
     torch.testing.assert_close(models, task.solve(exchange.data.train.full(task)), rtol=1e-6, atol=1e-8)

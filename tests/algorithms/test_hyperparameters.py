@@ -142,11 +142,11 @@ def test_the_servers_step_is_one_over_the_envelopes_smoothness_or_half_of_it(inn
     """effect, Corollary 1: 1/L_g = 1/lam + 1/L; half of it with inexact solves; one per coefficient for many lam."""
     task, clients = Linear(3, intercept=False), planted(m=4, n=20)
     _, exchange, _ = settled_simulator(build("fedavg", {}), task, clients)
-    smooth = float(exchange.facts(task.start()).smooth.max())
-    one = settled_simulator(build("fedprox_one_stage", {"lam": 0.4, "inner": inner}), task, clients)[0]
+    smooth = float(exchange.client_statistics(task.start()).smooth.max())
+    one = settled_simulator(build("fedprox_personal", {"lam": 0.4, "inner": inner}), task, clients)[0]
     assert one.gamma == pytest.approx(share * (1 / 0.4 + 1 / smooth))
     moor = {"per_client": [0.1, 0.2, 0.3, 0.4], "per_coefficient": [1.0, 2.0, 3.0]}
-    many = settled_simulator(build("fedprox_one_stage", {"lam": moor, "inner": inner}), task, clients)[0]
+    many = settled_simulator(build("fedprox_personal", {"lam": moor, "inner": inner}), task, clients)[0]
     lam = np.outer(moor["per_client"], moor["per_coefficient"])
     expected = share * lam.sum(0) / (lam * smooth / (lam + smooth)).sum(0)  # equal weights cancel
     assert many.gamma == pytest.approx(tuple(expected))

@@ -43,7 +43,7 @@ def test_kernel_fedavg_is_fedavg_on_full_batches(problem, weights, steps):
 @WEIGHTS
 def test_kernel_fedprox_is_shared_fedprox_with_exact_solves(problem, weights):
     task, clients = PROBLEMS[problem]()
-    one_by_one = common("fedprox_shared", {"lam": 0.7, "inner": "exact"}, task, clients, rounds=9, weights=weights)
+    one_by_one = common("fedprox", {"lam": 0.7, "inner": "exact"}, task, clients, rounds=9, weights=weights)
     at_once = common("kernel_fedprox", {"lam": 0.7, "rounds_exact": 9}, task, clients, weights=weights)
     torch.testing.assert_close(at_once, one_by_one, rtol=1e-10, atol=1e-10)
 
@@ -52,7 +52,7 @@ def test_kernel_fedprox_is_shared_fedprox_with_exact_solves(problem, weights):
 @WEIGHTS
 def test_limits_at_the_limit(problem, weights):
     task, clients = PROBLEMS[problem]()
-    pooled = common("global", {}, task, clients, weights=weights)
+    pooled = common("pooled", {}, task, clients, weights=weights)
     one_step = common("kernel_fedavg", {"steps": 1, "rounds_exact": "limit"}, task, clients, weights=weights)
     torch.testing.assert_close(one_step, pooled, rtol=1e-8, atol=1e-8)
     stiff = common("kernel_fedprox", {"lam": 1e7, "rounds_exact": "limit"}, task, clients, weights=weights)
@@ -86,8 +86,8 @@ class Section71:
         ready, exchange, server = settled_simulator(
             build(name, {"rounds_exact": "limit"} | fields), self.task, self.clients
         )
-        mean = weighted_mean(ready.visit(server, None, self.task, exchange.data, None)[1], exchange.data.p)
-        return lambda rounds="limit": replace(ready, rounds_exact=rounds).merge(server, mean, None).w
+        mean = weighted_mean(ready.client_update(server, None, self.task, exchange.data, None)[1], exchange.data.p)
+        return lambda rounds="limit": replace(ready, rounds_exact=rounds).server_update(server, mean, None).w
 
     def error(self, w):
         return float((w - self.clients.truth.w[0]).norm())

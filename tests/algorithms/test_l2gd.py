@@ -41,8 +41,8 @@ def test_the_common_model_is_the_mean_of_the_personal_ones(exchange_of):
 def test_hovers_around_the_minimiser_of_one_stage_fedprox():
     """The coin leaves a noise that shrinks with eta; the models of other lam lie farther away."""
     task, clients = PROBLEMS["linear"]()
-    _, best, _ = simulate(build("fedprox_one_stage", {"lam": 0.5}), task, clients, rounds=100)
-    _, other, _ = simulate(build("fedprox_one_stage", {"lam": 0.25}), task, clients, rounds=100)
+    _, best, _ = simulate(build("fedprox_personal", {"lam": 0.5}), task, clients, rounds=100)
+    _, other, _ = simulate(build("fedprox_personal", {"lam": 0.25}), task, clients, rounds=100)
     _, models, _ = simulate(build("l2gd", {"lam": 0.5, "q": 0.5, "eta": 0.02}), task, clients, rounds=400)
     assert float((models - best).norm()) < 0.04 * float(best.norm())
     assert float((other - best).norm()) > 0.08 * float(best.norm())
@@ -52,7 +52,7 @@ def test_auto_is_the_papers_choice():
     """q = lam/(lam + L) and eta = 1/(2 max(L/(1 - q), lam/q)) = 1/(2 (L + lam))."""
     task, clients = PROBLEMS["linear"]()
     algorithm, exchange, _ = settled_simulator(build("l2gd", {"lam": 2.0}), task, clients)
-    smooth = float(exchange.facts(task.start()).smooth.max())
+    smooth = float(exchange.client_statistics(task.start()).smooth.max())
     assert algorithm.q == pytest.approx(2 / (2 + smooth))
     assert algorithm.eta == pytest.approx(1 / (2 * (smooth + 2)))
 

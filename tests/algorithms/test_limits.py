@@ -37,30 +37,30 @@ LIMITS = [
     ("models", ("apfl", {**SGD, "alpha": 1, "adapt": "no", "decay": 0.0}), ("local", {**SGD, **ALONE}), 3, ULPS),
     ("models", ("ditto", {**SGD, "lam": 0, "personal_eta": 0.1}), ("local", {**SGD, **ALONE}), 3, 0),
     ("common", ("ditto", {**SGD, "lam": 2.0}), ("fedavg", SGD), 3, 0),
-    ("both", ("fedavg_localized", {**SGD, "tune_steps": 0}), ("fedavg", SGD), 3, 0),
+    ("both", ("fedavg_finetune", {**SGD, "tune_steps": 0}), ("fedavg", SGD), 3, 0),
     (
         "both",
-        ("fedavg_localized", {**SGD, "output": "own"}),
+        ("fedavg_finetune", {**SGD, "output": "own"}),
         ("apfl", {**SGD, "alpha": 0, "adapt": "no", "decay": 0.0, "output": "own"}),
         3,
         ULPS,
     ),
-    ("both", ("scaffold_localized", {**SGD, "tune_steps": 0}), ("scaffold", SGD), 3, 0),
+    ("both", ("scaffold_finetune", {**SGD, "tune_steps": 0}), ("scaffold", SGD), 3, 0),
     ("both", ("scaffold", SGD), ("fedavg", SGD), 1, 0),  # zero variates
     ("both", ("per_fedavg", {**FULL, "inner_eta": 0}), ("fedavg", FULL), 3, 1e-12),
     ("common", ("pfedme", {**FULL, "inner": "exact", "lam": 1e7}), ("fedavg", FULL), 3, 1e-5),
     ("models", ("pfedme", {"inner": "exact", "lam": 1e-9}), ("local", {"inner": "exact", "ridge": 0.0}), 3, 1e-6),
-    ("both", ("pfedme", {**EXACT, "steps": 1, "eta": 1.1}), ("fedprox_one_stage", {**EXACT, "gamma": 1.1}), 3, 1e-9),
-    ("both", ("fedprox_shared", {**SGD, "lam": 0, "inner": "sgd"}), ("fedavg", SGD), 3, 0),
-    ("models", ("fedprox_one_stage", {**SGD, "lam": 0, "inner": "sgd"}), ("local", {**SGD, **ALONE}), 3, 0),
-    ("models", ("fedprox_one_stage", {"lam": 0}), ("local", {"inner": "exact", "ridge": 0.0}), 3, 1e-9),
+    ("both", ("pfedme", {**EXACT, "steps": 1, "eta": 1.1}), ("fedprox_personal", {**EXACT, "gamma": 1.1}), 3, 1e-9),
+    ("both", ("fedprox", {**SGD, "lam": 0, "inner": "sgd"}), ("fedavg", SGD), 3, 0),
+    ("models", ("fedprox_personal", {**SGD, "lam": 0, "inner": "sgd"}), ("local", {**SGD, **ALONE}), 3, 0),
+    ("models", ("fedprox_personal", {"lam": 0}), ("local", {"inner": "exact", "ridge": 0.0}), 3, 1e-9),
     ("models", ("fedprox_two_stage", {**FULL, "lam": 0, "final_steps": 0}), ("local", {**FULL, **ALONE}), 3, 1e-12),
-    ("both", ("fedmspp", {**EXACT, "batch": 0}), ("fedprox_shared", EXACT), 3, 0),
-    ("both", ("fedmspp", {**EXACT, "batch": 1000}), ("fedprox_shared", EXACT), 3, 1e-9),
-    ("both", ("fedmspp", {**FULL, **DESCENT}), ("fedprox_shared", {**FULL, **DESCENT}), 3, 0),
-    ("common", ("fedprox_one_stage", {**EXACT, "gamma": 1 / 0.6}), ("fedprox_shared", EXACT), 3, 1e-9),
-    ("common", ("fedprox_two_stage", {**EXACT, **UNWEIGHTED}), ("fedprox_shared", EXACT), 3, 1e-9),
-    ("both", ("fedprox_two_stage", {**FULL, **UNWEIGHTED, "lam": 0.6}), ("fedprox_one_stage", TWIN), 3, 1e-12),
+    ("both", ("fedmspp", {**EXACT, "batch": 0}), ("fedprox", EXACT), 3, 0),
+    ("both", ("fedmspp", {**EXACT, "batch": 1000}), ("fedprox", EXACT), 3, 1e-9),
+    ("both", ("fedmspp", {**FULL, **DESCENT}), ("fedprox", {**FULL, **DESCENT}), 3, 0),
+    ("common", ("fedprox_personal", {**EXACT, "gamma": 1 / 0.6}), ("fedprox", EXACT), 3, 1e-9),
+    ("common", ("fedprox_two_stage", {**EXACT, **UNWEIGHTED}), ("fedprox", EXACT), 3, 1e-9),
+    ("both", ("fedprox_two_stage", {**FULL, **UNWEIGHTED, "lam": 0.6}), ("fedprox_personal", TWIN), 3, 1e-12),
 ]
 
 
@@ -85,7 +85,7 @@ def test_without_a_pull_few_rows_give_the_local_fit(problem):
     """Also where the rows leave much open: the minimiser of least norm, not what the common model would fill in."""
     task, clients = FEW[problem]()
     _, alone, _ = simulate(build("local", {"ridge": 0.0}), task, clients)
-    _, moored, _ = simulate(build("fedprox_one_stage", {"lam": 0, "inner": "exact"}), task, clients)
+    _, moored, _ = simulate(build("fedprox_personal", {"lam": 0, "inner": "exact"}), task, clients)
     _, either, exchange = simulate(
         build("dichotomous", {"ridge": 0.0, "variant": "known_r", "radius": 1e9, "mu": 1.0, "ell_max": 1.0}),
         task,
@@ -106,7 +106,7 @@ def test_without_a_pull_few_rows_give_the_local_fit(problem):
 
 
 @pytest.mark.parametrize("problem", ["linear", "logistic"])
-@pytest.mark.parametrize("name", ["local", "global", "fedprox_one_stage"])
+@pytest.mark.parametrize("name", ["local", "pooled", "fedprox_personal"])
 def test_referees_need_no_validation_rows(name, problem):
     task, clients = FEW[problem]()
     _, models, exchange = simulate(build(name, {}), task, clients)
@@ -120,10 +120,10 @@ def test_referees_need_no_validation_rows(name, problem):
 def test_global_by_sgd_minimises_the_weighted_risk(weights, batch):
     """All rows: gradient descent to rounding. Batches: 6,000 steps that decay, nearer to the right minimiser."""
     task, clients = PROBLEMS["linear"]()
-    exact = {how: simulate(build("global", {}), task, clients, weights=how)[0].w for how in ("size", "uniform")}
+    exact = {how: simulate(build("pooled", {}), task, clients, weights=how)[0].w for how in ("size", "uniform")}
     work = {"steps": 2000} if batch == 0 else {"steps": 100, "eta": 0.02, "decay": 0.003}
     rounds = 1 if batch == 0 else 60
-    found = simulate(build("global", {"inner": "sgd", "batch": batch, **work}), task, clients, rounds, weights=weights)
+    found = simulate(build("pooled", {"inner": "sgd", "batch": batch, **work}), task, clients, rounds, weights=weights)
     error = {how: float((found[0].w - w).norm()) for how, w in exact.items()}
     other = "size" if weights == "uniform" else "uniform"
     assert error[weights] < (1e-9 if batch == 0 else error[other] / 3)

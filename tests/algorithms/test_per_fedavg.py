@@ -25,7 +25,7 @@ def test_a_step_descends_the_loss_after_adaptation():
     fields = {"inner_eta": a, "eta": eta, "steps": 1}
     algorithm, exchange, server = settled_simulator(build("per_fedavg", fields), task, clients)
     server = server._replace(w=torch.tensor([0.5, -1.0, 0.3, 0.2], dtype=torch.float64))
-    _, change = algorithm.visit(
+    _, change = algorithm.client_update(
         server, exchange.states.take(torch.arange(5)), task, exchange.data, Round(1, 1, 5, 5, 1.0, 0)
     )
     rows = exchange.data.train.full(task)
@@ -51,7 +51,9 @@ def test_three_separate_batches():
             seen.append(batch.x)
 
     algorithm, exchange, server = settled_simulator(build("per_fedavg", {"batch": 3, "steps": 2}), task, clients)
-    algorithm.visit(server, exchange.states.take(torch.arange(5)), Watched(), exchange.data, Round(1, 1, 5, 5, 1.0, 0))
+    algorithm.client_update(
+        server, exchange.states.take(torch.arange(5)), Watched(), exchange.data, Round(1, 1, 5, 5, 1.0, 0)
+    )
     assert len(seen) == 6
     for step in (seen[:3], seen[3:]):
         assert not torch.equal(step[0], step[1]) and not torch.equal(step[1], step[2])
@@ -63,7 +65,7 @@ def test_the_first_order_variant_drops_the_hessian():
     fields = {"inner_eta": 0.8, "eta": 0.3, "steps": 1}
     _, exchange, server = settled_simulator(build("per_fedavg", fields), task, clients)
     first = build("per_fedavg", {**fields, "batch": 0, "variant": "first-order"})
-    _, change = first.visit(
+    _, change = first.client_update(
         server, exchange.states.take(torch.arange(5)), task, exchange.data, Round(1, 1, 5, 5, 1.0, 0)
     )
     rows, w = exchange.data.train.full(task), server.w.expand(5, -1)

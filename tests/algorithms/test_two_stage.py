@@ -34,10 +34,10 @@ def test_the_last_stage_comes_a_thousand_times_nearer(schedule):
     exact = task.prox(w.expand(4, -1), 1e-3, clients.train.full(task))
     begin = exact + torch.tensor([1.0, -1.0, 0.5, 0.2], dtype=torch.float64)
     client = exchange.states.take(torch.arange(4))._replace(v=begin)
-    end = ready.finish(server._replace(w=w), client, task, exchange.data, Round(1, 1, 4, 4, 1.0, 0)).v
+    end = ready.finetune(server._replace(w=w), client, task, exchange.data, Round(1, 1, 4, 4, 1.0, 0)).v
     assert float(((end - exact).norm(dim=1) / (begin - exact).norm(dim=1)).max()) <= 1e-3
     still = client._replace(v=exact)
-    end = ready.finish(server._replace(w=w), still, task, exchange.data, Round(1, 1, 4, 4, 1.0, 0)).v
+    end = ready.finetune(server._replace(w=w), still, task, exchange.data, Round(1, 1, 4, 4, 1.0, 0)).v
     torch.testing.assert_close(end, exact, rtol=1e-9, atol=1e-9)
 
 
@@ -61,7 +61,7 @@ def test_without_curvature_the_last_stage_is_ten_stays():
 
 
 @pytest.mark.parametrize("rule", ["aer", "ier"])
-@pytest.mark.parametrize("name", ["fedprox_one_stage", "fedprox_two_stage"])
+@pytest.mark.parametrize("name", ["fedprox_personal", "fedprox_two_stage"])
 def test_the_rules_take_the_radius_that_their_theorem_is_about(name, rule):
     """Average risk: the root mean square distance; every client's risk: the largest one."""
     task, clients = Linear(3, intercept=False), unlike_one_another()

@@ -83,7 +83,7 @@ def trained(name, fields, **plan):
 
 @pytest.mark.parametrize("spec", ["median", "trimmed", "geometric"])
 @pytest.mark.parametrize("attack", ["sign-flip", "scale", "noise", "little", "huge"])
-@pytest.mark.parametrize("name", ["ditto", "fedprox_one_stage"])
+@pytest.mark.parametrize("name", ["ditto", "fedprox_personal"])
 def test_honest_clients_personal_models_lose_at_most_two_points(name, attack, spec):
     """A fifth lies. Of what the honest clients' models explain of their targets they lose two points in a hundred."""
     fair, _ = trained(name, {})
@@ -109,7 +109,7 @@ def test_every_algorithm_whose_messages_are_changes_takes_them(name, spec):
     assert np.isfinite(loss) and outcome.last.train_loss < outcome.progress.first_loss
 
 
-@pytest.mark.parametrize("name,how", [("kernel_fedavg", {"average": "median"}), ("global", {"clip": 1.0})])
+@pytest.mark.parametrize("name,how", [("kernel_fedavg", {"average": "median"}), ("pooled", {"clip": 1.0})])
 def test_other_messages_are_refused(name, how):
     with pytest.raises(RequestError, match=f"does not apply: the messages of {name} are no changes"):
         trained(name, {}, **how)
@@ -117,4 +117,4 @@ def test_other_messages_are_refused(name, how):
 
 def test_a_stiffness_that_travels_is_refused():
     with pytest.raises(RequestError, match="does not apply"):
-        trained("fedprox_one_stage", {"lam": [0.1] * 20}, average="median")
+        trained("fedprox_personal", {"lam": [0.1] * 20}, average="median")

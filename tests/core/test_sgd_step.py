@@ -303,12 +303,12 @@ MIXTURES = {
 def visited(algorithm, task, data, turns=3):
     """The server's and the clients' state after some stays, and what they cost."""
     meter = CostMeter()
-    server, first = algorithm.start(task, task.start(0).double() + 0.1)
+    server, first = algorithm.init(task, task.start(0).double() + 0.1)
     client = type(first)(*(part.expand(len(data), *part.shape).clone() for part in first))
     for t in range(1, turns + 1):
         turn = TURN._replace(t=t)
-        client, message = algorithm.visit(server, client, MeteredTask(task, meter), data, turn)
-        server = algorithm.merge(server, message._replace(change=message.change.mean(0)), turn)
+        client, message = algorithm.client_update(server, client, MeteredTask(task, meter), data, turn)
+        server = algorithm.server_update(server, message._replace(change=message.change.mean(0)), turn)
     return server, client, (meter.samples, meter.gradients)
 
 

@@ -365,7 +365,7 @@ def test_a_far_cell_counts_as_the_furthest_that_is_usual(clients):
         assert 1.5 * low < counts[name].min() and counts[name].max() < 1.5 * high  # a cell as others have them
 
 
-@pytest.mark.parametrize("algorithm", ["fedprox_one_stage", "ditto"])
+@pytest.mark.parametrize("algorithm", ["fedprox_personal", "ditto"])
 def test_a_far_training_cell_spoils_nobody_elses_model(algorithm):
     frame, far, _ = far_and_usual(6, 40)
     about = {"client": "site", "target": "y", "algorithm": algorithm, "rounds": 20, "threads": 1}

@@ -105,7 +105,7 @@ class LossyExchange:
         self.pins = deque(maxlen=2)  # the generations of the two latest snapshots
         self.post, self.ticket, self.dropped = [], next(TICKETS), []
 
-    def facts(self, w0, asks):
+    def client_statistics(self, w0, asks):
         each = stack_states([compute_statistics(home.task, home.data, w0, asks) for home in self.homes])
         return add_federation_estimates(
             each, self.task, SeparateQueries([InMemoryQueries(home.task, home.data.train) for home in self.homes]), asks

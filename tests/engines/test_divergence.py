@@ -35,8 +35,8 @@ STEEP = [
     ("local", {"inner": "sgd", "eta": 50.0}, "eta"),
     ("ditto", {"eta": 50.0}, "eta"),
     ("scaffold", {"eta": 50.0}, "eta"),
-    ("fedprox_one_stage", {"inner": "sgd", "eta": 50.0, "lam": 0.3}, "eta"),
-    ("fedprox_one_stage", {"gamma": 500.0, "lam": 0.3}, "gamma"),
+    ("fedprox_personal", {"inner": "sgd", "eta": 50.0, "lam": 0.3}, "eta"),
+    ("fedprox_personal", {"gamma": 500.0, "lam": 0.3}, "gamma"),
     ("fedavg", {"server_step": 300.0}, "server_step"),
 ]
 

@@ -92,7 +92,7 @@ def test_the_post_is_as_bad_as_it_says():
     """Over these rounds each kind of accident happens, and each late or repeated letter is dropped once it comes."""
     task, clients = PROBLEMS["linear"]()
     exchange = lossy(task, clients, fate=bad_post)
-    outcome, *_ = whole(build("fedprox_one_stage", {}), task, exchange, rounds=20)
+    outcome, *_ = whole(build("fedprox_personal", {}), task, exchange, rounds=20)
     fates = [bad_post(t, place) for t in range(1, 21) for place in range(5)]
     # A letter that comes twice comes once more a round later; what the last round delays never comes.
     late = sum(bad_post(t, place) in (LATE, TWICE) for t in range(1, 20) for place in range(5))
@@ -105,7 +105,7 @@ def test_the_post_is_as_bad_as_it_says():
 
 def test_pooled_algorithms_are_refused_where_rows_are_not():
     task, clients = PROBLEMS["linear"]()
-    for name in ("global", "dichotomous"):
+    for name in ("pooled", "dichotomous"):
         with pytest.raises(RequestError, match="needs all rows in one place"):
             resolve(build(name, {}), task, lossy(task, clients))
 
@@ -146,16 +146,16 @@ class Sketched(Algorithm):
     paper: ClassVar[str] = "none"
     reveals: ClassVar[str] = "nothing"
 
-    def settle(self, task, facts):
+    def resolve(self, task, facts):
         return replace(self, size=int(facts.n.min()))
 
-    def start(self, task, w0):
+    def init(self, task, w0):
         return Sketch(w0), Sketch(w0.new_zeros(self.size))
 
-    def visit(self, server, client, task, data, round):
+    def client_update(self, server, client, task, data, round):
         return Sketch(client.w + 1), server.w.expand(len(data), -1)
 
-    def merge(self, server, mean, round):
+    def server_update(self, server, mean, round):
         return Sketch(server.w + mean)
 
     def personal_model(self, server, client):
@@ -237,7 +237,7 @@ def test_every_algorithm_resumes_over_bad_post(name, table, tmp_path):
 
 def test_fit_needs_no_rows_at_the_server(table, tmp_path):
     """Without the rows there is no pooled referee; training alone is done by the clients, who keep their models."""
-    job, real, homes = job_of(table, "fedprox_one_stage", {})
+    job, real, homes = job_of(table, "fedprox_personal", {})
     exchange = LossyExchange(real.task, real.clients.names, homes, keep_models_home=True)
     result = start_fit(job, tmp_path / "run", exchange=exchange)
     pooled = fit(table, client="who", target="y", rounds=7, evaluate_every=1, threads=1)

@@ -30,7 +30,7 @@ def test_csv_and_json_hold_the_coefficients(run):
     table = mooring.open(run).coefficients
     pd.testing.assert_frame_equal(pd.read_csv(io.BytesIO(export(run)[0])), table, rtol=1e-14)
     told = json.loads(export(run, "json", "town 2")[0])
-    assert told["target"] == "price" and told["method"] == "fedprox_one_stage"
+    assert told["target"] == "price" and told["method"] == "fedprox_personal"
     mine = table[table["client"] == "town 2"]
     assert told["coefficients"] == mine.to_dict("records")
 

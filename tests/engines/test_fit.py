@@ -99,7 +99,7 @@ def test_every_client_has_its_mixture(noise):
 
 
 def test_training_losses_are_those_of_the_deployed_models(noise):
-    result = fit(noise, **HOW | {"algorithm": "fedprox_one_stage", "rounds": 3, "checkpoint": "last"})
+    result = fit(noise, **HOW | {"algorithm": "fedprox_personal", "rounds": 3, "checkpoint": "last"})
     clients, errors = result.job.clients, []
     for i, w in enumerate(result.trained.models):
         x, y = clients.train.of(i)

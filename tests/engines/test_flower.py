@@ -70,7 +70,7 @@ def table(tmp_path):
     return write_clients(tmp_path / "clients")
 
 
-def run_of(folder, name="fedprox_one_stage", fields=None, federation=None, **more):
+def run_of(folder, name="fedprox_personal", fields=None, federation=None, **more):
     asked = request(str(folder), purpose="fit", algorithm=name, settings=fields, **HOW | more)
     known = {"clients": len(list(folder.iterdir())), "share_models": True}
     return asked.model_copy(update={"federation": FederationSection(**known | (federation or {}))})
@@ -115,7 +115,7 @@ def rows_of_the_table():
     for name in ALGORITHMS:
         yield pytest.param(name, "regression", id=f"{name}-regression")
         if not name.startswith("kernel"):
-            marks = () if name in ("fedavg", "apfl", "fedprox_one_stage") else pytest.mark.slow
+            marks = () if name in ("fedavg", "apfl", "fedprox_personal") else pytest.mark.slow
             yield pytest.param(name, "binary", id=f"{name}-binary", marks=marks)
 
 
@@ -135,12 +135,12 @@ def test_every_algorithm_equals_the_simulator(name, kind, tables, tmp_path):
 @pytest.mark.parametrize("kind", ["regression", "binary"])
 def test_settings_that_are_settled_from_answers(kind, tables, tmp_path):
     tables, lam = tables[kind], "aer"
-    run = run_of(tables, "fedprox_one_stage", {"lam": lam})
+    run = run_of(tables, "fedprox_personal", {"lam": lam})
     apart = run_federation(run, LocalGrid(homes_of(run, tables, tmp_path / "state")), tmp_path / "run")
-    assert_same(apart.trained, fit(tables, algorithm="fedprox_one_stage", settings={"lam": lam}, **HOW).trained)
+    assert_same(apart.trained, fit(tables, algorithm="fedprox_personal", settings={"lam": lam}, **HOW).trained)
 
 
-QUICK = {("fedprox_one_stage", 17), ("apfl", 34), ("apfl", 47), ("scaffold", 58)}  # the others are long trials
+QUICK = {("fedprox_personal", 17), ("apfl", 34), ("apfl", 47), ("scaffold", 58)}  # the others are long trials
 
 
 class Killed(BaseException):
@@ -151,7 +151,7 @@ class Killed(BaseException):
     "name,moment",
     [
         pytest.param(name, moment, marks=() if (name, moment) in QUICK else pytest.mark.slow)
-        for name in ("fedprox_one_stage", "apfl", "scaffold")
+        for name in ("fedprox_personal", "apfl", "scaffold")
         for moment in (3, 17, 26, 34, 47, 58, 63)
     ],
 )
@@ -336,7 +336,7 @@ def test_a_client_that_does_not_fit_is_told_and_the_others_go_on(fault, table, t
     assert any(sentence in one for one in said if "takes no part" in one), said
     assert sentence in read_json(homes_[2].folder / "dismissed.json")["why"]
     file.unlink()
-    here = fit(table, algorithm="fedprox_one_stage", **HOW | {"rounds": 2})
+    here = fit(table, algorithm="fedprox_personal", **HOW | {"rounds": 2})
     assert_same(result.trained, here.trained)
     assert open_run(tmp_path / "run").run.federation.clients == ["site 0", "site 1", "site 3"]
 
@@ -356,7 +356,7 @@ def test_words_in_one_clients_numbers_leave_that_client_out(table, tmp_path, clo
     kinds = {column.name: column.kind for column in result.job.clients.schema.columns}
     assert kinds["a"] == "number"
     file.unlink()
-    assert_same(result.trained, fit(table, algorithm="fedprox_one_stage", **HOW | {"rounds": 2}).trained)
+    assert_same(result.trained, fit(table, algorithm="fedprox_personal", **HOW | {"rounds": 2}).trained)
 
 
 @pytest.mark.parametrize("more,rows", [({}, 100 * 15), ({"max_rows": 40}, 40)])
@@ -477,7 +477,7 @@ def test_a_client_whose_state_was_lost_is_left_out_and_says_so(table, tmp_path):
     def fate(message, node, number):
         words = from_records(message.content).words
         if words["what"] == "evaluate" and words["round"][0] == 2 and not gone:
-            gone.append(next((tmp_path / "state" / "site 1").rglob("fedprox_one_stage.safetensors")))
+            gone.append(next((tmp_path / "state" / "site 1").rglob("fedprox_personal.safetensors")))
             gone[0].unlink()
         return "fine"
 
@@ -519,7 +519,7 @@ def test_each_client_has_a_verdict_of_its_own(kind, tables, tmp_path):
     run = run_of(folder, rounds=2, checkpoint="last", federation={"share_models": False})
     everybody = homes_of(run, folder, tmp_path / "state")
     run_federation(run, LocalGrid(everybody), tmp_path / "run")
-    here = fit(folder, algorithm="fedprox_one_stage", **HOW | {"rounds": 2, "checkpoint": "last"})
+    here = fit(folder, algorithm="fedprox_personal", **HOW | {"rounds": 2, "checkpoint": "last"})
     alone = fit(folder, algorithm="local", **HOW | {"rounds": 2, "checkpoint": "last"})
     unit = here.job.clients.target_scale**here.job.task.unit_power
     for k, home in enumerate(everybody):
@@ -586,7 +586,7 @@ def test_a_message_of_another_form_is_left_out_and_named(table, tmp_path, clock,
 class Only(Simulator):
     """The simulator with the replies of some clients only: `kept` by round."""
 
-    kept: ClassVar[dict] = {}
+    server_only: ClassVar[dict] = {}
 
     def ask(self, server, cohort, round, deadline=None):
         replies = super().ask(server, cohort, round, deadline)
@@ -661,7 +661,7 @@ def test_rare_levels_are_not_named_and_the_schema_is_the_pooled_one(table, tmp_p
     run = run_of(table, rounds=1, min_category_rows=4)
     grid = Overheard(homes_of(run, table, tmp_path / "state"))
     apart = run_federation(run, grid, tmp_path / "run")
-    here = fit(table, algorithm="fedprox_one_stage", **HOW | {"rounds": 1, "min_category_rows": 4})
+    here = fit(table, algorithm="fedprox_personal", **HOW | {"rounds": 1, "min_category_rows": 4})
     ours, theirs = (result.job.clients.schema.model_dump(exclude={"digest"}) for result in (apart, here))
     assert ours == theirs
     colour = next(column for column in here.job.clients.schema.columns if column.name == "colour")

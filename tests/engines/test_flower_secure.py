@@ -220,7 +220,7 @@ def test_what_secure_rules_out(table, tmp_path, clock):  # noqa: F811
     with pytest.raises(RequestError, match="needs 3 clients or more, and 2 take part"):
         run_secure(table, tmp_path, clients=2)
     with pytest.raises(RequestError, match="secure = true hides messages"):
-        run_secure(table, tmp_path, "fedprox_one_stage")
+        run_secure(table, tmp_path, "fedprox_personal")
     with pytest.raises(WorkError, match="secure_range is 1e-09; raise it"):
         run_secure(table, tmp_path, secure_range=1e-9)
 

@@ -57,7 +57,7 @@ def test_the_estimate_grows_with_the_work():
 
     assert saved("fedavg", FIELDS, rounds=20) == pytest.approx(2 * saved("fedavg", FIELDS, rounds=10))
     assert saved("fedavg", {**FIELDS, "epochs": 2}, rounds=10) > saved("fedavg", FIELDS | {"steps": 1}, rounds=10)
-    assert saved("fedprox_one_stage", {"inner": "exact"}, rounds=10) == 0
+    assert saved("fedprox_personal", {"inner": "exact"}, rounds=10) == 0
 
 
 def test_a_run_says_its_kernels_and_goes_on_with_them(tmp_path, monkeypatch):

@@ -41,7 +41,7 @@ def test_more_clients_than_there_are_is_refused():
 
 
 def test_the_referee_refuses_partial_participation():
-    algorithm, exchange, server = start("global")
+    algorithm, exchange, server = start("pooled")
     with pytest.raises(RequestError, match="global needs every client"):
         run(algorithm, exchange, TrainingPlan(participation=0.5), TrainingState(server))
 
@@ -81,7 +81,7 @@ def test_bad_replies_are_left_out_and_named(k):
     for t in range(1, 4):
         replies = healthy.ask(server, everyone, Round(t, 3, 5, 5 - k, 1.0, 0))
         mean = (p[k:, None] * replies.message).sum(0) / p[k:].sum()
-        server = algorithm.merge(server, mean, Round(t, 3, 5, 5 - k, float(p[k:].sum()), 0))
+        server = algorithm.server_update(server, mean, Round(t, 3, 5, 5 - k, float(p[k:].sum()), 0))
     torch.testing.assert_close(outcome.progress.server.w, server.w, rtol=1e-12, atol=1e-14)
 
 
@@ -105,8 +105,8 @@ def test_costs_are_counted():
 
 
 def test_evaluation_changes_nothing():
-    often = simulate(build("fedprox_one_stage", {"inner": "sgd", "batch": 3}), *PROBLEMS["linear"](), rounds=6)
-    algorithm, exchange, server = start("fedprox_one_stage", {"inner": "sgd", "batch": 3})
+    often = simulate(build("fedprox_personal", {"inner": "sgd", "batch": 3}), *PROBLEMS["linear"](), rounds=6)
+    algorithm, exchange, server = start("fedprox_personal", {"inner": "sgd", "batch": 3})
     rare = run(algorithm, exchange, TrainingPlan(rounds=6, evaluate_every=1), TrainingState(server))
     assert torch.equal(often[0].w, rare.progress.server.w)
 
@@ -126,7 +126,7 @@ def test_losses_are_means_over_rows_of_deployed_models():
 
 def test_who_was_never_asked_deploys_the_common_model():
     task, clients = PROBLEMS["linear"]()
-    server, models, exchange = simulate(build("fedprox_one_stage", {}), task, clients, rounds=1, participation=2)
+    server, models, exchange = simulate(build("fedprox_personal", {}), task, clients, rounds=1, participation=2)
     never = exchange.states.merged == 0
     assert int(never.sum()) == 3
     assert torch.equal(models[never], server.w.expand(3, -1))
@@ -150,8 +150,8 @@ def test_early_stop_keeps_the_best_round():
 def test_chunks_do_not_matter(problem):
     task, clients = PROBLEMS[problem]()
     fields = {"inner": "sgd", "batch": 3, "lam": 0.3, "eta": 0.05}
-    one = simulate(build("fedprox_one_stage", fields), task, clients, rounds=4, chunk=1)
-    all_ = simulate(build("fedprox_one_stage", fields), task, clients, rounds=4, chunk=99)
+    one = simulate(build("fedprox_personal", fields), task, clients, rounds=4, chunk=1)
+    all_ = simulate(build("fedprox_personal", fields), task, clients, rounds=4, chunk=99)
     torch.testing.assert_close(one[1], all_[1], rtol=1e-12, atol=1e-12)
 
 
@@ -177,10 +177,8 @@ def test_a_last_stage_is_for_everyone_with_rows(name):
     never = (exchange.states.merged == 0) & (clients.train.size > 0)
     same = (models == server.w).all(1)
     assert clients.train.size[4] == 0 and bool(same[4]) and int(never.sum()) >= 2
-    assert same[never].tolist() == [not find(name).last_stage] * int(never.sum())
-    assert find(name).last_stage == (
-        name in ("fedavg_localized", "scaffold_localized", "per_fedavg", "fedprox_two_stage")
-    )
+    assert same[never].tolist() == [not find(name).finetunes] * int(never.sum())
+    assert find(name).finetunes == (name in ("fedavg_finetune", "scaffold_finetune", "per_fedavg", "fedprox_two_stage"))
 
 
 def test_the_second_stage_of_two_stage_fedprox_is_at_every_client():

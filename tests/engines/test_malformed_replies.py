@@ -122,7 +122,7 @@ CASES = [
 SPOKEN = {"survey", "tally", "spread", "adopt", "facts", "told", "models", "numbers", "visit"}  # the sender is named
 
 
-def run_with(table, tmp_path, monkeypatch, what, spoil, federation=None, name="fedprox_one_stage"):  # noqa: F811
+def run_with(table, tmp_path, monkeypatch, what, spoil, federation=None, name="fedprox_personal"):  # noqa: F811
     """A federation in which one client's replies to a request are spoiled; the result, and what was said."""
     run = run_of(table, name, rounds=2, federation=federation or {"wait": 60.0})
     usual, said = homes.REQUEST_HANDLERS[what], []
@@ -138,7 +138,7 @@ def run_with(table, tmp_path, monkeypatch, what, spoil, federation=None, name="f
 
 @pytest.mark.parametrize("what,name,spoil", CASES, ids=[f"{what}-{name}" for what, name, _ in CASES])
 def test_the_others_finish(what, name, spoil, table, tmp_path, clock, monkeypatch):  # noqa: F811
-    algorithm = "apfl" if what == "numbers" else "fedprox_one_stage"
+    algorithm = "apfl" if what == "numbers" else "fedprox_personal"
     result, said = run_with(table, tmp_path, monkeypatch, what, spoil, name=algorithm)
     assert len(result.rounds) == 2 and bool(torch.isfinite(result.trained.common).all())
     others = result.clients[result.clients["client"] != BAD]
@@ -273,7 +273,7 @@ def fuzz_reply(rng, reply):
 def test_fuzzed_replies(seed, table, tmp_path, clock, monkeypatch):  # noqa: F811
     """Every reply of one client may be changed anywhere."""
     rng, said = random.Random(seed), []
-    name = rng.choice(["fedavg", "fedprox_one_stage", "apfl", "scaffold"])
+    name = rng.choice(["fedavg", "fedprox_personal", "apfl", "scaffold"])
     run = run_of(table, name, rounds=2, federation={"wait": 60.0, "share_models": rng.random() < 0.5})
     for what, usual in list(homes.REQUEST_HANDLERS.items()):
         if what == "hello":

@@ -137,7 +137,7 @@ def test_who_takes_part_in_half_of_the_rounds_pays_for_those(rows):
 
 def test_the_ledger_is_written_before_the_release(rows, monkeypatch):
     """A crash at any merge leaves a ledger that counts that round already, and a resume does not count it again."""
-    here, merge = Path.cwd(), FedAvg.merge
+    here, merge = Path.cwd(), FedAvg.server_update
 
     def dies(self, server, mean, round):
         if round.t == 5:
@@ -167,7 +167,7 @@ def test_two_private_runs_of_one_seed_differ(rows):
         ({"clip": None}, "noise = 2 needs clip"),
         ({"average": "median"}, "noise = 2 goes with average = 'mean'"),
         ({"algorithm": "local"}, "noise = 2 does not apply: local sends nothing"),
-        ({"algorithm": "global"}, "the messages of global are no changes of a model"),
+        ({"algorithm": "pooled"}, "the messages of pooled are no changes of a model"),
         ({"algorithm": "kernel_fedavg", "task": "kernel"}, "no changes of a model"),
         ({"noise": None, "delta": 1e-6}, "delta = 1e-06 is for noise; give noise too"),
         ({"noise": -1.0}, "noise must be a number >= 0.01"),

@@ -183,7 +183,7 @@ def federation(m, sick=(), lie="nan", alone=None):
     ready = build("fedavg", {"eta": 0.1, "batch": 0})
     w0 = task.start(0)
     exchange.begin(ready, w0)
-    return ready, exchange, TrainingState(ready.start(task, w0)[0])
+    return ready, exchange, TrainingState(ready.init(task, w0)[0])
 
 
 @pytest.mark.parametrize("lie", LIES)
@@ -297,7 +297,7 @@ def test_facts_that_are_not_finite_name_their_client(name):
 
 def test_facts_of_clients_without_rows_are_no_offence():
     task, clients = PROBLEMS["linear"]()
-    facts = Simulator(task, clients, clients.weights()).facts(task.start(0), ())
+    facts = Simulator(task, clients, clients.weights()).client_statistics(task.start(0), ())
     check_statistics(clients.names, facts)
     none = torch.full_like(facts.smooth, torch.nan)
     check_statistics(clients.names, facts._replace(smooth=none))  # a task that cannot tell

@@ -34,7 +34,7 @@ def digest(run):
     return hashlib.sha256((run / MODELS_FILE).read_bytes()).hexdigest()
 
 
-def start(table, out, algorithm="fedprox_one_stage", settings=None, rounds=12, **more):
+def start(table, out, algorithm="fedprox_personal", settings=None, rounds=12, **more):
     settings = {"inner": "sgd", "batch": 4, "lam": 0.3} if settings is None else settings
     return fit(
         table, client="who", target="y", algorithm=algorithm, settings=settings, rounds=rounds, out=out,
@@ -107,10 +107,10 @@ def test_a_comparison_goes_on_where_it_was(table, tmp_path):
     how = {"client": "who", "target": "y", "rounds": 6, "checkpoint_every": 1, "threads": 1}
 
     def stop(what, done, rounds):
-        if what == "fedprox_one_stage" and done == 4:
+        if what == "fedprox_personal" and done == 4:
             raise InterruptedError
 
-    methods = ["local", "fedavg", "fedprox_one_stage"]
+    methods = ["local", "fedavg", "fedprox_personal"]
     whole = compare(table, methods, out=tmp_path / "whole", **how)
     with pytest.raises(InterruptedError):
         compare(table, methods, out=tmp_path / "cut", progress=stop, **how)

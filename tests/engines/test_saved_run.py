@@ -21,7 +21,7 @@ HOW = {"client": "town", "target": "price", "threads": 1}
 def test_a_fit(frame, tmp_path):
     result = mooring.fit(frame, **HOW, rounds=3, out=tmp_path / "run")
     run = mooring.open(tmp_path / "run")
-    assert run.purpose == "fit" and run.method == "fedprox_one_stage" and "4 clients" in repr(run)
+    assert run.purpose == "fit" and run.method == "fedprox_personal" and "4 clients" in repr(run)
     pd.testing.assert_frame_equal(run.coefficients, result.coefficients)
     assert run.summary["personal"] == result.summary["personal"]
     assert list(run.clients["client"]) == list(run.models) == list(run.names) == list(result.models)
@@ -44,16 +44,16 @@ def test_a_fit(frame, tmp_path):
 
 
 def test_a_comparison_gives_the_method_asked_for_or_the_best_on_validation_rows(frame, tmp_path):
-    told = mooring.compare(frame, ["local", "global"], **HOW, rounds=2, out=tmp_path / "run")
+    told = mooring.compare(frame, ["local", "pooled"], **HOW, rounds=2, out=tmp_path / "run")
     best = told.methods.sort_values("validation_loss")["method"].iloc[0]
     run = mooring.open(tmp_path / "run")
     assert run.method == best and best in run.notes[0]
-    other = mooring.open(tmp_path / "run", method="global")
-    assert other.method == "global" and other.notes == []
-    assert other.summary["test_loss"] == told.methods.set_index("method").loc["global", "test_loss"]
+    other = mooring.open(tmp_path / "run", method="pooled")
+    assert other.method == "pooled" and other.notes == []
+    assert other.summary["test_loss"] == told.methods.set_index("method").loc["pooled", "test_loss"]
     assert list(other.clients["client"]) == list(other.names)
     assert (other.coefficients["deviation"].abs() < 1e-9 * other.coefficients["coefficient"].abs()).all()
-    said, notes = mooring.predict(tmp_path / "run", frame, method="global")
+    said, notes = mooring.predict(tmp_path / "run", frame, method="pooled")
     pd.testing.assert_frame_equal(other.predict(frame), said)
     assert notes == []
     with pytest.raises(RequestError, match=r"unknown method 'globel'; it compares local, global"):

@@ -59,7 +59,7 @@ def test_the_marked_states_stay_as_they_were():
     exchange.accept(everyone, TURN)
     exchange.mark_best(TURN)
     marked = exchange.models(server, TURN)
-    server = algorithm.merge(server, torch.ones(4, dtype=torch.float64), TURN)
+    server = algorithm.server_update(server, torch.ones(4, dtype=torch.float64), TURN)
     exchange.ask(server, everyone, TURN._replace(t=2))
     exchange.accept(everyone, TURN._replace(t=2))
     assert torch.equal(exchange.models(server, TURN, BEST), marked)
@@ -80,10 +80,10 @@ def test_numbers_are_of_those_who_were_merged():
 def test_parts_that_are_kept_are_not_sent():
     _, _, algorithm, exchange, server = ready("apfl", adapt="no", output="average")
     seen = []
-    visit = type(algorithm).visit
+    visit = type(algorithm).client_update
 
     class Spy(type(algorithm)):
-        def visit(self, server, *rest):
+        def client_update(self, server, *rest):
             seen.append(server)
             return visit(self, server, *rest)
 
@@ -165,7 +165,7 @@ def test_chunks_side_by_side_give_the_bytes_and_counts_of_one_after_another(make
             torch.set_num_threads(threads)
             exchange = Simulator(task, clients, clients.weights(), chunk=2)
             exchange.begin(algorithm, task.start())
-            found.append(exchange.ask(algorithm.start(task, task.start())[0], everyone, Round(1, 2, 7, 7, 1.0, 0)))
+            found.append(exchange.ask(algorithm.init(task, task.start())[0], everyone, Round(1, 2, 7, 7, 1.0, 0)))
     finally:
         torch.set_num_threads(before)
     assert torch.equal(found[0].message, found[1].message)
@@ -173,7 +173,7 @@ def test_chunks_side_by_side_give_the_bytes_and_counts_of_one_after_another(make
     assert counted[0] == counted[1] and min(counted[0]) > 0
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedprox_one_stage", "apfl"])
+@pytest.mark.parametrize("name", ["fedavg", "fedprox_personal", "apfl"])
 def test_rounds_that_use_memory_again_give_the_bytes_of_fresh_ones(name):
     clients = logistic_clients(m=7, classes=3)
     task, found = Logistic(3, classes=3), {True: [], False: []}
@@ -185,7 +185,7 @@ def test_rounds_that_use_memory_again_give_the_bytes_of_fresh_ones(name):
                 exchange._used = None
             replies = exchange.ask(server, cohort, turn)
             heard.append([part.clone() for part in message_tensors(replies.message)])
-            server = algorithm.merge(server, weighted_mean(replies.message, exchange.p[cohort]), turn)
+            server = algorithm.server_update(server, weighted_mean(replies.message, exchange.p[cohort]), turn)
             exchange.accept(cohort[1:], turn)
         heard.append([server.w, exchange.models(server, turn)])
     for one, other in zip(*found.values()):
@@ -203,7 +203,7 @@ def test_compiled_steps_pad_nothing_and_are_taken_in_larger_blocks(monkeypatch):
         task, algorithm = Logistic(3, classes=3, kernels=kernels), FedAvg(eta=0.1, steps=3, batch=3)
         exchange, visited[:] = Simulator(task, clients, clients.weights()), []
         exchange.begin(algorithm, task.start())
-        server = algorithm.start(task, task.start())[0]
+        server = algorithm.init(task, task.start())[0]
         found[kernels] = exchange.ask(server, torch.arange(7), Round(1, 2, 7, 7, 1.0, 0)).message, len(visited)
     assert found["numba"][1] < found["torch"][1] and sum(visited) == 7
     torch.testing.assert_close(found["numba"][0], found["torch"][0])
@@ -242,7 +242,7 @@ def test_states_are_sound_where_every_number_is_finite():
 @pytest.mark.parametrize(
     "name, fields, part",
     [
-        ("fedprox_shared", {"lam": 1.0, "output": "random"}, "drawn"),
+        ("fedprox", {"lam": 1.0, "output": "random"}, "drawn"),
         ("fedmspp", {"lam": 1.0, "batch": 4, "output": "random"}, "drawn"),
         ("apfl", {"alpha": 0.5, "adapt": "no", "output": "average", "eta": 0.1, "epochs": 0}, "average"),
     ],

@@ -80,7 +80,7 @@ def test_a_run_that_fills_a_chunk_is_answered_by_its_own_clients(monkeypatch):
 
 LAMS = ("0.05", "0.5", "5")
 STEPS = "inner=sgd steps=4 batch=4"
-METHODS = ["local", *(f"fedprox_one_stage lam={lam} {STEPS}" for lam in LAMS), "fedavg steps=3"]
+METHODS = ["local", *(f"fedprox_personal lam={lam} {STEPS}" for lam in LAMS), "fedavg steps=3"]
 
 
 def table(classes=3):
@@ -105,7 +105,7 @@ def test_a_comparison_is_the_same_side_by_side_and_one_by_one(tmp_path, monkeypa
     assert sorted(set(asked)) == ["fedavg", "local"]
     monkeypatch.setattr(comparing, "most_together", lambda *_: 1)
     alone = compare(table(), METHODS, out=tmp_path / "apart", **HOW)
-    assert asked.count("fedprox_one_stage") == 7 * len(LAMS)
+    assert asked.count("fedprox_personal") == 7 * len(LAMS)
     for name in ("methods", "seeds", "curves", "clients"):
         one, other = getattr(found, name), getattr(alone, name)
         pd.testing.assert_frame_equal(
@@ -120,7 +120,7 @@ def test_a_comparison_is_the_same_side_by_side_and_one_by_one(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("classes, cohort", [(3, 6), (2, 5), (2, 7)])
-@pytest.mark.parametrize("family", ["fedprox_one_stage lam={} inner=sgd steps=4 batch=3", "fedavg eta={} batch=3"])
+@pytest.mark.parametrize("family", ["fedprox_personal lam={} inner=sgd steps=4 batch=3", "fedavg eta={} batch=3"])
 def test_runs_that_were_interrupted_at_different_rounds_resume_to_the_same_bytes(tmp_path, family, classes, cohort):
     how = HOW | {"participation": cohort}
     methods = ["local", *(family.format(number) for number in (0.02, 0.1, 0.3))]
@@ -140,7 +140,7 @@ def test_runs_that_were_interrupted_at_different_rounds_resume_to_the_same_bytes
 
 
 def test_a_method_that_diverges_does_not_take_those_before_it_along(tmp_path):
-    methods = [f"fedprox_one_stage lam={lam} eta={eta} {STEPS}" for lam, eta in ((0.1, 0.1), (1e3, 1e3), (1, 0.1))]
+    methods = [f"fedprox_personal lam={lam} eta={eta} {STEPS}" for lam, eta in ((0.1, 0.1), (1e3, 1e3), (1, 0.1))]
     with pytest.raises(WorkError, match="diverged"):
         compare(table(), methods, out=tmp_path / "run", **{**HOW, "rounds": 30})
     assert len(list((tmp_path / "run").rglob(MODELS_FILE))) == 1

@@ -55,9 +55,9 @@ def test_a_rule_is_settled_to_what_the_table_says():
 
 def test_every_rule_can_be_asked_of_the_algorithm():
     for rule in LAMBDA_RULES:
-        algorithm = build("fedprox_one_stage", {"lam": rule})
-        assert algorithm.asks == ("rules",)
-        algorithm.settle(TASK, facts_of(varied(), [30] * 6))
+        algorithm = build("fedprox_personal", {"lam": rule})
+        assert algorithm.required_statistics == ("rules",)
+        algorithm.resolve(TASK, facts_of(varied(), [30] * 6))
 
 
 def test_clients_without_rows_are_left_out_and_follow_the_common_model():
@@ -94,10 +94,10 @@ def test_algorithms_ask_for_a_spread_only_while_lam_is_open():
     for name in algorithm_names():
         fields = build(name, {})
         if getattr(fields, "lam", None) == "auto" and name != "kernel_fedprox":
-            assert "spread" in fields.asks, name
-            assert "spread" not in build(name, {"lam": 1.0}).asks, name
+            assert "spread" in fields.required_statistics, name
+            assert "spread" not in build(name, {"lam": 1.0}).required_statistics, name
         elif name != "dichotomous":
-            assert not {"spread", "rules"} & set(fields.asks), name
+            assert not {"spread", "rules"} & set(fields.required_statistics), name
 
 
 def test_a_network_tells_scalars_only():

@@ -271,13 +271,13 @@ def test_a_device_that_is_not_there():
 
 def test_a_result_is_told_in_ten_lines():
     result = mooring.fit(Plain, sentences(), rounds=2, **QUICK)
-    assert len(repr(result).splitlines()) <= 10 and "fedavg_localized" in repr(result)
+    assert len(repr(result).splitlines()) <= 10 and "fedavg_finetune" in repr(result)
 
 
 def test_without_baselines_nothing_else_is_trained():
     told = set()
     result = mooring.fit(Plain, sentences(), rounds=2, **QUICK, progress=lambda what, *_: told.add(what))
-    assert told == {"fedavg_localized"} and result.clients["local"].isna().all()
+    assert told == {"fedavg_finetune"} and result.clients["local"].isna().all()
 
 
 def test_a_model_that_fails_says_where():

@@ -72,7 +72,7 @@ def heading(page, label):
 @pytest.mark.parametrize("kind", ["advise", "fit", "compare"])
 def test_it_opens_with_its_answer_and_names_do_nothing(opened, kind):
     page = opened(kind)
-    words = {"advise": " clients", "fit": "fedprox_one_stage: test mse", "compare": "Lowest test mse of 3 methods"}
+    words = {"advise": " clients", "fit": "fedprox_personal: test mse", "compare": "Lowest test mse of 3 methods"}
     assert words[kind] in page.locator("h1").inner_text()
     assert "hurt" not in page.title() and page.locator("article img").count() == 0
     for canvas in page.locator("canvas").all():
@@ -205,7 +205,7 @@ def test_rounds_show_by_cost_too(opened):
     section.get_by_label("Horizontal axis").select_option("bytes")
     assert section.locator("canvas").evaluate("c => c.toDataURL()") != before
     section.get_by_label("Rows").select_option("validation")
-    assert "fedprox_one_stage" in section.locator("figcaption").inner_text()
+    assert "fedprox_personal" in section.locator("figcaption").inner_text()
 
 
 def test_several_runs_side_by_side(opened):

@@ -42,7 +42,7 @@ ONE = {"value": LOSS, "low": GAIN, "high": 2 * LOSS, "method": "a long way to sa
 
 
 def fit(display):
-    more = {"algorithm": "fedprox_one_stage", "checkpoint": "best", "best_round": 1_234_567, "last_round": 7_654_321}
+    more = {"algorithm": "fedprox_personal", "checkpoint": "best", "best_round": 1_234_567, "last_round": 7_654_321}
     measures = {who: {"rmse": LOSS, "mae": LOSS, "r2": -LOSS} for who in ("local", "pooled", "personal")}
     more |= {"measures": measures, "test_rows": 1_234_567, "level": 0.95}
     more |= {"improvement_over_local": LINE, "improvement_over_pooled": None}
@@ -62,8 +62,8 @@ def advice(display):
 
 def comparison(display):
     known = {"accuracy": 0.123456789, "auc": 0.87654321}
-    methods = [{"method": name, "used_round": 1_234_567, **METHOD, **known} for name in ("local", "fedprox_one_stage")]
-    clients = [{"client": "[a]", "local": LOSS, "fedprox_one_stage": LOSS}]
+    methods = [{"method": name, "used_round": 1_234_567, **METHOD, **known} for name in ("local", "fedprox_personal")]
+    clients = [{"client": "[a]", "local": LOSS, "fedprox_personal": LOSS}]
     terminal_results.show_comparison(
         display, {"title": "t", "metric": "log-loss", "methods": methods, "clients": clients}
     )
@@ -138,7 +138,7 @@ def test_sentences_about_a_fit(capsys):
     """Scores with intervals over clients, and no recommendation."""
     fit(Display())
     out = " ".join(capsys.readouterr().out.split())
-    assert "fedprox_one_stage on [b] exam (2 clients" in out
+    assert "fedprox_personal on [b] exam (2 clients" in out
     assert "round 1234567, the best on validation rows; those of round 7654321, the last" in out
     assert "(95% CI: 1,000,000% higher to 3,500,000% lower) than with local models (7,654,321)" in out
     assert "These test rows cannot separate it from local models. `mooring advise` uses all rows" in out

@@ -49,7 +49,7 @@ def test_mlflow_keeps_parameters_losses_and_the_page(table, capsys):
     assert code == 0 and "Tracked: file://" in out
     (kept,) = mlflow.search_runs(experiment_names=["mooring"], output_format="list")
     run = mooring.open("run")
-    assert kept.data.params["algorithm.name"] == "fedprox_one_stage" and kept.data.params["training.rounds"] == "4"
+    assert kept.data.params["algorithm.name"] == "fedprox_personal" and kept.data.params["training.rounds"] == "4"
     assert kept.data.metrics["final_personal"] == pytest.approx(run.summary["personal"])
     history = mlflow.MlflowClient().get_metric_history(kept.info.run_id, "test_loss")
     rounds = run.directory.rounds.dropna(subset=["test_loss"])

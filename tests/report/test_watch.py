@@ -38,7 +38,7 @@ def killed(made, tmp_path):
 
 def test_a_look_at_a_run_on_its_way(killed, made):
     (found,) = watch.read_all_status(killed)
-    assert (found.name, found.done, found.rounds, found.finished) == ("fedprox_one_stage", 15, 20, False)
+    assert (found.name, found.done, found.rounds, found.finished) == ("fedprox_personal", 15, 20, False)
     assert found.asked == found.accepted == 30 and found.left_out == {}
     rounds = mooring.open(made).directory.rounds
     told = rounds.set_index("round").loc[15]
@@ -48,7 +48,7 @@ def test_a_look_at_a_run_on_its_way(killed, made):
     assert found.left == pytest.approx(spent / 15 * 5)
     text = watch.describe_status(found)
     assert (
-        text.startswith("fedprox_one_stage: round 15 of 20; loss as trained: train ")
+        text.startswith("fedprox_personal: round 15 of 20; loss as trained: train ")
         and "30 of 30 clients answered" in text
     )
     assert re.search(r"about \d+ s left$", text)

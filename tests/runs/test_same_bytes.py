@@ -70,7 +70,7 @@ def test_two_runs_with_other_hash_seeds(tmp_path):
     assert all(row["seconds"] > 0 for row in open_run(tmp_path / "1/many").comparison["methods"])
 
 
-@pytest.mark.parametrize("algorithm", ["fedprox_one_stage", "scaffold"])
+@pytest.mark.parametrize("algorithm", ["fedprox_personal", "scaffold"])
 def test_the_order_of_clients_in_a_table_does_not_matter(algorithm):
     names = ["c", "a", "e", "b", "d"]
     found = [

@@ -130,7 +130,7 @@ def wavy_clients(m=6, n=40):
     return from_arrays(xs, ys, parts=[parts(n)] * m)
 
 
-@pytest.mark.parametrize("name", ["local", "global", "fedavg", "fedprox_shared", "fedprox_one_stage", "kernel_fedavg"])
+@pytest.mark.parametrize("name", ["local", "pooled", "fedavg", "fedprox", "fedprox_personal", "kernel_fedavg"])
 @pytest.mark.parametrize("fields", [{}, {"kernel": "sobolev"}], ids=["rbf", "sobolev"])
 def test_every_algorithm_fits_a_curve_that_no_line_fits(name, fields):
     clients = wavy_clients()

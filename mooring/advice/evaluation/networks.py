@@ -197,7 +197,7 @@ def train_baseline(job: Job, name: str, work: TrainingSchedule, tell: OnProgress
 
 def finetune_locally(job: Job, w: Tensor, times: int) -> Tensor:
     """[m, d]: w after each client's own local steps."""
-    plain: Any = build("fedavg_localized", {})
+    plain: Any = build("fedavg_finetune", {})
     _, exchange, server = resolve_for_job(replace(plain, tune_steps=times * plain.steps), job)
     m = len(job.clients)
     return exchange.models(server._replace(w=w), Round(1, 1, m, m, 1.0, job.run.training.seed))
@@ -216,7 +216,7 @@ def train_lambda_path(
     """The path of networks: each lambda goes on from the models of the tauter one, up to the last that is wanted."""
     slackest = min((s.value for s in wanted or () if s.family == LAMBDA), default=0.0 if wanted is None else math.inf)
     if not work.lams:
-        auto = resolve_for_job(build("fedprox_one_stage", {}), job)[0].lam
+        auto = resolve_for_job(build("fedprox_personal", {}), job)[0].lam
         work.lams = [factor * auto for factor in LAMBDA_FACTORS]
     job = replace_training(
         job, rounds=max(MIN_LAMBDA_ROUNDS, work.rounds["fedavg"] // LAMBDA_ROUND_DIVISOR), checkpoint="last"
@@ -224,7 +224,7 @@ def train_lambda_path(
     everyone = torch.arange(len(job.clients))
     v = w.expand(len(everyone), -1)
     for lam in (lam for lam in work.lams if lam >= slackest):
-        ready, exchange, server = resolve_for_job(build("fedprox_one_stage", {"lam": lam}), job)
+        ready, exchange, server = resolve_for_job(build("fedprox_personal", {"lam": lam}), job)
         exchange.states.put(everyone, exchange.states.take(everyone)._replace(v=v), 1)
         found = train(job, ready, exchange, TrainingState(server._replace(w=w)), None, tell)
         w, v = found.common, found.models

@@ -6,7 +6,7 @@
     alone     the method's own visits                                             Local, whose w is not trained
     tune      w after local SGD steps                                             methods of one shared model
 
-Each algorithm declares its way in `Algorithm.newcomer`; newcomers to an advice that is solved exactly get what its
+Each algorithm declares its way in `Algorithm.new_client_method`; new clients of an exactly solved advice get what its
 clients got (`model_average.py`).
 
 Source   apfl, Eq. 7 (mixture).
@@ -65,7 +65,7 @@ def adapt_models(
     Step sizes are the run's, on convex tasks at most what the newcomer's own curvature allows; an exact prox is used
     where the task has one. A lam or alpha per client has no value for a newcomer: the median stands in.
     """
-    how = algorithm.newcomer if how == "auto" else how
+    how = algorithm.new_client_method if how == "auto" else how
     if how not in ADAPTATION_METHODS:
         raise RequestError(f"how must be one of {', '.join(ADAPTATION_METHODS)} or auto, got {how!r}.")
     if how == "prox" and not hasattr(algorithm, "lam"):
@@ -79,11 +79,11 @@ def _one(algorithm: Any, server: Any, task: Any, data: CohortData, round: Round,
     w = server.w[None]
     turns = [round._replace(t=t) for t in range(1, stays + 1)]
     if how in ("finish", "alone"):
-        first = algorithm.start(task, server.w)[1]
+        first = algorithm.init(task, server.w)[1]
         client = type(first)(*(part[None] for part in first))
         for turn in turns if how == "alone" else []:
-            client = algorithm.visit(server, client, task, data, turn)[0]
-        client = algorithm.finish(server, client, task, data, round)
+            client = algorithm.client_update(server, client, task, data, turn)[0]
+        client = algorithm.finetune(server, client, task, data, round)
         return algorithm.personal_model(server, client).expand(1, -1)
     if how == "mixture":
         mixer = make_local_algorithm(APFL, algorithm, task, data, w)
@@ -109,7 +109,7 @@ def make_local_algorithm(kind: Any, algorithm: Any, task: Any, data: CohortData,
     if isinstance(shared.get("alpha"), tuple):
         shared["alpha"] = statistics.median(shared["alpha"])
     facts = collect_statistics(task, data, w[0], ())
-    ready = kind(**shared).settle(task, facts)
+    ready = kind(**shared).resolve(task, facts)
     # The step of the personal model, where the method has two.
     known = [getattr(algorithm, name, "auto") for name in ("personal_eta", "inner_eta", "eta")]
     given = next((eta for eta in known if not isinstance(eta, str)), None)

@@ -109,7 +109,7 @@ def personalize(
         )
     algorithm = build(asked.name, asked.fields | (asked.settled or {}), directory.path)
     centre = models.common if models.centre is None else models.centre
-    server, mix = algorithm.start(task, centre)[0], models.mix if how == "auto" else None
+    server, mix = algorithm.init(task, centre)[0], models.mix if how == "auto" else None
     shape = None if schema.shape is None else ShapedColumns.from_json(schema.shape)
 
     def personal(clients: Clients) -> Tensor:
@@ -122,7 +122,7 @@ def personalize(
         return ModelTriple(fit_locally(task, clients, seed), models.common, personal(clients), centre[None])
 
     frame, found = evaluate_new_clients(task, newcomers, trained, seed)
-    way = AVERAGE_METHOD if mix is not None else algorithm.newcomer if how == "auto" else how
+    way = AVERAGE_METHOD if mix is not None else algorithm.new_client_method if how == "auto" else how
     told = Personalized(frame, found, task.metric, way, [*said, *newcomers.notes], None if out is None else Path(out))
     if out is not None:
         join_run(out, directory, newcomers, told)

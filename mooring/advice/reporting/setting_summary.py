@@ -80,16 +80,16 @@ def as_algorithm(choice: Choice, rows: Rows, sets: ColumnSets | None = None) -> 
     if kind == MIXTURE:
         return {"name": "apfl", "alpha": plan.value, "adapt": "no"}
     if kind == TUNED:
-        return {"name": "fedavg_localized", "tune_steps": int(10 * plan.value)}
+        return {"name": "fedavg_finetune", "tune_steps": int(10 * plan.value)}
     if prior is not None and kind != GLOBAL:
         own = plan.value * prior.noise / rows.size.double().clamp(min=1)
         own = own if len(own) <= MAX_LISTED_CLIENTS else own.median().expand(1)
         variance = prior.variance if sets is None else sets.embed(prior.columns, prior.variance)
         each = 1 / variance.clamp(min=float(variance.max()) / MAX_LAM)
         if len(own) == 1:
-            return {"name": "fedprox_one_stage", "lam": {"per_coefficient": (float(own[0]) * each).tolist()}}
+            return {"name": "fedprox_personal", "lam": {"per_coefficient": (float(own[0]) * each).tolist()}}
         return {
-            "name": "fedprox_one_stage",
+            "name": "fedprox_personal",
             "lam": {"per_client": own.tolist(), "per_coefficient": each.tolist()},
         }
-    return {"name": "fedprox_one_stage", "lam": MAX_LAM if kind == GLOBAL else plan.value}
+    return {"name": "fedprox_personal", "lam": MAX_LAM if kind == GLOBAL else plan.value}

@@ -232,7 +232,7 @@ class ClientNode:
             raise RequestError(f"client '{self.name}' has no state of '{words['label']}'; it was lost, or never began.")
         tensors, meta = read_tensors(path)
         algorithm = build(words["label"], meta["fields"])
-        server, _ = algorithm.start(self.task, tensors["w0"])
+        server, _ = algorithm.init(self.task, tensors["w0"])
         first = local_update.initial_states(algorithm, self.task, tensors["w0"], 1)
         states = {t: unflatten(first, str(t), tensors) for t in meta["rounds"]}
         return AlgorithmState(meta["start"], meta["fields"], algorithm, server, first, tensors["w0"], states)
@@ -370,7 +370,7 @@ def handle_begin(home: ClientNode, parcel: Payload) -> Payload:
     path, algorithm = home._file(label), build(label, fields)
     if home.federation.secure:
         secure_client.check_begin(home, label, fields, str(words["start"]), bool(words["fresh"]))
-    server, _ = algorithm.start(home.task, parcel.tensors["w0"])
+    server, _ = algorithm.init(home.task, parcel.tensors["w0"])
     first = local_update.initial_states(algorithm, home.task, parcel.tensors["w0"], 1)
     if path.exists():
         known = home.stretch(words)

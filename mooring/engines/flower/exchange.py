@@ -59,7 +59,7 @@ class FlowerExchange:
         self.secure = secure_sums or (SecureAggregator(post, roster.names, how) if how.secure else None)
         self.pins: deque[tuple[Tensor, Tensor]] = deque(maxlen=2)  # the generations of the two latest snapshots
 
-    def facts(self, w0: Tensor, asks: tuple[str, ...]) -> ClientStatistics:
+    def client_statistics(self, w0: Tensor, asks: tuple[str, ...]) -> ClientStatistics:
         if self.how.secure and (shown := [name for name in asks if name != ALL_RESOLVED]):
             raise RequestError(
                 f"secure = true hides messages, and a setting that is settled from clients' {' and '.join(shown)} "
@@ -227,7 +227,7 @@ class FlowerExchange:
         self.pins.append((self.merged.clone(), self.best.clone()))
 
     def beside(self, algorithm: Any) -> FlowerExchange | None:
-        if algorithm.pooled or (self.how.secure and algorithm.asks):
+        if algorithm.pooled or (self.how.secure and algorithm.required_statistics):
             return None
         return FlowerExchange(
             self.post, self.roster, self.task, self.how, self.row, fresh=True, secure_sums=self.secure

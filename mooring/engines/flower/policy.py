@@ -2,7 +2,7 @@
 
 ```toml
 purposes = ["fit"]                       # of runs: fit, advise
-algorithms = ["fedavg", "fedprox_one_stage"]
+algorithms = ["fedavg", "fedprox_personal"]
 quantities = ["schema", "statistics", "updates", "losses"]    # also: models, advice
 min_clients = 3                          # of a cohort
 require_secure = true                    # single messages must be hidden from the server

@@ -55,7 +55,7 @@ def deployed(rule: Dichotomous, given: Problem, seed: int) -> Tensor:
     """[m, d]: what the rule gives every client."""
     m = len(given.clients)
     server, client = rule.start(given.task, given.task.start())
-    return rule.visit(server, client, given.task, given.clients.cohort(), Round(1, 1, m, m, 1.0, seed))[0].v
+    return rule.client_update(server, client, given.task, given.clients.cohort(), Round(1, 1, m, m, 1.0, seed))[0].v
 
 
 def near_envelope(rule: str, factor: float):
