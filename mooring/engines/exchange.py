@@ -5,7 +5,7 @@ replies, whose replies were merged, which round is the best so far, how deployed
 `fit` and the algorithms reach for nothing else, so that a federation in one process and one across machines run the
 same lines. A run goes
 
-    client_statistics -> Algorithm.resolve -> Algorithm.init -> begin -> (ask -> accept -> evaluate -> mark_best)* -> models
+    client_statistics -> resolve -> init -> begin -> (ask -> accept -> evaluate -> mark_best)* -> models
 
 A client's state lives with the client. It has a generation for each round whose reply was merged, 0 being the first
 state. An ask names the generation to start from (the client's last merged round), so a reply that was lost, came late
