@@ -54,7 +54,7 @@ def fewer(data: Clients) -> Clients:
 def deployed(rule: Dichotomous, given: Problem, seed: int) -> Tensor:
     """[m, d]: what the rule gives every client."""
     m = len(given.clients)
-    server, client = rule.start(given.task, given.task.start())
+    server, client = rule.init(given.task, given.task.start())
     return rule.client_update(server, client, given.task, given.clients.cohort(), Round(1, 1, m, m, 1.0, seed))[0].v
 
 
