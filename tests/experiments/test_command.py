@@ -61,10 +61,10 @@ def registrations(entry, label="paper's data", preset="quick"):
 @pytest.fixture
 def use(monkeypatch, session_cache):
     def choose(entry):
-        monkeypatch.setattr(catalog, "select", lambda what: [entry])
-        monkeypatch.setattr(catalog, "load", lambda one: entry)
-        monkeypatch.setattr(catalog, "ids", lambda: [entry.id])
-        monkeypatch.setattr(registry, "registrations", lambda paper: registrations(entry))
+        monkeypatch.setattr(catalog, "select_experiments", lambda what: [entry])
+        monkeypatch.setattr(catalog, "load_experiment", lambda one: entry)
+        monkeypatch.setattr(catalog, "list_experiments", lambda: [entry.id])
+        monkeypatch.setattr(registry, "read_registrations", lambda paper: registrations(entry))
         monkeypatch.setattr(runner.os, "cpu_count", lambda: 1)  # other processes would not know the toy
 
     return choose
@@ -255,7 +255,7 @@ def test_legends_lie_beside_the_curves():
             return b""
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(panels_module, "image", look)
+            patch.setattr(panels_module, "encode_image", look)
             draw_panels("A", panels)
         assert boxes and not any(boxes)
 
@@ -274,7 +274,7 @@ def test_intervals_on_a_log_axis_are_those_of_logarithms():
         return b""
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(panels_module, "image", look)
+        patch.setattr(panels_module, "encode_image", look)
         draw_panels("A", [record])
     below, above = np.log(found[0])
     assert (below + above) / 2 == pytest.approx(np.log(4)) and above - below == pytest.approx((high - low) / 4)

@@ -88,7 +88,7 @@ def test_the_example_of_the_guide_runs(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "example", module)
     entry = catalog.CatalogEntry("009-fig9", "009", module.EXPERIMENT)
     monkeypatch.setattr(trial_cache, "_code", lambda module, name: "")
-    monkeypatch.setattr(catalog, "load", lambda one: entry)
+    monkeypatch.setattr(catalog, "load_experiment", lambda one: entry)
     results = runner.run([entry], "quick", tmp_path, workers=1)["009-fig9"].results
     assert [claim.check(results).held for claim in module.EXPERIMENT.claims] == [True, True]
     kinds = {f for f in vars(claims) if f"`{f}(" in text}

@@ -86,7 +86,7 @@ def test_an_unregistered_claim_is_refused(monkeypatch, tmp_path):
         (replace(claim, check=entry.experiment.claims[1].check), "is tested otherwise than registered"),
     ):
         changed = entry._replace(experiment=replace(entry.experiment, claims=[other]))
-        monkeypatch.setattr(catalog, "select", lambda what, changed=changed: [changed])
+        monkeypatch.setattr(catalog, "select_experiments", lambda what, changed=changed: [changed])
         for more in ({}, {"repeats": 2}):
             with pytest.raises(RequestError, match=re.escape(sentence)):
                 reproduce("kernel-fig1", "quick", tmp_path, **more)

@@ -47,7 +47,7 @@ def entry(**more):
 def fake(monkeypatch):
     CALLS.clear()
     BROKEN.clear()
-    monkeypatch.setattr(catalog, "load", lambda one: entry())
+    monkeypatch.setattr(catalog, "load_experiment", lambda one: entry())
 
 
 def run(folder, given=None, **more):
@@ -157,7 +157,7 @@ def reached(one):
 
 
 def test_an_algorithm_counts_only_where_it_is_used(monkeypatch):
-    monkeypatch.setattr(catalog, "load", LOAD)
+    monkeypatch.setattr(catalog, "load_experiment", LOAD)
     parts = {one: reached(one) for one in catalog.list_experiments()}
 
     def users(module):
@@ -172,7 +172,7 @@ def test_an_algorithm_counts_only_where_it_is_used(monkeypatch):
 
 @pytest.mark.parametrize("one", ["kernel-fig1", "effect-tab2", "apfl-fig5", "mspp-tab1"])
 def test_all_code_that_a_trial_runs_is_in_its_key(one, monkeypatch):
-    monkeypatch.setattr(catalog, "load", LOAD)
+    monkeypatch.setattr(catalog, "load_experiment", LOAD)
     entry = catalog.load_experiment(one)
     preset = entry.experiment.presets["smoke"]
     ran: set = set()
@@ -213,7 +213,7 @@ SWEPT = {
 
 @pytest.mark.parametrize("name", SWEPT)
 def test_trials_that_are_alike_are_trained_as_one_and_give_what_each_gives_alone(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(catalog, "load", LOAD)
+    monkeypatch.setattr(catalog, "load_experiment", LOAD)
     entry, units = with_points(name, *SWEPT[name])
     alone = [answered(entry.experiment.trial(seed=0, **unit.point, **unit.settings)) for unit in units]
     monkeypatch.setattr(Simulator, "ask", None)  # all of them together, or not at all
@@ -259,7 +259,7 @@ def test_who_is_trained_beside_a_trial_and_how_is_part_of_the_key():
 
 def test_a_batch_is_kept_whole_or_not_at_all(tmp_path, monkeypatch):
     given = entry(swept=("gap",))
-    monkeypatch.setattr(catalog, "load", lambda one: given)
+    monkeypatch.setattr(catalog, "load_experiment", lambda one: given)
     BROKEN[2] = ZeroDivisionError("by zero")
     with pytest.raises(WorkError, match="gap = 2, seed 0"):
         run(tmp_path, given)
