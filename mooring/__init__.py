@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from mooring.engines.saved_run import open
     from mooring.estimators import PersonalizedClassifier as PersonalizedClassifier
     from mooring.estimators import PersonalizedRegressor as PersonalizedRegressor
+    from mooring.mixed_models.comparison import compare_models as compare_models
+    from mooring.mixed_models.mixed_model import fit_mixed_model as fit_mixed_model
     from mooring.report.figures import plot as plot
     from mooring.report.html_report import write_report
 
@@ -29,6 +31,8 @@ _PUBLIC = {
     "fit": "mooring.engines.fit",
     "advise": "mooring.advice.advise",
     "compare": "mooring.engines.compare",
+    "compare_models": "mooring.mixed_models.comparison",
+    "fit_mixed_model": "mooring.mixed_models.mixed_model",
     "personalize": "mooring.advice.new_clients.personalize",
     "plot": "mooring.report.figures",
     "write_report": "mooring.report.html_report",
@@ -49,7 +53,9 @@ __all__ = [
     "WorkError",
     "advise",
     "compare",
+    "compare_models",
     "fit",
+    "fit_mixed_model",
     "load",
     "load_sklearn",
     "open",

@@ -13,6 +13,7 @@ from tests.journeys.pages import ROOT, run_page
 ELSEWHERE = {  # pages that other tests go through, or that only show what is done elsewhere
     "adding-an-algorithm.md": "tests/test_docs.py",
     "advice.md": "tests/journeys/test_analyst.py",
+    "coming-from-lme4.md": "tests/journeys/test_statistician.py",
     "deploying.md": "tests/engines/test_flower_commands.py: it needs several machines",
     "experiments.md": "tests/experiments: minutes of work",
     "networks.md": "tests/journeys/test_researcher.py",

@@ -1,0 +1,221 @@
+"""`fit_mixed_model`: a linear mixed model of a table, with the quantities that lme4 and MixedLM report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from scipy.stats import norm
+
+from mooring.core.errors import RequestError
+from mooring.data.table_sources import read_source
+from mooring.mixed_models.formula import DesignMatrices, MixedFormula, build_matrices, parse_formula
+from mooring.mixed_models.likelihood import (
+    CrossProducts,
+    ProfiledFit,
+    maximize,
+    random_effects,
+    sum_products,
+    variance_covariance,
+)
+
+LEVEL = 0.95  # of intervals
+RESIDUAL = "residual"
+
+
+@dataclass(frozen=True, repr=False)
+class MixedModel:
+    """A fitted linear mixed model; all numbers are in the units of the table."""
+
+    formula: MixedFormula
+    reml: bool
+    fixed_effects: pd.DataFrame  # by term: estimate, std_error, z, p_value, ci_low, ci_high
+    covariance: pd.DataFrame  # [q, q] of the random effects
+    variance_components: pd.DataFrame  # by term, the residual last: variance, sd, std_error of the variance
+    residual_sd: float
+    icc: float  # share of the unexplained variance that lies between clients
+    r2_marginal: float  # share of the variance that the fixed effects explain
+    r2_conditional: float  # that fixed and random effects explain
+    log_likelihood: float
+    num_parameters: int
+    rows: int
+    dropped_rows: int
+    effects: np.ndarray  # [m, q]
+    effects_sd: np.ndarray  # [m, q]
+    clients: list[str]
+    design: DesignMatrices
+
+    @property
+    def aic(self) -> float:
+        """-2 log-likelihood + 2 parameters."""
+        return -2 * self.log_likelihood + 2 * self.num_parameters
+
+    @property
+    def bic(self) -> float:
+        """-2 log-likelihood + log(rows) parameters."""
+        return -2 * self.log_likelihood + float(np.log(self.rows)) * self.num_parameters
+
+    @property
+    def correlations(self) -> pd.DataFrame:
+        """Correlations of the random effects; NaN where a variance is 0."""
+        sd = np.sqrt(np.diag(self.covariance))
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return self.covariance / np.outer(sd, sd)
+
+    @property
+    def random_effects(self) -> pd.DataFrame:
+        """One row per client and term, as `ranef` of lme4: deviation from the fixed effects, and its conditional
+        standard deviation."""
+        terms = list(self.covariance.columns)
+        return pd.DataFrame(
+            {
+                "client": np.repeat(np.array(self.clients, dtype=object), len(terms)),
+                "term": terms * len(self.clients),
+                "deviation": self.effects.reshape(-1),
+                "conditional_sd": self.effects_sd.reshape(-1),
+            }
+        )
+
+    @property
+    def coefficients(self) -> pd.DataFrame:
+        """One row per client and one column per term: fixed effects plus the client's deviation, as `coef` of lme4."""
+        fixed = self.fixed_effects["estimate"]
+        table = pd.DataFrame([fixed.to_numpy()] * len(self.clients), columns=list(fixed.index), index=self.clients)
+        for j, term in enumerate(self.covariance.columns):
+            table[term] = table.get(term, 0.0) + self.effects[:, j]
+        return table
+
+    def summary(self) -> str:
+        """The model as text, as people know it from lme4."""
+        about = self.formula
+        sizes = np.bincount(self.design.code)
+        groups = (
+            f", {len(self.clients)} clients ('{about.client}', {sizes.min()} to {sizes.max()} rows)"
+            if about.client
+            else ""
+        )
+        left_out = f" ({self.dropped_rows} with missing values left out)" if self.dropped_rows else ""
+        lines = [
+            f"Linear mixed model fitted by {'REML' if self.reml else 'maximum likelihood'}",
+            f"Formula: {about.text}",
+            f"Rows: {self.rows}{left_out}{groups}",
+            f"log-likelihood {self.log_likelihood:.2f}{' (REML)' if self.reml else ''}, "
+            f"AIC {self.aic:.1f}, BIC {self.bic:.1f}, {self.num_parameters} parameters",
+            "",
+            "Fixed effects",
+            self.fixed_effects.to_string(float_format=lambda value: f"{value:.4g}"),
+            "",
+            "Variance components",
+            self.variance_components.to_string(float_format=lambda value: f"{value:.4g}"),
+        ]
+        if len(self.covariance) > 1:
+            lines += [
+                "",
+                "Correlations of the random effects",
+                self.correlations.to_string(float_format=lambda v: f"{v:.3f}"),
+            ]
+        lines += [
+            "",
+            f"Residual SD {self.residual_sd:.4g}, ICC {self.icc:.3f}, "
+            f"R2 marginal {self.r2_marginal:.3f}, conditional {self.r2_conditional:.3f}",
+        ]
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return self.summary()
+
+
+def fit_mixed_model(formula: str, data: Any, *, reml: bool = True) -> MixedModel:
+    """Fit a linear mixed model with one grouping column, such as "score ~ lrt + (1 + lrt | school)".
+
+    `data` is a data frame or a table's path. `reml` chooses between REML, as lme4 does by default, and maximum
+    likelihood. Without a term in parentheses it is a linear regression.
+    """
+    parts = parse_formula(formula)
+    frame = data if isinstance(data, pd.DataFrame) else read_source(data).frame
+    design = build_matrices(parts, frame)
+    n, p = design.x.shape
+    if n <= p:
+        raise RequestError(f"{n} rows do not determine {p} fixed effects.")
+    if np.linalg.matrix_rank(design.x) < p:
+        raise RequestError("the columns of the fixed effects are linearly dependent; leave one of them out.")
+    if parts.random is not None and len(design.clients) < 2:
+        raise RequestError(f"column '{parts.client}' names one client only; random effects need two or more.")
+    return _describe(parts, design, fit_design(design, reml, parts.correlated), reml)
+
+
+class ScaledFit(NamedTuple):
+    """A fit to columns that were divided by their root mean squares."""
+
+    products: CrossProducts
+    fit: ProfiledFit
+    scale_x: np.ndarray  # [p]
+    scale_z: np.ndarray  # [q]
+    log_likelihood: float  # of the columns as they are
+
+
+def fit_design(design: DesignMatrices, reml: bool, correlated: bool) -> ScaledFit:
+    """The best fit to a design."""
+    scale_x, scale_z = (np.sqrt(np.maximum((part**2).mean(0), 1e-300)) for part in (design.x, design.z))
+    products = sum_products(design.x / scale_x, design.z / scale_z, design.y, design.code, len(design.clients))
+    fit = maximize(products, reml, correlated)
+    criterion = float(fit.criterion) + (2 * float(np.log(scale_x).sum()) if reml else 0.0)
+    return ScaledFit(products, fit, scale_x, scale_z, -criterion / 2)
+
+
+def _describe(formula: MixedFormula, design: DesignMatrices, scaled: ScaledFit, reml: bool) -> MixedModel:
+    """A fit in the units of the table."""
+    products, fit, scale_x, scale_z, log_likelihood = scaled
+    n, q = len(design.y), len(scale_z)
+    sigma2 = float(fit.sigma2)
+    beta = fit.beta.numpy() / scale_x
+    error = np.sqrt(sigma2 * np.diag(torch.linalg.inv(fit.information).numpy())) / scale_x
+    z = beta / error
+    reach = norm.ppf((1 + LEVEL) / 2) * error
+    fixed = pd.DataFrame(
+        {
+            "estimate": beta,
+            "std_error": error,
+            "z": z,
+            "p_value": 2 * norm.sf(np.abs(z)),
+            "ci_low": beta - reach,
+            "ci_high": beta + reach,
+        },
+        index=design.fixed_names,
+    )
+    covariance = sigma2 * (fit.factor @ fit.factor.T).numpy() / np.outer(scale_z, scale_z)
+    errors = np.sqrt(np.diag(variance_covariance(products, fit, reml, formula.correlated)))
+    place = np.tril_indices(q) if formula.correlated else (np.arange(q), np.arange(q))
+    on_diagonal = np.append(place[0] == place[1], True)
+    errors = errors[on_diagonal] / np.append(scale_z**2, 1.0)
+    variances = np.append(np.diag(covariance), sigma2)
+    components = pd.DataFrame(
+        {"variance": variances, "sd": np.sqrt(variances), "std_error": errors}, index=[*design.random_names, RESIDUAL]
+    )
+    effects, spread = random_effects(products, fit)
+    fitted = design.x @ beta
+    between = float(np.trace(covariance @ (design.z.T @ design.z)) / n) if q else 0.0
+    explained = float(fitted.var())
+    total = explained + between + sigma2
+    return MixedModel(
+        formula,
+        reml,
+        fixed,
+        pd.DataFrame(covariance, index=design.random_names, columns=design.random_names),
+        components,
+        float(np.sqrt(sigma2)),
+        between / (between + sigma2),
+        explained / total,
+        (explained + between) / total,
+        log_likelihood,
+        len(beta) + len(place[0]) + 1,
+        n,
+        design.dropped_rows,
+        effects.numpy() / scale_z,
+        np.sqrt(np.diagonal(spread.numpy(), axis1=1, axis2=2)) / scale_z,
+        design.clients,
+        design,
+    )

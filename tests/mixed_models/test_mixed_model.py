@@ -1,0 +1,144 @@
+"""Mixed models against published numbers of lme4 and against statsmodels' MixedLM."""
+
+from itertools import pairwise
+
+import numpy as np
+import pandas as pd
+import pytest
+import statsmodels.formula.api as smf
+from scipy.stats import chi2
+
+import mooring
+from mooring.mixed_models.formula import parse_formula
+from tests.mixed_models.sleepstudy import load_sleepstudy
+
+SLEEP = "Reaction ~ Days + (Days | Subject)"
+
+
+@pytest.fixture(scope="module")
+def sleep():
+    return load_sleepstudy()
+
+
+def grouped_table(seed=0, clients=25):
+    rng = np.random.default_rng(seed)
+    code = np.repeat(np.arange(clients), rng.integers(4, 30, clients))
+    x, town = rng.normal(3, 2, len(code)), rng.choice(["a", "b", "c"], len(code))
+    deviation = rng.multivariate_normal([0, 0], [[1.0, 0.3], [0.3, 0.5]], clients)[code]
+    y = 2 + 0.7 * x + (town == "b") + deviation[:, 0] + deviation[:, 1] * x + rng.normal(0, 1.5, len(code))
+    return pd.DataFrame({"y": y, "x": x, "town": town, "site": [f"s{i}" for i in code]})
+
+
+def test_sleepstudy_by_reml_gives_the_numbers_of_lme4(sleep):
+    model = mooring.fit_mixed_model(SLEEP, sleep)
+    fixed, parts = model.fixed_effects, model.variance_components
+    assert fixed["estimate"].tolist() == pytest.approx([251.405, 10.467], rel=1e-4)
+    assert fixed["std_error"].tolist() == pytest.approx([6.825, 1.546], rel=5e-4)
+    assert fixed["z"].tolist() == pytest.approx([36.838, 6.771], rel=1e-4)
+    assert parts["variance"].tolist() == pytest.approx([612.10, 35.07, 654.94], rel=2e-4)
+    assert parts["sd"].tolist() == pytest.approx([24.741, 5.922, 25.592], rel=1e-4)
+    assert model.correlations.loc["Intercept", "Days"] == pytest.approx(0.066, abs=5e-4)
+    assert -2 * model.log_likelihood == pytest.approx(1743.628, abs=5e-4)
+    effects = model.random_effects.set_index(["client", "term"])
+    assert effects.loc[("308", "Intercept"), "deviation"] == pytest.approx(2.2585, abs=5e-4)
+    assert effects.loc[("309", "Days"), "deviation"] == pytest.approx(-8.6197, abs=5e-4)
+    assert effects.loc[("308", "Intercept"), "conditional_sd"] == pytest.approx(12.0709, abs=5e-4)
+    assert effects.loc[("308", "Days"), "conditional_sd"] == pytest.approx(2.3048, abs=5e-4)
+
+
+def test_sleepstudy_by_maximum_likelihood_gives_the_numbers_of_lme4(sleep):
+    model = mooring.fit_mixed_model(SLEEP, sleep, reml=False)
+    assert model.log_likelihood == pytest.approx(-875.97, abs=5e-3)
+    assert (model.aic, model.bic) == (pytest.approx(1763.9, abs=0.05), pytest.approx(1783.1, abs=0.05))
+    assert model.variance_components["sd"].tolist() == pytest.approx([23.781, 5.717, 25.592], rel=1e-4)
+    uncorrelated = mooring.fit_mixed_model("Reaction ~ Days + (Days || Subject)", sleep)
+    assert uncorrelated.variance_components["variance"].tolist() == pytest.approx([627.57, 35.86, 653.58], rel=2e-4)
+    assert -2 * uncorrelated.log_likelihood == pytest.approx(1743.669, abs=5e-4)
+
+
+@pytest.mark.parametrize("reml", [True, False])
+@pytest.mark.parametrize("random", ["1", "1 + x"])
+def test_estimates_agree_with_statsmodels(reml, random):
+    table = grouped_table()
+    mine = mooring.fit_mixed_model(f"y ~ C(town) + x + ({random} | site)", table, reml=reml)
+    other = smf.mixedlm("y ~ C(town) + x", table, groups=table["site"], re_formula=random).fit(reml=reml)
+    assert mine.log_likelihood == pytest.approx(other.llf, abs=1e-3)
+    assert sorted(mine.fixed_effects["estimate"]) == pytest.approx(sorted(other.fe_params), rel=1e-3)
+    assert mine.covariance.to_numpy() == pytest.approx(other.cov_re.to_numpy(), rel=2e-3)
+    assert mine.residual_sd**2 == pytest.approx(other.scale, rel=1e-3)
+
+
+def test_standard_errors_of_variances_are_those_of_repeated_draws():
+    found = [mooring.fit_mixed_model("y ~ x + (1 + x | site)", grouped_table(seed, 40)) for seed in range(25)]
+    errors = np.array([model.variance_components["std_error"] for model in found])
+    spread = np.std([model.variance_components["variance"] for model in found], axis=0)
+    assert errors.mean(0) == pytest.approx(spread, rel=0.4)
+
+
+def test_shares_of_variance():
+    model = mooring.fit_mixed_model("y ~ x + (1 | site)", grouped_table())
+    between, residual = model.variance_components["variance"]
+    assert model.icc == pytest.approx(between / (between + residual))
+    explained = (model.design.x @ model.fixed_effects["estimate"].to_numpy()).var()
+    assert model.r2_marginal == pytest.approx(explained / (explained + between + residual))
+    assert model.r2_conditional == pytest.approx((explained + between) / (explained + between + residual))
+
+
+def test_a_likelihood_ratio_test_heeds_the_boundary(sleep):
+    models = [
+        mooring.fit_mixed_model(f"Reaction ~ Days{term}", sleep)
+        for term in ("", " + (1 | Subject)", " + (Days | Subject)")
+    ]
+    first, second = (mooring.compare_models(a, b) for a, b in pairwise(models))
+    assert first.degrees_of_freedom == (0, 1) and second.degrees_of_freedom == (1, 2)
+    assert second.statistic == pytest.approx(1786.465 - 1743.628, abs=2e-3)
+    expected = (chi2.sf(second.statistic, 1) + chi2.sf(second.statistic, 2)) / 2
+    assert second.p_value == pytest.approx(expected) and second.fitted_by == "REML"
+    fixed = mooring.compare_models(mooring.fit_mixed_model("Reaction ~ 1 + (1 | Subject)", sleep), models[1])
+    assert fixed.fitted_by == "maximum likelihood" and fixed.degrees_of_freedom == (1,)
+
+
+def test_the_null_distribution_of_a_variance_test_is_the_mixture():
+    """Without any variation between clients half of all statistics are 0, and 5 % of the p-values lie below 0.05."""
+    rng, clients = np.random.default_rng(1), np.repeat(np.arange(20), 4)
+    values = []
+    for _ in range(80):
+        table = pd.DataFrame({"y": rng.normal(size=80), "site": clients})
+        small, large = (mooring.fit_mixed_model(f, table) for f in ("y ~ 1", "y ~ 1 + (1 | site)"))
+        values.append(mooring.compare_models(small, large).p_value)
+    assert 0.3 < np.mean(np.array(values) > 0.5) < 0.75
+    assert np.mean(np.array(values) < 0.05) < 0.11
+
+
+def test_splines_interactions_and_missing_cells():
+    table = grouped_table()
+    table.loc[[0, 5], "x"] = np.nan
+    model = mooring.fit_mixed_model("y ~ bs(x, df=4) * C(town) + (1 | site)", table)
+    assert model.dropped_rows == 2 and model.rows == len(table) - 2
+    assert len(model.fixed_effects) == 15
+    text = model.summary()
+    for word in ("Fixed effects", "std_error", "ICC", "R2 marginal", "AIC", "2 with missing values left out"):
+        assert word in text
+
+
+@pytest.mark.parametrize(
+    ("formula", "word"),
+    [
+        ("y ~ x + (1 | site/town)", "nested"),
+        ("y ~ x + (1 | site) + (1 | town)", "crossed"),
+        ("y ~ x + (1 | site) + (0 + x | site)", "one pair of parentheses"),
+        ("y", "a formula reads"),
+        ("y ~ nothing + (1 | site)", "'nothing'"),
+        ("town ~ x + (1 | site)", "holds text"),
+        ("y ~ x + I(2 * x) + (1 | site)", "linearly dependent"),
+    ],
+)
+def test_what_cannot_be_fitted_is_refused_in_one_sentence(formula, word):
+    with pytest.raises(mooring.RequestError, match=word):
+        mooring.fit_mixed_model(formula, grouped_table())
+
+
+def test_formulas_are_taken_apart():
+    parts = parse_formula("score ~ lrt * gender + (1 + lrt | school)")
+    assert parts[1:] == ("score", "lrt * gender", "1 + lrt", "school", True)
+    assert parse_formula("y ~ (1 || g)").fixed == "1" and not parse_formula("y ~ (1 || g)").correlated
