@@ -1,7 +1,6 @@
-"""What an algorithm is: hyper-parameters in a frozen dataclass, and pure functions on a cohort.
+"""The contract of an algorithm: hyperparameters in a frozen dataclass, and pure functions on a cohort.
 
-State and messages are NamedTuples of tensors: the server's as they are, a client's with a leading [C]. The engine
-samples clients, weighs and averages messages, counts costs, evaluates and saves.
+The engine samples clients, weighs and averages messages, counts costs, evaluates and saves.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, ClassVar, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar, get_type_hints
 
 from torch import Tensor
 
@@ -24,32 +23,41 @@ from mooring.core.papers import expand_citations
 from mooring.core.task import Task
 from mooring.core.user_code import is_spec, load_python, spec_of
 
-Auto = Any  # of a field: a number (lam: or a moor), or a word such as "auto" that `settle` turns into one
+if TYPE_CHECKING:
+    from mooring.estimates.client_statistics import ClientStatistics
+
+Auto = Any  # of a field: a number (lam: or one per client or coefficient), or a word that `resolve` turns into one
+GROUPS = ("global", "personal", "clustered", "baseline")  # what a client deploys; baselines are to compare with
+ServerState = TypeVar("ServerState", bound=tuple[Any, ...])
+ClientState = TypeVar("ClientState", bound=tuple[Any, ...])
+Message = TypeVar("Message")
 
 
-class Algorithm:
-    """The contract. A subclass is a frozen dataclass in a file of its own; the file's name is the algorithm's."""
+class Algorithm(Generic[ServerState, ClientState, Message]):
+    """The contract. A subclass is a frozen dataclass in a file of its own; the file's name is the algorithm's.
 
-    paper: ClassVar[str]
+    The fields are the hyperparameters. States are NamedTuples of tensors; a message is a tensor, a NamedTuple of
+    tensors or None. A client's state and message have a leading [C]; the server's state has its global model in `w`.
+    """
+
+    paper: ClassVar[str]  # where the method comes from
+    group: ClassVar[str] = "personal"  # one of GROUPS
     reveals: ClassVar[str]  # what a curious server could reconstruct from the messages
-    pooled: ClassVar[bool] = False  # an exact referee that sees all rows; simulator only
-    full_participation: ClassVar[bool] = False  # the engine refuses anything else
-    server_only: ClassVar[
-        tuple[str, ...]
-    ] = ()  # parts of the server's state that visits do without: not sent, None there
-    finetunes: ClassVar[bool] = False  # `finish` trains: at every client with rows, also those that were never asked
-    new_client_method: ClassVar[str] = (
-        "tune"  # how a client that comes after the training gets its model; see advice/newcomer
-    )
-    per_client_fields: ClassVar[
-        tuple[str, ...]
-    ] = ()  # numbers that `visit` takes per client too: runs that differ there are one
-    server_fields: ClassVar[tuple[str, ...]] = ()  # numbers that only `merge` uses
-    required_capabilities: ClassVar[tuple[str, ...]] = ()  # what the task must have: "prox", "solve", "smooth_loss"
+    pooled: ClassVar[bool] = False  # needs all rows in one place: a baseline for simulations
+    full_participation: ClassVar[bool] = False  # needs every client in every round
+    finetunes: ClassVar[bool] = False  # `finetune` trains: at every client with rows, also those that never took part
+    # Parts of the server's state that `client_update` and `finetune` do without: they are not sent, and None there.
+    server_only: ClassVar[tuple[str, ...]] = ()
+    # How a client that comes after the training gets its model (advice/new_clients/adaptation.py).
+    new_client_method: ClassVar[str] = "tune"
+    # Fields that `client_update` also takes as one number per client: runs that differ there are trained together.
+    per_client_fields: ClassVar[tuple[str, ...]] = ()
+    server_fields: ClassVar[tuple[str, ...]] = ()  # fields that only `server_update` uses
+    required_capabilities: ClassVar[tuple[str, ...]] = ()  # of the task: "prox", "solve", "smooth_loss"
 
     @property
     def one_shot(self) -> bool:
-        """Whether a single round with everyone is all there is to do (exact referees)."""
+        """Whether a single round with all clients completes the training (exact baselines)."""
         return False
 
     @property
@@ -59,7 +67,7 @@ class Algorithm:
 
     @property
     def required_statistics(self) -> tuple[str, ...]:
-        """The optional statistics that `settle` uses: "fit", "spread", "rules", "alone"
+        """The optional statistics that `resolve` uses: "fit", "spread", "rules", "alone"
         (`estimates/client_statistics.py`)."""
         return ("spread",) if getattr(self, "lam", None) == "auto" else ()
 
@@ -67,44 +75,48 @@ class Algorithm:
     def is_resolved(self) -> bool:
         """Whether every field that may be a number is one: `resolve` then needs no constants of the clients' losses.
 
-        Nobody knows what the `resolve` of an algorithm outside this package does with them.
+        An algorithm outside this package may need them all the same.
         """
-        numbers = ("int", "float", "Auto")
+        numbers = ("int", "float", "Auto", "Any")
         words = [f.name for f in dataclasses.fields(self) if any(kind in str(f.type) for kind in numbers)]  # type: ignore[arg-type]
-        mine = type(self).__module__.startswith(PACKAGE + ".")
-        return mine and not any(isinstance(getattr(self, name), str) for name in words)
+        builtin = type(self).__module__.startswith(PACKAGE + ".")
+        return builtin and not any(isinstance(getattr(self, name), str) for name in words)
 
-    def resolve(self, task: Task, statistics: Any) -> Any:
-        """Turn fields such as "auto" into numbers from one exchange of statistics."""
+    def resolve(self, task: Task, statistics: ClientStatistics) -> Self:
+        """The algorithm with fields such as "auto" turned into numbers, from what clients send before training."""
         return self
 
-    def init(self, task: Task, w0: Tensor) -> tuple[Any, Any]:
+    def init(self, task: Task, w0: Tensor) -> tuple[ServerState, ClientState]:
         """The server's state and one client's first state (without the leading [C])."""
         raise NotImplementedError
 
-    def client_update(self, server: Any, client: Any, task: Task, data: CohortData, round: Round) -> tuple[Any, Any]:
-        """One stay at a cohort: the clients' new states and their messages."""
+    def client_update(
+        self, server: ServerState, client: ClientState, task: Task, data: CohortData, round: Round
+    ) -> tuple[ClientState, Message]:
+        """The local update of a cohort: the clients' new states and their messages."""
         raise NotImplementedError
 
-    def server_update(self, server: Any, mean: Any, round: Round) -> Any:
+    def server_update(self, server: ServerState, mean: Message, round: Round) -> ServerState:
         """The server's next state from the weighted mean of the messages."""
         raise NotImplementedError
 
-    def finetune(self, server: Any, client: Any, task: Task, data: CohortData, round: Round) -> Any:
-        """The last local stage before deployment; one that trains declares `last_stage`."""
+    def finetune(
+        self, server: ServerState, client: ClientState, task: Task, data: CohortData, round: Round
+    ) -> ClientState:
+        """The clients' states after a last local stage before deployment; one that trains declares `finetunes`."""
         return client
 
-    def personal_model(self, server: Any, client: Any) -> Tensor:
+    def personal_model(self, server: ServerState, client: ClientState) -> Tensor:
         """[C, d]: the model that each client uses."""
         raise NotImplementedError
 
-    def global_model(self, server: Any) -> Tensor:
-        """[d]: the model of a client that has no state of its own, because it has no rows or was never sampled."""
-        return server.w
+    def global_model(self, server: ServerState) -> Tensor:
+        """[d]: the model of a client that has no state of its own, because it has no rows or never took part."""
+        return server.w  # type: ignore[attr-defined, no-any-return]
 
     @property
     def name(self) -> str:
-        """The file's name for those of this package, the class's for others."""
+        """The file's name for algorithms of this package, the class's for others."""
         home, _, file = type(self).__module__.rpartition(".")
         return file if home == PACKAGE else type(self).__name__
 
@@ -119,6 +131,11 @@ def algorithm_names() -> list[str]:
     """All algorithms, found by folder, and those that installed packages offer."""
     own = builtin_names()
     return own + sorted(point.name for point in entry_points(group=ENTRY_POINT_GROUP) if point.name not in own)
+
+
+def names_by_group() -> list[str]:
+    """All algorithms: global ones first, then personal and clustered ones, then baselines."""
+    return sorted(algorithm_names(), key=lambda name: (GROUPS.index(find(name).group), name))
 
 
 @lru_cache(maxsize=1)
@@ -195,12 +212,13 @@ def build(
 
 
 def describe(name: str) -> dict[str, Any]:
-    """What `mooring list algorithms` tells: summary, paper, limits, departures, reveals, fields and their defaults."""
+    """What `mooring list algorithms` shows of an algorithm: group, summary, paper, limits, departures, fields."""
     cls = find(name)
     text = importlib.import_module(cls.__module__).__doc__ or ""
     head = text.split("\n", 1)[0]
     return {
         "name": name,
+        "group": cls.group,
         "summary": head.split(": ", 1)[-1],
         "paper": expand_citations(getattr(cls, "paper", "")),
         "limits": _section(text, "Limits"),

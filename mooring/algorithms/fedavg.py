@@ -58,6 +58,7 @@ class FedAvg(Algorithm):
     server_decay: float = 0.0  # the server's step is divided by 1 + server_decay (t - 1)
 
     paper: ClassVar[str] = "alternative, Algorithm 1; apfl, Section 3; kernel, Section 4"
+    group: ClassVar[str] = "global"
     reveals: ClassVar[str] = "each client's change of the common model"
     per_client_fields: ClassVar[tuple[str, ...]] = ("eta",)
     server_fields: ClassVar[tuple[str, ...]] = ("aggregation", "server_step", "server_decay")

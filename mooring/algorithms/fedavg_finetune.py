@@ -41,6 +41,7 @@ class FedAvgFinetune(FedAvg):
     output: str = "tuned"
 
     paper: ClassVar[str] = "apfl, Section 5"
+    group: ClassVar[str] = "personal"
     finetunes: ClassVar[bool] = True
     new_client_method: ClassVar[str] = "finish"
 

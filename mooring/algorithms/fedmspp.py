@@ -78,6 +78,7 @@ class FedMSPP(Algorithm):
     output: str = "last"  # or "random"
 
     paper: ClassVar[str] = "mspp, Algorithm 1"
+    group: ClassVar[str] = "global"
     reveals: ClassVar[str] = "each client's proximal step on its minibatch"
     server_only: ClassVar[tuple[str, ...]] = ("drawn",)
 

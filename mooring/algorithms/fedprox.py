@@ -76,6 +76,7 @@ class FedProx(Algorithm):
     output: str = "last"  # or "random"
 
     paper: ClassVar[str] = "mspp, Eq. 1.3; kernel, Eq. 6"
+    group: ClassVar[str] = "global"
     reveals: ClassVar[str] = "each client's proximal step from the common model"
     server_only: ClassVar[tuple[str, ...]] = ("drawn",)
 

@@ -69,6 +69,7 @@ class KernelFedAvg(Algorithm):
     norm: Auto = "path"  # |w_0 - truth|, for the stop
 
     paper: ClassVar[str] = "kernel, Propositions 1 and 3, Eq. 23"
+    group: ClassVar[str] = "global"
     reveals: ClassVar[str] = (
         "each client's X'X/n and X'y/n (d x d and d numbers, sent once); only their weighted means are used, so secure "
         "aggregation hides a client's own"

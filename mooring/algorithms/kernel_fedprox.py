@@ -48,6 +48,7 @@ class KernelFedProx(Algorithm):
     norm: Auto = "path"  # |w_0 - truth|, for the stop
 
     paper: ClassVar[str] = "kernel, Eq. 6, Propositions 1 and 3, Eq. 23"
+    group: ClassVar[str] = "global"
     reveals: ClassVar[str] = KernelFedAvg.reveals
     full_participation: ClassVar[bool] = True
     additive: ClassVar[bool] = False  # type: ignore[misc,assignment]  # matrices

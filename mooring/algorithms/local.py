@@ -55,6 +55,7 @@ class Local(Algorithm):
     draws: str = "passes"  # of minibatches; or "independent", "replacement"
 
     paper: ClassVar[str] = "alternative, Eq. 1.3; effect, Eq. 2"
+    group: ClassVar[str] = "baseline"
     reveals: ClassVar[str] = "nothing: no message is sent"
     new_client_method: ClassVar[str] = "alone"
 

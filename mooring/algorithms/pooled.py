@@ -48,6 +48,7 @@ class Pooled(Algorithm):
     draws: str = "passes"  # of minibatches; or "independent", "replacement"
 
     paper: ClassVar[str] = "effect, Eq. 2"
+    group: ClassVar[str] = "baseline"
     reveals: ClassVar[str] = "everything: all rows are pooled; a referee for simulations"
     pooled: ClassVar[bool] = True
     full_participation: ClassVar[bool] = True

@@ -65,6 +65,7 @@ class Scaffold(Algorithm):
     server_decay: float = 0.0  # the server's step is divided by 1 + server_decay (t - 1)
 
     paper: ClassVar[str] = "scaffold, Algorithm 1"
+    group: ClassVar[str] = "global"
     reveals: ClassVar[str] = "each client's change of the common model and its mean gradient on the way"
 
     def __post_init__(self) -> None:

@@ -32,6 +32,7 @@ class ScaffoldFinetune(Scaffold):
     tune_epochs: int = 0  # passes over the data instead of steps, when > 0
 
     paper: ClassVar[str] = "apfl, Section 5"
+    group: ClassVar[str] = "personal"
     finetunes: ClassVar[bool] = True
     new_client_method: ClassVar[str] = "finish"
 

@@ -56,9 +56,10 @@ def explain_term(word: str) -> tuple[str, str]:
 LISTS: dict[str, tuple[str, str, str, dict[str, str]]] = {  # module, what lists names, what describes one, columns
     "algorithms": (
         "mooring.algorithms.base",
-        "algorithm_names",
+        "names_by_group",
         "describe",
         {
+            "group": "group",
             "name": "algorithm",
             "summary": "what",
             "fields": "fields for --set",

@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 FORMAT_VERSION = 2
 DEFAULT_ALGORITHM = "fedprox_personal"  # what `fit` trains if nobody says otherwise
 DEFAULT_NETWORK_ALGORITHM: dict[str, Any] = {"name": "fedavg_finetune", "tune_steps": 50}  # and of networks
-DEFAULT_METHODS = ("local", "global", "fedavg", "fedprox", "fedprox_personal")  # what `compare` compares
+DEFAULT_METHODS = ("local", "pooled", "fedavg", "fedprox", "fedprox_personal")  # what `compare` compares
 
 
 def installed_version() -> str:

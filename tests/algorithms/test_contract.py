@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from mooring.algorithms.base import algorithm_names, build, describe
+from mooring.algorithms.base import GROUPS, algorithm_names, build, describe, names_by_group
 from mooring.core.cohort import Round, weighted_mean
 from tests.algorithms.cases import CASES
 from tests.support.accuracy import EPS, assert_equal_up_to_rounding
@@ -34,6 +34,13 @@ def visit(name, fields, problem, position=None):
 
 def test_every_algorithm_has_a_row():
     assert {name for name, _, _ in CASES} == set(algorithm_names())
+
+
+def test_the_list_goes_by_group():
+    listed = names_by_group()
+    assert sorted(listed) == sorted(algorithm_names())
+    places = [GROUPS.index(describe(name)["group"]) for name in listed]
+    assert places == sorted(places) and listed[0] == "fedavg" and listed[-1] == "pooled"
 
 
 @pytest.mark.parametrize("name", algorithm_names())

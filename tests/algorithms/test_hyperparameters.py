@@ -109,7 +109,7 @@ def test_the_counter_is_kept_only_where_it_is_asked_for():
     task = Linear(3)
     for fading, shape in (("epochs", ()), ("inverse", (0,))):
         for name in ("fedavg", "local", "ditto", "scaffold", "apfl", "pfedme", "per_fedavg", "fedprox_two_stage"):
-            assert build(name, {"fading": fading}).start(task, task.start())[1].visits.shape == shape
+            assert build(name, {"fading": fading}).init(task, task.start())[1].visits.shape == shape
 
 
 @pytest.mark.parametrize(

@@ -535,7 +535,7 @@ def test_each_client_has_a_verdict_of_its_own(kind, tables, tmp_path):
 
 
 def test_pooled_algorithms_are_refused(table, tmp_path):
-    run = run_of(table, "global")
+    run = run_of(table, "pooled")
     with pytest.raises(RequestError, match="needs all rows in one place"):
         run_federation(run, LocalGrid(homes_of(run, table, tmp_path / "state")), tmp_path / "run")
 
