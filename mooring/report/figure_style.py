@@ -11,7 +11,7 @@ MODEL_COLORS = {
     "global": "#0072b2",
     "pooled": "#0072b2",
     "local": "#d55e00",
-    "undecided": "#7f7f7f",
+    "unknown": "#7f7f7f",
 }
 MARKERS = "osD^v<>P"
 STYLE: Any = {

@@ -38,7 +38,7 @@ DARK_MODEL_COLORS = {
     "global": "#5cb3ec",
     "pooled": "#5cb3ec",
     "local": "#f58a4b",
-    "undecided": "#a3a3a3",
+    "unknown": "#a3a3a3",
 }
 CARD_LABELS = (  # of a client's card, which the script writes
     "recommended",
@@ -87,7 +87,7 @@ def render_report(parts: Sequence[ReportContents]) -> str:
             data=encode_for_script([collect_figure_data(part) for part in parts]),
             script=script,
             style=style,
-            colours={"light": MODEL_COLORS, "dark": DARK_MODEL_COLORS},
+            colors={"light": MODEL_COLORS, "dark": DARK_MODEL_COLORS},
             contributions=list_contributions,
             script_digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         )

@@ -9,15 +9,15 @@ function complain(text) {
 
 async function post(address, body) {
   problem.hidden = true;
-  let told;
+  let reply;
   try {
     const answer = await fetch(address, { method: "POST", body });
-    told = await answer.json();
+    reply = await answer.json();
   } catch {
-    told = { error: "Mooring does not answer; is `mooring app` still running?" };
+    reply = { error: "Mooring does not answer; is `mooring app` still running?" };
   }
-  if (told.error) complain(told.error);
-  return told;
+  if (reply.error) complain(reply.error);
+  return reply;
 }
 
 const drop = document.getElementById("drop");
@@ -27,10 +27,10 @@ if (drop) {
   const give = async (table) => {
     if (!table) return;
     busy.hidden = false;
-    const told = await post(root + "tables?name=" + encodeURIComponent(table.name), table);
+    const reply = await post(root + "tables?name=" + encodeURIComponent(table.name), table);
     busy.hidden = true;
     file.value = "";
-    if (told.next) location.assign(root + told.next);
+    if (reply.next) location.assign(root + reply.next);
   };
   file.addEventListener("change", () => give(file.files[0]));
   for (const kind of ["dragover", "dragleave", "drop"]) {
@@ -51,8 +51,8 @@ if (advise) {
     advise.disabled = true;
     const { client, target, small } = advise.dataset;
     const asked = JSON.stringify({ client, target, drop_small: small === "true" });
-    const told = await post(location.pathname + "/advise", asked);
-    if (told.next) location.assign(told.next);
+    const reply = await post(location.pathname + "/advise", asked);
+    if (reply.next) location.assign(reply.next);
     else advise.disabled = false;
   });
 }
@@ -62,17 +62,17 @@ if (progress && progress.dataset.state !== "failed") {
   const bar = document.getElementById("bar");
   const began = Date.now();
   const look = async () => {
-    let told;
+    let reply;
     try {
-      told = await (await fetch(location.pathname + "/state")).json();
+      reply = await (await fetch(location.pathname + "/state")).json();
     } catch {
       return complain("Mooring does not answer; is `mooring app` still running?");
     }
-    if (told.state === "done" || told.state === "failed") return location.reload();
-    document.getElementById("what").textContent = told.what;
-    if (told.steps) {
-      bar.max = told.steps;
-      bar.value = told.done;
+    if (reply.state === "done" || reply.state === "failed") return location.reload();
+    document.getElementById("what").textContent = reply.what;
+    if (reply.steps) {
+      bar.max = reply.steps;
+      bar.value = reply.done;
     } else bar.removeAttribute("value");
     document.getElementById("time").textContent = `${Math.round((Date.now() - began) / 1000)} s`;
     setTimeout(look, 500);

@@ -3,9 +3,9 @@
 // Every figure draws with a pen of few strokes; one pen paints a canvas, the other writes an SVG for saving.
 // Text from data becomes text nodes and nothing else.
 const RUNS = JSON.parse(document.getElementById("data").textContent);
-const KINDS = ["personal", "global", "pooled", "local", "undecided"];
+const KINDS = ["personal", "global", "pooled", "local", "unknown"];
 const MODELS = ["local", "global", "pooled", "personal"];
-const SERIES = ["global", "local", "personal", "undecided"];
+const SERIES = ["global", "local", "personal", "unknown"];
 const DASHES = [[], [7, 4], [2, 3], [9, 3, 2, 3]];
 const OVER = other => `improvement_over_${other}_pct`;
 const FIRST = ["client", "recommended", "lowest", OVER("local"), OVER("global"), "confidence", "rows", ...MODELS];
@@ -16,8 +16,8 @@ const figures = [];
 const known = x => typeof x === "number" && isFinite(x);
 const clamp = (x, low, high) => Math.min(Math.max(x, low), high);
 const shades = {};  // of the theme, emptied when it changes: asking the style for each of many marks is slow
-const colour = name => shades[name] ??= getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
-const colourOf = kind => colour(KINDS.includes(kind) ? kind : "undecided");
+const color = name => shades[name] ??= getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
+const colorOf = kind => color(KINDS.includes(kind) ? kind : "unknown");
 const median = values => { const s = [...values].sort((a, b) => a - b); return s.length ? s[s.length >> 1] : 0; };
 const quantile = (values, q) => { const s = [...values].sort((a, b) => a - b); return s[Math.floor(q * (s.length - 1))]; };
 function number(x, digits = 4) {
@@ -143,7 +143,7 @@ function figure(run, host, spec) {
     spec.draw(pen, w, h);
     spec.over?.(pen, marks, at());
     save(fileName(run, spec.name, "svg"), `<svg xmlns="http://www.w3.org/2000/svg" width="${w}" height="${h}" viewBox="0 0 ${w} ${h}">` +
-      `<rect width="100%" height="100%" fill="${colour("panel")}"/>${parts.join("")}</svg>`, "image/svg+xml");
+      `<rect width="100%" height="100%" fill="${color("panel")}"/>${parts.join("")}</svg>`, "image/svg+xml");
   }
   function paint() {
     [width, height] = size();
@@ -223,7 +223,7 @@ function axes(pen, w, h, o) {
     ? x => a + (b - a) * (Math.log(x) - Math.log(low)) / (Math.log(high) - Math.log(low) || 1)
     : x => a + (b - a) * (x - low) / (high - low || 1);
   const x = scale(...o.x, left, right, o.logx), y = scale(...o.y, bottom, top, o.logy);
-  const ink = colour("soft"), line = colour("line");
+  const ink = color("soft"), line = color("line");
   for (const tick of o.logy ? fineTicks(...o.y) : ticks(...o.y, Math.max(2, Math.floor((bottom - top) / 50)))) {
     pen.poly([[left, y(tick)], [right, y(tick)]], { stroke: line });
     pen.text(left - 6, y(tick), number(tick), { anchor: "end", fill: ink });
@@ -236,17 +236,17 @@ function axes(pen, w, h, o) {
   pen.text(11, (top + bottom) / 2, o.ylabel, { anchor: "middle", fill: ink, turn: true });
   return { x, y, left, right, top, bottom };
 }
-// Marks differ by shape as well as by colour: a sail for personal, a disc for global, a square for local, a ring if undecided.
+// Marks differ by shape as well as by color: a sail for personal, a disc for global, a square for local, a ring if undecided.
 function mark(pen, kind, x, y, s, alpha, open) {
-  const fill = colourOf(kind);
-  const o = open || kind === "undecided" || !KINDS.includes(kind) ? { stroke: fill, width: 1.6, alpha } : { fill, alpha };
+  const fill = colorOf(kind);
+  const o = open || kind === "unknown" || !KINDS.includes(kind) ? { stroke: fill, width: 1.6, alpha } : { fill, alpha };
   if (kind === "personal") pen.poly([[x, y - 1.25 * s], [x + s, y + .75 * s], [x - s, y + .75 * s]], { ...o, closed: true });
   else if (kind === "local") pen.poly([[x - .85 * s, y - .85 * s], [x + .85 * s, y - .85 * s], [x + .85 * s, y + .85 * s], [x - .85 * s, y + .85 * s]], { ...o, closed: true });
   else pen.circle(x, y, .95 * s, o);
 }
 function boat(pen, kind, x, y, s, alpha, open) {
   const hull = [[-1.3, .35], [1.3, .35], [.8, 1.05], [-.8, 1.05]].map(([a, b]) => [x + a * s, y + b * s]);
-  pen.poly(hull, { fill: colourOf(kind), alpha, closed: true });
+  pen.poly(hull, { fill: colorOf(kind), alpha, closed: true });
   mark(pen, kind, x, y - .5 * s, .62 * s, alpha, open);
 }
 function legend(run) {
@@ -278,7 +278,7 @@ function labelBoats(pen, places, size, w, h) {
       const left = anchor === "start" ? x : anchor === "end" ? x - wide : x - wide / 2, box = [left, y - 7, left + wide, y + 7];
       if (box[0] < 2 || box[2] > w - 2 || box[1] < 2 || box[3] > h - 2) continue;
       if (taken.some(t => t[0] < box[2] && t[2] > box[0] && t[1] < box[3] && t[3] > box[1])) continue;
-      pen.text(x, y, text, { anchor, fill: colour("ink"), size: 11 });
+      pen.text(x, y, text, { anchor, fill: color("ink"), size: 11 });
       taken.push(box);
       break;
     }
@@ -312,7 +312,7 @@ function mooring(run, host) {
     data: () => run.table(["client", "recommended", "lowest", "confidence", "distance", "lam", "alpha"], order),
     draw(pen, w, h) {
       size = clamp(.16 * Math.min(w, h) / Math.sqrt(m), 2.2, 12);
-      const x0 = w / 2, y0 = h / 2, radius = Math.min(w, h) / 2 - 22, soft = colour("soft"), line = colour("line");
+      const x0 = w / 2, y0 = h / 2, radius = Math.min(w, h) / 2 - 22, soft = color("soft"), line = color("line");
       for (const tick of most > 0 ? ticks(0, limit, 4).slice(1) : []) {
         const r = 16 + (radius - 16) * tick / limit;
         pen.circle(x0, y0, r, { stroke: line, dash: [3, 4] });
@@ -325,17 +325,17 @@ function mooring(run, host) {
       });
       const thin = m > MANY ? .25 : m > NAMED ? .5 : 1;
       for (const p of places) pen.poly([[x0, y0], [p.x, p.y]],
-        { stroke: colourOf(run.kinds[p.i]), width: thin * (.5 + 3.5 * tight(p.i)), alpha: (m > MANY ? .2 : .45) * (.35 + .65 * run.certain(p.i)) });
+        { stroke: colorOf(run.kinds[p.i]), width: thin * (.5 + 3.5 * tight(p.i)), alpha: (m > MANY ? .2 : .45) * (.35 + .65 * run.certain(p.i)) });
       for (const p of places) (m > NAMED ? mark : boat)(pen, run.kinds[p.i], p.x, p.y, size, .3 + .7 * run.certain(p.i), p.open);
       if (m <= LABELLED) pen.text(x0, y0 + 22, "global model", { anchor: "middle", fill: soft, size: 11 });
       if (m <= LABELLED) labelBoats(pen, places.map(p => ({ ...p, text: String(c.client[p.i]) })), size, w, h);
-      pen.circle(x0, y0, 9, { fill: colour("panel"), stroke: colour("ink"), width: 2 });
-      pen.circle(x0, y0, 4, { fill: colour("ink") });
+      pen.circle(x0, y0, 9, { fill: color("panel"), stroke: color("ink"), width: 2 });
+      pen.circle(x0, y0, 4, { fill: color("ink") });
       return places;
     },
     over(pen, marks) {
       const p = marks.find(one => one.i === run.picked);
-      if (p) pen.circle(p.x, p.y, size + 5, { stroke: colour("ink"), width: 2.5 });
+      if (p) pen.circle(p.x, p.y, size + 5, { stroke: color("ink"), width: 2.5 });
     },
   });
 }
@@ -369,14 +369,14 @@ function improvementsFigure(run, host) {
     draw(pen, w, h) {
       const a = axes(pen, w, h, { ...frame, xlabel: `${number(order.length)} clients, largest improvement first`, ylabel: "% lower than local" });
       const at = g => a.y(clamp(g, low, high));
-      if (band) pen.poly([[a.left, a.y(band)], [a.right, a.y(band)], [a.right, a.y(-band)], [a.left, a.y(-band)]], { fill: colour("soft"), alpha: .18, closed: true });
-      pen.poly([[a.left, a.y(0)], [a.right, a.y(0)]], { stroke: colour("ink") });
+      if (band) pen.poly([[a.left, a.y(band)], [a.right, a.y(band)], [a.right, a.y(-band)], [a.left, a.y(-band)]], { fill: color("soft"), alpha: .18, closed: true });
+      pen.poly([[a.left, a.y(0)], [a.right, a.y(0)]], { stroke: color("ink") });
       const width = clamp(300 / order.length, .4, 2);
       if (spans) order.forEach((i, k) => {
         if (known(lows[i])) pen.poly([[a.x(k), at(lows[i])], [a.x(k), at(highs[i])]],
-          { stroke: colourOf(run.kinds[i]), width, alpha: (order.length > MANY ? .25 : .55) });
+          { stroke: colorOf(run.kinds[i]), width, alpha: (order.length > MANY ? .25 : .55) });
       });
-      if (order.length <= w / 70) order.forEach((i, k) => pen.text(a.x(k), a.bottom + 13, String(c.client[i]).slice(0, Math.floor(w / order.length / 7)), { anchor: "middle", fill: colour("soft"), size: 11 }));
+      if (order.length <= w / 70) order.forEach((i, k) => pen.text(a.x(k), a.bottom + 13, String(c.client[i]).slice(0, Math.floor(w / order.length / 7)), { anchor: "middle", fill: color("soft"), size: 11 }));
       return order.map((i, k) => {
         mark(pen, run.kinds[i], a.x(k), at(values[i]), size, .4 + .6 * run.certain(i), values[i] < low || values[i] > high);
         return { i, x: a.x(k), y: at(values[i]) };
@@ -384,14 +384,14 @@ function improvementsFigure(run, host) {
     },
     over(pen, marks) {
       const p = marks.find(one => one.i === run.picked);
-      if (p) pen.circle(p.x, p.y, size + 5, { stroke: colour("ink"), width: 2.5 });
+      if (p) pen.circle(p.x, p.y, size + 5, { stroke: color("ink"), width: 2.5 });
     },
   });
 }
 
 function curves(pen, a, lines) {
   lines.forEach((line, k) => {
-    const shade = colour(line.colour ?? SERIES[k % SERIES.length]), points = line.points.map(([x, y]) => [a.x(x), a.y(y)]);
+    const shade = color(line.color ?? SERIES[k % SERIES.length]), points = line.points.map(([x, y]) => [a.x(x), a.y(y)]);
     pen.poly(points, { stroke: shade, width: line.width ?? 2, dash: line.dash ?? DASHES[k % DASHES.length] });
     if (line.dots) for (const [x, y] of points) pen.circle(x, y, 3, { fill: shade });
   });
@@ -406,11 +406,11 @@ function key(pen, a, entries) {
   const places = [a.top + 4, (a.top + a.bottom - height) / 2, a.bottom - height - 4].flatMap(y => [[a.right - width, y], [a.left + 4, y]]);
   const hidden = ([x, y]) => dots.filter(([u, v]) => u > x - 4 && u < x + width + 4 && v > y - 4 && v < y + height + 4).length;
   const [left, top] = places.reduce((best, one) => hidden(one) < hidden(best) ? one : best);
-  pen.poly([[left, top], [left + width, top], [left + width, top + height], [left, top + height]], { fill: colour("panel"), alpha: .85, closed: true });
+  pen.poly([[left, top], [left + width, top], [left + width, top + height], [left, top + height]], { fill: color("panel"), alpha: .85, closed: true });
   entries.forEach((e, k) => {
     const y = top + 10 + 17 * k;
-    pen.poly([[left + 4, y], [left + 28, y]], { stroke: colour(e.colour), width: 2, dash: e.dash });
-    pen.text(left + 32, y, e.label, { fill: colour("ink"), size: 11 });
+    pen.poly([[left + 4, y], [left + 28, y]], { stroke: color(e.color), width: 2, dash: e.dash });
+    pen.text(left + 32, y, e.label, { fill: color("ink"), size: 11 });
   });
 }
 const nearestTo = (values, x) => values.reduce((best, v, k) => Math.abs(v - x) < Math.abs(values[best] - x) ? k : best, 0);
@@ -439,16 +439,16 @@ function pathFigure(run, host) {
         xlabel: "lambda: local to global", ylabel: `held-out ${run.metric}` });
       const across = y => [[Math.min(...lams), y], [Math.max(...lams), y]];
       const lines = [
-        ...(known(path.local) ? [{ points: across(path.local), colour: "local", dash: [7, 4], label: "local models" }] : []),
-        ...(known(path.global) ? [{ points: across(path.global), colour: "global", dash: [2, 3], label: "global model" }] : []),
-        { points: lams.map((lam, k) => [lam, path.loss[k]]), colour: "ink", dash: [], dots: true, label: "one lambda for all" },
+        ...(known(path.local) ? [{ points: across(path.local), color: "local", dash: [7, 4], label: "local models" }] : []),
+        ...(known(path.global) ? [{ points: across(path.global), color: "global", dash: [2, 3], label: "global model" }] : []),
+        { points: lams.map((lam, k) => [lam, path.loss[k]]), color: "ink", dash: [], dots: true, label: "one lambda for all" },
       ];
-      if (own) lines.push({ points: lams.map((lam, k) => [lam, own[k]]).filter(p => known(p[1]) && (!logy || p[1] > 0)), colour: "accent", dash: [], label: String(run.clients.client[run.picked]).slice(0, 24) });
+      if (own) lines.push({ points: lams.map((lam, k) => [lam, own[k]]).filter(p => known(p[1]) && (!logy || p[1] > 0)), color: "accent", dash: [], label: String(run.clients.client[run.picked]).slice(0, 24) });
       curves(pen, a, lines);
       const low = clamp(plan.low ?? lams[0], Math.min(...lams), Math.max(...lams)), high = clamp(plan.high ?? lams.at(-1), Math.min(...lams), Math.max(...lams));
-      pen.poly([[a.x(low), a.y(plan.loss)], [a.x(high), a.y(plan.loss)]], { stroke: colour("personal"), width: 4 });
+      pen.poly([[a.x(low), a.y(plan.loss)], [a.x(high), a.y(plan.loss)]], { stroke: color("personal"), width: 4 });
       if (known(plan.middle)) mark(pen, "personal", a.x(clamp(plan.middle, low, high)), a.y(plan.loss), 7, 1);
-      key(pen, a, [...lines, { label: "the plan", colour: "personal", dash: [], points: [[low, plan.loss], [high, plan.loss]] }]);
+      key(pen, a, [...lines, { label: "the plan", color: "personal", dash: [], points: [[low, plan.loss], [high, plan.loss]] }]);
     },
   });
   function losses() { return [...path.loss, path.local, path.global, plan.loss, ...(mine() || [])].filter(known); }
@@ -474,13 +474,13 @@ function rowsFigure(run, host) {
     data: () => [["rows", "local", "personal", "global"], rows.map((n, k) => [n, c.local[k], c.personal[k], c.global[k]])],
     draw(pen, w, h) {
       const a = axes(pen, w, h, { x: span, y: spanOf(shown.flatMap(name => c[name])), logx: true, xticks: false, xlabel: "rows of the client", ylabel: `expected ${run.metric}` });
-      const lines = shown.map((name, k) => ({ points: rows.map((n, j) => [n, c[name][j]]), colour: name, dash: DASHES[[1, 0, 2][k]], label: name }));
+      const lines = shown.map((name, k) => ({ points: rows.map((n, j) => [n, c[name][j]]), color: name, dash: DASHES[[1, 0, 2][k]], label: name }));
       for (const [n, words] of [[c.now, `${number(Math.round(c.now))} now`], [c.match, `${number(Math.round(c.match))} to match`]]) {
-        pen.poly([[a.x(n), a.top], [a.x(n), a.bottom]], { stroke: colour("soft"), dash: [4, 4] });
-        pen.text(clamp(a.x(n), a.left + 34, a.right - 44), a.bottom + 13, words, { anchor: "middle", fill: colour("ink") });
+        pen.poly([[a.x(n), a.top], [a.x(n), a.bottom]], { stroke: color("soft"), dash: [4, 4] });
+        pen.text(clamp(a.x(n), a.left + 34, a.right - 44), a.bottom + 13, words, { anchor: "middle", fill: color("ink") });
       }
       curves(pen, a, lines);
-      pen.poly([[a.x(c.now), a.y(here)], [a.x(c.match), a.y(here)]], { stroke: colour("ink"), width: 1.5, dash: [2, 4] });
+      pen.poly([[a.x(c.now), a.y(here)], [a.x(c.match), a.y(here)]], { stroke: color("ink"), width: 1.5, dash: [2, 4] });
       mark(pen, "personal", a.x(c.now), a.y(here), 6, 1);
       mark(pen, "local", a.x(c.match), a.y(here), 6, 1);
       key(pen, a, lines);
@@ -488,7 +488,7 @@ function rowsFigure(run, host) {
     },
     over(pen, marks, k) {
       const p = marks[k];
-      if (p) pen.circle(p.x, p.y, 8, { stroke: colour("ink"), width: 2 });
+      if (p) pen.circle(p.x, p.y, 8, { stroke: color("ink"), width: 2 });
     },
   });
 }
@@ -505,7 +505,7 @@ function roundsFigure(run, host) {
     const x = across.value;
     const found = one ? parts.map(p => ({ label: p, table: run.rounds[0].table, y: p, kept: run.rounds[0].kept }))
       : run.rounds.map(r => ({ label: r.name, table: r.table, y: part.value, kept: r.kept }));
-    return found.filter(f => f.table[f.y]).map((f, k) => ({ ...f, colour: SERIES[k % SERIES.length], dash: DASHES[k % DASHES.length],
+    return found.filter(f => f.table[f.y]).map((f, k) => ({ ...f, color: SERIES[k % SERIES.length], dash: DASHES[k % DASHES.length],
       points: f.table.round.map((t, j) => [f.table[x][j], f.table[f.y][j], t]).filter(p => known(p[0]) && known(p[1])) })).filter(f => f.points.length);
   };
   const drawn = figure(run, host, {
@@ -523,7 +523,7 @@ function roundsFigure(run, host) {
       const x = [xs.reduce((a, b) => Math.min(a, b)), xs.reduce((a, b) => Math.max(a, b))];
       const a = axes(pen, w, h, { x: x[0] === x[1] ? [x[0], x[0] + 1] : x, y: spanOf(ys), xlabel: across.selectedOptions[0].textContent.replace("by ", ""), ylabel: `${one ? "" : part.value + " "}${run.metric}` });
       curves(pen, a, found.map(f => ({ ...f, dots: f.points.length < 3 })));
-      for (const f of found) for (const p of f.points) if (p[2] === f.kept) pen.circle(a.x(p[0]), a.y(p[1]), 6, { stroke: colour("ink"), width: 2 });
+      for (const f of found) for (const p of f.points) if (p[2] === f.kept) pen.circle(a.x(p[0]), a.y(p[1]), 6, { stroke: color("ink"), width: 2 });
       key(pen, a, found);
     },
   });
@@ -542,16 +542,16 @@ function spreadFigure(run, host) {
       rows.map(r => `${r.name}: threshold ${number(r.R, 3)}${r.side ? `, favors ${r.side}` : ""}`).join("; ") + ".",
     data: () => [["what", "R", "low", "high", "favors", "source"], [["the clients", s.R, s.low, s.high, "", ""], ...rows.map(r => [r.name, r.R, null, null, r.side, r.source])]],
     draw(pen, w, h) {
-      const left = 92, right = w - 70, top = 10, bottom = h - 44, ink = colour("soft");
+      const left = 92, right = w - 70, top = 10, bottom = h - 44, ink = color("soft");
       const x = v => left + (right - left) * (Math.log(clamp(v, low, high)) - Math.log(low)) / (Math.log(high) - Math.log(low));
-      if (known(s.low)) pen.poly([[x(s.low), top], [x(s.high), top], [x(s.high), bottom], [x(s.low), bottom]], { fill: colour("accent"), alpha: .22, closed: true });
-      pen.poly([[x(s.R), top], [x(s.R), bottom]], { stroke: colour("accent"), width: 3 });
+      if (known(s.low)) pen.poly([[x(s.low), top], [x(s.high), top], [x(s.high), bottom], [x(s.low), bottom]], { fill: color("accent"), alpha: .22, closed: true });
+      pen.poly([[x(s.R), top], [x(s.R), bottom]], { stroke: color("accent"), width: 3 });
       rows.forEach((r, k) => {
         const y = top + 17 + 34 * k;
-        pen.poly([[left, y], [right, y]], { stroke: colour("line") });
-        pen.text(left - 8, y, r.name, { anchor: "end", fill: colour("ink") });
+        pen.poly([[left, y], [right, y]], { stroke: color("line") });
+        pen.text(left - 8, y, r.name, { anchor: "end", fill: color("ink") });
         mark(pen, r.side, x(r.R), y, 6, 1);
-        pen.text(right + 6, y, r.side, { fill: colour("ink") });
+        pen.text(right + 6, y, r.side, { fill: color("ink") });
       });
       for (const tick of logTicks(low, high)) pen.text(clamp(x(tick), left + 10, right - 10), bottom + 13, number(tick, 2), { anchor: "middle", fill: ink });
       pen.text((left + right) / 2, h - 10, "R: heterogeneity", { anchor: "middle", fill: ink });
