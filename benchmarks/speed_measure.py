@@ -74,7 +74,7 @@ class Row(NamedTuple):
         return "| " + " | ".join(cells) + " |"
 
 
-HEAD = "| work | Mooring | rival | its time | ratio | spread | of the limit | wanted |\n" + "|---" * 8 + "|"
+HEAD = "| work | Mooring | compared with | its time | ratio | range | of the limit | wanted |\n" + "|---" * 8 + "|"
 
 
 def table(rows: list[Row]) -> str:
@@ -109,9 +109,9 @@ def measure(contest: Contest, repeats: int) -> Iterator[Row]:
                 theirs[name].append(times)
     mine = medians(ours)
     share = contest.operations / (mine[0] / 1000) / (2 * LARGE**3 / statistics.median(limits))
-    told = f"{100 * share:.0f} %" if contest.operations else ""
+    told = f"{100 * share:.0f}%" if contest.operations else ""
     if contest.least_share is not None:
-        told += f" (at least {100 * contest.least_share:.0f} %: {verdict(share >= contest.least_share)})"
+        told += f" (at least {100 * contest.least_share:.0f}%: {verdict(share >= contest.least_share)})"
     for name, times in theirs.items():
         ratios = [(a[0] / b[0] if contest.at_most else b[0] / a[0]) for a, b in zip(ours, times)]
         wanted = contest.wanted.get(name)

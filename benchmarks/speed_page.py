@@ -21,7 +21,7 @@ def write(text: str, rows: list[Row]) -> None:
 
 
 def draw(rows: list[Row], path: Path) -> None:
-    """Ratios with their spreads, against what is wanted."""
+    """Ratios with their ranges, against what is wanted."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -37,6 +37,6 @@ def draw(rows: list[Row], path: Path) -> None:
             axes.plot(row.wanted, y, "|", color="black", markersize=12)
     axes.set_xscale("log")
     axes.set_yticks(range(len(shown)), [f"{row.work} / {row.rival}" for row in shown], fontsize=8)
-    axes.set_xlabel("ratio of processor times and its spread; black: what is wanted; red: missed", fontsize=8)
+    axes.set_xlabel("ratio of processor times and its range; black: what is wanted; red: missed", fontsize=8)
     axes.grid(axis="x", alpha=0.3)
     figure.savefig(path, bbox_inches="tight", metadata={"Date": None})

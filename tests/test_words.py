@@ -32,7 +32,8 @@ FORBIDDEN = {  # pattern -> what to write instead
     r"an? (row|column|line|number|lambda) an? [a-z]+": "one row per client",
     r"\d %": "no space before %",
     r"pip install mooring(?!-fl)": "the distribution is mooring-fl",
-    r"(colour|behaviour|favour|neighbour)\w*|\w*(ardis|cognis|nimis|ximis|ptimis|laris|rmalis|toris)(e[ds]?|ing|er)": "US",
+    r"(colour|behaviour|favour|neighbour)\w*": "US spelling",
+    r"\w*(ardis|cognis|nimis|ximis|ptimis|laris|rmalis|toris)(e[ds]?|ing|er)": "US spelling",
 }
 PICTURE = ("buoy", "boat", "boats")  # of the report's figure and of its descriptions
 ALLOWED = {  # where -> phrases that are right as they stand; "" is everywhere

@@ -40,7 +40,6 @@ MAX_COEFFICIENTS = 300_000  # beyond which a report leaves the clients' models o
 MAX_MODEL_BYTES = 2**30  # beyond which their distances are left out
 MAX_LISTED_NUMBERS = 12  # numbers of a setting that are written out
 MAX_TITLE_WORDS = 12  # of a report's title
-BASELINE_METHODS = {"local": "local", "pooled": "global"}  # what a comparison calls them
 COLUMN_LABELS = {
     "client": "client",
     "recommended": "recommended",
@@ -115,10 +114,9 @@ class ReportContents:
     theory: dict[str, Any] | None = None
     coefficients: dict[str, Any] | None = None  # names, global [d], personal [m, d]
 
-    def loss(self, who: str) -> float | None:
-        """The mean loss of "local", "global" or "pooled", under the name that the run has for it."""
-        names = (who, BASELINE_METHODS.get(who))
-        return next((row["loss"] for row in self.models if row["name"] in names), None)
+    def loss(self, model: str) -> float | None:
+        """The mean loss of "local", "global" or "pooled" models; None where the run has none."""
+        return next((row["loss"] for row in self.models if row["name"] == model), None)
 
 
 def collect_contents(run: str | Path) -> ReportContents:
@@ -196,10 +194,9 @@ def of_comparison(directory: RunDirectory) -> ReportContents:
     found = directory.comparison
     methods, clients = frame_from_rows(found["methods"]).sort_values("test_loss"), frame_from_rows(found["clients"])
     names = methods["method"].tolist()
-    own = [name for name in names if name not in BASELINE_METHODS.values()] or names
+    own = [name for name in names if name not in BASELINES] or names
     best = own[0]
-    known = {who: clients[name] for who, name in BASELINE_METHODS.items() if name in clients}
-    clients = add_test_results(clients.assign(**known, personal=clients[best]))
+    clients = add_test_results(clients.assign(personal=clients[best]))
     clients = clients.assign(kind=clients["lowest"], lowest=clients[names].idxmin(axis=1))
     rounds = [
         {

@@ -38,7 +38,7 @@ def advised(folder):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         federation().to_csv("table.csv", index=False)
-        methods = ["compare", "--methods", "local,global,fedprox_personal", "--rounds", "4"]
+        methods = ["compare", "--methods", "local,pooled,fedprox_personal", "--rounds", "4"]
         commands = (["advise"], ["fit", "--rounds", "6"], methods)
         return {command[0]: folder / run_of(command, "table.csv") for command in commands}
 

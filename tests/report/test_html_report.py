@@ -121,7 +121,7 @@ def test_rounds_are_told_with_what_was_spent_by_then(runs):
     sent = [sum(rounds["bytes_up"][: k + 1]) + sum(rounds["bytes_down"][: k + 1]) for k in range(len(rounds))]
     assert told[0]["table"]["bytes"] == sent and accumulate_costs(rounds)["bytes"] == sent
     methods = data_of(write_report([runs["compare"]]).read_text())[0]["rounds"]
-    assert {one["name"] for one in methods} == {"local", "global", "fedprox_personal"}
+    assert {one["name"] for one in methods} == {"local", "pooled", "fedprox_personal"}
 
 
 def test_several_runs_share_a_page(runs, tmp_path):
