@@ -84,16 +84,16 @@ def theory(
     from mooring.engines.prepare import prepare
     from mooring.engines.request import request
     from mooring.report.terminal import Display
-    from mooring.report.terminal_results import show_theory
+    from mooring.report.terminal_results import show_notes, show_theory
 
     display = Display(json_)
     job = prepare(request(source, purpose="advise", trust_code=trust_code, **parse_task_settings(set_, given)))
     found = report_theory(job.task, job.clients, job.run.training.weights)
-    display.notes(job.clients.notes)
     if json_:
         print_json(theory_as_json(found))
     else:
         show_theory(display, theory_as_json(found))
+    show_notes(display, job.clients.notes)
 
 
 @app.command("app", epilog="Example: mooring app --open")

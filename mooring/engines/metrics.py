@@ -137,7 +137,7 @@ def mean_improvement(rows: Any, other: Any, mine: Any, level: float = CONFIDENCE
     """How much lower a mean loss over rows is than another, with Student's interval; clients are the units of chance.
 
     `other` and `mine` are mean losses by client. In the unit of the loss, and in percent of the other mean; None where
-    no client has both.
+    no client has both. A loss falls by at most all of the other one, and so does the interval.
     """
     rows, other, mine = (np.asarray(part, dtype=float) for part in (rows, other, mine))
     seen = (rows > 0) & np.isfinite(other) & np.isfinite(mine)
@@ -149,7 +149,8 @@ def mean_improvement(rows: Any, other: Any, mine: Any, level: float = CONFIDENCE
     residual = rows * (other - mine - mean)
     error = float(np.sqrt(residual @ residual * m / (m - 1)) / total) if m > 1 else np.inf
     reach = float(stdtrit(max(m - 1, 1), (1 + level) / 2)) * error
-    values = {"mean": mean, "ci_low": mean - reach, "ci_high": mean + reach}
     base = float(rows @ other / total)
-    ends = {"pct": mean, "pct_ci_low": mean - reach, "pct_ci_high": mean + reach}
+    high = min(mean + reach, base) if base > 0 else mean + reach
+    values = {"mean": mean, "ci_low": mean - reach, "ci_high": high}
+    ends = {"pct": mean, "pct_ci_low": mean - reach, "pct_ci_high": high}
     return values | {name: 100 * value / base if base > 0 else np.nan for name, value in ends.items()}

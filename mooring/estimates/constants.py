@@ -26,7 +26,7 @@ from mooring.estimates.reml import MAX_VARIANCE_RATIO
 from mooring.theory.weights import check_weights
 
 FLAT_EIGENVALUE_SHARE = 1e-8  # a curvature below this share of the largest is a direction that no row looks along
-SAMPLE_WARNING = "{} is a property of the rows at hand: the truth's may differ more than the interval says."
+SAMPLE_WARNING = "{} is a property of the rows at hand: that of the true risk may be outside of the interval."
 
 
 class ConstantEstimates(NamedTuple):
@@ -95,14 +95,16 @@ def gradient_noise(fits: LocalFits, level: float = 0.95) -> Estimate:
     """rho, the largest client's root mean square gradient of a record at its truth."""
     known = fits.freedom > 0
     if not bool(known.any()):
-        return unidentified("No client has more rows than coefficients.")
+        return unidentified(
+            "No client's rows determine all of its coefficients, so that the gradient noise is unknown."
+        )
     square = torch.where(known, trace(fits.gradient_cov), -inf)
     top = int(square.argmax())
     low, high = _variance_interval(float(square[top]), float(fits.freedom[top]), level)
     few = int((~known).sum())
     warnings: tuple[str, ...] = (f"{few} clients with n <= d were left out.",) if few else ()
     warnings += ("The largest of the clients' estimates tends to be too large.",)
-    return Estimate(float(square[top]) ** 0.5, low**0.5, high**0.5, "records' gradients at the fits", warnings)
+    return Estimate(float(square[top]) ** 0.5, low**0.5, high**0.5, "gradients of single rows at the fits", warnings)
 
 
 def response_noise(stats: LinearStats, level: float = 0.95) -> Estimate:
@@ -113,7 +115,9 @@ def response_noise(stats: LinearStats, level: float = 0.95) -> Estimate:
         spread = fit_reml(stats)
         t = float(spread.variance[0] / spread.noise[0])
         if t * float(stats.n.max()) * float(trace(stats.gram).max()) > MAX_VARIANCE_RATIO / 10:
-            return unidentified("No client has more rows than coefficients and the likelihood puts the noise at 0.")
+            return unidentified(
+                "No client's rows determine all of its coefficients, and the likelihood puts the noise at 0."
+            )
         value = float(spread.noise[0]) ** 0.5
         return Estimate(value, nan, nan, "restricted likelihood under a common spread", spread.warnings)
     own = stats.n * (stats.yy - (fits.fit * stats.moment).sum(1)).clamp(min=0)

@@ -48,6 +48,7 @@ PLAN_DESCRIPTIONS = {
     "mixture": "local and global model mixed; alpha is the weight of the local one",
     "tuned": "the global model after local steps",
 }
+THEORY_AND_DATA = "`mooring advise` compares the models on held-out rows; where the two differ, go with the data."
 TERMINAL_SENTENCES = ("losses", "rows_needed", "contributions", "outliers")  # the report has the others
 
 
@@ -210,12 +211,13 @@ def show_advice(
     display.heading(f"Recommendation for {advice['title']} ({len(frame):,} clients, {count_rows(frame):,} rows)")
     display.paragraph(advice["headline"])
     display.say("")
-    order = frame.sort_values("improvement_over_local_pct", ascending=False, kind="stable")
+    other = "global" if (frame["recommended"] == "local").all() else "local"
+    order = frame.sort_values(f"improvement_over_{other}_pct", ascending=False, kind="stable")
     caption = describe_columns(summary)
     if len(order) > MAX_CLIENTS_SHOWN and not per_client:
         where = f" or {Path(run) / CLIENTS_FILE}" if run is not None else ""
         caption = (
-            f"The {MAX_CLIENTS_SHOWN} of {len(order):,} clients with the largest improvement over local models; all: "
+            f"The {MAX_CLIENTS_SHOWN} of {len(order):,} clients with the largest improvement over {other} models; all: "
             f"--per-client{where}. {caption}"
         )
         order = order.head(MAX_CLIENTS_SHOWN)
@@ -291,12 +293,12 @@ def format_end(value: float) -> str:
 
 
 def show_theory(display: Display, theory: Mapping[str, Any]) -> None:
-    """The theory of a federation: in sentences, then as tables."""
+    """Print the theory of a federation: sentences, then tables, then caveats."""
 
     def rows(table: Mapping[str, Any]) -> list[dict[str, Any]]:
         return [{"name": name.replace("_", " "), **part} for name, part in table.items()]
 
-    for sentence in theory["words"]:
+    for sentence in (*theory["words"], THEORY_AND_DATA):
         display.say(sentence)
     display.say("")
     spread = theory["heterogeneity"]

@@ -99,7 +99,7 @@ def test_theory_has_a_way_out_where_held_out_data_differ():
         "The theorem of the alternative favors local models (R = 5 > 2), held-out data favor the global model. Go with "
         "the data: the theorem is a worst-case bound."
     )
-    assert sentences.describe_theory(summary(), survey("undecided", 2.5)) == (
+    assert sentences.describe_theory(summary(), survey("neither", 2.5)) == (
         "The theorem of the alternative favors neither a global model nor local ones (R = 2.5, between 1.2 and 5, "
         "threshold 2); held-out data favor the global model."
     )

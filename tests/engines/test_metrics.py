@@ -92,7 +92,9 @@ def test_improvements_follow_from_the_losses():
         rows, gap = clients["test"].to_numpy(float), (clients[other] - clients["personal"]).to_numpy()
         m = len(rows)
         error = np.sqrt(m / (m - 1) * ((rows * (gap - line["mean"])) ** 2).sum()) / rows.sum()
-        assert line["ci_high"] - line["mean"] == pytest.approx(t.ppf(0.975, m - 1) * error)
+        reach = t.ppf(0.975, m - 1) * error
+        assert line["mean"] - line["ci_low"] == pytest.approx(reach)
+        assert line["ci_high"] == pytest.approx(min(line["mean"] + reach, summary[other]))  # at most all of the loss
         assert line["ci_low"] < line["mean"] < line["ci_high"]
     pct = 100 * (1 - clients["personal"] / clients["local"])
     np.testing.assert_allclose(clients["improvement_over_local_pct"], pct)

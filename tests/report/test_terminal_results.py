@@ -86,7 +86,7 @@ def theory(display):
     found = {
         "constants": {"smooth": ONE, "mu": ONE},
         "heterogeneity": {**ONE, "R_max": ONE, "Gamma": ONE, "by_feature": {"[x]": 1.0, "y": 2.0}},
-        "thresholds": {"alternative": {**ONE, "side": "undecided", "source": "alternative, Corollary 3.1"}},
+        "thresholds": {"alternative": {**ONE, "side": "neither", "source": "alternative, Corollary 3.1"}},
         "lambda": {"client_and_coefficient": {**ONE, "source": "empirical Bayes, restricted likelihood"}},
         "promises": {"rounds": 1_234_567, "global_aer": LOSS},
         "words": ["R is large."],

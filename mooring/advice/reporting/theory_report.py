@@ -130,10 +130,10 @@ def thresholds(
 
 
 def favored_side(rms: Estimate, border: float) -> str:
-    """Which model a threshold speaks for; undecided where the interval straddles it."""
+    """The model that a threshold favors; "neither" where the interval straddles it."""
     if rms.high <= border:
         return "global"
-    return "local" if rms.low >= border else "undecided"
+    return "local" if rms.low >= border else "neither"
 
 
 def predict_bounds(
@@ -163,31 +163,25 @@ def spread_by_feature(found: list[Prior], clients: Clients) -> dict[str, float]:
 
 
 def describe_findings(rms: Estimate, lines: dict[str, Any], rules: dict[str, Any], found: list[Prior]) -> list[str]:
-    """What was found, in sentences."""
-    said = [f"Heterogeneity is R = {rms.value:.3g} (95% CI: {rms.low:.3g} to {rms.high:.3g})."]
-    sides = {
-        "global": "the global model is the safer of the two extremes",
-        "local": "local models are the better of the two extremes",
+    """The estimates in sentences: heterogeneity, what the thresholds favor, lambda."""
+    favored = {
+        "global": "favors the global model over local models",
+        "local": "favors local models over the global model",
+        "neither": "favors neither local models nor the global model",
     }
-    verdict = lines["bayes"]["side"]
-    if verdict in sides:
-        said.append(f"Against the noise of a typical client's local fit ({lines['bayes']['R']:.3g}), {sides[verdict]}.")
-    else:
-        said.append(
-            f"That straddles the noise of a typical client's local fit ({lines['bayes']['R']:.3g}): neither local "
-            "models nor the global model are clearly better, and personal models in between are worth most."
-        )
-    theory = lines["alternative"]
-    said.append(
-        f"The theorem of the alternative has its threshold at R = {theory['R']:.3g}: {theory['side']}"
-        + (", unlike the comparison with noise." if theory["side"] != verdict else ".")
-    )
+    sentences = [
+        f"Heterogeneity is R = {rms.value:.3g} (95% CI: {rms.low:.3g} to {rms.high:.3g}).",
+        f"Compared with the noise of a typical client's local fit ({lines['bayes']['R']:.3g}), it "
+        f"{favored[lines['bayes']['side']]}.",
+        f"The theorem of the alternative, a worst-case bound, {favored[lines['alternative']['side']]} (threshold "
+        f"R = {lines['alternative']['R']:.3g}).",
+    ]
     lam = rules["one"]["value"]
     if isfinite(lam):
-        said.append(f"Empirical Bayes proposes lambda = {lam:.3g} for all, tighter for clients with few rows.")
+        sentences.append(f"Empirical Bayes proposes lambda = {lam:.3g} for all, larger for clients with few rows.")
     else:
-        said.append("The estimated variation between clients is zero: empirical Bayes proposes the global model.")
-    return [*said, *found[0].spread.warnings]
+        sentences.append("The estimated variation between clients is zero: empirical Bayes proposes the global model.")
+    return [*sentences, *found[0].spread.warnings]
 
 
 def _told(e: Estimate) -> dict[str, Any]:
