@@ -1,8 +1,10 @@
-# Everything from nothing: `make demo` shows the main job, `make test` runs the tests. Both set up `.venv` first.
+# Everything from nothing: `make demo` shows the main job, `make test` runs the tests. All targets set up `.venv` first.
 PYTHON ?= python3
 BIN := .venv/bin
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal --durations 10 --durations-min 1
+ALONE := $(BIN)/python -m pytest --durations 10 --durations-min 1
 
-.PHONY: setup demo federation test slow lint torture bench docs clean
+.PHONY: setup demo federation test check check-processes check-browser check-docs check-slow lint torture bench docs release clean
 
 setup: .venv/ready
 
@@ -21,11 +23,24 @@ federation: setup
 	$(BIN)/mooring federation up demo/clients/run.toml --client-dir demo/clients/tables --embedded --out demo/federation
 	$(BIN)/python -m benchmarks.client_tables compare demo/clients demo/federation
 
+# What every change must pass: style, types, layers, and the tests that need neither processes, a browser nor minutes.
 test: setup lint
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
+	$(PYTEST) -m "not (slow or processes or browser or docs)"
 
-slow: setup
-	$(BIN)/python -m pytest -m slow
+# Everything else; each part can be run by itself.
+check: check-processes check-browser check-docs check-slow
+
+check-processes: setup  # one at a time: they measure how long processes take
+	$(ALONE) -m "processes and not slow"
+
+check-browser: setup
+	$(PYTEST) -m "browser and not slow"
+
+check-docs: setup
+	$(PYTEST) -m "docs and not slow"
+
+check-slow: setup
+	$(ALONE) -m slow
 
 lint: setup
 	$(BIN)/ruff check mooring tests benchmarks
@@ -43,5 +58,13 @@ docs: setup
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	$(BIN)/mkdocs build --strict
 
+# The source archive and the wheel, checked, and the wheel tried in an environment of its own.
+release: setup
+	rm -rf build dist
+	$(BIN)/pip install --quiet build twine
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/python -m pytest -m slow tests/test_wheel.py
+
 clean:
-	rm -rf .venv demo site
+	rm -rf .venv demo site build dist

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from mooring.mixed_models.comparison import compare_models as compare_models
     from mooring.mixed_models.mixed_model import fit_mixed_model as fit_mixed_model
     from mooring.report.figures import plot as plot
-    from mooring.report.html_report import write_report
+    from mooring.report.html_report import write_report as write_report
+
+    __version__: str
 
 # PyTorch asks for large pages for large tensors: a cohort's matrix is new every round, and small pages cost as much
 # time as what is written to them. Read by PyTorch when it first makes a tensor.
@@ -68,6 +70,8 @@ __all__ = [
 if not TYPE_CHECKING:  # a type checker knows the names above, and no others
 
     def __getattr__(name: str) -> Any:
+        if name == "__version__":
+            return import_module("mooring.runs.sections").installed_version()
         if name not in _PUBLIC:
             raise AttributeError(f"mooring has no attribute {name!r}; it offers {', '.join(__all__)}.")
         return getattr(import_module(_PUBLIC[name]), name)

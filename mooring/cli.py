@@ -52,7 +52,8 @@ def main(argv: list[str] | None = None) -> None:
         RESUMABLE_RUNS.clear()
         DEBUG["on"] = "--debug" in given
         LEVEL[0] = "quiet" if "--quiet" in given else "verbose" if "--verbose" in given else "normal"
-        code = app([word for word in given if word not in GLOBAL_FLAGS], prog_name="mooring", standalone_mode=False)
+        words = [word for word in given if word not in GLOBAL_FLAGS] or ["--help"]
+        code = app(words, prog_name="mooring", standalone_mode=False)
         if code == 130:  # typer's own way to say that it was interrupted
             describe_interruption()
     except Exception as error:

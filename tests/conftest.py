@@ -1,7 +1,11 @@
-"""One thread for all tests: the problems are tiny, and the sums come out the same everywhere. Nothing is unpickled."""
+"""One thread for all tests: the problems are tiny, and the sums come out the same everywhere. Nothing is unpickled.
+
+Files get their markers by name, so that `make test` and `make check` select them without a list: see FILE_MARKERS.
+"""
 
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +16,15 @@ torch.set_num_threads(1)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+FILE_MARKERS = {  # by a part of the file's path below tests/
+    "browser": "browser",
+    "_processes": "processes",
+    "_kills": "processes",
+    "_unauthorized": "processes",
+    "test_same_bytes": "processes",
+    "journeys": "docs",
+    "test_docs": "docs",
+}
 BETWEEN_PROCESSES = ("/multiprocessing/", "/concurrent/futures/")  # Python's own talk with processes that it started
 UNPICKLED: list[str] = []
 
@@ -27,6 +40,14 @@ def hear(event, args):
 
 
 sys.addaudithook(hear)
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        place = item.path.relative_to(Path(__file__).parent).as_posix()
+        for part, marker in FILE_MARKERS.items():
+            if part in place:
+                item.add_marker(marker)
 
 
 @pytest.fixture(autouse=True)

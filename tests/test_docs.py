@@ -4,7 +4,6 @@ import re
 import shlex
 import sys
 import types
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -18,8 +17,7 @@ from mooring.cli import main
 from mooring.core.task import head_mask
 from mooring.tasks.network import NetworkTask
 from tests.support.problems import PROBLEMS, linear_clients, simulate
-
-ROOT = Path(__file__).parent.parent
+from tests.support.repository import ROOT
 
 
 def federation(problem):

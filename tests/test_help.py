@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 import typer
 
+import mooring
 from mooring import cli
 from mooring.core.errors import RequestError
 from mooring.data.datasets import known_datasets
@@ -163,3 +164,12 @@ def test_shells_complete_commands(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         cli.main()
     assert capsys.readouterr().out.split() == ["personalize"]
+
+
+def test_without_a_command_the_help_is_printed(capsys):
+    code, out, err = call(capsys)
+    assert code == 0 and err == "" and out.startswith("Usage: mooring") and "advise" in out
+
+
+def test_the_package_has_its_version(capsys):
+    assert call(capsys, "--version")[1] == f"mooring {mooring.__version__}\n"

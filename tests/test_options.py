@@ -35,7 +35,7 @@ from mooring.runs.sections import (
     TaskSection,
     TrainingSection,
 )
-from tests.test_docs import ROOT
+from tests.support.repository import ROOT
 
 FEW = {"features": ["age", "size"]}
 LONG = {"rounds": 40, "evaluate_every": 1, "algorithm": "fedavg"}  # beyond the best round

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 import mooring
-from tests.test_docs import ROOT
+from tests.support.repository import ROOT
 
 CALLS = """
 import mooring

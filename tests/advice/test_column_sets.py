@@ -47,8 +47,8 @@ from mooring.shapes.columns import ShapedColumns
 from mooring.tasks.kernel_regression import KernelRegression
 from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic
-from tests.shapes.test_trees import draw_trees
 from tests.support.problems import linear_clients, logistic_clients
+from tests.support.trees import draw_trees
 
 pytest.importorskip("xgboost", reason="XGBoost is not installed; the extra is mooring-fl[trees]")
 

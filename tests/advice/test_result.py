@@ -9,7 +9,7 @@ import torch
 
 import mooring
 from mooring.core.errors import RequestError
-from tests.advice.test_advise import planted
+from tests.support.planted_table import planted
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,8 @@ from benchmarks.torture import mutated
 from mooring.core.errors import RequestError
 from mooring.data.data_checks import check
 from mooring.data.loading import load
-from mooring.runs.runfile import parse_run, run_bytes
-from tests.runs.test_runfile import FULL, make_run
+from mooring.runs.runfile import make_run, parse_run, run_bytes
+from tests.support.full_run_file import FULL
 
 FEW = settings(
     max_examples=25, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]

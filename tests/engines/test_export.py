@@ -14,7 +14,7 @@ from torch import nn
 import mooring
 from mooring.core.errors import RequestError
 from mooring.engines.export import export
-from tests.engines.test_coefficients import design, homes
+from tests.support.homes import design, homes
 
 HOW = {"client": "town", "threads": 1, "rounds": 3}
 

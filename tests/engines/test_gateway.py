@@ -294,6 +294,7 @@ def pid_of(port):
     raise AssertionError("no SuperLink")
 
 
+@pytest.mark.processes
 def test_a_forwarder_on_the_servers_host_opens_nothing(link, key_folder):
     """Runs are not listed, nobody is enrolled, no code is run; the server itself can do all of it."""
     forwarder = Forwarder(int(link.address.rsplit(":", 1)[1]))
@@ -322,6 +323,7 @@ def try_through(stranger, own, key_folder):
     assert synchronize(own, keys.enrolled_keys(key_folder), said.append) == {"north"} and len(said) == 1
 
 
+@pytest.mark.processes
 def test_strangers_cost_little_memory(link):
     """60 connections that want to send 60 MB each, and 60 that say nothing, without a key."""
     port = int(link.address.rsplit(":", 1)[1])
@@ -346,6 +348,7 @@ def test_strangers_cost_little_memory(link):
         line.close()
 
 
+@pytest.mark.processes
 def test_a_key_revoked_during_a_run_gets_401_and_the_others_finish(tmp_path):
     """The gateway refuses it at once; its client is left out of what follows, by name."""
     path, folder = run_file(tmp_path, "fedavg", rounds=40, clients=3)

@@ -10,7 +10,7 @@ from sklearn.metrics import accuracy_score, mean_absolute_error, r2_score, roc_a
 import mooring
 from mooring.engines.metrics import compute_metrics, improvement_pct, mean_improvement
 from mooring.runs.directory import open_run
-from tests.engines.test_coefficients import homes
+from tests.support.homes import homes
 
 HOW = {"client": "town", "threads": 1, "rounds": 3}
 

@@ -230,6 +230,7 @@ class SlowLine:
             end.close()
 
 
+@pytest.mark.processes
 def test_a_line_with_200_ms_delay_ends_nobody(tmp_path):
     path, folder = run_file(tmp_path, "fedavg", rounds=3, clients=3)
     port = processes.find_free_port()
@@ -243,6 +244,7 @@ def test_a_line_with_200_ms_delay_ends_nobody(tmp_path):
     line.close()
 
 
+@pytest.mark.processes
 def test_a_secure_federation_of_processes(tmp_path):
     """The whole way over TLS: keys, peers, sums; audit log, metrics and modes of what the server keeps."""
     path, folder = run_file(
@@ -264,6 +266,7 @@ def test_a_secure_federation_of_processes(tmp_path):
         assert stat.S_IMODE((place / name).stat().st_mode) & 0o077 == 0, name
 
 
+@pytest.mark.processes
 def test_a_killed_app_is_noticed_within_ten_seconds(tmp_path):
     path, folder = run_file(tmp_path, "fedavg", rounds=2000, clients=2)
     with Federation(tmp_path, path, folder) as here:

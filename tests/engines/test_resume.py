@@ -55,6 +55,7 @@ def killed(after, job):
     return os.waitpid(child, 0)[1] == signal.SIGKILL
 
 
+@pytest.mark.processes
 def test_killed_at_twenty_random_moments(table, tmp_path):
     begin = time.perf_counter()
     start(table, tmp_path / "whole")

@@ -7,7 +7,7 @@ import torch
 
 import mooring
 from mooring.core.errors import RequestError
-from tests.engines.test_coefficients import homes
+from tests.support.homes import homes
 
 
 @pytest.fixture
@@ -56,8 +56,8 @@ def test_a_comparison_gives_the_method_asked_for_or_the_best_on_validation_rows(
     said, notes = mooring.predict(tmp_path / "run", frame, method="pooled")
     pd.testing.assert_frame_equal(other.predict(frame), said)
     assert notes == []
-    with pytest.raises(RequestError, match=r"unknown method 'globel'; it compares local, global"):
-        mooring.open(tmp_path / "run", method="globel")
+    with pytest.raises(RequestError, match=r"unknown method 'poolde'; it compares local, pooled"):
+        mooring.open(tmp_path / "run", method="poolde")
 
 
 def test_an_advice(frame, tmp_path):

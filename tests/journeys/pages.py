@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from mooring.cli import main
-
-ROOT = Path(__file__).parent.parent.parent
+from tests.support.repository import ROOT
 
 
 def blocks(page: str, language: str) -> list[str]:

@@ -5,7 +5,8 @@ import pandas as pd
 import pytest
 
 import mooring
-from tests.journeys.pages import ROOT, commands, run_page, typed
+from tests.journeys.pages import commands, run_page, typed
+from tests.support.repository import ROOT
 
 
 def test_the_page_on_tables(tmp_path, monkeypatch, capsys):

@@ -16,7 +16,7 @@ from mooring.core.errors import RequestError
 from mooring.engines.fit import resume_fit
 from mooring.runs.directory import MODELS_FILE, open_run
 from mooring.runs.runfile import read_run
-from tests.test_docs import ROOT
+from tests.support.repository import ROOT
 
 NET = """
 from torch import nn

@@ -8,7 +8,8 @@ import pandas as pd
 import pytest
 import yaml
 
-from tests.journeys.pages import ROOT, run_page
+from tests.journeys.pages import run_page
+from tests.support.repository import ROOT
 
 ELSEWHERE = {  # pages that other tests go through, or that only show what is done elsewhere
     "adding-an-algorithm.md": "tests/test_docs.py",

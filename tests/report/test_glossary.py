@@ -5,7 +5,7 @@ import re
 from mooring.report.glossary import TERMS, explain_label, find_term, format_glossary, list_names
 from mooring.report.html_report import CARD_LABELS
 from mooring.report.report_contents import COLUMN_LABELS
-from tests.journeys.pages import ROOT
+from tests.support.repository import ROOT
 
 AGREED = """client; local model; global model; pooled model; personal model; lambda; alpha; recommendation; margin;
 confidence; improvement; contribution; outlier; baseline; held-out rows; test rows; hyperparameters; options; rows;

@@ -5,7 +5,6 @@ import hashlib
 import html
 import json
 import re
-from html.parser import HTMLParser
 
 import numpy as np
 import pandas as pd
@@ -26,40 +25,13 @@ from mooring.report.report_contents import MAX_TITLE_WORDS, collect_contents, sh
 from mooring.runs.atomic_files import to_plain
 from mooring.runs.directory import REPORT_FILE, open_run
 from tests.report.example_runs import HOSTILE, advised, federation, page_of_many, run_of
+from tests.support.html_reader import Reader, data_of
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """One run of each kind, on clients with hostile names."""
     return advised(tmp_path_factory.mktemp("runs"))
-
-
-class Reader(HTMLParser):
-    """Tags with their attributes, text outside scripts, and the scripts."""
-
-    def __init__(self, page):
-        super().__init__()
-        self.tags, self.text, self.scripts, self.inside = [], "", [], ""
-        self.feed(page)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-        self.inside = tag if tag in ("script", "style") else ""
-        if tag == "script":
-            self.scripts.append("")
-
-    def handle_endtag(self, tag):
-        self.inside = ""
-
-    def handle_data(self, data):
-        if self.inside == "script":
-            self.scripts[-1] += data
-        elif not self.inside:
-            self.text += data
-
-
-def data_of(page):
-    return json.loads(Reader(page).scripts[0])
 
 
 @pytest.mark.parametrize("kind", ["advise", "fit", "compare"])

@@ -22,8 +22,8 @@ from mooring.report.terminal import Display
 from mooring.report.terminal_results import show_run
 from mooring.runs.atomic_files import to_json
 from mooring.runs.directory import open_run
-from tests.report.test_html_report import Reader, data_of
 from tests.support.browser import launched, needs_browser
+from tests.support.html_reader import Reader, data_of
 
 TOLERANCE = 0.16  # percentage points: 0.1 from four digits of two losses, 0.05 from one decimal
 MODELS, OTHERS = ("local", "global", "personal"), ("local", "global")

@@ -16,7 +16,7 @@ from mooring.report.reproduction import show_claims
 from mooring.report.terminal import Display, format_cell
 from mooring.runs.atomic_files import frame_from_rows, json_bytes
 from mooring.runs.directory import open_run
-from tests.advice.test_advise import planted
+from tests.support.planted_table import planted
 
 LOSS, GAIN = 7654321.25, -1234567.5
 OTHERS = ("local", "global")

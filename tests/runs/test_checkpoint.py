@@ -111,6 +111,7 @@ def resume(run, last=4):
     write_tensors(run / "models.safetensors", {"common": w}, {})
 
 
+@pytest.mark.processes
 def test_killed_anywhere_resumes_to_the_same_bytes(tmp_path, faults):
     whole, run = tmp_path / "whole", tmp_path / "run"
     whole.mkdir()

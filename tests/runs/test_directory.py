@@ -87,6 +87,7 @@ def test_what_exists_is_left_alone(tmp_path, make):
     assert os.listdir(tmp_path) == ["run"]
 
 
+@pytest.mark.processes
 def test_killed_anywhere_the_directory_is_absent_or_whole(tmp_path, faults):
     log = faults.calls_of(lambda: create_run(tmp_path / "whole" / "run", FILES))
     appears = len(log) - 1 - log[::-1].index("rename")

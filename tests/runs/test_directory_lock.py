@@ -32,7 +32,7 @@ from mooring.runs.atomic_files import (
     remove_leftovers,
 )
 from mooring.runs.directory import MODELS_FILE, check_writable, open_run
-from tests.runs.conftest import DONE, fork, wait
+from tests.support.faults import DONE, fork, wait
 
 
 @pytest.fixture
@@ -214,6 +214,7 @@ def test_predicting_with_a_comparison_names_the_method(rows, capsys):
     assert len(mooring.predict("many/methods/fedavg", rows)[0]) == 80
 
 
+@pytest.mark.processes
 def test_control_c_tells_how_to_go_on(rows, tmp_path):
     words = [sys.executable, "-m", "mooring", "fit", rows, "--rounds", "100000", "--checkpoint-every", "1",
              "--evaluate-every", "1", "--algorithm", "fedavg", "--out", "long run"]  # fmt: skip

@@ -13,56 +13,8 @@ from mooring.core.penalty import PerClientPenalty, parse_lam
 from mooring.data import clients
 from mooring.runs.runfile import make_run, parse_run, read_run, run_bytes
 from mooring.runs.sections import DataSection
+from tests.support.full_run_file import FULL
 
-FULL = {
-    "mooring": {"version": "0.1.0", "format": 2, "purpose": "fit"},
-    "data": {
-        "source": "exam.csv",
-        "client": "school",
-        "target": "score",
-        "target_type": "regression",
-        "features": ["age", "größe"],
-        "drop": [],
-        "group": "pupil",
-        "time_column": "year",
-        "split": [0.6, 0.2, 0.2],
-        "min_rows": 3,
-        "drop_small": True,
-        "drop_missing_target": True,
-        "min_category_rows": 5,
-        "partition": {"name": "dirichlet", "a": 0.5, "clients": 20},
-        "data_dir": "data",
-    },
-    "task": {"name": "linear", "model": "my_model.py:make", "loss": "squared", "ridge": 1e-300},
-    "algorithm": {
-        "name": "Ditto",
-        "lam": {"per_client": [0.1, 1e-17], "per_coefficient": [1, 2]},
-        "eta": "auto",
-        "settled": {"eta": 0.1 + 0.2, "lam": {"per_client": [0.1, 1e-17]}},
-    },
-    "training": {
-        "rounds": 5,
-        "participation": 0.1,
-        "weights": "uniform",
-        "baselines": False,
-        "seed": 2**63 - 1,
-        "seeds": 3,
-        "device": "cpu",
-        "evaluate_every": 2,
-        "patience": 3,
-        "checkpoint": "last",
-        "checkpoint_every": 1,
-        "threads": 2,
-        "chunk": 25,
-        "kernels": "torch",
-        "average": "trimmed:0.3",
-        "clip": 2.5,
-        "noise": 1.5,
-        "delta": 1e-6,
-        "weight_cap": 0.5,
-        "attack": "sign-flip:0.2",
-    },
-}
 LEAST = {"data": {"source": "exam.csv"}, "algorithm": {"name": "FedAvg"}}
 
 

@@ -10,7 +10,7 @@ from mooring.core.errors import RequestError
 from mooring.shapes.columns import ExtraColumn, ShapedColumns, choose_splines, column_effect, partial_dependence
 from mooring.shapes.quantiles import count_values
 from mooring.shapes.splines import spline_basis
-from tests.shapes.test_trees import draw_trees
+from tests.support.trees import draw_trees
 
 RNG = np.random.default_rng(0)
 X = torch.from_numpy(RNG.standard_normal((200, 4)))

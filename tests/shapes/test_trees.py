@@ -6,21 +6,9 @@ import pytest
 
 from mooring.core.errors import RequestError
 from mooring.shapes.trees import Trees
+from tests.support.trees import draw_trees
 
 RNG = np.random.default_rng(0)
-
-
-def draw_trees(count=9, depth=3, features=4, outputs=2):
-    threshold = RNG.standard_normal((count, 2**depth - 1)).astype(np.float32)
-    threshold[:1, 3:] = np.inf
-    return Trees(
-        features,
-        RNG.standard_normal(outputs),
-        RNG.integers(0, features, (count, 2**depth - 1)),
-        threshold,
-        RNG.standard_normal((count, 2**depth)),
-        RNG.integers(0, outputs, count),
-    )
 
 
 def walk(trees, row):
