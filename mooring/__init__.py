@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mooring.advice.advise import advise as advise
-    from mooring.advice.new_clients.personalize import personalize
+    from mooring.advice.new_clients.personalize import personalize as personalize
     from mooring.core.errors import RequestError as RequestError
     from mooring.core.errors import WorkError as WorkError
-    from mooring.data.loading import load
+    from mooring.data.loading import load as load
     from mooring.engines.compare import compare as compare
-    from mooring.engines.exported_models import load_sklearn
+    from mooring.engines.exported_models import load_sklearn as load_sklearn
     from mooring.engines.fit import fit as fit
     from mooring.engines.predict import predict as predict
-    from mooring.engines.saved_run import open
+    from mooring.engines.saved_run import open as open
     from mooring.estimators import PersonalizedClassifier as PersonalizedClassifier
     from mooring.estimators import PersonalizedRegressor as PersonalizedRegressor
     from mooring.mixed_models.comparison import compare_models as compare_models
