@@ -33,31 +33,32 @@ Departs  alpha_i times the gradient in the step of v_i: the chain rule that Eq. 
          clipped to [0, 1]; the average over clients weighs by p; adapt = "round" takes Eq. 6 at the first local step;
          adapt_on = "auto" takes Eq. 6 on validation rows where there are any, the paper on the training minibatch
          (adapt_on = "train"), where alpha drifts to 1 by overfitting; alpha_pull and alpha_by = "parts" are additions;
-         decay by 1 % a step is read as eta/(1 + 0.01 k), other readings are fading = "steps", "rounds", "epochs";
+         decay by 1 % a step is read as eta/(1 + 0.01 k), other readings are eta_schedule = "steps", "rounds", "epochs";
          Theorem 2's schedule is also used with sampled clients, where its proof does not go through
 """
 
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf, nan
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from mooring.algorithms.base import Algorithm, Auto
+from mooring.algorithms.base import Algorithm
 from mooring.algorithms.hyperparameters import (
     check_local_work,
     check_ranges,
-    init_update_count,
+    count_round,
+    init_memory,
     resolve_auto,
     schedule,
-    tracked_updates,
 )
 from mooring.core.cohort import broadcast_per_client
 from mooring.core.errors import RequestError
+from mooring.core.local_work import LocalWork
 from mooring.core.minibatches import minibatches
 from mooring.core.sgd_step import mixture_slope_factor
 from mooring.core.solvers import Ball, project, run_mixture_steps
@@ -77,7 +78,7 @@ class Client(NamedTuple):
     alpha: Tensor  # [C]; nan before the first visit where each client has its own
     average: Tensor  # [C, d], of v; [C, 0] for output = "last"
     done: Tensor  # [C], how many iterations it covers
-    visits: Tensor  # [C], its own visits so far; [C, 0] where the step size does not depend on it
+    memory: Tensor  # [C, s], what local training keeps between rounds
     own: Tensor  # [C, d], its copy of the common model after its last stay; [C, 0] but for output = "own"
 
 
@@ -95,20 +96,14 @@ class Message(NamedTuple):
 
 
 @dataclass(frozen=True)
-class APFL(Algorithm):
+class APFL(LocalWork, Algorithm):
     alpha: float | tuple[float, ...] = 0.5  # the mixture, or where it starts; a list has one number per client
     adapt: str = "round"  # "no", once a "round", or every "step"
     adapt_on: str = "auto"  # "validation" where there are such rows, else "train"
     alpha_pull: float = 0.0  # draws alpha to 0, the common model
     alpha_by: str = "mixture"  # whose gradient moves alpha
-    eta: Auto = "auto"  # "theory" sets eta, decay and shift; "nonconvex" eta and fading
+    decay: float = field(default=0.01, kw_only=True)
     eta_ratio: float = 1.0  # the step size of v over that of w
-    decay: float = 0.01
-    fading: str = "inverse"  # what decay does: see settings.schedule
-    steps: int = 10
-    epochs: int = 0  # passes over the data instead of steps, when > 0
-    batch: Auto = "auto"  # 0: all rows
-    draws: str = "passes"  # of minibatches; or "independent", "replacement"
     radius: float = 0.0
     output: str = "last"
     shift: float = 0.0
@@ -157,39 +152,40 @@ class APFL(Algorithm):
 
     def init(self, task, w0):
         alpha = torch.tensor(nan if isinstance(self.alpha, tuple) else float(self.alpha), dtype=w0.dtype)
-        zero, visits = torch.tensor(0), init_update_count(self)
+        zero, memory = torch.tensor(0), init_memory(self, task, w0)
         own = w0 if self.output == "own" else w0[:0]
         if self.output != "average":
             q = w0.new_zeros(0) if self.agnostic else None
-            return Server(w0, None, None, q), Client(w0, alpha, w0[:0], zero, visits, own)
-        return Server(w0, w0, zero), Client(w0, alpha, w0, zero, visits, own)
+            return Server(w0, None, None, q), Client(w0, alpha, w0[:0], zero, memory, own)
+        return Server(w0, w0, zero), Client(w0, alpha, w0, zero, memory, own)
 
     def client_update(self, server, client, task, data, round):
-        if self.fading == "horizon" and self.steps > round.rounds:
+        if self.eta_schedule == "horizon" and self.steps > round.rounds:
             raise RequestError(
-                f"APFL: fading = 'horizon' (Theorem 3) needs steps <= rounds, got {self.steps} and {round.rounds}."
+                "APFL: eta_schedule = 'horizon' (Theorem 3) needs steps <= rounds, "
+                f"got {self.steps} and {round.rounds}."
             )
         client = self.with_alpha(client, data)
-        plain = not self.radius and self.output != "average" and self.eta_ratio == 1
+        plain = self.rule.is_plain and not self.radius and self.output != "average" and self.eta_ratio == 1
         if task.mix is not None and plain and task.reads(data.train):
             after, message = self.visit_at_once(server, client, task, data, round)
             return after, self.by_worst_mixture(message, server, task, data, round)
         begin = MixtureSteps(server.w.expand(len(data), -1), client.v, client.alpha)
         before, average, path = (round.t - 1) * self.steps, self.caught_up(client, round.t - 1).average, begin.w
-        for k, stay in enumerate(self.local_steps(begin, task, data, round, tracked_updates(client.visits))):
+        for k, stay in enumerate(self.local_steps(begin, task, data, round, client.memory)):
             if self.output == "average":
                 now = before + k + 1
                 average = update_mean(average, stay.v, share(self.shift, now - 1, now))
                 path = update_mean(path, stay.w, share(self.shift, now - 1, now, begin=before))
         done = torch.full_like(client.done, round.t * self.steps)
         own = stay.w if self.output == "own" else client.own
-        after = Client(stay.v, stay.alpha, average, done, client.visits + 1, own)
+        after = Client(stay.v, stay.alpha, average, done, count_round(client.memory), own)
         message = Message(stay.w - server.w, path - server.w if self.output == "average" else None)
         return after, self.by_worst_mixture(message, server, task, data, round)
 
     def visit_at_once(self, server, client, task, data, round):
         """The same by a task that takes all steps of a stay at once."""
-        batch, count, eta = schedule(self, data, round, tracked_updates(client.visits))
+        batch, count, eta = schedule(self, data, round, client.memory)
         stay = MixtureSteps(
             *run_mixture_steps(
                 task, server.w, client.v, client.alpha, data, round, eta, batch=batch, steps=count, draws=self.draws,
@@ -199,7 +195,7 @@ class APFL(Algorithm):
         )  # fmt: skip
         done = torch.full_like(client.done, round.t * self.steps)
         own = self.output == "own"
-        after = client._replace(v=stay.v, alpha=stay.alpha, done=done, visits=client.visits + 1)
+        after = client._replace(v=stay.v, alpha=stay.alpha, done=done, memory=count_round(client.memory))
         after = after._replace(own=stay.w) if own else after
         return after, Message(stay.w - server.w if own else stay.w.sub_(server.w), None)
 
@@ -222,21 +218,29 @@ class APFL(Algorithm):
         """Whether the mixture moves in the k-th step of a stay."""
         return self.adapt == "step" or (self.adapt == "round" and k == 0)
 
-    def local_steps(self, stay: MixtureSteps, task, data, round, visits=None, moves_w: bool = True):
+    def local_steps(self, stay: MixtureSteps, task, data, round, memory=None, moves_w: bool = True):
         """The stay after each local step; w stands still for clients that join after the training (Eq. 7)."""
         w, v, alpha = stay
-        batch, count, eta = schedule(self, data, round, visits)
+        batch, count, eta = schedule(self, data, round, memory)
         work: dict[str, Any] = {"batch": batch, "steps": count, "draws": self.draws}
         region = Ball(self.radius) if self.radius else None
         held_out = minibatches(task, data, round, slot=1, part="validation", **work)
         on_validation = self.adapt_on == "validation"
         adapts = data.validation.size > 0 if on_validation else torch.ones(len(data), dtype=torch.bool)
+        state_v, state_w = (self.rule.init(len(data), task.gradient_dim, v) for _ in range(2))
         for step in minibatches(task, data, round, **work):
             rate = broadcast_per_client(eta(step.k) if callable(eta) else eta, v)
             u = mix_models(alpha, v, w)
             slope = task.grad(u, step.batch)
-            new_v = project(torch.addcmul(v, slope, -self.eta_ratio * rate * alpha[:, None]), region)
-            new_w = project(torch.addcmul(w, task.grad(w, step.batch), -rate), region) if moves_w else w
+            if self.rule.is_plain:
+                new_v = torch.addcmul(v, slope, -self.eta_ratio * rate * alpha[:, None])
+                new_w = torch.addcmul(w, task.grad(w, step.batch), -rate) if moves_w else w
+            else:
+                new_v, new_w = v.clone(), w.clone()
+                self.rule.step(new_v, alpha[:, None] * slope, self.eta_ratio * rate, state_v, step.active)
+                if moves_w:
+                    self.rule.step(new_w, task.grad(w, step.batch), rate, state_w, step.active)
+            new_v, new_w = project(new_v, region), project(new_w, region) if moves_w else w
             if self.adapts_in(step.k) and bool(adapts.any()):
                 felt = task.grad(u, next(held_out).batch) if on_validation else slope
                 felt = alpha_gradient(v, w, felt) * (mixture_slope_factor(alpha) if self.alpha_by == "parts" else 1)
@@ -340,7 +344,7 @@ def set_by_theory(algorithm: APFL, task, statistics) -> APFL:
         )
     a = apfl_schedule.shift(mu, smooth, algorithm.steps, any_alpha)
     eta = float(apfl_schedule.step_size(1, mu, a, any_alpha))
-    return replace(algorithm, eta=eta, decay=1 / (a + 1), fading="inverse", shift=a)
+    return replace(algorithm, eta=eta, decay=1 / (a + 1), eta_schedule="inverse", shift=a)
 
 
 def set_for_nonconvex(algorithm: APFL, task, statistics) -> APFL:
@@ -353,4 +357,4 @@ def set_for_nonconvex(algorithm: APFL, task, statistics) -> APFL:
     if algorithm.batch not in ("auto", 0):
         raise RequestError(f"APFL: eta = 'nonconvex' is for full gradients; set batch = 0, got {algorithm.batch}.")
     eta = apfl_schedule.nonconvex_step_size(smooth, 1, 1)
-    return replace(algorithm, eta=eta, decay=0.0, fading="horizon", batch=0)
+    return replace(algorithm, eta=eta, decay=0.0, eta_schedule="horizon", batch=0)

@@ -23,12 +23,13 @@ from mooring.algorithms.hyperparameters import (
     auto_eta,
     check_local_work,
     check_ranges,
-    init_update_count,
-    local_sgd,
+    count_round,
+    init_memory,
     parse_lam_field,
     resolve_auto,
-    tracked_updates,
+    train_locally,
 )
+from mooring.core.local_work import LocalWork
 from mooring.core.penalty import penalty_rows
 
 
@@ -38,20 +39,13 @@ class Server(NamedTuple):
 
 class Client(NamedTuple):
     v: Tensor  # [C, d]
-    visits: Tensor  # [C], its own visits so far; [C, 0] where the step size does not depend on it
+    memory: Tensor  # [C, s], what local training keeps between rounds
 
 
 @dataclass(frozen=True)
-class Ditto(Algorithm):
+class Ditto(LocalWork, Algorithm):
     lam: Auto = "auto"
-    eta: Auto = "auto"
     personal_eta: Auto = "auto"
-    decay: float = 0.0
-    fading: str = "inverse"  # what decay does: see settings.schedule
-    steps: int = 10
-    epochs: int = 0  # passes over the data instead of steps, when > 0
-    batch: Auto = "auto"  # 0: all rows
-    draws: str = "passes"  # of minibatches; or "independent", "replacement"
 
     paper: ClassVar[str] = "ditto, Algorithm 1"
     reveals: ClassVar[str] = "each client's change of the common model; its personal model stays with it"
@@ -71,15 +65,14 @@ class Ditto(Algorithm):
         return replace(ready, eta=eta, personal_eta=personal)
 
     def init(self, task, w0):
-        return Server(w0), Client(w0, init_update_count(self))
+        return Server(w0), Client(w0, init_memory(self, task, w0, models=2))
 
     def client_update(self, server, client, task, data, round):
         lam = penalty_rows(self.lam, data.index, client.v)
         personal = replace(self, eta=self.personal_eta)
-        visits = tracked_updates(client.visits)
-        w = local_sgd(self, task, server.w, data, round, visits)
-        v = local_sgd(personal, task, client.v, data, round, visits, pull=(lam, server.w))
-        return Client(v, client.visits + 1), w - server.w
+        w, memory = train_locally(self, task, server.w, data, round, client.memory)
+        v, memory = train_locally(personal, task, client.v, data, round, memory, 1, pull=(lam, server.w))
+        return Client(v, count_round(memory)), w - server.w
 
     def server_update(self, server, mean, round):
         return Server(server.w + mean)

@@ -22,16 +22,17 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from mooring.algorithms.base import Algorithm, Auto
+from mooring.algorithms.base import Algorithm
 from mooring.algorithms.hyperparameters import (
     check_local_work,
     check_ranges,
-    init_update_count,
-    local_sgd,
+    count_round,
+    init_memory,
     resolve_auto,
     server_step_factor,
-    tracked_updates,
+    train_locally,
 )
+from mooring.core.local_work import LocalWork
 
 MAX_ELASTIC_WEIGHT = 2.0  # an elastic step whose weights sum to more than this overshoots visibly
 
@@ -41,18 +42,11 @@ class Server(NamedTuple):
 
 
 class Client(NamedTuple):
-    visits: Tensor  # [C], its own visits so far; [C, 0] where the step size does not depend on it
+    memory: Tensor  # [C, s], what local training keeps between rounds
 
 
 @dataclass(frozen=True)
-class FedAvg(Algorithm):
-    eta: Auto = "auto"
-    decay: float = 0.0
-    fading: str = "inverse"  # what decay does: see settings.schedule
-    steps: int = 10
-    epochs: int = 0  # passes over the data instead of steps, when > 0
-    batch: Auto = "auto"  # 0: all rows
-    draws: str = "passes"  # of minibatches; or "independent", "replacement"
+class FedAvg(LocalWork, Algorithm):
     aggregation: str = "average"
     server_step: float = 1.0
     server_decay: float = 0.0  # the server's step is divided by 1 + server_decay (t - 1)
@@ -71,11 +65,11 @@ class FedAvg(Algorithm):
         return resolve_auto(self, task, statistics)
 
     def init(self, task, w0):
-        return Server(w0), Client(init_update_count(self))
+        return Server(w0), Client(init_memory(self, task, w0))
 
     def client_update(self, server, client, task, data, round):
-        w = local_sgd(self, task, server.w, data, round, tracked_updates(client.visits))
-        return Client(client.visits + 1), w.sub_(server.w)
+        w, memory = train_locally(self, task, server.w, data, round, client.memory)
+        return Client(count_round(memory)), w.sub_(server.w)
 
     def server_update(self, server, mean, round):
         step = self.server_step * server_step_factor(self, round)

@@ -22,11 +22,11 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from mooring.algorithms.fedavg import FedAvg
-from mooring.algorithms.hyperparameters import check_ranges, finetune_global, tracked_updates
+from mooring.algorithms.hyperparameters import check_ranges, finetune_global
 
 
 class Client(NamedTuple):
-    visits: Tensor  # [C], its own visits so far; [C, 0] where the step size does not depend on it
+    memory: Tensor  # [C, s], what local training keeps between rounds
     own: Tensor  # [C, d], its copy of the common model after its last stay; [C, 0] but for output = "own"
 
 
@@ -51,16 +51,16 @@ class FedAvgFinetune(FedAvg):
 
     def init(self, task, w0):
         server, first = super().init(task, w0)
-        return server, Client(first.visits, w0 if self.output == "own" else w0[:0])
+        return server, Client(first.memory, w0 if self.output == "own" else w0[:0])
 
     def client_update(self, server, client, task, data, round):
         after, change = super().client_update(server, client, task, data, round)
-        return Client(after.visits, server.w + change if self.output == "own" else client.own), change
+        return Client(after.memory, server.w + change if self.output == "own" else client.own), change
 
     def finetune(self, server, client, task, data, round):
         if self.output == "own":
             return Tuned(client.own)
-        return Tuned(finetune_global(self, task, server.w, data, round, tracked_updates(client.visits)))
+        return Tuned(finetune_global(self, task, server.w, data, round, client.memory))
 
     def personal_model(self, server, client):
         return client.v

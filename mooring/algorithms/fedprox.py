@@ -35,13 +35,14 @@ from mooring.algorithms.hyperparameters import (
     check_local_work,
     check_ranges,
     choose_inner_solver,
-    init_update_count,
-    local_sgd,
+    count_round,
+    init_memory,
     parse_lam_field,
     resolve_auto,
-    tracked_updates,
+    train_locally,
 )
 from mooring.core.errors import RequestError
+from mooring.core.local_work import LocalWork
 from mooring.core.penalty import PerClientPenalty, penalty_rows
 from mooring.core.seeds import uniforms
 from mooring.core.solvers import descend_to_tolerance, record_tolerance
@@ -56,21 +57,14 @@ class Server(NamedTuple):
 
 
 class Client(NamedTuple):
-    visits: Tensor  # [C], its own visits so far; [C, 0] where the step size does not depend on it
+    memory: Tensor  # [C, s], what local training keeps between rounds
 
 
 @dataclass(frozen=True)
-class FedProx(Algorithm):
+class FedProx(LocalWork, Algorithm):
     lam: Auto = "auto"
     growth: str = "none"
     inner: str = "auto"  # "exact", "descent" or "sgd"; auto: exact where the task has a prox, sgd elsewhere
-    eta: Auto = "auto"
-    decay: float = 0.0
-    fading: str = "inverse"  # what decay does: see settings.schedule
-    steps: int = 10
-    epochs: int = 0  # passes over the data instead of steps, when > 0
-    batch: Auto = "auto"  # 0: all rows
-    draws: str = "passes"  # of minibatches; or "independent", "replacement"
     tol: float = 1e-6
     lipschitz: float = 0.0  # 0: unknown
     output: str = "last"  # or "random"
@@ -93,21 +87,21 @@ class FedProx(Algorithm):
         return resolve_auto(resolve_lipschitz(ready, task, statistics), task, statistics)
 
     def init(self, task, w0):
-        return Server(w0, w0 if self.output == "random" else None), Client(init_update_count(self))
+        return Server(w0, w0 if self.output == "random" else None), Client(init_memory(self, task, w0))
 
     def client_update(self, server, client, task, data, round):
         w = server.w.expand(len(data), -1)
-        now = self.at(round)
+        now, memory = self.at(round), client.memory
         lam = penalty_rows(now.lam, data.index, w)
         if self.inner == "exact":
             v = task.prox(w, lam, data.train.full(task))
         elif self.inner == "descent":
             v = descend_to_tolerance(task, w, data.train.full(task), lam, w, now.eta, tol=now.tol, most=self.steps)
         else:
-            v = local_sgd(now, task, w, data, round, tracked_updates(client.visits), pull=(lam, w))
+            v, memory = train_locally(now, task, w, data, round, memory, pull=(lam, w))
             if self.growth == "smooth":
                 record_tolerance(task, v, data.train.full(task), lam, w, now.tol)
-        return Client(client.visits + 1), v - w
+        return Client(count_round(memory)), v - w
 
     def at(self, round):
         """The settings for this horizon and cohort."""

@@ -36,14 +36,15 @@ from mooring.algorithms.hyperparameters import (
     check_local_work,
     check_ranges,
     choose_inner_solver,
-    init_update_count,
-    local_sgd,
+    count_round,
+    init_memory,
     parse_lam_field,
     resolve_auto,
     server_step_factor,
-    tracked_updates,
+    train_locally,
 )
 from mooring.core.errors import RequestError
+from mooring.core.local_work import LocalWork
 from mooring.core.penalty import PerClientPenalty, is_uniform, penalty_rows
 from mooring.core.solvers import descend_to_tolerance
 from mooring.estimates.lambda_from_statistics import bound_curvature, resolve_lam_rule
@@ -57,7 +58,7 @@ class Server(NamedTuple):
 
 class Client(NamedTuple):
     v: Tensor  # [C, d]
-    visits: Tensor  # [C], its own visits so far; [C, 0] where the step size does not depend on it
+    memory: Tensor  # [C, s], what local training keeps between rounds
 
 
 class Message(NamedTuple):
@@ -66,18 +67,11 @@ class Message(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedProxPersonal(Algorithm):
+class FedProxPersonal(LocalWork, Algorithm):
     lam: Auto = "auto"
     gamma: Auto | tuple[float, ...] = "auto"  # a tuple, one step per coefficient, is what "auto" gives for many lam
     server_decay: float = 0.0  # the server's step is divided by 1 + server_decay (t - 1)
     inner: str = "auto"  # "exact", "descent" or "sgd"; auto: exact where the task has a prox, sgd elsewhere
-    eta: Auto = "auto"
-    decay: float = 0.0
-    fading: str = "inverse"  # what decay does: see settings.schedule
-    steps: int = 10
-    epochs: int = 0  # passes over the data instead of steps, when > 0
-    batch: Auto = "auto"  # 0: all rows
-    draws: str = "passes"  # of minibatches; or "independent", "replacement"
     tol: float = 0.0  # of inner = "descent"; 0: all steps are taken and nothing is promised
     warm: bool = True  # start from the client's last model; False: from the common one
     aggregation: str = "average"  # "elastic": unbiased under partial participation
@@ -122,22 +116,22 @@ class FedProxPersonal(Algorithm):
         return is_uniform(self.lam)  # otherwise the stiffness travels too, and the step is a ratio of two means
 
     def init(self, task, w0):
-        return Server(w0), Client(w0, init_update_count(self))
+        return Server(w0), Client(w0, init_memory(self, task, w0))
 
     def client_update(self, server, client, task, data, round):
         w = server.w.expand(len(data), -1)
         lam = penalty_rows(self.lam, data.index, w)
-        v = self.moored(client.v if self.warm else w, w, lam, task, data, round, tracked_updates(client.visits))
-        return Client(v, client.visits + 1), Message((w - v).mul_(lam), None if is_uniform(self.lam) else lam)
+        v, memory = self.moored(client.v if self.warm else w, w, lam, task, data, round, client.memory)
+        return Client(v, count_round(memory)), Message((w - v).mul_(lam), None if is_uniform(self.lam) else lam)
 
-    def moored(self, v, w, lam, task, data, round, visits):
-        """Each client's model after its inner loop from v, moored to w."""
+    def moored(self, v, w, lam, task, data, round, memory):
+        """Each client's model after its inner loop from v, pulled to w, and its memory."""
         rows = data.train.full(task) if self.inner != "sgd" else None
         if self.inner == "exact":
-            return task.prox(w, lam, rows, v)
+            return task.prox(w, lam, rows, v), memory
         if self.inner == "descent":
-            return descend_to_tolerance(task, v, rows, lam, w, self.eta, tol=self.tol, most=self.steps)
-        return local_sgd(self, task, v, data, round, visits, pull=(lam, w))
+            return descend_to_tolerance(task, v, rows, lam, w, self.eta, tol=self.tol, most=self.steps), memory
+        return train_locally(self, task, v, data, round, memory, pull=(lam, w))
 
     def server_update(self, server, mean, round):
         gamma = torch.as_tensor(self.gamma, dtype=server.w.dtype) * server_step_factor(self, round)

@@ -38,17 +38,18 @@ from mooring.algorithms.hyperparameters import (
     check_local_work,
     check_ranges,
     choose_inner_solver,
-    init_update_count,
+    count_round,
+    init_memory,
     parse_lam_field,
     resolve_auto,
     server_step_factor,
-    tracked_updates,
 )
 from mooring.algorithms.hyperparameters import schedule as local_work
 from mooring.core.errors import RequestError
+from mooring.core.local_work import LocalWork
 from mooring.core.minibatches import batches_per_epoch
 from mooring.core.penalty import PerClientPenalty, is_uniform, penalty_rows
-from mooring.core.solvers import Ball, project, sgd
+from mooring.core.solvers import Ball, project, train
 from mooring.estimates.lambda_from_statistics import bound_curvature, resolve_lam_rule
 from mooring.theory.two_stage_rate import inner_steps, local_step, server_step
 
@@ -65,25 +66,18 @@ class Server(NamedTuple):
 
 class Client(NamedTuple):
     v: Tensor  # [C, d]
-    visits: Tensor  # [C], its own visits so far; [C, 0] where the step size does not depend on it
+    memory: Tensor  # [C, s], what local training keeps between rounds
 
 
 @dataclass(frozen=True)
-class FedProxTwoStage(Algorithm):
+class FedProxTwoStage(LocalWork, Algorithm):
     lam: Auto = "auto"
     schedule: str = "constant"  # of step sizes and work; "inverse" is the theorems'
     inner: str = "sgd"  # or "exact"
-    eta: Auto = "auto"
-    decay: float = 0.0
-    fading: str = "inverse"  # what decay does: see settings.schedule
     gamma: Auto = "auto"
     server_decay: float = 0.0  # the server's step is divided by 1 + server_decay (t - 1)
-    steps: int = 10
-    epochs: int = 0  # passes over the data instead of steps, when > 0
     final_steps: Auto = "auto"
     final_eta: Auto = "auto"  # "stay": as in a stay; auto: that, but with final_steps = "auto" never too long
-    batch: Auto = "auto"  # 0: all rows
-    draws: str = "passes"  # of minibatches; or "independent", "replacement"
     radius: Auto = "auto"  # 0: W is all of space
     aggregation: str = "elastic"  # or "average": weights that sum to 1 over the cohort
     mu: Auto = "auto"  # used by schedule = "inverse"
@@ -140,27 +134,27 @@ class FedProxTwoStage(Algorithm):
         return is_uniform(self.lam)  # otherwise the stiffness travels too, and the step is a ratio of two means
 
     def init(self, task, w0):
-        return Server(w0), Client(w0, init_update_count(self))
+        return Server(w0), Client(w0, init_memory(self, task, w0))
 
     def client_update(self, server, client, task, data, round):
         w = server.w.expand(len(data), -1)
         lam = penalty_rows(self.lam, data.index, w)
-        eta, steps = self.step_size(data, round, tracked_updates(client.visits)), self.work(data, round)
+        eta, steps = self.step_size(data, round, client.memory), self.work(data, round)
         v = self.soft_local_sgd(client.v, w, lam, task, data, round, eta, steps)
-        return Client(v, client.visits + 1), Message(lam * (w - v), None if is_uniform(self.lam) else lam)
+        return Client(v, count_round(client.memory)), Message(lam * (w - v), None if is_uniform(self.lam) else lam)
 
     def soft_local_sgd(self, v, w, lam, task, data, round, eta, steps, slot=0):
         """Projected steps from v, pulled towards w; or the exact prox."""
         if self.inner == "exact":
             return task.prox(w, lam, data.train.full(task), v)
         work: dict[str, Any] = {"batch": self.batch or None, "steps": steps, "draws": self.draws, "slot": slot}
-        return sgd(task, v, data, round, eta, pull=(lam, w), region=self.region, **work)
+        return train(task, v, data, round, eta, pull=(lam, w), region=self.region, rule=self.rule, **work)[0]
 
-    def step_size(self, data, round, visits):
+    def step_size(self, data, round, memory):
         """eta_k of a stay."""
         if self.schedule == "inverse":
             return partial(local_step, mu=self.mu, lam=self.lam)
-        return local_work(self, data, round, visits)[2]
+        return local_work(self, data, round, memory)[2]
 
     def work(self, data, round):
         """K_t."""
@@ -182,9 +176,9 @@ class FedProxTwoStage(Algorithm):
         w = server.w.expand(len(data), -1)
         lam = penalty_rows(self.lam, data.index, w)
         stay = self.final_eta == "stay"
-        eta = self.step_size(data, round, tracked_updates(client.visits)) if stay else self.final_eta
+        eta = self.step_size(data, round, client.memory) if stay else self.final_eta
         v = self.soft_local_sgd(client.v, w, lam, task, data, round, eta, self.final_steps, FINAL_SLOT)
-        return Client(v, client.visits)
+        return Client(v, client.memory)
 
     def personal_model(self, server, client):
         return client.v

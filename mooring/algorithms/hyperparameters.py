@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import torch
@@ -10,9 +11,11 @@ from torch import Tensor
 
 from mooring.core.cohort import CohortData, Round
 from mooring.core.errors import RequestError
+from mooring.core.local_work import LocalWork
 from mooring.core.minibatches import DRAWS, batches_per_epoch, count_local_steps
+from mooring.core.optimizers import OPTIMIZERS
 from mooring.core.penalty import PerClientPenalty, parse_lam
-from mooring.core.solvers import StepSize, geometric_decay, inverse_decay, sgd
+from mooring.core.solvers import StepSize, geometric_decay, inverse_decay, train
 from mooring.core.task import Task
 from mooring.estimates.client_statistics import RIDGE_GRID
 from mooring.tasks.proximal import MAX_DENSE_PARAMETERS
@@ -24,8 +27,8 @@ MAX_LOSS_SHARE_OF_OTHERS = (
 )
 MAX_SUMMABLE_LOSS = 1e250  # a loss whose sums stay finite
 NETWORK_LAM_PER_CURVATURE = 0.1  # lam = "auto" where clients cannot tell how they vary, as a share of the curvature
-GEOMETRIC_FADINGS = ("steps", "rounds", "epochs")  # fadings that take a share off the step size
-FADINGS = ("inverse", *GEOMETRIC_FADINGS, "horizon")
+GEOMETRIC_SCHEDULES = ("steps", "rounds", "epochs")  # schedules that take a share off the step size
+SCHEDULES = ("inverse", *GEOMETRIC_SCHEDULES, "horizon", "cosine", "cosine_rounds")
 
 
 def check_ranges(algorithm: Any, **rules: Any) -> None:
@@ -163,63 +166,130 @@ def largest_lam(lam: Any) -> float:
 
 
 def check_local_work(algorithm: Any, *rules: str) -> None:
-    """Hold the fields that all methods with local steps share to their ranges; eta may also be one of `rules`."""
-    check_ranges(algorithm, eta=(0, None, "auto", *rules), decay=(0, None), fading=FADINGS, draws=DRAWS)
-    check_ranges(algorithm, steps=(1, None), epochs=(0, None), batch=(0, None, "auto"))
-    if algorithm.fading in GEOMETRIC_FADINGS:
+    """Hold the fields of `LocalWork` to their ranges; eta may also be one of `rules`."""
+    check_ranges(algorithm, eta=(0, None, "auto", *rules), decay=(0, None), eta_schedule=SCHEDULES, draws=DRAWS)
+    check_ranges(algorithm, steps=(1, None), epochs=(0, None), batch=(0, None, "auto"), warmup=(0, None))
+    check_ranges(algorithm, optimizer=OPTIMIZERS, optimizer_state=("reset", "keep"), decay_every=(1, None))
+    check_ranges(algorithm, momentum=(0, 1), beta1=(0, 1), beta2=(0, 1), epsilon=(0, None))
+    check_ranges(algorithm, weight_decay=(0, None), clip_grad=(0, None))
+    owner = type(algorithm).__name__
+    if algorithm.eta_schedule in GEOMETRIC_SCHEDULES:
         check_ranges(algorithm, decay=(0, 1))
+    if algorithm.momentum and algorithm.optimizer != "sgd":
+        raise RequestError(f"{owner}: momentum is for optimizer = 'sgd'; set beta1 for {algorithm.optimizer!r}.")
+    if algorithm.nesterov and not algorithm.momentum:
+        raise RequestError(f"{owner}: nesterov needs momentum > 0.")
+
+
+def require_plain_sgd(algorithm: Any, reason: str) -> None:
+    """Refuse optimizers for an algorithm whose steps are its own."""
+    if not algorithm.rule.is_plain:
+        raise RequestError(
+            f"{type(algorithm).__name__}: {reason}; leave optimizer, momentum, weight_decay and clip_grad at their "
+            "defaults, or use another algorithm."
+        )
 
 
 def schedule(
-    algorithm: Any, data: CohortData, round: Round, visits: Tensor | None = None
+    algorithm: LocalWork, data: CohortData, round: Round, memory: Tensor | None = None
 ) -> tuple[int | None, Tensor, StepSize]:
-    """(rows per batch, each client's number of steps [C], step size), as the fields batch (0: all rows), steps, epochs,
-    eta, decay and fading say. The k-th local step of the run (from 0, counted as if a client came to every round) has
+    """(rows per batch, each client's number of steps [C], step size) of a round, as the fields of `LocalWork` set them.
+    The k-th local step of the run (from 0, counted as if a client took part in every round) has the step size
 
-        fading = "inverse"   eta / (1 + decay k)
-                 "steps"     eta (1 - decay)^k
-                 "rounds"    eta (1 - decay)^(rounds before this one)
-                 "epochs"    eta (1 - decay)^(whole passes that the client made over its rows in its own visits)
-                 "horizon"   eta / sqrt(T), T the local steps of the whole run; decay plays no part
+        eta_schedule = "inverse"        eta / (1 + decay k)
+                       "steps"          eta (1 - decay)^floor(k / decay_every)
+                       "rounds"         eta (1 - decay)^floor((t - 1) / decay_every) in round t
+                       "epochs"         the same with the whole passes that the client made over its rows so far
+                       "cosine"         eta (1 + cos(pi k / K)) / 2, K the local steps of the whole run
+                       "cosine_rounds"  eta (1 + cos(pi (t - 1) / rounds)) / 2
+                       "horizon"        eta / sqrt(K); decay plays no part
 
-    `visits` [C] says how often each client has worked before: it keeps the count where its fading asks for it.
+    times (k + 1) / (steps of `warmup` rounds) while that is below 1. `memory` counts the rounds that a client took
+    part in, where "epochs" needs them.
     """
-    fading = getattr(algorithm, "fading", "inverse")  # an algorithm need not have all fields
     batch = algorithm.batch or None
     work = (None, algorithm.epochs) if algorithm.epochs else (algorithm.steps, None)
     count = count_local_steps(data.train.size, batch, *work)
+    size = _step_size(algorithm, data, round, memory, count)
+    if not algorithm.warmup or round.t > algorithm.warmup:
+        return batch, count, size
+    before, most = (round.t - 1) * count, algorithm.warmup * count.double()
+
+    def warm(k: int) -> Tensor:
+        return (size(k) if callable(size) else size) * ((before.double() + k + 1) / most).clamp(max=1.0)
+
+    return batch, count, warm
+
+
+def _step_size(algorithm: LocalWork, data: CohortData, round: Round, memory: Tensor | None, count: Tensor) -> StepSize:
+    """The step size of a round before its warm-up: see `schedule`."""
+    kind, eta, decay, every = algorithm.eta_schedule, algorithm.eta, algorithm.decay, algorithm.decay_every
     before = (round.t - 1) * count
-    if fading == "horizon":
-        return batch, count, algorithm.eta / (round.rounds * count.double()).sqrt()
-    if not algorithm.decay:
-        return batch, count, algorithm.eta
-    if fading == "inverse":
-        return batch, count, inverse_decay(algorithm.eta, algorithm.decay, before.double())
-    if fading == "steps":
-        return batch, count, geometric_decay(algorithm.eta, algorithm.decay, before)
-    if fading == "rounds":
-        return batch, count, algorithm.eta * (1 - algorithm.decay) ** (round.t - 1)
-    own = before if visits is None else visits * count
-    return batch, count, geometric_decay(algorithm.eta, algorithm.decay, own, batches_per_epoch(data.train.size, batch))
+    if kind == "horizon":
+        return eta / (round.rounds * count.double()).sqrt()
+    if kind == "cosine":
+        total = round.rounds * count.double()
+        return lambda k: eta * (1 + torch.cos(math.pi * (before.double() + k) / total)) / 2
+    if kind == "cosine_rounds":
+        return eta * (1 + math.cos(math.pi * (round.t - 1) / round.rounds)) / 2
+    if not decay:
+        return eta
+    if kind == "inverse":
+        return inverse_decay(eta, decay, before.double())
+    if kind == "steps":
+        return geometric_decay(eta, decay, before, every)
+    if kind == "rounds":
+        return eta * (1 - decay) ** ((round.t - 1) // every)
+    own = before if memory is None or not memory.shape[1] else memory[:, 0].long() * count
+    return geometric_decay(eta, decay, own, every * batches_per_epoch(data.train.size, algorithm.batch or None))
 
 
-def init_update_count(algorithm: Any) -> Tensor:
-    """The counter of a client's own visits in its first state: 0, or nothing at all where it is not needed."""
-    return torch.tensor(0) if algorithm.fading == "epochs" else torch.zeros(0, dtype=torch.long)
+def init_memory(algorithm: LocalWork, task: Task, w0: Tensor, models: int = 1) -> Tensor:
+    """[s]: what local training keeps of a client between rounds, before the first: the count of its rounds and the
+    optimizer's state of each of the `models` that it trains; [0] where nothing is asked for."""
+    keeps = algorithm.optimizer_state == "keep" and algorithm.rule.moments
+    if not keeps:
+        return w0.new_zeros(int(algorithm.eta_schedule == "epochs"))
+    return w0.new_zeros(1 + models * algorithm.rule.init(1, task.gradient_dim, w0).shape[1])
 
 
-def tracked_updates(visits: Tensor) -> Tensor | None:
-    """A cohort's counters as `schedule` takes them: [C], or None where they are not kept."""
-    return visits if visits.ndim == 1 else None
+def count_round(memory: Tensor) -> Tensor:
+    """The clients' memory [C, s] after one more round."""
+    if not memory.shape[1]:
+        return memory
+    return torch.cat([memory[:, :1] + 1, memory[:, 1:]], 1)
 
 
-def local_sgd(
-    algorithm: Any, task: Task, w: Tensor, data: CohortData, round: Round, visits: Tensor | None = None, **more: Any
-) -> Tensor:
-    """SGD as the algorithm's fields say: see `schedule`."""
-    batch, count, eta = schedule(algorithm, data, round, visits)
-    draws = getattr(algorithm, "draws", "passes")
-    return sgd(task, w, data, round, eta, batch=batch, steps=count, draws=draws, **more)
+def train_locally(
+    algorithm: LocalWork,
+    task: Task,
+    w: Tensor,
+    data: CohortData,
+    round: Round,
+    memory: Tensor | None = None,
+    place: int = 0,
+    **terms: Any,
+) -> tuple[Tensor, Tensor]:
+    """Each client's model [C, d] after its local steps from `w`, [d] or [C, d], and its memory [C, s] after them.
+
+    Steps follow the fields of `LocalWork` and `schedule`; `place` is the number of the model among those that a client
+    trains, `terms` are those of `core.solvers.train`: a pull, a shift, a region, a slot.
+    """
+    batch, count, eta = schedule(algorithm, data, round, memory)
+    rule, state = algorithm.rule, None
+    size = 1 + rule.moments * task.gradient_dim
+    begin = 1 + place * size
+    if memory is None:
+        memory = w.new_zeros(len(data), 0)
+    if memory.shape[1] >= begin + size:
+        state = memory[:, begin : begin + size].clone()
+    v, state = train(
+        task, w, data, round, eta, batch=batch, steps=count, draws=algorithm.draws, rule=rule, state=state, **terms
+    )
+    if memory.shape[1] >= begin + size:
+        memory = memory.clone()
+        memory[:, begin : begin + size] = state
+    return v, memory
 
 
 def server_step_factor(algorithm: Any, round: Round) -> float:
@@ -228,13 +298,13 @@ def server_step_factor(algorithm: Any, round: Round) -> float:
 
 
 def finetune_global(
-    algorithm: Any, task: Task, w: Tensor, data: CohortData, round: Round, visits: Tensor | None = None
+    algorithm: Any, task: Task, w: Tensor, data: CohortData, round: Round, memory: Tensor | None = None
 ) -> Tensor:
-    """The common model after each client's `tune_steps` (or `tune_epochs`), with the draws and rates of the next round.
+    """The global model after each client's `tune_steps` (or `tune_epochs`), with the draws and rates of the next round.
 
-    With as many steps as a stay takes, this is what FedAvg's next stay would send back.
+    With as many steps as a local update takes, this is what FedAvg's next local update would send back.
     """
     ahead = round._replace(t=round.t + 1)
-    batch, _, eta = schedule(algorithm, data, ahead, visits)
+    batch, _, eta = schedule(algorithm, data, ahead, memory)
     work = {"epochs": algorithm.tune_epochs} if algorithm.tune_epochs else {"steps": algorithm.tune_steps}
-    return sgd(task, w, data, ahead, eta, batch=batch, draws=algorithm.draws, **work)
+    return train(task, w, data, ahead, eta, batch=batch, draws=algorithm.draws, rule=algorithm.rule, **work)[0]

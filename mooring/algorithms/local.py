@@ -26,11 +26,12 @@ from mooring.algorithms.hyperparameters import (
     check_local_work,
     check_ranges,
     choose_inner_solver,
-    init_update_count,
-    local_sgd,
+    count_round,
+    init_memory,
     resolve_auto,
-    tracked_updates,
+    train_locally,
 )
+from mooring.core.local_work import LocalWork
 
 
 class Server(NamedTuple):
@@ -39,20 +40,13 @@ class Server(NamedTuple):
 
 class Client(NamedTuple):
     v: Tensor  # [C, d]
-    visits: Tensor  # [C], its own visits so far; [C, 0] where the step size does not depend on it
+    memory: Tensor  # [C, s], what local training keeps between rounds
 
 
 @dataclass(frozen=True)
-class Local(Algorithm):
+class Local(LocalWork, Algorithm):
     ridge: Auto = "auto"
     inner: str = "auto"  # "exact" where the task has a prox and few parameters, "sgd" elsewhere
-    eta: Auto = "auto"
-    decay: float = 0.0
-    fading: str = "inverse"  # what decay does: see settings.schedule
-    steps: int = 10
-    epochs: int = 0  # passes over the data instead of steps, when > 0
-    batch: Auto = "auto"  # 0: all rows
-    draws: str = "passes"  # of minibatches; or "independent", "replacement"
 
     paper: ClassVar[str] = "alternative, Eq. 1.3; effect, Eq. 2"
     group: ClassVar[str] = "baseline"
@@ -76,15 +70,15 @@ class Local(Algorithm):
         return resolve_auto(replace(self, ridge=ridge, inner=choose_inner_solver(self, task)), task, statistics)
 
     def init(self, task, w0):
-        return Server(w0), Client(w0, init_update_count(self))
+        return Server(w0), Client(w0, init_memory(self, task, w0))
 
     def client_update(self, server, client, task, data, round):
-        pull = (self.ridge, torch.zeros_like(client.v))
+        pull, memory = (self.ridge, torch.zeros_like(client.v)), client.memory
         if self.inner == "exact":
             v = task.prox(pull[1], self.ridge, data.train.full(task))
         else:
-            v = local_sgd(self, task, client.v, data, round, tracked_updates(client.visits), pull=pull)
-        return Client(v, client.visits + 1), None
+            v, memory = train_locally(self, task, client.v, data, round, memory, pull=pull)
+        return Client(v, count_round(memory)), None
 
     def server_update(self, server, mean, round):
         return server

@@ -28,12 +28,13 @@ from mooring.algorithms.hyperparameters import (
     auto_eta,
     check_local_work,
     check_ranges,
-    init_update_count,
+    count_round,
+    init_memory,
     resolve_auto,
     schedule,
-    tracked_updates,
 )
 from mooring.core.cohort import broadcast_per_client
+from mooring.core.local_work import LocalWork
 from mooring.core.minibatches import minibatches
 from mooring.core.solvers import sgd
 
@@ -43,7 +44,7 @@ class Server(NamedTuple):
 
 
 class Client(NamedTuple):
-    visits: Tensor  # [C], its own visits so far; [C, 0] where the step size does not depend on it
+    memory: Tensor  # [C, s], what local training keeps between rounds
 
 
 class Tuned(NamedTuple):
@@ -51,15 +52,8 @@ class Tuned(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PerFedAvg(Algorithm):
+class PerFedAvg(LocalWork, Algorithm):
     inner_eta: Auto = "auto"
-    eta: Auto = "auto"
-    decay: float = 0.0
-    fading: str = "inverse"  # what decay does: see settings.schedule
-    steps: int = 10
-    epochs: int = 0  # passes over the data instead of steps, when > 0
-    batch: Auto = "auto"  # 0: all rows
-    draws: str = "passes"  # of minibatches; or "independent", "replacement"
     variant: str = "hessian-free"
     tune_steps: int = 1
 
@@ -79,11 +73,12 @@ class PerFedAvg(Algorithm):
         return replace(ready, inner_eta=inner)
 
     def init(self, task, w0):
-        return Server(w0), Client(init_update_count(self))
+        return Server(w0), Client(init_memory(self, task, w0))
 
     def client_update(self, server, client, task, data, round):
-        batch, count, eta = schedule(self, data, round, tracked_updates(client.visits))
-        w = server.w.expand(len(data), -1)
+        batch, count, eta = schedule(self, data, round, client.memory)
+        w = server.w.expand(len(data), -1).clone()
+        state = self.rule.init(len(w), w.shape[1], w)
         work: dict[str, Any] = {"batch": batch, "steps": count, "draws": self.draws}
         slots = [minibatches(task, data, round, slot=slot, **work) for slot in range(self.slots)]
         for inner, outer, *third in zip(*slots):
@@ -91,9 +86,8 @@ class PerFedAvg(Algorithm):
             g = task.grad(w - self.inner_eta * task.grad(w, inner.batch), outer.batch)
             if third:
                 g = g - self.inner_eta * hessian_product(task, w, third[0].batch, g)
-            moved = w - rate * g
-            w = moved if inner.active is None else torch.where(inner.active[:, None], moved, w)
-        return Client(client.visits + 1), w - server.w
+            self.rule.step(w, g, rate, state, inner.active)
+        return Client(count_round(client.memory)), w - server.w
 
     def server_update(self, server, mean, round):
         return Server(server.w + mean)

@@ -29,15 +29,17 @@ from mooring.algorithms.hyperparameters import (
     check_local_work,
     check_ranges,
     choose_inner_solver,
-    init_update_count,
+    count_round,
+    init_memory,
     largest_lam,
     parse_lam_field,
+    require_plain_sgd,
     resolve_auto,
     schedule,
     server_step_factor,
-    tracked_updates,
 )
 from mooring.core.cohort import broadcast_per_client
+from mooring.core.local_work import LocalWork
 from mooring.core.minibatches import minibatches
 from mooring.core.penalty import penalty_rows
 from mooring.core.solvers import descend_to_tolerance
@@ -49,19 +51,12 @@ class Server(NamedTuple):
 
 class Client(NamedTuple):
     v: Tensor  # [C, d]
-    visits: Tensor  # [C], its own visits so far; [C, 0] where the step size does not depend on it
+    memory: Tensor  # [C, s], what local training keeps between rounds
 
 
 @dataclass(frozen=True)
-class PFedMe(Algorithm):
+class PFedMe(LocalWork, Algorithm):
     lam: Auto = "auto"
-    eta: Auto = "auto"
-    decay: float = 0.0
-    fading: str = "inverse"  # what decay does: see settings.schedule
-    steps: int = 10
-    epochs: int = 0  # passes over the data instead of steps, when > 0
-    batch: Auto = "auto"  # 0: all rows
-    draws: str = "passes"  # of minibatches; or "independent", "replacement"
     inner: str = "descent"  # or "exact", where the task has a prox
     inner_eta: Auto = "auto"
     inner_steps: int = 5
@@ -80,6 +75,7 @@ class PFedMe(Algorithm):
     def __post_init__(self) -> None:
         parse_lam_field(self, ("auto",))
         check_local_work(self)
+        require_plain_sgd(self, "its local steps are proximal ones")
         check_ranges(self, inner=("descent", "exact"), inner_eta=(0, None, "auto"), inner_steps=(1, None))
         check_ranges(self, server_step=(0, None), server_decay=(0, None), tol=(0, None))
 
@@ -94,10 +90,10 @@ class PFedMe(Algorithm):
         return ready
 
     def init(self, task, w0):
-        return Server(w0), Client(w0, init_update_count(self))
+        return Server(w0), Client(w0, init_memory(self, task, w0))
 
     def client_update(self, server, client, task, data, round):
-        batch, count, eta = schedule(self, data, round, tracked_updates(client.visits))
+        batch, count, eta = schedule(self, data, round, client.memory)
         lam = penalty_rows(self.lam, data.index, client.v)
         w, v = server.w.expand(len(data), -1), client.v
         for step in minibatches(task, data, round, batch=batch, steps=count, draws=self.draws):
@@ -113,7 +109,7 @@ class PFedMe(Algorithm):
                 new_w = torch.where(step.active[:, None], new_w, w)
                 new_v = torch.where(step.active[:, None], new_v, v)
             w, v = new_w, new_v
-        return Client(v, client.visits + 1), w - server.w
+        return Client(v, count_round(client.memory)), w - server.w
 
     def server_update(self, server, mean, round):
         return Server(server.w + self.server_step * server_step_factor(self, round) * mean)

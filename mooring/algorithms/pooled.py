@@ -19,9 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mooring.algorithms.base import Algorithm, Auto
-from mooring.algorithms.hyperparameters import check_local_work, check_ranges, local_sgd, resolve_auto
+from mooring.algorithms.base import Algorithm
+from mooring.algorithms.hyperparameters import check_local_work, check_ranges, resolve_auto, train_locally
 from mooring.core.cohort import Batch, CohortData, Round, Rows
+from mooring.core.local_work import LocalWork
 from mooring.core.seeds import uniforms
 from mooring.core.task import Task
 
@@ -37,15 +38,9 @@ class Client(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Pooled(Algorithm):
+class Pooled(LocalWork, Algorithm):
     inner: str = "auto"  # "exact" where the task has a solver, "sgd" elsewhere
-    eta: Auto = "auto"
-    decay: float = 0.0
-    fading: str = "inverse"  # what decay does: see settings.schedule
     steps: int = 100
-    epochs: int = 0  # passes over the data instead of steps, when > 0
-    batch: Auto = "auto"  # 0: all rows
-    draws: str = "passes"  # of minibatches; or "independent", "replacement"
 
     paper: ClassVar[str] = "effect, Eq. 2"
     group: ClassVar[str] = "baseline"
@@ -72,7 +67,7 @@ class Pooled(Algorithm):
         if self.inner == "exact":
             w = task.solve(data.train.pooled(data.p))[0]
         else:
-            w = local_sgd(self, task, server.w, pool_clients(data, round), round)[0]
+            w = train_locally(self, task, server.w, pool_clients(data, round), round)[0][0]
         return client, (w - server.w).expand(len(data), -1)
 
     def server_update(self, server, mean, round):

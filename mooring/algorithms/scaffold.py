@@ -23,17 +23,19 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from mooring.algorithms.base import Algorithm, Auto
+from mooring.algorithms.base import Algorithm
 from mooring.algorithms.hyperparameters import (
     check_local_work,
     check_ranges,
-    init_update_count,
+    count_round,
+    init_memory,
+    require_plain_sgd,
     resolve_auto,
     schedule,
     server_step_factor,
-    tracked_updates,
 )
 from mooring.core.cohort import broadcast_per_client
+from mooring.core.local_work import LocalWork
 from mooring.core.solvers import sgd
 
 
@@ -44,7 +46,7 @@ class Server(NamedTuple):
 
 class Client(NamedTuple):
     c: Tensor  # [C, d]
-    visits: Tensor  # [C], its own visits so far; [C, 0] where the step size does not depend on it
+    memory: Tensor  # [C, s], what local training keeps between rounds
 
 
 class Message(NamedTuple):
@@ -53,14 +55,7 @@ class Message(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Scaffold(Algorithm):
-    eta: Auto = "auto"
-    decay: float = 0.0
-    fading: str = "inverse"  # what decay does: see settings.schedule
-    steps: int = 10
-    epochs: int = 0  # passes over the data instead of steps, when > 0
-    batch: Auto = "auto"  # 0: all rows
-    draws: str = "passes"  # of minibatches; or "independent", "replacement"
+class Scaffold(LocalWork, Algorithm):
     server_step: float = 1.0
     server_decay: float = 0.0  # the server's step is divided by 1 + server_decay (t - 1)
 
@@ -70,20 +65,21 @@ class Scaffold(Algorithm):
 
     def __post_init__(self) -> None:
         check_local_work(self)
+        require_plain_sgd(self, "its control variates are mean gradients of plain SGD")
         check_ranges(self, server_step=(0, None), server_decay=(0, None))
 
     def resolve(self, task, statistics):
         return resolve_auto(self, task, statistics)
 
     def init(self, task, w0):
-        return Server(w0, torch.zeros_like(w0)), Client(torch.zeros_like(w0), init_update_count(self))
+        return Server(w0, torch.zeros_like(w0)), Client(torch.zeros_like(w0), init_memory(self, task, w0))
 
     def client_update(self, server, client, task, data, round):
-        batch, count, eta = schedule(self, data, round, tracked_updates(client.visits))
+        batch, count, eta = schedule(self, data, round, client.memory)
         work: dict[str, Any] = {"batch": batch, "steps": count, "draws": self.draws}
         y = sgd(task, server.w, data, round, eta, shift=server.c - client.c, **work)
         c = client.c - server.c + (server.w - y) / broadcast_per_client(sum_step_sizes(eta, count), y)
-        return Client(c, client.visits + 1), Message(y - server.w, c - client.c)
+        return Client(c, count_round(client.memory)), Message(y - server.w, c - client.c)
 
     def server_update(self, server, mean, round):
         return Server(

@@ -18,7 +18,7 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from mooring.algorithms.hyperparameters import check_ranges, finetune_global, tracked_updates
+from mooring.algorithms.hyperparameters import check_ranges, finetune_global
 from mooring.algorithms.scaffold import Scaffold
 
 
@@ -41,7 +41,7 @@ class ScaffoldFinetune(Scaffold):
         check_ranges(self, tune_steps=(0, None), tune_epochs=(0, None))
 
     def finetune(self, server, client, task, data, round):
-        return Tuned(finetune_global(self, task, server.w, data, round, tracked_updates(client.visits)))
+        return Tuned(finetune_global(self, task, server.w, data, round, client.memory))
 
     def personal_model(self, server, client):
         return client.v

@@ -11,10 +11,12 @@ from torch import Tensor
 
 from mooring.core.cohort import Batch, CohortData, Round, Rows, broadcast_per_client
 from mooring.core.minibatches import RowDraw, count_local_steps, draw_rows, minibatches, without_finished_clients
+from mooring.core.optimizers import Optimizer
 from mooring.core.sgd_step import MixtureUpdate, step_terms
 from mooring.core.task import Task
 
 MAX_DRAWN_ROWS = 1 << 22  # places of rows that are drawn before steps are taken: bounds memory
+PLAIN_SGD = Optimizer()
 StepSize = float | Tensor | Callable[[int], Any]
 
 
@@ -55,7 +57,12 @@ def geometric_decay(eta: float, decay: float, before: Any = 0, every: Any = 1) -
     return lambda k: eta * (1 - decay) ** torch.as_tensor((before + k) // every, dtype=torch.float64)
 
 
-def sgd(
+def sgd(task: Task, w: Tensor, data: CohortData, round: Round, eta: StepSize, **terms: Any) -> Tensor:
+    """Each client's rows of `w` [C, d] (or one start [d] for all) after plain local SGD: see `train`."""
+    return train(task, w, data, round, eta, **terms)[0]
+
+
+def train(
     task: Task,
     w: Tensor,
     data: CohortData,
@@ -70,23 +77,26 @@ def sgd(
     region: Ball | Box | None = None,
     slot: int = 0,
     draws: str = "passes",
-) -> Tensor:
-    """Each client's rows of `w` [C, d] (or one start [d] for all) after its local steps
+    rule: Optimizer = PLAIN_SGD,
+    state: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Each client's rows of `w` [C, d] (or one start [d] for all) after its local steps, and its optimizer's state.
 
-        v <- project( v - eta ( grad L_batch(v) + lam (v - center) + shift ) ),   pull = (lam, center).
-
-    lam may be a number, [C], [C, 1] or [C, d]. The full gradient is used when batch is None. A task that can take the
-    step in place, or all of them at once, does.
+    A step of the optimizer `rule` goes along g = grad L_batch(v) + lam (v - center) + shift, pull = (lam, center), and
+    is projected to the region; plain SGD is v <- project(v - eta g). lam may be a number, [C], [C, 1] or [C, d]. The
+    full gradient is used when batch is None. A task that can take plain steps in place, or all of them at once, does.
+    `state` is that of `Optimizer.init`; None: fresh.
     """
     summed = batch is None and task.condense is not None
-    if region is None and task.stay is not None and not summed and task.reads(data.train):
+    if rule.is_plain and region is None and task.stay is not None and not summed and task.reads(data.train):
         counts = count_local_steps(data.train.size, batch, steps, epochs)
         drawn = draw_rows(data, round, batch=batch, counts=counts, slot=slot, draws=draws)
-        return run_local_steps(task, w, data.train, counts, drawn, eta, pull, shift)
+        return run_local_steps(task, w, data.train, counts, drawn, eta, pull, shift), w.new_zeros(len(data), 1)
     v = w.expand(len(data), -1).clone()
+    state = rule.init(len(v), task.gradient_dim, v) if state is None else state
     for step in minibatches(task, data, round, batch=batch, steps=steps, epochs=epochs, slot=slot, draws=draws):
         size = eta(step.k) if callable(eta) else eta
-        if region is None and task.step is not None and isinstance(step.batch, Batch):
+        if rule.is_plain and region is None and task.step is not None and isinstance(step.batch, Batch):
             task.step(v, step.batch, step_terms(v, size, step.active, pull, shift))
             continue
         g = task.grad(v, step.batch)
@@ -94,14 +104,17 @@ def sgd(
             g = torch.addcmul(g, v - pull[1], broadcast_per_client(pull[0], v))
         if shift is not None:
             g = g + shift
-        if region is None and step.active is None:
-            v.addcmul_(
-                g, -broadcast_per_client(size, v)
-            )  # v is our own: a large cohort is not allocated anew at every step
+        rate = broadcast_per_client(size, v)
+        if rule.is_plain:
+            if region is None and step.active is None:
+                v.addcmul_(g, -rate)  # v is our own: a large cohort is not allocated anew at every step
+                continue
+            moved = project(torch.addcmul(v, g, -rate), region)
+            v = moved if step.active is None else torch.where(step.active[:, None], moved, v)
             continue
-        moved = project(torch.addcmul(v, g, -broadcast_per_client(size, v)), region)
-        v = moved if step.active is None else torch.where(step.active[:, None], moved, v)
-    return v
+        rule.step(v, g, rate, state, step.active)
+        v = project(v, region)
+    return v, state
 
 
 def run_local_steps(

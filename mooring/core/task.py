@@ -141,6 +141,11 @@ class Task(Protocol):
         """How the metric grows with the unit of a regression target."""
         return find_metric(self.metric).unit_power
 
+    @property
+    def gradient_dim(self) -> int:
+        """How many leading coefficients gradients move; those behind them are a network's buffers."""
+        return self.dim
+
     def start(self, seed: int = 0) -> Tensor:
         """The first parameters [d] of every run."""
         return torch.zeros(self.dim, dtype=self.dtype)

@@ -35,7 +35,7 @@ PFEDME = {**personal.PFEDME, **DECAY, "server_decay": 0.5}
 PER_FEDAVG = {"inner_eta": 0.03, **SGD, **DECAY, "tune_steps": 2}
 APFL = {**SGD, **personal.APFL_ADAPTIVE}
 FADED = [
-    (name, {**fields, **SGD, **DECAY, "fading": fading}, partial(transcription, rate=rate))
+    (name, {**fields, **SGD, **DECAY, "eta_schedule": fading}, partial(transcription, rate=rate))
     for fading, rate in personal.FADINGS.items()
     for name, fields, transcription in (
         ("local", {"ridge": 0.2, "inner": "sgd"}, personal.naive_local_sgd),

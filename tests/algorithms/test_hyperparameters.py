@@ -88,11 +88,11 @@ def test_schedule_counts_steps_and_decays_over_the_rounds():
     assert batch is None and count.tolist() == [7, 7] and eta == 0.5
 
 
-@pytest.mark.parametrize("fading,expected", [("steps", 0.9**13), ("rounds", 0.9**2), ("epochs", 0.9**4)])
-def test_other_fadings(fading, expected):
+@pytest.mark.parametrize("eta_schedule,expected", [("steps", 0.9**13), ("rounds", 0.9**2), ("epochs", 0.9**4)])
+def test_other_schedules(eta_schedule, expected):
     """The second step of round 3, of 6 steps a stay and 3 a pass: 13 steps, 2 rounds, 4 passes before it."""
     data, turn = planted(m=2, n=10).cohort(), Round(3, 9, 2, 2, 1.0, 0)
-    fields = {"eta": 0.5, "decay": 0.1, "fading": fading, "batch": 4, "epochs": 2}
+    fields = {"eta": 0.5, "decay": 0.1, "eta_schedule": eta_schedule, "batch": 4, "epochs": 2}
     eta = schedule(build("fedavg", fields), data, turn)[2]
     taken = torch.as_tensor(eta(1) if callable(eta) else eta, dtype=torch.float64).expand(2).tolist()
     assert taken == pytest.approx([0.5 * expected] * 2, rel=1e-14)
@@ -100,23 +100,26 @@ def test_other_fadings(fading, expected):
 
 def test_own_epochs_count_own_visits():
     data, turn = planted(m=2, n=10).cohort(), Round(3, 9, 2, 2, 1.0, 0)
-    fields = {"eta": 0.5, "decay": 0.1, "fading": "epochs", "batch": 4, "epochs": 2}
+    fields = {"eta": 0.5, "decay": 0.1, "eta_schedule": "epochs", "batch": 4, "epochs": 2}
     eta = schedule(build("fedavg", fields), data, turn, torch.tensor([0, 1]))[2]
     assert eta(4).tolist() == pytest.approx([0.5 * 0.9, 0.5 * 0.9**3], rel=1e-14)
 
 
 def test_the_counter_is_kept_only_where_it_is_asked_for():
     task = Linear(3)
-    for fading, shape in (("epochs", ()), ("inverse", (0,))):
+    for eta_schedule, shape in (("epochs", ()), ("inverse", (0,))):
         for name in ("fedavg", "local", "ditto", "scaffold", "apfl", "pfedme", "per_fedavg", "fedprox_two_stage"):
-            assert build(name, {"fading": fading}).init(task, task.start())[1].visits.shape == shape
+            assert build(name, {"eta_schedule": eta_schedule}).start(task, task.start())[1].memory.shape == shape
 
 
 @pytest.mark.parametrize(
     "fields,sentence",
     [
-        ({"fading": "linear"}, "FedAvg: fading must be one of 'inverse', 'steps', 'rounds', 'epochs', 'horizon', got"),
-        ({"fading": "rounds", "decay": 1.5}, "FedAvg: decay must be between 0 and 1, got 1.5."),
+        (
+            {"eta_schedule": "linear"},
+            "FedAvg: eta_schedule must be one of 'inverse', 'steps', 'rounds', 'epochs',",
+        ),
+        ({"eta_schedule": "rounds", "decay": 1.5}, "FedAvg: decay must be between 0 and 1, got 1.5."),
         ({"draws": "all"}, "FedAvg: draws must be one of 'passes', 'independent', 'replacement', got 'all'."),
     ],
 )

@@ -87,7 +87,7 @@ def test_online_clients_are_those_of_the_round():
 
 def test_step_sizes_and_mixtures_follow_the_paper():
     for run in _methods.runs("APFL 0.25", _methods.ADAPTIVE, _methods.FEDAVG, _methods.SCAFFOLD):
-        assert _methods.algorithm(run).fading == "inverse" and _methods.algorithm(run).decay == 0.01
+        assert _methods.algorithm(run).eta_schedule == "inverse" and _methods.algorithm(run).decay == 0.01
     adaptive, variant = (_methods.algorithm(run) for run in (_methods.ADAPTIVE, _methods.VARIANT))
     assert (adaptive.alpha_pull, adaptive.alpha_by) == (0.0, "mixture")  # Eq. 6
     assert (variant.alpha_pull, variant.alpha_by) == (0.02, "parts")
@@ -97,7 +97,7 @@ def test_fine_tuning_does_not_depend_on_alpha():
     """FedAvg's fine-tuning is plain SGD from w."""
     new = fig6.synthetic(0, 0.5, 3, 50)
     w = torch.zeros(fig6.TASK.dim, dtype=torch.float64)
-    work = {"eta": 0.1, "decay": 0.01, "fading": "epochs", "epochs": 1, "batch": 20, "adapt": "no"}
+    work = {"eta": 0.1, "decay": 0.01, "eta_schedule": "epochs", "epochs": 1, "batch": 20, "adapt": "no"}
     half, most = (list(fig6.joining(APFL(alpha=a, **work), w, new, 7, 0, moves_w=True)) for a in (0.5, 0.9))
     assert len(half) == fig6.EPOCHS + 1 and torch.equal(half[0].w, half[0].v)
     torch.testing.assert_close(half[-1].w, most[-1].w)

@@ -24,20 +24,16 @@ from torch import Tensor
 
 from mooring.algorithms.apfl import APFL, MixtureSteps, mix_models
 from mooring.algorithms.fedavg import FedAvg
-from mooring.algorithms.hyperparameters import auto_eta, local_sgd
+from mooring.algorithms.hyperparameters import auto_eta, train_locally
 from mooring.core.cohort import CohortData, Round
 from mooring.core.errors import RequestError
+from mooring.core.local_work import LocalWork
 from mooring.core.penalty import PerClientPenalty, penalty_rows
 from mooring.estimates.client_statistics import collect_statistics
 
 ADAPTATION_METHODS = ("mixture", "prox", "finish", "alone", "tune")
 LOCAL_WORK_FIELDS = (
-    "decay",
-    "fading",
-    "steps",
-    "epochs",
-    "batch",
-    "draws",
+    *(field.name for field in fields(LocalWork) if field.name not in ("eta", "optimizer_state")),
     "alpha",
     "adapt",
     "adapt_on",
@@ -96,7 +92,7 @@ def _one(algorithm: Any, server: Any, task: Any, data: CohortData, round: Round,
         return task.prox(w, lam, data.train.full(task), w)
     v, tuner = w, make_local_algorithm(FedAvg, algorithm, task, data, w, float(torch.as_tensor(lam).max()))
     for turn in turns:
-        v = local_sgd(tuner, task, v, data, turn, pull=(lam, w))
+        v = train_locally(tuner, task, v, data, turn, pull=(lam, w))[0]
     return v
 
 

@@ -47,7 +47,7 @@ def algorithm(
     **work: Any,
 ) -> Any:
     """The algorithm of a run; `work`: local work in fields that all share, `scaffold`: what SCAFFOLD has of its own."""
-    usual: dict[str, Any] = {"eta": ETA, "decay": DECAY, "fading": FADING, "steps": STEPS, "batch": BATCH}
+    usual: dict[str, Any] = {"eta": ETA, "decay": DECAY, "eta_schedule": FADING, "steps": STEPS, "batch": BATCH}
     work = usual | work
     tuning = {"tune_steps": work["steps"], "tune_epochs": work.get("epochs", 0)}
     if run.startswith(ADAPTIVE):

@@ -45,7 +45,7 @@ def trial(seed: int, spread: float, clients: int, samples: int, rounds: int) -> 
     """Losses and accuracies of the new clients after 0 to 5 epochs. FedAvg's global model is APFL's as well."""
     everyone = synthetic(seed, spread, clients + NEW_CLIENTS, samples)
     old, new = part(everyone, torch.arange(clients)), part(everyone, torch.arange(clients, len(everyone)))
-    work: dict[str, Any] = {"eta": ETA, "decay": DECAY, "fading": FADING, "epochs": 1, "batch": BATCH}
+    work: dict[str, Any] = {"eta": ETA, "decay": DECAY, "eta_schedule": FADING, "epochs": 1, "batch": BATCH}
     plan = TrainingPlan(rounds, seed=seed, evaluate_every=rounds)
     task = replace(TASK, kernels="numba") if rounds >= LONG and is_numba_available() else TASK
     server = simulate(FedAvg(**work), task, old, plan, weights="uniform", settled=True).server
