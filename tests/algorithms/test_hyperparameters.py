@@ -101,15 +101,15 @@ def test_other_schedules(eta_schedule, expected):
 def test_own_epochs_count_own_visits():
     data, turn = planted(m=2, n=10).cohort(), Round(3, 9, 2, 2, 1.0, 0)
     fields = {"eta": 0.5, "decay": 0.1, "eta_schedule": "epochs", "batch": 4, "epochs": 2}
-    eta = schedule(build("fedavg", fields), data, turn, torch.tensor([0, 1]))[2]
+    eta = schedule(build("fedavg", fields), data, turn, torch.tensor([[0.0], [1.0]]))[2]
     assert eta(4).tolist() == pytest.approx([0.5 * 0.9, 0.5 * 0.9**3], rel=1e-14)
 
 
 def test_the_counter_is_kept_only_where_it_is_asked_for():
     task = Linear(3)
-    for eta_schedule, shape in (("epochs", ()), ("inverse", (0,))):
+    for eta_schedule, shape in (("epochs", (1,)), ("inverse", (0,))):
         for name in ("fedavg", "local", "ditto", "scaffold", "apfl", "pfedme", "per_fedavg", "fedprox_two_stage"):
-            assert build(name, {"eta_schedule": eta_schedule}).start(task, task.start())[1].memory.shape == shape
+            assert build(name, {"eta_schedule": eta_schedule}).init(task, task.start())[1].memory.shape == shape
 
 
 @pytest.mark.parametrize(

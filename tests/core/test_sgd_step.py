@@ -136,13 +136,13 @@ def test_steps_in_place_follow_the_gradient(name, pull, work):
 @pytest.mark.parametrize("pull", PULLS)
 @pytest.mark.parametrize("name", ["network", "network for regression"])
 def test_networks_client_by_client_follow_the_gradient(name, pull, work, monkeypatch):
-    monkeypatch.setattr(per_client, "LARGE", 0)
+    monkeypatch.setattr(per_client, "MIN_PER_CLIENT_BYTES", 0)
     assert TASKS[name]().stay is not None
     test_steps_in_place_follow_the_gradient(name, pull, work)
 
 
 def test_a_client_of_a_large_network_does_not_depend_on_its_company(monkeypatch):
-    monkeypatch.setattr(per_client, "LARGE", 0)
+    monkeypatch.setattr(per_client, "MIN_PER_CLIENT_BYTES", 0)
     for make in (net, convolutional_net):
         task = NetworkTask(make)
         data, w = cohort(task, torch.float32), task.start(1)
@@ -154,7 +154,7 @@ def test_a_client_of_a_large_network_does_not_depend_on_its_company(monkeypatch)
 
 @pytest.mark.parametrize("name", ["softmax", "network", "network for regression", "convolutional network"])
 def test_steps_may_be_taken_in_pieces(name, monkeypatch):
-    monkeypatch.setattr(per_client, "LARGE", 0)
+    monkeypatch.setattr(per_client, "MIN_PER_CLIENT_BYTES", 0)
     task = TASKS[name]()
     if name == "softmax":
         pytest.importorskip("numba", reason="compiled kernels come with the extra mooring[fast]")
@@ -191,7 +191,7 @@ def test_compiled_steps_follow_the_gradient(name, pull, work):
 
 def compiled_network(make, monkeypatch, **options):
     pytest.importorskip("numba", reason="compiled kernels come with the extra mooring[fast]")
-    monkeypatch.setattr(per_client, "LARGE", 0)
+    monkeypatch.setattr(per_client, "MIN_PER_CLIENT_BYTES", 0)
     task = NetworkTask(make, kernels="numba", **options)
     if perceptron_numba.find_matrix_product(task.dtype) is None:
         pytest.skip("PyTorch brings no products of matrices that can be called here")
@@ -230,7 +230,7 @@ def test_compiled_networks_of_many_outputs_and_rows_follow_the_gradient(batch, m
 
 def test_networks_of_other_layers_losses_and_sizes_are_not_compiled(monkeypatch):
     assert not NetworkTask(bent_net).compiles  # small ones are worked on as a stack
-    monkeypatch.setattr(per_client, "LARGE", 0)
+    monkeypatch.setattr(per_client, "MIN_PER_CLIENT_BYTES", 0)
     assert not NetworkTask(net).compiles and not NetworkTask(convolutional_net).compiles
     assert not NetworkTask(plain_net, "half_square").compiles
 
@@ -332,7 +332,7 @@ def test_mixtures_client_by_client_follow_their_gradients(make, mixture, monkeyp
     data = replace(data, validation=replace(data.train, size=some))
     algorithm = APFL(**({"alpha": 0.3, "eta": 0.2, "decay": 0.1, "batch": 4} | MIXTURES[mixture]))
     stacked = visited(algorithm, task, data)
-    monkeypatch.setattr(per_client, "LARGE", 0)
+    monkeypatch.setattr(per_client, "MIN_PER_CLIENT_BYTES", 0)
     assert task.mix is not None
     for most in (1 << 22, 40):
         monkeypatch.setattr(solvers, "MOST_DRAWN", most)

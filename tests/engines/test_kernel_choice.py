@@ -81,7 +81,7 @@ def test_a_network_has_kernels_as_well(tmp_path, monkeypatch):
     pytest.importorskip("numba", reason="compiled kernels come with the extra mooring[fast]")
     if find_matrix_product(torch.float64) is None:
         pytest.skip("PyTorch brings no products of matrices that can be called here")
-    monkeypatch.setattr(per_client, "LARGE", 0)
+    monkeypatch.setattr(per_client, "MIN_PER_CLIENT_BYTES", 0)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)).double()
     found = {}
