@@ -164,7 +164,7 @@ def test_steps_may_be_taken_in_pieces(name, monkeypatch):
     for begin in (w, starts):
         whole = sgd(task, begin, data, TURN, 0.1, batch=3, epochs=2, pull=(0.3, w))
         with monkeypatch.context() as patched:
-            patched.setattr(solvers, "MOST_DRAWN", 40)
+            patched.setattr(solvers, "MAX_DRAWN_ROWS", 40)
             assert torch.equal(sgd(task, begin, data, TURN, 0.1, batch=3, epochs=2, pull=(0.3, w)), whole)
         assert torch.equal(sgd(task, begin, data, TURN, 0.1, batch=3, steps=0), begin.expand(len(SIZES), -1))
 
@@ -335,7 +335,7 @@ def test_mixtures_client_by_client_follow_their_gradients(make, mixture, monkeyp
     monkeypatch.setattr(per_client, "MIN_PER_CLIENT_BYTES", 0)
     assert task.mix is not None
     for most in (1 << 22, 40):
-        monkeypatch.setattr(solvers, "MOST_DRAWN", most)
+        monkeypatch.setattr(solvers, "MAX_DRAWN_ROWS", most)
         quick = visited(algorithm, task, data)
         for found, expected in zip((*quick[0], *quick[1]), (*stacked[0], *stacked[1])):
             torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-11)
