@@ -41,7 +41,7 @@ from mooring.engines.privacy import compute_epsilon, draw_normals
 from mooring.engines.reply_checks import check_sizes, check_weights, clip_messages
 from mooring.engines.simulator import resolve
 from mooring.experiments.base.reproduce import reproduce as run_experiments
-from mooring.experiments.base.trial_cache import CACHE_ENVIRONMENT
+from mooring.experiments.base.trial_cache import CACHE_DIR_VARIABLE
 from mooring.report.html_report import write_report
 from mooring.report.reproduction import draw_record
 from mooring.runs.atomic_files import CHECKSUM_MARK, json_bytes, read_json, read_parquet
@@ -156,7 +156,7 @@ def other_jobs(folder: Path) -> list[Job]:
     joined, page, papers = folder / "joined", folder / "page", folder / "papers"
     how = ABOUT | {"rounds": 3, "checkpoint_every": 1}
     mooring.fit(rows, algorithm="apfl", out=before, **how)
-    os.environ[CACHE_ENVIRONMENT] = str(papers / "trials")
+    os.environ[CACHE_DIR_VARIABLE] = str(papers / "trials")
 
     def show() -> None:
         page.mkdir(exist_ok=True)
@@ -466,7 +466,7 @@ def growth(folder: Path, quick: bool) -> Tried:
         exchange,
         TrainingPlan(rounds=rounds, participation=100, evaluate_every=rounds // 4),
         TrainingState(server),
-        tell=look,
+        on_progress=look,
     )
     begin = rounds // 5
     grown = (max(used[-20:]) - max(used[begin : begin + 20])) / (rounds - begin) * 100

@@ -50,13 +50,13 @@ def reproduce(
     display = Display(json_)
     check_writable(out)
     RESUMABLE_RUNS[:] = ["trials that are done are kept: the same command goes on"]
-    with display.progress() as tell:
-        records = run(what, preset, out, only=only or (), repeats=repeats, tell=tell, **given)
+    with display.progress() as on_progress:
+        records = run(what, preset, out, only=only or (), repeats=repeats, on_progress=on_progress, **given)
     for record in records:
         draw_record(record, out)
     found = list_claims(records)
     if page is not None:
-        write_page(out, page, [registry.describe_registrations(paper) for paper in catalog.papers()])
+        write_page(out, page, [registry.describe_registrations(paper) for paper in catalog.list_papers()])
     if json_:
         print_json({"claims": found})
     else:

@@ -19,7 +19,7 @@ EXAMPLE = "004-fig1"  # and the one example by which the other files say that th
 def test_keys_and_aliases_are_unique():
     assert len(BY_KEY) == len(PAPERS)
     assert [paper.alias for paper in PAPERS if paper.alias] == ["000", "001", "002", "003", "004"]
-    assert catalog.papers() == [paper.key for paper in PAPERS if paper.alias]
+    assert catalog.list_papers() == [paper.key for paper in PAPERS if paper.alias]
 
 
 def test_citations_name_their_authors():

@@ -146,7 +146,7 @@ def test_repeats_that_would_decide():
 
 def test_every_kind_is_tested():
     functions = [f for name, f in vars(claims).items() if inspect.isfunction(f) and not name.startswith("_")]
-    kinds = {f.__name__ for f in functions if f.__annotations__.get("return") == "Maker"}
+    kinds = {f.__name__ for f in functions if f.__annotations__.get("return") == "CheckFunction"}
     assert len(kinds) > 10
     assert kinds == {name.split()[0] for name in KINDS}
 
@@ -189,7 +189,7 @@ def test_references():
         results.take("eror")
     with pytest.raises(KeyError, match="no trial"):
         results.take(of("error", method="z"))
-    with pytest.raises(KeyError, match="leaves"):
+    with pytest.raises(KeyError, match="does not fix"):
         results.curve(of("error", at=0), "gap")
 
 

@@ -309,9 +309,11 @@ def test_the_pages_of_the_repository_are_made_from_its_records(tmp_path):
     docs, copy = Path(__file__).parents[2] / "docs", tmp_path / "docs"
     shutil.copytree(docs / "reproduction", copy / "reproduction", ignore=shutil.ignore_patterns("*.md"))
     write_page(
-        copy / "reproduction", copy / "reproduction.md", [registry.describe_registrations(p) for p in catalog.papers()]
+        copy / "reproduction",
+        copy / "reproduction.md",
+        [registry.describe_registrations(p) for p in catalog.list_papers()],
     )
-    pages = ["reproduction.md", *(f"reproduction/{paper}.md" for paper in catalog.papers())]
+    pages = ["reproduction.md", *(f"reproduction/{paper}.md" for paper in catalog.list_papers())]
     for page in pages:
         assert (copy / page).read_text() == (docs / page).read_text()
     known = {f"{one}-{preset}.json" for one in catalog.list_experiments() for preset in ("quick", "paper")} | {
@@ -322,10 +324,10 @@ def test_the_pages_of_the_repository_are_made_from_its_records(tmp_path):
 
 def test_a_part_of_an_experiment_says_that_it_is_one():
     entry = catalog.load_experiment("effect-tab3")
-    some = catalog.part(entry, "paper", ["row=MNIST CNN2", "classes=2"], 5).experiment.presets["paper"]
+    some = catalog.restrict_experiment(entry, "paper", ["row=MNIST CNN2", "classes=2"], 5).experiment.presets["paper"]
     assert {(point["row"], point["classes"]) for point in some.points} == {("MNIST CNN2", 2)} and some.repeats == 5
     assert some.data.endswith("; only row = MNIST CNN2; only classes = 2")
-    assert catalog.part(entry, "paper", [], None) == entry
+    assert catalog.restrict_experiment(entry, "paper", [], None) == entry
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_catalogue():
     assert [entry.id for entry in catalog.select_experiments("kernel-fig1")] == ["kernel-fig1"]
     assert {entry.paper for entry in catalog.select_experiments("kernel")} == {"kernel"}
     assert [entry.id for entry in catalog.select_experiments("all")] == ids
-    assert [one.split("-")[0] for one in ids] == sorted((i.split("-")[0] for i in ids), key=catalog.papers().index)
+    assert [one.split("-")[0] for one in ids] == sorted((i.split("-")[0] for i in ids), key=catalog.list_papers().index)
     assert [entry.id for entry in catalog.select_experiments("004-fig1")] == [
         "kernel-fig1"
     ]  # papers' numbers still work

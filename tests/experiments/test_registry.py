@@ -16,7 +16,7 @@ from mooring.runs.atomic_files import read_json
 
 RECORDS = Path(__file__).parents[2] / "docs" / "reproduction"
 PAPERS_FOLDER = "MOORING_PAPERS"  # the papers as text, each file beginning with its number
-ALL = [one for paper in catalog.papers() for one in registry.read_registrations(paper)]
+ALL = [one for paper in catalog.list_papers() for one in registry.read_registrations(paper)]
 
 
 @pytest.mark.parametrize("one", catalog.list_experiments())

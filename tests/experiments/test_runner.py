@@ -56,7 +56,7 @@ def run(folder, given=None, **more):
 
 def test_a_second_call_runs_nothing(tmp_path):
     told = []
-    first = run(tmp_path, tell=lambda what, done, total: told.append((what, done, total)))
+    first = run(tmp_path, on_progress=lambda what, done, total: told.append((what, done, total)))
     assert len(CALLS) == 6
     assert told == [("quick trials", done, 6) for done in range(7)]
     again = run(tmp_path)
@@ -200,7 +200,7 @@ def with_points(name, points, settings):
     smoke = entry.experiment.presets["smoke"]
     preset = replace(smoke, points=points, settings=smoke.settings | settings, repeats=1)
     experiment = replace(entry.experiment, presets=entry.experiment.presets | {"smoke": preset})
-    return entry._replace(experiment=experiment), runner.units(entry, preset)
+    return entry._replace(experiment=experiment), runner.list_trials(entry, preset)
 
 
 SWEPT = {
@@ -235,19 +235,19 @@ def test_trials_that_are_alike_are_trained_as_one_and_give_what_each_gives_alone
 
 def test_trials_of_unlike_methods_data_and_seeds_are_not_put_together():
     entry = LOAD("effect-tab3")
-    units = runner.units(entry, replace(entry.experiment.presets["smoke"], repeats=2))
-    together = runner.batches(units)
+    units = runner.list_trials(entry, replace(entry.experiment.presets["smoke"], repeats=2))
+    together = runner.group_trials(units)
     assert sorted(unit.key for batch in together for unit in batch) == sorted(unit.key for unit in units)
     for batch in together:
         ways = {(unit.seed, *(unit.point[name] for name in ("row", "classes", "method"))) for unit in batch}
         assert len(ways) == 1 and len(batch) == (3 if "size" in batch[0].point else 1)
     whole, part = (
-        {u.key for u in runner.units(e, e.experiment.presets["quick"])} for e in (entry, LOAD("effect-fig1-cnn"))
+        {u.key for u in runner.list_trials(e, e.experiment.presets["quick"])} for e in (entry, LOAD("effect-fig1-cnn"))
     )
     assert part < whole, "figures and tables share their trials"
     plain = LOAD("effect-tab2")
-    units = runner.units(plain, plain.experiment.presets["quick"])
-    assert runner.batches(units) == [[unit] for unit in units]
+    units = runner.list_trials(plain, plain.experiment.presets["quick"])
+    assert runner.group_trials(units) == [[unit] for unit in units]
 
 
 def test_who_is_trained_beside_a_trial_and_how_is_part_of_the_key():
@@ -298,10 +298,10 @@ ORPHANS = """
 import os, signal
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from mooring.experiments.base.runner import begin_worker
+from mooring.experiments.base.runner import _start_worker
 
 if __name__ == "__main__":
-    pool = ProcessPoolExecutor(1, get_context("spawn"), begin_worker)
+    pool = ProcessPoolExecutor(1, get_context("spawn"), _start_worker)
     print(pool.submit(os.getpid).result(), flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -328,9 +328,9 @@ def work(batch, folder):
     time.sleep(100)
 
 if __name__ == "__main__":
-    runner.work = work
+    runner._run_batch = work
     try:
-        list(runner._finished([["a"], ["b"], ["c"]], Path(sys.argv[1]), 2))
+        list(runner._run_batches([["a"], ["b"], ["c"]], Path(sys.argv[1]), 2))
     except KeyboardInterrupt:
         sys.exit(130)
 """

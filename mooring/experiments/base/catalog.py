@@ -1,6 +1,7 @@
-"""Experiments, found by folder: `kernel/fig1.py` is kernel-fig1. Files that begin with _ hold what a paper's share.
+"""Catalog of the experiments: the module `kernel/fig1.py` is the experiment kernel-fig1.
 
-Folders are the keys of the bibliography (`core/papers.py`); a paper's number works wherever its key does: 004-fig1.
+Modules that start with an underscore contain code that several experiments of a paper use. The packages are named by
+the keys of the bibliography (`core/papers.py`); a paper's number can replace its key, as in 004-fig1.
 """
 
 from __future__ import annotations
@@ -27,78 +28,79 @@ class CatalogEntry(NamedTuple):
 
 
 def list_experiments() -> list[str]:
-    """All experiments by paper in the bibliography's order, figures and tables in the order of their numbers."""
-    return [f"{paper}-{name.replace('_', '-')}" for paper in papers() for name in _files(paper)]
+    """Return the ids of all experiments, by paper in the order of the bibliography, then by number."""
+    return [f"{paper}-{name.replace('_', '-')}" for paper in list_papers() for name in _module_names(paper)]
 
 
-def papers() -> list[str]:
-    """Keys of the papers that have a folder."""
-    there = {folder.name for folder in pkgutil.iter_modules(importlib.import_module(ROOT).__path__) if folder.ispkg}
-    return [paper.key for paper in PAPERS if paper.key in there]
+def list_papers() -> list[str]:
+    """Return the keys of the papers that have a package of experiments."""
+    packages = {folder.name for folder in pkgutil.iter_modules(importlib.import_module(ROOT).__path__) if folder.ispkg}
+    return [paper.key for paper in PAPERS if paper.key in packages]
 
 
-def _files(paper: str) -> list[str]:
+def _module_names(paper: str) -> list[str]:
     paths = importlib.import_module(f"{ROOT}.{paper}").__path__
     names = [module.name for module in pkgutil.iter_modules(paths) if not module.name.startswith("_")]
     return sorted(names, key=lambda text: [int(p) if p.isdigit() else p for p in re.split(r"(\d+)", text)])
 
 
-def load_experiment(one: str) -> CatalogEntry:
-    """The experiment with this id."""
-    found = paper_key(one)
-    if found not in list_experiments():
+def load_experiment(name: str) -> CatalogEntry:
+    """Return the experiment with this id."""
+    id_ = paper_key(name)
+    if id_ not in list_experiments():
         raise RequestError(
-            f"unknown experiment {one!r}; known: {', '.join(list_experiments())}; or a paper or '{ALL}'."
+            f"unknown experiment {name!r}; known: {', '.join(list_experiments())}; or a paper or '{ALL}'."
         )
-    paper, name = found.split("-", 1)
-    module = importlib.import_module(f"{ROOT}.{paper}.{name.replace('-', '_')}")
-    return CatalogEntry(found, paper, module.EXPERIMENT)
+    paper, experiment = id_.split("-", 1)
+    module = importlib.import_module(f"{ROOT}.{paper}.{experiment.replace('-', '_')}")
+    return CatalogEntry(id_, paper, module.EXPERIMENT)
 
 
 def select_experiments(what: str) -> list[CatalogEntry]:
-    """An experiment's id, a paper's key for all of its experiments, or `all`."""
-    wanted = paper_key(what)
-    if what != ALL and wanted not in papers():
+    """Return the experiments that `what` selects: an experiment's id, a paper's key, or `all`."""
+    key = paper_key(what)
+    if what != ALL and key not in list_papers():
         return [load_experiment(what)]
-    return [load_experiment(one) for one in list_experiments() if what == ALL or one.split("-")[0] == wanted]
+    return [load_experiment(id_) for id_ in list_experiments() if what == ALL or id_.split("-")[0] == key]
 
 
-def preset(entry: CatalogEntry, name: str) -> Preset:
+def get_preset(entry: CatalogEntry, name: str) -> Preset:
+    """Return a preset by name; an unknown name is refused."""
     if name not in PRESETS:
         raise RequestError(f"--preset must be one of {', '.join(PRESETS)}, got {name!r}.")
     return entry.experiment.presets[name]
 
 
-def part(entry: CatalogEntry, name: str, only: Sequence[str], repeats: int | None) -> CatalogEntry:
-    """The experiment with those points of a preset alone that `only` names, such as ["row=MNIST CNN2"], and with as
-    many repeats; its record says so."""
-    whole = preset(entry, name)
-    points = list(whole.points)
+def restrict_experiment(entry: CatalogEntry, name: str, only: Sequence[str], repeats: int | None) -> CatalogEntry:
+    """Return the experiment with a subset of a preset's points, such as only = ["row=MNIST CNN2"], and with another
+    number of repeats; the description of its data states the restriction."""
+    full = get_preset(entry, name)
+    points = list(full.points)
     for word in only:
         key, _, value = word.partition("=")
-        kept = [point for point in points if str(point.get(key)) == value]
-        if not kept:
-            known = "; ".join(f"{key} = {', '.join(values)}" for key, values in coordinates(points).items())
-            raise RequestError(f"--only {word}: {entry.id} has no such point; it has {known or 'one point alone'}.")
-        points = kept
+        selected = [point for point in points if str(point.get(key)) == value]
+        if not selected:
+            known = "; ".join(f"{key} = {', '.join(values)}" for key, values in _coordinate_values(points).items())
+            raise RequestError(f"--only {word}: {entry.id} has no such point; it has {known or 'a single point'}.")
+        points = selected
     if repeats is not None and repeats < 1:
         raise RequestError(f"--repeats must be a whole number >= 1, got {repeats}.")
-    said = "; ".join(filter(None, [whole.data, *(f"only {word.replace('=', ' = ')}" for word in only)]))
-    size = replace(whole, points=points, repeats=repeats or whole.repeats, data=said)
+    data = "; ".join(filter(None, [full.data, *(f"only {word.replace('=', ' = ')}" for word in only)]))
+    size = replace(full, points=points, repeats=repeats or full.repeats, data=data)
     return entry._replace(experiment=replace(entry.experiment, presets={**entry.experiment.presets, name: size}))
 
 
-def coordinates(points: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """What the points vary, and its values."""
-    found: dict[str, dict[str, None]] = {}
+def _coordinate_values(points: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Return the values of each coordinate of the points."""
+    values_by_key: dict[str, dict[str, None]] = {}
     for point in points:
         for key, value in point.items():
-            found.setdefault(key, {})[str(value)] = None
-    return {key: list(values) for key, values in found.items()}
+            values_by_key.setdefault(key, {})[str(value)] = None
+    return {key: list(values) for key, values in values_by_key.items()}
 
 
-def describe_experiment(one: str) -> dict[str, object]:
-    """What `mooring list experiments` tells."""
-    entry = load_experiment(one)
+def describe_experiment(name: str) -> dict[str, object]:
+    """Return the row of `mooring list experiments`."""
+    entry = load_experiment(name)
     claims = [claim.id for claim in entry.experiment.claims]
-    return {"id": one, "paper": entry.paper, "title": entry.experiment.title, "claims": claims}
+    return {"id": name, "paper": entry.paper, "title": entry.experiment.title, "claims": claims}

@@ -1,19 +1,19 @@
-"""Claims: sentences of a paper as functions of the results, answered with one of three words.
+"""Claims: sentences of a paper as functions of the results, with one of three verdicts.
 
     held           the whole 95 % interval is on the paper's side of the threshold
     contradicted   the whole interval is on the other side
-    open           neither, or there is no interval: one repeat has none
+    open           neither, or there is no interval: a single repeat has none
 
-Intervals are Student's over repeats: of paired differences for comparisons, of the repeats' own slopes, crossings or
-logarithms of ratios for others. A comparison is made at every point that the references leave open. The word is that
-of the worst place, measured by its margin: by how many half-widths of its interval a mean lies inside what is claimed.
-A margin grows like the root of the number of repeats, which estimates how many would decide.
+Intervals are Student t intervals over repeats: of paired differences for comparisons, of each repeat's slope, crossing
+or log ratio for other checks. A comparison is made at every point that the references do not fix. The verdict is that
+of the place with the smallest margin: the distance of the mean from the threshold in half-widths of its interval. A
+margin is proportional to the root of the number of repeats, which gives an estimate of the repeats that would decide.
 
 "Nearly equal" and "not worse" are equivalence claims (`near`, `close`, `not_below`): held only if the whole interval
 lies inside the stated margin.
 
-Quantities are errors, losses, norms, gains or accuracies: negative ones contradict every claim, undefined ones leave it
-open. Every check describes itself (`Check.text`); the registration of a claim contains a digest of that text.
+Quantities are errors, losses, norms, gains or accuracies: a negative value contradicts every claim, an undefined value
+leaves it open. Every check has a description (`Check.text`); the registration of a claim contains its digest.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ Series = Ref | str
 Quantity = Series | float
 Span = tuple[float, float]
 EVERYWHERE = (-np.inf, np.inf)
-NEARLY = 0.1  # "almost the same", "negligible", "around": within 10 % where the paper prints no error of its own
+NEARLY = 0.1  # "almost the same", "negligible", "around": within 10% if the paper prints no error
 LINEAR = 0.95  # squared correlation of a "linear" relation
 HELD, OPEN, CONTRADICTED = WORDS = ("held", "open", "contradicted")
 
 
 class Verdict(NamedTuple):
-    margin: float  # of the worst place; nan where there is no interval
+    margin: float  # of the worst place; nan if there is no interval
     numbers: dict[str, Any]
     repeats: int
     where: str = ""  # which of several checks is the worst
@@ -58,7 +58,7 @@ class Verdict(NamedTuple):
 
     @property
     def needs(self) -> int | None:
-        """Of an open claim: repeats with which the same means would decide; None where nobody can tell."""
+        """Number of repeats that would decide an open claim at the same means; None if it cannot be estimated."""
         if self.word != OPEN or not self.margin or math.isnan(self.margin):
             return None
         return math.ceil(self.repeats / self.margin**2)
@@ -70,7 +70,7 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True)
 class Check:
-    """What decides a claim, and its description."""
+    """A function of the results that decides a claim, and its description."""
 
     text: str
     run: Callable[[Results], Verdict]
@@ -83,16 +83,16 @@ class Check:
         return hashlib.sha256(self.text.encode()).hexdigest()[:16]
 
 
-Maker = Callable[[Results], Verdict] | Check
+CheckFunction = Callable[[Results], Verdict] | Check
 
 
-def check_maker(function: Callable[..., Maker]) -> Callable[..., Check]:
-    """A function that makes checks, whose checks are described by its name and arguments."""
+def check_maker(function: Callable[..., CheckFunction]) -> Callable[..., Check]:
+    """Return a function whose checks are described by its name and its arguments."""
 
     @wraps(function)
-    def make(*args: Any, **more: Any) -> Check:
-        found = function(*args, **more)
-        return Check(describe(partial(function, *args, **more)), getattr(found, "run", found))
+    def make(*args: Any, **kwargs: Any) -> Check:
+        check = function(*args, **kwargs)
+        return Check(describe(partial(function, *args, **kwargs)), getattr(check, "run", check))
 
     return make
 
@@ -100,26 +100,26 @@ def check_maker(function: Callable[..., Maker]) -> Callable[..., Check]:
 @dataclass(frozen=True)
 class Claim:
     id: str
-    says: str  # how the paper's sentence, which the registration quotes, is tested
+    says: str  # the test of the paper's sentence, which the registration quotes
     check: Check
-    note: str = ""  # what is known of a claim that is open
-    evidence: str = ""  # why a contradicted claim is the paper's own: the reason, and what shows it
+    note: str = ""  # explanation of an open claim
+    evidence: str = ""  # explanation of a contradicted claim
 
 
 @check_maker
-def lower(a: Quantity, than: Quantity, factor: float = 1.0) -> Maker:
+def lower(a: Quantity, than: Quantity, factor: float = 1.0) -> CheckFunction:
     """a < factor * than at every point: the whole interval of mean(a)/mean(than) is below the factor."""
     return _compare(a, than, factor, sign=1)
 
 
 @check_maker
-def higher(a: Quantity, than: Quantity, factor: float = 1.0) -> Maker:
+def higher(a: Quantity, than: Quantity, factor: float = 1.0) -> CheckFunction:
     """a > factor * than at every point: the whole interval of mean(a)/mean(than) is above the factor."""
     return _compare(a, than, factor, sign=-1)
 
 
 @check_maker
-def close(a: Quantity, to: Quantity, within: float) -> Maker:
+def close(a: Quantity, to: Quantity, within: float) -> CheckFunction:
     """mean(a)/mean(to) is between 1/(1 + within) and 1 + within, with its whole interval, at every point."""
 
     def check(results: Results) -> Verdict:
@@ -134,13 +134,13 @@ def close(a: Quantity, to: Quantity, within: float) -> Maker:
 
 
 @check_maker
-def ratio(a: Quantity, b: Quantity, low: float, high: float) -> Maker:
+def ratio(a: Quantity, b: Quantity, low: float, high: float) -> CheckFunction:
     """mean(a)/mean(b) lies in [low, high] with its whole interval, at every point."""
     return every(**{f"at least {low:g}": higher(a, b, low), f"at most {high:g}": lower(a, b, high)})
 
 
 @check_maker
-def alike(quantities: Sequence[Quantity], within: float) -> Maker:
+def alike(quantities: Sequence[Quantity], within: float) -> CheckFunction:
     """All quantities are within that share of each other, as in `close`, at every point."""
 
     def check(results: Results) -> Verdict:
@@ -156,13 +156,13 @@ def alike(quantities: Sequence[Quantity], within: float) -> Maker:
 
 
 @check_maker
-def ordered(quantities: Sequence[Quantity]) -> Maker:
+def ordered(quantities: Sequence[Quantity]) -> CheckFunction:
     """Each quantity is lower than the next, at every point."""
     return every(**{f"{_name(a)} < {_name(b)}": lower(a, b) for a, b in pairwise(quantities)})
 
 
 @check_maker
-def within(a: Series, low: float, high: float) -> Maker:
+def within(a: Series, low: float, high: float) -> CheckFunction:
     """The mean of a lies in [low, high] with its whole interval, at every point."""
 
     def check(results: Results) -> Verdict:
@@ -179,10 +179,12 @@ def within(a: Series, low: float, high: float) -> Maker:
 
 
 @check_maker
-def measured(measure: Callable[[Results], tuple[np.ndarray, ...]], low: float = -np.inf, high: float = np.inf) -> Maker:
-    """What `measure` makes of the results, [repeats], lies in [low, high] with its whole interval.
+def measured(
+    measure: Callable[[Results], tuple[np.ndarray, ...]], low: float = -np.inf, high: float = np.inf
+) -> CheckFunction:
+    """A statistic of the results, [repeats], lies in [low, high] with its whole interval.
 
-    It gives the measured values, which may be differences, and the quantities that they rest on.
+    `measure` returns the statistic, which may be a difference, and the quantities that it is computed from.
     """
 
     def check(results: Results) -> Verdict:
@@ -194,19 +196,19 @@ def measured(measure: Callable[[Results], tuple[np.ndarray, ...]], low: float = 
 
 
 @check_maker
-def falling(a: Series, x: str, span: Span = EVERYWHERE) -> Maker:
+def falling(a: Series, x: str, span: Span = EVERYWHERE) -> CheckFunction:
     """a falls from each x to the next, beyond the interval of the paired differences."""
     return _monotone(a, x, span, -1)
 
 
 @check_maker
-def rising(a: Series, x: str, span: Span = EVERYWHERE) -> Maker:
+def rising(a: Series, x: str, span: Span = EVERYWHERE) -> CheckFunction:
     """a rises from each x to the next, beyond the interval of the paired differences."""
     return _monotone(a, x, span, 1)
 
 
 @check_maker
-def flat(a: Series, x: str, within: float, span: Span = EVERYWHERE) -> Maker:
+def flat(a: Series, x: str, within: float, span: Span = EVERYWHERE) -> CheckFunction:
     """Along x no mean is more than 1 + within times another, with the whole interval of their ratio."""
 
     def check(results: Results) -> Verdict:
@@ -224,7 +226,7 @@ def flat(a: Series, x: str, within: float, span: Span = EVERYWHERE) -> Maker:
 
 
 @check_maker
-def slope(a: Series, x: str, low: float, high: float, span: Span = EVERYWHERE) -> Maker:
+def slope(a: Series, x: str, low: float, high: float, span: Span = EVERYWHERE) -> CheckFunction:
     """The slope of log a on log x lies in [low, high] with the whole interval over the repeats' slopes."""
 
     def check(results: Results) -> Verdict:
@@ -238,9 +240,9 @@ def slope(a: Series, x: str, low: float, high: float, span: Span = EVERYWHERE) -
 
 
 @check_maker
-def straight(a: Series, x: str, r2: float, span: Span = EVERYWHERE) -> Maker:
-    """a is a rising straight line in x: the squared correlation with x, counted negative for a falling line, is at
-    least r2 with the whole interval over the repeats' own."""
+def straight(a: Series, x: str, r2: float, span: Span = EVERYWHERE) -> CheckFunction:
+    """a increases linearly in x: the squared correlation with x, negative for a decreasing line, is at least r2 with
+    its whole interval over repeats."""
 
     def check(results: Results) -> Verdict:
         x_, y = results.curve(a, x, span)
@@ -254,11 +256,11 @@ def straight(a: Series, x: str, r2: float, span: Span = EVERYWHERE) -> Maker:
 
 
 @check_maker
-def crosses(a: Series, b: Quantity, x: str, low: float, high: float, span: Span = EVERYWHERE) -> Maker:
+def crosses(a: Series, b: Quantity, x: str, low: float, high: float, span: Span = EVERYWHERE) -> CheckFunction:
     """Along x, a starts above b and ends below it; they meet, on logarithmic axes, within [low, high].
 
-    The interval is that of the repeats' own meeting points. Where one repeat does not meet exactly once the claim is
-    not held, and contradicted if a is below b at the first place or above it at the last one, beyond the interval.
+    The interval is that of the repeats' crossings. If some repeat does not cross exactly once, the claim is not held,
+    and contradicted if a is below b at the first place or above it at the last one, beyond the interval.
     """
 
     def check(results: Results) -> Verdict:
@@ -273,40 +275,40 @@ def crosses(a: Series, b: Quantity, x: str, low: float, high: float, span: Span 
         found = Verdict(float(margins(mean, first, last, low, high)), numbers, len(top))
         if not np.isnan(mean):
             return found
-        whole = float(np.exp(find_crossing(np.log(x_), np.log(top.mean(0)) - np.log(bottom.mean(0)))))
+        crossing_of_means = float(np.exp(find_crossing(np.log(x_), np.log(top.mean(0)) - np.log(bottom.mean(0)))))
         ends = [margins(*ratio_interval(top[:, k], bottom[:, k]), **side) for k, side in ENDS.items()]
         margin = min(0.0, *(_order(float(end)) for end in ends))
-        return found._replace(margin=margin, numbers=numbers | {"crossing": whole})
+        return found._replace(margin=margin, numbers=numbers | {"crossing": crossing_of_means})
 
     return check
 
 
 @check_maker
-def near(a: Quantity, b: Quantity, margin: float) -> Maker:
+def near(a: Quantity, b: Quantity, margin: float) -> CheckFunction:
     """a and b are equivalent: the whole interval of a - b lies within +-margin, at every point."""
     return _difference(a, b, -margin, margin)
 
 
 @check_maker
-def not_below(a: Quantity, b: Quantity, margin: float) -> Maker:
+def not_below(a: Quantity, b: Quantity, margin: float) -> CheckFunction:
     """a is not worse than b, higher being better: the whole interval of a - b lies above -margin, at every point."""
     return _difference(a, b, -margin, np.inf)
 
 
 @check_maker
-def every(**checks: Check) -> Maker:
-    """All of several checks; their numbers are told apart by the given names."""
+def every(**checks: Check) -> CheckFunction:
+    """All of several checks, by name."""
     return _several(checks, len(checks))
 
 
 @check_maker
-def most(share: float, **checks: Check) -> Maker:
+def most(share: float, **checks: Check) -> CheckFunction:
     """At least this share of several checks."""
     return _several(checks, math.ceil(share * len(checks)))
 
 
 def find_crossing(x: np.ndarray, gap: np.ndarray) -> float:
-    """Where the line through (x, gap) comes down through 0; nan unless it starts above, ends below and crosses once."""
+    """Return the x at which gap falls through 0; nan unless it starts above, ends below and crosses once."""
     above = gap > 0
     if not above[0] or above[-1] or (np.diff(above.astype(int)) != 0).sum() != 1:
         return np.nan
@@ -315,7 +317,7 @@ def find_crossing(x: np.ndarray, gap: np.ndarray) -> float:
 
 
 def straightness(x: np.ndarray, y: np.ndarray) -> float:
-    """The squared correlation of x and y, negative where y falls; 0 where y is level."""
+    """Return the squared correlation of x and y, negative if y falls; 0 if y is constant."""
     if np.ptp(y) == 0:
         return 0.0
     r = float(np.corrcoef(x, y)[0, 1])
@@ -323,8 +325,8 @@ def straightness(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def margins(mean: Any, low: Any, high: Any, least: float = -np.inf, most: float = np.inf) -> np.ndarray:
-    """By how many half-widths of [low, high] the means lie inside (least, most): above 1 the whole interval does, at -1
-    and below none of it; nan where there is no interval."""
+    """Return by how many half-widths of [low, high] the means lie inside (least, most): above 1 the whole interval
+    does, at -1 and below none of it; nan if there is no interval."""
     mean, low, high = (np.asarray(part, dtype=float) for part in (mean, low, high))
     with np.errstate(divide="ignore", invalid="ignore"):
         below = _in_halves(most - mean, np.where(mean < most, high - mean, mean - low))
@@ -333,19 +335,22 @@ def margins(mean: Any, low: Any, high: Any, least: float = -np.inf, most: float 
 
 
 def sound(margin: np.ndarray, *values: np.ndarray) -> np.ndarray:
-    """The margins, unless values are negative (everything is contradicted) or undefined (nothing can be told)."""
+    """Return the margins, unless values are negative (contradicted) or undefined (open)."""
     return margin if _positive(*values) else np.full_like(margin, _unsound(*values))
 
 
 def worst_place(margin: np.ndarray) -> tuple[Any, float]:
-    """Index and margin of the worst place; () for a single one."""
+    """Return the index and the margin of the worst place; () for a single place."""
     if not margin.ndim:
         return (), float(margin)
     k = int(np.argmin([_order(float(one)) for one in margin]))
     return k, float(margin[k])
 
 
-ENDS: dict[int, dict[str, float]] = {0: {"least": 1.0}, -1: {"most": 1.0}}  # what a crossing claims of a/b
+ENDS: dict[int, dict[str, float]] = {
+    0: {"least": 1.0},
+    -1: {"most": 1.0},
+}  # bounds of a/b at the two ends of a crossing
 
 
 def _in_halves(room: np.ndarray, half: np.ndarray) -> np.ndarray:
@@ -355,7 +360,7 @@ def _in_halves(room: np.ndarray, half: np.ndarray) -> np.ndarray:
 
 
 def _order(margin: float) -> float:
-    """Margins in order; what has no interval is open, with nothing known in its favour."""
+    """Return a margin for sorting; without an interval it is 0, which is open."""
     return 0.0 if math.isnan(margin) else margin
 
 
@@ -364,10 +369,10 @@ def _badness(verdict: Verdict) -> float:
 
 
 def _several(checks: Mapping[str, Check], enough: int) -> Callable[[Results], Verdict]:
-    """The word of the worst of the `enough` best."""
+    """Return the verdict of the worst of the `enough` best checks."""
 
     def check(results: Results) -> Verdict:
-        verdicts = {name: one(results) for name, one in checks.items()}
+        verdicts = {name: single(results) for name, single in checks.items()}
         name = sorted(verdicts, key=lambda name: _badness(verdicts[name]))[len(verdicts) - enough]
         worst = verdicts[name]
         where = f"{name}, {worst.where}" if worst.where else name
@@ -381,14 +386,15 @@ def _several(checks: Mapping[str, Check], enough: int) -> Callable[[Results], Ve
 
 
 def _estimate(name: str, values: np.ndarray, low: float, high: float) -> Verdict:
-    """The mean of the repeats' own estimates, with its interval, against a range."""
+    """Return whether the mean of the repeats' estimates is in a range, with its interval."""
     mean, bottom, top = (float(part) for part in interval(values))
     numbers = {name: mean, "low": bottom, "high": top, "range": [low, high]}
     return Verdict(float(margins(mean, bottom, top, low, high)), numbers, len(values))
 
 
 def _compare(a: Quantity, b: Quantity, factor: float, sign: int) -> Callable[[Results], Verdict]:
-    """Whether the paired differences sign * (a - factor * b) are below 0; the numbers are those of the worst place."""
+    """Return whether the paired differences sign * (a - factor * b) are below 0, with the numbers of the worst
+    place."""
 
     def check(results: Results) -> Verdict:
         rows = []
@@ -406,7 +412,7 @@ def _compare(a: Quantity, b: Quantity, factor: float, sign: int) -> Callable[[Re
 
 
 def _difference(a: Quantity, b: Quantity, low: float, high: float) -> Callable[[Results], Verdict]:
-    """Whether the paired differences a - b lie in [low, high]; the numbers are those of the worst place."""
+    """Return whether the paired differences a - b lie in [low, high], with the numbers of the worst place."""
 
     def check(results: Results) -> Verdict:
         rows = []
@@ -437,7 +443,7 @@ def _monotone(a: Series, x: str, span: Span, sign: int) -> Callable[[Results], V
 
 
 def _paired(results: Results, a: Quantity, b: Quantity) -> list[tuple[Coordinates, np.ndarray, np.ndarray]]:
-    """(point, values of a, values of b) at every point of the one with more coordinates; the other is repeated."""
+    """Return (point, values of a, values of b) at every point of the quantity with more coordinates."""
     if isinstance(a, float | int):
         assert not isinstance(b, float | int), "a claim compares a quantity, not two numbers"
         return [(point, np.full_like(right, a), right) for point, right in results.take(b).items()]
@@ -451,12 +457,12 @@ def _paired(results: Results, a: Quantity, b: Quantity) -> list[tuple[Coordinate
 
 
 def _match(point: Coordinates, others: Iterable[Coordinates]) -> Coordinates:
-    """The one of `others` whose coordinates all agree with `point`."""
+    """Return the point of `others` whose coordinates all agree with `point`."""
     others = list(others)
-    found = [other for other in others if set(other) <= set(point)]
-    if len(found) != 1:
-        raise KeyError(f"{len(found)} points to compare with {dict(point)} among {[dict(p) for p in others]}")
-    return found[0]
+    matches = [other for other in others if set(other) <= set(point)]
+    if len(matches) != 1:
+        raise KeyError(f"{len(matches)} points to compare with {dict(point)} among {[dict(p) for p in others]}")
+    return matches[0]
 
 
 def _positive(*arrays: np.ndarray) -> bool:
@@ -464,12 +470,12 @@ def _positive(*arrays: np.ndarray) -> bool:
 
 
 def _unsound(*arrays: np.ndarray) -> float:
-    """The margin of values that no quantity can have: nan where some are undefined, else beyond contradiction."""
+    """Return the margin of impossible values: minus infinity if some are negative, nan if some are undefined."""
     return -np.inf if any(bool(np.any(values < 0)) for values in arrays) else np.nan
 
 
 def _where(point: Coordinates, points: int) -> dict[str, Any]:
-    """How many points a claim was tested at, and which of them is shown: the worst."""
+    """Return the number of points that a claim was tested at, and the worst of them."""
     return {"points": points, **{f"worst {name}": value for name, value in point}} if points > 1 else {}
 
 
@@ -478,5 +484,5 @@ def _name(quantity: Quantity) -> str:
     if not isinstance(ref, Ref):
         return f"{ref:g}"
     series = ref.series if isinstance(ref.series, str) else getattr(ref.series, "__name__", "value")
-    settled = [f"{name}={value}" for name, value in ref.fixed.items() if not callable(value)]
-    return " ".join([series, *settled])
+    fixed = [f"{name}={value}" for name, value in ref.fixed.items() if not callable(value)]
+    return " ".join([series, *fixed])

@@ -1,11 +1,11 @@
-"""What an experiment file declares: trials over points and seeds, the claims on them, and what is drawn.
+"""Declaration of an experiment: trials over points and seeds, claims, figures and tables.
 
     trial(seed=..., **point, **settings) -> {name: a number, or a list for a curve}
 
-or a generator that ends with such values and leaves each round's question to whoever drives it (`simulating`).
-A trial makes its own data from its seed, so that methods at equal seeds see equal data, and is a pure function of its
-arguments: results are kept under them. Everything that changes a number is a coordinate of the point, a setting or
-code; never the name of a preset.
+or a generator that returns such values and yields a request per round to its caller (`simulating`). A trial generates
+its data from its seed, so that methods see the same data at the same seed, and is a pure function of its arguments,
+which are part of the key of its results. Everything that changes a number is a coordinate of the point, a setting or
+code, never the name of a preset.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ PRESETS = ("smoke", "quick", "paper")
 
 
 def grid(**coordinates: Sequence[Any]) -> list[dict[str, Any]]:
-    """All combinations, as points."""
+    """Return all combinations of the coordinates, as points."""
     return [dict(zip(coordinates, values)) for values in product(*coordinates.values())]
 
 
 @dataclass(frozen=True)
 class Preset:
-    """How large an experiment is."""
+    """Size of an experiment."""
 
     points: Sequence[Mapping[str, Any]] = ({},)
     repeats: int = 1
     settings: Mapping[str, Any] = field(default_factory=dict)
-    data: str = ""  # named in titles where the data are not the paper's own
-    needs: tuple[str, ...] = ()  # data sets, by the beginnings of their file names in the data folder
+    data: str = ""  # part of the title if the data are not the paper's
+    needs: tuple[str, ...] = ()  # data sets, by the prefixes of their file names in the data folder
     first_seed: int = 0
-    swept: tuple[str, ...] = ()  # coordinates: trials that differ there alone are trained side by side, as one cohort
+    swept: tuple[str, ...] = ()  # coordinates: trials that differ only in these are trained as one cohort
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One plot: curves by label along x, each the mean over repeats with its interval."""
+    """One plot: curves by label, each the mean over repeats with its interval."""
 
-    x: str  # a coordinate of the points, or a series that lists the places
+    x: str  # a coordinate of the points, or a series that contains the x values
     curves: Mapping[str, Ref | str]
     xlabel: str
     ylabel: str
@@ -57,7 +57,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Cell:
-    """Our number, and the paper's (None where it prints none)."""
+    """Our number, and the paper's (None if it prints none)."""
 
     ours: Ref | str | Callable[[Any], float | str]  # a quantity, or a function of the results
     printed: float | str | None = None
@@ -78,7 +78,7 @@ class Experiment:
     claims: Sequence[Claim]
     panels: Sequence[Panel] = ()
     tables: Sequence[Table] = ()
-    reads: str = ""  # what was tested where the paper is silent or wrong: told on the page
+    reads: str = ""  # interpretation of what the paper does not state or states incorrectly; shown on the page
 
     def __post_init__(self) -> None:
         if tuple(self.presets) != PRESETS:

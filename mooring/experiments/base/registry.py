@@ -1,15 +1,15 @@
-"""The registration of claims: what is claimed, how it is decided and on which data, written down before the run.
+"""Registration of claims: the claim, the test that decides it and the data, committed before the run.
 
 Each paper's folder has a `claims.toml`:
 
-    [run.fig1]   what decides the claims of apfl-fig1: preset, data, label ("paper's data", which generators are, "part
-                 of it" or "stand-in"), clients, rounds, repeats, first_seed
+    [run.fig1]   the run that decides the claims of apfl-fig1: preset, data, label ("paper's data", which includes the
+                 paper's generators, "part of it" or "stand-in"), clients, rounds, repeats, first_seed
     [[claim]]    experiment, id, version, quote (a sentence of the paper), place (where it is), test (the statistic, its
-                 comparison and threshold in words) and check (a digest of the same in code)
+                 comparison and threshold in words) and check (the digest of the test in the code)
 
 A registration changes only as a new version with a reason; old versions stay in the file, with their results. A record
-names the digests of the registrations that it answers. `mooring reproduce` refuses to write a record of an experiment
-with a claim that is not registered as it stands in the code.
+contains the digests of the registrations that it answers. `mooring reproduce` refuses an experiment if a claim is not
+registered as it is in the code.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from typing import Any
 from mooring.core.errors import RequestError
 from mooring.experiments.base import catalog
 
-FILE = "claims.toml"
-PAPERS_DATA, PART, STAND_IN = LABELS = ("paper's data", "part of it", "stand-in")
+CLAIMS_FILE = "claims.toml"
+PAPERS_DATA, PART_OF_IT, STAND_IN = LABELS = ("paper's data", "part of it", "stand-in")
 RUN_FIELDS = ("preset", "data", "label", "clients", "rounds", "repeats", "first_seed")
 CLAIM_FIELDS = ("experiment", "id", "version", "quote", "place", "test", "check")
-OPTIONAL = ("reason", "result", "level", "not_run", "takes", "tried")
+OPTIONAL_FIELDS = ("reason", "result", "level", "not_run", "takes", "tried")
 
 
 @dataclass(frozen=True)
@@ -49,53 +49,53 @@ class Registration:
 
     @property
     def level(self) -> float:
-        """Of the interval: 0.95, and stricter for a version that has more repeats than the one before."""
+        """Confidence level of the interval: 0.95, and higher for a version with more repeats."""
         return float(self.claim.get("level", 0.95))
 
     @property
     def not_run(self) -> str:
-        """Why nothing decides it, where the data or the compute are not at hand."""
+        """Reason why the claim is undecided, if the data or the compute are not available."""
         return str(self.claim.get("not_run") or self.run.get("not_run") or "")
 
     @property
     def digest(self) -> str:
-        """Of everything that was fixed before the run."""
+        """Digest of everything that was fixed before the run."""
         fixed = {name: self.claim[name] for name in CLAIM_FIELDS} | {"level": self.level}
-        what = {"paper": self.paper, "claim": fixed, "run": {name: self.run[name] for name in RUN_FIELDS}}
-        return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
+        content = {"paper": self.paper, "claim": fixed, "run": {name: self.run[name] for name in RUN_FIELDS}}
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
 @cache
 def read_registrations(paper: str) -> tuple[Registration, ...]:
-    """All versions of all claims of a paper, in the order of its file."""
-    given = _given(paper)
-    return tuple(_read(paper, claim, given["run"]) for claim in given.get("claim", ()))
+    """Return all versions of all claims of a paper, in the order of its file."""
+    content = _read_file(paper)
+    return tuple(_make_registration(paper, claim, content["run"]) for claim in content.get("claim", ()))
 
 
 def newest_registrations(paper: str) -> dict[tuple[str, str], Registration]:
-    """The newest version of each claim, by experiment and claim."""
-    found: dict[tuple[str, str], Registration] = {}
-    for one in read_registrations(paper):
-        key = (one.experiment, one.id)
-        if key not in found or found[key].version < one.version:
-            found[key] = one
-    return found
+    """Return the newest version of each claim, by experiment and claim."""
+    newest: dict[tuple[str, str], Registration] = {}
+    for registration in read_registrations(paper):
+        key = (registration.experiment, registration.id)
+        if key not in newest or newest[key].version < registration.version:
+            newest[key] = registration
+    return newest
 
 
 def require_registered(entry: catalog.CatalogEntry) -> dict[str, Registration]:
-    """The registrations of an experiment's claims as they stand in the code, by claim; refused where one is missing."""
-    known = {key[1]: one for key, one in newest_registrations(entry.paper).items() if key[0] == entry.id}
+    """Return the registrations of an experiment's claims, by claim; refuse claims that the code tests otherwise."""
+    known = {id_: value for (name, id_), value in newest_registrations(entry.paper).items() if name == entry.id}
     for claim in entry.experiment.claims:
-        one = known.get(claim.id)
-        if one is None:
+        registration = known.get(claim.id)
+        if registration is None:
             raise RequestError(
-                f"{entry.id}: claim '{claim.id}' is not registered. Add it to {entry.paper}/{FILE} with its quotation, "
-                "test and repeats, and commit it before the run that decides it."
+                f"{entry.id}: claim '{claim.id}' is not registered. Add it to {entry.paper}/{CLAIMS_FILE} with its "
+                "quotation, test and repeats, and commit it before the run that decides it."
             )
-        if one.claim["check"] != claim.check.digest or one.claim["test"] != claim.says:
+        if registration.claim["check"] != claim.check.digest or registration.claim["test"] != claim.says:
             raise RequestError(
-                f"{entry.id}: claim '{claim.id}' is tested otherwise than registered (version {one.version}); register "
-                f'a new version with its reason: check = "{claim.check.digest}".'
+                f"{entry.id}: claim '{claim.id}' is tested otherwise than registered (version {registration.version}); "
+                f'register a new version with its reason: check = "{claim.check.digest}".'
             )
     return {claim.id: known[claim.id] for claim in entry.experiment.claims}
 
@@ -103,15 +103,16 @@ def require_registered(entry: catalog.CatalogEntry) -> dict[str, Registration]:
 def apply_registration(
     entry: catalog.CatalogEntry, preset: str
 ) -> tuple[catalog.CatalogEntry, dict[str, Registration]]:
-    """The experiment with the registered repeats and seeds, and its registrations; none where another preset decides.
+    """Return the experiment with the registered repeats and seeds, and its registrations.
 
-    Refused where a claim is not registered as it stands in the code.
+    If another preset decides, the experiment is unchanged and there are no registrations. An experiment is
+    refused if a claim is not registered as it is in the code.
     """
     known = require_registered(entry)
-    runs = {json.dumps(dict(one.run), sort_keys=True): one.run for one in known.values()}
+    runs = {json.dumps(dict(value.run), sort_keys=True): value.run for value in known.values()}
     if len(runs) > 1:
         raise RequestError(
-            f"{entry.id}: its claims are registered with {len(runs)} different runs; one must decide all."
+            f"{entry.id}: its claims are registered with {len(runs)} different runs; a single run must decide all."
         )
     run = next(iter(runs.values()))
     if run["preset"] != preset:
@@ -122,40 +123,40 @@ def apply_registration(
 
 
 def describe_registrations(paper: str) -> dict[str, Any]:
-    """What pages show of a paper's registrations, as plain data: claims in the order of the file, newest versions."""
+    """Return a paper's registrations as plain data for its page: all versions, in the order of the file."""
     titles = {entry.id: entry.experiment.title for entry in catalog.select_experiments(paper)}
     newest = newest_registrations(paper)
     claims = [
         {
-            **{name: one.run[name] for name in RUN_FIELDS},
-            **{name: one.claim[name] for name in CLAIM_FIELDS},
-            "experiment": one.experiment,
-            "title": titles.get(one.experiment, ""),
-            "digest": one.digest,
-            "not_run": one.not_run,
-            "takes": one.claim.get("takes") or one.run.get("takes", ""),
-            "tried": one.claim.get("tried", ""),
-            "reason": one.claim.get("reason", ""),
-            "current": newest[one.experiment, one.id] is one,
+            **{name: value.run[name] for name in RUN_FIELDS},
+            **{name: value.claim[name] for name in CLAIM_FIELDS},
+            "experiment": value.experiment,
+            "title": titles.get(value.experiment, ""),
+            "digest": value.digest,
+            "not_run": value.not_run,
+            "takes": value.claim.get("takes") or value.run.get("takes", ""),
+            "tried": value.claim.get("tried", ""),
+            "reason": value.claim.get("reason", ""),
+            "current": newest[value.experiment, value.id] is value,
         }
-        for one in read_registrations(paper)
+        for value in read_registrations(paper)
     ]
-    return {"paper": paper, "believe": _given(paper).get("believe", ""), "claims": claims}
+    return {"paper": paper, "believe": _read_file(paper).get("believe", ""), "claims": claims}
 
 
 @cache
-def _given(paper: str) -> dict[str, Any]:
-    file = resources.files(f"{catalog.ROOT}.{paper}") / FILE
+def _read_file(paper: str) -> dict[str, Any]:
+    file = resources.files(f"{catalog.ROOT}.{paper}") / CLAIMS_FILE
     return tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
 
-def _read(paper: str, claim: Mapping[str, Any], runs: Mapping[str, Mapping[str, Any]]) -> Registration:
+def _make_registration(paper: str, claim: Mapping[str, Any], runs: Mapping[str, Mapping[str, Any]]) -> Registration:
     run = runs[claim.get("run", claim["experiment"])]
     missing = [name for name in CLAIM_FIELDS if name not in claim] + [name for name in RUN_FIELDS if name not in run]
-    unknown = set(claim) - {*CLAIM_FIELDS, *OPTIONAL, "run"} | set(run) - {*RUN_FIELDS, *OPTIONAL}
+    unknown = set(claim) - {*CLAIM_FIELDS, *OPTIONAL_FIELDS, "run"} | set(run) - {*RUN_FIELDS, *OPTIONAL_FIELDS}
     if missing or unknown or run["label"] not in LABELS:
         raise RequestError(
-            f"{paper}/{FILE}: claim {claim.get('id')!r} lacks {missing}, has unknown {sorted(unknown)}, or its label "
-            f"{run.get('label')!r} is not one of {', '.join(LABELS)}."
+            f"{paper}/{CLAIMS_FILE}: claim {claim.get('id')!r} lacks {missing}, has unknown {sorted(unknown)}, or its "
+            f"label {run.get('label')!r} is not one of {', '.join(LABELS)}."
         )
     return Registration(paper, f"{paper}-{claim['experiment']}", claim["id"], claim, run)

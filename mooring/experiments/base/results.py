@@ -1,12 +1,12 @@
-"""What trials gave, and how claims and figures refer to it.
+"""Results of trials, and references of claims and figures to them.
 
-A trial has a point (what is varied, such as {"gap": 0.5}), a seed, and values: a number or a list (a curve) by name.
+A trial has a point (its coordinates, such as {"gap": 0.5}), a seed, and values: a number or a list (a curve) by name.
 `of("error", at=-1, method="fedavg", gap=between(1, 3))` refers to one quantity:
 
     "error"            the series, or a function of a trial's values
-    at=-1              of a curve: this place, or what a function makes of each repeat's curve (np.min, ...)
-    method="fedavg"    only these points; this coordinate is settled and drops out
-    gap=between(1, 3)  only points whose coordinate passes; it stays a coordinate
+    at=-1              of a curve: the value at this index, or a function of each repeat's curve (np.min, ...)
+    method="fedavg"    only these points; the coordinate is fixed and removed
+    gap=between(1, 3)  only points whose coordinate is in the range; it remains a coordinate
 
 Two quantities are compared at equal remaining coordinates and equal seeds.
 """
@@ -43,13 +43,13 @@ class Ref(NamedTuple):
 
 
 def of(series: str | Callable[[Values], Any], at: int | Callable | None = None, **fixed: Any) -> Ref:
-    """A reference to a quantity, as the module says."""
+    """Return a reference to a quantity; see the module's docstring."""
     return Ref(series, at, fixed)
 
 
 @dataclass(frozen=True)
 class between:
-    """Passes numbers from `low` to `high`, both included."""
+    """Accepts numbers from `low` to `high`, inclusive."""
 
     low: float = -np.inf
     high: float = np.inf
@@ -60,7 +60,7 @@ class between:
 
 @dataclass(frozen=True)
 class one_of:
-    """Passes these values."""
+    """Accepts these values."""
 
     values: tuple[Any, ...]
 
@@ -69,9 +69,9 @@ class one_of:
 
 
 def describe(thing: Any) -> str:
-    """A reference, a function or a value in words that stay the same when code is renamed around it.
+    """Return a description of a reference, a function or a value that does not depend on the module it is in.
 
-    Part of a claim's registration: a function must have a name of its own.
+    It is part of a claim's registration, so functions in claims need a name.
     """
     if isinstance(thing, Ref):
         fixed = [f"{name}={describe(value)}" for name, value in thing.fixed.items()]
@@ -103,42 +103,43 @@ class Results:
         self.trials = sorted(trials, key=lambda trial: trial.seed)
 
     def take(self, ref: Ref | str) -> dict[Coordinates, np.ndarray]:
-        """[repeats] (or [repeats, T] for a curve) by the coordinates that `ref` leaves open, in order of trials."""
+        """Return [repeats] (or [repeats, T] for a curve) by the coordinates that `ref` does not fix, in order of
+        trials."""
         ref = of(ref) if isinstance(ref, str) else ref
-        found: dict[Coordinates, list[np.ndarray]] = {}
+        values: dict[Coordinates, list[np.ndarray]] = {}
         for trial in self.trials:
-            if all(_passes(trial.point.get(name), wanted) for name, wanted in ref.fixed.items()):
-                found.setdefault(_open(trial.point, ref.fixed), []).append(_value(trial.values, ref))
-        if not found:
+            if all(_is_accepted(trial.point.get(name), wanted) for name, wanted in ref.fixed.items()):
+                values.setdefault(_free_coordinates(trial.point, ref.fixed), []).append(_value(trial.values, ref))
+        if not values:
             raise KeyError(f"no trial has {ref.series!r} at {ref.fixed}")
-        return {point: np.stack(values) for point, values in found.items()}
+        return {point: np.stack(repeats) for point, repeats in values.items()}
 
     def one(self, ref: Ref | str) -> np.ndarray:
-        """[repeats] of a reference that leaves nothing open but one point."""
+        """Return [repeats] of a reference that fixes all coordinates."""
         values = self.take(ref)
         if len(values) != 1:
             raise KeyError(f"{ref} is at {len(values)} points, not at one")
         return next(iter(values.values()))
 
     def curve(self, ref: Ref | str, x: str, span: tuple[float, float] = (-np.inf, np.inf)) -> Curve:
-        """A quantity along x: a coordinate of the points, or a series of the trials that lists the places."""
+        """Return a quantity along x: a coordinate of the points, or a series that contains the x values."""
         values = self.take(ref)
         names = {name for point in values for name, _ in point}
         if x in names:
             if names != {x}:
-                raise KeyError(f"{ref} along {x!r} leaves {sorted(names - {x})} open as well")
+                raise KeyError(f"{ref} along {x!r} does not fix {sorted(names - {x})}")
             order = sorted(values, key=lambda point: point[0][1])
             place, y = np.array([point[0][1] for point in order], dtype=float), np.stack([values[p] for p in order], 1)
         else:
             fixed = ref.fixed if isinstance(ref, Ref) else {}
             place, y = self.one(of(x, **fixed))[0].astype(float), self.one(ref)
-        kept = (place >= span[0]) & (place <= span[1])
-        return Curve(place[kept], y[:, kept])
+        inside = (place >= span[0]) & (place <= span[1])
+        return Curve(place[inside], y[:, inside])
 
 
 @contextmanager
 def confidence(level: float) -> Iterator[None]:
-    """Intervals within this block have that level: a version with more repeats has a stricter one."""
+    """Set the confidence level of intervals within this block: a version with more repeats has a higher one."""
     token = _LEVEL.set(level)
     try:
         yield
@@ -147,26 +148,26 @@ def confidence(level: float) -> Iterator[None]:
 
 
 def quantile(repeats: int) -> float:
-    """Of Student's t with repeats - 1 degrees of freedom, at the level of the interval."""
+    """Return the quantile of Student's t with repeats - 1 degrees of freedom, at the level of the interval."""
     return float(stdtrit(repeats - 1, (1 + _LEVEL.get()) / 2))
 
 
 def interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Mean over repeats (axis 0) and the ends of its Student interval: nan for one repeat, which has none."""
+    """Return the mean over repeats (axis 0) and the ends of its Student t interval; nan for a single repeat."""
     values = np.asarray(values, dtype=float)
     mean, n = values.mean(0), len(values)
     if n == 1:
         return mean, np.full_like(mean, np.nan), np.full_like(mean, np.nan)
-    with np.errstate(invalid="ignore"):  # an infinite repeat has no interval: nan, on which nothing is claimed
+    with np.errstate(invalid="ignore"):  # an infinite value has no interval: nan
         half = quantile(n) * values.std(0, ddof=1) / np.sqrt(n)
     return mean, mean - half, mean + half
 
 
 def ratio_interval(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """mean(a)/mean(b) over paired repeats (axis 0) and the ends of Fieller's interval.
+    """Return mean(a)/mean(b) over paired repeats (axis 0) and the ends of Fieller's interval.
 
-    It contains the factors f for which the Student interval of the paired differences a - f b contains 0, so that it
-    agrees with a test of the differences. Where mean(b) is 0 within its own interval, the ends are nan.
+    It contains the factors f for which the Student t interval of the paired differences a - f b contains 0, so it
+    agrees with a test of the differences. If the interval of mean(b) contains 0, the ends are nan.
     """
     a, b = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
     top, bottom, n = a.mean(0), b.mean(0), len(a)
@@ -174,7 +175,7 @@ def ratio_interval(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray
         ratio = np.where(bottom == 0, np.inf, top / bottom)
         if n == 1:
             return ratio, np.full_like(ratio, np.nan), np.full_like(ratio, np.nan)
-        residual = a - ratio * b  # of mean 0: the spread around the ratio's own line is free of rounding
+        residual = a - ratio * b  # has mean 0, which avoids rounding errors
         scale = quantile(n) ** 2 / (n * (n - 1))
         deviation = b - bottom
         spread, cross, own = (
@@ -189,11 +190,11 @@ def ratio_interval(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray
     return ratio, low, high
 
 
-def _passes(value: Any, wanted: Any) -> bool:
+def _is_accepted(value: Any, wanted: Any) -> bool:
     return bool(wanted(value)) if callable(wanted) else value == wanted
 
 
-def _open(point: dict[str, Any], fixed: dict[str, Any]) -> Coordinates:
+def _free_coordinates(point: dict[str, Any], fixed: dict[str, Any]) -> Coordinates:
     return tuple((name, value) for name, value in point.items() if name not in fixed or callable(fixed[name]))
 
 

@@ -1,7 +1,8 @@
-"""Run the trials of experiments on all cores, each trial once: finished ones are kept, an interrupted run goes on.
+"""Run the trials of experiments on all cores; finished trials are stored, and an interrupted run resumes.
 
-Trials that a preset says to be alike are trained as one cohort, in one process: all of them or none, since the last
-digits of what a trial gives depend on who is trained with it. They are part of its key.
+Trials that differ only in the `swept` coordinates of a preset are trained as one cohort, in one process. The last
+digits of a trial's results depend on the cohort, so it is part of the trial's key, and a cohort is run completely or
+not at all.
 """
 
 from __future__ import annotations
@@ -26,53 +27,54 @@ from mooring.experiments.base import catalog, trial_cache
 from mooring.experiments.base.experiment import Preset
 from mooring.experiments.base.results import Results, Trial
 
-THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")  # one each: the trials share the cores
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")  # set to 1: trials share the cores
 
 OnTrial = Callable[[str, int, int], None]
 
 
 class Unit(NamedTuple):
-    """One trial to be run."""
+    """A trial to run."""
 
     experiment: str
     point: dict[str, Any]
     settings: dict[str, Any]
     seed: int
     key: str
-    beside: Sequence[Mapping[str, Any]]  # the points that are trained as one cohort, its own among them
+    beside: Sequence[Mapping[str, Any]]  # the points that are trained as one cohort, including this one
 
 
 class ExperimentResults(NamedTuple):
     results: Results
-    seconds: float  # of processor time, whenever it was spent
+    seconds: float  # of processor time, including earlier runs
 
 
-def units(entry: catalog.CatalogEntry, preset: Preset) -> list[Unit]:
+def list_trials(entry: catalog.CatalogEntry, preset: Preset) -> list[Unit]:
+    """Return all trials of an experiment under a preset."""
     trial, settings = entry.experiment.trial, dict(preset.settings)
-    alike: dict[str, list[Mapping[str, Any]]] = {}
+    cohorts: dict[str, list[Mapping[str, Any]]] = {}
 
-    def peers(point: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    def cohort_of(point: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         fixed = {name: value for name, value in point.items() if name not in preset.swept}
-        return alike.setdefault(repr(fixed), [])
+        return cohorts.setdefault(repr(fixed), [])
 
     for point in preset.points:
-        peers(point).append(dict(point))
+        cohort_of(point).append(dict(point))
 
-    def unit(point: Mapping[str, Any], seed: int) -> Unit:
-        beside = peers(point)
+    def make_unit(point: Mapping[str, Any], seed: int) -> Unit:
+        beside = cohort_of(point)
         key = trial_cache.trial_key(trial, {**point, **settings}, seed, preset.needs, beside if len(beside) > 1 else ())
         return Unit(entry.id, dict(point), settings, seed, key, beside)
 
     seeds = range(preset.first_seed, preset.first_seed + preset.repeats)
-    return [unit(point, seed) for point in preset.points for seed in seeds]
+    return [make_unit(point, seed) for point in preset.points for seed in seeds]
 
 
-def batches(units: Sequence[Unit]) -> list[list[Unit]]:
-    """Trials that are trained as one cohort in one batch."""
-    found: dict[str, list[Unit]] = {}
+def group_trials(units: Sequence[Unit]) -> list[list[Unit]]:
+    """Return the trials in batches: those that are trained as one cohort are one batch."""
+    groups: dict[str, list[Unit]] = {}
     for unit in units:
-        found.setdefault(repr((unit.experiment, unit.settings, unit.seed, unit.beside)), []).append(unit)
-    return list(found.values())
+        groups.setdefault(repr((unit.experiment, unit.settings, unit.seed, unit.beside)), []).append(unit)
+    return list(groups.values())
 
 
 def run(
@@ -81,67 +83,68 @@ def run(
     folder: Path,
     *,
     workers: int | None = None,
-    tell: OnTrial = lambda what, done, all: None,
+    on_progress: OnTrial = lambda what, done, all: None,
 ) -> dict[str, ExperimentResults]:
-    """Results by experiment; `folder` keeps the trials, `workers` is the number of processes (default: the cores)."""
-    wanted = {entry.id: units(entry, catalog.preset(entry, preset)) for entry in entries}
-    everything = [unit for mine in wanted.values() for unit in mine]
-    kept = {
-        name: trial for name in {unit.key for unit in everything} if (trial := trial_cache.load_trial(folder, name))
+    """Return the results by experiment; `folder` is the cache, `workers` the number of processes (default: all
+    cores)."""
+    units = {entry.id: list_trials(entry, catalog.get_preset(entry, preset)) for entry in entries}
+    all_units = [unit for trials in units.values() for unit in trials]
+    finished = {
+        name: trial for name in {unit.key for unit in all_units} if (trial := trial_cache.load_trial(folder, name))
     }
-    some = [batch for batch in batches(everything) if any(unit.key not in kept for unit in batch)]
-    missing = list({batch[0].key: batch for batch in some}.values())
-    total = len({unit.key for unit in everything})
-    tell(f"{preset} trials", len(kept), total)
-    for unit in _finished(missing, folder, workers):
-        done = trial_cache.load_trial(folder, unit.key)
-        assert done is not None, f"trial {unit.key} was finished but not kept"
-        kept[unit.key] = done
-        tell(f"{preset} trials", len(kept), total)
-    return {one: _gather(mine, kept) for one, mine in wanted.items()}
+    unfinished = [batch for batch in group_trials(all_units) if any(unit.key not in finished for unit in batch)]
+    missing = list({batch[0].key: batch for batch in unfinished}.values())
+    total = len({unit.key for unit in all_units})
+    on_progress(f"{preset} trials", len(finished), total)
+    for unit in _run_batches(missing, folder, workers):
+        trial = trial_cache.load_trial(folder, unit.key)
+        assert trial is not None, f"trial {unit.key} was finished but not stored"
+        finished[unit.key] = trial
+        on_progress(f"{preset} trials", len(finished), total)
+    return {id_: _collect_results(trials, finished) for id_, trials in units.items()}
 
 
-def _finished(missing: list[list[Unit]], folder: Path, workers: int | None) -> Iterator[Unit]:
-    """The units of all batches in the order in which they get done."""
+def _run_batches(missing: list[list[Unit]], folder: Path, workers: int | None) -> Iterator[Unit]:
+    """Run all batches and yield their trials in the order in which they finish."""
     workers = min(workers or os.cpu_count() or 1, len(missing))
     if workers <= 1:
         for batch in missing:
-            work(batch, folder)
+            _run_batch(batch, folder)
             yield from batch
         return
-    others = set(active_children())
-    with one_thread_each(), ProcessPoolExecutor(workers, get_context("spawn"), begin_worker) as pool:
-        with ignore_interrupts():  # the processes start at the first of these
-            futures = {pool.submit(work, batch, folder): batch for batch in missing}
+    other_processes = set(active_children())
+    with _limit_threads(), ProcessPoolExecutor(workers, get_context("spawn"), _start_worker) as pool:
+        with ignore_interrupts():  # the processes start with the first submission
+            futures = {pool.submit(_run_batch, batch, folder): batch for batch in missing}
         try:
             for future in as_completed(futures):
                 future.result()
                 yield from futures[future]
         except KeyboardInterrupt:
-            for worker in set(active_children()) - others:
-                worker.kill()  # nobody waits for trials that have begun; what is kept is whole
+            for worker in set(active_children()) - other_processes:
+                worker.kill()  # do not wait for running trials; stored trials are complete
             raise
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def begin_worker() -> None:
-    """One thread, and no life without the process that hands out the work: killed, it would leave workers behind."""
+def _start_worker() -> None:
+    """Use one thread, and exit when the parent process ends: a killed parent would leave its workers behind."""
     torch.set_num_threads(1)
     parent = parent_process()
     assert parent is not None
 
-    def follow() -> None:
+    def exit_with_parent() -> None:
         parent.join()
         os._exit(1)
 
-    Thread(target=follow, daemon=True).start()
+    Thread(target=exit_with_parent, daemon=True).start()
 
 
 @contextmanager
 def ignore_interrupts() -> Iterator[None]:
-    """Processes that start within this block ignore interrupts, which a terminal sends to all: this one answers."""
-    if current_thread() is not main_thread():  # only the main thread hears them
+    """Make processes that start within this block ignore interrupts, which a terminal sends to all processes."""
+    if current_thread() is not main_thread():  # only the main thread receives signals
         yield
         return
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -151,18 +154,18 @@ def ignore_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def work(batch: Sequence[Unit], folder: Path) -> None:
-    """Run trials side by side and keep what they gave, once all are done; seconds are told in equal shares."""
-    begin = time.process_time()
-    found = all_answered([_values(unit) for unit in batch])
-    seconds = (time.process_time() - begin) / len(batch)
-    for unit, (values, _) in zip(batch, found):
+def _run_batch(batch: Sequence[Unit], folder: Path) -> None:
+    """Run trials together and store their results once all have finished; the time is divided equally."""
+    start = time.process_time()
+    results = all_answered([_run_trial(unit) for unit in batch])
+    seconds = (time.process_time() - start) / len(batch)
+    for unit, (values, _) in zip(batch, results):
         what = {"experiment": unit.experiment, "point": unit.point, "settings": unit.settings, "seed": unit.seed}
         trial_cache.save_trial(folder, unit.key, values, seconds, what)
 
 
-def _values(unit: Unit) -> Asking[dict[str, Any]]:
-    """What a trial gives; the questions of its training, if it asks them, are for whoever drives it."""
+def _run_trial(unit: Unit) -> Asking[dict[str, Any]]:
+    """Return the values of a trial; a trial that trains together with others yields its requests to its caller."""
     trial = catalog.load_experiment(unit.experiment).experiment.trial
     try:
         values = trial(seed=unit.seed, **unit.point, **unit.settings)
@@ -177,10 +180,10 @@ def _values(unit: Unit) -> Asking[dict[str, Any]]:
 
 
 @contextmanager
-def one_thread_each() -> Iterator[None]:
-    """Processes that start within this block use one thread."""
-    before = {name: os.environ.get(name) for name in THREADS}
-    os.environ.update(dict.fromkeys(THREADS, "1"))
+def _limit_threads() -> Iterator[None]:
+    """Make processes that start within this block use one thread."""
+    before = {name: os.environ.get(name) for name in THREAD_VARIABLES}
+    os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))
     try:
         yield
     finally:
@@ -191,6 +194,6 @@ def one_thread_each() -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _gather(mine: Sequence[Unit], kept: Mapping[str, Any]) -> ExperimentResults:
-    trials = [Trial(unit.point, unit.seed, kept[unit.key]["values"]) for unit in mine]
-    return ExperimentResults(Results(trials), sum(kept[unit.key]["seconds"] for unit in mine))
+def _collect_results(units: Sequence[Unit], finished: Mapping[str, Any]) -> ExperimentResults:
+    trials = [Trial(unit.point, unit.seed, finished[unit.key]["values"]) for unit in units]
+    return ExperimentResults(Results(trials), sum(finished[unit.key]["seconds"] for unit in units))

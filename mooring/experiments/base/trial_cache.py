@@ -1,10 +1,9 @@
-"""Finished trials on disk, each a file of its own, kept under what its numbers depend on.
+"""Cache of finished trials on disk, one file per trial.
 
-The key of a trial: its function, its arguments, its seed, the code that the function reaches (`code_digest.py`), the
-versions
-of the libraries that make its numbers, and the digests of the data files that it needs; of a trial that is trained
-beside others also their points, and the code that does so. Rewording a claim repeats no
-trial, and neither does an edit of an algorithm that a trial does not use.
+The key of a trial contains its function, arguments and seed, the digest of the code that the function can reach
+(`code_digest.py`), the versions of the numerical libraries, and the digests of its data files. For trials that are
+trained as one cohort it also contains the points of the cohort and the code that trains them together. Changing the
+wording of a claim, or an algorithm that a trial does not use, repeats no trial.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from mooring.experiments.base import code_digest
 from mooring.runs.atomic_files import DamagedFile, make_synced_folder, read_json, to_plain, write_error, write_json
 
 LIBRARIES = ("numpy", "scipy", "scikit-learn", "torch")
-CACHE_ENVIRONMENT = "MOORING_CACHE"
+CACHE_DIR_VARIABLE = "MOORING_CACHE"
 
 
 def default_trial_folder() -> Path:
-    """Where trials are kept: what MOORING_CACHE names, else `mooring` in the user's cache folder."""
-    if given := os.environ.get(CACHE_ENVIRONMENT):
-        return Path(given)
+    """Return the folder of the cache: MOORING_CACHE, or `mooring/trials` in the user's cache folder."""
+    if folder := os.environ.get(CACHE_DIR_VARIABLE):
+        return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mooring" / "trials"
 
 
@@ -41,42 +40,45 @@ def trial_key(
     needs: tuple[str, ...] = (),
     beside: Sequence[Mapping[str, Any]] = (),
 ) -> str:
-    """`beside` are the points that are trained as one cohort, where there are several."""
-    what = {
+    """Return the key of a trial; `beside` contains the points that are trained as one cohort, if there are several."""
+    content = {
         "trial": f"{trial.__module__}.{trial.__qualname__}",
         "arguments": to_plain(dict(arguments)),
         "seed": seed,
         **({"beside": [to_plain(dict(point)) for point in beside]} if beside else {}),
         **describe_origin(trial, needs, bool(beside)),
     }
-    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def describe_origin(trial: Callable[..., Any], needs: tuple[str, ...] = (), together: bool = False) -> dict[str, Any]:
-    """What a trial's numbers rest on beside its arguments: digest of the code, versions, digests of the data."""
+    """Return what a trial depends on besides its arguments: digest of the code, library versions, digests of the
+    data."""
     functions = [trial, all_answered] if together else [trial]
-    digests = [_code(one.__module__, one.__qualname__) for one in functions]
-    whole = hashlib.sha256("".join(digests).encode()).hexdigest() if together else digests[0]
-    return {"code": whole, "versions": versions(), "data": digest_data_files(needs)}
+    digests = [_code(function.__module__, function.__qualname__) for function in functions]
+    code = hashlib.sha256("".join(digests).encode()).hexdigest() if together else digests[0]
+    return {"code": code, "versions": library_versions(), "data": digest_data_files(needs)}
 
 
-def versions() -> dict[str, str]:
+def library_versions() -> dict[str, str]:
+    """Return the versions of the libraries that determine the numbers."""
     return {library: version(library) for library in LIBRARIES}
 
 
 def load_trial(folder: Path, name: str) -> dict[str, Any] | None:
-    """A finished trial, or None; a damaged file counts as absent and is written anew."""
+    """Return a finished trial, or None; a damaged file counts as absent and is replaced."""
     path = _place(folder, name)
     if not path.exists():
         return None
     try:
-        kept = read_json(path)
+        stored = read_json(path)
     except DamagedFile:
         return None
-    return kept | {"values": {series: _numbers(value) for series, value in kept["values"].items()}}
+    return stored | {"values": {series: _to_floats(value) for series, value in stored["values"].items()}}
 
 
 def save_trial(folder: Path, name: str, values: Mapping[str, Any], seconds: float, what: Mapping[str, Any]) -> None:
+    """Write a finished trial; `what` describes it."""
     path = _place(folder, name)
     try:
         make_synced_folder(path.parent)
@@ -86,7 +88,7 @@ def save_trial(folder: Path, name: str, values: Mapping[str, Any], seconds: floa
 
 
 def digest_data_files(needs: tuple[str, ...]) -> dict[str, str]:
-    """Digests of the files in the data folder whose names begin with one of `needs`."""
+    """Return the digests of the files in the data folder whose names start with one of `needs`."""
     folder = os.environ.get(DATA_DIR_VARIABLE)
     if not needs or folder is None or not Path(folder).is_dir():
         return {}
@@ -109,8 +111,8 @@ def _place(folder: Path, name: str) -> Path:
     return folder / name[:2] / f"{name}.json"
 
 
-def _numbers(value: Any) -> Any:
-    """Numbers as they were before JSON: null was nan, a text an infinity."""
+def _to_floats(value: Any) -> Any:
+    """Return numbers as they were before JSON: null was nan, a string was an infinity."""
     if isinstance(value, list):
-        return [_numbers(item) for item in value]
+        return [_to_floats(item) for item in value]
     return float("nan") if value is None else float(value)
