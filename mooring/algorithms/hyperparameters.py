@@ -153,8 +153,11 @@ def auto_lam(task: Task, statistics: Any) -> float:
     At most TIGHTEST (`estimates/lambda_rules.py`) times the curvature, also where no spread is seen. Where nothing can
     be told of a spread (`estimates/task_random_effects.py` says where), the pull is a share of the curvature.
     """
-    if statistics.federation is not None:
-        return statistics.federation.auto
+    return curvature_lam(statistics) if statistics.federation is None else statistics.federation.auto
+
+
+def curvature_lam(statistics: Any) -> float:
+    """NETWORK_LAM_PER_CURVATURE times the clients' mean curvature, or times 1 where it is unknown."""
     known = statistics.smooth[torch.isfinite(statistics.smooth)]
     return NETWORK_LAM_PER_CURVATURE * (float(known.mean()) if len(known) else 1.0)
 
@@ -298,7 +301,7 @@ def server_step_factor(algorithm: Any, round: Round) -> float:
 
 
 def finetune_global(
-    algorithm: Any, task: Task, w: Tensor, data: CohortData, round: Round, memory: Tensor | None = None
+    algorithm: Any, task: Task, w: Tensor, data: CohortData, round: Round, memory: Tensor | None = None, **terms: Any
 ) -> Tensor:
     """The global model after each client's `tune_steps` (or `tune_epochs`), with the draws and rates of the next round.
 
@@ -307,4 +310,4 @@ def finetune_global(
     ahead = round._replace(t=round.t + 1)
     batch, _, eta = schedule(algorithm, data, ahead, memory)
     work = {"epochs": algorithm.tune_epochs} if algorithm.tune_epochs else {"steps": algorithm.tune_steps}
-    return train(task, w, data, ahead, eta, batch=batch, draws=algorithm.draws, rule=algorithm.rule, **work)[0]
+    return train(task, w, data, ahead, eta, batch=batch, draws=algorithm.draws, rule=algorithm.rule, **work, **terms)[0]

@@ -34,12 +34,24 @@ class Box(NamedTuple):
     high: float
 
 
-def project(w: Tensor, region: Ball | Box | None) -> Tensor:
+class Fixed(NamedTuple):
+    """All w whose coordinates in `mask` have the given values."""
+
+    mask: Tensor  # [d] bool
+    values: Tensor  # [d] or [C, d]
+
+
+Region = Ball | Box | Fixed
+
+
+def project(w: Tensor, region: Region | None) -> Tensor:
     """The point of the region nearest to each row of w; None is all of space."""
     if region is None:
         return w
     if isinstance(region, Box):
         return w.clamp(region.low, region.high)
+    if isinstance(region, Fixed):
+        return torch.where(region.mask, region.values, w)
     center = torch.zeros_like(w) if region.center is None else region.center
     gap = w - center
     norm = gap.norm(dim=-1, keepdim=True)
@@ -74,7 +86,7 @@ def train(
     epochs: int | None = None,
     pull: tuple[Any, Tensor] | None = None,
     shift: Tensor | None = None,
-    region: Ball | Box | None = None,
+    region: Region | None = None,
     slot: int = 0,
     draws: str = "passes",
     rule: Optimizer = PLAIN_SGD,

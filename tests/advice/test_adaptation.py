@@ -141,7 +141,9 @@ def test_wrong_ways_are_refused():
 def test_every_algorithm_declares_a_way_that_it_can_go(name):
     """A prox is for personal models that lam pulls, never for a shared one; a last stage must be there to be used."""
     task, clients = PROBLEMS["linear"]()
-    algorithm, exchange, _ = settled_simulator(build(name, {}), task, clients)
+    algorithm, exchange, _ = settled_simulator(
+        build(name, {"personal": "head"} if name == "fedbn" else {}), task, clients
+    )
     way, personal = find(name).new_client_method, hasattr(exchange.states.first, "v")
     assert way in ADAPTATION_METHODS
     assert (way == "prox") == (personal and hasattr(algorithm, "lam"))

@@ -32,6 +32,9 @@ class Naive:
             g += (row @ w - y) * row / len(self.y)
         return g + RIDGE * w
 
+    def loss(self, w):
+        return ((self.x @ w - self.y) ** 2).mean() / 2 + RIDGE / 2 * w @ w
+
     def bend(self):
         return self.x.T @ self.x / len(self.y) + RIDGE * np.eye(D)
 

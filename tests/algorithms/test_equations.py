@@ -14,6 +14,7 @@ import torch
 from mooring.algorithms.base import algorithm_names, build
 from tests.algorithms import naive_fedprox as fedprox
 from tests.algorithms import naive_kernel as kernel
+from tests.algorithms import naive_partial as partly
 from tests.algorithms import naive_personal as personal
 from tests.algorithms.naive import BATCH, ETA, LAM, RIDGE, ROUNDS, SAMPLED, STEPS, everyone, problem, sampled
 from tests.support.problems import simulate
@@ -84,6 +85,17 @@ SAMPLED_TOO = [
         fedprox.MSPP_THEORY | {"eta": ETA, "batch": fedprox.MSPP_BATCH},
         fedprox.naive_mspp_theory,
     ),
+    ("fedper", SGD, partly.naive_fedper),
+    ("lg_fedavg", SGD, partly.naive_lg),
+    ("fedbn", {**SGD, "personal": "intercept"}, partly.naive_fedper),
+    ("fedrep", {**SGD, "head_steps": 3}, partly.naive_fedrep),
+    ("fedbabu", {**SGD, "tune_steps": 2}, partly.naive_fedbabu),
+    ("fedbabu", {**SGD, "tune_steps": 2, "tune": "head"}, partly.naive_fedbabu_head),
+    ("fedala", {**SGD, "sample": 1.0, "weight_eta": 0.7, "first_passes": 2}, partly.naive_fedala),
+    ("feddyn", {**SGD, "lam": LAM, "inner": "sgd"}, partly.naive_feddyn),
+    ("feddyn", {"lam": LAM, "inner": "exact"}, partly.naive_feddyn_exact),
+    ("ifca", SGD, partly.naive_ifca),
+    ("fedrod", SGD, partly.naive_fedrod),
 ]
 EVERYONE_ONLY = [
     ("local", {"ridge": 0.2}, naive_local),

@@ -14,7 +14,7 @@ from mooring.tasks.absolute import Absolute
 from mooring.tasks.hinge import Hinge
 from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic
-from tests.support.problems import PROBLEMS, simulate
+from tests.support.problems import PROBLEMS, settled_simulator, simulate
 
 SGD = {"eta": 0.1, "batch": 4, "steps": 3}
 FULL = {"eta": 0.1, "batch": 0, "steps": 3}
@@ -61,6 +61,13 @@ LIMITS = [
     ("common", ("fedprox_personal", {**EXACT, "gamma": 1 / 0.6}), ("fedprox", EXACT), 3, 1e-9),
     ("common", ("fedprox_two_stage", {**EXACT, **UNWEIGHTED}), ("fedprox", EXACT), 3, 1e-9),
     ("both", ("fedprox_two_stage", {**FULL, **UNWEIGHTED, "lam": 0.6}), ("fedprox_personal", TWIN), 3, 1e-12),
+    ("models", ("fedper", {**SGD, "personal": "*"}), ("local", {**SGD, **ALONE}), 3, 0),
+    ("both", ("lg_fedavg", {**SGD, "personal": "head"}), ("fedper", SGD), 3, 0),
+    ("both", ("fedbn", {**SGD, "personal": "head"}), ("fedper", SGD), 3, 0),
+    ("common", ("fedrep", {**SGD, "head_steps": 0}), ("fedbabu", SGD), 3, 0),
+    ("both", ("fedala", {**SGD, "layers": 0}), ("fedavg_finetune", {**SGD, "output": "own"}), 3, ULPS),
+    ("common", ("fedrod", {**SGD, "balanced": False}), ("fedavg", SGD), 3, ULPS),
+    ("both", ("ifca", {**SGD, "clusters": 1}), ("fedavg", SGD), 3, ULPS),
 ]
 
 
@@ -133,7 +140,7 @@ def test_places_of_the_pool_are_rows_at_their_weights():
     """Over shifts each row of client i has N p_i/n_i of the N places; a round's count is that rounded up or down."""
     _, clients = PROBLEMS["linear"]()
     data = clients.cohort(clients.weights("uniform"))
-    pooled = import_module("mooring.algorithms.pooled").in_one_place(data, Round(1, 1, 5, 5, 1.0, 0)).train
+    pooled = import_module("mooring.algorithms.pooled").pool_clients(data, Round(1, 1, 5, 5, 1.0, 0)).train
     n = len(pooled.y)
     everything, valid = torch.arange(n)[None], torch.ones(1, n, dtype=torch.bool)
     expected = n * torch.repeat_interleave(data.p / data.train.size, data.train.size)
@@ -190,3 +197,44 @@ def test_pfedme_without_a_pull_leaves_the_common_model():
     task, clients = PROBLEMS["linear"]()
     server, _, _ = simulate(build("pfedme", {"inner": "exact", "lam": 1e-9, "eta": 1.0}), task, clients)
     assert float((server.w - task.start()).norm()) < 1e-6
+
+
+@pytest.mark.parametrize("fields", [{"inner": "exact"}, {"inner": "sgd", "steps": 5, "batch": 0}], ids=["exact", "sgd"])
+def test_feddyn_ends_at_the_pooled_minimizer(fields):
+    task, clients = PROBLEMS["linear"]()
+    server, _, _ = simulate(build("feddyn", {"lam": 0.5, **fields}), task, clients, rounds=1500)
+    right = simulate(build("pooled", {}), task, clients)[0].w
+    torch.testing.assert_close(server.w, right, rtol=0, atol=1e-8)
+
+
+def test_ifca_finds_planted_clusters():
+    """Two kinds of clients with opposite slopes: each kind ends with a model of its own, near the truth."""
+    rng = np.random.default_rng(3)
+    kind = rng.permutation(np.arange(12) % 2)
+    xs = [rng.normal(size=(40, 3)) for _ in kind]
+    ys = [x @ np.array([1.0, -2.0, 0.5]) * (2 * k - 1) + 0.1 * rng.normal(size=len(x)) for x, k in zip(xs, kind)]
+    task, clients = Linear(3), from_arrays(xs, ys, kind="regression")
+    _, models, exchange = simulate(build("ifca", {"clusters": 2}), task, clients, rounds=30)
+    first = exchange.states.field("cluster")[int(np.flatnonzero(kind == 0)[0])]
+    assert ((exchange.states.field("cluster") == first).numpy() == (kind == 0)).all()
+    right = np.outer(2 * kind - 1, [1.0, -2.0, 0.5])
+    np.testing.assert_allclose(models[:, :3].numpy(), right, atol=0.1)
+
+
+def test_the_generic_head_of_fedrod_learns_from_balanced_classes():
+    """Its gradient is that of the cross-entropy of scores plus log(rows of the class), written out row by row."""
+    task, clients = PROBLEMS["softmax"]()
+    algorithm, exchange, server = settled_simulator(
+        build("fedrod", {"eta": 0.1, "steps": 1, "batch": 0}), task, clients
+    )
+    client = exchange.states.take(torch.arange(len(clients)))
+    turn = Round(1, 1, len(clients), len(clients), 1.0, 0)
+    _, change = algorithm.client_update(server, client, task, exchange.data, turn)
+    for i in range(len(clients)):
+        x, y = (part.numpy() for part in clients.train.of(i))
+        counts = np.maximum(np.bincount(y.astype(int), minlength=3), 1e-9)
+        g = np.zeros((4, 3))
+        for row, label in zip(np.hstack([x, np.ones((len(x), 1))]), y.astype(int)):
+            chance = counts / counts.sum()  # all scores are 0 at the start
+            g += np.outer(row, chance - np.eye(3)[label]) / len(y)
+        np.testing.assert_allclose(change[i].numpy(), -0.1 * g.reshape(-1), atol=1e-12)

@@ -1,0 +1,102 @@
+"""FedALA: before training, each client mixes its last model and the global one, weight by weight.
+
+Zhang, Hua, Wang, Song, Xue, Ma, Guan. FedALA: adaptive local aggregation for personalized federated learning. AAAI
+2023, Algorithm 1.
+
+    u_i  = v_i + (w - v_i) * a_i                          a_i = 1 but for the last `layers` layers
+    a_i <- clip( a_i - weight_eta grad L_i(u_i) * (w - v_i), 0, 1 )    on minibatches, for `sample` of a pass
+    v_i  = u_i after `steps` local SGD steps on L_i
+    w   <- sum_i p_i v_i / sum_i p_i                      over the cohort
+
+Symbols  w: Server.w    v_i, a_i: Client.v, Client.weights, the paper's Theta_i and W_i    layers: p    sample: s/100
+         weight_eta: eta
+Limits   layers = 0 is FedAvg, whose clients deploy their own copies
+Departs  a_i is learnt for `first_passes` passes in a client's second update, where the paper waits for the loss to
+         settle; the minibatches of a part of a pass stand for a sample of the rows
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mooring.algorithms.base import Algorithm
+from mooring.algorithms.hyperparameters import (
+    check_local_work,
+    check_ranges,
+    count_round,
+    init_memory,
+    resolve_auto,
+    train_locally,
+)
+from mooring.algorithms.parts import head_coefficients
+from mooring.core.cohort import CohortData, Round
+from mooring.core.local_work import LocalWork
+from mooring.core.minibatches import batches_per_epoch, minibatches
+from mooring.core.task import Task
+from mooring.estimates.client_statistics import ClientStatistics
+
+WEIGHT_SLOT = 1  # the weights are learnt on other minibatches than the model
+
+
+class Server(NamedTuple):
+    w: Tensor  # [d]
+
+
+class Client(NamedTuple):
+    v: Tensor  # [C, d]
+    weights: Tensor  # [C, d]
+    updates: Tensor  # [C], local updates so far
+    memory: Tensor  # [C, s], what local training keeps between rounds
+
+
+@dataclass(frozen=True)
+class FedALA(LocalWork, Algorithm[Server, Client, Tensor]):
+    layers: int = 1
+    sample: float = 0.8
+    weight_eta: float = 1.0
+    first_passes: int = 10
+
+    paper: ClassVar[str] = "fedala, Algorithm 1"
+    reveals: ClassVar[str] = "each client's personal model: w + message; use secure aggregation"
+    new_client_method: ClassVar[str] = "alone"
+
+    def __post_init__(self) -> None:
+        check_local_work(self)
+        check_ranges(self, layers=(0, None), sample=(0, 1), weight_eta=(0, None), first_passes=(1, None))
+
+    def resolve(self, task: Task, statistics: ClientStatistics) -> FedALA:
+        return resolve_auto(self, task, statistics)
+
+    def init(self, task: Task, w0: Tensor) -> tuple[Server, Client]:
+        return Server(w0), Client(w0, torch.ones_like(w0), torch.tensor(0), init_memory(self, task, w0))
+
+    def client_update(
+        self, server: Server, client: Client, task: Task, data: CohortData, round: Round
+    ) -> tuple[Client, Tensor]:
+        weights = self._learn_weights(server, client, task, data, round)
+        start = client.v + (server.w - client.v) * weights
+        v, memory = train_locally(self, task, start, data, round, client.memory)
+        return Client(v, weights, client.updates + 1, count_round(memory)), v - server.w
+
+    def _learn_weights(self, server: Server, client: Client, task: Task, data: CohortData, round: Round) -> Tensor:
+        """[C, d]: a_i for this round; a client's first update takes the global model as it is."""
+        batch = int(self.batch) or None
+        passes = torch.where(client.updates == 1, self.first_passes, 1) * (client.updates > 0)
+        steps = (self.sample * batches_per_epoch(data.train.size, batch)).ceil().long() * passes
+        gap = torch.where(head_coefficients(task, self.layers), server.w - client.v, 0.0)
+        a = client.weights
+        for step in minibatches(task, data, round, batch=batch, steps=steps, slot=WEIGHT_SLOT, draws=self.draws):
+            slope = task.grad(client.v + (server.w - client.v) * a, step.batch) * gap
+            moved = (a - self.weight_eta * slope).clamp(0, 1)
+            a = moved if step.active is None else torch.where(step.active[:, None], moved, a)
+        return a
+
+    def server_update(self, server: Server, mean: Tensor, round: Round) -> Server:
+        return Server(server.w + mean)
+
+    def personal_model(self, server: Server, client: Client) -> Tensor:
+        return client.v

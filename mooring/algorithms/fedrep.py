@@ -1,0 +1,58 @@
+"""FedRep: each round a client first fits its own head to the shared body, then the body to its head.
+
+Collins, Hassani, Mokhtari, Shakkottai. Exploiting shared representations for personalized federated learning. ICML
+2021, Algorithm 1.
+
+    h_i <- h_i after `head_steps` local SGD steps on L_i(w, .)
+    w_i  = w after `steps` local SGD steps on L_i(., h_i)
+    w   <- sum_i p_i w_i / sum_i p_i                      over the cohort; h_i is not sent
+
+Symbols  w: Server.w but for its personal part, which stays as it started    h_i: Client.v    head_steps: the paper's
+         tau    personal: which part h is
+Limits   head_steps = 0 leaves the heads as they started, as FedBABU does
+Departs  head_epochs, where > 0, counts passes over the rows instead of steps
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from torch import Tensor
+
+from mooring.algorithms.fedper import Client, FedPer, Server
+from mooring.algorithms.hyperparameters import check_ranges, count_round, init_memory, train_locally
+from mooring.algorithms.parts import join_model, personal_mask, split_model
+from mooring.core.cohort import CohortData, Round
+from mooring.core.solvers import Fixed
+from mooring.core.task import Task
+
+HEAD_SLOT = 1  # the head is fitted on other minibatches than the body
+
+
+@dataclass(frozen=True)
+class FedRep(FedPer):
+    head_steps: int = 10
+    head_epochs: int = 0  # passes over the data instead of steps, when > 0
+
+    paper: ClassVar[str] = "fedrep, Algorithm 1"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_ranges(self, head_steps=(0, None), head_epochs=(0, None))
+
+    def init(self, task: Task, w0: Tensor) -> tuple[Server, Client]:
+        return Server(w0), Client(split_model(w0, self.personal)[1], init_memory(self, task, w0, models=2))
+
+    def client_update(
+        self, server: Server, client: Client, task: Task, data: CohortData, round: Round
+    ) -> tuple[Client, Tensor]:
+        shared, _ = split_model(server.w, self.personal)
+        head = personal_mask(self.personal, len(server.w))
+        v, memory = join_model(shared, client.v, self.personal), client.memory
+        if self.head_steps or self.head_epochs:
+            work = replace(self, steps=max(self.head_steps, 1), epochs=self.head_epochs)
+            v, memory = train_locally(work, task, v, data, round, memory, 1, region=Fixed(~head, v), slot=HEAD_SLOT)
+        v, memory = train_locally(self, task, v, data, round, memory, region=Fixed(head, v))
+        trained, own = split_model(v, self.personal)
+        return Client(own, count_round(memory)), trained - shared

@@ -1,0 +1,108 @@
+"""FedRoD: a generic head learns from balanced classes, a personal head on the same body adds what is the client's own.
+
+Chen, Chao. On bridging generic and personalized federated learning for image classification. ICLR 2022, Section 4.
+
+    w_i <- w_i - eta grad B_i(w_i)                        body and generic head, `steps` times from w
+    h_i <- h_i - eta grad_h L_i(w_i + h_i)                personal head, in the same steps on the same minibatches
+    w   <- sum_i p_i w_i / sum_i p_i                      over the cohort; h_i is not sent
+    v_i  = w + h_i                                        what client i deploys: the sum of both heads' scores
+
+B_i is L_i with log(n_ic) added to the score of class c, n_ic the client's rows of that class (balanced softmax).
+
+Symbols  w: Server.w    h_i: Client.v, added to the coefficients of the head
+Limits   the global model is FedAvg's where classes are balanced, or with balanced = false
+Departs  the heads are linear, so that the sum of their scores is the score of their sum. Losses other than log-loss and
+         heads without an intercept per class, are not balanced (B_i = L_i). A class without rows counts as 1e-9 rows
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mooring.algorithms.base import Algorithm
+from mooring.algorithms.hyperparameters import (
+    check_local_work,
+    count_round,
+    init_memory,
+    require_plain_sgd,
+    resolve_auto,
+    schedule,
+)
+from mooring.algorithms.parts import head_coefficients
+from mooring.core.cohort import CohortData, Round, Rows, broadcast_per_client
+from mooring.core.local_work import LocalWork
+from mooring.core.minibatches import minibatches
+from mooring.core.task import Task
+from mooring.estimates.client_statistics import ClientStatistics
+
+ROWS_OF_ABSENT_CLASS = 1e-9
+
+
+class Server(NamedTuple):
+    w: Tensor  # [d]
+
+
+class Client(NamedTuple):
+    v: Tensor  # [C, d], h_i; 0 but for the head
+    memory: Tensor  # [C, s], what local training keeps between rounds
+
+
+@dataclass(frozen=True)
+class FedRoD(LocalWork, Algorithm[Server, Client, Tensor]):
+    balanced: bool = True
+
+    paper: ClassVar[str] = "fedrod, Section 4"
+    reveals: ClassVar[str] = "each client's change of the body and the generic head; its personal head stays with it"
+    new_client_method: ClassVar[str] = "alone"
+
+    def __post_init__(self) -> None:
+        check_local_work(self)
+        require_plain_sgd(self, "both heads move by plain SGD steps")
+
+    def resolve(self, task: Task, statistics: ClientStatistics) -> FedRoD:
+        return resolve_auto(self, task, statistics)
+
+    def init(self, task: Task, w0: Tensor) -> tuple[Server, Client]:
+        return Server(w0), Client(torch.zeros_like(w0), init_memory(self, task, w0))
+
+    def client_update(
+        self, server: Server, client: Client, task: Task, data: CohortData, round: Round
+    ) -> tuple[Client, Tensor]:
+        batch, count, eta = schedule(self, data, round, client.memory)
+        head = head_coefficients(task)
+        prior = class_scores(task, data.train) if self.balanced else 0.0
+        w, h = server.w.expand(len(data), -1), client.v
+        for step in minibatches(task, data, round, batch=batch, steps=count, draws=self.draws):
+            rate: Any = broadcast_per_client(eta(step.k) if callable(eta) else eta, w)
+            if step.active is not None:
+                rate = rate * step.active[:, None]
+            own = torch.where(head, task.grad(w + h, step.batch), 0.0)
+            balanced = task.grad(w + prior, step.batch) - task.ridge * prior  # the ridge is on w only
+            w, h = w - rate * balanced, h - rate * own
+        return Client(h, count_round(client.memory)), w - server.w
+
+    def server_update(self, server: Server, mean: Tensor, round: Round) -> Server:
+        return Server(server.w + mean)
+
+    def personal_model(self, server: Server, client: Client) -> Tensor:
+        return server.w + client.v
+
+
+def class_scores(task: Task, rows: Rows) -> Tensor | float:
+    """[C, d]: log(n_ic) at the intercept of class c, 0 elsewhere; 0 where the task has no such intercepts.
+
+    A single score is that of the second of two classes: log(n_i1 / n_i0).
+    """
+    block = task.layout[-1]
+    if task.metric != "log-loss" or not (block.name == "intercept" or block.name.endswith("bias")):
+        return 0.0
+    classes = max(block.size, 2)
+    counts = torch.stack([torch.bincount(rows.of(c)[1].long(), minlength=classes) for c in range(len(rows))])
+    scores = counts.to(task.dtype).clamp(min=ROWS_OF_ABSENT_CLASS).log()
+    out = torch.zeros(len(rows), task.dim, dtype=task.dtype)
+    out[:, block.place] = scores[:, 1:] - scores[:, :1] if block.size == 1 else scores
+    return out
