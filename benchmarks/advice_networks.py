@@ -29,7 +29,7 @@ from benchmarks.advice_calibration import StatedGains, describe, select_calls
 from mooring.advice.advise import run_advice
 from mooring.advice.candidates.families import TUNED
 from mooring.advice.evaluation.networks import finetune_locally, replace_rows
-from mooring.advice.folds import assign_folds, compact_rows, concatenate_rows, filter_rows, row_clients, row_losses
+from mooring.advice.folds import assign_folds, concatenate_rows, filter_rows, row_clients, row_losses
 from mooring.core.cohort import Rows
 from mooring.data.clients import PARTS, Clients
 from mooring.data.image_datasets import load_image_dataset
@@ -89,14 +89,14 @@ def class_shares(clients: Clients) -> torch.Tensor:
     """[m, classes]"""
     count = torch.zeros(len(clients), len(clients.classes), dtype=torch.float64)
     for name in PARTS:
-        part = compact_rows(getattr(clients, name))
+        part = getattr(clients, name).compact()
         count.index_put_((row_clients(part), part.y), torch.ones(len(part.y), dtype=torch.float64), accumulate=True)
     return count / count.sum(1, keepdim=True)
 
 
 def measure_losses(clients: Clients, seed: int, rounds: int, by_class: bool, parts: int) -> LossesBySeed:
     """One of `parts` of the test rows is what advice sees; the others are held aside."""
-    test = compact_rows(clients.test)
+    test = clients.test.compact()
     seen = assign_folds(test, clients.keys, parts, seed) == 0
     aside, known = filter_rows(test, ~seen), replace(clients, test=filter_rows(test, seen))
     job = prepare(request(known, purpose="advise", model=net, seed=seed, rounds=rounds, threads=1), known, net)
@@ -136,7 +136,7 @@ def group_by_five(clients: Clients) -> Clients:
     """Each five clients as one."""
 
     def merged(rows: Rows) -> Rows:
-        rows = compact_rows(rows)
+        rows = rows.compact()
         size = rows.size.view(-1, GROUP).sum(1)
         return Rows(rows.x, rows.y, torch.cumsum(size, 0) - size, size)
 

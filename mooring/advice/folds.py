@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mooring.core.client_functions import ClientRows
 from mooring.core.cohort import Rows, padded_batches
 from mooring.core.seeds import uniforms
 from mooring.data.clients import PARTS, Clients
@@ -32,34 +33,23 @@ class FoldSplit(NamedTuple):
 def concatenate_rows(first: Rows, second: Rows) -> Rows:
     """The rows of two parts of the same clients, client after client."""
     if int(second.size.sum()) == 0:
-        return compact_rows(first)
+        return first.compact()
     owner = torch.cat([row_clients(first), row_clients(second)])
     order = torch.argsort(owner, stable=True)
-    x, y = (torch.cat([getattr(compact_rows(part), name) for part in (first, second)])[order] for name in ("x", "y"))
+    x, y = (torch.cat([getattr(part.compact(), name) for part in (first, second)])[order] for name in ("x", "y"))
     size = first.size + second.size
     return Rows(x, y, torch.cumsum(size, 0) - size, size)
 
 
 def usable_rows(clients: Clients) -> Rows:
     """The rows that advice is learnt from: all, but for the test rows of a table that brings its own split."""
-    if not isinstance(clients.train, Rows):
-        return clients.train.usable
     rows = concatenate_rows(clients.train, clients.validation)
     return concatenate_rows(rows, clients.test) if clients.has_random_parts else rows
 
 
-def row_clients(rows: Rows) -> Tensor:
+def row_clients(rows: ClientRows) -> Tensor:
     """[N]: each row's client, client after client."""
     return torch.repeat_interleave(torch.arange(len(rows)), rows.size)
-
-
-def compact_rows(rows: Rows) -> Rows:
-    """The same rows in a pool of their own, client after client."""
-    begin = torch.cumsum(rows.size, 0) - rows.size
-    if len(rows.y) == int(rows.size.sum()) and torch.equal(begin, rows.start):
-        return Rows(rows.x, rows.y, rows.start, rows.size)
-    index = torch.repeat_interleave(rows.start - begin, rows.size) + torch.arange(int(rows.size.sum()))
-    return Rows(rows.x[index], rows.y[index], begin, rows.size)
 
 
 def filter_rows(rows: Rows, keep: Tensor) -> Rows:
@@ -90,7 +80,7 @@ def number_distinct_rows(rows: Rows) -> Tensor | None:
     None where no row is repeated. Where a client's rows repeat by nature, without a column that takes many values,
     equal rows are different observations: each has a number of its own.
     """
-    if not isinstance(rows, Rows) or rows.x.ndim != 2 or not len(rows.y):
+    if rows.x.ndim != 2 or not len(rows.y):
         return None
     table = torch.cat(
         [row_clients(rows)[:, None].double(), rows.x.double(), rows.y.double().reshape(len(rows.y), -1)], 1
@@ -170,15 +160,12 @@ def iterate_folds(
     units: Tensor | None = None,
     time: Tensor | None = None,
 ) -> Iterator[FoldSplit]:
-    """The folds of a compact pool, one after another; those of remote rows, as their clients assign them.
+    """The folds of a compact pool, one after another.
 
     With `time` [N] the first fold's rows are the earliest and only train; each further one is predicted from all
     earlier rows (forward chaining).
     """
     count = folds or count_folds(rows, time)
-    if not isinstance(rows, Rows):
-        yield from rows.folds(count)
-        return
     if time is not None:
         fold = assign_time_blocks(rows, time, count + 1)
         for k in range(1, count + 1):

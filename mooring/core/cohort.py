@@ -7,7 +7,8 @@ has. Minibatches are gathered by index, so no client is padded to the largest on
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Lock, RLock
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ MAX_PADDED_BYTES = 64_000_000  # features that one padded block of clients may h
 SUMMARY_LOCK = RLock()  # summaries of a federation are computed once, whoever comes first
 CHUNK_CACHE_BYTES = 20_000_000  # parameters of one chunk: above this the cohort's matrix no longer fits the cache
 MAX_NUMBERS_IN_ONE_BATCH = 1_000_000  # numbers up to which all clients are padded into one batch, whatever their sizes
+KEPT_BATCHES = "batches"  # where rows keep their padded batches while several client functions use them
 
 
 class Batch(NamedTuple):
@@ -119,6 +121,38 @@ class Rows:
         Whatever `work` gives, a tensor [C, ...], a (named) tuple of such, or None, comes back for all clients at once.
         """
         return map_blocks(self.blocks(most), lambda block: work(self.select(block), block))
+
+    def map(self, function: Any, task: Any, *per_client: Tensor, **shared: Any) -> Any:
+        """The results of a client function (`client_functions.py`), stacked over the clients."""
+        return function.on_rows(task, self, *per_client, **shared)
+
+    def map_independent(self, work: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+        """`map`: in memory there is nothing to gain from independence."""
+        return map(work, items)
+
+    @property
+    def kept_batches(self) -> list[tuple[Tensor, Batch]] | None:
+        return self.cache.get(KEPT_BATCHES)
+
+    @contextmanager
+    def keep_batches(self) -> Iterator[None]:
+        """Pad the rows once for all client functions that are called inside."""
+        if KEPT_BATCHES in self.cache:
+            yield
+            return
+        self.cache[KEPT_BATCHES] = padded_batches(self)
+        try:
+            yield
+        finally:
+            self.cache.pop(KEPT_BATCHES, None)
+
+    def compact(self) -> Rows:
+        """The same rows in a pool of their own, client after client."""
+        begin = torch.cumsum(self.size, 0) - self.size
+        if len(self.y) == int(self.size.sum()) and torch.equal(begin, self.start):
+            return Rows(self.x, self.y, self.start, self.size)
+        index = torch.repeat_interleave(self.start - begin, self.size) + torch.arange(int(self.size.sum()))
+        return Rows(self.x[index], self.y[index], begin, self.size)
 
     def blocks(self, most: int | None = None, times: int = 1) -> list[Tensor]:
         """Positions of all clients in blocks of similar size, so that padding a block wastes little.

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from mooring.core.client_functions import ClientRows
 from mooring.core.cohort import Batch, CohortData, chunk_size
 from mooring.core.task import Constants, Task
-from mooring.estimates.client_queries import ClientQueries, InMemoryQueries
 from mooring.estimates.federation_estimates import FederationEstimates, estimate_federation
 from mooring.tasks.proximal import MAX_DENSE_PARAMETERS
 
@@ -50,10 +50,8 @@ class ClientStatistics(NamedTuple):
 
 
 def collect_statistics(task: Task, data: CohortData, w0: Tensor, required: tuple[str, ...] = ()) -> ClientStatistics:
-    """The statistics of a cohort whose rows are here; the optional ones only where asked for."""
-    return add_federation_estimates(
-        compute_statistics(task, data, w0, required), task, InMemoryQueries(task, data.train), required
-    )
+    """The statistics of a cohort whose rows are in memory; the optional ones only where asked for."""
+    return add_federation_estimates(compute_statistics(task, data, w0, required), task, data.train, required)
 
 
 def compute_statistics(task: Task, data: CohortData, w0: Tensor, required: tuple[str, ...] = ()) -> ClientStatistics:
@@ -64,12 +62,12 @@ def compute_statistics(task: Task, data: CohortData, w0: Tensor, required: tuple
 
 
 def add_federation_estimates(
-    each: ClientStatistics, task: Task, answers: ClientQueries, required: tuple[str, ...]
+    each: ClientStatistics, task: Task, rows: ClientRows, required: tuple[str, ...]
 ) -> ClientStatistics:
     """All clients' statistics with what they say together, as far as it was asked for."""
     if not {"spread", "rules"} & set(required):
         return each
-    return each._replace(federation=estimate_federation(task, answers, each.p, everything="rules" in required))
+    return each._replace(federation=estimate_federation(task, rows, each.p, everything="rules" in required))
 
 
 def _of_block(task: Task, data: CohortData, w0: Tensor, required: tuple[str, ...]) -> ClientStatistics:

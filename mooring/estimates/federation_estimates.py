@@ -12,8 +12,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from mooring.core.client_functions import ClientRows
 from mooring.core.task import Task
-from mooring.estimates.client_queries import ClientQueries
+from mooring.estimates.client_queries import summarize_rows
 from mooring.estimates.client_summaries import ClientSummary, omitted_ridge
 from mooring.estimates.heterogeneity_likelihood import Radii, estimate_radii
 from mooring.estimates.lambda_rules import LambdaRule, lambda_rules, resolve_auto_lam
@@ -59,20 +60,18 @@ class FederationEstimates:
         return estimate_radii(self.summary, self.best, self.p)
 
 
-def estimate_federation(
-    task: Task, answers: ClientQueries, p: Tensor, everything: bool = True
-) -> FederationEstimates | None:
+def estimate_federation(task: Task, rows: ClientRows, p: Tensor, everything: bool = True) -> FederationEstimates | None:
     """How the clients vary and, with `everything`, all that the rules need; None where the spread cannot be told."""
-    size = answers.size
+    size = rows.size
     asked = torch.nonzero(size > 0)[:, 0]
-    some = answers if len(asked) == len(size) else answers.select(asked)
+    some = rows if len(asked) == len(size) else rows.select(asked)
     scalar = estimate_random_effects(task, some)
     if scalar is None:
         return None
     diagonal = (
         estimate_random_effects(task, some, "diagonal") if everything and "diagonal" in available_forms(task) else None
     )
-    summary = some.summary() if everything else None
+    summary = summarize_rows(task, some) if everything else None
     weight = p[asked].double()
     ridge = omitted_ridge(task)
     return FederationEstimates(asked, size[asked].double(), weight / weight.sum(), ridge, scalar, diagonal, summary)

@@ -17,8 +17,9 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from mooring.core.client_functions import ClientRows
 from mooring.core.task import Task, layer_mask
-from mooring.estimates.client_queries import ClientQueries
+from mooring.estimates.client_queries import differentiate_at, fit_penalized, sum_pearson_residuals, summarize_rows
 from mooring.estimates.client_summaries import LinearStats
 from mooring.estimates.random_effects import LAPLACE_TOLERANCE, RandomEffects, fit_laplace, fit_reml
 from mooring.estimates.reml import MAX_VARIANCE_RATIO, typical_variance_ratio
@@ -53,13 +54,13 @@ class SampledRandomEffects(NamedTuple):
 
 
 def estimate_random_effects(
-    task: Task, answers: ClientQueries, form: VarianceForm = "scalar", near: RandomEffects | None = None
+    task: Task, rows: ClientRows, form: VarianceForm = "scalar", near: RandomEffects | None = None
 ) -> SampledRandomEffects | None:
     """How these clients' coefficients vary; None where nothing can be said.
 
     `near`, the spread of much the same clients, is where Laplace's approximation starts; it then need not be as exact.
     """
-    size = answers.size
+    size = rows.size
     asked = torch.nonzero(size > 0)[:, 0]
     if not is_dense(task):
         return None
@@ -72,8 +73,12 @@ def estimate_random_effects(
         asked = asked[torch.linspace(0, len(asked) - 1, most).long()]
     if len(asked) < 2 or int(size[asked].sum()) <= task.dim + 1:
         return None
-    some = answers if len(asked) == len(size) else answers.select(asked)
-    found = _linear(some, form, near) if linear else _laplace(task, some, form, near)
+    some = rows if len(asked) == len(size) else rows.select(asked)
+    if linear:
+        found = _linear(task, some, form, near)
+    else:
+        with some.keep_batches():
+            found = _laplace(task, some, form, near)
     return None if found is None else SampledRandomEffects(found, asked)
 
 
@@ -89,8 +94,8 @@ def count_intercepts(task: Task) -> int:
     return int(layer_mask(task.layout, ("intercept",)).sum()) if task.intercept else 0
 
 
-def _linear(answers: ClientQueries, form: VarianceForm, near: RandomEffects | None) -> RandomEffects | None:
-    stats = answers.summary()
+def _linear(task: Task, rows: ClientRows, form: VarianceForm, near: RandomEffects | None) -> RandomEffects | None:
+    stats = summarize_rows(task, rows)
     assert isinstance(stats, LinearStats)
     found = fit_reml(stats, form, near=near)
     ratio = float((found.variance / found.noise.mean()).max())
@@ -100,17 +105,17 @@ def _linear(answers: ClientQueries, form: VarianceForm, near: RandomEffects | No
     return None if unseparated else found
 
 
-def _laplace(task: Task, answers: ClientQueries, form: VarianceForm, near: RandomEffects | None) -> RandomEffects:
+def _laplace(task: Task, rows: ClientRows, form: VarianceForm, near: RandomEffects | None) -> RandomEffects:
     """Fits are renewed by the clients, warm started; the first centre is the common model, or the near one."""
-    n = answers.size.double()
-    common = fit_global_model(answers, task.dim) if near is None else near.center
+    n = rows.size.double()
+    common = fit_global_model(task, rows) if near is None else near.center
     first = torch.tensor(FIRST_VARIANCE).double() if near is None else near.variance
     if near is not None and (form == "scalar" or float(first.mean()) < MIN_VARIANCE):
         first = first.mean().clamp(min=MIN_VARIANCE)
     modes = [common.to(task.dtype).expand(len(n), -1)]
 
     def refit(center: Tensor, lam: Tensor) -> tuple[Tensor, Tensor]:
-        modes[0], hessians = answers.refit(center, lam, modes[0])
+        modes[0], hessians = fit_penalized(task, rows, lam, modes[0], center=center)
         return modes[0], hessians
 
     settled = LAPLACE_TOLERANCE if near is None else WARM_START_TOLERANCE
@@ -120,38 +125,38 @@ def _laplace(task: Task, answers: ClientQueries, form: VarianceForm, near: Rando
     phi = 1.0 if near is None else float(near.noise.mean())
     for _ in range(MAX_DISPERSION_ROUNDS):
         found = fit_laplace(n / phi, refit, common, form, first, settled, intercepts)
-        before, phi = phi, estimate_dispersion(answers, found, modes[0])
+        before, phi = phi, estimate_dispersion(task, rows, found, modes[0])
         common, first = found.center, found.variance.clamp(min=MIN_VARIANCE)
         if abs(phi / before - 1) < DISPERSION_TOLERANCE:
             break
     return found._replace(noise=torch.full_like(n, before))
 
 
-def estimate_dispersion(answers: ClientQueries, found: RandomEffects, models: Tensor) -> float:
+def estimate_dispersion(task: Task, rows: ClientRows, found: RandomEffects, models: Tensor) -> float:
     """How much more counts vary than Poisson's around the clients' models: Pearson's estimate with Fletcher's
     correction for small means (Biometrika 2012)."""
-    square, ratio = answers.pearson(models)
+    square, ratio = sum_pearson_residuals(task, rows, models)
     root = found.variance.clamp(min=0).sqrt()
     values = torch.linalg.eigvalsh(root[:, None] * (found.data.c.mT @ found.data.c) * root).clamp(min=0)
-    rows = float(answers.size.sum())
-    freedom = max(rows - float((values / (1 + values)).sum()) - len(found.center), 1.0)
-    sparse = max(1 + float(ratio.sum()) / rows, MIN_DISPERSION)
+    total = float(rows.size.sum())
+    freedom = max(total - float((values / (1 + values)).sum()) - len(found.center), 1.0)
+    sparse = max(1 + float(ratio.sum()) / total, MIN_DISPERSION)
     return min(max(float(square.sum()) / freedom / sparse, MIN_DISPERSION), MAX_DISPERSION)
 
 
-def fit_global_model(answers: ClientQueries, dim: int) -> Tensor:
+def fit_global_model(task: Task, rows: ClientRows) -> Tensor:
     """About the minimiser [d] of sum_i n_i L_i(w) / N + FIRST_RIDGE/2 |w|^2, by Newton's method: a place to start from.
 
     A step that does not make the gradient smaller is halved; the start need not be exact.
     """
-    share = answers.size.double() / answers.size.sum()
-    eye = FIRST_RIDGE * torch.eye(dim, dtype=torch.float64)
+    share = rows.size.double() / rows.size.sum()
+    eye = FIRST_RIDGE * torch.eye(task.dim, dtype=torch.float64)
 
     def at(w: Tensor) -> tuple[Tensor, Tensor]:
-        slopes, hessians = answers.slope(w)
+        slopes, hessians = differentiate_at(task, rows, w=w)
         return share @ slopes.double() + FIRST_RIDGE * w, torch.einsum("m,mij->ij", share, hessians) + eye
 
-    w = torch.zeros(dim, dtype=torch.float64)
+    w = torch.zeros(task.dim, dtype=torch.float64)
     slope, hessian = at(w)
     goal = GRADIENT_TOLERANCE * (1 + float(slope.norm()))
     for _ in range(MAX_NEWTON_STEPS):

@@ -48,7 +48,7 @@ def identical_clients(kind, clients=60, samples=25, seed=0):
 
 @pytest.mark.parametrize("kind", ["regression", "binary", "count"])
 def test_identical_clients_get_the_global_model(kind):
-    advice = told(identical_clients(kind), kind=kind, folds=3)
+    advice = told(identical_clients(kind), target_type=kind, folds=3)
     assert (advice.clients["recommended"] == "global").mean() >= 0.9
     assert advice.summary["recommended"] <= 1.01 * advice.summary["global"]
     assert np.isfinite(advice.clients.select_dtypes(float).drop(columns="alpha").drop(columns="lam")).all().all()
@@ -170,7 +170,7 @@ def interrupted_after(monkeypatch, folds):
         done.append(given)
         keep(*given)
 
-    monkeypatch.setattr(fold_checkpoints, "save", save)
+    monkeypatch.setattr(fold_checkpoints, "save_fold", save)
 
 
 @pytest.mark.parametrize("model", [None, "network"])
@@ -263,7 +263,7 @@ def test_odd_targets_have_an_answer(odd):
         frame["y"], kind = np.random.default_rng(0).poisson(np.exp(0.5 * frame["x0"])), "count"
     else:
         frame["y"] = np.array(["a", "b", "c"])[np.digitize(frame["y"], [-0.7, 0.7])]
-    found = told(frame, kind=kind, folds=2).clients
+    found = told(frame, target_type=kind, folds=2).clients
     assert set(found["recommended"]) <= {"personal", "global", "local"}
     kinds = ("improvement_over", "probability_better_than")
     numbers = [f"{kind}_{other}" for kind in kinds for other in ("local", "global")]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import mooring
-from mooring.advice.advise import advise, apply_shape, resume
+from mooring.advice.advise import advise, resume
 from mooring.advice.candidates.client_prior import estimate_priors
 from mooring.advice.candidates.column_sets import (
     BOOSTED,
@@ -32,7 +32,9 @@ from mooring.advice.candidates.column_sets import (
 )
 from mooring.advice.candidates.families import DIAGONAL, GLOBAL, LAMBDA, LOCAL, MIXTURE, SIZE, Setting, fit_settings
 from mooring.advice.evaluation import fold_checkpoints
-from mooring.advice.evaluation.cross_fitting import Evidence, estimate_all_priors
+from mooring.advice.evaluation.cross_fitting import Evidence
+from mooring.advice.evaluation.evidence import apply_shape
+from mooring.advice.evaluation.fold_fits import estimate_all_priors
 from mooring.advice.evaluation.loss_sums import ModelTriple
 from mooring.advice.folds import FoldSplit, assign_folds, iterate_folds, usable_rows
 from mooring.advice.new_clients.personalize import personalize
@@ -206,7 +208,7 @@ def test_rows_of_a_unit_share_their_inner_fold(monkeypatch):
         dealt.append((some, mine))
         return assign_folds(some, keys, folds, seed, mine)
 
-    monkeypatch.setattr("mooring.advice.candidates.column_sets.deal", record)
+    monkeypatch.setattr("mooring.advice.candidates.column_sets.assign_folds", record)
     known = {tuple(x): int(unit) for x, unit in zip(rows.x.tolist(), units)}
     for part in iterate_folds(rows, np.arange(6, dtype=np.uint64), 0, 4, units):
         shaper_with(rows).split(part, units)
@@ -331,7 +333,7 @@ def test_an_interrupted_run_with_shapes_resumes_to_the_same_bytes(bent, tmp_path
         keep(*given)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(fold_checkpoints, "save", save)
+        patch.setattr(fold_checkpoints, "save_fold", save)
         advise(path, out=tmp_path / "cut", **OPTIONS)
     resume(tmp_path / "cut")
     for name in ("models.safetensors", "advice.json", "clients.parquet", "run.toml", "schema.json"):

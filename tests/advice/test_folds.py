@@ -5,14 +5,13 @@ import pandas as pd
 import torch
 
 import mooring
-from mooring.advice.evaluation import cross_fitting
+from mooring.advice.evaluation import cross_fitting, row_access
 from mooring.advice.folds import (
     DEFAULT_FOLDS,
     FEW_ROWS_FOLDS,
     MAX_FOLDS,
     assign_folds,
     assign_time_blocks,
-    compact_rows,
     count_folds,
     drop_copies,
     iterate_folds,
@@ -44,14 +43,14 @@ def visits(patients: int = 8, each: int = 12, rows: int = 3, seed: int = 0) -> p
 def test_units_lie_in_the_order_of_the_rows():
     clients = load(visits(), client="patient", target="y", unit="visit")
     rows, units = usable_rows(clients), row_groups(clients)
-    told = pd.DataFrame({"owner": row_clients(rows), "unit": units, "x": compact_rows(rows).x[:, 0]})
+    told = pd.DataFrame({"owner": row_clients(rows), "unit": units, "x": rows.compact().x[:, 0]})
     assert (told.groupby(["owner", "unit"])["x"].nunique() == 1).all()  # x is the visit's
     assert told["x"].nunique() == len(told.groupby(["owner", "unit"]))
 
 
 def test_no_fold_tears_a_unit_apart():
     clients = load(visits(), client="patient", target="y", unit="visit")
-    rows, units = compact_rows(usable_rows(clients)), row_groups(clients)
+    rows, units = usable_rows(clients).compact(), row_groups(clients)
     fold = assign_folds(rows, clients.keys, 5, 0, units)
     told = pd.DataFrame({"owner": row_clients(rows), "unit": units, "fold": fold})
     assert (told.groupby(["owner", "unit"])["fold"].nunique() == 1).all()
@@ -65,15 +64,15 @@ def test_no_fold_tears_a_unit_apart():
 
 def test_rows_that_are_units_of_their_own_are_dealt_as_without():
     clients = load(visits(), client="patient", target="y", drop=["visit"])
-    rows = compact_rows(usable_rows(clients))
+    rows = usable_rows(clients).compact()
     alone = assign_folds(rows, clients.keys, 5, 3, torch.arange(len(rows.y)))
     assert row_groups(clients) is None and torch.equal(alone, assign_folds(rows, clients.keys, 5, 3))
 
 
 def test_advice_heeds_the_units(monkeypatch):
     seen = []
-    monkeypatch.setattr(cross_fitting, "iterate_folds", lambda *given: seen.append(given[4]) or iterate_folds(*given))
-    mooring.advise(visits(), client="patient", target="y", unit="visit", folds=4, shape="linear", theory=False)
+    monkeypatch.setattr(row_access, "iterate_folds", lambda *given: seen.append(given[4]) or iterate_folds(*given))
+    mooring.advise(visits(), client="patient", target="y", group="visit", folds=4, shape="linear", theory=False)
     assert seen[0] is not None and len(torch.unique(seen[0])) > 50
 
 
@@ -92,7 +91,7 @@ def test_a_slow_choice_from_one_fold_is_nearly_that_of_all(monkeypatch):
     clients = logistic_clients(m=8, sizes=[40] * 8, seed=1)
     task = Logistic(3)
     whole, everything = cross_fitting.cross_fit(task, clients.train, clients.keys, folds=3)
-    monkeypatch.setattr(cross_fitting, "SLOW_FIT", 0.0)
+    monkeypatch.setattr(cross_fitting, "SLOW_FIT_OPERATIONS", 0.0)
     part, seen = cross_fitting.cross_fit(task, clients.train, clients.keys, folds=3)
     assert part.plan.family in {setting.family for setting in whole.mix}
     assert torch.equal(seen.held.rows, everything.held.rows) and torch.equal(
@@ -153,7 +152,7 @@ def test_repeated_rows_of_a_client_share_a_fold():
 
 def test_advice_keeps_repeated_rows_in_one_fold(monkeypatch):
     seen = []
-    monkeypatch.setattr(cross_fitting, "iterate_folds", lambda *given: seen.append(given[4]) or iterate_folds(*given))
+    monkeypatch.setattr(row_access, "iterate_folds", lambda *given: seen.append(given[4]) or iterate_folds(*given))
     frame = visits(4).drop(columns="visit").reset_index(drop=True)
     frame = pd.concat([frame, frame.iloc[::3]], ignore_index=True)
     mooring.advise(frame, client="patient", target="y", folds=2, shape="linear", theory=False)
@@ -207,7 +206,7 @@ def test_advice_with_a_time_column_goes_forward_in_time():
     frame = frame.sample(frac=1, random_state=0)
     clients = load(frame, client="who", target="y", time_column="day")
     time = row_times(clients)
-    rows = compact_rows(usable_rows(clients))
+    rows = usable_rows(clients).compact()
     assert sorted(time[row_clients(rows) == 1].tolist()) == list(range(30))
     advice = mooring.advise(frame, client="who", target="y", time_column="day", theory=False, folds=4, shape="linear")
     assert (advice.clients["held_out_rows"] == 24).all()  # the first fifth only trains

@@ -182,7 +182,7 @@ def test_block_by_block_models_alone_are_the_same(monkeypatch):
     for free in (False, True):
         whole = fit_local_models(Linear(3), rows, 0.1, free)
         with monkeypatch.context() as patch:
-            patch.setattr("mooring.advice.candidates.families.BLOCK", 3)
+            patch.setattr("mooring.advice.candidates.families.MAX_CLIENTS_PER_BLOCK", 3)
             torch.testing.assert_close(fit_local_models(Linear(3), rows, 0.1, free), whole, rtol=1e-9, atol=1e-10)
 
 

@@ -6,7 +6,6 @@ import statsmodels.api as sm
 import torch
 from scipy.stats import t
 
-from mooring.advice.advise import as_percent, recommendation_columns
 from mooring.advice.evaluation.loss_sums import ALTERNATIVES, GLOBAL, LOCAL, MODEL_KINDS, PERSONAL, zero_sums
 from mooring.advice.inference.improvements import estimate_improvements
 from mooring.advice.inference.recommendation import (
@@ -20,6 +19,7 @@ from mooring.advice.inference.recommendation import (
     mean_difference,
     recommend,
 )
+from mooring.advice.reporting.tables import as_percent, recommendation_columns
 from tests.advice.loss_sum_cases import make_sums
 
 NEAR, FAR = 0.005, 0.05  # divergences on either side of 1% of a loss of 1

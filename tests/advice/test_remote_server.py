@@ -14,7 +14,7 @@ from mooring.advice.advise import advise
 from mooring.advice.candidates.client_noise import sum_squares
 from mooring.advice.new_clients.personalize import personalize
 from mooring.advice.remote.client_node import AdviceClientNode
-from mooring.advice.remote.server import CallBatcher, advise_federation
+from mooring.advice.remote.server import advise_federation
 from mooring.advice.reporting.sentences import MODEL_PHRASES
 from mooring.core.errors import RequestError
 from mooring.data.datasets import EMBEDDED_TABLES
@@ -22,6 +22,7 @@ from mooring.data.table_sources import read_source
 from mooring.engines.flower.client_node import DISMISSED_FILE, DONE_FILE, RESULT_DIR
 from mooring.engines.flower.messages import Payload
 from mooring.engines.flower.messenger import Messenger
+from mooring.engines.flower.remote_rows import CallBatcher
 from mooring.engines.predict import predict
 from mooring.engines.request import read_federation_request
 from mooring.runs.atomic_files import read_json
@@ -187,7 +188,7 @@ def test_counts_and_several_classes(kind, tmp_path):
             else np.array(["a", "b", "c"])[1 + np.sign(noisy.round(0)).astype(int)]
         )
         pd.DataFrame({"u": x[:, 0], "v": x[:, 1], "y": y}).to_csv(folder / f"site {i}.csv", index=False)
-    path = run_file(tmp_path / "run.toml", folder, "y", f'kind = "{kind}"', LINEAR_IN_TWO_FOLDS)
+    path = run_file(tmp_path / "run.toml", folder, "y", f'target_type = "{kind}"', LINEAR_IN_TWO_FOLDS)
     apart = advise_federation(
         read_federation_request(path), LocalGrid(homes_of(path, tmp_path / "state")), tmp_path / "run"
     )
@@ -202,29 +203,29 @@ def test_questions_of_work_side_by_side_travel_together():
         letters.append(list(asked))
         return [10 * one for one in asked]
 
-    board = CallBatcher(send)
+    calls = CallBatcher(send)
 
     def inner(k):
-        return [board.ask(k) + board.ask(k + 1)]
+        return [calls.call(k) + calls.call(k + 1)]
 
     def outer(k):
-        first = board.ask(k)
-        return [first, *(one for (one,) in board.side_by_side(inner, [100 * k, 100 * k + 50]))]
+        first = calls.call(k)
+        return [first, *(one for (one,) in calls.map_independent(inner, [100 * k, 100 * k + 50]))]
 
-    assert list(board.side_by_side(outer, [1, 2])) == [[10, 2010, 3010], [20, 4010, 5010]]
+    assert list(calls.map_independent(outer, [1, 2])) == [[10, 2010, 3010], [20, 4010, 5010]]
     assert letters == [[1, 2], [100, 150, 200, 250], [101, 151, 201, 251]]
-    assert board.ask(7) == 70 and threading.active_count() >= 1
+    assert calls.call(7) == 70 and threading.active_count() >= 1
 
 
 def test_work_that_fails_is_told_once_and_nothing_hangs():
     def send(asked):
         raise RequestError("the post is closed.")
 
-    board = CallBatcher(send)
+    calls = CallBatcher(send)
     with pytest.raises(RequestError, match="closed"):
-        list(board.side_by_side(lambda k: [board.ask(k)], range(3)))
+        list(calls.map_independent(lambda k: [calls.call(k)], range(3)))
     with pytest.raises(ValueError, match="one"):
-        list(board.side_by_side(lambda k: [int("one" if k else "1")], range(2)))
+        list(calls.map_independent(lambda k: [int("one" if k else "1")], range(2)))
 
 
 def test_what_cannot_be_advised_is_told_in_a_sentence(tmp_path):
@@ -276,7 +277,7 @@ def test_those_who_fail_in_the_middle_are_left_out_and_the_others_begin_again(tm
         home.path.unlink()
     assert_same_advice(apart, advise(path))
     assert list(apart.job.clients.names) == [home.name for home in homes if home.path.exists()]
-    reasons = {liar: "with numbers that are none", refuser: "the disk is full", silent: "no reply in time"}
+    reasons = {liar: "numbers that are not finite", refuser: "the disk is full", silent: "no reply in time"}
     dismissed = read_json(tmp_path / "run" / "federation.json")["dismissed"]
     for home, why in reasons.items():
         assert why in dismissed[home.name] and any(home.name in one and why in one for one in said)
@@ -291,8 +292,8 @@ def test_with_too_few_left_an_advice_ends_and_says_who_failed(tmp_path):
     path = write_case("parkinsons", tmp_path, clients=2)
     homes = homes_of(path, tmp_path / "state")
     failing(homes[1], 1, no_numbers)
-    with pytest.raises(RequestError, match=f"client '{homes[1].name}' answers '.*' with numbers that are none"):
+    with pytest.raises(RequestError, match=f"'{homes[1].name}' does not answer .* not finite"):
         advise_federation(read_federation_request(path), LocalGrid(homes), tmp_path / "run")
     asked = {"0": {"name": "rows", "part": ["usable"], "own": 0, "shared": {}}}
-    refused = homes[0].answer("asked", Payload({"run": homes[0].digest, "asked": asked})).words["refused"]
-    assert "does not know the question 'rows'" in refused
+    refused = homes[0].answer("asked", Payload({"run": homes[0].digest, "calls": asked})).words["refused"]
+    assert "does not compute 'rows'" in refused

@@ -19,7 +19,8 @@ from mooring.advice.candidates.families import (
     Setting,
     fit_settings,
 )
-from mooring.advice.evaluation.cross_fitting import FoldResult, cross_fit, screen_settings
+from mooring.advice.evaluation.cross_fitting import cross_fit
+from mooring.advice.evaluation.fold_fits import FoldResult, screen_settings
 from mooring.advice.evaluation.held_out_losses import LossesByRow
 from mooring.advice.evaluation.setting_choice import (
     Choice,
@@ -29,7 +30,7 @@ from mooring.advice.evaluation.setting_choice import (
     most_likely_options,
     prior_probabilities,
 )
-from mooring.advice.folds import assign_folds, compact_rows, concatenate_rows, iterate_folds, row_clients
+from mooring.advice.folds import assign_folds, concatenate_rows, iterate_folds, row_clients
 from mooring.advice.reporting.setting_summary import as_algorithm, client_lams, effective_family, setting_lams
 from mooring.algorithms.base import build
 from mooring.core.cohort import Rows
@@ -45,7 +46,7 @@ def test_joined_rows_are_each_clients_own():
         expected = [torch.cat(pair) for pair in zip(clients.train.of(i), clients.validation.of(i))]
         for found, wanted in zip(rows.of(i), expected):
             torch.testing.assert_close(found, wanted)
-    some = compact_rows(rows.select(torch.tensor([3, 1])))
+    some = rows.select(torch.tensor([3, 1])).compact()
     torch.testing.assert_close(some.of(0)[0], rows.of(3)[0])
 
 
@@ -174,7 +175,7 @@ def test_a_plan_as_an_algorithm_gives_the_plans_models(family):
     prior = found["diagonal" if family == DIAGONAL else "scalar"]
     setting = Setting(family, 0.0 if family == GLOBAL else 0.7)
     choice = choice._replace(plan=setting, priors=[prior], own={})
-    table = as_algorithm(choice, rows)
+    table = as_algorithm(choice, rows.size.double())
     algorithm = build(table.pop("name"), table)
     _, models, _ = simulate(algorithm, task, made, rounds=400)
     (solved,) = fit_settings(task, rows, rows.size.double(), [setting], [prior])

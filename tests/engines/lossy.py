@@ -8,6 +8,7 @@ any order. What becomes of a letter is a function of round and client, so that a
 import copy
 import itertools
 from collections import deque
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -21,7 +22,6 @@ from mooring.data.clients import PARTS
 from mooring.engines import local_update
 from mooring.engines.exchange import BEST, LAST, ClientRoster, Replies, Scores, visible_state
 from mooring.engines.reply_checks import message_pattern
-from mooring.estimates.client_queries import InMemoryQueries, SeparateQueries
 from mooring.estimates.client_statistics import add_federation_estimates, compute_statistics
 
 FINE, NEVER_ASKED, LOST, LATE, TWICE = "fine", "never asked", "lost", "late", "twice"
@@ -93,6 +93,30 @@ def homes_of(task, clients, p):
     return out
 
 
+class SeparateRows:
+    """The rows of clients for which functions are called one client at a time."""
+
+    def __init__(self, each):
+        self.each, self.cache = each, {}
+
+    @property
+    def size(self):
+        return torch.cat([rows.size for rows in self.each])
+
+    def __len__(self):
+        return len(self.each)
+
+    def select(self, position):
+        return SeparateRows([self.each[i] for i in position.tolist()])
+
+    def map(self, function, task, *per_client, **shared):
+        arguments = [[part[i : i + 1] for part in per_client] for i in range(len(self))]
+        return stack_states([rows.map(function, task, *own, **shared) for rows, own in zip(self.each, arguments)])
+
+    def keep_batches(self):
+        return nullcontext()
+
+
 class LossyExchange:
     """The server's side. All that it remembers of a client is the round of its last merged reply."""
 
@@ -107,9 +131,7 @@ class LossyExchange:
 
     def client_statistics(self, w0, asks):
         each = stack_states([compute_statistics(home.task, home.data, w0, asks) for home in self.homes])
-        return add_federation_estimates(
-            each, self.task, SeparateQueries([InMemoryQueries(home.task, home.data.train) for home in self.homes]), asks
-        )
+        return add_federation_estimates(each, self.task, SeparateRows([home.data.train for home in self.homes]), asks)
 
     def begin(self, algorithm, w0):
         if algorithm.pooled:

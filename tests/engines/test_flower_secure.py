@@ -276,7 +276,9 @@ def server(table, tmp_path, clock):  # noqa: F811
 def test_requests_outside_the_protocol_are_refused(server):
     """What a run without secure sums answers: sums of rows, losses, fits, models."""
     update = server.requests[secure_sums.UPDATE]["site 1"]
-    asks = [("told", {"which": "summary"}, {}), ("told", {"which": "slope"}, {"w": torch.zeros(1, 5).double()})]
+    call = {"name": "differentiate_at", "part": ["train"], "own": 0, "shared": {"w": True}}
+    asks = [("told", {"calls": {"0": call | {"name": "summarize_rows", "shared": {}}}}, {})]
+    asks += [("told", {"calls": {"0": call}}, {"0/shared/w": torch.zeros(5).double()})]
     asks += [("facts", update.words | {"asks": ["spread"]}, {"w0": torch.zeros(5).double()})]
     asks += [("evaluate", update.words | {"parts": ["train"]}, update.tensors)]
     asks += [("models", update.words, update.tensors), ("numbers", update.words | {"field": "alpha"}, {})]

@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 import torch
 
-from mooring.estimates.client_queries import InMemoryQueries
 from mooring.estimates.client_summaries import compute_linear_stats, fit_from_stats, fit_logistic, trace
 from mooring.estimates.constants import gradient_noise, smoothness, strong_convexity
 from mooring.estimates.federation_estimates import estimate_federation
@@ -179,7 +178,7 @@ def test_a_ridge_counts_once_in_the_theorems(kind):
         ys = [(rng.random(len(z)) < 1 / (1 + np.exp(-z))).astype(float) for z in scores]
     rows = rows_of(xs, ys)
     p = torch.from_numpy(n / n.sum())
-    federation = estimate_federation(task, InMemoryQueries(task, rows), p)
+    federation = estimate_federation(task, rows, p)
     w = task.solve(rows.full(task))
     mu = float(torch.linalg.eigvalsh(task.hessian(w, rows.full(task)).double()).min())
     found = federation.rules["aer"].lam

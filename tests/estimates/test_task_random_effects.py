@@ -6,8 +6,9 @@ import statsmodels.api as sm
 import torch
 
 from mooring.core.cohort import Rows
+from mooring.estimates import task_random_effects
 from mooring.estimates import task_random_effects as module
-from mooring.estimates.client_queries import InMemoryQueries
+from mooring.estimates.client_queries import fit_penalized, sum_pearson_residuals
 from mooring.estimates.client_summaries import compute_linear_stats
 from mooring.estimates.random_effects import fit_reml
 from mooring.estimates.task_random_effects import available_forms, count_intercepts, estimate_random_effects
@@ -22,7 +23,7 @@ from .planted import linear_rows, logistic_rows, rows_of
 
 
 def spread_of(task, rows, form="scalar"):
-    return estimate_random_effects(task, InMemoryQueries(task, rows), form)
+    return estimate_random_effects(task, rows, form)
 
 
 def classes(rows):
@@ -80,7 +81,7 @@ def test_nothing_is_said_where_nothing_can_be():
 def test_a_part_of_very_many_clients_is_asked(monkeypatch):
     rng = np.random.default_rng(5)
     rows, *_ = linear_rows([0, 6] * 60, 1 + 0.5 * rng.normal(size=(120, 2)), rng)
-    monkeypatch.setattr(module, "MOST_CLIENTS", 40)
+    monkeypatch.setattr(module, "MAX_CLIENTS_BY_SUMS", 40)
     found, asked = spread_of(Linear(2, intercept=False), rows)
     assert len(asked) == 40 and bool((rows.size[asked] > 0).all()) and len(found.models) == 40
 
@@ -91,20 +92,20 @@ def test_kernels_have_one_spread_for_all_coefficients():
     assert "diagonal" not in available_forms(KernelRegression(2))
 
 
-def test_from_a_near_spread_the_approximation_ends_sooner_at_nearly_the_same():
+def test_from_a_near_spread_the_approximation_ends_sooner_at_nearly_the_same(monkeypatch):
     clients = logistic_clients(m=30, sizes=[40] * 30, seed=3)
     task = Logistic(3, ridge=0.0)
     asked = []
 
-    class Counted(InMemoryQueries):
-        def refit(self, *how):
-            asked.append(1)
-            return super().refit(*how)
+    def count_calls(*given, **shared):
+        asked.append(1)
+        return fit_penalized(*given, **shared)
 
-    exact = estimate_random_effects(task, Counted(task, clients.train)).spread
+    monkeypatch.setattr(task_random_effects, "fit_penalized", count_calls)
+    exact = estimate_random_effects(task, clients.train).spread
     rounds = len(asked)
     asked.clear()
-    again = estimate_random_effects(task, Counted(task, clients.train), near=exact).spread
+    again = estimate_random_effects(task, clients.train, near=exact).spread
     assert len(asked) < rounds
     torch.testing.assert_close(again.variance, exact.variance, rtol=0.02, atol=0)
 
@@ -140,7 +141,7 @@ def test_pearsons_sums_are_those_of_a_loop():
     task, rows = Poisson(2), counts(3, 7, 2.0)
     rows = Rows(rows.x, rows.y, rows.start, torch.tensor([7, 4, 5]))
     models = torch.tensor([[0.3, -0.2, 1.0], [0.1, 0.0, 0.5], [0.0, 0.0, 2.0]], dtype=torch.float64)
-    square, ratio = InMemoryQueries(task, rows).pearson(models)
+    square, ratio = sum_pearson_residuals(task, rows, models)
     for i in range(3):
         x, y = (part.numpy() for part in rows.of(i))
         mean = np.exp(x @ models[i, :2].numpy() + float(models[i, 2]))

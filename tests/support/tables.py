@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
-FOLDER = Path(__file__).parent / "data" / "tables"
+FOLDER = Path(__file__).parent.parent / "data" / "tables"
 
 
 class Classic(NamedTuple):

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from mooring.advice.candidates.lambda_path import MAX_CLIENTS_PER_BLOCK, PullShape, solve_path
-from mooring.advice.client_functions import client_function, with_cached_batches
-from mooring.core.cohort import Batch, Rows
+from mooring.core.client_functions import ClientRows, client_function
+from mooring.core.cohort import Batch
 from mooring.tasks.linear import Linear
 
 LOOSE_VARIANCE_FACTOR = (
@@ -65,7 +65,7 @@ def _design(task: Linear, batch: Batch) -> tuple[Tensor, Tensor]:
     return task.design(batch.x).double() * real[..., None], batch.y.double() * real
 
 
-def estimate_noise(task: Linear, rows: Rows, variance: Tensor, noise: Tensor) -> tuple[Tensor, NoiseDistribution]:
+def estimate_noise(task: Linear, rows: ClientRows, variance: Tensor, noise: Tensor) -> tuple[Tensor, NoiseDistribution]:
     """[m]: each client's noise variance, and their law; `variance` [d] is that between clients, `noise` [m] a start.
 
     Of very many clients each BLOCK has its own global model.
@@ -73,7 +73,7 @@ def estimate_noise(task: Linear, rows: Rows, variance: Tensor, noise: Tensor) ->
     loose, parts, least = LOOSE_VARIANCE_FACTOR * variance.double().clamp(min=0), [], 0.0
     for block in torch.arange(len(rows)).split(MAX_CLIENTS_PER_BLOCK):
         some = rows if len(block) == len(rows) else rows.select(block)
-        with with_cached_batches(some):
+        with some.keep_batches():
             sums, n = sum_squares(task, some), some.size.double()
             least = max(least, MIN_NOISE_SHARE * float((sums.square.sum() / n.sum()).clamp(min=1e-100)))
             first = noise[block].double().clamp(min=least)

@@ -16,9 +16,7 @@ from torch import Tensor
 
 from mooring.advice.candidates.column_sets import LINEAR
 from mooring.advice.candidates.lambda_path import PullShape, ridge_mask
-from mooring.advice.client_functions import independent_map
-from mooring.core.cohort import Rows
-from mooring.estimates.client_queries import ClientQueries, InMemoryQueries
+from mooring.core.client_functions import ClientRows
 from mooring.estimates.random_effects import RandomEffects, deviance_gain
 from mooring.estimates.task_random_effects import SampledRandomEffects, available_forms, estimate_random_effects
 
@@ -44,7 +42,7 @@ class Prior(NamedTuple):
         return PullShape(self.noise / n.double().clamp(min=1), self.variance)
 
 
-def estimate_priors(task: Any, rows: Rows, near: Sequence[Prior] = ()) -> list[Prior]:
+def estimate_priors(task: Any, rows: ClientRows, near: Sequence[Prior] = ()) -> list[Prior]:
     """Both kinds, the simpler first; none where the task has no Hessian or the rows are too few.
 
     Of very many coefficients (features of a kernel) only the simpler one. Approximations start from `near`, the priors
@@ -53,19 +51,14 @@ def estimate_priors(task: Any, rows: Rows, near: Sequence[Prior] = ()) -> list[P
     known = {prior.kind: prior.spread for prior in near}
 
     def of_kind(kind: Any) -> list[SampledRandomEffects | None]:
-        return [estimate_random_effects(task, client_answers(task, rows), kind, known.get(kind))]
+        return [estimate_random_effects(task, rows, kind, known.get(kind))]
 
     told = []
-    for (found,) in independent_map(rows)(of_kind, available_forms(task)):
+    for (found,) in rows.map_independent(of_kind, available_forms(task)):
         if found is None:
             break
         told.append(found)
     return make_priors(told, len(rows))
-
-
-def client_answers(task: Any, rows: Any) -> ClientQueries:
-    """Whoever tells how clients vary: their rows where they are here, else they themselves."""
-    return InMemoryQueries(task, rows) if isinstance(rows, Rows) else rows
 
 
 def make_priors(told: list[SampledRandomEffects], m: int) -> list[Prior]:

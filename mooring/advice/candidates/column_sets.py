@@ -78,8 +78,6 @@ class ColumnSets:
 
     def rows_on(self, rows: Any, name: str) -> Any:
         """The rows with these columns only; kept with the rows."""
-        if not isinstance(rows, Rows):
-            return rows.with_columns(name)
         key = ("columns", name)
         if key not in rows.cache:
             columns = self.columns[name]

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mooring.advice.candidates.client_fits import fit_ridge
 from mooring.advice.candidates.client_prior import Prior
 from mooring.advice.candidates.column_sets import LINEAR, ColumnSets
 from mooring.advice.candidates.lambda_path import (
@@ -32,8 +33,8 @@ from mooring.advice.candidates.lambda_path import (
     ridge_mask,
     solve_path,
 )
-from mooring.advice.client_functions import fit_ridge, independent_map
 from mooring.advice.folds import filter_rows, row_clients
+from mooring.core.client_functions import ClientRows
 from mooring.core.cohort import Rows
 from mooring.tasks.linear import Linear
 
@@ -61,7 +62,7 @@ class SettingModels(NamedTuple):
 
 def fit_settings(
     task: Any,
-    rows: Rows,
+    rows: ClientRows,
     p: Tensor,
     settings: Iterable[Setting],
     found: Iterable[Prior] = (),
@@ -82,7 +83,7 @@ def fit_settings(
         for one in _fit_columns(sets.task_on(name), sets.rows_on(rows, name), p, group, mine):
             yield SettingModels(one.setting, sets.embed(name, one.w), sets.embed(name, one.v))
 
-    for models in independent_map(rows)(solve, groups):
+    for models in rows.map_independent(solve, groups):
         yield from models
 
 
@@ -91,7 +92,7 @@ def _by_columns(setting: Setting) -> str:
 
 
 def _fit_columns(
-    task: Any, rows: Rows, p: Tensor, settings: list[Setting], found: list[Prior]
+    task: Any, rows: ClientRows, p: Tensor, settings: list[Setting], found: list[Prior]
 ) -> Iterator[SettingModels]:
     """The models of settings on the same columns."""
     by_family = {FAMILY_OF_PRIOR[prior.kind]: prior for prior in found}
@@ -108,11 +109,11 @@ def _fit_columns(
         for setting, point in zip(group, solve_path(task, rows, p, [s.value for s in group], shape, ridge)):
             yield SettingModels(setting, point.w, point.v)
 
-    for models in independent_map(rows)(solve, [apart, *groups] if apart else groups):
+    for models in rows.map_independent(solve, [apart, *groups] if apart else groups):
         yield from models
 
 
-def fit_unpulled(task: Any, rows: Rows, p: Tensor, settings: list[Setting]) -> Iterator[SettingModels]:
+def fit_unpulled(task: Any, rows: ClientRows, p: Tensor, settings: list[Setting]) -> Iterator[SettingModels]:
     """The common models, those of everyone alone, and mixtures of the two."""
     last: dict[str, Tensor] = {}  # where the next of a kind are looked for
 
@@ -137,47 +138,47 @@ def fit_unpulled(task: Any, rows: Rows, p: Tensor, settings: list[Setting]) -> I
             yield SettingModels(setting, w, torch.lerp(w, alone(setting.own_ridge), setting.value))
 
 
-def fit_global_model(task: Any, rows: Rows, p: Tensor, ridge: float, start: Tensor | None = None) -> Tensor:
+def fit_global_model(task: Any, rows: ClientRows, p: Tensor, ridge: float, start: Tensor | None = None) -> Tensor:
     """[d]: one model for all rows, client i's rows weighing p_i; `start` is where iterations begin."""
     if isinstance(task, Linear) or not is_dense(task):
         return next(solve_path(task, rows, p, [torch.inf], ridge=ridge)).w
     return minimize_global_loss(task, rows, p, ridge * ridge_mask(task), start)
 
 
-def fit_local_models(task: Any, rows: Rows, ridge: float, free: bool = False, start: Tensor | None = None) -> Tensor:
+def fit_local_models(
+    task: Any, rows: ClientRows, ridge: float, free: bool = False, start: Tensor | None = None
+) -> Tensor:
     """[m, d]: everyone's own model with a ridge, the intercept's left out if `free`; a client without rows gets 0.
 
     `start` [m, d] is where iterations begin.
     """
     out = torch.zeros(len(rows), task.dim, dtype=task.dtype)
-    if isinstance(task, Linear) and isinstance(rows, Rows) and len(rows) > MAX_CLIENTS_PER_BLOCK and ridge > 0:
+    if isinstance(task, Linear) and len(rows) > MAX_CLIENTS_PER_BLOCK and ridge > 0:
         for block in torch.arange(len(rows)).split(MAX_CLIENTS_PER_BLOCK):
             some = rows.select(block)
             out[block] = solve_centered_ridge(task, some, ridge) if free else solve_ridge(task, some, ridge)
         return out
     if isinstance(task, Linear) and free:
         return fit_centered_models(task, rows, ridge)
-    if task.condense is not None and isinstance(rows, Rows):
+    if task.condense is not None:
         return task.prox(torch.zeros(1, task.dim, dtype=task.dtype), ridge, rows.full(task)).to(task.dtype)
-    if isinstance(task, Linear):  # elsewhere: the sums that were sent once serve every ridge
-        return solve_ridge(task, rows, ridge)
     pull = ridge * ridge_mask(task) if free else torch.tensor(ridge, dtype=task.dtype)
     return fit_ridge(task, rows, out if start is None else start, pull=pull)
 
 
-def solve_ridge(task: Linear, rows: Rows, ridge: float) -> Tensor:
+def solve_ridge(task: Linear, rows: ClientRows, ridge: float) -> Tensor:
     """[m, d]: ridge regression."""
     h, moment = cached_moments(task, rows)
     return solve_with_ridge(h, moment, ridge).to(task.dtype)
 
 
-def solve_centered_ridge(task: Linear, rows: Rows, ridge: float) -> Tensor:
+def solve_centered_ridge(task: Linear, rows: ClientRows, ridge: float) -> Tensor:
     """The same as `centred_models`, for one ridge alone."""
     spread, cross, mean, target = centered_moments(task, rows)
     return append_intercept(solve_with_ridge(spread, cross, ridge), mean, target).to(task.dtype)
 
 
-def fit_centered_models(task: Linear, rows: Rows, ridge: float) -> Tensor:
+def fit_centered_models(task: Linear, rows: ClientRows, ridge: float) -> Tensor:
     """[m, d]: ridge regression on centred rows, then the intercept; one eigendecomposition serves all ridges."""
     name = ("centred", task)
     if name not in rows.cache:
@@ -189,7 +190,7 @@ def fit_centered_models(task: Linear, rows: Rows, ridge: float) -> Tensor:
     return append_intercept(slopes, mean, target).to(task.dtype)
 
 
-def centered_moments(task: Linear, rows: Rows) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def centered_moments(task: Linear, rows: ClientRows) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Covariances of x [m, d-1, d-1] and with y [m, d-1], means of x [m, d-1] and of y [m]."""
     h, moment = cached_moments(task, rows)
     mean, target = h[:, :-1, -1], moment[:, -1]

@@ -19,10 +19,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from mooring.advice.candidates.client_fits import LossDerivatives, differentiate_losses
 from mooring.advice.candidates.lambda_path_iterative import solve_envelope_path, solve_large_path
 from mooring.advice.candidates.weighted_squares import sum_weighted_squares
-from mooring.advice.client_functions import LossDerivatives, client_function, differentiate_losses, with_cached_batches
-from mooring.core.cohort import Batch, Rows
+from mooring.core.client_functions import ClientRows, client_function
+from mooring.core.cohort import Batch
 from mooring.core.errors import RequestError
 from mooring.core.task import layer_mask
 from mooring.tasks.linear import Linear
@@ -59,7 +60,7 @@ class PullShape(NamedTuple):
 
 def solve_path(
     task: Any,
-    rows: Rows,
+    rows: Any,
     p: Tensor,
     scales: Sequence[float] | Tensor,
     shape: PullShape | None = None,
@@ -88,7 +89,7 @@ def ridge_mask(task: Any) -> Tensor:
     return (~layer_mask(task.layout, ("intercept",))).to(task.dtype)
 
 
-def initial_curvature(task: Any, rows: Rows, p: Tensor) -> float:
+def initial_curvature(task: Any, rows: ClientRows, p: Tensor) -> float:
     """The mean curvature of a coefficient at the start: the unit in which SCALES are lambdas."""
     mean = float((p.double() / p.double().sum()) @ client_curvature(task, rows).double())
     return mean if 0 < mean < float("inf") else 1.0
@@ -172,7 +173,7 @@ def _linear_in_blocks(task, rows, p, scales, tight, slack, ridge) -> Iterator[Pa
         yield PathPoint(scale, w.to(task.dtype), v)
 
 
-def cached_moments(task: Any, rows: Rows) -> tuple[Tensor, Tensor]:
+def cached_moments(task: Any, rows: ClientRows) -> tuple[Tensor, Tensor]:
     """Every client's H = X'X/n + ridge [m, d, d] and X'y/n [m, d], computed once."""
     name = ("moments", task)
     if name not in rows.cache:
@@ -194,7 +195,7 @@ def second_moments(task: Any, batch: Batch) -> Moments:
     return Moments(weighted.mT @ x + ridge, (weighted.mT @ batch.y.double()[..., None])[..., 0])
 
 
-def _eigen(task: Any, rows: Rows, slack: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _eigen(task: Any, rows: ClientRows, slack: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """e, S U, U'S H and U'S m of every client; the last slack's are cached, for the next ridge on the global model.
 
     Several threads may share `rows`: each reads the cache once and returns what it read or computed itself.
@@ -226,7 +227,7 @@ def solve_symmetric(a: Tensor, b: Tensor, like: Tensor | None = None) -> Tensor:
     return vectors[:, keep] @ ((vectors[:, keep].T @ b) / values[keep])
 
 
-def minimize_global_loss(task: Any, rows: Rows, p: Tensor, ridge: Tensor, start: Tensor | None = None) -> Tensor:
+def minimize_global_loss(task: Any, rows: ClientRows, p: Tensor, ridge: Tensor, start: Tensor | None = None) -> Tensor:
     """[d]: arg min sum_i p_i L_i(w) + 1/2 sum_j ridge_j w_j^2 of a smooth convex task, by Newton's method."""
     w = torch.zeros(task.dim, dtype=task.dtype) if start is None else start
     p = (p.double() / p.double().sum()).to(task.dtype)
@@ -236,7 +237,7 @@ def minimize_global_loss(task: Any, rows: Rows, p: Tensor, ridge: Tensor, start:
         value = float(p @ found.loss) + 0.5 * float(ridge @ w**2)
         return value, p @ found.slope + ridge * w, torch.einsum("c,cij->ij", p, found.hessian) + torch.diag(ridge)
 
-    with with_cached_batches(rows):
+    with rows.keep_batches():
         value, slope, hessian = at(w)
         for _ in range(MAX_NEWTON_STEPS):
             if float(slope.norm()) <= GRADIENT_TOLERANCE:
@@ -263,7 +264,7 @@ def _newton(task, rows, p, scales, tight, slack, ridge) -> Iterator[PathPoint]:
     w = torch.zeros(task.dim, dtype=task.dtype)
     z = torch.zeros(len(rows), task.dim, dtype=task.dtype)
     first, p = None, p.to(task.dtype)
-    with with_cached_batches(rows):
+    with rows.keep_batches():
         here = differentiate_losses(task, rows, w + s * z)
         for scale in scales:
             pull = (scale * tight).to(task.dtype)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from mooring.advice.client_functions import client_function, independent_map
+from mooring.core.client_functions import client_function
 from mooring.core.cohort import Batch
 
 
@@ -89,7 +89,7 @@ class LossesByModel:
         def of_fold(k: int) -> list[Tensor]:
             return [sum_model_losses(self.task, self.held[k], self.models[k])]
 
-        return torch.stack([told for (told,) in independent_map(self.held[0])(of_fold, range(len(self.held)))])
+        return torch.stack([told for (told,) in self.held[0].map_independent(of_fold, range(len(self.held)))])
 
     @cached_property
     def count(self) -> Tensor:
@@ -101,7 +101,7 @@ class LossesByModel:
             pair = (self.models[k][rows, which[:, k].T] for which in (first, second))  # each [m, pairs, d]
             return [sum_loss_gaps(self.task, self.held[k], *pair)]
 
-        told = [one for (one,) in independent_map(self.held[0])(of_fold, range(len(self.held)))]
+        told = [one for (one,) in self.held[0].map_independent(of_fold, range(len(self.held)))]
         return sum(one.total.sum(0) for one in told), sum(one.square.sum(0) for one in told)  # type: ignore[return-value]
 
 

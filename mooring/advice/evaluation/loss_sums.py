@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mooring.advice.client_functions import client_function
-from mooring.core.cohort import Batch, Rows
+from mooring.core.client_functions import ClientRows, client_function
+from mooring.core.cohort import Batch
 
 LOCAL, GLOBAL, PERSONAL = "local", "global", "personal"
 MODEL_KINDS = (LOCAL, GLOBAL, PERSONAL)
@@ -56,7 +56,7 @@ def zero_sums(m: int) -> LossSums:
     return LossSums(*(torch.zeros(shape, dtype=torch.float64) for shape in shapes))
 
 
-def sum_losses(task: Any, rows: Rows, models: ModelTriple) -> LossSums:
+def sum_losses(task: Any, rows: ClientRows, models: ModelTriple) -> LossSums:
     """The sums of these rows with every client's three models."""
     if int(rows.size.sum()) == 0:
         return zero_sums(len(rows))

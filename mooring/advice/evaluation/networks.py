@@ -28,7 +28,6 @@ from mooring.advice.evaluation.setting_choice import Choice, choose_settings
 from mooring.advice.folds import (
     DEFAULT_FOLDS,
     assign_folds,
-    compact_rows,
     concatenate_rows,
     iterate_folds,
     row_clients,
@@ -129,7 +128,7 @@ def evaluate_candidates(job: Job, tell: OnProgress) -> NetworkCheckpoint:
     clients = job.clients
     if int(clients.validation.size.sum()) == 0:
         raise RequestError(f"{clients.title}: there are no validation rows to choose a plan by.")
-    held, work, settings, losses = compact_rows(clients.validation), TrainingSchedule(), [], []
+    held, work, settings, losses = clients.validation.compact(), TrainingSchedule(), [], []
     for models in iterate_candidates(job, work, tell):
         settings.append(models.setting)
         losses.append(row_losses(job.task, models.v, held))
@@ -138,7 +137,7 @@ def evaluate_candidates(job: Job, tell: OnProgress) -> NetworkCheckpoint:
 
 
 def choose_from_checkpoint(job: Job, found: NetworkCheckpoint) -> tuple[Choice, TrainingSchedule]:
-    loss, held = found.tensors["loss"], compact_rows(job.clients.validation)
+    loss, held = found.tensors["loss"], job.clients.validation.compact()
     settings = [Setting(*given) for given in found.known["settings"]]
     fold = assign_folds(held, job.clients.keys, DEFAULT_FOLDS, job.run.training.seed)
     best = settings[int(loss.mean(1).argmin())]

@@ -38,7 +38,7 @@ from mooring.advice.candidates.families import (
 )
 from mooring.advice.candidates.lambda_path import LAMBDA_SCALES, initial_curvature, is_dense
 from mooring.advice.evaluation.held_out_losses import HeldOutLosses
-from mooring.core.cohort import Rows
+from mooring.core.client_functions import ClientRows
 from mooring.estimates.client_statistics import RIDGE_GRID
 from mooring.tasks.linear import Linear
 
@@ -85,7 +85,12 @@ class Choice(NamedTuple):
 
 
 def list_candidates(
-    task: Any, rows: Rows, priors: Sequence[Prior], weights: str | Tensor, total: int, sets: ColumnSets | None = None
+    task: Any,
+    rows: ClientRows,
+    priors: Sequence[Prior],
+    weights: str | Tensor,
+    total: int,
+    sets: ColumnSets | None = None,
 ) -> tuple[list[Setting], list[Setting]]:
     """All settings to compare, and those that the priors propose; of further column `sets` a part of them."""
     settings, proposed = [], []
@@ -100,7 +105,7 @@ def list_candidates(
 
 
 def _settings_on(
-    task: Any, rows: Rows, priors: Sequence[Prior], weights: str | Tensor, total: int, few: bool
+    task: Any, rows: ClientRows, priors: Sequence[Prior], weights: str | Tensor, total: int, few: bool
 ) -> tuple[list[Setting], list[Setting]]:
     """The settings of one set of columns: a fine grid where fits are a matrix product, coarser ones otherwise, and
     `few` on extra columns."""
@@ -130,7 +135,7 @@ def select_priors(priors: Sequence[Prior], asked: Tensor) -> list[Prior]:
     return [prior._replace(noise=prior.noise[asked]) for prior in priors]
 
 
-def client_weights(rows: Rows, weights: str | Tensor) -> Tensor:
+def client_weights(rows: ClientRows, weights: str | Tensor) -> Tensor:
     """The weights of clients with these rows, up to a factor; who has none counts for nothing."""
     if isinstance(weights, Tensor):
         return torch.where(rows.size > 0, weights, 0.0)

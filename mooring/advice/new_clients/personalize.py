@@ -14,12 +14,10 @@ import torch
 from scipy.special import ndtri
 from torch import Tensor
 
-from mooring.advice.advise import pick_models, recommendation_columns
 from mooring.advice.evaluation.loss_sums import ModelTriple, add_sums, mean_losses, sum_losses
 from mooring.advice.folds import (
     DEFAULT_FOLDS,
     assign_folds,
-    compact_rows,
     concatenate_rows,
     filter_rows,
     row_clients,
@@ -29,6 +27,7 @@ from mooring.advice.folds import (
 from mooring.advice.inference.recommendation import DEFAULT_LEVEL, recommend
 from mooring.advice.new_clients.adaptation import adapt_models
 from mooring.advice.new_clients.model_average import average_models
+from mooring.advice.reporting.tables import pick_models, recommendation_columns
 from mooring.algorithms.base import build
 from mooring.core.cohort import Round, Rows
 from mooring.core.errors import RequestError
@@ -210,7 +209,7 @@ def replace_client_rows(clients: Clients, train: Rows, validation: Rows) -> Clie
 
 def iterate_client_folds(clients: Clients, seed: int) -> Iterator[tuple[Clients, Rows]]:
     """The clients without each fold of their rows, and those rows; both parts are dealt into the folds."""
-    parts = [compact_rows(clients.train), compact_rows(clients.validation)]
+    parts = [clients.train.compact(), clients.validation.compact()]
     units = [None, None] if clients.units is None else [clients.units[part] for part in PARTS[:2]]
     dealt = [assign_folds(rows, clients.keys, DEFAULT_FOLDS, seed, mine) for rows, mine in zip(parts, units)]
     for k in range(DEFAULT_FOLDS):

@@ -9,37 +9,36 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from mooring.advice.advise import AdviceResult  # with it come all modules that have questions
-from mooring.advice.client_functions import CLIENT_FUNCTIONS
 from mooring.advice.evaluation.loss_sums import ALTERNATIVES
 from mooring.advice.folds import (
     assign_folds,
     assign_time_blocks,
-    compact_rows,
     filter_rows,
     number_distinct_rows,
     row_groups,
     row_times,
     usable_rows,
 )
+from mooring.advice.remote.access import HELD, TRAIN
 from mooring.advice.reporting.sentences import ALTERNATIVE_PHRASES, MODEL_PHRASES
+from mooring.core.client_functions import CLIENT_FUNCTIONS
 from mooring.core.cohort import Rows
 from mooring.core.errors import RequestError
 from mooring.engines.fit import describe_task
 from mooring.engines.flower.client_node import DONE_FILE, REQUEST_HANDLERS, RESULT_DIR, ClientNode
 from mooring.engines.flower.messages import Payload
+from mooring.engines.flower.remote_rows import answer_calls
 from mooring.engines.prepare import Job
-from mooring.estimates.client_queries import InMemoryQueries
 from mooring.runs.atomic_files import json_bytes, parquet_bytes, to_plain, write_json
 from mooring.runs.directory import ADVICE_FILE, CLIENTS_FILE, RUN_FILE, SCHEMA_FILE, StoredModels, create_run
 from mooring.runs.runfile import run_bytes
 from mooring.runs.table_schemas import CLIENTS_SCHEMA, clients_table
-from mooring.runs.tensor_files import flatten
 
 FINISH_MESSAGE = "advised"
 DISCLOSED = (
@@ -47,11 +46,6 @@ DISCLOSED = (
     "loss, gradient and Hessian at the models that it is sent; for every candidate the sum of its losses on held-out "
     "rows. From these its own models follow, and more where it has few rows; no row is sent"
 )
-
-
-class Pair(NamedTuple):
-    first: Tensor
-    second: Tensor
 
 
 class AdviceClientNode(ClientNode):
@@ -75,17 +69,17 @@ class AdviceClientNode(ClientNode):
     def _rows(self, part: tuple[Any, ...]) -> Rows:
         name, *fold = part
         if name in ("train", "validation", "test"):
-            return compact_rows(getattr(self.clients, name))
-        whole = compact_rows(usable_rows(self.clients))
+            return getattr(self.clients, name).compact()
+        whole = usable_rows(self.clients).compact()
         if name == "usable":
             return whole
-        if name not in ("held", "without"):
+        if name not in (HELD, TRAIN):
             raise RequestError(f"client '{self.name}' has no rows called {name!r}.")
         assigned = self.assigned(int(fold[1]))
         mine = assigned == int(fold[0])
-        if row_times(self.clients) is not None and name == "without":
+        if row_times(self.clients) is not None and name == TRAIN:
             return filter_rows(whole, assigned < int(fold[0]))
-        return filter_rows(whole, mine if name == "held" else ~mine)
+        return filter_rows(whole, mine if name == HELD else ~mine)
 
     def assigned(self, folds: int) -> Tensor:
         """[N]: the fold of each usable row; -1 for rows that only train."""
@@ -103,36 +97,8 @@ def ensure_nonempty(rows: Rows, like: Rows) -> Rows:
     return Rows(torch.zeros_like(like.x[:1]), torch.zeros_like(like.y[:1]), rows.start, rows.size)
 
 
-def answer_calls(home: AdviceClientNode, parcel: Payload) -> Payload:
-    out: dict[str, Tensor] = {}
-    for k, about in parcel.words["asked"].items():
-        own = [parcel.tensors[f"{k}/own/{i}"] for i in range(int(about["own"]))]
-        shared = {
-            name: parcel.tensors[f"{k}/shared/{name}"] if given else None for name, given in about["shared"].items()
-        }
-        out |= flatten(k, call_client_function(home, str(about["name"]), tuple(about["part"]), own, shared))
-    return Payload({}, out)
-
-
-def call_client_function(
-    home: AdviceClientNode, name: str, part: tuple[Any, ...], own: list[Tensor], shared: dict[str, Any]
-) -> Any:
-    rows = home.rows(part)
-    if name == "fold_sizes":
-        fold = home.assigned(int(shared["count"]))
-        return torch.bincount(fold[fold >= 0], minlength=int(shared["count"]))[None]
-    here = InMemoryQueries(home.task, rows)
-    if name == "summary":
-        return here.summary()
-    if name == "pearson":
-        return Pair(*here.pearson(*own))
-    if name == "slope":
-        return Pair(*here.slope(shared["w"]))
-    if name == "refit":
-        return Pair(*here.refit(shared["center"], *own))
-    if name not in CLIENT_FUNCTIONS:
-        raise RequestError(f"client '{home.name}' does not know the question {name!r}.")
-    return CLIENT_FUNCTIONS[name](home.task, rows.padded(), *own, **shared)
+def handle_calls(home: AdviceClientNode, parcel: Payload) -> Payload:
+    return answer_calls(home.name, home.task, parcel, home.rows, CLIENT_FUNCTIONS)
 
 
 def client_record(advice: AdviceResult, row: Any) -> dict[str, Any]:
@@ -185,6 +151,6 @@ def write_client_run(home: AdviceClientNode, parcel: Payload) -> Payload:
 AdviceClientNode.answers = {
     name: REQUEST_HANDLERS[name] for name in ("hello", "survey", "tally", "names", "spread", "adopt", "dismissed")
 } | {
-    "asked": answer_calls,
+    "asked": handle_calls,
     FINISH_MESSAGE: write_client_run,
 }

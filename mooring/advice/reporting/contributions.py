@@ -20,12 +20,12 @@ import torch
 from scipy.special import chdtrc
 from torch import Tensor
 
+from mooring.advice.candidates.client_fits import differentiate_losses
 from mooring.advice.candidates.client_prior import Prior
 from mooring.advice.candidates.families import GLOBAL, PULLED_FAMILIES, Setting, fit_settings
 from mooring.advice.candidates.lambda_path import MAX_HESSIAN_NUMBERS, PullShape, is_dense
-from mooring.advice.client_functions import differentiate_losses
 from mooring.advice.reporting.setting_summary import find_prior
-from mooring.core.cohort import Rows
+from mooring.core.client_functions import ClientRows
 
 FALSE_DISCOVERY_RATE = 0.05  # expected share of clients wrongly called unlike
 UNSEEN_CURVATURE_SHARE = 1e-8  # a direction counts as unseen below this share of a client's largest curvature
@@ -43,7 +43,7 @@ class PulledFit(NamedTuple):
     told: Tensor  # [m, d], eigenvalues of Lam^-1/2 H Lam^-1/2: how much more the rows tell than the moor; 0 if taut
 
 
-def pull_shape_of(setting: Setting, priors: Sequence[Prior], rows: Rows) -> PullShape | None:
+def pull_shape_of(setting: Setting, priors: Sequence[Prior], rows: ClientRows) -> PullShape | None:
     """The stiffness of a moored setting at scale 1; None where each client does not have one."""
     if setting.family == GLOBAL or setting.family == PULLED_FAMILIES[0]:
         return PullShape()
@@ -51,7 +51,9 @@ def pull_shape_of(setting: Setting, priors: Sequence[Prior], rows: Rows) -> Pull
     return None if prior is None else prior.shape(rows.size)
 
 
-def fit_with_curvature(task: Any, rows: Rows, p: Tensor, setting: Setting, priors: Sequence[Prior]) -> PulledFit | None:
+def fit_with_curvature(
+    task: Any, rows: ClientRows, p: Tensor, setting: Setting, priors: Sequence[Prior]
+) -> PulledFit | None:
     """The fit of a common or moored setting with its curvature; None for other families and large models."""
     shape = pull_shape_of(setting, priors, rows)
     if shape is None or not is_dense(task):
@@ -83,13 +85,13 @@ def mean_degrees_of_freedom(fit: PulledFit, more: float = 1.0) -> float:
     return float((more * fit.told / (1 + more * fit.told)).sum(1).mean())
 
 
-def rows_to_match(fit: PulledFit, rows: Rows) -> np.ndarray:
+def rows_to_match(fit: PulledFit, rows: ClientRows) -> np.ndarray:
     """[m]: rows at which training alone would match; infinite where the moored model takes nothing from the rows."""
     free = fit.free.diagonal(dim1=1, dim2=2).sum(1).clamp(min=0)
     return (rows.size * fit.seen / free).double().numpy()
 
 
-def estimate_contributions(task: Any, fit: PulledFit, p: Tensor, held: Rows, ridge: Tensor) -> np.ndarray:
+def estimate_contributions(task: Any, fit: PulledFit, p: Tensor, held: ClientRows, ridge: Tensor) -> np.ndarray:
     """[m]: the others' mean loss on their held-out rows without each client, less with it, in the unit of the risk."""
     p = (p / p.sum()).to(fit.v.dtype)
     rows = held.size.to(fit.v.dtype)

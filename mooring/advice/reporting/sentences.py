@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from mooring.advice.candidates.column_sets import BOOSTED, BOTH, LINEAR, PRODUCT, SPLINE, ColumnSets, on_columns
-from mooring.advice.client_functions import client_function
 from mooring.advice.evaluation.loss_sums import ALTERNATIVES, GLOBAL, LOCAL, MODEL_KINDS, PERSONAL
 from mooring.advice.evaluation.setting_choice import Choice
 from mooring.advice.reporting.learning_curve import LearningCurve
 from mooring.advice.reporting.setting_summary import find_prior
 from mooring.advice.reporting.theory_report import TheoryReport
+from mooring.core.client_functions import client_function
 from mooring.core.cohort import Batch
 from mooring.core.score_sentences import describe_change, direction, format_loss, join_words
 from mooring.engines.prepare import Job

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from mooring.advice.candidates.client_prior import Prior
 from mooring.advice.candidates.column_sets import ColumnSets
@@ -21,7 +22,6 @@ from mooring.advice.candidates.families import (
     Setting,
 )
 from mooring.advice.evaluation.setting_choice import Choice
-from mooring.core.cohort import Rows
 
 MAX_LAM = 1e6  # a finite stiffness that stands for infinity, relative to the curvature 1 of standardised inputs
 MAX_LISTED_CLIENTS = 10_000  # clients up to which a run file lists every stiffness
@@ -64,11 +64,11 @@ def setting_alpha(setting: Setting) -> float:
     return setting.value if setting.family == MIXTURE else float("nan")
 
 
-def as_algorithm(choice: Choice, rows: Rows, sets: ColumnSets | None = None) -> dict[str, Any]:
-    """The shared plan as the section [algorithm] of a run file; with column `sets`, on all columns of the models.
+def as_algorithm(choice: Choice, rows: Tensor, sets: ColumnSets | None = None) -> dict[str, Any]:
+    """The shared plan as the section [algorithm] of a run file, for clients of `rows` [m]; with column `sets`, on all
+    columns of the models.
 
-    New clients of an advice on networks get their models by it; others get the average of all settings
-    (`model_average.py`).
+    New clients of an advice on networks get their models by it; others get the average of all settings.
     """
     plan, kind, prior = (
         choice.plan,
@@ -82,7 +82,7 @@ def as_algorithm(choice: Choice, rows: Rows, sets: ColumnSets | None = None) -> 
     if kind == TUNED:
         return {"name": "fedavg_finetune", "tune_steps": int(10 * plan.value)}
     if prior is not None and kind != GLOBAL:
-        own = plan.value * prior.noise / rows.size.double().clamp(min=1)
+        own = plan.value * prior.noise / rows.clamp(min=1)
         own = own if len(own) <= MAX_LISTED_CLIENTS else own.median().expand(1)
         variance = prior.variance if sets is None else sets.embed(prior.columns, prior.variance)
         each = 1 / variance.clamp(min=float(variance.max()) / MAX_LAM)

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mooring.advice.candidates.client_prior import Prior, average_kinds, client_answers, make_priors
-from mooring.advice.client_functions import client_function
+from mooring.advice.candidates.client_prior import Prior, average_kinds, make_priors
+from mooring.core.client_functions import client_function
 from mooring.core.cohort import Batch
 from mooring.core.errors import RequestError
 from mooring.data.clients import Clients
@@ -52,7 +52,7 @@ def report_theory(task: Any, clients: Clients, weights: Any = "size") -> TheoryR
     """The theory of one federation, from its training rows."""
     if task.solve is None or not task.smooth_loss:
         raise RequestError(f"task '{task.name}' is not smooth and convex with an exact solver; the theorems need that.")
-    told = estimate_federation(task, client_answers(task, clients.train), clients.weights(weights))
+    told = estimate_federation(task, clients.train, clients.weights(weights))
     if told is None:
         raise RequestError(f"{clients.title}: {len(clients)} clients with too few rows for {task.dim} parameters.")
     rows, n, p = clients.train.select(told.clients), told.n, told.p

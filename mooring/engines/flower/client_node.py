@@ -50,9 +50,10 @@ from mooring.engines import local_update
 from mooring.engines.fit import describe_task, with_resolved
 from mooring.engines.flower import audit, secure_client
 from mooring.engines.flower.messages import PROTOCOL_VERSION, Payload
+from mooring.engines.flower.remote_rows import answer_calls
 from mooring.engines.flower.test_rows import improvement_on_test_rows
 from mooring.engines.prepare import Job, load_options, make_task
-from mooring.estimates.client_queries import InMemoryQueries
+from mooring.estimates.client_queries import STATISTICS
 from mooring.estimates.client_statistics import ALL_RESOLVED, compute_statistics
 from mooring.runs.atomic_files import json_bytes, make_synced_folder, parquet_bytes, read_json, write_json
 from mooring.runs.directory import CLIENTS_FILE, RUN_FILE, SCHEMA_FILE, SUMMARY_FILE, StoredModels, create_run
@@ -348,19 +349,8 @@ def handle_client_statistics(home: ClientNode, parcel: Payload) -> Payload:
 
 
 def handle_statistics(home: ClientNode, parcel: Payload) -> Payload:
-    """One of the answers that spread and rules are estimated from."""
-    here, which, given = InMemoryQueries(home.task, home.clients.train), parcel.words["which"], parcel.tensors
-    if which == "summary":
-        return Payload({}, flatten("told", here.summary()))
-    if which == "slope":
-        first, second = here.slope(given["w"])
-    elif which == "refit":
-        first, second = here.refit(given["center"], given["lam"], given["start"])
-    elif which == "pearson":
-        first, second = here.pearson(given["models"])
-    else:
-        raise RequestError(f"client '{home.name}' is asked for {which!r}; it sends summary, slope, refit and pearson.")
-    return Payload({}, {"told/first": first, "told/second": second})
+    """The statistics of its training rows that random effects and rules for lambda are estimated from."""
+    return answer_calls(home.name, home.task, parcel, lambda part: home.clients.train, STATISTICS)
 
 
 def handle_begin(home: ClientNode, parcel: Payload) -> Payload:

@@ -10,6 +10,7 @@ import math
 import secrets
 from collections import deque
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,14 +21,14 @@ from mooring.core.costs import CostMeter, SolveTolerances
 from mooring.core.errors import RequestError, WorkError
 from mooring.engines.exchange import BEST, LAST, ClientRoster, Replies, Scores, visible_state
 from mooring.engines.flower.messages import Payload, rebuild_tree
-from mooring.engines.flower.messenger import ClientFailedError, CollectedReplies, Messenger
+from mooring.engines.flower.messenger import CollectedReplies, Messenger
+from mooring.engines.flower.remote_rows import CallBatcher, RemoteRows, make_sender
 from mooring.engines.flower.secure_server import SecureAggregator
 from mooring.engines.flower.secure_sums import EVALUATE, LOSS_RANGE, UPDATE, split_vector
 from mooring.engines.local_update import NOT_FINITE
 from mooring.engines.reply_checks import MAX_SIZE_FACTOR, check_statistics, message_pattern
 from mooring.engines.request import hyperparameters
 from mooring.estimates.client_statistics import ALL_RESOLVED, ClientStatistics, add_federation_estimates
-from mooring.estimates.client_summaries import ClientSummary, LinearStats, LocalFits
 from mooring.runs.sections import FederationSection
 from mooring.runs.tensor_files import flatten
 
@@ -68,7 +69,10 @@ class FlowerExchange:
         replies = self._all("facts", {"asks": asks}, {"w0": w0})
         each = stack_states([ClientStatistics(**rebuild_tree("facts", reply.tensors)._asdict()) for reply in replies])
         check_statistics(self.roster.names, each)
-        return add_federation_estimates(each, self.task, RemoteStatistics(self, torch.arange(len(self.roster))), asks)
+        calls = CallBatcher(make_sender(partial(self.post.ask_all, "told"), self.roster.names))
+        everyone, size = tuple(range(len(self.roster))), self.roster.sizes["train"]
+        rows = RemoteRows(calls, ("train",), everyone, size, *self.row)
+        return add_federation_estimates(each, self.task, rows, asks)
 
     def begin(self, algorithm: Any, w0: Tensor) -> None:
         if algorithm.pooled:
@@ -272,50 +276,6 @@ class FlowerExchange:
         return self.post.ask(what, letters, deadline=deadline or self.how.deadline, quorum=quorum)
 
 
-class RemoteStatistics:
-    """`estimates.answers.Answers` by post."""
-
-    def __init__(self, exchange: FlowerExchange, who: Tensor):
-        self.exchange, self.who = exchange, who
-
-    @property
-    def size(self) -> Tensor:
-        return self.exchange.roster.sizes["train"][self.who]
-
-    def select(self, who: Tensor) -> RemoteStatistics:
-        return RemoteStatistics(self.exchange, self.who[who])
-
-    def summary(self) -> ClientSummary:
-        found = [rebuild_tree("told", reply.tensors) for reply in self._ask("summary", lambda k: {})]
-        check_same_form([self.exchange.roster.names[place] for place in self.who.tolist()], found)
-        kind = LinearStats if set(found[0]._fields) == set(LinearStats._fields) else LocalFits
-        return stack_states([kind(**one._asdict()) for one in found])
-
-    def slope(self, w: Tensor) -> tuple[Tensor, Tensor]:
-        return self._pairs(self._ask("slope", lambda k: {"w": w}))
-
-    def refit(self, center: Tensor, lam: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
-        return self._pairs(
-            self._ask("refit", lambda k: {"center": center, "lam": lam[k : k + 1], "start": start[k : k + 1]})
-        )
-
-    def pearson(self, models: Tensor) -> tuple[Tensor, Tensor]:
-        return self._pairs(self._ask("pearson", lambda k: {"models": models[k : k + 1]}))
-
-    def _ask(self, which: str, tensors: Any) -> list[Payload]:
-        exchange, names = self.exchange, self.exchange.roster.names
-        places = self.who.tolist()
-        letters = {
-            names[place]: exchange._letter(place, {"which": which}, tensors(k)) for k, place in enumerate(places)
-        }
-        replies = exchange.post.ask_all("told", letters)
-        return [replies[names[place]] for place in places]
-
-    def _pairs(self, replies: list[Payload]) -> tuple[Tensor, Tensor]:
-        first, second = zip(*(rebuild_tree("told", reply.tensors) for reply in replies))
-        return torch.cat(first), torch.cat(second)
-
-
 def required_replies(how: FederationSection, asked: int) -> int:
     """How many of those asked must answer."""
     return math.ceil(how.quorum * asked) if how.quorum <= 1 else int(how.quorum)
@@ -328,17 +288,6 @@ def read_meter(words: Any) -> CostMeter:
         return CostMeter(int(words["samples"]), int(words["gradients"]), solves)
     except (TypeError, ValueError, KeyError):
         return CostMeter()
-
-
-def check_same_form(names: list[str], found: list[Any]) -> None:
-    """Refuse summaries of another make than most clients'."""
-    shapes = [tuple(sorted((name, tuple(part.shape)) for name, part in one._asdict().items())) for one in found]
-    usual = max(set(shapes), key=shapes.count)
-    for name, shape in zip(names, shapes):
-        if shape != usual:
-            raise ClientFailedError(
-                name, f"client '{name}' summarizes its rows in another form than the other clients."
-            )
 
 
 def check_resolved(name: str, fields: Mapping[str, Any]) -> None:

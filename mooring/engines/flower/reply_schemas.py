@@ -22,7 +22,6 @@ from mooring.engines.flower import secure_sums
 from mooring.engines.flower.messages import Payload
 from mooring.engines.reply_checks import MAX_REPORTED_ROWS
 from mooring.estimates.client_statistics import ClientStatistics
-from mooring.estimates.client_summaries import LinearStats, LocalFits
 
 MAX_SUM = 1e150  # squares of larger numbers overflow
 MAX_TEXT = 500  # characters of a sentence that a client sends
@@ -202,24 +201,6 @@ def check_shape(found: Tensor, shape: tuple[int, ...], what: str) -> None:
         raise MalformedReplyError(f"its {what} holds {found.dtype}")
 
 
-def check_told(asked: Payload, reply: Payload, client: str) -> None:
-    which, tensors = asked.words["which"], reply.tensors
-    if which == "summary":
-        names = {name.removeprefix("told/") for name in tensors}
-        if names not in (set(LinearStats._fields), set(LocalFits._fields)):
-            raise MalformedReplyError("it sends no summary of its rows")
-        parts = [tensors[f"told/{name}"] for name in names]
-    else:
-        parts = [tensors["told/first"], tensors["told/second"]]
-    for part in parts:
-        if part.shape[:1] != (1,) or not part.dtype.is_floating_point or not bool(torch.isfinite(part).all()):
-            raise MalformedReplyError("it sends numbers that are not finite, or of the wrong shape")
-    if which != "summary":
-        d = asked.tensors["w" if which == "slope" else "start"].shape[-1]
-        check_shape(parts[0], (1, d), "gradient" if which == "slope" else "fit")
-        check_shape(parts[1], (1, d, d), "Hessian")
-
-
 def check_evaluate(asked: Payload, reply: Payload, client: str) -> None:
     check_shape(reply.tensors["risk"], (len(asked.words["parts"]),), "loss")
 
@@ -279,7 +260,6 @@ CHECKS: dict[str, Callable[[Payload, Payload, str], None]] = {
     "spread": check_spread,
     "adopt": check_adopt,
     "facts": check_facts,
-    "told": check_told,
     "evaluate": check_evaluate,
     "models": check_model,
     "numbers": check_number,

@@ -1,0 +1,39 @@
+"""Client functions that candidates are fitted by: the derivatives of losses, and everyone's own ridge fit."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mooring.core.client_functions import client_function
+from mooring.core.cohort import Batch
+from mooring.tasks.linear import Linear
+from mooring.tasks.proximal import is_dense, proximal_newton
+
+RELATIVE_GRADIENT_TOLERANCE = 1e-5  # from which Newton's next step, which squares it, is the last
+
+
+class LossDerivatives(NamedTuple):
+    """The clients' losses around their models."""
+
+    loss: Tensor  # [C]
+    slope: Tensor  # [C, d]
+    hessian: Tensor  # [C, d, d]
+
+
+@client_function
+def differentiate_losses(task: Any, batch: Batch, v: Tensor) -> LossDerivatives:
+    """L_i with its gradient and Hessian at v_i."""
+    return LossDerivatives(task.loss(v, batch), task.grad(v, batch), task.hessian(v, batch))
+
+
+@client_function
+def fit_ridge(task: Any, batch: Batch, start: Tensor, *, pull: Tensor) -> Tensor:
+    """arg min L_i(v) + 1/2 sum_j pull_j v_j^2, from `start`; `pull` [d], or one for all."""
+    if isinstance(task, Linear) or not is_dense(task):
+        return task.prox(torch.zeros_like(start[:1]), pull[None] if pull.ndim else pull, batch, start)
+    return proximal_newton(
+        task, pull.expand_as(start), torch.zeros_like(start), batch, start, tol=RELATIVE_GRADIENT_TOLERANCE
+    )

@@ -1,0 +1,116 @@
+"""The evidence for recommendations: from folds that were stored or are fitted now, with the columns that models use."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mooring.advice.candidates.client_prior import average_kinds, estimate_global_ridge, estimate_priors
+from mooring.advice.candidates.column_sets import (
+    BOOSTED,
+    LINEAR,
+    MIN_ROWS_FOR_AUTO,
+    USED,
+    ColumnSets,
+    Shaper,
+    add_columns,
+    can_shape,
+    make_shaper,
+    numeric_columns,
+    prune_columns,
+    used_columns,
+)
+from mooring.advice.candidates.families import make_offset
+from mooring.advice.evaluation import fold_checkpoints
+from mooring.advice.evaluation.cross_fitting import Evidence, cross_fit
+from mooring.advice.evaluation.fold_fits import FoldResult
+from mooring.advice.evaluation.loss_sums import ModelTriple
+from mooring.advice.evaluation.networks import NetworkCheckpoint, network_evidence, network_folds
+from mooring.advice.evaluation.row_access import RowAccess, UsableRows
+from mooring.advice.evaluation.setting_choice import Choice
+from mooring.core.errors import RequestError
+from mooring.data.clients import PARTS
+from mooring.engines.fit import OnProgress
+from mooring.engines.prepare import Job
+from mooring.runs.directory import RunDirectory
+from mooring.runs.sections import AdviceSection
+from mooring.shapes.boosting import MISSING_XGBOOST, has_boosting
+from mooring.tasks.proximal import is_dense
+
+
+def advice_options(job: Job) -> AdviceSection:
+    return job.run.advice or AdviceSection()
+
+
+def gather_evidence(
+    job: Job, directory: RunDirectory | None, tell: OnProgress, access: RowAccess
+) -> tuple[Job, Choice, Evidence]:
+    """The job with the columns that the models use, the choice and the evidence. Test rows take no part."""
+    task, clients, training, folds = job.task, job.clients, job.run.training, advice_options(job).folds
+    stored = fold_checkpoints.read_folds(directory)
+    if task.prox is None:
+        parts = {k: NetworkCheckpoint(*part) for k, part in stored.items()}
+        count = network_folds(job, folds)
+        return job, *network_evidence(
+            job, count, tell, parts, lambda k, part: fold_checkpoints.save_fold(directory, k, *part)
+        )
+
+    def save(number: int, fold: FoldResult) -> None:
+        fold_checkpoints.save_fold(directory, number, fold._asdict(), {})
+
+    done = {k: FoldResult(**tensors) for k, (tensors, _) in stored.items()}
+    usable = access.usable(clients)
+    weights, shaper = clients.weighting(training.weights), choose_shaper(job, usable, access)
+    choice, evidence = cross_fit(
+        task,
+        usable.rows,
+        clients.keys,
+        weights,
+        training.seed,
+        folds,
+        done,
+        save,
+        tell,
+        usable.groups,
+        usable.times,
+        shaper,
+        access,
+    )
+    return apply_shape(job, choice, evidence)
+
+
+def choose_shaper(job: Job, usable: UsableRows, access: RowAccess) -> Shaper | None:
+    """How extra columns are made, if the run asks for any that serve its task."""
+    wanted, clients = advice_options(job).shape, job.clients
+    if wanted == LINEAR or not can_shape(job.task) or not access.can_shape or clients.schema is None:
+        if wanted not in (LINEAR, "auto"):
+            raise RequestError(f"--shape {wanted} needs a table and a task that is linear in its columns.")
+        return None
+    rows, seed = usable.rows.compact(), job.run.training.seed
+    total = int(rows.size.sum())
+    if wanted == "auto" and (total < MIN_ROWS_FOR_AUTO or not is_dense(job.task)):
+        return None
+    if wanted == BOOSTED and not has_boosting():
+        raise RequestError(MISSING_XGBOOST)
+    priors = average_kinds(estimate_priors(job.task, rows))
+    ridge = estimate_global_ridge(job.task, priors[0], total) if priors else 0.0
+    offset = make_offset(job.task, priors[0], ridge) if priors else None
+    return make_shaper(job.task, rows, clients.keys, wanted, numeric_columns(clients), offset, seed, usable.groups)
+
+
+def apply_shape(job: Job, choice: Choice, evidence: Evidence) -> tuple[Job, Choice, Evidence]:
+    """The job, the models and the schema with the extra columns that the choice uses, and no others."""
+    if evidence.shape is None:
+        return job, choice, evidence
+    used = {s.columns for s in (*choice.mix, choice.local, choice.global_, *choice.own.values())}
+    shape = prune_columns(evidence.shape, used)
+    sets = ColumnSets(replace(job.task, features=evidence.shape.width), evidence.shape)
+    sets.columns[USED] = used_columns(evidence.shape, shape)
+    models = ModelTriple(*(sets.extract(USED, part) for part in evidence.models))
+    evidence = evidence._replace(models=models, shape=shape)
+    if shape is None:
+        return job, choice, evidence
+    clients = job.clients
+    parts = {part: add_columns(getattr(clients, part), shape) for part in PARTS}
+    schema = clients.schema.model_copy(update={"shape": shape.as_json()})
+    clients = replace(clients, **parts, features=schema.features, schema=schema)  # type: ignore[arg-type]
+    return replace(job, clients=clients, task=sets.task_on(USED)), choice, evidence

@@ -1,0 +1,210 @@
+"""All candidates fitted without each fold, and their losses on the rows of that fold.
+
+In each fold the prior and every candidate are fitted to the other folds' rows and evaluated on this fold's. The result
+of a fold is a few tensors (`FoldResult`), so an interrupted run need not repeat it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from mooring.advice.candidates.client_noise import estimate_noise
+from mooring.advice.candidates.client_prior import Prior, average_kinds, estimate_priors, positive_variance
+from mooring.advice.candidates.column_sets import LINEAR, ColumnSets, on_columns
+from mooring.advice.candidates.families import GLOBAL, LAMBDA, LOCAL, Setting, fit_settings
+from mooring.advice.evaluation.held_out_losses import HeldOutLosses, LossesByRow
+from mooring.advice.evaluation.setting_choice import client_weights, loss_temperature, mean_dispersion
+from mooring.advice.folds import DEFAULT_FOLDS, FoldSplit, assign_folds, row_clients, row_losses
+from mooring.core.client_functions import ClientRows
+from mooring.engines.fit import OnProgress
+from mooring.estimates.task_random_effects import MAX_DIAGONAL_COEFFICIENTS
+from mooring.tasks.linear import Linear
+
+SCREENING_FOLDS = 2  # after which candidates without a chance are dropped:
+MAX_LOG_LIKELIHOOD_DEFICIT = 20.0  # on these folds, to the best candidate
+REPORTED_SETTINGS = 3  # of the best local ones that are never dropped; nor are the global ones, which take one fit each
+
+
+class FoldResult(NamedTuple):
+    """The result of one fold; without a prior the last two are empty."""
+
+    place: Tensor  # [rows of the fold], their positions among all rows
+    loss: Tensor  # [settings, rows of the fold], float32
+    variance: Tensor  # [priors, d], tau^2; 0 beyond a prior's own columns
+    noise: Tensor  # [priors, m]
+
+
+class NearbyPriors(NamedTuple):
+    """The priors of all rows, which those of a fold are near to."""
+
+    combined: Sequence[Prior]
+    raw: Sequence[Prior]
+
+
+class FoldedRows(NamedTuple):
+    """The rows of the clients that choose settings, in folds."""
+
+    task: Any  # with the columns of all candidates
+    rows: ClientRows
+    parts: list[FoldSplit]
+    weights: str | Tensor  # of the clients
+    keys: np.ndarray  # [m]
+    seed: int
+    sets: ColumnSets | None
+
+
+class FoldFits(NamedTuple):
+    """The results of all folds, and the candidates' held-out losses."""
+
+    results: list[FoldResult]
+    compared: list[int]  # the settings that are compared to the end
+    losses: HeldOutLosses
+
+
+def fit_folds_in_memory(
+    data: FoldedRows,
+    settings: list[Setting],
+    choosing: int,
+    near: NearbyPriors,
+    done: Mapping[int, FoldResult],
+    save: Callable[[int, FoldResult], None] | None,
+    tell: OnProgress,
+) -> FoldFits:
+    """Fit fold after fold; candidates are compared in the first `choosing` ones, with losses by row.
+
+    After SCREENING_FOLDS candidates that cannot get any weight are dropped.
+    """
+    results: list[FoldResult] = []
+    compared = list(range(len(settings)))
+    for k, part in enumerate(data.parts):
+        if k == SCREENING_FOLDS and k < choosing:
+            compared = screen_settings(data.task, settings, results, near.combined)
+        tried = [settings[i] for i in compared] if k < choosing else []
+        tell("holding rows out", k, len(data.parts))
+        fold = done.get(k)
+        if fold is None:
+
+            def evaluate(v: Tensor, held: Any = part.held) -> Tensor:
+                return row_losses(data.task, v, held).float()
+
+            fold, losses = fit_fold(data, part, tried, near, evaluate)
+            fold = fold._replace(loss=torch.stack(losses) if losses else torch.empty(0, len(part.place)))
+            if save is not None:
+                save(k, fold)
+        results.append(fold)
+    place = torch.tensor(compared)
+    results = [fold._replace(loss=fold.loss[place]) if len(fold.loss) == len(settings) else fold for fold in results]
+    return FoldFits(results, compared, losses_by_row(data, results[:choosing]))
+
+
+def screen_settings(task: Any, settings: list[Setting], fits: list[FoldResult], priors: Sequence[Prior]) -> list[int]:
+    """The settings whose losses on the first folds leave them a chance of some weight, and the best of the families
+    that are always reported."""
+    total = torch.cat([fold.loss for fold in fits], 1).double()
+    deficit = (total.sum(1) - total.sum(1).min()) / loss_temperature(
+        task, float(total.mean(1).min()), mean_dispersion(task, priors)
+    )
+    keep = set(torch.nonzero(deficit <= MAX_LOG_LIKELIHOOD_DEFICIT)[:, 0].tolist())
+    columns = {settings[k].columns for k in keep}  # the plan will have one of these, and its path is reported
+    keep |= {k for k, s in enumerate(settings) if s.family == LAMBDA and s.columns in columns}
+    for family in (LOCAL, GLOBAL):
+        members = sorted((k for k, s in enumerate(settings) if s.family == family), key=lambda k: float(deficit[k]))
+        keep |= set(members[:REPORTED_SETTINGS] if family == LOCAL else members)
+        for name in columns:
+            keep |= set([k for k in members if settings[k].columns == name][:1])
+    linear = (k for k, s in enumerate(settings) if s.columns == LINEAR)
+    keep.add(min(linear, key=lambda k: float(deficit[k])))  # what the improvement by other columns is reported against
+    return sorted(keep)
+
+
+def losses_by_row(data: FoldedRows, results: list[FoldResult]) -> LossesByRow:
+    """The losses of all folds. Of a single one, clients' own choices are made on some of its rows and evaluated on
+    others."""
+    number = [torch.full((len(fold.place),), k) for k, fold in enumerate(results)]
+    if len(results) == 1:
+        number = [assign_folds(data.parts[0].held, data.keys, DEFAULT_FOLDS, data.seed)]
+    owner = row_clients(data.rows)[torch.cat([fold.place for fold in results])]
+    return LossesByRow(torch.cat([fold.loss for fold in results], 1), torch.cat(number), owner, len(data.rows))
+
+
+def estimate_all_priors(
+    task: Any,
+    rows: ClientRows,
+    sets: ColumnSets | None,
+    near: Sequence[Prior] = (),
+    used: Collection[str] | None = None,
+) -> list[Prior]:
+    """The priors of every kind, for each (or each `used`) set of columns; approximations start from `near`."""
+    if sets is None:
+        return estimate_priors(task, rows, near)
+
+    def estimate(name: str) -> list[Prior]:
+        start = [prior for prior in near if prior.columns == name]
+        priors = estimate_priors(sets.task_on(name), sets.rows_on(rows, name), start)
+        return [prior._replace(columns=name) for prior in priors]
+
+    names = [name for name in sets.names() if used is None or name in used]
+    return [prior for priors in rows.map_independent(estimate, names) for prior in priors]
+
+
+def combine_priors(task: Any, rows: ClientRows, raw: Sequence[Prior], sets: ColumnSets | None) -> list[Prior]:
+    """The priors that settings use, from those of every kind: for each set of columns the preferred one first.
+
+    With squared losses each client has its own noise.
+    """
+    out: list[Prior] = []
+    for name in [LINEAR] if sets is None else sets.names():
+        kinds = [prior for prior in raw if prior.columns == name]
+        if not kinds:
+            continue
+        at, priors = on_columns(task, rows, sets, name), average_kinds(kinds)
+        if isinstance(at.task, Linear) and at.task.dim <= MAX_DIAGONAL_COEFFICIENTS:
+            noise, law = estimate_noise(at.task, at.rows, positive_variance(kinds), priors[0].noise)
+            priors = [prior._replace(noise=noise, law=law) for prior in priors]
+        out += priors
+    return out
+
+
+def fit_fold(
+    data: FoldedRows,
+    part: FoldSplit,
+    settings: list[Setting],
+    near: NearbyPriors,
+    evaluate: Callable[[Tensor], Tensor],
+) -> tuple[FoldResult, list[Tensor]]:
+    """All candidates on the fold's training rows, with priors of its own: what `evaluate` makes of their models [m, d].
+
+    For columns that no setting uses, the priors are those of all rows.
+    """
+    priors = list(near.combined)
+    if priors:
+        used = {setting.columns for setting in settings} or {prior.columns for prior in priors}
+        raw = estimate_all_priors(data.task, part.train, data.sets, near.raw, used)
+        estimated = {(p.columns, p.kind): p for p in combine_priors(data.task, part.train, raw, data.sets)}
+        first = {name: next((p for p in estimated.values() if p.columns == name), None) for name in used}
+        for k, prior in enumerate(priors):
+            # The preferred prior of a set may be of another kind here: it is the first of its columns.
+            other = first.get(prior.columns) if prior.kind != "intercept" else None
+            again = estimated.get((prior.columns, prior.kind)) or other
+            if again is not None:
+                priors[k] = prior._replace(variance=again.variance, noise=again.noise)
+    empty = torch.empty(0, dtype=torch.float64)
+    fold = FoldResult(part.place, empty, empty, empty)
+    if priors:
+        padded = pad_sequence([p.variance for p in priors], batch_first=True)
+        fold = fold._replace(variance=padded, noise=torch.stack([p.noise for p in priors]))
+    weights = client_weights(part.train, data.weights)
+    fits = fit_settings(data.task, part.train, weights, settings, priors, data.sets)
+    values = {models.setting: evaluate(models.v) for models in fits}
+    return fold, [values[setting] for setting in settings]
+
+
+def fold_priors(near: Sequence[Prior], fold: FoldResult) -> list[Prior]:
+    """The priors with a fold's own numbers."""
+    return [p._replace(variance=v[: len(p.variance)], noise=s) for p, v, s in zip(near, fold.variance, fold.noise)]

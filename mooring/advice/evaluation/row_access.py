@@ -1,0 +1,84 @@
+"""What depends on where the clients' rows are: here they are in memory; with their clients, `remote/access.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from mooring.advice.candidates.families import Setting
+from mooring.advice.evaluation.fold_fits import FoldedRows, FoldFits, FoldResult, NearbyPriors, fit_folds_in_memory
+from mooring.advice.folds import (
+    FoldSplit,
+    drop_copies,
+    iterate_folds,
+    number_distinct_rows,
+    row_groups,
+    row_times,
+    usable_rows,
+)
+from mooring.data.clients import Clients
+from mooring.engines.fit import OnProgress
+from mooring.engines.metrics import compute_metrics
+from mooring.engines.prepare import Job
+
+
+class UsableRows(NamedTuple):
+    """The rows that advice uses: all but a table's own test rows."""
+
+    rows: Any  # `ClientRows`; those in memory can be shaped and split
+    groups: Tensor | None = None  # [N]: rows of one group stay in one fold
+    times: Tensor | None = None  # [N]: each fold is predicted from earlier rows
+
+
+class RowAccess(Protocol):
+    writes_models: bool  # whether the run directory contains the clients' models
+    can_shape: bool  # whether columns can be added to rows
+
+    def usable(self, clients: Clients) -> UsableRows: ...
+
+    def split(self, usable: UsableRows, keys: np.ndarray, seed: int, count: int) -> list[FoldSplit]:
+        """The rows in folds."""
+        ...
+
+    def fit_folds(
+        self,
+        data: FoldedRows,
+        settings: list[Setting],
+        choosing: int,
+        near: NearbyPriors,
+        done: Mapping[int, FoldResult],
+        save: Callable[[int, FoldResult], None] | None,
+        tell: OnProgress,
+    ) -> FoldFits:
+        """The candidates fitted without each fold, and their losses."""
+        ...
+
+    def test_measures(self, job: Job, models: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Well-known measures of models on the clients' test rows."""
+        ...
+
+
+class InMemoryAccess:
+    writes_models = True
+    can_shape = True
+
+    def usable(self, clients: Clients) -> UsableRows:
+        """Every row that appears k times, as all others do, is used once; equal rows are a group."""
+        rows, groups, times = usable_rows(clients), row_groups(clients), row_times(clients)
+        if groups is None and times is None:
+            before = len(rows.y)
+            rows, groups, _ = drop_copies(rows, number_distinct_rows(rows))
+            if len(rows.y) < before:
+                clients.notes.append(f"Every row appears {before // len(rows.y)} times; each is used once.")
+        return UsableRows(rows, groups, times)
+
+    def split(self, usable: UsableRows, keys: np.ndarray, seed: int, count: int) -> list[FoldSplit]:
+        return list(iterate_folds(usable.rows, keys, seed, count, usable.groups, usable.times))
+
+    fit_folds = staticmethod(fit_folds_in_memory)
+
+    def test_measures(self, job: Job, models: Mapping[str, Tensor]) -> dict[str, Any]:
+        return {name: compute_metrics(job.task, job.clients, w).overall for name, w in models.items()}

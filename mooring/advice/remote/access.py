@@ -1,0 +1,74 @@
+"""Access to rows that stay with their clients: folds are assigned there, and all folds are fitted side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mooring.advice.candidates.families import Setting
+from mooring.advice.evaluation.fold_fits import FoldedRows, FoldFits, FoldResult, NearbyPriors, fit_fold
+from mooring.advice.evaluation.held_out_losses import LossesByModel
+from mooring.advice.evaluation.row_access import UsableRows
+from mooring.advice.folds import FoldSplit
+from mooring.core.client_functions import rows_function
+from mooring.core.cohort import Rows
+from mooring.data.clients import Clients
+from mooring.engines.fit import OnProgress
+from mooring.engines.prepare import Job
+
+HELD, TRAIN = "held", "without"  # parts of a client's rows: (HELD, fold, folds) and (TRAIN, fold, folds)
+
+
+class RemoteAccess:
+    can_shape = False
+
+    def __init__(self, usable: Any, writes_models: bool):
+        self.rows, self.writes_models = usable, writes_models
+
+    def usable(self, clients: Clients) -> UsableRows:
+        return UsableRows(self.rows)
+
+    def split(self, usable: UsableRows, keys: np.ndarray, seed: int, count: int) -> list[FoldSplit]:
+        """The folds as the clients assign their rows; the first message asks for their sizes."""
+        rows: Any = usable.rows
+        parts = [(name, k, count) for k in range(count) for name in (TRAIN, HELD)]
+        sizes = rows.map_independent(lambda part: [count_rows(None, rows.at(part, rows.size))], parts)
+        found = [rows.at(part, size) for part, (size,) in zip(parts, sizes)]
+        folds = [FoldSplit(train, held, held.size[:0]) for train, held in zip(found[::2], found[1::2])]
+        return [fold for fold in folds if int(fold.held.size.sum())]
+
+    def fit_folds(
+        self,
+        data: FoldedRows,
+        settings: list[Setting],
+        choosing: int,
+        near: NearbyPriors,
+        done: Mapping[int, FoldResult],
+        save: Callable[[int, FoldResult], None] | None,
+        tell: OnProgress,
+    ) -> FoldFits:
+        """All settings in all folds side by side; losses are sums that clients send."""
+
+        def fit(k: int) -> list[tuple[FoldResult, Tensor]]:
+            tried = settings if k < choosing else []
+            fold, models = fit_fold(data, data.parts[k], tried, near, lambda v: v)
+            return [(fold, torch.stack(models, 1) if models else torch.empty(0))]
+
+        folds = [pair for (pair,) in data.rows.map_independent(fit, range(len(data.parts)))]
+        results, models = zip(*folds)
+        losses = LossesByModel(data.task, [part.held for part in data.parts[:choosing]], models[:choosing])
+        return FoldFits(list(results), list(range(len(settings))), losses)
+
+    def test_measures(self, job: Job, models: Mapping[str, Tensor]) -> dict[str, Any]:
+        """None: each client has its own rows, and their measures."""
+        return {}
+
+
+@rows_function
+def count_rows(task: Any, rows: Rows) -> Tensor:
+    """[C]: how many rows there are."""
+    return rows.size

@@ -1,0 +1,252 @@
+"""Rows that stay with their clients: client functions are called by message, and their results come back.
+
+`RemoteRows` is to callers what `Rows` is (`core/client_functions.py`). Calls of independent work (`map_independent`)
+travel together: one message to each client when all of the work waits for results. `answer_calls` is the client's part.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mooring.core.client_functions import CLIENT_FUNCTIONS, ClientFunction, client_function
+from mooring.core.cohort import Batch, Rows, stack_states
+from mooring.core.errors import RequestError
+from mooring.engines.flower.messages import Payload, rebuild_tree
+from mooring.engines.flower.messenger import ClientFailedError
+from mooring.runs.tensor_files import flatten
+from mooring.tasks.linear import Quadratic
+
+Part = tuple[Any, ...]  # which of a client's rows: ("train",), ("held", 0, 5), ...
+
+
+class ClientCall(NamedTuple):
+    function: ClientFunction
+    part: Part
+    clients: tuple[int, ...]  # indices of the clients
+    per_client: tuple[Tensor, ...]  # each [len(clients), ...]
+    shared: dict[str, Tensor | None]
+
+
+class PendingCall:
+    """A thread's call, and its result when there is one."""
+
+    def __init__(self, path: tuple[int, ...], call: Any):
+        self.path, self.call = path, call
+        self.done, self.result = False, None
+        self.error: BaseException | None = None
+
+
+class CallBatcher:
+    """Sends calls: those of independent work when all of it waits for results."""
+
+    def __init__(self, send: Callable[[list[Any]], list[Any]]):
+        self.send = send
+        self.changed = threading.Condition()
+        self.busy, self.pending = 0, []  # type: tuple[int, list[PendingCall]]
+        self.thread = threading.local()  # `path`: which work this thread does; not set in the first thread
+
+    def call(self, call: Any) -> Any:
+        path = getattr(self.thread, "path", None)
+        if path is None:
+            return self.send([call])[0]
+        own = PendingCall(path, call)
+        with self.changed:
+            self.pending.append(own)
+            self.busy -= 1
+            self.changed.notify_all()
+            self.changed.wait_for(lambda: own.done)
+        if own.error is not None:
+            raise own.error
+        return own.result
+
+    def map_independent(self, work: Callable[[Any], Iterable[Any]], items: Iterable[Any]) -> Iterator[list[Any]]:
+        items, parent = list(items), getattr(self.thread, "path", None)
+        results: list[Any] = [None] * len(items)
+        errors: dict[int, BaseException] = {}
+        unfinished = len(items)
+
+        def run(k: int) -> None:
+            nonlocal unfinished
+            self.thread.path = (*(parent or ()), k)
+            try:
+                results[k] = list(work(items[k]))
+            except BaseException as error:
+                errors[k] = error
+            with self.changed:
+                unfinished -= 1
+                if (
+                    unfinished or parent is None
+                ):  # the last one hands its place to the thread that waits for all of them
+                    self.busy -= 1
+                self.changed.notify_all()
+
+        with self.changed:
+            self.busy += len(items) - (parent is not None)
+        threads = [threading.Thread(target=run, args=(k,), daemon=True) for k in range(len(items))]
+        for thread in threads:
+            thread.start()
+        if parent is None:
+            self._send_pending()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[min(errors)]
+        return iter(results)
+
+    def _send_pending(self) -> None:
+        """Send pending calls until no thread works."""
+        with self.changed:
+            while True:
+                self.changed.wait_for(lambda: self.busy == 0)
+                if not self.pending:
+                    return
+                batch, self.pending = sorted(self.pending, key=lambda pending: pending.path), []
+                try:
+                    for pending, result in zip(batch, self.send([pending.call for pending in batch])):
+                        pending.result = result
+                except BaseException as error:
+                    for pending in batch:
+                        pending.error = error
+                for pending in batch:
+                    pending.done = True
+                self.busy += len(batch)
+                self.changed.notify_all()
+
+
+class RemoteRows:
+    """Some rows of clients that keep them."""
+
+    def __init__(self, calls: CallBatcher, part: Part, clients: tuple[int, ...], size: Tensor, x: Tensor, y: Tensor):
+        self.calls, self.part, self.clients, self.size = calls, part, clients, size
+        self.x, self.y = x, y  # one row of zeros, with the shape of rows
+        self.cache: dict[Any, Any] = {}
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    def at(self, part: Part, size: Tensor) -> RemoteRows:
+        """Other rows of the same clients."""
+        return RemoteRows(self.calls, part, self.clients, size, self.x, self.y)
+
+    def select(self, position: Tensor) -> RemoteRows:
+        clients = tuple(self.clients[i] for i in position.tolist())
+        return RemoteRows(self.calls, self.part, clients, self.size[position], self.x, self.y)
+
+    def compact(self) -> RemoteRows:
+        return self
+
+    def map(self, function: ClientFunction, task: Any, *per_client: Tensor, **shared: Any) -> Any:
+        return self.calls.call(ClientCall(function, self.part, self.clients, per_client, shared))
+
+    def map_independent(self, work: Callable[[Any], Iterable[Any]], items: Iterable[Any]) -> Iterator[list[Any]]:
+        return self.calls.map_independent(work, items)
+
+    def keep_batches(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def full(self, task: Any) -> Any:
+        """The clients' summaries of their rows for a linear task, which they send once."""
+        name = ("full", task)
+        if name not in self.cache:
+            parts = condense_rows(task, self)
+            unknown = torch.full_like(parts.square, torch.nan)
+            self.cache[name] = Quadratic(self.size, parts.values, parts.vectors, parts.moment, parts.square, unknown)
+        return self.cache[name]
+
+
+class SecondMoments(NamedTuple):
+    """X'X/n as its eigenvalues and eigenvectors, X'y/n and y'y/n."""
+
+    values: Tensor  # [C, d]
+    vectors: Tensor  # [C, d, d]
+    moment: Tensor  # [C, d]
+    square: Tensor  # [C]
+
+
+@client_function
+def condense_rows(task: Any, batch: Batch) -> SecondMoments:
+    """What full passes of a linear task need of the rows."""
+    summary = task.condense(batch)
+    return SecondMoments(summary.values, summary.vectors, summary.moment, summary.square)
+
+
+def make_sender(
+    ask_all: Callable[[dict[str, Payload]], dict[str, Payload]], names: tuple[str, ...]
+) -> Callable[[list[ClientCall]], list[Any]]:
+    """A function that sends calls to these clients, one message to each, and returns the stacked results."""
+
+    def send(calls: list[ClientCall]) -> list[Any]:
+        words: dict[int, dict[str, Any]] = {}
+        tensors: dict[int, dict[str, Tensor]] = {}
+        for k, call in enumerate(calls):
+            shared = {f"{k}/shared/{name}": value for name, value in call.shared.items() if value is not None}
+            about = {"name": call.function.name, "part": list(call.part), "own": len(call.per_client)}
+            about["shared"] = {name: value is not None for name, value in call.shared.items()}
+            for row, client in enumerate(call.clients):
+                words.setdefault(client, {})[str(k)] = about
+                own = {f"{k}/own/{i}": part[row : row + 1] for i, part in enumerate(call.per_client)}
+                tensors.setdefault(client, {}).update(shared | own)
+        replies = ask_all({names[i]: Payload({"calls": words[i]}, tensors[i]) for i in sorted(words)})
+        return [stack_replies(k, call, names, replies) for k, call in enumerate(calls)]
+
+    return send
+
+
+def stack_replies(k: int, call: ClientCall, names: tuple[str, ...], replies: dict[str, Payload]) -> Any:
+    """The clients' results of one call, stacked; a client whose result is not valid is named."""
+    results: dict[str, Any] = {}
+    for name in (names[client] for client in call.clients):
+        try:
+            results[name] = _check_result(call.function, rebuild_tree(str(k), replies[name].tensors))
+        except RequestError as error:
+            raise ClientFailedError(name, f"client '{name}' does not answer '{call.function.name}': {error}") from error
+    shapes = {name: tuple(part.shape for part in _tensors(result)) for name, result in results.items()}
+    usual = max(set(shapes.values()), key=list(shapes.values()).count)
+    for name, shape in shapes.items():
+        if shape != usual:
+            raise ClientFailedError(
+                name, f"client '{name}' answers '{call.function.name}' in another form than the other clients."
+            )
+    return stack_states(list(results.values()))
+
+
+def _check_result(function: ClientFunction, result: Any) -> Any:
+    """One client's result as the type that the function returns, in finite numbers."""
+    fields = None if isinstance(result, Tensor) else set(result._fields)
+    for kind in function.result_types:
+        if fields == (set(kind._fields) if hasattr(kind, "_fields") else None):
+            result = result if fields is None else kind(**result._asdict())
+            break
+    else:
+        raise RequestError("the result has another form than the function's.")
+    for part in _tensors(result):
+        if part.shape[:1] != (1,) or not bool(torch.isfinite(part.double()).all()):
+            raise RequestError("it sends numbers that are not finite, or of the wrong shape.")
+    return result
+
+
+def _tensors(result: Any) -> list[Tensor]:
+    return [result] if isinstance(result, Tensor) else list(result)
+
+
+def answer_calls(
+    name: str, task: Any, payload: Payload, rows_of: Callable[[Part], Rows], allowed: Collection[str]
+) -> Payload:
+    """The results of the calls in a message, from the client's own rows."""
+    out: dict[str, Tensor] = {}
+    for k, about in payload.words["calls"].items():
+        function = CLIENT_FUNCTIONS.get(str(about["name"]))
+        if function is None or function.name not in allowed:
+            raise RequestError(f"client '{name}' does not compute {about['name']!r} for this request.")
+        own = [payload.tensors[f"{k}/own/{i}"] for i in range(int(about["own"]))]
+        shared = {
+            key: payload.tensors[f"{k}/shared/{key}"] if given else None for key, given in about["shared"].items()
+        }
+        out |= flatten(k, function(task, rows_of(tuple(about["part"])), *own, **shared))
+    return Payload({}, out)
