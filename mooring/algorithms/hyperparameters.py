@@ -176,6 +176,8 @@ def check_local_work(algorithm: Any, *rules: str) -> None:
     check_ranges(algorithm, momentum=(0, 1), beta1=(0, 1), beta2=(0, 1), epsilon=(0, None))
     check_ranges(algorithm, weight_decay=(0, None), clip_grad=(0, None))
     owner = type(algorithm).__name__
+    if isinstance(algorithm.personal, list):
+        object.__setattr__(algorithm, "personal", tuple(algorithm.personal))
     if algorithm.eta_schedule in GEOMETRIC_SCHEDULES:
         check_ranges(algorithm, decay=(0, 1))
     if algorithm.momentum and algorithm.optimizer != "sgd":

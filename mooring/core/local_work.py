@@ -29,6 +29,7 @@ class LocalWork:
     epsilon: float = 1e-8
     weight_decay: float = 0.0
     clip_grad: float = 0.0  # the largest norm of a gradient; 0: any
+    personal: str | tuple[str, ...] = ()  # names or patterns of parameters that stay with their client; or "head"
     optimizer_state: str = "reset"  # at the beginning of a round; or "keep": each client keeps its own
 
     @property

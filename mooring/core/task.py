@@ -6,6 +6,7 @@ Only a task knows how the vector w splits into parts. Shapes: w [C, d], batch.x 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from math import prod
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from mooring.core.cohort import Batch
+from mooring.core.errors import RequestError
 
 
 class Constants(NamedTuple):
@@ -103,6 +105,32 @@ def head_mask(layout: Layout, layers: int = 1) -> Tensor:
     return layer_mask(layout, names[max(len(names) - layers, 0) :])
 
 
+def personal_mask(task: Any, personal: str | tuple[str, ...]) -> Tensor:
+    """[d] bool: the coefficients whose parts `personal` names: by a part's name ("fc.weight"), the layer or module that
+    holds it ("fc"), a pattern ("*.lora_*"), or "head", the last layer unless a part is called so; a network's local
+    buffers come on top."""
+    layout, mask = task.layout, torch.zeros(task.dim, dtype=torch.bool)
+    names = personal.split(",") if isinstance(personal, str) else personal
+    for pattern in (name.strip() for name in names):
+        named = [part for part in layout if _is_named(part.name, pattern)]
+        if not named and pattern == "head":
+            trained = tuple(part for part in layout if part.start < task.gradient_dim)
+            mask[: task.gradient_dim] |= head_mask(trained)
+            continue
+        if not named:
+            known = ", ".join(part.name for part in layout[:6])
+            raise RequestError(f"personal: no part of the model is called {pattern!r}; it has {known}, ...")
+        for part in named:
+            mask[part.place] = True
+    if task.local_buffers:
+        mask[task.gradient_dim :] = True
+    return mask
+
+
+def _is_named(name: str, pattern: str) -> bool:
+    return name == pattern or name.startswith(pattern + ".") or fnmatchcase(name, pattern)
+
+
 class Task(Protocol):
     """The contract. Tasks inherit from it; optional parts are None where a task has none."""
 
@@ -125,6 +153,7 @@ class Task(Protocol):
     step: Any = None  # step(v, batch, move): one step of local SGD, in place (`core/sgd_step.py`)
     stay: Any = None  # stay(v, begin, rows, place, n, rate, pull, shift): many steps at once (`core/solvers.py`)
     mix: Any = None  # mix(w, v, alpha, begin, rows, place, n, rate, felt): the same for a model and a mixture
+    local_buffers: bool = False  # whether each client keeps the buffers of its network
     lift: Any = None  # lift(x) -> the features that a kernel's linear model sees
 
     dim: int

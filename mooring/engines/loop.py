@@ -25,6 +25,7 @@ from mooring.core.task import Task
 from mooring.data.clients import PARTS
 from mooring.engines.exchange import BEST, LAST, ClientRoster, Exchange, Replies, Scores
 from mooring.engines.local_update import NOT_FINITE
+from mooring.engines.personal_parts import keep_personal_parts
 from mooring.engines.privacy import PrivateMean, make_private_mean
 from mooring.engines.reply_checks import cap_shares, check_replies, check_statistics, check_weights, clip_messages
 from mooring.estimates.client_statistics import ALL_RESOLVED, ClientStatistics
@@ -150,7 +151,7 @@ def resolve(algorithm: Any, task: Task, exchange: Exchange, seed: int = 0, w0: T
     w0 = task.start(seed) if w0 is None else w0
     check_weights(exchange.roster.names, exchange.roster.p)
     asks = (*algorithm.required_statistics, ALL_RESOLVED) if algorithm.is_resolved else algorithm.required_statistics
-    ready = algorithm.resolve(task, gather_statistics(exchange, w0, asks))
+    ready = keep_personal_parts(algorithm.resolve(task, gather_statistics(exchange, w0, asks)), task)
     server, _ = ready.init(task, w0)
     exchange.begin(ready, w0)
     return ready, server

@@ -22,6 +22,7 @@ from mooring.engines.loop import (
     resolve,
     rounds_of,
 )
+from mooring.engines.personal_parts import keep_personal_parts
 from mooring.engines.simulator import Simulator
 
 
@@ -80,7 +81,8 @@ def simulating(
     exchange = Simulator(task, clients, clients.weights(weights), chunk)
     if settled:
         begin = task.start(plan.seed) if w0 is None else w0
-        ready, server = algorithm, algorithm.init(task, begin)[0]
+        ready = keep_personal_parts(algorithm, task)
+        server = ready.init(task, begin)[0]
         exchange.begin(ready, begin)
     else:
         ready, server = resolve(algorithm, task, exchange, plan.seed, w0)

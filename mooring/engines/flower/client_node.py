@@ -52,6 +52,7 @@ from mooring.engines.flower import audit, secure_client
 from mooring.engines.flower.messages import PROTOCOL_VERSION, Payload
 from mooring.engines.flower.remote_rows import answer_calls
 from mooring.engines.flower.test_rows import improvement_on_test_rows
+from mooring.engines.personal_parts import keep_personal_parts
 from mooring.engines.prepare import Job, load_options, make_task
 from mooring.estimates.client_queries import STATISTICS
 from mooring.estimates.client_statistics import ALL_RESOLVED, compute_statistics
@@ -232,7 +233,7 @@ class ClientNode:
         if not path.exists():
             raise RequestError(f"client '{self.name}' has no state of '{words['label']}'; it was lost, or never began.")
         tensors, meta = read_tensors(path)
-        algorithm = build(words["label"], meta["fields"])
+        algorithm = keep_personal_parts(build(words["label"], meta["fields"]), self.task)
         server, _ = algorithm.init(self.task, tensors["w0"])
         first = local_update.initial_states(algorithm, self.task, tensors["w0"], 1)
         states = {t: unflatten(first, str(t), tensors) for t in meta["rounds"]}
@@ -357,7 +358,7 @@ def handle_begin(home: ClientNode, parcel: Payload) -> Payload:
     """Make the first state. The same beginning again, and a beginning that goes on with a run, keep what is there."""
     words = parcel.words
     label, fields = words["label"], words["fields"]
-    path, algorithm = home._file(label), build(label, fields)
+    path, algorithm = home._file(label), keep_personal_parts(build(label, fields), home.task)
     if home.federation.secure:
         secure_client.check_begin(home, label, fields, str(words["start"]), bool(words["fresh"]))
     server, _ = algorithm.init(home.task, parcel.tensors["w0"])

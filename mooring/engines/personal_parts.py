@@ -1,0 +1,137 @@
+"""Coefficients that stay with their client: a head, adapters, BatchNorm statistics.
+
+Every client has its own copy of the coefficients that `personal` names, which is never sent. An algorithm sees, instead
+of the server's tensors [d], a tensor [C, d] with each client's own numbers there; what its server would make of the
+client's message alone is the client's next copy. So FedAvg with a personal head is FedPer, and of Ditto, FedProx and
+APFL the named part of the global model is the client's own as well.
+"""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from mooring.core.cohort import CohortData, Round
+from mooring.core.errors import RequestError
+from mooring.core.local_work import LocalWork
+from mooring.core.task import Task, personal_mask
+
+_TYPES: dict[Any, Any] = {}
+OWN = "own_"  # begins the names of a client's copies of the server's tensors
+PLAIN_SERVER = {"server_optimizer": "none", "server_step": 1.0, "server_decay": 0.0, "aggregation": "average"}
+
+
+def keep_personal_parts(algorithm: Any, task: Task) -> Any:
+    """The algorithm, whose clients keep the coefficients of its `personal` field and of local buffers."""
+    mask = personal_mask(task, () if _splits_itself(algorithm) else algorithm.personal)
+    if not bool(mask.any()) or algorithm.pooled:
+        return algorithm
+    if getattr(algorithm, "output", "last") == "average" or getattr(algorithm, "agnostic", 0):
+        raise RequestError(f"{algorithm.name}: personal parts do not go with output = 'average' or agnostic > 0.")
+    return PersonalParts(algorithm, mask)
+
+
+def _splits_itself(algorithm: Any) -> bool:
+    """Whether the algorithm has no such field, or one of its own that says something else, as FedPer has."""
+    kinds = [kind for kind in type(algorithm).__mro__ if "personal" in vars(kind).get("__annotations__", {})]
+    return kinds != [LocalWork]
+
+
+def _state_type(kind: Any, own: tuple[str, ...]) -> Any:
+    """A NamedTuple with the fields of an algorithm's client state and a client's own copies."""
+    if (kind, own) not in _TYPES:
+        _TYPES[kind, own] = namedtuple(kind.__name__, (*kind._fields, *(OWN + name for name in own)))
+    return _TYPES[kind, own]
+
+
+class PersonalParts:
+    """An algorithm whose clients keep the coefficients `mask` [d] to themselves; all else is the algorithm's own."""
+
+    per_client_fields: tuple[str, ...] = ()  # runs are not trained together
+
+    def __init__(self, algorithm: Any, mask: Tensor):
+        self._algorithm = algorithm
+        self._personal, self._shared = mask.nonzero().flatten(), (~mask).nonzero().flatten()
+        self._dim = len(mask)
+        known = {field.name for field in fields(algorithm)} if is_dataclass(algorithm) else set()
+        self._alone = replace(algorithm, **{k: v for k, v in PLAIN_SERVER.items() if k in known})
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._algorithm, name)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PersonalParts) and self._algorithm == other._algorithm and self._dim == other._dim
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def init(self, task: Task, w0: Tensor) -> tuple[Any, Any]:
+        server, client = self._algorithm.init(task, w0)
+        names = tuple(name for name in server._fields if self._is_split(name, server))
+        return server, _state_type(type(client), names)(*client, *(getattr(server, n)[self._personal] for n in names))
+
+    def client_update(self, server: Any, client: Any, task: Task, data: CohortData, round: Round) -> tuple[Any, Any]:
+        own = self._own(client)
+        seen = self._seen_by(server, own, len(data))
+        state, message = self._algorithm.client_update(seen, client, task, data, round)
+        if message is not None:
+            after = self._alone.server_update(seen, message, round._replace(clients=1, cohort=1, weight=1.0))
+            own = {name: getattr(after, name)[:, self._personal] for name in own}
+        return self._with_own(state, own), self._map(message, lambda part: part[..., self._shared])
+
+    def server_update(self, server: Any, mean: Any, round: Round) -> Any:
+        def widen(part: Tensor) -> Tensor:
+            full = part.new_zeros(*part.shape[:-1], self._dim)
+            full[..., self._shared] = part
+            return full
+
+        after = self._algorithm.server_update(server, self._map(mean, widen, len(self._shared)), round)
+        kept = {}
+        for name in server._fields:
+            if self._is_split(name, server) and getattr(after, name) is not None:
+                kept[name] = getattr(after, name).clone()
+                kept[name][self._personal] = getattr(server, name)[self._personal]
+        return after._replace(**kept)
+
+    def finetune(self, server: Any, client: Any, task: Task, data: CohortData, round: Round) -> Any:
+        own = self._own(client)
+        state = self._algorithm.finetune(self._seen_by(server, own, len(data)), client, task, data, round)
+        return self._with_own(state, own)
+
+    def personal_model(self, server: Any, client: Any) -> Tensor:
+        own = self._own(client)
+        return self._algorithm.personal_model(self._seen_by(server, own, len(client[-1])), client)
+
+    def _is_split(self, name: str, server: Any) -> bool:
+        part = getattr(server, name)
+        return isinstance(part, Tensor) and part.shape == (self._dim,) and name not in self._algorithm.server_only
+
+    def _own(self, client: Any) -> dict[str, Tensor]:
+        """A client's own copies of parts of the server's state, by name."""
+        return {name[len(OWN) :]: part for name, part in zip(client._fields, client) if name.startswith(OWN)}
+
+    def _with_own(self, state: Any, own: dict[str, Tensor]) -> Any:
+        """An algorithm's client state with the client's own copies."""
+        if any(name.startswith(OWN) for name in state._fields):  # the algorithm returned what it was given
+            return state._replace(**{OWN + name: part for name, part in own.items()})
+        return _state_type(type(state), tuple(own))(*state, *own.values())
+
+    def _seen_by(self, server: Any, own: dict[str, Tensor], clients: int) -> Any:
+        """The server's state with [C, d] in place of [d]: each client's own numbers at its personal coefficients."""
+        seen = {}
+        for name, part in own.items():
+            full = getattr(server, name).expand(clients, -1).clone()
+            full[:, self._personal] = part
+            seen[name] = full
+        return server._replace(**seen)
+
+    def _map(self, message: Any, change: Any, size: int | None = None) -> Any:
+        """The message with its tensors of one number per coefficient changed."""
+        if message is None:
+            return None
+        size = self._dim if size is None else size
+        if isinstance(message, Tensor):
+            return change(message) if message.shape[-1] == size else message
+        return type(message)(*(self._map(part, change, size) for part in message))
