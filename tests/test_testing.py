@@ -7,12 +7,13 @@ import pytest
 from mooring.algorithms.base import algorithm_names, build, find
 from mooring.algorithms.fedavg import FedAvg
 from mooring.testing import FINITE, REFUSED, cases, check_federated
+from tests.algorithms.cases import TABLE_FIELDS
 
 
 def plainly(name):
     """The algorithm with a stiffness of its own, where it would estimate one: that is tested by itself."""
     own = {"lam": 0.3} if "lam" in {field.name for field in fields(find(name))} else {}
-    return build(name, own)
+    return build(name, own | TABLE_FIELDS.get(name, {}))
 
 
 def test_there_are_many_odd_clients():
@@ -41,7 +42,7 @@ def test_every_algorithm_stands_them(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", algorithm_names())
 def test_every_algorithm_stands_them_with_all_its_defaults(name):
-    assert check_federated(build(name, {}))
+    assert check_federated(build(name, TABLE_FIELDS.get(name, {})))
 
 
 @dataclass(frozen=True)

@@ -122,7 +122,7 @@ class Algorithm(Generic[ServerState, ClientState, Message]):
 
 
 PACKAGE = "mooring.algorithms"
-SHARED_MODULES = ("base", "hyperparameters", "parts")
+SHARED_MODULES = ("base", "hyperparameters", "parts", "server_optimizers")
 ENTRY_POINT_GROUP = "mooring.algorithms"  # the group under which an installed package offers algorithms
 IN_MEMORY_PREFIX = "(in memory)"  # begins the name of an algorithm that no file defines
 

@@ -29,12 +29,15 @@ from mooring.algorithms.hyperparameters import (
     resolve_auto,
     train_locally,
 )
+from mooring.algorithms.server_optimizers import (
+    GlobalState,
+    ServerOptimizer,
+    apply_change,
+    check_server_optimizer,
+    init_moments,
+)
 from mooring.core.local_work import LocalWork
 from mooring.core.penalty import penalty_rows
-
-
-class Server(NamedTuple):
-    w: Tensor  # [d]
 
 
 class Client(NamedTuple):
@@ -43,18 +46,20 @@ class Client(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Ditto(LocalWork, Algorithm):
+class Ditto(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor]):
     lam: Auto = "auto"
     personal_eta: Auto = "auto"
 
     paper: ClassVar[str] = "ditto, Algorithm 1"
     reveals: ClassVar[str] = "each client's change of the common model; its personal model stays with it"
+    server_only: ClassVar[tuple[str, ...]] = ("moments",)
     new_client_method: ClassVar[str] = "prox"
 
     def __post_init__(self) -> None:
         parse_lam_field(self, ("auto",))
         check_ranges(self, personal_eta=(0, None, "auto"))
         check_local_work(self)
+        check_server_optimizer(self)
 
     def resolve(self, task, statistics):
         ready = resolve_auto(self, task, statistics)
@@ -65,7 +70,7 @@ class Ditto(LocalWork, Algorithm):
         return replace(ready, eta=eta, personal_eta=personal)
 
     def init(self, task, w0):
-        return Server(w0), Client(w0, init_memory(self, task, w0, models=2))
+        return GlobalState(w0, init_moments(self, w0)), Client(w0, init_memory(self, task, w0, models=2))
 
     def client_update(self, server, client, task, data, round):
         lam = penalty_rows(self.lam, data.index, client.v)
@@ -75,7 +80,7 @@ class Ditto(LocalWork, Algorithm):
         return Client(v, count_round(memory)), w - server.w
 
     def server_update(self, server, mean, round):
-        return Server(server.w + mean)
+        return GlobalState(*apply_change(self, server.w, server.moments, mean))
 
     def personal_model(self, server, client):
         return client.v

@@ -33,6 +33,13 @@ from mooring.algorithms.hyperparameters import (
     train_locally,
 )
 from mooring.algorithms.parts import head_coefficients
+from mooring.algorithms.server_optimizers import (
+    GlobalState,
+    ServerOptimizer,
+    apply_change,
+    check_server_optimizer,
+    init_moments,
+)
 from mooring.core.cohort import CohortData, Round
 from mooring.core.local_work import LocalWork
 from mooring.core.minibatches import batches_per_epoch, minibatches
@@ -40,10 +47,6 @@ from mooring.core.task import Task
 from mooring.estimates.client_statistics import ClientStatistics
 
 WEIGHT_SLOT = 1  # the weights are learnt on other minibatches than the model
-
-
-class Server(NamedTuple):
-    w: Tensor  # [d]
 
 
 class Client(NamedTuple):
@@ -54,7 +57,7 @@ class Client(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedALA(LocalWork, Algorithm[Server, Client, Tensor]):
+class FedALA(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor]):
     layers: int = 1
     sample: float = 0.8
     weight_eta: float = 1.0
@@ -62,27 +65,31 @@ class FedALA(LocalWork, Algorithm[Server, Client, Tensor]):
 
     paper: ClassVar[str] = "fedala, Algorithm 1"
     reveals: ClassVar[str] = "each client's personal model: w + message; use secure aggregation"
+    server_only: ClassVar[tuple[str, ...]] = ("moments",)
     new_client_method: ClassVar[str] = "alone"
 
     def __post_init__(self) -> None:
         check_local_work(self)
+        check_server_optimizer(self)
         check_ranges(self, layers=(0, None), sample=(0, 1), weight_eta=(0, None), first_passes=(1, None))
 
     def resolve(self, task: Task, statistics: ClientStatistics) -> FedALA:
         return resolve_auto(self, task, statistics)
 
-    def init(self, task: Task, w0: Tensor) -> tuple[Server, Client]:
-        return Server(w0), Client(w0, torch.ones_like(w0), torch.tensor(0), init_memory(self, task, w0))
+    def init(self, task: Task, w0: Tensor) -> tuple[GlobalState, Client]:
+        return GlobalState(w0, init_moments(self, w0)), Client(
+            w0, torch.ones_like(w0), torch.tensor(0), init_memory(self, task, w0)
+        )
 
     def client_update(
-        self, server: Server, client: Client, task: Task, data: CohortData, round: Round
+        self, server: GlobalState, client: Client, task: Task, data: CohortData, round: Round
     ) -> tuple[Client, Tensor]:
         weights = self._learn_weights(server, client, task, data, round)
         start = client.v + (server.w - client.v) * weights
         v, memory = train_locally(self, task, start, data, round, client.memory)
         return Client(v, weights, client.updates + 1, count_round(memory)), v - server.w
 
-    def _learn_weights(self, server: Server, client: Client, task: Task, data: CohortData, round: Round) -> Tensor:
+    def _learn_weights(self, server: GlobalState, client: Client, task: Task, data: CohortData, round: Round) -> Tensor:
         """[C, d]: a_i for this round; a client's first update takes the global model as it is."""
         batch = int(self.batch) or None
         passes = torch.where(client.updates == 1, self.first_passes, 1) * (client.updates > 0)
@@ -95,8 +102,8 @@ class FedALA(LocalWork, Algorithm[Server, Client, Tensor]):
             a = moved if step.active is None else torch.where(step.active[:, None], moved, a)
         return a
 
-    def server_update(self, server: Server, mean: Tensor, round: Round) -> Server:
-        return Server(server.w + mean)
+    def server_update(self, server: GlobalState, mean: Tensor, round: Round) -> GlobalState:
+        return GlobalState(*apply_change(self, server.w, server.moments, mean))
 
-    def personal_model(self, server: Server, client: Client) -> Tensor:
+    def personal_model(self, server: GlobalState, client: Client) -> Tensor:
         return client.v

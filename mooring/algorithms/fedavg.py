@@ -32,13 +32,17 @@ from mooring.algorithms.hyperparameters import (
     server_step_factor,
     train_locally,
 )
+from mooring.algorithms.server_optimizers import (
+    SERVER_FIELDS,
+    GlobalState,
+    ServerOptimizer,
+    apply_change,
+    check_server_optimizer,
+    init_moments,
+)
 from mooring.core.local_work import LocalWork
 
 MAX_ELASTIC_WEIGHT = 2.0  # an elastic step whose weights sum to more than this overshoots visibly
-
-
-class Server(NamedTuple):
-    w: Tensor  # [d]
 
 
 class Client(NamedTuple):
@@ -46,7 +50,7 @@ class Client(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedAvg(LocalWork, Algorithm):
+class FedAvg(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor]):
     aggregation: str = "average"
     server_step: float = 1.0
     server_decay: float = 0.0  # the server's step is divided by 1 + server_decay (t - 1)
@@ -55,30 +59,32 @@ class FedAvg(LocalWork, Algorithm):
     group: ClassVar[str] = "global"
     reveals: ClassVar[str] = "each client's change of the common model"
     per_client_fields: ClassVar[tuple[str, ...]] = ("eta",)
-    server_fields: ClassVar[tuple[str, ...]] = ("aggregation", "server_step", "server_decay")
+    server_fields: ClassVar[tuple[str, ...]] = ("aggregation", "server_step", "server_decay", *SERVER_FIELDS)
+    server_only: ClassVar[tuple[str, ...]] = ("moments",)
 
     def __post_init__(self) -> None:
         check_local_work(self)
+        check_server_optimizer(self)
         check_ranges(self, aggregation=("average", "elastic"), server_step=(0, None), server_decay=(0, None))
 
     def resolve(self, task, statistics):
         return resolve_auto(self, task, statistics)
 
     def init(self, task, w0):
-        return Server(w0), Client(init_memory(self, task, w0))
+        return GlobalState(w0, init_moments(self, w0)), Client(init_memory(self, task, w0))
 
     def client_update(self, server, client, task, data, round):
         w, memory = train_locally(self, task, server.w, data, round, client.memory)
         return Client(count_round(memory)), w.sub_(server.w)
 
     def server_update(self, server, mean, round):
-        step = self.server_step * server_step_factor(self, round)
         if self.aggregation == "elastic":
             total = round.clients / round.cohort * round.weight
             if total > MAX_ELASTIC_WEIGHT:
                 warnings.warn(f"round {round.t}: elastic weights sum to {total:.1f}; the step may overshoot.")
-            step = step * total
-        return Server(server.w + step * mean)
+            mean = total * mean
+        decay = server_step_factor(self, round)
+        return GlobalState(*apply_change(self, server.w, server.moments, mean, self.server_step, decay))
 
     def personal_model(self, server, client):
         return server.w

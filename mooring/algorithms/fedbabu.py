@@ -29,16 +29,19 @@ from mooring.algorithms.hyperparameters import (
     resolve_auto,
     train_locally,
 )
-from mooring.algorithms.parts import find_ranges, parse_personal, personal_mask
+from mooring.algorithms.parts import find_ranges, join_model, parse_personal, personal_mask, split_model
+from mooring.algorithms.server_optimizers import (
+    GlobalState,
+    ServerOptimizer,
+    apply_change,
+    check_server_optimizer,
+    init_moments,
+)
 from mooring.core.cohort import CohortData, Round
 from mooring.core.local_work import LocalWork
 from mooring.core.solvers import Fixed
 from mooring.core.task import Task
 from mooring.estimates.client_statistics import ClientStatistics
-
-
-class Server(NamedTuple):
-    w: Tensor  # [d]
 
 
 class Client(NamedTuple):
@@ -47,7 +50,7 @@ class Client(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedBABU(LocalWork, Algorithm[Server, Client, Tensor]):
+class FedBABU(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor]):
     personal: Any = "head"  # a name (`parts.py`), resolved to ranges of coefficients
     tune: str = "all"  # or "head", "body"
     tune_steps: int = 10
@@ -56,10 +59,12 @@ class FedBABU(LocalWork, Algorithm[Server, Client, Tensor]):
     paper: ClassVar[str] = "fedbabu, Algorithm 1"
     reveals: ClassVar[str] = "each client's change of the body"
     finetunes: ClassVar[bool] = True
+    server_only: ClassVar[tuple[str, ...]] = ("moments",)
     new_client_method: ClassVar[str] = "finish"
 
     def __post_init__(self) -> None:
         check_local_work(self)
+        check_server_optimizer(self)
         check_ranges(self, tune=("all", "head", "body"), tune_steps=(0, None), tune_epochs=(0, None))
         parse_personal(self)
 
@@ -67,27 +72,28 @@ class FedBABU(LocalWork, Algorithm[Server, Client, Tensor]):
         ranges = find_ranges("FedBABU", task, self.personal)
         return resolve_auto(replace(self, personal=ranges), task, statistics)
 
-    def init(self, task: Task, w0: Tensor) -> tuple[Server, Client]:
-        return Server(w0), Client(w0[:0], init_memory(self, task, w0))
+    def init(self, task: Task, w0: Tensor) -> tuple[GlobalState, Client]:
+        moments = init_moments(self, split_model(w0, self.personal)[0])
+        return GlobalState(w0, moments), Client(w0[:0], init_memory(self, task, w0))
 
     def client_update(
-        self, server: Server, client: Client, task: Task, data: CohortData, round: Round
+        self, server: GlobalState, client: Client, task: Task, data: CohortData, round: Round
     ) -> tuple[Client, Tensor]:
         head = personal_mask(self.personal, len(server.w))
         w, memory = train_locally(self, task, server.w, data, round, client.memory, region=Fixed(head, server.w))
         return Client(client.v, count_round(memory)), (w - server.w)[:, ~head]
 
-    def server_update(self, server: Server, mean: Tensor, round: Round) -> Server:
-        w = server.w.clone()
-        w[~personal_mask(self.personal, len(w))] += mean
-        return Server(w)
+    def server_update(self, server: GlobalState, mean: Tensor, round: Round) -> GlobalState:
+        shared, head = split_model(server.w, self.personal)
+        shared, moments = apply_change(self, shared, server.moments, mean)
+        return GlobalState(join_model(shared, head[None], self.personal)[0], moments)
 
-    def finetune(self, server: Server, client: Client, task: Task, data: CohortData, round: Round) -> Client:
+    def finetune(self, server: GlobalState, client: Client, task: Task, data: CohortData, round: Round) -> Client:
         head = personal_mask(self.personal, len(server.w))
         fixed = {"all": torch.zeros_like(head), "head": ~head, "body": head}[self.tune]
         region = Fixed(fixed, server.w) if bool(fixed.any()) else None
         v = finetune_global(self, task, server.w, data, round, client.memory, region=region)
         return Client(v, client.memory)
 
-    def personal_model(self, server: Server, client: Client) -> Tensor:
+    def personal_model(self, server: GlobalState, client: Client) -> Tensor:
         return client.v

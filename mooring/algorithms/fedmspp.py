@@ -34,11 +34,11 @@ from torch import Tensor
 
 from mooring.algorithms.base import Algorithm, Auto
 from mooring.algorithms.fedprox import (
-    apply_mean_change,
     check_growth,
     resolve_lipschitz,
     scale_to_horizon,
     set_by_theorem,
+    track_drawn,
 )
 from mooring.algorithms.hyperparameters import (
     DEFAULT_BATCH_ROWS,
@@ -130,7 +130,8 @@ class FedMSPP(Algorithm):
         return scale_to_horizon(self, 1 / step, gradient_tolerance(self.lipschitz, smooth, step, sampled, self.batch))
 
     def server_update(self, server, mean, round):
-        return apply_mean_change(server, mean, round)
+        w = server.w + mean
+        return Server(w, track_drawn(w, server.drawn, round))
 
     def personal_model(self, server, client):
         return self.global_model(server)

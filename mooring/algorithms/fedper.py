@@ -19,15 +19,18 @@ from torch import Tensor
 
 from mooring.algorithms.base import Algorithm
 from mooring.algorithms.hyperparameters import check_local_work, count_round, init_memory, resolve_auto, train_locally
-from mooring.algorithms.parts import find_ranges, join_model, parse_personal, personal_mask, split_model
+from mooring.algorithms.parts import find_ranges, join_model, parse_personal, split_model
+from mooring.algorithms.server_optimizers import (
+    GlobalState,
+    ServerOptimizer,
+    apply_change,
+    check_server_optimizer,
+    init_moments,
+)
 from mooring.core.cohort import CohortData, Round
 from mooring.core.local_work import LocalWork
 from mooring.core.task import Task
 from mooring.estimates.client_statistics import ClientStatistics
-
-
-class Server(NamedTuple):
-    w: Tensor  # [d]
 
 
 class Client(NamedTuple):
@@ -36,26 +39,29 @@ class Client(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedPer(LocalWork, Algorithm[Server, Client, Tensor]):
+class FedPer(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor]):
     personal: Any = "head"  # a name (`parts.py`), resolved to ranges of coefficients
 
     paper: ClassVar[str] = "fedper, Algorithms 1 and 2"
     reveals: ClassVar[str] = "each client's change of the shared part; its personal part stays with it"
+    server_only: ClassVar[tuple[str, ...]] = ("moments",)
     new_client_method: ClassVar[str] = "alone"
 
     def __post_init__(self) -> None:
         check_local_work(self)
+        check_server_optimizer(self)
         parse_personal(self)
 
     def resolve(self, task: Task, statistics: ClientStatistics) -> FedPer:
         ranges = find_ranges(type(self).__name__, task, self.personal)
         return resolve_auto(replace(self, personal=ranges), task, statistics)
 
-    def init(self, task: Task, w0: Tensor) -> tuple[Server, Client]:
-        return Server(w0), Client(split_model(w0, self.personal)[1], init_memory(self, task, w0))
+    def init(self, task: Task, w0: Tensor) -> tuple[GlobalState, Client]:
+        shared, own = split_model(w0, self.personal)
+        return GlobalState(w0, init_moments(self, shared)), Client(own, init_memory(self, task, w0))
 
     def client_update(
-        self, server: Server, client: Client, task: Task, data: CohortData, round: Round
+        self, server: GlobalState, client: Client, task: Task, data: CohortData, round: Round
     ) -> tuple[Client, Tensor]:
         shared, _ = split_model(server.w, self.personal)
         start = join_model(shared, client.v, self.personal)
@@ -63,10 +69,10 @@ class FedPer(LocalWork, Algorithm[Server, Client, Tensor]):
         trained, own = split_model(v, self.personal)
         return Client(own, count_round(memory)), trained - shared
 
-    def server_update(self, server: Server, mean: Tensor, round: Round) -> Server:
-        w = server.w.clone()
-        w[~personal_mask(self.personal, len(w))] += mean
-        return Server(w)
+    def server_update(self, server: GlobalState, mean: Tensor, round: Round) -> GlobalState:
+        shared, own = split_model(server.w, self.personal)
+        shared, moments = apply_change(self, shared, server.moments, mean)
+        return GlobalState(join_model(shared, own[None], self.personal)[0], moments)
 
-    def personal_model(self, server: Server, client: Client) -> Tensor:
+    def personal_model(self, server: GlobalState, client: Client) -> Tensor:
         return join_model(split_model(server.w, self.personal)[0], client.v, self.personal)

@@ -41,6 +41,12 @@ from mooring.algorithms.hyperparameters import (
     resolve_auto,
     train_locally,
 )
+from mooring.algorithms.server_optimizers import (
+    ServerOptimizer,
+    apply_change,
+    check_server_optimizer,
+    init_moments,
+)
 from mooring.core.errors import RequestError
 from mooring.core.local_work import LocalWork
 from mooring.core.penalty import PerClientPenalty, penalty_rows
@@ -53,6 +59,7 @@ MAX_CERTIFIED_STEPS = 200  # steps that a certified solve may take: lam_T >= 3L 
 
 class Server(NamedTuple):
     w: Tensor  # [d]
+    moments: Tensor  # [k, d], of the server's optimizer
     drawn: Tensor | None  # [d], w_t for t up to t*, then w_t*; None for output = "last"
 
 
@@ -61,7 +68,7 @@ class Client(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedProx(LocalWork, Algorithm):
+class FedProx(LocalWork, ServerOptimizer, Algorithm[Server, Client, Tensor]):
     lam: Auto = "auto"
     growth: str = "none"
     inner: str = "auto"  # "exact", "descent" or "sgd"; auto: exact where the task has a prox, sgd elsewhere
@@ -72,12 +79,13 @@ class FedProx(LocalWork, Algorithm):
     paper: ClassVar[str] = "mspp, Eq. 1.3; kernel, Eq. 6"
     group: ClassVar[str] = "global"
     reveals: ClassVar[str] = "each client's proximal step from the common model"
-    server_only: ClassVar[tuple[str, ...]] = ("drawn",)
+    server_only: ClassVar[tuple[str, ...]] = ("moments", "drawn")
 
     def __post_init__(self) -> None:
         parse_lam_field(self, ("auto", "theory"))
         check_ranges(self, growth=("none", "smooth", "kinked"), inner=("auto", "exact", "descent", "sgd"))
         check_local_work(self)
+        check_server_optimizer(self)
         check_ranges(self, tol=(0, None), lipschitz=(0, None), output=("last", "random"))
         check_growth(self)
 
@@ -87,7 +95,9 @@ class FedProx(LocalWork, Algorithm):
         return resolve_auto(resolve_lipschitz(ready, task, statistics), task, statistics)
 
     def init(self, task, w0):
-        return Server(w0, w0 if self.output == "random" else None), Client(init_memory(self, task, w0))
+        return Server(w0, init_moments(self, w0), w0 if self.output == "random" else None), Client(
+            init_memory(self, task, w0)
+        )
 
     def client_update(self, server, client, task, data, round):
         w = server.w.expand(len(data), -1)
@@ -117,7 +127,8 @@ class FedProx(LocalWork, Algorithm):
         return scale_to_horizon(self, 1 / step, rate.gradient_tolerance(self.lipschitz, smooth, step, sampled))
 
     def server_update(self, server, mean, round):
-        return apply_mean_change(server, mean, round)
+        w, moments = apply_change(self, server.w, server.moments, mean)
+        return Server(w, moments, track_drawn(w, server.drawn, round))
 
     def personal_model(self, server, client):
         return self.global_model(server)
@@ -126,12 +137,11 @@ class FedProx(LocalWork, Algorithm):
         return server.w if self.output == "last" else server.drawn
 
 
-def apply_mean_change(server, mean, round):
-    """The server after a round, w_t* kept once it is there; a round without replies leaves w where it was."""
-    w = server.w + mean
-    if server.drawn is None:
-        return type(server)(w, None)
-    return type(server)(w, w if round.t <= draw_output_round(round) else server.drawn)
+def track_drawn(w, drawn, round):
+    """w_t up to the drawn round t*, then w_t*; None where nothing is drawn."""
+    if drawn is None:
+        return None
+    return w if round.t <= draw_output_round(round) else drawn
 
 
 def draw_output_round(round) -> int:

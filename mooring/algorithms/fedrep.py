@@ -20,9 +20,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from mooring.algorithms.fedper import Client, FedPer, Server
+from mooring.algorithms.fedper import Client, FedPer
 from mooring.algorithms.hyperparameters import check_ranges, count_round, init_memory, train_locally
 from mooring.algorithms.parts import join_model, personal_mask, split_model
+from mooring.algorithms.server_optimizers import GlobalState
 from mooring.core.cohort import CohortData, Round
 from mooring.core.solvers import Fixed
 from mooring.core.task import Task
@@ -41,11 +42,12 @@ class FedRep(FedPer):
         super().__post_init__()
         check_ranges(self, head_steps=(0, None), head_epochs=(0, None))
 
-    def init(self, task: Task, w0: Tensor) -> tuple[Server, Client]:
-        return Server(w0), Client(split_model(w0, self.personal)[1], init_memory(self, task, w0, models=2))
+    def init(self, task: Task, w0: Tensor) -> tuple[GlobalState, Client]:
+        server, client = super().init(task, w0)
+        return server, client._replace(memory=init_memory(self, task, w0, models=2))
 
     def client_update(
-        self, server: Server, client: Client, task: Task, data: CohortData, round: Round
+        self, server: GlobalState, client: Client, task: Task, data: CohortData, round: Round
     ) -> tuple[Client, Tensor]:
         shared, _ = split_model(server.w, self.personal)
         head = personal_mask(self.personal, len(server.w))

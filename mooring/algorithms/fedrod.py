@@ -33,6 +33,13 @@ from mooring.algorithms.hyperparameters import (
     schedule,
 )
 from mooring.algorithms.parts import head_coefficients
+from mooring.algorithms.server_optimizers import (
+    GlobalState,
+    ServerOptimizer,
+    apply_change,
+    check_server_optimizer,
+    init_moments,
+)
 from mooring.core.cohort import CohortData, Round, Rows, broadcast_per_client
 from mooring.core.local_work import LocalWork
 from mooring.core.minibatches import minibatches
@@ -42,35 +49,33 @@ from mooring.estimates.client_statistics import ClientStatistics
 ROWS_OF_ABSENT_CLASS = 1e-9
 
 
-class Server(NamedTuple):
-    w: Tensor  # [d]
-
-
 class Client(NamedTuple):
     v: Tensor  # [C, d], h_i; 0 but for the head
     memory: Tensor  # [C, s], what local training keeps between rounds
 
 
 @dataclass(frozen=True)
-class FedRoD(LocalWork, Algorithm[Server, Client, Tensor]):
+class FedRoD(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor]):
     balanced: bool = True
 
     paper: ClassVar[str] = "fedrod, Section 4"
     reveals: ClassVar[str] = "each client's change of the body and the generic head; its personal head stays with it"
+    server_only: ClassVar[tuple[str, ...]] = ("moments",)
     new_client_method: ClassVar[str] = "alone"
 
     def __post_init__(self) -> None:
         check_local_work(self)
+        check_server_optimizer(self)
         require_plain_sgd(self, "both heads move by plain SGD steps")
 
     def resolve(self, task: Task, statistics: ClientStatistics) -> FedRoD:
         return resolve_auto(self, task, statistics)
 
-    def init(self, task: Task, w0: Tensor) -> tuple[Server, Client]:
-        return Server(w0), Client(torch.zeros_like(w0), init_memory(self, task, w0))
+    def init(self, task: Task, w0: Tensor) -> tuple[GlobalState, Client]:
+        return GlobalState(w0, init_moments(self, w0)), Client(torch.zeros_like(w0), init_memory(self, task, w0))
 
     def client_update(
-        self, server: Server, client: Client, task: Task, data: CohortData, round: Round
+        self, server: GlobalState, client: Client, task: Task, data: CohortData, round: Round
     ) -> tuple[Client, Tensor]:
         batch, count, eta = schedule(self, data, round, client.memory)
         head = head_coefficients(task)
@@ -85,10 +90,10 @@ class FedRoD(LocalWork, Algorithm[Server, Client, Tensor]):
             w, h = w - rate * balanced, h - rate * own
         return Client(h, count_round(client.memory)), w - server.w
 
-    def server_update(self, server: Server, mean: Tensor, round: Round) -> Server:
-        return Server(server.w + mean)
+    def server_update(self, server: GlobalState, mean: Tensor, round: Round) -> GlobalState:
+        return GlobalState(*apply_change(self, server.w, server.moments, mean))
 
-    def personal_model(self, server: Server, client: Client) -> Tensor:
+    def personal_model(self, server: GlobalState, client: Client) -> Tensor:
         return server.w + client.v
 
 

@@ -33,14 +33,17 @@ from mooring.algorithms.hyperparameters import (
     resolve_auto,
     schedule,
 )
+from mooring.algorithms.server_optimizers import (
+    GlobalState,
+    ServerOptimizer,
+    apply_change,
+    check_server_optimizer,
+    init_moments,
+)
 from mooring.core.cohort import broadcast_per_client
 from mooring.core.local_work import LocalWork
 from mooring.core.minibatches import minibatches
 from mooring.core.solvers import sgd
-
-
-class Server(NamedTuple):
-    w: Tensor  # [d]
 
 
 class Client(NamedTuple):
@@ -52,7 +55,7 @@ class Tuned(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PerFedAvg(LocalWork, Algorithm):
+class PerFedAvg(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor]):
     inner_eta: Auto = "auto"
     variant: str = "hessian-free"
     tune_steps: int = 1
@@ -60,10 +63,12 @@ class PerFedAvg(LocalWork, Algorithm):
     paper: ClassVar[str] = "per-fedavg, Algorithm 1"
     reveals: ClassVar[str] = "each client's change of the common model; its personal model stays with it"
     finetunes: ClassVar[bool] = True
+    server_only: ClassVar[tuple[str, ...]] = ("moments",)
     new_client_method: ClassVar[str] = "finish"
 
     def __post_init__(self) -> None:
         check_local_work(self)
+        check_server_optimizer(self)
         check_ranges(self, inner_eta=(0, None, "auto"), variant=("first-order", "hessian-free"))
         check_ranges(self, tune_steps=(0, None))
 
@@ -73,7 +78,7 @@ class PerFedAvg(LocalWork, Algorithm):
         return replace(ready, inner_eta=inner)
 
     def init(self, task, w0):
-        return Server(w0), Client(init_memory(self, task, w0))
+        return GlobalState(w0, init_moments(self, w0)), Client(init_memory(self, task, w0))
 
     def client_update(self, server, client, task, data, round):
         batch, count, eta = schedule(self, data, round, client.memory)
@@ -90,7 +95,7 @@ class PerFedAvg(LocalWork, Algorithm):
         return Client(count_round(client.memory)), w - server.w
 
     def server_update(self, server, mean, round):
-        return Server(server.w + mean)
+        return GlobalState(*apply_change(self, server.w, server.moments, mean))
 
     def finetune(self, server, client, task, data, round):
         ahead = round._replace(t=round.t + 1)

@@ -38,15 +38,19 @@ from mooring.algorithms.hyperparameters import (
     schedule,
     server_step_factor,
 )
+from mooring.algorithms.server_optimizers import (
+    SERVER_FIELDS,
+    GlobalState,
+    ServerOptimizer,
+    apply_change,
+    check_server_optimizer,
+    init_moments,
+)
 from mooring.core.cohort import broadcast_per_client
 from mooring.core.local_work import LocalWork
 from mooring.core.minibatches import minibatches
 from mooring.core.penalty import penalty_rows
 from mooring.core.solvers import descend_to_tolerance
-
-
-class Server(NamedTuple):
-    w: Tensor  # [d]
 
 
 class Client(NamedTuple):
@@ -55,7 +59,7 @@ class Client(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PFedMe(LocalWork, Algorithm):
+class PFedMe(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor]):
     lam: Auto = "auto"
     inner: str = "descent"  # or "exact", where the task has a prox
     inner_eta: Auto = "auto"
@@ -69,12 +73,14 @@ class PFedMe(LocalWork, Algorithm):
         "each client's change of the common model, from which its personal model follows if steps = 1"
     )
     per_client_fields: ClassVar[tuple[str, ...]] = ("lam", "eta", "inner_eta")
-    server_fields: ClassVar[tuple[str, ...]] = ("server_step", "server_decay")
+    server_fields: ClassVar[tuple[str, ...]] = ("server_step", "server_decay", *SERVER_FIELDS)
+    server_only: ClassVar[tuple[str, ...]] = ("moments",)
     new_client_method: ClassVar[str] = "prox"
 
     def __post_init__(self) -> None:
         parse_lam_field(self, ("auto",))
         check_local_work(self)
+        check_server_optimizer(self)
         require_plain_sgd(self, "its local steps are proximal ones")
         check_ranges(self, inner=("descent", "exact"), inner_eta=(0, None, "auto"), inner_steps=(1, None))
         check_ranges(self, server_step=(0, None), server_decay=(0, None), tol=(0, None))
@@ -90,7 +96,7 @@ class PFedMe(LocalWork, Algorithm):
         return ready
 
     def init(self, task, w0):
-        return Server(w0), Client(w0, init_memory(self, task, w0))
+        return GlobalState(w0, init_moments(self, w0)), Client(w0, init_memory(self, task, w0))
 
     def client_update(self, server, client, task, data, round):
         batch, count, eta = schedule(self, data, round, client.memory)
@@ -112,7 +118,8 @@ class PFedMe(LocalWork, Algorithm):
         return Client(v, count_round(client.memory)), w - server.w
 
     def server_update(self, server, mean, round):
-        return Server(server.w + self.server_step * server_step_factor(self, round) * mean)
+        decay = server_step_factor(self, round)
+        return GlobalState(*apply_change(self, server.w, server.moments, mean, self.server_step, decay))
 
     def personal_model(self, server, client):
         return client.v

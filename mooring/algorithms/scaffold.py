@@ -34,6 +34,12 @@ from mooring.algorithms.hyperparameters import (
     schedule,
     server_step_factor,
 )
+from mooring.algorithms.server_optimizers import (
+    ServerOptimizer,
+    apply_change,
+    check_server_optimizer,
+    init_moments,
+)
 from mooring.core.cohort import broadcast_per_client
 from mooring.core.local_work import LocalWork
 from mooring.core.solvers import sgd
@@ -42,6 +48,7 @@ from mooring.core.solvers import sgd
 class Server(NamedTuple):
     w: Tensor  # [d]
     c: Tensor  # [d]
+    moments: Tensor  # [k, d], of the server's optimizer
 
 
 class Client(NamedTuple):
@@ -55,16 +62,18 @@ class Message(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Scaffold(LocalWork, Algorithm):
+class Scaffold(LocalWork, ServerOptimizer, Algorithm[Server, Client, Message]):
     server_step: float = 1.0
     server_decay: float = 0.0  # the server's step is divided by 1 + server_decay (t - 1)
 
     paper: ClassVar[str] = "scaffold, Algorithm 1"
     group: ClassVar[str] = "global"
+    server_only: ClassVar[tuple[str, ...]] = ("moments",)
     reveals: ClassVar[str] = "each client's change of the common model and its mean gradient on the way"
 
     def __post_init__(self) -> None:
         check_local_work(self)
+        check_server_optimizer(self)
         require_plain_sgd(self, "its control variates are mean gradients of plain SGD")
         check_ranges(self, server_step=(0, None), server_decay=(0, None))
 
@@ -72,7 +81,8 @@ class Scaffold(LocalWork, Algorithm):
         return resolve_auto(self, task, statistics)
 
     def init(self, task, w0):
-        return Server(w0, torch.zeros_like(w0)), Client(torch.zeros_like(w0), init_memory(self, task, w0))
+        zero = torch.zeros_like(w0)
+        return Server(w0, zero, init_moments(self, w0)), Client(zero, init_memory(self, task, w0))
 
     def client_update(self, server, client, task, data, round):
         batch, count, eta = schedule(self, data, round, client.memory)
@@ -82,9 +92,9 @@ class Scaffold(LocalWork, Algorithm):
         return Client(c, count_round(client.memory)), Message(y - server.w, c - client.c)
 
     def server_update(self, server, mean, round):
-        return Server(
-            server.w + self.server_step * server_step_factor(self, round) * mean.w, server.c + round.weight * mean.c
-        )
+        decay = server_step_factor(self, round)
+        w, moments = apply_change(self, server.w, server.moments, mean.w, self.server_step, decay)
+        return Server(w, server.c + round.weight * mean.c, moments)
 
     def personal_model(self, server, client):
         return server.w

@@ -3,6 +3,8 @@
 Each row is (name, fields, problems it runs on). `tests/algorithms/test_contract.py` fails if an algorithm has no row.
 """
 
+TABLE_FIELDS = {"fedbn": {"personal": "head"}}  # of algorithms whose defaults do not apply to tables
+
 CASES = [
     ("local", {}, ("linear", "logistic", "kernel")),
     ("local", {"inner": "sgd", "batch": 4}, ("linear", "softmax")),

@@ -8,6 +8,7 @@ from mooring.algorithms.base import algorithm_names, build
 from mooring.data.loading import load
 from mooring.engines.loop import TrainingPlan, TrainingState, run
 from mooring.tasks import catalog
+from tests.algorithms.cases import TABLE_FIELDS
 from tests.support.problems import settled_simulator
 from tests.support.tables import TABLES
 
@@ -21,7 +22,7 @@ def problem(name):
 
 @cache
 def loss_of(name, table):
-    ready, exchange, server = settled_simulator(build(name, {}), *problem(table))
+    ready, exchange, server = settled_simulator(build(name, TABLE_FIELDS.get(name, {})), *problem(table))
     return run(
         ready, exchange, TrainingPlan(rounds=100, evaluate_every=100, checkpoint="last"), TrainingState(server)
     ).last.test_loss
@@ -34,5 +35,5 @@ def test_defaults_stay_near_the_referees(name, table):
     task, _ = problem(table)
     if name.startswith("kernel"):
         pytest.skip("held to its own referees in test_kernel.py")
-    assert all(getattr(task, need) for need in build(name, {}).required_capabilities)
+    assert all(getattr(task, need) for need in build(name, TABLE_FIELDS.get(name, {})).required_capabilities)
     assert loss_of(name, table) <= 1.2 * max(loss_of("local", table), loss_of("pooled", table))
