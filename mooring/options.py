@@ -28,26 +28,35 @@ DATA, TASK, TRAINING, ADVICE = (
 # What few need: `mooring list options` and the page tell it, and help texts fit a screen.
 RARE_OPTIONS = frozenset(
     (
+        "allow",
         "attack",
         "average",
         "baselines",
         "checkpoint_every",
+        "categorical",
         "chunk",
         "clip",
         "data_dir",
+        "date_format",
+        "decimal",
         "delta",
         "device",
         "drop_missing_target",
+        "drop_repeats",
         "evaluate_every",
         "folds",
+        "header_row",
         "checkpoint",
         "kernels",
         "level",
         "loss",
+        "merge_levels",
+        "na",
         "noise",
         "partition",
         "patience",
         "min_category_rows",
+        "sheet",
         "split_seed",
         "theory",
         "threads",
@@ -55,6 +64,7 @@ RARE_OPTIONS = frozenset(
         "group",
         "weight_cap",
         "weights",
+        "winsorize",
     )
 )
 # Arguments are hidden from the list of options: the commands' own texts tell what they are.

@@ -101,6 +101,26 @@ ROWS = [
     Row("split", ["--split", ".5,.25,.25"], [0.5, 0.25, 0.25], [0.8, 0.1, 0.1],
         lambda j, _: sizes(j) == [[24] * 4, [12] * 4, [12] * 4]),
     Row("split", ["--split", "part"], "part", [0.8, 0.1, 0.1], lambda j, _: sizes(j)[2] == [2] * 4),
+    Row("decimal", ["--decimal", ","], ",", ".", lambda j, _: j.clients.schema.mean[-1] < 40,
+        {"source": "marks.csv", "features": ["mark"]}),
+    Row("date_format", ["--date-format", "%m/%d/%Y"], "%m/%d/%Y", "%d/%m/%Y",
+        lambda j, _: not isinstance(j, RequestError) and j.clients.schema.formats["day"][2] == "%m/%d/%Y",
+        {"source": "marks.csv", "features": ["day"]}),
+    Row("na", ["--na", "none,k.A."], ["none", "k.A."], ["x"],
+        lambda j, _: not isinstance(j, RequestError) and "gap missing" in j.clients.features,
+        {"source": "marks.csv", "features": ["gap"]}),
+    Row("sheet", ["--sheet", "two"], "two", "1", lambda j, _: sum(map(sum, sizes(j))) == 96,
+        {"source": "book.xlsx"}),
+    Row("header_row", ["--header-row", "2"], 2, 1, lambda j, _: not isinstance(j, RequestError),
+        {"source": "titled.csv"}),
+    Row("categorical", ["--categorical", "shoe"], ["shoe"], ["beds"], lambda j, _: "shoe=31" in j.clients.features),
+    Row("allow", ["--allow", "copy"], ["copy"], ["age"], lambda j, _: not isinstance(j, RequestError),
+        {"source": "leak.csv", "features": ["age", "copy"]}, trains=True, command="advise"),
+    Row("drop_repeats", ["--drop-repeats"], True, False, lambda j, _: sum(map(sum, sizes(j))) == 192,
+        {"source": "twice.csv"}),
+    Row("merge_levels", ["--merge-levels", "yes=no"], ["yes=no"], ["no=yes"],
+        lambda j, _: "sold=yes" not in j.clients.features),
+    Row("winsorize", ["--winsorize", "10%"], 0.1, 0.2, lambda j, _: "age" in j.clients.schema.clip),
     Row("min_rows", ["--min-rows", "60"], 60, 4, lambda j, _: "48 rows; at least 60 are needed" in str(j)),
     Row("drop_small", ["--drop-small"], True, False, lambda j, _: len(j.clients) == 3,
         {"source": "small.csv"}),
@@ -185,6 +205,18 @@ def here(tmp_path, monkeypatch):
     frame[(k % 4 < 3) | (k < 16)].to_csv(tmp_path / "small.csv", index=False)
     frame[(k % 4 < 3) | (k < 64)].to_csv(tmp_path / "uneven.csv", index=False)
     frame.assign(target=frame["target"].where(k > 0)).to_csv(tmp_path / "gaps.csv", index=False)
+    marks = frame[["client", "size", "target"]].assign(
+        mark=[f"{i % 30 + 1},{i % 7:03d}" for i in k],
+        day=[f"{i % 12 + 1:02d}/{i % 11 + 1:02d}/2024" for i in k],
+        gap=np.where(k % 9 > 0, (k * 7 % 31).astype(str), "k.A."),
+    )
+    marks.to_csv(tmp_path / "marks.csv", index=False)
+    with pd.ExcelWriter(tmp_path / "book.xlsx") as book:
+        frame.to_excel(book, sheet_name="one", index=False)
+        frame.iloc[:96].to_excel(book, sheet_name="two", index=False)
+    (tmp_path / "titled.csv").write_text("client,title\n" + (tmp_path / "homes.csv").read_text())
+    frame.assign(copy=2 * frame["target"] + 1).to_csv(tmp_path / "leak.csv", index=False)
+    pd.concat([frame, frame.head(8)]).to_csv(tmp_path / "twice.csv", index=False)
     net = "from torch import nn\n\ndef make(features, classes):\n    return nn.Linear(features, max(classes, 1))\n"
     (tmp_path / "net.py").write_text(net + "\n\nother = make\n")
     monkeypatch.chdir(tmp_path)
@@ -371,7 +403,7 @@ def test_every_command_takes_a_run_file(here, capsys):
     advised = read_run("runs/run-advice-1/run.toml")
     assert advised.data.target == "price" and advised.training.seed == 1
     code, _, err = call(capsys, "fit", "runs/run-compare-1/run.toml")
-    assert code == 2 and "lists several methods (local, global, fedprox_personal)" in err
+    assert code == 2 and "lists several methods (local, pooled, fedprox_personal)" in err
     code, *_ = call(capsys, "fit", "runs/run-compare-1/run.toml", "--algorithm", "pooled", "--rounds", "1")
     assert code == 0
 

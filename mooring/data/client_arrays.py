@@ -62,6 +62,7 @@ def load_client_arrays(
     drop_small: bool = False,
     seed: int = 0,
     standardise: bool = True,
+    refuse_leaks: bool = False,
     **unused: Any,
 ) -> Clients:
     """The clients of a source that `is_given`; `standardise` says whether a column of numbers to predict is kept as

@@ -13,6 +13,7 @@ import pandas as pd
 from pandas.api import types
 
 from mooring.core.errors import RequestError
+from mooring.data.cell_formats import DAY, EPOCH, POINT, days_of, parse_days, parse_numbers
 from mooring.data.tables import RowLocator
 
 NUMBER, DATE, CATEGORY = "number", "date", "category"
@@ -20,9 +21,6 @@ MONTH, WEEKDAY = "month", "weekday"
 WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 MIN_READABLE_SHARE = 0.95  # a text column with this share of numbers is a number column with slips in it
 WHOLE_NUMBER = re.compile(r"^(-?(?:0|[1-9]\d*))\.0+$")  # a whole number written with a decimal point
-THOUSANDS_FORMAT = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?$")
-DATE_TEXT = re.compile(r"\d{4}-\d{1,2}-\d{1,2}([T ]\d.*)?$")
-EPOCH, DAY = pd.Timestamp(0, tz="UTC"), pd.Timedelta(days=1)
 
 Values: TypeAlias = (
     np.ndarray | pd.Categorical
@@ -127,29 +125,13 @@ def date_part(days: np.ndarray, part: str) -> pd.Categorical:
 
 def level_numbers(text: pd.Categorical) -> np.ndarray:
     """The number that each level reads as, or NaN; 3,750 reads as 3750."""
-    levels = pd.Series(text.categories, dtype=object)
-    grouped = levels.map(lambda level: THOUSANDS_FORMAT.match(level.strip()) is not None).astype(bool)
-    levels[grouped] = levels[grouped].map(lambda level: level.replace(",", ""))
-    return pd.to_numeric(levels, errors="coerce").to_numpy(float)
+    numbers, units = parse_numbers(text.categories, POINT)
+    return np.where(units == "", numbers, np.nan)
 
 
 def level_days(text: pd.Categorical) -> np.ndarray:
     """The day that each level reads as (YYYY-MM-DD, optionally with a time), or NaN."""
-    levels = pd.Series(text.categories, dtype=object)
-    shaped = levels.map(lambda level: DATE_TEXT.match(level) is not None).astype(bool)
-    days = np.full(len(levels), np.nan)
-    if shaped.any():
-        stamps = pd.to_datetime(levels[shaped], format="ISO8601", errors="coerce", utc=True)
-        days[shaped] = days_of(stamps)
-    return days
-
-
-def days_of(stamps: pd.Series) -> np.ndarray:
-    stamps = stamps.dt.tz_localize("UTC") if stamps.dt.tz is None else stamps
-    try:
-        return ((stamps - EPOCH) / DAY).to_numpy(float)
-    except pd.errors.OutOfBoundsDatetime:  # the years that nanoseconds do not reach
-        return ((stamps.dt.as_unit("s") - EPOCH.as_unit("s")) / DAY.as_unit("s")).to_numpy(float)
+    return parse_days(text.categories)
 
 
 def parse_values(series: pd.Series, kind: str) -> tuple[Values, np.ndarray]:

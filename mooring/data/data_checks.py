@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,7 +17,9 @@ from mooring.data.clients import BINARY, CLASSES, COUNT, PARTS, REGRESSION
 from mooring.data.column_roles import ColumnRoles
 from mooring.data.column_statistics import ColumnStatistics, sum_by_client
 from mooring.data.column_types import Values, detect_kind, find_infinities, is_missing, parse_values
-from mooring.data.data_warnings import find_suspicious_values
+from mooring.data.data_warnings import find_leaks, find_suspicious_values
+from mooring.data.load_options import LoadOptions
+from mooring.data.loading import clean_rows, roles_of
 from mooring.data.schema_client import survey_columns
 from mooring.data.schema_server import explain_uselessness, find_outlier_cells
 from mooring.data.splits import TRAIN, Shares, parse_shares
@@ -54,27 +56,19 @@ class CheckedTable(NamedTuple):
     target: Target | None
     seed: int
     shares: Shares
+    allowed: frozenset[str] = frozenset()  # columns that may predict the target almost perfectly
 
 
 def check(
     source: Any,
-    *,
-    client: str | None = None,
-    target: str | None = None,
-    kind: str = "auto",
-    features: Sequence[str] | None = None,
-    drop: Sequence[str] | None = None,
-    unit: str | None = None,
-    time_column: str | None = None,
-    split: str | Sequence[float] | None = None,
-    min_rows: int = 5,
-    drop_small: bool = False,
-    drop_missing_target: bool = False,
-    weights: str | None = None,
-    seed: int = 0,
+    **given: Any,
 ) -> list[Finding]:
     """What the target is taken for, then everything that is or may be wrong with a source, worst first; many findings
     of one form are one line. The arguments are those of `load`."""
+    options = LoadOptions.make(given)
+    client, target, kind, seed = options.client, options.target, options.kind, options.seed
+    unit, time_column, split, weights = options.unit, options.time_column, options.split, options.weights
+    features, drop, min_rows, drop_small = options.features, options.drop, options.min_rows, options.drop_small
     found: list[Finding] = []
 
     def attempt(work: Callable[[], Any], column: str | None = None) -> Any:
@@ -87,7 +81,7 @@ def check(
     def all_found() -> list[Finding]:
         return grouped(sorted(found, key=lambda finding: SEVERITIES.index(finding.severity)))
 
-    table = attempt(lambda: read_source(source, names={client or "client", "client"}))
+    table = attempt(lambda: read_source(source, options.reading()))
     if table is None:
         return all_found()
     wanted = {"client": client or table.client or "client", "target": target or table.target or "target"}
@@ -100,20 +94,29 @@ def check(
         found += column_findings(table, {c: parsed(table.frame[c]) for c in others}, {})
         return all_found()
 
-    if drop_missing_target:
+    unreadable = [(stray.column, stray.describe(table.place(int(stray.rows[0])))) for stray in table.strays]
+    unreadable += [(doubt.column, f"{table.title}: {doubt.sentence}") for doubt in table.ambiguous]
+    roles = attempt(lambda: roles_of(table, options))
+    cleaned = None if roles is None else attempt(lambda: clean_rows(table, options, roles))
+    if cleaned is None:
+        return all_found()
+    table, said = cleaned
+    found += [Finding(NOTE, None, None, note) for note in said]
+    if options.drop_missing_target:
         kept = attempt(lambda: rules.drop_missing_targets(table, wanted["target"]), wanted["target"])
         if kept is None:
             return all_found()
         table, said = kept
         found += [Finding(NOTE, None, wanted["target"], note) for note in said]
-    roles = attempt(lambda: rules.find_roles(table, client, target, unit, time_column, split, drop or (), weights))
     members = attempt(lambda: rules.client_codes(table, wanted["client"]), wanted["client"])
     names = (
         []
         if roles is None or table.x is not None
         else attempt(lambda: rules.feature_names(table, roles, features, drop))
     )
-    columns = {name: parsed(table.frame[name]) for name in names or []}
+    refused = {name: sentence for name, sentence in unreadable if name in {*(names or ()), *wanted.values()}}
+    found += [Finding(ERROR, None, name, sentence) for name, sentence in refused.items()]
+    columns = {name: parsed(table.frame[name]) for name in names or [] if name not in refused}
     code, clients = members or (np.zeros(len(table.frame), dtype=np.int64), [table.title])
     survey = ColumnStatistics(
         tuple(clients), survey_columns(table.frame, [*columns, wanted["target"]], code, len(clients))
@@ -122,10 +125,12 @@ def check(
     useless = {name: reason for name, reason in reasons.items() if reason is not None}
     found += column_findings(table, columns, useless)
     asked = table.kind if kind == "auto" and table.kind else kind
-    answer = attempt(
-        lambda: read_target(table.frame[wanted["target"]], asked, table.place, table.title, code, clients),
-        wanted["target"],
-    )
+    answer = None
+    if wanted["target"] not in refused:
+        answer = attempt(
+            lambda: read_target(table.frame[wanted["target"]], asked, table.place, table.title, code, clients),
+            wanted["target"],
+        )
     if answer is not None:
         found.append(Finding(TARGET_READING, None, wanted["target"], taken_for(wanted["target"], answer, asked)))
     numbers = [*columns, *([wanted["target"]] if answer is not None and answer.kind == REGRESSION else [])]
@@ -142,7 +147,9 @@ def check(
         attempt(lambda: rules.weights_by_client(table, roles.weights, code, clients), roles.weights)
         if small and len(small) == len(clients):
             found.append(Finding(ERROR, None, None, f"{table.title}: every client is too small."))
-        facts = CheckedTable(table, roles, code, clients, columns, useless, answer, seed, parse_shares(split))
+        facts = CheckedTable(
+            table, roles, code, clients, columns, useless, answer, seed, parse_shares(split), frozenset(options.allow)
+        )
         for about in (
             name_findings, size_findings, class_findings, value_findings, client_column_findings, copy_findings
         ):  # fmt: skip
@@ -259,6 +266,8 @@ def value_findings(facts: CheckedTable) -> Iterator[Finding]:
     """Columns that tell the target, codes for missing values, and levels that are one level, spelt twice."""
     if facts.target is not None:
         columns = {name: values for name, (_, values) in facts.columns.items() if name not in facts.useless}
+        for name, sentence in find_leaks(columns, facts.target, facts.roles.target):
+            yield Finding(NOTE if name in facts.allowed else ERROR, None, name, sentence)
         for name, sentence in find_suspicious_values(columns, facts.target, facts.roles.target):
             yield Finding(WARNING, None, name, sentence)
 

@@ -3,6 +3,7 @@ target away."""
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -22,35 +23,74 @@ MAX_MAJORITY_SHARE = 0.99  # a class with this share is predicted nearly always 
 MIN_ORDERED_ROWS, MIN_ORDERED_SHARE = 4, 0.9  # rows of clients, and share of clients, that show an order in time
 MAX_VALUES_PER_ROW = 2.0  # distinct values over all clients, at most, as a multiple of the largest client's rows
 TIME_NAME = re.compile(r"(?i)\b(year|yr|date|day|days|week|month|quarter|time|visit|wave|period|hour|occasion)\b")
+MAX_LEVELS_FOR_TYPOS = 300
+MIN_ROWS_OF_SPELLING, MIN_TYPO_RATIO = 10, 10  # rows of the right spelling: in all, and per row of the wrong one
+MIN_WORD_LETTERS, MIN_LIKENESS = 4, 0.85
 MIN_ROWS_FOR_LEAK, MAX_ROWS_FOR_LEAK = 30, 100_000  # of those to see whether a column gives the target away
+
+
+def find_leaks(columns: Mapping[str, Values], target: Target, name_of_target: str) -> Iterator[tuple[str, str]]:
+    """(column, a sentence) for every column that predicts the target almost perfectly."""
+    for name, values in columns.items():
+        same = values.codes if isinstance(values, pd.Categorical) else values
+        cure = f"use --drop '{name}', or --allow '{name}' if it is known before the target is."
+        if (not isinstance(values, pd.Categorical) or target.classes) and np.array_equal(same, target.y):
+            yield name, f"Column '{name}' equals the target '{name_of_target}': {cure}"
+        elif predicts_perfectly(values, target):
+            yield name, f"Column '{name}' predicts the target '{name_of_target}' almost perfectly: {cure}"
 
 
 def find_suspicious_values(
     columns: Mapping[str, Values], target: Target, name_of_target: str
 ) -> Iterator[tuple[str, str]]:
-    """(column, a sentence) for everything that looks odd."""
+    """(column, a sentence) for categories that may be one, and for numbers that may be codes for missing values."""
     for name, values in columns.items():
-        same = values.codes if isinstance(values, pd.Categorical) else values
-        if (not isinstance(values, pd.Categorical) or target.classes) and np.array_equal(same, target.y):
-            yield name, f"Column '{name}' equals the target '{name_of_target}'."
-        elif predicts_perfectly(values, target):
-            yield (
-                name,
-                f"Column '{name}' alone tells the target '{name_of_target}' nearly perfectly; is it known beforehand?",
-            )
         if isinstance(values, pd.Categorical):
             for one, two in twin_levels(values.categories):
-                yield name, f"Column '{name}': '{one}' and '{two}' differ in case or spaces only, but count as two."
+                yield (
+                    name,
+                    f"Column '{name}': '{one}' and '{two}' differ in case or spaces only, but count as two; "
+                    f'--merge-levels "{two}={one}" makes them one.',
+                )
+            for rare, usual in find_typos(values):
+                yield (
+                    name,
+                    f"Column '{name}': '{rare}' may be a typing error of '{usual}'; "
+                    f'--merge-levels "{rare}={usual}" makes them one.',
+                )
         elif found := sentinel(values):
             code, count = found
             yield (
                 name,
-                f"Column '{name}': {code:g} stands in {count_phrase(count, 'row')}, far from all other values; "
-                "if it means "
-                "missing, leave those cells empty.",
+                f"Column '{name}': {code:g} stands in {count_phrase(count, 'row')}, far from all other values; if it "
+                "means missing, leave those cells empty.",
             )
     for one, two in twin_levels(target.classes):
         yield name_of_target, f"Target '{name_of_target}': classes '{one}' and '{two}' differ in case or spaces only."
+
+
+def find_typos(values: pd.Categorical) -> list[tuple[str, str]]:
+    """Rare levels that differ in a letter from frequent ones: (rare, frequent)."""
+    count = np.bincount(values.codes[values.codes >= 0], minlength=len(values.categories))
+    if len(count) > MAX_LEVELS_FOR_TYPOS:
+        return []
+    levels = [str(level) for level in values.categories]
+    usual = [level for level, n in zip(levels, count) if n >= MIN_ROWS_OF_SPELLING and is_word(level)]
+    pairs = []
+    for level, n in zip(levels, count):
+        if n > 0 and is_word(level):
+            frequent = [other for other in usual if n * MIN_TYPO_RATIO <= count[levels.index(other)] and other != level]
+            close = difflib.get_close_matches(level.casefold(), [o.casefold() for o in frequent], 1, MIN_LIKENESS)
+            if close:
+                other = next(o for o in frequent if o.casefold() == close[0])
+                if other.casefold() != level.casefold():  # else they are twins
+                    pairs.append((level, other))
+    return pairs
+
+
+def is_word(level: str) -> bool:
+    """Whether a level is long enough to be misspelt, and without digits, which count things."""
+    return len(level) >= MIN_WORD_LETTERS and not any(letter.isdigit() for letter in level)
 
 
 def find_time_order(columns: Mapping[str, Values], code: np.ndarray) -> str | None:

@@ -81,4 +81,4 @@ def load_dataset(name: str, data_dir: str | Path | None = None, **options: Any) 
     require_known_dataset(name)
     if name in EMBEDDED_TABLES:
         raise RequestError(f"data set '{name}' is a table; load it like a file.")
-    return import_module(LOADERS[name]).named_images(name, data_dir=data_dir, **options)
+    return import_module(LOADERS[name]).load_image_dataset(name, data_dir=data_dir, **options)

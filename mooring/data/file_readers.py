@@ -13,14 +13,19 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 import pyarrow
 import pyarrow.parquet
+from pandas.api import types
 
 from mooring.core.errors import RequestError
 from mooring.core.size_limits import HOW_TO_RAISE_LIMIT, MAX_UNPACKED_BYTES, read_bounded
+from mooring.data.cell_formats import COMMA, CellFormat
+from mooring.data.sheet_layout import MIN_HEADER_SHARE, TOTAL, SheetLayout, find_layout
+from mooring.data.typed_columns import ReadingOptions
 
 CSV_ENDINGS, PARQUET_ENDINGS, EXCEL_ENDINGS = (".csv", ".tsv", ".txt"), (".parquet", ".pq"), (".xlsx", ".xlsm")
 GZIP_ENDING = ".gz"
@@ -33,6 +38,7 @@ MISSING_TEXTS = (
 SNIFF_BYTES = (
     65_536  # bytes or characters that show whether it is text, how decimals are written, and how the file ends
 )
+HEADER_SEARCH_LINES = 30  # at the top of a CSV file
 UTF8, WINDOWS, LATIN = "utf-8-sig", "cp1252", "latin-1"
 
 
@@ -41,12 +47,40 @@ class CellReading(NamedTuple):
 
     text: frozenset[str] = frozenset()  # stay as they are written (no 007 to 7)
     names: frozenset[str] = frozenset()  # so do these, and NA or None is a name: only an empty cell is missing
+    categorical: frozenset[str] = frozenset()  # are categories, whatever they hold
+    decimal: str = ""  # "." or ","; "": found out, column by column
+    decimal_hint: str = ""  # the decimal mark of an earlier table
+    date_format: str = ""  # such as %d.%m.%Y; "": found out
+    na: tuple[str, ...] = ()  # further texts that stand for a missing value
+    sheet: str = ""  # of a workbook: its name or number; "": the first that holds a table
+    header_row: int | None = None  # from 1; None: found out
+    formats: tuple[tuple[str, CellFormat], ...] = ()  # of an earlier table's columns
+
+    @property
+    def as_written(self) -> frozenset[str]:
+        """Columns that are read as text."""
+        commas = {name for name, form in self.formats if form.decimal == COMMA}
+        return self.text | self.names | self.categorical | commas
 
     def dtypes(self, header: Iterable[str]) -> dict[str, type]:
-        return {name: str for name in header if name in self.text | self.names}
+        return {name: str for name in header if name in self.as_written}
 
     def missing(self, header: Iterable[str]) -> dict[str, list[str]]:
-        return {name: [""] if name in self.names else list(MISSING_TEXTS) for name in header}
+        return {name: [""] if name in self.names else [*MISSING_TEXTS, *self.na] for name in header}
+
+    def typing(self, hint: str = "") -> ReadingOptions:
+        """How text columns become numbers and dates."""
+        hint = hint or self.decimal_hint
+        named = self.text | self.names
+        return ReadingOptions(named, self.categorical, self.decimal, hint, self.date_format, self.na, self.formats)
+
+
+class FileContent(NamedTuple):
+    """A file's rows; the index holds their numbers in the file, from 0."""
+
+    frame: pd.DataFrame
+    decimal: str  # "," where the file shows that it uses decimal commas
+    notes: list[str]
 
 
 def file_ending(path: Path) -> str:
@@ -60,27 +94,26 @@ def file_stem(path: Path) -> str:
     return path.name[: len(path.name) - len(file_ending(path))]
 
 
-def read_file(path: Path, cells: CellReading) -> tuple[pd.DataFrame, list[str]]:
-    """The rows of a file, and notes on how it was read."""
+def read_file(path: Path, cells: CellReading) -> FileContent:
+    """The rows of a file."""
     ending = file_ending(path)
     if ending not in ENDINGS:
         raise RequestError(
             f"{path.name}: the ending '{ending}' is not known; it should be one of {', '.join((*ENDINGS, '.npz'))}, "
             "or a folder."
         )
-    notes: list[str] = []
     try:
         if ending in PARQUET_ENDINGS:
-            frame = read_parquet(path)
+            content = FileContent(read_parquet(path), "", [])
         elif ending in EXCEL_ENDINGS:
-            frame, notes = read_excel(path, cells)
+            content = read_excel(path, cells)
         else:
-            frame, notes = read_csv(path, cells)
+            content = read_csv(path, cells)
     except OSError as failure:
         raise RequestError(f"{path.name}: cannot be read ({failure.strerror or failure}).") from failure
-    if frame.empty:
+    if content.frame.empty:
         raise RequestError(f"{path.name}: the table has no rows.")
-    return frame, notes
+    return content
 
 
 def require_distinct_names(names: Iterable[str], title: str) -> None:
@@ -102,8 +135,8 @@ def read_parquet(path: Path) -> pd.DataFrame:
     return frame
 
 
-def read_excel(path: Path, cells: CellReading) -> tuple[pd.DataFrame, list[str]]:
-    """The first sheet; its first row is the header."""
+def read_excel(path: Path, cells: CellReading) -> FileContent:
+    """A sheet's table: titles above the header, total rows and footers are left out, and notes say so."""
     if importlib.util.find_spec("openpyxl") is None:
         raise RequestError(
             f"{path.name}: Excel files are read with the package openpyxl, which is not installed; "
@@ -116,25 +149,67 @@ def read_excel(path: Path, cells: CellReading) -> tuple[pd.DataFrame, list[str]]
                     f"{path.name}: unpacks to more than {MAX_UNPACKED_BYTES:,} bytes; {HOW_TO_RAISE_LIMIT}."
                 )
         with pd.ExcelFile(path, engine="openpyxl") as book:
-            sheets = list(book.sheet_names)
-            raw = pd.read_excel(book, sheet_name=sheets[0], header=None, nrows=1)
-            header = named_columns(["" if pd.isna(name) else str(name) for name in (raw.iloc[0] if len(raw) else [])])
-            require_distinct_names(header, path.name)
-            frame = pd.read_excel(
-                book,
-                sheet_name=sheets[0],
-                names=header,
-                header=0,
-                dtype=cells.dtypes(header),
-                keep_default_na=False,
-                na_values=cells.missing(header),
-            )
-    except (zipfile.BadZipFile, KeyError, ValueError, SyntaxError) as failure:
+            names = [str(name) for name in book.sheet_names]
+            asked = choose_sheet(path.name, names, cells.sheet) if cells.sheet else None
+            sheets = {
+                name: pd.read_excel(
+                    book, sheet_name=name, header=None, dtype=object, keep_default_na=False, na_values=[""]
+                )
+                for name in ([asked] if asked else names)
+            }
+    except (zipfile.BadZipFile, KeyError, ValueError, SyntaxError, IndexError) as failure:
         if isinstance(failure, RequestError):
             raise
         raise RequestError(f"{path.name}: is not a readable Excel file; it may be cut off or damaged.") from failure
-    notes = [f"{path.name}: the first of {len(sheets)} sheets was read, '{sheets[0]}'."] if len(sheets) > 1 else []
-    return frame, notes
+    header = None if cells.header_row is None else cells.header_row - 1
+    layouts = {name: find_layout(sheet, header) for name, sheet in sheets.items()}
+    chosen = next((name for name, layout in layouts.items() if layout is not None), None)
+    if chosen is None:
+        where = f"sheet '{asked}' has" if asked else "it has"
+        raise RequestError(f"{path.name}: {where} no table: a header and at least one row below it are needed.")
+    layout, sheet = layouts[chosen], sheets[chosen]
+    assert layout is not None
+    notes = []
+    if len(names) > 1 and not asked:
+        notes.append(f"{path.name}: sheet '{chosen}' of {len(names)} was read; --sheet sets another.")
+    return FileContent(table_in_sheet(sheet, layout, cells, path.name), "", [*notes, *layout.describe(path.name)])
+
+
+def choose_sheet(title: str, names: list[str], asked: str) -> str:
+    """The sheet of a name, or of a number from 1 on."""
+    if asked in names:
+        return asked
+    if asked.isdigit() and 1 <= int(asked) <= len(names):
+        return names[int(asked) - 1]
+    raise RequestError(f"{title}: there is no sheet '{asked}'; it has {', '.join(map(repr, names))}.")
+
+
+def table_in_sheet(sheet: pd.DataFrame, layout: SheetLayout, cells: CellReading, title: str) -> pd.DataFrame:
+    """The rows of a table inside a sheet, typed as the cells are."""
+    used = [
+        j for j in sheet.columns if pd.notna(sheet.iat[layout.header, j]) or sheet[j].iloc[layout.data].notna().any()
+    ]
+    header = named_columns([text_of_cell(sheet.iat[layout.header, j]) for j in used])
+    require_distinct_names(header, title)
+    frame = sheet.iloc[layout.data, used].set_axis(header, axis=1)
+    frame.index = pd.Index(layout.data - layout.header - 1)
+    missing = cells.missing(header)
+    columns = {}
+    for name in header:
+        column = frame[name]
+        gone = set(missing[name])
+        column = column.mask(column.map(lambda value, gone=gone: isinstance(value, str) and value.strip() in gone))
+        if name in cells.as_written:
+            column = column.map(text_of_cell, na_action="ignore")
+        columns[name] = column.infer_objects()
+    return pd.DataFrame(columns, index=frame.index)
+
+
+def text_of_cell(value: Any) -> str:
+    """A cell as it is written: whole numbers have no decimals."""
+    if value is None or (isinstance(value, float) and value != value):
+        return ""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def unpacked(path: Path) -> bytes:
@@ -155,8 +230,8 @@ def named_columns(header: list[str]) -> list[str]:
     return [name or f"Unnamed: {i}" for i, name in enumerate(stripped)]
 
 
-def read_csv(path: Path, cells: CellReading) -> tuple[pd.DataFrame, list[str]]:
-    """The rows of a CSV file; the header line, read to its end, tells the separator."""
+def read_csv(path: Path, cells: CellReading) -> FileContent:
+    """The rows of a CSV file; the header line, read to its end, shows the separator."""
     content = unpacked(path) if path.suffix.lower() == GZIP_ENDING else None
     with io.BytesIO(content) if content is not None else path.open("rb") as file:
         head = file.read(SNIFF_BYTES)
@@ -168,7 +243,10 @@ def read_csv(path: Path, cells: CellReading) -> tuple[pd.DataFrame, list[str]]:
     if not head.strip():
         raise RequestError(f"{path.name}: the file is empty; a header line and rows are needed.")
     encoding = encoding_of(path, content)
+    skipped = lines_above_header(head.decode(encoding, errors="replace"), cells.header_row)
     with text_of(path, content, encoding) as lines:
+        for _ in range(skipped):
+            lines.readline()
         try:
             header, separator = read_header(lines)
         except csv.Error as failure:
@@ -177,8 +255,11 @@ def read_csv(path: Path, cells: CellReading) -> tuple[pd.DataFrame, list[str]]:
     header = named_columns(header)
     require_distinct_names(header, path.name)  # also names that differ in blanks at their ends only
     refuse_cut(tail.decode(encoding, errors="replace"), separator, len(header), path.name)
-    comma = separator == ";" and re.search(r"(^|;)\s*-?\d+,\d+\s*(;|$)", sample, re.MULTILINE) is not None
+    comma = separator == ";" and re.search(r"(^|;)\s*\"?-?\d+,\d+\s*\"?(;|$)", sample, re.MULTILINE) is not None
+    comma = cells.decimal == COMMA or (comma and not cells.decimal)
     notes = [f"{path.name} was read with decimal commas."] if comma else []
+    if skipped:
+        notes.append(f"{path.name}: line {skipped + 1} was taken as the header; --header-row sets another.")
     if encoding != UTF8:
         notes.append(f"{path.name} is not UTF-8 text; it was read as {encoding}.")
     try:
@@ -192,13 +273,13 @@ def read_csv(path: Path, cells: CellReading) -> tuple[pd.DataFrame, list[str]]:
                 header=0,
                 names=header,
                 index_col=False,
+                skiprows=skipped,
                 skipinitialspace=True,
                 keep_default_na=False,
                 na_values=cells.missing(header),
                 dtype=cells.dtypes(header),
                 low_memory=False,
             )
-            return frame, notes
     except pd.errors.EmptyDataError as failure:
         raise RequestError(f"{path.name}: the file is empty; a header line and rows are needed.") from failure
     except pd.errors.ParserWarning as failure:
@@ -206,6 +287,42 @@ def read_csv(path: Path, cells: CellReading) -> tuple[pd.DataFrame, list[str]]:
     except pd.errors.ParserError as failure:
         reason = str(failure).removeprefix("Error tokenizing data. C error: ").strip()
         raise RequestError(f"{path.name}: is not a regular table: {reason}.") from failure
+    total = is_total(frame)
+    if total.any():
+        rows = ", ".join(str(row + 1) for row in np.flatnonzero(total)[:5])
+        notes.append(
+            f"{path.name}: {int(total.sum())} total row{'s' if total.sum() > 1 else ''} left out (row {rows})."
+        )
+    return FileContent(frame[~total], COMMA if comma else "", notes)
+
+
+def lines_above_header(head: str, asked: int | None) -> int:
+    """How many lines stand above the header: as asked, or those at the top that have far fewer values than the rest."""
+    if asked is not None:
+        return asked - 1
+    lines = head.splitlines()[:HEADER_SEARCH_LINES]
+    counts = np.array([max(line.count(mark) for mark in ",;\t") for line in lines])
+    filled = np.array([bool(line.strip()) for line in lines], dtype=bool)
+    if filled.sum() < 3:
+        return 0
+    typical = int(np.median(counts[filled]))
+    first = int(np.flatnonzero(filled)[0])
+    if typical == 0 or counts[first] > 0:
+        return 0
+    wide = np.flatnonzero(counts >= max(1, MIN_HEADER_SHARE * typical))
+    return int(wide[0]) if len(wide) else 0
+
+
+def is_total(frame: pd.DataFrame) -> np.ndarray:
+    """[rows]: whether a row adds up others: by its first cell, and some cells are empty or it is the last row."""
+    out = np.zeros(len(frame), dtype=bool)
+    if not len(frame) or types.is_numeric_dtype(frame.iloc[:, 0]):
+        return out
+    first = frame.iloc[:, 0].astype(object)
+    says = first.map(lambda value: isinstance(value, str) and TOTAL.match(value) is not None).to_numpy(bool)
+    out[says] = frame[says].isna().any(axis=1).to_numpy()
+    out[-1] |= says[-1]
+    return out if out.sum() < len(frame) else np.zeros(len(frame), dtype=bool)
 
 
 def encoding_of(path: Path, content: bytes | None) -> str:

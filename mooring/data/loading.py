@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from mooring.core.errors import RequestError
 from mooring.data import datasets
 from mooring.data.clients import BINARY, CLASSES, PARTS, REGRESSION, Clients, require_finite
 from mooring.data.column_roles import (
+    ColumnRoles,
     client_codes,
     drop_missing_targets,
     drop_small_clients,
@@ -27,92 +28,49 @@ from mooring.data.column_roles import (
     group_codes,
     row_times,
     split_rows,
+    subset,
     weights_by_client,
 )
-from mooring.data.column_types import CATEGORY
-from mooring.data.data_warnings import find_suspicious_values, find_time_order
+from mooring.data.data_warnings import find_leaks, find_suspicious_values, find_time_order
 from mooring.data.file_readers import file_stem
+from mooring.data.load_options import LoadOptions, read_as
+from mooring.data.row_cleaning import merge_levels, parse_merges, repeated, winsorized
 from mooring.data.schema import Schema, describe_schema, encode_columns, encode_table
 from mooring.data.schema_client import ClientTable, agree_on_schema, target_of
-from mooring.data.schema_server import SchemaPlan
 from mooring.data.splits import TRAIN, parse_shares
 from mooring.data.table_sources import read_source
-from mooring.data.tables import Table
+from mooring.data.tables import Table, count_phrase, quote_list
 from mooring.data.target import Target, encode_target
 
 
 def load(
     source: Any,
     *,
-    client: str | None = None,
-    target: str | None = None,
-    kind: str = "auto",
-    features: Sequence[str] | None = None,
-    drop: Sequence[str] | None = None,
-    unit: str | None = None,
-    time_column: str | None = None,
-    split: str | Sequence[float] | None = None,
-    min_rows: int = 5,
-    drop_small: bool = False,
-    weights: str | None = None,
-    drop_missing_target: bool = False,
-    rare: int = 1,
-    seed: int = 0,
     dtype: torch.dtype = torch.float64,
     schema: Schema | None = None,
     data_dir: str | Path | None = None,
+    **given: Any,
 ) -> Clients:
     """Clients from a path or a known name, a data frame, (X, y, groups), or a dict with each client's own data.
 
     A dict holds a data frame, (x, y) or a torch Dataset for every client. Tables are encoded, imputed and scaled by
-    the training rows of all clients (`Clients.schema`); inputs that are no table are taken as they are.
-
-    kind      what the target is: "regression", "binary", "classes", "count", or "auto"
-    features  the columns to learn from (default: all but useless ones); drop: columns to leave out
-    unit      rows of a unit stay in one part;  time_column: the earliest rows train, the latest test
-    split     a column that says train, validation or test (default: a column `split`, if it says that), or the shares
-              of each client's rows to train, validate and test (default: 0.6, 0.2, 0.2)
-    min_rows  smaller clients are an error, or are left out (`drop_small`); those with fewer than 3 rows always are
-    weights   a column with each client's weight, the same in all its rows
-    drop_missing_target  rows without a target are left out instead of being an error
-    rare      levels of a category with fewer training rows than this, over all clients, are not named in the schema:
-              they count as "other"
-    schema    encode by the schema of an earlier run instead of learning one; a table without the client column is
-              then one client, called by its title
+    the training rows of all clients (`Clients.schema`); inputs that are no table are taken as they are. The options
+    are those of `LoadOptions`. With the `schema` of an earlier run the table is encoded by it; a table without the
+    client column is then one client, called by its title.
     """
+    options = LoadOptions.make(given)
     if datasets.is_dataset_name(source) and source in datasets.LOADERS:
-        _, validation, test = parse_shares(split)
-        columns = (
-            client,
-            target,
-            unit,
-            time_column,
-            weights,
-            features,
-            drop,
-            split if isinstance(split, str) else None,
+        _, validation, test = parse_shares(options.split)
+        names = ("client", "target", "unit", "time_column", "weights", "features", "drop", "split")
+        values = [getattr(options, name) for name in names]
+        column = next(
+            (value for value in values if value and not (value is options.split and not isinstance(value, str))), None
         )
-        column = next((name for name in columns if name), None)
         if column is not None:
             raise RequestError(f"data set '{source}' is no table; it has no column {column!r}.")
-        return datasets.load_dataset(source, data_dir, validation=validation, test=test, seed=seed)
-    member, digest, notes = read_client_table(
-        source,
-        client=client,
-        target=target,
-        kind=kind,
-        features=features,
-        drop=drop,
-        unit=unit,
-        time_column=time_column,
-        split=split,
-        min_rows=min_rows,
-        drop_small=drop_small,
-        weights=weights,
-        drop_missing_target=drop_missing_target,
-        seed=seed,
-        schema=schema,
-    )
+        return datasets.load_dataset(source, data_dir, validation=validation, test=test, seed=options.seed)
+    member, digest, notes = read_client_table(source, options, schema)
+    features, rare, split, seed = options.features, options.rare, options.split, options.seed
     table, roles, code, clients, shares = member.table, member.roles, member.code, member.clients, member.shares
     x = table.x
     if x is not None:
@@ -124,10 +82,15 @@ def load(
         if len(clients) == 1:
             notes.append(f"There is one client only, '{clients[0]}'; a federation needs more.")
         if x is None:
-            schema = learnt.model_copy(update={"digest": digest})
+            schema = learnt.model_copy(update={"digest": digest, **cell_facts(table, options)})
             x, said = encode_columns(reading.columns, schema.columns)
             x = (x - np.array(schema.mean)) / np.array(schema.scale)
             notes += [*describe_schema(schema.columns, schema.dropped), *said]
+            leaks = list(find_leaks(reading.columns, answer, roles.target))
+            refused = [sentence for name, sentence in leaks if name not in options.allow]
+            if refused and options.refuse_leaks:
+                raise RequestError(f"{table.title}: {refused[0][0].lower()}{refused[0][1:]}")
+            notes += [sentence for name, sentence in leaks if name not in options.allow]
             notes += [sentence for _, sentence in find_suspicious_values(reading.columns, answer, roles.target)]
             if roles.time is None and (ordered := find_time_order(reading.columns, code)):
                 notes.append(
@@ -187,47 +150,76 @@ def by_part(values: np.ndarray | None, code: np.ndarray, part: np.ndarray) -> di
 
 
 def read_client_table(
-    source: Any,
-    *,
-    client: str | None = None,
-    target: str | None = None,
-    kind: str = "auto",
-    features: Sequence[str] | None = None,
-    drop: Sequence[str] | None = None,
-    unit: str | None = None,
-    time_column: str | None = None,
-    split: str | Sequence[float] | None = None,
-    min_rows: int = 5,
-    drop_small: bool = False,
-    weights: str | None = None,
-    drop_missing_target: bool = False,
-    seed: int = 0,
-    schema: Schema | None = None,
+    source: Any, options: LoadOptions, schema: Schema | None = None
 ) -> tuple[ClientTable, str, list[str]]:
-    """A source's rows as they enter the agreement on a schema, their digest, and notes; the arguments are `load`'s."""
-    table = read_source(source, text_columns(schema), name_columns(client, schema))
-    if table.x is not None and (features or drop):
+    """A source's rows as they enter the agreement on a schema, their digest, and notes."""
+    table = read_source(source, options.reading(schema))
+    if table.x is not None and (options.features or options.drop):
         raise RequestError(f"{table.title}: the inputs are no table; there are no columns to choose or drop.")
     if schema is not None:
         table = fit_in(table, schema)
     digest = "" if table.x is not None else table_digest(table.frame)
-    roles = find_roles(table, client, target, unit, time_column, split, drop or (), weights)
-    names = [] if table.x is not None or schema is not None else feature_names(table, roles, features, drop)
-
-    notes = list(table.notes)
-    if drop_missing_target:
+    roles = roles_of(table, options)
+    names = (
+        [] if table.x is not None or schema is not None else feature_names(table, roles, options.features, options.drop)
+    )
+    refuse_unreadable(table, {*names, *roles})
+    table, notes = clean_rows(table, options, roles)
+    if options.drop_missing_target:
         table, said = drop_missing_targets(table, roles.target)
         notes += said
     code, clients = client_codes(table, roles.client)
-    table, code, clients, said = drop_small_clients(table, roles, code, clients, min_rows, drop_small)
+    table, code, clients, said = drop_small_clients(table, roles, code, clients, options.min_rows, options.drop_small)
     notes += said
-    asked = table.kind if kind == "auto" and table.kind else kind
-    return ClientTable(table, roles, code, clients, names, asked, seed, parse_shares(split)), digest, notes
+    asked = table.kind if options.kind == "auto" and table.kind else options.kind
+    shares = parse_shares(options.split)
+    return ClientTable(table, roles, code, clients, names, asked, options.seed, shares), digest, notes
+
+
+def roles_of(table: Table, options: LoadOptions) -> ColumnRoles:
+    """The columns that are no features."""
+    return find_roles(
+        table,
+        options.client,
+        options.target,
+        options.unit,
+        options.time_column,
+        options.split,
+        options.drop or (),
+        options.weights,
+    )
+
+
+def refuse_unreadable(table: Table, names: Collection[str | None]) -> None:
+    """Columns of numbers with cells that are none, and dates that two formats read, are refused where they are used."""
+    for stray in table.strays:
+        if stray.column in names:
+            raise RequestError(stray.describe(table.place(int(stray.rows[0]))))
+    for doubt in table.ambiguous:
+        if doubt.column in names:
+            raise RequestError(f"{table.title}: {doubt.sentence}")
+
+
+def clean_rows(table: Table, options: LoadOptions, roles: ColumnRoles) -> tuple[Table, list[str]]:
+    """The table with the cures that were asked for, and all notes on it."""
+    notes = list(table.notes)
+    frame, said = merge_levels(table.frame, parse_merges(options.merge_levels), table.title)
+    table = replace(table, frame=frame)
+    notes += said
+    if options.winsorize:
+        table, said = winsorize(table, options.winsorize, {*roles} - {roles.target})
+        notes += said
+    if options.drop_repeats:
+        repeats = repeated(table.frame)
+        if repeats.any():
+            notes.append(f"{count_phrase(int(repeats.sum()), 'row')} left out that repeat an earlier row.")
+        table = subset(table, ~repeats)
+    return table, notes
 
 
 def encode_new_rows(source: Any, schema: Schema) -> tuple[np.ndarray, np.ndarray | None, list[str]]:
     """A later table's inputs and, if it has the target column, its targets, in the numbers of `Clients`; and notes."""
-    table = read_source(source, text_columns(schema), name_columns(None, schema))
+    table = read_source(source, read_as(schema))
     x, notes = encode_table(table.frame, schema, table.place)
     if schema.target not in table.frame.columns:
         return x, None, notes
@@ -235,16 +227,25 @@ def encode_new_rows(source: Any, schema: Schema) -> tuple[np.ndarray, np.ndarray
     return x, (y - schema.target_mean) / schema.target_scale if schema.kind == REGRESSION else y, notes
 
 
-def text_columns(known: Schema | SchemaPlan | None) -> set[str]:
-    """The columns of a file to read as they are written: the categories of a schema, or of a plan on the way to it."""
-    if known is None:
-        return set()
-    return {column.name for column in known.columns if column.kind == CATEGORY and not column.part}
+def winsorize(table: Table, share: float, others: Collection[str | None]) -> tuple[Table, list[str]]:
+    """The table with each column's lowest and highest share of numbers at the limits of the rest, and a note."""
+    if not 0 < share < 0.5:
+        raise RequestError(f"winsorize must be a share above 0 and below 0.5, got {share:g}.")
+    frame, clip = winsorized(table.frame, share, others)
+    shown = quote_list(clip, 6)
+    note = f"Numbers below the {share:.2%} and above the {1 - share:.2%} quantile count as these: {shown}."
+    return replace(table, frame=frame, clip=clip), [note] if clip else []
 
 
-def name_columns(client: str | None, schema: Schema | None) -> set[str]:
-    """The columns of a file that may hold the clients' names."""
-    return {name for name in (client, "client", schema.client if schema else None) if name is not None}
+def cell_facts(table: Table, options: LoadOptions) -> dict[str, Any]:
+    """What a schema keeps of how cells were read."""
+    formats = {name: tuple(form) for name, form in table.formats.items()}
+    return {
+        "formats": formats,
+        "decimal": table.decimal or options.decimal or "",
+        "na": tuple(options.na),
+        "clip": table.clip,
+    }
 
 
 def fit_in(table: Table, schema: Schema) -> Table:

@@ -76,6 +76,10 @@ class Schema(BaseModel):
     dropped: dict[str, str] = {}  # columns left out, and why
     digest: str = ""  # sha256 of the table that it was learnt from
     shape: dict[str, Any] | None = None  # extra columns that bend (`shapes.columns.ShapedColumns.as_json`)
+    formats: dict[str, tuple[str, str, str]] = {}  # of columns that are not plain: decimal mark, unit, date format
+    decimal: str = ""  # the decimal mark of the table's file, where it shows one
+    na: tuple[str, ...] = ()  # further texts that stand for a missing value
+    clip: Limits = {}  # of winsorized columns: numbers beyond count as these
     limits: Limits = {}  # of columns and targets with far cells: what lies beyond counts as `usual` says
 
     @property
@@ -152,6 +156,7 @@ def encode_table(frame: pd.DataFrame, schema: Schema, place: RowLocator | None =
                 f"{suggest_name(name, map(str, frame.columns))}"
             )
     columns = {column.name: column.read(frame, place) for column in schema.columns}
+    columns |= {name: np.clip(columns[name], *schema.clip[name]) for name in schema.clip if name in columns}
     x, notes = encode_columns(clip_columns(columns, schema.limits), schema.columns)
     x = (x - np.array(schema.mean)) / np.array(schema.scale)
     if schema.shape is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,16 +19,18 @@ from mooring.data.array_tables import read_npz, table_of_arrays
 from mooring.data.client_arrays import rows_by_client, stack_items
 from mooring.data.clients import PARTS
 from mooring.data.file_readers import CellReading, require_distinct_names
-from mooring.data.tables import Table, join, read_table
+from mooring.data.tables import Table, join_typed, read_table, with_types
 
 SOURCE_FORMS = (
     "a path, a data frame, (X, y, groups), or a dict that gives each client a data frame, (x, y) or a torch Dataset"
 )
 
 
-def read_source(source: Any, text: Iterable[str] = (), names: Iterable[str] = ("client",)) -> Table:
-    """The rows of a source; a file's columns in `text` stay as they are written, and those in `names` hold names."""
-    cells = CellReading(frozenset(text), frozenset(names))
+CLIENT_NAMES = CellReading(names=frozenset(("client",)))
+
+
+def read_source(source: Any, cells: CellReading = CLIENT_NAMES) -> Table:
+    """The rows of a source; `cells` describes how its columns are to be read."""
     if isinstance(source, str) and source in datasets.EMBEDDED_TABLES and datasets.is_dataset_name(source):
         own = datasets.EMBEDDED_TABLES[source]
         table = read_table(datasets.table_path(source), cells._replace(names=cells.names | {own.client}))
@@ -40,7 +42,7 @@ def read_source(source: Any, text: Iterable[str] = (), names: Iterable[str] = ("
             raise RequestError(f"data set '{source}' is no table.")
         return read_npz(path) if path.is_file() and path.suffix.lower() == ".npz" else read_table(path, cells)
     if isinstance(source, pd.DataFrame):
-        return table_of_frame(source, "the data frame")
+        return table_of_frame(source, "the data frame", cells)
     if isinstance(source, tuple) and len(source) == 3:
         return table_of_arrays(*source)
     if isinstance(source, list) and source:
@@ -50,24 +52,24 @@ def read_source(source: Any, text: Iterable[str] = (), names: Iterable[str] = ("
             isinstance(value, Mapping | DataLoader) and not isinstance(value, pd.DataFrame) for value in source.values()
         ):
             return table_of_parts(source)
-        return table_of_clients({str(name): value for name, value in source.items()})
+        return table_of_clients({str(name): value for name, value in source.items()}, cells)
     raise RequestError(f"clients are read from {SOURCE_FORMS}; got {type(source).__name__}.")
 
 
-def table_of_frame(frame: pd.DataFrame, title: str) -> Table:
+def table_of_frame(frame: pd.DataFrame, title: str, cells: CellReading = CLIENT_NAMES) -> Table:
     frame = frame.rename(columns=str).reset_index(drop=True)
     require_distinct_names(list(frame.columns), title)
     if frame.empty:
         raise RequestError(f"{title}: the table has no rows.")
-    return Table(frame, title)
+    return with_types(Table(frame, title), cells.typing())
 
 
-def table_of_clients(source: dict[str, Any]) -> Table:
+def table_of_clients(source: dict[str, Any], cells: CellReading = CLIENT_NAMES) -> Table:
     labels = [f"client '{name}'" for name in source]
     values = list(source.values())
     if all(isinstance(value, pd.DataFrame) for value in values):
-        frames = {name: table_of_frame(frame, f"client '{name}'").frame for name, frame in source.items()}
-        return join(frames, "the tables", labels)
+        tables = {name: table_of_frame(frame, f"client '{name}'", cells) for name, frame in source.items()}
+        return join_typed(tables, "the tables", labels)
     if all(isinstance(value, Dataset) for value in values):
         pairs: list[Any] = [stack(dataset, label) for dataset, label in zip(values, labels)]
     elif all(isinstance(value, tuple) and len(value) == 2 for value in values):

@@ -15,7 +15,9 @@ import numpy as np
 import pandas as pd
 
 from mooring.core.errors import RequestError
+from mooring.data.cell_formats import CellFormat
 from mooring.data.file_readers import ENDINGS, CellReading, file_ending, file_stem, read_file, require_distinct_names
+from mooring.data.typed_columns import AmbiguousDates, ReadingOptions, StrayCells, type_columns
 
 DEFAULT_READING = CellReading()
 
@@ -35,6 +37,11 @@ class Table:
     row: np.ndarray | None = None  # each row's number inside its file, from 0; None: its place in the frame
     x: Any = None  # inputs that are no table (images, tokens): a tensor with a row for each row of the frame
     notes: list[str] = field(default_factory=list)
+    formats: dict[str, CellFormat] = field(default_factory=dict)  # of columns that were not plain numbers or ISO dates
+    decimal: str = ""  # the decimal mark of the file, where it shows one
+    strays: tuple[StrayCells, ...] = ()  # cells that are no numbers in columns of numbers
+    ambiguous: tuple[AmbiguousDates, ...] = ()
+    clip: dict[str, tuple[float, float]] = field(default_factory=dict)  # limits of winsorized columns
 
     def rows(self) -> np.ndarray:
         return np.arange(len(self.frame)) if self.row is None else self.row
@@ -81,8 +88,41 @@ def read_table(path: str | Path, cells: CellReading = DEFAULT_READING) -> Table:
         return read_folder(path, cells)
     if not path.is_file():
         raise RequestError(f"{path}: is neither a file nor a folder.")  # a pipe would keep us waiting
-    frame, notes = read_file(path, cells)
-    return Table(frame, path.name, notes=notes)
+    content = read_file(path, cells)
+    row = content.frame.index.to_numpy()
+    table = Table(
+        content.frame.reset_index(drop=True), path.name, row=row, decimal=content.decimal, notes=content.notes
+    )
+    return with_types(table, cells.typing(content.decimal))
+
+
+def with_types(table: Table, options: ReadingOptions) -> Table:
+    """The table with its text columns as the numbers and dates that they are."""
+    typed = type_columns(table.frame, options)
+    return replace(
+        table,
+        frame=typed.frame,
+        formats=typed.formats,
+        strays=tuple(typed.strays),
+        ambiguous=tuple(typed.ambiguous),
+        notes=[*table.notes, *typed.notes],
+    )
+
+
+def join_typed(tables: dict[str, Table], title: str, labels: list[str]) -> Table:
+    """One table from a table per client, with what was found about their cells."""
+    joined = join({name: table.frame for name, table in tables.items()}, title, labels)
+    parts = list(tables.values())
+    starts = np.cumsum([0, *(len(table.frame) for table in parts)])
+    return replace(
+        joined,
+        row=np.concatenate([table.rows() for table in parts]),
+        notes=list(dict.fromkeys(note for table in parts for note in table.notes)),
+        formats={name: form for table in parts for name, form in table.formats.items()},
+        decimal=next((table.decimal for table in parts if table.decimal), ""),
+        strays=tuple(s._replace(rows=s.rows + start) for table, start in zip(parts, starts) for s in table.strays),
+        ambiguous=tuple(a for table in parts for a in table.ambiguous),
+    )
 
 
 def read_folder(folder: Path, cells: CellReading) -> Table:
@@ -99,12 +139,11 @@ def read_folder(folder: Path, cells: CellReading) -> Table:
         raise RequestError(
             f"{folder}: two files are named '{twice}'; a file's name without its ending is the client's name."
         )
-    frames, notes = zip(*(read_file(file, cells) for file in files))
+    tables = {stem: read_table(file, cells) for stem, file in zip(stems, files)}
     ignored = [entry.name for entry in entries if entry not in files]
-    said = [note for notes_of_one in notes for note in notes_of_one]
-    if ignored:
-        said.append(f"{folder.name}: {quote_list(ignored, 3)} ignored.")
-    return replace(join(dict(zip(stems, frames)), folder.name, [file.name for file in files]), notes=said)
+    notes = [f"{folder.name}: {quote_list(ignored, 3)} ignored."] if ignored else []
+    joined = join_typed(tables, folder.name, [file.name for file in files])
+    return replace(joined, notes=[*joined.notes, *notes])
 
 
 def join(frames: dict[str, pd.DataFrame], title: str, labels: list[str]) -> Table:

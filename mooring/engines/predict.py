@@ -12,7 +12,7 @@ import torch
 from mooring.core.errors import RequestError
 from mooring.data.clients import BINARY, REGRESSION
 from mooring.data.column_types import client_name, to_client_names
-from mooring.data.loading import name_columns, text_columns
+from mooring.data.load_options import read_as
 from mooring.data.schema import Schema, encode_table
 from mooring.data.table_sources import read_source
 from mooring.data.tables import count_phrase, quote_list, suggest_name
@@ -74,7 +74,7 @@ def predict_rows(
     task: Any, schema: Schema, models: StoredModels, source: Any, client: Any, where: Path
 ) -> tuple[pd.DataFrame, list[str]]:
     """Predictions of a table's rows in the target's own units and words, and notes."""
-    table = read_source(source, text_columns(schema), name_columns(None, schema))
+    table = read_source(source, read_as(schema))
     x, notes = encode_table(table.frame, schema, table.place)
     owners = row_clients(table.frame, schema, client, models.clients, where)
     nobody = owners == NO_CLIENT

@@ -155,7 +155,7 @@ def load_options(run: RunFile) -> dict[str, Any]:
     weights = run.training.weights
     if isinstance(weights, str) and weights not in ("size", "uniform"):
         options["weights"] = weights
-    return options | {"seed": data_seed(run)}
+    return options | {"seed": data_seed(run), "refuse_leaks": run.mooring.purpose == "advise"}
 
 
 def data_seed(run: RunFile) -> int:

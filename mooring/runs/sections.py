@@ -180,6 +180,36 @@ class DataSection(Section):
         "three shares (train, validation, test) that add up to 1, or the name of a column that says each row's part",
         unset="`split`, or 0.6,0.2,0.2",
     )
+    decimal: Literal[".", ","] | None = option(
+        "Decimal mark of numbers that are written as text.", '"." or ","', unset="found out by column"
+    )
+    date_format: str | None = option(
+        "How dates are written: %d.%m.%Y.", "a format of strptime, such as %d.%m.%Y", unset="found out by column"
+    )
+    na: Columns | None = option("Further texts that stand for a missing value.", "a list of texts", unset="none")
+    sheet: str | int | None = option(
+        "Sheet of a workbook: name or number.", "the name or number of a sheet", unset="the first"
+    )
+    header_row: int | None = option(
+        "Row of the header, counted from 1.", "a whole number >= 1", unset="found out", ge=1
+    )
+    categorical: Columns | None = option(
+        "Columns to read as categories, whatever they hold.", "a list of column names", unset="none"
+    )
+    allow: Columns | None = option(
+        "Columns that may predict the target almost perfectly.", "a list of column names", unset="none"
+    )
+    drop_repeats: bool = option("Leave rows out that repeat an earlier one.", "true or false", False)
+    merge_levels: Columns | None = option(
+        "Categories that are one: suny=sunny.", 'a list of replacements, as "suny=sunny"', unset="none"
+    )
+    winsorize: Annotated[float | None, BeforeValidator(_per_cent)] = option(
+        "Share of each column's lowest and highest numbers to pull in.",
+        'a share above 0 and below 0.5: 0.01 or "1%"',
+        unset="none",
+        gt=0,
+        lt=0.5,
+    )
     min_rows: int | None = option("Fewest rows that a client may have.", "a whole number >= 3", unset="5", ge=3)
     drop_small: bool = option("Leave smaller clients out.", "true or false", False)
     drop_missing_target: bool = option("Leave rows without a target out.", "true or false", False)
@@ -399,6 +429,16 @@ class Options(TypedDict, total=False):
     min_rows: int | None
     drop_small: bool | None
     drop_missing_target: bool | None
+    decimal: Literal[".", ","] | None
+    date_format: str | None
+    na: Sequence[str] | None
+    sheet: str | int | None
+    header_row: int | None
+    categorical: Sequence[str] | None
+    allow: Sequence[str] | None
+    drop_repeats: bool | None
+    merge_levels: Sequence[str] | None
+    winsorize: float | str | None
     min_category_rows: int | None
     partition: Mapping[str, Any] | None
     data_dir: str | None

@@ -114,7 +114,7 @@ def test_lopsided_sizes_and_lone_clients():
 
 
 def test_the_target_among_the_features():
-    assert hit(run(clean().assign(copy=lambda f: f["y"])), "warning", "'copy' equals the target", column="copy")
+    assert hit(run(clean().assign(copy=lambda f: f["y"])), "error", "'copy' equals the target", column="copy")
 
 
 def test_numbers_of_rows_within_clients():
@@ -225,17 +225,17 @@ def test_columns_that_give_the_target_away():
         "levels": rng.integers(0, 5, n),
     }
     found = run(frame.assign(**giving, **honest))
-    told = {f.column for f in found if "nearly perfectly" in f.sentence}
+    told = {f.column for f in found if "almost perfectly" in f.sentence}
     assert told == set(giving)
     number = frame.assign(y=lambda f: f["a"] * 3 + f["b"])
     number["cents"] = 100 * number["y"] + 0.1 * rng.normal(size=n)
     number["half"] = number["y"] + number["c"].map({"x": 0, "y": 1, "z": 2})
     found = run(number)
-    assert {f.column for f in found if "nearly perfectly" in f.sentence} == {"cents"}
+    assert {f.column for f in found if "almost perfectly" in f.sentence} == {"cents"}
     three = frame.assign(y=np.arange(n) % 3, ranges=lambda f: f["y"] + 0.9 * rng.random(n), noise=rng.normal(size=n))
-    assert {f.column for f in run(three) if "nearly perfectly" in f.sentence} == {"ranges"}
+    assert {f.column for f in run(three) if "almost perfectly" in f.sentence} == {"ranges"}
     one_sided = frame.assign(y=(np.arange(n) < 2).astype(int), noise=rng.normal(size=n))
-    assert not any("nearly perfectly" in f.sentence for f in run(one_sided))
+    assert not any("almost perfectly" in f.sentence for f in run(one_sided))
 
 
 def test_many_findings_of_one_form_are_one_line():

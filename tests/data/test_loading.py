@@ -384,8 +384,8 @@ def test_values_that_are_not_what_they_seem_are_noted_wherever_a_table_is_read()
         "Column 'u': -999 stands in 8 rows, far from all other values; if it means missing, leave those cells empty."
         in said
     )
-    assert "Column 'weather': 'Rain' and 'rain' differ in case or spaces only, but count as two." in said
-    assert "Column 'again' alone tells the target 'y' nearly perfectly; is it known beforehand?" in said
+    assert any("'Rain' and 'rain' differ in case or spaces only" in note and "--merge-levels" in note for note in said)
+    assert any("Column 'again' predicts the target 'y' almost perfectly: use --drop 'again'" in note for note in said)
     assert not any("Column" in note for note in load(frame[["site", "v", "w", "y"]], client="site", target="y").notes)
 
 

@@ -15,7 +15,8 @@ import mooring
 from mooring.core.errors import RequestError
 from mooring.data.column_roles import client_codes, find_roles
 from mooring.data.column_statistics import ColumnStatistics, LevelCount, merge_statistics, order_statistics
-from mooring.data.loading import load, text_columns
+from mooring.data.load_options import CellReading, text_columns
+from mooring.data.loading import load
 from mooring.data.schema import Schema, clip_outliers
 from mooring.data.schema_client import (
     ClientTable,
@@ -281,7 +282,8 @@ def test_files_that_were_read_apart(tmp_path):
         (tmp_path / f"{site}.csv").write_text("site,code,x,y\n" + "".join(f"{site},{row}" for row in lines))
 
     def members(plan=None):
-        return [member(read_source(tmp_path / f"{s}.csv", text_columns(plan), {"site"}).frame) for s in rows]
+        cells = CellReading(frozenset(text_columns(plan)), frozenset({"site"}))
+        return [member(read_source(tmp_path / f"{s}.csv", cells).frame) for s in rows]
 
     assert members()[0].table.frame["code"].dtype == float
     plan = plan_schema(merge_statistics(map(survey_table, members())))

@@ -277,7 +277,7 @@ def test_packed_files_alone_and_in_folders(tmp_path):
 
 
 def test_a_packed_file_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(file_readers, "MOST_UNPACKED", 1000)
+    monkeypatch.setattr(file_readers, "MAX_UNPACKED_BYTES", 1000)
     (tmp_path / "data.csv.gz").write_bytes(gzip.compress(GOOD.encode()))
     with pytest.raises(RequestError, match="unpacks to more than 1,000 bytes"):
         load(tmp_path / "data.csv.gz", client="site", target="y")

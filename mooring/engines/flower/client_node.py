@@ -40,7 +40,8 @@ from mooring.data.clients import PARTS, Clients
 from mooring.data.column_statistics import ColumnStatistics
 from mooring.data.data_warnings import find_suspicious_values
 from mooring.data.file_readers import file_stem
-from mooring.data.loading import load, name_columns, read_client_table, table_digest
+from mooring.data.load_options import LoadOptions
+from mooring.data.loading import load, read_client_table, table_digest
 from mooring.data.rare_categories import hide_rare_levels, reveal_levels
 from mooring.data.schema import Schema
 from mooring.data.schema_client import ClientTable, count_values, parse_table, sum_squares, survey_table
@@ -177,7 +178,8 @@ class ClientNode:
     def _source(self) -> tuple[str, Any]:
         """Its name and its table: the client column's one value where the run file names one, else the file's name."""
         column = self.run.data.client
-        table = read_source(self.path, (), name_columns(column, None))
+        options = LoadOptions.make(load_options(self.run))
+        table = read_source(self.path, options.reading())
         if column is not None and column in table.frame.columns:
             names = table.frame[column].astype(str).unique()
             if len(names) != 1:
@@ -196,7 +198,7 @@ class ClientNode:
     def member(self) -> ClientTable:
         options = load_options(self.run)
         options.pop("rare", None)
-        member, _, _ = read_client_table(self._source[1], **options)
+        member, _, _ = read_client_table(self._source[1], LoadOptions.make(options))
         if len(member.clients) != 1:
             raise RequestError(f"{self.path.name} holds the rows of {len(member.clients)} clients; a client has one.")
         return member

@@ -1,0 +1,92 @@
+"""The options of `load` and `check`: roles of columns, how cells are read, and what is cured on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from mooring.core.errors import RequestError
+from mooring.data.cell_formats import CellFormat
+from mooring.data.column_types import CATEGORY
+from mooring.data.file_readers import CellReading
+from mooring.data.schema import Schema
+from mooring.data.schema_server import SchemaPlan
+from mooring.data.tables import suggest_name
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions:
+    """Options by name; None and () are the same as not given."""
+
+    client: str | None = None  # column that identifies the client
+    target: str | None = None  # column to predict
+    kind: str = "auto"  # what the target is: "regression", "binary", "classes", "count" or "auto"
+    features: Sequence[str] | None = None  # columns to learn from (default: all but useless ones)
+    drop: Sequence[str] | None = None  # columns to leave out
+    unit: str | None = None  # column whose equal values stay in one part
+    time_column: str | None = None  # column by which the earliest rows train and the latest test
+    split: str | Sequence[float] | None = (
+        None  # column with train, validation, test (default: `split`), or three shares
+    )
+    min_rows: int = 5  # smaller clients are an error, or are left out (`drop_small`)
+    drop_small: bool = False
+    weights: str | None = None  # column with each client's weight, the same in all its rows
+    drop_missing_target: bool = False  # leave rows without a target out
+    rare: int = 1  # categories with fewer training rows over all clients count as "other"
+    seed: int = 0
+    decimal: str | None = None  # "." or ","; None: found out, column by column
+    date_format: str | None = None  # such as "%d.%m.%Y"; None: found out
+    na: Sequence[str] = ()  # further texts that stand for a missing value
+    sheet: str | int | None = None  # of a workbook
+    header_row: int | None = None  # of a sheet or CSV file, from 1
+    categorical: Sequence[str] = ()  # columns that are categories, whatever they hold
+    allow: Sequence[str] = ()  # columns that may predict the target almost perfectly
+    drop_repeats: bool = False  # leave rows out that repeat an earlier one
+    merge_levels: Sequence[str] | Mapping[str, str] = ()  # "suny=sunny"
+    refuse_leaks: bool = False  # whether a column that predicts the target almost perfectly is an error
+    winsorize: float | None = None  # share of a column's lowest and of its highest numbers that are pulled in
+
+    @classmethod
+    def make(cls, given: Mapping[str, Any]) -> LoadOptions:
+        """The options that were given; an unknown name is refused."""
+        known = [field.name for field in fields(cls)]
+        unknown = next((name for name in given if name not in known), None)
+        if unknown is not None:
+            raise RequestError(f"unknown option '{unknown}' of a table.{suggest_name(unknown, known)}")
+        options = cls(**{name: value for name, value in given.items() if value is not None})
+        if options.decimal not in (None, ".", ","):
+            raise RequestError(f"decimal must be '.' or ',', got {options.decimal!r}.")
+        return options
+
+    def reading(self, schema: Schema | None = None) -> CellReading:
+        """How the cells of a table are read; of an earlier run's `schema`, as they were read there."""
+        return CellReading(
+            text=frozenset(text_columns(schema)),
+            names=frozenset(name_columns(self.client, schema)),
+            categorical=frozenset(self.categorical),
+            decimal=self.decimal or "",
+            decimal_hint=schema.decimal if schema else "",
+            date_format=self.date_format or "",
+            na=(*self.na, *(schema.na if schema else ())),
+            sheet="" if self.sheet is None else str(self.sheet),
+            header_row=self.header_row,
+            formats=tuple((name, CellFormat(*form)) for name, form in schema.formats.items()) if schema else (),
+        )
+
+
+def text_columns(known: Schema | SchemaPlan | None) -> set[str]:
+    """The columns of a file to read as they are written: the categories of a schema, or of a plan on the way to it."""
+    if known is None:
+        return set()
+    return {column.name for column in known.columns if column.kind == CATEGORY and not column.part}
+
+
+def name_columns(client: str | None, schema: Schema | None) -> set[str]:
+    """The columns of a file that may hold the clients' names."""
+    return {name for name in (client, "client", schema.client if schema else None) if name is not None}
+
+
+def read_as(schema: Schema) -> CellReading:
+    """How a table is read for the models of an earlier run."""
+    return LoadOptions().reading(schema)

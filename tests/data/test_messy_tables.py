@@ -1,0 +1,222 @@
+"""Tables as people send them: four locales, three Excel shapes, and dirt. Right, or refused by row, column and cure."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import mooring
+from mooring.core.errors import RequestError
+from mooring.data.data_checks import check
+from mooring.data.loading import encode_new_rows, load
+
+LOCALES = {
+    "german": lambda v: f"{v:,.2f}".replace(",", "_").replace(".", ",").replace("_", ".") + " EUR",
+    "swiss": lambda v: "CHF " + f"{v:,.2f}".replace(",", "'"),
+    "french": lambda v: f"{v:,.2f}".replace(",", "\u202f").replace(".", ",") + " €",
+    "american": lambda v: f"${v:,.2f}",
+}
+DATES = {"german": "%d.%m.%Y", "swiss": "%d.%m.%Y", "french": "%d/%m/%Y", "american": "%m/%d/%Y"}
+HOW = {"client": "Filiale", "target": "Umsatz"}
+
+
+def plain(rows=60, seed=0):
+    rng = np.random.default_rng(seed)
+    days = pd.Timestamp("2024-01-01") + pd.to_timedelta(np.arange(rows) * 5, unit="D")
+    size, share = rng.uniform(100, 9000, rows).round(2), rng.integers(1, 60, rows)
+    sales = (2000 + 1.5 * size + 30 * share + rng.normal(0, 200, rows)).round(2)
+    return pd.DataFrame(
+        {
+            "Filiale": np.resize(["Basel", "Bern", "Genf"], rows),
+            "Fläche": size,
+            "Anteil": share,
+            "Tag": days,
+            "Umsatz": sales,
+        }
+    )
+
+
+def written(frame, locale):
+    money = LOCALES[locale]
+    text = frame.assign(**{name: frame[name].map(money) for name in ("Fläche", "Umsatz")})
+    return text.assign(Anteil=frame["Anteil"].map(lambda v: f"{v} %"), Tag=frame["Tag"].dt.strftime(DATES[locale]))
+
+
+@pytest.mark.parametrize("locale", LOCALES)
+def test_a_table_of_any_locale_gives_the_numbers_of_the_plain_one(locale, tmp_path):
+    frame = plain()
+    path = tmp_path / "sales.csv"
+    written(frame, locale).to_csv(path, sep=";" if locale != "american" else ",", index=False)
+    found, expected = load(path, **HOW), load(frame, **HOW)
+    assert found.features == expected.features and found.kind == "regression"
+    np.testing.assert_allclose(found.train.x, expected.train.x, atol=1e-9)
+    assert found.target_mean == pytest.approx(expected.target_mean)
+    unit = {"german": "EUR, decimal comma", "french": "EUR, decimal comma", "swiss": "CHF", "american": "$"}[locale]
+    assert any(f"amounts in {unit}" in note and "'Umsatz'" in note for note in found.notes)
+    assert not [finding for finding in check(path, **HOW) if finding.severity == "error"]
+    # Rows that come later are read in the same way, even where a few of them alone would be open to doubt.
+    later = written(frame.head(4).assign(Fläche=1000.0), locale)
+    later.to_csv(tmp_path / "later.csv", sep=";" if locale != "american" else ",", index=False)
+    rows, targets, _ = encode_new_rows(tmp_path / "later.csv", found.schema)
+    again, _, _ = encode_new_rows(frame.head(4).assign(Fläche=1000.0), expected.schema)
+    np.testing.assert_allclose(rows, again, atol=1e-9)
+    assert targets is not None
+
+
+def test_models_predict_in_the_format_of_their_table(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    frame = plain(90)
+    written(frame, "german").to_csv("sales.csv", sep=";", index=False)
+    mooring.fit("sales.csv", **HOW, algorithm="local", rounds=1, out="run", baselines=False)
+    written(frame, "german").drop(columns="Umsatz").to_csv("new.csv", sep=";", index=False)
+    predicted = mooring.open("run").predict("new.csv")
+    assert np.corrcoef(predicted["Umsatz"], frame["Umsatz"])[0, 1] > 0.9
+    assert predicted["Umsatz"].mean() == pytest.approx(frame["Umsatz"].mean(), rel=0.05)
+
+
+@pytest.mark.parametrize("stray", ["-", "k.A.", "unbekannt"])
+@pytest.mark.parametrize("column", ["Fläche", "Umsatz"])
+def test_a_stray_text_among_numbers_is_refused_by_row_and_value(column, stray, tmp_path):
+    frame = written(plain(30), "german")
+    frame.loc[[6, 11], column] = stray
+    frame.to_csv(tmp_path / "sales.csv", sep=";", index=False)
+    with pytest.raises(RequestError, match=f"row 7, column '{column}': '{stray}' is not a number") as caught:
+        load(tmp_path / "sales.csv", **HOW)
+    assert f"--na '{stray}'" in str(caught.value)
+    errors = [finding for finding in check(tmp_path / "sales.csv", **HOW) if finding.severity == "error"]
+    assert [finding.column for finding in errors] == [column] and "row 7" in errors[0].sentence
+    read = load(tmp_path / "sales.csv", **HOW, na=[stray], drop_missing_target=True)
+    assert read.kind == "regression" and len(read.placement) == (28 if column == "Umsatz" else 30)
+
+
+def test_few_numbers_among_texts_are_categories_and_a_column_may_be_said_to_be_one(tmp_path):
+    frame = plain(40).assign(Klasse=np.resize(["1", "2", "A", "B"], 40))
+    assert "Klasse=A" in load(frame, **HOW).features
+    grades = plain(40).assign(Stufe=np.resize([*map(str, range(1, 10)), "K"], 40))
+    with pytest.raises(RequestError, match=r"'K' is not a number.*--categorical 'Stufe'"):
+        load(grades, **HOW)
+    assert "Stufe=K" in load(grades, **HOW, categorical=["Stufe"]).features
+
+
+def test_mixed_currencies_are_refused(tmp_path):
+    frame = written(plain(30), "german")
+    frame.loc[3, "Umsatz"] = "CHF 12,50"
+    with pytest.raises(RequestError, match="row 4, column 'Umsatz': 'CHF 12,50' is not a number"):
+        load(frame, **HOW)
+
+
+def test_dates_that_could_be_two_are_refused_until_a_format_is_given():
+    frame = plain(24)
+    frame["Tag"] = [f"{1 + i % 12:02d}/{1 + i % 11:02d}/2024" for i in range(24)]
+    with pytest.raises(RequestError, match=r"DD/MM/YYYY and as MM/DD/YYYY.*--date-format"):
+        load(frame, **HOW)
+    days = load(frame, **HOW, date_format="%m/%d/%Y")
+    assert "Tag" in days.features
+
+
+def test_the_decimal_mark_can_be_set():
+    frame = plain(30)
+    frame["Fläche"] = [f"{i + 1},{i:03d}" for i in range(30)]
+    assert load(frame, **HOW).schema.mean[0] > 1000
+    assert load(frame, **HOW, decimal=",").schema.mean[0] < 31
+
+
+def write_sheets(path, sheets):
+    with pd.ExcelWriter(path) as book:
+        for name, cells in sheets.items():
+            width = max(map(len, cells), default=0)
+            padded = [[*row, *[None] * (width - len(row))] for row in cells]
+            pd.DataFrame(padded, dtype=object).to_excel(book, sheet_name=name, header=False, index=False)
+
+
+def as_cells(frame):
+    return [list(frame.columns), *frame.astype(object).to_numpy().tolist()]
+
+
+def test_excel_with_titles_totals_and_footers(tmp_path):
+    pytest.importorskip("openpyxl")
+    frame = plain(30)
+    total = ["Summe", None, None, None, frame["Umsatz"].sum()]
+    cells = [["Umsatzbericht 2024"], [], *as_cells(frame), total, [], ["Quelle: Controlling"]]
+    write_sheets(tmp_path / "sales.xlsx", {"Daten": cells})
+    clients = load(tmp_path / "sales.xlsx", **HOW)
+    np.testing.assert_allclose(clients.train.x, load(frame, **HOW).train.x, atol=1e-9)
+    assert any("row 3 was taken as the header" in note for note in clients.notes)
+    assert any("1 total row was left out" in note for note in clients.notes)
+    assert any("1 footer row was left out" in note for note in clients.notes)
+
+
+def test_excel_with_several_sheets(tmp_path):
+    pytest.importorskip("openpyxl")
+    frame, other = plain(30), plain(20, seed=1)
+    path = tmp_path / "sales.xlsx"
+    write_sheets(path, {"Info": [["nur Text"]], "2023": as_cells(other), "2024": as_cells(frame)})
+    first = load(path, **HOW)
+    assert len(first.placement) == 20 and any("sheet '2023' of 3 was read" in note for note in first.notes)
+    assert len(load(path, **HOW, sheet="2024").placement) == 30 == len(load(path, **HOW, sheet="3").placement)
+    with pytest.raises(RequestError, match="no sheet 'x'; it has 'Info', '2023', '2024'"):
+        load(path, **HOW, sheet="x")
+    with pytest.raises(RequestError, match="sheet 'Info' has no table"):
+        load(path, **HOW, sheet="Info")
+
+
+def test_excel_that_is_empty_or_has_its_header_elsewhere(tmp_path):
+    pytest.importorskip("openpyxl")
+    path = tmp_path / "sales.xlsx"
+    write_sheets(path, {"leer": []})
+    with pytest.raises(RequestError, match="no table"):
+        load(path, **HOW)
+    frame = plain(30)
+    write_sheets(path, {"a": [["A", "B", "C", "D", "E"], *as_cells(frame)]})
+    assert len(load(path, **HOW, header_row=2).placement) == 30
+
+
+def test_csv_with_a_title_line_and_a_total(tmp_path):
+    frame = plain(30)
+    body = frame.to_csv(sep=";", index=False)
+    (tmp_path / "sales.csv").write_text("Bericht 2024\n\n" + body + f"Summe;;;;{frame['Umsatz'].sum()}\n")
+    clients = load(tmp_path / "sales.csv", **HOW)
+    assert len(clients.placement) == 30
+    assert any("line 3 was taken as the header" in note for note in clients.notes)
+    assert any("1 total row left out (row 31)" in note for note in clients.notes)
+
+
+def test_a_leak_stops_advice_until_it_is_dropped_or_allowed():
+    frame = plain(60).assign(Netto=lambda f: f["Umsatz"] / 1.19)
+    with pytest.raises(RequestError, match="column 'Netto' predicts the target 'Umsatz' almost perfectly: use --drop"):
+        mooring.advise(frame, **HOW)
+    assert "Netto" not in mooring.advise(frame, **HOW, drop=["Netto"], theory=False).job.clients.features
+    assert "Netto" in mooring.advise(frame, **HOW, allow=["Netto"], theory=False).job.clients.features
+    found = [f for f in check(frame, **HOW) if f.column == "Netto"]
+    assert [f.severity for f in found] == ["error"]
+    assert [f.severity for f in check(frame, **HOW, allow=["Netto"]) if f.column == "Netto"] == ["note"]
+
+
+def test_typing_errors_are_found_and_merged():
+    frame = plain(60).assign(Wetter=np.resize(["sunny", "rainy", "windy"], 60))
+    frame.loc[3, "Wetter"] = "suny"
+    found = [f for f in check(frame, **HOW) if f.column == "Wetter"]
+    assert any('--merge-levels "suny=sunny"' in f.sentence and f.severity == "warning" for f in found)
+    clients = load(frame, **HOW, merge_levels=["suny=sunny"])
+    assert "Wetter=suny" not in clients.features and "'suny' was read as 'sunny' in 1 cell." in clients.notes
+    with pytest.raises(RequestError, match="'snow', which stands in no column"):
+        load(frame, **HOW, merge_levels=["snow=rainy"])
+
+
+def test_repeated_rows_are_dropped_on_request():
+    frame = plain(40)
+    twice = pd.concat([frame, frame.head(8)], ignore_index=True)
+    assert len(load(twice, **HOW).placement) == 48
+    clients = load(twice, **HOW, drop_repeats=True)
+    assert len(clients.placement) == 40 and "8 rows left out that repeat an earlier row." in clients.notes
+
+
+def test_extreme_numbers_are_pulled_in_on_request_in_training_and_prediction():
+    frame = plain(100)
+    frame.loc[5, "Fläche"] = 90_000.0
+    clients = load(frame, **HOW, winsorize=0.02)
+    low, high = clients.schema.clip["Fläche"]
+    assert high < 9_001 and any("count as these" in note for note in clients.notes)
+    rows, _, _ = encode_new_rows(frame.iloc[[5]], clients.schema)
+    same, _, _ = encode_new_rows(frame.iloc[[5]].assign(Fläche=high), clients.schema)
+    np.testing.assert_array_equal(rows, same)
+    assert low > frame["Fläche"].min()
