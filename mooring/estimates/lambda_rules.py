@@ -28,7 +28,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from mooring.estimates.client_summaries import ClientSummary, LinearStats, LocalFits, local_fits, trace
@@ -140,6 +139,8 @@ def minimize_expected_risk(spread: RandomEffects, hessian: Tensor, n: Tensor, p:
     low, high = float(ends.min()), float(ends.max())
     if high - low < 1e-9:
         return float(np.exp(low))
+    from scipy.optimize import minimize_scalar  # slow to import
+
     return float(np.exp(minimize_scalar(risk, bounds=(low, high), method="bounded", options={"xatol": 1e-6}).x))
 
 

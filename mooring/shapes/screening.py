@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from scipy.stats import norm
+from scipy.special import ndtri
 from torch import Tensor
 
 Pairs = Sequence[tuple[int, int]]
@@ -65,7 +65,7 @@ def explained_share(sums: CandidateSums) -> tuple[np.ndarray, float]:
     if residual <= 0 or freedom <= 0 or not usable.any():
         return np.zeros(len(sums.qq)), np.inf
     share = np.where(usable, inner**2 / np.where(usable, length, 1), 0) / residual
-    return share, float(norm.isf(TEST_LEVEL / 2 / len(share)) ** 2 / freedom)
+    return share, float(ndtri(TEST_LEVEL / 2 / len(share)) ** 2 / freedom)
 
 
 def list_pairs(numeric: Sequence[int]) -> list[tuple[int, int]]:

@@ -68,6 +68,17 @@ def test_the_guard_keeps_personal_models_where_held_out_rows_contradict():
     assert choose_models(held_out(others), mine).tolist() == [GLOBAL] * 10 + [LOCAL] * 5
 
 
+def test_the_guard_recommends_what_held_out_rows_show_to_be_far_better():
+    """Personal models that equal the global one, as where no variation between clients was found."""
+    mine = own([[FAR, 0.0]] * 12)
+    wobble = 0.002 * np.resize([1, -1], 12)
+    assert choose_models(held_out(np.stack([wobble - 0.03, 0 * wobble], 1)), mine).tolist() == [LOCAL] * 12
+    # Better by less than two margins, or only as one client shows.
+    assert choose_models(held_out(np.stack([wobble - 0.015, 0 * wobble], 1)), mine).tolist() == [GLOBAL] * 12
+    lone = np.stack([np.where(np.arange(12) == 3, -0.3, 0.0), 0 * wobble], 1)
+    assert choose_models(held_out(lone), mine).tolist() == [GLOBAL] * 12
+
+
 def test_errors_are_clustered_by_client():
     """Against statsmodels: least squares on a constant with cluster-robust errors, corrected by m / (m - 1)."""
     rng = np.random.default_rng(0)

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.optimize import minimize
 from torch import Tensor
 
 from mooring.core.cohort import Rows
@@ -207,6 +206,8 @@ def solve_envelope_path(
     task: Any, rows: Rows, p: Tensor, scales: list[float], tight: Tensor, ridge: Tensor
 ) -> Iterator[PathSolution]:
     """Infinity stands for a stiffness so large that nobody leaves w noticeably; kinked losses then have one client."""
+    from scipy.optimize import minimize  # slow to import, and most tasks do not need it
+
     batches = [(block, rows.select(block).padded()) for block in padding_blocks(task, rows)]
     finite = [s for s in scales if np.isfinite(s)]
     stiffest = 1e3 * max(finite) if finite else 1e6

@@ -4,9 +4,10 @@ A client's local (or global) model is practically the same as its personal model
 over the client's own rows, is at most `margin` times the pooled held-out loss of the personal models. If both are, the
 closer one is recommended; if neither is, the personal model.
 
-The guard: the clients that would get one kind of simpler model are a group. If their held-out rows show it to be worse
-than the personal models by more than GUARD_MARGINS margins beyond one standard error (clustered by client), all of them
-keep their personal models.
+The guard, in two steps, each for a group of clients whose held-out rows show one model to be worse than another by more
+than GUARD_MARGINS margins beyond one standard error (clustered by client). The clients that would get one kind of
+simpler model: if it is worse than their personal models, all of them keep these. Then all clients that are not
+recommended their local (or the global) model: if what they are recommended is worse than that, they get it.
 
 The federation's line is what held-out rows show: the mean difference of losses over all rows, with Student's interval,
 its error clustered by client.
@@ -70,8 +71,7 @@ def recommend(
     found = estimate_improvements(held, own)
     loss = pooled_losses(held)
     chosen = choose_models(held, own, margin)
-    used = torch.from_numpy(np.array([MODEL_KINDS.index(name) for name in chosen]))
-    mine = held.loss.gather(1, used[:, None])[:, 0]
+    mine = recommended_losses(held, chosen)
     over, same = compare_recommended(found, chosen, SAME_LOSS_SHARE * abs(loss[PERSONAL]))
     lines = {o: mean_difference(held.rows, held.loss[:, k] - mine, level) for k, o in enumerate(ALTERNATIVES)}
     personal = {o: mean_difference(held.rows, held.difference[:, k], level) for k, o in enumerate(ALTERNATIVES)}
@@ -110,7 +110,19 @@ def choose_models(held: LossSums, own: LossSums, margin: float = DEFAULT_MARGIN)
         mean, error = clustered_mean(held.rows[group], held.difference[group, k])
         if mean - error > GUARD_MARGINS * limit:
             chosen = np.where(chosen == other, PERSONAL, chosen)
+    for k, other in enumerate(ALTERNATIVES):
+        group = torch.from_numpy(chosen != other) & (held.rows > 0)
+        worse = recommended_losses(held, chosen) - held.loss[:, k]
+        mean, error = clustered_mean(held.rows[group], worse[group])
+        if mean - error > GUARD_MARGINS * limit:
+            chosen = np.full_like(chosen, other)
     return chosen
+
+
+def recommended_losses(held: LossSums, chosen: np.ndarray) -> Tensor:
+    """[m]: sums of the held-out losses of the recommended kinds of model."""
+    used = torch.from_numpy(np.array([MODEL_KINDS.index(kind) for kind in chosen]))
+    return held.loss.gather(1, used[:, None])[:, 0]
 
 
 def clustered_mean(rows: Tensor, sums: Tensor) -> tuple[float, float]:
