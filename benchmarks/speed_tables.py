@@ -25,9 +25,9 @@ from mooring.algorithms.fedavg import FedAvg
 from mooring.algorithms.fedprox_personal import FedProxPersonal
 from mooring.core.cohort import Rows
 from mooring.data.clients import Clients, from_arrays
-from mooring.engines.loop import TrainingPlan
 from mooring.engines.simulate import simulate
 from mooring.engines.sweep import Variant, sweep
+from mooring.engines.training_state import TrainingPlan
 from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic
 
@@ -71,7 +71,7 @@ def exact(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
         return replace(made, train=replace(made.train, cache={}))
 
     found = ours()
-    rounds, gamma, end = len(pulls), float(found.algorithm.gamma), found.outcome.progress.server.w
+    rounds, gamma, end = len(pulls), float(found.algorithm.gamma), found.outcome.state.server.w
 
     def one_round(w: np.ndarray) -> np.ndarray:
         pull = np.zeros_like(w)
@@ -84,7 +84,7 @@ def exact(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
     w = np.zeros(20)
     for _ in range(2):
         w = one_round(w)
-    few = simulate(algorithm, task, made, TrainingPlan(rounds=2, evaluate_every=2)).outcome.progress.server.w
+    few = simulate(algorithm, task, made, TrainingPlan(rounds=2, evaluate_every=2)).outcome.state.server.w
     np.testing.assert_allclose(few.numpy(), w, rtol=1e-6)
 
     def theirs() -> Times:
@@ -201,7 +201,7 @@ def sweeps(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
     ]
     lone = [simulate(one.algorithm, task, clients, replace(plan, seed=one.seed)) for one in variants[:7]]
     for one, found in zip(lone, sweep(variants[:7], task, clients, plan)):
-        torch.testing.assert_close(found.server.w, one.outcome.progress.server.w, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(found.server.w, one.outcome.state.server.w, rtol=1e-4, atol=1e-6)
 
     def apart() -> None:
         for one in variants:

@@ -36,10 +36,11 @@ from mooring.data.clients import from_arrays
 from mooring.data.loading import load
 from mooring.engines import compare as comparing
 from mooring.engines import fit as fitting
-from mooring.engines.loop import TrainingPlan, TrainingState, run
+from mooring.engines.loop import run
 from mooring.engines.privacy import compute_epsilon, draw_normals
 from mooring.engines.reply_checks import check_sizes, check_weights, clip_messages
 from mooring.engines.simulator import resolve
+from mooring.engines.training_state import TrainingPlan, TrainingState
 from mooring.experiments.base.reproduce import reproduce as run_experiments
 from mooring.experiments.base.trial_cache import CACHE_DIR_VARIABLE
 from mooring.report.html_report import write_report
@@ -308,12 +309,12 @@ def poison(folder: Path, quick: bool) -> Tried:
     wrong, tried, worst = [], 0, 0.0
     for k in [1, 10, 19] if quick else range(1, 20):
         ready, without, progress = federation(20, alone=range(k, 20))
-        right = run(ready, without, TrainingPlan(rounds=4), progress).progress.server.w
+        right = run(ready, without, TrainingPlan(rounds=4), progress).state.server.w
         for lie in LIES:
             if lie == "1e30" and k > 9:
                 continue  # most say so
             ready, exchange, progress = federation(20, tuple(range(k)), lie)
-            found = run(ready, exchange, TrainingPlan(rounds=4), progress).progress
+            found = run(ready, exchange, TrainingPlan(rounds=4), progress).state
             off = float(((found.server.w - right).abs() / right.abs().clamp(min=1e-2)).max())
             worst, tried = max(worst, off), tried + 1
             if not off <= 1e-12 or sorted(found.offenders) != list(range(k)):

@@ -30,8 +30,8 @@ from mooring.data.clients import BINARY, CLASSES, REGRESSION, from_arrays
 from mooring.data.column_types import to_client_names
 from mooring.data.tables import count_phrase, quote_list
 from mooring.engines.coefficients import Scaling, coefficient_table, to_data_units
-from mooring.engines.loop import make_plan
 from mooring.engines.simulate import simulate
+from mooring.engines.training_state import make_plan
 from mooring.runs.runfile import make_training
 from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic
@@ -149,7 +149,7 @@ class _Personalized(BaseEstimator):
         self.models_ = done.models(plan.checkpoint)
         self.common_ = self.models_[0] if len(clients) == 1 else done.outcome.at(plan.checkpoint)[1].w
         self.algorithm_ = done.algorithm
-        self.n_iter_ = done.outcome.progress.t
+        self.n_iter_ = done.outcome.state.t
         slopes, intercept = to_data_units(self.task_, torch.cat([self.common_[None], self.models_]), self._units())
         if self.task_.layout[0].shape == (x.shape[1],):  # one score: no axis of classes
             slopes, intercept = slopes[:, 0], intercept[:, 0]

@@ -21,8 +21,8 @@ import torch
 
 from mooring.core.errors import RequestError, WorkError
 from mooring.data.clients import BINARY, CLASSES, REGRESSION, Clients, from_arrays
-from mooring.engines.loop import TrainingPlan
 from mooring.engines.simulate import simulate
+from mooring.engines.training_state import TrainingPlan
 from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic
 

@@ -45,15 +45,9 @@ from mooring.advice.result import AdviceMethods
 from mooring.core.errors import RequestError
 from mooring.data.client_arrays import is_client_arrays
 from mooring.data.clients import Clients
-from mooring.engines.fit import (
-    OnProgress,
-    check_same_data,
-    describe_task,
-    ignore_progress,
-    initial_files,
-    progress_function,
-)
+from mooring.engines.fit_files import check_same_data, describe_task, initial_files
 from mooring.engines.prepare import Job, is_pooled, prepare
+from mooring.engines.progress import OnProgress, ignore_progress, progress_function
 from mooring.engines.request import check_trusted_run, request
 from mooring.runs.atomic_files import directory_lock, write_atomically, write_json, write_parquet
 from mooring.runs.directory import (

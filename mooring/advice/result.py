@@ -19,7 +19,7 @@ from mooring.core.field_checks import nearest_names
 from mooring.core.score_sentences import direction, format_loss
 from mooring.engines.coefficients import coefficient_table, read_scaling
 from mooring.engines.exported_models import make_estimator
-from mooring.engines.fit import to_target_units
+from mooring.engines.fit_result import to_target_units
 from mooring.engines.predict import predict_rows
 from mooring.engines.prepare import Job
 from mooring.runs.directory import REPORT_FILE

@@ -269,7 +269,7 @@ def show(sentence: str) -> None:
 
 def show_federation(display: Any, out: Path, json_: bool) -> None:
     """The result of a finished run: of a fit, or of advise with its report."""
-    from mooring.engines.fit import as_json
+    from mooring.engines.fit_result import as_json
     from mooring.report.terminal_results import show_run
     from mooring.runs.directory import open_run
 

@@ -122,8 +122,8 @@ def fit(
 
     Beside it, local models and the pooled model are trained as baselines.
     """
-    from mooring.engines.fit import as_json
     from mooring.engines.fit import fit as train
+    from mooring.engines.fit_result import as_json
 
     display = open_display(json_ or csv_, track)
     settings, given = split_assignments(set_, given)
@@ -186,6 +186,7 @@ def resume(run: RunArgument, json_: Json = False, trust_code: TrustCode = False)
     from mooring.advice import advise as advising
     from mooring.engines import compare as comparing
     from mooring.engines import fit as fitting
+    from mooring.engines import fit_result
     from mooring.report.figures import draw_images
     from mooring.report.terminal import Display
     from mooring.runs.directory import open_run
@@ -213,7 +214,7 @@ def resume(run: RunArgument, json_: Json = False, trust_code: TrustCode = False)
         draw_images(run)
         instead = comparing.as_json(result)
     else:
-        instead = fitting.as_json(fitted)
+        instead = fit_result.as_json(fitted)
     display.notes(notes)
     show_written(display, run, instead if json_ else None)
 

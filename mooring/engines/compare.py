@@ -14,25 +14,19 @@ import pandas as pd
 
 from mooring.algorithms.base import Algorithm
 from mooring.engines import training_checkpoint
-from mooring.engines.fit import (
-    OnProgress,
-    TrainedModels,
-    check_same_data,
-    ignore_progress,
-    initial_files,
-    mean_known_loss,
-    progress_function,
-    rounds_frame,
-    training,
-    with_resolved,
-    write_trained,
-)
-from mooring.engines.loop import LOSS_COLUMNS, Asking, TrainingState, check_participation, cohort_size, resolve
+from mooring.engines.fit_files import check_same_data, initial_files, with_resolved, write_trained
+from mooring.engines.fit_result import TrainedModels
+from mooring.engines.fit_tables import mean_known_loss, rounds_frame
+from mooring.engines.loop import TrainingSteps, resolve
 from mooring.engines.metrics import compute_metrics, mean_improvement
+from mooring.engines.participation import check_participation, cohort_size
 from mooring.engines.prepare import Job, make_simulator, prepare
+from mooring.engines.progress import OnProgress, ignore_progress, progress_function
 from mooring.engines.request import check_trusted_run, hyperparameters, request, user_classes
 from mooring.engines.simulator import StatisticsCache
-from mooring.engines.sweep import all_answered, group_methods, max_runs_per_cohort
+from mooring.engines.sweep import group_methods, max_runs_per_cohort, run_together
+from mooring.engines.training import train_steps
+from mooring.engines.training_state import LOSS_COLUMNS, TrainingState
 from mooring.runs.atomic_files import csv_bytes, directory_lock, write_atomically, write_json
 from mooring.runs.directory import (
     CLIENTS_CSV,
@@ -221,7 +215,7 @@ def run_methods(job: Job, folder: Path | None, tell: OnProgress) -> tuple[pd.Dat
     )
     for group in group_methods(methods, most):
         runs = [run_method(job, label, given[label], folder, tell, known) for label in group]
-        for label, ((trained, records), seconds) in zip(group, all_answered(runs, filled=True)):
+        for label, ((trained, records), seconds) in zip(group, run_together(runs, filled=True)):
             frame = rounds_frame(job, records)
             rows[label] = {
                 "method": label,
@@ -272,7 +266,7 @@ def shorten_value(value: Any) -> str:
 
 def run_method(
     job: Job, label: str, given: Any, folder: Path | None, tell: OnProgress, known: StatisticsCache
-) -> Asking[tuple[TrainedModels, list[dict[str, Any]]]]:
+) -> TrainingSteps[tuple[TrainedModels, list[dict[str, Any]]]]:
     """One method, fresh or from where its own run directory stands."""
     one = job.run.model_copy(
         update={
@@ -293,7 +287,7 @@ def run_method(
         progress, _ = training_checkpoint.restore_training(inner, server, exchange)
     elif home is not None:
         inner = create_run(home, initial_files(replace(beside, run=with_resolved(one, ready))))
-    trained = yield from training(
+    trained = yield from train_steps(
         beside, ready, exchange, progress, inner, lambda _, done, rounds: tell(label, done, rounds)
     )
     if inner is not None and not inner.finished:

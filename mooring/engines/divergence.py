@@ -9,7 +9,8 @@ from mooring.core.aggregation import MEAN
 from mooring.core.errors import RequestError
 from mooring.core.task import Task
 from mooring.engines.exchange import Exchange
-from mooring.engines.loop import Diverged, TrainingPlan, TrainingState, resolve, run
+from mooring.engines.loop import resolve, run
+from mooring.engines.training_state import Diverged, TrainingPlan, TrainingState
 
 STEP_SIZE_FIELDS = ("eta", "personal_eta", "inner_eta", "gamma", "server_step")  # fields that are step sizes
 MAX_TRIAL_ROUNDS = 10  # rounds that a proposal is tried for, at most
@@ -53,6 +54,6 @@ def try_step_sizes(
         outcome = run(ready, apart, honest, TrainingState(server))
     except (Diverged, RequestError):
         return None
-    if not outcome.last.train_loss <= outcome.progress.first_loss:
+    if not outcome.last.train_loss <= outcome.state.first_loss:
         return None
     return {f.name: getattr(ready, f.name) for f in fields(ready)}

@@ -55,6 +55,7 @@ class Replies(NamedTuple):
     missing: dict[int, str]  # place in the roster -> why there is no reply
     meter: CostMeter  # the work behind the replies, added up
     elsewhere: float = 0.0  # seconds of the clock that went by for other runs meanwhile
+    refused: dict[int, str] = {}  # place in the roster -> why its reply is not used
 
 
 class Scores(NamedTuple):

@@ -17,7 +17,8 @@ from mooring.core.errors import RequestError
 from mooring.core.minibatches import batches_per_epoch
 from mooring.core.task import Task
 from mooring.data.clients import Clients
-from mooring.engines.loop import cohort_size, make_plan
+from mooring.engines.participation import cohort_size
+from mooring.engines.training_state import make_plan
 from mooring.runs.runfile import RunFile
 from mooring.tasks.fused.linear_numba import is_numba_available
 from mooring.tasks.network import NetworkTask

@@ -22,9 +22,9 @@ from mooring.data.clients import BINARY, COUNT, MULTILABEL, REGRESSION, Clients
 from mooring.data.datasets import LOADERS, is_dataset_name, load_dataset
 from mooring.data.loading import load
 from mooring.engines.kernel_choice import choose_kernels
-from mooring.engines.loop import TrainingPlan, make_plan
 from mooring.engines.request import IN_MEMORY, user_code_specs
 from mooring.engines.simulator import Simulator, StatisticsCache
+from mooring.engines.training_state import TrainingPlan, make_plan
 from mooring.runs.directory import RunDirectory
 from mooring.runs.runfile import RunFile
 from mooring.runs.sections import OPTIONS, DataSection

@@ -20,7 +20,7 @@ from mooring.data.schema import Schema
 from mooring.data.tables import suggest_name
 from mooring.engines.coefficients import coefficient_table, read_scaling
 from mooring.engines.exported_models import make_estimator
-from mooring.engines.fit import to_target_units
+from mooring.engines.fit_result import to_target_units
 from mooring.engines.predict import choose_method, predict_rows, read_schema
 from mooring.engines.prepare import read_task
 from mooring.engines.request import check_trusted_run

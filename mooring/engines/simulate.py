@@ -10,20 +10,12 @@ from torch import Tensor
 
 from mooring.core.task import Task
 from mooring.data.clients import Clients
+from mooring.engines.callbacks import plan_callbacks
 from mooring.engines.exchange import LAST
-from mooring.engines.loop import (
-    Asking,
-    TrainingOutcome,
-    TrainingPlan,
-    TrainingState,
-    answered,
-    collect_models,
-    full_round,
-    resolve,
-    rounds_of,
-)
+from mooring.engines.loop import TrainingSteps, collect_models, full_round, resolve, run_steps, training_steps
 from mooring.engines.personal_parts import keep_personal_parts
 from mooring.engines.simulator import Simulator
+from mooring.engines.training_state import TrainingOutcome, TrainingPlan, TrainingState
 
 
 class SimulationResult(NamedTuple):
@@ -37,7 +29,7 @@ class SimulationResult(NamedTuple):
     @property
     def server(self) -> Any:
         """The server's state after the last round."""
-        return self.outcome.progress.server
+        return self.outcome.state.server
 
     def models(self, which: str = LAST) -> Tensor:
         """[m, d]: what every client deploys after the last or the best round."""
@@ -60,7 +52,7 @@ class RoundSnapshot(NamedTuple):
         return self.exchange.models(self.server, full_round(self.t, self.plan.rounds, roster, self.plan))
 
 
-def simulating(
+def simulation_steps(
     algorithm: Any,
     task: Task,
     clients: Clients,
@@ -71,13 +63,8 @@ def simulating(
     watch: Callable[[RoundSnapshot], bool | None] = lambda moment: None,
     chunk: int = 0,
     w0: Tensor | None = None,
-) -> Asking[SimulationResult]:
-    """Train on clients in this process; whoever drives it answers each round's question. `watch` sees every round; a
-    round after which it says True is the last.
-
-    `settled` says that the algorithm's fields are numbers already: then no facts are gathered. `w0` takes the place of
-    the task's own start.
-    """
+) -> TrainingSteps[SimulationResult]:
+    """`simulate` as a generator that yields each round's request and is sent the replies, for sweeps."""
     exchange = Simulator(task, clients, clients.weights(weights), chunk)
     if settled:
         begin = task.start(plan.seed) if w0 is None else w0
@@ -87,17 +74,22 @@ def simulating(
     else:
         ready, server = resolve(algorithm, task, exchange, plan.seed, w0)
 
-    def tell(progress: TrainingState, _: int) -> None:
-        if watch(RoundSnapshot(progress.t, progress.server, exchange, plan)):
-            progress.stopped = True
+    def report(state: TrainingState, _: int) -> None:
+        if watch(RoundSnapshot(state.t, state.server, exchange, plan)):
+            state.stopped = True
 
-    outcome = yield from rounds_of(ready, exchange, plan, TrainingState(server), tell=tell)
+    callbacks = plan_callbacks(ready, plan, len(clients), report=report)
+    outcome = yield from training_steps(ready, exchange, plan, TrainingState(server), callbacks)
     return SimulationResult(ready, exchange, outcome, plan)
 
 
-@wraps(simulating)
+@wraps(simulation_steps)
 def simulate(*given: Any, **more: Any) -> SimulationResult:
-    return answered(simulating(*given, **more))
+    return run_steps(simulation_steps(*given, **more))
 
 
-simulate.__doc__ = "`simulating`, every question answered by the run's own clients."
+simulate.__doc__ = """Train on clients in this process. `watch` sees every round, and returns True to end the run.
+
+`settled` means that the algorithm's fields are numbers already: then no statistics are gathered. `w0` takes the
+place of the task's own start.
+"""

@@ -26,8 +26,9 @@ from mooring.core.threads import map_threads
 from mooring.data.clients import Clients
 from mooring.engines import local_update, loop
 from mooring.engines.exchange import Replies, visible_state
-from mooring.engines.loop import Ask, Asking, Evaluation, TrainingPlan, TrainingState
+from mooring.engines.loop import RoundRequest, TrainingSteps
 from mooring.engines.simulator import Simulator, StatisticsCache
+from mooring.engines.training_state import Evaluation, TrainingPlan, TrainingState
 
 
 class Variant(NamedTuple):
@@ -56,16 +57,16 @@ def sweep(
     """
     known: StatisticsCache = {}
     runs = [_run(variant, task, clients, plan, weights, known) for variant in variants]
-    return [swept for swept, _ in all_answered(runs)]
+    return [swept for swept, _ in run_together(runs)]
 
 
 def _run(
     variant: Variant, task: Any, clients: Clients, plan: TrainingPlan, weights: str, known: StatisticsCache
-) -> Asking[VariantResult]:
+) -> TrainingSteps[VariantResult]:
     exchange = Simulator(task, clients, clients.weights(weights), known=known)
     ready, server = loop.resolve(variant.algorithm, task, exchange, variant.seed)
-    outcome = yield from loop.rounds_of(ready, exchange, replace(plan, seed=variant.seed), TrainingState(server))
-    return VariantResult(ready, variant.seed, outcome.progress.server, exchange, outcome.last)
+    outcome = yield from loop.training_steps(ready, exchange, replace(plan, seed=variant.seed), TrainingState(server))
+    return VariantResult(ready, variant.seed, outcome.state.server, exchange, outcome.last)
 
 
 def max_runs_per_cohort(task: Any, clients: Clients, cohort: int, chunk: int = 0) -> int:
@@ -84,7 +85,7 @@ def group_methods(methods: Mapping[str, Any], most: int) -> list[list[str]]:
     return [group[k : k + most] for group in groups.values() for k in range(0, len(group), most)]
 
 
-def all_answered(runs: Sequence[Asking[Any]], filled: bool = False) -> list[tuple[Any, float]]:
+def run_together(runs: Sequence[TrainingSteps[Any]], filled: bool = False) -> list[tuple[Any, float]]:
     """What each of several runs comes to, and the seconds that it took; visits of runs that are alike are one.
 
     Those that are behind go first. A run that fails stops those after it; the ones before it are finished. `filled`: a
@@ -111,7 +112,7 @@ def all_answered(runs: Sequence[Asking[Any]], filled: bool = False) -> list[tupl
 class _Clocked:
     """A run, its question if it is not at its end, and its own seconds: those of other runs between them aside."""
 
-    def __init__(self, run: Asking[Any], place: int):
+    def __init__(self, run: TrainingSteps[Any], place: int):
         self.run, self.place, self.found = run, place, None
         self.ask: Any = None
         self.seconds, self.since = 0.0, time.perf_counter()
@@ -145,7 +146,7 @@ def _next_groups(runs: list[_Clocked]) -> list[list[_Clocked]]:
     return groups
 
 
-def _most(ask: Ask) -> int:
+def _most(ask: RoundRequest) -> int:
     at: Any = ask.exchange
     return max_runs_per_cohort(at.task, at.clients, len(ask.cohort), at.chunk)
 
@@ -166,7 +167,7 @@ def _visited(group: list[_Clocked], alone: bool, places: int) -> list[tuple[_Clo
     return [(one, reply, share) for one, reply in zip(group, replies)]
 
 
-def update_cohorts_together(asks: Sequence[Ask], wanted: Sequence[int] | None = None) -> list[Replies]:
+def update_cohorts_together(asks: Sequence[RoundRequest], wanted: Sequence[int] | None = None) -> list[Replies]:
     """What the simulators of runs that are alike reply to their asks, by one visit to all cohorts; only the replies to
     the `wanted` asks count.
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from mooring.engines.exchange import Exchange
-from mooring.engines.loop import TrainingState
+from mooring.engines.training_state import TrainingState
 from mooring.runs import checkpoint
 from mooring.runs.atomic_files import DamagedFile, write_json
 from mooring.runs.directory import SECONDS_FILE, RunDirectory
 from mooring.runs.tensor_files import flatten, unflatten
 
-PLAIN_FIELDS = ("t", "best_round", "waited", "barren", "first_loss", "stopped")
+PLAIN_FIELDS = ("t", "best_round", "evaluations_since_best", "rounds_without_reply", "first_loss", "stopped")
 CLIENT_FIELDS = ("offenders", "left_out")
 CLIENT_PREFIX = "clients."  # begins the names of what the exchange remembers of its clients
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Unpack
 import torch
 
 from mooring.core.cohort import Round
-from mooring.engines import loop
+from mooring.engines import loop, participation
 from mooring.engines.kernel_choice import has_kernels, set_kernels
 from mooring.engines.prepare import Job, prepare
 from mooring.engines.request import request
@@ -67,7 +67,7 @@ def tune(
 
 def list_settings(job: Job) -> Iterator[tuple[int, int, str]]:
     """Threads, chunk and kernels to try."""
-    cohort, usual = loop.cohort_size(job.plan, len(job.clients)), chunk_size(job.task)
+    cohort, usual = participation.cohort_size(job.plan, len(job.clients)), chunk_size(job.task)
     chunks = sorted({min(max(size, 1), cohort) for size in (usual // CHUNK_FACTOR, usual, usual * CHUNK_FACTOR)})
     compiled = has_kernels(job.task) and is_numba_available()
     for threads in sorted({1, torch.get_num_threads()}):
@@ -83,7 +83,7 @@ def time_round(job: Job, algorithm: Any, threads: int, chunk: int, kernels: str)
     exchange.begin(algorithm, w0)
     server, m, took = algorithm.init(task, w0)[0], len(job.clients), []
     for t in range(1, TIMED_ROUNDS + 2):
-        cohort = loop.sample_cohort(job.plan, exchange.data.keys, t)
+        cohort = participation.sample_cohort(job.plan, exchange.data.keys, t)
         begin = time.perf_counter()
         exchange.ask(server, cohort, Round(t, job.plan.rounds, m, len(cohort), 1.0, job.plan.seed))
         took.append(time.perf_counter() - begin)

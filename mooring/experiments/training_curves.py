@@ -19,8 +19,9 @@ from torch import Tensor
 from mooring.core.cohort import Rows
 from mooring.core.task import Task
 from mooring.data.clients import Clients
-from mooring.engines.loop import TrainingPlan, sample_cohort
+from mooring.engines.participation import sample_cohort
 from mooring.engines.simulate import RoundSnapshot, simulate
+from mooring.engines.training_state import TrainingPlan
 
 PARTS = ("train", "test")
 

@@ -3,8 +3,9 @@
 import torch
 
 from mooring.core.cohort import select
-from mooring.engines.loop import TrainingPlan, TrainingState, resolve, run
+from mooring.engines.loop import resolve, run
 from mooring.engines.simulator import Simulator
+from mooring.engines.training_state import TrainingPlan, TrainingState
 
 
 class LossySimulator(Simulator):
@@ -24,4 +25,4 @@ def train(algorithm, task, clients, exchange_of, rounds, participation=1.0):
     exchange = exchange_of(task, clients, clients.weights())
     algorithm, server = resolve(algorithm, task, exchange)
     plan = TrainingPlan(rounds=rounds, participation=participation, evaluate_every=rounds)
-    return run(algorithm, exchange, plan, TrainingState(server)).progress.server, exchange
+    return run(algorithm, exchange, plan, TrainingState(server)).state.server, exchange

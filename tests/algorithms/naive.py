@@ -10,7 +10,8 @@ import torch
 
 from mooring.core.cohort import CohortData, Round
 from mooring.core.minibatches import minibatches
-from mooring.engines.loop import TrainingPlan, sample_cohort
+from mooring.engines.participation import sample_cohort
+from mooring.engines.training_state import TrainingPlan
 from mooring.tasks.linear import Linear
 from tests.support.problems import linear_clients
 

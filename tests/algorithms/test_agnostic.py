@@ -7,8 +7,8 @@ import torch
 from mooring.algorithms.apfl import APFL, project_simplex
 from mooring.core.errors import RequestError
 from mooring.data.clients import from_arrays
-from mooring.engines.loop import TrainingPlan
 from mooring.engines.simulate import simulate
+from mooring.engines.training_state import TrainingPlan
 from mooring.tasks.linear import Linear
 from tests.support.problems import PROBLEMS
 

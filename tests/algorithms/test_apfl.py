@@ -10,8 +10,9 @@ from mooring.algorithms.hyperparameters import schedule
 from mooring.core.cohort import Round
 from mooring.core.errors import RequestError
 from mooring.data.clients import from_arrays
-from mooring.engines.loop import TrainingPlan, sample_cohort
+from mooring.engines.participation import sample_cohort
 from mooring.engines.simulate import simulate as library_simulate
+from mooring.engines.training_state import TrainingPlan
 from mooring.tasks.linear import Linear
 from mooring.theory import apfl_schedule
 from tests.algorithms.lossy_simulator import LossySimulator, train

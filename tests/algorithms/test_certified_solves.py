@@ -13,7 +13,8 @@ from mooring.core.cohort import Round
 from mooring.core.costs import SolveTolerances, compare_with_tolerance
 from mooring.core.errors import RequestError
 from mooring.engines.fit import fit
-from mooring.engines.loop import TrainingPlan, TrainingState, run
+from mooring.engines.loop import run
+from mooring.engines.training_state import TrainingPlan, TrainingState
 from mooring.theory import fedprox_shared_rate as rate
 from tests.support.problems import PROBLEMS, settled_simulator
 
@@ -40,7 +41,7 @@ def records(name, fields, rounds=4):
     ready, exchange, server = settled_simulator(build(name, fields), *PROBLEMS["logistic"]())
     return run(
         ready, exchange, TrainingPlan(rounds=rounds, participation=3, checkpoint="last"), TrainingState(server)
-    ).progress.records
+    ).state.records
 
 
 @pytest.mark.parametrize("name,fields", KEPT)

@@ -6,7 +6,8 @@ import pytest
 
 from mooring.algorithms.base import algorithm_names, build
 from mooring.data.loading import load
-from mooring.engines.loop import TrainingPlan, TrainingState, run
+from mooring.engines.loop import run
+from mooring.engines.training_state import TrainingPlan, TrainingState
 from mooring.tasks import catalog
 from tests.algorithms.cases import TABLE_FIELDS
 from tests.support.problems import settled_simulator

@@ -8,7 +8,8 @@ from mooring.algorithms.base import build
 from mooring.core.cohort import Round
 from mooring.core.errors import RequestError
 from mooring.data.clients import from_arrays
-from mooring.engines.loop import TrainingPlan, TrainingState, run
+from mooring.engines.loop import run
+from mooring.engines.training_state import TrainingPlan, TrainingState
 from mooring.experiments.exact_minimum import minimize_objective, objective
 from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic

@@ -9,8 +9,9 @@ import torch
 from mooring.algorithms.base import build, find
 from mooring.core.attacks import ATTACKS, apply_attack, flip_labels, malicious_clients, parse_attack
 from mooring.core.errors import RequestError
-from mooring.engines.loop import TrainingPlan, TrainingState, full_round, mean_over_rows, resolve, run
+from mooring.engines.loop import full_round, mean_over_rows, resolve, run
 from mooring.engines.simulator import Simulator
+from mooring.engines.training_state import TrainingPlan, TrainingState
 from mooring.tasks.linear import Linear
 from tests.algorithms.cases import CASES
 from tests.support.problems import linear_clients, logistic_clients
@@ -77,7 +78,7 @@ def trained(name, fields, **plan):
     ready, server = resolve(build(name, fields), task, exchange)
     outcome = run(ready, exchange, plan, TrainingState(server))
     lying = torch.from_numpy(malicious_clients(plan.attack or "nan:0.2", plan.seed, clients.keys))
-    scores = exchange.evaluate(outcome.progress.server, full_round(15, 15, exchange.roster, plan), ("test",))["test"]
+    scores = exchange.evaluate(outcome.state.server, full_round(15, 15, exchange.roster, plan), ("test",))["test"]
     return mean_over_rows(scores._replace(rows=torch.where(lying, 0, scores.rows))), outcome
 
 
@@ -106,7 +107,7 @@ ADDITIVE = sorted({name for name, *_ in CASES if not find(name).pooled and not n
 def test_every_algorithm_whose_messages_are_changes_takes_them(name, spec):
     """Without liars the personal or common models stay finite and useful: no worse than saying nothing."""
     loss, outcome = trained(name, {}, average=spec, rounds=6)
-    assert np.isfinite(loss) and outcome.last.train_loss < outcome.progress.first_loss
+    assert np.isfinite(loss) and outcome.last.train_loss < outcome.state.first_loss
 
 
 @pytest.mark.parametrize("name,how", [("kernel_fedavg", {"average": "median"}), ("pooled", {"clip": 1.0})])

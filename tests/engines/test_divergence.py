@@ -13,7 +13,7 @@ from mooring.algorithms.base import Algorithm
 from mooring.cli import main
 from mooring.core.errors import WorkError
 from mooring.engines.divergence import suggest_step_sizes
-from mooring.engines.loop import TrainingPlan
+from mooring.engines.training_state import TrainingPlan
 from mooring.runs import checkpoint
 from mooring.runs.directory import open_run
 
@@ -80,7 +80,7 @@ def test_an_algorithm_without_steps_is_not_told_to_take_smaller_ones():
 
 
 def test_a_baseline_that_diverges_is_left_out(rows, tmp_path, monkeypatch):
-    from mooring.engines import fit as fitting
+    from mooring.engines import training as fitting
 
     def build(name, fields):
         return real(name, {"inner": "sgd", "eta": 1e4} if name == "local" else fields)

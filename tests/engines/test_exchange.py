@@ -15,10 +15,11 @@ from mooring.core.cohort import select
 from mooring.core.errors import RequestError
 from mooring.engines.exchange import BEST, LAST, Exchange, Scores
 from mooring.engines.fit import continue_fit, fit, start_fit
-from mooring.engines.loop import LOSS_COLUMNS, TrainingPlan, TrainingState, collect_models, mean_over_rows, resolve, run
+from mooring.engines.loop import collect_models, mean_over_rows, resolve, run
 from mooring.engines.prepare import Job, make_simulator, prepare
 from mooring.engines.request import request
 from mooring.engines.simulator import Simulator
+from mooring.engines.training_state import LOSS_COLUMNS, TrainingPlan, TrainingState
 from mooring.runs.directory import open_run
 from mooring.runs.tensor_files import flatten
 from tests.algorithms.cases import CASES
@@ -53,7 +54,7 @@ def whole(algorithm, task, exchange, **plan):
 def assert_same(one, other):
     """To rounding: sums over clients are ordered alike, sums over rows are not (padding)."""
     pairs = [(one[1], other[1]), (one[2], other[2])]
-    ours, theirs = (flatten("server", outcome.progress.server) for outcome, *_ in (one, other))
+    ours, theirs = (flatten("server", outcome.state.server) for outcome, *_ in (one, other))
     assert ours.keys() == theirs.keys()
     pairs += [(ours[name], theirs[name]) for name in ours]
     for mine, right in pairs:
@@ -72,7 +73,7 @@ def test_clients_on_their_own_machines_equal_the_simulator(name, fields, problem
     apart = whole(build(name, fields), task, lossy(task, clients), **some(name))
     here = whole(build(name, fields), task, Simulator(task, clients, clients.weights()), **some(name))
     assert_same(apart, here)
-    for mine, right in zip(apart[0].progress.records, here[0].progress.records):
+    for mine, right in zip(apart[0].state.records, here[0].state.records):
         same = mine.keys() - {"seconds", "gradient_reached", *LOSS_COLUMNS}
         assert {k: mine[k] for k in same} == pytest.approx({k: right[k] for k in same}, nan_ok=True)
 
@@ -98,9 +99,9 @@ def test_the_post_is_as_bad_as_it_says():
     late = sum(bad_post(t, place) in (LATE, TWICE) for t in range(1, 20) for place in range(5))
     assert len(exchange.dropped) == fates.count(TWICE) + late > 20
     accepted = [sum(bad_post(t, place) in COMES for place in range(5)) for t in range(1, 21)]
-    assert [record["accepted"] for record in outcome.progress.records] == accepted
+    assert [record["accepted"] for record in outcome.state.records] == accepted
     assert max(home.most for home in exchange.homes) <= 4  # without snapshots: where it stands, the best, the new one
-    assert set(outcome.progress.offenders.values()) == {"no reply in time"}
+    assert set(outcome.state.offenders.values()) == {"no reply in time"}
 
 
 def test_pooled_algorithms_are_refused_where_rows_are_not():

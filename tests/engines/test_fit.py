@@ -9,7 +9,8 @@ import torch
 
 from mooring.cli import main
 from mooring.core.errors import RequestError
-from mooring.engines.fit import as_json, fit
+from mooring.engines.fit import fit
+from mooring.engines.fit_result import as_json
 from mooring.runs.directory import MODELS_FILE, OTHER_MODELS, open_run
 from mooring.runs.runfile import read_run
 from mooring.runs.tensor_files import read_tensors

@@ -578,7 +578,7 @@ def test_a_message_of_another_form_is_left_out_and_named(table, tmp_path, clock,
     monkeypatch.setitem(homes.REQUEST_HANDLERS, "visit", lie)
     result = run_federation(run, LocalGrid(homes_of(run, table, tmp_path / "state")), tmp_path / "run")
     assert list(result.rounds["accepted"]) == [3, 3, 3, 3]
-    why = result.trained.outcome.progress.offenders
+    why = result.trained.outcome.state.offenders
     assert "has the shape [99]" in why[0] and "float32" in why[1]
     assert "where numbers are right" in why[2] and "names a tensor 'message/x y'" in why[3]
 

@@ -8,8 +8,10 @@ from mooring.algorithms.base import algorithm_names, build, find
 from mooring.core.cohort import Round
 from mooring.core.errors import RequestError, WorkError
 from mooring.core.seeds import random_words
-from mooring.engines.loop import TrainingPlan, TrainingState, make_plan, run, sample_cohort
+from mooring.engines.loop import run
+from mooring.engines.participation import sample_cohort
 from mooring.engines.simulator import Simulator, resolve
+from mooring.engines.training_state import TrainingPlan, TrainingState, make_plan
 from mooring.runs.runfile import make_training
 from mooring.tasks.linear import Linear
 from tests.algorithms.cases import CASES
@@ -40,7 +42,7 @@ def test_more_clients_than_there_are_is_refused():
         sample_cohort(TrainingPlan(participation=9), linear_clients().keys, 1)
 
 
-def test_the_referee_refuses_partial_participation():
+def test_the_pooled_baseline_refuses_partial_participation():
     algorithm, exchange, server = start("pooled")
     with pytest.raises(RequestError, match="pooled needs every client"):
         run(algorithm, exchange, TrainingPlan(participation=0.5), TrainingState(server))
@@ -73,7 +75,7 @@ def sick_run(sick, rounds=3):
 def test_bad_replies_are_left_out_and_named(k):
     """The model is what the healthy ones alone would have made, and the offenders' states do not move."""
     outcome, exchange = sick_run(tuple(range(k)))
-    assert sorted(outcome.progress.offenders) == list(range(k))
+    assert sorted(outcome.state.offenders) == list(range(k))
     assert exchange.states.merged.tolist() == [0] * k + [3] * (5 - k)
     task, clients = PROBLEMS["linear"]()
     algorithm, healthy, server = resolve(build("fedavg", {"eta": 0.1}), task, clients)
@@ -82,7 +84,7 @@ def test_bad_replies_are_left_out_and_named(k):
         replies = healthy.ask(server, everyone, Round(t, 3, 5, 5 - k, 1.0, 0))
         mean = (p[k:, None] * replies.message).sum(0) / p[k:].sum()
         server = algorithm.server_update(server, mean, Round(t, 3, 5, 5 - k, float(p[k:].sum()), 0))
-    torch.testing.assert_close(outcome.progress.server.w, server.w, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(outcome.state.server.w, server.w, rtol=1e-12, atol=1e-14)
 
 
 def test_a_diverged_run_is_one_sentence():
@@ -94,12 +96,12 @@ def test_costs_are_counted():
     """Three rounds, two of five clients: bytes of the models that travel, rows and gradients of local steps."""
     algorithm, exchange, server = start("fedavg", {"steps": 4, "batch": 2})
     plan = TrainingPlan(rounds=3, participation=2, evaluate_every=3)
-    records = run(algorithm, exchange, plan, TrainingState(server)).progress.records
+    records = run(algorithm, exchange, plan, TrainingState(server)).state.records
     for record in records:
         assert record["bytes_up"] == record["bytes_down"] == 2 * 4 * 8
         assert 2 * 4 <= record["samples"] == record["gradients"] <= 2 * 4 * 2
     algorithm, exchange, server = start("local")
-    records = run(algorithm, exchange, TrainingPlan(rounds=3), TrainingState(server)).progress.records
+    records = run(algorithm, exchange, TrainingPlan(rounds=3), TrainingState(server)).state.records
     assert len(records) == 1 and records[0]["bytes_up"] == records[0]["bytes_down"] == 0
     assert records[0]["gradients"] == int(exchange.data.train.size.sum())
 
@@ -108,7 +110,7 @@ def test_evaluation_changes_nothing():
     often = simulate(build("fedprox_personal", {"inner": "sgd", "batch": 3}), *PROBLEMS["linear"](), rounds=6)
     algorithm, exchange, server = start("fedprox_personal", {"inner": "sgd", "batch": 3})
     rare = run(algorithm, exchange, TrainingPlan(rounds=6, evaluate_every=1), TrainingState(server))
-    assert torch.equal(often[0].w, rare.progress.server.w)
+    assert torch.equal(often[0].w, rare.state.server.w)
 
 
 def test_losses_are_means_over_rows_of_deployed_models():
@@ -140,7 +142,7 @@ def test_early_stop_keeps_the_best_round():
     object.__setattr__(clients.train, "y", noise)
     algorithm, exchange, server = resolve(build("local", {"inner": "sgd", "eta": 0.05}), Linear(30), clients)
     outcome = run(algorithm, exchange, TrainingPlan(rounds=200, evaluate_every=1, patience=5), TrainingState(server))
-    losses = [record["validation_loss"] for record in outcome.progress.records]
+    losses = [record["validation_loss"] for record in outcome.state.records]
     assert len(losses) < 200
     assert outcome.best.t == int(np.argmin(losses)) + 1 == len(losses) - 5
     assert outcome.best.validation_loss == pytest.approx(min(losses), rel=1e-12)

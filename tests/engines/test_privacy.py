@@ -18,10 +18,10 @@ from mooring.algorithms.fedavg import FedAvg
 from mooring.cli import main
 from mooring.core.aggregation import flatten_messages
 from mooring.core.errors import RequestError
-from mooring.engines import loop
 from mooring.engines.fit import resume_fit
 from mooring.engines.privacy import LEDGER_FILE, NOISE_KEY_FILE, PrivateMean, compute_epsilon, draw_normals
 from mooring.engines.reply_checks import clip_messages
+from mooring.engines.training_state import TrainingPlan
 from mooring.runs.atomic_files import read_json
 from mooring.runs.directory import open_run
 
@@ -144,7 +144,7 @@ def test_the_ledger_is_written_before_the_release(rows, monkeypatch):
             raise KeyboardInterrupt
         return merge(self, server, mean, round)
 
-    monkeypatch.setattr(FedAvg, "merge", dies)
+    monkeypatch.setattr(FedAvg, "server_update", dies)
     with pytest.raises(KeyboardInterrupt):
         mooring.fit(rows, **HOW | {"checkpoint_every": 2}, out="killed")
     assert len(read_json("killed/" + LEDGER_FILE)["releases"]) == 5
@@ -194,4 +194,4 @@ def test_with_little_noise_it_is_the_mean_of_clipped_messages():
     found = PrivateMean(0.01, 0.7, 1e-5, 4).mean(message, everyone, everyone, p, 1)
     right = (p[:, None] * flatten_messages(clip_messages(message, 0.7))).sum(0)
     torch.testing.assert_close(found, right, rtol=0, atol=6 * 0.01 * 0.7 * 0.4)
-    assert loop.TrainingPlan().noise is None
+    assert TrainingPlan().noise is None

@@ -19,7 +19,7 @@ from mooring.core.aggregation import flatten_messages
 from mooring.core.cohort import Round
 from mooring.core.errors import RequestError
 from mooring.data.clients import from_arrays
-from mooring.engines.loop import TrainingPlan, TrainingState, resolve, run
+from mooring.engines.loop import resolve, run
 from mooring.engines.reply_checks import (
     MAX_SIZE_FACTOR,
     cap_shares,
@@ -32,6 +32,7 @@ from mooring.engines.reply_checks import (
     message_pattern,
 )
 from mooring.engines.simulator import Simulator
+from mooring.engines.training_state import TrainingPlan, TrainingState
 from mooring.runs.directory import open_run
 from tests.algorithms.cases import CASES
 from tests.engines.lossy import LossyExchange, homes_of
@@ -194,11 +195,11 @@ def test_the_result_is_that_of_the_run_without_them(k, lie):
         pytest.skip("most say so: nobody can tell who is odd")
     plan, sick = TrainingPlan(rounds=4), tuple(range(0, k))
     ready, exchange, progress = federation(20, sick, lie)
-    poisoned = run(ready, exchange, plan, progress).progress
+    poisoned = run(ready, exchange, plan, progress).state
     assert sorted(poisoned.offenders) == list(sick) and set(poisoned.left_out.values()) == {4}
     assert exchange.merged.tolist() == [0] * k + [4] * (20 - k)
     ready, without, progress = federation(20, alone=range(k, 20))
-    right = run(ready, without, plan, progress).progress
+    right = run(ready, without, plan, progress).state
     torch.testing.assert_close(poisoned.server.w, right.server.w, rtol=1e-12, atol=1e-14)
 
 
@@ -208,7 +209,7 @@ def test_a_round_without_an_honest_message_keeps_the_old_model():
     models = []
     plan = TrainingPlan(rounds=12, participation=2, seed=1)
     outcome = run(ready, exchange, plan, progress, tell=lambda now, _: models.append(now.server.w))
-    accepted = [record["accepted"] for record in outcome.progress.records]
+    accepted = [record["accepted"] for record in outcome.state.records]
     assert 0 in accepted and 2 in accepted
     for t in range(1, 12):
         assert torch.equal(models[t], models[t - 1]) == (accepted[t] == 0)
@@ -273,9 +274,7 @@ def test_a_large_client_counts_up_to_the_cap():
         exchange = Simulator(task, clients, clients.weights())
         ready, server = resolve(build("fedavg", {"eta": 0.1, "batch": 0}), task, exchange)
         replies = exchange.ask(server, torch.arange(2), Round(1, 1, 2, 2, 1.0, 0))
-        models[cap] = run(
-            ready, exchange, TrainingPlan(rounds=1, weight_cap=cap), TrainingState(server)
-        ).progress.server.w
+        models[cap] = run(ready, exchange, TrainingPlan(rounds=1, weight_cap=cap), TrainingState(server)).state.server.w
     torch.testing.assert_close(models[0.5], server.w + replies.message.mean(0))
     assert not torch.allclose(models[None], models[0.5])
 

@@ -13,10 +13,11 @@ from mooring.core.cohort import Round, weighted_mean
 from mooring.core.errors import RequestError
 from mooring.engines import local_update
 from mooring.engines.exchange import BEST, LAST
-from mooring.engines.loop import TrainingPlan, TrainingState, run
+from mooring.engines.loop import run
 from mooring.engines.reply_checks import message_tensors
 from mooring.engines.simulate import simulate
 from mooring.engines.simulator import Simulator, chunk_size, resolve
+from mooring.engines.training_state import TrainingPlan, TrainingState
 from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic
 from mooring.tasks.network import NetworkTask
@@ -104,8 +105,8 @@ def test_simulate_equals_the_loop_by_hand():
     done = simulate(build("ditto", {}), task, clients, plan, weights="uniform")
     algorithm, exchange, server = resolve(build("ditto", {}), task, clients, weights="uniform", seed=4)
     outcome = run(algorithm, exchange, plan, TrainingState(server))
-    assert done.algorithm == algorithm and torch.equal(done.server.w, outcome.progress.server.w)
-    assert torch.equal(done.models(), exchange.models(outcome.progress.server, Round(5, 5, 5, 5, 1.0, 4)))
+    assert done.algorithm == algorithm and torch.equal(done.server.w, outcome.state.server.w)
+    assert torch.equal(done.models(), exchange.models(outcome.state.server, Round(5, 5, 5, 5, 1.0, 4)))
     again = simulate(algorithm, task, clients, plan, weights="uniform", settled=True)
     assert torch.equal(again.models(), done.models()) and torch.equal(again.models(BEST), done.models(BEST))
 
@@ -198,7 +199,7 @@ def test_compiled_steps_pad_nothing_and_are_taken_in_larger_blocks(monkeypatch):
     row = clients.train.x[:1].numel() * clients.train.x.element_size()
     monkeypatch.setattr("mooring.core.cohort.MAX_PADDED_BYTES", 2 * row * int(clients.train.size.max()))
     visit = local_update.client_update
-    monkeypatch.setattr(local_update, "visit", lambda *given: visited.append(len(given[4])) or visit(*given))
+    monkeypatch.setattr(local_update, "client_update", lambda *given: visited.append(len(given[4])) or visit(*given))
     for kernels in ("torch", "numba"):
         task, algorithm = Logistic(3, classes=3, kernels=kernels), FedAvg(eta=0.1, steps=3, batch=3)
         exchange, visited[:] = Simulator(task, clients, clients.weights()), []

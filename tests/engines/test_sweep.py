@@ -15,10 +15,11 @@ from mooring.core.errors import WorkError
 from mooring.engines import compare as comparing
 from mooring.engines import sweep as sweeping
 from mooring.engines.compare import compare, resume_comparison
-from mooring.engines.loop import TrainingPlan, answered
-from mooring.engines.simulate import simulate, simulating
+from mooring.engines.loop import run_steps
+from mooring.engines.simulate import simulate, simulation_steps
 from mooring.engines.simulator import Simulator
-from mooring.engines.sweep import Variant, all_answered, group_methods, max_runs_per_cohort, sweep
+from mooring.engines.sweep import Variant, group_methods, max_runs_per_cohort, run_together, sweep
+from mooring.engines.training_state import TrainingPlan
 from mooring.runs.directory import MODELS_FILE, open_run
 from mooring.tasks.linear import Linear
 from tests.support.problems import PROBLEMS, linear_clients
@@ -41,7 +42,7 @@ def test_each_variant_ends_where_it_would_alone(problem, family, monkeypatch):
     lone = [simulate(one.algorithm, task, clients, replace(PLAN, seed=one.seed)) for one in variants]
     monkeypatch.setattr(Simulator, "ask", None)  # all of them together, or not at all
     for one, found in zip(lone, sweep(variants, task, clients, PLAN)):
-        torch.testing.assert_close(found.server.w, one.outcome.progress.server.w, rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(found.server.w, one.outcome.state.server.w, rtol=1e-9, atol=1e-11)
         torch.testing.assert_close(found.last.test, one.outcome.last.test, rtol=1e-9, atol=1e-11, equal_nan=True)
         assert found.last.train_loss == pytest.approx(one.outcome.last.train_loss, rel=1e-9)
 
@@ -61,20 +62,20 @@ def test_runs_at_other_clients_or_of_another_task_are_visited_apart():
     lams = (0.1, 2.0)
 
     def run(task, clients, lam):
-        return simulating(FedProxPersonal(lam=lam, inner="sgd", eta=0.05, steps=3, batch=4), task, clients, PLAN)
+        return simulation_steps(FedProxPersonal(lam=lam, inner="sgd", eta=0.05, steps=3, batch=4), task, clients, PLAN)
 
-    found = all_answered([run(task, clients, lam) for task, clients in problems for lam in lams])
+    found = run_together([run(task, clients, lam) for task, clients in problems for lam in lams])
     for (task, clients, lam), (one, _) in zip([(*given, lam) for given in problems for lam in lams], found):
-        alone = answered(run(task, clients, lam))
+        alone = run_steps(run(task, clients, lam))
         torch.testing.assert_close(one.server.w, alone.server.w, rtol=1e-9, atol=1e-11)
 
 
 def test_a_run_that_fills_a_chunk_is_answered_by_its_own_clients(monkeypatch):
     task, clients = PROBLEMS["linear"]()
-    monkeypatch.setattr(sweeping, "ask_together", None)
+    monkeypatch.setattr(sweeping, "update_cohorts_together", None)
     plan = replace(PLAN, participation=1.0)
-    runs = [simulating(one, task, clients, plan, chunk=len(clients)) for one in FAMILIES["fedprox"]]
-    for one, (found, _) in zip(FAMILIES["fedprox"], all_answered(runs)):
+    runs = [simulation_steps(one, task, clients, plan, chunk=len(clients)) for one in FAMILIES["fedprox"]]
+    for one, (found, _) in zip(FAMILIES["fedprox"], run_together(runs)):
         assert torch.equal(found.server.w, simulate(one, task, clients, plan, chunk=len(clients)).server.w)
 
 
@@ -103,7 +104,7 @@ def test_a_comparison_is_the_same_side_by_side_and_one_by_one(tmp_path, monkeypa
     monkeypatch.setattr(Simulator, "ask", lambda self, *how: asked.append(self.algorithm.name) or plain(self, *how))
     found = compare(table(), METHODS, out=tmp_path / "together", **HOW)
     assert sorted(set(asked)) == ["fedavg", "local"]
-    monkeypatch.setattr(comparing, "most_together", lambda *_: 1)
+    monkeypatch.setattr(comparing, "max_runs_per_cohort", lambda *_: 1)
     alone = compare(table(), METHODS, out=tmp_path / "apart", **HOW)
     assert asked.count("fedprox_personal") == 7 * len(LAMS)
     for name in ("methods", "seeds", "curves", "clients"):

@@ -10,8 +10,9 @@ import torch
 from mooring.algorithms.apfl import APFL, mix_models
 from mooring.algorithms.fedavg_finetune import FedAvgFinetune
 from mooring.data.generators import Prototypes
-from mooring.engines.loop import TrainingPlan, sample_cohort
+from mooring.engines.participation import sample_cohort
 from mooring.engines.simulate import simulate
+from mooring.engines.training_state import TrainingPlan
 from mooring.experiments import networks, training_curves
 from mooring.experiments.apfl import _images, _methods, fig4, fig6
 from mooring.experiments.base.results import Results, Trial

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from mooring.engines.loop import answered
+from mooring.engines.loop import run_steps
 from mooring.experiments import exact_minimum
 from mooring.experiments.base import catalog
 from mooring.experiments.base.claims import every
@@ -49,11 +49,11 @@ def test_statistical_errors_by_hand():
 
 
 def test_iterates_reach_the_minimiser():
-    curves = answered(_synthetic.total_errors(0, 0.6, 0.02, rounds=40, clients=5, samples=80))
+    curves = run_steps(_synthetic.total_errors(0, 0.6, 0.02, rounds=40, clients=5, samples=80))
     assert curves["t"] == list(range(41))
     assert curves["gap"][0] == 1 and curves["gap"][-1] < 1e-2
     assert sorted(curves["gap"], reverse=True) == curves["gap"]
-    inexact = answered(_synthetic.total_errors(0, 0.6, 0.02, rounds=40, steps=1, clients=5, samples=80))
+    inexact = run_steps(_synthetic.total_errors(0, 0.6, 0.02, rounds=40, steps=1, clients=5, samples=80))
     assert inexact["gap"][5] > curves["gap"][5]
 
 
@@ -90,13 +90,13 @@ def test_networks_run(model):
     task = _images.make_task(model, given)
     convolutions = [layer for layer in task.module if isinstance(layer, torch.nn.Conv2d)]
     assert len(convolutions) == int(model[-1])
-    out = answered(_images.trial(0, model=model, classes=2, method="FedProx", lam=0.5, **SMALL | {"samples": 20}))
+    out = run_steps(_images.trial(0, model=model, classes=2, method="FedProx", lam=0.5, **SMALL | {"samples": 20}))
     assert 0 <= out["P2"] <= 1 and len(out["loss"]) == 1
 
 
 def test_dichotomous_on_full_data_chooses_between_the_baselines():
     def run(method):
-        return answered(_images.trial(0, model="softmax", classes=2, method=method, **SMALL))
+        return run_steps(_images.trial(0, model="softmax", classes=2, method=method, **SMALL))
 
     both = [run(name) for name in ("LocalTrain", "GlobalTrain")]
     full, split = run("dichotomous, full data"), run("dichotomous")

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from mooring.core.errors import RequestError, WorkError
-from mooring.engines.loop import answered
+from mooring.engines.loop import run_steps
 from mooring.engines.simulator import Simulator
 from mooring.experiments.base import catalog, code_digest, runner, trial_cache
 from mooring.experiments.base.claims import Claim, lower
@@ -215,7 +215,7 @@ SWEPT = {
 def test_trials_that_are_alike_are_trained_as_one_and_give_what_each_gives_alone(name, tmp_path, monkeypatch):
     monkeypatch.setattr(catalog, "load_experiment", LOAD)
     entry, units = with_points(name, *SWEPT[name])
-    alone = [answered(entry.experiment.trial(seed=0, **unit.point, **unit.settings)) for unit in units]
+    alone = [run_steps(entry.experiment.trial(seed=0, **unit.point, **unit.settings)) for unit in units]
     monkeypatch.setattr(Simulator, "ask", None)  # all of them together, or not at all
     found = runner.run([entry], "smoke", tmp_path, workers=1)[name]
     for one, trial in zip(alone, found.results.trials, strict=True):

@@ -4,9 +4,9 @@ import numpy as np
 import torch
 
 from mooring.data.clients import Clients, from_arrays
-from mooring.engines.loop import TrainingPlan
 from mooring.engines.simulate import simulate as whole_run
 from mooring.engines.simulator import resolve
+from mooring.engines.training_state import TrainingPlan
 from mooring.tasks.absolute import Absolute
 from mooring.tasks.hinge import Hinge
 from mooring.tasks.kernel_regression import KernelRegression

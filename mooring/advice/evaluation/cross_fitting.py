@@ -39,7 +39,7 @@ from mooring.advice.evaluation.setting_choice import (
 )
 from mooring.advice.folds import DEFAULT_FOLDS, FEW_ROWS_FOLDS, MAX_FOLDS, count_folds, row_clients
 from mooring.core.client_functions import ClientRows
-from mooring.engines.fit import OnProgress, ignore_progress
+from mooring.engines.progress import OnProgress, ignore_progress
 from mooring.shapes.columns import ShapedColumns
 from mooring.tasks.linear import Linear
 from mooring.tasks.proximal import MAX_DENSE_PARAMETERS, is_dense

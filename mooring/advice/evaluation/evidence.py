@@ -29,8 +29,8 @@ from mooring.advice.evaluation.row_access import RowAccess, UsableRows
 from mooring.advice.evaluation.setting_choice import Choice
 from mooring.core.errors import RequestError
 from mooring.data.clients import PARTS
-from mooring.engines.fit import OnProgress
 from mooring.engines.prepare import Job
+from mooring.engines.progress import OnProgress
 from mooring.runs.directory import RunDirectory
 from mooring.runs.sections import AdviceSection
 from mooring.shapes.boosting import MISSING_XGBOOST, has_boosting

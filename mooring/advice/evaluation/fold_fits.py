@@ -22,7 +22,7 @@ from mooring.advice.evaluation.held_out_losses import HeldOutLosses, LossesByRow
 from mooring.advice.evaluation.setting_choice import client_weights, loss_temperature, mean_dispersion
 from mooring.advice.folds import DEFAULT_FOLDS, FoldSplit, assign_folds, row_clients, row_losses
 from mooring.core.client_functions import ClientRows
-from mooring.engines.fit import OnProgress
+from mooring.engines.progress import OnProgress
 from mooring.estimates.task_random_effects import MAX_DIAGONAL_COEFFICIENTS
 from mooring.tasks.linear import Linear
 

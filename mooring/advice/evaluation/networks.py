@@ -39,10 +39,12 @@ from mooring.algorithms.base import build
 from mooring.core.cohort import Round, Rows
 from mooring.core.errors import RequestError
 from mooring.data.clients import PARTS, Clients
-from mooring.engines.fit import OnProgress, train
-from mooring.engines.loop import TrainingState, resolve
+from mooring.engines.loop import resolve
 from mooring.engines.prepare import Job, make_simulator
+from mooring.engines.progress import OnProgress
 from mooring.engines.simulator import Simulator
+from mooring.engines.training import train
+from mooring.engines.training_state import TrainingState
 
 LAMBDA_FACTORS = (10.0, 3.0, 1.0, 0.3, 0.1)  # lambdas, as multiples of what "auto" proposes
 FINETUNE_ROUNDS = (1, 5, 20)  # rounds' worth of local steps

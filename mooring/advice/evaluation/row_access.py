@@ -20,9 +20,9 @@ from mooring.advice.folds import (
     usable_rows,
 )
 from mooring.data.clients import Clients
-from mooring.engines.fit import OnProgress
 from mooring.engines.metrics import compute_metrics
 from mooring.engines.prepare import Job
+from mooring.engines.progress import OnProgress
 
 
 class UsableRows(NamedTuple):

@@ -34,9 +34,9 @@ from mooring.core.errors import RequestError
 from mooring.data.clients import PARTS, Clients
 from mooring.data.loading import load
 from mooring.data.tables import count_phrase, quote_list
-from mooring.engines.loop import TrainingPlan
 from mooring.engines.predict import choose_method, read_task_and_schema
 from mooring.engines.simulate import simulate
+from mooring.engines.training_state import TrainingPlan
 from mooring.runs.atomic_files import Stream, json_bytes, parquet_bytes
 from mooring.runs.directory import (
     CLIENTS_FILE,

@@ -17,8 +17,8 @@ from mooring.advice.folds import FoldSplit
 from mooring.core.client_functions import rows_function
 from mooring.core.cohort import Rows
 from mooring.data.clients import Clients
-from mooring.engines.fit import OnProgress
 from mooring.engines.prepare import Job
+from mooring.engines.progress import OnProgress
 
 HELD, TRAIN = "held", "without"  # parts of a client's rows: (HELD, fold, folds) and (TRAIN, fold, folds)
 

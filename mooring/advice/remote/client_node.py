@@ -30,7 +30,7 @@ from mooring.advice.reporting.sentences import ALTERNATIVE_PHRASES, MODEL_PHRASE
 from mooring.core.client_functions import CLIENT_FUNCTIONS
 from mooring.core.cohort import Rows
 from mooring.core.errors import RequestError
-from mooring.engines.fit import describe_task
+from mooring.engines.fit_files import describe_task
 from mooring.engines.flower.client_node import DONE_FILE, REQUEST_HANDLERS, RESULT_DIR, ClientNode
 from mooring.engines.flower.messages import Payload
 from mooring.engines.flower.remote_rows import answer_calls

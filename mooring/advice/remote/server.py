@@ -19,13 +19,14 @@ from mooring.advice.remote.access import RemoteAccess
 from mooring.advice.remote.client_node import FINISH_MESSAGE, client_record
 from mooring.core.errors import RequestError
 from mooring.data.clients import PARTS, Clients
-from mooring.engines.fit import OnProgress, ignore_progress, initial_files
+from mooring.engines.fit_files import initial_files
 from mooring.engines.flower.exchange import RESULT_DEADLINE_SECONDS, required_replies
 from mooring.engines.flower.messages import Payload
 from mooring.engines.flower.messenger import ClientFailedError, Grid, Messenger, ignore_message
 from mooring.engines.flower.remote_rows import CallBatcher, RemoteRows, make_sender
 from mooring.engines.flower.server_run import agree_on_run, exclude_clients, prepare_federation, write_participation
 from mooring.engines.prepare import Job, make_task
+from mooring.engines.progress import OnProgress, ignore_progress
 from mooring.runs.atomic_files import directory_lock
 from mooring.runs.directory import RunDirectory, create_run
 from mooring.runs.runfile import RunFile

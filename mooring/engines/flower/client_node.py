@@ -48,7 +48,7 @@ from mooring.data.schema_client import ClientTable, count_values, parse_table, s
 from mooring.data.schema_server import SchemaPlan
 from mooring.data.table_sources import read_source
 from mooring.engines import local_update
-from mooring.engines.fit import describe_task, with_resolved
+from mooring.engines.fit_files import describe_task, with_resolved
 from mooring.engines.flower import audit, secure_client
 from mooring.engines.flower.messages import PROTOCOL_VERSION, Payload
 from mooring.engines.flower.remote_rows import answer_calls

@@ -24,7 +24,6 @@ import httpx
 
 from mooring.core.errors import RequestError, WorkError
 from mooring.data.file_readers import ENDINGS, file_ending, file_stem
-from mooring.engines.fit import OnProgress, ignore_progress
 from mooring.engines.flower import keys
 from mooring.engines.flower.app_files import make_app_files
 from mooring.engines.flower.audit import AUDIT_FILE
@@ -52,6 +51,7 @@ from mooring.engines.flower.superlink import (
     superlink,
     synchronize,
 )
+from mooring.engines.progress import OnProgress, ignore_progress
 from mooring.engines.request import read_federation_request
 from mooring.runs.atomic_files import make_synced_folder, write_json
 from mooring.runs.runfile import RunFile

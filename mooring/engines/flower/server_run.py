@@ -21,7 +21,9 @@ from mooring.data.rare_categories import LevelNames, find_common_fingerprints, n
 from mooring.data.schema import Schema, describe_schema
 from mooring.data.schema_server import complete_schema, draft_schema, plan_schema
 from mooring.engines.exchange import BEST, LAST, ClientRoster
-from mooring.engines.fit import FitResult, OnProgress, continue_fit, ignore_progress, start_fit, summarize_fit
+from mooring.engines.fit import continue_fit, start_fit
+from mooring.engines.fit_files import summarize_fit
+from mooring.engines.fit_result import FitResult
 from mooring.engines.flower.client_node import run_digest
 from mooring.engines.flower.exchange import FlowerExchange
 from mooring.engines.flower.messages import Payload
@@ -29,6 +31,7 @@ from mooring.engines.flower.messenger import MIN_CLIENTS, ClientFailedError, Gri
 from mooring.engines.flower.secure_server import check_secure_run
 from mooring.engines.loop import full_round
 from mooring.engines.prepare import Job, make_task
+from mooring.engines.progress import OnProgress, ignore_progress
 from mooring.engines.reply_checks import check_sizes
 from mooring.runs.atomic_files import directory_lock, write_json
 from mooring.runs.directory import RunDirectory, open_run

@@ -10,8 +10,8 @@ from mooring.algorithms.fedprox_two_stage import FedProxTwoStage
 from mooring.core.cohort import Round
 from mooring.data.clients import Clients
 from mooring.data.generators import HardLogistic
-from mooring.engines.loop import TrainingPlan
 from mooring.engines.simulate import RoundSnapshot, simulate
+from mooring.engines.training_state import TrainingPlan
 from mooring.experiments.base.claims import NEARLY, Claim, every, lower, slope
 from mooring.experiments.base.experiment import Experiment, Panel, Preset, grid
 from mooring.experiments.base.results import of

@@ -12,8 +12,8 @@ from mooring.algorithms.apfl import APFL, MixtureSteps, mix_models
 from mooring.algorithms.fedavg import FedAvg
 from mooring.core.cohort import Round
 from mooring.data.clients import Clients
-from mooring.engines.loop import TrainingPlan
 from mooring.engines.simulate import simulate
+from mooring.engines.training_state import TrainingPlan
 from mooring.experiments.apfl._methods import ALPHAS, BATCH, DECAY, EQUATION, ETA, FADING, PROGRAM
 from mooring.experiments.apfl._synthetic import TASK, synthetic
 from mooring.experiments.base.claims import Claim, every, higher, lower

@@ -2,8 +2,8 @@
 
     trial(seed=..., **point, **settings) -> {name: a number, or a list for a curve}
 
-or a generator that returns such values and yields a request per round to its caller (`simulating`). A trial generates
-its data from its seed, so that methods see the same data at the same seed, and is a pure function of its arguments,
+or a generator that returns such values and yields a request per round to its caller (`simulation_steps`). A trial
+generates its data from its seed, so that methods see the same data at the same seed, and is a pure function of its arguments,
 which are part of the key of its results. Everything that changes a number is a coordinate of the point, a setting or
 code, never the name of a preset.
 """
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
-from mooring.engines.loop import Asking
+from mooring.engines.loop import TrainingSteps
 from mooring.experiments.base.claims import Claim
 from mooring.experiments.base.results import Ref
 
@@ -73,7 +73,7 @@ class Table:
 @dataclass(frozen=True)
 class Experiment:
     title: str
-    trial: Callable[..., dict[str, Any] | Asking[dict[str, Any]]]
+    trial: Callable[..., dict[str, Any] | TrainingSteps[dict[str, Any]]]
     presets: Mapping[str, Preset]
     claims: Sequence[Claim]
     panels: Sequence[Panel] = ()

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 import torch
 
 from mooring.core.errors import RequestError, WorkError
-from mooring.engines.loop import Asking
-from mooring.engines.sweep import all_answered
+from mooring.engines.loop import TrainingSteps
+from mooring.engines.sweep import run_together
 from mooring.experiments.base import catalog, trial_cache
 from mooring.experiments.base.experiment import Preset
 from mooring.experiments.base.results import Results, Trial
@@ -157,14 +157,14 @@ def ignore_interrupts() -> Iterator[None]:
 def _run_batch(batch: Sequence[Unit], folder: Path) -> None:
     """Run trials together and store their results once all have finished; the time is divided equally."""
     start = time.process_time()
-    results = all_answered([_run_trial(unit) for unit in batch])
+    results = run_together([_run_trial(unit) for unit in batch])
     seconds = (time.process_time() - start) / len(batch)
     for unit, (values, _) in zip(batch, results):
         what = {"experiment": unit.experiment, "point": unit.point, "settings": unit.settings, "seed": unit.seed}
         trial_cache.save_trial(folder, unit.key, values, seconds, what)
 
 
-def _run_trial(unit: Unit) -> Asking[dict[str, Any]]:
+def _run_trial(unit: Unit) -> TrainingSteps[dict[str, Any]]:
     """Return the values of a trial; a trial that trains together with others yields its requests to its caller."""
     trial = catalog.load_experiment(unit.experiment).experiment.trial
     try:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from mooring.data.benchmark_datasets import DATA_DIR_VARIABLE
-from mooring.engines.sweep import all_answered
+from mooring.engines.sweep import run_together
 from mooring.experiments.base import code_digest
 from mooring.runs.atomic_files import DamagedFile, make_synced_folder, read_json, to_plain, write_error, write_json
 
@@ -54,7 +54,7 @@ def trial_key(
 def describe_origin(trial: Callable[..., Any], needs: tuple[str, ...] = (), together: bool = False) -> dict[str, Any]:
     """Return what a trial depends on besides its arguments: digest of the code, library versions, digests of the
     data."""
-    functions = [trial, all_answered] if together else [trial]
+    functions = [trial, run_together] if together else [trial]
     digests = [_code(function.__module__, function.__qualname__) for function in functions]
     code = hashlib.sha256("".join(digests).encode()).hexdigest() if together else digests[0]
     return {"code": code, "versions": library_versions(), "data": digest_data_files(needs)}

@@ -29,8 +29,9 @@ from mooring.data.clients import Clients
 from mooring.data.generators import Prototypes
 from mooring.data.image_datasets import interleave_classes, load_image_dataset
 from mooring.engines.local_update import mean_risk
-from mooring.engines.loop import Asking, TrainingPlan
-from mooring.engines.simulate import RoundSnapshot, simulating
+from mooring.engines.loop import TrainingSteps
+from mooring.engines.simulate import RoundSnapshot, simulation_steps
+from mooring.engines.training_state import TrainingPlan
 from mooring.experiments.networks import mlp, softmax
 from mooring.tasks.network import NetworkTask
 
@@ -126,7 +127,9 @@ class Trained(NamedTuple):
     curves: dict[str, list[float]]
 
 
-def train(algorithm: Any, task: Task, given: Federation, rounds: int, seed: int, followed: int = 0) -> Asking[Trained]:
+def train(
+    algorithm: Any, task: Task, given: Federation, rounds: int, seed: int, followed: int = 0
+) -> TrainingSteps[Trained]:
     """The models after so many rounds; curves where rows to follow them on are asked for."""
     clients = given.clients
     curves: dict[str, list[float]] = {"t": [], "loss": [], "common loss": [], "test loss": []}
@@ -143,7 +146,7 @@ def train(algorithm: Any, task: Task, given: Federation, rounds: int, seed: int,
 
     plan = TrainingPlan(rounds=rounds, seed=seed, evaluate_every=rounds)
     seeing = watch if followed else lambda _: None
-    done = yield from simulating(algorithm, task, clients, plan, settled=True, watch=seeing)
+    done = yield from simulation_steps(algorithm, task, clients, plan, settled=True, watch=seeing)
     v = done.models()
     return Trained(clients.weights().float() @ v if isinstance(algorithm, Local) else done.server.w, v, curves)
 
@@ -188,7 +191,7 @@ def accuracies(task: Task, w: Tensor, v: Tensor, given: Federation) -> dict[str,
 def trial(
     seed: int, data: str, model: str, method: str, classes: int, clients: int, samples: int, tested: int, rounds: int,
     epochs: int, batch: int, eta: float, lam: float = 0.0, followed: int = FOLLOWED,
-) -> Asking[dict]:  # fmt: skip
+) -> TrainingSteps[dict]:  # fmt: skip
     """One method on one federation; `followed` test rows are those of the curves, 0 asks for none."""
     given = federation(seed, data, classes, clients, samples, tested, not model.startswith("cnn"))
     task = make_task(model, given)
@@ -199,7 +202,7 @@ def trial(
     return accuracies(task, found.w, found.v, given) | (found.curves if followed else {})
 
 
-def dichotomous(task: Task, given: Federation, rounds: int, seed: int, halves: bool, work: dict) -> Asking[dict]:
+def dichotomous(task: Task, given: Federation, rounds: int, seed: int, halves: bool, work: dict) -> TrainingSteps[dict]:
     """Alone or together, by each client's choice (effect, Appendix C.3): LocalTrain on one half of a client's rows and
     GlobalTrain on everybody's other halves, or both on all rows.
 

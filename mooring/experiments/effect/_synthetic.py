@@ -15,9 +15,10 @@ from mooring.core.newton import damped_newton
 from mooring.core.task import Task
 from mooring.data.clients import Clients
 from mooring.data.generators import SyntheticLogit
-from mooring.engines.loop import Asking, TrainingPlan
-from mooring.engines.simulate import RoundSnapshot, simulating
+from mooring.engines.loop import TrainingSteps
+from mooring.engines.simulate import RoundSnapshot, simulation_steps
 from mooring.engines.simulator import resolve
+from mooring.engines.training_state import TrainingPlan
 from mooring.experiments.exact_minimum import Minimum, squared_errors
 from mooring.tasks.logistic import Logistic
 from mooring.theory.lambda_one_stage import lambda_one_stage
@@ -132,7 +133,7 @@ def total_errors(
     samples: int = SAMPLES,
     participation: float = 1.0,
     exact: bool = True,
-) -> Asking[dict]:
+) -> TrainingSteps[dict]:
     """Algorithm 1 with the paper's gamma = 1/L_g and eta = 1/(lam + L); steps = 0 solves the inner problems exactly.
 
     Curves along t = 0..rounds: "total" and "global total", the squared errors of personal and common models; with
@@ -162,7 +163,7 @@ def total_errors(
 
     note(0, w0, w0.expand_as(truths))
     plan = TrainingPlan(rounds, participation, seed, evaluate_every=rounds)
-    yield from simulating(algorithm, task, given.clients, plan, settled=True, watch=watch, w0=w0)
+    yield from simulation_steps(algorithm, task, given.clients, plan, settled=True, watch=watch, w0=w0)
     if not exact:
         del curves["gap"]
     return curves

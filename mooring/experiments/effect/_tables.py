@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mooring.engines.loop import Asking
+from mooring.engines.loop import TrainingSteps
 from mooring.experiments.base.claims import Check, Verdict, check_maker, every, measured
 from mooring.experiments.base.experiment import Cell, Preset
 from mooring.experiments.base.results import Results, interval, of
@@ -84,7 +84,7 @@ Method = tuple[str, str]  # method and size of lambda ("" where it has none)
 
 def trial(
     seed: int, row: str, classes: int, method: str, rounds: int, size: str = "", real: bool = False
-) -> Asking[dict]:
+) -> TrainingSteps[dict]:
     """One cell; with `real`, on the paper's data and networks as far as they are at hand."""
     one = ROWS[row]
     lam = one.lams[NAMES.index(size)] if size else 0.0

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mooring.engines.loop import Asking
+from mooring.engines.loop import TrainingSteps
 from mooring.experiments.base.experiment import Experiment, Panel, Preset, grid
 from mooring.experiments.base.results import of
 from mooring.experiments.effect import _synthetic as setup
@@ -16,7 +16,7 @@ NAMES = ("small", "medium", "large")
 SWEPT = ("lam", "relative")
 
 
-def trial(seed: int, lam: float, relative: bool, steps: int, rounds: int, **sizes: Any) -> Asking[dict]:
+def trial(seed: int, lam: float, relative: bool, steps: int, rounds: int, **sizes: Any) -> TrainingSteps[dict]:
     """Curves of Algorithm 1 with `steps` full gradient steps a round."""
     return setup.total_errors(seed, SPREAD, lam, rounds, relative, steps, **sizes)
 

@@ -1,6 +1,6 @@
 """Figure 5 of `effect`: the trade-off of Figure 1d with 100 and 1,000 clients, a tenth of them in every round."""
 
-from mooring.engines.loop import Asking
+from mooring.engines.loop import TrainingSteps
 from mooring.experiments.base.claims import Claim, every, ordered
 from mooring.experiments.base.experiment import Experiment, Panel, Preset, grid
 from mooring.experiments.base.results import between, of
@@ -13,7 +13,9 @@ EARLY = 5
 SAMPLES, SHARE = 100, 0.1
 
 
-def trial(seed: int, clients: int, spread: float, lam: float, rounds: int, samples: int = SAMPLES) -> Asking[dict]:
+def trial(
+    seed: int, clients: int, spread: float, lam: float, rounds: int, samples: int = SAMPLES
+) -> TrainingSteps[dict]:
     return setup.total_errors(
         seed, spread, lam, rounds, clients=clients, samples=samples, participation=SHARE, exact=False
     )

@@ -7,8 +7,8 @@ import torch
 
 from mooring.algorithms.fedprox_personal import FedProxPersonal
 from mooring.data.generators import SyntheticLogit
-from mooring.engines.loop import TrainingPlan
 from mooring.engines.simulate import RoundSnapshot, simulate
+from mooring.engines.training_state import TrainingPlan
 from mooring.experiments.base.claims import LINEAR, NEARLY, Claim, lower, measured, rising, slope, straightness
 from mooring.experiments.base.experiment import Cell, Experiment, Panel, Preset, Table, grid
 from mooring.experiments.base.results import Results, of

@@ -7,8 +7,8 @@ import numpy as np
 from mooring.algorithms.kernel_fedavg import KernelFedAvg
 from mooring.algorithms.kernel_fedprox import KernelFedProx
 from mooring.data.generators import LinearKernel
-from mooring.engines.loop import TrainingPlan
 from mooring.engines.simulate import simulate
+from mooring.engines.training_state import TrainingPlan
 from mooring.experiments.base.experiment import Preset
 from mooring.experiments.base.results import Ref, of
 from mooring.tasks.linear import Linear

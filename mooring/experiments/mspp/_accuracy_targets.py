@@ -19,8 +19,8 @@ from mooring.core.cohort import Rows
 from mooring.data.clients import Clients
 from mooring.data.generators import BagOfWords
 from mooring.data.image_datasets import load_image_dataset
-from mooring.engines.loop import TrainingPlan
 from mooring.engines.simulate import RoundSnapshot, simulate
+from mooring.engines.training_state import TrainingPlan
 from mooring.experiments.networks import MakeNetwork, cnn, lstm, mlp
 from mooring.experiments.training_curves import to_single_precision
 from mooring.tasks.network import NetworkTask
@@ -117,7 +117,7 @@ def track(algorithm: Any, task: NetworkTask, clients: Clients, problem: Problem,
         return accuracy[-1] >= enough
 
     done = simulate(algorithm, task, clients, plan, weights="uniform", settled=True, watch=watch)
-    gradients = [record["gradients"] for record in done.outcome.progress.records]
+    gradients = [record["gradients"] for record in done.outcome.state.records]
     return Track(np.array(accuracy), np.cumsum(gradients, dtype=float))
 
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from mooring.algorithms.fedmspp import FedMSPP
 from mooring.algorithms.fedprox import FedProx
 from mooring.data.clients import BINARY, Clients, from_arrays
-from mooring.engines.loop import TrainingPlan
 from mooring.engines.simulate import simulate
+from mooring.engines.training_state import TrainingPlan
 from mooring.experiments.base.claims import Claim, every, lower, slope
 from mooring.experiments.base.experiment import Cell, Experiment, Panel, Preset, Table
 from mooring.experiments.base.results import of

@@ -1,0 +1,167 @@
+"""What `fit` returns: models, predictions and tables in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from mooring.core.errors import RequestError
+from mooring.core.score_sentences import describe_scores
+from mooring.data.clients import REGRESSION
+from mooring.engines.coefficients import coefficient_table, read_scaling
+from mooring.engines.exchange import BEST
+from mooring.engines.exported_models import make_estimator
+from mooring.engines.prepare import Job
+from mooring.engines.training_state import TrainingOutcome
+from mooring.runs.directory import (
+    RunDirectory,
+)
+from mooring.tasks.network import NetworkTask, build_module
+
+MAX_SHOWN_CLIENTS = 4  # clients that a result shows when it is printed
+
+
+@dataclass(frozen=True)
+class RoundModels:
+    """What a federation uses after a round: its models, and their losses in the target's own units."""
+
+    t: int
+    common: Tensor  # [d]
+    models: Tensor | None  # [m, d]; None where each client keeps its own
+    validation: Tensor  # [m]
+    test: Tensor  # [m]
+    alpha: Tensor | None  # [m], the own model's share in a mixture; None for methods without one
+
+
+@dataclass(frozen=True)
+class TrainedModels:
+    """A method's result after its last round and after its best, which may be the same, and which of them is kept."""
+
+    algorithm: Any
+    outcome: TrainingOutcome
+    checkpoint: str
+    last: RoundModels
+    best: RoundModels
+
+    @property
+    def used(self) -> RoundModels:
+        return self.best if self.checkpoint == BEST else self.last
+
+    @property
+    def common(self) -> Tensor:
+        return self.used.common
+
+    @property
+    def models(self) -> Any:
+        return self.used.models
+
+    @property
+    def validation(self) -> Tensor:
+        return self.used.validation
+
+    @property
+    def test(self) -> Tensor:
+        return self.used.test
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """What `fit` returns. Losses are averages over test rows of the models that clients would deploy."""
+
+    job: Job
+    trained: TrainedModels
+    summary: dict[
+        str, Any
+    ]  # metric; local, pooled, personal: test losses; improvement_over_local, ...; checkpoint; rounds
+    clients: pd.DataFrame
+    rounds: pd.DataFrame
+    run: Path | None
+
+    @property
+    def notes(self) -> list[str]:
+        """What was done to the data."""
+        return list(self.job.clients.notes)
+
+    def __repr__(self) -> str:
+        """Ten lines at most: what was trained, its scores, some clients, where it lies."""
+        summary, clients = self.summary, self.clients
+        kept = summary[f"{summary['checkpoint']}_round"]
+        lines = [
+            f"{self.trained.algorithm.name} on {self.job.clients.title or 'clients'}: {len(clients)} clients, "
+            f"{summary['last_round']} rounds (kept: {kept})",
+            *describe_scores(summary),
+            *(f"  {row['client']}: {row['rows']} rows, {row['personal']:.4g}" for row in self._few()),
+            *(
+                [f"  ... and {len(clients) - MAX_SHOWN_CLIENTS} more in .clients"]
+                if len(clients) > MAX_SHOWN_CLIENTS
+                else []
+            ),
+            f"run: {self.run}" if self.run else "not written; give out= to keep it",
+        ]
+        return "\n".join(lines)
+
+    def _few(self) -> list[Any]:
+        return self.clients.head(MAX_SHOWN_CLIENTS).to_dict("records")
+
+    @property
+    def models(self) -> dict[str, Tensor]:
+        """Every client's parameter vector by name."""
+        return {name: self._model(name) for name in self.clients["client"]}
+
+    def _model(self, client: str | None) -> Tensor:
+        """A client's parameter vector, or the global one."""
+        if client is None:
+            return self.trained.common
+        names = list(self.clients["client"])
+        if client not in names:
+            raise RequestError(f"unknown client {client!r}; the run has {len(names)}, such as {', '.join(names[:5])}.")
+        if self.trained.models is None:
+            raise RequestError(f"client {client!r} keeps its own model; only the global one is here.")
+        return self.trained.models[names.index(client)]
+
+    def predict(self, x: Any, client: str | None = None) -> Tensor:
+        """Predictions at rows x by a client's model (default: the global one); a regression in the target's units."""
+        w = self._model(client)
+        inputs = torch.as_tensor(x)
+        inputs = inputs.to(self.job.task.dtype) if inputs.dtype.is_floating_point else inputs
+        return to_target_units(self.job.clients, self.job.task.predict(w[None], inputs[None])[0])
+
+    def module(self, client: str | None = None) -> nn.Module:
+        """A client's network (default: the global one), ready to be used: in evaluation mode, and answering in the
+        target's own units; classes and labels come as logits."""
+        clients = self.job.clients
+        return build_module(self.job.task, self._model(client), clients.target_mean, clients.target_scale)
+
+    def model(self, client: str | None = None) -> Any:
+        """A client's model (default: the global one), ready to be used: a network, or for linear and logistic tasks an
+        estimator of scikit-learn's on the encoded columns in the units of the data."""
+        if isinstance(self.job.task, NetworkTask):
+            return self.module(client)
+        clients = self.job.clients
+        return make_estimator(self.job.task, self._model(client), read_scaling(clients), clients.kind)
+
+    @property
+    def coefficients(self) -> pd.DataFrame:
+        """One row per client and term in the units of the data: coefficient, global, deviation."""
+        names = list(self.clients["client"])
+        scaling = read_scaling(self.job.clients)
+        return coefficient_table(self.job.task, scaling, self.trained.common, self.trained.models, names)
+
+
+def as_json(result: FitResult | RunDirectory) -> dict[str, Any]:
+    """The object that `mooring fit --json` prints, of a fit or of the run directory of one."""
+    path = result.path if isinstance(result, RunDirectory) else result.run
+    clients = result.clients.dropna(axis="columns", how="all") if isinstance(result, RunDirectory) else result.clients
+    return {"summary": result.summary, "clients": clients.to_dict("records"), "run": str(path)}
+
+
+def to_target_units(clients: Any, prediction: Tensor) -> Tensor:
+    """A standardised prediction in the target's own units; probabilities as they are."""
+    if clients.kind != REGRESSION:
+        return prediction
+    return prediction * clients.target_scale + clients.target_mean

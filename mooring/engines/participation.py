@@ -1,0 +1,56 @@
+"""Which clients take part in a round."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mooring.core.errors import RequestError
+from mooring.core.seeds import add_mixed_counter, mix_counter, random_words, words_below
+from mooring.engines.training_state import TrainingPlan
+
+COHORT_DRAW_CLIENTS = 1 << 16  # clients of a large population whose random words are drawn at once
+
+
+def sample_cohort(plan: TrainingPlan, keys: np.ndarray, t: int) -> Tensor:
+    """The clients of round t: uniform, without replacement, the same for every method under one seed."""
+    return draw_cohort(plan, mix_counter(keys), t)
+
+
+def draw_cohort(plan: TrainingPlan, mixed_keys: np.ndarray, t: int) -> Tensor:
+    """`sample_cohort`, given mix_counter(keys): the clients with the lowest random words."""
+    state, m = random_words(plan.seed, "participation", t), len(mixed_keys)
+    count = cohort_size(plan, m)
+    share = (count + 6 * count**0.5 + 10) / m  # hardly ever are fewer than `count` words in the lowest share
+    places, words = _lowest_words(state, mixed_keys, share) if share < 0.5 else (np.zeros(0, int), np.zeros(0))
+    if len(places) < count:
+        places, words = np.arange(m), add_mixed_counter(state, mixed_keys)
+    return torch.from_numpy(np.sort(places[np.argsort(words, kind="stable")[:count]]))
+
+
+def _lowest_words(state: np.ndarray, mixed_keys: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
+    """The places and words of the clients whose words are in the lowest `share`, by pieces that fit the cache."""
+    places, words, room = [], [], np.empty((2, min(COHORT_DRAW_CLIENTS, len(mixed_keys))), np.uint64)
+    for begin in range(0, len(mixed_keys), COHORT_DRAW_CLIENTS):
+        piece = mixed_keys[begin : begin + COHORT_DRAW_CLIENTS]
+        low, word = words_below(state, piece, int(share * 2.0**64), room)
+        places.append(begin + low)
+        words.append(word)
+    return np.concatenate(places), np.concatenate(words)
+
+
+def cohort_size(plan: TrainingPlan, m: int) -> int:
+    """How many of m clients take part in a round."""
+    count = round(plan.participation * m) if plan.participation <= 1 else int(plan.participation)
+    if count > m:
+        raise RequestError(f"participation asks for {count} clients, but there are {m}.")
+    return max(count, 1)
+
+
+def check_participation(algorithm: Any, plan: TrainingPlan, m: int) -> None:
+    """Refuse partial participation where the algorithm needs every client."""
+    if cohort_size(plan, m) < m and (algorithm.full_participation or algorithm.pooled):
+        raise RequestError(f"{algorithm.name} needs every client in every round; set participation = 1.")
