@@ -3,9 +3,9 @@
     trial(seed=..., **point, **settings) -> {name: a number, or a list for a curve}
 
 or a generator that returns such values and yields a request per round to its caller (`simulation_steps`). A trial
-generates its data from its seed, so that methods see the same data at the same seed, and is a pure function of its arguments,
-which are part of the key of its results. Everything that changes a number is a coordinate of the point, a setting or
-code, never the name of a preset.
+generates its data from its seed, so that methods see the same data at the same seed, and is a pure function of its
+arguments, which are part of the key of its results. Everything that changes a number is a coordinate of the point, a
+setting or code, never the name of a preset.
 """
 
 from __future__ import annotations
