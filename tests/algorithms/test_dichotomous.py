@@ -3,12 +3,15 @@
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from mooring.algorithms.base import build
 from mooring.algorithms.dichotomous import split_rows
 from mooring.core.errors import RequestError
+from mooring.core.seeds import uniforms
 from mooring.data.clients import from_arrays
 from mooring.tasks.linear import Linear
+from mooring.tasks.network import NetworkTask
 from mooring.tasks.sigmoid import Sigmoid
 from tests.support.problems import PROBLEMS, linear_clients, logistic_clients, settled_simulator, simulate
 
@@ -31,7 +34,7 @@ def test_known_r_switches_once_and_exactly_at_the_threshold():
     for radius in border * np.array([0, 0.5, 1 - 1e-9, 1 + 1e-9, 2, 100]):
         fields = {"variant": "known_r", "radius": float(radius), "mu": 0.5, "ell_max": 2.0, "ridge": 0.0}
         *_, exchange = run(fields)
-        decisions.append(exchange.states.fields.alone.tolist())
+        decisions.append(exchange.states.fields.uses_local.tolist())
     assert decisions == [[False] * 5] * 3 + [[True] * 5] * 3
     _, alone, _ = simulate(build("local", {"ridge": 0.0}), task, clients)
     torch.testing.assert_close(run(fields)[3], alone)
@@ -47,7 +50,7 @@ def test_known_r_estimates_what_it_is_not_told():
         radius = {}
         for unit in ("system", "client"):
             *_, exchange = run({"variant": "known_r", "unit": unit, "ridge": 0.0}, problem)
-            assert bool((exchange.states.fields.alone == verdict).all())
+            assert bool((exchange.states.fields.uses_local == verdict).all())
             radius[unit] = exchange.algorithm.radius
         assert 0 <= radius["system"] <= radius["client"]
 
@@ -97,7 +100,7 @@ def test_sample_splitting_uses_separate_rows():
     _, _, server, models, exchange = run(fields, seed=3)
     torch.testing.assert_close(server.w, task.solve(shared.pooled(clients.weights()))[0])
     fits = task.prox(torch.zeros(1, 4, dtype=torch.float64), 0.0, own.full(task))
-    expected = torch.where(exchange.states.fields.alone[:, None], fits, server.w)
+    expected = torch.where(exchange.states.fields.uses_local[:, None], fits, server.w)
     torch.testing.assert_close(models, expected)
 
 
@@ -134,14 +137,54 @@ def test_clients_without_validation_rows_follow_the_system():
     parts = [np.array(["train"] * 8 + ["validation"] * 4)] * 3 + [np.full(12, "train")]
     problem = (Linear(2), from_arrays(xs, ys, parts=parts))
     *_, exchange = run({"unit": "client", "ridge": 0.0}, problem)
-    assert exchange.states.fields.alone.tolist() == [True] * 4
+    assert exchange.states.fields.uses_local.tolist() == [True] * 4
     with pytest.raises(RequestError, match="variant = 'full_data' chooses on validation rows, but there are none"):
         run({"ridge": 0.0}, (Linear(2), from_arrays(xs, ys)))
 
 
-def test_needs_exact_solvers():
-    with pytest.raises(RequestError, match="dichotomous needs a task with 'prox', and task 'sigmoid' has none"):
-        settled_simulator(build("dichotomous", {}), Sigmoid(3), logistic_clients())
+def test_known_r_needs_curvature():
     with pytest.raises(RequestError, match="Dichotomous: variant = 'known_r' needs every client's loss to be strongly"):
         fields = {"variant": "known_r", "radius": 1.0}
         settled_simulator(build("dichotomous", fields), Linear(3), linear_clients(sizes=[4, 5, 6, 7, 8]))
+
+
+WORK = {"eta": 0.1, "steps": 5, "batch": 4}
+
+
+@pytest.mark.parametrize("unit", ["system", "client"])
+@pytest.mark.parametrize("problem", ["sigmoid", "network"])
+def test_without_solvers_local_training_competes_with_fedavg(problem, unit):
+    """After every round the choice is that between Local's and FedAvg's models, on validation rows."""
+    clients = logistic_clients()
+    task = (
+        Sigmoid(3)
+        if problem == "sigmoid"
+        else NetworkTask(lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double())
+    )
+    for rounds in (1, 4):
+        chosen, models, exchange = simulate(
+            build("dichotomous", {"unit": unit, "ridge": 0.2, **WORK}), task, clients, rounds=rounds, seed=3
+        )
+        local = simulate(build("local", {"ridge": 0.2, "inner": "sgd", **WORK}), task, clients, rounds=rounds, seed=3)[
+            1
+        ]
+        fedavg = simulate(build("fedavg", WORK), task, clients, rounds=rounds, seed=3)[0].w
+        torch.testing.assert_close(chosen.w, fedavg)
+        gap = risks(task, clients, fedavg.expand_as(local)) - risks(task, clients, local)
+        better = gap > 0 if unit == "client" else ((clients.weights() * gap).sum() > 0).expand(len(gap))
+        assert exchange.algorithm.inner == "sgd"
+        assert exchange.states.fields.uses_local.tolist() == better.tolist()
+        torch.testing.assert_close(models, torch.where(better[:, None], local, fedavg))
+
+
+def test_a_network_is_split_alike_in_every_round():
+    """Rows of the local half never reach the global model: changing them leaves it as it is."""
+    clients = logistic_clients()
+    fields = {"variant": "sample_split", "fraction": 0.5, "ridge": 0.0, **WORK}
+    before = simulate(build("dichotomous", fields), Sigmoid(3), clients, rounds=3, seed=3)[0].w
+    for i, key in enumerate(clients.keys):
+        rows = clients.train.of(i)[1]
+        draw = uniforms(3, "algorithm", key, np.arange(len(rows)))
+        rows[torch.from_numpy(np.argsort(draw, kind="stable")[: round(0.5 * len(rows))])] ^= 1
+    after = simulate(build("dichotomous", fields), Sigmoid(3), clients, rounds=3, seed=3)[0].w
+    assert torch.equal(before, after)

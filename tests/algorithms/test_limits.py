@@ -98,7 +98,7 @@ def test_without_a_pull_few_rows_give_the_local_fit(problem):
         task,
         clients,
     )
-    assert bool(torch.isfinite(alone).all()) and bool(exchange.states.fields.alone.all())
+    assert bool(torch.isfinite(alone).all()) and bool(exchange.states.fields.uses_local.all())
     torch.testing.assert_close(moored, alone, rtol=0, atol=1e-4 if problem == "logistic" else 1e-9)
     torch.testing.assert_close(either, alone, rtol=0, atol=1e-4 if problem == "logistic" else 1e-9)
     for i in (0, 1, 3):

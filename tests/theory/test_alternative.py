@@ -17,14 +17,14 @@ def test_switches_once_and_exactly_at_the_threshold():
     threshold = theory.threshold_squared(0.5, 2.0, n)
     assert threshold == pytest.approx(2.0 * 3 / (0.5 * 100))
     radius = sqrt(threshold)
-    assert theory.choose_model(radius * (1 - 1e-12), 0.5, 2.0, n) == "common"
-    assert theory.choose_model(radius * (1 + 1e-12), 0.5, 2.0, n) == "alone"
+    assert theory.choose_model(radius * (1 - 1e-12), 0.5, 2.0, n) == "global"
+    assert theory.choose_model(radius * (1 + 1e-12), 0.5, 2.0, n) == "local"
     decisions = [theory.choose_model(r, 0.5, 2.0, n) for r in np.linspace(0, 2, 400)]
-    assert decisions == ["common"] * decisions.count("common") + ["alone"] * decisions.count("alone")
-    assert set(decisions) == {"common", "alone"}
+    assert decisions == ["global"] * decisions.count("global") + ["local"] * decisions.count("local")
+    assert set(decisions) == {"global", "local"}
     exact = np.array([1, 1, 2])  # threshold 1 * 3/(0.75 * 4) = 1, exact in floating point
-    assert theory.choose_model(1.0, 0.75, 1.0, exact) == "common"
-    assert theory.choose_model(np.nextafter(1.0, 2.0), 0.75, 1.0, exact) == "alone"
+    assert theory.choose_model(1.0, 0.75, 1.0, exact) == "global"
+    assert theory.choose_model(np.nextafter(1.0, 2.0), 0.75, 1.0, exact) == "local"
 
 
 def test_threshold_for_weights():
@@ -63,10 +63,10 @@ def test_fedprox_regimes_for_equal_clients():
     for radius in np.geomspace(1e-4, 10, 60):
         r2 = radius**2
         if r2 >= m / total:
-            aer, ier = ("alone", m / total), ("alone", m / total)
+            aer, ier = ("local", m / total), ("local", m / total)
         else:
-            aer = ("middle", radius * sqrt(m / total)) if r2 >= 1 / (m * total) else ("common", 1 / total)
-            ier = ("middle", radius / sqrt(n)) if r2 >= 1 / total else ("common", sqrt(m) / total)
+            aer = ("middle", radius * sqrt(m / total)) if r2 >= 1 / (m * total) else ("global", 1 / total)
+            ier = ("middle", radius / sqrt(n)) if r2 >= 1 / total else ("global", sqrt(m) / total)
         assert theory.fedprox_aer_regime(radius, p, sizes) == (aer[0], pytest.approx(aer[1]))
         assert theory.fedprox_ier_regime(radius, sizes) == (ier[0], pytest.approx(ier[1]))
 
@@ -82,7 +82,7 @@ def test_orders_are_continuous_and_the_cases_those_of_lambda():
             below, above = (theory.fedprox_ier_regime(border * f, n).order for f in (1 - 1e-9, 1 + 1e-9))
             assert below == pytest.approx(above, rel=1e-7)
         for radius in np.geomspace(1e-4, 10, 20):
-            case = {"A": "alone", "B": "middle", "C": "common"}[lambda_aer(radius, 1.0, p, n).case]
+            case = {"A": "local", "B": "middle", "C": "global"}[lambda_aer(radius, 1.0, p, n).case]
             assert theory.fedprox_aer_regime(radius, p, n).name == case
 
 

@@ -37,7 +37,7 @@ def risks(seed: int, task: str, clients: int, relative: float, samples: int) -> 
     together, alone = given.task.solve(rows.pooled(p))[0], given.task.solve(rows.full(given.task))
     lam = lambda_aer(given.radius, given.mu, p.numpy(), n).lam
     # In units of noise/mu the threshold ell_max m/(mu N) of Corollary 3.1 is m/N.
-    chosen = together if choose_model(given.radius, 1.0, 1.0, n) == "common" else alone
+    chosen = together if choose_model(given.radius, 1.0, 1.0, n) == "global" else alone
     models = (together, alone, minimize_objective(given.task, lam, p, rows).v, chosen)
     found = dict(zip(METHODS, models))
     worst = {f"worst {name}": float(given.clients.truth.excess_risk(v).max()) for name, v in found.items()}
