@@ -286,7 +286,7 @@ TITLES = {
     "training": "Training: how a run goes on",
     "advice": "Advice: what counts as a difference, and how sure to be",
 }
-PAGE_HEADER = """# All options
+PAGE_HEADER = """# Options
 
 An option has the same meaning as a flag, in a run file and in Python: `--min-rows 10`, `min_rows = 10` in the section
 `[data]` of `run.toml`, `mooring.fit(..., min_rows=10)`. Where a source is a run file, flags and arguments override what

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any
 
-ASK_ADVISE = "`mooring advise` uses all rows to recommend a model for each client."
+ASK_ADVISE = "`mooring advise` uses all rows, and tries nonlinear columns, to recommend a model for each client."
 BASELINES = {"local": "local models", "pooled": "the pooled model"}
 
 

@@ -27,7 +27,7 @@ EMBEDDED_TABLES = {
         "parkinsons.csv", "subject", "total_UPDRS", "Parkinson symptoms of 42 patients, by voice"
     ),
 }
-IMAGES = "mooring.data.image_datasets"  # its `named_images(name, data_dir=..., **options)` loads all that is no table
+IMAGES = "mooring.data.image_datasets"  # its `load_image_dataset` loads all that is no table
 SUMMARIES = {
     "digits": "1,797 handwritten digits, 8 x 8",
     "mnist": "70,000 handwritten digits, 28 x 28",
@@ -77,7 +77,7 @@ def table_path(name: str) -> Path:
 
 
 def load_dataset(name: str, data_dir: str | Path | None = None, **options: Any) -> Clients:
-    """The data set `name`, which is no table; `options` are those of `named_images`. `sources.load` reads tables."""
+    """The data set `name`, which is no table; `options` are those of `load_image_dataset`."""
     require_known_dataset(name)
     if name in EMBEDDED_TABLES:
         raise RequestError(f"data set '{name}' is a table; load it like a file.")

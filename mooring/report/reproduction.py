@@ -17,7 +17,7 @@ from mooring.report.markdown import format_brief, format_key_number, format_numb
 from mooring.report.terminal import Display
 from mooring.runs.atomic_files import make_synced_folder, read_json, write_atomically
 
-HEAD = """# Reproduction of the five papers
+HEAD = """# Reproduction of the papers
 
 Sentences of the papers are registered as claims before the run that decides them: the quotation, the test with its
 threshold, the data, clients, rounds, repeats and seeds stand in `mooring/experiments/<paper>/claims.toml`. A
@@ -33,7 +33,7 @@ registration changes only as a new version with a reason. The words:
 "linear" a squared correlation of at least 0.95. Data are the *paper's data* (its generators count), *part of it*, or a
 *stand-in*; a run on stand-in data is a smoke test and never *held*. `mooring reproduce ID --preset ...` runs an
 experiment again; these pages are written by `mooring reproduce ... --page` from the records. Results from before the
-registration are folded on the papers' pages. The papers stand in [papers.md](papers.md).
+registration are folded on the papers' pages. The papers are listed on [Papers](papers.md).
 """
 HISTORY = "history.json"  # results from before the registration
 HELD, CONTRADICTED, OPEN = DECIDED = ("held", "contradicted", "open")

@@ -49,7 +49,7 @@ PLAN_DESCRIPTIONS = {
     "tuned": "the global model after local steps",
 }
 THEORY_AND_DATA = "`mooring advise` compares the models on held-out rows; where the two differ, go with the data."
-TERMINAL_SENTENCES = ("losses", "rows_needed", "contributions", "outliers")  # the report has the others
+TERMINAL_SENTENCES = ("losses", "shape", "rows_needed", "contributions", "outliers")  # the report has the others
 
 
 def show_run(display: Display, run: str | Path, per_client: bool = False) -> None:

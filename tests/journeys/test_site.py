@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import yaml
 
+from mooring.reference_pages import format_algorithms, format_commands
 from tests.journeys.pages import run_page
 from tests.support.repository import ROOT
 
@@ -27,7 +28,20 @@ ELSEWHERE = {  # pages that other tests go through, or that only show what is do
     "options.md": "tests/test_options.py",
     "output-files.md": "tests/runs/test_output_files.py",
 }
-HERE = ["comparing.md", "quickstart.md", "privacy.md", "reading-the-report.md"]
+HERE = [
+    "coming-from-flower.md",
+    "coming-from-pfllib.md",
+    "comparing.md",
+    "install.md",
+    "privacy.md",
+    "quickstart-python.md",
+    "quickstart.md",
+    "reading-the-report.md",
+]
+MAX_WORDS = 1_200  # of a page that is no reference
+REFERENCE = ["algorithms", "commands", "glossary", "options", "output-files", "papers", "python-api"]
+LONG = ["advice", "architecture", "deploying", "experiments", "maths", "privacy", "reliability", "reproduction"]
+LONG += ["tables"]
 
 
 def visits():
@@ -62,9 +76,40 @@ def test_a_notebook_runs(book, tmp_path, monkeypatch, capsys):
 
 
 def test_every_page_is_in_the_site_and_every_command_is_tried():
-    listed = re.findall(r"[\w-]+\.md", (ROOT / "mkdocs.yml").read_text())
-    pages = {path.name: path.read_text() for path in (ROOT / "docs").glob("*.md")}
+    listed = re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text())
+    pages = {path.relative_to(ROOT / "docs").as_posix(): path.read_text() for path in (ROOT / "docs").rglob("*.md")}
     assert sorted(listed) == sorted(pages)
     assert yaml.safe_load((ROOT / "mkdocs.yml").read_text())["theme"]["font"] is False
     shows = {name for name, text in pages.items() if re.search(r"^    mooring |^```python", text, re.M)}
     assert shows <= {*ELSEWHERE, *HERE}, "a page whose commands nobody tries"
+
+
+def titles():
+    """The first heading of every page."""
+    return {path.name: path.read_text().partition("\n")[0] for path in (ROOT / "docs").glob("*.md")}
+
+
+def test_titles_are_unique_and_links_use_them():
+    """Navigation takes titles from the pages' first headings; links to whole pages have the same text."""
+    names = {page: heading.removeprefix("# ") for page, heading in titles().items()}
+    assert all(heading.startswith("# ") for heading in titles().values())
+    assert len(set(names.values())) == len(names)
+    wrong = [
+        f"{path.name}: [{text}]({page}) is called {names[page]}"
+        for path in (ROOT / "docs").glob("*.md")
+        for text, page in re.findall(r"\[([^\]]+)\]\(([\w-]+\.md)\)", path.read_text())
+        if " ".join(text.split()).casefold() != names[page].casefold() and text not in ("More", "one file")
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("page", sorted(titles()))
+def test_pages_are_short(page):
+    if page.removesuffix(".md") in [*REFERENCE, *LONG]:
+        return
+    assert len((ROOT / "docs" / page).read_text().split()) <= MAX_WORDS
+
+
+def test_reference_pages_are_current():
+    for name, make in {"commands.md": format_commands, "algorithms.md": format_algorithms}.items():
+        assert (ROOT / "docs" / name).read_text() == make(), f"write docs/{name} again; its first lines show how"
