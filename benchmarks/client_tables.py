@@ -14,7 +14,8 @@ from torch import Tensor
 from mooring.data.datasets import EMBEDDED_TABLES
 from mooring.data.table_sources import read_source
 from mooring.engines.fit import fit
-from mooring.engines.flower.client_node import RESULT_DIR, run_digest
+from mooring.engines.flower.client_node import run_digest
+from mooring.engines.flower.client_requests import RESULT_DIR
 from mooring.engines.flower.federation import server_folder
 from mooring.engines.request import request
 from mooring.runs.directory import open_run
@@ -32,7 +33,7 @@ def write(name: str, folder: Path, clients: int) -> None:
         mine.to_csv(folder / "tables" / f"{who}.csv", index=False)
     (folder / "run.toml").write_text(
         f'[data]\nsource = "{(folder / "tables").resolve()}"\ntarget = "{about.target}"\n\n'
-        f'[algorithm]\nname = "fedprox_personal"\n\n[training]\nrounds = {ROUNDS}\nkeep = "last"\nthreads = 1\n'
+        f'[algorithm]\nname = "fedprox_personal"\n\n[training]\nrounds = {ROUNDS}\ncheckpoint = "last"\nthreads = 1\n'
     )
 
 

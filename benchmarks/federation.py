@@ -14,7 +14,6 @@ The app by hand is what Flower's own tutorial does: `FedAvg.start` and a stock n
 from __future__ import annotations
 
 import argparse
-import hashlib
 import itertools
 import json
 import multiprocessing
@@ -31,8 +30,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from mooring.engines.flower import federation, join, keys, processes, superlink
-from mooring.engines.flower.app_files import APP_PYPROJECT
+from mooring.engines.flower import child_process, federation, join, keys, superlink
+from mooring.engines.flower.superlink import APP_PYPROJECT
 from mooring.runs.directory import open_run
 
 COLUMNS, ROWS, STEPS, ETA = 5, 100, 10, 0.05
@@ -122,7 +121,7 @@ def with_mooring(folder: Path, tables: Path, rounds: int, evaluate: int, embedde
             told.append(time.monotonic())
             used.append(watch.usage())
 
-    files, port, key_folder = sorted(tables.iterdir()), processes.find_free_port(), folder / "keys"
+    files, port, key_folder = sorted(tables.iterdir()), child_process.find_free_port(), folder / "keys"
     keys.init(key_folder, [file.stem for file in files])
     fork = multiprocessing.get_context("fork").Process  # so that Python and its modules are not loaded for each
     clients = [fork(target=client, args=(run, file, folder, port, embedded)) for file in files]
@@ -135,9 +134,9 @@ def with_mooring(folder: Path, tables: Path, rounds: int, evaluate: int, embedde
             key_folder=key_folder,
             port=port,
             clients=len(files),
-            lasting=False,
-            say=quiet,
-            tell=tell,
+            persistent=False,
+            report=quiet,
+            on_progress=tell,
         )
         for one in clients:
             one.join(60)
@@ -151,7 +150,9 @@ def with_mooring(folder: Path, tables: Path, rounds: int, evaluate: int, embedde
 def client(run: Path, file: Path, folder: Path, port: int, embedded: bool) -> None:
     """What `mooring join` does."""
     ca, key = folder / "keys" / keys.CA, folder / "keys" / keys.CLIENTS / file.stem
-    join.join(run, file, folder / file.stem, server=f"127.0.0.1:{port}", ca=ca, key=key, embedded=embedded, say=quiet)
+    join.join(
+        run, file, folder / file.stem, server=f"127.0.0.1:{port}", ca=ca, key=key, embedded=embedded, report=quiet
+    )
 
 
 def quiet(sentence: str) -> None:
@@ -160,25 +161,25 @@ def quiet(sentence: str) -> None:
 
 def by_hand(folder: Path, tables: Path, rounds: int, clients: int, watch: Watch) -> Taken:
     names = [file.stem for file in sorted(tables.iterdir())]
-    key_folder, port = folder / "keys", processes.find_free_port()
+    key_folder, port = folder / "keys", child_process.find_free_port()
     keys.init(key_folder, names)
     told: list[float] = []
     used: list[Used] = []
     with ExitStack() as stack:
-        link = stack.enter_context(superlink.superlink(folder, "127.0.0.1", port, key_folder, False))
+        link = stack.enter_context(superlink.start_superlink(folder, "127.0.0.1", port, key_folder, False))
         control = superlink.control_client(link)
-        superlink.synchronize(control, keys.enrolled_keys(key_folder), quiet)
+        superlink.synchronize_keys(control, keys.enrolled_keys(key_folder), quiet)
         for name in names:
-            words = [processes.CHILD_MODULE, "supernode", "--superlink", link.address]
+            words = [child_process.CHILD_MODULE, "supernode", "--superlink", link.address]
             words += ["--root-certificates", str(link.ca)]
             words += ["--node-config", f'data="{tables / name}.csv"', "--host", "127.0.0.1"]
             words += [
                 "--port",
-                str(processes.find_free_port()),
+                str(child_process.find_free_port()),
                 "--auth-supernode-private-key",
                 str(key_folder / "clients" / name),
             ]
-            stack.enter_context(processes.process(words, folder / "homes" / name, folder / f"{name}.log"))
+            stack.enter_context(child_process.start_process(words, folder / "homes" / name, folder / f"{name}.log"))
         progress = folder / "progress.jsonl"
         start(control, {"clients": str(clients), "rounds": str(rounds), "progress": str(progress)})
         with federation.follow_json_lines(progress) as lines:
@@ -195,21 +196,13 @@ def by_hand(folder: Path, tables: Path, rounds: int, clients: int, watch: Watch)
 
 def start(control: Any, config: dict[str, str]) -> None:
     """The app by hand, as a run."""
-    from flwr.cli.build import build_fab_from_files
-    from flwr.common.serde import fab_to_proto, user_config_to_proto
-    from flwr.proto.control_pb2 import StartRunRequest
-    from flwr.supercore.fab import Fab
-
     about = (
         APP_PYPROJECT.replace("mooring_app", "hand")
         .replace("mooring-app", "hand")
         .replace('run = ""\n', 'rounds = ""\n')
     )
     files = {"pyproject.toml": about, "hand/__init__.py": "", "hand/server.py": SERVER, "hand/client.py": CLIENT}
-    content, _ = build_fab_from_files({name: text.encode() for name, text in files.items()})
-    fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
-    given: dict[str, Any] = dict(config)
-    control.StartRun(StartRunRequest(fab=fab_to_proto(fab), override_config=user_config_to_proto(given)))
+    control.start_run(files, config)
 
 
 class Used(NamedTuple):

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from mooring.engines.flower import federation, join, keys, processes
+from mooring.engines.flower import child_process, federation, join, keys
 from mooring.runs.directory import open_run
 
 ROWS, COLUMNS = 20, 5
@@ -57,7 +57,7 @@ def join_all(run: Path, files: list[Path], folder: Path, port: int) -> None:
             key=folder / "keys" / keys.CLIENTS / file.stem,
             peers=folder / "keys" / keys.PEERS,
             embedded=True,
-            say=quiet,
+            report=quiet,
         )
 
     threads = [threading.Thread(target=join_client, args=(file,), daemon=True) for file in files]
@@ -96,7 +96,7 @@ def measure(clients: int, rounds: int, secure: bool) -> dict[str, Any]:
             f"[training]\nrounds = {rounds}\nevaluate_every = 1\nbaselines = false\nthreads = 1\n[federation]\n"
             f"clients = {clients}\nsecure = {str(secure).lower()}\n"
         )
-        port, ticks = processes.find_free_port(), list[tuple[int, float, float]]()
+        port, ticks = child_process.find_free_port(), list[tuple[int, float, float]]()
         context = multiprocessing.get_context("spawn")
         groups = [files[k : k + CLIENTS_PER_PROCESS] for k in range(0, clients, CLIENTS_PER_PROCESS)]
         started = [context.Process(target=join_all, args=(run, group, folder, port), daemon=True) for group in groups]
@@ -108,7 +108,9 @@ def measure(clients: int, rounds: int, secure: bool) -> dict[str, Any]:
 
         begun = time.monotonic()
         out = folder / "out"
-        federation.serve(run, out, key_folder=folder / "keys", port=port, clients=clients, say=quiet, tell=tell)
+        federation.serve(
+            run, out, key_folder=folder / "keys", port=port, clients=clients, report=quiet, on_progress=tell
+        )
         seconds = json.loads((out / "seconds.json").read_text())["rounds"]
         first, last = ticks[0], ticks[-1]
         cpu = (last[2] - first[2]) / max(last[0] - first[0], 1) / clients

@@ -20,7 +20,8 @@ import tomli_w
 from benchmarks.client_tables import compare, difference
 from mooring.advice.advise import advise
 from mooring.algorithms.base import algorithm_names, find
-from mooring.engines.flower.client_node import RESULT_DIR, run_digest
+from mooring.engines.flower.client_node import run_digest
+from mooring.engines.flower.client_requests import RESULT_DIR
 from mooring.engines.flower.federation import server_folder
 from mooring.engines.request import read_federation_request
 from mooring.runs.directory import open_run

@@ -31,12 +31,21 @@ FederationOut = Annotated[
     Path | None, typer.Option("--out", metavar="PATH", help="The run directory. [runs/NAME-federation]")
 ]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Connect without TLS, on this machine only.")]
+RunArguments = Annotated[list[Path], typer.Argument(hidden=True, metavar="RUN...")]
 Embedded = Annotated[
     bool, typer.Option("--embedded", help="Answer in this process, not through Flower's own node: quicker.")
 ]
 
 
 LogFormat = Annotated[str, typer.Option("--log-format", help="Lines on standard error: text or json.")]
+
+
+def find_apps() -> Any:
+    """Return the Flower apps by the purpose of a run."""
+    from mooring.advice.remote.flower_app import APPS
+    from mooring.engines.flower.superlink import FIT_APPS
+
+    return {**FIT_APPS, "advise": APPS}
 
 
 def make_private() -> None:
@@ -52,7 +61,7 @@ def event_log(format_: str) -> EventLog:
 
 @app.command(epilog="Example: mooring serve run.toml --keys keys --host 0.0.0.0 --num-clients 3 --out runs/three")
 def serve(
-    run: RunArgument,
+    run: RunArguments,
     out: FederationOut = None,
     clients: Annotated[
         int | None, typer.Option("--num-clients", help="Number of clients. [as in [federation]]", show_default=False)
@@ -67,27 +76,29 @@ def serve(
 ) -> None:
     """Serve a federation whose clients join over the network.
 
-    RUN is a run file. Rows stay with the clients. What their messages reveal depends on the algorithm, and some reveal
-    personal models: see `reveals` in `mooring list algorithms`. With `secure = true` in [federation] the server sees
-    sums of messages only. After a crash, the same command continues.
+    RUN is a run file; several are served one after another, each in its own folder of OUT. Rows stay with the clients.
+    What their messages reveal depends on the algorithm, and some reveal personal models: see `reveals` in `mooring list
+    algorithms`. With `secure = true` in [federation] the server sees sums of messages only. After a crash, the same
+    command resumes.
     """
-    from mooring.engines.flower.federation import serve as lead
+    from mooring.engines.flower.federation import serve as serve_runs
     from mooring.report.terminal import Display
 
     make_private()
     display, log = Display(json_), event_log(log_format)
-    out = out or Path("runs") / f"{run.stem}-federation"
-    with display.progress() as tell:
-        lead(
+    out = out or Path("runs") / f"{run[0].stem}-federation"
+    with display.progress() as on_progress:
+        directories = serve_runs(
             run, out, key_folder=key_folder, host=host, port=port, insecure=insecure, clients=clients, trust=trust_code,
-            say=log.say, tell=log.follow(tell),
+            apps=find_apps(), report=log.say, on_progress=log.follow(on_progress),
         )  # fmt: skip
-    show_federation(display, out, json_)
+    for directory in directories:
+        show_federation(display, directory, json_)
 
 
 @app.command(epilog="Example: mooring join run.toml --data me.csv --state me --server host:9092 --ca ca.crt --key me")
 def join(
-    run: RunArgument,
+    run: RunArguments,
     data: Annotated[Path, typer.Option("--data", help="This client's own table.")],
     state: Annotated[Path, typer.Option("--state", help="Folder for what this client keeps.")],
     server: Annotated[str, typer.Option("--server", metavar="HOST:PORT", help="Where the server is.")] = (
@@ -110,25 +121,27 @@ def join(
 ) -> None:
     """Join a federation with one client's table.
 
-    RUN is the same run file as the server's. Rows stay on this machine; what the messages reveal depends on the
-    algorithm (`mooring list algorithms`). After a crash, the same command continues.
+    RUN is the same run file as the server's; with several, the client takes part in each of them. Rows stay on this
+    machine; what the messages reveal depends on the algorithm (`mooring list algorithms`). After a crash, the same
+    command resumes.
     """
     from mooring.advice.remote.client_node import AdviceClientNode
     from mooring.engines.flower.client_node import ClientNode
-    from mooring.engines.flower.join import join as take_part
+    from mooring.engines.flower.join import join as join_runs
     from mooring.report.terminal import Display
 
     make_private()
     log = event_log(log_format)
-    result = take_part(
+    results = join_runs(
         run, data, state, server=server, name=name, ca=ca, key=key, peers=peers, insecure=insecure, embedded=embedded,
-        policy=policy, trust=trust_code, kinds={"fit": ClientNode, "advise": AdviceClientNode}, say=log.say,
+        policy=policy, trust=trust_code, kinds={"fit": ClientNode, "advise": AdviceClientNode}, report=log.say,
     )  # fmt: skip
     if json_:
-        print_json(result)
+        print_json(results[0] if len(run) == 1 else results)
         return
-    sentence = result["said"] if "said" in result else describe_test_loss(result)
-    Display().say(f"{sentence}\nPredict: mooring predict {result['result']} new.csv")
+    for result in results:
+        sentence = result["said"] if "said" in result else describe_test_loss(result)
+        Display().say(f"{sentence}\nPredict: mooring predict {result['result']} new.csv")
 
 
 def describe_test_loss(result: dict[str, Any]) -> str:
@@ -168,10 +181,10 @@ def federation_up(
     make_private()
     display, log = Display(json_), event_log(log_format)
     out = out or Path("runs") / f"{run.stem}-federation"
-    with display.progress() as tell:
+    with display.progress() as on_progress:
         run_local_federation(
-            run, clients, out, embedded=embedded, insecure=insecure, trust=trust_code, say=log.say,
-            tell=log.follow(tell),
+            run, clients, out, embedded=embedded, insecure=insecure, trust=trust_code, apps=find_apps(),
+            report=log.say, on_progress=log.follow(on_progress),
         )  # fmt: skip
     show_federation(display, out, json_)
 
@@ -184,10 +197,10 @@ def federation_app(run: RunArgument, folder: Annotated[Path, typer.Argument(hidd
 
     RUN is a run file, FOLDER the app's new folder.
     """
-    from mooring.engines.flower.app_files import write_app
+    from mooring.engines.flower.superlink import write_app
     from mooring.report.terminal import Display
 
-    write_app(run, folder)
+    write_app(run, folder, find_apps())
     Display().say(
         f'`flwr run {folder} NAME --stream --run-config \'out="runs/one" clients="3"\'` starts it, NAME being a '
         "SuperLink of Flower's own config.toml."
@@ -252,9 +265,6 @@ def keys_renew(
 
 
 def key_functions() -> Any:
-    from mooring.engines.flower.processes import require_flower
-
-    require_flower()
     make_private()
     from mooring.engines.flower import keys as module
 

@@ -6,7 +6,8 @@ import torch
 pytest.importorskip("flwr", reason="flwr is not installed; the extra is mooring[flower]")
 
 from mooring.advice.advise import advise
-from mooring.engines.flower.client_node import DONE_FILE, RESULT_DIR, run_digest
+from mooring.engines.flower.client_node import run_digest
+from mooring.engines.flower.client_requests import DONE_FILE, RESULT_DIR
 from mooring.engines.flower.federation import server_folder
 from mooring.engines.request import read_federation_request
 from mooring.runs.atomic_files import read_json
@@ -27,7 +28,7 @@ def test_a_federation_of_processes_is_advised_as_the_simulator_is(name, node, tm
     here = advise(path)
     record, saved = open_run(out).advice, open_run(out).models
     assert (out / "report.html").exists()
-    assert record["headline"] == here.headline and record["words"] == here.words and saved.personal is None
+    assert record["headline"] == here.headline and record["words"] == here.fields and saved.personal is None
     torch.testing.assert_close(saved.common, here.models.global_, rtol=CLOSE, atol=CLOSE)
     rows = {row["client"]: row for row in record["clients"]}
     for i, row in here.clients.iterrows():

@@ -19,7 +19,7 @@ from mooring.advice.reporting.sentences import MODEL_PHRASES
 from mooring.core.errors import RequestError
 from mooring.data.datasets import EMBEDDED_TABLES
 from mooring.data.table_sources import read_source
-from mooring.engines.flower.client_node import DISMISSED_FILE, DONE_FILE, RESULT_DIR
+from mooring.engines.flower.client_requests import DISMISSED_FILE, DONE_FILE, RESULT_DIR
 from mooring.engines.flower.messages import Payload
 from mooring.engines.flower.messenger import Messenger
 from mooring.engines.flower.remote_rows import CallBatcher
@@ -81,7 +81,7 @@ def assert_same_advice(apart, here, close=CLOSE):
     for column in theirs.select_dtypes("number"):
         pair = (frame[column].to_numpy(float) for frame in (ours, theirs))
         np.testing.assert_allclose(*pair, rtol=1e-6, atol=1e-8, err_msg=column)
-    assert apart.headline == here.headline and apart.words == here.words
+    assert apart.headline == here.headline and apart.fields == here.fields
 
 
 class Tapped(LocalGrid):
@@ -165,7 +165,7 @@ def test_the_same_command_again_begins_again_and_ends_the_same(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        advise_federation(read_federation_request(path), grid, tmp_path / "run", tell=killed)
+        advise_federation(read_federation_request(path), grid, tmp_path / "run", on_progress=killed)
     assert (tmp_path / "run" / "run.toml").exists() and not (tmp_path / "run" / "models.safetensors").exists()
     again = advise_federation(
         read_federation_request(path), LocalGrid(homes_of(path, tmp_path / "state")), tmp_path / "run"
@@ -246,16 +246,16 @@ def failing(home, after, failure):
     """Let a client fail from its answer number `after` on."""
     answer, count = home.answer, 0
 
-    def instead(what, parcel):
+    def instead(what, payload):
         nonlocal count
         count += what == "asked"
-        return failure(answer(what, parcel)) if what == "asked" and count > after else answer(what, parcel)
+        return failure(answer(what, payload)) if what == "asked" and count > after else answer(what, payload)
 
     home.answer = instead
 
 
 def no_numbers(told):
-    return Payload(told.words, {name: tensor * torch.nan for name, tensor in told.tensors.items()})
+    return Payload(told.fields, {name: tensor * torch.nan for name, tensor in told.tensors.items()})
 
 
 def test_those_who_fail_in_the_middle_are_left_out_and_the_others_begin_again(tmp_path, monkeypatch):
@@ -272,7 +272,7 @@ def test_those_who_fail_in_the_middle_are_left_out_and_the_others_begin_again(tm
     failing(silent, 9, lambda told: grid.deaf.add(105) or told)
     grid = LocalGrid(homes)
     grid.fate = lambda message, node, number: "lost" if node in grid.deaf else "fine"
-    apart = advise_federation(read_federation_request(path), grid, tmp_path / "run", say=said.append)
+    apart = advise_federation(read_federation_request(path), grid, tmp_path / "run", report=said.append)
     for home in (liar, refuser, silent):
         home.path.unlink()
     assert_same_advice(apart, advise(path))
@@ -295,5 +295,5 @@ def test_with_too_few_left_an_advice_ends_and_says_who_failed(tmp_path):
     with pytest.raises(RequestError, match=f"'{homes[1].name}' does not answer .* not finite"):
         advise_federation(read_federation_request(path), LocalGrid(homes), tmp_path / "run")
     asked = {"0": {"name": "rows", "part": ["usable"], "own": 0, "shared": {}}}
-    refused = homes[0].answer("asked", Payload({"run": homes[0].digest, "calls": asked})).words["refused"]
+    refused = homes[0].answer("asked", Payload({"run": homes[0].digest, "calls": asked})).fields["refused"]
     assert "does not compute 'rows'" in refused

@@ -12,7 +12,7 @@ from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Message as Wire
 from flwr.supercore.task_identity import TaskIdentity
 
-from mooring.engines.flower.message_replies import answer_message
+from mooring.engines.flower.client_node import answer_message
 
 
 def through_the_wire(message):

@@ -13,8 +13,9 @@ import torch
 
 from mooring.engines.fit import fit
 from mooring.engines.flower import keys
-from mooring.engines.flower.client_node import RESULT_DIR, run_digest
-from mooring.engines.flower.processes import find_free_port
+from mooring.engines.flower.child_process import find_free_port
+from mooring.engines.flower.client_node import run_digest
+from mooring.engines.flower.client_requests import RESULT_DIR
 from mooring.engines.request import request
 from mooring.runs.checkpoint import list_checkpoints
 from mooring.runs.directory import open_run
@@ -198,7 +199,7 @@ class Federation:
             self.alive[who].kill()
 
     def superlinks(self):
-        return [number for number, words in commands_of(self.place).items() if "started superlink" in words]
+        return [number for number, words in commands_of(self.place).items() if "child_process superlink" in words]
 
     def again(self):
         """The same commands once more for those that are not running."""

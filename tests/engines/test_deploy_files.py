@@ -14,7 +14,7 @@ import typer
 import yaml
 
 from mooring.cli import app
-from mooring.engines.flower.policy import read_policy
+from mooring.engines.flower.disclosure import read_policy
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 

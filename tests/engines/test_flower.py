@@ -15,18 +15,19 @@ from scipy.stats import ttest_1samp
 
 pytest.importorskip("flwr", reason="flwr is not installed; the extra is mooring[flower]")
 
+
 from mooring.algorithms.base import algorithm_names, find
 from mooring.core.cohort import select
 from mooring.core.errors import RequestError, WorkError
 from mooring.engines import prepare
 from mooring.engines.fit import fit
-from mooring.engines.flower import client_node as homes
-from mooring.engines.flower import flower_records
+from mooring.engines.flower import client_requests as homes
+from mooring.engines.flower import messages as flower_records
 from mooring.engines.flower import messenger as posting
-from mooring.engines.flower.client_node import RESULT_DIR, ClientNode, run_digest
+from mooring.engines.flower.client_node import ClientNode, run_digest
+from mooring.engines.flower.client_requests import RESULT_DIR
 from mooring.engines.flower.exchange import FlowerExchange
-from mooring.engines.flower.flower_records import from_records, to_records
-from mooring.engines.flower.messages import Payload, rebuild_tree
+from mooring.engines.flower.messages import Payload, from_records, rebuild_tree, to_records
 from mooring.engines.flower.server_run import run_federation
 from mooring.engines.predict import predict
 from mooring.engines.request import request
@@ -213,18 +214,18 @@ def test_late_and_repeated_replies_are_dropped_and_stragglers_named(table, tmp_p
     grid = LocalGrid(homes_of(run, table, tmp_path / "state"))
 
     def fate(message, node, number):
-        words = from_records(message.content).words
-        if words["what"] != "visit" or words["label"] == "local":
+        words = from_records(message.content).fields
+        if words["what"] != "local_update" or words["label"] == "local":
             return "fine"
         return {(102, 2): "late", (103, 3): "twice", (104, 3): "lost"}.get((node, words["round"][0]), "fine")
 
     grid.fate = fate
     said = []
-    result = run_federation(run, grid, tmp_path / "run", say=said.append)
+    result = run_federation(run, grid, tmp_path / "run", report=said.append)
     assert list(result.rounds["accepted"]) == [4, 3, 3, 4]
     about = read_json(tmp_path / "run" / "federation.json")
     assert about["missed"] == {"site 1": 1, "site 3": 1} and about["dropped"] == 2
-    assert any("'site 1' is left out of this visit: no reply in time" in sentence for sentence in said)
+    assert any("'site 1' is left out of this local update: no reply in time" in sentence for sentence in said)
 
 
 def test_without_a_deadline_a_client_that_comes_back_is_waited_for(table, tmp_path, clock):
@@ -234,8 +235,8 @@ def test_without_a_deadline_a_client_that_comes_back_is_waited_for(table, tmp_pa
     grid = LocalGrid(homes_of(run, table, tmp_path / "b"))
 
     def fate(message, node, number):
-        words = from_records(message.content).words
-        if node == 102 and words["what"] == "visit" and words["round"][0] == 3:
+        words = from_records(message.content).fields
+        if node == 102 and words["what"] == "local_update" and words["round"][0] == 3:
             del grid.nodes[102]
             grid.nodes[205] = homes_of(run, table, tmp_path / "b")[1]
             return "lost"
@@ -243,8 +244,8 @@ def test_without_a_deadline_a_client_that_comes_back_is_waited_for(table, tmp_pa
 
     grid.fate = fate
     said = []
-    assert_same(run_federation(run, grid, tmp_path / "run", say=said.append).trained, right.trained)
-    assert "client 'site 1' is back" in said
+    assert_same(run_federation(run, grid, tmp_path / "run", report=said.append).trained, right.trained)
+    assert "client 'site 1' reconnected" in said
 
 
 def test_a_client_started_again_under_its_old_node_is_asked_again(table, tmp_path, clock):
@@ -254,16 +255,16 @@ def test_a_client_started_again_under_its_old_node_is_asked_again(table, tmp_pat
     grid = LocalGrid(homes_of(run, table, tmp_path / "b"))
 
     def fate(message, node, number):
-        words = from_records(message.content).words
-        if node == 102 and words["what"] == "visit" and words["round"][0] == 3 and not grid.since:
+        words = from_records(message.content).fields
+        if node == 102 and words["what"] == "local_update" and words["round"][0] == 3 and not grid.since:
             grid.since[102] = "later"
             return "lost"
         return "fine"
 
     grid.fate = fate
     said = []
-    assert_same(run_federation(run, grid, tmp_path / "run", say=said.append).trained, right.trained)
-    assert "client 'site 1' was started again" in said and "client 'site 1' is back" not in said
+    assert_same(run_federation(run, grid, tmp_path / "run", report=said.append).trained, right.trained)
+    assert "client 'site 1' restarted" in said and "client 'site 1' reconnected" not in said
 
 
 def test_a_name_belongs_to_a_key(table, tmp_path, clock):
@@ -271,8 +272,8 @@ def test_a_name_belongs_to_a_key(table, tmp_path, clock):
     grid = LocalGrid(homes_of(run, table, tmp_path / "state"))
     grid.enrolled = {101: "site 0", 102: "site 9"}
     said = []
-    assert len(run_federation(run, grid, tmp_path / "run", say=said.append).clients) == 3
-    assert any("a client calls itself 'site 1', but its key is that of 'site 9'" in one for one in said)
+    assert len(run_federation(run, grid, tmp_path / "run", report=said.append).clients) == 3
+    assert any("a client states the name 'site 1', but its key was enrolled for 'site 9'" in one for one in said)
 
 
 def test_those_whose_replies_may_be_lost_are_asked_again(table, tmp_path, clock):
@@ -282,8 +283,8 @@ def test_those_whose_replies_may_be_lost_are_asked_again(table, tmp_path, clock)
     pull, lost = grid.pull_messages, []
 
     def fate(message, node, number):
-        words = from_records(message.content).words
-        if words["what"] == "visit" and words["round"][0] == 2 and node in (102, 103) and node not in lost:
+        words = from_records(message.content).fields
+        if words["what"] == "local_update" and words["round"][0] == 2 and node in (102, 103) and node not in lost:
             lost.append(node)
             grid.lost = True
             return "lost"
@@ -304,7 +305,7 @@ def test_a_silent_client_ends_the_wait_in_one_sentence(table, tmp_path, clock):
     run = run_of(table, federation={"wait": 60.0})
     grid = LocalGrid(homes_of(run, table, tmp_path / "state"))
     grid.deaf = {103}
-    with pytest.raises(WorkError, match=r"did not come in 60 seconds: 3 of 4 clients are here"):
+    with pytest.raises(WorkError, match=r"did not connect in 60 seconds: 3 of 4 clients are connected"):
         run_federation(run, grid, tmp_path / "run")
 
 
@@ -332,8 +333,8 @@ def test_a_client_that_does_not_fit_is_told_and_the_others_go_on(fault, table, t
     spoil(pd.read_csv(file)).to_csv(file, index=False)
     run, said = run_of(table, rounds=2, federation={"wait": 60.0}), []
     homes_ = homes_of(run, table, tmp_path / "state")
-    result = run_federation(run, LocalGrid(homes_), tmp_path / "run", say=said.append)
-    assert any(sentence in one for one in said if "takes no part" in one), said
+    result = run_federation(run, LocalGrid(homes_), tmp_path / "run", report=said.append)
+    assert any(sentence in one for one in said if "does not take part" in one), said
     assert sentence in read_json(homes_[2].folder / "dismissed.json")["why"]
     file.unlink()
     here = fit(table, algorithm="fedprox_personal", **HOW | {"rounds": 2})
@@ -349,9 +350,9 @@ def test_words_in_one_clients_numbers_leave_that_client_out(table, tmp_path, clo
     frame.to_csv(file, index=False)
     run, said = run_of(table, rounds=2, federation={"wait": 60.0}), []
     homes_ = homes_of(run, table, tmp_path / "state")
-    result = run_federation(run, LocalGrid(homes_), tmp_path / "run", say=said.append)
+    result = run_federation(run, LocalGrid(homes_), tmp_path / "run", report=said.append)
     why = read_json(homes_[2].folder / "dismissed.json")["why"]
-    assert "client 'site 2', column 'a': 5 of 30 values are words, and the other clients have numbers" in why
+    assert "client 'site 2', column 'a': 5 of 30 values are text, and the other clients have numbers" in why
     assert any(why in sentence for sentence in said)
     kinds = {column.name: column.kind for column in result.job.clients.schema.columns}
     assert kinds["a"] == "number"
@@ -364,13 +365,15 @@ def test_claimed_rows_are_bounded_and_named(more, rows, table, tmp_path, clock, 
     """A client that claims 1e12 rows does not own the model."""
     run, said, usual = run_of(table, "fedavg", rounds=2, federation=more), [], homes.REQUEST_HANDLERS["adopt"]
 
-    def claim(home, parcel):
-        reply = usual(home, parcel)
+    def claim(home, payload):
+        reply = usual(home, payload)
         sizes = {"train": 10**12, "validation": 10**12, "test": 10**12}
-        return reply._replace(words=reply.words | {"sizes": sizes}) if home.name == "site 2" else reply
+        return reply._replace(fields=reply.fields | {"sizes": sizes}) if home.name == "site 2" else reply
 
     monkeypatch.setitem(homes.REQUEST_HANDLERS, "adopt", claim)
-    result = run_federation(run, LocalGrid(homes_of(run, table, tmp_path / "state")), tmp_path / "run", say=said.append)
+    result = run_federation(
+        run, LocalGrid(homes_of(run, table, tmp_path / "state")), tmp_path / "run", report=said.append
+    )
     assert any(f"client 'site 2' reports {10**12} rows to train; it counts with" in sentence for sentence in said)
     share = result.job.clients.weights("size")
     assert float(share[2]) < 0.99 and result.clients["train"][2] <= 2 * rows
@@ -380,18 +383,18 @@ def test_claimed_rows_are_bounded_and_named(more, rows, table, tmp_path, clock, 
 def test_a_client_of_another_version_gets_one_sentence(table, tmp_path, clock, monkeypatch):
     run, said, usual = run_of(table, rounds=1, federation={"wait": 60.0}), [], homes.REQUEST_HANDLERS["hello"]
 
-    def old(home, parcel):
-        reply = usual(home, parcel)
-        words = {name: value for name, value in reply.words.items() if name != "protocol"} | {"version": "0.0.9"}
-        return reply._replace(words=words) if home.name == "site 2" else reply
+    def old(home, payload):
+        reply = usual(home, payload)
+        words = {name: value for name, value in reply.fields.items() if name != "protocol"} | {"version": "0.0.9"}
+        return reply._replace(fields=words) if home.name == "site 2" else reply
 
     monkeypatch.setitem(homes.REQUEST_HANDLERS, "hello", old)
     everybody = homes_of(run, table, tmp_path / "state")
-    result = run_federation(run, LocalGrid(everybody), tmp_path / "run", say=said.append)
+    result = run_federation(run, LocalGrid(everybody), tmp_path / "run", report=said.append)
     assert len(result.clients) == 3
     assert any("client 'site 2' has Mooring 0.0.9 (protocol 1)" in one and "install the same" in one for one in said)
     heard = []
-    everybody[0].say = heard.append
+    everybody[0].report = heard.append
     everybody[0].answer("hello", Payload({"run": everybody[0].digest, "protocol": 99, "version": "9.9"}))
     assert "the server has Mooring 9.9 (protocol 99)" in heard[0]
 
@@ -401,12 +404,12 @@ def test_a_silence_is_explained_within_ten_seconds(table, tmp_path, clock):
     grid = LocalGrid(homes_of(run, table, tmp_path / "state"))
 
     def fate(message, node, number):
-        words = from_records(message.content).words
-        return "lost" if node == 103 and words["what"] == "visit" and words["round"][0] == 2 else "fine"
+        words = from_records(message.content).fields
+        return "lost" if node == 103 and words["what"] == "local_update" and words["round"][0] == 2 else "fine"
 
     grid.fate = fate
-    run_federation(run, grid, tmp_path / "run", say=said.append)
-    waits = [one for one in said if one.startswith("waiting 1") and "'visit' of 'site 2'" in one]
+    run_federation(run, grid, tmp_path / "run", report=said.append)
+    waits = [one for one in said if one.startswith("waiting 1") and "'local_update' of 'site 2'" in one]
     assert waits and int(waits[0].split()[1]) <= 11
 
 
@@ -417,8 +420,8 @@ def test_a_class_that_no_other_client_has(tables, tmp_path, clock):
     frame = pd.read_csv(file)
     frame.assign(y=frame["y"].where(frame.index > 3, "maybe")).to_csv(file, index=False)
     run, said = run_of(folder, rounds=1, target_type="binary"), []
-    run_federation(run, LocalGrid(homes_of(run, folder, tmp_path / "state")), tmp_path / "run", say=said.append)
-    assert any("takes no part" in one and "site 1" in one and "maybe" in one for one in said), said
+    run_federation(run, LocalGrid(homes_of(run, folder, tmp_path / "state")), tmp_path / "run", report=said.append)
+    assert any("does not take part" in one and "site 1" in one and "maybe" in one for one in said), said
 
 
 def test_what_looks_odd_is_told_at_home_and_to_no_other_client(table, tmp_path, clock):
@@ -431,9 +434,9 @@ def test_what_looks_odd_is_told_at_home_and_to_no_other_client(table, tmp_path, 
     run = run_of(table, rounds=1)
     everybody = homes_of(run, table, tmp_path / "state")
     for home in everybody:
-        home.say = lambda sentence, name=home.name: heard.append((name, sentence))
+        home.report = lambda sentence, name=home.name: heard.append((name, sentence))
     grid, letters = LocalGrid(everybody), []
-    grid.fate = lambda letter, node, number: letters.append((node, from_records(letter.content).words)) or "fine"
+    grid.fate = lambda letter, node, number: letters.append((node, from_records(letter.content).fields)) or "fine"
     run_federation(run, grid, tmp_path / "run")
     assert {name for name, _ in heard} == {"site 3"}
     assert any("column 'a': -1000 lies" in sentence for _, sentence in heard)
@@ -445,26 +448,28 @@ def test_a_client_with_another_run_file_takes_no_part(table, tmp_path, clock):
     run, said = run_of(table, rounds=2, federation={"wait": 60.0}), []
     everybody = homes_of(run, table, tmp_path / "state")
     everybody[2] = ClientNode(run_of(table, "ditto"), sorted(table.iterdir())[2], tmp_path / "state" / "x")
-    result = run_federation(run, LocalGrid(everybody), tmp_path / "run", say=said.append)
+    result = run_federation(run, LocalGrid(everybody), tmp_path / "run", report=said.append)
     assert len(result.clients) == 3
     assert any("client 'site 2' has another run file than the server" in one for one in said)
     assert "another run file" in read_json(everybody[2].folder / "dismissed.json")["why"]
 
 
-@pytest.mark.parametrize("when", ["adopt", pytest.param("begin", marks=pytest.mark.slow), "visit"])
+@pytest.mark.parametrize("when", ["adopt", pytest.param("begin", marks=pytest.mark.slow), "local_update"])
 def test_a_full_disk_at_one_client(when, table, tmp_path, clock, monkeypatch):
     """Its own sentence at the server; the others go on, with it only as far as it can."""
     run, said = run_of(table, rounds=3, federation={"share_models": False}), []
     usual = homes.REQUEST_HANDLERS[when]
 
-    def full(home, parcel):
+    def full(home, payload):
         with monkeypatch.context() as patch:
-            if home.name == "site 2" and parcel.words.get("label") != "local":
+            if home.name == "site 2" and payload.fields.get("label") != "local":
                 patch.setattr(os, "write", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left")))
-            return usual(home, parcel)
+            return usual(home, payload)
 
     monkeypatch.setitem(homes.REQUEST_HANDLERS, when, full)
-    result = run_federation(run, LocalGrid(homes_of(run, table, tmp_path / "state")), tmp_path / "run", say=said.append)
+    result = run_federation(
+        run, LocalGrid(homes_of(run, table, tmp_path / "state")), tmp_path / "run", report=said.append
+    )
     assert any("site 2" in one and "could not be written (No space left)" in one for one in said), said
     assert len(result.clients) == (3 if when == "adopt" else 4)
     assert list(result.rounds["accepted"]) == [3, 3, 3]
@@ -475,7 +480,7 @@ def test_a_client_whose_state_was_lost_is_left_out_and_says_so(table, tmp_path):
     grid, gone = LocalGrid(homes_of(run, table, tmp_path / "state")), []
 
     def fate(message, node, number):
-        words = from_records(message.content).words
+        words = from_records(message.content).fields
         if words["what"] == "evaluate" and words["round"][0] == 2 and not gone:
             gone.append(next((tmp_path / "state" / "site 1").rglob("fedprox_personal.safetensors")))
             gone[0].unlink()
@@ -483,9 +488,9 @@ def test_a_client_whose_state_was_lost_is_left_out_and_says_so(table, tmp_path):
 
     grid.fate = fate
     said = []
-    run_federation(run, grid, tmp_path / "run", say=said.append)
+    run_federation(run, grid, tmp_path / "run", report=said.append)
     assert any("'site 1' sent no model of its own; the global model is recorded" in one for one in said)
-    assert sum("'site 1' is left out of this visit: client 'site 1' has no state" in one for one in said) == 2
+    assert sum("'site 1' is left out of this local update: client 'site 1' has no state" in one for one in said) == 2
 
 
 def test_rows_that_changed_are_refused_when_a_run_goes_on(table, tmp_path):
@@ -542,7 +547,7 @@ def test_pooled_algorithms_are_refused(table, tmp_path):
 
 @pytest.mark.parametrize("largest", [flower_records.MAX_INLINE_TENSOR_BYTES, 0], ids=["small", "large"])
 def test_parcels_come_out_as_they_went_in(largest, monkeypatch):
-    monkeypatch.setattr(flower_records, "LARGEST", largest)
+    monkeypatch.setattr(flower_records, "MAX_INLINE_TENSOR_BYTES", largest)
     rng = torch.Generator().manual_seed(0)
     state = LinearStats(
         torch.tensor([3.0]), torch.rand(1, 2, 2, generator=rng), None, torch.tensor([[True, False], [False, True]])
@@ -551,7 +556,7 @@ def test_parcels_come_out_as_they_went_in(largest, monkeypatch):
     found = from_records(
         to_records(Payload(words, flatten("x", state) | {"deep": torch.zeros(0, 3, dtype=torch.int64)}))
     )
-    assert repr(found.words) == repr(words)
+    assert repr(found.fields) == repr(words)
     twin = rebuild_tree("x", found.tensors)
     assert twin._fields == state._fields and twin.moment is None
     assert all(torch.equal(one, other) for one, other in zip(twin, state) if other is not None)
@@ -567,15 +572,15 @@ def test_a_message_of_another_form_is_left_out_and_named(table, tmp_path, clock,
         ("site 2", 3): {},
         ("site 3", 4): {"message/x y": torch.zeros(1)},
     }
-    visit = homes.REQUEST_HANDLERS["visit"]
+    visit = homes.REQUEST_HANDLERS["local_update"]
 
-    def lie(home, parcel):
-        reply = visit(home, parcel)
-        turn = (home.name, parcel.words["round"][0])
-        known = forged.get(turn) if parcel.words["label"] != "local" else None
+    def lie(home, payload):
+        reply = visit(home, payload)
+        turn = (home.name, payload.fields["round"][0])
+        known = forged.get(turn) if payload.fields["label"] != "local" else None
         return reply if known is None else reply._replace(tensors=known)
 
-    monkeypatch.setitem(homes.REQUEST_HANDLERS, "visit", lie)
+    monkeypatch.setitem(homes.REQUEST_HANDLERS, "local_update", lie)
     result = run_federation(run, LocalGrid(homes_of(run, table, tmp_path / "state")), tmp_path / "run")
     assert list(result.rounds["accepted"]) == [3, 3, 3, 3]
     why = result.trained.outcome.state.offenders
@@ -586,7 +591,7 @@ def test_a_message_of_another_form_is_left_out_and_named(table, tmp_path, clock,
 class Only(Simulator):
     """The simulator with the replies of some clients only: `kept` by round."""
 
-    server_only: ClassVar[dict] = {}
+    kept: ClassVar[dict] = {}
 
     def ask(self, server, cohort, round, deadline=None):
         replies = super().ask(server, cohort, round, deadline)
@@ -605,8 +610,8 @@ def test_drop_out_in_every_phase(rate, table, tmp_path, clock, monkeypatch):
     grid, rng, accepted = LocalGrid(homes_of(run, table, tmp_path / "state")), random.Random(7), {}
 
     def fate(message, node, number):
-        words = from_records(message.content).words
-        if words["what"] not in ("visit", "evaluate", "done") or words.get("label") == "local":
+        words = from_records(message.content).fields
+        if words["what"] not in ("local_update", "evaluate", "done") or words.get("label") == "local":
             return "fine"
         return rng.choice(["lost", "late", "twice"]) if rng.random() < rate else "fine"
 
@@ -646,7 +651,7 @@ class Overheard(LocalGrid):
 
     def pull_messages(self, message_ids):
         found = super().pull_messages(message_ids)
-        self.heard += [repr(from_records(message.content).words) for message in found]
+        self.heard += [repr(from_records(message.content).fields) for message in found]
         return found
 
 

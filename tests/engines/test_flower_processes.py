@@ -25,18 +25,16 @@ from flwr.app import Message, RecordDict
 from flwr.supercore.corestate import in_memory_corestate, sql_corestate
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
-from mooring.commands.federation import describe_test_loss
+from mooring.commands.federation import describe_test_loss, find_apps
 from mooring.core.errors import RequestError
 from mooring.engines.fit import fit
-from mooring.engines.flower import client_app, embedded_node, federation, flower_patches, keys, processes, superlink
-from mooring.engines.flower.app_files import write_app
+from mooring.engines.flower import child_process, client_app, federation, flower_patches, join, keys, superlink
 from mooring.engines.flower.child_process import RefusedKeyLog
-from mooring.engines.flower.client_node import ClientNode
-from mooring.engines.flower.flower_records import from_records, to_records
+from mooring.engines.flower.client_app import forward_to_client, listen_for_messages
+from mooring.engines.flower.client_node import ClientNode, answer_message
 from mooring.engines.flower.join import join as join_
-from mooring.engines.flower.local_socket import door, forward_to_client
-from mooring.engines.flower.message_replies import answer_message
-from mooring.engines.flower.messages import Payload
+from mooring.engines.flower.messages import Payload, from_records, to_records
+from mooring.engines.flower.superlink import write_app
 from mooring.engines.request import request
 from mooring.runs.directory import open_run
 from tests.engines.local_grid import LocalGrid
@@ -49,6 +47,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning"),  # Flower's own
     pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
 ]
+
+APPS = find_apps()
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +73,7 @@ def test_the_page_on_deploying_works_as_typed(tmp_path, monkeypatch):
         (tmp_path / name / "run.toml").write_text(run)
     (tmp_path / "run.toml").write_text(run)
     monkeypatch.chdir(tmp_path)
-    port = processes.find_free_port()
+    port = child_process.find_free_port()
 
     def command(line, who):
         words = line.replace("fed.example.org:9092", f"127.0.0.1:{port}").replace("0.0.0.0", "127.0.0.1").split()[1:]
@@ -109,7 +109,9 @@ def test_the_page_on_deploying_works_as_typed(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name,embedded", [*((name, True) for name in ALGORITHMS), ("apfl", False)])
 def test_larger_federations_over_tls(name, embedded, tmp_path):
     path, folder = run_file(tmp_path, name, rounds=20 if embedded else 3, clients=8 if embedded else 3)
-    out = federation.run_local_federation(path, folder, tmp_path / "out", embedded=embedded, say=lambda sentence: None)
+    out = federation.run_local_federation(
+        path, folder, tmp_path / "out", embedded=embedded, report=lambda sentence: None
+    )
     assert_models_are_the_simulators(path, out, federation.server_folder(out))
 
 
@@ -119,13 +121,13 @@ def test_what_is_said_of_a_refused_signature(tmp_path):
         notes("KEY", "2020-01-01T00:00:00+00:00")
     with federation.follow_json_lines(tmp_path / "notes") as lines:
         (line,) = lines()  # once for each key
-    text = federation.refusal({"KEY": "north"}, line)
+    text = federation.describe_refusal({"KEY": "north"}, line)
     assert text.startswith("client 'north' was refused: its clock is") and text.endswith("s behind")
     ahead = line | {"when": "2100-01-01T00:00:00+00:00"}
-    assert "ahead" in federation.refusal({"KEY": "north"}, ahead)
-    assert federation.refusal({}, line) == "a client whose key is not enrolled was refused"
-    assert "its key was revoked" in federation.refusal({"KEY": "north"}, line, {"south"})
-    assert "signature is not right" in federation.refusal({"KEY": "north"}, line | {"when": "nonsense"})
+    assert "ahead" in federation.describe_refusal({"KEY": "north"}, ahead)
+    assert federation.describe_refusal({}, line) == "a client whose key is not enrolled was refused"
+    assert "its key was revoked" in federation.describe_refusal({"KEY": "north"}, line, {"south"})
+    assert "signature is not valid" in federation.describe_refusal({"KEY": "north"}, line | {"when": "nonsense"})
 
 
 def test_a_process_that_starts_slowly_keeps_its_task(monkeypatch):
@@ -167,15 +169,16 @@ def test_a_refused_signature_is_told_and_interrupts_nobody(tmp_path):
     home = ClientNode(request(path, purpose="fit"), folder / "site 0.csv", tmp_path / "state")
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        embedded_node.tame(lambda: False)
-        with pytest.raises(embedded_node.NoConnection) as told:
-            embedded_node.answer_messages(home, f"127.0.0.1:{server.server_port}", None, None, lambda: False, print)
+        flower_patches.contain_connection_failures(lambda: False)
+        with pytest.raises(flower_patches.ConnectionLostError) as told:
+            address = join.ServerAddress(f"127.0.0.1:{server.server_port}", None, None)
+            join._answer_messages(home, address, lambda: False, print)
         server.shutdown()
-    assert "is this machine's clock right" in embedded_node.describe_error(told.value)
-    taken = embedded_node.NoConnection(
+    assert "is this machine's clock right" in join.describe_error(told.value)
+    taken = flower_patches.ConnectionLostError(
         "Failed to initialize the connection.\n[code: 2004] Failed to activate SuperNode."
     )
-    assert "or a client with it was connected less than a minute ago" in embedded_node.describe_error(taken)
+    assert "or a client with it was connected less than a minute ago" in join.describe_error(taken)
 
 
 def test_a_server_that_has_gone_costs_a_client_that_is_done_no_time(tmp_path):
@@ -189,29 +192,21 @@ def test_a_server_that_has_gone_costs_a_client_that_is_done_no_time(tmp_path):
         return len(asked) > 1  # not when it begins
 
     begun = time.monotonic()
-    embedded_node.run_embedded_node(
-        home, f"127.0.0.1:{processes.find_free_port()}", ca=None, key=None, say=said.append, until=done
-    )
-    assert time.monotonic() - begun < 5 and len(said) == 1 and said[0].startswith("looking for 127.0.0.1:")
+    address = join.ServerAddress(f"127.0.0.1:{child_process.find_free_port()}", None, None)
+    join.run_embedded_node(home, address, done, said.append)
+    assert time.monotonic() - begun < 5 and len(said) == 1 and said[0].startswith("connecting to 127.0.0.1:")
 
 
 def test_a_client_that_waits_long_looks_less_often():
     """A letter is found after a tenth of the wait for it at most, or after what it was found before."""
-    now, pause, looks = 0.0, embedded_node.FIRST_POLL_SECONDS, []
+    now, pause, looks = 0.0, join.FIRST_POLL_SECONDS, []
     while now < 60:
         looks.append(now)
         now += pause
-        pause = embedded_node.next_pause(pause, now)
+        pause = join.next_pause(pause, now)
     gaps = [(after, after - before) for before, after in itertools.pairwise(looks)]
-    assert all(
-        gap <= max(embedded_node.USUAL_POLL_SECONDS, embedded_node.POLL_SHARE_OF_WAIT * after) + 1e-9
-        for after, gap in gaps
-    )
-    assert (
-        gaps[0][1] == embedded_node.FIRST_POLL_SECONDS
-        and gaps[-1][1] == embedded_node.MAX_POLL_SECONDS
-        and len(looks) < 40
-    )
+    assert all(gap <= max(join.USUAL_POLL_SECONDS, join.POLL_SHARE_OF_WAIT * after) + 1e-9 for after, gap in gaps)
+    assert gaps[0][1] == join.FIRST_POLL_SECONDS and gaps[-1][1] == join.MAX_POLL_SECONDS and len(looks) < 40
 
 
 def test_the_port_of_a_server_that_was_killed_is_waited_for(monkeypatch):
@@ -221,12 +216,12 @@ def test_the_port_of_a_server_that_was_killed_is_waited_for(monkeypatch):
         taken.listen()
         port = taken.getsockname()[1]
         now = iter([0.0, 0.0, 30.0, 61.0])
-        monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=lambda: next(now), sleep=lambda _: None))
+        monkeypatch.setattr(child_process, "time", SimpleNamespace(monotonic=lambda: next(now), sleep=lambda _: None))
         with pytest.raises(RequestError, match=f"port {port} of 127.0.0.1 is taken"):
-            processes.wait_for_port("127.0.0.1", port)
+            child_process.wait_for_port("127.0.0.1", port)
         assert next(now, None) is None  # not before a minute
     monkeypatch.undo()
-    processes.wait_for_port("127.0.0.1", port)
+    child_process.wait_for_port("127.0.0.1", port)
 
 
 def test_a_clients_test_loss_in_words():
@@ -255,17 +250,17 @@ def test_letters_come_to_the_door(tmp_path):
         message.metadata.__dict__["_message_id"] = "m1"
         return forward_to_client(message, address)
 
-    with door(lambda message: answer_message(home, message)) as address:
+    with listen_for_messages(lambda message: answer_message(home, message)) as address:
         assert stat.S_IMODE(Path(address).parent.stat().st_mode) == 0o700
         with Client(address, "AF_UNIX") as stranger:
             stranger.send_bytes(b"no letter")
             with pytest.raises(EOFError):
                 stranger.recv_bytes()
         reply = ask(to_records(Payload({"what": "hello"})), address)
-        assert from_records(reply.content).words["name"] == "site 0" and reply.metadata.reply_to_message_id == "m1"
-        refused = from_records(ask(RecordDict(), address).content).words["refused"]
+        assert from_records(reply.content).fields["name"] == "site 0" and reply.metadata.reply_to_message_id == "m1"
+        refused = from_records(ask(RecordDict(), address).content).fields["refused"]
         assert "a message cannot be read" in refused
-        context = SimpleNamespace(node_config={"door": address})
+        context = SimpleNamespace(node_config={"socket": address})
         assert client_app.answer(
             Message(to_records(Payload({"what": "hello"})), 5, "query", ttl=60.0), context
         ).has_content()
@@ -289,7 +284,7 @@ def test_what_is_not_safe_is_refused_before_anything_starts(tmp_path):
 
     def serve(match, **how):
         with pytest.raises(RequestError, match=match):
-            federation.serve(path, tmp_path / "out", say=print, **{"clients": 2} | how)
+            federation.serve(path, tmp_path / "out", report=print, **{"clients": 2} | how)
 
     serve("needs TLS")
     serve("for this machine only", insecure=True, host="0.0.0.0")
@@ -299,7 +294,7 @@ def test_what_is_not_safe_is_refused_before_anything_starts(tmp_path):
 
     def join(match, data="site 0.csv", **how):
         with pytest.raises(RequestError, match=match):
-            join_(path, folder / data, tmp_path / "state", say=print, **how)
+            join_(path, folder / data, tmp_path / "state", report=print, **how)
 
     join("needs TLS")
     join("for this machine only", insecure=True, server="10.0.0.1:9092")
@@ -313,7 +308,7 @@ def test_flowers_own_simulation_gives_the_same_models(tmp_path):
     path, folder = run_file(tmp_path, "apfl", rounds=2, clients=3, more='engine = "flower-simulation"')
     told = []
     out = federation.run_local_federation(
-        path, folder, tmp_path / "out", say=lambda sentence: None, tell=lambda *a: told.append(a)
+        path, folder, tmp_path / "out", report=lambda sentence: None, on_progress=lambda *a: told.append(a)
     )
     assert ("apfl", 2, 2) in told
     assert_models_are_the_simulators(path, out, federation.server_folder(out))
@@ -322,24 +317,24 @@ def test_flowers_own_simulation_gives_the_same_models(tmp_path):
 def test_a_simulation_without_ray_is_refused(tmp_path, monkeypatch):
     path, folder = run_file(tmp_path, more='engine = "flower-simulation"')
     with pytest.raises(RequestError, match="has no clients that join"):
-        federation.serve(path, tmp_path / "out", clients=2, insecure=True, say=print)
+        federation.serve(path, tmp_path / "out", clients=2, insecure=True, report=print)
     find = federation.importlib.util.find_spec
     monkeypatch.setattr(federation.importlib.util, "find_spec", lambda name: None if name == "ray" else find(name))
     with pytest.raises(RequestError, match="needs Ray"):
-        federation.run_local_federation(path, folder, tmp_path / "out", say=print)
+        federation.run_local_federation(path, folder, tmp_path / "out", report=print)
 
 
 def test_the_app_of_a_run_is_a_folder_of_its_own(tmp_path):
     """For a fit and for an advice; the run file is filled in."""
     path, _ = run_file(tmp_path, "fedavg")
-    app = write_app(path, tmp_path / "app")
+    app = write_app(path, tmp_path / "app", APPS)
     about = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
     assert about["config"]["run"] == str(path) and about["components"]["clientapp"] == "mooring_app.client:app"
     assert "client_app.app" in (app / "mooring_app" / "client.py").read_text()
     with pytest.raises(RequestError, match="already exists"):
-        write_app(path, app)
+        write_app(path, app, APPS)
     path.write_text('[mooring]\npurpose = "advise"\n' + path.read_text().replace('[algorithm]\nname = "fedavg"\n', ""))
-    advice = write_app(path, tmp_path / "advice")
+    advice = write_app(path, tmp_path / "advice", APPS)
     assert "mooring.advice.remote.flower_app.server" in (advice / "mooring_app" / "server.py").read_text()
 
 
@@ -347,16 +342,16 @@ def test_the_app_of_a_run_is_a_folder_of_its_own(tmp_path):
 def test_plain_flwr_run_gives_the_same_models(tmp_path):
     """A SuperLink and SuperNodes as Flower starts them, and its own command."""
     path, folder = run_file(tmp_path, "fedavg", rounds=2, clients=2, training="baselines = false")
-    app, out = write_app(path, tmp_path / "app"), tmp_path / "out"
-    port, bin_ = processes.find_free_port(), Path(sys.executable).parent
+    app, out = write_app(path, tmp_path / "app", APPS), tmp_path / "out"
+    port, bin_ = child_process.find_free_port(), Path(sys.executable).parent
     with ExitStack() as stack:
 
         def start(name, *words):
             """One of Flower's commands, with a home of its own, ended with the block."""
             with (tmp_path / f"{name}.log").open("wb") as log:
-                known = processes.child_environment(tmp_path / f"home {name}")
+                known = child_process.child_environment(tmp_path / f"home {name}")
                 one = subprocess.Popen([bin_ / words[0], *words[1:]], env=known, stdout=log, stderr=log)
-            stack.callback(processes.end, one)
+            stack.callback(child_process.stop_process, one)
             return one
 
         address = f"127.0.0.1:{port}"
@@ -365,7 +360,7 @@ def test_plain_flwr_run_gives_the_same_models(tmp_path):
         wait_until(lambda: superlink.is_healthy(address, None))
         for i, file in enumerate(sorted(folder.iterdir())):
             told = f'run="{path}" data="{file}" state="{tmp_path / f"state {i}"}"'
-            where = ["--superlink", address, "--host", "127.0.0.1", "--port", str(processes.find_free_port())]
+            where = ["--superlink", address, "--host", "127.0.0.1", "--port", str(child_process.find_free_port())]
             start(f"node {i}", "flower-supernode", "--insecure", *where, "--node-config", told)
         (tmp_path / "home run").mkdir()
         (tmp_path / "home run" / "config.toml").write_text(

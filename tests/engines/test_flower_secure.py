@@ -13,11 +13,10 @@ pytest.importorskip("flwr", reason="flwr is not installed; the extra is mooring[
 
 from mooring.core.errors import RequestError, WorkError
 from mooring.engines.fit import fit
-from mooring.engines.flower import secure_client, secure_sums, server_run
+from mooring.engines.flower import messages, secure_client, secure_sums, server_run
 from mooring.engines.flower.client_node import ClientNode
-from mooring.engines.flower.flower_records import from_records
 from mooring.engines.flower.keys import Identity
-from mooring.engines.flower.messages import Payload
+from mooring.engines.flower.messages import Payload, from_records
 from mooring.engines.flower.server_run import run_federation
 from mooring.runs.atomic_files import read_json
 from tests.engines.local_grid import LocalGrid
@@ -146,14 +145,17 @@ def test_masks_cancel_in_the_sum_of_those_who_stayed(clients, lost):
 
 
 def stage_of(message):
-    return str(from_records(message.content).words.get("what"))
+    return str(from_records(message.content).fields.get("what"))
 
 
 @pytest.mark.parametrize(
     "stage,first",
     [
-        (secure_sums.UPDATE, 3),
-        *((stage, 4) for stage in (secure_sums.KEYS, secure_sums.PEERS, secure_sums.CONFIRM, secure_sums.UNMASK)),
+        (messages.SECURE_UPDATE, 3),
+        *(
+            (stage, 4)
+            for stage in (messages.SECURE_KEYS, messages.SECURE_PEERS, messages.SECURE_CONFIRM, messages.SECURE_UNMASK)
+        ),
     ],
 )
 def test_one_client_may_go_in_the_middle(stage, first, table, tmp_path, clock):  # noqa: F811
@@ -170,10 +172,10 @@ def test_one_client_may_go_in_the_middle(stage, first, table, tmp_path, clock): 
     run = run_of(table, "fedavg", rounds=ROUNDS, checkpoint="last", federation=SECURE | {"deadline": 5.0})
     grid = Watched(secure_homes(run, table, tmp_path / "state"))
     grid.fate = fate
-    if stage == secure_sums.UPDATE:
+    if stage == messages.SECURE_UPDATE:
         grid.fate = lambda message, node, number: (
             "lost"
-            if stage_of(message) == stage and node == 103 and from_records(message.content).words["round"][0] == 1
+            if stage_of(message) == stage and node == 103 and from_records(message.content).fields["round"][0] == 1
             else "fine"
         )
     result = run_federation(run, grid, tmp_path / "run")
@@ -182,7 +184,7 @@ def test_one_client_may_go_in_the_middle(stage, first, table, tmp_path, clock): 
 
 def test_too_few_survivors_give_nothing(table, tmp_path, clock):  # noqa: F811
     def fate(message, node, number):
-        return "lost" if stage_of(message) == secure_sums.UPDATE and node in (102, 103) else "fine"
+        return "lost" if stage_of(message) == messages.SECURE_UPDATE and node in (102, 103) else "fine"
 
     with pytest.raises(WorkError, match=r"no reply for 60 seconds|no secure sum after 10 attempts"):
         run_secure(table, tmp_path, fate=fate, deadline=5.0, wait=60.0)
@@ -192,7 +194,9 @@ class Killed(BaseException):
     pass
 
 
-@pytest.mark.parametrize("stage", [secure_sums.UPDATE, secure_sums.CONFIRM, secure_sums.UNMASK, secure_sums.EVALUATE])
+@pytest.mark.parametrize(
+    "stage", [messages.SECURE_UPDATE, messages.SECURE_CONFIRM, messages.SECURE_UNMASK, messages.SECURE_EVALUATE]
+)
 def test_a_killed_server_resumes_a_secure_run(stage, table, tmp_path, clock):  # noqa: F811
     """The round that was cut is summed again, over the same clients, under new masks."""
     eta = {"eta": 0.05}
@@ -243,9 +247,9 @@ class ActiveServer:
         grid, self.requests = LocalGrid(self.homes), {}
 
         def fate(message, node, number):
-            parcel = from_records(message.content)
-            self.requests.setdefault(parcel.words["what"], {})[self.name(node)] = parcel
-            if len(self.requests.get(secure_sums.UPDATE, {})) == len(self.homes):
+            payload = from_records(message.content)
+            self.requests.setdefault(payload.fields["what"], {})[self.name(node)] = payload
+            if len(self.requests.get(messages.SECURE_UPDATE, {})) == len(self.homes):
                 raise Killed  # nothing of round 1 is confirmed yet
             return "fine"
 
@@ -265,7 +269,7 @@ class ActiveServer:
     def again(self, name, what, **changes):
         """The last request of this kind to a client, with some words changed."""
         known = self.requests[what][name]
-        return self.ask(name, what, known.words | changes, known.tensors)
+        return self.ask(name, what, known.fields | changes, known.tensors)
 
 
 @pytest.fixture
@@ -275,151 +279,151 @@ def server(table, tmp_path, clock):  # noqa: F811
 
 def test_requests_outside_the_protocol_are_refused(server):
     """What a run without secure sums answers: sums of rows, losses, fits, models."""
-    update = server.requests[secure_sums.UPDATE]["site 1"]
+    update = server.requests[messages.SECURE_UPDATE]["site 1"]
     call = {"name": "differentiate_at", "part": ["train"], "own": 0, "shared": {"w": True}}
-    asks = [("told", {"calls": {"0": call | {"name": "summarize_rows", "shared": {}}}}, {})]
-    asks += [("told", {"calls": {"0": call}}, {"0/shared/w": torch.zeros(5).double()})]
-    asks += [("facts", update.words | {"asks": ["spread"]}, {"w0": torch.zeros(5).double()})]
-    asks += [("evaluate", update.words | {"parts": ["train"]}, update.tensors)]
-    asks += [("models", update.words, update.tensors), ("numbers", update.words | {"field": "alpha"}, {})]
-    asks += [("visit", update.words, update.tensors)]
+    asks = [("statistics", {"calls": {"0": call | {"name": "summarize_rows", "shared": {}}}}, {})]
+    asks += [("statistics", {"calls": {"0": call}}, {"0/shared/w": torch.zeros(5).double()})]
+    asks += [("client_statistics", update.fields | {"asks": ["spread"]}, {"w0": torch.zeros(5).double()})]
+    asks += [("evaluate", update.fields | {"parts": ["train"]}, update.tensors)]
+    asks += [("models", update.fields, update.tensors), ("numbers", update.fields | {"field": "alpha"}, {})]
+    asks += [("local_update", update.fields, update.tensors)]
     for what, words, tensors in asks:
         reply = server.ask("site 1", what, words, tensors)
-        assert "refused" in reply.words and not reply.tensors, what
+        assert "refused" in reply.fields and not reply.tensors, what
 
 
 def test_weights_that_do_not_follow_from_the_sizes_are_refused(server):
     """All weight on one client would make the sum its message."""
-    reply = server.again("site 1", secure_sums.UPDATE, p=1.0, attempt=90)
-    assert "follows from the agreed sizes" in reply.words["refused"]
-    reply = server.again("site 1", secure_sums.EVALUATE, p=1.0, attempt=91)
-    assert "follows from the agreed sizes" in reply.words["refused"]
+    reply = server.again("site 1", messages.SECURE_UPDATE, p=1.0, attempt=90)
+    assert "follows from the agreed sizes" in reply.fields["refused"]
+    reply = server.again("site 1", messages.SECURE_EVALUATE, p=1.0, attempt=91)
+    assert "follows from the agreed sizes" in reply.fields["refused"]
 
 
 def test_small_and_unknown_cohorts_are_refused(server):
     session = secrets.token_hex(16)
     for cohort in (["site 1"], ["site 0", "site 1"], ["site 1", "site 1", "site 0"]):
-        reply = server.ask("site 1", secure_sums.KEYS, {"session": session, "cohort": cohort})
-        assert "3 clients or more" in reply.words["refused"]
-    reply = server.ask("site 1", secure_sums.KEYS, {"session": session, "cohort": ["site 0", "site 1", "invented"]})
-    assert "does not know the key of 'invented'" in reply.words["refused"]
-    reply = server.again("site 1", secure_sums.UPDATE, cohort=["site 0", "site 1"], attempt=92)
-    assert "3 clients or more" in reply.words["refused"]
+        reply = server.ask("site 1", messages.SECURE_KEYS, {"session": session, "cohort": cohort})
+        assert "3 clients or more" in reply.fields["refused"]
+    reply = server.ask("site 1", messages.SECURE_KEYS, {"session": session, "cohort": ["site 0", "site 1", "invented"]})
+    assert "does not know the key of 'invented'" in reply.fields["refused"]
+    reply = server.again("site 1", messages.SECURE_UPDATE, cohort=["site 0", "site 1"], attempt=92)
+    assert "3 clients or more" in reply.fields["refused"]
 
 
 def test_keys_and_sizes_that_the_server_invents_are_refused(server):
     """A key of the server's own would open the masks; small sizes of the others would unweight them."""
-    known = server.requests[secure_sums.PEERS]["site 1"].words["statements"]
+    known = server.requests[messages.SECURE_PEERS]["site 1"].fields["statements"]
     for change in ({"public": "00" * 32}, {"weight": 1e-9}, {"sizes": {"train": 0, "validation": 0, "test": 0}}):
         forged = dict(known)
         forged["site 2"] = known["site 2"] | {"statement": known["site 2"]["statement"] | change}
-        reply = server.again("site 1", secure_sums.PEERS, statements=forged)
-        assert "that 'site 2' did not sign" in reply.words["refused"], change
+        reply = server.again("site 1", messages.SECURE_PEERS, statements=forged)
+        assert "that 'site 2' did not sign" in reply.fields["refused"], change
 
 
 def test_one_mask_is_used_once(server):
     """Another model under the same masks would show the difference of two messages."""
-    known = server.requests[secure_sums.UPDATE]["site 1"]
+    known = server.requests[messages.SECURE_UPDATE]["site 1"]
     tensors = {name: tensor + 1 for name, tensor in known.tensors.items()}
-    reply = server.ask("site 1", secure_sums.UPDATE, known.words, tensors)
-    assert "has used the masks" in reply.words["refused"]
-    reply = server.again("site 1", secure_sums.UPDATE, cohort=["site 0", "site 1", "site 2"])
-    assert "has used the masks" in reply.words["refused"]
+    reply = server.ask("site 1", messages.SECURE_UPDATE, known.fields, tensors)
+    assert "has used the masks" in reply.fields["refused"]
+    reply = server.again("site 1", messages.SECURE_UPDATE, cohort=["site 0", "site 1", "site 2"])
+    assert "has used the masks" in reply.fields["refused"]
 
 
 def confirmed(server, survivors, names=None):
-    attempt = server.requests[secure_sums.UPDATE]["site 1"].words["attempt"]
-    session = server.requests[secure_sums.UPDATE]["site 1"].words["session"]
+    attempt = server.requests[messages.SECURE_UPDATE]["site 1"].fields["attempt"]
+    session = server.requests[messages.SECURE_UPDATE]["site 1"].fields["session"]
     about = {"session": session, "attempt": attempt, "survivors": survivors}
-    return about, {name: server.ask(name, secure_sums.CONFIRM, about) for name in names or survivors}
+    return about, {name: server.ask(name, messages.SECURE_CONFIRM, about) for name in names or survivors}
 
 
 def test_two_lists_of_survivors_cannot_both_be_opened(server):
     """Client 3 is told that all survived, the others that client 3 did not: its seed and its shared masks together
     would open its message."""
-    everybody = sorted(server.requests[secure_sums.UPDATE])
+    everybody = sorted(server.requests[messages.SECURE_UPDATE])
     about, replies = confirmed(server, everybody, ["site 3"])
-    full = {"site 3": replies["site 3"].words["signature"]}
-    reply = server.ask("site 3", secure_sums.UNMASK, about | {"signatures": full})
-    assert "needs 3 signatures under a sum, and sees 1" in reply.words["refused"]
+    full = {"site 3": replies["site 3"].fields["signature"]}
+    reply = server.ask("site 3", messages.SECURE_UNMASK, about | {"signatures": full})
+    assert "needs 3 signatures under a sum, and sees 1" in reply.fields["refused"]
     less, replies = confirmed(server, everybody[:3])
-    signed = {name: reply.words["signature"] for name, reply in replies.items()}
-    opened = {name: server.ask(name, secure_sums.UNMASK, less | {"signatures": signed}) for name in everybody[:3]}
-    assert all("site 3" in reply.words["pairs"] for reply in opened.values())  # the sum of three is theirs to open
-    more = {name: server.ask(name, secure_sums.CONFIRM, about) for name in everybody[:3]}
-    assert all("signature" not in reply.words for reply in more.values())
-    reply = server.ask("site 3", secure_sums.UNMASK, about | {"signatures": full | signed})
-    assert "refused" in reply.words  # the signatures are under another list
+    signed = {name: reply.fields["signature"] for name, reply in replies.items()}
+    opened = {name: server.ask(name, messages.SECURE_UNMASK, less | {"signatures": signed}) for name in everybody[:3]}
+    assert all("site 3" in reply.fields["pairs"] for reply in opened.values())  # the sum of three is theirs to open
+    more = {name: server.ask(name, messages.SECURE_CONFIRM, about) for name in everybody[:3]}
+    assert all("signature" not in reply.fields for reply in more.values())
+    reply = server.ask("site 3", messages.SECURE_UNMASK, about | {"signatures": full | signed})
+    assert "refused" in reply.fields  # the signatures are under another list
 
 
 def test_a_round_is_summed_over_one_set_of_clients(server):
     """With and without a client, the difference would be its message: also with another attempt, or another round."""
-    everybody = sorted(server.requests[secure_sums.UPDATE])
+    everybody = sorted(server.requests[messages.SECURE_UPDATE])
     about, replies = confirmed(server, everybody)
-    signed = {name: reply.words["signature"] for name, reply in replies.items()}
-    opened = [server.ask(name, secure_sums.UNMASK, about | {"signatures": signed}) for name in everybody]
-    assert all("seed" in reply.words for reply in opened)
+    signed = {name: reply.fields["signature"] for name, reply in replies.items()}
+    opened = [server.ask(name, messages.SECURE_UNMASK, about | {"signatures": signed}) for name in everybody]
+    assert all("seed" in reply.fields for reply in opened)
     for name in everybody[:3]:
-        reply = server.again(name, secure_sums.UPDATE, attempt=50, cohort=everybody[:3])
+        reply = server.again(name, messages.SECURE_UPDATE, attempt=50, cohort=everybody[:3])
         assert "masked" in reply.tensors
-        about = {"session": server.requests[secure_sums.UPDATE][name].words["session"], "attempt": 50}
-        reply = server.ask(name, secure_sums.CONFIRM, about | {"survivors": everybody[:3]})
-        assert reply.words.get("confirmed") == everybody and "signature" not in reply.words
+        about = {"session": server.requests[messages.SECURE_UPDATE][name].fields["session"], "attempt": 50}
+        reply = server.ask(name, messages.SECURE_CONFIRM, about | {"survivors": everybody[:3]})
+        assert reply.fields.get("confirmed") == everybody and "signature" not in reply.fields
     for name in everybody[:3]:
-        turn = server.requests[secure_sums.UPDATE][name].words["round"]
-        reply = server.again(name, secure_sums.UPDATE, attempt=51, cohort=everybody[:3], round=[2, *turn[1:]])
-        about = {"session": server.requests[secure_sums.UPDATE][name].words["session"], "attempt": 51}
-        reply = server.ask(name, secure_sums.CONFIRM, about | {"survivors": everybody[:3]})
-        assert "sum over other clients for the same model" in reply.words["refused"]
+        turn = server.requests[messages.SECURE_UPDATE][name].fields["round"]
+        reply = server.again(name, messages.SECURE_UPDATE, attempt=51, cohort=everybody[:3], round=[2, *turn[1:]])
+        about = {"session": server.requests[messages.SECURE_UPDATE][name].fields["session"], "attempt": 51}
+        reply = server.ask(name, messages.SECURE_CONFIRM, about | {"survivors": everybody[:3]})
+        assert "sum over other clients for the same model" in reply.fields["refused"]
 
 
 def test_an_attempt_that_was_not_opened_stays_closed(server):
     """A confirmed attempt may be repeated without a client that went away; then the first one is never opened."""
-    everybody = sorted(server.requests[secure_sums.UPDATE])
+    everybody = sorted(server.requests[messages.SECURE_UPDATE])
     first, replies = confirmed(server, everybody)
-    signed = {name: reply.words["signature"] for name, reply in replies.items()}
+    signed = {name: reply.fields["signature"] for name, reply in replies.items()}
     for name in everybody[:3]:
-        server.again(name, secure_sums.UPDATE, attempt=70, cohort=everybody)
+        server.again(name, messages.SECURE_UPDATE, attempt=70, cohort=everybody)
     second = first | {"attempt": 70, "survivors": everybody[:3]}
-    again = {name: server.ask(name, secure_sums.CONFIRM, second).words["signature"] for name in everybody[:3]}
+    again = {name: server.ask(name, messages.SECURE_CONFIRM, second).fields["signature"] for name in everybody[:3]}
     for name in everybody[:3]:
-        reply = server.ask(name, secure_sums.UNMASK, first | {"signatures": signed})
-        assert "no sum under way with this number" in reply.words["refused"]
-        assert "seed" in server.ask(name, secure_sums.UNMASK, second | {"signatures": again}).words
+        reply = server.ask(name, messages.SECURE_UNMASK, first | {"signatures": signed})
+        assert "no sum under way with this number" in reply.fields["refused"]
+        assert "seed" in server.ask(name, messages.SECURE_UNMASK, second | {"signatures": again}).fields
 
 
 def test_evaluations_are_budgeted(server):
     """A loss at each of many models is a gradient."""
-    known, refused = server.requests[secure_sums.EVALUATE]["site 1"], []
+    known, refused = server.requests[messages.SECURE_EVALUATE]["site 1"], []
     for k in range(40):
         tensors = {name: tensor + 0.01 * k for name, tensor in known.tensors.items()}
-        reply = server.ask("site 1", secure_sums.EVALUATE, known.words | {"attempt": 100 + k}, tensors)
+        reply = server.ask("site 1", messages.SECURE_EVALUATE, known.fields | {"attempt": 100 + k}, tensors)
         assert "risk" not in reply.tensors
-        refused.append("refused" in reply.words)
+        refused.append("refused" in reply.fields)
     assert 0 < refused.count(False) <= secure_client.evaluation_budget(server.homes[1]) < 30
-    assert "all that its run file plans" in reply.words["refused"]
+    assert "all that its run file plans" in reply.fields["refused"]
 
 
 def test_rounds_settings_and_beginnings_are_those_of_the_run_file(server):
-    reply = server.again("site 1", secure_sums.UPDATE, attempt=60, round=[ROUNDS + 1, ROUNDS + 1, 4, 4, 1.0, 0])
-    assert f"takes part in {ROUNDS} rounds" in reply.words["refused"]
+    reply = server.again("site 1", messages.SECURE_UPDATE, attempt=60, round=[ROUNDS + 1, ROUNDS + 1, 4, 4, 1.0, 0])
+    assert f"takes part in {ROUNDS} rounds" in reply.fields["refused"]
     begin = server.requests["begin"]["site 1"]
-    reply = server.again("site 1", "begin", fields=begin.words["fields"] | {"eta": 50.0}, start="x")
-    assert "has eta = 0.05 in its run file" in reply.words["refused"]
+    reply = server.again("site 1", "begin", hyperparameters=begin.fields["hyperparameters"] | {"eta": 50.0}, start="x")
+    assert "has eta = 0.05 in its run file" in reply.fields["refused"]
     for k in range(secure_client.MAX_STARTS):
         last = server.again("site 1", "begin", start=f"start {k}")
-    assert "start `mooring join` again" in last.words["refused"]
+    assert "start `mooring join` again" in last.fields["refused"]
 
 
 def test_a_schema_cannot_ask_for_values(server):
     """Numbers taken as a category would be sent as names of levels."""
-    plan = server.requests["tally"]["site 1"].words["plan"]
+    plan = server.requests["tally"]["site 1"].fields["plan"]
     columns = [column | {"kind": "category"} if column["name"] == "a" else column for column in plan["columns"]]
     reply = server.again("site 1", "tally", plan=plan | {"columns": columns})
-    assert "column of numbers 'a' as a category" in reply.words["refused"]
+    assert "column of numbers 'a' as a category" in reply.fields["refused"]
     for k in range(10):
         last = server.again("site 1", "tally", plan=plan | {"limits": {"a": [-float(k), float(k)]}})
-    assert "it answers no more" in last.words["refused"]
+    assert "it answers no more" in last.fields["refused"]
 
 
 def test_a_client_sends_nothing_that_is_not_masked(table, tmp_path, clock, monkeypatch):  # noqa: F811
@@ -427,8 +431,8 @@ def test_a_client_sends_nothing_that_is_not_masked(table, tmp_path, clock, monke
     run = run_of(table, "fedavg", {"eta": 0.05}, rounds=2, federation=SECURE)
     grid = Watched(secure_homes(run, table, tmp_path / "state"))
     plain = run.model_copy(update={"federation": run.federation.model_copy(update={"secure": False})})
-    digest = server_run.digest_of_run
-    monkeypatch.setattr(server_run, "digest_of_run", lambda _: digest(run))
+    digest = server_run.run_digest
+    monkeypatch.setattr(server_run, "run_digest", lambda _: digest(run))
     with pytest.raises((WorkError, RequestError)):
         run_federation(plain, grid, tmp_path / "run")
     assert not any("message" in from_records(content).tensors for content in grid.seen)

@@ -23,12 +23,13 @@ from cryptography.hazmat.primitives import hashes, serialization
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest
 from flwr.proto.node_pb2 import Node
 from flwr.supernode import node_auth_http_interceptor as signing
+from flwr.supernode.fleet_http_client import FleetHttpClient
 
-from mooring.engines.flower import client_node as homes
-from mooring.engines.flower import embedded_node, keys
+from mooring.engines.flower import client_requests as homes
+from mooring.engines.flower import flower_patches, join, keys
+from mooring.engines.flower.child_process import find_free_port
 from mooring.engines.flower.client_node import run_digest
 from mooring.engines.flower.messenger import MESSAGE_TYPE
-from mooring.engines.flower.processes import find_free_port
 from mooring.engines.request import request
 from mooring.runs.tensor_files import read_tensors
 from tests.engines.processes import Federation, assert_models_are_the_simulators, run_file, wait_until
@@ -48,11 +49,9 @@ def silent_flower(monkeypatch, tmp_path):
 
 def connect(address, ca, key):
     """None if a node with this key is let in, else what it was told."""
-    embedded_node.tame(lambda: False)
+    flower_patches.contain_connection_failures(lambda: False)
     try:
-        with embedded_node.connection.http_request_response(
-            address, False, ca.read_bytes(), embedded_node.load_key_pair(key), 0, 5.0
-        ):
+        with flower_patches.NodeConnection(address, ca, join.load_key_pair(key)):
             return None
     except Exception as error:
         return f"{type(error).__name__}: {error}"
@@ -72,10 +71,8 @@ def signed(address, ca, key, what, message, seconds=0.0):
     """The status of a request that is signed with this key, at a time that many seconds from now."""
 
     def send():
-        signer = signing.NodeAuthHttpInterceptor(*embedded_node.load_key_pair(key))
-        fleet = embedded_node.FleetHttpClient.from_server_address(
-            address, False, ca.read_bytes(), interceptors=[signer]
-        )
+        signer = signing.NodeAuthHttpInterceptor(*join.load_key_pair(key))
+        fleet = FleetHttpClient.from_server_address(address, False, ca.read_bytes(), interceptors=[signer])
         try:
             with fleet:
                 getattr(fleet, what)(message)
@@ -153,7 +150,7 @@ def test_strangers_are_refused_while_the_run_completes(tmp_path):
         assert signed(address, ca, mine, "ActivateNode", ActivateNodeRequest(public_key=public), -600) == 401  # stale
         assert signed(address, ca, mine, "ActivateNode", ActivateNodeRequest(public_key=public), 600) == 401
         told = at_another_time(600, lambda: connect(address, ca, mine))
-        assert "is this machine's clock right" in embedded_node.describe_error(RuntimeError(told))
+        assert "is this machine's clock right" in join.describe_error(RuntimeError(told))
         other = int((next((here.place / "clients" / "site 1").glob("*/node"))).read_text())
         of_another = PullMessagesRequest(node=Node(node_id=other))
         assert signed(address, ca, mine, "PullMessages", of_another) == 401
@@ -265,16 +262,16 @@ def test_nothing_leaves_but_what_is_declared(tmp_path, monkeypatch):
     A letter that is lost on the way is asked for again.
     """
     path, folder = run_file(tmp_path, "apfl", rounds=2, clients=2)
-    visit = homes.REQUEST_HANDLERS["visit"]
+    visit = homes.REQUEST_HANDLERS["local_update"]
 
-    def noted(home, parcel):
-        reply = visit(home, parcel)
-        if parcel.words["label"] == "apfl":
+    def noted(home, payload):
+        reply = visit(home, payload)
+        if payload.fields["label"] == "apfl":
             with (tmp_path / "sent.bin").open("ab") as file:
                 file.write(b"".join(tensor.numpy().tobytes() for tensor in reply.tensors.values()))
         return reply
 
-    monkeypatch.setitem(homes.REQUEST_HANDLERS, "visit", noted)
+    monkeypatch.setitem(homes.REQUEST_HANDLERS, "local_update", noted)
 
     def work():
         port = find_free_port()

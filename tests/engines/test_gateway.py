@@ -18,13 +18,19 @@ pytest.importorskip("flwr", reason="flwr is not installed; the extra is mooring[
 import httpx
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from flwr.proto.control_pb2 import ListRunsRequest, RegisterNodeRequest, StartRunRequest
 
 from mooring.core.errors import RequestError
-from mooring.engines.flower import embedded_node, flower_patches, gateway, keys
-from mooring.engines.flower.frames import join_frames, split_frames
-from mooring.engines.flower.mailbox import Mailbox
-from mooring.engines.flower.superlink import RunningSuperLink, control_client, superlink, synchronize
+from mooring.engines.flower import flower_patches, gateway, join, keys
+from mooring.engines.flower.gateway import Mailbox
+from mooring.engines.flower.messages import join_frames, split_frames
+from mooring.engines.flower.superlink import (
+    FIT_APPS,
+    RunningSuperLink,
+    control_client,
+    make_app_files,
+    start_superlink,
+    synchronize_keys,
+)
 from tests.engines.processes import Federation, free_port, run_file, wait_until
 
 pytestmark = [
@@ -275,7 +281,7 @@ class Forwarder:
 @pytest.fixture
 def link(tmp_path, key_folder):
     (tmp_path / "link").mkdir()
-    with superlink(tmp_path / "link", "127.0.0.1", free_port(), key_folder, False) as found:
+    with start_superlink(tmp_path / "link", "127.0.0.1", free_port(), key_folder, False) as found:
         yield found
 
 
@@ -289,7 +295,7 @@ def pid_of(port):
         if entry.isdigit():
             with suppress(OSError), open(f"/proc/{entry}/cmdline", "rb") as file:
                 words = file.read()
-                if b"started\0superlink" in words and str(port).encode() in words:
+                if b"child_process\0superlink" in words and str(port).encode() in words:
                     return int(entry)
     raise AssertionError("no SuperLink")
 
@@ -308,19 +314,21 @@ def test_a_forwarder_on_the_servers_host_opens_nothing(link, key_folder):
 
 def try_through(stranger, own, key_folder):
     public = keys.flower_key_bytes(ec.generate_private_key(ec.SECP384R1()).public_key())
-    for what, message in (
-        ("ListRuns", ListRunsRequest()),
-        ("RegisterNode", RegisterNodeRequest(public_key=public, name="north")),
-        ("StartRun", StartRunRequest()),
-    ):
+    app = make_app_files(FIT_APPS["fit"])
+    attempts = (
+        stranger.list_runs,
+        lambda: stranger.register_node("north", public),
+        lambda: stranger.start_run(app, {}),
+    )
+    for attempt in attempts:
         with pytest.raises(httpx.HTTPStatusError) as error:
-            getattr(stranger, what)(message)
-        assert error.value.response.status_code == 403, what
-    assert dict(own.ListRuns(ListRunsRequest()).run_dict) == {}
+            attempt()
+        assert error.value.response.status_code == 403
+    assert dict(own.list_runs()) == {}
     said = []
-    assert synchronize(own, keys.enrolled_keys(key_folder), said.append) == set() and not said
+    assert synchronize_keys(own, keys.enrolled_keys(key_folder), said.append) == set() and not said
     keys.revoke(key_folder, "north")
-    assert synchronize(own, keys.enrolled_keys(key_folder), said.append) == {"north"} and len(said) == 1
+    assert synchronize_keys(own, keys.enrolled_keys(key_folder), said.append) == {"north"} and len(said) == 1
 
 
 @pytest.mark.processes
@@ -356,12 +364,12 @@ def test_a_key_revoked_during_a_run_gets_401_and_the_others_finish(tmp_path):
         shutil.copytree(tmp_path / "keys", tmp_path / "copy")
         wait_until(lambda: here.saved() >= 1)
         address, ca = f"127.0.0.1:{here.port}", tmp_path / "keys" / "ca.crt"
-        pair = embedded_node.load_key_pair(tmp_path / "copy" / "clients" / "site 2")
+        pair = join.load_key_pair(tmp_path / "copy" / "clients" / "site 2")
         keys.revoke(tmp_path / "keys", "site 2")
         begun = time.monotonic()
         check = ssl.create_default_context(cafile=str(ca))
         with httpx.Client(base_url=f"https://{address}", verify=check) as client:
-            while client.post("/v1/fleet/pull-messages", headers=embedded_node.signed_headers(pair)).status_code != 401:
+            while client.post("/v1/fleet/pull-messages", headers=flower_patches.sign_request(pair)).status_code != 401:
                 assert time.monotonic() - begun < 5
                 time.sleep(0.1)
         here.check_end()

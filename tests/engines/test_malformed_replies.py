@@ -11,10 +11,9 @@ pytest.importorskip("flwr", reason="flwr is not installed; the extra is mooring[
 
 from flwr.app import Message, RecordDict
 
-from mooring.engines.flower import client_node as homes
-from mooring.engines.flower import secure_sums
-from mooring.engines.flower.messages import Payload
-from mooring.engines.flower.reply_schemas import printable
+from mooring.engines.flower import client_requests as homes
+from mooring.engines.flower import messages
+from mooring.engines.flower.messages import Payload, printable
 from mooring.engines.flower.server_run import run_federation
 from tests.engines.local_grid import LocalGrid
 from tests.engines.test_flower import clock, homes_of, run_of, table  # noqa: F401
@@ -24,20 +23,20 @@ BAD = "site 2"
 
 
 def words(**changes):
-    return lambda reply: reply._replace(words=reply.words | changes)
+    return lambda reply: reply._replace(fields=reply.fields | changes)
 
 
 def without_word(name):
-    return lambda reply: reply._replace(words={key: value for key, value in reply.words.items() if key != name})
+    return lambda reply: reply._replace(fields={key: value for key, value in reply.fields.items() if key != name})
 
 
 def summary(change):
     """The summary with one thing changed, as JSON."""
 
     def changed(reply):
-        found = json.loads(reply.words["summary"])
+        found = json.loads(reply.fields["summary"])
         change(found)
-        return reply._replace(words=reply.words | {"summary": json.dumps(found)})
+        return reply._replace(fields=reply.fields | {"summary": json.dumps(found)})
 
     return changed
 
@@ -94,20 +93,20 @@ CASES = [
     ("adopt", "nan rows", words(sizes={"train": math.nan, "validation": 1, "test": 1})),
     ("adopt", "1e30 rows", words(sizes={"train": 1e30, "validation": 1, "test": 1})),
     ("adopt", "a negative weight", words(weight=-1.0)),
-    ("facts", "nothing", nothing),
-    ("facts", "another shape", tensors(facts__smooth=torch.zeros(7).double())),
-    ("facts", "infinite", tensors(facts__smooth=one(math.inf))),
-    ("facts", "nan", tensors(facts__smooth=one(math.nan))),
-    ("facts", "negative", tensors(facts__smooth=one(-3.0))),
-    ("facts", "whole numbers", tensors(facts__smooth=torch.tensor([3]))),
-    ("told", "nothing", nothing),
-    ("told", "another shape", tensors(**{"0__gram": torch.zeros(1, 99, 99).double()})),
-    ("told", "nan", tensors(**{"0__moment": torch.full((1, 7), math.nan).double()})),
-    ("visit", "nothing", nothing),
-    ("visit", "nan", tensors(message=torch.full((1, 7), math.nan).double())),
-    ("visit", "an odd name", tensors(**{"message/x y": torch.zeros(1)})),
-    ("visit", "a keyword", tensors(**{"message__class": torch.zeros(1)})),
-    ("visit", "meter of text", words(meter={"samples": "x", "gradients": None, "solves": 5})),
+    ("client_statistics", "nothing", nothing),
+    ("client_statistics", "another shape", tensors(facts__smooth=torch.zeros(7).double())),
+    ("client_statistics", "infinite", tensors(facts__smooth=one(math.inf))),
+    ("client_statistics", "nan", tensors(facts__smooth=one(math.nan))),
+    ("client_statistics", "negative", tensors(facts__smooth=one(-3.0))),
+    ("client_statistics", "whole numbers", tensors(facts__smooth=torch.tensor([3]))),
+    ("statistics", "nothing", nothing),
+    ("statistics", "another shape", tensors(**{"0__gram": torch.zeros(1, 99, 99).double()})),
+    ("statistics", "nan", tensors(**{"0__moment": torch.full((1, 7), math.nan).double()})),
+    ("local_update", "nothing", nothing),
+    ("local_update", "nan", tensors(message=torch.full((1, 7), math.nan).double())),
+    ("local_update", "an odd name", tensors(**{"message/x y": torch.zeros(1)})),
+    ("local_update", "a keyword", tensors(**{"message__class": torch.zeros(1)})),
+    ("local_update", "meter of text", words(meter={"samples": "x", "gradients": None, "solves": 5})),
     ("evaluate", "nothing", nothing),
     ("evaluate", "another shape", tensors(risk=torch.zeros(9).double())),
     ("evaluate", "nan", tensors(risk=torch.full((3,), math.nan).double())),
@@ -119,7 +118,17 @@ CASES = [
     ("numbers", "text", words(number="x", known=True)),
     ("done", "nothing", nothing),
 ]
-SPOKEN = {"survey", "tally", "spread", "adopt", "facts", "told", "models", "numbers", "visit"}  # the sender is named
+SPOKEN = {
+    "survey",
+    "tally",
+    "spread",
+    "adopt",
+    "client_statistics",
+    "statistics",
+    "models",
+    "numbers",
+    "local_update",
+}  # the sender is named
 
 
 def run_with(table, tmp_path, monkeypatch, what, spoil, federation=None, name="fedprox_personal"):  # noqa: F811
@@ -127,13 +136,13 @@ def run_with(table, tmp_path, monkeypatch, what, spoil, federation=None, name="f
     run = run_of(table, name, rounds=2, federation=federation or {"wait": 60.0})
     usual, said = homes.REQUEST_HANDLERS[what], []
 
-    def lie(home, parcel):
-        reply = usual(home, parcel)
-        return spoil(reply) if home.name == BAD and parcel.words.get("label") != "local" else reply
+    def lie(home, payload):
+        reply = usual(home, payload)
+        return spoil(reply) if home.name == BAD and payload.fields.get("label") != "local" else reply
 
     monkeypatch.setitem(homes.REQUEST_HANDLERS, what, lie)
     grid = LocalGrid(homes_of(run, table, tmp_path / "state"))
-    return run_federation(run, grid, tmp_path / "run", say=said.append), said
+    return run_federation(run, grid, tmp_path / "run", report=said.append), said
 
 
 @pytest.mark.parametrize("what,name,spoil", CASES, ids=[f"{what}-{name}" for what, name, _ in CASES])
@@ -143,7 +152,7 @@ def test_the_others_finish(what, name, spoil, table, tmp_path, clock, monkeypatc
     assert len(result.rounds) == 2 and bool(torch.isfinite(result.trained.common).all())
     others = result.clients[result.clients["client"] != BAD]
     assert len(others) == 3 and others["personal"].notna().all()
-    named = any(BAD in sentence and not sentence.endswith(("is here", "is back")) for sentence in said)
+    named = any(BAD in sentence and not sentence.endswith((" connected", " reconnected")) for sentence in said)
     assert named or what not in SPOKEN or name in ("meter of text", "nan") or result.clients["left_out"].notna().any()
 
 
@@ -160,7 +169,7 @@ def test_messages_that_are_no_replies(content, table, tmp_path, clock):  # noqa:
             out = super().pull_messages(message_ids)
             for k, reply in enumerate(out):
                 asked = reply.metadata.src_node_id == 103 or self.owner.get(reply.metadata.reply_to_message_id) == 103
-                if asked and self.what[reply.metadata.reply_to_message_id] == "visit":
+                if asked and self.what[reply.metadata.reply_to_message_id] == "local_update":
                     spoiled = Message(RecordDict(), reply_to=self.requests[reply.metadata.reply_to_message_id])
                     out[k] = spoiled
             return out
@@ -168,28 +177,28 @@ def test_messages_that_are_no_replies(content, table, tmp_path, clock):  # noqa:
         def push_messages(self, messages):
             messages = list(messages)
             numbers = super().push_messages(messages)
-            from mooring.engines.flower.flower_records import from_records
+            from mooring.engines.flower.messages import from_records
 
             for number, message in zip(numbers, messages):
                 self.owner[number] = message.metadata.dst_node_id
-                self.what[number] = from_records(message.content).words["what"]
+                self.what[number] = from_records(message.content).fields["what"]
                 self.requests[number] = message
             return numbers
 
     grid = Odd(homes_of(run, table, tmp_path / "state"))
     grid.owner, grid.what, grid.requests = {}, {}, {}
-    result = run_federation(run, grid, tmp_path / "run", say=said.append)
+    result = run_federation(run, grid, tmp_path / "run", report=said.append)
     assert len(result.rounds) == 2 and any("site 2" in one and "cannot be read" in one for one in said)
 
 
 SECURE_CASES = [
-    (secure_sums.KEYS, nothing),
-    (secure_sums.KEYS, words(statement={})),
-    (secure_sums.UPDATE, nothing),
-    (secure_sums.UPDATE, tensors(masked=torch.zeros(3))),
-    (secure_sums.EVALUATE, tensors(masked=torch.zeros(9, dtype=torch.int64))),
-    (secure_sums.CONFIRM, words(signature=5)),
-    (secure_sums.CONFIRM, words(confirmed="everybody")),
+    (messages.SECURE_KEYS, nothing),
+    (messages.SECURE_KEYS, words(statement={})),
+    (messages.SECURE_UPDATE, nothing),
+    (messages.SECURE_UPDATE, tensors(masked=torch.zeros(3))),
+    (messages.SECURE_EVALUATE, tensors(masked=torch.zeros(9, dtype=torch.int64))),
+    (messages.SECURE_CONFIRM, words(signature=5)),
+    (messages.SECURE_CONFIRM, words(confirmed="everybody")),
 ]
 
 
@@ -199,13 +208,13 @@ def test_the_others_finish_a_secure_run(what, spoil, table, tmp_path, clock, mon
     run = run_of(table, "fedavg", {"eta": 0.05}, rounds=2, checkpoint="last", federation=SECURE | {"deadline": 5.0})
     usual, said = homes.REQUEST_HANDLERS[what], []
 
-    def lie(home, parcel):
-        reply = usual(home, parcel)
+    def lie(home, payload):
+        reply = usual(home, payload)
         return spoil(reply) if home.name == BAD else reply
 
     monkeypatch.setitem(homes.REQUEST_HANDLERS, what, lie)
     result = run_federation(
-        run, LocalGrid(secure_homes(run, table, tmp_path / "state")), tmp_path / "run", say=said.append
+        run, LocalGrid(secure_homes(run, table, tmp_path / "state")), tmp_path / "run", report=said.append
     )
     assert len(result.rounds) == 2 and bool(torch.isfinite(result.trained.common).all())
     assert any(BAD in sentence and "cannot be used" in sentence for sentence in said)
@@ -265,8 +274,8 @@ def fuzz_reply(rng, reply):
         if rng.random() < 0.2:
             out[rng.choice(["x/y", "message/def", "facts/n/deep", "=None", "\x1b"])] = torch.zeros(2)
         return reply._replace(tensors=out)
-    found = fuzz(rng, dict(reply.words))
-    return reply._replace(words=found if isinstance(found, dict) else {"words": found})
+    found = fuzz(rng, dict(reply.fields))
+    return reply._replace(fields=found if isinstance(found, dict) else {"words": found})
 
 
 @pytest.mark.parametrize("seed", [*range(24), *(pytest.param(k, marks=pytest.mark.slow) for k in range(24, 300))])
@@ -279,12 +288,14 @@ def test_fuzzed_replies(seed, table, tmp_path, clock, monkeypatch):  # noqa: F81
         if what == "hello":
             continue
 
-        def lie(home, parcel, usual=usual):
-            reply = usual(home, parcel)
+        def lie(home, payload, usual=usual):
+            reply = usual(home, payload)
             return fuzz_reply(rng, reply) if home.name == BAD and rng.random() < 0.4 else reply
 
         monkeypatch.setitem(homes.REQUEST_HANDLERS, what, lie)
-    result = run_federation(run, LocalGrid(homes_of(run, table, tmp_path / "state")), tmp_path / "run", say=said.append)
+    result = run_federation(
+        run, LocalGrid(homes_of(run, table, tmp_path / "state")), tmp_path / "run", report=said.append
+    )
     assert len(result.rounds) == 2 and bool(torch.isfinite(result.trained.common).all())
     assert set(result.clients["client"]) >= {"site 0", "site 1", "site 3"}
     assert not any("\x1b" in sentence for sentence in said)
@@ -294,6 +305,6 @@ def test_what_a_client_says_cannot_reach_the_terminals_controls(table, tmp_path,
     """Escape sequences, line breaks and texts without end in a refusal and in a name."""
     text = "\x1b]0;owned\x07\x1b[2J\nerror: all is lost\r" + "x" * 10_000
     _, said = run_with(table, tmp_path, monkeypatch, "adopt", lambda reply: Payload({"refused": text}))
-    (sentence,) = [one for one in said if "takes no part" in one]
+    (sentence,) = [one for one in said if "does not take part" in one]
     assert all(c.isprintable() for c in sentence) and len(sentence) < 700 and "error: all is lost" in sentence
     assert printable("a\x1b[31m\tb\n") == "a [31m b"

@@ -19,12 +19,12 @@ pytest.importorskip("flwr", reason="flwr is not installed; the extra is mooring[
 from mooring.commands.event_log import EventLog
 from mooring.core import size_limits
 from mooring.core.errors import RequestError
-from mooring.engines.flower import federation, keys, processes
-from mooring.engines.flower.audit import SENT_DESCRIPTIONS, SENT_FILE
-from mooring.engines.flower.client_node import REQUEST_HANDLERS, ClientNode
+from mooring.engines.flower import child_process, federation, keys
+from mooring.engines.flower.client_node import ClientNode
+from mooring.engines.flower.client_requests import REQUEST_HANDLERS
+from mooring.engines.flower.disclosure import REQUESTS_BY_QUANTITY, SENT_DESCRIPTIONS, SENT_FILE, Policy, read_policy
 from mooring.engines.flower.join import join
 from mooring.engines.flower.messages import Payload
-from mooring.engines.flower.policy import REQUESTS_BY_QUANTITY, Policy, read_policy
 from mooring.engines.flower.server_run import run_federation
 from mooring.engines.request import read_federation_request
 from tests.engines.local_grid import LocalGrid
@@ -53,7 +53,7 @@ def test_a_client_records_what_left_its_machine(table, tmp_path, clock):  # noqa
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [line["request"] for line in lines][:2] == ["hello", "survey"] and lines[-1]["request"] == "done"
-    updates = [line for line in lines if line["request"] == "visit" and line["arrays"]]
+    updates = [line for line in lines if line["request"] == "local_update" and line["arrays"]]
     assert [line["round"] for line in updates][:2] == [1, 2] and updates[0]["arrays"]["message"] == [1, 7]
     assert all(
         line["sent"] == SENT_DESCRIPTIONS[line["request"]] and line["bytes"] > 0 and "time" in line for line in lines
@@ -82,10 +82,10 @@ def test_a_policy_refuses_runs_and_requests(table, tmp_path, clock):  # noqa: F8
     client = ClientNode(run, file, tmp_path / "state", policy=Policy(quantities=["schema", "updates"], min_clients=3))
     for what in (*REQUESTS_BY_QUANTITY["statistics"], *REQUESTS_BY_QUANTITY["losses"], *REQUESTS_BY_QUANTITY["models"]):
         reply = client.answer(what, Payload({"run": client.digest}))
-        assert "its policy does not allow it" in reply.words["refused"], what
-    assert "summary" in client.answer("survey", Payload({"run": client.digest})).words
-    small = client.answer("visit", Payload({"run": client.digest, "round": [1, 5, 4, 2, 1.0, 0]}))
-    assert "rounds of 3 clients or more" in small.words["refused"]
+        assert "its policy does not allow it" in reply.fields["refused"], what
+    assert "summary" in client.answer("survey", Payload({"run": client.digest})).fields
+    small = client.answer("local_update", Payload({"run": client.digest, "round": [1, 5, 4, 2, 1.0, 0]}))
+    assert "rounds of 3 clients or more" in small.fields["refused"]
     (tmp_path / "policy.toml").write_text('quantities = ["rows"]\n')
     with pytest.raises(RequestError, match="unknown quantity 'rows'; known: schema"):
         read_policy(tmp_path / "policy.toml")
@@ -180,7 +180,7 @@ def test_joining_a_secure_run_needs_keys_and_peers(table, tmp_path):  # noqa: F8
     path = tmp_path / "run.toml"
     path.write_text('[data]\nsource = "x"\ntarget = "y"\n[algorithm]\nname = "fedavg"\n[federation]\nsecure = true\n')
     with pytest.raises(RequestError, match="give --key and --peers"):
-        join(path, sorted(table.iterdir())[0], tmp_path / "state", insecure=True, say=print)
+        join(path, sorted(table.iterdir())[0], tmp_path / "state", insecure=True, report=print)
 
 
 class SlowLine:
@@ -233,7 +233,7 @@ class SlowLine:
 @pytest.mark.processes
 def test_a_line_with_200_ms_delay_ends_nobody(tmp_path):
     path, folder = run_file(tmp_path, "fedavg", rounds=3, clients=3)
-    port = processes.find_free_port()
+    port = child_process.find_free_port()
     line = SlowLine(port, 0.2)
     with Federation(tmp_path, path, folder, port=port, through=line.port) as here:
         here.check_end()
@@ -248,10 +248,16 @@ def test_a_line_with_200_ms_delay_ends_nobody(tmp_path):
 def test_a_secure_federation_of_processes(tmp_path):
     """The whole way over TLS: keys, peers, sums; audit log, metrics and modes of what the server keeps."""
     path, folder = run_file(
-        tmp_path, "fedavg", rounds=3, clients=3, more="secure = true", settings="eta = 0.05", training="keep = 'last'"
+        tmp_path,
+        "fedavg",
+        rounds=3,
+        clients=3,
+        more="secure = true",
+        settings="eta = 0.05",
+        training="checkpoint = 'last'",
     )
     said = []
-    out = federation.run_local_federation(path, folder, tmp_path / "out", embedded=True, say=said.append)
+    out = federation.run_local_federation(path, folder, tmp_path / "out", embedded=True, report=said.append)
     from mooring.engines.fit import fit
     from mooring.runs.directory import open_run
 
@@ -261,7 +267,7 @@ def test_a_secure_federation_of_processes(tmp_path):
     lines = [json.loads(line) for line in (place / "audit.jsonl").read_text().splitlines()]
     assert {"joined", "asked"} <= {line["event"] for line in lines}
     assert any(line.get("request") == "secure_update" and len(line["clients"]) == 3 for line in lines)
-    assert not any(line.get("request") in ("visit", "evaluate") for line in lines)
+    assert not any(line.get("request") in ("local_update", "evaluate") for line in lines)
     for name in ("audit.jsonl", "metrics.token", "superlink.log"):
         assert stat.S_IMODE((place / name).stat().st_mode) & 0o077 == 0, name
 

@@ -31,7 +31,8 @@ from mooring.core.client_functions import CLIENT_FUNCTIONS
 from mooring.core.cohort import Rows
 from mooring.core.errors import RequestError
 from mooring.engines.fit_files import describe_task
-from mooring.engines.flower.client_node import DONE_FILE, REQUEST_HANDLERS, RESULT_DIR, ClientNode
+from mooring.engines.flower.client_node import ClientNode
+from mooring.engines.flower.client_requests import DONE_FILE, REQUEST_HANDLERS, RESULT_DIR
 from mooring.engines.flower.messages import Payload
 from mooring.engines.flower.remote_rows import answer_calls
 from mooring.engines.prepare import Job
@@ -97,8 +98,8 @@ def ensure_nonempty(rows: Rows, like: Rows) -> Rows:
     return Rows(torch.zeros_like(like.x[:1]), torch.zeros_like(like.y[:1]), rows.start, rows.size)
 
 
-def handle_calls(home: AdviceClientNode, parcel: Payload) -> Payload:
-    return answer_calls(home.name, home.task, parcel, home.rows, CLIENT_FUNCTIONS)
+def handle_calls(home: AdviceClientNode, payload: Payload) -> Payload:
+    return answer_calls(home.name, home.task, payload, home.rows, CLIENT_FUNCTIONS)
 
 
 def client_record(advice: AdviceResult, row: Any) -> dict[str, Any]:
@@ -123,9 +124,9 @@ def describe_recommendation(row: dict[str, Any]) -> str:
     return f"Use {MODEL_PHRASES[row['recommended']]}{': ' + ' and '.join(sides) if sides else ''}."
 
 
-def write_client_run(home: AdviceClientNode, parcel: Payload) -> Payload:
+def write_client_run(home: AdviceClientNode, payload: Payload) -> Payload:
     """Write verdict and model as a run directory."""
-    record = parcel.words["record"]
+    record = payload.fields["record"]
     row = record["clients"][0]
     run = home.run.model_copy(
         update={"data": home.run.data.model_copy(update={"source": str(home.path)}), "federation": None}
@@ -139,7 +140,7 @@ def write_client_run(home: AdviceClientNode, parcel: Payload) -> Payload:
     path = home.folder / RESULT_DIR
     shutil.rmtree(path, ignore_errors=True)
     about, layout = describe_task(Job(run, home.clients, home.task))
-    saved = StoredModels(parcel.tensors["common"], parcel.tensors["own"], (home.name,), about, layout)
+    saved = StoredModels(payload.tensors["common"], payload.tensors["own"], (home.name,), about, layout)
     create_run(path, files).write_models(saved)
     write_json(
         home.folder / DONE_FILE,

@@ -1,30 +1,25 @@
-"""The Flower apps of a federation that is advised; those of a run that is fitted are in `engines/flower`."""
+"""The Flower apps of federated advice; those of a fit are in `engines/flower`."""
 
 from __future__ import annotations
 
-import os
+from typing import Any
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp import ServerApp
 
-from mooring.engines.flower.local_socket import SOCKET_KEY, forward_to_client
+from mooring.engines.flower.client_app import SOCKET_KEY, AppPaths, forward_to_client
 
+APPS = AppPaths(client=f"{__name__}.client", server=f"{__name__}.server")
 server, client = ServerApp(), ClientApp()
 
 
 @server.main()
-def main(grid: Grid, context: Context) -> None:
-    from flwr.supercore.app_utils import start_parent_process_monitor
-
+def main(grid: Any, context: Context) -> None:
     from mooring.advice.remote.server import advise_federation
-    from mooring.engines.flower.flower_patches import LossDetectingGrid
-    from mooring.engines.flower.server_app import run_server_app
+    from mooring.engines.flower.server_run import run_server_app
 
-    start_parent_process_monitor(os.getppid())
-    run_server_app(
-        LossDetectingGrid(grid), {key: str(value) for key, value in context.run_config.items()}, advise_federation
-    )
+    run_server_app(grid, context, advise_federation)
 
 
 @client.train()
@@ -32,7 +27,7 @@ def main(grid: Grid, context: Context) -> None:
 def answer(message: Message, context: Context) -> Message:
     if SOCKET_KEY in context.node_config:
         return forward_to_client(message, str(context.node_config[SOCKET_KEY]))
-    from mooring.advice.remote.client_node import AdviceClientNode  # slow to import, which a letter should not cost
-    from mooring.engines.flower.message_replies import answer_as
+    from mooring.advice.remote.client_node import AdviceClientNode  # slow to import
+    from mooring.engines.flower.client_node import answer_as
 
     return answer_as(AdviceClientNode, message, context)

@@ -39,26 +39,26 @@ def advise_federation(
     grid: Grid,
     out: str | Path,
     *,
-    say: Callable[[str], None] = ignore_message,
-    tell: OnProgress = ignore_progress,
+    report: Callable[[str], None] = ignore_message,
+    on_progress: OnProgress = ignore_progress,
 ) -> AdviceResult:
     """Advise a federation; the run directory `out` and the clients' own folders have the answer.
 
     Every sum is of all clients, so that one that fails in the middle, or is late where a quorum is not, cannot be left
     out of what follows only: the others begin again, schema included, and have the advice of a federation without it.
     """
-    directory, run, how, post, clients = prepare_federation(run, grid, out, say, refuse_secure)
+    directory, run, how, post, clients = prepare_federation(run, grid, out, report, refuse_secure)
     while True:
-        job, access = make_remote_job(run, clients, post, how, tell)
+        job, access = make_remote_job(run, clients, post, how, on_progress)
         if directory is None:
             directory = create_run(out, initial_files(job))
         try:
             with directory_lock(directory.path):
-                advice = run_advice(job, directory, tell, access)
+                advice = run_advice(job, directory, on_progress, access)
             break
         except ClientFailedError as error:
             names = exclude_clients(post, clients.names, error)
-            say("the others begin again: an advice is of those who stay to its end")
+            report("the others begin again: an advice is of those who stay to its end")
             remove_run(directory)
             directory = None
             run, clients = agree_on_run(post, names, run)
@@ -81,7 +81,7 @@ def refuse_secure(run: RunFile, how: FederationSection) -> None:
 
 
 def make_remote_job(
-    run: RunFile, clients: Clients, messenger: Messenger, how: FederationSection, tell: OnProgress
+    run: RunFile, clients: Clients, messenger: Messenger, how: FederationSection, on_progress: OnProgress
 ) -> tuple[Job, RemoteAccess]:
     """The job of an advice whose clients keep their rows, and the access to these; some tasks are refused."""
     task = make_task(run, clients)
@@ -96,7 +96,7 @@ def make_remote_job(
         quorum = max(len(letters) - len(clients) + required, 0)  # of these, where not all are asked
         replies = messenger.ask_all("asked", letters, deadline=how.deadline, quorum=quorum)
         number = next(messages)
-        tell("asking the clients", number, number + 1)
+        on_progress("asking the clients", number, number + 1)
         return replies
 
     calls = CallBatcher(make_sender(ask_all, clients.names))

@@ -1,22 +1,27 @@
-"""The exchange across machines: the same round loop, with clients behind Flower (`flwr`, an extra).
+"""Federations across machines: the same round loop, with clients behind Flower (`flwr`, an extra).
 
-packing.py      a parcel of words and tensors as Flower records, and back
-home.py         what a client answers; its rows and its personal state stay in its own folder
-verdict.py      what a client's own test rows say of its model
-post.py         letters to clients and their replies: who is where, deadlines, what came too late
-exchange.py     `engines/exchange.py`'s contract over the post
-conversation.py a whole run as the server leads it: agree on a schema, call the roll, fit, say goodbye
-client_app.py, server_app.py   the two Flower apps
-replies.py      a client's reply to a message of Flower
-door.py         where Flower's own node brings letters to the client
-node.py         a client's node in this process, which runs no code that the server sends
-secure.py       secure sums: the protocol; secure_client.py, secure_server.py   its two parties
-started.py      Flower's processes: the SuperLink behind its guard, stock nodes
-on_ray.py       Flower's own simulation instead of processes
-keys.py         certificates and client keys
-processes.py    processes that are started, watched and ended
-superlink.py    Flower's SuperLink, and what is asked of it
-app_files.py    the Flower app of a run, as files
-joining.py      what the command join does
-federation.py   what the commands serve and federation up start and stop
+messages.py        what server and clients send each other, and the checks of replies
+messenger.py       the server sends messages and collects replies: nodes, deadlines, late replies
+exchange.py        the contract of `engines/exchange.py` over the messenger
+server_run.py      a run as the server leads it: agree on a schema, train, send results; the server's Flower app
+client_node.py     a client: its run file, table and state
+client_requests.py how a client answers each request
+client_app.py      the client's Flower app, for Flower's own nodes
+disclosure.py      what may leave a client (its policy), and records of what was asked and sent
+secure_sums.py     secure sums: the protocol, and the server's part
+secure_client.py   the client's part in secure sums: what it sends, and what it refuses
+gateway.py         the ASGI application in front of Flower's SuperLink, and its mailbox for embedded nodes
+superlink.py       Flower's SuperLink: start it, register keys, submit runs
+child_process.py   processes that are started, watched and ended
+join.py            `mooring join`: an embedded node, or Flower's own
+federation.py      `mooring serve` and `mooring federation up`
+keys.py            certificates and keys
+flower_patches.py  every use of Flower that is not its public interface
 """
+
+from importlib.util import find_spec
+
+from mooring.core.errors import RequestError
+
+if find_spec("flwr") is None:
+    raise RequestError("a federation across machines needs Flower: pip install 'mooring-fl[flower]'.")

@@ -1,77 +1,51 @@
-"""What a client answers. Its rows never leave this file, its personal state lives in its own folder.
+"""A client of a federation: a run file, its own table, and a folder for its state.
 
-    hello                      its name, and which run file it has
-    survey, tally, names, spread   counts and sums for the schema (`data/schema_client.py`)
-    adopt                      the agreed schema; how many rows it has
-    facts, told                what settings such as "auto" are settled from (`estimates/client_statistics.py`,
-    `answers.py`)
-    begin                      the settled algorithm and the first model
-    visit                      a stay: a message, and a new generation of its state
-    evaluate, models, numbers  how its deployed model does; the model and numbers of its state, where it shares them
-    done                       the end: it writes its own model as a run directory that `mooring predict` reads
-    dismissed                  the server does without it, and why
-
-A request names the run file by its digest: whoever joins has read the run file, and does nothing else. Every answer can
-be given again: a visit starts from the generation that the request names and drops none that the server may still
-name. The state is one safetensors file per algorithm, replaced by one rename, so that it survives a kill at any moment.
-A process may answer one request and end (Flower's own nodes do that), or all of them.
+A request names the run file by its digest, and a client answers requests of its own run file only (`client_requests.py`
+has the answers). The state of an algorithm is one safetensors file, replaced by one rename, so that it survives a kill
+at any moment. A process may answer one request and end, as with Flower's own nodes, or answer all of them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
+from flwr.app import Message
 from torch import Tensor
 
 from mooring.algorithms.base import build, describe
 from mooring.core.cohort import CohortData, Round
-from mooring.core.costs import CostMeter
 from mooring.core.errors import RequestError, WorkError
-from mooring.data.clients import PARTS, Clients
-from mooring.data.column_statistics import ColumnStatistics
-from mooring.data.data_warnings import find_suspicious_values
+from mooring.data.clients import Clients
 from mooring.data.file_readers import file_stem
 from mooring.data.load_options import LoadOptions
-from mooring.data.loading import load, read_client_table, table_digest
-from mooring.data.rare_categories import hide_rare_levels, reveal_levels
+from mooring.data.loading import load, read_client_table
 from mooring.data.schema import Schema
-from mooring.data.schema_client import ClientTable, count_values, parse_table, sum_squares, survey_table
-from mooring.data.schema_server import SchemaPlan
+from mooring.data.schema_client import ClientTable
 from mooring.data.table_sources import read_source
 from mooring.engines import local_update
-from mooring.engines.fit_files import describe_task, with_resolved
-from mooring.engines.flower import audit, secure_client
-from mooring.engines.flower.messages import PROTOCOL_VERSION, Payload
-from mooring.engines.flower.remote_rows import answer_calls
-from mooring.engines.flower.test_rows import improvement_on_test_rows
+from mooring.engines.flower import secure_client
+from mooring.engines.flower.client_requests import ADOPTED_SCHEMA_FILE, BASELINES, REQUEST_HANDLERS, StateHistory
+from mooring.engines.flower.disclosure import SENT_FILE, append_record, describe_reply
+from mooring.engines.flower.keys import load_identity
+from mooring.engines.flower.messages import Payload, from_records, to_records
 from mooring.engines.personal_parts import keep_personal_parts
-from mooring.engines.prepare import Job, load_options, make_task
-from mooring.estimates.client_queries import STATISTICS
-from mooring.estimates.client_statistics import ALL_RESOLVED, compute_statistics
-from mooring.runs.atomic_files import json_bytes, make_synced_folder, parquet_bytes, read_json, write_json
-from mooring.runs.directory import CLIENTS_FILE, RUN_FILE, SCHEMA_FILE, SUMMARY_FILE, StoredModels, create_run
-from mooring.runs.runfile import RunFile, run_bytes
-from mooring.runs.sections import FederationSection, installed_version
-from mooring.runs.table_schemas import clients_table
+from mooring.engines.prepare import load_options, make_task
+from mooring.engines.request import read_federation_request
+from mooring.runs.atomic_files import make_synced_folder, read_json
+from mooring.runs.runfile import RunFile
+from mooring.runs.sections import FederationSection
 from mooring.runs.tensor_files import flatten, read_tensors, unflatten, write_tensors
 
 if TYPE_CHECKING:
+    from mooring.engines.flower.disclosure import Policy
     from mooring.engines.flower.keys import Identity
-    from mooring.engines.flower.policy import Policy
-
-LOCAL = "local"
-HIDDEN_IN_SECURE_RUNS = ("convex", "noise", "trace", "dispersion", "largest")
-BASELINES = (LOCAL,)  # what a server may ask for beside the run file's own algorithm
-ADOPTED_SCHEMA_FILE, RESULT_DIR, DONE_FILE, DISMISSED_FILE = "adopted.json", "result", "done.json", "dismissed.json"
 
 
 def run_digest(run: RunFile) -> str:
@@ -84,36 +58,24 @@ def run_digest(run: RunFile) -> str:
     ):
         for name in names:
             table.get(section, {}).pop(name, None)
-    how = run.federation or FederationSection()
-    known = how.model_dump(include={"share_models", "secure", "secure_range"})
+    options = run.federation or FederationSection()
+    known = options.model_dump(include={"share_models", "secure", "secure_range"})
     table["federation"] = known  # the rest is the server's own business
     return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:16]
 
 
-class AlgorithmState(NamedTuple):
-    """An algorithm's run at this client: how it began, and the generations of its state by round."""
+class AnswersRequests(Protocol):
+    """A client, or a client's runs."""
 
-    start: str  # the server's word for this beginning
-    fields: dict[str, Any]  # the settled algorithm's, as they were sent
-    algorithm: Any
-    server: Any  # a template
-    first: Any  # generation 0
-    w0: Tensor
-    states: dict[int, Any]
+    folder: Path
 
-    def at(self, base: int, who: str) -> Any:
-        if base == 0:
-            return self.first
-        if base not in self.states:
-            held = ", ".join(map(str, sorted(self.states))) or "none"
-            raise RequestError(f"{who} has no state of round {base} any more (it has: {held}); it cannot go back.")
-        return self.states[base]
+    def answer(self, what: str, payload: Payload) -> Payload: ...
 
 
 class ClientNode:
     """A client: a run file, its own table, and a folder for what it keeps."""
 
-    answers: ClassVar[dict[str, Callable[[Any, Payload], Payload]]] = {}  # by the request
+    answers: ClassVar[Mapping[str, Callable[[Any, Payload], Payload]]] = REQUEST_HANDLERS
     of_schema: ClassVar[tuple[str, ...]] = ("schema", "clients", "task")  # what another schema makes anew
 
     def __init__(
@@ -122,12 +84,12 @@ class ClientNode:
         data: str | Path,
         state: str | Path,
         name: str | None = None,
-        say: Callable[[str], None] = lambda sentence: None,
+        report: Callable[[str], None] = lambda sentence: None,
         identity: Identity | None = None,
         policy: Policy | None = None,
     ):
         """`say` prints for this client's operator; `identity` has its key and its peers', for secure sums."""
-        self.run, self.path, self.given, self.say = run, Path(data), name, say
+        self.run, self.path, self.given, self.report = run, Path(data), name, report
         self.identity, self.policy = identity, policy
         self.federation = run.federation or FederationSection()
         self.digest = run_digest(run)
@@ -135,31 +97,31 @@ class ClientNode:
         if run.training.threads:
             torch.set_num_threads(run.training.threads)
 
-    def answer(self, what: str, parcel: Payload) -> Payload:
+    def answer(self, what: str, payload: Payload) -> Payload:
         """The reply to a request; a sentence under "refused" where it cannot be answered. What is sent is recorded."""
-        reply = self._answer(what, parcel)
+        reply = self._answer(what, payload)
         with suppress(OSError):  # a full disk: the next state that is written reports it
             make_synced_folder(self.folder)
-            audit.append_record(self.folder / audit.SENT_FILE, audit.describe_reply(what, parcel, reply))
+            append_record(self.folder / SENT_FILE, describe_reply(what, payload, reply))
         return reply
 
-    def _answer(self, what: str, parcel: Payload) -> Payload:
+    def _answer(self, what: str, payload: Payload) -> Payload:
         try:
             if what not in self.answers:
                 raise RequestError(f"client '{self.name}' does not know the request {what!r}.")
             if self.policy is not None:
-                self.policy.check_request(what, parcel.words, self.name)
+                self.policy.check_request(what, payload.fields, self.name)
             if self.federation.secure:
-                secure_client.check_allowed(self, what, parcel)
+                secure_client.check_allowed(self, what, payload)
             if what not in ("hello", "dismissed"):
-                self.check_run(parcel)
-            return self.answers[what](self, parcel)
+                self.check_run(payload)
+            return self.answers[what](self, payload)
         except Exception as error:
             foreseen = isinstance(error, RequestError | WorkError)
             return Payload({"refused": str(error) if foreseen else f"unexpected {type(error).__name__}: {error}"})
 
-    def check_run(self, parcel: Payload) -> None:
-        if parcel.words.get("run") != self.digest:
+    def check_run(self, payload: Payload) -> None:
+        if payload.fields.get("run") != self.digest:
             raise RequestError(f"client '{self.name}' has another run file than the server; both need the same.")
 
     @property
@@ -221,32 +183,34 @@ class ClientNode:
     def task(self) -> Any:
         return make_task(self.run, self.clients)
 
-    def data(self, words: dict[str, Any]) -> CohortData:
+    def data(self, fields: dict[str, Any]) -> CohortData:
         """Itself as a cohort of one, at the place and with the weight that the server names."""
-        p = torch.tensor([words["p"]], dtype=torch.float64)
-        index = torch.tensor([words["index"]])
+        p = torch.tensor([fields["p"]], dtype=torch.float64)
+        index = torch.tensor([fields["index"]])
         return CohortData(self.clients.keys, index, p, self.clients.train, self.clients.validation)
 
     # its state
 
-    def stretch(self, words: dict[str, Any]) -> AlgorithmState:
+    def history(self, fields: dict[str, Any]) -> StateHistory:
         """What is on disk of the algorithm that a request names."""
-        path = self._file(words["label"])
+        path = self._file(fields["label"])
         if not path.exists():
-            raise RequestError(f"client '{self.name}' has no state of '{words['label']}'; it was lost, or never began.")
+            raise RequestError(
+                f"client '{self.name}' has no state of '{fields['label']}'; it was lost, or never began."
+            )
         tensors, meta = read_tensors(path)
-        algorithm = keep_personal_parts(build(words["label"], meta["fields"]), self.task)
+        algorithm = keep_personal_parts(build(fields["label"], meta["hyperparameters"]), self.task)
         server, _ = algorithm.init(self.task, tensors["w0"])
         first = local_update.initial_states(algorithm, self.task, tensors["w0"], 1)
         states = {t: unflatten(first, str(t), tensors) for t in meta["rounds"]}
-        return AlgorithmState(meta["start"], meta["fields"], algorithm, server, first, tensors["w0"], states)
+        return StateHistory(meta["start"], meta["hyperparameters"], algorithm, server, first, tensors["w0"], states)
 
-    def keep(self, label: str, stretch: AlgorithmState) -> None:
+    def keep(self, label: str, history: StateHistory) -> None:
         """The state file, by one rename."""
-        tensors = {"w0": stretch.w0}
-        for t, state in stretch.states.items():
+        tensors = {"w0": history.w0}
+        for t, state in history.states.items():
             tensors |= flatten(str(t), state)
-        about = {"start": stretch.start, "fields": stretch.fields, "rounds": sorted(stretch.states)}
+        about = {"start": history.start, "hyperparameters": history.hyperparameters, "rounds": sorted(history.states)}
         write_tensors(self._file(label), tensors, about)
 
     def _file(self, label: str) -> Path:
@@ -259,242 +223,29 @@ class ClientNode:
         assert self.run.algorithm is not None
         return self.run.algorithm.name
 
-    def deployed(self, parcel: Payload) -> tuple[AlgorithmState, Tensor, Round]:
-        words = parcel.words
-        stretch, turn = self.stretch(words), Round(*words["round"])
-        server = unflatten(stretch.server, "server", parcel.tensors)
-        state, merged = stretch.at(words["base"], f"client '{self.name}'"), torch.tensor([words["base"]])
-        w = local_update.personal_models(stretch.algorithm, self.task, server, state, merged, self.data(words), turn)
-        return stretch, w, turn
+    def deployed(self, payload: Payload) -> tuple[StateHistory, Tensor, Round]:
+        fields = payload.fields
+        history, turn = self.history(fields), Round(*fields["round"])
+        server = unflatten(history.server, "server", payload.tensors)
+        state, merged = history.at(fields["base"], f"client '{self.name}'"), torch.tensor([fields["base"]])
+        w = local_update.personal_models(history.algorithm, self.task, server, state, merged, self.data(fields), turn)
+        return history, w, turn
 
 
-def handle_hello(home: ClientNode, parcel: Payload) -> Payload:
-    """Its name, run file and version; a server of another version is told to the operator of this client too."""
-    theirs = parcel.words.get("protocol")
-    if theirs is not None and theirs != PROTOCOL_VERSION:
-        home.say(
-            f"the server has Mooring {parcel.words.get('version')} (protocol {theirs}), this client "
-            f"{installed_version()} "
-            f"(protocol {PROTOCOL_VERSION}); install the same version at both."
-        )
-    return Payload(
-        {"name": home.name, "run": home.digest, "version": installed_version(), "protocol": PROTOCOL_VERSION}
-    )
+def answer_message(client: AnswersRequests, message: Message) -> Message:
+    """Return a client's reply to a message of Flower."""
+    try:
+        payload = from_records(message.content)
+        reply = client.answer(str(payload.fields.get("what")), payload)
+    except RequestError as error:  # the message is not a request
+        reply = Payload({"refused": str(error)})
+    return Message(to_records(reply), reply_to=message)
 
 
-def handle_survey(home: ClientNode, parcel: Payload) -> Payload:
-    return summary_payload(survey_table(home.member))
-
-
-def handle_tally(home: ClientNode, parcel: Payload) -> Payload:
-    return summary_payload(
-        hide_rare_levels(compute_tally(home, parcel), home.run.data.min_category_rows or 1, home.digest)
-    )
-
-
-def handle_names(home: ClientNode, parcel: Payload) -> Payload:
-    """Levels that are rare here and not in all."""
-    return Payload({"names": reveal_levels(compute_tally(home, parcel), parcel.words["wanted"], home.digest)})
-
-
-def compute_tally(home: ClientNode, parcel: Payload) -> ColumnStatistics:
-    plan = SchemaPlan.model_validate(parcel.words["plan"])
-    return count_values(home.member, plan, parse_table(home.member, plan))
-
-
-def handle_spread(home: ClientNode, parcel: Payload) -> Payload:
-    """Its spread to the server; what looks odd in its rows is told at home alone."""
-    plan, draft = SchemaPlan.model_validate(parcel.words["plan"]), Schema.model_validate(parcel.words["draft"])
-    reading = parse_table(home.member, plan)
-    odd = find_suspicious_values(reading.columns, reading.target, home.member.roles.target)
-    for sentence in [*parcel.words.get("notes", ()), *(sentence for _, sentence in odd)]:
-        home.say(sentence)
-    return summary_payload(sum_squares(home.member, draft, reading))
-
-
-def summary_payload(summary: ColumnStatistics) -> Payload:
-    return Payload({"summary": summary.to_json()})
-
-
-def handle_adopt(home: ClientNode, parcel: Payload) -> Payload:
-    """Keep the schema. Rows that are not those of the run's beginning are refused while a state of it is here."""
-    make_synced_folder(home.folder)
-    path = home.folder / ADOPTED_SCHEMA_FILE
-    digest = client_table_digest(home)
-    if path.exists() and not parcel.words["fresh"] and read_json(path)["rows"] != digest:
-        raise RequestError(f"{home.path.name} has changed since the run began; start a new run, or bring it back.")
-    write_json(path, {"schema": parcel.words["schema"], "rows": digest})
-    for stale in home.of_schema:
-        home.__dict__.pop(stale, None)
-    sizes = {part: int(getattr(home.clients, part).size[0]) for part in PARTS}
-    own = home.clients.weights_from_column
-    about = {"sizes": sizes, "weight": None if own is None else own[home.name]}
-    return Payload(about | {"by_chance": home.clients.has_random_parts})
-
-
-def client_table_digest(home: ClientNode) -> str:
-    source = home._source[1]
-    return table_digest(source[home.name] if isinstance(source, dict) else source)
-
-
-def handle_client_statistics(home: ClientNode, parcel: Payload) -> Payload:
-    words, asks = parcel.words, tuple(str(name) for name in parcel.words["asks"])
-    if home.federation.secure and (
-        set(asks) - {ALL_RESOLVED} or (home.task.solve is None and ALL_RESOLVED not in asks)
-    ):
-        raise RequestError(f"client '{home.name}' tells no {asks}: its run file says secure = true; give numbers.")
-    facts = compute_statistics(home.task, home.data(words), parcel.tensors["w0"], asks)
-    if home.federation.secure:  # all that is shown of its rows is how steep its loss is, to a power of two
-        unknown: Any = {name: torch.full_like(facts.smooth, torch.nan) for name in HIDDEN_IN_SECURE_RUNS}
-        smooth = [secure_client.round_up_to_power_of_two(float(value)) for value in facts.smooth]
-        facts = facts._replace(smooth=torch.tensor(smooth, dtype=facts.smooth.dtype), **unknown)
-    return Payload({}, flatten("facts", facts))
-
-
-def handle_statistics(home: ClientNode, parcel: Payload) -> Payload:
-    """The statistics of its training rows that random effects and rules for lambda are estimated from."""
-    return answer_calls(home.name, home.task, parcel, lambda part: home.clients.train, STATISTICS)
-
-
-def handle_begin(home: ClientNode, parcel: Payload) -> Payload:
-    """Make the first state. The same beginning again, and a beginning that goes on with a run, keep what is there."""
-    words = parcel.words
-    label, fields = words["label"], words["fields"]
-    path, algorithm = home._file(label), keep_personal_parts(build(label, fields), home.task)
-    if home.federation.secure:
-        secure_client.check_begin(home, label, fields, str(words["start"]), bool(words["fresh"]))
-    server, _ = algorithm.init(home.task, parcel.tensors["w0"])
-    first = local_update.initial_states(algorithm, home.task, parcel.tensors["w0"], 1)
-    if path.exists():
-        known = home.stretch(words)
-        if known.start == words["start"] or not words["fresh"]:
-            if known.algorithm != algorithm:
-                raise RequestError(f"client '{home.name}' has a state of {label} with other settings; start a new run.")
-            return Payload({})
-        if known.states:
-            os.replace(path, path.with_suffix(".before"))  # another run of the same file: its states are not ours
-    home.keep(label, AlgorithmState(words["start"], fields, algorithm, server, first, parcel.tensors["w0"], {}))
-    return Payload({})
-
-
-def handle_update(home: ClientNode, parcel: Payload) -> Payload:
-    reply = run_local_update(home, parcel)
-    if home.federation.secure and any(tensor.numel() for tensor in reply.tensors.values()):
-        raise RequestError(
-            f"client '{home.name}' sends no message that is not masked: its run file says secure = true."
-        )
-    return reply
-
-
-def run_local_update(home: ClientNode, parcel: Payload) -> Payload:
-    """A visit: the message and the work it took; the new state is kept."""
-    words = parcel.words
-    stretch, turn = home.stretch(words), Round(*words["round"])
-    state = stretch.at(words["base"], f"client '{home.name}'")
-    server = unflatten(stretch.server, "server", parcel.tensors)
-    meter = CostMeter()
-    new, message = local_update.client_update(
-        stretch.algorithm, home.task, server, state, home.data(words), turn, meter
-    )
-    if not bool(local_update.finite_states(new).all()):
-        raise WorkError(local_update.NOT_FINITE)
-    held = {t: known for t, known in stretch.states.items() if t in words["hold"]}
-    home.keep(words["label"], stretch._replace(states=held | {turn.t: new}))
-    work = {"samples": meter.samples, "gradients": meter.gradients, "solves": list(meter.solves)}
-    return Payload({"meter": work}, flatten("message", message))
-
-
-def handle_evaluate(home: ClientNode, parcel: Payload) -> Payload:
-    return Payload({"parts": parcel.words["parts"]}, {"risk": mean_losses(home, parcel)})
-
-
-def mean_losses(home: ClientNode, parcel: Payload) -> Tensor:
-    """[parts]: the mean loss of this client's deployed model over each named part of its rows."""
-    _, w, _ = home.deployed(parcel)
-    parts = [str(part) for part in parcel.words["parts"]]
-    if not set(parts) <= set(PARTS):
-        raise RequestError(f"client '{home.name}' has rows to {', '.join(PARTS)}, not {', '.join(parts)}.")
-    return torch.cat([local_update.mean_risk(home.task, w, getattr(home.clients, part)) for part in parts])
-
-
-def handle_model(home: ClientNode, parcel: Payload) -> Payload:
-    return Payload({}, {"model": home.deployed(parcel)[1]} if home.federation.share_models else {})
-
-
-def handle_number(home: ClientNode, parcel: Payload) -> Payload:
-    words = parcel.words
-    if not home.federation.share_models:
-        raise RequestError(f"client '{home.name}' keeps the numbers of its state to itself.")
-    state = home.stretch(words).at(words["base"], f"client '{home.name}'")
-    found = getattr(state, words["field"], None)
-    if found is None or found.numel() != 1 or words["base"] == 0:
-        return Payload({"number": None, "known": found is not None and found.numel() == 1})
-    return Payload({"number": float(found), "known": True})
-
-
-def handle_dismissed(home: ClientNode, parcel: Payload) -> Payload:
-    """The server does without this client, and says why."""
-    make_synced_folder(home.folder)
-    write_json(home.folder / DISMISSED_FILE, {"why": str(parcel.words.get("why"))})
-    return Payload({})
-
-
-def handle_done(home: ClientNode, parcel: Payload) -> Payload:
-    """Write the client's own model beside the common one, as a run directory."""
-    stretch, w, _ = home.deployed(parcel)
-    row, summary = parcel.words["row"], parcel.words["summary"]
-    if home.federation.secure:  # the server does not know it
-        unit = home.clients.target_scale**home.task.unit_power
-        row = row | {"personal": float(local_update.mean_risk(home.task, w, home.clients.test)[0]) * unit}
-        secure_client.delete_state(home)
-    server = unflatten(stretch.server, "server", parcel.tensors)
-    run = home.run.model_copy(
-        update={"data": home.run.data.model_copy(update={"source": str(home.path)}), "federation": None}
-    )
-    run = with_resolved(run, stretch.algorithm)
-    files = {
-        RUN_FILE: run_bytes(run),
-        SCHEMA_FILE: json_bytes(home.schema.model_dump(mode="json")),
-        CLIENTS_FILE: parquet_bytes(clients_table([row])),
-        SUMMARY_FILE: json_bytes(summary),
-    }
-    path = home.folder / RESULT_DIR
-    shutil.rmtree(path, ignore_errors=True)
-    about, layout = describe_task(Job(run, home.clients, home.task))
-    create_run(path, files).write_models(
-        StoredModels(stretch.algorithm.global_model(server), w, (home.name,), about, layout)
-    )
-    write_json(home.folder / DONE_FILE, row | {"metric": summary["metric"]} | compute_test_improvement(home, w))
-    return Payload({"result": True})
-
-
-def compute_test_improvement(home: ClientNode, w: Tensor) -> dict[str, Any]:
-    """Over its local model, where that was trained here."""
-    if not home._file(LOCAL).exists():
-        return {}
-    alone = home.stretch({"label": LOCAL})
-    state = alone.at(max(alone.states, default=0), f"client '{home.name}'")
-    unit = home.clients.target_scale**home.task.unit_power
-    return improvement_on_test_rows(
-        home.task, w, alone.algorithm.personal_model(alone.server, state), home.clients.test, unit
-    )
-
-
-REQUEST_HANDLERS: dict[str, Callable[[ClientNode, Payload], Payload]] = {
-    "hello": handle_hello,
-    "survey": handle_survey,
-    "tally": handle_tally,
-    "names": handle_names,
-    "spread": handle_spread,
-    "adopt": handle_adopt,
-    "facts": handle_client_statistics,
-    "told": handle_statistics,
-    "begin": handle_begin,
-    "visit": handle_update,
-    "evaluate": handle_evaluate,
-    "models": handle_model,
-    "numbers": handle_number,
-    "done": handle_done,
-    "dismissed": handle_dismissed,
-} | secure_client.REQUEST_HANDLERS
-ClientNode.answers = REQUEST_HANDLERS
+def answer_as(kind: type[ClientNode], message: Message, context: Any) -> Message:
+    """Return the reply of the client that the configuration of a Flower node describes."""
+    config = {key: str(value) for key, value in context.node_config.items()}
+    identity = load_identity(config.get("key"), config.get("peers"), config.get("ca"))
+    run = read_federation_request(config["run"])
+    client = kind(run, config["data"], config["state"], config.get("name"), identity=identity)
+    return answer_message(client, message)

@@ -1,4 +1,4 @@
-"""The exchange with clients that are reached by post.
+"""The exchange with clients that are reached by messenger.
 
 All that the server remembers of a client is the round of its last merged reply, now and at the best round, and at the
 two latest checkpoints: the generations that a client must hold.
@@ -20,14 +20,13 @@ from mooring.core.cohort import Round, stack_states
 from mooring.core.costs import CostMeter, SolveTolerances
 from mooring.core.errors import RequestError, WorkError
 from mooring.engines.exchange import BEST, LAST, ClientRoster, Replies, Scores, visible_state
-from mooring.engines.flower.messages import Payload, rebuild_tree
+from mooring.engines.flower.messages import SECURE_EVALUATE, SECURE_UPDATE, Payload, rebuild_tree
 from mooring.engines.flower.messenger import CollectedReplies, Messenger
 from mooring.engines.flower.remote_rows import CallBatcher, RemoteRows, make_sender
-from mooring.engines.flower.secure_server import SecureAggregator
-from mooring.engines.flower.secure_sums import EVALUATE, LOSS_RANGE, UPDATE, split_vector
+from mooring.engines.flower.secure_sums import LOSS_RANGE, SecureAggregator, split_vector
 from mooring.engines.local_update import NOT_FINITE
 from mooring.engines.reply_checks import MAX_SIZE_FACTOR, check_statistics, message_pattern
-from mooring.engines.request import hyperparameters
+from mooring.engines.request import hyperparameters as hyperparameters_of
 from mooring.estimates.client_statistics import ALL_RESOLVED, ClientStatistics, add_federation_estimates
 from mooring.runs.sections import FederationSection
 from mooring.runs.tensor_files import flatten
@@ -37,39 +36,46 @@ RESULT_DEADLINE_SECONDS = 30.0  # seconds that the end of a run waits for client
 
 
 class FlowerExchange:
-    """The clients of a federation, reached by the post."""
+    """The clients of a federation, reached by the messenger."""
 
     is_remote = True
 
     def __init__(
         self,
-        post: Messenger,
+        messenger: Messenger,
         roster: ClientRoster,
         task: Any,
-        how: FederationSection,
+        options: FederationSection,
         row: ExampleRow,
         *,
         fresh: bool = True,
         secure_sums: SecureAggregator | None = None,
     ):
-        self.post, self.roster, self.task, self.how, self.row, self.fresh = post, roster, task, how, row, fresh
+        self.messenger, self.roster, self.task, self.options, self.row, self.fresh = (
+            messenger,
+            roster,
+            task,
+            options,
+            row,
+            fresh,
+        )
         self.algorithm: Any = None  # until `begin`
         self.pattern: Any = None
         self.merged = torch.zeros(len(roster), dtype=torch.long)
         self.best = self.merged.clone()
-        self.secure = secure_sums or (SecureAggregator(post, roster.names, how) if how.secure else None)
+        self.secure = secure_sums or (SecureAggregator(messenger, roster.names, options) if options.secure else None)
         self.pins: deque[tuple[Tensor, Tensor]] = deque(maxlen=2)  # the generations of the two latest snapshots
 
     def client_statistics(self, w0: Tensor, asks: tuple[str, ...]) -> ClientStatistics:
-        if self.how.secure and (shown := [name for name in asks if name != ALL_RESOLVED]):
+        if self.options.secure and (shown := [name for name in asks if name != ALL_RESOLVED]):
             raise RequestError(
                 f"secure = true hides messages, and a setting that is settled from clients' {' and '.join(shown)} "
-                'shows more than they do; give numbers instead of words such as "auto".'
+                'shows more than they do; give numbers instead of fields such as "auto".'
             )
-        replies = self._all("facts", {"asks": asks}, {"w0": w0})
+        replies = self._all("client_statistics", {"asks": asks}, {"w0": w0})
         each = stack_states([ClientStatistics(**rebuild_tree("facts", reply.tensors)._asdict()) for reply in replies])
         check_statistics(self.roster.names, each)
-        calls = CallBatcher(make_sender(partial(self.post.ask_all, "told"), self.roster.names))
+        calls = CallBatcher(make_sender(partial(self.messenger.ask_all, "statistics"), self.roster.names))
         everyone, size = tuple(range(len(self.roster))), self.roster.sizes["train"]
         rows = RemoteRows(calls, ("train",), everyone, size, *self.row)
         return add_federation_estimates(each, self.task, rows, asks)
@@ -81,25 +87,31 @@ class FlowerExchange:
         self.pattern = message_pattern(algorithm, self.task, w0, *self.row)
         self.merged = torch.zeros(len(self.roster), dtype=torch.long)
         self.best = self.merged.clone()
-        fields = {name: value for name, value in hyperparameters(algorithm).items() if value is not None}
-        words = self._label() | {"fields": fields, "fresh": self.fresh, "start": secrets.token_hex(8)}
-        letters = {name: self._letter(place, words, {"w0": w0}) for place, name in enumerate(self.roster.names)}
+        hyperparameters = {name: value for name, value in hyperparameters_of(algorithm).items() if value is not None}
+        fields = self._label() | {
+            "hyperparameters": hyperparameters,
+            "fresh": self.fresh,
+            "start": secrets.token_hex(8),
+        }
+        messages = {name: self._message_to(place, fields, {"w0": w0}) for place, name in enumerate(self.roster.names)}
         if self.secure is not None:
-            check_resolved(algorithm.name, fields)
+            check_resolved(algorithm.name, hyperparameters)
             self.secure.open()
-        self.post.ask("begin", letters)  # a client that cannot begin is left out of every round, in its own words
+        self.messenger.ask(
+            "begin", messages
+        )  # a client that cannot begin is left out of every round, with its own reason
 
     def ask(self, server: Any, cohort: Tensor, round: Round, deadline: float | None = None) -> Replies:
         tensors = flatten("server", visible_state(self.algorithm, server))
-        letters = {}
+        messages = {}
         for place in cohort.tolist():
             base = int(self.merged[place])
             hold = {base, int(self.best[place]), *(int(tensor[place]) for pin in self.pins for tensor in pin)}
-            words = self._label() | {"round": list(round), "base": base, "hold": sorted(hold)}
-            letters[self.roster.names[place]] = self._letter(place, words, tensors)
+            fields = self._label() | {"round": list(round), "base": base, "hold": sorted(hold)}
+            messages[self.roster.names[place]] = self._message_to(place, fields, tensors)
         if self.secure is not None and self.pattern is not None:
-            return self._ask_masked(self.secure, letters, round)
-        answered = self._some("visit", letters, deadline)
+            return self._ask_masked(self.secure, messages, round)
+        answered = self._some("local_update", messages, deadline)
         silent = {name: why for name, why in answered.missing.items() if why != NOT_FINITE}
         if not answered.replies and silent:
             name, why = next(iter(silent.items()))
@@ -108,15 +120,15 @@ class FlowerExchange:
         found = sorted((places[name], reply) for name, reply in answered.replies.items())
         meter = CostMeter()
         for _, reply in found:
-            meter.add(read_meter(reply.words.get("meter")))
+            meter.add(read_meter(reply.fields.get("meter")))
         message = [self._message(reply) for _, reply in found]
         missing = {places[name]: why for name, why in answered.missing.items()}
         return Replies(torch.tensor([place for place, _ in found], dtype=torch.long), message, missing, meter)
 
-    def _ask_masked(self, sums: SecureAggregator, letters: dict[str, Payload], round: Round) -> Replies:
+    def _ask_masked(self, sums: SecureAggregator, messages: dict[str, Payload], round: Round) -> Replies:
         """Each client that stayed is recorded with the mean of all of them: the server knows no more."""
         places = {name: place for place, name in enumerate(self.roster.names)}
-        found = sums.ask(UPDATE, letters, self.how.secure_range, f"round {round.t}")
+        found = sums.ask(SECURE_UPDATE, messages, self.options.secure_range, f"round {round.t}")
         who = sorted(places[name] for name in found.survivors)
         weight = float(self.roster.p[torch.tensor(who)].sum())
         pattern = flatten("message", self.pattern)
@@ -124,17 +136,17 @@ class FlowerExchange:
             raise WorkError(f"round {round.t}: the clients' messages have {len(found.total)} entries.")
         mean = rebuild_tree("message", split_vector(found.total / weight, pattern))
         meter = CostMeter()
-        for words in found.words.values():
-            meter.add(read_meter({"solves": SolveTolerances(), **words.get("meter", {})}))
-        left = sorted({places[name] for name in letters} - set(who))
+        for fields in found.fields.values():
+            meter.add(read_meter({"solves": SolveTolerances(), **fields.get("meter", {})}))
+        left = sorted({places[name] for name in messages} - set(who))
         return Replies(torch.tensor(who), [mean] * len(who), dict.fromkeys(left, "it did not stay to the end"), meter)
 
     def _evaluate_masked(
         self, sums: SecureAggregator, server: Any, round: Round, parts: tuple[str, ...], at: str
     ) -> dict[str, Scores]:
         """The mean loss over all clients' rows; no client's own."""
-        letters = self._deployments(server, round, at, {"parts": list(parts)})
-        found = sums.ask(EVALUATE, letters, LOSS_RANGE, f"round {round.t}, losses")
+        messages = self._deployments(server, round, at, {"parts": list(parts)})
+        found = sums.ask(SECURE_EVALUATE, messages, LOSS_RANGE, f"round {round.t}, losses")
         places = {name: place for place, name in enumerate(self.roster.names)}
         there = torch.tensor(sorted(places[name] for name in found.survivors))
         unknown = torch.full((len(self.roster),), torch.nan, dtype=torch.float64)
@@ -188,7 +200,7 @@ class FlowerExchange:
             return torch.zeros_like(bad)  # the run has diverged
         for place in bad.nonzero().reshape(-1).tolist():
             shown = float(risk[:, place].nan_to_num(nan=torch.inf).max())
-            self.post.say(
+            self.messenger.report(
                 f"client '{self.roster.names[place]}' is left out of this evaluation: it reports a loss of "
                 f"{shown:.3g}, where {usual:.3g} is usual"
             )
@@ -196,29 +208,29 @@ class FlowerExchange:
 
     def models(self, server: Any, round: Round, at: str = LAST) -> Tensor | None:
         """A client that sends no model is recorded with the global one, by name."""
-        if not self.how.share_models:
+        if not self.options.share_models:
             return None
-        answered = self.post.ask("models", self._deployments(server, round, at))
+        answered = self.messenger.ask("models", self._deployments(server, round, at))
         out = server.w.reshape(1, -1).repeat(len(self.roster), 1)
         for place, name in enumerate(self.roster.names):
             reply = answered.replies.get(name)
             if reply is not None and reply.tensors["model"].shape == out[:1].shape:
                 out[place] = reply.tensors["model"][0].to(out.dtype)
             else:
-                self.post.say(f"client '{name}' sent no model of its own; the global model is recorded for it")
+                self.messenger.report(f"client '{name}' sent no model of its own; the global model is recorded for it")
         return out
 
     def numbers(self, field: str, at: str = LAST) -> Tensor | None:
-        if not self.how.share_models:
+        if not self.options.share_models:
             return None
-        letters = {
-            name: self._letter(place, self._label() | {"field": field, "base": base})
+        messages = {
+            name: self._message_to(place, self._label() | {"field": field, "base": base})
             for place, (name, base) in enumerate(zip(self.roster.names, self._generations(at)))
         }
-        replies = self.post.ask("numbers", letters).replies
-        if not any(reply.words["known"] for reply in replies.values()):
+        replies = self.messenger.ask("numbers", messages).replies
+        if not any(reply.fields["known"] for reply in replies.values()):
             return None
-        numbers = [replies[name].words["number"] if name in replies else None for name in self.roster.names]
+        numbers = [replies[name].fields["number"] if name in replies else None for name in self.roster.names]
         known = [math.nan if number is None else float(number) for number in numbers]
         return torch.tensor(known, dtype=torch.float64)
 
@@ -231,67 +243,69 @@ class FlowerExchange:
         self.pins.append((self.merged.clone(), self.best.clone()))
 
     def beside(self, algorithm: Any) -> FlowerExchange | None:
-        if algorithm.pooled or (self.how.secure and algorithm.required_statistics):
+        if algorithm.pooled or (self.options.secure and algorithm.required_statistics):
             return None
         return FlowerExchange(
-            self.post, self.roster, self.task, self.how, self.row, fresh=True, secure_sums=self.secure
+            self.messenger, self.roster, self.task, self.options, self.row, fresh=True, secure_sums=self.secure
         )
 
-    def leave(self, server: Any, round: Round, at: str, rows: list[dict[str, Any]], told: list[dict[str, Any]]) -> None:
+    def send_results(
+        self, server: Any, round: Round, at: str, rows: list[dict[str, Any]], summaries: list[dict[str, Any]]
+    ) -> None:
         """Tell every client that this round's model is the one to use, how it does, and a summary of all."""
-        letters = self._deployments(server, round, at)
-        for name, row, summary in zip(self.roster.names, rows, told):
-            letters[name].words.update(row=row, summary=summary)
-        self.post.ask("done", letters, deadline=self.how.deadline or RESULT_DEADLINE_SECONDS, quorum=0)
+        messages = self._deployments(server, round, at)
+        for name, row, summary in zip(self.roster.names, rows, summaries):
+            messages[name].fields.update(row=row, summary=summary)
+        self.messenger.ask("done", messages, deadline=self.options.deadline or RESULT_DEADLINE_SECONDS, quorum=0)
 
     def _generations(self, at: str) -> list[int]:
         return (self.best if at == BEST else self.merged).tolist()
 
     def _deployments(
-        self, server: Any, round: Round, at: str, words: Mapping[str, Any] | None = None
+        self, server: Any, round: Round, at: str, fields: Mapping[str, Any] | None = None
     ) -> dict[str, Payload]:
-        """A letter to everyone about the model that it deploys."""
+        """A message to everyone about the model that it deploys."""
         tensors = flatten("server", server)
-        about = self._label() | {"round": list(round)} | dict(words or {})
+        about = self._label() | {"round": list(round)} | dict(fields or {})
         return {
-            name: self._letter(place, about | {"base": base}, tensors)
+            name: self._message_to(place, about | {"base": base}, tensors)
             for place, (name, base) in enumerate(zip(self.roster.names, self._generations(at)))
         }
 
     def _label(self) -> dict[str, Any]:
         return {"label": self.algorithm.name}
 
-    def _letter(self, place: int, words: Mapping[str, Any], tensors: Mapping[str, Tensor] = {}) -> Payload:
-        return Payload({**words, "index": place, "p": float(self.roster.p[place])}, tensors)
+    def _message_to(self, place: int, fields: Mapping[str, Any], tensors: Mapping[str, Tensor] = {}) -> Payload:
+        return Payload({**fields, "index": place, "p": float(self.roster.p[place])}, tensors)
 
-    def _all(self, what: str, words: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> list[Payload]:
-        """Everyone's reply to the same letter, in roster order."""
-        letters = {name: self._letter(place, words, tensors) for place, name in enumerate(self.roster.names)}
-        replies = self.post.ask_all(what, letters)
+    def _all(self, what: str, fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> list[Payload]:
+        """Everyone's reply to the same message, in roster order."""
+        messages = {name: self._message_to(place, fields, tensors) for place, name in enumerate(self.roster.names)}
+        replies = self.messenger.ask_all(what, messages)
         return [replies[name] for name in self.roster.names]
 
-    def _some(self, what: str, letters: dict[str, Payload], deadline: float | None = None) -> CollectedReplies:
+    def _some(self, what: str, messages: dict[str, Payload], deadline: float | None = None) -> CollectedReplies:
         """The replies of a quorum or more."""
-        quorum = required_replies(self.how, len(letters))
-        return self.post.ask(what, letters, deadline=deadline or self.how.deadline, quorum=quorum)
+        quorum = required_replies(self.options, len(messages))
+        return self.messenger.ask(what, messages, deadline=deadline or self.options.deadline, quorum=quorum)
 
 
-def required_replies(how: FederationSection, asked: int) -> int:
+def required_replies(options: FederationSection, asked: int) -> int:
     """How many of those asked must answer."""
-    return math.ceil(how.quorum * asked) if how.quorum <= 1 else int(how.quorum)
+    return math.ceil(options.quorum * asked) if options.quorum <= 1 else int(options.quorum)
 
 
-def read_meter(words: Any) -> CostMeter:
+def read_meter(fields: Any) -> CostMeter:
     """The work that a client says it took; nothing where it says nonsense."""
     try:
-        solves = SolveTolerances(*(kind(value) for kind, value in zip((int, int, float, float), words["solves"])))
-        return CostMeter(int(words["samples"]), int(words["gradients"]), solves)
+        solves = SolveTolerances(*(kind(value) for kind, value in zip((int, int, float, float), fields["solves"])))
+        return CostMeter(int(fields["samples"]), int(fields["gradients"]), solves)
     except (TypeError, ValueError, KeyError):
         return CostMeter()
 
 
-def check_resolved(name: str, fields: Mapping[str, Any]) -> None:
+def check_resolved(name: str, hyperparameters: Mapping[str, Any]) -> None:
     """Refuse settings that could not be settled from what a secure run reveals."""
-    for field, value in fields.items():
+    for field, value in hyperparameters.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise RequestError(f"secure = true hides what {field} of {name} is settled from; give {field} as a number.")

@@ -1,28 +1,37 @@
-"""All that Mooring changes in Flower, or uses of it that is not its public interface: one place, each with its reason.
+"""Every use of Flower that is not its public interface: the patches first, each with its reason, then wrappers.
 
-    Noticing               the server's app learns that an answer with replies was lost, and asks again
-    end_connections        a client's connection ends where an answer was lost, instead of waiting for ever
-    tame                   Flower ends or interrupts its process where a connection fails: here the connection ends
-    be_patient             an app's process may take longer to start than 30 seconds
-    shorten_backoff        a message's parts are pulled again after 10 ms, not after a second
-    serve_behind           the SuperLink's application is wrapped by the gateway
-    send_secret            Flower's own processes on the server's host send the secret that the gateway asks for
+    LossDetectingGrid            the server's app notices that a response with replies was lost, and asks again
+    end_connection_on_loss       a client's connection ends where a response was lost, instead of waiting for ever
+    contain_connection_failures  a failed connection ends, where Flower would end or interrupt its process
+    extend_start_timeout         an app's process may take longer to start than 30 seconds
+    shorten_backoff              a message's parts are pulled again after 10 ms, not after a second
+    wrap_superlink               the SuperLink's application is wrapped by the gateway
+    add_secret_header            Flower's own processes on the server's host send the secret that the gateway requires
 
-`PRIVATE_NAMES` lists every private name in use; a version of Flower that lacks one of them is refused by
-`check_flower`, and any other is accepted.
+    NodeConnection, ControlClient, sign_request, message_to_bytes ...   nodes, control interface, signatures, bytes
+
+None of the patches has a public switch in Flower 1.41; docs/deploying.md ("Flower's private names") lists what would
+make each of them unnecessary. `PRIVATE_NAMES` lists every private name in use: `check_flower` refuses a version of
+Flower that lacks one of them, and accepts any other.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import logging
 import os
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx
+from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Message
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError
 
 from mooring.core.errors import RequestError
 
@@ -30,10 +39,11 @@ LOST_RESPONSE_ERRORS = (
     httpx.ReadError,
     httpx.ReadTimeout,
     httpx.RemoteProtocolError,
-)  # the request may have been heard and obeyed
-START_SECONDS, HEARTBEAT_SECONDS = 300.0, 60.0  # of an app's process: to start, and from one heartbeat to the next
-FIRST_PULL_SECONDS, MAX_PULL_SECONDS = 0.01, 1.0  # seconds between attempts to pull a part that has not arrived
+)  # the request may have been received and carried out
+START_SECONDS, HEARTBEAT_SECONDS = 300.0, 60.0  # for an app's process to start, and between heartbeats
+FIRST_PULL_SECONDS, MAX_PULL_SECONDS = 0.01, 1.0  # between attempts to pull a part that has not arrived
 OLDEST_VERSION = (1, 41)
+KeyPair = tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]
 PRIVATE_NAMES = (
     "flwr.cli.build:build_fab_from_files",
     "flwr.cli.cli_client_interceptor:CliClientHttpInterceptor",
@@ -83,11 +93,14 @@ PRIVATE_NAMES = (
 
 
 class ConnectionLostError(Exception):
-    """The SuperLink could not be reached, or refused us."""
+    """The SuperLink could not be reached, or refused this client."""
+
+
+CONNECTION_ERRORS = (ConnectionLostError, httpx.HTTPError, OSError, RuntimeError, ObjectPushError, ObjectPullError)
 
 
 def missing_names() -> list[str]:
-    """Those of PRIVATE_NAMES that the installed Flower does not have."""
+    """Return those of PRIVATE_NAMES that the installed Flower does not have."""
     missing = []
     for name in PRIVATE_NAMES:
         module, _, what = name.partition(":")
@@ -111,20 +124,20 @@ def check_flower() -> None:
 
 
 class LossDetectingGrid:
-    """Flower's grid. After a pull of messages, `lost` says whether an answer that may have brought some was lost.
+    """Flower's grid; after a pull of messages, `lost` is set where a response that may have had some was lost.
 
-    Flower would pull again, and what was in the lost answer would never come: the SuperLink has delivered it. The
-    server then asks again all that have not answered; every request can be answered twice."""
+    Flower would pull again, and the lost messages would never arrive: the SuperLink has delivered them. The server then
+    asks all clients without a reply again; every request can be answered twice."""
 
     def __init__(self, grid: Any):
         self.grid, self.lost = grid, False
-        usual = grid._retry_invoker.should_giveup
+        should_give_up = grid._retry_invoker.should_giveup
 
-        def noticed(error: Exception) -> bool:
+        def notice_loss(error: Exception) -> bool:
             self.lost = self.lost or isinstance(error, LOST_RESPONSE_ERRORS)
-            return bool(usual(error))
+            return bool(should_give_up(error))
 
-        grid._retry_invoker.should_giveup = noticed
+        grid._retry_invoker.should_giveup = notice_loss
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         self.lost = False
@@ -134,31 +147,33 @@ class LossDetectingGrid:
         return getattr(self.grid, name)
 
 
-def end_connection_on_loss(until: Callable[[], bool] = lambda: False) -> None:
-    """Let Flower's connections of this process end where an answer is lost, and where `until` says that all is done.
+def end_connection_on_loss(is_finished: Callable[[], bool] = lambda: False) -> None:
+    """End Flower's connections of this process where a response is lost, and where `is_finished`.
 
-    Once the connection is made anew the server sees that the node was activated again, and sends again what was not
+    When the connection is made again, the server notices that the node was activated again, and repeats what was not
     answered."""
     from flwr.supercore.retry import make_simple_http_retry_invoker
     from flwr.supernode import fleet_http_connection as connection
 
     def invoker() -> Any:
         made = make_simple_http_retry_invoker()
-        usual: Any = made.should_giveup
-        made.should_giveup = lambda error: until() or isinstance(error, LOST_RESPONSE_ERRORS) or usual(error)
+        should_give_up: Any = made.should_giveup
+        made.should_giveup = lambda error: (
+            is_finished() or isinstance(error, LOST_RESPONSE_ERRORS) or should_give_up(error)
+        )
         return made
 
     connection.make_simple_http_retry_invoker = invoker
 
 
-def contain_connection_failures(until: Callable[[], bool]) -> None:
-    """Flower ends its process where a connection fails, and interrupts it where a signature is refused (401): here only
-    the connection ends. Nothing is tried again once all is done."""
+def contain_connection_failures(is_finished: Callable[[], bool]) -> None:
+    """End only the connection where it fails: Flower would end its process, or interrupt it where a signature is
+    refused (401)."""
     from flwr.supercore.retry import http_retry
     from flwr.supernode import fleet_http_connection as connection
 
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
-    end_connection_on_loss(until)
+    end_connection_on_loss(is_finished)
     connection.flwr_exit = raise_instead_of_exit  # type: ignore[assignment]
     for module in (connection, http_retry):
         module.os = RefusedSignal()  # type: ignore[attr-defined]
@@ -174,16 +189,16 @@ class RefusedSignal:
         raise ConnectionLostError("401: the SuperLink refused our signature")
 
 
-def raise_instead_of_exit(code: int, message: str | None = None, *rest: Any, **more: Any) -> None:
-    """What Flower calls to end the process."""
+def raise_instead_of_exit(code: int, message: str | None = None, *arguments: Any, **options: Any) -> None:
+    """Raise an error where Flower would end the process."""
     raise ConnectionLostError(message or f"Flower's exit code {code}")
 
 
 def extend_start_timeout() -> None:
-    """Let an app's process take longer to start than Flower's 30 seconds.
+    """Allow an app's process longer to start than Flower's 30 seconds.
 
     A process that is later finds its task's token expired (401), while another is started in its place: on a busy
-    machine, where starting takes long, that makes it busier, and none of them ever comes in time."""
+    machine, where starting takes long, none of them would ever be in time."""
     for module in ("in_memory_corestate", "sql_corestate"):
         state: Any = importlib.import_module(f"flwr.supercore.corestate.{module}")
         state.HEARTBEAT_DEFAULT_INTERVAL = START_SECONDS
@@ -191,8 +206,8 @@ def extend_start_timeout() -> None:
 
 
 def shorten_backoff() -> None:
-    """Pull a message's parts again after 10 ms: Flower shows a message before its parts are there, and then sleeps a
-    second."""
+    """Pull a message's parts again after 10 ms: Flower announces a message before its parts have arrived, and then
+    sleeps for a second."""
     from flwr.supercore.inflatable.inflatable_utils import pull_objects
 
     quick = partial(
@@ -204,25 +219,252 @@ def shorten_backoff() -> None:
 
 
 def wrap_superlink(wrap: Callable[[Any], Any], **options: Any) -> Any:
-    """The module of Flower's SuperLink, whose server then serves `wrap(application)` with more options of uvicorn."""
+    """Return the module of Flower's SuperLink, whose server serves `wrap(application)` with options of uvicorn."""
     module: Any = importlib.import_module("flwr.superlink.cli.flower_superlink")  # its function has the same name
     serve = module.uvicorn.run
 
-    def serve_wrapped(app: Any, **known: Any) -> None:
-        serve(wrap(app), **known | options)
+    def serve_wrapped(app: Any, **defaults: Any) -> None:
+        serve(wrap(app), **defaults | options)
 
     module.uvicorn.run = serve_wrapped
     return module
 
 
 def add_secret_header(name: str, secret: str) -> None:
-    """All of Flower's HTTP clients of this process send a header with the gateway's secret."""
+    """Let all of Flower's HTTP clients of this process send a header with the gateway's secret."""
     from flwr.supercore.protobuf.client import ProtobufClient
 
-    usual: Any = ProtobufClient.__init__
+    original: Any = ProtobufClient.__init__
 
-    def init(self: Any, *given: Any, **known: Any) -> None:
-        usual(self, *given, **known)
+    def init(self: Any, *arguments: Any, **options: Any) -> None:
+        original(self, *arguments, **options)
         self._client.headers[name] = secret
 
     ProtobufClient.__init__ = init  # type: ignore[method-assign]
+
+
+def message_to_bytes(message: Message) -> bytes:
+    """Serialize a message, as Flower sends it."""
+    from flwr.common.serde import message_to_proto
+
+    return message_to_proto(message).SerializeToString()
+
+
+def message_from_bytes(content: bytes) -> Message:
+    from flwr.common.serde import message_from_proto
+    from flwr.proto.message_pb2 import Message as ProtoMessage
+
+    return message_from_proto(ProtoMessage.FromString(content))
+
+
+def empty_reply(message_id: str) -> Message:
+    """Return a reply without content."""
+    from flwr.app import Metadata, RecordDict
+    from flwr.app.message import make_message
+
+    return make_message(Metadata(0, "", 0, 0, message_id, "", 0.0, 1.0, "query"), content=RecordDict())
+
+
+def load_command(name: str) -> Callable[[], None]:
+    """Return one of Flower's commands."""
+    if name == "superexec":
+        from flwr.supercore.cli import flower_superexec as command
+    elif name == "serverapp":
+        from flwr.superlink.cli import flwr_serverapp as command
+    else:
+        from flwr.supernode.cli.flower_supernode import flower_supernode as command
+    return command
+
+
+def end_with_parent(process: int) -> None:
+    """End this process when another one ends."""
+    from flwr.supercore.app_utils import start_parent_process_monitor
+
+    start_parent_process_monitor(process)
+
+
+def generate_key_pair() -> KeyPair:
+    from flwr.supernode import fleet_http_connection as connection
+
+    return connection.generate_key_pairs()
+
+
+def sign_request(pair: KeyPair) -> dict[str, str]:
+    """Return the headers with which Flower signs a request."""
+    from flwr.proto.fleet_pb2 import DeactivateNodeRequest
+    from flwr.supercore.protobuf.client import ProtobufRequestContext
+    from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+    request = httpx.Request("POST", "http://unused")
+    context: Any = ProtobufRequestContext(rpc_method="", message=DeactivateNodeRequest(), request=request)
+    NodeAuthHttpInterceptor(*pair).intercept(context, lambda _: httpx.Response(200))
+    return {name: value for name, value in request.headers.items() if name.startswith("flwr-")}
+
+
+def _fleet_client(server: str, ca: Path | None, pair: KeyPair) -> Any:
+    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+    from flwr.supernode.fleet_http_client import FleetHttpClient
+    from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+    signed: list[Any] = [RuntimeVersionHttpInterceptor(component_name="SuperNode"), NodeAuthHttpInterceptor(*pair)]
+    return FleetHttpClient.from_server_address(server, ca is None, _read_optional(ca), interceptors=signed)
+
+
+def _read_optional(path: Path | None) -> bytes | None:
+    return None if path is None else path.read_bytes()
+
+
+def register_node(server: str, ca: Path | None, pair: KeyPair) -> None:
+    """Register a node whose key is not enrolled, where the server allows it (--insecure)."""
+    from flwr.proto.fleet_pb2 import RegisterNodeFleetRequest
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+    try:
+        with _fleet_client(server, ca, pair) as fleet:
+            fleet.RegisterNode(RegisterNodeFleetRequest(public_key=public_key_to_bytes(pair[1])))
+    except httpx.HTTPStatusError as error:
+        raise ConnectionLostError(f"{error.response.status_code}: the server did not register this node") from error
+
+
+def deactivate_node(server: str, ca: Path | None, pair: KeyPair, number: int) -> None:
+    from flwr.proto.fleet_pb2 import DeactivateNodeRequest
+
+    with suppress(httpx.HTTPStatusError), _fleet_client(server, ca, pair) as fleet:  # inactive, or a new SuperLink
+        fleet.DeactivateNode(DeactivateNodeRequest(node_id=number))
+
+
+class NodeConnection:
+    """An active node of Flower, in this process."""
+
+    def __init__(self, server: str, ca: Path | None, pair: KeyPair):
+        from flwr.supernode import fleet_http_connection as connection
+
+        self.context = connection.http_request_response(server, ca is None, _read_optional(ca), pair, 5, 20.0)
+
+    def __enter__(self) -> NodeConnection:
+        self.functions: Any = self.context.__enter__()
+        self.number = int(self.functions[0])
+        return self
+
+    def __exit__(self, *error: Any) -> Any:
+        return self.context.__exit__(*error)
+
+    def answer_next(self, answer: Callable[[Message], Message]) -> bool:
+        """Answer the next message of Flower; return whether there was one."""
+        from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+        from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects
+        from flwr.supercore.run import RunNotRunningException
+
+        _, receive, _, _, _, pull_object, _, confirm = self.functions
+        try:
+            if (received := receive()) is None:
+                return False
+            head, tree = received
+            run, number = head.metadata.run_id, head.metadata.message_id
+            contents = pull_objects(
+                [part.object_id for part in iterate_object_tree(tree)],
+                pull_object_fn=partial(pull_object, run),
+                initial_backoff=FIRST_PULL_SECONDS,
+                backoff_cap=MAX_PULL_SECONDS,
+                max_tries_per_object=None,
+            )
+            confirm(run, number)
+            message: Any = inflate_object_from_contents(number, contents)
+            message.metadata.__dict__["_message_id"] = number
+            begun = time.monotonic()
+            self._send(answer(message), run, begun)
+        except RunNotRunningException:
+            pass  # the server was restarted and asks again
+        return True
+
+    def _send(self, reply: Message, run: int, begun: float) -> None:
+        from flwr.supercore.inflatable.inflatable_object import (
+            get_all_nested_objects,
+            get_object_tree,
+            no_object_id_recompute,
+        )
+
+        _, _, send, _, _, _, push_object, _ = self.functions
+        with no_object_id_recompute():
+            reply.metadata.__dict__["_message_id"] = reply.object_id
+            objects = get_all_nested_objects(reply)
+            wanted, session = send(reply, get_object_tree(reply), time.monotonic() - begun)
+            for part in wanted:
+                push_object(run, session, part, objects[part].deflate())
+
+
+class ControlClient:
+    """Flower's control interface: nodes and runs of a SuperLink."""
+
+    def __init__(self, server: str, ca: Path | None, headers: Mapping[str, str]):
+        from flwr.cli.cli_client_interceptor import CliClientHttpInterceptor
+        from flwr.supercore.control import ControlHttpClient
+        from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+
+        interceptors: list[Any] = [
+            CliClientHttpInterceptor(),
+            RuntimeVersionHttpInterceptor(component_name="flwr CLI"),
+            _HeaderInterceptor(headers),
+        ]
+        self.client: Any = ControlHttpClient.from_server_address(
+            server_address=server, insecure=ca is None, root_certificates=_read_optional(ca), interceptors=interceptors
+        )
+
+    def close(self) -> None:
+        self.client.close()
+
+    def list_runs(self) -> Mapping[int, Any]:
+        from flwr.proto.control_pb2 import ListRunsRequest
+
+        return self.client.ListRuns(ListRunsRequest()).run_dict
+
+    def stop_run(self, number: int) -> None:
+        from flwr.proto.control_pb2 import StopRunRequest
+
+        self.client.StopRun(StopRunRequest(run_id=number))
+
+    def start_run(self, files: Mapping[str, str], config: Mapping[str, str]) -> int:
+        """Start an app with these files and this configuration; return the number of Flower's run."""
+        from flwr.cli.build import build_fab_from_files
+        from flwr.common.serde import fab_to_proto, user_config_to_proto
+        from flwr.proto.control_pb2 import StartRunRequest
+        from flwr.supercore.fab import Fab
+
+        content, _ = build_fab_from_files({name: text.encode() for name, text in files.items()})
+        fab = fab_to_proto(Fab(hashlib.sha256(content).hexdigest(), content, {}))
+        values: dict[str, Any] = dict(config)
+        request = StartRunRequest(fab=fab, override_config=user_config_to_proto(values))
+        return int(self.client.StartRun(request).run_id)
+
+    def run_status(self, number: int) -> str:
+        from flwr.proto.control_pb2 import ListRunsRequest
+
+        run = self.client.ListRuns(ListRunsRequest(run_id=number)).run_dict[number]
+        return f"{run.status.status} {run.status.sub_status}".strip()
+
+    def list_nodes(self) -> list[Any]:
+        from flwr.proto.control_pb2 import ListNodesRequest
+
+        nodes = self.client.ListNodes(ListNodesRequest()).nodes_info
+        return [node for node in nodes if node.status != "unregistered"]
+
+    def register_node(self, name: str, key: bytes) -> None:
+        from flwr.proto.control_pb2 import RegisterNodeRequest
+
+        self.client.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
+
+    def unregister_node(self, number: int) -> None:
+        from flwr.proto.control_pb2 import UnregisterNodeRequest
+
+        self.client.UnregisterNode(UnregisterNodeRequest(node_id=number))
+
+
+class _HeaderInterceptor:
+    """Sends headers with each request."""
+
+    def __init__(self, headers: Mapping[str, str]):
+        self.headers = headers
+
+    def intercept(self, context: Any, call_next: Any) -> Any:
+        context.request.headers.update(self.headers)
+        return call_next(context)

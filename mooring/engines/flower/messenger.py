@@ -1,36 +1,52 @@
-"""Letters to clients and their replies, over a Flower grid.
+"""The server's messages to its clients and their replies, over a Flower grid.
 
-A client is known by its name, which it says when it is asked "hello"; behind the name is a Flower node: another one, or
-the same one activated anew, after the client has been started again. A letter that finds no reply because its node went
-away is sent again once the client is back: every request can be answered twice. A reply counts only if it answers a
-letter that is still waited for: late, repeated and stale ones are dropped and counted.
+A client is identified by its name, which it states in its reply to "hello". Behind the name is a Flower node: another
+one, or the same one activated again, after the client was restarted. A message whose reply was lost because its node
+went away is sent again once the client is back: every request can be answered twice. A reply counts only if it answers
+a message that is still waited for: late, repeated and stale replies are dropped and counted.
+
+`GatewayGrid` sends messages to embedded nodes through the gateway's mailbox (`gateway.py`). Large messages, and those
+to Flower's own nodes, go through Flower: an embedded node gets a note that there is one.
 """
 
 from __future__ import annotations
 
+import os
+import ssl
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
+import httpx
 from flwr.app import Message
 
 from mooring.core.errors import ClientError, RequestError, WorkError
-from mooring.engines.flower.flower_records import from_records, to_records
-from mooring.engines.flower.messages import PROTOCOL_VERSION, Payload
-from mooring.engines.flower.reply_schemas import find_problem, printable
+from mooring.engines.flower.flower_patches import empty_reply, message_from_bytes, message_to_bytes
+from mooring.engines.flower.gateway import FLOWER_MESSAGE_PREFIX, OWN, SECRET
+from mooring.engines.flower.messages import (
+    PROTOCOL_VERSION,
+    Payload,
+    find_problem,
+    from_records,
+    join_frames,
+    printable,
+    split_frames,
+    to_records,
+)
 from mooring.runs.sections import installed_version
 
 MESSAGE_TYPE = "query"  # Flower's word for the kind of all our messages; `client_app.py` listens to it
 NODE_SCAN_SECONDS = 2.0  # seconds between looks at who is there
 FIRST_POLL_SECONDS, MAX_POLL_SECONDS = 0.02, 0.5  # between pulls of replies
-RESEND_SECONDS = 2.0  # seconds before a letter that failed is sent again
-UNAWAITED_REQUESTS = ("hello", "dismissed")  # letters that nobody waits for
+RESEND_SECONDS = 2.0  # seconds before a message that failed is sent again
+UNAWAITED_REQUESTS = ("hello", "dismissed")  # messages that nobody waits for
 MIN_CLIENTS = 2  # clients of a federation
 REVOKED_REASON = "its key was revoked"
 REPORT_SECONDS = 10.0  # without a reply, after which a line says which clients are waited for
-MESSAGE_TTL_SECONDS = 3600.0  # seconds that Flower keeps a letter
+MESSAGE_TTL_SECONDS = 3600.0  # seconds that Flower keeps a message
 
 
 class Grid(Protocol):
@@ -46,11 +62,11 @@ class Grid(Protocol):
 class SentMessage(NamedTuple):
     what: str
     node: int
-    name: str  # of the client; empty for a node that was not heard yet
+    name: str  # of the client; empty for a node that has not said hello
 
 
 class RejectedNode(NamedTuple):
-    """A node that takes no part: the name of its client as far as it is known, and why."""
+    """A node that does not take part: the name of its client, where known, and why."""
 
     name: str
     why: str
@@ -58,47 +74,47 @@ class RejectedNode(NamedTuple):
 
 class CollectedReplies(NamedTuple):
     replies: dict[str, Payload]  # by client
-    missing: dict[str, str]  # client -> why there is no reply
+    missing: dict[str, str]  # by client: why there is no reply
 
 
 class ClientFailedError(ClientError):
-    """A client, or some of them, cannot take part; the others may."""
+    """One or more clients cannot take part; the others can."""
 
     def __init__(self, client: str, why: str, others: Mapping[str, str] = MappingProxyType({})):
-        each = {client: why} | dict(others)
+        reasons = {client: why} | dict(others)
         super().__init__(
-            {name: said if f"'{name}'" in said else f"client '{name}': {said}" for name, said in each.items()}
+            {name: text if f"'{name}'" in text else f"client '{name}': {text}" for name, text in reasons.items()}
         )
 
 
 def ignore_message(sentence: str) -> None:
-    """For those who do not want to know what is waited for."""
+    """Ignore a sentence for the operator."""
 
 
-def tensor_bytes(parcel: Payload) -> int:
-    """Bytes of a parcel's tensors."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in parcel.tensors.values())
+def tensor_bytes(payload: Payload) -> int:
+    """Return the bytes of a payload's tensors."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in payload.tensors.values())
 
 
 def format_waiting(what: str, silent: list[str], why: Mapping[str, str], seconds: float) -> str:
     """Which clients a request waits for."""
     names = ", ".join(f"'{name}'" + (f" ({why[name]})" if name in why else "") for name in silent[:5])
-    more = f" and {len(silent) - 5} more" if len(silent) > 5 else ""
-    return f"waiting {seconds:.0f} s for the reply to '{what}' of {names}{more}"
+    suffix = f" and {len(silent) - 5} others" if len(silent) > 5 else ""
+    return f"waiting {seconds:.0f} s for the reply to '{what}' of {names}{suffix}"
 
 
-def format_version_mismatch(name: Any, words: Mapping[str, Any]) -> str:
-    """A client of another version: what to install."""
-    theirs, number = printable(str(words.get("version")), 40), printable(str(words.get("protocol", 1)), 10)
+def format_version_mismatch(name: Any, fields: Mapping[str, Any]) -> str:
+    """Return the sentence about a client of another version."""
+    version, protocol = printable(str(fields.get("version")), 40), printable(str(fields.get("protocol", 1)), 10)
     return (
-        f"client '{printable(str(name), 100)}' has Mooring {theirs} (protocol {number}), the server "
+        f"client '{printable(str(name), 100)}' has Mooring {version} (protocol {protocol}), the server "
         f"{installed_version()} "
         f"(protocol {PROTOCOL_VERSION}); install the same version at both"
     )
 
 
 class Messenger:
-    """The server's post office. `say` gets a sentence whenever somebody comes, is missed, or is refused."""
+    """Sends messages to clients and collects replies; `report` gets sentences for the operator."""
 
     def __init__(
         self,
@@ -106,205 +122,208 @@ class Messenger:
         run: str,
         *,
         wait: float = MESSAGE_TTL_SECONDS,
-        say: Callable[[str], None] = ignore_message,
+        report: Callable[[str], None] = ignore_message,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ):
         self.grid, self.run, self.wait = grid, run, wait
-        self.say = lambda sentence: say(printable(sentence))
-        self._reasons: dict[str, str] = {}  # client -> why it was left out, as last said
+        self.report = lambda sentence: report(printable(sentence))
+        self._reasons: dict[str, str] = {}  # by client: why it was left out, as last reported
         self.clock, self.sleep = clock, sleep
-        self.nodes: dict[str, int] = {}  # client -> its node
-        self.enrolled: dict[int, str] = {}  # nodes that are there, and the name that their key was enrolled under
-        self.since: dict[int, str] = {}  # when they were last activated: with a new time, letters on the way are lost
-        self.strangers: dict[int, RejectedNode] = {}  # nodes that take no part
-        self.members: frozenset[str] | None = None  # once the roll was called: nobody else takes part
-        self.dropped = 0  # replies that nobody waited for any more
+        self.nodes: dict[str, int] = {}  # by client
+        self.enrolled: dict[int, str] = {}  # names of the enrolled keys of connected nodes
+        self.since: dict[int, str] = {}  # when nodes were last activated
+        self.rejected: dict[int, RejectedNode] = {}  # nodes that do not take part
+        self.participants: frozenset[str] | None = None  # the participants, once they are fixed
+        self.dropped = 0  # replies that were no longer waited for
         self.missed: Counter[str] = Counter()  # how often a client's reply did not come in time
-        self.revoked: frozenset[str] = frozenset()  # clients whose keys were taken back
-        self.dismissed: dict[str, str] = {}  # clients that take no part any more, and why
-        self._sent: dict[str, SentMessage] = {}  # letters by message id
-        self._looked = -NODE_SCAN_SECONDS
+        self.revoked: frozenset[str] = frozenset()  # clients whose keys were revoked
+        self.dismissed: dict[str, str] = {}  # clients that no longer take part, and why
+        self._sent: dict[str, SentMessage] = {}  # messages by message id
+        self._scanned = -NODE_SCAN_SECONDS
         self.record: Callable[..., None] = getattr(grid, "record", lambda **line: None)  # of the audit log
 
-    def call_roll(self, wanted: int | Iterable[str]) -> tuple[str, ...]:
-        """Wait until all clients are there, by number or by name; their names in order.
+    def wait_for_clients(self, wanted: int | Iterable[str]) -> tuple[str, ...]:
+        """Wait until all clients are connected, by number or by name; return their names in order.
 
-        A client that came and cannot take part is not waited for, while two others are there.
+        A client that connected and cannot take part is not waited for, while two others are connected.
         """
         need = wanted if isinstance(wanted, int) else frozenset(wanted)
 
         def lacking() -> str:
-            aside = {who.name for who in self.strangers.values() if who.name} - self.nodes.keys()
+            excluded = {who.name for who in self.rejected.values() if who.name} - self.nodes.keys()
             if isinstance(need, int):
-                enough = max(need - len(aside), min(need, MIN_CLIENTS))
-                return "" if len(self.nodes) >= enough else f"{len(self.nodes)} of {need} clients are here"
-            away = sorted(need - self.nodes.keys() - aside)
+                enough = max(need - len(excluded), min(need, MIN_CLIENTS))
+                return "" if len(self.nodes) >= enough else f"{len(self.nodes)} of {need} clients are connected"
+            away = sorted(need - self.nodes.keys() - excluded)
             left = len(need & self.nodes.keys())
-            return "" if not away and left >= MIN_CLIENTS else f"not here yet: {', '.join(away or sorted(aside))}"
+            return "" if not away and left >= MIN_CLIENTS else f"not connected: {', '.join(away or sorted(excluded))}"
 
-        begun, told = self.clock(), ""
+        begun, reported = self.clock(), ""
         while why := lacking():
-            if why != told:
-                self.say(f"waiting for clients: {why}")
-                begun, told = self.clock(), why
+            if why != reported:
+                self.report(f"waiting for clients: {why}")
+                begun, reported = self.clock(), why
             if self.clock() - begun > self.wait:
-                raise WorkError(f"the clients did not come in {self.wait:g} seconds: {why}.{self._strange()}")
-            self._look()
-            self._open(frozenset())
+                raise WorkError(
+                    f"the clients did not connect in {self.wait:g} seconds: {why}.{self._describe_rejected()}"
+                )
+            self._scan_nodes()
+            self._collect(frozenset())
             self.sleep(MAX_POLL_SECONDS / 5)
         chosen = sorted(self.nodes) if isinstance(need, int) else sorted(need & self.nodes.keys())
-        self.members = frozenset(chosen[:need] if isinstance(need, int) else chosen)
-        return tuple(sorted(self.members))
+        self.participants = frozenset(chosen[:need] if isinstance(need, int) else chosen)
+        return tuple(sorted(self.participants))
 
     def ask(
-        self, what: str, letters: dict[str, Payload], *, deadline: float | None = None, quorum: int | None = None
+        self, what: str, messages: dict[str, Payload], *, deadline: float | None = None, quorum: int | None = None
     ) -> CollectedReplies:
-        """Replies to one letter per client.
+        """Return the replies to one message per client.
 
-        Returns when everyone has answered, or, `deadline` seconds later, as soon as `quorum` (default: all) have.
+        It returns when all clients have answered or, after `deadline` seconds, as soon as `quorum` (default: all) have.
         """
-        quorum = len(letters) if quorum is None else min(quorum, len(letters))
-        found: dict[str, Payload] = {}
+        quorum = len(messages) if quorum is None else min(quorum, len(messages))
+        replies: dict[str, Payload] = {}
         refused: dict[str, str] = {}
         why: dict[str, str] = {}
         retry: dict[str, float] = {}
         begun = progress = reported = self.clock()
         pause = FIRST_POLL_SECONDS
-        while len(found) + len(refused) < len(letters):
-            self._look()
-            self._send(what, letters, found.keys() | refused.keys(), retry)
-            before = len(found) + len(refused)
+        while len(replies) + len(refused) < len(messages):
+            self._scan_nodes()
+            self._send(what, messages, replies.keys() | refused.keys(), retry)
+            before = len(replies) + len(refused)
             gone = dict.fromkeys(self.revoked, REVOKED_REASON) | self.dismissed
-            refused |= {name: gone[name] for name in letters if name in gone and name not in found}
-            for name, reply in self._open(frozenset(letters)):
+            refused |= {name: gone[name] for name in messages if name in gone and name not in replies}
+            for name, reply in self._collect(frozenset(messages)):
                 if isinstance(reply, str):
                     why[name], retry[name] = reply, self.clock() + RESEND_SECONDS
-                elif "refused" in reply.words:
-                    refused[name] = printable(str(reply.words["refused"]))
-                elif (problem := find_problem(what, letters[name], reply, name)) is not None:
+                elif "refused" in reply.fields:
+                    refused[name] = printable(str(reply.fields["refused"]))
+                elif (problem := find_problem(what, messages[name], reply, name)) is not None:
                     refused[name] = f"client '{name}' sent a reply to '{what}' that cannot be used: {problem}"
                     self.dismiss(name, refused[name])
                 else:
-                    found[name] = reply
+                    replies[name] = reply
             now = self.clock()
-            if len(found) + len(refused) > before:
+            if len(replies) + len(refused) > before:
                 progress, pause = now, FIRST_POLL_SECONDS
                 continue
-            if deadline is not None and now - begun > deadline and len(found) >= quorum:
+            if deadline is not None and now - begun > deadline and len(replies) >= quorum:
                 break
             if now - progress > self.wait:
-                silent = (name for name in letters if name not in found and name not in refused)
-                away = ", ".join(f"'{name}' ({why.get(name, 'silent')})" for name in silent)
-                raise WorkError(f"no reply for {self.wait:g} seconds; missing: {away}. Start the same command again.")
+                pending = (name for name in messages if name not in replies and name not in refused)
+                away = ", ".join(f"'{name}' ({why.get(name, 'silent')})" for name in pending)
+                raise WorkError(
+                    f"no reply for {self.wait:g} seconds; missing: {away}. The same command resumes the run."
+                )
             if now - max(progress, reported) > REPORT_SECONDS:
                 reported = now
-                missing = [name for name in letters if name not in found and name not in refused]
-                self.say(format_waiting(what, missing, why, now - progress))
+                missing = [name for name in messages if name not in replies and name not in refused]
+                self.report(format_waiting(what, missing, why, now - progress))
             self.sleep(pause)
             pause = min(pause * 1.5, MAX_POLL_SECONDS)
         self._sent = {key: sent for key, sent in self._sent.items() if sent.what in UNAWAITED_REQUESTS}
-        answered = found.keys() | refused.keys()
-        late = {name: why.get(name, "no reply in time") for name in letters if name not in answered}
-        sent, came = sum(map(tensor_bytes, letters.values())), sum(map(tensor_bytes, found.values()))
+        answered = replies.keys() | refused.keys()
+        late = {name: why.get(name, "no reply in time") for name in messages if name not in answered}
+        sent, came = sum(map(tensor_bytes, messages.values())), sum(map(tensor_bytes, replies.values()))
         self.record(
-            event="asked", request=what, clients=sorted(found), missing=late | refused, sent=sent, received=came
+            event="asked", request=what, clients=sorted(replies), missing=late | refused, sent=sent, received=came
         )
         for name, reason in (late | refused).items():
             self.missed[name] += 1
             if self._reasons.get(name) != reason or (
                 reason not in self.dismissed.values() and reason != REVOKED_REASON
             ):
-                self.say(f"client '{name}' is left out of this {what}: {reason}")
+                self.report(f"client '{name}' is left out of this {what.replace('_', ' ')}: {reason}")
             self._reasons[name] = reason
-        return CollectedReplies(found, late | refused)
+        return CollectedReplies(replies, late | refused)
 
     def ask_all(
-        self, what: str, letters: dict[str, Payload], *, deadline: float | None = None, quorum: int | None = None
+        self, what: str, messages: dict[str, Payload], *, deadline: float | None = None, quorum: int | None = None
     ) -> dict[str, Payload]:
-        """Everyone's reply; Unfit with their own words for those that refuse, or are late where a quorum is not."""
-        answered = self.ask(what, letters, deadline=deadline, quorum=quorum)
+        """Return the replies of all clients; raise ClientFailedError with those that refuse, or are late."""
+        answered = self.ask(what, messages, deadline=deadline, quorum=quorum)
         if answered.missing:
             raise ClientFailedError(*next(iter(answered.missing.items())), answered.missing)
         return answered.replies
 
     def dismiss(self, name: str, why: str) -> None:
-        """A client takes no part any more: it is told why, and the others go on."""
-        self.members = (self.members or frozenset()) - {name}
+        """Continue without a client, and send it the reason."""
+        self.participants = (self.participants or frozenset()) - {name}
         if name in self.dismissed:
             return
         self.dismissed[name] = why
         if (node := self.nodes.pop(name, None)) is not None:
-            self._turn_away(node, name, why)
+            self._reject(node, name, why)
 
-    def _turn_away(self, node: int, name: str, why: str) -> None:
-        self.strangers[node] = RejectedNode(name, why)
-        self.say(f"a client takes no part: {why}")
+    def _reject(self, node: int, name: str, why: str) -> None:
+        self.rejected[node] = RejectedNode(name, why)
+        self.report(f"a client does not take part: {why}")
         self.record(event="dismissed", client=name, why=why)
         self._push([(SentMessage("dismissed", node, name), Payload({"why": why}))])
 
-    def _look(self) -> None:
-        """Greet nodes that were not heard yet."""
-        if self.clock() - self._looked < NODE_SCAN_SECONDS:
+    def _scan_nodes(self) -> None:
+        """Send hello to nodes that were not seen before."""
+        if self.clock() - self._scanned < NODE_SCAN_SECONDS:
             return
-        self._looked = self.clock()
+        self._scanned = self.clock()
         self.revoked = getattr(self.grid, "revoked", frozenset)()
         nodes = list(self.grid.get_nodes())
         self.enrolled = {node.node_id: node.name for node in nodes}
-        self._forget({node.node_id: node.last_activated_at for node in nodes})
-        here = set(self.enrolled)
-        known = {*self.nodes.values(), *self.strangers, *(sent.node for sent in self._sent.values() if not sent.name)}
+        self._drop_lost({node.node_id: node.last_activated_at for node in nodes})
+        connected = set(self.enrolled)
+        known = {*self.nodes.values(), *self.rejected, *(sent.node for sent in self._sent.values() if not sent.name)}
         about = {"run": self.run, "protocol": PROTOCOL_VERSION, "version": installed_version()}
-        self._push([(SentMessage("hello", node, ""), Payload(about)) for node in sorted(here - known)])
-        self.strangers = {node: who for node, who in self.strangers.items() if node in here}
+        self._push([(SentMessage("hello", node, ""), Payload(about)) for node in sorted(connected - known)])
+        self.rejected = {node: who for node, who in self.rejected.items() if node in connected}
 
-    def _forget(self, since: dict[int, str]) -> None:
-        """Letters to nodes that were started again since: whoever had taken them is no more."""
+    def _drop_lost(self, since: dict[int, str]) -> None:
+        """Forget messages to nodes that were restarted: the process that had received them is gone."""
         lost = {node for node, time in since.items() if self.since.get(node, time) != time}
         self._sent = {key: sent for key, sent in self._sent.items() if sent.node not in lost}
-        self.strangers = {node: who for node, who in self.strangers.items() if node not in lost}
+        self.rejected = {node: who for node, who in self.rejected.items() if node not in lost}
         for name in sorted(name for name, node in self.nodes.items() if node in lost):
-            self.say(f"client '{name}' was started again")
+            self.report(f"client '{name}' restarted")
         self.since |= since
 
-    def _send(self, what: str, letters: dict[str, Payload], done: Any, retry: dict[str, float]) -> None:
-        """Letters to all who have none on the way to where they are now."""
-        under_way = {(sent.name, sent.node) for sent in self._sent.values() if sent.what == what}
+    def _send(self, what: str, messages: dict[str, Payload], done: Any, retry: dict[str, float]) -> None:
+        """Send the request to clients without one on the way to their present node."""
+        pending = {(sent.name, sent.node) for sent in self._sent.values() if sent.what == what}
         now = self.clock()
         ready = [
-            (SentMessage(what, self.nodes[name], name), parcel)
-            for name, parcel in letters.items()
+            (SentMessage(what, self.nodes[name], name), payload)
+            for name, payload in messages.items()
             if name not in done
             and name in self.nodes
-            and (name, self.nodes[name]) not in under_way
+            and (name, self.nodes[name]) not in pending
             and retry.get(name, now) <= now
         ]
         self._push(ready)
 
-    def addressed(self, what: str, parcel: Payload) -> Payload:
-        """The parcel with what it asks for, and of which run."""
-        return parcel._replace(words=parcel.words | {"what": what, "run": self.run})
+    def addressed(self, what: str, payload: Payload) -> Payload:
+        """Return the payload with the request and the run it belongs to."""
+        return payload._replace(fields=payload.fields | {"what": what, "run": self.run})
 
     def look_again(self) -> None:
-        """Give clients that went away a moment to come back."""
+        """Give clients that went away a moment to reconnect."""
         self.sleep(NODE_SCAN_SECONDS)
-        self._look()
-        self._open(frozenset())
+        self._scan_nodes()
+        self._collect(frozenset())
 
-    def _push(self, letters: list[tuple[SentMessage, Payload]]) -> None:
-        if not letters:
+    def _push(self, requests: list[tuple[SentMessage, Payload]]) -> None:
+        if not requests:
             return
-        messages = []
-        for sent, parcel in letters:
-            messages.append(
-                Message(to_records(self.addressed(sent.what, parcel)), sent.node, MESSAGE_TYPE, ttl=MESSAGE_TTL_SECONDS)
-            )
-        for (sent, _), number in zip(letters, self.grid.push_messages(messages)):
+        messages = [
+            Message(to_records(self.addressed(sent.what, payload)), sent.node, MESSAGE_TYPE, ttl=MESSAGE_TTL_SECONDS)
+            for sent, payload in requests
+        ]
+        for (sent, _), number in zip(requests, self.grid.push_messages(messages)):
             if number:
                 self._sent[number] = sent
 
-    def _open(self, asked: frozenset[str]) -> list[tuple[str, Payload | str]]:
-        """What came: a parcel, or why there is none, of clients that are asked; greetings are dealt with here."""
+    def _collect(self, asked: frozenset[str]) -> list[tuple[str, Payload | str]]:
+        """Return what arrived from the asked clients: a payload, or why there is none. Handles replies to hello."""
         out: list[tuple[str, Payload | str]] = []
         for message in self.grid.pull_messages(list(self._sent)) if self._sent else []:
             sent = self._sent.pop(message.metadata.reply_to_message_id, None)
@@ -315,43 +334,142 @@ class Messenger:
                 continue
             reply: Payload | str
             try:
-                reply = f"Flower says: {message.error.reason}" if message.has_error() else from_records(message.content)
+                reply = (
+                    f"Flower reports: {message.error.reason}" if message.has_error() else from_records(message.content)
+                )
             except RequestError as error:
                 reply = Payload({"refused": f"its reply cannot be used: {error}"})
                 if sent.name in asked:
                     self.dismiss(sent.name, f"client '{sent.name}' sent a reply that cannot be read: {error}")
             if sent.what == "hello":
-                self._meet(sent.node, reply)
+                self._admit(sent.node, reply)
             elif sent.name in asked:
                 out.append((sent.name, reply))
         if getattr(self.grid, "lost", False):
-            self._sent = {}  # nobody knows whose replies were lost: all who have not answered are asked again
+            self._sent = {}  # it is unknown whose replies were lost: all clients without a reply are asked again
         return out
 
-    def _meet(self, node: int, reply: Payload | str) -> None:
-        """A node has said who it is."""
+    def _admit(self, node: int, reply: Payload | str) -> None:
+        """Accept or reject a node by its reply to hello."""
         if isinstance(reply, str):
-            return  # it is greeted again at the next look
-        words = reply.words
-        name, why = words.get("name"), words.get("refused")
-        if why is None and words.get("protocol") != PROTOCOL_VERSION:
-            why = format_version_mismatch(name, words)
+            return  # it gets another hello at the next scan
+        fields = reply.fields
+        name, why = fields.get("name"), fields.get("refused")
+        if why is None and fields.get("protocol") != PROTOCOL_VERSION:
+            why = format_version_mismatch(name, fields)
         if why is None and (not isinstance(name, str) or not name or printable(name, 100) != name):
-            why = "it gives no name that can be printed"
+            why = "it states no printable name"
         if why is None and self.enrolled.get(node) not in ("", None, name):
-            why = f"a client calls itself '{name}', but its key is that of '{self.enrolled[node]}'"
-        if why is None and words.get("run") != self.run:
+            why = f"a client states the name '{name}', but its key was enrolled for '{self.enrolled[node]}'"
+        if why is None and fields.get("run") != self.run:
             why = f"client '{name}' has another run file than the server; both need the same"
-        if why is None and self.members is not None and name not in self.members:
-            why = f"client '{name}' came after the roll was called; it can be given a model by `mooring personalize`"
+        if why is None and self.participants is not None and name not in self.participants:
+            why = f"client '{name}' connected after the participants were fixed; `mooring personalize` gives it a model"
         if why is not None:
             given = self.enrolled.get(node) or (printable(name, 100) if isinstance(name, str) else "")
-            self._turn_away(node, given, str(why))
+            self._reject(node, given, str(why))
             return
         assert isinstance(name, str)
-        self.say(f"client '{name}' is {'back' if name in self.nodes else 'here'}")
+        self.report(f"client '{name}' {'reconnected' if name in self.nodes else 'connected'}")
         self.nodes[name] = node
-        self.record(event="joined", client=name, version=str(words.get("version"))[:40])
+        self.record(event="joined", client=name, version=str(fields.get("version"))[:40])
 
-    def _strange(self) -> str:
-        return "".join(f" Refused: {who.why}." for who in list(self.strangers.values())[:3])
+    def _describe_rejected(self) -> str:
+        return "".join(f" Refused: {who.why}." for who in list(self.rejected.values())[:3])
+
+
+ADDRESS_VARIABLE, CA_VARIABLE, SECRET_VARIABLE = "MOORING_ADDRESS", "MOORING_CA", "MOORING_SECRET"
+MAX_INLINE_BYTES = 4_000_000
+RETRY_SECONDS = 30.0  # for the SuperLink to respond again
+WAIT_SECONDS = 0.25  # for a first reply; then the caller scans the nodes
+
+
+def use_gateway(grid: Any) -> Any:
+    """Return a grid that uses the mailbox where this process was started behind a gateway; else the grid itself."""
+    address = os.environ.get(ADDRESS_VARIABLE, "")
+    if not address:
+        return grid
+    ca = os.environ.get(CA_VARIABLE, "")
+    check: Any = ssl.create_default_context(cafile=ca) if ca else True
+    url = f"{'https' if ca else 'http'}://{address}{OWN}"
+    client = httpx.Client(
+        base_url=url, verify=check, headers={SECRET: os.environ[SECRET_VARIABLE]}, timeout=30.0, trust_env=False
+    )
+    return GatewayGrid(grid, client)
+
+
+class GatewayGrid:
+    def __init__(self, grid: Any, client: httpx.Client):
+        self.grid, self.client = grid, client
+        self.slow: set[str] = set()  # messages that went through Flower
+        self.lost = False
+
+    def _request(self, what: str, about: dict[str, Any], pieces: Iterable[bytes] = ()) -> Any:
+        """Return the gateway's response. A request that failed is repeated, since pushing twice does no harm; `lost` is
+        set where the response to a pull may have been lost."""
+        content, begun = join_frames(about, list(pieces)), time.monotonic()
+        while True:
+            try:
+                response = self.client.post(what, content=content)
+                break
+            except httpx.TransportError as error:
+                self.lost = self.lost or not isinstance(error, httpx.ConnectError)
+                if time.monotonic() - begun > RETRY_SECONDS:
+                    raise WorkError(
+                        f"the SuperLink does not respond ({error}); the same command resumes the run."
+                    ) from error
+                time.sleep(0.2)
+        response.raise_for_status()
+        return split_frames(response.content)
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        messages = list(messages)
+        numbers = [uuid.uuid4().hex for _ in messages]
+        contents = [message_to_bytes(message) for message in messages]
+        small = [k for k, content in enumerate(contents) if len(content) <= MAX_INLINE_BYTES]
+        reached: set[int] = set()
+        if small:
+            about = {
+                "nodes": [messages[k].metadata.dst_node_id for k in small],
+                "messages": [numbers[k] for k in small],
+            }
+            found, _ = self._request("push", about, [contents[k] for k in small])
+            reached = {k for k, yes in zip(small, found["reached"]) if yes}
+        others = [k for k in range(len(messages)) if k not in reached]
+        if others:
+            for k, number in zip(others, self.grid.push_messages([messages[k] for k in others])):
+                numbers[k] = number
+                self.slow.add(number)
+            nodes = [messages[k].metadata.dst_node_id for k in others]
+            notes = [FLOWER_MESSAGE_PREFIX + uuid.uuid4().hex for _ in nodes]
+            self._request("push", {"nodes": nodes, "messages": notes}, [b""] * len(nodes))
+        return numbers
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        wanted, replies = list(message_ids), list[Message]()
+        slow = [number for number in wanted if number in self.slow]
+        inline = [number for number in wanted if number not in self.slow]
+        self.lost = False
+        if slow:
+            replies += self.grid.pull_messages(slow)
+            self.lost = bool(getattr(self.grid, "lost", False))
+            self.slow -= {message.metadata.reply_to_message_id for message in replies}
+        if inline:
+            wait = 0.0 if replies else 0.02 if slow else WAIT_SECONDS
+            found, pieces = self._request("pull", {"messages": inline, "wait": wait})
+            for number, piece in zip(found["messages"], pieces):
+                replies.append(parse_reply(number, piece))
+        return replies
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.grid, name)
+
+
+def parse_reply(number: str, content: bytes) -> Message:
+    """Return a node's reply; bytes that are not a reply become one without content, so that the sender can be named."""
+    try:
+        message = message_from_bytes(content)
+        message.metadata.__dict__["_reply_to_message_id"] = number
+        return message
+    except Exception:  # of protobuf and of Flower, on bytes that a client chose
+        return empty_reply(number)

@@ -182,17 +182,17 @@ def make_sender(
     """A function that sends calls to these clients, one message to each, and returns the stacked results."""
 
     def send(calls: list[ClientCall]) -> list[Any]:
-        words: dict[int, dict[str, Any]] = {}
+        requests: dict[int, dict[str, Any]] = {}
         tensors: dict[int, dict[str, Tensor]] = {}
         for k, call in enumerate(calls):
             shared = {f"{k}/shared/{name}": value for name, value in call.shared.items() if value is not None}
             about = {"name": call.function.name, "part": list(call.part), "own": len(call.per_client)}
             about["shared"] = {name: value is not None for name, value in call.shared.items()}
             for row, client in enumerate(call.clients):
-                words.setdefault(client, {})[str(k)] = about
+                requests.setdefault(client, {})[str(k)] = about
                 own = {f"{k}/own/{i}": part[row : row + 1] for i, part in enumerate(call.per_client)}
                 tensors.setdefault(client, {}).update(shared | own)
-        replies = ask_all({names[i]: Payload({"calls": words[i]}, tensors[i]) for i in sorted(words)})
+        replies = ask_all({names[i]: Payload({"calls": requests[i]}, tensors[i]) for i in sorted(requests)})
         return [stack_replies(k, call, names, replies) for k, call in enumerate(calls)]
 
     return send
@@ -240,7 +240,7 @@ def answer_calls(
 ) -> Payload:
     """The results of the calls in a message, from the client's own rows."""
     out: dict[str, Tensor] = {}
-    for k, about in payload.words["calls"].items():
+    for k, about in payload.fields["calls"].items():
         function = CLIENT_FUNCTIONS.get(str(about["name"]))
         if function is None or function.name not in allowed:
             raise RequestError(f"client '{name}' does not compute {about['name']!r} for this request.")

@@ -30,19 +30,39 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from mooring.core.errors import RequestError
 from mooring.data.clients import PARTS
 from mooring.engines.flower import secure_sums
-from mooring.engines.flower.messages import Payload
+from mooring.engines.flower.messages import (
+    SECURE_CONFIRM,
+    SECURE_EVALUATE,
+    SECURE_KEYS,
+    SECURE_PEERS,
+    SECURE_UNMASK,
+    SECURE_UPDATE,
+    Payload,
+)
 from mooring.runs.atomic_files import json_bytes, make_synced_folder, read_json, write_json
 
 STATE = "secure.json"
 ALLOWED = frozenset(
-    {"hello", "survey", "tally", "names", "spread", "adopt", "facts", "begin", "visit", "done", "dismissed"}
+    {
+        "hello",
+        "survey",
+        "tally",
+        "names",
+        "spread",
+        "adopt",
+        "client_statistics",
+        "begin",
+        "local_update",
+        "done",
+        "dismissed",
+    }
     | {
-        secure_sums.KEYS,
-        secure_sums.PEERS,
-        secure_sums.UPDATE,
-        secure_sums.EVALUATE,
-        secure_sums.CONFIRM,
-        secure_sums.UNMASK,
+        SECURE_KEYS,
+        SECURE_PEERS,
+        SECURE_UPDATE,
+        SECURE_EVALUATE,
+        SECURE_CONFIRM,
+        SECURE_UNMASK,
     }
 )
 SCHEMA_REQUESTS = ("survey", "tally", "names", "spread")
@@ -53,62 +73,63 @@ SPARE_EVALUATIONS = 5
 EVALUATIONS_IF_UNSET = 20  # as the round loop has it
 
 
-def check_allowed(home: Any, what: str, parcel: Payload) -> None:
+def check_allowed(node: Any, what: str, payload: Payload) -> None:
     """Refuse a request that is not part of the protocol of a secure run."""
     if what not in ALLOWED:
-        raise RequestError(f"client '{home.name}' refuses {what!r}: with secure = true it sends secure sums only.")
+        raise RequestError(f"client '{node.name}' refuses {what!r}: with secure = true it sends secure sums only.")
     if what in SCHEMA_REQUESTS:
-        known = load_state(home)
+        known = load_state(node)
         seen = known["schema"].setdefault(what, [])
-        words = {key: parcel.words.get(key) for key in ("plan", "draft", "wanted")}
-        digest = hashlib.sha256(secure_sums.canonical_bytes(words)).hexdigest()
+        fields = {key: payload.fields.get(key) for key in ("plan", "draft", "wanted")}
+        digest = hashlib.sha256(secure_sums.canonical_bytes(fields)).hexdigest()
         if digest not in seen:
             if len(seen) >= MAX_SCHEMA_VARIANTS:
                 raise RequestError(
-                    f"client '{home.name}' was asked {len(seen)} different times for {what!r}; it answers no more."
+                    f"client '{node.name}' was asked {len(seen)} different times for {what!r}; it answers no more."
                 )
             seen.append(digest)
-            save_state(home, known)
-        check_plan(home, parcel.words.get("plan"))
+            save_state(node, known)
+        check_plan(node, payload.fields.get("plan"))
 
 
-def check_plan(home: Any, plan: Any) -> None:
+def check_plan(node: Any, plan: Any) -> None:
     """A column of numbers must not become a category: its values would be sent as names."""
     from mooring.data.schema_client import survey_table
 
     if not isinstance(plan, dict):
         return
-    own = survey_table(home.member).facts
+    own = survey_table(node.member).facts
     for column in plan.get("columns", ()):
         about = own.get(str(column.get("source") or column.get("name")))
         if about is None or column.get("kind") != "category" or column.get("part"):
             continue
         if float(about["present"][0]) > 0 and float(about["numbers"][0]) == float(about["present"][0]):
             raise RequestError(
-                f"client '{home.name}' refuses a schema that takes its column of numbers '{column['name']}' as a "
+                f"client '{node.name}' refuses a schema that takes its column of numbers '{column['name']}' as a "
                 "category: its values would be sent."
             )
 
 
-def check_begin(home: Any, label: str, fields: dict[str, Any], start: str, fresh: bool) -> None:
+def check_begin(node: Any, label: str, hyperparameters: dict[str, Any], start: str, fresh: bool) -> None:
     """The settings are those of the run file, and a run begins a few times only."""
-    own = home.run.algorithm
+    own = node.run.algorithm
     if label == own.name:
         for name, value in own.fields.items():
-            if not isinstance(value, str) and json.dumps(fields.get(name)) != json.dumps(value):
+            if not isinstance(value, str) and json.dumps(hyperparameters.get(name)) != json.dumps(value):
                 raise RequestError(
-                    f"client '{home.name}' has {name} = {value!r} in its run file, and the server {fields.get(name)!r}."
+                    f"client '{node.name}' has {name} = {value!r} in its run file, and the server "
+                    f"{hyperparameters.get(name)!r}."
                 )
-    known = load_state(home)
+    known = load_state(node)
     starts = known["starts"].setdefault(label, [])
     if fresh and start not in starts:
         if len(starts) >= MAX_STARTS:
             raise RequestError(
-                f"client '{home.name}' has begun this secure run {len(starts)} times; start `mooring join` again."
+                f"client '{node.name}' has begun this secure run {len(starts)} times; start `mooring join` again."
             )
         starts.append(start)
         known["sums"] = {key: value for key, value in known["sums"].items() if not key.startswith(f"{label}/")}
-        save_state(home, known)
+        save_state(node, known)
 
 
 def round_up_to_power_of_two(value: float) -> float:
@@ -120,58 +141,58 @@ def empty_state() -> dict[str, Any]:
     return {"session": None, "starts": {}, "sums": {}, "evaluations": {}, "schema": {}}
 
 
-def state_path(home: Any) -> Path:
-    return home.folder / STATE
+def state_path(node: Any) -> Path:
+    return node.folder / STATE
 
 
-def load_state(home: Any) -> dict[str, Any]:
-    return read_json(state_path(home)) if state_path(home).exists() else empty_state()
+def load_state(node: Any) -> dict[str, Any]:
+    return read_json(state_path(node)) if state_path(node).exists() else empty_state()
 
 
-def save_state(home: Any, known: dict[str, Any], *, durable: bool = True) -> None:
+def save_state(node: Any, known: dict[str, Any], *, durable: bool = True) -> None:
     """Replace the state. What a power cut may cost is not `durable`: an attempt that is then made anew."""
-    make_synced_folder(home.folder)
+    make_synced_folder(node.folder)
     if durable:
-        write_json(state_path(home), known)
+        write_json(state_path(node), known)
         return
-    fresh = state_path(home).with_suffix(".new")
+    fresh = state_path(node).with_suffix(".new")
     handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(handle, "wb") as file:
         file.write(json_bytes(known))
-    os.replace(fresh, state_path(home))
+    os.replace(fresh, state_path(node))
 
 
-def delete_state(home: Any) -> None:
+def delete_state(node: Any) -> None:
     """Keys and seeds of a run that is over: nobody can take the masks off any more."""
-    state_path(home).unlink(missing_ok=True)
+    state_path(node).unlink(missing_ok=True)
 
 
-def require_identity(home: Any) -> Any:
-    if home.identity is None:
+def require_identity(node: Any) -> Any:
+    if node.identity is None:
         raise RequestError(
-            f"client '{home.name}' needs its key and its peers' keys for secure = true: give --key and --peers."
+            f"client '{node.name}' needs its key and its peers' keys for secure = true: give --key and --peers."
         )
-    return home.identity
+    return node.identity
 
 
-def handle_keys(home: Any, parcel: Payload) -> Payload:
+def handle_keys(node: Any, payload: Payload) -> Payload:
     """A fresh key for a session, signed together with this client's weight and numbers of rows."""
-    identity, words = require_identity(home), parcel.words
-    session, cohort = str(words["session"]), [str(name) for name in words["cohort"]]
-    check_cohort(home, cohort)
-    known = load_state(home)
+    identity, fields = require_identity(node), payload.fields
+    session, cohort = str(fields["session"]), [str(name) for name in fields["cohort"]]
+    check_cohort(node, cohort)
+    known = load_state(node)
     current = known["session"]
     if current is None or current["id"] != session:
         private, signing = X25519PrivateKey.generate(), Ed25519PrivateKey.generate()
-        sizes = {part: int(getattr(home.clients, part).size[0]) for part in PARTS}
+        sizes = {part: int(getattr(node.clients, part).size[0]) for part in PARTS}
         statement = {
             "protocol": secure_sums.PROTOCOL_NAME,
-            "run": home.digest,
+            "run": node.digest,
             "session": session,
-            "name": home.name,
+            "name": node.name,
             "public": private.public_key().public_bytes_raw().hex(),
             "signing": signing.public_key().public_bytes_raw().hex(),
-            "weight": own_weight(home),
+            "weight": own_weight(node),
             "sizes": sizes,
             "cohort": sorted(cohort),
         }
@@ -184,206 +205,206 @@ def handle_keys(home: Any, parcel: Payload) -> Payload:
             "peers": None,
             "attempt": None,
         }
-        save_state(home, known)
+        save_state(node, known)
     elif current["statement"]["cohort"] != sorted(cohort):
-        raise RequestError(f"client '{home.name}' is told another cohort for the same session.")
+        raise RequestError(f"client '{node.name}' is told another cohort for the same session.")
     current = known["session"]
     return Payload({"statement": current["statement"], "signature": current["signature"]})
 
 
-def check_cohort(home: Any, cohort: list[str]) -> None:
-    identity = require_identity(home)
+def check_cohort(node: Any, cohort: list[str]) -> None:
+    identity = require_identity(node)
     if len(set(cohort)) < secure_sums.MIN_COHORT:
         raise RequestError(
-            f"client '{home.name}' takes part in secure sums of {secure_sums.MIN_COHORT} clients or more, not of "
+            f"client '{node.name}' takes part in secure sums of {secure_sums.MIN_COHORT} clients or more, not of "
             f"{len(set(cohort))}."
         )
-    unknown = [name for name in cohort if name != home.name and name not in identity.peers]
+    unknown = [name for name in cohort if name != node.name and name not in identity.peers]
     if unknown:
         raise RequestError(
-            f"client '{home.name}' does not know the key of '{unknown[0]}'; its list of peers has "
+            f"client '{node.name}' does not know the key of '{unknown[0]}'; its list of peers has "
             f"{len(identity.peers)} names."
         )
-    if home.name not in cohort:
-        raise RequestError(f"client '{home.name}' is not in the cohort that it is asked to join.")
+    if node.name not in cohort:
+        raise RequestError(f"client '{node.name}' is not in the cohort that it is asked to join.")
 
 
-def own_weight(home: Any) -> float:
+def own_weight(node: Any) -> float:
     """This client's weight before the weights of all are divided by their sum, by the rule of the run file."""
-    rule = home.run.training.weights
+    rule = node.run.training.weights
     if isinstance(rule, dict):
-        return float(rule[home.name])
+        return float(rule[node.name])
     if rule == "size":
-        return float(home.clients.train.size[0])
+        return float(node.clients.train.size[0])
     if rule == "uniform":
         return 1.0
-    own = home.clients.weights_from_column
-    return 1.0 if own is None else float(own[home.name])
+    own = node.clients.weights_from_column
+    return 1.0 if own is None else float(own[node.name])
 
 
-def handle_peers(home: Any, parcel: Payload) -> Payload:
+def handle_peers(node: Any, payload: Payload) -> Payload:
     """Check what all others signed, and keep it for the session."""
-    identity, known = require_identity(home), load_state(home)
-    current = find_session(home, known, parcel)
+    identity, known = require_identity(node), load_state(node)
+    current = find_session(node, known, payload)
     cohort = current["statement"]["cohort"]
-    statements = parcel.words["statements"]
+    statements = payload.fields["statements"]
     if sorted(statements) != cohort:
-        raise RequestError(f"client '{home.name}' needs a statement of every client of the session.")
+        raise RequestError(f"client '{node.name}' needs a statement of every client of the session.")
     peers = {}
     for name in cohort:
         statement, signature = statements[name]["statement"], statements[name]["signature"]
-        public = identity.own if name == home.name else identity.peers[name]
-        expected = {"protocol": secure_sums.PROTOCOL_NAME, "run": home.digest, "session": current["id"], "name": name}
+        public = identity.own if name == node.name else identity.peers[name]
+        expected = {"protocol": secure_sums.PROTOCOL_NAME, "run": node.digest, "session": current["id"], "name": name}
         expected |= {"cohort": cohort}
         if any(statement.get(key) != value for key, value in expected.items()):
-            raise RequestError(f"client '{home.name}' is shown a statement of '{name}' for another session.")
+            raise RequestError(f"client '{node.name}' is shown a statement of '{name}' for another session.")
         if not secure_sums.is_signed(public, statement, signature):
-            raise RequestError(f"client '{home.name}' is shown a statement of '{name}' that '{name}' did not sign.")
+            raise RequestError(f"client '{node.name}' is shown a statement of '{name}' that '{name}' did not sign.")
         if not (float(statement["weight"]) > 0 and all(int(statement["sizes"][part]) >= 0 for part in PARTS)):
             raise RequestError(f"client '{name}' states no weight.")
         peers[name] = {key: statement[key] for key in ("public", "signing", "weight", "sizes")}
     if len({about["public"] for about in peers.values()}) < len(peers):
-        raise RequestError(f"client '{home.name}' is shown one key for two clients.")
-    share = peers[home.name]["weight"] / sum(about["weight"] for about in peers.values())
+        raise RequestError(f"client '{node.name}' is shown one key for two clients.")
+    share = peers[node.name]["weight"] / sum(about["weight"] for about in peers.values())
     if share > MAX_OWN_SHARE:
         raise RequestError(
-            f"client '{home.name}' has {share:.0%} of the weight: the sum would show its own message. Use weights = "
+            f"client '{node.name}' has {share:.0%} of the weight: the sum would show its own message. Use weights = "
             '"uniform".'
         )
     current["peers"] = peers
-    save_state(home, known)
+    save_state(node, known)
     return Payload({})
 
 
-def find_session(home: Any, known: dict[str, Any], parcel: Payload) -> dict[str, Any]:
+def find_session(node: Any, known: dict[str, Any], payload: Payload) -> dict[str, Any]:
     current = known["session"]
-    if current is None or current["id"] != parcel.words.get("session"):
-        raise RequestError(f"client '{home.name}' has no such session of secure sums; its keys are made anew.")
+    if current is None or current["id"] != payload.fields.get("session"):
+        raise RequestError(f"client '{node.name}' has no such session of secure sums; its keys are made anew.")
     return current
 
 
-def handle_masked_update(home: Any, parcel: Payload) -> Payload:
+def handle_masked_update(node: Any, payload: Payload) -> Payload:
     """The message of a local update under masks, and the work that it took."""
-    from mooring.engines.flower.client_node import run_local_update
+    from mooring.engines.flower.client_requests import run_local_update
 
-    words, known = parcel.words, load_state(home)
-    current = find_session(home, known, parcel)
-    turn = int(words["round"][0])
-    if not 1 <= turn <= max(home.run.training.rounds, 1):
-        raise RequestError(f"client '{home.name}' takes part in {home.run.training.rounds} rounds, not in {turn}.")
-    check_share(home, current, words)
-    reply = run_local_update(home, parcel)
-    share, limit = float(words["p"]), float(home.federation.secure_range)
+    fields, known = payload.fields, load_state(node)
+    current = find_session(node, known, payload)
+    turn = int(fields["round"][0])
+    if not 1 <= turn <= max(node.run.training.rounds, 1):
+        raise RequestError(f"client '{node.name}' takes part in {node.run.training.rounds} rounds, not in {turn}.")
+    check_share(node, current, fields)
+    reply = run_local_update(node, payload)
+    share, limit = float(fields["p"]), float(node.federation.secure_range)
     vector = secure_sums.flatten_message(reply.tensors) * share
     if vector.size and not np.abs(vector).max() <= limit:
         raise RequestError(
-            f"client '{home.name}' would send {np.abs(vector).max():.3g}, and secure_range is {limit:g}; raise it."
+            f"client '{node.name}' would send {np.abs(vector).max():.3g}, and secure_range is {limit:g}; raise it."
         )
-    masked = mask_once(home, known, parcel, lambda cohort: secure_sums.quantize(vector, limit, cohort))
-    work = {name: reply.words["meter"][name] for name in ("samples", "gradients")}
+    masked = mask_once(node, known, payload, lambda cohort: secure_sums.quantize(vector, limit, cohort))
+    work = {name: reply.fields["meter"][name] for name in ("samples", "gradients")}
     return Payload({"meter": work}, {"masked": masked})
 
 
-def handle_masked_losses(home: Any, parcel: Payload) -> Payload:
+def handle_masked_losses(node: Any, payload: Payload) -> Payload:
     """This client's part of the mean loss over all clients' rows, under masks."""
-    from mooring.engines.flower.client_node import mean_losses
+    from mooring.engines.flower.client_requests import mean_losses
 
-    known = load_state(home)
-    current = find_session(home, known, parcel)
-    digest = secure_sums.request_digest(parcel.words, parcel.tensors)
-    budget, used = evaluation_budget(home), known["evaluations"]
+    known = load_state(node)
+    current = find_session(node, known, payload)
+    digest = secure_sums.request_digest(payload.fields, payload.tensors)
+    budget, used = evaluation_budget(node), known["evaluations"]
     if digest not in used and len(used) >= budget:
         raise RequestError(
-            f"client '{home.name}' has evaluated {len(used)} models, which is all that its run file plans ({budget})."
+            f"client '{node.name}' has evaluated {len(used)} models, which is all that its run file plans ({budget})."
         )
-    check_share(home, current, parcel.words)
-    parts = [str(part) for part in parcel.words["parts"]]
-    losses, values = mean_losses(home, parcel).tolist(), []
+    check_share(node, current, payload.fields)
+    parts = [str(part) for part in payload.fields["parts"]]
+    losses, values = mean_losses(node, payload).tolist(), []
     for part, loss in zip(parts, losses):
         rows = {name: int(about["sizes"][part]) for name, about in current["peers"].items()}
-        mine, total = rows[home.name], sum(rows.values())
+        mine, total = rows[node.name], sum(rows.values())
         usable = loss if np.isfinite(loss) else secure_sums.LOSS_RANGE
         values.append(0.0 if not mine else mine / total * min(max(usable, 0.0), secure_sums.LOSS_RANGE))
     used.setdefault(digest, None)
     masked = mask_once(
-        home, known, parcel, lambda cohort: secure_sums.quantize(np.array(values), secure_sums.LOSS_RANGE, cohort)
+        node, known, payload, lambda cohort: secure_sums.quantize(np.array(values), secure_sums.LOSS_RANGE, cohort)
     )
     return Payload({}, {"masked": masked})
 
 
-def evaluation_budget(home: Any) -> int:
+def evaluation_budget(node: Any) -> int:
     """Evaluations that the run file plans, for the algorithm and its baseline, and some to spare after a crash."""
-    training = home.run.training
+    training = node.run.training
     every = training.evaluate_every or max(1, training.rounds // EVALUATIONS_IF_UNSET)
     planned = training.rounds // every + 4
     return 2 * planned + SPARE_EVALUATIONS
 
 
-def check_share(home: Any, current: dict[str, Any], words: dict[str, Any]) -> None:
+def check_share(node: Any, current: dict[str, Any], fields: dict[str, Any]) -> None:
     """The weight that the server names must follow from what all clients signed."""
     if current["peers"] is None:
-        raise RequestError(f"client '{home.name}' has not seen its peers' keys yet.")
+        raise RequestError(f"client '{node.name}' has not seen its peers' keys yet.")
     weights = {name: float(about["weight"]) for name, about in current["peers"].items()}
-    share = weights[home.name] / sum(weights.values())
-    if not abs(float(words["p"]) - share) <= 1e-9:
+    share = weights[node.name] / sum(weights.values())
+    if not abs(float(fields["p"]) - share) <= 1e-9:
         raise RequestError(
-            f"client '{home.name}' would weigh {float(words['p']):.6g}, and {share:.6g} follows from the agreed sizes."
+            f"client '{node.name}' would weigh {float(fields['p']):.6g}, and {share:.6g} follows from the agreed sizes."
         )
 
 
-def mask_once(home: Any, known: dict[str, Any], parcel: Payload, values: Callable[[int], np.ndarray]) -> torch.Tensor:
+def mask_once(node: Any, known: dict[str, Any], payload: Payload, values: Callable[[int], np.ndarray]) -> torch.Tensor:
     """[d] int64 under the masks of an attempt. The same request gets the same reply; another one with the same number
     is refused, because two vectors under one mask show their difference."""
-    words, current = parcel.words, known["session"]
-    number, cohort = int(words["attempt"]), sorted(str(name) for name in words["cohort"])
-    check_cohort(home, cohort)
+    fields, current = payload.fields, known["session"]
+    number, cohort = int(fields["attempt"]), sorted(str(name) for name in fields["cohort"])
+    check_cohort(node, cohort)
     outside = set(cohort) - set(current["peers"])
     if outside:
-        raise RequestError(f"client '{home.name}' has no key of '{min(outside)}' in this session.")
-    digest = secure_sums.request_digest(words, parcel.tensors)
-    label = str(words.get("label"))
-    name = f"{label}/round {int(words['round'][0])}" if "parts" not in words else f"{label}/loss {digest}"
+        raise RequestError(f"client '{node.name}' has no key of '{min(outside)}' in this session.")
+    digest = secure_sums.request_digest(fields, payload.tensors)
+    label = str(fields.get("label"))
+    name = f"{label}/round {int(fields['round'][0])}" if "parts" not in fields else f"{label}/loss {digest}"
     before = known["sums"].get(name)
     if before is not None and before["digest"] != digest:
-        raise RequestError(f"client '{home.name}' has summed {name} already, for another model.")
+        raise RequestError(f"client '{node.name}' has summed {name} already, for another model.")
     attempt = current["attempt"]
     if attempt is None or attempt["number"] < number:
         attempt = {"number": number, "digest": digest, "cohort": cohort, "name": name, "survivors": None}
-        attempt["model"] = secure_sums.request_digest({}, parcel.tensors) if "parts" not in words else digest
+        attempt["model"] = secure_sums.request_digest({}, payload.tensors) if "parts" not in fields else digest
         attempt["seed"] = secrets.token_bytes(32).hex()
         current["attempt"] = attempt
-        save_state(home, known, durable=False)
+        save_state(node, known, durable=False)
     elif (attempt["number"], attempt["digest"], attempt["cohort"]) != (number, digest, cohort):
-        raise RequestError(f"client '{home.name}' has used the masks of attempt {number} already.")
-    pairs = {other: shared_seed(home, current, other) for other in cohort if other != home.name}
-    masked = secure_sums.mask(values(len(cohort)), home.name, bytes.fromhex(attempt["seed"]), pairs)
+        raise RequestError(f"client '{node.name}' has used the masks of attempt {number} already.")
+    pairs = {other: shared_seed(node, current, other) for other in cohort if other != node.name}
+    masked = secure_sums.mask(values(len(cohort)), node.name, bytes.fromhex(attempt["seed"]), pairs)
     return torch.from_numpy(masked.view(np.int64).copy())
 
 
-def shared_seed(home: Any, current: dict[str, Any], other: str) -> bytes:
+def shared_seed(node: Any, current: dict[str, Any], other: str) -> bytes:
     return secure_sums.pair_seed(
         bytes.fromhex(current["private"]),
         bytes.fromhex(current["peers"][other]["public"]),
         current["id"],
         current["attempt"]["number"],
-        home.name,
+        node.name,
         other,
     )
 
 
-def handle_confirm(home: Any, parcel: Payload) -> Payload:
+def handle_confirm(node: Any, payload: Payload) -> Payload:
     """Sign who is in the sum, once for each attempt: `confirmed` names those of a sum that was opened before.
 
     An attempt that this client has not opened may be repeated over other clients: its masks stay on for ever."""
-    known = load_state(home)
-    current = find_session(home, known, parcel)
-    attempt = find_attempt(home, current, parcel)
-    survivors = sorted(str(name) for name in parcel.words["survivors"])
-    if not set(survivors) <= set(attempt["cohort"]) or home.name not in survivors:
-        raise RequestError(f"client '{home.name}' is shown survivors that are not of its cohort.")
+    known = load_state(node)
+    current = find_session(node, known, payload)
+    attempt = find_attempt(node, current, payload)
+    survivors = sorted(str(name) for name in payload.fields["survivors"])
+    if not set(survivors) <= set(attempt["cohort"]) or node.name not in survivors:
+        raise RequestError(f"client '{node.name}' is shown survivors that are not of its cohort.")
     if len(survivors) < secure_sums.min_survivors(len(attempt["cohort"])):
         raise RequestError(
-            f"client '{home.name}' needs {secure_sums.min_survivors(len(attempt['cohort']))} of "
+            f"client '{node.name}' needs {secure_sums.min_survivors(len(attempt['cohort']))} of "
             f"{len(attempt['cohort'])} "
             f"clients in a sum, not {len(survivors)}."
         )
@@ -395,32 +416,32 @@ def handle_confirm(home: Any, parcel: Payload) -> Payload:
     for name, other in known["sums"].items():
         if other["model"] == attempt["model"] and other["survivors"] != survivors:
             raise RequestError(
-                f"client '{home.name}' has been in a sum over other clients for the same model ({name}); the "
+                f"client '{node.name}' has been in a sum over other clients for the same model ({name}); the "
                 "difference of the two would show single messages."
             )
     attempt["survivors"] = survivors
-    save_state(home, known, durable=False)
-    signed = secure_sums.survivor_list(home.digest, current["id"], attempt["number"], survivors)
+    save_state(node, known, durable=False)
+    signed = secure_sums.survivor_list(node.digest, current["id"], attempt["number"], survivors)
     return Payload({"signature": secure_sums.sign_survivors(bytes.fromhex(current["signing"]), signed)})
 
 
-def find_attempt(home: Any, current: dict[str, Any], parcel: Payload) -> dict[str, Any]:
+def find_attempt(node: Any, current: dict[str, Any], payload: Payload) -> dict[str, Any]:
     attempt = current["attempt"]
-    if attempt is None or attempt["number"] != int(parcel.words["attempt"]):
-        raise RequestError(f"client '{home.name}' has no sum under way with this number.")
+    if attempt is None or attempt["number"] != int(payload.fields["attempt"]):
+        raise RequestError(f"client '{node.name}' has no sum under way with this number.")
     return attempt
 
 
-def handle_unmask(home: Any, parcel: Payload) -> Payload:
+def handle_unmask(node: Any, payload: Payload) -> Payload:
     """The seeds that take the masks off a sum that enough clients have confirmed."""
-    known = load_state(home)
-    current = find_session(home, known, parcel)
-    attempt = find_attempt(home, current, parcel)
+    known = load_state(node)
+    current = find_session(node, known, payload)
+    attempt = find_attempt(node, current, payload)
     survivors = attempt["survivors"]
-    if survivors is None or sorted(str(name) for name in parcel.words["survivors"]) != survivors:
-        raise RequestError(f"client '{home.name}' has not confirmed this sum.")
-    signed = secure_sums.survivor_list(home.digest, current["id"], attempt["number"], survivors)
-    signatures = {str(name): signature for name, signature in parcel.words["signatures"].items()}
+    if survivors is None or sorted(str(name) for name in payload.fields["survivors"]) != survivors:
+        raise RequestError(f"client '{node.name}' has not confirmed this sum.")
+    signed = secure_sums.survivor_list(node.digest, current["id"], attempt["number"], survivors)
+    signatures = {str(name): signature for name, signature in payload.fields["signatures"].items()}
     good = [
         name
         for name in survivors
@@ -430,19 +451,19 @@ def handle_unmask(home: Any, parcel: Payload) -> Payload:
     ]
     needed = secure_sums.min_survivors(len(attempt["cohort"]))
     if len(good) < needed:
-        raise RequestError(f"client '{home.name}' needs {needed} signatures under a sum, and sees {len(good)}.")
+        raise RequestError(f"client '{node.name}' needs {needed} signatures under a sum, and sees {len(good)}.")
     known["sums"][attempt["name"]] = {name: attempt[name] for name in ("digest", "model", "survivors")}
-    save_state(home, known)
+    save_state(node, known)
     missing = [name for name in attempt["cohort"] if name not in survivors]
-    pairs = {other: shared_seed(home, current, other).hex() for other in missing}
+    pairs = {other: shared_seed(node, current, other).hex() for other in missing}
     return Payload({"seed": attempt["seed"], "pairs": pairs})
 
 
 REQUEST_HANDLERS: dict[str, Callable[[Any, Payload], Payload]] = {
-    secure_sums.KEYS: handle_keys,
-    secure_sums.PEERS: handle_peers,
-    secure_sums.UPDATE: handle_masked_update,
-    secure_sums.EVALUATE: handle_masked_losses,
-    secure_sums.CONFIRM: handle_confirm,
-    secure_sums.UNMASK: handle_unmask,
+    SECURE_KEYS: handle_keys,
+    SECURE_PEERS: handle_peers,
+    SECURE_UPDATE: handle_masked_update,
+    SECURE_EVALUATE: handle_masked_losses,
+    SECURE_CONFIRM: handle_confirm,
+    SECURE_UNMASK: handle_unmask,
 }

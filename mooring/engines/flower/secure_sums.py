@@ -16,15 +16,19 @@ privacy-preserving machine learning. CCS 2017 (the protocol for active servers).
 that confirmed and went away is waited for, because its seed is known to nobody else.
 
 This module has the pure functions; `secure_client.py` and `secure_server.py` have the two parties.
-"""
+
+
+The server's part in secure sums (`py`): it carries keys and signatures, and takes the masks off the
+sum."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import json
+import secrets
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -37,12 +41,15 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from torch import Tensor
 
+from mooring.core.errors import RequestError, WorkError
+from mooring.engines.flower.messages import SECURE_CONFIRM, SECURE_KEYS, SECURE_PEERS, SECURE_UNMASK, Payload
+from mooring.engines.flower.messenger import ClientFailedError, Messenger
+from mooring.runs.sections import FederationSection
+
 PROTOCOL_NAME = "mooring secure sum 1"
 MIN_COHORT = 3  # with two, each learns the other's vector from the sum
 MAX_BITS = 52  # of a rounded entry: float64 holds no more
 LOSS_RANGE = 2.0**20  # losses are clamped to it, so that one client's divergence looks like everybody's
-UPDATE, EVALUATE = "secure_update", "secure_evaluate"
-KEYS, PEERS, CONFIRM, UNMASK = "secure_keys", "secure_peers", "secure_confirm", "secure_unmask"
 
 
 def min_survivors(cohort: int) -> int:
@@ -146,9 +153,9 @@ def survivor_list(run: str, session: str, attempt: int, survivors: Iterable[str]
     }
 
 
-def request_digest(words: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+def request_digest(fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
     """What decides a client's vector: the same digest gives the same vector."""
-    known = {name: words.get(name) for name in ("label", "round", "base", "parts", "p", "index")}
+    known = {name: fields.get(name) for name in ("label", "round", "base", "parts", "p", "index")}
     digest = hashlib.sha256(canonical_bytes(known))
     for name in sorted(tensors):
         digest.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}".encode())
@@ -169,3 +176,142 @@ def split_vector(vector: np.ndarray, pattern: Mapping[str, Tensor]) -> dict[str,
         out[name] = rest[: like.numel()].reshape(like.shape).to(like.dtype)
         rest = rest[like.numel() :]
     return out
+
+
+MAX_ATTEMPTS = 10  # at a secure sum, for clients that went away to come back
+
+
+class SecureSum(NamedTuple):
+    """The sum over the clients that stayed to the end, and what each of them reports of its work."""
+
+    total: np.ndarray
+    survivors: tuple[str, ...]
+    fields: dict[str, dict[str, Any]]
+
+
+class SecureAggregator:
+    """Sums over the clients of one federation; `open` agrees on keys, once for each start of the server."""
+
+    def __init__(self, messenger: Messenger, names: tuple[str, ...], options: FederationSection):
+        self.messenger, self.names, self.options = messenger, names, options
+        self.session, self.number = "", 0
+        self.weights: dict[str, float] = {}
+
+    def open(self) -> None:
+        """Let every client sign a key, and show every client what all have signed."""
+        if self.session:
+            return
+        session = secrets.token_hex(16)
+        about = {"session": session, "cohort": list(self.names)}
+        replies = self.messenger.ask_all(SECURE_KEYS, {name: Payload(about) for name in self.names})
+        statements = {}
+        for name, reply in replies.items():
+            statements[name] = {key: reply.fields[key] for key in ("statement", "signature")}
+            self.weights[name] = float(reply.fields["statement"]["weight"])
+        shown = Payload({"session": session, "statements": statements})
+        self.messenger.ask_all(SECURE_PEERS, dict.fromkeys(self.names, shown))
+        self.session = session
+
+    def ask(self, what: str, requests: Mapping[str, Payload], range_: float, title: str) -> SecureSum:
+        """The sum of what these clients answer; attempts that too few clients finish are repeated."""
+        self.open()
+        deadline = self.options.deadline or self.options.wait
+        why = "too few clients answered"
+        for _ in range(MAX_ATTEMPTS):
+            found = self._attempt(what, requests, range_, deadline, title)
+            if not isinstance(found, str):
+                return found
+            why = found or why
+            self.messenger.look_again()
+        raise WorkError(f"{title}: no secure sum after {MAX_ATTEMPTS} attempts: {why}")
+
+    def _attempt(
+        self, what: str, requests: Mapping[str, Payload], range_: float, deadline: float, title: str
+    ) -> SecureSum | str:
+        self.number += 1
+        cohort = sorted(requests)
+        about = {"session": self.session, "attempt": self.number}
+        enough = min_survivors(len(cohort))
+        messages = {
+            name: payload._replace(fields=payload.fields | about | {"cohort": cohort})
+            for name, payload in requests.items()
+        }
+        answered = self.messenger.ask(what, messages, deadline=deadline, quorum=enough)
+        if len(answered.replies) < enough:
+            return next(iter(answered.missing.values()), "")
+        survivors, signatures = self._confirm(about, sorted(answered.replies), enough, deadline)
+        if unsigned := [name for name in survivors if name not in signatures]:
+            return f"client '{unsigned[0]}' did not confirm who is in the sum"
+        shown = Payload(about | {"survivors": survivors, "signatures": signatures})
+        opened = self.messenger.ask(SECURE_UNMASK, dict.fromkeys(survivors, shown))
+        if opened.missing:
+            name, reason = next(iter(opened.missing.items()))
+            raise WorkError(
+                f"{title}: client '{name}' confirmed a secure sum and did not finish it ({reason}); nobody else knows "
+                "its seed. Start it again with the state that it had, or start a new run without it."
+            )
+        masked = {name: masked_vector(name, answered.replies[name]) for name in survivors}
+        if len({len(vector) for vector in masked.values()}) > 1:
+            return "the clients' vectors differ in length"
+        seeds = {name: parse_seed(name, reply.fields.get("seed")) for name, reply in opened.replies.items()}
+        outside = [name for name in cohort if name not in survivors]
+        pairs = {
+            name: {other: parse_seed(name, reply.fields.get("pairs", {}).get(other)) for other in outside}
+            for name, reply in opened.replies.items()
+        }
+        total = dequantize(unmask(masked, seeds, pairs), range_, len(cohort))
+        return SecureSum(total, tuple(survivors), {name: answered.replies[name].fields for name in survivors})
+
+    def _confirm(
+        self, about: dict[str, Any], survivors: list[str], enough: int, deadline: float
+    ) -> tuple[list[str], dict[str, str]]:
+        """The signatures under a list of survivors. Clients that confirmed an earlier list for the same sum, before the
+        server was started again, confirm that one only."""
+        for _ in range(2):
+            asked = Payload(about | {"survivors": survivors})
+            answered = self.messenger.ask(
+                SECURE_CONFIRM, dict.fromkeys(survivors, asked), deadline=deadline, quorum=enough
+            )
+            earlier = [reply.fields["confirmed"] for reply in answered.replies.values() if "confirmed" in reply.fields]
+            if not earlier:
+                signed = {name: str(reply.fields.get("signature")) for name, reply in answered.replies.items()}
+                return survivors, signed
+            known = sorted(str(name) for name in earlier[0])
+            if not set(known) <= set(survivors):
+                return survivors, {}
+            survivors = known
+        return survivors, {}
+
+
+def masked_vector(name: str, reply: Payload) -> np.ndarray:
+    found = reply.tensors.get("masked")
+    if found is None or found.dim() != 1:
+        raise ClientFailedError(name, f"client '{name}' sends no masked vector.")
+    return found.numpy().astype(np.int64).view(np.uint64)
+
+
+def parse_seed(name: str, value: Any) -> bytes:
+    try:
+        seed = bytes.fromhex(str(value))
+    except ValueError:
+        seed = b""
+    if len(seed) != 32:
+        raise ClientFailedError(name, f"client '{name}' does not reveal the seed of a mask that it confirmed.")
+    return seed
+
+
+def check_secure_run(run: Any, options: FederationSection) -> None:
+    """Refuse what secure sums rule out: all that needs single messages."""
+    from mooring.core.aggregation import MEAN
+
+    training = run.training
+    asked = [f"average = {training.average!r}"] if training.average != MEAN else []
+    asked += ["clip"] * (training.clip is not None) + ["weight_cap"] * (training.weight_cap is not None)
+    asked += ["share_models = true"] * options.share_models
+    if options.secure and asked:
+        raise RequestError(f"secure = true hides single messages and models; leave out {asked[0]}.")
+    many = options.clients if isinstance(options.clients, int) else len(options.clients or ())
+    if options.secure and many < MIN_COHORT:
+        raise RequestError(
+            f"secure = true needs 3 clients or more, and {many} take part: two see each other's message."
+        )

@@ -1,46 +1,94 @@
-"""Flower's SuperLink behind its gateway, and what is asked of it: which keys are enrolled, which run it runs."""
+"""Flower's SuperLink behind its gateway: start it, register keys, submit runs as Flower apps."""
 
 from __future__ import annotations
 
-import hashlib
+import json
 import os
 import secrets
+import ssl
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from mooring.core.errors import WorkError
-from mooring.engines.flower import keys
-from mooring.engines.flower.child_process import KEYS_VARIABLE, METRICS_VARIABLE, REFUSED_VARIABLE, SECRET_VARIABLE
-from mooring.engines.flower.frames import join_frames
-from mooring.engines.flower.gateway import OWN, SECRET
-from mooring.engines.flower.inline_grid import ADDRESS_VARIABLE, CA_VARIABLE
-from mooring.engines.flower.keys import write_secret
-from mooring.engines.flower.processes import CHILD_MODULE, Say, child_environment, is_loopback, process, wait_for_port
+import httpx
 
-START_TIMEOUT_SECONDS = 300.0  # seconds that a process may take to start, on a machine that is busy
+from mooring.core.errors import RequestError, WorkError
+from mooring.engines.flower import keys
+from mooring.engines.flower.child_process import (
+    CHILD_MODULE,
+    KEYS_VARIABLE,
+    METRICS_VARIABLE,
+    REFUSED_VARIABLE,
+    SECRET_VARIABLE,
+    Report,
+    child_environment,
+    is_loopback,
+    start_process,
+    wait_for_port,
+)
+from mooring.engines.flower.client_app import AppPaths
+from mooring.engines.flower.flower_patches import ControlClient
+from mooring.engines.flower.gateway import OWN, SECRET
+from mooring.engines.flower.keys import write_secret
+from mooring.engines.flower.messages import join_frames
+from mooring.engines.flower.messenger import ADDRESS_VARIABLE, CA_VARIABLE
+from mooring.engines.request import read_federation_request
+from mooring.runs.runfile import RunFile
+
+START_TIMEOUT_SECONDS = 300.0  # for the SuperLink to start on a busy machine
 REFUSED_KEYS_FILE = "refused.jsonl"  # keys that the gateway refused
 METRICS_TOKEN_FILE = "metrics.token"
+APP_PYPROJECT = """[project]
+name = "mooring-app"
+version = "1.0.0"
+description = "A Mooring run"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "mooring"
+
+[tool.flwr.app.components]
+serverapp = "mooring_app.server:app"
+clientapp = "mooring_app.client:app"
+
+[tool.flwr.app.config]
+run = ""
+out = ""
+progress = ""
+clients = ""
+revoked = ""
+trust = ""
+audit = ""
+"""
+
+
+FIT_APPS = MappingProxyType(  # by the purpose of a run
+    {"fit": AppPaths("mooring.engines.flower.client_app.app", "mooring.engines.flower.server_run.app")}
+)
 
 
 class RunningSuperLink(NamedTuple):
     """A SuperLink that was started here."""
 
-    address: str  # for this machine
+    address: str  # on this machine
     ca: Path | None  # the certificate to check it by
-    secret: str  # that its own interfaces ask for
+    secret: str  # for its own interfaces
     is_alive: Callable[[], bool]
 
 
 @contextmanager
-def superlink(folder: Path, host: str, port: int, key_folder: Path | None, lasting: bool) -> Iterator[RunningSuperLink]:
-    """A SuperLink whose files are in `folder`."""
+def start_superlink(
+    folder: Path, host: str, port: int, key_folder: Path | None, persistent: bool
+) -> Iterator[RunningSuperLink]:
+    """Run a SuperLink with its files in `folder` until the block ends."""
     wait_for_port(host, port)
     arguments = [CHILD_MODULE, "superlink", "--host", host, "--port", str(port)]
-    arguments += ["--database", str(folder / "state.db")] if lasting else []
+    arguments += ["--database", str(folder / "state.db")] if persistent else []
     arguments += ["--disable-runtime-dependency-installation"]
     ca = None
     if key_folder is None:
@@ -52,7 +100,7 @@ def superlink(folder: Path, host: str, port: int, key_folder: Path | None, lasti
     address = f"{host if is_loopback(host) else '127.0.0.1'}:{port}"
     log = folder / "superlink.log"
     secret = secrets.token_urlsafe(32)
-    known = {
+    variables = {
         SECRET_VARIABLE: secret,
         KEYS_VARIABLE: "" if key_folder is None else str(key_folder.resolve()),
         REFUSED_VARIABLE: str(folder / REFUSED_KEYS_FILE),
@@ -63,17 +111,17 @@ def superlink(folder: Path, host: str, port: int, key_folder: Path | None, lasti
             [str(write_launchers(folder / "home" / "bin")), child_environment(folder / "home")["PATH"]]
         ),
     }
-    with process(arguments, folder / "home", log, **known) as started:
+    with start_process(arguments, folder / "home", log, **variables) as started:
         begun = time.monotonic()
         while not is_healthy(address, ca):
             if started.poll() is not None or time.monotonic() - begun > START_TIMEOUT_SECONDS:
-                raise WorkError(f"Flower's SuperLink did not start; {log} says why.")
+                raise WorkError(f"Flower's SuperLink did not start; see {log}.")
             time.sleep(0.2)
         yield RunningSuperLink(address, ca, secret, lambda: started.poll() is None)
 
 
 def write_launchers(folder: Path) -> Path:
-    """Flower finds the processes of the server's app by their names: these start them with the gateway's secret."""
+    """Write commands with the names that Flower looks for, which start its processes with the gateway's secret."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, what in (("flower-superexec", "superexec"), ("flwr-serverapp", "serverapp")):
         path = folder / name
@@ -83,7 +131,7 @@ def write_launchers(folder: Path) -> Path:
 
 
 def metrics_token(folder: Path) -> str:
-    """The token that /metrics asks for, from a file that only its owner can read."""
+    """Return the token for /metrics, from a file that only its owner can read."""
     path = folder / METRICS_TOKEN_FILE
     if not path.exists():
         write_secret(path, secrets.token_urlsafe(24).encode() + b"\n")
@@ -91,115 +139,93 @@ def metrics_token(folder: Path) -> str:
 
 
 def is_healthy(address: str, ca: Path | None) -> bool:
-    import ssl
-
-    import httpx
-
-    check: Any = True if ca is None else ssl.create_default_context(cafile=str(ca))
     try:
-        return httpx.get(f"{'http' if ca is None else 'https'}://{address}/health", verify=check, timeout=2).is_success
+        return httpx.get(f"{_base_url(address, ca)}/health", verify=_verification(ca), timeout=2).is_success
     except httpx.HTTPError:
         return False
 
 
 def report_gauges(link: RunningSuperLink, gauges: dict[str, float]) -> None:
-    """Numbers for the gateway's /metrics."""
-    import ssl
-
-    import httpx
-
-    check: Any = True if link.ca is None else ssl.create_default_context(cafile=str(link.ca))
-    url = f"{'http' if link.ca is None else 'https'}://{link.address}{OWN}gauges"
-    httpx.post(url, content=join_frames({"gauges": gauges}), headers={SECRET: link.secret}, verify=check, timeout=2)
+    """Send numbers to the gateway's /metrics."""
+    url, content = f"{_base_url(link.address, link.ca)}{OWN}gauges", join_frames({"gauges": gauges})
+    httpx.post(url, content=content, headers={SECRET: link.secret}, verify=_verification(link.ca), timeout=2)
 
 
-class SecretHeader:
-    """Sends the gateway's secret with each request."""
-
-    def __init__(self, secret: str):
-        self.secret = secret
-
-    def intercept(self, context: Any, call_next: Any) -> Any:
-        context.request.headers[SECRET] = self.secret
-        return call_next(context)
+def _base_url(address: str, ca: Path | None) -> str:
+    return f"{'http' if ca is None else 'https'}://{address}"
 
 
-def control_client(link: RunningSuperLink) -> Any:
-    """A client of the interface that starts and stops runs."""
-    from flwr.cli.cli_client_interceptor import CliClientHttpInterceptor
-    from flwr.supercore.control import ControlHttpClient
-    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-
-    return ControlHttpClient.from_server_address(
-        server_address=link.address,
-        insecure=link.ca is None,
-        root_certificates=None if link.ca is None else link.ca.read_bytes(),
-        interceptors=[
-            CliClientHttpInterceptor(),
-            RuntimeVersionHttpInterceptor(component_name="flwr CLI"),
-            SecretHeader(link.secret),
-        ],
-    )
+def _verification(ca: Path | None) -> Any:
+    return True if ca is None else ssl.create_default_context(cafile=str(ca))
 
 
-def stop_interrupted_runs(control: Any, say: Say) -> None:
-    """A run that a killed server left would go on beside the new one."""
-    from flwr.proto.control_pb2 import ListRunsRequest, StopRunRequest
+def control_client(link: RunningSuperLink) -> ControlClient:
+    """Return a client of the SuperLink's control interface."""
+    return ControlClient(link.address, link.ca, {SECRET: link.secret})
 
-    for number, run in control.ListRuns(ListRunsRequest()).run_dict.items():
+
+def stop_interrupted_runs(control: ControlClient, report: Report) -> None:
+    """Stop the runs of a killed server, which would continue beside the new one."""
+    for number, run in control.list_runs().items():
         if run.status.status != "finished":
-            control.StopRun(StopRunRequest(run_id=number))
-            say("an interrupted run was stopped; it resumes from its checkpoint")
+            control.stop_run(number)
+            report("an interrupted run was stopped; it resumes from its checkpoint")
 
 
-def synchronize(control: Any, enrolled: dict[str, bytes], say: Say) -> set[str]:
-    """Make Flower's nodes those of the enrolled keys; the names of clients whose keys were taken back."""
-    from flwr.proto.control_pb2 import ListNodesRequest, UnregisterNodeRequest
-
-    nodes = [node for node in control.ListNodes(ListNodesRequest()).nodes_info if node.status != "unregistered"]
-    wanted, gone = set(enrolled.values()), set()
+def synchronize_keys(control: ControlClient, enrolled: dict[str, bytes], report: Report) -> set[str]:
+    """Register the enrolled keys as Flower's nodes, unregister others, and return the names of revoked clients."""
+    nodes = control.list_nodes()
+    wanted, unregistered = set(enrolled.values()), set()
     for node in nodes:
         if node.public_key not in wanted:
-            control.UnregisterNode(UnregisterNodeRequest(node_id=node.node_id))
-            gone.add(node.name)
-            say(f"the key of client '{node.name}' was revoked")
-    there = {node.public_key for node in nodes}
+            control.unregister_node(node.node_id)
+            unregistered.add(node.name)
+            report(f"the key of client '{node.name}' was revoked")
+    registered = {node.public_key for node in nodes}
     for name, key in enrolled.items():
-        if key not in there:
-            enroll(control, name, key)
-    return gone - enrolled.keys()
+        if key not in registered:
+            _register_node(control, name, key)
+    return unregistered - enrolled.keys()
 
 
-def enroll(control: Any, name: str, key: bytes) -> None:
-    import httpx
-    from flwr.proto.control_pb2 import RegisterNodeRequest
-
+def _register_node(control: ControlClient, name: str, key: bytes) -> None:
     try:
-        control.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
+        control.register_node(name, key)
     except httpx.HTTPStatusError as error:
         if error.response.status_code not in (httpx.codes.CONFLICT, httpx.codes.PRECONDITION_FAILED):
             raise WorkError(f"client '{name}' could not be enrolled: {error.response.text[:200]}") from error
 
 
-def submit_run(control: Any, config: dict[str, str], app: dict[str, str]) -> int:
-    """Start an app of these files with these settings; the number of Flower's run."""
-    from flwr.cli.build import build_fab_from_files
-    from flwr.common.serde import fab_to_proto, user_config_to_proto
-    from flwr.proto.control_pb2 import StartRunRequest
-    from flwr.supercore.fab import Fab
-
-    content, _ = build_fab_from_files({name: text.encode() for name, text in app.items()})
-    fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
-    given: dict[str, Any] = dict(config)
-    return control.StartRun(StartRunRequest(fab=fab_to_proto(fab), override_config=user_config_to_proto(given))).run_id
-
-
-def status(control: Any, number: int) -> str:
-    import httpx
-    from flwr.proto.control_pb2 import ListRunsRequest
-
+def read_run_status(control: ControlClient, number: int) -> str:
     try:
-        run = control.ListRuns(ListRunsRequest(run_id=number)).run_dict[number]
+        return control.run_status(number)
     except httpx.TransportError:
-        return "unknown"  # whether the SuperLink lives is seen elsewhere
-    return f"{run.status.status} {run.status.sub_status}".strip()
+        return "unknown"  # the caller notices where the SuperLink has ended
+
+
+def find_apps(run: RunFile, apps: Mapping[str, AppPaths]) -> AppPaths:
+    """Return the Flower apps for the purpose of a run."""
+    purpose = run.mooring.purpose
+    if purpose not in apps:
+        raise RequestError(f"a federation can {' or '.join(apps)}, and the run file's purpose is {purpose}.")
+    return apps[purpose]
+
+
+def make_app_files(paths: AppPaths) -> dict[str, str]:
+    """Return the files of a Flower app."""
+    files = {"pyproject.toml": APP_PYPROJECT, "mooring_app/__init__.py": ""}
+    for name, path in paths._asdict().items():
+        module, _, attribute = path.rpartition(".")
+        files[f"mooring_app/{name}.py"] = f"import {module}\n\napp = {module}.{attribute}\n"
+    return files
+
+
+def write_app(path: str | Path, folder: str | Path, apps: Mapping[str, AppPaths]) -> Path:
+    """Write the Flower app of a run file as a folder that `flwr run` starts, with the path of the run file in it."""
+    run, folder = read_federation_request(path), Path(folder)
+    if folder.exists():
+        raise RequestError(f"{folder} already exists; choose another folder for the app.")
+    for name, text in make_app_files(find_apps(run, apps)).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text.replace('run = ""', f"run = {json.dumps(str(Path(path).resolve()))}"))
+    return folder

@@ -1,4 +1,4 @@
-"""A client's own policy: what may leave its machine, whatever run file it is given.
+"""What may leave a client's machine (its policy, whatever the run file), and records of what was asked and sent.
 
 ```toml
 purposes = ["fit"]                       # of runs: fit, advise
@@ -12,24 +12,62 @@ max_epsilon = 4.0                        # the run must bound what its global mo
 
 What is not named is allowed. `mooring join --policy policy.toml` refuses a run that asks for more, and refuses single
 requests that the run file does not show.
+
+Records of what was asked and what was sent have one line of JSON each, in a file that only its owner can read:
+
+server   OUT.federation/audit.jsonl     clients that joined or were dismissed; each request with its clients and bytes
+client   STATE/RUN/sent.jsonl           what left this machine, for a data protection officer
 """
 
 from __future__ import annotations
 
+import datetime
+import json
+import os
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mooring.core.errors import RequestError
+from mooring.engines.flower.messages import Payload
 from mooring.runs.runfile import RunFile
 from mooring.runs.sections import FederationSection
 
+SENT_FILE = "sent.jsonl"
+AUDIT_FILE = "audit.jsonl"
+SENT_DESCRIPTIONS = {
+    "hello": "its name, version and a digest of its run file",
+    "survey": "for every column: counts of values, rounded extremes, median and quartiles; classes of the target",
+    "tally": "for every column: sums of values, and how many rows have each level of a category",
+    "names": "names of levels that are rare here and common over all clients",
+    "spread": "for every column: the sum of squares about the mean of all clients",
+    "adopt": "numbers of rows",
+    "client_statistics": "a few numbers about the curvature and noise of the loss",
+    "statistics": "sums, gradients or fits that hyperparameters such as lam are resolved from",
+    "begin": "nothing but that the algorithm can begin",
+    "local_update": "the message of a local update",
+    "evaluate": "mean losses of its model",
+    "models": "its personal model",
+    "numbers": "a number of its personal state",
+    "done": "nothing but that the result was written",
+    "dismissed": "nothing",
+    "asked": "sums over its rows, or fits, that advice is made of",
+    "advised": "nothing but that the result was written",
+    "secure_keys": "a public key, its weight and its numbers of rows, signed",
+    "secure_peers": "nothing",
+    "secure_update": "the message of a local update under masks",
+    "secure_evaluate": "its part of the mean loss under masks",
+    "secure_confirm": "a signature under the list of clients of a sum, and encrypted shares of a key for its peers",
+    "secure_unmask": "seeds of masks, of a sum that was confirmed",
+    "secure_recover": "shares of the keys of clients that confirmed a sum and went away",
+}
 REQUESTS_BY_QUANTITY = {
     "schema": {"survey", "tally", "names", "spread", "adopt"},
-    "statistics": {"facts", "told"},
-    "updates": {"visit", "secure_update"},
+    "statistics": {"client_statistics", "statistics"},
+    "updates": {"local_update", "secure_update"},
     "losses": {"evaluate", "secure_evaluate"},
     "models": {"models", "numbers"},
     "advice": {"asked"},
@@ -49,17 +87,19 @@ class Policy(BaseModel):
 
     def check_run(self, run: RunFile) -> None:
         """Refuse a run that asks for more than is allowed."""
-        how, purpose = run.federation or FederationSection(), run.mooring.purpose
+        options, purpose = run.federation or FederationSection(), run.mooring.purpose
         algorithm = None if run.algorithm is None else run.algorithm.name
         if self.purposes is not None and purpose not in self.purposes:
             raise RequestError(f"this client's policy allows runs to {', '.join(self.purposes)}, not to {purpose}.")
         if self.algorithms is not None and algorithm is not None and algorithm not in self.algorithms:
             raise RequestError(f"this client's policy allows {', '.join(self.algorithms)}, not {algorithm}.")
-        if self.require_secure and not how.secure:
+        if self.require_secure and not options.secure:
             raise RequestError("this client's policy asks for secure = true, and the run file does not have it.")
-        if how.share_models and not self._allows("models"):
+        if options.share_models and not self._allows("models"):
             raise RequestError("this client's policy does not let models leave, and the run file has share_models.")
-        many = how.clients if isinstance(how.clients, int) else len(how.clients) if how.clients else None
+        many = (
+            options.clients if isinstance(options.clients, int) else len(options.clients) if options.clients else None
+        )
         if many is not None and many < self.min_clients:
             raise RequestError(f"this client's policy asks for {self.min_clients} clients, and the run has {many}.")
         if self.max_rounds is not None and run.training.rounds > self.max_rounds:
@@ -81,12 +121,12 @@ class Policy(BaseModel):
                 f"this client's policy bounds epsilon by {self.max_epsilon:g}, and the run would spend {spent:.3g}."
             )
 
-    def check_request(self, what: str, words: dict[str, Any], name: str) -> None:
+    def check_request(self, what: str, fields: dict[str, Any], name: str) -> None:
         """Refuse a request for a quantity that may not leave, or for too small a cohort."""
         quantity = next((quantity for quantity, requests in REQUESTS_BY_QUANTITY.items() if what in requests), None)
         if quantity is not None and not self._allows(quantity):
             raise RequestError(f"client '{name}' does not send {quantity}: its policy does not allow it.")
-        turn = words.get("round")
+        turn = fields.get("round")
         if isinstance(turn, list) and len(turn) > 3 and int(turn[3]) < self.min_clients:
             raise RequestError(
                 f"client '{name}' takes part in rounds of {self.min_clients} clients or more, by its policy."
@@ -108,3 +148,29 @@ def read_policy(path: str | Path) -> Policy:
     if unknown:
         raise RequestError(f"{path}: unknown quantity {min(unknown)!r}; known: {', '.join(REQUESTS_BY_QUANTITY)}.")
     return policy
+
+
+def timestamp() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+
+
+def append_record(path: Path, line: Mapping[str, Any]) -> None:
+    """Append one line of JSON to a file, which is created for its owner only."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    with os.fdopen(handle, "w") as file:
+        file.write(json.dumps({"time": timestamp(), **line}) + "\n")
+
+
+def describe_reply(what: str, asked: Payload, reply: Payload) -> dict[str, Any]:
+    """Describe what leaves a client: a sentence, and the shape of each array."""
+    parts = {name: list(tensor.shape) for name, tensor in reply.tensors.items()}
+    size = sum(tensor.numel() * tensor.element_size() for tensor in reply.tensors.values())
+    line: dict[str, Any] = {"request": what, "sent": SENT_DESCRIPTIONS.get(what, "an answer to an unknown request")}
+    if "refused" in reply.fields:
+        line["sent"] = "a refusal"
+        line["why"] = str(reply.fields["refused"])[:500]
+    turn = asked.fields.get("round")
+    if isinstance(turn, list) and turn:
+        line["round"] = turn[0]
+    fields = len(json.dumps(reply.fields, default=str))
+    return line | {"arrays": parts, "bytes": size + fields}

@@ -1,0 +1,332 @@
+"""How a client answers each request. Its rows stay in this process; its personal state stays in its own folder.
+
+    hello                      its name, version and the digest of its run file
+    survey, tally, names, spread   counts and sums for the schema (`data/schema_client.py`)
+    adopt                      stores the agreed schema; replies with its numbers of rows
+    client_statistics, statistics  what hyperparameters such as "auto" are resolved from (`estimates/`)
+    begin                      stores the resolved algorithm and the first model
+    local_update               a message, and a new generation of its state
+    evaluate, models, numbers  mean losses of its model; its model and numbers of its state, where it shares them
+    done                       writes its model as a run directory that `mooring predict` reads
+    dismissed                  stores why the server continues without it
+
+Every request can be answered again: a local update starts from the generation that the request names, and drops no
+generation that the server may still name.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from scipy.stats import t
+from torch import Tensor
+
+from mooring.algorithms.base import build
+from mooring.core.cohort import Round, Rows
+from mooring.core.costs import CostMeter
+from mooring.core.errors import RequestError, WorkError
+from mooring.data.clients import PARTS
+from mooring.data.column_statistics import ColumnStatistics
+from mooring.data.data_warnings import find_suspicious_values
+from mooring.data.loading import table_digest
+from mooring.data.rare_categories import hide_rare_levels, reveal_levels
+from mooring.data.schema import Schema
+from mooring.data.schema_client import count_values, parse_table, sum_squares, survey_table
+from mooring.data.schema_server import SchemaPlan
+from mooring.engines import local_update
+from mooring.engines.fit_files import describe_task, with_resolved
+from mooring.engines.flower import secure_client
+from mooring.engines.flower.messages import PROTOCOL_VERSION, Payload
+from mooring.engines.flower.remote_rows import answer_calls
+from mooring.engines.personal_parts import keep_personal_parts
+from mooring.engines.prepare import Job
+from mooring.estimates.client_queries import STATISTICS
+from mooring.estimates.client_statistics import ALL_RESOLVED, compute_statistics
+from mooring.runs.atomic_files import json_bytes, make_synced_folder, parquet_bytes, read_json, write_json
+from mooring.runs.directory import CLIENTS_FILE, RUN_FILE, SCHEMA_FILE, SUMMARY_FILE, StoredModels, create_run
+from mooring.runs.runfile import run_bytes
+from mooring.runs.sections import installed_version
+from mooring.runs.table_schemas import clients_table
+from mooring.runs.tensor_files import flatten, unflatten
+
+if TYPE_CHECKING:
+    from mooring.engines.flower.client_node import ClientNode
+
+
+LOCAL = "local"
+HIDDEN_IN_SECURE_RUNS = ("convex", "noise", "trace", "dispersion", "largest")
+BASELINES = (LOCAL,)  # what a server may ask for beside the run file's own algorithm
+ADOPTED_SCHEMA_FILE, RESULT_DIR, DONE_FILE, DISMISSED_FILE = "adopted.json", "result", "done.json", "dismissed.json"
+CONFIDENCE_LEVEL = 0.95
+MIN_ROWS = 2  # rows that have a spread
+
+
+class StateHistory(NamedTuple):
+    """An algorithm's run at this client: how it began, and the generations of its state by round."""
+
+    start: str  # the server's word for this beginning
+    hyperparameters: dict[str, Any]  # the settled algorithm's, as they were sent
+    algorithm: Any
+    server: Any  # a template
+    first: Any  # generation 0
+    w0: Tensor
+    states: dict[int, Any]
+
+    def at(self, base: int, who: str) -> Any:
+        if base == 0:
+            return self.first
+        if base not in self.states:
+            held = ", ".join(map(str, sorted(self.states))) or "none"
+            raise RequestError(f"{who} has no state of round {base} any more (it has: {held}); it cannot go back.")
+        return self.states[base]
+
+
+def handle_hello(node: ClientNode, payload: Payload) -> Payload:
+    """Its name, run file and version; a server of another version is told to the operator of this client too."""
+    theirs = payload.fields.get("protocol")
+    if theirs is not None and theirs != PROTOCOL_VERSION:
+        node.report(
+            f"the server has Mooring {payload.fields.get('version')} (protocol {theirs}), this client "
+            f"{installed_version()} "
+            f"(protocol {PROTOCOL_VERSION}); install the same version at both."
+        )
+    return Payload(
+        {"name": node.name, "run": node.digest, "version": installed_version(), "protocol": PROTOCOL_VERSION}
+    )
+
+
+def handle_survey(node: ClientNode, payload: Payload) -> Payload:
+    return summary_payload(survey_table(node.member))
+
+
+def handle_tally(node: ClientNode, payload: Payload) -> Payload:
+    return summary_payload(
+        hide_rare_levels(compute_tally(node, payload), node.run.data.min_category_rows or 1, node.digest)
+    )
+
+
+def handle_names(node: ClientNode, payload: Payload) -> Payload:
+    """Levels that are rare here and not in all."""
+    return Payload({"names": reveal_levels(compute_tally(node, payload), payload.fields["wanted"], node.digest)})
+
+
+def compute_tally(node: ClientNode, payload: Payload) -> ColumnStatistics:
+    plan = SchemaPlan.model_validate(payload.fields["plan"])
+    return count_values(node.member, plan, parse_table(node.member, plan))
+
+
+def handle_spread(node: ClientNode, payload: Payload) -> Payload:
+    """Its spread to the server; what looks odd in its rows is told at node alone."""
+    plan, draft = SchemaPlan.model_validate(payload.fields["plan"]), Schema.model_validate(payload.fields["draft"])
+    reading = parse_table(node.member, plan)
+    odd = find_suspicious_values(reading.columns, reading.target, node.member.roles.target)
+    for sentence in [*payload.fields.get("notes", ()), *(sentence for _, sentence in odd)]:
+        node.report(sentence)
+    return summary_payload(sum_squares(node.member, draft, reading))
+
+
+def summary_payload(summary: ColumnStatistics) -> Payload:
+    return Payload({"summary": summary.to_json()})
+
+
+def handle_adopt(node: ClientNode, payload: Payload) -> Payload:
+    """Keep the schema. Rows that are not those of the run's beginning are refused while a state of it is here."""
+    make_synced_folder(node.folder)
+    path = node.folder / ADOPTED_SCHEMA_FILE
+    digest = client_table_digest(node)
+    if path.exists() and not payload.fields["fresh"] and read_json(path)["rows"] != digest:
+        raise RequestError(f"{node.path.name} has changed since the run began; start a new run, or bring it back.")
+    write_json(path, {"schema": payload.fields["schema"], "rows": digest})
+    for stale in node.of_schema:
+        node.__dict__.pop(stale, None)
+    sizes = {part: int(getattr(node.clients, part).size[0]) for part in PARTS}
+    own = node.clients.weights_from_column
+    about = {"sizes": sizes, "weight": None if own is None else own[node.name]}
+    return Payload(about | {"by_chance": node.clients.has_random_parts})
+
+
+def client_table_digest(node: ClientNode) -> str:
+    source = node._source[1]
+    return table_digest(source[node.name] if isinstance(source, dict) else source)
+
+
+def handle_client_statistics(node: ClientNode, payload: Payload) -> Payload:
+    fields, asks = payload.fields, tuple(str(name) for name in payload.fields["asks"])
+    if node.federation.secure and (
+        set(asks) - {ALL_RESOLVED} or (node.task.solve is None and ALL_RESOLVED not in asks)
+    ):
+        raise RequestError(f"client '{node.name}' tells no {asks}: its run file says secure = true; give numbers.")
+    facts = compute_statistics(node.task, node.data(fields), payload.tensors["w0"], asks)
+    if node.federation.secure:  # all that is shown of its rows is how steep its loss is, to a power of two
+        unknown: Any = {name: torch.full_like(facts.smooth, torch.nan) for name in HIDDEN_IN_SECURE_RUNS}
+        smooth = [secure_client.round_up_to_power_of_two(float(value)) for value in facts.smooth]
+        facts = facts._replace(smooth=torch.tensor(smooth, dtype=facts.smooth.dtype), **unknown)
+    return Payload({}, flatten("facts", facts))
+
+
+def handle_statistics(node: ClientNode, payload: Payload) -> Payload:
+    """Return the statistics of training rows that random effects and rules for lambda are estimated from."""
+    return answer_calls(node.name, node.task, payload, lambda part: node.clients.train, STATISTICS)
+
+
+def handle_begin(node: ClientNode, payload: Payload) -> Payload:
+    """Make the first state. The same beginning again, and a beginning that goes on with a run, keep what is there."""
+    fields = payload.fields
+    label, hyperparameters = fields["label"], fields["hyperparameters"]
+    path, algorithm = node._file(label), keep_personal_parts(build(label, hyperparameters), node.task)
+    if node.federation.secure:
+        secure_client.check_begin(node, label, hyperparameters, str(fields["start"]), bool(fields["fresh"]))
+    server, _ = algorithm.init(node.task, payload.tensors["w0"])
+    first = local_update.initial_states(algorithm, node.task, payload.tensors["w0"], 1)
+    if path.exists():
+        known = node.history(fields)
+        if known.start == fields["start"] or not fields["fresh"]:
+            if known.algorithm != algorithm:
+                raise RequestError(f"client '{node.name}' has a state of {label} with other settings; start a new run.")
+            return Payload({})
+        if known.states:
+            os.replace(path, path.with_suffix(".before"))  # another run of the same file: its states are not ours
+    node.keep(
+        label, StateHistory(fields["start"], hyperparameters, algorithm, server, first, payload.tensors["w0"], {})
+    )
+    return Payload({})
+
+
+def handle_update(node: ClientNode, payload: Payload) -> Payload:
+    reply = run_local_update(node, payload)
+    if node.federation.secure and any(tensor.numel() for tensor in reply.tensors.values()):
+        raise RequestError(
+            f"client '{node.name}' sends no message that is not masked: its run file says secure = true."
+        )
+    return reply
+
+
+def run_local_update(node: ClientNode, payload: Payload) -> Payload:
+    """A visit: the message and the work it took; the new state is kept."""
+    fields = payload.fields
+    history, turn = node.history(fields), Round(*fields["round"])
+    state = history.at(fields["base"], f"client '{node.name}'")
+    server = unflatten(history.server, "server", payload.tensors)
+    meter = CostMeter()
+    new, message = local_update.client_update(
+        history.algorithm, node.task, server, state, node.data(fields), turn, meter
+    )
+    if not bool(local_update.finite_states(new).all()):
+        raise WorkError(local_update.NOT_FINITE)
+    held = {t: known for t, known in history.states.items() if t in fields["hold"]}
+    node.keep(fields["label"], history._replace(states=held | {turn.t: new}))
+    work = {"samples": meter.samples, "gradients": meter.gradients, "solves": list(meter.solves)}
+    return Payload({"meter": work}, flatten("message", message))
+
+
+def handle_evaluate(node: ClientNode, payload: Payload) -> Payload:
+    return Payload({"parts": payload.fields["parts"]}, {"risk": mean_losses(node, payload)})
+
+
+def mean_losses(node: ClientNode, payload: Payload) -> Tensor:
+    """[parts]: the mean loss of this client's deployed model over each named part of its rows."""
+    _, w, _ = node.deployed(payload)
+    parts = [str(part) for part in payload.fields["parts"]]
+    if not set(parts) <= set(PARTS):
+        raise RequestError(f"client '{node.name}' has rows to {', '.join(PARTS)}, not {', '.join(parts)}.")
+    return torch.cat([local_update.mean_risk(node.task, w, getattr(node.clients, part)) for part in parts])
+
+
+def handle_model(node: ClientNode, payload: Payload) -> Payload:
+    return Payload({}, {"model": node.deployed(payload)[1]} if node.federation.share_models else {})
+
+
+def handle_number(node: ClientNode, payload: Payload) -> Payload:
+    fields = payload.fields
+    if not node.federation.share_models:
+        raise RequestError(f"client '{node.name}' keeps the numbers of its state to itself.")
+    state = node.history(fields).at(fields["base"], f"client '{node.name}'")
+    found = getattr(state, fields["field"], None)
+    if found is None or found.numel() != 1 or fields["base"] == 0:
+        return Payload({"number": None, "known": found is not None and found.numel() == 1})
+    return Payload({"number": float(found), "known": True})
+
+
+def handle_dismissed(node: ClientNode, payload: Payload) -> Payload:
+    """The server does without this client, and says why."""
+    make_synced_folder(node.folder)
+    write_json(node.folder / DISMISSED_FILE, {"why": str(payload.fields.get("why"))})
+    return Payload({})
+
+
+def handle_done(node: ClientNode, payload: Payload) -> Payload:
+    """Write the client's own model beside the common one, as a run directory."""
+    history, w, _ = node.deployed(payload)
+    row, summary = payload.fields["row"], payload.fields["summary"]
+    if node.federation.secure:  # the server does not know it
+        unit = node.clients.target_scale**node.task.unit_power
+        row = row | {"personal": float(local_update.mean_risk(node.task, w, node.clients.test)[0]) * unit}
+        secure_client.delete_state(node)
+    server = unflatten(history.server, "server", payload.tensors)
+    run = node.run.model_copy(
+        update={"data": node.run.data.model_copy(update={"source": str(node.path)}), "federation": None}
+    )
+    run = with_resolved(run, history.algorithm)
+    files = {
+        RUN_FILE: run_bytes(run),
+        SCHEMA_FILE: json_bytes(node.schema.model_dump(mode="json")),
+        CLIENTS_FILE: parquet_bytes(clients_table([row])),
+        SUMMARY_FILE: json_bytes(summary),
+    }
+    path = node.folder / RESULT_DIR
+    shutil.rmtree(path, ignore_errors=True)
+    about, layout = describe_task(Job(run, node.clients, node.task))
+    create_run(path, files).write_models(
+        StoredModels(history.algorithm.global_model(server), w, (node.name,), about, layout)
+    )
+    write_json(node.folder / DONE_FILE, row | {"metric": summary["metric"]} | compute_test_improvement(node, w))
+    return Payload({"result": True})
+
+
+def compute_test_improvement(node: ClientNode, w: Tensor) -> dict[str, Any]:
+    """Over its local model, where that was trained here."""
+    if not node._file(LOCAL).exists():
+        return {}
+    alone = node.history({"label": LOCAL})
+    state = alone.at(max(alone.states, default=0), f"client '{node.name}'")
+    unit = node.clients.target_scale**node.task.unit_power
+    return improvement_on_test_rows(
+        node.task, w, alone.algorithm.personal_model(alone.server, state), node.clients.test, unit
+    )
+
+
+def improvement_on_test_rows(task: Any, personal: Tensor, local: Tensor, rows: Rows, unit: float) -> dict[str, Any]:
+    """Of models [1, d] on one client's rows; `unit` turns losses into those of the target's own units."""
+    n = int(rows.size[0])
+    if torch.equal(personal, local):
+        return {"improvement_over_local_ci_low": 0.0, "improvement_over_local_ci_high": 0.0}
+    if n < MIN_ROWS:
+        return {"improvement_over_local_ci_low": None, "improvement_over_local_ci_high": None}
+    batch = rows.padded()
+    gain = unit * (task.row_risk(local, batch) - task.row_risk(personal, batch))[0].double()
+    mean, error = float(gain.mean()), float(gain.std()) / n**0.5
+    reach = float(t.ppf((1 + CONFIDENCE_LEVEL) / 2, n - 1)) * error
+    return {"improvement_over_local_ci_low": mean - reach, "improvement_over_local_ci_high": mean + reach}
+
+
+REQUEST_HANDLERS: dict[str, Callable[[ClientNode, Payload], Payload]] = {
+    "hello": handle_hello,
+    "survey": handle_survey,
+    "tally": handle_tally,
+    "names": handle_names,
+    "spread": handle_spread,
+    "adopt": handle_adopt,
+    "client_statistics": handle_client_statistics,
+    "statistics": handle_statistics,
+    "begin": handle_begin,
+    "local_update": handle_update,
+    "evaluate": handle_evaluate,
+    "models": handle_model,
+    "numbers": handle_number,
+    "done": handle_done,
+    "dismissed": handle_dismissed,
+} | secure_client.REQUEST_HANDLERS
