@@ -1,0 +1,190 @@
+"""PFLlib's own main program beside Mooring: the same rows, start weights and hyperparameters, a convolutional network.
+
+    python -m benchmarks.peers.with_pfllib FOLDER fashion_mnist.npz --rows 4000 --rounds 15 --methods fedper,fedrep
+
+FOLDER is a copy of PFLlib (it contains system/main.py); it is copied to a temporary folder and run from there. The file
+has x_train and y_train. Rows are dealt to clients by Dirichlet draws of the classes; a quarter of each client's rows is
+for testing. Printed per method: test accuracy after the last round, over all rows and as the mean over clients, and CPU
+seconds of the whole program (PFLlib trains one round more than it evaluates). Modules that PFLlib imports and that are
+not installed are replaced by empty ones.
+"""
+
+import argparse
+import json
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from mooring.algorithms.base import build
+from mooring.data.clients import from_arrays
+from mooring.engines.loop import TrainingPlan
+from mooring.engines.simulate import simulate
+from mooring.tasks.network import NetworkTask
+
+CLASSES, BATCH, ETA, SEED = 10, 10, 0.05, 0
+WORK = {"eta": ETA, "batch": BATCH, "epochs": 1}
+METHODS = {  # Mooring's name: PFLlib's name and arguments, Mooring's hyperparameters
+    "fedavg": ("FedAvg", [], {}),
+    "fedper": ("FedPer", [], {}),
+    "lg_fedavg": ("LG-FedAvg", [], {}),
+    "fedrep": ("FedRep", ["-pls", "1"], {"head_epochs": 1}),
+    "fedrod": ("FedROD", [], {}),
+    "fedala": ("FedALA", ["-et", "1.0", "-s", "80", "-p", "2"], {"layers": 1, "sample": 0.8}),
+    "fedbabu": ("FedBABU", ["-fte", "1"], {"tune_epochs": 1}),
+    "local": ("Local", [], {}),
+}
+DRIVER = """
+import importlib.util, json, sys
+from unittest.mock import MagicMock
+import numpy as np, torch
+torch.set_num_threads(1)
+for name in ("h5py", "torchvision", "calmsize", "ujson"):
+    if importlib.util.find_spec(name) is None:
+        sys.modules[name] = MagicMock()
+import utils.data_utils, utils.result_utils
+utils.result_utils.average_data = lambda *given, **more: None
+
+def read_client_data(dataset, idx, is_train=True, few_shot=0):
+    rows = np.load(f"../{'train' if is_train else 'test'}-{idx}.npz")
+    return list(zip(torch.from_numpy(rows["x"]), torch.from_numpy(rows["y"])))
+
+utils.data_utils.read_client_data = read_client_data
+import flcore.trainmodel.models as models
+from flcore.servers import serverbase
+make = models.FedAvgCNN.__init__
+
+def init(self, *given, **more):
+    make(self, *given, **more)
+    start = np.load("../start.npz")
+    with torch.no_grad():
+        for k, part in enumerate(self.parameters()):
+            part.copy_(torch.from_numpy(start[str(k)]).reshape(part.shape))
+
+models.FedAvgCNN.__init__ = init
+measure = serverbase.Server.test_metrics
+
+def test_metrics(self):
+    found = measure(self)
+    n, right = np.array(found[1]), np.array(found[2])
+    json.dump([float(right.sum() / n.sum()), float((right / n).mean())], open("../accuracy.json", "w"))
+    return found
+
+serverbase.Server.test_metrics = test_metrics
+exec(compile(open("main.py").read(), "main.py", "exec"), {"__name__": "__main__"})
+"""
+
+
+def network() -> nn.Module:
+    """The network that PFLlib calls CNN."""
+    return nn.Sequential(
+        nn.Conv2d(1, 32, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(1024, 512), nn.ReLU(), nn.Linear(512, CLASSES),
+    )  # fmt: skip
+
+
+def deal(labels: np.ndarray, clients: int, concentration: float) -> list[np.ndarray]:
+    """Rows of each client: every class is split by Dirichlet shares; each client has at least 2 * BATCH rows."""
+    rng = np.random.default_rng(SEED)
+    while True:
+        owner = np.empty(len(labels), dtype=int)
+        for c in range(CLASSES):
+            rows = rng.permutation(np.flatnonzero(labels == c))
+            cuts = np.cumsum(rng.dirichlet(np.full(clients, concentration)))[:-1] * len(rows)
+            for client, part in enumerate(np.split(rows, cuts.astype(int))):
+                owner[part] = client
+        if np.bincount(owner, minlength=clients).min() >= 2 * BATCH:
+            return [rng.permutation(np.flatnonzero(owner == client)) for client in range(clients)]
+
+
+def cpu_seconds(who: int) -> float:
+    used = resource.getrusage(who)
+    return used.ru_utime + used.ru_stime
+
+
+def run_pfllib(folder: Path, xs: list, ys: list, cuts: list, start: list, name: str, more: list, rounds: int) -> tuple:
+    """Accuracy over all rows, mean accuracy over clients, CPU seconds."""
+    with tempfile.TemporaryDirectory() as temporary:
+        top = Path(temporary)
+        shutil.copytree(folder / "system", top / "system")
+        for i, (x, y, cut) in enumerate(zip(xs, ys, cuts)):
+            np.savez(top / f"train-{i}.npz", x=x[:cut], y=y[:cut])
+            np.savez(top / f"test-{i}.npz", x=x[cut:], y=y[cut:])
+        np.savez(top / "start.npz", **{str(k): part for k, part in enumerate(start)})
+        (top / "system" / "driver.py").write_text(DRIVER)
+        command = [sys.executable, "driver.py", "-data", "FashionMNIST", "-m", "CNN", "-algo", name, "-dev", "cpu"]
+        command += ["-gr", str(rounds), "-eg", str(rounds), "-nc", str(len(xs)), "-lbs", str(BATCH), "-lr", str(ETA)]
+        before = cpu_seconds(resource.RUSAGE_CHILDREN)
+        done = subprocess.run([*command, "-ls", "1", *more], cwd=top / "system", capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(f"PFLlib's {name} failed: {done.stderr[-2000:]}")
+        return *json.loads((top / "accuracy.json").read_text()), cpu_seconds(resource.RUSAGE_CHILDREN) - before
+
+
+def run_mooring(xs: list, ys: list, cuts: list, start: torch.Tensor, name: str, fields: dict, rounds: int) -> tuple:
+    """The same by Mooring."""
+    parts = [np.where(np.arange(len(y)) < cut, "train", "test") for y, cut in zip(ys, cuts)]
+    clients = from_arrays(xs, ys, parts=parts, kind="classes", dtype=torch.float32)
+    task = NetworkTask(network)
+    before = cpu_seconds(resource.RUSAGE_SELF)
+    plan = TrainingPlan(rounds=rounds, evaluate_every=rounds, checkpoint="last")
+    done = simulate(build(name, WORK | fields), task, clients, plan, w0=start)
+    models = done.models()
+    right, rows = [], []
+    for i in range(len(clients)):
+        x, y = clients.test.of(i)
+        right.append(int((task.predict(models[i : i + 1], x[None])[0].argmax(-1) == y).sum()))
+        rows.append(len(y))
+    used = cpu_seconds(resource.RUSAGE_SELF) - before
+    right, rows = np.array(right), np.array(rows)
+    return float(right.sum() / rows.sum()), float((right / rows).mean()), used
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--clients", type=int, default=20)
+    parser.add_argument("--concentration", type=float, default=0.1)
+    parser.add_argument("--rows", type=int, default=4000)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--methods", default="fedavg,fedper,fedrep,fedrod,fedala")
+    how = parser.parse_args()
+    torch.set_num_threads(1)
+    with np.load(how.data) as stored:
+        some = np.random.default_rng(SEED).permutation(len(stored["y_train"]))[: how.rows]
+        x = (stored["x_train"][some][:, None] / 255 - 0.5).astype(np.float32) / 0.5
+        y = stored["y_train"][some].astype(np.int64)
+    places = deal(y, how.clients, how.concentration)
+    xs, ys = [x[rows] for rows in places], [y[rows] for rows in places]
+    cuts = [round(0.75 * len(rows)) for rows in ys]
+    torch.manual_seed(SEED)
+    start = [part.detach() for part in network().parameters()]
+    print(f"{how.rows} rows, {how.clients} clients, {how.rounds} rounds, batch {BATCH}, eta {ETA}, one epoch per round")
+    print("method     library   accuracy  mean over clients  CPU seconds  wall seconds")
+    for method in how.methods.split(","):
+        theirs, arguments, fields = METHODS[method]
+        runs = {
+            "PFLlib": lambda theirs=theirs, arguments=arguments: run_pfllib(
+                how.folder, xs, ys, cuts, [part.numpy() for part in start], theirs, arguments, how.rounds
+            ),
+            "Mooring": lambda method=method, fields=fields: run_mooring(
+                xs, ys, cuts, torch.cat([part.reshape(-1) for part in start]), method, fields, how.rounds
+            ),
+        }
+        for library, run in runs.items():
+            begin = time.perf_counter()
+            overall, mean, used = run()
+            wall = time.perf_counter() - begin
+            print(f"{method:10} {library:9} {overall:8.1%}  {mean:17.1%}  {used:11.1f}  {wall:12.1f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
