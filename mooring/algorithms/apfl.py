@@ -40,6 +40,7 @@ Departs  alpha_i times the gradient in the step of v_i: the chain rule that Eq. 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from math import inf, nan
 from typing import Any, ClassVar, NamedTuple
@@ -56,12 +57,14 @@ from mooring.algorithms.hyperparameters import (
     resolve_auto,
     schedule,
 )
-from mooring.core.cohort import broadcast_per_client
+from mooring.core.cohort import CohortData, Round, broadcast_per_client
 from mooring.core.errors import RequestError
 from mooring.core.local_work import LocalWork
 from mooring.core.minibatches import minibatches
 from mooring.core.sgd_step import mixture_slope_factor
 from mooring.core.solvers import Ball, project, run_mixture_steps
+from mooring.core.task import Task
+from mooring.estimates.client_statistics import ClientStatistics
 from mooring.estimates.lambda_from_statistics import bound_curvature
 from mooring.theory import apfl_schedule
 
@@ -96,7 +99,7 @@ class Message(NamedTuple):
 
 
 @dataclass(frozen=True)
-class APFL(LocalWork, Algorithm):
+class APFL(LocalWork, Algorithm[Server, Client, Message]):
     alpha: float | tuple[float, ...] = 0.5  # the mixture, or where it starts; a list has one number per client
     adapt: str = "round"  # "no", once a "round", or every "step"
     adapt_on: str = "auto"  # "validation" where there are such rows, else "train"
@@ -136,7 +139,7 @@ class APFL(LocalWork, Algorithm):
                 f"set adapt = 'no' and epochs = 0, got adapt = {self.adapt!r} and epochs = {self.epochs}."
             )
 
-    def resolve(self, task, statistics):
+    def resolve(self, task: Task, statistics: ClientStatistics) -> APFL:
         held_out = float(statistics.validation.sum()) > 0
         if self.adapt != "no" and self.adapt_on == "validation" and not held_out:
             raise RequestError("APFL: adapt_on = 'validation' needs validation rows, but no client has any.")
@@ -150,7 +153,7 @@ class APFL(LocalWork, Algorithm):
             ready = replace(ready, adapt_on="validation" if held_out else "train")
         return resolve_auto(ready, task, statistics)
 
-    def init(self, task, w0):
+    def init(self, task: Task, w0: Tensor) -> tuple[Server, Client]:
         alpha = torch.tensor(nan if isinstance(self.alpha, tuple) else float(self.alpha), dtype=w0.dtype)
         zero, memory = torch.tensor(0), init_memory(self, task, w0)
         own = w0 if self.output == "own" else w0[:0]
@@ -159,7 +162,9 @@ class APFL(LocalWork, Algorithm):
             return Server(w0, None, None, q), Client(w0, alpha, w0[:0], zero, memory, own)
         return Server(w0, w0, zero), Client(w0, alpha, w0, zero, memory, own)
 
-    def client_update(self, server, client, task, data, round):
+    def client_update(
+        self, server: Server, client: Client, task: Task, data: CohortData, round: Round
+    ) -> tuple[Client, Message]:
         if self.eta_schedule == "horizon" and self.steps > round.rounds:
             raise RequestError(
                 "APFL: eta_schedule = 'horizon' (Theorem 3) needs steps <= rounds, "
@@ -183,7 +188,7 @@ class APFL(LocalWork, Algorithm):
         message = Message(stay.w - server.w, path - server.w if self.output == "average" else None)
         return after, self.by_worst_mixture(message, server, task, data, round)
 
-    def visit_at_once(self, server, client, task, data, round):
+    def visit_at_once(self, server: Server, client: Client, task: Task, data: CohortData, round: Round) -> Any:
         """The same by a task that takes all steps of a stay at once."""
         batch, count, eta = schedule(self, data, round, client.memory)
         stay = MixtureSteps(
@@ -199,7 +204,7 @@ class APFL(LocalWork, Algorithm):
         after = after._replace(own=stay.w) if own else after
         return after, Message(stay.w - server.w if own else stay.w.sub_(server.w), None)
 
-    def by_worst_mixture(self, message, server, task, data, round):
+    def by_worst_mixture(self, message: Message, server: Server, task: Task, data: CohortData, round: Round) -> Message:
         """The message of an agnostic run: the change weighs by q instead of p, and the loss at w goes along."""
         if server.q is None:
             return message
@@ -218,7 +223,15 @@ class APFL(LocalWork, Algorithm):
         """Whether the mixture moves in the k-th step of a stay."""
         return self.adapt == "step" or (self.adapt == "round" and k == 0)
 
-    def local_steps(self, stay: MixtureSteps, task, data, round, memory=None, moves_w: bool = True):
+    def local_steps(
+        self,
+        stay: MixtureSteps,
+        task: Task,
+        data: CohortData,
+        round: Round,
+        memory: Tensor | None = None,
+        moves_w: bool = True,
+    ) -> Iterator[MixtureSteps]:
         """The stay after each local step; w stands still for clients that join after the training (Eq. 7)."""
         w, v, alpha = stay
         batch, count, eta = schedule(self, data, round, memory)
@@ -253,11 +266,11 @@ class APFL(LocalWork, Algorithm):
             w, v = new_w, new_v
             yield MixtureSteps(w, v, alpha)
 
-    def server_update(self, server, mean, round):
+    def server_update(self, server: Server, mean: Message, round: Round) -> Server:
         if mean.losses is not None:
             return self.merge_worst_mixture(server, mean, round)
         w = server.w + mean.change
-        if self.output != "average":
+        if server.average is None or server.done is None or mean.path is None:  # output is not "average"
             return Server(w, None, None)
         before, now = (round.t - 1) * self.steps, round.t * self.steps
         average = update_mean(
@@ -266,33 +279,35 @@ class APFL(LocalWork, Algorithm):
         average = update_mean(average, server.w + mean.path, share(self.shift, before, now))
         return Server(w, average, torch.full_like(server.done, now))
 
-    def merge_worst_mixture(self, server, mean, round):
+    def merge_worst_mixture(self, server: Server, mean: Message, round: Round) -> Server:
         """One step down in w and one up in q; the weighted means are over the cohort."""
+        assert mean.share is not None and mean.losses is not None and server.q is not None
         share = mean.share.clamp(min=torch.finfo(mean.share.dtype).tiny)
         losses = mean.losses * round.weight
         begin = server.q if len(server.q) else torch.full_like(losses, 1 / round.clients)
         q = project_simplex(begin + self.agnostic * round.clients / round.cohort * losses)
         return Server(server.w + mean.change / share, None, None, q)
 
-    def finetune(self, server, client, task, data, round):
+    def finetune(self, server: Server, client: Client, task: Task, data: CohortData, round: Round) -> Client:
         return self.with_alpha(self.caught_up(client, round.t), data)
 
-    def personal_model(self, server, client):
-        if self.output != "average":
-            return mix_models(client.alpha, client.v, client.own if self.output == "own" else server.w)
-        return mix_models(client.alpha, client.average, server.average)
+    def personal_model(self, server: Server, client: Client) -> Tensor:
+        if self.output == "average":
+            assert server.average is not None
+            return mix_models(client.alpha, client.average, server.average)
+        return mix_models(client.alpha, client.v, client.own if self.output == "own" else server.w)
 
-    def global_model(self, server):
-        return server.average if self.output == "average" else server.w
+    def global_model(self, server: Server) -> Tensor:
+        return server.w if server.average is None else server.average
 
-    def with_alpha(self, client, data):
+    def with_alpha(self, client: Client, data: CohortData) -> Client:
         """The client, before its first visit with the mixture that is its own."""
         if not isinstance(self.alpha, tuple):
             return client
         own = torch.tensor(self.alpha, dtype=client.alpha.dtype)[data.index]
         return client._replace(alpha=torch.where(client.alpha.isnan(), own, client.alpha))
 
-    def caught_up(self, client, rounds):
+    def caught_up(self, client: Client, rounds: int) -> Client:
         """The client after so many rounds, with v standing still in those that it missed."""
         if self.output != "average":
             return client
@@ -309,7 +324,7 @@ def project_simplex(values: Tensor) -> Tensor:
     return (values - excess[int((ordered > excess).sum()) - 1]).clamp(min=0)
 
 
-def share(shift: float, before, now, begin: int = 0) -> Tensor:
+def share(shift: float, before: Any, now: Any, begin: int = 0) -> Tensor:
     """The weight of the iterations before+1..now among begin+1..now."""
     counts: Any = (torch.as_tensor(t, dtype=torch.float64) for t in (begin, before, now))
     start, middle, end = (torch.as_tensor(apfl_schedule.weight_sum(t, shift)) for t in counts)
@@ -331,7 +346,7 @@ def alpha_gradient(v: Tensor, w: Tensor, slope: Tensor) -> Tensor:
     return ((v - w) * slope).sum(1)
 
 
-def set_by_theory(algorithm: APFL, task, statistics) -> APFL:
+def set_by_theory(algorithm: APFL, task: Task, statistics: ClientStatistics) -> APFL:
     """Step sizes 16/(mu (t + a)) of Theorem 2, or 8/(mu (t + a)) of Theorem 7, as eta/(1 + decay k) with k = t - 1."""
     mu, smooth, _ = bound_curvature("APFL: eta = 'theory'", task, statistics)
     least = apfl_schedule.least_alpha(mu, smooth)
@@ -347,7 +362,7 @@ def set_by_theory(algorithm: APFL, task, statistics) -> APFL:
     return replace(algorithm, eta=eta, decay=1 / (a + 1), eta_schedule="inverse", shift=a)
 
 
-def set_for_nonconvex(algorithm: APFL, task, statistics) -> APFL:
+def set_for_nonconvex(algorithm: APFL, task: Task, statistics: ClientStatistics) -> APFL:
     """Theorem 3's step size, whose sqrt(T) waits for the run's horizon."""
     smooth = float(statistics.smooth.max())
     if not 0 < smooth < inf:

@@ -44,10 +44,12 @@ from mooring.algorithms.hyperparameters import (
     resolve_auto,
     train_locally,
 )
-from mooring.core.cohort import Rows
+from mooring.core.cohort import CohortData, Round, Rows
 from mooring.core.errors import RequestError
 from mooring.core.local_work import LocalWork
 from mooring.core.seeds import uniforms
+from mooring.core.task import Task
+from mooring.estimates.client_statistics import ClientStatistics
 from mooring.estimates.lambda_from_statistics import bound_curvature, require_federation
 from mooring.theory.alternative import choose_model
 
@@ -63,7 +65,7 @@ class Client(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Dichotomous(LocalWork, Algorithm):
+class Dichotomous(LocalWork, Algorithm[Server, Client, Tensor]):
     variant: str = "full_data"
     unit: str = "auto"
     ridge: Auto = "auto"
@@ -94,11 +96,11 @@ class Dichotomous(LocalWork, Algorithm):
         return self.inner == "exact"
 
     @property
-    def required_statistics(self):
+    def required_statistics(self) -> tuple[str, ...]:
         estimate = self.variant == "known_r" and self.radius == "auto"
         return (("alone",) if self.ridge == "auto" else ()) + (("rules",) if estimate else ())
 
-    def resolve(self, task, statistics):
+    def resolve(self, task: Task, statistics: ClientStatistics) -> Dichotomous:
         ridge = auto_ridge(statistics) if self.ridge == "auto" else self.ridge
         unit = self.unit
         if unit == "auto":
@@ -117,10 +119,12 @@ class Dichotomous(LocalWork, Algorithm):
         ready = replace(self, unit=unit, ridge=ridge, radius=radius, mu=mu, ell_max=ell_max, inner=inner)
         return resolve_auto(ready, task, statistics)
 
-    def init(self, task, w0):
+    def init(self, task: Task, w0: Tensor) -> tuple[Server, Client]:
         return Server(w0), Client(w0, torch.zeros((), dtype=torch.bool), init_memory(self, task, w0, models=2))
 
-    def client_update(self, server, client, task, data, round):
+    def client_update(
+        self, server: Server, client: Client, task: Task, data: CohortData, round: Round
+    ) -> tuple[Client, Tensor]:
         own, shared = data.train, data.train
         if self.variant == "sample_split":
             own, shared = split_rows(data.train, data.keys, self.fraction, round.seed)
@@ -130,7 +134,9 @@ class Dichotomous(LocalWork, Algorithm):
         uses_local = (self.choose(v, w, task, data) | (not has_shared)) & (own.size > 0)
         return Client(v, uses_local, memory), (w - server.w).expand(len(data), -1)
 
-    def _solve(self, server, client, task, data, own, shared, round):
+    def _solve(
+        self, server: Server, client: Client, task: Task, data: CohortData, own: Rows, shared: Rows, round: Round
+    ) -> tuple[Tensor, Tensor, Tensor]:
         zero = torch.zeros(1, task.dim, dtype=task.dtype)
         v, w = zero.expand(len(data), -1), server.w
         if int(own.size.sum()) > 0:
@@ -139,7 +145,9 @@ class Dichotomous(LocalWork, Algorithm):
             w = task.solve(shared.pooled(data.p))[0]
         return v, w, client.memory
 
-    def _train(self, server, client, task, data, own, shared, round):
+    def _train(
+        self, server: Server, client: Client, task: Task, data: CohortData, own: Rows, shared: Rows, round: Round
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Local steps of both models, and w averaged as in FedAvg."""
         memory = client.memory
         w_i, memory = train_locally(self, task, server.w, replace(data, train=shared), round, memory)
@@ -148,7 +156,7 @@ class Dichotomous(LocalWork, Algorithm):
         p = (data.p / data.p.sum()).to(w_i.dtype)
         return v, server.w + p @ (w_i - server.w), count_round(memory)
 
-    def choose(self, v, w, task, data):
+    def choose(self, v: Tensor, w: Tensor, task: Task, data: CohortData) -> Tensor:
         """Return [C]: whether a client should use its local model."""
         if self.variant == "known_r":
             choice = choose_model(self.radius, self.mu, self.ell_max, data.train.size.numpy())
@@ -164,10 +172,10 @@ class Dichotomous(LocalWork, Algorithm):
         system = ((data.p * improvement).nansum() > 0).expand(len(data))
         return system if self.unit == "system" else torch.where(improvement.isnan(), system, improvement > 0)
 
-    def server_update(self, server, mean, round):
+    def server_update(self, server: Server, mean: Tensor, round: Round) -> Server:
         return Server(server.w + mean)
 
-    def personal_model(self, server, client):
+    def personal_model(self, server: Server, client: Client) -> Tensor:
         return torch.where(client.uses_local[:, None], client.v, server.w)
 
 

@@ -36,8 +36,11 @@ from mooring.algorithms.server_optimizers import (
     check_server_optimizer,
     init_moments,
 )
+from mooring.core.cohort import CohortData, Round
 from mooring.core.local_work import LocalWork
 from mooring.core.penalty import penalty_rows
+from mooring.core.task import Task
+from mooring.estimates.client_statistics import ClientStatistics
 
 
 class Client(NamedTuple):
@@ -61,7 +64,7 @@ class Ditto(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor]):
         check_local_work(self)
         check_server_optimizer(self)
 
-    def resolve(self, task, statistics):
+    def resolve(self, task: Task, statistics: ClientStatistics) -> Ditto:
         ready = resolve_auto(self, task, statistics)
         eta = auto_eta(task, statistics, ready.batch) if self.eta == "auto" else self.eta
         personal = (
@@ -69,18 +72,20 @@ class Ditto(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor]):
         )
         return replace(ready, eta=eta, personal_eta=personal)
 
-    def init(self, task, w0):
+    def init(self, task: Task, w0: Tensor) -> tuple[GlobalState, Client]:
         return GlobalState(w0, init_moments(self, w0)), Client(w0, init_memory(self, task, w0, models=2))
 
-    def client_update(self, server, client, task, data, round):
+    def client_update(
+        self, server: GlobalState, client: Client, task: Task, data: CohortData, round: Round
+    ) -> tuple[Client, Tensor]:
         lam = penalty_rows(self.lam, data.index, client.v)
         personal = replace(self, eta=self.personal_eta)
         w, memory = train_locally(self, task, server.w, data, round, client.memory)
         v, memory = train_locally(personal, task, client.v, data, round, memory, 1, pull=(lam, server.w))
         return Client(v, count_round(memory)), w - server.w
 
-    def server_update(self, server, mean, round):
+    def server_update(self, server: GlobalState, mean: Tensor, round: Round) -> GlobalState:
         return GlobalState(*apply_change(self, server.w, server.moments, mean))
 
-    def personal_model(self, server, client):
+    def personal_model(self, server: GlobalState, client: Client) -> Tensor:
         return client.v

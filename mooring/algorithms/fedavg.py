@@ -40,7 +40,10 @@ from mooring.algorithms.server_optimizers import (
     check_server_optimizer,
     init_moments,
 )
+from mooring.core.cohort import CohortData, Round
 from mooring.core.local_work import LocalWork
+from mooring.core.task import Task
+from mooring.estimates.client_statistics import ClientStatistics
 
 MAX_ELASTIC_WEIGHT = 2.0  # an elastic step whose weights sum to more than this overshoots visibly
 
@@ -67,17 +70,19 @@ class FedAvg(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor])
         check_server_optimizer(self)
         check_ranges(self, aggregation=("average", "elastic"), server_step=(0, None), server_decay=(0, None))
 
-    def resolve(self, task, statistics):
+    def resolve(self, task: Task, statistics: ClientStatistics) -> FedAvg:
         return resolve_auto(self, task, statistics)
 
-    def init(self, task, w0):
+    def init(self, task: Task, w0: Tensor) -> tuple[GlobalState, Client]:
         return GlobalState(w0, init_moments(self, w0)), Client(init_memory(self, task, w0))
 
-    def client_update(self, server, client, task, data, round):
+    def client_update(
+        self, server: GlobalState, client: Client, task: Task, data: CohortData, round: Round
+    ) -> tuple[Client, Tensor]:
         w, memory = train_locally(self, task, server.w, data, round, client.memory)
         return Client(count_round(memory)), w.sub_(server.w)
 
-    def server_update(self, server, mean, round):
+    def server_update(self, server: GlobalState, mean: Tensor, round: Round) -> GlobalState:
         if self.aggregation == "elastic":
             total = round.clients / round.cohort * round.weight
             if total > MAX_ELASTIC_WEIGHT:
@@ -86,5 +91,5 @@ class FedAvg(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor])
         decay = server_step_factor(self, round)
         return GlobalState(*apply_change(self, server.w, server.moments, mean, self.server_step, decay))
 
-    def personal_model(self, server, client):
+    def personal_model(self, server: GlobalState, client: Client) -> Tensor:
         return server.w

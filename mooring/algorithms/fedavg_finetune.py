@@ -17,12 +17,15 @@ Departs  as fedavg; fine-tuning takes the draws and step sizes of the round that
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
 from mooring.algorithms.fedavg import FedAvg
 from mooring.algorithms.hyperparameters import check_ranges, finetune_global
+from mooring.algorithms.server_optimizers import GlobalState
+from mooring.core.cohort import CohortData, Round
+from mooring.core.task import Task
 
 
 class Client(NamedTuple):
@@ -49,18 +52,20 @@ class FedAvgFinetune(FedAvg):
         super().__post_init__()
         check_ranges(self, tune_steps=(0, None), tune_epochs=(0, None), output=("tuned", "own"))
 
-    def init(self, task, w0):
+    def init(self, task: Task, w0: Tensor) -> tuple[GlobalState, Any]:
         server, first = super().init(task, w0)
         return server, Client(first.memory, w0 if self.output == "own" else w0[:0])
 
-    def client_update(self, server, client, task, data, round):
+    def client_update(
+        self, server: GlobalState, client: Any, task: Task, data: CohortData, round: Round
+    ) -> tuple[Any, Tensor]:
         after, change = super().client_update(server, client, task, data, round)
         return Client(after.memory, server.w + change if self.output == "own" else client.own), change
 
-    def finetune(self, server, client, task, data, round):
+    def finetune(self, server: GlobalState, client: Any, task: Task, data: CohortData, round: Round) -> Any:
         if self.output == "own":
             return Tuned(client.own)
         return Tuned(finetune_global(self, task, server.w, data, round, client.memory))
 
-    def personal_model(self, server, client):
+    def personal_model(self, server: GlobalState, client: Any) -> Tensor:
         return client.v

@@ -48,10 +48,13 @@ from mooring.algorithms.hyperparameters import (
     parse_lam_field,
     resolve_auto,
 )
+from mooring.core.cohort import CohortData, Round
 from mooring.core.errors import RequestError
 from mooring.core.minibatches import minibatches
 from mooring.core.penalty import penalty_rows
 from mooring.core.solvers import descend_to_tolerance
+from mooring.core.task import Task
+from mooring.estimates.client_statistics import ClientStatistics
 from mooring.theory.fedmspp_rate import gradient_tolerance, step_size
 
 
@@ -65,7 +68,7 @@ class Client(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedMSPP(Algorithm):
+class FedMSPP(Algorithm[Server, Client, Tensor]):
     lam: Auto = "auto"
     growth: str = "none"
     batch: Auto = "auto"  # records a round; 0: all
@@ -93,7 +96,7 @@ class FedMSPP(Algorithm):
         if self.batch == 0 and (self.growth == "smooth" or self.lam == "theory"):
             raise RequestError("FedMSPP: theory's lam needs batch > 0; with all records use fedprox.")
 
-    def resolve(self, task, statistics):
+    def resolve(self, task: Task, statistics: ClientStatistics) -> FedMSPP:
         batch = max(1, min(DEFAULT_BATCH_ROWS, int(statistics.n.median()) // 2)) if self.batch == "auto" else self.batch
         ready = set_by_theorem(self, task, statistics, factor=8, batch=batch) if self.lam == "theory" else self
         if self.lam == "auto" and batch:
@@ -102,10 +105,12 @@ class FedMSPP(Algorithm):
         ready = replace(ready, batch=batch, inner=choose_inner_solver(ready, task, "descent"))
         return resolve_auto(resolve_lipschitz(ready, task, statistics), task, statistics)
 
-    def init(self, task, w0):
+    def init(self, task: Task, w0: Tensor) -> tuple[Server, Client]:
         return Server(w0, w0 if self.output == "random" else None), Client()
 
-    def client_update(self, server, client, task, data, round):
+    def client_update(
+        self, server: Server, client: Client, task: Task, data: CohortData, round: Round
+    ) -> tuple[Client, Tensor]:
         w = server.w.expand(len(data), -1)
         now = self.at(round)
         lam = penalty_rows(now.lam, data.index, w)
@@ -119,7 +124,7 @@ class FedMSPP(Algorithm):
             v = descend_to_tolerance(task, w, rows, lam, w, now.eta, tol=now.tol, most=self.steps)
         return client, v - w
 
-    def at(self, round):
+    def at(self, round: Round) -> FedMSPP:
         """The settings for this horizon and cohort."""
         if self.growth == "none":
             return self
@@ -129,12 +134,12 @@ class FedMSPP(Algorithm):
         step = step_size(smooth, round.rounds, sampled, self.batch)
         return scale_to_horizon(self, 1 / step, gradient_tolerance(self.lipschitz, smooth, step, sampled, self.batch))
 
-    def server_update(self, server, mean, round):
+    def server_update(self, server: Server, mean: Tensor, round: Round) -> Server:
         w = server.w + mean
         return Server(w, track_drawn(w, server.drawn, round))
 
-    def personal_model(self, server, client):
+    def personal_model(self, server: Server, client: Client) -> Tensor:
         return self.global_model(server)
 
-    def global_model(self, server):
-        return server.w if self.output == "last" else server.drawn
+    def global_model(self, server: Server) -> Tensor:
+        return server.w if server.drawn is None else server.drawn

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import inf, sqrt
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -47,11 +47,14 @@ from mooring.algorithms.server_optimizers import (
     check_server_optimizer,
     init_moments,
 )
+from mooring.core.cohort import CohortData, Round
 from mooring.core.errors import RequestError
 from mooring.core.local_work import LocalWork
 from mooring.core.penalty import PerClientPenalty, penalty_rows
 from mooring.core.seeds import uniforms
 from mooring.core.solvers import descend_to_tolerance, record_tolerance
+from mooring.core.task import Task
+from mooring.estimates.client_statistics import ClientStatistics
 from mooring.theory import fedprox_shared_rate as rate
 
 MAX_CERTIFIED_STEPS = 200  # steps that a certified solve may take: lam_T >= 3L at least halves its error with each
@@ -89,17 +92,19 @@ class FedProx(LocalWork, ServerOptimizer, Algorithm[Server, Client, Tensor]):
         check_ranges(self, tol=(0, None), lipschitz=(0, None), output=("last", "random"))
         check_growth(self)
 
-    def resolve(self, task, statistics):
+    def resolve(self, task: Task, statistics: ClientStatistics) -> FedProx:
         ready = set_by_theorem(self, task, statistics, factor=3) if self.lam == "theory" else self
         ready = replace(ready, inner=choose_inner_solver(ready, task))
         return resolve_auto(resolve_lipschitz(ready, task, statistics), task, statistics)
 
-    def init(self, task, w0):
+    def init(self, task: Task, w0: Tensor) -> tuple[Server, Client]:
         return Server(w0, init_moments(self, w0), w0 if self.output == "random" else None), Client(
             init_memory(self, task, w0)
         )
 
-    def client_update(self, server, client, task, data, round):
+    def client_update(
+        self, server: Server, client: Client, task: Task, data: CohortData, round: Round
+    ) -> tuple[Client, Tensor]:
         w = server.w.expand(len(data), -1)
         now, memory = self.at(round), client.memory
         lam = penalty_rows(now.lam, data.index, w)
@@ -113,7 +118,7 @@ class FedProx(LocalWork, ServerOptimizer, Algorithm[Server, Client, Tensor]):
                 record_tolerance(task, v, data.train.full(task), lam, w, now.tol)
         return Client(count_round(memory)), v - w
 
-    def at(self, round):
+    def at(self, round: Round) -> FedProx:
         """The settings for this horizon and cohort."""
         if self.growth == "none":
             return self
@@ -126,37 +131,37 @@ class FedProx(LocalWork, ServerOptimizer, Algorithm[Server, Client, Tensor]):
         step = rate.step_size(smooth, round.rounds, sampled)
         return scale_to_horizon(self, 1 / step, rate.gradient_tolerance(self.lipschitz, smooth, step, sampled))
 
-    def server_update(self, server, mean, round):
+    def server_update(self, server: Server, mean: Tensor, round: Round) -> Server:
         w, moments = apply_change(self, server.w, server.moments, mean)
         return Server(w, moments, track_drawn(w, server.drawn, round))
 
-    def personal_model(self, server, client):
+    def personal_model(self, server: Server, client: Client) -> Tensor:
         return self.global_model(server)
 
-    def global_model(self, server):
-        return server.w if self.output == "last" else server.drawn
+    def global_model(self, server: Server) -> Tensor:
+        return server.w if server.drawn is None else server.drawn
 
 
-def track_drawn(w, drawn, round):
+def track_drawn(w: Tensor, drawn: Tensor | None, round: Round) -> Tensor | None:
     """w_t up to the drawn round t*, then w_t*; None where nothing is drawn."""
     if drawn is None:
         return None
     return w if round.t <= draw_output_round(round) else drawn
 
 
-def draw_output_round(round) -> int:
+def draw_output_round(round: Round) -> int:
     """t*, uniform on 0..T-1: a function of the seed and the horizon alone."""
     return int(uniforms(round.seed, "algorithm", round.rounds)[0] * round.rounds)
 
 
-def check_growth(algorithm):
+def check_growth(algorithm: Any) -> None:
     """A lam that grows with the horizon is one number, and never 0."""
     lam, owner = algorithm.lam, type(algorithm).__name__
     if algorithm.growth != "none" and (isinstance(lam, PerClientPenalty) or lam == 0):
         raise RequestError(f"{owner}: growth = '{algorithm.growth}' needs lam as one number > 0, got {lam}.")
 
 
-def set_by_theorem(algorithm, task, statistics, factor, batch=0):
+def set_by_theorem(algorithm: Any, task: Task, statistics: ClientStatistics, factor: float, batch: Any = 0) -> Any:
     """lam = factor x L with certified solves (smooth losses), or 1/rho with exact ones (kinked: rho < 1/(2 weak)).
 
     L bounds the curvature of what is solved: of all rows, or of minibatches.
@@ -178,7 +183,7 @@ def set_by_theorem(algorithm, task, statistics, factor, batch=0):
     return replace(algorithm, lam=max(float(statistics.noise.max()) ** 2, 4 * weak), growth="kinked", inner="exact")
 
 
-def resolve_lipschitz(algorithm, task, statistics):
+def resolve_lipschitz(algorithm: Any, task: Task, statistics: ClientStatistics) -> Any:
     """The algorithm with G where inexact solves must keep a tolerance that is proportional to it."""
     if algorithm.growth != "smooth" or algorithm.inner == "exact" or algorithm.lipschitz > 0:
         return algorithm
@@ -191,6 +196,6 @@ def resolve_lipschitz(algorithm, task, statistics):
     return replace(algorithm, lipschitz=lipschitz)
 
 
-def scale_to_horizon(algorithm, lam, tol):
+def scale_to_horizon(algorithm: Any, lam: Any, tol: float) -> Any:
     """The algorithm at the lam of this horizon; its step size, settled for the smaller lam, gives way."""
     return replace(algorithm, lam=lam, tol=tol, eta=1 / (1 / algorithm.eta + lam - algorithm.lam))

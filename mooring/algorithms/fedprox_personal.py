@@ -26,7 +26,7 @@ Departs  the printed 1/m is p_i; w_{T+1} is returned, not w_T; clients may be sa
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,10 +43,13 @@ from mooring.algorithms.hyperparameters import (
     server_step_factor,
     train_locally,
 )
+from mooring.core.cohort import CohortData, Round
 from mooring.core.errors import RequestError
 from mooring.core.local_work import LocalWork
 from mooring.core.penalty import PerClientPenalty, is_uniform, penalty_rows
 from mooring.core.solvers import descend_to_tolerance
+from mooring.core.task import Task
+from mooring.estimates.client_statistics import ClientStatistics
 from mooring.estimates.lambda_from_statistics import bound_curvature, resolve_lam_rule
 from mooring.estimates.lambda_rules import LAMBDA_RULES
 from mooring.theory.one_stage_rate import corollary_step_sizes
@@ -67,7 +70,7 @@ class Message(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedProxPersonal(LocalWork, Algorithm):
+class FedProxPersonal(LocalWork, Algorithm[Server, Client, Message]):
     lam: Auto = "auto"
     gamma: Auto | tuple[float, ...] = "auto"  # a tuple, one step per coefficient, is what "auto" gives for many lam
     server_decay: float = 0.0  # the server's step is divided by 1 + server_decay (t - 1)
@@ -97,10 +100,10 @@ class FedProxPersonal(LocalWork, Algorithm):
                     raise RequestError(f"FedProxPersonal: preset = 'theory' sets {field}; leave it out, got {found!r}.")
 
     @property
-    def required_statistics(self):
+    def required_statistics(self) -> tuple[str, ...]:
         return ("rules",) if self.lam in LAMBDA_RULES else super().required_statistics
 
-    def resolve(self, task, statistics):
+    def resolve(self, task: Task, statistics: ClientStatistics) -> FedProxPersonal:
         ready = self
         if ready.lam in LAMBDA_RULES:
             owner = f"FedProxPersonal: lam = '{ready.lam}'"
@@ -115,16 +118,20 @@ class FedProxPersonal(LocalWork, Algorithm):
     def additive(self) -> bool:
         return is_uniform(self.lam)  # otherwise the stiffness travels too, and the step is a ratio of two means
 
-    def init(self, task, w0):
+    def init(self, task: Task, w0: Tensor) -> tuple[Server, Client]:
         return Server(w0), Client(w0, init_memory(self, task, w0))
 
-    def client_update(self, server, client, task, data, round):
+    def client_update(
+        self, server: Server, client: Client, task: Task, data: CohortData, round: Round
+    ) -> tuple[Client, Message]:
         w = server.w.expand(len(data), -1)
         lam = penalty_rows(self.lam, data.index, w)
         v, memory = self.moored(client.v if self.warm else w, w, lam, task, data, round, client.memory)
         return Client(v, count_round(memory)), Message((w - v).mul_(lam), None if is_uniform(self.lam) else lam)
 
-    def moored(self, v, w, lam, task, data, round, memory):
+    def moored(
+        self, v: Tensor, w: Tensor, lam: Any, task: Task, data: CohortData, round: Round, memory: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Each client's model after its inner loop from v, pulled to w, and its memory."""
         rows = data.train.full(task) if self.inner != "sgd" else None
         if self.inner == "exact":
@@ -133,15 +140,15 @@ class FedProxPersonal(LocalWork, Algorithm):
             return descend_to_tolerance(task, v, rows, lam, w, self.eta, tol=self.tol, most=self.steps), memory
         return train_locally(self, task, v, data, round, memory, pull=(lam, w))
 
-    def server_update(self, server, mean, round):
+    def server_update(self, server: Server, mean: Message, round: Round) -> Server:
         gamma = torch.as_tensor(self.gamma, dtype=server.w.dtype) * server_step_factor(self, round)
         return Server(server.w - gamma * server_direction(mean, round, self.aggregation))
 
-    def personal_model(self, server, client):
+    def personal_model(self, server: Server, client: Client) -> Tensor:
         return client.v
 
 
-def server_direction(mean, round, aggregation):
+def server_direction(mean: Message, round: Round, aggregation: str) -> Tensor:
     """The server's direction: sum_i p_i lam (w - v_i), or with lam_i its ratio to sum_i p_i lam_i, over the cohort."""
     step = mean.pull
     if mean.lam is not None:
@@ -149,7 +156,7 @@ def server_direction(mean, round, aggregation):
     return step * (round.clients / round.cohort * round.weight) if aggregation == "elastic" else step
 
 
-def auto_gamma(algorithm, task, statistics) -> float | tuple[float, ...]:
+def auto_gamma(algorithm: Any, task: Task, statistics: ClientStatistics) -> float | tuple[float, ...]:
     """1/L_g with exact inner solves, half of that (effect, Corollary 1) otherwise; plain averaging where L is unknown.
 
     With lam_ij, the diagonal matrix of sum_i p_i lam_ij L / (lam_ij + L) is above the Hessian of sum_i p_i F_i, so each
@@ -167,7 +174,7 @@ def auto_gamma(algorithm, task, statistics) -> float | tuple[float, ...]:
     return tuple((share * pull / bend).where(bend > 0, 1.0).tolist()) if known else 1.0
 
 
-def set_by_corollary(algorithm, task, statistics):
+def set_by_corollary(algorithm: Any, task: Task, statistics: ClientStatistics) -> FedProxPersonal:
     """eta, gamma and steps of effect, Corollary 1."""
     known = bound_curvature("FedProxPersonal: preset = 'theory'", task, statistics)
     if isinstance(algorithm.lam, PerClientPenalty) or algorithm.lam == 0:

@@ -45,11 +45,14 @@ from mooring.algorithms.hyperparameters import (
     server_step_factor,
 )
 from mooring.algorithms.hyperparameters import schedule as local_work
+from mooring.core.cohort import CohortData, Round
 from mooring.core.errors import RequestError
 from mooring.core.local_work import LocalWork
 from mooring.core.minibatches import batches_per_epoch
 from mooring.core.penalty import PerClientPenalty, is_uniform, penalty_rows
 from mooring.core.solvers import Ball, project, train
+from mooring.core.task import Task
+from mooring.estimates.client_statistics import ClientStatistics
 from mooring.estimates.lambda_from_statistics import bound_curvature, resolve_lam_rule
 from mooring.theory.two_stage_rate import inner_steps, local_step, server_step
 
@@ -70,7 +73,7 @@ class Client(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedProxTwoStage(LocalWork, Algorithm):
+class FedProxTwoStage(LocalWork, Algorithm[Server, Client, Message]):
     lam: Auto = "auto"
     schedule: str = "constant"  # of step sizes and work; "inverse" is the theorems'
     inner: str = "sgd"  # or "exact"
@@ -99,11 +102,11 @@ class FedProxTwoStage(LocalWork, Algorithm):
             raise RequestError(f"FedProxTwoStage: schedule = 'inverse' needs lam as one number > 0, got {self.lam}.")
 
     @property
-    def required_statistics(self):
+    def required_statistics(self) -> tuple[str, ...]:
         rules = ("rules",) if self.lam in ("aer", "ier") else super().required_statistics
         return rules + (("fit",) if self.radius == "auto" else ())
 
-    def resolve(self, task, statistics):
+    def resolve(self, task: Task, statistics: ClientStatistics) -> FedProxTwoStage:
         choose_inner_solver(self, task)
         ready = self
         if self.lam in ("aer", "ier"):
@@ -133,30 +136,43 @@ class FedProxTwoStage(LocalWork, Algorithm):
     def additive(self) -> bool:
         return is_uniform(self.lam)  # otherwise the stiffness travels too, and the step is a ratio of two means
 
-    def init(self, task, w0):
+    def init(self, task: Task, w0: Tensor) -> tuple[Server, Client]:
         return Server(w0), Client(w0, init_memory(self, task, w0))
 
-    def client_update(self, server, client, task, data, round):
+    def client_update(
+        self, server: Server, client: Client, task: Task, data: CohortData, round: Round
+    ) -> tuple[Client, Message]:
         w = server.w.expand(len(data), -1)
         lam = penalty_rows(self.lam, data.index, w)
         eta, steps = self.step_size(data, round, client.memory), self.work(data, round)
         v = self.soft_local_sgd(client.v, w, lam, task, data, round, eta, steps)
         return Client(v, count_round(client.memory)), Message(lam * (w - v), None if is_uniform(self.lam) else lam)
 
-    def soft_local_sgd(self, v, w, lam, task, data, round, eta, steps, slot=0):
+    def soft_local_sgd(
+        self,
+        v: Tensor,
+        w: Tensor,
+        lam: Any,
+        task: Task,
+        data: CohortData,
+        round: Round,
+        eta: Any,
+        steps: Any,
+        slot: int = 0,
+    ) -> Any:
         """Projected steps from v, pulled towards w; or the exact prox."""
         if self.inner == "exact":
             return task.prox(w, lam, data.train.full(task), v)
         work: dict[str, Any] = {"batch": self.batch or None, "steps": steps, "draws": self.draws, "slot": slot}
         return train(task, v, data, round, eta, pull=(lam, w), region=self.region, rule=self.rule, **work)[0]
 
-    def step_size(self, data, round, memory):
+    def step_size(self, data: CohortData, round: Round, memory: Tensor | None) -> Any:
         """eta_k of a stay."""
         if self.schedule == "inverse":
             return partial(local_step, mu=self.mu, lam=self.lam)
         return local_work(self, data, round, memory)[2]
 
-    def work(self, data, round):
+    def work(self, data: CohortData, round: Round) -> Any:
         """K_t."""
         if self.schedule == "constant":
             return local_work(self, data, round)[1]
@@ -164,15 +180,15 @@ class FedProxTwoStage(LocalWork, Algorithm):
         return inner_steps(round.t - 1, self.mu, self.smooth, self.lam, most, UNIT_DIAMETER)
 
     @property
-    def region(self):
+    def region(self) -> Ball | None:
         return Ball(self.radius) if self.radius else None
 
-    def server_update(self, server, mean, round):
+    def server_update(self, server: Server, mean: Message, round: Round) -> Server:
         gamma = server_step(round.t - 1, self.mu, self.lam) if self.schedule == "inverse" else self.gamma
         gamma = gamma * server_step_factor(self, round)
         return Server(project(server.w - gamma * server_direction(mean, round, self.aggregation), self.region))
 
-    def finetune(self, server, client, task, data, round):
+    def finetune(self, server: Server, client: Client, task: Task, data: CohortData, round: Round) -> Client:
         w = server.w.expand(len(data), -1)
         lam = penalty_rows(self.lam, data.index, w)
         stay = self.final_eta == "stay"
@@ -180,11 +196,11 @@ class FedProxTwoStage(LocalWork, Algorithm):
         v = self.soft_local_sgd(client.v, w, lam, task, data, round, eta, self.final_steps, FINAL_SLOT)
         return Client(v, client.memory)
 
-    def personal_model(self, server, client):
+    def personal_model(self, server: Server, client: Client) -> Tensor:
         return client.v
 
 
-def resolve_final_stage(algorithm, task, statistics):
+def resolve_final_stage(algorithm: Any, task: Task, statistics: ClientStatistics) -> FedProxTwoStage:
     """final_steps and final_eta as numbers (or "stay"): see the docstring."""
     if algorithm.final_steps != "auto":
         return algorithm if algorithm.final_eta != "auto" else replace(algorithm, final_eta="stay")
@@ -212,7 +228,7 @@ def resolve_final_stage(algorithm, task, statistics):
     return replace(algorithm, final_eta=eta, final_steps=min(need, MAX_FINAL_STEPS))
 
 
-def smallest_lam(lam):
+def smallest_lam(lam: Any) -> float:
     """The smallest pull of any client on any coefficient."""
     return (
         min(lam.per_client or (1.0,)) * min(lam.per_coefficient or (1.0,)) if isinstance(lam, PerClientPenalty) else lam

@@ -31,9 +31,10 @@ from torch import Tensor
 
 from mooring.algorithms.base import Algorithm, Auto
 from mooring.algorithms.hyperparameters import check_ranges
-from mooring.core.cohort import CohortData
+from mooring.core.cohort import CohortData, Round
 from mooring.core.errors import RequestError
 from mooring.core.task import Task
+from mooring.estimates.client_statistics import ClientStatistics
 from mooring.tasks.linear import Linear
 from mooring.theory import kernel_operator as op
 from mooring.theory import kernel_rounds as exact
@@ -59,7 +60,7 @@ class Message(NamedTuple):
 
 
 @dataclass(frozen=True)
-class KernelFedAvg(Algorithm):
+class KernelFedAvg(Algorithm[Server, Client, Message]):
     eta: Auto = "auto"
     steps: int = 10
     rounds_exact: Auto = "stop"  # or "limit"
@@ -92,19 +93,21 @@ class KernelFedAvg(Algorithm):
     def update(self) -> op.LocalUpdate:
         return op.fedavg(float(self.eta), self.steps)
 
-    def resolve(self, task, statistics):
+    def resolve(self, task: Task, statistics: ClientStatistics) -> KernelFedAvg:
         return replace(self, eta=AUTO_STEP_SHARE / float(statistics.smooth.max())) if self.eta == "auto" else self
 
-    def init(self, task, w0):
+    def init(self, task: Task, w0: Tensor) -> tuple[Server, Client]:
         return init_states(self, task, w0)
 
-    def client_update(self, server, client, task, data, round):
+    def client_update(
+        self, server: Server, client: Client, task: Task, data: CohortData, round: Round
+    ) -> tuple[Client, Message]:
         return client, send_matrices(self, task, data)
 
-    def server_update(self, server, mean, round):
+    def server_update(self, server: Server, mean: Message, round: Round) -> Server:
         return advance_server(self, server, mean)
 
-    def personal_model(self, server, client):
+    def personal_model(self, server: Server, client: Client) -> Tensor:
         return server.w
 
 

@@ -24,22 +24,30 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from torch import Tensor
+
 from mooring.algorithms.base import Algorithm, Auto
 from mooring.algorithms.hyperparameters import check_ranges
 from mooring.algorithms.kernel_fedavg import (
     AUTO_STEP_SHARE,
+    Client,
     KernelFedAvg,
+    Message,
+    Server,
     advance_server,
     check_path,
     init_states,
     send_matrices,
 )
+from mooring.core.cohort import CohortData, Round
 from mooring.core.errors import RequestError
+from mooring.core.task import Task
+from mooring.estimates.client_statistics import ClientStatistics
 from mooring.theory import kernel_operator as op
 
 
 @dataclass(frozen=True)
-class KernelFedProx(Algorithm):
+class KernelFedProx(Algorithm[Server, Client, Message]):
     lam: Auto = "auto"  # twice the largest curvature: no client runs far from the common model in a round
     rounds_exact: Auto = "stop"  # or "limit"
     batch: int = 0  # 0: all rows
@@ -72,17 +80,19 @@ class KernelFedProx(Algorithm):
     def required_statistics(self) -> tuple[str, ...]:
         return ()
 
-    def resolve(self, task, statistics):
+    def resolve(self, task: Task, statistics: ClientStatistics) -> KernelFedProx:
         return replace(self, lam=float(statistics.smooth.max()) / AUTO_STEP_SHARE) if self.lam == "auto" else self
 
-    def init(self, task, w0):
+    def init(self, task: Task, w0: Tensor) -> tuple[Server, Client]:
         return init_states(self, task, w0)
 
-    def client_update(self, server, client, task, data, round):
+    def client_update(
+        self, server: Server, client: Client, task: Task, data: CohortData, round: Round
+    ) -> tuple[Client, Message]:
         return client, send_matrices(self, task, data)
 
-    def server_update(self, server, mean, round):
+    def server_update(self, server: Server, mean: Message, round: Round) -> Server:
         return advance_server(self, server, mean)
 
-    def personal_model(self, server, client):
+    def personal_model(self, server: Server, client: Client) -> Tensor:
         return server.w

@@ -24,11 +24,13 @@ from torch import Tensor
 
 from mooring.algorithms.base import Algorithm, Auto
 from mooring.algorithms.hyperparameters import auto_eta, check_ranges, parse_lam_field, resolve_auto
-from mooring.core.cohort import Round
+from mooring.core.cohort import CohortData, Round
 from mooring.core.errors import RequestError
 from mooring.core.penalty import PerClientPenalty
 from mooring.core.seeds import uniforms
 from mooring.core.solvers import sgd
+from mooring.core.task import Task
+from mooring.estimates.client_statistics import ClientStatistics
 
 MIN_COIN_PROBABILITY = (
     0.05  # q = "auto" stays away from 0 and 1 by this much: at most twenty local steps a round on average
@@ -45,7 +47,7 @@ class Client(NamedTuple):
 
 
 @dataclass(frozen=True)
-class L2GD(Algorithm):
+class L2GD(Algorithm[Server, Client, Tensor]):
     lam: Auto = "auto"
     q: Auto = "auto"
     eta: Auto = "auto"
@@ -64,7 +66,7 @@ class L2GD(Algorithm):
         if self.q in (0, 1):
             raise RequestError(f"L2GD: q must lie strictly between 0 and 1, got {self.q}.")
 
-    def resolve(self, task, statistics):
+    def resolve(self, task: Task, statistics: ClientStatistics) -> L2GD:
         ready = resolve_auto(self, task, statistics)
         pull, smooth = ready.lam, 1 / auto_eta(task, statistics, ready.batch)
         q = (
@@ -75,10 +77,12 @@ class L2GD(Algorithm):
         eta = 1 / (2 * max(smooth / (1 - q), pull / q)) if self.eta == "auto" else self.eta
         return replace(ready, q=q, eta=eta)
 
-    def init(self, task, w0):
+    def init(self, task: Task, w0: Tensor) -> tuple[Server, Client]:
         return Server(w0), Client(w0)
 
-    def client_update(self, server, client, task, data, round):
+    def client_update(
+        self, server: Server, client: Client, task: Task, data: CohortData, round: Round
+    ) -> tuple[Client, Tensor]:
         heads, tails = self.run_lengths(round)
         gap = (1 - self.eta * self.lam / self.q) ** heads
         v = server.w + gap * (client.v - server.w)
@@ -95,8 +99,8 @@ class L2GD(Algorithm):
             n += 1
         return n
 
-    def server_update(self, server, mean, round):
+    def server_update(self, server: Server, mean: Tensor, round: Round) -> Server:
         return Server(server.w + round.weight * mean)  # replies that were lost leave their v_i, and so w, as they were
 
-    def personal_model(self, server, client):
+    def personal_model(self, server: Server, client: Client) -> Tensor:
         return client.v

@@ -31,7 +31,10 @@ from mooring.algorithms.hyperparameters import (
     resolve_auto,
     train_locally,
 )
+from mooring.core.cohort import CohortData, Round
 from mooring.core.local_work import LocalWork
+from mooring.core.task import Task
+from mooring.estimates.client_statistics import ClientStatistics
 
 
 class Server(NamedTuple):
@@ -44,7 +47,7 @@ class Client(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Local(LocalWork, Algorithm):
+class Local(LocalWork, Algorithm[Server, Client, None]):
     ridge: Auto = "auto"
     inner: str = "auto"  # "exact" where the task has a prox and few parameters, "sgd" elsewhere
 
@@ -65,14 +68,16 @@ class Local(LocalWork, Algorithm):
     def required_statistics(self) -> tuple[str, ...]:
         return ("alone",) if self.ridge == "auto" else ()
 
-    def resolve(self, task, statistics):
+    def resolve(self, task: Task, statistics: ClientStatistics) -> Local:
         ridge = auto_ridge(statistics) if self.ridge == "auto" else self.ridge
         return resolve_auto(replace(self, ridge=ridge, inner=choose_inner_solver(self, task)), task, statistics)
 
-    def init(self, task, w0):
+    def init(self, task: Task, w0: Tensor) -> tuple[Server, Client]:
         return Server(w0), Client(w0, init_memory(self, task, w0))
 
-    def client_update(self, server, client, task, data, round):
+    def client_update(
+        self, server: Server, client: Client, task: Task, data: CohortData, round: Round
+    ) -> tuple[Client, None]:
         pull, memory = (self.ridge, torch.zeros_like(client.v)), client.memory
         if self.inner == "exact":
             v = task.prox(pull[1], self.ridge, data.train.full(task))
@@ -80,8 +85,8 @@ class Local(LocalWork, Algorithm):
             v, memory = train_locally(self, task, client.v, data, round, memory, pull=pull)
         return Client(v, count_round(memory)), None
 
-    def server_update(self, server, mean, round):
+    def server_update(self, server: Server, mean: None, round: Round) -> Server:
         return server
 
-    def personal_model(self, server, client):
+    def personal_model(self, server: Server, client: Client) -> Tensor:
         return client.v

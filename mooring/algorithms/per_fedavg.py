@@ -40,10 +40,12 @@ from mooring.algorithms.server_optimizers import (
     check_server_optimizer,
     init_moments,
 )
-from mooring.core.cohort import broadcast_per_client
+from mooring.core.cohort import CohortData, Round, broadcast_per_client
 from mooring.core.local_work import LocalWork
 from mooring.core.minibatches import minibatches
 from mooring.core.solvers import sgd
+from mooring.core.task import Task
+from mooring.estimates.client_statistics import ClientStatistics
 
 
 class Client(NamedTuple):
@@ -72,15 +74,17 @@ class PerFedAvg(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tenso
         check_ranges(self, inner_eta=(0, None, "auto"), variant=("first-order", "hessian-free"))
         check_ranges(self, tune_steps=(0, None))
 
-    def resolve(self, task, statistics):
+    def resolve(self, task: Task, statistics: ClientStatistics) -> PerFedAvg:
         ready = resolve_auto(self, task, statistics)
         inner = auto_eta(task, statistics, ready.batch) if self.inner_eta == "auto" else self.inner_eta
         return replace(ready, inner_eta=inner)
 
-    def init(self, task, w0):
+    def init(self, task: Task, w0: Tensor) -> tuple[GlobalState, Client]:
         return GlobalState(w0, init_moments(self, w0)), Client(init_memory(self, task, w0))
 
-    def client_update(self, server, client, task, data, round):
+    def client_update(
+        self, server: GlobalState, client: Client, task: Task, data: CohortData, round: Round
+    ) -> tuple[Client, Tensor]:
         batch, count, eta = schedule(self, data, round, client.memory)
         w = server.w.expand(len(data), -1).clone()
         state = self.rule.init(len(w), w.shape[1], w)
@@ -94,15 +98,15 @@ class PerFedAvg(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tenso
             self.rule.step(w, g, rate, state, inner.active)
         return Client(count_round(client.memory)), w - server.w
 
-    def server_update(self, server, mean, round):
+    def server_update(self, server: GlobalState, mean: Tensor, round: Round) -> GlobalState:
         return GlobalState(*apply_change(self, server.w, server.moments, mean))
 
-    def finetune(self, server, client, task, data, round):
+    def finetune(self, server: GlobalState, client: Any, task: Task, data: CohortData, round: Round) -> Any:
         ahead = round._replace(t=round.t + 1)
         work: dict[str, Any] = {"batch": self.batch or None, "steps": self.tune_steps, "draws": self.draws}
         return Tuned(sgd(task, server.w, data, ahead, self.inner_eta, **work))
 
-    def personal_model(self, server, client):
+    def personal_model(self, server: GlobalState, client: Any) -> Tensor:
         return client.v
 
     @property
@@ -111,7 +115,7 @@ class PerFedAvg(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tenso
         return 3 if self.variant == "hessian-free" else 2
 
 
-def hessian_product(task, w: Tensor, batch, g: Tensor) -> Tensor:
+def hessian_product(task: Task, w: Tensor, batch: Any, g: Tensor) -> Tensor:
     """[C, d]: the Hessian of L_i at w times g, by a central difference along g."""
     length = g.norm(dim=1, keepdim=True)
     unit = g / length.clamp(min=torch.finfo(g.dtype).tiny)

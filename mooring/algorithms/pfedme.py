@@ -46,11 +46,13 @@ from mooring.algorithms.server_optimizers import (
     check_server_optimizer,
     init_moments,
 )
-from mooring.core.cohort import broadcast_per_client
+from mooring.core.cohort import CohortData, Round, broadcast_per_client
 from mooring.core.local_work import LocalWork
 from mooring.core.minibatches import minibatches
 from mooring.core.penalty import penalty_rows
 from mooring.core.solvers import descend_to_tolerance
+from mooring.core.task import Task
+from mooring.estimates.client_statistics import ClientStatistics
 
 
 class Client(NamedTuple):
@@ -85,7 +87,7 @@ class PFedMe(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor])
         check_ranges(self, inner=("descent", "exact"), inner_eta=(0, None, "auto"), inner_steps=(1, None))
         check_ranges(self, server_step=(0, None), server_decay=(0, None), tol=(0, None))
 
-    def resolve(self, task, statistics):
+    def resolve(self, task: Task, statistics: ClientStatistics) -> PFedMe:
         choose_inner_solver(self, task, "descent")
         ready = resolve_auto(self, task, statistics)
         if self.eta == "auto":
@@ -95,10 +97,12 @@ class PFedMe(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor])
             ready = replace(ready, inner_eta=auto_eta(task, statistics, ready.batch, ready.lam))
         return ready
 
-    def init(self, task, w0):
+    def init(self, task: Task, w0: Tensor) -> tuple[GlobalState, Client]:
         return GlobalState(w0, init_moments(self, w0)), Client(w0, init_memory(self, task, w0))
 
-    def client_update(self, server, client, task, data, round):
+    def client_update(
+        self, server: GlobalState, client: Client, task: Task, data: CohortData, round: Round
+    ) -> tuple[Client, Tensor]:
         batch, count, eta = schedule(self, data, round, client.memory)
         lam = penalty_rows(self.lam, data.index, client.v)
         w, v = server.w.expand(len(data), -1), client.v
@@ -117,9 +121,9 @@ class PFedMe(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor])
             w, v = new_w, new_v
         return Client(v, count_round(client.memory)), w - server.w
 
-    def server_update(self, server, mean, round):
+    def server_update(self, server: GlobalState, mean: Tensor, round: Round) -> GlobalState:
         decay = server_step_factor(self, round)
         return GlobalState(*apply_change(self, server.w, server.moments, mean, self.server_step, decay))
 
-    def personal_model(self, server, client):
+    def personal_model(self, server: GlobalState, client: Client) -> Tensor:
         return client.v

@@ -25,6 +25,7 @@ from mooring.core.cohort import Batch, CohortData, Round, Rows
 from mooring.core.local_work import LocalWork
 from mooring.core.seeds import uniforms
 from mooring.core.task import Task
+from mooring.estimates.client_statistics import ClientStatistics
 
 EQUAL_WEIGHT_TOLERANCE = 1e-9  # rows whose weights differ by no more than this share of them are alike: p = size
 
@@ -38,7 +39,7 @@ class Client(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Pooled(LocalWork, Algorithm):
+class Pooled(LocalWork, Algorithm[Server, Client, Tensor]):
     inner: str = "auto"  # "exact" where the task has a solver, "sgd" elsewhere
     steps: int = 100
 
@@ -56,24 +57,26 @@ class Pooled(LocalWork, Algorithm):
     def one_shot(self) -> bool:
         return self.inner == "exact"
 
-    def resolve(self, task, statistics):
+    def resolve(self, task: Task, statistics: ClientStatistics) -> Pooled:
         inner = ("exact" if task.solve else "sgd") if self.inner == "auto" else self.inner
         return resolve_auto(replace(self, inner=inner), task, statistics)
 
-    def init(self, task, w0):
+    def init(self, task: Task, w0: Tensor) -> tuple[Server, Client]:
         return Server(w0), Client()
 
-    def client_update(self, server, client, task, data, round):
+    def client_update(
+        self, server: Server, client: Client, task: Task, data: CohortData, round: Round
+    ) -> tuple[Client, Tensor]:
         if self.inner == "exact":
             w = task.solve(data.train.pooled(data.p))[0]
         else:
             w = train_locally(self, task, server.w, pool_clients(data, round), round)[0][0]
         return client, (w - server.w).expand(len(data), -1)
 
-    def server_update(self, server, mean, round):
+    def server_update(self, server: Server, mean: Tensor, round: Round) -> Server:
         return Server(server.w + mean)
 
-    def personal_model(self, server, client):
+    def personal_model(self, server: Server, client: Client) -> Tensor:
         return server.w
 
 

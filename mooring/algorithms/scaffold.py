@@ -40,9 +40,11 @@ from mooring.algorithms.server_optimizers import (
     check_server_optimizer,
     init_moments,
 )
-from mooring.core.cohort import broadcast_per_client
+from mooring.core.cohort import CohortData, Round, broadcast_per_client
 from mooring.core.local_work import LocalWork
 from mooring.core.solvers import sgd
+from mooring.core.task import Task
+from mooring.estimates.client_statistics import ClientStatistics
 
 
 class Server(NamedTuple):
@@ -77,30 +79,32 @@ class Scaffold(LocalWork, ServerOptimizer, Algorithm[Server, Client, Message]):
         require_plain_sgd(self, "its control variates are mean gradients of plain SGD")
         check_ranges(self, server_step=(0, None), server_decay=(0, None))
 
-    def resolve(self, task, statistics):
+    def resolve(self, task: Task, statistics: ClientStatistics) -> Scaffold:
         return resolve_auto(self, task, statistics)
 
-    def init(self, task, w0):
+    def init(self, task: Task, w0: Tensor) -> tuple[Server, Client]:
         zero = torch.zeros_like(w0)
         return Server(w0, zero, init_moments(self, w0)), Client(zero, init_memory(self, task, w0))
 
-    def client_update(self, server, client, task, data, round):
+    def client_update(
+        self, server: Server, client: Client, task: Task, data: CohortData, round: Round
+    ) -> tuple[Client, Message]:
         batch, count, eta = schedule(self, data, round, client.memory)
         work: dict[str, Any] = {"batch": batch, "steps": count, "draws": self.draws}
         y = sgd(task, server.w, data, round, eta, shift=server.c - client.c, **work)
         c = client.c - server.c + (server.w - y) / broadcast_per_client(sum_step_sizes(eta, count), y)
         return Client(c, count_round(client.memory)), Message(y - server.w, c - client.c)
 
-    def server_update(self, server, mean, round):
+    def server_update(self, server: Server, mean: Message, round: Round) -> Server:
         decay = server_step_factor(self, round)
         w, moments = apply_change(self, server.w, server.moments, mean.w, self.server_step, decay)
         return Server(w, server.c + round.weight * mean.c, moments)
 
-    def personal_model(self, server, client):
+    def personal_model(self, server: Server, client: Client) -> Tensor:
         return server.w
 
 
-def sum_step_sizes(eta, count: Tensor) -> Tensor:
+def sum_step_sizes(eta: Any, count: Tensor) -> Tensor:
     """[C]: the sum of each client's step sizes."""
     if not callable(eta):
         return eta * count.double()

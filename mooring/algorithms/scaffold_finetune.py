@@ -14,12 +14,14 @@ Departs  as scaffold; fine-tuning takes plain steps, as control variates would h
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
 from mooring.algorithms.hyperparameters import check_ranges, finetune_global
-from mooring.algorithms.scaffold import Scaffold
+from mooring.algorithms.scaffold import Scaffold, Server
+from mooring.core.cohort import CohortData, Round
+from mooring.core.task import Task
 
 
 class Tuned(NamedTuple):
@@ -40,8 +42,8 @@ class ScaffoldFinetune(Scaffold):
         super().__post_init__()
         check_ranges(self, tune_steps=(0, None), tune_epochs=(0, None))
 
-    def finetune(self, server, client, task, data, round):
+    def finetune(self, server: Server, client: Any, task: Task, data: CohortData, round: Round) -> Any:
         return Tuned(finetune_global(self, task, server.w, data, round, client.memory))
 
-    def personal_model(self, server, client):
+    def personal_model(self, server: Server, client: Any) -> Tensor:
         return client.v
