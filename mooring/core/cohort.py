@@ -30,6 +30,7 @@ class Batch(NamedTuple):
     x: Tensor  # [C, B, ...]
     y: Tensor  # [C, B]
     weight: Tensor  # [C, B], 0 on padding
+    key: Any = None  # [C] uint64, seeds of the forward passes of a local step; None in evaluation
 
 
 @dataclass(frozen=True, eq=False)

@@ -110,6 +110,11 @@ class MeteredTask:
         self._meter.gradients += int(n.sum())
         self._task.stay(v, begin, rows, place, n, *how)
 
+    def train_clients(self, v: Any, begin: Any, rows: Any, place: Any, n: Any, *how: Any) -> None:
+        self._meter.samples += int(n.sum())
+        self._meter.gradients += int(n.sum())
+        self._task.train_clients(v, begin, rows, place, n, *how)
+
     @property
     def mix(self) -> Any:
         """The task's steps with a mixture, counted; None where it has none."""

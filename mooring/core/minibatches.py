@@ -93,10 +93,17 @@ def minibatches(
         busy = counts > k if ragged else None
         if busy is not None:
             batch = without_finished_clients(batch, ~busy)
+        if task.is_random and isinstance(batch, Batch):
+            batch = batch._replace(key=forward_keys(data, round, slot, k))
         task.drawn(batch)
         return Step(k, batch, busy)
 
     check_draws(draws)
+    if task.gradient_dim < task.dim:
+        raise RequestError(
+            "this algorithm takes gradients of its own, which leave the running statistics of normalization layers "
+            "untrained; set buffers = 'frozen', or use fedavg, fedprox, ditto or another algorithm of local SGD."
+        )
     if uses_all_rows(rows, batch, draws):
         whole = rows.full(task) if batch is None else rows.padded()
         for k in range(most):
@@ -105,6 +112,12 @@ def minibatches(
     for k, drawn in enumerate(draw_rows(data, round, batch=batch, counts=counts, slot=slot, draws=draws, part=part)):
         valid = torch.from_numpy(np.arange(drawn.place.shape[1]) < drawn.n[:, None])
         yield step(k, rows.take(torch.from_numpy(drawn.place), valid))
+
+
+def forward_keys(data: CohortData, round: Round, slot: int, steps: Any) -> np.ndarray:
+    """Seeds of the clients' forward passes in a local step, [C], or in `steps` [S, 1], [S, C]."""
+    seeds = np.full(len(data), round.seed, dtype=np.uint64) if data.seeds is None else data.seeds
+    return random_words(seeds, "forward", data.keys, round.t, slot, steps)
 
 
 def uses_all_rows(rows: Rows, batch: int | None, draws: str) -> bool:

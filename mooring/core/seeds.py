@@ -17,6 +17,7 @@ PURPOSES = {
     "algorithm": 5,
     "model": 6,
     "bootstrap": 7,
+    "forward": 8,
     "attack": 20,
     "rounding": 21,
 }

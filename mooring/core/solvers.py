@@ -10,7 +10,14 @@ import torch
 from torch import Tensor
 
 from mooring.core.cohort import Batch, CohortData, Round, Rows, broadcast_per_client
-from mooring.core.minibatches import RowDraw, count_local_steps, draw_rows, minibatches, without_finished_clients
+from mooring.core.minibatches import (
+    RowDraw,
+    count_local_steps,
+    draw_rows,
+    forward_keys,
+    minibatches,
+    without_finished_clients,
+)
 from mooring.core.optimizers import Optimizer
 from mooring.core.sgd_step import MixtureUpdate, step_terms
 from mooring.core.task import Task
@@ -42,6 +49,16 @@ class Fixed(NamedTuple):
 
 
 Region = Ball | Box | Fixed
+
+
+class StepContext(NamedTuple):
+    """What local steps follow beside the data."""
+
+    pull: tuple[Any, Tensor] | None  # (lam, center)
+    shift: Tensor | None  # [d] or [C, d]
+    rule: Optimizer
+    state: Tensor  # [C, 1 + moments * d], of the optimizer, changed in place
+    keys: np.ndarray  # [S, C], seeds of the forward passes
 
 
 def project(w: Tensor, region: Region | None) -> Tensor:
@@ -100,6 +117,17 @@ def train(
     `state` is that of `Optimizer.init`; None: fresh.
     """
     summed = batch is None and task.condense is not None
+    if region is None and task.trains_by_client(data.train):
+        counts = count_local_steps(data.train.size, batch, steps, epochs)
+        drawn = draw_rows(data, round, batch=batch, counts=counts, slot=slot, draws=draws)
+        v = w.expand(len(data), -1).clone()
+        state = rule.init(len(v), task.gradient_dim, v) if state is None else state
+        first = 0
+        for place, n, sizes in step_pieces(drawn, counts, eta, v.dtype):
+            keys = forward_keys(data, round, slot, np.arange(first, first + len(sizes))[:, None])
+            task.train_clients(v, v, data.train, place, n, sizes, StepContext(pull, shift, rule, state, keys))
+            first += len(sizes)
+        return v, state
     if rule.is_plain and region is None and task.stay is not None and not summed and task.reads(data.train):
         counts = count_local_steps(data.train.size, batch, steps, epochs)
         drawn = draw_rows(data, round, batch=batch, counts=counts, slot=slot, draws=draws)

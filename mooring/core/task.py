@@ -153,7 +153,9 @@ class Task(Protocol):
     step: Any = None  # step(v, batch, move): one step of local SGD, in place (`core/sgd_step.py`)
     stay: Any = None  # stay(v, begin, rows, place, n, rate, pull, shift): many steps at once (`core/solvers.py`)
     mix: Any = None  # mix(w, v, alpha, begin, rows, place, n, rate, felt): the same for a model and a mixture
+    is_random: bool = False  # whether forward passes in training draw random numbers, as dropout does
     local_buffers: bool = False  # whether each client keeps the buffers of its network
+    train_clients: Any = None  # train_clients(v, begin, rows, place, n, rate, context): steps in training mode
     lift: Any = None  # lift(x) -> the features that a kernel's linear model sees
 
     dim: int
@@ -214,6 +216,10 @@ class Task(Protocol):
         """[C]: the mean of `row_risk` over each client's rows; nan for a client without rows."""
         mean = (batch.weight * self.row_risk(w, batch)).sum(1)
         return torch.where(batch.weight.sum(1) > 0, mean, torch.full_like(mean, torch.nan))
+
+    def trains_by_client(self, rows: Any) -> bool:
+        """Whether local steps are taken client by client, by `train_clients`: networks in training mode."""
+        return False
 
     def reads(self, rows: Any) -> bool:
         """Whether `stay` can read these rows where they lie."""

@@ -21,7 +21,7 @@ from mooring.core.task import Task, personal_mask
 
 _TYPES: dict[Any, Any] = {}
 OWN = "own_"  # begins the names of a client's copies of the server's tensors
-PLAIN_SERVER = {"server_optimizer": "none", "server_step": 1.0, "server_decay": 0.0, "aggregation": "average"}
+PLAIN_SERVER = {"server_optimizer": "sgd", "server_step": 1.0, "server_decay": 0.0, "aggregation": "average"}
 
 
 def keep_personal_parts(algorithm: Any, task: Task) -> Any:
@@ -78,7 +78,8 @@ class PersonalParts:
         state, message = self._algorithm.client_update(seen, client, task, data, round)
         if message is not None:
             after = self._alone.server_update(seen, message, round._replace(clients=1, cohort=1, weight=1.0))
-            own = {name: getattr(after, name)[:, self._personal] for name in own}
+            kept = {name: getattr(after, name) for name in own}
+            own |= {name: part[:, self._personal] for name, part in kept.items() if part is not None}
         return self._with_own(state, own), self._map(message, lambda part: part[..., self._shared])
 
     def server_update(self, server: Any, mean: Any, round: Round) -> Any:

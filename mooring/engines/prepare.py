@@ -222,6 +222,7 @@ def make_network_task(
         loss = load_python(loss, "loss", kept) if loss is not None and is_spec(loss) else loss
     make, units = model_factory(model, clients), about.fields.get("units", STANDARD_UNITS)
     fields = {"ridge": about.fields.get("ridge", 0.0), "device": run.training.device or "cpu"}
+    fields |= {"buffers": about.fields["buffers"]} if "buffers" in about.fields else {}
     fields |= {"mean": clients.target_mean, "scale": clients.target_scale} if clients.kind == REGRESSION else {}
     if loss is not None:
         return NetworkTask(make, loss, units=units, **fields)

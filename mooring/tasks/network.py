@@ -8,6 +8,7 @@ from collections.abc import Callable
 from threading import RLock
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from mooring.core.sgd_step import StepTerms
 from mooring.core.task import Constants, Layout, Task, layout_of
 from mooring.tasks.fused import per_client, perceptron_numba, perceptron_torch
 from mooring.tasks.fused.perceptron_stacked import gradient_at, is_perceptron, perceptron_grad, perceptron_step
+from mooring.tasks.network_training import NetworkTrainer
 
 RowLoss = Callable[[Tensor, Tensor], Tensor]  # (predictions [B, ...], y [B, ...]) -> [B], or [B, ...] to be averaged
 
@@ -42,6 +44,7 @@ LOSSES: dict[str, RowLoss] = {
     "binary_cross_entropy": binary_cross_entropy,
     "half_square": half_square,
 }
+BUFFERS = ("average", "local", "frozen")  # what becomes of running statistics
 STANDARD_UNITS, TARGET_UNITS = "standard", "target"  # what a network's output is: (y - mean) / scale, or y
 ROW_CURVATURE = 5.0  # a network's Hessian has a few large eigenvalues: its trace is taken as this many of the largest
 CALLING = RLock()  # a functional call puts the parameters into the module for its time: one thread at a time
@@ -55,8 +58,12 @@ SLOW = "There is a performance drop"  # how torch begins to say that it stacks b
 class NetworkTask(Task):
     """A network as a task. `make()` returns the module: its weights are the start, random ones following the seed.
 
-    w holds the trainable parameters. Frozen ones (`requires_grad = False`) and buffers stay as they were made and are
-    sent nowhere. Stochastic layers such as dropout are switched off, so that a stay at a client can be replayed.
+    w holds the trainable parameters, and behind them the running statistics of normalization layers. Parameters that
+    are frozen (`requires_grad = False`) and other buffers stay as they were made and are not sent. Random numbers of a
+    forward pass in training, such as dropout's, follow from (seed, client, round, step): a run can be replayed.
+
+    buffers "average": running statistics are averaged with the parameters; "local": each client keeps its own (FedBN);
+            "frozen": they stay as they were made
 
     units   what the network's output is where the target is a number: "standard", that is (y - mean) / scale, or
             "target", that is y itself; a loss of one's own sees outputs and targets in the target's units
@@ -77,13 +84,17 @@ class NetworkTask(Task):
         scale: float = 1.0,
         device: str = "cpu",
         kernels: str = "torch",
+        buffers: str = "average",
     ):
         if isinstance(loss, str) and loss not in LOSSES:
             raise RequestError(f"loss must be one of {', '.join(LOSSES)} or a function, got {loss!r}.")
         if units not in (STANDARD_UNITS, TARGET_UNITS):
             raise RequestError(f"units must be '{STANDARD_UNITS}' or '{TARGET_UNITS}', got {units!r}.")
         self.make = make
+        if buffers not in BUFFERS:
+            raise RequestError(f"buffers must be one of {', '.join(BUFFERS)}, got {buffers!r}.")
         self.row_loss: RowLoss = LOSSES[loss] if isinstance(loss, str) else by_row(loss)
+        self.batch_loss: Any = loss if needs_whole_batches(loss) else None
         self.classifies = self.row_loss is cross_entropy
         self.ridge = ridge
         self.mean, self.scale = mean, scale
@@ -91,18 +102,25 @@ class NetworkTask(Task):
         self.device = find_device(device)
         self.module = self._made(0).eval().to(self.device)
         for path, layer in self.module.named_modules():
-            if mixes_rows(layer):
+            if isinstance(layer, nn.modules.batchnorm._BatchNorm) and not layer.track_running_stats:
                 raise RequestError(
-                    f"layer '{path}' is a {type(layer).__name__} that learns: its running statistics leak between "
-                    "clients and do not average. Use nn.GroupNorm or nn.LayerNorm instead, or freeze it."
+                    f"layer '{path}' is a {type(layer).__name__} without running statistics: its answer at a row would "
+                    "depend on the other rows of a batch. Set track_running_stats = True, or use nn.GroupNorm."
                 )
         self.shapes = {name: p.shape for name, p in self.module.named_parameters() if p.requires_grad}
         self.sizes = [shape.numel() for shape in self.shapes.values()]
         if not self.sizes:
             raise RequestError("the model has no parameters to train.")
+        self.parameter_dim = sum(self.sizes)
+        self.buffer_shapes = {} if buffers == "frozen" else tracked_buffers(self.module)
+        self.local_buffers = buffers == "local" and bool(self.buffer_shapes)
+        self.sizes += [shape.numel() for shape in self.buffer_shapes.values()]
         self.dim = sum(self.sizes)
+        self.buffers = buffers
+        self.is_random = may_be_random(self.module)
+        self.by_client: bool | None = True if self.buffer_shapes or self.batch_loss is not None else None
         frozen = any(not p.requires_grad for p in self.module.parameters())
-        self.is_perceptron = is_perceptron(self.module) and not frozen
+        self.is_perceptron = is_perceptron(self.module) and not frozen and not has_dropout(self.module)
         self.convolutional = per_client.has_convolution(self.module)
         self.stacks: bool | None = None  # whether clients' networks can be run as one; None until it was tried
         self.dtype = next(p.dtype for p in self.module.parameters() if p.requires_grad)
@@ -142,21 +160,29 @@ class NetworkTask(Task):
         return 2.0 if self.row_loss is half_square else 1.0
 
     @property
+    def gradient_dim(self) -> int:
+        return self.parameter_dim
+
+    @property
     def layout(self) -> Layout:
-        return layout_of(self.shapes, {name: name.rpartition(".")[0] for name in self.shapes})
+        parts = self.shapes | self.buffer_shapes
+        return layout_of(parts, {name: name.rpartition(".")[0] for name in parts})
 
     def describe(self) -> dict[str, object]:
         return {"units": self.units}
 
     def start(self, seed: int = 0) -> Tensor:
         fresh = self._made(seed)
-        return torch.cat([p.detach().reshape(-1) for p in fresh.parameters() if p.requires_grad]).to(self.dtype)
+        values = dict(fresh.named_parameters()) | dict(fresh.named_buffers())
+        names = (*self.shapes, *self.buffer_shapes)
+        return torch.cat([values[name].detach().reshape(-1).to(self.dtype) for name in names])
 
     def layers(self, w: Tensor) -> dict[str, Tensor]:
-        """Each layer's parameters [C, ...] as views of w [C, d]."""
+        """Each layer's parameters, and the buffers that change, [C, ...] as views of w [C, d]."""
+        parts = self.shapes | self.buffer_shapes
         return {
             name: part.reshape(len(w), *shape)
-            for (name, shape), part in zip(self.shapes.items(), torch.split(w, self.sizes, 1))
+            for (name, shape), part in zip(parts.items(), torch.split(w, self.sizes, 1))
         }
 
     def _forward(self, layers: dict[str, Tensor], x: Tensor) -> Tensor:
@@ -167,7 +193,7 @@ class NetworkTask(Task):
         with CALLING:
             if self.stacks is None:
                 # a stack of convolutions would be one with as many groups, which is slower
-                self.stacks = self._can_stack(layers, x) and not self.convolutional
+                self.stacks = not self.by_client and self._can_stack(layers, x) and not self.convolutional
         return self._together(layers, x) if self.stacks else self._one_by_one(layers, x)
 
     def _together(self, layers: dict[str, Tensor], x: Tensor) -> Tensor:
@@ -201,12 +227,20 @@ class NetworkTask(Task):
         except Exception as error:
             if "random" in str(error):
                 raise RequestError(
-                    "the model draws random numbers when it is evaluated; a stay at a client could not be replayed."
+                    "the model draws random numbers when it is evaluated; its predictions could not be repeated."
                 ) from error
             self._one_by_one({name: part.detach() for name, part in some.items()}, rows)  # fails where the model does
             why = str(error).splitlines()[0].split(". ")[0]
             warnings.warn(f"the clients' networks are trained one after another, for torch cannot stack them ({why}).")
             return False
+
+    def minibatch_loss(self, module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        """The loss of one client's minibatch x [B, ...], y [B, ...] as a number, by a copy of the network."""
+        x = x.to(self.dtype) if x.dtype.is_floating_point else x
+        output = module(x)
+        if self.batch_loss is not None:
+            return self.batch_loss(output, y * self.scale + self.mean if y.dtype.is_floating_point else y)
+        return self._each_loss(output[None], y[None])[0].mean()
 
     def _row_losses(self, layers: dict[str, Tensor], batch: Batch) -> Tensor:
         return self._each_loss(self._forward(layers, batch.x), batch.y)
@@ -229,15 +263,17 @@ class NetworkTask(Task):
         """Parameters and rows where the network computes."""
         if self.device.type == "cpu":
             return w, batch
-        return w.to(self.device), Batch(*(part.to(self.device) for part in batch))
+        return w.to(self.device), Batch(*(part.to(self.device) for part in batch[:3]))
 
     def loss(self, w: Tensor, batch: Batch) -> Tensor:
         w, batch = self._here(w, batch)
         with torch.no_grad():
             data = (batch.weight * self._row_losses(self.layers(w), batch)).sum(1)
-        return (data + self.ridge / 2 * (w**2).sum(1)).cpu()
+        return (data + self.ridge / 2 * (w[:, : self.parameter_dim] ** 2).sum(1)).cpu()
 
     def grad(self, w: Tensor, batch: Batch) -> Tensor:
+        if batch.key is not None and self._trains_by_client(batch.x[:, :PROBE_ROWS], batch.y[:, :PROBE_ROWS]):
+            return NetworkTrainer(self).gradients(w, batch)
         w, batch = self._here(w, batch)
         out = torch.empty_like(w, memory_format=torch.contiguous_format)
         places = self.layers(out)
@@ -249,7 +285,10 @@ class NetworkTask(Task):
             perceptron_grad(self.module, self.layers(w.detach()), batch.x, total, places)
         else:
             self._grad_by_autograd(w, batch, places)
-        return (out.add_(w, alpha=self.ridge) if self.ridge else out).cpu()
+        out[:, self.parameter_dim :] = 0
+        if self.ridge:
+            out[:, : self.parameter_dim].add_(w[:, : self.parameter_dim], alpha=self.ridge)
+        return out.cpu()
 
     @property
     def step(self):  # type: ignore[override]
@@ -264,6 +303,23 @@ class NetworkTask(Task):
     @property
     def mix(self):  # type: ignore[override]
         return self._mixed_client_by_client if self.stay is not None and self.is_perceptron and not self.ridge else None
+
+    def trains_by_client(self, rows: Rows) -> bool:
+        some = torch.arange(min(PROBE_ROWS, len(rows.y)))[None]
+        return self._trains_by_client(*rows.rows_at(some)) if len(rows.y) else bool(self.by_client)
+
+    def _trains_by_client(self, x: Tensor, y: Tensor) -> bool:
+        """Whether training mode needs each client's own batches: statistics, dropout, a loss of whole batches."""
+        if self.by_client is None:
+            self.by_client = self.is_random and NetworkTrainer(self).draws_random_numbers(x[0], y[0])
+            self.is_random = self.by_client
+        return self.by_client
+
+    def train_clients(  # type: ignore[override]
+        self, v: Tensor, begin: Tensor, rows: Rows, place: np.ndarray, n: np.ndarray, rate: np.ndarray, terms: Any
+    ) -> None:
+        """Every client's steps in training mode: see `network_training`."""
+        NetworkTrainer(self).train(v, begin, rows, place, n, rate, terms)
 
     def reads(self, rows: Rows) -> bool:
         return type(rows) is Rows and rows.x.dtype == self.dtype
@@ -315,11 +371,14 @@ class NetworkTask(Task):
         perceptron_step(self.module, self.layers(v), batch.x, slope, move, self.ridge, self._places())
 
     def _grad_by_autograd(self, w: Tensor, batch: Batch, places: dict[str, Tensor]) -> None:
-        leaves = {name: part.detach().requires_grad_() for name, part in self.layers(w).items()}
+        layers = self.layers(w.detach())
+        leaves = {name: layers[name].detach().requires_grad_() for name in self.shapes}
         with torch.enable_grad():
-            total = (batch.weight * self._row_losses(leaves, batch)).sum()
+            total = (batch.weight * self._row_losses(layers | leaves, batch)).sum()
             parts = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
-        for place, part in zip(places.values(), parts):  # straight into place: half the copying of a cat
+        for place, part in zip(
+            (places[name] for name in leaves), parts
+        ):  # straight into place: half the copying of a cat
             place.copy_(part) if part is not None else place.zero_()
 
     def predict(self, w: Tensor, x: Tensor) -> Tensor:
@@ -377,9 +436,10 @@ class NetworkTask(Task):
         return Constants(smooth, nan, nan, ROW_CURVATURE * smooth, nan, (1 + ROW_CURVATURE) * smooth)
 
     def _largest_curvature(self, w: Tensor, batch: Batch, v: Tensor, rounds: int) -> Tensor:
-        leaf = w.detach().clone().requires_grad_()
+        leaf = w[:, : self.parameter_dim].detach().clone().requires_grad_()
+        fixed, v = w[:, self.parameter_dim :].detach(), v[:, : self.parameter_dim]
         with torch.enable_grad():
-            total = (batch.weight * self._row_losses(self.layers(leaf), batch)).sum()
+            total = (batch.weight * self._row_losses(self.layers(torch.cat([leaf, fixed], 1)), batch)).sum()
             (g,) = torch.autograd.grad(total, leaf, create_graph=True)
             for _ in range(rounds):
                 v = v / v.norm(dim=1, keepdim=True).clamp(min=1e-30)
@@ -397,7 +457,8 @@ class NetworkTask(Task):
     def _curve_by_difference(self, w: Tensor, batch: Batch, v: Tensor) -> Tensor:
         """The Hessian times v, |v| = 1, as a central difference of gradients."""
         far = NUDGE * w.norm(dim=1, keepdim=True).clamp(min=1)
-        ahead, behind = torch.empty_like(v), torch.empty_like(v)
+        v[:, self.parameter_dim :] = 0
+        ahead, behind = torch.zeros_like(v), torch.zeros_like(v)
         self._grad_by_autograd(w + far * v, batch, self.layers(ahead))
         self._grad_by_autograd(w - far * v, batch, self.layers(behind))
         return (ahead - behind) / (2 * far)
@@ -411,11 +472,41 @@ def by_row(loss: RowLoss) -> RowLoss:
     return loss
 
 
-def mixes_rows(layer: nn.Module) -> bool:
-    """Whether a layer's output at a row depends on other rows: BatchNorm, unless it is frozen as it was trained."""
-    if not isinstance(layer, nn.modules.batchnorm._BatchNorm):
+def needs_whole_batches(loss: Any) -> bool:
+    """Whether a loss is no mean over rows: class weights divide by the weights of a batch, a sum does not divide."""
+    if not isinstance(loss, nn.Module):
         return False
-    return not layer.track_running_stats or any(p.requires_grad for p in layer.parameters())
+    weighted = isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss) and loss.weight is not None
+    return weighted or getattr(loss, "reduction", "mean") == "sum"
+
+
+def is_frozen(layer: nn.Module) -> bool:
+    """Whether a normalization layer keeps the statistics that it was made with: all its parameters are frozen."""
+    parameters = list(layer.parameters())
+    return bool(parameters) and not any(p.requires_grad for p in parameters)
+
+
+def tracked_buffers(module: nn.Module) -> dict[str, torch.Size]:
+    """The shapes of the buffers that training changes: running statistics of normalization layers."""
+    shapes: dict[str, torch.Size] = {}
+    for path, layer in module.named_modules():
+        if isinstance(layer, nn.modules.batchnorm._NormBase) and layer.track_running_stats and not is_frozen(layer):
+            shapes |= {f"{path}.{name}".lstrip("."): b.shape for name, b in layer.named_buffers(recurse=False)}
+    return shapes
+
+
+def has_dropout(module: nn.Module) -> bool:
+    """Whether one of torch's own layers draws random numbers in training."""
+    layers = list(module.modules())
+    return any(getattr(layer, "p", 0) for layer in layers if isinstance(layer, nn.modules.dropout._DropoutNd)) or any(
+        isinstance(layer, nn.RReLU) or getattr(layer, "dropout", 0.0) not in (0, 0.0, None) for layer in layers
+    )
+
+
+def may_be_random(module: nn.Module) -> bool:
+    """Whether training may draw random numbers: dropout, or a forward pass that is not torch's own."""
+    own = any(not type(layer).__module__.startswith("torch.nn.") for layer in module.modules())
+    return own or has_dropout(module)
 
 
 def find_device(name: str) -> torch.device:
@@ -452,8 +543,8 @@ def build_module(task: Task, w: Tensor, mean: float = 0.0, scale: float = 1.0) -
     net = copy.deepcopy(task.module).cpu()
     values = task.layers(w[None])
     with torch.no_grad():
-        for name, part in net.named_parameters():
+        for name, part in (*net.named_parameters(), *net.named_buffers()):
             if name in values:
-                part.copy_(values[name][0])
+                part.copy_(values[name][0] if part.dtype.is_floating_point else values[name][0].round())
     plain = task.units == TARGET_UNITS or task.metric == "log-loss" or (mean == 0 and scale == 1)
     return (net if plain else TargetUnitsModule(net, mean, scale)).eval()

@@ -51,7 +51,9 @@ RELU = nn.ReLU()
 PERCEPTRONS = {
     "flattened": lambda: nn.Sequential(nn.Flatten(), nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)),
     "without biases": lambda: nn.Sequential(nn.Linear(4, 5, bias=False), RELU, nn.Linear(5, 5), RELU, nn.Linear(5, 3)),
-    "named": lambda: nn.Sequential(OrderedDict(a=nn.Linear(4, 5), b=nn.Dropout(), c=nn.Linear(5, 3), d=nn.Softplus())),
+    "named": lambda: nn.Sequential(
+        OrderedDict(a=nn.Linear(4, 5), b=nn.Dropout(0.0), c=nn.Linear(5, 3), d=nn.Softplus())
+    ),
     "one layer": lambda: nn.Sequential(nn.Linear(4, 3)),
 }
 
@@ -103,11 +105,6 @@ def test_curvature_equals_the_hessian():
     torch.testing.assert_close(found, torch.linalg.eigvalsh(full).abs().max(), rtol=1e-3, atol=1e-6)
 
 
-def test_batch_norm_is_refused():
-    with pytest.raises(RequestError, match=r"layer '1' is a BatchNorm1d.*GroupNorm or nn.LayerNorm"):
-        NetworkTask(lambda: nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5)))
-
-
 def test_what_is_no_network_is_refused():
     with pytest.raises(RequestError, match="no parameters"):
         NetworkTask(lambda: nn.ReLU())
@@ -138,7 +135,7 @@ def test_curvature_by_differences_is_the_curvature(frozen):
     )
     found = task._curve_by_difference(w, rows, v)
     for i in range(3):
-        mine = Batch(*(part[i : i + 1] for part in rows))
+        mine = Batch(*(part[i : i + 1] for part in rows[:3]))
         hessian = torch.autograd.functional.hessian(
             lambda u, mine=mine: (mine.weight * task._row_losses(task.layers(u[None]), mine)).sum(), w[i]
         )

@@ -1,0 +1,125 @@
+"""Local training of a network in training mode: one client after another, each on its own rows without padding.
+
+Batch statistics, dropout and losses of whole batches need exactly the rows of a client's minibatch.
+A client's parameters are views of its row of v [C, d], so that an optimizer's step on the row is one on the network.
+"""
+
+from __future__ import annotations
+
+import copy
+from threading import RLock
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mooring.core.cohort import Batch, Rows
+from mooring.core.sgd_step import constant_step_terms
+
+RANDOM_LOCK = RLock()  # torch has one generator of random numbers: one client draws at a time
+
+
+class NetworkTrainer:
+    """A copy of a task's network in training mode, and what takes steps on it."""
+
+    def __init__(self, task: Any):
+        self.task, self.dim = task, task.gradient_dim
+        self.module = copy.deepcopy(task.module).train()
+        norms = [layer for layer in self.module.modules() if isinstance(layer, nn.modules.batchnorm._NormBase)]
+        self.tracked = [layer for layer in norms if self._is_tracked(layer)]
+        for layer in norms:
+            layer.train(layer in self.tracked)
+        named, buffers = dict(self.module.named_parameters()), dict(self.module.named_buffers())
+        places = {part.name: part.place for part in task.layout}
+        self.parts = [(named[name], places[name]) for name in task.shapes]
+        self.leaves = [part for part, _ in self.parts]
+        self.buffers = [(buffers[name], places[name]) for name in task.buffer_shapes]
+
+    def _is_tracked(self, layer: nn.Module) -> bool:
+        names = {id(buffer) for name, buffer in self.module.named_buffers() if name in self.task.buffer_shapes}
+        return any(id(buffer) in names for buffer in layer.buffers(recurse=False))
+
+    def load(self, row: Tensor) -> None:
+        """Make the parameters views of a row [d], and copy its buffers."""
+        with torch.no_grad():
+            for part, place in self.parts:
+                part.data = row[place].view(part.shape)
+            for buffer, place in self.buffers:
+                value = row[place].view(buffer.shape)
+                buffer.copy_(value if buffer.dtype.is_floating_point else value.round())
+
+    def store_buffers(self, row: Tensor) -> None:
+        for buffer, place in self.buffers:
+            row[place] = buffer.flatten().to(row.dtype)
+
+    def gradient(self, x: Tensor, y: Tensor, key: Any) -> Tensor:
+        """[parameters]: the gradient of a minibatch's loss, its random numbers drawn from `key`."""
+        task = self.task
+        if not len(y):
+            return self.leaves[0].new_zeros(self.dim)
+        single = len(y) == 1 and bool(self.buffers)  # one row has no variance: its statistics stay as they are
+        for layer in self.tracked:
+            layer.train(not single)
+        torch.manual_seed(int(key) >> 1)
+        with torch.enable_grad():
+            loss = task.minibatch_loss(self.module, x, y)
+            grads = torch.autograd.grad(loss, self.leaves, allow_unused=True)
+        self.module.train() if single else None
+        return torch.cat(
+            [torch.zeros_like(p).flatten() if g is None else g.flatten() for p, g in zip(self.leaves, grads)]
+        )
+
+    def train(
+        self, v: Tensor, begin: Tensor, rows: Rows, place: np.ndarray, n: np.ndarray, rate: np.ndarray, terms: Any
+    ) -> None:
+        """Every client's steps, from its row of `begin` to its row of v."""
+        device, dim = self.task.device, self.dim
+        pull = None if terms.pull is None else (_leading(terms.pull[0], dim), terms.pull[1][..., :dim])
+        shift = None if terms.shift is None else terms.shift[..., :dim]
+        held, towards = constant_step_terms(v[:, :dim], pull, shift, self.task.ridge)
+        index = torch.from_numpy(np.ascontiguousarray(place))
+        with RANDOM_LOCK, torch.random.fork_rng(devices=[]):
+            for c in range(len(v)):
+                row = begin[c].clone().to(device)
+                state = terms.state[c : c + 1].to(device)
+                mine, goal = (part[c if len(part) > 1 else 0].to(device) for part in (held, towards))
+                self.load(row)
+                for s in range(len(place)):
+                    size = float(rate[s, c])
+                    if not size:
+                        continue
+                    x, y = rows.rows_at(index[s, c : c + 1, : n[s, c]])
+                    g = self.gradient(x[0].to(device), y[0].to(device), terms.keys[s, c])
+                    with torch.no_grad():
+                        g.addcmul_(mine.expand_as(g), row[:dim])
+                        if len(goal):
+                            g.sub_(goal)
+                        terms.rule.step(row[None, :dim], g[None], size, state)
+                self.store_buffers(row)
+                v[c] = row.cpu()
+                terms.state[c] = state[0].cpu()
+
+    def gradients(self, w: Tensor, batch: Batch) -> Tensor:
+        """[C, d]: gradients in training mode at w, of each client's rows without padding; buffers have none."""
+        out, device = torch.zeros_like(w), self.task.device
+        with RANDOM_LOCK, torch.random.fork_rng(devices=[]):
+            for c in range(len(w)):
+                real = batch.weight[c] > 0
+                row = w[c].detach().clone().to(device)
+                self.load(row)
+                g = self.gradient(batch.x[c, real].to(device), batch.y[c, real].to(device), batch.key[c])
+                out[c, : self.dim] = g.add_(row[: self.dim], alpha=self.task.ridge).cpu()
+        return out
+
+    def draws_random_numbers(self, x: Tensor, y: Tensor) -> bool:
+        """Whether a forward pass in training mode draws random numbers."""
+        with RANDOM_LOCK, torch.random.fork_rng(devices=[]), torch.no_grad():
+            before = torch.get_rng_state()
+            self.task.minibatch_loss(self.module, x.to(self.task.device), y.to(self.task.device))
+            return not torch.equal(before, torch.get_rng_state())
+
+
+def _leading(values: Any, dim: int) -> Any:
+    """The first `dim` columns of [C, d]; numbers and [C, 1] as they are."""
+    return values[:, :dim] if isinstance(values, Tensor) and values.ndim == 2 and values.shape[1] > 1 else values
