@@ -176,7 +176,7 @@ def test_a_person_at_a_terminal_is_asked(here, monkeypatch):
     asked = []
 
     def answer(yes):
-        monkeypatch.setattr(trust, "ASK", [lambda question: asked.append(question) or yes])
+        monkeypatch.setattr(trust, "CONFIRMATIONS", [lambda question: asked.append(question) or yes])
 
     answer(False)
     with pytest.raises(RequestError):

@@ -31,7 +31,7 @@ def two(monkeypatch, clients: int = 6) -> tuple[ClientStates, ClientStates]:
     some = torch.tensor([4, 1])
     given = Client(torch.randn(2, 4), torch.randn(2, dtype=torch.float64))
     inside.put(some, given, 3)
-    monkeypatch.setattr(client_states, "LARGE", 0)
+    monkeypatch.setattr(client_states, "MIN_DISK_BYTES", 0)
     outside.put(some, given, 3)
     assert isinstance(outside.fields.v, DiskMatrix) and not isinstance(inside.fields.v, DiskMatrix)
     return inside, outside
@@ -75,7 +75,7 @@ def test_a_run_with_states_on_disk_has_the_same_numbers(monkeypatch):
         return mooring.fit(net, clients, algorithm="ditto", rounds=3, participation=0.5, baselines=False)
 
     before = run()
-    monkeypatch.setattr(client_states, "LARGE", 0)
+    monkeypatch.setattr(client_states, "MIN_DISK_BYTES", 0)
     after = run()
     for name in clients:
         for one, other in zip(before.module(name).parameters(), after.module(name).parameters()):

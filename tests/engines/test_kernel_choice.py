@@ -34,11 +34,11 @@ def prepared(**options):
 
 
 def test_short_runs_compile_nothing_and_long_ones_do(monkeypatch):
-    monkeypatch.setattr(kernel_choice, "available", lambda: True)
+    monkeypatch.setattr(kernel_choice, "is_numba_available", lambda: True)
     for rounds, chosen in ((10, "torch"), (100_000, "numba")):
         job = prepared(rounds=rounds)
         assert job.run.training.kernels == job.task.kernels == chosen
-    monkeypatch.setattr(kernel_choice, "available", lambda: False)
+    monkeypatch.setattr(kernel_choice, "is_numba_available", lambda: False)
     assert prepared(rounds=100_000).run.training.kernels == "torch"
 
 
@@ -72,7 +72,7 @@ def test_a_run_says_its_kernels_and_goes_on_with_them(tmp_path, monkeypatch):
     assert torch.equal(again.trained.models, found["numba"].trained.models)
     resumed, _ = resume_fit(tmp_path / "numba", source=clients())
     assert resumed.job.task.kernels == "numba"
-    monkeypatch.setattr(kernel_choice, "available", lambda: False)
+    monkeypatch.setattr(kernel_choice, "is_numba_available", lambda: False)
     with pytest.raises(RequestError, match="numba is not installed; install mooring-fl\\[fast\\]"):
         resume_fit(tmp_path / "numba", source=clients())
 

@@ -12,8 +12,8 @@ from tests.support.problems import linear_clients
 
 def test_the_fastest_comes_first_and_threads_are_put_back(monkeypatch):
     slow = {("torch", 1): 3.0, ("torch", 2): 2.0, ("numba", 1): 1.0, ("numba", 2): 4.0}
-    monkeypatch.setattr(engine, "seconds_of", lambda job, ready, threads, chunk, kernels: slow[kernels, threads])
-    monkeypatch.setattr(engine, "available", lambda: True)
+    monkeypatch.setattr(engine, "time_round", lambda job, ready, threads, chunk, kernels: slow[kernels, threads])
+    monkeypatch.setattr(engine, "is_numba_available", lambda: True)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     found = tune(linear_clients(), algorithm="fedavg")

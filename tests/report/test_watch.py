@@ -63,7 +63,7 @@ def test_who_failed_is_named(killed, monkeypatch):
         found = real(path)
         return found._replace(meta={**found.meta, "offenders": {"3": "its reply is not finite"}})
 
-    monkeypatch.setattr(watch, "latest", with_offender)
+    monkeypatch.setattr(watch, "read_latest_checkpoint", with_offender)
     (found,) = watch.read_all_status(killed)
     assert found.left_out == {"@SUM(A1)": "its reply is not finite"}
     assert "left out: @SUM(A1) (its reply is not finite)" in watch.describe_status(found)

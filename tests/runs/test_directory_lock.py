@@ -134,12 +134,12 @@ def test_a_small_file_that_unpacks_to_gigabytes_is_refused(tmp_path, monkeypatch
     path.write_bytes(sink.getvalue())
     assert path.stat().st_size < 100_000
     assert len(file_readers.read_parquet(path)) == 8 * count
-    monkeypatch.setattr(size_limits, "MOST_UNPACKED", 16 * 8 * count - 1)
+    monkeypatch.setattr(size_limits, "MAX_UNPACKED_BYTES", 16 * 8 * count - 1)
     with pytest.raises(RequestError, match=r"bomb\.parquet: unpacks to more than"):
         file_readers.read_parquet(path)
     long = pa.table({"a": pa.DictionaryArray.from_arrays(pa.array(np.zeros(1000, np.int32)), pa.array(["x" * 10**5]))})
     (tmp_path / "texts").write_bytes(parquet_bytes(long.cast(pa.schema([("a", pa.string())]))))
-    monkeypatch.setattr(size_limits, "MOST_UNPACKED", 10**7)
+    monkeypatch.setattr(size_limits, "MAX_UNPACKED_BYTES", 10**7)
     with pytest.raises(RequestError, match="texts: unpacks to more than"):
         read_table(tmp_path / "texts")
 

@@ -119,7 +119,7 @@ def test_little_memory_gives_the_same_numbers(monkeypatch):
     task, batch = KernelRegression(3, width=8, ridge=0.1), cohort()
     w = rows(2, 9, seed=1)
     before = task.predict(w, batch.x), task.solve(batch)
-    monkeypatch.setattr(kernel_regression, "PADDED_BYTES", 1)
+    monkeypatch.setattr(kernel_regression, "MAX_PADDED_BYTES", 1)
     torch.testing.assert_close((task.predict(w, batch.x), task.solve(batch)), before, rtol=1e-12, atol=1e-12)
 
 
