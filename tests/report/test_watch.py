@@ -57,7 +57,7 @@ def test_a_look_at_a_run_on_its_way(killed, made):
 
 
 def test_who_failed_is_named(killed, monkeypatch):
-    real = watch.latest
+    real = watch.read_latest_checkpoint
 
     def with_offender(path):
         found = real(path)
