@@ -20,11 +20,14 @@ import tomli_w
 from mooring.core.errors import RequestError
 from mooring.core.score_sentences import BASELINES, describe_scores, format_loss
 from mooring.report.terminal_results import (
+    EVALUATED_MODELS,
+    METRIC_LABELS,
     MODELS,
     PLAN_DESCRIPTIONS,
     describe_comparison,
     describe_kept_round,
     describe_left_out,
+    describe_measures,
     describe_privacy,
 )
 from mooring.runs.atomic_files import frame_from_rows
@@ -139,6 +142,8 @@ def of_advice(directory: RunDirectory) -> ReportContents:
         {"name": "local", "about": "every client's local model", "loss": summary["local"]},
         {"name": "global", "about": "one model for all clients", "loss": summary["global"]},
     ]
+    measures = summary.get("held_out_measures") or {}
+    models = [row | _known_measures(measures, row["name"], measures.get("recommended", {})) for row in models]
     theory = directory.theory
     if theory is not None and "theory" in words:
         theory = theory | {"words": [words["theory"], *theory["words"]]}
@@ -148,7 +153,7 @@ def of_advice(directory: RunDirectory) -> ReportContents:
         **_frame(directory, advice, summary["metric"]),
         decision=shorten_headline(advice["headline"], summary["recommended_counts"]),
         headline=advice["headline"],
-        summary=main,
+        summary=[*main, *describe_measures(measures, EVALUATED_MODELS)],
         words=list(words.values()),
         models=models,
         losses_of=f"mean over {summary['held_out_rows']:,} {summary['evaluated_on']}",
@@ -181,7 +186,11 @@ def of_fit(directory: RunDirectory) -> ReportContents:
         headline=scores[0],
         summary=scores[1:],
         words=[describe_kept_round(summary), *private, *([describe_left_out(odd)] if len(odd) else [])],
-        models=[row for row in models if row["loss"] is not None],
+        models=[
+            row | _known_measures(summary["measures"], row["name"], summary["measures"].get("personal", {}))
+            for row in models
+            if row["loss"] is not None
+        ],
         losses_of=f"mean over {summary['test_rows']:,} test rows",
         clients=add_distance(clients, directory),
         recommends=False,
@@ -300,6 +309,12 @@ def add_test_results(frame: pd.DataFrame) -> pd.DataFrame:
         base = frame["local"].where(frame["local"] > 0)
         frame = frame.assign(improvement_over_local=gap, improvement_over_local_pct=100 * gap / base)
     return frame.dropna(axis=1, how="all")
+
+
+def _known_measures(measures: Mapping[str, Any], model: str, first: Mapping[str, Any]) -> dict[str, float | None]:
+    """A model's measures in the target's unit: those that the first model has."""
+    names = [name for name in METRIC_LABELS if name in first]
+    return {METRIC_LABELS[name]: measures.get(model, {}).get(name) for name in names}
 
 
 def _costs(row: Mapping[str, Any]) -> dict[str, Any]:

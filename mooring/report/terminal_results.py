@@ -18,9 +18,11 @@ from mooring.runs.directory import CLIENTS_FILE, REPORT_FILE, open_run
 
 MAX_CLIENTS_SHOWN = 10  # in a terminal's table, unless all are asked for
 MAX_NOTES = 3  # on the data, below an answer; the report has all
+EVALUATED_MODELS = ("recommended", "local", "global")  # whose measures `advise` shows
 SCORED_MODELS = ("local", "pooled", "personal")
 FIT_COLUMNS = {k: k for k in ("client", "rows", *SCORED_MODELS)} | {"over_local": "vs. local"}
-REPORTED_METRICS = ("rmse", "mae", "r2", "accuracy", "auc")
+METRIC_LABELS = {"rmse": "RMSE", "mae": "MAE", "r2": "R2", "accuracy": "Accuracy", "auc": "AUC"}
+REPORTED_METRICS = tuple(METRIC_LABELS)
 MODELS, ALTERNATIVES = ("local", "global", "personal"), ("local", "global")
 RECOMMENDATION_COLUMNS = {
     "client": "client",
@@ -93,12 +95,8 @@ def show_fit(display: Display, summary: Mapping[str, Any], clients: pd.DataFrame
     display.heading(title)
     for sentence in describe_scores(summary):
         display.paragraph(sentence)
-    for who in SCORED_MODELS[::-1]:
-        known = [
-            f"{name} {format_cell(measures[who][name])}" for name in REPORTED_METRICS if name in measures.get(who, {})
-        ]
-        if known:
-            display.paragraph(f"{who}: {', '.join(known)}")
+    for sentence in describe_measures(measures, SCORED_MODELS[::-1]):
+        display.paragraph(sentence)
     display.paragraph(describe_kept_round(summary))
     if "privacy" in summary:
         display.paragraph(describe_privacy(summary["privacy"]))
@@ -115,6 +113,16 @@ def show_fit(display: Display, summary: Mapping[str, Any], clients: pd.DataFrame
 
 def count_rows(clients: pd.DataFrame) -> int:
     return int(clients["rows"].sum())
+
+
+def describe_measures(measures: Mapping[str, Mapping[str, float]], models: Sequence[str]) -> list[str]:
+    """Measures in the target's unit, one sentence per measure: "RMSE: 1.442 (personal), 9.649 (pooled)."."""
+    sentences = []
+    for name in REPORTED_METRICS:
+        values = [f"{format_cell(measures[who][name])} ({who})" for who in models if name in measures.get(who, {})]
+        if values:
+            sentences.append(f"{METRIC_LABELS[name]}: {', '.join(values)}.")
+    return sentences
 
 
 def describe_privacy(privacy: Mapping[str, float]) -> str:
@@ -233,6 +241,9 @@ def show_advice(
     for name in TERMINAL_SENTENCES:
         if name in advice["words"]:
             display.paragraph(advice["words"][name])
+        if name == "losses":
+            for sentence in describe_measures(summary.get("held_out_measures") or {}, EVALUATED_MODELS):
+                display.paragraph(sentence)
     display.say("")
 
 

@@ -239,3 +239,12 @@ def test_tables_survive_json():
     back = frame_from_rows(json.loads(json_bytes({"rows": rows}))["rows"])
     assert back["a"].isna().tolist() == [False, True] and back["c"].tolist() == [np.inf, 2.0]
     assert back["b"].tolist() == ["x", "Infinity"] and list(frame_from_rows(rows)["c"]) == [np.inf, 2.0]
+
+
+def test_measures_are_shown_by_model_in_one_sentence_each():
+    measures = {"recommended": {"rmse": 1.25, "r2": 0.9}, "local": {"rmse": 2.0, "r2": 0.75}, "global": {}}
+    assert terminal_results.describe_measures(measures, terminal_results.EVALUATED_MODELS) == [
+        "RMSE: 1.25 (recommended), 2 (local).",
+        "R2: 0.9 (recommended), 0.75 (local).",
+    ]
+    assert terminal_results.describe_measures({}, terminal_results.EVALUATED_MODELS) == []
