@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -40,12 +41,14 @@ from mooring.advice.reporting.tables import (
     summarize,
     summarize_theory,
 )
+from mooring.advice.reporting.target_units import measure_held_out, score_intervals
 from mooring.advice.reporting.theory_report import TheoryReport, theory_as_json
 from mooring.advice.result import AdviceMethods
 from mooring.core.errors import RequestError
 from mooring.data.client_arrays import is_client_arrays
 from mooring.data.clients import Clients
 from mooring.engines.fit_files import check_same_data, describe_task, initial_files
+from mooring.engines.prediction_intervals import IntervalScores
 from mooring.engines.prepare import Job, is_pooled, prepare
 from mooring.engines.progress import OnProgress, ignore_progress, progress_function
 from mooring.engines.request import check_trusted_run, request
@@ -103,7 +106,13 @@ class AdviceResult(AdviceMethods):
             "learning_curve": curve_as_lists(self.learning_curve),
             "candidates": table.to_dict("records"),
             "run": None,
+            "intervals": None if self.intervals is None else self.intervals.model_dump(mode="json"),
         }
+
+    @cached_property
+    def intervals(self) -> IntervalScores | None:
+        """Held-out residuals that prediction intervals are made from; None where the target is not a number."""
+        return score_intervals(self.job.clients, self.evidence.predictions, self.clients["recommended"].to_numpy())
 
     def save(self, path: str | Path) -> Path:
         """Write the run directory, as `advise(..., out=path)` does."""
@@ -213,6 +222,7 @@ def run_advice(
         summarize(job, frame, evidence, found)
         | summarize_theory(theory)
         | evaluate_test_rows(job, evidence.models, models, access)
+        | {"held_out_measures": measure_held_out(task, job.clients, evidence.predictions, found.recommended)}
     )
     curve = estimate_learning_curve(fit, frame, summary) if fit is not None else None
     headline, words = write_sentences(job, frame, summary, choice, evidence.shape, theory, curve)

@@ -48,6 +48,7 @@ class AdviceMethods:
     headline: str
     words: dict[str, str]
     run: Path | None
+    intervals: Any
 
     @property
     def recommendations(self) -> pd.DataFrame:
@@ -62,11 +63,12 @@ class AdviceMethods:
             job.task, read_scaling(job.clients), models.global_, models.recommended, job.clients.names
         )
 
-    def predict(self, data: Any, client: Any = None) -> Any:
+    def predict(self, data: Any, client: Any = None, interval: float | None = None) -> Any:
         """Predictions for new rows, each with its client's recommended model, or all with that of `client`.
 
         `data` is a table like the one given to `advise`; the result is a data frame with one row per row. Unknown
-        clients get the global model. Where `advise` had arrays, `data` are arrays too, and the result is a tensor.
+        clients get the global model. `interval` is the level of prediction intervals, such as 0.9. Where `advise` had
+        arrays, `data` are arrays too, and the result is a tensor.
         """
         clients = self.job.clients
         if clients.schema is None:
@@ -74,7 +76,14 @@ class AdviceMethods:
             x = x.to(self.job.task.dtype) if x.dtype.is_floating_point else x
             return to_target_units(clients, self.job.task.predict(self.vector(client)[None], x[None])[0])
         frame, notes = predict_rows(
-            self.job.task, clients.schema, self.saved_models(), data, client, self.run or Path()
+            self.job.task,
+            clients.schema,
+            self.saved_models(),
+            data,
+            client,
+            self.run or Path(),
+            None if interval is None else self.intervals,
+            interval,
         )
         for note in notes:
             warnings.warn(note, stacklevel=2)

@@ -21,14 +21,21 @@ def predict(
         str | None, typer.Option("--client", help="Use this client's model. [each row's own client]")
     ] = None,
     method: MethodChoice = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Write a CSV file instead of printing.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Write a CSV or Excel file (.xlsx) instead of printing.")
+    ] = None,
+    interval: Annotated[
+        str | None, typer.Option("--interval", metavar="LEVEL", help="Prediction intervals: 90%. [none]")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite --out.")] = False,
     json_: Json = False,
     trust_code: TrustCode = False,
 ) -> None:
     """Predict new rows with the models of a finished run.
 
     RUN is the run's directory, SOURCE a table with the same columns (the target may be missing). After `advise` each
-    client's rows are predicted with its recommended model.
+    client's rows are predicted with its recommended model. Each row keeps its own columns; `model` names the model that
+    predicted it.
     """
     from mooring.engines.predict import predict as answer
     from mooring.report.terminal import Display
@@ -38,17 +45,46 @@ def predict(
     display = Display(json_)
     if out is not None:
         check_writable(out)
-    frame, notes = answer(run, source, client, method, trust_code)
+    if out is not None and out.exists() and not force:
+        raise RequestError(f"{out} already exists; choose another --out, or use --force.")
+    frame, notes = answer(run, source, client, method, trust_code, parse_level(interval))
     display.notes(notes)
     if json_:
         print_json({"predictions": frame.to_dict("records"), "run": str(run)})
     elif out is not None:
-        if out.exists():
-            raise RequestError(f"{out} already exists; choose another --out.")
-        write_atomically(out, csv_bytes(frame))
+        write_atomically(out, excel_bytes(frame) if out.suffix.lower() == ".xlsx" else csv_bytes(frame))
         display.say(f"{len(frame)} predictions in {out}")
     else:
         sys.stdout.write(csv_bytes(frame).decode())
+
+
+def parse_level(text: str | None) -> float | None:
+    """0.9 of "90%" or "0.9"."""
+    if text is None:
+        return None
+    try:
+        return float(text.strip().removesuffix("%")) / (100 if text.strip().endswith("%") else 1)
+    except ValueError:
+        raise RequestError(f"--interval takes a level such as 90% or 0.9, got {text!r}.") from None
+
+
+def excel_bytes(frame: Any) -> bytes:
+    """A table as a workbook; texts that begin like formulas stay texts."""
+    import io
+    from importlib.util import find_spec
+
+    if find_spec("openpyxl") is None:
+        raise RequestError("Excel files are written with the package openpyxl: pip install 'mooring-fl[excel]'.")
+    import pandas as pd
+
+    content = io.BytesIO()
+    with pd.ExcelWriter(content, engine="openpyxl") as book:
+        frame.to_excel(book, index=False, sheet_name="predictions")
+        for row in book.sheets["predictions"].iter_rows():
+            for cell in row:
+                if cell.data_type == "f":
+                    cell.data_type = "s"
+    return content.getvalue()
 
 
 @app.command(epilog="Example: mooring export runs/exam-1 --out coefficients.csv")

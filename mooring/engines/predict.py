@@ -16,9 +16,10 @@ from mooring.data.load_options import read_as
 from mooring.data.schema import Schema, encode_table
 from mooring.data.table_sources import read_source
 from mooring.data.tables import count_phrase, quote_list, suggest_name
+from mooring.engines.prediction_intervals import IntervalScores
 from mooring.engines.prepare import read_task
 from mooring.engines.request import check_trusted_run
-from mooring.runs.directory import RunDirectory, StoredModels, open_run
+from mooring.runs.directory import ADVICE_FILE, RunDirectory, StoredModels, open_run
 
 NO_CLIENT = ""  # the owner of a row whose client cell is empty
 
@@ -52,9 +53,18 @@ def choose_method(path: str | Path, method: str | None = None) -> tuple[RunDirec
 
 
 def predict(
-    path: str | Path, source: Any, client: Any = None, method: str | None = None, trust_code: bool = False
+    path: str | Path,
+    source: Any,
+    client: Any = None,
+    method: str | None = None,
+    trust_code: bool = False,
+    interval: float | None = None,
 ) -> tuple[pd.DataFrame, list[str]]:
-    """A row per row of `source`: the prediction (regression) or the class and its probabilities; and notes.
+    """One row per row of `source`: its own columns, the prediction (regression) or the class and its probabilities, and
+    the model that predicted it; and notes.
+
+    `interval` is the level of prediction intervals, such as 0.9, which runs of `advise` with a numeric target have: the
+    columns `<target>_low` and `<target>_high`. A target column of the source is called `<target> (actual)`.
 
     With `client` every row is answered by that client's model. Otherwise a table with the client column is answered
     row by row by each client's own model, and anybody unknown, or a row whose client cell is empty, by the global one;
@@ -66,12 +76,28 @@ def predict(
     if trust_code:
         check_trusted_run(directory.run, directory.path, trust_code)
     task, schema = read_task_and_schema(directory)
-    frame, notes = predict_rows(task, schema, directory.models, source, client, directory.path)
+    scores = None if interval is None else stored_intervals(directory)
+    frame, notes = predict_rows(task, schema, directory.models, source, client, directory.path, scores, interval)
     return frame, [*said, *notes]
 
 
+def stored_intervals(directory: RunDirectory) -> IntervalScores | None:
+    """What a run keeps for prediction intervals."""
+    if not (directory.path / ADVICE_FILE).is_file():
+        return None
+    found = directory.advice.get("intervals")
+    return None if found is None else IntervalScores.model_validate(found)
+
+
 def predict_rows(
-    task: Any, schema: Schema, models: StoredModels, source: Any, client: Any, where: Path
+    task: Any,
+    schema: Schema,
+    models: StoredModels,
+    source: Any,
+    client: Any,
+    where: Path,
+    scores: IntervalScores | None = None,
+    interval: float | None = None,
 ) -> tuple[pd.DataFrame, list[str]]:
     """Predictions of a table's rows in the target's own units and words, and notes."""
     table = read_source(source, read_as(schema))
@@ -97,7 +123,29 @@ def predict_rows(
         output[mine] = part
     if schema.kind == BINARY and output.ndim == 1 and task.likelihood:  # a network that says one logit
         output = np.stack([1 - output, output], 1)
-    return prediction_table(output, owners, schema), notes
+    table_out = prediction_table(output, owners, schema)
+    if interval is not None:
+        table_out = table_out.assign(**interval_columns(table_out[schema.target], owners, schema, scores, interval))
+    answering = np.where(known >= 0, "personal", np.where(nobody, "global (no client)", "global (unknown client)"))
+    if models.personal is None:
+        answering = np.full(len(owners), "global", dtype=object)
+    own = table.frame.rename(columns={schema.target: f"{schema.target} (actual)"})
+    predicted = table_out.assign(model=answering)
+    own = own.drop(columns=[name for name in own.columns if name in predicted.columns])
+    return pd.concat([own.reset_index(drop=True), predicted], axis=1), notes
+
+
+def interval_columns(
+    prediction: Any, owners: np.ndarray, schema: Schema, scores: IntervalScores | None, level: float
+) -> dict[str, np.ndarray]:
+    """The ends of each row's prediction interval."""
+    if not 0 < level < 1:
+        raise RequestError(f"the level of an interval is a share above 0 and below 1, got {level:g}.")
+    if scores is None:
+        raise RequestError("this run has no prediction intervals; runs of `mooring advise` with a numeric target have.")
+    half = {name: scores.half_width(name, level) for name in set(owners)}
+    reach = np.array([half[name] for name in owners])
+    return {f"{schema.target}_low": prediction - reach, f"{schema.target}_high": prediction + reach}
 
 
 def row_clients(frame: pd.DataFrame, schema: Schema, client: Any, known: tuple[str, ...], where: Path) -> np.ndarray:

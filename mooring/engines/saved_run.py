@@ -21,7 +21,7 @@ from mooring.data.tables import suggest_name
 from mooring.engines.coefficients import coefficient_table, read_scaling
 from mooring.engines.exported_models import make_estimator
 from mooring.engines.fit_result import to_target_units
-from mooring.engines.predict import choose_method, predict_rows, read_schema
+from mooring.engines.predict import choose_method, predict_rows, read_schema, stored_intervals
 from mooring.engines.prepare import read_task
 from mooring.engines.request import check_trusted_run
 from mooring.runs.atomic_files import frame_from_rows
@@ -103,19 +103,29 @@ class SavedRun:
             )
         return self.models[name]
 
-    def predict(self, source: Any, client: Any = None) -> Any:
+    def predict(self, source: Any, client: Any = None, interval: float | None = None) -> Any:
         """A row per row of a table, each by its own client's model, or all by the model of `client`.
 
         What is odd about the rows is warned of: clients that the run does not know, cells without a client. A run that
         was made from arrays takes arrays, all rows by the model of `client` (default: the global one), and answers with
-        a tensor, as the result of `fit` does.
+        a tensor, as the result of `fit` does. `interval` is the level of prediction intervals, such as 0.9, of a run of
+        `advise`.
         """
         if not (self.directory.path / SCHEMA_FILE).exists():
             x = torch.as_tensor(source)
             x = x.to(self.task.dtype) if x.dtype.is_floating_point else x
             answers = self.task.predict(self.vector(client)[None], x[None])[0]
             return to_target_units(SimpleNamespace(**self.saved.task), answers)
-        frame, notes = predict_rows(self.task, self.schema, self.saved, source, client, self.path)
+        frame, notes = predict_rows(
+            self.task,
+            self.schema,
+            self.saved,
+            source,
+            client,
+            self.path,
+            None if interval is None else stored_intervals(self.directory),
+            interval,
+        )
         for note in notes:
             warnings.warn(note, stacklevel=2)
         return frame

@@ -26,6 +26,12 @@ from mooring.advice.evaluation.fold_fits import (
     estimate_all_priors,
     fold_priors,
 )
+from mooring.advice.evaluation.held_out_predictions import (
+    HeldOutPredictions,
+    join_predictions,
+    predict_held_out,
+    predict_new_clients,
+)
 from mooring.advice.evaluation.loss_sums import LossSums, ModelTriple, add_sums, sum_losses, zero_sums
 from mooring.advice.evaluation.row_access import InMemoryAccess, RowAccess, UsableRows
 from mooring.advice.evaluation.setting_choice import (
@@ -57,6 +63,7 @@ class Evidence(NamedTuple):
     own: LossSums  # over all rows, with `models`
     fitted: LossSums | None = None  # over the rows that the folds' models were fitted to; None: not evaluated
     shape: ShapedColumns | None = None  # the extra columns that the models use
+    predictions: HeldOutPredictions | None = None  # of held-out rows; None where rows stay with their clients
 
 
 class SplitRows(NamedTuple):
@@ -105,12 +112,15 @@ def cross_fit(
     proposed = [setting for setting in proposed if settings.index(setting) in set(compared)]
     settings, belief = [settings[k] for k in compared], belief[compared]
     choice = choose_settings(task, settings, losses, proposed, near.combined, belief)
-    held, fitted = evaluate_folds(data, results, choice, tell)
+    held, fitted, predictions = evaluate_folds(data, results, choice, tell)
     if len(choosers) < len(everyone):
         held, fitted = (expand_sums(sums, choosers, len(everyone)) for sums in (held, fitted))
     choice = choice._replace(own={int(choosers[i]): setting for i, setting in choice.own.items()}, priors=priors)
     models = fit_triple(task, everyone, choice, priors, weights, sets)
-    return choice, Evidence(models, held, sum_losses(task, everyone, models), fitted, shape)
+    known = join_predictions(predictions, choosers)
+    if known is not None and known.by_model[LOCAL].ndim == 1:
+        known = known._replace(new_clients=predict_new_clients(task, everyone, choice, priors, weights, sets))
+    return choice, Evidence(models, held, sum_losses(task, everyone, models), fitted, shape, known)
 
 
 def split_rows(
@@ -205,18 +215,19 @@ def assemble_triple(choice: Choice, models: Mapping[Setting, SettingModels]) -> 
 
 def evaluate_folds(
     data: FoldedRows, results: list[FoldResult], choice: Choice, tell: OnProgress
-) -> tuple[LossSums, LossSums]:
-    """What all folds' rows show of the chosen models, fitted without them, and what the rows show that they were
-    fitted to."""
+) -> tuple[LossSums, LossSums, list[HeldOutPredictions | None]]:
+    """What all folds' rows show of the chosen models, fitted without them, what the rows show that they were fitted to,
+    and the predictions of the former."""
 
-    def evaluate(k: int) -> list[tuple[LossSums, LossSums]]:
+    def evaluate(k: int) -> list[tuple[LossSums, LossSums, HeldOutPredictions | None]]:
         priors, part = fold_priors(choice.priors, results[k]), data.parts[k]
         models = fit_triple(data.task, part.train, choice, priors, data.weights, data.sets)
-        return [(sum_losses(data.task, part.held, models), sum_losses(data.task, part.train, models))]
+        sums = (sum_losses(data.task, rows, models) for rows in (part.held, part.train))
+        return [(*sums, predict_held_out(data.task, part.held, models))]  # type: ignore[list-item]
 
     out = []
     for (sums,) in data.rows.map_independent(evaluate, range(len(data.parts))):
         out.append(sums)
         tell("evaluating on held-out rows", len(out), len(data.parts))
-    held, fitted = zip(*out)
-    return add_sums(held), add_sums(fitted)
+    held, fitted, predictions = zip(*out)
+    return add_sums(held), add_sums(fitted), list(predictions)

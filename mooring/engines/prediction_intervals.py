@@ -1,0 +1,78 @@
+"""Prediction intervals from held-out residuals (split conformal prediction; Lei et al. 2018).
+
+A client of the run: |y - f| of rows that the models had not seen, divided by the client's residual standard deviation,
+which is pulled towards that of all clients where its rows are few. A new client: |y - f| of global models that were
+fitted without the client, each client counting alike (Dunn, Wasserman, Ramdas 2023): with m clients an interval of
+level L is the smallest that covers L (m + 1) / m of their rows.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+GRID = 400  # quantiles that are kept
+PRIOR_ROWS = 10.0  # rows that the residual variance of all clients counts like, in a client's own
+MAX_LEVEL = 0.999
+
+
+class UnseenPredictions(NamedTuple):
+    """What models that had not seen a row predict of it, in the target's units."""
+
+    y: np.ndarray  # [n]
+    prediction: np.ndarray  # [n], or [n, classes]
+    owner: np.ndarray  # [n], each row's client
+
+
+class IntervalScores(BaseModel):
+    """Held-out residuals as quantiles, and the clients' residual standard deviations."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    known: tuple[float, ...]  # quantiles 0, 1 / GRID, ..., 1 of |residual| / sd of the client
+    new: tuple[float, ...]  # of |residual| of global models fitted without the client; empty: not known
+    sd: dict[str, float]  # by client
+    rows: int
+    clients: int
+
+    def half_width(self, client: str | None, level: float) -> float:
+        """Half the width of the interval for a client of the run, or (None) for a new one."""
+        if client in self.sd:
+            return self.sd[client] * quantile_at(self.known, level * (self.rows + 1) / self.rows)
+        return quantile_at(self.new, level * (self.clients + 1) / self.clients) if self.new else math.nan
+
+
+def quantile_at(grid: tuple[float, ...], share: float) -> float:
+    """A quantile of a grid, rounded up; the largest where the share exceeds 1."""
+    return grid[min(math.ceil(share * (len(grid) - 1)), len(grid) - 1)]
+
+
+def score_residuals(names: tuple[str, ...], known: UnseenPredictions, new: UnseenPredictions | None) -> IntervalScores:
+    """The scores of held-out predictions: by the models that clients use, and by global models without the client."""
+    residual = known.y - known.prediction
+    count = np.bincount(known.owner, minlength=len(names))
+    squares = np.bincount(known.owner, residual**2, len(names))
+    overall = squares.sum() / max(count.sum(), 1)
+    sd = np.sqrt((PRIOR_ROWS * overall + squares) / (PRIOR_ROWS + count))
+    sd = np.maximum(sd, 1e-12 * max(float(np.abs(known.y).max(initial=0)), 1e-300))
+    scores = np.sort(np.abs(residual) / sd[known.owner])
+    grid = np.linspace(0, 1, GRID + 1)
+    return IntervalScores(
+        known=tuple(np.quantile(scores, grid, method="higher").tolist()),
+        new=() if new is None else tuple(quantiles_by_client(np.abs(new.y - new.prediction), new.owner, grid).tolist()),
+        sd=dict(zip(names, sd.tolist())),
+        rows=len(residual),
+        clients=int((count > 0).sum()),
+    )
+
+
+def quantiles_by_client(values: np.ndarray, owner: np.ndarray, grid: np.ndarray) -> np.ndarray:
+    """Quantiles of values where all clients have the same weight."""
+    count = np.bincount(owner)
+    weight = 1.0 / (count[owner] * (count > 0).sum())
+    order = np.argsort(values)
+    reached = np.cumsum(weight[order])
+    return values[order][np.minimum(np.searchsorted(reached, grid - 1e-12), len(values) - 1)]
