@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from mooring.algorithms.base import algorithm_names, describe
+from mooring.algorithms.base import Algorithm, algorithm_names, describe
 from mooring.algorithms.fedavg import FedAvg
 from mooring.cli import main
 from mooring.core.task import head_mask
@@ -37,6 +37,14 @@ def fed_per():
     exec(compile(source, "fedper.py", "exec"), module.__dict__)
     yield module.FedPer
     del sys.modules["fedper"]
+
+
+def test_the_page_names_every_part_of_the_contract():
+    page = (ROOT / "docs" / "adding-an-algorithm.md").read_text()
+    parts = [name for name in {**vars(Algorithm), **Algorithm.__annotations__} if not name.startswith("_")]
+    missing = [name for name in parts if f"`{name}`" not in page and f"`{name}(" not in page and name != "name"]
+    assert len(parts) > 18 and not missing
+    assert all(f'`"{name}"`' in page for name in ("fit", "spread", "rules", "alone"))
 
 
 @pytest.mark.parametrize("problem", ["linear", "network"])
