@@ -41,6 +41,7 @@ def reproduce(
     """
     from mooring.experiments.base import catalog, registry
     from mooring.experiments.base.claims import CONTRADICTED, HELD
+    from mooring.experiments.base.records import list_outdated
     from mooring.experiments.base.reproduce import list_claims
     from mooring.experiments.base.reproduce import reproduce as run
     from mooring.report.reproduction import draw_record, show_claims, write_page
@@ -55,12 +56,19 @@ def reproduce(
     for record in records:
         draw_record(record, out)
     found = list_claims(records)
+    outdated: list[str] = []
     if page is not None:
         write_page(out, page, [registry.describe_registrations(paper) for paper in catalog.list_papers()])
+        outdated = list_outdated(out)
     if json_:
-        print_json({"claims": found})
+        print_json({"claims": found} | ({} if page is None else {"outdated": outdated}))
     else:
         show_claims(display, found, preset, out)
+        if outdated:
+            display.paragraph(
+                f"Records on the page that another version of the code made ({len(outdated)}; it states the version): "
+                f"{', '.join(outdated)}."
+            )
     words = {row["word"] for row in found}
     if words != {HELD}:
         raise typer.Exit(3 if CONTRADICTED in words else 4)

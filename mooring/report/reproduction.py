@@ -1,5 +1,4 @@
-"""What came out of the experiments, from their records and the registrations that they answer: an overview and a page
-for each paper, figures and tables."""
+"""Pages on the reproduced papers: an overview and one page per paper, from records and registrations."""
 
 from __future__ import annotations
 
@@ -19,39 +18,40 @@ from mooring.runs.atomic_files import make_synced_folder, read_json, write_atomi
 
 HEAD = """# Reproduction of the papers
 
-Sentences of the papers are registered as claims before the run that decides them: the quotation, the test with its
-threshold, the data, clients, rounds, repeats and seeds stand in `mooring/experiments/<paper>/claims.toml`. A
-registration changes only as a new version with a reason. The words:
+Sentences of the papers are registered as claims before the run that decides them. The quotation, the test with its
+threshold, the data, clients, rounds, repeats and seeds are in `mooring/experiments/<paper>/claims.toml`. A registration
+changes only as a new version with a reason. The verdicts:
 
-- **held**: the whole 95 % interval (Student t over repeats of paired differences) is on the paper's side of the
+- **held**: the whole 95% interval (Student t over repeats of paired differences) is on the paper's side of the
   threshold;
 - **contradicted**: the whole interval is on the other side;
 - **open**: neither;
-- **not run**: the data or the compute was not at hand.
+- **not run**: the data or the compute were not available.
 
-"Almost the same", "around", "negligible" and the like mean within 10 % where the paper prints no errors of its own,
-"linear" a squared correlation of at least 0.95. Data are the *paper's data* (its generators count), *part of it*, or a
-*stand-in*; a run on stand-in data is a smoke test and never *held*. `mooring reproduce ID --preset ...` runs an
-experiment again; these pages are written by `mooring reproduce ... --page` from the records. Results from before the
-registration are folded on the papers' pages. The papers are listed on [Papers](papers.md).
+"Almost the same", "around", "negligible" and similar words mean within 10% if the paper prints no errors, "linear" a
+squared correlation of at least 0.95. The data are the *paper's data* (including its generators), *part of it*, or a
+*stand-in*; a run on stand-in data is a smoke test and never *held*. A record keeps the verdicts of the version that
+made it, which the papers' pages state. `mooring reproduce ID --preset ...` repeats an experiment with the installed
+version, and `mooring reproduce ... --page` writes these pages from the records. Results from before the registration
+are folded on the papers' pages. The papers are listed on [Papers](papers.md).
 """
 HISTORY = "history.json"  # results from before the registration
 HELD, CONTRADICTED, OPEN = DECIDED = ("held", "contradicted", "open")
 NOT_RUN, SMOKE_TEST = "not run", "smoke test"
 WORDS = (*DECIDED, NOT_RUN)
 STAND_IN = "stand-in"
-MINUTES, HOURS = 30 * 60, 2 * 3600  # of a run that is granted ten, or five, repeats
+TEN_REPEATS_SECONDS, FIVE_REPEATS_SECONDS = 30 * 60, 2 * 3600  # longest runs with ten and with five repeats
 
 Records = Sequence[Mapping[str, Any]]
 
 
 def title(record: Mapping[str, Any]) -> str:
-    """The experiment's title, with its data where they are not the paper's."""
+    """Return the experiment's title, with its data if they are not the paper's."""
     return f"{record['experiment']}: {record['title']}" + (f" (data: {record['data']})" if record["data"] else "")
 
 
 def draw_record(record: Mapping[str, Any], folder: str | Path) -> None:
-    """The figure and the tables of a record, beside it."""
+    """Write the figure and the tables of a record into its folder."""
     from mooring.report.experiment_figures import draw_panels
 
     name = Path(folder) / f"{record['experiment']}-{record['preset']}"
@@ -64,7 +64,7 @@ def draw_record(record: Mapping[str, Any], folder: str | Path) -> None:
 
 
 def show_claims(display: Display, claims: Records, preset: str, folder: str | Path) -> None:
-    """Every claim of a selection in the terminal."""
+    """Print the claims of the selected experiments."""
     rows = [{**row, "worst": format_brief(dict(row["worst"]))} for row in claims]
     columns = {"experiment": "experiment", "says": "claim", "word": "", "worst": "decided by"}
     counts = ", ".join(f"{sum(row['word'] == word for row in claims)} {word}" for word in DECIDED)
@@ -75,9 +75,9 @@ def show_claims(display: Display, claims: Records, preset: str, folder: str | Pa
 
 
 def write_page(records: str | Path, page: str | Path, papers: Records) -> None:
-    """Write the overview and, in a folder of its name, a page for each paper, from all records in a folder.
+    """Write the overview and, in a folder with its name, one page per paper, from all records in a folder.
 
-    `papers` are the registrations as plain data (`registry.described`), one entry per paper.
+    `papers` are the registrations as plain data (`registry.describe_registrations`), one entry per paper.
     """
     folder, page = Path(records), Path(page)
     known = [read_json(path) for path in sorted(folder.glob("*.json")) if path.name != HISTORY]
@@ -103,7 +103,7 @@ def write_page(records: str | Path, page: str | Path, papers: Records) -> None:
 
 
 def _decided(given: Mapping[str, Any], answers: Mapping[str, tuple[Any, Any]]) -> list[dict[str, Any]]:
-    """The newest version of each claim, with its word and the record that decides it."""
+    """Return the newest version of each claim, with its verdict and the record that decides it."""
     claims = []
     for claim in given["claims"]:
         if not claim["current"]:
@@ -117,13 +117,13 @@ def _decided(given: Mapping[str, Any], answers: Mapping[str, tuple[Any, Any]]) -
 
 
 def _overview(papers: Records, decided: Sequence[Records], page: Path) -> str:
-    """Counts by paper, word and data; what to believe; what is not run."""
+    """Return the overview: counts by paper, data and verdict, a conclusion per paper, and the claims not run."""
     everything = [claim for claims in decided for claim in claims]
     own = [claim for claim in everything if claim["label"] != STAND_IN]
     answered = [claim for claim in own if claim["word"] in DECIDED]
     count = Counter(claim["word"] for claim in answered)
     head = (
-        f"Of {len(own)} registered claims on the papers' data or part of it, {len(answered)} are decided: "
+        f"Of {len(own)} registered claims on the papers' data or part of it, {len(answered)} have been run: "
         f"{count[HELD]} held, {count[CONTRADICTED]} contradicted, {count[OPEN]} open.\n"
     )
     rows = [
@@ -132,7 +132,13 @@ def _overview(papers: Records, decided: Sequence[Records], page: Path) -> str:
     ]
     rows.append(["all", "", *_counts(everything)])
     labels = sorted({claim["label"] for claim in everything})
-    by_label = [[label, *_counts([claim for claim in everything if claim["label"] == label])] for label in labels]
+    groups = [(given["paper"], claims) for given, claims in zip(papers, decided)] + [("all", everything)]
+    by_label = [
+        [paper, label, *_counts(part)]
+        for paper, claims in groups
+        for label in labels
+        if (part := [claim for claim in claims if claim["label"] == label])
+    ]
     believe = [f"- **{given['paper']}**: {given['believe']}" for given in papers if given["believe"]]
     waiting = [
         [f"[{one}]({page.stem}/{one.split('-')[0]}.md#{one})", str(len(claims)), claims[0]["data"], _missing(claims[0])]
@@ -143,11 +149,14 @@ def _overview(papers: Records, decided: Sequence[Records], page: Path) -> str:
         if (claims := list(group))
     ]
     parts = [HEAD, head, format_table(["paper", "", *WORDS, "claims"], rows)]
-    parts += ["By data:\n", format_table(["data", *WORDS, "claims"], by_label)]
+    parts += ["By paper and data:\n", format_table(["paper", "data", *WORDS, "claims"], by_label)]
     if believe:
-        parts += ["## What to believe\n", "\n".join(believe) + "\n"]
+        parts += ["## Conclusions\n", "\n".join(believe) + "\n"]
     if waiting:
-        parts += ["## What is not run\n", format_table(["experiment", "claims", "data", "what it takes"], waiting)]
+        parts += [
+            "## Claims that are not run\n",
+            format_table(["experiment", "claims", "data", "what a run takes"], waiting),
+        ]
     return "\n".join(parts)
 
 
@@ -158,7 +167,9 @@ def _counts(claims: Records) -> list[str]:
 
 def _missing(claim: Mapping[str, Any]) -> str:
     size = f"{claim['repeats']} repeats at preset `{claim['preset']}`"
-    return " ".join(filter(None, [claim["not_run"], f"It takes {claim['takes']}." if claim["takes"] else size + "."]))
+    return " ".join(
+        filter(None, [claim["not_run"], f"A run takes {claim['takes']}." if claim["takes"] else size + "."])
+    )
 
 
 def _title(paper: str) -> str:
@@ -166,7 +177,7 @@ def _title(paper: str) -> str:
 
 
 def _order(experiment: str) -> list[Any]:
-    """Figures and tables by their numbers."""
+    """Return a key that sorts figures and tables by their numbers."""
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", experiment)]
 
 
@@ -190,12 +201,12 @@ def _paper_page(
         parts.append(_experiment(one, by_experiment[one], older, mine, records, pictures))
     left = [row for row in past if row["experiment"] not in by_experiment]
     if left:
-        parts.append("## Experiments that are no more\n\n" + _folded("what they gave", _history(left)))
+        parts.append("## Removed experiments\n\n" + _folded("their results", _history(left)))
     return "\n".join(parts)
 
 
 def _experiment(one: str, claims: Records, older: Records, past: Records, records: Path, pictures: Path) -> str:
-    """The registered run, its figure, its claims, what is to be said of those that did not hold, and what is folded."""
+    """Return the section of an experiment: its run, figure and claims, explanations, and folded details."""
     title = next((claim["title"] for claim in claims if claim["title"]), "")
     lines = [f"## {one}\n", f"{title}.\n" if title else ""]
     for record in _records(claims):
@@ -210,7 +221,7 @@ def _experiment(one: str, claims: Records, older: Records, past: Records, record
          f"{claim['data']} (*{claim['label']}*)"]
         for claim in claims
     ]  # fmt: skip
-    lines.append(format_table(["the paper", "test", "word", "decided by", "data"], rows))
+    lines.append(format_table(["the paper", "test", "verdict", "decided by", "data"], rows))
     lines += [_paragraph(claim) for claim in claims if claim["word"] in (CONTRADICTED, OPEN)]
     for record in _records(claims):
         folded = [record["reads"] + "\n"] if record["reads"] else []
@@ -219,7 +230,7 @@ def _experiment(one: str, claims: Records, older: Records, past: Records, record
             "\n".join(f"- *{claim['claim']}*: {format_number(claim['numbers'])}" for claim in record["claims"]) + "\n",
             _origin(record),
         ]
-        lines.append(_folded("how it was read, tables, all numbers", "\n".join(folded)))
+        lines.append(_folded("interpretation, tables, all numbers", "\n".join(folded)))
     if older:
         shown = [[claim["id"], str(claim["version"]), claim["test"], claim["reason"]] for claim in older]
         lines.append(_folded("older versions", format_table(["claim", "version", "test", "reason"], shown)))
@@ -229,7 +240,7 @@ def _experiment(one: str, claims: Records, older: Records, past: Records, record
 
 
 def _records(claims: Records) -> list[Mapping[str, Any]]:
-    """The records that decide some of the claims, each once."""
+    """Return the records that decide some of the claims, without duplicates."""
     return list({id(claim["record"]): claim["record"] for claim in claims if claim["record"]}.values())
 
 
@@ -261,28 +272,30 @@ def _bold(word: str) -> str:
 
 
 def _paragraph(claim: Mapping[str, Any]) -> str:
-    """What is to be said of a claim that is open or contradicted."""
+    """Return the explanation of an open or contradicted claim."""
     answer, record = claim["answer"], claim["record"]
     where = f" at: {answer['where']}" if answer["where"] else ""
     text = f"*{claim['id']}* is {claim['word']}{where}."
-    said = " ".join(filter(None, [answer["note"], answer["evidence"], claim["tried"]]))
+    explanation = " ".join(filter(None, [answer["note"], answer["evidence"], claim["tried"]]))
     if claim["word"] == CONTRADICTED:
-        return f"{text} {said or 'The reason is not known, and nothing else was tried.'}\n"
+        return f"{text} {explanation or 'The reason is not known, and nothing else was tried.'}\n"
     needs = answer["needs"]
-    text += f" About {needs:,} repeats would decide if the means stay." if needs and needs < 10_000 else ""
+    text += f" About {needs:,} repeats would decide it at the same means." if needs and needs < 10_000 else ""
     granted = granted_repeats(record["seconds"] / record["repeats"])
-    return f"{text} The protocol grants {granted} repeats to a run of this length, at 95 %. {said}".strip() + "\n"
+    text += f" The protocol grants {granted} repeats to a run of this length, and this run has {record['repeats']}"
+    text += "; more would be a new version at a stricter level." if record["repeats"] >= granted else "."
+    return f"{text} {explanation}".strip() + "\n"
 
 
 def granted_repeats(seconds: float) -> int:
-    """Of an experiment whose repeat takes so long: 10 for what takes minutes, 5 for up to two hours, else 3."""
-    if 10 * seconds <= MINUTES:
+    """Return the repeats granted if a repeat takes `seconds`: 10 for runs of minutes, 5 for up to two hours, else 3."""
+    if 10 * seconds <= TEN_REPEATS_SECONDS:
         return 10
-    return 5 if 5 * seconds <= HOURS else 3
+    return 5 if 5 * seconds <= FIVE_REPEATS_SECONDS else 3
 
 
 def _origin(record: Mapping[str, Any]) -> str:
-    """What a record rests on, as far as it says so."""
+    """Return the digest of the code, the library versions and the digests of the data of a record."""
     made = record.get("made", {})
     versions = ", ".join(f"{name} {version}" for name, version in made.get("versions", {}).items())
     files = ", ".join(f"{name} {digest[:12]}" for name, digest in made.get("data", {}).items())

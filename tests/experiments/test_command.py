@@ -20,7 +20,7 @@ from mooring.report import experiment_figures as panels_module
 from mooring.report.experiment_figures import DPI, draw_panels
 from mooring.report.markdown import format_brief, format_record_table
 from mooring.report.reproduction import granted_repeats, write_page
-from mooring.runs.atomic_files import json_bytes, write_json
+from mooring.runs.atomic_files import json_bytes, read_json, write_json
 
 PANEL = Panel("x", {"a": "curve", "theory": "curve"}, "x", "y", log="xy", dashed=("theory",), across={"one": 1.0})
 NOTE = "The paper's number is for another scale."
@@ -171,8 +171,21 @@ def test_pages_tell_every_claim_and_why_one_is_contradicted(pages):
     ):
         assert part in text, part
     assert "| [009](page/009.md) |  | 1 | 1 | 0 | 0 | 2 |" in overview
-    assert "2 are decided: 1 held, 1 contradicted, 0 open." in overview
-    assert "| paper's data | 1 | 1 | 0 | 0 | 2 |" in overview
+    assert "2 have been run: 1 held, 1 contradicted, 0 open." in overview
+    assert "| 009 | paper's data | 1 | 1 | 0 | 0 | 2 |" in overview
+
+
+def test_records_of_another_version_are_listed(use, tmp_path, capsys):
+    use(toy(3.0))
+    words = ("reproduce", "009-fig1", "--json", "--out", str(tmp_path), "--page", str(tmp_path / "page.md"))
+    run(*words)
+    assert json.loads(capsys.readouterr().out)["outdated"] == []
+    record = read_json(tmp_path / "009-fig1-quick.json")
+    write_json(tmp_path / "009-fig1-paper.json", record | {"made": record["made"] | {"code": "another"}})
+    run(*words)
+    assert json.loads(capsys.readouterr().out)["outdated"] == ["009-fig1-paper"]
+    run(*(word for word in words if word != "--json"))
+    assert "1 records" not in (shown := capsys.readouterr().out) and "009-fig1-paper" in shown
 
 
 def test_other_runs_decide_nothing(pages):
@@ -189,13 +202,14 @@ def test_stand_in_data_are_never_held(pages):
 
 
 def test_what_is_not_run_says_what_it_takes(pages):
-    overview, text = pages(toy(3.0), "--preset", "paper", not_run="The data are not at hand.", takes="the data set")
-    assert "The data are not at hand. It takes the data set." in overview and "The data are not at hand." in text
+    overview, text = pages(toy(3.0), "--preset", "paper", not_run="The data are not available.", takes="the data set")
+    assert "The data are not available. A run takes the data set." in overview and "The data are not available." in text
 
 
 def test_an_open_claim_says_how_many_repeats_are_granted(pages):
     _, text = pages(toy(2.01))
-    assert "*small* is open. About" in text and "The protocol grants 10 repeats to a run of this length" in text
+    assert "*small* is open. About" in text
+    assert "The protocol grants 10 repeats to a run of this length, and this run has 3." in text
     assert [granted_repeats(seconds) for seconds in (180, 181, 1440, 1441)] == [10, 5, 5, 3]
 
 

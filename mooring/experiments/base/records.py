@@ -8,13 +8,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from mooring.experiments.base import trial_cache
+from mooring.experiments.base import catalog, trial_cache
 from mooring.experiments.base.catalog import CatalogEntry
 from mooring.experiments.base.claims import Claim, Verdict
 from mooring.experiments.base.experiment import Cell, Panel, Table
 from mooring.experiments.base.registry import Registration
 from mooring.experiments.base.results import CONFIDENCE, Results, confidence, interval
 from mooring.experiments.base.runner import ExperimentResults
+from mooring.runs.atomic_files import read_json
 
 CURVE_DIGITS = 6  # significant digits of the numbers of a curve
 
@@ -63,6 +64,24 @@ def code_version() -> str:
     commit = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True)
     changed = subprocess.run([*git, "status", "--porcelain", "--", "mooring"], capture_output=True, text=True)
     return f"{package} at {commit.stdout.strip()}{'+' if changed.stdout.strip() else ''}"
+
+
+def list_outdated(folder: Path) -> list[str]:
+    """Return the names of the records in a folder whose code differs from the installed code.
+
+    Renamed functions count as a difference: such a record is not wrong, but made by another version.
+    """
+    outdated = []
+    for path in sorted(folder.glob("*.json")):
+        record = read_json(path)
+        if record.get("experiment") not in catalog.list_experiments():
+            continue
+        experiment = catalog.load_experiment(record["experiment"]).experiment
+        preset = experiment.presets[record["preset"]]
+        code = trial_cache.describe_origin(experiment.trial, (), bool(preset.swept))["code"]
+        if record["made"]["code"] != code:
+            outdated.append(path.stem)
+    return outdated
 
 
 def _claim_record(claim: Claim, verdict: Verdict, registration: Registration | None = None) -> dict[str, Any]:
