@@ -31,7 +31,7 @@ from mooring.engines.flower.superlink import (
     start_superlink,
     synchronize_keys,
 )
-from tests.engines.processes import Federation, free_port, run_file, wait_until
+from tests.engines.processes import Federation, find_free_port, run_file, wait_until
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning"),  # Flower's own
@@ -281,7 +281,7 @@ class Forwarder:
 @pytest.fixture
 def link(tmp_path, key_folder):
     (tmp_path / "link").mkdir()
-    with start_superlink(tmp_path / "link", "127.0.0.1", free_port(), key_folder, False) as found:
+    with start_superlink(tmp_path / "link", "127.0.0.1", find_free_port(), key_folder, False) as found:
         yield found
 
 
