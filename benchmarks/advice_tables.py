@@ -62,7 +62,7 @@ def advise_table(folder: Path, entry: Entry, split: int | str, shape: str | None
         purpose="advise",
         client=entry["client"],
         target=entry["target"],
-        kind=KINDS[entry["kind"]],
+        target_type=KINDS[entry["kind"]],
         split="split",
         min_rows=MIN_ROWS,
         drop_small=True,
