@@ -19,7 +19,7 @@ from mooring.advice.candidates.column_sets import (
 from mooring.advice.evaluation import fold_checkpoints
 from mooring.advice.evaluation.cross_fitting import Evidence
 from mooring.advice.evaluation.evidence import advice_options, gather_evidence
-from mooring.advice.evaluation.row_access import InMemoryAccess, RowAccess
+from mooring.advice.evaluation.row_access import RowAccess
 from mooring.advice.evaluation.setting_choice import Choice
 from mooring.advice.inference.recommendation import (
     recommend,
@@ -161,7 +161,7 @@ def advise(
         isinstance(source, Clients) or is_pooled(asked.data.source) or (model is not None and is_client_arrays(source))
     )
     if options.get("drop_missing_target") is None and not as_it_is:
-        # Advice is for a first look: rows without a target are left out, and a note says how many.
+        # Advice is for a first look: rows without a target are left out, and a note has their number.
         asked = asked.model_copy(update={"data": asked.data.model_copy(update={"drop_missing_target": True})})
     in_memory, loss = None if isinstance(source, str | Path) else source, options.get("loss")
     job = prepare(asked, in_memory, model, loss if callable(loss) else None)
@@ -178,7 +178,7 @@ def resume(
     model: Any = None,
     trust_code: bool = False,
 ) -> AdviceResult:
-    """Continue an interrupted advice to the very bytes it would have had: folds that are done are not fitted again."""
+    """Continue an interrupted advice to the same bytes as without it: finished folds are not fitted again."""
     directory = open_run(path)
     with directory_lock(directory.path):
         check_trusted_run(directory.run, directory.path, trust_code)
@@ -188,10 +188,10 @@ def resume(
 
 
 def refuse_unused(job: Job, given: list[str]) -> None:
-    """Options that this advice would not heed are refused by name."""
+    """Refuse options that do not apply, by name."""
     for name in given:
         if name in UNUSED_OPTIONS:
-            raise RequestError(f"{name} does not apply: advise keeps what its choice needs, and every fold is kept.")
+            raise RequestError(f"{name} does not apply: advise stores what its choice needs, and every fold.")
         if name in ROUND_OPTIONS and job.task.prox is not None:
             raise RequestError(
                 f"{name} does not apply: models of task '{job.task.name}' are solved exactly, without rounds; it is "
@@ -206,23 +206,23 @@ def run_advice(
     access: RowAccess | None = None,
 ) -> AdviceResult:
     """Choose, refit, evaluate, explain; folds are stored in the run directory, and the answer is written there last."""
-    options, access = advice_options(job), access or InMemoryAccess()
+    options, access = advice_options(job), access or RowAccess()
     job, choice, evidence = gather_evidence(job, directory, tell, access)
     task = job.task
     tell("explaining", 0, 2)
-    found = recommend(evidence.held, evidence.own, options.margin, options.level, evidence.fitted)
-    models = recommended_models(choice, evidence.models, found.recommended)
-    frame = clients_frame(job, models, choice, evidence, found)
+    recommendations = recommend(evidence.held, evidence.own, options.margin, options.level, evidence.fitted)
+    models = recommended_models(choice, evidence.models, recommendations.recommended)
+    frame = clients_frame(job, models, choice, evidence, recommendations)
     theory, fit = None, None
     if task.prox is not None:
         frame, fit = add_explanations(job, frame, choice, evidence.shape)
         theory = find_theory(job) if options.theory else None
     tell("explaining", 1, 2)
     summary = (
-        summarize(job, frame, evidence, found)
+        summarize(job, frame, evidence, recommendations)
         | summarize_theory(theory)
         | evaluate_test_rows(job, evidence.models, models, access)
-        | {"held_out_measures": measure_held_out(task, job.clients, evidence.predictions, found.recommended)}
+        | {"held_out_measures": measure_held_out(task, job.clients, evidence.predictions, recommendations.recommended)}
     )
     curve = estimate_learning_curve(fit, frame, summary) if fit is not None else None
     headline, words = write_sentences(job, frame, summary, choice, evidence.shape, theory, curve)
@@ -243,7 +243,7 @@ def as_json(advice: AdviceResult) -> dict[str, Any]:
 
 
 def write_run(directory: RunDirectory, advice: AdviceResult) -> None:
-    """The plan as an algorithm in run.toml, the tables, and last the models; what was kept of folds goes."""
+    """The plan as an algorithm in run.toml, the tables, and last the models; then the stored folds are deleted."""
     job, frame = advice.job, advice.clients
     shape = advice.evidence.shape
     table = as_algorithm(

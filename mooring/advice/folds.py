@@ -42,7 +42,7 @@ def concatenate_rows(first: Rows, second: Rows) -> Rows:
 
 
 def usable_rows(clients: Clients) -> Rows:
-    """The rows that advice is learnt from: all, but for the test rows of a table that brings its own split."""
+    """The rows that advice uses: all, but for the test rows of a table with its own split."""
     rows = concatenate_rows(clients.train, clients.validation)
     return concatenate_rows(rows, clients.test) if clients.has_random_parts else rows
 
@@ -123,9 +123,9 @@ def assign_folds(rows: Rows, keys: np.ndarray, folds: int, seed: int, units: Ten
     """
     owner = row_clients(rows).numpy()
     place = np.arange(len(owner)) - np.repeat(np.cumsum(rows.size.numpy()) - rows.size.numpy(), rows.size.numpy())
-    mine = np.arange(len(owner))
+    unit_of_row = np.arange(len(owner))
     if units is not None and len(units):  # a unit is dealt as its first row is
-        mine, head = of_units(owner, units.numpy())
+        unit_of_row, head = of_units(owner, units.numpy())
         owner, place = owner[head], place[head]
     lottery = uniforms(seed, "split", keys[owner], place, 2)
     order = np.lexsort((lottery, owner))
@@ -133,7 +133,7 @@ def assign_folds(rows: Rows, keys: np.ndarray, folds: int, seed: int, units: Ten
     count = np.bincount(owner, minlength=len(rows))
     rank[order] = np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count)
     first = np.floor(uniforms(seed, "split", keys, 3) * folds).astype(np.int64)
-    return torch.from_numpy(((rank + first[owner]) % folds)[mine])
+    return torch.from_numpy(((rank + first[owner]) % folds)[unit_of_row])
 
 
 def count_folds(rows: Any, time: Tensor | None = None) -> int:

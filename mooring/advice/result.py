@@ -157,18 +157,18 @@ class AdviceMethods:
 
     def _repr_html_(self) -> str:
         table = self.recommendations.head(MAX_PRINTED_LINES).to_html(index=False, float_format=lambda x: f"{x:.4g}")
-        more = len(self.clients) - MAX_PRINTED_LINES
-        rest = f"<p>... and {more:,} more in <code>.recommendations</code></p>" if more > 0 else ""
-        return f"<p><strong>{escape(self.headline)}</strong></p><p>{escape(self.words['losses'])}</p>{table}{rest}"
+        hidden = len(self.clients) - MAX_PRINTED_LINES
+        note = f"<p>... and {hidden:,} more in <code>.recommendations</code></p>" if hidden > 0 else ""
+        return f"<p><strong>{escape(self.headline)}</strong></p><p>{escape(self.words['losses'])}</p>{table}{note}"
 
 
 def describe_client(row: dict[str, Any]) -> str:
     """A client's recommendation in one line."""
-    mine = row["recommended"]
+    recommended = row["recommended"]
     sides = [
         f"{direction(row[f'improvement_over_{other}_pct'])} than {other} ({format_loss(row[other])})"
         for other in ALTERNATIVES
-        if mine != other and row[f"improvement_over_{other}"] != 0
+        if recommended != other and row[f"improvement_over_{other}"] != 0
     ]
-    text = f"{row['client']}: {mine} ({format_loss(row[mine])})"
+    text = f"{row['client']}: {recommended} ({format_loss(row[recommended])})"
     return f"{text}, {', '.join(sides)}, {row['confidence']} confidence" if sides else f"{text}, no other is better"

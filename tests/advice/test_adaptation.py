@@ -28,7 +28,7 @@ def newcomer(name, fields, problem="linear", stays=5, how="auto", seed=7):
     return (
         algorithm,
         server.w,
-        adapt_models(algorithm, server, task, data, FIRST, stays=stays, how=how)[0],
+        adapt_models(algorithm, server, task, data, FIRST, rounds=stays, how=how)[0],
         data,
         task,
     )
@@ -89,7 +89,7 @@ def test_without_a_prox_the_proximal_point_is_approached():
     task = NetworkTask(lambda: torch.nn.Linear(3, 1, dtype=torch.float64), loss="half_square")
     server, _, exchange = simulate(build("ditto", {"lam": 0.4}), task, clients)
     data = linear_clients(m=1, seed=5).cohort()
-    model = adapt_models(exchange.algorithm, server, task, data, FIRST, stays=100)
+    model = adapt_models(exchange.algorithm, server, task, data, FIRST, rounds=100)
     slope = task.grad(model, data.train.padded()) + 0.4 * (model - server.w)
     assert float(slope.norm()) < 0.05
 
@@ -126,7 +126,7 @@ def test_steps_stay_within_the_newcomers_own_curvature():
     rng = np.random.default_rng(0)
     x = 10 * rng.normal(size=(30, 3))
     data = from_arrays([x], [x @ np.ones(3)], kind="regression").cohort()
-    model = adapt_models(exchange.algorithm, server, task, data, FIRST, stays=50)
+    model = adapt_models(exchange.algorithm, server, task, data, FIRST, rounds=50)
     assert float(task.loss(model, data.train.full(task))) < float(task.loss(server.w[None], data.train.full(task)))
 
 

@@ -20,7 +20,7 @@ NOISE, SPREAD, DIM, ROWS = 1.0, 0.3, 4, 40.0
 class Sums:
     """What n rows with second moments 1 tell, in units of the moor."""
 
-    told = torch.full((3, DIM), ROWS * SPREAD**2 / NOISE, dtype=torch.float64)
+    ratios = torch.full((3, DIM), ROWS * SPREAD**2 / NOISE, dtype=torch.float64)
 
 
 def summary(over_local: float) -> dict:

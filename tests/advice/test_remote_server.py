@@ -81,7 +81,7 @@ def assert_same_advice(apart, here, close=CLOSE):
     for column in theirs.select_dtypes("number"):
         pair = (frame[column].to_numpy(float) for frame in (ours, theirs))
         np.testing.assert_allclose(*pair, rtol=1e-6, atol=1e-8, err_msg=column)
-    assert apart.headline == here.headline and apart.fields == here.fields
+    assert apart.headline == here.headline and apart.words == here.words
 
 
 class Tapped(LocalGrid):
@@ -231,7 +231,7 @@ def test_work_that_fails_is_told_once_and_nothing_hangs():
 def test_what_cannot_be_advised_is_told_in_a_sentence(tmp_path):
     path = write_case("heart", tmp_path)
     path.write_text(path.read_text() + "secure = true\n")
-    with pytest.raises(RequestError, match="secure = true lets nobody see single messages"):
+    with pytest.raises(RequestError, match="secure = true hides single messages"):
         advise_federation(
             read_federation_request(path), LocalGrid(homes_of(path, tmp_path / "state")), tmp_path / "run"
         )
@@ -283,7 +283,7 @@ def test_those_who_fail_in_the_middle_are_left_out_and_the_others_begin_again(tm
         assert why in dismissed[home.name] and any(home.name in one and why in one for one in said)
         assert any(home.name in note and why in note for note in open_run(tmp_path / "run").advice["notes"])
     assert "the disk is full" in read_json(refuser.folder / DISMISSED_FILE)["why"]
-    assert sum("begin again" in one for one in said) == 3
+    assert sum("start again" in one for one in said) == 3
     assert sorted(open_run(tmp_path / "run").run.federation.clients) == sorted(apart.job.clients.names)
     assert not (tmp_path / "run.before").exists()
 

@@ -1,4 +1,4 @@
-"""Client functions that candidates are fitted by: the derivatives of losses, and everyone's own ridge fit."""
+"""Client functions that candidates are fitted by: the derivatives of losses, and each client's ridge fit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class LossDerivatives(NamedTuple):
     """The clients' losses around their models."""
 
     loss: Tensor  # [C]
-    slope: Tensor  # [C, d]
+    slope: Tensor  # [C, d], the gradient
     hessian: Tensor  # [C, d, d]
 
 

@@ -18,9 +18,7 @@ from mooring.core.client_functions import ClientRows, client_function
 from mooring.core.cohort import Batch
 from mooring.tasks.linear import Linear
 
-LOOSE_VARIANCE_FACTOR = (
-    5.0  # times the variance between clients: a tighter pull would take a client's distance for noise
-)
+LOOSE_VARIANCE_FACTOR = 5.0  # a tighter pull would count a client's distance as noise
 MIN_NOISE_SHARE = 1e-12  # share of the targets' mean square
 
 
@@ -79,9 +77,9 @@ def estimate_noise(task: Linear, rows: ClientRows, variance: Tensor, noise: Tens
             first = noise[block].double().clamp(min=least)
             shape = PullShape(first / n.clamp(min=1), loose)
             models = next(solve_path(task, some, n / first, [1.0], shape)).v
-            found = sum_residuals(task, some, models)
+            residuals = sum_residuals(task, some, models)
         used = degrees_of_freedom(sums.gram / first[:, None, None], loose)
-        parts.append((found.square, found.fourth, (n - used).clamp(min=0)))
+        parts.append((residuals.square, residuals.fourth, (n - used).clamp(min=0)))
     rss, fourth, freedom = (torch.cat(column) for column in zip(*parts))
     law = estimate_noise_distribution(rss, freedom, residual_kurtosis(fourth, rss, rows.size.double()))
     return shrink_to_pooled(rss, freedom, law).clamp(min=least), law

@@ -1,4 +1,4 @@
-"""Columns that bend: splines, products and a boosted score beside the linear columns, made inside every fold.
+"""Nonlinear columns: splines, products and a boosted score beside the linear columns, made inside every fold.
 
 A model stays a vector: all candidates live on the columns [linear, splines, products, boosted score], and a candidate
 of one set of columns has zeros elsewhere.
@@ -58,16 +58,16 @@ class ColumnSets:
         self.task, self.shape = task, shape
         base = list(range(shape.inputs))
         extra = [(shape.inputs + k, column.kind) for k, column in enumerate(shape.groups)]
-        bends, pairs, scores = ([k for k, kind in extra if kind == one] for one in EXTRA_KINDS)
+        splines, pairs, scores = ([k for k, kind in extra if kind == wanted] for wanted in EXTRA_KINDS)
         self.columns = {LINEAR: base}
-        if bends:
-            self.columns[SPLINE] = base + bends
+        if splines:
+            self.columns[SPLINE] = base + splines
         if pairs:
-            self.columns[PRODUCT] = base + bends + pairs
+            self.columns[PRODUCT] = base + splines + pairs
         if scores:
             self.columns[BOOSTED] = base + scores
-        if bends and scores:
-            self.columns[BOTH] = base + bends + scores
+        if splines and scores:
+            self.columns[BOTH] = base + splines + scores
 
     def names(self) -> list[str]:
         return list(self.columns)
@@ -77,7 +77,7 @@ class ColumnSets:
         return replace(self.task, features=len(self.columns[name]))
 
     def rows_on(self, rows: Any, name: str) -> Any:
-        """The rows with these columns only; kept with the rows."""
+        """The rows with these columns only; cached with the rows."""
         key = ("columns", name)
         if key not in rows.cache:
             columns = self.columns[name]
@@ -90,8 +90,8 @@ class ColumnSets:
         small, large = self.task_on(name), self.task
         scores = _scores(large)
         slopes = torch.tensor(self.columns[name])[:, None] * scores + torch.arange(scores)
-        rest = torch.arange(large.dim - (small.dim - slopes.numel()), large.dim)
-        return torch.cat([slopes.flatten(), rest])
+        intercepts = torch.arange(large.dim - (small.dim - slopes.numel()), large.dim)
+        return torch.cat([slopes.flatten(), intercepts])
 
     def embed(self, name: str, v: Tensor) -> Tensor:
         """Models [..., d of the set] as models [..., d] on all columns."""
@@ -139,18 +139,18 @@ class Shaper:
         if self.boosting is not None:
             fold = assign_folds(rows, self.keys, INNER_FOLDS, self.seed + 1, units).numpy()
             offset = None if self.offset is None else self.offset(rows, fold)
-            found = out_of_fold_scores(
+            out_of_fold = out_of_fold_scores(
                 rows.x.double().numpy(), rows.y.double().numpy(), fold, self.boosting, offset=offset
             )
-            scores = torch.from_numpy(found.scores)
-            shape = replace(shape, booster=found.booster)
+            scores = torch.from_numpy(out_of_fold.scores)
+            shape = replace(shape, booster=out_of_fold.booster)
         shape = shape.standardize(shape.sum_extra(rows.x.double(), scores))
         return shape, add_columns(rows, shape, scores)
 
-    def split(self, part: FoldSplit, units: Tensor | None = None) -> FoldSplit:
+    def split(self, part: FoldSplit, groups: Tensor | None = None) -> FoldSplit:
         """A fold with extra columns made from its training rows."""
-        mine = None if units is None else units[_others(part, len(units))]
-        shape, train = self.fit(part.train, mine)
+        own_groups = None if groups is None else groups[_others(part, len(groups))]
+        shape, train = self.fit(part.train, own_groups)
         return FoldSplit(train, add_columns(part.held, shape), part.place)
 
 
@@ -204,7 +204,7 @@ def make_shaper(
     numeric: Sequence[int] | None,
     offset: Offset | None,
     seed: int,
-    units: Tensor | None,
+    groups: Tensor | None,
 ) -> Shaper | None:
     """The shaper for `wanted` ("spline", "boosted" or "auto"); None where no extra column is worth trying."""
     boosting = boosting_of(task)
@@ -212,14 +212,14 @@ def make_shaper(
         return None
     small = rows.x.numel() <= MAX_BOOSTED_NUMBERS
     boosted = has_boosting() and (wanted == BOOSTED or (wanted == "auto" and small))
-    fold = assign_folds(rows, keys, INNER_FOLDS, seed + 2, units).numpy()
+    fold = assign_folds(rows, keys, INNER_FOLDS, seed + 2, groups).numpy()
     scores = None if offset is None else offset(rows, fold)
-    bends = wanted != BOOSTED
-    found = fit_columns(rows.x, rows.y, fold, boosting, scores, numeric, bends, bends, boosted).columns
-    splines = limit_splines(found.splines)
-    if not splines and not found.products and found.booster is None:
+    is_spline = wanted != BOOSTED
+    columns = fit_columns(rows.x, rows.y, fold, boosting, scores, numeric, is_spline, is_spline, boosted).columns
+    splines = limit_splines(columns.splines)
+    if not splines and not columns.products and columns.booster is None:
         return None
-    return Shaper(splines, found.products, boosting if found.booster is not None else None, offset, keys, seed)
+    return Shaper(splines, columns.products, boosting if columns.booster is not None else None, offset, keys, seed)
 
 
 def limit_splines(splines: tuple[tuple[int, tuple[float, ...]], ...]) -> tuple[tuple[int, tuple[float, ...]], ...]:
@@ -237,25 +237,25 @@ def limit_splines(splines: tuple[tuple[int, tuple[float, ...]], ...]) -> tuple[t
 
 def prune_columns(shape: ShapedColumns, used: set[str]) -> ShapedColumns | None:
     """The extra columns that models on these sets of columns need; None if they need none."""
-    kept = {
+    has = {
         SPLINE: bool(used & {SPLINE, PRODUCT, BOTH}),
         PRODUCT: PRODUCT in used,
         BOOSTED: bool(used & {BOOSTED, BOTH}),
     }
-    keep = [k for k, column in enumerate(shape.groups) if kept[column.kind]]
+    keep = [k for k, column in enumerate(shape.groups) if has[column.kind]]
     if not keep:
         return None
     return replace(
         shape,
-        splines=shape.splines if kept[SPLINE] else (),
-        products=shape.products if kept[PRODUCT] else (),
-        booster=shape.booster if kept[BOOSTED] else None,
+        splines=shape.splines if has[SPLINE] else (),
+        products=shape.products if has[PRODUCT] else (),
+        booster=shape.booster if has[BOOSTED] else None,
         centers=tuple(shape.centers[k] for k in keep),
         scales=tuple(shape.scales[k] for k in keep),
     )
 
 
 def used_columns(shape: ShapedColumns, pruned: ShapedColumns | None) -> list[int]:
-    """The places of the columns of a pruned shape among those of the whole one."""
+    """The places of the columns of a pruned shape among those of the full one."""
     extra = () if pruned is None else pruned.groups
     return [*range(shape.inputs), *(shape.inputs + k for k, column in enumerate(shape.groups) if column in extra)]

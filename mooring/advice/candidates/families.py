@@ -1,14 +1,14 @@
-"""The families that a plan is chosen from: what each setting gives every client, fitted on given rows.
+"""The families of candidates, and the models of a setting, fitted to given rows.
 
-    common     one model for all                               value: its ridge
-    alone      everyone's own model                            value: its ridge, one for all; its intercept may be free
-    lambda     moored with one lam for all                     value: lam
-    size       moored with lam_i = noise_i / (n_i tau^2)       value: a factor on that stiffness
-    diagonal   moored with lam_ij = noise_i / (n_i tau_j^2)    value: a factor on that stiffness
-    mixture    alpha v_alone + (1 - alpha) w_common            value: alpha (APFL's, with both ends exact)
+    global     one model for all                               value: its ridge
+    local      each client's own model                         value: its ridge, one for all; its intercept may be free
+    lambda     pulled with one lam for all                     value: lam
+    size       pulled with lam_i = noise_i / (n_i tau^2)       value: a factor on that lam
+    diagonal   pulled with lam_ij = noise_i / (n_i tau_j^2)    value: a factor on that lam
+    mixture    alpha v_local + (1 - alpha) w_global            value: alpha (APFL's, with both ends exact)
 
-tau and the noise come from the prior (`client_prior.py`), and so does the ridge of the common model inside moored
-families.
+tau and the noise come from the prior (`client_prior.py`), and so does the ridge of the global model inside
+pulled families.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from mooring.core.cohort import Rows
 from mooring.tasks.linear import Linear
 
 GLOBAL, LOCAL, LAMBDA, SIZE, DIAGONAL, MIXTURE = "global", "local", "lambda", "size", "diagonal", "mixture"
-INTERCEPT = "intercept"  # moored as `size`, but only the intercept may differ
-TUNED = "tuned"  # networks: the common model after local steps
+INTERCEPT = "intercept"  # pulled as `size`, but only the intercept may differ
+TUNED = "tuned"  # networks: the global model after local steps
 FAMILY_OF_PRIOR = {"scalar": SIZE, "diagonal": DIAGONAL, "intercept": INTERCEPT}
 PULLED_FAMILIES = (LAMBDA, SIZE, DIAGONAL, INTERCEPT)
 
@@ -48,15 +48,15 @@ PULLED_FAMILIES = (LAMBDA, SIZE, DIAGONAL, INTERCEPT)
 class Setting(NamedTuple):
     family: str
     value: float
-    ridge: float = 0.0  # of the common model inside moored families and mixtures
-    own_ridge: float = 0.0  # of the models alone inside mixtures
+    ridge: float = 0.0  # of the global model inside pulled families and mixtures
+    own_ridge: float = 0.0  # of the local models inside mixtures
     free: bool = False  # local: the ridge leaves the intercept as it is
     columns: str = LINEAR  # the set of columns that the models use (`column_sets.py`)
 
 
 class SettingModels(NamedTuple):
     setting: Setting
-    w: Tensor  # [d], the common model of this setting
+    w: Tensor  # [d], the global model of this setting
     v: Tensor  # [m, d], what each client gets
 
 
@@ -65,23 +65,23 @@ def fit_settings(
     rows: ClientRows,
     p: Tensor,
     settings: Iterable[Setting],
-    found: Iterable[Prior] = (),
+    priors: Iterable[Prior] = (),
     sets: ColumnSets | None = None,
 ) -> Iterator[SettingModels]:
-    """Every setting's models on these rows: first those without a pull, then path by path what lies on one.
+    """Every setting's models on these rows: first those without a pull, then path by path.
 
     With column `sets` each setting is fitted on its own columns.
     """
     if sets is None:
-        yield from _fit_columns(task, rows, p, list(settings), list(found))
+        yield from _fit_columns(task, rows, p, list(settings), list(priors))
         return
     groups = [list(group) for _, group in groupby(sorted(settings, key=_by_columns), _by_columns)]
 
     def solve(group: list[Setting]) -> Iterator[SettingModels]:
         name = group[0].columns
-        mine = [prior for prior in found if prior.columns == name]
-        for one in _fit_columns(sets.task_on(name), sets.rows_on(rows, name), p, group, mine):
-            yield SettingModels(one.setting, sets.embed(name, one.w), sets.embed(name, one.v))
+        own_priors = [prior for prior in priors if prior.columns == name]
+        for fit in _fit_columns(sets.task_on(name), sets.rows_on(rows, name), p, group, own_priors):
+            yield SettingModels(fit.setting, sets.embed(name, fit.w), sets.embed(name, fit.v))
 
     for models in rows.map_independent(solve, groups):
         yield from models
@@ -92,16 +92,16 @@ def _by_columns(setting: Setting) -> str:
 
 
 def _fit_columns(
-    task: Any, rows: ClientRows, p: Tensor, settings: list[Setting], found: list[Prior]
+    task: Any, rows: ClientRows, p: Tensor, settings: list[Setting], priors: list[Prior]
 ) -> Iterator[SettingModels]:
     """The models of settings on the same columns."""
-    by_family = {FAMILY_OF_PRIOR[prior.kind]: prior for prior in found}
-    apart = [setting for setting in settings if setting.family not in PULLED_FAMILIES]
-    moored = [setting for setting in settings if setting.family in PULLED_FAMILIES]
-    groups = [list(group) for _, group in groupby(moored, lambda s: (s.family, s.ridge))]
+    by_family = {FAMILY_OF_PRIOR[prior.kind]: prior for prior in priors}
+    unpulled = [setting for setting in settings if setting.family not in PULLED_FAMILIES]
+    pulled = [setting for setting in settings if setting.family in PULLED_FAMILIES]
+    groups = [list(group) for _, group in groupby(pulled, lambda s: (s.family, s.ridge))]
 
     def solve(group: list[Setting]) -> Iterator[SettingModels]:
-        if group is apart:
+        if group is unpulled:
             yield from fit_unpulled(task, rows, p, group)
             return
         family, ridge = group[0].family, group[0].ridge
@@ -109,33 +109,33 @@ def _fit_columns(
         for setting, point in zip(group, solve_path(task, rows, p, [s.value for s in group], shape, ridge)):
             yield SettingModels(setting, point.w, point.v)
 
-    for models in rows.map_independent(solve, [apart, *groups] if apart else groups):
+    for models in rows.map_independent(solve, [unpulled, *groups] if unpulled else groups):
         yield from models
 
 
 def fit_unpulled(task: Any, rows: ClientRows, p: Tensor, settings: list[Setting]) -> Iterator[SettingModels]:
-    """The common models, those of everyone alone, and mixtures of the two."""
+    """Global models, local models, and mixtures of the two."""
     last: dict[str, Tensor] = {}  # where the next of a kind are looked for
 
     @cache
-    def common(ridge: float) -> Tensor:
+    def global_model(ridge: float) -> Tensor:
         last[GLOBAL] = fit_global_model(task, rows, p, ridge, last.get(GLOBAL))
         return last[GLOBAL]
 
     @cache
-    def alone(ridge: float, free: bool = False) -> Tensor:
+    def local_models(ridge: float, free: bool = False) -> Tensor:
         last[LOCAL] = fit_local_models(task, rows, ridge, free, last.get(LOCAL))
         return last[LOCAL]
 
     for setting in settings:
         if setting.family == GLOBAL:
-            yield SettingModels(setting, common(setting.value), common(setting.value).expand(len(rows), -1))
+            yield SettingModels(setting, global_model(setting.value), global_model(setting.value).expand(len(rows), -1))
         elif setting.family == LOCAL:
-            v = alone(setting.value, setting.free)
+            v = local_models(setting.value, setting.free)
             yield SettingModels(setting, (p.to(v.dtype) / p.sum()) @ v, v)
         else:
-            w = common(setting.ridge)
-            yield SettingModels(setting, w, torch.lerp(w, alone(setting.own_ridge), setting.value))
+            w = global_model(setting.ridge)
+            yield SettingModels(setting, w, torch.lerp(w, local_models(setting.own_ridge), setting.value))
 
 
 def fit_global_model(task: Any, rows: ClientRows, p: Tensor, ridge: float, start: Tensor | None = None) -> Tensor:
@@ -148,7 +148,7 @@ def fit_global_model(task: Any, rows: ClientRows, p: Tensor, ridge: float, start
 def fit_local_models(
     task: Any, rows: ClientRows, ridge: float, free: bool = False, start: Tensor | None = None
 ) -> Tensor:
-    """[m, d]: everyone's own model with a ridge, the intercept's left out if `free`; a client without rows gets 0.
+    """[m, d]: local models with a ridge, which leaves the intercept out if `free`; a client without rows gets 0.
 
     `start` [m, d] is where iterations begin.
     """
@@ -173,13 +173,13 @@ def solve_ridge(task: Linear, rows: ClientRows, ridge: float) -> Tensor:
 
 
 def solve_centered_ridge(task: Linear, rows: ClientRows, ridge: float) -> Tensor:
-    """The same as `centred_models`, for one ridge alone."""
+    """The same as `fit_centered_models`, for a single ridge."""
     spread, cross, mean, target = centered_moments(task, rows)
     return append_intercept(solve_with_ridge(spread, cross, ridge), mean, target).to(task.dtype)
 
 
 def fit_centered_models(task: Linear, rows: ClientRows, ridge: float) -> Tensor:
-    """[m, d]: ridge regression on centred rows, then the intercept; one eigendecomposition serves all ridges."""
+    """[m, d]: ridge regression on centered rows, then the intercept; one eigendecomposition serves all ridges."""
     name = ("centred", task)
     if name not in rows.cache:
         spread, *others = centered_moments(task, rows)
@@ -207,7 +207,7 @@ def solve_with_ridge(h: Tensor, moment: Tensor, ridge: float) -> Tensor:
 
 
 def has_free_intercept(task: Any) -> bool:
-    """Whether "alone" comes in both forms."""
+    """Whether local models come with and without a ridge on the intercept."""
     return bool(getattr(task, "intercept", False)) and is_dense(task) and not (isinstance(task, Linear) and task.ridge)
 
 

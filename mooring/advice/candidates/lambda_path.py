@@ -1,10 +1,10 @@
-"""The personalization path: the FedProx objective solved for every stiffness between "all as one" and "each alone".
+"""The personalization path: the FedProx objective solved for every lambda between the global model and local ones.
 
     min  sum_i p_i [ L_i(v_i) + 1/2 sum_j lam_ij (v_ij - w_j)^2 ] + ridge/2 |w|^2,    lam_ij = scale tight_i / slack_j
 
 A path has fixed tight [m] and slack [d] (1 unless given: one lam for all) and is solved for any number of scales,
-infinity (v_i = w: one common model) among them. A slack of 0 makes a coefficient common to all clients. The ridge
-leaves intercepts alone.
+infinity (v_i = w: the global model) among them. A slack of 0 makes a coefficient the same for all clients. The ridge
+does not apply to intercepts.
 
     linear tasks      exact: one eigendecomposition per client serves every scale
     smooth convex     Newton's method on w and all v_i at once, warm started from the scale before
@@ -29,14 +29,10 @@ from mooring.core.task import layer_mask
 from mooring.tasks.linear import Linear
 from mooring.tasks.proximal import is_dense
 
-LAMBDA_SCALES = torch.logspace(
-    3, -3, 25, dtype=torch.float64
-)  # lambdas of a whole path, in units of the clients' curvature
+LAMBDA_SCALES = torch.logspace(3, -3, 25, dtype=torch.float64)  # lambdas of a path, in units of the clients' curvature
 MIN_EIGENVALUE_SHARE = 1e-12  # share of the largest eigenvalue below which a direction counts as undetermined
-RELATIVE_GRADIENT_TOLERANCE = (
-    1e-4  # Newton: a gradient, relative to the first one, from which the next step is the last: it squares it
-)
-GRADIENT_TOLERANCE = 1e-10  # the same of one common model, absolute, as of everyone's own
+RELATIVE_GRADIENT_TOLERANCE = 1e-4  # from which Newton's next step, which squares it, is the last
+GRADIENT_TOLERANCE = 1e-10  # the same of the global model, absolute
 MAX_NEWTON_STEPS = 50
 MAX_HALVINGS = 30
 MAX_CLIENTS_PER_BLOCK = 4_000  # clients beyond which a linear path is solved block by block
@@ -70,7 +66,7 @@ def solve_path(
     shape = shape or PullShape()
     scales = [float(s) for s in scales]
     if min(scales, default=1.0) <= 0:
-        raise RequestError(f"path: scales must be above 0, got {min(scales)}; training alone has its own ridge.")
+        raise RequestError(f"path: scales must be above 0, got {min(scales)}; local models have a ridge of their own.")
     tight = torch.ones(len(rows), dtype=torch.float64) if shape.tight is None else shape.tight.double()
     p = p.double() / p.double().sum()
     penalty = ridge * ridge_mask(task)
@@ -79,13 +75,13 @@ def solve_path(
     if is_dense(task):
         return _newton(task, rows, p, scales, tight, shape.slack, penalty)
     if shape.slack is not None:
-        raise RequestError(f"path: task '{task.name}' has no Hessian to give each coefficient its own stiffness.")
+        raise RequestError(f"path: task '{task.name}' has no Hessian to give each coefficient its own lambda.")
     solver = solve_large_path if task.smooth_loss and task.curve is not None else solve_envelope_path
-    return (PathPoint(*found) for found in solver(task, rows, p, scales, tight, penalty))
+    return (PathPoint(*point) for point in solver(task, rows, p, scales, tight, penalty))
 
 
 def ridge_mask(task: Any) -> Tensor:
-    """[d]: 1 where a ridge on the common model applies, 0 at intercepts."""
+    """[d]: 1 where a ridge on the global model applies, 0 at intercepts."""
     return (~layer_mask(task.layout, ("intercept",))).to(task.dtype)
 
 
@@ -113,10 +109,10 @@ def _linear(task, rows, p, scales, tight, slack, ridge) -> Iterator[PathPoint]:
         yield from _linear_in_blocks(task, rows, p, scales, tight, slack, ridge)
         return
     h, moment = cached_moments(task, rows)
-    whole = torch.einsum("c,cij->ij", p, h) + torch.diag(ridge)
+    total = torch.einsum("c,cij->ij", p, h) + torch.diag(ridge)
     target = p @ moment
     if all(scale == torch.inf for scale in scales):
-        w = solve_symmetric(whole, target, whole).to(task.dtype)
+        w = solve_symmetric(total, target, total).to(task.dtype)
         yield from (PathPoint(scale, w, w.expand(len(rows), -1)) for scale in scales)
         return
     e, su, k, k0 = _eigen(task, rows, slack)
@@ -126,15 +122,15 @@ def _linear(task, rows, p, scales, tight, slack, ridge) -> Iterator[PathPoint]:
     weight = (p[:, None, None] * inverse).flatten(0, 1)
     squares, sums = sum_weighted_squares(flat, weight), (k0.reshape(-1, 1) * weight).T @ flat
     for j, scale in enumerate(scales):
-        w = solve_symmetric(whole - squares[j], target - sums[j], whole)
+        w = solve_symmetric(total - squares[j], target - sums[j], total)
         v = w + torch.einsum("cij,cj->ci", su, inverse[..., j] * (k0 - k @ w))
         yield PathPoint(scale, w.to(task.dtype), v.to(task.dtype))
 
 
 def _linear_in_blocks(task, rows, p, scales, tight, slack, ridge) -> Iterator[PathPoint]:
-    """The same for very many clients: over blocks of them, once for every w and once for each scale's v; none is kept.
+    """The same for very many clients: over blocks of them, once for every w and once per scale for v; none is stored.
 
-    Few scales are asked of so many, and S H_i S + scale tight_i = L L' takes a third of an eigendecomposition's time.
+    Few scales are needed of so many, and S H_i S + scale tight_i = L L' takes a third of an eigendecomposition's time.
     """
     s = torch.ones(task.dim, dtype=torch.float64) if slack is None else slack.double().sqrt()
     blocks = torch.arange(len(rows)).split(MAX_CLIENTS_PER_BLOCK)
@@ -148,12 +144,12 @@ def _linear_in_blocks(task, rows, p, scales, tight, slack, ridge) -> Iterator[Pa
         diagonal *= 1 + 8 * torch.finfo(h.dtype).eps  # keeps it positive definite
         return torch.linalg.cholesky_ex(inner)[0], torch.isfinite(pull)
 
-    whole = torch.zeros(task.dim, task.dim + 1, dtype=torch.float64)  # sums of H_i and, in the last column, of m_i
-    taken = {scale: torch.zeros_like(whole) for scale in scales}
+    total = torch.zeros(task.dim, task.dim + 1, dtype=torch.float64)  # sums of H_i and, in the last column, of m_i
+    taken = {scale: torch.zeros_like(total) for scale in scales}
     for block in blocks:
         h, moment = cached_moments(task, rows.select(block))
         both = torch.cat([h, moment[..., None]], 2)
-        whole = whole + torch.einsum("c,cij->ij", p[block], both)
+        total = total + torch.einsum("c,cij->ij", p[block], both)
         for scale in taken:
             if scale != torch.inf:
                 half, moves = factor(h, block, scale)
@@ -161,8 +157,8 @@ def _linear_in_blocks(task, rows, p, scales, tight, slack, ridge) -> Iterator[Pa
                 weight = (p[block] * moves)[:, None].expand(-1, task.dim).reshape(-1, 1)
                 taken[scale] += sum_weighted_squares(half.flatten(0, 1), weight)[0][:-1]
     for scale in scales:
-        left = whole - taken[scale]
-        ridged = whole[:, :-1] + torch.diag(ridge)
+        left = total - taken[scale]
+        ridged = total[:, :-1] + torch.diag(ridge)
         w = solve_symmetric(left[:, :-1] + torch.diag(ridge), left[:, -1], ridged)
         v = w.expand(len(rows), -1).to(task.dtype, copy=True)
         for block in blocks if scale != torch.inf else ():
@@ -233,9 +229,9 @@ def minimize_global_loss(task: Any, rows: ClientRows, p: Tensor, ridge: Tensor, 
     p = (p.double() / p.double().sum()).to(task.dtype)
 
     def at(w: Tensor) -> tuple[float, Tensor, Tensor]:
-        found = differentiate_losses(task, rows, w.expand(len(rows), -1))
-        value = float(p @ found.loss) + 0.5 * float(ridge @ w**2)
-        return value, p @ found.slope + ridge * w, torch.einsum("c,cij->ij", p, found.hessian) + torch.diag(ridge)
+        losses = differentiate_losses(task, rows, w.expand(len(rows), -1))
+        value = float(p @ losses.loss) + 0.5 * float(ridge @ w**2)
+        return value, p @ losses.slope + ridge * w, torch.einsum("c,cij->ij", p, losses.hessian) + torch.diag(ridge)
 
     with rows.keep_batches():
         value, slope, hessian = at(w)
@@ -258,7 +254,7 @@ def minimize_global_loss(task: Any, rows: ClientRows, p: Tensor, ridge: Tensor, 
 def _newton(task, rows, p, scales, tight, slack, ridge) -> Iterator[PathPoint]:
     """Newton's method on (w, z_1..z_m), v_i = w + S z_i, pull scale tight_i |z_i|^2 / 2; w by a Schur complement.
 
-    The clients tell their losses, gradients and Hessians at v: once for every point that is looked at.
+    The clients' losses, gradients and Hessians at v are needed once for every point that is tried.
     """
     s = torch.ones(task.dim, dtype=task.dtype) if slack is None else slack.sqrt().to(task.dtype)
     w = torch.zeros(task.dim, dtype=task.dtype)
@@ -302,24 +298,24 @@ def _newton_step(here: LossDerivatives, p, s, pull, ridge, w, z) -> tuple[Tensor
     dim = len(w)
     eye = torch.eye(dim, dtype=w.dtype)
     schur, slope, square = torch.diag(ridge), ridge * w, 0.0
-    kept = []
+    solutions = []
     for block in torch.arange(len(z)).split(max(1, MAX_HESSIAN_NUMBERS // dim**2)):
         share, g, h = p[block], here.slope[block], here.hessian[block]
         stiff = torch.where(torch.isinf(pull[block]), 1.0, pull[block])
-        moored = (~torch.isinf(pull[block])).to(w.dtype)[:, None]
+        moves = (~torch.isinf(pull[block])).to(w.dtype)[:, None]
         inner = s[:, None] * h * s + stiff[:, None, None] * eye
         grown = inner.diagonal(dim1=1, dim2=2) * (8 * torch.finfo(h.dtype).eps)  # keeps it positive definite
         factor = torch.linalg.cholesky_ex(inner + torch.diag_embed(grown))[0]
-        sh = moored[..., None] * s[:, None] * h
-        gz = moored * (s * g + stiff[:, None] * z[block])
+        sh = moves[..., None] * s[:, None] * h
+        gz = moves * (s * g + stiff[:, None] * z[block])
         both = torch.cholesky_solve(torch.cat([sh, gz[..., None]], 2), factor)
         schur = schur + torch.einsum("c,cij->ij", share, h - sh.mT @ both[..., :-1])
         slope = slope + share @ (g - (sh.mT @ both[..., -1:])[..., 0])
         square += float(share @ (gz**2).sum(1)) + float((share @ g) @ (share @ g))
-        kept.append((block, both))
+        solutions.append((block, both))
     square += float((ridge * w) @ (ridge * w))
     dw = solve_symmetric(schur, slope)
     dz = torch.zeros_like(z)
-    for block, both in kept:
+    for block, both in solutions:
         dz[block] = both[..., -1] - (both[..., :-1] @ dw)
     return dw, dz, (square + float(slope @ slope)) ** 0.5

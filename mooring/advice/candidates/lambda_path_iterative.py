@@ -2,7 +2,7 @@
 
 large_path      smooth convex tasks of many parameters (softmax on images): Newton's method with conjugate gradients on
                 all v_i at once. Given them the best w is their mean with weights p_i lam_i, so w is eliminated.
-envelope_path   tasks with an exact prox and kinks: L-BFGS on w and the sum of Moreau envelopes, which is smooth:
+envelope_path   nonsmooth tasks with an exact prox: L-BFGS on w and the sum of Moreau envelopes, which is smooth:
                 gradient sum_i p_i lam_i (w - prox_i(w))
 """
 
@@ -19,9 +19,7 @@ from mooring.core.cohort import Rows
 from mooring.tasks.linear_score import NonsmoothScoreTask
 from mooring.tasks.phase_retrieval import PhaseRetrieval
 
-RELATIVE_GRADIENT_TOLERANCE = (
-    1e-3  # gradient at which a point counts as solved, relative to the one at the start (all parameters 0)
-)
+RELATIVE_GRADIENT_TOLERANCE = 1e-3  # of a solution, relative to the gradient at 0
 MAX_NEWTON_STEPS = 50
 MAX_HESSIAN_PRODUCTS = 30  # Hessian products a Newton step may take
 RELATIVE_STEP_RESIDUAL = 0.3  # residual at which a Newton step counts as solved, relative to the gradient
@@ -47,27 +45,34 @@ def solve_large_path(
     batches = [(block, turned.select(block).padded()) for block in turned.blocks()]
     v = torch.zeros(len(rows), task.dim, dtype=task.dtype)
     start = _norm(_slopes(task, batches, v, None), p)
-    v = _together(task, turned, ridge, RELATIVE_GRADIENT_TOLERANCE, moments).expand_as(v).clone()
+    v = _fit_pooled(task, turned, ridge, RELATIVE_GRADIENT_TOLERANCE, moments).expand_as(v).clone()
     change = torch.zeros_like(v)
     for k, scale in enumerate(scales):
         lam = (scale * tight).to(task.dtype)
         # Scales are usually a geometric series: once two points are solved, go on in a line.
-        found = _solve(task, batches, v + change, p, lam, ridge, RELATIVE_GRADIENT_TOLERANCE * start, moments)
-        v, change = found, found - v if k else change
-        back = _turn(task, v, basis)
-        yield scale, _centre(back, p, lam, ridge), back
+        solution = _solve(task, batches, v + change, p, lam, ridge, RELATIVE_GRADIENT_TOLERANCE * start, moments)
+        v, change = solution, solution - v if k else change
+        back = _rotate_back(task, v, basis)
+        yield scale, _center(back, p, lam, ridge), back
 
 
-def _together(task: Any, rows: Rows, ridge: Tensor, goal: float, moments: Tensor) -> Tensor:
-    """[d]: roughly the common model, from all rows as those of one client: where a path begins."""
+def _fit_pooled(task: Any, rows: Rows, ridge: Tensor, goal: float, moments: Tensor) -> Tensor:
+    """[d]: roughly the global model, from all rows as those of one client: where a path starts."""
     first, last = int(rows.start.min()), int((rows.start + rows.size).max())
     batch = Rows(
         rows.x[first:last], rows.y[first:last], torch.zeros(1, dtype=torch.long), torch.tensor([last - first])
     ).padded()
-    zero, one = torch.zeros(1, task.dim, dtype=task.dtype), torch.ones(1, dtype=task.dtype)
-    start = _norm(task.grad(zero, batch), one)
+    zero, weight = torch.zeros(1, task.dim, dtype=task.dtype), torch.ones(1, dtype=task.dtype)
+    start = _norm(task.grad(zero, batch), weight)
     return _solve(
-        task, [(torch.zeros(1, dtype=torch.long), batch)], zero, one, one * torch.inf, ridge, 10 * goal * start, moments
+        task,
+        [(torch.zeros(1, dtype=torch.long), batch)],
+        zero,
+        weight,
+        weight * torch.inf,
+        ridge,
+        10 * goal * start,
+        moments,
     )[0]
 
 
@@ -84,14 +89,14 @@ def _principal(task: Any, rows: Rows, p: Tensor) -> tuple[Tensor, Tensor]:
     return basis.to(task.dtype), moments.repeat_interleave(outputs).to(task.dtype)
 
 
-def _turn(task: Any, v: Tensor, basis: Tensor) -> Tensor:
-    """Models of the turned inputs as models of the inputs."""
+def _rotate_back(task: Any, v: Tensor, basis: Tensor) -> Tensor:
+    """Models of the rotated inputs as models of the inputs."""
     outputs = task.dim // (task.features + task.intercept)
     slopes = basis @ v[:, : task.features * outputs].reshape(len(v), task.features, outputs)
     return torch.cat([slopes.flatten(1), v[:, task.features * outputs :]], 1)
 
 
-def _centre(v: Tensor, p: Tensor, lam: Tensor, ridge: Tensor) -> Tensor:
+def _center(v: Tensor, p: Tensor, lam: Tensor, ridge: Tensor) -> Tensor:
     """The w that minimises sum_i p_i lam_i/2 |v_i - w|^2 + ridge/2 |w|^2."""
     if bool(torch.isinf(lam).all()):
         return p @ v
@@ -120,20 +125,20 @@ def _norm(g: Tensor, p: Tensor) -> float:
 def _solve(
     task: Any, batches: Any, v: Tensor, p: Tensor, lam: Tensor, ridge: Tensor, goal: float, moments: Tensor
 ) -> Tensor:
-    common = bool(torch.isinf(lam).all())
-    if common:
+    is_global = bool(torch.isinf(lam).all())
+    if is_global:
         v = (p @ v).expand_as(v).clone()
 
-    def pulled(s: Tensor) -> Tensor:
+    def apply_pull(s: Tensor) -> Tensor:
         """The Hessian of all pulls (w eliminated), times s."""
-        return ridge * s if common else lam[:, None] * (s - _centre(s, p, lam, ridge))
+        return ridge * s if is_global else lam[:, None] * (s - _center(s, p, lam, ridge))
 
-    def joined(g: Tensor) -> Tensor:
-        """One common model has one gradient."""
-        return (p @ g).expand_as(g) if common else g
+    def averaged(g: Tensor) -> Tensor:
+        """The global model has one gradient."""
+        return (p @ g).expand_as(g) if is_global else g
 
     def slope(v: Tensor) -> Tensor:
-        return joined(_slopes(task, batches, v, None)) + pulled(v)
+        return averaged(_slopes(task, batches, v, None)) + apply_pull(v)
 
     g = slope(v)
     for _ in range(MAX_NEWTON_STEPS):
@@ -141,11 +146,11 @@ def _solve(
         if size <= goal:
             break
         step = _conjugate(
-            lambda s, v=v: joined(_slopes(task, batches, v, s)) + pulled(s),
+            lambda s, v=v: averaged(_slopes(task, batches, v, s)) + apply_pull(s),
             g,
             p,
             lam,
-            common,
+            is_global,
             moments,
             0.5 * goal / size,
         )
@@ -159,7 +164,9 @@ def _solve(
     return v
 
 
-def _conjugate(product: Any, g: Tensor, p: Tensor, lam: Tensor, common: bool, moments: Tensor, enough: float) -> Tensor:
+def _conjugate(
+    product: Any, g: Tensor, p: Tensor, lam: Tensor, is_global: bool, moments: Tensor, enough: float
+) -> Tensor:
     """Solve Hessian s = g to a residual of FORCING (or `enough`, if larger), in the inner product sum_i p_i <a_i, b_i>.
 
     Preconditioned by c moments + lam on what clients differ in and c moments on what they share, c so that both have
@@ -167,33 +174,33 @@ def _conjugate(product: Any, g: Tensor, p: Tensor, lam: Tensor, common: bool, mo
     """
     length = _dot(g, g, p)
     mean = p @ g
-    apart = 0.0 if common else _dot(lam[:, None] * (g - mean), g - mean, p)
-    c = max((_dot(g, product(g), p) - apart) / _dot(g, moments * g, p), 1e-4)
+    between = 0.0 if is_global else _dot(lam[:, None] * (g - mean), g - mean, p)
+    c = max((_dot(g, product(g), p) - between) / _dot(g, moments * g, p), 1e-4)
     shared = c * (moments + MOMENT_FLOOR_SHARE * moments.max())
-    own = shared if common else shared + lam[:, None]
+    separate = shared if is_global else shared + lam[:, None]
 
-    def eased(r: Tensor) -> Tensor:
-        if common:
+    def precondition(r: Tensor) -> Tensor:
+        if is_global:
             return r / shared
         mean = p @ r
-        return (r - mean) / own + mean / shared
+        return (r - mean) / separate + mean / shared
 
     s, r = torch.zeros_like(g), g.clone()
-    y = eased(r)
+    y = precondition(r)
     q, ry = y.clone(), _dot(r, y, p)
     for _ in range(MAX_HESSIAN_PRODUCTS):
         hq = product(q)
-        bend = _dot(q, hq, p)
-        if bend <= 0:
+        curvature = _dot(q, hq, p)
+        if curvature <= 0:
             break
-        step = ry / bend
+        step = ry / curvature
         s, r = s + step * q, r - step * hq
         if _dot(r, r, p) <= max(RELATIVE_STEP_RESIDUAL, enough) ** 2 * length:
             break
-        y = eased(r)
+        y = precondition(r)
         new = _dot(r, y, p)
         q, ry = y + new / ry * q, new
-    return s if float(s.abs().max()) > 0 else eased(g)
+    return s if float(s.abs().max()) > 0 else precondition(g)
 
 
 def padding_blocks(task: Any, rows: Rows) -> list[Tensor]:
@@ -205,7 +212,7 @@ def padding_blocks(task: Any, rows: Rows) -> list[Tensor]:
 def solve_envelope_path(
     task: Any, rows: Rows, p: Tensor, scales: list[float], tight: Tensor, ridge: Tensor
 ) -> Iterator[PathSolution]:
-    """Infinity stands for a stiffness so large that nobody leaves w noticeably; kinked losses then have one client."""
+    """Infinity stands for a lambda so large that no model differs from w; nonsmooth losses then have one client."""
     from scipy.optimize import minimize  # slow to import, and most tasks do not need it
 
     batches = [(block, rows.select(block).padded()) for block in padding_blocks(task, rows)]
@@ -231,13 +238,13 @@ def solve_envelope_path(
                 slope = slope + share @ (stiff * gap)
             return total, slope.double().numpy()
 
-        found = minimize(
+        optimum = minimize(
             envelope,
             w.double().numpy(),
             jac=True,
             method="L-BFGS-B",
             options={"maxiter": 300, "ftol": RELATIVE_ENVELOPE_TOLERANCE},
         )
-        w = torch.from_numpy(found.x).to(task.dtype)
-        envelope(found.x)
+        w = torch.from_numpy(optimum.x).to(task.dtype)
+        envelope(optimum.x)
         yield scale, w, w.expand_as(v).clone() if np.isinf(scale) else v.clone()

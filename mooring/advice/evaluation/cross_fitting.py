@@ -33,7 +33,7 @@ from mooring.advice.evaluation.held_out_predictions import (
     predict_new_clients,
 )
 from mooring.advice.evaluation.loss_sums import LossSums, ModelTriple, add_sums, sum_losses, zero_sums
-from mooring.advice.evaluation.row_access import InMemoryAccess, RowAccess, UsableRows
+from mooring.advice.evaluation.row_access import RowAccess, UsableRows
 from mooring.advice.evaluation.setting_choice import (
     MAX_CHOOSING_CLIENTS,
     Choice,
@@ -98,14 +98,14 @@ def cross_fit(
     predicted from earlier rows only. With a `shaper` models may use extra columns.
     """
     tell("estimating how clients vary", 0, 1)
-    access = access or InMemoryAccess()
+    access = access or RowAccess()
     usable = UsableRows(rows.compact(), groups, times)
-    everyone, choosers, data, shape = split_rows(task, usable, keys, weights, seed, folds, shaper, access)
+    all_rows, choosers, data, shape = split_rows(task, usable, keys, weights, seed, folds, shaper, access)
     task, sets = data.task, data.sets
-    raw = estimate_all_priors(task, everyone, sets)
-    priors = combine_priors(task, everyone, raw, sets)
+    raw = estimate_all_priors(task, all_rows, sets)
+    priors = combine_priors(task, all_rows, raw, sets)
     near = NearbyPriors(select_priors(priors, choosers), raw)
-    settings, proposed = list_candidates(task, data.rows, near.combined, data.weights, int(everyone.size.sum()), sets)
+    settings, proposed = list_candidates(task, data.rows, near.combined, data.weights, int(all_rows.size.sum()), sets)
     belief = prior_probabilities(settings, proposed)
     choosing = count_choosing_folds(task, data.rows, len(data.parts))
     results, compared, losses = access.fit_folds(data, settings, choosing, near, done or {}, save, tell)
@@ -113,14 +113,14 @@ def cross_fit(
     settings, belief = [settings[k] for k in compared], belief[compared]
     choice = choose_settings(task, settings, losses, proposed, near.combined, belief)
     held, fitted, predictions = evaluate_folds(data, results, choice, tell)
-    if len(choosers) < len(everyone):
-        held, fitted = (expand_sums(sums, choosers, len(everyone)) for sums in (held, fitted))
+    if len(choosers) < len(all_rows):
+        held, fitted = (expand_sums(sums, choosers, len(all_rows)) for sums in (held, fitted))
     choice = choice._replace(own={int(choosers[i]): setting for i, setting in choice.own.items()}, priors=priors)
-    models = fit_triple(task, everyone, choice, priors, weights, sets)
+    models = fit_triple(task, all_rows, choice, priors, weights, sets)
     known = join_predictions(predictions, choosers)
     if known is not None and known.by_model[LOCAL].ndim == 1:
-        known = known._replace(new_clients=predict_new_clients(task, everyone, choice, priors, weights, sets))
-    return choice, Evidence(models, held, sum_losses(task, everyone, models), fitted, shape, known)
+        known = known._replace(new_clients=predict_new_clients(task, all_rows, choice, priors, weights, sets))
+    return choice, Evidence(models, held, sum_losses(task, all_rows, models), fitted, shape, known)
 
 
 def split_rows(
@@ -134,13 +134,13 @@ def split_rows(
     access: RowAccess,
 ) -> SplitRows:
     """The rows in folds, of very many clients those of MAX_CHOOSING_CLIENTS, with the extra columns of a `shaper`."""
-    everyone, groups, times = usable
-    rows, choosers = everyone, torch.arange(len(everyone))
+    all_rows, groups, times = usable
+    rows, choosers = all_rows, torch.arange(len(all_rows))
     if len(choosers) > MAX_CHOOSING_CLIENTS:
-        choosers = torch.linspace(0, len(everyone) - 1, MAX_CHOOSING_CLIENTS).long()
-        rows = everyone.select(choosers).compact()
+        choosers = torch.linspace(0, len(all_rows) - 1, MAX_CHOOSING_CLIENTS).long()
+        rows = all_rows.select(choosers).compact()
         groups, times = (
-            None if part is None else part[torch.isin(row_clients(everyone), choosers)] for part in (groups, times)
+            None if part is None else part[torch.isin(row_clients(all_rows), choosers)] for part in (groups, times)
         )
     count = count_task_folds(task, rows, folds, times)
     parts = access.split(UsableRows(rows, groups, times), keys[choosers.numpy()], seed, count)
@@ -148,21 +148,21 @@ def split_rows(
         parts = parts[:1]
     shape, sets = None, None
     if shaper is not None:
-        shape, everyone = shaper.fit(everyone, usable.groups)
-        few = len(choosers) < len(everyone)
-        rows = everyone.select(choosers).compact() if few else everyone
+        shape, all_rows = shaper.fit(all_rows, usable.groups)
+        few = len(choosers) < len(all_rows)
+        rows = all_rows.select(choosers).compact() if few else all_rows
         task = replace(task, features=shape.width)
         sets = ColumnSets(task, shape)
         shaper = replace(shaper, keys=shaper.keys[choosers.numpy()]) if few else shaper
         parts = [shaper.split(part, groups) for part in parts]
     few_weights = weights if isinstance(weights, str) else weights[choosers]
     folded = FoldedRows(task, rows, parts, few_weights, keys[choosers.numpy()], seed, sets)
-    return SplitRows(everyone, choosers, folded, shape)
+    return SplitRows(all_rows, choosers, folded, shape)
 
 
-def expand_sums(sums: LossSums, asked: Tensor, m: int) -> LossSums:
+def expand_sums(sums: LossSums, clients: Tensor, m: int) -> LossSums:
     """Sums of some clients as sums of all m, 0 elsewhere."""
-    return LossSums(*(whole.index_copy_(0, asked, part) for whole, part in zip(zero_sums(m), sums, strict=True)))
+    return LossSums(*(total.index_copy_(0, clients, part) for total, part in zip(zero_sums(m), sums, strict=True)))
 
 
 def count_task_folds(task: Any, rows: ClientRows, folds: int | None, time: Tensor | None = None) -> int:
@@ -189,14 +189,14 @@ def fit_triple(
     task: Any,
     rows: ClientRows,
     choice: Choice,
-    found: Sequence[Prior],
+    priors: Sequence[Prior],
     weights: str | Tensor,
     sets: ColumnSets | None = None,
 ) -> ModelTriple:
     """The local, global and personal models of a choice, fitted on these rows."""
     wanted = {choice.local, choice.global_, *choice.mix, *choice.own.values()}
     models = {
-        m.setting: m for m in fit_settings(task, rows, client_weights(rows, weights), sorted(wanted), found, sets)
+        m.setting: m for m in fit_settings(task, rows, client_weights(rows, weights), sorted(wanted), priors, sets)
     }
     return assemble_triple(choice, models)
 

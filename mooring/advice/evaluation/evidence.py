@@ -59,22 +59,9 @@ def gather_evidence(
 
     done = {k: FoldResult(**tensors) for k, (tensors, _) in stored.items()}
     usable = access.usable(clients)
-    weights, shaper = clients.weighting(training.weights), choose_shaper(job, usable, access)
-    choice, evidence = cross_fit(
-        task,
-        usable.rows,
-        clients.keys,
-        weights,
-        training.seed,
-        folds,
-        done,
-        save,
-        tell,
-        usable.groups,
-        usable.times,
-        shaper,
-        access,
-    )
+    split = usable.groups, usable.times, choose_shaper(job, usable, access), access
+    weights, seed = clients.weighting(training.weights), training.seed
+    choice, evidence = cross_fit(task, usable.rows, clients.keys, weights, seed, folds, done, save, tell, *split)
     return apply_shape(job, choice, evidence)
 
 

@@ -1,4 +1,4 @@
-"""Folds of an advice that are done, in the run directory's `checkpoint/`: an interrupted advice goes on after them."""
+"""Finished folds in the run directory's `checkpoint/`: an interrupted advice resumes after them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NAME = re.compile(r"fold-(\d+)\.safetensors")
 
 
 def save_fold(directory: RunDirectory | None, number: int, tensors: dict[str, Tensor], known: dict[str, Any]) -> None:
-    """Keep what fold `number` found out; in memory there is nothing to keep it in."""
+    """Store the result of fold `number`; without a run directory nothing is stored."""
     if directory is None:
         return
     folder = directory.path / CHECKPOINT_FOLDER
@@ -30,18 +30,18 @@ def save_fold(directory: RunDirectory | None, number: int, tensors: dict[str, Te
 
 
 def read_folds(directory: RunDirectory | None) -> dict[int, tuple[dict[str, Tensor], dict[str, Any]]]:
-    """Every fold that is kept whole; a damaged one is fitted again."""
-    found = {}
+    """All stored folds that are intact; a damaged one is fitted again."""
+    folds = {}
     for path in sorted((directory.path / CHECKPOINT_FOLDER).glob("fold-*")) if directory is not None else ():
         with suppress(RequestError):
             tensors, meta = read_tensors(path)
             if _NAME.fullmatch(path.name):
-                found[int(meta["fold"])] = (tensors, meta["known"])
-    return found
+                folds[int(meta["fold"])] = (tensors, meta["known"])
+    return folds
 
 
 def remove_folds(directory: RunDirectory) -> None:
-    """The answer is written: the folds have no further use."""
+    """Delete the folds, after the result is written."""
     for path in (directory.path / CHECKPOINT_FOLDER).glob("fold-*"):
         with suppress(OSError):
             path.unlink()

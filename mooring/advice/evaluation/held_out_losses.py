@@ -63,8 +63,8 @@ class LossesByRow:
 
     def apart(self, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
         out = []
-        for one, other in zip(first, second):
-            gap = self._of(one) - self._of(other)
+        for gap, other in zip(first, second):
+            gap = self._of(gap) - self._of(other)
             out.append(torch.stack([gap.sum(), gap.square().sum()]))
         total, square = torch.stack(out, 1)
         return total, square
@@ -89,7 +89,7 @@ class LossesByModel:
         def of_fold(k: int) -> list[Tensor]:
             return [sum_model_losses(self.task, self.held[k], self.models[k])]
 
-        return torch.stack([told for (told,) in self.held[0].map_independent(of_fold, range(len(self.held)))])
+        return torch.stack([sums for (sums,) in self.held[0].map_independent(of_fold, range(len(self.held)))])
 
     @cached_property
     def count(self) -> Tensor:
@@ -101,12 +101,12 @@ class LossesByModel:
             pair = (self.models[k][rows, which[:, k].T] for which in (first, second))  # each [m, pairs, d]
             return [sum_loss_gaps(self.task, self.held[k], *pair)]
 
-        told = [one for (one,) in self.held[0].map_independent(of_fold, range(len(self.held)))]
-        return sum(one.total.sum(0) for one in told), sum(one.square.sum(0) for one in told)  # type: ignore[return-value]
+        gaps = [gap for (gap,) in self.held[0].map_independent(of_fold, range(len(self.held)))]
+        return sum(gap.total.sum(0) for gap in gaps), sum(gap.square.sum(0) for gap in gaps)  # type: ignore[return-value]
 
 
 def _losses(task: Any, batch: Batch, w: Tensor) -> Tensor:
-    """[C, B] of one model each, to the digits in which they are kept (`crossfit.Fold`), 0 on padding."""
+    """[C, B] of one model each, to the digits in which they are stored (`FoldResult`), 0 on padding."""
     return torch.where(batch.weight > 0, task.row_risk(w, batch).float().double(), 0.0)
 
 

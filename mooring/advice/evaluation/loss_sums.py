@@ -1,4 +1,4 @@
-"""Sums over each client's rows that show how well its three models predict them: all that recommendations rest on.
+"""Sums over each client's rows that show how well its three models predict them: all that recommendations are based on.
 
 For every row and the models local, global and personal (MODELS):
 

@@ -2,7 +2,7 @@
 
     global   FedAvg
     tuned    FedAvg, then local steps of each client: `value` times as many as a round has
-    lambda   one-stage FedProx from FedAvg's model on, a few rounds per lambda, from taut to slack
+    lambda   one-stage FedProx from FedAvg's model on, a few rounds per lambda, from the largest to the smallest
     local    Local
 
 Validation rows choose. The plan, the global and the local models are then trained again, for as many rounds as
@@ -50,13 +50,11 @@ LAMBDA_FACTORS = (10.0, 3.0, 1.0, 0.3, 0.1)  # lambdas, as multiples of what "au
 FINETUNE_ROUNDS = (1, 5, 20)  # rounds' worth of local steps
 LAMBDA_ROUND_DIVISOR = 10  # a lambda gets so many times fewer rounds than FedAvg, since it begins where another ended
 MIN_LAMBDA_ROUNDS = 3
-MAX_CHEAP_TRAINING_OPERATIONS = (
-    5e8  # parameters times rows times rounds up to which a network is trained for every fold
-)
+MAX_CHEAP_TRAINING_OPERATIONS = 5e8  # parameters times rows times rounds: above it one fold is trained
 
 
 class NetworkCheckpoint(NamedTuple):
-    """What an interrupted run need not find out again."""
+    """What an interrupted run need not compute again."""
 
     tensors: dict[str, Tensor]
     known: dict[str, Any]
@@ -64,7 +62,7 @@ class NetworkCheckpoint(NamedTuple):
 
 @dataclass
 class TrainingSchedule:
-    """What the first training found out and the second one repeats."""
+    """What the first training determined and the second one repeats."""
 
     rounds: dict[str, int] = field(default_factory=dict)  # of FedAvg and Local
     lams: list[float] = field(default_factory=list)
@@ -85,17 +83,17 @@ def network_evidence(
     done: Mapping[int, NetworkCheckpoint] | None = None,
     save: Callable[[int, NetworkCheckpoint], None] | None = None,
 ) -> tuple[Choice, Evidence]:
-    """The choice, everyone's models trained on all usable rows, and what held-out rows show.
+    """The choice, all clients' models trained on all usable rows, and what held-out rows show.
 
     The plan is chosen by training on the clients' training rows and evaluating on their validation rows. The three
     models are then trained without each fold of the other rows and evaluated on it; with `folds` = 1 on the first of
     FOLDS only. `done` and `save` are those of `cross_fit`: number 0 is the choice.
     """
-    kept, save = dict(done or {}), save or (lambda number, what: None)
-    if 0 not in kept:
-        kept[0] = evaluate_candidates(job, tell)
-        save(0, kept[0])
-    choice, work = choose_from_checkpoint(job, kept[0])
+    checkpoints, save = dict(done or {}), save or (lambda number, what: None)
+    if 0 not in checkpoints:
+        checkpoints[0] = evaluate_candidates(job, tell)
+        save(0, checkpoints[0])
+    choice, work = choose_from_checkpoint(job, checkpoints[0])
     rows = usable_rows(job.clients)
     models = train_triple(job, rows, choice, work, tell, "all rows")
     parts, (others, units) = [], rows_without_validation(job.clients)
@@ -103,12 +101,12 @@ def network_evidence(
     for k, part in enumerate(splits, 1):
         if k > 1 and folds == 1:
             break
-        if k not in kept:
+        if k not in checkpoints:
             train = concatenate_rows(part.train, job.clients.validation)
-            mine = train_triple(job, train, choice, work, tell, f"fold {k} of {folds}")
-            kept[k] = NetworkCheckpoint(sum_losses(job.task, part.held, mine)._asdict(), {})
-            save(k, kept[k])
-        parts.append(LossSums(**kept[k].tensors))
+            fold_models = train_triple(job, train, choice, work, tell, f"fold {k} of {folds}")
+            checkpoints[k] = NetworkCheckpoint(sum_losses(job.task, part.held, fold_models)._asdict(), {})
+            save(k, checkpoints[k])
+        parts.append(LossSums(**checkpoints[k].tensors))
     held = add_sums(parts)
     # On its own training rows a network agrees with any other that fits them: divergences are those of held-out rows.
     scale = (rows.size.double() / held.rows.clamp(min=1))[:, None]
@@ -138,13 +136,13 @@ def evaluate_candidates(job: Job, tell: OnProgress) -> NetworkCheckpoint:
     return NetworkCheckpoint({"loss": torch.stack(losses).float()}, known)
 
 
-def choose_from_checkpoint(job: Job, found: NetworkCheckpoint) -> tuple[Choice, TrainingSchedule]:
-    loss, held = found.tensors["loss"], job.clients.validation.compact()
-    settings = [Setting(*given) for given in found.known["settings"]]
+def choose_from_checkpoint(job: Job, checkpoint: NetworkCheckpoint) -> tuple[Choice, TrainingSchedule]:
+    loss, held = checkpoint.tensors["loss"], job.clients.validation.compact()
+    settings = [Setting(*given) for given in checkpoint.known["settings"]]
     fold = assign_folds(held, job.clients.keys, DEFAULT_FOLDS, job.run.training.seed)
     best = settings[int(loss.mean(1).argmin())]
     choice = choose_settings(job.task, settings, LossesByRow(loss, fold, row_clients(held), len(held)), [best])
-    return choice, TrainingSchedule(found.known["rounds"], found.known["lams"])
+    return choice, TrainingSchedule(checkpoint.known["rounds"], checkpoint.known["lams"])
 
 
 def train_triple(
@@ -152,9 +150,9 @@ def train_triple(
 ) -> ModelTriple:
     """The three models of a choice, trained on these rows for as many rounds as its validation found best."""
     wanted = {choice.plan, choice.local, choice.global_, *choice.own.values()}
-    whole = replace_training(replace_rows(job, rows), checkpoint="last", evaluate_every=job.run.training.rounds)
-    again = iterate_candidates(whole, work, lambda what, *done: tell(f"{what}, {where}", *done), wanted)
-    return assemble_triple(choice, {models.setting: models for models in again if models.setting in wanted})
+    training_job = replace_training(replace_rows(job, rows), checkpoint="last", evaluate_every=job.run.training.rounds)
+    candidates = iterate_candidates(training_job, work, lambda what, *done: tell(f"{what}, {where}", *done), wanted)
+    return assemble_triple(choice, {models.setting: models for models in candidates if models.setting in wanted})
 
 
 def replace_rows(job: Job, rows: Rows) -> Job:
@@ -188,12 +186,12 @@ def iterate_candidates(
 
 
 def train_baseline(job: Job, name: str, work: TrainingSchedule, tell: OnProgress) -> tuple[Tensor, Tensor]:
-    """The common model and everyone's, of the best round or after as many rounds as `work` says."""
+    """The global model and all clients' models, of the best round or after as many rounds as `work` has."""
     job = replace_training(job, rounds=work.rounds.get(name, job.run.training.rounds))
     ready, exchange, server = resolve_for_job(build(name, {}), job)
-    found = train(job, ready, exchange, TrainingState(server), None, tell)
-    work.rounds.setdefault(name, max(found.outcome.best.t, 1))
-    return found.common, found.models
+    result = train(job, ready, exchange, TrainingState(server), None, tell)
+    work.rounds.setdefault(name, max(result.outcome.best.t, 1))
+    return result.common, result.models
 
 
 def finetune_locally(job: Job, w: Tensor, times: int) -> Tensor:
@@ -222,11 +220,11 @@ def train_lambda_path(
     job = replace_training(
         job, rounds=max(MIN_LAMBDA_ROUNDS, work.rounds["fedavg"] // LAMBDA_ROUND_DIVISOR), checkpoint="last"
     )
-    everyone = torch.arange(len(job.clients))
-    v = w.expand(len(everyone), -1)
+    clients = torch.arange(len(job.clients))
+    v = w.expand(len(clients), -1)
     for lam in (lam for lam in work.lams if lam >= slackest):
         ready, exchange, server = resolve_for_job(build("fedprox_personal", {"lam": lam}), job)
-        exchange.states.put(everyone, exchange.states.take(everyone)._replace(v=v), 1)
-        found = train(job, ready, exchange, TrainingState(server._replace(w=w)), None, tell)
-        w, v = found.common, found.models
+        exchange.states.put(clients, exchange.states.take(clients)._replace(v=v), 1)
+        result = train(job, ready, exchange, TrainingState(server._replace(w=w)), None, tell)
+        w, v = result.common, result.models
         yield SettingModels(Setting(LAMBDA, lam), w, v)

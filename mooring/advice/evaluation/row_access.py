@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
-from mooring.advice.candidates.families import Setting
-from mooring.advice.evaluation.fold_fits import FoldedRows, FoldFits, FoldResult, NearbyPriors, fit_folds_in_memory
+from mooring.advice.evaluation.fold_fits import fit_folds_in_memory
 from mooring.advice.folds import (
     FoldSplit,
     drop_copies,
@@ -22,7 +21,6 @@ from mooring.advice.folds import (
 from mooring.data.clients import Clients
 from mooring.engines.metrics import compute_metrics
 from mooring.engines.prepare import Job
-from mooring.engines.progress import OnProgress
 
 
 class UsableRows(NamedTuple):
@@ -33,37 +31,12 @@ class UsableRows(NamedTuple):
     times: Tensor | None = None  # [N]: each fold is predicted from earlier rows
 
 
-class RowAccess(Protocol):
-    writes_models: bool  # whether the run directory contains the clients' models
-    can_shape: bool  # whether columns can be added to rows
+class RowAccess:
+    """Rows in memory."""
 
-    def usable(self, clients: Clients) -> UsableRows: ...
-
-    def split(self, usable: UsableRows, keys: np.ndarray, seed: int, count: int) -> list[FoldSplit]:
-        """The rows in folds."""
-        ...
-
-    def fit_folds(
-        self,
-        data: FoldedRows,
-        settings: list[Setting],
-        choosing: int,
-        near: NearbyPriors,
-        done: Mapping[int, FoldResult],
-        save: Callable[[int, FoldResult], None] | None,
-        tell: OnProgress,
-    ) -> FoldFits:
-        """The candidates fitted without each fold, and their losses."""
-        ...
-
-    def test_measures(self, job: Job, models: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Well-known measures of models on the clients' test rows."""
-        ...
-
-
-class InMemoryAccess:
-    writes_models = True
-    can_shape = True
+    writes_models = True  # whether the run directory contains the clients' models
+    can_shape = True  # whether columns can be added to rows
+    fit_folds = staticmethod(fit_folds_in_memory)  # the candidates fitted without each fold, and their losses
 
     def usable(self, clients: Clients) -> UsableRows:
         """Every row that appears k times, as all others do, is used once; equal rows are a group."""
@@ -76,9 +49,9 @@ class InMemoryAccess:
         return UsableRows(rows, groups, times)
 
     def split(self, usable: UsableRows, keys: np.ndarray, seed: int, count: int) -> list[FoldSplit]:
+        """The rows in folds."""
         return list(iterate_folds(usable.rows, keys, seed, count, usable.groups, usable.times))
 
-    fit_folds = staticmethod(fit_folds_in_memory)
-
     def test_measures(self, job: Job, models: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Well-known measures of models on the clients' test rows."""
         return {name: compute_metrics(job.task, job.clients, w).overall for name, w in models.items()}

@@ -1,18 +1,15 @@
 """Which plan: chosen on rows that were held out inside the clients (`cross_fitting.py`).
 
-1. The prior proposes: lam_i (or lam_ij) of empirical Bayes, with one or another ridge on the common model, has half of
+1. The prior proposes: lam_i (or lam_ij) of empirical Bayes, with one or another ridge on the global model, has half of
    the belief before any row was held out, all other settings together have the other half.
-2. Held-out rows weigh the settings by their likelihoods, and everyone's model is the weighted average: where rows
-   cannot tell settings apart, their average loses less than the one that happens to look best (its loss is at most the
-   average of theirs). Newcomers get the same average (`model_average.py`). The heaviest setting is called the plan:
-   what is told
-   of stiffness is its. Without a prior (kinked losses, very many parameters, networks, whose average is none of them)
-   the best single lam is the plan, or a setting whose held-out loss is lower by more than 2.5 standard errors of the
-   paired difference.
-3. A client leaves the shared plan (looser, tighter, alone, common) only where its own held-out rows make that nearly
-   sure, all clients' choices together being the prior of each one's (empirical Bayes again), and only if such choices,
-   made on some folds, pay on the others by more than three standard errors. A client of few rows cannot: for it the
-   prior decides.
+2. Held-out rows weigh the settings by their likelihoods, and personal models are the weighted average: where rows do
+   not tell settings apart, the loss of their average is at most the average of their losses. New clients get the same
+   average (`model_average.py`). The heaviest setting is called the plan; reported lambdas are the plan's. Without a
+   prior (nonsmooth losses, very many parameters, networks) the best single lam is the plan, or a setting whose held-out
+   loss is lower by more than 2.5 standard errors of the paired difference.
+3. A client has another setting than the plan only where its own held-out rows make that nearly certain, all clients'
+   choices being the prior of each one's (empirical Bayes again), and only if such choices, made on some folds, are
+   better on the others by more than three standard errors. For a client of few rows the prior decides.
 """
 
 from __future__ import annotations
@@ -42,7 +39,7 @@ from mooring.core.client_functions import ClientRows
 from mooring.estimates.client_statistics import RIDGE_GRID
 from mooring.tasks.linear import Linear
 
-PRIOR_FACTORS = (16.0, 4.0, 2.0, 1.0, 0.5, 0.25, 0.0625)  # on the stiffness that the prior proposes
+PRIOR_FACTORS = (16.0, 4.0, 2.0, 1.0, 0.5, 0.25, 0.0625)  # on the lambda that the prior proposes
 NEARBY_FACTORS, SINGLE_FACTOR = (2.0, 1.0, 0.5), (1.0,)
 RIDGE_FACTORS = {
     0.0: NEARBY_FACTORS,
@@ -55,30 +52,25 @@ COARSE_RIDGE_FACTORS = {
     4.0: SINGLE_FACTOR,
     16.0: SINGLE_FACTOR,
 }  # where every fit takes iterations
-MIN_RIDGE_CURVATURE_SHARE = (
-    3e-4  # a ridge on the common model so far below the curvature changes nothing: no others are tried
-)
-ALPHAS = (0.25, 0.5, 0.75)  # 0 and 1 are `common` and `alone`
+MIN_RIDGE_CURVATURE_SHARE = 3e-4  # a smaller ridge on the global model changes nothing: no others are tried
+ALPHAS = (0.25, 0.5, 0.75)  # 0 and 1 are the global and the local model
 LOCAL_RIDGES = RIDGE_GRID[::2].tolist()
 MIXTURE_RIDGES = LOCAL_RIDGES[4:9:2]
 GLOBAL_RIDGES = [0.0, *RIDGE_GRID[4:18:4].tolist()]
 MAX_CHOOSING_CLIENTS = 2_000  # clients that choose the plan; the others follow
-SWITCH_STANDARD_ERRORS, EXCEPTION_STANDARD_ERRORS = (
-    2.5,
-    3.0,
-)  # standard errors that another plan, and choices of clients' own, must win by
+SWITCH_STANDARD_ERRORS, EXCEPTION_STANDARD_ERRORS = 2.5, 3.0  # by which another plan, and exceptions, must be better
 PROPOSED_PROBABILITY = 0.5  # in what the prior proposes, before any row was held out
 MIN_WEIGHT = 0.01  # of a setting in the average: less is left out, and need not be fitted again
-MIN_EXCEPTION_PROBABILITY = 0.8  # a client leaves the plan only for what is likelier than this
+MIN_EXCEPTION_PROBABILITY = 0.8  # that another setting than the plan is the right one of a client
 
 
 class Choice(NamedTuple):
     plan: Setting  # the heaviest in the mix
-    mix: dict[Setting, float]  # settings and their weights: the average of their models is everyone's
+    mix: dict[Setting, float]  # settings and their weights: personal models are the average of their models
     default: Setting  # what the prior, or the best single lam, proposed
     local: Setting  # the best of its family
     global_: Setting
-    own: dict[int, Setting]  # client -> where it leaves the plan
+    own: dict[int, Setting]  # client -> its setting, where that is not the plan
     table: pd.DataFrame  # of every candidate its numbers, held-out loss, how much worse than the plan, error, weight
     priors: list[Prior]  # the preferred one first
     losses: Tensor  # [clients, candidates], mean held-out losses; nan without rows
@@ -95,12 +87,12 @@ def list_candidates(
     """All settings to compare, and those that the priors propose; of further column `sets` a part of them."""
     settings, proposed = [], []
     for name in [LINEAR] if sets is None else sets.names():
-        mine = [prior for prior in priors if prior.columns == name]
+        own_priors = [prior for prior in priors if prior.columns == name]
         few = name != LINEAR
         at = on_columns(task, rows, sets, name)
-        found = _settings_on(at.task, at.rows, mine, weights, total, few)
-        settings += [setting._replace(columns=name) for setting in found[0]]
-        proposed += [setting._replace(columns=name) for setting in found[1]]
+        lists = _settings_on(at.task, at.rows, own_priors, weights, total, few)
+        settings += [setting._replace(columns=name) for setting in lists[0]]
+        proposed += [setting._replace(columns=name) for setting in lists[1]]
     return settings, proposed
 
 
@@ -119,12 +111,14 @@ def _settings_on(
     settings += [Setting(LAMBDA, float(s) * unit, ridge) for s in LAMBDA_SCALES[:: 2 * step]]
     proposed = []
     for k, prior in enumerate(priors):
-        own = estimate_global_ridge(task, prior, total)
+        own_ridge = estimate_global_ridge(task, prior, total)
         grid = RIDGE_FACTORS if isinstance(task, Linear) and not few and k == 0 else COARSE_RIDGE_FACTORS
-        ridges = grid if own >= MIN_RIDGE_CURVATURE_SHARE * unit else {1.0: grid[1.0]}
-        mine = [Setting(FAMILY_OF_PRIOR[prior.kind], f, r * own) for r, factors in ridges.items() for f in factors]
-        settings += mine
-        proposed += [setting for setting in mine if setting.value == 1.0]
+        ridges = grid if own_ridge >= MIN_RIDGE_CURVATURE_SHARE * unit else {1.0: grid[1.0]}
+        pulled = [
+            Setting(FAMILY_OF_PRIOR[prior.kind], f, r * own_ridge) for r, factors in ridges.items() for f in factors
+        ]
+        settings += pulled
+        proposed += [setting for setting in pulled if setting.value == 1.0]
     if not few:
         settings += [Setting(MIXTURE, a, ridge, r) for r in MIXTURE_RIDGES[:: min(step, 2)] for a in ALPHAS]
     return settings, proposed
@@ -152,35 +146,35 @@ def choose_settings(
 ) -> Choice:
     """The choice from held-out losses; their folds split the rows for the clients' own choices.
 
-    `proposed` are the settings of the priors, or one to stay with unless another is clearly better. `belief` [settings]
+    `proposed` are the settings of the priors, or the default unless another is clearly better. `belief` [settings]
     is that before any row was held out, where `settings` are only a part of those that were tried.
     """
     rows = int(losses.count.sum())
     mean = losses.sums.sum((0, 1)) / rows
     scale = mean_dispersion(task, priors)
 
-    def best(*families: str) -> int:
+    def best_of(*families: str) -> int:
         return min((k for k, s in enumerate(settings) if s.family in families), key=lambda k: float(mean[k]))
 
     def errors(pairs: list[tuple[int, int]]) -> list[float]:
         """Standard errors of the mean differences over rows."""
-        first, second = (torch.tensor(side)[:, None, None].expand(-1, *losses.count.shape) for side in zip(*pairs))
-        return [float(one) for one in standard_error(rows, *losses.apart(first, second))]
+        default, second = (torch.tensor(side)[:, None, None].expand(-1, *losses.count.shape) for side in zip(*pairs))
+        return [float(one) for one in standard_error(rows, *losses.apart(default, second))]
 
     places = [settings.index(setting) for setting in proposed]
-    first = min(places, key=lambda k: float(mean[k])) if places else best(LAMBDA)
+    default = min(places, key=lambda k: float(mean[k])) if places else best_of(LAMBDA)
     if priors:
         belief = prior_probabilities(settings, proposed) if belief is None else belief
-        weight = posterior_weights(losses, belief, loss_temperature(task, float(mean[first]), scale))
+        weight = posterior_weights(losses, belief, loss_temperature(task, float(mean[default]), scale))
         plan = int(weight.argmax())
     else:
-        plan, least = first, int(mean.argmin())
-        if float(mean[first] - mean[least]) > SWITCH_STANDARD_ERRORS * errors([(first, least)])[0]:
+        plan, least = default, int(mean.argmin())
+        if float(mean[default] - mean[least]) > SWITCH_STANDARD_ERRORS * errors([(default, least)])[0]:
             plan = least
         weight = (torch.arange(len(settings)) == plan).double()
-    local, global_ = best(LOCAL), best(GLOBAL)
+    local, global_ = best_of(LOCAL), best_of(GLOBAL)
     options = list(dict.fromkeys([plan, *same_family_indices(settings, plan), local, global_]))
-    own = choose_exceptions(losses, options, loss_temperature(task, float(mean[plan]), scale))
+    exception_indices = choose_exceptions(losses, options, loss_temperature(task, float(mean[plan]), scale))
     table = pd.DataFrame(
         [{"family": s.family, "columns": s.columns, "value": s.value, "ridge": s.ridge} for s in settings]
     )
@@ -190,17 +184,17 @@ def choose_settings(
     table["plan"] = np.arange(len(settings)) == plan
     table["weight"] = weight.numpy()
     mix = {settings[k]: float(weight[k]) for k in torch.nonzero(weight)[:, 0].tolist()}
-    mine = {i: settings[options[k]] for i, k in own.items()}
+    exceptions = {i: settings[options[k]] for i, k in exception_indices.items()}
     seen = losses.sums.sum(0) / losses.count.sum(0)[:, None]
-    chosen = (settings[plan], mix, settings[first], settings[local], settings[global_])
-    return Choice(*chosen, mine, table, list(priors), seen)
+    chosen = (settings[plan], mix, settings[default], settings[local], settings[global_])
+    return Choice(*chosen, exceptions, table, list(priors), seen)
 
 
 def prior_probabilities(settings: list[Setting], proposed: Sequence[Setting]) -> Tensor:
-    """[settings]: before any row was held out. The proposed ones share BELIEF evenly, and the others the rest."""
-    mine = torch.tensor([setting in proposed for setting in settings])
-    rest = (1 - PROPOSED_PROBABILITY) / max(len(settings) - int(mine.sum()), 1)
-    return torch.where(mine, PROPOSED_PROBABILITY / max(int(mine.sum()), 1), rest).double()
+    """[settings]: before any row was held out. The proposed ones share PROPOSED_PROBABILITY, the others 1 less it."""
+    is_proposed = torch.tensor([setting in proposed for setting in settings])
+    other = (1 - PROPOSED_PROBABILITY) / max(len(settings) - int(is_proposed.sum()), 1)
+    return torch.where(is_proposed, PROPOSED_PROBABILITY / max(int(is_proposed.sum()), 1), other).double()
 
 
 def posterior_weights(losses: HeldOutLosses, belief: Tensor, heat: float) -> Tensor:
@@ -209,8 +203,8 @@ def posterior_weights(losses: HeldOutLosses, belief: Tensor, heat: float) -> Ten
     sums, best = losses.sums.sum((0, 1)), int(losses.sums.sum((0, 1)).argmin())
     first = torch.arange(len(sums))[:, None, None].expand(-1, *losses.count.shape)
     total, square = losses.apart(first, torch.full_like(first, best))
-    behind = log_likelihood_deficits(total, square, int(losses.count.sum()), heat)
-    weight = torch.softmax(belief.log() - behind, 0)
+    deficit = log_likelihood_deficits(total, square, int(losses.count.sum()), heat)
+    weight = torch.softmax(belief.log() - deficit, 0)
     weight = torch.where(weight < MIN_WEIGHT, 0.0, weight)
     return weight / weight.sum()
 
@@ -235,10 +229,10 @@ def standard_error(rows: int, total: Tensor, square: Tensor) -> Tensor:
 
 def same_family_indices(settings: list[Setting], plan: int) -> list[int]:
     """The settings that differ from the plan in their value only."""
-    mine = settings[plan]
-    if mine.family in (GLOBAL, LOCAL):
+    setting = settings[plan]
+    if setting.family in (GLOBAL, LOCAL):
         return [plan]
-    return [k for k, s in enumerate(settings) if s._replace(value=0.0) == mine._replace(value=0.0)]
+    return [k for k, s in enumerate(settings) if s._replace(value=0.0) == setting._replace(value=0.0)]
 
 
 def mean_dispersion(task: Any, priors: Sequence[Prior]) -> float:
@@ -252,7 +246,7 @@ def loss_temperature(task: Any, loss: float, dispersion: float = 1.0) -> float:
 
 
 def choose_exceptions(losses: HeldOutLosses, options: list[int], heat: float) -> dict[int, int]:
-    """Which clients leave the first of some settings, the plan, and for which one, by its place among them."""
+    """Which clients have another setting than the first one, the plan: its index among `options` by client."""
     sums, rows = losses.sums[..., options], int(losses.count.sum())
     total, which = sums.sum(0), torch.tensor(options)
     pick = torch.stack(
@@ -269,16 +263,16 @@ def most_likely_options(score: Tensor, rounds: int = 50) -> Tensor:
 
     score is [clients, options], log-likelihoods. The options' shares over all clients are fitted by EM, from a start
     and with a prior at which half of the clients keep the plan; less than half is never assumed, so that a client whose
-    own rows cannot tell keeps it, whatever the others do.
+    own rows do not decide keeps it, whatever the others do.
     """
     options = score.shape[1]
     start = torch.full((options,), 0.5 / max(options - 1, 1), dtype=score.dtype)
     start[0] = 0.5 if options > 1 else 1.0
     share = start
     for _ in range(rounds):
-        post = torch.softmax(score + share.log(), 1)
-        share = (post.sum(0) + options * start) / (len(score) + options)
+        posterior = torch.softmax(score + share.log(), 1)
+        share = (posterior.sum(0) + options * start) / (len(score) + options)
         if float(share[0]) < float(start[0]):
             share = torch.cat([start[:1], 0.5 * share[1:] / share[1:].sum()])
-    top = post.max(1)
+    top = posterior.max(1)
     return torch.where(top.values > MIN_EXCEPTION_PROBABILITY, top.indices, 0)

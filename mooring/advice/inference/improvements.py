@@ -74,8 +74,8 @@ def estimate_improvements(held: LossSums, own: LossSums) -> Improvements:
         for k in range(2)
     ]
     mean, variance, slope, excess = (torch.stack(parts, -1) for parts in zip(*columns))
-    steadied = held.deviation + SHRINKAGE_ROWS * held.deviation.sum(0) / held.rows.sum().clamp(min=1)
-    correlation = steadied[:, 2] / (steadied[:, 0] * steadied[:, 1]).clamp(min=TINY).sqrt()
+    shrunk = held.deviation + SHRINKAGE_ROWS * held.deviation.sum(0) / held.rows.sum().clamp(min=1)
+    correlation = shrunk[:, 2] / (shrunk[:, 0] * shrunk[:, 1]).clamp(min=TINY).sqrt()
     covariance = torch.diag_embed(variance)
     covariance[:, 0, 1] = covariance[:, 1, 0] = correlation.clamp(-1, 1) * variance.prod(1).sqrt()
     return Improvements(mean, covariance, slope, excess)
@@ -109,9 +109,9 @@ def _one_side(
     # One standard error is taken off: an excess that chance explains counts as 0.
     excess = (((signal * beyond).sum() - (2 * weight).sqrt()) / weight).clamp(0, MAX_EXCESS)
     wrong = excess * divergence**2
-    kept = torch.where(seen, wrong / (wrong + base), 0.0)
-    variance = posterior + (1 - kept) * wrong + (slope_error * divergence) ** 2
-    return slope * divergence + kept * residual, variance, slope, excess
+    weight_of_residual = torch.where(seen, wrong / (wrong + base), 0.0)
+    variance = posterior + (1 - weight_of_residual) * wrong + (slope_error * divergence) ** 2
+    return slope * divergence + weight_of_residual * residual, variance, slope, excess
 
 
 def _slope(difference: Tensor, divergence: Tensor) -> tuple[Tensor, Tensor]:
@@ -138,14 +138,14 @@ class Comparison(NamedTuple):
         return self.mean - reach, self.mean + reach
 
 
-def compare_models(found: Improvements, model: str, other: str) -> Comparison:
+def compare_models(improvements: Improvements, model: str, other: str) -> Comparison:
     """Every client's loss with `other` less its loss with `model`."""
     if model == other:
-        nothing = torch.zeros(len(found.mean), dtype=torch.float64)
+        nothing = torch.zeros(len(improvements.mean), dtype=torch.float64)
         return Comparison(nothing, nothing, nothing + 0.5)
     contrast = torch.tensor(_CONTRASTS[model, other], dtype=torch.float64)
-    mean = found.mean @ contrast
-    sd = torch.einsum("i,mij,j->m", contrast, found.covariance, contrast).clamp(min=0).sqrt()
+    mean = improvements.mean @ contrast
+    sd = torch.einsum("i,mij,j->m", contrast, improvements.covariance, contrast).clamp(min=0).sqrt()
     same = (mean == 0) & (sd == 0)
     z = mean / sd.clamp(min=TINY)
     return Comparison(mean, sd, torch.where(same, 0.5, torch.special.ndtr(z)))

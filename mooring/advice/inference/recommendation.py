@@ -27,7 +27,7 @@ from mooring.advice.inference.improvements import Comparison, Improvements, comp
 
 DEFAULT_MARGIN = 0.01  # difference too small to matter, as a share of the loss
 DEFAULT_LEVEL = 0.95  # of the federation's interval
-CLIENT_LEVEL = 0.9  # of a client's: it leaves 0 out just where the probability to be better is above HIGH
+CLIENT_LEVEL = 0.9  # of a client's: it excludes 0 just where the probability to be better is above HIGH_PROBABILITY
 HIGH_PROBABILITY, MODERATE_PROBABILITY = 0.95, 0.8
 GUARD_MARGINS = 2.0
 SHRINKAGE_ROWS = 10.0  # rows' worth of all clients' losses that a client's own are shrunk by
@@ -68,19 +68,19 @@ def recommend(
 
     `fitted` are sums over the rows that the held-out models were fitted to.
     """
-    found = estimate_improvements(held, own)
+    improvements = estimate_improvements(held, own)
     loss = pooled_losses(held)
     chosen = choose_models(held, own, margin)
-    mine = recommended_losses(held, chosen)
-    over, same = compare_recommended(found, chosen, SAME_LOSS_SHARE * abs(loss[PERSONAL]))
-    lines = {o: mean_difference(held.rows, held.loss[:, k] - mine, level) for k, o in enumerate(ALTERNATIVES)}
+    recommended = recommended_losses(held, chosen)
+    over, same = compare_recommended(improvements, chosen, SAME_LOSS_SHARE * abs(loss[PERSONAL]))
+    lines = {o: mean_difference(held.rows, held.loss[:, k] - recommended, level) for k, o in enumerate(ALTERNATIVES)}
     personal = {o: mean_difference(held.rows, held.difference[:, k], level) for k, o in enumerate(ALTERNATIVES)}
-    losses = loss | {"recommended": float(mine.sum() / held.rows.sum().clamp(min=1))}
+    losses = loss | {"recommended": float(recommended.sum() / held.rows.sum().clamp(min=1))}
     full = None
     if fitted is not None:
         scale = full_size_factors(held, fitted) * held.loss
         full = {o: mean_difference(held.rows, scale[:, k] - scale[:, 2], level) for k, o in enumerate(ALTERNATIVES)}
-    return Recommendations(chosen, expected_losses(held, found), over, same, losses, lines, personal, full)
+    return Recommendations(chosen, expected_losses(held, improvements), over, same, losses, lines, personal, full)
 
 
 def full_size_factors(held: LossSums, fitted: LossSums) -> Tensor:
@@ -147,12 +147,12 @@ def mean_difference(rows: Tensor, sums: Tensor, level: float = DEFAULT_LEVEL) ->
 
 
 def compare_recommended(
-    found: Improvements, chosen: np.ndarray, least: float
+    improvements: Improvements, chosen: np.ndarray, least: float
 ) -> tuple[dict[str, Comparison], dict[str, np.ndarray]]:
     """The recommended models against local and global ones; differences below `least` count as none."""
     over, same = {}, {}
     for other in ALTERNATIVES:
-        parts = {model: compare_models(found, model, other) for model in MODEL_KINDS}
+        parts = {model: compare_models(improvements, model, other) for model in MODEL_KINDS}
         pick = {model: torch.from_numpy(chosen == model) for model in MODEL_KINDS}
         columns = [
             sum(pick[model] * getattr(parts[model], name) for model in MODEL_KINDS) for name in Comparison._fields
@@ -169,8 +169,8 @@ def compare_recommended(
     return over, same
 
 
-def expected_losses(held: LossSums, found: Improvements) -> dict[str, np.ndarray]:
-    """By model [m]: the personal model's held-out loss, shrunk on the log scale by how little a client's rows tell of
+def expected_losses(held: LossSums, improvements: Improvements) -> dict[str, np.ndarray]:
+    """By model [m]: the personal model's held-out loss, shrunk on the log scale by how little a client's rows show of
     it, and the others' by their expected differences from it."""
     n, loss = held.rows, held.loss[:, 2]
     total = n.sum().clamp(min=1)
@@ -184,7 +184,8 @@ def expected_losses(held: LossSums, found: Improvements) -> dict[str, np.ndarray
     weight[seen] = between / (between + chance).clamp(min=torch.finfo(loss.dtype).tiny)
     personal = overall * (weight * logs).exp()
     others = {
-        o: torch.maximum(personal + found.mean[:, k], MIN_LOSS_SHARE * personal) for k, o in enumerate(ALTERNATIVES)
+        o: torch.maximum(personal + improvements.mean[:, k], MIN_LOSS_SHARE * personal)
+        for k, o in enumerate(ALTERNATIVES)
     }
     return {name: part.numpy() for name, part in (others | {PERSONAL: personal}).items()}
 

@@ -1,4 +1,4 @@
-"""A client that comes after the training: a personal model from the common one, without another round.
+"""A client that joins after the training: a personal model from the global one, without another round.
 
     mixture   v <- v - eta alpha grad L_k(alpha v + (1 - alpha) w) from v = w;  alpha v + (1 - alpha) w    APFL
     prox      arg min_v L_k(v) + lam/2 |v - w|^2                                  methods of personal models on a pull
@@ -41,9 +41,7 @@ LOCAL_WORK_FIELDS = (
     "alpha_by",
     "radius",
 )
-ADAPTATION_ROUNDS = (
-    5  # a newcomer's local work, in rounds' worth of the method's: 5 passes where a round is one (apfl, Figure 6)
-)
+ADAPTATION_ROUNDS = 5  # of local work by a new client: 5 passes where a round is one (apfl, Figure 6)
 
 
 def adapt_models(
@@ -54,44 +52,48 @@ def adapt_models(
     round: Round,
     *,
     how: str = "auto",
-    stays: int = ADAPTATION_ROUNDS,
+    rounds: int = ADAPTATION_ROUNDS,
 ) -> Tensor:
-    """[C, d]: what newcomers with these data deploy, given a finished run's settled algorithm and server state.
+    """[C, d]: models of new clients with these data, given a finished run's resolved algorithm and server state.
 
-    Step sizes are the run's, on convex tasks at most what the newcomer's own curvature allows; an exact prox is used
-    where the task has one. A lam or alpha per client has no value for a newcomer: the median stands in.
+    Step sizes are the run's, on convex tasks at most what the new client's own curvature allows; an exact prox is used
+    where the task has one. A lam or alpha per client has no value for a new client: the median is used.
     """
     how = algorithm.new_client_method if how == "auto" else how
     if how not in ADAPTATION_METHODS:
         raise RequestError(f"how must be one of {', '.join(ADAPTATION_METHODS)} or auto, got {how!r}.")
     if how == "prox" and not hasattr(algorithm, "lam"):
-        raise RequestError(f"{algorithm.name} has no lam to moor a newcomer by; use how = 'tune'.")
-    alone = [data.select(torch.tensor([i])) for i in range(len(data))]
-    return torch.cat([_one(algorithm, server, task, mine, round, how, stays) for mine in alone])
+        raise RequestError(f"{algorithm.name} has no lam to pull a new client's model by; use how = 'tune'.")
+    separate = [data.select(torch.tensor([i])) for i in range(len(data))]
+    return torch.cat(
+        [_adapt_client(algorithm, server, task, client_data, round, how, rounds) for client_data in separate]
+    )
 
 
-def _one(algorithm: Any, server: Any, task: Any, data: CohortData, round: Round, how: str, stays: int) -> Tensor:
-    """[1, d]: the model of a single newcomer, which depends on no other."""
+def _adapt_client(
+    algorithm: Any, server: Any, task: Any, data: CohortData, round: Round, how: str, rounds: int
+) -> Tensor:
+    """[1, d]: the model of a single new client, which depends on no other."""
     w = server.w[None]
-    turns = [round._replace(t=t) for t in range(1, stays + 1)]
+    rounds_of_work = [round._replace(t=t) for t in range(1, rounds + 1)]
     if how in ("finish", "alone"):
         first = algorithm.init(task, server.w)[1]
         client = type(first)(*(part[None] for part in first))
-        for turn in turns if how == "alone" else []:
+        for turn in rounds_of_work if how == "alone" else []:
             client = algorithm.client_update(server, client, task, data, turn)[0]
         client = algorithm.finetune(server, client, task, data, round)
         return algorithm.personal_model(server, client).expand(1, -1)
     if how == "mixture":
         mixer = make_local_algorithm(APFL, algorithm, task, data, w)
-        stay = MixtureSteps(w, w, torch.full((1,), float(mixer.alpha), dtype=w.dtype))
-        for turn in turns:
-            stay = deque(mixer.local_steps(stay, task, data, turn, moves_w=False), maxlen=1).pop()
-        return mix_models(stay.alpha, stay.v, w)
+        state = MixtureSteps(w, w, torch.full((1,), float(mixer.alpha), dtype=w.dtype))
+        for turn in rounds_of_work:
+            state = deque(mixer.local_steps(state, task, data, turn, moves_w=False), maxlen=1).pop()
+        return mix_models(state.alpha, state.v, w)
     lam = new_client_lam(algorithm.lam, w) if how == "prox" else 0.0
     if how == "prox" and task.prox is not None:
         return task.prox(w, lam, data.train.full(task), w)
     v, tuner = w, make_local_algorithm(FedAvg, algorithm, task, data, w, float(torch.as_tensor(lam).max()))
-    for turn in turns:
+    for turn in rounds_of_work:
         v = train_locally(tuner, task, v, data, turn, pull=(lam, w))[0]
     return v
 
@@ -101,7 +103,7 @@ def make_local_algorithm(kind: Any, algorithm: Any, task: Any, data: CohortData,
     same = [f.name for f in fields(kind) if f.name in LOCAL_WORK_FIELDS and hasattr(algorithm, f.name)]
     shared = {name: getattr(algorithm, name) for name in same}
     if shared.get("adapt_on") == "validation":
-        shared["adapt_on"] = "auto"  # the newcomer may have no validation rows
+        shared["adapt_on"] = "auto"  # the new client may have no validation rows
     if isinstance(shared.get("alpha"), tuple):
         shared["alpha"] = statistics.median(shared["alpha"])
     facts = collect_statistics(task, data, w[0], ())

@@ -1,14 +1,14 @@
-"""What a newcomer to an advice gets: the average that the clients got, from what the run keeps of each setting.
+"""Personal models of new clients: the average that the clients got, from what the run stores of each setting.
 
-    common           w
-    alone            v, its own fit with the setting's ridge
+    global           w
+    local            v, its own fit with the setting's ridge
     lambda           arg min_v L(v) + lam/2 |v - w|^2
     size, diagonal   arg min_v L(v) + 1/2 sum_j lam_j (v_j - w_j)^2,    lam_j = value noise / (n tau_j^2)
     mixture          alpha v + (1 - alpha) w
 
-w is the setting's own common model, as the clients left it; n are the newcomer's rows, and noise is the clients'
-typical one, or the newcomer's own, steadied by them, where theirs differ (`client_noise.py`). So a newcomer with
-the very rows of a client gets the client's model, nearly so where noises differ, unless it left the shared plan.
+w is the setting's global model; n are the new client's rows, and noise is the clients' typical one, or its own, shrunk
+to theirs, where theirs differ (`client_noise.py`). So a new client with the rows of a client gets the client's model,
+nearly so where noises differ, unless that has another setting than the plan.
 """
 
 from __future__ import annotations
@@ -81,17 +81,17 @@ def average_models(task: Any, rows: Rows, mix: StoredMixture, shape: ShapedColum
 
 
 def estimate_relative_noise(task: Any, rows: Rows, mix: StoredMixture, sets: ColumnSets | None, columns: str) -> Tensor:
-    """[C]: newcomers' noises over the clients' typical one, found as theirs were, around the clients' centre.
+    """[C]: the noises of new clients over the clients' typical one, estimated as theirs, around the clients' center.
 
-    Each set of columns leaves its own: `task` and `rows` are those of `columns`.
+    Each set of columns has its own: `task` and `rows` are those of `columns`.
     """
     known = (mix.noises or {}).get(columns)
     slack = next((mix.slack[key] for f in FAMILIES_BY_RICHNESS if (key := f"{columns}.{f}") in mix.slack), None)
     if known is None or slack is None:
         return torch.ones(len(rows), dtype=torch.float64)
     law, slack = NoiseDistribution(*known), LOOSE_VARIANCE_FACTOR * slack
-    mine = [setting["weight"] * (setting["columns"] == columns) for setting in mix.settings]
-    weights = torch.tensor(mine, dtype=mix.centres.dtype)
+    own_weights = [setting["weight"] * (setting["columns"] == columns) for setting in mix.settings]
+    weights = torch.tensor(own_weights, dtype=mix.centres.dtype)
     w = (weights / weights.sum()) @ mix.centres
     w = w if sets is None else sets.extract(columns, w)
     pull = 1 / rows.size.clamp(min=1).to(task.dtype)
@@ -103,7 +103,7 @@ def estimate_relative_noise(task: Any, rows: Rows, mix: StoredMixture, sets: Col
 def fit_new_clients(
     task: Any, rows: Rows, setting: Setting, w: Tensor, slack: Tensor | None, noise: Tensor | float = 1.0
 ) -> Tensor:
-    """[C, d], or [d] where all have the same: what newcomers get under one setting, whose common model is w.
+    """[C, d], or [d] where all have the same: models of new clients by one setting, whose global model is w.
 
     `slack` [d] is tau^2 over the typical noise, `noise` [C] their own over that.
     """
@@ -122,7 +122,7 @@ def fit_new_clients(
 
 
 def fit_pulled_models(task: Any, batch: Batch, pull: Tensor, w: Tensor, slack: Tensor | None) -> Tensor:
-    """v = w + S z with the least L_i(v) + pull_i/2 |z|^2, S = slack^1/2: what has no slack stays as it is in w.
+    """v = w + S z with the least L_i(v) + pull_i/2 |z|^2, S = slack^1/2: coefficients without slack are those of w.
 
     `pull` is [C], `slack` [d]; None is 1.
     """

@@ -1,4 +1,4 @@
-"""`personalize`: newcomers to a finished run get models of their own, and learn whether joining would have paid."""
+"""`personalize`: personal models for new clients of a finished run, and whether they are better than local ones."""
 
 from __future__ import annotations
 
@@ -55,15 +55,15 @@ from mooring.shapes.columns import ShapedColumns
 from mooring.theory.federation_gain import risk_ratio
 
 INTERVAL_Z = float(ndtri((1 + DEFAULT_LEVEL) / 2))
-AVERAGE_METHOD = "average"  # the way of newcomers to an advice: that of its settings
-MIN_RATIO_ROWS = 10  # held-out rows below which a ratio of losses says nothing
+AVERAGE_METHOD = "average"  # of new clients of an advice: the average of its settings
+MIN_RATIO_ROWS = 10  # held-out rows below which no ratio of losses is reported
 
 
 class Personalized(NamedTuple):
-    """What newcomers get: a row each, in the target's own units, their models, and how the models were made."""
+    """One row per new client, in the target's own units, their models, and how the models were made."""
 
-    clients: pd.DataFrame  # those of an advice, and ratio: loss alone over personal loss, with its interval
-    models: Tensor  # [C, d], what each is told to deploy
+    clients: pd.DataFrame  # as in an advice, and ratio: local loss over personal loss, with its interval
+    models: Tensor  # [C, d], the recommended models
     metric: str
     way: str
     notes: list[str]
@@ -81,29 +81,27 @@ def personalize(
     min_rows: int = 5,
     drop_small: bool = False,
 ) -> Personalized:
-    """Personal models for the clients in `source`, from the common model of the run at `path`.
+    """Personal models for the clients in `source`, from the global model of the run at `path`.
 
-    Of an advice that is solved exactly they are what its clients got: the average of all settings
-    (`model_average.py`). `how`
-    asks for another way (`adaptation.py`), and other runs have their algorithm's own.
-    A table without the run's client column is one newcomer. Newcomers are judged as advice judges networks, on rows
-    that took no part in training: what to deploy (the personal model, the common one, its own), the gains with their
-    intervals and chances, and the ratio of the losses alone and personal (the federation gain). With `out` they join
-    the run: a new run directory has the models of both, and serves `predict`. `method` chooses among those of a
-    comparison.
+    For an advice that is solved exactly they are the average of all settings, as for its clients (`model_average.py`).
+    `how` sets another method (`adaptation.py`), and other runs have their algorithm's own. A table without the run's
+    client column is one new client. Held-out rows show the recommended model (personal, global or local), improvements
+    with intervals and probabilities, and the ratio of local to personal loss (the federation gain). With `out` a new
+    run directory has the models of the run and of the new clients, and serves `predict`. `method` chooses among those
+    of a comparison.
     """
     if out is not None and Path(out).exists():
         raise RequestError(f"{out} already exists; choose another --out.")
-    directory, said = choose_method(path, method)
+    directory, notes = choose_method(path, method)
     models, asked = directory.models, directory.run.algorithm
     if asked is None:
         raise RequestError(f"{path} has no algorithm that new clients could join.")
     task, schema = read_task_and_schema(directory)
-    newcomers = load(source, schema=schema, seed=seed, dtype=task.dtype, min_rows=min_rows, drop_small=drop_small)
-    known = [name for name in newcomers.names if name in set(models.clients)]
+    new_clients = load(source, schema=schema, seed=seed, dtype=task.dtype, min_rows=min_rows, drop_small=drop_small)
+    known = [name for name in new_clients.names if name in set(models.clients)]
     if known:
         taken = f"in the run already, {quote_list(known, 3)}: their rows are taken as those of new clients"
-        said.append(
+        notes.append(
             f"{count_phrase(len(known), 'client')} {taken}{'' if out is None else ', and their models replaced'}."
         )
     algorithm = build(asked.name, asked.fields | (asked.settled or {}), directory.path)
@@ -111,54 +109,56 @@ def personalize(
     server, mix = algorithm.init(task, centre)[0], models.mix if how == "auto" else None
     shape = None if schema.shape is None else ShapedColumns.from_json(schema.shape)
 
-    def personal(clients: Clients) -> Tensor:
+    def fit_personal(clients: Clients) -> Tensor:
         if mix is not None:
             return average_models(task, usable_rows(clients), mix, shape)
         m = len(clients)
         return adapt_models(algorithm, server, task, clients.cohort(), Round(1, 1, m, m, 1.0, seed), how=how)
 
-    def trained(clients: Clients) -> ModelTriple:
-        return ModelTriple(fit_locally(task, clients, seed), models.common, personal(clients), centre[None])
+    def train_models(clients: Clients) -> ModelTriple:
+        return ModelTriple(fit_locally(task, clients, seed), models.common, fit_personal(clients), centre[None])
 
-    frame, found = evaluate_new_clients(task, newcomers, trained, seed)
+    frame, recommended = evaluate_new_clients(task, new_clients, train_models, seed)
     way = AVERAGE_METHOD if mix is not None else algorithm.new_client_method if how == "auto" else how
-    told = Personalized(frame, found, task.metric, way, [*said, *newcomers.notes], None if out is None else Path(out))
+    result = Personalized(
+        frame, recommended, task.metric, way, [*notes, *new_clients.notes], None if out is None else Path(out)
+    )
     if out is not None:
-        join_run(out, directory, newcomers, told)
-    return told
+        join_run(out, directory, new_clients, result)
+    return result
 
 
-def join_run(out: str | Path, before: RunDirectory, newcomers: Clients, told: Personalized) -> None:
-    """A new run directory with the models of a run and of its newcomers; it appears whole, or not at all."""
+def join_run(out: str | Path, before: RunDirectory, new_clients: Clients, result: Personalized) -> None:
+    """Write a run directory with the models of a run and of its new clients; it appears complete, or not at all."""
     run = before.run.model_copy(update={"mooring": before.run.mooring.model_copy(update={"purpose": "personalize"})})
     files: dict[str, bytes | Stream] = {RUN_FILE: run_bytes(run), SCHEMA_FILE: json_bytes(before.schema)}
-    if newcomers.placement is not None:
-        files[SPLIT_FILE] = parquet_bytes(newcomers.placement)
-    counts = {part: getattr(newcomers, part).size.numpy() for part in PARTS}
-    mine = told.clients.assign(**counts)
-    rows = mine[[name for name in CLIENTS_SCHEMA.names if name in mine]].to_dict("records")
+    if new_clients.placement is not None:
+        files[SPLIT_FILE] = parquet_bytes(new_clients.placement)
+    counts = {part: getattr(new_clients, part).size.numpy() for part in PARTS}
+    table = result.clients.assign(**counts)
+    rows = table[[name for name in CLIENTS_SCHEMA.names if name in table]].to_dict("records")
     if (before.path / CLIENTS_FILE).exists():
         old = before.clients.astype(object).where(lambda known: known.notna(), None)
-        rows = [*old[~old["client"].isin(newcomers.names)].to_dict("records"), *rows]
+        rows = [*old[~old["client"].isin(new_clients.names)].to_dict("records"), *rows]
     files[CLIENTS_FILE] = parquet_bytes(clients_table(rows))
     about = {
-        "title": newcomers.title,
-        "metric": told.metric,
+        "title": new_clients.title,
+        "metric": result.metric,
         "algorithm": run.algorithm and run.algorithm.name,
-        "way": told.way,
+        "way": result.way,
     }
-    newly = {"new_clients": told.clients.to_dict("records"), "notes": told.notes, "joined": str(before.path)}
+    newly = {"new_clients": result.clients.to_dict("records"), "notes": result.notes, "joined": str(before.path)}
     files[SUMMARY_FILE] = json_bytes(about | newly)
     models = before.models
-    kept = [] if models.personal is None else [i for i, n in enumerate(models.clients) if n not in newcomers.names]
-    personal = told.models if models.personal is None else torch.cat([models.personal[kept], told.models])
-    names = (*(models.clients[i] for i in kept), *newcomers.names)
+    others = [] if models.personal is None else [i for i, n in enumerate(models.clients) if n not in new_clients.names]
+    personal = result.models if models.personal is None else torch.cat([models.personal[others], result.models])
+    names = (*(models.clients[i] for i in others), *new_clients.names)
     files[MODELS_FILE] = models_file(models._replace(personal=personal, clients=names))
     create_run(out, files)
 
 
 def fit_locally(task: Any, clients: Clients, seed: int) -> Tensor:
-    """[C, d]: each newcomer's own fit, as the referee `local` makes it."""
+    """[C, d]: each new client's own fit, as the baseline `local` makes it."""
     plan = TrainingPlan(seed=seed)
     return simulate(build("local", {}), task, clients, plan).models(plan.checkpoint)
 
@@ -170,29 +170,31 @@ def evaluate_new_clients(
 
     Held-out rows decide: fold by fold, or, where the table has its own split, its test rows.
     """
-    whole = (
+    complete = (
         clients
         if has_test_rows(clients)
         else replace_client_rows(clients, concatenate_rows(clients.train, clients.test), clients.validation)
     )
-    models, parts, seen = train(whole), [], []
-    for part, held in [(whole, clients.test)] if has_test_rows(clients) else iterate_client_folds(whole, seed):
-        mine = models if part is whole else train(part)
-        parts.append(sum_losses(task, held, mine))
-        seen.append((row_clients(held), *(row_losses(task, w, held) for w in (mine.local, mine.personal))))
+    models, parts, seen = train(complete), [], []
+    for part, held in [(complete, clients.test)] if has_test_rows(clients) else iterate_client_folds(complete, seed):
+        fold_models = models if part is complete else train(part)
+        parts.append(sum_losses(task, held, fold_models))
+        seen.append(
+            (row_clients(held), *(row_losses(task, w, held) for w in (fold_models.local, fold_models.personal)))
+        )
     sums, unit = add_sums(parts), clients.target_scale**task.unit_power
-    found = recommend(sums, sum_losses(task, usable_rows(clients), models))
+    recommendations = recommend(sums, sum_losses(task, usable_rows(clients), models))
     owner, local, personal = (torch.cat(columns).numpy() for columns in zip(*seen))
     return pd.DataFrame(
         {
             "client": clients.names,
             "rows": sum(getattr(clients, part).size for part in PARTS).numpy(),
-            **recommendation_columns(found, unit),
+            **recommendation_columns(recommendations, unit),
             **{f"{name}_held_out": unit * part.numpy() for name, part in mean_losses(sums).items()},
             "held_out_rows": sums.rows.numpy().astype(int),
             **loss_ratios(owner, local, personal, len(clients)),
         }
-    ), pick_models(models, found.recommended)
+    ), pick_models(models, recommendations.recommended)
 
 
 def has_test_rows(clients: Clients) -> bool:
@@ -208,25 +210,25 @@ def replace_client_rows(clients: Clients, train: Rows, validation: Rows) -> Clie
 
 
 def iterate_client_folds(clients: Clients, seed: int) -> Iterator[tuple[Clients, Rows]]:
-    """The clients without each fold of their rows, and those rows; both parts are dealt into the folds."""
+    """The clients without each fold of their rows, and those rows; both parts are assigned to the folds."""
     parts = [clients.train.compact(), clients.validation.compact()]
     units = [None, None] if clients.units is None else [clients.units[part] for part in PARTS[:2]]
-    dealt = [assign_folds(rows, clients.keys, DEFAULT_FOLDS, seed, mine) for rows, mine in zip(parts, units)]
+    folds = [assign_folds(rows, clients.keys, DEFAULT_FOLDS, seed, groups) for rows, groups in zip(parts, units)]
     for k in range(DEFAULT_FOLDS):
-        held = concatenate_rows(*(filter_rows(rows, fold == k) for rows, fold in zip(parts, dealt)))
+        held = concatenate_rows(*(filter_rows(rows, fold == k) for rows, fold in zip(parts, folds)))
         if int(held.size.sum()):
             yield (
-                replace_client_rows(clients, *(filter_rows(rows, fold != k) for rows, fold in zip(parts, dealt))),
+                replace_client_rows(clients, *(filter_rows(rows, fold != k) for rows, fold in zip(parts, folds))),
                 held,
             )
 
 
-def loss_ratios(owner: np.ndarray, alone: np.ndarray, personal: np.ndarray, m: int) -> dict[str, list[float]]:
-    """The federation gain of each newcomer, loss alone over personal loss, with its interval; nan with few rows."""
+def loss_ratios(owner: np.ndarray, local: np.ndarray, personal: np.ndarray, m: int) -> dict[str, list[float]]:
+    """The federation gain of each new client, local over personal loss, with its interval; nan with few rows."""
     out: dict[str, list[float]] = {"ratio": [], "ratio_low": [], "ratio_high": []}
     for i in range(m):
-        mine = owner == i
-        found = risk_ratio(alone[mine], personal[mine], INTERVAL_Z) if mine.sum() >= MIN_RATIO_ROWS else None
-        for name, value in zip(out, (nan, nan, nan) if found is None else (found.value, found.low, found.high)):
+        own = owner == i
+        ratio = risk_ratio(local[own], personal[own], INTERVAL_Z) if own.sum() >= MIN_RATIO_ROWS else None
+        for name, value in zip(out, (nan, nan, nan) if ratio is None else (ratio.value, ratio.low, ratio.high)):
             out[name].append(value)
     return out

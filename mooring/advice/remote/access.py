@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,18 +12,17 @@ from torch import Tensor
 from mooring.advice.candidates.families import Setting
 from mooring.advice.evaluation.fold_fits import FoldedRows, FoldFits, FoldResult, NearbyPriors, fit_fold
 from mooring.advice.evaluation.held_out_losses import LossesByModel
-from mooring.advice.evaluation.row_access import UsableRows
+from mooring.advice.evaluation.row_access import RowAccess, UsableRows
 from mooring.advice.folds import FoldSplit
 from mooring.core.client_functions import rows_function
 from mooring.core.cohort import Rows
 from mooring.data.clients import Clients
 from mooring.engines.prepare import Job
-from mooring.engines.progress import OnProgress
 
 HELD, TRAIN = "held", "without"  # parts of a client's rows: (HELD, fold, folds) and (TRAIN, fold, folds)
 
 
-class RemoteAccess:
+class RemoteAccess(RowAccess):
     can_shape = False
 
     def __init__(self, usable: Any, writes_models: bool):
@@ -37,21 +36,15 @@ class RemoteAccess:
         rows: Any = usable.rows
         parts = [(name, k, count) for k in range(count) for name in (TRAIN, HELD)]
         sizes = rows.map_independent(lambda part: [count_rows(None, rows.at(part, rows.size))], parts)
-        found = [rows.at(part, size) for part, (size,) in zip(parts, sizes)]
-        folds = [FoldSplit(train, held, held.size[:0]) for train, held in zip(found[::2], found[1::2])]
+        remote = [rows.at(part, size) for part, (size,) in zip(parts, sizes)]
+        folds = [FoldSplit(train, held, held.size[:0]) for train, held in zip(remote[::2], remote[1::2])]
         return [fold for fold in folds if int(fold.held.size.sum())]
 
+    @staticmethod
     def fit_folds(
-        self,
-        data: FoldedRows,
-        settings: list[Setting],
-        choosing: int,
-        near: NearbyPriors,
-        done: Mapping[int, FoldResult],
-        save: Callable[[int, FoldResult], None] | None,
-        tell: OnProgress,
+        data: FoldedRows, settings: list[Setting], choosing: int, near: NearbyPriors, *stored: Any
     ) -> FoldFits:
-        """All settings in all folds side by side; losses are sums that clients send."""
+        """All settings in all folds side by side, without stored ones; losses are sums that clients send."""
 
         def fit(k: int) -> list[tuple[FoldResult, Tensor]]:
             tried = settings if k < choosing else []

@@ -1,7 +1,7 @@
-"""What a client answers where a federation is advised: questions about its rows, from its own table.
+"""A client of a federation that is advised: it computes client functions on its own rows.
 
-asked      some of `asking.QUESTIONS`, or what spreads are estimated from (`estimates/client_queries.py`)
-advised    the end: it writes its verdict and its model as a run directory that `mooring predict` reads
+asked      calls of client functions, with the rows that each is for
+advised    the end: it writes its recommendation and its model as a run directory that `mooring predict` reads
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from mooring.advice.advise import AdviceResult  # with it come all modules that have questions
+from mooring.advice.advise import AdviceResult  # imports all modules with client functions
 from mooring.advice.evaluation.loss_sums import ALTERNATIVES
 from mooring.advice.folds import (
     assign_folds,
@@ -58,7 +58,7 @@ class AdviceClientNode(ClientNode):
     what = "an advice"
 
     def rows(self, part: tuple[Any, ...]) -> Rows:
-        """Some of its rows, in a pool of their own; where there are none, one that does not count."""
+        """Some of its rows, in a pool of their own; where there are none, one row that does not count."""
         if part not in self.parts:
             self.parts[part] = ensure_nonempty(self._rows(part), self.clients.train)
         return self.parts[part]
@@ -71,16 +71,16 @@ class AdviceClientNode(ClientNode):
         name, *fold = part
         if name in ("train", "validation", "test"):
             return getattr(self.clients, name).compact()
-        whole = usable_rows(self.clients).compact()
+        usable = usable_rows(self.clients).compact()
         if name == "usable":
-            return whole
+            return usable
         if name not in (HELD, TRAIN):
             raise RequestError(f"client '{self.name}' has no rows called {name!r}.")
         assigned = self.assigned(int(fold[1]))
-        mine = assigned == int(fold[0])
+        is_held = assigned == int(fold[0])
         if row_times(self.clients) is not None and name == TRAIN:
-            return filter_rows(whole, assigned < int(fold[0]))
-        return filter_rows(whole, mine if name == HELD else ~mine)
+            return filter_rows(usable, assigned < int(fold[0]))
+        return filter_rows(usable, is_held if name == HELD else ~is_held)
 
     def assigned(self, folds: int) -> Tensor:
         """[N]: the fold of each usable row; -1 for rows that only train."""
@@ -98,18 +98,18 @@ def ensure_nonempty(rows: Rows, like: Rows) -> Rows:
     return Rows(torch.zeros_like(like.x[:1]), torch.zeros_like(like.y[:1]), rows.start, rows.size)
 
 
-def handle_calls(home: AdviceClientNode, payload: Payload) -> Payload:
-    return answer_calls(home.name, home.task, payload, home.rows, CLIENT_FUNCTIONS)
+def handle_calls(node: AdviceClientNode, payload: Payload) -> Payload:
+    return answer_calls(node.name, node.task, payload, node.rows, CLIENT_FUNCTIONS)
 
 
 def client_record(advice: AdviceResult, row: Any) -> dict[str, Any]:
     """What a client receives: the federation's numbers, and its own row; no other client's."""
-    record, mine = advice.record, to_plain(row.to_dict())
+    record, own_row = advice.record, to_plain(row.to_dict())
     shared = {name: record[name] for name in ("headline", "summary", "title", "plan", "path", "candidates", "run")}
     return shared | {
-        "clients": [mine],
+        "clients": [own_row],
         "notes": [],
-        "words": {"recommendation": describe_recommendation(mine)},
+        "words": {"recommendation": describe_recommendation(own_row)},
         "learning_curve": record["learning_curve"],
     }
 
@@ -124,26 +124,26 @@ def describe_recommendation(row: dict[str, Any]) -> str:
     return f"Use {MODEL_PHRASES[row['recommended']]}{': ' + ' and '.join(sides) if sides else ''}."
 
 
-def write_client_run(home: AdviceClientNode, payload: Payload) -> Payload:
-    """Write verdict and model as a run directory."""
+def write_client_run(node: AdviceClientNode, payload: Payload) -> Payload:
+    """Write recommendation and model as a run directory."""
     record = payload.fields["record"]
     row = record["clients"][0]
-    run = home.run.model_copy(
-        update={"data": home.run.data.model_copy(update={"source": str(home.path)}), "federation": None}
+    run = node.run.model_copy(
+        update={"data": node.run.data.model_copy(update={"source": str(node.path)}), "federation": None}
     )
     files = {
         RUN_FILE: run_bytes(run),
-        SCHEMA_FILE: json_bytes(home.schema.model_dump(mode="json")),
+        SCHEMA_FILE: json_bytes(node.schema.model_dump(mode="json")),
         CLIENTS_FILE: parquet_bytes(clients_table([{name: row[name] for name in CLIENTS_SCHEMA.names if name in row}])),
         ADVICE_FILE: json_bytes(record),
     }
-    path = home.folder / RESULT_DIR
+    path = node.folder / RESULT_DIR
     shutil.rmtree(path, ignore_errors=True)
-    about, layout = describe_task(Job(run, home.clients, home.task))
-    saved = StoredModels(payload.tensors["common"], payload.tensors["own"], (home.name,), about, layout)
+    about, layout = describe_task(Job(run, node.clients, node.task))
+    saved = StoredModels(payload.tensors["common"], payload.tensors["own"], (node.name,), about, layout)
     create_run(path, files).write_models(saved)
     write_json(
-        home.folder / DONE_FILE,
+        node.folder / DONE_FILE,
         row | {"metric": record["summary"]["metric"], "said": record["words"]["recommendation"]},
     )
     return Payload({"result": True})

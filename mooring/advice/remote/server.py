@@ -42,14 +42,14 @@ def advise_federation(
     report: Callable[[str], None] = ignore_message,
     on_progress: OnProgress = ignore_progress,
 ) -> AdviceResult:
-    """Advise a federation; the run directory `out` and the clients' own folders have the answer.
+    """Advise a federation; the result is written to the run directory `out` and to the clients' own folders.
 
-    Every sum is of all clients, so that one that fails in the middle, or is late where a quorum is not, cannot be left
-    out of what follows only: the others begin again, schema included, and have the advice of a federation without it.
+    Every sum is of all clients. If one fails in the middle, or is late where a quorum is not, the others start again
+    without it, schema included.
     """
-    directory, run, how, post, clients = prepare_federation(run, grid, out, report, refuse_secure)
+    directory, run, how, messenger, clients = prepare_federation(run, grid, out, report, refuse_secure)
     while True:
-        job, access = make_remote_job(run, clients, post, how, on_progress)
+        job, access = make_remote_job(run, clients, messenger, how, on_progress)
         if directory is None:
             directory = create_run(out, initial_files(job))
         try:
@@ -57,18 +57,18 @@ def advise_federation(
                 advice = run_advice(job, directory, on_progress, access)
             break
         except ClientFailedError as error:
-            names = exclude_clients(post, clients.names, error)
-            report("the others begin again: an advice is of those who stay to its end")
+            names = exclude_clients(messenger, clients.names, error)
+            report("the other clients start again: every client takes part in all of an advice")
             remove_run(directory)
             directory = None
-            run, clients = agree_on_run(post, names, run)
-    send_results(post, advice, how)
-    write_participation(out, post, clients.names)
+            run, clients = agree_on_run(messenger, names, run)
+    send_results(messenger, advice, how)
+    write_participation(out, messenger, clients.names)
     return advice
 
 
 def remove_run(directory: RunDirectory) -> None:
-    """A run directory is there whole or not at all, whenever we are killed."""
+    """Delete a run directory; if interrupted, it is complete or absent."""
     former = directory.path.with_name(directory.path.name + ".before")
     shutil.rmtree(former, ignore_errors=True)
     directory.path.replace(former)
@@ -77,7 +77,7 @@ def remove_run(directory: RunDirectory) -> None:
 
 def refuse_secure(run: RunFile, how: FederationSection) -> None:
     if how.secure:
-        raise RequestError("secure = true lets nobody see single messages, and advice is made of them; leave it out.")
+        raise RequestError("secure = true hides single messages, which advice needs; leave it out.")
 
 
 def make_remote_job(
@@ -92,28 +92,28 @@ def make_remote_job(
         )
     required, messages = required_replies(how, len(clients)), count(1)
 
-    def ask_all(letters: dict[str, Payload]) -> dict[str, Payload]:
-        quorum = max(len(letters) - len(clients) + required, 0)  # of these, where not all are asked
-        replies = messenger.ask_all("asked", letters, deadline=how.deadline, quorum=quorum)
+    def ask_all(payloads: dict[str, Payload]) -> dict[str, Payload]:
+        quorum = max(len(payloads) - len(clients) + required, 0)  # of these, where not all are asked
+        replies = messenger.ask_all("asked", payloads, deadline=how.deadline, quorum=quorum)
         number = next(messages)
         on_progress("asking the clients", number, number + 1)
         return replies
 
     calls = CallBatcher(make_sender(ask_all, clients.names))
-    everyone, example = tuple(range(len(clients))), (clients.train.x, clients.train.y)
+    indices, example = tuple(range(len(clients))), (clients.train.x, clients.train.y)
     sizes = {part: getattr(clients, part).size for part in PARTS}
-    parts = {part: RemoteRows(calls, (part,), everyone, sizes[part], *example) for part in PARTS}
+    parts = {part: RemoteRows(calls, (part,), indices, sizes[part], *example) for part in PARTS}
     total = sizes["train"] + sizes["validation"] + (sizes["test"] if clients.has_random_parts else 0)
-    usable = RemoteRows(calls, ("usable",), everyone, total, *example)
+    usable = RemoteRows(calls, ("usable",), indices, total, *example)
     access = RemoteAccess(usable, bool(run.federation and run.federation.share_models))
     return Job(run, replace(clients, **parts), task), access  # type: ignore[arg-type]
 
 
-def send_results(post: Messenger, advice: AdviceResult, how: FederationSection) -> None:
+def send_results(messenger: Messenger, advice: AdviceResult, how: FederationSection) -> None:
     """Every client receives its recommendation and its model."""
     models, frame = advice.models, advice.clients
-    letters = {}
+    payloads = {}
     for i, name in enumerate(advice.job.clients.names):
         tensors = {"common": models.global_, "own": models.recommended[i : i + 1]}
-        letters[name] = Payload({"record": client_record(advice, frame.iloc[i])}, tensors)
-    post.ask(FINISH_MESSAGE, letters, deadline=how.deadline or RESULT_DEADLINE_SECONDS, quorum=0)
+        payloads[name] = Payload({"record": client_record(advice, frame.iloc[i])}, tensors)
+    messenger.ask(FINISH_MESSAGE, payloads, deadline=how.deadline or RESULT_DEADLINE_SECONDS, quorum=0)

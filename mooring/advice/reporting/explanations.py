@@ -1,4 +1,4 @@
-"""What to make of an advice: theory beside evidence, who is unlike the rest, what it would take."""
+"""What explains the recommendations: theory, outliers, rows that local models would need, contributions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def subsample_clients(clients: Clients) -> Clients:
 
 
 def find_theory(job: Job) -> TheoryReport | None:
-    """What the theorems say; None where they do not apply."""
+    """The theory report; None where the theorems do not apply."""
     try:
         return report_theory(job.task, subsample_clients(job.clients), job.run.training.weights)
     except RequestError:
@@ -42,31 +42,30 @@ def find_theory(job: Job) -> TheoryReport | None:
 def add_explanations(
     job: Job, frame: pd.DataFrame, choice: Choice, shape: ShapedColumns | None = None
 ) -> tuple[pd.DataFrame, contributions.PulledFit | None]:
-    """The clients' table with who is unlike the rest, the rows that training alone would need, what each one brings.
-
-    And the fit behind it, where there is one.
+    """The clients' table with outliers, the rows that local models would need and contributions; and the fit that
+    these follow from, where there is one.
     """
     task, clients, m, fit = job.task, job.clients, len(job.clients), None
-    needs, gives = np.full(m, np.nan), np.full(m, np.nan)
+    needs, contribution = np.full(m, np.nan), np.full(m, np.nan)
     if m <= MAX_CHOOSING_CLIENTS and int(clients.train.size.min()) > 0:
         p = client_weights(clients.train, clients.weighting(job.run.training.weights))
         setting = heaviest_pulled_setting(choice)
         sets = None if shape is None else ColumnSets(task, shape)
         at = on_columns(task, clients.train, sets, setting.columns)
-        mine = [prior for prior in choice.priors if prior.columns == setting.columns]
-        fit = contributions.fit_with_curvature(at.task, at.rows, p, setting, mine)
+        own_priors = [prior for prior in choice.priors if prior.columns == setting.columns]
+        fit = contributions.fit_with_curvature(at.task, at.rows, p, setting, own_priors)
         if fit is not None:
             unit = clients.target_scale**task.unit_power
             needs = contributions.rows_to_match(fit, clients.train) * (frame["rows"] / frame["train"]).to_numpy()
             held = on_columns(task, clients.validation, sets, setting.columns).rows
-            gives = unit * contributions.estimate_contributions(
+            contribution = unit * contributions.estimate_contributions(
                 at.task, fit, p, held, setting.ridge * ridge_mask(at.task)
             )
     outlier = contributions.find_outliers(choice.priors[0], m) if choice.priors else np.zeros(m, bool)
-    return frame.assign(is_outlier=outlier, rows_to_match=needs, contribution=gives), fit
+    return frame.assign(is_outlier=outlier, rows_to_match=needs, contribution=contribution), fit
 
 
 def heaviest_pulled_setting(choice: Choice) -> Setting:
-    """The setting that explains the models: only where a moor holds them is it known how far they follow whose rows."""
-    moored = [setting for setting in choice.mix if setting.family in (GLOBAL, *PULLED_FAMILIES)]
-    return max(moored, key=choice.mix.__getitem__, default=choice.plan)
+    """The setting that explains the models: only of pulled models it is known how far they follow which rows."""
+    pulled = [setting for setting in choice.mix if setting.family in (GLOBAL, *PULLED_FAMILIES)]
+    return max(pulled, key=choice.mix.__getitem__, default=choice.plan)

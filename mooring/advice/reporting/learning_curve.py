@@ -1,14 +1,14 @@
 """The learning curve: a typical client's expected loss with more rows of its own, by a local and a personal model.
 
-At today's rows the losses are those measured on held-out rows; theory gives their course. With Lam the pull and H the
-curvature, a personal model of n rows has an excess loss of noise df(n) / (2 n), df(n) = tr (H + Lam now/n)^-1 H, since
-a pull by empirical Bayes weakens as rows come in; a local model has noise d / (2 n), d directions that the rows see.
+At today's rows the losses are those measured on held-out rows; theory predicts their course. With Lam the pull and H
+the curvature, a personal model of n rows has an excess loss of noise df(n) / (2 n), df(n) = tr (H + Lam now/n)^-1 H,
+since a pull by empirical Bayes weakens with more rows; a local model has noise d / (2 n), d directions that rows see.
 Both have one floor:
 
     personal(n) = floor + e df(n)/df(now) now/n        local(n) = floor + e match/n        global(n) as now
 
 e, the personal models' excess now, follows from the measured difference, local - personal = e (match/now - 1); `match`
-are the rows at which a local model has the loss that the personal one has now (`why.rows_to_match`).
+are the rows at which a local model has the loss that the personal one has now (`contributions.rows_to_match`).
 """
 
 from __future__ import annotations

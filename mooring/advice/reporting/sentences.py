@@ -100,7 +100,7 @@ def describe_confidence(summary: Mapping[str, Any], m: int) -> str:
 
 
 def describe_shape(choice: Choice, metric: str, unit: float) -> str:
-    """How much lower the loss is with columns that bend, where the personal models use them."""
+    """How much lower the loss is with nonlinear columns, where the personal models use them."""
     table = choice.table
     bent = table[(table["weight"] > 0) & (table["columns"] != LINEAR)]
     if bent.empty or not (table["columns"] == LINEAR).any():

@@ -23,14 +23,14 @@ from mooring.advice.candidates.families import (
 )
 from mooring.advice.evaluation.setting_choice import Choice
 
-MAX_LAM = 1e6  # a finite stiffness that stands for infinity, relative to the curvature 1 of standardised inputs
-MAX_LISTED_CLIENTS = 10_000  # clients up to which a run file lists every stiffness
+MAX_LAM = 1e6  # a finite lambda that stands for infinity, relative to the curvature 1 of standardized inputs
+MAX_LISTED_CLIENTS = 10_000  # clients up to which a run file lists every lambda
 
 
 def find_prior(setting: Setting, priors: Sequence[Prior]) -> Prior | None:
     """The prior that a setting goes by; None where it goes by none."""
-    mine = (p for p in priors if FAMILY_OF_PRIOR[p.kind] == setting.family and p.columns == setting.columns)
-    return next(mine, None)
+    matching = (p for p in priors if FAMILY_OF_PRIOR[p.kind] == setting.family and p.columns == setting.columns)
+    return next(matching, None)
 
 
 def effective_family(setting: Setting, priors: Sequence[Prior]) -> str:

@@ -41,7 +41,7 @@ HELD_OUT = "held-out rows"
 
 
 class RecommendedModels(NamedTuple):
-    """Everyone's models: the three that are compared, and the recommended one."""
+    """All clients' models: the three that are compared, and the recommended one."""
 
     local: Tensor  # [m, d]
     global_: Tensor  # [d]
@@ -66,9 +66,9 @@ def recommended_models(choice: Choice, models: ModelTriple, kinds: np.ndarray) -
 def pick_models(models: ModelTriple, kinds: np.ndarray) -> Tensor:
     """[m, d]: each client's model of the kind that it is recommended."""
     out = models.personal.clone()
-    for kind, mine in zip(MODEL_KINDS, models.each()):
+    for kind, of_kind in zip(MODEL_KINDS, models.each()):
         chosen = torch.from_numpy(kinds == kind)
-        out[chosen] = mine[chosen]
+        out[chosen] = of_kind[chosen]
     return out
 
 
@@ -88,10 +88,10 @@ def lambda_path_table(choice: Choice, unit: float) -> pd.DataFrame:
 def client_paths(choice: Choice, clients: int, unit: float) -> list[list[float]] | None:
     """Each client's held-out losses along the path, by rising lambda; None where only some clients were asked."""
     table = choice.table[choice.table["columns"] == choice.plan.columns]
-    moored = table[table["family"] == LAMBDA].sort_values("value").index
+    pulled = table[table["family"] == LAMBDA].sort_values("value").index
     if len(choice.losses) != clients:
         return None
-    return (unit * choice.losses[:, moored.tolist()]).tolist()
+    return (unit * choice.losses[:, pulled.tolist()]).tolist()
 
 
 def curve_as_lists(curve: LearningCurve | None) -> dict[str, Any] | None:
@@ -100,7 +100,7 @@ def curve_as_lists(curve: LearningCurve | None) -> dict[str, Any] | None:
 
 
 def clients_frame(
-    job: Job, models: RecommendedModels, choice: Choice, evidence: Evidence, found: Recommendations
+    job: Job, models: RecommendedModels, choice: Choice, evidence: Evidence, recommendations: Recommendations
 ) -> pd.DataFrame:
     """One row per client: the recommendation, its improvements with intervals, losses, the plan in numbers."""
     clients, unit = job.clients, loss_unit(job)
@@ -112,7 +112,7 @@ def clients_frame(
             "client": clients.names,
             "rows": rows,
             **sizes,
-            **recommendation_columns(found, unit),
+            **recommendation_columns(recommendations, unit),
             **{f"{name}_held_out": unit * part.numpy() for name, part in mean_losses(evidence.held).items()},
             "held_out_rows": evidence.held.rows.numpy().astype(int),
             "plan": [kinds[setting] for setting in models.plan],
@@ -122,28 +122,31 @@ def clients_frame(
     )
 
 
-def recommendation_columns(found: Recommendations, unit: float) -> dict[str, np.ndarray]:
+def recommendation_columns(recommendations: Recommendations, unit: float) -> dict[str, np.ndarray]:
     """What the clients' table has of recommendations: expected losses, and improvements that follow from them."""
-    out: dict[str, np.ndarray] = {"recommended": found.recommended}
-    out |= {name: unit * found.expected[name] for name in MODEL_KINDS}
+    out: dict[str, np.ndarray] = {"recommended": recommendations.recommended}
+    out |= {name: unit * recommendations.expected[name] for name in MODEL_KINDS}
     probabilities = {}
     for other in ALTERNATIVES:
-        side = found.over[other]
+        side = recommendations.over[other]
         low, high = (unit * end.numpy() for end in side.interval(CLIENT_LEVEL))
-        ends = {"": out[other] - expected_loss(found, out), "_ci_low": low, "_ci_high": high}
-        ends[""] = np.where(found.is_same[other], 0.0, ends[""])
+        ends = {"": out[other] - expected_loss(recommendations, out), "_ci_low": low, "_ci_high": high}
+        ends[""] = np.where(recommendations.is_same[other], 0.0, ends[""])
         out |= {f"improvement_over_{other}{end}": value for end, value in ends.items()}
         out |= {f"improvement_over_{other}_pct{end}": as_percent(value, out[other]) for end, value in ends.items()}
         probabilities[f"probability_better_than_{other}"] = side.probability.numpy()
     least = np.min(
-        [np.where(found.is_same[o], 1.0, found.over[o].probability.numpy()) for o in ALTERNATIVES], axis=0
+        [np.where(recommendations.is_same[o], 1.0, recommendations.over[o].probability.numpy()) for o in ALTERNATIVES],
+        axis=0,
     )  # where all three are one model, nothing can be better
     return out | probabilities | {"confidence": describe_probability(least)}
 
 
-def expected_loss(found: Recommendations, losses: dict[str, np.ndarray]) -> np.ndarray:
+def expected_loss(recommendations: Recommendations, losses: dict[str, np.ndarray]) -> np.ndarray:
     """[m]: of the recommended models."""
-    return np.select([found.recommended == name for name in MODEL_KINDS], [losses[name] for name in MODEL_KINDS])
+    return np.select(
+        [recommendations.recommended == name for name in MODEL_KINDS], [losses[name] for name in MODEL_KINDS]
+    )
 
 
 def as_percent(improvement: Any, loss: Any) -> Any:
@@ -153,22 +156,26 @@ def as_percent(improvement: Any, loss: Any) -> Any:
     return np.minimum(100 * np.divide(improvement, loss, out=np.zeros(shape), where=loss > 0), 100.0)
 
 
-def summarize(job: Job, frame: pd.DataFrame, evidence: Evidence, found: Recommendations) -> dict[str, Any]:
+def summarize(job: Job, frame: pd.DataFrame, evidence: Evidence, recommendations: Recommendations) -> dict[str, Any]:
     """The federation in numbers: held-out losses, improvements of the recommended models, who should use what."""
     options, unit = advice_options(job), loss_unit(job)
-    losses = {name: unit * loss for name, loss in found.loss.items()}
+    losses = {name: unit * loss for name, loss in recommendations.loss.items()}
     return {
         **losses,
         "metric": job.task.metric,
         "evaluated_on": HELD_OUT,
         "held_out_rows": int(evidence.held.rows.sum()),
-        **{f"improvement_over_{o}": difference_record(found.line[o], unit, losses[o]) for o in ALTERNATIVES},
+        **{f"improvement_over_{o}": difference_record(recommendations.line[o], unit, losses[o]) for o in ALTERNATIVES},
         "personal_models": {
-            f"improvement_over_{o}": difference_record(found.personal_line[o], unit, losses[o]) for o in ALTERNATIVES
+            f"improvement_over_{o}": difference_record(recommendations.personal_line[o], unit, losses[o])
+            for o in ALTERNATIVES
         },
         "with_all_rows": None
-        if found.full_line is None
-        else {f"improvement_over_{o}": difference_record(found.full_line[o], unit, losses[o]) for o in ALTERNATIVES},
+        if recommendations.full_line is None
+        else {
+            f"improvement_over_{o}": difference_record(recommendations.full_line[o], unit, losses[o])
+            for o in ALTERNATIVES
+        },
         "recommended_counts": count_values(frame["recommended"]),
         "confidence_counts": count_values(frame["confidence"]),
         "margin": options.margin,
@@ -190,8 +197,8 @@ def evaluate_test_rows(job: Job, compared: ModelTriple, models: RecommendedModel
     if clients.has_random_parts or int(clients.test.size.sum()) == 0:
         return {"test": None, "measures": {}}
     sums, unit = sum_losses(job.task, clients.test, compared), loss_unit(job)
-    mine = sum_losses(job.task, clients.test, compared._replace(personal=models.recommended))
-    losses = pooled_losses(sums) | {"recommended": pooled_losses(mine)[PERSONAL]}
+    recommended = sum_losses(job.task, clients.test, compared._replace(personal=models.recommended))
+    losses = pooled_losses(sums) | {"recommended": pooled_losses(recommended)[PERSONAL]}
     return {
         "test": {"rows": int(sums.rows.sum())} | {name: unit * loss for name, loss in losses.items()},
         "measures": access.test_measures(job, dict(zip((*MODEL_KINDS, "recommended"), models[:4]))),
@@ -205,5 +212,5 @@ def summarize_theory(theory: TheoryReport | None) -> dict[str, Any]:
 
 
 def count_values(column: pd.Series) -> dict[str, int]:
-    """How often each word stands there, the most frequent first."""
+    """How often each value occurs, the most frequent first."""
     return {str(word): int(count) for word, count in column.value_counts().items()}

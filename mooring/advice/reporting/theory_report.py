@@ -1,7 +1,7 @@
-"""What theory says about a federation: constants, heterogeneity, thresholds, lambda by every rule, promises, doubts.
+"""What theory states about a federation: constants, heterogeneity, thresholds, lambda by every rule, promises, doubts.
 
 Everything comes from what clients could send: a fit, its covariance, a few sums. Where an assumption of a theorem does
-not hold, its line says so instead of a number.
+not hold, its entry states that instead of a number.
 """
 
 from __future__ import annotations
@@ -43,46 +43,46 @@ class TheoryReport(NamedTuple):
     words: list[str]
 
 
-def theory_as_json(found: TheoryReport) -> dict[str, Any]:
+def theory_as_json(report: TheoryReport) -> dict[str, Any]:
     """The survey as plain data, as `mooring theory --json` prints it and `theory.json` keeps it."""
-    return {("lambda" if name == "lam" else name): part for name, part in found._asdict().items()}
+    return {("lambda" if name == "lam" else name): part for name, part in report._asdict().items()}
 
 
 def report_theory(task: Any, clients: Clients, weights: Any = "size") -> TheoryReport:
     """The theory of one federation, from its training rows."""
     if task.solve is None or not task.smooth_loss:
         raise RequestError(f"task '{task.name}' is not smooth and convex with an exact solver; the theorems need that.")
-    told = estimate_federation(task, clients.train, clients.weights(weights))
-    if told is None:
+    estimates = estimate_federation(task, clients.train, clients.weights(weights))
+    if estimates is None:
         raise RequestError(f"{clients.title}: {len(clients)} clients with too few rows for {task.dim} parameters.")
-    rows, n, p = clients.train.select(told.clients), told.n, told.p
-    found = make_priors([told.scalar, *([told.diagonal] if told.diagonal else [])], len(rows))
-    assert told.summary is not None
-    fits = local_fits(told.summary)
-    constants = estimate_constants(told.summary, losses=largest_row_loss(task, rows))
-    rms, most, _ = told.radii
+    rows, n, p = clients.train.select(estimates.clients), estimates.n, estimates.p
+    priors = make_priors([estimates.scalar, *([estimates.diagonal] if estimates.diagonal else [])], len(rows))
+    assert estimates.summary is not None
+    fits = local_fits(estimates.summary)
+    constants = estimate_constants(estimates.summary, losses=largest_row_loss(task, rows))
+    rms, most, _ = estimates.radii
     hessian = fits.hessian + omitted_ridge(task) * torch.eye(task.dim, dtype=fits.hessian.dtype)
     mu, smooth = theorem_convexity(hessian, n, p), constants.smooth.value
     trace = float((p[:, None, None] * fits.hessian).sum(0).trace())
     noise, ell_max = constants.noise.value, constants.ell_max.value
     if not isfinite(noise):
-        noise = sqrt(float(found[0].noise.mean()) * trace)
-    lines = thresholds(task, rms, mu.value, noise, ell_max, n, found, trace / task.dim)
-    rules = {name: _plain(rule) for name, rule in told.rules.items()}
+        noise = sqrt(float(priors[0].noise.mean()) * trace)
+    lines = thresholds(task, rms, mu.value, noise, ell_max, n, priors, trace / task.dim)
+    rules = {name: _plain(rule) for name, rule in estimates.rules.items()}
     lam = rules["auto"]["value"]
     promised = predict_bounds(rms.value, mu.value, smooth, ell_max, lam, p, n)
     doubts = [*mu.warnings, *assumption_warnings(mu.value, smooth, n, p, lam, bounded_domain=False)]
     doubts += [w for e in (*constants, rms) for w in e.warnings if w not in doubts and w != "Not asked for."]
-    kept = {k: v for k, v in constants._asdict().items() if v.warnings != ("Not asked for.",)}
+    estimated = {k: v for k, v in constants._asdict().items() if v.warnings != ("Not asked for.",)}
     return TheoryReport(
-        {name: _told(e) for name, e in kept.items()} | {"mu_used": {"value": mu.value, "method": mu.method}},
-        {"R": rms.value, "low": rms.low, "high": rms.high, "method": rms.method, "R_max": _told(most)}
-        | {"Gamma": _told(estimate_diameter(fits)), "by_feature": spread_by_feature(found, clients)},
+        {name: _as_record(e) for name, e in estimated.items()} | {"mu_used": {"value": mu.value, "method": mu.method}},
+        {"R": rms.value, "low": rms.low, "high": rms.high, "method": rms.method, "R_max": _as_record(most)}
+        | {"Gamma": _as_record(estimate_diameter(fits)), "by_feature": spread_by_feature(priors, clients)},
         lines,
         rules,
         promised,
         doubts,
-        describe_findings(rms, lines, rules, found),
+        describe_findings(rms, lines, rules, priors),
     )
 
 
@@ -94,15 +94,15 @@ def largest_row_loss(task: Any, batch: Batch) -> Tensor:
 
 
 def thresholds(
-    task: Any, rms: Estimate, mu: float, noise: float, ell_max: float, n: Tensor, found: list[Prior], bend: float
+    task: Any, rms: Estimate, mu: float, noise: float, ell_max: float, n: Tensor, priors: list[Prior], curvature: float
 ) -> dict[str, Any]:
     """Where the theorems change their advice, and on which side the estimate lies."""
     typical = float(n.median())
     border = sqrt(alternative.threshold_squared(mu, ell_max, n.numpy()))
     crossing = float(alternative.crossing_radius(mu, noise, typical))
-    best = average_kinds(found)[0].spread
+    best = average_kinds(priors)[0].spread
     # Spread and sampling error of a fit are equal at d tau^2 = d sigma^2 / (n h), h the mean curvature.
-    shrunk = sqrt(task.dim * float(best.noise.mean()) / (typical * bend))
+    shrunk = sqrt(task.dim * float(best.noise.mean()) / (typical * curvature))
     out: dict[str, Any] = {
         "alternative": {"R": border, "source": "alternative, Corollary 3.1", "side": favored_side(rms, border)},
         "crossing": {
@@ -153,16 +153,16 @@ def predict_bounds(
     return out
 
 
-def spread_by_feature(found: list[Prior], clients: Clients) -> dict[str, float]:
+def spread_by_feature(priors: list[Prior], clients: Clients) -> dict[str, float]:
     """The standard deviation of each coefficient over the clients, largest first; only for one score per row."""
-    tau = found[-1].variance.sqrt().tolist()
+    tau = priors[-1].variance.sqrt().tolist()
     names = [*clients.features, "(intercept)"]
     if len(names) != len(tau):
         return {}
     return dict(sorted(zip(names, tau), key=lambda pair: -pair[1]))
 
 
-def describe_findings(rms: Estimate, lines: dict[str, Any], rules: dict[str, Any], found: list[Prior]) -> list[str]:
+def describe_findings(rms: Estimate, lines: dict[str, Any], rules: dict[str, Any], priors: list[Prior]) -> list[str]:
     """The estimates in sentences: heterogeneity, what the thresholds favor, lambda."""
     favored = {
         "global": "favors the global model over local models",
@@ -181,15 +181,15 @@ def describe_findings(rms: Estimate, lines: dict[str, Any], rules: dict[str, Any
         sentences.append(f"Empirical Bayes proposes lambda = {lam:.3g} for all, larger for clients with few rows.")
     else:
         sentences.append("The estimated variation between clients is zero: empirical Bayes proposes the global model.")
-    return [*sentences, *found[0].spread.warnings]
+    return [*sentences, *priors[0].spread.warnings]
 
 
-def _told(e: Estimate) -> dict[str, Any]:
+def _as_record(e: Estimate) -> dict[str, Any]:
     return {"value": e.value, "low": e.low, "high": e.high, "method": e.method}
 
 
 def _plain(rule: LambdaRule) -> dict[str, Any]:
-    """A rule's value; several numbers are told by their median and range."""
+    """A rule's value; several numbers become their median and range."""
     if not isinstance(rule.lam, Tensor):
         return {"value": float(rule.lam), "source": rule.source}
     flat = rule.lam.flatten()
