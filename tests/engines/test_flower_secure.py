@@ -1,5 +1,7 @@
 """Secure sums: the sum is right, single messages look like noise, and an active server gets nothing else."""
 
+import itertools
+import math
 import secrets
 
 import numpy as np
@@ -436,3 +438,113 @@ def test_a_client_sends_nothing_that_is_not_masked(table, tmp_path, clock, monke
     with pytest.raises((WorkError, RequestError)):
         run_federation(plain, grid, tmp_path / "run")
     assert not any("message" in from_records(content).tensors for content in grid.seen)
+
+
+def test_shares_give_a_secret_back_and_fewer_show_nothing():
+    secret = secrets.token_bytes(32)
+    shares = dict(enumerate(secure_sums.split_secret(secret, 4, 6), start=1))
+    for places in itertools.combinations(shares, 4):
+        assert secure_sums.join_shares({place: shares[place] for place in places}) == secret
+    three = {place: shares[place] for place in (1, 3, 6)}  # with any other secret, some polynomial goes through these
+    other = int.from_bytes(secrets.token_bytes(32), "big")
+    points = three | {0: other}
+    fourth = sum(
+        value * math.prod((2 - x) * pow(place - x, -1, secure_sums.SHARE_PRIME) for x in points if x != place)
+        for place, value in points.items()
+    )
+    fitting = three | {2: fourth % secure_sums.SHARE_PRIME}
+    assert int.from_bytes(secure_sums.join_shares(fitting), "big") == other
+    assert all(pow(base, secure_sums.SHARE_PRIME - 1, secure_sums.SHARE_PRIME) == 1 for base in (2, 3, 5, 7, 11, 13))
+
+
+def run_until_gone(table, path, last_stage, count, **more):  # noqa: F811
+    """A secure run whose client 'site 2' falls silent for good at its `count`-th request of a stage."""
+    run = run_of(table, "fedavg", {"eta": 0.05}, rounds=ROUNDS, checkpoint="last", federation=SECURE | more)
+    grid, seen = LocalGrid(secure_homes(run, table, path / "state", COMMON_KEYS)), []
+
+    def fate(message, node, number):
+        if node != 103:
+            return "fine"
+        seen.append(stage_of(message))
+        is_gone = seen[:-1].count(last_stage) >= count or (
+            seen.count(last_stage) == count and stage_of(message) == last_stage
+        )
+        return "lost" if is_gone else "fine"
+
+    grid.fate, said = fate, []
+    return run_federation(run, grid, path / "run", report=said.append), said
+
+
+COMMON_KEYS = identities([f"site {i}" for i in range(4)])
+
+
+def test_a_client_that_confirms_and_never_unmasks_is_recovered(table, tmp_path, clock):  # noqa: F811
+    """Its peers' shares open the sum: the result is that of a run in which it leaves right after it has unmasked."""
+    result, said = run_until_gone(table, tmp_path / "a", messages.SECURE_UNMASK, 3, deadline=5.0)
+    assert any("recovering the masks of site 2 from the shares of 3 clients" in sentence for sentence in said)
+    accepted = result.rounds["accepted"].tolist()
+    assert accepted[-1] == 3 and 4 in accepted
+    run = run_of(
+        table, "fedavg", {"eta": 0.05}, rounds=ROUNDS, checkpoint="last", federation=SECURE | {"deadline": 5.0}
+    )
+    grid, seen = LocalGrid(secure_homes(run, table, tmp_path / "b" / "state", COMMON_KEYS)), []
+
+    def fate(message, node, number):
+        seen.extend([stage_of(message)] if node == 103 else [])
+        return "lost" if node == 103 and seen.count(messages.SECURE_UNMASK) >= 3 and len(seen) > after else "fine"
+
+    after = 10**9
+
+    def leave_after(message, node, number):
+        nonlocal after
+        answer = fate(message, node, number)
+        if node == 103 and seen.count(messages.SECURE_UNMASK) == 3 and after == 10**9:
+            after = len(seen)
+        return answer
+
+    grid.fate = leave_after
+    other = run_federation(run, grid, tmp_path / "b" / "run")
+    assert other.rounds["accepted"].tolist() == accepted
+    assert torch.equal(result.trained.last.common, other.trained.last.common)
+
+
+def test_too_many_that_never_unmask_end_the_run_in_a_sentence(table, tmp_path, clock):  # noqa: F811
+    run = run_of(table, "fedavg", {"eta": 0.05}, rounds=2, federation=SECURE | {"deadline": 5.0, "wait": 60.0})
+    grid = LocalGrid(secure_homes(run, table, tmp_path / "state"))
+    grid.fate = lambda message, node, number: (
+        "lost" if node in (102, 103) and stage_of(message) == messages.SECURE_UNMASK else "fine"
+    )
+    with pytest.raises(WorkError, match="no reply for 60 seconds"):
+        run_federation(run, grid, tmp_path / "run")
+
+
+def test_a_false_share_is_left_out(table):  # noqa: F811
+    names = [f"site {i}" for i in range(6)]
+    key, places = secrets.token_bytes(32), secure_sums.share_places(names, "site 0")
+    values = secure_sums.split_secret(key, secure_sums.share_threshold(6), 5)
+    shares = {name: values[place - 1] for name, place in places.items()}
+    sealed = secure_sums.encrypt(key, b'{"seed": "x"}', "site 0")
+    assert secure_sums.recover_answer(sealed, shares | {"site 2": 5}, names, "site 0") == {"seed": "x"}
+    assert secure_sums.recover_answer(sealed, shares | {"site 2": 5, "site 3": 5}, names, "site 0") is None
+
+
+def test_shares_are_revealed_for_a_confirmed_sum_only(server):
+    """Without enough signatures, for another list, or of a client outside of the sum, a peer reveals no share."""
+    everybody = sorted(server.requests[messages.SECURE_UPDATE])
+    about, replies = confirmed(server, everybody)
+    signed = {name: reply.fields["signature"] for name, reply in replies.items()}
+    for_one = {name: reply.fields["shares"] for name, reply in replies.items() if name != "site 1"}
+    shares = {"site 3": for_one["site 3"]["site 1"]}
+    few = {name: signed[name] for name in everybody[:2]}
+    reply = server.ask("site 1", messages.SECURE_RECOVER, about | {"signatures": few, "shares": shares})
+    assert "needs 3 signatures" in reply.fields["refused"]
+    other = about | {"survivors": everybody[:3], "signatures": signed, "shares": shares}
+    assert "has not confirmed" in server.ask("site 1", messages.SECURE_RECOVER, other).fields["refused"]
+    own = {"site 1": for_one["site 3"]["site 1"]}
+    reply = server.ask("site 1", messages.SECURE_RECOVER, about | {"signatures": signed, "shares": own})
+    assert "has no share of 'site 1'" in reply.fields["refused"]
+    stolen = {"site 3": for_one["site 3"]["site 2"]}  # made for another peer
+    reply = server.ask("site 1", messages.SECURE_RECOVER, about | {"signatures": signed, "shares": stolen})
+    assert "did not make for it" in reply.fields["refused"]
+    reply = server.ask("site 1", messages.SECURE_RECOVER, about | {"signatures": signed, "shares": shares})
+    assert set(reply.fields["shares"]) == {"site 3"}

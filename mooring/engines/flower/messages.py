@@ -345,8 +345,20 @@ def check_confirmation(asked: Payload, reply: Payload, client: str) -> None:
     if "confirmed" in fields:
         if not isinstance(fields["confirmed"], list) or not all(isinstance(name, str) for name in fields["confirmed"]):
             raise MalformedReplyError("it names no clients")
-    elif not isinstance(fields["signature"], str):
+        return
+    if not isinstance(fields["signature"], str):
         raise MalformedReplyError("it signs nothing")
+    if set(fields["shares"]) != set(asked.fields["survivors"]) - {client}:
+        raise MalformedReplyError("it does not send every peer a share")
+    for text in (fields["sealed"], *fields["shares"].values()):
+        bytes.fromhex(text)
+
+
+def check_shares(asked: Payload, reply: Payload, client: str) -> None:
+    if set(reply.fields["shares"]) != set(asked.fields["shares"]):
+        raise MalformedReplyError("it returns other shares than it was asked for")
+    for share in reply.fields["shares"].values():
+        int(share, 16)
 
 
 def check_seeds(asked: Payload, reply: Payload, client: str) -> None:
@@ -370,4 +382,5 @@ CHECKS: dict[str, Callable[[Payload, Payload, str], None]] = {
     SECURE_EVALUATE: check_masked,
     SECURE_CONFIRM: check_confirmation,
     SECURE_UNMASK: check_seeds,
+    SECURE_RECOVER: check_shares,
 }

@@ -35,6 +35,7 @@ from mooring.engines.flower.messages import (
     SECURE_EVALUATE,
     SECURE_KEYS,
     SECURE_PEERS,
+    SECURE_RECOVER,
     SECURE_UNMASK,
     SECURE_UPDATE,
     Payload,
@@ -59,6 +60,7 @@ ALLOWED = frozenset(
     | {
         SECURE_KEYS,
         SECURE_PEERS,
+        SECURE_RECOVER,
         SECURE_UPDATE,
         SECURE_EVALUATE,
         SECURE_CONFIRM,
@@ -111,7 +113,7 @@ def check_plan(node: Any, plan: Any) -> None:
 
 
 def check_begin(node: Any, label: str, hyperparameters: dict[str, Any], start: str, fresh: bool) -> None:
-    """The settings are those of the run file, and a run begins a few times only."""
+    """Refuse hyperparameters other than the run file's, and more than MAX_STARTS beginnings of a run."""
     own = node.run.algorithm
     if label == own.name:
         for name, value in own.fields.items():
@@ -422,7 +424,39 @@ def handle_confirm(node: Any, payload: Payload) -> Payload:
     attempt["survivors"] = survivors
     save_state(node, known, durable=False)
     signed = secure_sums.survivor_list(node.digest, current["id"], attempt["number"], survivors)
-    return Payload({"signature": secure_sums.sign_survivors(bytes.fromhex(current["signing"]), signed)})
+    signature = secure_sums.sign_survivors(bytes.fromhex(current["signing"]), signed)
+    return Payload({"signature": signature} | share_answer(node, current, attempt))
+
+
+def share_answer(node: Any, current: dict[str, Any], attempt: dict[str, Any]) -> dict[str, Any]:
+    """Return the answer to unmask under a fresh key, and an encrypted share of that key for each peer of the sum."""
+    key, places = secrets.token_bytes(32), secure_sums.share_places(attempt["survivors"], node.name)
+    threshold = secure_sums.share_threshold(len(attempt["survivors"]))
+    values = secure_sums.split_secret(key, threshold, len(places))
+    shares = {}
+    for peer, place in places.items():
+        wrapping = _share_key(node, current, sender=node.name, receiver=peer)
+        shares[peer] = secure_sums.encrypt(wrapping, f"{values[place - 1]:x}".encode(), [node.name, peer])
+    answer = secure_sums.canonical_bytes(unmask_answer(node, current, attempt))
+    return {"shares": shares, "sealed": secure_sums.encrypt(key, answer, node.name)}
+
+
+def _share_key(node: Any, current: dict[str, Any], sender: str, receiver: str) -> bytes:
+    peer = receiver if sender == node.name else sender
+    return secure_sums.share_key(
+        bytes.fromhex(current["private"]),
+        bytes.fromhex(current["peers"][peer]["public"]),
+        current["id"],
+        current["attempt"]["number"],
+        sender,
+        receiver,
+    )
+
+
+def unmask_answer(node: Any, current: dict[str, Any], attempt: dict[str, Any]) -> dict[str, Any]:
+    """Return the client's own seed, and those that it shares with clients outside of the sum."""
+    outside = [name for name in attempt["cohort"] if name not in attempt["survivors"]]
+    return {"seed": attempt["seed"], "pairs": {other: shared_seed(node, current, other).hex() for other in outside}}
 
 
 def find_attempt(node: Any, current: dict[str, Any], payload: Payload) -> dict[str, Any]:
@@ -433,7 +467,29 @@ def find_attempt(node: Any, current: dict[str, Any], payload: Payload) -> dict[s
 
 
 def handle_unmask(node: Any, payload: Payload) -> Payload:
-    """The seeds that take the masks off a sum that enough clients have confirmed."""
+    """Reveal the seeds that take the masks off a sum that enough clients have confirmed."""
+    current, attempt = open_confirmed(node, payload)
+    return Payload(unmask_answer(node, current, attempt))
+
+
+def handle_recover(node: Any, payload: Payload) -> Payload:
+    """Reveal the shares of peers that confirmed the same sum and went away."""
+    current, attempt = open_confirmed(node, payload)
+    shares = {}
+    for name, text in payload.fields["shares"].items():
+        if name == node.name or name not in attempt["survivors"]:
+            raise RequestError(f"client '{node.name}' has no share of '{name}' in this sum.")
+        wrapping = _share_key(node, current, sender=str(name), receiver=node.name)
+        try:
+            shares[name] = secure_sums.decrypt(wrapping, str(text), [name, node.name]).decode()
+        except ValueError:
+            raise RequestError(f"client '{node.name}' was sent a share that '{name}' did not make for it.") from None
+    return Payload({"shares": shares})
+
+
+def open_confirmed(node: Any, payload: Payload) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the session and the attempt of a sum that this client and enough others have confirmed; the sum of its
+    round is then fixed."""
     known = load_state(node)
     current = find_session(node, known, payload)
     attempt = find_attempt(node, current, payload)
@@ -442,7 +498,7 @@ def handle_unmask(node: Any, payload: Payload) -> Payload:
         raise RequestError(f"client '{node.name}' has not confirmed this sum.")
     signed = secure_sums.survivor_list(node.digest, current["id"], attempt["number"], survivors)
     signatures = {str(name): signature for name, signature in payload.fields["signatures"].items()}
-    good = [
+    valid = [
         name
         for name in survivors
         if secure_sums.is_signed_by_session_key(
@@ -450,13 +506,13 @@ def handle_unmask(node: Any, payload: Payload) -> Payload:
         )
     ]
     needed = secure_sums.min_survivors(len(attempt["cohort"]))
-    if len(good) < needed:
-        raise RequestError(f"client '{node.name}' needs {needed} signatures under a sum, and sees {len(good)}.")
-    known["sums"][attempt["name"]] = {name: attempt[name] for name in ("digest", "model", "survivors")}
-    save_state(node, known)
-    missing = [name for name in attempt["cohort"] if name not in survivors]
-    pairs = {other: shared_seed(node, current, other).hex() for other in missing}
-    return Payload({"seed": attempt["seed"], "pairs": pairs})
+    if len(valid) < needed:
+        raise RequestError(f"client '{node.name}' needs {needed} signatures under a sum, and sees {len(valid)}.")
+    record = {name: attempt[name] for name in ("digest", "model", "survivors")}
+    if known["sums"].get(attempt["name"]) != record:
+        known["sums"][attempt["name"]] = record
+        save_state(node, known)
+    return current, attempt
 
 
 REQUEST_HANDLERS: dict[str, Callable[[Any, Payload], Payload]] = {
@@ -466,4 +522,5 @@ REQUEST_HANDLERS: dict[str, Callable[[Any, Payload], Payload]] = {
     SECURE_EVALUATE: handle_masked_losses,
     SECURE_CONFIRM: handle_confirm,
     SECURE_UNMASK: handle_unmask,
+    SECURE_RECOVER: handle_recover,
 }

@@ -3,28 +3,29 @@
     session   every client signs fresh X25519 and Ed25519 keys, its weight and its numbers of rows with its enrolled
               key; every client checks the signatures of all others against the keys that it was given (`peers.json`)
     masked    y_i = q(p_i x_i) + G(b_i) + sum_{j > i} G(k_ij) - sum_{j < i} G(k_ij)        modulo 2^64
-    confirm   every client signs the list U of clients whose y arrived
-    unmask    with the signatures of more than two thirds of the cohort under the same U, client i of U sends b_i, and
-              k_ij for the clients j that are not in U
+    confirm   every client signs the list U of clients whose y arrived. It also encrypts what it will reveal (b_i, and
+              k_ij for the clients j outside U) with a fresh key, and sends every peer of U a share of that key
+    unmask    with the signatures of more than two thirds of the cohort under the same U, client i of U reveals b_i, and
+              k_ij for the clients j outside U
+    recover   for clients of U that went away after they confirmed, their peers reveal the shares, under the same
+              conditions; |U| - |U|//3 shares give the key back, fewer show nothing (Shamir 1979)
     sum       sum_U y_i - sum_U G(b_i) - (the masks shared with clients outside U) = sum_U q(p_i x_i)
 
 k_ij = HKDF(X25519 secret of i and j, session, attempt) and b_i are 32 random bytes; G is the ChaCha20 key stream. A
 client reveals one sum for each round, whatever the server asks. q rounds to steps of range / 2^BITS.
 
 Bonawitz, Ivanov, Kreuter, Marcedone, McMahan, Patel, Ramage, Segal, Seth. Practical secure aggregation for
-privacy-preserving machine learning. CCS 2017 (the protocol for active servers). Departs: no secret sharing; a client
-that confirmed and went away is waited for, because its seed is known to nobody else.
+privacy-preserving machine learning. CCS 2017 (the protocol for active servers). Departs: what is shared is not the
+private key but the client's answer to unmask, after U is known, so that keys serve a whole session.
 
-This module has the pure functions; `secure_client.py` and `secure_server.py` have the two parties.
-
-
-The server's part in secure sums (`py`): it carries keys and signatures, and takes the masks off the
-sum."""
+`SecureAggregator` is the server's part; `secure_client.py` has the client's.
+"""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import itertools
 import json
 import secrets
 from collections.abc import Iterable, Mapping
@@ -32,29 +33,93 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from torch import Tensor
 
 from mooring.core.errors import RequestError, WorkError
-from mooring.engines.flower.messages import SECURE_CONFIRM, SECURE_KEYS, SECURE_PEERS, SECURE_UNMASK, Payload
+from mooring.engines.flower.messages import (
+    SECURE_CONFIRM,
+    SECURE_KEYS,
+    SECURE_PEERS,
+    SECURE_RECOVER,
+    SECURE_UNMASK,
+    Payload,
+)
 from mooring.engines.flower.messenger import ClientFailedError, Messenger
 from mooring.runs.sections import FederationSection
 
-PROTOCOL_NAME = "mooring secure sum 1"
+PROTOCOL_NAME = "mooring secure sum 2"
 MIN_COHORT = 3  # with two, each learns the other's vector from the sum
 MAX_BITS = 52  # of a rounded entry: float64 holds no more
+SHARE_PRIME = 2**256 + 297  # the smallest prime above 2^256, so that a key of 32 bytes is an element of its field
+NONCE_BYTES = 12
+MAX_SHARE_SUBSETS = 1_000  # that are tried where some shares are false
+UNMASK_SECONDS = 30.0  # for clients to unmask a sum, where the run file has no deadline; then their peers are asked
 LOSS_RANGE = 2.0**20  # losses are clamped to it, so that one client's divergence looks like everybody's
 
 
 def min_survivors(cohort: int) -> int:
     """More than two thirds of the cohort, and at least MIN_COHORT: two different lists cannot both be confirmed."""
     return max(MIN_COHORT, 2 * cohort // 3 + 1)
+
+
+def share_threshold(survivors: int) -> int:
+    """Return the shares that give a key back: a third of the survivors may go away after they confirmed."""
+    return survivors - survivors // 3
+
+
+def split_secret(secret: bytes, threshold: int, holders: int) -> list[int]:
+    """Return the shares of a secret of 32 bytes: values of a random polynomial at 1, 2, ..., `holders`."""
+    coefficients = [int.from_bytes(secret, "big")]
+    coefficients += [secrets.randbelow(SHARE_PRIME) for _ in range(threshold - 1)]
+    shares = []
+    for x in range(1, holders + 1):
+        value = 0
+        for coefficient in reversed(coefficients):
+            value = (value * x + coefficient) % SHARE_PRIME
+        shares.append(value)
+    return shares
+
+
+def join_shares(shares: Mapping[int, int]) -> bytes:
+    """Return the secret of shares by place, by Lagrange interpolation at 0; ValueError where they do not fit."""
+    total = 0
+    for x, share in shares.items():
+        numerator = denominator = 1
+        for other in shares:
+            if other != x:
+                numerator = numerator * -other % SHARE_PRIME
+                denominator = denominator * (x - other) % SHARE_PRIME
+        total = (total + share * numerator * pow(denominator, -1, SHARE_PRIME)) % SHARE_PRIME
+    if total >= 2**256:
+        raise ValueError("the shares do not fit together")
+    return total.to_bytes(32, "big")
+
+
+def encrypt(key: bytes, content: bytes, context: Any) -> str:
+    nonce = secrets.token_bytes(NONCE_BYTES)
+    return (nonce + ChaCha20Poly1305(key).encrypt(nonce, content, canonical_bytes(context))).hex()
+
+
+def decrypt(key: bytes, text: str, context: Any) -> bytes:
+    """Return the content; ValueError where it was encrypted with another key or in another context."""
+    data = bytes.fromhex(text)
+    try:
+        return ChaCha20Poly1305(key).decrypt(data[:NONCE_BYTES], data[NONCE_BYTES:], canonical_bytes(context))
+    except InvalidTag as error:
+        raise ValueError("encrypted with another key") from error
+
+
+def share_places(survivors: Iterable[str], owner: str) -> dict[str, int]:
+    """Return the place of each peer's share of the owner's key."""
+    return {name: place for place, name in enumerate((n for n in sorted(survivors) if n != owner), start=1)}
 
 
 def steps_per_unit(range_: float, cohort: int) -> float:
@@ -78,10 +143,19 @@ def key_stream(seed: bytes, size: int) -> np.ndarray:
     return np.frombuffer(encryptor.update(bytes(8 * size)), dtype="<u8").astype(np.uint64)
 
 
-def pair_seed(private: bytes, public: bytes, session: str, attempt: int, one: str, other: str) -> bytes:
-    """The 32 bytes that two clients share in one attempt; those of other attempts do not follow from them."""
+def pair_seed(private: bytes, public: bytes, session: str, attempt: int, first: str, second: str) -> bytes:
+    """Return the 32 bytes that two clients share in one attempt; those of other attempts do not follow from them."""
+    return _derive(private, public, session, {"pair": sorted((first, second)), "attempt": attempt})
+
+
+def share_key(private: bytes, public: bytes, session: str, attempt: int, sender: str, receiver: str) -> bytes:
+    """Return the key that encrypts a share on its way from one client to another."""
+    return _derive(private, public, session, {"share": [sender, receiver], "attempt": attempt})
+
+
+def _derive(private: bytes, public: bytes, session: str, purpose: dict[str, Any]) -> bytes:
     secret = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
-    info = canonical_bytes({"pair": sorted((one, other)), "attempt": attempt, "protocol": PROTOCOL_NAME})
+    info = canonical_bytes(purpose | {"protocol": PROTOCOL_NAME})
     return HKDF(hashes.SHA256(), 32, salt=bytes.fromhex(session), info=info).derive(secret)
 
 
@@ -239,34 +313,29 @@ class SecureAggregator:
         answered = self.messenger.ask(what, messages, deadline=deadline, quorum=enough)
         if len(answered.replies) < enough:
             return next(iter(answered.missing.values()), "")
-        survivors, signatures = self._confirm(about, sorted(answered.replies), enough, deadline)
-        if unsigned := [name for name in survivors if name not in signatures]:
-            return f"client '{unsigned[0]}' did not confirm who is in the sum"
-        shown = Payload(about | {"survivors": survivors, "signatures": signatures})
-        opened = self.messenger.ask(SECURE_UNMASK, dict.fromkeys(survivors, shown))
-        if opened.missing:
-            name, reason = next(iter(opened.missing.items()))
-            raise WorkError(
-                f"{title}: client '{name}' confirmed a secure sum and did not finish it ({reason}); nobody else knows "
-                "its seed. Start it again with the state that it had, or start a new run without it."
-            )
+        survivors, confirmed = self._confirm(about, sorted(answered.replies), enough, deadline)
+        if unsigned := [name for name in survivors if name not in confirmed]:
+            return f"client '{unsigned[0]}' did not confirm the clients of the sum"
+        signatures = {name: str(reply.fields["signature"]) for name, reply in confirmed.items()}
+        about |= {"survivors": survivors, "signatures": signatures}
+        revealed = self._unmask(about, survivors, confirmed, title)
         masked = {name: masked_vector(name, answered.replies[name]) for name in survivors}
         if len({len(vector) for vector in masked.values()}) > 1:
             return "the clients' vectors differ in length"
-        seeds = {name: parse_seed(name, reply.fields.get("seed")) for name, reply in opened.replies.items()}
+        seeds = {name: parse_seed(name, answer.get("seed")) for name, answer in revealed.items()}
         outside = [name for name in cohort if name not in survivors]
         pairs = {
-            name: {other: parse_seed(name, reply.fields.get("pairs", {}).get(other)) for other in outside}
-            for name, reply in opened.replies.items()
+            name: {other: parse_seed(name, answer.get("pairs", {}).get(other)) for other in outside}
+            for name, answer in revealed.items()
         }
         total = dequantize(unmask(masked, seeds, pairs), range_, len(cohort))
         return SecureSum(total, tuple(survivors), {name: answered.replies[name].fields for name in survivors})
 
     def _confirm(
         self, about: dict[str, Any], survivors: list[str], enough: int, deadline: float
-    ) -> tuple[list[str], dict[str, str]]:
-        """The signatures under a list of survivors. Clients that confirmed an earlier list for the same sum, before the
-        server was started again, confirm that one only."""
+    ) -> tuple[list[str], dict[str, Payload]]:
+        """Return the confirmations of a list of survivors. Clients that confirmed an earlier list for the same sum,
+        before the server was restarted, confirm that one only."""
         for _ in range(2):
             asked = Payload(about | {"survivors": survivors})
             answered = self.messenger.ask(
@@ -274,13 +343,58 @@ class SecureAggregator:
             )
             earlier = [reply.fields["confirmed"] for reply in answered.replies.values() if "confirmed" in reply.fields]
             if not earlier:
-                signed = {name: str(reply.fields.get("signature")) for name, reply in answered.replies.items()}
-                return survivors, signed
+                return survivors, answered.replies
             known = sorted(str(name) for name in earlier[0])
             if not set(known) <= set(survivors):
                 return survivors, {}
             survivors = known
         return survivors, {}
+
+    def _unmask(
+        self, about: dict[str, Any], survivors: list[str], confirmed: Mapping[str, Payload], title: str
+    ) -> dict[str, Mapping[str, Any]]:
+        """Return what each survivor reveals; what those reveal that went away is recovered from their peers' shares."""
+        threshold = share_threshold(len(survivors))
+        deadline = self.options.deadline or min(UNMASK_SECONDS, self.options.wait)
+        opened = self.messenger.ask(
+            SECURE_UNMASK, dict.fromkeys(survivors, Payload(about)), deadline=deadline, quorum=threshold
+        )
+        revealed: dict[str, Mapping[str, Any]] = {name: reply.fields for name, reply in opened.replies.items()}
+        absent = [name for name in survivors if name not in revealed]
+        if not absent:
+            return revealed
+        self.messenger.report(f"recovering the masks of {', '.join(absent)} from the shares of {len(revealed)} clients")
+        requests = {
+            holder: Payload(about | {"shares": {name: confirmed[name].fields["shares"][holder] for name in absent}})
+            for holder in revealed
+        }
+        answered = self.messenger.ask(SECURE_RECOVER, requests, deadline=deadline, quorum=threshold)
+        for name in absent:
+            shares = {holder: int(reply.fields["shares"][name], 16) for holder, reply in answered.replies.items()}
+            answer = recover_answer(str(confirmed[name].fields["sealed"]), shares, survivors, name)
+            if answer is None:
+                raise WorkError(
+                    f"{title}: client '{name}' confirmed a secure sum and left, and its masks cannot be recovered; "
+                    f"{len(shares)} clients returned shares, and {threshold} true ones are needed. Restart the client "
+                    "with the state that it had, or start a new run without it."
+                )
+            revealed[name] = answer
+        return revealed
+
+
+def recover_answer(
+    sealed: str, shares: Mapping[str, int], survivors: list[str], owner: str
+) -> Mapping[str, Any] | None:
+    """Return the owner's answer to unmask from its peers' shares; subsets are tried, since some shares may be false."""
+    places, threshold = share_places(survivors, owner), share_threshold(len(survivors))
+    for holders in itertools.islice(itertools.combinations(sorted(shares), threshold), MAX_SHARE_SUBSETS):
+        try:
+            key = join_shares({places[holder]: shares[holder] for holder in holders})
+            answer = json.loads(decrypt(key, sealed, owner))
+        except ValueError:
+            continue
+        return answer if isinstance(answer, dict) else None
+    return None
 
 
 def masked_vector(name: str, reply: Payload) -> np.ndarray:
