@@ -366,6 +366,9 @@ class FederationSection(Section):
     max_rows: int | None = plain_field(
         "a whole number >= 1 of training rows that a client counts with at most", None, ge=1
     )
+    compress: Literal["float16", "int8"] | None = plain_field(
+        '"float16" or "int8": messages of local updates in fewer bytes', None
+    )
     secure_range: float = plain_field("a number > 0 that no entry of a client's share of the mean exceeds", 8.0, gt=0)
 
 

@@ -7,6 +7,9 @@ server_run.py      a run as the server leads it: agree on a schema, train, send 
 client_node.py     a client: its run file, table and state
 client_requests.py how a client answers each request
 client_app.py      the client's Flower app, for Flower's own nodes
+compression.py     messages of local updates in fewer bytes
+remote_rows.py     client functions that are called by message
+ray_simulation.py  Flower's own simulation, on Ray
 disclosure.py      what may leave a client (its policy), and records of what was asked and sent
 secure_sums.py     secure sums: the protocol, and the server's part
 secure_client.py   the client's part in secure sums: what it sends, and what it refuses

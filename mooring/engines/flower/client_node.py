@@ -31,7 +31,13 @@ from mooring.data.schema_client import ClientTable
 from mooring.data.table_sources import read_source
 from mooring.engines import local_update
 from mooring.engines.flower import secure_client
-from mooring.engines.flower.client_requests import ADOPTED_SCHEMA_FILE, BASELINES, REQUEST_HANDLERS, StateHistory
+from mooring.engines.flower.client_requests import (
+    ADOPTED_SCHEMA_FILE,
+    BASELINES,
+    REQUEST_HANDLERS,
+    StateHistory,
+    select_prefix,
+)
 from mooring.engines.flower.disclosure import SENT_FILE, append_record, describe_reply
 from mooring.engines.flower.keys import load_identity
 from mooring.engines.flower.messages import Payload, from_records, to_records
@@ -59,7 +65,7 @@ def run_digest(run: RunFile) -> str:
         for name in names:
             table.get(section, {}).pop(name, None)
     options = run.federation or FederationSection()
-    known = options.model_dump(include={"share_models", "secure", "secure_range"})
+    known = options.model_dump(include={"share_models", "secure", "secure_range", "compress"})
     table["federation"] = known  # the rest is the server's own business
     return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -203,13 +209,16 @@ class ClientNode:
         server, _ = algorithm.init(self.task, tensors["w0"])
         first = local_update.initial_states(algorithm, self.task, tensors["w0"], 1)
         states = {t: unflatten(first, str(t), tensors) for t in meta["rounds"]}
-        return StateHistory(meta["start"], meta["hyperparameters"], algorithm, server, first, tensors["w0"], states)
+        residuals = {t: select_prefix(f"residual {t}/", tensors) for t in meta["rounds"]}
+        about = meta["start"], meta["hyperparameters"], algorithm, server, first, tensors["w0"]
+        return StateHistory(*about, states, residuals)
 
     def keep(self, label: str, history: StateHistory) -> None:
         """The state file, by one rename."""
         tensors = {"w0": history.w0}
         for t, state in history.states.items():
             tensors |= flatten(str(t), state)
+            tensors |= {f"residual {t}/{name}": part for name, part in history.residuals.get(t, {}).items()}
         about = {"start": history.start, "hyperparameters": history.hyperparameters, "rounds": sorted(history.states)}
         write_tensors(self._file(label), tensors, about)
 

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -40,6 +41,7 @@ from mooring.data.schema_server import SchemaPlan
 from mooring.engines import local_update
 from mooring.engines.fit_files import describe_task, with_resolved
 from mooring.engines.flower import secure_client
+from mooring.engines.flower.compression import compress_with_feedback
 from mooring.engines.flower.messages import PROTOCOL_VERSION, Payload
 from mooring.engines.flower.remote_rows import answer_calls
 from mooring.engines.personal_parts import keep_personal_parts
@@ -75,6 +77,7 @@ class StateHistory(NamedTuple):
     first: Any  # generation 0
     w0: Tensor
     states: dict[int, Any]
+    residuals: Mapping[int, dict[str, Tensor]] = MappingProxyType({})  # of compressed messages, by round
 
     def at(self, base: int, who: str) -> Any:
         if base == 0:
@@ -83,6 +86,11 @@ class StateHistory(NamedTuple):
             held = ", ".join(map(str, sorted(self.states))) or "none"
             raise RequestError(f"{who} has no state of round {base} any more (it has: {held}); it cannot go back.")
         return self.states[base]
+
+
+def select_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors whose names begin with the prefix, without it."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def handle_hello(node: ClientNode, payload: Payload) -> Payload:
@@ -206,7 +214,7 @@ def handle_update(node: ClientNode, payload: Payload) -> Payload:
 
 
 def run_local_update(node: ClientNode, payload: Payload) -> Payload:
-    """A visit: the message and the work it took; the new state is kept."""
+    """Run a local update and store the new state; return the message and the work that it took."""
     fields = payload.fields
     history, turn = node.history(fields), Round(*fields["round"])
     state = history.at(fields["base"], f"client '{node.name}'")
@@ -218,9 +226,14 @@ def run_local_update(node: ClientNode, payload: Payload) -> Payload:
     if not bool(local_update.finite_states(new).all()):
         raise WorkError(local_update.NOT_FINITE)
     held = {t: known for t, known in history.states.items() if t in fields["hold"]}
-    node.keep(fields["label"], history._replace(states=held | {turn.t: new}))
+    tensors, residuals = flatten("message", message), dict(history.residuals)
+    if node.federation.compress is not None and not node.federation.secure:
+        last = residuals.get(fields["base"], {})
+        tensors, residuals[turn.t] = compress_with_feedback(tensors, last, node.federation.compress)
+    kept = {t: residual for t, residual in residuals.items() if t in held or t == turn.t}
+    node.keep(fields["label"], history._replace(states=held | {turn.t: new}, residuals=kept))
     work = {"samples": meter.samples, "gradients": meter.gradients, "solves": list(meter.solves)}
-    return Payload({"meter": work}, flatten("message", message))
+    return Payload({"meter": work}, tensors)
 
 
 def handle_evaluate(node: ClientNode, payload: Payload) -> Payload:

@@ -20,6 +20,7 @@ from mooring.core.cohort import Round, stack_states
 from mooring.core.costs import CostMeter, SolveTolerances
 from mooring.core.errors import RequestError, WorkError
 from mooring.engines.exchange import BEST, LAST, ClientRoster, Replies, Scores, visible_state
+from mooring.engines.flower.compression import decompress
 from mooring.engines.flower.messages import SECURE_EVALUATE, SECURE_UPDATE, Payload, rebuild_tree
 from mooring.engines.flower.messenger import CollectedReplies, Messenger
 from mooring.engines.flower.remote_rows import CallBatcher, RemoteRows, make_sender
@@ -162,7 +163,7 @@ class FlowerExchange:
     def _message(self, reply: Payload) -> Any:
         """What a client sent as it came; the loop's guard holds it to the pattern."""
         try:
-            return rebuild_tree("message", reply.tensors)
+            return rebuild_tree("message", decompress(reply.tensors) if self.options.compress else reply.tensors)
         except (RequestError, ValueError) as error:
             return str(error)
 

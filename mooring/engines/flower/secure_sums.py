@@ -421,7 +421,7 @@ def check_secure_run(run: Any, options: FederationSection) -> None:
     training = run.training
     asked = [f"average = {training.average!r}"] if training.average != MEAN else []
     asked += ["clip"] * (training.clip is not None) + ["weight_cap"] * (training.weight_cap is not None)
-    asked += ["share_models = true"] * options.share_models
+    asked += ["share_models = true"] * options.share_models + ["compress"] * (options.compress is not None)
     if options.secure and asked:
         raise RequestError(f"secure = true hides single messages and models; leave out {asked[0]}.")
     many = options.clients if isinstance(options.clients, int) else len(options.clients or ())
