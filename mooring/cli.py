@@ -13,8 +13,8 @@ import typer
 from mooring.commands.common import RESUMABLE_RUNS, app
 from mooring.core.errors import RequestError, WorkError
 from mooring.core.field_checks import describe_unknown
+from mooring.core.logs import LOGGER
 from mooring.core.trust import CONFIRMATIONS
-from mooring.core.verbosity import LEVEL
 from mooring.runs.sections import installed_version
 
 for part in ("training", "models", "data", "papers", "reference", "federation"):  # in the order of `mooring --help`
@@ -51,7 +51,7 @@ def main(argv: list[str] | None = None) -> None:
         given = sys.argv[1:] if argv is None else argv
         RESUMABLE_RUNS.clear()
         DEBUG["on"] = "--debug" in given
-        LEVEL[0] = "quiet" if "--quiet" in given else "verbose" if "--verbose" in given else "normal"
+        LOGGER.setLevel("WARNING" if "--quiet" in given else "DEBUG" if "--verbose" in given else "INFO")
         words = [word for word in given if word not in GLOBAL_FLAGS] or ["--help"]
         code = app(words, prog_name="mooring", standalone_mode=False)
         if code == 130:  # typer's own way to say that it was interrupted

@@ -285,11 +285,9 @@ def show_federation(display: Any, out: Path, json_: bool) -> None:
 
     directory = open_run(out)
     if directory.run.mooring.purpose == "advise":
-        from mooring.advice.advise import PRINTED_KEYS
-        from mooring.commands.training import show_written
+        from mooring.commands.training import advice_as_json, show_written
 
-        record = directory.advice | {"run": str(out)}
-        show_written(display, out, {name: record[name] for name in PRINTED_KEYS} if json_ else None)
+        show_written(display, out, advice_as_json(out) if json_ else None)
     elif json_:
         print_json(as_json(directory))
     else:

@@ -177,46 +177,62 @@ def compare(
     log_to_tracker(display, out, track)
 
 
+def _resume_fit(run: Path, on_progress: Any, trust_code: bool) -> tuple[Any, list[str]]:
+    from mooring.engines.fit import resume_fit
+    from mooring.engines.fit_result import as_json
+
+    result, note = resume_fit(run, on_progress, trust_code=trust_code)
+    return as_json(result), [note] if note else []
+
+
+def _resume_comparison(run: Path, on_progress: Any, trust_code: bool) -> tuple[Any, list[str]]:
+    from mooring.engines.compare import as_json, resume_comparison
+    from mooring.report.figures import draw_images
+
+    result = resume_comparison(run, on_progress, trust_code=trust_code)
+    draw_images(run)
+    return as_json(result), []
+
+
+def _resume_advice(run: Path, on_progress: Any, trust_code: bool) -> tuple[Any, list[str]]:
+    from mooring.advice import advise as advising
+    from mooring.runs.directory import open_run
+
+    if not open_run(run).finished:
+        advising.resume(run, on_progress, trust_code=trust_code)
+    return advice_as_json(run), []
+
+
+RESUME = {"fit": _resume_fit, "compare": _resume_comparison, "advise": _resume_advice}
+
+
+def advice_as_json(run: Path) -> dict[str, Any]:
+    """The object that `mooring advise --json` prints, of a run directory."""
+    from mooring.advice.advise import PRINTED_KEYS
+    from mooring.runs.directory import open_run
+
+    record = open_run(run).advice | {"run": str(run)}
+    return {name: record[name] for name in PRINTED_KEYS}
+
+
 @app.command(epilog="Example: mooring resume runs/exam-1")
 def resume(run: RunArgument, json_: Json = False, trust_code: TrustCode = False) -> None:
     """Resume an interrupted run.
 
     RUN is the run's directory. The result is bit-for-bit the one without interruption.
     """
-    from mooring.advice import advise as advising
-    from mooring.engines import compare as comparing
-    from mooring.engines import fit as fitting
-    from mooring.engines import fit_result
-    from mooring.report.figures import draw_images
     from mooring.report.terminal import Display
     from mooring.runs.directory import open_run
 
     display = Display(json_)
     RESUMABLE_RUNS[:] = [run]
-    purpose, notes = open_run(run).run.mooring.purpose, []
-    with display.progress() as tell:
-        if purpose == "compare":
-            result = comparing.resume_comparison(run, tell, trust_code=trust_code)
-        elif purpose == "fit":
-            fitted, note = fitting.resume_fit(run, tell, trust_code=trust_code)
-            notes = [note] if note else []
-        elif purpose == "advise":
-            if not open_run(run).finished:
-                advising.resume(run, tell, trust_code=trust_code)
-        else:
-            raise RequestError(
-                f"{run} is a run of '{purpose}', which is written in one step: there is nothing to resume."
-            )
-    if purpose == "advise":
-        record = open_run(run).advice | {"run": str(run)}
-        instead: Any = {name: record[name] for name in advising.PRINTED_KEYS}
-    elif purpose == "compare":
-        draw_images(run)
-        instead = comparing.as_json(result)
-    else:
-        instead = fit_result.as_json(fitted)
+    purpose = open_run(run).run.mooring.purpose
+    if purpose not in RESUME:
+        raise RequestError(f"{run} is a run of '{purpose}', which is written in one step: there is nothing to resume.")
+    with display.progress() as on_progress:
+        printed, notes = RESUME[purpose](run, on_progress, trust_code)
     display.notes(notes)
-    show_written(display, run, instead if json_ else None)
+    show_written(display, run, printed if json_ else None)
 
 
 @app.command(epilog="Example: mooring watch runs/heart-fedprox_personal-1")

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
+
+from platformdirs import user_state_path
 
 from mooring.core.errors import RequestError
 
@@ -29,8 +30,7 @@ _given: set[tuple[str, str]] = set()
 
 def trust_file() -> Path:
     """Where it is remembered what this user has given."""
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(state) / "mooring" / "given"
+    return user_state_path("mooring", appauthor=False) / "given"
 
 
 def trust_code(path: str | Path) -> None:

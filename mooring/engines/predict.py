@@ -20,6 +20,7 @@ from mooring.engines.prediction_intervals import IntervalScores
 from mooring.engines.prepare import read_task
 from mooring.engines.request import check_trusted_run
 from mooring.runs.directory import ADVICE_FILE, RunDirectory, StoredModels, open_run
+from mooring.runs.purposes import PURPOSES
 
 NO_CLIENT = ""  # the owner of a row whose client cell is empty
 
@@ -37,7 +38,7 @@ def read_schema(directory: RunDirectory) -> Schema:
 def choose_method(path: str | Path, method: str | None = None) -> tuple[RunDirectory, list[str]]:
     """The run whose models are meant, and notes: of a comparison, `method`, or else its best on validation rows."""
     directory = open_run(path)
-    if directory.run.mooring.purpose != "compare":
+    if PURPOSES[directory.run.mooring.purpose].methods != "several":
         if method is not None:
             raise RequestError(f"{path} is no comparison; there is no method to choose, and {method!r} was asked for.")
         return directory, []

@@ -24,6 +24,7 @@ from mooring.core.user_code import absolute_spec, add_imported_files, find_copy,
 from mooring.data.datasets import is_dataset_name
 from mooring.runs.atomic_files import to_plain
 from mooring.runs.directory import RUN_FILE
+from mooring.runs.purposes import PURPOSES
 from mooring.runs.runfile import RunFile, make_run, read_run
 from mooring.runs.sections import DEFAULT_ALGORITHM, DEFAULT_METHODS, DEFAULT_NETWORK_ALGORITHM, OPTIONS
 
@@ -50,18 +51,19 @@ def request(
     not read."""
     file = read_tables(source)
     given = group_by_section(options, model)
-    if purpose != "advise" and given["advice"]:
+    rules = PURPOSES[purpose]
+    if given["advice"] and not rules.has_advice_section:
         raise RequestError(f"{min(given['advice'])} does not apply: it is for advise.")
     table = {section: file.get(section, {}) | given[section] for section in SECTIONS if section != "advice"}
     asked = {key: given["task"].get(key) for key in ("name", "model")}
     if any(word is not None and word != (file.get("task", {}).get(key) or "auto") for key, word in asked.items()):
         table["task"] = given["task"]  # another task: the file's settings are not for it
     known = [one | {"name": absolute_spec(one["name"])} for one in listed_methods(file)]
-    if purpose == "fit":
-        network = table["task"].get("model") is not None or table["task"].get("name") == "module"
-        ready = [method_to_fit(known, algorithm, settings or {}, network)]
+    is_network = table["task"].get("model") is not None or table["task"].get("name") == "module"
+    if rules.methods == "one":
+        ready = [method_to_fit(known, algorithm, settings or {}, is_network)]
     else:
-        ready = [] if purpose == "advise" else methods_to_compare(known, methods, settings or {})
+        ready = methods_to_compare(known, methods, settings or {}) if rules.methods == "several" else []
     if any(table[section] != file.get(section) for section in table) or ready != known:
         ready = [{key: value for key, value in one.items() if key != "settled"} for one in ready]
     own = user_classes([algorithm, *(methods or [])])
@@ -82,12 +84,12 @@ def request(
             table["task"][key] = absolute_spec(table["task"][key])
     table["data"]["source"] = source_name(table["data"].get("source", source))
     # Advice on tables is many small matrices: PyTorch's second thread would only wait, and spin beside busy processes.
-    exact = purpose == "advise" and table["task"].get("model") is None and table["task"].get("name") != "module"
+    exact = rules.has_advice_section and not is_network
     table["training"].setdefault("threads", 1 if exact else torch.get_num_threads())
-    table |= {"algorithm": ready[0]} if purpose == "fit" else {"algorithms": ready or None}
-    if purpose == "advise":
+    table |= {"algorithm": ready[0]} if rules.methods == "one" else {"algorithms": ready or None}
+    if rules.has_advice_section:
         table["advice"] = file.get("advice", {}) | given["advice"]
-    if purpose in ("fit", "advise") and "federation" in file:
+    if rules.can_be_federated and "federation" in file:
         table["federation"] = file["federation"]
     try:
         return make_run({"mooring": {"purpose": purpose}, **table}, "")

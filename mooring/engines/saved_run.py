@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
@@ -27,6 +28,28 @@ from mooring.engines.request import check_trusted_run
 from mooring.runs.atomic_files import frame_from_rows
 from mooring.runs.directory import SCHEMA_FILE, RunDirectory, StoredModels, method_folder, open_run
 from mooring.tasks.network import NetworkTask, build_module
+
+
+class RunTables(NamedTuple):
+    """How the tables of a run of some purpose are read."""
+
+    clients: Callable[[RunDirectory], pd.DataFrame]
+    summary: Callable[[RunDirectory, str], dict[str, Any]]  # (run, the folder of a comparison's method)
+
+
+def _method_summary(run: RunDirectory, folder: str) -> dict[str, Any]:
+    rows = run.comparison["methods"]
+    row = next(row for row in rows if method_folder(Path(), row["method"]).name == folder)
+    return {"metric": run.comparison["metric"], **row}
+
+
+_FIT_TABLES = RunTables(lambda run: run.clients, lambda run, _: run.summary)
+RUN_TABLES = {
+    "fit": _FIT_TABLES,
+    "personalize": _FIT_TABLES,
+    "advise": RunTables(lambda run: run.clients, lambda run, _: run.advice["summary"]),
+    "compare": RunTables(lambda run: frame_from_rows(run.comparison["clients"]), _method_summary),
+}
 
 
 @dataclass(frozen=True)
@@ -71,20 +94,12 @@ class SavedRun:
     @cached_property
     def clients(self) -> pd.DataFrame:
         """One row per client, as the run reports it."""
-        whole = open_run(self.path)
-        return frame_from_rows(whole.comparison["clients"]) if self.purpose == "compare" else whole.clients
+        return RUN_TABLES[self.purpose].clients(open_run(self.path))
 
     @cached_property
     def summary(self) -> dict[str, Any]:
         """The run's summary; of a comparison, the row of the method."""
-        whole = open_run(self.path)
-        if self.purpose == "advise":
-            return whole.advice["summary"]
-        if self.purpose != "compare":
-            return whole.summary
-        rows = whole.comparison["methods"]
-        mine = next(row for row in rows if method_folder(Path(), row["method"]).name == self.directory.path.name)
-        return {"metric": whole.comparison["metric"], **mine}
+        return RUN_TABLES[self.purpose].summary(open_run(self.path), self.directory.path.name)
 
     @cached_property
     def coefficients(self) -> pd.DataFrame:

@@ -20,7 +20,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from mooring.core.verbosity import LEVEL
+from mooring.core.logs import is_quiet, is_verbose
 
 MAX_UNWRAPPED_WIDTH = 22  # a column whose cells are no longer than this is never wrapped
 MIN_NAME_WIDTH = 8  # a name is shortened to no less
@@ -59,7 +59,7 @@ class Display:
         self.out.print()
 
     def notes(self, notes: Sequence[str]) -> None:
-        for note in notes if LEVEL[0] != "quiet" else ():
+        for note in () if is_quiet() else notes:
             self.err.print(replace_control_characters(f"note: {note}"), style="dim", soft_wrap=True)
 
     def table(
@@ -118,14 +118,14 @@ class Display:
     @contextmanager
     def progress(self) -> Iterator[Any]:
         """A bar per job; yields `tell(what, done, all)`. Told to be verbose, a line per step."""
-        if LEVEL[0] == "verbose":
+        if is_verbose():
             yield self._step_by_step()
             return
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         words = TextColumn("{task.description}", markup=False)
         columns = (words, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        off = LEVEL[0] == "quiet" or not self.err.is_terminal
+        off = is_quiet() or not self.err.is_terminal
         with Progress(*columns, console=self.err, transient=True, disable=off) as bar:
             jobs: dict[str, Any] = {}
 

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError, model_validator
 from mooring.core.errors import RequestError
 from mooring.core.field_checks import describe_unknown
 from mooring.runs.atomic_files import BLANK_CHECKSUM, read_bytes, with_checksum
+from mooring.runs.purposes import PURPOSES
 from mooring.runs.sections import (
     FORMAT_VERSION,
     AdviceSection,
@@ -42,10 +43,11 @@ class RunFile(Section):
     @model_validator(mode="after")
     def _has_methods(self) -> RunFile:
         purpose = self.mooring.purpose
-        if purpose == "fit" and (self.algorithm is None or self.algorithms):
-            raise ValueError("a run of 'fit' needs one section [algorithm] with a name, and no [[algorithms]]")
-        if purpose == "compare" and (not self.algorithms or self.algorithm):
-            raise ValueError("a run of 'compare' needs sections [[algorithms]] with names, and no [algorithm]")
+        methods = PURPOSES[purpose].methods
+        if methods == "one" and (self.algorithm is None or self.algorithms):
+            raise ValueError(f"a run of '{purpose}' needs one section [algorithm] with a name, and no [[algorithms]]")
+        if methods == "several" and (not self.algorithms or self.algorithm):
+            raise ValueError(f"a run of '{purpose}' needs sections [[algorithms]] with names, and no [algorithm]")
         return self
 
 

@@ -13,6 +13,8 @@ from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
 
+from mooring.runs.purposes import PurposeName
+
 FORMAT_VERSION = 2
 DEFAULT_ALGORITHM = "fedprox_personal"  # what `fit` trains if nobody says otherwise
 DEFAULT_NETWORK_ALGORITHM: dict[str, Any] = {"name": "fedavg_finetune", "tune_steps": 50}  # and of networks
@@ -148,9 +150,7 @@ class OpenSection(BaseModel):
 class RunInfo(Section):
     version: str = plain_field("the version of Mooring that made the run", default_factory=installed_version)
     format: int = plain_field(f"{FORMAT_VERSION}", FORMAT_VERSION, ge=FORMAT_VERSION, le=FORMAT_VERSION)
-    purpose: Literal["fit", "compare", "advise", "personalize"] = plain_field(
-        '"fit", "compare", "advise" or "personalize"', "fit"
-    )
+    purpose: PurposeName = plain_field('"fit", "compare", "advise" or "personalize"', "fit")
     seal: str | None = plain_field("left to Mooring", None)
 
 

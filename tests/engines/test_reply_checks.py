@@ -19,6 +19,7 @@ from mooring.core.aggregation import flatten_messages
 from mooring.core.cohort import Round
 from mooring.core.errors import RequestError
 from mooring.data.clients import from_arrays
+from mooring.engines.callbacks import plan_callbacks
 from mooring.engines.loop import resolve, run
 from mooring.engines.reply_checks import (
     MAX_SIZE_FACTOR,
@@ -208,7 +209,8 @@ def test_a_round_without_an_honest_message_keeps_the_old_model():
     ready, exchange, progress = federation(6, sick=(0, 1, 2))
     models = []
     plan = TrainingPlan(rounds=12, participation=2, seed=1)
-    outcome = run(ready, exchange, plan, progress, tell=lambda now, _: models.append(now.server.w))
+    callbacks = plan_callbacks(ready, plan, 6, report=lambda now, _: models.append(now.server.w))
+    outcome = run(ready, exchange, plan, progress, callbacks)
     accepted = [record["accepted"] for record in outcome.state.records]
     assert 0 in accepted and 2 in accepted
     for t in range(1, 12):
