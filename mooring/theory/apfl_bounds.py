@@ -1,4 +1,4 @@
-"""How far APFL's common and personal models are from their optima.
+"""How far APFL's global and personal models are from their optima.
 
 With the schedule of `apfl_schedule`, K clients averaged every tau steps:
 
@@ -7,7 +7,7 @@ Lemma 4/7     E|w_{T+1} - w*|^2 <= a^3/(T+a)^3 |w_1 - w*|^2
                   + 128 sgd_var T (T + 2a + 1) / (K mu^2 (T+a)^3)
 Theorem 4/6   F(weighted mean of w_t) - F* <= the same right side times mu (T+a)^3 / (16 S_T)
 Theorem 2/5/7 orders of f_i(personal) - f_i*, returned term by term with unit constants
-Theorem 3/8   mean squared gradients of the personal and the common model, with the proof's constants
+Theorem 3/8   mean squared gradients of the personal and the global model, with the proof's constants
 
 Symbols  zeta_i: sup over W of |grad F - grad f_i|^2   zeta: their *sum* over clients   delta_i: |w_i* - w*|^2
          domain_sq: D_W, squared diameter of W   start_sq: |w_1 - w*|^2
@@ -34,7 +34,7 @@ class PersonalOrder(NamedTuple):
 
     start: float
     local_noise: float
-    common_noise: float
+    global_noise: float
     drift: float
     residual: float  # stays for T -> infinity
 
@@ -55,7 +55,7 @@ def global_distance_bound(
     shift: float,
 ) -> float:
     """Lemma 4 (averaged = n clients) and Lemma 7 (averaged = K sampled ones): E|w_{T+1} - w*|^2."""
-    total = _common_sum(start_sq, mu, smooth, sgd_var, zeta, averaged, local_steps, iterations, shift)
+    total = _global_sum(start_sq, mu, smooth, sgd_var, zeta, averaged, local_steps, iterations, shift)
     return 16 / (mu * (iterations + shift) ** 3) * total
 
 
@@ -71,7 +71,7 @@ def global_risk_bound(
     shift: float,
 ) -> float:
     """Theorem 4 (averaged = n) and Theorem 6 (averaged = K): E F(weighted mean) - F*, with the proof's constants."""
-    total = _common_sum(start_sq, mu, smooth, sgd_var, zeta, averaged, local_steps, iterations, shift)
+    total = _global_sum(start_sq, mu, smooth, sgd_var, zeta, averaged, local_steps, iterations, shift)
     return total / weight_sum(iterations, shift)
 
 
@@ -87,7 +87,7 @@ def personal_residual(
 ) -> float:
     """(1-alpha)^2 ((zeta_i + zeta/K)/(mu b) + cond L delta_i/b): what no number of iterations removes (Theorem 2).
 
-    With everyone taking part (Theorem 5) the sum zeta drops and b = 1: the defaults.
+    With full participation (Theorem 5) the sum zeta drops and b = 1: the defaults.
     """
     return (1 - alpha) ** 2 * ((zeta_i + zeta / sampled) / mu + smooth**2 / mu * delta_i) / factor
 
@@ -105,7 +105,7 @@ def personal_order_sampled(
     local_steps: float,
     iterations: int,
 ) -> PersonalOrder:
-    """Theorem 2: K of n clients a round, alpha above `least_alpha`."""
+    """Theorem 2: K of n clients per round, alpha above `least_alpha`."""
     b = participation_factor(sampled, clients)
     residual = personal_residual(alpha, mu, smooth, zeta_i, delta_i, zeta, sampled, b)
     cond, mix = smooth / mu, (1 - alpha) ** 2
@@ -173,7 +173,7 @@ def nonconvex_global_bound(
 def nonconvex_personal_bound(
     alpha: float,
     personal_start_risk: float,
-    common_start_risk: float,
+    global_start_risk: float,
     smooth: float,
     zeta_i: float,
     zeta: float,
@@ -185,13 +185,13 @@ def nonconvex_personal_bound(
 ) -> float:
     """Theorem 3 with the proof's constants: mean_t |grad f_i(alpha v_t + (1-alpha) w_t)|^2."""
     mix, reach = (1 - alpha) ** 2, (smooth * local_steps * eta) ** 2
-    own_drift = 24 * alpha**4 * mix * (200 * reach**2 * zeta / clients + 20 * reach * zeta_i)
-    common_drift = 7800 * mix * reach * zeta / clients
-    start = (8 * personal_start_risk + 1024 * mix * common_start_risk) / (eta * iterations)
-    return start + own_drift + common_drift + nonconvex_residual(alpha, smooth, zeta_i, domain_sq)
+    local_drift = 24 * alpha**4 * mix * (200 * reach**2 * zeta / clients + 20 * reach * zeta_i)
+    global_drift = 7800 * mix * reach * zeta / clients
+    start = (8 * personal_start_risk + 1024 * mix * global_start_risk) / (eta * iterations)
+    return start + local_drift + global_drift + nonconvex_residual(alpha, smooth, zeta_i, domain_sq)
 
 
-def _common_sum(start_sq, mu, smooth, sgd_var, zeta, averaged, local_steps, iterations, shift) -> float:
+def _global_sum(start_sq, mu, smooth, sgd_var, zeta, averaged, local_steps, iterations, shift) -> float:
     """Right side of Eq. 16: p_0/eta_0 |w_1 - w*|^2 + drift + noise."""
     logarithm = 1 / (shift + 1) + math.log(iterations + shift)
     drift_var = local_steps * (sgd_var + 2 * local_steps * zeta / averaged)
@@ -204,12 +204,12 @@ def _personal_order(
     alpha, mu, smooth, sgd_var, zeta_i, zeta, averaged, b, local_steps, iterations, residual
 ) -> PersonalOrder:
     cond, mix, zeta_mean = smooth / mu, (1 - alpha) ** 2, zeta / averaged
-    own = cond**2 * local_steps * (sgd_var + local_steps * (zeta_i + zeta_mean))
-    common = cond**4 * local_steps * (sgd_var + 2 * local_steps * zeta_mean)
+    local = cond**2 * local_steps * (sgd_var + local_steps * (zeta_i + zeta_mean))
+    global_ = cond**4 * local_steps * (sgd_var + 2 * local_steps * zeta_mean)
     return PersonalOrder(
         mu / (b * iterations**3) + mix * cond * smooth * math.log(iterations) / (b * iterations**3),
         alpha**2 * sgd_var / (mu * b * iterations),
         mix * cond**2 * sgd_var / (mu * b * averaged * iterations),
-        mix * (own + common) / (mu * b * iterations**2),
+        mix * (local + global_) / (mu * b * iterations**2),
         residual,
     )

@@ -1,11 +1,11 @@
-"""How well a mixture of the local and the common model generalises, and the mixture that the bound prefers.
+"""How well a mixture of the local and the global model generalizes, and the mixture that the bound prefers.
 
-With probability 1 - delta the mixture alpha * local + (1 - alpha) * common has on client i
+With probability 1 - delta the mixture alpha * local + (1 - alpha) * global has on client i
 
-    risk <= 2 alpha^2 local_term + 2 (1 - alpha)^2 common_term
+    risk <= 2 alpha^2 local_term + 2 (1 - alpha)^2 global_term
     local_term  = best_local_risk + 2 C sqrt((d + log 1/delta)/n_i) + G disagreement
-    common_term = common_risk + B |D_mean - D_i|_1 + C sqrt((d + log 1/delta)/N)
-    alpha*      = common_term / (common_term + local_term)          minimises it over alpha
+    global_term = global_risk + B |D_mean - D_i|_1 + C sqrt((d + log 1/delta)/N)
+    alpha*      = global_term / (global_term + local_term)          minimizes it over alpha
 
 Corollary 1: the local ERM's risk is at least best_local_risk + C2 sqrt((d + log 1/delta)/n_i) on some distribution; the
 bound on the difference to it has both leading terms <= 0 for alpha <= min{1/sqrt(2), sqrt(C2/(4 C1))}.
@@ -47,22 +47,22 @@ def local_term(
 
 
 def global_term(
-    common_risk: float, loss_max: float, distance: float, vc_dim: float, total: int, delta: float, constant: float
+    global_risk: float, loss_max: float, distance: float, vc_dim: float, total: int, delta: float, constant: float
 ) -> float:
     """What (1 - alpha)^2 weighs in Theorem 1; `distance` is |D_mean - D_i|_1 in [0, 2]."""
-    return common_risk + loss_max * distance + constant * deviation(vc_dim, total, delta)
+    return global_risk + loss_max * distance + constant * deviation(vc_dim, total, delta)
 
 
-def mixture_bound(alpha: float | np.ndarray, local: float, common: float) -> float | np.ndarray:
+def mixture_bound(alpha: float | np.ndarray, local: float, global_: float) -> float | np.ndarray:
     """Theorem 1 for the two terms above."""
-    return 2 * alpha**2 * local + 2 * (1 - alpha) ** 2 * common
+    return 2 * alpha**2 * local + 2 * (1 - alpha) ** 2 * global_
 
 
-def best_alpha(local: float, common: float) -> float:
-    """alpha*: the minimiser of `mixture_bound`; undefined, hence refused, where both terms vanish."""
-    if not (local >= 0 and common >= 0 and local + common > 0):
-        raise RequestError(f"APFL alpha*: terms must be >= 0 and not both 0, got local {local}, common {common}.")
-    return common / (common + local)
+def best_alpha(local: float, global_: float) -> float:
+    """alpha*: the minimizer of `mixture_bound`; undefined, hence refused, where both terms vanish."""
+    if not (local >= 0 and global_ >= 0 and local + global_ > 0):
+        raise RequestError(f"APFL alpha*: terms must be >= 0 and not both 0, got local {local}, global {global_}.")
+    return global_ / (global_ + local)
 
 
 def improvement_over_local(
@@ -71,14 +71,14 @@ def improvement_over_local(
     local_deviation: float,
     lipschitz: float,
     disagreement: float,
-    common: float,
+    global_: float,
     upper_constant: float,
     lower_constant: float,
     printed: bool = False,
 ) -> float:
     """Corollary 1's bound on risk(mixture) - risk(local ERM); negative certifies that mixing helps.
 
-    `local_deviation` is `deviation(...)` at n_i; `common` the common term with C = C1 = upper_constant; C2 is
+    `local_deviation` is `deviation(...)` at n_i; `global_` the global term with C = C1 = upper_constant; C2 is
     lower_constant. `printed=True` gives the paper's 2 alpha^2 C1 - C2.
     """
     factor = 2 if printed else 4
@@ -86,7 +86,7 @@ def improvement_over_local(
         (2 * alpha**2 - 1) * best_local_risk
         + (factor * alpha**2 * upper_constant - lower_constant) * local_deviation
         + 2 * alpha**2 * lipschitz * disagreement
-        + 2 * (1 - alpha) ** 2 * common
+        + 2 * (1 - alpha) ** 2 * global_
     )
 
 

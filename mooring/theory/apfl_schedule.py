@@ -5,7 +5,7 @@ Strongly convex   eta_t = 16/(mu (t + a)), a = max{128 cond, tau}, weights p_t =
 Any alpha         eta_t = 8/(mu (t + a)), a = max{64 cond, tau}, gradients bounded by G on a bounded W
 Non-convex        full gradients, all n clients: eta = 1/(2 sqrt(5) L sqrt(T)), tau = n^(-1/4) T^(1/4)
 
-Symbols  cond: smooth/mu   tau: local steps a round   K: sampled   n: clients   T: iterations, not rounds
+Symbols  cond: smooth/mu   tau: local steps per round   K: sampled   n: clients   T: iterations, not rounds
 Reads    Appendix E prints the alpha condition once with cond under the root; the proof needs the form above.
 Reads    The non-convex schedule costs T/tau = n^(1/4) T^(3/4) rounds, not n^(3/4) T^(3/4), and needs tau <= sqrt(T).
 Reads    S_T >= T^3/3; the S_T > T^3 of the proofs holds only up to T of about 2a.

@@ -1,7 +1,7 @@
-"""Every theorem by name, so that anybody can ask for its numbers: `mooring theorem NAME quantity=value ...`.
+"""Catalog of the theorems for `mooring theorem NAME quantity=value ...`.
 
-A theorem is a file of this folder, its functions the statements in it. Quantities are numbers, or JSON: `p=[0.5,0.5]`,
-`update={"eta":0.1,"steps":5,"prox":false}`.
+A theorem is a module of this package, and its functions are the statements in it. Quantities are numbers, or JSON:
+`p=[0.5,0.5]`, `update={"eta":0.1,"steps":5,"prox":false}`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Statement = Callable[..., Any]
 
 
 def theorems() -> dict[str, str]:
-    """Each theorem's name and first line."""
+    """Return each theorem's name and summary."""
     folder = importlib.import_module("mooring.theory")
-    found = sorted(m.name for m in pkgutil.iter_modules(folder.__path__) if m.name != "catalog")
-    return {name: (_module(name).__doc__ or "").split("\n", 1)[0] for name in found}
+    names = sorted(m.name for m in pkgutil.iter_modules(folder.__path__) if m.name != "catalog")
+    return {name: (_module(name).__doc__ or "").split("\n", 1)[0] for name in names}
 
 
 def statements(theorem: str) -> dict[str, Statement]:
-    """The functions of a theorem."""
+    """Return the functions of a theorem by name."""
     module = _module(theorem)
     return {
         name: thing
@@ -38,7 +38,7 @@ def statements(theorem: str) -> dict[str, Statement]:
 
 
 def find(name: str) -> Statement | None:
-    """The statement of that name, `theorem.statement` where several have it; None for a theorem with many."""
+    """Return the statement of that name, `theorem.statement` if several have it; None for a theorem without its own."""
     known = theorems()
     theorem, _, statement = name.rpartition(".")
     if not theorem and name in known:
@@ -47,58 +47,60 @@ def find(name: str) -> Statement | None:
     if not places:
         raise RequestError(f"theorem: unknown name {name!r}; `mooring theorem` lists all.")
     if len(places) > 1:
-        raise RequestError(f"theorem: {name!r} is in several; say {' or '.join(f'{t}.{name}' for t in places)}.")
+        raise RequestError(
+            f"theorem: {name!r} is in several theorems; use {' or '.join(f'{t}.{name}' for t in places)}."
+        )
     return statements(places[0])[statement]
 
 
 def quantities(statement: Statement) -> dict[str, str]:
-    """What a statement asks for, with the default of what may be left out."""
+    """Return the quantities of a statement with their defaults; "" if it is required."""
     parameters = inspect.signature(statement).parameters.values()
     return {p.name: "" if p.default is p.empty else str(p.default) for p in parameters}
 
 
 def describe(name: str | None = None) -> list[dict[str, str]]:
-    """All theorems, or the statements of one, each with its first line and what it asks for."""
+    """Return the rows of `mooring theorem`: all theorems, or the statements of one, with summaries and quantities."""
     known = theorems()
     if name is None:
         return [
             {"name": theorem, "says": says, "asks": ", ".join(statements(theorem))} for theorem, says in known.items()
         ]
     if name in known:
-        found = {f"{name}.{part}": statement for part, statement in statements(name).items()}
+        listed = {f"{name}.{part}": statement for part, statement in statements(name).items()}
     else:
         statement = find(name)
-        assert statement is not None  # only a theorem's own name has none
-        found = {name: statement}
+        assert statement is not None  # only the name of a theorem has none
+        listed = {name: statement}
     return [
         {
             "name": part,
             "says": (statement.__doc__ or "").split("\n", 1)[0],
             "asks": ", ".join(f"{key}={default}" if default else key for key, default in quantities(statement).items()),
         }
-        for part, statement in found.items()
+        for part, statement in listed.items()
     ]
 
 
 def evaluate(name: str, given: Sequence[str]) -> dict[str, Any]:
-    """A statement at quantities such as "mu=0.5"."""
+    """Return the value of a statement at quantities such as "mu=0.5"."""
     statement = find(name)
     if statement is None:
         known = ", ".join(f"{name}.{part}" for part in statements(name))
-        raise RequestError(f"theorem: {name!r} holds several statements; choose one of {known}.")
-    asked = quantities(statement)
+        raise RequestError(f"theorem: {name!r} has several statements; choose one of {known}.")
+    required = quantities(statement)
     values = {}
     for pair in given:
         key, equals, text = pair.partition("=")
-        if not equals or key not in asked:
-            raise RequestError(f"theorem {name}: got {pair!r}; quantities are {', '.join(asked)}, as name=value.")
+        if not equals or key not in required:
+            raise RequestError(f"theorem {name}: got {pair!r}; quantities are {', '.join(required)}, as name=value.")
         values[key] = _value(name, key, text, get_type_hints(statement).get(key))
-    if missing := [key for key, default in asked.items() if default == "" and key not in values]:
+    if missing := [key for key, default in required.items() if default == "" and key not in values]:
         raise RequestError(f"theorem {name}: give {', '.join(missing)}, as name=value.")
     try:
-        return _told(statement.__name__, statement(**values))
+        return _to_plain(statement.__name__, statement(**values))
     except (TypeError, ValueError, ArithmeticError, IndexError) as error:
-        raise RequestError(f"theorem {name}: these quantities do not go together: {error}.") from error
+        raise RequestError(f"theorem {name}: these quantities are inconsistent: {error}.") from error
 
 
 def _module(name: str) -> Any:
@@ -122,7 +124,7 @@ def _value(name: str, key: str, text: str, kind: Any) -> Any:
     return np.asarray(value, dtype=float) if isinstance(value, list) else value
 
 
-def _told(name: str, found: Any) -> dict[str, Any]:
-    """The parts of an answer under their names, in plain numbers and lists."""
-    parts = found._asdict() if hasattr(found, "_asdict") else {name: found}
+def _to_plain(name: str, value: Any) -> dict[str, Any]:
+    """Return the parts of a value by name, as plain numbers and lists."""
+    parts = value._asdict() if hasattr(value, "_asdict") else {name: value}
     return {key: np.asarray(part).tolist() if not isinstance(part, str) else part for key, part in parts.items()}

@@ -2,7 +2,7 @@
 
 Orders without constants, for mean_t |grad F(w_t)|^2 <= eps on non-convex problems (FCO: convex composite).
 
-Symbols  eps: accuracy   I: sampled clients a round   b: batch   M: clients
+Symbols  eps: accuracy   I: sampled clients per round   b: batch   M: clients
 Flags    any_heterogeneity: no bound on how unlike the clients' gradients are
          non_smooth: covers non-smooth losses     sampling: covers rounds with some of the clients
 
@@ -49,7 +49,7 @@ COMPLEXITIES: dict[str, Complexity] = {
 
 
 def rounds_order(method: str, accuracy: float, sampled: int = 1, batch: int = 1, clients: int | None = None) -> float:
-    """Rounds to reach `accuracy`, up to a constant. `clients` defaults to `sampled` (everyone takes part)."""
+    """Rounds to reach `accuracy`, up to a constant. `clients` defaults to `sampled` (every client takes part)."""
     if method not in COMPLEXITIES:
         raise RequestError(f"Communication: unknown method {method!r}; known: {', '.join(COMPLEXITIES)}.")
     if not accuracy > 0:

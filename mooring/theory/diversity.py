@@ -54,9 +54,9 @@ def pairwise_spread(truths: ArrayLike) -> float:
     return float(pdist(truths).max()) if len(truths) > 1 else 0.0
 
 
-def minimizer_gaps(local: ArrayLike, common: ArrayLike) -> NDArray:
-    """Delta_i from the minimisers of the f_i [m, d] and of their mean F [d]."""
-    return np.sum((np.asarray(local, dtype=float) - np.asarray(common, dtype=float)) ** 2, axis=1)
+def minimizer_gaps(local: ArrayLike, global_: ArrayLike) -> NDArray:
+    """Delta_i from the minimizers of the f_i [m, d] and of their mean F [d]."""
+    return np.sum((np.asarray(local, dtype=float) - np.asarray(global_, dtype=float)) ** 2, axis=1)
 
 
 def gradient_diversity(
@@ -79,7 +79,7 @@ def _largest_affine_norm2(slope: NDArray, offset: NDArray, radius: float) -> flo
     eig, vec = np.linalg.eigh(slope.T @ slope)
     g2 = (vec.T @ (slope.T @ offset)) ** 2
     constant, top = offset @ offset, max(eig[-1], 0.0)
-    reach = np.sqrt(g2.sum()) / radius if radius > 0 else 0.0  # the minimiser of the dual lies in [top, top + reach]
+    reach = np.sqrt(g2.sum()) / radius if radius > 0 else 0.0  # the minimizer of the dual lies in [top, top + reach]
     if reach == 0:
         return float(constant + top * radius**2)
 

@@ -56,25 +56,26 @@ class RatioInterval(NamedTuple):
     high: float
 
 
-def risk_ratio(alone: np.ndarray, federated: np.ndarray, width: float = 1.96) -> RatioInterval:
-    """Definition 15 on held-out rows: mean loss alone over that of the federated model, with Fieller's interval.
+def risk_ratio(local: np.ndarray, federated: np.ndarray, width: float = 1.96) -> RatioInterval:
+    """Definition 15 on held-out rows: mean loss of the local model over that of the federated one, with Fieller's
+    interval.
 
-    It holds every r for which mean(alone - r federated) is within `width` standard errors of 0, rows [n] being paired;
-    so it holds 1 exactly when the interval of the difference of losses holds 0. Its end is infinite where the federated
-    loss itself is within `width` standard errors of 0.
+    It contains every r for which mean(local - r federated) is within `width` standard errors of 0, rows [n] being
+    paired; so it contains 1 exactly when the interval of the difference of losses contains 0. Its end is infinite where
+    the federated loss itself is within `width` standard errors of 0.
     """
-    pair = np.stack([alone, federated]).astype(float)
+    pair = np.stack([local, federated]).astype(float)
     top, bottom = pair.mean(1)
     if len(pair[0]) < 2 or not bottom > 0:
         return RatioInterval(top / bottom if bottom > 0 else math.nan, 0.0, math.inf)
     spread = np.cov(pair) * (width**2 / pair.shape[1])
     # (bottom^2 - s_ff) r^2 - 2 (top bottom - s_af) r + (top^2 - s_aa) <= 0
-    square, middle, rest = bottom**2 - spread[1, 1], top * bottom - spread[0, 1], top**2 - spread[0, 0]
-    root = math.sqrt(max(middle**2 - square * rest, 0.0))
+    square, middle, constant = bottom**2 - spread[1, 1], top * bottom - spread[0, 1], top**2 - spread[0, 0]
+    root = math.sqrt(max(middle**2 - square * constant, 0.0))
     if square > 0:
         return RatioInterval(top / bottom, max((middle - root) / square, 0.0), (middle + root) / square)
-    # The set is all numbers, or all outside an interval of which only the upper part is meant.
-    low = rest / (middle + root) if rest > 0 and middle + root > 0 else 0.0
+    # The set is all numbers, or all outside an interval whose upper part is returned.
+    low = constant / (middle + root) if constant > 0 and middle + root > 0 else 0.0
     return RatioInterval(top / bottom, low, math.inf)
 
 

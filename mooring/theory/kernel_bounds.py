@@ -1,4 +1,4 @@
-"""How far kernel FedAvg and FedProx are from any common model f after t rounds.
+"""How far kernel FedAvg and FedProx are from any global model f after t rounds.
 
 |g|_N^2 = mean of g(x_ij)^2; gap = |Delta_f|^2/N, Delta_f = (f_1*(x_1), ..., f_m*(x_m)) - f(x), is heterogeneity.
 Lambda: eigenvalues of K_x P; lambda: of K_x; kappa = kappa_P; start_sq = |f_0 - f|_H^2; s = 1 for FedProx.

@@ -1,19 +1,19 @@
-"""FedAvg and FedProx rounds on linear features as messages: what a client's stay does, averaged, then run to any round.
+"""FedAvg and FedProx rounds on linear features: the averaged effect of local updates, propagated to any round.
 
     theta <- theta - matrix theta + push,     matrix = sum_i p_i matrix_i,  push = sum_i p_i push_i
 
-A stay with full batches is in `kernel_operator`; this is the one with minibatches b (consecutive rows, cut once):
+Local updates with full batches are in `kernel_operator`; these have minibatches b (consecutive rows, cut once):
 
     theta <- theta - (eta/n_i) X_b'(X_b theta - y_b)                                  FedAvg, s passes
     theta <- arg min 1/(2 n_i) |X_b theta' - y_b|^2 + 1/(2 eta) |theta' - theta|^2    FedProx, one pass
 
-A newcomer is averaged in like everybody else, and its joining moves the limit.
+A new client is averaged like all others and changes the limit.
 
 Reads    A batch loss is 1/(2 n_i) times its sum (per = "client"), the only reading under which the statements on
          Figures 2 and 3 hold; per = "batch" is 1/(2 B), the last batch of a client possibly shorter than B.
 Departs  A ridge/2 |theta|^2 in the local loss is shared out over the batches by their rows: a pass adds up to it.
 Departs  Where norm = |f - f_0|_H of Eq. 23 is not given, it is the one that the path confirms: f_T - f_0 at its own T
-         has this norm, less what noise alone would give. On sin(2 pi x) with the kernel min(x, z), 300 rows, noise 0.1
+         has this norm, less the share of noise. On sin(2 pi x) with the kernel min(x, z), 300 rows, noise 0.1
          to 1, the error at that T is mostly 1 to 2 times the best one (at worst 4.5: noise 1, s = 5). A truth that
          drowns in noise gives 0.
 
@@ -40,7 +40,7 @@ BATCH_LOSS_SCALES = ("client", "batch")  # what a batch loss is divided by: the 
 def minibatch_round(
     x: Array, y: Array, update: op.LocalUpdate, batch: int, per: str = "client", ridge: float = 0.0
 ) -> tuple[Array, Array]:
-    """(matrix, push) of a client's stay with minibatches, for its design x [n, d].
+    """Return (matrix, push) of a client's local update with minibatches, for its design x [n, d].
 
     The ridge enters as d further rows of every batch.
     """
@@ -79,7 +79,7 @@ def propagate(matrix: Array, push: Array, rounds: float, start: Array | None = N
     """v after `rounds` (np.inf: the limit) of v <- v - matrix v + push from `start` (0 if absent), any square matrix.
 
     Repeated squaring, so that a million rounds cost twenty products. Where matrix is singular, the limit is the start
-    plus the least-norm correction: rounds that draw on rows alone never move it otherwise.
+    plus the least-norm correction: rounds never move it otherwise.
     """
     d = len(push)
     first = np.zeros_like(push) if start is None else np.asarray(start, dtype=float)

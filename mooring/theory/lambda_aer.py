@@ -32,8 +32,8 @@ class AerLambda(NamedTuple):
 
 def regime_borders(p: ArrayLike, n: ArrayLike) -> tuple[float, float]:
     """The radii (S2/sqrt(S1), sqrt(S1)) that separate the cases C, B and A."""
-    alone = s1(p, n)
-    return s2(p, n) / sqrt(alone), sqrt(alone)
+    s1_ = s1(p, n)
+    return s2(p, n) / sqrt(s1_), sqrt(s1_)
 
 
 def lambda_aer(radius: float, mu: float, p: ArrayLike, n: ArrayLike) -> AerLambda:

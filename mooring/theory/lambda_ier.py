@@ -5,7 +5,7 @@ With R = R_max = max_i |w*_i - w*_avg| and N samples at m clients:
     A   R >= sqrt(m/N)      lam = c_A m / (D^2 N),               c_A = scale_a mu D^2, so lam = scale_a mu m/N
     B   R <  sqrt(m/N)      lam = c_B sqrt(m / (R^2 N + 1)),     c_B = scale_b mu
 
-The risk is then `upper_bounds.fedprox_ier`. In case A lam is almost 0 (training alone), unlike the lam for the average.
+The risk is then `upper_bounds.fedprox_ier`. In case A lam is almost 0 (local training), unlike the lam for the average.
 
 Assumes  `alternative`'s Assumptions A and C(b), n_i of one order, p_i of order 1/m, n_i >= 4 smooth/mu.
 Reads    The proof says lam is of order mu D^2 in case A; it is c_A that is.

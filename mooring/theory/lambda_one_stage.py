@@ -1,4 +1,4 @@
-"""Which lam makes the exact FedProx minimiser optimal, and the error it then has.
+"""Which lam makes the exact FedProx minimizer optimal, and the error it then has.
 
 Let w~ minimise sum_i p_i (L_i(w_i) + lam/2 |w - w_i|^2), R >= max_i |w*_i - w*_avg|, cond = smooth/mu. If
 
@@ -17,8 +17,8 @@ Assumes  every record's loss mu-strongly convex and smooth-smooth, E|grad l(w*_i
          n_i = n, p_i = 1/m.
 Departs  The theorem gives ranges; equality is taken. Other p and n enter through 1/n -> S1 (Eq. 34) and 1/N -> S2
          (Lemma 5): the proof of the global bound covers that, the local one needs equal n.
-Departs  lam is capped at cap x smooth (there the minimiser is the common model to about four digits) and `capped` says
-         so; large="inf" returns lam = inf instead, which stands for training one common model.
+Departs  lam is capped at cap x smooth (there the minimizer is the global model to about four digits) and `capped` says
+         so; large="inf" returns lam = inf instead, which stands for training one global model.
 Departs  scale_free=True compares R mu/noise, not R, with 1/sqrt(n): the printed border changes with the units of w. The
          two error bounds are for the printed border.
 Reads    Eq. 73 drops cond^2 from Eq. 72; `lambda_floor_local` is the a_2 of Eq. 81 with it. The rule above still
@@ -41,7 +41,7 @@ from mooring.theory.weights import require_nonnegative, require_positive, s1, s2
 
 class OneStageLambda(NamedTuple):
     lam: float
-    case: Literal["small", "large"]  # small: near everyone alone; large: near one common model
+    case: Literal["small", "large"]  # small: near local training; large: near one global model
     capped: bool  # the theorem asks for more than the cap
 
 
@@ -97,29 +97,29 @@ def lambda_shrinkage(radius: ArrayLike, mu: float, noise: ArrayLike, n: ArrayLik
     return np.divide(variance, mu * radius**2, out=lam, where=radius**2 > 0)
 
 
-def lambda_floor(radius, mu, smooth, noise, alone, together):
-    """The sufficient lower bound on lam of Theorem 1 (Eq. 82); alone = S1 = 1/n, together = S2 = 1/N."""
+def lambda_floor(radius, mu, smooth, noise, s1_, s2_):
+    """The sufficient lower bound on lam of Theorem 1 (Eq. 82); s1_ = S1 = 1/n, s2_ = S2 = 1/N."""
     cond = smooth / mu
-    by_noise = np.maximum(2 * cond, 5) * mu * _ratio(radius, smooth, noise, alone, together)
+    by_noise = np.maximum(2 * cond, 5) * mu * _ratio(radius, smooth, noise, s1_, s2_)
     return np.maximum(64 * cond**2 * smooth, by_noise) - mu
 
 
-def lambda_floor_global(radius, mu, smooth, noise, alone, together):
+def lambda_floor_global(radius, mu, smooth, noise, s1_, s2_):
     """a_1 of Eq. 81: what the global bound needs."""
     cond = smooth / mu
-    return 8 * cond / mu * np.maximum(8 * smooth**2, mu**2 / 4 * _ratio(radius, smooth, noise, alone, together)) - mu
+    return 8 * cond / mu * np.maximum(8 * smooth**2, mu**2 / 4 * _ratio(radius, smooth, noise, s1_, s2_)) - mu
 
 
-def lambda_floor_local(radius, mu, smooth, noise, alone, together):
+def lambda_floor_local(radius, mu, smooth, noise, s1_, s2_):
     """a_2 of Eq. 81 with the cond^2 of Eq. 72 restored: what the local bound needs."""
     cond = smooth / mu
-    above = 64 * cond**2 * noise**2 * together + 66 * cond**2 * smooth**2 * radius**2 + noise**2 * alone
-    below = 32 * noise**2 * together / mu**2 + 33 * cond**2 * radius**2
+    above = 64 * cond**2 * noise**2 * s2_ + 66 * cond**2 * smooth**2 * radius**2 + noise**2 * s1_
+    below = 32 * noise**2 * s2_ / mu**2 + 33 * cond**2 * radius**2
     return np.sqrt(8 * above / below) - mu
 
 
-def _ratio(radius, smooth, noise, alone, together):
-    above, below = 2 * smooth**2 * radius**2 + noise**2 * alone, smooth**2 * radius**2 + noise**2 * together
+def _ratio(radius, smooth, noise, s1_, s2_):
+    above, below = 2 * smooth**2 * radius**2 + noise**2 * s1_, smooth**2 * radius**2 + noise**2 * s2_
     # 0/0 when there is neither spread nor noise: its limit along R -> 0 without noise is 2.
     return np.where(below > 0, above / np.where(below > 0, below, 1.0), 2.0)
 

@@ -7,7 +7,8 @@ stopped, and the server takes one step of size gamma on the envelope F = sum_i p
     gamma < 1/smooth_g,   eta <= 1/smooth_l,
     (2 + 64 lip_prox^2 lam^2 / mu_g^2) (1 - eta mu_l)^steps <= (1 - gamma smooth_g)^4                  (Eq. 12)
 
-then |w_t - w~|^2 and |w_i,t - w~_i|^2 vanish linearly with the factor r = 1 - gamma mu_g/2 - (gamma mu_g)^2/2 a round.
+then |w_t - w~|^2 and |w_i,t - w~_i|^2 vanish linearly with the factor r = 1 - gamma mu_g/2 - (gamma mu_g)^2/2 per
+round.
 
 Corollary 1: eta = 1/smooth_l, gamma = 1/(2 smooth_g) and steps = ceil(2 + (lam + smooth)/(lam + mu) log(1056 cond^2))
 (Eq. 118) satisfy Eq. 12; then 4 cond_g log(1/eps) rounds suffice, and rounds x steps does not depend on lam (Eq. 14).
@@ -83,7 +84,7 @@ def corollary_step_sizes(mu: float, smooth: float, lam: float) -> StepSizes:
 
 
 def rate(gamma: float, mu_g: float) -> float:
-    """The factor r by which the squared error shrinks in a round (Eq. 106)."""
+    """The factor r by which the squared error shrinks per round (Eq. 106)."""
     x = gamma * mu_g
     return 1 - x / 2 - x**2 / 2
 
@@ -101,14 +102,14 @@ def rounds_bound(mu: float, smooth: float, lam: float, eps: float) -> int:
 
 
 def cost_one_stage(eps: float, mu: float, smooth: float, lam: float) -> Cost:
-    """One-stage FedProx: (lam + L)/(lam + mu) a round, cond (lam + mu)/(lam + L) log(1/eps) rounds."""
+    """One-stage FedProx: (lam + L)/(lam + mu) per round, cond (lam + mu)/(lam + L) log(1/eps) rounds."""
     _require_accuracy(eps)
     c = moreau(mu, smooth, lam)
     return Cost(c.smooth_l / c.mu_l, c.cond_g * log(1 / eps))
 
 
 def cost_two_stage(eps: float, lam: float) -> Cost:
-    """Two-stage FedProx of `alternative`: lam/eps a round, max(lam, 1)/eps rounds."""
+    """Two-stage FedProx of `alternative`: lam/eps per round, max(lam, 1)/eps rounds."""
     _require_accuracy(eps)
     return Cost(lam / eps, max(lam, 1.0) / eps)
 
@@ -126,13 +127,13 @@ def cost_pfedme(eps: float, clients: int, inner: int) -> Cost:
 
 
 def cost_ditto(eps: float) -> Cost:
-    """Ditto: 1 a round, 1/eps rounds."""
+    """Ditto: 1 per round, 1/eps rounds."""
     _require_accuracy(eps)
     return Cost(1.0, 1 / eps)
 
 
 def cost_l2gd(eps: float, mu: float, smooth: float, lam: float) -> Cost:
-    """L2GD: 1 + L/lam a round, 2 lam cond/(lam + L) log(1/eps) rounds."""
+    """L2GD: 1 + L/lam per round, 2 lam cond/(lam + L) log(1/eps) rounds."""
     _require_accuracy(eps)
     require_positive("cost_l2gd", mu=mu, smooth=smooth, lam=lam)
     return Cost(1 + smooth / lam, 2 * lam * smooth / mu / (lam + smooth) * log(1 / eps))

@@ -1,7 +1,7 @@
 """Federated stability: how much one record of client i can move client i's loss.
 
 gamma_i bounds the sup-norm change of the loss at client i's model when one of its records is replaced. With
-E = E(lam, i) = 0 for exact minimisers,
+E = E(lam, i) = 0 for exact minimizers,
 
     FedAvg    gamma_i <= 32 smooth ell_max p_i / (mu n_i)
               if n_i >= 4 smooth p_i / mu
@@ -11,7 +11,7 @@ E = E(lam, i) = 0 for exact minimisers,
 Stable models do not overfit (Proposition 4.1):
 
     AER_p <= E_OPT     + 2 sum_i p_i gamma_i + lam/2 R_rms^2
-    IER_i <= E_OPT/p_i + 2 gamma_i           + lam/2 E|w - w*_i|^2        w the common model that was found
+    IER_i <= E_OPT/p_i + 2 gamma_i           + lam/2 E|w - w*_i|^2        w the fitted global model
 
 Assumes  every L_i mu-strongly convex, every record's loss smooth-smooth with values in [0, ell_max].
 Reads    Lemma C.2's deltas need squared errors, and the first error term of Proposition C.1 is the personal model's:
@@ -44,7 +44,7 @@ def fedprox_condition(smooth: float, mu: float, lam: float, p: ArrayLike, n: Arr
 
 
 def fedavg_stability(smooth: float, ell_max: float, mu: float, p: ArrayLike, n: ArrayLike) -> NDArray:
-    """gamma_i of the exact common model argmin sum_i p_i L_i."""
+    """gamma_i of the exact global model argmin sum_i p_i L_i."""
     require_positive("fedavg_stability", mu=mu)
     p, n = check_weights(p, n)
     return 32 * smooth * ell_max * p / (mu * n)
@@ -61,7 +61,7 @@ def fedprox_stability(
     global_error: float = 0.0,
     local_error: ArrayLike = 0.0,
 ) -> NDArray:
-    """gamma_i of FedProx's personal models; global_error e and local_error e_i are 0 for exact minimisers."""
+    """gamma_i of FedProx's personal models; global_error e and local_error e_i are 0 for exact minimizers."""
     require_positive("fedprox_stability", mu=mu)
     p, n = check_weights(p, n)
     local_error = np.asarray(local_error, dtype=float)

@@ -15,7 +15,7 @@ Then, in expectation over batches and sampled clients,
     E_OPT                  <=  4 (smooth + lam) smooth^2 D^2 / (mu^2 (K_T + 1)) + lam/2 x (B.2 at T)   (Proposition B.1)
 
 Assumes  `alternative`'s Assumption A(a, b), and what its proofs use beyond it: every record's loss, and so every L_i,
-         has its minimiser in W (only then |grad l| <= smooth D on W).
+         has its minimizer in W (only then |grad l| <= smooth D on W).
 Reads    Sampled clients train and the others wait; the listing has it the other way round.
 Reads    The server's gamma_t lam exceeds 1 at first: w is projected onto W after each server step, or Lemma B.4 fails.
 Reads    Theorem 4.4's K_t + 1 >= C_1 (lam^2 v 1) t is empty at t = 0; Lemma B.2's condition is used.

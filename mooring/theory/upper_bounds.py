@@ -1,4 +1,4 @@
-"""Excess risks of FedAvg, training alone, FedProx and the better of the first two.
+"""Excess risks of FedAvg, local training, FedProx and the better of the first two.
 
 AER is the p-weighted average over the clients, IER one client's own; R is R_rms in the former and R_max in the latter;
 noise is `alternative`'s sigma; S1, S2, C_p as in `weights.py`. Up to constants,
@@ -15,7 +15,7 @@ noise is `alternative`'s sigma; S1, S2, C_p as in `weights.py`. Up to constants,
               IER  min of Eqs. C.20 and C.21                                                     (Proposition C.5)
 
 `constant` scales an order. FEDAVG_AER_PROOF, FEDAVG_IER_PROOF, LOCAL_PROOF and FEDPROX_PROOF are constants that the
-proofs give for exact minimisers: with them a bound can be compared with a measured risk.
+proofs give for exact minimizers: with them a bound can be compared with a measured risk.
 
 Assumes  `alternative`'s Assumptions A and C; n_i >= 4 smooth/mu; sizes of one order for every IER bound of FedProx and
          `better`.
@@ -70,13 +70,13 @@ def fedavg_ier(
 
 
 def local_aer(mu: float, smooth: float, ell_max: float, p: ArrayLike, n: ArrayLike, *, constant: float = 1.0) -> float:
-    """The average excess risk of training alone."""
+    """The average excess risk of local training."""
     require_positive("local_aer", mu=mu)
     return constant * smooth * ell_max / mu * s1(p, n)
 
 
 def local_ier(mu: float, smooth: float, ell_max: float, n: ArrayLike, *, constant: float = 1.0) -> NDArray:
-    """Each client's excess risk when it trains alone (Theorem 4.2)."""
+    """Each client's excess risk of local training (Theorem 4.2)."""
     require_positive("local_ier", mu=mu)
     return constant * smooth * ell_max / (mu * np.asarray(n, dtype=float))
 
@@ -103,8 +103,8 @@ def fedprox_aer(
 ) -> float:
     """FedProx's average excess risk at the lam of Theorem 4.4 (Eq. 4.16)."""
     require_positive("fedprox_aer", mu=mu)
-    alone = s1(p, n)
-    rate = min(radius * sqrt(alone), alone) + s2(p, n)
+    s1_ = s1(p, n)
+    rate = min(radius * sqrt(s1_), s1_) + s2(p, n)
     return constant * (mu + imbalance(p, n) * smooth * ell_max / mu) * rate
 
 
@@ -158,9 +158,9 @@ def fedprox_ier_at(
     """Each client's excess risk with FedProx at a given lam: the smaller of Eqs. C.20 and C.21."""
     require_positive("fedprox_ier_at", mu=mu, lam=lam)
     p, n = check_weights(p, n)
-    together = s2(p, n)
-    noisy = noise**2 * ((smooth / mu) ** 2 * np.sum(p / np.sqrt(n)) ** 2 + together)
-    spread = (1 + (smooth / mu) ** 2) * radius**2 + (noise / mu) ** 2 * together
+    s2_ = s2(p, n)
+    noisy = noise**2 * ((smooth / mu) ** 2 * np.sum(p / np.sqrt(n)) ** 2 + s2_)
+    spread = (1 + (smooth / mu) ** 2) * radius**2 + (noise / mu) ** 2 * s2_
     by_estimate = (smooth * ell_max / n + noisy) / lam + lam * spread
     by_diameter = smooth * ell_max / (mu * n) + lam * diameter**2
     return constant * np.minimum(by_estimate, by_diameter)
@@ -169,7 +169,7 @@ def fedprox_ier_at(
 def fedprox_global_error(
     lam: float, radius: float, mu: float, smooth: float, noise: float, p: ArrayLike, n: ArrayLike
 ) -> float:
-    """E|w~ - w*_avg|^2 of FedProx's exact common model is at most this; R_max (Proposition C.4)."""
+    """E|w~ - w*_avg|^2 of FedProx's exact global model is at most this; R_max (Proposition C.4)."""
     require_positive("fedprox_global_error", mu=mu, lam=lam)
     p, n = check_weights(p, n)
     mean_noise = 48 * (smooth * noise / (mu * lam)) ** 2 * np.sum(p / np.sqrt(n)) ** 2

@@ -1,7 +1,7 @@
 """Client weights and the two variance sums in which the theorems of `alternative` and `effect` are written.
 
-    S1  = sum_i p_i   / n_i      the average client's variance when everyone trains alone
-    S2  = sum_i p_i^2 / n_i      the common model's variance when everyone trains together
+    S1  = sum_i p_i   / n_i      the average client's variance when every client trains locally
+    S2  = sum_i p_i^2 / n_i      the global model's variance of all clients
     C_p = p_max S1 / S2          how uneven the weights are (alternative, Eq. 4.13)
 
 With equal n and p = 1/m: S1 = 1/n = m/N, S2 = 1/N, C_p = 1. With p = n/N: S1 = m/N, S2 = 1/N, C_p = m n_max / N.

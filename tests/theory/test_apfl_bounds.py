@@ -149,13 +149,13 @@ def order(name, alpha=0.97, iterations=10_000, **changes):
 def test_personal_orders_scale_as_printed(name):
     one, two = order(name), order(name, iterations=20_000)
     assert one.local_noise / two.local_noise == pytest.approx(2)
-    assert one.common_noise / two.common_noise == pytest.approx(2)
+    assert one.global_noise / two.global_noise == pytest.approx(2)
     assert one.drift / two.drift == pytest.approx(4)
     assert one.residual == two.residual > 0
     assert one.total == pytest.approx(sum(one))
     assert order(name, alpha=1.0)[2:] == (0, 0, 0)
     noiseless = order(name, sgd_var=0.0)
-    assert noiseless.local_noise == noiseless.common_noise == 0
+    assert noiseless.local_noise == noiseless.global_noise == 0
     assert noiseless.drift / order(name, sgd_var=0.0, local_steps=20).drift == pytest.approx(1 / 4)
 
 
@@ -163,7 +163,7 @@ def test_personal_orders_at_one_point():
     full = order("full")
     mix, cond, t = 0.03**2, 4.0, 10_000
     assert full.local_noise == pytest.approx(0.97**2 * 1.5 / (0.5 * t))
-    assert full.common_noise == pytest.approx(mix * cond**2 * 1.5 / (0.5 * 20 * t))
+    assert full.global_noise == pytest.approx(mix * cond**2 * 1.5 / (0.5 * 20 * t))
     own, common = cond**2 * 10 * (1.5 + 10 * (0.3 + 0.3)), cond**4 * 10 * (1.5 + 20 * 0.3)
     assert full.drift == pytest.approx(mix * (own + common) / (0.5 * t**2))
     assert full.residual == pytest.approx(mix * (0.3 / 0.5 + cond * 2.0 * 0.2))
