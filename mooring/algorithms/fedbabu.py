@@ -14,7 +14,7 @@ Departs  fine-tuning takes the draws and step sizes of the round that would come
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ from mooring.algorithms.hyperparameters import (
     resolve_auto,
     train_locally,
 )
-from mooring.algorithms.parts import find_ranges, join_model, parse_personal, personal_mask, split_model
+from mooring.algorithms.parts import PersonalPart, find_ranges, join_model, parse_personal, personal_mask, split_model
 from mooring.algorithms.server_optimizers import (
     GlobalState,
     ServerOptimizer,
@@ -51,7 +51,7 @@ class Client(NamedTuple):
 
 @dataclass(frozen=True)
 class FedBABU(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor]):
-    personal: Any = "head"  # a name (`parts.py`), resolved to ranges of coefficients
+    personal: PersonalPart = "head"  # a name (`parts.py`), resolved to ranges of coefficients
     tune: str = "all"  # or "head", "body"
     tune_steps: int = 10
     tune_epochs: int = 0  # passes over the data instead of steps, when > 0

@@ -8,19 +8,20 @@ Algorithm 1.
 
 Symbols  w: Server.w but for its personal part, which stays as it started    h_i: Client.v
 Limits   with personal = "head" it is FedPer; personal = "*" is Local by SGD
-Departs  group, layer and instance normalization count as normalization, too
+Departs  group, layer and instance normalization count as normalization, too; running statistics are part of it
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from mooring.algorithms.fedper import FedPer
+from mooring.algorithms.parts import PersonalPart
 
 
 @dataclass(frozen=True)
 class FedBN(FedPer):
-    personal: Any = "norm"  # a name (`parts.py`), resolved to ranges of coefficients
+    personal: PersonalPart = "norm"  # a name (`parts.py`), resolved to ranges of coefficients
 
     paper: ClassVar[str] = "fedbn, Algorithm 1"

@@ -13,13 +13,13 @@ Departs  the personal part may be any named part of the model
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
 from mooring.algorithms.base import Algorithm
 from mooring.algorithms.hyperparameters import check_local_work, count_round, init_memory, resolve_auto, train_locally
-from mooring.algorithms.parts import find_ranges, join_model, parse_personal, split_model
+from mooring.algorithms.parts import PersonalPart, find_ranges, join_model, parse_personal, split_model
 from mooring.algorithms.server_optimizers import (
     GlobalState,
     ServerOptimizer,
@@ -40,7 +40,7 @@ class Client(NamedTuple):
 
 @dataclass(frozen=True)
 class FedPer(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor]):
-    personal: Any = "head"  # a name (`parts.py`), resolved to ranges of coefficients
+    personal: PersonalPart = "head"  # a name (`parts.py`), resolved to ranges of coefficients
 
     paper: ClassVar[str] = "fedper, Algorithms 1 and 2"
     reveals: ClassVar[str] = "each client's change of the shared part; its personal part stays with it"

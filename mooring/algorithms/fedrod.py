@@ -32,7 +32,7 @@ from mooring.algorithms.hyperparameters import (
     resolve_auto,
     schedule,
 )
-from mooring.algorithms.parts import head_coefficients
+from mooring.algorithms.parts import head_coefficients, trained_blocks
 from mooring.algorithms.server_optimizers import (
     GlobalState,
     ServerOptimizer,
@@ -102,7 +102,7 @@ def class_scores(task: Task, rows: Rows) -> Tensor | float:
 
     A single score is that of the second of two classes: log(n_i1 / n_i0).
     """
-    block = task.layout[-1]
+    block = trained_blocks(task)[-1]
     if task.metric != "log-loss" or not (block.name == "intercept" or block.name.endswith("bias")):
         return 0.0
     classes = max(block.size, 2)

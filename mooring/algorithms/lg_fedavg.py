@@ -14,13 +14,14 @@ Departs  all clients start from w0 (the paper's experiments start from a model o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from mooring.algorithms.fedper import FedPer
+from mooring.algorithms.parts import PersonalPart
 
 
 @dataclass(frozen=True)
 class LGFedAvg(FedPer):
-    personal: Any = "body"  # a name (`parts.py`), resolved to ranges of coefficients
+    personal: PersonalPart = "body"  # a name (`parts.py`), resolved to ranges of coefficients
 
     paper: ClassVar[str] = "lg-fedavg, Algorithm 1"

@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 from mooring.core.errors import RequestError
-from mooring.core.task import Task, head_mask
+from mooring.core.task import Layout, Task, head_mask
 
 Ranges = tuple[tuple[int, int], ...]
+PersonalPart = Any  # of a field: a name, or Ranges once it is resolved
 NORM_CLASS = re.compile(r"Norm([123]d)?$")
 
 
@@ -51,8 +52,13 @@ def find_ranges(owner: str, task: Task, personal: str | Ranges) -> Ranges:
 def head_coefficients(task: Task, layers: int = 1) -> Tensor:
     """[d] bool: the parameters of the last layers; buffers, which are behind all parameters, are not among them."""
     mask = torch.zeros(task.dim, dtype=torch.bool)
-    mask[: sum(block.size for block in task.layout)] = head_mask(task.layout, layers)
+    mask[: task.gradient_dim] = head_mask(trained_blocks(task), layers)
     return mask
+
+
+def trained_blocks(task: Task) -> Layout:
+    """The blocks of the layout that gradients move."""
+    return tuple(block for block in task.layout if block.start < task.gradient_dim)
 
 
 def _named_mask(task: Task, personal: str) -> Tensor:

@@ -180,6 +180,14 @@ PAPERS = (
         "ICLR",
         "a generic head for balanced classes and a personal head on one body",
     ),
+    Paper(
+        "moon",
+        ("Li", "He", "Song"),
+        "Model-Contrastive Federated Learning",
+        2021,
+        "CVPR",
+        "FedAvg with a contrastive loss on representations",
+    ),
 )
 
 BY_KEY = {paper.key: paper for paper in PAPERS}

@@ -78,4 +78,6 @@ CASES = [
     ("ifca", {"clusters": 3, "batch": 4, "epochs": 1}, ("linear", "softmax")),
     ("fedrod", {}, ("linear", "logistic")),
     ("fedrod", {"batch": 4, "epochs": 1, "decay": 0.1}, ("linear", "softmax")),
+    ("moon", {}, ("linear", "logistic")),
+    ("moon", {"batch": 4, "epochs": 1, "decay": 0.1}, ("softmax",)),
 ]

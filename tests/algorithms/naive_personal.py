@@ -53,8 +53,8 @@ def naive_local_sgd(story, rate=constant):
     return np.zeros(D), models
 
 
-def naive_fedavg(story, weights="share", rate=constant, server_decay=0.0):
-    """apfl, Section 3 (share), or alternative, Algorithm 1 (elastic), with a server step of 0.9."""
+def naive_fedavg(story, weights="share", rate=constant, server_decay=0.0, server_step=0.9):
+    """apfl, Section 3 (share), or alternative, Algorithm 1 (elastic), with a server step."""
     w, visits = np.zeros(D), [0] * len(story.clients)
     for t in range(ROUNDS):
         total = np.zeros(D)
@@ -64,7 +64,7 @@ def naive_fedavg(story, weights="share", rate=constant, server_decay=0.0):
                 v = v - rate(story, i, t, k, visits[i]) * c.grad(v)
             total += q * (v - w)
             visits[i] += 1
-        w = w + 0.9 / (1 + server_decay * t) * total
+        w = w + server_step / (1 + server_decay * t) * total
     return w, [w] * len(story.clients)
 
 

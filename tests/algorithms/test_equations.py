@@ -96,6 +96,7 @@ SAMPLED_TOO = [
     ("feddyn", {"lam": LAM, "inner": "exact"}, partly.naive_feddyn_exact),
     ("ifca", SGD, partly.naive_ifca),
     ("fedrod", SGD, partly.naive_fedrod),
+    ("moon", SGD, partial(personal.naive_fedavg, server_step=1.0)),  # a table has no body
 ]
 EVERYONE_ONLY = [
     ("local", {"ridge": 0.2}, naive_local),

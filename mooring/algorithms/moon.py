@@ -1,0 +1,113 @@
+"""MOON: FedAvg whose local loss keeps representations near the global model's and away from the client's last ones.
+
+Li, He, Song. Model-contrastive federated learning. CVPR 2021, Algorithm 1.
+
+    w_i = w after `steps` local SGD steps on  L_i(u) + mu mean_j -log( e^(sim(z_j, z_j^glob)/tau)
+                                              / (e^(sim(z_j, z_j^glob)/tau) + e^(sim(z_j, z_j^last)/tau)) )
+    w  <- sum_i p_i w_i / sum_i p_i                       over the cohort
+
+z_j, z_j^glob and z_j^last are the representations of row j by u, by w and by the client's model of its last update; sim
+is the cosine.
+
+Symbols  w: Server.w    z^last: by Client.v    mu, tau: fields
+Limits   mu = 0 is FedAvg. A model without a body (a table) has the row itself as representation: FedAvg, too
+Departs  the representation is the input of the last layer, without a projection head; a client's first update has w0 as
+         its last model
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mooring.algorithms.base import Algorithm
+from mooring.algorithms.hyperparameters import (
+    check_local_work,
+    check_ranges,
+    count_round,
+    init_memory,
+    require_plain_sgd,
+    resolve_auto,
+    schedule,
+)
+from mooring.algorithms.server_optimizers import (
+    GlobalState,
+    ServerOptimizer,
+    apply_change,
+    check_server_optimizer,
+    init_moments,
+)
+from mooring.core.cohort import Batch, CohortData, Round, broadcast_per_client
+from mooring.core.local_work import LocalWork
+from mooring.core.minibatches import minibatches
+from mooring.core.task import Task
+from mooring.estimates.client_statistics import ClientStatistics
+from mooring.tasks.representation import has_representation, represent
+
+
+class Client(NamedTuple):
+    v: Tensor  # [C, d], the model after the last local update
+    memory: Tensor  # [C, s], what local training keeps between rounds
+
+
+@dataclass(frozen=True)
+class Moon(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor]):
+    mu: float = 1.0
+    tau: float = 0.5
+
+    paper: ClassVar[str] = "moon, Algorithm 1"
+    group: ClassVar[str] = "global"
+    reveals: ClassVar[str] = "each client's change of the global model"
+    server_only: ClassVar[tuple[str, ...]] = ("moments",)
+
+    def __post_init__(self) -> None:
+        check_local_work(self)
+        check_server_optimizer(self)
+        check_ranges(self, mu=(0, None), tau=(1e-6, None))
+        require_plain_sgd(self, "the contrastive loss moves by plain SGD steps")
+
+    def resolve(self, task: Task, statistics: ClientStatistics) -> Moon:
+        return resolve_auto(self, task, statistics)
+
+    def init(self, task: Task, w0: Tensor) -> tuple[GlobalState, Client]:
+        return GlobalState(w0, init_moments(self, w0)), Client(w0, init_memory(self, task, w0))
+
+    def client_update(
+        self, server: GlobalState, client: Client, task: Task, data: CohortData, round: Round
+    ) -> tuple[Client, Tensor]:
+        batch, count, eta = schedule(self, data, round, client.memory)
+        u = server.w.expand(len(data), -1)
+        for step in minibatches(task, data, round, batch=batch, steps=count, draws=self.draws):
+            rate: Any = broadcast_per_client(eta(step.k) if callable(eta) else eta, u)
+            if step.active is not None:
+                rate = rate * step.active[:, None]
+            g = task.grad(u, step.batch)
+            if self.mu and has_representation(task):
+                g = g + self.mu * self._contrast_grad(task, u, server.w, client.v, step.batch)
+            u = u - rate * g
+        return Client(u, count_round(client.memory)), u - server.w
+
+    def _contrast_grad(self, task: Task, u: Tensor, w: Tensor, last: Tensor, batch: Batch) -> Tensor:
+        """[C, d]: the gradient of each client's contrastive loss, client by client."""
+        rows = []
+        for c in range(len(u)):
+            x, weight = batch.x[c], batch.weight[c]
+            with torch.no_grad():
+                near, far = represent(task, w, x), represent(task, last[c], x)
+            leaf = u[c].detach().requires_grad_()
+            with torch.enable_grad():
+                z = represent(task, leaf, x)
+                scores = torch.stack([F.cosine_similarity(z, near), F.cosine_similarity(z, far)], 1) / self.tau
+                loss = -(weight * torch.log_softmax(scores, 1)[:, 0]).sum()
+                rows.append(torch.autograd.grad(loss, leaf)[0])
+        return torch.stack(rows)
+
+    def server_update(self, server: GlobalState, mean: Tensor, round: Round) -> GlobalState:
+        return GlobalState(*apply_change(self, server.w, server.moments, mean))
+
+    def personal_model(self, server: GlobalState, client: Client) -> Tensor:
+        return server.w

@@ -1,0 +1,28 @@
+"""The representation of rows by a network: what its last layer takes as input."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.func import functional_call
+
+from mooring.core.task import Task
+from mooring.tasks.network import NetworkTask
+
+
+def has_representation(task: Task) -> bool:
+    """Whether the task is a network with more than one layer."""
+    return hasattr(task, "module") and len({block.layer for block in task.layout}) > 1
+
+
+def represent(task: NetworkTask | Task, w: Tensor, x: Tensor) -> Tensor:
+    """[B, k]: the representations of rows x [B, ...] by the network with parameters w [d], in evaluation mode."""
+    network: NetworkTask = task  # type: ignore[assignment]  # a metered network is one, too
+    layers = {name: part[0] for name, part in network.layers(w[None]).items()}
+    last = [block.layer for block in network.layout if block.start < network.gradient_dim][-1]
+    seen: list[Tensor] = []
+    hook = network.module.get_submodule(last).register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    try:
+        functional_call(network.module, layers, (x.to(network.dtype),))
+    finally:
+        hook.remove()
+    return seen[-1].flatten(1)
