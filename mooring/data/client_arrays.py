@@ -21,15 +21,18 @@ from torch.utils.data import (
     SequentialSampler,
     SubsetRandomSampler,
     TensorDataset,
+    default_collate,
 )
 
 from mooring.core.cohort import Rows
 from mooring.core.errors import RequestError
+from mooring.core.items import DatasetItems, TensorItems, map_tensors, split_item
 from mooring.core.seeds import client_key
 from mooring.data.clients import BINARY, CLASSES, COUNT, MULTILABEL, PARTS, REGRESSION, Clients, require_finite
 from mooring.data.splits import TRAIN, parse_shares, random_split
 from mooring.data.tables import count_phrase
 
+IGNORED_CLASS = -100  # of a token or pixel that has no target: torch's ignore_index
 MIN_ROWS_TO_SPLIT = 3  # rows that a client needs to train, validate and test
 KINDS = (REGRESSION, BINARY, CLASSES, COUNT, MULTILABEL)
 ROW_FORMS = "(x, y), a torch Dataset, a DataLoader, or a dict of these by part (train, validation, test)"
@@ -74,6 +77,9 @@ def load_client_arrays(
             raise RequestError(f"{name} does not apply: the clients' arrays are no table.")
     if isinstance(split, str):
         raise RequestError("split must be three shares here: the clients' arrays have no columns.")
+    items = None
+    if not isinstance(source, tuple):
+        source, items = number_items(source)
     held = by_group(*source) if isinstance(source, tuple) else rows_by_client(source)
     names, notes = list(held), []
     kind, classes, ys = targets([one.y for one in held.values()], names, kind)
@@ -118,7 +124,96 @@ def load_client_arrays(
         }
     )
     facts = {"target_mean": mean, "target_scale": scale, "placement": placement, "title": "the arrays", "notes": notes}
+    facts |= {"items": items}
     return Clients(tuple(names), rows(0), rows(1), rows(2), kind=kind, classes=classes, **facts)
+
+
+def number_items(source: Any) -> tuple[Any, Any]:
+    """The source with the numbers of items in place of inputs that are no tensors, and the items (None: all are).
+
+    Such inputs are dictionaries and tuples of tensors in memory, and data sets, which are read item by item whenever a
+    minibatch needs them. Targets are read once.
+    """
+    named = dict(source) if isinstance(source, Mapping) else {f"client {i}": value for i, value in enumerate(source)}
+    pieces = {
+        (name, part): value
+        for name, values in named.items()
+        for part, value in (values.items() if is_by_part(values) else [(None, values)])
+    }
+    if not any(is_structured(value) for value in pieces.values()):
+        return source, None
+    lazy, collate, numbered, start = [], None, {}, 0
+    for (name, part), value in pieces.items():
+        label = f"client '{name}'" + (f", {part}" if part else "")
+        if isinstance(value, DataLoader):
+            collate = value.collate_fn
+            value = value.dataset
+        value = list(value) if isinstance(value, IterableDataset) else value
+        inputs, y = read_targets(value, label)
+        lazy.append(inputs)
+        numbered[name, part] = (torch.arange(start, start + len(y)), y)
+        start += len(y)
+    if all(isinstance(inputs, Mapping | tuple) and not isinstance(inputs, Dataset) for inputs in lazy):
+        items: Any = TensorItems(concatenate(lazy))
+    elif any(isinstance(inputs, Mapping | tuple) for inputs in lazy):
+        raise RequestError("the clients' data must be of one form: tensors of all clients, or data sets of all.")
+    else:
+        items = DatasetItems(lazy, collate)
+    out: dict[str, Any] = {}
+    for (name, part), pair in numbered.items():
+        if part is None:
+            out[name] = pair
+        else:
+            out.setdefault(name, {})[part] = pair
+    return out, items
+
+
+def is_by_part(value: Any) -> bool:
+    """Whether a client's data are a dictionary of parts."""
+    return isinstance(value, Mapping) and set(value) <= set(PARTS)
+
+
+def is_structured(value: Any) -> bool:
+    """Whether inputs are no tensor: several of them, a dictionary, or a data set that is read item by item."""
+    if isinstance(value, DataLoader):
+        plain = isinstance(value.dataset, TensorDataset) and value.collate_fn is default_collate
+        return not plain or len(value.dataset.tensors) != 2  # type: ignore[attr-defined]
+    if isinstance(value, TensorDataset):
+        return len(value.tensors) != 2
+    if isinstance(value, Dataset):
+        return True
+    return isinstance(value, tuple | list) and len(value) == 2 and isinstance(value[0], Mapping | tuple)
+
+
+def read_targets(value: Any, label: str) -> tuple[Any, Tensor]:
+    """The inputs of a client, in memory or as a data set, and its targets."""
+    if isinstance(value, TensorDataset):
+        value = (tuple(value.tensors[:-1]), value.tensors[-1])
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], Mapping | tuple):
+        inputs, y = map_tensors(value[0], tensor), tensor(value[1])
+        sizes = {len(part) for part in (inputs.values() if isinstance(inputs, Mapping) else inputs)}
+        if sizes != {len(y)}:
+            raise RequestError(
+                f"{label}: inputs and targets must have equally many rows, got {sorted(sizes)}, {len(y)}."
+            )
+        return inputs, y
+    try:
+        targets = [torch.as_tensor(split_item(value[i])[1]) for i in range(len(value))]
+        return value, torch.stack(targets)
+    except (TypeError, ValueError, RuntimeError, IndexError, KeyError, NotImplementedError) as error:
+        raise RequestError(f"{label}: its items cannot be read: {str(error).splitlines()[0]}.") from error
+
+
+def concatenate(parts: list[Any]) -> Any:
+    """One structure of tensors from all clients' structures of tensors."""
+    first = parts[0]
+    if isinstance(first, Tensor):
+        if any(part.shape[1:] != first.shape[1:] for part in parts):
+            raise RequestError("the clients' inputs have different shapes; pad them to one length and add a mask.")
+        return torch.cat(parts)
+    if isinstance(first, Mapping):
+        return {name: concatenate([part[name] for part in parts]) for name in first}
+    return tuple(concatenate([part[i] for part in parts]) for i in range(len(first)))
 
 
 def by_group(x: Any, y: Any, group: Any) -> dict[str, ClientRows]:
@@ -229,12 +324,14 @@ def targets(ys: list[Tensor], names: list[str], kind: str | None) -> tuple[str, 
     if kind is None:
         yes_or_no = bool(((every == 0) | (every == 1)).all())
         top = int(every.max()) if whole else 0
-        kind = (MULTILABEL if yes_or_no else REGRESSION) if several else REGRESSION if not whole else CLASSES
+        kind = CLASSES if whole else REGRESSION
+        kind = MULTILABEL if several and yes_or_no else kind
         kind = BINARY if kind == CLASSES and top <= 1 else kind
-    if several and kind in (BINARY, CLASSES, COUNT):
+    if several and kind in (BINARY, COUNT):
         raise RequestError(f"a target that is {kind} has one value per row, got the shape {tuple(ys[0].shape[1:])}.")
     if kind not in (BINARY, CLASSES):
         return kind, (), [y.float() for y in ys]
+    every = every[every != IGNORED_CLASS] if several else every
     low, high = int(every.min()), int(every.max())
     if low < 0 or bool((every != every.long()).any()):
         raise RequestError("classes are the whole numbers 0, 1, 2, ...; give kind = 'regression' for other numbers.")
@@ -264,6 +361,6 @@ def parts_of(
     """The part of every row of every client: as it is said, or by a random split of each client's rows."""
     code = np.repeat(np.arange(len(ys)), [len(y) for y in ys])
     keys = np.array([client_key(name) for name in names], dtype=np.uint64)
-    strata = torch.cat(ys).numpy() if kind in (BINARY, CLASSES) else None
+    strata = torch.cat(ys).numpy() if kind in (BINARY, CLASSES) and ys[0].ndim == 1 else None
     drawn = random_split(code, keys, seed, strata, parse_shares(split))
     return [drawn[code == i] if part is None else part for i, part in enumerate(given)]

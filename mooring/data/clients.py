@@ -35,6 +35,7 @@ class Clients:
     features: tuple[str, ...] = ()
     target_mean: float = 0.0
     target_scale: float = 1.0
+    items: Any = None  # where inputs are no tensors: what `train.x` numbers (core/items.py)
     schema: Any = None  # how a table became these arrays; None for arrays
     placement: Any = None  # data frame (client, row, part): which source row is in which part
     weights_from_column: Mapping[str, float] | None = None  # of a column of the table, by client

@@ -222,11 +222,14 @@ def make_network_task(
         loss = load_python(loss, "loss", kept) if loss is not None and is_spec(loss) else loss
     make, units = model_factory(model, clients), about.fields.get("units", STANDARD_UNITS)
     fields = {"ridge": about.fields.get("ridge", 0.0), "device": run.training.device or "cpu"}
+    fields |= {"items": getattr(clients, "items", None), "sample": clients.train.x[:2]}
     fields |= {"buffers": about.fields["buffers"]} if "buffers" in about.fields else {}
     fields |= {"mean": clients.target_mean, "scale": clients.target_scale} if clients.kind == REGRESSION else {}
     if loss is not None:
         return NetworkTask(make, loss, units=units, **fields)
-    if clients.kind == BINARY and has_single_output(NetworkTask(make), clients):
+    if clients.kind == BINARY and has_single_output(
+        NetworkTask(make, items=fields["items"], sample=fields["sample"]), clients
+    ):
         return NetworkTask(make, "binary_cross_entropy", **fields)
     usual = {REGRESSION: "half_square", COUNT: "half_square", MULTILABEL: "binary_cross_entropy"}
     return NetworkTask(make, usual.get(clients.kind, "cross_entropy"), units=units, **fields)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from threading import RLock
 from typing import Any, ClassVar
 
@@ -16,18 +17,30 @@ from torch.func import functional_call, vmap
 
 from mooring.core.cohort import Batch, Rows
 from mooring.core.errors import RequestError
+from mooring.core.items import map_tensors
 from mooring.core.seeds import random_words
 from mooring.core.sgd_step import StepTerms
 from mooring.core.task import Constants, Layout, Task, layout_of
 from mooring.tasks.fused import per_client, perceptron_numba, perceptron_torch
 from mooring.tasks.fused.perceptron_stacked import gradient_at, is_perceptron, perceptron_grad, perceptron_step
-from mooring.tasks.network_training import NetworkTrainer
+from mooring.tasks.network_training import RANDOM_LOCK, NetworkTrainer
 
 RowLoss = Callable[[Tensor, Tensor], Tensor]  # (predictions [B, ...], y [B, ...]) -> [B], or [B, ...] to be averaged
 
 
 def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(output, y, reduction="none")
+    """Of classes, one per row; of tokens or pixels y [B, ...], the mean over those of a row that have a target."""
+    losses = F.cross_entropy(align_classes(output, y), y, reduction="none")
+    if y.ndim == 1:
+        return losses
+    known = (y != IGNORED_CLASS).flatten(1).sum(1).clamp(min=1)
+    return losses.flatten(1).sum(1) / known
+
+
+def align_classes(output: Tensor, y: Tensor) -> Tensor:
+    """Logits with the classes in the second dimension, as torch has them, of logits that may have them in the last."""
+    last = y.ndim > 1 and output.shape[:-1] == y.shape
+    return output.movedim(-1, 1) if last else output
 
 
 def binary_cross_entropy(output: Tensor, y: Tensor) -> Tensor:
@@ -44,6 +57,9 @@ LOSSES: dict[str, RowLoss] = {
     "binary_cross_entropy": binary_cross_entropy,
     "half_square": half_square,
 }
+IGNORED_CLASS = -100  # of a token or pixel without a target
+FORWARD_ERRORS = (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError)
+EVALUATED_ITEMS = 256  # items that are read at once in evaluation: bounds memory
 BUFFERS = ("average", "local", "frozen")  # what becomes of running statistics
 STANDARD_UNITS, TARGET_UNITS = "standard", "target"  # what a network's output is: (y - mean) / scale, or y
 ROW_CURVATURE = 5.0  # a network's Hessian has a few large eigenvalues: its trace is taken as this many of the largest
@@ -85,12 +101,15 @@ class NetworkTask(Task):
         device: str = "cpu",
         kernels: str = "torch",
         buffers: str = "average",
+        items: Any = None,
+        sample: Tensor | None = None,
     ):
         if isinstance(loss, str) and loss not in LOSSES:
             raise RequestError(f"loss must be one of {', '.join(LOSSES)} or a function, got {loss!r}.")
         if units not in (STANDARD_UNITS, TARGET_UNITS):
             raise RequestError(f"units must be '{STANDARD_UNITS}' or '{TARGET_UNITS}', got {units!r}.")
-        self.make = make
+        self.make, self.items, self.sample = make, items, sample
+        self._dtype = torch.float32
         if buffers not in BUFFERS:
             raise RequestError(f"buffers must be one of {', '.join(BUFFERS)}, got {buffers!r}.")
         self.row_loss: RowLoss = LOSSES[loss] if isinstance(loss, str) else by_row(loss)
@@ -107,6 +126,7 @@ class NetworkTask(Task):
                     f"layer '{path}' is a {type(layer).__name__} without running statistics: its answer at a row would "
                     "depend on the other rows of a batch. Set track_running_stats = True, or use nn.GroupNorm."
                 )
+        self._dtype = next((p.dtype for p in self.module.parameters() if p.requires_grad), torch.float32)
         self.shapes = {name: p.shape for name, p in self.module.named_parameters() if p.requires_grad}
         self.sizes = [shape.numel() for shape in self.shapes.values()]
         if not self.sizes:
@@ -118,12 +138,14 @@ class NetworkTask(Task):
         self.dim = sum(self.sizes)
         self.buffers = buffers
         self.is_random = may_be_random(self.module)
-        self.by_client: bool | None = True if self.buffer_shapes or self.batch_loss is not None else None
+        self.is_structured: bool | None = True if items is not None else None  # inputs or outputs are no tensors
+        needs_clients = self.buffer_shapes or self.batch_loss is not None or items is not None
+        self.by_client: bool | None = True if needs_clients else None
+        self.accepted = inspect.signature(self.module.forward).parameters
         frozen = any(not p.requires_grad for p in self.module.parameters())
         self.is_perceptron = is_perceptron(self.module) and not frozen and not has_dropout(self.module)
         self.convolutional = per_client.has_convolution(self.module)
         self.stacks: bool | None = None  # whether clients' networks can be run as one; None until it was tried
-        self.dtype = next(p.dtype for p in self.module.parameters() if p.requires_grad)
         self.kernels = kernels
 
     @property
@@ -136,9 +158,19 @@ class NetworkTask(Task):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(random_words(seed, "model")[0] >> 1))
             made = self.make()
-        if not isinstance(made, nn.Module):
-            raise RequestError(f"the model's function must return a torch.nn.Module, got {type(made).__name__}.")
+            if not isinstance(made, nn.Module):
+                raise RequestError(f"the model's function must return a torch.nn.Module, got {type(made).__name__}.")
+            if any(nn.parameter.is_lazy(part) for part in made.parameters()):
+                self._materialize(made)
         return made
+
+    def _materialize(self, made: nn.Module) -> None:
+        """Give lazy layers their shapes by a forward pass."""
+        if self.sample is None:
+            raise RequestError("the model has lazy layers, whose shapes follow from rows: give `sample`, some of them.")
+        self.accepted = inspect.signature(made.forward).parameters
+        with torch.no_grad():
+            self._call(made.eval(), self.sample)
 
     @property
     def has_own_loss(self) -> bool:
@@ -188,13 +220,49 @@ class NetworkTask(Task):
     def _forward(self, layers: dict[str, Tensor], x: Tensor) -> Tensor:
         """[C, B, ...]: what the clients' networks say about their rows."""
         x = x.to(self.dtype) if x.dtype.is_floating_point else x
-        if len(x) == 1:  # a lone client needs no stacking, and its kernels are faster
+        if self.is_structured or len(x) == 1:  # a lone client needs no stacking, and its kernels are faster
             return self._one_by_one(layers, x)
         with CALLING:
             if self.stacks is None:
                 # a stack of convolutions would be one with as many groups, which is slower
                 self.stacks = not self.by_client and self._can_stack(layers, x) and not self.convolutional
         return self._together(layers, x) if self.stacks else self._one_by_one(layers, x)
+
+    def _call(self, call: Callable[..., Any], x: Tensor) -> Any:
+        """What a network answers at rows x [B, ...], or at the items that x numbers."""
+        inputs = x if self.items is None else map_tensors(self.items.take(x), lambda part: part.to(self.device))
+        inputs = map_tensors(inputs, lambda part: part.to(self.dtype) if part.dtype.is_floating_point else part)
+        names = list(self.accepted)
+        if isinstance(inputs, Mapping) and (set(inputs) <= set(names) or "kwargs" in names):
+            return call(**inputs)
+        several = isinstance(inputs, tuple | list) and (len(names) > 1 or "args" in names)
+        return call(*inputs) if several else call(inputs)
+
+    @property
+    def dtype(self) -> torch.dtype:  # type: ignore[override]
+        return self._dtype
+
+    def _probe(self, x: Tensor, y: Tensor) -> None:
+        """See, once, whether outputs are tensors and whether a loss of one's own is one number per batch."""
+        if self.classifies and y.ndim > 1:
+            self.by_client = True
+        if self.is_structured is not None and not self.has_own_loss:
+            return
+        if self.is_structured is None or self.items is not None:
+            with torch.no_grad(), CALLING:
+                try:
+                    output = self._call(self.module, x[:2])
+                except FORWARD_ERRORS as error:
+                    raise self._explain(x, error) from error
+                self.is_structured = self.items is not None or not isinstance(output, Tensor)
+                if self.has_own_loss and self.batch_loss is None and len(y):
+                    answer = self.row_loss(output, self._own_units(y[:2]))
+                    if isinstance(answer, Tensor) and answer.ndim == 0:
+                        self.batch_loss, self.is_structured = self.row_loss, True
+            self.by_client = True if self.is_structured else self.by_client
+
+    def _own_units(self, y: Tensor) -> Tensor:
+        return y * self.scale + self.mean if y.dtype.is_floating_point else y
 
     def _together(self, layers: dict[str, Tensor], x: Tensor) -> Tensor:
         with CALLING:
@@ -206,11 +274,27 @@ class NetworkTask(Task):
             single = {name: part[c] for name, part in layers.items()}
             try:
                 with CALLING:
-                    outputs.append(functional_call(self.module, single, (rows,)))
-            except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
-                kind = f"{tuple(rows.shape[1:])} of {rows.dtype}"
-                raise RequestError(f"the model fails on rows of shape {kind}: {str(error).splitlines()[0]}") from error
+                    outputs.append(self._evaluate(single, rows))
+            except FORWARD_ERRORS as error:
+                raise self._explain(rows, error) from error
         return outputs[0][None] if len(outputs) == 1 else torch.stack(outputs)
+
+    def _explain(self, rows: Tensor, error: Exception) -> RequestError:
+        """What a user reads where the network fails on its rows."""
+        kind = "its items" if self.items is not None else f"rows of shape {tuple(rows.shape[1:])} of {rows.dtype}"
+        return RequestError(f"the model fails on {kind}: {(str(error) or type(error).__name__).splitlines()[0]}")
+
+    def _evaluate(self, parameters: dict[str, Tensor], rows: Tensor) -> Tensor:
+        """A client's outputs [B, ...] in evaluation mode, of a structured output the main part: its logits."""
+
+        def call(*args: Any, **named: Any) -> Any:
+            return functional_call(self.module, parameters, args, named)
+
+        if self.items is None:
+            return main_output(self._call(call, rows))
+        with RANDOM_LOCK, torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)  # of data sets that draw random numbers
+            return torch.cat([main_output(self._call(call, part)) for part in rows.split(EVALUATED_ITEMS)])
 
     def _can_stack(self, layers: dict[str, Tensor], x: Tensor) -> bool:
         """Whether torch runs several of these networks as one, gradients included; what keeps it from that is said."""
@@ -236,19 +320,46 @@ class NetworkTask(Task):
 
     def minibatch_loss(self, module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         """The loss of one client's minibatch x [B, ...], y [B, ...] as a number, by a copy of the network."""
-        x = x.to(self.dtype) if x.dtype.is_floating_point else x
-        output = module(x)
+        output = self._call(module, x)
         if self.batch_loss is not None:
-            return self.batch_loss(output, y * self.scale + self.mean if y.dtype.is_floating_point else y)
-        return self._each_loss(output[None], y[None])[0].mean()
+            whole = main_output(output) if isinstance(self.batch_loss, nn.Module) else output
+            return self.batch_loss(whole, self._own_units(y))
+        if self.classifies and y.ndim > 1:  # the mean over all tokens of the minibatch, as torch takes it
+            whole = main_output(output)
+            return F.cross_entropy(align_classes(whole, y), y)
+        if self.has_own_loss and not isinstance(output, Tensor):
+            return self.row_loss(output, self._own_units(y)).mean()
+        return self._each_loss(main_output(output)[None], y[None])[0].mean()
 
     def _row_losses(self, layers: dict[str, Tensor], batch: Batch) -> Tensor:
-        return self._each_loss(self._forward(layers, batch.x), batch.y)
+        self._probe(batch.x[0], batch.y[0])
+        if not self.has_own_loss or not self.is_structured:
+            return self._each_loss(self._forward(layers, batch.x), batch.y)
+        return torch.stack([self._client_losses(layers, c, batch) for c in range(len(batch.y))])
+
+    def _client_losses(self, layers: dict[str, Tensor], c: int, batch: Batch) -> Tensor:
+        """[B]: a client's losses by a loss that receives what the network returns; one number per batch is asked for
+        row by row."""
+        single = {name: part[c] for name, part in layers.items()}
+
+        def call(*args: Any, **named: Any) -> Any:
+            return functional_call(self.module, single, args, named)
+
+        def losses(x: Tensor, y: Tensor) -> Tensor:
+            output = self._call(call, x)
+            whole = main_output(output) if isinstance(self.batch_loss, nn.Module) else output
+            return self.row_loss(whole, self._own_units(y))
+
+        x, y = batch.x[c], batch.y[c]
+        with CALLING:
+            if self.batch_loss is not None:
+                return torch.stack([losses(x[i : i + 1], y[i : i + 1]).reshape(()) for i in range(len(y))])
+            return losses(x, y).reshape(len(y), -1).mean(1)
 
     def _each_loss(self, output: Tensor, y: Tensor) -> Tensor:
         """[C, B]: the loss of outputs [C, B, ...]; several numbers of a row are averaged."""
         if self.has_own_loss:
-            y = y * self.scale + self.mean if y.dtype.is_floating_point else y
+            y = self._own_units(y)
         elif self.units == TARGET_UNITS:
             output = (output - self.mean) / self.scale
         losses = self.row_loss(output.flatten(0, 1), y.flatten(0, 1))
@@ -310,6 +421,7 @@ class NetworkTask(Task):
 
     def _trains_by_client(self, x: Tensor, y: Tensor) -> bool:
         """Whether training mode needs each client's own batches: statistics, dropout, a loss of whole batches."""
+        self._probe(x[0], y[0])
         if self.by_client is None:
             self.by_client = self.is_random and NetworkTrainer(self).draws_random_numbers(x[0], y[0])
             self.is_random = self.by_client
@@ -462,6 +574,19 @@ class NetworkTask(Task):
         self._grad_by_autograd(w + far * v, batch, self.layers(ahead))
         self._grad_by_autograd(w - far * v, batch, self.layers(behind))
         return (ahead - behind) / (2 * far)
+
+
+def main_output(output: Any) -> Tensor:
+    """The tensor that a loss is taken of: the output, its logits, or the first part of a tuple or dictionary."""
+    if isinstance(output, Tensor):
+        return output
+    if hasattr(output, "logits"):
+        return output.logits
+    if isinstance(output, Mapping):
+        return output.get("logits", next(iter(output.values())))
+    if isinstance(output, tuple | list) and output:
+        return main_output(output[0])
+    raise RequestError(f"the model returns a {type(output).__name__}; give a loss that takes it.")
 
 
 def by_row(loss: RowLoss) -> RowLoss:

@@ -1,0 +1,76 @@
+"""Items of a federation that are no plain rows: several inputs, dictionaries, data sets that are read item by item.
+
+Rows hold the number of each item; a network fetches the items of a minibatch by their numbers. Data sets are read anew
+in every epoch, so that augmentation is drawn anew and images on disk are never all in memory.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import default_collate
+
+TARGET_KEYS = ("labels", "label", "targets", "target", "y")  # of items that are dictionaries
+
+
+class TensorItems:
+    """Inputs in memory: a tensor, or a dictionary, tuple or list of tensors [N, ...]."""
+
+    def __init__(self, inputs: Any):
+        self.inputs = inputs
+
+    def take(self, numbers: Tensor) -> Any:
+        """The inputs of these items [B], in the same structure."""
+        return map_tensors(self.inputs, lambda part: part[numbers.cpu()])
+
+
+class DatasetItems:
+    """Map-style data sets, one after another; item i of the k-th has the number starts[k] + i."""
+
+    def __init__(self, datasets: Sequence[Any], collate: Callable[[list[Any]], Any] | None = None):
+        self.datasets, self.collate = list(datasets), collate or default_collate
+        self.starts = np.cumsum([0, *(len(dataset) for dataset in datasets)])
+
+    def take(self, numbers: Tensor) -> Any:
+        """The inputs of these items [B], read from their data sets and collated; numpy's and Python's random numbers
+        follow torch's seed, as in the workers of a DataLoader."""
+        states, seed = (np.random.get_state(), random.getstate()), torch.initial_seed()
+        np.random.seed(seed % 2**32)
+        random.seed(seed)
+        try:
+            items = []
+            for number in numbers.tolist():
+                k = int(np.searchsorted(self.starts, number, side="right")) - 1
+                items.append(self.datasets[k][number - int(self.starts[k])])
+            return split_item(self.collate(items))[0]
+        finally:
+            np.random.set_state(states[0])
+            random.setstate(states[1])
+
+
+def split_item(item: Any) -> tuple[Any, Any]:
+    """(inputs, target) of an item or a batch: the last of a tuple, or the entry of a dictionary that is called so."""
+    if isinstance(item, Mapping):
+        key = next((key for key in TARGET_KEYS if key in item), None)
+        if key is None:
+            raise ValueError(f"a dictionary needs a target, under one of {', '.join(TARGET_KEYS)}")
+        return {name: value for name, value in item.items() if name != key}, item[key]
+    if not isinstance(item, tuple | list) or len(item) < 2:
+        raise ValueError("an item is (input, target), (input, input, ..., target) or a dictionary with a target")
+    return (item[0] if len(item) == 2 else tuple(item[:-1])), item[-1]
+
+
+def map_tensors(tree: Any, change: Callable[[Tensor], Any]) -> Any:
+    """The same structure of dictionaries, tuples and lists with every tensor changed."""
+    if isinstance(tree, Tensor):
+        return change(tree)
+    if isinstance(tree, Mapping):
+        return {name: map_tensors(part, change) for name, part in tree.items()}
+    if isinstance(tree, tuple | list):
+        return type(tree)(map_tensors(part, change) for part in tree)
+    return tree
