@@ -180,11 +180,6 @@ def test_a_pretrained_regression_starts_from_what_it_knows():
     assert result.summary["personal"] == pytest.approx(expected, rel=0.5)  # of the test rows alone
 
 
-def test_batch_norm_that_learns_is_refused():
-    with pytest.raises(RequestError, match="layer '1' is a BatchNorm1d that learns"):
-        mooring.fit(sentences(), model=lambda: nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)))
-
-
 def huber(output, y):
     return nn.functional.huber_loss(output[:, 0], y, reduction="none", delta=10.0)
 

@@ -123,7 +123,7 @@ def test_a_fit_without_ridge_is_the_same_in_any_company(name):
         room = rounding(task, rows, v, torch.tensor(KINK_RIDGE))
         assert bool(((v - far).norm(dim=1) <= room).all())
         for i in range(3):
-            lone = task.solve(Batch(*(part[i : i + 1, : SIZES[i]] for part in rows)))
+            lone = task.solve(Batch(*(part[i : i + 1, : SIZES[i]] for part in rows[:3])))
             assert float((lone[0] - v[i]).norm()) <= room[i]
 
 
