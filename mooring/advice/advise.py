@@ -25,6 +25,7 @@ from mooring.advice.inference.recommendation import (
     recommend,
 )
 from mooring.advice.new_clients.model_average import describe_average
+from mooring.advice.reporting.column_effects import measure_effects
 from mooring.advice.reporting.explanations import add_explanations, find_theory
 from mooring.advice.reporting.learning_curve import LearningCurve, estimate_learning_curve
 from mooring.advice.reporting.sentences import write_sentences
@@ -85,6 +86,7 @@ class AdviceResult(AdviceMethods):
     evidence: Evidence
     path: pd.DataFrame  # family, lam and held-out loss of the path, with its two ends
     theory: TheoryReport | None
+    column_effects: list[dict[str, Any]]  # partial dependence on columns whose effects are not linear
     learning_curve: LearningCurve | None  # a typical client's losses with more rows; None where local models do as well
     headline: str  # the answer in a sentence
     words: dict[str, str]  # the sentences behind it, by what they are about
@@ -104,6 +106,7 @@ class AdviceResult(AdviceMethods):
             "path": self.path.to_dict("records"),
             "client_paths": client_paths(self.choice, len(self.clients), unit),
             "learning_curve": curve_as_lists(self.learning_curve),
+            "column_effects": self.column_effects,
             "candidates": table.to_dict("records"),
             "run": None,
             "intervals": None if self.intervals is None else self.intervals.model_dump(mode="json"),
@@ -225,12 +228,12 @@ def run_advice(
         | {"held_out_measures": measure_held_out(task, job.clients, evidence.predictions, recommendations.recommended)}
     )
     curve = estimate_learning_curve(fit, frame, summary) if fit is not None else None
-    headline, words = write_sentences(job, frame, summary, choice, evidence.shape, theory, curve)
+    effects = measure_effects(job, evidence.shape, models.global_)
+    headline, words = write_sentences(job, frame, summary, choice, evidence.shape, theory, curve, effects)
     table = lambda_path_table(choice, loss_unit(job))
     run = None if directory is None else directory.path
-    advice = AdviceResult(
-        job, summary, frame, models, choice, evidence, table, theory, curve, headline, words, run, access.writes_models
-    )
+    answer = headline, words, run, access.writes_models
+    advice = AdviceResult(job, summary, frame, models, choice, evidence, table, theory, effects, curve, *answer)
     if directory is not None:
         write_run(directory, advice)
     return advice

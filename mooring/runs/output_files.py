@@ -50,11 +50,13 @@ ADVICE_KEYS = {
     "run": "the run directory (`--json` only)",
     "title": "name of the data",
     "notes": "notes on the data",
-    "words": "sentences by topic: losses, confidence, rows_needed, contributions, outliers, shape, differences, theory",
+    "words": "sentences by topic: losses, confidence, rows_needed, contributions, outliers, shape, effects, theory",
     "plan": "family, value and held-out loss of the heaviest setting",
     "path": "held-out loss by lambda: family, lam, loss",
     "client_paths": "each client's held-out losses along the path",
     "learning_curve": "a typical client's expected losses by rows; now, match",
+    "intervals": "what prediction intervals are made from, or null",
+    "column_effects": "columns whose effects are not linear: column, values, prediction, linear, curvature, spline",
     "candidates": "all settings that were compared",
 }
 SUMMARY_KEYS = {

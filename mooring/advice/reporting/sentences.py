@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -38,6 +38,7 @@ def write_sentences(
     shape: ShapedColumns | None,
     theory: TheoryReport | None,
     curve: LearningCurve | None,
+    effects: Sequence[Mapping[str, Any]] = (),
 ) -> tuple[str, dict[str, str]]:
     """The headline, and the sentences behind it by what they are about."""
     sentences = {
@@ -47,6 +48,7 @@ def write_sentences(
         "contributions": describe_contributions(frame, summary),
         "outliers": describe_outliers(frame),
         "shape": describe_shape(choice, summary["metric"], job.clients.target_scale**job.task.unit_power),
+        "effects": describe_effects(effects),
         "differences": describe_differences(job, choice, shape),
         "test": describe_test_rows(summary),
         "theory": describe_theory(summary, theory),
@@ -115,6 +117,14 @@ def describe_shape(choice: Choice, metric: str, unit: float) -> str:
         f"Effects are not linear: {join_words(kinds)} "
         f"{'makes' if kinds == [COLUMN_PHRASES[BOOSTED]] else 'make'} {change}."
     )
+
+
+def describe_effects(effects: Sequence[Mapping[str, Any]]) -> str:
+    """The columns whose effects are farthest from linear."""
+    names = [str(effect["column"]) for effect in effects[:MAX_NAMED]]
+    if len(names) < 2:
+        return f"The effect of {names[0]} is not linear." if names else ""
+    return f"The effects of {join_words(names)} are not linear, that of {names[0]} least."
 
 
 def describe_differences(job: Job, choice: Choice, shape: ShapedColumns | None) -> str:

@@ -1,0 +1,60 @@
+"""Effects of columns that are not linear: partial dependence of the global model, in the units of the data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mooring.advice.candidates.column_sets import numeric_columns
+from mooring.core.cohort import Rows
+from mooring.engines.coefficients import read_scaling
+from mooring.engines.fit_result import to_target_units
+from mooring.engines.prepare import Job
+from mooring.shapes.columns import SPLINE, ShapedColumns, partial_dependence
+
+MAX_EFFECTS = 6  # columns that are reported, the least linear first
+GRID_VALUES = 15  # between the 5% and the 95% quantile of a column
+SAMPLED_ROWS = 200  # that predictions are averaged over
+MIN_CURVATURE = 0.01  # root mean square distance from a straight line, as a share of the target's standard deviation
+
+
+def measure_effects(job: Job, shape: ShapedColumns | None, w: Tensor) -> list[dict[str, Any]]:
+    """Partial dependence on numeric columns, the least linear first: column, values, prediction, linear, curvature.
+
+    `linear` is the straight line through the predictions, `curvature` the root mean square distance from it, and
+    `spline` whether the column has a spline. Empty without extra columns, and for several classes.
+    """
+    clients, task = job.clients, job.task
+    columns = None if shape is None else numeric_columns(clients)
+    if shape is None or not columns:
+        return []
+    rows: Rows = clients.train.compact()
+    sample = rows.x[torch.linspace(0, len(rows.y) - 1, min(SAMPLED_ROWS, len(rows.y))).long(), : shape.inputs].double()
+
+    def predict(x: Tensor) -> Tensor:
+        return to_target_units(clients, task.predict(w[None], x[None].to(task.dtype))[0]).double()
+
+    if predict(shape(sample)).ndim != 1:
+        return []
+    scaling, target = read_scaling(clients), to_target_units(clients, rows.y.to(task.dtype)).double()
+    splines = {extra.bases[0] for extra in shape.groups if extra.kind == SPLINE}
+    least = MIN_CURVATURE * float(target.std())
+    out: list[tuple[float, dict[str, Any]]] = []
+    for column in columns:
+        low, high = np.quantile(rows.x[:, column].numpy(), [0.05, 0.95])
+        if not high > low:
+            continue
+        grid = torch.linspace(float(low), float(high), GRID_VALUES, dtype=torch.float64)
+        effect = partial_dependence(shape, predict, sample, column, grid).numpy()
+        line = np.polyval(np.polyfit(grid.numpy(), effect, 1), grid.numpy())
+        curvature = float(np.sqrt(np.mean((effect - line) ** 2)))
+        if curvature < least:
+            continue
+        values = scaling.mean[column] + scaling.scale[column] * grid.numpy()
+        numbers = {"values": values.tolist(), "prediction": effect.tolist(), "linear": line.tolist()}
+        named = {"column": clients.features[column], "spline": column in splines}
+        out.append((curvature, named | numbers | {"curvature": curvature}))
+    return [entry for _, entry in sorted(out, key=lambda pair: -pair[0])[:MAX_EFFECTS]]
