@@ -45,6 +45,7 @@ FIRST_PULL_SECONDS, MAX_PULL_SECONDS = 0.01, 1.0  # between attempts to pull a p
 OLDEST_VERSION = (1, 41)
 KeyPair = tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]
 PRIVATE_NAMES = (
+    "flwr.app.message:make_message",
     "flwr.cli.build:build_fab_from_files",
     "flwr.cli.cli_client_interceptor:CliClientHttpInterceptor",
     "flwr.common.serde:fab_to_proto",
@@ -58,6 +59,7 @@ PRIVATE_NAMES = (
     "flwr.proto.control_pb2:StopRunRequest",
     "flwr.proto.control_pb2:UnregisterNodeRequest",
     "flwr.proto.fleet_pb2:DeactivateNodeRequest",
+    "flwr.proto.fleet_pb2:RegisterNodeFleetRequest",
     "flwr.proto.message_pb2:Message",
     "flwr.supercore.app_utils:start_parent_process_monitor",
     "flwr.supercore.cli:flower_superexec",
@@ -71,11 +73,16 @@ PRIVATE_NAMES = (
     "flwr.supercore.inflatable.inflatable_object:get_object_tree",
     "flwr.supercore.inflatable.inflatable_object:iterate_object_tree",
     "flwr.supercore.inflatable.inflatable_object:no_object_id_recompute",
+    "flwr.supercore.inflatable.inflatable_utils:ObjectPullError",
+    "flwr.supercore.inflatable.inflatable_utils:ObjectPushError",
     "flwr.supercore.inflatable.inflatable_utils:inflate_object_from_contents",
     "flwr.supercore.inflatable.inflatable_utils:pull_objects",
     "flwr.supercore.interceptors:RuntimeVersionHttpInterceptor",
+    "flwr.supercore.primitives.asymmetric:public_key_to_bytes",
     "flwr.supercore.protobuf.client:ProtobufClient",
+    "flwr.supercore.protobuf.client:ProtobufRequestContext",
     "flwr.supercore.retry.http_retry:os",
+    "flwr.supercore.retry:http_retry",
     "flwr.supercore.retry:make_simple_http_retry_invoker",
     "flwr.supercore.run:RunNotRunningException",
     "flwr.superlink.cli.flower_superlink:uvicorn",
@@ -84,11 +91,13 @@ PRIVATE_NAMES = (
     "flwr.supernode.cli.flower_supernode:flower_supernode",
     "flwr.supernode.fleet_http_client:FleetHttpClient",
     "flwr.supernode.fleet_http_connection:flwr_exit",
+    "flwr.supernode.fleet_http_connection:generate_key_pairs",
     "flwr.supernode.fleet_http_connection:http_request_response",
     "flwr.supernode.fleet_http_connection:make_simple_http_retry_invoker",
     "flwr.supernode.fleet_http_connection:os",
     "flwr.supernode.node_auth_http_interceptor:NodeAuthHttpInterceptor",
     "flwr.supernode.start_client_internal:pull_objects",
+    "flwr.supernode:fleet_http_connection",
 )
 
 
