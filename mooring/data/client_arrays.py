@@ -59,7 +59,7 @@ def is_client_arrays(source: Any) -> bool:
 def load_client_arrays(
     source: Any,
     *,
-    kind: str | None = None,
+    target_type: str | None = None,
     split: Any = None,
     min_rows: int | None = None,
     drop_small: bool = False,
@@ -70,8 +70,8 @@ def load_client_arrays(
 ) -> Clients:
     """The clients of a source that `is_given`; `standardise` says whether a column of numbers to predict is kept as
     (y - mean) / scale, which a network's answers are turned back from."""
-    if kind is not None and kind not in KINDS:
-        raise RequestError(f"the target's kind must be one of {', '.join(KINDS)}, got {kind!r}.")
+    if target_type is not None and target_type not in KINDS:
+        raise RequestError(f"target_type must be one of {', '.join(KINDS)}, got {target_type!r}.")
     for name, value in unused.items():
         if value:
             raise RequestError(f"{name} does not apply: the clients' arrays are no table.")
@@ -82,7 +82,7 @@ def load_client_arrays(
         source, items = number_items(source)
     held = by_group(*source) if isinstance(source, tuple) else rows_by_client(source)
     names, notes = list(held), []
-    kind, classes, ys = targets([one.y for one in held.values()], names, kind)
+    kind, classes, ys = targets([one.y for one in held.values()], names, target_type)
     notes += told(kind, classes, ys)
     small = [
         i
@@ -334,11 +334,13 @@ def targets(ys: list[Tensor], names: list[str], kind: str | None) -> tuple[str, 
     every = every[every != IGNORED_CLASS] if several else every
     low, high = int(every.min()), int(every.max())
     if low < 0 or bool((every != every.long()).any()):
-        raise RequestError("classes are the whole numbers 0, 1, 2, ...; give kind = 'regression' for other numbers.")
+        raise RequestError(
+            "classes are the whole numbers 0, 1, 2, ...; give target_type = 'regression' for other numbers."
+        )
     if high > max(10, len(every) // 2):
         raise RequestError(
             f"the targets are whole numbers up to {high} in {len(every)} rows: too many classes to learn. Give "
-            "kind = 'regression' if they are amounts."
+            "target_type = 'regression' if they are amounts."
         )
     return kind, tuple(str(i) for i in range(max(high + 1, 2))), [y.long() for y in ys]
 
@@ -346,7 +348,8 @@ def targets(ys: list[Tensor], names: list[str], kind: str | None) -> tuple[str, 
 def told(kind: str, classes: tuple[str, ...], ys: list[Tensor]) -> list[str]:
     if kind in (BINARY, CLASSES):
         return [
-            f"The targets are whole numbers, taken as {len(classes)} classes; kind = 'regression' makes them amounts."
+            f"The targets are whole numbers, taken as {len(classes)} classes; "
+            "target_type = 'regression' makes them amounts."
         ]
     return [f"The targets have {ys[0].shape[1]} columns of 0 and 1, taken as labels."] if kind == MULTILABEL else []
 

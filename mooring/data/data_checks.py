@@ -66,8 +66,8 @@ def check(
     """What the target is taken for, then everything that is or may be wrong with a source, worst first; many findings
     of one form are one line. The arguments are those of `load`."""
     options = LoadOptions.make(given)
-    client, target, kind, seed = options.client, options.target, options.kind, options.seed
-    unit, time_column, split, weights = options.unit, options.time_column, options.split, options.weights
+    client, target, kind, seed = options.client, options.target, options.target_type, options.seed
+    unit, time_column, split, weights = options.group, options.time_column, options.split, options.weights
     features, drop, min_rows, drop_small = options.features, options.drop, options.min_rows, options.drop_small
     found: list[Finding] = []
 

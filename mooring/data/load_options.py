@@ -21,10 +21,10 @@ class LoadOptions:
 
     client: str | None = None  # column that identifies the client
     target: str | None = None  # column to predict
-    kind: str = "auto"  # what the target is: "regression", "binary", "classes", "count" or "auto"
+    target_type: str = "auto"  # what the target is: "regression", "binary", "classes", "count" or "auto"
     features: Sequence[str] | None = None  # columns to learn from (default: all but useless ones)
     drop: Sequence[str] | None = None  # columns to leave out
-    unit: str | None = None  # column whose equal values stay in one part
+    group: str | None = None  # column whose equal values stay in one part
     time_column: str | None = None  # column by which the earliest rows train and the latest test
     split: str | Sequence[float] | None = (
         None  # column with train, validation, test (default: `split`), or three shares
@@ -33,7 +33,7 @@ class LoadOptions:
     drop_small: bool = False
     weights: str | None = None  # column with each client's weight, the same in all its rows
     drop_missing_target: bool = False  # leave rows without a target out
-    rare: int = 1  # categories with fewer training rows over all clients count as "other"
+    min_category_rows: int = 1  # categories with fewer training rows over all clients count as "other"
     seed: int = 0
     decimal: str | None = None  # "." or ","; None: found out, column by column
     date_format: str | None = None  # such as "%d.%m.%Y"; None: found out

@@ -61,7 +61,7 @@ def load(
     options = LoadOptions.make(given)
     if datasets.is_dataset_name(source) and source in datasets.LOADERS:
         _, validation, test = parse_shares(options.split)
-        names = ("client", "target", "unit", "time_column", "weights", "features", "drop", "split")
+        names = ("client", "target", "group", "time_column", "weights", "features", "drop", "split")
         values = [getattr(options, name) for name in names]
         column = next(
             (value for value in values if value and not (value is options.split and not isinstance(value, str))), None
@@ -70,7 +70,7 @@ def load(
             raise RequestError(f"data set '{source}' is no table; it has no column {column!r}.")
         return datasets.load_dataset(source, data_dir, validation=validation, test=test, seed=options.seed)
     member, digest, notes = read_client_table(source, options, schema)
-    features, rare, split, seed = options.features, options.rare, options.split, options.seed
+    features, rare, split, seed = options.features, options.min_category_rows, options.split, options.seed
     table, roles, code, clients, shares = member.table, member.roles, member.code, member.clients, member.shares
     x = table.x
     if x is not None:
@@ -171,7 +171,7 @@ def read_client_table(
     code, clients = client_codes(table, roles.client)
     table, code, clients, said = drop_small_clients(table, roles, code, clients, options.min_rows, options.drop_small)
     notes += said
-    asked = table.kind if options.kind == "auto" and table.kind else options.kind
+    asked = table.kind if options.target_type == "auto" and table.kind else options.target_type
     shares = parse_shares(options.split)
     return ClientTable(table, roles, code, clients, names, asked, options.seed, shares), digest, notes
 
@@ -182,7 +182,7 @@ def roles_of(table: Table, options: LoadOptions) -> ColumnRoles:
         table,
         options.client,
         options.target,
-        options.unit,
+        options.group,
         options.time_column,
         options.split,
         options.drop or (),

@@ -33,7 +33,6 @@ from mooring.tasks.network import STANDARD_UNITS, TARGET_UNITS, NetworkTask
 
 VALIDATION_SHARE = 0.2  # share of each client's rows, where a pooled data set is dealt out
 POOLED_DATA_OPTIONS = {"split", "partition", "data_dir"}  # options of [data] for data sets that are dealt out
-LOAD_ARGUMENTS = {"target_type": "kind", "group": "unit", "min_category_rows": "rare"}  # where `load` has another name
 POOLED_ONLY_OPTIONS = {"partition", "data_dir"}
 MAX_UNIT_CHECK_ROWS = 10_000  # enough to see which units a network speaks
 
@@ -151,7 +150,6 @@ def check_unused_options(run: RunFile, source: Any = None) -> None:
 def load_options(run: RunFile) -> dict[str, Any]:
     """A run file's options as `load` and `check` take them."""
     options = run.data.model_dump(exclude_none=True, exclude={"source", "split_seed", *POOLED_ONLY_OPTIONS})
-    options = {LOAD_ARGUMENTS.get(name, name): value for name, value in options.items()}
     weights = run.training.weights
     if isinstance(weights, str) and weights not in ("size", "uniform"):
         options["weights"] = weights

@@ -41,7 +41,7 @@ def visits(patients: int = 8, each: int = 12, rows: int = 3, seed: int = 0) -> p
 
 
 def test_units_lie_in_the_order_of_the_rows():
-    clients = load(visits(), client="patient", target="y", unit="visit")
+    clients = load(visits(), client="patient", target="y", group="visit")
     rows, units = usable_rows(clients), row_groups(clients)
     told = pd.DataFrame({"owner": row_clients(rows), "unit": units, "x": rows.compact().x[:, 0]})
     assert (told.groupby(["owner", "unit"])["x"].nunique() == 1).all()  # x is the visit's
@@ -49,7 +49,7 @@ def test_units_lie_in_the_order_of_the_rows():
 
 
 def test_no_fold_tears_a_unit_apart():
-    clients = load(visits(), client="patient", target="y", unit="visit")
+    clients = load(visits(), client="patient", target="y", group="visit")
     rows, units = usable_rows(clients).compact(), row_groups(clients)
     fold = assign_folds(rows, clients.keys, 5, 0, units)
     told = pd.DataFrame({"owner": row_clients(rows), "unit": units, "fold": fold})

@@ -40,7 +40,7 @@ def test_clean_data_has_no_findings_but_what_the_target_is_taken_for():
     assert only.sentence == (
         "Target 'y' is taken as binary: 2 classes, '0' (60 rows), '1' (60 rows); another kind can be asked for."
     )
-    (asked,) = run(clean().assign(y=lambda f: f["a"] + f["b"]), kind="regression")
+    (asked,) = run(clean().assign(y=lambda f: f["a"] + f["b"]), target_type="regression")
     assert "is taken as regression: numbers from" in asked.sentence and "another kind" not in asked.sentence
     many = run(clean().assign(y=np.arange(120) % 7))
     assert (

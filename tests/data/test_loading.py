@@ -160,7 +160,7 @@ def test_a_split_column_with_other_values_is_a_feature():
 def test_unit_and_time_columns():
     frame = table((30, 30)).assign(person=np.arange(60) // 4)
     frame["when"] = pd.Timestamp("2024-01-01") + pd.to_timedelta(np.random.default_rng(0).permutation(60), "D")
-    by_unit = load(frame, client="site", target="y", unit="person")
+    by_unit = load(frame, client="site", target="y", group="person")
     parts = by_unit.placement.assign(person=frame["person"]).groupby(["client", "person"])["part"].nunique()
     assert (parts == 1).all() and "person" not in by_unit.features
     assert any("several clients" in note for note in by_unit.notes)
@@ -170,7 +170,7 @@ def test_unit_and_time_columns():
         assert last.loc[(name, "train"), "max"] <= last.loc[(name, "validation"), "min"]
         assert last.loc[(name, "validation"), "max"] <= last.loc[(name, "test"), "min"]
     with pytest.raises(RequestError, match=r"client 'site .' has . units?; at least 3 are needed"):
-        load(frame.assign(person=frame["person"] // 8), client="site", target="y", unit="person")
+        load(frame.assign(person=frame["person"] // 8), client="site", target="y", group="person")
 
 
 def test_small_clients():

@@ -94,7 +94,7 @@ def test_the_schema_is_that_of_the_pooled_table_bit_for_bit(seed, clients, offse
     order.shuffle(members)
     apart, plan_apart, _ = agree_on_schema(members, rare=rare)
     assert apart.to_json() == pooled.to_json() and plan_apart == plan
-    loaded = load(frame, client="site", target="y", rare=rare).schema
+    loaded = load(frame, client="site", target="y", min_category_rows=rare).schema
     assert loaded.model_copy(update={"digest": ""}) == pooled
 
 
@@ -217,7 +217,7 @@ def test_rare_levels_are_not_named():
     count = frame["colour"].value_counts()
     assert colour.other and colour.levels == (*sorted(count[count >= 6].index), "other")
     assert "scarlet" not in schema.to_json() and "crimson" not in schema.to_json()
-    clients = load(frame, client="site", target="y", rare=6)
+    clients = load(frame, client="site", target="y", min_category_rows=6)
     raw = clients.train.x.numpy() * schema.scale + schema.mean
     j = clients.features.index("colour=other")
     assert round(raw[:, j].sum()) == count[count < 6].sum()

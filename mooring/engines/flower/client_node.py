@@ -165,7 +165,7 @@ class ClientNode:
     @cached_property
     def member(self) -> ClientTable:
         options = load_options(self.run)
-        options.pop("rare", None)
+        options.pop("min_category_rows", None)
         member, _, _ = read_client_table(self._source[1], LoadOptions.make(options))
         if len(member.clients) != 1:
             raise RequestError(f"{self.path.name} holds the rows of {len(member.clients)} clients; a client has one.")
