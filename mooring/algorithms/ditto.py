@@ -7,7 +7,7 @@ Li, Hu, Beirami, Smith. Ditto: fair and robust federated learning through person
     w   <- sum_i p_i w_i / sum_i p_i                                 over the cohort
 
 Symbols  w: Server.w    v_i: Client.v    lam, eta, personal_eta, steps: fields
-Limits   lam = 0 is Local; lam -> infinity deploys the common model; at convergence v_i = prox_i(w)
+Limits   lam = 0 is Local; lam -> infinity deploys the global model; at convergence v_i = prox_i(w)
 Departs  w_i and v_i see the same minibatches and take equally many steps
 """
 
@@ -54,7 +54,7 @@ class Ditto(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor]):
     personal_eta: Auto = "auto"
 
     paper: ClassVar[str] = "ditto, Algorithm 1"
-    reveals: ClassVar[str] = "each client's change of the common model; its personal model stays with it"
+    reveals: ClassVar[str] = "each client's change of the global model; its personal model stays with it"
     server_only: ClassVar[tuple[str, ...]] = ("moments",)
     new_client_method: ClassVar[str] = "prox"
 

@@ -9,7 +9,7 @@ kernel, Section 4 (Eq. 6), Propositions 1 and 3, Eq. 23; there eta = 1/lam.
     rounds_exact = "limit"   w_inf, the minimiser of sum_i p_i F_i, F_i the Moreau envelope of L_i
     rounds_exact = "stop"    w_T, T of Eq. 23 with eta = 1/lam and s = 1
 
-The task must be linear in w: linear, or kernel, whose random features stand for the kernel. Clients tell their matrices
+The task must be linear in w: linear, or kernel, whose random features stand for the kernel. Clients send their matrices
 once and the run is over. With batch > 0 a round is one pass of proximal solves over consecutive minibatches, each
 centred at the last one's solution.
 
@@ -48,7 +48,7 @@ from mooring.theory import kernel_operator as op
 
 @dataclass(frozen=True)
 class KernelFedProx(Algorithm[Server, Client, Message]):
-    lam: Auto = "auto"  # twice the largest curvature: no client runs far from the common model in a round
+    lam: Auto = "auto"  # twice the largest curvature: no client runs far from the global model in a round
     rounds_exact: Auto = "stop"  # or "limit"
     batch: int = 0  # 0: all rows
     per: str = "client"  # a batch's loss is divided by 2 n_i; "batch": by 2 batch

@@ -1,4 +1,4 @@
-"""Per-FedAvg: a common model from which one gradient step makes a good personal one.
+"""Per-FedAvg: a global model from which one gradient step makes a good personal one.
 
 Fallah, Mokhtari, Ozdaglar. Personalized federated learning with theoretical guarantees: a model-agnostic
 meta-learning approach. NeurIPS 2020, Algorithm 1; variants FO and HF of its Section 5.
@@ -63,7 +63,7 @@ class PerFedAvg(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tenso
     tune_steps: int = 1
 
     paper: ClassVar[str] = "per-fedavg, Algorithm 1"
-    reveals: ClassVar[str] = "each client's change of the common model; its personal model stays with it"
+    reveals: ClassVar[str] = "each client's change of the global model; its personal model stays with it"
     finetunes: ClassVar[bool] = True
     server_only: ClassVar[tuple[str, ...]] = ("moments",)
     new_client_method: ClassVar[str] = "finish"

@@ -1,13 +1,13 @@
-"""pFedMe: personal models as proximal points, the common model by local steps on the Moreau envelopes.
+"""pFedMe: personal models as proximal points, the global model by local steps on the Moreau envelopes.
 
 Dinh, Tran, Nguyen. Personalized federated learning with Moreau envelopes. NeurIPS 2020, Algorithm 1.
 
     v_i ~ arg min_v  L_i(v; xi) + lam/2 |v - w_i|^2            `inner_steps` gradient steps on one minibatch (fewer
                                                                once |grad| <= tol), or exact
-    w_i <- w_i - eta lam (w_i - v_i)                            both `steps` times, w_i from the common w
+    w_i <- w_i - eta lam (w_i - v_i)                            both `steps` times, w_i from the global w
     w   <- (1 - server_step) w + server_step sum_i p_i w_i / sum_i p_i
 
-Symbols  w: Server.w    v_i: Client.v, the paper's theta_i    w_i: only during a stay    eta: the paper's    steps: R
+Symbols  w: Server.w    v_i: Client.v, the paper's theta_i    w_i: during an update    eta: the paper's    steps: R
          inner_steps: K    server_step: beta
 Limits   lam -> infinity is FedAvg with step size eta; lam -> 0 is Local for the v_i, and w stands still; steps = 1 with
          full batches and exact inner solves is one-stage FedProx with gamma = eta
@@ -72,7 +72,7 @@ class PFedMe(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor])
 
     paper: ClassVar[str] = "pfedme, Algorithm 1"
     reveals: ClassVar[str] = (
-        "each client's change of the common model, from which its personal model follows if steps = 1"
+        "each client's change of the global model, from which its personal model follows if steps = 1"
     )
     per_client_fields: ClassVar[tuple[str, ...]] = ("lam", "eta", "inner_eta")
     server_fields: ClassVar[tuple[str, ...]] = ("server_step", "server_decay", *SERVER_FIELDS)

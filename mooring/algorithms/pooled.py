@@ -1,4 +1,4 @@
-"""Global: one model for all, from all rows in one place. The pooled referee.
+"""Pooled: one model for all clients, fitted to all rows in one place; a baseline.
 
 effect, Eq. 2 (GlobalTrain); the exact FedAvg of alternative, Eq. 1.2.
 
@@ -45,7 +45,7 @@ class Pooled(LocalWork, Algorithm[Server, Client, Tensor]):
 
     paper: ClassVar[str] = "effect, Eq. 2"
     group: ClassVar[str] = "baseline"
-    reveals: ClassVar[str] = "everything: all rows are pooled; a referee for simulations"
+    reveals: ClassVar[str] = "everything: all rows are pooled; a baseline for simulations"
     pooled: ClassVar[bool] = True
     full_participation: ClassVar[bool] = True
 

@@ -71,7 +71,7 @@ class Scaffold(LocalWork, ServerOptimizer, Algorithm[Server, Client, Message]):
     paper: ClassVar[str] = "scaffold, Algorithm 1"
     group: ClassVar[str] = "global"
     server_only: ClassVar[tuple[str, ...]] = ("moments",)
-    reveals: ClassVar[str] = "each client's change of the common model and its mean gradient on the way"
+    reveals: ClassVar[str] = "each client's change of the global model and its mean gradient on the way"
 
     def __post_init__(self) -> None:
         check_local_work(self)
