@@ -1,9 +1,9 @@
-"""Exact answers that the figures measure against: the minimiser of the personalized objective, and squared errors.
+"""Exact answers that the figures measure against: the minimizer of the personalized objective, and squared errors.
 
 Clients i = 1..m with weights p, population risk Lpop_i, truth w*_i = arg min Lpop_i, w*_avg = sum_i p_i w*_i:
 
     IER_i = Lpop_i(v_i) - Lpop_i(w*_i)        AER = sum_i p_i IER_i            (alternative, Definitions 2.1 and 4.2)
-    errors: common |w - w*_avg|^2, personal |v_i - w*_i|^2                 (`effect`; statistical at the exact minimiser
+    errors: common |w - w*_avg|^2, personal |v_i - w*_i|^2                 (`effect`; statistical at the exact minimizer
                                                                                 of the objective, total at an iterate)
     Phi(w, v) = sum_i p_i (L_i(v_i) + lam/2 |w - v_i|^2)                       (effect, Eq. 1; alternative, Eq. 4.8)
 
@@ -35,9 +35,9 @@ class Errors(NamedTuple):
 
 
 def squared_errors(w: Tensor, v: Tensor, truths: Tensor, p: Tensor) -> Errors:
-    """Distances from the truths: w and v exact minimisers (statistical error) or iterates (total error).
+    """Distances from the truths: w and v exact minimizers (statistical error) or iterates (total error).
 
-    For training alone w is sum_i p_i v_i; for one common model v is w.
+    For local training w is sum_i p_i v_i; for one global model v is w.
     """
     return Errors(float((w - p @ truths).square().sum()), (v - truths).square().sum(1))
 
@@ -54,7 +54,7 @@ class Minimum(NamedTuple):
 
 
 def minimize_objective(task: Task, lam: Any, p: Tensor, rows: Rows) -> Minimum:
-    """The exact minimiser of Phi for a task with a prox.
+    """The exact minimizer of Phi for a task with a prox.
 
     Newton's method on F = sum_i p_i F_i, whose Hessian at w is sum_i p_i H_i (H_i + lam)^-1 lam at the prox; kinked
     tasks, whose F still has a gradient, by L-BFGS, to about seven digits.

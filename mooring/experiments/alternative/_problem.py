@@ -1,6 +1,6 @@
 """Planted linear and logistic federations of equal clients, at a radius given in the theorems' own unit.
 
-The unit of R_rms is noise/(mu sqrt(n)), the distance at which training alone and together are equally good for
+The unit of R_rms is noise/(mu sqrt(n)), the distance at which local and joint training are equally good for
 quadratics (`theory/alternative.py`): in it the borders of `alternative` carry no constants.
 """
 

@@ -1,4 +1,4 @@
-"""The theorem of the alternative in practice: rules that choose between one common model and training alone."""
+"""The theorem of the alternative in practice: rules that choose between the global model and local models."""
 
 from dataclasses import replace
 
@@ -79,7 +79,7 @@ CURVES = {
 }
 
 EXPERIMENT = Experiment(
-    title="Choosing between one common model and training alone",
+    title="Choosing between the global model and local models",
     trial=trial,
     presets={
         "smoke": Preset(POINTS, repeats=1, settings={"per_decade": 1}),
@@ -113,6 +113,6 @@ EXPERIMENT = Experiment(
         for point in POINTS
     ],
     reads="The sources compare the two models on a test set; here rows that serve for nothing else choose, and the "
-    "planted truth judges. With 1,000 rows a client the choice itself costs little, and what splitting costs is seen; "
+    "planted truth judges. With 1,000 rows per client the choice costs little, and what splitting costs is seen; "
     "with 100 rows clients that choose one by one err more often, and a split costs up to seven times the better risk.",
 )

@@ -115,6 +115,6 @@ EXPERIMENT = Experiment(
     ],
     reads="The border of the cases B and C is printed as S2/S1; units and the stated regimes need S2/sqrt(S1), used "
     "here. The theorem keeps p_max lam below mu/16, so at 20 clients lam is 1.25 at most and the risk in case C is 4.8 "
-    "times that of one common model; the constant falls as m grows. The quadratic approximation's own lam, shown "
+    "times that of one global model; the constant falls as m grows. The quadratic approximation's own lam, shown "
     "beside it, has no such cap and follows the lower envelope.",
 )

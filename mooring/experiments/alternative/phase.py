@@ -1,4 +1,5 @@
-"""The phase transition of `alternative`: one common model is best up to a radius of some 1/sqrt(n), alone beyond it."""
+"""The phase transition of `alternative`: one global model is best up to a radius of about 1/sqrt(n), local training
+beyond it."""
 
 import numpy as np
 
@@ -16,7 +17,7 @@ METHODS = {"common": "FedAvg", "alone": "alone", "fedprox": "FedProx, lam rule",
 
 
 def trial(seed: int, task: str, clients: int, per_decade: int, samples: int = 100) -> dict:
-    """Along the radius, excess risks of exact minimisers: averaged over clients, and of the `worst` client.
+    """Along the radius, excess risks of exact minimizers: averaged over clients, and of the `worst` client.
 
     `relative` is R_rms in units of noise/(mu sqrt(n)), from 0.01 to REACH. The averages come in units of what
     training together and alone cost without heterogeneity: d/(2N) (`N common`) and d/(2n) (`n alone`).
@@ -81,7 +82,7 @@ def as_the_better(case: dict):
 
 
 EXPERIMENT = Experiment(
-    title="Average excess risk against the radius of the truths",
+    title="Average excess risk against the radius of the true models",
     trial=trial,
     presets={
         "smoke": Preset(CASES, repeats=1, settings={"per_decade": 1}),

@@ -1,4 +1,4 @@
-"""How fast two-stage FedProx settles (alternative, Lemmas B.1 and B.2): like 1/k in a client, 1/t at the server."""
+"""Convergence of two-stage FedProx (alternative, Lemmas B.1 and B.2): 1/k at a client, 1/t at the server."""
 
 from functools import partial
 from typing import Any
@@ -22,7 +22,7 @@ from mooring.theory import two_stage_rate as theory
 CLIENTS, SAMPLES, DIM = 10, 50, 5
 RIDGE = MU = LAM = 1.0
 SMOOTH = DIM / 4 + RIDGE  # of every record: its inputs are +-1
-RADIUS = 0.53  # of W, which holds every record's minimiser c x with c = sigmoid(-d c): |c x| = 0.527
+RADIUS = 0.53  # of W, which contains every row's minimizer c x with c = sigmoid(-d c): |c x| = 0.527
 ELL_MAX = float(np.log1p(np.exp(DIM**0.5 * RADIUS)) + RIDGE / 2 * RADIUS**2)
 CONSTANTS = (MU, SMOOTH, LAM, ELL_MAX, 2 * RADIUS)
 PLACES = (0, 1, 4, 9, 19, 49, 99, 199, 499, 999)  # local steps at which Lemma B.1 is looked at
@@ -90,7 +90,7 @@ def common(cohort: int):
 
 
 EXPERIMENT = Experiment(
-    title="Optimisation error of two-stage FedProx on logistic regression",
+    title="Optimization error of two-stage FedProx on logistic regression",
     trial=trial,
     presets={
         "smoke": Preset(POINTS, repeats=1, settings={"rounds": 24, "runs": 1}),

@@ -12,7 +12,7 @@ CLIENTS, SAMPLES, DIM, LEAST = 50, 100, 10, 10
 
 
 def trial(seed: int, exponent: float, draws: int) -> dict:
-    """The common model's excess risk under both weights: mean over `draws` noise vectors on one design.
+    """The global model's excess risk under both weights: mean over `draws` noise vectors on one design.
 
     The weighted least squares fit misses the truth by (sum_i p_i X_i'X_i/n_i)^-1 sum_i p_i X_i'e_i/n_i.
     """
@@ -37,7 +37,7 @@ UNEVEN = between(low=0.5)
 EXPONENTS = [0.0, 0.5, 1.0, 1.5, 2.0]
 
 EXPERIMENT = Experiment(
-    title="Weights by size against equal weights when all clients share one truth",
+    title="Weights by size against equal weights if all clients have the same true model",
     trial=trial,
     presets={
         "smoke": Preset(grid(exponent=EXPONENTS[::2]), repeats=4, settings={"draws": 100}),

@@ -1,4 +1,4 @@
-"""MNIST or its small stand-in, dealt out by classes as in `apfl`, each client tested on rows like its own (P1)."""
+"""MNIST or its small stand-in, partitioned by classes as in `apfl`, each client tested on rows like its own (P1)."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from mooring.experiments.training_curves import train_and_evaluate
 from mooring.tasks.network import NetworkTask
 
 CLASSES = 10
-RIDGE = 1e-4  # the paper regularises and does not say by how much
+RIDGE = 1e-4  # the paper regularizes and does not say by how much
 DIGITS = "digits of scikit-learn, 8x8, instead of MNIST; P1"
 MNIST = "MNIST; P1"
 
@@ -31,7 +31,7 @@ def perceptron(clients: Clients, hidden: tuple[int, ...]) -> NetworkTask:
 def run_softmax(
     seed: int, run: str, classes: int, data: str, clients: int, rounds: int, every: int, participation: float = 1.0
 ) -> dict[str, list[float]]:
-    """Regularised softmax regression: tau = 10 local steps a round."""
+    """Regularized softmax regression: tau = 10 local steps per round."""
     federation = partition_images(seed, data, clients, classes)
     return train_and_evaluate(
         algorithm(run),

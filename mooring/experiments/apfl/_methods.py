@@ -1,6 +1,6 @@
 """The methods of `apfl`'s experiments by name, and references to what they reached.
 
-The common model of FedAvg and SCAFFOLD is followed in the runs of their localized versions.
+The global model of FedAvg and SCAFFOLD is followed in the runs of their localized versions.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,7 +18,7 @@ from mooring.experiments.base.experiment import Cell, Table
 from mooring.experiments.base.results import Ref, of
 
 ETA, DECAY, STEPS, BATCH = 0.1, 0.01, 10, 20  # batches are Table 2's
-FADING = "inverse"  # "linear decay structure with respect to local steps", by 1 % per iteration: eta/(1 + k/100)
+FADING = "inverse"  # "linear decay structure with respect to local steps", by 1% per iteration: eta/(1 + k/100)
 EQUATION: dict[str, Any] = {"alpha_pull": 0.0, "alpha_by": "mixture"}  # Eq. 6
 PROGRAM: dict[str, Any] = {"alpha_pull": 0.02, "alpha_by": "parts"}  # how the authors' program moves alpha
 INNER_ETA = 0.05  # of pFedMe's 5 inner steps, not printed
@@ -75,7 +75,7 @@ def runs(*methods: str) -> list[str]:
 
 
 def curve(method: str, series: str, at: Any = None, **fixed: Any) -> Ref:
-    """A method's series: of the common model where the method is a global one."""
+    """A method's series: of the global model where the method is a global one."""
     common = "common " if method.endswith(" global") else ""
     return of(common + series, at, run=name_run(method), **fixed)
 

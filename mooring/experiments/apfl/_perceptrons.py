@@ -11,7 +11,7 @@ from mooring.experiments.training_curves import train_and_evaluate
 def run_perceptron(
     seed: int, run: str, data: str, clients: int, hidden: list[int], rounds: int, deal: dict[str, Any], **work: Any
 ) -> dict[str, list[float]]:
-    """The last round of a run on rows dealt out as `deal` says, every client tested on rows like its own (P1)."""
+    """The last round of a run on rows partitioned as `deal` says, every client tested on rows like its own (P1)."""
     federation = load_image_dataset(data, clients=clients, protocol="P1", seed=seed, **deal)
     task, method = perceptron(federation, tuple(hidden)), algorithm(run, **work)
     return train_and_evaluate(

@@ -111,5 +111,5 @@ EXPERIMENT = Experiment(
     "run, each with claims of its own, from alpha = 0.01; a third row has the rule of the authors' program. "
     "Synthetic(0, 0) is not IID as the paper calls it: its clients' models and inputs still differ by unit variances. "
     "Dimensions (60 inputs, 10 classes) and sizes are those in wide use. The paper speaks of a huge gap and prints no "
-    "number. The clients of a round are evaluated right after it, each mixing with its own copy of the common model.",
+    "number. The clients of a round are evaluated right after it, each mixing with its own copy of the global model.",
 )

@@ -21,7 +21,7 @@ def trial(seed: int, participation: float, run: str, data: str, clients: int, ro
 
 
 def harm(results: Results, method: str, series: str) -> tuple[np.ndarray, ...]:
-    """What the late rounds lose when 30 % instead of 70 % of the clients take part."""
+    """Return the decrease in the late rounds if 30% instead of 70% of the clients take part."""
     few, many = (results.one(late(method, series, participation=rate)) for rate in (0.3, 0.7))
     return (1 if series == LOSS else -1) * (few - many), few, many
 
@@ -42,7 +42,7 @@ def damped(series: str):
 
 
 EXPERIMENT = Experiment(
-    title="Sampling of clients: APFL against localized FedAvg, 2 classes a client, softmax regression",
+    title="Sampling of clients: APFL against localized FedAvg, 2 classes per client, softmax regression",
     trial=trial,
     presets={
         "smoke": Preset(POINTS, 1, {"data": "digits", "clients": 10, "rounds": 3, "every": 1}, DIGITS),
@@ -105,5 +105,5 @@ EXPERIMENT = Experiment(
         )
     ],
     reads="P1. Claims are on the mean of the last five evaluated rounds. The clients of a round are evaluated right "
-    "after it, each mixing with its own copy of the common model.",
+    "after it, each mixing with its own copy of the global model.",
 )

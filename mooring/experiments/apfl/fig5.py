@@ -38,7 +38,7 @@ def authors(seed: int, data: str, clients: int) -> Clients:
 
 
 def trial(seed: int, run: str, data: str, clients: int, hidden: list[int], rounds: int, every: int) -> dict:
-    """A tenth of the clients a round, one epoch each."""
+    """A tenth of the clients per round, one epoch each."""
     federation = authors(seed, data, clients)
     task, method = perceptron(federation, tuple(hidden)), algorithm(run, first_alpha=0.5, epochs=1)
     how: dict[str, Any] = {"rounds": rounds, "every": every, "seed": seed, "participation": 0.1, "online": True}
@@ -87,5 +87,5 @@ EXPERIMENT = Experiment(
     "elsewhere. alpha starts at 0.5 and is updated once per round by Eq. 6 on training rows; a "
     "second row has the rule of the authors' program. P1. Claims are on the mean "
     "of the last five evaluated rounds. The clients of a round are evaluated right after it, each mixing with its own "
-    "copy of the common model.",
+    "copy of the global model.",
 )

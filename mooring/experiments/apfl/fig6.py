@@ -1,4 +1,4 @@
-"""Figure 6 of `apfl`: three clients join after the training and personalise the common model on their own rows."""
+"""Figure 6 of `apfl`: three clients join after the training and personalize the global model on their own rows."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -68,8 +68,8 @@ def joining(
     yield stay
     for epoch in range(EPOCHS):
         turn = Round(rounds + 1 + epoch, rounds + EPOCHS, count, count, 1.0, seed)
-        visits = torch.full((count,), epoch)
-        steps = method.local_steps(stay, TASK, new.cohort(), turn, visits, moves_w=moves_w)
+        memory = torch.full((count, 1), float(epoch), dtype=w.dtype)  # the rounds of a client so far
+        steps = method.local_steps(stay, TASK, new.cohort(), turn, memory, moves_w=moves_w)
         stay = deque(steps, maxlen=1).pop()
         yield stay
 

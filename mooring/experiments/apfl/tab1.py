@@ -1,4 +1,4 @@
-"""Table 1 of `apfl`: a small CNN on CIFAR-10 with two classes a client."""
+"""Table 1 of `apfl`: a small CNN on CIFAR-10 with two classes per client."""
 
 from mooring.data.clients import Clients
 from mooring.data.generators import Prototypes
@@ -62,7 +62,7 @@ def trial(seed: int, run: str, data: str, clients: int, samples: int, rounds: in
 PROTOTYPES = "class prototypes and an MLP instead of CIFAR-10 and a CNN; P1"
 
 EXPERIMENT = Experiment(
-    title="A CNN on CIFAR-10 with two classes a client",
+    title="A CNN on CIFAR-10 with two classes per client",
     trial=trial,
     presets={
         "smoke": Preset(POINTS, 1, {"data": "prototypes", "clients": 10, "samples": 50, "rounds": 3}, PROTOTYPES),
@@ -108,5 +108,5 @@ EXPERIMENT = Experiment(
     reads="Rounds, batches and the CNN's widths are not printed: 100 rounds, 20 rows, 5x5 convolutions with 8 and 16 "
     "channels and 64 hidden units. The adaptive mixture starts at 0.5 and is updated once per round by Eq. 6; a second "
     "row has the rule of the authors' program. The clients of a "
-    "round are evaluated right after it, each mixing with its own copy of the common model.",
+    "round are evaluated right after it, each mixing with its own copy of the global model.",
 )

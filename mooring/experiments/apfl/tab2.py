@@ -1,4 +1,4 @@
-"""Table 2 of `apfl`: APFL against other ways to personalise; an MLP on MNIST with two classes a client."""
+"""Table 2 of `apfl`: APFL against other ways to personalize; an MLP on MNIST with two classes per client."""
 
 from mooring.experiments.apfl._images import DIGITS, MNIST
 from mooring.experiments.apfl._methods import (
@@ -36,13 +36,13 @@ POINTS = grid(run=runs(*PRINTED, VARIANT))
 
 
 def trial(seed: int, run: str, data: str, clients: int, hidden: list[int], rounds: int) -> dict:
-    """tau = 20 steps of 20 rows a round."""
+    """tau = 20 steps of 20 rows per round."""
     deal = {"partition": "classes", "classes_per_client": 2}
     return run_perceptron(seed, run, data, clients, hidden, rounds, deal, steps=20)
 
 
 EXPERIMENT = Experiment(
-    title="APFL against other personalisation methods: an MLP on MNIST with two classes a client",
+    title="APFL against other personalization methods: an MLP on MNIST with two classes per client",
     trial=trial,
     presets={
         "smoke": Preset(POINTS, 1, {"data": "digits", "clients": 10, "hidden": [16], "rounds": 2}, DIGITS),
@@ -94,5 +94,5 @@ EXPERIMENT = Experiment(
     "inner steps of a size that follows the curvature, and deploys its personal models. The adaptive mixture starts at "
     "0.5 and is updated once per round by Eq. 6; a second row has the pull and the smaller slope of the authors' "
     "program. P1. The "
-    "clients of a round are evaluated right after it, each mixing with its own copy of the common model.",
+    "clients of a round are evaluated right after it, each mixing with its own copy of the global model.",
 )

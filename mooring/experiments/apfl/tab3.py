@@ -1,4 +1,4 @@
-"""Table 3 of `apfl`: an MLP on MNIST dealt out by a Dirichlet distribution."""
+"""Table 3 of `apfl`: an MLP on MNIST partitioned by a Dirichlet distribution."""
 
 from mooring.experiments.apfl._images import CLASSES, DIGITS, MNIST
 from mooring.experiments.apfl._methods import ACCURACY, FEDAVG, FEDAVG_LOCAL, FIXED, every_pair, result_table, runs
@@ -17,13 +17,13 @@ POINTS = grid(run=runs(*PRINTED))
 
 
 def trial(seed: int, run: str, data: str, clients: int, hidden: list[int], rounds: int) -> dict:
-    """One epoch of batches of 20 a round."""
+    """One epoch of batches of 20 per round."""
     deal = {"partition": "dirichlet_equal", "alpha": 1.0 / CLASSES}
     return run_perceptron(seed, run, data, clients, hidden, rounds, deal, epochs=1)
 
 
 EXPERIMENT = Experiment(
-    title="An MLP on MNIST dealt out by Dirichlet(1)",
+    title="An MLP on MNIST partitioned by Dirichlet(1)",
     trial=trial,
     presets={
         "smoke": Preset(POINTS, 1, {"data": "digits", "clients": 10, "hidden": [16], "rounds": 2}, DIGITS),
@@ -44,5 +44,5 @@ EXPERIMENT = Experiment(
     reads="Every client draws its classes' proportions from a Dirichlet distribution whose parameter, 1.0, is divided "
     "by the number of classes, as in the authors' program. Step sizes and batches are not printed: 0.1/(1 + k/100) in "
     "local step k, and 20 rows, as elsewhere. The clients of a round are evaluated right after it, each mixing with "
-    "its own copy of the common model. P1.",
+    "its own copy of the global model. P1.",
 )

@@ -1,4 +1,4 @@
-"""Image classes dealt out to clients as in effect, Appendix C.1: one training run, judged under both test protocols.
+"""Image classes partitioned to clients as in effect, Appendix C.1: one training run, judged under both test protocols.
 
     P1   on rows like the client's own: the common test rows, each class weighing as in the client's training rows
     P2   on the common test rows, all classes

@@ -1,4 +1,4 @@
-"""Synthetic-Logit of effect, Section 6.1: exact minimisers, and Algorithm 1 round by round.
+"""Synthetic-Logit of effect, Section 6.1: exact minimizers, and Algorithm 1 round by round.
 
 What the paper leaves open is settled here: m = 20, n = 400, d = 10, labels drawn, truths around a common N(0, I), a
 ridge of 1e-4 that makes every fit exist. Errors are measured from the planted truths.
@@ -82,7 +82,7 @@ def statistical_errors(
 
 
 def minimize_jointly(task: Task, lam: float, p: Tensor, rows: Any) -> Minimum:
-    """The exact minimiser of Phi (see `experiments/exact_minimum.py`) by Newton's method on all models at once:
+    """The exact minimizer of Phi (see `experiments/exact_minimum.py`) by Newton's method on all models at once:
     every figure
     takes hundreds of them, and nested solves cost ten times as much.
 
@@ -136,8 +136,8 @@ def total_errors(
 ) -> TrainingSteps[dict]:
     """Algorithm 1 with the paper's gamma = 1/L_g and eta = 1/(lam + L); steps = 0 solves the inner problems exactly.
 
-    Curves along t = 0..rounds: "total" and "global total", the squared errors of personal and common models; with
-    `exact`, "gap", the personal models' squared distance from the exact minimiser as a share of its first value.
+    Curves along t = 0..rounds: "total" and "global total", the squared errors of personal and global models; with
+    `exact`, "gap", the personal models' squared distance from the exact minimizer as a share of its first value.
     `relative`: lam in units of L.
     """
     given = problem(seed, spread, clients, samples)

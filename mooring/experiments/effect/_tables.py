@@ -25,7 +25,7 @@ class Row(NamedTuple):
     lams: tuple[float, float, float]
     epochs: int
     rounds: int
-    classes: dict[int, int]  # as printed -> of the ten classes that the data at hand have
+    classes: dict[int, int]  # as printed -> of the ten classes of the available data
     table3: dict[int, tuple[float, ...]]  # FedProx small, medium, large, GlobalTrain, LocalTrain, pFedMe small, ...
     table4: dict[int, tuple[float, ...]]  # FedProx small, large, dichotomous
 
@@ -85,7 +85,7 @@ Method = tuple[str, str]  # method and size of lambda ("" where it has none)
 def trial(
     seed: int, row: str, classes: int, method: str, rounds: int, size: str = "", real: bool = False
 ) -> TrainingSteps[dict]:
-    """One cell; with `real`, on the paper's data and networks as far as they are at hand."""
+    """One cell; with `real`, on the paper's data and networks if they are available."""
     one = ROWS[row]
     lam = one.lams[NAMES.index(size)] if size else 0.0
     work: dict[str, Any] = (

@@ -1,4 +1,4 @@
-"""Figure 1 (a) of `effect`: FedProx between LocalTrain and GlobalTrain on synthetic data, with exact minimisers."""
+"""Figure 1 (a) of `effect`: FedProx between LocalTrain and GlobalTrain on synthetic data, with exact minimizers."""
 
 from functools import partial
 from typing import Any

@@ -97,8 +97,8 @@ EXPERIMENT = Experiment(
     ],
     panels=panels(partial(line, lams=SOFTMAX), SOFTMAX, "be"),
     reads="The text contrasts these figures with Figure 4's local models, and the accuracy printed for LocalTrain at 2 "
-    "classes cannot be that of a personal model on all classes: the common models are judged, on the data set's test "
-    "part (P2; LocalTrain's common model is the average of its models). The personal models are drawn beside them. "
+    "classes cannot be that of a personal model on all classes: the global models are judged, on the data set's test "
+    "part (P2; LocalTrain's global model is the average of its models). The personal models are drawn beside them. "
     'LocalTrain is SGD, GlobalTrain FedAvg, all with the same epochs, batches and step size; gamma = 1/lambda. The "20 '
     'total runs" of the text leave the rounds open: after 20 the largest lambda, which moves by about 1/lambda of a '
     "gradient a round, lags behind, so that 100 are run. Clients and rows are not printed: 20 with 100 rows each. On "

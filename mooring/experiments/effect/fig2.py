@@ -17,7 +17,7 @@ SWEPT = ("lam", "relative")
 
 
 def trial(seed: int, lam: float, relative: bool, steps: int, rounds: int, **sizes: Any) -> TrainingSteps[dict]:
-    """Curves of Algorithm 1 with `steps` full gradient steps a round."""
+    """Curves of Algorithm 1 with `steps` full gradient steps per round."""
     return setup.total_errors(seed, SPREAD, lam, rounds, relative, steps, **sizes)
 
 

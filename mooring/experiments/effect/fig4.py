@@ -31,7 +31,7 @@ def gone(series: str, lam: float):
 
 
 EXPERIMENT = Experiment(
-    title="Accuracy of the clients' own models on their own classes, and losses by rounds (softmax regression)",
+    title="Accuracy of the personal models on the clients' classes, and losses by rounds (softmax regression)",
     trial=trial,
     presets=FIG1.presets,
     claims=[

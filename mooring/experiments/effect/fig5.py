@@ -92,6 +92,6 @@ EXPERIMENT = Experiment(
         for r in SPREADS
     ],
     reads="The paper says nothing of sizes: n = 100, d = 10. The server averages the sampled clients' messages, the "
-    "others keep their models, and who was never asked uses the common one. Inner problems are solved exactly, gamma = "
+    "others keep their models, and who was never asked uses the global one. Inner problems are solved exactly, gamma = "
     "1/L_g.",
 )

@@ -1,4 +1,4 @@
-"""Figure 6 of `effect`, second part: local epochs and rounds for the common model, a network on images."""
+"""Figure 6 of `effect`, second part: local epochs and rounds for the global model, a network on images."""
 
 from mooring.experiments.base.experiment import Experiment, Preset
 from mooring.experiments.effect._image_settings import DIGITS, MNIST, NETWORK, STAND_IN

@@ -25,7 +25,7 @@ from mooring.theory.one_stage_rate import (
 )
 
 LAMS = [0.02, 0.1, 0.5, 2.0, 10.0, 50.0]
-ACCURACY = 1e-4  # of the squared distance from the minimiser, as a share of the first
+ACCURACY = 1e-4  # of the squared distance from the minimizer, as a share of the first
 RIDGE = 1.0
 COSTS = {
     "Ditto": lambda mu, smooth, lam: cost_ditto(ACCURACY),
@@ -36,7 +36,7 @@ COSTS = {
 
 
 def trial(seed: int, lam: float) -> dict:
-    """Rounds to ACCURACY and local steps a round with the settings of Corollary 1, on ridge regression."""
+    """Rounds to ACCURACY and local steps per round with the settings of Corollary 1, on ridge regression."""
     data = SyntheticLogit(10, 100, 5, 0.5).make(seed)
     data = replace(data, train=replace(data.train, y=data.train.y.double(), cache={}))
     task, p = Linear(5, intercept=False, ridge=RIDGE), data.weights()

@@ -78,7 +78,7 @@ EXPERIMENT = Experiment(
     ],
     reads="The paper's protocol is unclear: accuracy that rises with the number of classes means a test on all "
     "classes, and LocalTrain's .30 and .65 at 2 classes lie above the .20 that is possible for a personal model there: "
-    "common models are judged (LocalTrain's is the average of its models), and personal ones are shown beside. lambda "
+    "global models are judged (LocalTrain's is the average of its models), and personal ones are shown beside. lambda "
     "= .2, .5, 2.5 for both MNIST networks and .1, .5, 1 for the others. Clients, rows per client and repeats are not "
     "printed: 10 clients with 100 rows each, of which GlobalTrain makes more nearly what is printed than of 300. "
     "pFedMe takes as many gradients a round as the others.",

@@ -62,6 +62,6 @@ EXPERIMENT = Experiment(
     reads="Clients choose between the two models on validation rows of their own; 'leaky' means on the test rows "
     "themselves, as in the paper. Splits are half and half. The printed columns are shifted against Table 3 (small is "
     "its medium for CNN2, large its medium for CNN5 and EMNIST, two dichotomous entries are its FedProx small) and are "
-    "no targets. Table 3's are common models on all classes: FedProx is judged so under P2. The strategy without "
+    "no targets. Table 3's are global models on all classes: FedProx is judged so under P2. The strategy without "
     "splitting, which the paper calls hypothetical, is shown as well.",
 )

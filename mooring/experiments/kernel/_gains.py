@@ -1,4 +1,4 @@
-"""Sections 7.2 and 7.3 of `kernel`: what a client with 50 and one with 500 rows gain, at the limit of each method."""
+"""Sections 7.2 and 7.3 of `kernel`: gains of a client with 50 rows and of one with 500, at the limit of each method."""
 
 import numpy as np
 

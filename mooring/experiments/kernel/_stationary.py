@@ -16,7 +16,7 @@ from mooring.theory.kernel_operator import Array, fedavg, fedprox, minibatch_map
 
 ETA = 0.1
 FULL = 0  # "batch": all rows at once
-METHODS = {"s = 1": 1, "s = 5": 5, "s = 10": 10, "FedProx": None}  # FedAvg's passes over the batches a round
+METHODS = {"s = 1": 1, "s = 5": 5, "s = 10": 10, "FedProx": None}  # FedAvg's passes over the batches per round
 
 
 def presets(points: list[dict]) -> dict[str, Preset]:

@@ -50,7 +50,7 @@ def crossing(client: str, mode: str):
 
 
 EXPERIMENT = Experiment(
-    title="Federation gain against the distance of the clients' truths",
+    title="Federation gain against the distance between the clients' true models",
     trial=trial,
     presets={
         "smoke": Preset(repeats=2, settings={"gaps": GAPS[::3]}),

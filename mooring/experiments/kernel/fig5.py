@@ -13,7 +13,7 @@ SOME = [1, 4, 8, 12, 14, 16, 18, 20, 23, 27, 40, 60, 80, 95, 100]
 
 
 def trial(seed: int, rank: int) -> dict:
-    """The gains of a client with 50 and one with 500 rows, as a ratio of norms and squared."""
+    """Return the gains of a client with 50 rows and of one with 500, as a ratio of norms and squared."""
     data = covariate_heterogeneity(rank).make(seed)
     flow = flows(data, 0.1 * rank / DIM)
     y, truth = data.train.y.numpy()[:, None], data.truth.w[0].numpy()[:, None]

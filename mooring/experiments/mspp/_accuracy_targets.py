@@ -2,7 +2,7 @@
 
 Figures 1 and 2 of `mspp` share these runs. Local work follows Table 3: FedProx and FedAvg take epochs of SGD over a
 device's rows, FedMSPP as many full steps on its minibatch. A data point is one row's gradient in one local step; rows
-drawn a round are that number divided by the epochs, for all methods alike.
+drawn per round are that number divided by the epochs, for all methods alike.
 """
 
 from collections.abc import Callable
@@ -100,7 +100,7 @@ def algorithms(problem: Problem) -> dict[str, Any]:
 
 
 class Track(NamedTuple):
-    accuracy: np.ndarray  # [T], of the common model on all test rows, after each round
+    accuracy: np.ndarray  # [T], of the global model on all test rows, after each round
     points: np.ndarray  # [T], data points accessed up to then
 
 

@@ -30,7 +30,7 @@ def used(setting: str, panel: str):
 
 
 EXPERIMENT = Experiment(
-    title="Data points until a test accuracy: FedMSPP, FedProx and FedAvg",
+    title="Data points to a test accuracy: FedMSPP, FedProx and FedAvg",
     trial=trial,
     presets=PRESETS,
     claims=[
@@ -78,7 +78,7 @@ EXPERIMENT = Experiment(
     ],
     reads="A data point is one row's gradient in one local step; counted as rows drawn a round, all numbers are "
     "divided by the epochs. The strength of regularisation is read as 1/eta_t. The number of sampled devices is not "
-    "printed: 10 (quick: 5). Accuracy is that of the last common model on all devices' test rows. Targets are the "
+    "printed: 10 (quick: 5). Accuracy is that of the last global model on all devices' test rows. Targets are the "
     "paper's on MNIST, and shares of FedProx's final accuracy elsewhere. Minibatches of stand-ins are the paper's "
     "shares of a device's rows. The CNN has the 32 and 64 channels that are usual with these data. Sent140 is not at "
     "hand: the LSTM predicts Shakespeare's next character, a device per role.",

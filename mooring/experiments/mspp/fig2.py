@@ -14,7 +14,7 @@ def median(method: str, panel: str, target: int):
 
 
 EXPERIMENT = Experiment(
-    title="Rounds until a test accuracy: FedMSPP, FedProx and FedAvg",
+    title="Rounds to a test accuracy: FedMSPP, FedProx and FedAvg",
     trial=trial,
     presets=PRESETS,
     claims=[

@@ -30,7 +30,7 @@ DEVICES, SAMPLES, DIM = 20, 20, 3
 BATCH = 5
 LOSSES = ("absolute", "hinge", "phase")
 METHODS = ("FedProx", "FedMSPP")
-SAMPLED = (4, 20)  # devices in a round
+SAMPLED = (4, 20)  # devices per round
 MEASURED = 12  # rounds of a horizon at which the envelope is evaluated
 TURNS = (0.0, 1.0, 3.0, 9.0)  # how far the two kinds of devices of Table 1's problem are apart
 HORIZON = 128
@@ -90,7 +90,7 @@ def envelope(seed: int, loss: str, method: str, sampled: int, horizons: list[int
 
 
 def dissimilarity(seed: int, turn: float) -> dict:
-    """Theorem 1's step at T = HORIZON, ten devices in a round; turn 0: all devices have equal rows."""
+    """Theorem 1's step at T = HORIZON, ten devices per round; turn 0: all devices have equal rows."""
     clients = tab1.federation(seed, turn or 1.0, alike=turn == 0)
     start = tab1.TASK.start()
     squares = tab1.squared_gradients(tab1.TASK, tab1.theory(10, 0), clients, 10, HORIZON, seed, start)
