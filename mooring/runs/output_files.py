@@ -67,6 +67,7 @@ SUMMARY_KEYS = {
     "metric": "name of the loss",
     "evaluated_on": "what the losses are measured on",
     "held_out_rows": "number of held-out rows",
+    "held_out_measures": "well-known measures by model on held-out rows",
     "improvement_over_local": f"of the recommended models: {LINE}",
     "improvement_over_global": "the same over the global model",
     "personal_models": "improvement_over_local and improvement_over_global of personal models for all",

@@ -112,7 +112,7 @@ def cross_fit(
     proposed = [setting for setting in proposed if settings.index(setting) in set(compared)]
     settings, belief = [settings[k] for k in compared], belief[compared]
     choice = choose_settings(task, settings, losses, proposed, near.combined, belief)
-    held, fitted, predictions = evaluate_folds(data, results, choice, tell)
+    held, fitted, predictions = evaluate_folds(data, results, choice, tell, access)
     if len(choosers) < len(all_rows):
         held, fitted = (expand_sums(sums, choosers, len(all_rows)) for sums in (held, fitted))
     choice = choice._replace(own={int(choosers[i]): setting for i, setting in choice.own.items()}, priors=priors)
@@ -214,7 +214,7 @@ def assemble_triple(choice: Choice, models: Mapping[Setting, SettingModels]) -> 
 
 
 def evaluate_folds(
-    data: FoldedRows, results: list[FoldResult], choice: Choice, tell: OnProgress
+    data: FoldedRows, results: list[FoldResult], choice: Choice, tell: OnProgress, access: RowAccess
 ) -> tuple[LossSums, LossSums, list[HeldOutPredictions | None]]:
     """What all folds' rows show of the chosen models, fitted without them, what the rows show that they were fitted to,
     and the predictions of the former."""
@@ -223,7 +223,8 @@ def evaluate_folds(
         priors, part = fold_priors(choice.priors, results[k]), data.parts[k]
         models = fit_triple(data.task, part.train, choice, priors, data.weights, data.sets)
         sums = (sum_losses(data.task, rows, models) for rows in (part.held, part.train))
-        return [(*sums, predict_held_out(data.task, part.held, models))]  # type: ignore[list-item]
+        predictions = predict_held_out(data.task, part.held, models) if access.reads_rows else None
+        return [(*sums, predictions)]  # type: ignore[list-item]
 
     out = []
     for (sums,) in data.rows.map_independent(evaluate, range(len(data.parts))):

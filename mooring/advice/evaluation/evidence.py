@@ -68,7 +68,7 @@ def gather_evidence(
 def choose_shaper(job: Job, usable: UsableRows, access: RowAccess) -> Shaper | None:
     """How extra columns are made, if the run asks for any that serve its task."""
     wanted, clients = advice_options(job).shape, job.clients
-    if wanted == LINEAR or not can_shape(job.task) or not access.can_shape or clients.schema is None:
+    if wanted == LINEAR or not can_shape(job.task) or not access.reads_rows or clients.schema is None:
         if wanted not in (LINEAR, "auto"):
             raise RequestError(f"--shape {wanted} needs a table and a task that is linear in its columns.")
         return None

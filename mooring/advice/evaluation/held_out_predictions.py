@@ -29,9 +29,9 @@ class HeldOutPredictions(NamedTuple):
     new_clients: Predictions | None = None  # by global models that were fitted without the client
 
 
-def predict_held_out(task: Any, rows: Any, models: ModelTriple) -> HeldOutPredictions | None:
-    """Predictions by each client's three models; None where rows stay with their clients, or there are none."""
-    if not isinstance(rows, Rows) or int(rows.size.sum()) == 0:
+def predict_held_out(task: Any, rows: Rows, models: ModelTriple) -> HeldOutPredictions | None:
+    """Predictions by each client's three models; None without rows."""
+    if int(rows.size.sum()) == 0:
         return None
     found = {name: predict_all(task, w, rows) for name, w in zip(MODEL_KINDS, models.each())}
     y, _, owner = found[MODEL_KINDS[0]]
@@ -55,7 +55,7 @@ def predict_new_clients(
     task: Any, rows: Any, choice: Choice, priors: Sequence[Prior], weights: str | Tensor, sets: ColumnSets | None
 ) -> Predictions | None:
     """Predictions of each client's rows by the global model of the other clients, some clients at a time."""
-    if not isinstance(rows, Rows) or len(rows) < 2:
+    if len(rows) < 2:
         return None
     everyone = torch.arange(len(rows))
     found = []

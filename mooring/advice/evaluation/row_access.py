@@ -35,7 +35,7 @@ class RowAccess:
     """Rows in memory."""
 
     writes_models = True  # whether the run directory contains the clients' models
-    can_shape = True  # whether columns can be added to rows
+    reads_rows = True  # whether rows can be read one by one, to add columns or to predict them
     fit_folds = staticmethod(fit_folds_in_memory)  # the candidates fitted without each fold, and their losses
 
     def usable(self, clients: Clients) -> UsableRows:

@@ -23,7 +23,7 @@ HELD, TRAIN = "held", "without"  # parts of a client's rows: (HELD, fold, folds)
 
 
 class RemoteAccess(RowAccess):
-    can_shape = False
+    reads_rows = False
 
     def __init__(self, usable: Any, writes_models: bool):
         self.rows, self.writes_models = usable, writes_models
