@@ -10,11 +10,9 @@ if TYPE_CHECKING:
     from mooring.core.errors import RequestError as RequestError
     from mooring.core.errors import WorkError as WorkError
     from mooring.data.loading import load as load
-    from mooring.data.table_preprocessor import TablePreprocessor as TablePreprocessor
     from mooring.engines.compare import compare as compare
     from mooring.engines.exported_models import load_sklearn as load_sklearn
     from mooring.engines.fit import fit as fit
-    from mooring.engines.fit import resume as resume
     from mooring.engines.predict import predict as predict
     from mooring.engines.saved_run import open as open
     from mooring.estimators import PersonalizedClassifier as PersonalizedClassifier
@@ -33,7 +31,6 @@ os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 # What `import mooring` offers; each name is imported when it is first used, so that the package stays quick to load.
 _PUBLIC = {
     "fit": "mooring.engines.fit",
-    "resume": "mooring.engines.fit",
     "advise": "mooring.advice.advise",
     "compare": "mooring.engines.compare",
     "compare_models": "mooring.mixed_models.comparison",
@@ -48,7 +45,6 @@ _PUBLIC = {
     "RequestError": "mooring.core.errors",
     "WorkError": "mooring.core.errors",
     "PersonalizedRegressor": "mooring.estimators",
-    "TablePreprocessor": "mooring.data.table_preprocessor",
     "PersonalizedClassifier": "mooring.estimators",
 }
 
@@ -56,7 +52,6 @@ __all__ = [
     "PersonalizedClassifier",
     "PersonalizedRegressor",
     "RequestError",
-    "TablePreprocessor",
     "WorkError",
     "advise",
     "compare",
@@ -69,7 +64,6 @@ __all__ = [
     "personalize",
     "plot",
     "predict",
-    "resume",
     "write_report",
 ]
 

@@ -283,14 +283,14 @@ def group_by_method(fields: dict[str, Any]) -> dict[str, dict[str, Any]]:
 TITLES = {
     "data": "Data: what is learnt from, and which rows are held out",
     "task": "Task: what is learnt",
-    "training": "Training: how a run goes on",
+    "training": "Training: rounds, participation, aggregation",
     "advice": "Advice: what counts as a difference, and how sure to be",
 }
 PAGE_HEADER = """# Options
 
 An option has the same meaning as a flag, in a run file and in Python: `--min-rows 10`, `min_rows = 10` in the section
-`[data]` of `run.toml`, `mooring.fit(..., min_rows=10)`. Where a source is a run file, flags and arguments override what
-it says: `mooring fit run.toml --rounds 7`. Lists are separated by commas, or their flag is repeated. What a command has
+`[data]` of `run.toml`, `mooring.fit(..., min_rows=10)`. Where a source is a run file, flags and arguments override
+it: `mooring fit run.toml --rounds 7`. Lists are separated by commas, or their flag is repeated. What a command has
 no use for is refused, never ignored.
 
 This page is written by `python -m mooring.options > docs/options.md`.
@@ -304,8 +304,8 @@ file they are the section `[algorithm]` with a `name`, or a section `[[algorithm
 `settings={"lam": 0.1}`; `compare` names the method too: `--set fedavg.steps=5`, `settings={"fedavg": {"steps": 5}}`.
 Fields of the task stand in `[task]`, and are given as `--set task.ridge=0.1` or `task={"ridge": 0.1}`.
 
-The numbers that a run settled itself (`[algorithm.settled]`: what "auto" became) are used again when its file is run
-as it is, and settled anew as soon as an option changes anything.
+The numbers that a run resolved (`[algorithm.settled]`: what "auto" became) are used again when its file is run
+as it is, and resolved anew as soon as an option changes anything.
 """
 
 

@@ -453,7 +453,7 @@ REFUSED = [
     (["fit", "homes.csv", "--set", "task.rigde=1"], "task 'linear': unknown field 'rigde' (did you mean 'ridge'?)"),
     (["fit", "homes.csv", "--set", "task.ridge=big"], "task 'linear': ridge must be a number, got 'big'"),
     (["fit", "homes.csv", "--algorithm", "FedAvgs"], "did you mean 'fedavg'?"),
-    (["fit", "shares.csv", "--split", ".6,.2,.2"], "column 'split' says each row's part already"),
+    (["fit", "shares.csv", "--split", ".6,.2,.2"], "column 'split' already names each row's part"),
     (["fit", "typo.toml"], "typo.toml: unknown field of [training] 'roundz' (did you mean 'rounds'?)"),
     (["fit", "lamda.toml"], "fedprox_personal: unknown field 'lamda' (did you mean 'lam'?)"),
 ]  # fmt: skip

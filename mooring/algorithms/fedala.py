@@ -12,7 +12,7 @@ Symbols  w: Server.w    v_i, a_i: Client.v, Client.weights, the paper's Theta_i 
          weight_eta: eta
 Limits   layers = 0 is FedAvg, whose clients deploy their own copies
 Departs  a_i is learnt for `first_passes` passes in a client's second update, where the paper waits for the loss to
-         settle; the minibatches of a part of a pass stand for a sample of the rows
+         converge; the minibatches of a part of a pass stand for a sample of the rows
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""FedProx: clients return a proximal step from the global model, the server averages.
+"""FedProx, shared model: clients return a proximal step from the global model, the server averages.
 
 mspp, Eq. 1.3; kernel, Eq. 6 (there eta = 1/lam).
 
@@ -12,7 +12,7 @@ mspp, Eq. 1.3; kernel, Eq. 6 (there eta = 1/lam).
     output = "random"   deploys w_t*, t* drawn uniformly from 0..T-1: what the theorems speak about
 
 Symbols  w: Server.w    lam: the papers' 1/eta    eta: the inner step size    lipschitz: G    w_t*: Server.drawn
-Limits   lam -> 0 with SGD is FedAvg; lam -> infinity stands still; the fixed point minimises sum_i p_i F_i, F_i the
+Limits   lam -> 0 with SGD is FedAvg; lam -> infinity stands still; the fixed point minimizes sum_i p_i F_i, F_i the
          Moreau envelope of L_i, not sum_i p_i L_i
 Departs  inner = "descent" stops at a gradient certificate |grad| <= tol, at most `steps` steps; with growth = "smooth"
          tol is mspp's min{G/sqrt(I), 2LG/(lam I)}, or L^2 G/lam^2 with everybody: bounds on the gradient, which SGD is
@@ -171,7 +171,7 @@ def set_by_theorem(algorithm: Any, task: Task, statistics: ClientStatistics, fac
         smooth = batch_smoothness(statistics, batch, getattr(algorithm, "replacement", False))
         if not 0 < smooth < inf:
             raise RequestError(
-                f"{owner}: lam = 'theory' needs the loss's smoothness, which is {smooth:.3g} for task '{task.name}'; "
+                f"{owner}: lam = 'theory' needs the loss's smoothness, and task '{task.name}' has {smooth:.3g}; "
                 "give lam a number."
             )
         inner = choose_inner_solver(algorithm, task, otherwise="descent")
@@ -191,7 +191,7 @@ def resolve_lipschitz(algorithm: Any, task: Task, statistics: ClientStatistics) 
     if not 0 < lipschitz < inf:
         raise RequestError(
             f"{type(algorithm).__name__}: growth = 'smooth' promises gradients in proportion to the loss's Lipschitz "
-            f"constant, which is {lipschitz:.3g} for task '{task.name}'; set lipschitz, or inner = 'exact'."
+            f"constant, and task '{task.name}' has {lipschitz:.3g}; set lipschitz, or inner = 'exact'."
         )
     return replace(algorithm, lipschitz=lipschitz)
 

@@ -1,4 +1,4 @@
-"""Local: every client trains on its own rows only.
+"""Local: every client trains locally.
 
 alternative, Eq. 1.3 (PureLocalTraining); effect, Eq. 2 (LocalTrain).
 

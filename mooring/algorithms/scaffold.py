@@ -9,7 +9,7 @@ Karimireddy, Kale, Mohri, Reddi, Stich, Suresh. SCAFFOLD: stochastic controlled 
     c   <- c + sum_i p_i (change of c_i)                  so that c = sum_i p_i c_i over all clients
 
 Symbols  w, c: Server    c_i: Client.c
-Limits   the first round, with zero variates, is FedAvg's; with full gradients the fixed point is the minimiser of
+Limits   the first round, with zero variates, is FedAvg's; with full gradients the fixed point is the minimizer of
          sum_i p_i L_i, whatever `steps` is
 Departs  sums weigh by p (uniform p: |S|/m and the mean over the cohort S); steps eta is the sum of the step sizes; the
          server's step may fade by server_decay

@@ -50,7 +50,7 @@ def reproduce(
 
     display = Display(json_)
     check_writable(out)
-    RESUMABLE_RUNS[:] = ["trials that are done are kept: the same command goes on"]
+    RESUMABLE_RUNS[:] = ["trials that are done are kept: the same command resumes"]
     with display.progress() as on_progress:
         records = run(what, preset, out, only=only or (), repeats=repeats, on_progress=on_progress, **given)
     for record in records:

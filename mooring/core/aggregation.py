@@ -42,7 +42,7 @@ def parse_average(spec: str) -> tuple[str, float]:
         raise ValueError(f"no average {spec!r}")
     beta = float(share) if colon else DEFAULT_MALICIOUS_SHARE
     if not 0 <= beta < 0.5:
-        raise ValueError("a share of liars is below one half")
+        raise ValueError("a share of malicious clients is below one half")
     return name, beta
 
 

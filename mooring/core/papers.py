@@ -33,7 +33,7 @@ PAPERS = (
         ("Chen", "Zheng", "Long", "Su"),
         "A Theorem of the Alternative for Personalized Federated Learning",
         2021,
-        about="statistical limits: one common model or training alone; FedAvg, local training, two-stage FedProx",
+        about="statistical limits: one global model or local models; FedAvg, local training, two-stage FedProx",
         alias="000",
     ),
     Paper(
@@ -50,7 +50,7 @@ PAPERS = (
         ("Deng", "Kamani", "Mahdavi"),
         "Adaptive Personalized Federated Learning",
         2020,
-        about="APFL: a mixture of a local and a common model per client",
+        about="APFL: a mixture of a local and a global model per client",
         alias="002",
     ),
     Paper(
@@ -85,7 +85,7 @@ PAPERS = (
         "Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning Approach",
         2020,
         "NeurIPS",
-        "a common model from which one gradient step makes a personal one",
+        "a global model from which one gradient step makes a personal one",
     ),
     Paper(
         "pfedme",
@@ -93,7 +93,7 @@ PAPERS = (
         "Personalized Federated Learning with Moreau Envelopes",
         2020,
         "NeurIPS",
-        "personal models as proximal points of the common one",
+        "personal models as proximal points of the global one",
     ),
     Paper(
         "l2gd",

@@ -91,7 +91,7 @@ def read_leaf(paths: Iterable[Path]) -> dict[str, tuple[list[Any], list[Any]]]:
             raise RequestError(f"{path}: {len(mine)} users but {len(counts)} entries in num_samples.")
         for (user, x, y), count in zip(mine, counts):
             if not len(x) == len(y) == count:
-                raise RequestError(f"{path}: user '{user}' has {len(x)} x and {len(y)} y; num_samples says {count}.")
+                raise RequestError(f"{path}: user '{user}' has {len(x)} x and {len(y)} y; num_samples is {count}.")
             held = rows.setdefault(str(user), ([], []))
             held[0].extend(x)
             held[1].extend(y)

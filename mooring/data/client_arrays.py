@@ -237,7 +237,7 @@ def rows_of(value: Any, label: str) -> ClientRows:
     if isinstance(value, Mapping):
         strange = [name for name in value if name not in PARTS]
         if strange or "train" not in value:
-            raise RequestError(f"{label}: a dict says train, validation and test, got {', '.join(map(repr, value))}.")
+            raise RequestError(f"{label}: a dict names train, validation and test, got {', '.join(map(repr, value))}.")
         found = {part: pair_of(value[part], f"{label}, {part}") for part in PARTS if part in value}
         part = np.concatenate([np.full(len(y), PARTS.index(name)) for name, (_, y) in found.items()])
         return ClientRows(torch.cat([x for x, _ in found.values()]), torch.cat([y for _, y in found.values()]), part)

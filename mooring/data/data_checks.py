@@ -138,10 +138,10 @@ def check(
         found.append(Finding(ERROR if cell.refused else WARNING, cell.client, cell.column, cell.sentence))
     if roles is not None and members is not None:
         small = attempt(lambda: rules.explain_smallness(table, roles, code, len(clients), min_rows))
-        tiny = rules.find_unsplittable_clients(roles, code, len(clients), min_rows)
+        tiny = rules.find_unsplittable_clients(roles, code, len(clients))
         for i, reason in sorted((small or {}).items()):
             left_out = drop_small or i in tiny
-            end = "; it is left out, and has the common model." if left_out else "."
+            end = "; it is left out, and gets the global model." if left_out else "."
             sentence = f"Client '{clients[i]}' has {reason}{end}"
             found.append(Finding(WARNING if left_out else ERROR, clients[i], None, sentence))
         attempt(lambda: rules.weights_by_client(table, roles.weights, code, clients), roles.weights)

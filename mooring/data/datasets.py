@@ -37,7 +37,7 @@ SUMMARIES = {
     "emnist_digits": "handwritten digits, 10 classes",
     "emnist_letters": "handwritten letters, 26 classes",
     "femnist": "handwritten characters, a client per writer (LEAF)",
-    "cifar10": "colour photographs, 10 classes, 32 x 32",
+    "cifar10": "color photographs, 10 classes, 32 x 32",
     "tweets": "sentiment of tweets on airlines, a client per user",
     "sent140": "sentiment of tweets, a client per user (LEAF)",
     "shakespeare": "the next character, a client per role",

@@ -24,7 +24,7 @@ def write_run_file(source: str, name: str, said: Mapping[str, Any], ask: Ask | N
     client = said["client"] or table.client
     if client is None:
         client = ask_column(
-            ask, "client", "Which column says whose a row is?", guess_client_columns(found, len(table.frame))
+            ask, "client", "Which column identifies the client?", guess_client_columns(found, len(table.frame))
         )
     require_column(table.frame, client, "client", table.title)
     target = said["target"] or table.target

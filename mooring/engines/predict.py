@@ -162,7 +162,7 @@ def row_clients(frame: pd.DataFrame, schema: Schema, client: Any, known: tuple[s
         return np.array([*names.categories, NO_CLIENT], dtype=object)[names.codes]
     if len(known) == 1:  # what a client of a federation is left: its own model, and nobody else's
         return np.full(len(frame), known[0], dtype=object)
-    raise RequestError(f"the rows have no column '{schema.client}' that says whose they are; name one with --client.")
+    raise RequestError(f"the rows have no column '{schema.client}' that identifies the client; name one with --client.")
 
 
 def prediction_table(output: Any, owners: np.ndarray, schema: Schema) -> pd.DataFrame:

@@ -134,7 +134,7 @@ def check_unused_options(run: RunFile, source: Any = None) -> None:
     if isinstance(source, Clients):
         unused, why = given, "the clients' data are given as they are to be used"
     elif is_pooled(source):
-        unused, why = given - POOLED_DATA_OPTIONS, f"data set '{source}' is no table; it is dealt out by --partition"
+        unused, why = given - POOLED_DATA_OPTIONS, f"data set '{source}' is no table; --partition divides it"
         if isinstance(run.data.split, str):
             unused |= {"split"}
     else:
@@ -153,8 +153,6 @@ def load_options(run: RunFile) -> dict[str, Any]:
     weights = run.training.weights
     if isinstance(weights, str) and weights not in ("size", "uniform"):
         options["weights"] = weights
-    if run.mooring.purpose == "advise" and run.task.model is None and run.task.name != "module":
-        options.setdefault("min_rows", 1)  # small clients are part of the prior, and pulled strongly
     return options | {"seed": data_seed(run), "refuse_leaks": run.mooring.purpose == "advise"}
 
 

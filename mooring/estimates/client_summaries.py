@@ -147,7 +147,7 @@ def fit_convex(task: Task, rows: Rows) -> LocalFits:
     First-order asymptotics: good for n much larger than d, biased where the fit itself is (n around 10d and below).
     """
     if task.solve is None:
-        raise RequestError(f"convex_fits: task '{task.name}' has no exact minimiser (solve); use a convex task.")
+        raise RequestError(f"convex_fits: task '{task.name}' has no exact minimizer (solve); use a convex task.")
 
     def block(batch: Batch) -> LocalFits:
         n, fit = _count(batch), task.solve(batch)

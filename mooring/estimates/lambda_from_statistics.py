@@ -31,7 +31,7 @@ def bound_curvature(owner: str, task: Task, statistics: Any) -> CurvatureBounds:
     """mu, smooth and noise of all clients; refused unless 0 < mu <= smooth < infinity."""
     mu, smooth, noise = float(statistics.convex.min()), float(statistics.smooth.max()), float(statistics.noise.max())
     if not np.isfinite([smooth, noise]).all():
-        raise RequestError(f"{owner} needs the smoothness of the loss, and task '{task.name}' cannot tell it.")
+        raise RequestError(f"{owner} needs the smoothness of the loss, and task '{task.name}' does not define it.")
     if not mu > 0:
         raise RequestError(
             f"{owner} needs every client's loss to be strongly convex, but the smallest curvature is {mu:.3g}; "
@@ -44,7 +44,7 @@ def require_federation(owner: str, task: Task, statistics: Any) -> FederationEst
     """The federation's estimates, refused in one sentence where there are none."""
     if statistics.federation is None:
         raise RequestError(
-            f"{owner} needs to know how the clients vary, and task '{task.name}' on these rows cannot tell: it takes a "
+            f"{owner} needs to know how the clients vary, and task '{task.name}' on these rows does not: it takes a "
             "smooth convex task, two clients, and more rows than parameters."
         )
     return statistics.federation

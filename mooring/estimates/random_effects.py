@@ -95,7 +95,7 @@ def fit_reml(
             data, form, start.clamp(min=MIN_VARIANCE_SHARE * start.max()), least_gain=WARM_START_MIN_GAIN
         )
     if not bool((stats.n > 1).any()):
-        warnings += ("Every client has one row: spread and noise are told apart by the rows' lengths only.",)
+        warnings += ("Every client has one row: spread and noise are separated by the rows' lengths only.",)
     return _spread(at, data, torch.full_like(stats.n, at.noise), used, "restricted likelihood", warnings)
 
 
@@ -263,7 +263,7 @@ def _best(
     if not converged and iterations >= MAX_ITERATIONS:
         warnings += ("The likelihood's maximum was not reached.",)
     if not bool((at.t > 0).any()):
-        warnings += ("The estimated spread is 0: one common model fits as well.",)
+        warnings += ("The estimated spread is 0: one global model fits as well.",)
     return at, form, warnings
 
 

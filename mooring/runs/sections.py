@@ -177,7 +177,7 @@ class DataSection(Section):
     )
     split: Split | None = option(
         "Shares to train, validate, test; or a column.",
-        "three shares (train, validation, test) that add up to 1, or the name of a column that says each row's part",
+        "three shares (train, validation, test) that add up to 1, or the name of a column with each row's part",
         unset="`split`, or 0.6,0.2,0.2",
     )
     decimal: Literal[".", ","] | None = option(
@@ -210,9 +210,7 @@ class DataSection(Section):
         gt=0,
         lt=0.5,
     )
-    min_rows: int | None = option(
-        "Fewest rows that a client may have.", "a whole number >= 1", unset="1 for advise, else 5", ge=1
-    )
+    min_rows: int | None = option("Fewest rows that a client may have.", "a whole number >= 3", unset="5", ge=3)
     drop_small: bool = option("Leave smaller clients out.", "true or false", False)
     drop_missing_target: bool = option("Leave rows without a target out.", "true or false", False)
     split_seed: int | None = option(
@@ -228,7 +226,7 @@ class DataSection(Section):
     partition: Table | None = option(
         "How a pooled data set is divided among clients: clients=100.",
         "a table of settings of the named data set",
-        unset="as the data set says",
+        unset="as the data set defines",
     )
     data_dir: str | None = option("Folder of large data sets.", "a folder", unset="$MOORING_DATA")
 
@@ -255,7 +253,7 @@ class TaskSection(OpenSection):
 
 class AlgorithmSection(OpenSection):
     name: str = plain_field("the name of an algorithm")
-    settled: Table | None = plain_field("a table of numbers that the run settled", None)
+    settled: Table | None = plain_field("a table of numbers that the run resolved", None)
 
 
 class TrainingSection(Section):
@@ -293,7 +291,7 @@ class TrainingSection(Section):
     kernels: Annotated[Literal["torch", "numba"] | None, BeforeValidator(_auto)] = option(
         "What takes local steps: torch, or numba's compiled kernels; kept in the run file.",
         '"auto", "torch" or "numba"',
-        unset="numba where it is installed and pays",
+        unset="numba where it is installed and faster",
     )
     average: Average = option(
         "How messages are averaged: mean, or robustly.",
@@ -308,7 +306,7 @@ class TrainingSection(Section):
         ge=0.01,
     )
     delta: float | None = option(
-        "The delta at which epsilon is told.", "a number between 0 and 1", unset="1e-05", gt=0, lt=1
+        "The delta at which epsilon is reported.", "a number between 0 and 1", unset="1e-05", gt=0, lt=1
     )
     weight_cap: float | None = option(
         "The largest share of one client in a round.", "a share above 0, up to 1", unset="none", gt=0, le=1

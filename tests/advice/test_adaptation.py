@@ -38,7 +38,7 @@ APFL = {"eta": 0.05, "decay": 0.1, "steps": 3, "adapt": "no"}
 
 
 def test_mixture_is_equation_seven():
-    """apfl, Eq. 7, one step after another, with the common model standing still."""
+    """apfl, Eq. 7, one step after another, with the global model standing still."""
     _, w, model, data, task = newcomer("apfl", {**APFL, "alpha": 0.4}, stays=4)
     rows, v = data.train.full(task), w[None]
     for k in range(12):

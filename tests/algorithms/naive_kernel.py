@@ -16,7 +16,7 @@ def everyone(w, clients):
 
 
 def averaged(stay, rounds):
-    """The transcription of `rounds` rounds in which client c takes the common model w to stay(c, w)."""
+    """The transcription of `rounds` rounds in which client c takes the global model w to stay(c, w)."""
 
     def run(clients, p):
         w = np.zeros(4)

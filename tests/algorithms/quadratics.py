@@ -1,6 +1,6 @@
 """The quadratic oracle: clients whose FedProx minimiser is known in closed form.
 
-L_i(w) = 1/2 (w - c_i)' H_i (w - c_i) has prox_i(v) = (H_i + lam)^-1 (H_i c_i + lam v), and the common model w~ of the
+L_i(w) = 1/2 (w - c_i)' H_i (w - c_i) has prox_i(v) = (H_i + lam)^-1 (H_i c_i + lam v), and the global model w~ of the
 FedProx objective solves sum_i p_i lam (H_i + lam)^-1 H_i (w - c_i) = 0.
 """
 

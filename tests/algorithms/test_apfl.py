@@ -110,7 +110,7 @@ def test_clients_without_validation_rows_keep_their_mixture():
 
 
 def test_without_a_ball_the_mixture_becomes_the_local_fit_and_in_a_ball_it_does_not():
-    """apfl, Remark 2; single steps, so that the w_i in the mixture is the common model."""
+    """apfl, Remark 2; single steps, so that the w_i in the mixture is the global model."""
     task, clients = PROBLEMS["linear"]()
     fields = {"alpha": 0.5, "adapt": "no", "decay": 0.0, "steps": 1}
     own = task.solve(clients.train.full(task))
@@ -154,7 +154,7 @@ def test_average_counts_the_rounds_that_a_client_missed(exchange_of):
         w = virtual
     assert (empty > 0) == lossy
     end = Round(rounds, rounds, m, m, 1.0, 0)
-    taken = np.flatnonzero(exchange.states.merged.numpy())  # who was never asked deploys the common model
+    taken = np.flatnonzero(exchange.states.merged.numpy())  # who was never asked deploys the global model
     models = exchange.models(server, end).numpy()
     np.testing.assert_allclose(models[taken], (total / weight)[taken], rtol=1e-10, atol=1e-12)
     np.testing.assert_allclose(server.w.numpy(), w, rtol=1e-10, atol=1e-12)
@@ -189,7 +189,7 @@ def test_average_needs_a_fixed_mixture_and_equal_steps(fields):
 
 
 def test_every_client_may_have_its_own_mixture():
-    """alpha_i = 0 deploys the common model, 1 the client's own; whoever was never asked has its own mixture too."""
+    """alpha_i = 0 deploys the global model, 1 the client's own; whoever was never asked has its own mixture too."""
     task, clients = PROBLEMS["linear"]()
     own = [0.0, 0.25, 0.5, 0.75, 1.0]
     fields = {"adapt": "no", "eta": 0.1, "decay": 0.0, "steps": 3}

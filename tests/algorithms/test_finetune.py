@@ -10,7 +10,7 @@ from tests.support.problems import PROBLEMS, simulate
 
 @pytest.mark.parametrize("fields", [{"batch": 4, "decay": 0.2}, {"batch": 4, "epochs": 2, "tune_epochs": 2}])
 def test_tuning_is_the_clients_copy_in_the_next_round(fields):
-    """apfl, Section 5: the localized model is the client's copy of the common model just before it is averaged."""
+    """apfl, Section 5: the localized model is the client's copy of the global model just before it is averaged."""
     task, clients = PROBLEMS["logistic"]()
     algorithm = build("fedavg_finetune", {"eta": 0.1, "steps": 3, "tune_steps": 3, **fields})
     server, models, exchange = simulate(algorithm, task, clients, rounds=2)
@@ -21,7 +21,7 @@ def test_tuning_is_the_clients_copy_in_the_next_round(fields):
 
 
 def test_the_own_copy_is_that_of_the_last_stay():
-    """apfl, Section 5: evaluated right after the local steps of a round, from the common model before it."""
+    """apfl, Section 5: evaluated right after the local steps of a round, from the global model before it."""
     task, clients = PROBLEMS["logistic"]()
     fields = {"eta": 0.1, "batch": 4, "steps": 3, "decay": 0.2}
     before, _, _ = simulate(build("fedavg", fields), task, clients, rounds=2)

@@ -89,7 +89,7 @@ def few_rows(kind):
 
 @pytest.mark.parametrize("problem", FEW)
 def test_without_a_pull_few_rows_give_the_local_fit(problem):
-    """Also where the rows leave much open: the minimiser of least norm, not what the common model would fill in."""
+    """Also where the rows leave much open: the minimiser of least norm, not what the global model would fill in."""
     task, clients = FEW[problem]()
     _, alone, _ = simulate(build("local", {"ridge": 0.0}), task, clients)
     _, moored, _ = simulate(build("fedprox_personal", {"lam": 0, "inner": "exact"}), task, clients)

@@ -1,4 +1,4 @@
-"""pFedMe: personal models are proximal points, and the common model moves on the Moreau envelopes."""
+"""pFedMe: personal models are proximal points, and the global model moves on the Moreau envelopes."""
 
 import pytest
 import torch

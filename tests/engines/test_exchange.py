@@ -141,7 +141,7 @@ class Sketch(NamedTuple):
 
 @dataclass(frozen=True)
 class Sketched(Algorithm):
-    """A client's state is a few numbers, how many is settled from the data."""
+    """A client's state is a few numbers, how many is resolved from the data."""
 
     size: Any = "auto"
     paper: ClassVar[str] = "none"

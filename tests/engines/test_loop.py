@@ -168,7 +168,7 @@ def test_a_plan_is_what_the_run_file_says():
 
 @pytest.mark.parametrize("name", algorithm_names())
 def test_a_last_stage_is_for_everyone_with_rows(name):
-    """Two of five clients are asked, once. The others deploy the common model, or what a last stage makes of it; so
+    """Two of five clients are asked, once. The others deploy the global model, or what a last stage makes of it; so
     does the one without rows."""
     if find(name).full_participation:
         pytest.skip("needs everyone")

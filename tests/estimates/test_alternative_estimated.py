@@ -18,7 +18,7 @@ RADII = np.array([0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.6, 1.0, 2.0])
 
 
 def draw(r, seed):
-    """A federation whose realised R is about r, and the excess risks of the common model and of training alone."""
+    """A federation whose realised R is about r, and the excess risks of the global model and of training alone."""
     made = LinearFederation(clients=CLIENTS, samples=ROWS, dim=DIM, spread=r / DIM**0.5, noise=NOISE).make(seed)
     task = Linear(DIM, intercept=False)
     alone = task.solve(made.train.full(task))

@@ -113,7 +113,7 @@ def test_a_network_tells_scalars_only():
     "change, sentence",
     [
         ({"convex": 0.0}, "here needs every client's loss to be strongly convex, but the smallest curvature is 0"),
-        ({"smooth": float("nan")}, "here needs the smoothness of the loss, and task 'linear' cannot tell it"),
+        ({"smooth": float("nan")}, "here needs the smoothness of the loss, and task 'linear' does not define it"),
     ],
 )
 def test_refused_constants(change, sentence):

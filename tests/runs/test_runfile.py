@@ -140,9 +140,9 @@ def test_nan_survives():
         ("training.participation", math.nan, "training.participation must be a share of the clients (above 0, up to 1) "
          "or a whole number of them from 2 on, got nan."),
         ("training.checkpoint", "first", "training.checkpoint must be \"best\" or \"last\", got 'first'."),
-        ("data.min_rows", 0, "data.min_rows must be a whole number >= 1, got 0."),
+        ("data.min_rows", 2, "data.min_rows must be a whole number >= 3, got 2."),
         ("data.split", [0.0, 0.5, 0.5], "data.split must be three shares (train, validation, test) that add up to 1, "
-         "or the name of a column that says each row's part, got [0.0, 0.5, 0.5]."),
+         "or the name of a column with each row's part, got [0.0, 0.5, 0.5]."),
         ("training.round", 5, "unknown field of [training] 'round' (did you mean 'rounds'?); known: attack, average, "
          "baselines, checkpoint, checkpoint_every, chunk, clip, delta, device, evaluate_every, kernels, noise, "
          "participation, patience, rounds, seed, seeds, threads, weight_cap, weights."),
@@ -153,14 +153,14 @@ def test_nan_survives():
         ("data.source", None, "data.source is missing; it must be a file, or the name of a data set."),
         ("data.features", ["a", 3], "data.features must be a list of column names, got 3."),
         ("data.split", [0.5, 0.6, 0.2], "data.split must be three shares (train, validation, test) that add up to 1, "
-         "or the name of a column that says each row's part, got [0.5, 0.6, 0.2]."),
+         "or the name of a column with each row's part, got [0.5, 0.6, 0.2]."),
         ("task.model", "my_model.py", "task.model must be a file and a function in it, as \"my_model.py:make\", "
          "got 'my_model.py'."),
         ("algorithm", None, "a run of 'fit' needs one section [algorithm] with a name, and no [[algorithms]]."),
         ("algorithm.name", None, "algorithm.name is missing; it must be the name of an algorithm."),
         ("algorithm.lam", datetime.date(2026, 1, 1), "algorithm.lam must be a number, text, list or table, "
          "got datetime.date(2026, 1, 1)."),
-        ("algorithm.settled", 3, "algorithm.settled must be a table of numbers that the run settled, got 3."),
+        ("algorithm.settled", 3, "algorithm.settled must be a table of numbers that the run resolved, got 3."),
         ("mooring.purpose", "fitt",
          "mooring.purpose must be \"fit\", \"compare\", \"advise\" or \"personalize\", got 'fitt'."),
         ("mooring.purpose", "compare", "a run of 'compare' needs sections [[algorithms]] with names, and no "

@@ -14,7 +14,7 @@ SIGMA = 0.4
 
 
 class Sobolev:
-    """k(x, z) = min(x, z); truths and the common model are sums of a few representers, the clients' truths differ."""
+    """k(x, z) = min(x, z); truths and the global model are sums of a few representers, the clients' truths differ."""
 
     def __init__(self, update, spread=0.3):
         rng = np.random.default_rng(0)
@@ -100,7 +100,7 @@ def test_lemma_27_bounds_the_rkhs_norm_up_to_the_stopping_time(update):
     p = Sobolev(update)
     rng = np.random.default_rng(4)
     rounds = ks.stopping_time(p.pooled, p.samples, update, SIGMA)
-    model = np.linalg.lstsq(p.gram, p.model, rcond=None)[0]  # the common model as a sum of k(., x_j): its projection
+    model = np.linalg.lstsq(p.gram, p.model, rcond=None)[0]  # the global model as a sum of k(., x_j): its projection
     norm = math.sqrt(model @ p.gram @ model)
     for _ in range(20):
         a = op.coefficients(p.flow, p.truth + SIGMA * rng.standard_normal(40), rounds)

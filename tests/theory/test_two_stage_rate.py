@@ -124,7 +124,7 @@ def test_lemma_b1_holds(lam):
 
 
 def test_lemma_b2_and_proposition_b1_hold():
-    """Algorithm 3 with half of the clients a round, 200 runs: the common model's error and the final objective."""
+    """Algorithm 3 with half of the clients a round, 200 runs: the global model's error and the final objective."""
     balls, runs, rounds, lam, sampled = Balls(1.0, 1.0), 200, 60, 1.0, 2
     p = np.array([0.1, 0.2, 0.3, 0.4])
     constants = (balls.mu, balls.smooth, lam, balls.ell_max, balls.diameter)

@@ -58,7 +58,7 @@ def advise_federation(
             break
         except ClientFailedError as error:
             names = exclude_clients(messenger, clients.names, error)
-            report("the other clients start again: every client takes part in all of an advice")
+            report("the other clients start again: every client takes part to the end of a recommendation")
             remove_run(directory)
             directory = None
             run, clients = agree_on_run(messenger, names, run)

@@ -174,7 +174,7 @@ class ClientNode:
     @cached_property
     def schema(self) -> Schema:
         if not (self.folder / ADOPTED_SCHEMA_FILE).exists():
-            raise RequestError(f"client '{self.name}' has not been told the schema yet.")
+            raise RequestError(f"client '{self.name}' has not received the schema yet.")
         return Schema.from_json(json.dumps(read_json(self.folder / ADOPTED_SCHEMA_FILE)["schema"]))
 
     @cached_property

@@ -167,7 +167,7 @@ def handle_client_statistics(node: ClientNode, payload: Payload) -> Payload:
     if node.federation.secure and (
         set(asks) - {ALL_RESOLVED} or (node.task.solve is None and ALL_RESOLVED not in asks)
     ):
-        raise RequestError(f"client '{node.name}' tells no {asks}: its run file says secure = true; give numbers.")
+        raise RequestError(f"client '{node.name}' sends no {asks}: its run file sets secure = true; give numbers.")
     facts = compute_statistics(node.task, node.data(fields), payload.tensors["w0"], asks)
     if node.federation.secure:  # all that is shown of its rows is how steep its loss is, to a power of two
         unknown: Any = {name: torch.full_like(facts.smooth, torch.nan) for name in HIDDEN_IN_SECURE_RUNS}
@@ -208,7 +208,7 @@ def handle_update(node: ClientNode, payload: Payload) -> Payload:
     reply = run_local_update(node, payload)
     if node.federation.secure and any(tensor.numel() for tensor in reply.tensors.values()):
         raise RequestError(
-            f"client '{node.name}' sends no message that is not masked: its run file says secure = true."
+            f"client '{node.name}' sends no message that is not masked: its run file sets secure = true."
         )
     return reply
 

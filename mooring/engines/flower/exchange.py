@@ -70,7 +70,7 @@ class FlowerExchange:
     def client_statistics(self, w0: Tensor, asks: tuple[str, ...]) -> ClientStatistics:
         if self.options.secure and (shown := [name for name in asks if name != ALL_RESOLVED]):
             raise RequestError(
-                f"secure = true hides messages, and a setting that is settled from clients' {' and '.join(shown)} "
+                f"secure = true hides messages, and a setting that is resolved from clients' {' and '.join(shown)} "
                 'shows more than they do; give numbers instead of fields such as "auto".'
             )
         replies = self._all("client_statistics", {"asks": asks}, {"w0": w0})
@@ -309,4 +309,4 @@ def check_resolved(name: str, hyperparameters: Mapping[str, Any]) -> None:
     """Refuse settings that could not be settled from what a secure run reveals."""
     for field, value in hyperparameters.items():
         if isinstance(value, float) and not math.isfinite(value):
-            raise RequestError(f"secure = true hides what {field} of {name} is settled from; give {field} as a number.")
+            raise RequestError(f"secure = true hides what {field} of {name} is resolved from; give it as a number.")

@@ -218,7 +218,7 @@ def parse_summary(reply: Payload, client: str) -> ColumnStatistics:
         raise MalformedReplyError("it has no summary")
     summary = ColumnStatistics.from_json(text)
     if summary.clients != (client,):
-        raise MalformedReplyError(f"it speaks for {', '.join(summary.clients)[:80]}; a client has one name")
+        raise MalformedReplyError(f"it claims to be {', '.join(summary.clients)[:80]}; a client has one name")
     for counted in (summary.levels, summary.roles):
         for column, levels in counted.items():
             if len(levels) > MAX_LEVELS:
@@ -271,7 +271,7 @@ def check_facts(asked: Payload, reply: Payload, client: str) -> None:
         found = get_field(reply.tensors, "facts", field)
         if field == "federation":
             if found is not None:
-                raise MalformedReplyError("it speaks for the federation")
+                raise MalformedReplyError("it claims to be the federation")
         elif field in ("fit", "alone"):
             if found is not None:
                 check_shape(found, (1, size) if field == "fit" else (1, found.shape[-1]), field)

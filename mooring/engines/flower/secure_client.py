@@ -209,7 +209,7 @@ def handle_keys(node: Any, payload: Payload) -> Payload:
         }
         save_state(node, known)
     elif current["statement"]["cohort"] != sorted(cohort):
-        raise RequestError(f"client '{node.name}' is told another cohort for the same session.")
+        raise RequestError(f"client '{node.name}' was sent another cohort for the same session.")
     current = known["session"]
     return Payload({"statement": current["statement"], "signature": current["signature"]})
 
