@@ -11,15 +11,18 @@ import io
 import os
 import re
 import secrets
+import shutil
 import socket
 import zipfile
 from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
@@ -30,8 +33,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from mooring.advice.advise import advise
 from mooring.app.jobs import Job, Jobs
 from mooring.core.errors import RequestError
-from mooring.data.data_checks import check
+from mooring.data.data_checks import Finding, check
 from mooring.data.file_readers import ENDINGS
+from mooring.data.load_options import LoadOptions
 from mooring.data.role_guesses import describe_columns, guess_client_columns, guess_target_columns
 from mooring.data.table_sources import read_source
 from mooring.engines.export import export
@@ -44,6 +48,7 @@ PACKAGE = "mooring.app"
 LOOPBACK = "127.0.0.1"
 ALLOWED_HOSTS = [LOOPBACK, "localhost"]
 MAX_TABLE_BYTES = 2**31  # of a dropped table
+SMALL_CLIENT_ROWS = 5  # clients with fewer rows are left out on request
 TABLES, RUNS = "tables", "runs"  # the two folders that the page keeps
 DOWNLOADS = {  # what a finished run offers
     "report": "the report, one file that opens offline",
@@ -93,13 +98,16 @@ def build_app(folder: Path, token: str) -> Starlette:
         Route("/tables/{name}/advise", start_advice, methods=["POST"]),
         Route("/runs/{name}", show_run),
         Route("/runs/{name}/state", run_state),
+        Route("/runs/{name}/delete", delete_run, methods=["POST"]),
+        Route("/runs/{name}/rename", rename_run, methods=["POST"]),
         Route("/runs/{name}/{what}", download),
     ]
     guards = [
         Middleware(TrustedHostMiddleware, allowed_hosts=ALLOWED_HOSTS, www_redirect=False),
         Middleware(TokenGuard, token=token),
     ]
-    app = Starlette(routes=routes, middleware=guards, exception_handlers={RequestError: show_refusal})
+    handlers: Any = {RequestError: show_refusal, HTTPException: show_http_error, Exception: show_http_error}
+    app = Starlette(routes=routes, middleware=guards, exception_handlers=handlers)
     app.state.folder, app.state.jobs = folder, Jobs()
     app.state.jobs.start()
     return app
@@ -187,13 +195,23 @@ async def show_table(request: Request) -> Response:
 
 
 def table_page(path: Path, asked: Any) -> Response:
-    table = read_source(path)
+    layout = read_layout(asked)
+    table = read_source(path, LoadOptions.make(layout).reading())
     found, rows = describe_columns(table.frame), len(table.frame)
     clients = guess_client_columns(found, rows)
     client = asked.get("client") or next(iter(clients), found[0].name)
     target = asked.get("target") or next(iter(guess_target_columns(found, client)), found[-1].name)
-    drop_small = asked.get("drop_small") == "on"
-    findings = check(path, client=client, target=target, drop_small=drop_small, drop_missing_target=True)
+    names = [column.name for column in found]
+    used = asked.getlist("use") if "chosen" in asked else names
+    drop = [name for name in names if name not in used and name not in (client, target)]
+    options = {
+        "client": client,
+        "target": target,
+        "drop": drop,
+        "drop_small": asked.get("drop_small") == "on",
+        **layout,
+    }
+    findings = check(path, **options, drop_missing_target=True, min_rows=fewest_rows(options["drop_small"]))
     return render_page(
         "table.html",
         "../",
@@ -201,12 +219,39 @@ def table_page(path: Path, asked: Any) -> Response:
         rows=rows,
         columns=found,
         likely=clients,
-        client=client,
-        target=target,
-        drop_small=drop_small,
-        findings=findings,
+        options=options,
+        layout={"sheet": "", "header_row": ""} | layout,
+        findings=[(finding, cure_address(finding, options, names)) for finding in findings],
         stopped=any(finding.severity == "error" for finding in findings),
     )
+
+
+def fewest_rows(drop_small: bool) -> int:
+    """Rows that a client must have to take part."""
+    return SMALL_CLIENT_ROWS if drop_small else 1
+
+
+def read_layout(asked: Any) -> dict[str, Any]:
+    """The sheet and the header row that a request names."""
+    sheet, row = asked.get("sheet"), asked.get("header_row")
+    if row and not (str(row).isdigit() and int(row) >= 1):
+        raise RequestError(f"the header row is a whole number from 1 on, got {str(row)[:40]!r}.")
+    return ({"sheet": str(sheet)} if sheet else {}) | ({"header_row": int(row)} if row else {})
+
+
+def cure_address(finding: Finding, options: dict[str, Any], names: list[str]) -> str | None:
+    """The address of the page without the column of a finding; None where leaving a column out does not cure it."""
+    column = finding.column
+    if (
+        finding.severity not in ("error", "warning")
+        or column not in names
+        or column in (options["client"], options["target"])
+    ):
+        return None
+    kept = [name for name in names if name not in (*options["drop"], column)]
+    plain = {key: value for key, value in options.items() if key not in ("drop", "drop_small")}
+    small = {"drop_small": "on"} if options["drop_small"] else {}
+    return "?" + urlencode({**plain, **small, "chosen": "1", "use": kept}, doseq=True)
 
 
 async def parse_request(request: Request) -> dict[str, Any]:
@@ -217,6 +262,9 @@ async def parse_request(request: Request) -> dict[str, Any]:
         raise RequestError(f"the request is not JSON: {error}.") from None
     if not isinstance(asked, dict) or not all(isinstance(asked.get(name), str) for name in ("client", "target")):
         raise RequestError('the request must be a JSON object with the texts "client" and "target".')
+    drop = asked.get("drop", [])
+    if not isinstance(drop, list) or not all(isinstance(name, str) for name in drop):
+        raise RequestError('"drop" must be a list of column names.')
     return asked
 
 
@@ -224,10 +272,12 @@ async def start_advice(request: Request) -> Response:
     path, asked = find_entry(request, TABLES), await parse_request(request)
     folder, jobs = request.app.state.folder, request.app.state.jobs
     run = free_name(folder / RUNS, f"{path.name.partition('.')[0]}-advice", jobs.known)
-    columns = {name: str(asked[name]) for name in ("client", "target")}
+    options = {name: str(asked[name]) for name in ("client", "target")} | read_layout(asked)
+    small = bool(asked.get("drop_small"))
+    options |= {"drop": asked.get("drop") or None, "drop_small": small, "min_rows": fewest_rows(small)}
 
     def work(job: Job) -> None:
-        advise(str(path), **columns, drop_small=bool(asked.get("drop_small")), out=run, progress=job.tell)  # type: ignore[arg-type]
+        advise(str(path), **options, out=run, progress=job.tell)
         job.tell("writing the report", 1, 1)
         write_report([run])
 
@@ -243,6 +293,44 @@ async def show_run(request: Request) -> Response:
     path = find_entry(request, RUNS)
     found = await run_in_threadpool(collect_contents, path)
     return render_page("run.html", "../", name=name, run=found, downloads=DOWNLOADS)
+
+
+async def delete_run(request: Request) -> Response:
+    """Remove a finished run from the folder."""
+    path = find_entry(request, RUNS)
+    job = request.app.state.jobs.known.get(path.name)
+    if job is not None and job.state in ("waiting", "running"):
+        raise RequestError(f"run {path.name!r} is not finished yet; wait until it is.")
+    await run_in_threadpool(shutil.rmtree, path)
+    request.app.state.jobs.known.pop(path.name, None)
+    return JSONResponse({"next": "../"})
+
+
+async def rename_run(request: Request) -> Response:
+    """Give a finished run another name."""
+    path = find_entry(request, RUNS)
+    try:
+        name = (await request.json())["name"]
+    except (ValueError, RecursionError, KeyError, TypeError):
+        raise RequestError('the request must be a JSON object with the text "name".') from None
+    if not isinstance(name, str) or not re.fullmatch(r"\w[\w.-]{0,99}", name):
+        raise RequestError("a run's name has letters, digits, dots and dashes, at most 100 of them.")
+    jobs, new = request.app.state.jobs, path.with_name(name)
+    if new.exists() or name in jobs.known:
+        raise RequestError(f"there is a run called {name!r} already.")
+    if not (path / MODELS_FILE).is_file():
+        raise RequestError(f"run {path.name!r} is not finished yet; wait until it is.")
+    path.rename(new)
+    jobs.known.pop(path.name, None)
+    return JSONResponse({"next": f"../runs/{name}"})
+
+
+async def show_http_error(request: Request, error: Exception) -> Response:
+    """A wrong address or method, in one sentence."""
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    sentences = {404: "There is no such page.", 405: "This address does not take such a request."}
+    text = sentences.get(status, f"The request failed: {type(error).__name__}: {error}")
+    return PlainTextResponse(text, status) if request.method == "GET" else JSONResponse({"error": text}, status)
 
 
 async def run_state(request: Request) -> Response:

@@ -1,5 +1,6 @@
 """The local page over HTTP: from a table to a report, and nothing for whoever lacks the token or names another host."""
 
+import html
 import http.client
 import io
 import json
@@ -115,9 +116,9 @@ def test_from_a_table_to_a_report(client, folder):
     told = give(client, table().to_csv(index=False)).json()
     page = client.get(f"/{TOKEN}/{told['next']}").text
     assert "<option selected>shop</option>" in page and "<option selected>sold</option>" in page
-    assert "To fix" in page and "disabled" in page and "Shop-tiny" in page  # too few rows
+    assert "To fix" not in page and "disabled" not in page  # clients of few rows take part
     page = client.get(f"/{TOKEN}/{told['next']}?client=shop&target=sold&drop_small=on").text
-    assert "To fix" not in page and "disabled" not in page
+    assert "Shop-tiny" in page and "it is left out" in page and "disabled" not in page
     asked = {"client": "shop", "target": "sold", "drop_small": True}
     told = client.post(f"/{TOKEN}/{told['next']}/advise", json.dumps(asked)).json()
     at = f"/{TOKEN}/{told['next'].removeprefix('../')}"
@@ -202,3 +203,57 @@ def test_guesses_of_columns():
         ("colour", "category", 2, 0),
         ("hospital_id", "number", 6, 0),
     ]
+
+
+def upload(client, frame, name):
+    content = frame.to_csv(index=False).encode()
+    return client.post(f"/{TOKEN}/tables?name={name}", content).json()["next"]
+
+
+def test_columns_are_left_out_by_a_tick_or_a_cure(client, folder):
+    frame = table().assign(copy=lambda f: f["sold"])
+    page = f"/{TOKEN}/{upload(client, frame, 'leak.csv')}"
+    text = client.get(f"{page}?client=shop&target=sold").text
+    assert "To fix:" in text and "Leave out copy" in text and "disabled" in text
+    cure = html.unescape(text.split('class="cure" href="')[1].split('"')[0])
+    cured = client.get(page + cure).text
+    assert "To fix:" not in cured and 'value="copy" aria-label="use copy">' in cured  # its box is not ticked
+    reply = client.post(f"{page}/advise", json.dumps({"client": "shop", "target": "sold", "drop": "copy"}))
+    assert reply.status_code == 422 and "list of column names" in reply.json()["error"]
+
+
+def test_a_header_row_is_chosen_on_the_page(client, folder):
+    text = "a report of sales,,\n" + table().to_csv(index=False)
+    path = client.post(f"/{TOKEN}/tables?name=whole.csv", table().to_csv(index=False).encode()).json()["next"]
+    (folder / path).write_text(text)
+    page = client.get(f"/{TOKEN}/{path}?client=shop&target=sold&header_row=2")
+    assert page.status_code == 200 and 'name="header_row" inputmode="numeric" value="2"' in page.text
+    wrong = client.get(f"/{TOKEN}/{path}?header_row=two")
+    assert wrong.status_code == 422 and "a whole number from 1 on" in wrong.text
+
+
+def test_runs_are_renamed_and_deleted(client, folder):
+    for name in ("first", "second"):
+        (folder / "runs" / name).mkdir()
+        (folder / "runs" / name / "run.toml").write_text("")
+        (folder / "runs" / name / "models.safetensors").write_bytes(b"")
+    home = client.get(f"/{TOKEN}/").text
+    assert 'data-run="first" data-action="rename"' in home and 'data-run="first" data-action="delete"' in home
+    taken = client.post(f"/{TOKEN}/runs/first/rename", json.dumps({"name": "second"}))
+    assert taken.status_code == 422 and "already" in taken.json()["error"]
+    away = client.post(f"/{TOKEN}/runs/first/rename", json.dumps({"name": "../away"}))
+    assert away.status_code == 422 and (folder / "runs" / "first").is_dir()
+    assert client.post(f"/{TOKEN}/runs/first/rename", json.dumps({"name": "third"})).status_code == 200
+    assert (folder / "runs" / "third").is_dir() and not (folder / "runs" / "first").exists()
+    for name in ("second", "third"):
+        assert client.post(f"/{TOKEN}/runs/{name}/delete", "").status_code == 200
+        assert not (folder / "runs" / name).exists()
+    assert client.post(f"/{TOKEN}/runs/third/delete", "").status_code == 422
+
+
+@pytest.mark.parametrize(("method", "path"), [("POST", "nowhere"), ("POST", "runs/x"), ("GET", "nowhere/at/all")])
+def test_malformed_requests_get_a_sentence(method, path, client):
+    answer = client.ask(method, f"/{TOKEN}/{path}", "{" if method == "POST" else None)
+    assert answer.status_code in (404, 405)
+    text = answer.json()["error"] if method == "POST" else answer.text
+    assert text.endswith(".") and len(text.split()) > 3

@@ -43,15 +43,26 @@ if (drop) {
 }
 
 const columns = document.getElementById("columns");
-if (columns) columns.addEventListener("change", () => columns.submit());
+if (columns) {
+  columns.addEventListener("change", () => columns.submit());
+  for (const box of document.querySelectorAll("input[form=columns]")) box.addEventListener("change", () => columns.submit());
+}
+
+for (const button of document.querySelectorAll("button[data-run]")) {
+  button.addEventListener("click", async () => {
+    const { run, action } = button.dataset;
+    const name = action === "rename" ? prompt("New name of the run", run) : null;
+    if (action === "rename" ? !name : !confirm(`Delete the run ${run}?`)) return;
+    const reply = await post(`${root}runs/${encodeURIComponent(run)}/${action}`, JSON.stringify({ name }));
+    if (reply.next) location.reload();
+  });
+}
 
 const advise = document.getElementById("advise");
 if (advise) {
   advise.addEventListener("click", async () => {
     advise.disabled = true;
-    const { client, target, small } = advise.dataset;
-    const asked = JSON.stringify({ client, target, drop_small: small === "true" });
-    const reply = await post(location.pathname + "/advise", asked);
+    const reply = await post(location.pathname + "/advise", advise.dataset.options);
     if (reply.next) location.assign(reply.next);
     else advise.disabled = false;
   });
