@@ -20,18 +20,33 @@ from mooring.core.local_work import LocalWork
 from mooring.core.task import Task, personal_mask
 
 _TYPES: dict[Any, Any] = {}
+MOVES_BEYOND_THE_MEAN = ("feddyn",)  # algorithms whose server adds a state to the mean model
 OWN = "own_"  # begins the names of a client's copies of the server's tensors
 PLAIN_SERVER = {"server_optimizer": "sgd", "server_step": 1.0, "server_decay": 0.0, "aggregation": "average"}
 
 
 def keep_personal_parts(algorithm: Any, task: Task) -> Any:
     """The algorithm, whose clients keep the coefficients of its `personal` field and of local buffers."""
+    check_buffers(algorithm, task)
     mask = personal_mask(task, () if _splits_itself(algorithm) else algorithm.personal)
     if not bool(mask.any()) or algorithm.pooled:
         return algorithm
     if getattr(algorithm, "output", "last") == "average" or getattr(algorithm, "agnostic", 0):
         raise RequestError(f"{algorithm.name}: personal parts do not go with output = 'average' or agnostic > 0.")
     return PersonalParts(algorithm, mask)
+
+
+def check_buffers(algorithm: Any, task: Task) -> None:
+    """Refuse running statistics that learn where the server does more than average: a variance must stay above 0."""
+    if task.gradient_dim == task.dim:
+        return
+    if algorithm.name in MOVES_BEYOND_THE_MEAN:
+        raise RequestError(f"{algorithm.name} does not average running statistics; set buffers = 'frozen'.")
+    if getattr(algorithm, "server_optimizer", "sgd") != "sgd" and not task.local_buffers:
+        raise RequestError(
+            f"{algorithm.name}: server_optimizer = {algorithm.server_optimizer!r} would move running statistics; "
+            "set buffers = 'local' or 'frozen'."
+        )
 
 
 def _splits_itself(algorithm: Any) -> bool:

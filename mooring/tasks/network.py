@@ -551,7 +551,9 @@ class NetworkTask(Task):
         leaf = w[:, : self.parameter_dim].detach().clone().requires_grad_()
         fixed, v = w[:, self.parameter_dim :].detach(), v[:, : self.parameter_dim]
         with torch.enable_grad():
-            total = (batch.weight * self._row_losses(self.layers(torch.cat([leaf, fixed], 1)), batch)).sum()
+            layers = self.layers(torch.cat([leaf, fixed], 1))
+            layers |= {name: layers[name].detach() for name in self.buffer_shapes}
+            total = (batch.weight * self._row_losses(layers, batch)).sum()
             (g,) = torch.autograd.grad(total, leaf, create_graph=True)
             for _ in range(rounds):
                 v = v / v.norm(dim=1, keepdim=True).clamp(min=1e-30)

@@ -140,6 +140,14 @@ def test_local_updates_are_plain_loops(name, optimizer):
     assert name in ("transformer", "resnet") or (torch.equal(before, before) and len(after) == len(before))
 
 
+def test_a_step_size_is_found_for_statistics_and_models_are_opened_again(tmp_path):
+    data = federation()
+    result = mooring.fit(data, model=NETWORKS["batch norm"], rounds=2, baselines=False, out=tmp_path / "run")
+    run = mooring.open(tmp_path / "run", model=NETWORKS["batch norm"])
+    found = torch.as_tensor(run.predict(data["site 0"][0], "site 0")).float()
+    torch.testing.assert_close(found, result.predict(data["site 0"][0], "site 0").float())
+
+
 @pytest.mark.parametrize("name", ["batch norm", "dropout"])
 def test_a_pull_leaves_statistics_alone(name):
     compare(NETWORKS[name], "sgd", lam=0.5)
@@ -200,6 +208,18 @@ def test_algorithms_with_gradients_of_their_own_refuse_statistics_and_draw_dropo
     settings = {"eta": 0.05, "steps": 2, "batch": 4}
     with pytest.raises(RequestError, match="set buffers = 'frozen', or use fedavg"):
         mooring.fit(federation(), model=NETWORKS["batch norm"], algorithm="apfl", rounds=1, settings=settings)
+    for algorithm, more, sentence in (
+        ("feddyn", {}, "feddyn does not average running statistics; set buffers = 'frozen'"),
+        ("fedavg", {"server_optimizer": "adam"}, "set buffers = 'local' or 'frozen'"),
+    ):
+        with pytest.raises(RequestError, match=sentence):
+            mooring.fit(
+                federation(),
+                model=NETWORKS["batch norm"],
+                algorithm=algorithm,
+                rounds=1,
+                settings={"eta": 0.05, **more},
+            )
     for algorithm in ("apfl", "pfedme", "per_fedavg"):
         result = mooring.fit(
             federation(), model=NETWORKS["dropout"], algorithm=algorithm, rounds=1, baselines=False, settings=settings
