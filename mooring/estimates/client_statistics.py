@@ -1,4 +1,4 @@
-"""What clients tell before the first round, so that settings such as "auto" become numbers; nothing here is a row.
+"""Client statistics: what clients send before the first round to resolve hyperparameters such as "auto"; never rows.
 
     always         sizes, weights, and the constants that step sizes need: a few scalars per client
     "fit"          each client's own fit

@@ -1,4 +1,4 @@
-"""The constants that theorems ask for, estimated: curvature, noise, the loss's bound; each with an interval and doubts.
+"""The constants of the theorems, estimated: curvature, noise, the loss's bound; each with an interval and doubts.
 
     smooth          largest curvature of any client's risk          mu       smallest
     noise           rho: root mean square of a record's gradient at its client's truth, the largest client's

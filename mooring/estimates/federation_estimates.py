@@ -1,7 +1,7 @@
-"""One pipeline from rows to lam: what the clients of a convex task tell, and how they vary.
+"""Estimates of a federation: the summaries of the clients of a convex task, how they vary, and lam by every rule.
 
 `fit` (lam = "auto" or a rule's name), `mooring theory` and `advise` all go this way, so the same rows give the same
-numbers. Clients without rows have nothing to tell and are left out.
+numbers. Clients without rows are left out.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The theorems' constants and lam, from what clients tell before the first round.
+"""The theorems' constants and lam, from client statistics.
 
     mu = min_i convex_i        smooth = max_i smooth_i        noise = max_i noise_i
 
@@ -68,7 +68,7 @@ def resolve_lam_rule(owner: str, rule: str, task: Task, statistics: Any) -> floa
     if rule == "coefficient":
         return PerClientPenalty(per_coefficient=tuple(lam.clamp(max=most).tolist()))
     each, factor = (lam, None) if lam.ndim == 1 else lam_factors(federation.diagonal or federation.scalar, federation.n)
-    everyone = torch.full((len(statistics.n),), most, dtype=torch.float64)  # who has no rows follows the common model
+    everyone = torch.full((len(statistics.n),), most, dtype=torch.float64)  # who has no rows follows the global model
     everyone[federation.clients] = each.clamp(max=most)
     per_client = tuple(everyone.tolist())
     return PerClientPenalty(

@@ -12,12 +12,12 @@
 
 The first five are empirical Bayes (`random_effects.py`): right for coefficients that are spread normally, close to
 right for
-others. The theorems' constants are worst cases: expect them off by orders of magnitude. lam = inf stands for one common
-model, lam = 0 for everyone alone.
+others. The theorems' constants are worst cases: expect them off by orders of magnitude. lam = inf stands for one global
+model, lam = 0 for local models.
 
 One table serves all: `mooring theory` prints it, and an algorithm whose lam is one of these words settles it here.
 Where no spread is seen, `one` is inf. `auto` then stops at TIGHTEST times the curvature, where a model follows its own
-rows by less than a tenth: tighter pulls gain nothing, and methods that move the common model through the pull would
+rows by less than a tenth: tighter pulls gain nothing, and methods that move the global model through the pull would
 stand still.
 """
 
@@ -50,7 +50,7 @@ from mooring.theory.weights import s1
 
 LAM_DIGITS = 8  # significant digits of a lam that clients settle on
 MAX_LAM_PER_SMOOTHNESS = (
-    1e4  # lam of `effect` is cut at so many times the smoothness: there models are one common model to four digits
+    1e4  # lam of `effect` is cut at so many times the smoothness: there models are one global model to four digits
 )
 MAX_AUTO_LAM_PER_CURVATURE = 10.0  # lam = "auto" is at most so many times the clients' mean largest curvature
 LAMBDA_RULES = (

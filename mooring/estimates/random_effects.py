@@ -1,4 +1,4 @@
-"""How the clients' coefficients are spread: w_i ~ N(w, diag(tau^2)), with tau and w estimated from all clients.
+"""Random effects: the clients' coefficients are w_i ~ N(w, diag(tau^2)), with tau and w estimated from all clients.
 
 With half the squared loss and noise sigma^2 this spread makes the moor's stiffness lam_ij = sigma^2/(n_i tau_j^2), and
 the models v_i = arg min L_i(v) + 1/2 sum_j lam_ij (v_j - w_j)^2 are the posterior means: empirical Bayes.
@@ -9,7 +9,7 @@ the models v_i = arg min L_i(v) + 1/2 sum_j lam_ij (v_j - w_j)^2 are the posteri
 
 `form` is "scalar" (one tau), "diagonal" (one per coefficient), "intercept" (the last coefficients alone vary, as many
 as there are scores) or "auto": diagonal where its likelihood is better by more than its number of further parameters
-(Akaike). Shrinking to exactly 0 is possible and means: one common model.
+(Akaike). Shrinking to exactly 0 is possible and means: one global model.
 """
 
 from __future__ import annotations

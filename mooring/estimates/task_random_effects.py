@@ -1,4 +1,4 @@
-"""The spread of a task's clients, from their rows: which estimator serves which task, and whom it asks.
+"""Random effects of a task's clients: which estimator serves which task, and which clients it uses.
 
     linear tasks          restricted likelihood of the sums that clients send once (`spread_likelihood`)
     other smooth convex   Laplace's approximation (`spread_laplace`): in each exchange clients get a centre and a
@@ -34,7 +34,7 @@ MAX_HESSIAN_NUMBERS = 20_000_000  # and numbers that their Hessians may have in 
 MAX_REFITTED_HESSIAN_NUMBERS = 1_000_000  # the same where they are computed again and again
 MIN_CLIENTS = 100  # that are asked, however large their Hessians
 MAX_DIAGONAL_COEFFICIENTS = 60  # coefficients up to which each may have a spread of its own
-FIRST_RIDGE = 1e-4  # makes the common model that Laplace's approximation starts from exist
+FIRST_RIDGE = 1e-4  # makes the global model that Laplace's approximation starts from exist
 MAX_NEWTON_STEPS = 30
 GRADIENT_TOLERANCE = 1e-8  # its gradient, relative to the first one
 FIRST_VARIANCE = 0.1  # the spread that it starts from,
@@ -106,7 +106,7 @@ def _linear(task: Task, rows: ClientRows, form: VarianceForm, near: RandomEffect
 
 
 def _laplace(task: Task, rows: ClientRows, form: VarianceForm, near: RandomEffects | None) -> RandomEffects:
-    """Fits are renewed by the clients, warm started; the first centre is the common model, or the near one."""
+    """Fits are renewed by the clients, warm started; the first centre is the global model, or the near one."""
     n = rows.size.double()
     common = fit_global_model(task, rows) if near is None else near.center
     first = torch.tensor(FIRST_VARIANCE).double() if near is None else near.variance
@@ -145,7 +145,7 @@ def estimate_dispersion(task: Task, rows: ClientRows, found: RandomEffects, mode
 
 
 def fit_global_model(task: Task, rows: ClientRows) -> Tensor:
-    """About the minimiser [d] of sum_i n_i L_i(w) / N + FIRST_RIDGE/2 |w|^2, by Newton's method: a place to start from.
+    """About the minimizer [d] of sum_i n_i L_i(w) / N + FIRST_RIDGE/2 |w|^2, by Newton's method: a place to start from.
 
     A step that does not make the gradient smaller is halved; the start need not be exact.
     """

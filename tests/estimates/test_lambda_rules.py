@@ -93,7 +93,7 @@ def test_theorems_are_evaluated_at_the_estimates():
 def test_no_spread_means_infinite_stiffness():
     table = lambda_rules(stats_of([20] * 8, tau=0.0, seed=2))
     assert table["one"].lam == np.inf and bool(torch.isinf(table["client"].lam).all())
-    assert any("one common model" in text for text in table["one"].warnings)
+    assert any("one global model" in text for text in table["one"].warnings)
 
 
 def test_clients_of_few_rows_get_the_theorems_under_the_assumed_spread():
