@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 
 def run_digest(run: RunFile) -> str:
-    """Names what server and clients must have in common: the run file, save where its rows are and how fast it goes."""
+    """Return a digest of what server and clients must have in common: the run file without locations and speed."""
     table = run.model_dump(mode="json", exclude_none=True, exclude={"mooring"})
     for section, names in (
         ("data", ("source", "data_dir")),
@@ -66,7 +66,7 @@ def run_digest(run: RunFile) -> str:
             table.get(section, {}).pop(name, None)
     options = run.federation or FederationSection()
     known = options.model_dump(include={"share_models", "secure", "secure_range", "compress"})
-    table["federation"] = known  # the rest is the server's own business
+    table["federation"] = known  # the other options concern the server only
     return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -79,10 +79,10 @@ class AnswersRequests(Protocol):
 
 
 class ClientNode:
-    """A client: a run file, its own table, and a folder for what it keeps."""
+    """A client: a run file, its own table, and a folder for its state."""
 
     answers: ClassVar[Mapping[str, Callable[[Any, Payload], Payload]]] = REQUEST_HANDLERS
-    of_schema: ClassVar[tuple[str, ...]] = ("schema", "clients", "task")  # what another schema makes anew
+    of_schema: ClassVar[tuple[str, ...]] = ("schema", "clients", "task")  # attributes that depend on the schema
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class ClientNode:
             torch.set_num_threads(run.training.threads)
 
     def answer(self, what: str, payload: Payload) -> Payload:
-        """The reply to a request; a sentence under "refused" where it cannot be answered. What is sent is recorded."""
+        """Return the reply to a request, and record it; "refused" has a sentence where it cannot be answered."""
         reply = self._answer(what, payload)
         with suppress(OSError):  # a full disk: the next state that is written reports it
             make_synced_folder(self.folder)
@@ -132,7 +132,7 @@ class ClientNode:
 
     @property
     def what(self) -> str:
-        """What it takes part in."""
+        """The algorithm that it takes part in."""
         return self._own
 
     @property
@@ -144,7 +144,7 @@ class ClientNode:
 
     @cached_property
     def _source(self) -> tuple[str, Any]:
-        """Its name and its table: the client column's one value where the run file names one, else the file's name."""
+        """Its name, by the client column of the run file or the name of the table's file, and its table."""
         column = self.run.data.client
         options = LoadOptions.make(load_options(self.run))
         table = read_source(self.path, options.reading())
@@ -179,7 +179,7 @@ class ClientNode:
 
     @cached_property
     def clients(self) -> Clients:
-        """Its rows in the numbers of the schema."""
+        """Its rows, encoded by the schema."""
         wide = self.run.task.model is None and self.run.task.name != "module"
         kind = torch.float64 if wide else torch.float32
         options = load_options(self.run) | {"schema": self.schema, "dtype": kind}
@@ -190,7 +190,7 @@ class ClientNode:
         return make_task(self.run, self.clients)
 
     def data(self, fields: dict[str, Any]) -> CohortData:
-        """Itself as a cohort of one, at the place and with the weight that the server names."""
+        """Return this client as a cohort of one, with the index and the weight that the server states."""
         p = torch.tensor([fields["p"]], dtype=torch.float64)
         index = torch.tensor([fields["index"]])
         return CohortData(self.clients.keys, index, p, self.clients.train, self.clients.validation)
@@ -198,7 +198,7 @@ class ClientNode:
     # its state
 
     def history(self, fields: dict[str, Any]) -> StateHistory:
-        """What is on disk of the algorithm that a request names."""
+        """Return the stored states of the algorithm that a request names."""
         path = self._file(fields["label"])
         if not path.exists():
             raise RequestError(
@@ -214,7 +214,7 @@ class ClientNode:
         return StateHistory(*about, states, residuals)
 
     def keep(self, label: str, history: StateHistory) -> None:
-        """The state file, by one rename."""
+        """Replace the state file, by one rename."""
         tensors = {"w0": history.w0}
         for t, state in history.states.items():
             tensors |= flatten(str(t), state)

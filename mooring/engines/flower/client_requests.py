@@ -68,10 +68,10 @@ MIN_ROWS = 2  # rows that have a spread
 
 
 class StateHistory(NamedTuple):
-    """An algorithm's run at this client: how it began, and the generations of its state by round."""
+    """An algorithm's run at this client: its start, and the generations of its state by round."""
 
-    start: str  # the server's word for this beginning
-    hyperparameters: dict[str, Any]  # the settled algorithm's, as they were sent
+    start: str  # the server's name for this start
+    hyperparameters: dict[str, Any]  # of the resolved algorithm, as they were sent
     algorithm: Any
     server: Any  # a template
     first: Any  # generation 0
@@ -84,7 +84,7 @@ class StateHistory(NamedTuple):
             return self.first
         if base not in self.states:
             held = ", ".join(map(str, sorted(self.states))) or "none"
-            raise RequestError(f"{who} has no state of round {base} any more (it has: {held}); it cannot go back.")
+            raise RequestError(f"{who} has no state of round {base} any more (it has: {held}); it cannot return to it.")
         return self.states[base]
 
 
@@ -94,7 +94,7 @@ def select_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tenso
 
 
 def handle_hello(node: ClientNode, payload: Payload) -> Payload:
-    """Its name, run file and version; a server of another version is told to the operator of this client too."""
+    """Return its name, run file and version; report a server of another version to this client's operator."""
     theirs = payload.fields.get("protocol")
     if theirs is not None and theirs != PROTOCOL_VERSION:
         node.report(
@@ -118,7 +118,7 @@ def handle_tally(node: ClientNode, payload: Payload) -> Payload:
 
 
 def handle_names(node: ClientNode, payload: Payload) -> Payload:
-    """Levels that are rare here and not in all."""
+    """Return names of levels that are rare here and common over all clients."""
     return Payload({"names": reveal_levels(compute_tally(node, payload), payload.fields["wanted"], node.digest)})
 
 
@@ -128,7 +128,7 @@ def compute_tally(node: ClientNode, payload: Payload) -> ColumnStatistics:
 
 
 def handle_spread(node: ClientNode, payload: Payload) -> Payload:
-    """Its spread to the server; what looks odd in its rows is told at node alone."""
+    """Return sums of squares; report suspicious values to this client's operator only."""
     plan, draft = SchemaPlan.model_validate(payload.fields["plan"]), Schema.model_validate(payload.fields["draft"])
     reading = parse_table(node.member, plan)
     odd = find_suspicious_values(reading.columns, reading.target, node.member.roles.target)
@@ -142,7 +142,7 @@ def summary_payload(summary: ColumnStatistics) -> Payload:
 
 
 def handle_adopt(node: ClientNode, payload: Payload) -> Payload:
-    """Keep the schema. Rows that are not those of the run's beginning are refused while a state of it is here."""
+    """Store the schema; refuse rows that have changed since the run began."""
     make_synced_folder(node.folder)
     path = node.folder / ADOPTED_SCHEMA_FILE
     digest = client_table_digest(node)
@@ -182,7 +182,7 @@ def handle_statistics(node: ClientNode, payload: Payload) -> Payload:
 
 
 def handle_begin(node: ClientNode, payload: Payload) -> Payload:
-    """Make the first state. The same beginning again, and a beginning that goes on with a run, keep what is there."""
+    """Create the first state; a repeated or resumed start keeps the present one."""
     fields = payload.fields
     label, hyperparameters = fields["label"], fields["hyperparameters"]
     path, algorithm = node._file(label), keep_personal_parts(build(label, hyperparameters), node.task)
@@ -241,7 +241,7 @@ def handle_evaluate(node: ClientNode, payload: Payload) -> Payload:
 
 
 def mean_losses(node: ClientNode, payload: Payload) -> Tensor:
-    """[parts]: the mean loss of this client's deployed model over each named part of its rows."""
+    """Return [parts]: the mean loss of this client's model over each named part of its rows."""
     _, w, _ = node.deployed(payload)
     parts = [str(part) for part in payload.fields["parts"]]
     if not set(parts) <= set(PARTS):
@@ -265,14 +265,14 @@ def handle_number(node: ClientNode, payload: Payload) -> Payload:
 
 
 def handle_dismissed(node: ClientNode, payload: Payload) -> Payload:
-    """The server does without this client, and says why."""
+    """Store why the server continues without this client."""
     make_synced_folder(node.folder)
     write_json(node.folder / DISMISSED_FILE, {"why": str(payload.fields.get("why"))})
     return Payload({})
 
 
 def handle_done(node: ClientNode, payload: Payload) -> Payload:
-    """Write the client's own model beside the common one, as a run directory."""
+    """Write the client's personal model and the global model as a run directory."""
     history, w, _ = node.deployed(payload)
     row, summary = payload.fields["row"], payload.fields["summary"]
     if node.federation.secure:  # the server does not know it
@@ -301,7 +301,7 @@ def handle_done(node: ClientNode, payload: Payload) -> Payload:
 
 
 def compute_test_improvement(node: ClientNode, w: Tensor) -> dict[str, Any]:
-    """Over its local model, where that was trained here."""
+    """Return the improvement over its local model, where that was trained."""
     if not node._file(LOCAL).exists():
         return {}
     alone = node.history({"label": LOCAL})

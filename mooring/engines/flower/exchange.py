@@ -1,7 +1,7 @@
-"""The exchange with clients that are reached by messenger.
+"""The exchange with clients on other machines, by messages.
 
-All that the server remembers of a client is the round of its last merged reply, now and at the best round, and at the
-two latest checkpoints: the generations that a client must hold.
+The server stores of a client only the round of its last merged reply, now and at the best round, and at the two latest
+checkpoints: the generations that a client must keep.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from mooring.estimates.client_statistics import ALL_RESOLVED, ClientStatistics, 
 from mooring.runs.sections import FederationSection
 from mooring.runs.tensor_files import flatten
 
-ExampleRow = tuple[Tensor, Tensor]  # x [1, ...] and y [1]: what a client's rows look like
-RESULT_DEADLINE_SECONDS = 30.0  # seconds that the end of a run waits for clients to say that they have their result
+ExampleRow = tuple[Tensor, Tensor]  # x [1, ...] and y [1], with the shape of a client's rows
+RESULT_DEADLINE_SECONDS = 30.0  # for clients to reply that they have their result
 
 
 class FlowerExchange:
-    """The clients of a federation, reached by the messenger."""
+    """The clients of a federation, by messages."""
 
     is_remote = True
 
@@ -70,8 +70,8 @@ class FlowerExchange:
     def client_statistics(self, w0: Tensor, asks: tuple[str, ...]) -> ClientStatistics:
         if self.options.secure and (shown := [name for name in asks if name != ALL_RESOLVED]):
             raise RequestError(
-                f"secure = true hides messages, and a setting that is resolved from clients' {' and '.join(shown)} "
-                'shows more than they do; give numbers instead of fields such as "auto".'
+                f"secure = true hides messages, and a hyperparameter resolved from clients' {' and '.join(shown)} "
+                'shows more than they do; give numbers instead of words such as "auto".'
             )
         replies = self._all("client_statistics", {"asks": asks}, {"w0": w0})
         each = stack_states([ClientStatistics(**rebuild_tree("facts", reply.tensors)._asdict()) for reply in replies])
@@ -98,9 +98,7 @@ class FlowerExchange:
         if self.secure is not None:
             check_resolved(algorithm.name, hyperparameters)
             self.secure.open()
-        self.messenger.ask(
-            "begin", messages
-        )  # a client that cannot begin is left out of every round, with its own reason
+        self.messenger.ask("begin", messages)  # a client that cannot begin is left out of every round, with its reason
 
     def ask(self, server: Any, cohort: Tensor, round: Round, deadline: float | None = None) -> Replies:
         tensors = flatten("server", visible_state(self.algorithm, server))
@@ -127,7 +125,7 @@ class FlowerExchange:
         return Replies(torch.tensor([place for place, _ in found], dtype=torch.long), message, missing, meter)
 
     def _ask_masked(self, sums: SecureAggregator, messages: dict[str, Payload], round: Round) -> Replies:
-        """Each client that stayed is recorded with the mean of all of them: the server knows no more."""
+        """Return the mean of all remaining clients as the message of each: the server learns no more."""
         places = {name: place for place, name in enumerate(self.roster.names)}
         found = sums.ask(SECURE_UPDATE, messages, self.options.secure_range, f"round {round.t}")
         who = sorted(places[name] for name in found.survivors)
@@ -140,12 +138,14 @@ class FlowerExchange:
         for fields in found.fields.values():
             meter.add(read_meter({"solves": SolveTolerances(), **fields.get("meter", {})}))
         left = sorted({places[name] for name in messages} - set(who))
-        return Replies(torch.tensor(who), [mean] * len(who), dict.fromkeys(left, "it did not stay to the end"), meter)
+        return Replies(
+            torch.tensor(who), [mean] * len(who), dict.fromkeys(left, "it left before the end of the sum"), meter
+        )
 
     def _evaluate_masked(
         self, sums: SecureAggregator, server: Any, round: Round, parts: tuple[str, ...], at: str
     ) -> dict[str, Scores]:
-        """The mean loss over all clients' rows; no client's own."""
+        """Return the mean loss over all clients' rows; no client's own."""
         messages = self._deployments(server, round, at, {"parts": list(parts)})
         found = sums.ask(SECURE_EVALUATE, messages, LOSS_RANGE, f"round {round.t}, losses")
         places = {name: place for place, name in enumerate(self.roster.names)}
@@ -161,7 +161,7 @@ class FlowerExchange:
         return out
 
     def _message(self, reply: Payload) -> Any:
-        """What a client sent as it came; the loop's guard holds it to the pattern."""
+        """Return a client's message as it arrived; the round loop compares it with the pattern."""
         try:
             return rebuild_tree("message", decompress(reply.tensors) if self.options.compress else reply.tensors)
         except (RequestError, ValueError) as error:
@@ -208,7 +208,7 @@ class FlowerExchange:
         return bad
 
     def models(self, server: Any, round: Round, at: str = LAST) -> Tensor | None:
-        """A client that sends no model is recorded with the global one, by name."""
+        """Return the personal models; a client that sends none is named and recorded with the global model."""
         if not self.options.share_models:
             return None
         answered = self.messenger.ask("models", self._deployments(server, round, at))
@@ -253,7 +253,7 @@ class FlowerExchange:
     def send_results(
         self, server: Any, round: Round, at: str, rows: list[dict[str, Any]], summaries: list[dict[str, Any]]
     ) -> None:
-        """Tell every client that this round's model is the one to use, how it does, and a summary of all."""
+        """Send every client the round whose model it uses, its losses, and a summary."""
         messages = self._deployments(server, round, at)
         for name, row, summary in zip(self.roster.names, rows, summaries):
             messages[name].fields.update(row=row, summary=summary)
@@ -265,7 +265,7 @@ class FlowerExchange:
     def _deployments(
         self, server: Any, round: Round, at: str, fields: Mapping[str, Any] | None = None
     ) -> dict[str, Payload]:
-        """A message to everyone about the model that it deploys."""
+        """Return a message to every client about the model that it uses."""
         tensors = flatten("server", server)
         about = self._label() | {"round": list(round)} | dict(fields or {})
         return {
@@ -280,24 +280,24 @@ class FlowerExchange:
         return Payload({**fields, "index": place, "p": float(self.roster.p[place])}, tensors)
 
     def _all(self, what: str, fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> list[Payload]:
-        """Everyone's reply to the same message, in roster order."""
+        """Return all clients' replies to the same message, in roster order."""
         messages = {name: self._message_to(place, fields, tensors) for place, name in enumerate(self.roster.names)}
         replies = self.messenger.ask_all(what, messages)
         return [replies[name] for name in self.roster.names]
 
     def _some(self, what: str, messages: dict[str, Payload], deadline: float | None = None) -> CollectedReplies:
-        """The replies of a quorum or more."""
+        """Return the replies of a quorum or more."""
         quorum = required_replies(self.options, len(messages))
         return self.messenger.ask(what, messages, deadline=deadline or self.options.deadline, quorum=quorum)
 
 
 def required_replies(options: FederationSection, asked: int) -> int:
-    """How many of those asked must answer."""
+    """Return the number of clients that must answer."""
     return math.ceil(options.quorum * asked) if options.quorum <= 1 else int(options.quorum)
 
 
 def read_meter(fields: Any) -> CostMeter:
-    """The work that a client says it took; nothing where it says nonsense."""
+    """Return the work that a client reports; none where the report is malformed."""
     try:
         solves = SolveTolerances(*(kind(value) for kind, value in zip((int, int, float, float), fields["solves"])))
         return CostMeter(int(fields["samples"]), int(fields["gradients"]), solves)
@@ -306,7 +306,9 @@ def read_meter(fields: Any) -> CostMeter:
 
 
 def check_resolved(name: str, hyperparameters: Mapping[str, Any]) -> None:
-    """Refuse settings that could not be settled from what a secure run reveals."""
+    """Refuse hyperparameters that could not be resolved from what a secure run reveals."""
     for field, value in hyperparameters.items():
         if isinstance(value, float) and not math.isfinite(value):
-            raise RequestError(f"secure = true hides what {field} of {name} is resolved from; give it as a number.")
+            raise RequestError(
+                f"secure = true hides what {field} of {name} is resolved from; give {field} as a number."
+            )

@@ -174,7 +174,7 @@ KEY, WHEN, SIGNATURE = "flwr-public-key", "flwr-timestamp", "flwr-signature"
 
 
 class EnrolledKeys:
-    """The public keys that may join, by their PEM bytes, from the keys' folder; None: whoever signs may."""
+    """The public keys that may join, by their PEM bytes, from the keys' folder; without a folder, any key may."""
 
     def __init__(self, folder: Path | None):
         self.folder = folder
@@ -183,7 +183,7 @@ class EnrolledKeys:
         self.scan()
 
     def scan(self) -> bool:
-        """Whether something has changed."""
+        """Read the folder again; return whether it has changed."""
         from mooring.engines.flower.keys import enrolled_keys
 
         if self.folder is None:
@@ -203,7 +203,7 @@ class EnrolledKeys:
 
 
 def is_equal(given: str, secret: str) -> bool:
-    """In a time that does not depend on where they differ."""
+    """Compare two texts in a time that does not depend on where they differ."""
     return hmac.compare_digest(given.encode(), secret.encode())
 
 
@@ -241,7 +241,7 @@ def signed_key(scope: Any, allows: Callable[[bytes], bool], now: float) -> bytes
 
 
 class Gateway:
-    """`node_of` gives the node of a public key, `note` hears of keys that were refused (key, when)."""
+    """`node_of` gives the node of a public key, `note` is called for refused keys (key, time)."""
 
     def __init__(
         self,

@@ -50,7 +50,7 @@ class Identity(NamedTuple):
 
 
 def init(folder: str | Path, clients: Iterable[str], hosts: Iterable[str] = ()) -> list[Path]:
-    """Make what is missing, so that clients can be added later; the files that were written."""
+    """Create what is missing, so that clients can be added later; return the files that were written."""
     folder, hosts = Path(folder), list(hosts)
     make_private_folder(folder)
     make_private_folder(folder / CLIENTS)
@@ -162,7 +162,7 @@ def request(name: str, folder: str | Path) -> tuple[Path, Path]:
         raise RequestError(f"{folder / name} exists already; a key is not made twice. Choose another --out.")
     key = ec.generate_private_key(ec.SECP384R1())
     about = {"name": name, "public": ssh_text(key.public_key())}
-    signature = key.sign(signed_bytes(about), SIGNED_WITH)  # whoever sends it has the private key
+    signature = key.sign(signed_bytes(about), SIGNED_WITH)  # the sender has the private key
     private = write_secret(folder / name, openssh_bytes(key))
     text = json.dumps(about | {"signature": base64.b64encode(signature).decode()}, indent=1)
     return private, write(folder / f"{name}{REQUEST_ENDING}", text.encode() + b"\n")
@@ -184,7 +184,7 @@ def read_request(path: str | Path) -> tuple[str, ec.EllipticCurvePublicKey]:
 
 
 def enroll(folder: str | Path, path: str | Path, *, replace: bool = False) -> str:
-    """Let the client of a request join; its name. `replace`: its former key is revoked."""
+    """Enroll the client of a request and return its name; with `replace`, its former key is revoked."""
     folder = Path(folder)
     name, key = read_request(path)
     known = folder / CLIENTS / f"{name}.pub"
@@ -202,7 +202,7 @@ def enroll(folder: str | Path, path: str | Path, *, replace: bool = False) -> st
 
 
 def revoke(folder: str | Path, name: str) -> Path:
-    """Take a client's key back; where the public key is kept now, so that it is never enrolled again."""
+    """Revoke a client's key; return where its public key is stored, so that it is never enrolled again."""
     folder = Path(folder)
     known = folder / CLIENTS / f"{name}.pub"
     if not known.exists():

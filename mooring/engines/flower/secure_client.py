@@ -9,7 +9,7 @@ The server is not trusted to follow the protocol. The client refuses
 - more evaluations, rounds and beginnings than its run file plans, and settings that are not its run file's;
 - a schema that turns one of its columns of numbers into a category, which would show its values.
 
-What it must remember for this is one file in its folder, written before every reply and removed at the end.
+What it must store for this is one file in its folder, written before every reply and removed at the end.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def check_begin(node: Any, label: str, hyperparameters: dict[str, Any], start: s
 
 
 def round_up_to_power_of_two(value: float) -> float:
-    """All that a secure run reveals of a client's curvature, so that step sizes can be set."""
+    """Return all that a secure run reveals of a client's curvature, so that step sizes can be set."""
     return float(2.0 ** np.ceil(np.log2(value))) if value > 0 and np.isfinite(value) else value
 
 
@@ -152,7 +152,7 @@ def load_state(node: Any) -> dict[str, Any]:
 
 
 def save_state(node: Any, known: dict[str, Any], *, durable: bool = True) -> None:
-    """Replace the state. What a power cut may cost is not `durable`: an attempt that is then made anew."""
+    """Replace the state; a power cut may cost a state that is not `durable`, and the attempt is then repeated."""
     make_synced_folder(node.folder)
     if durable:
         write_json(state_path(node), known)
@@ -165,7 +165,7 @@ def save_state(node: Any, known: dict[str, Any], *, durable: bool = True) -> Non
 
 
 def delete_state(node: Any) -> None:
-    """Keys and seeds of a run that is over: nobody can take the masks off any more."""
+    """Delete keys and seeds of a finished run: nobody can remove its masks any more."""
     state_path(node).unlink(missing_ok=True)
 
 
@@ -209,7 +209,7 @@ def handle_keys(node: Any, payload: Payload) -> Payload:
         }
         save_state(node, known)
     elif current["statement"]["cohort"] != sorted(cohort):
-        raise RequestError(f"client '{node.name}' was sent another cohort for the same session.")
+        raise RequestError(f"client '{node.name}' receives another cohort for the same session.")
     current = known["session"]
     return Payload({"statement": current["statement"], "signature": current["signature"]})
 
@@ -245,7 +245,7 @@ def own_weight(node: Any) -> float:
 
 
 def handle_peers(node: Any, payload: Payload) -> Payload:
-    """Check what all others signed, and keep it for the session."""
+    """Check what all others signed, and store it for the session."""
     identity, known = require_identity(node), load_state(node)
     current = find_session(node, known, payload)
     cohort = current["statement"]["cohort"]
@@ -324,9 +324,9 @@ def handle_masked_losses(node: Any, payload: Payload) -> Payload:
     losses, values = mean_losses(node, payload).tolist(), []
     for part, loss in zip(parts, losses):
         rows = {name: int(about["sizes"][part]) for name, about in current["peers"].items()}
-        mine, total = rows[node.name], sum(rows.values())
+        own_rows, total = rows[node.name], sum(rows.values())
         usable = loss if np.isfinite(loss) else secure_sums.LOSS_RANGE
-        values.append(0.0 if not mine else mine / total * min(max(usable, 0.0), secure_sums.LOSS_RANGE))
+        values.append(0.0 if not own_rows else own_rows / total * min(max(usable, 0.0), secure_sums.LOSS_RANGE))
     used.setdefault(digest, None)
     masked = mask_once(
         node, known, payload, lambda cohort: secure_sums.quantize(np.array(values), secure_sums.LOSS_RANGE, cohort)
