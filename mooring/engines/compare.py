@@ -80,7 +80,7 @@ class Comparison:
 
 def compare(
     data: Any,
-    methods: Sequence[str | Algorithm] | None = None,
+    methods: Sequence[str | Algorithm[Any, Any, Any]] | None = None,
     *,
     out: str | Path | None = None,
     model: Any = None,
@@ -120,7 +120,7 @@ def resume_comparison(
     source: Any = None,
     model: Any = None,
     loss: Any = None,
-    methods: Sequence[Algorithm] = (),
+    methods: Sequence[Algorithm[Any, Any, Any]] = (),
     trust_code: bool = False,
 ) -> Comparison:
     """Finish an interrupted comparison: methods that are done are kept, those begun go on from their checkpoints."""
@@ -139,7 +139,7 @@ class InMemoryInputs(NamedTuple):
     source: Any
     model: Any
     loss: Any
-    own: Mapping[str, type[Algorithm]]
+    own: Mapping[str, type[Algorithm[Any, Any, Any]]]
 
 
 def run_comparison(job: Job, given: InMemoryInputs, directory: RunDirectory | None, tell: OnProgress) -> Comparison:

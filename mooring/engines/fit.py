@@ -45,7 +45,7 @@ def fit(
     data: Any,
     second: Any = None,
     *,
-    algorithm: str | Algorithm | None = None,
+    algorithm: str | Algorithm[Any, Any, Any] | None = None,
     out: str | Path | None = None,
     model: Any = None,
     settings: Mapping[str, Any] | None = None,
@@ -107,7 +107,7 @@ def resume_fit(
     source: Any = None,
     model: Any = None,
     loss: Any = None,
-    algorithm: Algorithm | None = None,
+    algorithm: Algorithm[Any, Any, Any] | None = None,
     callbacks: Sequence[Callback] = (),
     trust_code: bool = False,
 ) -> tuple[FitResult, str | None]:

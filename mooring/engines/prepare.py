@@ -44,14 +44,16 @@ class Job:
     run: RunFile
     clients: Clients
     task: Any
-    own: Mapping[str, type[Algorithm]] = field(default_factory=dict)  # algorithms that were given as objects
+    own: Mapping[str, type[Algorithm[Any, Any, Any]]] = field(
+        default_factory=dict
+    )  # algorithms that were given as objects
     kept: Path | None = None  # the run directory that has copies of the user's Python files
 
     @property
     def plan(self) -> TrainingPlan:
         return make_plan(self.run.training)
 
-    def algorithms(self) -> list[Algorithm]:
+    def algorithms(self) -> list[Algorithm[Any, Any, Any]]:
         """The methods of the run; settled ones take the settled numbers."""
         asked = [self.run.algorithm] if self.run.algorithm else self.run.algorithms or []
         return [build(a.name, a.fields | (a.settled or {}), self.kept, self.own) for a in asked]
@@ -62,7 +64,7 @@ def prepare(
     source: Any = None,
     model: Any = None,
     loss: Any = None,
-    own: Mapping[str, type[Algorithm]] | None = None,
+    own: Mapping[str, type[Algorithm[Any, Any, Any]]] | None = None,
     kept: Path | None = None,
 ) -> Job:
     """Load the data (or take `source`), build the task, fix the number of threads and the kernels.

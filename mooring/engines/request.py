@@ -189,7 +189,7 @@ def listed_methods(file: Tables) -> list[Tables]:
     return [file["algorithm"]] if "algorithm" in file else file.get("algorithms", [])
 
 
-def user_classes(algorithms: Sequence[Any]) -> dict[str, type[Algorithm]]:
+def user_classes(algorithms: Sequence[Any]) -> dict[str, type[Algorithm[Any, Any, Any]]]:
     """The classes of the algorithms among these that were given as objects, by the names that run files give them."""
     return {reference_of(one): type(one) for one in algorithms if isinstance(one, Algorithm)}
 
@@ -261,7 +261,7 @@ def source_name(source: Any) -> str:
     return str(source) if is_dataset_name(source) or not Path(source).exists() else str(Path(source).resolve())
 
 
-def hyperparameters(algorithm: Algorithm) -> dict[str, Any]:
+def hyperparameters(algorithm: Algorithm[Any, Any, Any]) -> dict[str, Any]:
     """An algorithm's fields as a run file holds them."""
     out = {}
     for field in fields(algorithm):  # type: ignore[arg-type]

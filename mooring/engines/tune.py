@@ -12,12 +12,12 @@ from typing import Any, NamedTuple, Unpack
 
 import torch
 
-from mooring.core.cohort import Round
+from mooring.core.cohort import Round, chunk_size
 from mooring.engines import loop, participation
 from mooring.engines.kernel_choice import has_kernels, set_kernels
 from mooring.engines.prepare import Job, prepare
 from mooring.engines.request import request
-from mooring.engines.simulator import Simulator, chunk_size
+from mooring.engines.simulator import Simulator
 from mooring.runs.sections import Options
 from mooring.tasks.fused.linear_numba import is_numba_available
 

@@ -44,7 +44,7 @@ class DiskMatrix:
             if bool(self.known[place]):
                 with self.turn:
                     self.file.seek(place * self._bytes)
-                    self.file.readinto(tensor_bytes(row))  # type: ignore[attr-defined]
+                    self.file.readinto(tensor_bytes(row))
             else:
                 row.copy_(self.first)
         return out
