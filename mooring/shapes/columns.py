@@ -189,18 +189,6 @@ def choose_splines(
     return tuple((i, knots) for i, knots in splines if knots)
 
 
-def column_effect(shape: ShapedColumns, w: Tensor, column: int, values: Tensor) -> Tensor:
-    """What a base column adds to the scores x'w at these values [G], by itself and its spline columns: [..., G].
-
-    Coefficients w [..., f + e] leave the intercept out. Products and boosted scores involve other columns:
-    `partial_dependence` has them.
-    """
-    own = [column, *(shape.inputs + k for k, extra in enumerate(shape.groups) if extra[:2] == (SPLINE, (column,)))]
-    x = torch.zeros(len(values), shape.inputs, dtype=values.dtype)
-    x[:, column] = values
-    return w[..., own] @ shape(x)[:, own].T
-
-
 def partial_dependence(
     shape: ShapedColumns, predict: Callable[[Tensor], Tensor], x: Tensor, column: int, values: Tensor
 ) -> Tensor:

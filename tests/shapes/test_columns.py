@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mooring.core.errors import RequestError
-from mooring.shapes.columns import ExtraColumn, ShapedColumns, choose_splines, column_effect, partial_dependence
+from mooring.shapes.columns import ExtraColumn, ShapedColumns, choose_splines, partial_dependence
 from mooring.shapes.quantiles import count_values
 from mooring.shapes.splines import spline_basis
 from tests.support.trees import draw_trees
@@ -125,17 +125,6 @@ def test_splines_are_chosen_for_columns_with_many_values():
     assert [i for i, _ in choose_splines(counts, numeric=[0, 3])] == [3]
     assert choose_splines(counts, numeric=[]) == ()
     assert len(choose_splines(counts, max_knots=3)[0][1]) == 3
-
-
-def test_the_effect_of_a_column_is_its_partial_dependence_where_nothing_else_uses_it():
-    shape = ShapedColumns(4, ((1, KNOTS), (3, (-1.0, 0.0, 1.0))), ((0, 2),))
-    shape = shape.standardize(shape.sum_extra(X))
-    w, values = torch.from_numpy(RNG.standard_normal(shape.width)), torch.linspace(-2, 2, 9).double()
-    effect = column_effect(shape, w, 1, values)
-    dependence = partial_dependence(shape, lambda z: z @ w, X, 1, values)
-    np.testing.assert_allclose(effect - effect.mean(), dependence - dependence.mean(), atol=1e-12)
-    many = column_effect(shape, w.expand(3, -1), 1, values)
-    np.testing.assert_allclose(many, effect.expand(3, -1))
 
 
 def test_partial_dependence_includes_products_and_the_booster():
