@@ -62,7 +62,7 @@ def test_many_things_at_once():
     assert hit(found, "error", "2 infinite values, the first in the data frame, row 6", column="a")
     assert hit(found, "error", "row 9, target column 'y': the value is missing", column="y")
     assert hit(found, "warning", "'tiny' has 1 row; at least 5 are needed", client="tiny")
-    assert hit(found, "warning", "has the global model", client="tiny")
+    assert hit(found, "warning", "gets the global model", client="tiny")
     assert hit(found, "note", "'id' is a key", column="id")
     assert hit(found, "note", "'same' has the same value everywhere", column="same")
     assert hit(found, "note", "24.8% of the values are missing", column="c")

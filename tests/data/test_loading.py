@@ -182,7 +182,7 @@ def test_small_clients():
     with_four = load(frame, client="site", target="y", min_rows=3)
     assert set(with_four.names) == {"site 0", "site 1", "site 2"}
     (note,) = [n for n in with_four.notes if "too small" in n]
-    assert "fewer than 3 rows" in note and "'site 3'; the global model answers for them" in note
+    assert "fewer than 3 rows" in note and "'site 3'; the global model is used for them" in note
     with pytest.raises(RequestError, match="every client is too small"):
         load(table((2, 2, 1)), client="site", target="y")
     clients = load(frame, client="site", target="y", drop_small=True)
