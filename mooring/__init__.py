@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from mooring.core.errors import RequestError as RequestError
     from mooring.core.errors import WorkError as WorkError
     from mooring.data.loading import load as load
+    from mooring.data.table_preprocessor import TablePreprocessor as TablePreprocessor
     from mooring.engines.compare import compare as compare
     from mooring.engines.exported_models import load_sklearn as load_sklearn
     from mooring.engines.fit import fit as fit
@@ -45,6 +46,7 @@ _PUBLIC = {
     "RequestError": "mooring.core.errors",
     "WorkError": "mooring.core.errors",
     "PersonalizedRegressor": "mooring.estimators",
+    "TablePreprocessor": "mooring.data.table_preprocessor",
     "PersonalizedClassifier": "mooring.estimators",
 }
 
@@ -52,6 +54,7 @@ __all__ = [
     "PersonalizedClassifier",
     "PersonalizedRegressor",
     "RequestError",
+    "TablePreprocessor",
     "WorkError",
     "advise",
     "compare",

@@ -17,22 +17,28 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from scipy.sparse import issparse
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.metrics import accuracy_score, r2_score
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
+from mooring.advice.evaluation.cross_fitting import cross_fit
+from mooring.advice.evaluation.loss_sums import PERSONAL
 from mooring.algorithms.base import build
 from mooring.core.errors import RequestError
 from mooring.core.seeds import client_key, uniforms
-from mooring.data.clients import BINARY, CLASSES, REGRESSION, from_arrays
+from mooring.data.clients import BINARY, CLASSES, REGRESSION, Clients, from_arrays
 from mooring.data.column_types import to_client_names
+from mooring.data.native_frames import series_to_numpy, to_pandas
 from mooring.data.tables import count_phrase, quote_list
 from mooring.engines.coefficients import Scaling, coefficient_table, to_data_units
+from mooring.engines.prediction_intervals import UnseenPredictions, score_residuals
 from mooring.engines.simulate import simulate
 from mooring.engines.training_state import make_plan
 from mooring.runs.runfile import make_training
+from mooring.runs.sections import DEFAULT_ALGORITHM
 from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic
 
@@ -44,14 +50,17 @@ PARAMETERS = """
 
     Parameters
     ----------
-    algorithm : str, default="fedprox_personal"
-        The method: a name of `mooring list algorithms`.
-    lam : float, "auto" or None, default=None
-        Strength of the pull towards the global model: 0 gives local models, large is one model for all. None
-        leaves it to the algorithm, which resolves it from the data.
+    algorithm : str or None, default=None
+        The method: a name of `mooring list algorithms`. None: `mooring advise`'s personal models with lam="advised",
+        else "fedprox_personal".
+    lam : float, "advised", "auto" or None, default="advised"
+        Pull towards the global model: 0 gives local models, a large one gives one model for all. "advised" takes the
+        personal models of `mooring advise`: candidates of every strength, averaged by what held-out rows show of them
+        (with an `algorithm`, it is the same as None). "auto" and None leave it to the algorithm, which resolves it from
+        the data; "bayes" and the other rules are those of the algorithm.
     client : str, int or None, default=None
         The column of X that identifies the client: its name in a data frame, or its place in an array. None: there is
-        no such column, and `groups` identifies it.
+        no such column, and `groups` names the clients.
     settings : dict or None, default=None
         Further fields of the algorithm, such as {"steps": 5}.
     rounds : int, default=100
@@ -69,8 +78,9 @@ PARAMETERS = """
     intercept_ : array [clients], or [clients, classes]
     common_coef_, common_intercept_ : the same of the global model, without the first axis
     coefficients_ : data frame with a row for each client and term: coefficient, common, deviation
-    algorithm_ : the algorithm with the resolved numbers
-    n_iter_ : int, rounds that were run
+    algorithm_ : the algorithm with its resolved hyperparameters; None for advised models
+    n_iter_ : int, rounds that were run; 1 for advised models, which are solved exactly
+    residual_sd_ : array [clients], standard deviation of each client's held-out residuals (advised regressors)
     """
 
 
@@ -79,8 +89,8 @@ class _Personalized(BaseEstimator):
 
     def __init__(
         self,
-        algorithm: str = "fedprox_personal",
-        lam: float | str | None = None,
+        algorithm: str | None = None,
+        lam: float | str | None = "advised",
         client: str | int | None = None,
         settings: dict | None = None,
         rounds: int = 100,
@@ -95,10 +105,19 @@ class _Personalized(BaseEstimator):
         self.validation = validation
         self.random_state = random_state
 
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
     def _apart(self, x: Any, groups: Any) -> tuple[Any, pd.Categorical | None]:
-        """X without its client column, and each row's client; None where nobody says."""
+        """X without its client column, and each row's client; None where it is not given."""
+        x = to_pandas(x)
+        x = x.toarray() if issparse(x) else x
         if self.client is None:
-            return x, None if groups is None else to_client_names(pd.Series(np.asarray(groups, dtype=object)))
+            return x, None if groups is None else to_client_names(
+                pd.Series(np.asarray(series_to_numpy(groups), dtype=object))
+            )
         if groups is not None:
             raise RequestError(f"whose a row is, is said twice: by column {self.client!r} of X and by groups.")
         if isinstance(x, pd.DataFrame):
@@ -116,8 +135,12 @@ class _Personalized(BaseEstimator):
         return np.delete(x, self.client, axis=1), to_client_names(pd.Series(x[:, self.client]))
 
     def _train(self, x: np.ndarray, y: np.ndarray, names: pd.Categorical | None, kind: str) -> None:
+        if not isinstance(self.validation, int | float) or not 0 <= self.validation < 1:
+            raise RequestError(f"validation must be a share from 0 to below 1, got {self.validation!r}.")
         self.with_clients_ = names is not None
-        names = to_client_names(pd.Series([SINGLE_CLIENT] * len(y))) if names is None else names
+        if names is None:
+            warnings.warn("no client is given: all rows train one model. Use client= or groups=.", stacklevel=3)
+            names = to_client_names(pd.Series([SINGLE_CLIENT] * len(y)))
         check_length(names, len(y))
         if (names.codes < 0).any():
             first = int(np.argmax(names.codes < 0)) + 1
@@ -139,22 +162,46 @@ class _Personalized(BaseEstimator):
             kind=kind,
         )
         self.task_ = self._task(x.shape[1])
-        if len(clients) == 1:
-            algorithm = build("local", {"ridge": SINGLE_CLIENT_RIDGE})
+        if len(clients) > 1 and self.algorithm is None and self.lam == "advised":
+            self._train_advised(clients, int(seed))
         else:
-            fields = dict(self.settings or {}) | ({} if self.lam is None else {"lam": self.lam})
-            algorithm = build(self.algorithm, fields)
-        plan = make_plan(make_training(type(self).__name__, rounds=self.rounds, seed=int(seed)))
-        done = simulate(algorithm, self.task_, clients, plan)
-        self.models_ = done.models(plan.checkpoint)
-        self.common_ = self.models_[0] if len(clients) == 1 else done.outcome.at(plan.checkpoint)[1].w
-        self.algorithm_ = done.algorithm
-        self.n_iter_ = done.outcome.state.t
+            self._train_rounds(clients, int(seed))
         slopes, intercept = to_data_units(self.task_, torch.cat([self.common_[None], self.models_]), self._units())
         if self.task_.layout[0].shape == (x.shape[1],):  # one score: no axis of classes
             slopes, intercept = slopes[:, 0], intercept[:, 0]
         self.common_coef_, self.coef_ = slopes[0], slopes[1:]
         self.common_intercept_, self.intercept_ = intercept[0], intercept[1:]
+
+    def _train_advised(self, clients: Clients, seed: int) -> None:
+        """The global model and the personal ones that `advise` would average, fitted to all rows."""
+        _, evidence = cross_fit(self.task_, clients.train, clients.keys, "size", seed)
+        self.common_, self.models_ = evidence.models.global_, evidence.models.personal
+        self.algorithm_, self.n_iter_ = None, 1
+        held = evidence.predictions
+        if held is not None and clients.kind == REGRESSION:
+            known = UnseenPredictions(held.y, held.by_model[PERSONAL], held.owner)
+            new = None if held.new_clients is None else UnseenPredictions(*held.new_clients)
+            scores = score_residuals(clients.names, known, new)
+            unit = getattr(self, "target_scale_", 1.0)
+            self.residual_sd_ = unit * np.array([scores.sd[name] for name in clients.names])
+            self.new_client_sd_ = unit * (
+                np.nan if new is None else float(np.sqrt(((new.y - new.prediction) ** 2).mean()))
+            )
+
+    def _train_rounds(self, clients: Clients, seed: int) -> None:
+        """The models of an algorithm, by rounds."""
+        if len(clients) == 1:
+            algorithm = build("local", {"ridge": SINGLE_CLIENT_RIDGE})
+        else:
+            own = self.lam is None or self.lam == "advised"
+            fields = dict(self.settings or {}) | ({} if own else {"lam": self.lam})
+            algorithm = build(self.algorithm or DEFAULT_ALGORITHM, fields)
+        plan = make_plan(make_training(type(self).__name__, rounds=self.rounds, seed=seed))
+        done = simulate(algorithm, self.task_, clients, plan)
+        self.models_ = done.models(plan.checkpoint)
+        self.common_ = self.models_[0] if len(clients) == 1 else done.outcome.at(plan.checkpoint)[1].w
+        self.algorithm_ = done.algorithm
+        self.n_iter_ = done.outcome.state.t
 
     def _units(self) -> Scaling:
         features = getattr(self, "feature_names_in_", [f"x{j}" for j in range(len(self.mean_))])
@@ -199,7 +246,7 @@ class _Personalized(BaseEstimator):
                 "predicted with the global model. Pass groups=, or make the client a column of X with client=.",
                 stacklevel=3,
             )
-        w = torch.cat([self.models_, self.common_[None]])[torch.from_numpy(place)]  # -1: the common one, which is last
+        w = torch.cat([self.models_, self.common_[None]])[torch.from_numpy(place)]  # -1: the global one, which is last
         return self.task_.predict(w, torch.from_numpy(x)[:, None])[:, 0].numpy()
 
 
@@ -233,9 +280,22 @@ class PersonalizedRegressor(RegressorMixin, _Personalized):
         self._train(X, (y - self.target_mean_) / self.target_scale_, names, REGRESSION)
         return self
 
-    def predict(self, X: Any, groups: Any = None) -> np.ndarray:
-        """Each row's prediction by its client's own model; unknown clients have the common one."""
-        return self._answer(X, groups) * self.target_scale_ + self.target_mean_
+    def predict(self, X: Any, groups: Any = None, return_std: bool = False) -> Any:
+        """Each row's prediction by its client's personal model, or by the global one where the client is unknown.
+
+        With `return_std` also the standard deviation of the prediction's error, from held-out rows: the client's own,
+        or that of global models fitted without the client. Only advised models have it.
+        """
+        prediction = self._answer(X, groups) * self.target_scale_ + self.target_mean_
+        if not return_std:
+            return prediction
+        if not hasattr(self, "residual_sd_"):
+            raise RequestError('return_std needs advised models of two clients or more: lam="advised", algorithm=None.')
+        _, names = self._apart(X, groups)
+        place = np.full(len(prediction), -1)
+        if names is not None:
+            place = np.append(pd.Index(self.clients_).get_indexer(names.categories), -1)[names.codes]
+        return prediction, np.append(self.residual_sd_, self.new_client_sd_)[place]
 
     def score(self, X: Any, y: Any, groups: Any = None, sample_weight: Any = None) -> float:
         """R2 of the predictions, each by its client's own model."""
@@ -263,6 +323,15 @@ class PersonalizedClassifier(ClassifierMixin, _Personalized):
     def predict_proba(self, X: Any, groups: Any = None) -> np.ndarray:
         """Probabilities of the classes, in the order of `classes_`."""
         return self._answer(X, groups)
+
+    def predict_log_proba(self, X: Any, groups: Any = None) -> np.ndarray:
+        """Logarithms of the probabilities of the classes."""
+        return np.log(np.clip(self.predict_proba(X, groups), np.finfo(float).tiny, 1.0))
+
+    def decision_function(self, X: Any, groups: Any = None) -> np.ndarray:
+        """Of two classes the log-odds of the second; of more, each class's logarithm of its probability."""
+        log = self.predict_log_proba(X, groups)
+        return log[:, 1] - log[:, 0] if log.shape[1] == 2 else log
 
     def predict(self, X: Any, groups: Any = None) -> np.ndarray:
         """The most probable class of each row by its client's own model."""

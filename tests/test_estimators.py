@@ -17,11 +17,13 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
+from mooring import TablePreprocessor
 from mooring.core.errors import RequestError
 from mooring.estimators import PersonalizedClassifier, PersonalizedRegressor
 
 
 @pytest.mark.usefixtures("unpickled")  # scikit-learn's checks themselves pickle estimators and arrays
+@pytest.mark.filterwarnings("ignore:no client is given")
 @parametrize_with_checks([PersonalizedRegressor(), PersonalizedClassifier()])
 def test_scikit_learn_checks(estimator, check):
     check(estimator)
@@ -250,3 +252,74 @@ def test_weights_of_rows_are_refused():
 def test_every_parameter_is_documented(cls):
     for name in cls().get_params():
         assert f"    {name} : " in cls.__doc__
+
+
+def test_the_default_is_the_advised_plan():
+    x, y, groups = federation(0.5)
+    test = np.arange(len(y)) % 4 == 0
+    advised = PersonalizedRegressor().fit(x[~test], y[~test], groups=groups[~test])
+    assert advised.algorithm_ is None and advised.coef_.shape == (12, 3)
+    score = advised.score(x[test], y[test], groups=groups[test])
+    for lam in (0.0, 100.0):
+        other = PersonalizedRegressor(lam=lam).fit(x[~test], y[~test], groups=groups[~test])
+        assert score > other.score(x[test], y[test], groups=groups[test]) - 0.005
+        assert other.algorithm_ is not None
+
+
+def test_standard_deviations_of_predictions():
+    x, y, groups = federation(0.5)
+    model = PersonalizedRegressor().fit(x, y, groups=groups)
+    known, sd = model.predict(x, groups=groups, return_std=True)
+    assert known.shape == sd.shape and sd.mean() == pytest.approx(0.3, rel=0.2)
+    _, new = model.predict(x[:5], groups=["nobody"] * 5, return_std=True)
+    assert (new > 1.5 * sd.max()).all()
+    with pytest.raises(RequestError, match="return_std needs advised models"):
+        PersonalizedRegressor(lam=1.0).fit(x, y, groups=groups).predict(x, groups=groups, return_std=True)
+
+
+def test_log_probabilities_and_decisions():
+    x, y, groups = federation(0.5)
+    for classes in (2, 3):
+        label = np.digitize(y, np.quantile(y, np.arange(1, classes) / classes))
+        model = PersonalizedClassifier(lam=1.0, rounds=5).fit(x, label, groups=groups)
+        log = model.predict_log_proba(x, groups=groups)
+        np.testing.assert_allclose(np.exp(log), model.predict_proba(x, groups=groups))
+        decision = model.decision_function(x, groups=groups)
+        best = (decision > 0).astype(int) if classes == 2 else decision.argmax(1)
+        np.testing.assert_array_equal(model.classes_[best], model.predict(x, groups=groups))
+
+
+def test_polars_frames_and_sparse_matrices():
+    polars = pytest.importorskip("polars")
+    from scipy.sparse import csr_matrix
+
+    x, y, groups = federation(0.5)
+    frame = pd.DataFrame(x, columns=["a", "b", "c"]).assign(site=groups)
+    expected = PersonalizedRegressor(client="site").fit(frame, y).predict(frame)
+    native = polars.DataFrame({name: frame[name].to_list() for name in frame})
+    np.testing.assert_array_equal(PersonalizedRegressor(client="site").fit(native, y).predict(native), expected)
+    sparse = PersonalizedRegressor().fit(csr_matrix(x), y, groups=groups).predict(csr_matrix(x), groups=groups)
+    np.testing.assert_allclose(sparse, expected)
+
+
+def test_a_fit_without_clients_warns_and_a_wrong_share_is_refused():
+    x, y, groups = federation(0.5)
+    with pytest.warns(UserWarning, match="no client is given"):
+        PersonalizedRegressor().fit(x, y)
+    with pytest.raises(RequestError, match=r"validation must be a share from 0 to below 1, got 1\.5"):
+        PersonalizedRegressor(validation=1.5).fit(x, y, groups=groups)
+
+
+def test_a_preprocessor_reads_tables_as_advice_does():
+    x, y, groups = federation(0.5)
+    frame = pd.DataFrame({"site": groups, "a": x[:, 0], "b": [f"{v:.4f}".replace(".", ",") for v in x[:, 1]]})
+    frame["c"] = np.where(x[:, 2] > 0, "high", "low")
+    frame.loc[3, "a"] = np.nan
+    prepared = TablePreprocessor(client="site").fit(frame)
+    out = prepared.transform(frame)
+    assert list(out.columns) == ["site", "a", "a missing", "b", "c=low"] == list(prepared.get_feature_names_out())
+    assert out[["a", "b"]].mean().abs().max() < 1e-9 and out["a missing"].iloc[3] > 1
+    model = make_pipeline(TablePreprocessor(client="site"), PersonalizedRegressor(client="site")).fit(frame, y)
+    assert model.score(frame, y) > 0.6
+    with pytest.raises(RequestError, match="takes a data frame"):
+        TablePreprocessor().fit(x)

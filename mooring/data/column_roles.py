@@ -159,7 +159,7 @@ def drop_small_clients(
     reasons = explain_smallness(table, roles, code, len(names), min_rows)
     if not reasons:
         return table, code, names, []
-    tiny = set(find_unsplittable_clients(roles, code, len(names)))
+    tiny = set(find_unsplittable_clients(roles, code, len(names), min_rows))
     undecided = sorted(set(reasons) - tiny)
     if undecided and not drop:
         first = undecided[0]
@@ -182,19 +182,19 @@ def drop_small_clients(
     return subset(table, keep), code, names, [note]
 
 
-def find_unsplittable_clients(roles: ColumnRoles, code: np.ndarray, clients: int) -> list[int]:
-    """Clients whose rows can be split in no way."""
+def find_unsplittable_clients(roles: ColumnRoles, code: np.ndarray, clients: int, min_rows: int) -> list[int]:
+    """Clients whose rows cannot be split into three parts, unless such small ones are asked for."""
     if roles.split is not None:
         return []
-    return np.flatnonzero(np.bincount(code, minlength=clients) < MIN_ROWS_TO_SPLIT).tolist()
+    return np.flatnonzero(np.bincount(code, minlength=clients) < min(MIN_ROWS_TO_SPLIT, min_rows)).tolist()
 
 
 def explain_smallness(
     table: Table, roles: ColumnRoles, code: np.ndarray, clients: int, min_rows: int
 ) -> dict[int, str]:
     """For each client that cannot be split: what it has, and what is needed."""
-    if min_rows < MIN_ROWS_TO_SPLIT:
-        raise RequestError(f"min_rows must be at least {MIN_ROWS_TO_SPLIT} (train, validate, test), got {min_rows}.")
+    if min_rows < 1:
+        raise RequestError(f"min_rows must be at least 1, got {min_rows}.")
 
     def few(count: np.ndarray, least: int, what: str, purpose: str = "to train, validate and test") -> dict[int, str]:
         return {
@@ -205,7 +205,7 @@ def explain_smallness(
     reasons = few(np.bincount(code, minlength=clients), min_rows, "row")
     if roles.unit is not None:
         first = number_groups(code, group_codes(table, roles.unit))[1]
-        reasons = few(np.bincount(code[first], minlength=clients), MIN_ROWS_TO_SPLIT, "unit") | reasons
+        reasons = few(np.bincount(code[first], minlength=clients), min(MIN_ROWS_TO_SPLIT, min_rows), "unit") | reasons
     if roles.split is not None:
         train = code[parts_from_column(table, roles.split) == TRAIN]
         reasons = few(np.bincount(train, minlength=clients), 1, "training row", "to train") | reasons

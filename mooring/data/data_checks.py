@@ -138,7 +138,7 @@ def check(
         found.append(Finding(ERROR if cell.refused else WARNING, cell.client, cell.column, cell.sentence))
     if roles is not None and members is not None:
         small = attempt(lambda: rules.explain_smallness(table, roles, code, len(clients), min_rows))
-        tiny = rules.find_unsplittable_clients(roles, code, len(clients))
+        tiny = rules.find_unsplittable_clients(roles, code, len(clients), min_rows)
         for i, reason in sorted((small or {}).items()):
             left_out = drop_small or i in tiny
             end = "; it is left out, and gets the global model." if left_out else "."

@@ -19,6 +19,7 @@ from mooring.data.array_tables import read_npz, table_of_arrays
 from mooring.data.client_arrays import rows_by_client, stack_items
 from mooring.data.clients import PARTS
 from mooring.data.file_readers import CellReading, require_distinct_names
+from mooring.data.native_frames import to_pandas
 from mooring.data.tables import Table, join_typed, read_table, with_types
 
 SOURCE_FORMS = (
@@ -31,6 +32,7 @@ CLIENT_NAMES = CellReading(names=frozenset(("client",)))
 
 def read_source(source: Any, cells: CellReading = CLIENT_NAMES) -> Table:
     """The rows of a source; `cells` describes how its columns are to be read."""
+    source = to_pandas(source)
     if isinstance(source, str) and source in datasets.EMBEDDED_TABLES and datasets.is_dataset_name(source):
         own = datasets.EMBEDDED_TABLES[source]
         table = read_table(datasets.table_path(source), cells._replace(names=cells.names | {own.client}))

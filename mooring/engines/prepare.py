@@ -155,6 +155,8 @@ def load_options(run: RunFile) -> dict[str, Any]:
     weights = run.training.weights
     if isinstance(weights, str) and weights not in ("size", "uniform"):
         options["weights"] = weights
+    if run.mooring.purpose == "advise" and run.task.model is None and run.task.name != "module":
+        options.setdefault("min_rows", 1)  # small clients are part of the prior, and pulled strongly
     return options | {"seed": data_seed(run), "refuse_leaks": run.mooring.purpose == "advise"}
 
 

@@ -220,3 +220,17 @@ def test_extreme_numbers_are_pulled_in_on_request_in_training_and_prediction():
     same, _, _ = encode_new_rows(frame.iloc[[5]].assign(Fläche=high), clients.schema)
     np.testing.assert_array_equal(rows, same)
     assert low > frame["Fläche"].min()
+
+
+def test_clients_of_one_row_on_take_part_in_advice():
+    rng = np.random.default_rng(0)
+    code = np.repeat(np.arange(8), [1, 1, 2, 3, 4, 30, 40, 30])
+    x = rng.normal(size=len(code))
+    noise = rng.normal(size=len(code))
+    frame = pd.DataFrame({"site": [f"s{i}" for i in code], "x": x, "y": rng.normal(0, 1, 8)[code] + x + noise})
+    advice = mooring.advise(frame, client="site", target="y", theory=False)
+    assert advice.clients["rows"].tolist() == [1, 1, 2, 3, 4, 30, 40, 30]
+    assert set(advice.clients["recommended"]) <= {"local", "global", "personal"}
+    assert not [f for f in check(frame, client="site", target="y", min_rows=1) if f.severity == "error"]
+    with pytest.raises(RequestError, match="has 3 rows; at least 5 are needed"):
+        mooring.fit(frame, client="site", target="y", rounds=1)

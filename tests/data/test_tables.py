@@ -185,7 +185,7 @@ def test_unknown_names_of_features_and_kinds(tmp_path):
         ({"kind": "binomial"}, "'regression', 'binary', 'classes', 'count', got 'binomial'"),
         ({"kind": "binary"}, "a binary target has two"),
         ({"kind": "count"}, "row 2, target column 'y': 0.37 is not a count"),
-        ({"min_rows": 2}, "min_rows must be at least 3"),
+        ({"min_rows": 0}, "min_rows must be at least 1"),
         ({"drop": ["x", "colour"]}, "no feature column is left"),
     ]:
         with pytest.raises(RequestError, match=expected):

@@ -8,5 +8,5 @@ def test_the_page_runs_as_it_stands(tmp_path, monkeypatch):
     found = blocks("docs/scikit-learn.md", "python")
     assert len(found) >= 5
     names = run_python(found)
-    assert names["own"] > names["pooled"] + 0.02  # a model for each school pays on this table
+    assert names["own"] > names["pooled"] + 0.02
     assert names["search"].best_params_["lam"] == names["by_hand"]

@@ -140,7 +140,7 @@ def test_nan_survives():
         ("training.participation", math.nan, "training.participation must be a share of the clients (above 0, up to 1) "
          "or a whole number of them from 2 on, got nan."),
         ("training.checkpoint", "first", "training.checkpoint must be \"best\" or \"last\", got 'first'."),
-        ("data.min_rows", 2, "data.min_rows must be a whole number >= 3, got 2."),
+        ("data.min_rows", 0, "data.min_rows must be a whole number >= 1, got 0."),
         ("data.split", [0.0, 0.5, 0.5], "data.split must be three shares (train, validation, test) that add up to 1, "
          "or the name of a column with each row's part, got [0.0, 0.5, 0.5]."),
         ("training.round", 5, "unknown field of [training] 'round' (did you mean 'rounds'?); known: attack, average, "

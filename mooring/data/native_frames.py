@@ -1,0 +1,24 @@
+"""Data frames of other libraries (polars, PyArrow, Modin, ...) as those of pandas, by narwhals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+
+def to_pandas(value: Any) -> Any:
+    """A data frame of any library as one of pandas; anything else as it is."""
+    if isinstance(value, pd.DataFrame) or not (hasattr(value, "columns") or hasattr(value, "column_names")):
+        return value
+    try:
+        import narwhals
+    except ModuleNotFoundError:
+        return value
+    frame = narwhals.from_native(value, eager_only=True, pass_through=True)
+    return frame.to_pandas() if isinstance(frame, narwhals.DataFrame) else value
+
+
+def series_to_numpy(value: Any) -> Any:
+    """A series of another library as an array; anything else as it is."""
+    return value.to_numpy() if hasattr(value, "to_numpy") and not isinstance(value, pd.Series) else value
