@@ -40,7 +40,20 @@ def test_it_holds_freely_licensed_data_only(wheel):
         names = packed.namelist()
         (about,) = [packed.read(name).decode() for name in names if name.endswith("/METADATA")]
         notice = packed.read("mooring/data/embedded/NOTICE").decode()
-    known = (".py", ".typed", ".css", ".js", ".html", "NOTICE", "LICENSE", "METADATA", "WHEEL", "RECORD", ".txt")
+    known = (
+        ".py",
+        ".typed",
+        ".css",
+        ".js",
+        ".html",
+        "NOTICE",
+        "LICENSE",
+        "METADATA",
+        "WHEEL",
+        "RECORD",
+        ".txt",
+        ".toml",
+    )
     data = {Path(name).name for name in names if not name.endswith(known)}
     assert data == OURS and all(name in notice for name in OURS) and "CC BY 4.0" in notice
     assert "License-Expression: Apache-2.0 AND CC-BY-4.0" in about and "GPL" not in about + notice
@@ -55,7 +68,7 @@ def test_it_works_in_an_environment_of_its_own(wheel, tmp_path):
     empty.mkdir()
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
     said = done(tmp_path / "venv" / "bin" / "mooring", "advise", "heart", cwd=empty, env=clean)
-    assert "heart: 4 clients, 920 rows." in said and "Page: runs/heart-advice-1/report.html" in said
+    assert "heart: 4 clients, 920 rows." in said and "Report: runs/heart-advice-1/report.html" in said
     assert (empty / "runs/heart-advice-1/report.html").stat().st_size > 10_000
     where = done(python, "-c", "import mooring; print(mooring.__file__)", cwd=empty, env=clean)
     assert Path(where.strip()).is_relative_to(tmp_path / "venv")
