@@ -141,6 +141,7 @@ def collect_figure_data(part: ReportContents) -> dict[str, Any]:
         "clients": list_columns(part.clients[[*order, *hidden]]),
         "path": part.path,
         "curve": part.curve,
+        "effects": part.effects,
         "rounds": [one | {"table": accumulate_costs(one["table"])} for one in part.rounds],
         "spread": summarize_heterogeneity(part.theory),
         "coefficients": part.coefficients,

@@ -112,6 +112,7 @@ class ReportContents:
     margin: float | None = None
     personal: str = "personal"  # the method whose personal models are shown
     path: dict[str, Any] | None = None
+    effects: list[dict[str, Any]] = field(default_factory=list)  # column, values, prediction, linear, ...
     curve: dict[str, Any] | None = None  # of a typical client: rows, local, personal, global; now, match
     rounds: list[dict[str, Any]] = field(default_factory=list)  # name, kept, table
     theory: dict[str, Any] | None = None
@@ -164,6 +165,7 @@ def of_advice(directory: RunDirectory) -> ReportContents:
         margin=summary["margin"],
         path=path_of(advice),
         curve=advice.get("learning_curve"),
+        effects=advice.get("column_effects") or [],
         theory=theory,
         coefficients=coefficients(directory),
     )

@@ -493,6 +493,28 @@ function rowsFigure(run, host) {
   });
 }
 
+function effectFigure(run, host, effect) {
+  const v = effect.values;
+  return figure(run, host, {
+    name: `effect-${effect.column}`, title: `Partial dependence on ${effect.column}`, upright: true, at: 0,
+    height: w => w < 500 ? 240 : 260,
+    describe: () => `Mean prediction of the global model if all rows had the same ${effect.column}, and the straight line through it.`,
+    say: k => `${effect.column} ${number(v[k])}: prediction ${number(effect.prediction[k])}, straight line ${number(effect.linear[k])}`,
+    data: () => [[effect.column, "prediction", "linear"], v.map((x, k) => [x, effect.prediction[k], effect.linear[k]])],
+    draw(pen, w, h) {
+      const a = axes(pen, w, h, { x: [v[0], v.at(-1)], y: spanOf([...effect.prediction, ...effect.linear]), xlabel: effect.column, ylabel: "prediction" });
+      const lines = [["prediction", "personal", []], ["linear", "soft", DASHES[1]]].map(([name, shade, dash]) => ({ points: v.map((x, k) => [x, effect[name][k]]), color: shade, dash, label: name === "linear" ? "straight line" : name }));
+      curves(pen, a, lines);
+      key(pen, a, lines);
+      return v.map((x, i) => ({ i, x: a.x(x), y: a.y(effect.prediction[i]) }));
+    },
+    over(pen, marks, k) {
+      const p = marks[k];
+      if (p) pen.circle(p.x, p.y, 8, { stroke: color("ink"), width: 2 });
+    },
+  });
+}
+
 function roundsFigure(run, host) {
   const parts = ["test", "validation", "train"].filter(p => run.rounds.some(r => r.table[p])), one = run.rounds.length === 1;
   const options = names => names.map(([value, label]) => make("option", { value }, label));
@@ -755,6 +777,11 @@ RUNS.forEach((run, index) => {
   add(improvementsFigure(run, part("improvements")));
   if (run.path) { const path = pathFigure(run, part("path")); if (run.path.clients) add({ repaint: path.paint }); }
   if (run.curve) rowsFigure(run, part("rows"));
+  for (const effect of run.effects ?? []) {
+    const box = make("div", {}, make("h4", {}, effect.column));
+    part("effects").append(box);
+    effectFigure(run, box, effect);
+  }
   if (run.rounds.length) roundsFigure(run, part("rounds"));
   const theory = part("theory");
   if (run.spread && theory) theory.addEventListener("toggle", () => spreadFigure(run, part("spread")), { once: true });
