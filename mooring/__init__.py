@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from mooring.engines.compare import compare as compare
     from mooring.engines.exported_models import load_sklearn as load_sklearn
     from mooring.engines.fit import fit as fit
+    from mooring.engines.fit import resume as resume
     from mooring.engines.predict import predict as predict
     from mooring.engines.saved_run import open as open
     from mooring.estimators import PersonalizedClassifier as PersonalizedClassifier
@@ -32,6 +33,7 @@ os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 # What `import mooring` offers; each name is imported when it is first used, so that the package stays quick to load.
 _PUBLIC = {
     "fit": "mooring.engines.fit",
+    "resume": "mooring.engines.fit",
     "advise": "mooring.advice.advise",
     "compare": "mooring.engines.compare",
     "compare_models": "mooring.mixed_models.comparison",
@@ -67,6 +69,7 @@ __all__ = [
     "personalize",
     "plot",
     "predict",
+    "resume",
     "write_report",
 ]
 

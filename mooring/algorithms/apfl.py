@@ -3,7 +3,7 @@
 apfl, Section 3, Eqs. 3-6 (Local Descent APFL), Theorems 2, 3 and 7.
 
     u = alpha_i v_i + (1 - alpha_i) w_i                          before the step; one minibatch xi for all three
-    w_i     <- project( w_i - eta_t grad L_i(w_i; xi) )          from the common w, `steps` times
+    w_i     <- project( w_i - eta_t grad L_i(w_i; xi) )          from the global w, `steps` times
     v_i     <- project( v_i - eta_ratio eta_t alpha_i grad L_i(u; xi) )          kept from round to round
     alpha_i <- clip( alpha_i - eta_t (s <v_i - w_i, grad L_i(u; xi)> + alpha_pull alpha_i), 0, 1 )    (Eq. 6: s = 1)
     w       <- sum_i p_i w_i / sum_i p_i                         over the cohort
@@ -20,7 +20,7 @@ apfl, Section 3, Eqs. 3-6 (Local Descent APFL), Theorems 2, 3 and 7.
     eta = "nonconvex"     1/(2 sqrt(5) L sqrt(T)) of Theorem 3: full gradients, everybody every round, steps <= rounds
 
     output = "last"       client i deploys alpha_i v_i + (1 - alpha_i) w
-    output = "own"        client i deploys alpha_i v_i + (1 - alpha_i) w_i, w_i its own copy after its last stay: what
+    output = "own"        client i deploys alpha_i v_i + (1 - alpha_i) w_i, w_i its own copy after its last update: what
                           the paper's experiments evaluate, over the clients of a round, right after their local steps
     output = "average"    both averaged over the iterations t = 1..T with weights (t + shift)^2   (Theorem 2)
 
@@ -78,11 +78,11 @@ class Server(NamedTuple):
 
 class Client(NamedTuple):
     v: Tensor  # [C, d]
-    alpha: Tensor  # [C]; nan before the first visit where each client has its own
+    alpha: Tensor  # [C]; nan before the first update where each client has its own
     average: Tensor  # [C, d], of v; [C, 0] for output = "last"
     done: Tensor  # [C], how many iterations it covers
     memory: Tensor  # [C, s], what local training keeps between rounds
-    own: Tensor  # [C, d], its copy of the global model after its last stay; [C, 0] but for output = "own"
+    own: Tensor  # [C, d], its copy of the global model after its last local update; [C, 0] but for output = "own"
 
 
 class MixtureSteps(NamedTuple):
@@ -173,25 +173,25 @@ class APFL(LocalWork, Algorithm[Server, Client, Message]):
         client = self.with_alpha(client, data)
         plain = self.rule.is_plain and not self.radius and self.output != "average" and self.eta_ratio == 1
         if task.mix is not None and plain and task.reads(data.train):
-            after, message = self.visit_at_once(server, client, task, data, round)
+            after, message = self.update_at_once(server, client, task, data, round)
             return after, self.by_worst_mixture(message, server, task, data, round)
         begin = MixtureSteps(server.w.expand(len(data), -1), client.v, client.alpha)
         before, average, path = (round.t - 1) * self.steps, self.caught_up(client, round.t - 1).average, begin.w
-        for k, stay in enumerate(self.local_steps(begin, task, data, round, client.memory)):
+        for k, mixture in enumerate(self.local_steps(begin, task, data, round, client.memory)):
             if self.output == "average":
                 now = before + k + 1
-                average = update_mean(average, stay.v, share(self.shift, now - 1, now))
-                path = update_mean(path, stay.w, share(self.shift, now - 1, now, begin=before))
+                average = update_mean(average, mixture.v, share(self.shift, now - 1, now))
+                path = update_mean(path, mixture.w, share(self.shift, now - 1, now, begin=before))
         done = torch.full_like(client.done, round.t * self.steps)
-        own = stay.w if self.output == "own" else client.own
-        after = Client(stay.v, stay.alpha, average, done, count_round(client.memory), own)
-        message = Message(stay.w - server.w, path - server.w if self.output == "average" else None)
+        own = mixture.w if self.output == "own" else client.own
+        after = Client(mixture.v, mixture.alpha, average, done, count_round(client.memory), own)
+        message = Message(mixture.w - server.w, path - server.w if self.output == "average" else None)
         return after, self.by_worst_mixture(message, server, task, data, round)
 
-    def visit_at_once(self, server: Server, client: Client, task: Task, data: CohortData, round: Round) -> Any:
-        """The same by a task that takes all steps of a stay at once."""
+    def update_at_once(self, server: Server, client: Client, task: Task, data: CohortData, round: Round) -> Any:
+        """The same by a task that takes all local steps at once."""
         batch, count, eta = schedule(self, data, round, client.memory)
-        stay = MixtureSteps(
+        mixture = MixtureSteps(
             *run_mixture_steps(
                 task, server.w, client.v, client.alpha, data, round, eta, batch=batch, steps=count, draws=self.draws,
                 feels=self.adapts_in, held_out=self.adapt_on == "validation", pull=self.alpha_pull,
@@ -200,9 +200,9 @@ class APFL(LocalWork, Algorithm[Server, Client, Message]):
         )  # fmt: skip
         done = torch.full_like(client.done, round.t * self.steps)
         own = self.output == "own"
-        after = client._replace(v=stay.v, alpha=stay.alpha, done=done, memory=count_round(client.memory))
-        after = after._replace(own=stay.w) if own else after
-        return after, Message(stay.w - server.w if own else stay.w.sub_(server.w), None)
+        after = client._replace(v=mixture.v, alpha=mixture.alpha, done=done, memory=count_round(client.memory))
+        after = after._replace(own=mixture.w) if own else after
+        return after, Message(mixture.w - server.w if own else mixture.w.sub_(server.w), None)
 
     def by_worst_mixture(self, message: Message, server: Server, task: Task, data: CohortData, round: Round) -> Message:
         """The message of an agnostic run: the change weighs by q instead of p, and the loss at w goes along."""
@@ -220,20 +220,20 @@ class APFL(LocalWork, Algorithm[Server, Client, Message]):
         return not self.agnostic  # otherwise messages hold losses, and the step is a ratio of two means
 
     def adapts_in(self, k: int) -> bool:
-        """Whether the mixture moves in the k-th step of a stay."""
+        """Whether the mixture moves in the k-th step of a local update."""
         return self.adapt == "step" or (self.adapt == "round" and k == 0)
 
     def local_steps(
         self,
-        stay: MixtureSteps,
+        mixture: MixtureSteps,
         task: Task,
         data: CohortData,
         round: Round,
         memory: Tensor | None = None,
         moves_w: bool = True,
     ) -> Iterator[MixtureSteps]:
-        """The stay after each local step; w stands still for clients that join after the training (Eq. 7)."""
-        w, v, alpha = stay
+        """The models after each local step; w stands still for clients that join after the training (Eq. 7)."""
+        w, v, alpha = mixture
         batch, count, eta = schedule(self, data, round, memory)
         work: dict[str, Any] = {"batch": batch, "steps": count, "draws": self.draws}
         region = Ball(self.radius) if self.radius else None
@@ -301,7 +301,7 @@ class APFL(LocalWork, Algorithm[Server, Client, Message]):
         return server.w if server.average is None else server.average
 
     def with_alpha(self, client: Client, data: CohortData) -> Client:
-        """The client, before its first visit with the mixture that is its own."""
+        """The client, before its first update with the mixture that is its own."""
         if not isinstance(self.alpha, tuple):
             return client
         own = torch.tensor(self.alpha, dtype=client.alpha.dtype)[data.index]
@@ -366,7 +366,9 @@ def set_for_nonconvex(algorithm: APFL, task: Task, statistics: ClientStatistics)
     """Theorem 3's step size, whose sqrt(T) waits for the run's horizon."""
     smooth = float(statistics.smooth.max())
     if not 0 < smooth < inf:
-        raise RequestError(f"APFL: eta = 'nonconvex' needs the loss's smoothness; task '{task.name}' has {smooth:.3g}.")
+        raise RequestError(
+            f"APFL: eta = 'nonconvex' needs the loss's smoothness, which is {smooth:.3g} for task '{task.name}'."
+        )
     if algorithm.batch not in ("auto", 0):
         raise RequestError(f"APFL: eta = 'nonconvex' is for full gradients; set batch = 0, got {algorithm.batch}.")
     eta = apfl_schedule.nonconvex_step_size(smooth, 1, 1)

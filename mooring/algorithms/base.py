@@ -157,11 +157,11 @@ def _letters(name: str) -> str:
     return "".join(c for c in name.casefold() if c.isalnum())
 
 
-def find(name: str, kept: Path | None = None) -> type[Algorithm]:
+def find(name: str, copies: Path | None = None) -> type[Algorithm]:
     """The algorithm class of that name: of this package, of an installed one, or of a file ("my_file.py:MyAlgorithm",
-    from the copy in `kept` where a run has one)."""
+    from the copy in `copies` where a run has one)."""
     if is_spec(name):
-        return check_algorithm_class(load_python(name, "algorithm", kept), name)
+        return check_algorithm_class(load_python(name, "algorithm", copies), name)
     if name.startswith(IN_MEMORY_PREFIX):
         raise RequestError(
             f"the run's algorithm {name[len(IN_MEMORY_PREFIX) + 1 :]} was in memory; pass it again from Python."
@@ -199,13 +199,13 @@ def reference_of(algorithm: Algorithm) -> str:
 
 
 def build(
-    name: str, fields: dict[str, Any], kept: Path | None = None, own: Mapping[str, type[Algorithm]] | None = None
+    name: str, fields: dict[str, Any], copies: Path | None = None, own: Mapping[str, type[Algorithm]] | None = None
 ) -> Algorithm:
     """An algorithm with some of its fields set, by name; a field that it has not, or of a wrong type, is refused.
 
     Classes that are at hand already are in `own`, by name.
     """
-    cls = (own or {}).get(name) or find(name, kept)
+    cls = (own or {}).get(name) or find(name, copies)
     hints = get_type_hints(cls)
     check_fields(name, fields, {f.name: hints[f.name] for f in dataclasses.fields(cls)})  # type: ignore[arg-type]
     return cls(**fields)

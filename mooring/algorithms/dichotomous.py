@@ -77,7 +77,7 @@ class Dichotomous(LocalWork, Algorithm[Server, Client, Tensor]):
 
     paper: ClassVar[str] = "alternative, Corollary 3.1 and Section 3.3; effect, Appendix C.3"
     group: ClassVar[str] = "baseline"
-    reveals: ClassVar[str] = "everything: all rows are pooled; an analysis for simulations"
+    reveals: ClassVar[str] = "everything: all rows are pooled; a baseline for simulations"
     pooled: ClassVar[bool] = True
     full_participation: ClassVar[bool] = True
 

@@ -1,4 +1,4 @@
-"""FedAvg: the global model is the average of what clients make of it.
+"""FedAvg: the global model is the average of the clients' local updates of it.
 
 alternative, Algorithm 1 (elastic); apfl, Section 3 and mspp, Section 1.1 (plain average); kernel, Section 4 (by size).
 
@@ -10,8 +10,8 @@ alternative, Algorithm 1 (elastic); apfl, Section 3 and mspp, Section 1.1 (plain
 
 Symbols  w: Server.w    eta, steps, server_step: fields    p: the run's weights
 Limits   one full-batch step is gradient descent on sum_i p_i L_i; server_step = 0 freezes the model
-Departs  the server's step of round t is server_step / (1 + server_decay (t - 1)), alternative leaves eta_t open; a note
-         is printed when elastic weights sum to more than 2
+Departs  the server's step of round t is server_step / (1 + server_decay (t - 1)), alternative leaves eta_t open; a
+         warning is given when elastic weights sum to more than 2
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Localized FedAvg: FedAvg's global model, fine-tuned by every client before use.
+"""FedAvg with fine-tuning: FedAvg's global model, fine-tuned by every client before use.
 
 apfl, Section 5.
 
     w   by FedAvg
     v_i = w after `tune_steps` local SGD steps on L_i            what client i deploys
 
-    output = "tuned"      from the last common model
-    output = "own"        v_i is the client's copy of w after its last stay, before it was averaged: what the paper's
+    output = "tuned"      from the last global model
+    output = "own"        v_i is the client's copy of w after its last update, before it was averaged: what the paper's
                           experiments evaluate, over the clients of a round, right after their local steps
 
 Symbols  w: Server.w    v_i: Tuned.v    tune_steps: the paper's tau
@@ -30,7 +30,7 @@ from mooring.core.task import Task
 
 class Client(NamedTuple):
     memory: Tensor  # [C, s], what local training keeps between rounds
-    own: Tensor  # [C, d], its copy of the global model after its last stay; [C, 0] but for output = "own"
+    own: Tensor  # [C, d], its copy of the global model after its last local update; [C, 0] but for output = "own"
 
 
 class Tuned(NamedTuple):

@@ -100,7 +100,7 @@ class FedMSPP(Algorithm[Server, Client, Tensor]):
         batch = max(1, min(DEFAULT_BATCH_ROWS, int(statistics.n.median()) // 2)) if self.batch == "auto" else self.batch
         ready = set_by_theorem(self, task, statistics, factor=8, batch=batch) if self.lam == "theory" else self
         if self.lam == "auto" and batch:
-            # The stiffness that fits n rows is n/b times too loose for b of them.
+            # The lam that fits n rows is n/b times too loose for b of them.
             ready = replace(self, lam=auto_lam(task, statistics) * max(1.0, float(statistics.n.median()) / batch))
         ready = replace(ready, batch=batch, inner=choose_inner_solver(ready, task, "descent"))
         return resolve_auto(resolve_lipschitz(ready, task, statistics), task, statistics)

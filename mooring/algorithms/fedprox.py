@@ -1,4 +1,4 @@
-"""FedProx, shared model: clients return a proximal step from the global model, the server averages.
+"""FedProx: clients return a proximal step from the global model, the server averages.
 
 mspp, Eq. 1.3; kernel, Eq. 6 (there eta = 1/lam).
 
@@ -171,7 +171,7 @@ def set_by_theorem(algorithm: Any, task: Task, statistics: ClientStatistics, fac
         smooth = batch_smoothness(statistics, batch, getattr(algorithm, "replacement", False))
         if not 0 < smooth < inf:
             raise RequestError(
-                f"{owner}: lam = 'theory' needs the loss's smoothness, and task '{task.name}' has {smooth:.3g}; "
+                f"{owner}: lam = 'theory' needs the loss's smoothness, which is {smooth:.3g} for task '{task.name}'; "
                 "give lam a number."
             )
         inner = choose_inner_solver(algorithm, task, otherwise="descent")
@@ -191,7 +191,7 @@ def resolve_lipschitz(algorithm: Any, task: Task, statistics: ClientStatistics) 
     if not 0 < lipschitz < inf:
         raise RequestError(
             f"{type(algorithm).__name__}: growth = 'smooth' promises gradients in proportion to the loss's Lipschitz "
-            f"constant, and task '{task.name}' has {lipschitz:.3g}; set lipschitz, or inner = 'exact'."
+            f"constant, which is {lipschitz:.3g} for task '{task.name}'; set lipschitz, or inner = 'exact'."
         )
     return replace(algorithm, lipschitz=lipschitz)
 

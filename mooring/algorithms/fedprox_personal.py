@@ -1,4 +1,4 @@
-"""FedProx, one stage: personal models pulled towards a global one, both trained in one loop with warm starts.
+"""FedProx, personal: personal models pulled towards a global one, both trained in one loop with warm starts.
 
 effect, Algorithm 1, Eqs. 8-11.
 
@@ -76,7 +76,7 @@ class FedProxPersonal(LocalWork, Algorithm[Server, Client, Message]):
     server_decay: float = 0.0  # the server's step is divided by 1 + server_decay (t - 1)
     inner: str = "auto"  # "exact", "descent" or "sgd"; auto: exact where the task has a prox, sgd elsewhere
     tol: float = 0.0  # of inner = "descent"; 0: all steps are taken and nothing is promised
-    warm: bool = True  # start from the client's last model; False: from the common one
+    warm: bool = True  # start from the client's last model; False: from the global one
     aggregation: str = "average"  # "elastic": unbiased under partial participation
     preset: str = "none"  # "theory": Corollary 1
 
@@ -116,7 +116,7 @@ class FedProxPersonal(LocalWork, Algorithm[Server, Client, Message]):
 
     @property
     def additive(self) -> bool:
-        return is_uniform(self.lam)  # otherwise the stiffness travels too, and the step is a ratio of two means
+        return is_uniform(self.lam)  # otherwise lam is sent, too, and the step is a ratio of two means
 
     def init(self, task: Task, w0: Tensor) -> tuple[Server, Client]:
         return Server(w0), Client(w0, init_memory(self, task, w0))
@@ -126,10 +126,10 @@ class FedProxPersonal(LocalWork, Algorithm[Server, Client, Message]):
     ) -> tuple[Client, Message]:
         w = server.w.expand(len(data), -1)
         lam = penalty_rows(self.lam, data.index, w)
-        v, memory = self.moored(client.v if self.warm else w, w, lam, task, data, round, client.memory)
+        v, memory = self.fit_personal(client.v if self.warm else w, w, lam, task, data, round, client.memory)
         return Client(v, count_round(memory)), Message((w - v).mul_(lam), None if is_uniform(self.lam) else lam)
 
-    def moored(
+    def fit_personal(
         self, v: Tensor, w: Tensor, lam: Any, task: Task, data: CohortData, round: Round, memory: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Each client's model after its inner loop from v, pulled to w, and its memory."""

@@ -1,4 +1,4 @@
-"""FedProx, two stages: federated rounds find the global model, then every client fits its own model near it.
+"""FedProx, two stages: federated rounds find the global model, then every client fits its own near it.
 
 alternative, Algorithms 2 and 3, with SoftLocalSGD.
 
@@ -56,7 +56,7 @@ from mooring.estimates.client_statistics import ClientStatistics
 from mooring.estimates.lambda_from_statistics import bound_curvature, resolve_lam_rule
 from mooring.theory.two_stage_rate import inner_steps, local_step, server_step
 
-FINAL_STAGE_UPDATES = 10  # final_steps = "auto": as much work as so many stays where the curvature is unknown
+FINAL_STAGE_UPDATES = 10  # final_steps = "auto": as much work as so many local updates where the curvature is unknown
 FINAL_RELATIVE_ERROR = 1e-3  # and elsewhere enough for the distance to prox_i(w) to shrink to this share
 MAX_FINAL_STEPS = 10_000  # steps
 FINAL_SLOT = 1  # the last stage draws apart from the round it follows
@@ -80,7 +80,7 @@ class FedProxTwoStage(LocalWork, Algorithm[Server, Client, Message]):
     gamma: Auto = "auto"
     server_decay: float = 0.0  # the server's step is divided by 1 + server_decay (t - 1)
     final_steps: Auto = "auto"
-    final_eta: Auto = "auto"  # "stay": as in a stay; auto: that, but with final_steps = "auto" never too long
+    final_eta: Auto = "auto"  # "stay": as in a round; auto: that, but with final_steps = "auto" never too long
     radius: Auto = "auto"  # 0: W is all of space
     aggregation: str = "elastic"  # or "average": weights that sum to 1 over the cohort
     mu: Auto = "auto"  # used by schedule = "inverse"
@@ -134,7 +134,7 @@ class FedProxTwoStage(LocalWork, Algorithm[Server, Client, Message]):
 
     @property
     def additive(self) -> bool:
-        return is_uniform(self.lam)  # otherwise the stiffness travels too, and the step is a ratio of two means
+        return is_uniform(self.lam)  # otherwise lam is sent, too, and the step is a ratio of two means
 
     def init(self, task: Task, w0: Tensor) -> tuple[Server, Client]:
         return Server(w0), Client(w0, init_memory(self, task, w0))
@@ -167,7 +167,7 @@ class FedProxTwoStage(LocalWork, Algorithm[Server, Client, Message]):
         return train(task, v, data, round, eta, pull=(lam, w), region=self.region, rule=self.rule, **work)[0]
 
     def step_size(self, data: CohortData, round: Round, memory: Tensor | None) -> Any:
-        """eta_k of a stay."""
+        """eta_k of a local update."""
         if self.schedule == "inverse":
             return partial(local_step, mu=self.mu, lam=self.lam)
         return local_work(self, data, round, memory)[2]

@@ -20,13 +20,11 @@ from mooring.core.task import Task
 from mooring.estimates.client_statistics import RIDGE_GRID
 from mooring.tasks.proximal import MAX_DENSE_PARAMETERS
 
-DEFAULT_BATCH_ROWS = 32  # minibatch of tasks whose full passes are dear
+DEFAULT_BATCH_ROWS = 32  # minibatch of tasks whose full passes are expensive
 NONSMOOTH_SCORE_STEP = 0.1  # of losses without curvature: the largest move of a score, targets being about 1 in size
-MAX_LOSS_SHARE_OF_OTHERS = (
-    0.1  # a client that costs the others this share of their loss by its say in a common ridge is not heard
-)
+MAX_LOSS_SHARE_OF_OTHERS = 0.1  # a client whose vote on the ridge costs the others more of their loss is left out
 MAX_SUMMABLE_LOSS = 1e250  # a loss whose sums stay finite
-NETWORK_LAM_PER_CURVATURE = 0.1  # lam = "auto" where clients cannot tell how they vary, as a share of the curvature
+NETWORK_LAM_PER_CURVATURE = 0.1  # lam = "auto" where the between-client variance is unknown, as a share of curvature
 GEOMETRIC_SCHEDULES = ("steps", "rounds", "epochs")  # schedules that take a share off the step size
 SCHEDULES = ("inverse", *GEOMETRIC_SCHEDULES, "horizon", "cosine", "cosine_rounds")
 
@@ -86,7 +84,7 @@ def check_lam_lengths(algorithm: Any, task: Task, clients: int) -> None:
 
 
 def choose_inner_solver(algorithm: Any, task: Task, otherwise: str = "sgd") -> str:
-    """The field `inner`, "auto" being "exact" where the task has a prox that is not too dear to take every round;
+    """The field `inner`, "auto" being "exact" where the task has a prox that is not too expensive to take every round;
     refuses "exact" where it has none."""
     if algorithm.inner == "exact" and task.prox is None:
         owner = type(algorithm).__name__
@@ -125,10 +123,10 @@ def batch_smoothness(statistics: Any, batch: int, replacement: bool = False) -> 
 
 
 def auto_ridge(statistics: Any) -> float:
-    """The ridge of RIDGES with which the clients' own fits do best on all validation rows; 0 without any.
+    """The ridge of RIDGE_GRID with which the clients' own fits do best on all validation rows; 0 without any.
 
-    A client does not decide for the others: where its say costs them more than SWAY of their loss, it has none. The one
-    with most to lose is looked at first, as long as more than half of the clients are heard.
+    A client does not decide for the others: where its vote costs them more than MAX_LOSS_SHARE_OF_OTHERS of their loss,
+    it is left out. The client with the largest stake comes first, as long as more than half of the clients remain.
     """
     if statistics.alone is None or float(statistics.validation.sum()) == 0:
         return 0.0
@@ -148,10 +146,10 @@ def auto_ridge(statistics: Any) -> float:
 
 
 def auto_lam(task: Task, statistics: Any) -> float:
-    """The single lam of least expected risk under the clients' estimated spread: `auto` in `mooring theory`'s table.
+    """The single lam of least expected risk under the estimated between-client variance (`auto` of `mooring theory`).
 
-    At most TIGHTEST (`estimates/lambda_rules.py`) times the curvature, also where no spread is seen. Where nothing can
-    be told of a spread (`estimates/task_random_effects.py` says where), the pull is a share of the curvature.
+    At most MAX_AUTO_LAM_PER_CURVATURE (`estimates/lambda_rules.py`) times the curvature, also where the variance is 0.
+    Where it cannot be estimated (see `estimates/task_random_effects.py`), lam is a share of the curvature.
     """
     return curvature_lam(statistics) if statistics.federation is None else statistics.federation.auto
 

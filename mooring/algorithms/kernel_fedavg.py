@@ -9,7 +9,7 @@ kernel, Section 4, Propositions 1 and 3, Eq. 23.
     rounds_exact = "limit"   w_inf; directions that no row sees stay as they were at the start
     rounds_exact = "stop"    w_T, T = max{ t : Rad(1/sqrt(eta t steps)) <= norm/(sqrt(2e) sigma eta t steps) }
 
-The task must be linear in w: linear, or kernel, whose random features stand for the kernel. Clients tell their matrices
+The task must be linear in w: linear, or kernel, whose random features stand for the kernel. Clients send their matrices
 once and the run is over. Kernels without features would need all points in one place.
 With batch > 0 a pass over consecutive minibatches takes the place of a step.
 
@@ -158,7 +158,7 @@ def send_matrices(algorithm: Any, task: Task, data: CohortData) -> Message:
 
 
 def advance_server(algorithm: Any, server: Server, mean: Message) -> Server:
-    """The common model after all its rounds, from the weighted means of the clients' messages."""
+    """The global model after all its rounds, from the weighted means of the clients' messages."""
     update, matrix, push = algorithm.update, mean.matrix.numpy(), mean.push.numpy()
     flow, start = exact.make_theta_flow(matrix, push, update), server.w.double().numpy()
     rounds = algorithm.rounds_exact

@@ -9,7 +9,7 @@ kernel, Section 4 (Eq. 6), Propositions 1 and 3, Eq. 23; there eta = 1/lam.
     rounds_exact = "limit"   w_inf, the minimizer of sum_i p_i F_i, F_i the Moreau envelope of L_i
     rounds_exact = "stop"    w_T, T of Eq. 23 with eta = 1/lam and s = 1
 
-The task must be linear in w: linear, or kernel, whose random features stand for the kernel. Clients tell their matrices
+The task must be linear in w: linear, or kernel, whose random features stand for the kernel. Clients send their matrices
 once and the run is over. With batch > 0 a round is one pass of proximal solves over consecutive minibatches, each
 centred at the last one's solution.
 

@@ -1,4 +1,4 @@
-"""Local: every client trains locally.
+"""Local: every client trains on its own rows only.
 
 alternative, Eq. 1.3 (PureLocalTraining); effect, Eq. 2 (LocalTrain).
 

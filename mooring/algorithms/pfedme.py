@@ -4,10 +4,10 @@ Dinh, Tran, Nguyen. Personalized federated learning with Moreau envelopes. NeurI
 
     v_i ~ arg min_v  L_i(v; xi) + lam/2 |v - w_i|^2            `inner_steps` gradient steps on one minibatch (fewer
                                                                once |grad| <= tol), or exact
-    w_i <- w_i - eta lam (w_i - v_i)                            both `steps` times, w_i from the common w
+    w_i <- w_i - eta lam (w_i - v_i)                            both `steps` times, w_i from the global w
     w   <- (1 - server_step) w + server_step sum_i p_i w_i / sum_i p_i
 
-Symbols  w: Server.w    v_i: Client.v, the paper's theta_i    w_i: only during a stay    eta: the paper's    steps: R
+Symbols  w: Server.w    v_i: Client.v, the paper's theta_i    w_i: during an update    eta: the paper's    steps: R
          inner_steps: K    server_step: beta
 Limits   lam -> infinity is FedAvg with step size eta; lam -> 0 is Local for the v_i, and w stands still; steps = 1 with
          full batches and exact inner solves is one-stage FedProx with gamma = eta

@@ -1,4 +1,4 @@
-"""Global: one model for all, from all rows in one place. The pooled baseline.
+"""Pooled: one model for all clients, fitted to all rows in one place; a baseline.
 
 effect, Eq. 2 (GlobalTrain); the exact FedAvg of alternative, Eq. 1.2.
 

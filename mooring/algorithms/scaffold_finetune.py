@@ -1,4 +1,4 @@
-"""Localized SCAFFOLD: SCAFFOLD's global model, fine-tuned by every client before use.
+"""SCAFFOLD with fine-tuning: SCAFFOLD's global model, fine-tuned by every client before use.
 
 apfl, Section 5.
 

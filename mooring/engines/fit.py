@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -99,6 +100,28 @@ def start_fit(
     directory = None if out is None else create_run(out, initial_files(job))
     with nullcontext() if directory is None else directory_lock(directory.path):
         return complete_fit(job, ready, exchange, TrainingState(server), directory, on_progress, callbacks)
+
+
+def resume(
+    run: str | Path,
+    *,
+    data: Any = None,
+    model: Any = None,
+    loss: Any = None,
+    algorithm: Algorithm | None = None,
+    callbacks: Sequence[Callback] = (),
+    progress: bool | OnProgress = False,
+    trust_code: bool = False,
+) -> FitResult:
+    """Continue the interrupted fit of a run directory; the result is bit-for-bit what it would have been.
+
+    What was in memory is passed again: the same data, model, loss, algorithm and callbacks. A finished run is read.
+    """
+    given = (data, model, loss, algorithm, callbacks, trust_code)
+    result, note = resume_fit(run, progress_function(progress), *given)
+    if note is not None:
+        warnings.warn(note)
+    return result
 
 
 def resume_fit(

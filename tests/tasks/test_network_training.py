@@ -200,7 +200,15 @@ def test_statistics_are_averaged_kept_or_frozen(buffers):
 def test_runs_are_replayed_and_resumed_to_the_bit(name, tmp_path):
     options = {"model": NETWORKS[name], "algorithm": "fedavg", "rounds": 3, "baselines": False}
     options["settings"] = {"eta": 0.05, "epochs": 1, "batch": 4}
-    one, two = (mooring.fit(federation(), **options) for _ in range(2))
+    one = mooring.fit(federation(), **options)
+
+    def stop(what, done, total):
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        mooring.fit(federation(), out=tmp_path / "run", checkpoint_every=1, progress=stop, **options)
+    two = mooring.resume(tmp_path / "run", data=federation(), model=NETWORKS[name])
     assert all(torch.equal(one.models[client], two.models[client]) for client in one.models)
 
 
