@@ -108,7 +108,7 @@ def resume(
     data: Any = None,
     model: Any = None,
     loss: Any = None,
-    algorithm: Algorithm | None = None,
+    algorithm: Algorithm[Any, Any, Any] | None = None,
     callbacks: Sequence[Callback] = (),
     progress: bool | OnProgress = False,
     trust_code: bool = False,
