@@ -85,7 +85,7 @@ def test_the_page_on_networks_works_as_typed(tmp_path, monkeypatch, capsys):
         "rows.csv", index=False
     )
     commands = re.findall(r"^    mooring (.*)$", text, re.M)
-    assert len(commands) == 4
+    assert len(commands) == 3
     for line in commands:
         words = [*shlex.split(line), "--rounds", "1"]
         words += ["--partition", "clients=5", "--seeds", "2"] if "--seeds" in words else []

@@ -74,7 +74,7 @@ def test_terms_options_and_algorithms_are_explained(capsys):
     assert code == 0 and out.count("\n") <= 4 and "/advice/" in out
     assert call(capsys, "explain", "--json", "lam")[1].count("strength") == 1
     assert "fedavg" in call(capsys, "explain", "fedavg")[1]
-    assert "Without --min-rows it is: 5." in call(capsys, "explain", "--", "--min-rows")[1]
+    assert "Without --min-rows it is: 1 for advise, else 5." in call(capsys, "explain", "--", "--min-rows")[1]
     code, _, err = call(capsys, "explain", "lamda")
     assert code == 2 and "did you mean 'lambda'?" in err
 

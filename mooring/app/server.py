@@ -314,7 +314,7 @@ async def rename_run(request: Request) -> Response:
     except (ValueError, RecursionError, KeyError, TypeError):
         raise RequestError('the request must be a JSON object with the text "name".') from None
     if not isinstance(name, str) or not re.fullmatch(r"\w[\w.-]{0,99}", name):
-        raise RequestError("a run's name has letters, digits, dots and dashes, at most 100 of them.")
+        raise RequestError("a run's name has at most 100 characters from a-z, A-Z, 0-9, dots and dashes.")
     jobs, new = request.app.state.jobs, path.with_name(name)
     if new.exists() or name in jobs.known:
         raise RequestError(f"there is a run called {name!r} already.")

@@ -33,7 +33,7 @@ class ColumnRoles(NamedTuple):
 
     client: str
     target: str
-    unit: str | None = None
+    group: str | None = None
     time: str | None = None
     split: str | None = None
     weights: str | None = None
@@ -54,7 +54,7 @@ def find_roles(
     Shares instead of a split's column are the business of `split_rows`; a column that fixes the parts refuses them.
     """
     shares, split = (None, split) if split is None or isinstance(split, str) else (split, None)
-    given = {"unit": unit, "time": time, "split": split}
+    given = {"group": unit, "time": time, "split": split}
     ways = [f"{role} = '{name}'" for role, name in given.items() if name is not None]
     if len(ways) > 1 and not (unit is None and len(ways) == 2):  # a split and a time: the time orders what it leaves
         raise RequestError(f"{table.title}: rows are held out in one way, got {' and '.join(ways)}.")
@@ -203,9 +203,9 @@ def explain_smallness(
         }
 
     reasons = few(np.bincount(code, minlength=clients), min_rows, "row")
-    if roles.unit is not None:
-        first = number_groups(code, group_codes(table, roles.unit))[1]
-        reasons = few(np.bincount(code[first], minlength=clients), min(MIN_ROWS_TO_SPLIT, min_rows), "unit") | reasons
+    if roles.group is not None:
+        first = number_groups(code, group_codes(table, roles.group))[1]
+        reasons = few(np.bincount(code[first], minlength=clients), min(MIN_ROWS_TO_SPLIT, min_rows), "group") | reasons
     if roles.split is not None:
         train = code[parts_from_column(table, roles.split) == TRAIN]
         reasons = few(np.bincount(train, minlength=clients), 1, "training row", "to train") | reasons
@@ -216,7 +216,7 @@ def group_codes(table: Table, unit: str) -> np.ndarray:
     text = to_categories(table.frame[unit])
     absent = np.flatnonzero(text.codes < 0)
     if len(absent):
-        raise RequestError(f"{table.place(absent[0])}, unit column '{unit}': the value is missing.")
+        raise RequestError(f"{table.place(absent[0])}, group column '{unit}': the value is missing.")
     return np.asarray(text.codes, dtype=np.int64)
 
 
@@ -254,12 +254,12 @@ def split_rows(
         return time_split(code, row_times(table, roles.time), shares), []
     keys = np.array([client_key(name) for name in names], dtype=np.uint64)
     strata = target.y if target.kind in (BINARY, CLASSES) else None
-    if roles.unit is None:
+    if roles.group is None:
         return random_split(code, keys, seed, strata, shares), []
-    unit = group_codes(table, roles.unit)
+    unit = group_codes(table, roles.group)
     pairs = len(number_groups(code, unit)[1])
     shared = pairs - len(np.unique(unit))
-    note = f"{shared} values of '{roles.unit}' appear under several clients; they count as different units there."
+    note = f"{shared} values of '{roles.group}' appear under several clients; they count as different groups there."
     return group_split(code, keys, seed, unit, strata, shares), [note] if shared else []
 
 

@@ -85,7 +85,7 @@ def check(
     if table is None:
         return all_found()
     wanted = {"client": client or table.client or "client", "target": target or table.target or "target"}
-    asked_for = {"unit": unit, "time": time_column, "split": split, "weights": weights}
+    asked_for = {"group": unit, "time": time_column, "split": split, "weights": weights}
     wanted |= {role: name for role, name in asked_for.items() if isinstance(name, str)}
     for role, name in wanted.items():
         attempt(partial(require_column, table.frame, name, role, table.title), name)

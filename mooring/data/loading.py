@@ -118,7 +118,7 @@ def load(
     kept, held_out, last = (
         rows_of(x, y, code, part == which, len(clients), dtype, label) for which in range(len(PARTS))
     )
-    unit_of = None if roles.unit is None else group_codes(table, roles.unit)
+    unit_of = None if roles.group is None else group_codes(table, roles.group)
     time_of = None if roles.time is None else row_times(table, roles.time)
     return Clients(
         tuple(clients),

@@ -258,7 +258,7 @@ def test_many_tiny_clients():
 def test_odd_targets_have_an_answer(odd):
     frame, kind = planted(0.4, clients=4, samples=12, dim=2), None
     if odd == "no noise":
-        frame["y"] = frame["x0"]
+        frame["y"] = frame["x0"] + frame["x1"]
     elif odd == "count":
         frame["y"], kind = np.random.default_rng(0).poisson(np.exp(0.5 * frame["x0"])), "count"
     else:

@@ -169,7 +169,7 @@ def test_unit_and_time_columns():
     for name in by_time.names:
         assert last.loc[(name, "train"), "max"] <= last.loc[(name, "validation"), "min"]
         assert last.loc[(name, "validation"), "max"] <= last.loc[(name, "test"), "min"]
-    with pytest.raises(RequestError, match=r"client 'site .' has . units?; at least 3 are needed"):
+    with pytest.raises(RequestError, match=r"client 'site .' has . groups?; at least 3 are needed"):
         load(frame.assign(person=frame["person"] // 8), client="site", target="y", group="person")
 
 

@@ -69,7 +69,7 @@ def test_clients_too_small_to_learn_have_the_global_model_and_are_named(tmp_path
     frame = pd.DataFrame({"town": ["lone", *np.repeat(["a", "b"], 30)], "x": rng.normal(size=61)})
     frame["y"] = frame["x"] + 5 * (frame["town"] == "a")
     result = fit(frame, client="town", target="y", rounds=3, threads=1, out=tmp_path / "run")
-    assert any("'lone'; the global model answers for them" in note for note in result.job.clients.notes)
+    assert any("'lone'; the global model is used for them" in note for note in result.job.clients.notes)
     found, notes = predict(tmp_path / "run", frame.head(1))
     assert notes == ["1 unknown client, 'lone': predicted with the global model."]
     same, _ = predict(tmp_path / "run", frame.head(1).assign(town=None))

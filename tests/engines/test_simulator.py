@@ -137,8 +137,12 @@ def test_a_run_may_begin_elsewhere():
 
 def test_a_task_that_lacks_what_is_needed_is_refused():
     task, clients = PROBLEMS["softmax"]()
-    with pytest.raises(RequestError, match="dichotomous needs a task with 'prox'"):
-        simulate(build("dichotomous", {}), Without(task), clients, TrainingPlan(rounds=1))
+    with pytest.raises(RequestError, match="needs a task with 'prox', and task 'logistic' has none"):
+        simulate(NeedsProx(), Without(task), clients, TrainingPlan(rounds=1))
+
+
+class NeedsProx(FedAvg):
+    required_capabilities = ("prox",)
 
 
 class Without:

@@ -156,5 +156,5 @@ def test_hessian_by_differences_is_the_tasks_own():
 
 
 def test_task_without_exact_minimiser_is_refused():
-    with pytest.raises(RequestError, match="'network' has no exact minimiser"):
+    with pytest.raises(RequestError, match="'network' has no exact minimizer"):
         fit_convex(SimpleNamespace(name="network", solve=None), rows_of([np.ones((3, 2))], [np.ones(3)]))

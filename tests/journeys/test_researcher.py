@@ -170,11 +170,11 @@ def test_algorithms_of_installed_packages_are_found(here, monkeypatch):
     monkeypatch.syspath_prepend(here)
     from importlib.metadata import EntryPoint
 
-    point = EntryPoint("fed_per", "fedper:FedPer", base.ENTRY_POINT_GROUP)
+    point = EntryPoint("my_fedper", "fedper:FedPer", base.ENTRY_POINT_GROUP)
     monkeypatch.setattr(base, "entry_points", lambda group, name=None: [point] if name in (None, point.name) else [])
-    assert "fed_per" in base.algorithm_names()
-    result = mooring.fit("rows.csv", client="site", target="y", algorithm="fed_per", rounds=2, out="run")
-    assert read_run("run/run.toml").algorithm.name == "fed_per" and result.trained.algorithm.name == "FedPer"
+    assert "my_fedper" in base.algorithm_names()
+    result = mooring.fit("rows.csv", client="site", target="y", algorithm="my_fedper", rounds=2, out="run")
+    assert read_run("run/run.toml").algorithm.name == "my_fedper" and result.trained.algorithm.name == "FedPer"
 
 
 def test_settings_compared_over_seeds(here, capsys):

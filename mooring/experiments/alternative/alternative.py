@@ -13,9 +13,9 @@ from mooring.experiments.base.claims import NEARLY, Claim, every, lower
 from mooring.experiments.base.experiment import Experiment, Panel, Preset, grid
 from mooring.experiments.base.results import of
 
-KNOWN = Dichotomous("known_r", ridge=0.0, mu=1.0, ell_max=1.0)  # in units of noise/mu
-FULL = Dichotomous("full_data", unit="system", ridge=0.0)
-SPLIT = Dichotomous("sample_split", unit="client", ridge=0.0)
+KNOWN = Dichotomous("known_r", inner="exact", ridge=0.0, mu=1.0, ell_max=1.0)  # in units of noise/mu
+FULL = Dichotomous("full_data", inner="exact", unit="system", ridge=0.0)
+SPLIT = Dichotomous("sample_split", inner="exact", unit="client", ridge=0.0)
 LEAST, MOST = 0.01, 10.0
 MANY, FEW = 1000, 100  # validation rows of a client
 SPLITS = 4  # random splits of each data set
