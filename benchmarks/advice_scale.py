@@ -50,10 +50,10 @@ def time_advice(clients: int) -> None:
     before, begin, work = peak_memory(), time.perf_counter(), time.process_time()
     found = advise(made)
     took, worked = time.perf_counter() - begin, time.process_time() - work
-    told = {name: round(found.summary[name], 3) for name in ("alone", "common", "advised")}
+    losses = {name: round(found.summary[name], 3) for name in ("local", "global", "recommended")}
     print(
         f"advice for {clients} clients of 20 rows and features: {took:.0f} s ({worked:.0f} s of CPU), "
-        f"{peak_memory():.2f} GB at most ({before:.2f} GB to make the clients), {told}",
+        f"{peak_memory():.2f} GB at most ({before:.2f} GB to make the clients), {losses}",
         flush=True,
     )
 

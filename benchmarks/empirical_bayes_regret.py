@@ -86,10 +86,10 @@ class Central:
         a = (self.x.transpose(0, 2, 1) @ weighted[..., :-1]).sum(0)
         w = np.linalg.solve(a, (self.x.transpose(0, 2, 1) @ weighted[..., -1:])[..., 0].sum(0))
         residual = self.y - self.x @ w
-        settled = np.linalg.solve(cov, residual[..., None])[..., 0]
+        resolved = np.linalg.solve(cov, residual[..., None])[..., 0]
         logs = np.linalg.slogdet(cov)[1].sum() - (~self.kept).sum() * np.log(sigma2)
-        deviance = logs + (residual * settled).sum() + self.spare * np.log(sigma2) + self.own / sigma2
-        models = w + tau2 * (self.x.transpose(0, 2, 1) @ settled[..., None])[..., 0]
+        deviance = logs + (residual * resolved).sum() + self.spare * np.log(sigma2) + self.own / sigma2
+        models = w + tau2 * (self.x.transpose(0, 2, 1) @ resolved[..., None])[..., 0]
         return deviance + np.linalg.slogdet(a)[1], models
 
     def fit(self, kind, start):

@@ -177,7 +177,7 @@ def population(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]
         def some() -> Times:
             times.clear()
             last.clear()
-            simulate(algorithm, task, clients, plan, settled=True, watch=watch)
+            simulate(algorithm, task, clients, plan, resolved=True, watch=watch)
             return tuple(statistics.median(column) for column in zip(*times))
 
         return some
@@ -190,7 +190,7 @@ def population(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]
     def note() -> str:
         if not done:
             wall = time.perf_counter()
-            simulate(algorithm, task, large, plan, settled=True)
+            simulate(algorithm, task, large, plan, resolved=True)
             took, peak = time.perf_counter() - wall, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
             done.append(f"100 rounds ran in {took:.0f} s; {peak:.1f} GB at most (wanted under 6: {verdict(peak < 6)})")
         return done[0]

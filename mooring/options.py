@@ -304,7 +304,7 @@ file they are the section `[algorithm]` with a `name`, or a section `[[algorithm
 `settings={"lam": 0.1}`; `compare` names the method too: `--set fedavg.steps=5`, `settings={"fedavg": {"steps": 5}}`.
 Fields of the task stand in `[task]`, and are given as `--set task.ridge=0.1` or `task={"ridge": 0.1}`.
 
-The numbers that a run resolved (`[algorithm.settled]`: what "auto" became) are used again when its file is run
+The numbers that a run resolved (`[algorithm.resolved]`: what "auto" became) are used again when its file is run
 as it is, and resolved anew as soon as an option changes anything.
 """
 

@@ -377,13 +377,13 @@ def test_another_algorithm_over_a_run_file(here, asked):
 
 def test_settled_numbers_are_those_of_the_run_as_it_was(here, asked):
     plain = asked(lambda: mooring.fit("homes.csv")).model_dump(exclude_none=True)
-    settled = plain | {"algorithm": {"name": "fedprox_personal", "settled": {"lam": 0.7}}}
+    resolved = plain | {"algorithm": {"name": "fedprox_personal", "resolved": {"lam": 0.7}}}
     with open("run.toml", "wb") as file:
-        tomli_w.dump(settled, file)
-    assert asked(lambda: mooring.fit("run.toml")).algorithm.settled == {"lam": 0.7}
-    assert asked(lambda: mooring.fit("run.toml", seed=0)).algorithm.settled == {"lam": 0.7}  # changes nothing
+        tomli_w.dump(resolved, file)
+    assert asked(lambda: mooring.fit("run.toml")).algorithm.resolved == {"lam": 0.7}
+    assert asked(lambda: mooring.fit("run.toml", seed=0)).algorithm.resolved == {"lam": 0.7}  # changes nothing
     for changed in ({"seed": 1}, {"target": "price"}, {"settings": {"lam": 2.0}}, {"weights": "uniform"}):
-        assert asked(lambda changed=changed: mooring.fit("run.toml", **changed)).algorithm.settled is None
+        assert asked(lambda changed=changed: mooring.fit("run.toml", **changed)).algorithm.resolved is None
 
 
 def test_every_command_takes_a_run_file(here, capsys):

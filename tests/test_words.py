@@ -46,12 +46,8 @@ ALLOWED = {  # where -> phrases that are right as they stand; "" is everywhere
     "docs/reading-the-report.md": PICTURE,
     "page.js": PICTURE,
     "docs/maths.md": ("the same letter", "the paper's letters"),
-    "mooring/options.py": ("`[algorithm.settled]`",),
-    "mooring/commands/models.py": ("finish, alone or tune",),
     "docs/reproduction.md": ("verdicts",),  # of claims: held, contradicted, open
     "mooring/report/reproduction.py": ("verdicts",),
-    "docs/commands.md": ("finish, alone or tune",),
-    "personalize": ("finish, alone or tune",),
 }
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 MIN_WORDS = 3  # from which on a string of the package is read as a sentence

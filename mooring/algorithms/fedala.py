@@ -66,7 +66,7 @@ class FedALA(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor])
     paper: ClassVar[str] = "fedala, Algorithm 1"
     reveals: ClassVar[str] = "each client's personal model: w + message; use secure aggregation"
     server_only: ClassVar[tuple[str, ...]] = ("moments",)
-    new_client_method: ClassVar[str] = "alone"
+    new_client_method: ClassVar[str] = "local"
 
     def __post_init__(self) -> None:
         check_local_work(self)

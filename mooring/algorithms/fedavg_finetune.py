@@ -46,7 +46,7 @@ class FedAvgFinetune(FedAvg):
     paper: ClassVar[str] = "apfl, Section 5"
     group: ClassVar[str] = "personal"
     finetunes: ClassVar[bool] = True
-    new_client_method: ClassVar[str] = "finish"
+    new_client_method: ClassVar[str] = "finetune"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -60,7 +60,7 @@ class FedBABU(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor]
     reveals: ClassVar[str] = "each client's change of the body"
     finetunes: ClassVar[bool] = True
     server_only: ClassVar[tuple[str, ...]] = ("moments",)
-    new_client_method: ClassVar[str] = "finish"
+    new_client_method: ClassVar[str] = "finetune"
 
     def __post_init__(self) -> None:
         check_local_work(self)

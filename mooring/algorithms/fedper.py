@@ -45,7 +45,7 @@ class FedPer(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor])
     paper: ClassVar[str] = "fedper, Algorithms 1 and 2"
     reveals: ClassVar[str] = "each client's change of the shared part; its personal part stays with it"
     server_only: ClassVar[tuple[str, ...]] = ("moments",)
-    new_client_method: ClassVar[str] = "alone"
+    new_client_method: ClassVar[str] = "local"
 
     def __post_init__(self) -> None:
         check_local_work(self)

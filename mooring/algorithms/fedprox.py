@@ -197,5 +197,5 @@ def resolve_lipschitz(algorithm: Any, task: Task, statistics: ClientStatistics) 
 
 
 def scale_to_horizon(algorithm: Any, lam: Any, tol: float) -> Any:
-    """The algorithm at the lam of this horizon; its step size, settled for the smaller lam, gives way."""
+    """The algorithm at the lam of this horizon; its step size, resolved for the smaller lam, gives way."""
     return replace(algorithm, lam=lam, tol=tol, eta=1 / (1 / algorithm.eta + lam - algorithm.lam))

@@ -61,7 +61,7 @@ class FedRoD(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor])
     paper: ClassVar[str] = "fedrod, Section 4"
     reveals: ClassVar[str] = "each client's change of the body and the generic head; its personal head stays with it"
     server_only: ClassVar[tuple[str, ...]] = ("moments",)
-    new_client_method: ClassVar[str] = "alone"
+    new_client_method: ClassVar[str] = "local"
 
     def __post_init__(self) -> None:
         check_local_work(self)

@@ -63,7 +63,7 @@ class IFCA(LocalWork, Algorithm[Server, Client, Message]):
     reveals: ClassVar[str] = "each client's cluster and its change of that cluster's model"
     server_only: ClassVar[tuple[str, ...]] = ("w", "share")
     finetunes: ClassVar[bool] = True  # chooses a model, also at clients that never took part
-    new_client_method: ClassVar[str] = "finish"
+    new_client_method: ClassVar[str] = "finetune"
 
     def __post_init__(self) -> None:
         check_local_work(self)

@@ -54,7 +54,7 @@ class Local(LocalWork, Algorithm[Server, Client, None]):
     paper: ClassVar[str] = "alternative, Eq. 1.3; effect, Eq. 2"
     group: ClassVar[str] = "baseline"
     reveals: ClassVar[str] = "nothing: no message is sent"
-    new_client_method: ClassVar[str] = "alone"
+    new_client_method: ClassVar[str] = "local"
 
     def __post_init__(self) -> None:
         check_ranges(self, ridge=(0, None, "auto"), inner=("auto", "exact", "sgd"))

@@ -66,7 +66,7 @@ class PerFedAvg(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tenso
     reveals: ClassVar[str] = "each client's change of the global model; its personal model stays with it"
     finetunes: ClassVar[bool] = True
     server_only: ClassVar[tuple[str, ...]] = ("moments",)
-    new_client_method: ClassVar[str] = "finish"
+    new_client_method: ClassVar[str] = "finetune"
 
     def __post_init__(self) -> None:
         check_local_work(self)

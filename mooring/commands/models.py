@@ -137,7 +137,7 @@ def personalize(
         str,
         typer.Option(
             "--how",
-            help="How the personal model is made: mixture, prox, finish, alone or tune. [auto]",
+            help="How the personal model is made: mixture, prox, finetune, local or tune. [auto]",
             show_default=False,
         ),
     ] = "auto",

@@ -44,7 +44,7 @@ def suggest_step_sizes(algorithm: Any, task: Task, exchange: Exchange, plan: Tra
 def try_step_sizes(
     algorithm: Any, changes: dict[str, Any], task: Task, exchange: Exchange, plan: TrainingPlan
 ) -> dict[str, Any] | None:
-    """The settled fields with these changes, if with them the loss on training rows does not rise; else None."""
+    """The resolved fields with these changes, if with them the loss on training rows does not rise; else None."""
     apart = exchange.beside(algorithm)
     if apart is None:
         return None

@@ -89,7 +89,7 @@ class Exchange(Protocol):
         ...
 
     def begin(self, algorithm: Any, w0: Tensor) -> None:
-        """The settled algorithm and the first model: every client makes its first state of them.
+        """The resolved algorithm and the first model: every client makes its first state of them.
 
         Refuses an algorithm that it cannot run, such as a pooled one where rows are not in one place.
         """

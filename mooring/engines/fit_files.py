@@ -45,8 +45,8 @@ def with_resolved(run: RunFile, ready: Any) -> RunFile:
     """The run file with the numbers that "auto" and the like became."""
     asked = run.algorithm
     assert asked is not None
-    settled = {k: v for k, v in hyperparameters(ready).items() if asked.fields.get(k) != v}
-    return run.model_copy(update={"algorithm": asked.model_copy(update={"settled": settled})})
+    resolved = {k: v for k, v in hyperparameters(ready).items() if asked.fields.get(k) != v}
+    return run.model_copy(update={"algorithm": asked.model_copy(update={"resolved": resolved})})
 
 
 def digest_inputs(job: Job) -> dict[str, Any]:

@@ -32,7 +32,7 @@ MIN_SAVING_FACTOR = 2.0  # a kernel must save this many times its compilation
 
 
 def choose_kernels(run: RunFile, clients: Clients, task: Task, methods: Sequence[Any]) -> tuple[RunFile, Any]:
-    """The run with `training.kernels` and `training.chunk` settled, and its task accordingly."""
+    """The run with `training.kernels` and `training.chunk` resolved, and its task accordingly."""
     asked, can = run.training.kernels, has_kernels(task)
     if asked == "numba" and not can:
         raise RequestError(
@@ -51,8 +51,8 @@ def choose_kernels(run: RunFile, clients: Clients, task: Task, methods: Sequence
     )
     chosen = asked or ("numba" if pays else "torch")
     decided = {"kernels": chosen, "chunk": run.training.chunk or chunk_size(task)}
-    settled = run.model_copy(update={"training": run.training.model_copy(update=decided)})
-    return settled, set_kernels(task, chosen)
+    resolved = run.model_copy(update={"training": run.training.model_copy(update=decided)})
+    return resolved, set_kernels(task, chosen)
 
 
 def has_kernels(task: Task) -> bool:

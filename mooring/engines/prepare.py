@@ -1,4 +1,4 @@
-"""From a request to something that can run: data loaded, task built, algorithm settled."""
+"""From a request to something that can run: data loaded, task built, algorithm resolved."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ class Job:
         return make_plan(self.run.training)
 
     def algorithms(self) -> list[Algorithm[Any, Any, Any]]:
-        """The methods of the run; settled ones take the settled numbers."""
+        """The methods of the run; resolved ones take the resolved numbers."""
         asked = [self.run.algorithm] if self.run.algorithm else self.run.algorithms or []
-        return [build(a.name, a.fields | (a.settled or {}), self.kept, self.own) for a in asked]
+        return [build(a.name, a.fields | (a.resolved or {}), self.kept, self.own) for a in asked]
 
 
 def prepare(

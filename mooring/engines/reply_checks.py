@@ -103,7 +103,7 @@ def _unlike(what: str, found: Any, right: Tensor | None) -> str | None:
 
 
 def message_pattern(algorithm: Any, task: Task, w0: Tensor, x: Tensor, y: Tensor) -> Any:
-    """One client's message [1, ...] as it must look: what the settled algorithm makes of one row, x [1, ...], y [1]."""
+    """One client's message [1, ...] as it must look: the resolved algorithm applied to one row, x [1, ...], y [1]."""
     rows = Rows.stack([torch.zeros_like(x)], [torch.zeros_like(y)])
     index = torch.tensor([0])
     data = CohortData(np.zeros(1, np.uint64), index, torch.ones(1, dtype=torch.float64), rows, rows)

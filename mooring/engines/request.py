@@ -1,7 +1,7 @@
 """What was asked for, as one checked run file: options alone, or a run file with options over it.
 
-An option that is given overrides what a run file says. The numbers that a run settled ("auto" and the like) belong to
-the run as it was: whoever changes anything has them settled anew.
+An option that is given overrides what a run file says. The numbers that a run resolved ("auto" and the like) belong to
+the run as it was: whoever changes anything has them resolved anew.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def request(
     else:
         ready = methods_to_compare(known, methods, settings or {}) if rules.methods == "several" else []
     if any(table[section] != file.get(section) for section in table) or ready != known:
-        ready = [{key: value for key, value in one.items() if key != "settled"} for one in ready]
+        ready = [{key: value for key, value in one.items() if key != "resolved"} for one in ready]
     own = user_classes([algorithm, *(methods or [])])
     asked_for = [normalize_name(absolute_spec(str(one).split(" ")[0])) for one in (algorithm, *(methods or []))]
     mine = [*given["task"].values(), *asked_for, *own]
@@ -78,7 +78,7 @@ def request(
     )
     for one in ready:  # a wrong field is told before any data are read
         if one["name"] not in own:
-            build(one["name"], {k: v for k, v in one.items() if k not in ("name", "settled")})
+            build(one["name"], {k: v for k, v in one.items() if k not in ("name", "resolved")})
     for key in ("model", "loss"):
         if key in table["task"]:
             table["task"][key] = absolute_spec(table["task"][key])

@@ -21,7 +21,7 @@ from mooring.engines.training_state import TrainingOutcome, TrainingPlan, Traini
 class SimulationResult(NamedTuple):
     """What a simulation leaves."""
 
-    algorithm: Any  # settled
+    algorithm: Any  # resolved
     exchange: Simulator
     outcome: TrainingOutcome
     plan: TrainingPlan
@@ -59,14 +59,14 @@ def simulation_steps(
     plan: TrainingPlan,
     *,
     weights: str = "size",
-    settled: bool = False,
+    resolved: bool = False,
     watch: Callable[[RoundSnapshot], bool | None] = lambda moment: None,
     chunk: int = 0,
     w0: Tensor | None = None,
 ) -> TrainingSteps[SimulationResult]:
     """`simulate` as a generator that yields each round's request and is sent the replies, for sweeps."""
     exchange = Simulator(task, clients, clients.weights(weights), chunk)
-    if settled:
+    if resolved:
         begin = task.start(plan.seed) if w0 is None else w0
         ready = keep_personal_parts(algorithm, task)
         server = ready.init(task, begin)[0]
@@ -90,6 +90,6 @@ def simulate(*given: Any, **more: Any) -> SimulationResult:
 
 simulate.__doc__ = """Train on clients in this process. `watch` sees every round, and returns True to end the run.
 
-`settled` means that the algorithm's fields are numbers already: then no statistics are gathered. `w0` takes the
+`resolved` means that the algorithm's fields are numbers already: then no statistics are gathered. `w0` takes the
 place of the task's own start.
 """

@@ -41,7 +41,7 @@ class Variant(NamedTuple):
 class VariantResult(NamedTuple):
     """What a variant came to."""
 
-    algorithm: Any  # settled
+    algorithm: Any  # resolved
     seed: int
     server: Any
     exchange: Simulator

@@ -69,7 +69,7 @@ def train_and_evaluate(
         note("alpha", mean_alpha(now))
 
     plan = TrainingPlan(rounds, participation, seed, evaluate_every=rounds)
-    simulate(algorithm, task, clients, plan, weights="uniform", settled=True, watch=watch)
+    simulate(algorithm, task, clients, plan, weights="uniform", resolved=True, watch=watch)
     return curves
 
 

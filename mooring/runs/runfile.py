@@ -1,4 +1,4 @@
-"""`run.toml`: what was run, settled numbers included, complete enough to run it again, here or on Flower."""
+"""`run.toml`: what was run, resolved numbers included, complete enough to run it again, here or on Flower."""
 
 from __future__ import annotations
 

@@ -255,7 +255,7 @@ class TaskSection(OpenSection):
 
 class AlgorithmSection(OpenSection):
     name: str = plain_field("the name of an algorithm")
-    settled: Table | None = plain_field("a table of numbers that the run resolved", None)
+    resolved: Table | None = plain_field("a table of numbers that the run resolved", None)
 
 
 class TrainingSection(Section):

@@ -147,8 +147,8 @@ def test_every_algorithm_declares_a_way_that_it_can_go(name):
     way, personal = find(name).new_client_method, hasattr(exchange.states.first, "v")
     assert way in ADAPTATION_METHODS
     assert (way == "prox") == (personal and hasattr(algorithm, "lam"))
-    assert way != "finish" or algorithm.finetunes
-    assert personal or way in ("tune", "finish")
+    assert way != "finetune" or algorithm.finetunes
+    assert personal or way in ("tune", "finetune")
 
 
 def test_a_cohort_of_newcomers_equals_one_at_a_time():

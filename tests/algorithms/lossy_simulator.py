@@ -21,7 +21,7 @@ class LossySimulator(Simulator):
 
 
 def train(algorithm, task, clients, exchange_of, rounds, participation=1.0):
-    """(the final server state, the exchange) of a run with settled fields."""
+    """(the final server state, the exchange) of a run with resolved fields."""
     exchange = exchange_of(task, clients, clients.weights())
     algorithm, server = resolve(algorithm, task, exchange)
     plan = TrainingPlan(rounds=rounds, participation=participation, evaluate_every=rounds)

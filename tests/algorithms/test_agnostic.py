@@ -24,7 +24,7 @@ def clients_at(centers, sizes):
 def run(clients, rounds, task=None, **fields):
     task = task or Linear(1, intercept=False)
     work = {"alpha": 0.5, "adapt": "no", "eta": ETA, "decay": 0.0, "steps": STEPS, "batch": 0}
-    return simulate(APFL(**work | fields), task, clients, TrainingPlan(rounds, evaluate_every=rounds), settled=True)
+    return simulate(APFL(**work | fields), task, clients, TrainingPlan(rounds, evaluate_every=rounds), resolved=True)
 
 
 def test_rounds_equal_a_transcription_in_loops():

@@ -261,7 +261,7 @@ def test_a_client_may_mix_with_its_own_copy():
             own[i] = copy[0]
         w = (p[who, None] * own[who]).sum(0) / p[who].sum()
         seen |= set(who.tolist())
-    found = library_simulate(algorithm, task, clients, plan, settled=True, w0=start)
+    found = library_simulate(algorithm, task, clients, plan, resolved=True, w0=start)
     visited = sorted(seen)
     assert len(visited) > 2
     torch.testing.assert_close(found.models()[visited], (alpha * v + (1 - alpha) * own)[visited])

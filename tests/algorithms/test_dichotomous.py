@@ -60,17 +60,17 @@ def test_given_constants_are_kept_and_the_others_are_the_clients_own():
     task, clients = PROBLEMS["linear"]()
     asked = {"variant": "known_r", "radius": 0.7, "ridge": 0.0}
 
-    def settled(**given):
+    def resolved(**given):
         found = settled_simulator(build("dichotomous", asked | given), task, clients)[0]
         return found.mu, found.ell_max
 
     designs = [torch.cat([x, torch.ones(len(x), 1)], 1) for x in (clients.train.of(i)[0] for i in range(5))]
     least = task.ridge + min(float(torch.linalg.eigvalsh(x.T @ x / len(x))[0]) for x in designs)
-    mu, ell_max = settled()
+    mu, ell_max = resolved()
     assert mu == pytest.approx(least)
-    assert settled(mu=0.25) == (0.25, pytest.approx(ell_max * mu / 0.25))
-    assert settled(ell_max=3.5) == (pytest.approx(least), 3.5)
-    assert settled(mu=0.25, ell_max=3.5) == (0.25, 3.5)
+    assert resolved(mu=0.25) == (0.25, pytest.approx(ell_max * mu / 0.25))
+    assert resolved(ell_max=3.5) == (pytest.approx(least), 3.5)
+    assert resolved(mu=0.25, ell_max=3.5) == (0.25, 3.5)
 
 
 @pytest.mark.parametrize("problem", ["linear", "logistic", "hinge"])

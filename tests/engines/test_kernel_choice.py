@@ -1,4 +1,4 @@
-"""Which code takes a run's local steps: settled before it begins, written down, and the same when it goes on."""
+"""Which code takes a run's local steps: resolved before it begins, written down, and the same when it goes on."""
 
 import numpy as np
 import pytest

@@ -107,7 +107,7 @@ def test_simulate_equals_the_loop_by_hand():
     outcome = run(algorithm, exchange, plan, TrainingState(server))
     assert done.algorithm == algorithm and torch.equal(done.server.w, outcome.state.server.w)
     assert torch.equal(done.models(), exchange.models(outcome.state.server, Round(5, 5, 5, 5, 1.0, 4)))
-    again = simulate(algorithm, task, clients, plan, weights="uniform", settled=True)
+    again = simulate(algorithm, task, clients, plan, weights="uniform", resolved=True)
     assert torch.equal(again.models(), done.models()) and torch.equal(again.models(BEST), done.models(BEST))
 
 
@@ -129,9 +129,9 @@ def test_whoever_watches_sees_every_round_and_may_stop():
 def test_a_run_may_begin_elsewhere():
     task, clients = PROBLEMS["linear"]()
     w0 = torch.arange(4, dtype=torch.float64)
-    for settled in (False, True):
+    for resolved in (False, True):
         method = build("fedavg", {"eta": 1e-9, "batch": 0, "steps": 1})
-        done = simulate(method, task, clients, TrainingPlan(rounds=1), settled=settled, w0=w0)
+        done = simulate(method, task, clients, TrainingPlan(rounds=1), resolved=resolved, w0=w0)
         torch.testing.assert_close(done.server.w, w0, rtol=0, atol=1e-6)
 
 

@@ -27,8 +27,8 @@ def test_what_is_proposed_can_be_run():
     clients = linear_clients()
     best = tune(clients, algorithm="fedavg", rounds=2, threads=1)[0]
     assert best.seconds > 0 and best.chunk <= len(clients)
-    settled = {"threads": best.threads, "chunk": best.chunk, "kernels": best.kernels}
-    assert fit(clients, algorithm="fedavg", rounds=2, **settled).summary
+    resolved = {"threads": best.threads, "chunk": best.chunk, "kernels": best.kernels}
+    assert fit(clients, algorithm="fedavg", rounds=2, **resolved).summary
 
 
 @pytest.mark.skipif(not is_numba_available(), reason="compiled kernels come with the extra mooring[fast]")

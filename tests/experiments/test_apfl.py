@@ -58,7 +58,7 @@ def test_the_worst_client_is_followed():
     clients, task = small(), Logistic(3, 3, ridge=0.1)
     method = APFL(alpha=0.4, adapt="no", eta=0.1, decay=0.01, steps=5, batch=8)
     plan = TrainingPlan(2, evaluate_every=2)
-    models = simulate(method, task, clients, plan, weights="uniform", settled=True).models()
+    models = simulate(method, task, clients, plan, weights="uniform", resolved=True).models()
     found = training_curves.train_and_evaluate(method, task, clients, rounds=2, every=2, seed=0)
     alone = [
         training_curves.loss_and_accuracy(task, models[[i]], clients.test.select(torch.tensor([i]))) for i in range(4)
@@ -78,7 +78,7 @@ def test_online_clients_are_those_of_the_round():
         found[now.t] = (now.models(), sample_cohort(now.plan, now.exchange.roster.keys, now.t))
 
     plan = TrainingPlan(3, 0.5, 1, evaluate_every=3)
-    simulate(method, task, clients, plan, weights="uniform", settled=True, watch=watch)
+    simulate(method, task, clients, plan, weights="uniform", resolved=True, watch=watch)
     for k, (models, who) in enumerate(found.values()):
         assert len(who) == 2
         losses = [float(task.risk(models[i][None], clients.train.select(i[None]).padded())) for i in who]

@@ -65,10 +65,10 @@ def test_values_as_algorithms_hold_them():
 
 def test_settled_values_added_to_a_copy_are_made_plain():
     run = make_run(LEAST, "here")
-    settled = {"lam": PerClientPenalty((1.0, 2.0)), "eta": 0.5, "batch": None}
-    run = run.model_copy(update={"algorithm": run.algorithm.model_copy(update={"settled": settled})})
+    resolved = {"lam": PerClientPenalty((1.0, 2.0)), "eta": 0.5, "batch": None}
+    run = run.model_copy(update={"algorithm": run.algorithm.model_copy(update={"resolved": resolved})})
     again = parse_run(run_bytes(run), "here")
-    assert again.algorithm.settled == {"lam": {"per_client": [1.0, 2.0]}, "eta": 0.5}
+    assert again.algorithm.resolved == {"lam": {"per_client": [1.0, 2.0]}, "eta": 0.5}
     assert run_bytes(again) == run_bytes(run)
 
 
@@ -99,23 +99,23 @@ names = st.from_regex(r"[a-z][a-z_0-9]{0,8}", fullmatch=True)
 
 @settings(max_examples=100, deadline=None)
 @given(
-    fields=st.dictionaries(names.filter(lambda name: name not in ("name", "settled")), values, max_size=4),
-    settled=st.dictionaries(names, values, max_size=3),
+    fields=st.dictionaries(names.filter(lambda name: name not in ("name", "resolved")), values, max_size=4),
+    resolved=st.dictionaries(names, values, max_size=3),
     source=texts,
     features=st.none() | st.lists(texts, max_size=3),
     participation=st.floats(0, 1, exclude_min=True) | st.integers(1, 10**6),
     seed=st.integers(0, 2**63 - 1),
 )
-def test_any_run_survives_its_file(fields, settled, source, features, participation, seed):
+def test_any_run_survives_its_file(fields, resolved, source, features, participation, seed):
     table = {
         "data": {"source": source} | ({} if features is None else {"features": features}),
-        "algorithm": {"name": "Ditto", "settled": settled, **fields},
+        "algorithm": {"name": "Ditto", "resolved": resolved, **fields},
         "training": {"participation": participation, "seed": seed},
     }
     run = make_run(table, "here")
     again = parse_run(run_bytes(run), "here")
     assert again == run and repr(again) == repr(run)  # repr tells 1 from 1.0 and 0.0 from -0.0
-    assert again.algorithm.fields == fields and again.algorithm.settled == settled
+    assert again.algorithm.fields == fields and again.algorithm.resolved == resolved
 
 
 def test_nan_survives():
@@ -160,7 +160,7 @@ def test_nan_survives():
         ("algorithm.name", None, "algorithm.name is missing; it must be the name of an algorithm."),
         ("algorithm.lam", datetime.date(2026, 1, 1), "algorithm.lam must be a number, text, list or table, "
          "got datetime.date(2026, 1, 1)."),
-        ("algorithm.settled", 3, "algorithm.settled must be a table of numbers that the run resolved, got 3."),
+        ("algorithm.resolved", 3, "algorithm.resolved must be a table of numbers that the run resolved, got 3."),
         ("mooring.purpose", "fitt",
          "mooring.purpose must be \"fit\", \"compare\", \"advise\" or \"personalize\", got 'fitt'."),
         ("mooring.purpose", "compare", "a run of 'compare' needs sections [[algorithms]] with names, and no "

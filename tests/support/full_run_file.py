@@ -35,7 +35,7 @@ FULL = {
         "name": "Ditto",
         "lam": {"per_client": [0.1, 1e-17], "per_coefficient": [1, 2]},
         "eta": "auto",
-        "settled": {"eta": 0.1 + 0.2, "lam": {"per_client": [0.1, 1e-17]}},
+        "resolved": {"eta": 0.1 + 0.2, "lam": {"per_client": [0.1, 1e-17]}},
     },
     "training": {
         "rounds": 5,

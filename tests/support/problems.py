@@ -55,7 +55,7 @@ PROBLEMS = {
 
 
 def settled_simulator(algorithm, task, clients, **how):
-    """A simulator whose algorithm has its settings settled, and the server's first state."""
+    """A simulator whose algorithm has its settings resolved, and the server's first state."""
     return resolve(algorithm, task, clients, **how)
 
 

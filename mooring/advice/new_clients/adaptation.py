@@ -2,8 +2,8 @@
 
     mixture   v <- v - eta alpha grad L_k(alpha v + (1 - alpha) w) from v = w;  alpha v + (1 - alpha) w    APFL
     prox      arg min_v L_k(v) + lam/2 |v - w|^2                                  methods of personal models on a pull
-    finish    the method's own last stage                                         methods that fine-tune before use
-    alone     the method's own visits                                             Local, whose w is not trained
+    finetune  the method's own last stage                                         methods that fine-tune before use
+    local     the method's own local updates                                      Local, whose w is not trained
     tune      w after local SGD steps                                             methods of one shared model
 
 Each algorithm declares its way in `Algorithm.new_client_method`; new clients of an exactly solved advice get what its
@@ -31,7 +31,7 @@ from mooring.core.local_work import LocalWork
 from mooring.core.penalty import PerClientPenalty, penalty_rows
 from mooring.estimates.client_statistics import collect_statistics
 
-ADAPTATION_METHODS = ("mixture", "prox", "finish", "alone", "tune")
+ADAPTATION_METHODS = ("mixture", "prox", "finetune", "local", "tune")
 LOCAL_WORK_FIELDS = (
     *(field.name for field in fields(LocalWork) if field.name not in ("eta", "optimizer_state")),
     "alpha",
@@ -76,10 +76,10 @@ def _adapt_client(
     """[1, d]: the model of a single new client, which depends on no other."""
     w = server.w[None]
     rounds_of_work = [round._replace(t=t) for t in range(1, rounds + 1)]
-    if how in ("finish", "alone"):
+    if how in ("finetune", "local"):
         first = algorithm.init(task, server.w)[1]
         client = type(first)(*(part[None] for part in first))
-        for turn in rounds_of_work if how == "alone" else []:
+        for turn in rounds_of_work if how == "local" else []:
             client = algorithm.client_update(server, client, task, data, turn)[0]
         client = algorithm.finetune(server, client, task, data, round)
         return algorithm.personal_model(server, client).expand(1, -1)

@@ -104,7 +104,7 @@ def personalize(
         notes.append(
             f"{count_phrase(len(known), 'client')} {taken}{'' if out is None else ', and their models replaced'}."
         )
-    algorithm = build(asked.name, asked.fields | (asked.settled or {}), directory.path)
+    algorithm = build(asked.name, asked.fields | (asked.resolved or {}), directory.path)
     centre = models.common if models.centre is None else models.centre
     server, mix = algorithm.init(task, centre)[0], models.mix if how == "auto" else None
     shape = None if schema.shape is None else ShapedColumns.from_json(schema.shape)

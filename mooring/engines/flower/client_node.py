@@ -59,7 +59,7 @@ def run_digest(run: RunFile) -> str:
     table = run.model_dump(mode="json", exclude_none=True, exclude={"mooring"})
     for section, names in (
         ("data", ("source", "data_dir")),
-        ("algorithm", ("settled",)),
+        ("algorithm", ("resolved",)),
         ("training", ("threads", "chunk", "checkpoint_every")),
     ):
         for name in names:

@@ -265,7 +265,7 @@ def check_adopt(asked: Payload, reply: Payload, client: str) -> None:
 
 
 def check_facts(asked: Payload, reply: Payload, client: str) -> None:
-    """The statistics that settings are settled from: one number each, and fits of the model's size."""
+    """The statistics that settings are resolved from: one number each, and fits of the model's size."""
     size = len(asked.tensors["w0"].reshape(-1))
     for field in ClientStatistics._fields:
         found = get_field(reply.tensors, "facts", field)

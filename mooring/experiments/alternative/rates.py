@@ -52,7 +52,7 @@ def trial(seed: int, cohort: int, rounds: int, runs: int) -> dict:
         draw = int(rng.integers(2**31))
         path = [w0]
         plan = TrainingPlan(rounds, float(cohort) if cohort < CLIENTS else 1.0, draw, evaluate_every=rounds)
-        simulate(algorithm(), task, data, plan, settled=True, w0=w0, watch=partial(note, path=path))
+        simulate(algorithm(), task, data, plan, resolved=True, w0=w0, watch=partial(note, path=path))
         common += [float((w - best).square().sum()) / runs for w in path[:-1]]
         personal += inside(task, data, w0, draw) / runs
     times = np.arange(rounds)

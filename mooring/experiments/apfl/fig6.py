@@ -48,7 +48,7 @@ def trial(seed: int, spread: float, clients: int, samples: int, rounds: int) -> 
     work: dict[str, Any] = {"eta": ETA, "decay": DECAY, "eta_schedule": FADING, "epochs": 1, "batch": BATCH}
     plan = TrainingPlan(rounds, seed=seed, evaluate_every=rounds)
     task = replace(TASK, kernels="numba") if rounds >= LONG and is_numba_available() else TASK
-    server = simulate(FedAvg(**work), task, old, plan, weights="uniform", settled=True).server
+    server = simulate(FedAvg(**work), task, old, plan, weights="uniform", resolved=True).server
     out: dict = {"epoch": list(range(EPOCHS + 1))}
     for way, fields in WAYS.items():
         stays = joining(APFL(adapt_on="train", **fields, **work), server.w, new, rounds, seed)

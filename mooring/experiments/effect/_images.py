@@ -146,7 +146,7 @@ def train(
 
     plan = TrainingPlan(rounds=rounds, seed=seed, evaluate_every=rounds)
     seeing = watch if followed else lambda _: None
-    done = yield from simulation_steps(algorithm, task, clients, plan, settled=True, watch=seeing)
+    done = yield from simulation_steps(algorithm, task, clients, plan, resolved=True, watch=seeing)
     v = done.models()
     return Trained(clients.weights().float() @ v if isinstance(algorithm, Local) else done.server.w, v, curves)
 

@@ -1,6 +1,6 @@
 """Synthetic-Logit of effect, Section 6.1: exact minimizers, and Algorithm 1 round by round.
 
-What the paper leaves open is settled here: m = 20, n = 400, d = 10, labels drawn, truths around a common N(0, I), a
+What the paper leaves open is resolved here: m = 20, n = 400, d = 10, labels drawn, truths around a common N(0, I), a
 ridge of 1e-4 that makes every fit exist. Errors are measured from the planted truths.
 """
 
@@ -163,7 +163,7 @@ def total_errors(
 
     note(0, w0, w0.expand_as(truths))
     plan = TrainingPlan(rounds, participation, seed, evaluate_every=rounds)
-    yield from simulation_steps(algorithm, task, given.clients, plan, settled=True, watch=watch, w0=w0)
+    yield from simulation_steps(algorithm, task, given.clients, plan, resolved=True, watch=watch, w0=w0)
     if not exact:
         del curves["gap"]
     return curves

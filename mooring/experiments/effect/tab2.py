@@ -54,7 +54,7 @@ def trial(seed: int, lam: float) -> dict:
         left.append(float((now.server.w - best).square().sum()))
         return left[-1] <= ACCURACY * left[0]
 
-    simulate(algorithm, task, data, TrainingPlan(most, 1.0, seed, evaluate_every=most), settled=True, watch=watch)
+    simulate(algorithm, task, data, TrainingPlan(most, 1.0, seed, evaluate_every=most), resolved=True, watch=watch)
     done = left[-1] <= ACCURACY * left[0]
     rounds = float(len(left) - 1) if done else np.nan
     orders = {name: cost(mu, smooth, lam) for name, cost in COSTS.items()}

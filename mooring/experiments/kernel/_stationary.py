@@ -84,7 +84,7 @@ def trial(seed: int, batch: int, rounds: int, clients: int = 25, samples: int = 
         out[rounds_to(method)] = int(np.argmax(errors <= goal)) if errors.min() <= goal else float("nan")
         out[f"limit {method}"] = 2 * float(np.linalg.norm(gram @ limit - moment))
         own = simulate(
-            package(steps, rounds, batch), task, data, TrainingPlan(1, seed=seed), settled=True
+            package(steps, rounds, batch), task, data, TrainingPlan(1, seed=seed), resolved=True
         ).server.w.numpy()
         out[package_error(method)] = float(np.linalg.norm(own - truth))
         out[package_gradient(method)] = 2 * float(np.linalg.norm(gram @ own - moment))

@@ -116,7 +116,7 @@ def track(algorithm: Any, task: NetworkTask, clients: Clients, problem: Problem,
         accuracy.append(sum(hits) / len(clients.test.y))
         return accuracy[-1] >= enough
 
-    done = simulate(algorithm, task, clients, plan, weights="uniform", settled=True, watch=watch)
+    done = simulate(algorithm, task, clients, plan, weights="uniform", resolved=True, watch=watch)
     gradients = [record["gradients"] for record in done.outcome.state.records]
     return Track(np.array(accuracy), np.cumsum(gradients, dtype=float))
 

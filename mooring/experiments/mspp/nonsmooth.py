@@ -81,7 +81,7 @@ def envelope(seed: int, loss: str, method: str, sampled: int, horizons: list[int
         w0 = task.start(seed) if loss == "phase" else task.start()
         note(w0)
         plan = TrainingPlan(rounds, float(sampled) if sampled < DEVICES else 1.0, seed, evaluate_every=rounds)
-        simulate(algorithm, task, clients, plan, weights="uniform", settled=True, w0=w0, watch=watch)
+        simulate(algorithm, task, clients, plan, weights="uniform", resolved=True, w0=w0, watch=watch)
         gap = float(task.loss(w0[None], pooled)[0])
         out["T"].append(rounds)
         out["envelope"].append(float(np.mean(squares)))

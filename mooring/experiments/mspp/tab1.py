@@ -63,7 +63,7 @@ def squared_gradients(
 
     found = [measure(w0)]
     plan = TrainingPlan(rounds, float(sampled) if sampled > 1 else 1 / CLIENTS, seed, evaluate_every=rounds)
-    how: dict[str, Any] = {"weights": "uniform", "settled": True, "w0": w0}
+    how: dict[str, Any] = {"weights": "uniform", "resolved": True, "w0": w0}
     simulate(method, task, clients, plan, watch=lambda now: found.append(measure(now.server.w)), **how)
     return np.array(found[:-1])
 
