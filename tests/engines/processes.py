@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 
 import torch
 
@@ -197,6 +198,16 @@ class Federation:
             self.alive["server"].wait(LONG)  # it says so and ends
         for who in {"superlink": [], "server": ["server"], "all": list(self.alive)}.get(victim, [victim]):
             self.alive[who].kill()
+
+    @contextmanager
+    def paused(self, name):
+        """Rounds wait for an embedded client that is stopped meanwhile, so that the run cannot end."""
+        number = self.alive[name].process.pid
+        os.kill(number, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(number, signal.SIGCONT)
 
     def superlinks(self):
         return [number for number, words in commands_of(self.place).items() if "child_process superlink" in words]

@@ -122,57 +122,64 @@ def expired_server(folder):
 def test_strangers_are_refused_while_the_run_completes(tmp_path):
     """No TLS, other authorities, expired and misnamed certificates, no key, unknown keys, other people's nodes, stale
     signatures, requests without end, and the server's own interfaces from elsewhere."""
-    path, folder = run_file(tmp_path, "fedavg", rounds=4, clients=2)
+    path, folder = run_file(tmp_path, "fedavg", rounds=40, clients=2)
     keys.init(tmp_path / "other", ["site 0"])
     with Federation(tmp_path, path, folder) as here:
         wait_until(lambda: here.saved() >= 1)
-        address, ca, mine = (
-            f"127.0.0.1:{here.port}",
-            tmp_path / "keys" / "ca.crt",
-            tmp_path / "keys" / "clients" / "site 0",
-        )
-        stranger = tmp_path / "other" / "clients" / "site 0"
-        trusting = ssl.create_default_context(cafile=str(ca))
-        with pytest.raises(httpx.HTTPError):
-            httpx.get(f"http://{address}/health")
-        with pytest.raises(httpx.ConnectError):
-            httpx.get(
-                f"https://{address}/health", verify=ssl.create_default_context(cafile=str(tmp_path / "other/ca.crt"))
+        with here.paused("site 1"):
+            address, ca, mine = (
+                f"127.0.0.1:{here.port}",
+                tmp_path / "keys" / "ca.crt",
+                tmp_path / "keys" / "clients" / "site 0",
             )
-        assert "CERTIFICATE_VERIFY_FAILED" in connect(address, tmp_path / "other" / "ca.crt", stranger)
-        with socket.create_connection(("127.0.0.1", here.port)) as plain, pytest.raises(ssl.SSLCertVerificationError):
-            trusting.wrap_socket(plain, server_hostname="elsewhere.example.org")
-        listening, old = expired_server(tmp_path / "keys")
-        assert "certificate has expired" in connect(old, ca, mine)
-        listening.close()
-        assert "401" in connect(address, ca, stranger)  # a key that was not enrolled
-        public = keys.enrolled_keys(tmp_path / "keys")["site 0"]
-        assert signed(address, ca, mine, "ActivateNode", ActivateNodeRequest(public_key=public), -600) == 401  # stale
-        assert signed(address, ca, mine, "ActivateNode", ActivateNodeRequest(public_key=public), 600) == 401
-        told = at_another_time(600, lambda: connect(address, ca, mine))
-        assert "is this machine's clock right" in join.describe_error(RuntimeError(told))
-        other = int((next((here.place / "clients" / "site 1").glob("*/node"))).read_text())
-        of_another = PullMessagesRequest(node=Node(node_id=other))
-        assert signed(address, ca, mine, "PullMessages", of_another) == 401
-        assert signed(address, ca, stranger, "PullMessages", of_another) == 401
-        elsewhere = httpx.Client(
-            transport=httpx.HTTPTransport(verify=trusting, local_address="127.0.0.2"), base_url=f"https://{address}"
-        )
-        with elsewhere:
-            assert elsewhere.get("/health").status_code == 200
-            for way in ("control/start-run", "control/list-runs", "control/register-node", "runtime/pull-messages"):
-                assert elsewhere.post(f"/v1/{way}").status_code == 403, way
-            for page in ("/docs", "/openapi.json", "/v1/fleet/../control/list-runs", "/v1/fleet/%2e%2e/control/x"):
-                assert elsewhere.get(page).status_code == 403, page
-            for name in ("X-Forwarded-For", "X-Real-IP", "Forwarded"):
-                assert elsewhere.post("/v1/control/list-runs", headers={name: "127.0.0.1"}).status_code == 403
-            for way in ("register-node", "activate-node", "pull-messages"):  # no signature
-                assert 400 <= elsewhere.post(f"/v1/fleet/{way}", content=b"").status_code < 500, way
-        with trusting.wrap_socket(
-            socket.create_connection(("127.0.0.1", here.port)), server_hostname="127.0.0.1"
-        ) as line:
-            line.sendall(b"POST /v1/fleet/push-messages HTTP/1.1\r\nHost: x\r\nContent-Length: 9000000000\r\n\r\n")
-            assert line.recv(100).startswith(b"HTTP/1.1 401")
+            stranger = tmp_path / "other" / "clients" / "site 0"
+            trusting = ssl.create_default_context(cafile=str(ca))
+            with pytest.raises(httpx.HTTPError):
+                httpx.get(f"http://{address}/health")
+            with pytest.raises(httpx.ConnectError):
+                httpx.get(
+                    f"https://{address}/health",
+                    verify=ssl.create_default_context(cafile=str(tmp_path / "other/ca.crt")),
+                )
+            assert "CERTIFICATE_VERIFY_FAILED" in connect(address, tmp_path / "other" / "ca.crt", stranger)
+            with (
+                socket.create_connection(("127.0.0.1", here.port)) as plain,
+                pytest.raises(ssl.SSLCertVerificationError),
+            ):
+                trusting.wrap_socket(plain, server_hostname="elsewhere.example.org")
+            listening, old = expired_server(tmp_path / "keys")
+            assert "certificate has expired" in connect(old, ca, mine)
+            listening.close()
+            assert "401" in connect(address, ca, stranger)  # a key that was not enrolled
+            public = keys.enrolled_keys(tmp_path / "keys")["site 0"]
+            assert (
+                signed(address, ca, mine, "ActivateNode", ActivateNodeRequest(public_key=public), -600) == 401
+            )  # stale
+            assert signed(address, ca, mine, "ActivateNode", ActivateNodeRequest(public_key=public), 600) == 401
+            told = at_another_time(600, lambda: connect(address, ca, mine))
+            assert "is this machine's clock right" in join.describe_error(RuntimeError(told))
+            other = int((next((here.place / "clients" / "site 1").glob("*/node"))).read_text())
+            of_another = PullMessagesRequest(node=Node(node_id=other))
+            assert signed(address, ca, mine, "PullMessages", of_another) == 401
+            assert signed(address, ca, stranger, "PullMessages", of_another) == 401
+            elsewhere = httpx.Client(
+                transport=httpx.HTTPTransport(verify=trusting, local_address="127.0.0.2"), base_url=f"https://{address}"
+            )
+            with elsewhere:
+                assert elsewhere.get("/health").status_code == 200
+                for way in ("control/start-run", "control/list-runs", "control/register-node", "runtime/pull-messages"):
+                    assert elsewhere.post(f"/v1/{way}").status_code == 403, way
+                for page in ("/docs", "/openapi.json", "/v1/fleet/../control/list-runs", "/v1/fleet/%2e%2e/control/x"):
+                    assert elsewhere.get(page).status_code == 403, page
+                for name in ("X-Forwarded-For", "X-Real-IP", "Forwarded"):
+                    assert elsewhere.post("/v1/control/list-runs", headers={name: "127.0.0.1"}).status_code == 403
+                for way in ("register-node", "activate-node", "pull-messages"):  # no signature
+                    assert 400 <= elsewhere.post(f"/v1/fleet/{way}", content=b"").status_code < 500, way
+            with trusting.wrap_socket(
+                socket.create_connection(("127.0.0.1", here.port)), server_hostname="127.0.0.1"
+            ) as line:
+                line.sendall(b"POST /v1/fleet/push-messages HTTP/1.1\r\nHost: x\r\nContent-Length: 9000000000\r\n\r\n")
+                assert line.recv(100).startswith(b"HTTP/1.1 401")
         here.check_end()
         assert "client 'site 0' was refused: its clock is" in here.said("server")
         assert_models_are_the_simulators(path, here.out, here.place)
