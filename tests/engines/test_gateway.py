@@ -365,13 +365,16 @@ def test_a_key_revoked_during_a_run_gets_401_and_the_others_finish(tmp_path):
         wait_until(lambda: here.saved() >= 1)
         address, ca = f"127.0.0.1:{here.port}", tmp_path / "keys" / "ca.crt"
         pair = join.load_key_pair(tmp_path / "copy" / "clients" / "site 2")
-        keys.revoke(tmp_path / "keys", "site 2")
-        begun = time.monotonic()
-        check = ssl.create_default_context(cafile=str(ca))
-        with httpx.Client(base_url=f"https://{address}", verify=check) as client:
-            while client.post("/v1/fleet/pull-messages", headers=flower_patches.sign_request(pair)).status_code != 401:
-                assert time.monotonic() - begun < 5
-                time.sleep(0.1)
+        with here.paused("site 0"):
+            keys.revoke(tmp_path / "keys", "site 2")
+            begun = time.monotonic()
+            check = ssl.create_default_context(cafile=str(ca))
+            with httpx.Client(base_url=f"https://{address}", verify=check) as client:
+                while (
+                    client.post("/v1/fleet/pull-messages", headers=flower_patches.sign_request(pair)).status_code != 401
+                ):
+                    assert time.monotonic() - begun < 5
+                    time.sleep(0.1)
         here.check_end()
         assert "the key of client 'site 2' was revoked" in here.said("server")
         assert "site 2' is left out of this" in here.said("server") and "its key was revoked" in here.said("server")
