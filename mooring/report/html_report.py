@@ -168,16 +168,14 @@ def accumulate_costs(rounds: pd.DataFrame) -> dict[str, list[Any]]:
 
 def list_contributions(part: ReportContents) -> list[dict[str, Any]]:
     """The clients that contribute most: the other clients' loss now and without them, and the change in percent."""
-    if "contribution" not in part.clients or not part.recommends:
+    if "contribution_pct" not in part.clients or not part.recommends:
         return []
-    now = next(row["loss"] for row in part.models if row["name"] == "personal")
-    frame = part.clients[["client", "contribution"]].dropna().sort_values("contribution", ascending=False)
-    if frame.empty or not now > 0 or 100 * frame["contribution"].abs().max() / now < MIN_CONTRIBUTION_PCT:
+    frame = part.clients[["client", "others_held_out", "contribution", "contribution_pct"]].dropna()
+    frame = frame.sort_values("contribution_pct", ascending=False)
+    if frame.empty or frame["contribution_pct"].abs().max() < MIN_CONTRIBUTION_PCT:
         return []
-    return [
-        {"client": row.client, "now": now, "without": now + row.contribution, "pct": 100 * row.contribution / now}
-        for row in frame.head(MAX_CONTRIBUTIONS).itertuples()
-    ]
+    frame = frame.assign(without=frame["others_held_out"] + frame["contribution"])
+    return frame.head(MAX_CONTRIBUTIONS).to_dict("records")
 
 
 def summarize_heterogeneity(theory: dict[str, Any] | None) -> dict[str, Any] | None:

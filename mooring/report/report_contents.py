@@ -79,7 +79,9 @@ COLUMN_LABELS = {
     "validation": "validation rows",
     "test": "test rows",
     "rows_to_match": "rows to match",
+    "others_held_out": "other clients, held-out",
     "contribution": "contribution",
+    "contribution_pct": "contribution in %",
     "is_outlier": "outlier",
 }
 EXPECTED_LOSS_LABELS = {name: f"{name} loss" for name in MODELS}  # headings where losses are expected ones

@@ -96,7 +96,9 @@ CLIENTS_SCHEMA = pa.schema(
         _number("lam", "lambda, the strength of the pull towards the global model"),
         _number("alpha", "weight of the local part in a mixture"),
         _number("rows_to_match", "rows at which a local model would match the personal one"),
-        _number("contribution", "rise of the other clients' loss without this client"),
+        _number("others_held_out", "mean held-out loss of the other clients' personal models, per row"),
+        _number("contribution", "rise of that loss without this client, estimated"),
+        _number("contribution_pct", "the same in percent of `others_held_out`"),
         _field("is_outlier", pa.bool_(), "whether its coefficients are far from the other clients'"),
         _field("left_out", pa.string(), "in how many rounds the client's replies could not be used, and why"),
     ]

@@ -148,11 +148,14 @@ def test_columns_that_bend_are_named_with_what_they_gain_on_held_out_rows():
 
 
 def test_the_largest_contribution_is_told_with_both_losses():
-    some = frame("personal", "personal", "global", contribution=[0.01, 0.0196, np.nan])
+    columns = {"contribution": [0.01, 0.0196, np.nan], "contribution_pct": [1.0, 2.0, np.nan]}
+    some = frame("personal", "personal", "global", others_held_out=[1.0, 0.98, 1.0], **columns)
     assert sentences.describe_contributions(some, summary()) == (
         "Without c1, the other clients' mse with personal models would be 2.0% higher (0.9996 instead of 0.98)."
     )
-    for none in (frame("global"), frame("global", contribution=[np.nan]), frame("global", contribution=[-0.1])):
+    for none in (
+        frame("global"), frame("global", contribution_pct=[np.nan]), frame("global", contribution_pct=[-0.1])
+    ):  # fmt: skip
         assert sentences.describe_contributions(none, summary()) == ""
 
 

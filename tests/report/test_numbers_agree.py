@@ -16,7 +16,7 @@ import torch
 
 import mooring
 from mooring.advice.advise import as_json
-from mooring.report.html_report import MIN_CONTRIBUTION_PCT, write_report
+from mooring.report.html_report import MAX_CONTRIBUTIONS, MIN_CONTRIBUTION_PCT, write_report
 from mooring.report.report_contents import MAX_TITLE_WORDS
 from mooring.report.terminal import Display
 from mooring.report.terminal_results import show_run
@@ -222,16 +222,51 @@ def test_sentences_follow_from_the_losses_in_them(run):
     assert sum(map(recompute, sentences)) == changes  # no percentage without its losses
 
 
+def loss_of_the_others(run, client):
+    """The other clients' held-out loss from the losses and rows that the report's table shows of them."""
+    shown = pd.DataFrame(run.page["clients"])
+    others = shown[(shown["client"] != client) & (shown["held_out_rows"] > 0)].astype({"held_out_rows": float})
+    return np.average(others["personal_held_out"].astype(float), weights=others["held_out_rows"])
+
+
 def test_contributions_follow_from_the_losses_beside_them(run):
     part = re.search(r'data-part="contributions".*?</section>', run.report, re.S)
     if part is None:
-        largest = run.clients.get("contribution", pd.Series([0.0])).abs().max()
-        assert 100 * largest / run.advice.summary["personal"] < MIN_CONTRIBUTION_PCT
+        assert run.clients.get("contribution_pct", pd.Series([0.0])).abs().max() < MIN_CONTRIBUTION_PCT
+        assert "contributions" not in run.advice.words
         return
-    for now, without, number, word in re.findall(
-        rf'<td class="number">{NUMBER}</td><td class="number">{NUMBER}</td><td class="number">{CHANGE}</td>', part[0]
-    ):
+    cell = r'<td class="number">'
+    listed = re.findall(
+        rf'<th scope="row">([^<]*)</th>{cell}{NUMBER}</td>{cell}{NUMBER}</td>{cell}{CHANGE}</td>', part[0]
+    )
+    assert len(listed) == min(len(run.clients), MAX_CONTRIBUTIONS)
+    for name, now, without, number, word in listed:
         check(signed(number, word), value(without), value(now))
+        assert value(now) == pytest.approx(loss_of_the_others(run, name), rel=6e-4)
+    stored = pd.DataFrame(run.json["clients"])
+    for table in (run.clients, stored):
+        others = [loss_of_the_others(run, name) for name in table["client"]]
+        np.testing.assert_allclose(table["others_held_out"], others, rtol=1e-3)
+        np.testing.assert_allclose(
+            table["contribution_pct"], 100 * table["contribution"] / table["others_held_out"], rtol=1e-9
+        )
+
+
+def test_the_sentence_on_contributions_is_about_the_other_clients(run):
+    """The loss that a client's absence would change is that of the others, from the losses that are shown of them."""
+    sentence = run.advice.words.get("contributions")
+    if sentence is None:
+        assert not run.clients.get("contribution_pct", pd.Series([0.0])).max() >= MIN_CONTRIBUTION_PCT
+        return
+    name, without, now = re.search(
+        rf"Without (.*?), the other .* \({NUMBER} instead of {NUMBER}\)\.", sentence
+    ).groups()
+    assert value(now) == pytest.approx(loss_of_the_others(run, name), rel=6e-4)
+    most = run.clients.loc[run.clients["contribution_pct"].idxmax()]
+    assert (name, value(without)) == (
+        most["client"],
+        pytest.approx(most["others_held_out"] + most["contribution"], rel=6e-4),
+    )
 
 
 def test_confidence_agrees_with_interval_and_probability(run):

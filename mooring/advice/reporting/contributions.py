@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 import torch
 from scipy.special import chdtrc
 from torch import Tensor
@@ -105,6 +106,14 @@ def estimate_contributions(task: Any, fit: PulledFit, p: Tensor, held: ClientRow
     change = change + 0.5 * torch.einsum("ci,cij,cj->c", move, curvature.sum(0) - curvature, move)
     others = (rows.sum() - rows).clamp(min=1)
     return (task.risk_per_loss * change / others).double().numpy()
+
+
+def mean_loss_of_others(frame: pd.DataFrame) -> np.ndarray:
+    """[m]: held-out loss of the other clients' personal models, per row; NaN where no other client has rows."""
+    rows = frame["held_out_rows"].to_numpy(float)
+    total = rows * frame["personal_held_out"].fillna(0.0).to_numpy(float)
+    others = rows.sum() - rows
+    return np.divide(total.sum() - total, others, out=np.full(len(frame), np.nan), where=others > 0)
 
 
 def find_outliers(prior: Prior, m: int) -> np.ndarray:

@@ -62,7 +62,15 @@ def add_explanations(
                 at.task, fit, p, held, setting.ridge * ridge_mask(at.task)
             )
     outlier = contributions.find_outliers(choice.priors[0], m) if choice.priors else np.zeros(m, bool)
-    return frame.assign(is_outlier=outlier, rows_to_match=needs, contribution=contribution), fit
+    others = contributions.mean_loss_of_others(frame)
+    share = np.divide(contribution, others, out=np.full(m, np.nan), where=others > 0)
+    return frame.assign(
+        is_outlier=outlier,
+        rows_to_match=needs,
+        others_held_out=np.where(np.isnan(contribution), np.nan, others),
+        contribution=contribution,
+        contribution_pct=100 * share,
+    ), fit
 
 
 def heaviest_pulled_setting(choice: Choice) -> Setting:

@@ -179,13 +179,11 @@ def describe_rows_needed(curve: LearningCurve | None) -> str:
 
 def describe_contributions(frame: pd.DataFrame, summary: Mapping[str, Any]) -> str:
     """Whose rows the other clients need most."""
-    if "contribution" not in frame or not frame["contribution"].notna().any():
+    if "contribution_pct" not in frame or not frame["contribution_pct"].max() >= MIN_CONTRIBUTION_PCT:
         return ""
-    most = frame.loc[frame["contribution"].idxmax()]
-    loss, without = summary[PERSONAL], summary[PERSONAL] + most["contribution"]
-    if not loss > 0 or 100 * (without / loss - 1) < MIN_CONTRIBUTION_PCT:
-        return ""
-    change = f"{direction(100 * (1 - without / loss))} ({format_loss(without)} instead of {format_loss(loss)})"
+    most = frame.loc[frame["contribution_pct"].idxmax()]
+    now, without = most["others_held_out"], most["others_held_out"] + most["contribution"]
+    change = f"{direction(-most['contribution_pct'])} ({format_loss(without)} instead of {format_loss(now)})"
     return f"Without {most['client']}, the other clients' {summary['metric']} with personal models would be {change}."
 
 
