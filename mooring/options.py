@@ -132,14 +132,23 @@ def describe(name: str) -> dict[str, str]:
     }
 
 
-def add_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A command with these options as flags: its `**given` are those that were given, as a run file would hold them."""
+def add_options(*names: str, **defaults: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A command with these options as flags: its `**given` are those that were given, as a run file would hold them.
+
+    `defaults` are those that the help text shows, where they differ from other commands'.
+    """
+    defaults = {"min_rows": "5"} | defaults
 
     def dress(function: Callable[..., None]) -> Callable[..., None]:
         parameters = inspect.signature(function, eval_str=True).parameters.values()
         own = [p for p in parameters if p.kind is not p.VAR_KEYWORD]
         derived = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=make_flag(OPTIONS[name]))
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=None,
+                annotation=make_flag(OPTIONS[name], defaults.get(name)),
+            )
             for name in names
         ]
 
@@ -152,7 +161,8 @@ def add_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., No
             except RequestError as error:
                 if type(error) is not RequestError:
                     raise
-                raise RequestError(with_flags(str(error), given)) from error
+                flags = [name for name in ("lam",) if words.get(name) is not None]
+                raise RequestError(with_flags(str(error), given, flags)) from error
 
         first = [p for p in own if p.default is p.empty]
         rest = [p.replace(kind=p.KEYWORD_ONLY) for p in own if p.default is not p.empty]
@@ -163,8 +173,10 @@ def add_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., No
     return dress
 
 
-def with_flags(text: str, given: Iterable[str]) -> str:
-    """An error with the flags that were typed instead of the fields of a run file."""
+def with_flags(text: str, given: Iterable[str], hyperparameters: Iterable[str] = ()) -> str:
+    """An error with the flags that were typed instead of the fields of a run file or of an algorithm."""
+    for name in hyperparameters:
+        text = re.sub(rf"^\w+: {name}(?= must)", f"--{name}", text)
     for name in given:
         option = OPTIONS[name]
         field = rf"(?:{option.section}\.{option.field}|{name}(?: \({option.flag}\))?)"
@@ -193,10 +205,10 @@ def allowed_words(option: Option) -> list[str]:
     ]
 
 
-def make_flag(option: Option) -> Any:
+def make_flag(option: Option, default: str | None = None) -> Any:
     """An option as typer declares it: text, or texts that add up, for the run file's own check to judge."""
     types = option_types(option)
-    help_ = f"{option.info.title} [{option.default}]"
+    help_ = f"{option.info.title} [{default or option.default}]"
     hidden = option.name in RARE_OPTIONS
     if types == {bool}:
         both = f"{option.flag}/--no-{option.flag[2:]}"

@@ -78,22 +78,11 @@ def _escape(text: str) -> str:
 
 def format_algorithms() -> str:
     """docs/algorithms.md: every algorithm with its hyperparameters, its source and what its messages reveal."""
-    from mooring.algorithms.base import algorithm_names, describe
+    from mooring.algorithms.base import algorithm_names
+    from mooring.commands.reference import describe_algorithm
 
-    sections = [ALGORITHMS_HEADER]
-    for name in sorted(algorithm_names()):
-        entry = describe(name)
-        fields = ", ".join(f"`{field} = {value!r}`".replace("'", '"') for field, value in entry["fields"].items())
-        lines = [f"## {name}\n", f"{entry['summary'][0].upper()}{entry['summary'][1:]}\n"]
-        lines.append(f"- Hyperparameters: {fields or 'none'}")
-        lines.append(f"- Source: {entry['paper']}")
-        lines += [
-            f"- {label}: {entry[key]}"
-            for key, label in (("limits", "Limits"), ("reveals", "Messages reveal"))
-            if entry[key]
-        ]
-        sections.append("\n".join(lines) + "\n")
-    return "\n".join(sections)
+    sections = ["\n".join([f"## {name}\n", *describe_algorithm(name), ""]) for name in sorted(algorithm_names())]
+    return "\n".join([ALGORITHMS_HEADER, *sections])
 
 
 PAGES = {"commands": format_commands, "algorithms": format_algorithms}

@@ -193,7 +193,7 @@ BAD = [
         ["fit", *HOMES, "--algorithm", "fedavgg"],
         "unknown algorithm 'fedavgg' (did you mean 'fedavg'?); see `mooring list algorithms`",
     ),
-    (["fit", *HOMES, "--set", "lamb=1"], "unknown field 'lamb' (did you mean 'lam'?); known: "),
+    (["fit", *HOMES, "--set", "lamb=1"], "unknown hyperparameter 'lamb' (did you mean 'lam'?); see "),
     (["fit", *HOMES, "--set", "lam=-1"], "lam must be >= 0, got -1"),
     (["fit", *HOMES, "--set", "lam"], "--set takes NAME=VALUE, got 'lam'"),
     (["fit", *HOMES, "--rounds", "0"], "--rounds must be"),

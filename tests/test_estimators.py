@@ -226,7 +226,7 @@ def test_lam_is_a_parameter_and_goes_from_alone_to_common():
         return np.abs(model.coef_ - model.common_coef_).mean()
 
     assert deviation(0.01) > deviation(10.0) > deviation(1000.0)
-    with pytest.raises(RequestError, match="unknown field 'lam'"):
+    with pytest.raises(RequestError, match="unknown hyperparameter 'lam'"):
         PersonalizedRegressor(algorithm="local", client="town", lam=1.0).fit(frame, y)
 
 

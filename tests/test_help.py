@@ -46,6 +46,9 @@ def test_help_fits_a_screen_with_an_example_and_defaults(path, capsys, monkeypat
     monkeypatch.setenv("COLUMNS", str(WIDTH))
     code, out, _ = call(capsys, *path, "--help")
     assert code == 0 and len(out.splitlines()) <= SCREEN and max(map(len, out.splitlines())) <= WIDTH
+    summaries = out.partition("Commands:")[2].partition("Example:")[0]
+    assert not re.search(r"\.\.\.$", summaries, re.M), "a summary is cut"
+    assert "\\[" not in out
     shown = re.search(r"Example: (mooring .*(?:\n  .*)*)", out)
     assert shown, "no example"
     argv = shlex.split(" ".join(shown[1].split()))[1:]
@@ -71,12 +74,31 @@ def test_rare_options_work_though_help_leaves_them_out(capsys):
 
 def test_terms_options_and_algorithms_are_explained(capsys):
     code, out, _ = call(capsys, "explain", "held-out", "rows")
-    assert code == 0 and out.count("\n") <= 4 and "/advice/" in out
+    assert code == 0 and out.count("\n") <= 4 and "held out" in out
     assert call(capsys, "explain", "--json", "lam")[1].count("strength") == 1
-    assert "fedavg" in call(capsys, "explain", "fedavg")[1]
-    assert "Without --min-rows it is: 1 for advise, else 5." in call(capsys, "explain", "--", "--min-rows")[1]
+    assert "Hyperparameters: " in call(capsys, "explain", "fedavg")[1]
+    assert "Without --min-rows it is: 5, for advise 1." in call(capsys, "explain", "--", "--min-rows")[1]
     code, _, err = call(capsys, "explain", "lamda")
     assert code == 2 and "did you mean 'lambda'?" in err
+
+
+@pytest.mark.parametrize(
+    ("argv", "wanted"),
+    [
+        ("fit heart --set lamda=3", "(did you mean 'lam'?); see `mooring explain fedprox_personal`."),
+        ("fit heart --algorithm fedprx", "(did you mean 'fedprox'?); see `mooring list algorithms`"),
+        ("fit heart --lam -1", "--lam must be >= 0, got -1."),
+        ("advise hart", "see `mooring list datasets`. Did you mean 'heart'?"),
+        ("reproduce kernal", "(did you mean 'kernel'?); see `mooring list experiments`."),
+        ("theorem alternatve", "(did you mean 'alternative'?); see `mooring theorem`."),
+        ("explain lamda", "(did you mean 'lambda'?); see `mooring explain`."),
+        ("advise heart --marign 1%", "(did you mean '--margin'?); see `mooring advise --help`."),
+        ("avdise heart", "(did you mean 'advise'?); see `mooring --help`."),
+    ],
+)
+def test_unknown_words_get_the_nearest_guess_and_where_the_list_is(argv, wanted, capsys):
+    code, _, err = call(capsys, *shlex.split(argv))
+    assert code == 2 and wanted in err and len(err.split()) < 30
 
 
 @pytest.fixture

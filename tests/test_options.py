@@ -431,7 +431,7 @@ REFUSED = [
     (["fit", "digits", "--client", "town"], "--client does not apply: data set 'digits' is no table"),
     (["fit", "digits", "--split", "part"], "--split does not apply"),
     (["fit", "digits", "--split", ".6,.2,.2", "--partition", "test=0.1"], "given twice: by --split and by --partition"),
-    (["fit", "digits", "--partition", "client=3"], "unknown field 'client' (did you mean 'clients'?)"),
+    (["fit", "digits", "--partition", "client=3"], "unknown hyperparameter 'client' (did you mean 'clients'?)"),
     (["fit", "digits", "--partition", "clients=few"], "clients must be a whole number, got 'few'"),
     (["fit", "homes.csv", "--partition", "clients=3"], "--partition does not apply"),
     (["fit", "homes.csv", "--data-dir", "x"], "--data-dir does not apply"),
@@ -448,14 +448,14 @@ REFUSED = [
     (["fit", "homes.csv", "--weights", "age"], "weights column 'age'"),
     (["fit", "homes.csv", "--weights", "shoe"], "a client's weight is the same in all its rows"),
     (["fit", "homes.csv", "--weights", "beds", "--features", "beds,age"], "is the weights column and cannot be"),
-    (["fit", "homes.csv", "--set", "lamda=3"], "fedprox_personal: unknown field 'lamda' (did you mean 'lam'?)"),
+    (["fit", "homes.csv", "--set", "lamda=3"], "unknown hyperparameter 'lamda' (did you mean 'lam'?)"),
     (["fit", "homes.csv", "--set", "steps=many"], "fedprox_personal: steps must be a whole number, got 'many'"),
-    (["fit", "homes.csv", "--set", "task.rigde=1"], "task 'linear': unknown field 'rigde' (did you mean 'ridge'?)"),
+    (["fit", "homes.csv", "--set", "task.rigde=1"], "unknown hyperparameter 'rigde' (did you mean 'ridge'?)"),
     (["fit", "homes.csv", "--set", "task.ridge=big"], "task 'linear': ridge must be a number, got 'big'"),
     (["fit", "homes.csv", "--algorithm", "FedAvgs"], "did you mean 'fedavg'?"),
     (["fit", "shares.csv", "--split", ".6,.2,.2"], "column 'split' already names each row's part"),
     (["fit", "typo.toml"], "typo.toml: unknown field of [training] 'roundz' (did you mean 'rounds'?)"),
-    (["fit", "lamda.toml"], "fedprox_personal: unknown field 'lamda' (did you mean 'lam'?)"),
+    (["fit", "lamda.toml"], "fedprox_personal: unknown hyperparameter 'lamda' (did you mean 'lam'?)"),
 ]  # fmt: skip
 
 
@@ -556,7 +556,11 @@ def test_the_page_of_options_is_up_to_date():
 def test_help_names_every_default_and_an_example(capsys, command):
     code, out, _ = call(capsys, command, "--help")
     said = " ".join(out.split())
+    defaults = {"min_rows": "5"}  # of this command, where commands differ
+    if command == "advise":
+        defaults = {"min_rows": "1", "rounds": "100; networks only", "participation": "1; networks only"}
     assert code == 0 and f"Example: mooring {command} " in said and "[required]" not in said
     for option in OPTIONS.values():
         if f" {option.flag} " in out:
-            assert f"{option.info.title} [{option.default}]" in said
+            default = defaults.get(option.name, option.default)
+            assert f"{option.info.title} [{default}]" in said

@@ -207,7 +207,8 @@ def build(
     """
     cls = (own or {}).get(name) or find(name, copies)
     hints = get_type_hints(cls)
-    check_fields(name, fields, {f.name: hints[f.name] for f in dataclasses.fields(cls)})  # type: ignore[arg-type]
+    known = {f.name: hints[f.name] for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    check_fields(name, fields, known, f"mooring explain {name}")
     return cls(**fields)
 
 

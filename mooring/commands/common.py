@@ -37,7 +37,7 @@ app = PlainTyper(
 RESUMABLE_RUNS: list[Path | str] = []  # the run directory of the command that is running, or how it goes on
 RunArgument = Annotated[Path, typer.Argument(hidden=True)]
 MethodChoice = Annotated[
-    str | None, typer.Option("--method", help="Of a comparison: whose models. [the best on validation rows]")
+    str | None, typer.Option("--method", help="Method of a comparison. [the best on validation rows]")
 ]
 
 

@@ -77,8 +77,8 @@ def theory(
 ) -> None:
     """Apply the theorems to a federation.
 
-    Constants, heterogeneity, thresholds, and lambda by every rule. `mooring theorem` evaluates a theorem at quantities
-    of your own.
+    It prints constants, heterogeneity, thresholds, and lambda by every rule. `mooring theorem` evaluates a theorem at
+    quantities of your own.
     """
     from mooring.advice.reporting.theory_report import report_theory, theory_as_json
     from mooring.engines.prepare import prepare

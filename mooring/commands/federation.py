@@ -171,7 +171,7 @@ def federation_up(
 ) -> None:
     """Run server and clients on this machine, to try it out.
 
-    One process per client, over TLS.
+    Each client is a process of its own, which connects over TLS.
 
     RUN is a run file. Keys, logs and the clients' folders are in OUT.federation.
     """
@@ -213,7 +213,10 @@ def keys_init(
     clients: Annotated[list[str], typer.Option("--names", metavar="A,B", help="The clients' names.")],
     host: Annotated[list[str] | None, typer.Option("--host", metavar="A,B", help="The server's host names.")] = None,
 ) -> None:
-    """Make a certificate authority, the server's certificate and a key for each client, as far as they lack."""
+    """Make the certificates and every client's key.
+
+    What FOLDER already contains is kept: the certificate authority, the server's certificate, keys.
+    """
     written = key_functions().init(folder, split_commas(clients) or [], split_commas(host) or [])
     show(f"{len(written)} files in {folder}. A client needs ca.crt and its own file of clients/.")
 
@@ -226,7 +229,10 @@ def keys_request(
     name: Annotated[str, typer.Argument(hidden=True, metavar="NAME")],
     out: Annotated[Path, typer.Option("--out", help="Folder for the private key and the request.")] = Path("keys"),
 ) -> None:
-    """Make this client's key, and the request to send to the server's operator; the private key stays here."""
+    """Make this client's key and a request to join.
+
+    Send the request to the server's operator; the private key stays here.
+    """
     module = key_functions()
     private, request = module.request(name, out)
     show(f"{private} is this client's key: keep it. Send {request} to the server's operator.")
@@ -234,21 +240,30 @@ def keys_request(
 
 @keys.command("enroll", epilog="Example: mooring keys enroll keys north.request")
 def keys_enroll(folder: KeyFolder, request: Annotated[Path, typer.Argument(hidden=True, metavar="REQUEST")]) -> None:
-    """Let the client of a request join, also while a run is under way."""
+    """Let the client of a request join.
+
+    This also works during a run.
+    """
     name = key_functions().enroll(folder, request)
     show(f"Client '{name}' is enrolled. It needs {folder / 'ca.crt'}, and for secure sums {folder / 'peers.json'}.")
 
 
 @keys.command("rotate", epilog="Example: mooring keys rotate keys north.request")
 def keys_rotate(folder: KeyFolder, request: Annotated[Path, typer.Argument(hidden=True, metavar="REQUEST")]) -> None:
-    """Replace a client's key by that of a new request; the old one is revoked."""
+    """Replace a client's key by that of a new request.
+
+    The old key is revoked.
+    """
     name = key_functions().enroll(folder, request, replace=True)
     show(f"Client '{name}' has a new key; its old one is refused from now on.")
 
 
 @keys.command("revoke", epilog="Example: mooring keys revoke keys north")
 def keys_revoke(folder: KeyFolder, name: Annotated[str, typer.Argument(hidden=True, metavar="NAME")]) -> None:
-    """Take a client's key back: a server that runs refuses it within seconds."""
+    """Revoke a client's key.
+
+    A running server refuses it within seconds.
+    """
     kept = key_functions().revoke(folder, name)
     show(f"The key of client '{name}' is refused from now on; {kept} keeps it from being enrolled again.")
 
@@ -258,7 +273,10 @@ def keys_renew(
     folder: KeyFolder,
     host: Annotated[list[str] | None, typer.Option("--host", metavar="A,B", help="More host names.")] = None,
 ) -> None:
-    """Make a new certificate of the server, for its host names and more; clients keep what they have."""
+    """Make a new certificate of the server.
+
+    It is for the present host names and those of --host; clients keep their files.
+    """
     module = key_functions()
     module.renew(folder, split_commas(host) or [])
     show(f"server.pem is for {', '.join(module.hosts_of(folder))}. Start `mooring serve` again to use it.")

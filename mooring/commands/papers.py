@@ -20,11 +20,11 @@ def reproduce(
         typer.Option("--preset", help="quick (minutes each) or paper (its own sizes). [quick]", show_default=False),
     ] = "quick",
     only: Annotated[
-        list[str] | None, typer.Option("--only", help="Only such points, as in --only 'row=MNIST CNN2'.")
+        list[str] | None, typer.Option("--only", help="Only these points: --only 'row=MNIST CNN2'.")
     ] = None,
     repeats: Annotated[
         int | None,
-        typer.Option("--repeats", help="As many, instead of the registered ones; the run then decides nothing."),
+        typer.Option("--repeats", help="Number of repeats; other than the registered number, the run decides nothing."),
     ] = None,
     out: Annotated[
         Path, typer.Option("--out", help="Where figures, tables and records go. [reproduction]", show_default=False)
@@ -74,15 +74,16 @@ def reproduce(
         raise typer.Exit(3 if CONTRADICTED in words else 4)
 
 
-@app.command(epilog="Example: mooring theorem")
+@app.command(epilog="Example: mooring theorem alternative")
 def theorem(
-    name: Annotated[str | None, typer.Argument(help="A theorem, or a statement of one; none: list all.")] = None,
-    given: Annotated[list[str] | None, typer.Argument(help="Its quantities, such as mu=0.5 n=[20,30].")] = None,
+    name: Annotated[str | None, typer.Argument(hidden=True, metavar="NAME")] = None,
+    given: Annotated[list[str] | None, typer.Argument(hidden=True, metavar="QUANTITY=VALUE...")] = None,
     json_: Json = False,
 ) -> None:
     """List the papers' theorems, or evaluate one.
 
-    Without NAME all are listed; with NAME its quantities; with quantities, such as mu=0.5 n=[20,30], its value.
+    Without NAME all are listed. With NAME, the quantities of the theorem are listed; with quantities, such as mu=0.5
+    n=[20,30], its value is printed.
     """
     from mooring.report.terminal import Display
     from mooring.theory import catalog

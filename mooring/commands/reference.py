@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from mooring.commands.common import app, print_json
-from mooring.core.documentation import page_url
 from mooring.core.errors import RequestError
 from mooring.core.field_checks import describe_unknown
 from mooring.options import Json
@@ -28,29 +27,43 @@ def explain(
     if not term:
         Display().say(", ".join(TERMS))
         return
-    text, where = explain_term(" ".join(term))
+    text = explain_term(" ".join(term))
     if json_:
-        print_json({"term": " ".join(term), "text": text, "read": where})
+        print_json({"term": " ".join(term), "text": text})
     else:
-        Display().say(f"{text}\nRead more: {where}")
+        Display().say(text)
 
 
-def explain_term(word: str) -> tuple[str, str]:
-    """What a word means, and where to read on."""
+def explain_term(word: str) -> str:
+    """What a word means."""
     from mooring import options as flags
     from mooring.algorithms import base
     from mooring.report.glossary import find_term, list_names
 
     if (found := find_term(word)) is not None:
-        return found.text, page_url(found.page)
+        return found.text
     bare = word.lstrip("-").replace("-", "_")
     if bare in flags.option_names():
         told = flags.describe(bare)
-        return f"{told['summary']} Without {told['flag']} it is: {told['default']}.", page_url("options")
+        return f"{told['summary']} Without {told['flag']} it is: {told['default']}."
     if bare in base.algorithm_names():
-        return f"{bare}: {base.describe(bare)['summary']}", f"{page_url('algorithms')}, or `mooring list algorithms`"
+        return "\n".join([f"{bare}:", *describe_algorithm(bare)]).replace("`", "")
     known = [*list_names(), *flags.option_names(), *base.algorithm_names()]
     raise RequestError(f"mooring explain: {describe_unknown('word', word, known, 'mooring explain')}.")
+
+
+def describe_algorithm(name: str) -> list[str]:
+    """The lines of an algorithm: summary, hyperparameters with their defaults, source, limits, what messages reveal."""
+    from mooring.algorithms.base import describe
+
+    entry = describe(name)
+    fields = ", ".join(f"`{field} = {value!r}`".replace("'", '"') for field, value in entry["fields"].items())
+    listed = {"Hyperparameters": fields or "none", "Source": entry["paper"]}
+    listed |= {label: entry[key] for key, label in (("limits", "Limits"), ("reveals", "Messages reveal")) if entry[key]}
+    return [
+        f"{entry['summary'][0].upper()}{entry['summary'][1:]}\n",
+        *(f"- {key}: {text}" for key, text in listed.items()),
+    ]
 
 
 LISTS: dict[str, tuple[str, str, str, dict[str, str]]] = {  # module, what lists names, what describes one, columns

@@ -56,7 +56,9 @@ ROUND_OPTIONS = tuple(
 
 
 @app.command(epilog=example("mooring advise exam.csv --client school --target score"))
-@add_options(*DATA, *TASK, *ROUND_OPTIONS, *ADVICE)
+@add_options(
+    *DATA, *TASK, *ROUND_OPTIONS, *ADVICE, min_rows="1", rounds="100; networks only", participation="1; networks only"
+)
 def advise(
     source: Source,
     set_: SetTask = None,
@@ -70,7 +72,8 @@ def advise(
 ) -> None:
     """Recommend a model for every client.
 
-    A local, the global or a personal one; how much better it is than the other two, and with what confidence.
+    Each client is recommended its local model, the global model or a personal one, with its improvement over the others
+    and the confidence in it.
     """
     from mooring.advice.advise import advise as run
     from mooring.advice.advise import as_json
@@ -103,7 +106,7 @@ def show_written(
     show_notes(display, notes or [])
 
 
-@app.command(epilog=example("mooring fit exam.csv --client school --target score --set lam=0.5"))
+@app.command(epilog=example("mooring fit exam.csv --client school --target score --lam 0.5"))
 @add_options(*DATA, *TASK, *SINGLE_RUN_OPTIONS)
 def fit(
     source: Source,
@@ -239,8 +242,8 @@ def resume(run: RunArgument, json_: Json = False, trust_code: TrustCode = False)
 def watch(run: RunArgument) -> None:
     """Show the progress of a run that is not finished.
 
-    Rounds, losses, participation and the time left, as of the latest checkpoint. RUN is the run's directory. Without a
-    terminal, one line is written per change.
+    It shows rounds, losses, participation and the time left, as of the latest checkpoint. RUN is the run's directory.
+    Without a terminal, one line is written per change.
     """
     from mooring.report.terminal import Display
     from mooring.report.watch import watch_run as show
@@ -251,9 +254,7 @@ def watch(run: RunArgument) -> None:
 @app.command(epilog="Example: mooring report runs/exam-advice-1 --open")
 def report(
     runs: Annotated[list[Path], typer.Argument(hidden=True, metavar="RUN...")],
-    out: Annotated[
-        Path | None, typer.Option("--out", help="The report. [RUN/report.html; of several runs mooring-report.html]")
-    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="The report. [RUN/report.html]")] = None,
     open_: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
     images: Annotated[bool, typer.Option("--images", help="Also write figures as PNG and SVG into RUN.")] = False,
 ) -> None:

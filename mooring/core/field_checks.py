@@ -51,11 +51,14 @@ def _letters(name: str) -> str:
     return "".join(c for c in name.casefold() if c.isalnum())
 
 
-def check_fields(owner: str, given: Mapping[str, Any], known: Mapping[str, Any]) -> None:
-    """Refuse fields that are not `known`, and values that are not of the known field's type (Any: whatever it is)."""
+def check_fields(owner: str, given: Mapping[str, Any], known: Mapping[str, Any], listed_by: str = "") -> None:
+    """Refuse fields that are not `known`, and values that are not of the known field's type (Any: whatever it is).
+
+    `listed_by` is the command that lists the known ones.
+    """
     for name, value in given.items():
         if name not in known:
-            raise RequestError(f"{owner}: {describe_unknown('field', name, known)}.")
+            raise RequestError(f"{owner}: {describe_unknown('hyperparameter', name, known, listed_by)}.")
         choices = [get_origin(kind) or kind for kind in type_alternatives(known[name])]
         if not any(matches_type(value, kind) for kind in choices):
             words = [TYPE_NAMES[kind] for kind in choices if kind in TYPE_NAMES]

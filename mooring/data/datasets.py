@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from mooring.core.errors import RequestError
 from mooring.data.clients import Clients
-from mooring.data.tables import quote_list, suggest_name
+from mooring.data.tables import suggest_name
 
 
 class EmbeddedTable(NamedTuple):
@@ -66,9 +66,7 @@ def is_dataset_name(source: Any) -> bool:
 def require_known_dataset(name: str) -> None:
     if name not in known_datasets():
         raise RequestError(
-            f"there is no file or data set '{name}'; the known data sets are "
-            f"{quote_list(known_datasets(), len(known_datasets()))}."
-            f"{suggest_name(name, known_datasets())}"
+            f"there is no file or data set '{name}'; see `mooring list datasets`.{suggest_name(name, known_datasets())}"
         )
 
 

@@ -60,7 +60,8 @@ class Display:
 
     def notes(self, notes: Sequence[str]) -> None:
         for note in () if is_quiet() else notes:
-            self.err.print(replace_control_characters(f"note: {note}"), style="dim", soft_wrap=True)
+            words = replace_control_characters(f"note: {note}")
+            self.err.print(words, style="dim", soft_wrap=not self.err.is_terminal)
 
     def table(
         self,

@@ -211,7 +211,7 @@ class DataSection(Section):
         lt=0.5,
     )
     min_rows: int | None = option(
-        "Fewest rows that a client may have.", "a whole number >= 1", unset="1 for advise, else 5", ge=1
+        "Fewest rows that a client may have.", "a whole number >= 1", unset="5, for advise 1", ge=1
     )
     drop_small: bool = option("Leave smaller clients out.", "true or false", False)
     drop_missing_target: bool = option("Leave rows without a target out.", "true or false", False)

@@ -16,6 +16,7 @@ from typing import Any, get_type_hints
 import numpy as np
 
 from mooring.core.errors import RequestError
+from mooring.core.field_checks import describe_unknown
 
 Statement = Callable[..., Any]
 
@@ -45,7 +46,7 @@ def find(name: str) -> Statement | None:
         return statements(name).get(name)
     places = [t for t in ([theorem] if theorem in known else [] if theorem else known) if statement in statements(t)]
     if not places:
-        raise RequestError(f"theorem: unknown name {name!r}; `mooring theorem` lists all.")
+        raise RequestError(f"{describe_unknown('theorem', name, known, 'mooring theorem')}.")
     if len(places) > 1:
         raise RequestError(
             f"theorem: {name!r} is in several theorems; use {' or '.join(f'{t}.{name}' for t in places)}."

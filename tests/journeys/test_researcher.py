@@ -225,7 +225,7 @@ def test_the_split_has_a_seed_of_its_own(here):
         for seed in (1, 2)
     ]
     assert torch.equal(dealt[0].train.y, dealt[1].train.y)
-    with pytest.raises(RequestError, match="unknown field 'sede'"):
+    with pytest.raises(RequestError, match="unknown hyperparameter 'sede'"):
         mooring.fit("digits", partition={"sede": 3})
 
 

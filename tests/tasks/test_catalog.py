@@ -66,7 +66,7 @@ def test_fields_reach_the_task():
             "hinge",
             "binary",
             {"rigde": 1},
-            "task 'hinge': unknown field 'rigde' (did you mean 'ridge'?); known: intercept,",
+            "task 'hinge': unknown hyperparameter 'rigde' (did you mean 'ridge'?); known: intercept,",
         ),
         ("linear", "regression", {"ridge": -1}, "task 'linear': ridge must be >= 0, got -1."),
         ("linear", "regression", {"ridge": "x"}, "task 'linear': ridge must be a number, got 'x'."),

@@ -49,13 +49,13 @@ def test_parts_and_infinity():
 @pytest.mark.parametrize(
     "name, given, sentence",
     [
-        ("lambda_aerr", ["mu=1"], "unknown name 'lambda_aerr'"),
+        ("lambda_aerr", ["mu=1"], "unknown theorem 'lambda_aerr'"),
         ("lambda_aer", ["mue=1"], "got 'mue=1'; quantities are radius, mu, p, n"),
         ("lambda_aer", ["mu=1"], "give radius, p, n"),
         ("lambda_aer", ["mu=one"], "mu must be a number or JSON, got 'one'"),
         ("smooth_bound", ["mu=1"], "use fedmspp_rate.smooth_bound or fedprox_shared_rate.smooth_bound"),
         ("upper_bounds", ["mu=1"], "'upper_bounds' has several statements; choose one of upper_bounds."),
-        ("kernel_bounds.rkhs", ["mu=1"], "unknown name 'kernel_bounds.rkhs'"),
+        ("kernel_bounds.rkhs", ["mu=1"], "unknown theorem 'kernel_bounds.rkhs'"),
     ],
 )
 def test_wrong_requests(name, given, sentence):

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from mooring.core.errors import RequestError
+from mooring.core.field_checks import describe_unknown
 from mooring.core.papers import PAPERS, paper_key
 from mooring.experiments.base.experiment import PRESETS, Experiment, Preset
 
@@ -48,9 +49,8 @@ def load_experiment(name: str) -> CatalogEntry:
     """Return the experiment with this id."""
     id_ = paper_key(name)
     if id_ not in list_experiments():
-        raise RequestError(
-            f"unknown experiment {name!r}; known: {', '.join(list_experiments())}; or a paper or '{ALL}'."
-        )
+        known = [*list_papers(), *list_experiments(), ALL]
+        raise RequestError(f"{describe_unknown('experiment', name, known, 'mooring list experiments')}.")
     paper, experiment = id_.split("-", 1)
     module = importlib.import_module(f"{ROOT}.{paper}.{experiment.replace('-', '_')}")
     return CatalogEntry(id_, paper, module.EXPERIMENT)
