@@ -128,6 +128,7 @@ def join(
     from mooring.advice.remote.client_node import AdviceClientNode
     from mooring.engines.flower.client_node import ClientNode
     from mooring.engines.flower.join import join as join_runs
+    from mooring.engines.flower.messages import printable
     from mooring.report.terminal import Display
 
     make_private()
@@ -141,7 +142,7 @@ def join(
         return
     for result in results:
         sentence = result["said"] if "said" in result else describe_test_loss(result)
-        Display().say(f"{sentence}\nPredict: mooring predict {result['result']} new.csv")
+        Display().say(f"{printable(sentence)}\nPredict: mooring predict {result['result']} new.csv")
 
 
 def describe_test_loss(result: dict[str, Any]) -> str:

@@ -9,9 +9,11 @@ APFL the named part of the global model is the client's own as well.
 from __future__ import annotations
 
 from collections import namedtuple
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from mooring.core.cohort import CohortData, Round
@@ -62,13 +64,52 @@ def _state_type(kind: Any, own: tuple[str, ...]) -> Any:
     return _TYPES[kind, own]
 
 
+def personal_coefficients(algorithm: Any, dim: int) -> Tensor | None:
+    """[d] bool: the coefficients that clients keep; None where there are none."""
+    if isinstance(algorithm, PersonalParts):
+        return algorithm.mask
+    ranges = getattr(algorithm, "personal", ()) if _splits_itself(algorithm) else ()
+    if isinstance(ranges, str) or not ranges:
+        return None
+    mask = torch.zeros(dim, dtype=torch.bool)
+    for start, end in ranges:
+        mask[start:end] = True
+    return mask
+
+
+def drop_personal_entries(
+    tensors: Mapping[str, Tensor], first: Mapping[str, Tensor], mask: Tensor
+) -> dict[str, Tensor]:
+    """Return the tensors [d] of a server's state without the entries of personal coefficients, where these are those of
+    the `first` state: clients have that, and use their own copies."""
+
+    def drop(name: str, part: Tensor) -> Tensor:
+        known = first.get(name)
+        is_unchanged = known is not None and part.shape == known.shape == mask.shape
+        return part[~mask] if is_unchanged and torch.equal(part[mask], known[mask]) else part  # type: ignore[index]
+
+    return {name: drop(name, part) for name, part in tensors.items()}
+
+
+def restore_personal_entries(
+    tensors: Mapping[str, Tensor], first: Mapping[str, Tensor], mask: Tensor
+) -> dict[str, Tensor]:
+    """Return the tensors that `drop_personal_entries` was given."""
+    shared, out = int((~mask).sum()), dict(tensors)
+    for name, part in tensors.items():
+        if name in first and part.shape == (shared,) and first[name].shape == mask.shape:
+            out[name] = first[name].to(part.dtype).clone()
+            out[name][~mask] = part
+    return out
+
+
 class PersonalParts:
     """An algorithm whose clients keep the coefficients `mask` [d] to themselves; all else is the algorithm's own."""
 
     per_client_fields: tuple[str, ...] = ()  # runs are not trained together
 
     def __init__(self, algorithm: Any, mask: Tensor):
-        self._algorithm = algorithm
+        self._algorithm, self.mask = algorithm, mask
         self._personal, self._shared = mask.nonzero().flatten(), (~mask).nonzero().flatten()
         self._dim = len(mask)
         known = {field.name for field in fields(algorithm)} if is_dataclass(algorithm) else set()

@@ -539,6 +539,43 @@ def test_each_client_has_a_verdict_of_its_own(kind, tables, tmp_path):
         assert (ends[0] <= 0 <= ends[1]) == (right.pvalue > 0.05)
 
 
+@pytest.mark.parametrize("name", ["fedper", "fedrep", "fedbabu", "ditto"])
+def test_personal_coefficients_go_neither_up_nor_down(name, table, tmp_path):
+    """The intercept is personal: messages of rounds have the other coefficients, in both directions."""
+    fields = {"personal": "head", "batch": 4, "epochs": 1}
+    run = run_of(table, name, fields, rounds=2, federation={"share_models": False})
+    grid = SizesOnTheWire(homes_of(run, table, tmp_path / "state"))
+    apart = run_federation(run, grid, tmp_path / "run")
+    here = fit(table, algorithm=name, settings=fields, **HOW | {"rounds": 2})
+    torch.testing.assert_close(apart.trained.common, here.trained.common, rtol=ROUNDING, atol=ROUNDING)
+    np.testing.assert_allclose(apart.clients["personal"], here.clients["personal"], rtol=1e-9)
+    assert set(grid.up) == set(grid.down) == {here.job.task.dim - 1}
+
+
+class SizesOnTheWire(LocalGrid):
+    """Collects the sizes of models: in the server's state of each message, and in each message of a local update."""
+
+    def __init__(self, homes):
+        super().__init__(homes)
+        self.down, self.up = [], []
+
+    def push_messages(self, messages):
+        messages = list(messages)
+        for message in messages:
+            fields, tensors = from_records(message.content)
+            if fields.get("label") == "local":
+                continue  # the baseline has no personal part
+            self.down += [part.numel() for name, part in tensors.items() if name == "server/w"]
+        return super().push_messages(messages)
+
+    def pull_messages(self, message_ids):
+        found = super().pull_messages(message_ids)
+        for message in found:
+            tensors = from_records(message.content).tensors
+            self.up += [part.numel() for name, part in tensors.items() if name.startswith("message") and part.numel()]
+        return found
+
+
 def test_pooled_algorithms_are_refused(table, tmp_path):
     run = run_of(table, "pooled")
     with pytest.raises(RequestError, match="needs all rows in one place"):

@@ -1,18 +1,21 @@
 """A client that answers nonsense is named and dismissed; the others finish, with the models of those who stayed."""
 
+import io
 import json
 import math
 import random
 
+import numpy
 import pytest
 import torch
 
 pytest.importorskip("flwr", reason="flwr is not installed; the extra is mooring[flower]")
 
-from flwr.app import Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from mooring.engines.flower import client_requests as homes
 from mooring.engines.flower import messages
+from mooring.engines.flower.client_node import ClientNode
 from mooring.engines.flower.messages import Payload, printable
 from mooring.engines.flower.server_run import run_federation
 from tests.engines.local_grid import LocalGrid
@@ -99,11 +102,14 @@ CASES = [
     ("client_statistics", "nan", tensors(facts__smooth=one(math.nan))),
     ("client_statistics", "negative", tensors(facts__smooth=one(-3.0))),
     ("client_statistics", "whole numbers", tensors(facts__smooth=torch.tensor([3]))),
+    ("client_statistics", "an unknown one", tensors(facts__secret=one(1.0))),
     ("statistics", "nothing", nothing),
     ("statistics", "another shape", tensors(**{"0__gram": torch.zeros(1, 99, 99).double()})),
     ("statistics", "nan", tensors(**{"0__moment": torch.full((1, 7), math.nan).double()})),
     ("local_update", "nothing", nothing),
     ("local_update", "nan", tensors(message=torch.full((1, 7), math.nan).double())),
+    ("local_update", "complex", tensors(message=torch.zeros(1, 7, dtype=torch.complex64))),
+    ("local_update", "bits", tensors(message=torch.ones(1, 7, dtype=torch.bool))),
     ("local_update", "an odd name", tensors(**{"message/x y": torch.zeros(1)})),
     ("local_update", "a keyword", tensors(**{"message__class": torch.zeros(1)})),
     ("local_update", "meter of text", words(meter={"samples": "x", "gradients": None, "solves": 5})),
@@ -116,6 +122,7 @@ CASES = [
     ("models", "nan", tensors(model=torch.full((1, 7), math.nan).double())),
     ("numbers", "nothing", nothing),
     ("numbers", "text", words(number="x", known=True)),
+    ("numbers", "a number of 400 digits", words(number=10**400, known=True)),
     ("done", "nothing", nothing),
 ]
 SPOKEN = {
@@ -156,12 +163,37 @@ def test_the_others_finish(what, name, spoil, table, tmp_path, clock, monkeypatc
     assert named or what not in SPOKEN or name in ("meter of text", "nan") or result.clients["left_out"].notna().any()
 
 
-RAW = [RecordDict(), None, "error"]
+def array_record(data):
+    record = ConfigRecord({messages.FIELDS: "{}", messages.ORDER: ["message"]})
+    array = Array(dtype="float64", shape=(1,), stype="numpy.ndarray", data=data)
+    return RecordDict({messages.FIELDS: record, messages.LARGE: ArrayRecord({"message": array})})
 
 
-@pytest.mark.parametrize("content", range(len(RAW)))
+def npy_bytes(shape):
+    """The header of NumPy's format for float64 of this shape, without numbers."""
+    file = io.BytesIO()
+    numpy.lib.format.write_array_header_1_0(file, {"descr": "<f8", "fortran_order": False, "shape": shape})
+    return file.getvalue()
+
+
+def npz_bytes():
+    file = io.BytesIO()
+    numpy.savez_compressed(file, a=numpy.zeros(1_000_000))
+    return file.getvalue()
+
+
+RAW = {
+    "no records": RecordDict(),
+    "no fields": RecordDict({messages.FIELDS: ConfigRecord({"other": 1})}),
+    "a shape of 8 TB": array_record(npy_bytes((10**12,))),
+    "an archive": array_record(npz_bytes()),
+    "no array": array_record(b"junk"),
+}
+
+
+@pytest.mark.parametrize("content", RAW)
 def test_messages_that_are_no_replies(content, table, tmp_path, clock):  # noqa: F811
-    """Records without words, no content at all, and errors without end."""
+    """Records without fields, and arrays that are none or claim more than any memory."""
     run, said = run_of(table, rounds=2, federation={"wait": 60.0, "deadline": 5.0, "quorum": 2}), []
 
     class Odd(LocalGrid):
@@ -170,7 +202,7 @@ def test_messages_that_are_no_replies(content, table, tmp_path, clock):  # noqa:
             for k, reply in enumerate(out):
                 asked = reply.metadata.src_node_id == 103 or self.owner.get(reply.metadata.reply_to_message_id) == 103
                 if asked and self.what[reply.metadata.reply_to_message_id] == "local_update":
-                    spoiled = Message(RecordDict(), reply_to=self.requests[reply.metadata.reply_to_message_id])
+                    spoiled = Message(RAW[content], reply_to=self.requests[reply.metadata.reply_to_message_id])
                     out[k] = spoiled
             return out
 
@@ -285,17 +317,15 @@ def test_fuzzed_replies(seed, table, tmp_path, clock, monkeypatch):  # noqa: F81
     name = rng.choice(["fedavg", "fedprox_personal", "apfl", "scaffold"])
     run = run_of(table, name, rounds=2, federation={"wait": 60.0, "share_models": rng.random() < 0.5})
     for what, usual in list(homes.REQUEST_HANDLERS.items()):
-        if what == "hello":
-            continue
 
         def lie(home, payload, usual=usual):
             reply = usual(home, payload)
             return fuzz_reply(rng, reply) if home.name == BAD and rng.random() < 0.4 else reply
 
         monkeypatch.setitem(homes.REQUEST_HANDLERS, what, lie)
-    result = run_federation(
-        run, LocalGrid(homes_of(run, table, tmp_path / "state")), tmp_path / "run", report=said.append
-    )
+    grid = LocalGrid(homes_of(run, table, tmp_path / "state"))
+    grid.enrolled = {node: home.name for node, home in grid.nodes.items()}
+    result = run_federation(run, grid, tmp_path / "run", report=said.append)
     assert len(result.rounds) == 2 and bool(torch.isfinite(result.trained.common).all())
     assert set(result.clients["client"]) >= {"site 0", "site 1", "site 3"}
     assert not any("\x1b" in sentence for sentence in said)
@@ -308,3 +338,13 @@ def test_what_a_client_says_cannot_reach_the_terminals_controls(table, tmp_path,
     (sentence,) = [one for one in said if "does not take part" in one]
     assert all(c.isprintable() for c in sentence) and len(sentence) < 700 and "error: all is lost" in sentence
     assert printable("a\x1b[31m\tb\n") == "a [31m b"
+
+
+def test_what_a_server_says_cannot_reach_a_clients_terminal(table, tmp_path, clock):  # noqa: F811
+    """Notes, versions and reasons of the server, as the client reports and stores them."""
+    text, run, said = "\x1b]0;owned\x07\x1b[2J\nall is lost\r", run_of(table), []
+    client = ClientNode(run, sorted(table.iterdir())[0], tmp_path / "state", report=said.append)
+    client.answer("hello", Payload({"protocol": 99, "version": text}))
+    client.answer("dismissed", Payload({"why": text}))
+    stored = json.loads((client.folder / homes.DISMISSED_FILE).read_text())["why"]
+    assert len(said) == 1 and all(character.isprintable() for character in said[0] + stored)

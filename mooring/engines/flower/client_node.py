@@ -40,8 +40,8 @@ from mooring.engines.flower.client_requests import (
 )
 from mooring.engines.flower.disclosure import SENT_FILE, append_record, describe_reply
 from mooring.engines.flower.keys import load_identity
-from mooring.engines.flower.messages import Payload, from_records, to_records
-from mooring.engines.personal_parts import keep_personal_parts
+from mooring.engines.flower.messages import Payload, from_records, printable, to_records
+from mooring.engines.personal_parts import keep_personal_parts, personal_coefficients, restore_personal_entries
 from mooring.engines.prepare import load_options, make_task
 from mooring.engines.request import read_federation_request
 from mooring.runs.atomic_files import make_synced_folder, read_json
@@ -94,8 +94,9 @@ class ClientNode:
         identity: Identity | None = None,
         policy: Policy | None = None,
     ):
-        """`say` prints for this client's operator; `identity` has its key and its peers', for secure sums."""
-        self.run, self.path, self.given, self.report = run, Path(data), name, report
+        """`report` prints for this client's operator; `identity` has its key and its peers', for secure sums."""
+        self.run, self.path, self.given = run, Path(data), name
+        self.report = lambda sentence: report(printable(sentence))  # some of it is the server's
         self.identity, self.policy = identity, policy
         self.federation = run.federation or FederationSection()
         self.digest = run_digest(run)
@@ -232,10 +233,17 @@ class ClientNode:
         assert self.run.algorithm is not None
         return self.run.algorithm.name
 
+    def server_state(self, history: StateHistory, payload: Payload) -> Any:
+        """Return the server's state of a message."""
+        tensors, mask = payload.tensors, personal_coefficients(history.algorithm, self.task.dim)
+        if mask is not None:
+            tensors = restore_personal_entries(tensors, flatten("server", history.server), mask)
+        return unflatten(history.server, "server", tensors)
+
     def deployed(self, payload: Payload) -> tuple[StateHistory, Tensor, Round]:
         fields = payload.fields
         history, turn = self.history(fields), Round(*fields["round"])
-        server = unflatten(history.server, "server", payload.tensors)
+        server = self.server_state(history, payload)
         state, merged = history.at(fields["base"], f"client '{self.name}'"), torch.tensor([fields["base"]])
         w = local_update.personal_models(history.algorithm, self.task, server, state, merged, self.data(fields), turn)
         return history, w, turn

@@ -42,7 +42,7 @@ from mooring.engines import local_update
 from mooring.engines.fit_files import describe_task, with_resolved
 from mooring.engines.flower import secure_client
 from mooring.engines.flower.compression import compress_with_feedback
-from mooring.engines.flower.messages import PROTOCOL_VERSION, Payload
+from mooring.engines.flower.messages import PROTOCOL_VERSION, Payload, printable
 from mooring.engines.flower.remote_rows import answer_calls
 from mooring.engines.personal_parts import keep_personal_parts
 from mooring.engines.prepare import Job
@@ -53,7 +53,7 @@ from mooring.runs.directory import CLIENTS_FILE, RUN_FILE, SCHEMA_FILE, SUMMARY_
 from mooring.runs.runfile import run_bytes
 from mooring.runs.sections import installed_version
 from mooring.runs.table_schemas import clients_table
-from mooring.runs.tensor_files import flatten, unflatten
+from mooring.runs.tensor_files import flatten
 
 if TYPE_CHECKING:
     from mooring.engines.flower.client_node import ClientNode
@@ -218,7 +218,7 @@ def run_local_update(node: ClientNode, payload: Payload) -> Payload:
     fields = payload.fields
     history, turn = node.history(fields), Round(*fields["round"])
     state = history.at(fields["base"], f"client '{node.name}'")
-    server = unflatten(history.server, "server", payload.tensors)
+    server = node.server_state(history, payload)
     meter = CostMeter()
     new, message = local_update.client_update(
         history.algorithm, node.task, server, state, node.data(fields), turn, meter
@@ -267,7 +267,7 @@ def handle_number(node: ClientNode, payload: Payload) -> Payload:
 def handle_dismissed(node: ClientNode, payload: Payload) -> Payload:
     """Store why the server continues without this client."""
     make_synced_folder(node.folder)
-    write_json(node.folder / DISMISSED_FILE, {"why": str(payload.fields.get("why"))})
+    write_json(node.folder / DISMISSED_FILE, {"why": printable(str(payload.fields.get("why")))})
     return Payload({})
 
 
@@ -279,7 +279,7 @@ def handle_done(node: ClientNode, payload: Payload) -> Payload:
         unit = node.clients.target_scale**node.task.unit_power
         row = row | {"personal": float(local_update.mean_risk(node.task, w, node.clients.test)[0]) * unit}
         secure_client.delete_state(node)
-    server = unflatten(history.server, "server", payload.tensors)
+    server = node.server_state(history, payload)
     run = node.run.model_copy(
         update={"data": node.run.data.model_copy(update={"source": str(node.path)}), "federation": None}
     )

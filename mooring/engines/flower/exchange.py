@@ -26,6 +26,7 @@ from mooring.engines.flower.messenger import CollectedReplies, Messenger
 from mooring.engines.flower.remote_rows import CallBatcher, RemoteRows, make_sender
 from mooring.engines.flower.secure_sums import LOSS_RANGE, SecureAggregator, split_vector
 from mooring.engines.local_update import NOT_FINITE
+from mooring.engines.personal_parts import drop_personal_entries, personal_coefficients
 from mooring.engines.reply_checks import MAX_SIZE_FACTOR, check_statistics, message_pattern
 from mooring.engines.request import hyperparameters as hyperparameters_of
 from mooring.estimates.client_statistics import ALL_RESOLVED, ClientStatistics, add_federation_estimates
@@ -61,6 +62,7 @@ class FlowerExchange:
             fresh,
         )
         self.algorithm: Any = None  # until `begin`
+        self.first: dict[str, Tensor] = {}  # the server's first state
         self.pattern: Any = None
         self.merged = torch.zeros(len(roster), dtype=torch.long)
         self.best = self.merged.clone()
@@ -85,6 +87,7 @@ class FlowerExchange:
         if algorithm.pooled:
             raise RequestError(f"{algorithm.name} needs all rows in one place; these clients keep theirs.")
         self.algorithm = algorithm
+        self.first = flatten("server", algorithm.init(self.task, w0)[0])
         self.pattern = message_pattern(algorithm, self.task, w0, *self.row)
         self.merged = torch.zeros(len(self.roster), dtype=torch.long)
         self.best = self.merged.clone()
@@ -101,7 +104,7 @@ class FlowerExchange:
         self.messenger.ask("begin", messages)  # a client that cannot begin is left out of every round, with its reason
 
     def ask(self, server: Any, cohort: Tensor, round: Round, deadline: float | None = None) -> Replies:
-        tensors = flatten("server", visible_state(self.algorithm, server))
+        tensors = self._server_tensors(visible_state(self.algorithm, server))
         messages = {}
         for place in cohort.tolist():
             base = int(self.merged[place])
@@ -266,12 +269,17 @@ class FlowerExchange:
         self, server: Any, round: Round, at: str, fields: Mapping[str, Any] | None = None
     ) -> dict[str, Payload]:
         """Return a message to every client about the model that it uses."""
-        tensors = flatten("server", server)
+        tensors = self._server_tensors(server)
         about = self._label() | {"round": list(round)} | dict(fields or {})
         return {
             name: self._message_to(place, about | {"base": base}, tensors)
             for place, (name, base) in enumerate(zip(self.roster.names, self._generations(at)))
         }
+
+    def _server_tensors(self, server: Any) -> dict[str, Tensor]:
+        """Return the server's state as it is sent: without the entries that are personal to clients."""
+        tensors, mask = flatten("server", server), personal_coefficients(self.algorithm, self.task.dim)
+        return tensors if mask is None else drop_personal_entries(tensors, self.first, mask)
 
     def _label(self) -> dict[str, Any]:
         return {"label": self.algorithm.name}
