@@ -29,8 +29,8 @@ from torch import Tensor
 
 from mooring.core.seeds import generator
 from mooring.data.clients import BINARY, REGRESSION, Clients, from_arrays
-from mooring.tasks.absolute import Absolute
 from mooring.tasks.linear import Linear
+from mooring.tasks.linear_losses import Absolute
 from mooring.tasks.logistic import Logistic
 
 WELL = "linear"

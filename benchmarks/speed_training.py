@@ -25,9 +25,10 @@ from mooring.algorithms.fedprox_personal import FedProxPersonal
 from mooring.core.aggregation import average
 from mooring.core.cohort import Round
 from mooring.core.minibatches import draw_rows
+from mooring.core.task import Task
 from mooring.data.clients import Clients, from_arrays
 from mooring.engines.simulator import Simulator
-from mooring.tasks.fused.linear_numba import is_numba_available
+from mooring.tasks.compiled_steps import compile_steps, is_numba_available
 from mooring.tasks.logistic import Logistic
 from mooring.tasks.network import NetworkTask
 
@@ -221,10 +222,15 @@ def against_loop(name: str, training: Training, wanted: float | None, operations
     )
 
 
+def softmax_task(kernels: str) -> Task:
+    task = Logistic(FEATURES, CLASSES, ridge=0.0, dtype=torch.float32)
+    return compile_steps(task) if kernels == "numba" else task
+
+
 def softmax(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
     clients, net = some_clients(100), softmax_net()
     for kernels in kernels_here():
-        task = Logistic(FEATURES, CLASSES, ridge=0.0, dtype=torch.float32, kernels=kernels)
+        task = softmax_task(kernels)
         training = Training(task, FEDAVG, clients, net)
         contest = against_loop(f"softmax 784-10, {kernels}", training, 18 if kernels == "numba" else None, WIDE)
         peers = {"pfl": 14.0, "fedjax": 4.0, "flower": None}
@@ -252,7 +258,7 @@ def fedprox(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
     clients = some_clients(100)
     kernels = kernels_here()[0]
     tasks = {
-        "softmax 784-10": (Logistic(FEATURES, CLASSES, ridge=0.0, dtype=torch.float32, kernels=kernels), softmax_net()),
+        "softmax 784-10": (softmax_task(kernels), softmax_net()),
         NETWORK: (NetworkTask(deep_net, kernels=kernels), deep_net()),
     }
     for name, (task, net) in tasks.items():

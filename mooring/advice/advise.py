@@ -46,6 +46,7 @@ from mooring.advice.reporting.target_units import measure_held_out, score_interv
 from mooring.advice.reporting.theory_report import TheoryReport, theory_as_json
 from mooring.advice.result import AdviceMethods
 from mooring.core.errors import RequestError
+from mooring.core.task import HasProx
 from mooring.data.client_arrays import is_client_arrays
 from mooring.data.clients import Clients
 from mooring.engines.fit_files import check_same_data, describe_task, initial_files
@@ -134,7 +135,7 @@ class AdviceResult(AdviceMethods):
             job.clients.names,
             *describe_task(job),
             centre=None if torch.equal(center, models.global_) else center,
-            mix=None if job.task.prox is None else describe_average(choice, models.centers),
+            mix=describe_average(choice, models.centers) if isinstance(job.task, HasProx) else None,
         )
 
 
@@ -195,7 +196,7 @@ def refuse_unused(job: Job, given: list[str]) -> None:
     for name in given:
         if name in UNUSED_OPTIONS:
             raise RequestError(f"{name} does not apply: advise stores what its choice needs, and every fold.")
-        if name in ROUND_OPTIONS and job.task.prox is not None:
+        if name in ROUND_OPTIONS and isinstance(job.task, HasProx):
             raise RequestError(
                 f"{name} does not apply: models of task '{job.task.name}' are solved exactly, without rounds; it is "
                 "for networks."
@@ -217,7 +218,7 @@ def run_advice(
     models = recommended_models(choice, evidence.models, recommendations.recommended)
     frame = clients_frame(job, models, choice, evidence, recommendations)
     theory, fit = None, None
-    if task.prox is not None:
+    if isinstance(task, HasProx):
         frame, fit = add_explanations(job, frame, choice, evidence.shape)
         theory = find_theory(job) if options.theory else None
     tell("explaining", 1, 2)

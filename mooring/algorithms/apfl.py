@@ -63,7 +63,7 @@ from mooring.core.local_work import LocalWork
 from mooring.core.minibatches import minibatches
 from mooring.core.sgd_step import mixture_slope_factor
 from mooring.core.solvers import Ball, project, run_mixture_steps
-from mooring.core.task import Task
+from mooring.core.task import MixtureSteps, Task
 from mooring.estimates.client_statistics import ClientStatistics
 from mooring.estimates.lambda_from_statistics import bound_curvature
 from mooring.theory import apfl_schedule
@@ -85,7 +85,7 @@ class Client(NamedTuple):
     own: Tensor  # [C, d], its copy of the global model after its last local update; [C, 0] but for output = "own"
 
 
-class MixtureSteps(NamedTuple):
+class Mixture(NamedTuple):
     w: Tensor  # [C, d], each client's copy of the global model
     v: Tensor  # [C, d]
     alpha: Tensor  # [C]
@@ -172,10 +172,11 @@ class APFL(LocalWork, Algorithm[Server, Client, Message]):
             )
         client = self.with_alpha(client, data)
         plain = self.rule.is_plain and not self.radius and self.output != "average" and self.eta_ratio == 1
-        if task.mix is not None and plain and task.reads(data.train):
-            after, message = self.update_at_once(server, client, task, data, round)
+        mixture_steps = task.mixture_steps(data.train) if plain else None
+        if mixture_steps is not None:
+            after, message = self.update_at_once(server, client, mixture_steps, data, round)
             return after, self.by_worst_mixture(message, server, task, data, round)
-        begin = MixtureSteps(server.w.expand(len(data), -1), client.v, client.alpha)
+        begin = Mixture(server.w.expand(len(data), -1), client.v, client.alpha)
         before, average, path = (round.t - 1) * self.steps, self.caught_up(client, round.t - 1).average, begin.w
         for k, mixture in enumerate(self.local_steps(begin, task, data, round, client.memory)):
             if self.output == "average":
@@ -188,12 +189,14 @@ class APFL(LocalWork, Algorithm[Server, Client, Message]):
         message = Message(mixture.w - server.w, path - server.w if self.output == "average" else None)
         return after, self.by_worst_mixture(message, server, task, data, round)
 
-    def update_at_once(self, server: Server, client: Client, task: Task, data: CohortData, round: Round) -> Any:
+    def update_at_once(
+        self, server: Server, client: Client, steps: MixtureSteps, data: CohortData, round: Round
+    ) -> Any:
         """The same by a task that takes all local steps at once."""
         batch, count, eta = schedule(self, data, round, client.memory)
-        mixture = MixtureSteps(
+        mixture = Mixture(
             *run_mixture_steps(
-                task, server.w, client.v, client.alpha, data, round, eta, batch=batch, steps=count, draws=self.draws,
+                steps, server.w, client.v, client.alpha, data, round, eta, batch=batch, steps=count, draws=self.draws,
                 feels=self.adapts_in, held_out=self.adapt_on == "validation", pull=self.alpha_pull,
                 by_parts=self.alpha_by == "parts",
             )
@@ -225,13 +228,13 @@ class APFL(LocalWork, Algorithm[Server, Client, Message]):
 
     def local_steps(
         self,
-        mixture: MixtureSteps,
+        mixture: Mixture,
         task: Task,
         data: CohortData,
         round: Round,
         memory: Tensor | None = None,
         moves_w: bool = True,
-    ) -> Iterator[MixtureSteps]:
+    ) -> Iterator[Mixture]:
         """The models after each local step; w stands still for clients that join after the training (Eq. 7)."""
         w, v, alpha = mixture
         batch, count, eta = schedule(self, data, round, memory)
@@ -264,7 +267,7 @@ class APFL(LocalWork, Algorithm[Server, Client, Message]):
                 new_v = torch.where(step.active[:, None], new_v, v)
                 new_w = torch.where(step.active[:, None], new_w, w)
             w, v = new_w, new_v
-            yield MixtureSteps(w, v, alpha)
+            yield Mixture(w, v, alpha)
 
     def server_update(self, server: Server, mean: Message, round: Round) -> Server:
         if mean.losses is not None:

@@ -53,7 +53,6 @@ class Algorithm(Generic[ServerState, ClientState, Message]):
     # Fields that `client_update` also takes as one number per client: runs that differ there are trained together.
     per_client_fields: ClassVar[tuple[str, ...]] = ()
     server_fields: ClassVar[tuple[str, ...]] = ()  # fields that only `server_update` uses
-    required_capabilities: ClassVar[tuple[str, ...]] = ()  # of the task: "prox", "solve", "smooth_loss"
 
     @property
     def one_shot(self) -> bool:

@@ -48,7 +48,7 @@ from mooring.core.cohort import CohortData, Round, Rows
 from mooring.core.errors import RequestError
 from mooring.core.local_work import LocalWork
 from mooring.core.seeds import uniforms
-from mooring.core.task import Task
+from mooring.core.task import HasProx, HasSolve, Task, require
 from mooring.estimates.client_statistics import ClientStatistics
 from mooring.estimates.lambda_from_statistics import bound_curvature, require_federation
 from mooring.theory.alternative import choose_model
@@ -140,9 +140,9 @@ class Dichotomous(LocalWork, Algorithm[Server, Client, Tensor]):
         zero = torch.zeros(1, task.dim, dtype=task.dtype)
         v, w = zero.expand(len(data), -1), server.w
         if int(own.size.sum()) > 0:
-            v = own.each(lambda rows, _: task.prox(zero, self.ridge, rows.full(task)))
+            v = own.each(lambda rows, _: require(task, HasProx).prox(zero, self.ridge, rows.full(task)))
         if int(shared.size.sum()) > 0:
-            w = task.solve(shared.pooled(data.p))[0]
+            w = require(task, HasSolve).solve(shared.pooled(data.p))[0]
         return v, w, client.memory
 
     def _train(

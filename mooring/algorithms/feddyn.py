@@ -36,7 +36,7 @@ from mooring.algorithms.hyperparameters import (
 from mooring.core.cohort import CohortData, Round
 from mooring.core.errors import RequestError
 from mooring.core.local_work import LocalWork
-from mooring.core.task import Task
+from mooring.core.task import HasProx, Task, require
 from mooring.estimates.client_statistics import ClientStatistics
 
 
@@ -82,7 +82,7 @@ class FedDyn(LocalWork, Algorithm[Server, Client, Tensor]):
     ) -> tuple[Client, Tensor]:
         w, lam = server.w.expand(len(data), -1), float(self.lam)
         if self.inner == "exact":
-            v, memory = task.prox(w + client.g / lam, lam, data.train.full(task), w), client.memory
+            v, memory = require(task, HasProx).prox(w + client.g / lam, lam, data.train.full(task), w), client.memory
         else:
             v, memory = train_locally(self, task, w, data, round, client.memory, pull=(lam, w), shift=-client.g)
         return Client(client.g - lam * (v - w), count_round(memory)), v - w

@@ -53,7 +53,7 @@ from mooring.core.errors import RequestError
 from mooring.core.minibatches import minibatches
 from mooring.core.penalty import penalty_rows
 from mooring.core.solvers import descend_to_tolerance
-from mooring.core.task import Task
+from mooring.core.task import HasProx, Task, require
 from mooring.estimates.client_statistics import ClientStatistics
 from mooring.theory.fedmspp_rate import gradient_tolerance, step_size
 
@@ -119,7 +119,7 @@ class FedMSPP(Algorithm[Server, Client, Tensor]):
         )
         rows = next(draws).batch
         if self.inner == "exact":
-            v = task.prox(w, lam, rows)
+            v = require(task, HasProx).prox(w, lam, rows)
         else:
             v = descend_to_tolerance(task, w, rows, lam, w, now.eta, tol=now.tol, most=self.steps)
         return client, v - w

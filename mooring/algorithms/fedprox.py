@@ -53,7 +53,7 @@ from mooring.core.local_work import LocalWork
 from mooring.core.penalty import PerClientPenalty, penalty_rows
 from mooring.core.seeds import uniforms
 from mooring.core.solvers import descend_to_tolerance, record_tolerance
-from mooring.core.task import Task
+from mooring.core.task import HasProx, Task, require
 from mooring.estimates.client_statistics import ClientStatistics
 from mooring.theory import fedprox_shared_rate as rate
 
@@ -109,7 +109,7 @@ class FedProx(LocalWork, ServerOptimizer, Algorithm[Server, Client, Tensor]):
         now, memory = self.at(round), client.memory
         lam = penalty_rows(now.lam, data.index, w)
         if self.inner == "exact":
-            v = task.prox(w, lam, data.train.full(task))
+            v = require(task, HasProx).prox(w, lam, data.train.full(task))
         elif self.inner == "descent":
             v = descend_to_tolerance(task, w, data.train.full(task), lam, w, now.eta, tol=now.tol, most=self.steps)
         else:
@@ -177,7 +177,7 @@ def set_by_theorem(algorithm: Any, task: Task, statistics: ClientStatistics, fac
         inner = choose_inner_solver(algorithm, task, otherwise="descent")
         steps = max(algorithm.steps, MAX_CERTIFIED_STEPS)
         return replace(algorithm, lam=factor * smooth, growth="smooth", inner=inner, steps=steps, batch=batch)
-    if task.prox is None:
+    if not isinstance(task, HasProx):
         raise RequestError(f"{owner}: lam = 'theory' needs exact solves, and task '{task.name}' has no exact prox.")
     weak = max(0.0, -float(statistics.convex.min()))
     return replace(algorithm, lam=max(float(statistics.noise.max()) ** 2, 4 * weak), growth="kinked", inner="exact")

@@ -43,12 +43,12 @@ from mooring.algorithms.hyperparameters import (
     server_step_factor,
     train_locally,
 )
-from mooring.core.cohort import CohortData, Round
+from mooring.core.cohort import CohortData, Condensed, Round
 from mooring.core.errors import RequestError
 from mooring.core.local_work import LocalWork
 from mooring.core.penalty import PerClientPenalty, is_uniform, penalty_rows
 from mooring.core.solvers import descend_to_tolerance
-from mooring.core.task import Task
+from mooring.core.task import HasProx, HasSolve, Task, require
 from mooring.estimates.client_statistics import ClientStatistics
 from mooring.estimates.lambda_from_statistics import bound_curvature, resolve_lam_rule
 from mooring.estimates.lambda_rules import LAMBDA_RULES
@@ -133,9 +133,9 @@ class FedProxPersonal(LocalWork, Algorithm[Server, Client, Message]):
         self, v: Tensor, w: Tensor, lam: Any, task: Task, data: CohortData, round: Round, memory: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Each client's model after its inner loop from v, pulled to w, and its memory."""
-        rows = data.train.full(task) if self.inner != "sgd" else None
+        rows: Condensed = data.train.full(task) if self.inner != "sgd" else None
         if self.inner == "exact":
-            return task.prox(w, lam, rows, v), memory
+            return require(task, HasProx).prox(w, lam, rows, v), memory
         if self.inner == "descent":
             return descend_to_tolerance(task, v, rows, lam, w, self.eta, tol=self.tol, most=self.steps), memory
         return train_locally(self, task, v, data, round, memory, pull=(lam, w))
@@ -163,7 +163,7 @@ def auto_gamma(algorithm: Any, task: Task, statistics: ClientStatistics) -> floa
     coefficient j has a step of its own: taut ones would crawl at the step of slack ones.
     """
     smooth = float(statistics.smooth.max())
-    known = smooth > 0 and task.smooth_loss and task.solve is not None
+    known = smooth > 0 and task.smooth_loss and isinstance(task, HasSolve)
     share = 1.0 if algorithm.inner == "exact" else 0.5
     if not isinstance(algorithm.lam, PerClientPenalty):
         lam = algorithm.lam

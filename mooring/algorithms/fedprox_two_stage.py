@@ -51,7 +51,7 @@ from mooring.core.local_work import LocalWork
 from mooring.core.minibatches import batches_per_epoch
 from mooring.core.penalty import PerClientPenalty, is_uniform, penalty_rows
 from mooring.core.solvers import Ball, project, train
-from mooring.core.task import Task
+from mooring.core.task import HasProx, HasSolve, Task, require
 from mooring.estimates.client_statistics import ClientStatistics
 from mooring.estimates.lambda_from_statistics import bound_curvature, resolve_lam_rule
 from mooring.theory.two_stage_rate import inner_steps, local_step, server_step
@@ -162,7 +162,7 @@ class FedProxTwoStage(LocalWork, Algorithm[Server, Client, Message]):
     ) -> Any:
         """Projected steps from v, pulled towards w; or the exact prox."""
         if self.inner == "exact":
-            return task.prox(w, lam, data.train.full(task), v)
+            return require(task, HasProx).prox(w, lam, data.train.full(task), v)
         work: dict[str, Any] = {"batch": self.batch or None, "steps": steps, "draws": self.draws, "slot": slot}
         return train(task, v, data, round, eta, pull=(lam, w), region=self.region, rule=self.rule, **work)[0]
 
@@ -209,7 +209,7 @@ def resolve_final_stage(algorithm: Any, task: Task, statistics: ClientStatistics
         inverse = algorithm.schedule == "inverse"
         eta = auto_eta(task, statistics, algorithm.batch, algorithm.lam) if inverse else algorithm.eta
     mu, lam = float(statistics.convex.min()), smallest_lam(algorithm.lam)
-    if eta == "stay" or not (isfinite(mu) and task.solve is not None and task.smooth_loss):
+    if eta == "stay" or not (isfinite(mu) and isinstance(task, HasSolve) and task.smooth_loss):
         passes = batches_per_epoch(statistics.n.long(), algorithm.batch or None).max()
         stay = algorithm.epochs * int(passes) if algorithm.epochs else algorithm.steps
         return replace(

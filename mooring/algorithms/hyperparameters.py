@@ -16,7 +16,7 @@ from mooring.core.minibatches import DRAWS, batches_per_epoch, count_local_steps
 from mooring.core.optimizers import OPTIMIZERS
 from mooring.core.penalty import PerClientPenalty, parse_lam
 from mooring.core.solvers import StepSize, geometric_decay, inverse_decay, train
-from mooring.core.task import Task
+from mooring.core.task import HasProx, HasSolve, Task
 from mooring.estimates.client_statistics import RIDGE_GRID
 from mooring.tasks.proximal import MAX_DENSE_PARAMETERS
 
@@ -86,17 +86,17 @@ def check_lam_lengths(algorithm: Any, task: Task, clients: int) -> None:
 def choose_inner_solver(algorithm: Any, task: Task, otherwise: str = "sgd") -> str:
     """The field `inner`, "auto" being "exact" where the task has a prox that is not too expensive to take every round;
     refuses "exact" where it has none."""
-    if algorithm.inner == "exact" and task.prox is None:
+    if algorithm.inner == "exact" and not isinstance(task, HasProx):
         owner = type(algorithm).__name__
         raise RequestError(f"{owner}: task '{task.name}' has no exact prox; set inner = '{otherwise}'.")
     if algorithm.inner != "auto":
         return algorithm.inner
-    return "exact" if task.prox is not None and task.dim <= MAX_DENSE_PARAMETERS else otherwise
+    return "exact" if isinstance(task, HasProx) and task.dim <= MAX_DENSE_PARAMETERS else otherwise
 
 
 def auto_batch(task: Task) -> int:
     """All rows (0) where the task has an exact solver and few parameters, small batches elsewhere."""
-    return 0 if task.solve is not None and task.dim <= MAX_DENSE_PARAMETERS else DEFAULT_BATCH_ROWS
+    return 0 if isinstance(task, HasSolve) and task.dim <= MAX_DENSE_PARAMETERS else DEFAULT_BATCH_ROWS
 
 
 def auto_eta(task: Task, statistics: Any, batch: int, lam: Any = 0.0) -> float:

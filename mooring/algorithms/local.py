@@ -33,7 +33,7 @@ from mooring.algorithms.hyperparameters import (
 )
 from mooring.core.cohort import CohortData, Round
 from mooring.core.local_work import LocalWork
-from mooring.core.task import Task
+from mooring.core.task import HasProx, Task, require
 from mooring.estimates.client_statistics import ClientStatistics
 
 
@@ -80,7 +80,7 @@ class Local(LocalWork, Algorithm[Server, Client, None]):
     ) -> tuple[Client, None]:
         pull, memory = (self.ridge, torch.zeros_like(client.v)), client.memory
         if self.inner == "exact":
-            v = task.prox(pull[1], self.ridge, data.train.full(task))
+            v = require(task, HasProx).prox(pull[1], self.ridge, data.train.full(task))
         else:
             v, memory = train_locally(self, task, client.v, data, round, memory, pull=pull)
         return Client(v, count_round(memory)), None

@@ -51,7 +51,7 @@ from mooring.core.local_work import LocalWork
 from mooring.core.minibatches import minibatches
 from mooring.core.penalty import penalty_rows
 from mooring.core.solvers import descend_to_tolerance
-from mooring.core.task import Task
+from mooring.core.task import HasProx, Task, require
 from mooring.estimates.client_statistics import ClientStatistics
 
 
@@ -109,7 +109,7 @@ class PFedMe(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tensor])
         for step in minibatches(task, data, round, batch=batch, steps=count, draws=self.draws):
             rate = broadcast_per_client(eta(step.k) if callable(eta) else eta, v)
             if self.inner == "exact":
-                new_v = task.prox(w, lam, step.batch, v)
+                new_v = require(task, HasProx).prox(w, lam, step.batch, v)
             else:
                 new_v = descend_to_tolerance(
                     task, v, step.batch, lam, w, self.inner_eta, tol=self.tol, most=self.inner_steps

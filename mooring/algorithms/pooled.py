@@ -13,7 +13,7 @@ Departs  tasks without an exact solver are trained by SGD, `steps` a round: with
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -21,10 +21,10 @@ from torch import Tensor
 
 from mooring.algorithms.base import Algorithm
 from mooring.algorithms.hyperparameters import check_local_work, check_ranges, resolve_auto, train_locally
-from mooring.core.cohort import Batch, CohortData, Round, Rows
+from mooring.core.cohort import Batch, CohortData, Condensed, HasSummary, Round, Rows
 from mooring.core.local_work import LocalWork
 from mooring.core.seeds import uniforms
-from mooring.core.task import Task
+from mooring.core.task import HasSolve, Task, require
 from mooring.estimates.client_statistics import ClientStatistics
 
 EQUAL_WEIGHT_TOLERANCE = 1e-9  # rows whose weights differ by no more than this share of them are alike: p = size
@@ -58,7 +58,7 @@ class Pooled(LocalWork, Algorithm[Server, Client, Tensor]):
         return self.inner == "exact"
 
     def resolve(self, task: Task, statistics: ClientStatistics) -> Pooled:
-        inner = ("exact" if task.solve else "sgd") if self.inner == "auto" else self.inner
+        inner = ("exact" if isinstance(task, HasSolve) else "sgd") if self.inner == "auto" else self.inner
         return resolve_auto(replace(self, inner=inner), task, statistics)
 
     def init(self, task: Task, w0: Tensor) -> tuple[Server, Client]:
@@ -68,7 +68,7 @@ class Pooled(LocalWork, Algorithm[Server, Client, Tensor]):
         self, server: Server, client: Client, task: Task, data: CohortData, round: Round
     ) -> tuple[Client, Tensor]:
         if self.inner == "exact":
-            w = task.solve(data.train.pooled(data.p))[0]
+            w = require(task, HasSolve).solve(data.train.pooled(data.p))[0]
         else:
             w = train_locally(self, task, server.w, pool_clients(data, round), round)[0][0]
         return client, (w - server.w).expand(len(data), -1)
@@ -91,8 +91,8 @@ class PooledRows(Rows):
         assert self.weight is not None
         return Batch(self.x[None], self.y[None], self.weight[None].to(self.weight_dtype))
 
-    def full(self, task: Task) -> Any:
-        return self.padded() if task.condense is None else task.condense(self.padded())
+    def full(self, task: object) -> Condensed:
+        return task.condense(self.padded()) if isinstance(task, HasSummary) else self.padded()
 
     def take(self, index: Tensor, valid: Tensor) -> Batch:
         """Rows by systematic sampling: place k of N is the row at (k + shift)/N of the heaped-up weights.

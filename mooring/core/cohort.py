@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Lock, RLock
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -31,6 +31,17 @@ class Batch(NamedTuple):
     y: Tensor  # [C, B]
     weight: Tensor  # [C, B], 0 on padding
     key: Any = None  # [C] uint64, seeds of the forward passes of a local step; None in evaluation
+
+
+Condensed = Any  # a Batch, or what a task with `HasSummary` makes of it, which only that task reads
+
+
+@runtime_checkable
+class HasSummary(Protocol):
+    """A task whose loss depends on a client's rows through a summary of fixed size, as that of linear regression."""
+
+    def condense(self, batch: Batch) -> Condensed:
+        """The summary that stands for the batch in full passes: a NamedTuple of tensors [C, ...]."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,12 +111,12 @@ class Rows:
         weight = (p / self.size.clamp(min=1))[owner].to(self.weight_dtype)
         return Batch(self.x[index][None], self.y[index][None], weight[None] / weight.sum())
 
-    def full(self, task: Any) -> Any:
+    def full(self, task: object) -> Condensed:
         """All rows in the form that makes the task's full passes cheap: its summary of each client, or one batch.
 
         Summaries are computed once per client for the whole federation and looked up afterwards.
         """
-        if task.condense is None:
+        if not isinstance(task, HasSummary):
             if "padded" not in self.cache:
                 self.cache["padded"] = self.padded()
             return self.cache["padded"]

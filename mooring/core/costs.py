@@ -10,9 +10,12 @@ from dataclasses import dataclass, field, fields
 from math import inf, isnan, nan
 from typing import Any, NamedTuple
 
+import numpy as np
 from torch import Tensor
 
-from mooring.core.task import Task
+from mooring.core.cohort import Batch, Condensed, Rows
+from mooring.core.sgd_step import StepTerms
+from mooring.core.task import InPlaceStep, LocalSteps, MixtureSteps, Task, TrainingSteps
 
 
 class SolveTolerances(NamedTuple):
@@ -66,7 +69,7 @@ class CostMeter:
 
 
 class MeteredTask:
-    """A task that counts; everything else is the task's own."""
+    """A task that counts its work; everything else, its class included, is that of the task inside."""
 
     def __init__(self, task: Task, meter: CostMeter):
         self._task = task
@@ -75,62 +78,77 @@ class MeteredTask:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._task, name)
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """That of the task inside, so that `isinstance(task, HasProx)` tells what it can do."""
+        return type(self._task)
+
     def __hash__(self) -> int:
         return hash(self._task)
 
     def __eq__(self, other: object) -> bool:
-        return self._task == (other._task if isinstance(other, MeteredTask) else other)
+        return self._task == (other._task if type(other) is MeteredTask else other)
 
-    def drawn(self, batch: Any) -> None:
+    def record_draw(self, batch: Condensed) -> None:
         self._meter.samples += self._task.count(batch)
 
-    def solved(self, norm: Tensor, promise: float) -> None:
+    def record_solve(self, norm: Tensor, promise: float) -> None:
         self._meter.solves += compare_with_tolerance(norm, promise)
 
-    def grad(self, w: Any, batch: Any) -> Any:
-        self._meter.gradients += self._task.count(batch)
+    def grad(self, w: Tensor, batch: Batch) -> Tensor:
+        self._count_gradients(batch)
         return self._task.grad(w, batch)
 
-    @property
-    def step(self) -> Any:
-        """The task's step in place, counted; None where it has none."""
-        return None if self._task.step is None else self._step
+    def prox(self, center: Tensor, lam: Tensor | float, batch: Batch, start: Tensor | None = None) -> Tensor:
+        self._count_gradients(batch)
+        return self._task.prox(center, lam, batch, start)  # type: ignore[attr-defined, no-any-return]
 
-    def _step(self, v: Any, batch: Any, move: Any) -> None:
+    def solve(self, batch: Batch) -> Tensor:
+        self._count_gradients(batch)
+        return self._task.solve(batch)  # type: ignore[attr-defined, no-any-return]
+
+    def step_in_place(self) -> InPlaceStep | None:
+        step = self._task.step_in_place()
+        if step is None:
+            return None
+
+        def counted(v: Tensor, batch: Batch, terms: StepTerms) -> None:
+            self._count_gradients(batch)
+            step(v, batch, terms)
+
+        return counted
+
+    def local_steps(self, rows: Rows) -> LocalSteps | None:
+        return self._count_steps(self._task.local_steps(rows))
+
+    def training_steps(self, rows: Rows) -> TrainingSteps | None:
+        return self._count_steps(self._task.training_steps(rows))
+
+    def mixture_steps(self, rows: Rows) -> MixtureSteps | None:
+        steps = self._task.mixture_steps(rows)
+        if steps is None:
+            return None
+
+        def counted(*arguments: Any) -> None:
+            n, update = arguments[6], arguments[8]
+            held_out = 0 if update.rows is None else int(update.n.sum())
+            self._meter.samples += int(n.sum()) + held_out
+            self._meter.gradients += 2 * int(n.sum()) + held_out
+            steps(*arguments)
+
+        return counted
+
+    def _count_gradients(self, batch: Condensed) -> None:
         self._meter.gradients += self._task.count(batch)
-        self._task.step(v, batch, move)
 
-    @property
-    def stay(self) -> Any:
-        """The task's steps all at once, counted; None where it has none."""
-        return None if self._task.stay is None else self._stay
+    def _count_steps(self, steps: LocalSteps | None) -> LocalSteps | None:
+        """Many steps at once, counted: each reads and differentiates n rows."""
+        if steps is None:
+            return None
 
-    def _stay(self, v: Any, begin: Any, rows: Any, place: Any, n: Any, *how: Any) -> None:
-        self._meter.samples += int(n.sum())
-        self._meter.gradients += int(n.sum())
-        self._task.stay(v, begin, rows, place, n, *how)
+        def counted(v: Tensor, begin: Tensor, rows: Rows, place: np.ndarray, n: np.ndarray, *terms: Any) -> None:
+            self._meter.samples += int(n.sum())
+            self._meter.gradients += int(n.sum())
+            steps(v, begin, rows, place, n, *terms)
 
-    def train_clients(self, v: Any, begin: Any, rows: Any, place: Any, n: Any, *how: Any) -> None:
-        self._meter.samples += int(n.sum())
-        self._meter.gradients += int(n.sum())
-        self._task.train_clients(v, begin, rows, place, n, *how)
-
-    @property
-    def mix(self) -> Any:
-        """The task's steps with a mixture, counted; None where it has none."""
-        return None if self._task.mix is None else self._mix
-
-    def _mix(self, w: Any, v: Any, alpha: Any, begin: Any, rows: Any, place: Any, n: Any, *how: Any) -> None:
-        felt = how[1]
-        apart = 0 if felt.rows is None else int(felt.n.sum())
-        self._meter.samples += int(n.sum()) + apart
-        self._meter.gradients += 2 * int(n.sum()) + apart
-        self._task.mix(w, v, alpha, begin, rows, place, n, *how)
-
-    def prox(self, center: Any, lam: Any, batch: Any, start: Any = None) -> Any:
-        self._meter.gradients += self._task.count(batch)
-        return self._task.prox(center, lam, batch, start)
-
-    def solve(self, batch: Any) -> Any:
-        self._meter.gradients += self._task.count(batch)
-        return self._task.solve(batch)
+        return counted

@@ -95,7 +95,7 @@ def minibatches(
             batch = without_finished_clients(batch, ~busy)
         if task.is_random and isinstance(batch, Batch):
             batch = batch._replace(key=forward_keys(data, round, slot, k))
-        task.drawn(batch)
+        task.record_draw(batch)
         return Step(k, batch, busy)
 
     check_draws(draws)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mooring.core.cohort import Batch, CohortData, Round, Rows, broadcast_per_client
+from mooring.core.cohort import Batch, CohortData, HasSummary, Round, Rows, broadcast_per_client
 from mooring.core.minibatches import (
     RowDraw,
     count_local_steps,
@@ -20,7 +20,7 @@ from mooring.core.minibatches import (
 )
 from mooring.core.optimizers import Optimizer
 from mooring.core.sgd_step import MixtureUpdate, step_terms
-from mooring.core.task import Task
+from mooring.core.task import LocalSteps, MixtureSteps, Task
 
 MAX_DRAWN_ROWS = 1 << 22  # places of rows that are drawn before steps are taken: bounds memory
 PLAIN_SGD = Optimizer()
@@ -116,8 +116,8 @@ def train(
     full gradient is used when batch is None. A task that can take plain steps in place, or all of them at once, does.
     `state` is that of `Optimizer.init`; None: fresh.
     """
-    summed = batch is None and task.condense is not None
-    if region is None and task.trains_by_client(data.train):
+    training_steps = task.training_steps(data.train) if region is None else None
+    if training_steps is not None:
         counts = count_local_steps(data.train.size, batch, steps, epochs)
         drawn = draw_rows(data, round, batch=batch, counts=counts, slot=slot, draws=draws)
         v = w.expand(len(data), -1).clone()
@@ -125,19 +125,23 @@ def train(
         first = 0
         for place, n, sizes in step_pieces(drawn, counts, eta, v.dtype):
             keys = forward_keys(data, round, slot, np.arange(first, first + len(sizes))[:, None])
-            task.train_clients(v, v, data.train, place, n, sizes, StepContext(pull, shift, rule, state, keys))
+            training_steps(v, v, data.train, place, n, sizes, StepContext(pull, shift, rule, state, keys))
             first += len(sizes)
         return v, state
-    if rule.is_plain and region is None and task.stay is not None and not summed and task.reads(data.train):
+    fusible = rule.is_plain and region is None
+    summed = batch is None and isinstance(task, HasSummary)
+    local_steps = task.local_steps(data.train) if fusible and not summed else None
+    if local_steps is not None:
         counts = count_local_steps(data.train.size, batch, steps, epochs)
         drawn = draw_rows(data, round, batch=batch, counts=counts, slot=slot, draws=draws)
-        return run_local_steps(task, w, data.train, counts, drawn, eta, pull, shift), w.new_zeros(len(data), 1)
+        return run_local_steps(local_steps, w, data.train, counts, drawn, eta, pull, shift), w.new_zeros(len(data), 1)
     v = w.expand(len(data), -1).clone()
     state = rule.init(len(v), task.gradient_dim, v) if state is None else state
+    step_in_place = task.step_in_place() if fusible else None
     for step in minibatches(task, data, round, batch=batch, steps=steps, epochs=epochs, slot=slot, draws=draws):
         size = eta(step.k) if callable(eta) else eta
-        if rule.is_plain and region is None and task.step is not None and isinstance(step.batch, Batch):
-            task.step(v, step.batch, step_terms(v, size, step.active, pull, shift))
+        if step_in_place is not None and isinstance(step.batch, Batch):
+            step_in_place(v, step.batch, step_terms(v, size, step.active, pull, shift))
             continue
         g = task.grad(v, step.batch)
         if pull is not None:
@@ -158,7 +162,7 @@ def train(
 
 
 def run_local_steps(
-    task: Task,
+    local_steps: LocalSteps,
     w: Tensor,
     rows: Rows,
     counts: Tensor,
@@ -167,17 +171,17 @@ def run_local_steps(
     pull: tuple[Any, Tensor] | None,
     shift: Tensor | None,
 ) -> Tensor:
-    """[C, d]: all steps of a stay by a task that takes many at once: as many as MOST_DRAWN places allow."""
+    """[C, d]: the models after all local steps, taken as many at once as MAX_DRAWN_ROWS allows."""
     begin = w if w.ndim == 2 else w[None]
     v = begin.new_empty(len(rows), begin.shape[1])
     for place, n, rate in step_pieces(drawn, counts, eta, v.dtype):
-        task.stay(v, begin, rows, place, n, rate, pull, shift)
+        local_steps(v, begin, rows, place, n, rate, pull, shift)
         begin = v
     return v if begin is v else v.copy_(begin)
 
 
 def run_mixture_steps(
-    task: Task,
+    mixture_steps: MixtureSteps,
     w: Tensor,
     v: Tensor,
     alpha: Tensor,
@@ -213,7 +217,7 @@ def run_mixture_steps(
             felt = felt._replace(
                 rows=data.validation, place=np.stack([one.place for one in seen]), n=np.where(busy, shown, 0)
             )
-        task.mix(w, v, alpha, (begin, own), data.train, place, n, rate, felt)
+        mixture_steps(w, v, alpha, (begin, own), data.train, place, n, rate, felt)
         begin, own, k = w, v, k + len(rate)
     return (w, v, alpha) if k else (w.copy_(begin), v.copy_(own), alpha)
 
@@ -221,7 +225,7 @@ def run_mixture_steps(
 def step_pieces(
     drawn: Iterator[RowDraw], counts: Tensor, eta: StepSize, dtype: torch.dtype
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Steps in pieces of at most MOST_DRAWN places: place [S, C, B], n [S, C] and rate [S, C], which is 0 for those
+    """Steps in pieces of at most MAX_DRAWN_ROWS places: place [S, C, B], n [S, C] and rate [S, C], which is 0 for those
     who are done."""
     waiting: list[RowDraw] = []
     last = int(counts.max()) if len(counts) else 0
@@ -240,7 +244,7 @@ def step_pieces(
 
 def record_tolerance(task: Task, v: Tensor, rows: Any, lam: Any, center: Tensor, tol: float) -> None:
     """Measure |grad h_i(v)|, h_i(v) = L_i(v) + lam/2 |v - center|^2, after a solve that promised at most tol."""
-    task.solved(task.grad(v, rows).addcmul_(v - center, broadcast_per_client(lam, v)).norm(dim=1), tol)
+    task.record_solve(task.grad(v, rows).addcmul_(v - center, broadcast_per_client(lam, v)).norm(dim=1), tol)
 
 
 def descend_to_tolerance(
@@ -262,5 +266,5 @@ def descend_to_tolerance(
         moved = torch.addcmul(v, g, -rate)
         v = moved if bool(live.all()) else torch.where(live[:, None], moved, v)
     if tol > 0:
-        task.solved(norm, tol)
+        task.record_solve(norm, tol)
     return v

@@ -1,20 +1,25 @@
-"""What a task is: losses, gradients and predictions of a cohort of parameter vectors.
+"""The contract of a task: losses, gradients and predictions of a cohort of parameter vectors.
 
 Only a task knows how the vector w splits into parts. Shapes: w [C, d], batch.x [C, B, ...], batch.y [C, B].
+`Task` is what every task has; protocols such as `HasProx` are what some have: `isinstance(task, HasProx)`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from math import prod
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from mooring.core.cohort import Batch
+from mooring.core.cohort import Batch, Condensed, Rows
 from mooring.core.errors import RequestError
+
+if TYPE_CHECKING:
+    from mooring.core.sgd_step import StepTerms
 
 
 class Constants(NamedTuple):
@@ -105,7 +110,7 @@ def head_mask(layout: Layout, layers: int = 1) -> Tensor:
     return layer_mask(layout, names[max(len(names) - layers, 0) :])
 
 
-def personal_mask(task: Any, personal: str | tuple[str, ...]) -> Tensor:
+def personal_mask(task: Task, personal: str | tuple[str, ...]) -> Tensor:
     """[d] bool: the coefficients whose parts `personal` names: by a part's name ("fc.weight"), the layer or module that
     holds it ("fc"), a pattern ("*.lora_*"), or "head", the last layer unless a part is called so; a network's local
     buffers come on top."""
@@ -131,36 +136,35 @@ def _is_named(name: str, pattern: str) -> bool:
     return name == pattern or name.startswith(pattern + ".") or fnmatchcase(name, pattern)
 
 
-class Task(Protocol):
-    """The contract. Tasks inherit from it; optional parts are None where a task has none."""
+class Task(ABC):
+    """What every task has. A task of your own inherits from it and defines the abstract methods."""
 
     name: ClassVar[str]
-    metric: ClassVar[Any]  # str, or a property: what `row_risk` measures, as a user calls it
     kinds: ClassVar[tuple[str, ...]]  # the targets it fits: "regression", "binary", "classes", "count"
     smooth_loss: ClassVar[bool] = True
-    likelihood: ClassVar[Any] = False  # bool: whether the loss is a negative log-likelihood, its dispersion being 1
     overdispersed: ClassVar[bool] = False  # whether targets may vary more than the likelihood implies: counts
-    risk_per_loss: ClassVar[Any] = 1.0  # float: how much `row_risk` changes when the loss of a row changes by 1
-    intercept: bool = False
-
-    # What some tasks have:
-    condense: Any = None  # condense(batch) -> a summary that stands for the batch in full passes
-    solve: Any = None  # solve(batch) -> [C, d], the exact minimiser of each L_i
-    prox: Any = None  # prox(center, lam, batch, start=None) -> [C, d], exact arg min L_i(v) + lam/2 |v - center|^2
-    hessian: Any = None  # hessian(w, batch) -> [C, d, d]
-    curve: Any = None  # curve(w, batch, direction) -> [C, d], the Hessian times a direction
-    pearson: Any = None  # pearson(w, batch) -> [C], [C]: sums that the dispersion of counts is estimated from
-    step: Any = None  # step(v, batch, move): one step of local SGD, in place (`core/sgd_step.py`)
-    stay: Any = None  # stay(v, begin, rows, place, n, rate, pull, shift): many steps at once (`core/solvers.py`)
-    mix: Any = None  # mix(w, v, alpha, begin, rows, place, n, rate, felt): the same for a model and a mixture
-    is_random: bool = False  # whether forward passes in training draw random numbers, as dropout does
-    local_buffers: bool = False  # whether each client keeps the buffers of its network
-    train_clients: Any = None  # train_clients(v, begin, rows, place, n, rate, context): steps in training mode
-    lift: Any = None  # lift(x) -> the features that a kernel's linear model sees
 
     dim: int
     dtype: torch.dtype = torch.float64
     ridge: float = 0.0
+    intercept: bool = False
+    is_random: bool = False  # whether forward passes in training draw random numbers, as dropout does
+    local_buffers: bool = False  # whether each client keeps the buffers of its network
+
+    @property
+    @abstractmethod
+    def metric(self) -> str:
+        """What `row_risk` measures, as a user calls it; a class attribute where it is always the same."""
+
+    @property
+    def likelihood(self) -> bool:
+        """Whether the loss is a negative log-likelihood, its dispersion being 1."""
+        return False
+
+    @property
+    def risk_per_loss(self) -> float:
+        """How much `row_risk` changes when the loss of a row changes by 1."""
+        return 1.0
 
     @property
     def layout(self) -> Layout:
@@ -181,21 +185,25 @@ class Task(Protocol):
         """The first parameters [d] of every run."""
         return torch.zeros(self.dim, dtype=self.dtype)
 
-    def loss(self, w: Tensor, batch: Any) -> Tensor:
+    @abstractmethod
+    def loss(self, w: Tensor, batch: Batch) -> Tensor:
         """[C]: the objective, penalties included."""
-        raise NotImplementedError
 
-    def grad(self, w: Tensor, batch: Any) -> Tensor:
+    @abstractmethod
+    def grad(self, w: Tensor, batch: Batch) -> Tensor:
         """[C, d]: the gradient of `loss`, or a sub-gradient."""
-        raise NotImplementedError
 
+    @abstractmethod
     def predict(self, w: Tensor, x: Tensor) -> Tensor:
         """The model's answer at x [C, B, ...]: values, or probabilities of the classes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def row_risk(self, w: Tensor, batch: Batch) -> Tensor:
-        """[C, B]: what a user is told about each row, without penalties, in the unit that `metric` names."""
-        raise NotImplementedError
+        """[C, B]: the reported loss of each row, without penalties, in the unit that `metric` names."""
+
+    @abstractmethod
+    def constants(self, batch: Batch, w: Tensor | None = None) -> Constants:
+        """Curvature and gradient noise of each L_i (near w, where they depend on it)."""
 
     def row_divergence(self, w: Tensor, reference: Tensor, batch: Batch) -> Tensor:
         """[C, B]: how much higher each row's `row_risk` would be with w on average, if the model `reference` were true.
@@ -204,39 +212,101 @@ class Task(Protocol):
         """
         return (self.row_risk(w, batch) - self.row_risk(reference, batch)).abs()
 
-    def score(self, w: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """Further measures a user of this task expects, each [C]; nan where undefined."""
-        return {}
-
-    def constants(self, batch: Any, w: Tensor | None = None) -> Constants:
-        """Curvature and gradient noise of each L_i (near w, where they depend on it)."""
-        raise NotImplementedError
-
     def risk(self, w: Tensor, batch: Batch) -> Tensor:
         """[C]: the mean of `row_risk` over each client's rows; nan for a client without rows."""
         mean = (batch.weight * self.row_risk(w, batch)).sum(1)
         return torch.where(batch.weight.sum(1) > 0, mean, torch.full_like(mean, torch.nan))
 
-    def trains_by_client(self, rows: Any) -> bool:
-        """Whether local steps are taken client by client, by `train_clients`: networks in training mode."""
-        return False
+    def describe(self) -> dict[str, Any]:
+        """The settings that the parameters belong to: written to the model file."""
+        return {}
 
-    def reads(self, rows: Any) -> bool:
-        """Whether `stay` can read these rows where they lie."""
-        return False
+    # Faster ways to take local steps: None where a task has none.
 
-    def count(self, batch: Any) -> int:
+    def step_in_place(self) -> InPlaceStep | None:
+        """A function step(v, batch, terms) that takes one step of local SGD, changing v."""
+        return None
+
+    def local_steps(self, rows: Rows) -> LocalSteps | None:
+        """A function that takes many steps of plain local SGD on these rows at once (`core/solvers.py`)."""
+        return None
+
+    def mixture_steps(self, rows: Rows) -> MixtureSteps | None:
+        """The same for a model and its mixture with a second one, as APFL trains them."""
+        return None
+
+    def training_steps(self, rows: Rows) -> TrainingSteps | None:
+        """A function that takes local steps client by client, for networks that behave differently in training."""
+        return None
+
+    # Counted by `core.costs.MeteredTask`.
+
+    def count(self, batch: Condensed) -> int:
         """How many rows a batch or a summary stands for."""
         return int((batch.weight > 0).sum() if isinstance(batch, Batch) else batch.n.sum())
 
-    def drawn(self, batch: Any) -> None:
-        """Told of every draw; a metered task counts it."""
+    def record_draw(self, batch: Condensed) -> None:
+        """Called with every minibatch that is drawn."""
         return None
 
-    def solved(self, norm: Tensor, promise: float) -> None:
-        """Told of the gradient norms [C] that inexact solves ended at and promised; a metered task counts them."""
+    def record_solve(self, norm: Tensor, promise: float) -> None:
+        """Called with the gradient norms [C] that inexact solves reached, and the norm that they promised."""
         return None
 
-    def describe(self) -> dict[str, Any]:
-        """Settings that the parameters belong to, for whoever reads a model file."""
-        return {}
+
+InPlaceStep = Callable[[Tensor, Batch, "StepTerms"], None]
+# Each puts models [C, d] into its first argument; `place` [S, C, B], `n` [S, C] and `rate` [S, C] are the rows and step
+# sizes of S steps, and what follows are the terms of `core.solvers`.
+LocalSteps = Callable[..., None]  # (v, begin, rows, place, n, rate, pull, shift)
+MixtureSteps = Callable[..., None]  # (w, v, alpha, begin, rows, place, n, rate, update: MixtureUpdate)
+TrainingSteps = Callable[..., None]  # (v, begin, rows, place, n, rate, context: StepContext)
+
+
+@runtime_checkable
+class HasSolve(Protocol):
+    """A task with an exact minimizer."""
+
+    def solve(self, batch: Batch) -> Tensor:
+        """[C, d]: the minimizer of each L_i."""
+
+
+@runtime_checkable
+class HasProx(Protocol):
+    """A task with an exact proximal step."""
+
+    def prox(self, center: Tensor, lam: Tensor | float, batch: Batch, start: Tensor | None = None) -> Tensor:
+        """[C, d]: arg min_v L_i(v) + lam/2 |v - center|^2; a solver may begin at `start`."""
+
+
+@runtime_checkable
+class HasHessian(Protocol):
+    """A task whose Hessians can be formed."""
+
+    def hessian(self, w: Tensor, batch: Batch) -> Tensor:
+        """[C, d, d]: the Hessian of each L_i at w."""
+
+
+@runtime_checkable
+class HasHessianProduct(Protocol):
+    """A task whose Hessians can be multiplied with a direction without being formed."""
+
+    def hessian_product(self, w: Tensor, batch: Batch, direction: Tensor) -> Tensor:
+        """[C, d]: the Hessian of each L_i at w times its direction [C, d]."""
+
+
+@runtime_checkable
+class HasPearson(Protocol):
+    """A task of counts, whose dispersion is estimated from Pearson's residuals."""
+
+    def pearson(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """[C], [C]: sums over a client's rows from which the dispersion is estimated."""
+
+
+Capability = TypeVar("Capability")
+
+
+def require(task: Task, capability: type[Capability]) -> Capability:
+    """The task as one with this capability, such as `HasProx`; a task without it is refused."""
+    if not isinstance(task, capability):
+        raise RequestError(f"task '{task.name}' has no `{capability.__name__.removeprefix('Has').lower()}`.")
+    return task

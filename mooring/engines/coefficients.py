@@ -22,6 +22,7 @@ from mooring.core.errors import RequestError
 from mooring.core.task import Task
 from mooring.data.clients import REGRESSION, Clients
 from mooring.data.schema import Schema
+from mooring.tasks.kernel_regression import KernelRegression
 
 INTERCEPT = "(intercept)"
 
@@ -55,7 +56,7 @@ def to_data_units(task: Task, w: Tensor, scaling: Scaling) -> tuple[np.ndarray, 
     """Slopes [C, scores, q] and intercepts [C, scores] of the models w [C, d]."""
     parts = {part.name: part for part in task.layout}
     q = len(scaling.mean)
-    if "slopes" not in parts or task.lift is not None or parts["slopes"].shape[0] != q:
+    if "slopes" not in parts or isinstance(task, KernelRegression) or parts["slopes"].shape[0] != q:
         raise RequestError(
             f"task '{task.name}' has no coefficients of columns; linear and logistic regression, and other tasks with "
             "a linear score, have them."

@@ -100,7 +100,12 @@ def write_trained(
 def describe_task(job: Job) -> tuple[dict[str, Any], Any]:
     """How a models file describes its task and the order of its parameters."""
     task = job.task
-    about = {"name": task.name, "metric": task.metric, "kind": job.clients.kind, "classes": list(job.clients.classes)}
+    about: dict[str, Any] = {
+        "name": task.name,
+        "metric": task.metric,
+        "kind": job.clients.kind,
+        "classes": list(job.clients.classes),
+    }
     about |= {"features": list(job.clients.features), "settings": task.describe()}
     about |= {"target_mean": job.clients.target_mean, "target_scale": job.clients.target_scale}
     rows = getattr(job.clients, "train", None)  # clients apart keep theirs

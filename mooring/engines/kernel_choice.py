@@ -6,13 +6,12 @@ it begins, and its run file says which.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 from mooring.algorithms.hyperparameters import auto_batch
-from mooring.core.cohort import chunk_size
+from mooring.core.cohort import HasSummary, chunk_size
 from mooring.core.errors import RequestError
 from mooring.core.minibatches import batches_per_epoch
 from mooring.core.task import Task
@@ -20,7 +19,7 @@ from mooring.data.clients import Clients
 from mooring.engines.participation import cohort_size
 from mooring.engines.training_state import make_plan
 from mooring.runs.runfile import RunFile
-from mooring.tasks.fused.linear_numba import is_numba_available
+from mooring.tasks.compiled_steps import compile_steps, has_compiled_steps, is_numba_available
 from mooring.tasks.network import NetworkTask
 
 # Processor seconds, measured once: they decide what is worth compiling, never a number of a model.
@@ -33,7 +32,7 @@ MIN_SAVING_FACTOR = 2.0  # a kernel must save this many times its compilation
 
 def choose_kernels(run: RunFile, clients: Clients, task: Task, methods: Sequence[Any]) -> tuple[RunFile, Any]:
     """The run with `training.kernels` and `training.chunk` resolved, and its task accordingly."""
-    asked, can = run.training.kernels, has_kernels(task)
+    asked, can = run.training.kernels, has_compiled_steps(task)
     if asked == "numba" and not can:
         raise RequestError(
             "kernels = 'numba' are for linear and logistic tasks, and for classification by large networks of linear "
@@ -52,23 +51,7 @@ def choose_kernels(run: RunFile, clients: Clients, task: Task, methods: Sequence
     chosen = asked or ("numba" if pays else "torch")
     decided = {"kernels": chosen, "chunk": run.training.chunk or chunk_size(task)}
     resolved = run.model_copy(update={"training": run.training.model_copy(update=decided)})
-    return resolved, set_kernels(task, chosen)
-
-
-def has_kernels(task: Task) -> bool:
-    """Whether there are compiled local steps for the task."""
-    return task.compiles if isinstance(task, NetworkTask) else hasattr(task, "kernels") and type(task).stay is not None
-
-
-def set_kernels(task: Any, kernels: str) -> Any:
-    """The task with its local steps taken by these kernels, if it has any."""
-    if not has_kernels(task):
-        return task
-    if not isinstance(task, NetworkTask):
-        return replace(task, kernels=kernels)
-    task = copy.copy(task)
-    task.kernels = kernels
-    return task
+    return resolved, compile_steps(task) if chosen == "numba" else task
 
 
 def estimate_seconds_saved(run: RunFile, clients: Clients, task: Task, methods: Sequence[Any]) -> float:
@@ -81,7 +64,7 @@ def estimate_seconds_saved(run: RunFile, clients: Clients, task: Task, methods: 
         if not {"steps", "batch"} <= have or getattr(algorithm, "inner", "sgd") not in ("sgd", "auto"):
             continue
         batch = auto_batch(task) if algorithm.batch == "auto" else algorithm.batch
-        if not batch and task.condense is not None:
+        if not batch and isinstance(task, HasSummary):
             continue  # steps on summaries of all rows
         steps = float(algorithm.steps)
         if getattr(algorithm, "epochs", 0):

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from mooring.core.cohort import Round
 from mooring.core.costs import SolveTolerances
-from mooring.core.errors import RequestError
 from mooring.core.seeds import mix_counter
 from mooring.core.task import Task
 from mooring.data.clients import PARTS
@@ -217,9 +216,6 @@ def resolve(algorithm: Any, task: Task, exchange: Exchange, seed: int = 0, w0: T
 
     The first model is the task's own for this seed, unless `w0` is given.
     """
-    for need in algorithm.required_capabilities:
-        if not getattr(task, need):
-            raise RequestError(f"{algorithm.name} needs a task with {need!r}, and task '{task.name}' has none.")
     w0 = task.start(seed) if w0 is None else w0
     check_weights(exchange.roster.names, exchange.roster.p)
     wanted = (*algorithm.required_statistics, ALL_RESOLVED) if algorithm.is_resolved else algorithm.required_statistics

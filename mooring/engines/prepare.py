@@ -16,6 +16,7 @@ from mooring.algorithms.base import Algorithm, build
 from mooring.core import attacks
 from mooring.core.errors import RequestError
 from mooring.core.field_checks import check_fields
+from mooring.core.task import Task
 from mooring.core.user_code import check_unchanged, is_spec, load_python
 from mooring.data import client_arrays
 from mooring.data.clients import BINARY, COUNT, MULTILABEL, REGRESSION, Clients
@@ -43,7 +44,7 @@ class Job:
 
     run: RunFile
     clients: Clients
-    task: Any
+    task: Task
     own: Mapping[str, type[Algorithm[Any, Any, Any]]] = field(
         default_factory=dict
     )  # algorithms that were given as objects

@@ -18,6 +18,7 @@ from mooring.engines.client_states import ClientStates
 from mooring.engines.exchange import BEST, LAST, ClientRoster, Replies, Scores, visible_state
 from mooring.estimates.client_statistics import ClientStatistics, collect_statistics
 from mooring.runs.tensor_files import StoredTensor
+from mooring.tasks.compiled_steps import is_compiled
 
 MAX_REUSED_BYTES = 1_000_000_000  # bytes of replies up to which their memory waits for the next round's
 UNPADDED_BLOCK_FACTOR = (
@@ -73,7 +74,7 @@ class Simulator:
             finally:
                 meters[int(block[0])] = own
 
-        in_place = getattr(self.task, "kernels", None) == "numba" and self.task.reads(data.train)
+        in_place = is_compiled(self.task) and self.task.local_steps(data.train) is not None
         blocks = data.train.blocks(self.chunk, UNPADDED_BLOCK_FACTOR if in_place else 1)
         together = [torch.arange(len(cohort))] if self.algorithm.pooled else blocks
         states, message = map_blocks(together, stay, map_threads, self._used)

@@ -14,12 +14,11 @@ import torch
 
 from mooring.core.cohort import Round, chunk_size
 from mooring.engines import loop, participation
-from mooring.engines.kernel_choice import has_kernels, set_kernels
 from mooring.engines.prepare import Job, prepare
 from mooring.engines.request import request
 from mooring.engines.simulator import Simulator
 from mooring.runs.sections import Options
-from mooring.tasks.fused.linear_numba import is_numba_available
+from mooring.tasks.compiled_steps import compile_steps, has_compiled_steps, is_numba_available
 
 CHUNK_FACTOR = 4  # chunks of a quarter, once and four times the usual number of clients are tried
 TIMED_ROUNDS = 3  # of which the quickest counts; one before them warms up
@@ -69,7 +68,7 @@ def list_settings(job: Job) -> Iterator[tuple[int, int, str]]:
     """Threads, chunk and kernels to try."""
     cohort, usual = participation.cohort_size(job.plan, len(job.clients)), chunk_size(job.task)
     chunks = sorted({min(max(size, 1), cohort) for size in (usual // CHUNK_FACTOR, usual, usual * CHUNK_FACTOR)})
-    compiled = has_kernels(job.task) and is_numba_available()
+    compiled = has_compiled_steps(job.task) and is_numba_available()
     for threads in sorted({1, torch.get_num_threads()}):
         for kernels in ("torch", "numba") if compiled else ("torch",):
             yield from ((threads, chunk, kernels) for chunk in chunks)
@@ -78,7 +77,7 @@ def list_settings(job: Job) -> Iterator[tuple[int, int, str]]:
 def time_round(job: Job, algorithm: Any, threads: int, chunk: int, kernels: str) -> float:
     """A round, by the clock."""
     torch.set_num_threads(threads)
-    task = set_kernels(job.task, kernels)
+    task = compile_steps(job.task) if kernels == "numba" else job.task
     exchange, w0 = Simulator(task, job.clients, job.clients.weights(), chunk), task.start(job.plan.seed)
     exchange.begin(algorithm, w0)
     server, m, took = algorithm.init(task, w0)[0], len(job.clients), []

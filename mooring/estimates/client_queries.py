@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mooring.core.client_functions import client_function, rows_function
 from mooring.core.cohort import Batch, Rows
-from mooring.core.task import Task
+from mooring.core.task import HasHessian, HasPearson, HasProx, Task, require
 from mooring.estimates.client_summaries import ClientSummary, summarize_clients
 
 
@@ -43,20 +43,20 @@ def summarize_rows(task: Task, rows: Rows) -> ClientSummary:
 def differentiate_at(task: Task, batch: Batch, *, w: Tensor) -> PointAndHessian:
     """Gradients and Hessians of L_i at w [d]."""
     at = w.to(task.dtype).expand(len(batch.y), -1)
-    return PointAndHessian(task.grad(at, batch), task.hessian(at, batch).double())
+    return PointAndHessian(task.grad(at, batch), require(task, HasHessian).hessian(at, batch).double())
 
 
 @client_function
 def fit_penalized(task: Task, batch: Batch, lam: Tensor, start: Tensor, *, center: Tensor) -> PointAndHessian:
     """Minimizers of L_i(v) + 1/2 sum_j lam_ij (v_j - center_j)^2 and the Hessians of L_i there."""
-    v = task.prox(center.to(task.dtype), lam.to(task.dtype), batch, start)
-    return PointAndHessian(v, task.hessian(v, batch).double())
+    v = require(task, HasProx).prox(center.to(task.dtype), lam.to(task.dtype), batch, start)
+    return PointAndHessian(v, require(task, HasHessian).hessian(v, batch).double())
 
 
 @client_function
 def sum_pearson_residuals(task: Task, batch: Batch, models: Tensor) -> PearsonSums:
     """Sums of squared Pearson residuals and of residuals over means, at models [C, d]."""
-    return PearsonSums(*(part.double() for part in task.pearson(models, batch)))
+    return PearsonSums(*(part.double() for part in require(task, HasPearson).pearson(models, batch)))
 
 
 STATISTICS = tuple(f.name for f in (summarize_rows, differentiate_at, fit_penalized, sum_pearson_residuals))

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from mooring.core.client_functions import ClientRows
 from mooring.core.cohort import Batch, CohortData, chunk_size
-from mooring.core.task import Constants, Task
+from mooring.core.task import Constants, HasProx, HasSolve, Task, require
 from mooring.estimates.federation_estimates import FederationEstimates, estimate_federation
 from mooring.tasks.proximal import MAX_DENSE_PARAMETERS
 
@@ -57,7 +57,7 @@ def collect_statistics(task: Task, data: CohortData, w0: Tensor, required: tuple
 def compute_statistics(task: Task, data: CohortData, w0: Tensor, required: tuple[str, ...] = ()) -> ClientStatistics:
     """What each client tells of itself: the statistics of many are stacked."""
     return data.each(
-        lambda block, _: _of_block(task, block, w0, required), chunk_size(task) if task.solve is None else None
+        lambda block, _: _of_block(task, block, w0, required), None if isinstance(task, HasSolve) else chunk_size(task)
     )
 
 
@@ -71,18 +71,18 @@ def add_federation_estimates(
 
 
 def _of_block(task: Task, data: CohortData, w0: Tensor, required: tuple[str, ...]) -> ClientStatistics:
-    rows = data.train.full(task) if task.solve is not None else _probe(data)
+    rows = data.train.full(task) if isinstance(task, HasSolve) else _probe(data)
     dear = (
-        task.solve is None or task.dim > MAX_DENSE_PARAMETERS
+        not isinstance(task, HasSolve) or task.dim > MAX_DENSE_PARAMETERS
     )  # no fits and no Hessians of such tasks only to settle a number
-    if task.solve is None and ALL_RESOLVED in required:
+    if not isinstance(task, HasSolve) and ALL_RESOLVED in required:
         constants = Constants(*(torch.full((len(data),), torch.nan, dtype=torch.float64) for _ in Constants._fields))
     else:
         constants = Constants(*(c.double() for c in task.constants(rows, w0.expand(len(data), -1) if dear else None)))
     fit = alone = None
     if not dear and task.smooth_loss and "fit" in required:
-        fit = task.prox(torch.zeros(1, task.dim, dtype=task.dtype), LOCAL_FIT_RIDGE, rows)
-    if task.prox is not None and task.dim <= MAX_DENSE_PARAMETERS and "alone" in required:
+        fit = require(task, HasProx).prox(torch.zeros(1, task.dim, dtype=task.dtype), LOCAL_FIT_RIDGE, rows)
+    if isinstance(task, HasProx) and task.dim <= MAX_DENSE_PARAMETERS and "alone" in required:
         alone = _ridge_path(task, rows, data.validation.padded())
     sizes = data.train.size.double(), data.validation.size.double()
     return ClientStatistics(sizes[0], data.p, *constants, fit, alone, sizes[1], None)
@@ -94,7 +94,7 @@ def _ridge_path(task: Task, rows: Any, held_out: Batch) -> Tensor:
     risk = torch.full((len(held_out.y), len(RIDGE_GRID)), torch.inf, dtype=torch.float64)
     fit = None
     for k in range(len(RIDGE_GRID) - 1, -1, -1):
-        fit = task.prox(zero, float(RIDGE_GRID[k]), rows, fit)
+        fit = require(task, HasProx).prox(zero, float(RIDGE_GRID[k]), rows, fit)
         risk[:, k] = task.risk(fit, held_out)
     return risk
 

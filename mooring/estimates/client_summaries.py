@@ -29,8 +29,9 @@ from torch import Tensor
 
 from mooring.core.cohort import Batch, Rows, map_blocks
 from mooring.core.errors import RequestError
-from mooring.core.task import Task
+from mooring.core.task import HasHessian, HasSolve, Task, require
 from mooring.estimates.firth import fit_firth
+from mooring.tasks.kernel_regression import KernelRegression
 from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic
 
@@ -61,7 +62,7 @@ ClientSummary = LinearStats | LocalFits
 def summarize_clients(task: Task, rows: Rows) -> ClientSummary:
     """What the clients of a convex task send: sums for a linear one, fits with their covariances for others."""
     if isinstance(task, Linear):
-        return compute_linear_stats(rows, task.intercept, task.lift)
+        return compute_linear_stats(rows, task.intercept, task.lift if isinstance(task, KernelRegression) else None)
     if isinstance(task, Logistic) and task.classes == 2:
         return fit_logistic(rows, task.intercept)
     return fit_convex(task, rows)
@@ -146,11 +147,11 @@ def fit_convex(task: Task, rows: Rows) -> LocalFits:
 
     First-order asymptotics: good for n much larger than d, biased where the fit itself is (n around 10d and below).
     """
-    if task.solve is None:
+    if not isinstance(task, HasSolve):
         raise RequestError(f"convex_fits: task '{task.name}' has no exact minimizer (solve); use a convex task.")
 
     def block(batch: Batch) -> LocalFits:
-        n, fit = _count(batch), task.solve(batch)
+        n, fit = _count(batch), require(task, HasSolve).solve(batch)
         clients, longest = batch.y.shape[:2]
         alone = torch.ones(clients * longest, 1, dtype=batch.weight.dtype)
         records = Batch(batch.x.flatten(0, 1)[:, None], batch.y.flatten(0, 1)[:, None], alone)
@@ -166,7 +167,7 @@ def fit_convex(task: Task, rows: Rows) -> LocalFits:
 
 def compute_hessian(task: Task, w: Tensor, batch: Any) -> Tensor:
     """[m, d, d]: the task's own Hessian, or central differences of its gradient."""
-    if task.hessian is not None:
+    if isinstance(task, HasHessian):
         return task.hessian(w, batch).double()
     step = torch.finfo(w.dtype).eps ** (1 / 3) * (1 + w.abs().amax(1))
     columns = []

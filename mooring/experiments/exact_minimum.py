@@ -21,7 +21,7 @@ from torch import Tensor
 
 from mooring.core.cohort import Rows, broadcast_per_client
 from mooring.core.newton import damped_newton
-from mooring.core.task import Task
+from mooring.core.task import HasHessian, HasProx, HasSolve, Task, require
 
 
 def average_excess(excess: Tensor, p: Tensor) -> float:
@@ -64,11 +64,11 @@ def minimize_objective(task: Task, lam: Any, p: Tensor, rows: Rows) -> Minimum:
     p = p.to(task.dtype)
     zero = torch.zeros(1, task.dim, dtype=task.dtype)
     if not bool((pull > 0).any()):
-        v = task.solve(full)
+        v = require(task, HasSolve).solve(full)
         return Minimum(p @ v, v)
 
     def at(w: Tensor) -> Tensor:
-        return task.prox(w.expand(m, -1), pull, full)
+        return require(task, HasProx).prox(w.expand(m, -1), pull, full)
 
     def value(w: Tensor) -> Tensor:
         v = at(w)
@@ -80,7 +80,7 @@ def minimize_objective(task: Task, lam: Any, p: Tensor, rows: Rows) -> Minimum:
     if task.smooth_loss:
 
         def direction(w: Tensor, g: Tensor) -> Tensor:
-            h = task.hessian(at(w), full)
+            h = require(task, HasHessian).hessian(at(w), full)
             lam_matrix = torch.diag_embed(pull)
             bend = (p[:, None, None] * (h @ torch.linalg.solve(h + lam_matrix, lam_matrix))).sum(0)
             return torch.linalg.lstsq((bend + bend.mT) / 2, g[0], driver="gelsd").solution[None]

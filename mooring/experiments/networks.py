@@ -8,16 +8,18 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from mooring.tasks.fused.linear_numba import is_numba_available
+from mooring.core.task import Task
+from mooring.tasks.compiled_steps import compile_steps, is_numba_available
 from mooring.tasks.logistic import Logistic
 
 MakeNetwork = Callable[[], nn.Module]
 LARGE = 100  # features from which compiled steps pay for their compilation
 
 
-def softmax(features: int, classes: int, ridge: float) -> Logistic:
+def softmax(features: int, classes: int, ridge: float) -> Task:
     """Softmax regression; on large images by compiled steps where they are installed, equal up to rounding."""
-    return Logistic(features, classes, ridge=ridge, dtype=torch.float32, kernels=steps(features))
+    task = Logistic(features, classes, ridge=ridge, dtype=torch.float32)
+    return compile_steps(task) if steps(features) == "numba" else task
 
 
 def steps(features: int) -> str:

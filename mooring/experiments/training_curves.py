@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mooring.core.cohort import Rows
+from mooring.core.cohort import Batch, Rows
 from mooring.core.task import Task
 from mooring.data.clients import Clients
 from mooring.engines.participation import sample_cohort
@@ -79,6 +79,12 @@ def loss_and_accuracy(task: Task, models: Tensor, rows: Rows) -> tuple[float, fl
     return float(loss.nanmean()), float(accuracy.nanmean())
 
 
+def measure_accuracy(task: Task, w: Tensor, batch: Batch) -> Tensor:
+    """[C]: the share of rows whose most probable class is theirs; nan for a client without rows."""
+    hits = (batch.weight * (task.predict(w, batch.x).argmax(-1) == batch.y)).sum(1)
+    return torch.where(batch.weight.sum(1) > 0, hits, torch.full_like(hits, torch.nan)).double()
+
+
 def by_client(task: Task, models: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
     """[m] losses and accuracies of models [m, d] on their own rows; nan for a client without rows."""
     loss = torch.full((len(rows),), torch.nan, dtype=torch.float64)
@@ -86,7 +92,7 @@ def by_client(task: Task, models: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
     for block in rows.blocks():
         batch = rows.select(block).padded()
         loss[block] = task.risk(models[block], batch).double()
-        accuracy[block] = task.score(models[block], batch)["accuracy"].double()
+        accuracy[block] = measure_accuracy(task, models[block], batch)
     return loss, accuracy
 
 

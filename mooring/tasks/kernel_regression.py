@@ -127,8 +127,6 @@ class KernelRegression(Linear):
     seed: int = 0
 
     name: ClassVar[str] = "kernel"
-    step = None  # type: ignore[assignment]  # a linear model's steps are on x, not on phi(x)
-    stay = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         self.lift  # noqa: B018  # checks the settings
@@ -164,8 +162,11 @@ class KernelRegression(Linear):
         residual = batch.weight * (torch.bmm(design, w[..., None])[..., 0] - batch.y)
         return torch.bmm(residual[:, None], design)[:, 0] + self.ridge * w
 
+    def step_in_place(self) -> None:
+        """None: a linear model's steps are on x, not on phi(x)."""
+
     def describe(self) -> dict[str, Any]:
-        """The settings that the parameters belong to, for whoever reads a model file."""
+        """The settings that the parameters belong to, written to the model file."""
         kernel = self.kernel if isinstance(self.kernel, str) else getattr(self.kernel, "__name__", "function")
         names = ("width", "bandwidth", "degree", "method", "landmarks", "seed", "intercept")
         return {"kernel": kernel} | {name: getattr(self, name) for name in names}

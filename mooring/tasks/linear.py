@@ -14,10 +14,9 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from mooring.core.cohort import Batch, Rows, broadcast_per_client
+from mooring.core.cohort import Batch, broadcast_per_client
 from mooring.core.sgd_step import StepTerms
-from mooring.core.task import Constants, Layout, Task, score_layout
-from mooring.tasks.fused import linear_numba
+from mooring.core.task import Constants, InPlaceStep, Layout, Task, score_layout
 
 UNSEEN = 4096  # units of rounding, of a client's largest eigenvalue, up to which an eigenvalue is 0
 
@@ -41,11 +40,10 @@ class Linear(Task):
     intercept: bool = True
     ridge: float = 0.0
     dtype: torch.dtype = torch.float64
-    kernels: str = "torch"  # or "numba": compiled local steps
 
     name: ClassVar[str] = "linear"
-    metric: ClassVar[str] = "mse"
-    risk_per_loss: ClassVar[float] = 2.0
+    metric = "mse"
+    risk_per_loss = 2.0
     kinds: ClassVar[tuple[str, ...]] = ("regression",)
 
     @property
@@ -92,20 +90,16 @@ class Linear(Task):
         data = torch.cat([slope, residual.sum(1, keepdim=True)], 1) if self.intercept else slope
         return data + self.ridge * w
 
-    def step(self, v: Tensor, batch: Batch, move: StepTerms) -> None:
+    def step_in_place(self) -> InPlaceStep | None:
+        return self._step
+
+    def _step(self, v: Tensor, batch: Batch, move: StepTerms) -> None:
         residual = (batch.weight * move.rate) * (self.predict(v, batch.x) - batch.y)
         kept = move.keep(v, self.ridge)
         v[:, None, : self.features].baddbmm_(residual[:, None], batch.x, beta=kept, alpha=-1)
         if self.intercept:
             v[:, -1].mul_(kept).sub_(residual.sum(1))
         move.add(v)
-
-    @property
-    def stay(self):  # type: ignore[override]
-        return linear_numba.stay(self, linear_numba.SQUARE, 1)
-
-    def reads(self, rows: Rows) -> bool:
-        return linear_numba.can_read(self, rows)
 
     def solve(self, batch: Batch | Quadratic) -> Tensor:
         """The minimiser; the one of least norm where a client's rows do not determine it."""
@@ -144,13 +138,6 @@ class Linear(Task):
 
     def row_divergence(self, w: Tensor, reference: Tensor, batch: Batch) -> Tensor:
         return self.predict(w - reference, batch.x) ** 2
-
-    def score(self, w: Tensor, batch: Batch) -> dict[str, Tensor]:
-        error = self.risk(w, batch)
-        mean = (batch.weight * batch.y).sum(1, keepdim=True)
-        variance = (batch.weight * (batch.y - mean) ** 2).sum(1)
-        undefined = torch.full_like(error, torch.nan)
-        return {"rmse": error.sqrt(), "r2": torch.where(variance > 0, 1 - error / variance, undefined)}
 
     def constants(self, batch: Batch | Quadratic, w: Tensor | None = None) -> Constants:
         """rho^2 = sigma^2 tr(X'X/n), with sigma^2 the residual variance of each client's own fit."""

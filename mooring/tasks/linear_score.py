@@ -2,7 +2,7 @@
 
     L_i(w) = 1/n_i sum_j ell(z_ij, y_ij) + ridge/2 |w|^2
 
-`Smooth` ones find their minimiser and prox by Newton's method, `Kinked` ones by an interior point.
+Smooth convex ones find their minimiser and prox by Newton's method, piecewise linear ones by an interior point.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mooring.core.cohort import Batch, broadcast_per_client
 from mooring.core.nonsmooth import minimize_nonsmooth
-from mooring.core.task import Constants, Layout, Task, score_layout
+from mooring.core.task import Constants, HasProx, Layout, Task, require, score_layout
 from mooring.tasks.proximal import MAX_DENSE_PARAMETERS, proximal_newton
 
 KINK_RIDGE = 1e-5  # in place of a ridge of 0: small beside 1/n, what a row may pull, and large beside rounding
@@ -104,18 +104,7 @@ class SmoothScoreTask(LinearScoreTask):
         """d^2 ell / d z^2."""
         raise NotImplementedError
 
-    def solve(self, batch: Batch) -> Tensor:
-        """The minimiser. Without ridge it need not exist or be the only one: then the limit of a vanishing ridge, taken
-        at LEAST_RIDGE, which is finite (see `proximal_newton`)."""
-        zero = torch.zeros(len(batch.y), self.dim, dtype=self.dtype)
-        return proximal_newton(self, zero, zero, batch, zero)
-
-    def prox(self, center: Tensor, lam: Tensor | float, batch: Batch, start: Tensor | None = None) -> Tensor:
-        pull = broadcast_per_client(lam, batch.weight) * torch.ones(len(batch.y), self.dim, dtype=self.dtype)
-        center = center.expand(len(batch.y), -1)
-        return proximal_newton(self, pull, center, batch, center if start is None else start)
-
-    def curve(self, w: Tensor, batch: Batch, direction: Tensor) -> Tensor:
+    def hessian_product(self, w: Tensor, batch: Batch, direction: Tensor) -> Tensor:
         """[C, d]: the Hessian of L_i at w times `direction`."""
         bend = batch.weight * self.row_bend(self.scores(w, batch.x), batch.y)
         return self._pull_back(batch.x, bend * self.scores(direction, batch.x)) + self.ridge * direction
@@ -128,11 +117,7 @@ class SmoothScoreTask(LinearScoreTask):
 
     def constants(self, batch: Batch, w: Tensor | None = None) -> Constants:
         """smooth: a bound for all w, or the larger of the curvatures at 0 and at the fit where there is none."""
-        fit = (
-            self.prox(torch.zeros(1, self.dim, dtype=self.dtype), 1e-6, batch)
-            if self.prox is not None and w is None
-            else w
-        )
+        fit = require(self, HasProx).prox(torch.zeros(1, self.dim, dtype=self.dtype), 1e-6, batch) if w is None else w
         lengths, top = self.lengths(batch), self.top(batch)
         bends = [self.row_bend(self.scores(v, batch.x), batch.y) for v in (torch.zeros_like(fit), fit)]
         if self.bend is None:
@@ -162,8 +147,24 @@ class SmoothScoreTask(LinearScoreTask):
 
 
 @dataclass(frozen=True)
+class ConvexScoreTask(SmoothScoreTask):
+    """A smooth convex loss: minimiser and prox by Newton's method."""
+
+    def solve(self, batch: Batch) -> Tensor:
+        """The minimiser. Without ridge it need not exist or be the only one: then the limit of a vanishing ridge, taken
+        at MIN_RIDGE, which is finite (see `proximal_newton`)."""
+        zero = torch.zeros(len(batch.y), self.dim, dtype=self.dtype)
+        return proximal_newton(self, zero, zero, batch, zero)
+
+    def prox(self, center: Tensor, lam: Tensor | float, batch: Batch, start: Tensor | None = None) -> Tensor:
+        pull = broadcast_per_client(lam, batch.weight) * torch.ones(len(batch.y), self.dim, dtype=self.dtype)
+        center = center.expand(len(batch.y), -1)
+        return proximal_newton(self, pull, center, batch, center if start is None else start)
+
+
+@dataclass(frozen=True)
 class NonsmoothScoreTask(LinearScoreTask):
-    """ell = max of low r and high r, r(z, y) a residual: minimiser and prox by an interior point."""
+    """ell = max of low r and high r, r(z, y) a residual."""
 
     smooth_loss: ClassVar[bool] = False
 
@@ -186,6 +187,18 @@ class NonsmoothScoreTask(LinearScoreTask):
         low, high = self.box
         r, turn = self.residual(z, y)
         return ((high + low) / 2 + (high - low) / 2 * torch.sign(r)) * turn
+
+    def constants(self, batch: Batch, w: Tensor | None = None) -> Constants:
+        """convex is the ridge; noise bounds a record's sub-gradient; a kink has no curvature (nan)."""
+        steepest = max(abs(bound) for bound in self.box)
+        noise = steepest * (batch.weight * self.lengths(batch)).sum(1).sqrt()
+        nan = torch.full_like(noise, torch.nan)
+        return Constants(nan, torch.full_like(noise, self.ridge), noise, nan, nan, nan)
+
+
+@dataclass(frozen=True)
+class PiecewiseLinearTask(NonsmoothScoreTask):
+    """A residual that is linear in z: minimiser and prox by an interior point."""
 
     def solve(self, batch: Batch) -> Tensor:
         return self.prox(torch.zeros(1, self.dim, dtype=self.dtype), 0.0, batch)
@@ -213,13 +226,6 @@ class NonsmoothScoreTask(LinearScoreTask):
             residuals, *self.box, quad, self.ridge * center, torch.zeros_like(center), batch.weight > 0
         )
 
-    def constants(self, batch: Batch, w: Tensor | None = None) -> Constants:
-        """convex is the ridge; noise bounds a record's sub-gradient; a kink has no curvature (nan)."""
-        steepest = max(abs(bound) for bound in self.box)
-        noise = steepest * (batch.weight * self.lengths(batch)).sum(1).sqrt()
-        nan = torch.full_like(noise, torch.nan)
-        return Constants(nan, torch.full_like(noise, self.ridge), noise, nan, nan, nan)
-
 
 def signs(y: Tensor, like: Tensor) -> Tensor:
     """-1 and +1 from the classes 0 and 1."""
@@ -230,9 +236,3 @@ def margin_probabilities(z: Tensor) -> Tensor:
     """[..., 2]: the score as a share of the margin, (1 + z)/2 cut to [0, 1], and its complement."""
     share = ((1 + z) / 2).clamp(0, 1)
     return torch.stack([1 - share, share], -1)
-
-
-def accuracy(z: Tensor, batch: Batch) -> dict[str, Tensor]:
-    """The share of rows on the right side of z = 0; nan for a client without rows."""
-    hit = (batch.weight * ((z > 0) == (batch.y == 1))).sum(1)
-    return {"accuracy": torch.where(batch.weight.sum(1) > 0, hit, torch.full_like(hit, torch.nan))}

@@ -4,7 +4,7 @@
     c classes     ell(w; x, y) = log sum_k exp(x'w_k) - x'w_y
     L_i(w) = 1/n_i sum_j ell(w; x_ij, y_ij) + ridge/2 |w|^2
 
-Minimiser and prox are found by Newton's method, with conjugate gradients above DENSE parameters.
+Minimiser and prox are found by Newton's method, with conjugate gradients above MAX_DENSE_PARAMETERS.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mooring.core.cohort import Batch, Rows, broadcast_per_client
+from mooring.core.cohort import Batch, broadcast_per_client
 from mooring.core.sgd_step import StepTerms
-from mooring.core.task import Constants, Layout, Task, score_layout
-from mooring.tasks.fused import linear_numba
+from mooring.core.task import Constants, InPlaceStep, Layout, Task, score_layout
 from mooring.tasks.proximal import MAX_DENSE_PARAMETERS, proximal_newton
 
 
@@ -38,11 +37,10 @@ class Logistic(Task):
     intercept: bool = True
     ridge: float = 1e-4
     dtype: torch.dtype = torch.float64
-    kernels: str = "torch"  # or "numba": compiled local steps
 
     name: ClassVar[str] = "logistic"
-    metric: ClassVar[str] = "log-loss"
-    likelihood: ClassVar[bool] = True
+    metric = "log-loss"
+    likelihood = True
     kinds: ClassVar[tuple[str, ...]] = ("binary", "classes")
 
     @property
@@ -105,7 +103,10 @@ class Logistic(Task):
         scored = batch.weight[..., None] * self._residual(self.logits(w, batch.x), batch.y)
         return self._pull_back(batch.x, scored) + self.ridge * w
 
-    def step(self, v: Tensor, batch: Batch, move: StepTerms) -> None:
+    def step_in_place(self) -> InPlaceStep | None:
+        return self._step
+
+    def _step(self, v: Tensor, batch: Batch, move: StepTerms) -> None:
         scored = self._residual(self.logits(v, batch.x), batch.y).mul_((batch.weight * move.rate)[..., None])
         kept = move.keep(v, self.ridge)
         slopes = v[:, : self.features * self.scores].view(-1, self.features, self.scores)
@@ -114,14 +115,7 @@ class Logistic(Task):
             v[:, -self.scores :].mul_(kept).sub_(scored.sum(1))
         move.add(v)
 
-    @property
-    def stay(self):  # type: ignore[override]
-        return linear_numba.stay(self, linear_numba.SIGMOID if self.scores == 1 else linear_numba.SOFTMAX, self.scores)
-
-    def reads(self, rows: Rows) -> bool:
-        return linear_numba.can_read(self, rows)
-
-    def curve(self, w: Tensor, batch: Batch, direction: Tensor) -> Tensor:
+    def hessian_product(self, w: Tensor, batch: Batch, direction: Tensor) -> Tensor:
         """[C, d]: the Hessian of L_i at w times `direction`."""
         prob = self.predict(w, batch.x)
         change = self.logits(direction, batch.x)
@@ -151,7 +145,7 @@ class Logistic(Task):
 
     def solve(self, batch: Batch) -> Tensor:
         """The minimiser. Without ridge it need not exist or be the only one: then the limit of a vanishing ridge, taken
-        at LEAST_RIDGE, which is finite (see `proximal_newton`)."""
+        at MIN_RIDGE, which is finite (see `proximal_newton`)."""
         start = torch.zeros(len(batch.y), self.dim, dtype=self.dtype)
         return proximal_newton(self, torch.zeros_like(start), start, batch, start)
 
@@ -159,14 +153,6 @@ class Logistic(Task):
         pull = broadcast_per_client(lam, batch.weight) * torch.ones(len(batch.y), self.dim, dtype=self.dtype)
         center = center.expand(len(batch.y), -1)
         return proximal_newton(self, pull, center, batch, center if start is None else start)
-
-    def score(self, w: Tensor, batch: Batch) -> dict[str, Tensor]:
-        prob = self.predict(w, batch.x)
-        hit = (batch.weight * (prob.argmax(-1) == batch.y)).sum(1)
-        out = {"accuracy": torch.where(batch.weight.sum(1) > 0, hit, torch.full_like(hit, torch.nan))}
-        if self.classes == 2:
-            out["auc"] = torch.stack([_auc(p, y, k > 0) for p, y, k in zip(prob[..., 1], batch.y, batch.weight)])
-        return out
 
     def constants(self, batch: Batch, w: Tensor | None = None) -> Constants:
         """smooth: the uniform bound lambda_max(X'X/n)/4 (softmax: /2) plus ridge; convex: at each client's own fit."""
@@ -201,13 +187,3 @@ def _largest_square(batch: Batch, intercept: bool, rounds: int = 50) -> Tensor:
         v = v / v.norm(dim=1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
         v = torch.bmm(x.transpose(1, 2), batch.weight[..., None] * torch.bmm(x, v))
     return v.norm(dim=1)[:, 0]
-
-
-def _auc(prob: Tensor, y: Tensor, real: Tensor) -> Tensor:
-    """The share of (positive, negative) pairs in the right order; nan without both classes."""
-    from sklearn.metrics import roc_auc_score
-
-    y, prob = y[real], prob[real]
-    if len(y) == 0 or y.min() == y.max():
-        return torch.tensor(torch.nan, dtype=prob.dtype)
-    return torch.tensor(roc_auc_score(y.numpy(), prob.detach().numpy()), dtype=prob.dtype)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from threading import RLock
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -20,7 +19,16 @@ from mooring.core.errors import RequestError
 from mooring.core.items import map_tensors
 from mooring.core.seeds import random_words
 from mooring.core.sgd_step import StepTerms
-from mooring.core.task import Constants, Layout, Task, layout_of
+from mooring.core.task import (
+    Constants,
+    InPlaceStep,
+    Layout,
+    LocalSteps,
+    MixtureSteps,
+    Task,
+    TrainingSteps,
+    layout_of,
+)
 from mooring.tasks.fused import per_client, perceptron_numba, perceptron_torch
 from mooring.tasks.fused.perceptron_stacked import gradient_at, is_perceptron, perceptron_grad, perceptron_step
 from mooring.tasks.network_training import RANDOM_LOCK, NetworkTrainer
@@ -151,7 +159,7 @@ class NetworkTask(Task):
     @property
     def compiles(self) -> bool:
         """Whether its local steps can be compiled."""
-        large = self.is_perceptron and self.stay is not None
+        large = self.is_perceptron and self.steps_by_client
         return large and perceptron_numba.can_compile(self._net(), self.dtype)
 
     def _made(self, seed: int) -> nn.Module:
@@ -401,23 +409,27 @@ class NetworkTask(Task):
             out[:, : self.parameter_dim].add_(w[:, : self.parameter_dim], alpha=self.ridge)
         return out.cpu()
 
-    @property
-    def step(self):  # type: ignore[override]
+    def step_in_place(self) -> InPlaceStep | None:
         return self._perceptron_step if self.is_perceptron and self.device.type == "cpu" else None
 
     @property
-    def stay(self):  # type: ignore[override]
-        """Client by client, where that is faster than stacked: large perceptrons, and convolutions."""
+    def steps_by_client(self) -> bool:
+        """Whether local steps are faster client by client than stacked: large perceptrons, and convolutions."""
         large = self.is_perceptron and self.dim * self.dtype.itemsize >= per_client.MIN_PER_CLIENT_BYTES
-        return self._client_by_client if (self.convolutional or large) and self.device.type == "cpu" else None
+        return (self.convolutional or large) and self.device.type == "cpu"
 
-    @property
-    def mix(self):  # type: ignore[override]
-        return self._mixed_client_by_client if self.stay is not None and self.is_perceptron and not self.ridge else None
+    def local_steps(self, rows: Rows) -> LocalSteps | None:
+        return self._client_by_client if self.steps_by_client and self._reads(rows) else None
 
-    def trains_by_client(self, rows: Rows) -> bool:
+    def mixture_steps(self, rows: Rows) -> MixtureSteps | None:
+        fused = self.steps_by_client and self.is_perceptron and not self.ridge and self._reads(rows)
+        return self._mixed_client_by_client if fused else None
+
+    def training_steps(self, rows: Rows) -> TrainingSteps | None:
+        """Every client's steps in training mode: see `network_training`."""
         some = torch.arange(min(PROBE_ROWS, len(rows.y)))[None]
-        return self._trains_by_client(*rows.rows_at(some)) if len(rows.y) else bool(self.by_client)
+        by_client = self._trains_by_client(*rows.rows_at(some)) if len(rows.y) else bool(self.by_client)
+        return NetworkTrainer(self).train if by_client else None
 
     def _trains_by_client(self, x: Tensor, y: Tensor) -> bool:
         """Whether training mode needs each client's own batches: statistics, dropout, a loss of whole batches."""
@@ -427,13 +439,7 @@ class NetworkTask(Task):
             self.is_random = self.by_client
         return self.by_client
 
-    def train_clients(  # type: ignore[override]
-        self, v: Tensor, begin: Tensor, rows: Rows, place: np.ndarray, n: np.ndarray, rate: np.ndarray, terms: Any
-    ) -> None:
-        """Every client's steps in training mode: see `network_training`."""
-        NetworkTrainer(self).train(v, begin, rows, place, n, rate, terms)
-
-    def reads(self, rows: Rows) -> bool:
+    def _reads(self, rows: Rows) -> bool:
         return type(rows) is Rows and rows.x.dtype == self.dtype
 
     def _client_by_client(self, v: Tensor, *how: Any) -> None:
@@ -523,14 +529,6 @@ class NetworkTask(Task):
             p, q = torch.stack([true, 1 - true], -1), torch.stack([said, 1 - said], -1)
             rise = (torch.xlogy(p, p) - torch.xlogy(p, q.clamp(min=LEAST_PROBABILITY))).sum(-1)
         return rise.reshape(*batch.y.shape[:2], -1).mean(2).clamp(min=0)
-
-    def score(self, w: Tensor, batch: Batch) -> dict[str, Tensor]:
-        if self.has_own_loss or self.row_loss is half_square:
-            return {}
-        said = self.predict(w, batch.x)
-        right = said.argmax(-1) == batch.y if self.classifies else (said > 0.5) == (batch.y > 0.5)
-        hit = (batch.weight * right.to(batch.weight.dtype).reshape(*batch.y.shape[:2], -1).mean(2)).sum(1)
-        return {"accuracy": torch.where(batch.weight.sum(1) > 0, hit, torch.full_like(hit, torch.nan))}
 
     def constants(self, batch: Batch, w: Tensor | None = None, rounds: int = 10) -> Constants:
         """smooth: the largest curvature at w, by power iteration on Hessian products, or what stands for it where the

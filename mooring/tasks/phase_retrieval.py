@@ -11,7 +11,7 @@ random unit vector.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -31,9 +31,11 @@ class PhaseRetrieval(NonsmoothScoreTask):
     exact: bool = False  # offer the exact prox: every lam must then exceed the modulus of weak convexity
 
     name: ClassVar[str] = "phase"
-    metric: ClassVar[str] = "absolute error of squares"
+    metric = "absolute error of squares"
     kinds: ClassVar[tuple[str, ...]] = ("regression",)
-    solve = None  # type: ignore[assignment]
+
+    def __new__(cls, *fields: Any, exact: bool = False, **named: Any) -> Self:
+        return object.__new__(_ExactPhaseRetrieval if exact else cls)  # type: ignore[return-value]
 
     @property
     def box(self) -> tuple[float, float]:
@@ -54,11 +56,18 @@ class PhaseRetrieval(NonsmoothScoreTask):
         """[C]: the modulus of weak convexity of L_i, negative where the ridge makes it convex."""
         return 2 * self.top(batch) - self.ridge
 
-    @property
-    def prox(self) -> Any:  # type: ignore[override]
-        return self._prox if self.exact else None
+    def constants(self, batch: Batch, w: Tensor | None = None) -> Constants:
+        """convex is minus the modulus of weak convexity; noise is a record's sub-gradient where the fit is right."""
+        noise = (batch.weight * 4 * batch.y.clamp(min=0) * self.lengths(batch)).sum(1).sqrt()
+        nan = torch.full_like(noise, torch.nan)
+        return Constants(nan, -self.weak(batch), noise, nan, nan, nan)
 
-    def _prox(self, center: Tensor, lam: Tensor | float, batch: Batch, start: Tensor | None = None) -> Tensor:
+
+@dataclass(frozen=True)
+class _ExactPhaseRetrieval(PhaseRetrieval):
+    """Phase retrieval with `exact = true`."""
+
+    def prox(self, center: Tensor, lam: Tensor | float, batch: Batch, start: Tensor | None = None) -> Tensor:
         pull = broadcast_per_client(lam, batch.weight) * torch.ones(len(batch.y), self.dim, dtype=self.dtype)
         weak = self.weak(batch)
         if bool((pull.amin(1) <= weak).any()):
@@ -81,9 +90,3 @@ class PhaseRetrieval(NonsmoothScoreTask):
         return center + minimize_nonsmooth(
             residuals, *self.box, quad, self.ridge * center, zero, real, curvature=curvature
         )
-
-    def constants(self, batch: Batch, w: Tensor | None = None) -> Constants:
-        """convex is minus the modulus of weak convexity; noise is a record's sub-gradient where the fit is right."""
-        noise = (batch.weight * 4 * batch.y.clamp(min=0) * self.lengths(batch)).sum(1).sqrt()
-        nan = torch.full_like(noise, torch.nan)
-        return Constants(nan, -self.weak(batch), noise, nan, nan, nan)

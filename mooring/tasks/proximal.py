@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mooring.core.newton import conjugate_gradient, damped_newton
-from mooring.core.task import Task
+from mooring.core.task import HasHessian, HasHessianProduct, HasProx, Task, require
 
 MAX_DENSE_PARAMETERS = 300  # up to so many parameters each client's Hessian is factorised; above, conjugate gradients
 MIN_RIDGE = 1e-10  # in place of a ridge of 0 and no pull: what makes a minimiser exist and be the only one
@@ -17,7 +17,8 @@ MAX_HESSIAN_PRODUCTS = 200  # Hessian products that one Newton direction may tak
 
 def is_dense(task: Task) -> bool:
     """Whether Newton's method with each client's Hessian is affordable."""
-    return task.prox is not None and task.smooth_loss and task.hessian is not None and task.dim <= MAX_DENSE_PARAMETERS
+    exact = isinstance(task, HasProx) and isinstance(task, HasHessian)
+    return exact and task.smooth_loss and task.dim <= MAX_DENSE_PARAMETERS
 
 
 def proximal_newton(
@@ -25,11 +26,11 @@ def proximal_newton(
 ) -> Tensor:
     """Minimise L_i(v) + 1/2 sum_j pull_ij (v_j - center_ij)^2 from `start`; pull and center are [C, d].
 
-    Where neither the task's ridge nor the pull holds a coefficient, LEAST_RIDGE holds it to 0. Rows that determine a
+    Where neither the task's ridge nor the pull holds a coefficient, MIN_RIDGE holds it to 0. Rows that determine a
     minimiser do not feel it; of many minimisers it takes the one of least norm, and where there is none (two classes
-    that a plane separates, counts that are all 0) it ends the run to infinity at scores of about -log LEAST_RIDGE, 23.
+    that a plane separates, counts that are all 0) it ends the run to infinity at scores of about -log MIN_RIDGE, 23.
     `tol`: where a gradient, relative to the first one, is near enough for the next step, which squares it, to be the
-    last. The task offers loss, grad, hessian (up to DENSE parameters) and curve, the Hessian times a direction.
+    last. The task offers loss, grad, hessian (up to MAX_DENSE_PARAMETERS) and hessian_product.
     """
     held = pull + task.ridge > 0
     center, pull = torch.where(pull > 0, center, 0.0), torch.where(held, pull, MIN_RIDGE)
@@ -41,17 +42,21 @@ def proximal_newton(
         return task.grad(v, batch) + pull * (v - center)
 
     def dense(v: Tensor, g: Tensor) -> Tensor:
-        h = task.hessian(v, batch) + torch.diag_embed(pull)
+        h = require(task, HasHessian).hessian(v, batch) + torch.diag_embed(pull)
         grown = torch.diag_embed(h.diagonal(dim1=1, dim2=2) * (8 * torch.finfo(h.dtype).eps))  # keeps it invertible
         return torch.cholesky_solve(g[..., None], torch.linalg.cholesky_ex(h + grown)[0])[..., 0]
 
     def iterated(v: Tensor, g: Tensor) -> Tensor:
+        product = require(task, HasHessianProduct).hessian_product
         tol = g.norm(dim=1).sqrt().clamp(max=0.1)
         return conjugate_gradient(
-            lambda s: task.curve(v, batch, s) + pull * s, g, tol=tol, most=min(MAX_HESSIAN_PRODUCTS, task.dim)
+            lambda s: product(v, batch, s) + pull * s,
+            g,
+            tol=tol,
+            most=min(MAX_HESSIAN_PRODUCTS, task.dim),
         )
 
     exact = 1e-10 if task.dtype == torch.float64 else 1e-4
-    # The pull of LEAST_RIDGE must show in the gradient, or it decides nothing: such clients go on to rounding.
+    # The pull of MIN_RIDGE must show in the gradient, or it decides nothing: such clients go on to rounding.
     goal = torch.where(held.all(1), exact if tol is None else tol, exact * MIN_RIDGE).to(task.dtype)
     return damped_newton(value, slope, dense if task.dim <= MAX_DENSE_PARAMETERS else iterated, start, tol=goal)

@@ -23,8 +23,8 @@ from mooring.advice.folds import (
 )
 from mooring.core.cohort import Rows
 from mooring.data.loading import load
-from mooring.tasks.absolute import Absolute
 from mooring.tasks.linear import Linear
+from mooring.tasks.linear_losses import Absolute
 from mooring.tasks.logistic import Logistic
 from tests.support.problems import logistic_clients
 

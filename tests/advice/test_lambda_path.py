@@ -19,9 +19,8 @@ from mooring.algorithms.fedprox_personal import FedProxPersonal
 from mooring.core.cohort import Rows
 from mooring.core.errors import RequestError
 from mooring.tasks.linear import Linear
+from mooring.tasks.linear_losses import Poisson, Quantile
 from mooring.tasks.logistic import Logistic
-from mooring.tasks.poisson import Poisson
-from mooring.tasks.quantile import Quantile
 from tests.support.problems import PROBLEMS, linear_clients, logistic_clients, simulate
 
 TASKS = {

@@ -23,8 +23,8 @@ from mooring.core.cohort import Round, Rows
 from mooring.data.loading import load
 from mooring.engines.predict import read_task_and_schema
 from mooring.runs.directory import StoredMixture, open_run
-from mooring.tasks.absolute import Absolute
 from mooring.tasks.linear import Linear
+from mooring.tasks.linear_losses import Absolute
 from mooring.tasks.logistic import Logistic
 from mooring.tasks.proximal import is_dense
 from tests.support.problems import linear_clients, logistic_clients

@@ -11,8 +11,8 @@ from mooring.core.errors import RequestError
 from mooring.core.seeds import uniforms
 from mooring.data.clients import from_arrays
 from mooring.tasks.linear import Linear
+from mooring.tasks.linear_losses import Sigmoid
 from mooring.tasks.network import NetworkTask
-from mooring.tasks.sigmoid import Sigmoid
 from tests.support.problems import PROBLEMS, linear_clients, logistic_clients, settled_simulator, simulate
 
 

@@ -10,8 +10,7 @@ from mooring.algorithms.base import build
 from mooring.core.cohort import Batch, Round, weighted_mean
 from mooring.core.minibatches import minibatches
 from mooring.estimates.client_statistics import collect_statistics
-from mooring.tasks.absolute import Absolute
-from mooring.tasks.sigmoid import Sigmoid
+from mooring.tasks.linear_losses import Absolute, Sigmoid
 from mooring.theory.fedmspp_rate import weakly_convex_bound
 from mooring.theory.fedprox_shared_rate import moreau_gradient_norm
 from tests.support.problems import PROBLEMS, linear_clients, logistic_clients, settled_simulator, simulate

@@ -10,9 +10,8 @@ import torch
 from mooring.algorithms.base import build
 from mooring.core.cohort import Round
 from mooring.data.clients import from_arrays
-from mooring.tasks.absolute import Absolute
-from mooring.tasks.hinge import Hinge
 from mooring.tasks.linear import Linear
+from mooring.tasks.linear_losses import Absolute, Hinge
 from mooring.tasks.logistic import Logistic
 from tests.support.problems import PROBLEMS, settled_simulator, simulate
 

@@ -38,12 +38,12 @@ def test_a_metered_task_counts_rows_of_gradients_solves_and_draws():
     w = torch.zeros(5, 4, dtype=torch.float64)
     assert torch.equal(counted.grad(w, rows), task.grad(w, rows))
     assert meter.gradients == total and meter.samples == 0
-    counted.drawn(rows)
+    counted.record_draw(rows)
     assert meter.samples == total
     assert torch.equal(counted.solve(rows), task.solve(rows))
     assert torch.equal(counted.prox(w, 0.3, rows), task.prox(w, 0.3, rows))
     assert meter.gradients == 3 * total
-    counted.solved(torch.tensor([0.3]), 0.1)
+    counted.record_solve(torch.tensor([0.3]), 0.1)
     assert meter.solves.broken == 1
     assert (
         counted.dim == 4

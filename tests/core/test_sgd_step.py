@@ -1,5 +1,6 @@
 """Local steps taken in place equal steps along the gradient, whatever pulls, shifts and sizes there are."""
 
+from copy import copy
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +14,7 @@ from mooring.core.cohort import CohortData, Round, Rows, broadcast_per_client
 from mooring.core.costs import CostMeter, MeteredTask
 from mooring.core.minibatches import minibatches
 from mooring.core.solvers import sgd
-from mooring.engines.kernel_choice import set_kernels
+from mooring.tasks.compiled_steps import compile_steps
 from mooring.tasks.fused import per_client, perceptron_numba
 from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic
@@ -137,7 +138,7 @@ def test_steps_in_place_follow_the_gradient(name, pull, work):
 @pytest.mark.parametrize("name", ["network", "network for regression"])
 def test_networks_client_by_client_follow_the_gradient(name, pull, work, monkeypatch):
     monkeypatch.setattr(per_client, "MIN_PER_CLIENT_BYTES", 0)
-    assert TASKS[name]().stay is not None
+    assert TASKS[name]().steps_by_client
     test_steps_in_place_follow_the_gradient(name, pull, work)
 
 
@@ -158,7 +159,7 @@ def test_steps_may_be_taken_in_pieces(name, monkeypatch):
     task = TASKS[name]()
     if name == "softmax":
         pytest.importorskip("numba", reason="compiled kernels come with the extra mooring[fast]")
-        task = replace(task, kernels="numba")
+        task = compile_steps(task)
     data, w = cohort(task), task.start(0).double() + 0.1
     starts = w * torch.linspace(0.5, 1.5, len(SIZES), dtype=w.dtype)[:, None]
     for begin in (w, starts):
@@ -171,7 +172,7 @@ def test_steps_may_be_taken_in_pieces(name, monkeypatch):
 
 def test_only_large_networks_and_convolutions_go_client_by_client():
     small, large = (NetworkTask(lambda width=width: nn.Sequential(nn.Linear(FEATURES, width))) for width in (5, 10_000))
-    assert small.stay is None and large.stay is not None and NetworkTask(convolutional_net).stay is not None
+    assert not small.steps_by_client and large.steps_by_client and NetworkTask(convolutional_net).steps_by_client
 
 
 @pytest.mark.parametrize("work", WORKS)
@@ -184,7 +185,7 @@ def test_compiled_steps_follow_the_gradient(name, pull, work):
     w = task.start(0) + 0.1
     pulled, shift = pulls(task.dim)[pull]
     for eta in RATES.values():
-        found = sgd(replace(task, kernels="numba"), w, data, TURN, eta, pull=pulled, shift=shift, **WORKS[work])
+        found = sgd(compile_steps(task), w, data, TURN, eta, pull=pulled, shift=shift, **WORKS[work])
         expected = along_the_gradient(task, w, data, eta, pulled, shift, **WORKS[work])
         torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
 
@@ -238,9 +239,12 @@ def test_networks_of_other_layers_losses_and_sizes_are_not_compiled(monkeypatch)
 @pytest.mark.parametrize("name", ["softmax", "network"])
 def test_compiled_steps_are_the_same_bytes_for_any_company_and_threads(name, monkeypatch):
     pytest.importorskip("numba", reason="compiled kernels come with the extra mooring[fast]")
-    task = Logistic(FEATURES, classes=3, dtype=torch.float32, kernels="numba")
+    plain_task = Logistic(FEATURES, classes=3, dtype=torch.float32)
+    task = compile_steps(plain_task)
     if name == "network":
         task = compiled_network(double(bent_net), monkeypatch)
+        plain_task = copy(task)
+        plain_task.kernels = "torch"
     data, w = cohort(task, task.dtype), torch.linspace(-0.5, 0.5, task.dim, dtype=task.dtype)
     before = torch.get_num_threads()
     found = []
@@ -250,11 +254,11 @@ def test_compiled_steps_are_the_same_bytes_for_any_company_and_threads(name, mon
     torch.set_num_threads(before)
     apart = [sgd(task, w, data.select(torch.tensor([c])), TURN, 0.1, batch=3, epochs=2) for c in range(len(SIZES))]
     assert all(torch.equal(found[0], other) for other in (*found[1:], torch.cat(apart)))
-    plain = sgd(set_kernels(task, "torch"), w, data, TURN, 0.1, batch=3, epochs=2)
+    plain = sgd(plain_task, w, data, TURN, 0.1, batch=3, epochs=2)
     torch.testing.assert_close(found[0], plain, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("task", [Linear(FEATURES, kernels="numba"), Logistic(FEATURES, classes=3, kernels="numba")])
+@pytest.mark.parametrize("task", [compile_steps(Linear(FEATURES)), compile_steps(Logistic(FEATURES, classes=3))])
 def test_what_diverges_shows_in_compiled_steps(task):
     pytest.importorskip("numba", reason="compiled kernels come with the extra mooring[fast]")
     start = torch.ones(task.dim, dtype=torch.float64)
@@ -266,7 +270,7 @@ def test_what_diverges_shows_in_compiled_steps(task):
 def test_compiled_steps_know_how_far_apart_scores_are(dtype):
     """One row of ones and a step of size one: what is added to the intercepts are the residuals themselves."""
     pytest.importorskip("numba", reason="compiled kernels come with the extra mooring[fast]")
-    task = Logistic(1, classes=40, ridge=0.0, dtype=dtype, kernels="numba")
+    task = compile_steps(Logistic(1, classes=40, ridge=0.0, dtype=dtype))
     scores = torch.linspace(0, 200, 40, dtype=torch.float64).flip(0).to(dtype)
     start = torch.cat([torch.zeros(40, dtype=dtype), scores])
     one = torch.ones(1)
@@ -281,7 +285,8 @@ def test_compiled_steps_know_how_far_apart_scores_are(dtype):
 def test_steps_in_place_are_counted_and_spare_their_input(kernels):
     if kernels == "numba":
         pytest.importorskip("numba", reason="compiled kernels come with the extra mooring[fast]")
-    task, meter, naive = Logistic(FEATURES, kernels=kernels), CostMeter(), CostMeter()
+    task, meter, naive = Logistic(FEATURES), CostMeter(), CostMeter()
+    task = compile_steps(task) if kernels == "numba" else task
     data, w = cohort(task), torch.zeros(FEATURES + 1, dtype=torch.float64)
     sgd(MeteredTask(task, meter), w, data, TURN, 0.1, batch=4, epochs=1)
     along_the_gradient(MeteredTask(task, naive), w, data, 0.1, None, None, batch=4, epochs=1)
@@ -333,7 +338,7 @@ def test_mixtures_client_by_client_follow_their_gradients(make, mixture, monkeyp
     algorithm = APFL(**({"alpha": 0.3, "eta": 0.2, "decay": 0.1, "batch": 4} | MIXTURES[mixture]))
     stacked = visited(algorithm, task, data)
     monkeypatch.setattr(per_client, "MIN_PER_CLIENT_BYTES", 0)
-    assert task.mix is not None
+    assert task.mixture_steps(data.train) is not None
     for most in (1 << 22, 40):
         monkeypatch.setattr(solvers, "MAX_DRAWN_ROWS", most)
         quick = visited(algorithm, task, data)

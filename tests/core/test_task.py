@@ -7,9 +7,9 @@ from torch import nn
 from mooring.core.cohort import Batch
 from mooring.core.task import find_metric, head_mask, layer_mask, layout_of
 from mooring.tasks.linear import Linear
+from mooring.tasks.linear_losses import Poisson
 from mooring.tasks.logistic import Logistic
 from mooring.tasks.network import NetworkTask
-from mooring.tasks.poisson import Poisson
 
 TASKS = {
     "linear": Linear(3),

@@ -10,7 +10,6 @@ from torch import nn
 from mooring.algorithms.base import build
 from mooring.algorithms.fedavg import FedAvg
 from mooring.core.cohort import Round, weighted_mean
-from mooring.core.errors import RequestError
 from mooring.engines import local_update
 from mooring.engines.exchange import BEST, LAST
 from mooring.engines.loop import run
@@ -18,6 +17,7 @@ from mooring.engines.reply_checks import message_tensors
 from mooring.engines.simulate import simulate
 from mooring.engines.simulator import Simulator, chunk_size, resolve
 from mooring.engines.training_state import TrainingPlan, TrainingState
+from mooring.tasks.compiled_steps import compile_steps
 from mooring.tasks.linear import Linear
 from mooring.tasks.logistic import Logistic
 from mooring.tasks.network import NetworkTask
@@ -135,28 +135,6 @@ def test_a_run_may_begin_elsewhere():
         torch.testing.assert_close(done.server.w, w0, rtol=0, atol=1e-6)
 
 
-def test_a_task_that_lacks_what_is_needed_is_refused():
-    task, clients = PROBLEMS["softmax"]()
-    with pytest.raises(RequestError, match="needs a task with 'prox', and task 'logistic' has none"):
-        simulate(NeedsProx(), Without(task), clients, TrainingPlan(rounds=1))
-
-
-class NeedsProx(FedAvg):
-    required_capabilities = ("prox",)
-
-
-class Without:
-    """A task without an exact prox."""
-
-    prox = None
-
-    def __init__(self, task):
-        self._task = task
-
-    def __getattr__(self, name):
-        return getattr(self._task, name)
-
-
 @pytest.mark.parametrize("make", [lambda: Logistic(3, classes=3), lambda: NetworkTask(small_net)])
 def test_chunks_side_by_side_give_the_bytes_and_counts_of_one_after_another(make):
     task, before = make(), torch.get_num_threads()
@@ -205,7 +183,8 @@ def test_compiled_steps_pad_nothing_and_are_taken_in_larger_blocks(monkeypatch):
     visit = local_update.client_update
     monkeypatch.setattr(local_update, "client_update", lambda *given: visited.append(len(given[4])) or visit(*given))
     for kernels in ("torch", "numba"):
-        task, algorithm = Logistic(3, classes=3, kernels=kernels), FedAvg(eta=0.1, steps=3, batch=3)
+        task, algorithm = Logistic(3, classes=3), FedAvg(eta=0.1, steps=3, batch=3)
+        task = compile_steps(task) if kernels == "numba" else task
         exchange, visited[:] = Simulator(task, clients, clients.weights()), []
         exchange.begin(algorithm, task.start())
         server = algorithm.init(task, task.start())[0]

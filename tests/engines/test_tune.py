@@ -6,7 +6,7 @@ import torch
 from mooring import fit
 from mooring.engines import tune as engine
 from mooring.engines.tune import tune
-from mooring.tasks.fused.linear_numba import is_numba_available
+from mooring.tasks.compiled_steps import is_numba_available
 from tests.support.problems import linear_clients
 
 

@@ -15,9 +15,8 @@ from mooring.estimates.lambda_rules import (
 )
 from mooring.estimates.random_effects import client_hessians, fit_laplace, fit_reml
 from mooring.estimates.task_random_effects import SampledRandomEffects
+from mooring.tasks.linear_losses import Poisson, SquaredHinge
 from mooring.tasks.logistic import Logistic
-from mooring.tasks.poisson import Poisson
-from mooring.tasks.squared_hinge import SquaredHinge
 from mooring.theory.lambda_aer import lambda_aer
 from mooring.theory.lambda_ier import lambda_ier
 from mooring.theory.lambda_one_stage import lambda_one_stage

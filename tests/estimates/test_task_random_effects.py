@@ -12,11 +12,10 @@ from mooring.estimates.client_queries import fit_penalized, sum_pearson_residual
 from mooring.estimates.client_summaries import compute_linear_stats
 from mooring.estimates.random_effects import fit_reml
 from mooring.estimates.task_random_effects import available_forms, count_intercepts, estimate_random_effects
-from mooring.tasks.hinge import Hinge
 from mooring.tasks.kernel_regression import KernelRegression
 from mooring.tasks.linear import Linear
+from mooring.tasks.linear_losses import Hinge, Poisson
 from mooring.tasks.logistic import Logistic
-from mooring.tasks.poisson import Poisson
 from tests.support.problems import logistic_clients
 
 from .planted import linear_rows, logistic_rows, rows_of

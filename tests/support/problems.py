@@ -7,10 +7,9 @@ from mooring.data.clients import Clients, from_arrays
 from mooring.engines.simulate import simulate as whole_run
 from mooring.engines.simulator import resolve
 from mooring.engines.training_state import TrainingPlan
-from mooring.tasks.absolute import Absolute
-from mooring.tasks.hinge import Hinge
 from mooring.tasks.kernel_regression import KernelRegression
 from mooring.tasks.linear import Linear
+from mooring.tasks.linear_losses import Absolute, Hinge
 from mooring.tasks.logistic import Logistic
 
 torch.set_default_dtype(torch.float32)

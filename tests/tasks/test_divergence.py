@@ -7,16 +7,12 @@ from scipy.stats import norm, poisson
 from torch import nn
 
 from mooring.core.cohort import Batch
-from mooring.tasks.absolute import Absolute
 from mooring.tasks.catalog import build, find, names
-from mooring.tasks.hinge import Hinge
 from mooring.tasks.kernel_regression import KernelRegression
 from mooring.tasks.linear import Linear
+from mooring.tasks.linear_losses import Absolute, Hinge, Poisson, Quantile, SquaredHinge
 from mooring.tasks.logistic import Logistic
 from mooring.tasks.network import NetworkTask
-from mooring.tasks.poisson import Poisson
-from mooring.tasks.quantile import Quantile
-from mooring.tasks.squared_hinge import SquaredHinge
 
 CLIENTS, ROWS, FEATURES = 3, 7, 2
 

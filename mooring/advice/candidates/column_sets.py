@@ -27,19 +27,15 @@ from torch import Tensor
 
 from mooring.advice.folds import FoldSplit, assign_folds
 from mooring.core.cohort import Rows
-from mooring.core.task import layer_mask
+from mooring.core.task import HasProx, layer_mask
 from mooring.data.column_types import CATEGORY
 from mooring.shapes.boosting import Boosting, has_boosting, out_of_fold_scores
 from mooring.shapes.columns import ShapedColumns
 from mooring.shapes.fitting import fit_columns
-from mooring.tasks.absolute import Absolute
-from mooring.tasks.hinge import Hinge
 from mooring.tasks.kernel_regression import KernelRegression
 from mooring.tasks.linear import Linear
+from mooring.tasks.linear_losses import Absolute, Hinge, Poisson, Quantile, SquaredHinge
 from mooring.tasks.logistic import Logistic
-from mooring.tasks.poisson import Poisson
-from mooring.tasks.quantile import Quantile
-from mooring.tasks.squared_hinge import SquaredHinge
 
 LINEAR, SPLINE, PRODUCT, BOOSTED, BOTH = "linear", "spline", "product", "boosted", "both"
 USED = "used"  # what is left of all columns when a run is written
@@ -168,7 +164,7 @@ def add_columns(rows: Rows, shape: ShapedColumns, scores: Tensor | None = None) 
 
 def can_shape(task: Any) -> bool:
     """Whether extra columns serve the task: one that is linear in its columns and solved exactly."""
-    return task.prox is not None and hasattr(task, "features") and not isinstance(task, KernelRegression)
+    return isinstance(task, HasProx) and hasattr(task, "features") and not isinstance(task, KernelRegression)
 
 
 def boosting_of(task: Any) -> Boosting | None:

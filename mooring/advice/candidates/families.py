@@ -35,7 +35,8 @@ from mooring.advice.candidates.lambda_path import (
 )
 from mooring.advice.folds import filter_rows, row_clients
 from mooring.core.client_functions import ClientRows
-from mooring.core.cohort import Rows
+from mooring.core.cohort import HasSummary, Rows
+from mooring.core.task import HasProx, Task, require
 from mooring.tasks.linear import Linear
 
 GLOBAL, LOCAL, LAMBDA, SIZE, DIAGONAL, MIXTURE = "global", "local", "lambda", "size", "diagonal", "mixture"
@@ -61,7 +62,7 @@ class SettingModels(NamedTuple):
 
 
 def fit_settings(
-    task: Any,
+    task: Task,
     rows: ClientRows,
     p: Tensor,
     settings: Iterable[Setting],
@@ -92,7 +93,7 @@ def _by_columns(setting: Setting) -> str:
 
 
 def _fit_columns(
-    task: Any, rows: ClientRows, p: Tensor, settings: list[Setting], priors: list[Prior]
+    task: Task, rows: ClientRows, p: Tensor, settings: list[Setting], priors: list[Prior]
 ) -> Iterator[SettingModels]:
     """The models of settings on the same columns."""
     by_family = {FAMILY_OF_PRIOR[prior.kind]: prior for prior in priors}
@@ -113,7 +114,7 @@ def _fit_columns(
         yield from models
 
 
-def fit_unpulled(task: Any, rows: ClientRows, p: Tensor, settings: list[Setting]) -> Iterator[SettingModels]:
+def fit_unpulled(task: Task, rows: ClientRows, p: Tensor, settings: list[Setting]) -> Iterator[SettingModels]:
     """Global models, local models, and mixtures of the two."""
     last: dict[str, Tensor] = {}  # where the next of a kind are looked for
 
@@ -138,7 +139,7 @@ def fit_unpulled(task: Any, rows: ClientRows, p: Tensor, settings: list[Setting]
             yield SettingModels(setting, w, torch.lerp(w, local_models(setting.own_ridge), setting.value))
 
 
-def fit_global_model(task: Any, rows: ClientRows, p: Tensor, ridge: float, start: Tensor | None = None) -> Tensor:
+def fit_global_model(task: Task, rows: ClientRows, p: Tensor, ridge: float, start: Tensor | None = None) -> Tensor:
     """[d]: one model for all rows, client i's rows weighing p_i; `start` is where iterations begin."""
     if isinstance(task, Linear) or not is_dense(task):
         return next(solve_path(task, rows, p, [torch.inf], ridge=ridge)).w
@@ -146,7 +147,7 @@ def fit_global_model(task: Any, rows: ClientRows, p: Tensor, ridge: float, start
 
 
 def fit_local_models(
-    task: Any, rows: ClientRows, ridge: float, free: bool = False, start: Tensor | None = None
+    task: Task, rows: ClientRows, ridge: float, free: bool = False, start: Tensor | None = None
 ) -> Tensor:
     """[m, d]: local models with a ridge, which leaves the intercept out if `free`; a client without rows gets 0.
 
@@ -160,8 +161,12 @@ def fit_local_models(
         return out
     if isinstance(task, Linear) and free:
         return fit_centered_models(task, rows, ridge)
-    if task.condense is not None:
-        return task.prox(torch.zeros(1, task.dim, dtype=task.dtype), ridge, rows.full(task)).to(task.dtype)
+    if isinstance(task, HasSummary):
+        return (
+            require(task, HasProx)
+            .prox(torch.zeros(1, task.dim, dtype=task.dtype), ridge, rows.full(task))
+            .to(task.dtype)
+        )
     pull = ridge * ridge_mask(task) if free else torch.tensor(ridge, dtype=task.dtype)
     return fit_ridge(task, rows, out if start is None else start, pull=pull)
 
@@ -206,7 +211,7 @@ def solve_with_ridge(h: Tensor, moment: Tensor, ridge: float) -> Tensor:
     return torch.linalg.solve(h + ridge * torch.eye(h.shape[-1], dtype=h.dtype), moment)
 
 
-def has_free_intercept(task: Any) -> bool:
+def has_free_intercept(task: Task) -> bool:
     """Whether local models come with and without a ridge on the intercept."""
     return bool(getattr(task, "intercept", False)) and is_dense(task) and not (isinstance(task, Linear) and task.ridge)
 

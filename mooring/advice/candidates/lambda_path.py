@@ -25,7 +25,7 @@ from mooring.advice.candidates.weighted_squares import sum_weighted_squares
 from mooring.core.client_functions import ClientRows, client_function
 from mooring.core.cohort import Batch
 from mooring.core.errors import RequestError
-from mooring.core.task import layer_mask
+from mooring.core.task import HasHessian, HasHessianProduct, layer_mask, require
 from mooring.tasks.linear import Linear
 from mooring.tasks.proximal import is_dense
 
@@ -76,7 +76,7 @@ def solve_path(
         return _newton(task, rows, p, scales, tight, shape.slack, penalty)
     if shape.slack is not None:
         raise RequestError(f"path: task '{task.name}' has no Hessian to give each coefficient its own lambda.")
-    solver = solve_large_path if task.smooth_loss and task.curve is not None else solve_envelope_path
+    solver = solve_large_path if task.smooth_loss and isinstance(task, HasHessianProduct) else solve_envelope_path
     return (PathPoint(*point) for point in solver(task, rows, p, scales, tight, penalty))
 
 
@@ -96,7 +96,7 @@ def client_curvature(task: Any, batch: Batch) -> Tensor:
     """[C]: over the coefficients, at 0."""
     w = torch.zeros(len(batch.y), task.dim, dtype=task.dtype)
     if is_dense(task):
-        return task.hessian(w, batch).diagonal(dim1=1, dim2=2).mean(1)
+        return require(task, HasHessian).hessian(w, batch).diagonal(dim1=1, dim2=2).mean(1)
     return task.constants(batch, w).trace / task.dim
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from mooring.core.cohort import Rows
+from mooring.core.task import HasHessianProduct, HasProx, require
 from mooring.tasks.linear_score import NonsmoothScoreTask
 from mooring.tasks.phase_retrieval import PhaseRetrieval
 
@@ -110,7 +111,7 @@ def _slopes(task: Any, batches: Any, v: Tensor, direction: Tensor | None) -> Ten
         if direction is None:
             out[block] = task.grad(v[block], batch)
         else:
-            out[block] = task.curve(v[block], batch, direction[block])
+            out[block] = require(task, HasHessianProduct).hessian_product(v[block], batch, direction[block])
     return out
 
 
@@ -222,7 +223,7 @@ def solve_envelope_path(
     v = torch.zeros(len(rows), task.dim, dtype=task.dtype)
     for scale in scales:
         if np.isinf(scale) and isinstance(task, NonsmoothScoreTask) and not isinstance(task, PhaseRetrieval):  # convex
-            w = task.prox(torch.zeros_like(w), ridge[None], rows.pooled(p.to(task.dtype)))[0]
+            w = require(task, HasProx).prox(torch.zeros_like(w), ridge[None], rows.pooled(p.to(task.dtype)))[0]
             yield scale, w, w.expand_as(v)
             continue
         lam = (min(scale, stiffest) * tight).to(task.dtype)
@@ -232,7 +233,7 @@ def solve_envelope_path(
             total, slope = 0.5 * float(ridge @ at**2), ridge * at
             for block, batch in batches:
                 share, stiff = p[block].to(task.dtype), lam[block][:, None]
-                v[block] = task.prox(at, stiff, batch, v[block])
+                v[block] = require(task, HasProx).prox(at, stiff, batch, v[block])
                 gap = at - v[block]
                 total += float(share @ (task.loss(v[block], batch) + 0.5 * (stiff * gap**2).sum(1)))
                 slope = slope + share @ (stiff * gap)

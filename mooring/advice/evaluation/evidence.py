@@ -28,6 +28,7 @@ from mooring.advice.evaluation.networks import NetworkCheckpoint, network_eviden
 from mooring.advice.evaluation.row_access import RowAccess, UsableRows
 from mooring.advice.evaluation.setting_choice import Choice
 from mooring.core.errors import RequestError
+from mooring.core.task import HasProx
 from mooring.data.clients import PARTS
 from mooring.engines.prepare import Job
 from mooring.engines.progress import OnProgress
@@ -47,7 +48,7 @@ def gather_evidence(
     """The job with the columns that the models use, the choice and the evidence. Test rows take no part."""
     task, clients, training, folds = job.task, job.clients, job.run.training, advice_options(job).folds
     stored = fold_checkpoints.read_folds(directory)
-    if task.prox is None:
+    if not isinstance(task, HasProx):
         parts = {k: NetworkCheckpoint(*part) for k, part in stored.items()}
         count = network_folds(job, folds)
         return job, *network_evidence(
@@ -90,7 +91,7 @@ def apply_shape(job: Job, choice: Choice, evidence: Evidence) -> tuple[Job, Choi
         return job, choice, evidence
     used = {s.columns for s in (*choice.mix, choice.local, choice.global_, *choice.own.values())}
     shape = prune_columns(evidence.shape, used)
-    sets = ColumnSets(replace(job.task, features=evidence.shape.width), evidence.shape)
+    sets = ColumnSets(replace(job.task, features=evidence.shape.width), evidence.shape)  # type: ignore[type-var]
     sets.columns[USED] = used_columns(evidence.shape, shape)
     models = ModelTriple(*(sets.extract(USED, part) for part in evidence.models))
     evidence = evidence._replace(models=models, shape=shape)

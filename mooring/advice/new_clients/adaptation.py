@@ -22,13 +22,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mooring.algorithms.apfl import APFL, MixtureSteps, mix_models
+from mooring.algorithms.apfl import APFL, Mixture, mix_models
 from mooring.algorithms.fedavg import FedAvg
 from mooring.algorithms.hyperparameters import auto_eta, train_locally
 from mooring.core.cohort import CohortData, Round
 from mooring.core.errors import RequestError
 from mooring.core.local_work import LocalWork
 from mooring.core.penalty import PerClientPenalty, penalty_rows
+from mooring.core.task import HasProx, HasSolve
 from mooring.estimates.client_statistics import collect_statistics
 
 ADAPTATION_METHODS = ("mixture", "prox", "finetune", "local", "tune")
@@ -85,12 +86,12 @@ def _adapt_client(
         return algorithm.personal_model(server, client).expand(1, -1)
     if how == "mixture":
         mixer = make_local_algorithm(APFL, algorithm, task, data, w)
-        state = MixtureSteps(w, w, torch.full((1,), float(mixer.alpha), dtype=w.dtype))
+        state = Mixture(w, w, torch.full((1,), float(mixer.alpha), dtype=w.dtype))
         for turn in rounds_of_work:
             state = deque(mixer.local_steps(state, task, data, turn, moves_w=False), maxlen=1).pop()
         return mix_models(state.alpha, state.v, w)
     lam = new_client_lam(algorithm.lam, w) if how == "prox" else 0.0
-    if how == "prox" and task.prox is not None:
+    if how == "prox" and isinstance(task, HasProx):
         return task.prox(w, lam, data.train.full(task), w)
     v, tuner = w, make_local_algorithm(FedAvg, algorithm, task, data, w, float(torch.as_tensor(lam).max()))
     for turn in rounds_of_work:
@@ -112,7 +113,7 @@ def make_local_algorithm(kind: Any, algorithm: Any, task: Any, data: CohortData,
     known = [getattr(algorithm, name, "auto") for name in ("personal_eta", "inner_eta", "eta")]
     given = next((eta for eta in known if not isinstance(eta, str)), None)
     safe = auto_eta(task, facts, ready.batch, pull)
-    if given is not None and task.solve is not None:
+    if given is not None and isinstance(task, HasSolve):
         given = min(given, safe)
     return replace(ready, eta=safe if given is None else given)
 

@@ -42,6 +42,7 @@ from mooring.advice.candidates.families import (
 from mooring.advice.evaluation.setting_choice import Choice
 from mooring.core.cohort import Batch, Rows
 from mooring.core.newton import damped_newton
+from mooring.core.task import HasHessian, HasProx, require
 from mooring.runs.directory import StoredMixture
 from mooring.shapes.columns import ShapedColumns
 
@@ -127,7 +128,7 @@ def fit_pulled_models(task: Any, batch: Batch, pull: Tensor, w: Tensor, slack: T
     `pull` is [C], `slack` [d]; None is 1.
     """
     if slack is None:
-        return task.prox(w, pull[:, None], batch, w.expand(len(pull), -1))
+        return require(task, HasProx).prox(w, pull[:, None], batch, w.expand(len(pull), -1))
     s = slack.sqrt().to(task.dtype)
     eye = torch.eye(task.dim, dtype=task.dtype)
 
@@ -138,7 +139,7 @@ def fit_pulled_models(task: Any, batch: Batch, pull: Tensor, w: Tensor, slack: T
         return s * task.grad(w + s * z, batch) + pull[:, None] * z
 
     def step(z: Tensor, g: Tensor) -> Tensor:
-        hessian = s[:, None] * task.hessian(w + s * z, batch) * s + pull[:, None, None] * eye
+        hessian = s[:, None] * require(task, HasHessian).hessian(w + s * z, batch) * s + pull[:, None, None] * eye
         return torch.cholesky_solve(g[..., None], torch.linalg.cholesky_ex(hessian)[0])[..., 0]
 
     return w + s * damped_newton(value, slope, step, torch.zeros(len(pull), task.dim, dtype=task.dtype))

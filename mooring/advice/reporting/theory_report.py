@@ -16,6 +16,7 @@ from mooring.advice.candidates.client_prior import Prior, average_kinds, make_pr
 from mooring.core.client_functions import client_function
 from mooring.core.cohort import Batch
 from mooring.core.errors import RequestError
+from mooring.core.task import HasProx, HasSolve, Task, require
 from mooring.data.clients import Clients
 from mooring.estimates.client_summaries import local_fits, omitted_ridge
 from mooring.estimates.constants import assumption_warnings, estimate_constants, theorem_convexity
@@ -48,9 +49,9 @@ def theory_as_json(report: TheoryReport) -> dict[str, Any]:
     return {("lambda" if name == "lam" else name): part for name, part in report._asdict().items()}
 
 
-def report_theory(task: Any, clients: Clients, weights: Any = "size") -> TheoryReport:
+def report_theory(task: Task, clients: Clients, weights: Any = "size") -> TheoryReport:
     """The theory of one federation, from its training rows."""
-    if task.solve is None or not task.smooth_loss:
+    if not isinstance(task, HasSolve) or not task.smooth_loss:
         raise RequestError(f"task '{task.name}' is not smooth and convex with an exact solver; the theorems need that.")
     estimates = estimate_federation(task, clients.train, clients.weights(weights))
     if estimates is None:
@@ -87,14 +88,14 @@ def report_theory(task: Any, clients: Clients, weights: Any = "size") -> TheoryR
 
 
 @client_function
-def largest_row_loss(task: Any, batch: Batch) -> Tensor:
+def largest_row_loss(task: Task, batch: Batch) -> Tensor:
     """[C]: of a record at its client's own fit, with a small ridge so that the fit exists."""
-    risk = task.row_risk(task.prox(torch.zeros(1, task.dim, dtype=task.dtype), 1e-3, batch), batch)
+    risk = task.row_risk(require(task, HasProx).prox(torch.zeros(1, task.dim, dtype=task.dtype), 1e-3, batch), batch)
     return torch.where(batch.weight > 0, risk.double(), 0.0).amax(1) / task.risk_per_loss
 
 
 def thresholds(
-    task: Any, rms: Estimate, mu: float, noise: float, ell_max: float, n: Tensor, priors: list[Prior], curvature: float
+    task: Task, rms: Estimate, mu: float, noise: float, ell_max: float, n: Tensor, priors: list[Prior], curvature: float
 ) -> dict[str, Any]:
     """Where the theorems change their advice, and on which side the estimate lies."""
     typical = float(n.median())

@@ -30,6 +30,7 @@ from mooring.algorithms.base import build
 from mooring.core.cohort import Round, Rows
 from mooring.core.costs import CostMeter
 from mooring.core.errors import RequestError, WorkError
+from mooring.core.task import HasSolve
 from mooring.data.clients import PARTS
 from mooring.data.column_statistics import ColumnStatistics
 from mooring.data.data_warnings import find_suspicious_values
@@ -165,7 +166,7 @@ def client_table_digest(node: ClientNode) -> str:
 def handle_client_statistics(node: ClientNode, payload: Payload) -> Payload:
     fields, asks = payload.fields, tuple(str(name) for name in payload.fields["asks"])
     if node.federation.secure and (
-        set(asks) - {ALL_RESOLVED} or (node.task.solve is None and ALL_RESOLVED not in asks)
+        set(asks) - {ALL_RESOLVED} or (not isinstance(node.task, HasSolve) and ALL_RESOLVED not in asks)
     ):
         raise RequestError(f"client '{node.name}' sends no {asks}: its run file sets secure = true; give numbers.")
     facts = compute_statistics(node.task, node.data(fields), payload.tensors["w0"], asks)

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from mooring.core.client_functions import CLIENT_FUNCTIONS, ClientFunction, client_function
-from mooring.core.cohort import Batch, Rows, stack_states
+from mooring.core.cohort import Batch, HasSummary, Rows, stack_states
 from mooring.core.errors import RequestError
+from mooring.core.task import require
 from mooring.engines.flower.messages import Payload, rebuild_tree
 from mooring.engines.flower.messenger import ClientFailedError
 from mooring.runs.tensor_files import flatten
@@ -172,7 +173,7 @@ class SecondMoments(NamedTuple):
 @client_function
 def condense_rows(task: Any, batch: Batch) -> SecondMoments:
     """What full passes of a linear task need of the rows."""
-    summary = task.condense(batch)
+    summary = require(task, HasSummary).condense(batch)
     return SecondMoments(summary.values, summary.vectors, summary.moment, summary.square)
 
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from mooring.algorithms.dichotomous import Dichotomous
 from mooring.core.cohort import Round
+from mooring.core.task import HasSolve, require
 from mooring.data.clients import Clients
 from mooring.experiments.alternative._problem import Problem, problem
 from mooring.experiments.base.claims import NEARLY, Claim, every, lower
@@ -32,8 +33,8 @@ def trial(seed: int, task: str, clients: int, per_decade: int, samples: int = 10
 def risks(given: Problem, seed: int) -> dict:
     task, data = given.task, given.clients
     models = {
-        "common": task.solve(data.train.pooled(data.weights()))[0],
-        "alone": task.solve(data.train.full(task)),
+        "common": require(task, HasSolve).solve(data.train.pooled(data.weights()))[0],
+        "alone": require(task, HasSolve).solve(data.train.full(task)),
         "known R": deployed(replace(KNOWN, radius=given.radius), given, seed),
         "full data": deployed(FULL, given, seed),
     }

@@ -3,6 +3,7 @@ beyond it."""
 
 import numpy as np
 
+from mooring.core.task import HasSolve, require
 from mooring.experiments.alternative._problem import DIM, problem
 from mooring.experiments.base.claims import NEARLY, Claim, close, crosses, every, flat, slope
 from mooring.experiments.base.experiment import Experiment, Panel, Preset, grid
@@ -34,8 +35,8 @@ def trial(seed: int, task: str, clients: int, per_decade: int, samples: int = 10
 def risks(seed: int, task: str, clients: int, relative: float, samples: int) -> dict:
     given = problem(seed, task, clients, relative, samples)
     rows, p = given.clients.train, given.clients.weights()
-    n = rows.size.numpy()
-    together, alone = given.task.solve(rows.pooled(p))[0], given.task.solve(rows.full(given.task))
+    n, solve = rows.size.numpy(), require(given.task, HasSolve).solve
+    together, alone = solve(rows.pooled(p))[0], solve(rows.full(given.task))
     lam = lambda_aer(given.radius, given.mu, p.numpy(), n).lam
     # In units of noise/mu the threshold ell_max m/(mu N) of Corollary 3.1 is m/N.
     chosen = together if choose_model(given.radius, 1.0, 1.0, n) == "global" else alone

@@ -2,13 +2,12 @@
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from mooring.algorithms.apfl import APFL, MixtureSteps, mix_models
+from mooring.algorithms.apfl import APFL, Mixture, mix_models
 from mooring.algorithms.fedavg import FedAvg
 from mooring.core.cohort import Round
 from mooring.data.clients import Clients
@@ -20,7 +19,7 @@ from mooring.experiments.base.claims import Claim, every, higher, lower
 from mooring.experiments.base.experiment import Cell, Experiment, Panel, Preset, Table, grid
 from mooring.experiments.base.results import Ref, of
 from mooring.experiments.training_curves import loss_and_accuracy
-from mooring.tasks.fused.linear_numba import is_numba_available
+from mooring.tasks.compiled_steps import compile_steps, is_numba_available
 
 SPREADS = (0.0, 0.5)
 EPOCHS = 5
@@ -47,7 +46,7 @@ def trial(seed: int, spread: float, clients: int, samples: int, rounds: int) -> 
     old, new = part(everyone, torch.arange(clients)), part(everyone, torch.arange(clients, len(everyone)))
     work: dict[str, Any] = {"eta": ETA, "decay": DECAY, "eta_schedule": FADING, "epochs": 1, "batch": BATCH}
     plan = TrainingPlan(rounds, seed=seed, evaluate_every=rounds)
-    task = replace(TASK, kernels="numba") if rounds >= LONG and is_numba_available() else TASK
+    task = compile_steps(TASK) if rounds >= LONG and is_numba_available() else TASK
     server = simulate(FedAvg(**work), task, old, plan, weights="uniform", resolved=True).server
     out: dict = {"epoch": list(range(EPOCHS + 1))}
     for way, fields in WAYS.items():
@@ -59,12 +58,12 @@ def trial(seed: int, spread: float, clients: int, samples: int, rounds: int) -> 
 
 def joining(
     method: APFL, w: torch.Tensor, new: Clients, rounds: int, seed: int, moves_w: bool = False
-) -> Iterator[MixtureSteps]:
+) -> Iterator[Mixture]:
     """The new clients' models at first and after each epoch; w stands still for APFL (Eq. 7), and is what FedAvg
     fine-tunes."""
     count = len(new)
     alpha = torch.tensor(method.alpha, dtype=w.dtype).expand(count)
-    stay = MixtureSteps(w.expand(count, -1), w.expand(count, -1), alpha)
+    stay = Mixture(w.expand(count, -1), w.expand(count, -1), alpha)
     yield stay
     for epoch in range(EPOCHS):
         turn = Round(rounds + 1 + epoch, rounds + EPOCHS, count, count, 1.0, seed)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mooring.algorithms.fedprox_personal import FedProxPersonal
 from mooring.core.newton import damped_newton
-from mooring.core.task import Task
+from mooring.core.task import HasHessian, HasSolve, Task, require
 from mooring.data.clients import Clients
 from mooring.data.generators import SyntheticLogit
 from mooring.engines.loop import TrainingSteps
@@ -63,7 +63,10 @@ def statistical_errors(
     given = problem(seed, spread, clients, samples, ridge)
     data, task, p = given.clients, given.task, given.p
     radius, n = data.truth.r_max, data.train.size.numpy()
-    alone, together = task.solve(data.train.full(task)), task.solve(data.train.pooled(p))[0]
+    alone, together = (
+        require(task, HasSolve).solve(data.train.full(task)),
+        require(task, HasSolve).solve(data.train.pooled(p))[0],
+    )
     lam = {
         **LAMS,
         "adaptive": lambda_one_stage(radius, given.mean, given.smooth, RHO, p.numpy(), n).lam,
@@ -107,7 +110,7 @@ def minimize_jointly(task: Task, lam: float, p: Tensor, rows: Any) -> Minimum:
 
     def direction(z: Tensor, g: Tensor) -> Tensor:
         w, v = parts(z)
-        hessian = task.hessian(v, full)
+        hessian = require(task, HasHessian).hessian(v, full)
         stiff = hessian + lam * torch.eye(d, dtype=z.dtype)
         bend = (p[:, None, None] * lam * torch.linalg.solve(stiff, hessian)).sum(0)
         local = inner(w, v)

@@ -22,7 +22,7 @@ from mooring.data.image_datasets import load_image_dataset
 from mooring.engines.simulate import RoundSnapshot, simulate
 from mooring.engines.training_state import TrainingPlan
 from mooring.experiments.networks import MakeNetwork, cnn, lstm, mlp
-from mooring.experiments.training_curves import to_single_precision
+from mooring.experiments.training_curves import measure_accuracy, to_single_precision
 from mooring.tasks.network import NetworkTask
 
 FEDAVG, FEDPROX = "FedAvg", "FedProx"
@@ -112,7 +112,7 @@ def track(algorithm: Any, task: NetworkTask, clients: Clients, problem: Problem,
 
     def watch(now: RoundSnapshot) -> bool:
         w = now.server.w[None]
-        hits = [float(task.score(w, piece.padded())["accuracy"]) * len(piece.y) for piece in test]
+        hits = [float(measure_accuracy(task, w, piece.padded())) * len(piece.y) for piece in test]
         accuracy.append(sum(hits) / len(clients.test.y))
         return accuracy[-1] >= enough
 

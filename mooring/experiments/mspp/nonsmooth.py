@@ -13,7 +13,7 @@ import torch
 
 from mooring.algorithms.fedmspp import FedMSPP
 from mooring.algorithms.fedprox import FedProx
-from mooring.core.task import Task
+from mooring.core.task import HasProx, Task, require
 from mooring.data.clients import BINARY, REGRESSION, Clients, from_arrays
 from mooring.engines.simulate import RoundSnapshot, simulate
 from mooring.engines.training_state import TrainingPlan
@@ -21,8 +21,7 @@ from mooring.experiments.base.claims import Claim, every, lower, slope
 from mooring.experiments.base.experiment import Cell, Experiment, Panel, Preset, Table, grid
 from mooring.experiments.base.results import of
 from mooring.experiments.mspp import tab1
-from mooring.tasks.absolute import Absolute
-from mooring.tasks.hinge import Hinge
+from mooring.tasks.linear_losses import Absolute, Hinge
 from mooring.tasks.phase_retrieval import PhaseRetrieval
 from mooring.theory.fedprox_shared_rate import moreau_gradient_norm, weakly_convex_bound
 
@@ -71,7 +70,7 @@ def envelope(seed: int, loss: str, method: str, sampled: int, horizons: list[int
         every_ = max(1, rounds // MEASURED)
 
         def note(w: torch.Tensor, squares: list[float] = squares) -> None:
-            near = task.prox(w[None], 1 / rho, pooled)[0]
+            near = require(task, HasProx).prox(w[None], 1 / rho, pooled)[0]
             squares.append(moreau_gradient_norm(w.numpy(), near.numpy(), rho) ** 2)
 
         def watch(now: RoundSnapshot, rounds: int = rounds, every_: int = every_, note: Any = note) -> None:

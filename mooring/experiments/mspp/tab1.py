@@ -20,7 +20,7 @@ from mooring.engines.training_state import TrainingPlan
 from mooring.experiments.base.claims import Claim, every, lower, slope
 from mooring.experiments.base.experiment import Cell, Experiment, Panel, Preset, Table
 from mooring.experiments.base.results import of
-from mooring.tasks.sigmoid import Sigmoid
+from mooring.tasks.linear_losses import Sigmoid
 from mooring.theory.communication import COMPLEXITIES, rounds_order
 from mooring.theory.fedmspp_rate import smooth_bound as fedmspp_bound
 from mooring.theory.fedmspp_rate import step_size as fedmspp_step

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from mooring.core.cohort import Rows
 from mooring.core.sgd_step import constant_step_terms
-from mooring.core.task import Task
+from mooring.core.task import LocalSteps, Task
 
 SQUARE, SIGMOID, SOFTMAX = 0, 1, 2  # what turns scores into residuals
 LINE = 64  # bytes that come from memory at once
@@ -49,11 +49,9 @@ def can_read(task: Task, rows: Rows) -> bool:
     return plain and rows.x.is_contiguous() and rows.y.is_contiguous()
 
 
-def stay(task: Any, link: int, scores: int) -> Any:
-    """A task's `stay`, if it asks for compiled kernels."""
-    if task.kernels != "numba":
-        return None
-    return partial(run_local_steps, link=link, scores=scores, ridge=task.ridge)
+def local_steps(task: Task, rows: Rows, link: int, scores: int = 1) -> LocalSteps | None:
+    """The compiled steps of a task on these rows; None where they do not lie as the kernel reads them."""
+    return partial(run_local_steps, link=link, scores=scores, ridge=task.ridge) if can_read(task, rows) else None
 
 
 def run_local_steps(
