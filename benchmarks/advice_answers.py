@@ -1,8 +1,8 @@
-"""What `mooring advise` prints for five tables, as the page on recommendations shows it.
+"""The output of `mooring advise` for five tables, as the page on recommendations shows it.
 
     python -m benchmarks.advice_answers [--write]
 
-With --write the answers go into docs/advice.md, between its two marks.
+With --write the outputs are written to docs/advice.md, between its two marks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SOURCES = {
 
 
 def print_answer(name: str) -> str:
-    """The terminal's output, in lines of WIDTH."""
+    """Return the terminal's output for one table, in lines of WIDTH characters."""
     title, classic = SOURCES[name]
     source, columns = (name, {}) if classic is None else classic
     advice = advise(source, **columns, threads=1)
@@ -50,14 +50,14 @@ def print_answer(name: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true")
-    asked = parser.parse_args()
-    found = "\n".join(print_answer(name) for name in SOURCES)
-    if asked.write:
+    options = parser.parse_args()
+    answers = "\n".join(print_answer(name) for name in SOURCES)
+    if options.write:
         text = PAGE.read_text()
         part = re.compile(f"{re.escape(BEGIN)}.*{re.escape(END)}", re.S)
-        PAGE.write_text(part.sub(lambda _: f"{BEGIN}\n\n{found}\n{END}", text))
+        PAGE.write_text(part.sub(lambda _: f"{BEGIN}\n\n{answers}\n{END}", text))
     else:
-        print(found)
+        print(answers)
 
 
 if __name__ == "__main__":

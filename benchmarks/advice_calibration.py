@@ -1,17 +1,18 @@
-"""Stated chances and calls, held against rows that were put aside: these are few, too, and err themselves.
+"""Stated probabilities and calls, compared with withheld rows, which are few and have errors of their own.
 
-Advice states of a client's gain a chance c to be above 0 and an interval, read here as a normal law of that chance and
-that width. The judge sees the gain with an error e (`steadied_error`: few rows do not know their own). Then
+Advice states for a client's gain a probability c of being above 0 and an interval, read here as a normal distribution
+with that probability and that width. The withheld rows show the gain with a standard error e (shrunken to the other
+clients' errors, because few rows cannot estimate their own). Then
 
-    promised   false calls if every stated chance is right: the mean of 1 - c, or of c where "worse" is called
-    expected   calls that the judge would deny if every stated chance is right, its error included
-    by noise   the part of these that it would deny although they are right
-    left       what is left of the denied calls with the judge's error taken out: the share below 0 of the law of
-               gains over errors that, with a normal error of 1, makes what the judge saw likeliest (Kiefer and
-               Wolfowitz's estimate, by EM on a grid of normal laws half as wide as the error: points next to 0 would
-               stand on either side of it as they please); its error is that over resampled federations
-    ECE        calibration error of the chances that the judge says "above 0": right chances make it 0, however large
-               the judge's errors are
+  promised   false calls if every stated probability is right: the mean of 1 - c, or of c where "worse" is called
+  expected   calls that the withheld rows would deny if every stated probability is right, their error included
+  by noise   the part of these that they would deny although the calls are right
+  left       share of false calls with the error of the withheld rows removed: the share below 0 of the distribution
+             of gains over errors that, with a normal error of 1, maximizes the likelihood of the observed gains
+             (Kiefer and Wolfowitz's estimate, by EM on a grid of normal distributions half as wide as the error:
+             points next to 0 could lie on either side of it); its error is that over resampled federations
+  ECE        calibration error of the probabilities that the withheld rows show a gain above 0: right probabilities
+             make it 0, however large the errors of the withheld rows are
 """
 
 from __future__ import annotations
@@ -23,22 +24,22 @@ import numpy as np
 from scipy.special import ndtr, ndtri
 
 LEVEL = 0.9  # of the stated intervals
-SURE = 1e-6  # chances are taken to be no nearer to 0 and 1
-POINTS = ndtri((np.arange(200) + 0.5) / 200)  # a normal law
+SURE = 1e-6  # stated probabilities are clipped to [SURE, 1 - SURE]
+POINTS = ndtri((np.arange(200) + 0.5) / 200)  # quantiles of the standard normal distribution
 GRID = np.arange(-8, 20, 0.25)  # gains over errors
 SMOOTH = 0.5
-SEEN = np.arange(-10, 22.05, 0.1)  # what was seen, in steps much finer than the judge's error
+SEEN = np.arange(-10, 22.05, 0.1)  # observed gains over errors, in steps much finer than 1
 STEPS = 300
 RESAMPLES = 50
 
 
 class StatedGains(NamedTuple):
-    """Clients of whom something was told, [k] each."""
+    """What was stated and observed for k clients, [k] each."""
 
-    chance: np.ndarray  # stated, of a gain above 0
+    chance: np.ndarray  # stated probability of a gain above 0
     width: np.ndarray  # of the stated interval
     call: np.ndarray  # 1: called better, -1: worse, 0: no call
-    seen: np.ndarray  # the gain, by the rows aside
+    seen: np.ndarray  # the gain on the withheld rows
     error: np.ndarray  # its standard error
 
 
@@ -46,85 +47,90 @@ def concatenate(parts: Sequence[StatedGains]) -> StatedGains:
     return StatedGains(*(np.concatenate(column) for column in zip(*parts)))
 
 
-def stated_distribution(found: StatedGains) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation of the stated laws."""
-    sd = found.width / (2 * ndtri((1 + LEVEL) / 2))
-    return sd * ndtri(np.clip(found.chance, SURE, 1 - SURE)), sd
+def stated_distribution(stated: StatedGains) -> tuple[np.ndarray, np.ndarray]:
+    """Return mean and standard deviation of the stated distributions."""
+    sd = stated.width / (2 * ndtri((1 + LEVEL) / 2))
+    return sd * ndtri(np.clip(stated.chance, SURE, 1 - SURE)), sd
 
 
-def probability_seen_above(found: StatedGains) -> np.ndarray:
-    """[k]: the chance that the judge says "above 0", if what is stated is right."""
-    mean, sd = stated_distribution(found)
-    return ndtr(mean / np.maximum(np.hypot(sd, found.error), 1e-300))
+def probability_seen_above(stated: StatedGains) -> np.ndarray:
+    """Return [k]: the probability that withheld rows show a gain above 0, if what is stated is right."""
+    mean, sd = stated_distribution(stated)
+    return ndtr(mean / np.maximum(np.hypot(sd, stated.error), 1e-300))
 
 
-def probability_denied_if_right(found: StatedGains) -> np.ndarray:
-    """[k]: the chance that the judge says the opposite of a call that is right."""
-    mean, sd = stated_distribution(found)
-    gain = found.call[:, None] * mean[:, None] + sd[:, None] * POINTS
-    return np.where(gain > 0, ndtr(-gain / np.maximum(found.error[:, None], 1e-300)), 0.0).mean(1)
+def probability_denied_if_right(stated: StatedGains) -> np.ndarray:
+    """Return [k]: the probability that withheld rows show the opposite of a call that is right."""
+    mean, sd = stated_distribution(stated)
+    gain = stated.call[:, None] * mean[:, None] + sd[:, None] * POINTS
+    return np.where(gain > 0, ndtr(-gain / np.maximum(stated.error[:, None], 1e-300)), 0.0).mean(1)
 
 
 def share_below(z: np.ndarray) -> float:
-    """The share of true gains below 0, from gains over errors [k] that were seen with errors of 1."""
+    """Return the share of true gains below 0, from observed gains over errors [k], which have errors of 1."""
     count, _ = np.histogram(np.clip(z, SEEN[0], SEEN[-1]), SEEN)
-    kept = count > 0
-    middle = (SEEN[:-1] + SEEN[1:])[kept] / 2
-    likely = np.exp(-0.5 * (middle[:, None] - GRID) ** 2 / (1 + SMOOTH**2))
-    law = np.full(len(GRID), 1 / len(GRID))
+    is_filled = count > 0
+    middle = (SEEN[:-1] + SEEN[1:])[is_filled] / 2
+    likelihood = np.exp(-0.5 * (middle[:, None] - GRID) ** 2 / (1 + SMOOTH**2))
+    mass = np.full(len(GRID), 1 / len(GRID))
     for _ in range(STEPS):
-        mine = likely * law
-        law = count[kept] / len(z) @ (mine / mine.sum(1, keepdims=True))
-    return float(law @ ndtr(-GRID / SMOOTH))
+        joint = likelihood * mass
+        mass = count[is_filled] / len(z) @ (joint / joint.sum(1, keepdims=True))
+    return float(mass @ ndtr(-GRID / SMOOTH))
 
 
-def calibration_error(said: np.ndarray, true: np.ndarray, bins: int = 10) -> float:
-    place = np.minimum((said * bins).astype(int), bins - 1)
-    gaps = np.bincount(place, said - true, bins)
-    return float(np.abs(gaps).sum() / len(said))
+def calibration_error(stated: np.ndarray, true: np.ndarray, bins: int = 10) -> float:
+    bin_of = np.minimum((stated * bins).astype(int), bins - 1)
+    gaps = np.bincount(bin_of, stated - true, bins)
+    return float(np.abs(gaps).sum() / len(stated))
 
 
 def describe(parts: Sequence[StatedGains], seed: int = 0) -> str:
-    """What the rows aside say of several federations' calls."""
-    found = concatenate(parts)
-    k = len(found.chance)
+    """Return a line that compares the calls of several federations with withheld rows."""
+    stated = concatenate(parts)
+    k = len(stated.chance)
     if k == 0:
         return "nothing to tell"
-    made = found.call != 0
-    ece = calibration_error(probability_seen_above(found), found.seen > 0)
-    of = f"{made.sum()} calls at {k} clients in {sum(bool((p.call != 0).any()) for p in parts)} of {len(parts)}"
-    if not made.any():
+    is_call = stated.call != 0
+    ece = calibration_error(probability_seen_above(stated), stated.seen > 0)
+    of = f"{is_call.sum()} calls at {k} clients in {sum(bool((p.call != 0).any()) for p in parts)} of {len(parts)}"
+    if not is_call.any():
         return f"{of}; ECE {ece:.3f}"
-    mine = StatedGains(*(column[made] for column in found))
-    z = mine.call * mine.seen / np.maximum(mine.error, 1e-300)
-    above = probability_seen_above(mine)
-    expected = np.where(mine.call > 0, 1 - above, above).mean()
-    promised = np.where(mine.call > 0, 1 - mine.chance, mine.chance).mean()
+    calls = StatedGains(*(column[is_call] for column in stated))
+    z = calls.call * calls.seen / np.maximum(calls.error, 1e-300)
+    above = probability_seen_above(calls)
+    expected = np.where(calls.call > 0, 1 - above, above).mean()
+    promised = np.where(calls.call > 0, 1 - calls.chance, calls.chance).mean()
     raw = f"{(z < 0).sum()} denied ({(z < 0).mean():.1%}), {(z < -2).sum()} by two errors"
-    rest = f"promised {promised:.1%}, expected {expected:.1%}, by noise {probability_denied_if_right(mine).mean():.1%}"
-    return f"{of}, {raw}; {rest}, left {estimate_false_share(parts, seed)}; ECE {ece:.3f}"
+    shares = (
+        f"promised {promised:.1%}, expected {expected:.1%}, by noise {probability_denied_if_right(calls).mean():.1%}"
+    )
+    return f"{of}, {raw}; {shares}, left {estimate_false_share(parts, seed)}; ECE {ece:.3f}"
 
 
 def estimate_false_share(parts: Sequence[StatedGains], seed: int) -> str:
-    """`share_below` of all calls, with its error over resampled federations."""
-    each = [p.call[p.call != 0] * p.seen[p.call != 0] / np.maximum(p.error[p.call != 0], 1e-300) for p in parts]
-    share = share_below(np.concatenate(each))
-    if len(each) < 3:
+    """Return `share_below` of all calls, with its error over resampled federations."""
+    ratios = [p.call[p.call != 0] * p.seen[p.call != 0] / np.maximum(p.error[p.call != 0], 1e-300) for p in parts]
+    share = share_below(np.concatenate(ratios))
+    if len(ratios) < 3:
         return f"{share:.1%}"
     rng = np.random.default_rng(seed)
-    again = [[each[j] for j in rng.integers(len(each), size=len(each))] for _ in range(RESAMPLES)]
-    shares = [share_below(np.concatenate(some)) for some in again if sum(map(len, some))]
+    resamples = [[ratios[j] for j in rng.integers(len(ratios), size=len(ratios))] for _ in range(RESAMPLES)]
+    shares = [share_below(np.concatenate(sample)) for sample in resamples if sum(map(len, sample))]
     return f"{share:.1%} (error {np.std(shares):.1%})"
 
 
 def select_calls(probability: np.ndarray, rate: float = 0.035) -> tuple[np.ndarray, np.ndarray]:
-    """Which clients are called better, and which worse: each at a mean probability of the other sign of `rate`."""
+    """Return the clients called better and those called worse, each at a mean probability of error of `rate`."""
     return admit_calls(1 - probability, rate), admit_calls(probability, rate)
 
 
 def admit_calls(wrong: np.ndarray, rate: float, ahead: float = 0.1) -> np.ndarray:
-    """The largest set of clients whose mean probability of a wrong call, `ahead` calls' worth added, is at most `rate`:
-    a handful of calls among many clients are the extremes, where a model's tails are least to be trusted."""
+    """Return the largest set of clients whose mean probability of a wrong call is at most `rate`.
+
+    `ahead` calls' worth is added to the sum of probabilities: a handful of calls among many clients are the extremes,
+    where a model's tails are least reliable.
+    """
     order = np.argsort(wrong, kind="stable")
     running = (np.cumsum(wrong[order]) + ahead) / np.arange(1, len(wrong) + 1)
     fits = np.flatnonzero(running <= rate)

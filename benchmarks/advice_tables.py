@@ -57,7 +57,7 @@ def advise_table(folder: Path, entry: Entry, split: int | str, shape: str | None
     if split == "time":
         options |= {"time_column": entry["time"], "features": entry["features"]}
         table = table.assign(**{entry["time"]: frame[entry["time"]]})
-    asked = request(
+    advice_request = request(
         table,
         purpose="advise",
         client=entry["client"],
@@ -70,18 +70,18 @@ def advise_table(folder: Path, entry: Entry, split: int | str, shape: str | None
         threads=1,
         **options,
     )
-    job = prepare(asked, table)
+    job = prepare(advice_request, table)
     began = time.process_time()
     advice = run_advice(job)
     seconds = time.process_time() - began
     clients, task = advice.job.clients, advice.job.task
     unit = clients.target_scale**task.unit_power
     models = advice.evidence.models
-    mine = dict(zip(MODEL_KINDS, models.each())) | {"recommended": advice.models.recommended}
+    models_by_name = dict(zip(MODEL_KINDS, models.each())) | {"recommended": advice.models.recommended}
     place = clients.placement[clients.placement["part"] == "test"]
     code = pd.Index(clients.names).get_indexer(place["client"])
     place = place.iloc[np.argsort(code, kind="stable")]
-    out = {name: row_losses(task, w, clients.test, unit).numpy() for name, w in mine.items()}
+    out = {name: row_losses(task, w, clients.test, unit).numpy() for name, w in models_by_name.items()}
     out |= {f"held_{k}": v.numpy() for k, v in advice.evidence.held._asdict().items()}
     out |= {f"own_{k}": v.numpy() for k, v in advice.evidence.own._asdict().items()}
     sizes = {"test_size": clients.test.size.numpy(), "unit": np.array(unit), "seconds": np.array(seconds)}
@@ -93,70 +93,74 @@ def read_result(path: Path) -> dict[str, np.ndarray]:
         return dict(stored)
 
 
-def sums_of(found: dict[str, np.ndarray], which: str) -> LossSums:
-    return LossSums(*(torch.from_numpy(found[f"{which}_{name}"]) for name in LossSums._fields))
+def sums_of(result: dict[str, np.ndarray], prefix: str) -> LossSums:
+    return LossSums(*(torch.from_numpy(result[f"{prefix}_{name}"]) for name in LossSums._fields))
 
 
 class Table:
     """What one table and split shows; averages over splits of a table count as one table."""
 
-    def __init__(self, found: dict[str, np.ndarray], baselines: dict[str, np.ndarray] | None):
-        self.found, self.held, self.own = found, sums_of(found, "held"), sums_of(found, "own")
+    def __init__(self, result: dict[str, np.ndarray], baselines: dict[str, np.ndarray] | None):
+        self.result, self.held, self.own = result, sums_of(result, "held"), sums_of(result, "own")
         self.answer = recommend(self.held, self.own)
-        owner = np.repeat(np.arange(len(found["test_size"])), found["test_size"])
+        owner = np.repeat(np.arange(len(result["test_size"])), result["test_size"])
         rows = np.arange(len(owner))
         kinds = self.answer.recommended
-        losses = np.stack([found[name] for name in MODEL_KINDS])
+        losses = np.stack([result[name] for name in MODEL_KINDS])
         pick = np.array([MODEL_KINDS.index(kind) for kind in kinds])[owner] if len(owner) else np.zeros(0, int)
-        self.loss = {name: found[name] for name in MODEL_KINDS} | {"recommended": losses[pick, rows]}
+        self.loss = {name: result[name] for name in MODEL_KINDS} | {"recommended": losses[pick, rows]}
         self.owner = owner
         self.baselines: dict[str, float] = {}
         if baselines is not None:
             place = pd.Series(np.arange(len(baselines["test_row_index"])), index=baselines["test_row_index"])
-            at = place.reindex(found["row"])
+            at = place.reindex(result["row"])
             if at.notna().all() and len(at):
                 at = at.to_numpy(int)
                 names = [n for n in baselines if n.startswith(("linear.", "trees."))]
                 self.baselines = {n: float(baselines[n][at].mean()) for n in names if np.isfinite(baselines[n]).all()}
 
     def excess(self, model: str, group: str) -> float:
-        """Of a model's mean test loss over that of the best baseline of a group ("" for all), in percent."""
+        """Return the excess of a model's mean test loss over that of the best baseline of a group ("" for all), in
+        percent."""
         rivals = [loss for name, loss in self.baselines.items() if name.startswith(group)]
         return 100 * (self.loss[model].mean() / min(rivals) - 1) if rivals and min(rivals) > 0 else np.nan
 
     def calibration(self, other: str) -> pd.DataFrame:
-        """Per client with test rows: the stated probability that personal is better, what test rows show, n."""
-        found = compare_models(estimate_improvements(self.held, self.own), "personal", other)
-        gap, m = self.loss[other] - self.loss["personal"], len(self.found["test_size"])
+        """Return, per client with test rows, the stated probability that personal is better, the observed gain and
+        n."""
+        gains = compare_models(estimate_improvements(self.held, self.own), "personal", other)
+        gap, m = self.loss[other] - self.loss["personal"], len(self.result["test_size"])
         n = np.bincount(self.owner, minlength=m)
         mean = np.bincount(self.owner, gap, minlength=m) / np.maximum(n, 1)
-        unit = float(self.found["unit"])
+        unit = float(self.result["unit"])
         error = unit * np.sqrt(self.deviation_variance(ALTERNATIVES.index(other)) / np.maximum(n, 1))
-        center, sd = unit * found.mean.numpy(), unit * found.sd.numpy()
+        center, sd = unit * gains.mean.numpy(), unit * gains.sd.numpy()
         frame = pd.DataFrame(
-            {"stated": found.probability.numpy(), "mean": center, "sd": sd, "seen": mean, "error": error, "n": n}
+            {"stated": gains.probability.numpy(), "mean": center, "sd": sd, "seen": mean, "error": error, "n": n}
         )
         frame["expected"] = ndtr(center / np.sqrt(np.maximum(sd**2 + error**2, 1e-300)))
         return frame[(n > 0) & (np.abs(mean) > 1e-12 * np.abs(self.loss["personal"].mean()))]
 
     def deviation_variance(self, k: int) -> np.ndarray:
         """[m]: of a row's difference around its mean, by held-out rows, in units of each client's divergence."""
-        held = self.held
-        n, divergence = held.rows.clamp(min=1), held.divergence[:, k]
-        typical = held.deviation[:, k].sum() / divergence.sum().clamp(min=1e-300)
+        sums = self.held
+        n, divergence = sums.rows.clamp(min=1), sums.divergence[:, k]
+        typical = sums.deviation[:, k].sum() / divergence.sum().clamp(min=1e-300)
         prior = 10 * divergence / n
-        own = (held.deviation[:, k] + prior * typical) / (divergence + prior).clamp(min=1e-300)
-        return (own * divergence / n).numpy()
+        shrunken = (sums.deviation[:, k] + prior * typical) / (divergence + prior).clamp(min=1e-300)
+        return (shrunken * divergence / n).numpy()
 
     def covered(self, other: str) -> tuple[bool, float]:
         """Whether the federation's interval, widened by the test rows' own clustered error, contains what they show."""
-        line, unit = self.answer.personal_line[other], float(self.found["unit"])
+        line, unit = self.answer.personal_line[other], float(self.result["unit"])
         gap = self.loss[other] - self.loss["personal"]
-        m = len(self.found["test_size"])
+        m = len(self.result["test_size"])
         total, n = np.bincount(self.owner, gap, minlength=m), np.bincount(self.owner, minlength=m)
         seen = total.sum() / max(n.sum(), 1)
-        some = n > 0
-        error = np.sqrt(((total - seen * n)[some] ** 2).sum() * some.sum() / max(some.sum() - 1, 1)) / max(n.sum(), 1)
+        has_rows = n > 0
+        error = np.sqrt(((total - seen * n)[has_rows] ** 2).sum() * has_rows.sum() / max(has_rows.sum() - 1, 1)) / max(
+            n.sum(), 1
+        )
         half = unit * (line.high - line.low) / 2
         return abs(seen - unit * line.mean) <= np.hypot(half, 1.96 * error), float(
             half / max(self.loss["personal"].mean(), 1e-300)
@@ -171,13 +175,13 @@ def calibration_error(stated: np.ndarray, seen: np.ndarray, groups: int = GROUPS
 
 
 def show(folder: Path, entries: list[Entry], splits: int, by_time: bool, baselines: Path | None) -> None:
-    for label, wanted in (("random splits", lambda s: s != "time"), ("split by time", lambda s: s == "time")):
+    for label, is_selected in (("random splits", lambda s: s != "time"), ("split by time", lambda s: s == "time")):
         tables: dict[str, list[Table]] = {}
         for entry in entries:
             for split in splits_of(entry, splits, by_time):
                 path = folder / entry["name"] / f"{split}.npz"
                 rival = None if baselines is None else baselines / entry["name"] / f"{split}.npz"
-                if wanted(split) and path.exists():
+                if is_selected(split) and path.exists():
                     stored = read_result(rival) if rival is not None and rival.exists() else None
                     tables.setdefault(entry["name"], []).append(Table(read_result(path), stored))
         if tables:
@@ -188,7 +192,7 @@ def show(folder: Path, entries: list[Entry], splits: int, by_time: bool, baselin
 def describe(tables: dict[str, list[Table]]) -> None:
     rows = []
     for name, parts in tables.items():
-        row: dict[str, Any] = {"table": name, "seconds": np.mean([float(p.found["seconds"]) for p in parts])}
+        row: dict[str, Any] = {"table": name, "seconds": np.mean([float(p.result["seconds"]) for p in parts])}
         for model in ("recommended", "personal"):
             row[f"{model}/linear"] = np.mean([p.excess(model, "linear.") for p in parts])
             row[f"{model}/all"] = np.mean([p.excess(model, "") for p in parts])
@@ -222,17 +226,17 @@ def describe_evidence(tables: list[Table], other: str) -> None:
         f"against {other}: covered {np.mean([hit for hit, _ in covered]):.2f} of {len(covered)}, half-width {half:.1f}%"
     )
     cal = pd.concat([table.calibration(other) for table in tables])
-    for name, mine in (
+    for name, part in (
         ("all clients", cal),
         ("high", cal[cal["stated"] >= 0.95]),
         ("high or moderate", cal[cal["stated"] >= 0.8]),
         *((f"{a} to {b} rows", cal[(4 * cal["n"] >= a) & (4 * cal["n"] <= b)]) for a, b in SIZES),
     ):
-        if len(mine):
-            seen = (mine["seen"] > 0).to_numpy(float)
-            error = calibration_error(mine["expected"].to_numpy(), seen)
-            shares = f"better expected {mine['expected'].mean():.3f}, seen {seen.mean():.3f}"
-            print(f"    {name} ({len(mine)}): {shares}, calibration error {error:.3f}")
+        if len(part):
+            seen = (part["seen"] > 0).to_numpy(float)
+            error = calibration_error(part["expected"].to_numpy(), seen)
+            shares = f"better expected {part['expected'].mean():.3f}, seen {seen.mean():.3f}"
+            print(f"    {name} ({len(part)}): {shares}, calibration error {error:.3f}")
 
 
 def main() -> None:
@@ -248,8 +252,8 @@ def main() -> None:
     parser.add_argument("--show", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    only = [name for name in options.only.split(",") if name]
-    entries = [e for e in list_tables(options.tables, options.part) if not only or e["name"] in only]
+    selected = [name for name in options.only.split(",") if name]
+    entries = [e for e in list_tables(options.tables, options.part) if not selected or e["name"] in selected]
     for entry in [] if options.show else entries:
         for split in splits_of(entry, options.splits, options.by_time):
             path = options.out / entry["name"] / f"{split}.npz"
@@ -259,14 +263,14 @@ def main() -> None:
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
-                    found = advise_table(options.tables, entry, split, options.shape)
+                    result = advise_table(options.tables, entry, split, options.shape)
             except Exception as error:
                 print(f"{entry['name']} {split}: FAILED {type(error).__name__}: {str(error)[:300]}", flush=True)
                 continue
-            np.savez(path.with_suffix(".part.npz"), **found)
+            np.savez(path.with_suffix(".part.npz"), **result)
             path.with_suffix(".part.npz").rename(path)
-            losses = " ".join(f"{name} {found[name].mean():.5g}" for name in (*MODEL_KINDS, "recommended"))
-            print(f"{entry['name']} {split}: {losses}; {float(found['seconds']):.1f} s", flush=True)
+            losses = " ".join(f"{name} {result[name].mean():.5g}" for name in (*MODEL_KINDS, "recommended"))
+            print(f"{entry['name']} {split}: {losses}; {float(result['seconds']):.1f} s", flush=True)
     show(options.out, entries, options.splits, options.by_time, options.baselines)
 
 

@@ -1,14 +1,15 @@
-"""How long a round of a real federation takes, beside a minimal Flower app written by hand that does the same work.
+"""Time of a round of a federation of processes, compared with a minimal hand-written Flower app that does the same
+work.
 
     python -m benchmarks.federation [--clients 3,10,20] [--rounds 5] [--ways embedded,stock,hand] [--evaluate 1]
 
 Processes on this machine, over TLS, with enrolled keys. A round is ten steps of gradient descent on each client's own
-table (100 rows, 5 columns), the weighted mean, and everyone's loss under it. Times are medians of the clock between
-rounds, the first left out, and what all processes computed meanwhile, on average: on a busy machine the clock tells how
-busy it is. Megabytes are those of the server's app and of the largest client, after the second round and after the
-last: the difference over many rounds is what leaks (`--clients 20 --rounds 100 --ways embedded --evaluate 100`).
+table (100 rows, 5 columns), the weighted mean, and all clients' losses under it. Times are medians of the time between
+rounds, without the first, and the mean CPU time of all processes per round: on a busy machine the wall-clock time
+depends on the load. Megabytes are those of the server's app and of the largest client, after the second round and after
+the last: their difference over many rounds is a leak (`--clients 20 --rounds 100 --ways embedded --evaluate 100`).
 
-The app by hand is what Flower's own tutorial does: `FedAvg.start` and a stock node for each client.
+The hand-written app follows Flower's own tutorial: `FedAvg.start` and a stock node for each client.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from mooring.engines.flower.superlink import APP_PYPROJECT
 from mooring.runs.directory import open_run
 
 COLUMNS, ROWS, STEPS, ETA = 5, 100, 10, 0.05
-EVERY = 0.2  # seconds between looks at what processes use
+EVERY = 0.2  # seconds between two measurements of all processes
 
 SERVER = """
 import json, time
@@ -102,31 +103,31 @@ def write_tables(folder: Path, clients: int) -> Path:
     return folder / "tables"
 
 
-class Taken(dict):
-    """What a way took: milliseconds a round by the clock, and computed; megabytes early and late, of the server's app
-    and the largest client."""
+class Cost(dict):
+    """Cost of one setup: milliseconds per round (elapsed and CPU time), and megabytes of the server's app and of the
+    largest client, early and late."""
 
 
-def with_mooring(folder: Path, tables: Path, rounds: int, evaluate: int, embedded: bool, watch: Watch) -> Taken:
+def with_mooring(folder: Path, tables: Path, rounds: int, evaluate: int, embedded: bool, watch: Watch) -> Cost:
     run = folder / "run.toml"
     run.write_text(
         f'[data]\nsource = "{tables}"\ntarget = "y"\n\n[algorithm]\nname = "fedavg"\neta = {ETA}\nsteps = {STEPS}\n\n'
         f"[training]\nrounds = {rounds}\nevaluate_every = {evaluate}\nthreads = 1\nbaselines = false\n"
     )
-    told: list[float] = []
-    used: list[Used] = []
+    round_times: list[float] = []
+    usages: list[Usage] = []
 
-    def tell(what: str, done: int, of: int) -> None:
-        if what == "fedavg":
-            told.append(time.monotonic())
-            used.append(watch.usage())
+    def record_progress(label: str, done: int, total: int) -> None:
+        if label == "fedavg":
+            round_times.append(time.monotonic())
+            usages.append(watch.usage())
 
     files, port, key_folder = sorted(tables.iterdir()), child_process.find_free_port(), folder / "keys"
     keys.init(key_folder, [file.stem for file in files])
     fork = multiprocessing.get_context("fork").Process  # so that Python and its modules are not loaded for each
     clients = [fork(target=client, args=(run, file, folder, port, embedded)) for file in files]
-    for one in clients:
-        one.start()
+    for process in clients:
+        process.start()
     try:
         federation.serve(
             run,
@@ -136,19 +137,21 @@ def with_mooring(folder: Path, tables: Path, rounds: int, evaluate: int, embedde
             clients=len(files),
             persistent=False,
             report=quiet,
-            on_progress=tell,
+            on_progress=record_progress,
         )
-        for one in clients:
-            one.join(60)
+        for process in clients:
+            process.join(60)
     finally:
-        for one in clients:
-            one.kill()
-    seconds = open_run(folder / "out").seconds["rounds"]  # of the server's own clock: `tell` comes in batches
-    return Taken(summary(told, used) | {"ms": 1000 * statistics.median(seconds[1:])})
+        for process in clients:
+            process.kill()
+    seconds = open_run(folder / "out").seconds[
+        "rounds"
+    ]  # by the server's own clock, because progress reports arrive in batches
+    return Cost(summary(round_times, usages) | {"ms": 1000 * statistics.median(seconds[1:])})
 
 
 def client(run: Path, file: Path, folder: Path, port: int, embedded: bool) -> None:
-    """What `mooring join` does."""
+    """Join the run as `mooring join` does."""
     ca, key = folder / "keys" / keys.CA, folder / "keys" / keys.CLIENTS / file.stem
     join.join(
         run, file, folder / file.stem, server=f"127.0.0.1:{port}", ca=ca, key=key, embedded=embedded, report=quiet
@@ -159,27 +162,27 @@ def quiet(sentence: str) -> None:
     pass
 
 
-def by_hand(folder: Path, tables: Path, rounds: int, clients: int, watch: Watch) -> Taken:
+def by_hand(folder: Path, tables: Path, rounds: int, clients: int, watch: Watch) -> Cost:
     names = [file.stem for file in sorted(tables.iterdir())]
     key_folder, port = folder / "keys", child_process.find_free_port()
     keys.init(key_folder, names)
-    told: list[float] = []
-    used: list[Used] = []
+    round_times: list[float] = []
+    usages: list[Usage] = []
     with ExitStack() as stack:
         link = stack.enter_context(superlink.start_superlink(folder, "127.0.0.1", port, key_folder, False))
         control = superlink.control_client(link)
         superlink.synchronize_keys(control, keys.enrolled_keys(key_folder), quiet)
         for name in names:
-            words = [child_process.CHILD_MODULE, "supernode", "--superlink", link.address]
-            words += ["--root-certificates", str(link.ca)]
-            words += ["--node-config", f'data="{tables / name}.csv"', "--host", "127.0.0.1"]
-            words += [
+            command = [child_process.CHILD_MODULE, "supernode", "--superlink", link.address]
+            command += ["--root-certificates", str(link.ca)]
+            command += ["--node-config", f'data="{tables / name}.csv"', "--host", "127.0.0.1"]
+            command += [
                 "--port",
                 str(child_process.find_free_port()),
                 "--auth-supernode-private-key",
                 str(key_folder / "clients" / name),
             ]
-            stack.enter_context(child_process.start_process(words, folder / "homes" / name, folder / f"{name}.log"))
+            stack.enter_context(child_process.start_process(command, folder / "homes" / name, folder / f"{name}.log"))
         progress = folder / "progress.jsonl"
         start(control, {"clients": str(clients), "rounds": str(rounds), "progress": str(progress)})
         with federation.follow_json_lines(progress) as lines:
@@ -187,35 +190,39 @@ def by_hand(folder: Path, tables: Path, rounds: int, clients: int, watch: Watch)
                 for line in lines():
                     if line["kind"] == "done":
                         control.close()
-                        return summary(told, used)
-                    told.append(line["time"])
-                    used.append(watch.usage())
+                        return summary(round_times, usages)
+                    round_times.append(line["time"])
+                    usages.append(watch.usage())
                 time.sleep(0.05)
     raise RuntimeError("the SuperLink has ended")
 
 
 def start(control: Any, config: dict[str, str]) -> None:
-    """The app by hand, as a run."""
-    about = (
+    """Start the hand-written app as a run."""
+    pyproject = (
         APP_PYPROJECT.replace("mooring_app", "hand")
         .replace("mooring-app", "hand")
         .replace('run = ""\n', 'rounds = ""\n')
     )
-    files = {"pyproject.toml": about, "hand/__init__.py": "", "hand/server.py": SERVER, "hand/client.py": CLIENT}
+    files = {"pyproject.toml": pyproject, "hand/__init__.py": "", "hand/server.py": SERVER, "hand/client.py": CLIENT}
     control.start_run(files, config)
 
 
-class Used(NamedTuple):
+class Usage(NamedTuple):
     server: float  # megabytes of the SuperLink and its app
     client: float  # of the largest of all other processes
-    computed: float  # seconds of processor time of all of them, those that have ended included
+    computed: float  # CPU seconds of all of them, including those that have ended
 
 
 class Watch:
-    """What the processes that this one starts use: they come and go, so that a thread looks again and again."""
+    """Resource usage of the processes that this one starts; a thread measures it repeatedly, since processes come and
+    go."""
 
     def __init__(self) -> None:
-        self.mine, self.ticks = {os.getpid()}, dict[tuple[int, int], int]()  # processes by number, and by their start
+        self.process_ids, self.ticks = (
+            {os.getpid()},
+            dict[tuple[int, int], int](),
+        )  # processes by number, and by their start
         self.lock, self.ended = threading.Lock(), threading.Event()
         self.thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -231,41 +238,41 @@ class Watch:
         while not self.ended.wait(EVERY):
             self.usage()
 
-    def usage(self) -> Used:
+    def usage(self) -> Usage:
         server, client = 0.0, 0.0
         with self.lock:
-            for number, words, size, parent, begun, ticks in sorted(all_processes()):
-                if parent in self.mine or number in self.mine:
-                    self.mine.add(number)
+            for number, command, size, parent, started, ticks in sorted(all_processes()):
+                if parent in self.process_ids or number in self.process_ids:
+                    self.process_ids.add(number)
                     if number == os.getpid():
                         continue
-                    self.ticks[number, begun] = ticks
-                    if "superlink" in words or "serverapp" in words:
+                    self.ticks[number, started] = ticks
+                    if "superlink" in command or "serverapp" in command:
                         server += size
                     else:
                         client = max(client, size)
-            return Used(server, client, sum(self.ticks.values()) / os.sysconf("SC_CLK_TCK"))
+            return Usage(server, client, sum(self.ticks.values()) / os.sysconf("SC_CLK_TCK"))
 
 
 def all_processes() -> Iterator[tuple[int, str, float, int, int, int]]:
-    """Number, command, megabytes, parent, time of birth and ticks of processor time of each."""
+    """Yield the id, command, megabytes, parent, start time and ticks of CPU time of each process."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                words = (entry / "cmdline").read_bytes().decode(errors="replace")
+                command = (entry / "cmdline").read_bytes().decode(errors="replace")
                 size = int((entry / "statm").read_text().split()[1]) * 4096 / 1e6
-                known = [int(word) for word in (entry / "stat").read_text().rpartition(")")[2].split()[1:20]]
+                fields = [int(field) for field in (entry / "stat").read_text().rpartition(")")[2].split()[1:20]]
             except (OSError, ValueError, IndexError):
                 continue
-            yield int(entry.name), words, size, known[0], known[18], known[10] + known[11]
+            yield int(entry.name), command, size, fields[0], fields[18], fields[10] + fields[11]
 
 
-def summary(told: list[float], used: list[Used]) -> Taken:
-    gaps = [1000 * (after - before) for before, after in itertools.pairwise(told)]
-    early, late = used[min(1, len(used) - 1)], used[-1]
-    computed = 1000 * (late.computed - used[0].computed) / max(len(used) - 1, 1)
+def summary(round_times: list[float], usages: list[Usage]) -> Cost:
+    gaps = [1000 * (after - before) for before, after in itertools.pairwise(round_times)]
+    early, late = usages[min(1, len(usages) - 1)], usages[-1]
+    computed = 1000 * (late.computed - usages[0].computed) / max(len(usages) - 1, 1)
     memory = {"server": (early.server, late.server), "client": (early.client, late.client)}
-    return Taken(ms=statistics.median(gaps), computed=computed, **memory)
+    return Cost(ms=statistics.median(gaps), computed=computed, **memory)
 
 
 def main() -> None:
@@ -275,28 +282,28 @@ def main() -> None:
     parser.add_argument("--evaluate", type=int, default=1, help="rounds from one evaluation to the next")
     parser.add_argument("--ways", default="embedded,stock,hand")
     parser.add_argument("--json", type=Path)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     out = []
-    for clients in map(int, asked.clients.split(",")):
-        for way in asked.ways.split(","):
+    for clients in map(int, options.clients.split(",")):
+        for setup in options.ways.split(","):
             with tempfile.TemporaryDirectory(prefix="federation-") as name, Watch() as watch:
                 folder = Path(name)
                 tables = write_tables(folder, clients)
-                taken = (
-                    by_hand(folder, tables, asked.rounds, clients, watch)
-                    if way == "hand"
-                    else with_mooring(folder, tables, asked.rounds, asked.evaluate, way == "embedded", watch)
+                cost = (
+                    by_hand(folder, tables, options.rounds, clients, watch)
+                    if setup == "hand"
+                    else with_mooring(folder, tables, options.rounds, options.evaluate, setup == "embedded", watch)
                 )
-            out.append({"clients": clients, "way": way, **taken})
-            (a, b), (c, d) = taken["server"], taken["client"]
+            out.append({"clients": clients, "way": setup, **cost})
+            (a, b), (c, d) = cost["server"], cost["client"]
             print(
-                f"{clients:3d} clients  {way:9s} {taken['ms']:8.0f} ms a round, {taken['computed']:8.0f} computed   "
+                f"{clients:3d} clients  {setup:9s} {cost['ms']:8.0f} ms a round, {cost['computed']:8.0f} computed   "
                 f"server {a:.0f} -> {b:.0f} MB   "
                 f"largest client {c:.0f} -> {d:.0f} MB",
                 flush=True,
             )
-    if asked.json:
-        asked.json.write_text(json.dumps(out))
+    if options.json:
+        options.json.write_text(json.dumps(out))
 
 
 if __name__ == "__main__":

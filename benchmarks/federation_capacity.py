@@ -1,10 +1,10 @@
-"""How many clients one server takes: lightweight embedded clients, several in one process, over TLS.
+"""Number of clients that one server can handle: lightweight embedded clients, several in one process, over TLS.
 
     python -m benchmarks.federation_capacity [--clients 3,10,50] [--rounds 6] [--secure]
 
-A round is ten steps of gradient descent on each client's own 20 rows, and everyone's loss under the mean. Printed are
-the median round by the server's clock and the processor time of the server (the SuperLink and its app) for each client
-and round. The clients run on the same machine.
+A round is ten steps of gradient descent on each client's own 20 rows, and all clients' losses under the mean. The
+script prints the median round by the server's clock and the CPU time of the server (the SuperLink and its app) per
+client and round. The clients run on the same machine.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROWS, COLUMNS = 20, 5
 CLIENTS_PER_PROCESS = 25
 
 
-def quiet(*words: Any) -> None:
+def quiet(*messages: Any) -> None:
     pass
 
 
@@ -45,7 +45,7 @@ def write_tables(folder: Path, clients: int) -> list[Path]:
 
 
 def join_all(run: Path, files: list[Path], folder: Path, port: int) -> None:
-    """Several clients in the threads of one process."""
+    """Join as several clients, one thread each, in this process."""
 
     def join_client(file: Path) -> None:
         join.join(
@@ -69,18 +69,18 @@ def join_all(run: Path, files: list[Path], folder: Path, port: int) -> None:
 
 
 def server_seconds(folder: Path) -> float:
-    """Processor time of the SuperLink and its app."""
+    """Return the CPU time of the SuperLink and its app."""
     total = 0
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                words = (entry / "cmdline").read_bytes()
-                known = (entry / "stat").read_text().rpartition(")")[2].split()
-                about = (entry / "environ").read_bytes()
+                command = (entry / "cmdline").read_bytes()
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                environment = (entry / "environ").read_bytes()
             except OSError:
                 continue
-            if str(folder).encode() in words + about and (b"superlink" in words or b"serverapp" in words):
-                total += int(known[11]) + int(known[12])
+            if str(folder).encode() in command + environment and (b"superlink" in command or b"serverapp" in command):
+                total += int(fields[11]) + int(fields[12])
     return total / os.sysconf("SC_CLK_TCK")
 
 
@@ -99,31 +99,31 @@ def measure(clients: int, rounds: int, secure: bool) -> dict[str, Any]:
         port, ticks = child_process.find_free_port(), list[tuple[int, float, float]]()
         context = multiprocessing.get_context("spawn")
         groups = [files[k : k + CLIENTS_PER_PROCESS] for k in range(0, clients, CLIENTS_PER_PROCESS)]
-        started = [context.Process(target=join_all, args=(run, group, folder, port), daemon=True) for group in groups]
-        for one in started:
-            one.start()
+        processes = [context.Process(target=join_all, args=(run, group, folder, port), daemon=True) for group in groups]
+        for process in processes:
+            process.start()
 
-        def tell(what: str, done: int, total: int) -> None:
+        def record_progress(label: str, done: int, total: int) -> None:
             ticks.append((done, time.monotonic(), server_seconds(folder)))
 
-        begun = time.monotonic()
+        begin = time.monotonic()
         out = folder / "out"
         federation.serve(
-            run, out, key_folder=folder / "keys", port=port, clients=clients, report=quiet, on_progress=tell
+            run, out, key_folder=folder / "keys", port=port, clients=clients, report=quiet, on_progress=record_progress
         )
         seconds = json.loads((out / "seconds.json").read_text())["rounds"]
         first, last = ticks[0], ticks[-1]
         cpu = (last[2] - first[2]) / max(last[0] - first[0], 1) / clients
-        for one in started:
-            one.join(60)
-            one.kill()
-        found = open_run(out).rounds
-        assert (found["accepted"] == clients).all()
+        for process in processes:
+            process.join(60)
+            process.kill()
+        rounds_table = open_run(out).rounds
+        assert (rounds_table["accepted"] == clients).all()
         return {
             "clients": clients,
             "round_seconds": statistics.median(seconds[1:]),
             "server_cpu_ms_per_client_round": 1000 * cpu,
-            "until_first_round": first[1] - begun,
+            "until_first_round": first[1] - begin,
         }
 
 
@@ -132,13 +132,13 @@ def main() -> None:
     parser.add_argument("--clients", default="3,10,50")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--secure", action="store_true")
-    asked = parser.parse_args()
-    for clients in map(int, asked.clients.split(",")):
-        found = measure(clients, asked.rounds, asked.secure)
+    options = parser.parse_args()
+    for clients in map(int, options.clients.split(",")):
+        result = measure(clients, options.rounds, options.secure)
         print(
-            f"{clients:4d} clients: {found['round_seconds']:.3f} s a round, "
-            f"{found['server_cpu_ms_per_client_round']:.1f} ms of the server's processor per client and round, "
-            f"{found['until_first_round']:.1f} s to the first round",
+            f"{clients:4d} clients: {result['round_seconds']:.3f} s a round, "
+            f"{result['server_cpu_ms_per_client_round']:.1f} ms of the server's processor per client and round, "
+            f"{result['until_first_round']:.1f} s to the first round",
             flush=True,
         )
 

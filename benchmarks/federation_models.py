@@ -1,11 +1,11 @@
-"""Every algorithm over real processes and TLS, beside the simulator: how far the models are apart.
+"""Every algorithm over processes and TLS, compared with the simulator: the difference of the models.
 
     python -m benchmarks.federation_models [--clients 3] [--rounds 3] [--only apfl,ditto,parkinsons]
 
-Each algorithm that is not pooled runs a federation on this machine (`mooring serve`, a `mooring join --embedded` for
-each client); the largest difference of the common model, and of any client's own, is told as a share of the largest
-entry. Then advice on a regression table (`parkinsons`) and on one of two classes (`heart`): beside the differences, how
-many verdicts are the same. Commands are forked, so that Python and its modules are not loaded for each.
+Each algorithm that is not pooled runs a federation on this machine (`mooring serve`, one `mooring join --embedded` per
+client); the largest difference of the global model, and of any client's personal one, is printed relative to the
+largest entry. Then advice on a regression table (`parkinsons`) and on one of two classes (`heart`): the differences,
+and how many recommendations are equal. Commands are forked, so that Python and its modules are not loaded for each.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from tests.engines.test_flower import write_clients
 
 
 def settings_of(name: str) -> dict[str, object]:
-    """Settings with which an algorithm's tests run a linear task."""
-    return dict(next(fields for other, fields, problems in CASES if other == name and "linear" in problems))
+    """Return the hyperparameters with which an algorithm's tests run a linear task."""
+    return dict(next(fields for algorithm, fields, problems in CASES if algorithm == name and "linear" in problems))
 
 
-def run_to_its_end(folder: Path, path: Path, tables: Path) -> Path:
-    """The run directory of a federation of processes."""
-    with Federation(folder, path, tables) as here:
-        for who in ("server", *here.names):
-            wait_until(lambda who=who: here.alive[who].poll() is not None, 3 * LONG)
-            if here.alive[who].poll():
-                raise RuntimeError(f"{who} failed: {here.said(who)[-500:]}")
-        return here.out
+def run_federation(folder: Path, path: Path, tables: Path) -> Path:
+    """Run a federation of processes to its end and return its run directory."""
+    with Federation(folder, path, tables) as federation:
+        for process in ("server", *federation.names):
+            wait_until(lambda process=process: federation.alive[process].poll() is not None, 3 * LONG)
+            if federation.alive[process].poll():
+                raise RuntimeError(f"{process} failed: {federation.said(process)[-500:]}")
+        return federation.out
 
 
-def fitted(name: str, folder: Path, clients: int, rounds: int) -> tuple[float, float, str]:
-    """The differences of the common and of the personal models."""
+def compare_fit(name: str, folder: Path, clients: int, rounds: int) -> tuple[float, float, str]:
+    """Return the differences of the global and of the personal models."""
     tables = write_clients(folder / "clients", clients=clients)
     run = {
         "data": {"source": str(tables), "target": "y"},
@@ -56,21 +56,29 @@ def fitted(name: str, folder: Path, clients: int, rounds: int) -> tuple[float, f
         "training": {"rounds": rounds, "threads": 1},
     }
     (folder / "run.toml").write_text(tomli_w.dumps(run))
-    return *compare(folder, run_to_its_end(folder, folder / "run.toml", tables)), ""
+    return *compare(folder, run_federation(folder, folder / "run.toml", tables)), ""
 
 
-def advised(name: str, folder: Path) -> tuple[float, float, str]:
-    """The differences of the common model and of those that clients are told to deploy, and of the verdicts."""
+def compare_advice(name: str, folder: Path) -> tuple[float, float, str]:
+    """Return the differences of the global and of the recommended models, and the number of equal recommendations."""
     path = write_case(name, folder)
-    out = run_to_its_end(folder, path, folder / "clients")
-    here, there, digest = advise(path), open_run(out), run_digest(read_federation_request(path))
-    rows = {row["client"]: row for row in there.advice["clients"]}
-    same = sum(all(rows[row["client"]][word] == row[word] for word in WORDS) for _, row in here.clients.iterrows())
-    folders = (server_folder(out) / "clients" / client / digest / RESULT_DIR for client in here.clients["client"])
-    own = (open_run(folder).models.personal[0] for folder in folders)
-    personal = max(difference(one, right) for one, right in zip(own, here.models.deployed))
-    common = difference(there.models.common, here.models.common)
-    return common, personal, f"{same} of {len(rows)} verdicts, headline {there.advice['headline'] == here.headline}"
+    out = run_federation(folder, path, folder / "clients")
+    simulated, federated, digest = advise(path), open_run(out), run_digest(read_federation_request(path))
+    rows = {row["client"]: row for row in federated.advice["clients"]}
+    equal_count = sum(
+        all(rows[row["client"]][column] == row[column] for column in WORDS) for _, row in simulated.clients.iterrows()
+    )
+    folders = (server_folder(out) / "clients" / client / digest / RESULT_DIR for client in simulated.clients["client"])
+    personal_models = (open_run(folder).models.personal[0] for folder in folders)
+    personal = max(
+        difference(model, expected) for model, expected in zip(personal_models, simulated.models.recommended)
+    )
+    common = difference(federated.models.common, simulated.models.global_)
+    return (
+        common,
+        personal,
+        f"{equal_count} of {len(rows)} verdicts, headline {federated.advice['headline'] == simulated.headline}",
+    )
 
 
 def main() -> None:
@@ -78,16 +86,20 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only")
-    asked = parser.parse_args()
-    every = [*(name for name in algorithm_names() if not find(name).pooled), *TABLES]
+    options = parser.parse_args()
+    names = [*(name for name in algorithm_names() if not find(name).pooled), *TABLES]
     print("| | common model | personal models | the same | seconds |\n|---|---|---|---|---|", flush=True)
-    for name in asked.only.split(",") if asked.only else every:
-        begun = time.monotonic()
+    for name in options.only.split(",") if options.only else names:
+        begin = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="federation-") as place:
             folder = Path(place)
-            found = advised(name, folder) if name in TABLES else fitted(name, folder, asked.clients, asked.rounds)
-        common, personal, same = found
-        print(f"| {name} | {common:.1e} | {personal:.1e} | {same} | {time.monotonic() - begun:.0f} |", flush=True)
+            differences = (
+                compare_advice(name, folder)
+                if name in TABLES
+                else compare_fit(name, folder, options.clients, options.rounds)
+            )
+        common, personal, equal_text = differences
+        print(f"| {name} | {common:.1e} | {personal:.1e} | {equal_text} | {time.monotonic() - begin:.0f} |", flush=True)
 
 
 if __name__ == "__main__":

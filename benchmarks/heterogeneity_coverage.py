@@ -1,10 +1,10 @@
-"""Do the intervals for the heterogeneity radius R hold what they promise? Planted clients, many repetitions.
+"""Coverage of the intervals for the heterogeneity radius R: planted clients, many repetitions.
 
     python -m benchmarks.heterogeneity_coverage [--repetitions 400] [--quick] [--task linear|logistic]
 
-Clients have truths around a common model of length 1, scaled so that R is exactly as stated. Targets, in every row:
-the 95 % interval covers R in 90 to 99 % of the repetitions; at R = 0 its lower end is 0 in at least 95 %; the median
-relative error of R is below 15 % where R exceeds the noise level (what plain fits would show at R = 0).
+The clients' true models lie around a global model of length 1, scaled so that R is exactly as stated. Targets, in every
+row: the 95% interval covers R in 90 to 99% of the repetitions; at R = 0 its lower end is 0 in at least 95%; the median
+relative error of R is below 15% where R exceeds the noise level (the estimate of uncorrected fits at R = 0).
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Row(NamedTuple):
 
 
 def planted(cell: Cell, r: float, rng: np.random.Generator) -> tuple[Rows, torch.Tensor]:
-    """Rows and weights of clients whose truths have the radius r in these weights."""
+    """Return rows and weights of clients whose true models have the radius r under these weights."""
     n = np.full(cell.m, cell.n)
     if cell.uneven:
         n = np.minimum(cell.n * rng.pareto(1.2, cell.m) + cell.n, 20 * cell.n).astype(int)
@@ -106,16 +106,24 @@ def measure(cell: Cell, r: float, repetitions: int) -> Row:
         "robust": linear_fits,
         "logistic": fit_logistic,
     }
-    ends = []
+    estimates = []
     for repetition in range(repetitions):
-        key = [repetition, int(1000 * r), *(ord(letter) for letter in cell.task), cell.m, cell.d, cell.n, cell.uneven]
+        key = [
+            repetition,
+            int(1000 * r),
+            *(ord(character) for character in cell.task),
+            cell.m,
+            cell.d,
+            cell.n,
+            cell.uneven,
+        ]
         rows, p = planted(cell, r, np.random.default_rng(key))
         fits = build[cell.task](rows)
         p = resolve_client_weights(p, fits.n)
-        found = estimate_radius(fits, p)
+        radius = estimate_radius(fits, p)
         noise = float((p * (1 - p) * trace(fit_covariance(fits))).sum())
-        ends.append((found.value, found.low, found.high, noise))
-    value, low, high, noise = np.array(ends).T
+        estimates.append((radius.value, radius.low, radius.high, noise))
+    value, low, high, noise = np.array(estimates).T
     return Row(
         float(np.mean((low <= r) & (r <= high))),
         float(np.mean(low > r)),
@@ -127,14 +135,14 @@ def measure(cell: Cell, r: float, repetitions: int) -> Row:
 
 
 def failures(r: float, row: Row) -> list[str]:
-    found = []
+    missed = []
     if not 0.90 <= row.cover <= 0.99:
-        found.append("coverage")
+        missed.append("coverage")
     if r == 0 and row.zero < 0.95:
-        found.append("zero")
+        missed.append("zero")
     if r > row.noise and row.error > 0.15:
-        found.append("error")
-    return found
+        missed.append("error")
+    return missed
 
 
 def main() -> None:

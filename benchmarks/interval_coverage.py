@@ -1,4 +1,4 @@
-"""How often prediction intervals contain the value that was seen, at clients of the run and at new ones.
+"""How often prediction intervals contain the observed value, at clients of the run and at new clients.
 
     python -m benchmarks.interval_coverage [--splits 6] [--level 0.9] [--data-dir DIR] [--tables exam,hsb82,parkinsons]
 
@@ -39,16 +39,16 @@ def read_table(path: Path) -> pd.DataFrame:
 
 
 def measure_coverage(frame: pd.DataFrame, seed: int, level: float) -> tuple[float, float]:
-    """The shares of withheld rows inside their interval, at known and at new clients."""
+    """Return the shares of withheld rows inside their interval, at known and at new clients."""
     rng = np.random.default_rng(seed)
     names = frame["site"].unique()
     is_new = frame["site"].isin(rng.choice(names, max(2, len(names) // 5), replace=False))
     is_withheld = ~is_new & (rng.random(len(frame)) < 0.25)
     train = frame[~is_new & ~is_withheld]
-    known = frame[is_withheld & frame["site"].isin(train["site"].unique())]
+    withheld_known = frame[is_withheld & frame["site"].isin(train["site"].unique())]
     advice = mooring.advise(train, client="site", target="y", theory=False)
     shares = []
-    for part in (known, frame[is_new]):
+    for part in (withheld_known, frame[is_new]):
         predicted = advice.predict(part, interval=level)
         shares.append(float(predicted["y (actual)"].between(predicted["y_low"], predicted["y_high"]).mean()))
     return shares[0], shares[1]
@@ -70,8 +70,8 @@ def main() -> None:
     print(f"{'table':12} {'splits':>6} {'known':>7} {'new':>7}    intervals of {options.level:.0%}")
     for name, make in sources.items():
         shares = [measure_coverage(make(seed), seed, options.level) for seed in range(options.splits)]
-        known, new = np.mean(shares, axis=0)
-        print(f"{name:12} {options.splits:6d} {known:7.1%} {new:7.1%}", flush=True)
+        known_share, new_share = np.mean(shares, axis=0)
+        print(f"{name:12} {options.splits:6d} {known_share:7.1%} {new_share:7.1%}", flush=True)
 
 
 if __name__ == "__main__":

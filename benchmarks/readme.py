@@ -1,9 +1,9 @@
-"""What the README shows: the output of its command and of its Python lines, and the image of the report.
+"""The contents of the README: the output of its command and of its Python lines, and the image of the report.
 
     python -m benchmarks.readme [--write]
 
-With --write the outputs go into README.md between their marks, and the image to docs/images/report.png (which needs
-Chromium).
+With --write the outputs are written to README.md between their marks, and the image to docs/images/report.png (which
+needs Chromium).
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ RUN = Path("runs") / "heart"
 
 
 def terminal_output(folder: Path) -> str:
-    """What the command prints at 80 columns."""
-    words = [sys.executable, "-c", "from mooring.cli import main; main()", *COMMAND[1:], "--quiet"]
+    """Return the output of the command at 80 columns."""
+    command = [sys.executable, "-c", "from mooring.cli import main; main()", *COMMAND[1:], "--quiet"]
     env = os.environ | {"COLUMNS": "80", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, check=True)
-    return "\n".join(line.rstrip() for line in done.stdout.splitlines()).strip()
+    process = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=True)
+    return "\n".join(line.rstrip() for line in process.stdout.splitlines()).strip()
 
 
 def python_output(folder: Path) -> str:
-    """What the README's Python block prints."""
+    """Return the output of the README's Python block."""
     code = re.search(r"```python\n(.*?)```", README.read_text(), re.S)
     assert code is not None
     out, before = io.StringIO(), Path.cwd()
@@ -50,7 +50,7 @@ def python_output(folder: Path) -> str:
 
 
 def draw_image(run: Path) -> None:
-    """The top of the report."""
+    """Write the image of the top of the report."""
     from playwright.sync_api import sync_playwright
 
     from tests.support.browser import launched
@@ -68,11 +68,11 @@ def draw_image(run: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         outputs = {"terminal": terminal_output(folder), "python": python_output(folder)}
-        if not asked.write:
+        if not options.write:
             print("\n\n".join(outputs.values()))
             return
         text = README.read_text()

@@ -1,9 +1,9 @@
-"""Results of the experiments from before their claims were registered, out of the repository's own history.
+"""Results of the experiments from before their claims were registered, read from the repository's history.
 
     python -m benchmarks.reproduction_history docs/reproduction/history.json
 
-Each claim of each record that was ever committed to docs/reproduction up to LAST, with its wording, repeats, data and
-answer then; a record that did not change is told once. The pages show them folded, also what was dropped.
+Each claim of each record that was committed to docs/reproduction up to LAST, with its wording, repeats, data and result
+at that commit; an unchanged record is listed once. The pages show them folded, including dropped claims.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ FOLDER = "docs/reproduction"
 LAST = "44b69c4"  # the last commit before the registration
 
 
-def git(*words: str) -> str:
-    return subprocess.run(["git", *words], capture_output=True, text=True, check=True).stdout
+def git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], capture_output=True, text=True, check=True).stdout
 
 
-def answer(claim: dict[str, Any]) -> str:
-    """Today's word, or that of the records that had two."""
+def read_result(claim: dict[str, Any]) -> str:
+    """Return the claim's result; the oldest records have two values only."""
     return claim["word"] if "word" in claim else "held" if claim["held"] else "not held"
 
 
 def history() -> list[dict[str, Any]]:
-    """All versions of all claims, oldest first."""
-    found: list[dict[str, Any]] = []
+    """Return all versions of all claims, oldest first."""
+    versions: list[dict[str, Any]] = []
     latest: dict[tuple[str, str, str], dict[str, Any]] = {}
     for line in reversed(git("log", "--format=%h %as", LAST, "--", FOLDER).splitlines()):
         commit, date = line.split()
@@ -42,21 +42,21 @@ def history() -> list[dict[str, Any]]:
             record = json.loads(git("show", f"{commit}:{name}"))
             experiment = paper_key(record["experiment"])
             for claim in record["claims"]:
-                said = {
+                version = {
                     "experiment": experiment,
                     "preset": record["preset"],
                     "claim": claim["claim"],
                     "says": claim["says"],
-                    "word": answer(claim),
+                    "word": read_result(claim),
                     "repeats": record["repeats"],
                     "data": record["data"],
                     "decided by": format_key_number(claim["worst"]) if "worst" in claim else "",
                 }
                 key = (experiment, record["preset"], claim["claim"])
-                if latest.get(key) != said:
-                    latest[key] = said
-                    found.append({"commit": commit, "date": date} | said)
-    return found
+                if latest.get(key) != version:
+                    latest[key] = version
+                    versions.append({"commit": commit, "date": date} | version)
+    return versions
 
 
 if __name__ == "__main__":

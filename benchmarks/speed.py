@@ -1,14 +1,14 @@
-"""How fast Mooring is: one table, each row against what a user would run instead, all measured in one run.
+"""Mooring's speed: one table, each row compared with what a user would run instead, all measured in one run.
 
     python -m benchmarks.speed [--repeats 5] [--threads 1] [--rows softmax,mlp,...] [--peers FOLDER] [--write]
 
-Repetitions are interleaved: each does Mooring's work once and then every rival's. Times are medians, of processor time
-(all threads and processes of a rival) and of the clock. Ratios are of processor times, rival over Mooring. "Of the
-limit" is a round's arithmetic over Mooring's processor time, divided by what `torch.matmul` reaches on large matrices
-in the same repetitions. Rivals that train get the same rows, batches, start and steps, and must end at the same loss.
-FOLDER holds environments with `fedjax`, `pfl` and `flower` (`benchmarks/peers/environments.sh` makes them); without
-it, or without one of them, its rows say so. With --write the table goes to docs/performance.md, with a plot beside it.
-Ten minutes on two idle cores. The rows:
+Repetitions are interleaved: each does Mooring's work once and then every rival's. Times are medians, of CPU time (all
+threads and processes of a rival) and of elapsed time. Ratios are of CPU times, rival over Mooring. "Of the limit" is a
+round's arithmetic over Mooring's CPU time, divided by the rate of `torch.matmul` on large matrices in the same
+repetitions. Rivals that train get the same rows, batches, start and steps, and must reach the same loss. FOLDER
+contains environments with `fedjax`, `pfl` and `flower` (made by `benchmarks/peers/environments.sh`); rows of a missing
+environment are marked. With --write the table is written to docs/performance.md, with a plot beside it. The run takes
+ten minutes on two idle cores. The rows:
 
     softmax, mlp, cnn   a round of FedAvg: 100 clients (30 for cnn), 20 steps, batches of 20
     fedprox             the same for one-stage FedProx with 20 local steps, against FedAvg
@@ -58,27 +58,29 @@ def main() -> None:
     parser.add_argument("--peers", type=Path)
     parser.add_argument("--apfl-clients", type=int, default=340)
     parser.add_argument("--write", action="store_true", help="put the table into docs/performance.md")
-    asked = parser.parse_args()
-    unknown = set(asked.rows.split(",")) - set(CONTESTS)
+    options = parser.parse_args()
+    unknown = set(options.rows.split(",")) - set(CONTESTS)
     if unknown:
         sys.exit(f"unknown rows {', '.join(sorted(unknown))}; known: {', '.join(CONTESTS)}.")
-    torch.set_num_threads(asked.threads)
+    torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     rows: list[Row] = []
     begin = time.perf_counter()
-    for name in asked.rows.split(","):
+    for name in options.rows.split(","):
         with ExitStack() as stack:
-            for contest in CONTESTS[name](asked, stack):
-                found = list(measure(contest, asked.repeats))
-                print(*(row.line("") for row in found), sep="\n", file=sys.stderr)  # not lost, whatever comes
-                rows += found
+            for contest in CONTESTS[name](options, stack):
+                measured = list(measure(contest, options.repeats))
+                print(
+                    *(row.line("") for row in measured), sep="\n", file=sys.stderr
+                )  # printed at once, so that a later failure loses nothing
+                rows += measured
         print(f"{time.perf_counter() - begin:4.0f} s: {name} measured", file=sys.stderr, flush=True)
     text = (
-        f"Medians of {asked.repeats} interleaved repetitions, {asked.threads} thread{'s' * (asked.threads > 1)}; "
+        f"Medians of {options.repeats} interleaved repetitions, {options.threads} thread{'s' * (options.threads > 1)}; "
         f"milliseconds of processor time (of the clock).\n\n{table(rows)}"
     )
     print(text)
-    if asked.write:
+    if options.write:
         write(text, rows)
 
 

@@ -1,4 +1,4 @@
-"""Contests of Mooring with what a user would run instead: how their times become rows of a table."""
+"""Contests of Mooring with what a user would run instead, and the rows of the table of their times."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import Any, NamedTuple
 import torch
 
 LARGE = 2000  # the side of the matrices whose product is the limit
-Times = tuple[float, float]  # of the processor, of the clock
+Times = tuple[float, float]  # CPU seconds, elapsed seconds
 
 
 @dataclass
 class Contest:
-    """A row or several: Mooring's work, and each rival's with the ratio that is wanted (None: none was set)."""
+    """One or more rows: Mooring's work, and each rival's with the target ratio (None: no target)."""
 
     name: str
     ours: Callable[[], Times]
     rivals: dict[str, Callable[[], Times]]
-    wanted: dict[str, float | None]
+    targets: dict[str, float | None]
     operations: float = 0.0  # multiplications and additions of Mooring's work
     least_share: float | None = None  # of the limit
-    at_most: bool = False  # whether ratios are wanted below the number: Mooring's own time over the other's
-    warm: bool = False  # whether all of it ran before: else the first repetition does not count
+    at_most: bool = False  # whether targets are upper bounds: Mooring's own time over the rival's
+    warm: bool = False  # whether all of it ran before; otherwise the first repetition does not count
     missing: dict[str, str] = field(default_factory=dict)  # rivals that cannot run, and why
     note: Callable[[], str] = lambda: ""
 
@@ -34,12 +34,12 @@ class Row(NamedTuple):
     """A line of the table."""
 
     work: str
-    mine: Times  # medians, in milliseconds
+    own_times: Times  # medians, in milliseconds
     rival: str
-    theirs: Times | None  # None: it cannot run
+    rival_times: Times | None  # None: it cannot run
     ratios: list[float]
     of_limit: str
-    wanted: float | None
+    target: float | None
     at_most: bool
     remark: str = ""  # instead of a rival's time
 
@@ -48,28 +48,30 @@ class Row(NamedTuple):
         return statistics.median(self.ratios)
 
     @property
-    def held(self) -> bool | None:
-        if self.wanted is None or self.theirs is None:
+    def is_held(self) -> bool | None:
+        if self.target is None or self.rival_times is None:
             return None
-        return self.ratio <= self.wanted if self.at_most else self.ratio >= self.wanted
+        return self.ratio <= self.target if self.at_most else self.ratio >= self.target
 
     def line(self, before: str) -> str:
-        """In Markdown; `before` is the work of the line above, which is not said again."""
-        same = self.work == before
-        mine = "" if same else "{:.0f} ({:.0f})".format(*self.mine)
-        cells = ["" if same else self.work, mine, self.rival]
-        if self.theirs is None:
-            cells += [self.remark, "", "", "" if same else self.of_limit, ""]
+        """Return the row in Markdown; `before` is the work of the line above, which is not repeated."""
+        is_repeated = self.work == before
+        own_text = "" if is_repeated else "{:.0f} ({:.0f})".format(*self.own_times)
+        cells = ["" if is_repeated else self.work, own_text, self.rival]
+        if self.rival_times is None:
+            cells += [self.remark, "", "", "" if is_repeated else self.of_limit, ""]
         else:
-            wanted = ""
-            if self.wanted is not None:
-                wanted = f"{'at most' if self.at_most else 'at least'} {self.wanted:g}: {verdict(bool(self.held))}"
+            target_text = ""
+            if self.target is not None:
+                target_text = (
+                    f"{'at most' if self.at_most else 'at least'} {self.target:g}: {format_verdict(bool(self.is_held))}"
+                )
             cells += [
-                "{:.0f} ({:.0f})".format(*self.theirs),
+                "{:.0f} ({:.0f})".format(*self.rival_times),
                 f"{self.ratio:.2f}",
                 f"{min(self.ratios):.2f}-{max(self.ratios):.2f}",
-                "" if same else self.of_limit,
-                wanted,
+                "" if is_repeated else self.of_limit,
+                target_text,
             ]
         return "| " + " | ".join(cells) + " |"
 
@@ -88,38 +90,38 @@ def timed(work: Callable[[], Any]) -> Times:
 
 
 def medians(times: list[Times]) -> Times:
-    """In milliseconds."""
+    """Return the medians in milliseconds."""
     cpu, wall = (1000 * statistics.median(column) for column in zip(*times))
     return cpu, wall
 
 
 def measure(contest: Contest, repeats: int) -> Iterator[Row]:
-    """The contest's rows."""
+    """Yield the contest's rows."""
     square = torch.randn(LARGE, LARGE)
     limits, ours = [], []
-    theirs: dict[str, list[Times]] = {name: [] for name in contest.rivals}
+    rival_times: dict[str, list[Times]] = {name: [] for name in contest.rivals}
     for repetition in range(contest.warm, repeats + 1):
-        now = contest.ours()
-        found = {name: rival() for name, rival in contest.rivals.items()}
+        own_time = contest.ours()
+        times_by_rival = {name: rival() for name, rival in contest.rivals.items()}
         limit = timed(lambda: square @ square)[0]
         if repetition:  # the first warms up
-            ours.append(now)
+            ours.append(own_time)
             limits.append(limit)
-            for name, times in found.items():
-                theirs[name].append(times)
-    mine = medians(ours)
-    share = contest.operations / (mine[0] / 1000) / (2 * LARGE**3 / statistics.median(limits))
-    told = f"{100 * share:.0f}%" if contest.operations else ""
+            for name, times in times_by_rival.items():
+                rival_times[name].append(times)
+    own_medians = medians(ours)
+    share = contest.operations / (own_medians[0] / 1000) / (2 * LARGE**3 / statistics.median(limits))
+    limit_text = f"{100 * share:.0f}%" if contest.operations else ""
     if contest.least_share is not None:
-        told += f" (at least {100 * contest.least_share:.0f}%: {verdict(share >= contest.least_share)})"
-    for name, times in theirs.items():
+        limit_text += f" (at least {100 * contest.least_share:.0f}%: {format_verdict(share >= contest.least_share)})"
+    for name, times in rival_times.items():
         ratios = [(a[0] / b[0] if contest.at_most else b[0] / a[0]) for a, b in zip(ours, times)]
-        wanted = contest.wanted.get(name)
-        yield Row(contest.name, mine, name, medians(times), ratios, told, wanted, contest.at_most)
+        target = contest.targets.get(name)
+        yield Row(contest.name, own_medians, name, medians(times), ratios, limit_text, target, contest.at_most)
     remarks = contest.missing | ({"": contest.note()} if contest.note() else {})
-    for name, why in remarks.items():
-        yield Row(contest.name, mine, name, None, [], told, None, contest.at_most, why)
+    for name, remark in remarks.items():
+        yield Row(contest.name, own_medians, name, None, [], limit_text, None, contest.at_most, remark)
 
 
-def verdict(good: bool) -> str:
+def format_verdict(good: bool) -> str:
     return "held" if good else "**missed**"

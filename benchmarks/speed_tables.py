@@ -1,4 +1,4 @@
-"""Exact solves, advice, large populations and sweeps against doing the same one after another."""
+"""Exact solves, advice, large populations and sweeps compared with the same work done sequentially."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.peers.protocol import ETA
-from benchmarks.speed_measure import Contest, Times, timed, verdict
+from benchmarks.speed_measure import Contest, Times, format_verdict, timed
 from mooring.advice.candidates.lambda_path import LAMBDA_SCALES, solve_path
 from mooring.advice.folds import row_clients
 from mooring.algorithms.fedavg import FedAvg
@@ -44,14 +44,14 @@ def table_clients(count: int = 1000, rows: int = 50, features: int = 20) -> Clie
 LAM, CLOSE = 0.5, 1e-8
 
 
-def exact(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
+def exact(options: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
     from sklearn.linear_model import Ridge
 
     task = Linear(20, intercept=False)
     algorithm = FedProxPersonal(lam=LAM, inner="exact")
     pulls: list[float] = []
 
-    def moved(moment: Any) -> bool:
+    def has_converged(moment: Any) -> bool:
         pulls.append(float((moment.server.w - (before[0] if before else 0)).abs().max()))
         before[:] = [moment.server.w]
         return pulls[-1] < CLOSE
@@ -62,33 +62,33 @@ def exact(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
         before.clear()
         pulls.clear()
         return simulate(
-            algorithm, task, table_clients_once(), TrainingPlan(rounds=500, evaluate_every=500), watch=moved
+            algorithm, task, table_clients_once(), TrainingPlan(rounds=500, evaluate_every=500), watch=has_converged
         )
 
-    made = table_clients()
+    clients = table_clients()
 
     def table_clients_once() -> Clients:
-        """The same rows without what was computed from them before."""
-        return replace(made, train=replace(made.train, cache={}))
+        """Return the same rows with an empty cache."""
+        return replace(clients, train=replace(clients.train, cache={}))
 
-    found = ours()
-    rounds, gamma, end = len(pulls), float(found.algorithm.gamma), found.outcome.state.server.w
+    result = ours()
+    rounds, gamma, end = len(pulls), float(result.algorithm.gamma), result.outcome.state.server.w
 
     def one_round(w: np.ndarray) -> np.ndarray:
         pull = np.zeros_like(w)
-        for i in range(len(made)):
-            x, y = (part.numpy() for part in made.train.of(i))
+        for i in range(len(clients)):
+            x, y = (part.numpy() for part in clients.train.of(i))
             off = Ridge(alpha=LAM * len(y), fit_intercept=False).fit(x, y - x @ w).coef_
-            pull -= LAM * off / len(made)
+            pull -= LAM * off / len(clients)
         return w - gamma * pull
 
     w = np.zeros(20)
     for _ in range(2):
         w = one_round(w)
-    few = simulate(algorithm, task, made, TrainingPlan(rounds=2, evaluate_every=2)).outcome.state.server.w
-    np.testing.assert_allclose(few.numpy(), w, rtol=1e-6)
+    two_rounds = simulate(algorithm, task, clients, TrainingPlan(rounds=2, evaluate_every=2)).outcome.state.server.w
+    np.testing.assert_allclose(two_rounds.numpy(), w, rtol=1e-6)
 
-    def theirs() -> Times:
+    def time_sklearn() -> Times:
         cpu, wall = timed(lambda: one_round(end.numpy()))
         return rounds * cpu, rounds * wall
 
@@ -96,18 +96,18 @@ def exact(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
     yield Contest(
         name,
         partial(timed, ours),
-        {"scikit-learn, a round times rounds": theirs},
+        {"scikit-learn, a round times rounds": time_sklearn},
         {"scikit-learn, a round times rounds": 50},
         warm=True,
     )
 
 
-def lambdas(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
-    task, made = Linear(20, intercept=False), table_clients()
+def lambdas(options: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
+    task, clients = Linear(20, intercept=False), table_clients()
 
     def solve(count: int) -> None:
-        rows = replace(made.train, cache={})
-        for _ in solve_path(task, rows, made.weights(), LAMBDA_SCALES[:count] if count > 1 else [LAM]):
+        rows = replace(clients.train, cache={})
+        for _ in solve_path(task, rows, clients.weights(), LAMBDA_SCALES[:count] if count > 1 else [LAM]):
             pass
 
     rivals = {"one lambda": partial(timed, partial(solve, 1))}
@@ -115,7 +115,7 @@ def lambdas(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
 
 
 def fit_mixed_model(rows: Rows, test: Rows) -> np.ndarray:
-    """The predictions of statsmodels' MixedLM with a random intercept and random slopes, uncorrelated."""
+    """Return the predictions of statsmodels' MixedLM with a random intercept and random slopes, uncorrelated."""
     from statsmodels.regression.mixed_linear_model import MixedLM, MixedLMParams
 
     def design(part: Rows) -> np.ndarray:
@@ -131,7 +131,7 @@ def fit_mixed_model(rows: Rows, test: Rows) -> np.ndarray:
     return (design(test)[:, columns] * w[row_clients(test).numpy()]).sum(1)
 
 
-def advised(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
+def advised(options: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
     from mooring import advise
     from mooring.advice.folds import concatenate_rows
     from tests.support.tables import EXAM
@@ -139,31 +139,31 @@ def advised(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
     clients = advise(EXAM.path, **EXAM.columns).job.clients
     rows = concatenate_rows(clients.train, clients.validation)
 
-    def theirs() -> Any:
+    def fit_statsmodels() -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # statsmodels warns of every variance at 0
             return fit_mixed_model(rows, clients.test)
 
     ours = partial(timed, partial(advise, EXAM.path, **EXAM.columns))
-    yield Contest("advise exam", ours, {"MixedLM": partial(timed, theirs)}, {"MixedLM": 5}, warm=True)
+    yield Contest("advise exam", ours, {"MixedLM": partial(timed, fit_statsmodels)}, {"MixedLM": 5}, warm=True)
 
 
 def many_clients(count: int, rows: int = 20, features: int = 20) -> Clients:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(count * rows, features, generator=generator)
     y = torch.randint(0, 2, (count * rows,), generator=generator)
-    nothing = torch.zeros(count, dtype=torch.long)
-    none = Rows(x[:0], y[:0], nothing, nothing)
+    zeros = torch.zeros(count, dtype=torch.long)
+    no_rows = Rows(x[:0], y[:0], zeros, zeros)
     train = Rows(x, y, rows * torch.arange(count), torch.full((count,), rows))
-    return Clients(tuple(map(str, range(count))), train, none, none, kind="binary")
+    return Clients(tuple(map(str, range(count))), train, no_rows, no_rows, kind="binary")
 
 
-def population(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
+def population(options: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
     task, algorithm = Logistic(20, dtype=torch.float32), FedAvg(eta=0.1, steps=10, batch=10)
     plan = TrainingPlan(rounds=100, participation=1000, evaluate_every=100)
 
     def rounds_of(clients: Clients) -> Callable[[], Times]:
-        """Rounds of the engine's own loop, without evaluations."""
+        """Return a function that times rounds of the engine's own loop, without evaluations."""
         times: list[Times] = []
         last: list[Times] = []
 
@@ -174,26 +174,28 @@ def population(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]
             last[:] = [now]
             return moment.t >= 12
 
-        def some() -> Times:
+        def time_rounds() -> Times:
             times.clear()
             last.clear()
             simulate(algorithm, task, clients, plan, resolved=True, watch=watch)
             return tuple(statistics.median(column) for column in zip(*times))
 
-        return some
+        return time_rounds
 
     with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")  # what other rows needed is none of the peak
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak, so that other rows' memory does not count
     small, large = many_clients(10_000), many_clients(1_000_000)
-    done: list[str] = []
+    notes: list[str] = []
 
     def note() -> str:
-        if not done:
+        if not notes:
             wall = time.perf_counter()
             simulate(algorithm, task, large, plan, resolved=True)
             took, peak = time.perf_counter() - wall, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-            done.append(f"100 rounds ran in {took:.0f} s; {peak:.1f} GB at most (wanted under 6: {verdict(peak < 6)})")
-        return done[0]
+            notes.append(
+                f"100 rounds ran in {took:.0f} s; {peak:.1f} GB at most (wanted under 6: {format_verdict(peak < 6)})"
+            )
+        return notes[0]
 
     yield Contest(
         "a round of 1,000,000 clients",
@@ -205,7 +207,7 @@ def population(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]
     )
 
 
-def sweeps(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
+def sweeps(options: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
     rng = np.random.default_rng(0)
     xs, ys = rng.normal(size=(30, 50, 20)), rng.integers(0, 5, size=(30, 50))
     parts = [np.where(np.arange(50) < 40, "train", "validation")] * 30
@@ -216,14 +218,14 @@ def sweeps(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
         for lam in np.logspace(-2, 1, 8).tolist()
         for seed in range(5)
     ]
-    lone = [simulate(one.algorithm, task, clients, replace(plan, seed=one.seed)) for one in variants[:7]]
-    for one, found in zip(lone, sweep(variants[:7], task, clients, plan)):
-        torch.testing.assert_close(found.server.w, one.outcome.state.server.w, rtol=1e-4, atol=1e-6)
+    lone = [simulate(variant.algorithm, task, clients, replace(plan, seed=variant.seed)) for variant in variants[:7]]
+    for single, batched in zip(lone, sweep(variants[:7], task, clients, plan)):
+        torch.testing.assert_close(batched.server.w, single.outcome.state.server.w, rtol=1e-4, atol=1e-6)
 
-    def apart() -> None:
-        for one in variants:
-            simulate(one.algorithm, task, clients, replace(plan, seed=one.seed))
+    def run_separately() -> None:
+        for variant in variants:
+            simulate(variant.algorithm, task, clients, replace(plan, seed=variant.seed))
 
     ours = partial(timed, lambda: sweep(variants, task, clients, plan))
-    rivals = {"40 runs": partial(timed, apart)}
+    rivals = {"40 runs": partial(timed, run_separately)}
     yield Contest("sweep of 8 lambdas x 5 seeds", ours, rivals, {"40 runs": 3}, warm=True)

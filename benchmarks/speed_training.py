@@ -1,4 +1,4 @@
-"""Rounds of training against other libraries, with the same batches for everyone."""
+"""Rounds of training, compared with other libraries on the same batches."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ from mooring.tasks.network import NetworkTask
 
 ROWS, SIDE, CLASSES, STEPS = 600, 28, 10, 20
 FEATURES = SIDE**2
-SAME = 5e-3  # of the way: single precision, where rounding may decide a maximum of pooling or the side of a kink
+# relative to the distance moved: in single precision, rounding may decide a maximum of pooling or the side of a kink
+SAME = 5e-3
 
 
 def softmax_net() -> nn.Sequential:
@@ -59,7 +60,8 @@ def some_clients(count: int) -> Clients:
 
 
 class Training:
-    """A round of an algorithm in the simulator, from the same start each time, and what rivals need to do the same."""
+    """A round of an algorithm in the simulator, from the same start each time, and the inputs that rivals need for
+    the same work."""
 
     def __init__(self, task: Any, algorithm: Any, clients: Clients, net: nn.Sequential):
         self.clients, self.algorithm, self.net = clients, algorithm, net
@@ -73,20 +75,20 @@ class Training:
 
     def round(self) -> None:
         self.exchange.begin(self.algorithm, self.start)
-        everyone = torch.arange(len(self.clients))
-        replies = self.exchange.ask(self.server, everyone, self.turn)
+        all_clients = torch.arange(len(self.clients))
+        replies = self.exchange.ask(self.server, all_clients, self.turn)
         mean = average(replies.message, self.exchange.p[replies.who], "mean")
         self.ended = self.algorithm.server_update(self.server, mean, self.turn).w
 
     def places(self) -> Tensor:
-        """[C, S, B]: the rows of every batch of the round."""
+        """Return [C, S, B]: the rows of every batch of the round."""
         data = self.clients.cohort()
         counts = torch.full((len(data),), STEPS)
-        drawn = draw_rows(data, self.turn, batch=BATCH, counts=counts)
-        return torch.from_numpy(np.stack([one.place for one in drawn], 1))
+        batches = draw_rows(data, self.turn, batch=BATCH, counts=counts)
+        return torch.from_numpy(np.stack([batch.place for batch in batches], 1))
 
     def layers(self, w: Tensor) -> list[tuple[np.ndarray, np.ndarray]]:
-        """The perceptron with parameters w, matrices as [in, out]."""
+        """Return the perceptron with parameters w, matrices as [in, out]."""
         if self.linear:
             return [(w[: FEATURES * CLASSES].view(FEATURES, CLASSES).numpy(), w[FEATURES * CLASSES :].numpy())]
         parts = self.task.layers(w[None])
@@ -107,8 +109,9 @@ class Training:
         return loss_of(self.layers(w), self.clients.train.x[at].numpy(), self.clients.train.y[at].numpy())
 
 
-def looped(training: Training, places: Tensor) -> None:
-    """A round as most libraries write it: a copy of the model and an optimiser per client, step, collect, average."""
+def run_loop(training: Training, places: Tensor) -> None:
+    """Run a round as most libraries write it: a copy of the model and an optimiser per client, step, collect,
+    average."""
     results, make = [], {1: softmax_net, 5: deep_net}.get(len(training.net), convolutional_net)
     for i in range(len(training.clients)):
         model = make()
@@ -121,9 +124,9 @@ def looped(training: Training, places: Tensor) -> None:
             optimiser.step()
         results.append([p.detach().clone() for p in model.parameters()])
     mean = [torch.stack(parts).mean(0) for parts in zip(*results)]
-    found = torch.cat([(p.mT if training.linear and p.ndim == 2 else p).reshape(-1) for p in mean])
-    apart, moved = (found - training.ended).norm(), (training.ended - training.start).norm()
-    assert apart <= SAME * moved, f"the loop ends {float(apart / moved):.1e} of the way apart"
+    w_loop = torch.cat([(p.mT if training.linear and p.ndim == 2 else p).reshape(-1) for p in mean])
+    distance, moved = (w_loop - training.ended).norm(), (training.ended - training.start).norm()
+    assert distance <= SAME * moved, f"the loop ends {float(distance / moved):.1e} of the way apart"
 
 
 class Peer:
@@ -132,9 +135,9 @@ class Peer:
     def __init__(self, stack: ExitStack, folder: Path, name: str, work: Path, threads: int, method: str = "fedavg"):
         script = Path(__file__).parent / "peers" / f"with_{name}.py"
         command = [str(folder / name / "bin" / "python"), str(script), str(work), str(threads), method]
-        stack.enter_context(kept := tempfile.TemporaryFile("w+"))  # noqa: SIM115
+        stack.enter_context(errors := tempfile.TemporaryFile("w+"))  # noqa: SIM115
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=kept, text=True, env=limited(threads)
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=limited(threads)
         )
         stack.callback(self.close)
         self.loss: float | None = None
@@ -168,19 +171,19 @@ def limited(threads: int) -> dict[str, str]:
 
 
 def with_peers(
-    contest: Contest, training: Training, stack: ExitStack, asked: argparse.Namespace, names: dict[str, float | None],
+    contest: Contest, training: Training, stack: ExitStack, options: argparse.Namespace, names: dict[str, float | None],
     method: str = "fedavg", same_loss: bool = True,
 ) -> Contest:  # fmt: skip
-    """The contest with every peer that can be started, once it has come to the same loss."""
+    """Return the contest with every peer that can be started and reaches the same loss."""
     work = training.save(Path(stack.enter_context(tempfile.TemporaryDirectory())) / "work.npz")
     training.round()
     expected = training.loss(training.ended)
-    for name, wanted in names.items():
-        if asked.peers is None or not (asked.peers / name).is_dir():
+    for name, target in names.items():
+        if options.peers is None or not (options.peers / name).is_dir():
             contest.missing[name] = "not installed"
             continue
         try:
-            peer = Peer(stack, asked.peers, name, work, asked.threads, method)
+            peer = Peer(stack, options.peers, name, work, options.threads, method)
             peer.round()
         except (OSError, RuntimeError) as problem:
             contest.missing[name] = f"failed: {problem}"
@@ -188,7 +191,7 @@ def with_peers(
         if same_loss and not np.isclose(peer.loss, expected, rtol=1e-4):
             contest.missing[name] = f"another loss: {peer.loss:.5f}, not {expected:.5f}"
             continue
-        contest.rivals[name], contest.wanted[name] = peer.round, wanted
+        contest.rivals[name], contest.targets[name] = peer.round, target
     contest.warm = True
     return contest
 
@@ -201,24 +204,26 @@ CONVOLUTIONS = 4 * 8 * 25 * SIDE**2 + 6 * (16 * 8 * 25 * (SIDE // 2) ** 2 + 16 *
 
 
 def kernels_here() -> tuple[str, ...]:
-    """What local steps can be taken by, the fastest first."""
+    """Return the available kernels of local steps, the fastest first."""
     return ("numba", "torch") if is_numba_available() else ("torch",)
 
 
-def against_loop(name: str, training: Training, wanted: float | None, operations: float, **more: Any) -> Contest:
+def against_loop(
+    name: str, training: Training, target: float | None, operations: float, **contest_options: Any
+) -> Contest:
     places = training.places()
     samples = len(training.clients) * STEPS * BATCH
-    loop_ = partial(timed, partial(looped, training, places))
+    loop_ = partial(timed, partial(run_loop, training, places))
     training.round()
     loop_()
     return Contest(
         name,
         partial(timed, training.round),
         {"loop": loop_},
-        {"loop": wanted},
+        {"loop": target},
         operations * samples,
         warm=True,
-        **more,
+        **contest_options,
     )
 
 
@@ -227,33 +232,33 @@ def softmax_task(kernels: str) -> Task:
     return compile_steps(task) if kernels == "numba" else task
 
 
-def softmax(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
+def softmax(options: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
     clients, net = some_clients(100), softmax_net()
     for kernels in kernels_here():
         task = softmax_task(kernels)
         training = Training(task, FEDAVG, clients, net)
         contest = against_loop(f"softmax 784-10, {kernels}", training, 18 if kernels == "numba" else None, WIDE)
         peers = {"pfl": 14.0, "fedjax": 4.0, "flower": None}
-        yield with_peers(contest, training, stack, asked, peers) if kernels == "numba" else contest
+        yield with_peers(contest, training, stack, options, peers) if kernels == "numba" else contest
 
 
-def mlp(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
+def mlp(options: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
     clients, net = some_clients(100), deep_net()
     for kernels in kernels_here():
         training = Training(NetworkTask(deep_net, kernels=kernels), FEDAVG, clients, net)
         best = kernels == kernels_here()[0]
-        least = 0.5 if best else None
-        contest = against_loop(f"{NETWORK}, {kernels}", training, 4 if best else None, DEEP, least_share=least)
+        min_share = 0.5 if best else None
+        contest = against_loop(f"{NETWORK}, {kernels}", training, 4 if best else None, DEEP, least_share=min_share)
         peers = {"pfl": 3.0, "fedjax": 2.0, "flower": None}
-        yield with_peers(contest, training, stack, asked, peers) if best else contest
+        yield with_peers(contest, training, stack, options, peers) if best else contest
 
 
-def cnn(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
+def cnn(options: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
     training = Training(NetworkTask(convolutional_net), FEDAVG, some_clients(30), convolutional_net())
     yield against_loop("two convolutions", training, 1.2, CONVOLUTIONS)
 
 
-def fedprox(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
+def fedprox(options: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
     inexact = FedProxPersonal(lam=0.1, gamma=1.0, inner="sgd", eta=ETA, steps=STEPS, batch=BATCH)
     clients = some_clients(100)
     kernels = kernels_here()[0]
@@ -262,17 +267,17 @@ def fedprox(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
         NETWORK: (NetworkTask(deep_net, kernels=kernels), deep_net()),
     }
     for name, (task, net) in tasks.items():
-        pulled, plain = (Training(task, algorithm, clients, net) for algorithm in (inexact, FEDAVG))
-        rivals = {"FedAvg": partial(timed, plain.round)}
+        pulled, averaged = (Training(task, algorithm, clients, net) for algorithm in (inexact, FEDAVG))
+        rivals = {"FedAvg": partial(timed, averaged.round)}
         yield Contest(f"FedProx by SGD, {name}", partial(timed, pulled.round), rivals, {"FedAvg": 1.3}, at_most=True)
 
 
-def apfl(asked: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
+def apfl(options: argparse.Namespace, stack: ExitStack) -> Iterator[Contest]:
     algorithm = APFL(alpha=0.5, adapt="step", adapt_on="train", eta=ETA, decay=0.0, steps=STEPS, batch=BATCH)
     task = NetworkTask(deep_net, kernels=kernels_here()[0])
-    training = Training(task, algorithm, some_clients(asked.apfl_clients), deep_net())
-    samples = asked.apfl_clients * STEPS * BATCH
+    training = Training(task, algorithm, some_clients(options.apfl_clients), deep_net())
+    samples = options.apfl_clients * STEPS * BATCH
     contest = Contest(
-        f"APFL, network, {asked.apfl_clients} clients", partial(timed, training.round), {}, {}, 2 * DEEP * samples
+        f"APFL, network, {options.apfl_clients} clients", partial(timed, training.round), {}, {}, 2 * DEEP * samples
     )
-    yield with_peers(contest, training, stack, asked, {"fedjax": 3.0}, "apfl")  # the common model is FedAvg's in both
+    yield with_peers(contest, training, stack, options, {"fedjax": 3.0}, "apfl")  # the global model is FedAvg's in both

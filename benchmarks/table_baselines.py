@@ -36,16 +36,20 @@ def read_losses(out: Path, name: str, split: int | str) -> dict[str, np.ndarray]
 
 
 def fit_baselines(options: argparse.Namespace, entry: Entry, split: int | str) -> str:
-    """Run the baselines of one table and split in their environment; returns "" or the end of what went wrong."""
+    """Run the baselines of one table and split in their environment; return "" or the end of the error output."""
     output = options.out.resolve() / entry["name"] / f"{split}.npz"
     python = options.peers.resolve() / "trees" / "bin" / "python"
     command = [python, "-m", "benchmarks.peers.with_baselines", options.tables.resolve(), entry["name"], split, output]
     command += [options.limit, *filter(None, options.baselines.split(","))]
     threads = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}
-    done = subprocess.run(
-        [str(word) for word in command], cwd=REPOSITORY, env=os.environ | threads, capture_output=True, text=True
+    process = subprocess.run(
+        [str(argument) for argument in command],
+        cwd=REPOSITORY,
+        env=os.environ | threads,
+        capture_output=True,
+        text=True,
     )
-    return done.stderr.strip()[-500:] if done.returncode else ""
+    return process.stderr.strip()[-500:] if process.returncode else ""
 
 
 def describe(out: Path, name: str, split: int | str) -> str:
@@ -71,9 +75,9 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=600, help="seconds for one baseline")
     parser.add_argument("--show", action="store_true", help="print stored results only")
     options = parser.parse_args()
-    only = set(filter(None, options.only.split(",")))
+    selected = set(filter(None, options.only.split(",")))
     for entry in list_tables(options.tables, options.part):
-        if only and entry["name"] not in only:
+        if selected and entry["name"] not in selected:
             continue
         for split in splits_of(entry, options.splits, options.by_time):
             stored = (options.out / entry["name"] / f"{split}.npz").exists()

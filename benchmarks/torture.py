@@ -1,8 +1,8 @@
-"""The promises of docs/reliability.md, tried: `make torture` (half an hour), or `python -m benchmarks.torture T3 T5`.
+"""Tests of the promises of docs/reliability.md: `make torture` (half an hour), or `python -m benchmarks.torture T3 T5`.
 
-One row a promise: attempts, survived, worst case. Kills and disk errors are injected by strace at every call that
-writes, syncs, renames, makes or removes something (`strace -p CHILD -e inject=...`); without strace those two are left
-out, and said to be. `--quick` tries a few of everything.
+One row per promise: attempts, survived, worst case. Kills and disk errors are injected by strace at every call that
+writes, syncs, renames, makes or removes something (`strace -p CHILD -e inject=...`); without strace these two are
+skipped, and the table states it. `--quick` makes a few attempts of each kind.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from mooring.data.clients import from_arrays
 from mooring.data.loading import load
 from mooring.engines import compare as comparing
 from mooring.engines import fit as fitting
+from mooring.engines.callbacks import plan_callbacks
 from mooring.engines.loop import run
 from mooring.engines.privacy import compute_epsilon, draw_normals
 from mooring.engines.reply_checks import check_sizes, check_weights, clip_messages
@@ -55,14 +56,14 @@ from mooring.testing import FINITE, REFUSED, check_federated
 
 CALLS = ("write", "pwrite64", "fsync", "rename", "mkdir", "unlink", "ftruncate")
 ERRORS = ("ENOSPC", "EIO", "EACCES")
-ABOUT: dict[str, Any] = {"client": "who", "target": "y", "threads": 1}
-Tried = tuple[int, int, str]  # attempts, survived, worst case
+COLUMNS: dict[str, Any] = {"client": "who", "target": "y", "threads": 1}
+TrialResult = tuple[int, int, str]  # attempts, survived, worst case
 
 
 class Trial(NamedTuple):
     key: str
     promise: str
-    work: Callable[[Path, bool], Tried]
+    work: Callable[[Path, bool], TrialResult]
 
 
 def table(path: Path, clients: int = 6, rows: int = 20) -> Path:
@@ -76,19 +77,20 @@ def table(path: Path, clients: int = 6, rows: int = 20) -> Path:
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """Of every file that equal runs have alike, of a reproduction's record all but its seconds."""
-    found = (f for f in sorted(folder.rglob("*")) if f.is_file() and f.name not in (SECONDS_FILE, ".mooring.lock"))
-    return {str(f.relative_to(folder)): hashlib.sha256(timeless(f)).hexdigest() for f in found}
+    """Return digests of all files that equal runs share; seconds of a reproduction's record do not count."""
+    files = (f for f in sorted(folder.rglob("*")) if f.is_file() and f.name not in (SECONDS_FILE, ".mooring.lock"))
+    return {str(f.relative_to(folder)): hashlib.sha256(read_without_seconds(f)).hexdigest() for f in files}
 
 
-def timeless(file: Path) -> bytes:
+def read_without_seconds(file: Path) -> bytes:
     if file.suffix != ".json" or "seconds" not in (content := read_json(file)):
         return file.read_bytes()
     return json_bytes({name: value for name, value in content.items() if name != "seconds"})
 
 
-def forked(work: Callable[[], Any]) -> int:
-    """A child that waits to be let go and does the work; it ends with 0, 3 after a sentence, 4 after anything else."""
+def fork_stopped(work: Callable[[], Any]) -> int:
+    """Start a child that waits for SIGCONT, then works; it ends with 0, 3 after a user error, or 4 after any other
+    error."""
     child = os.fork()
     if child == 0:
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -105,12 +107,12 @@ def forked(work: Callable[[], Any]) -> int:
     return child
 
 
-def traced(work: Callable[[], Any], inject: str | None, log: Path) -> int:
-    """The child's end under strace: its code, or minus the signal."""
-    child = forked(work)
-    how = ["-e", f"trace={','.join(CALLS)}", *(["-e", f"inject={inject}"] if inject else [])]
+def run_traced(work: Callable[[], Any], inject: str | None, log: Path) -> int:
+    """Return the child's exit status under strace: its code, or minus the signal."""
+    child = fork_stopped(work)
+    trace_options = ["-e", f"trace={','.join(CALLS)}", *(["-e", f"inject={inject}"] if inject else [])]
     tracer = subprocess.Popen(
-        ["strace", "-f", "-qq", "-o", str(log), *how, "-p", str(child)], stderr=subprocess.DEVNULL
+        ["strace", "-f", "-qq", "-o", str(log), *trace_options, "-p", str(child)], stderr=subprocess.DEVNULL
     )
     while "TracerPid:\t0" in Path(f"/proc/{child}/status").read_text():
         time.sleep(0.005)
@@ -120,43 +122,43 @@ def traced(work: Callable[[], Any], inject: str | None, log: Path) -> int:
     return status
 
 
-def places(work: Callable[[], Any], folder: Path) -> list[tuple[str, int]]:
-    """Every call of one undisturbed run: (its name, its number)."""
+def list_calls(work: Callable[[], Any], folder: Path) -> list[tuple[str, int]]:
+    """Return every traced call of one undisturbed run: (its name, its number)."""
     log = folder / "calls"
-    assert traced(work, None, log) == 0
+    assert run_traced(work, None, log) == 0
     count = Counter(call for line in log.read_text().splitlines() for call in CALLS if f" {call}(" in f" {line}")
     return [(call, k) for call in CALLS for k in range(1, count[call] + 1)]
 
 
 class Job(NamedTuple):
     name: str
-    out: Path  # what it writes: removed before it begins again
+    out: Path  # its output, removed before a restart
     begin: Callable[[], Any]
-    go_on: Callable[[], Any]  # where `out` exists
+    resume: Callable[[], Any]  # where `out` exists
 
 
 def jobs(folder: Path) -> list[Job]:
-    """Trainings, and the commands that write what they have made when it is done."""
+    """Return training commands that can be resumed."""
     rows, out = table(folder / "rows.csv"), folder / "run"
-    how = ABOUT | {"rounds": 5, "checkpoint_every": 1, "out": out}
+    options = COLUMNS | {"rounds": 5, "checkpoint_every": 1, "out": out}
     return [
-        Job("fit", out, lambda: mooring.fit(rows, algorithm="apfl", **how), lambda: fitting.resume_fit(out)),
+        Job("fit", out, lambda: mooring.fit(rows, algorithm="apfl", **options), lambda: fitting.resume_fit(out)),
         Job(
             "compare",
             out,
-            lambda: mooring.compare(rows, ["local", "scaffold"], **how),
+            lambda: mooring.compare(rows, ["local", "scaffold"], **options),
             lambda: comparing.resume_comparison(out),
         ),
     ]
 
 
 def other_jobs(folder: Path) -> list[Job]:
-    """Commands that have nothing to resume: what they write is there whole, or they are given again."""
-    rows, newcomer, before = table(folder / "rows.csv"), folder / "newcomer.csv", folder / "before"
-    pd.read_csv(rows).query("who == 'client 0'").drop(columns="who").to_csv(newcomer, index=False)
+    """Return commands that have nothing to resume: their output is complete, or they are run again."""
+    rows, new_client, before = table(folder / "rows.csv"), folder / "new_client.csv", folder / "before"
+    pd.read_csv(rows).query("who == 'client 0'").drop(columns="who").to_csv(new_client, index=False)
     joined, page, papers = folder / "joined", folder / "page", folder / "papers"
-    how = ABOUT | {"rounds": 3, "checkpoint_every": 1}
-    mooring.fit(rows, algorithm="apfl", out=before, **how)
+    options = COLUMNS | {"rounds": 3, "checkpoint_every": 1}
+    mooring.fit(rows, algorithm="apfl", out=before, **options)
     os.environ[CACHE_DIR_VARIABLE] = str(papers / "trials")
 
     def show() -> None:
@@ -168,83 +170,85 @@ def other_jobs(folder: Path) -> list[Job]:
             draw_record(record, papers)
 
     return [
-        Job("personalize", joined, lambda: mooring.personalize(before, newcomer, out=joined), lambda: open_run(joined)),
+        Job(
+            "personalize", joined, lambda: mooring.personalize(before, new_client, out=joined), lambda: open_run(joined)
+        ),
         Job("report", page, show, show),
         Job("reproduce", papers, reproduce, reproduce),
     ]
 
 
-def undone(job: Job, right: dict[str, str]) -> str:
-    """What is wrong after going on with what is left of a run; nothing if it is the run that was never disturbed."""
+def find_damage(job: Job, right: dict[str, str]) -> str:
+    """Resume an interrupted run and return what differs from an undisturbed one, or ""."""
     try:
-        job.go_on() if job.out.exists() else job.begin()
-        found = digests(job.out)
+        job.resume() if job.out.exists() else job.begin()
+        resumed = digests(job.out)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
-    return "" if found == right else f"other bytes in {[k for k in right if found.get(k) != right[k]][:3]}"
+    return "" if resumed == right else f"other bytes in {[k for k in right if resumed.get(k) != right[k]][:3]}"
 
 
-def some(items: list[Any], quick: bool, few: int = 6) -> list[Any]:
-    return random.Random(0).sample(items, min(few, len(items))) if quick else items
+def select(items: list[Any], quick: bool, count: int = 6) -> list[Any]:
+    return random.Random(0).sample(items, min(count, len(items))) if quick else items
 
 
-def kills(folder: Path, quick: bool) -> Tried:
-    tried, wrong = 0, []
+def kills(folder: Path, quick: bool) -> TrialResult:
+    attempts, wrong = 0, []
     for job in [*jobs(folder), *other_jobs(folder)]:
         job.begin()
         right = digests(job.out)
         shutil.rmtree(job.out)
-        calls = places(job.begin, folder)
+        calls = list_calls(job.begin, folder)
         shutil.rmtree(job.out)
-        first = job.name == "fit"  # every call of it; of the others some
-        for call, k in some(calls, quick or not first, 6 if quick else 40):
-            status = traced(job.begin, f"{call}:signal=KILL:when={k}", folder / "calls")
-            why = undone(job, right) if status == -9 else f"was not killed ({status})"
-            wrong += [f"{job.name}, {call} {k}: {why}"] * bool(why)
-            tried += 1
+        is_fit = job.name == "fit"  # every call is tried; of other jobs, some calls
+        for call, k in select(calls, quick or not is_fit, 6 if quick else 40):
+            status = run_traced(job.begin, f"{call}:signal=KILL:when={k}", folder / "calls")
+            problem = find_damage(job, right) if status == -9 else f"was not killed ({status})"
+            wrong += [f"{job.name}, {call} {k}: {problem}"] * bool(problem)
+            attempts += 1
             shutil.rmtree(job.out, ignore_errors=True)
         begin = time.perf_counter()
         job.begin()
         took = time.perf_counter() - begin
         shutil.rmtree(job.out)
-        for moment in random.Random(1).choices(range(1000), k=4 if quick else 200 if first else 20):
-            child = forked(job.begin)
+        for moment in random.Random(1).choices(range(1000), k=4 if quick else 200 if is_fit else 20):
+            child = fork_stopped(job.begin)
             os.kill(child, signal.SIGCONT)
             time.sleep(took * moment / 900)
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
-            why = undone(job, right)
-            wrong += [f"{job.name}, after {moment / 9:.0f} % of its time: {why}"] * bool(why)
-            tried += 1
+            problem = find_damage(job, right)
+            wrong += [f"{job.name}, after {moment / 9:.0f} % of its time: {problem}"] * bool(problem)
+            attempts += 1
             shutil.rmtree(job.out, ignore_errors=True)
         print(f"T1: {job.name}: {len(calls)} calls", file=sys.stderr, flush=True)
-    return tried, tried - len(wrong), wrong[0] if wrong else "all come to the same bytes"
+    return attempts, attempts - len(wrong), wrong[0] if wrong else "all come to the same bytes"
 
 
-def disk_errors(folder: Path, quick: bool) -> Tried:
+def disk_errors(folder: Path, quick: bool) -> TrialResult:
     job, out = jobs(folder)[0], folder / "run"
     job.begin()
     right = digests(out)
     shutil.rmtree(out)
-    calls = [(call, k, error) for call, k in places(job.begin, folder) for error in ERRORS]
+    calls = [(call, k, error) for call, k in list_calls(job.begin, folder) for error in ERRORS]
     shutil.rmtree(out)
-    wrong, ends = [], Counter()
-    for call, k, error in some(calls, quick):
-        status = traced(job.begin, f"{call}:error={error}:when={k}", folder / "calls")
-        ends[status] += 1
-        what = f"{call} {k} {error}"
+    wrong, status_counts = [], Counter()
+    for call, k, error in select(calls, quick):
+        status = run_traced(job.begin, f"{call}:error={error}:when={k}", folder / "calls")
+        status_counts[status] += 1
+        failed_call = f"{call} {k} {error}"
         if status == 0 and out.exists() and digests(out) != right:
-            wrong.append(f"{what}: a false success")
+            wrong.append(f"{failed_call}: a false success")
         elif status not in (0, 3):
-            wrong.append(f"{what}: ended with {status}")
-        elif why := undone(job, right):
-            wrong.append(f"{what}: {why}")
+            wrong.append(f"{failed_call}: ended with {status}")
+        elif problem := find_damage(job, right):
+            wrong.append(f"{failed_call}: {problem}")
         shutil.rmtree(out, ignore_errors=True)
-    told = f"{ends[3]} told in a sentence, {ends[0]} without harm"
-    return len(some(calls, quick)), len(some(calls, quick)) - len(wrong), wrong[0] if wrong else told
+    outcome = f"{status_counts[3]} told in a sentence, {status_counts[0]} without harm"
+    return len(select(calls, quick)), len(select(calls, quick)) - len(wrong), wrong[0] if wrong else outcome
 
 
-def damage(folder: Path, quick: bool) -> Tried:
+def damage(folder: Path, quick: bool) -> TrialResult:
     job, out = jobs(folder)[0], folder / "run"
     job.begin()
     readers = {".json": read_json, ".parquet": read_parquet, ".safetensors": read_tensors}
@@ -253,8 +257,8 @@ def damage(folder: Path, quick: bool) -> Tried:
     newest = max((out / CHECKPOINT_FOLDER).iterdir())
     for k in range(count):
         file = files[k % len(files)]
-        whole = file.read_bytes()
-        bad = bytearray(whole)
+        original = file.read_bytes()
+        bad = bytearray(original)
         if k % 3:
             bad[rng.randrange(len(bad))] ^= 1 << rng.randrange(8)
         else:
@@ -264,9 +268,9 @@ def damage(folder: Path, quick: bool) -> Tried:
             _ = open_run(out).run if file.name == "run.toml" else readers[file.suffix](file)
             silent.append(f"{file.name} was read")
         except RequestError:
-            if file == newest and (found := read_latest_checkpoint(out)) is not None and found.note is None:
+            if file == newest and (checkpoint := read_latest_checkpoint(out)) is not None and checkpoint.note is None:
                 silent.append(f"{file.name} was passed over without a word")
-        file.write_bytes(whole)
+        file.write_bytes(original)
     return count, count - len(silent), silent[0] if silent else f"all noticed, in {len(files)} files"
 
 
@@ -274,66 +278,66 @@ class Cut(Exception):
     pass
 
 
-def every_cut(folder: Path, quick: bool) -> Tried:
-    rows, tried, wrong, refused = table(folder / "rows.csv"), 0, [], []
-    for name in some(list(algorithm_names()), quick, 3):
-        how = ABOUT | {"algorithm": name, "rounds": 4, "checkpoint_every": 1}
-        how |= {"task": "kernel"} if name.startswith("kernel") else {}
+def every_cut(folder: Path, quick: bool) -> TrialResult:
+    rows, attempts, wrong, refused = table(folder / "rows.csv"), 0, [], []
+    for name in select(list(algorithm_names()), quick, 3):
+        options = COLUMNS | {"algorithm": name, "rounds": 4, "checkpoint_every": 1}
+        options |= {"task": "kernel"} if name.startswith("kernel") else {}
         try:
-            right = mooring.fit(rows, out=folder / "whole", **how)
+            right = mooring.fit(rows, out=folder / "whole", **options)
         except RequestError:
             refused.append(name)
             continue
         for at in range(1, right.summary["last_round"] + 1):
 
-            def stop(what: str, done: int, rounds: int, at: int = at) -> None:
+            def stop(label: str, done: int, rounds: int, at: int = at) -> None:
                 if done == at:
                     raise Cut
 
             try:
-                mooring.fit(rows, out=folder / "cut", progress=stop, **how)
+                mooring.fit(rows, out=folder / "cut", progress=stop, **options)
             except Cut:
                 fitting.resume_fit(folder / "cut")
-            tried += 1
+            attempts += 1
             if digests(folder / "cut") != digests(folder / "whole"):
                 wrong.append(f"{name} cut in round {at}")
             shutil.rmtree(folder / "cut")
         shutil.rmtree(folder / "whole")
-    more = f"; not for this table: {', '.join(refused)}" if refused else ""
-    return tried, tried - len(wrong), (wrong[0] if wrong else "equal bytes in every file") + more
+    refused_text = f"; not for this table: {', '.join(refused)}" if refused else ""
+    return attempts, attempts - len(wrong), (wrong[0] if wrong else "equal bytes in every file") + refused_text
 
 
-def poison(folder: Path, quick: bool) -> Tried:
+def poison(folder: Path, quick: bool) -> TrialResult:
     from tests.engines.test_reply_checks import LIES, federation
 
-    wrong, tried, worst = [], 0, 0.0
+    wrong, attempts, worst = [], 0, 0.0
     for k in [1, 10, 19] if quick else range(1, 20):
-        ready, without, progress = federation(20, alone=range(k, 20))
-        right = run(ready, without, TrainingPlan(rounds=4), progress).state.server.w
+        algorithm, without, progress = federation(20, alone=range(k, 20))
+        right = run(algorithm, without, TrainingPlan(rounds=4), progress).state.server.w
         for lie in LIES:
             if lie == "1e30" and k > 9:
-                continue  # most say so
-            ready, exchange, progress = federation(20, tuple(range(k)), lie)
-            found = run(ready, exchange, TrainingPlan(rounds=4), progress).state
-            off = float(((found.server.w - right).abs() / right.abs().clamp(min=1e-2)).max())
-            worst, tried = max(worst, off), tried + 1
-            if not off <= 1e-12 or sorted(found.offenders) != list(range(k)):
-                wrong.append(f"{k} of 20 send {lie}: off by {off:.2g}, named {sorted(found.offenders)}")
+                continue  # the majority reports it
+            algorithm, exchange, progress = federation(20, tuple(range(k)), lie)
+            state = run(algorithm, exchange, TrainingPlan(rounds=4), progress).state
+            off = float(((state.server.w - right).abs() / right.abs().clamp(min=1e-2)).max())
+            worst, attempts = max(worst, off), attempts + 1
+            if not off <= 1e-12 or sorted(state.offenders) != list(range(k)):
+                wrong.append(f"{k} of 20 send {lie}: off by {off:.2g}, named {sorted(state.offenders)}")
     for lie in LIES:
         if lie == "1e30":
             continue
-        ready, exchange, progress = federation(20, tuple(range(20)), lie)
-        before, tried = progress.server.w.clone(), tried + 1
+        algorithm, exchange, progress = federation(20, tuple(range(20)), lie)
+        before, attempts = progress.server.w.clone(), attempts + 1
         try:
-            run(ready, exchange, TrainingPlan(rounds=4), progress)
+            run(algorithm, exchange, TrainingPlan(rounds=4), progress)
             wrong.append(f"20 of 20 send {lie}: nobody says so")
         except WorkError:
             if not progress.server.w.equal(before):
                 wrong.append(f"20 of 20 send {lie}: the model moved")
-    return tried, tried - len(wrong), wrong[0] if wrong else f"off by {worst:.1g} of the model at most"
+    return attempts, attempts - len(wrong), wrong[0] if wrong else f"off by {worst:.1g} of the model at most"
 
 
-def weights(folder: Path, quick: bool) -> Tried:
+def weights(folder: Path, quick: bool) -> TrialResult:
     wrong = []
     lies = (-1, float("nan"), 1e30, "text", 0)
     for lie in lies:
@@ -348,21 +352,21 @@ def weights(folder: Path, quick: bool) -> Tried:
     return len(lies), len(lies) - len(wrong), wrong[0] if wrong else "four refused by name, 0 rows weigh 0"
 
 
-def liars(folder: Path, quick: bool) -> Tried:
+def liars(folder: Path, quick: bool) -> TrialResult:
     rows = table(folder / "rows.csv", clients=20, rows=60)
     digits: dict[str, Any] = {"partition": {"clients": 20}, "threads": 1, "algorithm": "ditto"}
-    sources = {"table": (rows, ABOUT | {"algorithm": "ditto", "rounds": 20})}
+    sources = {"table": (rows, COLUMNS | {"algorithm": "ditto", "rounds": 20})}
     if not quick:
         sources["digits"] = ("digits", digits | {"rounds": 10})
     shares = (0.2,) if quick else (0.1, 0.2, 0.3, 0.4)
     kinds = ("sign-flip", "little") if quick else ("sign-flip", "scale", "little", "label-flip")
-    tried, wrong, lines = 0, [], []
-    for title, (source, how) in sources.items():
-        honest_run = mooring.fit(source, **how)
+    attempts, wrong, lines = 0, [], []
+    for title, (source, options) in sources.items():
+        honest_run = mooring.fit(source, **options)
         keys = honest_run.job.clients.keys
 
         def score(result: Any, lying: np.ndarray) -> float:
-            """100 R2, or percent of right answers, of honest clients, each one's own model."""
+            """Return 100 R2, or percent of right answers, of the honest clients' personal models."""
             frame = result.clients[~lying]
             return 100 * float(np.average(frame["accuracy" if "accuracy" in frame else "r2"], weights=frame["test"]))
 
@@ -374,65 +378,69 @@ def liars(folder: Path, quick: bool) -> Tried:
                 row = []
                 for average in ("mean", "median", "trimmed:0.4" if share > 0.25 else "trimmed", "clipped"):
                     try:
-                        lost = score(honest_run, lying) - score(
-                            mooring.fit(source, attack=spec, average=average, **how), lying
+                        points_lost = score(honest_run, lying) - score(
+                            mooring.fit(source, attack=spec, average=average, **options), lying
                         )
                     except WorkError:
-                        lost = math.inf
-                    row.append(f"{average} {lost:.1f}")
+                        points_lost = math.inf
+                    row.append(f"{average} {points_lost:.1f}")
                     if average != "mean" and average != "clipped" and share <= 0.2:
-                        tried += 1
-                        wrong += [f"{title}, {spec}, {average}: {lost:.1f} points"] * (not lost <= 2)
+                        attempts += 1
+                        wrong += [f"{title}, {spec}, {average}: {points_lost:.1f} points"] * (not points_lost <= 2)
                 lines.append(f"{title}, {spec}: points lost by honest clients: {', '.join(row)}")
     print("\n".join(lines), file=sys.stderr)
-    return tried, tried - len(wrong), wrong[0] if wrong else "at most 2 points lost up to 20 % liars"
+    return attempts, attempts - len(wrong), wrong[0] if wrong else "at most 2 points lost up to 20 % liars"
 
 
-def odd_clients(folder: Path, quick: bool) -> Tried:
-    tried, wrong, ends = 0, [], Counter()
+def odd_clients(folder: Path, quick: bool) -> TrialResult:
+    attempts, wrong, outcome_counts = 0, [], Counter()
     for k, name in enumerate(algorithm_names()):
         try:
-            found = check_federated(build(name, {}), slice(k % 20, None, 20) if quick else slice(None))
-            ends.update(verdict.outcome for verdict in found)
-            tried += len(found)
+            outcomes = check_federated(build(name, {}), slice(k % 20, None, 20) if quick else slice(None))
+            outcome_counts.update(outcome.outcome for outcome in outcomes)
+            attempts += len(outcomes)
         except AssertionError as error:
             wrong.append(str(error))
-            tried += 1
-    return tried, tried - len(wrong), wrong[0] if wrong else f"{ends[FINITE]} finite, {ends[REFUSED]} refused by name"
+            attempts += 1
+    return (
+        attempts,
+        attempts - len(wrong),
+        wrong[0] if wrong else f"{outcome_counts[FINITE]} finite, {outcome_counts[REFUSED]} refused by name",
+    )
 
 
-def mutated(data: bytes, rng: random.Random) -> bytes:
+def mutate(data: bytes, rng: random.Random) -> bytes:
     bad = bytearray(data)
     for _ in range(rng.randint(1, 8)):
         at = rng.randrange(len(bad)) if bad else 0
-        how = rng.randrange(5)
-        if how == 0:
+        kind = rng.randrange(5)
+        if kind == 0:
             bad[at : at + 1] = bytes([rng.randrange(256)])
-        elif how == 1:
+        elif kind == 1:
             del bad[at : at + rng.randint(1, 40)]
-        elif how == 2:
+        elif kind == 2:
             bad[at:at] = rng.choice(
                 [b"\0", b'"', b",", b"\n", b"\r", b"nan", b"1e999", b"-inf", b"\xff\xfe", b"[[", b"=1"]
             )
-        elif how == 3:
+        elif kind == 3:
             bad[at:at] = bad[: rng.randint(1, 60)]
         else:
             bad = bad[: max(at, 1)]
     return bytes(bad)
 
 
-def mutated_files(folder: Path, quick: bool) -> Tried:
+def mutated_files(folder: Path, quick: bool) -> TrialResult:
     rows = pd.read_csv(table(folder / "rows.csv", 3, 12))
     rows.to_parquet(folder / "rows.parquet")
     np.savez(folder / "rows.npz", X=rows[["a", "b", "c"]], y=rows["y"], groups=rows["who"].str[-1].astype(int))
-    mooring.fit(folder / "rows.csv", algorithm="local", out=folder / "run", **ABOUT)
+    mooring.fit(folder / "rows.csv", algorithm="local", out=folder / "run", **COLUMNS)
     rng, wrong, read, slowest = random.Random(0), [], 0, 0.0
     count = 40 if quick else 1000
     sources = [folder / "rows.csv", folder / "rows.parquet", folder / "rows.npz", folder / "run/run.toml"]
     for k in range(count):
         source = sources[k % len(sources)]
         bad = folder / f"bad{source.suffix}"
-        bad.write_bytes(mutated(source.read_bytes(), rng))
+        bad.write_bytes(mutate(source.read_bytes(), rng))
         begin = time.process_time()
         try:
             if source.suffix == ".toml":
@@ -447,41 +455,37 @@ def mutated_files(folder: Path, quick: bool) -> Tried:
         except Exception as error:
             wrong.append(f"{source.name} {k}: {type(error).__name__}: {str(error)[:80]}")
         slowest = max(slowest, time.process_time() - begin)
-    told = f"{read} read, {count - read} refused in a sentence, the slowest in {slowest:.1f} s"
-    return count, count - len(wrong), wrong[0] if wrong else told
+    outcome = f"{read} read, {count - read} refused in a sentence, the slowest in {slowest:.1f} s"
+    return count, count - len(wrong), wrong[0] if wrong else outcome
 
 
-def growth(folder: Path, quick: bool) -> Tried:
+def growth(folder: Path, quick: bool) -> TrialResult:
     clients, rounds = (1000, 200) if quick else (10_000, 500)
     rng = np.random.default_rng(0)
     xs = [rng.normal(size=(6, 5)) for _ in range(clients)]
     data = from_arrays(xs, [x @ np.ones(5) for x in xs])
-    ready, exchange, server = resolve(build("scaffold", {"eta": 0.05}), Linear(5), data)
-    used: list[float] = []
+    algorithm, exchange, server = resolve(build("scaffold", {"eta": 0.05}), Linear(5), data)
+    megabytes: list[float] = []
 
-    def look(progress: TrainingState, _: int) -> None:
-        used.append(int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6)
+    def measure_memory(state: TrainingState, _: int) -> None:
+        megabytes.append(int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6)
 
-    run(
-        ready,
-        exchange,
-        TrainingPlan(rounds=rounds, participation=100, evaluate_every=rounds // 4),
-        TrainingState(server),
-        on_progress=look,
-    )
+    plan = TrainingPlan(rounds=rounds, participation=100, evaluate_every=rounds // 4)
+    callbacks = plan_callbacks(algorithm, plan, clients, report=measure_memory)
+    run(algorithm, exchange, plan, TrainingState(server), callbacks)
     begin = rounds // 5
-    grown = (max(used[-20:]) - max(used[begin : begin + 20])) / (rounds - begin) * 100
+    grown = (max(megabytes[-20:]) - max(megabytes[begin : begin + 20])) / (rounds - begin) * 100
     return 1, int(grown < 1), f"{clients:,} clients, {rounds} rounds: {grown:+.2f} MB in 100 rounds after warm-up"
 
 
-def unpickled(folder: Path, quick: bool) -> Tried:
+def unpickled(folder: Path, quick: bool) -> TrialResult:
     jobs(folder)[0].begin()
     path = folder / "run/models.safetensors"
-    whole, rng, wrong, slowest = path.read_bytes(), random.Random(0), [], 0.0
-    count, before = 40 if quick else 1000, len(SEEN)
+    original, rng, wrong, slowest = path.read_bytes(), random.Random(0), [], 0.0
+    count, before = 40 if quick else 1000, len(UNPICKLED)
     for k in range(count):
-        bad = mutated(whole, rng)
-        if k % 2 and bad.count(CHECKSUM_MARK) == 1:  # a stranger seals what was changed
+        bad = mutate(original, rng)
+        if k % 2 and bad.count(CHECKSUM_MARK) == 1:  # an attacker updates the checksum of the changed file
             place = bad.index(CHECKSUM_MARK) + len(CHECKSUM_MARK)
             blank = bad[:place] + b"0" * 64 + bad[place + 64 :]
             bad = bad[:place] + hashlib.sha256(blank).hexdigest().encode() + bad[place + 64 :]
@@ -496,7 +500,7 @@ def unpickled(folder: Path, quick: bool) -> Tried:
         except Exception as error:
             wrong.append(f"{type(error).__name__}: {str(error)[:80]}")
         slowest = max(slowest, time.process_time() - begin)
-    wrong += ["something was unpickled"] * (len(SEEN) > before)
+    wrong += ["something was unpickled"] * (len(UNPICKLED) > before)
     return (
         count,
         count - len(wrong),
@@ -504,10 +508,10 @@ def unpickled(folder: Path, quick: bool) -> Tried:
     )
 
 
-SEEN: list[str] = []  # what asked to be unpickled
+UNPICKLED: list[str] = []  # names of classes that were unpickled
 
 
-def privacy(folder: Path, quick: bool) -> Tried:
+def privacy(folder: Path, quick: bool) -> TrialResult:
     from scipy import optimize, stats
 
     wrong, worst = [], 0.0
@@ -525,8 +529,8 @@ def privacy(folder: Path, quick: bool) -> Tried:
     )
     longest = float(clip_messages(updates, 0.7).double().norm(dim=1).max())
     wrong += [f"a clipped update is {longest:.9f} long"] * (longest > 0.7)
-    told = f"epsilon off by {worst:.0e}, noise by {abs(spread - 1):.2%}, longest update {longest / 0.7:.7f} clips"
-    return len(cases) + 2, len(cases) + 2 - len(wrong), wrong[0] if wrong else told
+    outcome = f"epsilon off by {worst:.0e}, noise by {abs(spread - 1):.2%}, longest update {longest / 0.7:.7f} clips"
+    return len(cases) + 2, len(cases) + 2 - len(wrong), wrong[0] if wrong else outcome
 
 
 TRIALS = [
@@ -546,9 +550,9 @@ TRIALS = [
 STRACED = ("T1", "T2")
 
 
-def tried(which: list[str], quick: bool) -> Iterator[tuple[Trial, Tried, float]]:
+def run_trials(keys: list[str], quick: bool) -> Iterator[tuple[Trial, TrialResult, float]]:
     for trial in TRIALS:
-        if which and trial.key.split()[0] not in which:
+        if keys and trial.key.split()[0] not in keys:
             continue
         if trial.key in STRACED and shutil.which("strace") is None:
             yield trial, (0, 0, "left out: strace is not installed"), 0.0
@@ -559,20 +563,20 @@ def tried(which: list[str], quick: bool) -> Iterator[tuple[Trial, Tried, float]]
             yield trial, trial.work(Path(folder), quick), time.perf_counter() - begin
 
 
-def main(words: list[str] | None = None) -> int:
-    asked = argparse.ArgumentParser(description=__doc__)
-    asked.add_argument("which", nargs="*", help="T1 T3 ...: these only")
-    asked.add_argument("--quick", action="store_true")
-    options = asked.parse_args(words)
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("which", nargs="*", help="T1 T3 ...: these only")
+    parser.add_argument("--quick", action="store_true")
+    options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    sys.addaudithook(lambda event, found: SEEN.append(str(found)) if event == "pickle.find_class" else None)
+    sys.addaudithook(lambda event, args: UNPICKLED.append(str(args)) if event == "pickle.find_class" else None)
     print("| trial | promise | attempts | survived | worst case |\n|---|---|---|---|---|", flush=True)
-    lost = 0
-    for trial, (attempts, survived, worst), took in tried(options.which, options.quick):
+    failures = 0
+    for trial, (attempts, survived, worst), took in run_trials(options.which, options.quick):
         print(f"| {trial.key} | {trial.promise} | {attempts:,} | {survived:,} | {worst} |", flush=True)
         print(f"{trial.key}: {took:.0f} s", file=sys.stderr, flush=True)
-        lost += attempts - survived
-    return int(lost > 0)
+        failures += attempts - survived
+    return int(failures > 0)
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""Other libraries at the same work, each in an environment of its own: `protocol.py` says how they are spoken to."""
+"""Other libraries at the same work, each in an environment of its own; `protocol.py` defines the messages."""

@@ -36,16 +36,17 @@ LIKELIHOOD = {REGRESSION: "gaussian", BINARY: "bernoulli_logit", COUNT: "poisson
 def with_standard_target(
     problem: Problem, fit: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 ) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    """fit(y, fitted, asked) with y standardized for regression, and its predictions on the scale of the target.
+    """Return fit(y, fitted, predicted) with y standardized for regression, and its predictions on the scale of the
+    target.
 
     Expected counts are bounded by ten times the largest count that was seen.
     """
 
-    def fit_and_predict(fitted: np.ndarray, asked: np.ndarray) -> np.ndarray:
+    def fit_and_predict(fitted: np.ndarray, predicted: np.ndarray) -> np.ndarray:
         if problem.kind == REGRESSION:
             mean, deviation = problem.y[fitted].mean(), problem.y[fitted].std()
-            return mean + deviation * fit((problem.y - mean) / deviation, fitted, asked)
-        prediction = fit(problem.y, fitted, asked)
+            return mean + deviation * fit((problem.y - mean) / deviation, fitted, predicted)
+        prediction = fit(problem.y, fitted, predicted)
         if problem.kind == COUNT:
             prediction = prediction.clip(1e-8, 10 * problem.y[fitted].max() + 10)
         return prediction
@@ -59,9 +60,9 @@ def rows_of(problem: Problem, y: np.ndarray, fitted: np.ndarray, pooled: bool = 
     return client_rows(problem.kind, problem.classes, problem.x[fitted], y[fitted], client, clients)
 
 
-def predict_rows(problem: Problem, v: np.ndarray, asked: np.ndarray) -> np.ndarray:
-    client = problem.client[asked] if len(v) > 1 else np.zeros(asked.sum(), int)
-    return predict(problem.kind, score(v, with_intercept(problem.x[asked]), client, problem.classes))
+def predict_rows(problem: Problem, v: np.ndarray, predicted: np.ndarray) -> np.ndarray:
+    client = problem.client[predicted] if len(v) > 1 else np.zeros(predicted.sum(), int)
+    return predict(problem.kind, score(v, with_intercept(problem.x[predicted]), client, problem.classes))
 
 
 def by_column(problem: Problem, slopes: float, intercept: float) -> np.ndarray:
@@ -72,12 +73,12 @@ def by_column(problem: Problem, slopes: float, intercept: float) -> np.ndarray:
 def select_shrunken(problem: Problem, settings, penalties, pooled: bool = False):
     """The best of `settings`; penalties(setting, rows) returns the pull and the ridge."""
 
-    def fit_and_predict(setting, fitted, asked):
-        def fit(y, fitted, asked):
+    def fit_and_predict(setting, fitted, predicted):
+        def fit(y, fitted, predicted):
             rows = rows_of(problem, y, fitted, pooled)
-            return predict_rows(problem, fit_shrunken(rows, *penalties(setting, rows)).v, asked)
+            return predict_rows(problem, fit_shrunken(rows, *penalties(setting, rows)).v, predicted)
 
-        return with_standard_target(problem, fit)(fitted, asked)
+        return with_standard_target(problem, fit)(fitted, predicted)
 
     return select_and_refit(problem, settings, fit_and_predict)
 
@@ -102,7 +103,7 @@ def fit_client_dummies(problem: Problem):
     return select_shrunken(
         problem,
         list(product(np.logspace(-2, 2.5, 8), (0.01, 1.0, 30.0))),
-        lambda both, rows: (by_column(problem, POOLED_PULL, both[0]), by_column(problem, both[1], WEAK_RIDGE)),
+        lambda ridges, rows: (by_column(problem, POOLED_PULL, ridges[0]), by_column(problem, ridges[1], WEAK_RIDGE)),
     )
 
 
@@ -111,9 +112,9 @@ def fit_fedprox(problem: Problem):
     return select_shrunken(
         problem,
         list(product(np.logspace(3, -5, 17), CENTER_RIDGES)),
-        lambda both, rows: (
-            both[0] * rows.sizes[:, None] * np.ones(rows.width),
-            by_column(problem, both[1], WEAK_RIDGE),
+        lambda lam_and_ridge, rows: (
+            lam_and_ridge[0] * rows.sizes[:, None] * np.ones(rows.width),
+            by_column(problem, lam_and_ridge[1], WEAK_RIDGE),
         ),
     )
 
@@ -123,15 +124,18 @@ def fit_constant_pull(problem: Problem):
     return select_shrunken(
         problem,
         list(product(np.logspace(4, -4, 17), CENTER_RIDGES)),
-        lambda both, rows: (np.full(rows.width, both[0]), by_column(problem, both[1], WEAK_RIDGE)),
+        lambda pull_and_ridge, rows: (
+            np.full(rows.width, pull_and_ridge[0]),
+            by_column(problem, pull_and_ridge[1], WEAK_RIDGE),
+        ),
     )
 
 
 def fit_random_effects(problem: Problem, slopes: bool):
     random = by_column(problem, float(slopes), 1.0) > 0
 
-    def fit(y, fitted, asked):
-        return predict_rows(problem, fit_mixed_effects(rows_of(problem, y, fitted), random)[0].v, asked)
+    def fit(y, fitted, predicted):
+        return predict_rows(problem, fit_mixed_effects(rows_of(problem, y, fitted), random)[0].v, predicted)
 
     return with_standard_target(problem, fit)(problem.fitted, problem.test), "variances by EM"
 
@@ -149,18 +153,18 @@ def independent_columns(x: np.ndarray) -> np.ndarray:
     chosen: list[int] = []
     basis = np.empty((len(x), 0))
     for j in range(x.shape[1]):
-        rest = x[:, j] - basis @ (basis.T @ x[:, j])
-        rest -= basis @ (basis.T @ rest)
-        if np.linalg.norm(rest) > 1e-6 * np.linalg.norm(x[:, j]):
+        residual = x[:, j] - basis @ (basis.T @ x[:, j])
+        residual -= basis @ (basis.T @ residual)
+        if np.linalg.norm(residual) > 1e-6 * np.linalg.norm(x[:, j]):
             chosen.append(j)
-            basis = np.column_stack([basis, rest / np.linalg.norm(rest)])
+            basis = np.column_stack([basis, residual / np.linalg.norm(residual)])
     return np.array(chosen)
 
 
 def fit_gpboost(problem: Problem, slopes: bool):
-    """GPBoost's mixed-effects model with a random intercept per client, and random slopes if asked for."""
+    """GPBoost's mixed-effects model with a random intercept per client, and random slopes if `slopes`."""
 
-    def fit(y, fitted, asked):
+    def fit(y, fitted, predicted):
         design = np.column_stack([np.ones(len(problem.x)), problem.x])
         design = design[:, independent_columns(design[fitted])]
         random, asked_random = {}, {}
@@ -170,11 +174,11 @@ def fit_gpboost(problem: Problem, slopes: bool):
                 "group_rand_coef_data": columns[fitted],
                 "ind_effect_group_rand_coef": [1] * columns.shape[1],
             }
-            asked_random = {"group_rand_coef_data_pred": columns[asked]}
+            asked_random = {"group_rand_coef_data_pred": columns[predicted]}
         model = gpboost.GPModel(group_data=problem.client[fitted], likelihood=LIKELIHOOD[problem.kind], **random)
         model.fit(y=y[fitted], X=design[fitted])
         return model.predict(
-            X_pred=design[asked], group_data_pred=problem.client[asked], predict_response=True, **asked_random
+            X_pred=design[predicted], group_data_pred=problem.client[predicted], predict_response=True, **asked_random
         )["mu"]
 
     return with_standard_target(problem, fit)(problem.fitted, problem.test), "maximum likelihood"

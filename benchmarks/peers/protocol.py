@@ -1,9 +1,9 @@
-"""What a peer library's process says and hears: one JSON line per round, when it is asked for one.
+"""Protocol of a peer library's process: it prints one JSON line per round, on request.
 
     python PEER.py WORK.npz THREADS [METHOD]
 
-WORK.npz holds x [C, S * B, features], y [C, S * B] (each client's rows in the order of its S batches of B) and the
-first parameters w0, b0, w1, b1, ... of a perceptron, matrices as [in, out]. Every line on standard input asks for one
+WORK.npz contains x [C, S * B, features], y [C, S * B] (each client's rows in the order of its S batches of B) and the
+first parameters w0, b0, w1, b1, ... of a perceptron, matrices as [in, out]. Every line on standard input requests one
 round from these parameters.
 """
 
@@ -19,17 +19,17 @@ ETA, BATCH = 0.05, 20
 
 
 def work():
-    """x, y, and the parameters as a list of (matrix, bias)."""
-    held = np.load(sys.argv[1])
-    layers = sum(name.startswith("w") for name in held)
-    return held["x"], held["y"], [(held[f"w{i}"], held[f"b{i}"]) for i in range(layers)]
+    """Return x, y, and the parameters as a list of (matrix, bias)."""
+    arrays = np.load(sys.argv[1])
+    layers = sum(name.startswith("w") for name in arrays)
+    return arrays["x"], arrays["y"], [(arrays[f"w{i}"], arrays[f"b{i}"]) for i in range(layers)]
 
 
 @lru_cache(maxsize=1)
 def rows(path):
-    """x and y, read once in a process."""
-    held = np.load(path)
-    return held["x"], held["y"]
+    """Return x and y, read once per process."""
+    arrays = np.load(path)
+    return arrays["x"], arrays["y"]
 
 
 def threads():
@@ -37,7 +37,7 @@ def threads():
 
 
 def tree_seconds():
-    """Processor seconds of this process and of all that it started, alive or not."""
+    """Return the CPU seconds of this process and of all that it started, including those that have ended."""
     ticks = 0
     children = {}
     stats = {}
@@ -51,14 +51,14 @@ def tree_seconds():
             children.setdefault(int(fields[1]), []).append(int(folder.name))
     todo = [int(Path("/proc/self").resolve().name)]
     while todo:
-        now = todo.pop()
-        ticks += stats.get(now, 0)
-        todo += children.get(now, [])
+        process_id = todo.pop()
+        ticks += stats.get(process_id, 0)
+        todo += children.get(process_id, [])
     return ticks / 100
 
 
 def loss_of(layers, x, y):
-    """Mean cross-entropy of a perceptron on all rows."""
+    """Return the mean cross-entropy of a perceptron on all rows."""
     h = x.reshape(-1, x.shape[-1]).astype(np.float64)
     for i, (matrix, bias) in enumerate(layers):
         h = h @ np.asarray(matrix, dtype=np.float64) + np.asarray(bias, dtype=np.float64)
@@ -69,7 +69,7 @@ def loss_of(layers, x, y):
 
 
 def serve(round_, clock=time.process_time):
-    """Answer every line with a round: `round_()` gives the layers that it ends at."""
+    """Answer every line with a round: `round_()` returns the layers after it."""
     x, y, _ = work()
     print(json.dumps({"ready": True}), flush=True)
     checked = None

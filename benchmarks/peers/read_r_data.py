@@ -38,21 +38,21 @@ def parse(serialization: bytes):
 def read_lazy_database(folder: Path, names: set[str]) -> dict:
     index, objects = (folder / "Rdata.rdx").read_bytes(), (folder / "Rdata.rdb").read_bytes()
     places = parse(zlib.decompress(index) if index[:1] == b"\x78" else index)["variables"]
-    found = {}
+    frames = {}
     for name in names & set(places):
         start, length = (int(number) for number in places[name])
-        found[name] = parse(decompress(objects[start : start + length]))
-    return found
+        frames[name] = parse(decompress(objects[start : start + length]))
+    return frames
 
 
 def read_package(folder: Path, names: set[str]) -> dict:
-    found = {}
+    frames = {}
     for file in sorted(folder.rglob("data/*")):
         if file.name == "Rdata.rdx":
-            found |= read_lazy_database(file.parent, names)
+            frames |= read_lazy_database(file.parent, names)
         elif file.suffix.lower() in (".rda", ".rdata") and file.stem in names:
-            found |= rdata.read_rda(file)
-    return found
+            frames |= rdata.read_rda(file)
+    return frames
 
 
 def as_plain_columns(frame: pd.DataFrame) -> pd.DataFrame:

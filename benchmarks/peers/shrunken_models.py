@@ -148,14 +148,14 @@ def fit_shrunken(
             slope = float((gradient * step_v).sum() + gradient_w @ step_w)
         length = 1.0
         while length > 1e-6:
-            tried = objective(rows, v + length * step_v, w + length * step_w, pull, ridge, noise)
-            if tried <= value + 1e-4 * length * min(slope, 0):
+            trial_value = objective(rows, v + length * step_v, w + length * step_w, pull, ridge, noise)
+            if trial_value <= value + 1e-4 * length * min(slope, 0):
                 break
             length /= 2
         else:
             break
         w, v = w + length * step_w, v + length * step_v
-        gained, value = value - tried, tried
+        gained, value = value - trial_value, trial_value
         if gained < 1e-7 * (abs(value) + 1):
             break
     return Fit(w, v, hessian)
@@ -165,10 +165,10 @@ def starting_values(rows: ClientRows, fixed: bool) -> tuple[np.ndarray, np.ndarr
     """Zeros; for counts the intercepts are the logarithms of mean counts."""
     w, v = np.zeros(rows.width), np.zeros((rows.clients, rows.width))
     if rows.kind == COUNT:
-        everybody = rows.y.mean() + 1e-3
-        own = (np.bincount(rows.client, rows.y, rows.clients) + 0.5 * everybody) / (rows.sizes + 0.5)
-        v[:, -1] = np.log(own)
-        w[-1] = 0.0 if fixed else np.log(everybody)
+        mean_count = rows.y.mean() + 1e-3
+        client_means = (np.bincount(rows.client, rows.y, rows.clients) + 0.5 * mean_count) / (rows.sizes + 0.5)
+        v[:, -1] = np.log(client_means)
+        w[-1] = 0.0 if fixed else np.log(mean_count)
     return w, v
 
 

@@ -28,11 +28,16 @@ SILENT = lightgbm.log_evaluation(0)
 
 
 def boosting_settings(problem: Problem) -> list[dict]:
-    many = problem.fitted.sum() > MANY_ROWS
-    leaves = (4, 16, 64) if many else (3, 6, 16)
+    has_many_rows = problem.fitted.sum() > MANY_ROWS
+    leaves = (4, 16, 64) if has_many_rows else (3, 6, 16)
     return [
-        {"learning_rate": 0.1 if many else 0.05, "num_leaves": n, "min_data_in_leaf": rows, "cat_smooth": smooth}
-        for n, rows, smooth in product(leaves, (20,) if many else (5, 20), (10,) if many else (1, 10))
+        {
+            "learning_rate": 0.1 if has_many_rows else 0.05,
+            "num_leaves": n,
+            "min_data_in_leaf": rows,
+            "cat_smooth": smooth,
+        }
+        for n, rows, smooth in product(leaves, (20,) if has_many_rows else (5, 20), (10,) if has_many_rows else (1, 10))
     ]
 
 
@@ -82,7 +87,7 @@ def fit_lightgbm_pooled(problem: Problem):
 
 
 def smoothed_constant(problem: Problem, y: np.ndarray) -> np.ndarray | float:
-    """What a client with a single outcome predicts."""
+    """Return the prediction of a client with a single outcome."""
     if problem.kind == MULTICLASS:
         counts = np.bincount(y, minlength=problem.classes) + 0.5
         return counts / counts.sum()
@@ -92,35 +97,39 @@ def smoothed_constant(problem: Problem, y: np.ndarray) -> np.ndarray | float:
 def fit_lightgbm_local(problem: Problem):
     """A model per client; the number of trees and the size of leaves are the same for all clients."""
 
-    def predict_each(least: int, numbers, fitted, asked) -> list[np.ndarray]:
+    def predict_each(min_leaf_rows: int, numbers, fitted, predicted) -> list[np.ndarray]:
         shape = (len(problem.y), problem.classes) if problem.kind == MULTICLASS else (len(problem.y),)
         outputs = [np.zeros(shape) for _ in numbers]
-        parameters = shared_parameters(problem) | {"num_leaves": 4, "min_data_in_leaf": least, "min_data_in_bin": 1}
+        parameters = shared_parameters(problem) | {
+            "num_leaves": 4,
+            "min_data_in_leaf": min_leaf_rows,
+            "min_data_in_bin": 1,
+        }
         for i in range(problem.clients):
-            rows, wanted = fitted & (problem.client == i), asked & (problem.client == i)
-            if not wanted.any():
+            rows, is_predicted = fitted & (problem.client == i), predicted & (problem.client == i)
+            if not is_predicted.any():
                 continue
             y = problem.y[rows]
             if problem.kind != REGRESSION and len(set(y)) == 1:
                 for output in outputs:
-                    output[wanted] = smoothed_constant(problem, y)
+                    output[is_predicted] = smoothed_constant(problem, y)
                 continue
             data = lightgbm.Dataset(problem.columns[rows], y, categorical_feature=problem.categorical)
             model = lightgbm.train(parameters, data, max(numbers))
             for output, number in zip(outputs, numbers):
-                output[wanted] = model.predict(problem.columns[wanted], num_iteration=number)
-        return [output[asked] for output in outputs]
+                output[is_predicted] = model.predict(problem.columns[is_predicted], num_iteration=number)
+        return [output[predicted] for output in outputs]
 
     best, lowest = (5, LOCAL_TREES[0]), np.inf
-    for least in (2, 5):
-        outputs = predict_each(least, LOCAL_TREES, problem.train, problem.validation)
+    for min_leaf_rows in (2, 5):
+        outputs = predict_each(min_leaf_rows, LOCAL_TREES, problem.train, problem.validation)
         for number, prediction in zip(LOCAL_TREES, outputs):
             loss = row_losses(problem.kind, problem.y[problem.validation], prediction).mean()
             if loss < lowest:
-                best, lowest = (least, number), loss
-    least, number = best
-    chosen = {"min_data_in_leaf": least, "trees": number}
-    return predict_each(least, (number,), problem.fitted, problem.test)[0], chosen
+                best, lowest = (min_leaf_rows, number), loss
+    min_leaf_rows, number = best
+    chosen = {"min_data_in_leaf": min_leaf_rows, "trees": number}
+    return predict_each(min_leaf_rows, (number,), problem.fitted, problem.test)[0], chosen
 
 
 def fit_gpboost_trees(problem: Problem):
@@ -151,7 +160,7 @@ def fit_gpboost_trees(problem: Problem):
         output = model.predict(data=x[rows], group_data_pred=client[rows], predict_var=False, pred_latent=False)
         return shift + scale * np.asarray(output["response_mean"])
 
-    tried, failure = [], None
+    candidates, failure = [], None
     for leaves, rate in product((4, 16), (0.1, 0.02)):
         setting = {"num_leaves": leaves, "min_data_in_leaf": 10, "learning_rate": rate, "max_depth": 6}
         try:
@@ -161,8 +170,8 @@ def fit_gpboost_trees(problem: Problem):
             failure = error
             continue
         loss = row_losses(problem.kind, problem.y[problem.validation], prediction).mean()
-        tried.append((loss, setting | {"trees": trees}))
-    for _, chosen in sorted(tried, key=itemgetter(0)):
+        candidates.append((loss, setting | {"trees": trees}))
+    for _, chosen in sorted(candidates, key=itemgetter(0)):
         setting = {name: value for name, value in chosen.items() if name != "trees"}
         try:
             return predict(train(setting, chosen["trees"], problem.fitted), problem.test), chosen
@@ -173,28 +182,31 @@ def fit_gpboost_trees(problem: Problem):
 
 def fit_random_forest(problem: Problem):
     """A forest on the columns, the client's number and its cross-fitted target encoding."""
-    few = problem.fitted.sum() <= MANY_ROWS
-    settings = list(product((1, 3, 10), (0.33, 1.0))) if few else [(5, 0.33), (20, 0.33)]
+    has_few_rows = problem.fitted.sum() <= MANY_ROWS
+    settings = list(product((1, 3, 10), (0.33, 1.0))) if has_few_rows else [(5, 0.33), (20, 0.33)]
     target_type = {BINARY: "binary", MULTICLASS: "multiclass"}.get(problem.kind, "continuous")
 
-    def fit_and_predict(setting, fitted, asked):
+    def fit_and_predict(setting, fitted, predicted):
         encoder = TargetEncoder(target_type=target_type, random_state=1)
         client = problem.client[:, None].astype(float)
         encoded = encoder.fit_transform(client[fitted], problem.y[fitted])
         x = np.column_stack([problem.columns[fitted], client[fitted], encoded])
         kind = RandomForestRegressor if problem.kind in (REGRESSION, COUNT) else RandomForestClassifier
         forest = kind(
-            n_estimators=300 if few else 100, min_samples_leaf=setting[0], max_features=setting[1], random_state=1
+            n_estimators=300 if has_few_rows else 100,
+            min_samples_leaf=setting[0],
+            max_features=setting[1],
+            random_state=1,
         )
         forest.fit(x, problem.y[fitted])
-        z = np.column_stack([problem.columns[asked], client[asked], encoder.transform(client[asked])])
+        z = np.column_stack([problem.columns[predicted], client[predicted], encoder.transform(client[predicted])])
         if problem.kind == REGRESSION:
             return forest.predict(z)
         if problem.kind == COUNT:
             return forest.predict(z).clip(1e-3 * problem.y[fitted].mean())
         trees = len(forest.estimators_)
         classes = max(problem.classes, 2)
-        probability = np.zeros((asked.sum(), classes))
+        probability = np.zeros((predicted.sum(), classes))
         probability[:, forest.classes_.astype(int)] = forest.predict_proba(z)
         probability = (probability * trees + 1 / classes) / (trees + 1)
         return probability[:, 1] if problem.kind == BINARY else probability

@@ -32,8 +32,8 @@ def net(arrays):
 @client_app.train()
 def train(message, context):
     torch.set_num_threads(1)
-    mine = int(context.node_config["partition-id"])
-    x, y = (torch.from_numpy(part[mine]) for part in rows(os.environ["WORK"]))
+    partition = int(context.node_config["partition-id"])
+    x, y = (torch.from_numpy(part[partition]) for part in rows(os.environ["WORK"]))
     module = net(message.content["arrays"].to_numpy_ndarrays())
     optimiser = torch.optim.SGD(module.parameters(), lr=ETA)
     for begin in range(0, len(y), BATCH):
@@ -47,9 +47,9 @@ def train(message, context):
 
 @server_app.main()
 def main(grid, context):
-    held = np.load(os.environ["WORK"])
-    clients, layers = len(held["y"]), sum(name.startswith("w") for name in held)
-    start = [held[f"{kind}{i}"] for i in range(layers) for kind in "wb"]
+    arrays = np.load(os.environ["WORK"])
+    clients, layers = len(arrays["y"]), sum(name.startswith("w") for name in arrays)
+    start = [arrays[f"{kind}{i}"] for i in range(layers) for kind in "wb"]
 
     def round_():
         nodes = list(grid.get_node_ids())
@@ -60,14 +60,14 @@ def main(grid, context):
         failed = [reply.error for reply in replies if not reply.has_content()]
         if failed:
             raise RuntimeError(str(failed[0].reason))
-        found = [reply.content["arrays"].to_numpy_ndarrays() for reply in replies]
-        mean = [np.mean(parts, 0) for parts in zip(*found)]
+        results = [reply.content["arrays"].to_numpy_ndarrays() for reply in replies]
+        mean = [np.mean(parts, 0) for parts in zip(*results)]
         return list(zip(mean[::2], mean[1::2]))
 
     serve(round_, tree_seconds)
 
 
 if __name__ == "__main__":
-    alone = {"client_resources": {"num_cpus": 1.0}, "init_args": {"num_cpus": threads(), "logging_level": "ERROR"}}
-    with np.load(os.environ["WORK"]) as held:
-        run_simulation(server_app, client_app, len(held["y"]), backend_config=alone)
+    backend = {"client_resources": {"num_cpus": 1.0}, "init_args": {"num_cpus": threads(), "logging_level": "ERROR"}}
+    with np.load(os.environ["WORK"]) as arrays:
+        run_simulation(server_app, client_app, len(arrays["y"]), backend_config=backend)

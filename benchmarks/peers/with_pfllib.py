@@ -1,12 +1,13 @@
-"""PFLlib's own main program beside Mooring: the same rows, start weights and hyperparameters, a convolutional network.
+"""PFLlib's own main program compared with Mooring: equal rows, start weights and hyperparameters, a convolutional
+network.
 
     python -m benchmarks.peers.with_pfllib FOLDER fashion_mnist.npz --rows 4000 --rounds 15 --methods fedper,fedrep
 
 FOLDER is a copy of PFLlib (it contains system/main.py); it is copied to a temporary folder and run from there. The file
-has x_train and y_train. Rows are dealt to clients by Dirichlet draws of the classes; a quarter of each client's rows is
-for testing. Printed per method: test accuracy after the last round, over all rows and as the mean over clients, and CPU
-seconds of the whole program (PFLlib trains one round more than it evaluates). Modules that PFLlib imports and that are
-not installed are replaced by empty ones.
+has x_train and y_train. Rows are assigned to clients by Dirichlet draws of the classes; a quarter of each client's rows
+is for testing. Printed per method: test accuracy after the last round, over all rows and as the mean over clients, and
+CPU seconds of the whole program (PFLlib trains one round more than it evaluates). Modules that PFLlib imports and that
+are not installed are replaced by empty ones.
 """
 
 import argparse
@@ -50,7 +51,7 @@ for name in ("h5py", "torchvision", "calmsize", "ujson"):
     if importlib.util.find_spec(name) is None:
         sys.modules[name] = MagicMock()
 import utils.data_utils, utils.mem_utils, utils.result_utils
-utils.result_utils.average_data = utils.mem_utils.MemReporter.report = lambda *given, **more: None
+utils.result_utils.average_data = utils.mem_utils.MemReporter.report = lambda *args, **kwargs: None
 
 def read_client_data(dataset, idx, is_train=True, few_shot=0):
     rows = np.load(f"../{'train' if is_train else 'test'}-{idx}.npz")
@@ -61,8 +62,8 @@ import flcore.trainmodel.models as models
 from flcore.servers import serverbase
 make = models.FedAvgCNN.__init__
 
-def init(self, *given, **more):
-    make(self, *given, **more)
+def init(self, *args, **kwargs):
+    make(self, *args, **kwargs)
     start = np.load("../start.npz")
     with torch.no_grad():
         for k, part in enumerate(self.parameters()):
@@ -72,10 +73,10 @@ models.FedAvgCNN.__init__ = init
 measure = serverbase.Server.test_metrics
 
 def test_metrics(self):
-    found = measure(self)
-    n, right = np.array(found[1]), np.array(found[2])
+    metrics = measure(self)
+    n, right = np.array(metrics[1]), np.array(metrics[2])
     json.dump([float(right.sum() / n.sum()), float((right / n).mean())], open("../accuracy.json", "w"))
-    return found
+    return metrics
 
 serverbase.Server.test_metrics = test_metrics
 exec(compile(open("main.py").read(), "main.py", "exec"), {"__name__": "__main__"})
@@ -90,8 +91,9 @@ def network() -> nn.Module:
     )  # fmt: skip
 
 
-def deal(labels: np.ndarray, clients: int, concentration: float) -> list[np.ndarray]:
-    """Rows of each client: every class is split by Dirichlet shares; each client has at least 2 * BATCH rows."""
+def assign_rows(labels: np.ndarray, clients: int, concentration: float) -> list[np.ndarray]:
+    """Return the rows of each client: every class is split by Dirichlet shares; each client has at least 2 * BATCH
+    rows."""
     rng = np.random.default_rng(SEED)
     while True:
         owner = np.empty(len(labels), dtype=int)
@@ -104,13 +106,15 @@ def deal(labels: np.ndarray, clients: int, concentration: float) -> list[np.ndar
             return [rng.permutation(np.flatnonzero(owner == client)) for client in range(clients)]
 
 
-def cpu_seconds(who: int) -> float:
-    used = resource.getrusage(who)
-    return used.ru_utime + used.ru_stime
+def cpu_seconds(target: int) -> float:
+    usage = resource.getrusage(target)
+    return usage.ru_utime + usage.ru_stime
 
 
-def run_pfllib(folder: Path, xs: list, ys: list, cuts: list, start: list, name: str, more: list, rounds: int) -> tuple:
-    """Accuracy over all rows, mean accuracy over clients, CPU seconds."""
+def run_pfllib(
+    folder: Path, xs: list, ys: list, cuts: list, start: list, name: str, extra_args: list, rounds: int
+) -> tuple:
+    """Return accuracy over all rows, mean accuracy over clients, CPU seconds."""
     with tempfile.TemporaryDirectory() as temporary:
         top = Path(temporary)
         shutil.copytree(folder / "system", top / "system")
@@ -122,29 +126,31 @@ def run_pfllib(folder: Path, xs: list, ys: list, cuts: list, start: list, name: 
         command = [sys.executable, "driver.py", "-data", "FashionMNIST", "-m", "CNN", "-algo", name, "-dev", "cpu"]
         command += ["-gr", str(rounds), "-eg", str(rounds), "-nc", str(len(xs)), "-lbs", str(BATCH), "-lr", str(ETA)]
         before = cpu_seconds(resource.RUSAGE_CHILDREN)
-        done = subprocess.run([*command, "-ls", "1", *more], cwd=top / "system", capture_output=True, text=True)
-        if done.returncode:
-            raise SystemExit(f"PFLlib's {name} failed: {done.stderr[-2000:]}")
+        process = subprocess.run(
+            [*command, "-ls", "1", *extra_args], cwd=top / "system", capture_output=True, text=True
+        )
+        if process.returncode:
+            raise SystemExit(f"PFLlib's {name} failed: {process.stderr[-2000:]}")
         return *json.loads((top / "accuracy.json").read_text()), cpu_seconds(resource.RUSAGE_CHILDREN) - before
 
 
 def run_mooring(xs: list, ys: list, cuts: list, start: torch.Tensor, name: str, fields: dict, rounds: int) -> tuple:
-    """The same by Mooring."""
+    """Return the same quantities for Mooring."""
     parts = [np.where(np.arange(len(y)) < cut, "train", "test") for y, cut in zip(ys, cuts)]
     clients = from_arrays(xs, ys, parts=parts, kind="classes", dtype=torch.float32)
     task = NetworkTask(network)
     before = cpu_seconds(resource.RUSAGE_SELF)
     plan = TrainingPlan(rounds=rounds, evaluate_every=rounds, checkpoint="last")
-    done = simulate(build(name, WORK | fields), task, clients, plan, w0=start)
-    models = done.models()
+    result = simulate(build(name, WORK | fields), task, clients, plan, w0=start)
+    models = result.models()
     right, rows = [], []
     for i in range(len(clients)):
         x, y = clients.test.of(i)
         right.append(int((task.predict(models[i : i + 1], x[None])[0].argmax(-1) == y).sum()))
         rows.append(len(y))
-    used = cpu_seconds(resource.RUSAGE_SELF) - before
+    seconds = cpu_seconds(resource.RUSAGE_SELF) - before
     right, rows = np.array(right), np.array(rows)
-    return float(right.sum() / rows.sum()), float((right / rows).mean()), used
+    return float(right.sum() / rows.sum()), float((right / rows).mean()), seconds
 
 
 def main() -> None:
@@ -156,34 +162,35 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=4000)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--methods", default="fedavg,fedper,fedrep,fedrod,fedala")
-    how = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    with np.load(how.data) as stored:
-        some = np.random.default_rng(SEED).permutation(len(stored["y_train"]))[: how.rows]
-        x = (stored["x_train"][some][:, None] / 255 - 0.5).astype(np.float32) / 0.5
-        y = stored["y_train"][some].astype(np.int64)
-    places = deal(y, how.clients, how.concentration)
+    with np.load(options.data) as stored:
+        chosen = np.random.default_rng(SEED).permutation(len(stored["y_train"]))[: options.rows]
+        x = (stored["x_train"][chosen][:, None] / 255 - 0.5).astype(np.float32) / 0.5
+        y = stored["y_train"][chosen].astype(np.int64)
+    places = assign_rows(y, options.clients, options.concentration)
     xs, ys = [x[rows] for rows in places], [y[rows] for rows in places]
     cuts = [round(0.75 * len(rows)) for rows in ys]
     torch.manual_seed(SEED)
     start = [part.detach() for part in network().parameters()]
-    print(f"{how.rows} rows, {how.clients} clients, {how.rounds} rounds, batch {BATCH}, eta {ETA}, one epoch per round")
+    counts = f"{options.rows} rows, {options.clients} clients, {options.rounds} rounds"
+    print(f"{counts}, batch {BATCH}, eta {ETA}, one epoch per round")
     print("method     library   accuracy  mean over clients  CPU seconds  wall seconds")
-    for method in how.methods.split(","):
-        theirs, arguments, fields = METHODS[method]
+    for method in options.methods.split(","):
+        pfllib_name, arguments, fields = METHODS[method]
         runs = {
-            "PFLlib": lambda theirs=theirs, arguments=arguments: run_pfllib(
-                how.folder, xs, ys, cuts, [part.numpy() for part in start], theirs, arguments, how.rounds
+            "PFLlib": lambda pfllib_name=pfllib_name, arguments=arguments: run_pfllib(
+                options.folder, xs, ys, cuts, [part.numpy() for part in start], pfllib_name, arguments, options.rounds
             ),
             "Mooring": lambda method=method, fields=fields: run_mooring(
-                xs, ys, cuts, torch.cat([part.reshape(-1) for part in start]), method, fields, how.rounds
+                xs, ys, cuts, torch.cat([part.reshape(-1) for part in start]), method, fields, options.rounds
             ),
         }
         for library, run in runs.items():
             begin = time.perf_counter()
-            overall, mean, used = run()
+            overall, mean, cpu = run()
             wall = time.perf_counter() - begin
-            print(f"{method:10} {library:9} {overall:8.1%}  {mean:17.1%}  {used:11.1f}  {wall:12.1f}", flush=True)
+            print(f"{method:10} {library:9} {overall:8.1%}  {mean:17.1%}  {cpu:11.1f}  {wall:12.1f}", flush=True)
 
 
 if __name__ == "__main__":

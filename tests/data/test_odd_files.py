@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.torture import mutated
+from benchmarks.torture import mutate
 from mooring.core.errors import RequestError
 from mooring.data.data_checks import check
 from mooring.data.loading import load
@@ -131,10 +131,10 @@ def odd_bytes(folder, seed):
     sink = io.BytesIO()
     pq.write_table(pa.table({"who": COLUMN["text"], "x": good[:, 0], "y": good[:, 1]}), sink)
     for name, data in (("csv", text.encode()), ("parquet", sink.getvalue()), ("npz", npz_of(X=good, y=good[:, 0]))):
-        (folder / f"odd.{name}").write_bytes(mutated(data, rng))
+        (folder / f"odd.{name}").write_bytes(mutate(data, rng))
         read_or_refused(folder / f"odd.{name}", **({} if name == "npz" else {"client": "who", "target": "y"}))
     with suppress(RequestError):
-        parse_run(mutated(run_bytes(make_run(FULL, "here")), rng), "odd.toml")
+        parse_run(mutate(run_bytes(make_run(FULL, "here")), rng), "odd.toml")
 
 
 @FEW
