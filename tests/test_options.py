@@ -92,6 +92,8 @@ ROWS = [
     Row("target", ["--target", "price"], "price", "target", lambda j, _: j.clients.schema.target == "price"),
     Row("target_type", ["--target-type", "count"], "count", "classes", lambda j, _: j.clients.kind == "count",
         {"target": "visits"}),
+    Row("formula", ["--formula", "price ~ age * size + (1 | client)"], "price ~ age * size + (1 | client)",
+        "price ~ age + (1 | client)", lambda j, _: j.clients.features == ("age", "size", "age:size")),
     Row("features", ["--features", "age,size"], ["age", "size"], ["age"], lambda j, _: len(j.clients.features) == 2),
     Row("features", ["--features", "age", "--features", "size"], ["age", "size"], ["age"],
         lambda j, _: j.clients.features == ("age", "size")),

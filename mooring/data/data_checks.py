@@ -18,6 +18,7 @@ from mooring.data.column_roles import ColumnRoles
 from mooring.data.column_statistics import ColumnStatistics, sum_by_client
 from mooring.data.column_types import Values, detect_kind, find_infinities, is_missing, parse_values
 from mooring.data.data_warnings import find_leaks, find_suspicious_values
+from mooring.data.formulas import learn_formula, parse_formula, required_columns
 from mooring.data.load_options import LoadOptions
 from mooring.data.loading import clean_rows, roles_of
 from mooring.data.schema_client import survey_columns
@@ -96,6 +97,11 @@ def check(
 
     unreadable = [(stray.column, stray.describe(table.place(int(stray.rows[0])))) for stray in table.strays]
     unreadable += [(doubt.column, f"{table.title}: {doubt.sentence}") for doubt in table.ambiguous]
+    if options.formula is not None and table.x is None:
+        formula = parse_formula(options.formula)
+        attempt(lambda: learn_formula(formula, table.frame, table.place, table.title))
+        named = required_columns(formula, map(str, table.frame.columns))
+        features = [name for name in named if name in table.frame.columns and name not in wanted.values()]
     roles = attempt(lambda: roles_of(table, options))
     cleaned = None if roles is None else attempt(lambda: clean_rows(table, options, roles))
     if cleaned is None:

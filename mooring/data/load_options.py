@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from mooring.core.errors import RequestError
 from mooring.data.cell_formats import CellFormat
 from mooring.data.column_types import CATEGORY
 from mooring.data.file_readers import CellReading
+from mooring.data.formulas import parse_formula
 from mooring.data.schema import Schema
 from mooring.data.schema_server import SchemaPlan
 from mooring.data.tables import suggest_name
@@ -19,6 +20,7 @@ from mooring.data.tables import suggest_name
 class LoadOptions:
     """Options by name; None and () are the same as not given."""
 
+    formula: str | None = None  # such as "score ~ lrt + (1 | school)": target, columns and client
     client: str | None = None  # column that identifies the client
     target: str | None = None  # column to predict
     target_type: str = "auto"  # what the target is: "regression", "binary", "classes", "count" or "auto"
@@ -54,10 +56,24 @@ class LoadOptions:
         unknown = next((name for name in given if name not in known), None)
         if unknown is not None:
             raise RequestError(f"unknown option '{unknown}' of a table.{suggest_name(unknown, known)}")
-        options = cls(**{name: value for name, value in given.items() if value is not None})
+        options = cls(**{name: value for name, value in given.items() if value is not None}).follow_formula()
         if options.decimal not in (None, ".", ","):
             raise RequestError(f"decimal must be '.' or ',', got {options.decimal!r}.")
         return options
+
+    def follow_formula(self) -> LoadOptions:
+        """The options with the target and the client's column of a formula."""
+        if self.formula is None:
+            return self
+        if self.features or self.drop:
+            raise RequestError("a formula names the columns to learn from; leave --features and --drop out.")
+        if self.winsorize:
+            raise RequestError("--winsorize does not apply to the columns of a formula.")
+        parts = parse_formula(self.formula)
+        for role, own, named in (("target", self.target, parts.target), ("client", self.client, parts.client)):
+            if None not in (own, named) and own != named:
+                raise RequestError(f"the {role} column is given twice: '{own}', and '{named}' by the formula.")
+        return replace(self, target=parts.target, client=parts.client or self.client)
 
     def reading(self, schema: Schema | None = None) -> CellReading:
         """How the cells of a table are read; of an earlier run's `schema`, as they were read there."""
@@ -79,7 +95,8 @@ def text_columns(known: Schema | SchemaPlan | None) -> set[str]:
     """The columns of a file to read as they are written: the categories of a schema, or of a plan on the way to it."""
     if known is None:
         return set()
-    return {column.name for column in known.columns if column.kind == CATEGORY and not column.part}
+    levels = known.formula.levels if isinstance(known, Schema) and known.formula is not None else {}
+    return {*levels, *(column.name for column in known.columns if column.kind == CATEGORY and not column.part)}
 
 
 def name_columns(client: str | None, schema: Schema | None) -> set[str]:

@@ -33,6 +33,7 @@ from mooring.data.column_roles import (
 )
 from mooring.data.data_warnings import find_leaks, find_suspicious_values, find_time_order
 from mooring.data.file_readers import file_stem
+from mooring.data.formulas import FormulaState, MixedFormula, learn_formula, parse_formula, required_columns
 from mooring.data.load_options import LoadOptions, read_as
 from mooring.data.row_cleaning import merge_levels, parse_merges, repeated, winsorized
 from mooring.data.schema import Schema, describe_schema, encode_columns, encode_table
@@ -76,13 +77,15 @@ def load(
     if x is not None:
         refuse_infinite_inputs(torch.as_tensor(x), code, clients)
     if schema is None:
-        learnt, plan, (reading,) = agree_on_schema([member], asked=features is not None, rare=rare, title=table.title)
+        asked = features is not None or member.formula is not None
+        learnt, plan, (reading,) = agree_on_schema([member], asked=asked, rare=rare, title=table.title)
         answer, part = reading.target, reading.part
         notes += [*plan.notes, *reading.notes]
         if len(clients) == 1:
             notes.append(f"There is one client only, '{clients[0]}'; a federation needs more.")
         if x is None:
-            schema = learnt.model_copy(update={"digest": digest, **cell_facts(table, options)})
+            facts = {"digest": digest, "formula": member.formula, **cell_facts(table, options)}
+            schema = learnt.model_copy(update=facts)
             x, said = encode_columns(reading.columns, schema.columns)
             x = (x - np.array(schema.mean)) / np.array(schema.scale)
             notes += [*describe_schema(schema.columns, schema.dropped), *said]
@@ -160,6 +163,12 @@ def read_client_table(
         table = fit_in(table, schema)
     digest = "" if table.x is not None else table_digest(table.frame)
     roles = roles_of(table, options)
+    formula = None if options.formula is None or schema is not None else parse_formula(options.formula)
+    if formula is not None:
+        if table.x is not None:
+            raise RequestError(f"{table.title}: the inputs are no table; a formula has no columns to name.")
+        named = required_columns(formula, map(str, table.frame.columns))
+        options = replace(options, features=[name for name in named if name not in roles])
     names = (
         [] if table.x is not None or schema is not None else feature_names(table, roles, options.features, options.drop)
     )
@@ -168,12 +177,26 @@ def read_client_table(
     if options.drop_missing_target:
         table, said = drop_missing_targets(table, roles.target)
         notes += said
+    state = None
+    if formula is not None:
+        table, state, said = follow_formula(table, formula, roles)
+        names, notes = list(map(str, table.frame.columns.drop([*filter(None, roles)]))), [*notes, *said]
     code, clients = client_codes(table, roles.client)
     table, code, clients, said = drop_small_clients(table, roles, code, clients, options.min_rows, options.drop_small)
     notes += said
     asked = table.kind if options.target_type == "auto" and table.kind else options.target_type
     shares = parse_shares(options.split)
-    return ClientTable(table, roles, code, clients, names, asked, options.seed, shares), digest, notes
+    return ClientTable(table, roles, code, clients, names, asked, options.seed, shares, state), digest, notes
+
+
+def follow_formula(table: Table, formula: MixedFormula, roles: ColumnRoles) -> tuple[Table, FormulaState, list[str]]:
+    """The table with the formula's columns instead of its own, what the formula learned, and notes."""
+    state, columns, present = learn_formula(formula, table.frame, table.place, table.title)
+    absent = int((~present).sum())
+    table = subset(table, present)
+    own = table.frame[[name for name in dict.fromkeys(roles) if name is not None]]
+    notes = [f"{count_phrase(absent, 'row')} left out: a column of the formula is missing there."] if absent else []
+    return replace(table, frame=pd.concat([own, columns], axis=1), formats=table.formats), state, notes
 
 
 def roles_of(table: Table, options: LoadOptions) -> ColumnRoles:

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mooring.core.errors import RequestError
 from mooring.data.column_types import CATEGORY, DATE, Values, date_part, is_missing, read_values
+from mooring.data.formulas import FormulaState, apply_formula
 from mooring.data.tables import RowLocator, quote_list, suggest_name
 from mooring.shapes.columns import ShapedColumns
 
@@ -80,6 +81,7 @@ class Schema(BaseModel):
     decimal: str = ""  # the decimal mark of the table's file, where it shows one
     na: tuple[str, ...] = ()  # further texts that stand for a missing value
     clip: Limits = {}  # of winsorized columns: numbers beyond count as these
+    formula: FormulaState | None = None  # which makes `columns` of a table's own columns
     limits: Limits = {}  # of columns and targets with far cells: what lies beyond counts as `usual` says
 
     @property
@@ -147,6 +149,9 @@ def encode_columns(columns: dict[str, Values], specs: Sequence[Column]) -> tuple
 def encode_table(frame: pd.DataFrame, schema: Schema, place: RowLocator | None = None) -> tuple[np.ndarray, list[str]]:
     """A table's scaled inputs, float64 [rows, features], and sentences on what did not fit the schema."""
     place = place or (lambda position: f"row {position + 1}")
+    said: list[str] = []
+    if schema.formula is not None:
+        frame, said = apply_formula(schema.formula, frame, place)
     for column in schema.columns:
         name = column.source or column.name
         if name not in frame.columns:
@@ -161,7 +166,7 @@ def encode_table(frame: pd.DataFrame, schema: Schema, place: RowLocator | None =
     x = (x - np.array(schema.mean)) / np.array(schema.scale)
     if schema.shape is not None:
         x = ShapedColumns.from_json(schema.shape, "schema.json")(torch.from_numpy(x)).numpy()
-    return x, notes
+    return x, [*said, *notes]
 
 
 def describe_schema(specs: Sequence[Column], dropped: dict[str, str]) -> list[str]:

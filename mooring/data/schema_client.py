@@ -37,6 +37,7 @@ from mooring.data.column_types import (
     parse_values,
     to_categories,
 )
+from mooring.data.formulas import FormulaState
 from mooring.data.schema import Schema, clip_columns, clip_outliers, encode_columns
 from mooring.data.schema_server import TARGET_KEY, SchemaPlan, complete_schema, draft_schema, plan_schema
 from mooring.data.splits import DEFAULT_SHARES, TRAIN, Shares
@@ -56,6 +57,7 @@ class ClientTable:
     kind: str = "auto"
     seed: int = 0
     shares: Shares = DEFAULT_SHARES
+    formula: FormulaState | None = None  # which made the columns
 
 
 @dataclass(frozen=True, eq=False)

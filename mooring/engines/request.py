@@ -102,6 +102,11 @@ def read_federation_request(path: str | Path, trust_code: bool = False) -> RunFi
     algorithm; else a fit. An advice leaves rows without a target out, as on one machine. The `source` of a deployment
     is not read: each client names its own table."""
     file = read_run(path)
+    if file.data.formula is not None:
+        raise RequestError(
+            "formulas are for one table: knots and categories of a deployment would have to be agreed on first; name "
+            "target, client and features in [data] instead."
+        )
     if file.mooring.purpose != "advise" or (file.advice is None and not has_advise_purpose(path)):
         return request(Path(path), purpose="fit", trust_code=trust_code, reads_source=False)
     run = request(Path(path), purpose="advise", trust_code=trust_code, reads_source=False)

@@ -11,8 +11,9 @@ import torch
 from scipy.stats import norm
 
 from mooring.core.errors import RequestError
+from mooring.data.formulas import MixedFormula, parse_formula
 from mooring.data.table_sources import read_source
-from mooring.mixed_models.formula import DesignMatrices, MixedFormula, build_matrices, parse_formula
+from mooring.mixed_models.formula import DesignMatrices, build_matrices
 from mooring.mixed_models.likelihood import (
     CrossProducts,
     ProfiledFit,

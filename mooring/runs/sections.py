@@ -160,6 +160,11 @@ class DataSection(Section):
         "Column that names the client.", "the name of the column that identifies the client", unset="`client`"
     )
     target: str | None = option("Column to predict.", "the name of the column to predict", unset="`target`")
+    formula: str | None = option(
+        "Roles: score ~ lrt + (1 | school).",
+        "a formula, such as 'score ~ lrt * gender + (1 + lrt | school)'",
+        unset="none",
+    )
     target_type: Annotated[Literal["regression", "binary", "classes", "count"] | None, BeforeValidator(_auto)] = option(
         "regression, binary, classes or count.",
         '"auto", "regression", "binary", "classes" or "count"',
@@ -425,6 +430,7 @@ class Options(TypedDict, total=False):
 
     client: str | None
     target: str | None
+    formula: str | None
     target_type: Literal["auto", "regression", "binary", "classes", "count"] | None
     features: Sequence[str] | None
     drop: Sequence[str] | None

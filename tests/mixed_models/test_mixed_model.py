@@ -9,7 +9,7 @@ import statsmodels.formula.api as smf
 from scipy.stats import chi2
 
 import mooring
-from mooring.mixed_models.formula import parse_formula
+from mooring.data.formulas import parse_formula
 from tests.mixed_models.sleepstudy import load_sleepstudy
 
 SLEEP = "Reaction ~ Days + (Days | Subject)"

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mooring.advice.candidates.client_prior import Prior
 from mooring.advice.candidates.column_sets import ColumnSets, Shaper
-from mooring.advice.candidates.families import LOCAL, Setting, SettingModels, fit_settings
+from mooring.advice.candidates.families import LAMBDA, LOCAL, MIXTURE, Setting, SettingModels, fit_settings
 from mooring.advice.evaluation.fold_fits import (
     FoldedRows,
     FoldResult,
@@ -45,6 +45,7 @@ from mooring.advice.evaluation.setting_choice import (
 )
 from mooring.advice.folds import DEFAULT_FOLDS, FEW_ROWS_FOLDS, MAX_FOLDS, count_folds, row_clients
 from mooring.core.client_functions import ClientRows
+from mooring.core.errors import RequestError
 from mooring.engines.progress import OnProgress, ignore_progress
 from mooring.shapes.columns import ShapedColumns
 from mooring.tasks.linear import Linear
@@ -89,29 +90,39 @@ def cross_fit(
     times: Tensor | None = None,
     shaper: Shaper | None = None,
     access: RowAccess | None = None,
+    varying: Tensor | None = None,
 ) -> tuple[Choice, Evidence]:
     """Choose by folds of all rows, evaluate the chosen models on them, and refit to all rows.
 
     `done` are folds of an interrupted run, and `save(number, fold)` stores a new one. Where fits are slow (very many
     parameters) and `folds` is not given, one fold of five is held out; where they are rather slow, the candidates are
     compared in some folds only. Rows of one of the `groups` [N] are in one fold; with `times` [N] each fold is
-    predicted from earlier rows only. With a `shaper` models may use extra columns.
+    predicted from earlier rows only. With a `shaper` models may use extra columns. Coefficients that are not `varying`
+    [d] are the same in all personal models.
     """
     tell("estimating how clients vary", 0, 1)
     access = access or RowAccess()
     usable = UsableRows(rows.compact(), groups, times)
     all_rows, choosers, data, shape = split_rows(task, usable, keys, weights, seed, folds, shaper, access)
+    data = data._replace(varying=varying)
     task, sets = data.task, data.sets
     raw = estimate_all_priors(task, all_rows, sets)
-    priors = combine_priors(task, all_rows, raw, sets)
+    priors = combine_priors(task, all_rows, raw, sets, varying)
     near = NearbyPriors(select_priors(priors, choosers), raw)
     settings, proposed = list_candidates(task, data.rows, near.combined, data.weights, int(all_rows.size.sum()), sets)
+    if varying is not None:
+        settings = restrict_settings(settings, priors)
     belief = prior_probabilities(settings, proposed)
+    if varying is not None:
+        belief[[k for k, setting in enumerate(settings) if setting.family == LOCAL]] = 0.0
     choosing = count_choosing_folds(task, data.rows, len(data.parts))
     results, compared, losses = access.fit_folds(data, settings, choosing, near, done or {}, save, tell)
     proposed = [setting for setting in proposed if settings.index(setting) in set(compared)]
     settings, belief = [settings[k] for k in compared], belief[compared]
     choice = choose_settings(task, settings, losses, proposed, near.combined, belief)
+    if varying is not None:
+        own = {i: setting for i, setting in choice.own.items() if setting.family != LOCAL}
+        choice = choice._replace(own=own)
     held, fitted, predictions = evaluate_folds(data, results, choice, tell, access)
     if len(choosers) < len(all_rows):
         held, fitted = (expand_sums(sums, choosers, len(all_rows)) for sums in (held, fitted))
@@ -158,6 +169,16 @@ def split_rows(
     few_weights = weights if isinstance(weights, str) else weights[choosers]
     folded = FoldedRows(task, rows, parts, few_weights, keys[choosers.numpy()], seed, sets)
     return SplitRows(all_rows, choosers, folded, shape)
+
+
+def restrict_settings(settings: list[Setting], priors: Sequence[Prior]) -> list[Setting]:
+    """The settings that keep some coefficients the same for all clients, and local models to compare with."""
+    if not priors:
+        raise RequestError(
+            "the formula fixes some coefficients for all clients, which needs a squared, logistic or Poisson loss and "
+            "more rows than coefficients; let every term vary, as in (1 + x | client), or choose another task."
+        )
+    return [setting for setting in settings if setting.family not in (LAMBDA, MIXTURE)]
 
 
 def expand_sums(sums: LossSums, clients: Tensor, m: int) -> LossSums:

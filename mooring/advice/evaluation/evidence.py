@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
+from torch import Tensor
+
 from mooring.advice.candidates.client_prior import average_kinds, estimate_global_ridge, estimate_priors
 from mooring.advice.candidates.column_sets import (
     BOOSTED,
@@ -20,6 +23,7 @@ from mooring.advice.candidates.column_sets import (
     used_columns,
 )
 from mooring.advice.candidates.families import make_offset
+from mooring.advice.candidates.lambda_path import ridge_mask
 from mooring.advice.evaluation import fold_checkpoints
 from mooring.advice.evaluation.cross_fitting import Evidence, cross_fit
 from mooring.advice.evaluation.fold_fits import FoldResult
@@ -30,6 +34,7 @@ from mooring.advice.evaluation.setting_choice import Choice
 from mooring.core.errors import RequestError
 from mooring.core.task import HasProx
 from mooring.data.clients import PARTS
+from mooring.data.formulas import INTERCEPT
 from mooring.engines.prepare import Job
 from mooring.engines.progress import OnProgress
 from mooring.runs.directory import RunDirectory
@@ -60,15 +65,32 @@ def gather_evidence(
 
     done = {k: FoldResult(**tensors) for k, (tensors, _) in stored.items()}
     usable = access.usable(clients)
-    split = usable.groups, usable.times, choose_shaper(job, usable, access), access
+    split = usable.groups, usable.times, choose_shaper(job, usable, access), access, varying_coefficients(job)
     weights, seed = clients.weighting(training.weights), training.seed
     choice, evidence = cross_fit(task, usable.rows, clients.keys, weights, seed, folds, done, save, tell, *split)
     return apply_shape(job, choice, evidence)
 
 
+def varying_coefficients(job: Job) -> Tensor | None:
+    """[d]: whether a coefficient may differ between clients by the run's formula; None where all may."""
+    schema = job.clients.schema
+    if schema is None or schema.formula is None or schema.formula.all_vary:
+        return None
+    names = schema.formula.varying
+    slopes = torch.tensor([name in names for name in schema.features])
+    is_intercept = ridge_mask(job.task) == 0
+    scores = max(int(is_intercept.sum()), 1)
+    varying = slopes[:, None].expand(-1, scores).flatten()
+    return torch.cat([varying, torch.full((job.task.dim - len(varying),), INTERCEPT in names)])
+
+
 def choose_shaper(job: Job, usable: UsableRows, access: RowAccess) -> Shaper | None:
     """How extra columns are made, if the run asks for any that serve its task."""
     wanted, clients = advice_options(job).shape, job.clients
+    if clients.schema is not None and clients.schema.formula is not None:
+        if wanted not in (LINEAR, "auto"):
+            raise RequestError(f"--shape {wanted} does not apply: the formula names the columns.")
+        return None
     if wanted == LINEAR or not can_shape(job.task) or not access.reads_rows or clients.schema is None:
         if wanted not in (LINEAR, "auto"):
             raise RequestError(f"--shape {wanted} needs a table and a task that is linear in its columns.")

@@ -18,6 +18,7 @@ from mooring.advice.candidates.client_noise import estimate_noise
 from mooring.advice.candidates.client_prior import Prior, average_kinds, estimate_priors, positive_variance
 from mooring.advice.candidates.column_sets import LINEAR, ColumnSets, on_columns
 from mooring.advice.candidates.families import GLOBAL, LAMBDA, LOCAL, Setting, fit_settings
+from mooring.advice.candidates.lambda_path import ridge_mask
 from mooring.advice.evaluation.held_out_losses import HeldOutLosses, LossesByRow
 from mooring.advice.evaluation.setting_choice import client_weights, loss_temperature, mean_dispersion
 from mooring.advice.folds import DEFAULT_FOLDS, FoldSplit, assign_folds, row_clients, row_losses
@@ -57,6 +58,7 @@ class FoldedRows(NamedTuple):
     keys: np.ndarray  # [m]
     seed: int
     sets: ColumnSets | None
+    varying: Tensor | None = None  # [d], whether a coefficient may differ between clients; None: all may
 
 
 class FoldFits(NamedTuple):
@@ -153,10 +155,12 @@ def estimate_all_priors(
     return [prior for priors in rows.map_independent(estimate, names) for prior in priors]
 
 
-def combine_priors(task: Any, rows: ClientRows, raw: Sequence[Prior], sets: ColumnSets | None) -> list[Prior]:
+def combine_priors(
+    task: Any, rows: ClientRows, raw: Sequence[Prior], sets: ColumnSets | None, varying: Tensor | None = None
+) -> list[Prior]:
     """The priors that settings use, from those of every kind: for each set of columns the preferred one first.
 
-    With squared losses each client has its own noise.
+    With squared losses each client has its own noise. Coefficients that are not `varying` have the variance 0.
     """
     out: list[Prior] = []
     for name in [LINEAR] if sets is None else sets.names():
@@ -167,8 +171,19 @@ def combine_priors(task: Any, rows: ClientRows, raw: Sequence[Prior], sets: Colu
         if isinstance(at.task, Linear) and at.task.dim <= MAX_DIAGONAL_COEFFICIENTS:
             noise, law = estimate_noise(at.task, at.rows, positive_variance(kinds), priors[0].noise)
             priors = [prior._replace(noise=noise, law=law) for prior in priors]
-        out += priors
+        out += priors if varying is None else restrict_priors(task, priors, varying)
     return out
+
+
+def restrict_priors(task: Any, priors: list[Prior], varying: Tensor) -> list[Prior]:
+    """The priors with a variance of 0 where coefficients do not vary: that of the intercept only where nothing else
+    varies, and without it where the intercept does not vary."""
+    is_intercept = ridge_mask(task) == 0
+    intercept = [prior for prior in priors if prior.kind == "intercept" and bool(varying[is_intercept].all())]
+    if intercept and not bool((varying & ~is_intercept).any()):
+        return intercept
+    others = [prior for prior in priors if prior.kind != "intercept"]
+    return [prior._replace(variance=prior.variance * varying) for prior in others] + intercept
 
 
 def fit_fold(
@@ -186,7 +201,9 @@ def fit_fold(
     if priors:
         used = {setting.columns for setting in settings} or {prior.columns for prior in priors}
         raw = estimate_all_priors(data.task, part.train, data.sets, near.raw, used)
-        estimated = {(p.columns, p.kind): p for p in combine_priors(data.task, part.train, raw, data.sets)}
+        estimated = {
+            (p.columns, p.kind): p for p in combine_priors(data.task, part.train, raw, data.sets, data.varying)
+        }
         first = {name: next((p for p in estimated.values() if p.columns == name), None) for name in used}
         for k, prior in enumerate(priors):
             # The preferred prior of a set may be of another kind here: it is the first of its columns.

@@ -1,0 +1,334 @@
+"""Formulas such as `score ~ lrt * gender + (1 + lrt | school)`, and the columns that they make of a table.
+
+The fixed part, and what stands before the bar, are formulas of `formulaic`: interactions, transformations, splines.
+What a formula learns from a table (knots, means, categories) is kept as `FormulaState`, so that later tables become the
+same columns. Terms are checked before they are evaluated: columns, numbers and the functions of FUNCTIONS only.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from pydantic import BaseModel, ConfigDict
+
+from mooring.core.errors import RequestError
+from mooring.data.column_types import CATEGORY, DATE, NUMBER, detect_kind, is_missing, read_values
+from mooring.data.tables import RowLocator, quote_list, suggest_name
+
+RANDOM_TERM = re.compile(r"\+?\s*\(([^()|]*(?:\([^()]*\)[^()|]*)*)(\|\|?)([^()|]*)\)")
+SPLINES = ("bs", "cr", "cc", "cs")
+FUNCTIONS = frozenset((*SPLINES, "C", "I", "poly", "center", "scale", "standardize", "log", "log2", "log10", "exp"))
+MODULE_FUNCTIONS = {
+    "np": frozenset(("log", "log2", "log10", "log1p", "exp", "expm1", "sqrt", "abs", "sin", "cos", "tanh", "square")),
+    "contr": frozenset(("treatment", "sum", "helmert", "poly", "diff")),
+}
+EXTRAPOLATION = ", extrapolation='clip'"  # a spline stays at its last value beyond the rows that it was learnt from
+INTERCEPT = "Intercept"
+
+
+class MixedFormula(NamedTuple):
+    """The parts of a formula."""
+
+    text: str
+    target: str
+    fixed: str  # a formula, the intercept included unless it says "0 +"
+    random: str | None  # the terms that vary by client; None: no random effects
+    client: str | None
+    correlated: bool  # whether the random effects may be correlated: `|`, not `||`
+
+
+class RowPlaces(NamedTuple):
+    """Where rows stand in their table."""
+
+    positions: np.ndarray
+    place: RowLocator
+
+
+class FormulaState(BaseModel):
+    """A formula and what it learned from a table."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    text: str
+    transforms: dict[str, Any]  # by factor: what formulaic keeps of a transformation, such as knots
+    levels: dict[str, tuple[str, ...]]  # by column: its categories, the first is the reference
+    dates: tuple[str, ...]  # columns of dates, which count as days since 1970-01-01
+    fills: dict[str, float | str]  # by column: what stands in for a missing value of a later table
+    varying: tuple[str, ...]  # columns whose coefficients vary by client; Intercept among them
+    all_vary: bool  # whether every coefficient may vary
+
+
+def parse_formula(text: str) -> MixedFormula:
+    """The parts of a formula; nested and crossed random effects are refused."""
+    sides = text.split("~")
+    if len(sides) != 2 or not sides[0].strip():
+        raise RequestError(f"a formula reads 'target ~ terms + (1 | client)', got {text!r}.")
+    target, right = sides[0].strip().strip("`"), sides[1]
+    terms = RANDOM_TERM.findall(right)
+    fixed = RANDOM_TERM.sub("", right).strip().removeprefix("+").strip() or "1"
+    if "|" in fixed:
+        raise RequestError(f"the random effects of {text!r} cannot be read; write them as (1 + column | client).")
+    groups = {group.strip() for _, _, group in terms}
+    if any(re.search(r"[/:*+]", group) for group in groups):
+        raise RequestError(
+            f"{text!r}: nested random effects are not supported; clients are one column, as in (1 | client)."
+        )
+    if len(groups) > 1:
+        raise RequestError(
+            f"{text!r}: crossed random effects ({' and '.join(sorted(groups))}) are not supported; "
+            "use one grouping column."
+        )
+    if len(terms) > 1:
+        raise RequestError(
+            f"{text!r}: write the random effects in one pair of parentheses; (a || client) keeps them uncorrelated."
+        )
+    if not terms:
+        return MixedFormula(text, target, fixed, None, None, True)
+    inside, bar, group = terms[0]
+    return MixedFormula(text, target, fixed, inside.strip() or "1", group.strip().strip("`"), bar == "|")
+
+
+def import_formulaic() -> Any:
+    try:
+        import formulaic
+    except ModuleNotFoundError:
+        raise RequestError("formulas need the package formulaic: pip install 'mooring-fl[formula]'.") from None
+    return formulaic
+
+
+def parse_terms(part: str, text: str) -> Any:
+    """A side of a formula as formulaic reads it, with factors that are safe to evaluate."""
+    formulaic = import_formulaic()
+    try:
+        terms = formulaic.Formula(part)
+    except (formulaic.errors.FormulaicError, SyntaxError) as failure:
+        raise RequestError(f"the formula {text!r} cannot be read: {str(failure).splitlines()[0]}.") from failure
+    if "." in {str(factor.expr) for term in _list_terms(terms) for factor in term.factors}:
+        raise RequestError(f"{text!r}: name the columns; '.' does not stand for all of them here.")
+    for term in _list_terms(terms):
+        for factor in term.factors:
+            if factor.eval_method.value == "python":
+                _check_expression(str(factor.expr), text)
+    return terms
+
+
+def _list_terms(terms: Any) -> list[Any]:
+    if not hasattr(terms, "__iter__") or hasattr(terms, "lhs"):
+        raise RequestError("a formula has one '~'.")
+    return list(terms)
+
+
+def _check_expression(expression: str, text: str) -> None:
+    """Refuse what is neither a column, nor a number, nor a function of FUNCTIONS: formulaic evaluates Python."""
+    allowed = (
+        ast.Expression, ast.Call, ast.Constant, ast.BinOp, ast.UnaryOp, ast.Compare, ast.List, ast.Tuple,
+        ast.keyword, ast.Load, ast.operator, ast.unaryop, ast.cmpop,
+    )  # fmt: skip
+    try:
+        tree = ast.parse(re.sub(r"`[^`]*`", "column", expression), mode="eval")
+    except SyntaxError as failure:
+        raise RequestError(f"the formula {text!r} cannot be read at {expression!r}.") from failure
+    called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    functions = {id(node) for node in ast.walk(tree) if id(node) in called and _is_usable_function(node)}
+    modules = {id(node.value) for node in ast.walk(tree) if id(node) in functions and isinstance(node, ast.Attribute)}
+    for node in ast.walk(tree):
+        is_name = isinstance(node, ast.Name) and id(node) not in called
+        if id(node) not in functions | modules and not is_name and not isinstance(node, allowed):
+            usable = quote_list(sorted(FUNCTIONS | {f"np.{name}" for name in MODULE_FUNCTIONS["np"]}), 40)
+            raise RequestError(
+                f"{text!r}: {ast.unparse(node)!r} cannot be used in a formula; these functions can: {usable}."
+            )
+
+
+def _is_usable_function(node: ast.AST) -> bool:
+    if isinstance(node, ast.Name):
+        return node.id in FUNCTIONS
+    if not isinstance(node, ast.Attribute) or not isinstance(node.value, ast.Name):
+        return False
+    return node.attr in MODULE_FUNCTIONS.get(node.value.id, ())
+
+
+def extrapolate_splines(part: str) -> str:
+    """A formula whose splines are defined beyond the rows that they were learnt from."""
+    out, start = "", 0
+    for match in re.finditer(rf"\b(?:{'|'.join(SPLINES)})\(", part):
+        depth, end = 1, match.end()
+        while end < len(part) and depth:
+            depth += (part[end] == "(") - (part[end] == ")")
+            end += 1
+        if depth == 0 and "extrapolation" not in part[match.start() : end]:
+            out, start = out + part[start : end - 1] + EXTRAPOLATION, end - 1
+    return out + part[start:]
+
+
+def required_columns(formula: MixedFormula, columns: Iterable[str]) -> list[str]:
+    """The columns that a formula names, the target and the client's first: those that formulaic finds, and those of the
+    table that stand in it as words (formulaic does not look into every transformation)."""
+    parts = (formula.fixed, formula.random or "1")
+    found = {str(name) for part in parts for name in parse_terms(part, formula.text).required_variables}
+    words = {word for part in parts for match in re.findall(r"`([^`]+)`|([^\W\d]\w*)", part) for word in match if word}
+    names = found | {name for name in columns if name in words}
+    return list(dict.fromkeys([formula.target, *([formula.client] if formula.client else []), *sorted(names)]))
+
+
+def evaluate_terms(
+    part: str, frame: pd.DataFrame, text: str, rows: RowPlaces, transforms: dict[str, Any] | None = None
+) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """The columns of one side of a formula, and what its transformations learned (or the `transforms` given).
+
+    `rows` say where the frame's rows stand in the table.
+    """
+    formulaic = import_formulaic()
+    spec = formulaic.ModelSpec(
+        formula=parse_terms(part, text), na_action="ignore", output="pandas", transform_state=dict(transforms or {})
+    )
+    try:
+        with np.errstate(all="ignore"):
+            matrix = spec.get_model_matrix(frame, context={})
+    except (formulaic.errors.FormulaicError, ValueError, TypeError) as failure:
+        reason = str(failure).splitlines()[0].rstrip(".")
+        raise RequestError(f"the formula {text!r} cannot be evaluated: {reason}.") from failure
+    columns = pd.DataFrame(np.asarray(matrix, dtype=float), columns=[str(name) for name in matrix.columns])
+    wrong = np.argwhere(~np.isfinite(columns.to_numpy()))
+    if len(wrong):
+        row, name = rows.place(int(rows.positions[wrong[0][0]])), _plain(str(columns.columns[wrong[0][1]]))
+        raise RequestError(
+            f"{row}: '{name}' of the formula is not a finite number there; leave the row out, or choose a "
+            "transformation that is defined for its values."
+        )
+    return columns, matrix.model_spec.transform_state
+
+
+def learn_formula(
+    formula: MixedFormula, frame: pd.DataFrame, place: RowLocator, title: str
+) -> tuple[FormulaState, pd.DataFrame, np.ndarray]:
+    """What the formula learns from a table, its columns for the rows without a missing value, and which rows these
+    are."""
+    names = required_columns(formula, map(str, frame.columns))
+    absent = next((name for name in names if name not in frame.columns), None)
+    if absent is not None:
+        raise RequestError(
+            f"{title}: the formula names column '{absent}', which the table does not have."
+            f"{suggest_name(absent, map(str, frame.columns))}"
+        )
+    inputs = [name for name in names if name not in (formula.target, formula.client)]
+    if formula.target in _named(formula) or formula.client in _named(formula):
+        raise RequestError(f"{formula.text!r}: the target and the client's column cannot be terms.")
+    as_category = set(re.findall(r"\bC\(\s*`?([^\s,()`]+)", f"{formula.fixed} {formula.random or ''}"))
+    kinds = {name: CATEGORY if name in as_category else detect_kind(frame[name]) for name in inputs}
+    values = {name: read_values(frame[name], kind, place) for name, kind in kinds.items()}
+    absent_cells = [is_missing(column) for column in values.values()]
+    present = ~np.any([np.zeros(len(frame), dtype=bool), *absent_cells], axis=0)
+    if not present.any():
+        raise RequestError(f"{title}: no row has a value in every column that the formula names.")
+    levels = {
+        name: tuple(map(str, column[present].remove_unused_categories().categories))
+        for name, column in values.items()
+        if isinstance(column, pd.Categorical)
+    }
+    fills: dict[str, float | str] = {}
+    for name, column in values.items():
+        some = pd.Series(column[present])
+        fills[name] = str(some.mode()[0]) if name in levels else float(some.mean())
+    rows = _to_factors({name: column[present] for name, column in values.items()}, levels)
+    rows = rows if inputs else pd.DataFrame(index=range(int(present.sum())))
+    where = RowPlaces(np.flatnonzero(present), place)
+    columns, transforms = evaluate_terms(extrapolate_splines(formula.fixed), rows, formula.text, where)
+    if INTERCEPT not in columns:
+        raise RequestError(
+            f"{formula.text!r}: models have an intercept; leave '0 +' or '- 1' out of the fixed effects."
+        )
+    varying: Iterable[str] = columns.columns
+    if formula.random is not None:
+        random, learned = evaluate_terms(extrapolate_splines(formula.random), rows, formula.text, where)
+        transforms, varying = transforms | learned, random.columns
+        columns = columns.assign(**{name: random[name] for name in varying if name not in columns})
+    if columns.shape[1] < 2:
+        raise RequestError(f"{formula.text!r} has no column to learn from beside the intercept.")
+    state = FormulaState(
+        text=formula.text,
+        transforms=_to_json(transforms),
+        levels=levels,
+        dates=tuple(name for name, kind in kinds.items() if kind == DATE),
+        fills=fills,
+        varying=tuple(_plain(name) for name in varying),
+        all_vary=set(varying) == set(columns.columns),
+    )
+    return state, _name_columns(columns), present
+
+
+def apply_formula(state: FormulaState, frame: pd.DataFrame, place: RowLocator) -> tuple[pd.DataFrame, list[str]]:
+    """A later table's columns, and notes on cells that do not fit."""
+    values, notes = dict[str, Any](), list[str]()
+    for name, fill in state.fills.items():
+        if name not in frame.columns:
+            raise RequestError(
+                f"column '{name}' is missing from the table; the formula {state.text!r} names it."
+                f"{suggest_name(name, map(str, frame.columns))}"
+            )
+        kind = CATEGORY if name in state.levels else DATE if name in state.dates else NUMBER
+        column: Any = read_values(frame[name], kind, place)
+        if name in state.levels:
+            known = column.set_categories(list(state.levels[name]))
+            unseen = np.asarray(known.codes < 0) & ~is_missing(column)
+            if unseen.any():
+                notes.append(
+                    f"Column '{name}': {unseen.sum()} rows hold values that no training row has "
+                    f"({quote_list(sorted(set(column[unseen])), 3)}); they count as '{fill}', the most frequent one."
+                )
+            column = known
+        absent = is_missing(read_values(frame[name], kind, place))
+        if absent.any():
+            notes.append(f"Column '{name}': {absent.sum()} rows have no value; '{fill}' stands in.")
+        values[name] = column.fillna(fill) if name in state.levels else np.where(absent, fill, column)
+    rows = _to_factors(values, state.levels)
+    formula, transforms = parse_formula(state.text), _from_json(state.transforms)
+    where = RowPlaces(np.arange(len(rows)), place)
+    columns, _ = evaluate_terms(extrapolate_splines(formula.fixed), rows, state.text, where, transforms)
+    if formula.random is not None:
+        random, _ = evaluate_terms(extrapolate_splines(formula.random), rows, state.text, where, transforms)
+        columns = columns.assign(**{name: random[name] for name in random if name not in columns})
+    return _name_columns(columns), notes
+
+
+def _named(formula: MixedFormula) -> set[str]:
+    parts = (formula.fixed, formula.random or "1")
+    return {str(name) for part in parts for name in parse_terms(part, formula.text).required_variables}
+
+
+def _to_factors(values: dict[str, Any], levels: dict[str, tuple[str, ...]]) -> pd.DataFrame:
+    """Columns as formulaic takes them: numbers, and categories with all their levels."""
+    return pd.DataFrame(
+        {
+            name: pd.Categorical(column, categories=list(levels[name])) if name in levels else np.asarray(column, float)
+            for name, column in values.items()
+        }
+    )
+
+
+def _name_columns(columns: pd.DataFrame) -> pd.DataFrame:
+    """The columns without the intercept, by their names in the formula."""
+    return columns.drop(columns=INTERCEPT).rename(columns=_plain)
+
+
+def _plain(name: str) -> str:
+    return name.replace(EXTRAPOLATION, "").replace(EXTRAPOLATION.replace("'", '"'), "")
+
+
+def _to_json(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _to_json(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray | list | tuple):
+        return [_to_json(item) for item in value]
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _from_json(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {int(key) if key.isdigit() else key: _from_json(item) for key, item in value.items()}
+    return [_from_json(item) for item in value] if isinstance(value, list) else value
