@@ -88,10 +88,12 @@ def minimize_objective(task: Task, lam: Any, p: Tensor, rows: Rows) -> Minimum:
         w = damped_newton(value, grad, direction, zero, tol=1e-13)
     else:
 
-        def both(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        def value_and_grad(flat: np.ndarray) -> tuple[float, np.ndarray]:
             w = torch.from_numpy(flat)[None].to(task.dtype)
             return float(value(w)), grad(w)[0].double().numpy()
 
-        found = minimize(both, zero[0].numpy(), jac=True, method="L-BFGS-B", options={"ftol": 1e-15, "gtol": 1e-11})
-        w = torch.from_numpy(found.x)[None].to(task.dtype)
+        solution = minimize(
+            value_and_grad, zero[0].numpy(), jac=True, method="L-BFGS-B", options={"ftol": 1e-15, "gtol": 1e-11}
+        )
+        w = torch.from_numpy(solution.x)[None].to(task.dtype)
     return Minimum(w[0], at(w))

@@ -1,4 +1,5 @@
-"""Models of the papers' experiments on images; networks as functions that make them. Open widths are ours."""
+"""Models of the papers' experiments on images; networks as functions that make them. Widths that the papers do not
+print are ours."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ def softmax(features: int, classes: int, ridge: float) -> Task:
 
 
 def steps(features: int) -> str:
-    """Which steps inputs of so many features are worth: compiled ones, where they are installed, or PyTorch's."""
+    """Return the kind of steps for this number of features: compiled ones if they are installed, or PyTorch's."""
     return "numba" if features >= LARGE and is_numba_available() else "torch"
 
 
@@ -67,9 +68,9 @@ class LSTM(nn.Module):
     end of a text: it leaves the state as it is.
     """
 
-    def __init__(self, words: int, classes: int, embedding: int, hidden: int, layers: int):
+    def __init__(self, vocabulary: int, classes: int, embedding: int, hidden: int, layers: int):
         super().__init__()
-        self.embedding = nn.Embedding(words, embedding)
+        self.embedding = nn.Embedding(vocabulary, embedding)
         widths = [embedding] + [hidden] * (layers - 1)
         self.inputs = nn.ModuleList(nn.Linear(width, 4 * hidden) for width in widths)
         self.states = nn.ModuleList(nn.Linear(hidden, 4 * hidden, bias=False) for _ in widths)
@@ -79,12 +80,12 @@ class LSTM(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.embedding(tokens)
         real = (tokens != 0)[..., None]
-        for into, again in zip(self.inputs, self.states):
+        for into, recurrent in zip(self.inputs, self.states):
             gates = into(x)
             h = c = torch.zeros_like(gates[:, 0, : self.hidden])
             steps = []
             for t in range(tokens.shape[1]):
-                i, f, g, o = (gates[:, t] + again(h)).chunk(4, -1)
+                i, f, g, o = (gates[:, t] + recurrent(h)).chunk(4, -1)
                 new_c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
                 new_h = torch.sigmoid(o) * torch.tanh(new_c)
                 c, h = torch.where(real[:, t], new_c, c), torch.where(real[:, t], new_h, h)
@@ -93,5 +94,5 @@ class LSTM(nn.Module):
         return self.out(x[:, -1])
 
 
-def lstm(words: int, classes: int, embedding: int = 64, hidden: int = 256, layers: int = 2) -> MakeNetwork:
-    return lambda: LSTM(words, classes, embedding, hidden, layers)
+def lstm(vocabulary: int, classes: int, embedding: int = 64, hidden: int = 256, layers: int = 2) -> MakeNetwork:
+    return lambda: LSTM(vocabulary, classes, embedding, hidden, layers)

@@ -1,6 +1,6 @@
-"""Train a federation and follow what its models are worth, on training rows and on held-out ones.
+"""Train a federation and record the losses and accuracies of its models, on training and on test rows.
 
-Series of `follow`, all at the rounds in "round": loss and accuracy of the models that clients deploy ("train loss",
+Series of `follow`, all at the rounds in "round": loss and accuracy of the models that clients use ("train loss",
 "test accuracy", ...) and, with the word "common", of the server's model. Numbers are means over clients, each counting
 once, and with the word "worst" those of the client with the largest loss or the lowest accuracy; losses are without
 penalties. They are over all clients, or, with `online`, over those that took part in the
@@ -38,10 +38,10 @@ def train_and_evaluate(
     common: bool = False,
     online: bool = False,
 ) -> dict[str, list[float]]:
-    """Curves of a run, evaluated at round 1 and at every `every`-th; `common` asks for the server's model as well.
+    """Return the curves of a run, evaluated at round 1 and at every `every`-th; `common` adds the server's model.
 
-    The algorithm's settings must be numbers. Clients weigh alike in averages, and cohorts depend on the seed alone.
-    Where a method has mixtures, "alpha" is their mean.
+    The algorithm's settings must be numbers. Clients have equal weights in averages, and cohorts depend only on the
+    seed. Where a method has mixtures, "alpha" is their mean.
     """
     curves: dict[str, list[float]] = {"round": []}
 

@@ -151,10 +151,10 @@ def test_damping_compares_what_sampling_costs_each_mixture():
 
     check = fig4.damped("train loss")
     alone = [t for t in results((0.3, 0.2, 0.1)).trials if t.seed == 0]
-    assert check(Results(alone)).word == "open"  # one repeat
-    assert check(results((0.3, 0.2, 0.1))).held
-    assert not check(results((0.3, 0.1, 0.2))).held
-    assert not check(results((-5.3, -5.4, -5.5))).held  # losses below 0 are no losses
+    assert check(Results(alone)).outcome == "open"  # one repeat
+    assert check(results((0.3, 0.2, 0.1))).is_held
+    assert not check(results((0.3, 0.1, 0.2))).is_held
+    assert not check(results((-5.3, -5.4, -5.5))).is_held  # losses below 0 are no losses
 
 
 def test_newcomers_take_no_part_in_the_training():

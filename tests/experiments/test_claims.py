@@ -76,7 +76,9 @@ KINDS = {
     ),
     "crosses never": (claims.crosses(of("a", **AT), 1.0, "x", 0.9, 1.1), {"a": 1 / X}, {"a": 20 / X}),
     "measured": (
-        claims.measured(lambda r: (r.one(of("b", **AT)) - r.one(of("a", **AT)), r.one(of("a", **AT))), low=0.0),
+        claims.measured(
+            lambda r: (r.repeats(of("b", **AT)) - r.repeats(of("a", **AT)), r.repeats(of("a", **AT))), low=0.0
+        ),
         {"a": 1, "b": 2},
         {"a": 2, "b": 1},
     ),
@@ -84,12 +86,12 @@ KINDS = {
     "near from below": (claims.near("a", "b", 0.1), {"a": 0.96, "b": 1}, {"a": 0.8, "b": 1}),
     "not_below": (claims.not_below("a", "b", 0.1), {"a": 0.98, "b": 1}, {"a": 0.8, "b": 1}),
     "most": (
-        claims.most(0.6, one=claims.lower("a", 2.0), two=claims.lower("a", 1.5), three=claims.lower("a", 0.5)),
+        claims.most(0.6, repeats=claims.lower("a", 2.0), two=claims.lower("a", 1.5), three=claims.lower("a", 0.5)),
         {"a": 1},
         {"a": 1.7},
     ),
     "every": (
-        claims.every(one=claims.lower("a", 2.0), two=claims.higher("a", 0.5)),
+        claims.every(repeats=claims.lower("a", 2.0), two=claims.higher("a", 0.5)),
         {"a": 1},
         {"a": 0.4},
     ),
@@ -99,18 +101,18 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_claim_is_held_or_contradicted(kind):
     check, good, bad = KINDS[kind]
-    assert check(made(**good)).word == claims.HELD
-    assert check(made(**bad)).word == claims.CONTRADICTED
-    assert check(negated(made(**good))).word == claims.CONTRADICTED
+    assert check(made(**good)).outcome == claims.HELD
+    assert check(made(**bad)).outcome == claims.CONTRADICTED
+    assert check(negated(made(**good))).outcome == claims.CONTRADICTED
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_repeat_leaves_every_claim_open(kind):
     check, good, bad = KINDS[kind]
     for series in (good, bad):
-        assert check(Results([t for t in made(**series).trials if t.seed == 0])).word == claims.OPEN
+        assert check(Results([t for t in made(**series).trials if t.seed == 0])).outcome == claims.OPEN
     alone = Results([t for t in made(**good).trials if t.seed == 0])
-    assert check(negated(alone)).word == claims.CONTRADICTED  # no quantity can be negative
+    assert check(negated(alone)).outcome == claims.CONTRADICTED  # no quantity can be negative
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -118,7 +120,7 @@ def test_repeats_that_disagree_leave_every_claim_open(kind):
     check, good, bad = KINDS[kind]
     for_it, against_it = ([t for t in made(**series).trials if t.seed == 0] for series in (good, bad))
     verdict = check(Results([*for_it, *(t._replace(seed=1) for t in against_it)]))
-    assert verdict.word == claims.OPEN
+    assert verdict.outcome == claims.OPEN
     assert verdict.needs is None or verdict.needs > 2
 
 
@@ -138,10 +140,10 @@ def test_repeats_that_would_decide():
     noise = rng.standard_normal(400)
     few = Results([Trial({}, k, {"a": 10 + 5 * e}) for k, e in enumerate(noise[:8])])
     verdict = claims.lower("a", 10 + 2 * float(np.std(noise)) + 5 * float(noise[:8].mean()))(few)
-    assert verdict.word == claims.OPEN
+    assert verdict.outcome == claims.OPEN
     assert verdict.needs == int(np.ceil(8 / verdict.margin**2)) > 8
     more = Results([Trial({}, k, {"a": 10 + 5 * e}) for k, e in enumerate(np.tile(noise[:8], 40))])
-    assert claims.lower("a", 10 + 2 * float(np.std(noise)) + 5 * float(noise[:8].mean()))(more).word == claims.HELD
+    assert claims.lower("a", 10 + 2 * float(np.std(noise)) + 5 * float(noise[:8].mean()))(more).outcome == claims.HELD
 
 
 def test_every_kind_is_tested():
@@ -155,15 +157,15 @@ def test_differences_within_the_interval_do_not_count():
     rng = np.random.default_rng(1)
     noisy = [Trial({}, seed, {"a": rng.normal(10, 3), "b": rng.normal(10.5, 3)}) for seed in range(10)]
     assert np.mean([t.values["a"] for t in noisy]) < np.mean([t.values["b"] for t in noisy])
-    assert not claims.lower("a", "b")(Results(noisy)).held
+    assert not claims.lower("a", "b")(Results(noisy)).is_held
     paired = [Trial({}, t.seed, {"a": t.values["a"], "b": t.values["a"] + 0.5}) for t in noisy]
-    assert claims.lower("a", "b")(Results(paired)).held  # the same difference, at every seed
+    assert claims.lower("a", "b")(Results(paired)).is_held  # the same difference, at every seed
 
 
 def test_nan_and_infinity_hold_nothing():
     for value in (np.nan, np.inf):
         for check in (claims.lower("a", 1e9), claims.higher("a", 1e-9), claims.within("a", 0, 1e300)):
-            assert check(Results([Trial({}, seed, {"a": value}) for seed in (0, 1)])).word == claims.OPEN
+            assert check(Results([Trial({}, seed, {"a": value}) for seed in (0, 1)])).outcome == claims.OPEN
 
 
 def test_references():
@@ -178,9 +180,9 @@ def test_references():
     taken = results.take(of("error", at=-1, method="x"))
     assert list(taken) == [(("gap", 1),), (("gap", 2),)]
     assert taken[(("gap", 2),)].tolist() == [20, 21]  # in the order of seeds
-    assert results.one(of("error", at=np.max, method="x", gap=2)).tolist() == [20, 21]
+    assert results.repeats(of("error", at=np.max, method="x", gap=2)).tolist() == [20, 21]
     assert list(results.take(of("error", method="x", gap=between(low=2)))) == [(("gap", 2),)]
-    assert results.one(of(lambda values: values["error"][0] * 3, method="y", gap=2)).tolist() == [6, 6]
+    assert results.repeats(of(lambda values: values["error"][0] * 3, method="y", gap=2)).tolist() == [6, 6]
     curve = results.curve(of("error", at=0, method="x"), "gap")
     assert curve.x.tolist() == [1, 2] and curve.y.tolist() == [[1, 2], [1, 2]]
     inside = results.curve(of("error", method="x", gap=2), "rounds", span=(2, 9))
@@ -198,7 +200,7 @@ def test_a_quantity_with_fewer_coordinates_is_repeated():
         [Trial({"batch": b, "gap": g}, seed, {"a": 1.0 + b * g}) for b in (0, 20) for g in (1, 2) for seed in (0, 1)],
     )
     verdict = claims.lower(of("a", batch=0), of("a", batch=one_of((20,))))(results)
-    assert verdict.held
+    assert verdict.is_held
     full = of("a", batch=0, gap=2)
     assert claims.higher(of("a", batch=20), full)(results).numbers["points"] == 2
     with pytest.raises(KeyError, match="points to compare"):

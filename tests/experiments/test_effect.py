@@ -131,9 +131,9 @@ def test_speed_ups():
     few, many = {"steps": 1}, {"steps": 20}
     assert _rounds.speed_up(results, "gap", few | {"lam": "a"}, many | {"lam": "a"}).tolist() == [4, 4]
     right = _rounds.work_claims("gap", few, many, {"lam": "a"}, {"lam": "b"}, "gap")
-    assert [claim.check(results).word for claim in right] == ["held"] * 3
+    assert [claim.check(results).outcome for claim in right] == ["held"] * 3
     wrong = _rounds.work_claims("gap", few, many, {"lam": "b"}, {"lam": "a"}, "gap")
-    assert [claim.check(results).word for claim in wrong] == ["open", "contradicted", "contradicted"]
+    assert [claim.check(results).outcome for claim in wrong] == ["open", "contradicted", "contradicted"]
     assert _rounds.rounds_to("gap", 0.2)({"gap": slow, "t": range(5)}) == 2
 
 
@@ -143,9 +143,9 @@ def test_claims_of_their_own_can_fail():
         return Results([Trial({"lam": k}, seed, value) for k, value in enumerate(values) for seed in (0, 1)])
 
     linear = tab2.EXPERIMENT.claims[0].check
-    assert linear(tab([3.0, 5.0, 7.0])).word == "held"
-    assert linear(tab([7.0, 5.0, 3.0])).word == "contradicted"
-    assert linear(tab([3.0, np.nan, 7.0])).word == "open"
+    assert linear(tab([3.0, 5.0, 7.0])).outcome == "held"
+    assert linear(tab([7.0, 5.0, 3.0])).outcome == "contradicted"
+    assert linear(tab([3.0, np.nan, 7.0])).outcome == "open"
 
     def spread(adaptive):
         values = {"LocalTrain": 2.0, "GlobalTrain": 3.0}
@@ -153,9 +153,9 @@ def test_claims_of_their_own_can_fail():
         return Results(made)
 
     lowest = fig3.lowest_in_most(fig3.THEOREM)
-    assert lowest(spread([1.0, 1.0, 2.5])).word == "held"
-    assert lowest(spread([1.0, 2.5, 2.5])).word == "contradicted"
-    assert lowest(spread([-1.0, -1.0, -1.0])).word == "contradicted"
+    assert lowest(spread([1.0, 1.0, 2.5])).outcome == "held"
+    assert lowest(spread([1.0, 2.5, 2.5])).outcome == "contradicted"
+    assert lowest(spread([-1.0, -1.0, -1.0])).outcome == "contradicted"
 
 
 def test_approach_to_both_ends():
@@ -170,9 +170,9 @@ def test_approach_to_both_ends():
         return Results([Trial(p, seed, value) for p, value in values for seed in (0, 1)])
 
     right = {"LocalTrain": 0.2, "GlobalTrain": 0.9, "FedProxsmall": 0.3, "FedProxlarge": 0.8}
-    assert check(results(right)).held
-    assert not check(results(right | {"FedProxsmall": 0.8, "FedProxlarge": 0.3})).held
-    assert not check(results({name: -value for name, value in right.items()})).held
+    assert check(results(right)).is_held
+    assert not check(results(right | {"FedProxsmall": 0.8, "FedProxlarge": 0.3})).is_held
+    assert not check(results({name: -value for name, value in right.items()})).is_held
 
 
 def test_rows_of_the_tables_are_as_printed():

@@ -49,7 +49,7 @@ def test_a_change_of_sign_contradicts_every_claim(one, session_cache):
         return {name: value if name in axes else (-np.asarray(value)).tolist() for name, value in values.items()}
 
     turned = Results([Trial(t.point, t.seed, flipped(t.values)) for t in results.trials])
-    words = {claim.id: claim.check(turned).word for claim in entry.experiment.claims}
+    words = {claim.id: claim.check(turned).outcome for claim in entry.experiment.claims}
     assert set(words.values()) == {claims.CONTRADICTED}, words  # neither held nor open
 
 
@@ -90,7 +90,7 @@ def test_the_example_of_the_guide_runs(monkeypatch, tmp_path):
     monkeypatch.setattr(trial_cache, "_code", lambda module, name: "")
     monkeypatch.setattr(catalog, "load_experiment", lambda one: entry)
     results = runner.run([entry], "quick", tmp_path, workers=1)["009-fig9"].results
-    assert [claim.check(results).held for claim in module.EXPERIMENT.claims] == [True, True]
+    assert [claim.check(results).is_held for claim in module.EXPERIMENT.claims] == [True, True]
     kinds = {f for f in vars(claims) if f"`{f}(" in text}
     assert {"lower", "every", "crosses", "straight", "ratio", "within"} <= kinds
 

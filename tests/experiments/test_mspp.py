@@ -51,10 +51,10 @@ def test_ratios_are_judged_case_by_case():
     def results(values):
         return Results([Trial({"panel": "a"}, k, {"r": [v, v, v]}) for k, v in enumerate(values)])
 
-    assert _ratio_claims.ratio_below({"r": "r"}, ["a"])(results([0.4, 0.5, 0.6])).word == "held"
-    assert _ratio_claims.ratio_below({"r": "r"}, ["a"], 0.45)(results([0.4, 0.5, 0.6])).word == "open"
-    assert _ratio_claims.ratio_below({"r": "r"}, ["a"])(results([-0.4, -0.5, -0.6])).word == "contradicted"
-    assert _ratio_claims.ratio_below({"r": "r"}, ["a"])(results([np.nan, 0.5, 0.6])).word == "open"
+    assert _ratio_claims.ratio_below({"r": "r"}, ["a"])(results([0.4, 0.5, 0.6])).outcome == "held"
+    assert _ratio_claims.ratio_below({"r": "r"}, ["a"], 0.45)(results([0.4, 0.5, 0.6])).outcome == "open"
+    assert _ratio_claims.ratio_below({"r": "r"}, ["a"])(results([-0.4, -0.5, -0.6])).outcome == "contradicted"
+    assert _ratio_claims.ratio_below({"r": "r"}, ["a"])(results([np.nan, 0.5, 0.6])).outcome == "open"
 
 
 def test_devices_with_equal_rows_and_unit_lengths():

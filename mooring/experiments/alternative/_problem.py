@@ -29,22 +29,23 @@ class Problem(NamedTuple):
 
     @property
     def radius(self) -> float:
-        """R_rms mu/noise: what the rules compare with 1/sqrt(n)."""
+        """R_rms mu/noise, which the rules compare with 1/sqrt(n)."""
         return self.clients.truth.r_rms * self.mu / self.noise
 
     def risk(self, models: Tensor) -> float:
-        """The average excess risk of models [m, d] or [d]."""
+        """Return the average excess risk of models [m, d] or [d]."""
         return average_excess(self.clients.truth.excess_risk(models), self.clients.weights())
 
 
 def problem(seed: int, task: str, clients: int, relative: float, samples: int, validation: int = 0) -> Problem:
-    """Clients whose truths have R_rms = relative * noise/(mu sqrt(n)), up to what the ridge shrinks."""
+    """Return clients whose true models have R_rms = relative * noise/(mu sqrt(n)), up to the ridge's shrinkage."""
     return MAKE[task](seed, clients, relative * unit(seed, task, clients, samples), samples, validation)
 
 
 @lru_cache(maxsize=1)  # the same for all radii of a trial
 def unit(seed: int, task: str, clients: int, samples: int) -> float:
-    """The generator's radius at which R_rms of the planted truths is noise/(mu sqrt(n)), constants being those at 0."""
+    """Return the generator's radius at which R_rms of the planted truths is noise/(mu sqrt(n)), constants being those
+    at 0."""
     near, far = (MAKE[task](seed, clients, radius, samples, 0) for radius in (0.0, 1.0))
     planted = getattr(far.clients.truth, "planted", far.clients.truth.w)  # before the ridge
     spread = float((planted - planted.mean(0)).square().sum(1).mean().sqrt())

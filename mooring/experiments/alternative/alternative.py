@@ -23,40 +23,47 @@ SPLITS = 4  # random splits of each data set
 
 
 def trial(seed: int, task: str, clients: int, per_decade: int, samples: int = 100) -> dict:
-    """Average excess risks along R_rms in units of noise/(mu sqrt(n)); validation rows choose, the truth judges."""
+    """Return average excess risks along R_rms in units of noise/(mu sqrt(n)); validation rows choose, risks are
+    exact."""
     relative = np.geomspace(LEAST, MOST, round(per_decade * np.log10(MOST / LEAST)) + 1)
-    rows = [risks(problem(seed, task, clients, float(one), samples, MANY), seed) for one in relative]
+    rows = [risks(problem(seed, task, clients, float(radius), samples, MANY), seed) for radius in relative]
     out = {name: [row[name] for row in rows] for name in rows[0]}
     return out | {"relative": relative.tolist(), "oracle": np.minimum(out["common"], out["alone"]).tolist()}
 
 
-def risks(given: Problem, seed: int) -> dict:
-    task, data = given.task, given.clients
+def risks(federation: Problem, seed: int) -> dict:
+    task, data = federation.task, federation.clients
     models = {
         "common": require(task, HasSolve).solve(data.train.pooled(data.weights()))[0],
         "alone": require(task, HasSolve).solve(data.train.full(task)),
-        "known R": deployed(replace(KNOWN, radius=given.radius), given, seed),
-        "full data": deployed(FULL, given, seed),
+        "known R": personal_models(replace(KNOWN, radius=federation.radius), federation, seed),
+        "full data": personal_models(FULL, federation, seed),
     }
-    few = given._replace(clients=fewer(data))
+    few_rows = federation._replace(clients=limit_validation_rows(data))
     splits = range(SPLITS * seed, SPLITS * (seed + 1))
-    return {name: given.risk(v) for name, v in models.items()} | {
-        "sample split": float(np.mean([given.risk(deployed(SPLIT, given, one)) for one in splits])),
-        "sample split, few rows": float(np.mean([given.risk(deployed(SPLIT, few, one)) for one in splits])),
+    return {name: federation.risk(v) for name, v in models.items()} | {
+        "sample split": float(
+            np.mean([federation.risk(personal_models(SPLIT, federation, split)) for split in splits])
+        ),
+        "sample split, few rows": float(
+            np.mean([federation.risk(personal_models(SPLIT, few_rows, split)) for split in splits])
+        ),
     }
 
 
-def fewer(data: Clients) -> Clients:
-    """The same clients with FEW validation rows each."""
-    short = data.validation.size.clamp(max=FEW)
-    return replace(data, validation=replace(data.validation, size=short, cache={}))
+def limit_validation_rows(data: Clients) -> Clients:
+    """Return the same clients with FEW validation rows each."""
+    size = data.validation.size.clamp(max=FEW)
+    return replace(data, validation=replace(data.validation, size=size, cache={}))
 
 
-def deployed(rule: Dichotomous, given: Problem, seed: int) -> Tensor:
-    """[m, d]: what the rule gives every client."""
-    m = len(given.clients)
-    server, client = rule.init(given.task, given.task.start())
-    return rule.client_update(server, client, given.task, given.clients.cohort(), Round(1, 1, m, m, 1.0, seed))[0].v
+def personal_models(rule: Dichotomous, federation: Problem, seed: int) -> Tensor:
+    """Return [m, d]: the model that the rule chooses for every client."""
+    m = len(federation.clients)
+    server, client = rule.init(federation.task, federation.task.start())
+    return rule.client_update(
+        server, client, federation.task, federation.clients.cohort(), Round(1, 1, m, m, 1.0, seed)
+    )[0].v
 
 
 def near_envelope(rule: str, factor: float):

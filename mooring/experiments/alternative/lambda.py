@@ -1,4 +1,5 @@
-"""The lam rule of alternative, Theorem 4.4, on quadratics: three cases, from almost alone to as tight as it allows."""
+"""The lam rule of alternative, Theorem 4.4, on quadratics: three cases, from almost local to the strongest pull that
+it allows."""
 
 import numpy as np
 
@@ -13,7 +14,7 @@ LEAST, MOST = 1e-5, 10.0  # radii
 
 
 def trial(seed: int, clients: int, per_decade: int, draws: int) -> dict:
-    """Average excess risks along R for L_i(w) = 1/2 |w - z_i|^2, z_i ~ N(w*_i, I/(d n)): mu = 1, noise = 1.
+    """Return average excess risks along R for L_i(w) = 1/2 |w - z_i|^2, z_i ~ N(w*_i, I/(d n)): mu = 1, noise = 1.
 
     Everything is closed form: v_i = (z_i + lam mean(z))/(1 + lam). Risks are means over `draws`.
     """

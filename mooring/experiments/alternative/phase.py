@@ -18,13 +18,13 @@ METHODS = {"common": "FedAvg", "alone": "alone", "fedprox": "FedProx, lam rule",
 
 
 def trial(seed: int, task: str, clients: int, per_decade: int, samples: int = 100) -> dict:
-    """Along the radius, excess risks of exact minimizers: averaged over clients, and of the `worst` client.
+    """Return excess risks along the radius of exact minimizers: averaged over clients, and of the `worst` client.
 
-    `relative` is R_rms in units of noise/(mu sqrt(n)), from 0.01 to REACH. The averages come in units of what
-    training together and alone cost without heterogeneity: d/(2N) (`N common`) and d/(2n) (`n alone`).
+    `relative` is R_rms in units of noise/(mu sqrt(n)), from 0.01 to REACH. The averages come in units of the risks
+    of the pooled and the local models without heterogeneity: d/(2N) (`N common`) and d/(2n) (`n alone`).
     """
     relative = np.geomspace(0.01, REACH[task], round(per_decade * np.log10(REACH[task] / 0.01)) + 1)
-    rows = [risks(seed, task, clients, float(one), samples) for one in relative]
+    rows = [risks(seed, task, clients, float(radius), samples) for radius in relative]
     out = {name: [row[name] for row in rows] for name in rows[0]} | {"relative": relative.tolist()}
     floor = DIM[task] / (2 * samples)
     out["N common"] = [value * clients / floor for value in out["common"]]
@@ -33,17 +33,19 @@ def trial(seed: int, task: str, clients: int, per_decade: int, samples: int = 10
 
 
 def risks(seed: int, task: str, clients: int, relative: float, samples: int) -> dict:
-    given = problem(seed, task, clients, relative, samples)
-    rows, p = given.clients.train, given.clients.weights()
-    n, solve = rows.size.numpy(), require(given.task, HasSolve).solve
-    together, alone = solve(rows.pooled(p))[0], solve(rows.full(given.task))
-    lam = lambda_aer(given.radius, given.mu, p.numpy(), n).lam
+    federation = problem(seed, task, clients, relative, samples)
+    rows, p = federation.clients.train, federation.clients.weights()
+    n, solve = rows.size.numpy(), require(federation.task, HasSolve).solve
+    pooled, local = solve(rows.pooled(p))[0], solve(rows.full(federation.task))
+    lam = lambda_aer(federation.radius, federation.mu, p.numpy(), n).lam
     # In units of noise/mu the threshold ell_max m/(mu N) of Corollary 3.1 is m/N.
-    chosen = together if choose_model(given.radius, 1.0, 1.0, n) == "global" else alone
-    models = (together, alone, minimize_objective(given.task, lam, p, rows).v, chosen)
-    found = dict(zip(METHODS, models))
-    worst = {f"worst {name}": float(given.clients.truth.excess_risk(v).max()) for name, v in found.items()}
-    return {name: given.risk(v) for name, v in found.items()} | worst
+    chosen = pooled if choose_model(federation.radius, 1.0, 1.0, n) == "global" else local
+    models = (pooled, local, minimize_objective(federation.task, lam, p, rows).v, chosen)
+    models_by_name = dict(zip(METHODS, models))
+    worst = {
+        f"worst {name}": float(federation.clients.truth.excess_risk(v).max()) for name, v in models_by_name.items()
+    }
+    return {name: federation.risk(v) for name, v in models_by_name.items()} | worst
 
 
 CASES = grid(task=["linear", "logistic"], clients=[10, 40])
@@ -51,7 +53,7 @@ SLOPES = {"linear": (2.0, 30.0), "logistic": (0.55, 2.0)}
 
 
 def each(check):
-    """A check for every task and number of clients."""
+    """Return a check for every task and number of clients."""
     return every(**{f"{case['task']}, m = {case['clients']}": check(case) for case in CASES})
 
 

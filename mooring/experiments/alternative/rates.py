@@ -25,19 +25,19 @@ SMOOTH = DIM / 4 + RIDGE  # of every record: its inputs are +-1
 RADIUS = 0.53  # of W, which contains every row's minimizer c x with c = sigmoid(-d c): |c x| = 0.527
 ELL_MAX = float(np.log1p(np.exp(DIM**0.5 * RADIUS)) + RIDGE / 2 * RADIUS**2)
 CONSTANTS = (MU, SMOOTH, LAM, ELL_MAX, 2 * RADIUS)
-PLACES = (0, 1, 4, 9, 19, 49, 99, 199, 499, 999)  # local steps at which Lemma B.1 is looked at
+PLACES = (0, 1, 4, 9, 19, 49, 99, 199, 499, 999)  # local steps at which Lemma B.1 is evaluated
 
 
-def algorithm(**more: Any) -> FedProxTwoStage:
-    """Algorithm 3 with the steps of Lemmas B.1 and B.2: one record per local step, both models kept in W."""
+def algorithm(**overrides: Any) -> FedProxTwoStage:
+    """Return Algorithm 3 with the steps of Lemmas B.1 and B.2: one record per local step, both models kept in W."""
     return FedProxTwoStage(
         lam=LAM, schedule="inverse", eta=1.0, gamma=1 / LAM, mu=MU, smooth=SMOOTH, radius=RADIUS, batch=1,
-        draws="independent", final_steps=0, final_eta="stay", **more,
+        draws="independent", final_steps=0, final_eta="stay", **overrides,
     )  # fmt: skip
 
 
 def trial(seed: int, cohort: int, rounds: int, runs: int) -> dict:
-    """Means over `runs` runs from random points of the sphere around W.
+    """Return means over `runs` runs from random points of the sphere around W.
 
     `common` along t: |w_t - w~|^2; `personal` along k: the largest client's |v_k - prox_i(w_0)|^2 in a local update.
     """
@@ -71,14 +71,14 @@ def note(now: RoundSnapshot, path: list[torch.Tensor]) -> None:
 
 
 def inside(task: Logistic, data: Clients, w0: torch.Tensor, seed: int) -> np.ndarray:
-    """[K]: the largest client's squared distance from its proximal point after k local steps from w_0."""
+    """Return [K]: the largest client's squared distance from its proximal point after k local steps from w_0."""
     w = w0.expand(CLIENTS, -1)
     goal = task.prox(w, LAM, data.train.full(task))
     cohort, turn = data.cohort(), Round(1, 1, CLIENTS, CLIENTS, 1.0, seed)
     eta = partial(theory.local_step, mu=MU, lam=LAM)
     pull = torch.full_like(w, LAM)
-    found = [w if k == 0 else algorithm().soft_local_sgd(w, w, pull, task, cohort, turn, eta, k) for k in PLACES]
-    return np.array([float((v - goal).square().sum(1).max()) for v in found])
+    models = [w if k == 0 else algorithm().soft_local_sgd(w, w, pull, task, cohort, turn, eta, k) for k in PLACES]
+    return np.array([float((v - goal).square().sum(1).max()) for v in models])
 
 
 COHORTS = (2, 5, 10)

@@ -10,16 +10,16 @@ from mooring.experiments.training_curves import train_and_evaluate
 from mooring.tasks.network import NetworkTask
 
 CLASSES = 10
-RIDGE = 1e-4  # the paper regularizes and does not say by how much
+RIDGE = 1e-4  # the paper regularizes without printing the strength
 DIGITS = "digits of scikit-learn, 8x8, instead of MNIST; P1"
 MNIST = "MNIST; P1"
 
 
-def partition_images(seed: int, data: str, clients: int, classes: int, **more: Any) -> Clients:
-    """`classes` classes per client; with all ten the rows are dealt at random (IID)."""
+def partition_images(seed: int, data: str, clients: int, classes: int, **load_options: Any) -> Clients:
+    """Return `classes` classes per client; with all ten the rows are assigned at random (IID)."""
     partition = "iid" if classes == CLASSES else "classes"
     return load_image_dataset(
-        data, partition=partition, clients=clients, classes_per_client=classes, protocol="P1", seed=seed, **more
+        data, partition=partition, clients=clients, classes_per_client=classes, protocol="P1", seed=seed, **load_options
     )
 
 
@@ -31,7 +31,7 @@ def perceptron(clients: Clients, hidden: tuple[int, ...]) -> NetworkTask:
 def run_softmax(
     seed: int, run: str, classes: int, data: str, clients: int, rounds: int, every: int, participation: float = 1.0
 ) -> dict[str, list[float]]:
-    """Regularized softmax regression: tau = 10 local steps per round."""
+    """Train regularized softmax regression: tau = 10 local steps per round."""
     federation = partition_images(seed, data, clients, classes)
     return train_and_evaluate(
         algorithm(run),

@@ -34,7 +34,7 @@ LOSS, ACCURACY = "train loss", "test accuracy"  # the paper's validation rows ar
 
 
 def name_run(method: str) -> str:
-    """The run in which a method is followed."""
+    """Return the run in which a method is followed."""
     return method.removesuffix(" global").removesuffix(" localized")
 
 
@@ -46,7 +46,7 @@ def algorithm(
     scaffold: dict[str, Any] | None = None,
     **work: Any,
 ) -> Any:
-    """The algorithm of a run; `work`: local work in fields that all share, `scaffold`: what SCAFFOLD has of its own."""
+    """The algorithm of a run; `work`: local work in fields that all share, `scaffold`: overrides for SCAFFOLD."""
     usual: dict[str, Any] = {"eta": ETA, "decay": DECAY, "eta_schedule": FADING, "steps": STEPS, "batch": BATCH}
     work = usual | work
     tuning = {"tune_steps": work["steps"], "tune_epochs": work.get("epochs", 0)}
@@ -120,9 +120,9 @@ def every_pair(series: str, methods: Iterable[str], than: Iterable[str], **fixed
 def best(series: str, method: str, among: Iterable[str], **fixed: Any) -> Check:
     """The lowest training loss, or the highest accuracy, in the last round."""
     compare = lower if series == LOSS else higher
-    others = [other for other in among if other != method]
-    mine = final(method, series, **fixed)
-    return every(**{other: compare(mine, final(other, series, **fixed)) for other in others})
+    baselines = [name for name in among if name != method]
+    own_final = final(method, series, **fixed)
+    return every(**{name: compare(own_final, final(name, series, **fixed)) for name in baselines})
 
 
 def result_table(title: str, printed: Mapping[str, tuple[float | None, float | None]]) -> Table:

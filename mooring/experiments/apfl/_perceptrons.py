@@ -9,10 +9,10 @@ from mooring.experiments.training_curves import train_and_evaluate
 
 
 def run_perceptron(
-    seed: int, run: str, data: str, clients: int, hidden: list[int], rounds: int, deal: dict[str, Any], **work: Any
+    seed: int, run: str, data: str, clients: int, hidden: list[int], rounds: int, partition: dict[str, Any], **work: Any
 ) -> dict[str, list[float]]:
-    """The last round of a run on rows partitioned as `deal` says, every client tested on rows like its own (P1)."""
-    federation = load_image_dataset(data, clients=clients, protocol="P1", seed=seed, **deal)
+    """Return the last round of a run; every client is tested on rows like its own (P1)."""
+    federation = load_image_dataset(data, clients=clients, protocol="P1", seed=seed, **partition)
     task, method = perceptron(federation, tuple(hidden)), algorithm(run, **work)
     return train_and_evaluate(
         method, task, federation, rounds=rounds, every=rounds, seed=seed, common=has_global_model(run), online=True

@@ -40,22 +40,22 @@ def trial(seed: int, classes: int, run: str, data: str, clients: int, rounds: in
 
 def linearity_in_alpha(results: Results, classes: int) -> tuple[np.ndarray, ...]:
     """By repeat: the squared correlation of 1 - alpha and the training loss, negative where the loss falls with it."""
-    losses = np.stack([results.one(final(m, LOSS, classes=classes)) for m in BY_ALPHA], 1)
+    losses = np.stack([results.repeats(final(m, LOSS, classes=classes)) for m in BY_ALPHA], 1)
     share = 1 - np.array([0.0, *ALPHAS])
     return np.array([straightness(share, row) for row in losses]), losses
 
 
 def lost_advantage(results: Results, more: int, less: int) -> tuple[np.ndarray, ...]:
     """By how much the accuracy of alpha = 0.25 above that of FedAvg's global model falls from one split to another."""
-    found = [results.one(final(m, ACCURACY, classes=k)) for k in (more, less) for m in (FIXED[0], FEDAVG)]
-    return (found[0] - found[1]) - (found[2] - found[3]), *found
+    accuracies = [results.repeats(final(m, ACCURACY, classes=k)) for k in (more, less) for m in (FIXED[0], FEDAVG)]
+    return (accuracies[0] - accuracies[1]) - (accuracies[2] - accuracies[3]), *accuracies
 
 
 def rises_and_falls(classes: int):
     """Accuracy rises from one alpha to a larger one, and falls from one to a larger one."""
     pairs = [(a, b) for i, a in enumerate(BY_ALPHA) for b in BY_ALPHA[i + 1 :]]
 
-    def some(first: int, second: int):
+    def any_pair(first: int, second: int):
         checks = {
             f"{pair[first]} below {pair[second]}": higher(
                 final(pair[second], ACCURACY, classes=classes), final(pair[first], ACCURACY, classes=classes)
@@ -64,7 +64,7 @@ def rises_and_falls(classes: int):
         }
         return most(1 / len(pairs), **checks)
 
-    return every(rises=some(0, 1), falls=some(1, 0))
+    return every(rises=any_pair(0, 1), falls=any_pair(1, 0))
 
 
 EXPERIMENT = Experiment(

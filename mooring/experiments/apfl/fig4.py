@@ -22,8 +22,8 @@ def trial(seed: int, participation: float, run: str, data: str, clients: int, ro
 
 def harm(results: Results, method: str, series: str) -> tuple[np.ndarray, ...]:
     """Return the decrease in the late rounds if 30% instead of 70% of the clients take part."""
-    few, many = (results.one(late(method, series, participation=rate)) for rate in (0.3, 0.7))
-    return (1 if series == LOSS else -1) * (few - many), few, many
+    small_cohort, large_cohort = (results.repeats(late(method, series, participation=rate)) for rate in (0.3, 0.7))
+    return (1 if series == LOSS else -1) * (small_cohort - large_cohort), small_cohort, large_cohort
 
 
 def change_of_harm(results: Results, less: str, more: str, series: str) -> tuple[np.ndarray, ...]:

@@ -41,8 +41,8 @@ def trial(seed: int, run: str, data: str, clients: int, hidden: list[int], round
     """A tenth of the clients per round, one epoch each."""
     federation = authors(seed, data, clients)
     task, method = perceptron(federation, tuple(hidden)), algorithm(run, first_alpha=0.5, epochs=1)
-    how: dict[str, Any] = {"rounds": rounds, "every": every, "seed": seed, "participation": 0.1, "online": True}
-    return train_and_evaluate(method, task, federation, common=has_global_model(run), **how)
+    options: dict[str, Any] = {"rounds": rounds, "every": every, "seed": seed, "participation": 0.1, "online": True}
+    return train_and_evaluate(method, task, federation, common=has_global_model(run), **options)
 
 
 GENERATED = "generated authors (class prototypes with a style each) instead of EMNIST digits by author; P1"

@@ -42,24 +42,24 @@ def part(clients: Clients, position: torch.Tensor) -> Clients:
 
 def trial(seed: int, spread: float, clients: int, samples: int, rounds: int) -> dict:
     """Losses and accuracies of the new clients after 0 to 5 epochs. FedAvg's global model is APFL's as well."""
-    everyone = synthetic(seed, spread, clients + NEW_CLIENTS, samples)
-    old, new = part(everyone, torch.arange(clients)), part(everyone, torch.arange(clients, len(everyone)))
+    federation = synthetic(seed, spread, clients + NEW_CLIENTS, samples)
+    trained, new = part(federation, torch.arange(clients)), part(federation, torch.arange(clients, len(federation)))
     work: dict[str, Any] = {"eta": ETA, "decay": DECAY, "eta_schedule": FADING, "epochs": 1, "batch": BATCH}
     plan = TrainingPlan(rounds, seed=seed, evaluate_every=rounds)
     task = compile_steps(TASK) if rounds >= LONG and is_numba_available() else TASK
-    server = simulate(FedAvg(**work), task, old, plan, weights="uniform", resolved=True).server
+    server = simulate(FedAvg(**work), task, trained, plan, weights="uniform", resolved=True).server
     out: dict = {"epoch": list(range(EPOCHS + 1))}
     for way, fields in WAYS.items():
         stays = joining(APFL(adapt_on="train", **fields, **work), server.w, new, rounds, seed)
-        out |= named(way, [worths(new, mix_models(stay.alpha, stay.v, stay.w)) for stay in stays])
+        out |= name_series(way, [worths(new, mix_models(stay.alpha, stay.v, stay.w)) for stay in stays])
     tuning = joining(APFL(alpha=0.5, adapt="no", **work), server.w, new, rounds, seed, moves_w=True)
-    return out | named(TUNED, [worths(new, stay.w) for stay in tuning])
+    return out | name_series(TUNED, [worths(new, stay.w) for stay in tuning])
 
 
 def joining(
     method: APFL, w: torch.Tensor, new: Clients, rounds: int, seed: int, moves_w: bool = False
 ) -> Iterator[Mixture]:
-    """The new clients' models at first and after each epoch; w stands still for APFL (Eq. 7), and is what FedAvg
+    """Yield the new clients' models before and after each epoch; w is fixed for APFL (Eq. 7), and the model that FedAvg
     fine-tunes."""
     count = len(new)
     alpha = torch.tensor(method.alpha, dtype=w.dtype).expand(count)
@@ -73,7 +73,7 @@ def joining(
         yield stay
 
 
-def named(way: str, curve: list[tuple[float, float]]) -> dict:
+def name_series(way: str, curve: list[tuple[float, float]]) -> dict:
     loss, accuracy = (list(values) for values in zip(*curve))
     return {f"{way} loss": loss, f"{way} accuracy": accuracy}
 
@@ -84,7 +84,7 @@ def worths(clients: Clients, models: torch.Tensor) -> tuple[float, float]:
 
 
 def during(way: str, kind: str, **fixed: Any) -> Ref:
-    """The mean over the epochs, of which the first value is before them."""
+    """Return the mean over the epochs, without the value before them."""
     return of(f"{way} {kind}", mean_after_the_start, **fixed)
 
 

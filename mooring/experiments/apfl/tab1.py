@@ -79,11 +79,11 @@ EXPERIMENT = Experiment(
         *(
             Claim(
                 f"apfl-outperforms-{kind}-{part}",
-                f"every APFL model has a {how} than the {kind} models of FedAvg and SCAFFOLD",
-                every_pair(series, APFLS, others),
+                f"every APFL model has a {comparison} than the {kind} models of FedAvg and SCAFFOLD",
+                every_pair(series, APFLS, baselines),
             )
-            for kind, others in (("localized", LOCALIZED), ("global", GLOBAL))
-            for part, series, how in (
+            for kind, baselines in (("localized", LOCALIZED), ("global", GLOBAL))
+            for part, series, comparison in (
                 ("in-training", LOSS, "lower training loss"),
                 ("in-generalization", ACCURACY, "higher validation accuracy"),
             )

@@ -37,8 +37,8 @@ POINTS = grid(run=runs(*PRINTED, VARIANT))
 
 def trial(seed: int, run: str, data: str, clients: int, hidden: list[int], rounds: int) -> dict:
     """tau = 20 steps of 20 rows per round."""
-    deal = {"partition": "classes", "classes_per_client": 2}
-    return run_perceptron(seed, run, data, clients, hidden, rounds, deal, steps=20)
+    partition = {"partition": "classes", "classes_per_client": 2}
+    return run_perceptron(seed, run, data, clients, hidden, rounds, partition, steps=20)
 
 
 EXPERIMENT = Experiment(

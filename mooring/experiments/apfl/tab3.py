@@ -18,8 +18,8 @@ POINTS = grid(run=runs(*PRINTED))
 
 def trial(seed: int, run: str, data: str, clients: int, hidden: list[int], rounds: int) -> dict:
     """One epoch of batches of 20 per round."""
-    deal = {"partition": "dirichlet_equal", "alpha": 1.0 / CLASSES}
-    return run_perceptron(seed, run, data, clients, hidden, rounds, deal, epochs=1)
+    partition = {"partition": "dirichlet_equal", "alpha": 1.0 / CLASSES}
+    return run_perceptron(seed, run, data, clients, hidden, rounds, partition, epochs=1)
 
 
 EXPERIMENT = Experiment(
@@ -36,9 +36,9 @@ EXPERIMENT = Experiment(
         Claim(
             f"apfl-generalizes-better-than-{name}",
             f"every APFL model has a higher validation accuracy than FedAvg's {name} model",
-            every_pair(ACCURACY, FIXED, (other,)),
+            every_pair(ACCURACY, FIXED, (baseline,)),
         )
-        for name, other in (("localized", FEDAVG_LOCAL), ("global", FEDAVG))
+        for name, baseline in (("localized", FEDAVG_LOCAL), ("global", FEDAVG))
     ],
     tables=[result_table("Table 3", PRINTED)],
     reads="Every client draws its classes' proportions from a Dirichlet distribution whose parameter, 1.0, is divided "

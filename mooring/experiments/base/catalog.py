@@ -49,19 +49,19 @@ def load_experiment(name: str) -> CatalogEntry:
     """Return the experiment with this id."""
     id_ = paper_key(name)
     if id_ not in list_experiments():
-        known = [*list_papers(), *list_experiments(), ALL]
-        raise RequestError(f"{describe_unknown('experiment', name, known, 'mooring list experiments')}.")
+        names = [*list_papers(), *list_experiments(), ALL]
+        raise RequestError(f"{describe_unknown('experiment', name, names, 'mooring list experiments')}.")
     paper, experiment = id_.split("-", 1)
     module = importlib.import_module(f"{ROOT}.{paper}.{experiment.replace('-', '_')}")
     return CatalogEntry(id_, paper, module.EXPERIMENT)
 
 
-def select_experiments(what: str) -> list[CatalogEntry]:
-    """Return the experiments that `what` selects: an experiment's id, a paper's key, or `all`."""
-    key = paper_key(what)
-    if what != ALL and key not in list_papers():
-        return [load_experiment(what)]
-    return [load_experiment(id_) for id_ in list_experiments() if what == ALL or id_.split("-")[0] == key]
+def select_experiments(selection: str) -> list[CatalogEntry]:
+    """Return the experiments that `selection` names: an experiment's id, a paper's key, or `all`."""
+    key = paper_key(selection)
+    if selection != ALL and key not in list_papers():
+        return [load_experiment(selection)]
+    return [load_experiment(id_) for id_ in list_experiments() if selection == ALL or id_.split("-")[0] == key]
 
 
 def get_preset(entry: CatalogEntry, name: str) -> Preset:
@@ -76,16 +76,18 @@ def restrict_experiment(entry: CatalogEntry, name: str, only: Sequence[str], rep
     number of repeats; the description of its data states the restriction."""
     full = get_preset(entry, name)
     points = list(full.points)
-    for word in only:
-        key, _, value = word.partition("=")
+    for condition in only:
+        key, _, value = condition.partition("=")
         selected = [point for point in points if str(point.get(key)) == value]
         if not selected:
-            known = "; ".join(f"{key} = {', '.join(values)}" for key, values in _coordinate_values(points).items())
-            raise RequestError(f"--only {word}: {entry.id} has no such point; it has {known or 'a single point'}.")
+            available = "; ".join(f"{key} = {', '.join(values)}" for key, values in _coordinate_values(points).items())
+            raise RequestError(
+                f"--only {condition}: {entry.id} has no such point; it has {available or 'a single point'}."
+            )
         points = selected
     if repeats is not None and repeats < 1:
         raise RequestError(f"--repeats must be a whole number >= 1, got {repeats}.")
-    data = "; ".join(filter(None, [full.data, *(f"only {word.replace('=', ' = ')}" for word in only)]))
+    data = "; ".join(filter(None, [full.data, *(f"only {condition.replace('=', ' = ')}" for condition in only)]))
     size = replace(full, points=points, repeats=repeats or full.repeats, data=data)
     return entry._replace(experiment=replace(entry.experiment, presets={**entry.experiment.presets, name: size}))
 

@@ -47,19 +47,19 @@ class Verdict(NamedTuple):
     decides: dict[str, Any] | None = None  # its numbers; None: those above
 
     @property
-    def word(self) -> str:
+    def outcome(self) -> str:
         if self.margin > 1:
             return HELD
         return CONTRADICTED if self.margin <= -1 else OPEN
 
     @property
-    def held(self) -> bool:
-        return self.word == HELD
+    def is_held(self) -> bool:
+        return self.outcome == HELD
 
     @property
     def needs(self) -> int | None:
         """Number of repeats that would decide an open claim at the same means; None if it cannot be estimated."""
-        if self.word != OPEN or not self.margin or math.isnan(self.margin):
+        if self.outcome != OPEN or not self.margin or math.isnan(self.margin):
             return None
         return math.ceil(self.repeats / self.margin**2)
 
@@ -147,8 +147,8 @@ def alike(quantities: Sequence[Quantity], within: float) -> CheckFunction:
         pairs = [(a, b) for i, a in enumerate(quantities) for b in quantities[i + 1 :]]
         verdicts = [close(a, b, within)(results) for a, b in pairs]
         k = min(range(len(pairs)), key=lambda k: _badness(verdicts[k]))
-        found = verdicts[k].numbers
-        gap = max(found["highest ratio"], 1 / (found["lowest ratio"] or np.nan))
+        pair_numbers = verdicts[k].numbers
+        gap = max(pair_numbers["highest ratio"], 1 / (pair_numbers["lowest ratio"] or np.nan))
         numbers = {"largest ratio": float(gap), "within": within, "pair": " / ".join(map(_name, pairs[k]))}
         return Verdict(verdicts[k].margin, numbers, verdicts[k].repeats)
 
@@ -216,9 +216,9 @@ def flat(a: Series, x: str, within: float, span: Span = EVERYWHERE) -> CheckFunc
         if len(x_) < 2:
             return Verdict(float(sound(np.array(np.nan), results.curve(a, x).y)), {"places": len(x_)}, len(y))
         top, bottom = (side.reshape(len(y), -1) for side in np.broadcast_arrays(y[:, :, None], y[:, None, :]))
-        found = ratio_interval(top, bottom)
-        k, margin = worst_place(sound(margins(*found, most=1 + within), y))
-        ratio, low, high = (float(one[k]) for one in found)
+        ratios = ratio_interval(top, bottom)
+        k, margin = worst_place(sound(margins(*ratios, most=1 + within), y))
+        ratio, low, high = (float(part[k]) for part in ratios)
         numbers = {"lowest": float(bottom.mean(0)[k]), "highest": float(top.mean(0)[k]), "ratio": ratio}
         return Verdict(margin, numbers | {"low": low, "high": high, "limit": 1 + within}, len(y))
 
@@ -272,13 +272,13 @@ def crosses(a: Series, b: Quantity, x: str, low: float, high: float, span: Span 
         places = np.array([find_crossing(np.log(x_), gap) for gap in gaps])
         mean, first, last = (float(np.exp(part)) for part in interval(places))
         numbers = {"crossing": mean, "low": first, "high": last, "range": [low, high]}
-        found = Verdict(float(margins(mean, first, last, low, high)), numbers, len(top))
+        verdict = Verdict(float(margins(mean, first, last, low, high)), numbers, len(top))
         if not np.isnan(mean):
-            return found
+            return verdict
         crossing_of_means = float(np.exp(find_crossing(np.log(x_), np.log(top.mean(0)) - np.log(bottom.mean(0)))))
-        ends = [margins(*ratio_interval(top[:, k], bottom[:, k]), **side) for k, side in ENDS.items()]
-        margin = min(0.0, *(_order(float(end)) for end in ends))
-        return found._replace(margin=margin, numbers=numbers | {"crossing": crossing_of_means})
+        end_margins = [margins(*ratio_interval(top[:, k], bottom[:, k]), **side) for k, side in ENDS.items()]
+        margin = min(0.0, *(_order(float(end)) for end in end_margins))
+        return verdict._replace(margin=margin, numbers=numbers | {"crossing": crossing_of_means})
 
     return check
 
@@ -343,7 +343,7 @@ def worst_place(margin: np.ndarray) -> tuple[Any, float]:
     """Return the index and the margin of the worst place; () for a single place."""
     if not margin.ndim:
         return (), float(margin)
-    k = int(np.argmin([_order(float(one)) for one in margin]))
+    k = int(np.argmin([_order(float(value)) for value in margin]))
     return k, float(margin[k])
 
 
@@ -353,10 +353,10 @@ ENDS: dict[int, dict[str, float]] = {
 }  # bounds of a/b at the two ends of a crossing
 
 
-def _in_halves(room: np.ndarray, half: np.ndarray) -> np.ndarray:
-    """room / half; an interval without width, up to rounding, is wholly inside, wholly outside, or at the limit."""
-    found = np.where(half <= 0, np.where(room == 0, 0.0, np.copysign(np.inf, room)), room / half)
-    return np.where(np.isinf(room) & (room > 0), np.inf, found)
+def _in_halves(slack: np.ndarray, half: np.ndarray) -> np.ndarray:
+    """Return slack / half; an interval without width, up to rounding, is inside, outside, or at the limit."""
+    halves = np.where(half <= 0, np.where(slack == 0, 0.0, np.copysign(np.inf, slack)), slack / half)
+    return np.where(np.isinf(slack) & (slack > 0), np.inf, halves)
 
 
 def _order(margin: float) -> float:
@@ -368,19 +368,23 @@ def _badness(verdict: Verdict) -> float:
     return _order(verdict.margin)
 
 
-def _several(checks: Mapping[str, Check], enough: int) -> Callable[[Results], Verdict]:
-    """Return the verdict of the worst of the `enough` best checks."""
+def _several(checks: Mapping[str, Check], required: int) -> Callable[[Results], Verdict]:
+    """Return the verdict of the worst of the `required` best checks."""
 
     def check(results: Results) -> Verdict:
         verdicts = {name: single(results) for name, single in checks.items()}
-        name = sorted(verdicts, key=lambda name: _badness(verdicts[name]))[len(verdicts) - enough]
+        name = sorted(verdicts, key=lambda name: _badness(verdicts[name]))[len(verdicts) - required]
         worst = verdicts[name]
-        where = f"{name}, {worst.where}" if worst.where else name
+        worst_name = f"{name}, {worst.where}" if worst.where else name
         numbers: dict[str, Any] = {name: v.numbers for name, v in verdicts.items()}
-        if enough < len(checks):
-            words = [v.word for v in verdicts.values()]
-            numbers = {"checks": len(words), "needed": enough} | {word: words.count(word) for word in WORDS} | numbers
-        return Verdict(worst.margin, numbers, worst.repeats, where, worst.worst)
+        if required < len(checks):
+            outcomes = [v.outcome for v in verdicts.values()]
+            numbers = (
+                {"checks": len(outcomes), "needed": required}
+                | {outcome: outcomes.count(outcome) for outcome in WORDS}
+                | numbers
+            )
+        return Verdict(worst.margin, numbers, worst.repeats, worst_name, worst.worst)
 
     return check
 
@@ -399,14 +403,16 @@ def _compare(a: Quantity, b: Quantity, factor: float, sign: int) -> Callable[[Re
     def check(results: Results) -> Verdict:
         rows = []
         for point, left, right in _paired(results, a, b):
-            found = margins(*interval(sign * (left - factor * right)), most=0.0)
-            worst, margin = worst_place(sound(found, left, right))
+            place_margins = margins(*interval(sign * (left - factor * right)), most=0.0)
+            worst, margin = worst_place(sound(place_margins, left, right))
             ratio, low, high = ratio_interval(left, right)
             numbers = (left.mean(0)[worst], right.mean(0)[worst], ratio[worst], low[worst], high[worst])
             rows.append((margin, point, numbers))
         margin, point, numbers = min(rows, key=lambda row: _order(row[0]))
-        named = dict(zip(("value", "reference", "ratio", "low", "high"), map(float, numbers))) | {"limit": factor}
-        return Verdict(margin, named | _where(point, len(rows)), len(left))
+        numbers_by_name = dict(zip(("value", "reference", "ratio", "low", "high"), map(float, numbers))) | {
+            "limit": factor
+        }
+        return Verdict(margin, numbers_by_name | _where(point, len(rows)), len(left))
 
     return check
 
@@ -421,8 +427,8 @@ def _difference(a: Quantity, b: Quantity, low: float, high: float) -> Callable[[
             worst, margin = worst_place(sound(margins(mean, bottom, top, low, high), left, right))
             rows.append((margin, point, (mean[worst], bottom[worst], top[worst])))
         margin, point, numbers = min(rows, key=lambda row: _order(row[0]))
-        named = dict(zip(("difference", "low", "high"), map(float, numbers))) | {"range": [low, high]}
-        return Verdict(margin, named | _where(point, len(rows)), len(left))
+        numbers_by_name = dict(zip(("difference", "low", "high"), map(float, numbers))) | {"range": [low, high]}
+        return Verdict(margin, numbers_by_name | _where(point, len(rows)), len(left))
 
     return check
 
@@ -433,10 +439,10 @@ def _monotone(a: Series, x: str, span: Span, sign: int) -> Callable[[Results], V
         if len(x_) < 2:
             return Verdict(np.nan, {"places": len(x_)}, len(y))
         mean, low, high = interval(np.diff(y, axis=1))
-        found = margins(mean, low, high, **({"least": 0.0} if sign > 0 else {"most": 0.0}))
-        k, margin = worst_place(sound(found, y))
-        numbers = {"first": float(y.mean(0)[0]), "last": float(y.mean(0)[-1]), "steps": len(found)}
-        worst = {"right steps": int((found > 1).sum()), f"worst {x}": float(x_[k]), "worst step": float(mean[k])}
+        step_margins = margins(mean, low, high, **({"least": 0.0} if sign > 0 else {"most": 0.0}))
+        k, margin = worst_place(sound(step_margins, y))
+        numbers = {"first": float(y.mean(0)[0]), "last": float(y.mean(0)[-1]), "steps": len(step_margins)}
+        worst = {"right steps": int((step_margins > 1).sum()), f"worst {x}": float(x_[k]), "worst step": float(mean[k])}
         return Verdict(margin, numbers | worst | {"low": float(low[k]), "high": float(high[k])}, len(y))
 
     return check
@@ -456,12 +462,12 @@ def _paired(results: Results, a: Quantity, b: Quantity) -> list[tuple[Coordinate
     return [(point, values, right[_match(point, right)]) for point, values in left.items()]
 
 
-def _match(point: Coordinates, others: Iterable[Coordinates]) -> Coordinates:
+def _match(point: Coordinates, points: Iterable[Coordinates]) -> Coordinates:
     """Return the point of `others` whose coordinates all agree with `point`."""
-    others = list(others)
-    matches = [other for other in others if set(other) <= set(point)]
+    points = list(points)
+    matches = [candidate for candidate in points if set(candidate) <= set(point)]
     if len(matches) != 1:
-        raise KeyError(f"{len(matches)} points to compare with {dict(point)} among {[dict(p) for p in others]}")
+        raise KeyError(f"{len(matches)} points to compare with {dict(point)} among {[dict(p) for p in points]}")
     return matches[0]
 
 

@@ -68,15 +68,15 @@ def clear_caches() -> None:
 @cache
 def _inspect(module: str, name: str) -> tuple[str, list[Place]]:
     """Return the code at a place, and the places that it refers to."""
-    here = _parse(module)
+    parsed = _parse(module)
     if name == WHOLE_MODULE:
-        return "", [(module, definition) for definition in [*here.definitions, TOP_LEVEL]]
+        return "", [(module, definition) for definition in [*parsed.definitions, TOP_LEVEL]]
     if name == TOP_LEVEL:
-        nodes = here.statements
-    elif name in here.definitions:
-        nodes = here.definitions[name]
-    elif name in here.imports:
-        target, imported = here.imports[name]
+        nodes = parsed.statements
+    elif name in parsed.definitions:
+        nodes = parsed.definitions[name]
+    elif name in parsed.imports:
+        target, imported = parsed.imports[name]
         if imported == WHOLE_MODULE:
             return "", [(target, WHOLE_MODULE)]
         return "", [(target, imported), (module, TOP_LEVEL)]
@@ -84,28 +84,28 @@ def _inspect(module: str, name: str) -> tuple[str, list[Place]]:
         return "", [(module, WHOLE_MODULE)]  # defined dynamically
     references: list[Place] = [] if name == TOP_LEVEL else [(module, TOP_LEVEL)]
     for node in nodes:
-        references += _references(node, module, here)
+        references += _references(node, module, parsed)
     return json.dumps([ast.dump(node) for node in nodes]), references
 
 
-def _references(node: ast.stmt, module: str, here: ParsedModule) -> Iterator[Place]:
+def _references(node: ast.stmt, module: str, parsed: ParsedModule) -> Iterator[Place]:
     """Yield the places that a statement refers to."""
     inner = dict(_imported_names(node, module))
-    known = here.imports | inner
+    imports = parsed.imports | inner
     owners = {id(part.value) for part in ast.walk(node) if isinstance(part, ast.Attribute)}
     for part in _without_annotations(node):
         if isinstance(part, ast.Call) and ast.unparse(part.func).endswith("import_module"):
-            yield from _folder_modules(module, here)
+            yield from _folder_modules(module, parsed)
         elif isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name):
-            target = known.get(part.value.id)
+            target = imports.get(part.value.id)
             if target is not None and target[1] == WHOLE_MODULE:
                 yield _resolve(target[0], part.attr)
         elif isinstance(part, ast.Name) and part.id in inner:
             yield inner[part.id]
-        elif isinstance(part, ast.Name) and part.id in here.definitions:
+        elif isinstance(part, ast.Name) and part.id in parsed.definitions:
             yield module, part.id
-        elif isinstance(part, ast.Name) and part.id in here.imports:
-            target = here.imports[part.id]
+        elif isinstance(part, ast.Name) and part.id in parsed.imports:
+            target = parsed.imports[part.id]
             if target[1] != WHOLE_MODULE or id(part) not in owners:
                 yield target
 
@@ -121,9 +121,9 @@ def _without_annotations(node: ast.AST) -> Iterator[ast.AST]:
                 yield from _without_annotations(part)
 
 
-def _folder_modules(module: str, here: ParsedModule) -> Iterator[Place]:
+def _folder_modules(module: str, parsed: ParsedModule) -> Iterator[Place]:
     package = module if _is_module(f"{module}.__init__") else module.rpartition(".")[0]
-    for file in here.folder.glob("*.py"):
+    for file in parsed.folder.glob("*.py"):
         if file.stem != "__init__":
             yield f"{package}.{file.stem}", WHOLE_MODULE
 

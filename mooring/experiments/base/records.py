@@ -94,7 +94,7 @@ def _claim_record(claim: Claim, verdict: Verdict, registration: Registration | N
         "version": None if registration is None else registration.version,
         "claim": claim.id,
         "says": claim.says,
-        "word": verdict.word,
+        "word": verdict.outcome,
         "needs": verdict.needs,
         "where": verdict.where,
         "worst": verdict.worst,
@@ -127,6 +127,6 @@ def _cell(cell: Cell, results: Results) -> dict[str, Any]:
     """Return our number, half of its interval (None if it has none), and the paper's number."""
     if callable(cell.ours):
         return {"ours": cell.ours(results), "half": None, "printed": cell.printed}
-    mean, low, high = (float(part) for part in interval(results.one(cell.ours)))
+    mean, low, high = (float(part) for part in interval(results.repeats(cell.ours)))
     half = None if low == high or low != low else (high - low) / 2
     return {"ours": mean, "half": half, "printed": cell.printed}

@@ -84,9 +84,9 @@ def newest_registrations(paper: str) -> dict[tuple[str, str], Registration]:
 
 def require_registered(entry: catalog.CatalogEntry) -> dict[str, Registration]:
     """Return the registrations of an experiment's claims, by claim; refuse claims that the code tests otherwise."""
-    known = {id_: value for (name, id_), value in newest_registrations(entry.paper).items() if name == entry.id}
+    registered = {id_: value for (name, id_), value in newest_registrations(entry.paper).items() if name == entry.id}
     for claim in entry.experiment.claims:
-        registration = known.get(claim.id)
+        registration = registered.get(claim.id)
         if registration is None:
             raise RequestError(
                 f"{entry.id}: claim '{claim.id}' is not registered. Add it to {entry.paper}/{CLAIMS_FILE} with its "
@@ -97,7 +97,7 @@ def require_registered(entry: catalog.CatalogEntry) -> dict[str, Registration]:
                 f"{entry.id}: claim '{claim.id}' is tested otherwise than registered (version {registration.version}); "
                 f'register a new version with its reason: check = "{claim.check.digest}".'
             )
-    return {claim.id: known[claim.id] for claim in entry.experiment.claims}
+    return {claim.id: registered[claim.id] for claim in entry.experiment.claims}
 
 
 def apply_registration(
@@ -108,8 +108,8 @@ def apply_registration(
     If another preset decides, the experiment is unchanged and there are no registrations. An experiment is
     refused if a claim is not registered as it is in the code.
     """
-    known = require_registered(entry)
-    runs = {json.dumps(dict(value.run), sort_keys=True): value.run for value in known.values()}
+    registered = require_registered(entry)
+    runs = {json.dumps(dict(value.run), sort_keys=True): value.run for value in registered.values()}
     if len(runs) > 1:
         raise RequestError(
             f"{entry.id}: its claims are registered with {len(runs)} different runs; a single run must decide all."
@@ -119,7 +119,7 @@ def apply_registration(
         return entry, {}
     size = replace(entry.experiment.presets[preset], repeats=run["repeats"], first_seed=run["first_seed"])
     sizes = {**entry.experiment.presets, preset: size}
-    return entry._replace(experiment=replace(entry.experiment, presets=sizes)), known
+    return entry._replace(experiment=replace(entry.experiment, presets=sizes)), registered
 
 
 def describe_registrations(paper: str) -> dict[str, Any]:

@@ -68,27 +68,27 @@ class one_of:
         return value in self.values
 
 
-def describe(thing: Any) -> str:
+def describe(value: Any) -> str:
     """Return a description of a reference, a function or a value that does not depend on the module it is in.
 
     It is part of a claim's registration, so functions in claims need a name.
     """
-    if isinstance(thing, Ref):
-        fixed = [f"{name}={describe(value)}" for name, value in thing.fixed.items()]
-        place = [] if thing.at is None else [f"at={describe(thing.at)}"]
-        return f"{describe(thing.series)}[{', '.join([*place, *fixed])}]"
-    if isinstance(thing, partial):
-        words = [*map(describe, thing.args), *(f"{name}={describe(value)}" for name, value in thing.keywords.items())]
-        return f"{describe(thing.func)}({', '.join(words)})"
-    if isinstance(thing, between | one_of):
-        return repr(thing)
-    if callable(thing):
-        return str(getattr(thing, "text", None) or thing.__name__)
-    if isinstance(thing, dict):
-        return "{" + ", ".join(f"{name}={describe(value)}" for name, value in thing.items()) + "}"
-    if isinstance(thing, list | tuple):
-        return "[" + ", ".join(map(describe, thing)) + "]"
-    return f"{thing:.12g}" if isinstance(thing, float) else str(thing)
+    if isinstance(value, Ref):
+        fixed = [f"{name}={describe(item)}" for name, item in value.fixed.items()]
+        place = [] if value.at is None else [f"at={describe(value.at)}"]
+        return f"{describe(value.series)}[{', '.join([*place, *fixed])}]"
+    if isinstance(value, partial):
+        arguments = [*map(describe, value.args), *(f"{name}={describe(item)}" for name, item in value.keywords.items())]
+        return f"{describe(value.func)}({', '.join(arguments)})"
+    if isinstance(value, between | one_of):
+        return repr(value)
+    if callable(value):
+        return str(getattr(value, "text", None) or value.__name__)
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name}={describe(item)}" for name, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(describe, value)) + "]"
+    return f"{value:.12g}" if isinstance(value, float) else str(value)
 
 
 class Curve(NamedTuple):
@@ -108,13 +108,13 @@ class Results:
         ref = of(ref) if isinstance(ref, str) else ref
         values: dict[Coordinates, list[np.ndarray]] = {}
         for trial in self.trials:
-            if all(_is_accepted(trial.point.get(name), wanted) for name, wanted in ref.fixed.items()):
+            if all(_is_accepted(trial.point.get(name), condition) for name, condition in ref.fixed.items()):
                 values.setdefault(_free_coordinates(trial.point, ref.fixed), []).append(_value(trial.values, ref))
         if not values:
             raise KeyError(f"no trial has {ref.series!r} at {ref.fixed}")
         return {point: np.stack(repeats) for point, repeats in values.items()}
 
-    def one(self, ref: Ref | str) -> np.ndarray:
+    def repeats(self, ref: Ref | str) -> np.ndarray:
         """Return [repeats] of a reference that fixes all coordinates."""
         values = self.take(ref)
         if len(values) != 1:
@@ -132,7 +132,7 @@ class Results:
             place, y = np.array([point[0][1] for point in order], dtype=float), np.stack([values[p] for p in order], 1)
         else:
             fixed = ref.fixed if isinstance(ref, Ref) else {}
-            place, y = self.one(of(x, **fixed))[0].astype(float), self.one(ref)
+            place, y = self.repeats(of(x, **fixed))[0].astype(float), self.repeats(ref)
         inside = (place >= span[0]) & (place <= span[1])
         return Curve(place[inside], y[:, inside])
 
@@ -178,11 +178,11 @@ def ratio_interval(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray
         residual = a - ratio * b  # has mean 0, which avoids rounding errors
         scale = quantile(n) ** 2 / (n * (n - 1))
         deviation = b - bottom
-        spread, cross, own = (
+        spread, cross, deviation_square = (
             (x * y).sum(0) for x, y in ((residual, residual), (residual, deviation), (deviation,) * 2)
         )
         # (top - f bottom)^2 = scale * sum (residual - (f - ratio) deviation)^2, solved for f - ratio
-        square, linear, free = bottom**2 - scale * own, scale * cross, -scale * spread
+        square, linear, free = bottom**2 - scale * deviation_square, scale * cross, -scale * spread
         root = np.sqrt(np.maximum(linear**2 - square * free, 0))
         bounded = square > 0
         low = np.where(bounded, ratio + (-linear - root) / square, np.nan)
@@ -190,8 +190,8 @@ def ratio_interval(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray
     return ratio, low, high
 
 
-def _is_accepted(value: Any, wanted: Any) -> bool:
-    return bool(wanted(value)) if callable(wanted) else value == wanted
+def _is_accepted(value: Any, condition: Any) -> bool:
+    return bool(condition(value)) if callable(condition) else value == condition
 
 
 def _free_coordinates(point: dict[str, Any], fixed: dict[str, Any]) -> Coordinates:

@@ -160,8 +160,8 @@ def _run_batch(batch: Sequence[Unit], folder: Path) -> None:
     results = run_together([_run_trial(unit) for unit in batch])
     seconds = (time.process_time() - start) / len(batch)
     for unit, (values, _) in zip(batch, results):
-        what = {"experiment": unit.experiment, "point": unit.point, "settings": unit.settings, "seed": unit.seed}
-        trial_cache.save_trial(folder, unit.key, values, seconds, what)
+        description = {"experiment": unit.experiment, "point": unit.point, "settings": unit.settings, "seed": unit.seed}
+        trial_cache.save_trial(folder, unit.key, values, seconds, description)
 
 
 def _run_trial(unit: Unit) -> TrainingSteps[dict[str, Any]]:
@@ -173,9 +173,9 @@ def _run_trial(unit: Unit) -> TrainingSteps[dict[str, Any]]:
     except (RequestError, WorkError):
         raise
     except Exception as error:
-        where = ", ".join(f"{name} = {value}" for name, value in unit.point.items())
+        place = ", ".join(f"{name} = {value}" for name, value in unit.point.items())
         raise WorkError(
-            f"{unit.experiment} failed at {where or 'its point'}, seed {unit.seed}: {type(error).__name__}: {error}"
+            f"{unit.experiment} failed at {place or 'its point'}, seed {unit.seed}: {type(error).__name__}: {error}"
         ) from error
 
 

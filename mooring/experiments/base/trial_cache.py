@@ -77,14 +77,16 @@ def load_trial(folder: Path, name: str) -> dict[str, Any] | None:
     return stored | {"values": {series: _to_floats(value) for series, value in stored["values"].items()}}
 
 
-def save_trial(folder: Path, name: str, values: Mapping[str, Any], seconds: float, what: Mapping[str, Any]) -> None:
-    """Write a finished trial; `what` describes it."""
+def save_trial(
+    folder: Path, name: str, values: Mapping[str, Any], seconds: float, description: Mapping[str, Any]
+) -> None:
+    """Write a finished trial; `description` contains its arguments."""
     path = _place(folder, name)
     try:
         make_synced_folder(path.parent)
     except OSError as error:
         raise write_error(path, error) from error
-    write_json(path, {"values": dict(values), "seconds": seconds, "what": dict(what)})
+    write_json(path, {"values": dict(values), "seconds": seconds, "what": dict(description)})
 
 
 def digest_data_files(needs: tuple[str, ...]) -> dict[str, str]:

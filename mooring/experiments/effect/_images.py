@@ -1,12 +1,12 @@
-"""Image classes partitioned to clients as in effect, Appendix C.1: one training run, judged under both test protocols.
+"""Image classes partitioned to clients as in effect, Appendix C.1: one training run, scored under both test protocols.
 
-    P1   on rows like the client's own: the common test rows, each class weighing as in the client's training rows
-    P2   on the common test rows, all classes
+  P1   on rows like the client's own: the shared test rows, each class weighted as in the client's training rows
+  P2   on the shared test rows, all classes
 
-Both use rows that nobody trains on. "P1" and "P2" are accuracies of the models that clients deploy, averaged over
-clients, on PERSONAL of the common test rows; "common P1" and "common P2" of the server's model on all of them; "loss"
-and "common loss" are losses on the clients' training rows by round "t", "test loss" is that of the deployed models
-under P1.
+Both use rows on which no client trains. "P1" and "P2" are accuracies of the models that clients use, averaged over
+clients, on PERSONAL of the shared test rows; "common P1" and "common P2" are those of the server's model on all of
+them; "loss" and "common loss" are losses on the clients' training rows by round "t", "test loss" is that of the
+clients' models under P1.
 """
 
 from dataclasses import replace
@@ -39,12 +39,12 @@ WIDTHS = {2: (16, 32), 3: (16, 32, 64), 5: (16, 16, 32, 32, 64)}  # channels of 
 HIDDEN = 50
 TINY = 1e-9  # a probability below this counts as this in a test loss
 PERSONAL = 2000  # test rows of personal models, at most: there are many of them
-FOLLOWED = 1000  # and of curves
+FOLLOWED = 1000  # test rows of curves, at most
 
 
 class Federation(NamedTuple):
     clients: Clients  # without test rows
-    x: Tensor  # the common test rows
+    x: Tensor  # the shared test rows
     y: Tensor
     shares: Tensor  # [m, classes], of each client's training rows
 
@@ -55,34 +55,42 @@ def federation(
 ) -> Federation:
     """`classes` classes for each client, `samples` rows, a share of them for validation."""
     if data == "proto":
-        made = Prototypes(
+        generated = Prototypes(
             clients, samples, classes_per_client=classes, distance=4.0, validation=validation, test=0
         ).make(seed)
         test = Prototypes(1, 1, distance=4.0, test=tested).make(seed).test  # the same prototypes, all classes
     else:
-        made = load_image_dataset(
+        generated = load_image_dataset(
             data, partition="classes", clients=clients, classes_per_client=classes, protocol="P2",
             samples_per_client=samples, validation=validation, test_samples=tested, seed=seed, flat=flat,
         )  # fmt: skip
-        test = made.test
+        test = generated.test
     x, y = test.of(0)
     order = torch.from_numpy(
         interleave_classes(y.numpy(), generator(seed, "split"))
     )  # any stretch of them has all classes
     x, y = x[order], y[order]
-    labels = [one_hot(made.train.of(i)[1], len(made.classes)).double().mean(0) for i in range(len(made))]
-    none = Rows(x[:0], y[:0], torch.zeros(len(made), dtype=torch.long), torch.zeros(len(made), dtype=torch.long))
-    plain = [_single(rows) for rows in (made.train, made.validation)]
-    return Federation(replace(made, train=plain[0], validation=plain[1], test=none), x.float(), y, torch.stack(labels))
+    labels = [one_hot(generated.train.of(i)[1], len(generated.classes)).double().mean(0) for i in range(len(generated))]
+    no_rows = Rows(
+        x[:0], y[:0], torch.zeros(len(generated), dtype=torch.long), torch.zeros(len(generated), dtype=torch.long)
+    )
+    single_precision = [_single(rows) for rows in (generated.train, generated.validation)]
+    return Federation(
+        replace(generated, train=single_precision[0], validation=single_precision[1], test=no_rows),
+        x.float(),
+        y,
+        torch.stack(labels),
+    )
 
 
 def _single(rows: Rows) -> Rows:
     return replace(rows, x=rows.x.float(), cache={})
 
 
-def make_task(model: str, given: Federation) -> Any:
-    """softmax, mlp, or cnn2, cnn3, cnn5: as many convolutions; one object for all methods, which train together."""
-    return _task(model, tuple(given.x.shape[1:]), len(given.clients.classes))
+def make_task(model: str, dataset: Federation) -> Any:
+    """Return softmax, mlp, or cnn2, cnn3, cnn5 (2, 3, 5 convolutions): one object for all methods, which train
+    together."""
+    return _task(model, tuple(dataset.x.shape[1:]), len(dataset.clients.classes))
 
 
 @lru_cache(maxsize=4)
@@ -128,12 +136,12 @@ class Trained(NamedTuple):
 
 
 def train(
-    algorithm: Any, task: Task, given: Federation, rounds: int, seed: int, followed: int = 0
+    algorithm: Any, task: Task, dataset: Federation, rounds: int, seed: int, followed: int = 0
 ) -> TrainingSteps[Trained]:
-    """The models after so many rounds; curves where rows to follow them on are asked for."""
-    clients = given.clients
+    """Return the models after `rounds` rounds, with curves on `followed` test rows."""
+    clients = dataset.clients
     curves: dict[str, list[float]] = {"t": [], "loss": [], "common loss": [], "test loss": []}
-    seen = first(given, followed)
+    tested = first(dataset, followed)
 
     def watch(now: RoundSnapshot) -> None:
         v = now.models()
@@ -142,18 +150,18 @@ def train(
         curves["t"].append(now.t)
         curves["loss"].append(float(p @ mean_risk(task, v, clients.train)))
         curves["common loss"].append(float(p @ mean_risk(task, w.expand_as(v), clients.train)))
-        curves["test loss"].append(own(by_class(task, v, seen).loss, seen))
+        curves["test loss"].append(mean_p1(by_class(task, v, tested).loss, tested))
 
     plan = TrainingPlan(rounds=rounds, seed=seed, evaluate_every=rounds)
     seeing = watch if followed else lambda _: None
-    done = yield from simulation_steps(algorithm, task, clients, plan, resolved=True, watch=seeing)
-    v = done.models()
-    return Trained(clients.weights().float() @ v if isinstance(algorithm, Local) else done.server.w, v, curves)
+    result = yield from simulation_steps(algorithm, task, clients, plan, resolved=True, watch=seeing)
+    v = result.models()
+    return Trained(clients.weights().float() @ v if isinstance(algorithm, Local) else result.server.w, v, curves)
 
 
-def first(given: Federation, rows: int) -> Federation:
-    """With so many of its test rows."""
-    return given._replace(x=given.x[:rows], y=given.y[:rows])
+def first(dataset: Federation, rows: int) -> Federation:
+    """Return the data set with its first `rows` test rows."""
+    return dataset._replace(x=dataset.x[:rows], y=dataset.y[:rows])
 
 
 class ByClass(NamedTuple):
@@ -163,66 +171,72 @@ class ByClass(NamedTuple):
     loss: Tensor
 
 
-def by_class(task: Task, models: Tensor, given: Federation) -> ByClass:
-    share = one_hot(given.y, given.shares.shape[1]).double()
+def by_class(task: Task, models: Tensor, dataset: Federation) -> ByClass:
+    share = one_hot(dataset.y, dataset.shares.shape[1]).double()
     share = share / share.sum(0).clamp(min=1)
     hits, losses = [], []
     for model in models:  # one at a time: all of them on all rows would not fit memory
-        probability = task.predict(model[None], given.x[None])[0].double()
-        hits.append((probability.argmax(1) == given.y).double() @ share)
-        losses.append(nll_loss(probability.clamp(min=TINY).log(), given.y, reduction="none") @ share)
+        probability = task.predict(model[None], dataset.x[None])[0].double()
+        hits.append((probability.argmax(1) == dataset.y).double() @ share)
+        losses.append(nll_loss(probability.clamp(min=TINY).log(), dataset.y, reduction="none") @ share)
     return ByClass(torch.stack(hits), torch.stack(losses))
 
 
-def own(values: Tensor, given: Federation) -> float:
-    """Under P1, the mean over clients."""
-    return float((values * given.shares).sum(1).mean())
+def mean_p1(values: Tensor, dataset: Federation) -> float:
+    """Return the mean over clients under P1."""
+    return float((values * dataset.shares).sum(1).mean())
 
 
-def accuracies(task: Task, w: Tensor, v: Tensor, given: Federation) -> dict[str, float]:
-    found: dict[str, float] = {}
-    every = one_hot(given.y, given.shares.shape[1]).double().mean(0)
-    for prefix, models, seen in (("", v, first(given, PERSONAL)), ("common ", w[None], given)):
-        hits = by_class(task, models, seen).accuracy
-        found |= {f"{prefix}P1": own(hits, given), f"{prefix}P2": float((hits @ every).mean())}
-    return found
+def accuracies(task: Task, w: Tensor, v: Tensor, dataset: Federation) -> dict[str, float]:
+    values: dict[str, float] = {}
+    class_shares = one_hot(dataset.y, dataset.shares.shape[1]).double().mean(0)
+    for prefix, models, tested in (("", v, first(dataset, PERSONAL)), ("common ", w[None], dataset)):
+        hits = by_class(task, models, tested).accuracy
+        values |= {f"{prefix}P1": mean_p1(hits, dataset), f"{prefix}P2": float((hits @ class_shares).mean())}
+    return values
 
 
 def trial(
     seed: int, data: str, model: str, method: str, classes: int, clients: int, samples: int, tested: int, rounds: int,
     epochs: int, batch: int, eta: float, lam: float = 0.0, followed: int = FOLLOWED,
 ) -> TrainingSteps[dict]:  # fmt: skip
-    """One method on one federation; `followed` test rows are those of the curves, 0 asks for none."""
-    given = federation(seed, data, classes, clients, samples, tested, not model.startswith("cnn"))
-    task = make_task(model, given)
+    """Run one method on one federation; curves use `followed` test rows (0: no curves)."""
+    dataset = federation(seed, data, classes, clients, samples, tested, not model.startswith("cnn"))
+    task = make_task(model, dataset)
     work: dict[str, Any] = {"eta": eta, "epochs": epochs, "batch": batch}
     if method.startswith("dichotomous"):
-        return (yield from dichotomous(task, given, rounds, seed, method == "dichotomous", work))
-    found = yield from train(algorithm(method, lam, given.clients, **work), task, given, rounds, seed, followed)
-    return accuracies(task, found.w, found.v, given) | (found.curves if followed else {})
+        return (yield from dichotomous(task, dataset, rounds, seed, method == "dichotomous", work))
+    trained = yield from train(algorithm(method, lam, dataset.clients, **work), task, dataset, rounds, seed, followed)
+    return accuracies(task, trained.w, trained.v, dataset) | (trained.curves if followed else {})
 
 
-def dichotomous(task: Task, given: Federation, rounds: int, seed: int, halves: bool, work: dict) -> TrainingSteps[dict]:
-    """Alone or together, by each client's choice (effect, Appendix C.3): LocalTrain on one half of a client's rows and
-    GlobalTrain on everybody's other halves, or both on all rows.
+def dichotomous(
+    task: Task, dataset: Federation, rounds: int, seed: int, halves: bool, work: dict
+) -> TrainingSteps[dict]:
+    """Choose the local or the global model for each client (effect, Appendix C.3): LocalTrain on one half of a client's
+    rows and GlobalTrain on all clients' other halves, or both on all rows.
 
-    "P1" and "P2" have the choice made on validation rows; with the word "leaky" on the test rows, as printed.
+    "P1" and "P2" choose by validation rows, "leaky P1" and "leaky P2" by the test rows, as printed.
     """
-    clients = given.clients
-    mine, ours = split_rows(clients.train, clients.keys, 0.5, seed) if halves else (clients.train, clients.train)
-    found = []
-    for name, rows in (("LocalTrain", mine), ("GlobalTrain", ours)):
-        theirs = given._replace(clients=replace(clients, train=rows))
-        found.append((yield from train(algorithm(name, 0.0, clients, **work), task, theirs, rounds, seed)))
-    alone, together = found
-    shared = together.w.expand_as(alone.v)
-    losses = [mean_risk(task, models, clients.validation) for models in (alone.v, shared)]
-    chosen = torch.where((losses[0] < losses[1])[:, None], alone.v, shared)
-    every = one_hot(given.y, given.shares.shape[1]).double().mean(0)
-    seen = first(given, PERSONAL)
-    hits = [by_class(task, models, seen).accuracy for models in (alone.v, together.w[None])]
-    better = [torch.maximum((hits[0] * weight).sum(1), (hits[1] * weight).sum(1)) for weight in (given.shares, every)]
+    clients = dataset.clients
+    local_rows, global_rows = (
+        split_rows(clients.train, clients.keys, 0.5, seed) if halves else (clients.train, clients.train)
+    )
+    results = []
+    for name, rows in (("LocalTrain", local_rows), ("GlobalTrain", global_rows)):
+        part = dataset._replace(clients=replace(clients, train=rows))
+        results.append((yield from train(algorithm(name, 0.0, clients, **work), task, part, rounds, seed)))
+    local, global_ = results
+    shared = global_.w.expand_as(local.v)
+    losses = [mean_risk(task, models, clients.validation) for models in (local.v, shared)]
+    chosen = torch.where((losses[0] < losses[1])[:, None], local.v, shared)
+    class_shares = one_hot(dataset.y, dataset.shares.shape[1]).double().mean(0)
+    tested = first(dataset, PERSONAL)
+    hits = [by_class(task, models, tested).accuracy for models in (local.v, global_.w[None])]
+    better = [
+        torch.maximum((hits[0] * weight).sum(1), (hits[1] * weight).sum(1)) for weight in (dataset.shares, class_shares)
+    ]
     leaky = {f"leaky {protocol}": float(best.mean()) for protocol, best in zip(("P1", "P2"), better)}
     return (
-        accuracies(task, together.w, chosen, given) | leaky | {"alone": float((losses[0] < losses[1]).double().mean())}
+        accuracies(task, global_.w, chosen, dataset) | leaky | {"alone": float((losses[0] < losses[1]).double().mean())}
     )

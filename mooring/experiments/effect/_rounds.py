@@ -1,4 +1,4 @@
-"""How many rounds curves take, as functions of what trials gave."""
+"""Numbers of rounds that curves take, as functions of a trial's values."""
 
 from collections.abc import Callable
 from functools import partial
@@ -13,7 +13,7 @@ MINIMAL = 1 + NEARLY  # ratio of a "minimal" or "marginal" benefit
 
 
 def sound(*values: np.ndarray) -> bool:
-    """Errors, losses and accuracies are finite and not negative."""
+    """Return whether errors, losses and accuracies are finite and not negative."""
     return all(bool(np.all(np.isfinite(array) & (array >= 0))) for array in values)
 
 
@@ -34,15 +34,15 @@ def first_round_within(values: dict, series: str, share: float, start: float | N
 def speed_up(results: Results, series: str, few: dict, many: dict) -> np.ndarray:
     """[repeats]: how many times fewer rounds the curve of `many` takes to where that of `few` ends; -1 for curves that
     that no loss can have."""
-    slow, fast = (results.one(of(series, **point)) for point in (few, many))
+    slow, fast = (results.repeats(of(series, **point)) for point in (few, many))
     if not sound(slow, fast):
         return np.full(len(slow), -1.0)
-    t = results.one(of("t", **few))[0]
+    t = results.repeats(of("t", **few))[0]
     arrival = np.argmax(fast <= slow[:, -1:], axis=1)
     return np.where((fast <= slow[:, -1:]).any(1), t[-1] / np.maximum(t[arrival], 1), 0.0)
 
 
-def work_claims(series: str, few: dict, many: dict, small: dict, large: dict, what: str) -> list[Claim]:
+def work_claims(series: str, few: dict, many: dict, small: dict, large: dict, quantity: str) -> list[Claim]:
     """Claims on the speed-up from more local work, with the smallest and with the largest lambda."""
 
     def gain(lam: dict) -> Any:
@@ -52,18 +52,18 @@ def work_claims(series: str, few: dict, many: dict, small: dict, large: dict, wh
     return [
         Claim(
             "small-lambda-gains",
-            f"{what}: with the smallest lambda the most local work takes fewer rounds to the value that the least "
+            f"{quantity}: with the smallest lambda the most local work takes fewer rounds to the value that the least "
             "reaches at the end (ratio of rounds above 1)",
             measured(gain(small), low=1.0),
         ),
         Claim(
             "small-lambda-gains-more",
-            f"{what}: this ratio of rounds is larger with the smallest lambda than with the largest",
+            f"{quantity}: this ratio of rounds is larger with the smallest lambda than with the largest",
             measured(difference, low=0.0),
         ),
         Claim(
             "large-lambda-gains-minimally",
-            f"{what}: with the largest lambda the ratio of rounds is at most {MINIMAL}",
+            f"{quantity}: with the largest lambda the ratio of rounds is at most {MINIMAL}",
             measured(gain(large), high=MINIMAL),
         ),
     ]
@@ -77,12 +77,12 @@ def speed_up_twice(results: Results, series: str, few: dict, many: dict) -> tupl
 def speed_up_difference(
     results: Results, series: str, few: dict, many: dict, small: dict, large: dict
 ) -> tuple[np.ndarray, ...]:
-    much, little = (speed_up(results, series, few | lam, many | lam) for lam in (small, large))
-    return much - little, much, little
+    small_gain, large_gain = (speed_up(results, series, few | lam, many | lam) for lam in (small, large))
+    return small_gain - large_gain, small_gain, large_gain
 
 
 def at_round(series: str, t: int, **fixed) -> Ref:
-    """A curve's value at round t."""
+    """Return a reference to a curve's value at round t."""
     return of(partial(value_at, series=series, t=t), **fixed)
 
 

@@ -1,7 +1,7 @@
 """Synthetic-Logit of effect, Section 6.1: exact minimizers, and Algorithm 1 round by round.
 
-What the paper leaves open is resolved here: m = 20, n = 400, d = 10, labels drawn, truths around a common N(0, I), a
-ridge of 1e-4 that makes every fit exist. Errors are measured from the planted truths.
+Choices where the paper is silent: m = 20, n = 400, d = 10, drawn labels, true models around a shared N(0, I), a ridge
+of 1e-4 that makes every fit exist. Errors are measured from the planted true models.
 """
 
 from functools import lru_cache
@@ -58,36 +58,37 @@ def problem(seed: int, spread: float, clients: int, samples: int, ridge: float =
 def statistical_errors(
     seed: int, spread: float, clients: int = CLIENTS, samples: int = SAMPLES, ridge: float = RIDGE
 ) -> dict:
-    """By method: the mean squared error of the personal models ("small"), of the common one ("global small"), and how
-    far the personal models lie from those of the two baselines ("small to LocalTrain", "small to GlobalTrain")."""
-    given = problem(seed, spread, clients, samples, ridge)
-    data, task, p = given.clients, given.task, given.p
+    """Return by method: the mean squared error of the personal models ("small"), of the global one ("global small"),
+    and how far the personal models lie from those of the two baselines ("small to LocalTrain", "small to
+    GlobalTrain")."""
+    federation = problem(seed, spread, clients, samples, ridge)
+    data, task, p = federation.clients, federation.task, federation.p
     radius, n = data.truth.r_max, data.train.size.numpy()
-    alone, together = (
+    local, pooled = (
         require(task, HasSolve).solve(data.train.full(task)),
         require(task, HasSolve).solve(data.train.pooled(p))[0],
     )
     lam = {
         **LAMS,
-        "adaptive": lambda_one_stage(radius, given.mean, given.smooth, RHO, p.numpy(), n).lam,
-        "smallest curvature": lambda_one_stage(radius, ridge, given.smooth, RHO, p.numpy(), n).lam,
+        "adaptive": lambda_one_stage(radius, federation.mean, federation.smooth, RHO, p.numpy(), n).lam,
+        "smallest curvature": lambda_one_stage(radius, ridge, federation.smooth, RHO, p.numpy(), n).lam,
         "from data": resolve(FedProxPersonal(), task, data)[0].lam,
     }
-    models = {"LocalTrain": (p @ alone, alone), "GlobalTrain": (together, together.expand_as(alone))}
+    models = {"LocalTrain": (p @ local, local), "GlobalTrain": (pooled, pooled.expand_as(local))}
     models |= {name: minimize_jointly(task, value, p, data.train) for name, value in lam.items()}
     out: dict[str, float] = {"radius": radius} | {f"lam {name}": float(value) for name, value in lam.items()}
     for name, (w, v) in models.items():
         errors = squared_errors(w, v, data.truth.w, p)
         out |= {name: float(errors.personal.mean()), f"global {name}": errors.common}
-        out[f"{name} to LocalTrain"] = distance(v, alone)
-        out[f"{name} to GlobalTrain"] = distance(v, together)
+        out[f"{name} to LocalTrain"] = distance(v, local)
+        out[f"{name} to GlobalTrain"] = distance(v, pooled)
     return out
 
 
 def minimize_jointly(task: Task, lam: float, p: Tensor, rows: Any) -> Minimum:
-    """The exact minimizer of Phi (see `experiments/exact_minimum.py`) by Newton's method on all models at once:
-    every figure
-    takes hundreds of them, and nested solves cost ten times as much.
+    """Return the exact minimizer of Phi (see `experiments/exact_minimum.py`) by Newton's method on all models at once.
+
+    Every figure takes hundreds of them, and nested solves cost ten times as much.
 
     With A_i = H_i + lam, the step is  (sum_i p_i lam H_i A_i^-1) s_w = grad_w + lam sum_i p_i A_i^-1 g_i  and
     s_i = A_i^-1 (g_i + lam s_w),  g_i being the gradient of h_i.
@@ -121,8 +122,8 @@ def minimize_jointly(task: Task, lam: float, p: Tensor, rows: Any) -> Minimum:
     return Minimum(w, v)
 
 
-def distance(v: Tensor, other: Tensor) -> float:
-    return float((v - other).square().sum(1).mean())
+def distance(v: Tensor, reference: Tensor) -> float:
+    return float((v - reference).square().sum(1).mean())
 
 
 def total_errors(
@@ -143,14 +144,14 @@ def total_errors(
     `exact`, "gap", the personal models' squared distance from the exact minimizer as a share of its first value.
     `relative`: lam in units of L.
     """
-    given = problem(seed, spread, clients, samples)
-    task, p, truths = given.task, given.p, given.clients.truth.w
-    lam = lam * given.smooth if relative else lam
-    gamma, eta = 1 / moreau(RIDGE, given.smooth, lam).smooth_g, 1 / (lam + given.smooth)
+    federation = problem(seed, spread, clients, samples)
+    task, p, truths = federation.task, federation.p, federation.clients.truth.w
+    lam = lam * federation.smooth if relative else lam
+    gamma, eta = 1 / moreau(RIDGE, federation.smooth, lam).smooth_g, 1 / (lam + federation.smooth)
     inner = {"inner": "descent", "steps": steps, "tol": 0.0} if steps else {"inner": "exact"}
     algorithm = FedProxPersonal(lam=lam, gamma=gamma, eta=eta, batch=0, **inner)
     w0 = task.start()
-    best = minimize_jointly(task, lam, p, given.clients.train).v if exact else w0.expand_as(truths)
+    best = minimize_jointly(task, lam, p, federation.clients.train).v if exact else w0.expand_as(truths)
     first = distance(w0.expand_as(truths), best) if exact else 1.0
     curves: dict[str, list[float]] = {"t": [], "total": [], "global total": [], "gap": []}
 
@@ -166,7 +167,7 @@ def total_errors(
 
     note(0, w0, w0.expand_as(truths))
     plan = TrainingPlan(rounds, participation, seed, evaluate_every=rounds)
-    yield from simulation_steps(algorithm, task, given.clients, plan, resolved=True, watch=watch, w0=w0)
+    yield from simulation_steps(algorithm, task, federation.clients, plan, resolved=True, watch=watch, w0=w0)
     if not exact:
         del curves["gap"]
     return curves

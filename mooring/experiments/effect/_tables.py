@@ -1,7 +1,7 @@
-"""Tables 3 and 4 of `effect`: their rows, what stands in for them, and claims on the rows that were run.
+"""Tables 3 and 4 of `effect`: their rows, their stand-ins, and claims on the rows that were run.
 
 The printed Table 4 is shifted against Table 3 ("small" is at places its "medium", two dichotomous entries are its
-FedProx): its numbers are shown and are no targets.
+FedProx): its numbers are shown but are not targets.
 """
 
 from collections.abc import Callable, Sequence
@@ -86,14 +86,14 @@ def trial(
     seed: int, row: str, classes: int, method: str, rounds: int, size: str = "", real: bool = False
 ) -> TrainingSteps[dict]:
     """One cell; with `real`, on the paper's data and networks if they are available."""
-    one = ROWS[row]
-    lam = one.lams[NAMES.index(size)] if size else 0.0
+    settings = ROWS[row]
+    lam = settings.lams[NAMES.index(size)] if size else 0.0
     work: dict[str, Any] = (
-        {"epochs": one.epochs, "rounds": rounds or one.rounds} if real else {"epochs": 5, "rounds": rounds}
+        {"epochs": settings.epochs, "rounds": rounds or settings.rounds} if real else {"epochs": 5, "rounds": rounds}
     )
-    data, model, sizes = (one.data, one.model, LARGE) if real else (one.stand_in, "mlp", SMALL)
+    data, model, sizes = (settings.data, settings.model, LARGE) if real else (settings.stand_in, "mlp", SMALL)
     sizes = sizes | {"followed": SEEN if row == FIRST else 0}
-    return _images.trial(seed, data, model, method, one.classes[classes], lam=lam, **work, **sizes)
+    return _images.trial(seed, data, model, method, settings.classes[classes], lam=lam, **work, **sizes)
 
 
 def points(rows: Sequence[str], methods: Sequence[Method]) -> list[dict]:
@@ -121,21 +121,21 @@ def ref(series: str, method: Method, **fixed: Any):
 def values(results: Results, series: str, method: Method) -> dict[tuple, np.ndarray]:
     """[repeats] of a method by (row, classes)."""
     return {
-        (dict(point)["row"], dict(point)["classes"]): found
-        for point, found in results.take(ref(series, method)).items()
+        (dict(point)["row"], dict(point)["classes"]): repeats
+        for point, repeats in results.take(ref(series, method)).items()
     }
 
 
 @check_maker
 def each_row(make: Callable[..., Check]):
-    """A check for every row that was run, made from its name and its numbers of classes."""
+    """Return a check for every row that was run, made from its name and its numbers of classes."""
 
     def check(results: Results) -> Verdict:
         rows: dict[str, list[int]] = {}
         for trial_ in results.trials:
-            seen = rows.setdefault(trial_.point["row"], [])
-            if trial_.point["classes"] not in seen:
-                seen.append(trial_.point["classes"])
+            class_counts = rows.setdefault(trial_.point["row"], [])
+            if trial_.point["classes"] not in class_counts:
+                class_counts.append(trial_.point["classes"])
         return every(**{row: make(row=row, classes=sorted(classes)) for row, classes in rows.items()})(results)
 
     return check
@@ -145,18 +145,18 @@ def each_row(make: Callable[..., Check]):
 def approaches(series: str, methods: Sequence[Method], end: Method):
     """In every cell each method, from the first to the last, is nearer to `end` than the one before."""
 
-    def nearer(cell: tuple, one: Method, other: Method) -> Check:
+    def nearer(cell: tuple, method: Method, reference: Method) -> Check:
         def gap(results: Results) -> tuple[np.ndarray, ...]:
-            near, far, goal = (values(results, series, m)[cell] for m in (one, other, end))
-            return np.abs(near - goal) - np.abs(far - goal), near, far, goal
+            values_method, values_reference, goal = (values(results, series, m)[cell] for m in (method, reference, end))
+            return np.abs(values_method - goal) - np.abs(values_reference - goal), values_method, values_reference, goal
 
         return measured(gap, high=0.0)
 
     def check(results: Results) -> Verdict:
         checks = {
-            f"{cell[0]}, {cell[1]} classes, {one[1]} nearer than {other[1]}": nearer(cell, one, other)
+            f"{cell[0]}, {cell[1]} classes, {method[1]} nearer than {reference[1]}": nearer(cell, method, reference)
             for cell in values(results, series, end)
-            for other, one in pairwise(methods)
+            for reference, method in pairwise(methods)
         }
         return every(**checks)(results)
 
@@ -164,12 +164,12 @@ def approaches(series: str, methods: Sequence[Method], end: Method):
 
 
 def cell(series: str, method: Method, row: str, classes: int, printed: float | None) -> Cell:
-    """Our number where the row was run."""
+    """Return a cell with our number if the row was run."""
 
     def ours(results: Results) -> Any:
         try:
             mean, low, high = (
-                float(part) for part in interval(results.one(ref(series, method, row=row, classes=classes)))
+                float(part) for part in interval(results.repeats(ref(series, method, row=row, classes=classes)))
             )
         except KeyError:
             return "not run"

@@ -22,15 +22,15 @@ def at(name: str, spread: Any = ANY):
 
 
 def rise(results: Results, name: str) -> tuple[np.ndarray, ...]:
-    """How much a method's error grows from R = 0 to R = 3."""
-    first, last = results.one(at(name, 0.0)), results.one(at(name, 3.0))
+    """Return the growth of a method's error from R = 0 to R = 3."""
+    first, last = results.repeats(at(name, 0.0)), results.repeats(at(name, 3.0))
     return last - first, first, last
 
 
 def smaller_rise(results: Results, than: str) -> tuple[np.ndarray, ...]:
-    """LocalTrain's growth minus another method's."""
-    mine, theirs = rise(results, "LocalTrain"), rise(results, than)
-    return mine[0] - theirs[0], *mine[1:], *theirs[1:]
+    """Return LocalTrain's growth minus another method's."""
+    local_rise, other_rise = rise(results, "LocalTrain"), rise(results, than)
+    return local_rise[0] - other_rise[0], *local_rise[1:], *other_rise[1:]
 
 
 EXPERIMENT = Experiment(

@@ -14,7 +14,9 @@ from mooring.experiments.effect._images import trial
 from mooring.experiments.effect._rounds import rounds_to
 
 ACCURACY = line("common P2", SOFTMAX)
-NEAR = 0.01  # of its way a curve has arrived: with 2 classes a client one round, five epochs, leaves less than 5 %
+# remaining share of a curve's way at arrival: with 2 classes
+# per client one round of five epochs leaves less than 5 %
+NEAR = 0.01
 
 
 def arrival(lam: float):
@@ -53,7 +55,7 @@ def nearer(accuracy: dict):
 
         def gap(results: Results, classes: int, less: str, more: str) -> tuple[np.ndarray, ...]:
             small, large, goal = (
-                results.one(accuracy[name]._replace(fixed=accuracy[name].fixed | {"classes": classes}))
+                results.repeats(accuracy[name]._replace(fixed=accuracy[name].fixed | {"classes": classes}))
                 for name in (less, more, "GlobalTrain")
             )
             return np.abs(small - goal) - np.abs(large - goal), small, large, goal

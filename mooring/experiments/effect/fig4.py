@@ -19,14 +19,14 @@ LAST = {c: line("P1", SOFTMAX, classes=c) for c in (FEW, ALL)}
 
 
 def share_of_way(values: dict, series: str) -> float:
-    """The share of a curve's way, from a blind guess to its end, that it has come after the first rounds."""
+    """Return the share of a curve's way, from uniform probabilities to its end, after the first rounds."""
     curve = np.asarray(values[series])
     if not sound(curve):
         return -1.0
     return float((START - curve[list(values["t"]).index(EARLY)]) / (START - curve[-1]))
 
 
-def gone(series: str, lam: float):
+def share_after_first_rounds(series: str, lam: float):
     return of(partial(share_of_way, series=series), method="FedProx", lam=lam)
 
 
@@ -68,7 +68,7 @@ EXPERIMENT = Experiment(
                 f"b-small-lambda-faster-early-{name}",
                 f"at every number of classes the share of the way of the {what} that 2 rounds take rises from the "
                 "large over the medium to the small lambda",
-                ordered([gone(series, lam) for lam in SOFTMAX[::-1]]),
+                ordered([share_after_first_rounds(series, lam) for lam in SOFTMAX[::-1]]),
             )
             for name, what, series in (("caption", "training loss", "loss"), ("text", "test loss", "test loss"))
         ),

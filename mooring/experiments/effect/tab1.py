@@ -27,26 +27,26 @@ def trial(seed: int, regime: str, vary: str, x: float) -> dict:
     task, p = Linear(DIM, intercept=False), data.weights()
     lam = lambda_one_stage(radius, 1.0, 1.0, 1.0, p.numpy(), data.train.size.numpy()).lam
     best = minimize_objective(task, lam, p, data.train)
-    alone = task.solve(data.train.full(task))
+    local = task.solve(data.train.full(task))
     bound = local_error_bound(radius, 1.0, 1.0, 1.0, p.numpy(), data.train.size.numpy())
     return {
         "error": float(squared_errors(best.w, best.v, data.truth.w, p).personal.mean()),
-        "LocalTrain": float(squared_errors(p @ alone, alone, data.truth.w, p).personal.mean()),
+        "LocalTrain": float(squared_errors(p @ local, local, data.truth.w, p).personal.mean()),
         "bound": bound,
         "1/(mn)": 1 / (m * n),
         "lam": lam,
     }
 
 
-def points(some: bool):
+def points(reduced: bool):
     return (
-        grid(regime=[HIGH], vary=["R"], x=[3.0, 30.0] if some else [3.0, 6.0, 12.0, 30.0])
-        + grid(regime=[HIGH], vary=["n"], x=[50, 400] if some else [50, 100, 200, 400])
-        + grid(regime=[HIGH], vary=["m"], x=[10, 40] if some else [10, 20, 40, 80])
-        + grid(regime=[MIDDLE], vary=["R"], x=[0.3, 0.9] if some else [0.3, 0.45, 0.65, 0.9])
-        + grid(regime=[MIDDLE], vary=["n"], x=[100, 400] if some else [50, 100, 200, 400])
-        + grid(regime=[LOW], vary=["n"], x=[50, 400] if some else [50, 100, 200, 400])
-        + grid(regime=[LOW], vary=["m"], x=[10, 40] if some else [10, 20, 40, 80])
+        grid(regime=[HIGH], vary=["R"], x=[3.0, 30.0] if reduced else [3.0, 6.0, 12.0, 30.0])
+        + grid(regime=[HIGH], vary=["n"], x=[50, 400] if reduced else [50, 100, 200, 400])
+        + grid(regime=[HIGH], vary=["m"], x=[10, 40] if reduced else [10, 20, 40, 80])
+        + grid(regime=[MIDDLE], vary=["R"], x=[0.3, 0.9] if reduced else [0.3, 0.45, 0.65, 0.9])
+        + grid(regime=[MIDDLE], vary=["n"], x=[100, 400] if reduced else [50, 100, 200, 400])
+        + grid(regime=[LOW], vary=["n"], x=[50, 400] if reduced else [50, 100, 200, 400])
+        + grid(regime=[LOW], vary=["m"], x=[10, 40] if reduced else [10, 20, 40, 80])
     )
 
 

@@ -47,22 +47,29 @@ def trial(seed: int, lam: float) -> dict:
         lam=lam, gamma=chosen.gamma, eta=chosen.eta, steps=chosen.steps, inner="descent", tol=0.0, batch=0
     )
     best = minimize_objective(task, lam, p, data.train).w
-    most = rounds_bound(mu, smooth, lam, ACCURACY)
-    left = [float(best.square().sum())]
+    max_rounds = rounds_bound(mu, smooth, lam, ACCURACY)
+    distances = [float(best.square().sum())]
 
     def watch(now: RoundSnapshot) -> bool:
-        left.append(float((now.server.w - best).square().sum()))
-        return left[-1] <= ACCURACY * left[0]
+        distances.append(float((now.server.w - best).square().sum()))
+        return distances[-1] <= ACCURACY * distances[0]
 
-    simulate(algorithm, task, data, TrainingPlan(most, 1.0, seed, evaluate_every=most), resolved=True, watch=watch)
-    done = left[-1] <= ACCURACY * left[0]
-    rounds = float(len(left) - 1) if done else np.nan
+    simulate(
+        algorithm,
+        task,
+        data,
+        TrainingPlan(max_rounds, 1.0, seed, evaluate_every=max_rounds),
+        resolved=True,
+        watch=watch,
+    )
+    is_reached = distances[-1] <= ACCURACY * distances[0]
+    rounds = float(len(distances) - 1) if is_reached else np.nan
     orders = {name: cost(mu, smooth, lam) for name, cost in COSTS.items()}
     return {
         "rounds": rounds,
         "steps": float(chosen.steps),
         "gradients": rounds * chosen.steps,
-        "bound": float(most),
+        "bound": float(max_rounds),
         "cond_g": moreau(mu, smooth, lam).cond_g,
         **{f"{name}: work": np.nan if cost.computation is None else cost.computation for name, cost in orders.items()},
         **{f"{name}: rounds": cost.rounds for name, cost in orders.items()},

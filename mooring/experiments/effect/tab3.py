@@ -18,11 +18,11 @@ def homogeneity(row: str, classes: list[int]):
     """From each number of classes to the next larger one, every method."""
     return every(
         **{
-            f"{' '.join(m).strip()}, {few} to {many}": higher(
-                ref(JUDGED, m, row=row, classes=many), ref(JUDGED, m, row=row, classes=few)
+            f"{' '.join(m).strip()}, {fewer_classes} to {more_classes}": higher(
+                ref(JUDGED, m, row=row, classes=more_classes), ref(JUDGED, m, row=row, classes=fewer_classes)
             )
             for m in COLUMNS
-            for few, many in pairwise(classes)
+            for fewer_classes, more_classes in pairwise(classes)
         }
     )
 

@@ -28,8 +28,8 @@ def gains(data: Clients, flow: dict[str, ThetaFlow], client: str, y: Array, trut
     """|theta_local - theta_j*| / |theta_federated - theta_j*| for responses y [N, R] and truths [d, R]."""
     j = PROBES[client]
     rows = slice(int(data.train.start[j]), int(data.train.start[j] + data.train.size[j]))
-    alone = np.linalg.norm(least_squares(data.train.x[rows].numpy(), y[rows]) - truth, axis=0)
+    local_error = np.linalg.norm(least_squares(data.train.x[rows].numpy(), y[rows]) - truth, axis=0)
     return {
-        gain(client, method): alone / np.linalg.norm(limit_point(one, y) - truth, axis=0)
-        for method, one in flow.items()
+        gain(client, method): local_error / np.linalg.norm(limit_point(method_flow, y) - truth, axis=0)
+        for method, method_flow in flow.items()
     }

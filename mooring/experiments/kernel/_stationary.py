@@ -20,10 +20,10 @@ METHODS = {"s = 1": 1, "s = 5": 5, "s = 10": 10, "FedProx": None}  # FedAvg's pa
 
 
 def presets(points: list[dict]) -> dict[str, Preset]:
-    """The paper's size is cheap: `quick` has it as well."""
-    whole = Preset(points, repeats=10, settings={"rounds": 200})
+    """Return the presets; the paper's size is cheap, so `quick` has it as well."""
+    full_size = Preset(points, repeats=10, settings={"rounds": 200})
     small = {"rounds": 200, "clients": 10, "samples": 100, "dim": 20}
-    return {"smoke": Preset(points, repeats=4, settings=small), "quick": whole, "paper": whole}
+    return {"smoke": Preset(points, repeats=4, settings=small), "quick": full_size, "paper": full_size}
 
 
 def gradient(method: str) -> str:
@@ -71,7 +71,7 @@ def trial(seed: int, batch: int, rounds: int, clients: int = 25, samples: int = 
     passes = [minibatch_map(x, target, fedavg(ETA), batch or samples) for x, target in parts]
     solves = [minibatch_map(x, target, fedprox(ETA), batch or samples) for x, target in parts]
     for method, steps in METHODS.items():
-        local = solves if steps is None else [repeated(*one, steps) for one in passes]
+        local = solves if steps is None else [repeated(*batch_map, steps) for batch_map in passes]
         matrix, offset = np.mean([m for m, _ in local], axis=0), np.mean([c for _, c in local], axis=0)
         path = [np.zeros(dim)]
         for _ in range(rounds):
@@ -83,11 +83,11 @@ def trial(seed: int, batch: int, rounds: int, clients: int = 25, samples: int = 
         out[error(method)] = errors.tolist()
         out[rounds_to(method)] = int(np.argmax(errors <= goal)) if errors.min() <= goal else float("nan")
         out[f"limit {method}"] = 2 * float(np.linalg.norm(gram @ limit - moment))
-        own = simulate(
+        w_package = simulate(
             package(steps, rounds, batch), task, data, TrainingPlan(1, seed=seed), resolved=True
         ).server.w.numpy()
-        out[package_error(method)] = float(np.linalg.norm(own - truth))
-        out[package_gradient(method)] = 2 * float(np.linalg.norm(gram @ own - moment))
+        out[package_error(method)] = float(np.linalg.norm(w_package - truth))
+        out[package_gradient(method)] = 2 * float(np.linalg.norm(gram @ w_package - moment))
     return out
 
 
@@ -100,7 +100,7 @@ def package(steps: int | None, rounds: int, batch: int) -> Any:
 
 def repeated(matrix: Array, offset: Array, times: int) -> tuple[Array, Array]:
     """The affine map theta -> matrix theta + offset, applied `times` times: every pass takes the same batches."""
-    whole, shift = matrix, offset
+    power, shift = matrix, offset
     for _ in range(times - 1):
-        whole, shift = matrix @ whole, matrix @ shift + offset
-    return whole, shift
+        power, shift = matrix @ power, matrix @ shift + offset
+    return power, shift

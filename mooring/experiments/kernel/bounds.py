@@ -60,8 +60,8 @@ def probability(seed: int, samples: int, tail: str, draws: int) -> dict:
         stop = stopping_time(spectrum, samples, update, SIGMA)
         shares = []
         for t in np.unique(np.geomspace(1, max(1, stop - 1), 12).astype(int)):
-            left = ((1 - update.eta * flow.eigenvalues) ** t)[:, None]
-            gap = flow.from_modes @ ((1 - left) * modes[:, 1:] - left * modes[:, :1])
+            remaining = ((1 - update.eta * flow.eigenvalues) ** t)[:, None]
+            gap = flow.from_modes @ ((1 - remaining) * modes[:, 1:] - remaining * modes[:, :1])
             bound = likely_stopped_bound(update, int(t), kappa_p(GAMMA_K, update), target_norm() ** 2, 0.0)
             shares.append(float((gap**2).mean(0).max()) / bound)
         out |= {f"share {method}": max(shares), f"stop {method}": float(stop)}
@@ -88,10 +88,10 @@ def subspace(seed: int, rank: int, draws: int) -> dict:
             / random_design_bound(alpha, update, t, total, DIM, kappa, start, NOISE)
             for t in ROUNDS
         ]
-        far = float(np.linalg.norm(truths - middle, axis=1).max())
+        distance = float(np.linalg.norm(truths - middle, axis=1).max())
         oversampling = ROWS / rank
         balance = subspace_balance_bound(spread, kappa, alpha, beta, oversampling, MEMBERS, DIM, total)
-        out |= {f"error share {method}": max(shares), f"balance share {method}": far / balance}
+        out |= {f"error share {method}": max(shares), f"balance share {method}": distance / balance}
     return out
 
 
@@ -102,12 +102,19 @@ def gains_and_bounds(seed: int, rank: int) -> dict:
     size, total = data.train.size.numpy(), int(data.train.size.sum())
     out: dict = {}
     for client, j in PROBES.items():
-        found = gains(data, flow, client, y, truth)
-        for method, one in flow.items():
+        client_gains = gains(data, flow, client, y, truth)
+        for method, method_flow in flow.items():
             bound = gain_under_covariate_heterogeneity(
-                int(size[j]), total, 100, rank, NOISE, float(np.linalg.norm(truth)), kappa_p(one.gamma, one.update), 0.0
+                int(size[j]),
+                total,
+                100,
+                rank,
+                NOISE,
+                float(np.linalg.norm(truth)),
+                kappa_p(method_flow.gamma, method_flow.update),
+                0.0,
             )
-            out |= {f"gain {client} {method}": float(found[gain(client, method)][0] ** 2)}
+            out |= {f"gain {client} {method}": float(client_gains[gain(client, method)][0] ** 2)}
             out |= {f"bound {client} {method}": bound}
     return out
 
@@ -118,8 +125,8 @@ def trial(seed: int, part: str, samples: int = 0, tail: str = "", rank: int = 0,
     return subspace(seed, rank, draws) if part == "subspace" else gains_and_bounds(seed, rank)
 
 
-def points(some: bool) -> list[dict]:
-    sizes, low, high = (SIZES[:1], RANKS[1:2], HIGH_RANKS[:1]) if some else (SIZES, RANKS, HIGH_RANKS)
+def points(reduced: bool) -> list[dict]:
+    sizes, low, high = (SIZES[:1], RANKS[1:2], HIGH_RANKS[:1]) if reduced else (SIZES, RANKS, HIGH_RANKS)
     return (
         grid(part=["probability"], samples=sizes, tail=list(TAILS))
         + grid(part=["subspace"], rank=low)

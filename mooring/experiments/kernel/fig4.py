@@ -31,8 +31,8 @@ def trial(seed: int, gaps: list) -> dict:
                 a.numpy()[:, None] + (b - a).numpy()[:, None] * np.array(gaps)
                 for a, b in ((near.train.y, far.train.y), (near.truth.w[probe], far.truth.w[probe]))
             )
-            found = gains(near, flow, client, y, truth)
-            out |= {series(client, method, mode): found[gain(client, method)].tolist() for method in METHODS}
+            client_gains = gains(near, flow, client, y, truth)
+            out |= {series(client, method, mode): client_gains[gain(client, method)].tolist() for method in METHODS}
     return out
 
 
@@ -43,10 +43,10 @@ def series(client: str, method: str, mode: str = "probe_vs_rest") -> str:
 def crossing(client: str, mode: str):
     """Where the gain of s = 1 falls below 1, for the table."""
 
-    def found(results: Results) -> float:
+    def measure(results: Results) -> float:
         return crosses(series(client, "s = 1", mode), 1.0, "gap", 0, np.inf)(results).numbers["crossing"]
 
-    return found
+    return measure
 
 
 EXPERIMENT = Experiment(

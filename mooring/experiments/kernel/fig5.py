@@ -17,8 +17,8 @@ def trial(seed: int, rank: int) -> dict:
     data = covariate_heterogeneity(rank).make(seed)
     flow = flows(data, 0.1 * rank / DIM)
     y, truth = data.train.y.numpy()[:, None], data.truth.w[0].numpy()[:, None]
-    plain = {name: float(v[0]) for client in PROBES for name, v in gains(data, flow, client, y, truth).items()}
-    return plain | {f"{name} squared": value**2 for name, value in plain.items()}
+    ratios = {name: float(v[0]) for client in PROBES for name, v in gains(data, flow, client, y, truth).items()}
+    return ratios | {f"{name} squared": value**2 for name, value in ratios.items()}
 
 
 COVERED, LATE, FIRST = between(high=27), between(low=60), one_of((8, 16, 23, 60))

@@ -46,8 +46,8 @@ def trial(seed: int, samples: int, sigma: float, draws: int) -> dict:
 
         def error(t, flow=flow, modes=modes, update=update):
             """|f_t - f*|_N^2: of each mode the share (1 - eta Lambda)^t of the target is missing, the rest is noisy."""
-            left = ((1 - update.eta * flow.eigenvalues) ** t)[:, None]
-            gap = flow.from_modes @ ((1 - left) * modes[:, 1:] - left * modes[:, :1])
+            remaining = ((1 - update.eta * flow.eigenvalues) ** t)[:, None]
+            gap = flow.from_modes @ ((1 - remaining) * modes[:, 1:] - remaining * modes[:, :1])
             return float(np.mean(gap**2))
 
         path = [error(t) for t in times]

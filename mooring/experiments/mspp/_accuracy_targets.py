@@ -46,18 +46,18 @@ class Problem(NamedTuple):
     sampled: int = 10
 
 
-def images(name: str, clients: int, classes: int, **more: Any) -> Callable[[int], Clients]:
+def images(name: str, clients: int, classes: int, **load_options: Any) -> Callable[[int], Clients]:
     """Test rows are a tenth of every device's."""
     return lambda seed: load_image_dataset(
-        name, clients=clients, partition="classes", classes_per_client=classes, test=0.1, seed=seed, **more
+        name, clients=clients, partition="classes", classes_per_client=classes, test=0.1, seed=seed, **load_options
     )
 
 
 def roles(seed: int) -> Clients:
     """261 roles of Shakespeare's with the paper's mean of 83 rows; letters are coded from 1, since 0 is padding."""
-    made = load_image_dataset("shakespeare", clients=261, least=83, samples_per_client=83, test=0.2, seed=seed)
-    parts = {name: getattr(made, name) for name in ("train", "validation", "test")}
-    return replace(made, **{name: replace(rows, x=rows.x + 1, cache={}) for name, rows in parts.items()})
+    clients = load_image_dataset("shakespeare", clients=261, least=83, samples_per_client=83, test=0.2, seed=seed)
+    parts = {name: getattr(clients, name) for name in ("train", "validation", "test")}
+    return replace(clients, **{name: replace(rows, x=rows.x + 1, cache={}) for name, rows in parts.items()})
 
 
 LETTERS = 77  # different characters
@@ -104,25 +104,25 @@ class Track(NamedTuple):
     points: np.ndarray  # [T], data points accessed up to then
 
 
-def track(algorithm: Any, task: NetworkTask, clients: Clients, problem: Problem, seed: int, enough: float) -> Track:
-    """A run, until its accuracy reaches `enough`."""
+def track(algorithm: Any, task: NetworkTask, clients: Clients, problem: Problem, seed: int, stop_at: float) -> Track:
+    """Run the algorithm until its accuracy reaches `stop_at`."""
     plan = TrainingPlan(problem.rounds, problem.sampled, seed, evaluate_every=problem.rounds)
-    test = pieces(clients.test)
+    test = split_rows(clients.test)
     accuracy: list[float] = []
 
     def watch(now: RoundSnapshot) -> bool:
         w = now.server.w[None]
-        hits = [float(measure_accuracy(task, w, piece.padded())) * len(piece.y) for piece in test]
+        hits = [float(measure_accuracy(task, w, block.padded())) * len(block.y) for block in test]
         accuracy.append(sum(hits) / len(clients.test.y))
-        return accuracy[-1] >= enough
+        return accuracy[-1] >= stop_at
 
-    done = simulate(algorithm, task, clients, plan, weights="uniform", resolved=True, watch=watch)
-    gradients = [record["gradients"] for record in done.outcome.state.records]
+    result = simulate(algorithm, task, clients, plan, weights="uniform", resolved=True, watch=watch)
+    gradients = [record["gradients"] for record in result.outcome.state.records]
     return Track(np.array(accuracy), np.cumsum(gradients, dtype=float))
 
 
-def pieces(rows: Rows) -> list[Rows]:
-    """All rows in pieces of ROWS, each as those of one client."""
+def split_rows(rows: Rows) -> list[Rows]:
+    """Return all rows in blocks of ROWS, each as the rows of one client."""
     return [Rows.stack([x], [y]) for x, y in zip(rows.x.split(ROWS), rows.y.split(ROWS))]
 
 
@@ -146,25 +146,27 @@ def trial(seed: int, panel: str, size: str) -> dict:
         "training samples": rows["train"],
         "training share": rows["train"] / sum(rows.values()),
     }
-    enough = np.inf if problem.relative else max(problem.targets)
+    stop_at = np.inf if problem.relative else max(problem.targets)
     targets = np.array(problem.targets)
     for method, algorithm in algorithms(problem).items():
-        found = track(algorithm, task, clients, problem, seed, enough)
+        history = track(algorithm, task, clients, problem, seed, stop_at)
         if method == FEDPROX and problem.relative:
             last = max(1, round(FINAL * problem.rounds))
-            targets = targets * found.accuracy[-last:].mean()
-            enough = float(targets.max())
-        out[f"rounds {method}"], out[f"points {method}"] = reached(found, targets)
-    pairs = [(m, other) for m in MINIBATCHES for other in (FEDPROX, FEDAVG)] + [
+            targets = targets * history.accuracy[-last:].mean()
+            stop_at = float(targets.max())
+        out[f"rounds {method}"], out[f"points {method}"] = reached(history, targets)
+    pairs = [(m, baseline) for m in MINIBATCHES for baseline in (FEDPROX, FEDAVG)] + [
         (b, a) for a, b in pairwise(MINIBATCHES)
     ]
     for kind in ("rounds", "points"):
-        for one, other in pairs:
-            out[over(kind, one, other)] = np.divide(out[f"{kind} {one}"], out[f"{kind} {other}"]).tolist()
+        for compared, baseline in pairs:
+            out[ratio_series(kind, compared, baseline)] = np.divide(
+                out[f"{kind} {compared}"], out[f"{kind} {baseline}"]
+            ).tolist()
     out["accuracies"] = targets.tolist()
     return out
 
 
-def over(kind: str, one: str, other: str) -> str:
-    """The series of ratios."""
-    return f"{kind} {one} over {other}"
+def ratio_series(kind: str, method: str, baseline: str) -> str:
+    """Return the name of the series of ratios."""
+    return f"{kind} {method} over {baseline}"

@@ -32,7 +32,7 @@ def medians(results: Results, quantity: str) -> dict[str, list[float]]:
 
 def log_ratio(results: Results, quantity: str, panel: str, target: int) -> tuple[np.ndarray, ...]:
     """By repeat: the logarithm of a ratio of data points or rounds to one target; nan where it is not reached."""
-    ratio = results.one(of(quantity, panel=panel))[:, target]
+    ratio = results.repeats(of(quantity, panel=panel))[:, target]
     with np.errstate(invalid="ignore"):
         return np.log(ratio), ratio
 

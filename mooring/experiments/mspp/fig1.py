@@ -5,7 +5,7 @@ from itertools import pairwise
 from mooring.experiments.base.claims import Claim
 from mooring.experiments.base.experiment import Cell, Experiment, Table
 from mooring.experiments.base.results import of
-from mooring.experiments.mspp._accuracy_targets import FEDAVG, FEDPROX, METHODS, MINIBATCHES, over, trial
+from mooring.experiments.mspp._accuracy_targets import FEDAVG, FEDPROX, METHODS, MINIBATCHES, ratio_series, trial
 from mooring.experiments.mspp._ratio_claims import OVER_HALF, PANELS, PRESETS, medians, panels, ratio_below
 
 SIZES = {"a": (100, 63000, 56700), "b": (50, 55050, 49545), "c": (261, 21546, 17237)}  # Table 2
@@ -24,9 +24,9 @@ def median(method: str, panel: str, target: int):
     return lambda results: float(medians(results, f"points {method}")[panel][target])
 
 
-def used(setting: str, panel: str):
+def setting_cell(setting: str, panel: str):
     """A cell with a setting, equal in all repeats."""
-    return lambda results: float(results.one(of(setting, panel=panel))[0])
+    return lambda results: float(results.repeats(of(setting, panel=panel))[0])
 
 
 EXPERIMENT = Experiment(
@@ -36,19 +36,21 @@ EXPERIMENT = Experiment(
     claims=[
         *(
             Claim(
-                f"a-fewer-samples-than-{other.lower()}",
-                f"MNIST: every minibatch of FedMSPP needs fewer data points than {other} to each of the three targets "
-                "(mean logarithm of the ratio below 0)",
-                ratio_below({m: over("points", m, other) for m in MINIBATCHES}, ["a"]),
+                f"a-fewer-samples-than-{baseline.lower()}",
+                f"MNIST: every minibatch of FedMSPP needs fewer data points than {baseline} to each of the three "
+                "targets (mean logarithm of the ratio below 0)",
+                ratio_below({m: ratio_series("points", m, baseline) for m in MINIBATCHES}, ["a"]),
             )
-            for other in (FEDPROX, FEDAVG)
+            for baseline in (FEDPROX, FEDAVG)
         ),
         Claim(
             "a-smaller-minibatch-fewer-samples",
             "MNIST: from each minibatch to the next smaller one the data points to a target fall, in more than half of "
             "the six cases",
             ratio_below(
-                {f"{b} over {a}": over("points", b, a) for a, b in pairwise(MINIBATCHES)}, ["a"], cases=OVER_HALF
+                {f"{b} over {a}": ratio_series("points", b, a) for a, b in pairwise(MINIBATCHES)},
+                ["a"],
+                cases=OVER_HALF,
             ),
         ),
     ],
@@ -71,7 +73,7 @@ EXPERIMENT = Experiment(
             "Table 3: hyper-parameters",
             tuple(f"({panel}) {name}" for panel, name in PANELS.items()),
             {
-                label: [Cell(used(setting, panel), printed) for panel, printed in zip(PANELS, HYPER[label])]
+                label: [Cell(setting_cell(setting, panel), printed) for panel, printed in zip(PANELS, HYPER[label])]
                 for label, setting in zip(HYPER, SETTINGS)
             },
         ),

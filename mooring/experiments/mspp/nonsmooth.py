@@ -67,14 +67,14 @@ def envelope(seed: int, loss: str, method: str, sampled: int, horizons: list[int
     out: dict[str, list[float]] = {"T": [], "envelope": [], "bound": []}
     for rounds in horizons:
         squares: list[float] = []
-        every_ = max(1, rounds // MEASURED)
+        interval = max(1, rounds // MEASURED)
 
         def note(w: torch.Tensor, squares: list[float] = squares) -> None:
-            near = require(task, HasProx).prox(w[None], 1 / rho, pooled)[0]
-            squares.append(moreau_gradient_norm(w.numpy(), near.numpy(), rho) ** 2)
+            proximal_point = require(task, HasProx).prox(w[None], 1 / rho, pooled)[0]
+            squares.append(moreau_gradient_norm(w.numpy(), proximal_point.numpy(), rho) ** 2)
 
-        def watch(now: RoundSnapshot, rounds: int = rounds, every_: int = every_, note: Any = note) -> None:
-            if now.t < rounds and now.t % every_ == 0:
+        def watch(now: RoundSnapshot, rounds: int = rounds, interval: int = interval, note: Any = note) -> None:
+            if now.t < rounds and now.t % interval == 0:
                 note(now.server.w)
 
         w0 = task.start(seed) if loss == "phase" else task.start()
@@ -95,11 +95,11 @@ def dissimilarity(seed: int, turn: float) -> dict:
     squares = tab1.squared_gradients(tab1.TASK, tab1.theory(10, 0), clients, 10, HORIZON, seed, start)
     rows = clients.train.full(tab1.TASK)
     local = tab1.TASK.grad(start.expand(len(clients), -1), rows).square().sum(1)
-    whole = tab1.TASK.grad(start[None], clients.train.pooled(clients.weights("uniform"))).square().sum()
+    global_ = tab1.TASK.grad(start[None], clients.train.pooled(clients.weights("uniform"))).square().sum()
     return {
         "gradient": float(squares.mean()),
         "smooth bound": tab1.bound(clients, 10, 0, HORIZON),
-        "ratio of gradients": float(local.mean() / whole),
+        "ratio of gradients": float(local.mean() / global_),
     }
 
 

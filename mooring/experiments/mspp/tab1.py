@@ -61,11 +61,11 @@ def squared_gradients(
     def measure(w):
         return float(task.grad(w[None], pooled).square().sum())
 
-    found = [measure(w0)]
+    squares = [measure(w0)]
     plan = TrainingPlan(rounds, float(sampled) if sampled > 1 else 1 / CLIENTS, seed, evaluate_every=rounds)
-    how: dict[str, Any] = {"weights": "uniform", "resolved": True, "w0": w0}
-    simulate(method, task, clients, plan, watch=lambda now: found.append(measure(now.server.w)), **how)
-    return np.array(found[:-1])
+    options: dict[str, Any] = {"weights": "uniform", "resolved": True, "w0": w0}
+    simulate(method, task, clients, plan, watch=lambda now: squares.append(measure(now.server.w)), **options)
+    return np.array(squares[:-1])
 
 
 def stationary(clients: Clients) -> Tensor:
@@ -79,8 +79,8 @@ def stationary(clients: Clients) -> Tensor:
     return torch.from_numpy(minimize(value, np.zeros(DIM), jac=True, method="BFGS").x)
 
 
-def fedmspp(batch: int, **more: Any) -> FedMSPP:
-    return FedMSPP(batch=batch, replacement=True, inner="descent", steps=MOST, eta=1 / (9 * SMOOTH), **more)
+def fedmspp(batch: int, **overrides: Any) -> FedMSPP:
+    return FedMSPP(batch=batch, replacement=True, inner="descent", steps=MOST, eta=1 / (9 * SMOOTH), **overrides)
 
 
 def theory(sampled: int, batch: int) -> Any:
