@@ -18,11 +18,15 @@ u_j = 0 with a_j inside the box, and those beside it, whose a_j is a bound, and 
 
 are solved by proximal multiplier steps; a solution that every row agrees with is the minimiser. It is off by rounding
 alone, at most about eps (forces / quad + (size of u) / |J|), however it was found.
+
+With a `Coupling` the C problems share a center, which is minimized over as well (`find_shared_center`): every step then
+solves one more d x d system, the Schur complement of the center.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -47,6 +51,37 @@ POLISHING_RIDGE_SHARE = (
     1e-8  # how far a polishing step gives at a kink, as a share of how far the kink's row can move the model
 )
 ROUNDING_UNITS = 64  # units of rounding by which a row may miss its kink, or be on the wrong side of it
+
+
+class Coupling(NamedTuple):
+    """Pulls of C problems to one center: sum_i p_i [..._i + lam_i/2 |v_i - w|^2] + 1/2 w' diag(ridge) w."""
+
+    p: Tensor  # [C], the problems' weights
+    lam: Tensor  # [C]
+    ridge: Tensor  # [d]
+
+    def center(self, v: Tensor) -> Tensor:
+        """[d]: the best w for given v [C, d]."""
+        weight = self.p * self.lam
+        return weight @ v / (weight.sum() + self.ridge)
+
+    def solver(self, h: Tensor) -> Callable[[Tensor], Tensor]:
+        """Gives for right [C, d] the v with H_i v_i - lam_i w(v) = right_i, H [C, d, d] with the pulls on its diagonal.
+
+        The Schur complement sum_i p_i (lam_i - lam_i H_i^-1 lam_i) is computed without that difference, which may be
+        rounding: with K_i = H_i - lam_i it is sum_i p_i lam_i H_i^-1 K_i.
+        """
+        factor, weight = _factor(h), self.p * self.lam
+        k = h - torch.diag_embed(self.lam[:, None].expand(h.shape[:2]))
+        schur = torch.diag(self.ridge) + torch.einsum("c,cij->ij", weight, torch.cholesky_solve(k, factor))
+        center_factor = _factor((schur + schur.T)[None] / 2)[0]
+
+        def solve(right: Tensor) -> Tensor:
+            free = _solve_separately(factor, right)
+            w = torch.cholesky_solve((weight @ free)[:, None], center_factor)[:, 0]
+            return free + _solve_separately(factor, self.lam[:, None] * w)
+
+        return solve
 
 
 class PrimalDualPoint(NamedTuple):
@@ -76,6 +111,42 @@ def minimize_nonsmooth(
     A problem stops when its duality gap and the residuals of the conditions are down to rounding, and is polished then:
     see above. Where no partition settles, the interior point's own digits are kept.
     """
+    at, spread = _follow_path(residuals, low, high, quad, linear, v, real, curvature, None, most)
+    return _polished(at, spread, residuals, low, high, quad, linear, real, curvature)
+
+
+def find_shared_center(
+    residuals: Residuals,
+    low: float,
+    high: float,
+    quad: Tensor,
+    linear: Tensor,
+    v: Tensor,
+    real: Tensor,
+    coupling: Coupling,
+    most: int = 100,
+) -> Tensor:
+    """[d]: the center of problems that are pulled to it; quad [C, d] contains the pulls.
+
+    To half the digits, as the path ends without polishing: the problems' own minimizers given it have all digits.
+    """
+    at, _ = _follow_path(residuals, low, high, quad, linear, v, real, None, coupling, most)
+    return coupling.center(at.v)
+
+
+def _follow_path(
+    residuals: Residuals,
+    low: float,
+    high: float,
+    quad: Tensor,
+    linear: Tensor,
+    v: Tensor,
+    real: Tensor,
+    curvature: Curvature | None,
+    coupling: Coupling | None,
+    most: int,
+) -> tuple[PrimalDualPoint, Tensor]:
+    """Where the path to mu = 0 ends, and the size of a row's residual at its start; coupled problems move together."""
     u, j = residuals(v)
     tol, tiny = 4 * torch.finfo(u.dtype).eps, torch.finfo(u.dtype).tiny
     rows = real.sum(1, keepdim=True).clamp(min=1)
@@ -89,9 +160,13 @@ def minimize_nonsmooth(
         mu = (_gap(at, real) / rows).clamp(min=tiny)
         force = _back(j, a)
         slope = quad * at.v + linear + force
+        if coupling is not None:
+            slope = slope - coupling.lam[:, None] * coupling.center(at.v)
         forces = (quad * at.v).norm(dim=1) + linear.norm(dim=1) + force.norm(dim=1) + tiny
         miss = (real * (u + at.z - at.y)).abs().sum(1)
         error = ((rows * mu)[:, 0] + miss) / first + slope.norm(dim=1) / forces
+        if coupling is not None:
+            error = error.amax().expand_as(error)
         waited = torch.where((error < best_error / 2) | (best_error > tol**0.5), 0, waited + 1)
         better = error < best_error
         best = PrimalDualPoint(*(torch.where(better[:, None], new, old) for new, old in zip(at, best)))
@@ -103,15 +178,16 @@ def minimize_nonsmooth(
         h = torch.bmm((j / stiff[..., None]).mT, j) + torch.diag_embed(quad)
         if curvature is not None:
             h = h + curvature(a)
-        factor = _factor(h)
+        solve = partial(_solve_separately, _factor(h)) if coupling is None else coupling.solver(h)
         zero = torch.zeros_like(u)
-        ahead = _newton(at, u, j, slope, stiff, factor, zero, zero)
-        reached = _gap(_moved(at, ahead, _room(at, ahead, real)), real) / rows
+        ahead = _newton(at, u, j, slope, stiff, solve, zero, zero)
+        reached = _gap(_moved(at, ahead, _room(at, ahead, real, coupling is not None)), real) / rows
         goal = mu / 2 * (reached / mu).clamp(max=1) ** 3
-        step = _newton(at, u, j, slope, stiff, factor, goal - ahead.low * ahead.z, goal - ahead.high * ahead.y)
-        at = _moved(at, step, (MAX_BOUNDARY_STEP_SHARE * _room(at, step, real)).clamp(max=1) * live[:, None])
+        step = _newton(at, u, j, slope, stiff, solve, goal - ahead.low * ahead.z, goal - ahead.high * ahead.y)
+        room = _room(at, step, real, coupling is not None)
+        at = _moved(at, step, (MAX_BOUNDARY_STEP_SHARE * room).clamp(max=1) * live[:, None])
         u, j = residuals(at.v)
-    return _polished(best, spread, residuals, low, high, quad, linear, real, curvature)
+    return best, spread
 
 
 def _polished(
@@ -164,16 +240,20 @@ def _newton(
     j: Tensor,
     slope: Tensor,
     stiff: Tensor,
-    factor: Tensor,
+    solve: Callable[[Tensor], Tensor],
     z_goal: Tensor,
     y_goal: Tensor,
 ) -> PrimalDualPoint:
     """The step towards z (a - low) = z_goal and y (high - a) = y_goal."""
     pull = u + z_goal / at.low - y_goal / at.high
     right = -slope - _back(j, pull / stiff)
-    dv = torch.cholesky_solve(right[..., None], factor)[..., 0]
+    dv = solve(right)
     da = (pull + torch.bmm(j, dv[..., None])[..., 0]) / stiff
     return PrimalDualPoint(dv, da, -da, (z_goal - at.z * da) / at.low - at.z, (y_goal + at.y * da) / at.high - at.y)
+
+
+def _solve_separately(factor: Tensor, right: Tensor) -> Tensor:
+    return torch.cholesky_solve(right[..., None], factor)[..., 0]
 
 
 def _factor(h: Tensor) -> Tensor:
@@ -199,9 +279,11 @@ def _moved(at: PrimalDualPoint, step: PrimalDualPoint, share: Tensor) -> PrimalD
     return PrimalDualPoint(*(value + share * change for value, change in zip(at, step)))
 
 
-def _room(at: PrimalDualPoint, step: PrimalDualPoint, real: Tensor) -> Tensor:
-    """[C, 1]: how far all that must stay positive may move until the first is 0, at most 1/BOUNDARY."""
+def _room(at: PrimalDualPoint, step: PrimalDualPoint, real: Tensor, is_shared: bool) -> Tensor:
+    """[C, 1]: how far all that must stay positive may move until the first is 0, at most 1/BOUNDARY; one number for
+    all where `is_shared`."""
     far = torch.full_like(at.z, 1 / MAX_BOUNDARY_STEP_SHARE)
     for value, change in zip(at[1:], step[1:]):
         far = torch.minimum(far, torch.where(real & (change < 0), -value / change, far))
-    return far.amin(1, keepdim=True)
+    room = far.amin(1, keepdim=True)
+    return room.amin().expand_as(room) if is_shared else room

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mooring.core.cohort import Batch, broadcast_per_client
-from mooring.core.nonsmooth import minimize_nonsmooth
+from mooring.core.nonsmooth import Coupling, Residuals, find_shared_center, minimize_nonsmooth
 from mooring.core.task import Constants, HasProx, Layout, Task, require, score_layout
 from mooring.tasks.proximal import MAX_DENSE_PARAMETERS, proximal_newton
 
@@ -213,8 +213,26 @@ class PiecewiseLinearTask(NonsmoothScoreTask):
         center = torch.where(pull > 0, center, 0.0)  # a pull of 0 has no centre
         return center + self._step(center, torch.where(pull + self.ridge > 0, pull + self.ridge, KINK_RIDGE), batch)
 
+    def find_center(self, lam: Tensor, p: Tensor, ridge: Tensor, batch: Batch) -> Tensor:
+        """[d]: the w of min sum_i p_i [L_i(v_i) + lam_i/2 |v_i - w|^2] + 1/2 w' diag(ridge) w, for a convex loss."""
+        zero = torch.zeros(len(batch.y), self.dim, dtype=self.dtype)
+        quad = (lam[:, None] + self.ridge).expand_as(zero)
+        residuals, real = self._residuals(zero, batch), batch.weight > 0
+        return find_shared_center(residuals, *self.box, quad, zero, zero, real, Coupling(p, lam, ridge))
+
     def _step(self, center: Tensor, quad: Tensor, batch: Batch) -> Tensor:
         """arg min_s of the data's loss at center + s, plus ridge center's + 1/2 s' diag(quad) s."""
+        return minimize_nonsmooth(
+            self._residuals(center, batch),
+            *self.box,
+            quad,
+            self.ridge * center,
+            torch.zeros_like(center),
+            batch.weight > 0,
+        )
+
+    def _residuals(self, center: Tensor, batch: Batch) -> Residuals:
+        """Weighted residuals of a linear r at center + s, with their derivatives."""
         r, turn = self.residual(self.scores(center, batch.x), batch.y)
         u = batch.weight * r
         j = (batch.weight * turn)[..., None] * self.design(batch.x)
@@ -222,9 +240,7 @@ class PiecewiseLinearTask(NonsmoothScoreTask):
         def residuals(s: Tensor) -> tuple[Tensor, Tensor]:
             return u + torch.bmm(j, s[..., None])[..., 0], j
 
-        return minimize_nonsmooth(
-            residuals, *self.box, quad, self.ridge * center, torch.zeros_like(center), batch.weight > 0
-        )
+        return residuals
 
 
 def signs(y: Tensor, like: Tensor) -> Tensor:

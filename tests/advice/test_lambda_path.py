@@ -13,11 +13,14 @@ from mooring.advice.candidates.lambda_path_iterative import (
     RELATIVE_GRADIENT_TOLERANCE,
     solve_envelope_path,
     solve_large_path,
+    solve_nonsmooth_path,
 )
 from mooring.advice.candidates.weighted_squares import sum_weighted_squares
 from mooring.algorithms.fedprox_personal import FedProxPersonal
 from mooring.core.cohort import Rows
 from mooring.core.errors import RequestError
+from mooring.tasks.absolute import Absolute
+from mooring.tasks.hinge import Hinge
 from mooring.tasks.linear import Linear
 from mooring.tasks.linear_losses import Poisson, Quantile
 from mooring.tasks.logistic import Logistic
@@ -108,14 +111,24 @@ def test_the_large_solver_finds_the_exact_path_to_its_accuracy(classes):
         assert float((v - exact.v).norm()) < 0.05 * float(exact.v.norm())
 
 
-def test_kinked_losses_by_their_envelopes():
-    task, clients = Quantile(3, tau=0.5, ridge=0.01), linear_clients()
-    rows, p = clients.train, clients.weights()
-    one, none = torch.ones(5).double(), torch.zeros(task.dim).double()
-    for scale, w, v in solve_envelope_path(task, rows, p, [10.0, 0.5], one, none):
-        assert float((p @ (scale * (w - v))).norm()) < 1e-3
-        expected = task.prox(w, scale, rows.padded())
-        torch.testing.assert_close(v, expected, atol=1e-4, rtol=1e-3)
+@pytest.mark.parametrize("task", [Quantile(3, tau=0.5, ridge=0.01), Quantile(3, tau=0.2), Absolute(3), Hinge(3)])
+def test_nonsmooth_paths_by_an_interior_point_and_by_envelopes(task):
+    """The pulls on w balance, each v is the exact prox, and no w has a lower objective."""
+    clients = logistic_clients() if isinstance(task, Hinge) else linear_clients()
+    rows, p, batch = clients.train, clients.weights().double(), clients.train.padded()
+    one, penalty = torch.tensor([1.0, 2, 1, 0.5, 1]).double(), 0.1 * torch.ones(task.dim).double()
+
+    def objective(w, v, lam):
+        return float(p @ (task.loss(v, batch) + lam / 2 * ((v - w) ** 2).sum(1)) + penalty @ w**2 / 2)
+
+    scales = [10.0, 0.5, 0.01]
+    solvers = (solve_nonsmooth_path, solve_envelope_path)
+    for (scale, w, v), (_, w2, v2) in zip(*(solve(task, rows, p, scales, one, penalty) for solve in solvers)):
+        lam = scale * one
+        torch.testing.assert_close(v, task.prox(w, lam[:, None], batch))
+        assert float((p @ (lam[:, None] * (w - v)) + penalty * w).norm()) < 1e-6
+        assert objective(w, v, lam) <= objective(w2, v2, lam) * (1 + 1e-9)
+        assert objective(w, v, lam) == pytest.approx(objective(w2, v2, lam), rel=1e-5)
 
 
 def test_the_common_model_of_a_kinked_loss_is_quantile_regression_on_all_rows():

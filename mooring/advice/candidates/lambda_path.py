@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 
 from mooring.advice.candidates.client_fits import LossDerivatives, differentiate_losses
-from mooring.advice.candidates.lambda_path_iterative import solve_envelope_path, solve_large_path
+from mooring.advice.candidates.lambda_path_iterative import choose_path_solver
 from mooring.advice.candidates.weighted_squares import sum_weighted_squares
 from mooring.core.client_functions import ClientRows, client_function
 from mooring.core.cohort import Batch
 from mooring.core.errors import RequestError
-from mooring.core.task import HasHessian, HasHessianProduct, layer_mask, require
+from mooring.core.task import HasHessian, layer_mask, require
 from mooring.tasks.linear import Linear
 from mooring.tasks.proximal import is_dense
 
@@ -76,8 +76,7 @@ def solve_path(
         return _newton(task, rows, p, scales, tight, shape.slack, penalty)
     if shape.slack is not None:
         raise RequestError(f"path: task '{task.name}' has no Hessian to give each coefficient its own lambda.")
-    solver = solve_large_path if task.smooth_loss and isinstance(task, HasHessianProduct) else solve_envelope_path
-    return (PathPoint(*point) for point in solver(task, rows, p, scales, tight, penalty))
+    return (PathPoint(*point) for point in choose_path_solver(task, rows)(task, rows, p, scales, tight, penalty))
 
 
 def ridge_mask(task: Any) -> Tensor:

@@ -2,13 +2,14 @@
 
 large_path      smooth convex tasks of many parameters (softmax on images): Newton's method with conjugate gradients on
                 all v_i at once. Given them the best w is their mean with weights p_i lam_i, so w is eliminated.
-envelope_path   nonsmooth tasks with an exact prox: L-BFGS on w and the sum of Moreau envelopes, which is smooth:
-                gradient sum_i p_i lam_i (w - prox_i(w))
+nonsmooth_path  convex nonsmooth losses of linear scores: an interior point on w and all v_i at once
+envelope_path   other tasks with an exact prox, and where the interior point would take too much memory: L-BFGS on w
+                and the sum of Moreau envelopes, which is smooth: gradient sum_i p_i lam_i (w - prox_i(w))
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,7 @@ from torch import Tensor
 
 from mooring.core.cohort import Rows
 from mooring.core.task import HasHessianProduct, HasProx, require
-from mooring.tasks.linear_score import NonsmoothScoreTask
-from mooring.tasks.phase_retrieval import PhaseRetrieval
+from mooring.tasks.linear_score import PiecewiseLinearTask
 
 RELATIVE_GRADIENT_TOLERANCE = 1e-3  # of a solution, relative to the gradient at 0
 MAX_NEWTON_STEPS = 50
@@ -27,6 +27,9 @@ RELATIVE_STEP_RESIDUAL = 0.3  # residual at which a Newton step counts as solved
 MOMENT_FLOOR_SHARE = 1e-4  # of the moments in the preconditioner, as a share of the largest
 MAX_HALVINGS = 20
 MAX_PADDED_NUMBERS = 1_000_000  # numbers, padding included, that are worked on at once
+MAX_JOINT_NUMBERS = (
+    10_000_000  # of the rows, padding included, and of the Hessians, up to which clients are solved jointly
+)
 RELATIVE_ENVELOPE_TOLERANCE = 1e-10  # an envelope that falls by less, relative to its value, is at its lowest
 
 PathSolution = tuple[float, Tensor, Tensor]
@@ -210,10 +213,38 @@ def padding_blocks(task: Any, rows: Rows) -> list[Tensor]:
     return [torch.arange(len(rows))] if padded <= MAX_PADDED_NUMBERS else rows.blocks()
 
 
+def choose_path_solver(task: Any, rows: Rows) -> Callable[..., Iterator[PathSolution]]:
+    """The solver for a task whose Hessians are too large or do not exist."""
+    if task.smooth_loss and isinstance(task, HasHessianProduct):
+        return solve_large_path
+    numbers = len(rows) * max(int(rows.size.max()), task.dim) * task.dim
+    is_joint = isinstance(task, PiecewiseLinearTask) and numbers <= MAX_JOINT_NUMBERS
+    return solve_nonsmooth_path if is_joint else solve_envelope_path
+
+
+def solve_nonsmooth_path(
+    task: Any, rows: Rows, p: Tensor, scales: list[float], tight: Tensor, ridge: Tensor
+) -> Iterator[PathSolution]:
+    """The global model by an interior point on w and all v_i at once, the v_i given it exactly; any order of scales."""
+    batches = [(block, rows.select(block).padded()) for block in padding_blocks(task, rows)]
+    p, whole = p.to(task.dtype), rows.padded()
+    for scale in scales:
+        if np.isinf(scale):
+            w = task.prox(torch.zeros(task.dim, dtype=task.dtype), ridge[None], rows.pooled(p))[0]
+            yield scale, w, w.expand(len(rows), -1)
+            continue
+        lam = (scale * tight).to(task.dtype)
+        w = task.find_center(lam, p, ridge, whole)
+        v = torch.empty(len(rows), task.dim, dtype=task.dtype)
+        for block, batch in batches:
+            v[block] = task.prox(w, lam[block][:, None], batch)
+        yield scale, w, v
+
+
 def solve_envelope_path(
     task: Any, rows: Rows, p: Tensor, scales: list[float], tight: Tensor, ridge: Tensor
 ) -> Iterator[PathSolution]:
-    """Infinity stands for a lambda so large that no model differs from w; nonsmooth losses then have one client."""
+    """Infinity stands for a lambda so large that no model differs from w."""
     from scipy.optimize import minimize  # slow to import, and most tasks do not need it
 
     batches = [(block, rows.select(block).padded()) for block in padding_blocks(task, rows)]
@@ -222,10 +253,6 @@ def solve_envelope_path(
     w = torch.zeros(task.dim, dtype=task.dtype)
     v = torch.zeros(len(rows), task.dim, dtype=task.dtype)
     for scale in scales:
-        if np.isinf(scale) and isinstance(task, NonsmoothScoreTask) and not isinstance(task, PhaseRetrieval):  # convex
-            w = require(task, HasProx).prox(torch.zeros_like(w), ridge[None], rows.pooled(p.to(task.dtype)))[0]
-            yield scale, w, w.expand_as(v)
-            continue
         lam = (min(scale, stiffest) * tight).to(task.dtype)
 
         def envelope(flat: np.ndarray, lam: Tensor = lam) -> tuple[float, np.ndarray]:
