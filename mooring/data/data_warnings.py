@@ -99,6 +99,8 @@ def find_time_order(columns: Mapping[str, Values], code: np.ndarray) -> str | No
     for name, values in columns.items():
         if isinstance(values, pd.Categorical) or np.isnan(values).any():
             continue
+        if len(np.unique(values)) < MIN_ORDERED_ROWS:
+            continue
         pairs = pd.DataFrame({"client": code, "value": values})
         size = pairs.groupby("client")["value"].agg(["size", "nunique"])
         size = size[size["size"] >= MIN_ORDERED_ROWS]

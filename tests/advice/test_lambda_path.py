@@ -140,6 +140,28 @@ def test_the_common_model_of_a_kinked_loss_is_quantile_regression_on_all_rows():
     torch.testing.assert_close(found, known, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("slack", [None, torch.linspace(0, 2, 13).double()])
+def test_wide_tables_are_solved_from_their_rows(slack, monkeypatch):
+    """Fewer rows than columns at every client, of which one is empty: as by decompositions of d x d matrices."""
+    task, rng = Linear(12), np.random.default_rng(0)
+    x, y = torch.from_numpy(rng.normal(size=(24, 12))), torch.from_numpy(rng.normal(size=24))
+    x[:, 3] = x[:, 5]  # undetermined
+
+    def rows():
+        size = torch.tensor([7, 3, 0, 9, 5])
+        return Rows(x, y, torch.cumsum(size, 0) - size, size)
+
+    p, shape = rows().size.double(), PullShape(torch.linspace(0.5, 2, 5).double(), slack)
+    scales = [torch.inf, 10.0, 0.1]
+    exact = list(solve_path(task, rows(), p, scales, shape, 1e-3))
+    local = fit_local_models(task, rows(), 0.01)
+    monkeypatch.setattr("mooring.advice.candidates.lambda_path.is_dense", lambda task: False)
+    for point, known in zip(solve_path(task, rows(), p, scales, shape, 1e-3), exact):
+        torch.testing.assert_close(point.w, known.w, rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(point.v, known.v, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(fit_local_models(task, rows(), 0.01), local, rtol=1e-7, atol=1e-9)
+
+
 def test_scales_are_lambdas_in_units_of_the_curvature():
     clients = linear_clients(sizes=[4000, 4000])
     assert initial_curvature(Linear(3), clients.train, clients.weights()) == pytest.approx(1.0, rel=0.05)

@@ -28,7 +28,9 @@ from mooring.advice.candidates.column_sets import LINEAR, ColumnSets
 from mooring.advice.candidates.lambda_path import (
     MAX_CLIENTS_PER_BLOCK,
     cached_moments,
+    eigen_moments,
     is_dense,
+    is_wide,
     minimize_global_loss,
     ridge_mask,
     solve_path,
@@ -159,6 +161,9 @@ def fit_local_models(
             some = rows.select(block)
             out[block] = solve_centered_ridge(task, some, ridge) if free else solve_ridge(task, some, ridge)
         return out
+    if is_wide(task, rows) and ridge > 0:
+        e, u, _, moment = eigen_moments(task, rows, None)
+        return (u @ (moment / (e + ridge))[..., None])[..., 0].to(task.dtype)
     if isinstance(task, Linear) and free:
         return fit_centered_models(task, rows, ridge)
     if isinstance(task, HasSummary):

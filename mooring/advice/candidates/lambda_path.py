@@ -6,7 +6,8 @@ A path has fixed tight [m] and slack [d] (1 unless given: one lam for all) and i
 infinity (v_i = w: the global model) among them. A slack of 0 makes a coefficient the same for all clients. The ridge
 does not apply to intercepts.
 
-    linear tasks      exact: one eigendecomposition per client serves every scale
+    linear tasks      exact: one eigendecomposition per client serves every scale, of its rows where they are fewer than
+                      the columns of a wide table
     smooth convex     Newton's method on w and all v_i at once, warm started from the scale before
     other tasks       see `lambda_path_iterative.py`
 """
@@ -33,6 +34,8 @@ LAMBDA_SCALES = torch.logspace(3, -3, 25, dtype=torch.float64)  # lambdas of a p
 MIN_EIGENVALUE_SHARE = 1e-12  # share of the largest eigenvalue below which a direction counts as undetermined
 RELATIVE_GRADIENT_TOLERANCE = 1e-4  # from which Newton's next step, which squares it, is the last
 GRADIENT_TOLERANCE = 1e-10  # the same of the global model, absolute
+WIDE_RIDGE_SHARE = 1e-9  # of the mean eigenvalue, which stands in for undetermined directions of wide tables,
+WIDE_REFINEMENTS = 4  # and is taken back by as many steps of refinement
 MAX_NEWTON_STEPS = 50
 MAX_HALVINGS = 30
 MAX_CLIENTS_PER_BLOCK = 4_000  # clients beyond which a linear path is solved block by block
@@ -94,6 +97,8 @@ def initial_curvature(task: Any, rows: ClientRows, p: Tensor) -> float:
 def client_curvature(task: Any, batch: Batch) -> Tensor:
     """[C]: over the coefficients, at 0."""
     w = torch.zeros(len(batch.y), task.dim, dtype=task.dtype)
+    if isinstance(task, Linear) and not is_dense(task):
+        return (batch.weight * task.design(batch.x).square().mean(-1)).sum(1) + task.ridge
     if is_dense(task):
         return require(task, HasHessian).hessian(w, batch).diagonal(dim1=1, dim2=2).mean(1)
     return task.constants(batch, w).trace / task.dim
@@ -107,14 +112,17 @@ def _linear(task, rows, p, scales, tight, slack, ridge) -> Iterator[PathPoint]:
     if len(rows) > MAX_CLIENTS_PER_BLOCK:
         yield from _linear_in_blocks(task, rows, p, scales, tight, slack, ridge)
         return
-    h, moment = cached_moments(task, rows)
-    total = torch.einsum("c,cij->ij", p, h) + torch.diag(ridge)
-    target = p @ moment
+    wide = is_wide(task, rows)
+    h, moment = cached_roots(task, rows) if wide else cached_moments(task, rows)
+    weighted = (p.sqrt()[:, None, None] * h).flatten(0, 1) if wide else None
+    total = torch.einsum("c,cij->ij", p, h) if weighted is None else weighted.T @ weighted
+    total, target = total + torch.diag(ridge), p @ moment
+    solve_symmetric = _solve_wide if wide else _solve_symmetric
     if all(scale == torch.inf for scale in scales):
         w = solve_symmetric(total, target, total).to(task.dtype)
         yield from (PathPoint(scale, w, w.expand(len(rows), -1)) for scale in scales)
         return
-    e, su, k, k0 = _eigen(task, rows, slack)
+    e, su, k, k0 = eigen_moments(task, rows, slack)
     flat = k.reshape(-1, task.dim)
     pull = tight[:, None, None] * torch.tensor(scales, dtype=torch.float64)
     inverse = torch.where(torch.isinf(pull), 0.0, 1 / (e[..., None] + pull))  # [m, d, scales]
@@ -158,7 +166,7 @@ def _linear_in_blocks(task, rows, p, scales, tight, slack, ridge) -> Iterator[Pa
     for scale in scales:
         left = total - taken[scale]
         ridged = total[:, :-1] + torch.diag(ridge)
-        w = solve_symmetric(left[:, :-1] + torch.diag(ridge), left[:, -1], ridged)
+        w = _solve_symmetric(left[:, :-1] + torch.diag(ridge), left[:, -1], ridged)
         v = w.expand(len(rows), -1).to(task.dtype, copy=True)
         for block in blocks if scale != torch.inf else ():
             h, moment = cached_moments(task, rows.select(block))
@@ -176,6 +184,35 @@ def cached_moments(task: Any, rows: ClientRows) -> tuple[Tensor, Tensor]:
     return rows.cache[name]
 
 
+def is_wide(task: Any, rows: ClientRows) -> bool:
+    """Whether every client has fewer rows than a linear model has coefficients, and these are many."""
+    return isinstance(task, Linear) and not task.ridge and not is_dense(task) and int(rows.size.max()) < task.dim
+
+
+def cached_roots(task: Any, rows: ClientRows) -> tuple[Tensor, Tensor]:
+    """Every client's R with R'R = X'X/n [m, most rows, d], and X'y/n [m, d], computed once."""
+    name = ("roots", task)
+    if name not in rows.cache:
+        rows.cache[name] = tuple(factor_moments(task, rows, rank=rows.size.max()))
+    return rows.cache[name]
+
+
+class MomentRoots(NamedTuple):
+    root: Tensor  # [C, rank, d]
+    moment: Tensor  # [C, d]
+
+
+@client_function
+def factor_moments(task: Any, batch: Batch, *, rank: Tensor) -> MomentRoots:
+    """The same as `second_moments` for fewer rows than columns: R = E^1/2 V' of X'X/n = V E V', not the rows."""
+    half = batch.weight.double().sqrt()
+    x, y = half[..., None] * task.design(batch.x).double(), half * batch.y.double()
+    vectors = torch.linalg.eigh(x @ x.mT)[1]
+    root = x.new_zeros(len(x), int(rank), task.dim)
+    root[:, : x.shape[1]] = vectors.mT @ x
+    return MomentRoots(root, (x.mT @ y[..., None])[..., 0])
+
+
 class Moments(NamedTuple):
     h: Tensor  # [C, d, d]
     moment: Tensor  # [C, d]
@@ -190,7 +227,7 @@ def second_moments(task: Any, batch: Batch) -> Moments:
     return Moments(weighted.mT @ x + ridge, (weighted.mT @ batch.y.double()[..., None])[..., 0])
 
 
-def _eigen(task: Any, rows: ClientRows, slack: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def eigen_moments(task: Any, rows: ClientRows, slack: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """e, S U, U'S H and U'S m of every client; the last slack's are cached, for the next ridge on the global model.
 
     Several threads may share `rows`: each reads the cache once and returns what it read or computed itself.
@@ -199,16 +236,25 @@ def _eigen(task: Any, rows: ClientRows, slack: Tensor | None) -> tuple[Tensor, T
     key = None if slack is None else tuple(slack.tolist())
     cached = rows.cache.get(name)
     if cached is None or cached[0] != key:
-        h, moment = cached_moments(task, rows)
         s = torch.ones(task.dim, dtype=torch.float64) if slack is None else slack.double().sqrt()
-        e, u = torch.linalg.eigh(s[:, None] * h * s)
-        su = s[:, None] * u
-        cached = key, (e.clamp(min=0), su, su.mT @ h, (su.mT @ moment[..., None])[..., 0])
+        if is_wide(task, rows):
+            root, moment = cached_roots(task, rows)
+            e, q = torch.linalg.eigh((root * s) @ (root * s).mT)
+            seen = e > MIN_EIGENVALUE_SHARE * e[:, -1:]
+            e, half = torch.where(seen, e, 0.0), torch.where(seen, e, torch.inf).sqrt()
+            uh = q.mT @ root  # U'S H over the root of e
+            su, k = s[:, None] * (s * uh / half[..., None]).mT, torch.where(seen, half, 0.0)[..., None] * uh
+        else:
+            h, moment = cached_moments(task, rows)
+            e, u = torch.linalg.eigh(s[:, None] * h * s)
+            e, su = e.clamp(min=0), s[:, None] * u
+            k = su.mT @ h
+        cached = key, (e, su, k, (su.mT @ moment[..., None])[..., 0])
         rows.cache[name] = cached
     return cached[1]
 
 
-def solve_symmetric(a: Tensor, b: Tensor, like: Tensor | None = None) -> Tensor:
+def _solve_symmetric(a: Tensor, b: Tensor, like: Tensor | None = None) -> Tensor:
     """a^-1 b for a positive semi-definite a, the least-norm solution where a direction is undetermined.
 
     A direction is undetermined when `like`, which a was made from, does not see it, or when a itself is rounding.
@@ -220,6 +266,16 @@ def solve_symmetric(a: Tensor, b: Tensor, like: Tensor | None = None) -> Tensor:
         floor = 100 * torch.finfo(a.dtype).eps * torch.linalg.matrix_norm(like, 2)
         keep &= values > torch.minimum(floor, top / 2)
     return vectors[:, keep] @ ((vectors[:, keep].T @ b) / values[keep])
+
+
+def _solve_wide(a: Tensor, b: Tensor, like: Tensor) -> Tensor:
+    """a^-1 b by Cholesky's factor of a with a small ridge, refined: undetermined directions stay near 0."""
+    ridge = WIDE_RIDGE_SHARE * like.diagonal().mean()
+    factor = torch.linalg.cholesky_ex(a + ridge * torch.eye(len(a), dtype=a.dtype))[0]
+    x = torch.zeros_like(b)
+    for _ in range(1 + WIDE_REFINEMENTS):
+        x = x + torch.cholesky_solve((b - a @ x)[:, None], factor)[:, 0]
+    return x
 
 
 def minimize_global_loss(task: Any, rows: ClientRows, p: Tensor, ridge: Tensor, start: Tensor | None = None) -> Tensor:
@@ -237,7 +293,7 @@ def minimize_global_loss(task: Any, rows: ClientRows, p: Tensor, ridge: Tensor, 
         for _ in range(MAX_NEWTON_STEPS):
             if float(slope.norm()) <= GRADIENT_TOLERANCE:
                 break
-            step = solve_symmetric(hessian, slope)
+            step = _solve_symmetric(hessian, slope)
             for _ in range(MAX_HALVINGS):
                 ahead = at(w - step)
                 if ahead[0] <= value + 1e-14 * (1 + abs(value)):
@@ -313,7 +369,7 @@ def _newton_step(here: LossDerivatives, p, s, pull, ridge, w, z) -> tuple[Tensor
         square += float(share @ (gz**2).sum(1)) + float((share @ g) @ (share @ g))
         solutions.append((block, both))
     square += float((ridge * w) @ (ridge * w))
-    dw = solve_symmetric(schur, slope)
+    dw = _solve_symmetric(schur, slope)
     dz = torch.zeros_like(z)
     for block, both in solutions:
         dz[block] = both[..., -1] - (both[..., :-1] @ dw)
