@@ -19,10 +19,8 @@ from mooring.advice.candidates.weighted_squares import sum_weighted_squares
 from mooring.algorithms.fedprox_personal import FedProxPersonal
 from mooring.core.cohort import Rows
 from mooring.core.errors import RequestError
-from mooring.tasks.absolute import Absolute
-from mooring.tasks.hinge import Hinge
 from mooring.tasks.linear import Linear
-from mooring.tasks.linear_losses import Poisson, Quantile
+from mooring.tasks.linear_losses import Absolute, Hinge, Poisson, Quantile
 from mooring.tasks.logistic import Logistic
 from tests.support.problems import PROBLEMS, linear_clients, logistic_clients, simulate
 
