@@ -26,7 +26,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 
 from mooring.advice.evaluation.cross_fitting import cross_fit
 from mooring.advice.evaluation.loss_sums import PERSONAL
-from mooring.algorithms.base import build
+from mooring.algorithms.base import AnyAlgorithm, build
 from mooring.core.errors import RequestError
 from mooring.core.seeds import client_key, uniforms
 from mooring.data.clients import BINARY, CLASSES, REGRESSION, Clients, from_arrays
@@ -176,7 +176,8 @@ class _Personalized(BaseEstimator):
         """The global model and the personal ones that `advise` would average, fitted to all rows."""
         _, evidence = cross_fit(self.task_, clients.train, clients.keys, "size", seed)
         self.common_, self.models_ = evidence.models.global_, evidence.models.personal
-        self.algorithm_, self.n_iter_ = None, 1
+        self.algorithm_: AnyAlgorithm | None = None
+        self.n_iter_ = 1
         held = evidence.predictions
         if held is not None and clients.kind == REGRESSION:
             known = UnseenPredictions(held.y, held.by_model[PERSONAL], held.owner)

@@ -12,6 +12,7 @@ from torch import Tensor
 from mooring.core.client_functions import ClientRows
 from mooring.core.cohort import Rows, padded_batches
 from mooring.core.seeds import uniforms
+from mooring.core.task import Task
 from mooring.data.clients import PARTS, Clients
 from mooring.data.splits import number_groups as of_units
 
@@ -196,7 +197,7 @@ def assign_time_blocks(rows: Rows, time: Tensor, count: int) -> Tensor:
     return torch.from_numpy(first[pair] * count // np.maximum(size[owner], 1))
 
 
-def row_losses(task: Any, models: Tensor, rows: Rows, unit: float = 1.0) -> Tensor:
+def row_losses(task: Task, models: Tensor, rows: Rows, unit: float = 1.0) -> Tensor:
     """[N] in float64: the reported loss of every row under its own client's model, client after client.
 
     models is [m, d], or one [d] for all.

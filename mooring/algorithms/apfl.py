@@ -64,6 +64,7 @@ from mooring.core.minibatches import minibatches
 from mooring.core.sgd_step import mixture_slope_factor
 from mooring.core.solvers import Ball, project, run_mixture_steps
 from mooring.core.task import MixtureSteps, Task
+from mooring.core.types import JsonObject
 from mooring.estimates.client_statistics import ClientStatistics
 from mooring.estimates.lambda_from_statistics import bound_curvature
 from mooring.theory import apfl_schedule
@@ -238,7 +239,7 @@ class APFL(LocalWork, Algorithm[Server, Client, Message]):
         """The models after each local step; w stands still for clients that join after the training (Eq. 7)."""
         w, v, alpha = mixture
         batch, count, eta = schedule(self, data, round, memory)
-        work: dict[str, Any] = {"batch": batch, "steps": count, "draws": self.draws}
+        work: JsonObject = {"batch": batch, "steps": count, "draws": self.draws}
         region = Ball(self.radius) if self.radius else None
         held_out = minibatches(task, data, round, slot=1, part="validation", **work)
         on_validation = self.adapt_on == "validation"

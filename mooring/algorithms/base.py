@@ -21,6 +21,7 @@ from mooring.core.errors import RequestError
 from mooring.core.field_checks import check_fields, describe_unknown
 from mooring.core.papers import expand_citations
 from mooring.core.task import Task
+from mooring.core.types import JsonObject
 from mooring.core.user_code import is_spec, load_python, spec_of
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ class Algorithm(Generic[ServerState, ClientState, Message]):
     The fields are the hyperparameters. States are NamedTuples of tensors; a message is a tensor, a NamedTuple of
     tensors or None. A client's state and message have a leading [C]; the server's state has its global model in `w`.
     """
+
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]  # a subclass is a dataclass
 
     paper: ClassVar[str]  # where the method comes from
     group: ClassVar[str] = "personal"  # one of GROUPS
@@ -120,6 +123,7 @@ class Algorithm(Generic[ServerState, ClientState, Message]):
         return file if home == PACKAGE else type(self).__name__
 
 
+AnyAlgorithm = Algorithm[Any, Any, Any]
 PACKAGE = "mooring.algorithms"
 SHARED_MODULES = ("base", "hyperparameters", "parts", "server_optimizers")
 ENTRY_POINT_GROUP = "mooring.algorithms"  # the group under which an installed package offers algorithms
@@ -156,7 +160,7 @@ def _letters(name: str) -> str:
     return "".join(c for c in name.casefold() if c.isalnum())
 
 
-def find(name: str, copies: Path | None = None) -> type[Algorithm]:
+def find(name: str, copies: Path | None = None) -> type[AnyAlgorithm]:
     """The algorithm class of that name: of this package, of an installed one, or of a file ("my_file.py:MyAlgorithm",
     from the copy in `copies` where a run has one)."""
     if is_spec(name):
@@ -179,7 +183,7 @@ def find(name: str, copies: Path | None = None) -> type[Algorithm]:
     )
 
 
-def check_algorithm_class(thing: Any, name: str) -> type[Algorithm]:
+def check_algorithm_class(thing: Any, name: str) -> type[AnyAlgorithm]:
     """Refuse what is no algorithm."""
     if not (isinstance(thing, type) and issubclass(thing, Algorithm) and dataclasses.is_dataclass(thing)):
         raise RequestError(f"algorithm {name!r} must be a frozen dataclass that inherits from Algorithm.")
@@ -198,7 +202,7 @@ def reference_of(algorithm: Algorithm) -> str:
 
 
 def build(
-    name: str, fields: dict[str, Any], copies: Path | None = None, own: Mapping[str, type[Algorithm]] | None = None
+    name: str, fields: JsonObject, copies: Path | None = None, own: Mapping[str, type[AnyAlgorithm]] | None = None
 ) -> Algorithm:
     """An algorithm with some of its fields set, by name; a field that it has not, or of a wrong type, is refused.
 
@@ -211,7 +215,7 @@ def build(
     return cls(**fields)
 
 
-def describe(name: str) -> dict[str, Any]:
+def describe(name: str) -> JsonObject:
     """What `mooring list algorithms` shows of an algorithm: group, summary, paper, limits, departures, fields."""
     cls = find(name)
     text = importlib.import_module(cls.__module__).__doc__ or ""

@@ -24,7 +24,7 @@ from torch import Tensor
 from mooring.algorithms.fedavg import FedAvg
 from mooring.algorithms.hyperparameters import check_ranges, finetune_global
 from mooring.algorithms.server_optimizers import GlobalState
-from mooring.core.cohort import CohortData, Round
+from mooring.core.cohort import CohortData, Round, StateTree
 from mooring.core.task import Task
 
 
@@ -57,15 +57,15 @@ class FedAvgFinetune(FedAvg):
         return server, Client(first.memory, w0 if self.output == "own" else w0[:0])
 
     def client_update(
-        self, server: GlobalState, client: Any, task: Task, data: CohortData, round: Round
+        self, server: GlobalState, client: StateTree, task: Task, data: CohortData, round: Round
     ) -> tuple[Any, Tensor]:
         after, change = super().client_update(server, client, task, data, round)
         return Client(after.memory, server.w + change if self.output == "own" else client.own), change
 
-    def finetune(self, server: GlobalState, client: Any, task: Task, data: CohortData, round: Round) -> Any:
+    def finetune(self, server: GlobalState, client: StateTree, task: Task, data: CohortData, round: Round) -> StateTree:
         if self.output == "own":
             return Tuned(client.own)
         return Tuned(finetune_global(self, task, server.w, data, round, client.memory))
 
-    def personal_model(self, server: GlobalState, client: Any) -> Tensor:
+    def personal_model(self, server: GlobalState, client: StateTree) -> Tensor:
         return client.v

@@ -52,6 +52,7 @@ from mooring.core.minibatches import batches_per_epoch
 from mooring.core.penalty import PerClientPenalty, is_uniform, penalty_rows
 from mooring.core.solvers import Ball, project, train
 from mooring.core.task import HasProx, HasSolve, Task, require
+from mooring.core.types import JsonObject
 from mooring.estimates.client_statistics import ClientStatistics
 from mooring.estimates.lambda_from_statistics import bound_curvature, resolve_lam_rule
 from mooring.theory.two_stage_rate import inner_steps, local_step, server_step
@@ -163,7 +164,7 @@ class FedProxTwoStage(LocalWork, Algorithm[Server, Client, Message]):
         """Projected steps from v, pulled towards w; or the exact prox."""
         if self.inner == "exact":
             return require(task, HasProx).prox(w, lam, data.train.full(task), v)
-        work: dict[str, Any] = {"batch": self.batch or None, "steps": steps, "draws": self.draws, "slot": slot}
+        work: JsonObject = {"batch": self.batch or None, "steps": steps, "draws": self.draws, "slot": slot}
         return train(task, v, data, round, eta, pull=(lam, w), region=self.region, rule=self.rule, **work)[0]
 
     def step_size(self, data: CohortData, round: Round, memory: Tensor | None) -> Any:

@@ -17,6 +17,7 @@ from mooring.core.optimizers import OPTIMIZERS
 from mooring.core.penalty import PerClientPenalty, parse_lam
 from mooring.core.solvers import StepSize, geometric_decay, inverse_decay, train
 from mooring.core.task import HasProx, HasSolve, Task
+from mooring.core.types import JsonObject
 from mooring.estimates.client_statistics import RIDGE_GRID
 from mooring.tasks.proximal import MAX_DENSE_PARAMETERS
 
@@ -60,7 +61,7 @@ def parse_lam_field(algorithm: Any, rules: tuple[str, ...]) -> None:
 
 def resolve_auto(algorithm: Any, task: Task, statistics: Any) -> Any:
     """The algorithm with "auto" in batch, lam and eta turned into numbers (in this order: later ones use earlier)."""
-    changes: dict[str, Any] = {}
+    changes: JsonObject = {}
     have = {f.name for f in dataclasses.fields(algorithm)}
     if "batch" in have and algorithm.batch == "auto":
         changes["batch"] = auto_batch(task)

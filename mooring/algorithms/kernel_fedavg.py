@@ -33,7 +33,7 @@ from mooring.algorithms.base import Algorithm, Auto
 from mooring.algorithms.hyperparameters import check_ranges
 from mooring.core.cohort import CohortData, Round
 from mooring.core.errors import RequestError
-from mooring.core.task import Task
+from mooring.core.task import Task, require
 from mooring.estimates.client_statistics import ClientStatistics
 from mooring.tasks.linear import Linear
 from mooring.theory import kernel_operator as op
@@ -226,9 +226,9 @@ def minibatch_update(algorithm: Any, task: Task, x: Tensor, y: Tensor) -> tuple[
     return exact.minibatch_round(design, target, update, batch, algorithm.per, task.ridge)
 
 
-def client_design(task: Any, x: Tensor, y: Tensor) -> tuple[np.ndarray, np.ndarray]:
+def client_design(task: Task, x: Tensor, y: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """A client's design [n, d] and targets [n]."""
-    return task.design(x[None])[0].double().numpy(), y.double().numpy()
+    return require(task, Linear).design(x[None])[0].double().numpy(), y.double().numpy()
 
 
 def _spectral(vectors: Tensor, values: Tensor) -> Tensor:

@@ -40,11 +40,12 @@ from mooring.algorithms.server_optimizers import (
     check_server_optimizer,
     init_moments,
 )
-from mooring.core.cohort import CohortData, Round, broadcast_per_client
+from mooring.core.cohort import CohortData, Round, StateTree, broadcast_per_client
 from mooring.core.local_work import LocalWork
 from mooring.core.minibatches import minibatches
 from mooring.core.solvers import sgd
 from mooring.core.task import Task
+from mooring.core.types import JsonObject
 from mooring.estimates.client_statistics import ClientStatistics
 
 
@@ -88,7 +89,7 @@ class PerFedAvg(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tenso
         batch, count, eta = schedule(self, data, round, client.memory)
         w = server.w.expand(len(data), -1).clone()
         state = self.rule.init(len(w), w.shape[1], w)
-        work: dict[str, Any] = {"batch": batch, "steps": count, "draws": self.draws}
+        work: JsonObject = {"batch": batch, "steps": count, "draws": self.draws}
         slots = [minibatches(task, data, round, slot=slot, **work) for slot in range(self.slots)]
         for inner, outer, *third in zip(*slots):
             rate = broadcast_per_client(eta(inner.k) if callable(eta) else eta, w)
@@ -101,12 +102,12 @@ class PerFedAvg(LocalWork, ServerOptimizer, Algorithm[GlobalState, Client, Tenso
     def server_update(self, server: GlobalState, mean: Tensor, round: Round) -> GlobalState:
         return GlobalState(*apply_change(self, server.w, server.moments, mean))
 
-    def finetune(self, server: GlobalState, client: Any, task: Task, data: CohortData, round: Round) -> Any:
+    def finetune(self, server: GlobalState, client: StateTree, task: Task, data: CohortData, round: Round) -> StateTree:
         ahead = round._replace(t=round.t + 1)
-        work: dict[str, Any] = {"batch": self.batch or None, "steps": self.tune_steps, "draws": self.draws}
+        work: JsonObject = {"batch": self.batch or None, "steps": self.tune_steps, "draws": self.draws}
         return Tuned(sgd(task, server.w, data, ahead, self.inner_eta, **work))
 
-    def personal_model(self, server: GlobalState, client: Any) -> Tensor:
+    def personal_model(self, server: GlobalState, client: StateTree) -> Tensor:
         return client.v
 
     @property

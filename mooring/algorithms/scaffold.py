@@ -44,6 +44,7 @@ from mooring.core.cohort import CohortData, Round, broadcast_per_client
 from mooring.core.local_work import LocalWork
 from mooring.core.solvers import sgd
 from mooring.core.task import Task
+from mooring.core.types import JsonObject
 from mooring.estimates.client_statistics import ClientStatistics
 
 
@@ -90,7 +91,7 @@ class Scaffold(LocalWork, ServerOptimizer, Algorithm[Server, Client, Message]):
         self, server: Server, client: Client, task: Task, data: CohortData, round: Round
     ) -> tuple[Client, Message]:
         batch, count, eta = schedule(self, data, round, client.memory)
-        work: dict[str, Any] = {"batch": batch, "steps": count, "draws": self.draws}
+        work: JsonObject = {"batch": batch, "steps": count, "draws": self.draws}
         y = sgd(task, server.w, data, round, eta, shift=server.c - client.c, **work)
         c = client.c - server.c + (server.w - y) / broadcast_per_client(sum_step_sizes(eta, count), y)
         return Client(c, count_round(client.memory)), Message(y - server.w, c - client.c)

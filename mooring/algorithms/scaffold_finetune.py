@@ -14,13 +14,13 @@ Departs  as scaffold; fine-tuning takes plain steps, as control variates would h
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
 from mooring.algorithms.hyperparameters import check_ranges, finetune_global
 from mooring.algorithms.scaffold import Scaffold, Server
-from mooring.core.cohort import CohortData, Round
+from mooring.core.cohort import CohortData, Round, StateTree
 from mooring.core.task import Task
 
 
@@ -42,8 +42,8 @@ class ScaffoldFinetune(Scaffold):
         super().__post_init__()
         check_ranges(self, tune_steps=(0, None), tune_epochs=(0, None))
 
-    def finetune(self, server: Server, client: Any, task: Task, data: CohortData, round: Round) -> Any:
+    def finetune(self, server: Server, client: StateTree, task: Task, data: CohortData, round: Round) -> StateTree:
         return Tuned(finetune_global(self, task, server.w, data, round, client.memory))
 
-    def personal_model(self, server: Server, client: Any) -> Tensor:
+    def personal_model(self, server: Server, client: StateTree) -> Tensor:
         return client.v

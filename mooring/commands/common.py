@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperCommand
 
 from mooring.core.errors import RequestError
+from mooring.core.types import JsonObject
 from mooring.options import split_assignments
 
 
@@ -75,7 +76,7 @@ def free_directory(source: str, purpose: str) -> Path:
     return default_run_path(f"{Path(source).stem}-{purpose}")
 
 
-def parse_task_settings(texts: list[str] | None, given: dict[str, Any]) -> dict[str, Any]:
+def parse_task_settings(texts: list[str] | None, given: JsonObject) -> JsonObject:
     """The options with the task's fields, where there is no algorithm to set fields of."""
     fields, given = split_assignments(texts, given)
     if fields:

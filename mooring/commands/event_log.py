@@ -8,7 +8,8 @@ import math
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+
+from mooring.core.types import JsonObject
 
 TEXT, JSON = "text", "json"
 SECONDS_BETWEEN_ROUNDS = 1.0
@@ -39,7 +40,7 @@ class EventLog:
 
         return both
 
-    def _print(self, about: dict[str, Any], sentence: str) -> None:
+    def _print(self, about: JsonObject, sentence: str) -> None:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         if self.format == JSON:
             line = json.dumps({"time": now, "level": "info", **about})

@@ -11,6 +11,7 @@ import typer
 from mooring.commands.common import PlainTyper, RunArgument, app, print_json
 from mooring.commands.event_log import JSON, TEXT, EventLog
 from mooring.core.errors import RequestError
+from mooring.core.types import JsonObject
 from mooring.options import Json, TrustCode, split_commas
 
 federation = PlainTyper(
@@ -145,7 +146,7 @@ def join(
         Display().say(f"{printable(sentence)}\nPredict: mooring predict {result['result']} new.csv")
 
 
-def describe_test_loss(result: dict[str, Any]) -> str:
+def describe_test_loss(result: JsonObject) -> str:
     """A client's own test loss beside that of its local model, with the interval of the difference."""
     text = f"Test {result['metric']} of your personal model: {result['personal']:.4g}"
     if result.get("local") is None:

@@ -22,6 +22,7 @@ from mooring.commands.common import (
     print_json,
 )
 from mooring.core.errors import RequestError
+from mooring.core.types import JsonObject
 from mooring.options import (
     ADVICE,
     DATA,
@@ -209,7 +210,7 @@ def _resume_advice(run: Path, on_progress: Any, trust_code: bool) -> tuple[Any, 
 RESUME = {"fit": _resume_fit, "compare": _resume_comparison, "advise": _resume_advice}
 
 
-def advice_as_json(run: Path) -> dict[str, Any]:
+def advice_as_json(run: Path) -> JsonObject:
     """The object that `mooring advise --json` prints, of a run directory."""
     from mooring.advice.advise import PRINTED_KEYS
     from mooring.runs.directory import open_run

@@ -19,12 +19,11 @@ Blanchard, El Mhamdi, Guerraoui, Stainer. Machine learning with adversaries. Neu
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from mooring.core.cohort import select, weighted_mean
+from mooring.core.cohort import StateTree, select, weighted_mean
 
 MEAN, MEDIAN, TRIMMED, CLIPPED, GEOMETRIC, KRUM = AVERAGES = (
     "mean", "median", "trimmed", "clipped", "geometric", "krum",
@@ -46,7 +45,7 @@ def parse_average(spec: str) -> tuple[str, float]:
     return name, beta
 
 
-def average(message: Any, p: Tensor, spec: str = MEAN) -> Any:
+def average(message: StateTree, p: Tensor, spec: str = MEAN) -> StateTree:
     """The average of stacked messages [R, ...] with shares proportional to p."""
     name, beta = parse_average(spec)
     if message is None or name == MEAN:
@@ -111,13 +110,13 @@ def krum(x: Tensor, beta: float) -> int:
     return min(range(n), key=scores.__getitem__)
 
 
-def flatten_messages(message: Any) -> Tensor:
+def flatten_messages(message: StateTree) -> Tensor:
     """[R, D]: each client's message as one vector."""
     parts = [message] if isinstance(message, Tensor) else [part for part in message if part is not None]
     return torch.cat([part.reshape(len(part), -1) for part in parts], 1)
 
 
-def unflatten_message(vector: Tensor, message: Any) -> Any:
+def unflatten_message(vector: Tensor, message: StateTree) -> StateTree:
     """One client's vector in the form of a stacked message's rows."""
     if isinstance(message, Tensor):
         return vector.reshape(message.shape[1:]).to(message.dtype)
@@ -129,7 +128,7 @@ def unflatten_message(vector: Tensor, message: Any) -> Any:
     return type(message)(*out)
 
 
-def scale_messages(message: Any, by: Tensor) -> Any:
+def scale_messages(message: StateTree, by: Tensor) -> StateTree:
     """Each client's message times its number."""
     if message is None:
         return None

@@ -16,7 +16,6 @@ Baruch, Baruch, Goldberg. A little is enough: circumventing defenses for distrib
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +23,7 @@ from scipy.special import ndtri
 from torch import Tensor
 
 from mooring.core.aggregation import flatten_messages, scale_messages, unflatten_message
-from mooring.core.cohort import Rows
+from mooring.core.cohort import Rows, StateTree
 from mooring.core.seeds import generator, random_words
 
 LABEL_FLIP = "label-flip"
@@ -48,7 +47,7 @@ def malicious_clients(spec: str, seed: int, keys: np.ndarray) -> np.ndarray:
     return out
 
 
-def apply_attack(message: Any, who: Tensor, spec: str, seed: int, keys: np.ndarray, t: int) -> Any:
+def apply_attack(message: StateTree, who: Tensor, spec: str, seed: int, keys: np.ndarray, t: int) -> StateTree:
     """The messages of the clients `who` in round t, with the liars' own among them."""
     name, _ = parse_attack(spec)
     lying = torch.from_numpy(malicious_clients(spec, seed, keys))[who]
@@ -77,7 +76,7 @@ def malicious_messages(name: str, x: Tensor, lying: Tensor, seed: int, t: int) -
     return (honest.mean(0) - z * honest.std(0, unbiased=False)).expand_as(mine)
 
 
-def replace_rows(message: Any, which: Tensor, rows: Tensor) -> Any:
+def replace_rows(message: StateTree, which: Tensor, rows: Tensor) -> StateTree:
     """A stacked message in which these clients' rows are others."""
     new = flatten_messages(message).clone()
     new[which] = rows

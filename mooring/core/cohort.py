@@ -33,6 +33,7 @@ class Batch(NamedTuple):
     key: Any = None  # [C] uint64, seeds of the forward passes of a local step; None in evaluation
 
 
+StateTree = Any  # a state or message of an algorithm: a NamedTuple of tensors [C, ...], a tensor, or None
 Condensed = Any  # a Batch, or what a task with `HasSummary` makes of it, which only that task reads
 
 
@@ -127,7 +128,7 @@ class Rows:
         whole = root.cache[task]
         return whole if self.position is None else type(whole)(*(part[self.position] for part in whole))
 
-    def each(self, work: Callable[[Rows, Tensor], Any], most: int | None = None) -> Any:
+    def each(self, work: Callable[[Rows, Tensor], Any], most: int | None = None) -> StateTree:
         """`work(rows, positions)` on every block of clients, put together in the order of the clients.
 
         Whatever `work` gives, a tensor [C, ...], a (named) tuple of such, or None, comes back for all clients at once.
@@ -211,13 +212,16 @@ class CohortData:
             None if self.seeds is None else self.seeds[position.numpy()],
         )
 
-    def each(self, work: Callable[[CohortData, Tensor], Any], most: int | None = None) -> Any:
+    def each(self, work: Callable[[CohortData, Tensor], Any], most: int | None = None) -> StateTree:
         """`work(data, positions)` on every block of clients, as `Rows.each` of the training rows."""
         return self.train.each(lambda _, block: work(self.select(block), block), most)
 
 
 def map_blocks(
-    blocks: list[Tensor], work: Callable[[Tensor], Any], doing: Callable[..., Iterable[Any]] = map, used: Any = None
+    blocks: list[Tensor],
+    work: Callable[[Tensor], Any],
+    doing: Callable[..., Iterable[Any]] = map,
+    used: StateTree = None,
 ) -> Any:
     """`work(positions)` on each of the blocks, which together hold each position once; results in that order.
 
@@ -247,7 +251,7 @@ def chunk_size(task: Any) -> int:
     return max(1, CHUNK_CACHE_BYTES // (task.dim * itemsize))
 
 
-def allocate_like(part: Any, total: int) -> Any:
+def allocate_like(part: StateTree, total: int) -> StateTree:
     """Tensors [total, ...] to hold what `part` holds a piece of."""
     if part is None:
         return None
@@ -257,7 +261,7 @@ def allocate_like(part: Any, total: int) -> Any:
     return type(part)(*columns) if hasattr(part, "_fields") else tuple(columns)
 
 
-def has_room(used: Any, part: Any, total: int) -> bool:
+def has_room(used: StateTree, part: StateTree, total: int) -> bool:
     """Whether `used` is what `room_for` would make."""
     if used is None or part is None:
         return used is part
@@ -266,7 +270,7 @@ def has_room(used: Any, part: Any, total: int) -> bool:
     return type(used) is type(part) and all(has_room(old, new, total) for old, new in zip(used, part, strict=True))
 
 
-def write_block(whole: Any, position: Tensor, part: Any) -> None:
+def write_block(whole: StateTree, position: Tensor, part: StateTree) -> None:
     """Write the rows of `part` to their positions in `whole`; those of neighbours in order at once."""
     if isinstance(whole, Tensor):
         first = int(position[0])
@@ -276,7 +280,7 @@ def write_block(whole: Any, position: Tensor, part: Any) -> None:
             write_block(place, position, column)
 
 
-def stack_states(parts: Sequence[Any], order: Tensor | None = None) -> Any:
+def stack_states(parts: Sequence[Any], order: Tensor | None = None) -> StateTree:
     """Tensors [C, ...], (named) tuples of them or None, of several cohorts, as one; its rows then in this order."""
     first = parts[0]
     if first is None:
@@ -293,7 +297,7 @@ def is_ordered(order: Tensor) -> bool:
     return bool((order == torch.arange(len(order))).all())
 
 
-def select(tree: Any, which: Tensor) -> Any:
+def select(tree: StateTree, which: Tensor) -> StateTree:
     """The rows `which` of every tensor of a state or message."""
     if tree is None:
         return None
@@ -326,7 +330,7 @@ def broadcast_per_client(values: Any, like: Tensor) -> Tensor:
     return tensor[:, None] if tensor.ndim == 1 else tensor
 
 
-def weighted_mean(message: Any, p: Tensor) -> Any:
+def weighted_mean(message: StateTree, p: Tensor) -> StateTree:
     """The mean of stacked messages with weights p_i / sum p, added up one client after another in cohort order.
 
     The sum runs over clients in a fixed order and one at a time, so arrival order and chunking cannot change a bit.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from math import inf, isnan, nan
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from torch import Tensor
@@ -16,6 +16,7 @@ from torch import Tensor
 from mooring.core.cohort import Batch, Condensed, Rows
 from mooring.core.sgd_step import StepTerms
 from mooring.core.task import InPlaceStep, LocalSteps, MixtureSteps, Task, TrainingSteps
+from mooring.core.types import JsonObject
 
 
 class SolveTolerances(NamedTuple):
@@ -59,13 +60,18 @@ class CostMeter:
         for part in fields(self):
             setattr(self, part.name, getattr(self, part.name) + getattr(other, part.name))
 
-    def counts(self) -> dict[str, Any]:
+    def counts(self) -> JsonObject:
         """Every count by its name, as the record of a round holds it."""
-        out: dict[str, Any] = {}
+        out: JsonObject = {}
         for part in fields(self):
             value = getattr(self, part.name)
             out |= value._asdict() if hasattr(value, "_asdict") else {part.name: value}
         return out
+
+
+def count_costs(task: Task, meter: CostMeter) -> Task:
+    """The task, its work counted on the meter."""
+    return cast(Task, MeteredTask(task, meter))
 
 
 class MeteredTask:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import difflib
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, Union, get_args, get_origin
 
 from mooring.core.errors import RequestError
+from mooring.core.types import NamedValues
 
 TYPE_NAMES = {
     int: "a whole number",
@@ -51,7 +52,7 @@ def _letters(name: str) -> str:
     return "".join(c for c in name.casefold() if c.isalnum())
 
 
-def check_fields(owner: str, given: Mapping[str, Any], known: Mapping[str, Any], listed_by: str = "") -> None:
+def check_fields(owner: str, given: NamedValues, known: NamedValues, listed_by: str = "") -> None:
     """Refuse fields that are not `known`, and values that are not of the known field's type (Any: whatever it is).
 
     `listed_by` is the command that lists the known ones.

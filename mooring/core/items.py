@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
+from mooring.core.cohort import StateTree
+
 TARGET_KEYS = ("labels", "label", "targets", "target", "y")  # of items that are dictionaries
 
 
@@ -65,7 +67,7 @@ def split_item(item: Any) -> tuple[Any, Any]:
     return (item[0] if len(item) == 2 else tuple(item[:-1])), item[-1]
 
 
-def map_tensors(tree: Any, change: Callable[[Tensor], Any]) -> Any:
+def map_tensors(tree: StateTree, change: Callable[[Tensor], Any]) -> Any:
     """The same structure of dictionaries, tuples and lists with every tensor changed."""
     if isinstance(tree, Tensor):
         return change(tree)

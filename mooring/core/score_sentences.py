@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import isfinite
-from typing import Any
+
+from mooring.core.types import NamedValues
 
 ASK_ADVISE = "`mooring advise` uses all rows, and tries nonlinear columns, to recommend a model for each client."
 BASELINES = {"local": "local models", "pooled": "the pooled model"}
@@ -36,7 +37,7 @@ def describe_change(line: Mapping[str, float], level: float) -> str:
     return f"{direction(mean)} ({100 * level:g}% CI: {direction(low)} to {direction(high)})"
 
 
-def describe_scores(summary: Mapping[str, Any]) -> list[str]:
+def describe_scores(summary: NamedValues) -> list[str]:
     """A fit's test loss beside those of its baselines with intervals over clients, and what they leave open."""
     metric, mine, rows, level = (summary[name] for name in ("metric", "personal", "test_rows", "level"))
     sides, close = [], []

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from math import prod
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from mooring.core.cohort import Batch, Condensed, Rows
 from mooring.core.errors import RequestError
+from mooring.core.types import JsonObject
 
 if TYPE_CHECKING:
     from mooring.core.sgd_step import StepTerms
@@ -217,7 +219,7 @@ class Task(ABC):
         mean = (batch.weight * self.row_risk(w, batch)).sum(1)
         return torch.where(batch.weight.sum(1) > 0, mean, torch.full_like(mean, torch.nan))
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         """The settings that the parameters belong to: written to the model file."""
         return {}
 
@@ -300,6 +302,18 @@ class HasPearson(Protocol):
 
     def pearson(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """[C], [C]: sums over a client's rows from which the dispersion is estimated."""
+
+
+@runtime_checkable
+class HasColumns(Protocol):
+    """A task on the columns of a table."""
+
+    features: int
+
+
+def with_columns(task: Task, features: int) -> Task:
+    """The task on so many columns."""
+    return replace(task, features=features)  # type: ignore[type-var]
 
 
 Capability = TypeVar("Capability")

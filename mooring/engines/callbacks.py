@@ -14,15 +14,17 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 
+from mooring.algorithms.base import AnyAlgorithm
 from mooring.core.aggregation import MEAN, average
 from mooring.core.attacks import apply_attack
-from mooring.core.cohort import Round
+from mooring.core.cohort import Round, StateTree
 from mooring.core.errors import RequestError
+from mooring.core.types import JsonObject
 from mooring.engines.exchange import ClientRoster, Replies
 from mooring.engines.privacy import PrivateMean, make_private_mean
 from mooring.engines.reply_checks import cap_shares, check_replies, clip_messages
@@ -37,7 +39,7 @@ MAX_LOSS_FACTOR = 1e6  # times the loss before the first round (and at least thi
 class Aggregate(NamedTuple):
     """The average of a round's messages, and the round as `Algorithm.server_update` sees it."""
 
-    mean: Any
+    mean: StateTree
     round: Round
 
 
@@ -58,7 +60,7 @@ class Callback:
     def on_evaluation(self, training: Training, evaluation: Evaluation, round: Round) -> None:
         """After a round whose models were evaluated."""
 
-    def on_round_end(self, training: Training, record: dict[str, Any]) -> None:
+    def on_round_end(self, training: Training, record: JsonObject) -> None:
         """After every round. `record` is its row in rounds.parquet; `training.state.stopped = True` ends the run."""
 
 
@@ -107,7 +109,7 @@ class AddNoise(Callback):
         mean = self.private.mean(replies.message, replies.who, request.cohort, share, request.round.t)
         return Aggregate(mean, request.round)
 
-    def on_round_end(self, training: Training, record: dict[str, Any]) -> None:
+    def on_round_end(self, training: Training, record: JsonObject) -> None:
         record["epsilon"] = self.private.epsilon
 
 
@@ -177,7 +179,7 @@ class SaveCheckpoints(Callback):
     def __init__(self, save: Callable[[TrainingState], None], every: int):
         self.save, self.every = save, every
 
-    def on_round_end(self, training: Training, record: dict[str, Any]) -> None:
+    def on_round_end(self, training: Training, record: JsonObject) -> None:
         state = training.state
         if state.t % self.every == 0 or state.t == training.rounds or state.stopped:
             self.save(state)
@@ -189,12 +191,12 @@ class ReportProgress(Callback):
     def __init__(self, report: Callable[[TrainingState, int], None]):
         self.report = report
 
-    def on_round_end(self, training: Training, record: dict[str, Any]) -> None:
+    def on_round_end(self, training: Training, record: JsonObject) -> None:
         self.report(training.state, training.rounds)
 
 
 def plan_callbacks(
-    algorithm: Any,
+    algorithm: AnyAlgorithm,
     plan: TrainingPlan,
     clients: int,
     user: Sequence[Callback] = (),
@@ -215,7 +217,7 @@ def plan_callbacks(
     return callbacks + ([ReportProgress(report)] if report is not None else [])
 
 
-def check_aggregation(algorithm: Any, plan: TrainingPlan) -> None:
+def check_aggregation(algorithm: AnyAlgorithm, plan: TrainingPlan) -> None:
     """Refuse clipping, robust averages and noise where the algorithm's messages do not allow them."""
     asked = [f"average = {plan.average!r}"] if plan.average != MEAN else []
     asked += [f"clip = {plan.clip:g}"] if plan.clip is not None else []

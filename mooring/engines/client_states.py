@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mooring.core.cohort import StateTree
 from mooring.runs.disk_matrix import DiskMatrix
 from mooring.runs.tensor_files import StoredTensor, flatten, unflatten
 
@@ -26,7 +27,7 @@ class ClientStates:
         self.merged = torch.zeros(clients, dtype=torch.long)  # the round of each client's last merged reply
         self.fields: Any = None  # allocated when the first reply is merged
 
-    def take(self, position: Tensor) -> Any:
+    def take(self, position: Tensor) -> StateTree:
         if self.fields is None:
             return type(self.first)(*(part.expand(len(position), *part.shape) for part in self.first))  # nothing copied
         return type(self.first)(*(part[position] for part in self.fields))
@@ -38,7 +39,7 @@ class ClientStates:
             return getattr(self.first, name).expand(len(everyone), *getattr(self.first, name).shape)
         return getattr(self.fields, name)[everyone]
 
-    def put(self, position: Tensor, states: Any, t: int) -> None:
+    def put(self, position: Tensor, states: StateTree, t: int) -> None:
         if self.fields is None:
             self.fields = type(self.first)(*(allocate_states(part, len(self.merged)) for part in self.first))
         for whole, part in zip(self.fields, states):

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Unpack
 import pandas as pd
 
 from mooring.algorithms.base import Algorithm
+from mooring.core.types import JsonObject, NamedValues
 from mooring.engines import training_checkpoint
 from mooring.engines.fit_files import check_same_data, initial_files, with_resolved, write_trained
 from mooring.engines.fit_result import TrainedModels
@@ -84,7 +85,7 @@ def compare(
     *,
     out: str | Path | None = None,
     model: Any = None,
-    settings: Mapping[str, Mapping[str, Any]] | None = None,
+    settings: Mapping[str, NamedValues] | None = None,
     progress: bool | OnProgress = False,
     trust_code: bool = False,
     **options: Unpack[Options],
@@ -266,7 +267,7 @@ def shorten_value(value: Any) -> str:
 
 def run_method(
     job: Job, label: str, given: Any, folder: Path | None, tell: OnProgress, known: StatisticsCache
-) -> TrainingSteps[tuple[TrainedModels, list[dict[str, Any]]]]:
+) -> TrainingSteps[tuple[TrainedModels, list[JsonObject]]]:
     """One method, fresh or from where its own run directory stands."""
     one = job.run.model_copy(
         update={
@@ -299,7 +300,7 @@ def total_rows(job: Job) -> Any:
     return sum(getattr(job.clients, part).size for part in ("train", "validation", "test")).numpy()
 
 
-def as_json(result: Comparison) -> dict[str, Any]:
+def as_json(result: Comparison) -> JsonObject:
     """The object that `mooring compare --json` prints."""
     return {
         "metric": result.metric,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import Any
 
+from mooring.algorithms.base import AnyAlgorithm
 from mooring.core.aggregation import MEAN
 from mooring.core.errors import RequestError
 from mooring.core.task import Task
+from mooring.core.types import JsonObject
 from mooring.engines.exchange import Exchange
 from mooring.engines.loop import resolve, run
 from mooring.engines.training_state import Diverged, TrainingPlan, TrainingState
@@ -17,7 +18,7 @@ MAX_TRIAL_ROUNDS = 10  # rounds that a proposal is tried for, at most
 STEP_SIZE_FACTORS = (0.1, 0.01, 1e-3, 1e-4)
 
 
-def suggest_step_sizes(algorithm: Any, task: Task, exchange: Exchange, plan: TrainingPlan, t: int) -> str:
+def suggest_step_sizes(algorithm: AnyAlgorithm, task: Task, exchange: Exchange, plan: TrainingPlan, t: int) -> str:
     """A sentence on step sizes that work here, tried for as many rounds as the run went well, up to TRIAL."""
     kept = "What was saved before is whole."
     mine = {f.name: getattr(algorithm, f.name) for f in fields(algorithm) if f.name in STEP_SIZE_FIELDS}
@@ -42,8 +43,8 @@ def suggest_step_sizes(algorithm: Any, task: Task, exchange: Exchange, plan: Tra
 
 
 def try_step_sizes(
-    algorithm: Any, changes: dict[str, Any], task: Task, exchange: Exchange, plan: TrainingPlan
-) -> dict[str, Any] | None:
+    algorithm: AnyAlgorithm, changes: JsonObject, task: Task, exchange: Exchange, plan: TrainingPlan
+) -> JsonObject | None:
     """The resolved fields with these changes, if with them the loss on training rows does not rise; else None."""
     apart = exchange.beside(algorithm)
     if apart is None:

@@ -23,7 +23,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from torch import Tensor
 
-from mooring.core.cohort import Round
+from mooring.algorithms.base import AnyAlgorithm
+from mooring.core.cohort import Round, StateTree
 from mooring.core.costs import CostMeter
 from mooring.estimates.client_statistics import ClientStatistics
 from mooring.runs.tensor_files import StoredTensor
@@ -51,7 +52,7 @@ class Replies(NamedTuple):
     """
 
     who: Tensor  # [R], places in the roster, ascending
-    message: Any  # NamedTuple of [R, ...], a tensor [R, ...], None where nothing is sent; or a list, as it came
+    message: StateTree  # NamedTuple of [R, ...], a tensor [R, ...], None where nothing is sent; or a list, as it came
     missing: dict[int, str]  # place in the roster -> why there is no reply
     meter: CostMeter  # the work behind the replies, added up
     elsewhere: float = 0.0  # seconds of the clock that went by for other runs meanwhile
@@ -88,14 +89,14 @@ class Exchange(Protocol):
         """What all clients tell before the first round, stacked in roster order; optional facts as `asks` names."""
         ...
 
-    def begin(self, algorithm: Any, w0: Tensor) -> None:
+    def begin(self, algorithm: AnyAlgorithm, w0: Tensor) -> None:
         """The resolved algorithm and the first model: every client makes its first state of them.
 
         Refuses an algorithm that it cannot run, such as a pooled one where rows are not in one place.
         """
         ...
 
-    def ask(self, server: Any, cohort: Tensor, round: Round, deadline: float | None = None) -> Replies:
+    def ask(self, server: StateTree, cohort: Tensor, round: Round, deadline: float | None = None) -> Replies:
         """Let the clients at these places (ascending) visit; wait at most `deadline` seconds.
 
         The messages are good until the next ask, which may use their memory again. Their new states count only once
@@ -111,11 +112,11 @@ class Exchange(Protocol):
         """The states of now are those of the best round so far: keep them, whatever comes."""
         ...
 
-    def evaluate(self, server: Any, round: Round, parts: tuple[str, ...], at: str = LAST) -> dict[str, Scores]:
+    def evaluate(self, server: StateTree, round: Round, parts: tuple[str, ...], at: str = LAST) -> dict[str, Scores]:
         """Scores of the models that clients would deploy, by part of their rows; states and draws stay untouched."""
         ...
 
-    def models(self, server: Any, round: Round, at: str = LAST) -> Tensor | None:
+    def models(self, server: StateTree, round: Round, at: str = LAST) -> Tensor | None:
         """[m, d]: the model that every client deploys; None where each client keeps its own."""
         ...
 
@@ -130,11 +131,11 @@ class Exchange(Protocol):
 
     def restore(self, snapshot: dict[str, Tensor]) -> None: ...
 
-    def beside(self, algorithm: Any) -> Exchange | None:
+    def beside(self, algorithm: AnyAlgorithm) -> Exchange | None:
         """An exchange of its own with the same clients, for a referee; None where it cannot be run here."""
         ...
 
 
-def visible_state(algorithm: Any, server: Any) -> Any:
+def visible_state(algorithm: AnyAlgorithm, server: StateTree) -> StateTree:
     """The server's state as clients see it: the parts that visits do without are not sent."""
     return server._replace(**dict.fromkeys(algorithm.server_only)) if algorithm.server_only else server

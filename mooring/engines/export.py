@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from mooring.core.errors import RequestError
 from mooring.core.field_checks import describe_unknown
+from mooring.core.types import JsonObject
 from mooring.data.column_types import client_name
 from mooring.engines.coefficients import read_scaling
 from mooring.engines.exported_models import onnx_bytes, sklearn_coefficients
@@ -18,7 +19,9 @@ from mooring.runs.atomic_files import csv_bytes, to_json
 from mooring.runs.directory import SCHEMA_FILE
 
 
-def export(path: str | Path, to: str = "csv", client: Any = None, method: str | None = None) -> tuple[bytes, list[str]]:
+def export(
+    path: str | Path, to: str = "csv", client: object = None, method: str | None = None
+) -> tuple[bytes, list[str]]:
     """The file, and notes. `to` is one of FORMATS; `client` keeps one client, `method` is that of a comparison."""
     if to not in FORMATS:
         raise RequestError(f"mooring export: {describe_unknown('format', to, FORMATS)}.")
@@ -44,7 +47,7 @@ def as_sklearn(run: SavedRun, client: str | None) -> bytes:
     named = {"global": run.global_} if client is None else {}
     chosen = run.models if client is None else {client: run.vector(client)}
 
-    def numbers(w: Any) -> dict[str, Any]:
+    def numbers(w: Any) -> JsonObject:
         return sklearn_coefficients(run.task, w, scaling, run.schema.kind)
 
     columns = {"feature_names_in_": list(scaling.features), "classes_": list(scaling.classes)}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 
 from mooring.core.errors import RequestError
 from mooring.core.task import Task
+from mooring.core.types import JsonObject, NamedValues
 from mooring.data.clients import BINARY, CLASSES, REGRESSION
 from mooring.data.column_types import client_name
 from mooring.engines.coefficients import Scaling, to_data_units
@@ -28,7 +28,7 @@ from mooring.runs.atomic_files import read_bytes
 SKLEARN_TASKS = ("linear", "logistic")  # tasks whose models scikit-learn has
 
 
-def sklearn_coefficients(task: Task, w: Tensor, scaling: Scaling, kind: str) -> dict[str, Any]:
+def sklearn_coefficients(task: Task, w: Tensor, scaling: Scaling, kind: str) -> JsonObject:
     """`coef_` and `intercept_` as scikit-learn's linear models hold them, on the encoded columns."""
     slopes, intercept = to_data_units(task, w[None], scaling)
     one = kind not in (BINARY, CLASSES)  # a regression has no axis of classes
@@ -46,7 +46,7 @@ def make_estimator(task: Task, w: Tensor, scaling: Scaling, kind: str) -> Any:
     return _estimator(about, sklearn_coefficients(task, w, scaling, kind))
 
 
-def load_sklearn(path: str | Path, client: Any = None) -> Any:
+def load_sklearn(path: str | Path, client: object = None) -> Any:
     """A client's estimator (default: the global one) from a file of `mooring export RUN --to sklearn`."""
     try:
         held = json.loads(read_bytes(path))
@@ -61,7 +61,7 @@ def load_sklearn(path: str | Path, client: Any = None) -> Any:
     return _estimator(held, shared if client is None else models[client_name(client)])
 
 
-def _estimator(about: Mapping[str, Any], numbers: Mapping[str, Any]) -> Any:
+def _estimator(about: NamedValues, numbers: NamedValues) -> Any:
     from sklearn.linear_model import LinearRegression, LogisticRegression
 
     found = LinearRegression() if about["kind"] == REGRESSION else LogisticRegression()

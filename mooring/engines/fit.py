@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +13,7 @@ from torch import nn
 
 from mooring.algorithms.base import Algorithm
 from mooring.core.errors import RequestError
+from mooring.core.types import JsonObject, NamedValues
 from mooring.engines import training_checkpoint
 from mooring.engines.callbacks import Callback
 from mooring.engines.exchange import Exchange
@@ -49,7 +50,7 @@ def fit(
     algorithm: str | Algorithm[Any, Any, Any] | None = None,
     out: str | Path | None = None,
     model: Any = None,
-    settings: Mapping[str, Any] | None = None,
+    settings: NamedValues | None = None,
     lam: Any = None,
     eta: Any = None,
     lr: Any = None,
@@ -181,7 +182,7 @@ def complete_fit(
     clients = clients_frame(roster, losses, trained).assign(**known["personal"].by_client)
     rounds = rounds_frame(job, state.records)
     rows = roster.sizes["test"]
-    summary: dict[str, Any] = {"metric": job.task.metric, "test_rows": int(rows.sum()), "level": CONFIDENCE_LEVEL}
+    summary: JsonObject = {"metric": job.task.metric, "test_rows": int(rows.sum()), "level": CONFIDENCE_LEVEL}
     summary |= {name: overall_loss(who[name], loss, rows, job) for name, loss in losses.items()}
     for name in BASELINE_ALGORITHMS:
         summary[f"improvement_over_{name}"] = mean_improvement(rows, losses[name], losses["personal"])

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from mooring.core.errors import RequestError
+from mooring.core.types import JsonObject
 from mooring.core.user_code import copy_files
 from mooring.data.clients import PARTS
 from mooring.engines import training_checkpoint
@@ -49,9 +50,9 @@ def with_resolved(run: RunFile, ready: Any) -> RunFile:
     return run.model_copy(update={"algorithm": asked.model_copy(update={"resolved": resolved})})
 
 
-def digest_inputs(job: Job) -> dict[str, Any]:
+def digest_inputs(job: Job) -> JsonObject:
     """The digest of what a schema does not tell: rows that came as arrays or images."""
-    out: dict[str, Any] = {}
+    out: JsonObject = {}
     if job.clients.schema is None:
         digest = hashlib.sha256(json_bytes({"names": job.clients.names}))
         for part in PARTS:
@@ -97,10 +98,10 @@ def write_trained(
     directory.write_models(models(trained.used))
 
 
-def describe_task(job: Job) -> tuple[dict[str, Any], Any]:
+def describe_task(job: Job) -> tuple[JsonObject, Any]:
     """How a models file describes its task and the order of its parameters."""
     task = job.task
-    about: dict[str, Any] = {
+    about: JsonObject = {
         "name": task.name,
         "metric": task.metric,
         "kind": job.clients.kind,
@@ -115,7 +116,7 @@ def describe_task(job: Job) -> tuple[dict[str, Any], Any]:
     return about, [{"name": part.name, "shape": list(part.shape), "start": part.start} for part in task.layout]
 
 
-def summarize_fit(job: Job, trained: TrainedModels, summary: dict[str, Any]) -> dict[str, Any]:
+def summarize_fit(job: Job, trained: TrainedModels, summary: JsonObject) -> JsonObject:
     """What a report says of a fit before any table."""
     about = {"title": job.clients.title, "algorithm": trained.algorithm.name, "notes": list(job.clients.notes)}
     return summary | about

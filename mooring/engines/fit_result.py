@@ -10,8 +10,10 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
+from mooring.algorithms.base import AnyAlgorithm
 from mooring.core.errors import RequestError
 from mooring.core.score_sentences import describe_scores
+from mooring.core.types import JsonObject
 from mooring.data.clients import REGRESSION
 from mooring.engines.coefficients import coefficient_table, read_scaling
 from mooring.engines.exchange import BEST
@@ -42,7 +44,7 @@ class RoundModels:
 class TrainedModels:
     """A method's result after its last round and after its best, which may be the same, and which of them is kept."""
 
-    algorithm: Any
+    algorithm: AnyAlgorithm
     outcome: TrainingOutcome
     checkpoint: str
     last: RoundModels
@@ -153,7 +155,7 @@ class FitResult:
         return coefficient_table(self.job.task, scaling, self.trained.common, self.trained.models, names)
 
 
-def as_json(result: FitResult | RunDirectory) -> dict[str, Any]:
+def as_json(result: FitResult | RunDirectory) -> JsonObject:
     """The object that `mooring fit --json` prints, of a fit or of the run directory of one."""
     path = result.path if isinstance(result, RunDirectory) else result.run
     clients = result.clients.dropna(axis="columns", how="all") if isinstance(result, RunDirectory) else result.clients

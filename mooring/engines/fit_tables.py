@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pandas as pd
 import torch
 from torch import Tensor
 
+from mooring.algorithms.base import AnyAlgorithm
+from mooring.core.types import JsonObject
 from mooring.data.clients import REGRESSION
 from mooring.engines.exchange import ClientRoster, Scores
 from mooring.engines.fit_result import TrainedModels
@@ -41,14 +41,14 @@ def describe_left_out(progress: TrainingState, m: int) -> list[str | None]:
     return [f"{rounds[i]}: {progress.offenders[i]}" if i in rounds else None for i in range(m)]
 
 
-def per_client_lam(algorithm: Any, m: int) -> list[float]:
+def per_client_lam(algorithm: AnyAlgorithm, m: int) -> list[float]:
     lam = getattr(algorithm, "lam", float("nan"))
     if isinstance(lam, int | float):
         return [float(lam)] * m
     return list(lam.per_client) if getattr(lam, "per_client", None) else [float("nan")] * m
 
 
-def rounds_frame(job: Job, records: list[dict[str, Any]]) -> pd.DataFrame:
+def rounds_frame(job: Job, records: list[JsonObject]) -> pd.DataFrame:
     """The records in the target's own units."""
     frame = pd.DataFrame(records)
     for column in LOSS_COLUMNS:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from mooring.core.errors import RequestError
+from mooring.core.types import NamedValues
 from mooring.data.role_guesses import describe_columns, guess_client_columns, guess_target_columns
 from mooring.data.table_sources import read_source
 from mooring.data.tables import require_column
@@ -15,7 +16,7 @@ MIN_CLIENT_ROWS = 5  # rows that a client may have without being asked about
 Ask = Callable[..., Any]  # (question, default=...) -> answer
 
 
-def write_run_file(source: str, name: str, said: Mapping[str, Any], ask: Ask | None) -> str:
+def write_run_file(source: str, name: str, said: NamedValues, ask: Ask | None) -> str:
     """The text of a run file called `name`. What `said` leaves open is asked with a guess, or refused without `ask`."""
     if source.endswith(".toml"):
         raise RequestError(f"{source} is a run file already; give a table.")

@@ -10,27 +10,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mooring.core.cohort import CohortData, Round, Rows
-from mooring.core.costs import CostMeter, MeteredTask
+from mooring.algorithms.base import AnyAlgorithm
+from mooring.core.cohort import CohortData, Round, Rows, StateTree
+from mooring.core.costs import CostMeter, count_costs
 from mooring.core.task import Task
 
 NOT_FINITE = "its own model is no longer finite"
 
 
-def initial_states(algorithm: Any, task: Task, w0: Tensor, clients: int) -> Any:
+def initial_states(algorithm: AnyAlgorithm, task: Task, w0: Tensor, clients: int) -> StateTree:
     """The states [C, ...] of clients that were never merged."""
     first = algorithm.init(task, w0)[1]
     return type(first)(*(part.expand(clients, *part.shape).clone() for part in first))
 
 
 def client_update(
-    algorithm: Any, task: Task, server: Any, client: Any, data: CohortData, round: Round, meter: CostMeter
+    algorithm: AnyAlgorithm,
+    task: Task,
+    server: StateTree,
+    client: StateTree,
+    data: CohortData,
+    round: Round,
+    meter: CostMeter,
 ) -> tuple[Any, Any]:
     """A stay: new states and messages; its work is counted on `meter`."""
-    return algorithm.client_update(server, client, MeteredTask(task, meter), data, round)
+    return algorithm.client_update(server, client, count_costs(task, meter), data, round)
 
 
-def finite_states(states: Any) -> Tensor:
+def finite_states(states: StateTree) -> Tensor:
     """[C]: whose new state holds finite numbers only; a client keeps the old one instead of any other."""
     good = torch.ones(len(states[0]) if len(states) else 0, dtype=torch.bool)
     for part in states:
@@ -42,7 +49,13 @@ def finite_states(states: Any) -> Tensor:
 
 
 def personal_models(
-    algorithm: Any, task: Task, server: Any, client: Any, merged: Tensor, data: CohortData, round: Round
+    algorithm: AnyAlgorithm,
+    task: Task,
+    server: StateTree,
+    client: StateTree,
+    merged: Tensor,
+    data: CohortData,
+    round: Round,
 ) -> Tensor:
     """[C, d]: what these clients deploy, `merged` being the rounds of their last merged replies (0: none).
 

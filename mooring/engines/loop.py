@@ -15,10 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mooring.core.cohort import Round
+from mooring.algorithms.base import AnyAlgorithm
+from mooring.core.cohort import Round, StateTree
 from mooring.core.costs import SolveTolerances
 from mooring.core.seeds import mix_counter
 from mooring.core.task import Task
+from mooring.core.types import JsonObject
 from mooring.data.clients import PARTS
 from mooring.engines.callbacks import Callback, check_aggregation, list_clients, plan_callbacks
 from mooring.engines.exchange import BEST, LAST, ClientRoster, Exchange, Replies, Scores
@@ -45,7 +47,7 @@ class RoundRequest(NamedTuple):
     """What the clients of a round are asked: the arguments of `Exchange.ask`, and when the round began."""
 
     exchange: Exchange
-    server: Any
+    server: StateTree
     cohort: Tensor
     round: Round
     deadline: float | None
@@ -63,7 +65,12 @@ class Training:
     """A run between its rounds: what it is given, its state, and its callbacks."""
 
     def __init__(
-        self, algorithm: Any, exchange: Exchange, plan: TrainingPlan, state: TrainingState, callbacks: list[Callback]
+        self,
+        algorithm: AnyAlgorithm,
+        exchange: Exchange,
+        plan: TrainingPlan,
+        state: TrainingState,
+        callbacks: list[Callback],
     ):
         self.algorithm, self.exchange, self.plan = algorithm, exchange, plan
         self.state, self.callbacks = state, callbacks
@@ -79,7 +86,7 @@ class Training:
 
 
 def run(
-    algorithm: Any,
+    algorithm: AnyAlgorithm,
     exchange: Exchange,
     plan: TrainingPlan,
     state: TrainingState,
@@ -94,7 +101,7 @@ def run(
 
 
 def training_steps(
-    algorithm: Any,
+    algorithm: AnyAlgorithm,
     exchange: Exchange,
     plan: TrainingPlan,
     state: TrainingState,
@@ -119,7 +126,11 @@ def run_steps(steps: TrainingSteps[Result]) -> Result:
 
 
 def start_training(
-    algorithm: Any, exchange: Exchange, plan: TrainingPlan, state: TrainingState, callbacks: list[Callback] | None
+    algorithm: AnyAlgorithm,
+    exchange: Exchange,
+    plan: TrainingPlan,
+    state: TrainingState,
+    callbacks: list[Callback] | None,
 ) -> Training:
     """Check the plan, and evaluate the first model where the run is at its beginning."""
     roster = exchange.roster
@@ -211,7 +222,9 @@ def finish_training(training: Training) -> TrainingOutcome:
     return TrainingOutcome(state, last, best, training.rounds)
 
 
-def resolve(algorithm: Any, task: Task, exchange: Exchange, seed: int = 0, w0: Tensor | None = None) -> tuple[Any, Any]:
+def resolve(
+    algorithm: AnyAlgorithm, task: Task, exchange: Exchange, seed: int = 0, w0: Tensor | None = None
+) -> tuple[Any, Any]:
     """The algorithm with all its fields as numbers, and the server's first state; the clients receive both.
 
     The first model is the task's own for this seed, unless `w0` is given.
@@ -248,7 +261,7 @@ def full_round(t: int, rounds: int, roster: ClientRoster, plan: TrainingPlan) ->
     return Round(t, rounds, len(roster), len(roster), 1.0, plan.seed)
 
 
-def evaluate(exchange: Exchange, server: Any, round: Round, at: str = LAST) -> Evaluation:
+def evaluate(exchange: Exchange, server: StateTree, round: Round, at: str = LAST) -> Evaluation:
     """The losses of the models that clients would use after a round."""
     scores = exchange.evaluate(server, round, PARTS, at)
     train, validation, test = (scores[part] for part in PARTS)
@@ -266,7 +279,7 @@ def mean_over_rows(scores: Scores) -> float:
     return float(torch.where(count > 0, scores.risk * count, 0.0).sum() / count.sum())
 
 
-def describe_missed_tolerances(records: list[dict[str, Any]]) -> str | None:
+def describe_missed_tolerances(records: list[JsonObject]) -> str | None:
     """One sentence about inner solves that did not reach their tolerance; None if there are none."""
     names = SolveTolerances._fields
     total = sum((SolveTolerances(*(record[name] for name in names)) for record in records), SolveTolerances())
@@ -279,7 +292,7 @@ def describe_missed_tolerances(records: list[dict[str, Any]]) -> str | None:
     )
 
 
-def count_bytes(tree: Any, skipped: tuple[str, ...] = ()) -> int:
+def count_bytes(tree: StateTree, skipped: tuple[str, ...] = ()) -> int:
     """Bytes of all tensors of a state, a message or a list of such, without the fields `skipped`."""
     if isinstance(tree, Tensor):
         return tree.numel() * tree.element_size()

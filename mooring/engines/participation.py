@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
 
+from mooring.algorithms.base import AnyAlgorithm
 from mooring.core.errors import RequestError
 from mooring.core.seeds import add_mixed_counter, mix_counter, random_words, words_below
 from mooring.engines.training_state import TrainingPlan
@@ -50,7 +49,7 @@ def cohort_size(plan: TrainingPlan, m: int) -> int:
     return max(count, 1)
 
 
-def check_participation(algorithm: Any, plan: TrainingPlan, m: int) -> None:
+def check_participation(algorithm: AnyAlgorithm, plan: TrainingPlan, m: int) -> None:
     """Refuse partial participation where the algorithm needs every client."""
     if cohort_size(plan, m) < m and (algorithm.full_participation or algorithm.pooled):
         raise RequestError(f"{algorithm.name} needs every client in every round; set participation = 1.")

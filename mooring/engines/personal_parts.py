@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mooring.core.cohort import CohortData, Round
+from mooring.algorithms.base import AnyAlgorithm
+from mooring.core.cohort import CohortData, Round, StateTree
 from mooring.core.errors import RequestError
 from mooring.core.local_work import LocalWork
 from mooring.core.task import Task, personal_mask
@@ -27,10 +28,10 @@ OWN = "own_"  # begins the names of a client's copies of the server's tensors
 PLAIN_SERVER = {"server_optimizer": "sgd", "server_step": 1.0, "server_decay": 0.0, "aggregation": "average"}
 
 
-def keep_personal_parts(algorithm: Any, task: Task) -> Any:
+def keep_personal_parts(algorithm: AnyAlgorithm, task: Task) -> Any:
     """The algorithm, whose clients keep the coefficients of its `personal` field and of local buffers."""
     check_buffers(algorithm, task)
-    mask = personal_mask(task, () if _splits_itself(algorithm) else algorithm.personal)
+    mask = personal_mask(task, () if _splits_itself(algorithm) else getattr(algorithm, "personal", ()))
     if not bool(mask.any()) or algorithm.pooled:
         return algorithm
     if getattr(algorithm, "output", "last") == "average" or getattr(algorithm, "agnostic", 0):
@@ -38,20 +39,21 @@ def keep_personal_parts(algorithm: Any, task: Task) -> Any:
     return PersonalParts(algorithm, mask)
 
 
-def check_buffers(algorithm: Any, task: Task) -> None:
+def check_buffers(algorithm: AnyAlgorithm, task: Task) -> None:
     """Refuse running statistics that learn where the server does more than average: a variance must stay above 0."""
     if task.gradient_dim == task.dim:
         return
     if algorithm.name in MOVES_BEYOND_THE_MEAN:
         raise RequestError(f"{algorithm.name} does not average running statistics; set buffers = 'frozen'.")
-    if getattr(algorithm, "server_optimizer", "sgd") != "sgd" and not task.local_buffers:
+    optimizer = getattr(algorithm, "server_optimizer", "sgd")
+    if optimizer != "sgd" and not task.local_buffers:
         raise RequestError(
-            f"{algorithm.name}: server_optimizer = {algorithm.server_optimizer!r} would move running statistics; "
+            f"{algorithm.name}: server_optimizer = {optimizer!r} would move running statistics; "
             "set buffers = 'local' or 'frozen'."
         )
 
 
-def _splits_itself(algorithm: Any) -> bool:
+def _splits_itself(algorithm: AnyAlgorithm) -> bool:
     """Whether the algorithm has no such field, or one of its own that says something else, as FedPer has."""
     kinds = [kind for kind in type(algorithm).__mro__ if "personal" in vars(kind).get("__annotations__", {})]
     return kinds != [LocalWork]
@@ -64,7 +66,7 @@ def _state_type(kind: Any, own: tuple[str, ...]) -> Any:
     return _TYPES[kind, own]
 
 
-def personal_coefficients(algorithm: Any, dim: int) -> Tensor | None:
+def personal_coefficients(algorithm: AnyAlgorithm, dim: int) -> Tensor | None:
     """[d] bool: the coefficients that clients keep; None where there are none."""
     if isinstance(algorithm, PersonalParts):
         return algorithm.mask
@@ -108,7 +110,7 @@ class PersonalParts:
 
     per_client_fields: tuple[str, ...] = ()  # runs are not trained together
 
-    def __init__(self, algorithm: Any, mask: Tensor):
+    def __init__(self, algorithm: AnyAlgorithm, mask: Tensor):
         self._algorithm, self.mask = algorithm, mask
         self._personal, self._shared = mask.nonzero().flatten(), (~mask).nonzero().flatten()
         self._dim = len(mask)
@@ -128,7 +130,9 @@ class PersonalParts:
         names = tuple(name for name in server._fields if self._is_split(name, server))
         return server, _state_type(type(client), names)(*client, *(getattr(server, n)[self._personal] for n in names))
 
-    def client_update(self, server: Any, client: Any, task: Task, data: CohortData, round: Round) -> tuple[Any, Any]:
+    def client_update(
+        self, server: StateTree, client: StateTree, task: Task, data: CohortData, round: Round
+    ) -> tuple[Any, Any]:
         own = self._own(client)
         seen = self._seen_by(server, own, len(data))
         state, message = self._algorithm.client_update(seen, client, task, data, round)
@@ -138,7 +142,7 @@ class PersonalParts:
             own |= {name: part[:, self._personal] for name, part in kept.items() if part is not None}
         return self._with_own(state, own), self._map(message, lambda part: part[..., self._shared])
 
-    def server_update(self, server: Any, mean: Any, round: Round) -> Any:
+    def server_update(self, server: StateTree, mean: StateTree, round: Round) -> StateTree:
         def widen(part: Tensor) -> Tensor:
             full = part.new_zeros(*part.shape[:-1], self._dim)
             full[..., self._shared] = part
@@ -152,30 +156,30 @@ class PersonalParts:
                 kept[name][self._personal] = getattr(server, name)[self._personal]
         return after._replace(**kept)
 
-    def finetune(self, server: Any, client: Any, task: Task, data: CohortData, round: Round) -> Any:
+    def finetune(self, server: StateTree, client: StateTree, task: Task, data: CohortData, round: Round) -> StateTree:
         own = self._own(client)
         state = self._algorithm.finetune(self._seen_by(server, own, len(data)), client, task, data, round)
         return self._with_own(state, own)
 
-    def personal_model(self, server: Any, client: Any) -> Tensor:
+    def personal_model(self, server: StateTree, client: StateTree) -> Tensor:
         own = self._own(client)
         return self._algorithm.personal_model(self._seen_by(server, own, len(client[-1])), client)
 
-    def _is_split(self, name: str, server: Any) -> bool:
+    def _is_split(self, name: str, server: StateTree) -> bool:
         part = getattr(server, name)
         return isinstance(part, Tensor) and part.shape == (self._dim,) and name not in self._algorithm.server_only
 
-    def _own(self, client: Any) -> dict[str, Tensor]:
+    def _own(self, client: StateTree) -> dict[str, Tensor]:
         """A client's own copies of parts of the server's state, by name."""
         return {name[len(OWN) :]: part for name, part in zip(client._fields, client) if name.startswith(OWN)}
 
-    def _with_own(self, state: Any, own: dict[str, Tensor]) -> Any:
+    def _with_own(self, state: StateTree, own: dict[str, Tensor]) -> StateTree:
         """An algorithm's client state with the client's own copies."""
         if any(name.startswith(OWN) for name in state._fields):  # the algorithm returned what it was given
             return state._replace(**{OWN + name: part for name, part in own.items()})
         return _state_type(type(state), tuple(own))(*state, *own.values())
 
-    def _seen_by(self, server: Any, own: dict[str, Tensor], clients: int) -> Any:
+    def _seen_by(self, server: StateTree, own: dict[str, Tensor], clients: int) -> StateTree:
         """The server's state with [C, d] in place of [d]: each client's own numbers at its personal coefficients."""
         seen = {}
         for name, part in own.items():
@@ -184,7 +188,7 @@ class PersonalParts:
             seen[name] = full
         return server._replace(**seen)
 
-    def _map(self, message: Any, change: Any, size: int | None = None) -> Any:
+    def _map(self, message: StateTree, change: Any, size: int | None = None) -> StateTree:
         """The message with its tensors of one number per coefficient changed."""
         if message is None:
             return None

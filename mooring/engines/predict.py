@@ -10,6 +10,7 @@ import pandas as pd
 import torch
 
 from mooring.core.errors import RequestError
+from mooring.core.task import Task
 from mooring.data.clients import BINARY, REGRESSION
 from mooring.data.column_types import client_name, to_client_names
 from mooring.data.load_options import read_as
@@ -56,7 +57,7 @@ def choose_method(path: str | Path, method: str | None = None) -> tuple[RunDirec
 def predict(
     path: str | Path,
     source: Any,
-    client: Any = None,
+    client: object = None,
     method: str | None = None,
     trust_code: bool = False,
     interval: float | None = None,
@@ -91,11 +92,11 @@ def stored_intervals(directory: RunDirectory) -> IntervalScores | None:
 
 
 def predict_rows(
-    task: Any,
+    task: Task,
     schema: Schema,
     models: StoredModels,
     source: Any,
-    client: Any,
+    client: object,
     where: Path,
     scores: IntervalScores | None = None,
     interval: float | None = None,
@@ -149,7 +150,7 @@ def interval_columns(
     return {f"{schema.target}_low": prediction - reach, f"{schema.target}_high": prediction + reach}
 
 
-def row_clients(frame: pd.DataFrame, schema: Schema, client: Any, known: tuple[str, ...], where: Path) -> np.ndarray:
+def row_clients(frame: pd.DataFrame, schema: Schema, client: object, known: tuple[str, ...], where: Path) -> np.ndarray:
     """Whose model answers each row; 3, 3.0 and "3" are one client."""
     if client is not None:
         name = client_name(client)

@@ -17,6 +17,7 @@ from mooring.core import attacks
 from mooring.core.errors import RequestError
 from mooring.core.field_checks import check_fields
 from mooring.core.task import Task
+from mooring.core.types import JsonObject, NamedValues
 from mooring.core.user_code import check_unchanged, is_spec, load_python
 from mooring.data import client_arrays
 from mooring.data.clients import BINARY, COUNT, MULTILABEL, REGRESSION, Clients
@@ -150,7 +151,7 @@ def check_unused_options(run: RunFile, source: Any = None) -> None:
         raise RequestError(f"{name} ({OPTIONS[name].flag}) does not apply: {why}.")
 
 
-def load_options(run: RunFile) -> dict[str, Any]:
+def load_options(run: RunFile) -> JsonObject:
     """A run file's options as `load` and `check` take them."""
     options = run.data.model_dump(exclude_none=True, exclude={"source", "split_seed", *POOLED_ONLY_OPTIONS})
     weights = run.training.weights
@@ -166,7 +167,7 @@ def data_seed(run: RunFile) -> int:
     return run.training.seed if run.data.split_seed is None else run.data.split_seed
 
 
-def partition_options(run: RunFile) -> dict[str, Any]:
+def partition_options(run: RunFile) -> JsonObject:
     """How a pooled data set is dealt out; the run's shares and seed hold unless the dealing has its own."""
     from mooring.data.image_datasets import load_image_dataset
 
@@ -174,7 +175,7 @@ def partition_options(run: RunFile) -> dict[str, Any]:
     hints = get_type_hints(load_image_dataset)
     fixed = ("name", "data_dir", "dtype", "return")
     check_fields(f"--partition of {run.data.source}", own, {name: hints[name] for name in hints if name not in fixed})
-    shares: dict[str, Any] = {"validation": VALIDATION_SHARE}
+    shares: JsonObject = {"validation": VALIDATION_SHARE}
     if run.data.split is not None:
         twice = {"validation", "test"} & set(own)
         if twice:
@@ -183,7 +184,7 @@ def partition_options(run: RunFile) -> dict[str, Any]:
     return {"seed": data_seed(run), **shares, **own}
 
 
-def make_task(run: RunFile, clients: Clients, model: Any = None, loss: Any = None, kept: Path | None = None) -> Any:
+def make_task(run: RunFile, clients: Clients, model: Any = None, loss: Any = None, kept: Path | None = None) -> Task:
     """The task that the run file names, with the dtype of the data; a network's file is the copy in `kept` if there is
     one."""
     about = run.task
@@ -261,7 +262,7 @@ def model_factory(model: Any, clients: Clients) -> Callable[[], nn.Module]:
 class DataShape:
     """What a task needs to know of the data that a run was made from, without the data."""
 
-    def __init__(self, about: Mapping[str, Any], dtype: torch.dtype):
+    def __init__(self, about: NamedValues, dtype: torch.dtype):
         self.kind, self.classes = about["kind"], tuple(about["classes"])
         self.target_mean, self.target_scale = about.get("target_mean", 0.0), about.get("target_scale", 1.0)
         self.train = self
@@ -270,7 +271,7 @@ class DataShape:
         self.y = torch.zeros(1, *about.get("outputs", ()))
 
 
-def read_task(directory: RunDirectory, model: Any = None, loss: Any = None) -> Any:
+def read_task(directory: RunDirectory, model: Any = None, loss: Any = None) -> Task:
     """The task of a finished run, without its data; a model or a loss that was in memory is passed again."""
     run, about = directory.run, directory.models.task
     if run.task.name == "module" and run.task.model is None and model is None:

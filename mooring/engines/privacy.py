@@ -28,7 +28,9 @@ import torch
 from torch import Tensor
 
 from mooring.core.aggregation import flatten_messages, unflatten_message
+from mooring.core.cohort import StateTree
 from mooring.core.errors import RequestError
+from mooring.core.types import JsonObject
 from mooring.engines.reply_checks import clip_messages
 from mooring.runs.atomic_files import json_bytes as sealed_json
 from mooring.runs.atomic_files import read_json, sync_directory, temporary_path, write_error, write_json
@@ -62,7 +64,7 @@ class PrivateMean:
         self.noise, self.clip, self.delta, self.directory = noise, clip, delta, directory
         self.key = secrets.token_bytes(32)
         self.taken = np.zeros(clients, dtype=np.int64)  # in how many releases each client took part
-        self.entries: list[dict[str, Any]] = []
+        self.entries: list[JsonObject] = []
         compute_epsilon(noise, 1, delta)  # told at once where it cannot be counted
         if directory is not None:
             self._open(directory)
@@ -71,7 +73,7 @@ class PrivateMean:
     def epsilon(self) -> float:
         return compute_epsilon(self.noise, int(self.taken.max(initial=0)), self.delta)
 
-    def mean(self, message: Any, who: Tensor, cohort: Tensor, p: Tensor, t: int) -> Any:
+    def mean(self, message: StateTree, who: Tensor, cohort: Tensor, p: Tensor, t: int) -> StateTree:
         """The noisy sum of the clipped messages of `who`, with shares p / sum p of the whole cohort that was asked."""
         share = p.double() / p.double().sum()
         mine = share[torch.isin(cohort, who)]
@@ -118,7 +120,7 @@ def draw_normals(key: bytes, count: int) -> Tensor:
     return torch.from_numpy(both[:count])
 
 
-def write_secret(path: Path, value: dict[str, Any]) -> None:
+def write_secret(path: Path, value: JsonObject) -> None:
     """A sealed file that its owner alone may read, whole or absent."""
     temp = temporary_path(path.parent)
     try:

@@ -19,8 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mooring.algorithms.base import AnyAlgorithm
 from mooring.core.aggregation import flatten_messages, scale_messages
-from mooring.core.cohort import CohortData, Round, Rows, select, stack_states
+from mooring.core.cohort import CohortData, Round, Rows, StateTree, select, stack_states
 from mooring.core.costs import CostMeter
 from mooring.core.errors import ClientError, RequestError
 from mooring.core.task import Task
@@ -42,11 +43,11 @@ class CheckedReplies(NamedTuple):
     """The replies that may be merged, and why the others may not."""
 
     who: Tensor  # [K], places in the roster
-    message: Any  # stacked [K, ...]
+    message: StateTree  # stacked [K, ...]
     refused: dict[int, str]
 
 
-def check_replies(message: Any, who: Tensor, pattern: Any = None, usual: float = 1.0) -> CheckedReplies:
+def check_replies(message: StateTree, who: Tensor, pattern: Any = None, usual: float = 1.0) -> CheckedReplies:
     """Which of the replies of the clients `who` may be merged.
 
     `message` is a stacked one [R, ...], or a list of what each client sent, which then is held to `pattern`: one
@@ -79,7 +80,7 @@ def largest_entries(flat: Tensor) -> Tensor:
     return torch.maximum(flat.amax(1).double(), -flat.amin(1).double())
 
 
-def describe_mismatch(message: Any, pattern: Any) -> str | None:
+def describe_mismatch(message: StateTree, pattern: Any) -> str | None:
     """Why one client's message is not built as `pattern` is; None if it is."""
     if isinstance(pattern, Tensor) or pattern is None:
         return _unlike("its reply", message, pattern)
@@ -102,7 +103,7 @@ def _unlike(what: str, found: Any, right: Tensor | None) -> str | None:
     return None
 
 
-def message_pattern(algorithm: Any, task: Task, w0: Tensor, x: Tensor, y: Tensor) -> Any:
+def message_pattern(algorithm: AnyAlgorithm, task: Task, w0: Tensor, x: Tensor, y: Tensor) -> Any:
     """One client's message [1, ...] as it must look: the resolved algorithm applied to one row, x [1, ...], y [1]."""
     rows = Rows.stack([torch.zeros_like(x)], [torch.zeros_like(y)])
     index = torch.tensor([0])
@@ -112,13 +113,13 @@ def message_pattern(algorithm: Any, task: Task, w0: Tensor, x: Tensor, y: Tensor
     return local_update.client_update(algorithm, task, server, first, data, Round(1, 1, 1, 1, 1.0, 0), CostMeter())[1]
 
 
-def message_tensors(message: Any) -> list[Tensor]:
+def message_tensors(message: StateTree) -> list[Tensor]:
     """The tensors of a message."""
     parts = [message] if isinstance(message, Tensor) or message is None else message
     return [part for part in parts if part is not None and len(part)]
 
 
-def clip_messages(message: Any, most: float | None) -> Any:
+def clip_messages(message: StateTree, most: float | None) -> StateTree:
     """Each client's message with a length of at most `most`; its direction stays."""
     if most is None or message is None:
         return message

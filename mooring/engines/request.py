@@ -16,10 +16,11 @@ from typing import Any
 
 import torch
 
-from mooring.algorithms.base import Algorithm, build, normalize_name, reference_of
+from mooring.algorithms.base import Algorithm, AnyAlgorithm, build, normalize_name, reference_of
 from mooring.core.errors import RequestError
 from mooring.core.field_checks import describe_unknown
 from mooring.core.trust import check_trusted
+from mooring.core.types import JsonObject, NamedValues
 from mooring.core.user_code import absolute_spec, add_imported_files, find_copy, is_spec, spec_of
 from mooring.data.datasets import is_dataset_name
 from mooring.runs.atomic_files import to_plain
@@ -30,16 +31,16 @@ from mooring.runs.sections import DEFAULT_ALGORITHM, DEFAULT_METHODS, DEFAULT_NE
 
 IN_MEMORY = "(in memory)"
 SECTIONS = ("data", "task", "training", "advice")
-Tables = dict[str, Any]
+Tables = JsonObject
 
 
 def request(
     source: Any,
     *,
     purpose: str,
-    algorithm: Any = None,
+    algorithm: str | AnyAlgorithm | None = None,
     methods: Sequence[Any] | None = None,
-    settings: Mapping[str, Any] | None = None,
+    settings: NamedValues | None = None,
     model: Any = None,
     trust_code: bool = False,
     reads_source: bool = True,
@@ -153,7 +154,7 @@ def read_tables(source: Any) -> Tables:
     return read_run(source).model_dump(exclude_none=True, exclude={"mooring"})
 
 
-def group_by_section(options: Mapping[str, Any], model: Any = None) -> dict[str, Tables]:
+def group_by_section(options: NamedValues, model: Any = None) -> dict[str, Tables]:
     """Options by the section that they belong to; those that are None are left out."""
     out: dict[str, Tables] = {section: {} for section in SECTIONS}
     for name, value in {**options, "model": model}.items():
@@ -199,7 +200,9 @@ def user_classes(algorithms: Sequence[Any]) -> dict[str, type[Algorithm[Any, Any
     return {reference_of(one): type(one) for one in algorithms if isinstance(one, Algorithm)}
 
 
-def method_to_fit(known: list[Tables], algorithm: Any, settings: Mapping[str, Any], network: bool = False) -> Tables:
+def method_to_fit(
+    known: list[Tables], algorithm: str | AnyAlgorithm | None, settings: NamedValues, network: bool = False
+) -> Tables:
     """The section [algorithm]: what is asked for, the run file's, or the usual method."""
     if algorithm is None and len(known) > 1:
         names = ", ".join(one["name"] for one in known)
@@ -213,11 +216,12 @@ def method_to_fit(known: list[Tables], algorithm: Any, settings: Mapping[str, An
         if settings:
             raise RequestError(f"give the fields of {algorithm.name} to the algorithm itself, not as settings.")
         return {"name": reference_of(algorithm), **hyperparameters(algorithm)}
-    algorithm = normalize_name(absolute_spec(algorithm))
-    return {**next((one for one in known if one["name"] == algorithm), {"name": algorithm}), **rename_lr(settings)}
+    name = normalize_name(absolute_spec(algorithm))
+    section = next((section for section in known if section["name"] == name), {"name": name})
+    return {**section, **rename_lr(settings)}
 
 
-def methods_to_compare(known: list[Tables], methods: Sequence[Any] | None, settings: Mapping[str, Any]) -> list[Tables]:
+def methods_to_compare(known: list[Tables], methods: Sequence[Any] | None, settings: NamedValues) -> list[Tables]:
     """The sections [[algorithms]]: what is asked for, the run file's (a lone one beside its referees), or the usual."""
     if methods is None:
         mine = [one["name"] for one in known]
@@ -240,7 +244,7 @@ def methods_to_compare(known: list[Tables], methods: Sequence[Any] | None, setti
     return out
 
 
-def rename_lr(settings: Mapping[str, Any]) -> Tables:
+def rename_lr(settings: NamedValues) -> Tables:
     """Hyperparameters by the names that algorithms have for them: `lr`, as others call the step size, is `eta`."""
     return {"eta" if name == "lr" else name: value for name, value in settings.items()}
 
@@ -266,7 +270,7 @@ def source_name(source: Any) -> str:
     return str(source) if is_dataset_name(source) or not Path(source).exists() else str(Path(source).resolve())
 
 
-def hyperparameters(algorithm: Algorithm[Any, Any, Any]) -> dict[str, Any]:
+def hyperparameters(algorithm: Algorithm[Any, Any, Any]) -> JsonObject:
     """An algorithm's fields as a run file holds them."""
     out = {}
     for field in fields(algorithm):  # type: ignore[arg-type]

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from mooring.core.errors import RequestError
+from mooring.core.task import Task
+from mooring.core.types import JsonObject
 from mooring.data.column_types import client_name
 from mooring.data.loading import encode_new_rows
 from mooring.data.schema import Schema
@@ -34,10 +36,10 @@ class RunTables(NamedTuple):
     """How the tables of a run of some purpose are read."""
 
     clients: Callable[[RunDirectory], pd.DataFrame]
-    summary: Callable[[RunDirectory, str], dict[str, Any]]  # (run, the folder of a comparison's method)
+    summary: Callable[[RunDirectory, str], JsonObject]  # (run, the folder of a comparison's method)
 
 
-def _method_summary(run: RunDirectory, folder: str) -> dict[str, Any]:
+def _method_summary(run: RunDirectory, folder: str) -> JsonObject:
     rows = run.comparison["methods"]
     row = next(row for row in rows if method_folder(Path(), row["method"]).name == folder)
     return {"metric": run.comparison["metric"], **row}
@@ -68,7 +70,7 @@ class SavedRun:
         return self.directory.models
 
     @cached_property
-    def task(self) -> Any:
+    def task(self) -> Task:
         return read_task(self.directory, *self.given)
 
     @cached_property
@@ -97,7 +99,7 @@ class SavedRun:
         return RUN_TABLES[self.purpose].clients(open_run(self.path))
 
     @cached_property
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> JsonObject:
         """The run's summary; of a comparison, the row of the method."""
         return RUN_TABLES[self.purpose].summary(open_run(self.path), self.directory.path.name)
 
@@ -106,7 +108,7 @@ class SavedRun:
         """One row per client and term in the units of the data: coefficient, global, deviation."""
         return coefficient_table(self.task, read_scaling(self.schema), self.global_, self.saved.personal, self.names)
 
-    def vector(self, client: Any = None) -> Tensor:
+    def vector(self, client: object = None) -> Tensor:
         """A client's parameter vector (default: the global one)."""
         if client is None:
             return self.global_
@@ -118,7 +120,7 @@ class SavedRun:
             )
         return self.models[name]
 
-    def predict(self, source: Any, client: Any = None, interval: float | None = None) -> Any:
+    def predict(self, source: Any, client: object = None, interval: float | None = None) -> Any:
         """A row per row of a table, each by its own client's model, or all by the model of `client`.
 
         What is odd about the rows is warned of: clients that the run does not know, cells without a client. A run that
@@ -145,7 +147,7 @@ class SavedRun:
             warnings.warn(note, stacklevel=2)
         return frame
 
-    def module(self, client: Any = None) -> nn.Module:
+    def module(self, client: object = None) -> nn.Module:
         """A client's network (default: the global one), ready to be used: in evaluation mode, and answering in the
         target's own units; classes and labels come as logits."""
         about = self.saved.task
@@ -153,7 +155,7 @@ class SavedRun:
             self.task, self.vector(client), about.get("target_mean", 0.0), about.get("target_scale", 1.0)
         )
 
-    def model(self, client: Any = None) -> Any:
+    def model(self, client: object = None) -> Any:
         """A client's model (default: the global one), ready to be used: a network, or an estimator of scikit-learn's
         that takes the columns of `inputs`."""
         if isinstance(self.task, NetworkTask):

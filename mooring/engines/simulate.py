@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from mooring.algorithms.base import AnyAlgorithm
+from mooring.core.cohort import StateTree
 from mooring.core.task import Task
 from mooring.data.clients import Clients
 from mooring.engines.callbacks import plan_callbacks
@@ -21,7 +23,7 @@ from mooring.engines.training_state import TrainingOutcome, TrainingPlan, Traini
 class SimulationResult(NamedTuple):
     """What a simulation leaves."""
 
-    algorithm: Any  # resolved
+    algorithm: AnyAlgorithm  # resolved
     exchange: Simulator
     outcome: TrainingOutcome
     plan: TrainingPlan
@@ -42,7 +44,7 @@ class RoundSnapshot(NamedTuple):
     """A simulation after round t, for whoever watches it."""
 
     t: int
-    server: Any
+    server: StateTree
     exchange: Simulator
     plan: TrainingPlan
 
@@ -53,7 +55,7 @@ class RoundSnapshot(NamedTuple):
 
 
 def simulation_steps(
-    algorithm: Any,
+    algorithm: AnyAlgorithm,
     task: Task,
     clients: Clients,
     plan: TrainingPlan,

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mooring.core.cohort import Round, chunk_size, map_blocks, select
+from mooring.algorithms.base import AnyAlgorithm
+from mooring.core.cohort import Round, StateTree, chunk_size, map_blocks, select
 from mooring.core.costs import CostMeter
 from mooring.core.task import Task
 from mooring.core.threads import map_threads
@@ -40,7 +41,7 @@ class Simulator:
         self.known: StatisticsCache = {} if known is None else known
         self.data = clients.cohort(p)
         self.chunk = chunk or chunk_size(task)
-        self.algorithm: Any = None  # until `begin`
+        self.algorithm: AnyAlgorithm  # set by `begin`
         self.states: ClientStates
         self.best: ClientStates | None = None
         self._pending: Any = None
@@ -56,11 +57,11 @@ class Simulator:
             self.known[asks] = w0, collect_statistics(self.task, self.data, w0, asks)
         return self.known[asks][1]
 
-    def begin(self, algorithm: Any, w0: Tensor) -> None:
+    def begin(self, algorithm: AnyAlgorithm, w0: Tensor) -> None:
         self.algorithm = algorithm
         self.states, self.best = ClientStates(algorithm.init(self.task, w0)[1], len(self.clients)), None
 
-    def ask(self, server: Any, cohort: Tensor, round: Round, deadline: float | None = None) -> Replies:
+    def ask(self, server: StateTree, cohort: Tensor, round: Round, deadline: float | None = None) -> Replies:
         """Everyone answers at once, so that there is nothing to wait for."""
         meters: dict[int, CostMeter] = {}
         meter, data, visible = CostMeter(), self.data.select(cohort), visible_state(self.algorithm, server)
@@ -84,7 +85,7 @@ class Simulator:
             meter.add(own)
         return self.replied(cohort, states, message, meter)
 
-    def replied(self, cohort: Tensor, states: Any, message: Any, meter: CostMeter) -> Replies:
+    def replied(self, cohort: Tensor, states: StateTree, message: StateTree, meter: CostMeter) -> Replies:
         """What a visit to the cohort came to, the new states waiting to be accepted."""
         self._pending = (cohort, states)
         good = local_update.finite_states(states) if len(states) else torch.ones(len(cohort), dtype=torch.bool)
@@ -102,7 +103,7 @@ class Simulator:
     def mark_best(self, round: Round) -> None:
         self.best = self.states.copy()
 
-    def evaluate(self, server: Any, round: Round, parts: tuple[str, ...], at: str = LAST) -> dict[str, Scores]:
+    def evaluate(self, server: StateTree, round: Round, parts: tuple[str, ...], at: str = LAST) -> dict[str, Scores]:
         rows = {part: getattr(self.clients, part) for part in parts}
         classes = "test" in parts and self.clients.kind in metrics.CLASS_TARGETS
         answers: list[metrics.Predictions] = []
@@ -117,7 +118,7 @@ class Simulator:
         told = {"test": metrics.overall_class_metrics(self.task, self.clients.kind, answers)} if answers else {}
         return {part: Scores(risk, rows[part].size, told.get(part, {})) for part, risk in zip(parts, found)}
 
-    def models(self, server: Any, round: Round, at: str = LAST) -> Tensor:
+    def models(self, server: StateTree, round: Round, at: str = LAST) -> Tensor:
         if not self.algorithm.finetunes:
             one = self.algorithm.personal_model(server, self._states(at).take(torch.zeros(1, dtype=torch.long)))
             shared = self.algorithm.global_model(server)
@@ -139,10 +140,10 @@ class Simulator:
         self.states = ClientStates.found(first, LAST, snapshot)
         self.best = ClientStates.found(first, BEST, snapshot) if f"{BEST}_merged" in snapshot else None
 
-    def beside(self, algorithm: Any) -> Simulator:
+    def beside(self, algorithm: AnyAlgorithm) -> Simulator:
         return Simulator(self.task, self.clients, self.p, self.chunk, self.known)
 
-    def _deployed(self, server: Any, round: Round, at: str, block: Tensor) -> Tensor:
+    def _deployed(self, server: StateTree, round: Round, at: str, block: Tensor) -> Tensor:
         states = self._states(at)
         client, merged = states.take(block), states.merged[block]
         return local_update.personal_models(
@@ -157,7 +158,7 @@ class Simulator:
 
 
 def resolve(
-    algorithm: Any, task: Task, clients: Clients, *, weights: str = "size", seed: int = 0, chunk: int = 0
+    algorithm: AnyAlgorithm, task: Task, clients: Clients, *, weights: str = "size", seed: int = 0, chunk: int = 0
 ) -> tuple[Any, Simulator, Any]:
     """The algorithm in numbers, these clients ready to be asked in this process, and the server's first state."""
     exchange = Simulator(task, clients, clients.weights(weights), chunk)

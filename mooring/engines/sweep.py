@@ -11,7 +11,7 @@ different rounds must resume to the same bytes, a place whose run does not ask i
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
@@ -19,10 +19,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mooring.core.cohort import MAX_PADDED_BYTES, chunk_size, map_blocks, select, stack_states
+from mooring.algorithms.base import AnyAlgorithm
+from mooring.core.cohort import MAX_PADDED_BYTES, StateTree, chunk_size, map_blocks, select, stack_states
 from mooring.core.costs import CostMeter
 from mooring.core.penalty import PerClientPenalty, PerRow
+from mooring.core.task import Task
 from mooring.core.threads import map_threads
+from mooring.core.types import NamedValues
 from mooring.data.clients import Clients
 from mooring.engines import local_update, loop
 from mooring.engines.exchange import Replies, visible_state
@@ -34,22 +37,22 @@ from mooring.engines.training_state import Evaluation, TrainingPlan, TrainingSta
 class Variant(NamedTuple):
     """A run of a sweep."""
 
-    algorithm: Any
+    algorithm: AnyAlgorithm
     seed: int
 
 
 class VariantResult(NamedTuple):
     """What a variant came to."""
 
-    algorithm: Any  # resolved
+    algorithm: AnyAlgorithm  # resolved
     seed: int
-    server: Any
+    server: StateTree
     exchange: Simulator
     last: Evaluation
 
 
 def sweep(
-    variants: Sequence[Variant], task: Any, clients: Clients, plan: TrainingPlan, weights: str = "size"
+    variants: Sequence[Variant], task: Task, clients: Clients, plan: TrainingPlan, weights: str = "size"
 ) -> list[VariantResult]:
     """Every variant after all rounds of `plan`, whose seed the variants replace; they need not have anything in common.
 
@@ -61,7 +64,7 @@ def sweep(
 
 
 def _run(
-    variant: Variant, task: Any, clients: Clients, plan: TrainingPlan, weights: str, known: StatisticsCache
+    variant: Variant, task: Task, clients: Clients, plan: TrainingPlan, weights: str, known: StatisticsCache
 ) -> TrainingSteps[VariantResult]:
     exchange = Simulator(task, clients, clients.weights(weights), known=known)
     ready, server = loop.resolve(variant.algorithm, task, exchange, variant.seed)
@@ -69,7 +72,7 @@ def _run(
     return VariantResult(ready, variant.seed, outcome.state.server, exchange, outcome.last)
 
 
-def max_runs_per_cohort(task: Any, clients: Clients, cohort: int, chunk: int = 0) -> int:
+def max_runs_per_cohort(task: Task, clients: Clients, cohort: int, chunk: int = 0) -> int:
     """How many runs that ask so many of these clients in a round are worth training as one cohort: as many as fit one
     chunk with all their models and rows. Beyond that arithmetic counts, and memory."""
     rows = clients.train
@@ -77,7 +80,7 @@ def max_runs_per_cohort(task: Any, clients: Clients, cohort: int, chunk: int = 0
     return max(1, min(models, MAX_PADDED_BYTES // max(len(rows.y) * rows.x[:1].numel() * rows.x.element_size(), 1)))
 
 
-def group_methods(methods: Mapping[str, Any], most: int) -> list[list[str]]:
+def group_methods(methods: NamedValues, most: int) -> list[list[str]]:
     """The names of algorithms in groups of at most `most` that may be visited together."""
     groups: dict[Any, list[str]] = {}
     for name, algorithm in methods.items():
@@ -214,14 +217,14 @@ def update_cohorts_together(asks: Sequence[RoundRequest], wanted: Sequence[int] 
     ]
 
 
-def _sweepable(algorithm: Any) -> bool:
+def _sweepable(algorithm: AnyAlgorithm) -> bool:
     """Whether clients of several runs of the algorithm can be one cohort; promises of solves are told run by run."""
     free = [getattr(algorithm, name) for name in algorithm.per_client_fields]
     plain = not algorithm.pooled and not algorithm.one_shot and not getattr(algorithm, "tol", 0)
     return bool(free) and plain and not any(isinstance(value, PerClientPenalty) for value in free)
 
 
-def _likeness(algorithm: Any) -> Any:
+def _likeness(algorithm: AnyAlgorithm) -> Any:
     """Equal for algorithms whose visits can be one."""
     if not _sweepable(algorithm):
         return id(algorithm)
@@ -231,12 +234,12 @@ def _likeness(algorithm: Any) -> Any:
     return type(algorithm), tuple((name, repr(getattr(algorithm, name))) for name in sorted(theirs))
 
 
-def _row(server: Any) -> Any:
+def _row(server: StateTree) -> Any:
     """A server's state with a leading dimension."""
     return type(server)(*(None if part is None else part[None] for part in server))
 
 
-def _with(algorithm: Any, numbers: dict[str, Tensor]) -> Any:
+def _with(algorithm: AnyAlgorithm, numbers: dict[str, Tensor]) -> Any:
     """The algorithm with a number per row in these fields; checks of fields are for what users give."""
     twin = object.__new__(type(algorithm))
     for field in fields(algorithm):

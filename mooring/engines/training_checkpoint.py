@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from mooring.core.cohort import StateTree
+from mooring.core.types import JsonObject
 from mooring.engines.exchange import Exchange
 from mooring.engines.training_state import TrainingState
 from mooring.runs import checkpoint
@@ -22,7 +22,7 @@ def save_training(directory: RunDirectory, progress: TrainingState, exchange: Ex
     if progress.best_server is not None:
         tensors |= flatten("best_server", progress.best_server)
     tensors |= {CLIENT_PREFIX + name: tensor for name, tensor in exchange.snapshot().items()}
-    meta: dict[str, Any] = {name: getattr(progress, name) for name in PLAIN_FIELDS}
+    meta: JsonObject = {name: getattr(progress, name) for name in PLAIN_FIELDS}
     meta["records"] = [{k: v for k, v in record.items() if k != "seconds"} for record in progress.records]
     meta["best"] = None if progress.best == float("inf") else progress.best
     for name in CLIENT_FIELDS:
@@ -36,7 +36,7 @@ def save_seconds(directory: RunDirectory, progress: TrainingState) -> None:
     write_json(directory.path / SECONDS_FILE, {"rounds": [record["seconds"] for record in progress.records]})
 
 
-def add_seconds(records: list[dict[str, Any]], directory: RunDirectory) -> list[dict[str, Any]]:
+def add_seconds(records: list[JsonObject], directory: RunDirectory) -> list[JsonObject]:
     """The records with their seconds, as far as those were saved and are whole."""
     try:
         known = directory.seconds.get("rounds", [])
@@ -46,7 +46,9 @@ def add_seconds(records: list[dict[str, Any]], directory: RunDirectory) -> list[
     return [{**one, "seconds": took[k] if k < len(took) else float("nan")} for k, one in enumerate(records)]
 
 
-def restore_training(directory: RunDirectory, server: Any, exchange: Exchange) -> tuple[TrainingState, str | None]:
+def restore_training(
+    directory: RunDirectory, server: StateTree, exchange: Exchange
+) -> tuple[TrainingState, str | None]:
     """The progress of the latest whole checkpoint, clients included, and a note if a newer one was damaged."""
     found = checkpoint.read_latest_checkpoint(directory.path)
     if found is None:

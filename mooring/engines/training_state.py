@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from mooring.core.aggregation import MEAN
+from mooring.core.cohort import StateTree
 from mooring.core.errors import WorkError
+from mooring.core.types import JsonObject
 from mooring.engines.exchange import BEST, LAST, Scores
 from mooring.runs.sections import TrainingSection
 
@@ -58,9 +60,9 @@ class Evaluation(NamedTuple):
 class TrainingState:
     """All that changes during a run, the clients' states aside; a checkpoint holds exactly this and their snapshot."""
 
-    server: Any
+    server: StateTree
     t: int = 0
-    records: list[dict[str, Any]] = field(default_factory=list)
+    records: list[JsonObject] = field(default_factory=list)
     best: float = float("inf")
     best_round: int = 0
     best_server: Any = None  # None while no round had a finite validation loss

@@ -7,12 +7,14 @@ in the run file.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, NamedTuple, Unpack
 
 import torch
 
+from mooring.algorithms.base import AnyAlgorithm
 from mooring.core.cohort import Round, chunk_size
+from mooring.core.types import NamedValues
 from mooring.engines import loop, participation
 from mooring.engines.prepare import Job, prepare
 from mooring.engines.request import request
@@ -40,9 +42,9 @@ class TunedSetting(NamedTuple):
 def tune(
     source: Any,
     *,
-    algorithm: Any = None,
+    algorithm: str | AnyAlgorithm | None = None,
     model: Any = None,
-    settings: Mapping[str, Any] | None = None,
+    settings: NamedValues | None = None,
     trust_code: bool = False,
     **options: Unpack[Options],
 ) -> list[TunedSetting]:
@@ -74,7 +76,7 @@ def list_settings(job: Job) -> Iterator[tuple[int, int, str]]:
             yield from ((threads, chunk, kernels) for chunk in chunks)
 
 
-def time_round(job: Job, algorithm: Any, threads: int, chunk: int, kernels: str) -> float:
+def time_round(job: Job, algorithm: AnyAlgorithm, threads: int, chunk: int, kernels: str) -> float:
     """A round, by the clock."""
     torch.set_num_threads(threads)
     task = compile_steps(job.task) if kernels == "numba" else job.task

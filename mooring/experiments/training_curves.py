@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import inf
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from mooring.algorithms.base import AnyAlgorithm
 from mooring.core.cohort import Batch, Rows
 from mooring.core.task import Task
 from mooring.data.clients import Clients
@@ -27,7 +27,7 @@ PARTS = ("train", "test")
 
 
 def train_and_evaluate(
-    algorithm: Any,
+    algorithm: AnyAlgorithm,
     task: Task,
     clients: Clients,
     *,

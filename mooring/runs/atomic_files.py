@@ -16,7 +16,7 @@ import os
 import secrets
 import shutil
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
@@ -34,6 +34,7 @@ from torch import Tensor
 
 from mooring.core.errors import RequestError, WorkError
 from mooring.core.size_limits import read_bounded
+from mooring.core.types import JsonObject, NamedValues
 
 CHECKSUM_MARK = b"mooring-sha256:"
 _BLANK = b"0" * 64
@@ -292,7 +293,7 @@ def to_json(value: Any) -> str:
     return json.dumps(to_plain(value, _json_number), allow_nan=False, ensure_ascii=False)
 
 
-def json_bytes(value: dict[str, Any]) -> bytes:
+def json_bytes(value: JsonObject) -> bytes:
     """A sealed file of sorted, strict JSON; the seal is its key "seal".
 
     NaN is null (no value), an infinity is the text "Infinity" or "-Infinity".
@@ -305,11 +306,11 @@ def json_bytes(value: dict[str, Any]) -> bytes:
     )
 
 
-def write_json(path: str | Path, value: dict[str, Any]) -> None:
+def write_json(path: str | Path, value: JsonObject) -> None:
     write_atomically(path, json_bytes(value))
 
 
-def read_json(path: str | Path) -> dict[str, Any]:
+def read_json(path: str | Path) -> JsonObject:
     """What `write_json` wrote, with the policy of `json_bytes` for numbers that are not finite."""
     data = read_checked(path)
     try:
@@ -320,7 +321,7 @@ def read_json(path: str | Path) -> dict[str, Any]:
     return value
 
 
-def frame_from_rows(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+def frame_from_rows(rows: Sequence[NamedValues]) -> pd.DataFrame:
     """Rows that `json_bytes` stored (or the same in memory) as a table; in columns of numbers null is NaN again."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     return pd.DataFrame({name: _column([row.get(name) for row in rows]) for name in names})

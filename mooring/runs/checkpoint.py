@@ -6,11 +6,12 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
 from mooring.core.errors import RequestError
+from mooring.core.types import JsonObject
 from mooring.runs.atomic_files import DamagedFile, make_synced_folder, write_error
 from mooring.runs.tensor_files import StoredTensor, read_tensors, write_tensors
 
@@ -24,7 +25,7 @@ class Checkpoint(NamedTuple):
 
     round: int
     tensors: dict[str, Tensor]
-    meta: dict[str, Any]
+    meta: JsonObject
     note: str | None  # a sentence when a newer generation was damaged and this older one took its place
 
 
@@ -35,7 +36,7 @@ def list_checkpoints(run: str | Path) -> list[tuple[int, Path]]:
     return sorted(((int(match[1]), path) for match, path in names if match), reverse=True)
 
 
-def write_checkpoint(run: str | Path, round: int, tensors: Mapping[str, StoredTensor], meta: dict[str, Any]) -> None:
+def write_checkpoint(run: str | Path, round: int, tensors: Mapping[str, StoredTensor], meta: JsonObject) -> None:
     """Add the generation of `round`, then drop all but the two latest up to it.
 
     Later generations are dropped too: a run that saves an earlier round has gone back behind them.

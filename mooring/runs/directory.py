@@ -18,6 +18,7 @@ import pyarrow as pa
 from torch import Tensor
 
 from mooring.core.errors import RequestError
+from mooring.core.types import JsonObject
 from mooring.runs import checkpoint
 from mooring.runs.atomic_files import (
     DamagedFile,
@@ -54,7 +55,7 @@ OTHER_MODELS = {which: f"models-{which}.safetensors" for which in ("best", "last
 class StoredMixture(NamedTuple):
     """The settings whose models an advice averages: what the models of newcomers are made from."""
 
-    settings: list[dict[str, Any]]  # of each its numbers and its weight
+    settings: list[JsonObject]  # of each its numbers and its weight
     centres: Tensor  # [k, d], the common model of each
     slack: dict[str, Tensor]  # by columns and family that goes by how clients vary: [d], tau^2 over their typical noise
     noises: dict[str, list[float]] | None = None  # by columns: how the clients' noises vary; None if they do not
@@ -66,7 +67,7 @@ class StoredModels(NamedTuple):
     common: Tensor  # [d]
     personal: Tensor | None  # [m, d], in the order of `clients`; None where each client keeps its own
     clients: tuple[str, ...]
-    task: dict[str, Any]  # what the task is, enough to build it again
+    task: JsonObject  # what the task is, enough to build it again
     layout: Any  # how the d parameters split into the task's parts
     centre: Tensor | None = None  # [d], what newcomers are moored to, where that is not the common model
     mix: StoredMixture | None = (
@@ -167,7 +168,7 @@ class RunDirectory:
             raise DamagedFile(f"{error} To run an edited copy, start a new run with it.") from None
 
     @property
-    def schema(self) -> dict[str, Any]:
+    def schema(self) -> JsonObject:
         """Columns, kinds, scaling, vocabularies: what predict needs."""
         return read_json(self._at(SCHEMA_FILE, "the run was not made from a table"))
 
@@ -177,17 +178,17 @@ class RunDirectory:
         return read_parquet(self._at(SPLIT_FILE, "the run was not made from a table"))
 
     @property
-    def inputs(self) -> dict[str, Any]:
+    def inputs(self) -> JsonObject:
         """Digests of what the run was made from, beyond its table; none in runs of earlier versions."""
         return read_json(self.path / INPUTS_FILE) if (self.path / INPUTS_FILE).exists() else {}
 
     @property
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> JsonObject:
         """A fit in short: title, metric, losses of the three models, algorithm, rounds, notes on the data."""
         return read_json(self._at(SUMMARY_FILE, self._other("fit")))
 
     @property
-    def comparison(self) -> dict[str, Any]:
+    def comparison(self) -> JsonObject:
         """A comparison: title, metric, a row a method, a row a client, notes on the data."""
         found = read_json(self._at(COMPARISON_FILE, self._other("compare")))
         for row in found["methods"]:
@@ -200,12 +201,12 @@ class RunDirectory:
         return pd.read_csv(self._at(CURVES_CSV, self._other("compare")), dtype={"method": str})
 
     @property
-    def advice(self) -> dict[str, Any]:
+    def advice(self) -> JsonObject:
         """An advice: title, summary, plan, candidates, path, clients, words, notes on the data."""
         return read_json(self._at(ADVICE_FILE, self._other("advise")))
 
     @property
-    def theory(self) -> dict[str, Any] | None:
+    def theory(self) -> JsonObject | None:
         """What `mooring theory` says about the clients of an advice; None where no theorem applies."""
         return read_json(self.path / THEORY_FILE) if (self.path / THEORY_FILE).exists() else None
 
@@ -218,7 +219,7 @@ class RunDirectory:
         return frame.assign(seconds=np.array(took, dtype=float))
 
     @property
-    def seconds(self) -> dict[str, Any]:
+    def seconds(self) -> JsonObject:
         """How long it took: "rounds", a number each, or of a comparison "methods", by name; nothing where it is not
         known."""
         return read_json(self.path / SECONDS_FILE) if (self.path / SECONDS_FILE).exists() else {}

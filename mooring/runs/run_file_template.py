@@ -8,6 +8,7 @@ from typing import Any
 
 import tomli_w
 
+from mooring.core.types import NamedValues
 from mooring.runs.sections import DEFAULT_ALGORITHM, OPTIONS, Option
 
 HEAD = """# A run of Mooring: `mooring advise {name}`, `mooring fit {name}` and `mooring compare {name}` read it.
@@ -20,7 +21,7 @@ name = "{DEFAULT_ALGORITHM}"
 WIDTH = 34
 
 
-def render_run_file(given: Mapping[str, Mapping[str, Any]], name: str) -> str:
+def render_run_file(given: Mapping[str, NamedValues], name: str) -> str:
     """The text of a run file with these values in its sections, and all other options as comments."""
     parts = [HEAD.format(name=name)]
     for section in dict.fromkeys(option.section for option in OPTIONS.values()):
@@ -35,7 +36,7 @@ def render_run_file(given: Mapping[str, Mapping[str, Any]], name: str) -> str:
     return "\n".join(parts)
 
 
-def line_of(option: Option, said: Mapping[str, Any]) -> str:
+def line_of(option: Option, said: NamedValues) -> str:
     about = f"# {option.info.title} [{option.default}]"
     if option.field in said:
         return f"{assigned(option.field, said[option.field]):<{WIDTH}}{about}"

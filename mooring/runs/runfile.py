@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError, model_validator
 
 from mooring.core.errors import RequestError
 from mooring.core.field_checks import describe_unknown
+from mooring.core.types import JsonObject
 from mooring.runs.atomic_files import BLANK_CHECKSUM, read_bytes, with_checksum
 from mooring.runs.purposes import PURPOSES
 from mooring.runs.sections import (
@@ -63,7 +64,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
 }
 
 
-def make_run(table: dict[str, Any], where: str) -> RunFile:
+def make_run(table: JsonObject, where: str) -> RunFile:
     """The run that nested tables describe; RequestError in one sentence that begins with `where`, if it is said.
 
     A participation up to 1 is a share of the clients, so 1 is everyone; a whole number above 1 is how many.
@@ -106,7 +107,7 @@ def read_run(path: str | Path) -> RunFile:
     return parse_run(read_bytes(path), str(path))
 
 
-def purpose_of(table: dict[str, Any]) -> str:
+def purpose_of(table: JsonObject) -> str:
     """What a file that does not say its purpose is for: its methods tell, and without any it serves every command."""
     return "compare" if "algorithms" in table else "fit" if "algorithm" in table else "advise"
 

@@ -13,11 +13,12 @@ from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
 
+from mooring.core.types import JsonObject, NamedValues
 from mooring.runs.purposes import PurposeName
 
 FORMAT_VERSION = 2
 DEFAULT_ALGORITHM = "fedprox_personal"  # what `fit` trains if nobody says otherwise
-DEFAULT_NETWORK_ALGORITHM: dict[str, Any] = {"name": "fedavg_finetune", "tune_steps": 50}  # and of networks
+DEFAULT_NETWORK_ALGORITHM: JsonObject = {"name": "fedavg_finetune", "tune_steps": 50}  # and of networks
 DEFAULT_METHODS = ("local", "pooled", "fedavg", "fedprox", "fedprox_personal")  # what `compare` compares
 
 
@@ -104,7 +105,7 @@ def _per_cent(value: Any) -> Any:
 
 
 Value = Annotated[Any, BeforeValidator(_storable)]
-Table = Annotated[dict[str, Any], BeforeValidator(_storable)]
+Table = Annotated[JsonObject, BeforeValidator(_storable)]
 Columns = Annotated[list[str], BeforeValidator(_list)]
 Split = Annotated[str | list[float], BeforeValidator(_list), AfterValidator(_shares)]
 Participation = Annotated[int | float, AfterValidator(_share_or_number)]
@@ -120,7 +121,7 @@ def plain_field(right: str, default: Any = ..., **bounds: Any) -> Any:
 
 def option(help: str, right: str, default: Any = None, *, flag: str = "", unset: str = "", **bounds: Any) -> Any:
     """A field that is an option; `unset` says in words what happens where the default is None."""
-    extra: dict[str, Any] = {"flag": flag, "unset": unset}
+    extra: JsonObject = {"flag": flag, "unset": unset}
     return Field(default, title=help, description=right, json_schema_extra=extra, **bounds)
 
 
@@ -142,7 +143,7 @@ class OpenSection(BaseModel):
         return {key: table[key] for key in sorted(table) if table[key] is not None}
 
     @property
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> JsonObject:
         """The section's own fields, without the declared ones."""
         return dict(self.__pydantic_extra__ or {})
 
@@ -451,9 +452,9 @@ class Options(TypedDict, total=False):
     merge_levels: Sequence[str] | None
     winsorize: float | str | None
     min_category_rows: int | None
-    partition: Mapping[str, Any] | None
+    partition: NamedValues | None
     data_dir: str | None
-    task: str | Mapping[str, Any] | None
+    task: str | NamedValues | None
     loss: str | Callable[..., Any] | None
     rounds: int | None
     participation: int | float | None

@@ -6,7 +6,7 @@ A file holds the columns that its run fills: a fit has no recommendations, an ex
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pandas as pd
 import pyarrow as pa
 
 from mooring.core.errors import RequestError
+from mooring.core.types import NamedValues
 from mooring.runs.atomic_files import read_table
 
 
@@ -105,12 +106,12 @@ CLIENTS_SCHEMA = pa.schema(
 )  # fmt: skip
 
 
-def rounds_table(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
+def rounds_table(rows: Iterable[NamedValues]) -> pa.Table:
     """`rounds.parquet` from one mapping per round, such as the records of a checkpoint; losses may be left out."""
     return _table("rounds.parquet", rows, ROUNDS_SCHEMA)
 
 
-def clients_table(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
+def clients_table(rows: Iterable[NamedValues]) -> pa.Table:
     """`clients.parquet` from one mapping per client; all but its name and sizes may be left out."""
     return _table("clients.parquet", rows, CLIENTS_SCHEMA)
 
@@ -126,7 +127,7 @@ def read_records(path: str | Path, columns: pa.Schema) -> pd.DataFrame:
     return table.to_pandas()
 
 
-def _table(file: str, rows: Iterable[Mapping[str, Any]], columns: pa.Schema) -> pa.Table:
+def _table(file: str, rows: Iterable[NamedValues], columns: pa.Schema) -> pa.Table:
     rows = list(rows)
     unknown = sorted({name for row in rows for name in row} - set(columns.names))
     if unknown:

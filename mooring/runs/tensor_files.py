@@ -16,7 +16,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from mooring.core.cohort import StateTree
 from mooring.core.errors import RequestError
+from mooring.core.types import JsonObject
 from mooring.runs.atomic_files import (
     BLANK_CHECKSUM,
     DamagedFile,
@@ -48,12 +50,12 @@ _CODES = {  # in the order in which safetensors lays them out, backwards
 }
 
 
-def tensor_file(tensors: Mapping[str, StoredTensor], meta: dict[str, Any]) -> Stream:
+def tensor_file(tensors: Mapping[str, StoredTensor], meta: JsonObject) -> Stream:
     """The file for tensors and JSON metadata (no time or path in it, so that equal runs give equal bytes)."""
     rank = {kind: place for place, kind in enumerate(_CODES)}
     names = sorted(tensors, key=lambda name: (-rank[tensors[name].dtype], name))
     text = json.dumps(to_plain({"meta": meta, "seal": BLANK_CHECKSUM}), sort_keys=True, ensure_ascii=False)
-    header: dict[str, Any] = {"__metadata__": {_KEY: text}}
+    header: JsonObject = {"__metadata__": {_KEY: text}}
     end = 0
     for name in names:
         one = tensors[name]
@@ -70,11 +72,11 @@ def _parts(tensors: Iterator[StoredTensor]) -> Iterator[memoryview]:
             yield tensor_bytes(part.detach().cpu().contiguous())
 
 
-def write_tensors(path: str | Path, tensors: Mapping[str, StoredTensor], meta: dict[str, Any]) -> None:
+def write_tensors(path: str | Path, tensors: Mapping[str, StoredTensor], meta: JsonObject) -> None:
     write_atomically(path, tensor_file(tensors, meta))
 
 
-def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], JsonObject]:
     """The tensors and the metadata of a file; DamagedFile when a single bit differs from what was written."""
     with open_to_read(path) as file:
         length = file.read(8)
@@ -96,7 +98,7 @@ def _pieces(file: BinaryIO) -> Iterator[bytes]:
         yield piece
 
 
-def flatten(prefix: str, state: Any) -> dict[str, Any]:
+def flatten(prefix: str, state: StateTree) -> JsonObject:
     """A tree of NamedTuples, tensors and None as named tensors: `server/w`, `server/opt/m`; None keeps its name too."""
     if state is None:
         return {prefix + _NOTHING: torch.empty(0, dtype=torch.uint8)}
@@ -104,7 +106,7 @@ def flatten(prefix: str, state: Any) -> dict[str, Any]:
         return {prefix: state}
     if not _is_named(state):
         raise TypeError(f"{prefix}: a state is made of NamedTuples, tensors and None, got {type(state).__name__}")
-    flat: dict[str, Any] = {}
+    flat: JsonObject = {}
     for field, part in zip(state._fields, state):
         flat |= flatten(f"{prefix}/{field}", part)
     return flat

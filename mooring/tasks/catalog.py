@@ -7,11 +7,12 @@ import importlib
 import inspect
 import pkgutil
 import sys
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
 from mooring.core.errors import RequestError
 from mooring.core.field_checks import check_fields, describe_unknown
 from mooring.core.task import HasSolve, Task
+from mooring.core.types import JsonObject
 
 NOT_TASKS = ("catalog",)
 NOT_SETTINGS = ("dtype", "make", "kernels", "mean", "scale", "device")  # what no section [task] can hold
@@ -41,7 +42,7 @@ def find(name: str) -> type[Task]:
     return known[name]
 
 
-def describe(name: str) -> dict[str, Any]:
+def describe(name: str) -> JsonObject:
     """What `mooring list tasks` tells."""
     cls = find(name)
     text = (cls.__doc__ if cls.__module__.endswith(".linear_losses") else sys.modules[cls.__module__].__doc__) or ""
@@ -55,7 +56,7 @@ def describe(name: str) -> dict[str, Any]:
     }
 
 
-def _fields(cls: type[Task]) -> dict[str, Any]:
+def _fields(cls: type[Task]) -> JsonObject:
     """The settings of a task with their defaults; what the data decide (features, classes) is left out."""
     if not dataclasses.is_dataclass(cls):
         given = inspect.signature(cls).parameters.values()
@@ -63,13 +64,13 @@ def _fields(cls: type[Task]) -> dict[str, Any]:
     return {f.name: f.default for f in dataclasses.fields(cls) if f.name not in ("features", "classes")}
 
 
-def field_types(cls: type[Task]) -> dict[str, Any]:
+def field_types(cls: type[Task]) -> JsonObject:
     """The types of the settings that a run file may give a task."""
     hints = get_type_hints(cls if dataclasses.is_dataclass(cls) else cls.__init__)
     return {name: hints[name] for name in _fields(cls) if name not in NOT_SETTINGS}
 
 
-def build(name: str, kind: str, features: int, classes: int, fields: dict[str, Any] | None = None) -> Task:
+def build(name: str, kind: str, features: int, classes: int, fields: JsonObject | None = None) -> Task:
     """A task for a target of this kind; `auto` picks the usual one."""
     fields = dict(fields or {})
     cls = find(AUTOMATIC[kind] if name == "auto" else name)

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from torch import Tensor
 from mooring.core.cohort import MAX_PADDED_BYTES, Batch
 from mooring.core.errors import RequestError
 from mooring.core.seeds import generator
+from mooring.core.types import JsonObject
 from mooring.tasks import kernel_functions
 from mooring.tasks.linear import Linear, Quadratic
 
@@ -165,7 +166,7 @@ class KernelRegression(Linear):
     def step_in_place(self) -> None:
         """None: a linear model's steps are on x, not on phi(x)."""
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         """The settings that the parameters belong to, written to the model file."""
         kernel = self.kernel if isinstance(self.kernel, str) else getattr(self.kernel, "__name__", "function")
         names = ("width", "bandwidth", "degree", "method", "landmarks", "seed", "intercept")

@@ -47,7 +47,7 @@ def test_three_separate_batches():
         def __getattr__(self, name):
             return getattr(task, name)
 
-        def drawn(self, batch):
+        def record_draw(self, batch):
             seen.append(batch.x)
 
     algorithm, exchange, server = settled_simulator(build("per_fedavg", {"batch": 3, "steps": 2}), task, clients)

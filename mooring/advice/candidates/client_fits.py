@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from mooring.core.client_functions import client_function
 from mooring.core.cohort import Batch
-from mooring.core.task import HasHessian, HasProx, require
+from mooring.core.task import HasHessian, HasProx, Task, require
 from mooring.tasks.linear import Linear
 from mooring.tasks.proximal import is_dense, proximal_newton
 
@@ -25,13 +25,13 @@ class LossDerivatives(NamedTuple):
 
 
 @client_function
-def differentiate_losses(task: Any, batch: Batch, v: Tensor) -> LossDerivatives:
+def differentiate_losses(task: Task, batch: Batch, v: Tensor) -> LossDerivatives:
     """L_i with its gradient and Hessian at v_i."""
     return LossDerivatives(task.loss(v, batch), task.grad(v, batch), require(task, HasHessian).hessian(v, batch))
 
 
 @client_function
-def fit_ridge(task: Any, batch: Batch, start: Tensor, *, pull: Tensor) -> Tensor:
+def fit_ridge(task: Task, batch: Batch, start: Tensor, *, pull: Tensor) -> Tensor:
     """arg min L_i(v) + 1/2 sum_j pull_j v_j^2, from `start`; `pull` [d], or one for all."""
     if isinstance(task, Linear) or not is_dense(task):
         return require(task, HasProx).prox(torch.zeros_like(start[:1]), pull[None] if pull.ndim else pull, batch, start)

@@ -17,6 +17,7 @@ from torch import Tensor
 from mooring.advice.candidates.column_sets import LINEAR
 from mooring.advice.candidates.lambda_path import PullShape, ridge_mask
 from mooring.core.client_functions import ClientRows
+from mooring.core.task import Task
 from mooring.estimates.random_effects import RandomEffects, deviance_gain
 from mooring.estimates.task_random_effects import SampledRandomEffects, available_forms, estimate_random_effects
 
@@ -39,7 +40,7 @@ class Prior(NamedTuple):
         return PullShape(self.noise / n.double().clamp(min=1), self.variance)
 
 
-def estimate_priors(task: Any, rows: ClientRows, near: Sequence[Prior] = ()) -> list[Prior]:
+def estimate_priors(task: Task, rows: ClientRows, near: Sequence[Prior] = ()) -> list[Prior]:
     """All kinds, the simplest first; none where the task has no Hessian or the rows are too few.
 
     Of very many coefficients (features of a kernel) only the simplest. Approximations start from `near`, the priors
@@ -135,7 +136,7 @@ def positive_variance(priors: list[Prior]) -> Tensor:
     return plain if share < MIN_DIAGONAL_WEIGHT else (1 - share) * plain + share * rich.variance
 
 
-def estimate_global_ridge(task: Any, prior: Prior, rows: int) -> float:
+def estimate_global_ridge(task: Task, prior: Prior, rows: int) -> float:
     """The ridge on the global model: its coefficients as draws from N(0, kappa^2), kappa by marginal likelihood.
 
     ridge = noise / (rows kappa^2); with many rows per coefficient it is nearly 0.

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from mooring.advice.folds import FoldSplit, assign_folds
 from mooring.core.cohort import Rows
-from mooring.core.task import HasProx, layer_mask
+from mooring.core.task import HasProx, layer_mask, with_columns
 from mooring.data.column_types import CATEGORY
 from mooring.shapes.boosting import Boosting, has_boosting, out_of_fold_scores
 from mooring.shapes.columns import ShapedColumns
@@ -70,7 +70,7 @@ class ColumnSets:
 
     def task_on(self, name: str) -> Any:
         """The task with these columns only."""
-        return replace(self.task, features=len(self.columns[name]))
+        return with_columns(self.task, len(self.columns[name]))
 
     def rows_on(self, rows: Any, name: str) -> Any:
         """The rows with these columns only; cached with the rows."""

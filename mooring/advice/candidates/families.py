@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -38,7 +38,7 @@ from mooring.advice.candidates.lambda_path import (
 from mooring.advice.folds import filter_rows, row_clients
 from mooring.core.client_functions import ClientRows
 from mooring.core.cohort import HasSummary, Rows
-from mooring.core.task import HasProx, Task, require
+from mooring.core.task import HasColumns, HasProx, Task, require
 from mooring.tasks.linear import Linear
 
 GLOBAL, LOCAL, LAMBDA, SIZE, DIAGONAL, MIXTURE = "global", "local", "lambda", "size", "diagonal", "mixture"
@@ -221,13 +221,13 @@ def has_free_intercept(task: Task) -> bool:
     return bool(getattr(task, "intercept", False)) and is_dense(task) and not (isinstance(task, Linear) and task.ridge)
 
 
-def make_offset(task: Any, prior: Prior, ridge: float) -> Callable[[Rows, np.ndarray], np.ndarray]:
+def make_offset(task: Task, prior: Prior, ridge: float) -> Callable[[Rows, np.ndarray], np.ndarray]:
     """A function that gives rows the linear scores of personal models that have not seen their fold.
 
     It takes rows and their folds [N], and returns [N, scores]; the models are pulled as the prior proposes, with the
     clients' typical noise.
     """
-    setting = Setting(FAMILY_OF_PRIOR[prior.kind], 1.0, ridge)
+    setting, features = Setting(FAMILY_OF_PRIOR[prior.kind], 1.0, ridge), require(task, HasColumns).features
 
     def score(rows: Rows, fold: np.ndarray) -> np.ndarray:
         out: np.ndarray | None = None
@@ -237,8 +237,8 @@ def make_offset(task: Any, prior: Prior, ridge: float) -> Callable[[Rows, np.nda
             part = filter_rows(rows, ~held)
             (models,) = fit_settings(task, part, part.size.double(), [setting], [prior._replace(noise=noise)])
             v = models.v.double()[owner[held]]  # [rows, d]
-            slopes = v[:, : v.shape[1] - v.shape[1] // (task.features + 1) if task.intercept else None]
-            z = torch.einsum("nf,nfk->nk", rows.x[held].double(), slopes.view(len(v), task.features, -1))
+            slopes = v[:, : v.shape[1] - v.shape[1] // (features + 1) if task.intercept else None]
+            z = torch.einsum("nf,nfk->nk", rows.x[held].double(), slopes.view(len(v), features, -1))
             z = z + v[:, slopes.shape[1] :] if task.intercept else z
             out = np.zeros((len(owner), z.shape[1])) if out is None else out
             out[held.numpy()] = z.numpy()

@@ -32,7 +32,7 @@ from mooring.advice.evaluation.networks import NetworkCheckpoint, network_eviden
 from mooring.advice.evaluation.row_access import RowAccess, UsableRows
 from mooring.advice.evaluation.setting_choice import Choice
 from mooring.core.errors import RequestError
-from mooring.core.task import HasProx
+from mooring.core.task import HasProx, with_columns
 from mooring.data.clients import PARTS
 from mooring.data.formulas import INTERCEPT
 from mooring.engines.prepare import Job
@@ -113,7 +113,7 @@ def apply_shape(job: Job, choice: Choice, evidence: Evidence) -> tuple[Job, Choi
         return job, choice, evidence
     used = {s.columns for s in (*choice.mix, choice.local, choice.global_, *choice.own.values())}
     shape = prune_columns(evidence.shape, used)
-    sets = ColumnSets(replace(job.task, features=evidence.shape.width), evidence.shape)  # type: ignore[type-var]
+    sets = ColumnSets(with_columns(job.task, evidence.shape.width), evidence.shape)
     sets.columns[USED] = used_columns(evidence.shape, shape)
     models = ModelTriple(*(sets.extract(USED, part) for part in evidence.models))
     evidence = evidence._replace(models=models, shape=shape)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from mooring.core.client_functions import client_function
 from mooring.core.cohort import Batch
+from mooring.core.task import Task
 
 
 class HeldOutLosses(Protocol):
@@ -80,7 +81,7 @@ class LossesByRow:
 class LossesByModel:
     """Losses of rows elsewhere: each fold's models are sent to their clients again, and sums come back."""
 
-    task: Any
+    task: Task
     held: Sequence[Any]  # [folds], whom to ask
     models: Sequence[Tensor]  # [folds], each [m, settings, d]
 
@@ -105,13 +106,13 @@ class LossesByModel:
         return sum(gap.total.sum(0) for gap in gaps), sum(gap.square.sum(0) for gap in gaps)  # type: ignore[return-value]
 
 
-def _losses(task: Any, batch: Batch, w: Tensor) -> Tensor:
+def _losses(task: Task, batch: Batch, w: Tensor) -> Tensor:
     """[C, B] of one model each, to the digits in which they are stored (`FoldResult`), 0 on padding."""
     return torch.where(batch.weight > 0, task.row_risk(w, batch).float().double(), 0.0)
 
 
 @client_function
-def sum_model_losses(task: Any, batch: Batch, models: Tensor) -> Tensor:
+def sum_model_losses(task: Task, batch: Batch, models: Tensor) -> Tensor:
     """[C, settings]: sums of losses with models [C, settings, d]."""
     return torch.stack([_losses(task, batch, w).sum(1) for w in models.unbind(1)], 1)
 
@@ -122,7 +123,7 @@ class GapSums(NamedTuple):
 
 
 @client_function
-def sum_loss_gaps(task: Any, batch: Batch, first: Tensor, second: Tensor) -> GapSums:
+def sum_loss_gaps(task: Task, batch: Batch, first: Tensor, second: Tensor) -> GapSums:
     """Sums of differences of losses, and of their squares, of pairs of models [C, pairs, d]."""
     gap = [
         _losses(task, batch, one) - _losses(task, batch, other) for one, other in zip(first.unbind(1), second.unbind(1))

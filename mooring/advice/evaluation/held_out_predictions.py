@@ -15,6 +15,7 @@ from mooring.advice.candidates.families import fit_settings
 from mooring.advice.evaluation.loss_sums import MODEL_KINDS, ModelTriple
 from mooring.advice.evaluation.setting_choice import Choice, client_weights, select_priors
 from mooring.core.cohort import Rows
+from mooring.core.task import Task
 from mooring.engines.metrics import Predictions, concatenate_predictions, predict_all
 
 CLIENT_FOLDS = 10  # parts of the clients that are left out in turn
@@ -29,7 +30,7 @@ class HeldOutPredictions(NamedTuple):
     new_clients: Predictions | None = None  # by global models that were fitted without the client
 
 
-def predict_held_out(task: Any, rows: Rows, models: ModelTriple) -> HeldOutPredictions | None:
+def predict_held_out(task: Task, rows: Rows, models: ModelTriple) -> HeldOutPredictions | None:
     """Predictions by each client's three models; None without rows."""
     if int(rows.size.sum()) == 0:
         return None
@@ -52,7 +53,7 @@ def join_predictions(parts: Sequence[HeldOutPredictions | None], clients: Tensor
 
 
 def predict_new_clients(
-    task: Any, rows: Any, choice: Choice, priors: Sequence[Prior], weights: str | Tensor, sets: ColumnSets | None
+    task: Task, rows: Any, choice: Choice, priors: Sequence[Prior], weights: str | Tensor, sets: ColumnSets | None
 ) -> Predictions | None:
     """Predictions of each client's rows by the global model of the other clients, some clients at a time."""
     if len(rows) < 2:

@@ -13,13 +13,14 @@ A client sends sums of these and of a few products, never a row. Sums of several
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from mooring.core.client_functions import ClientRows, client_function
 from mooring.core.cohort import Batch
+from mooring.core.task import Task
 
 LOCAL, GLOBAL, PERSONAL = "local", "global", "personal"
 MODEL_KINDS = (LOCAL, GLOBAL, PERSONAL)
@@ -56,7 +57,7 @@ def zero_sums(m: int) -> LossSums:
     return LossSums(*(torch.zeros(shape, dtype=torch.float64) for shape in shapes))
 
 
-def sum_losses(task: Any, rows: ClientRows, models: ModelTriple) -> LossSums:
+def sum_losses(task: Task, rows: ClientRows, models: ModelTriple) -> LossSums:
     """The sums of these rows with every client's three models."""
     if int(rows.size.sum()) == 0:
         return zero_sums(len(rows))
@@ -64,7 +65,7 @@ def sum_losses(task: Any, rows: ClientRows, models: ModelTriple) -> LossSums:
 
 
 @client_function
-def sum_row_losses(task: Any, batch: Batch, local: Tensor, global_: Tensor, personal: Tensor) -> LossSums:
+def sum_row_losses(task: Task, batch: Batch, local: Tensor, global_: Tensor, personal: Tensor) -> LossSums:
     """Of models [C, d] each."""
     real = batch.weight > 0
 

@@ -15,7 +15,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -36,6 +36,7 @@ from mooring.advice.candidates.families import (
 from mooring.advice.candidates.lambda_path import LAMBDA_SCALES, initial_curvature, is_dense
 from mooring.advice.evaluation.held_out_losses import HeldOutLosses
 from mooring.core.client_functions import ClientRows
+from mooring.core.task import Task
 from mooring.estimates.client_statistics import RIDGE_GRID
 from mooring.tasks.linear import Linear
 
@@ -77,7 +78,7 @@ class Choice(NamedTuple):
 
 
 def list_candidates(
-    task: Any,
+    task: Task,
     rows: ClientRows,
     priors: Sequence[Prior],
     weights: str | Tensor,
@@ -97,7 +98,7 @@ def list_candidates(
 
 
 def _settings_on(
-    task: Any, rows: ClientRows, priors: Sequence[Prior], weights: str | Tensor, total: int, few: bool
+    task: Task, rows: ClientRows, priors: Sequence[Prior], weights: str | Tensor, total: int, few: bool
 ) -> tuple[list[Setting], list[Setting]]:
     """The settings of one set of columns: a fine grid where fits are a matrix product, coarser ones otherwise, and
     `few` on extra columns."""
@@ -137,7 +138,7 @@ def client_weights(rows: ClientRows, weights: str | Tensor) -> Tensor:
 
 
 def choose_settings(
-    task: Any,
+    task: Task,
     settings: list[Setting],
     losses: HeldOutLosses,
     proposed: Sequence[Setting],
@@ -235,12 +236,12 @@ def same_family_indices(settings: list[Setting], plan: int) -> list[int]:
     return [k for k, s in enumerate(settings) if s._replace(value=0.0) == setting._replace(value=0.0)]
 
 
-def mean_dispersion(task: Any, priors: Sequence[Prior]) -> float:
+def mean_dispersion(task: Task, priors: Sequence[Prior]) -> float:
     """How much more targets vary than the likelihood implies."""
     return float(priors[0].noise.mean()) if priors and task.overdispersed else 1.0
 
 
-def loss_temperature(task: Any, loss: float, dispersion: float = 1.0) -> float:
+def loss_temperature(task: Task, loss: float, dispersion: float = 1.0) -> float:
     """What a sum of losses, `loss` on average, is divided by to be a negative log-likelihood."""
     return max(task.risk_per_loss * (dispersion if task.likelihood else loss), 1e-12)
 

@@ -29,7 +29,7 @@ from mooring.core.cohort import CohortData, Round
 from mooring.core.errors import RequestError
 from mooring.core.local_work import LocalWork
 from mooring.core.penalty import PerClientPenalty, penalty_rows
-from mooring.core.task import HasProx, HasSolve
+from mooring.core.task import HasProx, HasSolve, Task
 from mooring.estimates.client_statistics import collect_statistics
 
 ADAPTATION_METHODS = ("mixture", "prox", "finetune", "local", "tune")
@@ -48,7 +48,7 @@ ADAPTATION_ROUNDS = 5  # of local work by a new client: 5 passes where a round i
 def adapt_models(
     algorithm: Any,
     server: Any,
-    task: Any,
+    task: Task,
     data: CohortData,
     round: Round,
     *,
@@ -72,7 +72,7 @@ def adapt_models(
 
 
 def _adapt_client(
-    algorithm: Any, server: Any, task: Any, data: CohortData, round: Round, how: str, rounds: int
+    algorithm: Any, server: Any, task: Task, data: CohortData, round: Round, how: str, rounds: int
 ) -> Tensor:
     """[1, d]: the model of a single new client, which depends on no other."""
     w = server.w[None]
@@ -99,7 +99,7 @@ def _adapt_client(
     return v
 
 
-def make_local_algorithm(kind: Any, algorithm: Any, task: Any, data: CohortData, w: Tensor, pull: float = 0.0) -> Any:
+def make_local_algorithm(kind: Any, algorithm: Any, task: Task, data: CohortData, w: Tensor, pull: float = 0.0) -> Any:
     """An algorithm of that kind, for its local steps, with the run's fields where it has the same."""
     same = [f.name for f in fields(kind) if f.name in LOCAL_WORK_FIELDS and hasattr(algorithm, f.name)]
     shared = {name: getattr(algorithm, name) for name in same}

@@ -13,8 +13,6 @@ nearly so where noises differ, unless that has another setting than the plan.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -42,7 +40,7 @@ from mooring.advice.candidates.families import (
 from mooring.advice.evaluation.setting_choice import Choice
 from mooring.core.cohort import Batch, Rows
 from mooring.core.newton import damped_newton
-from mooring.core.task import HasHessian, HasProx, require
+from mooring.core.task import HasHessian, HasProx, Task, require
 from mooring.runs.directory import StoredMixture
 from mooring.shapes.columns import ShapedColumns
 
@@ -61,7 +59,7 @@ def describe_average(choice: Choice, centers: Tensor) -> StoredMixture:
     return StoredMixture(settings, centers, slack, {name: list(law) for name, law in laws.items()} or None)
 
 
-def average_models(task: Any, rows: Rows, mix: StoredMixture, shape: ShapedColumns | None = None) -> Tensor:
+def average_models(task: Task, rows: Rows, mix: StoredMixture, shape: ShapedColumns | None = None) -> Tensor:
     """[C, d]: the models of new clients with these rows, which have the extra columns of `shape`."""
     out = torch.zeros(len(rows), task.dim, dtype=task.dtype)
     sets = None if shape is None else ColumnSets(task, shape)
@@ -81,7 +79,9 @@ def average_models(task: Any, rows: Rows, mix: StoredMixture, shape: ShapedColum
     return out
 
 
-def estimate_relative_noise(task: Any, rows: Rows, mix: StoredMixture, sets: ColumnSets | None, columns: str) -> Tensor:
+def estimate_relative_noise(
+    task: Task, rows: Rows, mix: StoredMixture, sets: ColumnSets | None, columns: str
+) -> Tensor:
     """[C]: the noises of new clients over the clients' typical one, estimated as theirs, around the clients' center.
 
     Each set of columns has its own: `task` and `rows` are those of `columns`.
@@ -102,7 +102,7 @@ def estimate_relative_noise(task: Any, rows: Rows, mix: StoredMixture, sets: Col
 
 
 def fit_new_clients(
-    task: Any, rows: Rows, setting: Setting, w: Tensor, slack: Tensor | None, noise: Tensor | float = 1.0
+    task: Task, rows: Rows, setting: Setting, w: Tensor, slack: Tensor | None, noise: Tensor | float = 1.0
 ) -> Tensor:
     """[C, d], or [d] where all have the same: models of new clients by one setting, whose global model is w.
 
@@ -122,7 +122,7 @@ def fit_new_clients(
     return rows.each(lambda some, block: fit_pulled_models(task, some.padded(), pull[block], w, slack))
 
 
-def fit_pulled_models(task: Any, batch: Batch, pull: Tensor, w: Tensor, slack: Tensor | None) -> Tensor:
+def fit_pulled_models(task: Task, batch: Batch, pull: Tensor, w: Tensor, slack: Tensor | None) -> Tensor:
     """v = w + S z with the least L_i(v) + pull_i/2 |z|^2, S = slack^1/2: coefficients without slack are those of w.
 
     `pull` is [C], `slack` [d]; None is 1.

@@ -31,6 +31,7 @@ from mooring.advice.reporting.tables import pick_models, recommendation_columns
 from mooring.algorithms.base import build
 from mooring.core.cohort import Round, Rows
 from mooring.core.errors import RequestError
+from mooring.core.task import Task
 from mooring.data.clients import PARTS, Clients
 from mooring.data.loading import load
 from mooring.data.tables import count_phrase, quote_list
@@ -157,14 +158,14 @@ def join_run(out: str | Path, before: RunDirectory, new_clients: Clients, result
     create_run(out, files)
 
 
-def fit_locally(task: Any, clients: Clients, seed: int) -> Tensor:
+def fit_locally(task: Task, clients: Clients, seed: int) -> Tensor:
     """[C, d]: each new client's own fit, as the baseline `local` makes it."""
     plan = TrainingPlan(seed=seed)
     return simulate(build("local", {}), task, clients, plan).models(plan.checkpoint)
 
 
 def evaluate_new_clients(
-    task: Any, clients: Clients, train: Callable[[Clients], ModelTriple], seed: int = 0
+    task: Task, clients: Clients, train: Callable[[Clients], ModelTriple], seed: int = 0
 ) -> tuple[pd.DataFrame, Tensor]:
     """One row per new client, and the model that each is recommended, fitted on all its rows.
 

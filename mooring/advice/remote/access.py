@@ -16,6 +16,7 @@ from mooring.advice.evaluation.row_access import RowAccess, UsableRows
 from mooring.advice.folds import FoldSplit
 from mooring.core.client_functions import rows_function
 from mooring.core.cohort import Rows
+from mooring.core.task import Task
 from mooring.data.clients import Clients
 from mooring.engines.prepare import Job
 
@@ -62,6 +63,6 @@ class RemoteAccess(RowAccess):
 
 
 @rows_function
-def count_rows(task: Any, rows: Rows) -> Tensor:
+def count_rows(task: Task, rows: Rows) -> Tensor:
     """[C]: how many rows there are."""
     return rows.size

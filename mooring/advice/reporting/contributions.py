@@ -13,7 +13,7 @@ contribution  the others' validation loss without client i, less what it is. Wit
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -27,6 +27,7 @@ from mooring.advice.candidates.families import GLOBAL, PULLED_FAMILIES, Setting,
 from mooring.advice.candidates.lambda_path import MAX_HESSIAN_NUMBERS, PullShape, is_dense
 from mooring.advice.reporting.setting_summary import find_prior
 from mooring.core.client_functions import ClientRows
+from mooring.core.task import Task
 
 FALSE_DISCOVERY_RATE = 0.05  # expected share of clients wrongly called outliers
 UNSEEN_CURVATURE_SHARE = 1e-8  # a direction counts as unseen below this share of a client's largest curvature
@@ -53,7 +54,7 @@ def pull_shape_of(setting: Setting, priors: Sequence[Prior], rows: ClientRows) -
 
 
 def fit_with_curvature(
-    task: Any, rows: ClientRows, p: Tensor, setting: Setting, priors: Sequence[Prior]
+    task: Task, rows: ClientRows, p: Tensor, setting: Setting, priors: Sequence[Prior]
 ) -> PulledFit | None:
     """The fit of a global or pulled setting with its curvature; None for other families and large models."""
     shape = pull_shape_of(setting, priors, rows)
@@ -92,7 +93,7 @@ def rows_to_match(fit: PulledFit, rows: ClientRows) -> np.ndarray:
     return (rows.size * fit.seen / free).double().numpy()
 
 
-def estimate_contributions(task: Any, fit: PulledFit, p: Tensor, held: ClientRows, ridge: Tensor) -> np.ndarray:
+def estimate_contributions(task: Task, fit: PulledFit, p: Tensor, held: ClientRows, ridge: Tensor) -> np.ndarray:
     """[m]: the others' mean loss on their held-out rows without each client, less with it, in the unit of the risk."""
     p = (p / p.sum()).to(fit.v.dtype)
     rows = held.size.to(fit.v.dtype)

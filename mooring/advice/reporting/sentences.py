@@ -18,6 +18,7 @@ from mooring.advice.reporting.theory_report import TheoryReport
 from mooring.core.client_functions import client_function
 from mooring.core.cohort import Batch
 from mooring.core.score_sentences import describe_change, direction, format_loss, join_words
+from mooring.core.task import Task
 from mooring.engines.prepare import Job
 from mooring.shapes.columns import ShapedColumns
 
@@ -153,7 +154,7 @@ def describe_differences(job: Job, choice: Choice, shape: ShapedColumns | None) 
 
 
 @client_function
-def varies_within(task: Any, batch: Batch) -> Tensor:
+def varies_within(task: Task, batch: Batch) -> Tensor:
     """[C, features] bool: whether a column takes several values at a client."""
     real = (batch.weight > 0)[..., None]
     x = torch.where(real, batch.x.double(), 0.0)

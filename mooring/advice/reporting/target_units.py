@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from mooring.advice.evaluation.held_out_predictions import HeldOutPredictions
 from mooring.advice.evaluation.loss_sums import GLOBAL, LOCAL, PERSONAL
+from mooring.core.task import Task
 from mooring.data.clients import COUNT, REGRESSION, Clients
 from mooring.engines.metrics import class_metrics, number_metrics
 from mooring.engines.prediction_intervals import IntervalScores, UnseenPredictions, score_residuals
@@ -25,7 +24,7 @@ def predict_recommended(predictions: HeldOutPredictions, recommended: np.ndarray
 
 
 def measure_held_out(
-    task: Any, clients: Clients, predictions: HeldOutPredictions | None, recommended: np.ndarray
+    task: Task, clients: Clients, predictions: HeldOutPredictions | None, recommended: np.ndarray
 ) -> dict[str, dict[str, float]]:
     """RMSE, MAE and R2 of numbers, MAE of counts, accuracy and AUC of classes, by model, on held-out rows."""
     if predictions is None:

@@ -26,11 +26,11 @@ import torch
 from scipy.stats import t
 from torch import Tensor
 
-from mooring.algorithms.base import build
-from mooring.core.cohort import Round, Rows
+from mooring.algorithms.base import AnyAlgorithm, build
+from mooring.core.cohort import Round, Rows, StateTree
 from mooring.core.costs import CostMeter
 from mooring.core.errors import RequestError, WorkError
-from mooring.core.task import HasSolve
+from mooring.core.task import HasSolve, Task
 from mooring.data.clients import PARTS
 from mooring.data.column_statistics import ColumnStatistics
 from mooring.data.data_warnings import find_suspicious_values
@@ -73,8 +73,8 @@ class StateHistory(NamedTuple):
 
     start: str  # the server's name for this start
     hyperparameters: dict[str, Any]  # of the resolved algorithm, as they were sent
-    algorithm: Any
-    server: Any  # a template
+    algorithm: AnyAlgorithm
+    server: StateTree  # a template
     first: Any  # generation 0
     w0: Tensor
     states: dict[int, Any]
@@ -313,7 +313,7 @@ def compute_test_improvement(node: ClientNode, w: Tensor) -> dict[str, Any]:
     )
 
 
-def improvement_on_test_rows(task: Any, personal: Tensor, local: Tensor, rows: Rows, unit: float) -> dict[str, Any]:
+def improvement_on_test_rows(task: Task, personal: Tensor, local: Tensor, rows: Rows, unit: float) -> dict[str, Any]:
     """Of models [1, d] on one client's rows; `unit` turns losses into those of the target's own units."""
     n = int(rows.size[0])
     if torch.equal(personal, local):

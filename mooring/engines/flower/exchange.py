@@ -16,9 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mooring.core.cohort import Round, stack_states
+from mooring.algorithms.base import AnyAlgorithm
+from mooring.core.cohort import Round, StateTree, stack_states
 from mooring.core.costs import CostMeter, SolveTolerances
 from mooring.core.errors import RequestError, WorkError
+from mooring.core.task import Task
 from mooring.engines.exchange import BEST, LAST, ClientRoster, Replies, Scores, visible_state
 from mooring.engines.flower.compression import decompress
 from mooring.engines.flower.messages import SECURE_EVALUATE, SECURE_UPDATE, Payload, rebuild_tree
@@ -46,7 +48,7 @@ class FlowerExchange:
         self,
         messenger: Messenger,
         roster: ClientRoster,
-        task: Any,
+        task: Task,
         options: FederationSection,
         row: ExampleRow,
         *,
@@ -61,7 +63,7 @@ class FlowerExchange:
             row,
             fresh,
         )
-        self.algorithm: Any = None  # until `begin`
+        self.algorithm: AnyAlgorithm  # set by `begin`
         self.first: dict[str, Tensor] = {}  # the server's first state
         self.pattern: Any = None
         self.merged = torch.zeros(len(roster), dtype=torch.long)
@@ -83,7 +85,7 @@ class FlowerExchange:
         rows = RemoteRows(calls, ("train",), everyone, size, *self.row)
         return add_federation_estimates(each, self.task, rows, asks)
 
-    def begin(self, algorithm: Any, w0: Tensor) -> None:
+    def begin(self, algorithm: AnyAlgorithm, w0: Tensor) -> None:
         if algorithm.pooled:
             raise RequestError(f"{algorithm.name} needs all rows in one place; these clients keep theirs.")
         self.algorithm = algorithm
@@ -103,7 +105,7 @@ class FlowerExchange:
             self.secure.open()
         self.messenger.ask("begin", messages)  # a client that cannot begin is left out of every round, with its reason
 
-    def ask(self, server: Any, cohort: Tensor, round: Round, deadline: float | None = None) -> Replies:
+    def ask(self, server: StateTree, cohort: Tensor, round: Round, deadline: float | None = None) -> Replies:
         tensors = self._server_tensors(visible_state(self.algorithm, server))
         messages = {}
         for place in cohort.tolist():
@@ -146,7 +148,7 @@ class FlowerExchange:
         )
 
     def _evaluate_masked(
-        self, sums: SecureAggregator, server: Any, round: Round, parts: tuple[str, ...], at: str
+        self, sums: SecureAggregator, server: StateTree, round: Round, parts: tuple[str, ...], at: str
     ) -> dict[str, Scores]:
         """Return the mean loss over all clients' rows; no client's own."""
         messages = self._deployments(server, round, at, {"parts": list(parts)})
@@ -176,7 +178,7 @@ class FlowerExchange:
     def mark_best(self, round: Round) -> None:
         self.best = self.merged.clone()
 
-    def evaluate(self, server: Any, round: Round, parts: tuple[str, ...], at: str = LAST) -> dict[str, Scores]:
+    def evaluate(self, server: StateTree, round: Round, parts: tuple[str, ...], at: str = LAST) -> dict[str, Scores]:
         if self.secure is not None:
             return self._evaluate_masked(self.secure, server, round, parts, at)
         answered = self._some("evaluate", self._deployments(server, round, at, {"parts": parts}))
@@ -210,7 +212,7 @@ class FlowerExchange:
             )
         return bad
 
-    def models(self, server: Any, round: Round, at: str = LAST) -> Tensor | None:
+    def models(self, server: StateTree, round: Round, at: str = LAST) -> Tensor | None:
         """Return the personal models; a client that sends none is named and recorded with the global model."""
         if not self.options.share_models:
             return None
@@ -246,7 +248,7 @@ class FlowerExchange:
         self.merged, self.best = snapshot["merged"].clone(), snapshot["best"].clone()
         self.pins.append((self.merged.clone(), self.best.clone()))
 
-    def beside(self, algorithm: Any) -> FlowerExchange | None:
+    def beside(self, algorithm: AnyAlgorithm) -> FlowerExchange | None:
         if algorithm.pooled or (self.options.secure and algorithm.required_statistics):
             return None
         return FlowerExchange(
@@ -254,7 +256,7 @@ class FlowerExchange:
         )
 
     def send_results(
-        self, server: Any, round: Round, at: str, rows: list[dict[str, Any]], summaries: list[dict[str, Any]]
+        self, server: StateTree, round: Round, at: str, rows: list[dict[str, Any]], summaries: list[dict[str, Any]]
     ) -> None:
         """Send every client the round whose model it uses, its losses, and a summary."""
         messages = self._deployments(server, round, at)
@@ -266,7 +268,7 @@ class FlowerExchange:
         return (self.best if at == BEST else self.merged).tolist()
 
     def _deployments(
-        self, server: Any, round: Round, at: str, fields: Mapping[str, Any] | None = None
+        self, server: StateTree, round: Round, at: str, fields: Mapping[str, Any] | None = None
     ) -> dict[str, Payload]:
         """Return a message to every client about the model that it uses."""
         tensors = self._server_tensors(server)
@@ -276,7 +278,7 @@ class FlowerExchange:
             for place, (name, base) in enumerate(zip(self.roster.names, self._generations(at)))
         }
 
-    def _server_tensors(self, server: Any) -> dict[str, Tensor]:
+    def _server_tensors(self, server: StateTree) -> dict[str, Tensor]:
         """Return the server's state as it is sent: without the entries that are personal to clients."""
         tensors, mask = flatten("server", server), personal_coefficients(self.algorithm, self.task.dim)
         return tensors if mask is None else drop_personal_entries(tensors, self.first, mask)

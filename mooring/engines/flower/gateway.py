@@ -41,6 +41,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from starlette.concurrency import run_in_threadpool
 
+from mooring.core.cohort import StateTree
 from mooring.engines.flower.messages import join_frames, split_frames
 
 MAX_REPLIES = 100_000  # that nobody has pulled yet
@@ -348,7 +349,7 @@ class Gateway:
     def watched(self, scope: Any, send: Any) -> Any:
         """Notes which signatures Flower refuses."""
 
-        async def passed_on(message: Any) -> None:
+        async def passed_on(message: StateTree) -> None:
             if message.get("status") == 401:
                 self.note(header(scope, KEY), header(scope, WHEN))
             await send(message)

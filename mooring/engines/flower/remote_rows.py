@@ -17,7 +17,7 @@ from torch import Tensor
 from mooring.core.client_functions import CLIENT_FUNCTIONS, ClientFunction, client_function
 from mooring.core.cohort import Batch, HasSummary, Rows, stack_states
 from mooring.core.errors import RequestError
-from mooring.core.task import require
+from mooring.core.task import Task, require
 from mooring.engines.flower.messages import Payload, rebuild_tree
 from mooring.engines.flower.messenger import ClientFailedError
 from mooring.runs.tensor_files import flatten
@@ -142,7 +142,7 @@ class RemoteRows:
     def compact(self) -> RemoteRows:
         return self
 
-    def map(self, function: ClientFunction, task: Any, *per_client: Tensor, **shared: Any) -> Any:
+    def map(self, function: ClientFunction, task: Task, *per_client: Tensor, **shared: Any) -> Any:
         return self.calls.call(ClientCall(function, self.part, self.clients, per_client, shared))
 
     def map_independent(self, work: Callable[[Any], Iterable[Any]], items: Iterable[Any]) -> Iterator[list[Any]]:
@@ -151,7 +151,7 @@ class RemoteRows:
     def keep_batches(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def full(self, task: Any) -> Any:
+    def full(self, task: Task) -> Any:
         """The clients' summaries of their rows for a linear task, which they send once."""
         name = ("full", task)
         if name not in self.cache:
@@ -171,7 +171,7 @@ class SecondMoments(NamedTuple):
 
 
 @client_function
-def condense_rows(task: Any, batch: Batch) -> SecondMoments:
+def condense_rows(task: Task, batch: Batch) -> SecondMoments:
     """What full passes of a linear task need of the rows."""
     summary = require(task, HasSummary).condense(batch)
     return SecondMoments(summary.values, summary.vectors, summary.moment, summary.square)
@@ -237,7 +237,7 @@ def _tensors(result: Any) -> list[Tensor]:
 
 
 def answer_calls(
-    name: str, task: Any, payload: Payload, rows_of: Callable[[Part], Rows], allowed: Collection[str]
+    name: str, task: Task, payload: Payload, rows_of: Callable[[Part], Rows], allowed: Collection[str]
 ) -> Payload:
     """The results of the calls in a message, from the client's own rows."""
     out: dict[str, Tensor] = {}

@@ -9,13 +9,14 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mooring.core.errors import RequestError
 from mooring.core.field_checks import describe_unknown
 from mooring.core.papers import PAPERS, paper_key
+from mooring.core.types import NamedValues
 from mooring.experiments.base.experiment import PRESETS, Experiment, Preset
 
 ALL = "all"
@@ -92,7 +93,7 @@ def restrict_experiment(entry: CatalogEntry, name: str, only: Sequence[str], rep
     return entry._replace(experiment=replace(entry.experiment, presets={**entry.experiment.presets, name: size}))
 
 
-def _coordinate_values(points: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+def _coordinate_values(points: Sequence[NamedValues]) -> dict[str, list[str]]:
     """Return the values of each coordinate of the points."""
     values_by_key: dict[str, dict[str, None]] = {}
     for point in points:

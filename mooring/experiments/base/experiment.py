@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
+from mooring.core.types import JsonObject, NamedValues
 from mooring.engines.loop import TrainingSteps
 from mooring.experiments.base.claims import Claim
 from mooring.experiments.base.results import Ref
@@ -22,7 +23,7 @@ from mooring.experiments.base.results import Ref
 PRESETS = ("smoke", "quick", "paper")
 
 
-def grid(**coordinates: Sequence[Any]) -> list[dict[str, Any]]:
+def grid(**coordinates: Sequence[Any]) -> list[JsonObject]:
     """Return all combinations of the coordinates, as points."""
     return [dict(zip(coordinates, values)) for values in product(*coordinates.values())]
 
@@ -31,9 +32,9 @@ def grid(**coordinates: Sequence[Any]) -> list[dict[str, Any]]:
 class Preset:
     """Size of an experiment."""
 
-    points: Sequence[Mapping[str, Any]] = ({},)
+    points: Sequence[NamedValues] = ({},)
     repeats: int = 1
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: NamedValues = field(default_factory=dict)
     data: str = ""  # part of the title if the data are not the paper's
     needs: tuple[str, ...] = ()  # data sets, by the prefixes of their file names in the data folder
     first_seed: int = 0
@@ -73,7 +74,7 @@ class Table:
 @dataclass(frozen=True)
 class Experiment:
     title: str
-    trial: Callable[..., dict[str, Any] | TrainingSteps[dict[str, Any]]]
+    trial: Callable[..., JsonObject | TrainingSteps[JsonObject]]
     presets: Mapping[str, Preset]
     claims: Sequence[Claim]
     panels: Sequence[Panel] = ()

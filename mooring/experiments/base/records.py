@@ -6,8 +6,8 @@ import subprocess
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
+from mooring.core.types import JsonObject
 from mooring.experiments.base import catalog, trial_cache
 from mooring.experiments.base.catalog import CatalogEntry
 from mooring.experiments.base.claims import Claim, Verdict
@@ -25,7 +25,7 @@ def make_record(
     preset: str,
     finished: ExperimentResults,
     registrations: Mapping[str, Registration] | None = None,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return the record of an experiment under a preset; `registrations` are those that it answers, by claim."""
     experiment, results = entry.experiment, finished.results
     size, registrations = experiment.presets[preset], registrations or {}
@@ -84,7 +84,7 @@ def list_outdated(folder: Path) -> list[str]:
     return outdated
 
 
-def _claim_record(claim: Claim, verdict: Verdict, registration: Registration | None = None) -> dict[str, Any]:
+def _claim_record(claim: Claim, verdict: Verdict, registration: Registration | None = None) -> JsonObject:
     """Return a claim with its verdict, the numbers of the place that decides it, and all other numbers.
 
     "registration" is the digest of the registration that it answers; None: the run decides nothing.
@@ -104,7 +104,7 @@ def _claim_record(claim: Claim, verdict: Verdict, registration: Registration | N
     }
 
 
-def panel_record(panel: Panel, results: Results) -> dict[str, Any]:
+def panel_record(panel: Panel, results: Results) -> JsonObject:
     """Return one plot: for each curve its x values, the mean over repeats and the ends of its interval."""
     curves = []
     for label, ref in panel.curves.items():
@@ -117,13 +117,13 @@ def panel_record(panel: Panel, results: Results) -> dict[str, Any]:
     return axes | {"curves": curves, "across": dict(panel.across), "upright": dict(panel.upright)}
 
 
-def table_record(table: Table, results: Results) -> dict[str, Any]:
+def table_record(table: Table, results: Results) -> JsonObject:
     """Return one table: for each cell the number, half of its interval and the printed number."""
     rows = [{"label": label, "cells": [_cell(cell, results) for cell in cells]} for label, cells in table.rows.items()]
     return {"title": table.title, "columns": list(table.columns), "rows": rows}
 
 
-def _cell(cell: Cell, results: Results) -> dict[str, Any]:
+def _cell(cell: Cell, results: Results) -> JsonObject:
     """Return our number, half of its interval (None if it has none), and the paper's number."""
     if callable(cell.ours):
         return {"ours": cell.ours(results), "half": None, "printed": cell.printed}

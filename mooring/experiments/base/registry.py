@@ -21,9 +21,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
-from typing import Any
 
 from mooring.core.errors import RequestError
+from mooring.core.types import JsonObject, NamedValues
 from mooring.experiments.base import catalog
 
 CLAIMS_FILE = "claims.toml"
@@ -40,8 +40,8 @@ class Registration:
     paper: str
     experiment: str  # as in apfl-fig1
     id: str
-    claim: Mapping[str, Any]
-    run: Mapping[str, Any]
+    claim: NamedValues
+    run: NamedValues
 
     @property
     def version(self) -> int:
@@ -122,7 +122,7 @@ def apply_registration(
     return entry._replace(experiment=replace(entry.experiment, presets=sizes)), registered
 
 
-def describe_registrations(paper: str) -> dict[str, Any]:
+def describe_registrations(paper: str) -> JsonObject:
     """Return a paper's registrations as plain data for its page: all versions, in the order of the file."""
     titles = {entry.id: entry.experiment.title for entry in catalog.select_experiments(paper)}
     newest = newest_registrations(paper)
@@ -145,12 +145,12 @@ def describe_registrations(paper: str) -> dict[str, Any]:
 
 
 @cache
-def _read_file(paper: str) -> dict[str, Any]:
+def _read_file(paper: str) -> JsonObject:
     file = resources.files(f"{catalog.ROOT}.{paper}") / CLAIMS_FILE
     return tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
 
-def _make_registration(paper: str, claim: Mapping[str, Any], runs: Mapping[str, Mapping[str, Any]]) -> Registration:
+def _make_registration(paper: str, claim: NamedValues, runs: Mapping[str, NamedValues]) -> Registration:
     run = runs[claim.get("run", claim["experiment"])]
     missing = [name for name in CLAIM_FIELDS if name not in claim] + [name for name in RUN_FIELDS if name not in run]
     unknown = set(claim) - {*CLAIM_FIELDS, *OPTIONAL_FIELDS, "run"} | set(run) - {*RUN_FIELDS, *OPTIONAL_FIELDS}

@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from mooring.core.errors import RequestError
+from mooring.core.types import JsonObject
 from mooring.data.benchmark_datasets import DATA_DIR_VARIABLE
 from mooring.experiments.base import catalog, trial_cache
 from mooring.experiments.base.records import make_record
@@ -31,7 +31,7 @@ def reproduce(
     data_dir: str | None = None,
     workers: int | None = None,
     on_progress: OnTrial = lambda what, done, all: None,
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """Return the records of the experiments that `what` selects: an id, a paper, `all`, or a list of these.
 
     The registered preset runs with the registered repeats and seeds and decides the claims; a claim that is not
@@ -73,7 +73,7 @@ def reproduce(
     return records
 
 
-def list_claims(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def list_claims(records: Sequence[JsonObject]) -> list[JsonObject]:
     """Return the claims of all records, one row per claim."""
     keys = ("claim", "word", "worst", "numbers", "says", "registration")
     return [

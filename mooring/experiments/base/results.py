@@ -23,7 +23,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import stdtrit
 
-Values = dict[str, Any]
+from mooring.core.types import JsonObject
+
+Values = JsonObject
 Coordinates = tuple[tuple[str, Any], ...]  # coordinates in the order of the trial's point
 
 CONFIDENCE = 0.95
@@ -31,7 +33,7 @@ _LEVEL = ContextVar("level", default=CONFIDENCE)
 
 
 class Trial(NamedTuple):
-    point: dict[str, Any]
+    point: JsonObject
     seed: int
     values: Values
 
@@ -39,7 +41,7 @@ class Trial(NamedTuple):
 class Ref(NamedTuple):
     series: str | Callable[[Values], Any]
     at: int | Callable[[np.ndarray], float] | None
-    fixed: dict[str, Any]
+    fixed: JsonObject
 
 
 def of(series: str | Callable[[Values], Any], at: int | Callable | None = None, **fixed: Any) -> Ref:
@@ -194,7 +196,7 @@ def _is_accepted(value: Any, condition: Any) -> bool:
     return bool(condition(value)) if callable(condition) else value == condition
 
 
-def _free_coordinates(point: dict[str, Any], fixed: dict[str, Any]) -> Coordinates:
+def _free_coordinates(point: JsonObject, fixed: JsonObject) -> Coordinates:
     return tuple((name, value) for name, value in point.items() if name not in fixed or callable(fixed[name]))
 
 

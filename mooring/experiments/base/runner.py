@@ -10,17 +10,18 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from multiprocessing import active_children, get_context, parent_process
 from pathlib import Path
 from threading import Thread, current_thread, main_thread
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from mooring.core.errors import RequestError, WorkError
+from mooring.core.types import JsonObject, NamedValues
 from mooring.engines.loop import TrainingSteps
 from mooring.engines.sweep import run_together
 from mooring.experiments.base import catalog, trial_cache
@@ -36,11 +37,11 @@ class Unit(NamedTuple):
     """A trial to run."""
 
     experiment: str
-    point: dict[str, Any]
-    settings: dict[str, Any]
+    point: JsonObject
+    settings: JsonObject
     seed: int
     key: str
-    beside: Sequence[Mapping[str, Any]]  # the points that are trained as one cohort, including this one
+    beside: Sequence[NamedValues]  # the points that are trained as one cohort, including this one
 
 
 class ExperimentResults(NamedTuple):
@@ -51,16 +52,16 @@ class ExperimentResults(NamedTuple):
 def list_trials(entry: catalog.CatalogEntry, preset: Preset) -> list[Unit]:
     """Return all trials of an experiment under a preset."""
     trial, settings = entry.experiment.trial, dict(preset.settings)
-    cohorts: dict[str, list[Mapping[str, Any]]] = {}
+    cohorts: dict[str, list[NamedValues]] = {}
 
-    def cohort_of(point: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    def cohort_of(point: NamedValues) -> list[NamedValues]:
         fixed = {name: value for name, value in point.items() if name not in preset.swept}
         return cohorts.setdefault(repr(fixed), [])
 
     for point in preset.points:
         cohort_of(point).append(dict(point))
 
-    def make_unit(point: Mapping[str, Any], seed: int) -> Unit:
+    def make_unit(point: NamedValues, seed: int) -> Unit:
         beside = cohort_of(point)
         key = trial_cache.trial_key(trial, {**point, **settings}, seed, preset.needs, beside if len(beside) > 1 else ())
         return Unit(entry.id, dict(point), settings, seed, key, beside)
@@ -164,7 +165,7 @@ def _run_batch(batch: Sequence[Unit], folder: Path) -> None:
         trial_cache.save_trial(folder, unit.key, values, seconds, description)
 
 
-def _run_trial(unit: Unit) -> TrainingSteps[dict[str, Any]]:
+def _run_trial(unit: Unit) -> TrainingSteps[JsonObject]:
     """Return the values of a trial; a trial that trains together with others yields its requests to its caller."""
     trial = catalog.load_experiment(unit.experiment).experiment.trial
     try:
@@ -194,6 +195,6 @@ def _limit_threads() -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _collect_results(units: Sequence[Unit], finished: Mapping[str, Any]) -> ExperimentResults:
+def _collect_results(units: Sequence[Unit], finished: NamedValues) -> ExperimentResults:
     trials = [Trial(unit.point, unit.seed, finished[unit.key]["values"]) for unit in units]
     return ExperimentResults(Results(trials), sum(finished[unit.key]["seconds"] for unit in units))

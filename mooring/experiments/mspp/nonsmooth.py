@@ -14,6 +14,7 @@ import torch
 from mooring.algorithms.fedmspp import FedMSPP
 from mooring.algorithms.fedprox import FedProx
 from mooring.core.task import HasProx, Task, require
+from mooring.core.types import JsonObject
 from mooring.data.clients import BINARY, REGRESSION, Clients, from_arrays
 from mooring.engines.simulate import RoundSnapshot, simulate
 from mooring.engines.training_state import TrainingPlan
@@ -62,7 +63,7 @@ def envelope(seed: int, loss: str, method: str, sampled: int, horizons: list[int
     rho = 1.0 if weak == 0 else 0.4 / weak  # below 1/(2 nu)
     p = clients.weights("uniform")
     pooled = clients.train.pooled(p)
-    common: dict[str, Any] = {"lam": 1 / rho, "growth": "kinked", "inner": "exact", "eta": 1.0}  # eta: not used
+    common: JsonObject = {"lam": 1 / rho, "growth": "kinked", "inner": "exact", "eta": 1.0}  # eta: not used
     algorithm = FedMSPP(batch=BATCH, replacement=True, **common) if method == "FedMSPP" else FedProx(**common)
     out: dict[str, list[float]] = {"T": [], "envelope": [], "bound": []}
     for rounds in horizons:
