@@ -23,12 +23,12 @@ federation: setup
 	$(BIN)/mooring federation up demo/clients/run.toml --client-dir demo/clients/tables --embedded --out demo/federation
 	$(BIN)/python -m benchmarks.client_tables compare demo/clients demo/federation
 
-# What every change must pass: style, types, layers, and the tests that need neither processes, a browser nor minutes.
-test: setup lint
+# What every change must pass, with `make lint`: the tests that need neither processes, a browser nor minutes.
+test: setup
 	$(PYTEST) -m "not (slow or processes or browser or docs)"
 
 # Everything else; each part can be run by itself.
-check: check-processes check-browser check-docs check-slow
+check: lint check-processes check-browser check-docs check-slow
 
 check-processes: setup  # one at a time: they measure how long processes take
 	$(ALONE) -m "processes and not slow"
@@ -42,7 +42,7 @@ check-docs: setup
 check-slow: setup
 	$(ALONE) -m slow
 
-lint: setup
+lint: setup  # style, types, layers
 	$(BIN)/ruff check mooring tests benchmarks
 	$(BIN)/ruff format --check mooring tests benchmarks
 	$(BIN)/mypy

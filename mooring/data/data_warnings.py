@@ -96,21 +96,24 @@ def is_word(level: str) -> bool:
 def find_time_order(columns: Mapping[str, Values], code: np.ndarray) -> str | None:
     """A column that orders most clients' rows in time: dates, or numbers that never repeat within a client and are
     called like a time, or run over the same whole numbers at all clients. None if there is none."""
+    rows = np.bincount(code)
+    is_long = rows >= MIN_ORDERED_ROWS
+    if is_long.sum() < 2:
+        return None
     for name, values in columns.items():
-        if isinstance(values, pd.Categorical) or np.isnan(values).any():
+        if isinstance(values, pd.Categorical) or not (values == np.rint(values)).all():
             continue
-        if len(np.unique(values)) < MIN_ORDERED_ROWS:
+        distinct = len(np.unique(values))
+        if distinct < MIN_ORDERED_ROWS:
             continue
-        pairs = pd.DataFrame({"client": code, "value": values})
-        size = pairs.groupby("client")["value"].agg(["size", "nunique"])
-        size = size[size["size"] >= MIN_ORDERED_ROWS]
-        if len(size) < 2 or (size["size"] == size["nunique"]).mean() < MIN_ORDERED_SHARE:
+        order = np.lexsort((values, code))
+        is_repeat = (np.diff(code[order]) == 0) & (np.diff(values[order]) == 0)
+        repeats = np.bincount(code[order][1:][is_repeat], minlength=len(rows))
+        if (repeats[is_long] == 0).mean() < MIN_ORDERED_SHARE:
             continue
-        whole, distinct = bool((values == np.rint(values)).all()), len(np.unique(values))
-        shared = whole and distinct <= MAX_VALUES_PER_ROW * size["size"].max()
-        if TIME_NAME.search(name) and (whole or shared):
-            return name
-        if shared and np.ptp(values) + 1 <= MAX_VALUES_PER_ROW * distinct and len(size) > 2:
+        is_shared = distinct <= MAX_VALUES_PER_ROW * rows.max()
+        has_few_gaps = np.ptp(values) + 1 <= MAX_VALUES_PER_ROW * distinct
+        if TIME_NAME.search(name) or (is_shared and has_few_gaps and is_long.sum() > 2):
             return name
     return None
 

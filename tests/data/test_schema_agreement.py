@@ -77,7 +77,7 @@ def alone(frame, **more):
     return [member(rows, **more) for _, rows in frame.groupby("site", sort=False)]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(
     seed=st.integers(0, 10**6),
     clients=st.integers(2, 7),
@@ -98,7 +98,7 @@ def test_the_schema_is_that_of_the_pooled_table_bit_for_bit(seed, clients, offse
     assert loaded.model_copy(update={"digest": ""}) == pooled
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=10)
 @given(seed=st.integers(0, 10**6), clients=st.integers(2, 7), target=st.sampled_from(["number", "binary", "classes"]))
 def test_each_client_says_alone_what_the_pooled_table_says_of_it(seed, clients, target):
     frame = federation(seed, clients, 1e5, target=target)
